@@ -1,0 +1,113 @@
+//! Tools of proof: the number type that oracles are generic over, and the gradient check.
+
+use crate::rng::Stream;
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
+
+/// What an oracle computes with: f32 or f64.
+pub trait Float:
+    Copy
+    + PartialOrd
+    + Default
+    + std::fmt::Debug
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + AddAssign
+    + Sum
+{
+    /// Rounded from f64.
+    fn of(x: f64) -> Self;
+    /// Widened.
+    fn f64(self) -> f64;
+    /// `self · b + c`, rounded once.
+    fn mul_add(self, b: Self, c: Self) -> Self;
+    /// e^self
+    fn exp(self) -> Self;
+    /// ln self
+    fn ln(self) -> Self;
+    /// √self
+    fn sqrt(self) -> Self;
+}
+
+macro_rules! float {
+    ($t:ty) => {
+        impl Float for $t {
+            fn of(x: f64) -> Self {
+                x as $t
+            }
+            fn f64(self) -> f64 {
+                self as f64
+            }
+            fn mul_add(self, b: Self, c: Self) -> Self {
+                <$t>::mul_add(self, b, c)
+            }
+            fn exp(self) -> Self {
+                <$t>::exp(self)
+            }
+            fn ln(self) -> Self {
+                <$t>::ln(self)
+            }
+            fn sqrt(self) -> Self {
+                <$t>::sqrt(self)
+            }
+        }
+    };
+}
+float!(f32);
+float!(f64);
+
+/// `n` standard normal numbers of stream `seed`.
+pub fn normal<T: Float>(seed: u64, n: usize) -> Vec<T> {
+    let mut stream = Stream::new(0x6c6f_636b, seed);
+    (0..n).map(|_| T::of(stream.next_normal())).collect()
+}
+
+/// ‖a − b‖ / ‖b‖ (‖a‖ where b is 0); NaN anywhere gives NaN.
+pub fn relative_error<A: Float, B: Float>(a: &[A], b: &[B]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let norm = |x: f64| x.sqrt();
+    let difference = norm(a.iter().zip(b).map(|(a, b)| (a.f64() - b.f64()).powi(2)).sum());
+    let size = norm(b.iter().map(|b| b.f64().powi(2)).sum());
+    if size == 0.0 { difference } else { difference / size }
+}
+
+/// The largest |⟨g, v⟩ − (f(x + hv) − f(x − hv)) / 2h| / (‖g‖ ‖v‖) over eight random directions v, with `g` the claimed
+/// gradient of `f` at `x`, by a fourth-order central difference.
+pub fn directional_error(x: &[f64], g: &[f64], f: impl Fn(&[f64]) -> f64) -> f64 {
+    assert_eq!(x.len(), g.len());
+    let norm = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let mut worst = 0.0f64;
+    for direction in 0..8 {
+        let v: Vec<f64> = normal(1000 + direction, x.len());
+        let h = 1e-3 / (1.0 + norm(&v));
+        let at = |s: f64| f(&x.iter().zip(&v).map(|(x, v)| x + s * h * v).collect::<Vec<_>>());
+        let slope = (8.0 * (at(1.0) - at(-1.0)) - (at(2.0) - at(-2.0))) / (12.0 * h);
+        let claimed: f64 = g.iter().zip(&v).map(|(g, v)| g * v).sum();
+        let error = (claimed - slope).abs() / (norm(g) * norm(&v)).max(f64::MIN_POSITIVE);
+        worst = if error.is_nan() { f64::NAN } else { worst.max(error) };
+        if worst.is_nan() {
+            return worst;
+        }
+    }
+    worst
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_a_right_gradient_from_a_wrong_one() {
+        let x: Vec<f64> = normal(1, 7);
+        let f = |x: &[f64]| x.iter().map(|x| x.exp() * x).sum::<f64>();
+        let g: Vec<f64> = x.iter().map(|x| x.exp() * (x + 1.0)).collect();
+        assert!(directional_error(&x, &g, f) < 1e-9);
+        let mut spoiled = g.clone();
+        spoiled[3] *= 1.01;
+        assert!(directional_error(&x, &spoiled, f) > 1e-5);
+        assert!(directional_error(&x, &[f64::NAN; 7], f).is_nan());
+    }
+}

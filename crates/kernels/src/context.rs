@@ -1,0 +1,70 @@
+//! What every operation is called with: the device, the instruction set, the threads, the memory.
+
+use crate::pool::{Pool, Tasks};
+use crate::{Device, Isa, Memory, Result};
+use std::cell::Cell;
+
+/// The device that operations run on. One per process is enough; clones share threads and ledger.
+#[derive(Clone)]
+pub struct Context {
+    isa: Isa,
+    pool: std::sync::Arc<Pool>,
+    memory: Memory,
+}
+
+impl Context {
+    /// The CPU with `threads` threads (the caller's is one of them) and the instruction set `isa`.
+    pub fn cpu(isa: Isa, threads: usize) -> Context {
+        Context { isa, pool: std::sync::Arc::new(Pool::new(threads)), memory: Memory::new(Device::Cpu) }
+    }
+
+    /// The CPU as the environment asks for it: `LOCKSTEP_ISA`, `LOCKSTEP_THREADS`, otherwise the best and all cores.
+    pub fn from_env() -> Result<Context> {
+        Ok(Context::cpu(Isa::from_env()?, threads_from_env()?))
+    }
+
+    /// The instruction set.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+    /// Threads, the caller's included.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+    /// The memory to allocate from.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+    /// Runs tasks `0..count` of `tasks` on all threads and returns when all are done. Which thread runs which task is
+    /// not fixed: tasks write disjoint outputs, and no sum runs across tasks, so the bits do not depend on it.
+    pub fn run<T: Tasks>(&self, count: usize, tasks: &T) {
+        self.pool.run(self.isa, count, tasks);
+    }
+}
+
+/// `LOCKSTEP_THREADS`, or the cores that this process may use.
+pub fn threads_from_env() -> Result<usize> {
+    match std::env::var("LOCKSTEP_THREADS") {
+        Ok(n) if !n.is_empty() => n.parse().ok().filter(|&n| n > 0).ok_or_else(|| crate::Error::Value {
+            op: "LOCKSTEP_THREADS",
+            message: format!("{n:?} is not a number of threads; give 1 or more"),
+        }),
+        _ => Ok(std::thread::available_parallelism().map_or(1, |n| n.get())),
+    }
+}
+
+thread_local! {
+    static FLOPS: Cell<u64> = const { Cell::new(0) };
+    static BYTES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Books the floating-point operations and the bytes of memory traffic that an operation needs at least (called by operations, on the caller's thread).
+pub(crate) fn count(flops: u64, bytes: u64) {
+    FLOPS.set(FLOPS.get() + flops);
+    BYTES.set(BYTES.get() + bytes);
+}
+
+/// FLOPs and bytes that operations called from this thread have booked so far.
+pub fn counted() -> (u64, u64) {
+    (FLOPS.get(), BYTES.get())
+}

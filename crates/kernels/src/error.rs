@@ -1,0 +1,52 @@
+//! What can go wrong below the model: a shape or dtype that does not fit, a device that cannot do it.
+
+/// Result of a kernel call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of this crate; every message names the operation.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Two shapes that had to agree do not.
+    #[error("{op}: {what} has shape {got:?}, expected {expected:?}")]
+    Shape {
+        /// The operation that was called.
+        op: &'static str,
+        /// The argument.
+        what: &'static str,
+        /// Its shape.
+        got: Vec<usize>,
+        /// The shape that the other arguments ask for.
+        expected: Vec<usize>,
+    },
+    /// A tensor of a dtype that the operation does not take.
+    #[error("{op}: {what} is {got:?}, expected {expected:?}")]
+    DType {
+        /// The operation that was called.
+        op: &'static str,
+        /// The argument.
+        what: &'static str,
+        /// Its dtype.
+        got: crate::DType,
+        /// The dtype asked for.
+        expected: crate::DType,
+    },
+    /// A value outside its domain (an index past the end, a window of 0, …).
+    #[error("{op}: {message}")]
+    Value {
+        /// The operation that was called.
+        op: &'static str,
+        /// What is wrong, with the value.
+        message: String,
+    },
+    /// The instruction set asked for is not there.
+    #[error("{0}")]
+    Isa(String),
+    /// A file could not be mapped.
+    #[error("cannot map {path}: {source}")]
+    Map {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,28 @@
+//! Numbers only: tensors, threads, and the operations of one family of language models, forward and backward.
+//!
+//! Knows no model, no prompt, no reward. Everything above this crate holds [`Tensor`]s and calls [`ops`]; it never
+//! touches the memory behind them except by an explicit copy.
+//!
+//! Read first: [`tensor`] (what is computed on), [`context`] (with what), [`simd`] (how one formula serves every
+//! instruction set), then any folder of [`ops`]: equation and shapes in `mod.rs`, the fast code in `cpu.rs`, the slow and
+//! obvious one in `reference.rs`.
+
+pub mod check;
+pub mod context;
+pub mod error;
+pub mod isa;
+pub mod math;
+pub mod matrix;
+pub mod memory;
+pub mod ops;
+pub mod pool;
+pub mod rng;
+pub mod simd;
+pub mod tensor;
+
+pub use context::Context;
+pub use error::{Error, Result};
+pub use isa::Isa;
+pub use matrix::{Layout, Matrix};
+pub use memory::{Device, Memory};
+pub use tensor::{DType, Tensor, View, ViewMut};

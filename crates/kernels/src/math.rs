@@ -1,0 +1,74 @@
+//! exp, ln, sigmoid: ours, the same bits on every instruction set, no libm.
+
+use crate::simd::Simd;
+
+/// e^x. Relative error ≤ 2 ulp; 0 below −87.33 (and at −∞), +∞ above 88.72, NaN kept.
+#[inline(always)]
+pub fn exp<V: Simd>(x: V) -> V {
+    const LOG2_E: f32 = std::f32::consts::LOG2_E;
+    // ln 2 in two parts, the first with few bits, so that n·LN2_HI is exact.
+    const LN2_HI: f32 = 0.693_359_4;
+    const LN2_LO: f32 = -2.121_944_4e-4;
+    const UNDERFLOW: f32 = -87.33;
+    const OVERFLOW: f32 = 88.72;
+    let clamped = x.max(V::splat(UNDERFLOW)).min(V::splat(OVERFLOW));
+    let n = clamped.mul(V::splat(LOG2_E)).round().min(V::splat(127.0));
+    let r = n.fma(V::splat(-LN2_HI), clamped);
+    let r = n.fma(V::splat(-LN2_LO), r);
+    // Cephes expf: e^r ≈ 1 + r + r²·p(r) on |r| ≤ ln 2 / 2.
+    let p = V::splat(1.987_569_1e-4);
+    let p = p.fma(r, V::splat(1.398_2e-3));
+    let p = p.fma(r, V::splat(8.333_452e-3));
+    let p = p.fma(r, V::splat(4.166_579_6e-2));
+    let p = p.fma(r, V::splat(1.666_666_5e-1));
+    let p = p.fma(r, V::splat(5e-1));
+    let e = p.fma(r.mul(r), r).add(V::splat(1.0)).mul_pow2(n);
+    let e = V::select(x.lt(V::splat(UNDERFLOW)), V::splat(0.0), e);
+    V::select(V::splat(OVERFLOW).lt(x), V::splat(f32::INFINITY), e)
+}
+
+/// ln x for positive normal x. Relative error ≤ 2 ulp.
+#[inline(always)]
+pub fn ln<V: Simd>(x: V) -> V {
+    let (e, m) = x.split_exponent();
+    // The significand into [√½, √2), so that the series is centred on 1.
+    let large = V::splat(std::f32::consts::SQRT_2).lt(m);
+    let m = V::select(large, m.mul(V::splat(0.5)), m);
+    let e = V::select(large, e.add(V::splat(1.0)), e);
+    let r = m.sub(V::splat(1.0));
+    // Cephes logf.
+    let p = V::splat(7.037_683_6e-2);
+    let p = p.fma(r, V::splat(-1.151_461e-1));
+    let p = p.fma(r, V::splat(1.167_699_9e-1));
+    let p = p.fma(r, V::splat(-1.242_014_1e-1));
+    let p = p.fma(r, V::splat(1.424_932_3e-1));
+    let p = p.fma(r, V::splat(-1.666_805_8e-1));
+    let p = p.fma(r, V::splat(2.000_071_5e-1));
+    let p = p.fma(r, V::splat(-2.499_999_4e-1));
+    let p = p.fma(r, V::splat(3.333_333e-1));
+    let square = r.mul(r);
+    let y = p.mul(r).mul(square);
+    let y = e.fma(V::splat(-2.121_944_4e-4), y);
+    let y = square.fma(V::splat(-0.5), y);
+    let y = y.add(r);
+    e.fma(V::splat(0.693_359_4), y)
+}
+
+/// 1 / (1 + e^−x)
+#[inline(always)]
+pub fn sigmoid<V: Simd>(x: V) -> V {
+    let one = V::splat(1.0);
+    one.div(one.add(exp(V::splat(0.0).sub(x))))
+}
+
+/// [`exp`] of one number.
+#[inline(always)]
+pub fn exp1<V: Simd>(x: f32) -> f32 {
+    exp(V::splat(x)).to_array()[0]
+}
+
+/// [`ln`] of one number.
+#[inline(always)]
+pub fn ln1<V: Simd>(x: f32) -> f32 {
+    ln(V::splat(x)).to_array()[0]
+}

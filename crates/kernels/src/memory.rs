@@ -1,0 +1,167 @@
+//! Where tensors live, and the ledger of how many bytes each part of a run holds.
+//!
+//! [`Device::Meta`] allocates nothing and only counts: building a run's parts on it is how `lockstep plan` knows the
+//! memory of a run before it starts.
+
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+/// What memory is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The processor.
+    Cpu,
+    /// Nowhere: shapes and byte counts only.
+    Meta,
+}
+
+/// Bytes from here on come as whole, huge-page-advised maps of their own.
+const MAP_FROM: usize = 1 << 16;
+
+/// A handle to allocate with: a device, the part of the run that the bytes are booked under, and the shared ledger.
+#[derive(Clone)]
+pub struct Memory {
+    device: Device,
+    part: &'static str,
+    ledger: Arc<Ledger>,
+}
+
+#[derive(Default)]
+struct Ledger {
+    parts: Mutex<BTreeMap<&'static str, Usage>>,
+}
+
+/// Bytes that a part holds now and held at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Now.
+    pub bytes: usize,
+    /// At most so far.
+    pub peak_bytes: usize,
+}
+
+impl Memory {
+    /// Memory of `device`, with an empty ledger.
+    pub fn new(device: Device) -> Memory {
+        Memory { device, part: "other", ledger: Arc::default() }
+    }
+    /// The same memory and ledger, booking under `part`.
+    pub fn part(&self, part: &'static str) -> Memory {
+        Memory { part, ..self.clone() }
+    }
+    /// What it is on.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+    /// Bytes by part.
+    pub fn usage(&self) -> BTreeMap<&'static str, Usage> {
+        self.ledger.parts.lock().expect("ledger").clone()
+    }
+    /// `bytes` zeroed bytes, aligned to 64.
+    pub(crate) fn allocate(&self, bytes: usize) -> Buffer {
+        let storage = match self.device {
+            Device::Meta => Storage::Meta,
+            Device::Cpu if bytes >= MAP_FROM => Storage::Map(anonymous_map(bytes)),
+            Device::Cpu => Storage::Small(vec![Line([0; 64]); bytes.div_ceil(64)]),
+        };
+        let mut parts = self.ledger.parts.lock().expect("ledger");
+        let usage = parts.entry(self.part).or_default();
+        usage.bytes += bytes;
+        usage.peak_bytes = usage.peak_bytes.max(usage.bytes);
+        Buffer { storage, bytes, part: self.part, ledger: self.ledger.clone() }
+    }
+}
+
+fn anonymous_map(bytes: usize) -> memmap2::MmapMut {
+    let map = memmap2::MmapOptions::new().len(bytes).map_anon();
+    let map = map.unwrap_or_else(|e| panic!("out of memory: {bytes} bytes: {e}"));
+    // Huge pages are an optimisation: a kernel without them is fine.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage);
+    map
+}
+
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[allow(dead_code)] [u8; 64]);
+
+enum Storage {
+    Meta,
+    Small(Vec<Line>),
+    Map(memmap2::MmapMut),
+}
+
+/// Owned bytes, booked in a ledger until dropped.
+pub(crate) struct Buffer {
+    storage: Storage,
+    bytes: usize,
+    part: &'static str,
+    ledger: Arc<Ledger>,
+}
+
+/// Element types that any bit pattern is a value of, aligned to at most 64.
+pub(crate) trait Plain: Copy {}
+impl Plain for f32 {}
+impl Plain for u32 {}
+impl Plain for half::bf16 {}
+
+impl Buffer {
+    pub(crate) fn device(&self) -> Device {
+        match self.storage {
+            Storage::Meta => Device::Meta,
+            _ => Device::Cpu,
+        }
+    }
+    pub(crate) fn as_slice<T: Plain>(&self) -> &[T] {
+        let start: *const u8 = match &self.storage {
+            Storage::Meta => return &[],
+            Storage::Small(v) => v.as_ptr().cast(),
+            Storage::Map(m) => m.as_ptr(),
+        };
+        // SAFETY: `bytes` initialised bytes from `start`, aligned to 64 (a `Line` or a page); any bits are a `Plain`.
+        unsafe { std::slice::from_raw_parts(start.cast(), self.bytes / size_of::<T>()) }
+    }
+    pub(crate) fn as_mut_slice<T: Plain>(&mut self) -> &mut [T] {
+        let start: *mut u8 = match &mut self.storage {
+            Storage::Meta => return &mut [],
+            Storage::Small(v) => v.as_mut_ptr().cast(),
+            Storage::Map(m) => m.as_mut_ptr(),
+        };
+        // SAFETY: as in `as_slice`, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(start.cast(), self.bytes / size_of::<T>()) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // A poisoned ledger is no reason to panic while dropping.
+        if let Ok(mut parts) = self.ledger.parts.lock()
+            && let Some(usage) = parts.get_mut(self.part)
+        {
+            usage.bytes -= self.bytes;
+        }
+    }
+}
+
+/// A file in memory, read only: weight files are read through it.
+pub struct FileMap(Option<memmap2::Mmap>);
+
+impl FileMap {
+    /// Maps the file. It must not be truncated while the map lives (the process would be killed on access).
+    pub fn open(path: &Path) -> Result<FileMap> {
+        let fail = |source| Error::Map { path: path.to_owned(), source };
+        let file = std::fs::File::open(path).map_err(fail)?;
+        if file.metadata().map_err(fail)?.len() == 0 {
+            return Ok(FileMap(None));
+        }
+        // SAFETY: read-only; the promise about truncation is the caller's, as documented.
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
+        Ok(FileMap(Some(map)))
+    }
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.0.as_deref().unwrap_or(&[])
+    }
+}

@@ -1,0 +1,17 @@
+//! The operations. One folder each: `mod.rs` (equation, shapes, source, checks, dispatch by device), `cpu.rs` (fast),
+//! `reference.rs` (slow, obvious, generic over f32 and f64: the oracle, kept forever). Forward and backward stand together.
+
+pub mod adamw;
+pub mod attention;
+pub mod embedding;
+pub mod grad_norm;
+pub mod linear;
+pub mod lm_head;
+pub mod lora;
+pub mod qk_norm;
+pub mod rmsnorm;
+pub mod rope;
+pub mod rows;
+pub mod sample;
+pub mod softmax;
+pub mod swiglu;

@@ -1,0 +1,202 @@
+//! The 16-lane vector as two AVX2 registers.
+
+use super::{Kernel, LANES, Simd};
+use std::arch::x86_64::*;
+
+/// 16 lanes in two YMM registers, lanes 0–7 first.
+#[derive(Clone, Copy)]
+pub struct F32x16(__m256, __m256);
+
+/// Runs `kernel` compiled with AVX2 and FMA.
+///
+/// # Safety
+/// The machine has AVX2 and FMA. Values of [`F32x16`] exist only inside such a run.
+#[target_feature(enable = "avx2,fma")]
+pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<F32x16>()
+}
+
+/// A value of the vector type exists only while [`run`] does, whose caller checked CPUID: this is the reason behind every
+/// `unsafe` of register-only intrinsics below.
+macro_rules! both {
+    ($f:ident, $($a:expr),+) => {{
+        // SAFETY: register-only intrinsic inside `run` (see the macro's comment).
+        unsafe { F32x16($f($($a.0),+), $f($($a.1),+)) }
+    }};
+}
+
+/// A mask of all-ones lanes for those below `n`, for half `half` of the vector.
+#[inline(always)]
+fn half_mask(n: usize, half: usize) -> __m256i {
+    const EDGE: [i32; 32] = {
+        let mut e = [0; 32];
+        let mut i = 0;
+        while i < 16 {
+            e[i] = -1;
+            i += 1;
+        }
+        e
+    };
+    debug_assert!(n <= LANES);
+    // SAFETY: 16 − n + 8·half + 8 ≤ 32 elements of the constant.
+    unsafe { _mm256_loadu_si256(EDGE.as_ptr().add(16 - n + 8 * half).cast()) }
+}
+
+impl Simd for F32x16 {
+    type Mask = (__m256, __m256);
+    const GEMM_ROWS: usize = 6;
+    const GEMM_VECTORS: usize = 1;
+
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        // SAFETY: register-only intrinsic inside `run`.
+        let v = unsafe { _mm256_set1_ps(x) };
+        F32x16(v, v)
+    }
+    #[inline(always)]
+    fn load(from: &[f32]) -> Self {
+        let from = &from[..LANES];
+        // SAFETY: 16 elements, just checked.
+        unsafe { Self::load_ptr(from.as_ptr()) }
+    }
+    #[inline(always)]
+    fn load_partial(from: &[f32], n: usize) -> Self {
+        let from = &from[..n];
+        // SAFETY: masked lanes are not read; the first n elements exist. `wrapping_add` keeps the second address legal to form.
+        unsafe {
+            F32x16(
+                _mm256_maskload_ps(from.as_ptr(), half_mask(n, 0)),
+                _mm256_maskload_ps(from.as_ptr().wrapping_add(8), half_mask(n, 1)),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_ptr(from: *const f32) -> Self {
+        // SAFETY: the caller promises 16 readable elements.
+        unsafe { F32x16(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
+    }
+    #[inline(always)]
+    fn store(self, to: &mut [f32]) {
+        let to = &mut to[..LANES];
+        // SAFETY: 16 elements, just checked.
+        unsafe { self.store_ptr(to.as_mut_ptr()) }
+    }
+    #[inline(always)]
+    fn store_partial(self, to: &mut [f32], n: usize) {
+        let to = &mut to[..n];
+        // SAFETY: masked lanes are not written; the first n elements exist.
+        unsafe {
+            _mm256_maskstore_ps(to.as_mut_ptr(), half_mask(n, 0), self.0);
+            _mm256_maskstore_ps(to.as_mut_ptr().wrapping_add(8), half_mask(n, 1), self.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_ptr(self, to: *mut f32) {
+        // SAFETY: the caller promises 16 writable elements.
+        unsafe {
+            _mm256_storeu_ps(to, self.0);
+            _mm256_storeu_ps(to.add(8), self.1);
+        }
+    }
+    #[inline(always)]
+    fn add(self, b: Self) -> Self {
+        both!(_mm256_add_ps, self, b)
+    }
+    #[inline(always)]
+    fn sub(self, b: Self) -> Self {
+        both!(_mm256_sub_ps, self, b)
+    }
+    #[inline(always)]
+    fn mul(self, b: Self) -> Self {
+        both!(_mm256_mul_ps, self, b)
+    }
+    #[inline(always)]
+    fn div(self, b: Self) -> Self {
+        both!(_mm256_div_ps, self, b)
+    }
+    #[inline(always)]
+    fn fma(self, b: Self, c: Self) -> Self {
+        both!(_mm256_fmadd_ps, self, b, c)
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        both!(_mm256_sqrt_ps, self)
+    }
+    #[inline(always)]
+    fn max(self, b: Self) -> Self {
+        // MAXPS returns its second operand unless the first is greater.
+        both!(_mm256_max_ps, b, self)
+    }
+    #[inline(always)]
+    fn min(self, b: Self) -> Self {
+        both!(_mm256_min_ps, b, self)
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        // SAFETY: register-only intrinsic inside `run`.
+        unsafe { F32x16(_mm256_round_ps::<NEAREST>(self.0), _mm256_round_ps::<NEAREST>(self.1)) }
+    }
+    #[inline(always)]
+    fn mul_pow2(self, n: Self) -> Self {
+        #[inline(always)]
+        fn half(a: __m256, n: __m256) -> __m256 {
+            // SAFETY: register-only intrinsics inside `run`.
+            unsafe {
+                let biased = _mm256_add_epi32(_mm256_cvttps_epi32(n), _mm256_set1_epi32(127));
+                _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased)))
+            }
+        }
+        F32x16(half(self.0, n.0), half(self.1, n.1))
+    }
+    #[inline(always)]
+    fn split_exponent(self) -> (Self, Self) {
+        #[inline(always)]
+        fn half(a: __m256) -> (__m256, __m256) {
+            // SAFETY: register-only intrinsics inside `run`.
+            unsafe {
+                let bits = _mm256_castps_si256(a);
+                let exponent = _mm256_sub_epi32(_mm256_srli_epi32::<23>(bits), _mm256_set1_epi32(127));
+                let significand = _mm256_or_si256(
+                    _mm256_and_si256(bits, _mm256_set1_epi32(0x007f_ffff)),
+                    _mm256_set1_epi32(0x3f80_0000),
+                );
+                (_mm256_cvtepi32_ps(exponent), _mm256_castsi256_ps(significand))
+            }
+        }
+        let ((e0, s0), (e1, s1)) = (half(self.0), half(self.1));
+        (F32x16(e0, e1), F32x16(s0, s1))
+    }
+    #[inline(always)]
+    fn lt(self, b: Self) -> Self::Mask {
+        // SAFETY: register-only intrinsic inside `run`.
+        unsafe { (_mm256_cmp_ps::<_CMP_LT_OQ>(self.0, b.0), _mm256_cmp_ps::<_CMP_LT_OQ>(self.1, b.1)) }
+    }
+    #[inline(always)]
+    fn eq(self, b: Self) -> Self::Mask {
+        // SAFETY: register-only intrinsic inside `run`.
+        unsafe { (_mm256_cmp_ps::<_CMP_EQ_OQ>(self.0, b.0), _mm256_cmp_ps::<_CMP_EQ_OQ>(self.1, b.1)) }
+    }
+    #[inline(always)]
+    fn first(n: usize) -> Self::Mask {
+        let n = n.min(LANES);
+        // SAFETY: register-only intrinsic inside `run`.
+        unsafe { (_mm256_castsi256_ps(half_mask(n, 0)), _mm256_castsi256_ps(half_mask(n, 1))) }
+    }
+    #[inline(always)]
+    fn select(mask: Self::Mask, a: Self, b: Self) -> Self {
+        // SAFETY: register-only intrinsic inside `run`.
+        unsafe { F32x16(_mm256_blendv_ps(b.0, a.0, mask.0), _mm256_blendv_ps(b.1, a.1, mask.1)) }
+    }
+    #[inline(always)]
+    fn any(mask: Self::Mask) -> bool {
+        // SAFETY: register-only intrinsic inside `run`.
+        unsafe { (_mm256_movemask_ps(mask.0) | _mm256_movemask_ps(mask.1)) != 0 }
+    }
+    #[inline(always)]
+    fn to_array(self) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        self.store(&mut lanes);
+        lanes
+    }
+}

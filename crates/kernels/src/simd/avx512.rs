@@ -1,0 +1,157 @@
+//! The 16-lane vector as one AVX-512 register.
+
+use super::{Kernel, LANES, Simd};
+use std::arch::x86_64::*;
+
+/// 16 lanes in a ZMM register.
+#[derive(Clone, Copy)]
+pub struct F32x16(__m512);
+
+/// Runs `kernel` compiled with AVX-512.
+///
+/// # Safety
+/// The machine has AVX-512 F, BW, DQ, VL, AVX2 and FMA. Values of [`F32x16`] exist only inside such a run.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<F32x16>()
+}
+
+/// A value of the vector type exists only while [`run`] does, whose caller checked CPUID: this is the reason behind every
+/// `unsafe` of register-only intrinsics below.
+macro_rules! lanes {
+    ($e:expr) => {{
+        // SAFETY: register-only intrinsic inside `run` (see the macro's comment).
+        unsafe { $e }
+    }};
+}
+
+#[inline(always)]
+fn mask(n: usize) -> __mmask16 {
+    debug_assert!(n <= LANES);
+    ((1u32 << n) - 1) as __mmask16
+}
+
+impl Simd for F32x16 {
+    type Mask = __mmask16;
+    const GEMM_ROWS: usize = 12;
+    const GEMM_VECTORS: usize = 2;
+
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        F32x16(lanes!(_mm512_set1_ps(x)))
+    }
+    #[inline(always)]
+    fn load(from: &[f32]) -> Self {
+        let from = &from[..LANES];
+        // SAFETY: 16 elements, just checked.
+        unsafe { Self::load_ptr(from.as_ptr()) }
+    }
+    #[inline(always)]
+    fn load_partial(from: &[f32], n: usize) -> Self {
+        let from = &from[..n];
+        // SAFETY: masked lanes are not read; the first n elements exist.
+        F32x16(unsafe { _mm512_maskz_loadu_ps(mask(n), from.as_ptr()) })
+    }
+    #[inline(always)]
+    unsafe fn load_ptr(from: *const f32) -> Self {
+        // SAFETY: the caller promises 16 readable elements.
+        F32x16(unsafe { _mm512_loadu_ps(from) })
+    }
+    #[inline(always)]
+    fn store(self, to: &mut [f32]) {
+        let to = &mut to[..LANES];
+        // SAFETY: 16 elements, just checked.
+        unsafe { self.store_ptr(to.as_mut_ptr()) }
+    }
+    #[inline(always)]
+    fn store_partial(self, to: &mut [f32], n: usize) {
+        let to = &mut to[..n];
+        // SAFETY: masked lanes are not written; the first n elements exist.
+        unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), mask(n), self.0) }
+    }
+    #[inline(always)]
+    unsafe fn store_ptr(self, to: *mut f32) {
+        // SAFETY: the caller promises 16 writable elements.
+        unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+    #[inline(always)]
+    fn add(self, b: Self) -> Self {
+        F32x16(lanes!(_mm512_add_ps(self.0, b.0)))
+    }
+    #[inline(always)]
+    fn sub(self, b: Self) -> Self {
+        F32x16(lanes!(_mm512_sub_ps(self.0, b.0)))
+    }
+    #[inline(always)]
+    fn mul(self, b: Self) -> Self {
+        F32x16(lanes!(_mm512_mul_ps(self.0, b.0)))
+    }
+    #[inline(always)]
+    fn div(self, b: Self) -> Self {
+        F32x16(lanes!(_mm512_div_ps(self.0, b.0)))
+    }
+    #[inline(always)]
+    fn fma(self, b: Self, c: Self) -> Self {
+        F32x16(lanes!(_mm512_fmadd_ps(self.0, b.0, c.0)))
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        F32x16(lanes!(_mm512_sqrt_ps(self.0)))
+    }
+    #[inline(always)]
+    fn max(self, b: Self) -> Self {
+        // MAXPS returns its second operand unless the first is greater.
+        F32x16(lanes!(_mm512_max_ps(b.0, self.0)))
+    }
+    #[inline(always)]
+    fn min(self, b: Self) -> Self {
+        F32x16(lanes!(_mm512_min_ps(b.0, self.0)))
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        F32x16(lanes!(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0)))
+    }
+    #[inline(always)]
+    fn mul_pow2(self, n: Self) -> Self {
+        F32x16(lanes!({
+            let biased = _mm512_add_epi32(_mm512_cvttps_epi32(n.0), _mm512_set1_epi32(127));
+            _mm512_mul_ps(self.0, _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased)))
+        }))
+    }
+    #[inline(always)]
+    fn split_exponent(self) -> (Self, Self) {
+        lanes!({
+            let bits = _mm512_castps_si512(self.0);
+            let exponent = _mm512_sub_epi32(_mm512_srli_epi32::<23>(bits), _mm512_set1_epi32(127));
+            let significand =
+                _mm512_or_si512(_mm512_and_si512(bits, _mm512_set1_epi32(0x007f_ffff)), _mm512_set1_epi32(0x3f80_0000));
+            (F32x16(_mm512_cvtepi32_ps(exponent)), F32x16(_mm512_castsi512_ps(significand)))
+        })
+    }
+    #[inline(always)]
+    fn lt(self, b: Self) -> Self::Mask {
+        lanes!(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, b.0))
+    }
+    #[inline(always)]
+    fn eq(self, b: Self) -> Self::Mask {
+        lanes!(_mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, b.0))
+    }
+    #[inline(always)]
+    fn first(n: usize) -> Self::Mask {
+        mask(n.min(LANES))
+    }
+    #[inline(always)]
+    fn select(mask: Self::Mask, a: Self, b: Self) -> Self {
+        F32x16(lanes!(_mm512_mask_blend_ps(mask, b.0, a.0)))
+    }
+    #[inline(always)]
+    fn any(mask: Self::Mask) -> bool {
+        mask != 0
+    }
+    #[inline(always)]
+    fn to_array(self) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        self.store(&mut lanes);
+        lanes
+    }
+}

@@ -1,0 +1,120 @@
+//! One formula, every instruction set: a vector of 16 f32 lanes and the operations that kernels are written in.
+//!
+//! A kernel is a struct that implements [`Kernel`]; [`crate::Isa::run`] compiles its body once per instruction set. Every
+//! operation is defined lane by lane (IEEE, round to nearest even, fused multiply-add), and horizontal sums have one
+//! fixed tree, so a kernel gives the same bits on all of them. No approximate reciprocal, no libm.
+
+#[cfg(target_arch = "x86_64")]
+pub mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub mod avx512;
+pub mod portable;
+
+/// Lanes of a vector, on every instruction set.
+pub const LANES: usize = 16;
+
+/// A computation that [`crate::Isa::run`] compiles for an instruction set.
+pub trait Kernel {
+    /// What it returns.
+    type Output;
+    /// The body. Mark every implementation, and every function it calls with a `V`, `#[inline(always)]`: only code inlined
+    /// into the instruction set's entry point is compiled with its instructions.
+    fn run<V: Simd>(self) -> Self::Output;
+}
+
+/// A vector of 16 f32 lanes.
+///
+/// Comparisons give a [`Simd::Mask`]; tails use [`Simd::load_partial`] and [`Simd::store_partial`], which touch only the first `n` elements.
+pub trait Simd: Copy + Send + Sync + 'static {
+    /// One truth value per lane.
+    type Mask: Copy;
+    /// Rows of the product's register tile: `GEMM_ROWS × GEMM_VECTORS` accumulators fit the register file.
+    const GEMM_ROWS: usize;
+    /// Vectors of the product's register tile.
+    const GEMM_VECTORS: usize;
+
+    /// All lanes `x`.
+    fn splat(x: f32) -> Self;
+    /// The first 16 elements of `from`.
+    fn load(from: &[f32]) -> Self;
+    /// The first `n` ≤ 16 elements of `from`, the rest 0.
+    fn load_partial(from: &[f32], n: usize) -> Self;
+    /// 16 elements from `from`, which the caller promises to be readable.
+    ///
+    /// # Safety
+    /// `from..from + 16` lies inside one allocation.
+    unsafe fn load_ptr(from: *const f32) -> Self;
+    /// Writes the first 16 elements of `to`.
+    fn store(self, to: &mut [f32]);
+    /// Writes the first `n` ≤ 16 elements of `to`.
+    fn store_partial(self, to: &mut [f32], n: usize);
+    /// 16 elements to `to`, which the caller promises to be writable.
+    ///
+    /// # Safety
+    /// `to..to + 16` lies inside one allocation, and no other thread touches it.
+    unsafe fn store_ptr(self, to: *mut f32);
+
+    /// `self + b`
+    fn add(self, b: Self) -> Self;
+    /// `self − b`
+    fn sub(self, b: Self) -> Self;
+    /// `self · b`
+    fn mul(self, b: Self) -> Self;
+    /// `self / b`, correctly rounded.
+    fn div(self, b: Self) -> Self;
+    /// `self · b + c`, rounded once.
+    fn fma(self, b: Self, c: Self) -> Self;
+    /// Square root, correctly rounded.
+    fn sqrt(self) -> Self;
+    /// `b > self ? b : self`: if either is NaN, `self`.
+    fn max(self, b: Self) -> Self;
+    /// `b < self ? b : self`: if either is NaN, `self`.
+    fn min(self, b: Self) -> Self;
+    /// Nearest integer, ties to even.
+    fn round(self) -> Self;
+    /// `self · 2^n` for integral lanes `n` in −126 ..= 127.
+    fn mul_pow2(self, n: Self) -> Self;
+    /// For positive normal lanes: the exponent `e` (as f32) and the significand in [1, 2), `self = m · 2^e`.
+    fn split_exponent(self) -> (Self, Self);
+
+    /// `self < b` (false if either is NaN)
+    fn lt(self, b: Self) -> Self::Mask;
+    /// `self == b` (false if either is NaN)
+    fn eq(self, b: Self) -> Self::Mask;
+    /// Lanes below `n`.
+    fn first(n: usize) -> Self::Mask;
+    /// Lane by lane `mask ? a : b`.
+    fn select(mask: Self::Mask, a: Self, b: Self) -> Self;
+    /// Whether any lane is true.
+    fn any(mask: Self::Mask) -> bool;
+
+    /// The lanes as an array.
+    fn to_array(self) -> [f32; LANES];
+
+    /// Sum of the lanes in the order that all instruction sets share: halves folded onto each other, 8, 4, 2, 1.
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let mut a = self.to_array();
+        let mut half = LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                a[i] += a[i + half];
+            }
+            half /= 2;
+        }
+        a[0]
+    }
+
+    /// Largest lane (NaN lanes are passed over unless the first is one).
+    #[inline(always)]
+    fn max_lane(self) -> f32 {
+        let a = self.to_array();
+        let mut m = a[0];
+        for &x in &a[1..] {
+            if x > m {
+                m = x;
+            }
+        }
+        m
+    }
+}

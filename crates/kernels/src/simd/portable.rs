@@ -1,0 +1,126 @@
+//! The 16-lane vector in plain Rust, for every architecture.
+
+use super::{Kernel, LANES, Simd};
+
+/// 16 lanes in an array; `mul_add` is fused on every target (in software where there is no instruction).
+#[derive(Clone, Copy)]
+pub struct F32x16([f32; LANES]);
+
+/// Runs `kernel` with it.
+pub fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<F32x16>()
+}
+
+#[inline(always)]
+fn zip(a: F32x16, b: F32x16, f: impl Fn(f32, f32) -> f32) -> F32x16 {
+    F32x16(std::array::from_fn(|i| f(a.0[i], b.0[i])))
+}
+
+impl Simd for F32x16 {
+    type Mask = [bool; LANES];
+    const GEMM_ROWS: usize = 4;
+    const GEMM_VECTORS: usize = 1;
+
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        F32x16([x; LANES])
+    }
+    #[inline(always)]
+    fn load(from: &[f32]) -> Self {
+        F32x16(from[..LANES].try_into().expect("16 elements"))
+    }
+    #[inline(always)]
+    fn load_partial(from: &[f32], n: usize) -> Self {
+        let mut lanes = [0.0; LANES];
+        lanes[..n].copy_from_slice(&from[..n]);
+        F32x16(lanes)
+    }
+    #[inline(always)]
+    unsafe fn load_ptr(from: *const f32) -> Self {
+        // SAFETY: the caller promises 16 readable elements; the array needs no more alignment than f32.
+        F32x16(unsafe { from.cast::<[f32; LANES]>().read() })
+    }
+    #[inline(always)]
+    fn store(self, to: &mut [f32]) {
+        to[..LANES].copy_from_slice(&self.0);
+    }
+    #[inline(always)]
+    fn store_partial(self, to: &mut [f32], n: usize) {
+        to[..n].copy_from_slice(&self.0[..n]);
+    }
+    #[inline(always)]
+    unsafe fn store_ptr(self, to: *mut f32) {
+        // SAFETY: the caller promises 16 writable elements.
+        unsafe { to.cast::<[f32; LANES]>().write(self.0) }
+    }
+    #[inline(always)]
+    fn add(self, b: Self) -> Self {
+        zip(self, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, b: Self) -> Self {
+        zip(self, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, b: Self) -> Self {
+        zip(self, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, b: Self) -> Self {
+        zip(self, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn fma(self, b: Self, c: Self) -> Self {
+        F32x16(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        F32x16(self.0.map(f32::sqrt))
+    }
+    #[inline(always)]
+    fn max(self, b: Self) -> Self {
+        zip(self, b, |a, b| if b > a { b } else { a })
+    }
+    #[inline(always)]
+    fn min(self, b: Self) -> Self {
+        zip(self, b, |a, b| if b < a { b } else { a })
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        F32x16(self.0.map(f32::round_ties_even))
+    }
+    #[inline(always)]
+    fn mul_pow2(self, n: Self) -> Self {
+        zip(self, n, |a, n| a * f32::from_bits(((n as i32 + 127) as u32) << 23))
+    }
+    #[inline(always)]
+    fn split_exponent(self) -> (Self, Self) {
+        let exponent = self.0.map(|a| ((a.to_bits() >> 23) as i32 - 127) as f32);
+        let significand = self.0.map(|a| f32::from_bits((a.to_bits() & 0x007f_ffff) | 0x3f80_0000));
+        (F32x16(exponent), F32x16(significand))
+    }
+    #[inline(always)]
+    fn lt(self, b: Self) -> Self::Mask {
+        std::array::from_fn(|i| self.0[i] < b.0[i])
+    }
+    #[inline(always)]
+    fn eq(self, b: Self) -> Self::Mask {
+        std::array::from_fn(|i| self.0[i] == b.0[i])
+    }
+    #[inline(always)]
+    fn first(n: usize) -> Self::Mask {
+        std::array::from_fn(|i| i < n)
+    }
+    #[inline(always)]
+    fn select(mask: Self::Mask, a: Self, b: Self) -> Self {
+        F32x16(std::array::from_fn(|i| if mask[i] { a.0[i] } else { b.0[i] }))
+    }
+    #[inline(always)]
+    fn any(mask: Self::Mask) -> bool {
+        mask.iter().any(|&m| m)
+    }
+    #[inline(always)]
+    fn to_array(self) -> [f32; LANES] {
+        self.0
+    }
+}
