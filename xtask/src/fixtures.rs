@@ -1,0 +1,40 @@
+//! Fixtures are reference values made by the scripts under `conformance/`. Each script writes, beside what it makes, the
+//! versions it ran with; a script that changed after its fixtures were made is caught by its recorded hash.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The list of scripts and the hash that each had when its fixtures were made.
+const LIST: &str = "conformance/fixtures.lock";
+
+/// Every script is listed with its present hash.
+pub fn check() -> Result<(), String> {
+    let listed = std::fs::read_to_string(LIST).map_err(|e| format!("{LIST}: {e}"))?;
+    let listed: BTreeMap<&str, &str> =
+        listed.lines().filter_map(|line| line.split_once(' ')).map(|(h, n)| (n.trim(), h)).collect();
+    let scripts = std::fs::read_dir("conformance").map_err(|e| format!("conformance: {e}"))?;
+    for entry in scripts.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.ends_with("_fixtures.py") {
+            continue;
+        }
+        let hash = hash(&entry.path())?;
+        match listed.get(name.as_str()) {
+            Some(&made_with) if made_with == hash => println!("{name}: fixtures are of this script"),
+            Some(_) => {
+                return Err(format!(
+                    "conformance/{name} changed after its fixtures were made: run it again, then put {hash} into {LIST}"
+                ));
+            }
+            None => return Err(format!("conformance/{name} is not in {LIST}: add `{hash} {name}`")),
+        }
+    }
+    Ok(())
+}
+
+/// FNV-1a of the file: enough to see a change.
+fn hash(path: &Path) -> Result<String, String> {
+    let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    Ok(format!("{hash:016x}"))
+}
