@@ -1,1 +1,25 @@
-//! train
+//! Samples in, new weights out: advantages, losses, the optimizer, and one update step.
+//!
+//! Knows token ids, log-probabilities and numbers called advantages. Does not know prompt text, rewards' meaning, files,
+//! or how the samples were made.
+//!
+//! Read first: [`sample`] (what comes in), [`advantages`] (rewards to advantages), [`loss`] (value and gradient of each
+//! loss, one file each), [`update`] (one optimizer step), [`optimizer`] and [`schedule`].
+
+pub mod advantages;
+pub mod error;
+pub mod loss;
+pub mod metrics;
+pub mod optimizer;
+pub mod sample;
+pub mod schedule;
+// pub mod update;
+
+pub use advantages::{Advantages, RewardMatrix, ScaleRewards};
+pub use error::{Error, Result};
+pub use loss::{ImportanceSamplingLevel, LossConfig, LossType};
+pub use metrics::UpdateMetrics;
+pub use optimizer::{OptimizerConfig, OptimizerState, StateTensor};
+pub use sample::{Advantage, Sample};
+pub use schedule::{Schedule, ScheduleKind};
+// pub use update::{Objective, Trainer, TrainerConfig};

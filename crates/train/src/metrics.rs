@@ -1,0 +1,84 @@
+//! What one optimizer step reports, under TRL's names.
+
+use serde::{Deserialize, Serialize};
+
+/// What one optimizer step measured. Means are over the tokens (or sequences) of the whole optimizer batch.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct UpdateMetrics {
+    /// The loss that was minimised.
+    pub loss: f64,
+    /// L2 norm of the gradient over all parameters, before clipping.
+    pub grad_norm: f64,
+    /// The learning rate of this step.
+    pub learning_rate: f64,
+    /// Mean entropy of the tokens that the loss uses.
+    pub entropy: Option<f64>,
+    /// Mean KL divergence to the reference (k3), if `beta` ≠ 0.
+    pub kl: Option<f64>,
+    /// How much was clipped (policy losses only).
+    pub clip: Option<ClipRatios>,
+    /// Samples of the optimizer batch.
+    pub sequences: u64,
+    /// Completion tokens that the loss uses.
+    pub loss_tokens: u64,
+    /// Rows that went through the model (a shared prompt counts once).
+    pub computed_tokens: u64,
+    /// Micro-batches that the step was cut into.
+    pub micro_batches: u64,
+    /// Tokens whose recorded sampler log-probability differs in any bit from the trainer's, over the sequences sampled
+    /// wholly with the weights that the step started from. It must be 0.
+    pub logp_mismatch_tokens: u64,
+    /// Tokens that were compared.
+    pub logp_compared_tokens: u64,
+    /// The largest difference among them.
+    pub max_logp_difference: f64,
+    /// The step was not taken: the loss or the gradient was not finite.
+    pub skipped: bool,
+    /// Steps skipped so far in the run.
+    pub skipped_total: u64,
+    /// Seconds in the forward pass, head and loss included.
+    pub forward_time_s: f64,
+    /// Seconds in the backward pass.
+    pub backward_time_s: f64,
+    /// Seconds in gradient norm and optimizer.
+    pub optimizer_time_s: f64,
+}
+
+/// Fractions of tokens (at sequence level: of sequences) beyond the clip range on the side where the clip acts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClipRatios {
+    /// Mean of r < 1 − ε with A < 0.
+    pub low_mean: f64,
+    /// The smallest of these among the sequences.
+    pub low_min: f64,
+    /// Mean of r > 1 + ε_high with A > 0.
+    pub high_mean: f64,
+    /// The largest of these among the sequences.
+    pub high_max: f64,
+    /// Mean of either.
+    pub region_mean: f64,
+}
+
+impl UpdateMetrics {
+    /// The logged values by name: TRL's, and Lockstep's own `sampling/logp_mismatch_tokens`,
+    /// `sampling/max_logp_difference` and `skipped_steps`. TRL's value over several optimizer steps is the mean of each.
+    /// Times and counts are fields, not entries.
+    pub fn entries(&self) -> Vec<(&'static str, f64)> {
+        let mut out = vec![("loss", self.loss), ("grad_norm", self.grad_norm), ("learning_rate", self.learning_rate)];
+        out.extend(self.entropy.map(|x| ("entropy", x)));
+        out.extend(self.kl.map(|x| ("kl", x)));
+        if let Some(clip) = &self.clip {
+            out.extend([
+                ("clip_ratio/low_mean", clip.low_mean),
+                ("clip_ratio/low_min", clip.low_min),
+                ("clip_ratio/high_mean", clip.high_mean),
+                ("clip_ratio/high_max", clip.high_max),
+                ("clip_ratio/region_mean", clip.region_mean),
+                ("sampling/logp_mismatch_tokens", self.logp_mismatch_tokens as f64),
+                ("sampling/max_logp_difference", self.max_logp_difference),
+            ]);
+        }
+        out.push(("skipped_steps", self.skipped_total as f64));
+        out
+    }
+}

@@ -1,0 +1,60 @@
+//! What the trainer is given: prompt and completion as ids, the sampler's record of each token, and advantages.
+
+use std::sync::Arc;
+
+/// How much better than expected a completion was.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Advantage {
+    /// One number for every token of the completion.
+    Sequence(f32),
+    /// One number per completion token.
+    Tokens(Vec<f32>),
+}
+
+impl Advantage {
+    /// The advantage of completion token `t`.
+    pub fn at(&self, t: usize) -> f32 {
+        match self {
+            Advantage::Sequence(a) => *a,
+            Advantage::Tokens(a) => a[t],
+        }
+    }
+}
+
+/// One completion to learn from. The vectors have one element per completion token.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// Prompt ids. Consecutive samples with equal prompts share its computation.
+    pub prompt: Arc<[u32]>,
+    /// Completion ids, sampled or inserted (tools).
+    pub completion: Vec<u32>,
+    /// Which completion tokens the loss may use: those that the model sampled.
+    pub mask: Vec<bool>,
+    /// log π_old: what the sampler recorded for each token. Empty for supervised samples.
+    pub sampler_logps: Vec<f32>,
+    /// log π_ref of each token, if `beta` ≠ 0.
+    pub ref_logps: Option<Vec<f32>>,
+    /// The weight version that each token (and its KV entry) was sampled with. Empty for supervised samples.
+    pub versions: Vec<u64>,
+    /// Ignored by supervised training.
+    pub advantage: Advantage,
+    /// The completion ended because of its length, not because the model ended it.
+    pub truncated: bool,
+}
+
+impl Sample {
+    /// A sample for supervised training: the loss is on every completion token.
+    pub fn supervised(prompt: Arc<[u32]>, completion: Vec<u32>) -> Sample {
+        let mask = vec![true; completion.len()];
+        Sample {
+            prompt,
+            completion,
+            mask,
+            sampler_logps: Vec::new(),
+            ref_logps: None,
+            versions: Vec::new(),
+            advantage: Advantage::Sequence(0.0),
+            truncated: false,
+        }
+    }
+}

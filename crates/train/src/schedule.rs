@@ -1,0 +1,63 @@
+//! Learning rate over the optimizer steps, by transformers' `get_scheduler` formulas.
+//!
+//! With s = step (from 0), w = warm-up steps, n = total steps, the learning rate is multiplied by s / max(1, w) while
+//! s < w, then by
+//! - constant, constant_with_warmup: 1 (plain `constant` ignores w, as transformers does),
+//! - linear: max(0, (n − s) / max(1, n − w)),
+//! - cosine: max(0, ½ (1 + cos(π (s − w) / max(1, n − w)))).
+
+use serde::{Deserialize, Serialize};
+
+/// The shape after warm-up; the names are transformers' `lr_scheduler_type`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleKind {
+    /// Never changes; no warm-up.
+    Constant,
+    /// Warm-up, then constant.
+    ConstantWithWarmup,
+    /// Warm-up, then straight to 0 at the last step.
+    #[default]
+    Linear,
+    /// Warm-up, then half a cosine to 0 at the last step.
+    Cosine,
+}
+
+/// A learning rate for every optimizer step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Schedule {
+    /// Its shape.
+    pub kind: ScheduleKind,
+    /// The highest learning rate.
+    pub learning_rate: f64,
+    /// Steps of rising learning rate.
+    pub warmup_steps: u64,
+    /// All optimizer steps of the run.
+    pub total_steps: u64,
+}
+
+impl Schedule {
+    /// The learning rate of optimizer step `step`, counted from 0.
+    pub fn at(&self, step: u64) -> f64 {
+        self.learning_rate * self.factor(step)
+    }
+
+    /// What the highest learning rate is multiplied by at `step`.
+    pub fn factor(&self, step: u64) -> f64 {
+        let (s, w, n) = (step as f64, self.warmup_steps as f64, self.total_steps as f64);
+        if self.kind == ScheduleKind::Constant {
+            return 1.0;
+        }
+        if step < self.warmup_steps {
+            return s / w.max(1.0);
+        }
+        match self.kind {
+            ScheduleKind::Constant | ScheduleKind::ConstantWithWarmup => 1.0,
+            ScheduleKind::Linear => ((n - s) / (n - w).max(1.0)).max(0.0),
+            ScheduleKind::Cosine => {
+                let progress = (s - w) / (n - w).max(1.0);
+                (0.5 * (1.0 + (std::f64::consts::PI * progress).cos())).max(0.0)
+            }
+        }
+    }
+}
