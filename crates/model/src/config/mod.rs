@@ -1,0 +1,156 @@
+//! `config.json`: the shape of a model, and every switch of its arithmetic.
+//!
+//! Read as transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`) write it, with
+//! the defaults of transformers 5.23 for what is absent. A setting that the model here would not honour is an error that
+//! names the field and its value; fields that transformers itself does not read for the family are not looked at.
+//! It does not know weights or files of weights.
+
+mod parse;
+mod rope;
+#[cfg(test)]
+mod tests;
+
+pub use rope::{Rope, RopeScaling};
+
+use crate::{Error, Result};
+use std::path::Path;
+
+/// The model families, by `model_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// `llama`: Llama 2 and 3.x, and what shares their shape.
+    Llama,
+    /// `mistral`: a sliding window on every layer.
+    Mistral,
+    /// `qwen2`: Qwen 2 and 2.5, with biases on q, k and v.
+    Qwen2,
+    /// `qwen3`: Qwen 3 (dense), with norms on q and k.
+    Qwen3,
+}
+
+impl Family {
+    /// All families.
+    pub const ALL: [Family; 4] = [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3];
+
+    /// Its `model_type`.
+    pub fn model_type(self) -> &'static str {
+        match self {
+            Family::Llama => "llama",
+            Family::Mistral => "mistral",
+            Family::Qwen2 => "qwen2",
+            Family::Qwen3 => "qwen3",
+        }
+    }
+    /// Its `architectures` entry.
+    pub fn architecture(self) -> &'static str {
+        match self {
+            Family::Llama => "LlamaForCausalLM",
+            Family::Mistral => "MistralForCausalLM",
+            Family::Qwen2 => "Qwen2ForCausalLM",
+            Family::Qwen3 => "Qwen3ForCausalLM",
+        }
+    }
+}
+
+/// What an element of a weight file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FileDType {
+    /// IEEE single.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    F16,
+}
+
+impl FileDType {
+    /// Its name in `config.json`.
+    pub fn config_name(self) -> &'static str {
+        match self {
+            FileDType::F32 => "float32",
+            FileDType::Bf16 => "bfloat16",
+            FileDType::F16 => "float16",
+        }
+    }
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            FileDType::F32 => 4,
+            FileDType::Bf16 | FileDType::F16 => 2,
+        }
+    }
+}
+
+/// A parsed `config.json`.
+#[derive(Clone, Debug)]
+pub struct ModelConfig {
+    /// The family.
+    pub family: Family,
+    /// H, the width of the residual stream.
+    pub hidden_size: usize,
+    /// F, the width of the MLP.
+    pub intermediate_size: usize,
+    /// Layers.
+    pub num_layers: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key (and value) heads; divides [`num_heads`](Self::num_heads).
+    pub num_kv_heads: usize,
+    /// Width of a head; even.
+    pub head_dim: usize,
+    /// V, rows of the embedding.
+    pub vocab_size: usize,
+    /// Positions that the model was made for.
+    pub max_position_embeddings: usize,
+    /// ε of every RMS norm.
+    pub rms_norm_eps: f32,
+    /// Rotary positions.
+    pub rope: Rope,
+    /// For each layer its sliding window: a query at position p sees the keys j with p − w < j ≤ p. None sees all.
+    pub windows: Vec<Option<usize>>,
+    /// Whether q, k and v have a bias.
+    pub attention_bias: bool,
+    /// Whether the attention output has a bias.
+    pub attention_output_bias: bool,
+    /// Whether gate, up and down have a bias.
+    pub mlp_bias: bool,
+    /// Whether q and k are normed per head (Qwen 3).
+    pub qk_norm: bool,
+    /// Whether the head is the embedding.
+    pub tie_word_embeddings: bool,
+    /// The token that starts a sequence.
+    pub bos_token_id: Option<u32>,
+    /// The tokens that end a sequence.
+    pub eos_token_ids: Vec<u32>,
+    /// The token that padding would be made of.
+    pub pad_token_id: Option<u32>,
+    /// The dtype that the weights were saved in, if it says so.
+    pub dtype: Option<FileDType>,
+    /// Standard deviation of random initial weights.
+    pub initializer_range: f32,
+    /// The JSON as it was read, for saving without loss.
+    pub raw: serde_json::Map<String, serde_json::Value>,
+}
+
+impl ModelConfig {
+    /// Reads a `config.json`.
+    pub fn load(path: &Path) -> Result<ModelConfig> {
+        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+        ModelConfig::parse(&text).map_err(|e| match e {
+            Error::Config { .. } => Error::file(path, e.to_string().trim_start_matches("config.json: ")),
+            e => e,
+        })
+    }
+    /// Parses the text of a `config.json`.
+    pub fn parse(json: &str) -> Result<ModelConfig> {
+        parse::parse(json)
+    }
+    /// Rotary inverse frequencies `[head_dim / 2]` and the factor on cos and sin, as transformers computes them.
+    pub fn inv_freq(&self) -> (Vec<f32>, f32) {
+        self.rope.inv_freq(self.head_dim)
+    }
+    /// Width of the fused query, key and value rows: (heads + 2 · kv heads) · head_dim.
+    pub fn qkv_width(&self) -> usize {
+        (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+    }
+}
