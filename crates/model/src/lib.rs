@@ -3,7 +3,14 @@
 
 mod error;
 
+pub mod batch;
 pub mod config;
+pub mod kv;
+pub mod net;
+pub mod weights;
 
+pub use batch::{Batch, BatchTensors, Capacity, GroupSegment};
 pub use config::{Family, FileDType, ModelConfig};
 pub use error::{Error, Result};
+pub use kv::KvCache;
+pub use weights::{Grads, Params, Weights};

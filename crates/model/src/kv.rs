@@ -1,0 +1,65 @@
+//! Keys and values in pages: for each layer, or one layer's at a time where a batch needs no other.
+
+use crate::ModelConfig;
+use kernels::{DType, Memory, Tensor};
+
+/// Positions of a page (`kernels::ops::attention::BLOCK`).
+pub const BLOCK: usize = 64;
+
+/// Pages of keys and values. It knows no sequence: block tables say whose a page is.
+#[derive(Debug)]
+pub struct KvCache {
+    layers: Vec<LayerPages>,
+    blocks: usize,
+}
+
+/// One layer's pages.
+#[derive(Debug)]
+pub(crate) struct LayerPages {
+    /// `[blocks, nkv, hd, 64]`
+    pub keys: Tensor,
+    /// `[blocks, nkv, 64, hd]`
+    pub values: Tensor,
+}
+
+impl LayerPages {
+    pub(crate) fn zeros(memory: &Memory, c: &ModelConfig, blocks: usize) -> LayerPages {
+        let zeros = |shape: &[usize]| Tensor::zeros(memory, shape, DType::F32);
+        LayerPages {
+            keys: zeros(&[blocks, c.num_kv_heads, c.head_dim, BLOCK]),
+            values: zeros(&[blocks, c.num_kv_heads, BLOCK, c.head_dim]),
+        }
+    }
+}
+
+impl KvCache {
+    /// `blocks` pages for every layer, for sequences that go on. Booked under "kv cache".
+    pub fn new(memory: &Memory, config: &ModelConfig, blocks: usize) -> KvCache {
+        let memory = memory.part("kv cache");
+        KvCache { layers: (0..config.num_layers).map(|_| LayerPages::zeros(&memory, config, blocks)).collect(), blocks }
+    }
+    /// `blocks` pages that the layers use one after the other, for batches that hold whole sequences.
+    pub(crate) fn one_layer(memory: &Memory, config: &ModelConfig, blocks: usize) -> KvCache {
+        KvCache { layers: vec![LayerPages::zeros(memory, config, blocks)], blocks }
+    }
+    /// Pages of each layer.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+    /// Bytes of one page over all layers of a model.
+    pub fn block_bytes(c: &ModelConfig) -> usize {
+        2 * c.num_layers * c.num_kv_heads * c.head_dim * BLOCK * DType::F32.bytes()
+    }
+    /// Copies page `from` over page `to`, in every layer.
+    pub fn copy_block(&mut self, ctx: &kernels::Context, from: u32, to: u32) -> kernels::Result<()> {
+        let _ = (ctx, from, to);
+        unimplemented!()
+    }
+    /// Overwrites every page with `x`: tests poison it with NaN.
+    pub fn fill(&mut self, x: f32) {
+        for layer in &mut self.layers {
+            layer.keys.view_mut().fill(x);
+            layer.values.view_mut().fill(x);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Which rows a step computes: fixed-address tensors, so that a decode step can be captured and replayed.
+
+use crate::ModelConfig;
+use kernels::{DType, Memory, Tensor};
+
+/// Rotary angles of a model on the device, for positions `0..max_positions`.
+pub struct Rope {}
+
+impl Rope {
+    /// The cosines and sines of `config`'s frequencies. Booked under "workspace".
+    pub fn new(memory: &Memory, config: &ModelConfig, max_positions: usize) -> Rope {
+        let _ = (memory, config, max_positions);
+        unimplemented!()
+    }
+}
+
+/// The rows of a step: T rows of S sequences, W writes. The tensors have room for more and never move.
+#[derive(Debug)]
+pub struct InferRows {
+    ids: Tensor,
+    positions: Tensor,
+    tables_of_rows: Tensor,
+    tables: Tensor,
+    write_rows: Tensor,
+    write_slots: Tensor,
+    rows: usize,
+    writes: usize,
+}
+
+impl InferRows {
+    /// Room for `max_rows` rows and as many writes, and `max_sequences` block tables of `table_len` pages. Booked under "workspace".
+    pub fn new(memory: &Memory, max_rows: usize, max_sequences: usize, table_len: usize) -> InferRows {
+        let memory = memory.part("workspace");
+        let zeros = |shape: &[usize]| Tensor::zeros(&memory, shape, DType::U32);
+        InferRows {
+            ids: zeros(&[max_rows]),
+            positions: zeros(&[max_rows]),
+            tables_of_rows: zeros(&[max_rows]),
+            tables: zeros(&[max_sequences, table_len]),
+            write_rows: zeros(&[max_rows]),
+            write_slots: zeros(&[max_rows]),
+            rows: 0,
+            writes: 0,
+        }
+    }
+    /// Sets the rows: token, position and block table of each; then the writes: row `write_rows[i]` goes to slot
+    /// (page · 64 + place) `write_slots[i]`. Rows of a sequence in ascending positions; every row is written at least once.
+    pub fn set(
+        &mut self,
+        ids: &[u32],
+        positions: &[u32],
+        tables_of_rows: &[u32],
+        write_rows: &[u32],
+        write_slots: &[u32],
+    ) {
+        let put = |t: &mut Tensor, from: &[u32]| t.rows_mut(0..from.len()).copy_from_u32(from);
+        put(&mut self.ids, ids);
+        put(&mut self.positions, positions);
+        put(&mut self.tables_of_rows, tables_of_rows);
+        put(&mut self.write_rows, write_rows);
+        put(&mut self.write_slots, write_slots);
+        (self.rows, self.writes) = (ids.len(), write_rows.len());
+    }
+    /// Sets the first pages of block table `table`.
+    pub fn set_table(&mut self, table: usize, blocks: &[u32]) {
+        let len = self.tables.shape()[1];
+        self.tables.rows_mut(table..table + 1).reshape(&[len]).rows(0..blocks.len()).copy_from_u32(blocks);
+    }
+    /// T, the rows set.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+}

@@ -1,0 +1,87 @@
+//! The parameters of a decoder: in the form that products read, with their names and places in Hugging Face files.
+//!
+//! [`Params`] is one tree of tensors, and everything that has one value per parameter is such a tree: the weights, their
+//! gradients, the optimizer's moments. Matrices that are multiplied with the same input are fused (q, k and v; gate and
+//! up), so a tensor here may hold the rows of several tensors of a file; [`Params::specs`] says which.
+//! It does not know files, nor how the numbers are used.
+
+mod params;
+mod spec;
+
+pub use params::{Layer, Linear, Params};
+pub use spec::{ParamSpec, Part};
+
+use crate::ModelConfig;
+use kernels::{Context, Matrix, Memory, Result};
+use std::sync::Arc;
+
+/// Parameters with the configuration that gives them meaning, and the number of the version that they are.
+#[derive(Debug)]
+pub struct Weights {
+    /// The shape of the model.
+    pub config: Arc<ModelConfig>,
+    /// The parameters.
+    pub params: Params,
+    /// Counts the updates: [`Weights::publish`] after changing `params`. Cached keys and values belong to one version.
+    pub version: u64,
+}
+
+impl Weights {
+    /// All zero, version 0. Booked under "weights".
+    pub fn zeros(memory: &Memory, config: &Arc<ModelConfig>) -> Weights {
+        Weights { config: config.clone(), params: Params::zeros(&memory.part("weights"), config), version: 0 }
+    }
+    /// Makes what `params` now hold the next version.
+    pub fn publish(&mut self) {
+        self.version += 1;
+    }
+    /// The matrix `[V, H]` that turns hidden rows into logits: the head, or the embedding where they are tied.
+    pub fn head(&self) -> &Matrix {
+        self.params.head.as_ref().unwrap_or(&self.params.embedding)
+    }
+}
+
+/// The gradient of every parameter, accumulated over micro-batches.
+///
+/// Where head and embedding are tied, their gradients are summed apart until [`Grads::finish`]: each is one chain over
+/// the tokens in order, so cutting the batch into other micro-batches changes no bit. The chains would interleave otherwise.
+#[derive(Debug)]
+pub struct Grads {
+    /// The gradients; where tied, `embedding` lacks the head's until [`Grads::finish`].
+    pub params: Params,
+    /// The head's gradient where it is tied.
+    tied_head: Option<Matrix>,
+}
+
+impl Grads {
+    /// All zero. Booked under "gradients".
+    pub fn zeros(memory: &Memory, config: &ModelConfig) -> Grads {
+        let memory = memory.part("gradients");
+        let (v, h) = (config.vocab_size, config.hidden_size);
+        Grads {
+            params: Params::zeros(&memory, config),
+            tied_head: config.tie_word_embeddings.then(|| Matrix::zeros(&memory, v, h, kernels::Layout::Panels)),
+        }
+    }
+    /// Forgets everything, before the first micro-batch of an update.
+    pub fn zero(&mut self) {
+        let head = self.tied_head.as_mut().map(Matrix::data_mut);
+        for tensor in self.params.tensors_mut().into_iter().chain(head) {
+            tensor.view_mut().fill(0.0);
+        }
+    }
+    /// Where the gradient of the head `[V, H]` accumulates.
+    pub fn head_mut(&mut self) -> &mut Matrix {
+        self.tied_head.as_mut().or(self.params.head.as_mut()).expect("tied, or with a head")
+    }
+    /// Adds what was kept apart. Once, after the last micro-batch of an update.
+    pub fn finish(&mut self, ctx: &Context) -> Result<()> {
+        let _ = ctx;
+        unimplemented!()
+    }
+    /// Bytes it holds.
+    pub fn bytes(&self) -> usize {
+        self.params.tensors().iter().map(|t| t.bytes()).sum::<usize>()
+            + self.tied_head.as_ref().map_or(0, |m| m.data().bytes())
+    }
+}

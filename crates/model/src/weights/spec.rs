@@ -1,0 +1,77 @@
+//! Which tensors of a Hugging Face file a parameter holds, and in which of its rows.
+
+use crate::ModelConfig;
+use std::ops::Range;
+
+/// A tensor of a Hugging Face file, as rows of a parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its name in files, such as `model.layers.0.self_attn.q_proj.weight`.
+    pub name: String,
+    /// Its rows in the parameter.
+    pub rows: Range<usize>,
+    /// Its shape in files: `[rows, K]` of a matrix, `[rows]` of a vector.
+    pub shape: Vec<usize>,
+}
+
+/// What a parameter is: the file tensors that it holds, one below the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParamSpec {
+    /// Its parts, in the order of its rows.
+    pub parts: Vec<Part>,
+    /// A matrix (a product's weight, or the embedding), or else a vector (a norm's weight or a bias). Weight decay is
+    /// for matrices alone.
+    pub matrix: bool,
+}
+
+impl ParamSpec {
+    fn matrix(cols: usize, parts: &[(String, usize)]) -> ParamSpec {
+        ParamSpec { parts: stack(parts, |rows| vec![rows, cols]), matrix: true }
+    }
+    fn vector(parts: &[(String, usize)]) -> ParamSpec {
+        ParamSpec { parts: stack(parts, |rows| vec![rows]), matrix: false }
+    }
+}
+
+fn stack(parts: &[(String, usize)], shape: impl Fn(usize) -> Vec<usize>) -> Vec<Part> {
+    let mut first = 0;
+    let mut part = |(name, rows): &(String, usize)| {
+        let range = first..first + rows;
+        first = range.end;
+        Part { name: name.clone(), rows: range, shape: shape(*rows) }
+    };
+    parts.iter().map(&mut part).collect()
+}
+
+/// The parameters of a model, in the order of [`Params::tensors`](super::Params::tensors).
+pub(super) fn specs(c: &ModelConfig) -> Vec<ParamSpec> {
+    let (h, f, v, hd) = (c.hidden_size, c.intermediate_size, c.vocab_size, c.head_dim);
+    let (q, kv) = (c.num_heads * hd, c.num_kv_heads * hd);
+    let mut specs = vec![ParamSpec::matrix(h, &[("model.embed_tokens.weight".into(), v)])];
+    for layer in 0..c.num_layers {
+        let at = |name: &str, rows: usize| (format!("model.layers.{layer}.{name}"), rows);
+        let mut linear = |cols: usize, bias: bool, parts: &[(&str, usize)]| {
+            let named =
+                |kind: &str| -> Vec<_> { parts.iter().map(|(p, rows)| at(&format!("{p}.{kind}"), *rows)).collect() };
+            specs.push(ParamSpec::matrix(cols, &named("weight")));
+            if bias {
+                specs.push(ParamSpec::vector(&named("bias")));
+            }
+        };
+        linear(h, c.attention_bias, &[("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)]);
+        linear(q, c.attention_output_bias, &[("self_attn.o_proj", h)]);
+        linear(h, c.mlp_bias, &[("mlp.gate_proj", f), ("mlp.up_proj", f)]);
+        linear(f, c.mlp_bias, &[("mlp.down_proj", h)]);
+        specs.push(ParamSpec::vector(&[at("input_layernorm.weight", h)]));
+        specs.push(ParamSpec::vector(&[at("post_attention_layernorm.weight", h)]));
+        if c.qk_norm {
+            specs.push(ParamSpec::vector(&[at("self_attn.q_norm.weight", hd)]));
+            specs.push(ParamSpec::vector(&[at("self_attn.k_norm.weight", hd)]));
+        }
+    }
+    specs.push(ParamSpec::vector(&[("model.norm.weight".into(), h)]));
+    if !c.tie_word_embeddings {
+        specs.push(ParamSpec::matrix(h, &[("lm_head.weight".into(), v)]));
+    }
+    specs
+}
