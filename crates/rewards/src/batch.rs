@@ -1,0 +1,152 @@
+//! What a reward is given and what it gives back. Knows no reward.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A prompt or a completion: text, or a conversation.
+///
+/// A conversation's messages are kept as JSON objects (`role`, `content`, and whatever else the dataset carries), so
+/// that nothing is lost on the way to a reward program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Content {
+    /// Plain text.
+    Text(String),
+    /// Chat messages in order, each an object with `role` and `content`.
+    Messages(Vec<Value>),
+}
+
+impl Content {
+    /// One assistant message: how a completion of a conversational prompt is shown to rewards, as TRL does.
+    pub fn assistant(text: impl Into<String>) -> Self {
+        Content::Messages(vec![serde_json::json!({"role": "assistant", "content": text.into()})])
+    }
+
+    /// The text to judge: the text itself, or the text of all messages joined by line feeds.
+    ///
+    /// A message's `content` may be a string or a list of parts, of which those with a `text` count.
+    pub fn text(&self) -> Cow<'_, str> {
+        match self {
+            Content::Text(text) => Cow::Borrowed(text),
+            Content::Messages(messages) => Cow::Owned(messages.iter().map(message_text).collect::<Vec<_>>().join("\n")),
+        }
+    }
+}
+
+/// The text of one message, empty if it has none.
+fn message_text(message: &Value) -> String {
+    match message.get("content") {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(parts)) => {
+            parts.iter().filter_map(|part| part.get("text").and_then(Value::as_str)).collect::<String>()
+        }
+        _ => String::new(),
+    }
+}
+
+impl From<&str> for Content {
+    fn from(text: &str) -> Self {
+        Content::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Content {
+    fn from(text: String) -> Self {
+        Content::Text(text)
+    }
+}
+
+/// The dataset's other columns: name → one value for each completion (a prompt's value repeated for its group).
+pub type Columns = BTreeMap<String, Vec<Value>>;
+
+/// What one call judges. All lists are as long as [`RewardBatch::len`] and in the same order.
+#[derive(Clone, Copy, Debug)]
+pub struct RewardBatch<'a> {
+    /// The prompt of each completion, repeated for each completion of its group.
+    pub prompts: &'a [Content],
+    /// The completions.
+    pub completions: &'a [Content],
+    /// The token ids of the completions.
+    pub completion_ids: &'a [Vec<u32>],
+    /// The other columns of the dataset.
+    pub columns: &'a Columns,
+    /// The training step, given to reward programs as `trainer_state.global_step`.
+    pub step: u64,
+}
+
+impl RewardBatch<'_> {
+    /// Number of completions.
+    pub fn len(&self) -> usize {
+        self.completions.len()
+    }
+
+    /// True when there is nothing to judge.
+    pub fn is_empty(&self) -> bool {
+        self.completions.is_empty()
+    }
+
+    /// The values of a column, or a problem that names it, the columns that exist, and every row as affected.
+    pub(crate) fn column(&self, reward: &str, column: &str) -> Result<&[Value], Problem> {
+        match self.columns.get(column) {
+            Some(values) if values.len() == self.len() => Ok(values),
+            Some(values) => Err(Problem {
+                reward: reward.to_owned(),
+                rows: self.len(),
+                message: format!("column `{column}` has {} values for {} completions", values.len(), self.len()),
+            }),
+            None => Err(Problem {
+                reward: reward.to_owned(),
+                rows: self.len(),
+                message: format!(
+                    "the dataset has no column `{column}`; it has {}",
+                    self.columns.keys().map(|c| format!("`{c}`")).collect::<Vec<_>>().join(", ")
+                ),
+            }),
+        }
+    }
+}
+
+/// Something that kept a reward from judging some completions, to be shown and counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The reward's name.
+    pub reward: String,
+    /// How many completions got `None` for this reason.
+    pub rows: usize,
+    /// What happened, in words; may have several lines (the program's last error output).
+    pub message: String,
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "reward `{}` gave no score for {} completions: {}", self.reward, self.rows, self.message)
+    }
+}
+
+/// What a reward returns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scores {
+    /// One entry for each completion; `None` = not judged (left out of the mean and of the baseline), always finite.
+    pub values: Vec<Option<f64>>,
+    /// Why entries are `None`, if they should not be.
+    pub problems: Vec<Problem>,
+    /// Extra columns for the completions table (TRL's `log_extra`): name → one value for each completion.
+    pub extra: Vec<(String, Vec<Value>)>,
+    /// Extra scalar metrics (TRL's `log_metric`).
+    pub metrics: Vec<(String, f64)>,
+}
+
+impl Scores {
+    /// Scores without any remark.
+    pub fn new(values: Vec<Option<f64>>) -> Self {
+        Scores { values, ..Scores::default() }
+    }
+
+    /// No score for any of `rows` completions, because of `problem`.
+    pub fn failed(rows: usize, problem: Problem) -> Self {
+        Scores { values: vec![None; rows], problems: vec![problem], ..Scores::default() }
+    }
+}

@@ -1,0 +1,42 @@
+//! What can be wrong with a reward before a run starts. What goes wrong while it scores is a [`crate::Problem`].
+
+/// A reward that cannot be built: a bad specification, or a program that cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The name is none of the built-in ones.
+    #[error("unknown reward `{name}`{}; known: {known}", nearest.as_ref().map(|n| format!(", did you mean `{n}`?")).unwrap_or_default())]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// The nearest known name, if one is near.
+        nearest: Option<String>,
+        /// All known names, separated by commas.
+        known: String,
+    },
+    /// An option is missing, misspelt or has a wrong value.
+    #[error("reward `{kind}`: {message}")]
+    Options {
+        /// The kind of reward.
+        kind: String,
+        /// What is wrong, and what is accepted.
+        message: String,
+    },
+    /// The program of a `command` reward is missing, not executable, or did not start.
+    #[error("reward `command`: cannot run `{program}`: {message}")]
+    Program {
+        /// The program as given.
+        program: String,
+        /// Why.
+        message: String,
+    },
+}
+
+/// Result with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An [`Error::Options`].
+    pub(crate) fn options(kind: &str, message: impl Into<String>) -> Self {
+        Error::Options { kind: kind.into(), message: message.into() }
+    }
+}
