@@ -113,3 +113,65 @@ fn deviation(values: &[Option<f64>]) -> Option<f64> {
     let squares: f64 = values.iter().flatten().map(|x| (x - mean).powi(2)).sum();
     (count > 1).then(|| (squares / (count - 1) as f64).sqrt())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matrix(rows: &[[Option<f64>; 2]], weights: [f64; 2]) -> RewardMatrix {
+        RewardMatrix {
+            rewards: rows.iter().map(|r| r.to_vec()).collect(),
+            names: vec!["a".into(), "b".into()],
+            weights: weights.to_vec(),
+        }
+    }
+    fn one_function(rewards: &[Option<f64>]) -> RewardMatrix {
+        let rewards = rewards.iter().map(|&r| vec![r]).collect();
+        RewardMatrix { rewards, names: vec!["a".into()], weights: vec![1.0] }
+    }
+    fn close(got: &[f32], expected: &[f64]) {
+        assert_eq!(got.len(), expected.len());
+        assert!(got.iter().zip(expected).all(|(g, e)| (f64::from(*g) - e).abs() < 1e-6), "{got:?} {expected:?}");
+    }
+    fn metric(a: &Advantages, name: &str) -> Option<f64> {
+        a.metrics.iter().find(|(n, _)| n == name).expect(name).1
+    }
+
+    #[test]
+    fn by_hand() {
+        // Groups (1, 3) and (2, 2): means 2, 2; deviations √2, 0; of the batch √(2/3).
+        let m = one_function(&[Some(1.0), Some(3.0), Some(2.0), Some(2.0)]);
+        let (group, batch) = (2f64.sqrt() + 1e-4, (2.0 / 3.0f64).sqrt() + 1e-4);
+        close(&compute(&m, 2, ScaleRewards::Group).advantages, &[-1.0 / group, 1.0 / group, 0.0, 0.0]);
+        close(&compute(&m, 2, ScaleRewards::Batch).advantages, &[-1.0 / batch, 1.0 / batch, 0.0, 0.0]);
+        let none = compute(&m, 2, ScaleRewards::None);
+        close(&none.advantages, &[-1.0, 1.0, 0.0, 0.0]);
+        assert_eq!(metric(&none, "reward"), Some(2.0));
+        assert!((metric(&none, "reward_std").unwrap() - (2.0 / 3.0f64).sqrt()).abs() < 1e-12);
+        assert_eq!(metric(&none, "frac_reward_zero_std"), Some(0.5));
+        assert_eq!(metric(&compute(&m, 2, ScaleRewards::Batch), "frac_reward_zero_std"), Some(0.0));
+    }
+
+    #[test]
+    fn weights_and_missing_scores() {
+        let rows = [[Some(1.0), Some(2.0)], [None, Some(4.0)], [None, None], [Some(3.0), None]];
+        let a = compute(&matrix(&rows, [1.0, 0.5]), 4, ScaleRewards::None);
+        assert_eq!(a.rewards, [Some(2.0), Some(2.0), None, Some(3.0)]);
+        let mean = 7.0 / 3.0;
+        close(&a.advantages, &[2.0 - mean, 2.0 - mean, 0.0, 3.0 - mean]);
+        assert_eq!(metric(&a, "rewards/a/mean"), Some(2.0));
+        assert_eq!(metric(&a, "rewards/b/mean"), Some(3.0));
+        assert!((metric(&a, "rewards/b/std").unwrap() - 2f64.sqrt()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn nothing_to_compare_gives_zero() {
+        let scored_once = compute(&one_function(&[Some(5.0), None]), 2, ScaleRewards::Group);
+        assert_eq!(scored_once.advantages, [0.0, 0.0]);
+        assert_eq!(metric(&scored_once, "reward_std"), None);
+        let never = compute(&one_function(&[None, None]), 2, ScaleRewards::Group);
+        assert_eq!((never.advantages.as_slice(), metric(&never, "reward")), ([0.0, 0.0].as_slice(), None));
+        let alone = compute(&one_function(&[Some(5.0), Some(7.0)]), 1, ScaleRewards::None);
+        assert_eq!(alone.advantages, [0.0, 0.0]);
+    }
+}

@@ -18,7 +18,7 @@ pub mod schedule;
 pub use advantages::{Advantages, RewardMatrix, ScaleRewards};
 pub use error::{Error, Result};
 pub use loss::{ImportanceSamplingLevel, LossConfig, LossType};
-pub use metrics::UpdateMetrics;
+pub use metrics::{ClipRatios, UpdateMetrics};
 pub use optimizer::{OptimizerConfig, OptimizerState, StateTensor};
 pub use sample::{Advantage, Sample};
 pub use schedule::{Schedule, ScheduleKind};

@@ -61,3 +61,18 @@ impl Schedule {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hand_computed_points() {
+        let at = |kind, step| Schedule { kind, learning_rate: 2.0, warmup_steps: 4, total_steps: 12 }.at(step);
+        assert_eq!(at(ScheduleKind::Constant, 0), 2.0);
+        assert_eq!([0, 1, 4, 100].map(|s| at(ScheduleKind::ConstantWithWarmup, s)), [0.0, 0.5, 2.0, 2.0]);
+        assert_eq!([0, 2, 4, 8, 12, 13].map(|s| at(ScheduleKind::Linear, s)), [0.0, 1.0, 2.0, 1.0, 0.0, 0.0]);
+        assert_eq!([0, 2, 4].map(|s| at(ScheduleKind::Cosine, s)), [0.0, 1.0, 2.0]);
+        assert!((at(ScheduleKind::Cosine, 8) - 1.0).abs() < 1e-15 && at(ScheduleKind::Cosine, 12) == 0.0);
+    }
+}

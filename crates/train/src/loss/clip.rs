@@ -1,0 +1,26 @@
+//! The clipped surrogate of PPO (Schulman et al. 2017, arXiv:1707.06347), with a wider upper side (DAPO, Yu et al. 2025,
+//! arXiv:2503.14476) and an upper bound δ of the unclipped side (INTELLECT-2, arXiv:2505.07291):
+//!
+//! L = −min(min(r, δ) A, clip(r, 1 − ε, 1 + ε_high) A)
+//!
+//! ∂L/∂ρ = −r A where the side that is taken is neither clipped nor bounded, else 0.
+
+use super::{LossConfig, Term};
+
+/// L of a token with ratio `ratio` and advantage `advantage`.
+pub fn surrogate(config: &LossConfig, ratio: f64, advantage: f64) -> Term {
+    let (lower, upper) = (1.0 - config.epsilon, 1.0 + config.epsilon_high());
+    let bounded = config.delta.map_or(ratio, |delta| ratio.min(delta));
+    let clipped = ratio.clamp(lower, upper);
+    let (free_side, clip_side) = (bounded * advantage, clipped * advantage);
+    // On a tie both sides have the same slope, or the advantage is 0.
+    let moves = if free_side <= clip_side { bounded == ratio } else { clipped == ratio };
+    Term {
+        // `min` would hide a NaN of one side.
+        value: -(if free_side <= clip_side || free_side.is_nan() { free_side } else { clip_side }),
+        d_log_ratio: if moves { -ratio * advantage } else { 0.0 },
+        d_logp: 0.0,
+        low: bounded < lower && advantage < 0.0,
+        high: bounded > upper && advantage > 0.0,
+    }
+}

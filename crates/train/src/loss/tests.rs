@@ -1,0 +1,183 @@
+use super::*;
+use kernels::check::{directional_error, normal};
+
+/// Five sequences of odd lengths, one without a token in the loss, one empty; ratios spread over both sides of the clip.
+struct Case {
+    logps: Vec<Vec<f64>>,
+    old: Vec<Vec<f64>>,
+    reference: Vec<Vec<f64>>,
+    masks: Vec<Vec<bool>>,
+    advantages: Vec<Advantage>,
+}
+
+fn case() -> Case {
+    let lengths = [7usize, 1, 5, 0, 4];
+    let rows = |seed: u64, scale: f64, shift: f64| -> Vec<Vec<f64>> {
+        let row =
+            |(i, &n): (usize, &usize)| normal::<f64>(seed + i as u64, n).iter().map(|x| shift + scale * x).collect();
+        lengths.iter().enumerate().map(row).collect()
+    };
+    let logps = rows(10, 1.0, -2.0);
+    let add = |noise: Vec<Vec<f64>>| -> Vec<Vec<f64>> {
+        logps.iter().zip(noise).map(|(a, b)| a.iter().zip(b).map(|(a, b)| a + b).collect()).collect()
+    };
+    let (old, reference) = (add(rows(20, 0.4, 0.1)), add(rows(30, 0.7, 0.0)));
+    let mut masks: Vec<Vec<bool>> = lengths.iter().map(|&n| (0..n).map(|t| t % 4 != 2).collect()).collect();
+    masks[4].fill(false);
+    let advantages = [1.3, -0.8, -0.4, 0.7, 2.0].map(Advantage::Sequence).to_vec();
+    Case { logps, old, reference, masks, advantages }
+}
+
+impl Case {
+    fn totals(&self) -> Totals {
+        Totals { sequences: self.masks.len(), tokens: self.masks.iter().flatten().filter(|&&m| m).count() }
+    }
+    /// J and its gradient at these log-probabilities (all sequences' behind one another).
+    fn evaluate(&self, config: &LossConfig, flat: &[f64]) -> (LossSums, Vec<f64>) {
+        let (mut sums, mut gradient, mut start) = (LossSums::default(), vec![f64::NAN; flat.len()], 0);
+        for s in 0..self.masks.len() {
+            let range = start..start + self.masks[s].len();
+            let sequence = Sequence {
+                logps: &flat[range.clone()],
+                old_logps: &self.old[s],
+                ref_logps: Some(&self.reference[s]),
+                mask: &self.masks[s],
+                advantage: &self.advantages[s],
+            };
+            policy(config, &self.totals(), &sequence, &mut gradient[range.clone()], &mut sums);
+            start = range.end;
+        }
+        (sums, gradient)
+    }
+}
+
+const TYPES: [LossType; 4] = [LossType::Grpo, LossType::Bnpo, LossType::DrGrpo, LossType::Dapo];
+const LEVELS: [ImportanceSamplingLevel; 2] = [ImportanceSamplingLevel::Token, ImportanceSamplingLevel::Sequence];
+
+#[test]
+fn gradients_are_those_of_the_values() {
+    let mut case = case();
+    let flat: Vec<f64> = case.logps.concat();
+    for tokens in [false, true] {
+        if tokens {
+            let per_token = |m: &Vec<bool>| Advantage::Tokens(normal::<f32>(m.len() as u64, m.len()));
+            case.advantages = case.masks.iter().map(per_token).collect();
+        }
+        for loss_type in TYPES {
+            for importance_sampling_level in LEVELS {
+                for (beta, use_bias_correction_kl, delta) in
+                    [(0.0, false, None), (0.3, false, Some(1.15)), (0.3, true, None)]
+                {
+                    let base = LossConfig {
+                        loss_type,
+                        importance_sampling_level,
+                        max_completion_length: 9,
+                        ..LossConfig::default()
+                    };
+                    let config = LossConfig { beta, use_bias_correction_kl, delta, epsilon_high: Some(0.3), ..base };
+                    let (_, gradient) = case.evaluate(&config, &flat);
+                    let error = directional_error(&flat, &gradient, |x| case.evaluate(&config, x).0.loss);
+                    assert!(error < 1e-7, "{config:?}: {error}");
+                    let mut spoiled = gradient;
+                    spoiled[4] += 1e-3;
+                    assert!(directional_error(&flat, &spoiled, |x| case.evaluate(&config, x).0.loss) > 1e-5);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn on_policy_the_ratio_is_one_and_the_gradient_is_the_plain_policy_gradient() {
+    let mut case = case();
+    case.old = case.logps.clone();
+    let config = LossConfig { loss_type: LossType::Bnpo, ..LossConfig::default() };
+    let (sums, gradient) = case.evaluate(&config, &case.logps.concat());
+    let n = case.totals().tokens as f64;
+    let mut start = 0;
+    for (mask, advantage) in case.masks.iter().zip(&case.advantages) {
+        for (t, &m) in mask.iter().enumerate() {
+            let expected = if m { -f64::from(advantage.at(t)) / n } else { 0.0 };
+            assert_eq!(gradient[start + t], expected);
+        }
+        start += mask.len();
+    }
+    assert_eq!(sums.clip_ratios(), ClipRatios::default());
+}
+
+/// One token with this ratio and advantage, ε = 0.2, ε_high = 0.3.
+fn one(ratio: f64, advantage: f64, delta: Option<f64>) -> Term {
+    clip::surrogate(
+        &LossConfig { epsilon: 0.2, epsilon_high: Some(0.3), delta, ..LossConfig::default() },
+        ratio,
+        advantage,
+    )
+}
+
+#[test]
+fn each_side_of_the_clip() {
+    let close = |term: Term, value: f64, slope: f64, low: bool, high: bool| {
+        assert!((term.value - value).abs() < 1e-12 && (term.d_log_ratio - slope).abs() < 1e-12, "{term:?}");
+        assert_eq!((term.low, term.high), (low, high));
+    };
+    close(one(1.5, 2.0, None), -2.6, 0.0, false, true); // too likely already: clipped at 1.3
+    close(one(1.5, -2.0, None), 3.0, 3.0, false, false); // pushed down, however far up
+    close(one(0.5, 2.0, None), -1.0, -1.0, false, false); // pushed up, however far down
+    close(one(0.5, -2.0, None), 1.6, 0.0, true, false); // too unlikely already: clipped at 0.8
+    close(one(1.1, 2.0, None), -2.2, -2.2, false, false); // inside
+    close(one(5.0, -2.0, Some(4.0)), 8.0, 0.0, false, false); // δ bounds the pessimistic side
+    close(one(3.0, 0.0, None), 0.0, 0.0, false, false); // no advantage, no loss
+    assert!(one(f64::NAN, 1.0, None).value.is_nan() && one(f64::NAN, -1.0, Some(2.0)).value.is_nan());
+}
+
+#[test]
+fn nothing_in_the_loss_gives_nothing() {
+    let mut case = case();
+    case.masks.iter_mut().for_each(|m| m.fill(false));
+    // Values outside the mask are never read.
+    case.old.iter_mut().for_each(|x| x.fill(f64::NAN));
+    for loss_type in TYPES {
+        for importance_sampling_level in LEVELS {
+            let config = LossConfig { loss_type, importance_sampling_level, beta: 0.1, ..LossConfig::default() };
+            let (sums, gradient) = case.evaluate(&config, &case.logps.concat());
+            assert_eq!((sums.loss, sums.kl_mean(), sums.clip_ratios()), (0.0, 0.0, ClipRatios::default()));
+            assert!(gradient.iter().all(|&g| g == 0.0));
+        }
+    }
+}
+
+/// Σ w m L of a given matrix of token losses.
+fn reduce(loss: &impl PolicyLoss, values: &[Vec<f64>], masks: &[Vec<bool>]) -> f64 {
+    let count = |m: &[bool]| m.iter().filter(|&&m| m).count();
+    let totals = Totals { sequences: masks.len(), tokens: masks.iter().map(|m| count(m)).sum() };
+    let mut sum = 0.0;
+    for (values, mask) in values.iter().zip(masks) {
+        let weight = loss.weight(&LossConfig::default(), count(mask), &totals);
+        sum += values.iter().zip(mask).filter(|(_, m)| **m).map(|(v, _)| weight * v).sum::<f64>();
+    }
+    sum
+}
+
+#[test]
+fn reductions_on_the_known_vectors() {
+    let check = |values: &[Vec<f64>], masks: &[Vec<bool>], per_sequence: f64, per_token: f64| {
+        assert!((reduce(&grpo::Grpo, values, masks) - per_sequence).abs() < 5e-5);
+        assert!((reduce(&bnpo::Bnpo, values, masks) - per_token).abs() < 5e-5);
+        assert!((reduce(&dapo::Dapo, values, masks) - per_token).abs() < 5e-5);
+    };
+    let small = [vec![1.0, 2.0], vec![3.0, 4.0], vec![5.0, 6.0]];
+    check(&small, &[vec![true, true], vec![true, false], vec![true, false]], 3.1667, 2.75);
+    for (length, per_sequence, per_token) in [(4, 906.3438, 727.5455), (4096, 875.1555, 2.9478)] {
+        let row: Vec<f64> = (0..length).map(|t| if t == 0 { 1000.0 } else { 1.0 }).collect();
+        let mask = |s: usize| (0..length).map(|t| s == 0 || t == 0).collect();
+        check(&vec![row; 8], &(0..8).map(mask).collect::<Vec<_>>(), per_sequence, per_token);
+    }
+}
+
+#[test]
+fn supervised_is_the_mean_over_tokens() {
+    let (logps, mask) = (vec![-1.0f64, -2.0, -4.0], vec![true, false, true]);
+    let (mut d, mut sums) = (vec![f64::NAN; 3], LossSums::default());
+    supervised::supervised(&Totals { sequences: 1, tokens: 2 }, &logps, &mask, &mut d, &mut sums);
+    assert_eq!((sums.loss, sums.tokens, d), (2.5, 2, vec![-0.5, 0.0, -0.5]));
+}
