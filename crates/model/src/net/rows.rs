@@ -30,15 +30,25 @@ pub struct InferRows {
 impl InferRows {
     /// Room for `max_rows` rows and as many writes, and `max_sequences` block tables of `table_len` pages. Booked under "workspace".
     pub fn new(memory: &Memory, max_rows: usize, max_sequences: usize, table_len: usize) -> InferRows {
+        InferRows::with_writes(memory, max_rows, max_sequences, table_len, max_rows)
+    }
+    /// As [`InferRows::new`], with room for another number of writes.
+    pub(crate) fn with_writes(
+        memory: &Memory,
+        rows: usize,
+        tables: usize,
+        table_len: usize,
+        writes: usize,
+    ) -> InferRows {
         let memory = memory.part("workspace");
         let zeros = |shape: &[usize]| Tensor::zeros(&memory, shape, DType::U32);
         InferRows {
-            ids: zeros(&[max_rows]),
-            positions: zeros(&[max_rows]),
-            tables_of_rows: zeros(&[max_rows]),
-            tables: zeros(&[max_sequences, table_len]),
-            write_rows: zeros(&[max_rows]),
-            write_slots: zeros(&[max_rows]),
+            ids: zeros(&[rows]),
+            positions: zeros(&[rows]),
+            tables_of_rows: zeros(&[rows]),
+            tables: zeros(&[tables, table_len]),
+            write_rows: zeros(&[writes]),
+            write_slots: zeros(&[writes]),
             rows: 0,
             writes: 0,
         }

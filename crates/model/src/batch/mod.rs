@@ -1,0 +1,255 @@
+//! A batch of whole sequences, packed without padding: a prefix once, then the branches that go on from it.
+//!
+//! Rows are laid out `[prefix][branch 0][branch 1]…`, group after group. Every branch attends the prefix and itself. A
+//! row is the token that goes in; it predicts the one that follows. The last token of a branch predicts nothing and is
+//! attended by nobody, so it has no row.
+//!
+//! Keys and values lie in pages of [`BLOCK`] positions. The prefix's full pages are shared by the branches; the page that
+//! the prefix ends in the middle of is each branch's own, and the prefix's rows are written into all of them, so that every
+//! branch sees the same pages as if it were alone: the same bits, packed or not, shared or not.
+//!
+//! It does not know where a token came from, nor what is done with its score.
+
+use crate::kv::BLOCK;
+use crate::net::InferRows;
+use kernels::{Memory, Tensor};
+use std::ops::Range;
+
+/// A prefix and the branches that continue it: a prompt and its completions.
+///
+/// A branch's tokens are the ones scored, each given all before it; a token with nothing before it (the first of a branch
+/// with an empty prefix) is not. A prefix with no branch is computed whole and scores nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupSegment<'a> {
+    /// Token ids before every branch.
+    pub prefix: &'a [u32],
+    /// Token ids of each branch.
+    pub branches: &'a [&'a [u32]],
+}
+
+/// Sizes of batches: what one holds, or what buffers have room for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// Rows: tokens that go in.
+    pub tokens: usize,
+    /// Pages of keys and values.
+    pub blocks: usize,
+    /// Tokens that are scored.
+    pub score_rows: usize,
+}
+
+impl Capacity {
+    /// What a group takes, by its lengths.
+    pub fn of_group(prefix: usize, branches: &[usize], sharing: bool) -> Capacity {
+        if !sharing && branches.len() > 1 {
+            return branches
+                .iter()
+                .map(|&b| Capacity::of_group(prefix, &[b], true))
+                .fold(Capacity::default(), |a, b| a + b);
+        }
+        let rows = |tokens: usize| tokens.saturating_sub(1);
+        let pages = |positions: usize| positions.div_ceil(BLOCK);
+        // The first branch goes on in the prefix's pages; the others share the full ones.
+        let first = pages(prefix + branches.first().map_or(0, |&b| rows(b)));
+        let own = |b: usize| if rows(b) == 0 { 0 } else { pages(prefix + rows(b)) - prefix / BLOCK };
+        Capacity {
+            tokens: prefix + branches.iter().map(|&b| rows(b)).sum::<usize>(),
+            blocks: first + branches.iter().skip(1).map(|&b| own(b)).sum::<usize>(),
+            score_rows: branches.iter().map(|&b| if prefix == 0 { rows(b) } else { b }).sum(),
+        }
+    }
+    /// Room for either.
+    pub fn max(self, other: Capacity) -> Capacity {
+        Capacity {
+            tokens: self.tokens.max(other.tokens),
+            blocks: self.blocks.max(other.blocks),
+            score_rows: self.score_rows.max(other.score_rows),
+        }
+    }
+    /// Whether `other` fits in it.
+    pub fn holds(self, other: Capacity) -> bool {
+        self.max(other) == self
+    }
+}
+
+impl std::ops::Add for Capacity {
+    type Output = Capacity;
+    fn add(self, other: Capacity) -> Capacity {
+        Capacity {
+            tokens: self.tokens + other.tokens,
+            blocks: self.blocks + other.blocks,
+            score_rows: self.score_rows + other.score_rows,
+        }
+    }
+}
+
+/// A packed batch, on the host. T rows, S block tables, W writes, R scores.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Token of each row `[T]`.
+    pub ids: Vec<u32>,
+    /// Position of each row in its sequence `[T]`.
+    pub positions: Vec<u32>,
+    /// Block table of each row `[T]`.
+    pub tables_of_rows: Vec<u32>,
+    /// Block tables `[S, table_len]`, padded with 0.
+    pub tables: Vec<u32>,
+    /// Pages that the longest sequence needs.
+    pub table_len: usize,
+    /// Pages that all need.
+    pub blocks: usize,
+    /// Row of each write of a key and a value, ascending `[W]`.
+    pub write_rows: Vec<u32>,
+    /// Slot (page · 64 + place) of each write `[W]`.
+    pub write_slots: Vec<u32>,
+    /// First row of each independent group, and T at last: no page is shared across groups.
+    pub groups: Vec<u32>,
+    /// The row that predicts each scored token `[R]`, in the order of branches and tokens.
+    pub score_rows: Vec<u32>,
+    /// Each scored token `[R]`.
+    pub targets: Vec<u32>,
+    /// The scores of each branch of each group, in the order given.
+    pub scores_of_branches: Vec<Range<usize>>,
+}
+
+impl Batch {
+    /// Packs groups. Without `sharing` every branch gets a copy of its prefix: a group of its own.
+    pub fn new(groups: &[GroupSegment<'_>], sharing: bool) -> Batch {
+        let mut batch = Packer::default();
+        for group in groups {
+            if sharing || group.branches.len() <= 1 {
+                batch.group(group);
+            } else {
+                for branch in group.branches {
+                    batch.group(&GroupSegment { prefix: group.prefix, branches: std::slice::from_ref(branch) });
+                }
+            }
+        }
+        batch.finish()
+    }
+    /// What it takes.
+    pub fn capacity(&self) -> Capacity {
+        Capacity { tokens: self.ids.len(), blocks: self.blocks, score_rows: self.targets.len() }
+    }
+}
+
+/// A batch in the making: block tables of their own lengths.
+#[derive(Default)]
+struct Packer {
+    batch: Batch,
+    tables: Vec<Vec<u32>>,
+}
+
+impl Packer {
+    fn group(&mut self, group: &GroupSegment<'_>) {
+        let prefix = group.prefix;
+        let first_row = self.batch.ids.len() as u32;
+        self.batch.groups.push(first_row);
+
+        // Tables: the prefix's, in which the first branch goes on, then one for each other branch that has rows.
+        let rows_of = |branch: &[u32]| branch.len().saturating_sub(1);
+        let first_table = self.tables.len();
+        let first = self.table(&[], prefix.len() + group.branches.first().map_or(0, |b| rows_of(b)));
+        let shared = first[..prefix.len() / BLOCK].to_vec();
+        self.tables.push(first);
+        let mut table_of_branch = vec![first_table; group.branches.len()];
+        for (branch, tokens) in group.branches.iter().enumerate().skip(1).filter(|(_, b)| rows_of(b) > 0) {
+            table_of_branch[branch] = self.tables.len();
+            let table = self.table(&shared, prefix.len() + rows_of(tokens));
+            self.tables.push(table);
+        }
+
+        for (position, &id) in prefix.iter().enumerate() {
+            // A row of the page that the prefix ends in the middle of is written for every branch.
+            let straddles = position >= prefix.len() / BLOCK * BLOCK;
+            let tables = first_table..if straddles { self.tables.len() } else { first_table + 1 };
+            self.row(id, position, first_table, tables);
+        }
+        for (&tokens, table) in group.branches.iter().zip(table_of_branch) {
+            let before = self.batch.ids.len();
+            for (i, &id) in tokens[..rows_of(tokens)].iter().enumerate() {
+                self.row(id, prefix.len() + i, table, table..table + 1);
+            }
+            // Token i is predicted by the row before it: the prefix's last for the first.
+            let scored = usize::from(prefix.is_empty())..tokens.len();
+            let start = self.batch.targets.len();
+            for i in scored {
+                let row = if i == 0 { first_row as usize + prefix.len() - 1 } else { before + i - 1 };
+                self.batch.score_rows.push(row as u32);
+                self.batch.targets.push(tokens[i]);
+            }
+            self.batch.scores_of_branches.push(start..self.batch.targets.len());
+        }
+    }
+
+    /// A table for `positions` positions that begins with `shared` pages and goes on with new ones.
+    fn table(&mut self, shared: &[u32], positions: usize) -> Vec<u32> {
+        let mut table = shared.to_vec();
+        while table.len() * BLOCK < positions {
+            table.push(self.batch.blocks as u32);
+            self.batch.blocks += 1;
+        }
+        table
+    }
+
+    fn row(&mut self, id: u32, position: usize, table: usize, written: Range<usize>) {
+        let row = self.batch.ids.len() as u32;
+        self.batch.ids.push(id);
+        self.batch.positions.push(position as u32);
+        self.batch.tables_of_rows.push(table as u32);
+        for table in &self.tables[written] {
+            self.batch.write_rows.push(row);
+            self.batch.write_slots.push(table[position / BLOCK] * BLOCK as u32 + (position % BLOCK) as u32);
+        }
+    }
+
+    fn finish(mut self) -> Batch {
+        self.batch.groups.push(self.batch.ids.len() as u32);
+        self.batch.table_len = self.tables.iter().map(Vec::len).max().unwrap_or(0);
+        for mut table in self.tables {
+            table.resize(self.batch.table_len, 0);
+            self.batch.tables.extend(table);
+        }
+        self.batch
+    }
+}
+
+/// A [`Batch`] on the device.
+#[derive(Debug)]
+pub struct BatchTensors {
+    pub(crate) capacity: Capacity,
+    pub(crate) rows: InferRows,
+    /// `[G + 1]`
+    pub(crate) groups: Tensor,
+    /// `[R]`
+    pub(crate) score_rows: Tensor,
+    /// `[R]`
+    pub(crate) targets: Tensor,
+}
+
+impl BatchTensors {
+    /// Copies a batch to the device. Booked under "workspace".
+    pub fn new(memory: &Memory, batch: &Batch) -> BatchTensors {
+        let tables = batch.tables.len().checked_div(batch.table_len).unwrap_or(0);
+        let mut rows = InferRows::with_writes(memory, batch.ids.len(), tables, batch.table_len, batch.write_rows.len());
+        rows.set(&batch.ids, &batch.positions, &batch.tables_of_rows, &batch.write_rows, &batch.write_slots);
+        for (i, table) in batch.tables.chunks_exact(batch.table_len.max(1)).enumerate() {
+            rows.set_table(i, table);
+        }
+        let tensor = |data: &[u32]| Tensor::from_u32(&memory.part("workspace"), &[data.len()], data);
+        BatchTensors {
+            capacity: batch.capacity(),
+            rows,
+            groups: tensor(&batch.groups),
+            score_rows: tensor(&batch.score_rows),
+            targets: tensor(&batch.targets),
+        }
+    }
+    /// What it takes.
+    pub fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! The layout of packed batches, against one worked out token by token.
+
+use super::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+fn ids(first: u32, len: usize) -> Vec<u32> {
+    (first..first + len as u32).collect()
+}
+
+/// Every sequence (prefix + branch) must see, through its table, exactly its own tokens at their positions; pages must
+/// be shared only where they are full of prefix; and scores must point at the row before the token, of the same sequence.
+fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
+    let branches: Vec<Vec<&[u32]>> = groups.iter().map(|(_, b)| b.iter().map(|b| b.as_slice()).collect()).collect();
+    let segments: Vec<_> =
+        groups.iter().zip(&branches).map(|((p, _), b)| GroupSegment { prefix: p, branches: b }).collect();
+    let batch = Batch::new(&segments, sharing);
+
+    let expected =
+        groups.iter().map(|(p, b)| Capacity::of_group(p.len(), &b.iter().map(Vec::len).collect::<Vec<_>>(), sharing));
+    assert_eq!(batch.capacity(), expected.fold(Capacity::default(), |a, b| a + b));
+    assert!(batch.write_rows.is_sorted());
+
+    // What each slot holds after the writes; a slot is written once.
+    let mut slots = BTreeMap::new();
+    for (&row, &slot) in batch.write_rows.iter().zip(&batch.write_slots) {
+        assert!((slot as usize) < batch.blocks * BLOCK);
+        assert!(slots.insert(slot, row).is_none(), "slot {slot} written twice");
+    }
+    let table = |row: usize| {
+        let t = batch.tables_of_rows[row] as usize * batch.table_len;
+        &batch.tables[t..t + batch.table_len]
+    };
+    // The tokens that a row attends, itself included.
+    let seen = |row: usize| -> Vec<u32> {
+        let slot = |p: usize| table(row)[p / BLOCK] * BLOCK as u32 + (p % BLOCK) as u32;
+        let rows = (0..=batch.positions[row] as usize).map(|p| slots[&slot(p)] as usize);
+        rows.map(|r| batch.ids[r]).collect()
+    };
+    let mut branch_index = 0;
+    for (prefix, branches) in groups {
+        for branch in branches {
+            let scores = batch.scores_of_branches[branch_index].clone();
+            branch_index += 1;
+            let unscored = usize::from(prefix.is_empty()).min(branch.len());
+            assert_eq!(batch.targets[scores.clone()], branch[unscored..]);
+            for (i, score) in scores.enumerate() {
+                let before: Vec<u32> = prefix.iter().chain(&branch[..i + unscored]).copied().collect();
+                assert_eq!(seen(batch.score_rows[score] as usize), before);
+            }
+        }
+    }
+    assert_eq!(branch_index, batch.scores_of_branches.len());
+
+    // Groups share no page, and begin at position 0.
+    let mut pages = BTreeSet::new();
+    for group in batch.groups.windows(2) {
+        let rows = group[0] as usize..group[1] as usize;
+        assert!(rows.is_empty() || batch.positions[rows.start] == 0);
+        let of_group: BTreeSet<u32> =
+            rows.flat_map(|r| table(r)[..=batch.positions[r] as usize / BLOCK].to_vec()).collect();
+        assert!(pages.is_disjoint(&of_group));
+        pages.extend(of_group);
+    }
+    assert_eq!(pages.len(), batch.blocks, "every page is used");
+    batch
+}
+
+#[test]
+fn every_row_sees_its_own_sequence() {
+    for prompt in [64 * 2 + 13, 64, 63, 0, 1] {
+        for sharing in [true, false] {
+            let lengths = [1, 64, 100, 0, 2];
+            let branches: Vec<_> = lengths.iter().enumerate().map(|(i, &n)| ids(1000 * (i as u32 + 1), n)).collect();
+            let one = (ids(0, prompt), branches.clone());
+            // The first branch takes the prefix's table: let it be short and long.
+            let other = (ids(500, prompt), branches.iter().rev().cloned().collect());
+            check(&[one, other, (ids(7, 5), vec![])], sharing);
+        }
+    }
+}
+
+#[test]
+fn a_prompt_is_computed_once() {
+    let group = (ids(0, 64 + 13), vec![ids(1000, 100), ids(2000, 100), ids(3000, 100)]);
+    let shared = check(std::slice::from_ref(&group), true);
+    assert_eq!(shared.ids.len(), 77 + 3 * 99);
+    assert_eq!(shared.groups, [0, 374]);
+    // One full page of the prompt; its straddling page and one or two more for each branch (77 + 99 = 176 positions).
+    assert_eq!(shared.blocks, 1 + 3 * 2);
+    assert_eq!(shared.write_rows.len(), 64 + 3 * 13 + 3 * 99);
+    let apart = check(&[group], false);
+    assert_eq!(apart.ids.len(), 3 * (77 + 99));
+    assert_eq!(apart.groups, [0, 176, 352, 528]);
+}
+
+#[test]
+fn an_empty_batch_is_one() {
+    let batch = check(&[], true);
+    assert_eq!((batch.ids.len(), batch.groups.as_slice()), (0, [0].as_slice()));
+    check(&[(vec![], vec![])], true);
+}
