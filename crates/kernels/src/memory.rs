@@ -164,4 +164,20 @@ impl FileMap {
     pub fn bytes(&self) -> &[u8] {
         self.0.as_deref().unwrap_or(&[])
     }
+    /// Lets go of the memory of these bytes, which stay readable: from the file again, page by page, when touched.
+    pub fn release(&self, range: std::ops::Range<usize>) {
+        #[cfg(target_os = "linux")]
+        if let Some(map) = &self.0 {
+            // Only whole pages, so that neighbours which are still to be read stay.
+            let page = 4096;
+            let (from, to) = (range.start.next_multiple_of(page), range.end / page * page);
+            if from < to && to <= map.len() {
+                // SAFETY: the map is read-only and of a file, so dropped pages come back with the same bytes.
+                // Failing to release costs memory, nothing else.
+                let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, from, to - from) };
+            }
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = range;
+    }
 }

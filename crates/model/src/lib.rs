@@ -5,6 +5,8 @@ mod error;
 
 pub mod batch;
 pub mod config;
+pub mod init;
+pub mod io;
 pub mod kv;
 pub mod net;
 pub mod weights;

@@ -1,0 +1,170 @@
+//! Reading weight files into a sink.
+
+use super::safetensors::{Entry, elements, entries};
+use super::{TensorSink, TensorSpec};
+use crate::{Error, ModelConfig, Result};
+use kernels::memory::FileMap;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+
+/// A mapped file and what it holds.
+struct File {
+    path: PathBuf,
+    map: FileMap,
+    entries: HashMap<String, Entry>,
+}
+
+impl File {
+    fn open(path: PathBuf) -> Result<File> {
+        let map = FileMap::open(&path)?;
+        let entries = entries(&path, map.bytes())?.into_iter().map(|e| (e.name.clone(), e)).collect();
+        Ok(File { path, map, entries })
+    }
+    fn elements(&self, entry: &Entry) -> Result<Vec<f32>> {
+        let data = elements(&self.path, entry, self.map.bytes())?;
+        self.map.release(entry.bytes.clone());
+        Ok(data)
+    }
+}
+
+/// The files of a model, and where each tensor is.
+struct Files {
+    files: Vec<File>,
+    /// By name: the file, as an index.
+    places: HashMap<String, usize>,
+    /// What lists the tensors: the only file, or the index.
+    listing: PathBuf,
+}
+
+impl Files {
+    fn one(path: PathBuf) -> Result<Files> {
+        let file = File::open(path.clone())?;
+        let places = file.entries.keys().map(|name| (name.clone(), 0)).collect();
+        Ok(Files { files: vec![file], places, listing: path })
+    }
+
+    fn of_model(dir: &Path) -> Result<Files> {
+        let single = dir.join("model.safetensors");
+        let index = dir.join("model.safetensors.index.json");
+        match (single.exists(), index.exists()) {
+            (true, _) => Files::one(single),
+            (false, true) => Files::sharded(dir, index),
+            (false, false) => Err(Error::file(
+                dir,
+                "has neither model.safetensors nor model.safetensors.index.json (other weight formats are not read)",
+            )),
+        }
+    }
+
+    fn sharded(dir: &Path, index: PathBuf) -> Result<Files> {
+        let text = std::fs::read(&index).map_err(|e| Error::io(&index, e))?;
+        let json: serde_json::Value =
+            serde_json::from_slice(&text).map_err(|e| Error::file(&index, format!("not JSON: {e}")))?;
+        let Some(map) = json.get("weight_map").and_then(|m| m.as_object()) else {
+            return Err(Error::file(&index, "has no object `weight_map`"));
+        };
+        let mut files: Vec<File> = Vec::new();
+        let mut places = HashMap::new();
+        for (tensor, name) in map {
+            // A name that leads out of the directory is no shard of this model.
+            let Some(name) = name.as_str().filter(|n| Path::new(n).file_name().is_some_and(|f| f == *n)) else {
+                return Err(Error::tensor(&index, tensor, format!("is in {name}, which is no file name")));
+            };
+            let path = dir.join(name);
+            let place = match files.iter().position(|f| f.path == path) {
+                Some(place) => place,
+                None => {
+                    if !path.exists() {
+                        return Err(Error::tensor(&index, tensor, format!("is in {name}, which is missing")));
+                    }
+                    files.push(File::open(path)?);
+                    files.len() - 1
+                }
+            };
+            if !files[place].entries.contains_key(tensor) {
+                return Err(Error::tensor(&files[place].path, tensor, "is missing, but the index says it is here"));
+            }
+            places.insert(tensor.clone(), place);
+        }
+        Ok(Files { files, places, listing: index })
+    }
+
+    fn find(&self, name: &str) -> Option<(&File, &Entry)> {
+        let file = &self.files[*self.places.get(name)?];
+        Some((file, &file.entries[name]))
+    }
+
+    /// Hands every tensor of the sink over, each under the name that `alias` gives it in the files.
+    fn pour(&self, specs: &[TensorSpec], sink: &mut dyn TensorSink, alias: impl Fn(&str) -> String) -> Result<()> {
+        // All shapes first: an error comes before minutes of reading, and before anything is overwritten.
+        for spec in specs {
+            let name = alias(&spec.name);
+            let Some((file, entry)) = self.find(&name) else {
+                return Err(Error::tensor(&self.listing, name, format!("is missing (shape {:?})", spec.shape)));
+            };
+            if entry.shape != spec.shape {
+                let message = format!("has shape {:?}, expected {:?}", entry.shape, spec.shape);
+                return Err(Error::tensor(&file.path, name, message));
+            }
+        }
+        for spec in specs {
+            let (file, entry) = self.find(&alias(&spec.name)).expect("checked above");
+            sink.put(&spec.name, &file.elements(entry)?)?;
+        }
+        Ok(())
+    }
+
+    fn refuse_unexpected(&self, expected: impl Fn(&str) -> bool) -> Result<()> {
+        let mut unexpected: Vec<&String> = self.places.keys().filter(|name| !expected(name)).collect();
+        unexpected.sort();
+        match unexpected.first() {
+            None => Ok(()),
+            Some(first) => {
+                let (file, entry) = self.find(first).expect("a place of a tensor");
+                let more = match unexpected.len() - 1 {
+                    0 => String::new(),
+                    n => format!(" (and {n} more)"),
+                };
+                let message = format!("is not of this model: unexpected, with shape {:?}{more}", entry.shape);
+                Err(Error::tensor(&file.path, first.as_str(), message))
+            }
+        }
+    }
+}
+
+/// Reads the weights of the model directory `dir` into `sink`.
+///
+/// A head in the files of a model that ties it to the embedding is accepted if it equals the embedding (and stands for it
+/// where that is absent). Where they differ, transformers would untie them; here it is an error that says so.
+pub fn load_weights(dir: &Path, config: &ModelConfig, sink: &mut dyn TensorSink) -> Result<()> {
+    let files = Files::of_model(dir)?;
+    let specs = sink.tensors();
+    let known: std::collections::HashSet<&str> = specs.iter().map(|s| s.name.as_str()).collect();
+    let tied_head = |name: &str| config.tie_word_embeddings && name == HEAD;
+    // Old checkpoints carry rotary frequencies, which follow from the configuration.
+    let derived = |name: &str| name.ends_with("rotary_emb.inv_freq");
+    files.refuse_unexpected(|name| known.contains(name) || tied_head(name) || derived(name))?;
+
+    let head = if config.tie_word_embeddings { files.find(HEAD) } else { None };
+    let embedding = files.find(EMBEDDING);
+    if let (Some((file, head)), Some((other, embedding))) = (head, embedding)
+        && (head.dtype != embedding.dtype
+            || file.map.bytes()[head.bytes.clone()] != other.map.bytes()[embedding.bytes.clone()])
+    {
+        let message = format!("differs from {EMBEDDING}, though config.json says `tie_word_embeddings` = true");
+        return Err(Error::tensor(&file.path, HEAD, message));
+    }
+    let only_head = head.is_some() && embedding.is_none();
+    files.pour(&specs, sink, |name| if only_head && name == EMBEDDING { HEAD.into() } else { name.into() })
+}
+
+/// Reads one safetensors file into `sink`: each tensor that it wants, and nothing else may be there.
+pub fn load_tensors(path: &Path, sink: &mut dyn TensorSink) -> Result<()> {
+    let files = Files::one(path.to_owned())?;
+    let specs = sink.tensors();
+    files.refuse_unexpected(|name| specs.iter().any(|s| s.name == name))?;
+    files.pour(&specs, sink, str::to_owned)
+}

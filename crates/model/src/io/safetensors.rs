@@ -1,0 +1,171 @@
+//! The safetensors container: a little-endian u64 length, that many bytes of JSON, then the tensors' bytes.
+//!
+//! The header is read here and not by the `safetensors` crate, whose errors do not say which tensor of a damaged file is
+//! meant. The checks are the same: offsets follow one another without gap or overlap, sizes fit shape and dtype, and the
+//! last byte is the file's last.
+
+use crate::{Error, FileDType, Result};
+use half::{bf16, f16};
+use serde_json::{Map, Value, json};
+use std::ops::Range;
+use std::path::Path;
+
+/// Headers past this are refused: no model has one, and a damaged length must not ask for memory.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// One tensor of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    /// As the file names it: `F32`, `BF16`, `I8`, …
+    pub(super) dtype: String,
+    pub(super) shape: Vec<usize>,
+    /// Its bytes, from the start of the file.
+    pub(super) bytes: Range<usize>,
+}
+
+/// The dtype that a file calls `name`, if its elements can be read as f32.
+fn readable(name: &str) -> Option<FileDType> {
+    match name {
+        "F32" => Some(FileDType::F32),
+        "BF16" => Some(FileDType::Bf16),
+        "F16" => Some(FileDType::F16),
+        _ => None,
+    }
+}
+
+/// What the file calls `dtype`.
+fn written(dtype: FileDType) -> &'static str {
+    match dtype {
+        FileDType::F32 => "F32",
+        FileDType::Bf16 => "BF16",
+        FileDType::F16 => "F16",
+    }
+}
+
+/// Bits of an element of any dtype of the format, to check sizes of tensors that are not read, too.
+fn bits(dtype: &str) -> Option<usize> {
+    Some(match dtype {
+        "F4" => 4,
+        "F6_E2M3" | "F6_E3M2" => 6,
+        "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => 8,
+        "I16" | "U16" | "F16" | "BF16" => 16,
+        "I32" | "U32" | "F32" => 32,
+        "I64" | "U64" | "F64" | "C64" => 64,
+        _ => return None,
+    })
+}
+
+/// The tensors that the header of `file` (all bytes of it) lists, in the order of their bytes.
+pub(super) fn entries(path: &Path, file: &[u8]) -> Result<Vec<Entry>> {
+    let bad = |message: String| Error::file(path, message);
+    let Some(length) = file.first_chunk::<8>() else {
+        return Err(bad(format!("is truncated: {} bytes are no safetensors file", file.len())));
+    };
+    let length = u64::from_le_bytes(*length);
+    if length > MAX_HEADER {
+        return Err(bad(format!("is not a safetensors file: it says that its header takes {length} bytes")));
+    }
+    let start = 8 + length as usize;
+    let Some(header) = file.get(8..start) else {
+        return Err(bad(format!("is truncated: the header takes {length} bytes, the file has {}", file.len())));
+    };
+    let header: Map<String, Value> = serde_json::from_slice(header)
+        .map_err(|e| bad(format!("is not a safetensors file: its header is not a JSON object ({e})")))?;
+
+    let mut entries = Vec::with_capacity(header.len());
+    for (name, info) in header {
+        if name != "__metadata__" {
+            entries.push(entry(path, name, &info, start)?);
+        }
+    }
+    entries.sort_by_key(|e| (e.bytes.start, e.bytes.end));
+    let mut end = start;
+    for e in &entries {
+        if e.bytes.start != end {
+            return Err(Error::tensor(path, &e.name, "its bytes do not follow those of the tensor before it"));
+        }
+        end = e.bytes.end;
+        if end > file.len() {
+            let message = format!("the file is truncated: it ends at byte {end}, the file at {}", file.len());
+            return Err(Error::tensor(path, &e.name, message));
+        }
+    }
+    if end != file.len() {
+        return Err(bad(format!("has {} bytes that belong to no tensor", file.len() - end)));
+    }
+    Ok(entries)
+}
+
+fn entry(path: &Path, name: String, info: &Value, start: usize) -> Result<Entry> {
+    let bad = |message: &str| Error::tensor(path, &name, format!("its header entry {message}"));
+    let numbers = |key: &str| -> Option<Vec<usize>> {
+        info.get(key)?.as_array()?.iter().map(|v| v.as_u64().and_then(|n| usize::try_from(n).ok())).collect()
+    };
+    let dtype = info.get("dtype").and_then(Value::as_str).ok_or_else(|| bad("has no dtype"))?;
+    let shape = numbers("shape").ok_or_else(|| bad("has no shape"))?;
+    let offsets = numbers("data_offsets").ok_or_else(|| bad("has no data_offsets"))?;
+    let bytes = match offsets[..] {
+        [from, to] if from <= to => start.checked_add(from).zip(start.checked_add(to)).map(|(from, to)| from..to),
+        _ => None,
+    };
+    let bytes = bytes.ok_or_else(|| bad("has data_offsets that are no range"))?;
+    let bits = bits(dtype).ok_or_else(|| bad(&format!("has an unknown dtype, {dtype}")))?;
+    let size = shape.iter().try_fold(bits, |n, &d| n.checked_mul(d)).filter(|n| n % 8 == 0).map(|n| n / 8);
+    if size != Some(bytes.len()) {
+        return Err(bad(&format!("says {dtype} {shape:?}, but its data has {} bytes", bytes.len())));
+    }
+    Ok(Entry { dtype: dtype.to_owned(), shape, bytes, name })
+}
+
+/// The elements of `entry`, widened to f32.
+pub(super) fn elements(path: &Path, entry: &Entry, file: &[u8]) -> Result<Vec<f32>> {
+    let bytes = &file[entry.bytes.clone()];
+    let Some(dtype) = readable(&entry.dtype) else {
+        let message = format!("has dtype {}; supported: F32, BF16, F16", entry.dtype);
+        return Err(Error::tensor(path, &entry.name, message));
+    };
+    Ok(match dtype {
+        FileDType::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        FileDType::Bf16 => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
+        FileDType::F16 => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
+    })
+}
+
+/// The length and the header of a file of these tensors, in this order. transformers asks for the format entry.
+pub(super) fn header(specs: &[super::TensorSpec], dtype: FileDType) -> Vec<u8> {
+    let mut header = Map::new();
+    header.insert("__metadata__".into(), json!({"format": "pt"}));
+    let mut end = 0;
+    for spec in specs {
+        let from = end;
+        end += spec.shape.iter().product::<usize>() * dtype.bytes();
+        let info = json!({"dtype": written(dtype), "shape": spec.shape, "data_offsets": [from, end]});
+        header.insert(spec.name.clone(), info);
+    }
+    let mut json = serde_json::to_vec(&header).expect("a JSON map is always JSON");
+    // The data starts at a multiple of 8, so that a reader may use it in place.
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(json);
+    bytes
+}
+
+/// The bytes of `data` as `dtype`; none if a finite element is too large for it.
+pub(super) fn narrowed(data: &[f32], dtype: FileDType, bytes: &mut Vec<u8>) -> Option<()> {
+    bytes.clear();
+    match dtype {
+        FileDType::F32 => data.iter().for_each(|x| bytes.extend(x.to_le_bytes())),
+        FileDType::Bf16 => data.iter().for_each(|&x| bytes.extend(bf16::from_f32(x).to_le_bytes())),
+        FileDType::F16 => {
+            for &x in data {
+                let narrow = f16::from_f32(x);
+                if x.is_finite() && !narrow.is_finite() {
+                    return None;
+                }
+                bytes.extend(narrow.to_le_bytes());
+            }
+        }
+    }
+    Some(())
+}

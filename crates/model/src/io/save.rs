@@ -1,0 +1,197 @@
+//! Writing a model directory.
+
+use super::safetensors::{header, narrowed};
+use super::{TensorSource, TensorSpec};
+use crate::{Error, FileDType, ModelConfig, Result};
+use serde_json::{Map, Value, json};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+/// How weights are written.
+#[derive(Clone, Copy, Debug)]
+pub struct SaveOptions {
+    /// What elements are in the file; f32 keeps every bit of the weights.
+    pub dtype: FileDType,
+    /// A file takes at most this many bytes of tensors (unless a single one is larger).
+    pub max_shard_bytes: u64,
+}
+
+impl Default for SaveOptions {
+    fn default() -> SaveOptions {
+        SaveOptions { dtype: FileDType::F32, max_shard_bytes: 5_000_000_000 }
+    }
+}
+
+/// Files beside the weights that make text of ids and ids of text.
+const TOKENIZER_FILES: &[&str] = &[
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// Writes a file under a temporary name, flushes it to the disk, and only then gives it its name.
+///
+/// Whoever reads `path` sees the old file or the whole new one, even after a power failure.
+pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+    let fail = |e| Error::io(path, e);
+    let name = path.file_name().ok_or_else(|| Error::file(path, "is no file name"))?;
+    let temporary = path.with_file_name(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
+    let attempt = || {
+        let mut file = BufWriter::with_capacity(1 << 20, File::create(&temporary).map_err(fail)?);
+        write(&mut file)?;
+        file.into_inner().map_err(|e| fail(e.into_error()))?.sync_all().map_err(fail)?;
+        std::fs::rename(&temporary, path).map_err(fail)?;
+        sync_directory(path.parent().unwrap_or(Path::new(".")))
+    };
+    attempt().inspect_err(|_| {
+        // The error that matters is the one that is returned.
+        let _ = std::fs::remove_file(&temporary);
+    })
+}
+
+/// Makes renames in `dir` durable.
+fn sync_directory(dir: &Path) -> Result<()> {
+    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io(dir, e))
+}
+
+/// Writes a directory that transformers, and this crate, load: config, weights, generation config, and the tokenizer
+/// files of `tokenizer_from`, if given (its generation config, too).
+pub fn save_model(
+    dir: &Path,
+    config: &ModelConfig,
+    source: &dyn TensorSource,
+    tokenizer_from: Option<&Path>,
+    options: SaveOptions,
+) -> Result<()> {
+    std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
+    write_json(&dir.join("config.json"), &Value::Object(config_json(config, options.dtype)))?;
+    save_weights(dir, source, options)?;
+    if let Some(from) = tokenizer_from {
+        copy_tokenizer(from, dir)?;
+        copy_if_there(from, dir, "generation_config.json")?;
+    }
+    if !dir.join("generation_config.json").exists() {
+        write_json(&dir.join("generation_config.json"), &generation_json(config))?;
+    }
+    Ok(())
+}
+
+/// Writes one safetensors file of everything in `source`.
+pub fn save_tensors(path: &Path, source: &dyn TensorSource, dtype: FileDType) -> Result<()> {
+    write_file(path, &source.tensors(), source, dtype)
+}
+
+/// Copies the tokenizer files and the chat template that `from` has to `to`.
+pub fn copy_tokenizer(from: &Path, to: &Path) -> Result<()> {
+    TOKENIZER_FILES.iter().try_for_each(|name| copy_if_there(from, to, name))
+}
+
+fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<()> {
+    let (from, to) = (from.join(name), to.join(name));
+    let same = || from.canonicalize().ok().is_some_and(|f| to.canonicalize().is_ok_and(|t| t == f));
+    if !from.exists() || same() {
+        return Ok(());
+    }
+    let mut file = File::open(&from).map_err(|e| Error::io(&from, e))?;
+    write_atomically(&to, |out| std::io::copy(&mut file, out).map(drop).map_err(|e| Error::io(&from, e)))
+}
+
+fn write_json(path: &Path, json: &Value) -> Result<()> {
+    let text = serde_json::to_string_pretty(json).expect("a JSON value is always JSON") + "\n";
+    write_atomically(path, |out| out.write_all(text.as_bytes()).map_err(|e| Error::io(path, e)))
+}
+
+/// The configuration as it was read, but for the dtype of the file that lies beside it.
+fn config_json(config: &ModelConfig, dtype: FileDType) -> Map<String, Value> {
+    let mut json = config.raw.clone();
+    let key = if json.contains_key("torch_dtype") && !json.contains_key("dtype") { "torch_dtype" } else { "dtype" };
+    json.insert(key.into(), dtype.config_name().into());
+    json.entry("architectures").or_insert_with(|| json!([config.family.architecture()]));
+    json
+}
+
+fn generation_json(config: &ModelConfig) -> Value {
+    let eos = match config.eos_token_ids[..] {
+        [] => Value::Null,
+        [one] => one.into(),
+        ref several => json!(several),
+    };
+    json!({
+        "_from_model_config": true,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": eos,
+        "pad_token_id": config.pad_token_id,
+    })
+}
+
+fn save_weights(dir: &Path, source: &dyn TensorSource, options: SaveOptions) -> Result<()> {
+    let specs = source.tensors();
+    let bytes = |s: &TensorSpec| (s.shape.iter().product::<usize>() * options.dtype.bytes()) as u64;
+    let mut shards: Vec<Vec<TensorSpec>> = vec![vec![]];
+    let mut filled = 0;
+    for spec in &specs {
+        if filled > 0 && filled + bytes(spec) > options.max_shard_bytes {
+            shards.push(vec![]);
+            filled = 0;
+        }
+        filled += bytes(spec);
+        shards.last_mut().expect("never empty").push(spec.clone());
+    }
+    let total: u64 = specs.iter().map(bytes).sum();
+    let count = shards.len();
+    let name = |i: usize| match count {
+        1 => "model.safetensors".to_owned(),
+        n => format!("model-{:05}-of-{n:05}.safetensors", i + 1),
+    };
+    let mut map = Map::new();
+    for (i, shard) in shards.iter().enumerate() {
+        write_file(&dir.join(name(i)), shard, source, options.dtype)?;
+        map.extend(shard.iter().map(|s| (s.name.clone(), name(i).into())));
+    }
+    let index = "model.safetensors.index.json";
+    if count > 1 {
+        write_json(&dir.join(index), &json!({"metadata": {"total_size": total}, "weight_map": map}))?;
+    }
+    // Files of an earlier save that would be read instead of, or beside, these.
+    let mine: Vec<String> = (0..count).map(name).collect();
+    for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, e))? {
+        let file = entry.map_err(|e| Error::io(dir, e))?.file_name();
+        let file = file.to_string_lossy();
+        let weights = file == "model.safetensors" || file.starts_with("model-") && file.ends_with(".safetensors");
+        if weights && !mine.iter().any(|m| *m == file) || file == index && count == 1 {
+            let path = dir.join(&*file);
+            std::fs::remove_file(&path).map_err(|e| Error::io(&path, e))?;
+        }
+    }
+    sync_directory(dir)
+}
+
+fn write_file(path: &Path, specs: &[TensorSpec], source: &dyn TensorSource, dtype: FileDType) -> Result<()> {
+    write_atomically(path, |out| {
+        let fail = |e| Error::io(path, e);
+        out.write_all(&header(specs, dtype)).map_err(fail)?;
+        let mut bytes = Vec::new();
+        for spec in specs {
+            let data = source.get(&spec.name)?;
+            let expected: usize = spec.shape.iter().product();
+            if data.len() != expected {
+                let message = format!("has {} elements, its shape {:?} has {expected}", data.len(), spec.shape);
+                return Err(Error::tensor(path, &spec.name, message));
+            }
+            if narrowed(&data, dtype, &mut bytes).is_none() {
+                let message = format!("has an element too large for {}", dtype.config_name());
+                return Err(Error::tensor(path, &spec.name, message));
+            }
+            out.write_all(&bytes).map_err(fail)?;
+        }
+        Ok(())
+    })
+}
