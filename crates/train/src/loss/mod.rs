@@ -11,7 +11,7 @@
 //!   depends on [`Totals`] of the whole optimizer batch, known before the first micro-batch, so that cutting the batch
 //!   changes nothing.
 //!
-//! A further loss is another file with a [`PolicyLoss`] and a line in [`policy`]. Knows neither models nor samples.
+//! A further loss is another file with a [`PolicyLoss`] and a line in [`policy`]. Knows no model.
 
 pub mod bnpo;
 pub mod clip;
@@ -25,7 +25,7 @@ pub mod supervised;
 #[cfg(test)]
 mod tests;
 
-use crate::{Advantage, ClipRatios};
+use crate::{Advantage, ClipRatios, Sample};
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
 
@@ -70,7 +70,8 @@ pub struct LossConfig {
     pub delta: Option<f64>,
     /// Weight of the KL divergence to the reference; 0 for none.
     pub beta: f64,
-    /// Multiply the KL estimate by the ratio (DeepSeek-V3.2, arXiv:2512.02556).
+    /// Multiply the KL estimate by the ratio (DeepSeek-V3.2, arXiv:2512.02556). TRL's default: its gradient is
+    /// unbiased, and on policy it is log π_θ − log π_ref.
     pub use_bias_correction_kl: bool,
     /// Leave completions that the length limit cut out of the loss.
     pub mask_truncated_completions: bool,
@@ -87,7 +88,7 @@ impl Default for LossConfig {
             epsilon_high: None,
             delta: None,
             beta: 0.0,
-            use_bias_correction_kl: false,
+            use_bias_correction_kl: true,
             mask_truncated_completions: false,
             max_completion_length: 512,
         }
@@ -98,6 +99,12 @@ impl LossConfig {
     /// The clip range above 1.
     pub fn epsilon_high(&self) -> f64 {
         self.epsilon_high.unwrap_or(self.epsilon)
+    }
+
+    /// The completion tokens of `sample` that the loss uses.
+    pub fn loss_mask(&self, sample: &Sample) -> Vec<bool> {
+        let out = self.mask_truncated_completions && sample.truncated;
+        sample.mask.iter().map(|&m| m && !out).collect()
     }
 }
 
