@@ -1,1 +1,177 @@
-//! The built-in reward `exact_match`.
+//! `exact_match`: 1 if the completion is the answer, after the chosen normalisations, else 0.
+//!
+//! The answer column holds a text, a number or bool (as JSON writes it), or a list of accepted answers. `null` or an
+//! empty list gives `None` with a problem. Knows no synonyms and no mathematics.
+
+use regex::Regex;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{Error, Problem, Result, Reward, RewardBatch, Scores};
+
+/// Options of [`ExactMatch`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// The dataset column with the answer.
+    pub column: String,
+    /// Cut white space from both ends (after extraction).
+    pub strip: bool,
+    /// Compare in lower case.
+    pub ignore_case: bool,
+    /// Compare without ASCII punctuation.
+    pub ignore_punctuation: bool,
+    /// Each run of white space counts as one space.
+    pub collapse_whitespace: bool,
+    /// Compare only this part of the completion: the pattern's first group (or its whole match) at its last match;
+    /// without a match the score is 0.
+    pub extract: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            column: "answer".into(),
+            strip: true,
+            ignore_case: false,
+            ignore_punctuation: false,
+            collapse_whitespace: false,
+            extract: None,
+        }
+    }
+}
+
+/// The reward; see the module.
+#[derive(Clone, Debug)]
+pub struct ExactMatch {
+    name: String,
+    options: Options,
+    extract: Option<Regex>,
+}
+
+impl ExactMatch {
+    /// A reward logged as `name`; the pattern is compiled here.
+    pub fn new(name: impl Into<String>, options: Options) -> Result<Self> {
+        let extract = options.extract.as_deref().map(Regex::new).transpose();
+        let extract = extract
+            .map_err(|e| Error::options("exact_match", format!("`extract` is not a regular expression: {e}")))?;
+        Ok(ExactMatch { name: name.into(), options, extract })
+    }
+
+    fn normalise(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        if self.options.ignore_punctuation {
+            text.retain(|c| !c.is_ascii_punctuation());
+        }
+        if self.options.ignore_case {
+            text = text.to_lowercase();
+        }
+        if self.options.collapse_whitespace {
+            // Also cuts the ends to at most what `strip` would leave.
+            let ends = |edge: bool| if edge && !self.options.strip { " " } else { "" };
+            let head = ends(text.starts_with(char::is_whitespace));
+            let tail = ends(text.ends_with(char::is_whitespace));
+            text = format!("{head}{}{tail}", text.split_whitespace().collect::<Vec<_>>().join(" "));
+        }
+        if self.options.strip { text.trim().to_owned() } else { text }
+    }
+
+    /// The part of the completion that is compared.
+    fn part<'t>(&self, completion: &'t str) -> Option<&'t str> {
+        let Some(extract) = &self.extract else { return Some(completion) };
+        let last = extract.captures_iter(completion).last()?;
+        last.get(1).or_else(|| last.get(0)).map(|found| found.as_str())
+    }
+}
+
+/// The accepted answers of a cell.
+fn accepted(answer: &Value) -> Vec<String> {
+    match answer {
+        Value::Null => Vec::new(),
+        Value::String(text) => vec![text.clone()],
+        Value::Array(list) => list.iter().flat_map(accepted).collect(),
+        other => vec![other.to_string()],
+    }
+}
+
+impl Reward for ExactMatch {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn required_columns(&self) -> Vec<String> {
+        vec![self.options.column.clone()]
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        let answers = match batch.column(&self.name, &self.options.column) {
+            Ok(answers) => answers,
+            Err(problem) => return Scores::failed(batch.len(), problem),
+        };
+        let values = answers.iter().zip(batch.completions).map(|(answer, completion)| {
+            let accepted = accepted(answer);
+            if accepted.is_empty() {
+                return None;
+            }
+            let text = completion.text();
+            let given = self.part(&text).map(|part| self.normalise(part));
+            let right = given.is_some_and(|given| accepted.iter().any(|answer| self.normalise(answer) == given));
+            Some(f64::from(u8::from(right)))
+        });
+        let mut scores = Scores::new(values.collect());
+        let rows = scores.values.iter().filter(|value| value.is_none()).count();
+        if rows > 0 {
+            let message = format!("column `{}` is empty there", self.options.column);
+            scores.problems.push(Problem { reward: self.name.clone(), rows, message });
+        }
+        scores
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Columns, Content};
+
+    fn score(options: Options, completion: &str, answer: Value) -> Scores {
+        let columns = Columns::from([("answer".to_owned(), vec![answer])]);
+        let batch = RewardBatch {
+            prompts: &["".into()],
+            completions: &[Content::from(completion)],
+            completion_ids: &[vec![]],
+            columns: &columns,
+            step: 0,
+        };
+        ExactMatch::new("match", options).unwrap().score(&batch)
+    }
+
+    #[test]
+    fn normalisations_act_only_when_chosen() {
+        let value = |options, completion, answer: &str| score(options, completion, answer.into()).values[0].unwrap();
+        let plain = Options::default;
+        assert_eq!(value(plain(), " Paris\n", "Paris"), 1.0);
+        assert_eq!(value(Options { strip: false, ..plain() }, " Paris", "Paris"), 0.0);
+        assert_eq!(value(plain(), "paris", "Paris"), 0.0);
+        assert_eq!(value(Options { ignore_case: true, ..plain() }, "PARIS", "Paris"), 1.0);
+        assert_eq!(value(plain(), "Paris.", "Paris"), 0.0);
+        assert_eq!(value(Options { ignore_punctuation: true, ..plain() }, "\"Paris.\"", "Paris"), 1.0);
+        assert_eq!(value(plain(), "New  York", "New York"), 0.0);
+        assert_eq!(value(Options { collapse_whitespace: true, ..plain() }, "New\n York ", "New York"), 1.0);
+        let spaces = Options { collapse_whitespace: true, strip: false, ..plain() };
+        assert_eq!(value(spaces, "\n New York", "New York"), 0.0);
+        let extract = || Options { extract: Some("<a>(.*?)</a>".into()), ..plain() };
+        assert_eq!(value(extract(), "<a>1</a> no, <a> 2 </a>", "2"), 1.0);
+        assert_eq!(value(extract(), "2", "2"), 0.0);
+        assert!(ExactMatch::new("m", Options { extract: Some("(".into()), ..plain() }).is_err());
+    }
+
+    #[test]
+    fn several_answers_numbers_and_none() {
+        let list = serde_json::json!(["four", 4]);
+        assert_eq!(score(Options::default(), "4", list.clone()).values, [Some(1.0)]);
+        assert_eq!(score(Options::default(), "5", list).values, [Some(0.0)]);
+        let empty = score(Options::default(), "", Value::Null);
+        assert_eq!(empty.values, [None]);
+        assert_eq!(empty.problems.len(), 1);
+    }
+}

@@ -1,1 +1,99 @@
-//! The built-in reward `format`.
+//! `format`: 1 if the completion matches a regular expression, else 0.
+//!
+//! Syntax of the `regex` crate: linear time whatever the completion, hence no look-around and no back-references.
+//! `(?s)` lets `.` match line feeds, `(?i)` ignores case. Knows nothing of what the pattern means.
+
+use regex::Regex;
+use serde::Deserialize;
+
+use crate::{Error, Result, Reward, RewardBatch, Scores};
+
+/// Options of [`Format`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Options {
+    /// The regular expression.
+    pub pattern: String,
+    /// The whole completion must match, from its first character to its last; otherwise a match anywhere is enough.
+    #[serde(default)]
+    pub full: bool,
+}
+
+/// The reward; see the module.
+#[derive(Clone, Debug)]
+pub struct Format {
+    name: String,
+    regex: Regex,
+}
+
+impl Format {
+    /// A reward logged as `name`; the pattern is compiled here.
+    pub fn new(name: impl Into<String>, options: Options) -> Result<Self> {
+        let compile = |pattern: &str| {
+            Regex::new(pattern).map_err(|e| {
+                Error::options("format", format!("the pattern is not a regular expression (no look-around here): {e}"))
+            })
+        };
+        // The pattern alone first, so that an unbalanced one is not completed by the wrapping.
+        let mut regex = compile(&options.pattern)?;
+        if options.full {
+            regex = compile(&format!(r"\A(?:{}{})\z", options.pattern, line_feed_if_comments(&options.pattern)))?;
+        }
+        Ok(Format { name: name.into(), regex })
+    }
+}
+
+/// In `(?x)` mode a trailing comment would swallow the wrapping's parenthesis.
+fn line_feed_if_comments(pattern: &str) -> &'static str {
+    if pattern.contains("(?") && pattern.contains('#') { "\n" } else { "" }
+}
+
+impl Reward for Format {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        let matches = |text: &str| f64::from(u8::from(self.regex.is_match(text)));
+        Scores::new(batch.completions.iter().map(|completion| Some(matches(&completion.text()))).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Columns, Content};
+
+    fn score(pattern: &str, full: bool, completion: &str) -> f64 {
+        let mut reward = Format::new("tags", Options { pattern: pattern.into(), full }).unwrap();
+        let completions = [Content::from(completion)];
+        let batch = RewardBatch {
+            prompts: &["".into()],
+            completions: &completions,
+            completion_ids: &[vec![]],
+            columns: &Columns::new(),
+            step: 0,
+        };
+        reward.score(&batch).values[0].unwrap()
+    }
+
+    #[test]
+    fn searches_or_matches_in_full() {
+        assert_eq!(score("<b>.*</b>", false, "x <b>1</b> y"), 1.0);
+        assert_eq!(score("<b>.*</b>", true, "x <b>1</b> y"), 0.0);
+        assert_eq!(score("<b>.*</b>", true, "<b>1</b>"), 1.0);
+        assert_eq!(score("a|b", true, "ab"), 0.0, "the alternatives are anchored together");
+        assert_eq!(score("<t>.*</t>", true, "<t>\n</t>"), 0.0);
+        assert_eq!(score("(?s)<t>.*</t>", true, "<t>\n</t>"), 1.0);
+        assert_eq!(score("a", true, "a\n"), 0.0, "a trailing line feed counts");
+        assert_eq!(score("(?x) a # the letter", true, "a"), 1.0);
+    }
+
+    #[test]
+    fn a_bad_pattern_is_an_error() {
+        for pattern in ["(", "a(?=b)", "a)|(b"] {
+            let error = Format::new("f", Options { pattern: pattern.into(), full: true }).unwrap_err().to_string();
+            assert!(error.contains("pattern"), "{error}");
+        }
+    }
+}

@@ -1,1 +1,135 @@
-//! The built-in reward `length`.
+//! `length`: a score for how long a completion is, in tokens or characters.
+//!
+//! With `target` t: 1 − |n − t| / t, at least 0 — best at t, falling linearly to 0 at length 0 and at 2t.
+//! With `max` L and `margin` c: the soft overlong punishment of DAPO (Yu et al. 2025, <https://arxiv.org/abs/2503.14476>,
+//! equation 13): 0 for n ≤ L − c, then (L − c − n) / c, and −1 for n > L. Exactly one of the two is given.
+
+use serde::Deserialize;
+
+use crate::{Error, Result, Reward, RewardBatch, Scores};
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unit {
+    /// Token ids of the completion.
+    #[default]
+    Tokens,
+    /// Unicode scalar values of its text.
+    Chars,
+}
+
+/// Options of [`Length`].
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// The best length.
+    pub target: Option<u32>,
+    /// The length above which the score is −1.
+    pub max: Option<u32>,
+    /// With `max`: the length over which the punishment grows from 0 to −1.
+    pub margin: u32,
+    /// Tokens (the default) or chars.
+    pub unit: Unit,
+}
+
+/// The reward; see the module.
+#[derive(Clone, Debug)]
+pub struct Length {
+    name: String,
+    rule: Rule,
+    unit: Unit,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Rule {
+    Target(f64),
+    Max { max: f64, margin: f64 },
+}
+
+impl Length {
+    /// A reward logged as `name`.
+    pub fn new(name: impl Into<String>, options: Options) -> Result<Self> {
+        let rule = match (options.target, options.max) {
+            (Some(target), None) if target > 0 && options.margin == 0 => Rule::Target(target.into()),
+            (None, Some(max)) if options.margin <= max => Rule::Max { max: max.into(), margin: options.margin.into() },
+            (Some(_), Some(_)) | (None, None) => {
+                return Err(Error::options("length", "give exactly one of `target` and `max`"));
+            }
+            (Some(_), None) => {
+                return Err(Error::options("length", "`target` must be at least 1, and takes no `margin`"));
+            }
+            (None, Some(_)) => return Err(Error::options("length", "`margin` must be at most `max`")),
+        };
+        Ok(Length { name: name.into(), rule, unit: options.unit })
+    }
+}
+
+impl Rule {
+    /// The score of length `n`.
+    fn score(self, n: usize) -> f64 {
+        let n = n as f64;
+        match self {
+            Rule::Target(target) => (1.0 - (n - target).abs() / target).max(0.0),
+            Rule::Max { max, .. } if n > max => -1.0,
+            Rule::Max { max, margin } if n > max - margin => (max - margin - n) / margin,
+            Rule::Max { .. } => 0.0,
+        }
+    }
+}
+
+impl Reward for Length {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        let lengths: Vec<usize> = match self.unit {
+            Unit::Tokens => batch.completion_ids.iter().map(Vec::len).collect(),
+            Unit::Chars => batch.completions.iter().map(|completion| completion.text().chars().count()).collect(),
+        };
+        Scores::new(lengths.into_iter().map(|n| Some(self.rule.score(n))).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Columns, Content};
+
+    fn scores(options: Options) -> Vec<Option<f64>> {
+        let completions: Vec<Content> = ["", "éé", "abcd", "abcdefgh"].iter().map(|&t| t.into()).collect();
+        let ids = [vec![], vec![1; 10], vec![1; 8], vec![1; 7]];
+        let batch = RewardBatch {
+            prompts: &vec!["".into(); 4],
+            completions: &completions,
+            completion_ids: &ids,
+            columns: &Columns::new(),
+            step: 0,
+        };
+        Length::new("length", options).unwrap().score(&batch).values
+    }
+
+    #[test]
+    fn target_and_soft_maximum() {
+        let target = Options { target: Some(4), unit: Unit::Chars, ..Options::default() };
+        assert_eq!(scores(target), [Some(0.0), Some(0.5), Some(1.0), Some(0.0)]);
+        let max = Options { max: Some(9), margin: 2, ..Options::default() };
+        assert_eq!(scores(max), [Some(0.0), Some(-1.0), Some(-0.5), Some(0.0)]);
+        let hard = Options { max: Some(8), ..Options::default() };
+        assert_eq!(scores(hard), [Some(0.0), Some(-1.0), Some(0.0), Some(0.0)]);
+    }
+
+    #[test]
+    fn contradictory_options_are_errors() {
+        let bad = [
+            Options::default(),
+            Options { target: Some(1), max: Some(1), ..Options::default() },
+            Options { target: Some(0), ..Options::default() },
+            Options { max: Some(1), margin: 2, ..Options::default() },
+        ];
+        for options in bad {
+            assert!(Length::new("length", options).is_err());
+        }
+    }
+}

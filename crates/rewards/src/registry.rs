@@ -1,12 +1,27 @@
 //! From a name or a table in a configuration to a reward. Knows the built-in rewards and nothing of what they judge.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::command::CommandReward;
+use crate::exact_match::ExactMatch;
+use crate::format::Format;
+use crate::gsm8k::Gsm8k;
+use crate::length::Length;
+use crate::unique_chars::UniqueChars;
 use crate::{Error, Result, Reward};
 
-/// The built-in kinds, in the order of the documentation.
-pub const KINDS: [&str; 6] = ["gsm8k", "format", "length", "unique_chars", "exact_match", "command"];
+/// The built-in kinds, in the order of the documentation, each with its main option (what stands after the colon of the
+/// short form).
+pub const KINDS: [(&str, Option<&str>); 6] = [
+    ("gsm8k", Some("column")),
+    ("format", Some("pattern")),
+    ("length", Some("target")),
+    ("unique_chars", None),
+    ("exact_match", Some("column")),
+    ("command", Some("command")),
+];
 
 /// How a configuration names a reward: `"gsm8k"`, `"format:REGEX"`, `"command:./my_reward.py --fast"`, or a table
 /// `{ kind = "format", name = "tags", pattern = "…" }`. What stands after the colon is the kind's main option.
@@ -25,7 +40,149 @@ impl From<&str> for RewardSpec {
     }
 }
 
+impl RewardSpec {
+    /// Kind, name if given, options.
+    fn parts(&self) -> Result<(String, Option<String>, Map<String, Value>)> {
+        match self {
+            RewardSpec::Short(text) => {
+                let (kind, argument) = text.split_once(':').map_or((text.as_str(), None), |(k, a)| (k, Some(a)));
+                let kind = kind.trim();
+                let mut options = Map::new();
+                if let Some(argument) = argument {
+                    let main = main_option(kind)?.ok_or_else(|| {
+                        Error::options(kind, format!("takes nothing after the colon, but has `{argument}`"))
+                    })?;
+                    // A number where the option wants one.
+                    let number = argument.trim().parse::<u64>().ok().filter(|_| kind == "length").map(Value::from);
+                    options.insert(main.to_owned(), number.unwrap_or_else(|| argument.into()));
+                }
+                Ok((kind.to_owned(), None, options))
+            }
+            RewardSpec::Table(table) => {
+                let mut options = table.clone();
+                let mut text = |key: &str| match options.shift_remove(key) {
+                    None => Ok(None),
+                    Some(Value::String(text)) if !text.is_empty() => Ok(Some(text)),
+                    Some(other) => Err(Error::options("?", format!("`{key}` must be a text, but is {other}"))),
+                };
+                let name = text("name")?;
+                let kind = text("kind")?
+                    .ok_or_else(|| Error::options("?", format!("a reward's table needs a `kind`: {}", known())))?;
+                Ok((kind, name, options))
+            }
+        }
+    }
+}
+
 /// Builds the reward that `spec` names; a `command` reward's program is started, so that a missing one is known here.
-pub fn build(_spec: &RewardSpec) -> Result<Box<dyn Reward>> {
-    Err(Error::options("", "not landed yet"))
+pub fn build(spec: &RewardSpec) -> Result<Box<dyn Reward>> {
+    let (kind, name, options) = spec.parts()?;
+    main_option(&kind)?;
+    let named = || name.clone().unwrap_or_else(|| kind.clone());
+    Ok(match kind.as_str() {
+        "gsm8k" => Box::new(Gsm8k::new(named(), parse(&kind, options)?)),
+        "format" => Box::new(Format::new(named(), parse(&kind, options)?)?),
+        "length" => Box::new(Length::new(named(), parse(&kind, options)?)?),
+        "unique_chars" => Box::new(UniqueChars::new(named(), parse(&kind, options)?)),
+        "exact_match" => Box::new(ExactMatch::new(named(), parse(&kind, options)?)?),
+        "command" => Box::new(CommandReward::new(name, parse(&kind, options)?)?),
+        _ => return Err(unknown(&kind)),
+    })
+}
+
+/// The options of a kind, with serde's words for what is wrong (they name the known keys).
+fn parse<T: DeserializeOwned>(kind: &str, options: Map<String, Value>) -> Result<T> {
+    serde_json::from_value(Value::Object(options)).map_err(|e| Error::options(kind, e.to_string()))
+}
+
+/// The main option of a known kind.
+fn main_option(kind: &str) -> Result<Option<&'static str>> {
+    KINDS.iter().find(|(known, _)| *known == kind).map(|(_, main)| *main).ok_or_else(|| unknown(kind))
+}
+
+fn known() -> String {
+    KINDS.map(|(kind, _)| kind).join(", ")
+}
+
+fn unknown(name: &str) -> Error {
+    let nearest = KINDS.iter().map(|(kind, _)| (distance(name, kind), *kind)).min();
+    let nearest =
+        nearest.filter(|(distance, kind)| *distance <= kind.len().max(6) / 3).map(|(_, kind)| kind.to_owned());
+    Error::Unknown { name: name.to_owned(), nearest, known: known() }
+}
+
+/// Levenshtein distance in bytes, letter case and `-` for `_` being free.
+fn distance(a: &str, b: &str) -> usize {
+    let fold = |text: &str| text.to_ascii_lowercase().replace('-', "_").into_bytes();
+    let (a, b) = (fold(a), fold(b));
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, &x) in a.iter().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, &y) in b.iter().enumerate() {
+            let change = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(spec: impl Into<RewardSpec>) -> String {
+        match build(&spec.into()) {
+            Err(error) => error.to_string(),
+            Ok(reward) => panic!("built {}", reward.name()),
+        }
+    }
+
+    fn table(value: Value) -> RewardSpec {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn short_and_long_forms() {
+        for (spec, name, columns) in [
+            (RewardSpec::from("gsm8k"), "gsm8k", vec!["answer"]),
+            ("gsm8k:solution".into(), "gsm8k", vec!["solution"]),
+            ("format:<b>(x:y)</b>".into(), "format", vec![]),
+            ("length:20".into(), "length", vec![]),
+            ("unique_chars".into(), "unique_chars", vec![]),
+            ("exact_match".into(), "exact_match", vec!["answer"]),
+            (table(serde_json::json!({"kind": "length", "name": "short", "max": 9, "unit": "chars"})), "short", vec![]),
+        ] {
+            let reward = build(&spec).unwrap();
+            assert_eq!(
+                (reward.name(), reward.required_columns()),
+                (name, columns.iter().map(|c| c.to_string()).collect())
+            );
+        }
+    }
+
+    #[test]
+    fn errors_name_the_known_and_the_nearest() {
+        let message = error("gsm8");
+        assert!(message.contains("did you mean `gsm8k`?") && message.contains("exact_match, command"), "{message}");
+        assert!(error("Exact-Match").contains("`exact_match`"));
+        let far = error("something_else_entirely");
+        assert!(!far.contains("did you mean") && far.contains("known: gsm8k"), "{far}");
+        assert!(error("unique_chars:3").contains("after the colon"));
+        let misspelt = error(table(serde_json::json!({"kind": "format", "patern": "x"})));
+        assert!(misspelt.contains("patern") && misspelt.contains("`pattern`"), "{misspelt}");
+        assert!(error("format").contains("missing field `pattern`"));
+        assert!(error("length:many").contains("length"));
+        assert!(error(table(serde_json::json!({"name": "x"}))).contains("kind"));
+        assert!(error(table(serde_json::json!({"kind": 3}))).contains("must be a text"));
+        let missing = error("command:./no/such/program --x");
+        assert!(missing.contains("./no/such/program") && missing.contains("no such program"), "{missing}");
+        assert!(error("command:").contains("no program"));
+        assert!(error("command:sh -c 'x").contains("quote"));
+    }
+
+    #[test]
+    fn distances() {
+        assert_eq!((distance("", "abc"), distance("kitten", "sitting"), distance("A-b", "a_b")), (3, 3, 0));
+    }
 }

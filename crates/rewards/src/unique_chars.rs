@@ -1,1 +1,67 @@
-//! The built-in reward `unique_chars`.
+//! `unique_chars`: how many different characters a completion has — the small reward that is easy to raise and to see
+//! rise, for first runs. With `fraction`, divided by the completion's length in characters (0 for an empty one).
+
+use std::collections::HashSet;
+
+use serde::Deserialize;
+
+use crate::{Reward, RewardBatch, Scores};
+
+/// Options of [`UniqueChars`].
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// Divide by the number of characters.
+    pub fraction: bool,
+}
+
+/// The reward; see the module.
+#[derive(Clone, Debug)]
+pub struct UniqueChars {
+    name: String,
+    options: Options,
+}
+
+impl UniqueChars {
+    /// A reward logged as `name`.
+    pub fn new(name: impl Into<String>, options: Options) -> Self {
+        UniqueChars { name: name.into(), options }
+    }
+}
+
+impl Reward for UniqueChars {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        let score = |text: &str| {
+            let unique = text.chars().collect::<HashSet<_>>().len() as f64;
+            let length = if self.options.fraction { text.chars().count().max(1) as f64 } else { 1.0 };
+            Some(unique / length)
+        };
+        Scores::new(batch.completions.iter().map(|completion| score(&completion.text())).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Columns, Content};
+
+    #[test]
+    fn counts_characters_not_bytes() {
+        let completions: Vec<Content> = ["", "aaab", "éèé "].iter().map(|&t| t.into()).collect();
+        let batch = RewardBatch {
+            prompts: &vec!["".into(); 3],
+            completions: &completions,
+            completion_ids: &vec![vec![]; 3],
+            columns: &Columns::new(),
+            step: 0,
+        };
+        let mut counts = UniqueChars::new("u", Options::default());
+        assert_eq!(counts.score(&batch).values, [Some(0.0), Some(2.0), Some(3.0)]);
+        let mut fractions = UniqueChars::new("u", Options { fraction: true });
+        assert_eq!(fractions.score(&batch).values, [Some(0.0), Some(0.5), Some(0.75)]);
+    }
+}

@@ -1,0 +1,224 @@
+//! `command`: your own reward in any language — a program that is kept alive and answers one line for each batch.
+//!
+//! To its standard input goes one line of JSON for each batch, with the names that TRL gives to a reward function:
+//! `{"prompts": […], "completions": […], "completion_ids": […], "trainer_state": {"global_step": n}, "<column>": […], …}`;
+//! a prompt or completion is a string or a list of chat messages. On its standard output it answers with one line:
+//! `{"rewards": [number or null or bool, …]}`, optionally with `"extra": {"<column>": […]}` for the completions table and
+//! `"metrics": {"<name>": number}`; or `{"error": "what is wrong"}`. Standard error is kept, and its last lines are shown
+//! when something fails.
+//!
+//! A batch that takes longer than `timeout_s`, a crash, a line that is not such an answer, a wrong number of scores or
+//! one that is not finite: the whole batch gets `None`, never 0, and a [`Problem`] says why. After a crash, a time-out or
+//! a line that is not JSON the program is started again for the next batch, at most `max_restarts` times without a good
+//! batch in between. It runs in a process group of its own, which is killed when the reward is dropped.
+//! The program is the user's own and is *not* sandboxed. Knows nothing of what it computes.
+
+mod process;
+mod protocol;
+#[cfg(all(test, unix))]
+mod tests;
+
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+use self::process::{Process, Silence};
+use crate::{Error, Problem, Result, Reward, RewardBatch, Scores};
+
+/// Options of [`CommandReward`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Options {
+    /// The program and its arguments: a list, or a text that is cut at white space ('…' and "…" keep it together).
+    pub command: Words,
+    /// Seconds that one batch may take.
+    #[serde(default = "default_timeout_s")]
+    pub timeout_s: f64,
+    /// How often the program may be started again without a good batch in between.
+    #[serde(default = "default_max_restarts")]
+    pub max_restarts: u32,
+}
+
+fn default_timeout_s() -> f64 {
+    60.0
+}
+
+fn default_max_restarts() -> u32 {
+    3
+}
+
+/// A command as one text or as a list of words.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum Words {
+    /// `"python3 my_reward.py --strict"`
+    Line(String),
+    /// `["python3", "my_reward.py", "--strict"]`
+    List(Vec<String>),
+}
+
+impl From<&str> for Words {
+    fn from(line: &str) -> Self {
+        Words::Line(line.to_owned())
+    }
+}
+
+impl Words {
+    /// The words; an error for an open quote or no word at all.
+    fn split(self) -> Result<Vec<String>> {
+        let words = match self {
+            Words::List(words) => words,
+            Words::Line(line) => split_line(&line)
+                .ok_or_else(|| Error::options("command", format!("a quote is left open in `{line}`")))?,
+        };
+        match words.first() {
+            Some(program) if !program.is_empty() => Ok(words),
+            _ => Err(Error::options("command", "no program is given")),
+        }
+    }
+}
+
+/// Cuts a line at white space outside of quotes; `None` if a quote is left open. Nothing else is special.
+fn split_line(line: &str) -> Option<Vec<String>> {
+    let mut words: Vec<String> = Vec::new();
+    let (mut quote, mut inside) = (None, false);
+    for c in line.chars() {
+        match quote {
+            Some(q) if c == q => quote = None,
+            None if c == '\'' || c == '"' => {
+                quote = Some(c);
+                if !inside {
+                    words.push(String::new());
+                }
+                inside = true;
+            }
+            None if c.is_whitespace() => inside = false,
+            _ => {
+                if !inside {
+                    words.push(String::new());
+                }
+                inside = true;
+                words.last_mut()?.push(c);
+            }
+        }
+    }
+    quote.is_none().then_some(words)
+}
+
+/// The reward; see the module.
+#[derive(Debug)]
+pub struct CommandReward {
+    name: String,
+    words: Vec<String>,
+    timeout: Duration,
+    max_restarts: u32,
+    /// None after a failure, until the next batch.
+    process: Option<Process>,
+    restarts_in_a_row: u32,
+    last_failure: String,
+}
+
+impl CommandReward {
+    /// Starts the program; one that is missing, not executable, or that ends at once is an error here.
+    ///
+    /// `name`: under which scores are logged; by default the file stem of the first argument that looks like a script,
+    /// else of the program.
+    pub fn new(name: Option<String>, options: Options) -> Result<Self> {
+        if !(options.timeout_s.is_finite() && options.timeout_s > 0.0 && options.timeout_s < 1e9) {
+            return Err(Error::options("command", "`timeout_s` must be a positive number of seconds"));
+        }
+        let words = options.command.split()?;
+        let failed = |message: String| Error::Program { program: words[0].clone(), message };
+        let mut process = Process::start(&words).map_err(|e| failed(explain(&e)))?;
+        // An interpreter starts even if its script is missing, and then ends quickly.
+        if process.exited_within(Duration::from_millis(250)) {
+            return Err(failed(process.epitaph()));
+        }
+        Ok(CommandReward {
+            name: name.unwrap_or_else(|| default_name(&words)),
+            timeout: Duration::from_secs_f64(options.timeout_s),
+            max_restarts: options.max_restarts,
+            process: Some(process),
+            restarts_in_a_row: 0,
+            last_failure: String::new(),
+            words,
+        })
+    }
+
+    /// The running program, started again if it may be.
+    fn process(&mut self) -> std::result::Result<&mut Process, String> {
+        if self.process.is_none() {
+            if self.restarts_in_a_row >= self.max_restarts {
+                return Err(format!(
+                    "not started again after {} restarts without a good batch; the last failure: {}",
+                    self.restarts_in_a_row, self.last_failure
+                ));
+            }
+            self.restarts_in_a_row += 1;
+            self.process = Some(Process::start(&self.words).map_err(|e| format!("cannot restart: {}", explain(&e)))?);
+        }
+        Ok(self.process.as_mut().expect("just started"))
+    }
+
+    /// Sends a batch and reads the answer.
+    fn ask(&mut self, batch: &RewardBatch<'_>) -> std::result::Result<Scores, String> {
+        let request = protocol::request(batch)?;
+        let timeout = self.timeout;
+        let process = self.process()?;
+        let outcome = if process.has_unread_line() {
+            Err("it printed a line that answers no batch; print debugging output to standard error".to_owned())
+        } else {
+            process.send(request);
+            match process.line_until(Instant::now() + timeout) {
+                Ok(line) => protocol::answer(&line).map_err(|message| process.with_stderr(message)),
+                Err(Silence::TimedOut) => {
+                    Err(process.with_stderr(format!("no answer within {} s; it was killed", timeout.as_secs_f64())))
+                }
+                Err(Silence::TooLong) => Err(process.with_stderr("its answer is longer than 256 MiB".to_owned())),
+                Err(Silence::Ended) => Err(process.epitaph()),
+            }
+        };
+        // After any of these it is unknown which batch its next line would answer: begin anew.
+        let answer = outcome.inspect_err(|_| self.process = None)?;
+        // The program is well: what it says is wrong with this batch needs no restart.
+        let scores = protocol::scores(answer, batch.len())
+            .map_err(|message| self.process.as_ref().map_or(message.clone(), |process| process.with_stderr(message)))?;
+        self.restarts_in_a_row = 0;
+        Ok(scores)
+    }
+}
+
+impl Reward for CommandReward {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        if batch.is_empty() {
+            return Scores::default();
+        }
+        self.ask(batch).unwrap_or_else(|message| {
+            self.last_failure = message.lines().next().unwrap_or_default().to_owned();
+            Scores::failed(batch.len(), Problem { reward: self.name.clone(), rows: batch.len(), message })
+        })
+    }
+}
+
+/// Why a program could not be started, in words.
+fn explain(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => "no such program (or its interpreter is missing)".to_owned(),
+        std::io::ErrorKind::PermissionDenied => {
+            "it is not executable (try chmod +x, or name its interpreter)".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// `my_reward` for `["python3", "path/my_reward.py"]` and for `["./my_reward.sh", "x"]`.
+fn default_name(words: &[String]) -> String {
+    let path = |word: &String| std::path::PathBuf::from(word);
+    let script = words[1..].iter().take_while(|word| !word.starts_with('-')).find(|word| path(word).is_file());
+    let stem = path(script.unwrap_or(&words[0])).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    stem.unwrap_or_else(|| "command".to_owned())
+}

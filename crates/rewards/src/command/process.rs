@@ -1,0 +1,225 @@
+//! A child process that reads and writes lines: never blocks us, never outlives us. Knows no JSON.
+//!
+//! Three threads serve its pipes, so that a child that reads or writes nothing can only run into the caller's time limit;
+//! they end with the pipes. The child leads a process group of its own (Unix), so that whatever it started can be killed
+//! with it, and so that Ctrl-C at the terminal reaches only us.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How many of the last lines of standard error are kept, and how much of each.
+const STDERR_LINES: usize = 20;
+const STDERR_LINE_BYTES: usize = 1_000;
+/// No answer is longer.
+const MAX_LINE_BYTES: u64 = 256 << 20;
+/// How long a child may take to end by itself once its input is closed.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// Why there is no line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Silence {
+    TimedOut,
+    TooLong,
+    Ended,
+}
+
+#[derive(Debug, Default)]
+struct Stderr {
+    lines: VecDeque<String>,
+    ended: bool,
+}
+
+/// The running child.
+#[derive(Debug)]
+pub(super) struct Process {
+    child: Child,
+    /// To the thread that writes its input; None once closed.
+    input: Option<Sender<Vec<u8>>>,
+    output: Receiver<Result<Vec<u8>, Silence>>,
+    /// A line that was received but not asked for.
+    unread: Option<Result<Vec<u8>, Silence>>,
+    stderr: Arc<Mutex<Stderr>>,
+    status: Option<ExitStatus>,
+}
+
+impl Process {
+    pub(super) fn start(words: &[String]) -> std::io::Result<Self> {
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let mut child = command.spawn()?;
+        let (mut stdin, stdout) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+        let child_stderr = child.stderr.take().expect("piped");
+
+        let (input, requests) = channel::<Vec<u8>>();
+        std::thread::spawn(move || {
+            // A broken pipe shows as the end of the output.
+            while let Ok(line) = requests.recv() {
+                if stdin.write_all(&line).and_then(|()| stdin.flush()).is_err() {
+                    break;
+                }
+            }
+        });
+        let (lines, output) = channel();
+        std::thread::spawn(move || read_lines(stdout, &lines));
+        let stderr = Arc::new(Mutex::new(Stderr::default()));
+        let kept = Arc::clone(&stderr);
+        std::thread::spawn(move || keep_last_lines(child_stderr, &kept));
+        Ok(Process { child, input: Some(input), output, unread: None, stderr, status: None })
+    }
+
+    /// Queues bytes for the child's input.
+    pub(super) fn send(&mut self, line: Vec<u8>) {
+        if let Some(input) = &self.input {
+            // If the writer is gone, so is the child: reading says it.
+            let _ = input.send(line);
+        }
+    }
+
+    /// Whether the child has written a line that nobody asked for (its end does not count).
+    pub(super) fn has_unread_line(&mut self) -> bool {
+        if self.unread.is_none() {
+            self.unread = match self.output.try_recv() {
+                Ok(line) => Some(line),
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
+            };
+        }
+        matches!(self.unread, Some(Ok(_)))
+    }
+
+    /// The next line of output.
+    pub(super) fn line_until(&mut self, deadline: Instant) -> Result<Vec<u8>, Silence> {
+        if let Some(line) = self.unread.take() {
+            return line;
+        }
+        match self.output.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => Err(Silence::TimedOut),
+            Err(RecvTimeoutError::Disconnected) => Err(Silence::Ended),
+        }
+    }
+
+    /// Waits a while to see whether the child ends by itself; does not reap it, so that its group can still be killed.
+    pub(super) fn exited_within(&mut self, time: Duration) -> bool {
+        let deadline = Instant::now() + time;
+        loop {
+            if self.status.is_some() || self.has_exited() {
+                return true;
+            }
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[cfg(unix)]
+    fn has_exited(&mut self) -> bool {
+        use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        let Some(pid) = Pid::from_raw(self.child.id() as i32) else { return true };
+        !matches!(waitid(WaitId::Pid(pid), options), Ok(None) | Err(rustix::io::Errno::INTR))
+    }
+
+    #[cfg(not(unix))]
+    fn has_exited(&mut self) -> bool {
+        self.status = self.child.try_wait().ok().flatten();
+        self.status.is_some()
+    }
+
+    /// Kills the child with all of its process group, and reaps it.
+    fn kill(&mut self) {
+        if self.status.is_some() {
+            return;
+        }
+        #[cfg(unix)]
+        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
+            // Not reaped yet, so the number is still this group's. An error means that nobody is left in it.
+            let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+        }
+        let _ = self.child.kill();
+        self.status = self.child.wait().ok();
+    }
+
+    /// What became of a child that stopped answering, with its last words.
+    pub(super) fn epitaph(&mut self) -> String {
+        let by_itself = self.exited_within(Duration::from_secs(1));
+        self.kill();
+        let message = match self.status {
+            Some(status) if by_itself => format!("it ended ({status})"),
+            _ => "it closed its output".to_owned(),
+        };
+        self.with_stderr(message)
+    }
+
+    /// `message`, and the last lines of standard error if there are any.
+    pub(super) fn with_stderr(&self, message: String) -> String {
+        // What it wrote before it failed may still be in the pipe.
+        let deadline = Instant::now() + Duration::from_millis(100);
+        while !self.stderr().ended && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let stderr = self.stderr();
+        if stderr.lines.is_empty() {
+            return message;
+        }
+        let lines = stderr.lines.iter().map(|line| format!("\n  | {line}")).collect::<String>();
+        format!("{message}; the last lines of its standard error:{lines}")
+    }
+
+    fn stderr(&self) -> std::sync::MutexGuard<'_, Stderr> {
+        self.stderr.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Drop for Process {
+    /// Closes the child's input, lets it end by itself for a moment, and kills what is left of its group.
+    fn drop(&mut self) {
+        self.input = None;
+        if self.unread.is_none() && self.status.is_none() {
+            self.exited_within(GRACE);
+        }
+        self.kill();
+    }
+}
+
+/// Sends each line that is not blank; ends with the stream, or after one that is too long.
+fn read_lines(stream: impl Read, lines: &Sender<Result<Vec<u8>, Silence>>) {
+    let mut stream = BufReader::new(stream);
+    loop {
+        let mut line = Vec::new();
+        let outcome = match stream.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) if line.last() != Some(&b'\n') && line.len() as u64 >= MAX_LINE_BYTES => Err(Silence::TooLong),
+            Ok(_) if line.iter().all(u8::is_ascii_whitespace) => continue,
+            Ok(_) => Ok(line),
+        };
+        let stop = outcome.is_err();
+        if lines.send(outcome).is_err() || stop {
+            return;
+        }
+    }
+}
+
+fn keep_last_lines(stream: impl Read, kept: &Mutex<Stderr>) {
+    let mut stream = BufReader::new(stream);
+    loop {
+        let mut line = Vec::new();
+        // A line without end is cut into pieces: memory stays bounded.
+        let end = matches!(stream.by_ref().take(STDERR_LINE_BYTES as u64).read_until(b'\n', &mut line), Ok(0) | Err(_));
+        let mut kept = kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if end {
+            kept.ended = true;
+            return;
+        }
+        if kept.lines.len() == STDERR_LINES {
+            kept.lines.pop_front();
+        }
+        kept.lines.push_back(String::from_utf8_lossy(&line).trim_end().to_owned());
+    }
+}

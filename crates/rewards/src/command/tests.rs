@@ -1,0 +1,243 @@
+//! The programs of these tests are sh scripts, so that they run wherever Unix is.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::{Columns, Content};
+
+/// Answers every batch of two completions with 0.5 and null.
+const GOOD: &str = r#"while read -r line; do echo '{"rewards": [0.5, null]}'; done"#;
+
+fn script(dir: &Path, body: &str) -> PathBuf {
+    let path = dir.join("reward.sh");
+    std::fs::write(&path, format!("{body}\n")).unwrap();
+    path
+}
+
+/// Runs the script with /bin/sh: no exec bit is written, so no "text file busy" when tests run side by side.
+fn reward(path: &Path, timeout_s: f64, max_restarts: u32) -> CommandReward {
+    let words = Words::List(vec!["/bin/sh".into(), path.to_str().unwrap().into()]);
+    CommandReward::new(None, Options { command: words, timeout_s, max_restarts }).unwrap()
+}
+
+fn score_with(reward: &mut CommandReward, columns: &Columns, completions: &[Content]) -> Scores {
+    let prompts = vec![Content::from("2+3="); completions.len()];
+    let ids: Vec<Vec<u32>> = (0..completions.len() as u32).map(|i| vec![i, 7]).collect();
+    let batch = RewardBatch { prompts: &prompts, completions, completion_ids: &ids, columns, step: 4 };
+    reward.score(&batch)
+}
+
+fn score(reward: &mut CommandReward) -> Scores {
+    score_with(reward, &Columns::new(), &["5".into(), "line\nfeed \"quoted\"".into()])
+}
+
+/// The message of a batch that failed as a whole.
+fn failure(scores: &Scores) -> &str {
+    assert_eq!(scores.values, [None, None], "never 0");
+    assert_eq!((scores.problems.len(), scores.problems[0].rows), (1, 2));
+    &scores.problems[0].message
+}
+
+#[test]
+fn one_program_answers_batch_after_batch() {
+    let dir = tempfile::tempdir().unwrap();
+    // Its scores count its batches: the second batch is answered by the same process.
+    let body = r#"n=0; while read -r line; do n=$((n+1)); echo; echo "{\"rewards\": [$n, true]}"; done"#;
+    let mut reward = reward(&script(dir.path(), body), 30.0, 0);
+    assert_eq!(reward.name(), "reward");
+    for n in [1.0, 2.0, 3.0] {
+        assert_eq!(score(&mut reward), Scores::new(vec![Some(n), Some(1.0)]));
+    }
+}
+
+#[test]
+fn the_request_has_trls_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let seen = dir.path().join("seen.jsonl");
+    let body = format!(
+        r#"while read -r line; do printf '%s\n' "$line" > '{}'; echo '{{"rewards": [1], "extra": {{"why": ["so"]}}, "metrics": {{"m": 2.5}}}}'; done"#,
+        seen.display()
+    );
+    let mut reward = reward(&script(dir.path(), &body), 30.0, 0);
+    let columns = Columns::from([
+        ("answer".to_owned(), vec![serde_json::json!({"n": 5})]),
+        ("prompt".to_owned(), vec!["left out".into()]),
+    ]);
+    let scores = score_with(&mut reward, &columns, &[Content::assistant("5")]);
+    assert_eq!(scores.values, [Some(1.0)], "{:?}", scores.problems);
+    assert_eq!(scores.extra, [("why".to_owned(), vec!["so".into()])]);
+    assert_eq!(scores.metrics, [("m".to_owned(), 2.5)]);
+    let request: serde_json::Value = serde_json::from_slice(&std::fs::read(seen).unwrap()).unwrap();
+    let expected = serde_json::json!({
+        "prompts": ["2+3="],
+        "completions": [[{"role": "assistant", "content": "5"}]],
+        "completion_ids": [[0, 7]],
+        "trainer_state": {"global_step": 4},
+        "answer": [{"n": 5}],
+    });
+    assert_eq!(request, expected);
+
+    let columns = Columns::from([("prompts".to_owned(), vec![1.into()])]);
+    let scores = score_with(&mut reward, &columns, &["5".into()]);
+    assert!(scores.values == [None] && scores.problems[0].message.contains("`prompts`"));
+}
+
+#[test]
+fn answers_that_are_wrong_give_none_and_say_why() {
+    for (answer, expected) in [
+        (r#"{"rewards": [1]}"#, "1 scores for 2 completions"),
+        (r#"{"rewards": [1, NaN]}"#, "no NaN or Infinity"),
+        (r#"{"rewards": [1, 1e999]}"#, "out of range"),
+        (r#"{"rewards": [1, "2"]}"#, "score 1 is \"2\""),
+        (r#"{"rewards": [1, 2], "extra": {"x": [1]}}"#, "extra column `x`"),
+        (r#"{"score": [1, 2]}"#, "neither `rewards` nor `error`"),
+        (r#"{"error": "no key"}"#, "it answered with an error: no key"),
+        ("hello", "it begins: hello"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let body = format!("while read -r line; do echo working >&2; echo '{answer}'; done");
+        let mut reward = reward(&script(dir.path(), &body), 30.0, 5);
+        let scores = score(&mut reward);
+        let message = failure(&scores);
+        assert!(message.contains(expected) && message.contains("| working"), "{answer}: {message}");
+        assert!(scores.problems[0].to_string().contains("reward `reward` gave no score for 2 completions"));
+    }
+}
+
+#[test]
+fn a_crash_shows_the_last_words_and_the_next_batch_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let flag = dir.path().join("crashed");
+    // Crashes at its first batch ever, then is good.
+    let body = format!(
+        r#"read -r line; if [ ! -e '{0}' ]; then : > '{0}'; echo "KeyError: 'answer'" >&2; exit 3; fi
+        echo '{{"rewards": [1, 1]}}'; {GOOD}"#,
+        flag.display()
+    );
+    let mut reward = reward(&script(dir.path(), &body), 30.0, 1);
+    let first = score(&mut reward);
+    let message = failure(&first);
+    assert!(message.contains("exit status: 3") && message.contains("| KeyError: 'answer'"), "{message}");
+    assert_eq!(score(&mut reward).values, [Some(1.0), Some(1.0)]);
+    assert_eq!(score(&mut reward).values, [Some(0.5), None]);
+    assert_eq!(reward.restarts_in_a_row, 0, "a good batch forgives");
+}
+
+#[test]
+fn restarts_in_a_row_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let starts = dir.path().join("starts");
+    let body = format!("echo x >> '{}'; read -r line; exit 1", starts.display());
+    let mut reward = reward(&script(dir.path(), &body), 30.0, 2);
+    for _ in 0..3 {
+        assert!(failure(&score(&mut reward)).contains("it ended (exit status: 1)"));
+    }
+    for _ in 0..2 {
+        let scores = score(&mut reward);
+        let message = failure(&scores);
+        assert!(message.contains("after 2 restarts") && message.contains("exit status: 1"), "{message}");
+    }
+    assert_eq!(std::fs::read_to_string(starts).unwrap().lines().count(), 3);
+}
+
+#[test]
+fn a_time_out_kills_the_whole_group() {
+    let dir = tempfile::tempdir().unwrap();
+    let alive = dir.path().join("alive");
+    // A grandchild holds the pipes and keeps a file young; it must die with the group.
+    let body = format!("(while :; do : > '{}'; sleep 0.05; done) & read -r line; wait", alive.display());
+    let mut reward = reward(&script(dir.path(), &body), 0.3, 0);
+    let start = Instant::now();
+    let scores = score(&mut reward);
+    assert!(failure(&scores).contains("no answer within 0.3 s"), "{:?}", scores.problems);
+    assert!(start.elapsed() < Duration::from_secs(20));
+    assert!(alive.exists());
+    std::fs::remove_file(&alive).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!alive.exists(), "the grandchild lives");
+}
+
+#[test]
+fn dropping_the_reward_ends_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let alive = dir.path().join("alive");
+    // Ignores the end of its input.
+    let body = format!("while :; do : > '{}'; sleep 0.05; done", alive.display());
+    let reward = reward(&script(dir.path(), &body), 30.0, 0);
+    drop(reward);
+    let _ = std::fs::remove_file(&alive);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!alive.exists());
+
+    // One that is well-behaved may finish its work.
+    let done = dir.path().join("done");
+    let body = format!("while read -r line; do :; done; : > '{}'", done.display());
+    let path = script(dir.path(), &body);
+    drop(super::tests::reward(&path, 30.0, 0));
+    assert!(done.exists());
+}
+
+#[test]
+fn a_line_too_many_is_not_taken_for_the_next_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let body = r#"while read -r line; do printf '{"rewards": [1, 2]}\n{"rewards": [3, 4]}\n'; done"#;
+    let mut reward = reward(&script(dir.path(), body), 30.0, 3);
+    assert_eq!(score(&mut reward).values, [Some(1.0), Some(2.0)]);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(failure(&score(&mut reward)).contains("answers no batch"));
+}
+
+#[test]
+fn a_batch_larger_than_the_pipe_does_not_deadlock() {
+    let dir = tempfile::tempdir().unwrap();
+    // Writes much to both outputs before it reads.
+    let body = r#"i=0; while [ $i -lt 3000 ]; do echo 'noise noise noise noise noise noise noise' >&2; i=$((i+1)); done
+        head -n 1 > /dev/null; echo '{"rewards": [1]}'; cat > /dev/null"#;
+    let mut reward = reward(&script(dir.path(), body), 60.0, 0);
+    let long = Content::from("x".repeat(300_000));
+    assert_eq!(score_with(&mut reward, &Columns::new(), &[long]).values, [Some(1.0)]);
+}
+
+#[test]
+fn a_program_that_cannot_run_is_an_error_at_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = script(dir.path(), GOOD);
+    let start = |words: Words| {
+        let options = Options { command: words, timeout_s: 1.0, max_restarts: 0 };
+        CommandReward::new(None, options).expect_err("cannot run").to_string()
+    };
+    let message = start(Words::List(vec![path.to_str().unwrap().into()]));
+    assert!(message.contains("not executable"), "{message}");
+    let message = start(Words::from("/bin/sh /no/such/script.sh"));
+    assert!(message.contains("it ended") && message.contains("/no/such/script.sh"), "{message}");
+    let bad_timeout = Options { command: "sh".into(), timeout_s: 0.0, max_restarts: 0 };
+    assert!(CommandReward::new(None, bad_timeout).is_err());
+}
+
+#[test]
+fn the_python_example_works() {
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/rewards/my_reward.py");
+    if std::process::Command::new("python3").arg("--version").output().is_err() {
+        eprintln!("skipped: python3 is not installed");
+        return;
+    }
+    let words = Words::List(vec!["python3".into(), example.to_str().unwrap().into()]);
+    let mut reward = CommandReward::new(None, Options { command: words, timeout_s: 60.0, max_restarts: 0 }).unwrap();
+    assert_eq!(reward.name(), "my_reward");
+    let columns = Columns::from([("answer".to_owned(), vec!["5".into(), "5".into(), serde_json::Value::Null])]);
+    let completions = ["so it is 5".into(), Content::assistant("6"), "5".into()];
+    let scores = score_with(&mut reward, &columns, &completions);
+    assert_eq!(scores.values, [Some(1.0), Some(0.0), None], "{:?}", scores.problems);
+    let scores = score_with(&mut reward, &Columns::new(), &completions);
+    assert_eq!(scores.values, [None; 3]);
+    assert!(scores.problems[0].message.contains("answer"), "{}", scores.problems[0]);
+}
+
+#[test]
+fn lines_are_split_at_white_space_outside_of_quotes() {
+    let split = |line: &str| split_line(line);
+    assert_eq!(split("a  'b c' d\"e f\"g ''").unwrap(), ["a", "b c", "de fg", ""]);
+    assert_eq!(split("a 'b"), None);
+    assert_eq!(split(" ").unwrap(), Vec::<String>::new());
+}
