@@ -6,6 +6,7 @@
 //!
 //! Read first: [`metrics`], then [`stages`].
 
+mod appended;
 pub mod completions;
 pub mod console;
 pub mod error;

@@ -4,12 +4,11 @@
 //! bits; NaN and infinities are written as `null` (JSON has no other word for them), so every line is plain JSON.
 //! Does not know what the metrics mean.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use crate::appended::Appended;
 use crate::{Error, Result};
 
 /// The metrics of one step: keys in the order in which they were first set.
@@ -37,67 +36,42 @@ impl Record {
 /// An open `metrics.jsonl`.
 #[derive(Debug)]
 pub struct MetricsLog {
-    path: PathBuf,
-    file: File,
-    len: u64,
+    file: Appended,
 }
 
 impl MetricsLog {
     /// Opens `path` to append, creating it (not its directory) if needed. A last line without its line feed, which a
     /// kill in the middle of a write leaves, is cut off.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
-        let path = path.into();
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(Error::io("open", &path))?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(Error::io("read", &path))?;
-        let whole = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |last| last + 1) as u64;
-        let mut log = MetricsLog { path, file, len: bytes.len() as u64 };
-        log.truncate_to(whole)?;
-        Ok(log)
+        let whole = |bytes: &[u8]| bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+        Ok(MetricsLog { file: Appended::open(path.into(), whole)? })
     }
 
     /// Appends one line and hands it to the operating system.
     pub fn append(&mut self, record: &Record) -> Result<()> {
-        let mut line = serde_json::to_vec(&record.0).map_err(|e| Error::format(&self.path, e.to_string()))?;
+        let mut line = serde_json::to_vec(&record.0).map_err(|e| Error::format(self.file.path(), e.to_string()))?;
         line.push(b'\n');
-        self.file.write_all(&line).map_err(Error::io("write", &self.path))?;
-        self.len += line.len() as u64;
-        Ok(())
+        self.file.append(&line)
     }
 
     /// Length in bytes: what a checkpoint records.
     pub fn len(&self) -> u64 {
-        self.len
+        self.file.len()
     }
 
     /// True when nothing has been logged.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Cuts the file back to `len` bytes (as a checkpoint recorded it), so that each step is logged once after a resume.
     pub fn truncate_to(&mut self, len: u64) -> Result<()> {
-        if len > self.len {
-            return Err(Error::format(
-                &self.path,
-                format!("has {} bytes, fewer than the {len} that the checkpoint recorded", self.len),
-            ));
-        }
-        self.file.set_len(len).map_err(Error::io("truncate", &self.path))?;
-        self.file.seek(SeekFrom::Start(len)).map_err(Error::io("seek in", &self.path))?;
-        self.len = len;
-        Ok(())
+        self.file.truncate_to(len)
     }
 
     /// Waits until everything appended is on the disk.
     pub fn sync(&mut self) -> Result<()> {
-        self.file.sync_data().map_err(Error::io("sync", &self.path))
+        self.file.sync()
     }
 }
 
@@ -126,7 +100,7 @@ mod tests {
         let path = dir.path().join("metrics.jsonl");
         let mut log = MetricsLog::open(&path).unwrap();
         let mut record = Record::new();
-        let odd = 0.1 + 0.2;
+        let odd: f64 = 0.1 + 0.2;
         record.set("step", 3).set("reward", odd).set("a", f64::NAN).set("kl", f64::INFINITY).set("tiny", 5e-324);
         log.append(&record).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();

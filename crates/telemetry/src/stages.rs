@@ -1,28 +1,63 @@
-//! Where the time of a run goes: nested spans with wall seconds, FLOPs and bytes.
+//! Where the time of a run goes: nested spans with wall seconds, FLOPs and bytes of memory traffic.
+//!
+//! [`Stages::span`] opens a span that ends when it is dropped; a span opened meanwhile on the same thread lies inside it.
+//! A span's numbers include those of the spans inside. The totals are kept for each path of names (`step/rollout/prefill`):
+//! of the current step and of the run. Knows no kernel: FLOPs and bytes are told by whoever counts them, and a stage for
+//! which nobody did shows none. What takes most, and what limits it, is said in words by [`Summary::bottleneck`].
 
-use crate::{Table, TraceWriter};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::ThreadId;
+use std::time::Instant;
+
+use crate::{Align, Result, Table, TraceWriter};
 
 /// Timers of a run; a clone is another handle to the same timers.
-#[derive(Clone, Debug, Default)]
-pub struct Stages {}
+#[derive(Clone, Debug)]
+pub struct Stages {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    start: Instant,
+    run: Totals,
+    step: Totals,
+    /// Innermost open spans of each thread, as indices into `open`.
+    stacks: HashMap<ThreadId, Vec<u64>>,
+    open: HashMap<u64, Open>,
+    next: u64,
+    /// Small numbers for threads, in the order in which they first opened a span.
+    threads: HashMap<ThreadId, u64>,
+    trace: Option<TraceWriter>,
+    /// The first failure to write the trace; it goes no further then.
+    trace_error: Option<crate::Error>,
+}
+
+#[derive(Debug)]
+struct Open {
+    path: String,
+    parent: Option<u64>,
+    thread: ThreadId,
+    start: Instant,
+    flops: f64,
+    bytes: f64,
+}
 
 /// An open span; it ends when dropped.
 #[derive(Debug)]
-pub struct Span {}
-
-impl Span {
-    /// Adds work done inside.
-    pub fn work(&mut self, _flops: f64, _bytes: f64) {
-        unimplemented!()
-    }
+#[must_use = "a span measures until it is dropped"]
+pub struct Span {
+    inner: Arc<Mutex<Inner>>,
+    id: u64,
 }
 
 /// What this machine can do, measured: floating-point operations and bytes of memory traffic per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Ceilings {
-    /// FLOP/s.
+    /// FLOP/s; `None` if not measured.
     pub flops_per_s: Option<f64>,
-    /// B/s.
+    /// B/s; `None` if not measured.
     pub bytes_per_s: Option<f64>,
 }
 
@@ -41,23 +76,188 @@ pub struct StageTotal {
     pub bytes: f64,
 }
 
+/// Totals by path, in the order of first appearance.
+#[derive(Debug, Default)]
+struct Totals {
+    index: HashMap<String, usize>,
+    list: Vec<StageTotal>,
+}
+
+impl Totals {
+    fn at(&mut self, path: &str) -> &mut StageTotal {
+        let index = *self.index.entry(path.to_owned()).or_insert_with(|| {
+            self.list.push(StageTotal { path: path.to_owned(), ..StageTotal::default() });
+            self.list.len() - 1
+        });
+        &mut self.list[index]
+    }
+}
+
+impl Default for Stages {
+    fn default() -> Self {
+        Stages::new(None)
+    }
+}
+
 impl Stages {
     /// Timers that start now; spans also go to `trace` if there is one.
-    pub fn new(_trace: Option<TraceWriter>) -> Self {
-        unimplemented!()
+    pub fn new(trace: Option<TraceWriter>) -> Self {
+        Stages {
+            inner: Arc::new(Mutex::new(Inner {
+                start: Instant::now(),
+                run: Totals::default(),
+                step: Totals::default(),
+                stacks: HashMap::new(),
+                open: HashMap::new(),
+                next: 0,
+                threads: HashMap::new(),
+                trace,
+                trace_error: None,
+            })),
+        }
     }
-    /// Opens a span inside the innermost open span of this thread.
-    pub fn span(&self, _name: &'static str) -> Span {
-        unimplemented!()
+
+    /// Opens a span inside the innermost open span of this thread. `name` has no `/`.
+    pub fn span(&self, name: &str) -> Span {
+        let thread = std::thread::current().id();
+        let mut inner = lock(&self.inner);
+        let inner = &mut *inner;
+        let id = inner.next;
+        inner.next += 1;
+        let number = inner.threads.len() as u64;
+        inner.threads.entry(thread).or_insert(number);
+        let stack = inner.stacks.entry(thread).or_default();
+        let parent = stack.last().copied();
+        let path = match parent.and_then(|parent| inner.open.get(&parent)) {
+            Some(parent) => format!("{}/{name}", parent.path),
+            None => name.to_owned(),
+        };
+        stack.push(id);
+        // So that the order of the tables is that of the openings: an outer stage stands before its inner ones.
+        inner.run.at(&path);
+        inner.step.at(&path);
+        inner.open.insert(id, Open { path, parent, thread, start: Instant::now(), flops: 0.0, bytes: 0.0 });
+        Span { inner: Arc::clone(&self.inner), id }
     }
-    /// The totals since the last call (of one step), in the order of first appearance; the run's totals go on.
+
+    /// Runs `body` in a span.
+    pub fn time<T>(&self, name: &str, body: impl FnOnce() -> T) -> T {
+        let _span = self.span(name);
+        body()
+    }
+
+    /// The totals of the spans that ended since the last call (those of one step), in the order of first appearance; the
+    /// totals of the run go on.
     pub fn take_step(&self) -> Vec<StageTotal> {
-        unimplemented!()
+        let mut list = std::mem::take(&mut lock(&self.inner).step).list;
+        list.retain(|total| total.count > 0);
+        list
     }
+
     /// The run so far.
     pub fn summary(&self) -> Summary {
-        unimplemented!()
+        let inner = lock(&self.inner);
+        let stages = inner.run.list.iter().filter(|total| total.count > 0).cloned().collect();
+        Summary { wall_s: inner.start.elapsed().as_secs_f64(), stages }
     }
+
+    /// Seconds since the timers started.
+    pub fn elapsed_s(&self) -> f64 {
+        lock(&self.inner).start.elapsed().as_secs_f64()
+    }
+
+    /// A curve in the trace, if there is one.
+    pub fn counter(&self, name: &str, value: f64) {
+        let mut inner = lock(&self.inner);
+        let at_us = inner.start.elapsed().as_secs_f64() * 1e6;
+        inner.trace(|trace| trace.counter(name, at_us, value));
+    }
+
+    /// The trace's length in bytes, for a checkpoint.
+    pub fn trace_len(&self) -> Option<u64> {
+        lock(&self.inner).trace.as_ref().map(TraceWriter::len)
+    }
+
+    /// Closes the trace; gives the first failure to write it, if there was one.
+    pub fn finish_trace(&self) -> Result<()> {
+        let mut inner = lock(&self.inner);
+        match (inner.trace_error.take(), inner.trace.take()) {
+            (Some(error), _) => Err(error),
+            (None, Some(trace)) => trace.finish(),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl Inner {
+    /// Writes to the trace; the first failure ends it, and the run goes on.
+    fn trace(&mut self, write: impl FnOnce(&mut TraceWriter) -> Result<()>) {
+        if let Some(trace) = &mut self.trace
+            && let Err(error) = write(trace)
+        {
+            self.trace_error = Some(error);
+            self.trace = None;
+        }
+    }
+}
+
+impl Span {
+    /// Adds work done inside: floating-point operations and bytes of memory traffic.
+    pub fn work(&self, flops: f64, bytes: f64) {
+        if let Some(open) = lock(&self.inner).open.get_mut(&self.id) {
+            open.flops += flops;
+            open.bytes += bytes;
+        }
+    }
+
+    /// Seconds since it was opened.
+    pub fn seconds(&self) -> f64 {
+        lock(&self.inner).open.get(&self.id).map_or(0.0, |open| open.start.elapsed().as_secs_f64())
+    }
+
+    /// Ends it and gives its wall seconds, exactly as they are added to the totals.
+    pub fn end(self) -> f64 {
+        let id = self.id;
+        close(&mut lock(&self.inner), id)
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        close(&mut lock(&self.inner), self.id);
+    }
+}
+
+/// Ends a span (once) and adds it to the totals and to its parent.
+fn close(inner: &mut Inner, id: u64) -> f64 {
+    let Some(open) = inner.open.remove(&id) else { return 0.0 };
+    let seconds = open.start.elapsed().as_secs_f64();
+    if let Some(stack) = inner.stacks.get_mut(&open.thread) {
+        stack.retain(|&other| other != id);
+        if stack.is_empty() {
+            inner.stacks.remove(&open.thread);
+        }
+    }
+    if let Some(parent) = open.parent.and_then(|parent| inner.open.get_mut(&parent)) {
+        parent.flops += open.flops;
+        parent.bytes += open.bytes;
+    }
+    for totals in [&mut inner.run, &mut inner.step] {
+        let total = totals.at(&open.path);
+        total.count += 1;
+        total.seconds += seconds;
+        total.flops += open.flops;
+        total.bytes += open.bytes;
+    }
+    let name = open.path.rsplit('/').next().unwrap_or_default();
+    let start_us = open.start.duration_since(inner.start).as_secs_f64() * 1e6;
+    let thread = inner.threads.get(&open.thread).copied().unwrap_or(0);
+    inner.trace(|trace| trace.span(name, thread, start_us, seconds * 1e6, open.flops, open.bytes));
+    seconds
+}
+
+fn lock(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
+    inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// The totals of a run.
@@ -70,12 +270,90 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Stage, seconds, share, GFLOP/s, GB/s.
+    /// Stage (indented by nesting), seconds, share of the run's wall time, GFLOP/s, GB/s; then what no outermost stage covers.
     pub fn table(&self) -> Table {
-        unimplemented!()
+        let right = Align::Right;
+        let columns =
+            [("stage", Align::Left), ("seconds", right), ("share", right), ("GFLOP/s", right), ("GB/s", right)];
+        let mut table = Table::new(columns);
+        let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds / self.wall_s.max(f64::MIN_POSITIVE));
+        let rate = |amount: f64, seconds: f64| match amount > 0.0 && seconds > 0.0 {
+            true => format!("{:.1}", amount / seconds / 1e9),
+            false => "-".to_owned(),
+        };
+        self.visit("", &mut |stage, depth| {
+            let name = stage.path.rsplit('/').next().unwrap_or_default();
+            table.row([
+                format!("{}{name}", "  ".repeat(depth)),
+                format!("{:.2}", stage.seconds),
+                share(stage.seconds),
+                rate(stage.flops, stage.seconds),
+                rate(stage.bytes, stage.seconds),
+            ]);
+        });
+        let rest = self.unmeasured_s();
+        table.row(["(not measured)".to_owned(), format!("{rest:.2}"), share(rest), "-".to_owned(), "-".to_owned()]);
+        table.row(["run".to_owned(), format!("{:.2}", self.wall_s), share(self.wall_s)]);
+        table
     }
-    /// Which stage takes most, and what limits it, in words.
-    pub fn bottleneck(&self, _ceilings: &Ceilings) -> String {
-        unimplemented!()
+
+    /// Visits the stages below `parent`, each before the stages inside it.
+    fn visit(&self, parent: &str, see: &mut impl FnMut(&StageTotal, usize)) {
+        for stage in &self.stages {
+            if stage.path.rsplit_once('/').map_or("", |(outer, _)| outer) == parent {
+                see(stage, stage.path.matches('/').count());
+                self.visit(&stage.path, see);
+            }
+        }
+    }
+
+    /// Wall seconds that no outermost stage covers (0 if stages of several threads overlap).
+    pub fn unmeasured_s(&self) -> f64 {
+        let outermost = self.stages.iter().filter(|stage| !stage.path.contains('/'));
+        (self.wall_s - outermost.map(|stage| stage.seconds).sum::<f64>()).max(0.0)
+    }
+
+    /// Which stage takes most time of its own (without the stages inside it), and what limits it, in words.
+    pub fn bottleneck(&self, ceilings: &Ceilings) -> String {
+        let inside = |outer: &StageTotal, of: fn(&StageTotal) -> f64| -> f64 {
+            let children =
+                self.stages.iter().filter(|stage| stage.path.rsplit_once('/').is_some_and(|(p, _)| p == outer.path));
+            children.map(of).sum()
+        };
+        let own = |stage: &StageTotal| StageTotal {
+            path: stage.path.clone(),
+            count: stage.count,
+            seconds: (stage.seconds - inside(stage, |s| s.seconds)).max(0.0),
+            flops: (stage.flops - inside(stage, |s| s.flops)).max(0.0),
+            bytes: (stage.bytes - inside(stage, |s| s.bytes)).max(0.0),
+        };
+        let slowest = self.stages.iter().map(own).max_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        let Some(slowest) = slowest.filter(|stage| stage.seconds > 0.0) else {
+            return "nothing was measured".to_owned();
+        };
+        let share = 100.0 * slowest.seconds / self.wall_s.max(f64::MIN_POSITIVE);
+        let of = |amount: f64, ceiling: Option<f64>| {
+            ceiling
+                .filter(|&ceiling| ceiling > 0.0 && amount > 0.0)
+                .map(|ceiling| 100.0 * amount / slowest.seconds / ceiling)
+        };
+        let why = match (of(slowest.flops, ceilings.flops_per_s), of(slowest.bytes, ceilings.bytes_per_s)) {
+            (Some(compute), Some(memory)) if compute.max(memory) < 25.0 => format!(
+                "neither arithmetic ({compute:.0} % of the measured ceiling) nor memory ({memory:.0} %) limits it: the time goes to waiting or overhead"
+            ),
+            (Some(compute), Some(memory)) if memory > compute => {
+                format!("limited by memory: {memory:.0} % of the measured bandwidth, {compute:.0} % of the arithmetic")
+            }
+            (Some(compute), Some(memory)) => {
+                format!("limited by arithmetic: {compute:.0} % of the measured ceiling, {memory:.0} % of the bandwidth")
+            }
+            (Some(compute), None) => format!("it reaches {compute:.0} % of this machine's measured arithmetic"),
+            (None, Some(memory)) => format!("it reaches {memory:.0} % of this machine's measured bandwidth"),
+            (None, None) => "its FLOPs and bytes, or this machine's ceilings, were not measured".to_owned(),
+        };
+        format!("the bottleneck is {}: {:.2} s, {share:.0} % of the run; {why}", slowest.path, slowest.seconds)
     }
 }
+
+#[cfg(test)]
+mod tests;

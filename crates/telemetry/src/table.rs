@@ -1,4 +1,8 @@
-//! Small aligned text tables for summaries and for sample completions. Knows no terminal, no colour.
+//! Small aligned text tables for summaries and for sample completions. Knows no terminal and no colour.
+//!
+//! Width is counted in characters; wide (East Asian) and combining characters are not measured.
+
+use serde_json::Value;
 
 /// How a column's cells stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,10 +21,15 @@ pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
+/// What stands between two columns.
+const GAP: usize = 2;
+/// A column of text is not squeezed below this, however narrow the terminal.
+const MIN_COLUMN: usize = 12;
+
 impl Table {
     /// A table with these columns.
     pub fn new<S: Into<String>>(columns: impl IntoIterator<Item = (S, Align)>) -> Self {
-        let (headers, aligns) = columns.into_iter().map(|(h, a)| (h.into(), a)).unzip();
+        let (headers, aligns) = columns.into_iter().map(|(header, align)| (header.into(), align)).unzip();
         Table { headers, aligns, rows: Vec::new() }
     }
 
@@ -30,5 +39,172 @@ impl Table {
         row.resize(self.headers.len(), String::new());
         self.rows.push(row);
         self
+    }
+
+    /// The table as text, a header line, a rule, and the rows, each ended by a line feed. Left-aligned columns are
+    /// wrapped so that no line is longer than `width` (if that is possible); cells with several lines stay so.
+    pub fn render(&self, width: usize) -> String {
+        let widths = self.widths(width);
+        let mut out = String::new();
+        let line = |cells: Vec<&str>, out: &mut String| {
+            let mut text = String::new();
+            for ((cell, &width), align) in cells.iter().zip(&widths).zip(&self.aligns) {
+                let pad = " ".repeat(width.saturating_sub(chars(cell)));
+                match align {
+                    Align::Left => text.extend([cell, pad.as_str()]),
+                    Align::Right => text.extend([pad.as_str(), cell]),
+                }
+                text.push_str(&" ".repeat(GAP));
+            }
+            out.push_str(text.trim_end());
+            out.push('\n');
+        };
+        line(self.headers.iter().map(String::as_str).collect(), &mut out);
+        let rule: Vec<String> = widths.iter().map(|&width| "─".repeat(width)).collect();
+        line(rule.iter().map(String::as_str).collect(), &mut out);
+        let mut any_tall = false;
+        for (number, row) in self.rows.iter().enumerate() {
+            let cells: Vec<Vec<String>> = row.iter().zip(&widths).map(|(cell, &width)| wrap(cell, width)).collect();
+            let height = cells.iter().map(Vec::len).max().unwrap_or(1);
+            any_tall |= height > 1;
+            for i in 0..height {
+                line(cells.iter().map(|cell| cell.get(i).map_or("", String::as_str)).collect(), &mut out);
+            }
+            // A blank line tells tall rows apart.
+            if any_tall && number + 1 < self.rows.len() {
+                out.push('\n');
+            }
+        }
+        out
+    }
+
+    /// Column widths: the widest line of each, then the widest text columns shrunk until the line fits.
+    fn widths(&self, width: usize) -> Vec<usize> {
+        let mut widths: Vec<usize> = (0..self.headers.len())
+            .map(|i| {
+                let cells = self.rows.iter().map(|row| &row[i]).chain([&self.headers[i]]);
+                cells.flat_map(|cell| cell.lines()).map(chars).max().unwrap_or(0)
+            })
+            .collect();
+        loop {
+            let total = widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
+            let text =
+                |&i: &usize| self.aligns[i] == Align::Left && widths[i] > MIN_COLUMN.max(chars(&self.headers[i]));
+            let Some(widest) = (0..widths.len()).filter(text).max_by_key(|&i| widths[i]) else { return widths };
+            if total <= width {
+                return widths;
+            }
+            widths[widest] -= 1;
+        }
+    }
+}
+
+fn chars(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// Cuts a cell into lines of at most `width` characters, at spaces where there are any. Control characters, which could
+/// move the cursor or change the terminal, are shown as escapes.
+fn wrap(cell: &str, width: usize) -> Vec<String> {
+    let width = width.max(1);
+    let mut out = Vec::new();
+    for line in cell.lines() {
+        let mut rest: Vec<char> = Vec::new();
+        for c in line.chars() {
+            match c {
+                '\t' => rest.extend("    ".chars()),
+                c if c.is_control() => rest.extend(c.escape_default()),
+                c => rest.push(c),
+            }
+        }
+        while rest.len() > width {
+            let space = rest[..=width].iter().rposition(|&c| c == ' ').filter(|&at| at > 0);
+            let (keep, skip) = space.map_or((width, 0), |at| (at, 1));
+            out.push(rest[..keep].iter().collect());
+            rest.drain(..keep + skip);
+        }
+        out.push(rest.into_iter().collect());
+    }
+    if out.is_empty() {
+        out.push(String::new());
+    }
+    out
+}
+
+/// Prompts and completions of a step with their rewards and advantages, as TRL prints them. `value`s are strings or arrays
+/// of chat messages; a reward that was not given is shown as `-`. At most `max_rows` rows.
+pub fn completions(rows: &crate::CompletionRows, max_rows: usize, width: usize) -> String {
+    let mut columns = vec![("Prompt", Align::Left), ("Completion", Align::Left)];
+    columns.extend(rows.rewards.iter().map(|(name, _)| (name.as_str(), Align::Right)));
+    columns.push(("Advantage", Align::Right));
+    columns.extend(rows.extra.iter().map(|(name, _)| (name.as_str(), Align::Left)));
+    let mut table = Table::new(columns);
+    for i in 0..rows.prompts.len().min(max_rows) {
+        let mut cells = vec![shown(&rows.prompts[i]), shown(&rows.completions[i])];
+        let scores = rows.rewards.iter().map(|(_, scores)| scores[i]);
+        cells.extend(scores.map(|score| score.map_or("-".to_owned(), |score| format!("{score:.2}"))));
+        cells.push(format!("{:.2}", rows.advantages[i]));
+        cells.extend(rows.extra.iter().map(|(_, values)| shown(&values[i])));
+        table.row(cells);
+    }
+    format!("Step {}\n{}", rows.step, table.render(width))
+}
+
+/// A text as it is, messages with their roles, anything else as JSON.
+fn shown(value: &Value) -> String {
+    let message = |message: &Value| {
+        let role = message.get("role")?.as_str()?.to_uppercase();
+        let content = message.get("content")?;
+        Some(format!("{role}\n{}", content.as_str().map_or_else(|| content.to_string(), str::to_owned)))
+    };
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(list) => {
+            let messages: Option<Vec<_>> = list.iter().map(message).collect();
+            messages.map_or_else(|| value.to_string(), |messages| messages.join("\n\n"))
+        }
+        Value::Null => String::new(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aligns_and_wraps() {
+        let mut table = Table::new([("stage", Align::Left), ("seconds", Align::Right)]);
+        table.row(["rollout", "12.5"]).row(["é", "1"]).row(["x"]);
+        assert_eq!(table.render(80), "stage    seconds\n───────  ───────\nrollout     12.5\né              1\nx\n");
+        let mut table = Table::new([("text", Align::Left), ("n", Align::Right)]);
+        table.row(["the quick brown fox jumps", "1"]).row(["averyverylongwordwithoutspaces", "2"]);
+        let text = table.render(15);
+        assert!(text.lines().all(|line| line.chars().count() <= 15), "{text}");
+        assert!(text.contains("the quick     1\nbrown fox\njumps\n\naveryverylon  2\n"), "{text}");
+    }
+
+    #[test]
+    fn control_characters_cannot_reach_the_terminal() {
+        let mut table = Table::new([("a", Align::Left)]);
+        table.row(["\u{1b}[31mred\r\u{7}"]);
+        assert!(!table.render(80).chars().any(|c| c.is_control() && c != '\n'));
+    }
+
+    #[test]
+    fn completions_look_like_trls() {
+        let rows = crate::CompletionRows {
+            step: 42,
+            prompts: vec!["The sky is".into(), serde_json::json!([{"role": "user", "content": "Sun?"}])],
+            completions: vec![" blue.".into(), " in the sky.".into()],
+            rewards: vec![("Format".into(), vec![Some(0.789), None])],
+            extra: vec![("source".into(), vec!["A".into(), Value::Null])],
+            advantages: vec![0.987, 0.0],
+        };
+        let text = completions(&rows, 5, 100);
+        assert!(text.starts_with("Step 42\nPrompt"), "{text}");
+        assert!(text.contains("The sky is   blue.          0.79       0.99  A\n"), "{text}");
+        assert!(text.contains("USER") && text.contains("Sun?"), "{text}");
+        assert!(!completions(&rows, 1, 100).contains("Sun?"));
     }
 }

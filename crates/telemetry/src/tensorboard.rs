@@ -1,40 +1,320 @@
-//! TensorBoard event files.
+//! TensorBoard event files: scalars and texts.
+//!
+//! A file is a sequence of TFRecords: length (u64), masked crc32c of the length, data, masked crc32c of the data, all
+//! little-endian. The data is a protobuf `Event`, of which only these fields are written: 1 wall_time (double), 2 step
+//! (int64), 3 file_version (string), 5 summary. `Summary` repeats 1 `Value`; `Value` has 1 tag (string), 2 simple_value
+//! (float), 8 tensor, 9 metadata. Formats: tensorflow/core/lib/io/record_writer.h and tensorflow/core/util/event.proto.
+//! A scalar is stored in f32 there; metrics.jsonl keeps f64. Does not know what the numbers mean.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::Result;
+use crate::appended::Appended;
+use crate::{Error, Result};
 
 /// An open event file.
 #[derive(Debug)]
-pub struct EventWriter {}
+pub struct EventWriter {
+    file: Appended,
+}
 
 impl EventWriter {
-    /// Opens the event file of `directory` to append (the directory and the file are created if missing).
-    pub fn open(_directory: &Path) -> Result<Self> {
-        unimplemented!()
+    /// Opens the event file of `directory` to append; directory and file are created if missing. If there are several
+    /// files, the last by name. A torn last record is cut off.
+    pub fn open(directory: &Path) -> Result<Self> {
+        std::fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
+        let path = match existing(directory)? {
+            Some(path) => path,
+            None => {
+                let (host, pid) = (host(), std::process::id());
+                directory.join(format!("events.out.tfevents.{:010}.{host}.{pid}.0", now_s() as u64))
+            }
+        };
+        let mut file = Appended::open(path, |bytes| records(bytes).map(|(end, _)| end).last().unwrap_or(0))?;
+        if file.len() == 0 {
+            let mut event = Vec::new();
+            double(&mut event, 1, now_s());
+            bytes(&mut event, 3, b"brain.Event:2");
+            file.append(&record(&event))?;
+        }
+        Ok(EventWriter { file })
     }
-    /// Appends a number.
-    pub fn scalar(&mut self, _step: u64, _tag: &str, _value: f64) -> Result<()> {
-        unimplemented!()
+
+    /// Appends a number; one that is not finite is written as it is (TensorBoard shows it as such).
+    pub fn scalar(&mut self, step: u64, tag: &str, value: f64) -> Result<()> {
+        let mut entry = Vec::new();
+        bytes(&mut entry, 1, tag.as_bytes());
+        key(&mut entry, 2, 5);
+        entry.extend_from_slice(&(value as f32).to_le_bytes());
+        self.append(step, &entry)
     }
-    /// Appends a text (Markdown).
-    pub fn text(&mut self, _step: u64, _tag: &str, _text: &str) -> Result<()> {
-        unimplemented!()
+
+    /// Appends a text (TensorBoard shows it as Markdown).
+    pub fn text(&mut self, step: u64, tag: &str, text: &str) -> Result<()> {
+        // TensorProto: 1 dtype = 7 (string), 2 shape = {one dimension of size 1}, 8 string_val.
+        let mut tensor = Vec::new();
+        key(&mut tensor, 1, 0);
+        varint(&mut tensor, 7);
+        bytes(&mut tensor, 2, &[0x12, 2, 0x08, 1]);
+        bytes(&mut tensor, 8, text.as_bytes());
+        // SummaryMetadata: 1 plugin_data = { 1 plugin_name }.
+        let mut plugin = Vec::new();
+        bytes(&mut plugin, 1, b"text");
+        let mut metadata = Vec::new();
+        bytes(&mut metadata, 1, &plugin);
+        let mut entry = Vec::new();
+        bytes(&mut entry, 1, tag.as_bytes());
+        bytes(&mut entry, 8, &tensor);
+        bytes(&mut entry, 9, &metadata);
+        self.append(step, &entry)
     }
+
+    fn append(&mut self, step: u64, entry: &[u8]) -> Result<()> {
+        let mut summary = Vec::new();
+        bytes(&mut summary, 1, entry);
+        let mut event = Vec::new();
+        double(&mut event, 1, now_s());
+        key(&mut event, 2, 0);
+        varint(&mut event, step);
+        bytes(&mut event, 5, &summary);
+        self.file.append(&record(&event))
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
     /// Length in bytes: what a checkpoint records.
     pub fn len(&self) -> u64 {
-        unimplemented!()
+        self.file.len()
     }
+
     /// Never true: the file begins with its version.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Cuts the file back to `len` bytes.
-    pub fn truncate_to(&mut self, _len: u64) -> Result<()> {
-        unimplemented!()
+
+    /// Cuts the file back to `len` bytes (as a checkpoint recorded it).
+    pub fn truncate_to(&mut self, len: u64) -> Result<()> {
+        self.file.truncate_to(len)
     }
-    /// Hands everything to the operating system.
-    pub fn flush(&mut self) -> Result<()> {
-        unimplemented!()
+
+    /// Waits until everything appended is on the disk.
+    pub fn sync(&mut self) -> Result<()> {
+        self.file.sync()
+    }
+}
+
+/// The last event file of a directory, by name (names begin with the time of creation).
+fn existing(directory: &Path) -> Result<Option<PathBuf>> {
+    let mut last: Option<PathBuf> = None;
+    for entry in std::fs::read_dir(directory).map_err(Error::io("list", directory))? {
+        let path = entry.map_err(Error::io("list", directory))?.path();
+        let is_events = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("events.out.tfevents."));
+        if is_events && last.as_ref().is_none_or(|last| *last < path) {
+            last = Some(path);
+        }
+    }
+    Ok(last)
+}
+
+fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name: String = name.trim().chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+    if name.is_empty() { "localhost".to_owned() } else { name }
+}
+
+/// Seconds since 1970.
+fn now_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
+}
+
+// Protobuf, written by hand.
+
+fn varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// Field number and wire type (0 varint, 1 eight bytes, 2 length-delimited, 5 four bytes).
+fn key(out: &mut Vec<u8>, field: u64, wire: u64) {
+    varint(out, field << 3 | wire);
+}
+
+fn double(out: &mut Vec<u8>, field: u64, value: f64) {
+    key(out, field, 1);
+    out.extend_from_slice(&value.to_le_bytes());
+}
+
+fn bytes(out: &mut Vec<u8>, field: u64, value: &[u8]) {
+    key(out, field, 2);
+    varint(out, value.len() as u64);
+    out.extend_from_slice(value);
+}
+
+// TFRecord.
+
+/// `data` framed.
+fn record(data: &[u8]) -> Vec<u8> {
+    let length = (data.len() as u64).to_le_bytes();
+    let mut out = Vec::with_capacity(data.len() + 16);
+    out.extend_from_slice(&length);
+    out.extend_from_slice(&masked_crc(&length).to_le_bytes());
+    out.extend_from_slice(data);
+    out.extend_from_slice(&masked_crc(data).to_le_bytes());
+    out
+}
+
+/// The whole, undamaged records at the beginning of a file: offset of each one's end, and its data.
+fn records(file: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let take = |from: usize, n: usize| file.get(from..from.checked_add(n)?);
+        let length = take(at, 8)?;
+        let n = usize::try_from(u64::from_le_bytes(length.try_into().ok()?)).ok()?;
+        let data = take(at + 12, n)?;
+        let crc = |from: usize| Some(u32::from_le_bytes(take(from, 4)?.try_into().ok()?));
+        if crc(at + 8)? != masked_crc(length) || crc(at + 12 + n)? != masked_crc(data) {
+            return None;
+        }
+        at += 16 + n;
+        Some((at, data))
+    })
+}
+
+/// TFRecord's mask keeps a checksum of data that holds checksums from being trivial.
+fn masked_crc(data: &[u8]) -> u32 {
+    crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+/// CRC-32C (Castagnoli), reflected polynomial 0x82F63B78.
+fn crc32c(data: &[u8]) -> u32 {
+    const TABLE: [u32; 256] = {
+        let mut table = [0u32; 256];
+        let mut i = 0;
+        while i < 256 {
+            let mut crc = i as u32;
+            let mut bit = 0;
+            while bit < 8 {
+                crc = if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
+                bit += 1;
+            }
+            table[i] = crc;
+            i += 1;
+        }
+        table
+    };
+    !data.iter().fold(!0, |crc, &byte| crc >> 8 ^ TABLE[((crc ^ u32::from(byte)) & 0xff) as usize])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crc32c_of_the_standards_check_value() {
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        // RFC 3720, B.4: 32 bytes of zeros.
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+    }
+
+    /// A reader of protobuf of its own: (field, wire type, value or bytes).
+    fn fields(mut data: &[u8]) -> Vec<(u64, u64, Vec<u8>)> {
+        fn varint(data: &mut &[u8]) -> u64 {
+            let mut value = 0;
+            for shift in 0.. {
+                let byte = data[0];
+                *data = &data[1..];
+                value |= u64::from(byte & 0x7f) << (7 * shift);
+                if byte < 0x80 {
+                    break;
+                }
+            }
+            value
+        }
+        let mut out = Vec::new();
+        while !data.is_empty() {
+            let key = varint(&mut data);
+            let n = match key & 7 {
+                0 => {
+                    out.push((key >> 3, 0, varint(&mut data).to_le_bytes().to_vec()));
+                    continue;
+                }
+                1 => 8,
+                2 => varint(&mut data) as usize,
+                5 => 4,
+                other => panic!("wire type {other}"),
+            };
+            out.push((key >> 3, key & 7, data[..n].to_vec()));
+            data = &data[n..];
+        }
+        out
+    }
+
+    fn field(data: &[u8], number: u64) -> Vec<u8> {
+        fields(data).into_iter().find(|(field, ..)| *field == number).unwrap_or_else(|| panic!("no field {number}")).2
+    }
+
+    /// (step, tag, the summary value's bytes) of each event after the first.
+    fn read(path: &Path) -> Vec<(u64, String, Vec<u8>)> {
+        let file = std::fs::read(path).unwrap();
+        let events: Vec<_> = records(&file).map(|(_, data)| data.to_vec()).collect();
+        assert_eq!(field(&events[0], 3), b"brain.Event:2");
+        events[1..]
+            .iter()
+            .map(|event| {
+                assert!(f64::from_le_bytes(field(event, 1).try_into().unwrap()) > 1.6e9);
+                let step = u64::from_le_bytes(field(event, 2).try_into().unwrap());
+                let value = field(&field(event, 5), 1);
+                (step, String::from_utf8(field(&value, 1)).unwrap(), value)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = EventWriter::open(&dir.path().join("tensorboard")).unwrap();
+        writer.scalar(300, "train/reward", 0.25).unwrap();
+        writer.scalar(301, "train/kl", f64::NAN).unwrap();
+        writer.text(301, "sample", &"é".repeat(200)).unwrap();
+        let events = read(writer.path());
+        assert_eq!((events[0].0, events[0].1.as_str()), (300, "train/reward"));
+        assert_eq!(field(&events[0].2, 2), 0.25f32.to_le_bytes());
+        assert!(f32::from_le_bytes(field(&events[1].2, 2).try_into().unwrap()).is_nan());
+        assert_eq!(field(&field(&events[2].2, 8), 8), "é".repeat(200).as_bytes());
+        assert_eq!(field(&field(&field(&events[2].2, 9), 1), 1), b"text");
+        assert_eq!(writer.len(), std::fs::metadata(writer.path()).unwrap().len());
+    }
+
+    #[test]
+    fn resume_continues_the_same_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = EventWriter::open(dir.path()).unwrap();
+        writer.scalar(1, "a", 1.0).unwrap();
+        let at_checkpoint = writer.len();
+        writer.scalar(2, "a", 2.0).unwrap();
+        let path = writer.path().to_owned();
+        drop(writer);
+        // A kill in the middle of a record.
+        let mut file = std::fs::read(&path).unwrap();
+        file.extend_from_slice(&[9, 0, 0, 0, 0, 0, 0, 0, 1]);
+        std::fs::write(&path, &file).unwrap();
+        let mut writer = EventWriter::open(dir.path()).unwrap();
+        assert_eq!(writer.path(), path);
+        assert_eq!(read(&path).len(), 2);
+        writer.truncate_to(at_checkpoint).unwrap();
+        writer.scalar(2, "b", 2.5).unwrap();
+        assert_eq!(read(&path).iter().map(|event| event.1.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        let mut file = std::fs::read(&path).unwrap();
+        *file.last_mut().unwrap() ^= 1;
+        assert_eq!(records(&file).count(), 2, "the damaged record is not taken");
+        assert!(writer.truncate_to(1 << 40).is_err());
+        assert!(!writer.is_empty());
+        writer.sync().unwrap();
     }
 }

@@ -1,20 +1,173 @@
-//! `trace.json` for chrome://tracing and Perfetto.
+//! `trace.json`: spans for chrome://tracing and <https://ui.perfetto.dev> (Chrome's trace event format, array form).
+//!
+//! The closing bracket of that form is optional, so the file can be read while the run goes on and after a kill. It never
+//! grows beyond a bound: what comes later is left out, and a last event says so. Does not know what the spans mean.
 
-use std::path::Path;
+use std::path::PathBuf;
+
+use serde_json::json;
 
 use crate::Result;
+use crate::appended::Appended;
 
 /// An open trace.
 #[derive(Debug)]
-pub struct TraceWriter {}
+pub struct TraceWriter {
+    file: Appended,
+    max_bytes: u64,
+    full: bool,
+}
+
+/// Room kept for the event that says that the rest was left out.
+const LAST_EVENT_BYTES: u64 = 256;
 
 impl TraceWriter {
-    /// Opens `path` to append, at most `max_bytes` long.
-    pub fn open(_path: &Path, _max_bytes: u64) -> Result<Self> {
-        unimplemented!()
+    /// Opens `path` to append, creating it (not its directory) if needed. A torn last line is cut off, as is the closing
+    /// bracket of a finished trace. The file is kept below `max_bytes` (at least 1 KiB).
+    pub fn open(path: impl Into<PathBuf>, max_bytes: u64) -> Result<Self> {
+        let mut full = false;
+        let mut file = Appended::open(path.into(), |bytes| {
+            let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+            let whole = &bytes[..whole];
+            let open = whole.strip_suffix(b"{}]\n").unwrap_or(whole);
+            full = open.len() as u64 + LAST_EVENT_BYTES > max_bytes.max(1024);
+            open.len()
+        })?;
+        if file.len() == 0 {
+            file.append(b"[\n")?;
+        }
+        Ok(TraceWriter { file, max_bytes: max_bytes.max(1024), full })
     }
-    /// Closes the JSON array.
-    pub fn finish(&mut self) -> Result<()> {
-        unimplemented!()
+
+    /// A span of thread `thread`: microseconds from the start of the run, duration in microseconds, FLOPs and bytes of
+    /// memory traffic (shown when clicked).
+    pub fn span(
+        &mut self,
+        name: &str,
+        thread: u64,
+        start_us: f64,
+        duration_us: f64,
+        flops: f64,
+        bytes: f64,
+    ) -> Result<()> {
+        let mut event = json!({
+            "name": name, "ph": "X", "pid": std::process::id(), "tid": thread, "ts": round(start_us), "dur": round(duration_us),
+        });
+        if flops > 0.0 || bytes > 0.0 {
+            event["args"] = json!({ "flops": flops, "bytes": bytes });
+        }
+        self.event(&event)
+    }
+
+    /// A curve: the value of `name` from this moment on.
+    pub fn counter(&mut self, name: &str, at_us: f64, value: f64) -> Result<()> {
+        self.event(&json!({
+            "name": name, "ph": "C", "pid": std::process::id(), "ts": round(at_us), "args": { "value": value },
+        }))
+    }
+
+    fn event(&mut self, event: &serde_json::Value) -> Result<()> {
+        if self.full {
+            return Ok(());
+        }
+        let line = format!("{event},\n");
+        if self.file.len() + line.len() as u64 + LAST_EVENT_BYTES > self.max_bytes {
+            self.full = true;
+            let said = json!({
+                "name": format!("the trace ends here: {} bytes", self.max_bytes), "ph": "i", "s": "g",
+                "pid": std::process::id(), "ts": event["ts"],
+            });
+            return self.file.append(format!("{said},\n").as_bytes());
+        }
+        self.file.append(line.as_bytes())
+    }
+
+    /// Closes the array, so that strict JSON readers accept the file. Opening it again continues it.
+    pub fn finish(mut self) -> Result<()> {
+        self.file.append(b"{}]\n")
+    }
+
+    /// Length in bytes: what a checkpoint records.
+    pub fn len(&self) -> u64 {
+        self.file.len()
+    }
+
+    /// Never true: the file begins with a bracket.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Cuts the file back to `len` bytes (as a checkpoint recorded it).
+    pub fn truncate_to(&mut self, len: u64) -> Result<()> {
+        self.file.truncate_to(len)?;
+        self.full = len + LAST_EVENT_BYTES > self.max_bytes;
+        Ok(())
+    }
+}
+
+/// To nanoseconds: more digits are noise.
+fn round(us: f64) -> f64 {
+    (us * 1e3).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    fn events(text: &str) -> Vec<Value> {
+        let closed = if text.ends_with("]\n") { text.to_owned() } else { format!("{text}{{}}]") };
+        let mut events: Vec<Value> = serde_json::from_str(&closed).unwrap();
+        events.pop();
+        events
+    }
+
+    #[test]
+    fn readable_open_closed_and_torn() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace.json");
+        let read = || std::fs::read_to_string(&path).unwrap();
+        let mut trace = TraceWriter::open(&path, 1 << 20).unwrap();
+        trace.span("a \"quoted\" name", 0, 1.0, 2.5, 1e9, 0.0).unwrap();
+        assert_eq!(events(&read()).len(), 1);
+        trace.finish().unwrap();
+        let strict: Value = serde_json::from_str(&read()).unwrap();
+        assert_eq!(
+            (&strict[0]["ph"], &strict[0]["dur"], &strict[0]["args"]["flops"]),
+            (&"X".into(), &2.5.into(), &1e9.into())
+        );
+
+        let mut trace = TraceWriter::open(&path, 1 << 20).unwrap();
+        trace.counter("memory", 3.0, 7.0).unwrap();
+        let len = trace.len();
+        drop(trace);
+        std::fs::write(&path, read() + "{\"name\": \"to").unwrap();
+        let mut trace = TraceWriter::open(&path, 1 << 20).unwrap();
+        assert_eq!((trace.len(), trace.is_empty()), (len, false));
+        trace.span("b", 0, 4.0, 1.0, 0.0, 0.0).unwrap();
+        trace.truncate_to(len).unwrap();
+        trace.span("c", 0, 4.0, 1.0, 0.0, 0.0).unwrap();
+        let names: Vec<_> = events(&read()).iter().map(|event| event["name"].clone()).collect();
+        assert_eq!(names, ["a \"quoted\" name", "memory", "c"]);
+    }
+
+    #[test]
+    fn bounded_and_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace.json");
+        let mut trace = TraceWriter::open(&path, 2_000).unwrap();
+        for i in 0..1000 {
+            trace.span("span", 0, f64::from(i), 1.0, 0.0, 0.0).unwrap();
+        }
+        trace.finish().unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.len() <= 2_000 && text.len() > 1_500, "{}", text.len());
+        let events = events(&text);
+        assert!(events.last().unwrap()["name"].as_str().unwrap().contains("the trace ends here"));
+        // Opened again it is still full.
+        let mut trace = TraceWriter::open(&path, 2_000).unwrap();
+        let len = trace.len();
+        trace.span("span", 0, 0.0, 1.0, 0.0, 0.0).unwrap();
+        assert_eq!(trace.len(), len);
     }
 }

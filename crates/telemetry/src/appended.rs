@@ -1,0 +1,69 @@
+//! A file that grows by whole records and can be cut back to a length: what metrics, events and traces share.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// An append-only file and its length.
+#[derive(Debug)]
+pub(crate) struct Appended {
+    path: PathBuf,
+    file: File,
+    len: u64,
+}
+
+impl Appended {
+    /// Opens `path` (creating the file, not its directory). `whole` is given all bytes that are there and says how many of
+    /// them are whole records; the rest, which a kill in the middle of a write leaves, is cut off.
+    pub(crate) fn open(path: PathBuf, whole: impl FnOnce(&[u8]) -> usize) -> Result<Self> {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(Error::io("open", &path))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(Error::io("read", &path))?;
+        let mut this = Appended { path, file, len: bytes.len() as u64 };
+        this.truncate_to(whole(&bytes) as u64)?;
+        Ok(this)
+    }
+
+    /// Appends one whole record. If that fails half-way (a full disk), what was written of it is cut off again.
+    pub(crate) fn append(&mut self, record: &[u8]) -> Result<()> {
+        if let Err(source) = self.file.write_all(record) {
+            let _ = self.truncate_to(self.len);
+            return Err(Error::io("write", &self.path)(source));
+        }
+        self.len += record.len() as u64;
+        Ok(())
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn truncate_to(&mut self, len: u64) -> Result<()> {
+        if len > self.len {
+            return Err(Error::format(
+                &self.path,
+                format!("has {} bytes, fewer than the {len} that the checkpoint recorded", self.len),
+            ));
+        }
+        self.file.set_len(len).map_err(Error::io("truncate", &self.path))?;
+        self.file.seek(SeekFrom::Start(len)).map_err(Error::io("seek in", &self.path))?;
+        self.len = len;
+        Ok(())
+    }
+
+    pub(crate) fn sync(&mut self) -> Result<()> {
+        self.file.sync_data().map_err(Error::io("sync", &self.path))
+    }
+}

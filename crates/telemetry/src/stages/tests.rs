@@ -1,0 +1,107 @@
+use std::time::Duration;
+
+use super::*;
+
+fn paths(totals: &[StageTotal]) -> Vec<(&str, u64)> {
+    totals.iter().map(|total| (total.path.as_str(), total.count)).collect()
+}
+
+#[test]
+fn nested_spans_add_up_for_step_and_run() {
+    let stages = Stages::default();
+    for _ in 0..2 {
+        let step = stages.span("step");
+        {
+            let rollout = stages.span("rollout");
+            stages.time("prefill", || std::thread::sleep(Duration::from_millis(2)));
+            rollout.work(10.0, 1.0);
+            rollout.work(5.0, 0.0);
+        }
+        let seconds = stages.span("update").end();
+        assert!(seconds >= 0.0 && step.seconds() >= 0.002);
+        drop(step);
+        let totals = stages.take_step();
+        let expected = [("step", 1), ("step/rollout", 1), ("step/rollout/prefill", 1), ("step/update", 1)];
+        assert_eq!(paths(&totals), expected);
+        assert_eq!((totals[0].flops, totals[1].flops, totals[2].flops, totals[0].bytes), (15.0, 15.0, 0.0, 1.0));
+        assert!(totals[0].seconds >= totals[1].seconds && totals[1].seconds >= totals[2].seconds);
+        assert!(totals[2].seconds >= 0.002);
+    }
+    assert!(stages.take_step().is_empty());
+    let summary = stages.summary();
+    assert_eq!(paths(&summary.stages)[2], ("step/rollout/prefill", 2));
+    assert_eq!(summary.stages[0].flops, 30.0);
+    assert!(summary.wall_s >= summary.stages[0].seconds && stages.elapsed_s() >= summary.wall_s);
+}
+
+#[test]
+fn threads_have_stacks_of_their_own_and_spans_may_end_out_of_order() {
+    let stages = Stages::default();
+    let outer = stages.span("outer");
+    let other = stages.clone();
+    std::thread::spawn(move || drop(other.span("worker"))).join().unwrap();
+    let inner = stages.span("inner");
+    drop(outer);
+    drop(inner);
+    drop(stages.span("after"));
+    let summary = stages.summary();
+    let mut names: Vec<_> = paths(&summary.stages);
+    names.sort_unstable();
+    assert_eq!(names, [("after", 1), ("outer", 1), ("outer/inner", 1), ("worker", 1)]);
+}
+
+fn total(path: &str, seconds: f64, flops: f64, bytes: f64) -> StageTotal {
+    StageTotal { path: path.to_owned(), count: 1, seconds, flops, bytes }
+}
+
+#[test]
+fn the_table_and_the_bottleneck_in_words() {
+    let summary = Summary {
+        wall_s: 10.0,
+        stages: vec![
+            total("step", 9.0, 40e9, 60e9),
+            total("step/rollout", 6.0, 12e9, 60e9),
+            total("step/update", 2.0, 28e9, 0.0),
+        ],
+    };
+    let text = summary.table().render(80);
+    assert!(text.contains("  rollout          6.00   60.0 %      2.0  10.0\n"), "{text}");
+    assert!(text.contains("(not measured)     1.00   10.0 %        -     -\n"), "{text}");
+    assert!(text.trim_end().ends_with("run               10.00  100.0 %"), "{text}");
+
+    let say = |flops, bytes| summary.bottleneck(&Ceilings { flops_per_s: flops, bytes_per_s: bytes });
+    let memory = say(Some(20e9), Some(12e9));
+    assert!(
+        memory.starts_with("the bottleneck is step/rollout: 6.00 s, 60 % of the run; limited by memory: 83 %"),
+        "{memory}"
+    );
+    assert!(say(Some(2.1e9), Some(100e9)).contains("limited by arithmetic: 95 %"));
+    assert!(say(Some(100e9), Some(100e9)).contains("waiting or overhead"));
+    assert!(say(Some(20e9), None).contains("10 % of this machine's measured arithmetic"));
+    assert!(say(None, None).contains("not measured"));
+    assert_eq!(Summary::default().bottleneck(&Ceilings::default()), "nothing was measured");
+}
+
+#[test]
+fn spans_reach_the_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace.json");
+    let stages = Stages::new(Some(TraceWriter::open(&path, 1 << 20).unwrap()));
+    {
+        let _outer = stages.span("outer");
+        let inner = stages.span("inner");
+        inner.work(2.0, 3.0);
+    }
+    stages.counter("reward", 0.5);
+    assert!(stages.trace_len().unwrap() > 10);
+    stages.finish_trace().unwrap();
+    let events: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    assert_eq!((&events[0]["name"], &events[1]["name"]), (&"inner".into(), &"outer".into()));
+    assert_eq!(events[0]["args"]["bytes"], 3.0);
+    let number = |event: usize, key: &str| events[event][key].as_f64().unwrap();
+    let inside = number(0, "ts") >= number(1, "ts")
+        && number(0, "ts") + number(0, "dur") <= number(1, "ts") + number(1, "dur") + 0.002;
+    assert!(inside, "{events}");
+    assert_eq!(events[2]["ph"], "C");
+    assert_eq!(stages.trace_len(), None);
+}
