@@ -9,10 +9,12 @@ pub mod init;
 pub mod io;
 pub mod kv;
 pub mod net;
+pub mod tokenizer;
 pub mod weights;
 
 pub use batch::{Batch, BatchTensors, Capacity, GroupSegment};
 pub use config::{Family, FileDType, ModelConfig};
 pub use error::{Error, Result};
 pub use kv::KvCache;
+pub use tokenizer::{SpecialTokens, TextStream, Tokenizer};
 pub use weights::{Grads, Params, Weights};

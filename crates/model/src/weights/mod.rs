@@ -5,9 +5,11 @@
 //! up), so a tensor here may hold the rows of several tensors of a file; [`Params::specs`] says which.
 //! It does not know files, nor how the numbers are used.
 
+mod files;
 mod params;
 mod spec;
 
+pub use files::{Named, NamedMut, tensor_specs};
 pub use params::{Layer, Linear, Params};
 pub use spec::{ParamSpec, Part};
 
@@ -85,3 +87,6 @@ impl Grads {
             + self.tied_head.as_ref().map_or(0, |m| m.data().bytes())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+"""Random tiny models of each family, with what transformers computes for them in f64: logits, loss, every gradient.
+
+    pip install torch==2.15.* transformers==5.23.* safetensors
+    python conformance/model_fixtures.py crates/model/tests/fixtures
+
+Weights are drawn so that every part matters (matrices N(0, 1.5/sqrt(fan_in)), biases N(0, 0.5), norms U(0.5, 1.5)): with
+the usual initialisation, deleting all biases and norms would change the logits by 1e-7 and a test would see nothing.
+
+For each family a directory is written:
+    config.json          as transformers 5 spells it
+    config_v4.json       the same model as transformers 4 spelt it
+    model.safetensors    f32
+    expected.safetensors ids, logits [T, V], loss (mean negative log-likelihood of ids[1:]), "grad.NAME", in f64
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+TOKENS = 80  # crosses a page of 64 positions
+SHAPE = dict(
+    vocab_size=43,
+    hidden_size=20,
+    intermediate_size=18,
+    num_hidden_layers=2,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-5,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=None,
+    tie_word_embeddings=False,
+)
+
+CONFIGS = {
+    # A pretraining context of 64: of the five wavelengths one is kept, one interpolated and three divided.
+    "llama3": transformers.LlamaConfig(
+        **SHAPE,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        rope_parameters=dict(
+            rope_type="llama3",
+            rope_theta=10000.0,
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
+    ),
+    "qwen2": transformers.Qwen2Config(
+        **{**SHAPE, "tie_word_embeddings": True},
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        rope_parameters=dict(rope_type="default", rope_theta=1000000.0),
+    ),
+    # head_dim is not hidden_size / num_attention_heads.
+    "qwen3": transformers.Qwen3Config(
+        **SHAPE,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        rope_parameters=dict(rope_type="default", rope_theta=1000000.0),
+    ),
+    "mistral": transformers.MistralConfig(
+        **SHAPE,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=23,
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0),
+    ),
+}
+
+
+def draw(model, generator):
+    for name, p in model.named_parameters():
+        if name.endswith("norm.weight"):
+            p.data = torch.rand(p.shape, generator=generator) + 0.5
+        elif p.dim() == 1:
+            p.data = torch.randn(p.shape, generator=generator) * 0.5
+        else:
+            p.data = torch.randn(p.shape, generator=generator) * (1.5 / math.sqrt(p.shape[1]))
+
+
+def norm_in_f64(module):
+    """transformers computes RMS norms in f32 whatever the dtype of the model; the expected values are exact."""
+
+    def forward(x):
+        return module.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+
+    module.forward = forward
+
+
+def version_4(config):
+    config = dict(config)
+    rope = dict(config.pop("rope_parameters"))
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype")
+    config["transformers_version"] = "4.57.1"
+    return config
+
+
+def main(out):
+    for seed, (name, config) in enumerate(CONFIGS.items()):
+        generator = torch.Generator().manual_seed(seed)
+        folder = out / name
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        draw(model, generator)
+        model.save_pretrained(folder)
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        saved = json.loads((folder / "config.json").read_text())
+        (folder / "config_v4.json").write_text(json.dumps(version_4(saved), indent=2) + "\n")
+
+        model = model.double().eval()
+        for module in model.modules():
+            if type(module).__name__.endswith("RMSNorm"):
+                norm_in_f64(module)
+        ids = torch.randint(0, config.vocab_size, (1, TOKENS), generator=generator)
+        logits = model(input_ids=ids, use_cache=False).logits[0]
+        assert logits.dtype == torch.float64 and logits.std() >= 1, (logits.dtype, logits.std())
+        loss = torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:])
+        loss.backward()
+        expected = {f"grad.{n}": p.grad for n, p in model.named_parameters()}
+        expected |= dict(ids=ids[0].to(torch.int64), logits=logits.detach(), loss=loss.detach().reshape(1))
+        save_file(expected, folder / "expected.safetensors")
+        print(f"{name}: loss {loss:.6f}, logit std {logits.std():.2f}, {len(expected) - 3} parameters")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,98 @@
+//! Reading a tokenizer directory as transformers does.
+
+use super::{SpecialTokens, Tokenizer, failed};
+use crate::{Error, Result};
+use serde_json::{Map, Value};
+use std::path::Path;
+use tokenizers::AddedToken;
+use tokenizers::processors::template::TemplateProcessing;
+
+pub(super) fn load(dir: &Path) -> Result<Tokenizer> {
+    let path = dir.join("tokenizer.json");
+    let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+    let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| Error::file(&path, e.to_string()))?;
+    // Files may carry the batch settings of whoever wrote them; ids here are of one text, and whole.
+    inner.with_truncation(None).map_err(failed)?;
+    inner.with_padding(None);
+
+    let config = object(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
+    let map = object(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
+    let special = special_tokens(&config, &map);
+
+    let known: Vec<String> = special
+        .named()
+        .map(|(_, token)| token.to_owned())
+        .filter(|t| inner.token_to_id(t).is_none_or(|id| !inner.get_added_tokens_decoder().contains_key(&id)))
+        .collect();
+    inner.add_special_tokens(known.into_iter().map(|t| AddedToken::from(t, true))).map_err(failed)?;
+
+    let flag = |key: &str| config.get(key).and_then(Value::as_bool);
+    let (bos, eos) = (flag("add_bos_token"), flag("add_eos_token"));
+    if bos.is_some() || eos.is_some() {
+        surround(&mut inner, &special, bos == Some(true), eos == Some(true))?;
+    }
+    Ok(Tokenizer { inner, special, config })
+}
+
+/// Puts the start token before every text, the end token after it.
+fn surround(inner: &mut tokenizers::Tokenizer, special: &SpecialTokens, bos: bool, eos: bool) -> Result<()> {
+    let token = |on: bool, token: &Option<String>| token.clone().filter(|_| on);
+    let (bos, eos) = (token(bos, &special.bos), token(eos, &special.eos));
+    let mut template: Vec<String> = bos.iter().cloned().collect();
+    template.push("$A".into());
+    template.extend(eos.iter().cloned());
+    let ids = bos.iter().chain(&eos).filter_map(|t| Some((t.clone(), inner.token_to_id(t)?))).collect::<Vec<_>>();
+    let processor = TemplateProcessing::builder()
+        .try_single(template)
+        .map_err(Error::Tokenizer)?
+        .special_tokens(ids)
+        .build()
+        .map_err(|e| Error::Tokenizer(e.to_string()))?;
+    inner.with_post_processor(Some(processor));
+    Ok(())
+}
+
+/// Named tokens: of `tokenizer_config.json`, else of `special_tokens_map.json`, else of the tokenizer class.
+fn special_tokens(config: &Map<String, Value>, map: &Map<String, Value>) -> SpecialTokens {
+    let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or("");
+    let token = |name: &str, of_qwen: Option<&str>, of_llama: Option<&str>| {
+        let value = config.get(name).or_else(|| map.get(name));
+        match value {
+            Some(Value::String(token)) => Some(token.clone()),
+            Some(Value::Object(token)) => token.get("content").and_then(Value::as_str).map(str::to_owned),
+            // An explicit null is no token; only what is absent has a default.
+            Some(_) => None,
+            None if class.starts_with("Qwen2Tokenizer") => of_qwen.map(str::to_owned),
+            None if class.starts_with("LlamaTokenizer") => of_llama.map(str::to_owned),
+            None => None,
+        }
+    };
+    let end = Some("<|endoftext|>");
+    SpecialTokens {
+        bos: token("bos_token", None, Some("<s>")),
+        eos: token("eos_token", end, Some("</s>")),
+        pad: token("pad_token", end, None),
+        unk: token("unk_token", end, Some("<unk>")),
+    }
+}
+
+/// The end tokens of `generation_config.json`; none if it says nothing about them.
+pub(super) fn generation_eos(dir: &Path) -> Result<Option<Vec<u32>>> {
+    let path = dir.join("generation_config.json");
+    let bad = || Error::file(&path, "`eos_token_id` is neither a token id nor a list of them");
+    let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(bad);
+    match object(&path)?.as_ref().and_then(|g| g.get("eos_token_id")) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Array(ids)) => ids.iter().map(id).collect::<Result<_>>().map(Some),
+        Some(one) => Ok(Some(vec![id(one)?])),
+    }
+}
+
+/// A file of one JSON object; none if it is not there.
+pub(crate) fn object(path: &Path) -> Result<Option<Map<String, Value>>> {
+    let text = match std::fs::read(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        read => read.map_err(|e| Error::io(path, e))?,
+    };
+    serde_json::from_slice(&text).map(Some).map_err(|e| Error::file(path, format!("not a JSON object: {e}")))
+}

@@ -1,0 +1,185 @@
+//! Text to token ids and back: `tokenizer.json` with the settings that transformers reads beside it.
+//!
+//! Ids are those of transformers: the `tokenizers` crate does the work, and what transformers adds on top (special tokens
+//! by name, `add_bos_token`, several end tokens) is added here. It knows no chat and no model.
+
+mod characters;
+mod load;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+pub use stream::TextStream;
+
+use crate::{Error, ModelConfig, Result};
+use std::path::Path;
+
+/// The tokens that have a name, as chat templates see them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// Starts a text.
+    pub bos: Option<String>,
+    /// Ends a text.
+    pub eos: Option<String>,
+    /// Fills a batch.
+    pub pad: Option<String>,
+    /// Stands for what the vocabulary lacks.
+    pub unk: Option<String>,
+}
+
+impl SpecialTokens {
+    /// With their names in `tokenizer_config.json`: those that there are.
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        [("bos_token", &self.bos), ("eos_token", &self.eos), ("pad_token", &self.pad), ("unk_token", &self.unk)]
+            .into_iter()
+            .filter_map(|(name, token)| Some((name, token.as_deref()?)))
+    }
+}
+
+/// A tokenizer.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    special: SpecialTokens,
+    /// `tokenizer_config.json`, for saving.
+    config: serde_json::Map<String, serde_json::Value>,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` and `tokenizer_config.json` of a directory.
+    pub fn load(dir: &Path) -> Result<Tokenizer> {
+        load::load(dir)
+    }
+
+    /// A tokenizer whose tokens are single characters: the special tokens first (pad, bos, eos, unk, those that there
+    /// are), then `chars`, repeated ones once. A character that it lacks is an error, unless there is an unk token.
+    pub fn characters(chars: impl IntoIterator<Item = char>, special: &SpecialTokens) -> Result<Tokenizer> {
+        characters::characters(chars, special)
+    }
+
+    /// Writes `tokenizer.json` and `tokenizer_config.json`.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
+        let json = self.inner.to_string(true).map_err(failed)?;
+        let config = serde_json::to_string_pretty(&self.config).expect("a JSON map is always JSON") + "\n";
+        for (name, text) in [("tokenizer.json", json), ("tokenizer_config.json", config)] {
+            let path = dir.join(name);
+            crate::io::write_atomically(&path, |out| out.write_all(text.as_bytes()).map_err(|e| Error::io(&path, e)))?;
+        }
+        Ok(())
+    }
+
+    /// The ids of a text, with the special tokens that the tokenizer puts around it: transformers' `tokenizer(text)`.
+    ///
+    /// Where the text itself begins with the start token, no second one is put before it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = self.ids(text, true)?;
+        if let Some(bos) = self.bos_id()
+            && ids.starts_with(&[bos, bos])
+            && self.special.bos.as_deref().is_some_and(|b| text.starts_with(b))
+        {
+            ids.remove(0);
+        }
+        Ok(ids)
+    }
+
+    /// The ids of a text that holds its special tokens already, such as a rendered chat: nothing is put around it.
+    pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>> {
+        self.ids(text, false)
+    }
+
+    fn ids(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        let encoding = self.inner.encode_fast(text, add_special).map_err(|e| {
+            let lacks = text.chars().find(|c| self.characters_lack(*c));
+            match lacks {
+                Some(c) => Error::Tokenizer(format!("the vocabulary has no character {c:?}")),
+                None => failed(e),
+            }
+        })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Whether this is a vocabulary of characters, and `c` is not one of them.
+    fn characters_lack(&self, c: char) -> bool {
+        matches!(self.inner.get_model(), tokenizers::ModelWrapper::WordLevel(_))
+            && self.inner.token_to_id(c.encode_utf8(&mut [0; 4])).is_none()
+    }
+
+    /// The text of ids. Bytes that are not UTF-8 become U+FFFD; ids that the vocabulary lacks, nothing.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        self.inner.decode(ids, skip_special).map_err(failed)
+    }
+
+    /// The id of a token.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+    /// The token of an id.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+    /// The tokens that have a name.
+    pub fn special(&self) -> &SpecialTokens {
+        &self.special
+    }
+    /// The start token.
+    pub fn bos_id(&self) -> Option<u32> {
+        self.token_id(self.special.bos.as_deref()?)
+    }
+    /// The end token.
+    pub fn eos_id(&self) -> Option<u32> {
+        self.token_id(self.special.eos.as_deref()?)
+    }
+    /// The padding token.
+    pub fn pad_id(&self) -> Option<u32> {
+        self.token_id(self.special.pad.as_deref()?)
+    }
+    /// The ids of the special tokens that are in the text of a rendered chat but not in what a reader sees.
+    pub fn special_ids(&self) -> Vec<u32> {
+        let added = self.inner.get_added_tokens_decoder();
+        let mut ids: Vec<u32> = added.into_iter().filter(|(_, t)| t.special).map(|(id, _)| id).collect();
+        ids.sort_unstable();
+        ids
+    }
+    /// One more than the highest id.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
+    }
+
+    /// An error if the tokenizer has ids that the model's embedding has no row for.
+    pub fn check_fits(&self, config: &ModelConfig) -> Result<()> {
+        let (ours, rows) = (self.vocab_size(), config.vocab_size);
+        if ours > rows {
+            let token = self.token(ours as u32 - 1).unwrap_or_default();
+            let message = format!(
+                "the vocabulary has ids up to {} ({token:?}), but the embedding has {rows} rows (`vocab_size` in config.json)",
+                ours - 1
+            );
+            return Err(Error::Tokenizer(message));
+        }
+        Ok(())
+    }
+
+    /// The ids that end a completion: those of `generation_config.json` in `dir`, or else of the configuration, and the
+    /// tokenizer's own. Ascending, each once.
+    pub fn eos_ids(&self, dir: &Path, config: &ModelConfig) -> Result<Vec<u32>> {
+        let mut ids = match load::generation_eos(dir)? {
+            Some(ids) => ids,
+            None => config.eos_token_ids.clone(),
+        };
+        ids.extend(self.eos_id());
+        ids.sort_unstable();
+        ids.dedup();
+        Ok(ids)
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tokenizer({} ids, {:?})", self.vocab_size(), self.special)
+    }
+}
+
+fn failed(error: tokenizers::Error) -> Error {
+    Error::Tokenizer(error.to_string())
+}

@@ -1,0 +1,86 @@
+use super::*;
+
+fn special() -> SpecialTokens {
+    SpecialTokens { pad: Some("<pad>".into()), eos: Some("<eos>".into()), ..SpecialTokens::default() }
+}
+
+fn letters() -> Tokenizer {
+    Tokenizer::characters("abc \néß\"".chars(), &special()).unwrap()
+}
+
+#[test]
+fn characters_are_ids_in_order_after_the_special_tokens() {
+    let t = letters();
+    assert_eq!(t.encode("cab<eos>").unwrap(), [4, 2, 3, 1]);
+    assert_eq!((t.vocab_size(), t.eos_id(), t.pad_id(), t.bos_id()), (10, Some(1), Some(0), None));
+    let text = "a b\n\n\"é ß  c";
+    let ids = t.encode(text).unwrap();
+    assert_eq!(ids.len(), text.chars().count());
+    assert_eq!(t.decode(&ids, true).unwrap(), text);
+    assert_eq!(t.decode(&[2, 1, 0], true).unwrap(), "a");
+    assert_eq!(t.decode(&[2, 1, 0], false).unwrap(), "a<eos><pad>");
+}
+
+#[test]
+fn a_character_outside_the_vocabulary_is_an_error_that_names_it() {
+    assert_eq!(letters().encode("ab€c").unwrap_err().to_string(), "tokenizer: the vocabulary has no character '€'");
+    let unk = SpecialTokens { unk: Some("?".into()), ..special() };
+    let t = Tokenizer::characters("ab".chars(), &unk).unwrap();
+    assert_eq!(t.encode("a€").unwrap(), [3, 2]);
+}
+
+#[test]
+fn what_is_saved_is_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    letters().save(dir.path()).unwrap();
+    let t = Tokenizer::load(dir.path()).unwrap();
+    assert_eq!(t.special(), &special());
+    assert_eq!(t.encode("ab\n<eos>").unwrap(), letters().encode("ab\n<eos>").unwrap());
+    assert_eq!(t.vocab_size(), 10);
+    assert_eq!(t.decode(&[2, 3, 1], true).unwrap(), "ab");
+}
+
+#[test]
+fn a_vocabulary_larger_than_the_embedding_is_an_error() {
+    let config = |vocab: usize| {
+        let json = format!(
+            r#"{{"model_type":"llama","hidden_size":4,"intermediate_size":3,"num_hidden_layers":1,
+            "num_attention_heads":2,"vocab_size":{vocab}}}"#
+        );
+        ModelConfig::parse(&json).unwrap()
+    };
+    letters().check_fits(&config(10)).unwrap();
+    let error = letters().check_fits(&config(9)).unwrap_err().to_string();
+    assert!(error.contains("up to 9") && error.contains("9 rows") && error.contains(r#""\"""#), "{error}");
+}
+
+#[test]
+fn end_tokens_of_all_places_are_honoured() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = r#"{"model_type":"llama","hidden_size":4,"intermediate_size":3,"num_hidden_layers":1,
+        "num_attention_heads":2,"vocab_size":10,"eos_token_id":7}"#;
+    let config = ModelConfig::parse(json).unwrap();
+    let eos = || letters().eos_ids(dir.path(), &config);
+    assert_eq!(eos().unwrap(), [1, 7]);
+    let write = |text: &str| std::fs::write(dir.path().join("generation_config.json"), text).unwrap();
+    write(r#"{"eos_token_id":[9,8]}"#);
+    assert_eq!(eos().unwrap(), [1, 8, 9]);
+    write(r#"{"eos_token_id":3}"#);
+    assert_eq!(eos().unwrap(), [1, 3]);
+    write(r#"{"temperature":1}"#);
+    assert_eq!(eos().unwrap(), [1, 7]);
+    write(r#"{"eos_token_id":"x"}"#);
+    assert!(eos().unwrap_err().to_string().contains("generation_config.json"));
+    write("{");
+    assert!(eos().unwrap_err().to_string().contains("not a JSON object"));
+}
+
+#[test]
+fn directories_without_a_readable_tokenizer_say_so() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(Tokenizer::load(dir.path()).unwrap_err().to_string().contains("tokenizer.json"));
+    for garbage in ["", "{", "[]", "{\"model\":1}", "\u{0}"] {
+        std::fs::write(dir.path().join("tokenizer.json"), garbage).unwrap();
+        assert!(Tokenizer::load(dir.path()).unwrap_err().to_string().contains("tokenizer.json"));
+    }
+}
