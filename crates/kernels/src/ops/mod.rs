@@ -2,6 +2,7 @@
 //! `reference.rs` (slow, obvious, generic over f32 and f64: the oracle, kept forever). Forward and backward stand together.
 
 pub mod adamw;
+pub(crate) mod args;
 pub mod attention;
 pub mod embedding;
 pub mod grad_norm;

@@ -13,7 +13,17 @@
 //! instruction set: an element depends on its own row and the weights, never on the number of rows or threads. The sums
 //! over rows continue the stored accumulator, so a batch may be cut between calls anywhere.
 
-use crate::{Context, Matrix, Result, View, ViewMut};
+pub(crate) mod cpu;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+use super::args::{expect, two_dims};
+use crate::context::count;
+use crate::pool::Disjoint;
+use crate::{Context, DType, Matrix, Result, View, ViewMut};
+use cpu::{Left, Operands, Order, Product, Right};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
@@ -54,16 +64,88 @@ pub struct BackwardWeight<'a> {
 }
 
 /// `y = x Wᵀ + b`, or `y += …`.
-pub fn forward(_ctx: &Context, _args: Forward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
+    const OP: &str = "linear::forward";
+    let Forward { x, w, bias, y, accumulate } = args;
+    let [m, k] = two_dims(OP, "x", x)?;
+    let n = w.rows();
+    expect(OP, "x", x, DType::F32, &[m, w.cols()])?;
+    expect(OP, "y", y.view(), DType::F32, &[m, n])?;
+    if let Some(bias) = bias {
+        expect(OP, "bias", bias, DType::F32, &[n])?;
+    }
+    book(m, n, k, w.data().bytes());
+    let operands = Operands {
+        m,
+        n,
+        depth: k,
+        left: Left::Rows(x.f32(), k),
+        right: Right::Panels(w.data().view().f32()),
+        c: y.f32(),
+        order: Order::Rows,
+        accumulate,
+        bias: bias.map(|b| b.f32()),
+    };
+    Product::new(ctx.isa(), operands).run(ctx);
+    Ok(())
 }
 
 /// `d_x = d_y W`, or `d_x += …`.
-pub fn backward_input(_ctx: &Context, _args: BackwardInput<'_>) -> Result<()> {
-    unimplemented!()
+pub fn backward_input(ctx: &Context, args: BackwardInput<'_>) -> Result<()> {
+    const OP: &str = "linear::backward_input";
+    let BackwardInput { d_y, w, d_x, accumulate } = args;
+    let [m, n] = two_dims(OP, "d_y", d_y)?;
+    let k = w.cols();
+    expect(OP, "d_y", d_y, DType::F32, &[m, w.rows()])?;
+    expect(OP, "d_x", d_x.view(), DType::F32, &[m, k])?;
+    book(m, n, k, w.data().bytes());
+    let operands = Operands {
+        m,
+        n: k,
+        depth: n,
+        left: Left::Rows(d_y.f32(), n),
+        right: Right::Transposed(w.data().view().f32()),
+        c: d_x.f32(),
+        order: Order::Rows,
+        accumulate,
+        bias: None,
+    };
+    Product::new(ctx.isa(), operands).run(ctx);
+    Ok(())
 }
 
 /// `d_W += d_yᵀ x`, `d_b += Σ_m d_y`.
-pub fn backward_weight(_ctx: &Context, _args: BackwardWeight<'_>) -> Result<()> {
-    unimplemented!()
+pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
+    const OP: &str = "linear::backward_weight";
+    let BackwardWeight { x, d_y, d_w, d_bias } = args;
+    let [m, k] = two_dims(OP, "x", x)?;
+    let n = d_w.rows();
+    expect(OP, "x", x, DType::F32, &[m, d_w.cols()])?;
+    expect(OP, "d_y", d_y, DType::F32, &[m, n])?;
+    if let Some(d_bias) = &d_bias {
+        expect(OP, "d_bias", d_bias.view(), DType::F32, &[n])?;
+    }
+    book(m, n, k, 2 * d_w.data().bytes());
+    let operands = Operands {
+        m: k,
+        n,
+        depth: m,
+        left: Left::Columns(x.f32(), k),
+        right: Right::Rows(d_y.f32()),
+        c: d_w.data_mut().view_mut().f32(),
+        order: Order::Panels,
+        accumulate: true,
+        bias: None,
+    };
+    Product::new(ctx.isa(), operands).run(ctx);
+    if let Some(d_bias) = d_bias.filter(|_| n > 0) {
+        let tasks = cpu::Bias { d_y: d_y.f32(), n, d_bias: Disjoint::new(d_bias.f32()) };
+        ctx.run(n.div_ceil(cpu::BIAS_COLUMNS), &tasks);
+    }
+    Ok(())
+}
+
+/// Books a product's multiply-adds, and each operand once.
+fn book(m: usize, n: usize, k: usize, weight_bytes: usize) {
+    count(2 * (m * n * k) as u64, (weight_bytes + size_of::<f32>() * m * (n + k)) as u64);
 }

@@ -1,0 +1,44 @@
+//! Checks that the operations share: a wrong argument is an error that names the operation and both shapes.
+
+use crate::{DType, Error, Result, View};
+
+/// That `view` is of this dtype and shape.
+pub(crate) fn expect(
+    op: &'static str,
+    what: &'static str,
+    view: View<'_>,
+    dtype: DType,
+    shape: &[usize],
+) -> Result<()> {
+    if view.dtype() != dtype {
+        return Err(Error::DType { op, what, got: view.dtype(), expected: dtype });
+    }
+    expect_shape(op, what, view.shape(), shape)
+}
+
+/// That a shape is what the other arguments ask for.
+pub(crate) fn expect_shape(op: &'static str, what: &'static str, got: &[usize], expected: &[usize]) -> Result<()> {
+    if got != expected {
+        return Err(Error::Shape { op, what, got: got.to_vec(), expected: expected.to_vec() });
+    }
+    Ok(())
+}
+
+/// That every index lies below `end`.
+pub(crate) fn expect_below(op: &'static str, what: &'static str, indices: &[u32], end: usize) -> Result<()> {
+    match indices.iter().position(|&i| i as usize >= end) {
+        None => Ok(()),
+        Some(at) => {
+            let message = format!("{what}[{at}] is {}, which is not below {end}", indices[at]);
+            Err(Error::Value { op, message })
+        }
+    }
+}
+
+/// The shape of a `[rows, columns]` tensor.
+pub(crate) fn two_dims(op: &'static str, what: &'static str, view: View<'_>) -> Result<[usize; 2]> {
+    match *view.shape() {
+        [rows, columns] => Ok([rows, columns]),
+        ref other => Err(Error::Value { op, message: format!("{what} has shape {other:?}, expected two dimensions") }),
+    }
+}

@@ -1,0 +1,389 @@
+//! Products on the CPU: operands are packed block by block into the thread's scratch, and tiles run over them.
+//!
+//! One driver serves the three products; they differ in how operands are packed and where the outputs lie:
+//!
+//! | product         | left (rows)   | right (columns)               | depth | output            |
+//! |-----------------|---------------|-------------------------------|-------|-------------------|
+//! | forward         | `x`           | panels of W, as they lie      | K     | `y`, row-major    |
+//! | backward_input  | `d_y`         | panels of Wᵀ, made on the fly | N     | `d_x`, row-major  |
+//! | backward_weight | columns of `x`| panels of `d_y`               | M     | panels of `d_W`   |
+//!
+//! Cutting the depth into blocks stores chains to f32 memory and loads them again, which is exact.
+
+use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, ROW_STRIDE, Tile, vectors};
+use crate::matrix::PANEL;
+use crate::pool::{Scratch, Tasks};
+use crate::simd::{LANES, Simd};
+use crate::{Context, Isa};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Depth of a block when its panel is used by many rows: 24 KiB of panel and a strip of rows stay in the first cache.
+const DEPTH: usize = 192;
+/// Rows of a task: their packed block stays in the second cache.
+const ROWS: usize = 240;
+/// Tasks for each thread, so that a thread that is interrupted delays the region little.
+const TASKS_PER_THREAD: usize = 4;
+/// A task of less work than this many multiply-adds is not worth handing to another thread.
+const TASK_WORK: usize = 1 << 17;
+
+/// The left operand.
+#[derive(Clone, Copy)]
+pub(crate) enum Left<'a> {
+    /// `left[i, k] = data[i · stride + k]`
+    Rows(&'a [f32], usize),
+    /// `left[i, k] = data[k · stride + i]`
+    Columns(&'a [f32], usize),
+}
+
+/// The right operand, columns in panels of 32.
+#[derive(Clone, Copy)]
+pub(crate) enum Right<'a> {
+    /// `[⌈n/32⌉][depth][32]`: a packed weight as it lies.
+    Panels(&'a [f32]),
+    /// A packed weight `[⌈depth/32⌉][n][32]`, transposed.
+    Transposed(&'a [f32]),
+    /// `right[k, j] = data[k · n + j]`
+    Rows(&'a [f32]),
+}
+
+/// Where outputs lie.
+#[derive(Clone, Copy)]
+pub(crate) enum Order {
+    /// `[m, n]`
+    Rows,
+    /// `[⌈n/32⌉][m][32]`
+    Panels,
+}
+
+/// `c = (accumulate ? c : 0) + left · right (+ bias)`, with `left: [m, depth]`, `right: [depth, n]`.
+pub(crate) struct Product<'a> {
+    m: usize,
+    n: usize,
+    depth: usize,
+    left: Left<'a>,
+    right: Right<'a>,
+    c: *mut f32,
+    order: Order,
+    accumulate: bool,
+    bias: Option<&'a [f32]>,
+    isa: Isa,
+    output: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: tasks write disjoint blocks of `c`, which the product borrows exclusively.
+unsafe impl Sync for Product<'_> {}
+
+/// The arguments of [`Product::new`].
+pub(crate) struct Operands<'a> {
+    /// Rows.
+    pub m: usize,
+    /// Columns.
+    pub n: usize,
+    /// Terms of each sum.
+    pub depth: usize,
+    /// `[m, depth]`
+    pub left: Left<'a>,
+    /// `[depth, n]`
+    pub right: Right<'a>,
+    /// `[m, n]`
+    pub c: &'a mut [f32],
+    /// Where its elements lie.
+    pub order: Order,
+    /// Whether sums continue what `c` holds.
+    pub accumulate: bool,
+    /// `[n]`, added last.
+    pub bias: Option<&'a [f32]>,
+}
+
+impl<'a> Product<'a> {
+    /// Checks that every operand is long enough, which all unchecked access below relies on.
+    pub(crate) fn new(isa: Isa, o: Operands<'a>) -> Product<'a> {
+        let (m, n, depth) = (o.m, o.n, o.depth);
+        let panels = n.div_ceil(PANEL);
+        let strided = |len: usize, rows: usize, columns: usize, stride: usize| {
+            assert!(columns <= stride && (rows == 0 || columns == 0 || len >= (rows - 1) * stride + columns));
+        };
+        match o.left {
+            Left::Rows(data, stride) => strided(data.len(), m, depth, stride),
+            Left::Columns(data, stride) => strided(data.len(), depth, m, stride),
+        }
+        match o.right {
+            Right::Panels(data) => assert!(data.len() >= panels * depth * PANEL),
+            Right::Transposed(data) => assert!(data.len() >= depth.div_ceil(PANEL) * n * PANEL),
+            Right::Rows(data) => assert!(data.len() >= depth * n),
+        }
+        match o.order {
+            Order::Rows => assert!(o.c.len() >= m * n),
+            Order::Panels => assert!(o.c.len() >= panels * m * PANEL),
+        }
+        assert!(o.bias.is_none_or(|b| b.len() >= n));
+        Product {
+            m,
+            n,
+            depth,
+            left: o.left,
+            right: o.right,
+            c: o.c.as_mut_ptr(),
+            order: o.order,
+            accumulate: o.accumulate,
+            bias: o.bias,
+            isa,
+            output: PhantomData,
+        }
+    }
+
+    /// Computes it on all threads.
+    pub(crate) fn run(&self, ctx: &Context) {
+        if self.m == 0 || self.n == 0 {
+            return;
+        }
+        let plan = Plan::new(self, ctx.threads());
+        ctx.run(plan.row_blocks * plan.groups, &plan);
+    }
+
+    /// Computes rows `rows` of panels `panels` on this thread.
+    ///
+    /// # Safety
+    /// No other thread computes an output in common.
+    #[inline(always)]
+    pub(crate) unsafe fn block<V: Simd>(&self, rows: Range<usize>, panels: Range<usize>, scratch: &mut Scratch) {
+        debug_assert!(rows.end <= self.m && panels.end <= self.n.div_ceil(PANEL));
+        let strips = Strips::new::<V>(rows.clone());
+        let limit = if rows.len() > MAX_ROWS { DEPTH } else { MAX_DEPTH };
+        let blocks = self.depth.div_ceil(limit).max(1);
+        let step = self.depth.div_ceil(blocks).next_multiple_of(PANEL);
+        let group = (strips.vectors / 2).max(1);
+        let strip_len = (strips.most * ROW_STRIDE).max(LANES * MAX_DEPTH);
+        let scratch = aligned(scratch, strips.count * strip_len + group * MAX_DEPTH * PANEL);
+        let (a, b) = scratch.split_at_mut(strips.count * strip_len);
+        for depth in (0..blocks).map(|i| (i * step).min(self.depth)..((i + 1) * step).min(self.depth)) {
+            for strip in 0..strips.count {
+                self.pack_left::<V>(strips.rows(strip), depth.clone(), &mut a[strip * strip_len..][..strip_len]);
+            }
+            let mut panel = panels.start;
+            while panel < panels.end {
+                // Several panels at once only while all of the tile's vectors have one.
+                let together = if panel + group <= panels.end { group } else { 1 };
+                let (right, b_panel) = self.right::<V>(panel..panel + together, depth.clone(), b);
+                for strip in 0..strips.count {
+                    let a = a[strip * strip_len..].as_ptr();
+                    self.tiles::<V>(&strips, strip, a, panel, together, (right, b_panel), depth.clone());
+                }
+                panel += together;
+            }
+        }
+    }
+
+    /// The tiles of one strip of rows and one group of panels.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    fn tiles<V: Simd>(
+        &self,
+        strips: &Strips,
+        strip: usize,
+        a: *const f32,
+        panel: usize,
+        panels: usize,
+        (b, b_panel): (*const f32, usize),
+        depth: Range<usize>,
+    ) {
+        let rows = strips.rows(strip);
+        let (c_row, c_panel) = match self.order {
+            Order::Rows => (self.n, PANEL),
+            Order::Panels => (PANEL, self.m * PANEL),
+        };
+        let width = panels * PANEL / LANES;
+        let vectors = if strips.vectors <= width { strips.vectors } else { V::GEMM_VECTORS };
+        for vector in (0..width).step_by(vectors) {
+            let at = (vector / 2, (vector % 2) * LANES);
+            let column = (panel + at.0) * PANEL + at.1;
+            let columns = self.n.saturating_sub(column);
+            if columns == 0 {
+                continue;
+            }
+            let last = depth.end == self.depth;
+            let bias = self.bias.filter(|_| last).map_or(std::ptr::null(), |bias| bias[column..].as_ptr());
+            self.isa.run(Tile {
+                rows: rows.len(),
+                vectors,
+                depth: depth.len(),
+                a,
+                a_by_depth: matches!(self.left, Left::Columns(..)),
+                b: b.wrapping_add(at.0 * b_panel + at.1),
+                b_panel,
+                c: self.c.wrapping_add(rows.start * c_row + (panel + at.0) * c_panel + at.1),
+                c_row,
+                c_panel,
+                columns,
+                from_c: self.accumulate || depth.start > 0,
+                bias,
+            });
+        }
+    }
+
+    /// Packs a strip of rows: `[rows][ROW_STRIDE]` or `[depth][16]`.
+    #[inline(always)]
+    fn pack_left<V: Simd>(&self, rows: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
+        match self.left {
+            Left::Rows(data, stride) => {
+                for (row, to) in rows.zip(to.chunks_mut(ROW_STRIDE)) {
+                    let from = &data[row * stride..];
+                    to[..depth.len()].copy_from_slice(&from[depth.clone()]);
+                }
+            }
+            Left::Columns(data, stride) => {
+                for (k, to) in depth.zip(to.chunks_exact_mut(LANES)) {
+                    V::load_partial(&data[k * stride + rows.start..], rows.len()).store(to);
+                }
+            }
+        }
+    }
+
+    /// Panels `panels` of the right operand, `[depth][32]` each, and the elements between two of them.
+    #[inline(always)]
+    fn right<V: Simd>(&self, panels: Range<usize>, depth: Range<usize>, to: &mut [f32]) -> (*const f32, usize) {
+        match self.right {
+            Right::Panels(data) => {
+                let panel = self.depth * PANEL;
+                (data[panels.start * panel + depth.start * PANEL..].as_ptr(), panel)
+            }
+            Right::Transposed(data) => {
+                let panel = depth.len().next_multiple_of(PANEL) * PANEL;
+                for (columns, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
+                    let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
+                    // `depth` starts at a panel of the weight.
+                    for (source, to) in (depth.start / PANEL..).zip(to.chunks_exact_mut(PANEL * PANEL)) {
+                        let from =
+                            &data[(source * self.n + columns.start) * PANEL..(source * self.n + columns.end) * PANEL];
+                        transpose::<V>(from, to);
+                    }
+                }
+                (to.as_ptr(), panel)
+            }
+            Right::Rows(data) => {
+                let panel = depth.len() * PANEL;
+                for (columns, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
+                    let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
+                    for (k, to) in depth.clone().zip(to.chunks_exact_mut(PANEL)) {
+                        let from = &data[k * self.n + columns.start..k * self.n + columns.end];
+                        if from.len() == PANEL {
+                            V::load(from).store(to);
+                            V::load(&from[LANES..]).store(&mut to[LANES..]);
+                        } else {
+                            to[..from.len()].copy_from_slice(from);
+                            to[from.len()..].fill(0.0);
+                        }
+                    }
+                }
+                (to.as_ptr(), panel)
+            }
+        }
+    }
+}
+
+/// `[c ≤ 32][32]` to `[32][32]`; columns past `c` become 0.
+#[inline(always)]
+fn transpose<V: Simd>(from: &[f32], to: &mut [f32]) {
+    let columns = from.len() / PANEL;
+    for (k, to) in to.chunks_exact_mut(PANEL).enumerate() {
+        for c in 0..columns {
+            to[c] = from[c * PANEL + k];
+        }
+        to[columns..].fill(0.0);
+    }
+}
+
+/// `len` elements aligned to a cache line.
+fn aligned(scratch: &mut Scratch, len: usize) -> &mut [f32] {
+    let all = scratch.f32(len + LANES);
+    let skip = all.as_ptr().align_offset(LANES * size_of::<f32>()).min(LANES);
+    &mut all[skip..skip + len]
+}
+
+/// Rows cut into strips of nearly equal height, at most the tile's.
+struct Strips {
+    start: usize,
+    len: usize,
+    count: usize,
+    /// Rows of the highest strip.
+    most: usize,
+    /// Vectors of a tile of that many rows.
+    vectors: usize,
+}
+
+impl Strips {
+    #[inline(always)]
+    fn new<V: Simd>(rows: Range<usize>) -> Strips {
+        let count = rows.len().div_ceil(V::GEMM_ROWS);
+        let most = rows.len().div_ceil(count.max(1));
+        Strips { start: rows.start, len: rows.len(), count, most, vectors: vectors::<V>(most.max(1)) }
+    }
+    fn rows(&self, strip: usize) -> Range<usize> {
+        let edge = |i: usize| self.start + i * self.len / self.count;
+        edge(strip)..edge(strip + 1)
+    }
+}
+
+/// A product cut into tasks: blocks of rows times groups of panels.
+struct Plan<'a> {
+    product: &'a Product<'a>,
+    panels: usize,
+    row_blocks: usize,
+    groups: usize,
+}
+
+impl<'a> Plan<'a> {
+    fn new(product: &'a Product<'a>, threads: usize) -> Plan<'a> {
+        let panels = product.n.div_ceil(PANEL);
+        let row_blocks = product.m.div_ceil(ROWS);
+        let work = product.m * product.n * product.depth.max(1) / TASK_WORK;
+        let tasks = if threads == 1 { 1 } else { (threads * TASKS_PER_THREAD).min(work + 1) };
+        let groups = tasks.div_ceil(row_blocks).clamp(1, panels);
+        Plan { product, panels, row_blocks, groups }
+    }
+}
+
+impl Tasks for Plan<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
+        let cut = |i: usize, len: usize, parts: usize| i * len / parts..(i + 1) * len / parts;
+        // Groups of panels change slowest, so that threads read the same panels at the same time.
+        let rows = cut(index % self.row_blocks, self.product.m, self.row_blocks);
+        // Groups start at even multiples of four panels where there are many, so that few-row tiles stay whole.
+        let quads = self.panels.div_ceil(MAX_VECTORS / 2);
+        let panels = if quads >= 4 * self.groups {
+            let q = cut(index / self.row_blocks, quads, self.groups);
+            (q.start * 4).min(self.panels)..(q.end * 4).min(self.panels)
+        } else {
+            cut(index / self.row_blocks, self.panels, self.groups)
+        };
+        // SAFETY: tasks are disjoint blocks of rows and panels.
+        unsafe { self.product.block::<V>(rows, panels, scratch) };
+    }
+}
+
+/// `d_bias[n] += Σ_m d_y[m, n]`, ascending m.
+pub(super) struct Bias<'a> {
+    pub d_y: &'a [f32],
+    pub n: usize,
+    pub d_bias: crate::pool::Disjoint<'a, f32>,
+}
+
+/// Columns of a task of [`Bias`].
+pub(super) const BIAS_COLUMNS: usize = 64;
+
+impl Tasks for Bias<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        let columns = index * BIAS_COLUMNS..self.n.min((index + 1) * BIAS_COLUMNS);
+        // SAFETY: each task has its own columns.
+        let d_bias = unsafe { self.d_bias.slice(columns.clone()) };
+        for row in self.d_y.chunks_exact(self.n) {
+            for (sum, y) in d_bias.chunks_mut(LANES).zip(row[columns.clone()].chunks(LANES)) {
+                let n = y.len();
+                V::load_partial(sum, n).add(V::load_partial(y, n)).store_partial(sum, n);
+            }
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! The linear layer, slow and obvious. In f32 these are the bits that every instruction set must give.
+
+use crate::check::Float;
+
+/// `y = (start or 0) + Σ_k x W`, ascending fused multiply-adds, then `+ b`. `x: [M, K]`, `w: [N, K]` row-major.
+pub fn forward<F: Float>(k: usize, x: &[F], w: &[F], bias: Option<&[F]>, start: Option<&[F]>) -> Vec<F> {
+    let n = w.len() / k;
+    let mut y = Vec::with_capacity(x.len() / k * n);
+    for (m, x) in x.chunks_exact(k).enumerate() {
+        for (j, w) in w.chunks_exact(k).enumerate() {
+            let start = start.map_or(F::default(), |s| s[m * n + j]);
+            let sum = x.iter().zip(w).fold(start, |sum, (&x, &w)| x.mul_add(w, sum));
+            y.push(bias.map_or(sum, |b| sum + b[j]));
+        }
+    }
+    y
+}
+
+/// `d_x = (start or 0) + Σ_n d_y W`. `d_y: [M, N]`, `w: [N, K]`.
+pub fn backward_input<F: Float>(k: usize, d_y: &[F], w: &[F], start: Option<&[F]>) -> Vec<F> {
+    let n = w.len() / k;
+    let mut d_x = Vec::with_capacity(d_y.len() / n * k);
+    for (m, d_y) in d_y.chunks_exact(n).enumerate() {
+        for i in 0..k {
+            let start = start.map_or(F::default(), |s| s[m * k + i]);
+            d_x.push((0..n).fold(start, |sum, j| d_y[j].mul_add(w[j * k + i], sum)));
+        }
+    }
+    d_x
+}
+
+/// `d_w += d_yᵀ x`, `d_bias += Σ_m d_y`, ascending m. `d_w: [N, K]`.
+pub fn backward_weight<F: Float>(k: usize, x: &[F], d_y: &[F], d_w: &mut [F], d_bias: &mut [F]) {
+    let n = d_bias.len();
+    for (x, d_y) in x.chunks_exact(k).zip(d_y.chunks_exact(n)) {
+        for j in 0..n {
+            for i in 0..k {
+                d_w[j * k + i] = d_y[j].mul_add(x[i], d_w[j * k + i]);
+            }
+            d_bias[j] += d_y[j];
+        }
+    }
+}

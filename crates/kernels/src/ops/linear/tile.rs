@@ -1,0 +1,175 @@
+//! The register tile: a few rows times a few vectors of outputs, each one chain of fused multiply-adds.
+
+use crate::matrix::PANEL;
+use crate::simd::{Kernel, LANES, Simd};
+
+/// The most depth steps of one packed block of the left operand.
+pub(super) const MAX_DEPTH: usize = 256;
+/// Elements between the rows of a packed left strip: not a multiple of a page, so that its rows fall in different cache
+/// sets, and constant, so that the addresses of all rows come from one register.
+pub(super) const ROW_STRIDE: usize = MAX_DEPTH + LANES;
+/// Most rows of a tile on any instruction set.
+pub(super) const MAX_ROWS: usize = 12;
+/// Most vectors of a tile on any instruction set.
+pub(super) const MAX_VECTORS: usize = 8;
+
+/// How many vectors of outputs a tile of `rows` rows takes, so that the accumulators fill the register file: few rows
+/// take many vectors, because a chain alone would wait for its own latency.
+#[inline(always)]
+pub(super) const fn vectors<V: Simd>(rows: usize) -> usize {
+    let free = V::GEMM_ROWS * V::GEMM_VECTORS / rows;
+    let mut vectors = V::GEMM_VECTORS;
+    while vectors * 2 <= free && vectors * 2 <= MAX_VECTORS {
+        vectors *= 2;
+    }
+    vectors
+}
+
+/// One tile: `c[r, v] = (from_c ? c : 0) + Σ_k a[r, k] b[k, v] (+ bias[v])`.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    /// 1 ..= `V::GEMM_ROWS`.
+    pub rows: usize,
+    /// `V::GEMM_VECTORS`, or what [`vectors`] says.
+    pub vectors: usize,
+    /// Steps of the chains.
+    pub depth: usize,
+    /// Packed left strip: `[rows][ROW_STRIDE]`, or `[depth][16]` if `a_by_depth`.
+    pub a: *const f32,
+    /// Which of the two.
+    pub a_by_depth: bool,
+    /// `[depth][32]`, the first of the tile's columns.
+    pub b: *const f32,
+    /// Elements from one panel of the right operand to the next.
+    pub b_panel: usize,
+    /// The first output.
+    pub c: *mut f32,
+    /// Elements from one row of outputs to the next.
+    pub c_row: usize,
+    /// Elements from one panel of outputs to the next.
+    pub c_panel: usize,
+    /// Columns that exist, from `c` on: vectors past them are computed and not stored.
+    pub columns: usize,
+    /// Whether chains continue what `c` holds.
+    pub from_c: bool,
+    /// Added after the chain (null: none); `columns` elements.
+    pub bias: *const f32,
+}
+
+impl Kernel for Tile {
+    type Output = ();
+    #[inline(always)]
+    fn run<V: Simd>(self) {
+        macro_rules! dispatch {
+            ($($rows:literal),+) => {
+                match self.rows {
+                    $($rows if $rows <= V::GEMM_ROWS => {
+                        if self.vectors == V::GEMM_VECTORS {
+                            match V::GEMM_VECTORS {
+                                1 => self.layout::<V, $rows, 1>(),
+                                _ => self.layout::<V, $rows, 2>(),
+                            }
+                        } else {
+                            match const { vectors::<V>($rows) } {
+                                8 => self.layout::<V, $rows, 8>(),
+                                4 => self.layout::<V, $rows, 4>(),
+                                _ => self.layout::<V, $rows, 2>(),
+                            }
+                        }
+                    })+
+                    _ => unreachable!("a tile of {} rows", self.rows),
+                }
+            };
+        }
+        dispatch!(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12);
+    }
+}
+
+impl Tile {
+    #[inline(always)]
+    fn layout<V: Simd, const ROWS: usize, const VECTORS: usize>(self) {
+        // Larger tiles than the register file are never asked for; not compiling them saves their code.
+        if ROWS * VECTORS > V::GEMM_ROWS * V::GEMM_VECTORS {
+            unreachable!("a tile of {ROWS} × {VECTORS}")
+        } else if self.a_by_depth {
+            self.compute::<V, ROWS, VECTORS, 1, LANES>();
+        } else {
+            self.compute::<V, ROWS, VECTORS, ROW_STRIDE, 1>();
+        }
+    }
+
+    #[inline(always)]
+    fn compute<V: Simd, const ROWS: usize, const VECTORS: usize, const A_ROW: usize, const A_STEP: usize>(self) {
+        let offset = |vector: usize, panel: usize| (vector / 2) * panel + (vector % 2) * LANES;
+        let exist = |vector: usize| self.columns.saturating_sub(vector * LANES).min(LANES);
+        let mut chains = [[V::splat(0.0); VECTORS]; ROWS];
+        if self.from_c {
+            for (r, row) in chains.iter_mut().enumerate() {
+                for (v, chain) in row.iter_mut().enumerate() {
+                    let from = self.c.wrapping_add(r * self.c_row + offset(v, self.c_panel));
+                    // SAFETY: `exist` columns of every row of the tile lie inside the output (checked by the driver).
+                    *chain = unsafe { load::<V>(from, exist(v)) };
+                }
+            }
+        }
+        for k in 0..self.depth {
+            // SAFETY: the packed operands hold `depth` steps of all rows and all vectors, padding included.
+            unsafe {
+                let b = self.b.add(k * PANEL);
+                let b: [V; VECTORS] = std::array::from_fn(|v| V::load_ptr(b.add(offset(v, self.b_panel))));
+                let a = self.a.add(k * A_STEP);
+                for (r, row) in chains.iter_mut().enumerate() {
+                    let a = V::splat(*a.add(r * A_ROW));
+                    for (chain, &b) in row.iter_mut().zip(&b) {
+                        *chain = a.fma(b, *chain);
+                    }
+                }
+            }
+        }
+        if !self.bias.is_null() {
+            for v in 0..VECTORS {
+                // SAFETY: the bias has as many elements as there are columns.
+                let bias = unsafe { load::<V>(self.bias.wrapping_add(v * LANES), exist(v)) };
+                for row in &mut chains {
+                    row[v] = row[v].add(bias);
+                }
+            }
+        }
+        for (r, row) in chains.iter().enumerate() {
+            for (v, &chain) in row.iter().enumerate() {
+                let to = self.c.wrapping_add(r * self.c_row + offset(v, self.c_panel));
+                // SAFETY: as for the load; tiles of different tasks are disjoint.
+                unsafe { store::<V>(chain, to, exist(v)) };
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `n` ≤ 16 elements from `from` are readable.
+#[inline(always)]
+unsafe fn load<V: Simd>(from: *const f32, n: usize) -> V {
+    // SAFETY: the caller's promise.
+    unsafe { if n == LANES { V::load_ptr(from) } else { V::load_partial(slice(from, n), n) } }
+}
+
+/// # Safety
+/// `n` ≤ 16 elements from `to` are writable.
+#[inline(always)]
+unsafe fn store<V: Simd>(x: V, to: *mut f32, n: usize) {
+    if n == LANES {
+        // SAFETY: the caller's promise.
+        unsafe { x.store_ptr(to) }
+    } else if n > 0 {
+        // SAFETY: the caller's promise.
+        x.store_partial(unsafe { std::slice::from_raw_parts_mut(to, n) }, n)
+    }
+}
+
+/// # Safety
+/// `n` elements from `from` are readable.
+#[inline(always)]
+unsafe fn slice<'a>(from: *const f32, n: usize) -> &'a [f32] {
+    // SAFETY: the caller's promise; nothing is formed from a pointer past the end.
+    if n == 0 { &[] } else { unsafe { std::slice::from_raw_parts(from, n) } }
+}
