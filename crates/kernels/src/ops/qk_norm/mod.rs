@@ -1,1 +1,72 @@
-//! (to come)
+//! RMS norm of each query head and each key head (Qwen3), on the fused qkv rows. Value heads are copied.
+//!
+//! Shapes: `T` tokens, `nh` query heads, `nkv` kv heads, `hd` head_dim, `A = nh + 2·nkv` heads of a row `[q][k][v]`.
+//!
+//! For head `a < nh + nkv`, with weight w = q_weight (a < nh) or k_weight:
+//! ```text
+//! rstd[t,a]   = 1 / √(Σ_i x[t,a,i]² / hd + eps)
+//! y[t,a,i]    = w[i] · (x[t,a,i] · rstd[t,a])
+//!
+//! d_x         = as in `rmsnorm`, per head
+//! d_w[i]     += Σ_{t, a} d_y[t,a,i] · (x[t,a,i] · rstd[t,a])        ascending t, then a
+//! ```
+
+use crate::{Context, Result, View, ViewMut};
+
+/// Arguments of [`forward`].
+pub struct Forward<'a> {
+    /// `[T, A·hd]`
+    pub x: View<'a>,
+    /// Query heads, nh.
+    pub heads: usize,
+    /// Key (and value) heads, nkv.
+    pub kv_heads: usize,
+    /// hd
+    pub head_dim: usize,
+    /// `[hd]`
+    pub q_weight: View<'a>,
+    /// `[hd]`
+    pub k_weight: View<'a>,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// `[T, A·hd]`: *overwrites*.
+    pub y: ViewMut<'a>,
+    /// `[T, nh + nkv]`: *overwrites* with the reciprocal root mean squares.
+    pub rstd: ViewMut<'a>,
+}
+
+/// Arguments of [`backward`].
+pub struct Backward<'a> {
+    /// `[T, A·hd]`: forward's input.
+    pub x: View<'a>,
+    /// Query heads, nh.
+    pub heads: usize,
+    /// Key (and value) heads, nkv.
+    pub kv_heads: usize,
+    /// hd
+    pub head_dim: usize,
+    /// `[hd]`
+    pub q_weight: View<'a>,
+    /// `[hd]`
+    pub k_weight: View<'a>,
+    /// `[T, nh + nkv]`, from forward.
+    pub rstd: View<'a>,
+    /// `[T, A·hd]`
+    pub d_y: View<'a>,
+    /// `[T, A·hd]`: *overwrites*.
+    pub d_x: ViewMut<'a>,
+    /// `[hd]`: *accumulates into*.
+    pub d_q_weight: ViewMut<'a>,
+    /// `[hd]`: *accumulates into*.
+    pub d_k_weight: ViewMut<'a>,
+}
+
+/// Normalises query and key heads, copies value heads.
+pub fn forward(_ctx: &Context, _args: Forward<'_>) -> Result<()> {
+    unimplemented!()
+}
+
+/// Gradients of the heads and of both weights.
+pub fn backward(_ctx: &Context, _args: Backward<'_>) -> Result<()> {
+    unimplemented!()
+}

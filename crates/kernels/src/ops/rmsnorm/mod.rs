@@ -1,1 +1,60 @@
-//! (to come)
+//! RMS norm, with the residual addition before it fused in (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019).
+//!
+//! Shapes: `T` tokens, `H` hidden.
+//!
+//! ```text
+//! s[t,:]       = x[t,:] + delta[t,:]                       (s = x without a delta)
+//! rstd[t]      = 1 / √(Σ_h s[t,h]² / H + eps)
+//! y[t,h]       = weight[h] · (s[t,h] · rstd[t])
+//!
+//! g[t,h]       = d_y[t,h] · weight[h]
+//! c[t]         = Σ_h g[t,h] · s[t,h] · rstd[t]³ / H
+//! d_x[t,h]    += g[t,h] · rstd[t] − c[t] · s[t,h]
+//! d_weight[h] += Σ_t d_y[t,h] · (s[t,h] · rstd[t])         ascending t
+//! ```
+
+use crate::{Context, Result, View, ViewMut};
+
+/// Arguments of [`forward`].
+pub struct Forward<'a> {
+    /// `[T, H]`
+    pub x: View<'a>,
+    /// `[T, H]`, added to `x` first.
+    pub delta: Option<View<'a>>,
+    /// `[T, H]`: *overwrites* with x + delta; given exactly if `delta` is.
+    pub sum: Option<ViewMut<'a>>,
+    /// `[H]`
+    pub weight: View<'a>,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// `[T, H]`: *overwrites*.
+    pub y: ViewMut<'a>,
+    /// `[T]`: *overwrites* with the reciprocal root mean square.
+    pub rstd: ViewMut<'a>,
+}
+
+/// Arguments of [`backward`].
+pub struct Backward<'a> {
+    /// `[T, H]`: what was normalised (the sum, if there was a delta).
+    pub x: View<'a>,
+    /// `[H]`
+    pub weight: View<'a>,
+    /// `[T]`, from forward.
+    pub rstd: View<'a>,
+    /// `[T, H]`
+    pub d_y: View<'a>,
+    /// `[T, H]`: *accumulates into*.
+    pub d_x: ViewMut<'a>,
+    /// `[H]`: *accumulates into*.
+    pub d_weight: ViewMut<'a>,
+}
+
+/// Adds and normalises.
+pub fn forward(_ctx: &Context, _args: Forward<'_>) -> Result<()> {
+    unimplemented!()
+}
+
+/// Gradients of the norm's input and weight.
+pub fn backward(_ctx: &Context, _args: Backward<'_>) -> Result<()> {
+    unimplemented!()
+}
