@@ -4,6 +4,7 @@
 mod error;
 
 pub mod batch;
+pub mod chat;
 pub mod config;
 pub mod init;
 pub mod io;
@@ -13,6 +14,7 @@ pub mod tokenizer;
 pub mod weights;
 
 pub use batch::{Batch, BatchTensors, Capacity, GroupSegment};
+pub use chat::{Chat, ChatTemplate};
 pub use config::{Family, FileDType, ModelConfig};
 pub use error::{Error, Result};
 pub use kv::KvCache;

@@ -9,6 +9,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use load::object;
 pub use stream::TextStream;
 
 use crate::{Error, ModelConfig, Result};

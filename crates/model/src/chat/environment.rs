@@ -1,0 +1,107 @@
+//! The Jinja environment of transformers: its syntax settings, functions and filters.
+
+use super::python;
+use crate::{Error, Result};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Rest, Value};
+use minijinja::{AutoEscape, Environment, ErrorKind};
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub(super) fn new(sources: &BTreeMap<String, String>) -> Result<Environment<'static>> {
+    let mut env = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    env.set_syntax(syntax.expect("the default delimiters"));
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_formatter(|out, _, value| out.write_str(&python::print(value)).map_err(minijinja::Error::from));
+    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.add_filter("tojson", tojson);
+    env.add_filter("string", |value: &Value| python::print(value));
+    env.add_function("raise_exception", |message: String| -> std::result::Result<Value, minijinja::Error> {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+    });
+    env.add_function("strftime_now", |format: &str| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        python::strftime(format, now)
+    });
+    for (name, source) in sources {
+        env.add_template_owned(name.clone(), without_generation(source)).map_err(failed)?;
+    }
+    Ok(env)
+}
+
+/// The error with its place in the template and its causes.
+pub(super) fn failed(error: minijinja::Error) -> Error {
+    let mut message = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(c) = cause {
+        message += &format!(": {c}");
+        cause = c.source();
+    }
+    Error::Chat(message)
+}
+
+/// `tojson(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of transformers: nothing is escaped but
+/// what JSON must escape.
+fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> std::result::Result<String, minijinja::Error> {
+    let bad = |message: &str| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {message}"));
+    let argument = |place: usize, name: &str| -> std::result::Result<Option<Value>, minijinja::Error> {
+        let named: Option<Value> = kwargs.get(name)?;
+        Ok(positional.get(place).cloned().or(named).filter(|v| !v.is_none()))
+    };
+    let ensure_ascii = argument(0, "ensure_ascii")?.is_some_and(|v| v.is_true());
+    let indent = argument(1, "indent")?;
+    let separators = argument(2, "separators")?;
+    let sort_keys = argument(3, "sort_keys")?.is_some_and(|v| v.is_true());
+    kwargs.assert_all_used()?;
+    if positional.len() > 4 {
+        return Err(bad("too many arguments"));
+    }
+
+    let indent = match &indent {
+        None => None,
+        Some(v) => Some(match (v.as_str(), v.as_usize()) {
+            (Some(text), _) => text.to_owned(),
+            (None, Some(n)) if n <= 64 => " ".repeat(n),
+            _ => return Err(bad("indent is neither a small number nor a string")),
+        }),
+    };
+    let (item, key) = match &separators {
+        None => ((if indent.is_some() { "," } else { ", " }).to_owned(), ": ".to_owned()),
+        Some(v) => {
+            let pair: Vec<Value> = v.try_iter()?.collect();
+            match &pair[..] {
+                [a, b] => match (a.as_str(), b.as_str()) {
+                    (Some(a), Some(b)) => (a.to_owned(), b.to_owned()),
+                    _ => return Err(bad("separators are not two strings")),
+                },
+                _ => return Err(bad("separators are not two strings")),
+            }
+        }
+    };
+    python::Json { ensure_ascii, indent, item, key, sort_keys }.dump(value).map_err(|m| bad(&m))
+}
+
+/// `{% generation %}` … `{% endgeneration %}` mark what an assistant said; they print nothing, and open a scope. So does
+/// `with`, which takes their place and keeps their whitespace marks.
+fn without_generation(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at);
+        out.push_str(before);
+        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
+        let (tag, after) = tag.split_at(end);
+        let inside = tag.trim_start_matches("{%").trim_end_matches("%}");
+        match inside.trim_matches(['-', '+']).trim() {
+            word @ ("generation" | "endgeneration") => {
+                let with = if word == "generation" { "with" } else { "endwith" };
+                out.push_str(&tag.replace(word, with));
+            }
+            _ => out.push_str(tag),
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}

@@ -1,0 +1,274 @@
+//! How Python prints values: in templates, as JSON, and dates.
+
+use minijinja::value::{Value, ValueKind};
+
+/// A JSON value as a template's.
+pub(super) fn value(json: &serde_json::Value) -> Value {
+    use serde_json::Value as Json;
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(b) => Value::from(*b),
+        Json::Number(n) => match (n.as_i64(), n.as_u64()) {
+            (Some(i), _) => Value::from(i),
+            (None, Some(u)) => Value::from(u),
+            (None, None) => Value::from(n.as_f64().unwrap_or(f64::NAN)),
+        },
+        Json::String(s) => Value::from(s.as_str()),
+        Json::Array(items) => items.iter().map(value).collect(),
+        Json::Object(map) => Value::from_pairs(map.iter().map(|(k, v)| (k.as_str(), value(v)))),
+    }
+}
+
+/// `str(value)`.
+pub(super) fn print(value: &Value) -> String {
+    match value.kind() {
+        ValueKind::Undefined => String::new(),
+        ValueKind::String => value.as_str().unwrap_or_default().to_owned(),
+        _ => repr(value),
+    }
+}
+
+/// `repr(value)`.
+fn repr(value: &Value) -> String {
+    let joined = |parts: Vec<String>| parts.join(", ");
+    match value.kind() {
+        ValueKind::Undefined => "Undefined".to_owned(),
+        ValueKind::None => "None".to_owned(),
+        ValueKind::Bool => if value.is_true() { "True" } else { "False" }.to_owned(),
+        ValueKind::Number => number(value),
+        ValueKind::String => quoted(value.as_str().unwrap_or_default()),
+        ValueKind::Seq | ValueKind::Iterable => {
+            format!("[{}]", joined(value.try_iter().into_iter().flatten().map(|v| repr(&v)).collect()))
+        }
+        ValueKind::Map => {
+            let entry = |k: Value| format!("{}: {}", repr(&k), repr(&value.get_item(&k).unwrap_or_default()));
+            format!("{{{}}}", joined(value.try_iter().into_iter().flatten().map(entry).collect()))
+        }
+        _ => value.to_string(),
+    }
+}
+
+/// A string literal: in single quotes, unless only those occur inside.
+fn quoted(text: &str) -> String {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let mut out = String::from(quote);
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if c == quote => out.extend(['\\', c]),
+            c if (c as u32) < 0x20 || c as u32 == 0x7f => out += &format!("\\x{:02x}", c as u32),
+            c => out.push(c),
+        }
+    }
+    out.push(quote);
+    out
+}
+
+fn number(value: &Value) -> String {
+    match f64::try_from(value.clone()) {
+        Ok(x) if !value.is_integer() => float(x),
+        _ => value.to_string(),
+    }
+}
+
+/// The shortest digits that read back as `x`; an exponent below 1e-4 and from 1e16 on.
+fn float(x: f64) -> String {
+    if x.is_nan() {
+        return "nan".into();
+    }
+    if x.is_infinite() {
+        return if x > 0.0 { "inf" } else { "-inf" }.into();
+    }
+    let scientific = format!("{x:e}");
+    let (digits, exponent) = scientific.split_once('e').expect("the format has an exponent");
+    let exponent: i32 = exponent.parse().expect("an exponent is a number");
+    if (-4..16).contains(&exponent) {
+        let plain = format!("{x}");
+        return if plain.contains('.') { plain } else { plain + ".0" };
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{digits}e{sign}{:02}", exponent.abs())
+}
+
+/// How `json.dumps` writes.
+pub(super) struct Json {
+    pub(super) ensure_ascii: bool,
+    /// Of one level; none writes one line.
+    pub(super) indent: Option<String>,
+    /// Between items.
+    pub(super) item: String,
+    /// Between key and value.
+    pub(super) key: String,
+    pub(super) sort_keys: bool,
+}
+
+impl Json {
+    pub(super) fn dump(&self, value: &Value) -> Result<String, String> {
+        let mut out = String::new();
+        self.write(value, 0, &mut out)?;
+        Ok(out)
+    }
+
+    fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), String> {
+        // A template can build a value as deep as it likes; the stack is not.
+        if depth > 200 {
+            return Err("nested too deeply".into());
+        }
+        match value.kind() {
+            ValueKind::None => out.push_str("null"),
+            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => out.push_str(&match number(value).as_str() {
+                "nan" => "NaN".to_owned(),
+                "inf" => "Infinity".to_owned(),
+                "-inf" => "-Infinity".to_owned(),
+                n => n.to_owned(),
+            }),
+            ValueKind::String => self.string(value.as_str().unwrap_or_default(), out),
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items: Vec<Value> = value.try_iter().map_err(|e| e.to_string())?.collect();
+                self.list(['[', ']'], items, depth, out, |item, out| self.write(&item, depth + 1, out))?;
+            }
+            ValueKind::Map => {
+                let mut keys: Vec<Value> = value.try_iter().map_err(|e| e.to_string())?.collect();
+                if self.sort_keys {
+                    keys.sort();
+                }
+                self.list(['{', '}'], keys, depth, out, |key, out| {
+                    match key.as_str() {
+                        Some(text) => self.string(text, out),
+                        None => {
+                            // Numbers, booleans and none are legal keys, and become strings.
+                            let mut text = String::new();
+                            self.write(&key, depth + 1, &mut text)?;
+                            self.string(&text, out);
+                        }
+                    }
+                    out.push_str(&self.key);
+                    self.write(&value.get_item(&key).map_err(|e| e.to_string())?, depth + 1, out)
+                })?;
+            }
+            kind => return Err(format!("a value of kind {kind} is not JSON")),
+        }
+        Ok(())
+    }
+
+    fn list(
+        &self,
+        [open, close]: [char; 2],
+        items: Vec<Value>,
+        depth: usize,
+        out: &mut String,
+        mut write: impl FnMut(Value, &mut String) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let line = |depth: usize, out: &mut String| {
+            if let Some(indent) = &self.indent {
+                out.push('\n');
+                out.push_str(&indent.repeat(depth));
+            }
+        };
+        out.push(open);
+        let empty = items.is_empty();
+        for (i, item) in items.into_iter().enumerate() {
+            if i > 0 {
+                out.push_str(&self.item);
+            }
+            line(depth + 1, out);
+            write(item, out)?;
+        }
+        if !empty {
+            line(depth, out);
+        }
+        out.push(close);
+        Ok(())
+    }
+
+    fn string(&self, text: &str, out: &mut String) {
+        out.push('"');
+        for c in text.chars() {
+            match c {
+                '"' => out.push_str("\\\""),
+                '\\' => out.push_str("\\\\"),
+                '\n' => out.push_str("\\n"),
+                '\r' => out.push_str("\\r"),
+                '\t' => out.push_str("\\t"),
+                '\u{8}' => out.push_str("\\b"),
+                '\u{c}' => out.push_str("\\f"),
+                c if (c as u32) < 0x20 || self.ensure_ascii && !c.is_ascii() => {
+                    c.encode_utf16(&mut [0; 2]).iter().for_each(|u| *out += &format!("\\u{u:04x}"));
+                }
+                c => out.push(c),
+            }
+        }
+        out.push('"');
+    }
+}
+
+const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
+
+/// `strftime` of a time in seconds since 1970, in UTC: transformers takes the local time, which no two machines share.
+/// Conversions that it does not know stay as they are.
+pub(super) fn strftime(format: &str, seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Civil date from a day number (Hinnant, "chrono-compatible low-level date algorithms"); years start in March.
+    let z = days + 719_468;
+    let (era, of_era) = (z / 146_097, z % 146_097);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let leap = year % 4 == 0 && year % 100 != 0 || year % 400 == 0;
+    // Days before March, or since.
+    let day_of_year = if month > 2 { of_year + 60 + u64::from(leap) } else { of_year - 305 };
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let (weekday, month_name) = (DAYS[((days + 4) % 7) as usize], MONTHS[month as usize - 1]);
+
+    let mut out = String::new();
+    let mut chars = format.chars();
+    while let Some(c) = chars.next() {
+        if c != '%' {
+            out.push(c);
+            continue;
+        }
+        match chars.next() {
+            Some('d') => out += &format!("{day:02}"),
+            Some('m') => out += &format!("{month:02}"),
+            Some('Y') => out += &year.to_string(),
+            Some('y') => out += &format!("{:02}", year % 100),
+            Some('b' | 'h') => out += &month_name[..3],
+            Some('B') => out += month_name,
+            Some('a') => out += &weekday[..3],
+            Some('A') => out += weekday,
+            Some('j') => out += &format!("{day_of_year:03}"),
+            Some('H') => out += &format!("{hour:02}"),
+            Some('I') => out += &format!("{:02}", (hour + 11) % 12 + 1),
+            Some('p') => out += if hour < 12 { "AM" } else { "PM" },
+            Some('M') => out += &format!("{minute:02}"),
+            Some('S') => out += &format!("{second:02}"),
+            Some('F') => out += &format!("{year}-{month:02}-{day:02}"),
+            Some('T') => out += &format!("{hour:02}:{minute:02}:{second:02}"),
+            Some('%') => out.push('%'),
+            Some(other) => out.extend(['%', other]),
+            None => out.push('%'),
+        }
+    }
+    out
+}

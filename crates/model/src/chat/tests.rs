@@ -1,0 +1,128 @@
+use super::*;
+use serde_json::json;
+
+fn special() -> SpecialTokens {
+    SpecialTokens { bos: Some("<s>".into()), eos: Some("</s>".into()), ..SpecialTokens::default() }
+}
+
+fn render_with(template: &str, messages: Value, kwargs: Value) -> Result<String> {
+    let template = ChatTemplate::new(template, &special())?;
+    let (Value::Array(messages), Value::Object(kwargs)) = (messages, kwargs) else { panic!("a list and an object") };
+    template.render(&Chat { messages: &messages, kwargs: Some(&kwargs), ..Chat::default() })
+}
+
+fn render(template: &str, kwargs: Value) -> String {
+    render_with(template, json!([{"role": "user", "content": "hi"}]), kwargs).unwrap()
+}
+
+/// Expected texts are what Python's json.dumps gives.
+#[test]
+fn tojson_writes_as_python_does() {
+    let x = json!({"x": {"b": [1, 2.0, 1e16, 1e-5, true, null], "a": "<é>\u{1}\"\\\n&'"}});
+    let line = r#"{"b": [1, 2.0, 1e+16, 1e-05, true, null], "a": "<é>\u0001\"\\\n&'"}"#;
+    assert_eq!(render("{{ x | tojson }}", x.clone()), line);
+    assert_eq!(
+        render("{{ x | tojson(indent=2) }}", json!({"x": {"a": [1], "b": [], "c": {}}})),
+        "{\n  \"a\": [\n    1\n  ],\n  \"b\": [],\n  \"c\": {}\n}"
+    );
+    let packed = "{{ x | tojson(ensure_ascii=true, separators=(',', ':'), sort_keys=true) }}";
+    assert_eq!(render(packed, json!({"x": {"b": 1, "a": "é😀"}})), r#"{"a":"\u00e9\ud83d\ude00","b":1}"#);
+    assert!(render_with("{{ x | tojson(idnent=1) }}", json!([{"role": "user"}]), x).is_err());
+    assert!(render_with("{{ nothing | tojson }}", json!([{"role": "user"}]), json!({})).is_err());
+}
+
+#[test]
+fn values_print_as_python_prints_them() {
+    let x = json!({"x": [true, null, 1.0, "it's", "a\"b'\n", {"k": 0.1}], "t": true, "n": null});
+    assert_eq!(
+        render("{{ x }}|{{ t }}|{{ n }}|{{ gone }}|{{ t | string }}", x),
+        r#"[True, None, 1.0, "it's", 'a"b\'\n', {'k': 0.1}]|True|None||True"#
+    );
+}
+
+#[test]
+fn blocks_are_trimmed_and_generation_tags_print_nothing() {
+    let template =
+        "{% for m in messages %}\n  {% generation %}\n{{ m.content }}{% endgeneration %}\n{%- endfor %}\nend\n";
+    assert_eq!(render(template, json!({})), "hiend");
+    let template = "a  {%- generation -%}  b  {%- endgeneration -%}  c{% set g = 'generation' %}{{ g }}";
+    assert_eq!(render(template, json!({})), "abcgeneration");
+    let template = "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% elif i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}";
+    assert_eq!(render(template, json!({})), "02");
+    let template =
+        "{% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}";
+    assert_eq!(render(template, json!({})), "3");
+}
+
+#[test]
+fn raise_exception_is_an_error_with_its_message() {
+    let error = render_with("{{ raise_exception('no tools here') }}", json!([{"role": "user"}]), json!({}));
+    assert!(error.unwrap_err().to_string().contains("no tools here"));
+    assert!(ChatTemplate::new("{% if %}", &special()).unwrap_err().to_string().starts_with("chat template: "));
+}
+
+#[test]
+fn messages_lose_nulls_and_reasoning_goes_by_all_names() {
+    let messages = json!([{"role": "assistant", "content": null, "reasoning": "r"}]);
+    let template = "{{ bos_token }}{% for m in messages %}{{ 'content' in m }}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}";
+    assert_eq!(render_with(template, messages, json!({"bos_token": "<b>"})).unwrap(), "<b>Falserr");
+    assert!(render_with("x", json!([]), json!({})).is_err());
+    assert!(render_with("x", json!(["hi"]), json!({})).is_err());
+}
+
+#[test]
+fn a_final_message_is_continued_where_it_ends() {
+    let plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}";
+    let trimming = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}[end]{% endfor %}";
+    let messages = [json!({"role": "user", "content": "q"}), json!({"role": "assistant", "content": "so "})];
+    let go = |template: &str| {
+        let chat = Chat { messages: &messages, continue_final_message: true, ..Chat::default() };
+        ChatTemplate::new(template, &special()).unwrap().render(&chat)
+    };
+    assert_eq!(go(plain).unwrap(), "[user]q[end][assistant]so ");
+    assert_eq!(go(trimming).unwrap(), "[user]q[end][assistant]so");
+    assert!(go("{{ messages[0].content }}").is_err());
+    let both =
+        Chat { messages: &messages, continue_final_message: true, add_generation_prompt: true, ..Chat::default() };
+    assert!(ChatTemplate::new(plain, &special()).unwrap().render(&both).is_err());
+}
+
+#[test]
+fn templates_are_found_where_models_have_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let load = || ChatTemplate::load(dir.path(), &special());
+    assert!(load().unwrap().is_none());
+    let messages = [json!({"role": "user", "content": "hi"})];
+    let tools = [json!({"name": "f"})];
+    let render = |tools| {
+        let chat = Chat { messages: &messages, tools, ..Chat::default() };
+        load().unwrap().unwrap().render(&chat)
+    };
+    let config = |json: Value| std::fs::write(dir.path().join("tokenizer_config.json"), json.to_string()).unwrap();
+    config(json!({"chat_template": "one"}));
+    assert_eq!(render(None).unwrap(), "one");
+    config(json!({"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]}));
+    assert_eq!((render(None).unwrap(), render(Some(&tools)).unwrap()), ("d".into(), "t".into()));
+    config(json!({"chat_template": [{"name": "rag", "template": "d"}]}));
+    assert!(render(None).unwrap_err().to_string().contains("rag"));
+    config(json!({"chat_template": 7}));
+    assert!(load().unwrap_err().to_string().contains("tokenizer_config.json"));
+    std::fs::write(dir.path().join("chat_template.jinja"), "file").unwrap();
+    assert_eq!(render(None).unwrap(), "file");
+}
+
+/// Expected texts are what `date -u` gives.
+#[test]
+fn dates_are_those_of_the_calendar() {
+    let at = |seconds| python::strftime("%a %d %b %Y %H:%M:%S %j %%", seconds);
+    assert_eq!(at(0), "Thu 01 Jan 1970 00:00:00 001 %");
+    assert_eq!(at(951_782_400), "Tue 29 Feb 2000 00:00:00 060 %");
+    assert_eq!(at(951_868_800), "Wed 01 Mar 2000 00:00:00 061 %");
+    assert_eq!(at(1_735_689_599), "Tue 31 Dec 2024 23:59:59 366 %");
+    assert_eq!(at(1_709_251_200), "Fri 01 Mar 2024 00:00:00 061 %");
+    assert_eq!(at(4_107_542_400), "Mon 01 Mar 2100 00:00:00 060 %");
+    assert_eq!(
+        python::strftime("%B %A %I %p %y %F %T", 1_700_000_000),
+        "November Tuesday 10 PM 23 2023-11-14 22:13:20"
+    );
+}
