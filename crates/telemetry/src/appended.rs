@@ -67,3 +67,21 @@ impl Appended {
         self.file.sync_data().map_err(Error::io("sync", &self.path))
     }
 }
+
+/// Writes a file that is either wholly there or not at all: a temporary file beside it, synced, then renamed.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let write = || {
+        let mut file = File::create(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)
+    };
+    write().map_err(|source| {
+        let _ = std::fs::remove_file(&temporary);
+        Error::io("write", path)(source)
+    })
+}

@@ -1,10 +1,18 @@
-//! `completions/completions_00010.parquet`: the sampled completions of a logged step, with TRL's columns.
+//! `completions/completions_00010.parquet`: the sampled completions of a logged step, in TRL's columns.
+//!
+//! `step, prompt, completion, <one column per reward>, <extra columns of rewards>, advantage`, one row for each completion,
+//! readable with `pandas.read_parquet`. Text is a string column; if all prompts (or completions) are conversations, the
+//! column is a list of structs with the messages' keys, as pandas writes it; a mixture becomes text, conversations as JSON.
+//! A reward that was not given is null. Not compressed. Knows nothing of what is written in them.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::Result;
+use crate::appended::write_whole;
+use crate::{Error, Result};
+
+mod parquet_file;
 
 /// The completions of one step; all lists have the same length.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +31,124 @@ pub struct CompletionRows {
     pub advantages: Vec<f64>,
 }
 
-/// Writes `directory/completions_{step:05}.parquet` atomically (a temporary file, then a rename) and returns its path.
-pub fn write(_directory: &Path, _rows: &CompletionRows) -> Result<PathBuf> {
-    unimplemented!()
+/// The file of a step in `directory`.
+pub fn path(directory: &Path, step: u64) -> PathBuf {
+    directory.join(format!("completions_{step:05}.parquet"))
 }
+
+/// Writes [`path`] atomically (replacing one of the same step, which a resumed run writes again) and returns it. The
+/// directory is created if missing.
+pub fn write(directory: &Path, rows: &CompletionRows) -> Result<PathBuf> {
+    let path = path(directory, rows.step);
+    let bytes = columns(rows).and_then(|columns| parquet_file::encode(&columns, rows.prompts.len()));
+    let bytes = bytes.map_err(|message| Error::format(&path, message))?;
+    std::fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
+    write_whole(&path, &bytes)?;
+    Ok(path)
+}
+
+/// One column: its name and its cells.
+struct Column {
+    name: String,
+    cells: Cells,
+}
+
+/// The cells of a column, one for each row; `None` is null.
+enum Cells {
+    Ints(Vec<Option<i64>>),
+    Floats(Vec<Option<f64>>),
+    Bools(Vec<Option<bool>>),
+    Texts(Vec<Option<String>>),
+    /// Lists of messages: their keys, and for each row and message the keys' values.
+    Messages {
+        keys: Vec<String>,
+        rows: Vec<Vec<Vec<Option<String>>>>,
+    },
+}
+
+/// The columns in order, checked: equal lengths, no name twice.
+fn columns(rows: &CompletionRows) -> std::result::Result<Vec<Column>, String> {
+    let n = rows.prompts.len();
+    let mut columns = vec![
+        Column { name: "step".to_owned(), cells: Cells::Ints(vec![Some(rows.step as i64); n]) },
+        Column { name: "prompt".to_owned(), cells: cells(&rows.prompts) },
+        Column { name: "completion".to_owned(), cells: cells(&rows.completions) },
+    ];
+    columns.extend(
+        rows.rewards.iter().map(|(name, scores)| Column { name: name.clone(), cells: Cells::Floats(scores.clone()) }),
+    );
+    columns.extend(rows.extra.iter().map(|(name, values)| Column { name: name.clone(), cells: cells(values) }));
+    let advantages = rows.advantages.iter().copied().map(Some).collect();
+    columns.push(Column { name: "advantage".to_owned(), cells: Cells::Floats(advantages) });
+    for (i, column) in columns.iter().enumerate() {
+        if column.cells.len() != n {
+            return Err(format!("column `{}` has {} values for {n} completions", column.name, column.cells.len()));
+        }
+        if columns[..i].iter().any(|other| other.name == column.name) {
+            return Err(format!("two columns are named `{}`: give one of the rewards another name", column.name));
+        }
+    }
+    Ok(columns)
+}
+
+impl Cells {
+    fn len(&self) -> usize {
+        match self {
+            Cells::Ints(cells) => cells.len(),
+            Cells::Floats(cells) => cells.len(),
+            Cells::Bools(cells) => cells.len(),
+            Cells::Texts(cells) => cells.len(),
+            Cells::Messages { rows, .. } => rows.len(),
+        }
+    }
+}
+
+/// The narrowest kind of column that holds all the values.
+fn cells(values: &[Value]) -> Cells {
+    fn all<T>(values: &[Value], read: impl Fn(&Value) -> Option<T>) -> Option<Vec<Option<T>>> {
+        let cell = |value: &Value| if value.is_null() { Some(None) } else { read(value).map(Some) };
+        values.iter().map(cell).collect()
+    }
+    if let Some(texts) = all(values, |value| value.as_str().map(str::to_owned)) {
+        return Cells::Texts(texts);
+    }
+    if let Some(rows) = values.iter().map(messages).collect::<Option<Vec<_>>>() {
+        let mut keys: Vec<String> = Vec::new();
+        for key in rows.iter().flatten().flat_map(|message| message.keys()) {
+            if !keys.contains(key) {
+                keys.push(key.clone());
+            }
+        }
+        if !keys.is_empty() {
+            let cell = |value: Option<&Value>| value.filter(|value| !value.is_null()).map(text);
+            let row = |row: &Vec<&serde_json::Map<String, Value>>| {
+                row.iter().map(|message| keys.iter().map(|key| cell(message.get(key))).collect()).collect()
+            };
+            let rows = rows.iter().map(row).collect();
+            return Cells::Messages { keys, rows };
+        }
+    }
+    if let Some(bools) = all(values, Value::as_bool) {
+        return Cells::Bools(bools);
+    }
+    if let Some(ints) = all(values, Value::as_i64) {
+        return Cells::Ints(ints);
+    }
+    if let Some(floats) = all(values, Value::as_f64) {
+        return Cells::Floats(floats);
+    }
+    Cells::Texts(values.iter().map(|value| (!value.is_null()).then(|| text(value))).collect())
+}
+
+/// The objects of an array of objects.
+fn messages(value: &Value) -> Option<Vec<&serde_json::Map<String, Value>>> {
+    value.as_array()?.iter().map(Value::as_object).collect()
+}
+
+/// A text as it is, anything else as JSON.
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,23 @@
-//! What a person sees while a run goes on.
+//! What a person sees while a run goes on: lines, tables and progress on a terminal, in a log file, or as JSON.
+//!
+//! Lines and bars go to standard error; [`Console::print`] (results, tables) to standard output. On a terminal, progress is
+//! a bar that lines do not tear; otherwise it is a plain line now and then. `NO_COLOR` (not empty) turns colour off,
+//! `LOCKSTEP_LOG` (error, warn, info, debug) sets the level. Each process has its own log file, which gets every level.
+//! A console that cannot be written to (a closed pipe) never stops the run. Knows nothing of what is said.
 
+use std::fs::{File, OpenOptions};
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::{Record, Result};
+use indicatif::{MultiProgress, ProgressDrawTarget};
+use serde_json::Value;
+
+mod progress;
+
+pub use self::progress::{Progress, duration};
+use crate::{Error, Record, Result};
 
 /// How lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,11 +25,23 @@ pub enum LogFormat {
     /// For people.
     #[default]
     Plain,
-    /// One JSON object for each line.
+    /// One JSON object for each line: `time_s` (since 1970), `level`, `message`, and the fields.
     Json,
 }
 
-/// How much is said.
+impl std::str::FromStr for LogFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "plain" => Ok(LogFormat::Plain),
+            "json" => Ok(LogFormat::Json),
+            other => Err(format!("unknown log format `{other}`: plain or json")),
+        }
+    }
+}
+
+/// How important a line is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Failures.
@@ -28,69 +55,248 @@ pub enum Level {
     Debug,
 }
 
+impl Level {
+    /// The level that `LOCKSTEP_LOG` asks for, info if it is unset; an error if it is none.
+    pub fn from_env() -> std::result::Result<Self, String> {
+        match std::env::var("LOCKSTEP_LOG") {
+            Ok(text) if !text.is_empty() => text.parse().map_err(|error| format!("LOCKSTEP_LOG: {error}")),
+            _ => Ok(Level::Info),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Level::Error => "error",
+            Level::Warn => "warn",
+            Level::Info => "info",
+            Level::Debug => "debug",
+        }
+    }
+}
+
+impl std::str::FromStr for Level {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let levels = [Level::Error, Level::Warn, Level::Info, Level::Debug];
+        let found = levels.into_iter().find(|level| level.name().eq_ignore_ascii_case(text));
+        found.ok_or_else(|| format!("unknown level `{text}`: error, warn, info or debug"))
+    }
+}
+
 /// How a console is made.
 #[derive(Clone, Debug, Default)]
 pub struct ConsoleOptions {
     /// Plain or JSON.
     pub format: LogFormat,
-    /// The least important level that is shown.
+    /// The least important level that is shown (see [`Level::from_env`]).
     pub level: Level,
-    /// This process's log file, which gets every line (level debug and up, without colour).
+    /// This process's log file, appended to; it gets every line of every level, without colour.
     pub log_file: Option<PathBuf>,
 }
 
 /// The console; a clone is another handle to the same one.
 #[derive(Clone, Debug)]
-pub struct Console {}
+pub struct Console {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    format: LogFormat,
+    level: Level,
+    colour: bool,
+    bars: MultiProgress,
+    /// Bars are drawn: standard error is a terminal and the format is plain.
+    terminal: bool,
+    start: Instant,
+    file: Mutex<Option<File>>,
+    /// Where lines and blocks go instead of the standard streams (tests).
+    capture: Option<Arc<Mutex<Vec<u8>>>>,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Console").field("format", &self.format).field("level", &self.level).finish_non_exhaustive()
+    }
+}
 
 impl Console {
-    /// A console on standard error; colour and bars only if it is a terminal and `NO_COLOR` is unset or empty.
-    pub fn new(_options: ConsoleOptions) -> Result<Self> {
-        unimplemented!()
+    /// A console on standard error; colour and bars only if it is a terminal, colour only if `NO_COLOR` is unset or empty.
+    pub fn new(options: ConsoleOptions) -> Result<Self> {
+        let terminal = options.format == LogFormat::Plain && std::io::stderr().is_terminal();
+        let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self::with(options, terminal, terminal && !no_colour, None)
     }
-    /// Says a line.
-    pub fn log(&self, _level: Level, _message: &str, _fields: &Record) {
-        unimplemented!()
+
+    fn with(
+        options: ConsoleOptions,
+        terminal: bool,
+        colour: bool,
+        capture: Option<Arc<Mutex<Vec<u8>>>>,
+    ) -> Result<Self> {
+        let target = if terminal { ProgressDrawTarget::stderr_with_hz(10) } else { ProgressDrawTarget::hidden() };
+        let console = Console {
+            inner: Arc::new(Inner {
+                format: options.format,
+                level: options.level,
+                colour,
+                bars: MultiProgress::with_draw_target(target),
+                terminal,
+                start: Instant::now(),
+                file: Mutex::new(None),
+                capture,
+            }),
+        };
+        if let Some(path) = options.log_file {
+            console.set_log_file(path)?;
+        }
+        Ok(console)
     }
-    /// `log` at level info without fields.
+
+    /// The console's format.
+    pub fn format(&self) -> LogFormat {
+        self.inner.format
+    }
+
+    /// Columns of the terminal, 100 if there is none.
+    pub fn width(&self) -> usize {
+        let size = console::Term::stderr().size_checked();
+        size.map_or(100, |(_, columns)| usize::from(columns)).clamp(40, 200)
+    }
+
+    /// Says a line: a message and named values.
+    pub fn log(&self, level: Level, message: &str, fields: &Record) {
+        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
+        let elapsed = self.inner.start.elapsed().as_secs_f64();
+        let line = |colour: bool| match self.inner.format {
+            LogFormat::Json => json_line(now_s, level, message, fields),
+            LogFormat::Plain => plain_line(elapsed, level, message, fields, colour),
+        };
+        if let Some(file) = self.file().as_mut() {
+            let _ = writeln!(file, "{}", line(false));
+        }
+        if level <= self.inner.level {
+            self.write(&(line(self.inner.colour) + "\n"), false);
+        }
+    }
+
+    /// [`Console::log`] at level info without fields.
     pub fn info(&self, message: &str) {
         self.log(Level::Info, message, &Record::new());
     }
-    /// `log` at level warn without fields.
+
+    /// [`Console::log`] at level warn without fields.
     pub fn warn(&self, message: &str) {
         self.log(Level::Warn, message, &Record::new());
     }
-    /// `log` at level error without fields.
+
+    /// [`Console::log`] at level error without fields.
     pub fn error(&self, message: &str) {
         self.log(Level::Error, message, &Record::new());
     }
-    /// `log` at level debug without fields.
+
+    /// [`Console::log`] at level debug without fields.
     pub fn debug(&self, message: &str) {
         self.log(Level::Debug, message, &Record::new());
     }
-    /// A block of text (a table) on standard output, whatever the level.
-    pub fn print(&self, _text: &str) {
-        unimplemented!()
+
+    /// A block of text (a table) on standard output, whatever the level; also into the log file. In the JSON format it is a
+    /// line of level info, so that standard error and the file stay one object for each line, and standard output is empty.
+    pub fn print(&self, text: &str) {
+        if self.inner.format == LogFormat::Json {
+            return self.info(text.trim_end());
+        }
+        let text = format!("{}\n", text.trim_end_matches('\n'));
+        if let Some(file) = self.file().as_mut() {
+            let _ = file.write_all(text.as_bytes());
+        }
+        self.write(&text, true);
     }
-    /// Adds this process's log file once the run directory exists.
-    pub fn set_log_file(&self, _path: PathBuf) -> Result<()> {
-        unimplemented!()
+
+    /// Opens this process's log file (once the run directory exists), to append.
+    pub fn set_log_file(&self, path: PathBuf) -> Result<()> {
+        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io("open", &path))?;
+        *self.file() = Some(file);
+        Ok(())
     }
-    /// Progress over `total` units, `start` of them done already.
-    pub fn progress(&self, _label: &str, _total: u64, _start: u64) -> Progress {
-        unimplemented!()
+
+    /// Progress over `total` units, of which `start` are done already (after a resume).
+    pub fn progress(&self, label: &str, total: u64, start: u64) -> Progress {
+        Progress::new(self.clone(), label, total, start)
+    }
+
+    fn file(&self) -> MutexGuard<'_, Option<File>> {
+        self.inner.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Writes to a standard stream while no bar is drawn there.
+    fn write(&self, text: &str, to_stdout: bool) {
+        if let Some(capture) = &self.inner.capture {
+            capture.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend_from_slice(text.as_bytes());
+            return;
+        }
+        self.inner.bars.suspend(|| {
+            // A closed pipe must not end the run.
+            let _ = if to_stdout {
+                let mut out = std::io::stdout().lock();
+                out.write_all(text.as_bytes()).and_then(|()| out.flush())
+            } else {
+                std::io::stderr().lock().write_all(text.as_bytes())
+            };
+        });
     }
 }
 
-/// Progress of one phase: a bar on a terminal, a plain line now and then otherwise; it ends when dropped.
-#[derive(Debug)]
-pub struct Progress {}
-
-impl Progress {
-    /// `done` units are done; `note` is shown beside (for example `reward 0.53 · 812 tok/s`).
-    pub fn set(&mut self, _done: u64, _note: &str) {
-        unimplemented!()
+fn json_line(now_s: f64, level: Level, message: &str, fields: &Record) -> String {
+    let mut line = serde_json::Map::new();
+    line.insert("time_s".to_owned(), ((now_s * 1e3).round() / 1e3).into());
+    line.insert("level".to_owned(), level.name().into());
+    line.insert("message".to_owned(), message.into());
+    for (key, value) in &fields.0 {
+        // A field never hides what every line has.
+        let key = if line.contains_key(key) { format!("field_{key}") } else { key.clone() };
+        line.insert(key, value.clone());
     }
-    /// Ends it.
-    pub fn finish(self) {}
+    Value::Object(line).to_string()
 }
+
+fn plain_line(elapsed_s: f64, level: Level, message: &str, fields: &Record, colour: bool) -> String {
+    let (ansi, mark) = match level {
+        Level::Error => ("31", "error: "),
+        Level::Warn => ("33", "warning: "),
+        Level::Info => ("", ""),
+        Level::Debug => ("2", "debug: "),
+    };
+    let time = format!("[{elapsed_s:8.1}s]");
+    let fields: String = fields.0.iter().map(|(key, value)| format!(" {key}={}", short(value))).collect();
+    match colour {
+        true if ansi.is_empty() => format!("\u{1b}[2m{time}\u{1b}[0m {message}{fields}"),
+        true => format!("\u{1b}[2m{time}\u{1b}[0m \u{1b}[{ansi}m{mark}{message}\u{1b}[0m{fields}"),
+        false => format!("{time} {mark}{message}{fields}"),
+    }
+}
+
+/// A value for people: floats with four significant digits.
+fn short(value: &Value) -> String {
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            let number = number.as_f64().unwrap_or(f64::NAN);
+            let size = number.abs();
+            if number == 0.0 {
+                "0".to_owned()
+            } else if (1e-3..1e4).contains(&size) {
+                // Digits behind the point, so that four are significant.
+                let digits = (3 - size.log10().floor() as i32).clamp(0, 6) as usize;
+                let text = format!("{number:.digits$}");
+                if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+            } else {
+                format!("{number:.3e}")
+            }
+        }
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

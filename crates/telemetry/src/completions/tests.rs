@@ -1,0 +1,102 @@
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use serde_json::json;
+
+use super::*;
+
+/// Each row as `name: value` texts, by the parquet crate's own row reader.
+fn read(path: &Path) -> Vec<Vec<String>> {
+    let reader = SerializedFileReader::new(std::fs::File::open(path).unwrap()).unwrap();
+    let rows = reader.get_row_iter(None).unwrap();
+    rows.map(|row| row.unwrap().get_column_iter().map(|(name, field)| format!("{name}: {field}")).collect()).collect()
+}
+
+fn rows() -> CompletionRows {
+    CompletionRows {
+        step: 10,
+        prompts: vec!["2+2=".into(), "é".into()],
+        completions: vec!["4".into(), "line\nfeed".into()],
+        rewards: vec![("gsm8k".into(), vec![Some(1.0), None]), ("length".into(), vec![Some(0.1), Some(-2.5)])],
+        extra: vec![("found".into(), vec![4.into(), Value::Null])],
+        advantages: vec![0.5, -0.5],
+    }
+}
+
+#[test]
+fn trls_columns() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = write(&dir.path().join("completions"), &rows()).unwrap();
+    assert!(path.ends_with("completions/completions_00010.parquet"));
+    let expected = [
+        [
+            "step: 10",
+            "prompt: \"2+2=\"",
+            "completion: \"4\"",
+            "gsm8k: 1.0",
+            "length: 0.1",
+            "found: 4",
+            "advantage: 0.5",
+        ],
+        [
+            "step: 10",
+            "prompt: \"é\"",
+            "completion: \"line\nfeed\"",
+            "gsm8k: null",
+            "length: -2.5E0",
+            "found: null",
+            "advantage: -5E-1",
+        ],
+    ];
+    assert_eq!(read(&path), expected);
+    // Written again (after a resume), it is replaced; nothing else is left behind.
+    let mut again = rows();
+    again.rewards.truncate(1);
+    write(path.parent().unwrap(), &again).unwrap();
+    assert_eq!(read(&path)[0].len(), 6);
+    assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+}
+
+#[test]
+fn conversations_are_lists_of_structs() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rows = rows();
+    let user = |text: &str| json!({"role": "user", "content": text});
+    rows.prompts = vec![json!([{"role": "system", "content": "be brief", "name": "x"}, user("hi")]), json!([])];
+    rows.completions = vec![json!([{"role": "assistant", "content": [{"type": "text"}]}]), "plain".into()];
+    let read = read(&write(dir.path(), &rows).unwrap());
+    assert!(read[0][1].contains("role: \"system\"") && read[0][1].contains("name: \"x\"}"), "{}", read[0][1]);
+    assert!(read[0][1].contains("role: \"user\", content: \"hi\", name: null"), "{}", read[0][1]);
+    assert_eq!(read[1][1], "prompt: []");
+    // A mixture is text.
+    assert!(read[0][2].starts_with("completion: \"[{\"role\":\"assistant\""), "{}", read[0][2]);
+    assert_eq!(read[1][2], "completion: \"plain\"");
+}
+
+#[test]
+fn kinds_of_extra_columns_and_no_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rows = rows();
+    rows.extra = vec![
+        ("bool".into(), vec![true.into(), false.into()]),
+        ("float".into(), vec![1.into(), 2.5.into()]),
+        ("mixed".into(), vec![json!({"a": 1}), "text".into()]),
+        ("none".into(), vec![Value::Null, Value::Null]),
+    ];
+    let read_back = read(&write(dir.path(), &rows).unwrap());
+    assert_eq!(read_back[0][5..9], ["bool: true", "float: 1.0", "mixed: \"{\"a\":1}\"", "none: null"]);
+    let empty = CompletionRows { step: 123_456, ..CompletionRows::default() };
+    let path = write(dir.path(), &empty).unwrap();
+    assert!(path.ends_with("completions_123456.parquet") && read(&path).is_empty());
+}
+
+#[test]
+fn ragged_or_doubled_columns_are_errors_and_write_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let directory = dir.path().join("completions");
+    let mut ragged = rows();
+    ragged.advantages.pop();
+    assert!(write(&directory, &ragged).unwrap_err().to_string().contains("`advantage` has 1 values for 2"));
+    let mut doubled = rows();
+    doubled.rewards[1].0 = "gsm8k".into();
+    assert!(write(&directory, &doubled).unwrap_err().to_string().contains("two columns are named `gsm8k`"));
+    assert!(!directory.exists());
+}

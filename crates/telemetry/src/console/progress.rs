@@ -1,0 +1,100 @@
+//! Progress of one phase, its speed, and when it will end.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::{Console, Level, LogFormat};
+use crate::Record;
+
+/// Without a terminal, a line is written at most this often.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// Progress of one phase: a bar on a terminal, a plain line now and then otherwise; it ends when dropped.
+#[derive(Debug)]
+pub struct Progress {
+    console: Console,
+    bar: Option<ProgressBar>,
+    label: String,
+    total: u64,
+    start: u64,
+    done: u64,
+    started: Instant,
+    last_line: Instant,
+}
+
+impl Progress {
+    pub(super) fn new(console: Console, label: &str, total: u64, start: u64) -> Self {
+        let bar = console.inner.terminal.then(|| {
+            let bar = console.inner.bars.add(ProgressBar::new(total));
+            let style =
+                ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} {msg}").expect("a valid template");
+            bar.set_style(style.progress_chars("━╸ "));
+            bar.set_prefix(label.to_owned());
+            bar.set_position(start);
+            bar
+        });
+        let now = Instant::now();
+        Progress { console, bar, label: label.to_owned(), total, start, done: start, started: now, last_line: now }
+    }
+
+    /// `done` units of the total are done; `note` is shown beside (for example `reward 0.53, 812 tok/s`).
+    pub fn set(&mut self, done: u64, note: &str) {
+        self.done = done;
+        let left = self.remaining_s().map(|left| format!("{} left", duration(left))).unwrap_or_default();
+        let parts: Vec<&str> = [note, left.as_str()].into_iter().filter(|part| !part.is_empty()).collect();
+        let message = parts.join(", ");
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+            bar.set_message(message);
+        } else if self.last_line.elapsed() >= LINE_EVERY {
+            self.last_line = Instant::now();
+            self.line(&message);
+        }
+    }
+
+    /// Seconds until the end at the speed so far; `None` before anything is done and after the end.
+    pub fn remaining_s(&self) -> Option<f64> {
+        let done = self.done.saturating_sub(self.start);
+        let left = self.total.saturating_sub(self.done);
+        (done > 0 && left > 0).then(|| self.started.elapsed().as_secs_f64() / done as f64 * left as f64)
+    }
+
+    fn line(&self, message: &str) {
+        let mut fields = Record::new();
+        if self.console.inner.format == LogFormat::Json {
+            fields.set("done", self.done).set("total", self.total);
+        }
+        let note = if message.is_empty() { String::new() } else { format!(", {message}") };
+        self.console.log(Level::Info, &format!("{} {}/{}{note}", self.label, self.done, self.total), &fields);
+    }
+
+    /// Ends it.
+    pub fn finish(self) {}
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+            self.console.inner.bars.remove(&bar);
+        }
+        let took = duration(self.started.elapsed().as_secs_f64());
+        self.console.log(
+            Level::Debug,
+            &format!("{} {}/{} in {took}", self.label, self.done, self.total),
+            &Record::new(),
+        );
+    }
+}
+
+/// Seconds in words: `0.42 s`, `38 s`, `4 min 05 s`, `2 h 03 min`.
+pub fn duration(seconds: f64) -> String {
+    let whole = seconds.max(0.0).round() as u64;
+    match whole {
+        _ if seconds < 9.95 => format!("{:.2} s", seconds.max(0.0)),
+        0..60 => format!("{whole} s"),
+        60..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
+        _ => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
+    }
+}

@@ -1,0 +1,103 @@
+use super::*;
+
+/// A console that writes to memory, and what it wrote.
+fn captured(format: LogFormat, level: Level, colour: bool) -> (Console, Arc<Mutex<Vec<u8>>>) {
+    let memory = Arc::new(Mutex::new(Vec::new()));
+    let options = ConsoleOptions { format, level, log_file: None };
+    (Console::with(options, false, colour, Some(Arc::clone(&memory))).unwrap(), memory)
+}
+
+fn text(memory: &Mutex<Vec<u8>>) -> String {
+    String::from_utf8(memory.lock().unwrap().clone()).unwrap()
+}
+
+#[test]
+fn levels_and_fields() {
+    let (console, memory) = captured(LogFormat::Plain, Level::Info, false);
+    let mut fields = Record::new();
+    fields.set("reward", 0.123456).set("step", 12).set("kl", f64::NAN).set("lr", 1e-6).set("tok_s", 8123.4);
+    console.log(Level::Info, "step", &fields);
+    console.debug("hidden");
+    console.warn("careful");
+    console.print("a table\n\n");
+    let text = text(&memory);
+    assert!(text.contains("s] step reward=0.1235 step=12 kl=null lr=1.000e-6 tok_s=8123\n"), "{text}");
+    assert!(
+        text.contains("warning: careful\na table\n") && !text.contains("hidden") && !text.contains('\u{1b}'),
+        "{text}"
+    );
+}
+
+#[test]
+fn colour_only_where_wanted() {
+    let (console, memory) = captured(LogFormat::Plain, Level::Debug, true);
+    console.error("bad");
+    console.info("plain");
+    assert!(text(&memory).contains("\u{1b}[31merror: bad\u{1b}[0m"));
+}
+
+#[test]
+fn json_lines_are_json() {
+    let (console, memory) = captured(LogFormat::Json, Level::Info, false);
+    let mut fields = Record::new();
+    fields.set("loss", 0.1 + 0.2).set("message", "mine");
+    console.log(Level::Warn, "two\nlines", &fields);
+    console.print("table\nof two lines\n");
+    let text = text(&memory);
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2);
+    assert_eq!((&lines[0]["level"], &lines[0]["message"]), (&"warn".into(), &"two\nlines".into()));
+    assert_eq!((&lines[0]["loss"], &lines[0]["field_message"]), (&Value::from(0.1 + 0.2), &"mine".into()));
+    assert!(lines[0]["time_s"].as_f64().unwrap() > 1.6e9);
+    assert_eq!(lines[1]["message"], "table\nof two lines");
+}
+
+#[test]
+fn the_log_file_gets_every_level_without_colour() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("main.log");
+    let (console, memory) = captured(LogFormat::Plain, Level::Error, true);
+    console.set_log_file(path.clone()).unwrap();
+    console.clone().debug("details");
+    console.error("bad");
+    console.print("table");
+    let file = std::fs::read_to_string(&path).unwrap();
+    assert!(file.contains("debug: details\n") && file.contains("error: bad\ntable\n"), "{file}");
+    assert!(!file.contains('\u{1b}') && !text(&memory).contains("details"));
+    assert!(console.set_log_file(dir.path().join("no/such/dir.log")).is_err());
+}
+
+#[test]
+fn levels_and_formats_from_text() {
+    assert_eq!("WARN".parse(), Ok(Level::Warn));
+    assert!("loud".parse::<Level>().unwrap_err().contains("error, warn, info or debug"));
+    assert_eq!("json".parse(), Ok(LogFormat::Json));
+    assert!("xml".parse::<LogFormat>().unwrap_err().contains("plain or json"));
+    assert!(Level::Error < Level::Debug);
+}
+
+#[test]
+fn progress_without_a_terminal_is_lines() {
+    let (console, memory) = captured(LogFormat::Plain, Level::Debug, false);
+    let mut progress = console.progress("grpo", 300, 100);
+    assert_eq!(progress.remaining_s(), None);
+    progress.set(150, "reward 0.50");
+    assert!(text(&memory).is_empty(), "lines are rare");
+    assert!(progress.remaining_s().is_some());
+    progress.set(300, "");
+    assert_eq!(progress.remaining_s(), None);
+    progress.finish();
+    assert!(text(&memory).contains("debug: grpo 300/300 in 0.0"), "{}", text(&memory));
+}
+
+#[test]
+fn durations_in_words() {
+    let words = [0.424, 9.96, 38.2, 245.0, 7380.0, -1.0].map(duration);
+    assert_eq!(words, ["0.42 s", "10 s", "38 s", "4 min 05 s", "2 h 03 min", "0.00 s"]);
+}
+
+#[test]
+fn short_numbers() {
+    let texts = [0.0, 1.0, 0.5, 123.456, -0.001, 99999.0, 1e-9].map(|number| short(&number.into()));
+    assert_eq!(texts, ["0", "1", "0.5", "123.5", "-0.001", "1.000e5", "1.000e-9"]);
+}
