@@ -10,8 +10,8 @@ pub enum Error {
     #[error(transparent)]
     Kernel(#[from] kernels::Error),
     /// The model refused a batch.
-    #[error("{0}")]
-    Model(String),
+    #[error(transparent)]
+    Model(#[from] model::Error),
     /// A configuration that cannot be honoured.
     #[error("{0}")]
     Config(String),
@@ -35,7 +35,4 @@ pub enum Error {
         /// The value found.
         value: f64,
     },
-    /// A saved optimizer state that does not fit the model.
-    #[error("optimizer state: {0}")]
-    State(String),
 }

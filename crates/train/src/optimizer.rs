@@ -1,6 +1,14 @@
-//! AdamW's settings and its state, as checkpoints hold them.
+//! AdamW over all parameters of a model, with clipping by the global gradient norm.
+//!
+//! The update itself is [`kernels::ops::adamw`]; this file knows which parameter decays, and what a checkpoint needs.
 
+use crate::Result;
+use kernels::ops::{adamw, grad_norm};
+use kernels::{Context, DType, Memory, Tensor};
+use model::weights::{Named, NamedMut, ParamSpec, Params};
+use model::{Grads, ModelConfig};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) with clipping by the global gradient norm; names and defaults are
 /// transformers'.
@@ -30,28 +38,88 @@ impl Default for OptimizerConfig {
     }
 }
 
-/// The optimizer's state in the canonical order: one entry per Hugging Face tensor name, elements row-major.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct OptimizerState {
-    /// Optimizer steps taken (skipped ones not counted): the exponent of AdamW's bias correction.
-    pub steps: u64,
-    /// Steps skipped in a row up to now.
-    pub skipped_in_a_row: u32,
-    /// Steps skipped in the run.
-    pub skipped_total: u64,
-    /// The moments, in the model's parameter order.
-    pub moments: Vec<StateTensor>,
+/// The global norm of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GradNorm {
+    /// L2 norm over all parameters.
+    pub norm: f64,
+    /// Every element is finite.
+    pub finite: bool,
 }
 
-/// The moments of one tensor.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StateTensor {
-    /// Its Hugging Face name.
-    pub name: String,
-    /// Its dimensions.
-    pub shape: Vec<usize>,
-    /// The first moment.
-    pub m: Vec<f32>,
-    /// The second moment.
-    pub v: Vec<f32>,
+/// Both moments of every parameter, in the order in which the weights lie in memory.
+pub struct Optimizer {
+    config: OptimizerConfig,
+    model: Arc<ModelConfig>,
+    specs: Vec<ParamSpec>,
+    m: Params,
+    v: Params,
+    /// What [`grad_norm::global`] writes.
+    norm: Tensor,
+    /// Steps taken.
+    pub(crate) steps: u64,
+}
+
+impl Optimizer {
+    /// Zero moments. Booked under "optimizer".
+    pub fn new(memory: &Memory, model: &Arc<ModelConfig>, config: OptimizerConfig) -> Optimizer {
+        let memory = memory.part("optimizer");
+        Optimizer {
+            config,
+            model: model.clone(),
+            specs: Params::specs(model),
+            m: Params::zeros(&memory, model),
+            v: Params::zeros(&memory, model),
+            norm: Tensor::zeros(&memory, &[2], DType::F32),
+            steps: 0,
+        }
+    }
+
+    /// The global norm of `grads`, which [`step`](Self::step) clips with.
+    pub fn measure(&mut self, ctx: &Context, grads: &Grads) -> Result<GradNorm> {
+        let views: Vec<_> = grads.params.tensors().iter().map(|t| t.view()).collect();
+        grad_norm::global(ctx, &views, self.norm.view_mut())?;
+        let out = self.norm.to_vec_f32();
+        Ok(GradNorm { norm: f64::from(out[0]), finite: out[1] == 1.0 && out[0].is_finite() })
+    }
+
+    /// One step of AdamW on every parameter, with the norm measured last.
+    pub fn step(&mut self, ctx: &Context, weights: &mut Params, grads: &Grads, learning_rate: f64) -> Result<()> {
+        self.steps += 1;
+        let (params, moments) = (weights.tensors_mut(), self.m.tensors_mut().into_iter().zip(self.v.tensors_mut()));
+        for (((param, grad), (m, v)), spec) in
+            params.into_iter().zip(grads.params.tensors()).zip(moments).zip(&self.specs)
+        {
+            let flat = [param.view().shape().iter().product()];
+            let hyper = adamw::Hyper {
+                lr: learning_rate,
+                beta1: self.config.adam_beta1,
+                beta2: self.config.adam_beta2,
+                eps: self.config.adam_epsilon,
+                weight_decay: if spec.matrix { self.config.weight_decay } else { 0.0 },
+                step: self.steps,
+            };
+            let step = adamw::Step {
+                param: param.view_mut().reshape(&flat),
+                grad: grad.view().reshape(&flat),
+                m: m.view_mut().reshape(&flat),
+                v: v.view_mut().reshape(&flat),
+                hyper,
+                norm: self.norm.view(),
+                max_norm: self.config.max_grad_norm as f32,
+            };
+            adamw::step(ctx, step)?;
+        }
+        Ok(())
+    }
+
+    /// The first and second moments, under the names and in the row-major order of Hugging Face files.
+    pub fn moments(&self) -> [Named<'_>; 2] {
+        [Named { config: &self.model, params: &self.m }, Named { config: &self.model, params: &self.v }]
+    }
+
+    /// The same, to overwrite when a run goes on.
+    pub fn moments_mut(&mut self) -> [NamedMut<'_>; 2] {
+        [NamedMut { config: &self.model, params: &mut self.m }, NamedMut { config: &self.model, params: &mut self.v }]
+    }
 }

@@ -1,8 +1,22 @@
 //! One optimizer step: samples in, weights one version further.
+//!
+//! samples → groups → micro-batches → forward → log-probabilities → loss and its gradient → backward, adding to the
+//! gradients → clip → AdamW. The loss sees log-probabilities alone, on the host: T numbers.
 
-use crate::{LossConfig, OptimizerConfig, OptimizerState, Result, Sample, UpdateMetrics};
-use kernels::Context;
-use model::weights::Weights;
+use crate::loss::{LossSums, Sequence, Totals, policy, supervised::supervised};
+use crate::optimizer::Optimizer;
+use crate::packing::{MicroBatch, PromptCompletion, micro_batches};
+use crate::score::{check, grow_rope, longest};
+use crate::{Advantage, Error, LossConfig, OptimizerConfig, Result, Sample, UpdateMetrics};
+use kernels::{Context, Memory, Tensor};
+use model::net::{self, Rope, Tape};
+use model::{BatchTensors, Capacity, Grads, ModelConfig, Weights};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// This many skipped steps in a row end the run.
+pub const MAX_SKIPPED_IN_A_ROW: u32 = 3;
 
 /// What is minimised.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,8 +34,8 @@ pub struct TrainerConfig {
     pub objective: Objective,
     /// AdamW.
     pub optimizer: OptimizerConfig,
-    /// Logits are divided by it, as in sampling.
-    pub temperature: f32,
+    /// Logits are divided by it, as in sampling; above 0.
+    pub temperature: f64,
     /// Rows of a micro-batch; a larger group is a micro-batch of its own. It changes memory, never the result.
     pub max_tokens_per_micro_batch: usize,
     /// Consecutive samples with the same prompt compute it once.
@@ -30,16 +44,59 @@ pub struct TrainerConfig {
     pub gradient_checkpointing: bool,
 }
 
+/// What a checkpoint holds of a trainer besides the [moments](Trainer::optimizer).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrainerState {
+    /// Optimizer steps taken (skipped ones not counted): the exponent of AdamW's bias correction.
+    pub steps: u64,
+    /// Steps skipped in a row up to now.
+    pub skipped_in_a_row: u32,
+    /// Steps skipped in the run.
+    pub skipped_total: u64,
+}
+
 /// Gradients, moments and buffers of a training run. The weights stay the caller's.
 pub struct Trainer {
     config: TrainerConfig,
+    memory: Memory,
+    grads: Grads,
+    optimizer: Optimizer,
+    rope: Option<(usize, Rope)>,
+    tape: Option<Tape>,
+    skipped_in_a_row: u32,
+    skipped_total: u64,
+}
+
+/// What the micro-batches of a step add up to.
+#[derive(Default)]
+struct Measured {
+    sums: LossSums,
+    entropy: f64,
+    compared: u64,
+    mismatches: u64,
+    max_difference: f64,
+    forward_time_s: f64,
+    backward_time_s: f64,
 }
 
 impl Trainer {
-    /// A trainer for weights of this shape, its moments zero.
-    pub fn new(ctx: &Context, weights: &Weights, config: TrainerConfig) -> Result<Trainer> {
-        let _ = (ctx, weights);
-        Ok(Trainer { config })
+    /// A trainer for weights of this shape, its moments zero. The tape is taken at [`reserve`](Self::reserve), or grows
+    /// with the samples.
+    pub fn new(memory: &Memory, model: &Arc<ModelConfig>, config: TrainerConfig) -> Result<Trainer> {
+        if !(config.temperature.is_finite() && config.temperature > 0.0) {
+            let why = "training needs a sampling temperature above 0: at 0 every completion has probability 1";
+            return Err(Error::Config(format!("temperature = {}: {why}", config.temperature)));
+        }
+        Ok(Trainer {
+            grads: Grads::zeros(memory, model),
+            optimizer: Optimizer::new(memory, model, config.optimizer),
+            memory: memory.clone(),
+            config,
+            rope: None,
+            tape: None,
+            skipped_in_a_row: 0,
+            skipped_total: 0,
+        })
     }
 
     /// How it works.
@@ -47,8 +104,19 @@ impl Trainer {
         &self.config
     }
 
-    /// One optimizer step on all of `samples`: forward, loss, backward, clip, AdamW, and `weights.version` + 1. A step whose
-    /// loss or gradient is not finite changes nothing, is counted, and the third in a row is an error.
+    /// Takes the memory for micro-batches up to `capacity` and sequences up to `positions` now.
+    pub fn reserve(&mut self, model: &ModelConfig, capacity: Capacity, positions: usize) {
+        let old = self.tape.as_ref().map_or(Capacity::default(), Tape::capacity);
+        if self.tape.is_none() || !old.holds(capacity) {
+            self.tape = None; // free before taking
+            let checkpointing = self.config.gradient_checkpointing;
+            self.tape = Some(Tape::new(&self.memory, model, old.max(capacity), checkpointing));
+        }
+        grow_rope(&mut self.rope, &self.memory, model, positions);
+    }
+
+    /// One optimizer step on all of `samples`: forward, loss, backward, clip, AdamW, and the next version of `weights`. A
+    /// step whose loss or gradient is not finite changes nothing, is counted, and the third in a row is an error.
     pub fn update(
         &mut self,
         ctx: &Context,
@@ -56,18 +124,227 @@ impl Trainer {
         samples: &[Sample],
         learning_rate: f64,
     ) -> Result<UpdateMetrics> {
-        let _ = (ctx, weights, samples, learning_rate);
-        unimplemented!()
+        let sequences: Vec<_> = samples.iter().map(pair).collect();
+        check(&weights.config, &sequences)?;
+        samples.iter().enumerate().try_for_each(|(i, s)| self.check_sample(i, s))?;
+        let masks: Vec<Vec<bool>> = samples.iter().map(|s| self.loss_mask(s)).collect();
+        let tokens = masks.iter().flatten().filter(|&&m| m).count();
+        let totals = Totals { sequences: samples.len(), tokens };
+
+        let micro = micro_batches(&sequences, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
+        let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity));
+        self.reserve(&weights.config, capacity, longest(&sequences));
+        self.grads.zero();
+        let mut measured = Measured::default();
+        let scored: Vec<bool> = sequences.iter().map(|s| !s.completion.is_empty()).collect();
+        for micro in &micro {
+            self.micro_batch(ctx, weights, samples, &sequences, &masks, &totals, micro, &mut measured)?;
+        }
+        // Sequences without a token take no part in the model, but count in the metrics.
+        for i in (0..samples.len()).filter(|&i| !scored[i]) {
+            self.loss(&samples[i], &[], &masks[i], &totals, &mut [], &mut measured.sums);
+        }
+
+        let start = Instant::now();
+        self.grads.finish(ctx)?;
+        let norm = self.optimizer.measure(ctx, &self.grads)?;
+        let skipped = self.judge(measured.sums.loss, norm)?;
+        if !skipped {
+            self.optimizer.step(ctx, &mut weights.params, &self.grads, learning_rate)?;
+            weights.publish();
+        }
+        let policy = matches!(self.config.objective, Objective::Policy(_));
+        let with_kl = matches!(&self.config.objective, Objective::Policy(loss) if loss.beta != 0.0);
+        Ok(UpdateMetrics {
+            loss: measured.sums.loss,
+            grad_norm: norm.norm,
+            learning_rate,
+            entropy: Some(measured.entropy / tokens.max(1) as f64),
+            kl: with_kl.then(|| measured.sums.kl_mean()),
+            clip: policy.then(|| measured.sums.clip_ratios()),
+            sequences: samples.len() as u64,
+            loss_tokens: tokens as u64,
+            computed_tokens: micro.iter().map(|m| m.capacity.tokens as u64).sum(),
+            micro_batches: micro.len() as u64,
+            logp_mismatch_tokens: measured.mismatches,
+            logp_compared_tokens: measured.compared,
+            max_logp_difference: measured.max_difference,
+            skipped,
+            skipped_total: self.skipped_total,
+            forward_time_s: measured.forward_time_s,
+            backward_time_s: measured.backward_time_s,
+            optimizer_time_s: start.elapsed().as_secs_f64(),
+        })
     }
 
-    /// The state that a checkpoint needs.
-    pub fn export_state(&self) -> OptimizerState {
-        unimplemented!()
+    /// Forward, loss and backward of one micro-batch.
+    #[allow(clippy::too_many_arguments)]
+    fn micro_batch(
+        &mut self,
+        ctx: &Context,
+        weights: &Weights,
+        samples: &[Sample],
+        sequences: &[PromptCompletion<'_>],
+        masks: &[Vec<bool>],
+        totals: &Totals,
+        micro: &MicroBatch,
+        measured: &mut Measured,
+    ) -> Result<()> {
+        let start = Instant::now();
+        let batch = micro.batch(sequences, self.config.prefix_sharing);
+        let tensors = BatchTensors::new(&self.memory.part("workspace"), &batch);
+        let (logps, entropies) = {
+            let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
+            net::forward(ctx, weights, rope, &tensors, tape)?;
+            net::head_forward(ctx, weights, &tensors, net::inv_temperature(self.config.temperature), tape)?;
+            (tape.logps().to_vec_f32(), tape.entropies().to_vec_f32())
+        };
+
+        let mut d_logps = vec![0.0; logps.len()];
+        let mut first = 0;
+        for i in micro.scored(sequences) {
+            let tokens = first..first + samples[i].completion.len();
+            let (mask, d_logps) = (&masks[i], &mut d_logps[tokens.clone()]);
+            self.loss(&samples[i], &logps[tokens.clone()], mask, totals, d_logps, &mut measured.sums);
+            let entropies = entropies[tokens.clone()].iter().zip(mask);
+            measured.entropy += entropies.filter(|(_, m)| **m).map(|(e, _)| f64::from(*e)).sum::<f64>();
+            measured.compare(&samples[i], &logps[tokens.clone()], weights.version);
+            first = tokens.end;
+        }
+        measured.forward_time_s += start.elapsed().as_secs_f64();
+
+        let start = Instant::now();
+        let d_logps = Tensor::from_f32(&self.memory.part("workspace"), &[d_logps.len()], &d_logps);
+        let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
+        let inv_temperature = net::inv_temperature(self.config.temperature);
+        let d_logps = d_logps.view();
+        net::head_backward(ctx, weights, &tensors, inv_temperature, d_logps, None, tape, &mut self.grads)?;
+        net::backward(ctx, weights, rope, &tensors, tape, &mut self.grads)?;
+        measured.backward_time_s += start.elapsed().as_secs_f64();
+        Ok(())
     }
 
-    /// Continues from a saved state.
-    pub fn import_state(&mut self, state: &OptimizerState) -> Result<()> {
-        let _ = state;
-        unimplemented!()
+    /// Adds a sample's part of the objective to `sums` and overwrites its gradient.
+    fn loss(
+        &self,
+        sample: &Sample,
+        logps: &[f32],
+        mask: &[bool],
+        totals: &Totals,
+        d_logps: &mut [f32],
+        sums: &mut LossSums,
+    ) {
+        match &self.config.objective {
+            Objective::Supervised => supervised(totals, logps, mask, d_logps, sums),
+            Objective::Policy(config) => {
+                let sequence = Sequence {
+                    logps,
+                    old_logps: &sample.sampler_logps,
+                    ref_logps: sample.ref_logps.as_deref(),
+                    mask,
+                    advantage: &sample.advantage,
+                };
+                policy(config, totals, &sequence, d_logps, sums);
+            }
+        }
     }
+
+    fn loss_mask(&self, sample: &Sample) -> Vec<bool> {
+        match &self.config.objective {
+            Objective::Supervised => sample.mask.clone(),
+            Objective::Policy(config) => config.loss_mask(sample),
+        }
+    }
+
+    fn check_sample(&self, index: usize, sample: &Sample) -> Result<()> {
+        let tokens = sample.completion.len();
+        let fits = |what: &str, len: usize| {
+            let message = || format!("{what} has {len} elements, and the completion {tokens} tokens");
+            if len == tokens { Ok(()) } else { Err(Error::Sample { index, message: message() }) }
+        };
+        fits("mask", sample.mask.len())?;
+        let Objective::Policy(config) = &self.config.objective else { return Ok(()) };
+        fits("sampler_logps", sample.sampler_logps.len())?;
+        fits("versions", sample.versions.len())?;
+        if let Advantage::Tokens(advantages) = &sample.advantage {
+            fits("advantage", advantages.len())?;
+        }
+        match &sample.ref_logps {
+            Some(ref_logps) if config.beta != 0.0 => fits("ref_logps", ref_logps.len()),
+            None if config.beta != 0.0 => {
+                Err(Error::Sample { index, message: "beta is not 0, and there are no ref_logps".into() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the step must be skipped; an error if it is one too many.
+    fn judge(&mut self, loss: f64, norm: crate::optimizer::GradNorm) -> Result<bool> {
+        if loss.is_finite() && norm.finite {
+            self.skipped_in_a_row = 0;
+            return Ok(false);
+        }
+        self.skipped_in_a_row += 1;
+        self.skipped_total += 1;
+        if self.skipped_in_a_row < MAX_SKIPPED_IN_A_ROW {
+            return Ok(true);
+        }
+        let (what, value) = if loss.is_finite() { ("the gradient norm", norm.norm) } else { ("the loss", loss) };
+        Err(Error::NonFinite { count: self.skipped_in_a_row, what, value })
+    }
+
+    /// The moments, for a checkpoint.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// The moments, to overwrite when a run goes on.
+    pub fn optimizer_mut(&mut self) -> &mut Optimizer {
+        &mut self.optimizer
+    }
+
+    /// The gradients of the last update, before clipping.
+    pub fn grads(&self) -> &Grads {
+        &self.grads
+    }
+
+    /// Its counters, for a checkpoint.
+    pub fn state(&self) -> TrainerState {
+        TrainerState {
+            steps: self.optimizer.steps,
+            skipped_in_a_row: self.skipped_in_a_row,
+            skipped_total: self.skipped_total,
+        }
+    }
+
+    /// Goes on from saved counters.
+    pub fn set_state(&mut self, state: TrainerState) {
+        self.optimizer.steps = state.steps;
+        (self.skipped_in_a_row, self.skipped_total) = (state.skipped_in_a_row, state.skipped_total);
+    }
+}
+
+impl Measured {
+    /// Counts the tokens whose recorded log-probability is not, bit for bit, the trainer's, if all of the sample's tokens
+    /// were sampled with `version`. Tokens that were not sampled have no record.
+    fn compare(&mut self, sample: &Sample, logps: &[f32], version: u64) {
+        if sample.versions.is_empty() || sample.versions.iter().any(|&v| v != version) {
+            return;
+        }
+        for ((&recorded, &logp), &sampled) in sample.sampler_logps.iter().zip(logps).zip(&sample.mask) {
+            if sampled {
+                self.compared += 1;
+                self.mismatches += u64::from(recorded.to_bits() != logp.to_bits());
+                let difference = (f64::from(recorded) - f64::from(logp)).abs();
+                // NaN must show.
+                if !(difference <= self.max_difference) {
+                    self.max_difference = difference;
+                }
+            }
+        }
+    }
+}
+
+fn pair(sample: &Sample) -> PromptCompletion<'_> {
+    PromptCompletion { prompt: &sample.prompt, completion: &sample.completion }
 }
