@@ -1,10 +1,11 @@
 //! Keys and values in pages: for each layer, or one layer's at a time where a batch needs no other.
 
 use crate::ModelConfig;
-use kernels::{DType, Memory, Tensor};
+use kernels::ops::attention::{self, Pages, PagesMut};
+use kernels::{Context, DType, Memory, Result, Tensor};
 
-/// Positions of a page (`kernels::ops::attention::BLOCK`).
-pub const BLOCK: usize = 64;
+/// Positions of a page.
+pub use kernels::ops::attention::BLOCK;
 
 /// Pages of keys and values. It knows no sequence: block tables say whose a page is.
 #[derive(Debug)]
@@ -30,6 +31,12 @@ impl LayerPages {
             values: zeros(&[blocks, c.num_kv_heads, BLOCK, c.head_dim]),
         }
     }
+    pub(crate) fn view(&self) -> Pages<'_> {
+        Pages { keys: self.keys.view(), values: self.values.view() }
+    }
+    pub(crate) fn view_mut(&mut self) -> PagesMut<'_> {
+        PagesMut { keys: self.keys.view_mut(), values: self.values.view_mut() }
+    }
 }
 
 impl KvCache {
@@ -51,9 +58,13 @@ impl KvCache {
         2 * c.num_layers * c.num_kv_heads * c.head_dim * BLOCK * DType::F32.bytes()
     }
     /// Copies page `from` over page `to`, in every layer.
-    pub fn copy_block(&mut self, ctx: &kernels::Context, from: u32, to: u32) -> kernels::Result<()> {
-        let _ = (ctx, from, to);
-        unimplemented!()
+    pub fn copy_block(&mut self, ctx: &Context, from: u32, to: u32) -> Result<()> {
+        self.layers.iter_mut().try_for_each(|layer| attention::copy_block(ctx, from, to, layer.view_mut()))
+    }
+    /// The pages of layer `layer`.
+    pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut LayerPages {
+        let shared = self.layers.len() == 1;
+        &mut self.layers[if shared { 0 } else { layer }]
     }
     /// Overwrites every page with `x`: tests poison it with NaN.
     pub fn fill(&mut self, x: f32) {

@@ -216,9 +216,8 @@ impl Trainer {
         let start = Instant::now();
         let d_logps = Tensor::from_f32(&self.memory.part("workspace"), &[d_logps.len()], &d_logps);
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
-        let inv_temperature = net::inv_temperature(self.config.temperature);
         let d_logps = d_logps.view();
-        net::head_backward(ctx, weights, &tensors, inv_temperature, d_logps, None, tape, &mut self.grads)?;
+        net::head_backward(ctx, weights, &tensors, d_logps, None, tape, &mut self.grads)?;
         net::backward(ctx, weights, rope, &tensors, tape, &mut self.grads)?;
         measured.backward_time_s += start.elapsed().as_secs_f64();
         Ok(())

@@ -3,6 +3,7 @@
 use super::{Rope, Tape};
 use crate::batch::{Batch, BatchTensors};
 use crate::weights::{Grads, Weights};
+use kernels::ops::{lm_head, rows};
 use kernels::{Context, Result, View};
 
 /// What logits are multiplied with at a temperature: 1/T rounded to f32, the same number for sampler and trainer.
@@ -10,16 +11,10 @@ pub fn inv_temperature(temperature: f64) -> f32 {
     (1.0 / temperature) as f32
 }
 
-/// Scores of a batch's tokens in its order ([`Batch::scores_of_branches`] says whose they are).
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Scores {
-    /// Log-probability of each token at the temperature.
-    pub logps: Vec<f32>,
-    /// Entropy of the distribution that it comes from, in nats.
-    pub entropies: Vec<f32>,
-}
-
-/// After [`forward`](super::forward): log-probabilities and entropies of the batch's scored tokens ([`Tape::logps`], [`Tape::entropies`]).
+/// After [`forward`](super::forward): log-probabilities and entropies of the batch's scored tokens ([`Tape::logps`],
+/// [`Tape::entropies`]).
+///
+/// logp = zₜ/T − ln Σᵥ e^(zᵥ/T), with z = hidden Wᵀ the logits and t the token.
 pub fn head_forward(
     ctx: &Context,
     weights: &Weights,
@@ -27,8 +22,28 @@ pub fn head_forward(
     inv_temperature: f32,
     tape: &mut Tape,
 ) -> Result<()> {
-    let _ = (ctx, weights, batch, tape, inv_temperature);
-    unimplemented!()
+    let (t, r, head) = (0..tape.activations.rows, 0..batch.capacity.score_rows, &mut tape.head);
+    (head.rows, head.inv_temperature) = (r.end, inv_temperature);
+    rows::gather(
+        ctx,
+        rows::Gather {
+            x: tape.activations.hidden.rows(t),
+            rows: batch.score_rows.view(),
+            out: head.hidden.rows_mut(r.clone()),
+        },
+    )?;
+    lm_head::forward(
+        ctx,
+        lm_head::Forward {
+            hidden: head.hidden.rows(r.clone()),
+            weight: weights.head(),
+            targets: batch.targets.view(),
+            inv_temperature,
+            logps: head.logps.rows_mut(r.clone()),
+            lse: head.lse.rows_mut(r.clone()),
+            entropies: Some(head.entropies.rows_mut(r)),
+        },
+    )
 }
 
 /// The way back of [`head_forward`], from the gradients of log-probabilities and entropies `[R]`: overwrites the tape's
@@ -37,14 +52,40 @@ pub fn head_backward(
     ctx: &Context,
     weights: &Weights,
     batch: &BatchTensors,
-    inv_temperature: f32,
     d_logps: View<'_>,
     d_entropies: Option<View<'_>>,
     tape: &mut Tape,
     grads: &mut Grads,
 ) -> Result<()> {
-    let _ = (ctx, weights, batch, tape, inv_temperature, d_logps, d_entropies, grads);
-    unimplemented!()
+    let back = tape.back.as_mut().ok_or_else(super::no_way_back)?;
+    let (t, r, head) = (0..tape.activations.rows, 0..tape.head.rows, &tape.head);
+    lm_head::backward(
+        ctx,
+        lm_head::Backward {
+            hidden: head.hidden.rows(r.clone()),
+            weight: weights.head(),
+            targets: batch.targets.view(),
+            inv_temperature: head.inv_temperature,
+            lse: head.lse.rows(r.clone()),
+            d_logps,
+            d_entropies,
+            entropies: d_entropies.map(|_| head.entropies.rows(r.clone())),
+            d_hidden: back.d_score_rows.rows_mut(r.clone()),
+            d_weight: Some(grads.head_mut()),
+        },
+    )?;
+    let mut d_x = back.d_hidden.rows_mut(t);
+    d_x.fill(0.0);
+    rows::scatter_add(ctx, rows::ScatterAdd { d_out: back.d_score_rows.rows(r), rows: batch.score_rows.view(), d_x })
+}
+
+/// Scores of a batch's tokens, in its order ([`Batch::scores_of_branches`] says whose they are).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scores {
+    /// Log-probability of each token at the temperature.
+    pub logps: Vec<f32>,
+    /// Entropy of the distribution that it comes from, in nats.
+    pub entropies: Vec<f32>,
 }
 
 /// Log-probabilities and entropies of a batch's scored tokens: forward only. The batch must fit `tape` (any tape; with
@@ -57,6 +98,8 @@ pub fn score(
     tape: &mut Tape,
     temperature: f64,
 ) -> Result<Scores> {
-    let _ = (ctx, weights, rope, batch, tape, temperature);
-    unimplemented!()
+    let batch = BatchTensors::new(ctx.memory(), batch);
+    super::forward(ctx, weights, rope, &batch, tape)?;
+    head_forward(ctx, weights, &batch, inv_temperature(temperature), tape)?;
+    Ok(Scores { logps: tape.logps().to_vec_f32(), entropies: tape.entropies().to_vec_f32() })
 }

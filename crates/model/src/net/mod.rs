@@ -1,10 +1,12 @@
 //! The decoder: tokens in, hidden rows out, and the way back.
 //!
 //! Read `layer.rs` first: one layer's equations, forward and backward. The same forward serves decoding, prefill, scoring
-//! and training; they differ in the rows they pass, in whose pages keys and values lie, and in what is kept.
+//! and training; they differ in the rows they pass, in whose pages keys and values lie, and in what is kept. So a token's
+//! bits do not depend on which of them computed it.
 //! It does not know sampling, losses or the optimizer.
 
 mod head;
+mod layer;
 mod rows;
 mod tape;
 
@@ -15,7 +17,10 @@ pub use tape::{Tape, Workspace};
 use crate::batch::BatchTensors;
 use crate::kv::KvCache;
 use crate::weights::{Grads, Weights};
-use kernels::{Context, Result};
+use kernels::ops::{embedding, rmsnorm};
+use kernels::{Context, Error, Result};
+use layer::{Buffers, Input, Pass};
+use tape::Activations;
 
 /// Computes `rows` on top of what `kv` holds, writing their keys and values to it. Hidden rows: [`Workspace::hidden`].
 pub fn infer(
@@ -26,14 +31,47 @@ pub fn infer(
     kv: &mut KvCache,
     workspace: &mut Workspace,
 ) -> Result<()> {
-    let _ = (ctx, weights, rope, rows, kv, workspace);
-    unimplemented!()
+    let pass = Pass { ctx, config: &weights.config, rope, rows: rows.views() };
+    layers_forward(&pass, weights, kv, &mut workspace.activations)
 }
 
 /// Computes a batch of whole sequences, keeping in `tape` what [`backward`] needs. Hidden rows: [`Tape::hidden`].
 pub fn forward(ctx: &Context, weights: &Weights, rope: &Rope, batch: &BatchTensors, tape: &mut Tape) -> Result<()> {
-    let _ = (ctx, weights, rope, batch, tape);
-    unimplemented!()
+    tape.check(batch.capacity)?;
+    let pass = Pass { ctx, config: &weights.config, rope, rows: batch.rows.views() };
+    layers_forward(&pass, weights, &mut tape.pages, &mut tape.activations)
+}
+
+/// Embedding, layers, final norm.
+fn layers_forward(pass: &Pass<'_>, weights: &Weights, kv: &mut KvCache, a: &mut Activations) -> Result<()> {
+    let Pass { ctx, config, rows, .. } = *pass;
+    a.begin(rows.len())?;
+    let t = 0..rows.len();
+    let table = &weights.params.embedding;
+    embedding::forward(ctx, embedding::Forward { ids: rows.ids, table, out: a.inputs[0].rows_mut(t.clone()) })?;
+    for (l, w) in weights.params.layers.iter().enumerate() {
+        let (x, s) = (a.input_of(l), a.saved_of(l));
+        let (before, here) = a.saved.split_at_mut(s);
+        let input = match before.last() {
+            _ if l == 0 => Input::Ready,
+            Some(previous) => Input::After(previous),
+            None => Input::AfterInPlace,
+        };
+        let mut buffers = Buffers { x: &mut a.inputs[x], saved: &mut here[0], pages: kv.layer_mut(l) };
+        layer::forward(pass, l, w, input, &mut buffers, &mut a.delta)?;
+    }
+    rmsnorm::forward(
+        ctx,
+        rmsnorm::Forward {
+            x: a.saved[a.saved.len() - 1].mid.rows(t.clone()),
+            delta: Some(a.delta.rows(t.clone())),
+            sum: Some(a.last.rows_mut(t.clone())),
+            weight: weights.params.norm.view(),
+            eps: config.rms_norm_eps,
+            y: a.hidden.rows_mut(t.clone()),
+            rstd: a.rstd.rows_mut(t),
+        },
+    )
 }
 
 /// The way back of [`forward`], from the gradient of the hidden rows ([`Tape::d_hidden_mut`], as [`head_backward`] writes
@@ -46,6 +84,35 @@ pub fn backward(
     tape: &mut Tape,
     grads: &mut Grads,
 ) -> Result<()> {
-    let _ = (ctx, weights, rope, batch, tape, grads);
-    unimplemented!()
+    let (a, back) = (&mut tape.activations, tape.back.as_mut().ok_or_else(no_way_back)?);
+    let pass = Pass { ctx, config: &weights.config, rope, rows: batch.rows.views() };
+    let (t, groups) = (0..a.rows, batch.groups.view());
+
+    back.layer.d_x.rows_mut(t.clone()).fill(0.0);
+    rmsnorm::backward(
+        ctx,
+        rmsnorm::Backward {
+            x: a.last.rows(t.clone()),
+            weight: weights.params.norm.view(),
+            rstd: a.rstd.rows(t.clone()),
+            d_y: back.d_hidden.rows(t.clone()),
+            d_x: back.layer.d_x.rows_mut(t.clone()),
+            d_weight: grads.params.norm.view_mut(),
+        },
+    )?;
+    for (l, w) in weights.params.layers.iter().enumerate().rev() {
+        let (shares, s) = (a.shares(), a.saved_of(l));
+        let mut buffers = Buffers { x: &mut a.inputs[l], saved: &mut a.saved[s], pages: tape.pages.layer_mut(l) };
+        if shares {
+            // Checkpointing: only the input was kept. The same operations on the same numbers give the same bits.
+            layer::forward(&pass, l, w, Input::Ready, &mut buffers, &mut a.delta)?;
+        }
+        layer::backward(&pass, l, w, &mut grads.params.layers[l], &mut buffers, groups, &mut back.layer)?;
+    }
+    let (ids, d_out) = (pass.rows.ids, back.layer.d_x.rows(t));
+    embedding::backward(ctx, embedding::Backward { ids, d_out, d_table: &mut grads.params.embedding })
+}
+
+fn no_way_back() -> Error {
+    Error::Value { op: "backward", message: "the tape is for forward only".into() }
 }

@@ -1,16 +1,19 @@
 //! Which rows a step computes: fixed-address tensors, so that a decode step can be captured and replayed.
 
 use crate::ModelConfig;
-use kernels::{DType, Memory, Tensor};
+use kernels::ops::{attention, rope};
+use kernels::{DType, Memory, Tensor, View};
 
 /// Rotary angles of a model on the device, for positions `0..max_positions`.
-pub struct Rope {}
+pub struct Rope {
+    pub(super) table: rope::Table,
+}
 
 impl Rope {
     /// The cosines and sines of `config`'s frequencies. Booked under "workspace".
     pub fn new(memory: &Memory, config: &ModelConfig, max_positions: usize) -> Rope {
-        let _ = (memory, config, max_positions);
-        unimplemented!()
+        let (inv_freq, scaling) = config.inv_freq();
+        Rope { table: rope::Table::new(&memory.part("workspace"), &inv_freq, scaling, max_positions) }
     }
 }
 
@@ -79,5 +82,44 @@ impl InferRows {
     /// T, the rows set.
     pub fn rows(&self) -> usize {
         self.rows
+    }
+
+    pub(super) fn views(&self) -> RowViews<'_> {
+        RowViews {
+            ids: self.ids.rows(0..self.rows),
+            positions: self.positions.rows(0..self.rows),
+            tables_of_rows: self.tables_of_rows.rows(0..self.rows),
+            tables: self.tables.view(),
+            write_rows: self.write_rows.rows(0..self.writes),
+            write_slots: self.write_slots.rows(0..self.writes),
+        }
+    }
+}
+
+/// The rows set, as operations read them.
+#[derive(Clone, Copy)]
+pub(super) struct RowViews<'a> {
+    /// `[T]`
+    pub ids: View<'a>,
+    /// `[T]`
+    pub positions: View<'a>,
+    /// `[T]`
+    tables_of_rows: View<'a>,
+    /// `[S, table_len]`
+    tables: View<'a>,
+    /// `[W]`
+    pub write_rows: View<'a>,
+    /// `[W]`
+    pub write_slots: View<'a>,
+}
+
+impl<'a> RowViews<'a> {
+    /// T
+    pub fn len(&self) -> usize {
+        self.ids.shape()[0]
+    }
+    /// What attention reads.
+    pub fn attention(&self) -> attention::Rows<'a> {
+        attention::Rows { positions: self.positions, tables_of_rows: self.tables_of_rows, tables: self.tables }
     }
 }

@@ -14,7 +14,8 @@ pub use params::{Layer, Linear, Params};
 pub use spec::{ParamSpec, Part};
 
 use crate::ModelConfig;
-use kernels::{Context, Matrix, Memory, Result};
+use kernels::ops::rows;
+use kernels::{Context, Matrix, Memory, Result, Tensor};
 use std::sync::Arc;
 
 /// Parameters with the configuration that gives them meaning, and the number of the version that they are.
@@ -78,8 +79,17 @@ impl Grads {
     }
     /// Adds what was kept apart. Once, after the last micro-batch of an update.
     pub fn finish(&mut self, ctx: &Context) -> Result<()> {
-        let _ = ctx;
-        unimplemented!()
+        let Some(head) = &mut self.tied_head else { return Ok(()) };
+        // The sum runs over the elements as they lie: a panel is a row.
+        let [panels, k, width] = *head.data().shape() else { unreachable!("panels") };
+        let shape = [panels, k * width];
+        let rows: Vec<u32> = (0..panels as u32).collect();
+        let rows = Tensor::from_u32(ctx.memory(), &[panels], &rows);
+        let (d_out, rows) = (head.data().view().reshape(&shape), rows.view());
+        let d_x = self.params.embedding.data_mut().view_mut().reshape(&shape);
+        rows::scatter_add(ctx, rows::ScatterAdd { d_out, rows, d_x })?;
+        head.data_mut().view_mut().fill(0.0);
+        Ok(())
     }
     /// Bytes it holds.
     pub fn bytes(&self) -> usize {

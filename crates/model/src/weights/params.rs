@@ -2,6 +2,7 @@
 
 use super::spec::{ParamSpec, specs};
 use crate::ModelConfig;
+use kernels::ops::linear;
 use kernels::{Context, DType, Layout, Matrix, Memory, Result, Tensor, View, ViewMut};
 
 /// One f32 per parameter of a decoder.
@@ -59,8 +60,8 @@ impl Linear {
 
     /// y = x Wᵀ + b: `x: [T, K]`, `y: [T, N]` overwrites.
     pub fn forward(&self, ctx: &Context, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
-        let _ = (ctx, x, y);
-        unimplemented!()
+        let bias = self.bias.as_ref().map(Tensor::view);
+        linear::forward(ctx, linear::Forward { x, w: &self.matrix, bias, y, accumulate: false })
     }
 
     /// dX = dY W (`d_x: [T, K]` overwrites); dW += dYᵀ X and db += Σₜ dY (accumulate into `grad`).
@@ -72,8 +73,9 @@ impl Linear {
         d_x: ViewMut<'_>,
         grad: &mut Linear,
     ) -> Result<()> {
-        let _ = (ctx, x, d_y, d_x, grad);
-        unimplemented!()
+        let d_bias = grad.bias.as_mut().map(Tensor::view_mut);
+        linear::backward_weight(ctx, linear::BackwardWeight { x, d_y, d_w: &mut grad.matrix, d_bias })?;
+        linear::backward_input(ctx, linear::BackwardInput { d_y, w: &self.matrix, d_x, accumulate: false })
     }
 }
 

@@ -1,0 +1,145 @@
+//! Random tiny models of every family against transformers in f64 (`conformance/model_fixtures.py`), and the proof that
+//! the comparison sees every part: without any single one of them it fails.
+
+use super::*;
+use kernels::check::relative_error;
+use model::config::RopeScaling;
+use model::weights::{Named, tensor_specs};
+
+const LOGITS: f64 = 5e-6;
+const GRADIENT: f64 = 2e-5;
+
+struct Expected(Vec<u8>);
+
+impl Expected {
+    fn of(family: &str) -> Expected {
+        Expected(std::fs::read(folder(family).join("expected.safetensors")).unwrap())
+    }
+    fn words(&self, name: &str) -> Vec<[u8; 8]> {
+        let file = safetensors::SafeTensors::deserialize(&self.0).unwrap();
+        file.tensor(name).unwrap().data().as_chunks().0.to_vec()
+    }
+    fn f64(&self, name: &str) -> Vec<f64> {
+        self.words(name).into_iter().map(f64::from_le_bytes).collect()
+    }
+    fn ids(&self) -> Vec<u32> {
+        self.words("ids").into_iter().map(|b| i64::from_le_bytes(b) as u32).collect()
+    }
+}
+
+fn logits_error(ctx: &Context, family: &str, weights: &Weights) -> f64 {
+    let expected = Expected::of(family);
+    relative_error(&logits(ctx, weights, &expected.ids()), &expected.f64("logits"))
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for isa in Isa::present() {
+        let ctx = Context::cpu(isa, 2);
+        for family in FAMILIES {
+            let error = logits_error(&ctx, family, &load(&ctx, family));
+            println!("{family} {isa:?}: logits {error:.1e}");
+            assert!(error <= LOGITS, "{family} {isa:?}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn version_4_configurations_mean_the_same() {
+    let ctx = context(1);
+    for family in FAMILIES {
+        let config = ModelConfig::load(&folder(family).join("config_v4.json")).unwrap();
+        let weights = Weights::load(ctx.memory(), &folder(family), &Arc::new(config)).unwrap();
+        let ids = Expected::of(family).ids();
+        assert_eq!(logits(&ctx, &weights, &ids), logits(&ctx, &load(&ctx, family), &ids), "{family}");
+    }
+}
+
+/// Of each parameter's gradient of the mean negative log-likelihood: its error.
+fn gradient_errors(ctx: &Context, family: &str, weights: &Weights) -> Vec<(String, f64)> {
+    let expected = Expected::of(family);
+    let ids = expected.ids();
+    let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&ids[1..]] }], true);
+    let (config, memory) = (&weights.config, ctx.memory());
+    let mut tape = Tape::new(memory, config, batch.capacity(), false);
+    let (rope, tensors) = (Rope::new(memory, config, ids.len()), BatchTensors::new(memory, &batch));
+    let mut grads = Grads::zeros(memory, config);
+    net::forward(ctx, weights, &rope, &tensors, &mut tape).unwrap();
+    net::head_forward(ctx, weights, &tensors, 1.0, &mut tape).unwrap();
+    let n = batch.targets.len();
+    let loss = -tape.logps().to_vec_f32().into_iter().map(f64::from).sum::<f64>() / n as f64;
+    let d_logps = Tensor::from_f32(memory, &[n], &vec![-1.0 / n as f32; n]);
+    net::head_backward(ctx, weights, &tensors, d_logps.view(), None, &mut tape, &mut grads).unwrap();
+    net::backward(ctx, weights, &rope, &tensors, &mut tape, &mut grads).unwrap();
+    grads.finish(ctx).unwrap();
+
+    let named = Named { config, params: &grads.params };
+    let error = |name: String| {
+        let error = relative_error(&named.get(&name).unwrap(), &expected.f64(&format!("grad.{name}")));
+        (name, error)
+    };
+    let loss = ("loss".to_owned(), (loss / expected.f64("loss")[0] - 1.0).abs());
+    std::iter::once(loss).chain(tensor_specs(config).into_iter().map(|s| error(s.name))).collect()
+}
+
+#[test]
+fn gradients_are_those_of_transformers() {
+    for isa in Isa::present() {
+        let ctx = Context::cpu(isa, 2);
+        for family in FAMILIES {
+            let errors = gradient_errors(&ctx, family, &load(&ctx, family));
+            let worst = errors.iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+            println!("{family} {isa:?}: worst gradient {} {:.1e}", worst.0, worst.1);
+            for (name, error) in &errors {
+                assert!(*error <= GRADIENT, "{family} {isa:?} {name}: {error:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_bias_and_every_norm_is_seen() {
+    let ctx = context(1);
+    for family in FAMILIES {
+        for spec in tensor_specs(&load(&ctx, family).config).into_iter().filter(|s| s.shape.len() == 1) {
+            let mut weights = load(&ctx, family);
+            let nothing = if spec.name.ends_with("bias") { 0.0 } else { 1.0 };
+            weights.put(&spec.name, &vec![nothing; spec.shape[0]]).unwrap();
+            let error = logits_error(&ctx, family, &weights);
+            assert!(error > 200.0 * LOGITS, "{family} without {}: {error:e}", spec.name);
+        }
+    }
+}
+
+#[test]
+fn positions_qk_norm_and_window_are_seen() {
+    let ctx = context(1);
+    let without = |family: &str, change: &dyn Fn(&mut ModelConfig)| {
+        let weights = load(&ctx, family);
+        let mut config = ModelConfig::clone(&weights.config);
+        change(&mut config);
+        let error = logits_error(&ctx, family, &with_config(&ctx, &weights, config));
+        assert!(error > 200.0 * LOGITS, "{family}: {error:e}");
+    };
+    for family in FAMILIES {
+        // Frequencies so low that nothing turns.
+        without(family, &|c| c.rope.scaling = RopeScaling::Linear { factor: 1e30 });
+    }
+    without("llama3", &|c| c.rope.scaling = RopeScaling::Default);
+    without("qwen2", &|c| c.rope.theta = 10000.0);
+    without("qwen3", &|c| c.qk_norm = false);
+    without("mistral", &|c| c.windows.fill(None));
+    without("mistral", &|c| c.windows.fill(Some(24)));
+    without("mistral", &|c| c.windows.fill(Some(22)));
+}
+
+#[test]
+fn a_changed_gradient_is_seen() {
+    // The bound bites on gradients too: those of a model whose window is one wider are beyond it.
+    let ctx = context(1);
+    let weights = load(&ctx, "mistral");
+    let mut config = ModelConfig::clone(&weights.config);
+    config.windows.fill(Some(24));
+    let errors = gradient_errors(&ctx, "mistral", &with_config(&ctx, &weights, config));
+    assert!(errors.iter().filter(|(name, _)| name != "loss").all(|(_, error)| *error > GRADIENT), "{errors:?}");
+}

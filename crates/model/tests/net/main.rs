@@ -1,0 +1,90 @@
+//! The decoder as a whole: against transformers, against itself computed otherwise, and on a pretrained model.
+
+mod fixtures;
+mod gradients;
+mod parity;
+mod stories;
+
+use kernels::{Context, DType, Isa, Tensor, ops};
+use model::io::{TensorSink, TensorSource};
+use model::net::{self, Rope, Tape};
+use model::{Batch, BatchTensors, Grads, GroupSegment, ModelConfig, Weights};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const FAMILIES: [&str; 4] = ["llama3", "qwen2", "qwen3", "mistral"];
+
+fn folder(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(family)
+}
+
+fn context(threads: usize) -> Context {
+    Context::cpu(Isa::best(), threads)
+}
+
+fn load(ctx: &Context, family: &str) -> Weights {
+    let config = Arc::new(ModelConfig::load(&folder(family).join("config.json")).unwrap());
+    Weights::load(ctx.memory(), &folder(family), &config).unwrap()
+}
+
+/// The same numbers in a model of another configuration: what that has no tensor for is dropped.
+fn with_config(ctx: &Context, weights: &Weights, config: ModelConfig) -> Weights {
+    let mut other = Weights::zeros(ctx.memory(), &Arc::new(config));
+    for spec in TensorSink::tensors(&other) {
+        other.put(&spec.name, &weights.get(&spec.name).unwrap()).unwrap();
+    }
+    other
+}
+
+/// What a model says of a batch.
+struct Outcome {
+    logps: Vec<f32>,
+    entropies: Vec<f32>,
+    hidden: Vec<f32>,
+    grads: Grads,
+}
+
+/// Forward and backward of the sum over `batches` of Σ (weightᵢ · logpᵢ + ½ weightᵢ · entropyᵢ), one after the other.
+fn gradients(ctx: &Context, weights: &Weights, batches: &[Batch], weight: &[f32], checkpointing: bool) -> Outcome {
+    let (config, memory) = (&weights.config, ctx.memory());
+    let capacity = batches.iter().map(Batch::capacity).reduce(|a, b| a.max(b)).unwrap();
+    let mut tape = Tape::new(memory, config, capacity, checkpointing);
+    let rope = Rope::new(memory, config, 256);
+    let mut grads = Grads::zeros(memory, config);
+    let (mut logps, mut entropies, mut hidden) = (vec![], vec![], vec![]);
+    for batch in batches {
+        let tensors = BatchTensors::new(memory, batch);
+        net::forward(ctx, weights, &rope, &tensors, &mut tape).unwrap();
+        net::head_forward(ctx, weights, &tensors, 1.0, &mut tape).unwrap();
+        let of_batch = &weight[logps.len()..logps.len() + batch.targets.len()];
+        let d_logps = Tensor::from_f32(memory, &[of_batch.len()], of_batch);
+        let halves: Vec<f32> = of_batch.iter().map(|w| 0.5 * w).collect();
+        let d_entropies = Tensor::from_f32(memory, &[of_batch.len()], &halves);
+        logps.extend(tape.logps().to_vec_f32());
+        entropies.extend(tape.entropies().to_vec_f32());
+        hidden.extend(tape.hidden().to_vec_f32());
+        let (d_logps, d_entropies) = (d_logps.view(), Some(d_entropies.view()));
+        net::head_backward(ctx, weights, &tensors, d_logps, d_entropies, &mut tape, &mut grads).unwrap();
+        net::backward(ctx, weights, &rope, &tensors, &mut tape, &mut grads).unwrap();
+    }
+    grads.finish(ctx).unwrap();
+    Outcome { logps, entropies, hidden, grads }
+}
+
+/// Logits `[T, V]` of a sequence.
+fn logits(ctx: &Context, weights: &Weights, ids: &[u32]) -> Vec<f32> {
+    let (config, memory) = (&weights.config, ctx.memory());
+    let batch = Batch::new(&[GroupSegment { prefix: ids, branches: &[] }], true);
+    let mut tape = Tape::forward_only(memory, config, batch.capacity());
+    let tensors = BatchTensors::new(memory, &batch);
+    net::forward(ctx, weights, &Rope::new(memory, config, ids.len()), &tensors, &mut tape).unwrap();
+    let mut logits = Tensor::zeros(memory, &[ids.len(), config.vocab_size], DType::F32);
+    let (x, w, y) = (tape.hidden(), weights.head(), logits.view_mut());
+    ops::linear::forward(ctx, ops::linear::Forward { x, w, bias: None, y, accumulate: false }).unwrap();
+    logits.to_vec_f32()
+}
+
+/// Bits of all gradients.
+fn bits(grads: &Grads) -> Vec<Vec<u32>> {
+    grads.params.tensors().iter().map(|t| t.to_vec_f32().into_iter().map(f32::to_bits).collect()).collect()
+}
