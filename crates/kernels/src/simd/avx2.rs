@@ -194,6 +194,37 @@ impl Simd for F32x16 {
         unsafe { (_mm256_movemask_ps(mask.0) | _mm256_movemask_ps(mask.1)) != 0 }
     }
     #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        #[inline(always)]
+        fn eight(rows: [__m256; 8]) -> [__m256; 8] {
+            // 4 × 4 blocks inside the 128-bit halves, then the halves among the registers.
+            // SAFETY: register-only intrinsics inside `run`.
+            unsafe {
+                let mut q = [_mm256_setzero_ps(); 8];
+                for i in 0..2 {
+                    let [a, b, c, d] = [0, 1, 2, 3].map(|j| rows[4 * i + j]);
+                    let (ab_lo, ab_hi) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+                    let (cd_lo, cd_hi) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+                    q[4 * i] = _mm256_shuffle_ps::<0x44>(ab_lo, cd_lo);
+                    q[4 * i + 1] = _mm256_shuffle_ps::<0xee>(ab_lo, cd_lo);
+                    q[4 * i + 2] = _mm256_shuffle_ps::<0x44>(ab_hi, cd_hi);
+                    q[4 * i + 3] = _mm256_shuffle_ps::<0xee>(ab_hi, cd_hi);
+                }
+                let mut out = [_mm256_setzero_ps(); 8];
+                for j in 0..4 {
+                    out[j] = _mm256_permute2f128_ps::<0x20>(q[j], q[4 + j]);
+                    out[4 + j] = _mm256_permute2f128_ps::<0x31>(q[j], q[4 + j]);
+                }
+                out
+            }
+        }
+        let quarter = |from: usize, high: bool| {
+            eight(std::array::from_fn(|r| if high { rows[from + r].1 } else { rows[from + r].0 }))
+        };
+        let (a, b, c, d) = (quarter(0, false), quarter(8, false), quarter(0, true), quarter(8, true));
+        std::array::from_fn(|i| if i < 8 { F32x16(a[i], b[i]) } else { F32x16(c[i - 8], d[i - 8]) })
+    }
+    #[inline(always)]
     fn to_array(self) -> [f32; LANES] {
         let mut lanes = [0.0; LANES];
         self.store(&mut lanes);

@@ -149,6 +149,35 @@ impl Simd for F32x16 {
         mask != 0
     }
     #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        // 4 × 4 blocks inside the 128-bit quarters, then the quarters among the registers.
+        lanes!({
+            let mut q = [_mm512_setzero_ps(); LANES];
+            for i in 0..4 {
+                let [a, b, c, d] = [0, 1, 2, 3].map(|j| rows[4 * i + j].0);
+                let (ab_lo, ab_hi) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                let (cd_lo, cd_hi) = (_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+                q[4 * i] = _mm512_shuffle_ps::<0x44>(ab_lo, cd_lo);
+                q[4 * i + 1] = _mm512_shuffle_ps::<0xee>(ab_lo, cd_lo);
+                q[4 * i + 2] = _mm512_shuffle_ps::<0x44>(ab_hi, cd_hi);
+                q[4 * i + 3] = _mm512_shuffle_ps::<0xee>(ab_hi, cd_hi);
+            }
+            let mut out = [F32x16(_mm512_setzero_ps()); LANES];
+            for j in 0..4 {
+                // Quarter p of q[4 i + j] holds rows 4 i .. 4 i + 4 of column 4 p + j.
+                let even_lo = _mm512_shuffle_f32x4::<0x88>(q[j], q[4 + j]);
+                let odd_lo = _mm512_shuffle_f32x4::<0xdd>(q[j], q[4 + j]);
+                let even_hi = _mm512_shuffle_f32x4::<0x88>(q[8 + j], q[12 + j]);
+                let odd_hi = _mm512_shuffle_f32x4::<0xdd>(q[8 + j], q[12 + j]);
+                out[j] = F32x16(_mm512_shuffle_f32x4::<0x88>(even_lo, even_hi));
+                out[8 + j] = F32x16(_mm512_shuffle_f32x4::<0xdd>(even_lo, even_hi));
+                out[4 + j] = F32x16(_mm512_shuffle_f32x4::<0x88>(odd_lo, odd_hi));
+                out[12 + j] = F32x16(_mm512_shuffle_f32x4::<0xdd>(odd_lo, odd_hi));
+            }
+            out
+        })
+    }
+    #[inline(always)]
     fn to_array(self) -> [f32; LANES] {
         let mut lanes = [0.0; LANES];
         self.store(&mut lanes);

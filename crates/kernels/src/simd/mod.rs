@@ -9,6 +9,8 @@ pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
 pub mod portable;
+#[cfg(test)]
+mod tests;
 
 /// Lanes of a vector, on every instruction set.
 pub const LANES: usize = 16;
@@ -88,6 +90,15 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Whether any lane is true.
     fn any(mask: Self::Mask) -> bool;
 
+    /// The 16 × 16 matrix of these rows, transposed.
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        let rows = rows.map(|row| row.to_array());
+        std::array::from_fn(|c| {
+            let column: [f32; LANES] = std::array::from_fn(|r| rows[r][c]);
+            Self::load(&column)
+        })
+    }
     /// The lanes as an array.
     fn to_array(self) -> [f32; LANES];
 

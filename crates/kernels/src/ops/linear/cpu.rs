@@ -22,6 +22,8 @@ use std::ops::Range;
 const DEPTH: usize = 192;
 /// Rows of a task: their packed block stays in the second cache.
 const ROWS: usize = 240;
+/// Panels between which the depth is walked: their outputs of [`ROWS`] rows stay in the second cache too.
+const CHUNK: usize = 8;
 /// Tasks for each thread, so that a thread that is interrupted delays the region little.
 const TASKS_PER_THREAD: usize = 4;
 /// A task of less work than this many multiply-adds is not worth handing to another thread.
@@ -157,7 +159,11 @@ impl<'a> Product<'a> {
         let strip_len = (strips.most * ROW_STRIDE).max(LANES * MAX_DEPTH);
         let scratch = aligned(scratch, strips.count * strip_len + group * MAX_DEPTH * PANEL);
         let (a, b) = scratch.split_at_mut(strips.count * strip_len);
-        for depth in (0..blocks).map(|i| (i * step).min(self.depth)..((i + 1) * step).min(self.depth)) {
+        // Few rows: outputs are small and the panels are the traffic, so they are walked once from start to end.
+        let chunk = if rows.len() > MAX_ROWS { CHUNK } else { panels.len().max(1) };
+        let chunks = panels.clone().step_by(chunk).map(|start| start..panels.end.min(start + chunk));
+        let depths = (0..blocks).map(|i| (i * step).min(self.depth)..((i + 1) * step).min(self.depth));
+        for (panels, depth) in chunks.flat_map(|panels| depths.clone().map(move |depth| (panels.clone(), depth))) {
             for strip in 0..strips.count {
                 self.pack_left::<V>(strips.rows(strip), depth.clone(), &mut a[strip * strip_len..][..strip_len]);
             }
@@ -285,12 +291,15 @@ impl<'a> Product<'a> {
 /// `[c ≤ 32][32]` to `[32][32]`; columns past `c` become 0.
 #[inline(always)]
 fn transpose<V: Simd>(from: &[f32], to: &mut [f32]) {
-    let columns = from.len() / PANEL;
-    for (k, to) in to.chunks_exact_mut(PANEL).enumerate() {
-        for c in 0..columns {
-            to[c] = from[c * PANEL + k];
+    let (columns, zero) = (from.len() / PANEL, V::splat(0.0));
+    for c in [0, LANES] {
+        for k in [0, LANES] {
+            let row = |i: usize| if c + i < columns { V::load(&from[(c + i) * PANEL + k..]) } else { zero };
+            let transposed = V::transpose(std::array::from_fn(row));
+            for (i, column) in transposed.into_iter().enumerate() {
+                column.store(&mut to[(k + i) * PANEL + c..]);
+            }
         }
-        to[columns..].fill(0.0);
     }
 }
 

@@ -1,0 +1,172 @@
+//! Every operation on every instruction set of this machine against plain Rust, lane by lane, as bits.
+
+use super::{Kernel, LANES, Simd};
+use crate::Isa;
+
+/// Ordinary, tiny, huge, signed zeros, infinities, NaN, denormals, ties.
+const SPECIAL: [f32; 24] = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    1.5,
+    2.5,
+    -2.5,
+    1e-38,
+    1e-45,
+    -1e-45,
+    3.4e38,
+    -3.4e38,
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    f32::NAN,
+    std::f32::consts::PI,
+    -0.333_333_34,
+    8_388_609.0,
+    -8_388_609.5,
+    1.000_000_1,
+    0.999_999_94,
+    123.456,
+    -7e-6,
+];
+
+fn vectors() -> Vec<[f32; LANES]> {
+    let mut stream = crate::rng::Stream::new(3, 0);
+    (0..40)
+        .map(|_| {
+            std::array::from_fn(|_| match stream.below(3) {
+                0 => SPECIAL[stream.below(SPECIAL.len() as u64) as usize],
+                1 => stream.next_normal() as f32,
+                _ => f32::from_bits(stream.next_u64() as u32),
+            })
+        })
+        .collect()
+}
+
+/// Bits, with all NaN made one: their payload is not promised.
+fn bits(x: [f32; LANES]) -> [u32; LANES] {
+    x.map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() })
+}
+
+type Op = fn(f32, f32, f32) -> f32;
+
+/// Lane by lane operations of three vectors, and what each lane must be.
+struct Lanes([[f32; LANES]; 3]);
+
+impl Kernel for Lanes {
+    type Output = Vec<(&'static str, [f32; LANES], Op)>;
+    #[inline(always)]
+    fn run<V: Simd>(self) -> Self::Output {
+        let [a, b, c] = self.0.map(|x| V::load(&x));
+        vec![
+            ("add", a.add(b).to_array(), |a, b, _| a + b),
+            ("sub", a.sub(b).to_array(), |a, b, _| a - b),
+            ("mul", a.mul(b).to_array(), |a, b, _| a * b),
+            ("div", a.div(b).to_array(), |a, b, _| a / b),
+            ("fma", a.fma(b, c).to_array(), |a, b, c| a.mul_add(b, c)),
+            ("sqrt", a.sqrt().to_array(), |a, _, _| a.sqrt()),
+            ("max", a.max(b).to_array(), |a, b, _| if b > a { b } else { a }),
+            ("min", a.min(b).to_array(), |a, b, _| if b < a { b } else { a }),
+            ("round", a.round().to_array(), |a, _, _| a.round_ties_even()),
+            ("lt", V::select(a.lt(b), c, a).to_array(), |a, b, c| if a < b { c } else { a }),
+            ("eq", V::select(a.eq(b), c, b).to_array(), |a, b, c| if a == b { c } else { b }),
+        ]
+    }
+}
+
+#[test]
+fn every_lane_is_what_ieee_says() {
+    let vectors = vectors();
+    for isa in Isa::present() {
+        for (i, &a) in vectors.iter().enumerate() {
+            let (b, c) = (vectors[(i * 7 + 3) % vectors.len()], vectors[(i * 5 + 1) % vectors.len()]);
+            for (name, got, expected) in isa.run(Lanes([a, b, c])) {
+                let expected = std::array::from_fn(|l| expected(a[l], b[l], c[l]));
+                assert_eq!(bits(got), bits(expected), "{name} on {isa:?} of {a:?}, {b:?}, {c:?}");
+            }
+        }
+    }
+}
+
+struct Horizontal([f32; LANES], usize);
+
+impl Kernel for Horizontal {
+    type Output = (f32, f32, Vec<f32>, Vec<f32>, [bool; 3], [f32; LANES], ([f32; LANES], [f32; LANES]));
+    #[inline(always)]
+    fn run<V: Simd>(self) -> Self::Output {
+        let Horizontal(x, n) = self;
+        let a = V::load(&x);
+        let mut partial = vec![7.0; LANES];
+        a.store_partial(&mut partial, n);
+        let mut whole = vec![7.0; LANES + 1];
+        a.store(&mut whole[1..]);
+        let any = [V::any(V::first(n)), V::any(a.lt(a)), V::any(a.eq(a))];
+        let few = V::load_partial(&x[..n], n).to_array();
+        let positive = V::load(&x.map(|x| f32::from_bits(x.to_bits() & 0x3fff_ffff | 0x0080_0000)));
+        let (e, m) = positive.split_exponent();
+        (a.sum(), a.max_lane(), partial, whole, any, few, (e.to_array(), m.to_array()))
+    }
+}
+
+#[test]
+fn sums_tails_masks_and_exponents() {
+    for isa in Isa::present() {
+        for (i, x) in vectors().into_iter().enumerate() {
+            let n = i % (LANES + 1);
+            let (sum, max, partial, whole, any, few, (e, m)) = isa.run(Horizontal(x, n));
+            let mut tree = x;
+            for half in [8, 4, 2, 1] {
+                for l in 0..half {
+                    tree[l] += tree[l + half];
+                }
+            }
+            assert_eq!(bits([sum; LANES]), bits([tree[0]; LANES]), "{isa:?}");
+            let largest = x[1..].iter().fold(x[0], |m, &x| if x > m { x } else { m });
+            assert_eq!(bits([max; LANES]), bits([largest; LANES]), "{isa:?}");
+            let expected: [f32; LANES] = std::array::from_fn(|l| if l < n { x[l] } else { 7.0 });
+            assert_eq!(bits(partial.try_into().unwrap()), bits(expected), "{isa:?} {n}");
+            assert_eq!((whole[0], bits(whole[1..].try_into().unwrap())), (7.0, bits(x)), "{isa:?}");
+            assert_eq!(any, [n > 0, false, x.iter().any(|x| !x.is_nan())], "{isa:?}");
+            assert_eq!(bits(few), bits(std::array::from_fn(|l| if l < n { x[l] } else { 0.0 })), "{isa:?} {n}");
+            for l in 0..LANES {
+                let value = f32::from_bits(x[l].to_bits() & 0x3fff_ffff | 0x0080_0000);
+                assert!((1.0..2.0).contains(&m[l]), "{isa:?} {value}");
+                assert_eq!(f64::from(m[l]) * f64::from(e[l]).exp2(), f64::from(value), "{isa:?}");
+            }
+        }
+    }
+}
+
+struct Transpose;
+
+impl Kernel for Transpose {
+    type Output = [[f32; LANES]; LANES];
+    #[inline(always)]
+    fn run<V: Simd>(self) -> Self::Output {
+        let rows = std::array::from_fn(|r| V::load(&std::array::from_fn::<f32, LANES, _>(|c| (r * 100 + c) as f32)));
+        V::transpose(rows).map(|row| row.to_array())
+    }
+}
+
+struct Pow2;
+
+impl Kernel for Pow2 {
+    type Output = Vec<(i32, [f32; LANES])>;
+    #[inline(always)]
+    fn run<V: Simd>(self) -> Self::Output {
+        (-126..=127).map(|n| (n, V::splat(1.25).mul_pow2(V::splat(n as f32)).to_array())).collect()
+    }
+}
+
+#[test]
+fn transposes_and_powers_of_two() {
+    for isa in Isa::present() {
+        for (r, row) in isa.run(Transpose).iter().enumerate() {
+            assert_eq!(*row, std::array::from_fn(|c| (c * 100 + r) as f32), "{isa:?} row {r}");
+        }
+        for (n, lanes) in isa.run(Pow2) {
+            assert_eq!(lanes, [(1.25 * f64::from(n).exp2()) as f32; LANES], "{isa:?} 2^{n}");
+        }
+    }
+}
