@@ -6,6 +6,7 @@ pub(crate) mod args;
 pub mod attention;
 pub mod embedding;
 pub mod grad_norm;
+pub(crate) mod lanes;
 pub mod linear;
 pub mod lm_head;
 pub mod lora;

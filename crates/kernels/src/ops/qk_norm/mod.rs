@@ -11,7 +11,11 @@
 //! d_w[i]     += Σ_{t, a} d_y[t,a,i] · (x[t,a,i] · rstd[t,a])        ascending t, then a
 //! ```
 
-use crate::{Context, Result, View, ViewMut};
+mod cpu;
+pub mod reference;
+
+use crate::ops::args::{expect, two_dims};
+use crate::{Context, DType::F32, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
@@ -62,11 +66,37 @@ pub struct Backward<'a> {
 }
 
 /// Normalises query and key heads, copies value heads.
-pub fn forward(_ctx: &Context, _args: Forward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
+    const OP: &str = "qk_norm::forward";
+    let t = two_dims(OP, "x", args.x)?[0];
+    let (normed, width) = (args.heads + args.kv_heads, (args.heads + 2 * args.kv_heads) * args.head_dim);
+    expect(OP, "x", args.x, F32, &[t, width])?;
+    expect(OP, "q_weight", args.q_weight, F32, &[args.head_dim])?;
+    expect(OP, "k_weight", args.k_weight, F32, &[args.head_dim])?;
+    expect(OP, "y", args.y.view(), F32, &[t, width])?;
+    expect(OP, "rstd", args.rstd.view(), F32, &[t, normed])?;
+    crate::context::count(4 * (t * normed * args.head_dim) as u64, 8 * (t * width) as u64);
+    cpu::forward(ctx, args);
+    Ok(())
 }
 
 /// Gradients of the heads and of both weights.
-pub fn backward(_ctx: &Context, _args: Backward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
+    const OP: &str = "qk_norm::backward";
+    let t = two_dims(OP, "x", args.x)?[0];
+    let (normed, width) = (args.heads + args.kv_heads, (args.heads + 2 * args.kv_heads) * args.head_dim);
+    expect(OP, "x", args.x, F32, &[t, width])?;
+    expect(OP, "q_weight", args.q_weight, F32, &[args.head_dim])?;
+    expect(OP, "k_weight", args.k_weight, F32, &[args.head_dim])?;
+    expect(OP, "rstd", args.rstd, F32, &[t, normed])?;
+    expect(OP, "d_y", args.d_y, F32, &[t, width])?;
+    expect(OP, "d_x", args.d_x.view(), F32, &[t, width])?;
+    expect(OP, "d_q_weight", args.d_q_weight.view(), F32, &[args.head_dim])?;
+    expect(OP, "d_k_weight", args.d_k_weight.view(), F32, &[args.head_dim])?;
+    crate::context::count(10 * (t * normed * args.head_dim) as u64, 12 * (t * width) as u64);
+    cpu::backward(ctx, args);
+    Ok(())
 }
+
+#[cfg(test)]
+mod tests;

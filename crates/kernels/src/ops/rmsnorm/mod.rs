@@ -13,7 +13,11 @@
 //! d_weight[h] += Σ_t d_y[t,h] · (s[t,h] · rstd[t])         ascending t
 //! ```
 
-use crate::{Context, Result, View, ViewMut};
+pub(crate) mod cpu;
+pub mod reference;
+
+use crate::ops::args::{expect, two_dims};
+use crate::{Context, DType::F32, Error, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
@@ -50,11 +54,40 @@ pub struct Backward<'a> {
 }
 
 /// Adds and normalises.
-pub fn forward(_ctx: &Context, _args: Forward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
+    const OP: &str = "rmsnorm::forward";
+    let [t, h] = two_dims(OP, "x", args.x)?;
+    expect(OP, "x", args.x, F32, &[t, h])?;
+    expect(OP, "weight", args.weight, F32, &[h])?;
+    expect(OP, "y", args.y.view(), F32, &[t, h])?;
+    expect(OP, "rstd", args.rstd.view(), F32, &[t])?;
+    match (&args.delta, &args.sum) {
+        (None, None) => {}
+        (Some(delta), Some(sum)) => {
+            expect(OP, "delta", *delta, F32, &[t, h])?;
+            expect(OP, "sum", sum.view(), F32, &[t, h])?;
+        }
+        _ => return Err(Error::Value { op: OP, message: "sum is given exactly if delta is".into() }),
+    }
+    crate::context::count(4 * (t * h) as u64, 8 * (t * h) as u64);
+    cpu::forward(ctx, args);
+    Ok(())
 }
 
 /// Gradients of the norm's input and weight.
-pub fn backward(_ctx: &Context, _args: Backward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
+    const OP: &str = "rmsnorm::backward";
+    let [t, h] = two_dims(OP, "x", args.x)?;
+    expect(OP, "x", args.x, F32, &[t, h])?;
+    expect(OP, "weight", args.weight, F32, &[h])?;
+    expect(OP, "rstd", args.rstd, F32, &[t])?;
+    expect(OP, "d_y", args.d_y, F32, &[t, h])?;
+    expect(OP, "d_x", args.d_x.view(), F32, &[t, h])?;
+    expect(OP, "d_weight", args.d_weight.view(), F32, &[h])?;
+    crate::context::count(10 * (t * h) as u64, 16 * (t * h) as u64);
+    cpu::backward(ctx, args);
+    Ok(())
 }
+
+#[cfg(test)]
+mod tests;

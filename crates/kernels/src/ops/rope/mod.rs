@@ -10,7 +10,12 @@
 //! ```
 //! The way back is the transpose: s with the other sign.
 
-use crate::{Context, DType, Memory, Result, Tensor, View, ViewMut};
+mod cpu;
+pub mod reference;
+
+use crate::DType::{F32, U32};
+use crate::ops::args::{expect, expect_below, two_dims};
+use crate::{Context, DType, Device, Error, Memory, Result, Tensor, View, ViewMut};
 
 /// Cosines and sines of every position up to a limit.
 #[derive(Debug)]
@@ -23,10 +28,22 @@ pub struct Table {
 
 impl Table {
     /// The table of frequencies `inv_freq: [hd/2]` for positions `0..max_positions`, both times `attention_scaling`.
+    ///
+    /// Angles are f32 products, as transformers forms them; their cosine and sine are computed in f64 by our own series
+    /// (error below 1e-14 for angles up to 1.6e6), so that no C library decides a bit, and rounded to f32.
     pub fn new(memory: &Memory, inv_freq: &[f32], attention_scaling: f32, max_positions: usize) -> Table {
-        let _ = (inv_freq, attention_scaling);
-        let zeros = || Tensor::zeros(memory, &[max_positions, inv_freq.len()], DType::F32);
-        Table { cos: zeros(), sin: zeros() }
+        let shape = [max_positions, inv_freq.len()];
+        let zeros = || Tensor::zeros(memory, &shape, DType::F32);
+        let mut table = Table { cos: zeros(), sin: zeros() };
+        if memory.device() != Device::Meta {
+            let (cos, sin) = (table.cos.view_mut().f32(), table.sin.view_mut().f32());
+            let angles = (0..max_positions).flat_map(|p| inv_freq.iter().map(move |f| p as f32 * f));
+            for ((angle, cos), sin) in angles.zip(cos).zip(sin) {
+                let (c, s) = cos_sin(f64::from(angle));
+                (*cos, *sin) = (c as f32 * attention_scaling, s as f32 * attention_scaling);
+            }
+        }
+        table
     }
     /// `[P, hd/2]`
     pub fn cos(&self) -> View<'_> {
@@ -53,11 +70,55 @@ pub struct Rotate<'a> {
 }
 
 /// Rotates.
-pub fn forward(_ctx: &Context, _args: Rotate<'_>) -> Result<()> {
-    unimplemented!()
+pub fn forward(ctx: &Context, args: Rotate<'_>) -> Result<()> {
+    check("rope::forward", &args)?;
+    cpu::rotate(ctx, args, 1.0);
+    Ok(())
 }
 
 /// Rotates a gradient back.
-pub fn backward(_ctx: &Context, _args: Rotate<'_>) -> Result<()> {
-    unimplemented!()
+pub fn backward(ctx: &Context, args: Rotate<'_>) -> Result<()> {
+    check("rope::backward", &args)?;
+    cpu::rotate(ctx, args, -1.0);
+    Ok(())
 }
+
+fn check(op: &'static str, args: &Rotate<'_>) -> Result<()> {
+    let [t, width] = two_dims(op, "x", args.x.view())?;
+    let (hd, [positions, half]) = (args.head_dim, two_dims(op, "table", args.table.cos())?);
+    expect(op, "x", args.x.view(), F32, &[t, width])?;
+    expect(op, "positions", args.positions, U32, &[t])?;
+    if hd != 2 * half || width % hd.max(1) != 0 || args.heads * hd > width {
+        let message = format!("{} heads of {hd} in rows of {width} with a table of {half} angles", args.heads);
+        return Err(Error::Value { op, message });
+    }
+    expect_below(op, "positions", args.positions.u32(), positions)?;
+    crate::context::count(6 * (t * args.heads * half) as u64, 16 * (t * args.heads * half) as u64);
+    Ok(())
+}
+
+/// Cosine and sine of an angle ≥ 0 by reduction to |r| ≤ π/4 and Taylor's series.
+fn cos_sin(angle: f64) -> (f64, f64) {
+    // π/2 in two parts, the first of 33 bits: its product with fewer than 2^20 quarter turns is exact.
+    const HALF_PI_HI: f64 = f64::from_bits(0x3ff9_21fb_5440_0000);
+    const HALF_PI_LO: f64 = 6.077_100_506_506_192e-11;
+    let turns = (angle * std::f64::consts::FRAC_2_PI).round_ties_even();
+    let r = (angle - turns * HALF_PI_HI) - turns * HALF_PI_LO;
+    let square = r * r;
+    let (mut sin, mut cos) = (1.0, 1.0);
+    for n in (2..=18u32).rev().step_by(2) {
+        let n = f64::from(n);
+        cos = 1.0 - square / (n * (n - 1.0)) * cos;
+        sin = 1.0 - square / (n * (n + 1.0)) * sin;
+    }
+    sin *= r;
+    match turns as u64 % 4 {
+        0 => (cos, sin),
+        1 => (-sin, cos),
+        2 => (-cos, -sin),
+        _ => (sin, -cos),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,11 @@
 //! ```
 //! Unseen columns are not read: they may hold anything.
 
+mod cpu;
+pub mod reference;
+
+use crate::DType::{F32, U32};
+use crate::ops::args::{expect, expect_below, two_dims};
 use crate::{Context, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
@@ -45,11 +50,35 @@ pub struct Backward<'a> {
 }
 
 /// Probabilities.
-pub fn forward(_ctx: &Context, _args: Forward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
+    const OP: &str = "softmax::forward";
+    let [r, c] = two_dims(OP, "x", args.x)?;
+    expect(OP, "x", args.x, F32, &[r, c])?;
+    expect(OP, "y", args.y.view(), F32, &[r, c])?;
+    expect_mask(OP, args.first, args.end, r, c)?;
+    crate::context::count(20 * (r * c) as u64, 8 * (r * c) as u64);
+    cpu::forward(ctx, args);
+    Ok(())
 }
 
 /// Gradient of the scores.
-pub fn backward(_ctx: &Context, _args: Backward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
+    const OP: &str = "softmax::backward";
+    let [r, c] = two_dims(OP, "y", args.y)?;
+    expect(OP, "y", args.y, F32, &[r, c])?;
+    expect(OP, "d_y", args.d_y, F32, &[r, c])?;
+    expect(OP, "d_x", args.d_x.view(), F32, &[r, c])?;
+    expect_mask(OP, args.first, args.end, r, c)?;
+    crate::context::count(5 * (r * c) as u64, 12 * (r * c) as u64);
+    cpu::backward(ctx, args);
+    Ok(())
 }
+
+fn expect_mask(op: &'static str, first: View<'_>, end: View<'_>, rows: usize, columns: usize) -> Result<()> {
+    expect(op, "first", first, U32, &[rows])?;
+    expect(op, "end", end, U32, &[rows])?;
+    expect_below(op, "end", end.u32(), columns + 1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,11 @@
 //! d_gate_up[t, F + f]  = d_y[t,f] · g · σ(g)
 //! ```
 
-use crate::{Context, Result, View, ViewMut};
+mod cpu;
+pub mod reference;
+
+use crate::ops::args::{expect, two_dims};
+use crate::{Context, DType::F32, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
@@ -31,11 +35,27 @@ pub struct Backward<'a> {
 }
 
 /// Gates.
-pub fn forward(_ctx: &Context, _args: Forward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
+    const OP: &str = "swiglu::forward";
+    let [t, f] = two_dims(OP, "y", args.y.view())?;
+    expect(OP, "y", args.y.view(), F32, &[t, f])?;
+    expect(OP, "gate_up", args.gate_up, F32, &[t, 2 * f])?;
+    crate::context::count(20 * (t * f) as u64, 12 * (t * f) as u64);
+    cpu::forward(ctx, args);
+    Ok(())
 }
 
 /// Gradients of gate and up.
-pub fn backward(_ctx: &Context, _args: Backward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
+    const OP: &str = "swiglu::backward";
+    let [t, f] = two_dims(OP, "d_y", args.d_y)?;
+    expect(OP, "d_y", args.d_y, F32, &[t, f])?;
+    expect(OP, "gate_up", args.gate_up, F32, &[t, 2 * f])?;
+    expect(OP, "d_gate_up", args.d_gate_up.view(), F32, &[t, 2 * f])?;
+    crate::context::count(25 * (t * f) as u64, 20 * (t * f) as u64);
+    cpu::backward(ctx, args);
+    Ok(())
 }
+
+#[cfg(test)]
+mod tests;

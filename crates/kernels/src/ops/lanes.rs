@@ -1,0 +1,39 @@
+//! Walking a row in vectors of 16, and cutting rows into tasks.
+
+use crate::simd::{LANES, Simd};
+use std::ops::Range;
+
+/// 16 elements of `from` at `at`, or as many as there are, the rest 0.
+#[inline(always)]
+pub(crate) fn load<V: Simd>(from: &[f32], at: usize) -> V {
+    let n = from.len() - at;
+    if n >= LANES { V::load(&from[at..]) } else { V::load_partial(&from[at..], n) }
+}
+
+/// Writes them back.
+#[inline(always)]
+pub(crate) fn store<V: Simd>(v: V, to: &mut [f32], at: usize) {
+    let n = to.len() - at;
+    if n >= LANES { v.store(&mut to[at..]) } else { v.store_partial(&mut to[at..], n) }
+}
+
+/// Σ a·b: lane i sums the elements i, i + 16, … ascending, then the fixed tree.
+#[inline(always)]
+pub(crate) fn dot<V: Simd>(a: &[f32], b: &[f32]) -> f32 {
+    let mut sum = V::splat(0.0);
+    for at in (0..a.len()).step_by(LANES) {
+        sum = load::<V>(a, at).fma(load(b, at), sum);
+    }
+    sum.sum()
+}
+
+/// Rows of a task so that a task is some 16 thousand elements: tiny inputs make one task, which runs on the caller's thread.
+pub(crate) fn rows_of_task(width: usize) -> usize {
+    (16384 / width.max(1)).max(1)
+}
+
+/// The rows of task `index`.
+#[inline(always)]
+pub(crate) fn rows(index: usize, rows_of_task: usize, all: usize) -> Range<usize> {
+    index * rows_of_task..((index + 1) * rows_of_task).min(all)
+}

@@ -1,0 +1,150 @@
+//! Per-head RMS norm on the CPU: `rmsnorm`'s row formulas on rows of head_dim.
+
+use super::{Backward, Forward};
+use crate::Context;
+use crate::ops::lanes::{load, rows, rows_of_task, store};
+use crate::ops::rmsnorm::cpu::{backward_row, rstd_of, scale_row};
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::simd::{LANES, Simd};
+
+/// Which heads a row has.
+#[derive(Clone, Copy)]
+struct Heads {
+    q: usize,
+    kv: usize,
+    dim: usize,
+}
+
+impl Heads {
+    fn width(self) -> usize {
+        (self.q + 2 * self.kv) * self.dim
+    }
+    fn normed(self) -> usize {
+        self.q + self.kv
+    }
+}
+
+struct ForwardTasks<'a> {
+    heads: Heads,
+    x: &'a [f32],
+    q_weight: &'a [f32],
+    k_weight: &'a [f32],
+    eps: f32,
+    y: Disjoint<'a, f32>,
+    rstd: Disjoint<'a, f32>,
+    rows: usize,
+}
+
+impl Tasks for ForwardTasks<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
+        let (width, normed, hd) = (self.heads.width(), self.heads.normed(), self.heads.dim);
+        for t in rows(index, rows_of_task(width), self.rows) {
+            let x = &self.x[t * width..(t + 1) * width];
+            // SAFETY: row t is this task's alone.
+            let (y, rstd) =
+                unsafe { (self.y.slice(t * width..(t + 1) * width), self.rstd.slice(t * normed..(t + 1) * normed)) };
+            for a in 0..normed {
+                let weight = if a < self.heads.q { self.q_weight } else { self.k_weight };
+                let head = a * hd..(a + 1) * hd;
+                rstd[a] = rstd_of::<V>(&x[head.clone()], self.eps);
+                scale_row::<V>(&x[head.clone()], weight, rstd[a], &mut y[head]);
+            }
+            y[normed * hd..].copy_from_slice(&x[normed * hd..]);
+        }
+    }
+}
+
+pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
+    let heads = Heads { q: args.heads, kv: args.kv_heads, dim: args.head_dim };
+    let rows = args.x.shape()[0];
+    let tasks = ForwardTasks {
+        heads,
+        x: args.x.f32(),
+        q_weight: args.q_weight.f32(),
+        k_weight: args.k_weight.f32(),
+        eps: args.eps,
+        y: Disjoint::new(args.y.f32()),
+        rstd: Disjoint::new(args.rstd.f32()),
+        rows,
+    };
+    ctx.run(rows.div_ceil(rows_of_task(heads.width())), &tasks);
+}
+
+struct BackwardTasks<'a> {
+    heads: Heads,
+    x: &'a [f32],
+    q_weight: &'a [f32],
+    k_weight: &'a [f32],
+    rstd: &'a [f32],
+    d_y: &'a [f32],
+    d_x: Disjoint<'a, f32>,
+    rows: usize,
+}
+
+impl Tasks for BackwardTasks<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
+        let (width, normed, hd) = (self.heads.width(), self.heads.normed(), self.heads.dim);
+        for t in rows(index, rows_of_task(width), self.rows) {
+            let row = t * width..(t + 1) * width;
+            let (x, d_y) = (&self.x[row.clone()], &self.d_y[row.clone()]);
+            // SAFETY: row t is this task's alone.
+            let d_x = unsafe { self.d_x.slice(row) };
+            for a in 0..normed {
+                let weight = if a < self.heads.q { self.q_weight } else { self.k_weight };
+                let head = a * hd..(a + 1) * hd;
+                let rstd = self.rstd[t * normed + a];
+                backward_row::<V, false>(&x[head.clone()], weight, rstd, &d_y[head.clone()], &mut d_x[head]);
+            }
+            d_x[normed * hd..].copy_from_slice(&d_y[normed * hd..]);
+        }
+    }
+}
+
+/// Task i: vector i/2 of the query's (i even) or the key's weight.
+struct WeightTasks<'a> {
+    heads: Heads,
+    x: &'a [f32],
+    rstd: &'a [f32],
+    d_y: &'a [f32],
+    d_q_weight: Disjoint<'a, f32>,
+    d_k_weight: Disjoint<'a, f32>,
+    rows: usize,
+}
+
+impl Tasks for WeightTasks<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
+        let (width, normed, hd) = (self.heads.width(), self.heads.normed(), self.heads.dim);
+        let (heads, d_weight) = match index % 2 {
+            0 => (0..self.heads.q, &self.d_q_weight),
+            _ => (self.heads.q..normed, &self.d_k_weight),
+        };
+        let columns = rows(index / 2, LANES, hd);
+        // SAFETY: this vector of this weight is this task's alone.
+        let d_weight = unsafe { d_weight.slice(columns.clone()) };
+        let mut sum = load::<V>(d_weight, 0);
+        for t in 0..self.rows {
+            for a in heads.clone() {
+                let at = t * width + a * hd;
+                let here = at + columns.start..at + columns.end;
+                let rstd = V::splat(self.rstd[t * normed + a]);
+                sum = load::<V>(&self.d_y[here.clone()], 0).fma(load::<V>(&self.x[here], 0).mul(rstd), sum);
+            }
+        }
+        store(sum, d_weight, 0);
+    }
+}
+
+pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
+    let heads = Heads { q: args.heads, kv: args.kv_heads, dim: args.head_dim };
+    let (x, rstd, d_y, rows) = (args.x.f32(), args.rstd.f32(), args.d_y.f32(), args.x.shape()[0]);
+    let (q_weight, k_weight) = (args.q_weight.f32(), args.k_weight.f32());
+    let d_x = Disjoint::new(args.d_x.f32());
+    let tasks = BackwardTasks { heads, x, q_weight, k_weight, rstd, d_y, d_x, rows };
+    ctx.run(rows.div_ceil(rows_of_task(heads.width())), &tasks);
+    let (d_q_weight, d_k_weight) = (Disjoint::new(args.d_q_weight.f32()), Disjoint::new(args.d_k_weight.f32()));
+    let tasks = WeightTasks { heads, x, rstd, d_y, d_q_weight, d_k_weight, rows };
+    ctx.run(2 * heads.dim.div_ceil(LANES), &tasks);
+}

@@ -1,0 +1,159 @@
+//! RMS norm on the CPU. A row's statistics are 16 lane sums, then the fixed tree.
+
+use super::{Backward, Forward};
+use crate::Context;
+use crate::ops::lanes::{dot, load, rows, rows_of_task, store};
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::simd::{LANES, Simd};
+
+/// 1 / √(mean square + eps)
+#[inline(always)]
+pub(crate) fn rstd_of<V: Simd>(x: &[f32], eps: f32) -> f32 {
+    1.0 / (dot::<V>(x, x) / x.len() as f32 + eps).sqrt()
+}
+
+/// y = weight · (x · rstd)
+#[inline(always)]
+pub(crate) fn scale_row<V: Simd>(x: &[f32], weight: &[f32], rstd: f32, y: &mut [f32]) {
+    let rstd = V::splat(rstd);
+    for at in (0..x.len()).step_by(LANES) {
+        store(load::<V>(weight, at).mul(load::<V>(x, at).mul(rstd)), y, at);
+    }
+}
+
+/// d_x += g · rstd − c · x, from d_x or (not `ACCUMULATE`) from 0.
+#[inline(always)]
+pub(crate) fn backward_row<V: Simd, const ACCUMULATE: bool>(
+    x: &[f32],
+    weight: &[f32],
+    rstd: f32,
+    d_y: &[f32],
+    d_x: &mut [f32],
+) {
+    let mut sum = V::splat(0.0);
+    for at in (0..x.len()).step_by(LANES) {
+        let g = load::<V>(d_y, at).mul(load(weight, at));
+        sum = g.fma(load(x, at), sum);
+    }
+    let c = sum.sum() * rstd * rstd * rstd / x.len() as f32;
+    let (rstd, minus_c) = (V::splat(rstd), V::splat(-c));
+    for at in (0..x.len()).step_by(LANES) {
+        let g = load::<V>(d_y, at).mul(load(weight, at));
+        let start = if ACCUMULATE { load::<V>(d_x, at) } else { V::splat(0.0) };
+        store(minus_c.fma(load(x, at), g.fma(rstd, start)), d_x, at);
+    }
+}
+
+struct ForwardTasks<'a> {
+    x: &'a [f32],
+    delta: Option<(&'a [f32], Disjoint<'a, f32>)>,
+    weight: &'a [f32],
+    eps: f32,
+    y: Disjoint<'a, f32>,
+    rstd: Disjoint<'a, f32>,
+    rows: usize,
+}
+
+impl Tasks for ForwardTasks<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
+        let h = self.weight.len();
+        for t in rows(index, rows_of_task(h), self.rows) {
+            let row = t * h..(t + 1) * h;
+            let mut x = &self.x[row.clone()];
+            if let Some((delta, sum)) = &self.delta {
+                // SAFETY: row t is this task's alone.
+                let sum = unsafe { sum.slice(row.clone()) };
+                let delta = &delta[row.clone()];
+                for at in (0..h).step_by(LANES) {
+                    store(load::<V>(x, at).add(load(delta, at)), sum, at);
+                }
+                x = sum;
+            }
+            // SAFETY: row t is this task's alone.
+            let (y, r) = unsafe { (self.y.slice(row), self.rstd.slice(t..t + 1)) };
+            r[0] = rstd_of::<V>(x, self.eps);
+            scale_row::<V>(x, self.weight, r[0], y);
+        }
+    }
+}
+
+pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
+    let (rows, h) = (args.x.shape()[0], args.weight.shape()[0]);
+    let sum = args.sum.map(|sum| Disjoint::new(sum.f32()));
+    let tasks = ForwardTasks {
+        x: args.x.f32(),
+        delta: args.delta.map(|d| d.f32()).zip(sum),
+        weight: args.weight.f32(),
+        eps: args.eps,
+        y: Disjoint::new(args.y.f32()),
+        rstd: Disjoint::new(args.rstd.f32()),
+        rows,
+    };
+    ctx.run(rows.div_ceil(rows_of_task(h)), &tasks);
+}
+
+struct BackwardTasks<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    rstd: &'a [f32],
+    d_y: &'a [f32],
+    d_x: Disjoint<'a, f32>,
+}
+
+impl Tasks for BackwardTasks<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
+        let h = self.weight.len();
+        for t in rows(index, rows_of_task(h), self.rstd.len()) {
+            let row = t * h..(t + 1) * h;
+            // SAFETY: row t is this task's alone.
+            let d_x = unsafe { self.d_x.slice(row.clone()) };
+            backward_row::<V, true>(&self.x[row.clone()], self.weight, self.rstd[t], &self.d_y[row], d_x);
+        }
+    }
+}
+
+/// Columns of a task of the weight's gradient.
+const COLUMNS: usize = 4 * LANES;
+
+struct WeightTasks<'a> {
+    x: &'a [f32],
+    rstd: &'a [f32],
+    d_y: &'a [f32],
+    d_weight: Disjoint<'a, f32>,
+    h: usize,
+}
+
+impl Tasks for WeightTasks<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
+        let columns = rows(index, COLUMNS, self.h);
+        // SAFETY: these columns are this task's alone.
+        let d_weight = unsafe { self.d_weight.slice(columns.clone()) };
+        let mut sums = [V::splat(0.0); COLUMNS / LANES];
+        let vectors = columns.len().div_ceil(LANES);
+        for (v, sum) in sums[..vectors].iter_mut().enumerate() {
+            *sum = load(d_weight, v * LANES);
+        }
+        for (t, &rstd) in self.rstd.iter().enumerate() {
+            let row = t * self.h + columns.start..t * self.h + columns.end;
+            let (x, d_y, rstd) = (&self.x[row.clone()], &self.d_y[row], V::splat(rstd));
+            for (v, sum) in sums[..vectors].iter_mut().enumerate() {
+                *sum = load::<V>(d_y, v * LANES).fma(load::<V>(x, v * LANES).mul(rstd), *sum);
+            }
+        }
+        for (v, sum) in sums[..vectors].iter().enumerate() {
+            store(*sum, d_weight, v * LANES);
+        }
+    }
+}
+
+pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
+    let (x, weight, rstd, d_y) = (args.x.f32(), args.weight.f32(), args.rstd.f32(), args.d_y.f32());
+    let h = weight.len();
+    let d_x = Disjoint::new(args.d_x.f32());
+    ctx.run(rstd.len().div_ceil(rows_of_task(h)), &BackwardTasks { x, weight, rstd, d_y, d_x });
+    let d_weight = Disjoint::new(args.d_weight.f32());
+    ctx.run(h.div_ceil(COLUMNS), &WeightTasks { x, rstd, d_y, d_weight, h });
+}
