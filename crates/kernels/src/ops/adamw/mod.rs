@@ -13,7 +13,15 @@
 //! The factors that depend on the step alone are formed in f64 and rounded once. Where the gradients are not all finite,
 //! nothing changes.
 
-use crate::{Context, Result, View, ViewMut};
+mod cpu;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::args::{expect, expect_shape};
+use crate::context::count;
+use crate::pool::Disjoint;
+use crate::{Context, DType, Error, Result, View, ViewMut};
 
 /// What the step depends on besides the tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,6 +59,69 @@ pub struct Step<'a> {
 }
 
 /// One step of one tensor.
-pub fn step(_ctx: &Context, _args: Step<'_>) -> Result<()> {
-    unimplemented!()
+pub fn step(ctx: &Context, args: Step<'_>) -> Result<()> {
+    const OP: &str = "adamw::step";
+    let Step { param, grad, m, v, hyper, norm, max_norm } = args;
+    let len: usize = param.shape().iter().product();
+    for (what, view) in [("param", param.view()), ("grad", grad), ("m", m.view()), ("v", v.view())] {
+        expect(OP, what, view, DType::F32, view.shape())?;
+        expect_shape(OP, what, &[view.shape().iter().product()], &[len])?;
+    }
+    expect(OP, "norm", norm, DType::F32, &[2])?;
+    if hyper.step == 0 || max_norm.is_nan() || max_norm < 0.0 {
+        let message =
+            format!("step {} and max_norm {max_norm}: steps count from 1, norms are not negative", hyper.step);
+        return Err(Error::Value { op: OP, message });
+    }
+    count(15 * len as u64, (7 * size_of::<f32>() * len) as u64);
+    let (norm, finite) = (norm.f32()[0], norm.f32()[1] != 0.0);
+    if !finite {
+        return Ok(());
+    }
+    let clip = if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
+    let tasks = cpu::Step {
+        len,
+        grad: grad.f32(),
+        param: Disjoint::new(param.f32()),
+        m: Disjoint::new(m.f32()),
+        v: Disjoint::new(v.f32()),
+        clip,
+        factors: Factors::new(&hyper),
+    };
+    ctx.run(len.div_ceil(cpu::ELEMENTS), &tasks);
+    Ok(())
+}
+
+/// The factors of a step, each formed in f64 and rounded once.
+#[derive(Clone, Copy, Debug)]
+struct Factors {
+    /// `1 − lr · weight_decay`
+    decay: f32,
+    /// `1 − β1`
+    blend: f32,
+    /// `β2`
+    beta2: f32,
+    /// `1 − β2`
+    rest2: f32,
+    /// `√(1 − β2^t)`
+    root: f32,
+    eps: f32,
+    /// `lr / (1 − β1^t)`
+    step: f32,
+}
+
+impl Factors {
+    fn new(h: &Hyper) -> Factors {
+        // `powf` of the step as f64: what Python's `beta ** step` computes.
+        let t = h.step as f64;
+        Factors {
+            decay: (1.0 - h.lr * h.weight_decay) as f32,
+            blend: (1.0 - h.beta1) as f32,
+            beta2: h.beta2 as f32,
+            rest2: (1.0 - h.beta2) as f32,
+            root: (1.0 - h.beta2.powf(t)).sqrt() as f32,
+            eps: h.eps as f32,
+            step: (h.lr / (1.0 - h.beta1.powf(t))) as f32,
+        }
+    }
 }

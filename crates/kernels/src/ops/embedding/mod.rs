@@ -7,7 +7,15 @@
 //! d_table[v,:]  += Σ_{t: ids[t] = v} d_out[t,:]        ascending t
 //! ```
 
-use crate::{Context, Matrix, Result, View, ViewMut};
+mod cpu;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::args::{expect, expect_below};
+use crate::context::count;
+use crate::pool::Disjoint;
+use crate::{Context, DType, Matrix, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
@@ -30,11 +38,35 @@ pub struct Backward<'a> {
 }
 
 /// Gathers.
-pub fn forward(_ctx: &Context, _args: Forward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
+    const OP: &str = "embedding::forward";
+    let Forward { ids, table, out } = args;
+    let (tokens, hidden) = (ids.shape().iter().product(), table.cols());
+    expect(OP, "ids", ids, DType::U32, &[tokens])?;
+    expect(OP, "out", out.view(), DType::F32, &[tokens, hidden])?;
+    expect_below(OP, "ids", ids.u32(), table.rows())?;
+    count(0, (2 * size_of::<f32>() * tokens * hidden) as u64);
+    let tasks =
+        cpu::Forward { ids: ids.u32(), table: table.data().view().f32(), hidden, out: Disjoint::new(out.f32()) };
+    ctx.run(tokens.div_ceil(cpu::TOKENS), &tasks);
+    Ok(())
 }
 
 /// Adds each token's gradient to its id's row.
-pub fn backward(_ctx: &Context, _args: Backward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
+    const OP: &str = "embedding::backward";
+    let Backward { ids, d_out, d_table } = args;
+    let (tokens, hidden) = (ids.shape().iter().product(), d_table.cols());
+    expect(OP, "ids", ids, DType::U32, &[tokens])?;
+    expect(OP, "d_out", d_out, DType::F32, &[tokens, hidden])?;
+    expect_below(OP, "ids", ids.u32(), d_table.rows())?;
+    count((tokens * hidden) as u64, (3 * size_of::<f32>() * tokens * hidden) as u64);
+    let tasks = cpu::Backward {
+        ids: ids.u32(),
+        d_out: d_out.f32(),
+        hidden,
+        d_table: Disjoint::new(d_table.data_mut().view_mut().f32()),
+    };
+    ctx.run(hidden.div_ceil(cpu::COLUMNS), &tasks);
+    Ok(())
 }

@@ -13,7 +13,14 @@
 //!
 //! The saved `xa` carries the scale, so `dB` needs no other factor.
 
-use crate::{Context, Matrix, Result, View, ViewMut};
+mod cpu;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::args::{expect, expect_shape, two_dims};
+use super::linear;
+use crate::{Context, DType, Matrix, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
@@ -56,11 +63,40 @@ pub struct Backward<'a> {
 }
 
 /// `y += s · (x Aᵀ) Bᵀ`
-pub fn forward(_ctx: &Context, _args: Forward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
+    const OP: &str = "lora::forward";
+    let Forward { x, a, b, scale, mut xa, y } = args;
+    let [m, k] = two_dims(OP, "x", x)?;
+    let (n, r) = (b.rows(), a.rows());
+    expect(OP, "x", x, DType::F32, &[m, k])?;
+    expect_shape(OP, "a", &[r, a.cols()], &[r, k])?;
+    expect_shape(OP, "b", &[n, b.cols()], &[n, r])?;
+    expect(OP, "xa", xa.view(), DType::F32, &[m, r])?;
+    expect(OP, "y", y.view(), DType::F32, &[m, n])?;
+    linear::forward(ctx, linear::Forward { x, w: a, bias: None, y: xa.reborrow(), accumulate: false })?;
+    cpu::scale(ctx, xa.reborrow().f32(), scale);
+    linear::forward(ctx, linear::Forward { x: xa.view(), w: b, bias: None, y, accumulate: true })
 }
 
 /// The gradients of `x`, `A` and `B`.
-pub fn backward(_ctx: &Context, _args: Backward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
+    const OP: &str = "lora::backward";
+    let Backward { x, a, b, scale, xa, d_y, mut d_xa, d_x, d_a, d_b } = args;
+    let [m, k] = two_dims(OP, "x", x)?;
+    let (n, r) = (b.rows(), a.rows());
+    expect(OP, "x", x, DType::F32, &[m, k])?;
+    expect_shape(OP, "a", &[r, a.cols()], &[r, k])?;
+    expect_shape(OP, "b", &[n, b.cols()], &[n, r])?;
+    expect_shape(OP, "d_a", &[d_a.rows(), d_a.cols()], &[r, k])?;
+    expect_shape(OP, "d_b", &[d_b.rows(), d_b.cols()], &[n, r])?;
+    for (what, view, shape) in
+        [("xa", xa, [m, r]), ("d_y", d_y, [m, n]), ("d_xa", d_xa.view(), [m, r]), ("d_x", d_x.view(), [m, k])]
+    {
+        expect(OP, what, view, DType::F32, &shape)?;
+    }
+    linear::backward_input(ctx, linear::BackwardInput { d_y, w: b, d_x: d_xa.reborrow(), accumulate: false })?;
+    cpu::scale(ctx, d_xa.reborrow().f32(), scale);
+    linear::backward_weight(ctx, linear::BackwardWeight { x: xa, d_y, d_w: d_b, d_bias: None })?;
+    linear::backward_weight(ctx, linear::BackwardWeight { x, d_y: d_xa.view(), d_w: d_a, d_bias: None })?;
+    linear::backward_input(ctx, linear::BackwardInput { d_y: d_xa.view(), w: a, d_x, accumulate: true })
 }

@@ -7,7 +7,15 @@
 //! d_x[rows[r],:] += d_out[r,:]        ascending r
 //! ```
 
-use crate::{Context, Result, View, ViewMut};
+mod cpu;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::args::{expect, expect_below, two_dims};
+use crate::context::count;
+use crate::pool::Disjoint;
+use crate::{Context, DType, Result, View, ViewMut};
 
 /// Arguments of [`gather`].
 pub struct Gather<'a> {
@@ -30,11 +38,33 @@ pub struct ScatterAdd<'a> {
 }
 
 /// Copies the chosen rows.
-pub fn gather(_ctx: &Context, _args: Gather<'_>) -> Result<()> {
-    unimplemented!()
+pub fn gather(ctx: &Context, args: Gather<'_>) -> Result<()> {
+    const OP: &str = "rows::gather";
+    let Gather { x, rows, out } = args;
+    let [from, hidden] = two_dims(OP, "x", x)?;
+    let chosen = rows.shape().iter().product();
+    expect(OP, "x", x, DType::F32, &[from, hidden])?;
+    expect(OP, "rows", rows, DType::U32, &[chosen])?;
+    expect(OP, "out", out.view(), DType::F32, &[chosen, hidden])?;
+    expect_below(OP, "rows", rows.u32(), from)?;
+    count(0, (2 * size_of::<f32>() * chosen * hidden) as u64);
+    let tasks = cpu::Gather { x: x.f32(), rows: rows.u32(), hidden, out: Disjoint::new(out.f32()) };
+    ctx.run(chosen.div_ceil(cpu::ROWS), &tasks);
+    Ok(())
 }
 
 /// Adds each chosen row's gradient to its source.
-pub fn scatter_add(_ctx: &Context, _args: ScatterAdd<'_>) -> Result<()> {
-    unimplemented!()
+pub fn scatter_add(ctx: &Context, args: ScatterAdd<'_>) -> Result<()> {
+    const OP: &str = "rows::scatter_add";
+    let ScatterAdd { d_out, rows, d_x } = args;
+    let [to, hidden] = two_dims(OP, "d_x", d_x.view())?;
+    let chosen = rows.shape().iter().product();
+    expect(OP, "d_x", d_x.view(), DType::F32, &[to, hidden])?;
+    expect(OP, "rows", rows, DType::U32, &[chosen])?;
+    expect(OP, "d_out", d_out, DType::F32, &[chosen, hidden])?;
+    expect_below(OP, "rows", rows.u32(), to)?;
+    count((chosen * hidden) as u64, (3 * size_of::<f32>() * chosen * hidden) as u64);
+    let tasks = cpu::ScatterAdd { d_out: d_out.f32(), rows: rows.u32(), hidden, d_x: Disjoint::new(d_x.f32()) };
+    ctx.run(hidden.div_ceil(cpu::COLUMNS), &tasks);
+    Ok(())
 }
