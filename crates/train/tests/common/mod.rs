@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod model;
+
 use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Arc;

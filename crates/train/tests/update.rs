@@ -1,0 +1,183 @@
+//! What an optimizer step promises besides its numbers: the same bits however it is cut, exact continuation, skipped steps.
+
+mod common;
+
+use common::model::{bits, config, context, policy};
+use kernels::rng::Stream;
+use model::Weights;
+use model::io::{TensorSink, TensorSource};
+use train::{
+    Advantage, Error, ImportanceSamplingLevel, LossConfig, Objective, OptimizerConfig, PromptCompletion, Sample,
+    Scorer, Trainer, TrainerConfig, UpdateMetrics,
+};
+
+const TEMPERATURE: f64 = 0.7;
+
+fn trainer_config(max_tokens_per_micro_batch: usize, gradient_checkpointing: bool) -> TrainerConfig {
+    let loss = LossConfig {
+        importance_sampling_level: ImportanceSamplingLevel::Sequence,
+        beta: 0.04,
+        max_completion_length: 70,
+        ..LossConfig::default()
+    };
+    TrainerConfig {
+        objective: Objective::Policy(loss),
+        optimizer: OptimizerConfig { weight_decay: 0.01, ..OptimizerConfig::default() },
+        temperature: TEMPERATURE,
+        max_tokens_per_micro_batch,
+        prefix_sharing: true,
+        gradient_checkpointing,
+    }
+}
+
+/// Three groups: prompts of 5, 69 and 2 tokens, completions that cross a page, one without a token, one all masked.
+fn samples(weights: &Weights) -> Vec<Sample> {
+    let mut stream = Stream::new(7, 7);
+    let mut draw = |n: usize| -> Vec<u32> { (0..n).map(|_| 2 + stream.below(48) as u32).collect() };
+    let mut out = Vec::new();
+    for (prompt, completions) in [(5, [3, 1, 0]), (69, [70, 2, 9]), (2, [4, 66, 5])] {
+        let prompt: std::sync::Arc<[u32]> = draw(prompt).into();
+        for n in completions {
+            let mask = (0..n).map(|t| t % 5 != 3 && n != 5).collect();
+            let versions = vec![weights.version; n];
+            let advantage = Advantage::Sequence(0.3 * (n as f32) - 1.0);
+            let completion = draw(n);
+            out.push(Sample { mask, versions, advantage, ..Sample::supervised(prompt.clone(), completion) });
+        }
+    }
+    let ctx = context(1);
+    let pairs: Vec<_> = out.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
+    let scores = Scorer::new(ctx.memory(), 1, true).score(&ctx, weights, &pairs, TEMPERATURE).expect("scores");
+    for (sample, scores) in out.iter_mut().zip(scores) {
+        sample.ref_logps = Some(scores.logps.iter().map(|x| x + 0.1).collect());
+        sample.sampler_logps = scores.logps;
+    }
+    out
+}
+
+/// The metrics that must repeat.
+fn lasting(metrics: UpdateMetrics) -> UpdateMetrics {
+    UpdateMetrics { micro_batches: 0, forward_time_s: 0.0, backward_time_s: 0.0, optimizer_time_s: 0.0, ..metrics }
+}
+
+#[test]
+fn threads_budget_and_checkpointing_change_no_bit() {
+    let run = |threads: usize, budget: usize, checkpointing: bool| {
+        let ctx = context(threads);
+        let mut weights = policy(ctx.memory());
+        let samples = samples(&weights);
+        let mut trainer =
+            Trainer::new(ctx.memory(), &weights.config, trainer_config(budget, checkpointing)).expect("trainer");
+        let mut metrics = Vec::new();
+        for _ in 0..3 {
+            metrics.push(trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update"));
+        }
+        let micro_batches = metrics[0].micro_batches;
+        let [m, v] = trainer.optimizer().moments();
+        let bits = (bits(&weights), bits(&m), bits(&v));
+        (micro_batches, metrics.into_iter().map(lasting).collect::<Vec<_>>(), bits)
+    };
+    let (micro_batches, metrics, reference) = run(1, 10_000, false);
+    assert_eq!((micro_batches, metrics[0].logp_mismatch_tokens), (1, 0));
+    assert!(metrics[0].logp_compared_tokens > 100 && metrics[1].logp_compared_tokens == 0);
+    assert!(metrics.iter().all(|m| m.loss.is_finite() && m.grad_norm > 0.0));
+    for (threads, budget, checkpointing, cuts) in
+        [(2, 10_000, false, 1), (1, 1, false, 3), (2, 100, false, 3), (1, 10_000, true, 1), (2, 160, true, 2)]
+    {
+        let (micro_batches, m, bits) = run(threads, budget, checkpointing);
+        let title = format!("{threads} threads, {budget} tokens, checkpointing {checkpointing}");
+        assert_eq!(micro_batches, cuts, "{title}");
+        assert_eq!(m, metrics, "{title}");
+        assert!(bits == reference, "{title}: other bits");
+    }
+}
+
+#[test]
+fn goes_on_from_saved_moments() {
+    let ctx = context(1);
+    let mut weights = policy(ctx.memory());
+    let samples = samples(&weights);
+    let new = || Trainer::new(ctx.memory(), &config(), trainer_config(100, false)).expect("trainer");
+    let mut trainer = new();
+    for _ in 0..2 {
+        trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+    }
+    let (mut again, mut resumed) = (policy(ctx.memory()), new());
+    for spec in TensorSource::tensors(&weights) {
+        again.put(&spec.name, &weights.get(&spec.name).expect("tensor")).expect("tensor");
+        for (from, mut to) in trainer.optimizer().moments().into_iter().zip(resumed.optimizer_mut().moments_mut()) {
+            to.put(&spec.name, &from.get(&spec.name).expect("moment")).expect("moment");
+        }
+    }
+    again.version = weights.version;
+    resumed.set_state(trainer.state());
+    assert_eq!(resumed.state().steps, 2);
+    let a = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+    let b = resumed.update(&ctx, &mut again, &samples, 1e-3).expect("update");
+    assert_eq!(lasting(a), lasting(b));
+    assert!(bits(&weights) == bits(&again));
+}
+
+#[test]
+fn a_step_that_is_not_finite_is_skipped_and_three_end_the_run() {
+    let ctx = context(1);
+    let mut weights = policy(ctx.memory());
+    let good = samples(&weights);
+    let mut bad = good.clone();
+    bad[3].advantage = Advantage::Sequence(f32::INFINITY);
+    let mut trainer = Trainer::new(ctx.memory(), &weights.config, trainer_config(100, false)).expect("trainer");
+    let before = bits(&weights);
+    for count in [1, 2] {
+        let metrics = trainer.update(&ctx, &mut weights, &bad, 1e-3).expect("skipped");
+        assert!(metrics.skipped && metrics.skipped_total == count && weights.version == 1);
+        assert!(bits(&weights) == before);
+    }
+    assert_eq!((trainer.state().steps, trainer.state().skipped_in_a_row), (0, 2));
+    assert!(!trainer.update(&ctx, &mut weights, &good, 1e-3).expect("a good one").skipped);
+    assert_eq!((trainer.state().steps, trainer.state().skipped_in_a_row, weights.version), (1, 0, 2));
+    let third = (0..3).map(|_| trainer.update(&ctx, &mut weights, &bad, 1e-3)).last().expect("three");
+    assert!(matches!(third, Err(Error::NonFinite { count: 3, what: "the loss", .. })), "{third:?}");
+    assert_eq!((trainer.state().skipped_total, weights.version), (5, 2));
+}
+
+#[test]
+fn supervised_loss_is_the_mean_and_falls() {
+    let ctx = context(1);
+    let mut weights = policy(ctx.memory());
+    let samples: Vec<Sample> =
+        samples(&weights).into_iter().map(|s| Sample::supervised(s.prompt, s.completion)).collect();
+    let pairs: Vec<_> =
+        samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
+    let scores = Scorer::new(ctx.memory(), 50, false).score(&ctx, &weights, &pairs, 1.0).expect("scores");
+    let logps: Vec<f32> = scores.into_iter().flat_map(|s| s.logps).collect();
+    let mean = -logps.iter().map(|&x| f64::from(x)).sum::<f64>() / logps.len() as f64;
+    let config = TrainerConfig { objective: Objective::Supervised, temperature: 1.0, ..trainer_config(100, false) };
+    let mut trainer = Trainer::new(ctx.memory(), &weights.config, config).expect("trainer");
+    let losses: Vec<f64> =
+        (0..12).map(|_| trainer.update(&ctx, &mut weights, &samples, 1e-2).expect("update").loss).collect();
+    assert!((losses[0] - mean).abs() < 1e-9 * mean, "{} {mean}", losses[0]);
+    assert!(losses[11] < 0.8 * losses[0], "{losses:?}");
+}
+
+#[test]
+fn refuses_what_does_not_fit() {
+    let ctx = context(1);
+    let mut weights = policy(ctx.memory());
+    let zero = TrainerConfig { temperature: 0.0, ..trainer_config(100, false) };
+    assert!(matches!(Trainer::new(ctx.memory(), &weights.config, zero), Err(Error::Config(_))));
+    let mut trainer = Trainer::new(ctx.memory(), &weights.config, trainer_config(100, false)).expect("trainer");
+    let good = samples(&weights);
+    let mut refuse = |spoil: &dyn Fn(&mut Sample)| {
+        let mut bad = good.clone();
+        spoil(&mut bad[4]);
+        match trainer.update(&ctx, &mut weights, &bad, 1e-3) {
+            Err(Error::Sample { index: 4, message }) => message,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(refuse(&|s| s.prompt = [].into()).contains("no token"));
+    assert!(refuse(&|s| s.completion[0] = 50).contains("token 50"));
+    assert!(refuse(&|s| s.ref_logps = None).contains("beta"));
+    assert!(refuse(&|s| s.mask.truncate(0)).contains("mask"));
+    assert!(refuse(&|s| s.sampler_logps.truncate(0)).contains("sampler_logps"));
+}
