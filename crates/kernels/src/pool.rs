@@ -19,6 +19,7 @@ pub trait Tasks: Sync {
 #[derive(Default)]
 pub struct Scratch {
     buffer: Vec<f32>,
+    inner: Option<Box<Scratch>>,
 }
 
 impl Scratch {
@@ -28,6 +29,13 @@ impl Scratch {
             self.buffer.resize(len, 0.0);
         }
         &mut self.buffer[..len]
+    }
+    /// `len` elements with unspecified contents, and another scratch for what is called while they are in use.
+    pub fn split(&mut self, len: usize) -> (&mut [f32], &mut Scratch) {
+        if self.buffer.len() < len {
+            self.buffer.resize(len, 0.0);
+        }
+        (&mut self.buffer[..len], self.inner.get_or_insert_default())
     }
 }
 

@@ -18,7 +18,15 @@
 //! order. The bits of a row depend on that row and the weights alone. The sampler ([`super::sample`]) calls the same
 //! functions, which is why its log-probabilities are the trainer's. The way back recomputes the logits window by window.
 
-use crate::{Context, Matrix, Result, View, ViewMut};
+pub(crate) mod cpu;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::args::{expect, expect_below, expect_shape};
+use crate::pool::Disjoint;
+use crate::{Context, DType, Error, Matrix, Result, View, ViewMut};
+use cpu::{Beta, Head};
 
 /// Vocabulary entries of a chunk: 16 panels of the weight.
 pub const CHUNK: usize = 512;
@@ -65,12 +73,75 @@ pub struct Backward<'a> {
     pub d_weight: Option<&'a mut Matrix>,
 }
 
-/// Log-probabilities, log-sum-exps and entropies.
-pub fn forward(_ctx: &Context, _args: Forward<'_>) -> Result<()> {
-    unimplemented!()
+/// Log-probabilities, log-sum-exps and entropies. Beside its outputs it holds statistics of up to 256 rows, 12 bytes for
+/// each and every chunk, and 128 KiB of logits per thread.
+pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
+    const OP: &str = "lm_head::forward";
+    let Forward { hidden, weight, targets, inv_temperature, logps, lse, entropies } = args;
+    let head = Head::new(ctx, OP, hidden, weight)?;
+    let rows = head.rows();
+    expect(OP, "targets", targets, DType::U32, &[rows])?;
+    expect(OP, "logps", logps.view(), DType::F32, &[rows])?;
+    expect(OP, "lse", lse.view(), DType::F32, &[rows])?;
+    if let Some(entropies) = &entropies {
+        expect(OP, "entropies", entropies.view(), DType::F32, &[rows])?;
+    }
+    let targets = targets.u32();
+    expect_below(OP, "targets", targets, head.vocab)?;
+    head.book(1, 1);
+    let (logps, lse) = (Disjoint::new(logps.f32()), Disjoint::new(lse.f32()));
+    let entropies = entropies.map(|e| Disjoint::new(e.f32()));
+    for block in head.blocks() {
+        head.with_partials(block.len(), |partials| {
+            let partials = Disjoint::new(partials);
+            let beta = Beta::All(inv_temperature);
+            let picked = Some((targets, &logps));
+            let chunks = cpu::Chunks { head: &head, rows: block.clone(), beta, partials: &partials, picked };
+            ctx.run(chunks.tasks(), &chunks);
+            let combine = cpu::Combine {
+                head: &head,
+                rows: block,
+                partials: &partials,
+                logps: &logps,
+                lse: &lse,
+                entropies: entropies.as_ref(),
+            };
+            ctx.run(combine.tasks(), &combine);
+        });
+    }
+    Ok(())
 }
 
-/// Gradients of hidden rows and weight.
-pub fn backward(_ctx: &Context, _args: Backward<'_>) -> Result<()> {
-    unimplemented!()
+/// Gradients of hidden rows and weight. Beside its outputs it holds gradients of at most 256 rows × 4096 logits (4 MiB)
+/// and 128 KiB of logits per thread.
+pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
+    const OP: &str = "lm_head::backward";
+    let Backward { hidden, weight, targets, inv_temperature, lse, d_logps, d_entropies, entropies, d_hidden, d_weight } =
+        args;
+    let head = Head::new(ctx, OP, hidden, weight)?;
+    let (rows, h) = (head.rows(), head.width);
+    expect(OP, "targets", targets, DType::U32, &[rows])?;
+    expect(OP, "lse", lse, DType::F32, &[rows])?;
+    expect(OP, "d_logps", d_logps, DType::F32, &[rows])?;
+    expect(OP, "d_hidden", d_hidden.view(), DType::F32, &[rows, h])?;
+    let entropies = match (d_entropies, entropies) {
+        (None, _) => None,
+        (Some(_), None) => {
+            return Err(Error::Value { op: OP, message: "d_entropies is given without entropies".into() });
+        }
+        (Some(d), Some(e)) => {
+            expect(OP, "d_entropies", d, DType::F32, &[rows])?;
+            expect(OP, "entropies", e, DType::F32, &[rows])?;
+            Some((d.f32(), e.f32()))
+        }
+    };
+    if let Some(d_weight) = &d_weight {
+        expect_shape(OP, "d_weight", &[d_weight.rows(), d_weight.cols()], &[head.vocab, h])?;
+    }
+    let targets = targets.u32();
+    expect_below(OP, "targets", targets, head.vocab)?;
+    head.book(if d_weight.is_some() { 3 } else { 2 }, if d_weight.is_some() { 4 } else { 2 });
+    let slopes = cpu::Slopes { targets, beta: inv_temperature, lse: lse.f32(), d_logps: d_logps.f32(), entropies };
+    cpu::backward(ctx, &head, &slopes, d_hidden.f32(), d_weight.map(|w| w.data_mut().view_mut().f32()));
+    Ok(())
 }

@@ -14,7 +14,17 @@
 //! A row with neither penalty nor truncation keeps no logits: chunk statistics first ([`super::lm_head`]), the chunk by
 //! the uniform, then the logits of that chunk again and the token in it. Other rows take a tile of up to 16 rows of logits.
 
-use crate::{Context, Matrix, Result, View, ViewMut};
+mod cpu;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+mod truncate;
+
+use super::args::{expect, expect_below, expect_shape};
+use super::lm_head::cpu::Head;
+use crate::pool::Disjoint;
+use crate::{Context, DType, Error, Matrix, Result, View, ViewMut};
+use cpu::{Draws, Outputs};
 
 /// How one row is drawn.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +63,61 @@ pub struct Forward<'a> {
     pub truncated_logps: Option<ViewMut<'a>>,
 }
 
-/// Draws a token for each row.
-pub fn forward(_ctx: &Context, _args: Forward<'_>) -> Result<()> {
-    unimplemented!()
+/// Draws a token for each row. Beside its outputs it holds what [`super::lm_head::forward`] does, and for rows with a
+/// penalty or a truncation 16 rows of logits, and 16 bytes per vocabulary entry and thread.
+pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
+    const OP: &str = "sample::forward";
+    let Forward { hidden, weight, rows, ids, logps, truncated_logps } = args;
+    let head = Head::new(ctx, OP, hidden, weight)?;
+    expect_shape(OP, "rows", &[rows.len()], &[head.rows()])?;
+    expect(OP, "ids", ids.view(), DType::U32, &[rows.len()])?;
+    expect(OP, "logps", logps.view(), DType::F32, &[rows.len()])?;
+    if let Some(logps) = &truncated_logps {
+        expect(OP, "truncated_logps", logps.view(), DType::F32, &[rows.len()])?;
+    }
+    if head.vocab == 0 && !rows.is_empty() {
+        return Err(Error::Value { op: OP, message: "there is no vocabulary to draw from".into() });
+    }
+    rows.iter().try_for_each(|row| row.check(OP, head.vocab))?;
+    head.book(1, 1);
+    let outputs = Outputs {
+        ids: Disjoint::new(ids.u32()),
+        logps: Disjoint::new(logps.f32()),
+        truncated_logps: truncated_logps.map(|t| Disjoint::new(t.f32())),
+    };
+    let betas = rows.iter().map(|row| row.inv_temperature()).collect();
+    Draws { head, rows, betas, outputs }.run(ctx);
+    Ok(())
+}
+
+impl RowParams<'_> {
+    /// 1/T rounded to f32, as the trainer multiplies logits with; 1 when greedy.
+    fn inv_temperature(&self) -> f32 {
+        if self.temperature == 0.0 { 1.0 } else { (1.0 / self.temperature) as f32 }
+    }
+    /// Whether the whole row of logits is needed at once.
+    fn needs_logits(&self) -> bool {
+        let truncated = self.temperature > 0.0 && (self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0);
+        truncated || self.repetition_penalty != 1.0
+    }
+    fn check(&self, op: &'static str, vocab: usize) -> Result<()> {
+        let fail = |message: String| Err(Error::Value { op, message });
+        let one = |x: f64| x > 0.0 && x <= 1.0;
+        if !(self.temperature >= 0.0 && self.inv_temperature().is_finite()) {
+            return fail(format!("temperature is {}, expected 0 or more", self.temperature));
+        }
+        if !one(self.top_p) {
+            return fail(format!("top_p is {}, expected above 0 and at most 1", self.top_p));
+        }
+        if self.min_p != 0.0 && !one(self.min_p) {
+            return fail(format!("min_p is {}, expected 0 to 1", self.min_p));
+        }
+        if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
+            return fail(format!("repetition_penalty is {}, expected above 0", self.repetition_penalty));
+        }
+        match self.repetition_penalty != 1.0 {
+            true => expect_below(op, "history", self.history, vocab),
+            false => Ok(()),
+        }
+    }
 }

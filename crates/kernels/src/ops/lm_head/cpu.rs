@@ -1,0 +1,389 @@
+//! Chunks of logits on the CPU: what the log-sum-exp keeps of them, and the gradient made from them.
+
+use super::CHUNK;
+use crate::context::count;
+use crate::matrix::PANEL;
+use crate::ops::args::{expect, two_dims};
+use crate::ops::linear::cpu::{Left, Operands, Order, Product, Right};
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::simd::{LANES, Simd};
+use crate::{Context, DType, Isa, Matrix, Result, View, math};
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Rows of a block: the weight is read once for each.
+const BLOCK_ROWS: usize = 256;
+/// Rows of a task.
+const TILE_ROWS: usize = 64;
+/// Logits of a row whose gradients are held at once, on the way back.
+const WINDOW: usize = 8 * CHUNK;
+/// What is kept of a chunk of a row: m, Σ exp(z−m), Σ exp(z−m)(z−m).
+pub(crate) const KEPT: usize = 3;
+/// Stands for −∞ where exp(z−m), which is 0 there, multiplies it.
+const FAR: f32 = -1e4;
+
+/// Hidden rows and the weight that makes logits of them.
+pub(crate) struct Head<'a> {
+    isa: Isa,
+    hidden: &'a [f32],
+    weight: &'a [f32],
+    rows: usize,
+    /// H
+    pub(crate) width: usize,
+    /// V
+    pub(crate) vocab: usize,
+}
+
+impl<'a> Head<'a> {
+    pub(crate) fn new(ctx: &Context, op: &'static str, hidden: View<'a>, weight: &'a Matrix) -> Result<Head<'a>> {
+        let [rows, width] = two_dims(op, "hidden", hidden)?;
+        expect(op, "hidden", hidden, DType::F32, &[rows, weight.cols()])?;
+        let (hidden, data) = (hidden.f32(), weight.data().view().f32());
+        Ok(Head { isa: ctx.isa(), hidden, weight: data, rows, width, vocab: weight.rows() })
+    }
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+    pub(crate) fn chunks(&self) -> usize {
+        self.vocab.div_ceil(CHUNK)
+    }
+    /// The rows in blocks.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        blocks(0..self.rows, BLOCK_ROWS)
+    }
+    /// Books `products` products of all rows, and the weight `passes` times.
+    pub(crate) fn book(&self, products: usize, passes: usize) {
+        let weight = size_of_val(self.weight) * passes * self.rows.div_ceil(BLOCK_ROWS);
+        count(2 * (products * self.rows * self.width * self.vocab) as u64, (weight + size_of_val(self.hidden)) as u64);
+    }
+    /// Runs `f` with room for the statistics of `rows` rows, `[rows][chunks][KEPT]`.
+    pub(crate) fn with_partials<T>(&self, rows: usize, f: impl FnOnce(&mut [f32]) -> T) -> T {
+        with_workspace(rows * self.chunks() * KEPT, f)
+    }
+
+    /// `to = hidden[rows] Wᵀ` of vocabulary `ids`, which starts at a panel: `[rows][ids]`.
+    pub(crate) fn product<'b>(&self, rows: Range<usize>, ids: Range<usize>, to: &'b mut [f32]) -> Product<'b>
+    where
+        'a: 'b,
+    {
+        debug_assert!(ids.start % PANEL == 0);
+        let operands = Operands {
+            m: rows.len(),
+            n: ids.len(),
+            depth: self.width,
+            left: Left::Rows(&self.hidden[rows.start * self.width..rows.end * self.width], self.width),
+            right: Right::Panels(&self.weight[ids.start * self.width..]),
+            c: to,
+            order: Order::Rows,
+            accumulate: false,
+            bias: None,
+        };
+        Product::new(self.isa, operands)
+    }
+
+    /// The same for chunk `chunk`, on this thread. Returns the ids of the chunk.
+    #[inline(always)]
+    pub(crate) fn logits<V: Simd>(
+        &self,
+        rows: Range<usize>,
+        chunk: usize,
+        to: &mut [f32],
+        scratch: &mut Scratch,
+    ) -> Range<usize> {
+        let ids = chunk * CHUNK..self.vocab.min((chunk + 1) * CHUNK);
+        let m = rows.len();
+        let product = self.product(rows, ids.clone(), to);
+        // SAFETY: `to` is borrowed exclusively, and this thread computes all of it.
+        unsafe { product.block::<V>(0..m, 0..ids.len().div_ceil(PANEL), scratch) };
+        ids
+    }
+}
+
+/// `range` in pieces of at most `len`.
+pub(crate) fn blocks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    range.clone().step_by(len).map(move |start| start..range.end.min(start + len))
+}
+
+/// 1/T of each row.
+#[derive(Clone, Copy)]
+pub(crate) enum Beta<'a> {
+    All(f32),
+    /// Counted from the first row of all.
+    Each(&'a [f32]),
+}
+
+impl Beta<'_> {
+    #[inline(always)]
+    pub(crate) fn of(&self, row: usize) -> f32 {
+        match self {
+            Beta::All(beta) => *beta,
+            Beta::Each(betas) => betas[row],
+        }
+    }
+}
+
+/// Scales a chunk of a row's logits by `beta` in place, and gives what is kept of it.
+#[inline(always)]
+pub(crate) fn statistics<V: Simd>(logits: &mut [f32], beta: f32) -> [f32; KEPT] {
+    let none = V::splat(f32::NEG_INFINITY);
+    let mut max = none;
+    for z in logits.chunks_mut(LANES) {
+        let n = z.len();
+        let scaled = V::load_partial(z, n).mul(V::splat(beta));
+        scaled.store_partial(z, n);
+        max = max.max(V::select(V::first(n), scaled, none));
+    }
+    let m = max.max_lane();
+    let (mut sum, mut slope) = (V::splat(0.0), V::splat(0.0));
+    for z in logits.chunks(LANES) {
+        let n = z.len();
+        let below = V::select(V::first(n), V::load_partial(z, n), none).sub(V::splat(m));
+        let e = math::exp(below);
+        sum = sum.add(e);
+        slope = e.fma(below.max(V::splat(FAR)), slope);
+    }
+    [m, sum.sum(), slope.sum()]
+}
+
+/// What the chunks of a row come to.
+pub(crate) struct Row {
+    /// The largest z.
+    pub max: f32,
+    /// ln Σ exp z
+    pub lse: f32,
+    /// −Σ p ln p
+    pub entropy: f32,
+}
+
+/// Combines the chunks of a row, `[chunks][KEPT]`, in ascending order.
+#[inline(always)]
+pub(crate) fn combine<V: Simd>(chunks: &[f32]) -> Row {
+    let mut max = f32::NEG_INFINITY;
+    for chunk in chunks.chunks_exact(KEPT) {
+        max = if chunk[0] > max { chunk[0] } else { max };
+    }
+    let (mut sum, mut slope) = (0.0f32, 0.0f32);
+    for chunk in chunks.chunks_exact(KEPT) {
+        let below = chunk[0] - max;
+        let factor = math::exp1::<V>(below);
+        sum = chunk[1].mul_add(factor, sum);
+        slope = chunk[1].mul_add(below.max(FAR), chunk[2]).mul_add(factor, slope);
+    }
+    // `ln` takes positive normal numbers: anything else is a row that is not finite, and says so.
+    let ln = if sum >= 1.0 && sum.is_finite() { math::ln1::<V>(sum) } else { f32::NAN };
+    Row { max, lse: max + ln, entropy: ln - slope / sum }
+}
+
+/// Statistics of every chunk of a block of rows.
+pub(crate) struct Chunks<'a> {
+    pub head: &'a Head<'a>,
+    pub rows: Range<usize>,
+    pub beta: Beta<'a>,
+    /// `[rows of the block][chunks][KEPT]`
+    pub partials: &'a Disjoint<'a, f32>,
+    /// Ids whose z is wanted, and where to: counted from the first row of all.
+    pub picked: Option<(&'a [u32], &'a Disjoint<'a, f32>)>,
+}
+
+impl Chunks<'_> {
+    fn tiles(&self) -> usize {
+        self.rows.len().div_ceil(TILE_ROWS)
+    }
+    pub(crate) fn tasks(&self) -> usize {
+        self.head.chunks() * self.tiles()
+    }
+}
+
+/// The rows of tile `tile` of a block.
+fn tile_rows(block: &Range<usize>, tile: usize) -> Range<usize> {
+    let start = block.start + tile * TILE_ROWS;
+    start..block.end.min(start + TILE_ROWS)
+}
+
+impl Tasks for Chunks<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
+        // Tiles of a chunk come one after the other, so that they find its panels in the cache.
+        let (chunk, rows) = (index / self.tiles(), tile_rows(&self.rows, index % self.tiles()));
+        let (logits, scratch) = scratch.split(TILE_ROWS * CHUNK);
+        let ids = self.head.logits::<V>(rows.clone(), chunk, logits, scratch);
+        for (row, logits) in rows.zip(logits.chunks_exact_mut(ids.len())) {
+            let kept = statistics::<V>(logits, self.beta.of(row));
+            let at = ((row - self.rows.start) * self.head.chunks() + chunk) * KEPT;
+            // SAFETY: each row and chunk is one task's.
+            unsafe { self.partials.slice(at..at + KEPT) }.copy_from_slice(&kept);
+            if let Some((wanted, to)) = self.picked {
+                let id = wanted[row] as usize;
+                if ids.contains(&id) {
+                    // SAFETY: one chunk alone has the id.
+                    let z = unsafe { to.slice(row..row + 1) };
+                    z[0] = logits[id - ids.start];
+                }
+            }
+        }
+    }
+}
+
+/// From the statistics of a block, and each target's z in `logps`, to the outputs.
+pub(crate) struct Combine<'a> {
+    pub head: &'a Head<'a>,
+    pub rows: Range<usize>,
+    pub partials: &'a Disjoint<'a, f32>,
+    pub logps: &'a Disjoint<'a, f32>,
+    pub lse: &'a Disjoint<'a, f32>,
+    pub entropies: Option<&'a Disjoint<'a, f32>>,
+}
+
+/// Rows of a task of [`Combine`].
+const COMBINE_ROWS: usize = 16;
+
+impl Combine<'_> {
+    pub(crate) fn tasks(&self) -> usize {
+        self.rows.len().div_ceil(COMBINE_ROWS)
+    }
+}
+
+impl Tasks for Combine<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        let start = self.rows.start + index * COMBINE_ROWS;
+        let kept = self.head.chunks() * KEPT;
+        for row in start..self.rows.end.min(start + COMBINE_ROWS) {
+            let at = (row - self.rows.start) * kept;
+            // SAFETY: each row is one task's.
+            unsafe {
+                let done = combine::<V>(self.partials.slice(at..at + kept));
+                self.logps.slice(row..row + 1)[0] -= done.lse;
+                self.lse.slice(row..row + 1)[0] = done.lse;
+                if let Some(entropies) = self.entropies {
+                    entropies.slice(row..row + 1)[0] = done.entropy;
+                }
+            }
+        }
+    }
+}
+
+/// What the gradient of a row's logits is made of; each `[R]`.
+pub(super) struct Slopes<'a> {
+    pub targets: &'a [u32],
+    pub beta: f32,
+    pub lse: &'a [f32],
+    pub d_logps: &'a [f32],
+    /// Gradients of entropies, and entropies.
+    pub entropies: Option<(&'a [f32], &'a [f32])>,
+}
+
+impl Slopes<'_> {
+    /// `to = β dz` of a row's logits `ids`, from the unscaled logits.
+    #[inline(always)]
+    fn row<V: Simd>(&self, row: usize, ids: Range<usize>, logits: &[f32], to: &mut [f32]) {
+        let (d_entropy, entropy) = self.entropies.map_or((0.0, 0.0), |(d, e)| (d[row], e[row]));
+        let (beta, lse) = (V::splat(self.beta), V::splat(self.lse[row]));
+        let (a, b) = (V::splat(-self.beta * self.d_logps[row]), V::splat(-self.beta * d_entropy));
+        for (from, to) in logits.chunks(LANES).zip(to.chunks_mut(LANES)) {
+            let n = from.len();
+            let ln_p = V::load_partial(from, n).mul(beta).sub(lse);
+            let p = math::exp(ln_p);
+            p.mul(ln_p.max(V::splat(FAR)).add(V::splat(entropy)).fma(b, a)).store_partial(to, n);
+        }
+        let target = self.targets[row] as usize;
+        if ids.contains(&target) {
+            to[target - ids.start] += self.beta * self.d_logps[row];
+        }
+    }
+}
+
+/// Gradients of a window of the logits of a block of rows.
+struct Window<'a> {
+    head: &'a Head<'a>,
+    slopes: &'a Slopes<'a>,
+    rows: Range<usize>,
+    ids: Range<usize>,
+    /// `[rows][ids]`
+    d_logits: Disjoint<'a, f32>,
+}
+
+impl Window<'_> {
+    fn tiles(&self) -> usize {
+        self.rows.len().div_ceil(TILE_ROWS)
+    }
+}
+
+impl Tasks for Window<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
+        let chunk = self.ids.start / CHUNK + index / self.tiles();
+        let rows = tile_rows(&self.rows, index % self.tiles());
+        let (logits, scratch) = scratch.split(TILE_ROWS * CHUNK);
+        let ids = self.head.logits::<V>(rows.clone(), chunk, logits, scratch);
+        for (row, logits) in rows.zip(logits.chunks_exact(ids.len())) {
+            let at = (row - self.rows.start) * self.ids.len() + ids.start - self.ids.start;
+            // SAFETY: each row and chunk is one task's.
+            let to = unsafe { self.d_logits.slice(at..at + ids.len()) };
+            self.slopes.row::<V>(row, ids.clone(), logits, to);
+        }
+    }
+}
+
+/// Window by window: the gradient of its logits, then what it adds to hidden rows and weight.
+pub(super) fn backward(
+    ctx: &Context,
+    head: &Head<'_>,
+    slopes: &Slopes<'_>,
+    d_hidden: &mut [f32],
+    mut d_weight: Option<&mut [f32]>,
+) {
+    let h = head.width;
+    for rows in head.blocks() {
+        let hidden = &head.hidden[rows.start * h..rows.end * h];
+        for ids in blocks(0..head.vocab, WINDOW) {
+            with_workspace(rows.len() * ids.len(), |d_logits| {
+                let window =
+                    Window { head, slopes, rows: rows.clone(), ids: ids.clone(), d_logits: Disjoint::new(d_logits) };
+                ctx.run(ids.len().div_ceil(CHUNK) * window.tiles(), &window);
+                let d_logits: &[f32] = d_logits;
+                let panels = ids.start * h..ids.end.next_multiple_of(PANEL) * h;
+                let operands = Operands {
+                    m: rows.len(),
+                    n: h,
+                    depth: ids.len(),
+                    left: Left::Rows(d_logits, ids.len()),
+                    right: Right::Transposed(&head.weight[panels.clone()]),
+                    c: &mut d_hidden[rows.start * h..rows.end * h],
+                    order: Order::Rows,
+                    accumulate: ids.start > 0,
+                    bias: None,
+                };
+                Product::new(ctx.isa(), operands).run(ctx);
+                if let Some(d_weight) = d_weight.as_deref_mut() {
+                    let operands = Operands {
+                        m: h,
+                        n: ids.len(),
+                        depth: rows.len(),
+                        left: Left::Columns(hidden, h),
+                        right: Right::Rows(d_logits),
+                        c: &mut d_weight[panels],
+                        order: Order::Panels,
+                        accumulate: true,
+                        bias: None,
+                    };
+                    Product::new(ctx.isa(), operands).run(ctx);
+                }
+            });
+        }
+    }
+}
+
+thread_local! {
+    static WORKSPACE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `f` with `len` elements of unspecified contents, which the calling thread keeps for the next call.
+pub(crate) fn with_workspace<T>(len: usize, f: impl FnOnce(&mut [f32]) -> T) -> T {
+    WORKSPACE.with_borrow_mut(|workspace| {
+        if workspace.len() < len {
+            workspace.resize(len, 0.0);
+        }
+        f(&mut workspace[..len])
+    })
+}

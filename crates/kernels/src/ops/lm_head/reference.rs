@@ -1,0 +1,107 @@
+//! The head, slow and obvious; and the formula of the fast forward in scalars, whose bits every instruction set gives.
+
+use super::CHUNK;
+use crate::check::Float;
+use crate::math;
+use crate::simd::{LANES, portable::F32x16};
+
+/// Outputs of the forward, `[R]` each.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outputs<F> {
+    /// z[target] − lse
+    pub logps: Vec<F>,
+    /// ln Σ exp z
+    pub lse: Vec<F>,
+    /// −Σ p ln p
+    pub entropies: Vec<F>,
+}
+
+/// z `[V]` of one hidden row: ascending fused multiply-adds, times β.
+fn scaled_logits<F: Float>(hidden: &[F], weight: &[F], beta: F) -> Vec<F> {
+    let dot = |w: &[F]| hidden.iter().zip(w).fold(F::default(), |sum, (&x, &w)| x.mul_add(w, sum));
+    weight.chunks_exact(hidden.len()).map(|w| dot(w) * beta).collect()
+}
+
+fn log_sum_exp<F: Float>(z: &[F]) -> F {
+    let max = z.iter().copied().fold(z[0], |m, z| if z > m { z } else { m });
+    max + z.iter().map(|&z| (z - max).exp()).sum::<F>().ln()
+}
+
+/// `hidden: [R, H]`, `weight: [V, H]` row-major, `targets: [R]`.
+pub fn forward<F: Float>(h: usize, hidden: &[F], weight: &[F], targets: &[u32], beta: F) -> Outputs<F> {
+    let mut out = Outputs { logps: vec![], lse: vec![], entropies: vec![] };
+    for (hidden, &target) in hidden.chunks_exact(h).zip(targets) {
+        let z = scaled_logits(hidden, weight, beta);
+        let lse = log_sum_exp(&z);
+        out.logps.push(z[target as usize] - lse);
+        out.lse.push(lse);
+        out.entropies.push(z.iter().map(|&z| -((z - lse).exp() * (z - lse))).sum());
+    }
+    out
+}
+
+/// Gradients of `hidden` and `weight`, given those of `logps` and `entropies`.
+pub fn backward<F: Float>(
+    h: usize,
+    hidden: &[F],
+    weight: &[F],
+    targets: &[u32],
+    beta: F,
+    d_logps: &[F],
+    d_entropies: &[F],
+) -> (Vec<F>, Vec<F>) {
+    let (mut d_hidden, mut d_weight) = (vec![F::default(); hidden.len()], vec![F::default(); weight.len()]);
+    let out = forward(h, hidden, weight, targets, beta);
+    for (r, hidden) in hidden.chunks_exact(h).enumerate() {
+        for (v, z) in scaled_logits(hidden, weight, beta).into_iter().enumerate() {
+            let ln_p = z - out.lse[r];
+            let p = ln_p.exp();
+            let hit = F::of(f64::from(u8::from(v == targets[r] as usize)));
+            let d_z = d_logps[r] * (hit - p) - d_entropies[r] * p * (ln_p + out.entropies[r]);
+            for i in 0..h {
+                d_hidden[r * h + i] += beta * d_z * weight[v * h + i];
+                d_weight[v * h + i] += beta * d_z * hidden[i];
+            }
+        }
+    }
+    (d_hidden, d_weight)
+}
+
+/// The formula of the fast forward in f32 scalars, chunk by chunk and lane by lane.
+pub fn emulated(h: usize, hidden: &[f32], weight: &[f32], targets: &[u32], beta: f32) -> Outputs<f32> {
+    let exp = math::exp1::<F32x16>;
+    let mut out = Outputs { logps: vec![], lse: vec![], entropies: vec![] };
+    for (hidden, &target) in hidden.chunks_exact(h).zip(targets) {
+        let z = scaled_logits(hidden, weight, beta);
+        let largest = |z: &[f32]| z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let max = largest(&z);
+        let (mut sum, mut slope) = (0.0f32, 0.0f32);
+        for chunk in z.chunks(CHUNK) {
+            let m = largest(chunk);
+            let (mut sums, mut slopes) = ([0.0f32; LANES], [0.0f32; LANES]);
+            for (i, z) in chunk.iter().enumerate() {
+                let e = exp(z - m);
+                sums[i % LANES] += e;
+                slopes[i % LANES] = e.mul_add(z - m, slopes[i % LANES]);
+            }
+            let factor = exp(m - max);
+            sum = tree(sums).mul_add(factor, sum);
+            slope = tree(sums).mul_add(m - max, tree(slopes)).mul_add(factor, slope);
+        }
+        let ln = math::ln1::<F32x16>(sum);
+        out.logps.push(z[target as usize] - (max + ln));
+        out.lse.push(max + ln);
+        out.entropies.push(ln - slope / sum);
+    }
+    out
+}
+
+/// The sum of 16 lanes that all instruction sets share.
+fn tree(mut lanes: [f32; LANES]) -> f32 {
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            lanes[i] += lanes[i + half];
+        }
+    }
+    lanes[0]
+}

@@ -1,0 +1,253 @@
+use super::*;
+use crate::check::{directional_error, normal, relative_error};
+use crate::{Device, Isa, Layout, Memory, Tensor};
+use reference::Outputs;
+
+/// Odd shapes `[R, H, V]`: one, tails of panels and chunks, several tiles, several chunks, several windows, nothing.
+const SHAPES: [[usize; 3]; 9] = [
+    [1, 1, 1],
+    [3, 5, 7],
+    [2, 129, 33],
+    [5, 7, 512],
+    [4, 9, 513],
+    [3, 20, 1700],
+    [70, 3, 1031],
+    [2, 2, 4200],
+    [0, 4, 40],
+];
+
+struct Case {
+    r: usize,
+    h: usize,
+    v: usize,
+    beta: f32,
+    hidden: Vec<f32>,
+    weight: Vec<f32>,
+    targets: Vec<u32>,
+    d_logps: Vec<f32>,
+    d_entropies: Vec<f32>,
+    weight0: Vec<f32>,
+}
+
+impl Case {
+    fn new([r, h, v]: [usize; 3], beta: f32) -> Case {
+        Case {
+            r,
+            h,
+            v,
+            beta,
+            hidden: normal(1, r * h),
+            weight: normal(2, v * h),
+            targets: (0..r as u32).map(|r| (r * 7919 + v as u32 - 1) % v as u32).collect(),
+            d_logps: normal(4, r),
+            d_entropies: normal(5, r),
+            weight0: normal(6, v * h),
+        }
+    }
+    fn forward(&self, ctx: &Context, rows: std::ops::Range<usize>) -> Outputs<f32> {
+        let m = memory();
+        let hidden = Tensor::from_f32(&m, &[self.r, self.h], &self.hidden);
+        let weight = Matrix::from_f32(&m, self.v, self.h, &self.weight);
+        let targets = Tensor::from_u32(&m, &[self.r], &self.targets);
+        let poisoned = || Tensor::from_f32(&m, &[rows.len()], &vec![f32::NAN; rows.len()]);
+        let (mut logps, mut lse, mut entropies) = (poisoned(), poisoned(), poisoned());
+        let args = Forward {
+            hidden: hidden.rows(rows.clone()),
+            weight: &weight,
+            targets: targets.rows(rows.clone()),
+            inv_temperature: self.beta,
+            logps: logps.view_mut(),
+            lse: lse.view_mut(),
+            entropies: Some(entropies.view_mut()),
+        };
+        forward(ctx, args).unwrap();
+        Outputs { logps: logps.to_vec_f32(), lse: lse.to_vec_f32(), entropies: entropies.to_vec_f32() }
+    }
+    /// `d_hidden` and `d_weight`, the rows given in two calls cut at `cut`.
+    fn backward(&self, ctx: &Context, cut: usize, spoil: impl Fn(&mut Vec<f32>)) -> (Vec<f32>, Vec<f32>) {
+        let m = memory();
+        let out = self.forward(ctx, 0..self.r);
+        let vector = |data: &[f32]| Tensor::from_f32(&m, &[data.len()], data);
+        let mut spoiled = out.lse.clone();
+        spoil(&mut spoiled);
+        let (lse, entropies) = (vector(&spoiled), vector(&out.entropies));
+        let (d_logps, d_entropies) = (vector(&self.d_logps), vector(&self.d_entropies));
+        let hidden = Tensor::from_f32(&m, &[self.r, self.h], &self.hidden);
+        let weight = Matrix::from_f32(&m, self.v, self.h, &self.weight);
+        let targets = Tensor::from_u32(&m, &[self.r], &self.targets);
+        let mut d_hidden = Tensor::from_f32(&m, &[self.r, self.h], &vec![f32::NAN; self.r * self.h]);
+        let mut d_weight = Matrix::from_f32(&m, self.v, self.h, &self.weight0);
+        for rows in [0..cut, cut..self.r] {
+            let args = Backward {
+                hidden: hidden.rows(rows.clone()),
+                weight: &weight,
+                targets: targets.rows(rows.clone()),
+                inv_temperature: self.beta,
+                lse: lse.rows(rows.clone()),
+                d_logps: d_logps.rows(rows.clone()),
+                d_entropies: Some(d_entropies.rows(rows.clone())),
+                entropies: Some(entropies.rows(rows.clone())),
+                d_hidden: d_hidden.rows_mut(rows.clone()),
+                d_weight: Some(&mut d_weight),
+            };
+            backward(ctx, args).unwrap();
+        }
+        (d_hidden.to_vec_f32(), d_weight.unpack_rows(0..self.v))
+    }
+    fn oracle_backward(&self) -> (Vec<f64>, Vec<f64>) {
+        let (d_hidden, mut d_weight) = reference::backward(
+            self.h,
+            &f64s(&self.hidden),
+            &f64s(&self.weight),
+            &self.targets,
+            self.beta.into(),
+            &f64s(&self.d_logps),
+            &f64s(&self.d_entropies),
+        );
+        d_weight.iter_mut().zip(&self.weight0).for_each(|(d, &start)| *d += f64::from(start));
+        (d_hidden, d_weight)
+    }
+}
+
+fn memory() -> Memory {
+    Memory::new(Device::Cpu)
+}
+
+fn f64s(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| x.into()).collect()
+}
+
+#[test]
+fn forward_equals_the_formula_bit_for_bit() {
+    for shape in SHAPES {
+        for beta in [1.0, 1.0 / 0.7] {
+            let case = Case::new(shape, beta);
+            let formula = reference::emulated(case.h, &case.hidden, &case.weight, &case.targets, beta);
+            for isa in Isa::present() {
+                assert_eq!(case.forward(&Context::cpu(isa, 1), 0..case.r), formula, "{isa:?} {shape:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn forward_is_near_the_f64_oracle() {
+    for shape in SHAPES {
+        let case = Case::new(shape, 0.8);
+        let fast = case.forward(&Context::cpu(Isa::best(), 1), 0..case.r);
+        let exact =
+            reference::forward(case.h, &f64s(&case.hidden), &f64s(&case.weight), &case.targets, case.beta.into());
+        for (fast, exact) in [(&fast.logps, &exact.logps), (&fast.lse, &exact.lse), (&fast.entropies, &exact.entropies)]
+        {
+            for (fast, exact) in fast.iter().zip(exact) {
+                assert!((f64::from(*fast) - exact).abs() < 2e-5, "{shape:?}: {fast} {exact}");
+            }
+        }
+    }
+}
+
+/// The bits may depend neither on the threads, nor on the other rows, nor on where a batch is cut.
+#[test]
+fn bits_do_not_depend_on_threads_or_batch() {
+    for shape in [[70, 20, 1031], [300, 3, 600]] {
+        let case = Case::new(shape, 1.3);
+        let one = Context::cpu(Isa::best(), 1);
+        let (forward, backward) = (case.forward(&one, 0..case.r), case.backward(&one, 0, |_| {}));
+        for threads in [2, 3] {
+            let ctx = Context::cpu(Isa::best(), threads);
+            assert_eq!(case.forward(&ctx, 0..case.r), forward);
+            assert_eq!(case.backward(&ctx, 0, |_| {}), backward);
+        }
+        for row in [0, 1, 63, 64, 69] {
+            assert_eq!(case.forward(&one, row..row + 1).logps, forward.logps[row..row + 1], "row {row} alone");
+        }
+        for cut in [1, 33, 65] {
+            assert_eq!(case.backward(&one, cut, |_| {}), backward, "cut at {cut}");
+        }
+    }
+}
+
+#[test]
+fn oracle_gradients() {
+    for [r, h, v] in [[1, 1, 1], [3, 5, 7], [2, 3, 9]] {
+        let (hidden, weight): (Vec<f64>, Vec<f64>) = (normal(1, r * h), normal(2, v * h));
+        let (d_logps, d_entropies): (Vec<f64>, Vec<f64>) = (normal(3, r), normal(4, r));
+        let targets: Vec<u32> = (0..r).map(|r| (r * 5 % v) as u32).collect();
+        let beta = 1.0 / 0.7;
+        let loss = |all: &[f64]| {
+            let (hidden, weight) = all.split_at(r * h);
+            let out = reference::forward(h, hidden, weight, &targets, beta);
+            let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+            dot(&out.logps, &d_logps) + dot(&out.entropies, &d_entropies)
+        };
+        let (d_hidden, d_weight) = reference::backward(h, &hidden, &weight, &targets, beta, &d_logps, &d_entropies);
+        let (all, gradient) = ([hidden, weight].concat(), [d_hidden, d_weight].concat());
+        if v == 1 {
+            // One token alone is certain: nothing moves it.
+            assert!(gradient.iter().all(|g| g.abs() < 1e-12));
+            continue;
+        }
+        assert!(directional_error(&all, &gradient, loss) < 1e-7);
+        // The check bites: one element a hundredth off.
+        for spoiled in [0, r * h] {
+            let mut g = gradient.clone();
+            g[spoiled] = g[spoiled] * 1.01 + 1e-3;
+            assert!(directional_error(&all, &g, loss) > 1e-6, "element {spoiled} spoiled and not seen");
+        }
+    }
+}
+
+#[test]
+fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
+    for shape in SHAPES {
+        let case = Case::new(shape, 0.9);
+        let (d_hidden, d_weight) = case.oracle_backward();
+        for isa in Isa::present() {
+            let ctx = Context::cpu(isa, 1);
+            let (fast_hidden, fast_weight) = case.backward(&ctx, 0, |_| {});
+            if case.v > 1 {
+                assert!(relative_error(&fast_hidden, &d_hidden) < 1e-5, "{isa:?} {shape:?}");
+            }
+            assert!(relative_error(&fast_weight, &d_weight) < 1e-5, "{isa:?} {shape:?}");
+        }
+    }
+    // The log-sum-exp of one chunk too few, as if its probabilities had not been counted.
+    let case = Case::new([3, 20, 1700], 0.9);
+    let (d_hidden, d_weight) = case.oracle_backward();
+    let spoiled = case.backward(&Context::cpu(Isa::best(), 1), 0, |lse| lse.iter_mut().for_each(|lse| *lse -= 0.3));
+    assert!(relative_error(&spoiled.0, &d_hidden) > 1e-2);
+    assert!(relative_error(&spoiled.1, &d_weight) > 1e-4);
+}
+
+/// What overflows in one row is seen there and nowhere else.
+#[test]
+fn a_row_that_is_not_finite_says_so() {
+    let mut case = Case::new([3, 4, 600], 1.0);
+    case.hidden[4] = f32::NAN;
+    for isa in Isa::present() {
+        let out = case.forward(&Context::cpu(isa, 1), 0..3);
+        for outputs in [&out.logps, &out.lse, &out.entropies] {
+            assert_eq!(outputs.iter().map(|x| x.is_nan()).collect::<Vec<_>>(), [false, true, false]);
+        }
+    }
+}
+
+#[test]
+fn wrong_arguments_are_named() {
+    let ctx = Context::cpu(Isa::Portable, 1);
+    let m = memory();
+    let (hidden, weight) = (Tensor::zeros(&m, &[2, 4], DType::F32), Matrix::zeros(&m, 5, 4, Layout::Panels));
+    let targets = Tensor::from_u32(&m, &[2], &[0, 5]);
+    let (mut logps, mut lse) = (Tensor::zeros(&m, &[2], DType::F32), Tensor::zeros(&m, &[2], DType::F32));
+    let args = Forward {
+        hidden: hidden.view(),
+        weight: &weight,
+        targets: targets.view(),
+        inv_temperature: 1.0,
+        logps: logps.view_mut(),
+        lse: lse.view_mut(),
+        entropies: None,
+    };
+    let message = forward(&ctx, args).unwrap_err().to_string();
+    assert_eq!(message, "lm_head::forward: targets[1] is 5, which is not below 5");
+}

@@ -1,0 +1,188 @@
+//! Draws on the CPU. A row's draw is one task.
+
+use super::RowParams;
+use super::truncate::{self, Drawn};
+use crate::ops::lm_head::CHUNK;
+use crate::ops::lm_head::cpu::{Beta, Chunks, Head, KEPT, blocks, combine, statistics, with_workspace};
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::rng::{philox, unit_f64};
+use crate::simd::{LANES, Simd};
+use crate::{Context, math};
+use std::ops::Range;
+
+/// Rows whose logits are held at once when they are truncated or penalised.
+const TRUNCATED_ROWS: usize = 16;
+
+/// Where draws go; each `[R]`.
+pub(super) struct Outputs<'a> {
+    pub ids: Disjoint<'a, u32>,
+    pub logps: Disjoint<'a, f32>,
+    pub truncated_logps: Option<Disjoint<'a, f32>>,
+}
+
+impl Outputs<'_> {
+    /// # Safety
+    /// No other task writes this row.
+    #[inline(always)]
+    unsafe fn write(&self, row: usize, id: usize, logp: f32, truncated_logp: f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.ids.slice(row..row + 1)[0] = id as u32;
+            self.logps.slice(row..row + 1)[0] = logp;
+            if let Some(to) = &self.truncated_logps {
+                to.slice(row..row + 1)[0] = truncated_logp;
+            }
+        }
+    }
+}
+
+/// The draws of a call.
+pub(super) struct Draws<'a> {
+    pub head: Head<'a>,
+    pub rows: &'a [RowParams<'a>],
+    /// 1/T of each row; 1 when greedy.
+    pub betas: Vec<f32>,
+    pub outputs: Outputs<'a>,
+}
+
+impl Draws<'_> {
+    /// Rows that need their logits and rows that don't, in runs of one kind.
+    pub(super) fn run(&self, ctx: &Context) {
+        let mut start = 0;
+        for run in self.rows.chunk_by(|a, b| a.needs_logits() == b.needs_logits()) {
+            let rows = start..start + run.len();
+            start = rows.end;
+            if run[0].needs_logits() {
+                blocks(rows, TRUNCATED_ROWS).for_each(|rows| self.truncated(ctx, rows));
+            } else {
+                blocks(rows, 256).for_each(|rows| self.plain(ctx, rows));
+            }
+        }
+    }
+
+    fn plain(&self, ctx: &Context, rows: Range<usize>) {
+        self.head.with_partials(rows.len(), |partials| {
+            let partials = Disjoint::new(partials);
+            let beta = Beta::Each(&self.betas);
+            let chunks = Chunks { head: &self.head, rows: rows.clone(), beta, partials: &partials, picked: None };
+            ctx.run(chunks.tasks(), &chunks);
+            ctx.run(rows.len(), &Plain { draws: self, first: rows.start, partials: &partials });
+        });
+    }
+
+    fn truncated(&self, ctx: &Context, rows: Range<usize>) {
+        let vocab = self.head.vocab;
+        with_workspace(rows.len() * vocab, |logits| {
+            self.head.product(rows.clone(), 0..vocab, logits).run(ctx);
+            ctx.run(rows.len(), &Truncated { draws: self, first: rows.start, logits: &Disjoint::new(logits) });
+        });
+    }
+}
+
+/// The uniform of a row.
+fn uniform(row: &RowParams<'_>) -> f64 {
+    let words = philox(row.key, row.counter);
+    unit_f64(words[0], words[1])
+}
+
+/// The first index whose cumulated weight exceeds the fraction `u` of all, and the fraction of its own weight that was
+/// left. Where nothing has weight (numbers that are not finite), the first.
+#[inline(always)]
+pub(super) fn inverse_cdf(weights: impl Iterator<Item = f32> + Clone, u: f64) -> (usize, f64) {
+    let goal = u * weights.clone().map(f64::from).sum::<f64>();
+    let (mut below, mut last) = (0.0, 0);
+    for (i, weight) in weights.enumerate() {
+        let weight = f64::from(weight);
+        if goal < below + weight {
+            return (i, (goal - below) / weight);
+        }
+        if weight > 0.0 {
+            last = i;
+        }
+        below += weight;
+    }
+    // Rounding left `u` at the very end.
+    (last, 1.0 - f64::EPSILON)
+}
+
+/// Draws from chunk statistics and one chunk's logits.
+struct Plain<'a> {
+    draws: &'a Draws<'a>,
+    first: usize,
+    partials: &'a Disjoint<'a, f32>,
+}
+
+impl Tasks for Plain<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
+        let head = &self.draws.head;
+        let row = self.first + index;
+        let (params, beta) = (&self.draws.rows[row], self.draws.betas[row]);
+        let kept = head.chunks() * KEPT;
+        // SAFETY: each row is one task's.
+        let partials = unsafe { self.partials.slice(index * kept..(index + 1) * kept) };
+        let whole = combine::<V>(partials);
+        let (z, scratch) = scratch.split(CHUNK);
+        let greedy = params.temperature == 0.0;
+        let (chunk, left) = if greedy {
+            (partials.chunks_exact(KEPT).position(|chunk| chunk[0] == whole.max).unwrap_or(0), 0.0)
+        } else {
+            // Nothing reads the third statistic after `combine`: it becomes the chunk's weight.
+            for chunk in partials.chunks_exact_mut(KEPT) {
+                chunk[2] = chunk[1] * math::exp1::<V>(chunk[0] - whole.max);
+            }
+            inverse_cdf(partials.chunks_exact(KEPT).map(|chunk| chunk[2]), uniform(params))
+        };
+        let ids = head.logits::<V>(row..row + 1, chunk, z, scratch);
+        let z = &mut z[..ids.len()];
+        let [max, ..] = statistics::<V>(z, beta);
+        let at = if greedy {
+            z.iter().position(|&z| z == max).unwrap_or(0)
+        } else {
+            let weights = scratch.f32(CHUNK);
+            exp_below::<V>(z, max, weights);
+            inverse_cdf(weights[..z.len()].iter().copied(), left).0
+        };
+        let logp = z[at] - whole.lse;
+        // SAFETY: each row is one task's.
+        unsafe { self.draws.outputs.write(row, ids.start + at, logp, if greedy { 0.0 } else { logp }) };
+    }
+}
+
+/// `to = exp(z − max)`
+#[inline(always)]
+pub(super) fn exp_below<V: Simd>(z: &[f32], max: f32, to: &mut [f32]) {
+    for (z, to) in z.chunks(LANES).zip(to.chunks_mut(LANES)) {
+        math::exp(V::load_partial(z, z.len()).sub(V::splat(max))).store_partial(to, z.len());
+    }
+}
+
+/// Draws from whole rows of logits.
+struct Truncated<'a> {
+    draws: &'a Draws<'a>,
+    first: usize,
+    /// `[rows][V]`
+    logits: &'a Disjoint<'a, f32>,
+}
+
+impl Tasks for Truncated<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
+        let vocab = self.draws.head.vocab;
+        let row = self.first + index;
+        let (params, beta) = (&self.draws.rows[row], self.draws.betas[row]);
+        // SAFETY: each row is one task's.
+        let z = unsafe { self.logits.slice(index * vocab..(index + 1) * vocab) };
+        let buffer = scratch.f32(2 * vocab + self.draws.head.chunks() * KEPT);
+        let (warped, buffer) = buffer.split_at_mut(vocab);
+        let (weights, partials) = buffer.split_at_mut(vocab);
+        truncate::penalise(z, beta, params, warped);
+        for (chunk, kept) in z.chunks_mut(CHUNK).zip(partials.chunks_exact_mut(KEPT)) {
+            kept.copy_from_slice(&statistics::<V>(chunk, beta));
+        }
+        let whole = combine::<V>(partials);
+        let Drawn { id, logp } = truncate::draw::<V>(params, warped, weights, || uniform(params));
+        // SAFETY: each row is one task's.
+        unsafe { self.draws.outputs.write(row, id, z[id] - whole.lse, logp) };
+    }
+}

@@ -1,0 +1,257 @@
+use super::*;
+use crate::check::normal;
+use crate::ops::lm_head;
+use crate::{Device, Isa, Memory, Tensor};
+
+const PLAIN: RowParams<'static> = RowParams {
+    temperature: 1.0,
+    top_k: 0,
+    top_p: 1.0,
+    min_p: 0.0,
+    repetition_penalty: 1.0,
+    history: &[],
+    key: 42,
+    counter: [0; 4],
+};
+
+/// Every kind of row.
+fn kinds() -> Vec<RowParams<'static>> {
+    const SEEN: &[u32] = &[3, 5, 5, 17, 600, 2];
+    vec![
+        PLAIN,
+        RowParams { temperature: 0.7, ..PLAIN },
+        RowParams { temperature: 0.0, ..PLAIN },
+        RowParams { temperature: 0.0, repetition_penalty: 1.3, history: SEEN, ..PLAIN },
+        RowParams { top_k: 7, ..PLAIN },
+        RowParams { top_p: 0.8, temperature: 1.4, ..PLAIN },
+        RowParams { min_p: 0.1, ..PLAIN },
+        RowParams { repetition_penalty: 1.8, history: SEEN, ..PLAIN },
+        RowParams {
+            temperature: 0.9,
+            top_k: 40,
+            top_p: 0.9,
+            min_p: 0.02,
+            repetition_penalty: 1.1,
+            history: SEEN,
+            ..PLAIN
+        },
+    ]
+}
+
+struct Case {
+    h: usize,
+    v: usize,
+    hidden: Vec<f32>,
+    weight: Vec<f32>,
+}
+
+impl Case {
+    /// Hidden rows of norm about 3: peaked, but not certain.
+    fn new(rows: usize, h: usize, v: usize) -> Case {
+        let scale = 3.0 / (h as f32).sqrt();
+        let hidden = normal::<f32>(1, rows * h).into_iter().map(|x| x * scale).collect();
+        Case { h, v, hidden, weight: normal(2, v * h) }
+    }
+    fn repeated(rows: usize, h: usize, v: usize) -> Case {
+        let mut case = Case::new(1, h, v);
+        case.hidden = case.hidden.repeat(rows);
+        case
+    }
+    /// Ids, log-probabilities and truncated ones of hidden rows `first..`.
+    fn sample(&self, ctx: &Context, first: usize, rows: &[RowParams<'_>]) -> (Vec<u32>, Vec<f32>, Vec<f32>) {
+        let m = memory();
+        let n = rows.len();
+        let hidden = Tensor::from_f32(&m, &[n, self.h], &self.hidden[first * self.h..(first + n) * self.h]);
+        let weight = Matrix::from_f32(&m, self.v, self.h, &self.weight);
+        let mut ids = Tensor::from_u32(&m, &[n], &vec![u32::MAX; n]);
+        let mut logps = Tensor::from_f32(&m, &[n], &vec![f32::NAN; n]);
+        let mut truncated = Tensor::from_f32(&m, &[n], &vec![f32::NAN; n]);
+        let args = Forward {
+            hidden: hidden.view(),
+            weight: &weight,
+            rows,
+            ids: ids.view_mut(),
+            logps: logps.view_mut(),
+            truncated_logps: Some(truncated.view_mut()),
+        };
+        forward(ctx, args).unwrap();
+        (ids.view().to_vec_u32(), logps.to_vec_f32(), truncated.to_vec_f32())
+    }
+    fn logits(&self, row: usize) -> Vec<f64> {
+        let hidden = &self.hidden[row * self.h..(row + 1) * self.h];
+        let dot = |w: &[f32]| hidden.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
+        self.weight.chunks_exact(self.h).map(dot).collect()
+    }
+    fn scored(&self, ctx: &Context, row: usize, id: u32, inv_temperature: f32) -> f32 {
+        let m = memory();
+        let hidden = Tensor::from_f32(&m, &[1, self.h], &self.hidden[row * self.h..(row + 1) * self.h]);
+        let weight = Matrix::from_f32(&m, self.v, self.h, &self.weight);
+        let targets = Tensor::from_u32(&m, &[1], &[id]);
+        let (mut logps, mut lse) = (Tensor::zeros(&m, &[1], DType::F32), Tensor::zeros(&m, &[1], DType::F32));
+        let args = lm_head::Forward {
+            hidden: hidden.view(),
+            weight: &weight,
+            targets: targets.view(),
+            inv_temperature,
+            logps: logps.view_mut(),
+            lse: lse.view_mut(),
+            entropies: None,
+        };
+        lm_head::forward(ctx, args).unwrap();
+        logps.to_vec_f32()[0]
+    }
+}
+
+fn memory() -> Memory {
+    Memory::new(Device::Cpu)
+}
+
+/// `n` rows that go through all kinds, each with a counter of its own.
+fn mixed(n: usize) -> Vec<RowParams<'static>> {
+    let kinds = kinds();
+    (0..n).map(|i| RowParams { counter: [i as u32, 1, 2, 3], ..kinds[i % kinds.len()] }).collect()
+}
+
+#[test]
+fn recorded_log_probabilities_are_the_bits_of_lm_head() {
+    for v in [5 * 200, 1031, 700] {
+        let case = Case::new(40, 19, v);
+        let rows = mixed(40);
+        for isa in Isa::present() {
+            let ctx = Context::cpu(isa, 1);
+            let (ids, logps, _) = case.sample(&ctx, 0, &rows);
+            for (row, params) in rows.iter().enumerate() {
+                let beta = if params.temperature == 0.0 { 1.0 } else { (1.0 / params.temperature) as f32 };
+                assert_eq!(logps[row].to_bits(), case.scored(&ctx, row, ids[row], beta).to_bits(), "{isa:?} row {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn draws_do_not_depend_on_threads_isa_or_batch() {
+    let case = Case::new(40, 19, 1031);
+    let rows = mixed(40);
+    let all = case.sample(&Context::cpu(Isa::Portable, 1), 0, &rows);
+    for isa in Isa::present() {
+        for threads in [1, 2, 3] {
+            assert_eq!(case.sample(&Context::cpu(isa, threads), 0, &rows), all, "{isa:?} {threads}");
+        }
+    }
+    let ctx = Context::cpu(Isa::best(), 1);
+    for row in 0..40 {
+        let alone = case.sample(&ctx, row, &rows[row..=row]);
+        assert_eq!(alone, (vec![all.0[row]], vec![all.1[row]], vec![all.2[row]]), "row {row}");
+    }
+}
+
+/// χ² of draws against a distribution, in standard deviations above its mean. Rare tokens are counted together.
+fn chi_square(ids: &[u32], p: &[f64]) -> f64 {
+    let n = ids.len() as f64;
+    let mut counts = vec![0.0; p.len()];
+    ids.iter().for_each(|&id| counts[id as usize] += 1.0);
+    let (mut chi, mut bins, mut rare) = (0.0, 0.0, (0.0, 0.0));
+    for (&count, &p) in counts.iter().zip(p) {
+        if p * n >= 8.0 {
+            chi += (count - p * n).powi(2) / (p * n);
+            bins += 1.0;
+        } else {
+            assert!(p > 0.0 || count == 0.0, "drawn, though impossible");
+            rare = (rare.0 + count, rare.1 + p * n);
+        }
+    }
+    if rare.1 >= 8.0 {
+        chi += (rare.0 - rare.1).powi(2) / rare.1;
+        bins += 1.0;
+    }
+    let freedom: f64 = bins - 1.0;
+    if freedom < 1.0 { 0.0 } else { (chi - freedom) / (2.0 * freedom).sqrt() }
+}
+
+#[test]
+fn draws_follow_the_distribution() {
+    const N: usize = 6000;
+    let case = Case::repeated(N, 6, 1100);
+    let ctx = Context::cpu(Isa::best(), 1);
+    for kind in kinds() {
+        let rows: Vec<_> = (0..N).map(|i| RowParams { counter: [i as u32, 0, 0, 9], ..kind }).collect();
+        let (ids, _, truncated) = case.sample(&ctx, 0, &rows);
+        let p = reference::distribution(&case.logits(0), &kind);
+        let chi = chi_square(&ids, &p);
+        assert!(chi < 5.0, "{kind:?}: {chi} standard deviations");
+        for (&id, &logp) in ids.iter().zip(&truncated) {
+            assert!((f64::from(logp) - p[id as usize].ln()).abs() < 1e-4, "{kind:?}");
+        }
+        if kind.temperature > 0.0 {
+            // The test bites: another temperature is seen.
+            let other = RowParams { temperature: kind.temperature * 1.5, ..kind };
+            let p = reference::distribution(&case.logits(0), &other);
+            let possible: Vec<u32> = ids.iter().copied().filter(|&id| p[id as usize] > 0.0).collect();
+            assert!(chi_square(&possible, &p) > 8.0, "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn greedy_takes_the_lowest_of_equals() {
+    let mut case = Case::new(3, 8, 1300);
+    let best: Vec<f32> = case.hidden[..8].iter().map(|x| x * 100.0).collect();
+    for id in [530, 1250, 700] {
+        case.weight[id * 8..(id + 1) * 8].copy_from_slice(&best);
+    }
+    for isa in Isa::present() {
+        let greedy = RowParams { temperature: 0.0, ..PLAIN };
+        assert_eq!(case.sample(&Context::cpu(isa, 2), 0, &[greedy]).0, [530]);
+        let penalised = RowParams { repetition_penalty: 1.5, history: &[530], ..greedy };
+        assert_eq!(case.sample(&Context::cpu(isa, 2), 0, &[penalised]).0, [700]);
+        let ignored = RowParams { top_k: 3, top_p: 0.5, ..greedy };
+        assert_eq!(case.sample(&Context::cpu(isa, 2), 0, &[ignored]).0, [530]);
+    }
+}
+
+/// A nucleus that needs more than the first few, and one that everything belongs to.
+#[test]
+fn a_wide_nucleus_is_whole() {
+    let case = Case { h: 1, v: 3000, hidden: vec![1.0], weight: vec![0.25; 3000] };
+    let ctx = Context::cpu(Isa::best(), 1);
+    for (top_p, kept) in [(0.5, 1500.0f64), (0.9999, 3000.0), (1e-9, 1.0)] {
+        let (ids, _, logp) = case.sample(&ctx, 0, &[RowParams { top_p, ..PLAIN }]);
+        assert!((f64::from(logp[0]) + kept.ln()).abs() < 1e-5, "top_p {top_p}");
+        assert!(f64::from(ids[0]) < kept, "of equals, the lowest ids are kept");
+    }
+}
+
+#[test]
+fn a_row_that_is_not_finite_ends_with_a_log_probability_that_says_so() {
+    let mut case = Case::new(9, 8, 700);
+    case.hidden.fill(f32::NAN);
+    let (ids, logps, _) = case.sample(&Context::cpu(Isa::best(), 1), 0, &kinds());
+    assert!(ids.iter().all(|&id| id < 700) && logps.iter().all(|logp| logp.is_nan()));
+}
+
+#[test]
+fn wrong_values_are_named() {
+    let case = Case::new(1, 4, 10);
+    let m = memory();
+    let (hidden, weight) = (Tensor::from_f32(&m, &[1, 4], &case.hidden), Matrix::from_f32(&m, 10, 4, &case.weight));
+    let message = |params: RowParams<'_>| {
+        let (mut ids, mut logps) = (Tensor::from_u32(&m, &[1], &[0]), Tensor::zeros(&m, &[1], DType::F32));
+        let args = Forward {
+            hidden: hidden.view(),
+            weight: &weight,
+            rows: &[params],
+            ids: ids.view_mut(),
+            logps: logps.view_mut(),
+            truncated_logps: None,
+        };
+        forward(&Context::cpu(Isa::Portable, 1), args).unwrap_err().to_string()
+    };
+    assert_eq!(
+        message(RowParams { temperature: -1.0, ..PLAIN }),
+        "sample::forward: temperature is -1, expected 0 or more"
+    );
+    assert!(message(RowParams { top_p: 0.0, ..PLAIN }).contains("top_p is 0"));
+    assert!(message(RowParams { min_p: 2.0, ..PLAIN }).contains("min_p is 2"));
+    assert!(message(RowParams { repetition_penalty: 0.0, ..PLAIN }).contains("repetition_penalty is 0"));
+    assert!(message(RowParams { repetition_penalty: 2.0, history: &[10], ..PLAIN }).contains("history[0] is 10"));
+}
