@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ const STDERR_LINE_BYTES: usize = 1_000;
 /// No answer is longer.
 const MAX_LINE_BYTES: u64 = 256 << 20;
 /// How long a child may take to end by itself once its input is closed.
-const GRACE: Duration = Duration::from_millis(200);
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Why there is no line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,10 +84,7 @@ impl Process {
     /// Whether the child has written a line that nobody asked for (its end does not count).
     pub(super) fn has_unread_line(&mut self) -> bool {
         if self.unread.is_none() {
-            self.unread = match self.output.try_recv() {
-                Ok(line) => Some(line),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
-            };
+            self.unread = self.output.try_recv().ok();
         }
         matches!(self.unread, Some(Ok(_)))
     }

@@ -1,0 +1,150 @@
+//! `record.json`: what a run was made of — versions, instruction set, seed, hashes of model and data — so that a run can be
+//! repeated, and a resumed one refuses inputs that changed. Does not know what the files mean.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+
+use crate::appended::write_whole;
+use crate::{Error, Result};
+
+/// The contents of `record.json`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunRecord {
+    /// Name → version: this program, and whatever else decides the results.
+    pub versions: Map<String, Value>,
+    /// The instruction set whose arithmetic made the bits.
+    pub isa: String,
+    /// The compute dtype.
+    pub dtype: String,
+    /// Threads that computed (they change no bit).
+    pub threads: usize,
+    /// The run's seed.
+    pub seed: u64,
+    /// sha256 of the resolved configuration, in hexadecimal.
+    pub config_sha256: String,
+    /// The model's files.
+    pub model: Vec<FileHash>,
+    /// The dataset's files.
+    pub data: Vec<FileHash>,
+    /// The program's arguments.
+    pub command: Vec<String>,
+    /// Each start of the run: the first, then every resume.
+    pub starts: Vec<Start>,
+}
+
+/// A start of the run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Start {
+    /// Seconds since 1970.
+    pub time_s: u64,
+    /// The step that it continues after; 0 for the first start.
+    pub step: u64,
+    /// The instruction set used from here on.
+    pub isa: String,
+}
+
+/// A file and its contents' hash.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileHash {
+    /// The file's name, without its directory: a model that moved is the same model.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// sha256 in hexadecimal.
+    pub sha256: String,
+}
+
+impl RunRecord {
+    /// Writes the file whole or not at all.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let mut text = serde_json::to_vec_pretty(self).map_err(|error| Error::format(path, error.to_string()))?;
+        text.push(b'\n');
+        write_whole(path, &text)
+    }
+
+    /// Reads it back.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read(path).map_err(Error::io("read", path))?;
+        serde_json::from_slice(&text).map_err(|error| Error::format(path, error.to_string()))
+    }
+}
+
+/// sha256 of bytes, in hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+/// Hashes a file, reading it piece by piece.
+pub fn hash_file(path: &Path) -> Result<FileHash> {
+    let mut file = std::fs::File::open(path).map_err(Error::io("open", path))?;
+    let (mut hasher, mut bytes) = (Sha256::new(), 0);
+    let mut piece = vec![0; 1 << 20];
+    loop {
+        let n = file.read(&mut piece).map_err(Error::io("read", path))?;
+        if n == 0 {
+            break;
+        }
+        hasher.update(&piece[..n]);
+        bytes += n as u64;
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(FileHash { name, bytes, sha256: hex(&hasher.finalize()) })
+}
+
+/// Hashes a file, or the files that lie directly in a directory, in the order of their names.
+pub fn hash_files(path: &Path) -> Result<Vec<FileHash>> {
+    if !path.is_dir() {
+        return Ok(vec![hash_file(path)?]);
+    }
+    let entries = std::fs::read_dir(path).map_err(Error::io("list", path))?;
+    let mut files: Vec<PathBuf> =
+        entries.map(|entry| entry.map(|entry| entry.path()).map_err(Error::io("list", path))).collect::<Result<_>>()?;
+    files.retain(|file| file.is_file());
+    files.sort();
+    files.iter().map(|file| hash_file(file)).collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_of_the_standard() {
+        // FIPS 180-4's example, and the empty message.
+        assert_eq!(sha256(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("inside")).unwrap();
+        std::fs::write(dir.path().join("b"), b"abc".repeat(1 << 19)).unwrap();
+        std::fs::write(dir.path().join("a"), b"").unwrap();
+        let hashes = hash_files(dir.path()).unwrap();
+        assert_eq!(
+            hashes.iter().map(|hash| (hash.name.as_str(), hash.bytes)).collect::<Vec<_>>(),
+            [("a", 0), ("b", 3 << 19)]
+        );
+        assert_eq!(hashes[0].sha256, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+        assert_eq!(hashes[1].sha256, sha256(&b"abc".repeat(1 << 19)));
+        assert_eq!(hash_files(&dir.path().join("a")).unwrap(), hashes[..1]);
+        assert!(hash_files(&dir.path().join("none")).unwrap_err().to_string().contains("none"));
+    }
+
+    #[test]
+    fn reads_back_what_it_wrote() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record.json");
+        let mut record = RunRecord { seed: u64::MAX, isa: "avx2".into(), threads: 2, ..RunRecord::default() };
+        record.versions.insert("lockstep".into(), "0.1.0".into());
+        record.starts.push(Start { time_s: 1, step: 0, isa: "avx2".into() });
+        record.write(&path).unwrap();
+        assert_eq!(RunRecord::read(&path).unwrap(), record);
+        std::fs::write(&path, "{").unwrap();
+        assert!(RunRecord::read(&path).unwrap_err().to_string().contains("record.json"));
+    }
+}
