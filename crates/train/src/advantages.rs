@@ -1,10 +1,10 @@
 //! Rewards to advantages, as TRL's `GRPOTrainer` computes them, in f64.
 //!
-//! With r[i, k] the reward of sample i by function k and w[k] its weight:
-//!
-//! r[i] = Σ_k w[k] r[i, k], leaving out the functions that gave none;
-//! A[i] = (r[i] − mean of its group) / (s + 10⁻⁴), with s the standard deviation of the group or of the batch
-//! (Bessel-corrected), or A[i] = r[i] − mean of its group.
+//! ```text
+//! r_i = Σ_k w_k r_ik                            r_ik: reward of sample i by function k, w_k its weight; over the k that gave one
+//! A_i = (r_i − mean of its group) / (s + 1e-4)  s: standard deviation of the group or the batch (Bessel-corrected)
+//! A_i = r_i − mean of its group                 without division
+//! ```
 //!
 //! A sample that no function scored is left out of every mean and deviation, and its advantage is 0.
 //!

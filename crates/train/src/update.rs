@@ -67,6 +67,15 @@ pub struct Trainer {
     skipped_total: u64,
 }
 
+/// The optimizer batch, one element per sample.
+struct Work<'a> {
+    samples: &'a [Sample],
+    sequences: &'a [PromptCompletion<'a>],
+    /// Which completion tokens the loss uses.
+    masks: &'a [Vec<bool>],
+    totals: Totals,
+}
+
 /// What the micro-batches of a step add up to.
 #[derive(Default)]
 struct Measured {
@@ -124,6 +133,9 @@ impl Trainer {
         samples: &[Sample],
         learning_rate: f64,
     ) -> Result<UpdateMetrics> {
+        if samples.is_empty() {
+            return Err(Error::Config("an optimizer step needs at least one sample".into()));
+        }
         let sequences: Vec<_> = samples.iter().map(pair).collect();
         check(&weights.config, &sequences)?;
         samples.iter().enumerate().try_for_each(|(i, s)| self.check_sample(i, s))?;
@@ -135,10 +147,11 @@ impl Trainer {
         let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity));
         self.reserve(&weights.config, capacity, longest(&sequences));
         self.grads.zero();
+        let work = Work { samples, sequences: &sequences, masks: &masks, totals };
         let mut measured = Measured::default();
         let scored: Vec<bool> = sequences.iter().map(|s| !s.completion.is_empty()).collect();
         for micro in &micro {
-            self.micro_batch(ctx, weights, samples, &sequences, &masks, &totals, micro, &mut measured)?;
+            self.micro_batch(ctx, weights, &work, micro, &mut measured)?;
         }
         // Sequences without a token take no part in the model, but count in the metrics.
         for i in (0..samples.len()).filter(|&i| !scored[i]) {
@@ -178,18 +191,15 @@ impl Trainer {
     }
 
     /// Forward, loss and backward of one micro-batch.
-    #[allow(clippy::too_many_arguments)]
     fn micro_batch(
         &mut self,
         ctx: &Context,
         weights: &Weights,
-        samples: &[Sample],
-        sequences: &[PromptCompletion<'_>],
-        masks: &[Vec<bool>],
-        totals: &Totals,
+        work: &Work<'_>,
         micro: &MicroBatch,
         measured: &mut Measured,
     ) -> Result<()> {
+        let Work { samples, sequences, masks, totals } = work;
         let start = Instant::now();
         let batch = micro.batch(sequences, self.config.prefix_sharing);
         let tensors = BatchTensors::new(&self.memory.part("workspace"), &batch);
@@ -335,8 +345,8 @@ impl Measured {
                 self.compared += 1;
                 self.mismatches += u64::from(recorded.to_bits() != logp.to_bits());
                 let difference = (f64::from(recorded) - f64::from(logp)).abs();
-                // NaN must show.
-                if !(difference <= self.max_difference) {
+                // Once NaN, it stays NaN: it must show.
+                if difference > self.max_difference || difference.is_nan() {
                     self.max_difference = difference;
                 }
             }
