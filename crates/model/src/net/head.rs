@@ -22,26 +22,26 @@ pub fn head_forward(
     inv_temperature: f32,
     tape: &mut Tape,
 ) -> Result<()> {
-    let (t, r, head) = (0..tape.activations.rows, 0..batch.capacity.score_rows, &mut tape.head);
-    (head.rows, head.inv_temperature) = (r.end, inv_temperature);
+    let (n, r, head) = (tape.activations.rows, batch.capacity.score_rows, &mut tape.head);
+    (head.rows, head.inv_temperature) = (r, inv_temperature);
     rows::gather(
         ctx,
         rows::Gather {
-            x: tape.activations.hidden.rows(t),
+            x: tape.activations.hidden.rows(0..n),
             rows: batch.score_rows.view(),
-            out: head.hidden.rows_mut(r.clone()),
+            out: head.hidden.rows_mut(0..r),
         },
     )?;
     lm_head::forward(
         ctx,
         lm_head::Forward {
-            hidden: head.hidden.rows(r.clone()),
+            hidden: head.hidden.rows(0..r),
             weight: weights.head(),
             targets: batch.targets.view(),
             inv_temperature,
-            logps: head.logps.rows_mut(r.clone()),
-            lse: head.lse.rows_mut(r.clone()),
-            entropies: Some(head.entropies.rows_mut(r)),
+            logps: head.logps.rows_mut(0..r),
+            lse: head.lse.rows_mut(0..r),
+            entropies: Some(head.entropies.rows_mut(0..r)),
         },
     )
 }
@@ -58,25 +58,25 @@ pub fn head_backward(
     grads: &mut Grads,
 ) -> Result<()> {
     let back = tape.back.as_mut().ok_or_else(super::no_way_back)?;
-    let (t, r, head) = (0..tape.activations.rows, 0..tape.head.rows, &tape.head);
+    let (n, r, head) = (tape.activations.rows, tape.head.rows, &tape.head);
     lm_head::backward(
         ctx,
         lm_head::Backward {
-            hidden: head.hidden.rows(r.clone()),
+            hidden: head.hidden.rows(0..r),
             weight: weights.head(),
             targets: batch.targets.view(),
             inv_temperature: head.inv_temperature,
-            lse: head.lse.rows(r.clone()),
+            lse: head.lse.rows(0..r),
             d_logps,
             d_entropies,
-            entropies: d_entropies.map(|_| head.entropies.rows(r.clone())),
-            d_hidden: back.d_score_rows.rows_mut(r.clone()),
+            entropies: d_entropies.map(|_| head.entropies.rows(0..r)),
+            d_hidden: back.d_score_rows.rows_mut(0..r),
             d_weight: Some(grads.head_mut()),
         },
     )?;
-    let mut d_x = back.d_hidden.rows_mut(t);
+    let mut d_x = back.d_hidden.rows_mut(0..n);
     d_x.fill(0.0);
-    rows::scatter_add(ctx, rows::ScatterAdd { d_out: back.d_score_rows.rows(r), rows: batch.score_rows.view(), d_x })
+    rows::scatter_add(ctx, rows::ScatterAdd { d_out: back.d_score_rows.rows(0..r), rows: batch.score_rows.view(), d_x })
 }
 
 /// Scores of a batch's tokens, in its order ([`Batch::scores_of_branches`] says whose they are).

@@ -1,12 +1,14 @@
 //! The decoder: tokens in, hidden rows out, and the way back.
 //!
-//! Read `layer.rs` first: one layer's equations, forward and backward. The same forward serves decoding, prefill, scoring
+//! Read `layer.rs` first, then `attend.rs` and `mlp.rs`: equations, forward beside backward. The same forward serves decoding, prefill, scoring
 //! and training; they differ in the rows they pass, in whose pages keys and values lie, and in what is kept. So a token's
 //! bits do not depend on which of them computed it.
 //! It does not know sampling, losses or the optimizer.
 
+mod attend;
 mod head;
 mod layer;
+mod mlp;
 mod rows;
 mod tape;
 
@@ -46,9 +48,9 @@ pub fn forward(ctx: &Context, weights: &Weights, rope: &Rope, batch: &BatchTenso
 fn layers_forward(pass: &Pass<'_>, weights: &Weights, kv: &mut KvCache, a: &mut Activations) -> Result<()> {
     let Pass { ctx, config, rows, .. } = *pass;
     a.begin(rows.len())?;
-    let t = 0..rows.len();
+    let n = rows.len();
     let table = &weights.params.embedding;
-    embedding::forward(ctx, embedding::Forward { ids: rows.ids, table, out: a.inputs[0].rows_mut(t.clone()) })?;
+    embedding::forward(ctx, embedding::Forward { ids: rows.ids, table, out: a.inputs[0].rows_mut(0..n) })?;
     for (l, w) in weights.params.layers.iter().enumerate() {
         let (x, s) = (a.input_of(l), a.saved_of(l));
         let (before, here) = a.saved.split_at_mut(s);
@@ -63,13 +65,13 @@ fn layers_forward(pass: &Pass<'_>, weights: &Weights, kv: &mut KvCache, a: &mut 
     rmsnorm::forward(
         ctx,
         rmsnorm::Forward {
-            x: a.saved[a.saved.len() - 1].mid.rows(t.clone()),
-            delta: Some(a.delta.rows(t.clone())),
-            sum: Some(a.last.rows_mut(t.clone())),
+            x: a.saved[a.saved.len() - 1].mid.rows(0..n),
+            delta: Some(a.delta.rows(0..n)),
+            sum: Some(a.last.rows_mut(0..n)),
             weight: weights.params.norm.view(),
             eps: config.rms_norm_eps,
-            y: a.hidden.rows_mut(t.clone()),
-            rstd: a.rstd.rows_mut(t),
+            y: a.hidden.rows_mut(0..n),
+            rstd: a.rstd.rows_mut(0..n),
         },
     )
 }
@@ -86,17 +88,17 @@ pub fn backward(
 ) -> Result<()> {
     let (a, back) = (&mut tape.activations, tape.back.as_mut().ok_or_else(no_way_back)?);
     let pass = Pass { ctx, config: &weights.config, rope, rows: batch.rows.views() };
-    let (t, groups) = (0..a.rows, batch.groups.view());
+    let (n, groups) = (a.rows, batch.groups.view());
 
-    back.layer.d_x.rows_mut(t.clone()).fill(0.0);
+    back.layer.d_x.rows_mut(0..n).fill(0.0);
     rmsnorm::backward(
         ctx,
         rmsnorm::Backward {
-            x: a.last.rows(t.clone()),
+            x: a.last.rows(0..n),
             weight: weights.params.norm.view(),
-            rstd: a.rstd.rows(t.clone()),
-            d_y: back.d_hidden.rows(t.clone()),
-            d_x: back.layer.d_x.rows_mut(t.clone()),
+            rstd: a.rstd.rows(0..n),
+            d_y: back.d_hidden.rows(0..n),
+            d_x: back.layer.d_x.rows_mut(0..n),
             d_weight: grads.params.norm.view_mut(),
         },
     )?;
@@ -109,7 +111,7 @@ pub fn backward(
         }
         layer::backward(&pass, l, w, &mut grads.params.layers[l], &mut buffers, groups, &mut back.layer)?;
     }
-    let (ids, d_out) = (pass.rows.ids, back.layer.d_x.rows(t));
+    let (ids, d_out) = (pass.rows.ids, back.layer.d_x.rows(0..n));
     embedding::backward(ctx, embedding::Backward { ids, d_out, d_table: &mut grads.params.embedding })
 }
 

@@ -47,8 +47,8 @@ fn inference_in_any_chunks_has_the_bits_of_training() {
                     let from = got[s].len() / config.hidden_size;
                     let to = (from + chunks[(step + 3 * s) % chunks.len()]).min(IDS);
                     taken.push(to - from);
-                    for position in from..to {
-                        row_ids.push(sequence[position]);
+                    for (position, &id) in sequence.iter().enumerate().take(to).skip(from) {
+                        row_ids.push(id);
                         positions.push(position as u32);
                         tables.push(s as u32);
                         let page = position / BLOCK * sequences.len() + s;

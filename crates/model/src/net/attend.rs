@@ -1,0 +1,171 @@
+//! The first half of a layer, forward and back.
+//!
+//! ```text
+//! x       = m + delta                        m, delta: what the layer before leaves
+//! h       = rmsnorm(x) · w
+//! q, k, v = h Wqkvᵀ + b                      Qwen 3: each head of q and k normed; then both rotated by their positions
+//! a       = softmax(q Kᵀ / √hd) V            K, V: pages, which k and v are written to first
+//! delta   = a Woᵀ
+//! ```
+//!
+//! Because keys and values are read from pages here, too, a row's sums run in the same order whether the rows before it
+//! are in this pass or were computed long ago: training, prefill and decoding give the same bits.
+
+use super::layer::{Back, Buffers, Input, Pass, Saved};
+use crate::kv::LayerPages;
+use crate::weights::Layer;
+use kernels::ops::{attention, qk_norm, rmsnorm, rope};
+use kernels::{Result, Tensor, View, ViewMut};
+
+/// From `input` to `x` and `delta`.
+pub(super) fn forward(
+    pass: &Pass<'_>,
+    layer: usize,
+    w: &Layer,
+    input: Input<'_>,
+    buffers: &mut Buffers<'_>,
+    delta: &mut Tensor,
+) -> Result<()> {
+    let Buffers { x, saved: s, pages } = buffers;
+    let Pass { ctx, config, rows, .. } = *pass;
+    let (n, eps) = (rows.len(), config.rms_norm_eps);
+
+    let before = match input {
+        Input::Ready => None,
+        Input::After(before) => Some(&before.mid),
+        Input::AfterInPlace => Some(&s.mid),
+    };
+    let (y, rstd) = (s.attend_in.rows_mut(0..n), s.attend_rstd.rows_mut(0..n));
+    let (x, delta_in, sum) = match before {
+        None => (x.rows(0..n), None, None),
+        Some(mid) => (mid.rows(0..n), Some(delta.rows(0..n)), Some(x.rows_mut(0..n))),
+    };
+    let weight = w.attention_norm.view();
+    rmsnorm::forward(ctx, rmsnorm::Forward { x, delta: delta_in, sum, weight, eps, y, rstd })?;
+
+    match (&w.qk_norm, &mut s.raw_qkv) {
+        (Some((q_weight, k_weight)), Some((raw, rstd))) => {
+            w.qkv.forward(ctx, s.attend_in.rows(0..n), raw.rows_mut(0..n))?;
+            let norm = qk_norm::Forward {
+                x: raw.rows(0..n),
+                heads: config.num_heads,
+                kv_heads: config.num_kv_heads,
+                head_dim: config.head_dim,
+                q_weight: q_weight.view(),
+                k_weight: k_weight.view(),
+                eps,
+                y: s.qkv.rows_mut(0..n),
+                rstd: rstd.rows_mut(0..n),
+            };
+            qk_norm::forward(ctx, norm)?;
+        }
+        _ => w.qkv.forward(ctx, s.attend_in.rows(0..n), s.qkv.rows_mut(0..n))?,
+    }
+    rope::forward(ctx, rotate(pass, s.qkv.rows_mut(0..n)))?;
+    write_kv(pass, layer, s, pages)?;
+    let attend = attention::Forward {
+        qkv: s.qkv.rows(0..n),
+        geometry: geometry(pass, layer),
+        rows: rows.attention(),
+        pages: pages.view(),
+        out: s.attended.rows_mut(0..n),
+        lse: Some(s.lse.rows_mut(0..n)),
+    };
+    attention::forward(ctx, attend)?;
+    w.o.forward(ctx, s.attended.rows(0..n), delta.rows_mut(0..n))
+}
+
+/// `b.d_x` is the gradient of x + delta and becomes that of x.
+pub(super) fn backward(
+    pass: &Pass<'_>,
+    layer: usize,
+    w: &Layer,
+    g: &mut Layer,
+    buffers: &mut Buffers<'_>,
+    groups: View<'_>,
+    b: &mut Back,
+) -> Result<()> {
+    let Buffers { x, saved: s, pages } = buffers;
+    let Pass { ctx, config, rows, .. } = *pass;
+    let (n, width, qkv_width) = (rows.len(), config.num_heads * config.head_dim, config.qkv_width());
+
+    w.o.backward(ctx, s.attended.rows(0..n), b.d_x.rows(0..n), b.narrow.view_mut(n, width), &mut g.o)?;
+    // The layers above have overwritten the pages.
+    write_kv(pass, layer, s, pages)?;
+    let attend = attention::Backward {
+        qkv: s.qkv.rows(0..n),
+        geometry: geometry(pass, layer),
+        rows: rows.attention(),
+        pages: pages.view(),
+        write_rows: rows.write_rows,
+        write_slots: rows.write_slots,
+        out: s.attended.rows(0..n),
+        lse: s.lse.rows(0..n),
+        d_out: b.narrow.view(n, width),
+        d_qkv: b.wide.view_mut(n, qkv_width),
+        d_pages: b.d_pages.view_mut(),
+        groups,
+    };
+    attention::backward(ctx, attend)?;
+    rope::backward(ctx, rotate(pass, b.wide.view_mut(n, qkv_width)))?;
+
+    let mut d_qkv = b.wide.view(n, qkv_width);
+    if let (Some((q_weight, k_weight)), Some((d_q_weight, d_k_weight)), Some((raw, rstd))) =
+        (&w.qk_norm, &mut g.qk_norm, &s.raw_qkv)
+    {
+        let norm = qk_norm::Backward {
+            x: raw.rows(0..n),
+            heads: config.num_heads,
+            kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            q_weight: q_weight.view(),
+            k_weight: k_weight.view(),
+            rstd: rstd.rows(0..n),
+            d_y: d_qkv,
+            d_x: b.narrow.view_mut(n, qkv_width),
+            d_q_weight: d_q_weight.view_mut(),
+            d_k_weight: d_k_weight.view_mut(),
+        };
+        qk_norm::backward(ctx, norm)?;
+        d_qkv = b.narrow.view(n, qkv_width);
+    }
+    w.qkv.backward(ctx, s.attend_in.rows(0..n), d_qkv, b.d_normed.rows_mut(0..n), &mut g.qkv)?;
+    let norm = rmsnorm::Backward {
+        x: x.rows(0..n),
+        weight: w.attention_norm.view(),
+        rstd: s.attend_rstd.rows(0..n),
+        d_y: b.d_normed.rows(0..n),
+        d_x: b.d_x.rows_mut(0..n),
+        d_weight: g.attention_norm.view_mut(),
+    };
+    rmsnorm::backward(ctx, norm)
+}
+
+fn geometry(pass: &Pass<'_>, layer: usize) -> attention::Geometry {
+    let c = pass.config;
+    attention::Geometry {
+        heads: c.num_heads,
+        kv_heads: c.num_kv_heads,
+        head_dim: c.head_dim,
+        scale: (1.0 / (c.head_dim as f64).sqrt()) as f32,
+        window: c.windows[layer],
+    }
+}
+
+/// Rotation of the query and key heads of fused rows.
+fn rotate<'a>(pass: &Pass<'a>, x: ViewMut<'a>) -> rope::Rotate<'a> {
+    let Pass { config: c, rope, rows, .. } = *pass;
+    let heads = c.num_heads + c.num_kv_heads;
+    rope::Rotate { x, heads, head_dim: c.head_dim, positions: rows.positions, table: &rope.table }
+}
+
+fn write_kv(pass: &Pass<'_>, layer: usize, s: &Saved, pages: &mut LayerPages) -> Result<()> {
+    let write = attention::WriteKv {
+        qkv: s.qkv.rows(0..pass.rows.len()),
+        geometry: geometry(pass, layer),
+        rows: pass.rows.write_rows,
+        slots: pass.rows.write_slots,
+        pages: pages.view_mut(),
+    };
+    attention::write_kv(pass.ctx, write)
+}
