@@ -20,7 +20,14 @@
 //! d_q    = Σ_j dS[j] · k[j]         d_k[j] = Σ dS[j] · q        d_v[j] = Σ P[j] · d_out     over rows and query heads
 //! ```
 
-use crate::{Context, Result, View, ViewMut};
+mod backward;
+mod cpu;
+mod product;
+pub mod reference;
+
+use crate::DType::{F32, U32};
+use crate::ops::args::{expect, expect_below, two_dims};
+use crate::{Context, Error, Result, View, ViewMut};
 
 /// Positions of a page, and keys of a step of the online softmax.
 pub const BLOCK: usize = 64;
@@ -127,21 +134,149 @@ pub struct Backward<'a> {
 }
 
 /// Writes key and value heads of rows into slots.
-pub fn write_kv(_ctx: &Context, _args: WriteKv<'_>) -> Result<()> {
-    unimplemented!()
+pub fn write_kv(ctx: &Context, args: WriteKv<'_>) -> Result<()> {
+    const OP: &str = "attention::write_kv";
+    let rows = check_geometry(OP, &args.geometry, args.qkv)?;
+    let pages = check_pages(OP, &args.geometry, args.pages.keys.view(), args.pages.values.view())?;
+    check_writes(OP, args.rows, args.slots, rows, pages)?;
+    let written = args.rows.shape()[0] * args.geometry.kv_heads * args.geometry.head_dim;
+    crate::context::count(0, 16 * written as u64);
+    cpu::write_kv(ctx, args);
+    Ok(())
 }
 
 /// Copies page `from` over page `to`.
-pub fn copy_block(_ctx: &Context, _from: u32, _to: u32, _pages: PagesMut<'_>) -> Result<()> {
-    unimplemented!()
+pub fn copy_block(_ctx: &Context, from: u32, to: u32, pages: PagesMut<'_>) -> Result<()> {
+    const OP: &str = "attention::copy_block";
+    let blocks = pages.keys.shape()[0].min(pages.values.shape()[0]);
+    expect_below(OP, "pages", &[from, to], blocks)?;
+    crate::context::count(0, 8 * pages.keys.shape().iter().product::<usize>() as u64 / blocks as u64);
+    cpu::copy_block(from as usize, to as usize, pages);
+    Ok(())
 }
 
 /// Attends.
-pub fn forward(_ctx: &Context, _args: Forward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
+    const OP: &str = "attention::forward";
+    let (g, rows) = (args.geometry, check_geometry(OP, &args.geometry, args.qkv)?);
+    let pages = check_pages(OP, &g, args.pages.keys, args.pages.values)?;
+    let seen = check_rows(OP, &g, args.rows, rows, pages)?;
+    expect(OP, "out", args.out.view(), F32, &[rows, g.heads * g.head_dim])?;
+    if let Some(lse) = &args.lse {
+        expect(OP, "lse", lse.view(), F32, &[rows, g.heads])?;
+    }
+    crate::context::count(4 * (seen * g.heads * g.head_dim) as u64, 8 * (rows * g.heads * g.head_dim) as u64);
+    cpu::forward(ctx, args);
+    Ok(())
 }
 
 /// Gradients of queries, keys and values.
-pub fn backward(_ctx: &Context, _args: Backward<'_>) -> Result<()> {
-    unimplemented!()
+pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
+    const OP: &str = "attention::backward";
+    let (g, rows) = (args.geometry, check_geometry(OP, &args.geometry, args.qkv)?);
+    let pages = check_pages(OP, &g, args.pages.keys, args.pages.values)?;
+    if check_pages(OP, &g, args.d_pages.keys.view(), args.d_pages.values.view())? < pages {
+        return Err(Error::Value { op: OP, message: format!("d_pages has fewer than {pages} pages") });
+    }
+    let seen = check_rows(OP, &g, args.rows, rows, pages)?;
+    check_writes(OP, args.write_rows, args.write_slots, rows, pages)?;
+    expect(OP, "out", args.out, F32, &[rows, g.heads * g.head_dim])?;
+    expect(OP, "d_out", args.d_out, F32, &[rows, g.heads * g.head_dim])?;
+    expect(OP, "lse", args.lse, F32, &[rows, g.heads])?;
+    expect(OP, "d_qkv", args.d_qkv.view(), F32, &[rows, g.width()])?;
+    check_groups(OP, &g, args.groups, args.rows, pages)?;
+    crate::context::count(10 * (seen * g.heads * g.head_dim) as u64, 32 * (rows * g.heads * g.head_dim) as u64);
+    backward::backward(ctx, args);
+    Ok(())
 }
+
+/// Rows of `qkv`.
+fn check_geometry(op: &'static str, g: &Geometry, qkv: View<'_>) -> Result<usize> {
+    let fail = |message| Err(Error::Value { op, message });
+    if g.kv_heads == 0 || g.heads == 0 || g.head_dim == 0 || g.heads % g.kv_heads != 0 {
+        return fail(format!("{} query heads on {} kv heads of {}", g.heads, g.kv_heads, g.head_dim));
+    }
+    if g.window == Some(0) {
+        return fail("a window of 0 sees nothing".into());
+    }
+    let rows = two_dims(op, "qkv", qkv)?[0];
+    expect(op, "qkv", qkv, F32, &[rows, g.width()])?;
+    Ok(rows)
+}
+
+/// The number of pages.
+fn check_pages(op: &'static str, g: &Geometry, keys: View<'_>, values: View<'_>) -> Result<usize> {
+    let pages = keys.shape().first().copied().unwrap_or(0);
+    expect(op, "keys", keys, F32, &[pages, g.kv_heads, g.head_dim, BLOCK])?;
+    expect(op, "values", values, F32, &[pages, g.kv_heads, BLOCK, g.head_dim])?;
+    Ok(pages)
+}
+
+/// Pairs of a query row and a key that it sees.
+fn check_rows(op: &'static str, g: &Geometry, at: Rows<'_>, rows: usize, pages: usize) -> Result<usize> {
+    expect(op, "positions", at.positions, U32, &[rows])?;
+    expect(op, "tables_of_rows", at.tables_of_rows, U32, &[rows])?;
+    let [tables, table_len] = two_dims(op, "tables", at.tables)?;
+    expect(op, "tables", at.tables, U32, &[tables, table_len])?;
+    expect_below(op, "tables_of_rows", at.tables_of_rows.u32(), tables)?;
+    expect_below(op, "positions", at.positions.u32(), table_len * BLOCK)?;
+    let mut seen = 0;
+    // The row before, and the blocks of its table that are known to be pages.
+    let mut known = (u32::MAX, 0..0);
+    for (&p, &table) in at.positions.u32().iter().zip(at.tables_of_rows.u32()) {
+        let keys = g.seen(p as usize);
+        seen += keys.len();
+        let blocks = keys.start / BLOCK..keys.end.div_ceil(BLOCK);
+        if known.0 != table || blocks.start < known.1.start || blocks.end > known.1.end {
+            let start = table as usize * table_len;
+            expect_below(op, "tables", &at.tables.u32()[start + blocks.start..start + blocks.end], pages)?;
+            known = (table, blocks);
+        }
+    }
+    Ok(seen)
+}
+
+fn check_writes(op: &'static str, rows: View<'_>, slots: View<'_>, of_rows: usize, pages: usize) -> Result<()> {
+    let writes = rows.shape().first().copied().unwrap_or(0);
+    expect(op, "rows", rows, U32, &[writes])?;
+    expect(op, "slots", slots, U32, &[writes])?;
+    expect_below(op, "rows", rows.u32(), of_rows)?;
+    expect_below(op, "slots", slots.u32(), pages * BLOCK)
+}
+
+/// Groups cover the rows, and share no page: threads write gradients of different groups at once.
+fn check_groups(op: &'static str, g: &Geometry, groups: View<'_>, at: Rows<'_>, pages: usize) -> Result<()> {
+    let fail = |message| Err(Error::Value { op, message });
+    let offsets = groups.u32();
+    let (rows, table_len) = (at.positions.shape()[0], at.tables.shape()[1]);
+    let ascending = offsets.windows(2).all(|o| o[0] <= o[1]);
+    if !ascending || offsets.first() != Some(&0) || offsets.last().map(|&o| o as usize) != Some(rows) {
+        return fail(format!("groups {offsets:?} do not cover {rows} rows"));
+    }
+    let mut owner = vec![u32::MAX; pages];
+    let (positions, of_rows, tables) = (at.positions.u32(), at.tables_of_rows.u32(), at.tables.u32());
+    for (group, o) in offsets.windows(2).enumerate() {
+        // The row before's table, and the blocks of it that are known to be this group's.
+        let mut known = (u32::MAX, 0..0);
+        for row in o[0] as usize..o[1] as usize {
+            let keys = g.seen(positions[row] as usize);
+            let blocks = keys.start / BLOCK..keys.end.div_ceil(BLOCK);
+            if known.0 == of_rows[row] && known.1.start <= blocks.start && blocks.end <= known.1.end {
+                continue;
+            }
+            let start = of_rows[row] as usize * table_len;
+            for &page in &tables[start + blocks.start..start + blocks.end] {
+                let owner = &mut owner[page as usize];
+                if *owner != u32::MAX && *owner != group as u32 {
+                    return fail(format!("page {page} is in groups {owner} and {group}"));
+                }
+                *owner = group as u32;
+            }
+            known = (of_rows[row], blocks);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

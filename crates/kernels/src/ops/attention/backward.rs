@@ -1,0 +1,373 @@
+//! The way back of attention on the CPU.
+//!
+//! A task is an independent group of rows under one kv head. It takes the group's pages in the order of their place in the
+//! sequences, and for each page the rows that see it, ascending, in tiles: so a query's gradient sums its keys in
+//! ascending order, and a key's sums its rows in ascending order, however the tiles are cut. Gradients of pages are then
+//! gathered into rows through the list of writes.
+
+use super::cpu::{Places, extent};
+use super::product::Product;
+use super::{BLOCK, Backward, Geometry};
+use crate::math::exp;
+use crate::ops::lanes::dot;
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::simd::{LANES, Simd};
+use crate::{Context, Isa};
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// A page at a place in its sequences, and the rows that look at it.
+struct Visit {
+    block: usize,
+    page: usize,
+    /// Whether no earlier visit of the group touched the page.
+    first: bool,
+    /// Ascending.
+    rows: Vec<Range<usize>>,
+}
+
+/// The visits of a group, in order.
+fn visits(g: &Geometry, places: &Places<'_>, group: Range<usize>, touched: &mut [bool]) -> Vec<Visit> {
+    let mut visits: Vec<Visit> = Vec::new();
+    let mut known: HashMap<(usize, usize), usize> = HashMap::new();
+    let mut start = group.start;
+    while start < group.end {
+        // A run: one table, positions ascending by one.
+        let mut end = start + 1;
+        while end < group.end
+            && places.tables_of_rows[end] == places.tables_of_rows[start]
+            && places.positions[end] == places.positions[end - 1] + 1
+        {
+            end += 1;
+        }
+        let (p0, p1) = (places.positions[start] as usize, places.positions[end - 1] as usize);
+        for block in g.seen(p0).start / BLOCK..p1 / BLOCK + 1 {
+            // Of the run, those from the first that reaches the block to the last whose window does.
+            let from = (block * BLOCK).max(p0);
+            let to = g.window.map_or(p1, |w| p1.min(block * BLOCK + BLOCK - 1 + w - 1));
+            if from > to {
+                continue;
+            }
+            let page = places.page(start, block);
+            let visit = *known.entry((block, page)).or_insert_with(|| {
+                visits.push(Visit { block, page, first: false, rows: Vec::new() });
+                visits.len() - 1
+            });
+            visits[visit].rows.push(start + from - p0..start + to - p0 + 1);
+        }
+        start = end;
+    }
+    visits.sort_by_key(|v| v.block);
+    for visit in &mut visits {
+        visit.first = !std::mem::replace(&mut touched[visit.page], true);
+    }
+    visits
+}
+
+/// Query heads in a tile, about.
+const TILE: usize = 36;
+
+struct BackwardTasks<'a> {
+    isa: Isa,
+    geometry: Geometry,
+    places: Places<'a>,
+    groups: Vec<(Range<usize>, Vec<Visit>)>,
+    qkv: &'a [f32],
+    keys: &'a [f32],
+    values: &'a [f32],
+    out: &'a [f32],
+    lse: &'a [f32],
+    d_out: &'a [f32],
+    d_qkv: Disjoint<'a, f32>,
+    d_keys: Disjoint<'a, f32>,
+    d_values: Disjoint<'a, f32>,
+}
+
+/// A page under one kv head, and room for its tiles.
+struct Work<'s> {
+    /// `[64, hd]`
+    keys: &'s mut [f32],
+    /// `[hd, 64]`
+    values: &'s mut [f32],
+    /// `[pairs, hd]` each. Pairs are (row, query head), row by row.
+    q: &'s mut [f32],
+    d_out: &'s mut [f32],
+    d_q: &'s mut [f32],
+    /// `[pairs, 64]`: scores, then probabilities.
+    p: &'s mut [f32],
+    /// `[pairs, 64]`: gradients of the probabilities, then of the products q·k.
+    d_s: &'s mut [f32],
+    /// Of all the group's pairs: Σ d_out · out.
+    delta: &'s [f32],
+}
+
+impl Tasks for BackwardTasks<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
+        let (g, hd, per) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
+        let ((rows, visits), head) = (&self.groups[index / g.kv_heads], index % g.kv_heads);
+        let rows_of_tile = (TILE / per).max(1);
+        let pairs = rows_of_tile * per;
+
+        let scratch = scratch.f32(rows.len() * per + 2 * BLOCK * hd + pairs * (3 * hd + 2 * BLOCK));
+        let (delta, rest) = scratch.split_at_mut(rows.len() * per);
+        let (keys, rest) = rest.split_at_mut(BLOCK * hd);
+        let (values, rest) = rest.split_at_mut(BLOCK * hd);
+        let (q, rest) = rest.split_at_mut(pairs * hd);
+        let (d_out, rest) = rest.split_at_mut(pairs * hd);
+        let (d_q, rest) = rest.split_at_mut(pairs * hd);
+        let (p, d_s) = rest.split_at_mut(pairs * BLOCK);
+
+        for (i, row) in rows.clone().enumerate() {
+            for h in 0..per {
+                let at = (row * g.heads + head * per + h) * hd;
+                delta[i * per + h] = dot::<V>(&self.d_out[at..at + hd], &self.out[at..at + hd]);
+            }
+            let at = row * g.width() + head * per * hd;
+            // SAFETY: this row's queries under this kv head are this task's alone.
+            unsafe { self.d_qkv.slice(at..at + per * hd) }.fill(0.0);
+        }
+        let mut work = Work { keys, values, q, d_out, d_q, p, d_s, delta };
+        for visit in visits {
+            let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
+            // SAFETY: the group's pages under this kv head are this task's alone.
+            let (d_keys, d_values) =
+                unsafe { (self.d_keys.slice(at..at + BLOCK * hd), self.d_values.slice(at..at + BLOCK * hd)) };
+            if visit.first {
+                d_keys.fill(0.0);
+                d_values.fill(0.0);
+            }
+            transpose(&self.keys[at..at + BLOCK * hd], BLOCK, work.keys);
+            transpose(&self.values[at..at + BLOCK * hd], hd, work.values);
+            for run in &visit.rows {
+                for start in run.clone().step_by(rows_of_tile) {
+                    let tile = start..(start + rows_of_tile).min(run.end);
+                    self.tile::<V>(&mut work, tile, rows.start, head, visit, d_keys, d_values);
+                }
+            }
+        }
+    }
+}
+
+impl BackwardTasks<'_> {
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    fn tile<V: Simd>(
+        &self,
+        w: &mut Work<'_>,
+        tile: Range<usize>,
+        group_start: usize,
+        head: usize,
+        visit: &Visit,
+        d_keys: &mut [f32],
+        d_values: &mut [f32],
+    ) {
+        let (g, hd, per) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
+        let slots = |row: usize| g.slots(self.places.positions[row] as usize, visit.block);
+        let (all_see, any_sees) = extent(tile.clone().map(slots));
+        let pairs = tile.len() * per;
+        let columns = any_sees.end.next_multiple_of(LANES);
+        let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
+        let part = |row: usize| row * g.width() + head * per * hd;
+        for (i, row) in tile.clone().enumerate() {
+            let here = i * per * hd..(i + 1) * per * hd;
+            w.q[here.clone()].copy_from_slice(&self.qkv[part(row)..part(row) + per * hd]);
+            let at = (row * g.heads + head * per) * hd;
+            w.d_out[here.clone()].copy_from_slice(&self.d_out[at..at + per * hd]);
+            // SAFETY: this row's queries under this kv head are this task's alone.
+            w.d_q[here].copy_from_slice(unsafe { self.d_qkv.slice(part(row)..part(row) + per * hd) });
+        }
+
+        // Scores, as forward forms them, and d_out · v.
+        for (a, b, out) in [(&*w.q, &self.keys[at..at + BLOCK * hd], &mut *w.p), (&*w.d_out, &*w.values, &mut *w.d_s)] {
+            let (a_row, a_k, b_row, out_row, rows) = (hd, 1, BLOCK, BLOCK, pairs);
+            self.isa.run(Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: 0..hd, accumulate: false });
+        }
+        for (i, row) in tile.clone().enumerate() {
+            let slots = slots(row);
+            for h in 0..per {
+                let pair = i * per + h;
+                let block = pair * BLOCK..pair * BLOCK + columns;
+                let delta = w.delta[(row - group_start) * per + h];
+                let lse = self.lse[row * g.heads + head * per + h];
+                gradients::<V>(&mut w.p[block.clone()], &mut w.d_s[block], g.scale, lse, delta, slots.clone());
+            }
+        }
+
+        // d_k [hd, 64] += qᵗ · d_s and d_v [64, hd] += pᵗ · d_out: chains over the tile's pairs. What a row does not see
+        // has p = d_s = 0.
+        self.isa.run(Product {
+            a: w.q,
+            a_row: 1,
+            a_k: hd,
+            b: w.d_s,
+            b_row: BLOCK,
+            out: d_keys,
+            out_row: BLOCK,
+            rows: hd,
+            columns,
+            k: 0..pairs,
+            accumulate: true,
+        });
+        self.isa.run(Product {
+            a: w.p,
+            a_row: 1,
+            a_k: BLOCK,
+            b: w.d_out,
+            b_row: hd,
+            out: d_values,
+            out_row: hd,
+            rows: any_sees.end,
+            columns: hd,
+            k: 0..pairs,
+            accumulate: true,
+        });
+
+        // d_q += d_s · k, over no key that the row does not see: it may be NaN.
+        let mut queries = |of: Range<usize>, k: Range<usize>| {
+            if k.is_empty() {
+                return;
+            }
+            self.isa.run(Product {
+                a: &w.d_s[of.start * BLOCK..of.end * BLOCK],
+                a_row: BLOCK,
+                a_k: 1,
+                b: w.keys,
+                b_row: hd,
+                out: &mut w.d_q[of.start * hd..of.end * hd],
+                out_row: hd,
+                rows: of.len(),
+                columns: hd,
+                k,
+                accumulate: true,
+            });
+        };
+        let of_row = |i: usize| i * per..(i + 1) * per;
+        if any_sees.start < all_see.start {
+            for (i, slots) in tile.clone().map(slots).enumerate() {
+                queries(of_row(i), slots.start..slots.end.min(all_see.start));
+            }
+        }
+        queries(0..pairs, all_see.clone());
+        if all_see.end < any_sees.end {
+            for (i, slots) in tile.clone().map(slots).enumerate() {
+                queries(of_row(i), slots.start.max(all_see.end)..slots.end);
+            }
+        }
+        for (i, row) in tile.enumerate() {
+            // SAFETY: this row's queries under this kv head are this task's alone.
+            unsafe { self.d_qkv.slice(part(row)..part(row) + per * hd) }
+                .copy_from_slice(&w.d_q[i * per * hd..(i + 1) * per * hd]);
+        }
+    }
+}
+
+/// Scores `p` become probabilities exp(z − lse), and `d_s`, which holds d_out · v, becomes p · (d_s − delta) · scale; both
+/// 0 outside `slots`.
+#[inline(always)]
+fn gradients<V: Simd>(p: &mut [f32], d_s: &mut [f32], scale: f32, lse: f32, delta: f32, slots: Range<usize>) {
+    let (scale, lse, delta, zero) = (V::splat(scale), V::splat(lse), V::splat(delta), V::splat(0.0));
+    for at in (0..p.len()).step_by(LANES) {
+        let below_end = V::first(slots.end.saturating_sub(at).min(LANES));
+        let below_start = V::first(slots.start.saturating_sub(at).min(LANES));
+        let seen = |x: V| V::select(below_start, zero, V::select(below_end, x, zero));
+        let probability = seen(exp(V::load(&p[at..]).mul(scale).sub(lse)));
+        let gradient = seen(probability.mul(V::load(&d_s[at..]).sub(delta)).mul(scale));
+        probability.store(&mut p[at..]);
+        gradient.store(&mut d_s[at..]);
+    }
+}
+
+/// `to: [columns, rows]` = `from: [rows, columns]`, transposed.
+#[inline(always)]
+fn transpose(from: &[f32], columns: usize, to: &mut [f32]) {
+    let rows = from.len() / columns;
+    for (r, row) in from.chunks_exact(columns).enumerate() {
+        for (c, &x) in row.iter().enumerate() {
+            to[c * rows + r] = x;
+        }
+    }
+}
+
+struct GatherTasks<'a> {
+    geometry: Geometry,
+    write_rows: &'a [u32],
+    write_slots: &'a [u32],
+    touched: &'a [bool],
+    d_keys: &'a [f32],
+    d_values: &'a [f32],
+    d_qkv: Disjoint<'a, f32>,
+    rows: usize,
+}
+
+impl Tasks for GatherTasks<'_> {
+    /// One head: keys of the kv heads, then values.
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
+        let Geometry { heads, kv_heads, head_dim: hd, .. } = self.geometry;
+        let (width, head) = (self.geometry.width(), index % kv_heads);
+        let is_value = index >= kv_heads;
+        let part = |row: usize| row * width + (heads + index) * hd..row * width + (heads + index + 1) * hd;
+        for row in 0..self.rows {
+            // SAFETY: this head of every row is this task's alone.
+            unsafe { self.d_qkv.slice(part(row)) }.fill(0.0);
+        }
+        for (&row, &slot) in self.write_rows.iter().zip(self.write_slots) {
+            let (page, slot) = (slot as usize / BLOCK, slot as usize % BLOCK);
+            if !self.touched[page] {
+                continue;
+            }
+            // SAFETY: as above.
+            let to = unsafe { self.d_qkv.slice(part(row as usize)) };
+            let start = (page * kv_heads + head) * BLOCK * hd;
+            if is_value {
+                let from = &self.d_values[start + slot * hd..start + (slot + 1) * hd];
+                to.iter_mut().zip(from).for_each(|(to, &x)| *to += x);
+            } else {
+                let from = self.d_keys[start..start + BLOCK * hd].iter().skip(slot).step_by(BLOCK);
+                to.iter_mut().zip(from).for_each(|(to, &x)| *to += x);
+            }
+        }
+    }
+}
+
+pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
+    let (g, places) = (args.geometry, Places::new(args.rows));
+    let mut touched = vec![false; args.pages.keys.shape()[0]];
+    let offsets = args.groups.u32();
+    let groups: Vec<_> = offsets
+        .windows(2)
+        .map(|o| o[0] as usize..o[1] as usize)
+        .map(|rows| (rows.clone(), visits(&g, &places, rows, &mut touched)))
+        .collect();
+    let (d_keys, d_values, d_qkv) = (args.d_pages.keys.f32(), args.d_pages.values.f32(), args.d_qkv.f32());
+    let count = groups.len() * g.kv_heads;
+    let tasks = BackwardTasks {
+        isa: ctx.isa(),
+        geometry: g,
+        places,
+        groups,
+        qkv: args.qkv.f32(),
+        keys: args.pages.keys.f32(),
+        values: args.pages.values.f32(),
+        out: args.out.f32(),
+        lse: args.lse.f32(),
+        d_out: args.d_out.f32(),
+        d_qkv: Disjoint::new(&mut *d_qkv),
+        d_keys: Disjoint::new(&mut *d_keys),
+        d_values: Disjoint::new(&mut *d_values),
+    };
+    ctx.run(count, &tasks);
+    drop(tasks);
+    let tasks = GatherTasks {
+        geometry: g,
+        write_rows: args.write_rows.u32(),
+        write_slots: args.write_slots.u32(),
+        touched: &touched,
+        d_keys,
+        d_values,
+        d_qkv: Disjoint::new(d_qkv),
+        rows: places.positions.len(),
+    };
+    ctx.run(2 * g.kv_heads, &tasks);
+}

@@ -1,0 +1,355 @@
+//! Attention on the CPU: writing pages, and the way forward. (`backward.rs` has the way back.)
+//!
+//! A task is a tile of consecutive rows under one kv head. Block by block, rows of the tile that look at the same page are
+//! one product. A row's state is (m, l, O): m the largest score so far, l 16 lane sums of exp(z − m) (lane = slot mod 16,
+//! block after block), O the weighted sum of values. The one rule of rescaling: where a block's largest score is greater
+//! than m, l and O are multiplied by α = exp(m − new m); where it is not, they are left alone.
+//!
+//! So a row's bits depend on its query, and the keys and values of its own positions: not on the tile, the rows beside it,
+//! the pages' numbers, or the threads.
+
+use super::product::Product;
+use super::{BLOCK, Forward, Geometry, WriteKv};
+use crate::math::{exp, exp1, ln1};
+use crate::ops::lanes::{load, rows, store};
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::simd::{LANES, Simd};
+use crate::{Context, Isa};
+use std::ops::Range;
+
+impl Geometry {
+    pub(super) fn width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+    pub(super) fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+    /// Keys that the row at position `p` sees.
+    #[inline(always)]
+    pub(super) fn seen(&self, p: usize) -> Range<usize> {
+        let first = self.window.map_or(0, |w| (p + 1).saturating_sub(w));
+        first..p + 1
+    }
+    /// Keys of block `block` that it sees, as slots.
+    #[inline(always)]
+    pub(super) fn slots(&self, p: usize, block: usize) -> Range<usize> {
+        let (seen, start) = (self.seen(p), block * BLOCK);
+        let end = seen.end.saturating_sub(start).min(BLOCK);
+        seen.start.saturating_sub(start).min(end)..end
+    }
+}
+
+/// Rows and their tables, as slices.
+#[derive(Clone, Copy)]
+pub(super) struct Places<'a> {
+    pub positions: &'a [u32],
+    pub tables_of_rows: &'a [u32],
+    pub tables: &'a [u32],
+    pub table_len: usize,
+}
+
+impl<'a> Places<'a> {
+    pub fn new(rows: super::Rows<'a>) -> Self {
+        Places {
+            positions: rows.positions.u32(),
+            tables_of_rows: rows.tables_of_rows.u32(),
+            tables: rows.tables.u32(),
+            table_len: rows.tables.shape()[1],
+        }
+    }
+    #[inline(always)]
+    pub fn page(&self, row: usize, block: usize) -> usize {
+        self.tables[self.tables_of_rows[row] as usize * self.table_len + block] as usize
+    }
+}
+
+struct WriteTasks<'a> {
+    geometry: Geometry,
+    qkv: &'a [f32],
+    rows: &'a [u32],
+    slots: &'a [u32],
+    keys: Disjoint<'a, f32>,
+    values: Disjoint<'a, f32>,
+}
+
+impl Tasks for WriteTasks<'_> {
+    /// One kv head, all writes: slots differ, but keys of a page interleave.
+    #[inline(always)]
+    fn task<V: Simd>(&self, head: usize, _: &mut Scratch) {
+        let Geometry { heads, kv_heads, head_dim: hd, .. } = self.geometry;
+        let width = self.geometry.width();
+        for (&row, &slot) in self.rows.iter().zip(self.slots) {
+            let (page, slot) = (slot as usize / BLOCK, slot as usize % BLOCK);
+            let start = (page * kv_heads + head) * BLOCK * hd;
+            let key = row as usize * width + (heads + head) * hd;
+            let value = key + kv_heads * hd;
+            // SAFETY: this head's part of a page is this task's alone.
+            let (keys, values) = unsafe {
+                let slot = start + slot * hd;
+                (self.keys.slice(start..start + BLOCK * hd), self.values.slice(slot..slot + hd))
+            };
+            for (i, &k) in self.qkv[key..key + hd].iter().enumerate() {
+                keys[i * BLOCK + slot] = k;
+            }
+            values.copy_from_slice(&self.qkv[value..value + hd]);
+        }
+    }
+}
+
+pub(super) fn write_kv(ctx: &Context, args: WriteKv<'_>) {
+    let tasks = WriteTasks {
+        geometry: args.geometry,
+        qkv: args.qkv.f32(),
+        rows: args.rows.u32(),
+        slots: args.slots.u32(),
+        keys: Disjoint::new(args.pages.keys.f32()),
+        values: Disjoint::new(args.pages.values.f32()),
+    };
+    ctx.run(args.geometry.kv_heads, &tasks);
+}
+
+/// Query heads in a tile, about: enough to make a page's trip from the second-level cache worth it.
+const TILE: usize = 36;
+
+struct ForwardTasks<'a> {
+    isa: Isa,
+    geometry: Geometry,
+    places: Places<'a>,
+    qkv: &'a [f32],
+    keys: &'a [f32],
+    values: &'a [f32],
+    out: Disjoint<'a, f32>,
+    lse: Option<Disjoint<'a, f32>>,
+    rows_of_tile: usize,
+}
+
+/// A tile's state. Pairs are (row, query head), row by row.
+struct Tile<'s> {
+    /// `[pairs, hd]`
+    q: &'s mut [f32],
+    /// `[pairs, 64]`: scores, then probabilities.
+    s: &'s mut [f32],
+    /// `[pairs, hd]`
+    o: &'s mut [f32],
+    /// `[pairs]`
+    m: &'s mut [f32],
+    /// `[pairs, 16]`
+    l: &'s mut [f32],
+}
+
+impl Tasks for ForwardTasks<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
+        let (g, hd, group) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
+        let tiles = self.places.positions.len().div_ceil(self.rows_of_tile);
+        // The last rows see most keys: first, so that threads finish together.
+        let (tile, head) = (tiles - 1 - index / g.kv_heads, index % g.kv_heads);
+        let rows = rows(tile, self.rows_of_tile, self.places.positions.len());
+        let pairs = rows.len() * group;
+
+        let scratch = scratch.f32(pairs * (2 * hd + BLOCK + 1 + LANES));
+        let (q, rest) = scratch.split_at_mut(pairs * hd);
+        let (s, rest) = rest.split_at_mut(pairs * BLOCK);
+        let (o, rest) = rest.split_at_mut(pairs * hd);
+        let (m, l) = rest.split_at_mut(pairs);
+        let mut t = Tile { q, s, o, m, l };
+        t.o.fill(0.0);
+        t.m.fill(f32::NEG_INFINITY);
+        t.l.fill(0.0);
+        for (row, q) in rows.clone().zip(t.q.chunks_exact_mut(group * hd)) {
+            let at = row * g.width() + head * group * hd;
+            q.copy_from_slice(&self.qkv[at..at + group * hd]);
+        }
+
+        let seen = |row: usize| g.seen(self.places.positions[row] as usize);
+        let first = rows.clone().map(|r| seen(r).start / BLOCK).min().unwrap_or(0);
+        let end = rows.clone().map(|r| seen(r).end.div_ceil(BLOCK)).max().unwrap_or(0);
+        for block in first..end {
+            let sees = |row: usize| !g.slots(self.places.positions[row] as usize, block).is_empty();
+            let mut row = rows.start;
+            while row < rows.end {
+                if !sees(row) {
+                    row += 1;
+                    continue;
+                }
+                let page = self.places.page(row, block);
+                let mut next = row + 1;
+                while next < rows.end && sees(next) && self.places.page(next, block) == page {
+                    next += 1;
+                }
+                self.block::<V>(&mut t, rows.start, row..next, head, block, page);
+                row = next;
+            }
+        }
+
+        for (i, row) in rows.enumerate() {
+            for h in 0..group {
+                let pair = i * group + h;
+                let l = V::load(&t.l[pair * LANES..]).sum();
+                let at = (row * g.heads + head * group + h) * hd;
+                // SAFETY: this row and head are this task's alone.
+                let out = unsafe { self.out.slice(at..at + hd) };
+                let o = &t.o[pair * hd..(pair + 1) * hd];
+                for at in (0..hd).step_by(LANES) {
+                    store(load::<V>(o, at).div(V::splat(l)), out, at);
+                }
+                if let Some(lse) = &self.lse {
+                    let at = row * g.heads + head * group + h;
+                    // SAFETY: as above.
+                    let lse = unsafe { lse.slice(at..at + 1) };
+                    lse[0] = t.m[pair] + ln1::<V>(l);
+                }
+            }
+        }
+    }
+}
+
+impl ForwardTasks<'_> {
+    /// Rows `run` of the tile that begins with row `start` look at block `block` of their sequences, which lies in `page`.
+    #[inline(always)]
+    fn block<V: Simd>(
+        &self,
+        t: &mut Tile<'_>,
+        start: usize,
+        run: Range<usize>,
+        head: usize,
+        block: usize,
+        page: usize,
+    ) {
+        let (g, hd, group) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
+        let slots = |row: usize| g.slots(self.places.positions[row] as usize, block);
+        let (all_see, any_sees) = extent(run.clone().map(slots));
+        let at = (page * g.kv_heads + head) * BLOCK * hd;
+        let (keys, values) = (&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]);
+        let pairs = (run.start - start) * group..(run.end - start) * group;
+
+        self.isa.run(Product {
+            a: &t.q[pairs.start * hd..pairs.end * hd],
+            a_row: hd,
+            a_k: 1,
+            b: keys,
+            b_row: BLOCK,
+            out: &mut t.s[pairs.start * BLOCK..pairs.end * BLOCK],
+            out_row: BLOCK,
+            rows: pairs.len(),
+            // Whole vectors: lanes past the last key hold anything, and are masked.
+            columns: any_sees.end.next_multiple_of(LANES),
+            k: 0..hd,
+            accumulate: false,
+        });
+
+        for row in run.clone() {
+            let slots = slots(row);
+            for pair in (row - start) * group..(row - start + 1) * group {
+                let s = &mut t.s[pair * BLOCK..(pair + 1) * BLOCK];
+                let l = &mut t.l[pair * LANES..(pair + 1) * LANES];
+                let o = &mut t.o[pair * hd..(pair + 1) * hd];
+                online_softmax::<V>(s, g.scale, slots.clone(), &mut t.m[pair], l, o);
+            }
+        }
+
+        // Values of slots that a row does not see may be NaN, so they are not even multiplied by 0: what all rows see is
+        // one product, and what only some see comes before and after it, row by row.
+        let weigh = |t: &mut Tile<'_>, pairs: Range<usize>, k: Range<usize>| {
+            if k.is_empty() {
+                return;
+            }
+            self.isa.run(Product {
+                a: &t.s[pairs.start * BLOCK..pairs.end * BLOCK],
+                a_row: BLOCK,
+                a_k: 1,
+                b: values,
+                b_row: hd,
+                out: &mut t.o[pairs.start * hd..pairs.end * hd],
+                out_row: hd,
+                rows: pairs.len(),
+                columns: hd,
+                k,
+                accumulate: true,
+            });
+        };
+        let of_row = |row: usize| (row - start) * group..(row - start + 1) * group;
+        if any_sees.start < all_see.start {
+            run.clone().for_each(|row| weigh(t, of_row(row), slots(row).start..slots(row).end.min(all_see.start)));
+        }
+        weigh(t, pairs, all_see.clone());
+        if all_see.end < any_sees.end {
+            run.for_each(|row| weigh(t, of_row(row), slots(row).start.max(all_see.end)..slots(row).end));
+        }
+    }
+}
+
+/// What all of these ranges hold and what any holds, as one range each (the first may be empty, then it starts where the
+/// last range does).
+#[inline(always)]
+pub(super) fn extent(ranges: impl Iterator<Item = Range<usize>>) -> (Range<usize>, Range<usize>) {
+    let (mut all, mut any) = (0..usize::MAX, usize::MAX..0);
+    for r in ranges {
+        all = all.start.max(r.start)..all.end.min(r.end);
+        any = any.start.min(r.start)..any.end.max(r.end);
+    }
+    all.end = all.end.max(all.start);
+    (all, any)
+}
+
+/// Scores `s` of a block become exp(z − m) (0 outside `slots`), and the row's m, l and O follow.
+#[inline(always)]
+fn online_softmax<V: Simd>(s: &mut [f32], scale: f32, slots: Range<usize>, m: &mut f32, l: &mut [f32], o: &mut [f32]) {
+    let (scale, minus_infinity) = (V::splat(scale), V::splat(f32::NEG_INFINITY));
+    // Vectors that hold a slot seen. The others are never read.
+    let vectors = slots.start / LANES..slots.end.div_ceil(LANES);
+    let mut z = [minus_infinity; BLOCK / LANES];
+    let mut largest = minus_infinity;
+    for v in vectors.clone() {
+        let scores = V::load(&s[v * LANES..]).mul(scale);
+        let below_end = V::first((slots.end - v * LANES).min(LANES));
+        let below_start = V::first(slots.start.saturating_sub(v * LANES).min(LANES));
+        z[v] = V::select(below_start, minus_infinity, V::select(below_end, scores, minus_infinity));
+        largest = largest.max(z[v]);
+    }
+    let largest = largest.max_lane();
+    let mut sum = V::load(l);
+    if largest > *m {
+        let alpha = V::splat(exp1::<V>(*m - largest));
+        *m = largest;
+        sum = sum.mul(alpha);
+        for at in (0..o.len()).step_by(LANES) {
+            store(load::<V>(o, at).mul(alpha), o, at);
+        }
+    }
+    let m = V::splat(*m);
+    for v in vectors {
+        let p = exp(z[v].sub(m));
+        p.store(&mut s[v * LANES..]);
+        sum = sum.add(p);
+    }
+    sum.store(l);
+}
+
+pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
+    let (g, places) = (args.geometry, Places::new(args.rows));
+    let rows = places.positions.len();
+    // Fewer rows in a tile where threads would otherwise wait: tiles decide speed only.
+    let for_threads = (rows * g.kv_heads).div_ceil(4 * ctx.threads()).max(1);
+    let rows_of_tile = (TILE / g.group()).max(1).min(for_threads);
+    let tasks = ForwardTasks {
+        isa: ctx.isa(),
+        geometry: g,
+        places,
+        qkv: args.qkv.f32(),
+        keys: args.pages.keys.f32(),
+        values: args.pages.values.f32(),
+        out: Disjoint::new(args.out.f32()),
+        lse: args.lse.map(|lse| Disjoint::new(lse.f32())),
+        rows_of_tile,
+    };
+    ctx.run(rows.div_ceil(rows_of_tile) * g.kv_heads, &tasks);
+}
+
+/// Rows of a copy are whole pages; small enough for the caller's thread.
+pub(super) fn copy_block(from: usize, to: usize, pages: super::PagesMut<'_>) {
+    for part in [pages.keys, pages.values] {
+        let page: usize = part.shape()[1..].iter().product();
+        part.f32().copy_within(from * page..(from + 1) * page, to * page);
+    }
+}
