@@ -16,7 +16,7 @@ use serde_json::Value;
 
 mod progress;
 
-pub use self::progress::{Progress, duration};
+pub use self::progress::{Progress, Throughput, duration};
 use crate::{Error, Record, Result};
 
 /// How lines look.

@@ -98,3 +98,29 @@ pub fn duration(seconds: f64) -> String {
         _ => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
     }
 }
+
+/// How fast something goes: the rate over the last few measurements, for the note beside a bar.
+#[derive(Clone, Debug, Default)]
+pub struct Throughput {
+    recent: std::collections::VecDeque<(f64, f64)>,
+}
+
+impl Throughput {
+    /// Measurements that count.
+    const WINDOW: usize = 20;
+
+    /// `amount` (tokens, completions, …) took `seconds`.
+    pub fn add(&mut self, amount: f64, seconds: f64) {
+        if self.recent.len() == Self::WINDOW {
+            self.recent.pop_front();
+        }
+        self.recent.push_back((amount, seconds));
+    }
+
+    /// Amount per second over the last 20 measurements; `None` before there is one that took time.
+    pub fn per_s(&self) -> Option<f64> {
+        let (amount, seconds) =
+            self.recent.iter().fold((0.0, 0.0), |(a, s), (amount, seconds)| (a + amount, s + seconds));
+        (seconds > 0.0).then(|| amount / seconds)
+    }
+}

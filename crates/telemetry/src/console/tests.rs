@@ -101,3 +101,15 @@ fn short_numbers() {
     let texts = [0.0, 1.0, 0.5, 123.456, -0.001, 99999.0, 1e-9].map(|number| short(&number.into()));
     assert_eq!(texts, ["0", "1", "0.5", "123.5", "-0.001", "1.000e5", "1.000e-9"]);
 }
+
+#[test]
+fn throughput_forgets() {
+    let mut rate = Throughput::default();
+    assert_eq!(rate.per_s(), None);
+    rate.add(100.0, 0.0);
+    assert_eq!(rate.per_s(), None);
+    rate.add(100.0, 2.0);
+    assert_eq!(rate.per_s(), Some(100.0));
+    (0..20).for_each(|_| rate.add(30.0, 10.0));
+    assert_eq!(rate.per_s(), Some(3.0));
+}
