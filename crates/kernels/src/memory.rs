@@ -181,3 +181,22 @@ impl FileMap {
         let _ = range;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn released_bytes_of_a_file_stay_readable() {
+        let path = std::env::temp_dir().join(format!("lockstep-file-map-{}", std::process::id()));
+        let data: Vec<u8> = (0..20_000u32).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &data).unwrap();
+        let map = FileMap::open(&path).unwrap();
+        for range in [0..20_000, 5..9000, 4096..8192, 19_999..20_000, 7..7, 0..1 << 40] {
+            map.release(range);
+            assert!(map.bytes() == data);
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(FileMap::open(&path).is_err());
+    }
+}

@@ -150,12 +150,14 @@ pub fn load_weights(dir: &Path, config: &ModelConfig, sink: &mut dyn TensorSink)
 
     let head = if config.tie_word_embeddings { files.find(HEAD) } else { None };
     let embedding = files.find(EMBEDDING);
-    if let (Some((file, head)), Some((other, embedding))) = (head, embedding)
-        && (head.dtype != embedding.dtype
-            || file.map.bytes()[head.bytes.clone()] != other.map.bytes()[embedding.bytes.clone()])
-    {
-        let message = format!("differs from {EMBEDDING}, though config.json says `tie_word_embeddings` = true");
-        return Err(Error::tensor(&file.path, HEAD, message));
+    if let (Some((file, head)), Some((other, embedding))) = (head, embedding) {
+        let (a, b) = (&file.map.bytes()[head.bytes.clone()], &other.map.bytes()[embedding.bytes.clone()]);
+        let equal = head.dtype == embedding.dtype && a == b;
+        file.map.release(head.bytes.clone());
+        if !equal {
+            let message = format!("differs from {EMBEDDING}, though config.json says `tie_word_embeddings` = true");
+            return Err(Error::tensor(&file.path, HEAD, message));
+        }
     }
     let only_head = head.is_some() && embedding.is_none();
     files.pour(&specs, sink, |name| if only_head && name == EMBEDDING { HEAD.into() } else { name.into() })

@@ -19,12 +19,13 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer> {
     let map = object(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
     let special = special_tokens(&config, &map);
 
-    let known: Vec<String> = special
-        .named()
-        .map(|(_, token)| token.to_owned())
-        .filter(|t| inner.token_to_id(t).is_none_or(|id| !inner.get_added_tokens_decoder().contains_key(&id)))
-        .collect();
-    inner.add_special_tokens(known.into_iter().map(|t| AddedToken::from(t, true))).map_err(failed)?;
+    // Special tokens that the settings name and tokenizer.json does not have.
+    let more = ["additional_special_tokens", "extra_special_tokens"].into_iter().filter_map(|key| config.get(key));
+    let more = more.filter_map(Value::as_array).flatten().filter_map(token_text);
+    let mut missing: Vec<String> = special.named().map(|(_, token)| token.to_owned()).chain(more).collect();
+    let added = inner.get_added_tokens_decoder();
+    missing.retain(|t| inner.token_to_id(t).is_none_or(|id| !added.contains_key(&id)));
+    inner.add_special_tokens(missing.into_iter().map(|t| AddedToken::from(t, true))).map_err(failed)?;
 
     let flag = |key: &str| config.get(key).and_then(Value::as_bool);
     let (bos, eos) = (flag("add_bos_token"), flag("add_eos_token"));
@@ -58,10 +59,8 @@ fn special_tokens(config: &Map<String, Value>, map: &Map<String, Value>) -> Spec
     let token = |name: &str, of_qwen: Option<&str>, of_llama: Option<&str>| {
         let value = config.get(name).or_else(|| map.get(name));
         match value {
-            Some(Value::String(token)) => Some(token.clone()),
-            Some(Value::Object(token)) => token.get("content").and_then(Value::as_str).map(str::to_owned),
             // An explicit null is no token; only what is absent has a default.
-            Some(_) => None,
+            Some(value) => token_text(value),
             None if class.starts_with("Qwen2Tokenizer") => of_qwen.map(str::to_owned),
             None if class.starts_with("LlamaTokenizer") => of_llama.map(str::to_owned),
             None => None,
@@ -74,6 +73,11 @@ fn special_tokens(config: &Map<String, Value>, map: &Map<String, Value>) -> Spec
         pad: token("pad_token", end, None),
         unk: token("unk_token", end, Some("<unk>")),
     }
+}
+
+/// A token as settings write it: its text, or an object with it.
+fn token_text(value: &Value) -> Option<String> {
+    value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
 }
 
 /// The end tokens of `generation_config.json`; none if it says nothing about them.

@@ -84,3 +84,27 @@ fn directories_without_a_readable_tokenizer_say_so() {
         assert!(Tokenizer::load(dir.path()).unwrap_err().to_string().contains("tokenizer.json"));
     }
 }
+
+#[test]
+fn settings_beside_tokenizer_json_are_honoured() {
+    let dir = tempfile::tempdir().unwrap();
+    letters().save(dir.path()).unwrap();
+    let config = |json: &str| std::fs::write(dir.path().join("tokenizer_config.json"), json).unwrap();
+    // Tokens as objects, tokens that tokenizer.json lacks, and a start token before every text but where it is already.
+    config(
+        r#"{"eos_token":{"content":"<eos>"},"bos_token":"<s>","add_bos_token":true,"pad_token":null,
+        "additional_special_tokens":["<tool>",{"content":"<eos>"}]}"#,
+    );
+    let t = Tokenizer::load(dir.path()).unwrap();
+    assert_eq!((t.bos_id(), t.eos_id(), t.pad_id(), t.token_id("<tool>")), (Some(10), Some(1), None, Some(11)));
+    assert_eq!(t.encode("a<tool>").unwrap(), [10, 2, 11]);
+    assert_eq!(t.encode("<s>a").unwrap(), [10, 2]);
+    assert_eq!(t.encode_rendered("<s>a").unwrap(), [10, 2]);
+    assert_eq!(t.special_ids(), [0, 1, 10, 11]);
+    config(r#"{"eos_token":"<eos>","add_eos_token":true}"#);
+    assert_eq!(Tokenizer::load(dir.path()).unwrap().encode("a").unwrap(), [2, 1]);
+    // transformers 4 kept the names in a file of their own.
+    config("{}");
+    std::fs::write(dir.path().join("special_tokens_map.json"), r#"{"eos_token":"<eos>"}"#).unwrap();
+    assert_eq!(Tokenizer::load(dir.path()).unwrap().eos_id(), Some(1));
+}
