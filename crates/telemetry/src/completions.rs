@@ -3,7 +3,8 @@
 //! `step, prompt, completion, <one column per reward>, <extra columns of rewards>, advantage`, one row for each completion,
 //! readable with `pandas.read_parquet`. Text is a string column; if all prompts (or completions) are conversations, the
 //! column is a list of structs with the messages' keys, as pandas writes it; a mixture becomes text, conversations as JSON.
-//! A reward that was not given is null. Not compressed. Knows nothing of what is written in them.
+//! A reward that was not given is null. Not compressed. Without the
+//! feature `parquet` the same columns are written as JSON lines (`.jsonl`). Knows nothing of what is written in them.
 
 use std::path::{Path, PathBuf};
 
@@ -12,6 +13,7 @@ use serde_json::Value;
 use crate::appended::write_whole;
 use crate::{Error, Result};
 
+#[cfg(feature = "parquet")]
 mod parquet_file;
 
 /// The completions of one step; all lists have the same length.
@@ -33,18 +35,46 @@ pub struct CompletionRows {
 
 /// The file of a step in `directory`.
 pub fn path(directory: &Path, step: u64) -> PathBuf {
-    directory.join(format!("completions_{step:05}.parquet"))
+    let extension = if cfg!(feature = "parquet") { "parquet" } else { "jsonl" };
+    directory.join(format!("completions_{step:05}.{extension}"))
 }
 
 /// Writes [`path`] atomically (replacing one of the same step, which a resumed run writes again) and returns it. The
 /// directory is created if missing.
 pub fn write(directory: &Path, rows: &CompletionRows) -> Result<PathBuf> {
     let path = path(directory, rows.step);
-    let bytes = columns(rows).and_then(|columns| parquet_file::encode(&columns, rows.prompts.len()));
+    let bytes = columns(rows).and_then(|columns| encode(&columns, rows));
     let bytes = bytes.map_err(|message| Error::format(&path, message))?;
     std::fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
     write_whole(&path, &bytes)?;
     Ok(path)
+}
+
+#[cfg(feature = "parquet")]
+fn encode(columns: &[Column], rows: &CompletionRows) -> std::result::Result<Vec<u8>, String> {
+    parquet_file::encode(columns, rows.prompts.len())
+}
+
+/// One object for each row, conversations as they came.
+#[cfg(not(feature = "parquet"))]
+fn encode(_checked: &[Column], rows: &CompletionRows) -> std::result::Result<Vec<u8>, String> {
+    let mut out = Vec::new();
+    for i in 0..rows.prompts.len() {
+        let mut row = crate::Record::new();
+        row.set("step", rows.step)
+            .set("prompt", rows.prompts[i].clone())
+            .set("completion", rows.completions[i].clone());
+        for (name, scores) in &rows.rewards {
+            row.set(name, scores[i]);
+        }
+        for (name, values) in &rows.extra {
+            row.set(name, values[i].clone());
+        }
+        row.set("advantage", rows.advantages[i]);
+        serde_json::to_writer(&mut out, &row.0).map_err(|error| error.to_string())?;
+        out.push(b'\n');
+    }
+    Ok(out)
 }
 
 /// One column: its name and its cells.
@@ -54,6 +84,7 @@ struct Column {
 }
 
 /// The cells of a column, one for each row; `None` is null.
+#[cfg_attr(not(feature = "parquet"), allow(dead_code, reason = "only the number of cells is looked at"))]
 enum Cells {
     Ints(Vec<Option<i64>>),
     Floats(Vec<Option<f64>>),
@@ -150,5 +181,5 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "parquet"))]
 mod tests;
