@@ -63,30 +63,16 @@ fn main() {
     }
 }
 
-/// The rate of several runs by the processor time of this thread, which other work on the machine disturbs less than the
-/// wall clock; with several threads, the best by the wall clock.
+/// The best rate of several runs: other work on the machine disturbs the mean.
 fn best(run: &mut dyn FnMut(), work: f64) -> f64 {
-    let start = Instant::now();
-    let (mut best, mut runs, cpu) = (f64::INFINITY, 0, cpu_time_s());
-    while runs < 5 || (start.elapsed().as_secs_f64() < 0.3 && runs < 5000) {
+    let (start, mut best, mut runs) = (Instant::now(), f64::INFINITY, 0);
+    while runs < 5 || (start.elapsed().as_secs_f64() < 0.5 && runs < 5000) {
         let one = Instant::now();
         run();
         best = best.min(one.elapsed().as_secs_f64());
         runs += 1;
     }
-    if let (1, Some(from), Some(to)) = (threads(), cpu, cpu_time_s()) {
-        if std::env::var("BOTH").is_ok() {
-            eprintln!("best {:.1} mean cpu {:.1}", work / best, work / (to - from) * f64::from(runs));
-        }
-        best = best.min((to - from) / f64::from(runs));
-    }
     work / best
-}
-
-/// Processor time of this thread, where the system tells it.
-fn cpu_time_s() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    Some(text.split(' ').next()?.parse::<f64>().ok()? * 1e-9)
 }
 
 fn threads() -> usize {

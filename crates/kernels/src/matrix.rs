@@ -64,7 +64,7 @@ impl Matrix {
         let (n, k) = (self.rows, self.cols);
         assert!(from.len() % k.max(1) == 0 && first + from.len() / k.max(1) <= n, "rows of [{n}, {k}] from {first}");
         let data = self.data.view_mut().f32();
-        for (row, from) in from.chunks_exact(k).enumerate() {
+        for (row, from) in from.chunks_exact(k.max(1)).enumerate() {
             let row = first + row;
             let start = (row / PANEL) * k * PANEL + row % PANEL;
             for (k, &x) in from.iter().enumerate() {
@@ -88,5 +88,50 @@ impl Matrix {
 impl std::fmt::Debug for Matrix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Matrix([{}, {}] {:?})", self.rows, self.cols, self.layout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn packs_and_unpacks_any_rows() {
+        let memory = Memory::new(Device::Cpu);
+        for (n, k) in [(1, 1), (3, 5), (32, 4), (33, 7), (129, 2), (0, 3), (5, 0)] {
+            let data: Vec<f32> = (0..n * k).map(|i| i as f32 + 1.0).collect();
+            let m = Matrix::from_f32(&memory, n, k, &data);
+            assert_eq!((m.rows(), m.cols(), m.data().shape()), (n, k, &[n.div_ceil(PANEL), k, PANEL][..]));
+            assert_eq!(m.unpack_rows(0..n), data);
+            assert_eq!(m.unpack_rows(n / 2..n), data[n / 2 * k..]);
+            // What is not an element is padding, and 0.
+            let all = m.data().to_vec_f32();
+            assert_eq!(all.iter().filter(|&&x| x != 0.0).count(), n * k);
+        }
+    }
+
+    #[test]
+    fn an_element_lies_where_the_header_says() {
+        let memory = Memory::new(Device::Cpu);
+        let (n, k) = (70, 9);
+        let data: Vec<f32> = (0..n * k).map(|i| i as f32).collect();
+        let mut m = Matrix::from_f32(&memory, n, k, &data);
+        let all = m.data().to_vec_f32();
+        for row in 0..n {
+            for col in 0..k {
+                assert_eq!(all[(row / 32 * k + col) * 32 + row % 32], data[row * k + col]);
+            }
+        }
+        m.pack_rows(31, &[-1.0; 18]);
+        assert_eq!(m.unpack_rows(31..33), [-1.0; 18]);
+        assert_eq!(m.unpack_rows(30..31), data[30 * k..31 * k]);
+        assert_eq!(m.unpack_rows(33..34), data[33 * k..34 * k]);
+    }
+
+    #[test]
+    #[should_panic(expected = "rows of [4, 3]")]
+    fn rows_past_the_end_are_refused() {
+        Matrix::zeros(&Memory::new(Device::Cpu), 4, 3, Layout::Panels).pack_rows(3, &[0.0; 6]);
     }
 }

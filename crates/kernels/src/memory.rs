@@ -199,4 +199,48 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(FileMap::open(&path).is_err());
     }
+
+    #[test]
+    fn bytes_are_zeroed_aligned_and_booked_by_part() {
+        for device in [Device::Cpu, Device::Meta] {
+            let memory = Memory::new(device);
+            let weights = memory.part("weights");
+            let small = weights.allocate(100);
+            let large = weights.allocate(MAP_FROM + 4);
+            let other = memory.part("kv").allocate(8);
+            let total = 100 + MAP_FROM + 4;
+            assert_eq!(memory.usage()["weights"], Usage { bytes: total, peak_bytes: total });
+            assert_eq!(memory.usage()["kv"].bytes, 8);
+            for buffer in [&small, &large, &other] {
+                assert_eq!(buffer.device(), device);
+                let data = buffer.as_slice::<u32>();
+                assert_eq!(data.len(), if device == Device::Cpu { buffer.bytes / 4 } else { 0 });
+                assert!(data.iter().all(|&x| x == 0));
+                assert!(device == Device::Meta || data.as_ptr().align_offset(64) == 0);
+            }
+            drop(large);
+            assert_eq!(memory.usage()["weights"], Usage { bytes: 100, peak_bytes: total });
+            drop((small, other));
+            assert_eq!(weights.usage()["weights"], Usage { bytes: 0, peak_bytes: total });
+        }
+    }
+
+    #[test]
+    fn writes_are_kept() {
+        let mut buffer = Memory::new(Device::Cpu).allocate(MAP_FROM);
+        buffer.as_mut_slice::<f32>()[MAP_FROM / 4 - 1] = 2.5;
+        assert_eq!(buffer.as_slice::<f32>()[MAP_FROM / 4 - 1], 2.5);
+    }
+
+    #[test]
+    fn files_are_mapped_and_a_missing_one_is_named() {
+        let path = std::env::temp_dir().join(format!("lockstep-map-{}", std::process::id()));
+        for content in [&b""[..], b"some bytes"] {
+            std::fs::write(&path, content).unwrap();
+            assert_eq!(FileMap::open(&path).unwrap().bytes(), content);
+        }
+        std::fs::remove_file(&path).unwrap();
+        let message = FileMap::open(&path).err().expect("no such file").to_string();
+        assert!(message.contains("lockstep-map-"), "{message}");
+    }
 }

@@ -261,3 +261,6 @@ impl Drop for FloatEnvironment {
         unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &self.callers, options(nostack)) }
     }
 }
+
+#[cfg(test)]
+mod tests;

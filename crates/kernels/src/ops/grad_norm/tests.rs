@@ -1,1 +1,42 @@
+use super::*;
+use crate::check::normal;
+use crate::{Device, Isa, Memory, Tensor};
 
+fn norm(ctx: &Context, grads: &[Vec<f32>]) -> Vec<f32> {
+    let memory = Memory::new(Device::Cpu);
+    let grads: Vec<Tensor> = grads.iter().map(|g| Tensor::from_f32(&memory, &[g.len()], g)).collect();
+    let mut out = Tensor::from_f32(&memory, &[2], &[f32::NAN; 2]);
+    global(ctx, &grads.iter().map(Tensor::view).collect::<Vec<_>>(), out.view_mut()).unwrap();
+    out.to_vec_f32()
+}
+
+#[test]
+fn equals_the_oracle_and_itself_everywhere() {
+    let grads: Vec<Vec<f32>> = [1, 0, 129, 3 * cpu::CHUNK + 5].map(|n| normal(n as u64, n)).into();
+    let slices: Vec<&[f32]> = grads.iter().map(Vec::as_slice).collect();
+    let (oracle, finite) = reference::global(&slices);
+    let first = norm(&Context::cpu(Isa::Portable, 1), &grads);
+    assert!((f64::from(first[0]) / oracle - 1.0).abs() < 1e-7, "{first:?} {oracle}");
+    assert!(finite && first[1] == 1.0);
+    for isa in Isa::present() {
+        for threads in 1..=3 {
+            assert_eq!(norm(&Context::cpu(isa, threads), &grads), first, "{isa:?} {threads}");
+        }
+    }
+    assert_eq!(norm(&Context::cpu(Isa::Portable, 1), &[]), [0.0, 1.0]);
+}
+
+#[test]
+fn one_bad_element_anywhere_is_seen() {
+    let ctx = Context::cpu(Isa::best(), 2);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for at in [0, 17, 99] {
+            let mut g = vec![normal::<f32>(1, 50), normal::<f32>(2, 100)];
+            g[1][at] = bad;
+            assert_eq!(norm(&ctx, &g)[1], 0.0);
+            assert!(!reference::global(&[&g[0], &g[1]]).1);
+        }
+    }
+    // Large, and finite: no square overflows.
+    assert_eq!(norm(&ctx, &[vec![2e38, 0.0]]), [2e38, 1.0]);
+}

@@ -1,0 +1,139 @@
+use super::*;
+use crate::simd::LANES;
+use std::sync::atomic::AtomicU32;
+
+/// Counts how often each task runs.
+struct Count<'a>(&'a [AtomicU32]);
+
+impl Tasks for Count<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        self.0[index].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn counters(n: usize) -> Vec<AtomicU32> {
+    (0..n).map(|_| AtomicU32::new(0)).collect()
+}
+
+#[test]
+fn every_task_runs_once_for_all_counts_and_threads() {
+    for threads in [1, 2, 3, 8] {
+        let pool = Pool::new(threads);
+        assert_eq!(pool.threads(), threads);
+        for count in [0, 1, 2, 3, 7, 100, 1000] {
+            let counters = counters(count);
+            pool.run(Isa::Portable, count, &Count(&counters));
+            assert!(counters.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{threads} threads, {count} tasks");
+        }
+    }
+}
+
+/// Regions one after another with pauses around the time after which threads park, so that both waits are met, and the
+/// wake-up that arrives while a thread is about to sleep.
+#[test]
+fn parked_and_spinning_threads_miss_no_region() {
+    let pool = Pool::new(4);
+    let counters = counters(16);
+    let mut stream = crate::rng::Stream::new(1, 1);
+    const REGIONS: u32 = 2000;
+    for _ in 0..REGIONS {
+        pool.run(Isa::Portable, counters.len(), &Count(&counters));
+        for _ in 0..stream.below(3 * SPINS as u64) {
+            std::hint::spin_loop();
+        }
+        if stream.below(50) == 0 {
+            std::thread::sleep(std::time::Duration::from_micros(stream.below(300)));
+        }
+    }
+    assert!(counters.iter().all(|c| c.load(Ordering::Relaxed) == REGIONS));
+}
+
+#[test]
+fn callers_on_several_threads_take_turns() {
+    let pool = Pool::new(3);
+    let counters = counters(50);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..100).for_each(|_| pool.run(Isa::Portable, 50, &Count(&counters))));
+        }
+    });
+    assert!(counters.iter().all(|c| c.load(Ordering::Relaxed) == 400));
+}
+
+struct PanicAt(usize);
+
+impl Tasks for PanicAt {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        assert!(index != self.0, "task {index} fails");
+    }
+}
+
+#[test]
+fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+    for threads in [1, 3] {
+        let pool = Pool::new(threads);
+        for at in [0, 5, 99] {
+            let run = std::panic::AssertUnwindSafe(|| pool.run(Isa::Portable, 100, &PanicAt(at)));
+            assert!(std::panic::catch_unwind(run).is_err(), "{threads} threads, task {at}");
+            let counters = counters(100);
+            pool.run(Isa::Portable, 100, &Count(&counters));
+            assert!(counters.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+        }
+    }
+}
+
+/// Products small enough to be denormal.
+struct Tiny<'a>(Disjoint<'a, f32>);
+
+impl Tasks for Tiny<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        // SAFETY: one range for each task.
+        let out = unsafe { self.0.slice(index * LANES..(index + 1) * LANES) };
+        V::splat(1e-30).mul(V::splat(std::hint::black_box(1e-12))).store(out);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn flush_to_zero_of_the_caller_changes_no_bits_and_is_given_back() {
+    fn control() -> u32 {
+        let mut word = 0u32;
+        // SAFETY: stores the control word of this thread.
+        unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &mut word, options(nostack)) };
+        word
+    }
+    /// Flush to zero, denormals are zero, round towards zero: what other libraries may leave behind.
+    const FOREIGN: u32 = 0x1f80 | 0x8000 | 0x0040 | 0x6000;
+    for threads in [1, 3] {
+        let pool = Pool::new(threads);
+        for isa in Isa::present() {
+            let mut out = vec![f32::NAN; 20 * LANES];
+            let before = control();
+            // SAFETY: loads a valid control word, and the caller's again below; no floating-point code runs between but the pool's.
+            unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &FOREIGN, options(nostack)) };
+            pool.run(isa, 20, &Tiny(Disjoint::new(&mut out)));
+            let after = control();
+            // SAFETY: as above.
+            unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &before, options(nostack)) };
+            // The low six bits are sticky exception flags.
+            assert_eq!(after & !0x3f, FOREIGN, "the caller's word is given back");
+            assert!(out.iter().all(|x| x.to_bits() == 714), "{isa:?}: {}", out[0].to_bits());
+        }
+    }
+}
+
+#[test]
+fn scratch_grows_and_ranges_are_checked() {
+    let mut scratch = Scratch::default();
+    assert_eq!(scratch.f32(5).len(), 5);
+    scratch.f32(100)[99] = 1.0;
+    assert_eq!(scratch.f32(3).len(), 3);
+    let mut data = [0u8; 4];
+    let shared = Disjoint::new(&mut data);
+    // SAFETY: nobody else holds a range.
+    let past = std::panic::AssertUnwindSafe(|| unsafe { shared.slice(2..5) }.len());
+    assert!(std::panic::catch_unwind(past).is_err());
+}
