@@ -66,7 +66,7 @@ impl<'a> Head<'a> {
     where
         'a: 'b,
     {
-        debug_assert!(ids.start % PANEL == 0);
+        debug_assert!(ids.start.is_multiple_of(PANEL));
         let operands = Operands {
             m: rows.len(),
             n: ids.len(),

@@ -1,0 +1,37 @@
+//! What can go wrong in a rollout.
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A request that cannot be served, or a kernel that refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The prompt leaves no room for a token.
+    #[error(
+        "a prompt of {prompt} tokens leaves no room in a context of {max_model_len}: raise max_model_len or shorten the prompt"
+    )]
+    PromptTooLong {
+        /// Its tokens.
+        prompt: usize,
+        /// The context.
+        max_model_len: usize,
+    },
+    /// There is nothing to continue.
+    #[error("an empty prompt cannot be continued: give at least one token (a BOS, say)")]
+    EmptyPrompt,
+    /// The pool cannot hold one sequence.
+    #[error(
+        "{blocks} pages of keys and values cannot hold one sequence of {max_model_len} tokens: give at least {needed}"
+    )]
+    PoolTooSmall {
+        /// Pages of the pool.
+        blocks: usize,
+        /// The context.
+        max_model_len: usize,
+        /// Pages that it needs.
+        needed: usize,
+    },
+    /// A kernel refused.
+    #[error(transparent)]
+    Kernel(#[from] kernels::Error),
+}

@@ -1,0 +1,107 @@
+//! What the engine is asked for and what it gives.
+
+use std::sync::Arc;
+
+/// How tokens are drawn. The names are transformers'.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// Logits are divided by it; 0 is greedy.
+    pub temperature: f64,
+    /// Only the `top_k` most likely tokens; 0 for all.
+    pub top_k: usize,
+    /// Only the most likely tokens that hold this much probability together; 1 for all.
+    pub top_p: f64,
+    /// Only tokens at least this times as likely as the most likely; 0 for all.
+    pub min_p: f64,
+    /// Logits of tokens seen before are divided by it where positive, multiplied where negative; 1 for no penalty.
+    pub repetition_penalty: f64,
+    /// A completion has at most this many tokens.
+    pub max_new_tokens: usize,
+    /// Tokens that end a completion; they are part of it.
+    pub stop_ids: Vec<u32>,
+    /// Texts that end a completion.
+    pub stop_strings: Vec<String>,
+    /// The run's seed: the key of all noise.
+    pub seed: u64,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        SamplingParams {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            max_new_tokens: 256,
+            stop_ids: Vec::new(),
+            stop_strings: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+/// A prompt and how many completions it wants: a group.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The prompt, as ids.
+    pub prompt: Arc<[u32]>,
+    /// Completions.
+    pub num_generations: usize,
+    /// Unique in the run: with the generation and the token index it names every draw, so that noise does not depend on
+    /// scheduling and a prompt drawn again gets new noise.
+    pub rollout_number: u64,
+    /// How tokens are drawn.
+    pub sampling: Arc<SamplingParams>,
+    /// A completion that reaches a stop id or a stop string waits for [`crate::Engine::extend`] or
+    /// [`crate::Engine::finish`] instead of ending (tools, several turns).
+    pub pause_on_stop: bool,
+}
+
+/// A sequence of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SequenceId(pub(crate) usize);
+
+/// Why a completion ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A stop id or a stop string.
+    Stop,
+    /// `max_new_tokens`, or the end of the context.
+    Length,
+}
+
+impl FinishReason {
+    /// As servers write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+        }
+    }
+}
+
+/// One completion. The vectors have one element per token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// Which request, counted from the first that the engine was given.
+    pub request: usize,
+    /// Which of its completions.
+    pub generation: usize,
+    /// Token ids, the stop id included.
+    pub ids: Vec<u32>,
+    /// log-softmax of all logits / T at the token, before penalty and truncation (T = 1 when greedy); 0 where the model did not sample.
+    pub logps: Vec<f32>,
+    /// Whether the model sampled the token.
+    pub mask: Vec<bool>,
+    /// Version of the weights that the token was sampled with.
+    pub versions: Vec<u64>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+}
+
+/// Ids to text, for stop strings.
+pub trait Detokenize: Send + Sync {
+    /// The text of `ids`.
+    fn decode(&self, ids: &[u32]) -> String;
+}

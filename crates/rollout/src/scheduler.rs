@@ -1,0 +1,288 @@
+//! Who runs in a step: running sequences first, then waiting ones while rows, seats and pages last; the youngest leaves
+//! when pages run out.
+//!
+//! A sequence's bits do not depend on any of this. It knows no weights and no tensor: copies of pages that a fork asks for
+//! are listed for the engine to make.
+
+use crate::blocks::BlockPool;
+use crate::sequence::{Role, Sequence, State};
+use model::kv::BLOCK;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// A prompt and its completions.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) request: Arc<crate::Request>,
+    /// The sequence that computes the prompt once, if prompts are shared.
+    pub(crate) prompt: Option<usize>,
+    /// Its completions.
+    pub(crate) members: Vec<usize>,
+    /// Completions that have not ended.
+    pub(crate) unfinished: usize,
+}
+
+/// Rows of one sequence in a step: tokens `from..to`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub(crate) sequence: usize,
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    pub(crate) sequences: Vec<Sequence>,
+    pub(crate) groups: Vec<Group>,
+    pub(crate) blocks: BlockPool,
+    running: Vec<usize>,
+    waiting: VecDeque<usize>,
+    max_num_seqs: usize,
+    /// Rows of a step.
+    max_rows: usize,
+    /// Whether a prompt may be computed in several steps.
+    chunked: bool,
+    /// Sequences put back so far because pages ran out.
+    pub(crate) preemptions: u64,
+}
+
+impl Scheduler {
+    pub(crate) fn new(blocks: usize, max_num_seqs: usize, max_rows: usize, chunked: bool) -> Scheduler {
+        Scheduler {
+            sequences: Vec::new(),
+            groups: Vec::new(),
+            blocks: BlockPool::new(blocks),
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            max_num_seqs,
+            max_rows,
+            chunked,
+            preemptions: 0,
+        }
+    }
+
+    /// Takes a group in: its prompt first if it is shared, else all completions by themselves.
+    pub(crate) fn submit(&mut self, request: Arc<crate::Request>, sharing: bool) {
+        let group = self.groups.len();
+        let room = request.sampling.max_new_tokens;
+        let first = self.sequences.len();
+        let completion = |g| Sequence::new(group, Role::Completion(g as u32), &request.prompt, room);
+        self.sequences.extend((0..request.num_generations).map(completion));
+        let members: Vec<usize> = (first..self.sequences.len()).collect();
+        let prompt = (sharing && members.len() > 1).then(|| {
+            self.sequences.push(Sequence::new(group, Role::Prompt, &request.prompt, 0));
+            self.sequences.len() - 1
+        });
+        match prompt {
+            Some(prompt) => self.waiting.push_back(prompt),
+            None => self.waiting.extend(&members),
+        }
+        let unfinished = members.len();
+        self.groups.push(Group { request, prompt, members, unfinished });
+    }
+
+    /// Whether nothing runs and nothing waits.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Forgets all sequences and groups; nothing may be unfinished.
+    pub(crate) fn clear(&mut self) {
+        debug_assert!(self.is_idle());
+        self.sequences.clear();
+        self.groups.clear();
+    }
+
+    /// Chooses the rows of the next step into `plan`, and lists in `copies` the pages to copy before it (from, to).
+    pub(crate) fn plan(&mut self, plan: &mut Vec<Chunk>, copies: &mut Vec<(u32, u32)>) {
+        plan.clear();
+        copies.clear();
+        let mut rows = 0;
+        let mut next = 0;
+        while next < self.running.len() {
+            let id = self.running[next];
+            let Some(chunk) = self.chunk(id, self.max_rows - rows) else {
+                next += 1;
+                continue;
+            };
+            if self.make_room(id, chunk.to) {
+                rows += chunk.to - chunk.from;
+                plan.push(chunk);
+                next += 1;
+            }
+        }
+        while self.running.len() < self.max_num_seqs && rows < self.max_rows {
+            let Some(&id) = self.waiting.front() else { break };
+            let Some(chunk) = self.admit(id, self.max_rows - rows, copies) else {
+                if self.running.is_empty() && self.evict_prompts() {
+                    continue;
+                }
+                break;
+            };
+            self.waiting.pop_front();
+            self.sequences[id].state = State::Running;
+            self.running.push(id);
+            rows += chunk.to - chunk.from;
+            plan.push(chunk);
+        }
+        debug_assert!(!plan.is_empty() || self.is_idle(), "no progress");
+    }
+
+    /// The rows that `id` may have of `budget`.
+    fn chunk(&self, id: usize, budget: usize) -> Option<Chunk> {
+        let s = &self.sequences[id];
+        let wanted = s.uncomputed();
+        let given = wanted.min(budget);
+        (given > 0 && (self.chunked || given == wanted)).then_some(Chunk {
+            sequence: id,
+            from: s.computed,
+            to: s.computed + given,
+        })
+    }
+
+    /// Gives `id`, which runs, pages for `tokens` tokens, putting back the youngest until there are enough. False if it
+    /// was put back itself.
+    fn make_room(&mut self, id: usize, tokens: usize) -> bool {
+        loop {
+            if self.grow(id, tokens) {
+                return true;
+            }
+            let youngest = self.running.pop().expect("`id` runs");
+            self.put_back(youngest);
+            self.preemptions += 1;
+            if youngest == id {
+                return false;
+            }
+        }
+    }
+
+    /// Pages for `tokens` tokens, if there are enough.
+    fn grow(&mut self, id: usize, tokens: usize) -> bool {
+        let s = &mut self.sequences[id];
+        let missing = tokens.div_ceil(BLOCK).saturating_sub(s.blocks.len());
+        if missing > self.blocks.available() {
+            return false;
+        }
+        s.blocks.extend((0..missing).filter_map(|_| self.blocks.take()));
+        true
+    }
+
+    /// Out of the batch, to be computed again: first in the queue.
+    fn put_back(&mut self, id: usize) {
+        let s = &mut self.sequences[id];
+        self.blocks.release(&mut s.blocks);
+        s.computed = 0;
+        s.state = State::Waiting;
+        self.waiting.push_front(id);
+    }
+
+    /// Pages and rows for `id`, which waits: the shared ones of its computed prompt, a copy of the one that the prompt
+    /// ends in, and new ones. `None`, and nothing changed, if there are too few.
+    fn admit(&mut self, id: usize, budget: usize, copies: &mut Vec<(u32, u32)>) -> Option<Chunk> {
+        let prompt = self.groups[self.sequences[id].group].prompt;
+        let held = prompt.filter(|&p| p != id && self.sequences[p].state == State::Held);
+        let shared = held.map_or(0, |p| self.sequences[p].tokens.len());
+        self.sequences[id].computed = shared;
+        let chunk = self.chunk(id, budget);
+        let needed = chunk.map_or(0, |c| c.to.div_ceil(BLOCK) - shared / BLOCK);
+        let Some(chunk) = chunk.filter(|_| needed <= self.blocks.available()) else {
+            self.sequences[id].computed = 0;
+            return None;
+        };
+        if let Some(prompt) = held {
+            for i in 0..shared.div_ceil(BLOCK) {
+                let from = self.sequences[prompt].blocks[i];
+                let own = if (i + 1) * BLOCK <= shared {
+                    self.blocks.share(from)
+                } else {
+                    let to = self.blocks.take().expect("counted above");
+                    copies.push((from, to));
+                    to
+                };
+                self.sequences[id].blocks.push(own);
+            }
+        }
+        let grown = self.grow(id, chunk.to);
+        debug_assert!(grown);
+        Some(chunk)
+    }
+
+    /// Gives back the pages of computed prompts; their completions compute the prompt for themselves from now on. False if there were none.
+    fn evict_prompts(&mut self) -> bool {
+        let mut any = false;
+        for group in &mut self.groups {
+            if let Some(prompt) = group.prompt
+                && self.sequences[prompt].state == State::Held
+            {
+                self.blocks.release(&mut self.sequences[prompt].blocks);
+                self.sequences[prompt].state = State::Finished(crate::FinishReason::Stop);
+                group.prompt = None;
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Every key and value is stale: all sequences are computed again.
+    pub(crate) fn invalidate(&mut self) {
+        while let Some(id) = self.running.pop() {
+            self.put_back(id);
+        }
+        for id in 0..self.sequences.len() {
+            if self.sequences[id].state == State::Paused {
+                let s = &mut self.sequences[id];
+                self.blocks.release(&mut s.blocks);
+                s.computed = 0;
+            }
+        }
+        self.evict_prompts();
+    }
+
+    /// The prompt `id` is computed: its pages are held, and its completions, whose first tokens were drawn, wait next.
+    pub(crate) fn hold(&mut self, id: usize) {
+        self.running.retain(|&r| r != id);
+        self.sequences[id].state = State::Held;
+        let group = &self.groups[self.sequences[id].group];
+        for &member in group.members.iter().rev() {
+            if self.sequences[member].state == State::Waiting {
+                self.waiting.push_front(member);
+            }
+        }
+        self.release_prompt_if_done(self.sequences[id].group);
+    }
+
+    /// The completion `id` ended.
+    pub(crate) fn finish(&mut self, id: usize, reason: crate::FinishReason) {
+        self.leave(id, State::Finished(reason));
+        self.blocks.release(&mut self.sequences[id].blocks);
+        let group = self.sequences[id].group;
+        self.groups[group].unfinished -= 1;
+        self.release_prompt_if_done(group);
+    }
+
+    /// The completion `id` waits for [`Scheduler::wake`], with its pages.
+    pub(crate) fn pause(&mut self, id: usize) {
+        self.leave(id, State::Paused);
+    }
+
+    /// A paused completion got more tokens. It keeps no pages while it waits for a seat.
+    pub(crate) fn wake(&mut self, id: usize) {
+        self.put_back(id);
+    }
+
+    fn leave(&mut self, id: usize, state: State) {
+        self.running.retain(|&r| r != id);
+        self.sequences[id].state = state;
+    }
+
+    fn release_prompt_if_done(&mut self, group: usize) {
+        let group = &mut self.groups[group];
+        if group.unfinished == 0
+            && let Some(prompt) = group.prompt
+            && self.sequences[prompt].state == State::Held
+        {
+            self.blocks.release(&mut self.sequences[prompt].blocks);
+            self.sequences[prompt].state = State::Finished(crate::FinishReason::Stop);
+        }
+    }
+}
