@@ -56,6 +56,25 @@ fn bits_do_not_depend_on_threads_checkpointing_or_micro_batches() {
 }
 
 #[test]
+fn every_instruction_set_gives_the_same_bits() {
+    // More than the design asks for: in f32, one formula of 16 lanes serves all of them.
+    for family in FAMILIES {
+        let outcome = |isa| {
+            let ctx = Context::cpu(isa, 2);
+            let weights = load(&ctx, family);
+            let whole = [batch(&groups(weights.config.vocab_size as u32), true)];
+            gradients(&ctx, &weights, &whole, &normal(3, whole[0].targets.len()), false)
+        };
+        let expected = outcome(Isa::Portable);
+        for isa in Isa::present() {
+            let got = outcome(isa);
+            assert!(got.logps == expected.logps && got.hidden == expected.hidden, "{family} {isa:?}: forward");
+            assert!(bits(&got.grads) == bits(&expected.grads), "{family} {isa:?}: gradients");
+        }
+    }
+}
+
+#[test]
 fn a_prompt_computed_once_gives_the_same_scores_and_gradients() {
     for family in FAMILIES {
         let ctx = context(2);
