@@ -226,8 +226,7 @@ impl Trainer {
         let start = Instant::now();
         let d_logps = Tensor::from_f32(&self.memory.part("workspace"), &[d_logps.len()], &d_logps);
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
-        let d_logps = d_logps.view();
-        net::head_backward(ctx, weights, &tensors, d_logps, None, tape, &mut self.grads)?;
+        net::head_backward(ctx, weights, &tensors, d_logps.view(), None, tape, &mut self.grads)?;
         net::backward(ctx, weights, rope, &tensors, tape, &mut self.grads)?;
         measured.backward_time_s += start.elapsed().as_secs_f64();
         Ok(())

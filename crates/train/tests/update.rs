@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::model::{bits, config, context, policy};
+use common::model::{bits, config, context, context_of, policy};
+use kernels::Context;
 use kernels::rng::Stream;
 use model::Weights;
 use model::io::{TensorSink, TensorSource};
@@ -31,7 +32,7 @@ fn trainer_config(max_tokens_per_micro_batch: usize, gradient_checkpointing: boo
 }
 
 /// Three groups: prompts of 5, 69 and 2 tokens, completions that cross a page, one without a token, one all masked.
-fn samples(weights: &Weights) -> Vec<Sample> {
+fn samples(ctx: &Context, weights: &Weights) -> Vec<Sample> {
     let mut stream = Stream::new(7, 7);
     let mut draw = |n: usize| -> Vec<u32> { (0..n).map(|_| 2 + stream.below(48) as u32).collect() };
     let mut out = Vec::new();
@@ -45,9 +46,8 @@ fn samples(weights: &Weights) -> Vec<Sample> {
             out.push(Sample { mask, versions, advantage, ..Sample::supervised(prompt.clone(), completion) });
         }
     }
-    let ctx = context(1);
     let pairs: Vec<_> = out.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
-    let scores = Scorer::new(ctx.memory(), 1, true).score(&ctx, weights, &pairs, TEMPERATURE).expect("scores");
+    let scores = Scorer::new(ctx.memory(), 1, true).score(ctx, weights, &pairs, TEMPERATURE).expect("scores");
     for (sample, scores) in out.iter_mut().zip(scores) {
         sample.ref_logps = Some(scores.logps.iter().map(|x| x + 0.1).collect());
         sample.sampler_logps = scores.logps;
@@ -62,10 +62,16 @@ fn lasting(metrics: UpdateMetrics) -> UpdateMetrics {
 
 #[test]
 fn threads_budget_and_checkpointing_change_no_bit() {
+    for isa in kernels::Isa::present() {
+        same_bits(isa);
+    }
+}
+
+fn same_bits(isa: kernels::Isa) {
     let run = |threads: usize, budget: usize, checkpointing: bool| {
-        let ctx = context(threads);
+        let ctx = context_of(isa, threads);
         let mut weights = policy(ctx.memory());
-        let samples = samples(&weights);
+        let samples = samples(&ctx, &weights);
         let mut trainer =
             Trainer::new(ctx.memory(), &weights.config, trainer_config(budget, checkpointing)).expect("trainer");
         let mut metrics = Vec::new();
@@ -85,7 +91,7 @@ fn threads_budget_and_checkpointing_change_no_bit() {
         [(2, 10_000, false, 1), (1, 1, false, 3), (2, 100, false, 3), (1, 10_000, true, 1), (2, 160, true, 2)]
     {
         let (micro_batches, m, bits) = run(threads, budget, checkpointing);
-        let title = format!("{threads} threads, {budget} tokens, checkpointing {checkpointing}");
+        let title = format!("{isa:?}: {threads} threads, {budget} tokens, checkpointing {checkpointing}");
         assert_eq!(micro_batches, cuts, "{title}");
         assert_eq!(m, metrics, "{title}");
         assert!(bits == reference, "{title}: other bits");
@@ -96,7 +102,7 @@ fn threads_budget_and_checkpointing_change_no_bit() {
 fn goes_on_from_saved_moments() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
-    let samples = samples(&weights);
+    let samples = samples(&ctx, &weights);
     let new = || Trainer::new(ctx.memory(), &config(), trainer_config(100, false)).expect("trainer");
     let mut trainer = new();
     for _ in 0..2 {
@@ -122,7 +128,7 @@ fn goes_on_from_saved_moments() {
 fn a_step_that_is_not_finite_is_skipped_and_three_end_the_run() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
-    let good = samples(&weights);
+    let good = samples(&ctx, &weights);
     let mut bad = good.clone();
     bad[3].advantage = Advantage::Sequence(f32::INFINITY);
     let mut trainer = Trainer::new(ctx.memory(), &weights.config, trainer_config(100, false)).expect("trainer");
@@ -145,7 +151,7 @@ fn supervised_loss_is_the_mean_and_falls() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
     let samples: Vec<Sample> =
-        samples(&weights).into_iter().map(|s| Sample::supervised(s.prompt, s.completion)).collect();
+        samples(&ctx, &weights).into_iter().map(|s| Sample::supervised(s.prompt, s.completion)).collect();
     let pairs: Vec<_> =
         samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
     let scores = Scorer::new(ctx.memory(), 50, false).score(&ctx, &weights, &pairs, 1.0).expect("scores");
@@ -166,7 +172,7 @@ fn refuses_what_does_not_fit() {
     let zero = TrainerConfig { temperature: 0.0, ..trainer_config(100, false) };
     assert!(matches!(Trainer::new(ctx.memory(), &weights.config, zero), Err(Error::Config(_))));
     let mut trainer = Trainer::new(ctx.memory(), &weights.config, trainer_config(100, false)).expect("trainer");
-    let good = samples(&weights);
+    let good = samples(&ctx, &weights);
     let mut refuse = |spoil: &dyn Fn(&mut Sample)| {
         let mut bad = good.clone();
         spoil(&mut bad[4]);

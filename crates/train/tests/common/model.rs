@@ -11,6 +11,11 @@ pub fn context(threads: usize) -> Context {
     Context::cpu(Isa::best(), threads)
 }
 
+/// A context of a given instruction set.
+pub fn context_of(isa: Isa, threads: usize) -> Context {
+    Context::cpu(isa, threads)
+}
+
 /// The shape.
 pub fn config() -> Arc<ModelConfig> {
     Arc::new(ModelConfig::load(&directory().join("config.json")).expect("config"))
