@@ -62,7 +62,10 @@ impl Matrix {
     /// Overwrites rows from `first` with row-major elements.
     pub fn pack_rows(&mut self, first: usize, from: &[f32]) {
         let (n, k) = (self.rows, self.cols);
-        assert!(from.len().is_multiple_of(k.max(1)) && first + from.len() / k.max(1) <= n, "rows of [{n}, {k}] from {first}");
+        assert!(
+            from.len().is_multiple_of(k.max(1)) && first + from.len() / k.max(1) <= n,
+            "rows of [{n}, {k}] from {first}"
+        );
         let data = self.data.view_mut().f32();
         for (row, from) in from.chunks_exact(k.max(1)).enumerate() {
             let row = first + row;
