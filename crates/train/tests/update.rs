@@ -99,6 +99,23 @@ fn same_bits(isa: kernels::Isa) {
 }
 
 #[test]
+fn shared_or_copied_prompts_give_the_same_log_probabilities() {
+    let ctx = context(2);
+    let run = |prefix_sharing| {
+        let mut weights = policy(ctx.memory());
+        let samples = samples(&ctx, &weights); // scored with sharing
+        let config = TrainerConfig { prefix_sharing, ..trainer_config(100, false) };
+        let mut trainer = Trainer::new(ctx.memory(), &weights.config, config).expect("trainer");
+        trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update")
+    };
+    let (shared, copied) = (run(true), run(false));
+    assert_eq!((shared.logp_mismatch_tokens, copied.logp_mismatch_tokens), (0, 0));
+    assert_eq!((shared.loss, shared.kl, shared.entropy), (copied.loss, copied.kl, copied.entropy));
+    assert!((shared.grad_norm - copied.grad_norm).abs() < 1e-5 * shared.grad_norm);
+    assert!(shared.computed_tokens + 100 < copied.computed_tokens);
+}
+
+#[test]
 fn goes_on_from_saved_moments() {
     let ctx = context(1);
     let mut weights = policy(ctx.memory());
