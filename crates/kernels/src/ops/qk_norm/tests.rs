@@ -1,1 +1,137 @@
+use super::*;
+use crate::check::{directional_error, normal, relative_error};
+use crate::{DType, Isa, Tensor};
 
+const EPS: f32 = 1e-6;
+
+struct Case {
+    t: usize,
+    heads: usize,
+    kv_heads: usize,
+    hd: usize,
+}
+
+impl Case {
+    fn width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.hd
+    }
+    fn normed(&self) -> usize {
+        self.heads + self.kv_heads
+    }
+}
+
+const CASES: [Case; 4] = [
+    Case { t: 1, heads: 1, kv_heads: 1, hd: 1 },
+    Case { t: 3, heads: 4, kv_heads: 2, hd: 5 },
+    Case { t: 17, heads: 14, kv_heads: 2, hd: 64 },
+    Case { t: 0, heads: 2, kv_heads: 1, hd: 20 },
+];
+
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| x.into()).collect()
+}
+
+/// y, rstd, d_x, d_q_weight, d_k_weight (the last two added to `start`).
+fn run(ctx: &Context, c: &Case, x: &[f32], w: [&[f32]; 2], d_y: &[f32], start: [&[f32]; 2]) -> [Vec<f32>; 5] {
+    let m = ctx.memory();
+    let tensor = |x: &[f32]| Tensor::from_f32(m, &[c.t, c.width()], x);
+    let vector = |x: &[f32]| Tensor::from_f32(m, &[c.hd], x);
+    let poisoned = |columns: usize| {
+        let mut t = Tensor::zeros(m, &[c.t, columns], DType::F32);
+        t.view_mut().fill(f32::NAN);
+        t
+    };
+    let (x, d_y, q_weight, k_weight) = (tensor(x), tensor(d_y), vector(w[0]), vector(w[1]));
+    let (mut y, mut rstd, mut d_x) = (poisoned(c.width()), poisoned(c.normed()), poisoned(c.width()));
+    let (mut d_q, mut d_k) = (vector(start[0]), vector(start[1]));
+    let (heads, kv_heads, head_dim) = (c.heads, c.kv_heads, c.hd);
+    let args = Forward {
+        x: x.view(),
+        heads,
+        kv_heads,
+        head_dim,
+        q_weight: q_weight.view(),
+        k_weight: k_weight.view(),
+        eps: EPS,
+        y: y.view_mut(),
+        rstd: rstd.view_mut(),
+    };
+    forward(ctx, args).unwrap();
+    let args = Backward {
+        x: x.view(),
+        heads,
+        kv_heads,
+        head_dim,
+        q_weight: q_weight.view(),
+        k_weight: k_weight.view(),
+        rstd: rstd.view(),
+        d_y: d_y.view(),
+        d_x: d_x.view_mut(),
+        d_q_weight: d_q.view_mut(),
+        d_k_weight: d_k.view_mut(),
+    };
+    backward(ctx, args).unwrap();
+    [y, rstd, d_x, d_q, d_k].map(|t| t.to_vec_f32())
+}
+
+#[test]
+fn equals_the_oracle_on_every_isa() {
+    for c in CASES {
+        let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
+        let (q, k): (Vec<f32>, Vec<f32>) = (normal(3, c.hd), normal(4, c.hd));
+        let (q0, k0): (Vec<f32>, Vec<f32>) = (normal(5, c.hd), normal(6, c.hd));
+        let (xw, qw, kw) = (wide(&x), wide(&q), wide(&k));
+        let (y, rstd) = reference::forward(&xw, c.heads, c.kv_heads, &qw, &kw, EPS.into());
+        let (d_x, mut d_q, mut d_k) = reference::backward(&xw, c.heads, c.kv_heads, &qw, &kw, &rstd, &wide(&d_y));
+        d_q.iter_mut().zip(&q0).for_each(|(d, &x)| *d += f64::from(x));
+        d_k.iter_mut().zip(&k0).for_each(|(d, &x)| *d += f64::from(x));
+        let mut bits = None;
+        for isa in Isa::present() {
+            for threads in [1, 3] {
+                let got = run(&Context::cpu(isa, threads), &c, &x, [&q, &k], &d_y, [&q0, &k0]);
+                for (got, oracle) in got.iter().zip([&y, &rstd, &d_x, &d_q, &d_k]) {
+                    // Of one element the norm's gradient is all cancellation: it is judged by the input's size.
+                    let error = if c.hd == 1 { 0.0 } else { relative_error(got, oracle) };
+                    assert!(error < 1e-5, "{error}: {} heads of {}", c.heads, c.hd);
+                    assert!(got.iter().all(|x| x.is_finite()));
+                }
+                assert!(*bits.get_or_insert(got.clone()) == got, "{isa:?} {threads}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_weights_gradients_do_not_know_where_a_batch_is_cut() {
+    let c = &CASES[2];
+    let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
+    let (q, k): (Vec<f32>, Vec<f32>) = (normal(3, c.hd), normal(4, c.hd));
+    let (ctx, zeros) = (Context::cpu(Isa::best(), 2), vec![0.0; c.hd]);
+    let whole = run(&ctx, c, &x, [&q, &k], &d_y, [&zeros, &zeros]);
+    for cut in [0, 1, 8, 17] {
+        let at = cut * c.width();
+        let first = run(&ctx, &Case { t: cut, ..*c }, &x[..at], [&q, &k], &d_y[..at], [&zeros, &zeros]);
+        let start = [&first[3][..], &first[4][..]];
+        let second = run(&ctx, &Case { t: c.t - cut, ..*c }, &x[at..], [&q, &k], &d_y[at..], start);
+        assert!(second[3..] == whole[3..], "cut at {cut}");
+        assert!([&first[2][..], &second[2]].concat() == whole[2]);
+    }
+}
+
+#[test]
+fn the_oracle_is_its_own_gradient() {
+    let c = &CASES[1];
+    let (x, d_y): (Vec<f64>, Vec<f64>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
+    let (q, k): (Vec<f64>, Vec<f64>) = (normal(3, c.hd), normal(4, c.hd));
+    let loss = |x: &[f64], q: &[f64], k: &[f64]| {
+        let (y, _) = reference::forward(x, c.heads, c.kv_heads, q, k, EPS.into());
+        y.iter().zip(&d_y).map(|(y, d)| y * d).sum::<f64>()
+    };
+    let (_, rstd) = reference::forward(&x, c.heads, c.kv_heads, &q, &k, EPS.into());
+    let (d_x, d_q, mut d_k) = reference::backward(&x, c.heads, c.kv_heads, &q, &k, &rstd, &d_y);
+    assert!(directional_error(&x, &d_x, |x| loss(x, &q, &k)) < 1e-7);
+    assert!(directional_error(&q, &d_q, |q| loss(&x, q, &k)) < 1e-7);
+    assert!(directional_error(&k, &d_k, |k| loss(&x, &q, k)) < 1e-7);
+    d_k[0] *= 1.01;
+    assert!(directional_error(&k, &d_k, |k| loss(&x, &q, k)) > 1e-7, "a spoiled gradient passes");
+}

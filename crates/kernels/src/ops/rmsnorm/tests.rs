@@ -1,1 +1,129 @@
+use super::*;
+use crate::check::{directional_error, normal, relative_error};
+use crate::{DType, Isa, Tensor};
 
+const EPS: f32 = 1e-5;
+
+fn contexts() -> impl Iterator<Item = Context> {
+    Isa::present().into_iter().flat_map(|isa| [1, 3].map(|threads| Context::cpu(isa, threads)))
+}
+
+fn poisoned(ctx: &Context, shape: &[usize]) -> Tensor {
+    let mut t = Tensor::zeros(ctx.memory(), shape, DType::F32);
+    t.view_mut().fill(f32::NAN);
+    t
+}
+
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| x.into()).collect()
+}
+
+/// y, rstd, sum.
+fn run(ctx: &Context, x: &[f32], delta: Option<&[f32]>, w: &[f32]) -> [Vec<f32>; 3] {
+    let (h, m) = (w.len(), ctx.memory());
+    let t = x.len() / h;
+    let tensor = |x: &[f32]| Tensor::from_f32(m, &[t, h], x);
+    let (x, w) = (tensor(x), Tensor::from_f32(m, &[h], w));
+    let delta = delta.map(tensor);
+    let (mut y, mut rstd, mut sum) = (poisoned(ctx, &[t, h]), poisoned(ctx, &[t]), poisoned(ctx, &[t, h]));
+    let args = Forward {
+        x: x.view(),
+        sum: delta.is_some().then(|| sum.view_mut()),
+        delta: delta.as_ref().map(|d| d.view()),
+        weight: w.view(),
+        eps: EPS,
+        y: y.view_mut(),
+        rstd: rstd.view_mut(),
+    };
+    forward(ctx, args).unwrap();
+    [y.to_vec_f32(), rstd.to_vec_f32(), sum.to_vec_f32()]
+}
+
+/// d_x and d_weight, added to what they hold.
+fn run_back(ctx: &Context, x: &[f32], w: &[f32], rstd: &[f32], d_y: &[f32], d_x: &[f32], d_w: &[f32]) -> [Vec<f32>; 2] {
+    let (h, m) = (w.len(), ctx.memory());
+    let tensor = |x: &[f32]| Tensor::from_f32(m, &[rstd.len(), h], x);
+    let (x, d_y, mut d_x) = (tensor(x), tensor(d_y), tensor(d_x));
+    let (w, mut d_w) = (Tensor::from_f32(m, &[h], w), Tensor::from_f32(m, &[h], d_w));
+    let rstd = Tensor::from_f32(m, &[rstd.len()], rstd);
+    let args = Backward {
+        x: x.view(),
+        weight: w.view(),
+        rstd: rstd.view(),
+        d_y: d_y.view(),
+        d_x: d_x.view_mut(),
+        d_weight: d_w.view_mut(),
+    };
+    backward(ctx, args).unwrap();
+    [d_x.to_vec_f32(), d_w.to_vec_f32()]
+}
+
+const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 5), (2, 129), (7, 64), (40, 896), (0, 8)];
+
+#[test]
+fn equals_the_oracle_on_every_isa() {
+    for (t, h) in SHAPES {
+        let (x, delta, d_y): (Vec<f32>, Vec<f32>, Vec<f32>) = (normal(1, t * h), normal(2, t * h), normal(3, t * h));
+        let (w, d_x0, d_w0): (Vec<f32>, Vec<f32>, Vec<f32>) = (normal(4, h), normal(5, t * h), normal(6, h));
+        let sum: Vec<f32> = x.iter().zip(&delta).map(|(x, d)| x + d).collect();
+        let (y, r) = reference::forward(&wide(&sum), &wide(&w), EPS.into());
+        let (d_x, d_w) = reference::backward(&wide(&sum), &wide(&w), &r, &wide(&d_y));
+        let plus = |a: &[f64], b: &[f32]| a.iter().zip(b).map(|(a, &b)| a + f64::from(b)).collect::<Vec<_>>();
+        let (d_x, d_w) = (plus(&d_x, &d_x0), plus(&d_w, &d_w0));
+        let mut bits = None;
+        for ctx in contexts() {
+            let got = run(&ctx, &x, Some(&delta), &w);
+            assert!(got[2] == sum);
+            assert!(run(&ctx, &sum, None, &w)[..2] == got[..2]);
+            assert!(relative_error(&got[0], &y) < 1e-6 && relative_error(&got[1], &r) < 1e-6, "{t}×{h}");
+            let mut back = run_back(&ctx, &sum, &w, &got[1], &d_y, &d_x0, &d_w0);
+            assert!(relative_error(&back[0], &d_x) < 1e-5 && relative_error(&back[1], &d_w) < 1e-5, "{t}×{h}");
+            assert!(*bits.get_or_insert((got.clone(), back.clone())) == (got, back.clone()), "{:?}", ctx.isa());
+            if t > 0 {
+                back[1][0] += 0.1;
+                assert!(relative_error(&back[1], &d_w) > 1e-5, "a spoiled gradient passes");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_weights_gradient_does_not_know_where_a_batch_is_cut() {
+    let (t, h, ctx) = (9, 37, Context::cpu(Isa::best(), 2));
+    let (x, d_y, w): (Vec<f32>, Vec<f32>, Vec<f32>) = (normal(1, t * h), normal(2, t * h), normal(3, h));
+    let zeros = vec![0.0; t * h];
+    let [y, rstd, _] = run(&ctx, &x, None, &w);
+    let whole = run_back(&ctx, &x, &w, &rstd, &d_y, &zeros, &zeros[..h]);
+    for cut in 0..=t {
+        let at = cut * h;
+        assert!(run(&ctx, &x[at..], None, &w)[0] == y[at..]);
+        let first = run_back(&ctx, &x[..at], &w, &rstd[..cut], &d_y[..at], &zeros[..at], &zeros[..h]);
+        let second = run_back(&ctx, &x[at..], &w, &rstd[cut..], &d_y[at..], &zeros[at..], &first[1]);
+        assert!(second[1] == whole[1], "cut at {cut}");
+        assert!([&first[0][..], &second[0]].concat() == whole[0]);
+    }
+}
+
+#[test]
+fn the_oracle_is_its_own_gradient() {
+    let (t, h) = (3, 5);
+    let (x, w, d_y): (Vec<f64>, Vec<f64>, Vec<f64>) = (normal(1, t * h), normal(2, h), normal(3, t * h));
+    let loss = |y: &[f64]| y.iter().zip(&d_y).map(|(y, d)| y * d).sum::<f64>();
+    let (_, r) = reference::forward(&x, &w, EPS.into());
+    let (mut d_x, d_w) = reference::backward(&x, &w, &r, &d_y);
+    assert!(directional_error(&x, &d_x, |x| loss(&reference::forward(x, &w, EPS.into()).0)) < 1e-7);
+    assert!(directional_error(&w, &d_w, |w| loss(&reference::forward(&x, w, EPS.into()).0)) < 1e-7);
+    d_x[2] *= 1.01;
+    assert!(directional_error(&x, &d_x, |x| loss(&reference::forward(x, &w, EPS.into()).0)) > 1e-7);
+}
+
+#[test]
+fn a_wrong_shape_is_an_error_that_names_it() {
+    let ctx = Context::cpu(Isa::Portable, 1);
+    let zeros = |shape: &[usize]| Tensor::zeros(ctx.memory(), shape, DType::F32);
+    let (x, w, mut y, mut rstd) = (zeros(&[2, 3]), zeros(&[4]), zeros(&[2, 3]), zeros(&[2]));
+    let (y, rstd) = (y.view_mut(), rstd.view_mut());
+    let args = Forward { x: x.view(), delta: None, sum: None, weight: w.view(), eps: EPS, y, rstd };
+    let message = forward(&ctx, args).unwrap_err().to_string();
+    assert_eq!(message, "rmsnorm::forward: weight has shape [4], expected [3]");
+}
