@@ -89,11 +89,12 @@ fn equals_the_oracle_on_every_isa() {
         for isa in Isa::present() {
             for threads in [1, 3] {
                 let got = run(&Context::cpu(isa, threads), &c, &x, [&q, &k], &d_y, [&q0, &k0]);
-                for (got, oracle) in got.iter().zip([&y, &rstd, &d_x, &d_q, &d_k]) {
-                    // Of one element the norm's gradient is all cancellation: it is judged by the input's size.
-                    let error = if c.hd == 1 { 0.0 } else { relative_error(got, oracle) };
-                    assert!(error < 1e-5, "{error}: {} heads of {}", c.heads, c.hd);
-                    assert!(got.iter().all(|x| x.is_finite()));
+                for (i, (got, oracle)) in got.iter().zip([&y, &rstd, &d_x, &d_q, &d_k]).enumerate() {
+                    // d_x of a head of one element is all cancellation: its error is judged by what cancels.
+                    let size = if c.hd == 1 && i == 2 { f64::from(q[0].abs()) * rstd[0] } else { 0.0 };
+                    let error = relative_error(got, oracle);
+                    let difference: f64 = got.iter().zip(oracle).map(|(&a, b)| (f64::from(a) - b).abs()).sum();
+                    assert!(error < 1e-5 || difference < 1e-5 * size, "{error}: {} heads of {}", c.heads, c.hd);
                 }
                 assert!(*bits.get_or_insert(got.clone()) == got, "{isa:?} {threads}");
             }
