@@ -1,0 +1,86 @@
+//! A model directory, loaded: weights, tokenizer, chat template, and the ids that end a completion.
+
+use crate::error::BadInput;
+use kernels::Context;
+use model::chat::ChatTemplate;
+use model::tokenizer::Tokenizer;
+use model::{ModelConfig, Weights};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A language model with its words.
+pub struct Policy {
+    /// Where it came from: tokenizer files are copied from there when it is saved.
+    pub dir: PathBuf,
+    /// Its parameters.
+    pub weights: Weights,
+    /// Text to ids and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// How a conversation becomes text, if the model says so.
+    pub chat: Option<Arc<ChatTemplate>>,
+    /// Ids that end a completion.
+    pub eos_ids: Vec<u32>,
+}
+
+impl Policy {
+    /// Loads a directory. Whatever is wrong with it is the caller's input: exit code 2.
+    pub fn load(ctx: &Context, dir: &Path) -> anyhow::Result<Policy> {
+        let words = Words::load(dir)?;
+        let weights = load_weights(ctx, dir, &words.config)?;
+        Ok(Policy {
+            dir: dir.to_owned(),
+            weights,
+            tokenizer: words.tokenizer,
+            chat: words.chat,
+            eos_ids: words.eos_ids,
+        })
+    }
+
+    /// Writes a directory that loads again, here and in transformers. The weights are f32.
+    pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
+        Ok(model::io::save_model(dir, &self.weights.config, &self.weights, Some(&self.dir), Default::default())?)
+    }
+
+    /// Its shape.
+    pub fn config(&self) -> &Arc<ModelConfig> {
+        &self.weights.config
+    }
+}
+
+/// All of a model directory but the weights: enough to plan a run.
+pub struct Words {
+    /// The shape of the model.
+    pub config: Arc<ModelConfig>,
+    /// Text to ids and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// How a conversation becomes text, if the model says so.
+    pub chat: Option<Arc<ChatTemplate>>,
+    /// Ids that end a completion.
+    pub eos_ids: Vec<u32>,
+}
+
+impl Words {
+    /// Loads them, and checks that they fit together.
+    pub fn load(dir: &Path) -> anyhow::Result<Words> {
+        if !dir.is_dir() {
+            return Err(BadInput::new(format!("model {} is not a directory; give one with config.json, model.safetensors and tokenizer.json", dir.display())));
+        }
+        Words::read(dir).map_err(|e| BadInput::new(e.to_string()))
+    }
+
+    fn read(dir: &Path) -> model::Result<Words> {
+        let config = Arc::new(ModelConfig::load(&dir.join("config.json"))?);
+        let tokenizer = Tokenizer::load(dir)?;
+        tokenizer.check_fits(&config)?;
+        let chat = ChatTemplate::load(dir, tokenizer.special())?.map(Arc::new);
+        let eos_ids = tokenizer.eos_ids(dir, &config)?;
+        Ok(Words { config, tokenizer: Arc::new(tokenizer), chat, eos_ids })
+    }
+}
+
+/// The weights of a directory.
+pub fn load_weights(ctx: &Context, dir: &Path, config: &Arc<ModelConfig>) -> anyhow::Result<Weights> {
+    let mut weights = Weights::zeros(ctx.memory(), config);
+    model::io::load_weights(dir, config, &mut weights).map_err(|e| BadInput::new(e.to_string()))?;
+    Ok(weights)
+}

@@ -1,0 +1,83 @@
+//! Where a run's numbers go, step by step: `metrics.jsonl`, TensorBoard, the console; and how the logs are cut back on resume.
+//!
+//! Values are summed over optimizer steps and logged as means every `logging_steps`, as TRL does. It does not know what a
+//! metric means.
+
+use crate::checkpoint::state::MetricSums;
+use crate::run_dir::RunDir;
+use std::collections::BTreeMap;
+use telemetry::{Console, EventWriter, MetricsLog, Record};
+
+/// The open logs of a run.
+pub struct Reporter {
+    console: Console,
+    metrics: MetricsLog,
+    events: EventWriter,
+    logging_steps: u64,
+    sums: MetricSums,
+}
+
+/// File names under which byte lengths are kept in a checkpoint.
+const METRICS: &str = "metrics.jsonl";
+const EVENTS: &str = "tensorboard";
+
+impl Reporter {
+    /// Opens the logs of `run`.
+    pub fn open(run: &RunDir, console: Console, logging_steps: u64) -> anyhow::Result<Reporter> {
+        let metrics = MetricsLog::open(run.metrics())?;
+        let events = EventWriter::open(run.tensorboard())?;
+        Ok(Reporter { console, metrics, events, logging_steps: logging_steps.max(1), sums: MetricSums::default() })
+    }
+
+    /// Cuts the logs back to what they were at a checkpoint, and takes up its unlogged sums.
+    pub fn resume(&mut self, log_bytes: &BTreeMap<String, u64>, sums: MetricSums) -> anyhow::Result<()> {
+        self.metrics.truncate_to(log_bytes.get(METRICS).copied().unwrap_or(0))?;
+        self.events.truncate_to(log_bytes.get(EVENTS).copied().unwrap_or(0))?;
+        self.sums = sums;
+        Ok(())
+    }
+
+    /// Lengths of the logs, everything in them on disk: for a checkpoint.
+    pub fn lengths(&mut self) -> anyhow::Result<BTreeMap<String, u64>> {
+        self.metrics.sync()?;
+        self.events.sync()?;
+        Ok([(METRICS.to_owned(), self.metrics.len()), (EVENTS.to_owned(), self.events.len())].into())
+    }
+
+    /// The sums not yet logged: for a checkpoint.
+    pub fn unlogged(&self) -> &MetricSums {
+        &self.sums
+    }
+
+    /// Adds a value to the mean that is logged next.
+    pub fn add(&mut self, name: &str, value: f64) {
+        self.sums.add(name, value);
+    }
+
+    /// Ends optimizer step `step`: on a logging step, writes the means.
+    pub fn end_step(&mut self, step: u64, last: bool) -> anyhow::Result<Option<Record>> {
+        if !step.is_multiple_of(self.logging_steps) && !last {
+            return Ok(None);
+        }
+        let means = self.sums.take_means();
+        self.write(step, means.iter().map(|(name, &value)| (name.as_str(), value))).map(Some)
+    }
+
+    /// Writes values of `step` at once: an evaluation.
+    pub fn write<'a>(&mut self, step: u64, values: impl Iterator<Item = (&'a str, f64)>) -> anyhow::Result<Record> {
+        let mut record = Record::new();
+        record.set("step", step);
+        for (name, value) in values {
+            record.set(name, value);
+            self.events.scalar(step, name, value)?;
+        }
+        self.metrics.append(&record)?;
+        self.events.flush()?;
+        Ok(record)
+    }
+
+    /// The console.
+    pub fn console(&self) -> &Console {
+        &self.console
+    }
+}

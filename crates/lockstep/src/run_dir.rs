@@ -1,0 +1,158 @@
+//! A run's directory: what lies where, and how files get there whole.
+//!
+//! ```text
+//! OUT/config.toml              the resolved configuration
+//!     record.json              versions, ISA, seed, hashes of model and data
+//!     metrics.jsonl            one line per logged step, TRL's names
+//!     tensorboard/             the same for TensorBoard
+//!     completions/             parquet, TRL's columns
+//!     checkpoints/step-000100/ a loadable model directory and the state of the run
+//!     model/                   the final model
+//!     trace.json               spans of the last steps, for chrome://tracing
+//!     lockstep-0.log           the log of process 0
+//! ```
+
+use crate::error::BadInput;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The directory of one run.
+#[derive(Clone, Debug)]
+pub struct RunDir {
+    root: PathBuf,
+}
+
+impl RunDir {
+    /// A new run in `root`, which must not exist or be empty. Nothing is written yet: call [`RunDir::create`] once every
+    /// input is known to be good.
+    pub fn fresh(root: &Path) -> anyhow::Result<RunDir> {
+        if root.is_file() {
+            return Err(BadInput::new(format!("output_dir {} is a file; give a directory", root.display())));
+        }
+        let occupied = fs::read_dir(root).is_ok_and(|mut entries| entries.next().is_some());
+        let run = RunDir { root: root.to_owned() };
+        if occupied && run.config().exists() {
+            return Err(BadInput::new(format!(
+                "output_dir {0} already holds a run; resume it with --resume {0}, or give another --out",
+                root.display()
+            )));
+        }
+        if occupied {
+            return Err(BadInput::new(format!(
+                "output_dir {} exists, is not empty and is not a run (it has no config.toml); give another --out",
+                root.display()
+            )));
+        }
+        Ok(run)
+    }
+
+    /// The existing run in `root`.
+    pub fn existing(root: &Path) -> anyhow::Result<RunDir> {
+        let run = RunDir { root: root.to_owned() };
+        if !run.config().is_file() {
+            return Err(BadInput::new(format!("{} is not a run: it has no config.toml", root.display())));
+        }
+        Ok(run)
+    }
+
+    /// Makes the directories.
+    pub fn create(&self) -> anyhow::Result<()> {
+        for dir in [self.root.clone(), self.checkpoints(), self.completions(), self.tensorboard()] {
+            fs::create_dir_all(&dir).map_err(|e| anyhow::anyhow!("cannot make {}: {e}", dir.display()))?;
+        }
+        Ok(())
+    }
+
+    /// The directory itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+    /// The resolved configuration.
+    pub fn config(&self) -> PathBuf {
+        self.root.join("config.toml")
+    }
+    /// Versions, ISA, seed, hashes.
+    pub fn record(&self) -> PathBuf {
+        self.root.join("record.json")
+    }
+    /// One line per logged step.
+    pub fn metrics(&self) -> PathBuf {
+        self.root.join("metrics.jsonl")
+    }
+    /// Event files.
+    pub fn tensorboard(&self) -> PathBuf {
+        self.root.join("tensorboard")
+    }
+    /// Completion tables.
+    pub fn completions(&self) -> PathBuf {
+        self.root.join("completions")
+    }
+    /// All checkpoints.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.root.join("checkpoints")
+    }
+    /// The checkpoint after `step` optimizer steps.
+    pub fn checkpoint(&self, step: u64) -> PathBuf {
+        self.checkpoints().join(format!("step-{step:06}"))
+    }
+    /// The final model.
+    pub fn model(&self) -> PathBuf {
+        self.root.join("model")
+    }
+    /// Spans.
+    pub fn trace(&self) -> PathBuf {
+        self.root.join("trace.json")
+    }
+    /// The log of process `rank`.
+    pub fn log(&self, rank: usize) -> PathBuf {
+        self.root.join(format!("lockstep-{rank}.log"))
+    }
+}
+
+/// Writes a file so that a reader sees the old bytes or the new ones, never a part: temporary name, fsync, rename, fsync
+/// of the directory.
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let temporary = path.with_extension("tmp");
+    let mut file = File::create(&temporary)?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    if let Err(error) = written {
+        let _ = fs::remove_file(&temporary);
+        return Err(error);
+    }
+    fs::rename(&temporary, path)?;
+    sync_directory(path.parent().unwrap_or(Path::new(".")))
+}
+
+/// Makes renames and new names in `dir` survive a power cut.
+pub fn sync_directory(dir: &Path) -> std::io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_is_no_run_is_refused_and_untouched() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("thesis.tex"), "years of work").unwrap();
+        let refusal = RunDir::fresh(dir.path()).unwrap_err().to_string();
+        assert!(refusal.contains("not a run"), "{refusal}");
+        assert!(RunDir::existing(dir.path()).is_err());
+        fs::write(dir.path().join("config.toml"), "").unwrap();
+        let refusal = RunDir::fresh(dir.path()).unwrap_err().to_string();
+        assert!(refusal.contains("--resume"), "{refusal}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn an_atomic_write_leaves_no_temporary_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record.json");
+        write_atomically(&path, b"old").unwrap();
+        write_atomically(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}
