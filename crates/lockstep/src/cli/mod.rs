@@ -1,0 +1,88 @@
+//! The command line: one file for each command, each an `Args` and a `run`.
+
+pub mod config;
+pub mod demo;
+pub mod doctor;
+pub mod eval;
+pub mod generate;
+pub mod init;
+pub mod options;
+pub mod plan;
+pub mod score;
+pub mod sft;
+pub mod train;
+
+use crate::error::{is_bad_input, paragraph};
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Reinforcement-learning post-training for language models: rollout and training in one engine.
+#[derive(Debug, Parser)]
+#[command(name = "lockstep", version, about, after_help = AFTER_HELP, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Start here:
+  lockstep demo                                             train a small model from nothing; no files, no network
+  lockstep train --model DIR --dataset FILE --reward gsm8k  GRPO on your model
+  lockstep config show                                      every key with its value and where it came from
+  lockstep config explain num_generations                   what a key means, its default and TRL's
+
+Exit codes: 0 done, 2 bad usage, configuration or input, 1 failed.
+Environment: LOCKSTEP_THREADS, LOCKSTEP_ISA (portable, avx2, avx512), LOCKSTEP_LOG (error, warn, info, debug), NO_COLOR,
+and LOCKSTEP_<KEY> for every key of the configuration.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Demo(demo::Args),
+    Train(train::Args),
+    Sft(sft::Args),
+    Generate(generate::Args),
+    Score(score::Args),
+    Eval(eval::Args),
+    Init(init::Args),
+    Plan(plan::Args),
+    Config(config::Args),
+    Doctor(doctor::Args),
+}
+
+/// Parses the process's arguments, runs the command, says what went wrong, and returns the exit code.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors; clap prints each where it belongs.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+        }
+    };
+    let result = match cli.command {
+        Command::Demo(args) => demo::run(args),
+        Command::Train(args) => train::run(args),
+        Command::Sft(args) => sft::run(args),
+        Command::Generate(args) => generate::run(args),
+        Command::Score(args) => score::run(args),
+        Command::Eval(args) => eval::run(args),
+        Command::Init(args) => init::run(args),
+        Command::Plan(args) => plan::run(args),
+        Command::Config(args) => config::run(args),
+        Command::Doctor(args) => doctor::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // `lockstep … | head`: the reader has enough; that is no failure of ours.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", paragraph(&error));
+            ExitCode::from(if is_bad_input(&error) { 2 } else { 1 })
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let broken = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
+    error.chain().any(|cause| cause.downcast_ref().is_some_and(broken))
+}

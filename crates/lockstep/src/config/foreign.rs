@@ -1,0 +1,226 @@
+//! Keys of TRL and of transformers' TrainingArguments that are not in the table: those without meaning here are accepted
+//! with one line saying so; those that ask for something that this build does not do are errors, unless they ask for nothing.
+
+use toml::Value;
+
+/// What to do with a key of TRL's that is not in the table.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Foreign {
+    /// Accepted; the line says why it changes nothing.
+    Ignored(String),
+    /// Asks for what cannot be done; the text says what to do instead.
+    Unsupported(String),
+}
+
+/// The verdict on key `name` with `value`; `None` if TRL has no such key either.
+pub fn foreign(name: &str, value: &Value) -> Option<Foreign> {
+    if let Some((_, why)) = IGNORED.iter().find(|(keys, _)| keys.contains(&name)) {
+        return Some(Foreign::Ignored((*why).to_owned()));
+    }
+    let (_, harmless, why) = UNSUPPORTED.iter().find(|(key, _, _)| *key == name)?;
+    Some(if is_harmless(value, harmless) {
+        Foreign::Ignored("it is off, as always here".to_owned())
+    } else {
+        Foreign::Unsupported((*why).to_owned())
+    })
+}
+
+/// All names known here, for the nearest one.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    IGNORED.iter().flat_map(|(keys, _)| keys.iter().copied()).chain(UNSUPPORTED.iter().map(|(key, _, _)| *key))
+}
+
+/// Whether `value` asks for nothing: false, 0, empty, "none", "no", or the neutral value given.
+fn is_harmless(value: &Value, neutral: &str) -> bool {
+    match value {
+        Value::Boolean(b) => !b,
+        Value::String(s) => matches!(s.as_str(), "" | "no" | "none" | "None" | "null") || s == neutral,
+        Value::Integer(n) => n.to_string() == neutral,
+        Value::Float(x) => neutral.parse() == Ok(*x),
+        Value::Array(a) => a.is_empty(),
+        Value::Table(t) => t.is_empty(),
+        Value::Datetime(_) => false,
+    }
+}
+
+const VLLM: &str = "generation and training are one engine here; there is no vLLM to set up";
+const TORCH: &str = "it tunes PyTorch or its data loader, which are not used here";
+const DISTRIBUTED: &str = "it is about several processes or devices, and this run has one";
+const HUB: &str = "nothing is uploaded to the Hub; the run's directory has everything";
+const LOOKS: &str =
+    "it is about how TRL prints or reports; see log_completions, --log-format, LOCKSTEP_LOG and tensorboard";
+
+static IGNORED: &[(&[&str], &str)] = &[
+    (
+        &[
+            "use_vllm",
+            "vllm_mode",
+            "vllm_model_impl",
+            "vllm_enable_sleep_mode",
+            "vllm_server_base_url",
+            "vllm_server_host",
+            "vllm_server_port",
+            "vllm_server_timeout",
+            "vllm_group_port",
+            "vllm_gpu_memory_utilization",
+            "vllm_max_model_length",
+            "vllm_tensor_parallel_size",
+            "vllm_importance_sampling_correction",
+            "vllm_importance_sampling_mode",
+            "vllm_importance_sampling_clip_max",
+            "vllm_importance_sampling_clip_min",
+            "vllm_importance_sampling_cap",
+            "use_transformers_continuous_batching",
+            "transformers_continuous_batching_config",
+            "use_transformers_paged",
+            "cache_implementation",
+            "ds3_gather_for_generation",
+        ],
+        VLLM,
+    ),
+    (
+        &[
+            "torch_compile",
+            "torch_compile_backend",
+            "torch_compile_mode",
+            "torch_empty_cache_steps",
+            "use_liger_kernel",
+            "liger_kernel_config",
+            "use_cache",
+            "tf32",
+            "activation_checkpointing_kwargs",
+            "gradient_checkpointing_kwargs",
+            "dataloader_num_workers",
+            "dataloader_pin_memory",
+            "dataloader_persistent_workers",
+            "dataloader_prefetch_factor",
+            "dataloader_multiprocessing_context",
+            "dataloader_in_order",
+            "remove_unused_columns",
+            "label_names",
+            "length_column_name",
+            "pad_to_multiple_of",
+            "full_determinism",
+            "use_cpu",
+            "accelerator_config",
+            "skip_memory_metrics",
+            "trust_remote_code",
+            "attn_implementation",
+            "cast_lm_head_to_fp32",
+            "eval_do_concat_batches",
+            "eval_use_gather_object",
+            "eval_accumulation_steps",
+            "include_for_metrics",
+            "batch_eval_metrics",
+            "prediction_loss_only",
+            "per_device_eval_batch_size",
+            "disable_dropout",
+            "dataset_num_proc",
+            "no_cuda",
+            "use_mps_device",
+            "overwrite_output_dir",
+        ],
+        TORCH,
+    ),
+    (
+        &[
+            "average_tokens_across_devices",
+            "log_on_each_node",
+            "save_on_each_node",
+            "local_rank",
+            "ddp_find_unused_parameters",
+            "ddp_bucket_cap_mb",
+            "ddp_broadcast_buffers",
+            "ddp_static_graph",
+            "ddp_backend",
+            "ddp_timeout",
+        ],
+        DISTRIBUTED,
+    ),
+    (
+        &[
+            "push_to_hub",
+            "hub_token",
+            "hub_private_repo",
+            "hub_model_id",
+            "hub_strategy",
+            "hub_always_push",
+            "hub_revision",
+            "log_completions_hub_repo",
+            "trackio_space_id",
+            "trackio_bucket_id",
+            "trackio_static_space_id",
+        ],
+        HUB,
+    ),
+    (
+        &[
+            "report_to",
+            "project",
+            "logging_strategy",
+            "logging_dir",
+            "logging_nan_inf_filter",
+            "include_num_input_tokens_seen",
+            "log_level",
+            "log_level_replica",
+            "disable_tqdm",
+            "log_multimodal",
+            "log_unique_prompts",
+            "debug",
+        ],
+        LOOKS,
+    ),
+    (&["optim", "optim_args", "optim_target_modules"], "the optimizer is AdamW (in f32, fused) whatever its spelling"),
+    (&["do_train", "do_eval", "do_predict"], "the command says what is done"),
+    (&["resume_from_checkpoint"], "resuming is the flag --resume DIR|latest"),
+    (
+        &["save_only_model", "enable_jit_checkpoint"],
+        "checkpoints always hold the whole state, and signals always write one",
+    ),
+    (&["ignore_data_skip", "restore_callback_states_from_checkpoint"], "a resumed run always continues exactly"),
+    (&["eval_delay"], "evaluation begins with its first eval_steps"),
+    (&["sapo_temperature_neg", "sapo_temperature_pos"], "it belongs to loss_type sapo"),
+    (&["vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"], "it belongs to loss_type vespo"),
+    (&["ref_model_mixup_alpha", "ref_model_sync_steps"], "it belongs to sync_ref_model"),
+    (
+        &["entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"],
+        "it belongs to use_adaptive_entropy",
+    ),
+];
+
+const PRECISION: &str = "compute is f32 in this build; remove it (the checkpoint's own dtype is read whatever it is)";
+const ONE: &str = "this build trains in one process on one machine; remove it";
+
+/// Key, the value besides false/none that asks for nothing, and what to do instead.
+static UNSUPPORTED: &[(&str, &str, &str)] = &[
+    ("bf16", "", PRECISION),
+    ("fp16", "", PRECISION),
+    ("bf16_full_eval", "", PRECISION),
+    ("fp16_full_eval", "", PRECISION),
+    ("torch_dtype", "float32", PRECISION),
+    ("dtype", "float32", PRECISION),
+    ("load_in_8bit", "", "weights are not quantised in this build; remove it"),
+    ("load_in_4bit", "", "weights are not quantised in this build; remove it"),
+    ("use_peft", "", "this build trains all weights; remove it"),
+    ("peft_config", "", "this build trains all weights; remove it"),
+    ("model_init_kwargs", "", "models are read as their config.json says; remove it"),
+    ("activation_checkpointing", "", "the key is gradient_checkpointing here"),
+    ("lr_scheduler_kwargs", "", "the schedules here take no arguments; remove it"),
+    ("label_smoothing_factor", "0", "there is no label smoothing; remove it"),
+    ("neftune_noise_alpha", "", "there is no embedding noise; remove it"),
+    ("auto_find_batch_size", "", "memory is set by max_tokens_per_micro_batch, which changes no result; remove it"),
+    ("train_sampling_strategy", "random", "the order is random or the file's: shuffle_dataset"),
+    ("parallelism_config", "", ONE),
+    ("fsdp", "", ONE),
+    ("fsdp_config", "", ONE),
+    ("deepspeed", "", ONE),
+    ("router_aux_loss_coef", "", "mixture-of-experts models are not supported"),
+    ("vllm_structured_outputs_regex", "", "constrained generation is not supported; a `format` reward asks for a form"),
+    ("multi_objective_aggregation", "sum_then_normalize", "only sum_then_normalize is supported in this build"),
+    ("sync_ref_model", "", "the reference model is frozen in this build; remove it"),
+    ("top_entropy_quantile", "1", "all tokens are trained on in this build; remove it"),
+    ("entropy_coef", "0", "there is no entropy bonus in this build; remove it"),
+    ("use_adaptive_entropy", "", "there is no entropy bonus in this build; remove it"),
+    ("off_policy_mask_threshold", "", "there is no off-policy mask in this build; remove it"),
+    ("max_tool_calling_iterations", "", "tools are not supported in this build; remove it"),
+];

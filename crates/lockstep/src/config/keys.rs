@@ -1,0 +1,300 @@
+//! The table of keys. One entry is all there is to say about a key; everything else reads this table.
+
+use super::values::{EvalSampling, KeyValue, Strategy, Task};
+use rewards::RewardSpec;
+use serde_json::{Map, Value as Json};
+use std::path::PathBuf;
+use train::{ImportanceSamplingLevel, LossType, ScaleRewards, ScheduleKind};
+
+/// What a resumed run may do with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnResume {
+    /// Change it: no bit of the result depends on it.
+    Free,
+    /// Change it: from there on the run differs from the one that was never stopped, and that is said.
+    Said,
+    /// Not change it: the saved state would not fit, or would mean something else.
+    Refused,
+}
+
+/// A key of the table.
+#[derive(Debug)]
+pub struct Key {
+    /// Its name, TRL's where TRL has it.
+    pub name: &'static str,
+    /// The section that it is shown under.
+    pub section: &'static str,
+    /// The type's name.
+    pub type_name: fn() -> String,
+    /// The type's JSON Schema.
+    pub schema: fn() -> Json,
+    /// TRL's default: `same`, a value, or `-` where TRL has no such key.
+    pub trl: &'static str,
+    /// Whether it may change on resume.
+    pub on_resume: OnResume,
+    /// What it means.
+    pub doc: &'static str,
+    pub(super) read: fn(&mut Config, &toml::Value) -> Result<(), String>,
+    pub(super) read_text: fn(&mut Config, &str) -> Result<(), String>,
+    pub(super) write: fn(&Config) -> Option<toml::Value>,
+}
+
+impl Key {
+    /// Its value in `config` as TOML, `None` where it is not set.
+    pub fn value(&self, config: &Config) -> Option<toml::Value> {
+        (self.write)(config)
+    }
+    /// Its value in `config` in words: TOML, or `none`.
+    pub fn value_text(&self, config: &Config) -> String {
+        self.value(config).map_or_else(|| "none".to_owned(), |v| v.to_string())
+    }
+    /// Its meaning on one line.
+    pub fn meaning(&self) -> String {
+        self.doc.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+}
+
+macro_rules! keys {
+    ($($section:literal { $($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:expr, trl $trl:literal, $resume:ident;)* })*) => {
+        /// A whole configuration. Names and meanings are TRL's where TRL has the key; defaults too.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Config {
+            $($($(#[doc = $doc])+ pub $name: $type,)*)*
+        }
+
+        impl Default for Config {
+            fn default() -> Self {
+                Config { $($($name: $default,)*)* }
+            }
+        }
+
+        /// Every key, in the order in which it is shown.
+        pub static KEYS: &[Key] = &[$($(Key {
+            name: stringify!($name),
+            section: $section,
+            type_name: <$type as KeyValue>::type_name,
+            schema: <$type as KeyValue>::schema,
+            trl: $trl,
+            on_resume: OnResume::$resume,
+            doc: concat!($($doc, "\n"),+),
+            read: |config, value| { config.$name = KeyValue::read(value)?; Ok(()) },
+            read_text: |config, text| { config.$name = KeyValue::read_text(text)?; Ok(()) },
+            write: |config| KeyValue::write(&config.$name),
+        },)*)*];
+    };
+}
+
+keys! {
+    "Model and run" {
+        /// The model to train: a Hugging Face directory, or a Hub id that is in the local cache.
+        model_name_or_path: Option<String> = None, trl "required", Refused;
+        /// The reference model of the KL term, frozen; not set: the model as it was at the start. Loaded only if beta > 0.
+        ref_model: Option<String> = None, trl "-", Refused;
+        /// The run's directory; it must not exist, or be a run that is resumed.
+        output_dir: Option<PathBuf> = None, trl "trainer_output", Free;
+        /// A name for the run, written to its record.
+        run_name: Option<String> = None, trl "same", Free;
+        /// The seed of everything random: shuffling, sampling, initial weights.
+        seed: u64 = 42, trl "same", Refused;
+        /// The seed of shuffling alone; not set: `seed`.
+        data_seed: Option<u64> = None, trl "same", Refused;
+        /// A preset that fills in columns, system prompt, rewards and what evaluation counts as right, where they are not set.
+        task: Option<Task> = None, trl "-", Refused;
+    }
+    "Data" {
+        /// The training data: a JSONL or Parquet file, a directory of them, or a Hub id that is in the local cache.
+        dataset_name: Option<String> = None, trl "same", Refused;
+        /// A configuration of the data set: the sub-directory or file-name part that stands for it.
+        dataset_config: Option<String> = None, trl "same", Refused;
+        /// The split: in a directory, files whose name starts with it.
+        dataset_split: String = "train".to_owned(), trl "dataset_train_split", Refused;
+        /// The column that holds the prompt: text, or a list of chat messages.
+        prompt_column: String = "prompt".to_owned(), trl "-", Refused;
+        /// The column that holds the completion to learn from (supervised fine-tuning only).
+        completion_column: String = "completion".to_owned(), trl "-", Refused;
+        /// New names for columns, new = "old": rewards read the new names. For example { answer = "ground_truth" }.
+        columns: Map<String, Json> = Map::new(), trl "-", Refused;
+        /// A system message put before every prompt. A text prompt becomes a chat of it and one user message.
+        system_prompt: Option<String> = None, trl "-", Refused;
+        /// Use the first rows only.
+        max_samples: Option<usize> = None, trl "-", Refused;
+        /// Leave out rows whose prompt has more tokens (how many is said). Not set: a prompt that does not fit the context
+        /// is an error. A prompt is never cut.
+        max_prompt_length: Option<usize> = None, trl "-", Refused;
+        /// The longest prompt + completion in supervised fine-tuning; longer rows are left out, and how many is said.
+        max_length: Option<usize> = Some(1024), trl "same", Refused;
+        /// Draw prompts in a new random order each epoch.
+        shuffle_dataset: bool = true, trl "same", Refused;
+        /// Leave out the rows at the end of an epoch that fill no batch. Training with rewards always does.
+        dataloader_drop_last: bool = false, trl "same", Refused;
+        /// More values for the chat template, for example { enable_thinking = false }.
+        chat_template_kwargs: Map<String, Json> = Map::new(), trl "same", Refused;
+    }
+    "Rewards" {
+        /// The rewards: names ("gsm8k"), names with their main option ("format:REGEX", "command:./reward.py"), or tables
+        /// ({ kind = "length", target = 40 }).
+        reward_funcs: Vec<RewardSpec> = Vec::new(), trl "argument of GRPOTrainer", Refused;
+        /// One weight for each reward; not set: all 1.
+        reward_weights: Option<Vec<f64>> = None, trl "same", Refused;
+        /// What group advantages are divided by: the group's standard deviation, the batch's, or nothing.
+        scale_rewards: ScaleRewards = ScaleRewards::Group, trl "same", Refused;
+    }
+    "Batches" {
+        /// Completions of each prompt (the group, G); at least 2.
+        num_generations: usize = 8, trl "same", Refused;
+        /// Completions of one micro-batch in TRL's sense: times gradient_accumulation_steps is what one optimizer step sees.
+        /// How many are computed at once is max_tokens_per_micro_batch.
+        per_device_train_batch_size: usize = 8, trl "same", Refused;
+        /// One optimizer step sees per_device_train_batch_size × this many completions.
+        gradient_accumulation_steps: usize = 1, trl "same", Refused;
+        /// Completions made at once; not set: per_device_train_batch_size × steps_per_generation. Divisible by num_generations.
+        generation_batch_size: Option<usize> = None, trl "same", Refused;
+        /// Micro-batches (of per_device_train_batch_size) that one generation serves; not set: gradient_accumulation_steps.
+        steps_per_generation: Option<usize> = None, trl "same", Refused;
+        /// Times that each generation is trained on (μ).
+        num_iterations: usize = 1, trl "same", Refused;
+        /// Optimizer steps of the run; -1: as num_train_epochs says.
+        max_steps: i64 = -1, trl "same", Said;
+        /// Passes over the data set, where max_steps is not set.
+        num_train_epochs: f64 = 3.0, trl "same", Said;
+    }
+    "Sampling" {
+        /// The most tokens of a completion.
+        max_completion_length: usize = 512, trl "same", Refused;
+        /// Logits are divided by it, in sampling and in the loss.
+        temperature: f64 = 1.0, trl "same", Refused;
+        /// Sample from the likeliest tokens whose probabilities reach this sum; 1: all.
+        top_p: f64 = 1.0, trl "same", Said;
+        /// Sample from this many likeliest tokens; 0: all.
+        top_k: usize = 0, trl "same", Said;
+        /// Leave out tokens less likely than this times the likeliest.
+        min_p: Option<f64> = None, trl "same", Said;
+        /// Makes tokens that stand in the text so far less likely (> 1) or likelier (< 1).
+        repetition_penalty: f64 = 1.0, trl "same", Said;
+        /// Texts that end a completion.
+        stop: Vec<String> = Vec::new(), trl "generation_kwargs.stop_strings", Said;
+        /// Token ids that end a completion, beside the model's own.
+        stop_token_ids: Vec<u64> = Vec::new(), trl "-", Said;
+        /// transformers' generation arguments: temperature, top_p, top_k, min_p, repetition_penalty, stop_strings,
+        /// eos_token_id; each wins over the key of its name.
+        generation_kwargs: Map<String, Json> = Map::new(), trl "same", Said;
+    }
+    "Loss" {
+        /// How the loss is averaged over tokens and sequences.
+        loss_type: LossType = LossType::Dapo, trl "same", Said;
+        /// Whether each token or each sequence has its own importance ratio.
+        importance_sampling_level: ImportanceSamplingLevel = ImportanceSamplingLevel::Token, trl "same", Said;
+        /// The weight of the KL divergence to the reference model; 0: none is loaded.
+        beta: f64 = 0.0, trl "same", Refused;
+        /// The ratio is clipped below 1 − epsilon.
+        epsilon: f64 = 0.2, trl "same", Said;
+        /// The ratio is clipped above 1 + epsilon_high; not set: epsilon.
+        epsilon_high: Option<f64> = None, trl "same", Said;
+        /// Upper bound of the ratio that is not clipped (two-sided clipping); above 1 + epsilon_high.
+        delta: Option<f64> = None, trl "same", Said;
+        /// Leave completions that the length limit cut out of the loss.
+        mask_truncated_completions: bool = false, trl "same", Said;
+        /// Multiply the KL estimate by the importance ratio, so that its gradient is unbiased.
+        use_bias_correction_kl: bool = true, trl "same", Said;
+    }
+    "Optimizer" {
+        /// The highest learning rate. (In supervised fine-tuning the default is TRL's there, 2e-5.)
+        learning_rate: f64 = 1e-6, trl "same", Said;
+        /// The learning rate's course after warm-up.
+        lr_scheduler_type: ScheduleKind = ScheduleKind::Linear, trl "same", Said;
+        /// Steps of rising learning rate; a number below 1 is a share of all steps.
+        warmup_steps: f64 = 0.0, trl "same", Said;
+        /// The same as a share of all steps, used where warmup_steps is 0.
+        warmup_ratio: Option<f64> = None, trl "same (deprecated there)", Said;
+        /// AdamW's decoupled weight decay; biases and norms do not decay.
+        weight_decay: f64 = 0.0, trl "same", Said;
+        /// AdamW's decay of the first moment.
+        adam_beta1: f64 = 0.9, trl "same", Said;
+        /// AdamW's decay of the second moment.
+        adam_beta2: f64 = 0.999, trl "same", Said;
+        /// AdamW's ε.
+        adam_epsilon: f64 = 1e-8, trl "same", Said;
+        /// Gradients are scaled down to this norm; 0: never.
+        max_grad_norm: f64 = 1.0, trl "same", Said;
+    }
+    "Evaluation" {
+        /// The evaluation data; not set: none.
+        eval_dataset_name: Option<String> = None, trl "-", Said;
+        /// The split of the evaluation data; not set: `test`, and all of a single file.
+        eval_dataset_split: Option<String> = None, trl "dataset_test_split", Said;
+        /// Use the first rows of the evaluation data only.
+        eval_max_samples: Option<usize> = None, trl "-", Said;
+        /// When to evaluate.
+        eval_strategy: Strategy = Strategy::No, trl "same", Free;
+        /// Optimizer steps between evaluations; not set: logging_steps.
+        eval_steps: Option<u64> = None, trl "same", Free;
+        /// Evaluate before the first step too.
+        eval_on_start: bool = false, trl "same", Free;
+        /// How completions are drawn in evaluation.
+        eval_sampling: EvalSampling = EvalSampling::Sampled, trl "sampled", Said;
+        /// Completions of each evaluation prompt; not set: num_generations if sampled, 1 if greedy.
+        num_generations_eval: Option<usize> = None, trl "same", Said;
+        /// The k of pass@k (a prompt counts if one of k completions is right); each at most num_generations_eval.
+        eval_pass_at_k: Vec<usize> = Vec::new(), trl "-", Said;
+    }
+    "Checkpoints" {
+        /// When to write checkpoints (one is always written at the end).
+        save_strategy: Strategy = Strategy::Steps, trl "same", Free;
+        /// Optimizer steps between checkpoints.
+        save_steps: u64 = 500, trl "same", Free;
+        /// Keep this many checkpoints, the newest and the best; not set: all.
+        save_total_limit: Option<usize> = None, trl "same", Free;
+        /// Leave the best checkpoint's weights as the run's result.
+        load_best_model_at_end: bool = false, trl "same", Said;
+        /// The evaluation metric that decides which is best, with or without `eval_`.
+        metric_for_best_model: Option<String> = None, trl "same", Said;
+        /// Whether more of it is better; not set: yes, unless its name ends in `loss`.
+        greater_is_better: Option<bool> = None, trl "same", Said;
+        /// Stop after this many evaluations in a row without a better metric.
+        early_stopping_patience: Option<usize> = None, trl "EarlyStoppingCallback", Said;
+        /// How much better counts as better.
+        early_stopping_threshold: f64 = 0.0, trl "EarlyStoppingCallback", Said;
+    }
+    "Logging" {
+        /// Optimizer steps between lines of metrics; means are taken over the steps between.
+        logging_steps: u64 = 10, trl "same", Free;
+        /// Log the first step too.
+        logging_first_step: bool = false, trl "same", Free;
+        /// Write sample completions to the run's directory and print some.
+        log_completions: bool = false, trl "same", Free;
+        /// Optimizer steps between printed completions; not set: logging_steps.
+        log_completions_steps: Option<u64> = None, trl "-", Free;
+        /// How many completions to print; not set: all of the step.
+        num_completions_to_print: Option<usize> = None, trl "same", Free;
+        /// Write TensorBoard files too.
+        tensorboard: bool = true, trl "report_to", Free;
+    }
+    "Machine" {
+        /// Threads; not set: all cores that the process may use. No bit depends on it.
+        threads: Option<usize> = None, trl "-", Free;
+        /// Rows (tokens) of one forward and backward pass. Less takes less memory; no bit depends on it.
+        max_tokens_per_micro_batch: usize = 4096, trl "-", Free;
+        /// Keep only each layer's input and compute the rest again in the backward pass: less memory, more work.
+        /// No bit depends on it. (TRL's default, true, is for GPUs.)
+        gradient_checkpointing: bool = false, trl "true", Free;
+        /// Compute a prompt once for all completions of its group, in generation and training. No bit depends on it.
+        prefix_sharing: bool = true, trl "-", Free;
+        /// Put several groups into one pass. No bit depends on it.
+        packing: bool = true, trl "-", Free;
+        /// The most sequences that are generated at the same time. No bit depends on it.
+        max_num_seqs: usize = 64, trl "-", Free;
+        /// Memory of the KV cache in blocks of 64 tokens; not set: enough for max_num_seqs of max_model_len.
+        kv_cache_blocks: Option<usize> = None, trl "-", Free;
+        /// The longest prompt + completion; not set: the model's context, or less where no prompt needs it.
+        max_model_len: Option<usize> = None, trl "vllm_max_model_length", Free;
+        /// Resume on another instruction set than the run began with (other bits in the last place).
+        allow_other_isa: bool = false, trl "-", Free;
+    }
+}
+
+impl Config {
+    /// The key of this name.
+    pub fn key(name: &str) -> Option<&'static Key> {
+        KEYS.iter().find(|key| key.name == name)
+    }
+}

@@ -1,0 +1,181 @@
+//! Puts a configuration together from its layers, the later winning, and remembers where each value came from.
+
+use super::foreign::{Foreign, foreign};
+use super::nearest::nearest;
+use super::{Config, KEYS, Key, foreign as other};
+use crate::bad_input;
+use crate::error::BadInput;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use toml::Value;
+
+/// What the configuration is for; it decides a few defaults and checks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// Reinforcement learning.
+    #[default]
+    Grpo,
+    /// Supervised fine-tuning.
+    Sft,
+    /// To be looked at only: nothing need be complete.
+    Show,
+}
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody set it.
+    Default,
+    /// The task's preset.
+    Task,
+    /// A file.
+    File(PathBuf),
+    /// An environment variable.
+    Environment(String),
+    /// A flag or `--set`.
+    Flag,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::Task => f.write_str("task"),
+            Origin::File(path) => write!(f, "{}", path.display()),
+            Origin::Environment(name) => write!(f, "{name}"),
+            Origin::Flag => f.write_str("command line"),
+        }
+    }
+}
+
+/// The layers above the defaults.
+#[derive(Clone, Debug, Default)]
+pub struct Layers {
+    /// What it is for.
+    pub purpose: Purpose,
+    /// A TOML file.
+    pub file: Option<PathBuf>,
+    /// Environment variables; [`Layers::with_environment`] takes the process's.
+    pub environment: Vec<(String, String)>,
+    /// `key=value` pairs of flags, in order.
+    pub set: Vec<(String, String)>,
+}
+
+/// A configuration and where it came from.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// The values.
+    pub config: Config,
+    /// Where each key's value came from; a key that is not in it has its default.
+    pub origins: BTreeMap<&'static str, Origin>,
+    /// Lines to say at the start: keys without meaning here, doubtful values.
+    pub notes: Vec<String>,
+}
+
+/// `LOCKSTEP_` variables that are no keys.
+const NOT_KEYS: [&str; 4] = ["ISA", "LOG", "SHARED", "CACHE"];
+
+impl Layers {
+    /// With the `LOCKSTEP_*` variables of this process.
+    pub fn with_environment(mut self) -> Self {
+        self.environment = std::env::vars().filter(|(name, _)| name.starts_with("LOCKSTEP_")).collect();
+        self.environment.sort();
+        self
+    }
+
+    /// Puts them together and checks the result. What is wrong is a [`BadInput`] that says how to mend it.
+    pub fn resolve(&self) -> anyhow::Result<Resolved> {
+        let mut resolved = Resolved { config: Config::default(), origins: BTreeMap::new(), notes: Vec::new() };
+        if self.purpose == Purpose::Sft {
+            resolved.config.learning_rate = 2e-5;
+        }
+        if let Some(path) = &self.file {
+            resolved.apply_file(path)?;
+        }
+        for (variable, text) in &self.environment {
+            let name = variable.trim_start_matches("LOCKSTEP_");
+            // An empty variable is an unset one.
+            if NOT_KEYS.contains(&name) || name.starts_with("TEST_") || text.is_empty() {
+                continue;
+            }
+            let origin = Origin::Environment(variable.clone());
+            resolved.apply_text(
+                &name.to_ascii_lowercase(),
+                text,
+                origin,
+                &format!("environment variable {variable}"),
+            )?;
+        }
+        for (name, text) in &self.set {
+            resolved.apply_text(name, text, Origin::Flag, "command line")?;
+        }
+        super::tasks::apply(&mut resolved);
+        super::validate::validate(&mut resolved, self.purpose)?;
+        Ok(resolved)
+    }
+}
+
+impl Resolved {
+    /// Where the value of `key` came from.
+    pub fn origin(&self, key: &str) -> &Origin {
+        self.origins.get(key).unwrap_or(&Origin::Default)
+    }
+
+    /// Whether anybody set `key`.
+    pub fn is_set(&self, key: &str) -> bool {
+        self.origins.contains_key(key)
+    }
+
+    fn apply_file(&mut self, path: &Path) -> anyhow::Result<()> {
+        let text = std::fs::read_to_string(path).map_err(|e| {
+            BadInput::new(format!(
+                "cannot read the configuration {}: {e}; `lockstep config show` prints one",
+                path.display()
+            ))
+        })?;
+        let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
+            let line = e.span().map_or(0, |span| text[..span.start.min(text.len())].lines().count().max(1));
+            BadInput::new(format!(
+                "{}, line {line}: not valid TOML: {}",
+                path.display(),
+                e.message().replace('\n', " ")
+            ))
+        })?;
+        for (name, value) in &table {
+            let Some(key) = self.find(name, value, &path.display().to_string())? else { continue };
+            (key.read)(&mut self.config, value)
+                .map_err(|e| BadInput::new(format!("{}: `{name}`: {e}", path.display())))?;
+            self.origins.insert(key.name, Origin::File(path.to_owned()));
+        }
+        Ok(())
+    }
+
+    fn apply_text(&mut self, name: &str, text: &str, origin: Origin, place: &str) -> anyhow::Result<()> {
+        let value = super::values::toml_of_text(text);
+        let Some(key) = self.find(name, &value, place)? else { return Ok(()) };
+        (key.read_text)(&mut self.config, text).map_err(|e| BadInput::new(format!("{place}: `{name}`: {e}")))?;
+        self.origins.insert(key.name, origin);
+        Ok(())
+    }
+
+    /// The key of this name; `None`, with a note, for one of TRL's without meaning here; an error for any other.
+    fn find(&mut self, name: &str, value: &Value, place: &str) -> anyhow::Result<Option<&'static Key>> {
+        if let Some(key) = Config::key(name) {
+            return Ok(Some(key));
+        }
+        match foreign(name, value) {
+            Some(Foreign::Ignored(why)) => {
+                self.notes.push(format!("{name} has no meaning here: {why}"));
+                Ok(None)
+            }
+            Some(Foreign::Unsupported(what)) => bad_input!("{place}: `{name} = {value}`: {what}"),
+            None => {
+                let known = KEYS.iter().map(|key| key.name).chain(other::names());
+                let hint = nearest(name, known).map_or_else(String::new, |n| format!("; did you mean `{n}`?"));
+                let table = if value.is_table() { " Keys are flat: there are no sections." } else { "" };
+                bad_input!("{place}: unknown key `{name}`{hint}{table} (`lockstep config show` lists all keys)")
+            }
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! What a run is told: one flat table of keys, most of them TRL's.
+//!
+//! [`keys`] is the table: names, types, defaults, meanings. From it come the typed [`Config`], its parsing, `config
+//! explain`, the JSON Schema and the errors. [`layers`] puts a configuration together (defaults, file, environment, flags)
+//! and remembers where each value came from; [`validate`] refuses what cannot work and says how to mend it. Knows no model
+//! and no data beyond their names.
+
+pub mod foreign;
+pub mod keys;
+pub mod layers;
+pub mod nearest;
+pub mod show;
+pub mod tasks;
+pub mod validate;
+pub mod values;
+
+pub use keys::{Config, KEYS, Key, OnResume};
+pub use layers::{Layers, Origin, Purpose, Resolved};
+pub use show::changes_on_resume;
+pub use tasks::Preset;
+pub use values::{EvalSampling, Strategy, Task};

@@ -1,0 +1,42 @@
+//! The nearest of known names, for misspelt ones.
+
+/// The name nearest to `name`, if any is near enough to be meant.
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let limit = (name.chars().count() / 3).max(2);
+    known.into_iter().map(|k| (distance(name, k), k)).min().filter(|(d, _)| *d <= limit).map(|(_, k)| k)
+}
+
+/// Optimal string alignment distance: insertions, deletions, changes and swaps of neighbours; letter case is free, and so
+/// is `-` for `_`.
+fn distance(a: &str, b: &str) -> usize {
+    let fold = |text: &str| text.to_lowercase().replace('-', "_").chars().collect::<Vec<char>>();
+    let (a, b) = (fold(a), fold(b));
+    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
+    for i in 1..=a.len() {
+        let mut row = vec![i; b.len() + 1];
+        for j in 1..=b.len() {
+            let change = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            row[j] = change.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                row[j] = row[j].min(rows[i - 2][j - 2] + 1);
+            }
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_is_named_only_if_it_is_near() {
+        let known = ["learning_rate", "num_generations", "beta"];
+        assert_eq!(nearest("learnin_rate", known), Some("learning_rate"));
+        assert_eq!(nearest("num-generation", known), Some("num_generations"));
+        assert_eq!(nearest("btea", known), Some("beta"));
+        assert_eq!(nearest("something_else", known), None);
+        assert_eq!((distance("", "abc"), distance("kitten", "sitting"), distance("ab", "ba")), (3, 3, 1));
+    }
+}

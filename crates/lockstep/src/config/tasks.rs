@@ -1,0 +1,71 @@
+//! Task presets: they fill in what the user did not set.
+
+use super::{Origin, Resolved, Task};
+use rewards::RewardSpec;
+use serde_json::{Map, Value};
+
+/// What a task fills in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preset {
+    /// The prompt's column.
+    pub prompt_column: &'static str,
+    /// The answer's column; the rewards' name for it is `answer`.
+    pub answer_column: &'static str,
+    /// The system prompt.
+    pub system_prompt: Option<&'static str>,
+    /// The reward in training, and what evaluation counts as right where it is 1.
+    pub reward: &'static str,
+}
+
+impl Task {
+    /// What it fills in.
+    pub fn preset(self) -> Preset {
+        match self {
+            Task::Gsm8k => Preset {
+                prompt_column: "question",
+                answer_column: "answer",
+                system_prompt: Some(
+                    "Solve the problem step by step. End with one line that holds #### and then the answer as a plain number.",
+                ),
+                reward: "gsm8k",
+            },
+            Task::PromptAnswer => {
+                Preset { prompt_column: "prompt", answer_column: "answer", system_prompt: None, reward: "exact_match" }
+            }
+        }
+    }
+}
+
+/// Fills in what `resolved`'s task presets and nobody set.
+pub(super) fn apply(resolved: &mut Resolved) {
+    let Some(task) = resolved.config.task else { return };
+    let preset = task.preset();
+    let unset = |key: &str| !resolved.is_set(key);
+    let (prompt, system, rewards) = (unset("prompt_column"), unset("system_prompt"), unset("reward_funcs"));
+    let config = &mut resolved.config;
+    if prompt && preset.prompt_column != config.prompt_column {
+        config.prompt_column = preset.prompt_column.to_owned();
+        resolved.origins.insert("prompt_column", Origin::Task);
+    }
+    if system && preset.system_prompt.is_some() {
+        config.system_prompt = preset.system_prompt.map(str::to_owned);
+        resolved.origins.insert("system_prompt", Origin::Task);
+    }
+    if rewards {
+        config.reward_funcs = vec![RewardSpec::from(preset.reward)];
+        resolved.origins.insert("reward_funcs", Origin::Task);
+    }
+    if preset.answer_column != "answer" && !config.columns.contains_key("answer") {
+        config.columns.insert("answer".to_owned(), preset.answer_column.into());
+        resolved.origins.entry("columns").or_insert(Origin::Task);
+    }
+}
+
+/// `columns` as pairs (new name, old name); an entry that is no text is an error.
+pub fn renames(columns: &Map<String, Value>) -> Result<Vec<(String, String)>, String> {
+    let pair = |(new, old): (&String, &Value)| match old {
+        Value::String(old) => Ok((new.clone(), old.clone())),
+        other => Err(format!("`columns`: {new} = {other}: expected the old column's name in quotes")),
+    };
+    columns.iter().map(pair).collect()
+}

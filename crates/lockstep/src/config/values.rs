@@ -1,0 +1,300 @@
+//! The types that a key's value may have: reading them from TOML or from a flag's text, writing them back, naming them.
+
+use rewards::RewardSpec;
+use serde_json::{Map, Value as Json, json};
+use std::path::PathBuf;
+use toml::Value;
+use train::{ImportanceSamplingLevel, LossType, ScaleRewards, ScheduleKind};
+
+/// A type that a key can have.
+pub trait KeyValue: Sized {
+    /// Its name as documented.
+    fn type_name() -> String;
+    /// Its JSON Schema.
+    fn schema() -> Json;
+    /// Reads it; the error says what was expected.
+    fn read(value: &Value) -> Result<Self, String>;
+    /// Reads the text of a flag or of an environment variable: a TOML value, or plain text where that makes sense.
+    fn read_text(text: &str) -> Result<Self, String> {
+        Self::read(&toml_of_text(text))
+    }
+    /// As TOML; `None` where it is not set.
+    fn write(&self) -> Option<Value>;
+}
+
+/// The TOML value that `text` spells, or the text itself.
+pub(super) fn toml_of_text(text: &str) -> Value {
+    // Python's and JSON's spellings of what TOML writes in lower case.
+    let spelled = match text {
+        "True" => "true",
+        "False" => "false",
+        other => other,
+    };
+    match format!("value = {spelled}").parse::<toml::Table>() {
+        Ok(mut table) if table.len() == 1 => table.remove("value").unwrap_or_else(|| Value::String(text.to_owned())),
+        _ => Value::String(text.to_owned()),
+    }
+}
+
+fn expected(what: &str, got: &Value) -> String {
+    let got = got.to_string();
+    format!("expected {what}, got {}", got.trim())
+}
+
+macro_rules! integers {
+    ($($type:ty),*) => {$(
+        impl KeyValue for $type {
+            fn type_name() -> String {
+                "integer".to_owned()
+            }
+            fn schema() -> Json {
+                json!({"type": "integer", "minimum": <$type>::MIN})
+            }
+            fn read(value: &Value) -> Result<Self, String> {
+                match value {
+                    Value::Integer(n) => <$type>::try_from(*n).map_err(|_| expected("an integer in range", value)),
+                    // Python writes 1e3 where an integer is meant.
+                    Value::Float(x) if x.fract() == 0.0 && x.abs() < 9e15 => {
+                        <$type>::try_from(*x as i64).map_err(|_| expected("an integer in range", value))
+                    }
+                    _ => Err(expected("an integer", value)),
+                }
+            }
+            fn write(&self) -> Option<Value> {
+                Some(Value::Integer(i64::try_from(*self).unwrap_or(i64::MAX)))
+            }
+        }
+    )*};
+}
+integers!(u64, usize, i64);
+
+impl KeyValue for f64 {
+    fn type_name() -> String {
+        "number".to_owned()
+    }
+    fn schema() -> Json {
+        json!({"type": "number"})
+    }
+    fn read(value: &Value) -> Result<Self, String> {
+        let x = match value {
+            Value::Integer(n) => *n as f64,
+            Value::Float(x) => *x,
+            _ => return Err(expected("a number", value)),
+        };
+        if x.is_finite() { Ok(x) } else { Err(expected("a finite number", value)) }
+    }
+    fn write(&self) -> Option<Value> {
+        Some(Value::Float(*self))
+    }
+}
+
+impl KeyValue for bool {
+    fn type_name() -> String {
+        "true or false".to_owned()
+    }
+    fn schema() -> Json {
+        json!({"type": "boolean"})
+    }
+    fn read(value: &Value) -> Result<Self, String> {
+        value.as_bool().ok_or_else(|| expected("true or false", value))
+    }
+    fn write(&self) -> Option<Value> {
+        Some(Value::Boolean(*self))
+    }
+}
+
+impl KeyValue for String {
+    fn type_name() -> String {
+        "text".to_owned()
+    }
+    fn schema() -> Json {
+        json!({"type": "string"})
+    }
+    fn read(value: &Value) -> Result<Self, String> {
+        value.as_str().map(str::to_owned).ok_or_else(|| expected("a text in quotes", value))
+    }
+    fn read_text(text: &str) -> Result<Self, String> {
+        // `--set run_name=3` is the text 3; quotes, where given, are TOML's.
+        match toml_of_text(text) {
+            Value::String(inner) => Ok(inner),
+            _ => Ok(text.to_owned()),
+        }
+    }
+    fn write(&self) -> Option<Value> {
+        Some(Value::String(self.clone()))
+    }
+}
+
+impl KeyValue for PathBuf {
+    fn type_name() -> String {
+        "path".to_owned()
+    }
+    fn schema() -> Json {
+        json!({"type": "string"})
+    }
+    fn read(value: &Value) -> Result<Self, String> {
+        value.as_str().filter(|p| !p.is_empty()).map(PathBuf::from).ok_or_else(|| expected("a path in quotes", value))
+    }
+    fn read_text(text: &str) -> Result<Self, String> {
+        String::read_text(text).map(PathBuf::from)
+    }
+    fn write(&self) -> Option<Value> {
+        Some(Value::String(self.to_string_lossy().into_owned()))
+    }
+}
+
+impl<T: KeyValue> KeyValue for Option<T> {
+    fn type_name() -> String {
+        format!("{} or \"none\"", T::type_name())
+    }
+    fn schema() -> Json {
+        json!({"anyOf": [T::schema(), {"const": "none"}]})
+    }
+    fn read(value: &Value) -> Result<Self, String> {
+        if value.as_str().is_some_and(is_none) { Ok(None) } else { T::read(value).map(Some) }
+    }
+    fn read_text(text: &str) -> Result<Self, String> {
+        if is_none(text) { Ok(None) } else { T::read_text(text).map(Some) }
+    }
+    fn write(&self) -> Option<Value> {
+        self.as_ref().and_then(T::write)
+    }
+}
+
+/// TOML has no null: these words stand for it.
+fn is_none(text: &str) -> bool {
+    matches!(text, "none" | "None" | "null")
+}
+
+impl<T: KeyValue> KeyValue for Vec<T> {
+    fn type_name() -> String {
+        format!("list of {}", T::type_name())
+    }
+    fn schema() -> Json {
+        json!({"anyOf": [{"type": "array", "items": T::schema()}, T::schema()]})
+    }
+    fn read(value: &Value) -> Result<Self, String> {
+        match value {
+            Value::Array(items) => items.iter().map(T::read).collect(),
+            one => Ok(vec![T::read(one)?]),
+        }
+    }
+    fn read_text(text: &str) -> Result<Self, String> {
+        match toml_of_text(text) {
+            list @ Value::Array(_) => Self::read(&list),
+            table @ Value::Table(_) => Self::read(&table),
+            _ if text.is_empty() => Ok(Vec::new()),
+            _ => Ok(vec![T::read_text(text)?]),
+        }
+    }
+    fn write(&self) -> Option<Value> {
+        Some(Value::Array(self.iter().filter_map(T::write).collect()))
+    }
+}
+
+impl KeyValue for Map<String, Json> {
+    fn type_name() -> String {
+        "table".to_owned()
+    }
+    fn schema() -> Json {
+        json!({"type": "object"})
+    }
+    fn read(value: &Value) -> Result<Self, String> {
+        match serde_json::to_value(value) {
+            Ok(Json::Object(map)) if value.is_table() => Ok(map),
+            _ => Err(expected("a table such as { key = \"value\" }", value)),
+        }
+    }
+    fn write(&self) -> Option<Value> {
+        Value::try_from(self).ok()
+    }
+}
+
+impl KeyValue for RewardSpec {
+    fn type_name() -> String {
+        "reward (\"name\", \"name:argument\" or a table)".to_owned()
+    }
+    fn schema() -> Json {
+        json!({"anyOf": [{"type": "string"}, {"type": "object", "required": ["kind"]}]})
+    }
+    fn read(value: &Value) -> Result<Self, String> {
+        match value {
+            Value::String(text) if !text.is_empty() => Ok(RewardSpec::Short(text.clone())),
+            Value::Table(_) => Map::read(value).map(RewardSpec::Table),
+            _ => Err(expected("a reward's name or a table with its `kind`", value)),
+        }
+    }
+    fn write(&self) -> Option<Value> {
+        Value::try_from(self).ok()
+    }
+}
+
+/// Enumerations: the words and what they stand for.
+macro_rules! words {
+    ($($type:ty { $($word:literal => $variant:path),* $(,)? })*) => {$(
+        impl KeyValue for $type {
+            fn type_name() -> String {
+                [$($word),*].join(" | ")
+            }
+            fn schema() -> Json {
+                json!({"enum": [$($word),*]})
+            }
+            fn read(value: &Value) -> Result<Self, String> {
+                match value.as_str() {
+                    $(Some($word) => Ok($variant),)*
+                    _ => Err(expected(&format!("one of {}", [$($word),*].join(", ")), value)),
+                }
+            }
+            fn write(&self) -> Option<Value> {
+                $(if *self == $variant {
+                    return Some(Value::String($word.to_owned()));
+                })*
+                None
+            }
+        }
+    )*};
+}
+
+words! {
+    LossType { "grpo" => LossType::Grpo, "bnpo" => LossType::Bnpo, "dr_grpo" => LossType::DrGrpo, "dapo" => LossType::Dapo }
+    ImportanceSamplingLevel { "token" => ImportanceSamplingLevel::Token, "sequence" => ImportanceSamplingLevel::Sequence }
+    ScaleRewards { "group" => ScaleRewards::Group, "batch" => ScaleRewards::Batch, "none" => ScaleRewards::None }
+    ScheduleKind {
+        "constant" => ScheduleKind::Constant, "constant_with_warmup" => ScheduleKind::ConstantWithWarmup,
+        "linear" => ScheduleKind::Linear, "cosine" => ScheduleKind::Cosine,
+    }
+    Strategy { "no" => Strategy::No, "steps" => Strategy::Steps, "epoch" => Strategy::Epoch }
+    EvalSampling { "sampled" => EvalSampling::Sampled, "greedy" => EvalSampling::Greedy }
+    Task { "gsm8k" => Task::Gsm8k, "prompt_answer" => Task::PromptAnswer }
+}
+
+/// When something is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Strategy {
+    /// Never (a checkpoint is still written at the end).
+    #[default]
+    No,
+    /// Every so many optimizer steps.
+    Steps,
+    /// At the end of each epoch.
+    Epoch,
+}
+
+/// How completions are drawn in evaluation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EvalSampling {
+    /// With the training's sampling parameters.
+    #[default]
+    Sampled,
+    /// The likeliest token each time.
+    Greedy,
+}
+
+/// A preset: columns, system prompt, rewards, and what evaluation counts as right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Grade-school mathematics: `question`, and `answer` whose number stands after `####`.
+    Gsm8k,
+    /// A `prompt` and the `answer` that the completion must give exactly.
+    PromptAnswer,
+}

@@ -1,0 +1,50 @@
+//! Data sets: from files to prompts, and the order in which training draws them.
+//!
+//! [`load`] reads JSONL and Parquet into [`Example`]s; [`sampler`] draws prompts
+//! in a seeded order that a checkpoint can continue. Knows tokenizers only through a trait, and no reward.
+
+pub mod load;
+pub mod sampler;
+
+pub use load::DatasetSpec;
+pub use sampler::{Sampler, SamplerState};
+
+use rewards::Content;
+use serde_json::{Map, Value};
+
+/// One row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Example {
+    /// Its number in the data set as read, from 0.
+    pub row: usize,
+    /// The prompt, with the system prompt if there is one.
+    pub prompt: Content,
+    /// What supervised fine-tuning learns, where the data has it.
+    pub completion: Option<Content>,
+    /// The other columns, under the names that rewards know.
+    pub columns: Map<String, Value>,
+}
+
+/// Rows that all have the same columns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dataset {
+    /// Where it came from.
+    pub name: String,
+    /// The rows, in the files' order.
+    pub examples: Vec<Example>,
+    /// Names of the other columns that any row has, sorted.
+    pub columns: Vec<String>,
+    /// SHA-256 of the files read, in hexadecimal: the identity that a run records.
+    pub hash: String,
+}
+
+impl Dataset {
+    /// Rows.
+    pub fn len(&self) -> usize {
+        self.examples.len()
+    }
+    /// Whether there are none (loading refuses that).
+    pub fn is_empty(&self) -> bool {
+        self.examples.is_empty()
+    }
+}

@@ -1,0 +1,132 @@
+//! The order in which training draws prompts: TRL's, a seeded permutation for each epoch, cut into chunks of as many
+//! prompts as a generation holds; the incomplete last chunk is dropped.
+//!
+//! Each prompt of a chunk gets its G completions in one group, and the chunk is used for `num_iterations` and
+//! `steps_per_generation` before the next is drawn; that repeating is the loop's, not the sampler's.
+
+use kernels::rng::Stream;
+use serde::{Deserialize, Serialize};
+
+/// Where a sampler stands: with data size, chunk and seed, all there is to continue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SamplerState {
+    /// The epoch being drawn, from 0.
+    pub epoch: u64,
+    /// Prompts drawn in it.
+    pub cursor: usize,
+}
+
+/// Draws row numbers.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    rows: usize,
+    chunk: usize,
+    /// `None`: rows in the files' order.
+    shuffle_seed: Option<u64>,
+    state: SamplerState,
+    order: Vec<usize>,
+}
+
+impl Sampler {
+    /// Draws chunks of `chunk` of `rows` rows, 1 ≤ chunk ≤ rows (else `None`), in the order of the files or, with a seed,
+    /// in one permutation for each epoch.
+    pub fn new(rows: usize, chunk: usize, shuffle_seed: Option<u64>) -> Option<Sampler> {
+        if chunk == 0 || chunk > rows {
+            return None;
+        }
+        let state = SamplerState::default();
+        Some(Sampler { rows, chunk, shuffle_seed, state, order: permutation(rows, shuffle_seed, 0) })
+    }
+
+    /// Chunks in an epoch.
+    pub fn chunks_per_epoch(&self) -> usize {
+        self.rows / self.chunk
+    }
+
+    /// The next chunk's row numbers; after the last whole chunk, the next epoch's first.
+    pub fn next_chunk(&mut self) -> &[usize] {
+        if self.state.cursor + self.chunk > self.rows {
+            let epoch = self.state.epoch + 1;
+            self.restore(SamplerState { epoch, cursor: 0 });
+        }
+        let from = self.state.cursor;
+        self.state.cursor += self.chunk;
+        &self.order[from..self.state.cursor]
+    }
+
+    /// Where it stands.
+    pub fn state(&self) -> SamplerState {
+        self.state
+    }
+
+    /// Continues from `state`, which a sampler of the same rows, chunk and seed gave.
+    pub fn restore(&mut self, state: SamplerState) {
+        if state.epoch != self.state.epoch {
+            self.order = permutation(self.rows, self.shuffle_seed, state.epoch);
+        }
+        self.state = state;
+    }
+
+    /// Epochs drawn so far, in fractions by rows of whole chunks: the `epoch` of the metrics.
+    pub fn epochs(&self) -> f64 {
+        let whole = (self.chunks_per_epoch() * self.chunk) as f64;
+        self.state.epoch as f64 + self.state.cursor as f64 / whole
+    }
+}
+
+/// Random streams of shuffles, apart from every other use of the seed.
+const SHUFFLE: u64 = 0x5348_5546_464c_4500;
+
+fn permutation(rows: usize, seed: Option<u64>, epoch: u64) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..rows).collect();
+    if let Some(seed) = seed {
+        Stream::new(seed, SHUFFLE.wrapping_add(epoch)).shuffle(&mut order);
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn an_epoch_draws_each_row_at_most_once_and_drops_the_incomplete_chunk() {
+        let mut sampler = Sampler::new(11, 4, Some(7)).unwrap();
+        assert_eq!(sampler.chunks_per_epoch(), 2);
+        let first: Vec<usize> = (0..2).flat_map(|_| sampler.next_chunk().to_vec()).collect();
+        assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 8);
+        assert!(first.iter().all(|&row| row < 11));
+        assert_eq!((sampler.state(), sampler.epochs()), (SamplerState { epoch: 0, cursor: 8 }, 1.0));
+        let second: Vec<usize> = (0..2).flat_map(|_| sampler.next_chunk().to_vec()).collect();
+        assert_eq!(sampler.state(), SamplerState { epoch: 1, cursor: 8 });
+        assert_ne!(first, second, "each epoch has its own order");
+    }
+
+    #[test]
+    fn the_seed_decides_and_no_seed_keeps_the_order() {
+        let draw = |seed| Sampler::new(50, 50, seed).unwrap().next_chunk().to_vec();
+        assert_eq!(draw(Some(1)), draw(Some(1)));
+        assert_ne!(draw(Some(1)), draw(Some(2)));
+        assert_eq!(draw(None), (0..50).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_restored_sampler_continues_exactly() {
+        let mut straight = Sampler::new(10, 3, Some(5)).unwrap();
+        for _ in 0..7 {
+            straight.next_chunk();
+        }
+        let state: SamplerState = serde_json::from_str(&serde_json::to_string(&straight.state()).unwrap()).unwrap();
+        let mut resumed = Sampler::new(10, 3, Some(5)).unwrap();
+        resumed.restore(state);
+        for _ in 0..9 {
+            assert_eq!(straight.next_chunk(), resumed.next_chunk());
+        }
+    }
+
+    #[test]
+    fn a_chunk_larger_than_the_data_is_refused() {
+        assert!(Sampler::new(3, 4, None).is_none() && Sampler::new(3, 0, None).is_none());
+    }
+}
