@@ -7,6 +7,7 @@ pub mod cli;
 pub mod config;
 pub mod data;
 pub mod error;
+pub mod policy;
 
 pub use config::Config;
 pub use error::BadInput;

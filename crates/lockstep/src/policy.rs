@@ -63,7 +63,10 @@ impl Words {
     /// Loads them, and checks that they fit together.
     pub fn load(dir: &Path) -> anyhow::Result<Words> {
         if !dir.is_dir() {
-            return Err(BadInput::new(format!("model {} is not a directory; give one with config.json, model.safetensors and tokenizer.json", dir.display())));
+            return Err(BadInput::new(format!(
+                "model {} is not a directory; give one with config.json, model.safetensors and tokenizer.json",
+                dir.display()
+            )));
         }
         Words::read(dir).map_err(|e| BadInput::new(e.to_string()))
     }

@@ -6,9 +6,11 @@
 //! and no data beyond their names.
 
 pub mod foreign;
+pub mod from_trl;
 pub mod keys;
 pub mod layers;
 pub mod nearest;
+pub mod python;
 pub mod show;
 pub mod tasks;
 pub mod validate;

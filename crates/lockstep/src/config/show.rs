@@ -37,7 +37,7 @@ impl Resolved {
 }
 
 /// A TOML value on one line.
-fn inline(value: &toml::Value) -> String {
+pub(super) fn inline(value: &toml::Value) -> String {
     match value {
         // A table's Display may spread it over sections; inside an array it is inline.
         toml::Value::Table(table) => {

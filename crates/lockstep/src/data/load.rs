@@ -1,7 +1,16 @@
-//! Reads a data set.
+//! From files to examples: columns chosen and renamed, the system prompt put before each prompt.
 
-use super::Dataset;
+use super::locate::{HubKind, files, locate};
+use super::rows::{self, Row};
+use super::{Dataset, Example};
 use crate::Config;
+use crate::bad_input;
+use crate::error::{BadInput, OrBadInput};
+use rewards::Content;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
+use std::path::Path;
 
 /// What to read and how.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,8 +64,125 @@ impl DatasetSpec {
         }
     }
 
-    /// Reads it. Whatever is wrong with the data is a [`crate::BadInput`].
+    /// Reads it. Whatever is wrong with the data is a [`crate::BadInput`] that names file and line.
     pub fn load(&self) -> anyhow::Result<Dataset> {
-        anyhow::bail!("reading data sets is not built yet")
+        let path = locate(&self.name, HubKind::Dataset)?;
+        let mut hash = Sha256::new();
+        let mut examples = Vec::new();
+        let mut columns = BTreeSet::new();
+        let limit = self.max_samples.unwrap_or(usize::MAX);
+        for file in files(&path, self.config.as_deref(), &self.split)? {
+            if examples.len() == limit {
+                break;
+            }
+            let content = std::fs::read(&file).or_bad_input_in(format!("cannot read {}", file.display()))?;
+            hash.update(&content);
+            for (place, row) in rows::read(&file, &content, limit - examples.len())? {
+                let place =
+                    || format!("{}, {} {place}", file.display(), if is_parquet(&file) { "row" } else { "line" });
+                let example = self.example(examples.len(), row, &place)?;
+                columns.extend(example.columns.keys().cloned());
+                examples.push(example);
+            }
+        }
+        if examples.is_empty() {
+            bad_input!("the data set {} is empty: it has no row", self.name);
+        }
+        let hash = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Dataset { name: self.name.clone(), examples, columns: columns.into_iter().collect(), hash })
     }
+
+    /// A row under its new names, prompt and completion taken out.
+    fn example(&self, index: usize, mut row: Row, place: &dyn Fn() -> String) -> anyhow::Result<Example> {
+        let present = || row.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ");
+        let Some(prompt) = row.get(&self.prompt_column) else {
+            bad_input!(
+                "{}: there is no column `{}` for the prompt; the columns are {}: set prompt_column (or task) to the one that holds it",
+                place(),
+                self.prompt_column,
+                present()
+            );
+        };
+        let prompt =
+            content(prompt).map_err(|e| BadInput::new(format!("{}: `{}`: {e}", place(), self.prompt_column)))?;
+        if let Some((_, old)) = self.columns.iter().find(|(_, old)| !row.contains_key(old)) {
+            bad_input!(
+                "{}: there is no column `{old}`, which `columns` renames; the columns are {}",
+                place(),
+                present()
+            );
+        }
+        let completion = match row.get(&self.completion_column) {
+            Some(completion) => Some(
+                content(completion)
+                    .map_err(|e| BadInput::new(format!("{}: `{}`: {e}", place(), self.completion_column)))?,
+            ),
+            None if self.needs_completion => bad_input!(
+                "{}: there is no column `{}` for the completion; the columns are {}: set completion_column to the one that holds it",
+                place(),
+                self.completion_column,
+                present()
+            ),
+            None => None,
+        };
+        // Renaming first, so that a column may serve both as prompt and under another name.
+        let renamed: Vec<(String, Value)> =
+            self.columns.iter().map(|(new, old)| (new.clone(), row[old].clone())).collect();
+        for (_, old) in &self.columns {
+            row.shift_remove(old);
+        }
+        row.extend(renamed);
+        row.shift_remove(&self.prompt_column);
+        if self.needs_completion {
+            row.shift_remove(&self.completion_column);
+        }
+        Ok(Example { row: index, prompt: self.with_system(prompt), completion, columns: row })
+    }
+
+    /// The prompt after the system prompt, which does not replace one that the data has.
+    fn with_system(&self, prompt: Content) -> Content {
+        let Some(system) = &self.system_prompt else { return prompt };
+        let message = |role: &str, text: &str| json!({"role": role, "content": text});
+        match prompt {
+            Content::Text(text) => Content::Messages(vec![message("system", system), message("user", &text)]),
+            Content::Messages(messages) if messages[0]["role"] == "system" => Content::Messages(messages),
+            Content::Messages(messages) => {
+                Content::Messages(std::iter::once(message("system", system)).chain(messages).collect())
+            }
+        }
+    }
+}
+
+fn is_parquet(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e == "parquet")
+}
+
+/// Text, or messages that each have a role and a content.
+fn content(value: &Value) -> Result<Content, String> {
+    match value {
+        Value::String(text) => Ok(Content::Text(text.clone())),
+        Value::Array(messages) if !messages.is_empty() => {
+            for (i, message) in messages.iter().enumerate() {
+                let role = message.get("role").is_some_and(Value::is_string);
+                // A message that only calls tools has no content.
+                if !role || (message.get("content").is_none() && message.get("tool_calls").is_none()) {
+                    return Err(format!(
+                        "message {} of the conversation has no `role` or no `content`: {}",
+                        i + 1,
+                        short(message)
+                    ));
+                }
+            }
+            Ok(Content::Messages(messages.clone()))
+        }
+        other => {
+            Err(format!("expected a text, or a list of messages {{\"role\": …, \"content\": …}}, got {}", short(other)))
+        }
+    }
+}
+
+/// The beginning of a value's JSON.
+fn short(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().count() <= 60 { text } else { text.chars().take(60).chain("…".chars()).collect() }
 }

@@ -1,12 +1,17 @@
 //! Data sets: from files to prompts, and the order in which training draws them.
 //!
-//! [`load`] reads JSONL and Parquet into [`Example`]s; [`sampler`] draws prompts
-//! in a seeded order that a checkpoint can continue. Knows tokenizers only through a trait, and no reward.
+//! [`load`] reads JSONL and Parquet into [`Example`]s; [`prompts`] turns their prompts into token ids; [`sampler`] draws prompts
+//! in a seeded order that a checkpoint can continue. Knows no reward, and nothing of what is
+//! done with a prompt.
 
 pub mod load;
+pub mod locate;
+pub mod prompts;
+pub mod rows;
 pub mod sampler;
 
 pub use load::DatasetSpec;
+pub use prompts::{Encoded, Prompt, PromptEncoder};
 pub use sampler::{Sampler, SamplerState};
 
 use rewards::Content;

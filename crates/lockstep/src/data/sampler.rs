@@ -44,14 +44,14 @@ impl Sampler {
     }
 
     /// The next chunk's row numbers; after the last whole chunk, the next epoch's first.
-    pub fn next_chunk(&mut self) -> &[usize] {
+    pub fn next_batch(&mut self) -> Vec<usize> {
         if self.state.cursor + self.chunk > self.rows {
             let epoch = self.state.epoch + 1;
             self.restore(SamplerState { epoch, cursor: 0 });
         }
         let from = self.state.cursor;
         self.state.cursor += self.chunk;
-        &self.order[from..self.state.cursor]
+        self.order[from..self.state.cursor].to_vec()
     }
 
     /// Where it stands.
@@ -94,18 +94,18 @@ mod tests {
     fn an_epoch_draws_each_row_at_most_once_and_drops_the_incomplete_chunk() {
         let mut sampler = Sampler::new(11, 4, Some(7)).unwrap();
         assert_eq!(sampler.chunks_per_epoch(), 2);
-        let first: Vec<usize> = (0..2).flat_map(|_| sampler.next_chunk().to_vec()).collect();
+        let first: Vec<usize> = (0..2).flat_map(|_| sampler.next_batch()).collect();
         assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 8);
         assert!(first.iter().all(|&row| row < 11));
         assert_eq!((sampler.state(), sampler.epochs()), (SamplerState { epoch: 0, cursor: 8 }, 1.0));
-        let second: Vec<usize> = (0..2).flat_map(|_| sampler.next_chunk().to_vec()).collect();
+        let second: Vec<usize> = (0..2).flat_map(|_| sampler.next_batch()).collect();
         assert_eq!(sampler.state(), SamplerState { epoch: 1, cursor: 8 });
         assert_ne!(first, second, "each epoch has its own order");
     }
 
     #[test]
     fn the_seed_decides_and_no_seed_keeps_the_order() {
-        let draw = |seed| Sampler::new(50, 50, seed).unwrap().next_chunk().to_vec();
+        let draw = |seed| Sampler::new(50, 50, seed).unwrap().next_batch();
         assert_eq!(draw(Some(1)), draw(Some(1)));
         assert_ne!(draw(Some(1)), draw(Some(2)));
         assert_eq!(draw(None), (0..50).collect::<Vec<_>>());
@@ -115,13 +115,13 @@ mod tests {
     fn a_restored_sampler_continues_exactly() {
         let mut straight = Sampler::new(10, 3, Some(5)).unwrap();
         for _ in 0..7 {
-            straight.next_chunk();
+            straight.next_batch();
         }
         let state: SamplerState = serde_json::from_str(&serde_json::to_string(&straight.state()).unwrap()).unwrap();
         let mut resumed = Sampler::new(10, 3, Some(5)).unwrap();
         resumed.restore(state);
         for _ in 0..9 {
-            assert_eq!(straight.next_chunk(), resumed.next_chunk());
+            assert_eq!(straight.next_batch(), resumed.next_batch());
         }
     }
 

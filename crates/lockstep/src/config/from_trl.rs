@@ -1,0 +1,186 @@
+//! A TRL script's configuration as TOML: the literal arguments of `GRPOConfig(…)`, `GRPOTrainer(…)` and `load_dataset(…)`.
+//! What cannot be translated is listed in comments, never dropped in silence.
+
+use super::foreign::{Foreign, foreign};
+use super::python::{Literal, call, positional_strings};
+use super::{Config, KEYS};
+use std::fmt::Write;
+use toml::Value;
+
+/// Where keys stand: the arguments of the two calls that have other names here.
+const RENAMED: [(&str, &str); 3] =
+    [("model", "model_name_or_path"), ("stop_strings", "stop"), ("vllm_max_model_length", "max_model_len")];
+
+/// The TOML of `script`.
+pub fn translate(script: &str) -> anyhow::Result<String> {
+    let config = call(script, "GRPOConfig");
+    let trainer = call(script, "GRPOTrainer");
+    if config.is_none() && trainer.is_none() {
+        anyhow::bail!("there is no call of GRPOConfig or GRPOTrainer in it");
+    }
+    let mut found: Vec<(&'static str, String)> = Vec::new();
+    let mut open: Vec<String> = Vec::new();
+    for (name, value) in config.into_iter().flatten() {
+        // The only positional argument that people write is the first.
+        let name = if name.is_empty() && found.is_empty() { "output_dir".to_owned() } else { name };
+        translate_one(&name, value, &mut found, &mut open);
+    }
+    for (name, value) in trainer.into_iter().flatten() {
+        match (name.as_str(), value) {
+            ("args" | "processing_class" | "train_dataset", Literal::Expression(_)) => {}
+            ("eval_dataset", value) => open.push(format!(
+                "eval_dataset = {}: set eval_dataset_name (and eval_strategy)",
+                text_of(&value)
+            )),
+            ("reward_funcs", value) => open.push(format!(
+                "reward_funcs = {}: Python functions cannot be translated; set reward_funcs to built-in rewards \
+                 (\"gsm8k\", \"format:REGEX\", …) or to \"command:python my_reward.py\", a program that reads and writes JSON lines",
+                text_of(&value)
+            )),
+            ("model" | "reward_weights", value) => translate_one(&name, value, &mut found, &mut open),
+            (_, Literal::None) => {}
+            ("", value) if found.iter().all(|(key, _)| *key != "model_name_or_path") => {
+                translate_one("model", value, &mut found, &mut open);
+            }
+            (other, value) => open.push(format!("{other} = {}: no such argument here", text_of(&value))),
+        }
+    }
+    dataset(script, &mut found, &mut open);
+
+    let mut text =
+        String::from("# Translated from a TRL script. `lockstep config show FILE` completes and checks it.\n");
+    for key in KEYS {
+        if let Some((_, value)) = found.iter().rfind(|(name, _)| *name == key.name) {
+            let _ = writeln!(text, "{} = {value}", key.name);
+        }
+    }
+    if !open.is_empty() {
+        text.push_str("\n# Not translated:\n");
+        for line in open {
+            let _ = writeln!(text, "# - {line}");
+        }
+    }
+    Ok(text)
+}
+
+fn text_of(literal: &Literal) -> String {
+    match literal {
+        Literal::Value(value) => super::show::inline(value),
+        Literal::None => "None".to_owned(),
+        Literal::Expression(text) => text.clone(),
+    }
+}
+
+fn translate_one(name: &str, value: Literal, found: &mut Vec<(&'static str, String)>, open: &mut Vec<String>) {
+    let name = RENAMED.iter().find(|(theirs, _)| *theirs == name).map_or(name, |(_, ours)| *ours);
+    let written = text_of(&value);
+    let toml = match value {
+        Literal::Value(Value::Boolean(on)) if name == "scale_rewards" => {
+            Value::String(if on { "group" } else { "none" }.to_owned())
+        }
+        Literal::Value(value) => value,
+        Literal::None => Value::String("none".to_owned()),
+        Literal::Expression(text) => {
+            let what = if name.is_empty() { text } else { format!("{name} = {text}") };
+            open.push(format!("{what}: not a literal"));
+            return;
+        }
+    };
+    if let Some(key) = Config::key(name) {
+        match (key.read)(&mut Config::default(), &toml) {
+            Ok(()) => found.push((key.name, super::show::inline(&toml))),
+            Err(why) => open.push(format!("{name} = {written}: {why}")),
+        }
+        return;
+    }
+    match foreign(name, &toml) {
+        Some(Foreign::Ignored(why)) => open.push(format!("{name} = {written}: without meaning here: {why}")),
+        Some(Foreign::Unsupported(what)) => open.push(format!("{name} = {written}: not supported: {what}")),
+        None => open.push(format!("{name} = {written}: no such key")),
+    }
+}
+
+/// `load_dataset("name", "configuration", split="train")`.
+fn dataset(script: &str, found: &mut Vec<(&'static str, String)>, open: &mut Vec<String>) {
+    let Some(arguments) = call(script, "load_dataset") else {
+        open.push("train_dataset: no load_dataset(…) was found; set dataset_name".to_owned());
+        return;
+    };
+    let quoted = |text: &str| super::show::inline(&Value::String(text.to_owned()));
+    let positional = positional_strings(script, "load_dataset");
+    for (key, value) in ["dataset_name", "dataset_config"].into_iter().zip(&positional) {
+        found.push((key, quoted(value)));
+    }
+    if positional.is_empty() {
+        open.push("train_dataset: the name in load_dataset(…) is not a literal; set dataset_name".to_owned());
+    }
+    for (name, value) in arguments {
+        let key = match name.as_str() {
+            "split" => "dataset_split",
+            "name" => "dataset_config",
+            "path" => "dataset_name",
+            _ => continue,
+        };
+        match value {
+            Literal::Value(Value::String(split)) if key == "dataset_split" && split.contains(['[', '+']) => {
+                open.push(format!("dataset_split = {}: slices cannot be translated; see max_samples", quoted(&split)));
+            }
+            Literal::Value(Value::String(text)) => found.push((key, quoted(&text))),
+            other => open.push(format!("{key} = {}: not a literal", text_of(&other))),
+        }
+    }
+    if script.contains("dataset.map(") || script.contains(".map(") {
+        open.push(
+            "dataset.map(…): Python that changes rows cannot be translated; prompt_column, columns, system_prompt and task \
+             cover the usual cases"
+                .to_owned(),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_becomes_a_configuration_that_reads_back() {
+        let script = r#"
+from trl import GRPOConfig, GRPOTrainer
+dataset = load_dataset("openai/gsm8k", "main", split="train")
+LR = 1e-5
+args = GRPOConfig(
+    output_dir="out",  # where
+    learning_rate=LR, num_generations=4, per_device_train_batch_size=4, scale_rewards=False,
+    chat_template_kwargs={"enable_thinking": False},
+    bf16=True, use_vllm=True, report_to="none", logging_steps=get_steps(), epsilon_high=None, beeta=1,
+)
+trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=args, train_dataset=dataset)
+"#;
+        let text = translate(script).unwrap();
+        let table: toml::Table = text.parse().unwrap();
+        let expect = [
+            ("model_name_or_path", Value::String("Qwen/Qwen2-0.5B".into())),
+            ("dataset_name", Value::String("openai/gsm8k".into())),
+            ("dataset_config", Value::String("main".into())),
+            ("output_dir", Value::String("out".into())),
+            ("learning_rate", Value::Float(1e-5)),
+            ("num_generations", Value::Integer(4)),
+            ("scale_rewards", Value::String("none".into())),
+            ("epsilon_high", Value::String("none".into())),
+        ];
+        for (key, value) in expect {
+            assert_eq!(table[key], value, "{key}");
+        }
+        assert_eq!(table["chat_template_kwargs"]["enable_thinking"], Value::Boolean(false));
+        for word in [
+            "bf16 = true: not supported: compute is f32",
+            "use_vllm = true: without meaning",
+            "logging_steps = get_steps(): not a literal",
+            "beeta = 1: no such key",
+            "reward_funcs = [len_reward]: Python functions",
+        ] {
+            assert!(text.contains(word), "{word} is not in\n{text}");
+        }
+        assert!(translate("print(1)").is_err());
+    }
+}

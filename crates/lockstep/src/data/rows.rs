@@ -1,0 +1,74 @@
+//! Rows of files: JSONL and Parquet, each row a map from column to JSON value.
+
+use crate::bad_input;
+use crate::error::BadInput;
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// A row as read.
+pub type Row = Map<String, Value>;
+
+/// The endings of files that are read.
+pub const ENDINGS: [&str; 3] = ["jsonl", "json", "parquet"];
+
+/// Reads up to `limit` rows of a file's content, each with where it stands (a line of JSONL, a row of Parquet, from 1).
+pub fn read(path: &Path, content: &[u8], limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("parquet") => parquet(path, limit),
+        Some("gz" | "zst" | "csv" | "arrow") => bad_input!(
+            "{}: data sets are read as JSON lines (.jsonl) or Parquet (.parquet); unpack or convert it first",
+            path.display()
+        ),
+        _ => json_lines(path, content, limit),
+    }
+}
+
+fn json_lines(path: &Path, content: &[u8], limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
+    let mut rows = Vec::new();
+    for (index, line) in content.split(|&b| b == b'\n').enumerate() {
+        if rows.len() == limit {
+            break;
+        }
+        let place = || format!("{}, line {}", path.display(), index + 1);
+        let text = std::str::from_utf8(line).map_err(|e| BadInput::new(format!("{}: not UTF-8: {e}", place())))?;
+        let text = if index == 0 { text.trim_start_matches('\u{feff}') } else { text };
+        if text.trim().is_empty() {
+            continue;
+        }
+        match serde_json::from_str(text) {
+            Ok(Value::Object(row)) => rows.push((index + 1, row)),
+            Ok(_) => bad_input!("{}: each line must be a JSON object such as {{\"prompt\": \"…\"}}", place()),
+            Err(e) => {
+                // serde_json counts lines within this one.
+                let what = e.to_string();
+                let what = what.split(" at line ").next().unwrap_or(&what);
+                bad_input!("{}, column {}: broken JSON: {what}", place(), e.column())
+            }
+        }
+    }
+    Ok(rows)
+}
+
+#[cfg(feature = "parquet")]
+fn parquet(path: &Path, limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
+    use crate::error::OrBadInput;
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+    let bad = |e: parquet::errors::ParquetError| {
+        BadInput::new(format!("{}: not a readable Parquet file: {e}", path.display()))
+    };
+    let file = std::fs::File::open(path).or_bad_input_in(path.display())?;
+    let reader = SerializedFileReader::new(file).map_err(bad)?;
+    let mut rows = Vec::new();
+    for (index, row) in reader.get_row_iter(None).map_err(bad)?.enumerate().take(limit) {
+        match row.map_err(bad)?.to_json_value() {
+            Value::Object(row) => rows.push((index + 1, row)),
+            other => bad_input!("{}, row {}: not a record: {other}", path.display(), index + 1),
+        }
+    }
+    Ok(rows)
+}
+
+#[cfg(not(feature = "parquet"))]
+fn parquet(path: &Path, _limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
+    bad_input!("{}: this program was built without Parquet (feature `parquet`); use JSON lines", path.display())
+}
