@@ -5,7 +5,7 @@
 //! ascending order, and a key's sums its rows in ascending order, however the tiles are cut. Gradients of pages are then
 //! gathered into rows through the list of writes.
 
-use super::cpu::{Places, extent};
+use super::cpu::{Places, extent, staircase};
 use super::product::Product;
 use super::{BLOCK, Backward, Geometry};
 use crate::math::exp;
@@ -22,12 +22,21 @@ struct Visit {
     page: usize,
     /// Whether no earlier visit of the group touched the page.
     first: bool,
+    /// Slots from here on are seen by nobody, and nobody wrote them.
+    end: usize,
     /// Ascending.
     rows: Vec<Range<usize>>,
 }
 
+/// What is known of a page: whether a row looks at it, and the end of its slots that are seen or written.
+#[derive(Clone, Copy, Default)]
+struct Page {
+    seen: bool,
+    end: usize,
+}
+
 /// The visits of a group, in order.
-fn visits(g: &Geometry, places: &Places<'_>, group: Range<usize>, touched: &mut [bool]) -> Vec<Visit> {
+fn visits(g: &Geometry, places: &Places<'_>, group: Range<usize>, pages: &mut [Page]) -> Vec<Visit> {
     let mut visits: Vec<Visit> = Vec::new();
     let mut known: HashMap<(usize, usize), usize> = HashMap::new();
     let mut start = group.start;
@@ -49,8 +58,10 @@ fn visits(g: &Geometry, places: &Places<'_>, group: Range<usize>, touched: &mut 
                 continue;
             }
             let page = places.page(start, block);
+            let end = &mut pages[page].end;
+            *end = (to + 1 - block * BLOCK).min(BLOCK).max(*end);
             let visit = *known.entry((block, page)).or_insert_with(|| {
-                visits.push(Visit { block, page, first: false, rows: Vec::new() });
+                visits.push(Visit { block, page, first: false, end: 0, rows: Vec::new() });
                 visits.len() - 1
             });
             visits[visit].rows.push(start + from - p0..start + to - p0 + 1);
@@ -59,7 +70,8 @@ fn visits(g: &Geometry, places: &Places<'_>, group: Range<usize>, touched: &mut 
     }
     visits.sort_by_key(|v| v.block);
     for visit in &mut visits {
-        visit.first = !std::mem::replace(&mut touched[visit.page], true);
+        let page = &mut pages[visit.page];
+        (visit.first, visit.end) = (!std::mem::replace(&mut page.seen, true), page.end);
     }
     visits
 }
@@ -134,11 +146,18 @@ impl Tasks for BackwardTasks<'_> {
             let (d_keys, d_values) =
                 unsafe { (self.d_keys.slice(at..at + BLOCK * hd), self.d_values.slice(at..at + BLOCK * hd)) };
             if visit.first {
-                d_keys.fill(0.0);
-                d_values.fill(0.0);
+                let columns = visit.end.next_multiple_of(LANES);
+                d_keys.chunks_exact_mut(BLOCK).for_each(|key| key[..columns].fill(0.0));
+                d_values[..visit.end * hd].fill(0.0);
             }
-            transpose(&self.keys[at..at + BLOCK * hd], BLOCK, work.keys);
-            transpose(&self.values[at..at + BLOCK * hd], hd, work.values);
+            // Both transposed: short sequences fill little of a page, so only slots in use.
+            let (keys, values) = (&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]);
+            for (slot, to) in work.keys.chunks_exact_mut(hd).take(visit.end).enumerate() {
+                to.iter_mut().enumerate().for_each(|(i, to)| *to = keys[i * BLOCK + slot]);
+            }
+            for (i, to) in work.values.chunks_exact_mut(BLOCK).enumerate() {
+                to[..visit.end].iter_mut().enumerate().for_each(|(slot, to)| *to = values[slot * hd + i]);
+            }
             for run in &visit.rows {
                 for start in run.clone().step_by(rows_of_tile) {
                     let tile = start..(start + rows_of_tile).min(run.end);
@@ -164,7 +183,7 @@ impl BackwardTasks<'_> {
     ) {
         let (g, hd, per) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
         let slots = |row: usize| g.slots(self.places.positions[row] as usize, visit.block);
-        let (all_see, any_sees) = extent(tile.clone().map(slots));
+        let (_, any_sees) = extent(tile.clone().map(slots));
         let pairs = tile.len() * per;
         let columns = any_sees.end.next_multiple_of(LANES);
         let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
@@ -224,36 +243,22 @@ impl BackwardTasks<'_> {
         });
 
         // d_q += d_s · k, over no key that the row does not see: it may be NaN.
-        let mut queries = |of: Range<usize>, k: Range<usize>| {
-            if k.is_empty() {
-                return;
-            }
+        let of = |row: usize, width: usize| (row - tile.start) * per * width;
+        staircase(tile.clone(), per, slots, |rows, k| {
             self.isa.run(Product {
-                a: &w.d_s[of.start * BLOCK..of.end * BLOCK],
+                a: &w.d_s[of(rows.start, BLOCK)..of(rows.end, BLOCK)],
                 a_row: BLOCK,
                 a_k: 1,
                 b: w.keys,
                 b_row: hd,
-                out: &mut w.d_q[of.start * hd..of.end * hd],
+                out: &mut w.d_q[of(rows.start, hd)..of(rows.end, hd)],
                 out_row: hd,
-                rows: of.len(),
+                rows: rows.len() * per,
                 columns: hd,
                 k,
                 accumulate: true,
             });
-        };
-        let of_row = |i: usize| i * per..(i + 1) * per;
-        if any_sees.start < all_see.start {
-            for (i, slots) in tile.clone().map(slots).enumerate() {
-                queries(of_row(i), slots.start..slots.end.min(all_see.start));
-            }
-        }
-        queries(0..pairs, all_see.clone());
-        if all_see.end < any_sees.end {
-            for (i, slots) in tile.clone().map(slots).enumerate() {
-                queries(of_row(i), slots.start.max(all_see.end)..slots.end);
-            }
-        }
+        });
         for (i, row) in tile.enumerate() {
             // SAFETY: this row's queries under this kv head are this task's alone.
             unsafe { self.d_qkv.slice(part(row)..part(row) + per * hd) }
@@ -278,22 +283,11 @@ fn gradients<V: Simd>(p: &mut [f32], d_s: &mut [f32], scale: f32, lse: f32, delt
     }
 }
 
-/// `to: [columns, rows]` = `from: [rows, columns]`, transposed.
-#[inline(always)]
-fn transpose(from: &[f32], columns: usize, to: &mut [f32]) {
-    let rows = from.len() / columns;
-    for (r, row) in from.chunks_exact(columns).enumerate() {
-        for (c, &x) in row.iter().enumerate() {
-            to[c * rows + r] = x;
-        }
-    }
-}
-
 struct GatherTasks<'a> {
     geometry: Geometry,
     write_rows: &'a [u32],
     write_slots: &'a [u32],
-    touched: &'a [bool],
+    pages: &'a [Page],
     d_keys: &'a [f32],
     d_values: &'a [f32],
     d_qkv: Disjoint<'a, f32>,
@@ -314,7 +308,7 @@ impl Tasks for GatherTasks<'_> {
         }
         for (&row, &slot) in self.write_rows.iter().zip(self.write_slots) {
             let (page, slot) = (slot as usize / BLOCK, slot as usize % BLOCK);
-            if !self.touched[page] {
+            if !self.pages[page].seen {
                 continue;
             }
             // SAFETY: as above.
@@ -333,12 +327,16 @@ impl Tasks for GatherTasks<'_> {
 
 pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
     let (g, places) = (args.geometry, Places::new(args.rows));
-    let mut touched = vec![false; args.pages.keys.shape()[0]];
+    let mut pages = vec![Page::default(); args.pages.keys.shape()[0]];
+    for &slot in args.write_slots.u32() {
+        let end = &mut pages[slot as usize / BLOCK].end;
+        *end = (*end).max(slot as usize % BLOCK + 1);
+    }
     let offsets = args.groups.u32();
     let groups: Vec<_> = offsets
         .windows(2)
         .map(|o| o[0] as usize..o[1] as usize)
-        .map(|rows| (rows.clone(), visits(&g, &places, rows, &mut touched)))
+        .map(|rows| (rows.clone(), visits(&g, &places, rows, &mut pages)))
         .collect();
     let (d_keys, d_values, d_qkv) = (args.d_pages.keys.f32(), args.d_pages.values.f32(), args.d_qkv.f32());
     let count = groups.len() * g.kv_heads;
@@ -363,7 +361,7 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
         geometry: g,
         write_rows: args.write_rows.u32(),
         write_slots: args.write_slots.u32(),
-        touched: &touched,
+        pages: &pages,
         d_keys,
         d_values,
         d_qkv: Disjoint::new(d_qkv),

@@ -218,7 +218,7 @@ impl ForwardTasks<'_> {
     ) {
         let (g, hd, group) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
         let slots = |row: usize| g.slots(self.places.positions[row] as usize, block);
-        let (all_see, any_sees) = extent(run.clone().map(slots));
+        let (_, any_sees) = extent(run.clone().map(slots));
         let at = (page * g.kv_heads + head) * BLOCK * hd;
         let (keys, values) = (&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]);
         let pairs = (run.start - start) * group..(run.end - start) * group;
@@ -248,33 +248,54 @@ impl ForwardTasks<'_> {
             }
         }
 
-        // Values of slots that a row does not see may be NaN, so they are not even multiplied by 0: what all rows see is
-        // one product, and what only some see comes before and after it, row by row.
-        let weigh = |t: &mut Tile<'_>, pairs: Range<usize>, k: Range<usize>| {
-            if k.is_empty() {
-                return;
-            }
+        let at = |row: usize, width: usize| (row - start) * group * width;
+        staircase(run, group, slots, |rows, k| {
             self.isa.run(Product {
-                a: &t.s[pairs.start * BLOCK..pairs.end * BLOCK],
+                a: &t.s[at(rows.start, BLOCK)..at(rows.end, BLOCK)],
                 a_row: BLOCK,
                 a_k: 1,
                 b: values,
                 b_row: hd,
-                out: &mut t.o[pairs.start * hd..pairs.end * hd],
+                out: &mut t.o[at(rows.start, hd)..at(rows.end, hd)],
                 out_row: hd,
-                rows: pairs.len(),
+                rows: rows.len() * group,
                 columns: hd,
                 k,
                 accumulate: true,
             });
-        };
-        let of_row = |row: usize| (row - start) * group..(row - start + 1) * group;
+        });
+    }
+}
+
+/// Cuts what `rows` see of a block into products of rows and slots that all of these rows see, ascending for each row.
+///
+/// What a row does not see may be NaN, so it is not even multiplied by 0. Rows that differ are taken a few at a time
+/// (`per` query heads each, some six in all): what all of them see at once, and what only some see, row by row, before and
+/// after it.
+#[inline(always)]
+pub(super) fn staircase(
+    rows: Range<usize>,
+    per: usize,
+    slots: impl Fn(usize) -> Range<usize>,
+    mut product: impl FnMut(Range<usize>, Range<usize>),
+) {
+    let (all_see, any_sees) = extent(rows.clone().map(&slots));
+    let step = if all_see == any_sees { rows.len() } else { (6 / per).max(1) };
+    for start in rows.clone().step_by(step.max(1)) {
+        let few = start..(start + step).min(rows.end);
+        let (all_see, any_sees) = extent(few.clone().map(&slots));
         if any_sees.start < all_see.start {
-            run.clone().for_each(|row| weigh(t, of_row(row), slots(row).start..slots(row).end.min(all_see.start)));
+            for (row, seen) in few.clone().map(|row| (row, slots(row))).filter(|(_, s)| s.start < all_see.start) {
+                product(row..row + 1, seen.start..seen.end.min(all_see.start));
+            }
         }
-        weigh(t, pairs, all_see.clone());
+        if !all_see.is_empty() {
+            product(few.clone(), all_see.clone());
+        }
         if all_see.end < any_sees.end {
-            run.for_each(|row| weigh(t, of_row(row), slots(row).start.max(all_see.end)..slots(row).end));
+            for (row, seen) in few.map(|row| (row, slots(row))).filter(|(_, s)| s.end > all_see.end) {
+                product(row..row + 1, seen.start.max(all_see.end)..seen.end);
+            }
         }
     }
 }

@@ -127,7 +127,8 @@ pub struct Backward<'a> {
     pub d_out: View<'a>,
     /// `[T, A·hd]`: *overwrites*. A row that was written to several slots gets the sum of their gradients in list order.
     pub d_qkv: ViewMut<'a>,
-    /// Workspace of the pages' shape; zeroed inside, afterwards the gradient of each slot.
+    /// Workspace of the pages' shape; zeroed inside, afterwards the gradient of each slot that a row sees. Others are
+    /// left as they were.
     pub d_pages: PagesMut<'a>,
     /// u32 `[G + 1]`: the first row of each independent group, and T at last. No page is shared across groups.
     pub groups: View<'a>,
