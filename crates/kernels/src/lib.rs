@@ -7,6 +7,7 @@
 //! instruction set), then any folder of [`ops`]: equation and shapes in `mod.rs`, the fast code in `cpu.rs`, the slow and
 //! obvious one in `reference.rs`.
 
+pub mod ceilings;
 pub mod check;
 pub mod context;
 pub mod error;

@@ -4,6 +4,7 @@ pub mod config;
 pub mod demo;
 pub mod doctor;
 pub mod eval;
+pub mod examples;
 pub mod generate;
 pub mod init;
 pub mod options;
@@ -37,13 +38,21 @@ and LOCKSTEP_<KEY> for every key of the configuration.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[command(after_help = examples::DEMO)]
     Demo(demo::Args),
+    #[command(after_help = examples::TRAIN)]
     Train(train::Args),
+    #[command(after_help = examples::SFT)]
     Sft(sft::Args),
+    #[command(after_help = examples::GENERATE)]
     Generate(generate::Args),
+    #[command(after_help = examples::SCORE)]
     Score(score::Args),
+    #[command(after_help = examples::EVAL)]
     Eval(eval::Args),
+    #[command(after_help = examples::INIT)]
     Init(init::Args),
+    #[command(after_help = examples::PLAN)]
     Plan(plan::Args),
     Config(config::Args),
     Doctor(doctor::Args),

@@ -21,3 +21,6 @@ pub use layers::{Layers, Origin, Purpose, Resolved};
 pub use show::changes_on_resume;
 pub use tasks::Preset;
 pub use values::{EvalSampling, Strategy, Task};
+
+#[cfg(test)]
+mod tests;

@@ -53,3 +53,6 @@ impl Dataset {
         self.examples.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! What this machine can do at most, measured: multiply-adds that touch no memory, and reading memory that no cache holds.
+//! Other figures are given as shares of these.
+
+use crate::Context;
+use crate::pool::{Scratch, Tasks};
+use crate::simd::{LANES, Simd};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// The measured ceilings of a context's instruction set and threads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ceilings {
+    /// f32 operations per second, a fused multiply-add counted as two.
+    pub flops_per_s: f64,
+    /// Bytes per second read from memory.
+    pub read_bytes_per_s: f64,
+}
+
+/// Elements read to measure the memory: 256 MiB, more than most caches hold.
+const ELEMENTS: usize = 64 << 20;
+/// Elements of one task: 1 MiB.
+const PIECE: usize = 1 << 18;
+
+/// Measures for about `time`, half of it each (and takes 256 MiB of memory meanwhile). The best of several passes counts: a
+/// busy machine only makes passes slower.
+pub fn measure(ctx: &Context, time: Duration) -> Ceilings {
+    let rounds = 1 << 14;
+    let tasks = ctx.threads() * 8;
+    let per_pass = best(time / 2, || ctx.run(tasks, &Chains { rounds }));
+    let flops = ctx.isa().run(FlopsPerRound) * (rounds * tasks) as f64;
+    // Written once, so that the pages exist: pages that were only reserved are all the same page of zeros.
+    let data = vec![1.0f32; ELEMENTS];
+    let per_read = best(time / 2, || ctx.run(ELEMENTS / PIECE, &Reads { data: &data }));
+    Ceilings { flops_per_s: flops / per_pass, read_bytes_per_s: (ELEMENTS * 4) as f64 / per_read }
+}
+
+/// Seconds of the fastest call within `time`; at least two are made.
+fn best(time: Duration, mut call: impl FnMut()) -> f64 {
+    call();
+    let begin = Instant::now();
+    let mut best = f64::INFINITY;
+    loop {
+        let start = Instant::now();
+        call();
+        best = best.min(start.elapsed().as_secs_f64());
+        if begin.elapsed() >= time {
+            return best.max(1e-9);
+        }
+    }
+}
+
+/// Independent chains of multiply-adds: enough to hide the latency, few enough to stay in registers.
+const fn chains<V: Simd>() -> usize {
+    if V::GEMM_ROWS * V::GEMM_VECTORS >= 16 { 12 } else { 5 }
+}
+
+struct FlopsPerRound;
+
+impl crate::simd::Kernel for FlopsPerRound {
+    type Output = f64;
+    #[inline(always)]
+    fn run<V: Simd>(self) -> f64 {
+        (2 * LANES * chains::<V>()) as f64
+    }
+}
+
+struct Chains {
+    rounds: usize,
+}
+
+impl Tasks for Chains {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        if chains::<V>() == 12 { chain::<V, 12>(self.rounds, index) } else { chain::<V, 5>(self.rounds, index) }
+    }
+}
+
+#[inline(always)]
+fn chain<V: Simd, const N: usize>(rounds: usize, index: usize) {
+    let start = black_box(index as f32);
+    let mut acc = [V::splat(0.0); N];
+    for (i, x) in acc.iter_mut().enumerate() {
+        *x = V::splat(start + i as f32);
+    }
+    // Converges to 1: no denormal, no infinity slows it.
+    let (a, b) = (V::splat(black_box(0.5)), V::splat(black_box(0.5)));
+    for _ in 0..rounds {
+        for x in &mut acc {
+            *x = x.fma(a, b);
+        }
+    }
+    let mut sum = acc[0];
+    for x in &acc[1..] {
+        sum = sum.add(*x);
+    }
+    black_box(sum.sum());
+}
+
+struct Reads<'a> {
+    data: &'a [f32],
+}
+
+impl Tasks for Reads<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        let mut acc = [V::splat(0.0); 4];
+        for block in self.data[index * PIECE..][..PIECE].chunks_exact(4 * LANES) {
+            for (i, x) in acc.iter_mut().enumerate() {
+                *x = x.add(V::load(&block[i * LANES..]));
+            }
+        }
+        black_box(acc[0].add(acc[1]).add(acc[2].add(acc[3])).sum());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+
+    #[test]
+    fn every_instruction_set_gives_positive_figures() {
+        for isa in Isa::present() {
+            let measured = measure(&Context::cpu(isa, 1), Duration::from_millis(2));
+            // Only what cannot depend on how busy the machine is.
+            assert!(measured.flops_per_s.is_finite() && measured.flops_per_s > 1e5, "{isa:?} {measured:?}");
+            assert!(measured.read_bytes_per_s.is_finite() && measured.read_bytes_per_s > 1e5, "{isa:?} {measured:?}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Layers, types, checks and their messages.
+
+use super::values::KeyValue;
+use super::*;
+use crate::error::is_bad_input;
+use std::path::PathBuf;
+
+fn layers(purpose: Purpose, set: &[(&str, &str)]) -> Layers {
+    let set = set.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    Layers { purpose, set, ..Layers::default() }
+}
+
+fn resolve(purpose: Purpose, set: &[(&str, &str)]) -> anyhow::Result<Resolved> {
+    layers(purpose, set).resolve()
+}
+
+const ENOUGH: [(&str, &str); 3] = [("model_name_or_path", "m"), ("dataset_name", "d"), ("reward_funcs", "gsm8k")];
+
+fn grpo(set: &[(&str, &str)]) -> anyhow::Result<Resolved> {
+    resolve(Purpose::Grpo, &[&ENOUGH, set].concat())
+}
+
+fn refused(set: &[(&str, &str)], words: &[&str]) {
+    let error = grpo(set).expect_err(&format!("{set:?} was accepted"));
+    let message = error.to_string();
+    assert!(is_bad_input(&error), "{message}");
+    assert!(!message.contains('\n'), "one paragraph: {message}");
+    for word in words {
+        assert!(message.contains(word), "`{word}` is not in: {message}");
+    }
+}
+
+#[test]
+fn defaults_are_trls_where_the_table_says_so() {
+    let c = Config::default();
+    assert_eq!((c.num_generations, c.per_device_train_batch_size, c.max_completion_length), (8, 8, 512));
+    assert_eq!((c.learning_rate, c.beta, c.epsilon, c.max_grad_norm), (1e-6, 0.0, 0.2, 1.0));
+    assert_eq!((c.loss_type, c.seed, c.save_steps, c.logging_steps), (train::LossType::Dapo, 42, 500, 10));
+    assert_eq!(resolve(Purpose::Sft, &ENOUGH[..2]).unwrap().config.learning_rate, 2e-5);
+    let mut names: Vec<&str> = KEYS.iter().map(|key| key.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), KEYS.len(), "a key stands twice in the table");
+    assert!(foreign::names().all(|name| Config::key(name).is_none() || name == "vllm_max_model_length"));
+}
+
+#[test]
+fn later_layers_win_and_are_remembered() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("c.toml");
+    std::fs::write(&file, "beta = 0.1\nseed = 1\ntemperature = 0.9\n").unwrap();
+    let mut layers = layers(Purpose::Show, &[("temperature", "0.7")]);
+    layers.file = Some(file.clone());
+    let environment = [("LOCKSTEP_SEED", "2"), ("LOCKSTEP_TEMPERATURE", "0.8"), ("LOCKSTEP_ISA", "avx2")];
+    layers.environment = environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    let resolved = layers.resolve().unwrap();
+    let c = &resolved.config;
+    assert_eq!((c.beta, c.seed, c.temperature, c.epsilon), (0.1, 2, 0.7, 0.2));
+    assert_eq!(*resolved.origin("beta"), Origin::File(file));
+    assert_eq!(*resolved.origin("seed"), Origin::Environment("LOCKSTEP_SEED".to_owned()));
+    assert_eq!((resolved.origin("temperature"), resolved.origin("epsilon")), (&Origin::Flag, &Origin::Default));
+
+    layers.environment.push(("LOCKSTEP_LEARNING_RAET".to_owned(), "1".to_owned()));
+    let error = layers.resolve().unwrap_err().to_string();
+    assert!(error.contains("LOCKSTEP_LEARNING_RAET") && error.contains("`learning_rate`"), "{error}");
+}
+
+#[test]
+fn what_is_shown_reads_back_to_the_same_values() {
+    let set = [
+        ("task", "gsm8k"),
+        ("reward_funcs", r#"["gsm8k", {kind = "format", pattern = "a\"b\n.*"}]"#),
+        ("reward_weights", "[1, 0.5]"),
+        ("chat_template_kwargs", "{enable_thinking = false, n = [1, {a = 2.5}]}"),
+        ("columns", "{\"odd name\" = \"answer\"}"),
+        ("stop", "</s>"),
+        ("max_length", "none"),
+        ("learning_rate", "3e-5"),
+        ("system_prompt", "two\nlines \"and\" quotes \u{7f}"),
+    ];
+    let resolved = grpo(&set).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.toml");
+    std::fs::write(&file, resolved.to_toml()).unwrap();
+    let again = Layers { file: Some(file), ..Layers::default() }.resolve();
+    assert_eq!(again.unwrap().config, resolved.config, "{}", resolved.to_toml());
+    assert!(
+        resolved.to_toml().contains("learning_rate = 3e-5") || resolved.to_toml().contains("learning_rate = 0.00003")
+    );
+    assert_eq!(resolved.to_json()["reward_weights"][1], 0.5);
+}
+
+#[test]
+fn texts_of_flags() {
+    let c = grpo(&[("run_name", "3"), ("stop", "[\"a\", \"b\"]"), ("shuffle_dataset", "False"), ("max_steps", "1e3")]);
+    let c = c.unwrap().config;
+    assert_eq!((c.run_name.as_deref(), c.stop.len(), c.shuffle_dataset, c.max_steps), (Some("3"), 2, false, 1000));
+    assert_eq!(Option::<f64>::read_text("none"), Ok(None));
+    assert_eq!(PathBuf::read_text("a b/c"), Ok(PathBuf::from("a b/c")));
+    refused(&[("num_generations", "many")], &["command line", "`num_generations`", "an integer", "many"]);
+    refused(&[("num_generations", "-3")], &["integer in range", "-3"]);
+    refused(&[("loss_type", "ppo")], &["one of grpo, bnpo, dr_grpo, dapo", "ppo"]);
+    refused(&[("learning_rate", "nan")], &["finite"]);
+}
+
+#[test]
+fn misspelt_keys_name_the_nearest() {
+    refused(&[("num_generation", "4")], &["unknown key `num_generation`", "did you mean `num_generations`?"]);
+    refused(&[("use_vlm", "true")], &["did you mean `use_vllm`?"]);
+    let far = grpo(&[("wibble_wobble", "1")]).unwrap_err().to_string();
+    assert!(!far.contains("did you mean"), "{far}");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("c.toml");
+    let resolve = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        Layers { file: Some(file.clone()), purpose: Purpose::Show, ..Layers::default() }.resolve()
+    };
+    let error = resolve("[training]\nbeta = 1\n").unwrap_err().to_string();
+    assert!(error.contains("c.toml") && error.contains("no sections"), "{error}");
+    let error = resolve("seed = 1\nbeta = = 1\n").unwrap_err().to_string();
+    assert!(error.contains("c.toml, line 2") && !error.contains('\n'), "{error}");
+    let error = resolve("beta = \"much\"\n").unwrap_err().to_string();
+    assert!(error.contains("`beta`") && error.contains("a number"), "{error}");
+    let missing = Layers { file: Some("no/such.toml".into()), ..Layers::default() }.resolve().unwrap_err();
+    assert!(is_bad_input(&missing) && missing.to_string().contains("no/such.toml"));
+}
+
+#[test]
+fn trl_keys_without_meaning_are_said_and_impossible_ones_refused() {
+    let notes =
+        grpo(&[("use_vllm", "true"), ("report_to", "wandb"), ("bf16", "false"), ("fp16", "False")]).unwrap().notes;
+    assert_eq!(notes.len(), 4, "{notes:?}");
+    assert!(notes[0].contains("use_vllm") && notes[0].contains("one engine"), "{notes:?}");
+    refused(&[("bf16", "true")], &["`bf16 = true`", "compute is f32"]);
+    refused(&[("deepspeed", "ds.json")], &["deepspeed"]);
+    refused(&[("entropy_coef", "0.1")], &["entropy_coef"]);
+    assert!(grpo(&[("entropy_coef", "0.0"), ("top_entropy_quantile", "1.0")]).is_ok());
+}
+
+#[test]
+fn groups_and_batches() {
+    refused(&[("num_generations", "1")], &["`num_generations` must be at least 2"]);
+    refused(&[("num_generations", "0")], &["at least 2"]);
+    refused(
+        &[("num_generations", "3")],
+        &[
+            "8 × 1 = 8",
+            "multiple of num_generations = 3",
+            "per_device_train_batch_size to 6 or 9",
+            "num_generations to 2, 4, 8",
+        ],
+    );
+    refused(
+        &[("num_generations", "6"), ("gradient_accumulation_steps", "4"), ("per_device_train_batch_size", "4")],
+        &["per_device_train_batch_size to 3 or 6"],
+    );
+    refused(&[("generation_batch_size", "12")], &["multiple of per_device_train_batch_size = 8: 8 or 16"]);
+    refused(&[("generation_batch_size", "16"), ("steps_per_generation", "2")], &["remove one"]);
+    refused(
+        &[("gradient_accumulation_steps", "4"), ("steps_per_generation", "6")],
+        &["whole number of optimizer steps", "steps_per_generation to 4 or 8"],
+    );
+    refused(&[("per_device_train_batch_size", "0")], &["at least 1"]);
+
+    let set = [("gradient_accumulation_steps", "2"), ("steps_per_generation", "4"), ("num_iterations", "3")];
+    let c = grpo(&set).unwrap().config;
+    assert_eq!((c.generation_batch(), c.prompts_per_generation(), c.completions_per_step()), (32, 4, 16));
+    // 10 generations an epoch, each 4/2 steps three times over, for 3 epochs.
+    assert_eq!((c.steps_per_pass(), c.total_steps(10)), (2, 180));
+    let c = grpo(&[("generation_batch_size", "32")]).unwrap().config;
+    assert_eq!((c.steps_per_generation(), c.steps_per_pass()), (4, 4));
+    assert_eq!(grpo(&[("max_steps", "7")]).unwrap().config.total_steps(10), 7);
+}
+
+#[test]
+fn warm_up_is_steps_or_a_share() {
+    let warmup = |set: &[(&str, &str)]| grpo(set).unwrap().config.warmup(101);
+    assert_eq!(warmup(&[("warmup_steps", "5")]), 5);
+    assert_eq!(warmup(&[("warmup_steps", "0.1")]), 11);
+    assert_eq!(warmup(&[("warmup_ratio", "0.1")]), 11);
+    assert_eq!(warmup(&[]), 0);
+}
+
+#[test]
+fn sampling() {
+    refused(&[("temperature", "0")], &["`temperature` = 0", "nothing can be learned"]);
+    refused(&[("temperature", "-1")], &["at least 0"]);
+    refused(&[("top_p", "0")], &["above 0 and at most 1"]);
+    refused(&[("generation_kwargs", "{top_p = 2}")], &["`top_p`"]);
+    refused(&[("generation_kwargs", "{num_beams = 2}")], &["num_beams is not supported"]);
+    let resolved = grpo(&[("generation_kwargs", "{top_p = 0.9, stop_strings = [\"\\n\"]}"), ("top_k", "20")]).unwrap();
+    assert_eq!((resolved.config.top_p, resolved.config.stop.as_slice()), (0.9, ["\n".to_owned()].as_slice()));
+    assert!(resolved.notes.iter().any(|n| n.contains("top_p, top_k") && n.contains("biased")), "{:?}", resolved.notes);
+    assert!(grpo(&[]).unwrap().notes.is_empty());
+}
+
+#[test]
+fn rewards_data_and_model_must_be_there() {
+    let error = |set: &[(&str, &str)]| resolve(Purpose::Grpo, set).unwrap_err().to_string();
+    assert!(error(&[]).contains("--model"));
+    assert!(error(&ENOUGH[..1]).contains("--dataset"));
+    assert!(error(&ENOUGH[..2]).contains("--reward"));
+    refused(&[("reward_weights", "[1, 2]")], &["has 2 numbers, but there are 1"]);
+    refused(&[("delta", "1.1")], &["above 1 + epsilon_high = 1.2"]);
+    refused(&[("columns", "{answer = 3}")], &["`columns`", "answer = 3"]);
+    refused(&[("max_steps", "0")], &["`max_steps`"]);
+}
+
+#[test]
+fn evaluation_and_checkpoints_agree() {
+    let eval = [("eval_strategy", "steps"), ("eval_dataset_name", "e")];
+    refused(&eval[..1], &["eval_dataset_name"]);
+    refused(&[("load_best_model_at_end", "true")], &["needs evaluation"]);
+    refused(&[("early_stopping_patience", "2")], &["needs evaluation"]);
+    let best = [eval[0], eval[1], ("load_best_model_at_end", "true"), ("eval_steps", "20"), ("save_steps", "50")];
+    refused(&best, &["save_steps = 60"]);
+    refused(&[eval[0], eval[1], ("eval_pass_at_k", "[1, 16]")], &["num_generations_eval = 16"]);
+    assert!(grpo(&[eval[0], eval[1], ("eval_pass_at_k", "[1, 8]")]).is_ok());
+    assert_eq!(grpo(&[("eval_sampling", "greedy")]).unwrap().config.generations_eval(), 1);
+}
+
+#[test]
+fn a_task_fills_in_what_is_not_set() {
+    let set = [("model_name_or_path", "m"), ("dataset_name", "d"), ("task", "gsm8k")];
+    let resolved = resolve(Purpose::Grpo, &set).unwrap();
+    assert_eq!((resolved.config.prompt_column.as_str(), resolved.config.reward_funcs.len()), ("question", 1));
+    assert!(resolved.config.system_prompt.is_some() && *resolved.origin("prompt_column") == Origin::Task);
+    let own = [&set[..], &[("system_prompt", "none"), ("prompt_column", "q")]].concat();
+    let config = resolve(Purpose::Grpo, &own).unwrap().config;
+    assert_eq!((config.prompt_column.as_str(), config.system_prompt), ("q", None));
+}
+
+#[test]
+fn changes_on_resume_are_free_said_or_refused() {
+    let began = grpo(&[]).unwrap().config;
+    let now = |set| grpo(set).unwrap().config;
+    assert!(changes_on_resume(&began, &now(&[("threads", "1"), ("logging_steps", "1")])).unwrap().is_empty());
+    let said = changes_on_resume(&began, &now(&[("learning_rate", "1e-5"), ("max_steps", "5")])).unwrap();
+    assert_eq!(said.len(), 2);
+    let error = changes_on_resume(&began, &now(&[("seed", "1"), ("beta", "0.1")])).unwrap_err();
+    assert!(is_bad_input(&error));
+    assert!(error.to_string().contains("seed was 42, now 1") && error.to_string().contains("beta was 0.0, now 0.1"));
+}
+
+#[test]
+fn every_key_is_explained_and_in_the_schema() {
+    let schema = show::schema();
+    for key in KEYS {
+        let text = show::explain(key.name).unwrap();
+        assert!(text.contains(key.name) && text.contains("change on resume"), "{text}");
+        assert!(!schema["properties"][key.name]["description"].as_str().unwrap().is_empty());
+    }
+    assert_eq!(schema["properties"]["num_generations"]["default"], 8);
+    assert!(show::explain("num_generations").unwrap().contains("type               integer"));
+    assert!(show::explain("use_vllm").unwrap().contains("without meaning"));
+    let error = show::explain("num_generatons").unwrap_err();
+    assert!(is_bad_input(&error) && error.to_string().contains("`num_generations`"));
+}

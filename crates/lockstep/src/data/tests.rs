@@ -1,0 +1,154 @@
+//! Files to examples to ids, and what is said of broken ones.
+
+use super::*;
+use crate::Config;
+use crate::error::is_bad_input;
+use model::chat::ChatTemplate;
+use model::tokenizer::{SpecialTokens, Tokenizer};
+use serde_json::json;
+use std::path::Path;
+
+fn spec(path: &Path) -> DatasetSpec {
+    let config = Config { dataset_name: Some(path.to_string_lossy().into_owned()), ..Config::default() };
+    DatasetSpec::train(&config).unwrap()
+}
+
+fn load(text: &str, change: impl FnOnce(&mut DatasetSpec)) -> anyhow::Result<Dataset> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("d.jsonl");
+    std::fs::write(&path, text).unwrap();
+    let mut spec = spec(&path);
+    change(&mut spec);
+    spec.load()
+}
+
+fn refused(text: &str, change: impl FnOnce(&mut DatasetSpec), words: &[&str]) {
+    let error = load(text, change).expect_err("it was accepted");
+    let message = error.to_string();
+    assert!(is_bad_input(&error) && !message.contains('\n'), "{message}");
+    for word in words {
+        assert!(message.contains(word), "`{word}` is not in: {message}");
+    }
+}
+
+#[test]
+fn text_and_conversations_with_other_columns() {
+    let text = "{\"prompt\": \"a\", \"answer\": 3}\n\n{\"prompt\": [{\"role\": \"user\", \"content\": \"b\"}], \"answer\": null}\r\n";
+    let data = load(text, |_| {}).unwrap();
+    assert_eq!((data.len(), data.columns.as_slice()), (2, ["answer".to_owned()].as_slice()));
+    assert_eq!(data.examples[0].prompt, Content::Text("a".into()));
+    assert_eq!(data.examples[1].columns["answer"], json!(null));
+    assert_eq!(data.hash.len(), 64);
+    assert_ne!(data.hash, load(&text.replace('a', "c"), |_| {}).unwrap().hash);
+    assert_eq!(load(text, |s| s.max_samples = Some(1)).unwrap().len(), 1);
+}
+
+#[test]
+fn columns_and_the_system_prompt() {
+    let text = "{\"question\": \"q\", \"ground_truth\": \"4\", \"x\": 1}\n";
+    let data = load(text, |s| {
+        s.prompt_column = "question".into();
+        s.columns = vec![("answer".into(), "ground_truth".into()), ("asked".into(), "question".into())];
+        s.system_prompt = Some("be brief".into());
+    });
+    let example = &data.unwrap().examples[0];
+    let messages = json!([{"role": "system", "content": "be brief"}, {"role": "user", "content": "q"}]);
+    assert_eq!(serde_json::to_value(&example.prompt).unwrap(), messages);
+    assert_eq!(serde_json::to_value(&example.columns).unwrap(), json!({"x": 1, "answer": "4", "asked": "q"}));
+    let own = "{\"prompt\": [{\"role\": \"system\", \"content\": \"s\"}, {\"role\": \"user\", \"content\": \"u\"}]}";
+    let data = load(own, |s| s.system_prompt = Some("other".into())).unwrap();
+    assert!(matches!(&data.examples[0].prompt, Content::Messages(m) if m.len() == 2 && m[0]["content"] == "s"));
+}
+
+#[test]
+fn what_is_wrong_is_named_with_file_and_line() {
+    let missing = "{\"question\": \"a\", \"answer\": 1}\n";
+    refused(missing, |_| {}, &["d.jsonl, line 1", "no column `prompt`", "`question`, `answer`", "prompt_column"]);
+    refused("{\"prompt\": \"a\"}\n{\"promt\": 1}", |_| {}, &["line 2", "`promt`"]);
+    refused("{\"prompt\": \"a\"}\n{\"prompt\": \"b\"\n", |_| {}, &["d.jsonl, line 2", "broken JSON", "EOF"]);
+    refused("[1]\n", |_| {}, &["line 1", "a JSON object"]);
+    refused("", |_| {}, &["empty"]);
+    refused(" \n\n", |_| {}, &["empty"]);
+    refused("{\"prompt\": 3}\n", |_| {}, &["line 1", "`prompt`", "expected a text", "got 3"]);
+    refused("{\"prompt\": [{\"content\": \"x\"}]}\n", |_| {}, &["message 1", "`role`"]);
+    let rename = |s: &mut DatasetSpec| s.columns = vec![("answer".into(), "solution".into())];
+    refused("{\"prompt\": \"a\", \"x\": 1}\n", rename, &["no column `solution`", "`prompt`, `x`"]);
+    refused("{\"prompt\": \"a\"}\n", |s| s.needs_completion = true, &["no column `completion`"]);
+    let gone = spec(Path::new("no/such/file.jsonl")).load().unwrap_err();
+    assert!(is_bad_input(&gone) && gone.to_string().contains("no/such/file.jsonl"), "{gone}");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("bad.jsonl");
+    std::fs::write(&path, b"{\"prompt\": \"\xff\"}\n").unwrap();
+    assert!(spec(&path).load().unwrap_err().to_string().contains("line 1: not UTF-8"));
+}
+
+#[cfg(feature = "parquet")]
+#[test]
+fn parquet_gives_the_rows_that_telemetry_wrote() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = telemetry::CompletionRows {
+        step: 3,
+        prompts: vec![json!("p"), json!("q")],
+        completions: vec![json!("c"), json!("d")],
+        rewards: vec![("length".into(), vec![Some(1.5), None])],
+        extra: vec![],
+        advantages: vec![0.5, -0.5],
+    };
+    let path = telemetry::completions::write(dir.path(), &rows).unwrap();
+    let data = spec(&path).load().unwrap();
+    assert_eq!(data.examples[1].prompt, Content::Text("q".into()));
+    assert_eq!(data.examples[0].completion, Some(Content::Text("c".into())));
+    assert_eq!((&data.examples[0].columns["length"], &data.examples[1].columns["length"]), (&json!(1.5), &json!(null)));
+    std::fs::write(dir.path().join("torn.parquet"), "PAR1").unwrap();
+    let error = spec(&dir.path().join("torn.parquet")).load().unwrap_err();
+    assert!(is_bad_input(&error) && error.to_string().contains("torn.parquet"), "{error}");
+}
+
+fn tokenizer() -> Tokenizer {
+    let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
+    Tokenizer::characters("abcdefghijklmnopqrstuvwxyz<>:\n ".chars(), &special).unwrap()
+}
+
+#[test]
+fn prompts_to_ids() {
+    let (tokenizer, kwargs) = (tokenizer(), Map::new());
+    let source = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    let template = ChatTemplate::new(source, tokenizer.special()).unwrap();
+    let encoder = PromptEncoder { tokenizer: &tokenizer, template: Some(&template), kwargs: &kwargs };
+    let data = load("{\"prompt\": \"abc\", \"completion\": \"de\"}\n{\"prompt\": [{\"role\": \"user\", \"content\": \"hi\"}], \"completion\": [{\"role\": \"assistant\", \"content\": \"yo\"}]}", |_| {}).unwrap();
+    let text = |ids: &[u32]| tokenizer.decode(ids, false).unwrap();
+    assert_eq!(text(&encoder.encode(&data.examples[0].prompt).unwrap()), "abc");
+    assert_eq!(text(&encoder.encode_completion(&data.examples[0]).unwrap()), "de<e>");
+    assert_eq!(encoder.render(&data.examples[1].prompt).unwrap(), "user:hi\nassistant:");
+    assert_eq!(text(&encoder.encode_completion(&data.examples[1]).unwrap()), "yo\n<e>");
+
+    let plain = PromptEncoder { template: None, ..encoder };
+    let error = plain.encode(&data.examples[1].prompt).unwrap_err();
+    assert!(is_bad_input(&error) && error.to_string().contains("no chat template"), "{error}");
+    let with_system = load("{\"prompt\": \"q\"}", |s| s.system_prompt = Some("sys".into())).unwrap();
+    assert_eq!(plain.render(&with_system.examples[0].prompt).unwrap(), "sys\n\nq\n");
+}
+
+#[test]
+fn long_prompts_are_left_out_or_refused_and_never_cut() {
+    let (tokenizer, kwargs) = (tokenizer(), Map::new());
+    let encoder = PromptEncoder { tokenizer: &tokenizer, template: None, kwargs: &kwargs };
+    let data = load("{\"prompt\": \"abcdef\"}\n{\"prompt\": \"ab\"}\n", |_| {}).unwrap();
+    let all = encoder.encode_all(&data, None, 10, 4).unwrap();
+    assert_eq!((all.prompts.len(), all.left_out, all.prompts[0].ids.len()), (2, 0, 6));
+    let some = encoder.encode_all(&data, Some(5), 10, 4).unwrap();
+    assert_eq!((some.prompts.len(), some.left_out, some.prompts[0].row), (1, 1, 1));
+    for (most, context, words) in [
+        (None, 9, ["row 1", "6 tokens", "context of 9", "max_prompt_length = 5"]),
+        (None, 3, ["row 1", "6 tokens", "context of 3", "lower max_completion_length"]),
+        (Some(1), 10, ["all 2 prompts", "max_prompt_length = 1", "nothing is left", "raise it"]),
+    ] {
+        let error = encoder.encode_all(&data, most, context, 4).unwrap_err();
+        assert!(is_bad_input(&error));
+        for word in words {
+            assert!(error.to_string().contains(word), "`{word}` is not in: {error}");
+        }
+    }
+    let empty = load("{\"prompt\": \"\"}\n", |_| {}).unwrap();
+    assert!(encoder.encode_all(&empty, None, 10, 4).unwrap_err().to_string().contains("the prompt is empty"));
+}
