@@ -23,7 +23,7 @@ const DEPTH: usize = 192;
 /// Rows of a task: their packed block stays in the second cache.
 const ROWS: usize = 240;
 /// Panels between which the depth is walked: their outputs of [`ROWS`] rows stay in the second cache too.
-const CHUNK: usize = 8;
+const CHUNK: usize = 12;
 /// Tasks for each thread, so that a thread that is interrupted delays the region little.
 const TASKS_PER_THREAD: usize = 4;
 /// A task of less work than this many multiply-adds is not worth handing to another thread.
