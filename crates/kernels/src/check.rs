@@ -95,6 +95,30 @@ pub fn directional_error(x: &[f64], g: &[f64], f: impl Fn(&[f64]) -> f64) -> f64
     worst
 }
 
+/// Runs `f` on a thread that flushes denormals to zero, as some callers' libraries leave it: kernels may not notice.
+pub fn with_flush_to_zero<T>(f: impl FnOnce() -> T) -> T {
+    #[cfg(target_arch = "x86_64")]
+    let _restored = {
+        const FLUSHING: u32 = 0x1f80 | 0x8040;
+        let mut callers = 0u32;
+        // SAFETY: stores and loads the SSE control word, which is per thread and restored below. The compiler assumes the
+        // default word; what it folds at compile time is not what is tested here.
+        unsafe {
+            std::arch::asm!("stmxcsr [{}]", in(reg) &mut callers, options(nostack));
+            std::arch::asm!("ldmxcsr [{}]", in(reg) &FLUSHING, options(nostack));
+        }
+        struct Restore(u32);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                // SAFETY: restores the word saved above, on the same thread.
+                unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &self.0, options(nostack)) }
+            }
+        }
+        Restore(callers)
+    };
+    f()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -141,6 +141,11 @@ impl Engine {
         &self.config
     }
 
+    /// Pages that nobody holds.
+    pub fn free_blocks(&self) -> usize {
+        self.scheduler.blocks.available()
+    }
+
     /// Sequences put back so far because pages ran out.
     pub fn preemptions(&self) -> u64 {
         self.scheduler.preemptions
@@ -328,8 +333,13 @@ impl Engine {
         let Some(detokenizer) = &self.detokenizer else { return false };
         // A token is a byte at least, but for a few special ones: the string's end lies in this many last tokens.
         let tail = &completion[completion.len().saturating_sub(longest + 8)..];
-        let text = detokenizer.decode(tail);
-        sampling.stop_strings.iter().any(|stop| text.contains(stop.as_str()))
+        let (before, text) = (detokenizer.decode(&tail[..tail.len() - 1]), detokenizer.decode(tail));
+        // Only a string that the last token completes: one that an extended sequence stopped at before is past.
+        let common = before.bytes().zip(text.bytes()).take_while(|(a, b)| a == b).count();
+        sampling.stop_strings.iter().any(|stop| {
+            let from = text.floor_char_boundary((common + 1).saturating_sub(stop.len()));
+            text[from..].contains(stop.as_str())
+        })
     }
 
     fn take_finished(&mut self) -> Vec<Completion> {

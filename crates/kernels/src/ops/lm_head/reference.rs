@@ -1,6 +1,5 @@
 //! The head, slow and obvious; and the formula of the fast forward in scalars, whose bits every instruction set gives.
 
-use super::CHUNK;
 use crate::check::Float;
 use crate::math;
 use crate::simd::{LANES, portable::F32x16};
@@ -67,8 +66,9 @@ pub fn backward<F: Float>(
     (d_hidden, d_weight)
 }
 
-/// The formula of the fast forward in f32 scalars, chunk by chunk and lane by lane.
-pub fn emulated(h: usize, hidden: &[f32], weight: &[f32], targets: &[u32], beta: f32) -> Outputs<f32> {
+/// The formula of the fast forward in f32 scalars, chunk by chunk and lane by lane. With `chunk` = [`super::CHUNK`] these
+/// are its bits.
+pub fn emulated(h: usize, hidden: &[f32], weight: &[f32], targets: &[u32], beta: f32, chunk: usize) -> Outputs<f32> {
     let exp = math::exp1::<F32x16>;
     let mut out = Outputs { logps: vec![], lse: vec![], entropies: vec![] };
     for (hidden, &target) in hidden.chunks_exact(h).zip(targets) {
@@ -76,7 +76,7 @@ pub fn emulated(h: usize, hidden: &[f32], weight: &[f32], targets: &[u32], beta:
         let largest = |z: &[f32]| z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let max = largest(&z);
         let (mut sum, mut slope) = (0.0f32, 0.0f32);
-        for chunk in z.chunks(CHUNK) {
+        for chunk in z.chunks(chunk) {
             let m = largest(chunk);
             let (mut sums, mut slopes) = ([0.0f32; LANES], [0.0f32; LANES]);
             for (i, z) in chunk.iter().enumerate() {

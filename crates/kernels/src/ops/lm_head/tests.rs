@@ -122,7 +122,7 @@ fn forward_equals_the_formula_bit_for_bit() {
     for shape in SHAPES {
         for beta in [1.0, 1.0 / 0.7] {
             let case = Case::new(shape, beta);
-            let formula = reference::emulated(case.h, &case.hidden, &case.weight, &case.targets, beta);
+            let formula = reference::emulated(case.h, &case.hidden, &case.weight, &case.targets, beta, CHUNK);
             for isa in Isa::present() {
                 assert_eq!(case.forward(&Context::cpu(isa, 1), 0..case.r), formula, "{isa:?} {shape:?}");
             }

@@ -1,0 +1,208 @@
+//! What the engine promises about one completion, and about its pages.
+
+use crate::*;
+use rollout::{Detokenize, Error, FinishReason};
+
+const VOCAB: usize = 97;
+
+fn small() -> (Context, Weights) {
+    let ctx = Context::cpu(Isa::best(), 1);
+    let weights = qwen3(&ctx, 24, 2, VOCAB);
+    (ctx, weights)
+}
+
+fn sampling(max_new_tokens: usize) -> SamplingParams {
+    SamplingParams { max_new_tokens, seed: 5, ..SamplingParams::default() }
+}
+
+/// A letter for each id.
+struct Letters;
+
+impl Detokenize for Letters {
+    fn decode(&self, ids: &[u32]) -> String {
+        ids.iter().map(|&id| char::from(b' ' + id as u8 % 94)).collect()
+    }
+}
+
+#[test]
+fn a_completion_says_why_it_ended() {
+    let (ctx, weights) = small();
+    let prompts = [prompt(VOCAB, 0, 5)];
+    let mut engine = poisoned(&ctx, &weights, roomy(64));
+    let whole = engine.generate(&weights, requests(&prompts, 1, sampling(20))).unwrap().remove(0);
+    assert_eq!((whole.ids.len(), whole.finish_reason), (20, FinishReason::Length));
+    assert_eq!((whole.logps.len(), whole.mask.len(), whole.versions.len()), (20, 20, 20));
+    assert!(whole.mask.iter().all(|&sampled| sampled) && whole.logps.iter().all(|l| l.is_finite() && *l < 0.0));
+
+    let stop = whole.ids[7];
+    let end = whole.ids.iter().position(|&id| id == stop).unwrap() + 1;
+    let stopping = SamplingParams { stop_ids: vec![stop], ..sampling(20) };
+    let stopped = engine.generate(&weights, requests(&prompts, 1, stopping)).unwrap().remove(0);
+    assert_eq!((&stopped.ids[..], stopped.finish_reason), (&whole.ids[..end], FinishReason::Stop));
+
+    engine.set_detokenizer(Arc::new(Letters));
+    let text = Letters.decode(&whole.ids);
+    let stopping = SamplingParams { stop_strings: vec!["none".into(), text[8..11].into()], ..sampling(20) };
+    let stopped = engine.generate(&weights, requests(&prompts, 1, stopping)).unwrap().remove(0);
+    let end = text.find(&text[8..11]).unwrap() + 3;
+    assert_eq!((&stopped.ids[..], stopped.finish_reason), (&whole.ids[..end], FinishReason::Stop));
+
+    // The context ends a completion too.
+    let mut short = poisoned(&ctx, &weights, roomy(12));
+    let cut = short.generate(&weights, requests(&prompts, 1, sampling(20))).unwrap().remove(0);
+    assert_eq!((&cut.ids[..], cut.finish_reason), (&whole.ids[..7], FinishReason::Length));
+}
+
+#[test]
+fn requests_that_cannot_be_served_are_refused() {
+    let (ctx, weights) = small();
+    let mut engine = poisoned(&ctx, &weights, roomy(64));
+    let message = |e: Error| e.to_string();
+    let long = requests(&[prompt(VOCAB, 0, 70)], 1, sampling(5)).remove(0);
+    let refused = message(engine.submit(long).unwrap_err());
+    assert!(refused.contains("70") && refused.contains("64"), "{refused}");
+    let empty = requests(&[prompt(VOCAB, 0, 0)], 1, sampling(5)).remove(0);
+    assert!(message(engine.submit(empty).unwrap_err()).contains("empty prompt"));
+    let config = EngineConfig { kv_blocks: 1, ..roomy(128) };
+    assert!(message(Engine::new(&ctx, &weights.config, config).err().unwrap()).contains("1 pages"));
+}
+
+/// Every page is free again, whatever happened on the way.
+#[test]
+fn all_pages_come_back() {
+    let (ctx, weights) = small();
+    let prompts: Vec<_> = [64, 3, 130, 63, 65].iter().enumerate().map(|(i, &n)| prompt(VOCAB, i, n)).collect();
+    for kv_blocks in [4, 5, 9, 200] {
+        for (prefix_sharing, max_num_seqs) in [(true, 1), (true, 7), (false, 7)] {
+            let config = EngineConfig { kv_blocks, prefix_sharing, max_num_seqs, max_batched_tokens: 32, ..roomy(160) };
+            let mut engine = poisoned(&ctx, &weights, config);
+            let completions = engine.generate(&weights, requests(&prompts, 3, sampling(9))).unwrap();
+            assert_eq!(completions.len(), 15);
+            assert_eq!(engine.free_blocks(), kv_blocks, "{prefix_sharing} {max_num_seqs}");
+            let expected = match kv_blocks {
+                4 | 5 => max_num_seqs > 1,
+                200 => false,
+                _ => continue,
+            };
+            assert_eq!(engine.preemptions() > 0, expected, "{kv_blocks} {prefix_sharing} {max_num_seqs}");
+        }
+    }
+}
+
+/// Noise is named by seed, rollout, generation and token: not by what runs beside it.
+#[test]
+fn noise_comes_from_identity() {
+    let (ctx, weights) = small();
+    let prompts = [prompt(VOCAB, 0, 9), prompt(VOCAB, 1, 4), prompt(VOCAB, 0, 9)];
+    let mut engine = poisoned(&ctx, &weights, roomy(64));
+    let all = engine.generate(&weights, requests(&prompts, 2, sampling(12))).unwrap();
+    let mut alone = requests(&prompts, 2, sampling(12));
+    let alone = engine.generate(&weights, vec![alone.remove(1)]).unwrap();
+    assert_eq!(bits(&all[2..4]), bits(&alone), "the same request, alone");
+    assert_ne!(all[0].ids, all[1].ids, "another generation");
+    assert_ne!(all[0].ids, all[4].ids, "the same prompt, drawn again");
+    let seeded = SamplingParams { seed: 6, ..sampling(12) };
+    assert_ne!(bits(&engine.generate(&weights, requests(&prompts, 2, seeded)).unwrap()), bits(&all), "another seed");
+}
+
+/// Publishing weights in the middle makes all keys and values stale; every token tells its version.
+#[test]
+fn a_new_version_of_the_weights_is_used_at_once() {
+    let (ctx, mut weights) = small();
+    let other = qwen3(&ctx, 24, 2, VOCAB);
+    let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
+    let mut engine = poisoned(&ctx, &weights, roomy(128));
+    let before = engine.generate(&weights, requests(&prompts, 2, sampling(10))).unwrap();
+    for request in requests(&prompts, 2, sampling(10)) {
+        engine.submit(request).unwrap();
+    }
+    let mut completions = Vec::new();
+    for step in 0.. {
+        if engine.is_idle() {
+            break;
+        }
+        if step == 5 {
+            // The same numbers under another version: computed again, to the same bits.
+            weights.publish();
+            engine.fill_pages(f32::NAN);
+        }
+        completions.extend(engine.step(&weights).unwrap());
+    }
+    completions.sort_by_key(|c| (c.request, c.generation));
+    assert_eq!(bits(&completions), bits(&before));
+    assert!(completions.iter().all(|c| c.versions.is_sorted() && c.versions[0] == 0 && c.versions[9] == 1));
+    assert_eq!(other.version, 0);
+}
+
+/// Tokens that the model did not sample go in between; what it samples after them is conditioned on them.
+#[test]
+fn a_sequence_is_extended_with_foreign_tokens() {
+    let (ctx, weights) = small();
+    let prompts = [prompt(VOCAB, 0, 60)];
+    let mut engine = poisoned(&ctx, &weights, roomy(160));
+    engine.set_detokenizer(Arc::new(Letters));
+    let whole = engine.generate(&weights, requests(&prompts, 2, sampling(12))).unwrap();
+    let text = Letters.decode(&whole[0].ids);
+    let stopping = SamplingParams { stop_strings: vec![text[4..6].into()], ..sampling(24) };
+    let mut pausing = requests(&prompts, 2, stopping);
+    pausing[0].pause_on_stop = true;
+    let id = engine.submit(pausing.remove(0)).unwrap();
+    let (mut done, mut extended) = (Vec::new(), 0);
+    while done.len() < 2 {
+        done.extend(engine.step(&weights).unwrap());
+        for sequence in engine.paused().iter().map(|p| p.0).collect::<Vec<_>>() {
+            engine.extend(sequence, &[7, 8, 9]);
+            extended += 1;
+        }
+    }
+    assert!(extended > 0);
+    done.sort_by_key(|c| c.generation);
+    let first = &done[0];
+    assert_eq!((first.request, first.generation, first.ids.len()), (id, 0, 24));
+    let at = first.mask.iter().position(|&sampled| !sampled).unwrap();
+    assert_eq!((&first.ids[at..at + 3], &first.mask[at..at + 4]), (&[7, 8, 9][..], &[false, false, false, true][..]));
+    assert_eq!(first.ids[..at], whole[0].ids[..at]);
+    // The trainer's log-probabilities, where the model sampled.
+    let trainer = scored(&ctx, &weights, &prompts, &done, 1.0, Layout::Shared);
+    let recorded: Vec<(f32, bool)> =
+        done.iter().flat_map(|c| c.logps.iter().copied().zip(c.mask.iter().copied())).collect();
+    for (trainer, (recorded, sampled)) in trainer.iter().zip(recorded) {
+        assert_eq!(if sampled { trainer.to_bits() } else { 0 }, recorded.to_bits());
+    }
+    assert_eq!(engine.free_blocks(), engine.config().kv_blocks);
+}
+
+/// Penalty and truncation change what is drawn, and not what is recorded.
+#[test]
+fn recorded_log_probabilities_are_those_of_all_logits() {
+    let (ctx, weights) = small();
+    let prompts = [prompt(VOCAB, 0, 9), prompt(VOCAB, 1, 66)];
+    let mut engine = poisoned(&ctx, &weights, roomy(128));
+    let plain = sampling(10);
+    let variants = [
+        SamplingParams { temperature: 0.0, ..plain.clone() },
+        SamplingParams { temperature: 0.8, top_k: 5, top_p: 0.9, ..plain.clone() },
+        SamplingParams { min_p: 0.2, repetition_penalty: 1.5, ..plain },
+    ];
+    for sampling in variants {
+        let temperature = if sampling.temperature == 0.0 { 1.0 } else { sampling.temperature };
+        let completions = engine.generate(&weights, requests(&prompts, 3, sampling)).unwrap();
+        let trainer = scored(&ctx, &weights, &prompts, &completions, temperature, Layout::Shared);
+        let recorded: Vec<f32> = completions.iter().flat_map(|c| c.logps.clone()).collect();
+        assert_eq!(recorded, trainer);
+    }
+}
+
+/// Greedy, from the token that begins a text: the documented story and its log-probabilities.
+#[test]
+fn the_pretrained_model_tells_its_story() {
+    let ctx = Context::cpu(Isa::best(), 1);
+    let Some(weights) = stories(&ctx) else { return };
+    let greedy = SamplingParams { temperature: 0.0, ..sampling(12) };
+    let mut engine = poisoned(&ctx, &weights, roomy(64));
+    let story = engine.generate(&weights, requests(&[Arc::from([1])], 1, greedy)).unwrap().remove(0);
+    assert_eq!(story.ids, [403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421]);
+    for (logp, documented) in story.logps.iter().zip([-0.24374, -0.01751, -0.01211, -0.00072, -0.0317, -0.06842]) {
+        assert!((logp - documented).abs() < 2e-4, "{logp} {documented}");
+    }
+}

@@ -1,0 +1,132 @@
+//! The engine as a whole: what it gives may depend on nothing but weights, prompts, sampling and seed, and its
+//! log-probabilities are the trainer's, bit for bit.
+
+mod engine;
+mod faults;
+mod parity;
+
+use kernels::{Context, Isa};
+use model::net::{self, Rope, Tape};
+use model::{Batch, GroupSegment, ModelConfig, Weights};
+use rollout::{Completion, Engine, EngineConfig, Request, SamplingParams};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Random weights of a Qwen 3 shape: 0.8 wide enough that every layer matters to the logits.
+fn qwen3(ctx: &Context, hidden: usize, layers: usize, vocab: usize) -> Weights {
+    let json = format!(
+        r#"{{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu", "hidden_size": {hidden},
+            "intermediate_size": 72, "num_hidden_layers": {layers}, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 24, "vocab_size": {vocab}, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0, "tie_word_embeddings": false, "attention_bias": false,
+            "initializer_range": {}}}"#,
+        1.2 / (hidden as f64).sqrt()
+    );
+    let config = Arc::new(ModelConfig::parse(&json).unwrap());
+    Weights::random(ctx.memory(), &config, 7).unwrap()
+}
+
+/// The pretrained model of `../shared`, or none with a line that says so.
+fn stories(ctx: &Context) -> Option<Weights> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
+    let shared = std::env::var_os("LOCKSTEP_SHARED").map_or(root, PathBuf::from);
+    let folder = shared.join("models/stories260k");
+    if !folder.join("config.json").exists() {
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "{} is missing", folder.display());
+        eprintln!("skipped: {} is missing", folder.display());
+        return None;
+    }
+    let config = Arc::new(ModelConfig::load(&folder.join("config.json")).unwrap());
+    Some(Weights::load(ctx.memory(), &folder, &config).unwrap())
+}
+
+fn portable() -> Context {
+    Context::cpu(Isa::Portable, 1)
+}
+
+/// A prompt of `len` ids, its own for each `number`.
+fn prompt(vocab: usize, number: usize, len: usize) -> Arc<[u32]> {
+    (0..len).map(|i| ((i * 37 + number * 101 + i * i * number + 3) % vocab) as u32).collect()
+}
+
+/// One request of each prompt.
+fn requests(prompts: &[Arc<[u32]>], num_generations: usize, sampling: SamplingParams) -> Vec<Request> {
+    let sampling = Arc::new(sampling);
+    let request = |(i, prompt): (usize, &Arc<[u32]>)| Request {
+        prompt: prompt.clone(),
+        num_generations,
+        rollout_number: 1000 + i as u64,
+        sampling: sampling.clone(),
+        pause_on_stop: false,
+    };
+    prompts.iter().enumerate().map(request).collect()
+}
+
+/// Room for everything.
+fn roomy(max_model_len: usize) -> EngineConfig {
+    EngineConfig {
+        max_num_seqs: 64,
+        kv_blocks: EngineConfig::blocks_for(64, max_model_len),
+        max_model_len,
+        max_batched_tokens: 512,
+        chunked_prefill: true,
+        prefix_sharing: true,
+    }
+}
+
+/// An engine whose pages hold NaN.
+fn poisoned(ctx: &Context, weights: &Weights, config: EngineConfig) -> Engine {
+    let mut engine = Engine::new(ctx, &weights.config, config).unwrap();
+    engine.fill_pages(f32::NAN);
+    engine
+}
+
+/// Ids and the bits of log-probabilities of each completion.
+fn bits(completions: &[Completion]) -> Vec<(Vec<u32>, Vec<u32>)> {
+    completions.iter().map(|c| (c.ids.clone(), c.logps.iter().map(|l| l.to_bits()).collect())).collect()
+}
+
+/// How the trainer lays out what it scores.
+#[derive(Clone, Copy, Debug)]
+enum Layout {
+    /// All groups in one batch, the prompt of each computed once.
+    Shared,
+    /// All completions in one batch, each with its prompt.
+    Packed,
+    /// One completion at a time.
+    Alone,
+}
+
+/// The trainer's log-probabilities of the completions, in their order.
+fn scored(
+    ctx: &Context,
+    weights: &Weights,
+    prompts: &[Arc<[u32]>],
+    completions: &[Completion],
+    temperature: f64,
+    layout: Layout,
+) -> Vec<f32> {
+    let group = completions.len() / prompts.len();
+    let branches: Vec<&[u32]> = completions.iter().map(|c| &c.ids[..]).collect();
+    let groups: Vec<GroupSegment<'_>> = prompts
+        .iter()
+        .zip(branches.chunks(group))
+        .map(|(prompt, branches)| GroupSegment { prefix: prompt, branches })
+        .collect();
+    let batches = match layout {
+        Layout::Shared => vec![Batch::new(&groups, true)],
+        Layout::Packed => vec![Batch::new(&groups, false)],
+        Layout::Alone => groups
+            .iter()
+            .flat_map(|g| {
+                g.branches.iter().map(|b| GroupSegment { prefix: g.prefix, branches: std::slice::from_ref(b) })
+            })
+            .map(|g| Batch::new(&[g], true))
+            .collect(),
+    };
+    let capacity = batches.iter().map(Batch::capacity).reduce(|a, b| a.max(b)).unwrap();
+    let mut tape = Tape::forward_only(ctx.memory(), &weights.config, capacity);
+    let rope = Rope::new(ctx.memory(), &weights.config, 512);
+    let score = |batch: &Batch| net::score(ctx, weights, &rope, batch, &mut tape, temperature).unwrap().logps;
+    batches.iter().flat_map(score).collect()
+}

@@ -1,0 +1,123 @@
+//! Lockstep: the bits that the sampler recorded are the bits that the trainer computes, whatever either of them does at
+//! the same time.
+
+use crate::*;
+use kernels::check::with_flush_to_zero;
+
+/// What is generated, and how large the engine may be.
+struct Load {
+    prompts: Vec<Arc<[u32]>>,
+    generations: usize,
+    max_new_tokens: usize,
+    max_model_len: usize,
+    /// Pages that do not suffice for all.
+    few_blocks: usize,
+}
+
+impl Load {
+    fn new(vocab: usize, lengths: &[usize], generations: usize, max_new_tokens: usize, few_blocks: usize) -> Load {
+        let prompts = lengths.iter().enumerate().map(|(i, &len)| prompt(vocab, i, len)).collect();
+        let max_model_len = lengths.iter().max().unwrap() + max_new_tokens;
+        Load { prompts, generations, max_new_tokens, max_model_len, few_blocks }
+    }
+    fn requests(&self, temperature: f64) -> Vec<Request> {
+        let sampling =
+            SamplingParams { temperature, max_new_tokens: self.max_new_tokens, seed: 11, ..SamplingParams::default() };
+        requests(&self.prompts, self.generations, sampling)
+    }
+}
+
+/// Generates with every engine, scores with every trainer, and compares all of it to the first. Returns the tokens compared.
+fn matrix(weights: &Weights, load: &Load, isa: Isa, sizes: &[usize], threads: &[usize], temperatures: &[f64]) -> usize {
+    let mut compared = 0;
+    for &temperature in temperatures {
+        let mut first: Option<Vec<Completion>> = None;
+        for &threads in threads {
+            let ctx = Context::cpu(isa, threads);
+            for &max_num_seqs in sizes {
+                for switches in 0..8 {
+                    let [prefix_sharing, chunked_prefill, few] = [1, 2, 4].map(|bit| switches & bit != 0);
+                    let mut config = EngineConfig {
+                        max_num_seqs,
+                        max_batched_tokens: 24,
+                        chunked_prefill,
+                        prefix_sharing,
+                        ..roomy(load.max_model_len)
+                    };
+                    if few {
+                        config.kv_blocks = load.few_blocks;
+                    }
+                    let mut engine = poisoned(&ctx, weights, config.clone());
+                    let completions = engine.generate(weights, load.requests(temperature)).unwrap();
+                    assert!(!few || max_num_seqs < 3 || engine.preemptions() > 0, "{config:?} was to put back");
+                    assert_eq!(completions.len(), load.prompts.len() * load.generations);
+                    compared += completions.iter().map(|c| c.ids.len()).sum::<usize>();
+                    match &first {
+                        None => first = Some(completions),
+                        Some(first) => {
+                            let same = bits(&completions) == bits(first);
+                            assert!(same, "{isa:?} T={temperature} {threads} threads {config:?}");
+                        }
+                    }
+                }
+            }
+        }
+        let completions = first.unwrap();
+        let recorded: Vec<u32> = completions.iter().flat_map(|c| &c.logps).map(|l| l.to_bits()).collect();
+        for &threads in threads {
+            let ctx = Context::cpu(isa, threads);
+            for layout in [Layout::Shared, Layout::Packed, Layout::Alone] {
+                let trainer = scored(&ctx, weights, &load.prompts, &completions, temperature, layout);
+                let trainer: Vec<u32> = trainer.iter().map(|l| l.to_bits()).collect();
+                assert_eq!(trainer.len(), recorded.len());
+                let mismatching = trainer.iter().zip(&recorded).filter(|(a, b)| a != b).count();
+                assert_eq!(mismatching, 0, "of {} tokens: {isa:?} T={temperature} {threads} {layout:?}", trainer.len());
+            }
+        }
+    }
+    compared
+}
+
+/// The best instruction set sees the whole matrix; the others, which are slow, fewer sequences of it.
+fn all_isas(weights: &Weights) {
+    let vocab = weights.config.vocab_size;
+    for isa in Isa::present() {
+        if isa == Isa::best() {
+            let load = Load::new(vocab, &[61, 5, 30, 9], 16, 10, 4);
+            assert!(matrix(weights, &load, isa, &[1, 3, 16, 64], &[1, 2], &[1.0, 0.7]) > 10_000);
+        } else {
+            // Three completions: an engine of 16 seats is one of 64.
+            let load = Load::new(vocab, &[61], 3, 10, 4);
+            matrix(weights, &load, isa, &[1, 16], &[1, 2], &[1.0, 0.7]);
+        }
+    }
+}
+
+#[test]
+fn a_random_qwen3() {
+    all_isas(&qwen3(&portable(), 40, 2, 611));
+}
+
+#[test]
+fn the_pretrained_stories() {
+    if let Some(weights) = stories(&portable()) {
+        all_isas(&weights);
+    }
+}
+
+/// K over three depth blocks of the product and no multiple of 32, a vocabulary over three chunks with a ragged tail, a
+/// prompt that ends inside a page, completions that cross two pages, a poisoned pool, and a caller that flushes to zero.
+#[test]
+fn the_shape_that_bites() {
+    let weights = qwen3(&portable(), 600, 1, 3 * 512 + 77);
+    let vocab = weights.config.vocab_size;
+    for isa in Isa::present() {
+        with_flush_to_zero(|| {
+            if isa == Isa::best() {
+                matrix(&weights, &Load::new(vocab, &[64 + 13], 2, 121, 5), isa, &[1, 16], &[2], &[1.0, 0.7]);
+            } else {
+                matrix(&weights, &Load::new(vocab, &[64 + 13], 2, 56, 5), isa, &[16], &[2], &[0.7]);
+            }
+        });
+    }
+}
