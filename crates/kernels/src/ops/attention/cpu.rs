@@ -304,7 +304,8 @@ pub(super) fn staircase(
 /// last range does).
 #[inline(always)]
 pub(super) fn extent(ranges: impl Iterator<Item = Range<usize>>) -> (Range<usize>, Range<usize>) {
-    let (mut all, mut any) = (0..usize::MAX, usize::MAX..0);
+    let mut all = Range { start: 0, end: usize::MAX };
+    let mut any = Range { start: usize::MAX, end: 0 };
     for r in ranges {
         all = all.start.max(r.start)..all.end.min(r.end);
         any = any.start.min(r.start)..any.end.max(r.end);

@@ -194,7 +194,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
 /// Rows of `qkv`.
 fn check_geometry(op: &'static str, g: &Geometry, qkv: View<'_>) -> Result<usize> {
     let fail = |message| Err(Error::Value { op, message });
-    if g.kv_heads == 0 || g.heads == 0 || g.head_dim == 0 || g.heads % g.kv_heads != 0 {
+    if g.kv_heads == 0 || g.heads == 0 || g.head_dim == 0 || !g.heads.is_multiple_of(g.kv_heads) {
         return fail(format!("{} query heads on {} kv heads of {}", g.heads, g.kv_heads, g.head_dim));
     }
     if g.window == Some(0) {

@@ -182,10 +182,11 @@ impl Run {
     }
 }
 
+type OwnedGroups = Vec<(usize, Vec<usize>)>;
 type Groups<'a> = &'a [(usize, &'a [usize])];
 
 /// Geometries and layouts that are odd in some way.
-fn cases() -> Vec<(Geometry, Vec<(usize, Vec<usize>)>)> {
+fn cases() -> Vec<(Geometry, OwnedGroups)> {
     vec![
         (geometry(1, 1, 8, None), vec![(0, vec![1])]),
         (geometry(3, 1, 20, None), vec![(5, vec![3, 1, 9]), (0, vec![2])]),

@@ -44,11 +44,11 @@ impl Tasks for ForwardTasks<'_> {
             // SAFETY: row t is this task's alone.
             let (y, rstd) =
                 unsafe { (self.y.slice(t * width..(t + 1) * width), self.rstd.slice(t * normed..(t + 1) * normed)) };
-            for a in 0..normed {
+            for (a, rstd) in rstd.iter_mut().enumerate() {
                 let weight = if a < self.heads.q { self.q_weight } else { self.k_weight };
                 let head = a * hd..(a + 1) * hd;
-                rstd[a] = rstd_of::<V>(&x[head.clone()], self.eps);
-                scale_row::<V>(&x[head.clone()], weight, rstd[a], &mut y[head]);
+                *rstd = rstd_of::<V>(&x[head.clone()], self.eps);
+                scale_row::<V>(&x[head.clone()], weight, *rstd, &mut y[head]);
             }
             y[normed * hd..].copy_from_slice(&x[normed * hd..]);
         }
