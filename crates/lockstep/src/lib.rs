@@ -3,11 +3,25 @@
 //! Everything below this crate knows one thing; here they meet. Read first: [`config`] (every key, in one table),
 //! [`data`] (prompts and the order they are drawn in), then [`cli`].
 
+pub mod checkpoint;
 pub mod cli;
+pub mod completion_log;
 pub mod config;
+pub mod course;
 pub mod data;
 pub mod error;
+pub mod evaluate;
+pub mod grpo;
+pub mod grpo_loop;
+pub mod judge;
 pub mod policy;
+pub mod questions;
+pub mod reporter;
+pub mod run_dir;
+pub mod samples;
+pub mod session;
+pub mod sft;
+pub mod signals;
 
 pub use config::Config;
 pub use error::BadInput;

@@ -3,10 +3,12 @@
 use crate::error::BadInput;
 use kernels::Context;
 use model::chat::ChatTemplate;
+use model::io::TensorSource;
 use model::tokenizer::Tokenizer;
 use model::{ModelConfig, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use telemetry::Console;
 
 /// A language model with its words.
 pub struct Policy {
@@ -39,6 +41,18 @@ impl Policy {
     /// Writes a directory that loads again, here and in transformers. The weights are f32.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
         Ok(model::io::save_model(dir, &self.weights.config, &self.weights, Some(&self.dir), Default::default())?)
+    }
+
+    /// The first lines of a run: what computes.
+    pub fn describe(&self, console: &Console, ctx: &Context) {
+        let parameters: usize = self.weights.tensors().iter().map(|t| t.shape.iter().product::<usize>()).sum();
+        console.info(&format!(
+            "{} · {:.2} M parameters · f32 on {} · {} threads",
+            self.config().family.model_type(),
+            parameters as f64 / 1e6,
+            ctx.isa().name(),
+            ctx.threads()
+        ));
     }
 
     /// Its shape.

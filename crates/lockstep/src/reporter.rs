@@ -4,6 +4,7 @@
 //! metric means.
 
 use crate::checkpoint::state::MetricSums;
+use crate::config::Config;
 use crate::run_dir::RunDir;
 use std::collections::BTreeMap;
 use telemetry::{Console, EventWriter, MetricsLog, Record};
@@ -12,8 +13,10 @@ use telemetry::{Console, EventWriter, MetricsLog, Record};
 pub struct Reporter {
     console: Console,
     metrics: MetricsLog,
-    events: EventWriter,
+    /// None if nobody wants TensorBoard's files.
+    events: Option<EventWriter>,
     logging_steps: u64,
+    first_step: bool,
     sums: MetricSums,
 }
 
@@ -23,16 +26,23 @@ const EVENTS: &str = "tensorboard";
 
 impl Reporter {
     /// Opens the logs of `run`.
-    pub fn open(run: &RunDir, console: Console, logging_steps: u64) -> anyhow::Result<Reporter> {
-        let metrics = MetricsLog::open(run.metrics())?;
-        let events = EventWriter::open(run.tensorboard())?;
-        Ok(Reporter { console, metrics, events, logging_steps: logging_steps.max(1), sums: MetricSums::default() })
+    pub fn open(run: &RunDir, console: Console, config: &Config) -> anyhow::Result<Reporter> {
+        Ok(Reporter {
+            console,
+            metrics: MetricsLog::open(run.metrics())?,
+            events: config.tensorboard.then(|| EventWriter::open(&run.tensorboard())).transpose()?,
+            logging_steps: config.logging_steps,
+            first_step: config.logging_first_step,
+            sums: MetricSums::default(),
+        })
     }
 
     /// Cuts the logs back to what they were at a checkpoint, and takes up its unlogged sums.
     pub fn resume(&mut self, log_bytes: &BTreeMap<String, u64>, sums: MetricSums) -> anyhow::Result<()> {
         self.metrics.truncate_to(log_bytes.get(METRICS).copied().unwrap_or(0))?;
-        self.events.truncate_to(log_bytes.get(EVENTS).copied().unwrap_or(0))?;
+        if let Some(events) = &mut self.events {
+            events.truncate_to(log_bytes.get(EVENTS).copied().unwrap_or(0))?;
+        }
         self.sums = sums;
         Ok(())
     }
@@ -40,8 +50,12 @@ impl Reporter {
     /// Lengths of the logs, everything in them on disk: for a checkpoint.
     pub fn lengths(&mut self) -> anyhow::Result<BTreeMap<String, u64>> {
         self.metrics.sync()?;
-        self.events.sync()?;
-        Ok([(METRICS.to_owned(), self.metrics.len()), (EVENTS.to_owned(), self.events.len())].into())
+        let mut lengths = BTreeMap::from([(METRICS.to_owned(), self.metrics.len())]);
+        if let Some(events) = &mut self.events {
+            events.sync()?;
+            lengths.insert(EVENTS.to_owned(), events.len());
+        }
+        Ok(lengths)
     }
 
     /// The sums not yet logged: for a checkpoint.
@@ -54,9 +68,19 @@ impl Reporter {
         self.sums.add(name, value);
     }
 
+    /// Sets a value that is logged next as it is.
+    pub fn set(&mut self, name: &str, value: f64) {
+        self.sums.set(name, value);
+    }
+
+    /// Whether step `step` is logged.
+    pub fn logs_at(&self, step: u64, last: bool) -> bool {
+        step.is_multiple_of(self.logging_steps) || last || (step == 1 && self.first_step)
+    }
+
     /// Ends optimizer step `step`: on a logging step, writes the means.
     pub fn end_step(&mut self, step: u64, last: bool) -> anyhow::Result<Option<Record>> {
-        if !step.is_multiple_of(self.logging_steps) && !last {
+        if !self.logs_at(step, last) {
             return Ok(None);
         }
         let means = self.sums.take_means();
@@ -69,10 +93,11 @@ impl Reporter {
         record.set("step", step);
         for (name, value) in values {
             record.set(name, value);
-            self.events.scalar(step, name, value)?;
+            if let Some(events) = &mut self.events {
+                events.scalar(step, name, value)?;
+            }
         }
         self.metrics.append(&record)?;
-        self.events.flush()?;
         Ok(record)
     }
 

@@ -23,15 +23,13 @@ pub struct RunState {
     pub weights_version: u64,
     /// Instruction set that the bits so far come from.
     pub isa: String,
-    /// Hash of the configuration keys that may not change on resume.
-    pub config_hash: String,
     /// Hash of the training data.
     pub data_hash: String,
-    /// Where the prompt sampler stands.
+    /// Where the sampler of rows stands.
     pub sampler: SamplerState,
-    /// The next rollout number: half of every sample's random stream.
+    /// The next rollout number: half of every sample's random stream (0 in supervised fine-tuning).
     pub rollout_number: u64,
-    /// The generation batch in use, and how far.
+    /// The generation batch in use, and how far (none in supervised fine-tuning).
     pub buffer: Option<Buffer>,
     /// The trainer's counters.
     pub trainer: train::TrainerState,
@@ -70,6 +68,10 @@ impl MetricSums {
         let sum = self.0.entry(name.to_owned()).or_insert((Bits64(0.0), 0));
         sum.0.0 += value;
         sum.1 += 1;
+    }
+    /// Sets a value that is no mean (an epoch, a total).
+    pub fn set(&mut self, name: &str, value: f64) {
+        self.0.insert(name.to_owned(), (Bits64(value), 1));
     }
     /// The means, by name; the sums start again from nothing.
     pub fn take_means(&mut self) -> BTreeMap<String, f64> {
@@ -189,8 +191,9 @@ impl RunState {
     /// Reads it from the checkpoint directory `dir`.
     pub fn read(dir: &Path) -> anyhow::Result<RunState> {
         let path = dir.join("run_state.json");
-        let bytes = std::fs::read(&path)
-            .map_err(|e| crate::error::BadInput::new(format!("{}: {e}; is {} a checkpoint?", path.display(), dir.display())))?;
+        let bytes = std::fs::read(&path).map_err(|e| {
+            crate::error::BadInput::new(format!("{}: {e}; is {} a checkpoint?", path.display(), dir.display()))
+        })?;
         let state: RunState = serde_json::from_slice(&bytes)
             .map_err(|e| crate::error::BadInput::new(format!("{} is damaged: {e}", path.display())))?;
         if state.format > FORMAT {

@@ -1,6 +1,7 @@
 //! `lockstep sft`.
 
 use super::options::{ConfigArgs, LogArgs};
+use crate::config::Purpose;
 
 /// Trains a model on given completions (supervised fine-tuning; the loss is on the completion only).
 #[derive(Debug, clap::Args)]
@@ -18,6 +19,5 @@ pub struct Args {
 
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let _ = args;
-    anyhow::bail!("sft is not built yet")
+    crate::session::run(Purpose::Sft, &args.config, args.resume.as_deref(), &args.log)
 }

@@ -1,6 +1,7 @@
 //! `lockstep train`.
 
 use super::options::{ConfigArgs, LogArgs};
+use crate::config::Purpose;
 
 /// Trains a model with GRPO.
 #[derive(Debug, clap::Args)]
@@ -18,6 +19,5 @@ pub struct Args {
 
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let _ = args;
-    anyhow::bail!("train is not built yet")
+    crate::session::run(Purpose::Grpo, &args.config, args.resume.as_deref(), &args.log)
 }

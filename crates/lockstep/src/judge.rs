@@ -1,0 +1,68 @@
+//! Completions to scores: asks every reward about a batch.
+
+use crate::data::prompts::Prompt;
+use model::tokenizer::Tokenizer;
+use rewards::{Columns, Content, Problem, Reward, RewardBatch};
+use rollout::Completion;
+use serde_json::Value;
+use std::sync::Arc;
+use train::RewardMatrix;
+
+/// A judged batch.
+pub struct Judged {
+    /// One row per completion, one column per reward.
+    pub matrix: RewardMatrix,
+    /// The prompt of each completion.
+    pub prompts: Vec<Content>,
+    /// The completions as rewards saw them.
+    pub completions: Vec<Content>,
+    /// What kept rewards from judging.
+    pub problems: Vec<Problem>,
+    /// Numbers that rewards want logged.
+    pub metrics: Vec<(String, f64)>,
+    /// Columns that rewards add to the completions table.
+    pub extra: Vec<(String, Vec<Value>)>,
+}
+
+/// Scores completions that lie group by group, as `questions` does.
+pub fn judge(
+    rewards: &mut [Box<dyn Reward>],
+    weights: &[f64],
+    tokenizer: &Tokenizer,
+    questions: &[Arc<Prompt>],
+    completions: &[Completion],
+    step: u64,
+) -> anyhow::Result<Judged> {
+    let group = completions.len() / questions.len().max(1);
+    let of = |i: usize| &questions[i / group];
+    let ids: Vec<Vec<u32>> = completions.iter().map(|c| c.ids.clone()).collect();
+    let mut texts = Vec::with_capacity(ids.len());
+    for (i, ids) in ids.iter().enumerate() {
+        let text = tokenizer.decode(ids, true)?;
+        texts.push(match of(i).content {
+            Content::Text(_) => Content::Text(text),
+            Content::Messages(_) => Content::assistant(text),
+        });
+    }
+    let prompts: Vec<Content> = (0..ids.len()).map(|i| of(i).content.clone()).collect();
+    let mut columns = Columns::new();
+    for name in questions.iter().flat_map(|q| q.columns.keys()) {
+        if !columns.contains_key(name) {
+            let value = |i| of(i).columns.get(name).cloned().unwrap_or(Value::Null);
+            columns.insert(name.clone(), (0..ids.len()).map(value).collect());
+        }
+    }
+    let batch = RewardBatch { prompts: &prompts, completions: &texts, completion_ids: &ids, columns: &columns, step };
+    let mut rows = vec![Vec::with_capacity(rewards.len()); ids.len()];
+    let (mut problems, mut metrics, mut extra) = (Vec::new(), Vec::new(), Vec::new());
+    for reward in rewards.iter_mut() {
+        let scores = reward.score(&batch);
+        rows.iter_mut().zip(scores.values).for_each(|(row, value)| row.push(value));
+        problems.extend(scores.problems);
+        metrics.extend(scores.metrics);
+        extra.extend(scores.extra);
+    }
+    let names = rewards.iter().map(|r| r.name().to_owned()).collect();
+    let matrix = RewardMatrix { rewards: rows, names, weights: weights.to_vec() };
+    Ok(Judged { matrix, prompts, completions: texts, problems, metrics, extra })
+}

@@ -1,0 +1,119 @@
+//! `train` and `sft` from flags to result: which run, which configuration, and what is said at the end.
+
+use crate::cli::options::{ConfigArgs, LogArgs};
+use crate::config::{Layers, Purpose, Resolved, changes_on_resume};
+use crate::course::{Beginning, Ended, Finished, find_run};
+use crate::error::BadInput;
+use crate::run_dir::RunDir;
+use crate::signals::StopRequest;
+use crate::{grpo, grpo_loop, sft};
+use kernels::Context;
+use std::path::PathBuf;
+use telemetry::{Ceilings, Console};
+
+/// A run ready to begin.
+struct Session {
+    resolved: Resolved,
+    run: RunDir,
+    beginning: Beginning,
+}
+
+/// Runs `train` or `sft` as the command line asks.
+pub fn run(purpose: Purpose, args: &ConfigArgs, resume: Option<&str>, log: &LogArgs) -> anyhow::Result<()> {
+    let console = Console::new(log.console()?)?;
+    let session = match resume {
+        None => fresh(purpose, args)?,
+        Some(resume) => resumed(purpose, args, resume, &console)?,
+    };
+    for note in &session.resolved.notes {
+        console.info(note);
+    }
+    let ctx = context(session.resolved.config.threads)?;
+    let finished =
+        execute(purpose, session.resolved, session.run, session.beginning, &ctx, &console, StopRequest::listen()?)?;
+    summarize(&finished, &console);
+    Ok(())
+}
+
+/// The device as the configuration and the environment ask for it.
+pub fn context(threads: Option<usize>) -> anyhow::Result<Context> {
+    let isa = kernels::Isa::from_env().map_err(|e| BadInput::new(e.to_string()))?;
+    let threads = match threads {
+        Some(threads) => threads,
+        None => kernels::context::threads_from_env().map_err(|e| BadInput::new(e.to_string()))?,
+    };
+    Ok(Context::cpu(isa, threads))
+}
+
+fn fresh(purpose: Purpose, args: &ConfigArgs) -> anyhow::Result<Session> {
+    let resolved = args.resolve(purpose)?;
+    let out = resolved.config.output_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(new_name()));
+    Ok(Session { run: RunDir::fresh(&out)?, resolved, beginning: Beginning::Fresh })
+}
+
+/// A name that sorts by time.
+fn new_name() -> String {
+    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    format!("run-{seconds}")
+}
+
+/// A run that goes on: its own configuration, over it what the command line says, if that may change.
+fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console) -> anyhow::Result<Session> {
+    let output_dir = match (&args.out, &args.file) {
+        (Some(out), _) => Some(out.clone()),
+        (None, Some(_)) => args.resolve(purpose)?.config.output_dir,
+        (None, None) => None,
+    };
+    let (run, beginning) = find_run(resume, output_dir.as_deref())?;
+    let layers = |file: PathBuf| Layers { purpose, file: Some(file), ..Layers::default() };
+    let began = layers(run.config()).resolve()?;
+    let now = match &args.file {
+        Some(_) => args.layers(purpose)?,
+        None => Layers { file: Some(run.config()), ..args.layers(purpose)? },
+    };
+    let now = now.resolve()?;
+    for change in changes_on_resume(&began.config, &now.config)? {
+        console.warn(&format!("changed on resume: {change}"));
+    }
+    Ok(Session { resolved: now, run, beginning })
+}
+
+/// Builds and runs; the demo comes here too.
+pub fn execute(
+    purpose: Purpose,
+    resolved: Resolved,
+    run: RunDir,
+    beginning: Beginning,
+    ctx: &Context,
+    console: &Console,
+    stop: StopRequest,
+) -> anyhow::Result<Finished> {
+    match purpose {
+        Purpose::Sft => {
+            let mut sft = sft::build(resolved, run, beginning, ctx, console.clone(), stop)?;
+            let ended = sft::run(&mut sft)?;
+            sft.course.finish(ended)
+        }
+        Purpose::Grpo | Purpose::Show => {
+            let mut grpo = grpo::build(resolved, run, beginning, ctx, console.clone(), stop)?;
+            let ended = grpo_loop::run(&mut grpo)?;
+            grpo.course.finish(ended)
+        }
+    }
+}
+
+/// The last words of a run.
+fn summarize(finished: &Finished, console: &Console) {
+    let summary = finished.stages.summary();
+    console.print(&summary.table().render(console.width()));
+    console.info(&summary.bottleneck(&Ceilings::default()));
+    let root = finished.run.root().display();
+    let end = match finished.ended {
+        Ended::Done => format!("done: {} steps; the model is in {}", finished.step, finished.run.model().display()),
+        Ended::Early => {
+            format!("stopped early after step {}; the model is in {}", finished.step, finished.run.model().display())
+        }
+        Ended::Asked => format!("stopped as asked after step {}; go on with --resume {root}", finished.step),
+    };
+    console.info(&end);
+}
