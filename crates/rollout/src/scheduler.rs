@@ -114,7 +114,7 @@ impl Scheduler {
         while self.running.len() < self.max_num_seqs && rows < self.max_rows {
             let Some(&id) = self.waiting.front() else { break };
             let Some(chunk) = self.admit(id, self.max_rows - rows, copies) else {
-                if self.running.is_empty() && self.evict_prompts() {
+                if self.running.is_empty() && (self.evict_prompts() || self.evict_paused()) {
                     continue;
                 }
                 break;
@@ -223,18 +223,23 @@ impl Scheduler {
         any
     }
 
+    /// Gives back the pages of paused completions, which are computed again when they go on. False if there were none.
+    fn evict_paused(&mut self) -> bool {
+        let mut any = false;
+        for s in self.sequences.iter_mut().filter(|s| s.state == State::Paused && !s.blocks.is_empty()) {
+            self.blocks.release(&mut s.blocks);
+            s.computed = 0;
+            any = true;
+        }
+        any
+    }
+
     /// Every key and value is stale: all sequences are computed again.
     pub(crate) fn invalidate(&mut self) {
         while let Some(id) = self.running.pop() {
             self.put_back(id);
         }
-        for id in 0..self.sequences.len() {
-            if self.sequences[id].state == State::Paused {
-                let s = &mut self.sequences[id];
-                self.blocks.release(&mut s.blocks);
-                s.computed = 0;
-            }
-        }
+        self.evict_paused();
         self.evict_prompts();
     }
 
@@ -284,5 +289,102 @@ impl Scheduler {
             self.blocks.release(&mut self.sequences[prompt].blocks);
             self.sequences[prompt].state = State::Finished(crate::FinishReason::Stop);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FinishReason, Request, SamplingParams};
+
+    fn scheduler(blocks: usize, prompts: &[usize], num_generations: usize, sharing: bool) -> Scheduler {
+        let mut scheduler = Scheduler::new(blocks, 8, 512, true);
+        for &len in prompts {
+            let request = Request {
+                prompt: vec![1; len].into(),
+                num_generations,
+                rollout_number: 0,
+                sampling: Arc::new(SamplingParams::default()),
+                pause_on_stop: false,
+            };
+            scheduler.submit(Arc::new(request), sharing);
+        }
+        scheduler
+    }
+
+    /// One step as the engine makes it, a token for each sequence that is whole. Returns its plan.
+    fn step(s: &mut Scheduler) -> Vec<(usize, usize, usize)> {
+        let (mut plan, mut copies) = (Vec::new(), Vec::new());
+        s.plan(&mut plan, &mut copies);
+        for chunk in &plan {
+            let id = chunk.sequence;
+            assert!(s.sequences[id].blocks.len() * BLOCK >= chunk.to, "rows without a page");
+            s.sequences[id].computed = chunk.to;
+            if s.sequences[id].uncomputed() > 0 {
+                continue;
+            }
+            match s.sequences[id].role {
+                Role::Completion(_) => s.sequences[id].push(0, 0.0, true, 0),
+                Role::Prompt => {
+                    for member in s.groups[s.sequences[id].group].members.clone() {
+                        if s.sequences[member].completion().is_empty() {
+                            s.sequences[member].push(0, 0.0, true, 0);
+                        }
+                    }
+                    s.hold(id);
+                }
+            }
+        }
+        plan.iter().map(|c| (c.sequence, c.from, c.to)).collect()
+    }
+
+    #[test]
+    fn the_youngest_is_put_back_and_computed_again() {
+        let mut s = scheduler(3, &[63, 63], 1, false);
+        assert_eq!(step(&mut s), [(0, 0, 63), (1, 0, 63)]);
+        assert_eq!(step(&mut s), [(0, 63, 64), (1, 63, 64)]);
+        assert_eq!(step(&mut s), [(0, 64, 65)], "the third page goes to the older one");
+        assert_eq!((s.preemptions, s.sequences[1].blocks.len()), (1, 0));
+        assert_eq!(step(&mut s), [(0, 65, 66)], "and the younger one waits for its two");
+        s.finish(0, FinishReason::Length);
+        assert_eq!(step(&mut s), [(1, 0, 65)], "all of it again");
+        s.finish(1, FinishReason::Stop);
+        assert!(s.is_idle() && s.blocks.available() == 3);
+    }
+
+    #[test]
+    fn a_group_shares_full_pages_and_copies_the_last() {
+        let mut s = scheduler(10, &[130], 3, true);
+        assert_eq!(step(&mut s), [(3, 0, 130)], "the prompt, once");
+        assert_eq!(s.blocks.available(), 7);
+        let (mut plan, mut copies) = (Vec::new(), Vec::new());
+        s.plan(&mut plan, &mut copies);
+        let (prompt, members) = (s.sequences[3].blocks.clone(), [0, 1, 2].map(|id| s.sequences[id].blocks.clone()));
+        assert_eq!(s.blocks.available(), 4);
+        for (member, copy) in members.iter().zip(&copies) {
+            assert_eq!(member[..2], prompt[..2]);
+            assert_eq!((prompt[2], member[2]), *copy);
+            assert_ne!(member[2], prompt[2]);
+        }
+        for chunk in &plan {
+            assert_eq!((chunk.from, chunk.to), (130, 131));
+        }
+        (0..3).for_each(|id| s.finish(id, FinishReason::Stop));
+        assert!(s.is_idle() && s.blocks.available() == 10, "the prompt leaves with its last completion");
+    }
+
+    #[test]
+    fn paused_sequences_give_their_pages_rather_than_stop_all_others() {
+        let mut s = scheduler(3, &[60], 1, false);
+        step(&mut s);
+        s.pause(0);
+        let request = s.groups[0].request.as_ref().clone();
+        s.submit(Arc::new(Request { prompt: vec![1; 129].into(), ..request }), false);
+        assert_eq!(step(&mut s), [(1, 0, 129)]);
+        s.finish(1, FinishReason::Length);
+        s.wake(0);
+        assert_eq!(step(&mut s), [(0, 0, 61)]);
+        s.finish(0, FinishReason::Length);
+        assert_eq!(s.blocks.available(), 3);
     }
 }
