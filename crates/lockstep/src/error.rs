@@ -57,5 +57,28 @@ pub fn paragraph(error: &anyhow::Error) -> String {
             text.push_str(&cause);
         }
     }
-    text
+    one_line(&text)
+}
+
+/// Lines joined; those that only point at a place of the line above are left out.
+fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.chars().all(|c| c == '^'));
+    lines.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn one_paragraph_says_each_cause_once() {
+        let error = BadInput::new("regex parse error:\n    (\n    ^\nerror: unclosed group");
+        let error = Err::<(), _>(error).context("reward `format`").unwrap_err();
+        assert_eq!(paragraph(&error), "reward `format`: regex parse error: ( error: unclosed group");
+        assert!(is_bad_input(&error));
+        let quoted = Err::<(), _>(anyhow::anyhow!("no such file")).context("a.toml: no such file").unwrap_err();
+        assert_eq!(paragraph(&quoted), "a.toml: no such file");
+        assert!(!is_bad_input(&quoted) && is_bad_input(&Err::<(), _>(quoted).or_bad_input().unwrap_err()));
+    }
 }

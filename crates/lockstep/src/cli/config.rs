@@ -11,10 +11,10 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  lockstep config show my.toml --set beta=0.04     every key, its value and where it came from
-  lockstep config explain steps_per_generation     what a key means, its default and TRL's
-  lockstep config schema > lockstep.schema.json    for completion and checks in an editor
-  lockstep config from-trl train_grpo.py > my.toml the configuration of a TRL script")]
+  lockstep config show my.toml --set beta=0.04     every key and its origin
+  lockstep config explain steps_per_generation     what a key means
+  lockstep config schema > lockstep.schema.json    for an editor
+  lockstep config from-trl train_grpo.py > my.toml translate a TRL script")]
 pub struct Args {
     #[command(subcommand)]
     command: Command,

@@ -3,16 +3,20 @@
 /// Of `lockstep train`.
 pub const TRAIN: &str = "\
 Examples:
-  lockstep train --model Qwen2.5-0.5B-Instruct --dataset gsm8k/train.jsonl --task gsm8k --out runs/first
+  lockstep train --model DIR --dataset train.jsonl --task gsm8k --out runs/first
   lockstep train my.toml --set learning_rate=2e-6 --set beta=0.04
-  lockstep train --model DIR --dataset prompts.jsonl --reward \"command:python my_reward.py\" --steps 200
-  lockstep train my.toml --resume latest          continue where the run in output_dir stopped
-  lockstep train --resume runs/first              the same by its directory
+  lockstep train --model DIR --dataset d.jsonl --reward \"command:python reward.py\"
+  lockstep train my.toml --resume latest     continue the run in output_dir
+  lockstep train --resume runs/first         the same by its directory
 
-Data: JSON lines or Parquet with a `prompt` column (text, or chat messages); the other columns go to the rewards.
-Rewards: gsm8k, exact_match, format:REGEX, length:N, unique_chars, command:PROGRAM; --reward may be repeated.
-A stop (Ctrl-C, SIGTERM, SIGUSR1) finishes the step and writes a checkpoint; a second one exits at once.
-`lockstep plan` says before the start what memory a run takes; `lockstep config show` lists every key.";
+Data: JSON lines or Parquet with a `prompt` column (text or chat messages); the
+other columns go to the rewards.
+Rewards: gsm8k, exact_match, format:REGEX, length:N, unique_chars,
+command:PROGRAM; --reward may be repeated.
+A stop (Ctrl-C, SIGTERM, SIGUSR1) finishes the step and writes a checkpoint; a
+second one exits at once.
+`lockstep plan` says what memory a run will take; `lockstep config show` lists
+every key.";
 
 /// Of `lockstep sft`.
 pub const SFT: &str = "\
@@ -20,24 +24,25 @@ Examples:
   lockstep sft --model DIR --dataset pairs.jsonl --out runs/warm-up
   lockstep sft my.toml --set completion_column=answer --set num_train_epochs=1
 
-Data: a `prompt` and a `completion` column, both text or both chat messages. The loss is on the completion only.";
+Data: a `prompt` and a `completion` column, both text or both chat messages. The
+loss is on the completion only.";
 
 /// Of `lockstep demo`.
 pub const DEMO: &str = "\
 Examples:
-  lockstep demo                       a few minutes on two cores; the run's directory is printed
+  lockstep demo                       a few minutes on two cores
   lockstep demo --seed 7 --out /tmp/demo --steps 300";
 
 /// Of `lockstep generate`.
 pub const GENERATE: &str = "\
 Examples:
-  lockstep generate --model DIR --prompt \"Once upon a time\" --temperature 0 --max-new-tokens 120
+  lockstep generate --model DIR --prompt \"Once upon a time\" --temperature 0
   lockstep generate --model DIR --prompt \"What is 12 + 30?\" --n 4 --seed 1 --json";
 
 /// Of `lockstep score`.
 pub const SCORE: &str = "\
 Examples:
-  echo '{\"prompt_ids\": [1], \"completion_ids\": [403, 407]}' | lockstep score --model DIR --input -
+  echo '{\"prompt_ids\": [1], \"completion_ids\": [403, 407]}' > ids.jsonl
   lockstep score --model DIR --input ids.jsonl > logprobs.jsonl
 
 Each input line gives one line {\"logprobs\": […], \"entropies\": […]}, in nats.";
@@ -45,8 +50,8 @@ Each input line gives one line {\"logprobs\": […], \"entropies\": […]}, in n
 /// Of `lockstep eval`.
 pub const EVAL: &str = "\
 Examples:
-  lockstep eval --model DIR --task gsm8k --dataset gsm8k/test.jsonl              greedy accuracy
-  lockstep eval --model DIR --task gsm8k --dataset gsm8k/test.jsonl --n 8        sampled accuracy and pass@k";
+  lockstep eval --model DIR --task gsm8k --dataset test.jsonl         greedy
+  lockstep eval --model DIR --task gsm8k --dataset test.jsonl --n 8   and pass@k";
 
 /// Of `lockstep init`.
 pub const INIT: &str = "\
@@ -57,4 +62,4 @@ Examples:
 pub const PLAN: &str = "\
 Examples:
   lockstep plan my.toml
-  lockstep plan --model DIR --dataset FILE --reward gsm8k --set max_tokens_per_micro_batch=2048";
+  lockstep plan my.toml --set max_tokens_per_micro_batch=2048";

@@ -27,14 +27,19 @@ struct Cli {
 
 const AFTER_HELP: &str = "\
 Start here:
-  lockstep demo                                             train a small model from nothing; no files, no network
-  lockstep train --model DIR --dataset FILE --reward gsm8k  GRPO on your model
-  lockstep config show                                      every key with its value and where it came from
-  lockstep config explain num_generations                   what a key means, its default and TRL's
+  lockstep demo
+      trains a small model from nothing; no files, no network
+  lockstep train --model DIR --dataset FILE --reward gsm8k
+      GRPO on your model
+  lockstep config show
+      every key with its value and where it came from
+  lockstep config explain num_generations
+      what a key means, its default and TRL's
 
 Exit codes: 0 done, 2 bad usage, configuration or input, 1 failed.
-Environment: LOCKSTEP_THREADS, LOCKSTEP_ISA (portable, avx2, avx512), LOCKSTEP_LOG (error, warn, info, debug), NO_COLOR,
-and LOCKSTEP_<KEY> for every key of the configuration.";
+Environment: LOCKSTEP_THREADS, LOCKSTEP_ISA (portable, avx2, avx512),
+LOCKSTEP_LOG (error, warn, info, debug), NO_COLOR, and LOCKSTEP_<KEY> for every
+key of the configuration.";
 
 #[derive(Debug, Subcommand)]
 enum Command {

@@ -1,0 +1,125 @@
+//! Bad input gives one clear paragraph, exit code 2, and nothing half-written: no output directory either.
+
+mod support;
+
+use std::path::Path;
+use support::{lockstep, model, refused};
+
+/// A directory with a model and data in which everything is right.
+fn good() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("model"));
+    write(dir.path(), "d.jsonl", "{\"prompt\": \"ab\", \"answer\": \"c\"}\n{\"prompt\": \"cd\", \"answer\": \"e\"}\n");
+    dir
+}
+
+fn write(directory: &Path, name: &str, content: impl AsRef<[u8]>) {
+    std::fs::write(directory.join(name), content).unwrap();
+}
+
+/// `train` with two steps of one prompt × 4, and then `more`.
+fn train(directory: &Path, more: &[&str], words: &[&str]) {
+    let base = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars", "--out", "run"];
+    let small =
+        ["--set", "num_generations=4", "--set", "per_device_train_batch_size=4", "--set", "max_completion_length=4"];
+    refused(directory, &[&base[..], &small[..], more].concat(), words);
+}
+
+#[test]
+fn usage() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = lockstep(dir.path(), &["trian"]);
+    assert_eq!(said.code, Some(2));
+    assert!(said.err.contains("train"), "{}", said.err);
+    assert_eq!(lockstep(dir.path(), &[]).code, Some(2));
+    let said = lockstep(dir.path(), &["--help"]);
+    assert!(said.code == Some(0) && said.out.contains("lockstep demo"), "{}", said.out);
+    refused(dir.path(), &["config", "explain", "num_generatons"], &["did you mean `num_generations`?"]);
+    refused(dir.path(), &["config", "from-trl", "none.py"], &["none.py"]);
+}
+
+#[test]
+fn configuration() {
+    let dir = good();
+    let set = |pair: &str, words: &[&str]| train(dir.path(), &["--set", pair], words);
+    set("learning_raet=1", &["unknown key `learning_raet`", "did you mean `learning_rate`?"]);
+    set("num_generations=1", &["`num_generations`", "at least 2"]);
+    set("num_generations=3", &["multiple of num_generations = 3", "per_device_train_batch_size to 3 or 6"]);
+    set("temperature=0", &["`temperature` = 0"]);
+    set("bf16=true", &["compute is f32"]);
+    set("loss_type=ppo", &["grpo, bnpo, dr_grpo, dapo"]);
+    set("beta", &["--set beta", "KEY=VALUE"]);
+    write(dir.path(), "broken.toml", "beta = 0.1\nseed = \n");
+    train(dir.path(), &["broken.toml"], &["broken.toml, line 2"]);
+    train(dir.path(), &["missing.toml"], &["missing.toml"]);
+}
+
+#[test]
+fn data() {
+    let dir = good();
+    let data = |content: &str, words: &[&str]| {
+        write(dir.path(), "bad.jsonl", content);
+        train(dir.path(), &["--set", "dataset_name=bad.jsonl"], words);
+    };
+    data("{\"question\": \"ab\"}\n", &["bad.jsonl, line 1", "no column `prompt`", "`question`"]);
+    data("{\"prompt\": \"ab\"}\n{\"prompt\": \n", &["bad.jsonl, line 2", "broken JSON"]);
+    data("\n", &["bad.jsonl", "empty"]);
+    data("{\"prompt\": 7}\n", &["line 1", "expected a text"]);
+    data(
+        &format!("{{\"prompt\": \"{}\"}}\n", "a".repeat(70)),
+        &["70 tokens", "context of 64", "max_prompt_length = 60"],
+    );
+    train(dir.path(), &["--set", "dataset_name=none.jsonl"], &["none.jsonl", "does not exist"]);
+    write(dir.path(), "bad.jsonl", "{\"prompt\": \"ab\"}\n");
+    let columnless = ["--set", "dataset_name=bad.jsonl", "--set", "reward_funcs=exact_match"];
+    train(dir.path(), &columnless, &["exact_match", "`answer`"]);
+}
+
+#[test]
+fn rewards() {
+    let dir = good();
+    let set = |rewards: &str, words: &[&str]| train(dir.path(), &["--set", &format!("reward_funcs={rewards}")], words);
+    set("uniqe_chars", &["did you mean `unique_chars`?"]);
+    set("command:./no_such_program", &["./no_such_program"]);
+    set("[\"format:(\"]", &["format"]);
+    train(dir.path(), &["--set", "reward_weights=[1, 2]"], &["2 numbers, but there are 1"]);
+}
+
+#[test]
+fn models() {
+    let dir = good();
+    let weights = dir.path().join("model/model.safetensors");
+    let whole = std::fs::read(&weights).unwrap();
+    let config = std::fs::read_to_string(dir.path().join("model/config.json")).unwrap();
+    let with = |name: &str, content: &[u8], words: &[&str]| {
+        write(&dir.path().join("model"), name, content);
+        train(dir.path(), &[], words);
+    };
+    with("model.safetensors", &whole[..whole.len() - 9], &["model.safetensors"]);
+    with("model.safetensors", b"garbage, not a weight file", &["model.safetensors"]);
+    std::fs::remove_file(&weights).unwrap();
+    train(dir.path(), &[], &["safetensors"]);
+    write(&dir.path().join("model"), "model.safetensors", &whole);
+
+    let bare: String = config.split_whitespace().collect();
+    let compact = |from: &str, to: &str| {
+        assert!(bare.contains(from), "{from} is not in {bare}");
+        bare.replace(from, to).into_bytes()
+    };
+    with("config.json", &compact("\"model_type\":\"llama\"", "\"model_type\":\"mamba\""), &["model_type", "mamba"]);
+    with("config.json", &compact("\"hidden_act\":\"silu\"", "\"hidden_act\":\"relu\""), &["hidden_act", "relu"]);
+    with("config.json", &compact("\"vocab_size\":40", "\"vocab_size\":20"), &["vocabulary", "20"]);
+    with("config.json", &compact("\"intermediate_size\":24", "\"intermediate_size\":23"), &["mlp", "23"]);
+    with("config.json", b"{", &["config.json"]);
+}
+
+#[test]
+fn output_directories() {
+    let dir = good();
+    std::fs::create_dir(dir.path().join("run")).unwrap();
+    write(&dir.path().join("run"), "thesis.txt", "mine");
+    train(dir.path(), &[], &["run", "exists"]);
+    write(dir.path(), "file", "");
+    train(dir.path(), &["--set", "output_dir=file"], &["file"]);
+    train(dir.path(), &["--set", "output_dir=new", "--resume", "run"], &["run", "not a run"]);
+}

@@ -1,0 +1,74 @@
+//! Runs the program and looks at what it says and writes; makes a tiny model directory.
+
+use kernels::{Context, Isa};
+use model::tokenizer::{SpecialTokens, Tokenizer};
+use model::{ModelConfig, Weights};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+/// What a run of the program gave.
+pub struct Said {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+/// Runs `lockstep` with `arguments` in `directory`, without the caller's `LOCKSTEP_` variables.
+pub fn lockstep(directory: &Path, arguments: &[&str]) -> Said {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("LOCKSTEP_")) {
+        command.env_remove(name);
+    }
+    let Output { status, stdout, stderr } = command.args(arguments).current_dir(directory).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Said { code: status.code(), out: text(stdout), err: text(stderr) }
+}
+
+/// Every path under `directory` with its length, sorted.
+pub fn listing(directory: &Path) -> Vec<(PathBuf, u64)> {
+    let mut found = Vec::new();
+    let mut open = vec![directory.to_owned()];
+    while let Some(next) = open.pop() {
+        for entry in std::fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                open.push(path.clone());
+            }
+            found.push((path.clone(), std::fs::metadata(&path).unwrap().len()));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Runs it, which must be refused: exit code 2, one paragraph with all of `words`, and nothing written.
+pub fn refused(directory: &Path, arguments: &[&str], words: &[&str]) {
+    let before = listing(directory);
+    let said = lockstep(directory, arguments);
+    let all = format!("{arguments:?} said:\n{}{}", said.out, said.err);
+    assert_eq!(said.code, Some(2), "exit code; {all}");
+    let paragraphs: Vec<&str> = said.err.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(paragraphs.len(), 1, "one paragraph; {all}");
+    assert_eq!(said.err.lines().last(), paragraphs.first().copied(), "nothing after it; {all}");
+    for word in words {
+        assert!(paragraphs[0].contains(word), "`{word}` is missing; {all}");
+    }
+    assert_eq!(listing(directory), before, "something was written; {all}");
+}
+
+/// The shape of the tiny model.
+pub const CONFIG: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40, "hidden_size": 16,
+"intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+"max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false,
+"bos_token_id": null, "eos_token_id": 0}"#;
+
+/// Writes a model directory with random weights and a tokenizer of lower-case letters.
+pub fn model(directory: &Path) {
+    let ctx = Context::cpu(Isa::best(), 1);
+    let config = Arc::new(ModelConfig::parse(CONFIG).unwrap());
+    let weights = Weights::random(ctx.memory(), &config, 1).unwrap();
+    let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
+    Tokenizer::characters("abcdefghijklmnopqrstuvwxyz .,?".chars(), &special).unwrap().save(directory).unwrap();
+    model::io::save_model(directory, &config, &weights, None, Default::default()).unwrap();
+}
