@@ -3,6 +3,7 @@
 use crate::config::Resolved;
 use crate::course::{Beginning, Course, Ended, Own, Parts, sampler};
 use crate::data::DatasetSpec;
+use crate::data::locate::{HubKind, locate};
 use crate::error::BadInput;
 use crate::grpo::trainer_config;
 use crate::policy::{Policy, Words, load_weights};
@@ -10,7 +11,6 @@ use crate::questions::{context, encoder};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
-use std::path::PathBuf;
 use telemetry::Console;
 use train::{Objective, PromptCompletion, Sample, Scorer, Trainer};
 
@@ -32,7 +32,7 @@ pub fn build(
     stop: StopRequest,
 ) -> anyhow::Result<Sft> {
     let config = resolved.config.clone();
-    let dir = PathBuf::from(config.model_name_or_path.clone().unwrap_or_default());
+    let dir = locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?;
     let words = Words::load(&dir)?;
     let Some(spec) = DatasetSpec::train(&config) else { return Err(BadInput::new("no training data")) };
     let (samples, data_hash) = samples(&resolved, spec, &words, &console)?;

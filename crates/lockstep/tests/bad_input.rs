@@ -123,3 +123,26 @@ fn output_directories() {
     train(dir.path(), &["--set", "output_dir=file"], &["file"]);
     train(dir.path(), &["--set", "output_dir=new", "--resume", "run"], &["run", "not a run"]);
 }
+
+#[test]
+fn supervised_fine_tuning() {
+    let dir = good();
+    let base = ["sft", "--model", "model", "--dataset", "d.jsonl", "--out", "run"];
+    refused(dir.path(), &base, &["d.jsonl, line 1", "no column `completion`", "`prompt`, `answer`"]);
+    let long = [&base[..], &["--set", "completion_column=answer", "--set", "max_length=1"]].concat();
+    refused(dir.path(), &long, &["max_length"]);
+}
+
+/// What the tests above refuse is refused for its fault alone.
+#[test]
+fn what_is_right_runs() {
+    let dir = good();
+    let base = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "exact_match", "--out", "run"];
+    let small = ["num_generations=4", "per_device_train_batch_size=4", "max_completion_length=4", "max_steps=1"];
+    let mut arguments = base.to_vec();
+    small.iter().for_each(|pair| arguments.extend(["--set", pair]));
+    let said = lockstep(dir.path(), &arguments);
+    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    assert!(dir.path().join("run/config.toml").is_file() && dir.path().join("run/metrics.jsonl").is_file());
+    refused(dir.path(), &arguments, &["run", "already holds a run", "--resume"]);
+}

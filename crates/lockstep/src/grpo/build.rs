@@ -4,6 +4,7 @@ use super::{BatchSizes, GenerationBatch, Grpo};
 use crate::config::{Config, Resolved};
 use crate::course::{Beginning, Course, Parts, sampler};
 use crate::data::DatasetSpec;
+use crate::data::locate::{HubKind, locate};
 use crate::error::BadInput;
 use crate::evaluate::Evaluation;
 use crate::policy::{Policy, Words, load_weights};
@@ -12,7 +13,6 @@ use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
 use rollout::{Engine, EngineConfig, SamplingParams};
-use std::path::PathBuf;
 use std::sync::Arc;
 use telemetry::Console;
 use train::{Objective, Scorer, Trainer, TrainerConfig};
@@ -30,7 +30,7 @@ pub fn build(
     stop: StopRequest,
 ) -> anyhow::Result<Grpo> {
     let config = resolved.config.clone();
-    let dir = PathBuf::from(config.model_name_or_path.clone().unwrap_or_default());
+    let dir = locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?;
     let words = Words::load(&dir)?;
     let rewards = build_rewards(&config)?;
     let room = config.max_completion_length;
@@ -59,7 +59,7 @@ pub fn build(
     let weights = load_weights(ctx, from, &words.config)?;
     let reference = match config.beta != 0.0 {
         true => {
-            let dir = config.ref_model.as_ref().map_or(dir.clone(), PathBuf::from);
+            let dir = config.ref_model.as_ref().map_or(Ok(dir.clone()), |name| locate(name, HubKind::Model))?;
             let weights = load_weights(ctx, &dir, &words.config)?;
             Some((weights, Scorer::new(ctx.memory(), config.max_tokens_per_micro_batch, config.prefix_sharing)))
         }
