@@ -95,6 +95,21 @@ impl Words {
     }
 }
 
+/// The shape of the model in a directory, where its words are not needed.
+pub fn load_config(dir: &Path) -> anyhow::Result<ModelConfig> {
+    ModelConfig::load(&dir.join("config.json")).map_err(|e| BadInput::new(e.to_string()))
+}
+
+/// Ids to text, special tokens left out, as the engine looks for stop strings in it.
+pub struct Detokenizer(pub Arc<Tokenizer>);
+
+impl rollout::Detokenize for Detokenizer {
+    fn decode(&self, ids: &[u32]) -> String {
+        // Decoding fails for no ids of a vocabulary; text that cannot be made holds no stop string.
+        self.0.decode(ids, true).unwrap_or_default()
+    }
+}
+
 /// The weights of a directory.
 pub fn load_weights(ctx: &Context, dir: &Path, config: &Arc<ModelConfig>) -> anyhow::Result<Weights> {
     let mut weights = Weights::zeros(ctx.memory(), config);

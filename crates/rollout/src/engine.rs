@@ -361,6 +361,14 @@ impl Engine {
         self.finished.drain(..).map(take).collect()
     }
 
+    /// The completions that have not ended: request, generation, and the tokens so far.
+    pub fn live(&self) -> impl Iterator<Item = (usize, usize, &[u32])> {
+        self.scheduler.sequences.iter().filter_map(|s| match (s.role, s.state) {
+            (Role::Prompt, _) | (_, State::Finished(_)) => None,
+            (Role::Completion(g), _) => Some((s.group, g as usize, s.completion())),
+        })
+    }
+
     /// The paused completions: id, request, generation, and the tokens so far.
     pub fn paused(&self) -> Vec<(SequenceId, usize, usize, &[u32])> {
         let all = self.scheduler.sequences.iter().enumerate().filter(|(_, s)| s.state == State::Paused);

@@ -1,6 +1,15 @@
 //! `lockstep score`.
 
-use std::path::PathBuf;
+use super::options::context;
+use crate::bad_input;
+use crate::error::{BadInput, OrBadInput};
+use crate::policy;
+use anyhow::Context as _;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use train::{PromptCompletion, Scorer};
 
 /// Log-probabilities of given token ids.
 #[derive(Debug, clap::Args)]
@@ -22,8 +31,100 @@ pub struct Args {
     pub threads: Option<usize>,
 }
 
+/// Tokens that go through the model together; lines are read, computed and written in portions of about as many.
+const MAX_TOKENS: usize = 4096;
+
+/// A line of the input.
+#[derive(Debug, serde::Deserialize)]
+struct Line {
+    prompt_ids: Vec<u32>,
+    completion_ids: Vec<u32>,
+}
+
+/// A line of the output; the vectors have one element for each token of the completion.
+#[derive(Debug, serde::Serialize)]
+struct Scored<'a> {
+    logprobs: &'a [f32],
+    entropies: &'a [f32],
+}
+
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let _ = args;
-    anyhow::bail!("score is not built yet")
+    match args.dtype.as_str() {
+        "f32" => {}
+        "bf16" => bad_input!("--dtype bf16: compute is f32 in this build; leave --dtype out"),
+        other => bad_input!("--dtype {other}: expected f32"),
+    }
+    if !(args.temperature.is_finite() && args.temperature > 0.0) {
+        bad_input!("--temperature {}: expected a number above 0", args.temperature);
+    }
+    let ctx = context(args.threads)?;
+    let config = Arc::new(policy::load_config(&args.model)?);
+    // Every line is checked before the first is computed: a broken one at the end costs no minutes.
+    let (name, lines) = read(&args.input, config.vocab_size)?;
+    let weights = policy::load_weights(&ctx, &args.model, &config)?;
+
+    let mut scorer = Scorer::new(ctx.memory(), MAX_TOKENS, true);
+    let mut out = std::io::stdout().lock();
+    let mut rest = lines.as_slice();
+    while !rest.is_empty() {
+        let (portion, after) = rest.split_at(portion(rest));
+        rest = after;
+        let pair = |l| -> PromptCompletion<'_> {
+            let l: &Line = l;
+            PromptCompletion { prompt: &l.prompt_ids, completion: &l.completion_ids }
+        };
+        let pairs: Vec<_> = portion.iter().map(pair).collect();
+        let scores = scorer.score(&ctx, &weights, &pairs, args.temperature).with_context(|| name.clone())?;
+        for scores in &scores {
+            serde_json::to_writer(&mut out, &Scored { logprobs: &scores.logps, entropies: &scores.entropies })
+                .map_err(std::io::Error::from)?;
+            out.write_all(b"\n")?;
+        }
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// How many of the first lines are computed together: at least one, and those that share its prompt.
+fn portion(lines: &[Line]) -> usize {
+    let mut tokens = 0;
+    for (i, line) in lines.iter().enumerate() {
+        tokens += line.prompt_ids.len() + line.completion_ids.len();
+        if i > 0 && tokens > MAX_TOKENS && line.prompt_ids != lines[i - 1].prompt_ids {
+            return i;
+        }
+    }
+    lines.len()
+}
+
+/// The input's name and its lines, checked against a vocabulary.
+fn read(path: &Path, vocabulary: usize) -> anyhow::Result<(String, Vec<Line>)> {
+    let (name, reader): (_, Box<dyn BufRead>) = if path == Path::new("-") {
+        ("standard input".to_owned(), Box::new(std::io::stdin().lock()))
+    } else {
+        let name = path.display().to_string();
+        let file = File::open(path).map_err(|e| BadInput::new(format!("cannot read {name}: {e}")))?;
+        (name, Box::new(BufReader::new(file)))
+    };
+    let mut lines = Vec::new();
+    for (i, text) in reader.lines().enumerate() {
+        let place = format!("{name}, line {}", i + 1);
+        let text = text.or_bad_input_in(&place)?;
+        let line: Line = serde_json::from_str(&text).map_err(|e| {
+            let expected = r#"expected {"prompt_ids": [...], "completion_ids": [...]} with token ids"#;
+            BadInput::new(format!("{place}: {e}; {expected}"))
+        })?;
+        if line.prompt_ids.is_empty() {
+            bad_input!("{place}: prompt_ids is empty; give it at least the token that starts a text");
+        }
+        let ids = [("prompt_ids", &line.prompt_ids), ("completion_ids", &line.completion_ids)];
+        for (key, ids) in ids {
+            if let Some(at) = ids.iter().position(|&id| id as usize >= vocabulary) {
+                bad_input!("{place}: {key}[{at}] = {} is not in the model's vocabulary of {vocabulary}", ids[at]);
+            }
+        }
+        lines.push(line);
+    }
+    Ok((name, lines))
 }

@@ -1,0 +1,83 @@
+use super::*;
+use serde_json::Value;
+
+fn generate(dir: &Path, more: &[&str]) -> Ran {
+    let arguments = [&["generate", "--model", "model", "--max-new-tokens", "20"], more].concat();
+    lockstep(dir, &arguments, "")
+}
+
+#[test]
+fn the_small_story_teller_tells_its_story() {
+    let Some(stories) = shared("models/stories260k") else { return };
+    let stories = stories.canonicalize().unwrap();
+    let arguments = ["generate", "--model", stories.to_str().unwrap(), "--prompt", "Once upon a time"];
+    let greedy = ["--temperature", "0", "--max-new-tokens", "120"];
+    let text = lockstep(Path::new("."), &[&arguments[..], &greedy].concat(), "").ok();
+    let story =
+        ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball";
+    assert!(text.starts_with(story), "{text}");
+}
+
+#[test]
+fn score_gives_the_log_probabilities_that_generate_recorded() {
+    let dir = model();
+    let sampled = ["--prompt", "hello", "--n", "3", "--seed", "5", "--top-k", "10", "--json"];
+    let out = generate(dir.path(), &sampled).ok();
+    assert_eq!(out.lines().count(), 3);
+    // Its lines are lines that `score` reads.
+    let scored = lockstep(dir.path(), &["score", "--model", "model", "--input", "-"], &out).ok();
+    let mut texts = Vec::new();
+    for (i, (made, scored)) in out.lines().zip(scored.lines()).enumerate() {
+        let made: Value = serde_json::from_str(made).unwrap();
+        let scored: Value = serde_json::from_str(scored).unwrap();
+        assert_eq!(made["index"], i);
+        assert_eq!(made["logprobs"], scored["logprobs"]);
+        let ids = made["completion_ids"].as_array().unwrap();
+        let stopped = ids.last().is_some_and(|id| id == 2);
+        assert_eq!(made["finish_reason"], if stopped { "stop" } else { "length" });
+        assert!(stopped || ids.len() == 20);
+        texts.push(made["text"].as_str().unwrap().to_owned());
+    }
+    assert!(texts[0] != texts[1] && texts[1] != texts[2], "{texts:?}");
+    assert_eq!(generate(dir.path(), &sampled).ok(), out, "the seed decides");
+}
+
+#[test]
+fn streamed_text_is_the_whole_text() {
+    let dir = model();
+    let arguments = ["--prompt", "hello", "--seed", "3"];
+    let streamed = generate(dir.path(), &arguments).ok();
+    let whole: Value =
+        serde_json::from_str(&generate(dir.path(), &[&arguments[..], &["--json"]].concat()).ok()).unwrap();
+    assert_eq!(streamed.strip_suffix('\n'), whole["text"].as_str());
+}
+
+#[test]
+fn a_chat_template_is_used_unless_raw() {
+    let dir = model();
+    let template = "{{ bos_token }}{% for m in messages %}{{ m.role[0] }}.{{ m.content }}!{% endfor %}{% if add_generation_prompt %}a.{% endif %}";
+    std::fs::write(dir.path().join("model/chat_template.jinja"), template).unwrap();
+    let prompt_ids = |arguments: &[&str]| {
+        let out = generate(dir.path(), &[arguments, &["--json"]].concat()).ok();
+        serde_json::from_str::<Value>(&out).unwrap()["prompt_ids"].clone()
+    };
+    let chat = prompt_ids(&["--prompt", "hi", "--system", "be"]);
+    assert_eq!(chat, prompt_ids(&["--prompt", "<s>s.be!u.hi!a.", "--raw"]));
+    assert_ne!(chat, prompt_ids(&["--prompt", "hi", "--raw"]));
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let dir = model();
+    for (arguments, says) in [
+        (&["--prompt", "hi", "--temperature", "-1"][..], "--temperature -1"),
+        (&["--prompt", "hi", "--top-p", "0"], "--top-p 0"),
+        (&["--prompt", "hi", "--n", "0"], "--n 0"),
+        (&["--prompt", "hi", "--system", "x"], "no chat template"),
+        (&["--prompt", &"a".repeat(200)], "context of 128"),
+        (&["--prompt", "Ä"], "'Ä'"),
+    ] {
+        let message = generate(dir.path(), arguments).refused();
+        assert!(message.contains(says), "{message}");
+    }
+}

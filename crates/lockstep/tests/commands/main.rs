@@ -1,0 +1,77 @@
+//! The program as its users run it: `init`, `score`, `generate`, `plan`, on small random models.
+
+mod generate;
+mod init;
+mod plan;
+mod score;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A small Qwen 3: every part that the family has.
+const CONFIG: &str = r#"{"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 40, "max_position_embeddings": 128,
+  "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true, "initializer_range": 0.3,
+  "bos_token_id": 1, "eos_token_id": 2}"#;
+
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    /// Standard output of a run that succeeded.
+    #[track_caller]
+    fn ok(self) -> String {
+        assert_eq!(self.code, Some(0), "{}", self.err);
+        self.out
+    }
+    /// The message of a run that refused its input.
+    #[track_caller]
+    fn refused(self) -> String {
+        assert_eq!(self.code, Some(2), "{}{}", self.out, self.err);
+        assert!(self.out.is_empty(), "{}", self.out);
+        self.err
+    }
+}
+
+/// Runs the program on `arguments`, in the directory `dir`, with `input`.
+fn lockstep(dir: &Path, arguments: &[&str], input: &str) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+    command.args(arguments).current_dir(dir).env("LOCKSTEP_THREADS", "2");
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program");
+    // A program that refuses its arguments does not read.
+    let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
+    let Output { status, stdout, stderr } = child.wait_with_output().expect("it ends");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    Ran { code: status.code(), out: text(stdout), err: text(stderr) }
+}
+
+/// A directory with `config.json`, a tokenizer of characters in `words`, and a random model in `model`.
+fn model() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    std::fs::write(dir.path().join("config.json"), CONFIG).expect("writable");
+    let token = |t: &str| Some(t.to_owned());
+    let special = model::SpecialTokens { pad: token("<pad>"), bos: token("<s>"), eos: token("</s>"), unk: None };
+    model::Tokenizer::characters("abcdefghijklmnopqrstuvwxyz .,!".chars(), &special)
+        .and_then(|t| t.save(&dir.path().join("words")))
+        .expect("a tokenizer");
+    let made = ["init", "--config", "config.json", "--tokenizer", "words", "--seed", "7", "--out", "model"];
+    lockstep(dir.path(), &made, "").ok();
+    dir
+}
+
+/// A directory of the shared files, if they are here; continuous integration must have them.
+fn shared(name: &str) -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
+    let path = std::env::var_os("LOCKSTEP_SHARED").map_or(root, PathBuf::from).join(name);
+    if !path.exists() {
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "{} is missing", path.display());
+        eprintln!("skipped: {} is not here", path.display());
+        return None;
+    }
+    Some(path)
+}
