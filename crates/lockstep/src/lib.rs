@@ -14,6 +14,7 @@ pub mod evaluate;
 pub mod grpo;
 pub mod grpo_loop;
 pub mod judge;
+pub mod memory_plan;
 pub mod policy;
 pub mod questions;
 pub mod reporter;

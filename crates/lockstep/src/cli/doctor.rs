@@ -157,7 +157,7 @@ fn cpu_name() -> Option<String> {
 }
 
 /// Total and available memory in bytes.
-fn memory_info() -> (Option<u64>, Option<u64>) {
+pub(crate) fn memory_info() -> (Option<u64>, Option<u64>) {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let field = |name: &str| {
         let line = info.lines().find_map(|line| line.strip_prefix(name))?;
@@ -167,6 +167,6 @@ fn memory_info() -> (Option<u64>, Option<u64>) {
 }
 
 /// The control group's limit (version 2), where there is one.
-fn memory_limit() -> Option<u64> {
+pub(crate) fn memory_limit() -> Option<u64> {
     std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?.trim().parse().ok()
 }

@@ -1,9 +1,9 @@
 //! `lockstep generate`.
 
-use super::options::context;
 use crate::bad_input;
 use crate::error::OrBadInput;
 use crate::policy::{Detokenizer, Policy};
+use crate::session::context;
 use model::{Chat, TextStream, Tokenizer};
 use rollout::{Engine, EngineConfig, Request, SamplingParams};
 use serde_json::json;
@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub max_new_tokens: usize,
     /// 0: the likeliest token each time.
-    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
     pub temperature: f64,
     /// Sample from the likeliest tokens whose probabilities reach this sum.
     #[arg(long, value_name = "P", default_value_t = 1.0)]
@@ -63,13 +63,13 @@ pub struct Args {
     pub json: bool,
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N")]
-    pub threads: Option<usize>,
+    pub threads: Option<std::num::NonZeroUsize>,
 }
 
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
     check(&args)?;
-    let ctx = context(args.threads)?;
+    let ctx = context(args.threads.map(usize::from))?;
     let policy = Policy::load(&ctx, &args.model)?;
     let prompt: Arc<[u32]> = encode(&args, &policy)?.into();
     let context = policy.config().max_position_embeddings;

@@ -1,10 +1,8 @@
 //! Flags that several commands share.
 
 use crate::config::{Layers, Purpose, Resolved};
-use crate::error::{BadInput, OrBadInput};
+use crate::error::BadInput;
 use clap::ValueEnum;
-use kernels::context::threads_from_env;
-use kernels::{Context, Isa};
 use std::path::PathBuf;
 use telemetry::{ConsoleOptions, Level, LogFormat};
 
@@ -71,17 +69,6 @@ impl ConfigArgs {
     pub fn resolve(&self, purpose: Purpose) -> anyhow::Result<Resolved> {
         self.layers(purpose)?.resolve()
     }
-}
-
-/// The processor with as many threads as asked for, or as the environment says.
-pub fn context(threads: Option<usize>) -> anyhow::Result<Context> {
-    let isa = Isa::from_env().or_bad_input()?;
-    let threads = match threads {
-        Some(0) => crate::bad_input!("--threads 0: give 1 or more"),
-        Some(n) => n,
-        None => threads_from_env().or_bad_input()?,
-    };
-    Ok(Context::cpu(isa, threads))
 }
 
 /// How a run talks.

@@ -1,9 +1,9 @@
 //! `lockstep score`.
 
-use super::options::context;
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
 use crate::policy;
+use crate::session::context;
 use anyhow::Context as _;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -24,11 +24,11 @@ pub struct Args {
     #[arg(long, value_name = "f32|bf16", default_value = "f32")]
     pub dtype: String,
     /// Logits are divided by it.
-    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
     pub temperature: f64,
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N")]
-    pub threads: Option<usize>,
+    pub threads: Option<std::num::NonZeroUsize>,
 }
 
 /// Tokens that go through the model together; lines are read, computed and written in portions of about as many.
@@ -58,7 +58,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if !(args.temperature.is_finite() && args.temperature > 0.0) {
         bad_input!("--temperature {}: expected a number above 0", args.temperature);
     }
-    let ctx = context(args.threads)?;
+    let ctx = context(args.threads.map(usize::from))?;
     let config = Arc::new(policy::load_config(&args.model)?);
     // Every line is checked before the first is computed: a broken one at the end costs no minutes.
     let (name, lines) = read(&args.input, config.vocab_size)?;

@@ -1,1 +1,68 @@
+use super::*;
+use serde_json::Value;
 
+/// The bytes of each part, and their predicted sum.
+fn plan(dir: &Path, more: &[&str]) -> (serde_json::Map<String, Value>, u64) {
+    let base = ["plan", "--json", "--model", "model", "--set", "max_completion_length=32"];
+    let out: Value = serde_json::from_str(&lockstep(dir, &[&base, more].concat(), "").ok()).expect("JSON");
+    let parts = out["parts"].as_array().expect("parts").iter();
+    let parts = parts.map(|p| (p["part"].as_str().expect("a name").to_owned(), p["bytes"].clone())).collect();
+    (parts, out["total_bytes"].as_u64().expect("a number"))
+}
+
+#[test]
+fn parts_are_those_of_the_shape_and_answer_to_their_keys() {
+    let dir = model();
+    let (parts, total) = plan(dir.path(), &[]);
+    let bytes = |parts: &serde_json::Map<String, Value>, name: &str| {
+        parts.get(name).and_then(Value::as_u64).unwrap_or_else(|| panic!("{name}: {parts:?}"))
+    };
+    assert_eq!(total, parts.values().filter_map(Value::as_u64).sum::<u64>());
+
+    // Rows come in panels of 32: 40 of the embedding are 64, 96 of gate and up stay, 64 of q, k and v stay.
+    let (hidden, head_dim, ffn) = (32, 8, 48);
+    let layer = 64 * hidden + 32 * hidden + 2 * ffn * hidden + 32 * ffn + 2 * hidden + 2 * head_dim;
+    let embedding = 64 * hidden;
+    let weights = 4 * (embedding + 2 * layer + hidden);
+    assert_eq!(bytes(&parts, "weights"), weights);
+    // The tied head's gradient is summed apart.
+    assert_eq!(bytes(&parts, "training: gradients"), weights + 4 * embedding);
+    assert_eq!(bytes(&parts, "training: optimizer"), 2 * weights + 8);
+    // Keys and values: 65 sequences of 128 tokens, 2 layers, 2 heads of 8.
+    assert_eq!(bytes(&parts, "generation: kv cache"), 65 * 128 * 2 * 2 * 2 * 8 * 4);
+
+    let fewer = plan(dir.path(), &["--set", "max_num_seqs=8"]).0;
+    assert_eq!(bytes(&fewer, "generation: kv cache") * 65, bytes(&parts, "generation: kv cache") * 9);
+    for set in ["gradient_checkpointing=true", "max_tokens_per_micro_batch=16"] {
+        let less = plan(dir.path(), &["--set", set, "--set", "num_generations=2"]).0;
+        let more = plan(dir.path(), &["--set", "num_generations=2"]).0;
+        let of = |p| bytes(p, "training: activations");
+        assert!(of(&less) < of(&more), "{set}");
+    }
+    let with_reference = plan(dir.path(), &["--set", "beta=0.1"]).0;
+    assert_eq!(bytes(&with_reference, "reference: weights"), weights);
+}
+
+#[test]
+fn the_longest_prompt_is_that_of_the_data() {
+    let dir = model();
+    let rows = "{\"prompt\":\"abc\"}\n{\"prompt\":\"a longer one\"}\n";
+    std::fs::write(dir.path().join("data.jsonl"), rows).unwrap();
+    let more = ["--json", "--set", "max_completion_length=32", "--dataset", "data.jsonl", "--reward", "length:10"];
+    let out = lockstep(dir.path(), &[&["plan", "--model", "model"], &more[..]].concat(), "").ok();
+    let out: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(out["longest_prompt"], 12);
+    assert_eq!(out["fits"], true);
+}
+
+#[test]
+fn a_model_larger_than_any_machine_is_counted_and_said_not_to_fit() {
+    let dir = model();
+    let config = CONFIG.replace("\"hidden_size\": 32", "\"hidden_size\": 32768");
+    let config = config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 800");
+    let config = config.replace("\"intermediate_size\": 48", "\"intermediate_size\": 131072");
+    std::fs::write(dir.path().join("model/config.json"), config).unwrap();
+    let arguments = ["plan", "--model", "model", "--set", "max_completion_length=32"];
+    let text = lockstep(dir.path(), &arguments, "").ok();
+    assert!(text.contains("does not fit") && text.contains("which no key lowers"), "{text}");
+}

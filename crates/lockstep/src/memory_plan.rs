@@ -1,0 +1,210 @@
+//! What memory a run will take, by part, before it starts: its parts are built on [`Device::Meta`], which only counts.
+//!
+//! The sizes are those of the worst case that the configuration allows: every prompt as long as the longest, every
+//! completion as long as its limit. It does not know what is allocated outside tensors but for an allowance.
+
+use crate::bad_input;
+use crate::config::Config;
+use crate::error::BadInput;
+use crate::grpo::{engine_config, trainer_config};
+use crate::policy::Words;
+use crate::questions::context;
+use kernels::context::threads_from_env;
+use kernels::{Context, Device, Isa, Memory};
+use model::weights::tensor_specs;
+use model::{Capacity, ModelConfig, Weights};
+use rollout::Engine;
+use telemetry::table::{Align, Table};
+use train::{Objective, Scorer, Trainer};
+
+/// Allowance for a thread: its stack as far as it is touched, and what products and attention hold while they run.
+const THREAD_BYTES: u64 = 2 << 20;
+/// What the head's way back holds: gradients of 256 rows × 4096 logits.
+const LOGITS_BYTES: u64 = 256 * 4096 * 4;
+/// Bytes for each element of the largest tensor while it is read or written: its elements as f32, and as they lie in the file.
+const WIDENED_BYTES: u64 = 8;
+
+/// Memory of one part of a run.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Part {
+    /// What it is.
+    #[serde(rename = "part")]
+    pub name: String,
+    /// How much.
+    pub bytes: u64,
+    /// The keys that make it smaller, if any do.
+    pub lowered_by: &'static str,
+}
+
+/// Memory of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// By part.
+    pub parts: Vec<Part>,
+    /// Of all parts: the peak of resident memory, in bytes.
+    pub total: u64,
+    /// Of these, what this process has resident already.
+    pub resident: u64,
+}
+
+/// Plans a GRPO run whose longest prompt has `longest_prompt` tokens. Allocates nothing.
+pub fn plan(config: &Config, words: &Words, longest_prompt: usize) -> anyhow::Result<MemoryPlan> {
+    let model = &words.config;
+    let positions = longest_prompt + config.max_completion_length;
+    let mut parts = Vec::new();
+
+    let memory = Memory::new(Device::Meta);
+    let weights = Weights::zeros(&memory, model);
+    add(&mut parts, &memory, "");
+    drop(weights);
+
+    let memory = Memory::new(Device::Meta);
+    let mut trainer = Trainer::new(&memory, model, trainer_config(config, Objective::Policy(config.loss())))?;
+    trainer.reserve(model, capacity(config, longest_prompt, config.completions_per_step()), positions);
+    add(&mut parts, &memory, "training");
+    drop(trainer);
+
+    if config.beta != 0.0 {
+        let memory = Memory::new(Device::Meta);
+        let weights = Weights::zeros(&memory, model);
+        let mut scorer = Scorer::new(&memory, config.max_tokens_per_micro_batch, config.prefix_sharing);
+        scorer.reserve(model, capacity(config, longest_prompt, config.generation_batch()), positions);
+        add(&mut parts, &memory, "reference");
+        drop((weights, scorer));
+    }
+
+    let memory = Memory::new(Device::Meta);
+    let sizes = engine_config(config, context(config, words), longest_prompt);
+    // It computes nothing here: one thread, any instruction set.
+    let ctx = Context::cpu(Isa::Portable, 1);
+    let engine = Engine::on(&ctx, &memory, model, sizes).map_err(|e| BadInput::new(e.to_string()))?;
+    add(&mut parts, &memory, "generation");
+    drop(engine);
+
+    let threads = config.threads.map_or_else(threads_from_env, Ok)? as u64;
+    let resident = telemetry::system::rss_bytes().unwrap_or(0);
+    let rest = [
+        ("reading and writing: largest tensor", largest_tensor(model) * WIDENED_BYTES, ""),
+        ("threads", threads * THREAD_BYTES + LOGITS_BYTES, "threads"),
+        ("program, tokenizer, data", resident, ""),
+    ];
+    parts.extend(rest.map(|(name, bytes, lowered_by)| Part { name: name.to_owned(), bytes, lowered_by }));
+    let total = parts.iter().map(|p| p.bytes).sum();
+    Ok(MemoryPlan { parts, total, resident })
+}
+
+/// The largest micro-batch that `completions` completions in groups can be cut into.
+pub fn capacity(config: &Config, longest_prompt: usize, completions: usize) -> Capacity {
+    let group = config.num_generations.min(completions).max(1);
+    let lengths = vec![config.max_completion_length; group];
+    let one = Capacity::of_group(longest_prompt, &lengths, config.prefix_sharing);
+    let groups = completions.div_ceil(group);
+    // A group is never cut, so one that is larger than the budget is a micro-batch of its own. Shorter groups share a
+    // micro-batch up to the budget; each of their sequences may leave its own last page unfilled, and the prompt's.
+    let tokens = one.tokens.max(config.max_tokens_per_micro_batch.min(groups * one.tokens));
+    let blocks = tokens.div_ceil(model::kv::BLOCK) + 2 * completions;
+    Capacity {
+        tokens,
+        blocks: one.blocks.max(blocks.min(groups * one.blocks)),
+        score_rows: one.score_rows.max((tokens + completions).min(groups * one.score_rows)),
+    }
+}
+
+/// What was booked on `memory`, as parts.
+fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
+    for (part, usage) in memory.usage() {
+        let lowered_by = match (whose, part) {
+            ("training", "activations") => "max_tokens_per_micro_batch, gradient_checkpointing",
+            ("training" | "reference", "workspace") => "max_tokens_per_micro_batch",
+            ("reference", "weights") => "beta = 0",
+            ("generation", "kv cache") => "max_num_seqs, kv_cache_blocks, max_completion_length",
+            _ => "",
+        };
+        let name = if whose.is_empty() { part.to_owned() } else { format!("{whose}: {part}") };
+        parts.push(Part { name, bytes: usage.bytes as u64, lowered_by });
+    }
+}
+
+fn largest_tensor(model: &ModelConfig) -> u64 {
+    tensor_specs(model).iter().map(|t| t.shape.iter().product::<usize>() as u64).max().unwrap_or(0)
+}
+
+/// Memory that this process can still take: what the machine has available, and what its control group leaves.
+pub fn available_bytes() -> Option<u64> {
+    let (_, available) = crate::cli::doctor::memory_info();
+    let resident = telemetry::system::rss_bytes().unwrap_or(0);
+    let left = crate::cli::doctor::memory_limit().map(|limit| limit.saturating_sub(resident));
+    available.into_iter().chain(left).min()
+}
+
+impl MemoryPlan {
+    /// Bytes that are still to be taken.
+    pub fn needed(&self) -> u64 {
+        self.total.saturating_sub(self.resident)
+    }
+
+    /// Refuses a run that cannot fit in `available` more bytes, and says what to lower.
+    pub fn check(&self, available: Option<u64>, config: &Config) -> anyhow::Result<()> {
+        let Some(available) = available.filter(|&a| a < self.needed()) else { return Ok(()) };
+        let (needed, available_mib) = (mib(self.needed()), mib(available));
+        let fixed: u64 = self.parts.iter().filter(|p| p.lowered_by.is_empty()).map(|p| p.bytes).sum();
+        let fixed = fixed.saturating_sub(self.resident);
+        if fixed > available {
+            bad_input!(
+                "the run needs {needed} MiB of memory and {available_mib} MiB are available; weights, gradients and the optimizer's \
+                 moments alone need {} MiB, which no key lowers: train a smaller model, or on a machine with more memory",
+                mib(fixed)
+            );
+        }
+        let mut mend = vec![
+            format!("max_tokens_per_micro_batch (now {})", config.max_tokens_per_micro_batch),
+            format!("max_num_seqs (now {})", config.max_num_seqs),
+            format!("kv_cache_blocks{}", config.kv_cache_blocks.map_or(String::new(), |n| format!(" (now {n})"))),
+        ];
+        if !config.gradient_checkpointing {
+            mend.push("or set gradient_checkpointing = true".to_owned());
+        }
+        bad_input!(
+            "the run needs {needed} MiB of memory and {available_mib} MiB are available: lower {} (`lockstep plan` shows the parts)",
+            mend.join(", ")
+        )
+    }
+
+    /// The parts and their sum as a table.
+    pub fn table(&self) -> Table {
+        let columns = [("part", Align::Left), ("MiB", Align::Right), ("lowered by", Align::Left)];
+        let mut table = Table::new(columns);
+        for part in &self.parts {
+            table.row([part.name.as_str(), &mib(part.bytes), part.lowered_by]);
+        }
+        table.row(["predicted peak", &mib(self.total), ""]);
+        table
+    }
+}
+
+/// Bytes as MiB with one decimal.
+pub fn mib(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / f64::from(1 << 20))
+}
+
+/// The longest prompt of the run's data; without data, the longest that the context and the configuration allow.
+pub fn longest_prompt(config: &Config, words: &Words) -> anyhow::Result<usize> {
+    use crate::data::DatasetSpec;
+    use crate::questions::Questions;
+    let specs: Vec<_> = [DatasetSpec::train(config), DatasetSpec::eval(config)].into_iter().flatten().collect();
+    let mut longest = None;
+    for spec in &specs {
+        let questions = Questions::load(spec, config, words, config.max_completion_length)?;
+        longest = longest.max(Some(questions.longest()));
+    }
+    let context = context(config, words);
+    let room = context.saturating_sub(config.max_completion_length);
+    match longest {
+        Some(longest) => Ok(longest),
+        None if room == 0 => bad_input!(
+            "max_completion_length = {} leaves no room for a prompt in the context of {context} tokens: lower it",
+            config.max_completion_length
+        ),
+        None => Ok(config.max_prompt_length.map_or(room, |n| n.min(room))),
+    }
+}
