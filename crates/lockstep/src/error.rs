@@ -10,7 +10,8 @@ use std::fmt::Display;
 pub struct BadInput(pub String);
 
 impl BadInput {
-    /// An error with this message.
+    /// An error with this message, ready to be returned.
+    #[expect(clippy::new_ret_no_self, reason = "it only ever travels inside anyhow's error")]
     pub fn new(message: impl Into<String>) -> anyhow::Error {
         anyhow::Error::new(BadInput(message.into()))
     }

@@ -145,6 +145,13 @@ impl Reader<'_> {
         self.at += rest.len() - rest.trim_start().len();
     }
 
+    /// Space, but for what ends the value.
+    fn space_before(&mut self, ends: &[char]) {
+        while let Some(c) = self.peek().filter(|c| c.is_whitespace() && !ends.contains(c)) {
+            self.at += c.len_utf8();
+        }
+    }
+
     /// `name =` before a value.
     fn keyword(&mut self) -> Option<String> {
         let (name, after) = self.rest().split_once('=')?;
@@ -159,14 +166,10 @@ impl Reader<'_> {
 
     /// A value up to one of `ends` outside brackets and strings.
     fn value(&mut self, ends: &[char]) -> Literal {
-        while self.peek().is_some_and(|c| c.is_whitespace() && !ends.contains(&c)) {
-            self.at += 1;
-        }
+        self.space_before(ends);
         let start = self.at;
         let literal = self.literal();
-        while self.peek().is_some_and(|c| c.is_whitespace() && !ends.contains(&c)) {
-            self.at += 1;
-        }
+        self.space_before(ends);
         if let Some(literal) = literal
             && self.peek().is_none_or(|c| ends.contains(&c))
         {
@@ -188,11 +191,7 @@ impl Reader<'_> {
             match c {
                 '(' | '[' | '{' => depth += 1,
                 ')' | ']' | '}' => depth = depth.saturating_sub(1),
-                '"' | '\'' => {
-                    if self.string().is_some() {
-                        continue;
-                    }
-                }
+                '"' | '\'' if self.string().is_some() => continue,
                 _ => {}
             }
             self.at += c.len_utf8();
@@ -206,9 +205,7 @@ impl Reader<'_> {
                 // Neighbouring strings are one.
                 loop {
                     let here = self.at;
-                    while self.peek().is_some_and(char::is_whitespace) {
-                        self.at += 1;
-                    }
+                    self.space();
                     match self.string() {
                         Some(more) => text.push_str(&more),
                         None => {
@@ -374,6 +371,26 @@ mod tests {
         assert_eq!(arguments[2], ("learning_rate".to_owned(), Literal::Expression("lr()".to_owned())));
         assert_eq!(arguments[3].1, Literal::Expression("**more".to_owned()));
         assert!(call(script, "SFTConfig").is_none());
-        assert!(call("GRPOConfig(beta=", "GRPOConfig").is_some(), "a torn script ends, it does not hang");
+    }
+
+    /// Whatever the script, reading ends without a panic.
+    #[test]
+    fn torn_and_garbled_scripts() {
+        let script = "X = [1,\u{a0}'é']\nf(\u{2003}a = {'k' :\u{a0}(1, 2)}, b='x' \"\"\"y\"\"\", c=X, **d) # é\n";
+        let whole = call(script, "f").unwrap();
+        assert_eq!(whole.len(), 4);
+        for (end, _) in script.char_indices() {
+            call(&script[..end], "f");
+        }
+        let mut random = kernels::rng::Stream::new(1, 2);
+        let alphabet: Vec<char> = "f(){}[],:=#'\"\\\n 1.e-aXé\u{a0}".chars().collect();
+        for _ in 0..3000 {
+            let mut chars: Vec<char> = script.chars().collect();
+            for _ in 0..=random.below(6) {
+                let at = random.below(chars.len() as u64) as usize;
+                chars[at] = alphabet[random.below(alphabet.len() as u64) as usize];
+            }
+            call(&chars.into_iter().collect::<String>(), "f");
+        }
     }
 }

@@ -159,7 +159,7 @@ fn schedules(resolved: &mut Resolved) -> anyhow::Result<()> {
             );
         }
         let (save, eval) = (c.save_steps, c.eval_steps());
-        if c.save_strategy == Strategy::Steps && save % eval != 0 {
+        if c.save_strategy == Strategy::Steps && !save.is_multiple_of(eval) {
             bad_input!(
                 "`load_best_model_at_end` needs save_steps ({save}) to be a multiple of eval_steps ({eval}): set save_steps = {}",
                 save.div_ceil(eval) * eval
@@ -195,7 +195,7 @@ fn batches(c: &Config) -> anyhow::Result<()> {
         );
     }
     if let Some(size) = c.generation_batch_size
-        && size % per_device != 0
+        && !size.is_multiple_of(per_device)
     {
         bad_input!(
             "`generation_batch_size` = {size} must be a multiple of per_device_train_batch_size = {per_device}: {}",
@@ -203,7 +203,7 @@ fn batches(c: &Config) -> anyhow::Result<()> {
         );
     }
     let size = c.generation_batch();
-    if size % g != 0 {
+    if !size.is_multiple_of(g) {
         let steps = c.steps_per_generation();
         let formula = format!("per_device_train_batch_size × steps_per_generation = {per_device} × {steps} = {size}");
         // Batch sizes per micro-batch that work with these steps.
@@ -215,7 +215,7 @@ fn batches(c: &Config) -> anyhow::Result<()> {
             divisors(size)
         );
     }
-    if c.steps_per_generation() % accumulation != 0 {
+    if !c.steps_per_generation().is_multiple_of(accumulation) {
         let steps = c.steps_per_generation();
         bad_input!(
             "one generation serves {steps} micro-batches, which are no whole number of optimizer steps of {accumulation} \
@@ -280,7 +280,7 @@ fn multiples(n: usize, unit: usize) -> String {
 
 /// The divisors ≥ 2 of `n`, the largest few, in words.
 fn divisors(n: usize) -> String {
-    let all: Vec<String> = (2..=n).filter(|d| n % d == 0).map(|d| d.to_string()).collect();
+    let all: Vec<String> = (2..=n).filter(|d| n.is_multiple_of(*d)).map(|d| d.to_string()).collect();
     match all.as_slice() {
         [] => "nothing (the batch is too small)".to_owned(),
         [one] => one.clone(),

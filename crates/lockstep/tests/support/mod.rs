@@ -1,5 +1,7 @@
 //! Runs the program and looks at what it says and writes; makes a tiny model directory.
 
+#![allow(dead_code, reason = "each test file uses its part")]
+
 use kernels::{Context, Isa};
 use model::tokenizer::{SpecialTokens, Tokenizer};
 use model::{ModelConfig, Weights};

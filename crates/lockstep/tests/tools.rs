@@ -1,0 +1,57 @@
+//! `config` and `doctor` through the program.
+
+mod support;
+
+use support::lockstep;
+
+#[test]
+fn what_config_show_prints_is_a_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let said =
+        lockstep(dir.path(), &["config", "show", "--task", "gsm8k", "--set", "beta=0.04", "--set", "use_vllm=true"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(
+        said.out.contains("beta = 0.04  # command line") && said.out.contains("\"question\"  # task"),
+        "{}",
+        said.out
+    );
+    assert!(said.err.contains("note: use_vllm has no meaning here"), "{}", said.err);
+    std::fs::write(dir.path().join("c.toml"), &said.out).unwrap();
+    let json = |arguments: &[&str]| -> serde_json::Value {
+        let said = lockstep(dir.path(), arguments);
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        serde_json::from_str(&said.out).unwrap()
+    };
+    let again = json(&["config", "show", "c.toml", "--json"]);
+    assert_eq!((&again["beta"], &again["prompt_column"]), (&0.04.into(), &"question".into()));
+    assert_eq!(json(&["config", "schema"])["properties"]["beta"]["type"], "number");
+}
+
+#[test]
+fn doctor_says_what_it_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = lockstep(dir.path(), &["doctor", "--json", "--threads", "1"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let found: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    let present = found["isa_present"].as_array().unwrap();
+    assert!(present.contains(&found["isa"]) && present.contains(&"portable".into()), "{found}");
+    assert!(
+        found["flops_per_s"].as_f64().unwrap() > 0.0 && found["read_bytes_per_s"].as_f64().unwrap() > 0.0,
+        "{found}"
+    );
+    assert_eq!((&found["threads"], &found["gpu"]), (&1.into(), &serde_json::Value::Null));
+}
+
+#[test]
+fn a_trl_script_becomes_a_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let script =
+        "from trl import GRPOConfig\nargs = GRPOConfig(output_dir='o', num_generations=4, beta=f(), bf16=True)\n";
+    std::fs::write(dir.path().join("t.py"), script).unwrap();
+    let said = lockstep(dir.path(), &["config", "from-trl", "t.py"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    std::fs::write(dir.path().join("t.toml"), &said.out).unwrap();
+    assert!(said.out.contains("# - beta = f(): not a literal") && said.out.contains("# - bf16 = true"), "{}", said.out);
+    let said = lockstep(dir.path(), &["config", "show", "t.toml"]);
+    assert!(said.out.contains("num_generations = 4  # t.toml"), "{}{}", said.out, said.err);
+}
