@@ -9,6 +9,7 @@ pub mod completion_log;
 pub mod config;
 pub mod course;
 pub mod data;
+pub mod demo;
 pub mod error;
 pub mod evaluate;
 pub mod grpo;

@@ -25,6 +25,5 @@ pub struct Args {
 
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let _ = args;
-    anyhow::bail!("demo is not built yet")
+    crate::demo::run(args)
 }

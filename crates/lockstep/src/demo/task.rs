@@ -1,0 +1,94 @@
+//! The demo's task: two-digit addition, character by character, and a teacher that half of the time forgets to carry.
+
+use kernels::rng::Stream;
+use serde_json::json;
+use std::fmt::Write as _;
+
+/// Characters of prompts and answers.
+pub const CHARACTERS: &str = "0123456789+=";
+
+/// One in this many operand pairs is held out.
+const HELD_OUT_ONE_IN: u64 = 4;
+
+/// Answers that the teacher gives to each training pair.
+const LESSONS_PER_PAIR: usize = 3;
+
+/// Two operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    a: u64,
+    b: u64,
+}
+
+impl Pair {
+    fn all() -> impl Iterator<Item = Pair> {
+        (0..100).flat_map(|a| (0..100).map(move |b| Pair { a, b }))
+    }
+
+    /// Whether it is never trained on: a hash of both operands decides, so that every operand is seen in training.
+    pub fn is_held_out(self) -> bool {
+        // SplitMix64's finaliser.
+        let mut x = (self.a * 100 + self.b).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (x ^ (x >> 31)).is_multiple_of(HELD_OUT_ONE_IN)
+    }
+
+    /// `37+58=`
+    pub fn prompt(self) -> String {
+        format!("{:02}+{:02}=", self.a, self.b)
+    }
+
+    /// The right answer.
+    pub fn sum(self) -> String {
+        (self.a + self.b).to_string()
+    }
+
+    /// Digit by digit, every carry dropped: 37+58 gives 85.
+    pub fn sum_without_carry(self) -> String {
+        format!("{}{}", (self.a / 10 + self.b / 10) % 10, (self.a + self.b) % 10)
+    }
+}
+
+/// What the careless teacher wrote, as JSON lines with `prompt` and `completion`.
+pub fn lessons(seed: u64) -> String {
+    let mut coin = Stream::new(seed, 0x7465_6163_6865_7200);
+    let mut lines = String::new();
+    for pair in Pair::all().filter(|p| !p.is_held_out()) {
+        for _ in 0..LESSONS_PER_PAIR {
+            let answer = if coin.next_f64() < 0.5 { pair.sum_without_carry() } else { pair.sum() };
+            let _ = writeln!(lines, "{}", json!({"prompt": pair.prompt(), "completion": answer}));
+        }
+    }
+    lines
+}
+
+/// Problems with their right answers, as JSON lines with `prompt` and `answer`.
+pub fn problems(held_out: bool) -> String {
+    let mut lines = String::new();
+    for pair in Pair::all().filter(|p| p.is_held_out() == held_out) {
+        let _ = writeln!(lines, "{}", json!({"prompt": pair.prompt(), "answer": pair.sum()}));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_teacher_drops_every_carry() {
+        let answer = |a, b| Pair { a, b }.sum_without_carry();
+        assert_eq!((answer(37, 58), answer(12, 34), answer(95, 5)), ("85".into(), "46".into(), "90".into()));
+        let spoiled = Pair::all().filter(|p| p.sum() != p.sum_without_carry()).count();
+        assert!((6500..7500).contains(&spoiled), "half of {spoiled} answers in 10000 are wrong");
+    }
+
+    #[test]
+    fn at_least_2000_problems_are_held_out_and_none_is_trained_on() {
+        assert!(problems(true).lines().count() >= 2000);
+        assert_eq!(problems(true).lines().count() + problems(false).lines().count(), 10_000);
+        let held_out = problems(true);
+        assert!(!lessons(1).lines().take(200).any(|l| held_out.contains(&l[..18])));
+    }
+}
