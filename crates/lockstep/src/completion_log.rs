@@ -30,7 +30,9 @@ pub fn log(course: &Course, judged: Judged, advantages: &Advantages) -> anyhow::
     if step.is_multiple_of(config.log_completions_steps.unwrap_or(config.logging_steps)) || last {
         let console = course.reporter.console();
         let most = config.num_completions_to_print.unwrap_or(rows.prompts.len());
-        console.print(&telemetry::table::completions(&rows, most, console.width()));
+        if most > 0 {
+            console.print(&telemetry::table::completions(&rows, most, console.width()));
+        }
     }
     Ok(())
 }

@@ -17,7 +17,8 @@ use kernels::Context;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use telemetry::record::{RunRecord, Start};
-use telemetry::{Console, Progress, Stages, TraceWriter};
+use telemetry::stages::Span;
+use telemetry::{Console, Progress, Stages, Summary, TraceWriter};
 use train::{Schedule, Trainer, UpdateMetrics};
 
 /// Why a run ended.
@@ -342,7 +343,8 @@ impl Course {
         }
         self.progress.finish();
         self.stages.finish_trace()?;
-        Ok(Finished { ended, step: self.step, run: self.run, policy: self.policy, stages: self.stages })
+        let summary = self.stages.summary();
+        Ok(Finished { ended, step: self.step, run: self.run, policy: self.policy, summary })
     }
 }
 
@@ -357,7 +359,7 @@ pub struct Finished {
     /// The model.
     pub policy: Policy,
     /// Where the time went.
-    pub stages: Stages,
+    pub summary: Summary,
 }
 
 const MOMENTS: [&str; 2] = ["optimizer_exp_avg.safetensors", "optimizer_exp_avg_sq.safetensors"];
@@ -447,6 +449,12 @@ pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunD
     checkpoint::sweep(&run)?;
     let beginning = checkpoint::latest(&run).map_or(Beginning::Again, Beginning::Checkpoint);
     Ok((run, beginning))
+}
+
+/// Books what operations counted since `before` to a span.
+pub fn book(span: &Span, before: (u64, u64)) {
+    let now = kernels::context::counted();
+    span.work((now.0 - before.0) as f64, (now.1 - before.1) as f64);
 }
 
 /// A sampler of `rows` rows, `chunk` at a time; a batch larger than the data is refused.

@@ -104,9 +104,8 @@ pub fn execute(
 
 /// The last words of a run.
 fn summarize(finished: &Finished, console: &Console) {
-    let summary = finished.stages.summary();
-    console.print(&summary.table().render(console.width()));
-    console.info(&summary.bottleneck(&Ceilings::default()));
+    console.print(&finished.summary.table().render(console.width()));
+    console.info(&finished.summary.bottleneck(&Ceilings::default()));
     let root = finished.run.root().display();
     let end = match finished.ended {
         Ended::Done => format!("done: {} steps; the model is in {}", finished.step, finished.run.model().display()),

@@ -1,7 +1,7 @@
 //! Supervised fine-tuning: the mean negative log-likelihood of given completions, on the machinery of every run.
 
 use crate::config::Resolved;
-use crate::course::{Beginning, Course, Ended, Own, Parts, sampler};
+use crate::course::{Beginning, Course, Ended, Own, Parts, book, sampler};
 use crate::data::DatasetSpec;
 use crate::data::locate::{HubKind, locate};
 use crate::error::BadInput;
@@ -128,7 +128,9 @@ impl Sft {
         course.num_tokens += tokens as u64;
         let learning_rate = course.schedule.at(course.step);
         let span = course.stages.span("update");
+        let before = kernels::context::counted();
         let metrics = course.trainer.update(&course.ctx, &mut course.policy.weights, &batch, learning_rate)?;
+        book(&span, before);
         let seconds = span.end();
         course.count_update(&metrics, seconds);
         Ok(())

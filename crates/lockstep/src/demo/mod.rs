@@ -59,7 +59,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     console.print(&show(&before, &after, &rewarded.policy)?.render(console.width()));
     for (name, finished) in [("SFT", &taught), ("GRPO", &rewarded)] {
         console.print(&format!("Where the time of {name} went:"));
-        console.print(&finished.stages.summary().table().render(console.width()));
+        console.print(&finished.summary.table().render(console.width()));
     }
     console.print(&before.line("SFT"));
     console.print(&after.line("GRPO"));

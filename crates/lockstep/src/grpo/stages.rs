@@ -2,7 +2,7 @@
 
 use super::{GenerationBatch, Grpo};
 use crate::checkpoint::state::Buffer;
-use crate::course::{Ended, Own};
+use crate::course::{Ended, Own, book};
 use crate::data::prompts::Prompt;
 use crate::judge::{Judged, judge};
 use crate::{completion_log, samples};
@@ -167,10 +167,4 @@ impl Grpo {
         metrics.push(("eval_runtime".into(), seconds));
         course.take_evaluation(&metrics)
     }
-}
-
-/// Books what operations counted since `before` to a span.
-fn book(span: &telemetry::stages::Span, before: (u64, u64)) {
-    let now = kernels::context::counted();
-    span.work((now.0 - before.0) as f64, (now.1 - before.1) as f64);
 }
