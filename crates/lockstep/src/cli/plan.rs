@@ -3,6 +3,7 @@
 use super::options::ConfigArgs;
 use crate::bad_input;
 use crate::config::Purpose;
+use crate::data::locate::{HubKind, locate};
 use crate::error::paragraph;
 use crate::memory_plan::{self, mib};
 use crate::policy::Words;
@@ -29,7 +30,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let Some(model) = &config.model_name_or_path else {
         bad_input!("no model: give --model DIR, or model_name_or_path in the configuration");
     };
-    let words = Words::load(model.as_ref())?;
+    let words = Words::load(&locate(model, HubKind::Model)?)?;
     let longest_prompt = memory_plan::longest_prompt(&config, &words)?;
     let plan = memory_plan::plan(&config, &words, longest_prompt)?;
     let available = memory_plan::available_bytes();

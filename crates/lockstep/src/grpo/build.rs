@@ -7,6 +7,7 @@ use crate::data::DatasetSpec;
 use crate::data::locate::{HubKind, locate};
 use crate::error::BadInput;
 use crate::evaluate::Evaluation;
+use crate::memory_plan;
 use crate::policy::{Policy, Words, load_weights};
 use crate::questions::{Questions, build_rewards, context};
 use crate::run_dir::RunDir;
@@ -51,6 +52,8 @@ pub fn build(
     let sampler = sampler(questions.all.len(), config.prompts_per_generation(), &config)?;
     let chunks = sampler.chunks_per_epoch();
     let engine_config = engine_config(&config, context(&config, &words), longest);
+    // Before the weights are read: a run that cannot fit would be killed much later, and without a word.
+    memory_plan::plan(&config, &words, longest)?.check(memory_plan::available_bytes(), &config)?;
 
     let from = match &beginning {
         Beginning::Checkpoint(checkpoint) => checkpoint,

@@ -56,7 +56,7 @@ fn the_longest_prompt_is_that_of_the_data() {
 }
 
 #[test]
-fn a_model_larger_than_any_machine_is_counted_and_said_not_to_fit() {
+fn a_model_larger_than_any_machine_is_counted_and_training_it_refused() {
     let dir = model();
     let config = CONFIG.replace("\"hidden_size\": 32", "\"hidden_size\": 32768");
     let config = config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 800");
@@ -65,4 +65,10 @@ fn a_model_larger_than_any_machine_is_counted_and_said_not_to_fit() {
     let arguments = ["plan", "--model", "model", "--set", "max_completion_length=32"];
     let text = lockstep(dir.path(), &arguments, "").ok();
     assert!(text.contains("does not fit") && text.contains("which no key lowers"), "{text}");
+
+    std::fs::write(dir.path().join("data.jsonl"), "{\"prompt\":\"abc\"}\n".repeat(8)).unwrap();
+    let more = ["--dataset", "data.jsonl", "--reward", "length:10", "--out", "run"];
+    let train = [&["train"], &arguments[1..], &more[..]].concat();
+    let ran = lockstep(dir.path(), &train, "");
+    assert!(ran.code == Some(2) && ran.err.contains("which no key lowers"), "{:?} {}", ran.code, ran.err);
 }
