@@ -67,7 +67,7 @@ pub fn plan(config: &Config, words: &Words, longest_prompt: usize) -> anyhow::Re
     if config.beta != 0.0 {
         let memory = Memory::new(Device::Meta);
         let weights = Weights::zeros(&memory, model);
-        let mut scorer = Scorer::new(&memory, config.max_tokens_per_micro_batch, config.prefix_sharing);
+        let mut scorer = Scorer::new(&memory, config.micro_batch_tokens(), config.prefix_sharing);
         scorer.reserve(model, capacity(config, longest_prompt, config.generation_batch()), positions);
         add(&mut parts, &memory, "reference");
         drop((weights, scorer));
@@ -101,7 +101,7 @@ pub fn capacity(config: &Config, longest_prompt: usize, completions: usize) -> C
     let groups = completions.div_ceil(group);
     // A group is never cut, so one that is larger than the budget is a micro-batch of its own. Shorter groups share a
     // micro-batch up to the budget; each of their sequences may leave its own last page unfilled, and the prompt's.
-    let tokens = one.tokens.max(config.max_tokens_per_micro_batch.min(groups * one.tokens));
+    let tokens = one.tokens.max(config.micro_batch_tokens().min(groups * one.tokens));
     let blocks = tokens.div_ceil(model::kv::BLOCK) + 2 * completions;
     Capacity {
         tokens,

@@ -36,7 +36,7 @@ pub fn build(
     let words = Words::load(&dir)?;
     let Some(spec) = DatasetSpec::train(&config) else { return Err(BadInput::new("no training data")) };
     let (samples, data_hash) = samples(&resolved, spec, &words, &console)?;
-    let scorer = || Scorer::new(ctx.memory(), config.max_tokens_per_micro_batch, config.prefix_sharing);
+    let scorer = || Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
     let held_out = match DatasetSpec::eval(&config) {
         Some(spec) => Some((self::samples(&resolved, spec, &words, &console)?.0, scorer())),
         None => None,

@@ -171,6 +171,7 @@ static IGNORED: &[(&[&str], &str)] = &[
         LOOKS,
     ),
     (&["optim", "optim_args", "optim_target_modules"], "the optimizer is AdamW (in f32, fused) whatever its spelling"),
+    (&["dataloader_drop_last"], "the incomplete last batch of an epoch is always left out"),
     (&["do_train", "do_eval", "do_predict"], "the command says what is done"),
     (&["resume_from_checkpoint"], "resuming is the flag --resume DIR|latest"),
     (

@@ -92,7 +92,7 @@ keys! {
         ref_model: Option<String> = None, trl "-", Refused;
         /// The run's directory; it must not exist, or be a run that is resumed.
         output_dir: Option<PathBuf> = None, trl "trainer_output", Free;
-        /// A name for the run, written to its record.
+        /// A name for the run, kept in its config.toml.
         run_name: Option<String> = None, trl "same", Free;
         /// The seed of everything random: shuffling, sampling, initial weights.
         seed: u64 = 42, trl "same", Refused;
@@ -125,8 +125,6 @@ keys! {
         max_length: Option<usize> = Some(1024), trl "same", Refused;
         /// Draw prompts in a new random order each epoch.
         shuffle_dataset: bool = true, trl "same", Refused;
-        /// Leave out the rows at the end of an epoch that fill no batch. Training with rewards always does.
-        dataloader_drop_last: bool = false, trl "same", Refused;
         /// More values for the chat template, for example { enable_thinking = false }.
         chat_template_kwargs: Map<String, Json> = Map::new(), trl "same", Refused;
     }
@@ -277,9 +275,10 @@ keys! {
         /// Keep only each layer's input and compute the rest again in the backward pass: less memory, more work.
         /// No bit depends on it. (TRL's default, true, is for GPUs.)
         gradient_checkpointing: bool = false, trl "true", Free;
-        /// Compute a prompt once for all completions of its group, in generation and training. No bit depends on it.
-        prefix_sharing: bool = true, trl "-", Free;
-        /// Put several groups into one pass. No bit depends on it.
+        /// Compute a prompt once for all completions of its group, in generation and training. Log-probabilities have the
+        /// same bits either way; gradients differ in rounding, since their sums run in another order.
+        prefix_sharing: bool = true, trl "-", Said;
+        /// Put several groups into one training pass, up to max_tokens_per_micro_batch; off: one group each. No bit depends on it.
         packing: bool = true, trl "-", Free;
         /// The most sequences that are generated at the same time. No bit depends on it.
         max_num_seqs: usize = 64, trl "-", Free;

@@ -308,6 +308,11 @@ impl Config {
         self.generation_batch() / self.num_generations
     }
 
+    /// Rows of one training pass: without packing no group shares a pass, since a group is never cut.
+    pub fn micro_batch_tokens(&self) -> usize {
+        if self.packing { self.max_tokens_per_micro_batch } else { 1 }
+    }
+
     /// Completions that one optimizer step sees.
     pub fn completions_per_step(&self) -> usize {
         self.per_device_train_batch_size * self.gradient_accumulation_steps

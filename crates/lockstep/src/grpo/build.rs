@@ -64,7 +64,7 @@ pub fn build(
         true => {
             let dir = config.ref_model.as_ref().map_or(Ok(dir.clone()), |name| locate(name, HubKind::Model))?;
             let weights = load_weights(ctx, &dir, &words.config)?;
-            Some((weights, Scorer::new(ctx.memory(), config.max_tokens_per_micro_batch, config.prefix_sharing)))
+            Some((weights, Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing)))
         }
         false => None,
     };
@@ -153,7 +153,7 @@ pub fn trainer_config(config: &Config, objective: Objective) -> TrainerConfig {
         objective,
         optimizer: config.optimizer(),
         temperature: config.temperature,
-        max_tokens_per_micro_batch: config.max_tokens_per_micro_batch,
+        max_tokens_per_micro_batch: config.micro_batch_tokens(),
         prefix_sharing: config.prefix_sharing,
         gradient_checkpointing: config.gradient_checkpointing,
     }
