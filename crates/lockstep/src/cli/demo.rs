@@ -13,7 +13,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// GRPO steps.
-    #[arg(long, value_name = "N", default_value_t = 300)]
+    #[arg(long, value_name = "N", default_value_t = 400)]
     pub steps: u64,
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N")]

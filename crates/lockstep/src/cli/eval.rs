@@ -1,6 +1,19 @@
 //! `lockstep eval`.
 
+use crate::config::{Config, Layers, Purpose};
+use crate::data::DatasetSpec;
+use crate::error::{BadInput, OrBadInput};
+use crate::evaluate::{Evaluation, Outcome};
+use crate::grpo::{engine_config, sampling};
+use crate::policy::{Policy, Words};
+use crate::questions::{self, Questions, build_rewards};
+use crate::run_dir::write_atomically;
+use crate::session::context;
+use rollout::Engine;
+use serde_json::{Value, json};
 use std::path::PathBuf;
+use std::time::Instant;
+use telemetry::{Align, Table};
 
 /// Scores a model on a task.
 #[derive(Debug, clap::Args)]
@@ -45,6 +58,81 @@ pub struct Args {
 
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let _ = args;
-    anyhow::bail!("eval is not built yet")
+    let config = configuration(&args)?;
+    let ctx = context(args.threads.map(usize::from))?;
+    let words = Words::load(&args.model)?;
+    let mut rewards = build_rewards(&config)?;
+    let Some(spec) = DatasetSpec::eval(&config) else { return Err(BadInput::new("no data: give --dataset FILE")) };
+    let questions = Questions::load(&spec, &config, &words, config.max_completion_length)?;
+    questions.check_columns(&spec.name, &rewards)?;
+    let engine_config = engine_config(&config, questions::context(&config, &words), questions.longest());
+    let mut engine = Engine::new(&ctx, &words.config, engine_config).or_bad_input()?;
+    let policy = Policy::load(&ctx, &args.model)?;
+    let drawn = sampling(&config, &words.eos_ids);
+    let evaluation = Evaluation::new(&config, &questions, &drawn);
+    let start = Instant::now();
+    let outcome = evaluation.run(&mut engine, &policy, &mut rewards, &config.weights_of_rewards(), 0)?;
+    for problem in &outcome.problems {
+        eprintln!("warning: {problem}");
+    }
+    if let Some(path) = &args.output {
+        write_atomically(path, lines(&questions, &outcome, &policy, config.generations_eval())?.as_bytes())?;
+    }
+    let mut metrics = outcome.metrics;
+    metrics.push(("eval_runtime".into(), start.elapsed().as_secs_f64()));
+    if args.json {
+        let map: serde_json::Map<String, Value> = metrics.into_iter().map(|(n, v)| (n, json!(v))).collect();
+        println!("{}", Value::Object(map));
+        return Ok(());
+    }
+    let mut table = Table::new([("metric", Align::Left), ("value", Align::Right)]);
+    table.row(["prompts".to_owned(), questions.all.len().to_string()]);
+    for (name, value) in metrics {
+        table.row([name, format!("{value:.4}")]);
+    }
+    println!("{}", table.render(100));
+    Ok(())
+}
+
+/// The flags as a configuration: what evaluation during training would have.
+fn configuration(args: &Args) -> anyhow::Result<Config> {
+    let greedy = args.temperature.map_or(args.n == 1, |t| t == 0.0);
+    let mut set = vec![
+        ("model_name_or_path".to_owned(), args.model.display().to_string()),
+        ("task".to_owned(), args.task.clone()),
+        ("eval_dataset_name".to_owned(), args.dataset.display().to_string()),
+        ("num_generations_eval".to_owned(), args.n.to_string()),
+        ("eval_sampling".to_owned(), if greedy { "greedy" } else { "sampled" }.to_owned()),
+        ("max_completion_length".to_owned(), args.max_completion_length.to_string()),
+        ("seed".to_owned(), args.seed.to_string()),
+    ];
+    if let Some(temperature) = args.temperature.filter(|t| *t != 0.0) {
+        set.push(("temperature".to_owned(), temperature.to_string()));
+    }
+    if args.n > 1 {
+        set.push(("eval_pass_at_k".to_owned(), format!("[1, {}]", args.n)));
+    }
+    set.extend(args.max_samples.map(|n| ("eval_max_samples".to_owned(), n.to_string())));
+    for pair in &args.set {
+        let Some((key, value)) = pair.split_once('=') else {
+            return Err(BadInput::new(format!("--set {pair}: expected KEY=VALUE")));
+        };
+        set.push((key.trim().to_owned(), value.trim().to_owned()));
+    }
+    Ok(Layers { purpose: Purpose::Show, set, ..Layers::default() }.resolve()?.config)
+}
+
+/// Prompt, completion and reward of each completion, as JSON lines.
+fn lines(questions: &Questions, outcome: &Outcome, policy: &Policy, group: usize) -> anyhow::Result<String> {
+    let mut text = String::new();
+    for (i, (completion, reward)) in outcome.completions.iter().zip(&outcome.rewards).enumerate() {
+        let line = json!({
+            "prompt": questions.all[i / group].content,
+            "completion": policy.tokenizer.decode(&completion.ids, true)?,
+            "reward": reward,
+        });
+        text.push_str(&line.to_string());
+        text.push('\n');
+    }
+    Ok(text)
 }
