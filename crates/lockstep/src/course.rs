@@ -11,7 +11,7 @@ use crate::error::BadInput;
 use crate::evaluate::find;
 use crate::policy::Policy;
 use crate::reporter::Reporter;
-use crate::run_dir::{RunDir, write_atomically};
+use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
 use std::path::{Path, PathBuf};
@@ -136,10 +136,9 @@ impl Course {
             }
             _ => None,
         };
-        run.create()?;
+        run.create(&config_toml)?;
         checkpoint::sweep(&run)?;
         console.set_log_file(run.log(0))?;
-        write_atomically(&run.config(), config_toml.as_bytes())?;
         let mut reporter = Reporter::open(&run, console, &config)?;
         let mut own = Own::default();
         let mut course_state = (0, 0, None, 0);
@@ -388,12 +387,13 @@ fn check_resumable(state: &RunState, config: &Config, ctx: &Context, data_hash: 
     Ok(())
 }
 
-/// Completion tables of steps that the resumed run will make again.
+/// Completion tables of steps that the resumed run will make again, and half-written ones.
 fn forget_completions_after(run: &RunDir, step: u64) -> std::io::Result<()> {
     for entry in std::fs::read_dir(run.completions()).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let number = name.strip_prefix("completions_").and_then(|n| n.split('.').next()?.parse::<u64>().ok());
-        if number.is_some_and(|n| n > step) {
+        let half_written = name.starts_with(".completions_") && name.ends_with(".tmp");
+        if half_written || number.is_some_and(|n| n > step) {
             std::fs::remove_file(entry.path())?;
         }
     }
@@ -441,6 +441,9 @@ pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunD
         })?,
         dir => PathBuf::from(dir),
     };
+    if resume == "latest" && RunDir::is_unborn(&path) {
+        return Ok((RunDir::fresh(&path)?, Beginning::Again));
+    }
     if path.join("run_state.json").is_file() {
         let root = path.parent().and_then(Path::parent).unwrap_or(Path::new("."));
         return Ok((RunDir::existing(root)?, Beginning::Checkpoint(path)));

@@ -30,7 +30,7 @@ impl RunDir {
         if root.is_file() {
             return Err(BadInput::new(format!("output_dir {} is a file; give a directory", root.display())));
         }
-        let occupied = fs::read_dir(root).is_ok_and(|mut entries| entries.next().is_some());
+        let occupied = !RunDir::is_unborn(root);
         let run = RunDir { root: root.to_owned() };
         if occupied && run.config().exists() {
             return Err(BadInput::new(format!(
@@ -47,6 +47,15 @@ impl RunDir {
         Ok(run)
     }
 
+    /// Whether `root` does not exist, is empty, or holds no more than a run has before its configuration is whole.
+    pub fn is_unborn(root: &Path) -> bool {
+        let unborn = |entry: std::io::Result<fs::DirEntry>| entry.is_ok_and(|e| e.file_name() == "config.tmp");
+        match fs::read_dir(root) {
+            Ok(mut entries) => entries.all(unborn),
+            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+        }
+    }
+
     /// The existing run in `root`.
     pub fn existing(root: &Path) -> anyhow::Result<RunDir> {
         let run = RunDir { root: root.to_owned() };
@@ -56,12 +65,13 @@ impl RunDir {
         Ok(run)
     }
 
-    /// Makes the directories.
-    pub fn create(&self) -> anyhow::Result<()> {
-        for dir in [self.root.clone(), self.checkpoints(), self.completions(), self.tensorboard()] {
-            fs::create_dir_all(&dir).map_err(|e| anyhow::anyhow!("cannot make {}: {e}", dir.display()))?;
-        }
-        Ok(())
+    /// Makes the directories. The configuration comes before all else: a run killed at any later moment can be resumed.
+    pub fn create(&self, config_toml: &str) -> anyhow::Result<()> {
+        let make =
+            |dir: &Path| fs::create_dir_all(dir).map_err(|e| anyhow::anyhow!("cannot make {}: {e}", dir.display()));
+        make(&self.root)?;
+        write_atomically(&self.config(), config_toml.as_bytes())?;
+        [self.checkpoints(), self.completions(), self.tensorboard()].iter().try_for_each(|dir| make(dir))
     }
 
     /// The directory itself.

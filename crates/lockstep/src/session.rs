@@ -65,6 +65,10 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
         (None, None) => None,
     };
     let (run, beginning) = find_run(resume, output_dir.as_deref())?;
+    if !run.config().exists() {
+        // Killed before it had written anything: the command line must say all there is to know.
+        return Ok(Session { resolved: args.resolve(purpose)?, run, beginning });
+    }
     let layers = |file: PathBuf| Layers { purpose, file: Some(file), ..Layers::default() };
     let began = layers(run.config()).resolve()?;
     let now = match &args.file {

@@ -1,29 +1,56 @@
-//! Packing, the size of micro-batches, threads and activation checkpointing change memory and time, and no bit of a run.
+//! Packing, the size of micro-batches, threads, the engine's room and activation checkpointing change memory and time, and
+//! no bit of a run.
 
 mod support;
 
-use support::{lockstep, model};
+use support::runs::{arguments, directory, good, same};
 
 #[test]
-fn switches_of_memory_and_time_change_no_bit() {
-    let dir = tempfile::tempdir().unwrap();
-    model(&dir.path().join("model"));
-    std::fs::write(dir.path().join("d.jsonl"), "{\"prompt\": \"ab\"}\n{\"prompt\": \"cde\"}\n{\"prompt\": \"f\"}\n")
-        .unwrap();
-    let weights = |name: &str, more: &[&str]| {
-        let base = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars", "--out", name];
-        let keys = ["num_generations=4", "max_completion_length=6", "max_steps=2", "learning_rate=0.01", "beta=0.1"];
-        let mut arguments = base.to_vec();
-        keys.iter().chain(more).for_each(|pair| arguments.extend(["--set", pair]));
-        let said = lockstep(dir.path(), &arguments);
-        assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
-        std::fs::read(dir.path().join(name).join("checkpoints/step-000002/model.safetensors")).unwrap()
-    };
-    let packed = weights("packed", &[]);
-    assert!(packed == weights("unpacked", &["packing=false"]), "packing changed the weights");
-    assert!(packed == weights("small", &["max_tokens_per_micro_batch=20", "threads=1"]), "micro-batches changed them");
-    assert!(packed == weights("checkpointed", &["gradient_checkpointing=true"]), "checkpointing changed them");
-    let starved = ["max_num_seqs=3", "kv_cache_blocks=2"];
-    assert!(packed == weights("starved", &starved), "a small engine changed them");
-    assert!(packed != weights("other", &["seed=1"]), "nothing was trained");
+fn no_bit_depends_on_the_machine_keys() {
+    let dir = directory();
+    let base = ["num_generations=4", "per_device_train_batch_size=8", "beta=0.04", "threads=1"];
+    good(dir.path(), &arguments("train", "base", &base));
+    let variants: [&[&str]; 7] = [
+        &["threads=2"],
+        &["max_tokens_per_micro_batch=24"],
+        &["max_tokens_per_micro_batch=70", "threads=2"],
+        &["gradient_checkpointing=true"],
+        &["gradient_checkpointing=true", "threads=2", "max_tokens_per_micro_batch=24"],
+        &["packing=false"],
+        &["threads=2", "max_num_seqs=3", "kv_cache_blocks=2"],
+    ];
+    for (i, variant) in variants.iter().enumerate() {
+        let out = format!("variant-{i}");
+        eprintln!("{variant:?}");
+        good(dir.path(), &arguments("train", &out, &[&base, *variant].concat()));
+        same(&dir.path().join("base"), &dir.path().join(&out));
+    }
+}
+
+#[test]
+fn nor_in_supervised_fine_tuning() {
+    let dir = directory();
+    good(dir.path(), &arguments("sft", "base", &["threads=1"]));
+    for (out, variant) in [
+        ("threads", ["threads=2", "gradient_checkpointing=false"]),
+        ("budget", ["max_tokens_per_micro_batch=20", "gradient_checkpointing=true"]),
+    ] {
+        good(dir.path(), &arguments("sft", out, &variant));
+        same(&dir.path().join("base"), &dir.path().join(out));
+    }
+}
+
+/// The comparison would see a difference.
+#[test]
+fn another_seed_is_another_run() {
+    let dir = directory();
+    good(dir.path(), &arguments("train", "one", &[]));
+    good(dir.path(), &arguments("train", "two", &["seed=7"]));
+    let files = |out: &str| support::runs::files(&dir.path().join(out));
+    let (one, two) = (files("one"), files("two"));
+    for name in ["model/model.safetensors", "checkpoints/step-000012/optimizer_exp_avg.safetensors"] {
+        assert_ne!(one[name], two[name], "{name}");
+    }
+    let metrics = |out: &str| support::runs::metrics(&dir.path().join(out));
+    assert_ne!(metrics("one"), metrics("two"));
 }

@@ -125,7 +125,7 @@ mod tests {
     fn run() -> (tempfile::TempDir, RunDir) {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::fresh(dir.path()).unwrap();
-        run.create().unwrap();
+        run.create("").unwrap();
         (dir, run)
     }
 

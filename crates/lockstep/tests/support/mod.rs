@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod runs;
+
 use kernels::{Context, Isa};
 use model::tokenizer::{SpecialTokens, Tokenizer};
 use model::{ModelConfig, Weights};
@@ -16,13 +18,19 @@ pub struct Said {
     pub err: String,
 }
 
-/// Runs `lockstep` with `arguments` in `directory`, without the caller's `LOCKSTEP_` variables.
-pub fn lockstep(directory: &Path, arguments: &[&str]) -> Said {
+/// `lockstep` with `arguments` in `directory`, without the caller's `LOCKSTEP_` variables.
+pub fn command(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("LOCKSTEP_")) {
         command.env_remove(name);
     }
-    let Output { status, stdout, stderr } = command.args(arguments).current_dir(directory).output().unwrap();
+    command.args(arguments).current_dir(directory);
+    command
+}
+
+/// Runs it to its end.
+pub fn lockstep(directory: &Path, arguments: &[&str]) -> Said {
+    let Output { status, stdout, stderr } = command(directory, arguments).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Said { code: status.code(), out: text(stdout), err: text(stderr) }
 }
@@ -67,8 +75,13 @@ pub const CONFIG: &str = r#"{"model_type": "llama", "architectures": ["LlamaForC
 
 /// Writes a model directory with random weights and a tokenizer of lower-case letters.
 pub fn model(directory: &Path) {
+    model_of(directory, CONFIG);
+}
+
+/// [`model`] of a shape with 40 rows of vocabulary.
+pub fn model_of(directory: &Path, config: &str) {
     let ctx = Context::cpu(Isa::best(), 1);
-    let config = Arc::new(ModelConfig::parse(CONFIG).unwrap());
+    let config = Arc::new(ModelConfig::parse(config).unwrap());
     let weights = Weights::random(ctx.memory(), &config, 1).unwrap();
     let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
     Tokenizer::characters("abcdefghijklmnopqrstuvwxyz .,?".chars(), &special).unwrap().save(directory).unwrap();

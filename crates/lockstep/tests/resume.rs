@@ -1,0 +1,165 @@
+//! A run that is killed, at whatever moment, and resumed leaves the same bits as one that never was.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use support::runs::{arguments, directory, good, metrics, same};
+use support::{command, lockstep};
+
+/// Numbers that look random, the same in every run of the tests (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn below_one(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// Starts it and kills it with SIGKILL after `moment`. True: it was faster and ended by itself, as it should.
+fn kill_after(directory: &Path, arguments: &[&str], moment: Duration) -> bool {
+    let log = fs::File::create(directory.join("said.txt")).unwrap();
+    let mut child = command(directory, arguments).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+    std::thread::sleep(moment);
+    child.kill().unwrap();
+    let status = child.wait().unwrap();
+    let said = || fs::read_to_string(directory.join("said.txt")).unwrap();
+    assert!(status.success() || status.code().is_none(), "{status}: {}", said());
+    status.success()
+}
+
+/// Kills runs `kills` times, each resumed until it is done, and compares each with the run that never was killed.
+fn survives(purpose: &str, set: &[&str], kills: usize, seed: u64) {
+    let dir = directory();
+    let started = Instant::now();
+    good(dir.path(), &arguments(purpose, "whole", set));
+    let length = started.elapsed();
+    let mut random = Random(seed);
+    let (mut killed, mut runs) = (0, 0);
+    while killed < kills {
+        let out = format!("killed-{runs}");
+        runs += 1;
+        let fresh = arguments(purpose, &out, set);
+        let resumed = [&fresh[..], &["--resume", "latest"]].concat();
+        let mut arguments = &fresh;
+        loop {
+            let done = match killed < kills {
+                true => kill_after(dir.path(), arguments, length.mul_f64(random.below_one())),
+                false => {
+                    good(dir.path(), arguments);
+                    true
+                }
+            };
+            if done {
+                break;
+            }
+            killed += 1;
+            arguments = &resumed;
+        }
+        same(&dir.path().join("whole"), &dir.path().join(&out));
+    }
+    eprintln!(
+        "{purpose} {set:?}: {killed} kills in {runs} runs of {:.2} s, {:.1} s in all",
+        length.as_secs_f64(),
+        started.elapsed().as_secs_f64()
+    );
+    once_each(&dir.path().join("whole"));
+}
+
+/// Steps 3, 6, 9, 12 are logged and 4, 8, 12 evaluated, each once.
+fn once_each(run: &Path) {
+    let steps: Vec<u64> = metrics(run)
+        .iter()
+        .map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["step"].as_u64().unwrap())
+        .collect();
+    assert_eq!(steps, [3, 4, 6, 8, 9, 12, 12]);
+}
+
+#[test]
+fn grpo() {
+    survives("train", &[], 20, 1);
+}
+
+/// A checkpoint after every step: most kills fall into the writing of one.
+#[test]
+fn grpo_inside_checkpoints() {
+    survives("train", &["save_steps=1", "save_total_limit=2"], 20, 2);
+}
+
+/// Checkpoints fall between two uses of a generation batch; the reference model's log-probs are in it.
+#[test]
+fn grpo_with_a_batch_used_four_times() {
+    let set = ["num_iterations=2", "steps_per_generation=2", "save_steps=1", "beta=0.04"];
+    survives("train", &set, 20, 3);
+}
+
+#[test]
+fn supervised_fine_tuning() {
+    survives("sft", &[], 10, 4);
+}
+
+/// A copy of the run `whole` as it would be had it died after step 4, while the checkpoint of step 6 was written.
+fn died(root: &Path, out: &str) {
+    let copied = std::process::Command::new("cp").args(["-r", "whole", out]).current_dir(root).status().unwrap();
+    assert!(copied.success());
+    let run = root.join(out);
+    fs::remove_dir_all(run.join("model")).unwrap();
+    for step in [8, 10, 12] {
+        fs::remove_dir_all(run.join(format!("checkpoints/step-{step:06}"))).unwrap();
+    }
+    let half = run.join("checkpoints/.unfinished-step-000006");
+    fs::rename(run.join("checkpoints/step-000006"), &half).unwrap();
+    let weights = fs::OpenOptions::new().write(true).open(half.join("model.safetensors")).unwrap();
+    weights.set_len(100).unwrap();
+    fs::remove_file(half.join("run_state.json")).unwrap();
+    fs::write(run.join("completions/.completions_00006.parquet.77.tmp"), "half").unwrap();
+    let log = run.join("metrics.jsonl");
+    fs::write(&log, fs::read_to_string(&log).unwrap() + "{\"step\": 13, \"lo").unwrap();
+}
+
+#[test]
+fn a_half_written_checkpoint_is_swept_away() {
+    let dir = directory();
+    good(dir.path(), &arguments("train", "whole", &[]));
+    died(dir.path(), "half");
+    let said = good(dir.path(), &["train", "--resume", "half"]);
+    assert!(said.err.contains("resuming after step 4"), "{}", said.err);
+    same(&dir.path().join("whole"), &dir.path().join("half"));
+    once_each(&dir.path().join("half"));
+    // A run that is done and resumed stays as it is.
+    good(dir.path(), &["train", "--resume", "half"]);
+    same(&dir.path().join("whole"), &dir.path().join("half"));
+}
+
+#[test]
+fn without_a_checkpoint_it_starts_again_and_says_so() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "whole", &[]));
+    died(root, "none");
+    for step in [2, 4] {
+        fs::remove_dir_all(root.join(format!("none/checkpoints/step-{step:06}"))).unwrap();
+    }
+    let said = good(root, &["train", "--resume", "none"]);
+    assert!(said.err.contains("starts again from step 0"), "{}", said.err);
+    same(&root.join("whole"), &root.join("none"));
+
+    // Killed before config.toml was whole, or before there was a directory.
+    fs::create_dir(root.join("unborn")).unwrap();
+    fs::write(root.join("unborn/config.tmp"), "seed = ").unwrap();
+    for out in ["unborn", "nowhere"] {
+        let said = good(root, &[&arguments("train", out, &[])[..], &["--resume", "latest"]].concat());
+        assert!(said.err.contains("starts again from step 0"), "{}", said.err);
+        same(&root.join("whole"), &root.join(out));
+    }
+    // Nothing to begin with.
+    let said = lockstep(root, &["train", "--resume", "latest", "--out", "typo"]);
+    assert_eq!(said.code, Some(2), "{}", said.err);
+    assert!(!root.join("typo").exists());
+}

@@ -1,0 +1,115 @@
+//! Short training runs on a tiny Qwen3-shaped model, and what of a finished run must have the same bits however it came about.
+
+use super::{Said, lockstep, model_of};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+const QWEN3: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40, "hidden_size": 16,
+"intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+"max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true,
+"attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
+
+/// Twelve steps that leave sums pending at checkpoints, log completions and evaluate between checkpoints.
+const COMMON: &[&str] = &[
+    "per_device_train_batch_size=4",
+    "max_steps=12",
+    "learning_rate=0.01",
+    "logging_steps=3",
+    "save_steps=2",
+    "eval_strategy=steps",
+    "eval_steps=4",
+    "eval_dataset_name=e.jsonl",
+];
+const GRPO: &[&str] =
+    &["num_generations=2", "max_completion_length=6", "log_completions=true", "num_completions_to_print=0"];
+
+/// A directory with a model, ten rows of training data and two held-out rows.
+pub fn directory() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    model_of(&dir.path().join("model"), QWEN3);
+    let rows = |words: &[&str]| -> String {
+        words.iter().map(|w| format!("{{\"prompt\": \"{w} \", \"completion\": \"{w}.\"}}\n")).collect()
+    };
+    let words = ["ab", "sun", "moon", "tree", "x", "river", "a long road", "sky", "ice", "oak"];
+    fs::write(dir.path().join("d.jsonl"), rows(&words)).unwrap();
+    fs::write(dir.path().join("e.jsonl"), rows(&["sea", "hill"])).unwrap();
+    dir
+}
+
+/// The arguments of a run in `out`; `set` wins over what all runs have.
+pub fn arguments<'a>(purpose: &'a str, out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
+    let mut all = vec![purpose, "--model", "model", "--dataset", "d.jsonl", "--out", out];
+    let own = match purpose {
+        "train" => {
+            all.extend(["--reward", "unique_chars"]);
+            GRPO
+        }
+        _ => &[],
+    };
+    COMMON.iter().chain(own).chain(set).for_each(|pair| all.extend(["--set", *pair]));
+    all
+}
+
+/// Runs it to its end, which must be a good one.
+pub fn good(directory: &Path, arguments: &[&str]) -> Said {
+    let said = lockstep(directory, arguments);
+    assert_eq!(said.code, Some(0), "{arguments:?}\n{}{}", said.out, said.err);
+    said
+}
+
+/// Whether a metric is of time, memory or throughput.
+fn measured(name: &str) -> bool {
+    name.ends_with("_time_s")
+        || name.ends_with("_tokens_per_s")
+        || ["step_time", "eval_runtime", "peak_bytes"].contains(&name)
+}
+
+fn lasting(mut record: Map<String, Value>) -> Map<String, Value> {
+    record.retain(|name, _| !measured(name));
+    record
+}
+
+/// The lines of metrics.jsonl but the fields of time, memory and throughput.
+pub fn metrics(run: &Path) -> Vec<String> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    assert!(text.ends_with('\n'));
+    text.lines().map(|line| Value::Object(lasting(serde_json::from_str(line).unwrap())).to_string()).collect()
+}
+
+/// What a finished run left, by relative path: weights, optimizer state, run state, completions.
+pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for (path, _) in super::listing(run) {
+        let name = path.strip_prefix(run).unwrap().to_str().unwrap().to_owned();
+        let kept = ["checkpoints/", "completions/", "model/"].iter().any(|part| name.starts_with(part));
+        if !kept || path.is_dir() {
+            continue;
+        }
+        let mut bytes = fs::read(&path).unwrap();
+        if name.ends_with("run_state.json") {
+            let mut state: Map<String, Value> = serde_json::from_slice(&bytes).unwrap();
+            // Lengths of logs that hold times, written with more digits or fewer.
+            state.remove("log_bytes").unwrap();
+            let unlogged = state.remove("unlogged").unwrap().as_object().unwrap().clone();
+            state.insert("unlogged".into(), lasting(unlogged).into());
+            bytes = Value::Object(state).to_string().into_bytes();
+        }
+        found.insert(name, bytes);
+    }
+    found
+}
+
+/// Two finished runs must have the same bits.
+#[track_caller]
+pub fn same(expected: &Path, found: &Path) {
+    assert_eq!(metrics(expected), metrics(found), "metrics.jsonl");
+    let (expected, found) = (files(expected), files(found));
+    assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>());
+    for required in ["model/model.safetensors", "checkpoints/step-000012/optimizer_exp_avg_sq.safetensors"] {
+        assert!(expected.contains_key(required), "{required}: {:?}", expected.keys());
+    }
+    let differing: Vec<_> = expected.iter().filter(|(name, bytes)| found[*name] != **bytes).map(|(n, _)| n).collect();
+    assert!(differing.is_empty(), "these files differ: {differing:?}");
+}
