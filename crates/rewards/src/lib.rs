@@ -5,7 +5,7 @@
 //! `None` and a [`Problem`] that says why. Several rewards and their weights are combined by the trainer, not here.
 //! Knows no trainer, no model, no token ids' meaning.
 //!
-//! Read first: [`batch`] (what goes in and out), then any built-in ([`gsm8k`], [`format`], [`length`],
+//! Read first: [`batch`] (what goes in and out), then any built-in ([`gsm8k`], [`mod@format`], [`length`],
 //! [`unique_chars`], [`exact_match`]), [`command`] (a reward in any language), and [`registry`] (names to rewards).
 
 pub mod batch;

@@ -59,7 +59,7 @@ pub struct Args {
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let config = configuration(&args)?;
-    let ctx = context(args.threads.map(usize::from))?;
+    let ctx = context(args.threads)?;
     let words = Words::load(&args.model)?;
     let mut rewards = build_rewards(&config)?;
     let Some(spec) = DatasetSpec::eval(&config) else { return Err(BadInput::new("no data: give --dataset FILE")) };

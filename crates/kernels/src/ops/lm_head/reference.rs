@@ -7,7 +7,7 @@ use crate::simd::{LANES, portable::F32x16};
 /// Outputs of the forward, `[R]` each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outputs<F> {
-    /// z[target] − lse
+    /// `z[target] − lse`
     pub logps: Vec<F>,
     /// ln Σ exp z
     pub lse: Vec<F>,

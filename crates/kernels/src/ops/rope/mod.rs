@@ -2,7 +2,7 @@
 //!
 //! Shapes: `T` tokens, `A` heads of a row, `hd` head_dim, `P` positions of the table.
 //!
-//! For head a of the first `heads`, i < hd/2, p = positions[t], θ = f32(p) · inv_freq[i] rounded to f32:
+//! For head a of the first `heads`, i < hd/2, `p = positions[t]`, `θ = f32(p) · inv_freq[i]` rounded to f32:
 //! ```text
 //! c, s            = cos θ · attention_scaling, sin θ · attention_scaling
 //! x'[t,a,i]       = x[t,a,i]        · c − x[t,a,i+hd/2] · s
