@@ -7,13 +7,13 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The seed of everything random.
-    #[arg(long, default_value_t = 42)]
+    #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// The run directory; must not exist.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// GRPO steps.
-    #[arg(long, value_name = "N", default_value_t = 400)]
+    #[arg(long, value_name = "N", default_value_t = 500)]
     pub steps: u64,
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N")]
