@@ -4,12 +4,13 @@
 //! or how the samples were made.
 //!
 //! Read first: [`sample`] (what comes in), [`advantages`] (rewards to advantages), [`loss`] (value and gradient of each
-//! loss, one file each), [`update`] (one optimizer step), [`optimizer`] and [`schedule`].
+//! loss, one file each), [`objective`] (which loss, on what), [`update`] (one optimizer step), [`optimizer`] and [`schedule`].
 
 pub mod advantages;
 pub mod error;
 pub mod loss;
 pub mod metrics;
+pub mod objective;
 pub mod optimizer;
 pub mod packing;
 pub mod sample;
@@ -20,10 +21,11 @@ pub mod update;
 pub use advantages::{Advantages, RewardMatrix, ScaleRewards};
 pub use error::{Error, Result};
 pub use loss::{ImportanceSamplingLevel, LossConfig, LossType};
-pub use metrics::{ClipRatios, UpdateMetrics};
+pub use metrics::{ClipRatios, Means, UpdateMetrics};
+pub use objective::Objective;
 pub use optimizer::{Optimizer, OptimizerConfig};
 pub use packing::PromptCompletion;
 pub use sample::{Advantage, Sample};
 pub use schedule::{Schedule, ScheduleKind};
 pub use score::Scorer;
-pub use update::{Objective, Trainer, TrainerConfig, TrainerState};
+pub use update::{Trainer, TrainerConfig, TrainerState};

@@ -1,6 +1,30 @@
 //! What one optimizer step reports, under TRL's names.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Means by name over an optimizer batch: what a loss reports beyond the fields that all of them share.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Means {
+    sums: BTreeMap<String, (f64, u64)>,
+}
+
+impl Means {
+    /// Adds `count` values (tokens, sequences, pairs) whose sum is `sum`.
+    pub fn add(&mut self, name: &str, sum: f64, count: u64) {
+        match self.sums.get_mut(name) {
+            Some(entry) => *entry = (entry.0 + sum, entry.1 + count),
+            None => {
+                self.sums.insert(name.to_owned(), (sum, count));
+            }
+        }
+    }
+
+    /// The means of what was counted at least once, in the order of their names.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.sums.iter().filter(|(_, (_, n))| *n > 0).map(|(name, (sum, n))| (name.as_str(), sum / *n as f64))
+    }
+}
 
 /// What one optimizer step measured. Means are over the tokens (or sequences) of the whole optimizer batch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -15,6 +39,8 @@ pub struct UpdateMetrics {
     pub entropy: Option<f64>,
     /// Mean KL divergence to the reference (k3), if `beta` ≠ 0.
     pub kl: Option<f64>,
+    /// What the loss reports beyond this.
+    pub means: Means,
     /// How much was clipped (policy losses only).
     pub clip: Option<ClipRatios>,
     /// Samples of the optimizer batch.
@@ -63,8 +89,9 @@ impl UpdateMetrics {
     /// The logged values by name: TRL's, and Lockstep's own `sampling/logp_mismatch_tokens`,
     /// `sampling/max_logp_difference` and `skipped_steps`. TRL's value over several optimizer steps is the mean of each.
     /// Times and counts are fields, not entries.
-    pub fn entries(&self) -> Vec<(&'static str, f64)> {
-        let mut out = vec![("loss", self.loss), ("grad_norm", self.grad_norm), ("learning_rate", self.learning_rate)];
+    pub fn entries(&self) -> Vec<(&str, f64)> {
+        let mut out: Vec<(&str, f64)> =
+            vec![("loss", self.loss), ("grad_norm", self.grad_norm), ("learning_rate", self.learning_rate)];
         out.extend(self.entropy.map(|x| ("entropy", x)));
         out.extend(self.kl.map(|x| ("kl", x)));
         if let Some(clip) = &self.clip {
@@ -78,6 +105,7 @@ impl UpdateMetrics {
                 ("sampling/max_logp_difference", self.max_logp_difference),
             ]);
         }
+        out.extend(self.means.entries());
         out.push(("skipped_steps", self.skipped_total as f64));
         out
     }

@@ -3,11 +3,12 @@
 //! samples → groups → micro-batches → forward → log-probabilities → loss and its gradient → backward, adding to the
 //! gradients → clip → AdamW. The loss sees log-probabilities alone, on the host: T numbers.
 
-use crate::loss::{LossSums, Sequence, Totals, policy, supervised::supervised};
+use crate::loss::{LossSums, Totals};
+use crate::objective::{Objective, Scored};
 use crate::optimizer::Optimizer;
 use crate::packing::{MicroBatch, PromptCompletion, micro_batches};
 use crate::score::{check, grow_rope, longest};
-use crate::{Advantage, Error, LossConfig, OptimizerConfig, Result, Sample, UpdateMetrics};
+use crate::{Error, OptimizerConfig, Result, Sample, UpdateMetrics};
 use kernels::{Context, Memory, Tensor};
 use model::net::{self, Rope, Tape};
 use model::{BatchTensors, Capacity, Grads, ModelConfig, Weights};
@@ -17,15 +18,6 @@ use std::time::Instant;
 
 /// This many skipped steps in a row end the run.
 pub const MAX_SKIPPED_IN_A_ROW: u32 = 3;
-
-/// What is minimised.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Objective {
-    /// A policy-gradient loss.
-    Policy(LossConfig),
-    /// The mean negative log-likelihood of the completion tokens of the optimizer batch.
-    Supervised,
-}
 
 /// How a [`Trainer`] works.
 #[derive(Clone, Debug, PartialEq)]
@@ -138,8 +130,9 @@ impl Trainer {
         }
         let sequences: Vec<_> = samples.iter().map(pair).collect();
         check(&weights.config, &sequences)?;
-        samples.iter().enumerate().try_for_each(|(i, s)| self.check_sample(i, s))?;
-        let masks: Vec<Vec<bool>> = samples.iter().map(|s| self.loss_mask(s)).collect();
+        let objective = &self.config.objective;
+        samples.iter().enumerate().try_for_each(|(i, s)| objective.check(i, s))?;
+        let masks: Vec<Vec<bool>> = samples.iter().map(|s| objective.loss_mask(s)).collect();
         let tokens = masks.iter().flatten().filter(|&&m| m).count();
         let totals = Totals { sequences: samples.len(), tokens };
 
@@ -155,7 +148,9 @@ impl Trainer {
         }
         // Sequences without a token take no part in the model, but count in the metrics.
         for i in (0..samples.len()).filter(|&i| !scored[i]) {
-            self.loss(&samples[i], &[], &masks[i], &totals, &mut [], &mut measured.sums);
+            let mut empty =
+                [Scored { sample: &samples[i], mask: &masks[i], logps: &[], entropies: &[], d_logps: &mut [] }];
+            self.config.objective.evaluate(&totals, &mut empty, &mut measured.sums);
         }
 
         let start = Instant::now();
@@ -174,6 +169,7 @@ impl Trainer {
             learning_rate,
             entropy: Some(measured.entropy / tokens.max(1) as f64),
             kl: with_kl.then(|| measured.sums.kl_mean()),
+            means: measured.sums.means.clone(),
             clip: policy.then(|| measured.sums.clip_ratios()),
             sequences: samples.len() as u64,
             loss_tokens: tokens as u64,
@@ -211,15 +207,18 @@ impl Trainer {
         };
 
         let mut d_logps = vec![0.0; logps.len()];
-        let mut first = 0;
-        for i in micro.scored(sequences) {
-            let tokens = first..first + samples[i].completion.len();
-            let (mask, d_logps) = (&masks[i], &mut d_logps[tokens.clone()]);
-            self.loss(&samples[i], &logps[tokens.clone()], mask, totals, d_logps, &mut measured.sums);
-            let entropies = entropies[tokens.clone()].iter().zip(mask);
-            measured.entropy += entropies.filter(|(_, m)| **m).map(|(e, _)| f64::from(*e)).sum::<f64>();
-            measured.compare(&samples[i], &logps[tokens.clone()], weights.version);
-            first = tokens.end;
+        let (mut first, mut gradient) = (0, d_logps.as_mut_slice());
+        for group in &micro.groups {
+            let mut scored = Vec::with_capacity(group.len());
+            for i in group.clone().filter(|&i| !sequences[i].completion.is_empty()) {
+                let tokens = first..first + samples[i].completion.len();
+                let (own, rest) = gradient.split_at_mut(tokens.len());
+                let (logps, entropies) = (&logps[tokens.clone()], &entropies[tokens.clone()]);
+                measured.add(&samples[i], &masks[i], logps, entropies, weights.version);
+                scored.push(Scored { sample: &samples[i], mask: &masks[i], logps, entropies, d_logps: own });
+                (first, gradient) = (tokens.end, rest);
+            }
+            self.config.objective.evaluate(totals, &mut scored, &mut measured.sums);
         }
         measured.forward_time_s += start.elapsed().as_secs_f64();
 
@@ -230,60 +229,6 @@ impl Trainer {
         net::backward(ctx, weights, rope, &tensors, tape, &mut self.grads)?;
         measured.backward_time_s += start.elapsed().as_secs_f64();
         Ok(())
-    }
-
-    /// Adds a sample's part of the objective to `sums` and overwrites its gradient.
-    fn loss(
-        &self,
-        sample: &Sample,
-        logps: &[f32],
-        mask: &[bool],
-        totals: &Totals,
-        d_logps: &mut [f32],
-        sums: &mut LossSums,
-    ) {
-        match &self.config.objective {
-            Objective::Supervised => supervised(totals, logps, mask, d_logps, sums),
-            Objective::Policy(config) => {
-                let sequence = Sequence {
-                    logps,
-                    old_logps: &sample.sampler_logps,
-                    ref_logps: sample.ref_logps.as_deref(),
-                    mask,
-                    advantage: &sample.advantage,
-                };
-                policy(config, totals, &sequence, d_logps, sums);
-            }
-        }
-    }
-
-    fn loss_mask(&self, sample: &Sample) -> Vec<bool> {
-        match &self.config.objective {
-            Objective::Supervised => sample.mask.clone(),
-            Objective::Policy(config) => config.loss_mask(sample),
-        }
-    }
-
-    fn check_sample(&self, index: usize, sample: &Sample) -> Result<()> {
-        let tokens = sample.completion.len();
-        let fits = |what: &str, len: usize| {
-            let message = || format!("{what} has {len} elements, and the completion {tokens} tokens");
-            if len == tokens { Ok(()) } else { Err(Error::Sample { index, message: message() }) }
-        };
-        fits("mask", sample.mask.len())?;
-        let Objective::Policy(config) = &self.config.objective else { return Ok(()) };
-        fits("sampler_logps", sample.sampler_logps.len())?;
-        fits("versions", sample.versions.len())?;
-        if let Advantage::Tokens(advantages) = &sample.advantage {
-            fits("advantage", advantages.len())?;
-        }
-        match &sample.ref_logps {
-            Some(ref_logps) if config.beta != 0.0 => fits("ref_logps", ref_logps.len()),
-            None if config.beta != 0.0 => {
-                Err(Error::Sample { index, message: "beta is not 0, and there are no ref_logps".into() })
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Whether the step must be skipped; an error if it is one too many.
@@ -333,6 +278,13 @@ impl Trainer {
 }
 
 impl Measured {
+    /// Books what the model says of a sample, whatever the loss.
+    fn add(&mut self, sample: &Sample, mask: &[bool], logps: &[f32], entropies: &[f32], version: u64) {
+        let used = entropies.iter().zip(mask).filter(|(_, m)| **m);
+        self.entropy += used.map(|(e, _)| f64::from(*e)).sum::<f64>();
+        self.compare(sample, logps, version);
+    }
+
     /// Counts the tokens whose recorded log-probability is not, bit for bit, the trainer's, if all of the sample's tokens
     /// were sampled with `version`. Tokens that were not sampled have no record.
     fn compare(&mut self, sample: &Sample, logps: &[f32], version: u64) {

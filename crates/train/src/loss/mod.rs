@@ -25,7 +25,7 @@ pub mod supervised;
 #[cfg(test)]
 mod tests;
 
-use crate::{Advantage, ClipRatios, Sample};
+use crate::{Advantage, ClipRatios, Means, Sample};
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
 
@@ -160,7 +160,7 @@ pub trait PolicyLoss {
 }
 
 /// Sums over sequences, in their order, from which the metrics of an optimizer step are made.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LossSums {
     /// J so far.
     pub loss: f64,
@@ -168,6 +168,8 @@ pub struct LossSums {
     pub tokens: u64,
     /// Sum of K over tokens.
     pub kl: f64,
+    /// What a loss reports beyond this.
+    pub means: Means,
     low: f64,
     high: f64,
     /// What `low` and `high` count: tokens, or sequences at sequence level.
@@ -182,6 +184,7 @@ impl Default for LossSums {
             loss: 0.0,
             tokens: 0,
             kl: 0.0,
+            means: Means::default(),
             low: 0.0,
             high: 0.0,
             counted: 0,
