@@ -1,13 +1,19 @@
-//! The demo end to end, as a newcomer runs it: it must reach the accuracy that the README promises.
+//! The demo end to end, as a newcomer runs it: it must reach the accuracy that the README promises, and take the memory
+//! that `lockstep plan` predicts.
 
+use std::path::Path;
 use std::process::Command;
+
+/// `lockstep plan` may be wrong by the larger of these.
+const PLAN_TOLERANCE: f64 = 0.1;
+const PLAN_TOLERANCE_BYTES: f64 = 150e6;
 
 /// Runs the demo in a directory of its own and reads its result from the run's record.
 pub fn check() -> Result<(), String> {
     crate::cargo(&["build", "--release"], &[])?;
     let out = std::env::temp_dir().join(format!("lockstep-demo-{}", std::process::id()));
     let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
-    let program = std::path::Path::new(&target).join("release/lockstep");
+    let program = Path::new(&target).join("release/lockstep");
     let run = Command::new(&program)
         .arg("demo")
         .arg("--out")
@@ -26,9 +32,34 @@ pub fn check() -> Result<(), String> {
         number.ok_or_else(|| format!("the demo printed no line {key:?}"))
     };
     let (before, after) = (read("held-out accuracy after SFT")?, read("held-out accuracy after GRPO")?);
+    let planned = memory(&program, &out.join("grpo"));
     let _ = std::fs::remove_dir_all(&out);
+    let (planned, measured) = planned?;
+    println!("peak memory: {:.0} MiB planned, {:.0} MiB measured", planned / 1048576.0, measured / 1048576.0);
+    if (planned - measured).abs() > PLAN_TOLERANCE_BYTES.max(PLAN_TOLERANCE * measured) {
+        return Err("lockstep plan is off by more than 10 % and 150 MB".to_owned());
+    }
     if before > 70.0 || after < 95.0 {
         return Err(format!("held-out accuracy {before} % after SFT (at most 70), {after} % after GRPO (at least 95)"));
     }
     Ok(())
+}
+
+/// The peak of resident memory of a finished run, in bytes: as planned from its configuration, and as it was.
+fn memory(program: &Path, run: &Path) -> Result<(f64, f64), String> {
+    let plan = Command::new(program).args(["plan", "--json"]).arg(run.join("config.toml")).output();
+    let plan = plan.map_err(|e| format!("lockstep plan: {e}"))?;
+    if !plan.status.success() {
+        return Err(format!("lockstep plan: {}", String::from_utf8_lossy(&plan.stderr)));
+    }
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).map_err(|e| format!("metrics.jsonl: {e}"))?;
+    let planned = number(&String::from_utf8_lossy(&plan.stdout), "total_bytes");
+    let measured = metrics.lines().rev().find_map(|line| number(line, "peak_bytes"));
+    planned.zip(measured).ok_or_else(|| "total_bytes or peak_bytes is missing".to_owned())
+}
+
+/// The number that a JSON object has under `key`.
+fn number(json: &str, key: &str) -> Option<f64> {
+    let (_, rest) = json.split_once(&format!("\"{key}\":"))?;
+    rest.split([',', '}']).next()?.trim().parse().ok()
 }

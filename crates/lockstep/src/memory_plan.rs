@@ -1,7 +1,7 @@
-//! What memory a run will take, by part, before it starts: its parts are built on [`Device::Meta`], which only counts.
+//! What memory a run will take, by part, before it starts: the parts are built on [`Device::Meta`], which only counts.
 //!
 //! The sizes are those of the worst case that the configuration allows: every prompt as long as the longest, every
-//! completion as long as its limit. It does not know what is allocated outside tensors but for an allowance.
+//! completion as long as its limit, or as the longest of the data. It does not know what is allocated outside tensors but for an allowance.
 
 use crate::bad_input;
 use crate::config::Config;
@@ -14,6 +14,7 @@ use kernels::{Context, Device, Isa, Memory};
 use model::weights::tensor_specs;
 use model::{Capacity, ModelConfig, Weights};
 use rollout::Engine;
+use std::sync::Arc;
 use telemetry::table::{Align, Table};
 use train::{Objective, Scorer, Trainer};
 
@@ -45,30 +46,23 @@ pub struct MemoryPlan {
     pub total: u64,
     /// Of these, what this process has resident already.
     pub resident: u64,
+    /// The sequences that it is made for.
+    pub longest: Longest,
 }
 
 /// Plans a GRPO run whose longest prompt has `longest_prompt` tokens. Allocates nothing.
 pub fn plan(config: &Config, words: &Words, longest_prompt: usize) -> anyhow::Result<MemoryPlan> {
     let model = &words.config;
-    let positions = longest_prompt + config.max_completion_length;
+    let longest = Longest { prompt: longest_prompt, completion: config.max_completion_length };
+    let group = config.num_generations;
     let mut parts = Vec::new();
-
-    let memory = Memory::new(Device::Meta);
-    let weights = Weights::zeros(&memory, model);
-    add(&mut parts, &memory, "");
-    drop(weights);
-
-    let memory = Memory::new(Device::Meta);
-    let mut trainer = Trainer::new(&memory, model, trainer_config(config, Objective::Policy(config.loss())))?;
-    trainer.reserve(model, capacity(config, longest_prompt, config.completions_per_step()), positions);
-    add(&mut parts, &memory, "training");
-    drop(trainer);
+    let steps = capacity(config, longest, group, config.completions_per_step());
+    training(&mut parts, config, model, Objective::Policy(config.loss()), steps, longest.positions())?;
 
     if config.beta != 0.0 {
         let memory = Memory::new(Device::Meta);
         let weights = Weights::zeros(&memory, model);
-        let mut scorer = Scorer::new(&memory, config.micro_batch_tokens(), config.prefix_sharing);
-        scorer.reserve(model, capacity(config, longest_prompt, config.generation_batch()), positions);
+        let scorer = scorer(&memory, config, model, longest, group, config.generation_batch());
         add(&mut parts, &memory, "reference");
         drop((weights, scorer));
     }
@@ -81,6 +75,80 @@ pub fn plan(config: &Config, words: &Words, longest_prompt: usize) -> anyhow::Re
     add(&mut parts, &memory, "generation");
     drop(engine);
 
+    finish(parts, config, model, longest)
+}
+
+/// Plans a supervised run; `evaluated` is how many held-out rows it scores. Allocates nothing.
+pub fn plan_supervised(
+    config: &Config,
+    words: &Words,
+    longest: Longest,
+    evaluated: usize,
+) -> anyhow::Result<MemoryPlan> {
+    let model = &words.config;
+    let mut parts = Vec::new();
+    let steps = capacity(config, longest, 1, config.completions_per_step());
+    training(&mut parts, config, model, Objective::Supervised, steps, longest.positions())?;
+    if evaluated > 0 {
+        let memory = Memory::new(Device::Meta);
+        let scorer = scorer(&memory, config, model, longest, 1, evaluated);
+        add(&mut parts, &memory, "evaluation");
+        drop(scorer);
+    }
+    finish(parts, config, model, longest)
+}
+
+/// The longest prompt and the longest completion that meet in a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Longest {
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Tokens of the completion.
+    pub completion: usize,
+}
+
+impl Longest {
+    /// Tokens of both.
+    pub fn positions(self) -> usize {
+        self.prompt + self.completion
+    }
+}
+
+/// Weights, and what an optimizer step on micro-batches of this size takes.
+fn training(
+    parts: &mut Vec<Part>,
+    config: &Config,
+    model: &Arc<ModelConfig>,
+    objective: Objective,
+    micro_batch: Capacity,
+    positions: usize,
+) -> anyhow::Result<()> {
+    let memory = Memory::new(Device::Meta);
+    let weights = Weights::zeros(&memory, model);
+    add(parts, &memory, "");
+    drop(weights);
+    let memory = Memory::new(Device::Meta);
+    let mut trainer = Trainer::new(&memory, model, trainer_config(config, objective))?;
+    trainer.reserve(model, micro_batch, positions);
+    add(parts, &memory, "training");
+    Ok(())
+}
+
+fn scorer(
+    memory: &Memory,
+    config: &Config,
+    model: &ModelConfig,
+    longest: Longest,
+    group: usize,
+    completions: usize,
+) -> Scorer {
+    let mut scorer = Scorer::new(memory, config.micro_batch_tokens(), config.prefix_sharing);
+    scorer.reserve(model, capacity(config, longest, group, completions), longest.positions());
+    scorer
+}
+
+/// Adds what no tensor of a run accounts for, and sums up.
+fn finish(mut parts: Vec<Part>, config: &Config, model: &ModelConfig, longest: Longest) -> anyhow::Result<MemoryPlan> {
     let threads = config.threads.map_or_else(threads_from_env, Ok)? as u64;
     let resident = telemetry::system::rss_bytes().unwrap_or(0);
     let rest = [
@@ -90,14 +158,13 @@ pub fn plan(config: &Config, words: &Words, longest_prompt: usize) -> anyhow::Re
     ];
     parts.extend(rest.map(|(name, bytes, lowered_by)| Part { name: name.to_owned(), bytes, lowered_by }));
     let total = parts.iter().map(|p| p.bytes).sum();
-    Ok(MemoryPlan { parts, total, resident })
+    Ok(MemoryPlan { parts, total, resident, longest })
 }
 
-/// The largest micro-batch that `completions` completions in groups can be cut into.
-pub fn capacity(config: &Config, longest_prompt: usize, completions: usize) -> Capacity {
-    let group = config.num_generations.min(completions).max(1);
-    let lengths = vec![config.max_completion_length; group];
-    let one = Capacity::of_group(longest_prompt, &lengths, config.prefix_sharing);
+/// The largest micro-batch that `completions` completions in groups of `group` can be cut into.
+fn capacity(config: &Config, longest: Longest, group: usize, completions: usize) -> Capacity {
+    let group = group.min(completions).max(1);
+    let one = Capacity::of_group(longest.prompt, &vec![longest.completion; group], config.prefix_sharing);
     let groups = completions.div_ceil(group);
     // A group is never cut, so one that is larger than the budget is a micro-batch of its own. Shorter groups share a
     // micro-batch up to the budget; each of their sequences may leave its own last page unfilled, and the prompt's.
@@ -115,7 +182,7 @@ fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
     for (part, usage) in memory.usage() {
         let lowered_by = match (whose, part) {
             ("training", "activations") => "max_tokens_per_micro_batch, gradient_checkpointing",
-            ("training" | "reference", "workspace") => "max_tokens_per_micro_batch",
+            ("training" | "reference" | "evaluation", "workspace") => "max_tokens_per_micro_batch",
             ("reference", "weights") => "beta = 0",
             ("generation", "kv cache") => "max_num_seqs, kv_cache_blocks, max_completion_length",
             _ => "",
@@ -185,6 +252,13 @@ impl MemoryPlan {
 /// Bytes as MiB with one decimal.
 pub fn mib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 20))
+}
+
+/// The longest sequence and the longest completion among `rows` of (prompt, completion) tokens.
+pub fn longest_of(rows: impl Iterator<Item = (usize, usize)> + Clone) -> Longest {
+    let total = rows.clone().map(|(p, c)| p + c).max().unwrap_or(0);
+    let completion = rows.map(|(_, c)| c).max().unwrap_or(0);
+    Longest { prompt: total - completion, completion }
 }
 
 /// The longest prompt of the run's data; without data, the longest that the context and the configuration allow.

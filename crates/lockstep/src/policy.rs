@@ -100,13 +100,13 @@ pub fn load_config(dir: &Path) -> anyhow::Result<ModelConfig> {
     ModelConfig::load(&dir.join("config.json")).map_err(|e| BadInput::new(e.to_string()))
 }
 
-/// Ids to text, special tokens left out, as the engine looks for stop strings in it.
+/// Ids to text as the engine looks for stop strings in it: special tokens are kept, so that one may be a stop string.
 pub struct Detokenizer(pub Arc<Tokenizer>);
 
 impl rollout::Detokenize for Detokenizer {
     fn decode(&self, ids: &[u32]) -> String {
         // Decoding fails for no ids of a vocabulary; text that cannot be made holds no stop string.
-        self.0.decode(ids, true).unwrap_or_default()
+        self.0.decode(ids, false).unwrap_or_default()
     }
 }
 

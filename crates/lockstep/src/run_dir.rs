@@ -14,7 +14,6 @@
 
 use crate::error::BadInput;
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// The directory of one run.
@@ -49,7 +48,12 @@ impl RunDir {
 
     /// Whether `root` does not exist, is empty, or holds no more than a run has before its configuration is whole.
     pub fn is_unborn(root: &Path) -> bool {
-        let unborn = |entry: std::io::Result<fs::DirEntry>| entry.is_ok_and(|e| e.file_name() == "config.tmp");
+        let unborn = |entry: std::io::Result<fs::DirEntry>| {
+            entry.is_ok_and(|e| {
+                let name = e.file_name().to_string_lossy().into_owned();
+                name.starts_with(".config.toml.") && name.ends_with(".partial")
+            })
+        };
         match fs::read_dir(root) {
             Ok(mut entries) => entries.all(unborn),
             Err(error) => error.kind() == std::io::ErrorKind::NotFound,
@@ -120,18 +124,9 @@ impl RunDir {
     }
 }
 
-/// Writes a file so that a reader sees the old bytes or the new ones, never a part: temporary name, fsync, rename, fsync
-/// of the directory.
-pub fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let temporary = path.with_extension("tmp");
-    let mut file = File::create(&temporary)?;
-    let written = file.write_all(bytes).and_then(|()| file.sync_all());
-    if let Err(error) = written {
-        let _ = fs::remove_file(&temporary);
-        return Err(error);
-    }
-    fs::rename(&temporary, path)?;
-    sync_directory(path.parent().unwrap_or(Path::new(".")))
+/// Writes a file so that a reader sees the old bytes or the new ones, never a part.
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> model::Result<()> {
+    model::io::write_atomically(path, |out| out.write_all(bytes).map_err(|e| model::Error::io(path, e)))
 }
 
 /// Makes renames and new names in `dir` survive a power cut.

@@ -1,11 +1,12 @@
 //! Supervised fine-tuning: the mean negative log-likelihood of given completions, on the machinery of every run.
 
-use crate::config::Resolved;
+use crate::config::{Config, Resolved};
 use crate::course::{Beginning, Course, Ended, Own, Parts, book, sampler};
 use crate::data::DatasetSpec;
 use crate::data::locate::{HubKind, locate};
 use crate::error::BadInput;
 use crate::grpo::trainer_config;
+use crate::memory_plan::{self, MemoryPlan};
 use crate::policy::{Policy, Words, load_weights};
 use crate::questions::{context, encoder};
 use crate::run_dir::RunDir;
@@ -41,6 +42,8 @@ pub fn build(
         Some(spec) => Some((self::samples(&resolved, spec, &words, &console)?.0, scorer())),
         None => None,
     };
+    planned(&config, &words, &samples, held_out.as_ref().map_or(&[], |(samples, _)| samples))?
+        .check(memory_plan::available_bytes(), &config)?;
     let sampler = sampler(samples.len(), config.completions_per_step(), &config)?;
     let chunks = sampler.chunks_per_epoch();
     let from = match &beginning {
@@ -71,6 +74,19 @@ pub fn build(
         label: "sft",
     })?;
     Ok(Sft { course, samples, held_out })
+}
+
+/// The memory that the run of a configuration will take.
+pub fn plan(resolved: &Resolved, words: &Words, console: &Console) -> anyhow::Result<MemoryPlan> {
+    let load = |spec| samples(resolved, spec, words, console).map(|(samples, _)| samples);
+    let Some(spec) = DatasetSpec::train(&resolved.config) else { return Err(BadInput::new("no training data")) };
+    let held_out = DatasetSpec::eval(&resolved.config).map(load).transpose()?.unwrap_or_default();
+    planned(&resolved.config, words, &load(spec)?, &held_out)
+}
+
+fn planned(config: &Config, words: &Words, samples: &[Sample], held_out: &[Sample]) -> anyhow::Result<MemoryPlan> {
+    let lengths = samples.iter().chain(held_out).map(|s| (s.prompt.len(), s.completion.len()));
+    memory_plan::plan_supervised(config, words, memory_plan::longest_of(lengths), held_out.len())
 }
 
 fn samples(

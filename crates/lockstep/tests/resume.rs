@@ -152,7 +152,7 @@ fn without_a_checkpoint_it_starts_again_and_says_so() {
 
     // Killed before config.toml was whole, or before there was a directory.
     fs::create_dir(root.join("unborn")).unwrap();
-    fs::write(root.join("unborn/config.tmp"), "seed = ").unwrap();
+    fs::write(root.join("unborn/.config.toml.77.partial"), "seed = ").unwrap();
     for out in ["unborn", "nowhere"] {
         let said = good(root, &[&arguments("train", out, &[])[..], &["--resume", "latest"]].concat());
         assert!(said.err.contains("starts again from step 0"), "{}", said.err);

@@ -1,14 +1,16 @@
 //! `lockstep plan`.
 
-use super::options::ConfigArgs;
+use super::options::{ConfigArgs, LogArgs};
 use crate::bad_input;
-use crate::config::Purpose;
+use crate::config::{Config, Purpose};
 use crate::data::locate::{HubKind, locate};
 use crate::error::paragraph;
-use crate::memory_plan::{self, mib};
+use crate::memory_plan::{self, MemoryPlan, mib};
 use crate::policy::Words;
+use crate::sft;
 use serde_json::json;
 use std::io::Write;
+use telemetry::Console;
 
 /// Says what memory a run will take, by part, before it starts.
 #[derive(Debug, clap::Args)]
@@ -16,23 +18,29 @@ pub struct Args {
     /// The configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
+    /// The command that will run it.
+    #[arg(long = "for", value_name = "COMMAND", default_value = "train")]
+    pub command: Command,
     /// As JSON.
     #[arg(long)]
     pub json: bool,
 }
 
+/// What runs a configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Command {
+    /// `lockstep train`
+    Train,
+    /// `lockstep sft`
+    Sft,
+}
+
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let shown = args.config.resolve(Purpose::Show)?;
-    // A configuration that could be trained is checked as training does; an unfinished one may still be planned.
-    let complete = shown.config.dataset_name.is_some() && !shown.config.reward_funcs.is_empty();
-    let config = if complete { args.config.resolve(Purpose::Grpo)?.config } else { shown.config };
-    let Some(model) = &config.model_name_or_path else {
-        bad_input!("no model: give --model DIR, or model_name_or_path in the configuration");
+    let (plan, config) = match args.command {
+        Command::Train => training(&args)?,
+        Command::Sft => supervised(&args)?,
     };
-    let words = Words::load(&locate(model, HubKind::Model)?)?;
-    let longest_prompt = memory_plan::longest_prompt(&config, &words)?;
-    let plan = memory_plan::plan(&config, &words, longest_prompt)?;
     let available = memory_plan::available_bytes();
     let fits = plan.check(available, &config);
     let mut out = std::io::stdout().lock();
@@ -43,19 +51,48 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             "needed_bytes": plan.needed(),
             "available_bytes": available,
             "fits": fits.is_ok(),
-            "longest_prompt": longest_prompt,
+            "longest_prompt": plan.longest.prompt,
+            "longest_completion": plan.longest.completion,
         });
         writeln!(out, "{object}")?;
         return Ok(());
     }
     write!(out, "{}", plan.table().render(110))?;
-    let measured =
-        if config.dataset_name.is_some() { "the longest" } else { "the longest possible (no data is given)" };
-    writeln!(out, "prompts of {longest_prompt} tokens ({measured}), completions of {}", config.max_completion_length)?;
+    let of = if config.dataset_name.is_some() {
+        "the longest of the data"
+    } else {
+        "the longest possible: no data is given"
+    };
+    writeln!(out, "prompts of {} tokens, completions of {} ({of})", plan.longest.prompt, plan.longest.completion)?;
     match (fits, available) {
         (Err(why), _) => writeln!(out, "does not fit: {}", paragraph(&why))?,
         (Ok(()), Some(available)) => writeln!(out, "fits: {} MiB are available", mib(available))?,
         (Ok(()), None) => {}
     }
     Ok(())
+}
+
+fn training(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
+    let shown = args.config.resolve(Purpose::Show)?;
+    // A configuration that could be trained is checked as training does; an unfinished one may still be planned.
+    let complete = shown.config.dataset_name.is_some() && !shown.config.reward_funcs.is_empty();
+    let config = if complete { args.config.resolve(Purpose::Grpo)?.config } else { shown.config };
+    let words = words(&config)?;
+    let longest_prompt = memory_plan::longest_prompt(&config, &words)?;
+    let plan = memory_plan::plan(&config, &words, longest_prompt)?;
+    Ok((plan, config))
+}
+
+fn supervised(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
+    let resolved = args.config.resolve(Purpose::Sft)?;
+    let words = words(&resolved.config)?;
+    let plan = sft::plan(&resolved, &words, &Console::new(LogArgs::default().console()?)?)?;
+    Ok((plan, resolved.config))
+}
+
+fn words(config: &Config) -> anyhow::Result<Words> {
+    match &config.model_name_or_path {
+        Some(model) => Words::load(&locate(model, HubKind::Model)?),
+        None => bad_input!("no model: give --model DIR, or model_name_or_path in the configuration"),
+    }
 }

@@ -8,7 +8,7 @@ use crate::data::locate::{HubKind, locate};
 use crate::error::BadInput;
 use crate::evaluate::Evaluation;
 use crate::memory_plan;
-use crate::policy::{Policy, Words, load_weights};
+use crate::policy::{Detokenizer, Policy, Words, load_weights};
 use crate::questions::{Questions, build_rewards, context};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
@@ -72,7 +72,7 @@ pub fn build(
     let evaluation = held_out.map(|questions| Evaluation::new(&config, &questions, &sampling));
     let trainer = Trainer::new(ctx.memory(), &words.config, trainer_config(&config, Objective::Policy(config.loss())))?;
     let mut engine = Engine::new(ctx, &words.config, engine_config).map_err(|e| BadInput::new(e.to_string()))?;
-    engine.set_detokenizer(Arc::new(Text(words.tokenizer.clone())));
+    engine.set_detokenizer(Arc::new(Detokenizer(words.tokenizer.clone())));
     let policy = Policy { dir, weights, tokenizer: words.tokenizer, chat: words.chat, eos_ids: words.eos_ids };
     policy.describe(&console, ctx);
     console.info(&format!(
@@ -156,14 +156,5 @@ pub fn trainer_config(config: &Config, objective: Objective) -> TrainerConfig {
         max_tokens_per_micro_batch: config.micro_batch_tokens(),
         prefix_sharing: config.prefix_sharing,
         gradient_checkpointing: config.gradient_checkpointing,
-    }
-}
-
-/// Stop strings need text.
-struct Text(Arc<model::tokenizer::Tokenizer>);
-
-impl rollout::Detokenize for Text {
-    fn decode(&self, ids: &[u32]) -> String {
-        self.0.decode(ids, false).unwrap_or_default()
     }
 }

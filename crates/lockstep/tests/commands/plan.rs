@@ -72,3 +72,23 @@ fn a_model_larger_than_any_machine_is_counted_and_training_it_refused() {
     let ran = lockstep(dir.path(), &train, "");
     assert!(ran.code == Some(2) && ran.err.contains("which no key lowers"), "{:?} {}", ran.code, ran.err);
 }
+
+#[test]
+fn a_supervised_run_is_planned_by_the_longest_row() {
+    let dir = model();
+    let rows = "{\"prompt\":\"abc\",\"completion\":\"de\"}\n{\"prompt\":\"a\",\"completion\":\"bcdefgh\"}\n";
+    std::fs::write(dir.path().join("data.jsonl"), rows).unwrap();
+    let arguments = ["plan", "--for", "sft", "--model", "model", "--dataset", "data.jsonl", "--json"];
+    let planned = |more: &[&str]| -> Value {
+        serde_json::from_str(&lockstep(dir.path(), &[&arguments, more].concat(), "").ok()).unwrap()
+    };
+    let out = planned(&[]);
+    // Seven letters and the end of the text.
+    assert_eq!((&out["longest_prompt"], &out["longest_completion"]), (&1.into(), &8.into()));
+    let names = |out: &Value| -> Vec<String> {
+        out["parts"].as_array().unwrap().iter().map(|p| p["part"].as_str().unwrap().to_owned()).collect()
+    };
+    assert!(names(&out).iter().all(|n| !n.starts_with("generation") && !n.starts_with("evaluation")), "{out}");
+    let evaluated = planned(&["--set", "eval_dataset_name=data.jsonl"]);
+    assert!(names(&evaluated).iter().any(|n| n == "evaluation: workspace"), "{evaluated}");
+}
