@@ -86,7 +86,7 @@ macro_rules! keys {
 
 keys! {
     "Model and run" {
-        /// The model to train: a Hugging Face directory, or a Hub id that is in the local cache.
+        /// The model to train: a Hugging Face directory, or a Hub id (fetched into the local cache).
         model_name_or_path: Option<String> = None, trl "required", Refused;
         /// The reference model of the KL term, frozen; not set: the model as it was at the start. Loaded only if beta > 0.
         ref_model: Option<String> = None, trl "-", Refused;
@@ -102,7 +102,7 @@ keys! {
         task: Option<Task> = None, trl "-", Refused;
     }
     "Data" {
-        /// The training data: a JSONL or Parquet file, a directory of them, or a Hub id that is in the local cache.
+        /// The training data: a JSONL or Parquet file, a directory of them, or a Hub id (fetched into the local cache).
         dataset_name: Option<String> = None, trl "same", Refused;
         /// A configuration of the data set: the sub-directory or file-name part that stands for it.
         dataset_config: Option<String> = None, trl "same", Refused;

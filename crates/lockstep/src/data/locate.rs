@@ -1,76 +1,27 @@
-//! From a name to files: paths as they are, and Hub ids in the local cache that Hugging Face's tools fill.
+//! From a name to files: paths as they are, Hub ids through [`super::hub`].
 
+use super::hub::{Hub, is_hub_id};
 use super::rows::ENDINGS;
 use crate::bad_input;
 use crate::error::BadInput;
 use std::path::{Path, PathBuf};
 
-/// What a Hub id names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HubKind {
-    /// A model.
-    Model,
-    /// A data set.
-    Dataset,
-}
+pub use super::hub::HubKind;
 
-/// The path that `name` stands for: itself if it exists, else a Hub id's snapshot in the cache.
-///
-/// The cache is laid out as Hugging Face's tools lay it: `hub/models--ORG--NAME/refs/main` names the commit, and
-/// `snapshots/COMMIT/` has the files.
+/// The path that `name` stands for: itself if it exists, else a Hub id's snapshot, fetched where it is not yet cached.
 pub fn locate(name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
-    locate_in(name, kind, &hub_cache())
+    locate_on(&Hub::from_env(), name, kind)
 }
 
-fn locate_in(name: &str, kind: HubKind, cache: &Path) -> anyhow::Result<PathBuf> {
+fn locate_on(hub: &Hub, name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
     let path = PathBuf::from(name);
     if path.exists() {
         return Ok(path);
     }
-    let what = match kind {
-        HubKind::Model => "model",
-        HubKind::Dataset => "data set",
-    };
     if !is_hub_id(name) {
-        bad_input!("the {what} {name} does not exist: no such file or directory");
+        bad_input!("the {} {name} does not exist: no such file or directory", kind.noun());
     }
-    let folder = match kind {
-        HubKind::Model => "models",
-        HubKind::Dataset => "datasets",
-    };
-    let repository = cache.join(format!("{folder}--{}", name.replace('/', "--")));
-    let commit = std::fs::read_to_string(repository.join("refs/main")).unwrap_or_default();
-    let snapshot = repository.join("snapshots").join(commit.trim());
-    if !commit.trim().is_empty() && snapshot.is_dir() {
-        return Ok(snapshot);
-    }
-    let flag = if kind == HubKind::Dataset { " --repo-type dataset" } else { "" };
-    bad_input!(
-        "the {what} {name} is neither a path nor in the Hub cache ({}); `hf download {name}{flag}` puts it there",
-        cache.display()
-    )
-}
-
-/// `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`, as huggingface_hub looks.
-fn hub_cache() -> PathBuf {
-    let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    variable("HF_HUB_CACHE")
-        .or_else(|| variable("HF_HOME").map(|home| home.join("hub")))
-        .or_else(|| variable("XDG_CACHE_HOME").map(|cache| cache.join("huggingface/hub")))
-        .or_else(|| variable("HOME").map(|home| home.join(".cache/huggingface/hub")))
-        .unwrap_or_default()
-}
-
-/// `NAME` or `ORG/NAME`, in the Hub's letters.
-fn is_hub_id(name: &str) -> bool {
-    let word = |part: &str| {
-        !part.is_empty()
-            && !part.starts_with(['.', '-'])
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
-    let parts: Vec<&str> = name.split('/').collect();
-    let ending = Path::new(name).extension().and_then(|e| e.to_str()).is_some_and(|e| ENDINGS.contains(&e));
-    parts.len() <= 2 && parts.into_iter().all(word) && !ending
+    hub.find(name, kind)
 }
 
 /// The files of a data set: `path` itself, or in a directory those of the configuration and the split, sorted.
@@ -145,7 +96,8 @@ mod tests {
         for name in ["train-00000-of-00001.parquet", "test-00000-of-00001.parquet"] {
             std::fs::write(snapshot.join(name), "").unwrap();
         }
-        let found = locate_in("openai/gsm8k", HubKind::Dataset, cache.path()).unwrap();
+        let hub = Hub { cache: cache.path().to_owned(), endpoint: String::new(), offline: true };
+        let found = locate_on(&hub, "openai/gsm8k", HubKind::Dataset).unwrap();
         assert_eq!(found, repository.join("snapshots/abc"));
         let names = |split| files(&found, Some("main"), split).unwrap();
         assert_eq!(names("train"), [snapshot.join("train-00000-of-00001.parquet")]);
@@ -155,11 +107,11 @@ mod tests {
         let error = files(&found, Some("socratic"), "train").unwrap_err().to_string();
         assert!(error.contains("`socratic`"), "{error}");
 
-        let error = locate_in("openai/other", HubKind::Dataset, cache.path()).unwrap_err().to_string();
-        assert!(error.contains("hf download openai/other --repo-type dataset"), "{error}");
-        let error = locate_in("./no/such/file.jsonl", HubKind::Dataset, cache.path()).unwrap_err().to_string();
+        let error = locate_on(&hub, "openai/other", HubKind::Dataset).unwrap_err().to_string();
+        assert!(error.contains("HF_HUB_OFFLINE"), "{error}");
+        let error = locate_on(&hub, "./no/such/file.jsonl", HubKind::Dataset).unwrap_err().to_string();
         assert!(error.contains("does not exist"), "{error}");
-        assert!(!is_hub_id("train.jsonl") && is_hub_id("gpt2") && is_hub_id("Qwen/Qwen2.5-0.5B"));
+        assert!(!is_hub_id("data/train.jsonl") && !is_hub_id("modle") && is_hub_id("Qwen/Qwen2.5-0.5B"));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Data sets: from files to prompts, and the order in which training draws them.
 //!
-//! [`load`] reads JSONL and Parquet into [`Example`]s; [`prompts`] turns their prompts into token ids; [`sampler`] draws prompts
+//! [`locate`] and [`hub`] find files by path or Hub id; [`load`] reads JSONL and Parquet into [`Example`]s; [`prompts`] turns their prompts into token ids; [`sampler`] draws prompts
 //! in a seeded order that a checkpoint can continue. Knows no reward, and nothing of what is
 //! done with a prompt.
 
+pub mod hub;
 pub mod load;
 pub mod locate;
 pub mod prompts;

@@ -24,7 +24,7 @@ pub fn command(directory: &Path, arguments: &[&str]) -> Command {
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("LOCKSTEP_")) {
         command.env_remove(name);
     }
-    command.args(arguments).current_dir(directory);
+    command.args(arguments).current_dir(directory).env("HF_HUB_OFFLINE", "1");
     command
 }
 
