@@ -417,7 +417,10 @@ fn write_record(
     record.seed = config.seed;
     record.config_sha256 = telemetry::record::sha256(config_toml.as_bytes());
     record.data = vec![telemetry::record::FileHash {
-        name: config.dataset_name.clone().unwrap_or_default(),
+        name: match &config.replay {
+            Some(file) => file.display().to_string(),
+            None => config.dataset_name.clone().unwrap_or_default(),
+        },
         bytes: 0,
         sha256: data_hash.to_owned(),
     }];

@@ -7,17 +7,16 @@
 
 use crate::course::Ended;
 use crate::grpo::Grpo;
+use crate::rollouts::Rollouts;
 
 /// Runs until the last step, an early stop, or a signal.
 pub fn run(grpo: &mut Grpo) -> anyhow::Result<Ended> {
     grpo.before_first_step()?;
     while !grpo.is_done() {
         if grpo.batch_is_used_up() {
-            let prompts = grpo.draw_prompts();
-            let completions = grpo.rollout(&prompts)?;
-            let rewards = grpo.judge(&prompts, &completions)?;
-            let advantages = grpo.advantages(&rewards);
-            grpo.fill_batch(&prompts, &completions, rewards, advantages)?;
+            let rollouts = if grpo.replays() { grpo.recorded()? } else { generate(grpo)? };
+            let advantages = grpo.advantages(&rollouts);
+            grpo.fill_batch(rollouts, advantages)?;
         }
         grpo.update()?;
         if let Some(ended) = grpo.after_step()? {
@@ -25,4 +24,15 @@ pub fn run(grpo: &mut Grpo) -> anyhow::Result<Ended> {
         }
     }
     Ok(Ended::Done)
+}
+
+/// Once; with dynamic sampling again for the groups whose rewards do not differ.
+fn generate(grpo: &mut Grpo) -> anyhow::Result<Rollouts> {
+    let mut generation = grpo.new_generation();
+    while let Some(prompts) = grpo.draw_prompts(&generation) {
+        let completions = grpo.rollout(&prompts)?;
+        let judged = grpo.judge(&prompts, &completions)?;
+        generation.take(prompts, completions, judged);
+    }
+    Ok(grpo.end_generation(generation))
 }

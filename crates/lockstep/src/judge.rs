@@ -9,6 +9,7 @@ use std::sync::Arc;
 use train::RewardMatrix;
 
 /// A judged batch.
+#[derive(Clone, Debug)]
 pub struct Judged {
     /// One row per completion, one column per reward.
     pub matrix: RewardMatrix,
@@ -22,6 +23,21 @@ pub struct Judged {
     pub metrics: Vec<(String, f64)>,
     /// Columns that rewards add to the completions table.
     pub extra: Vec<(String, Vec<Value>)>,
+}
+
+impl Default for Judged {
+    /// Of nothing.
+    fn default() -> Self {
+        let matrix = RewardMatrix { rewards: Vec::new(), names: Vec::new(), weights: Vec::new() };
+        Judged {
+            matrix,
+            prompts: Vec::new(),
+            completions: Vec::new(),
+            problems: Vec::new(),
+            metrics: Vec::new(),
+            extra: Vec::new(),
+        }
+    }
 }
 
 /// Scores completions that lie group by group, as `questions` does.

@@ -67,15 +67,29 @@ pub fn plan(config: &Config, words: &Words, longest_prompt: usize) -> anyhow::Re
         drop((weights, scorer));
     }
 
-    let memory = Memory::new(Device::Meta);
-    let sizes = engine_config(config, context(config, words), longest_prompt);
-    // It computes nothing here: one thread, any instruction set.
-    let ctx = Context::cpu(Isa::Portable, 1);
-    let engine = Engine::on(&ctx, &memory, model, sizes).map_err(|e| BadInput::new(e.to_string()))?;
-    add(&mut parts, &memory, "generation");
-    drop(engine);
+    if config.replay.is_some() {
+        // It may lack log-probabilities.
+        let memory = Memory::new(Device::Meta);
+        let scorer = scorer(&memory, config, model, longest, group, config.generation_batch());
+        add(&mut parts, &memory, "replay");
+        drop(scorer);
+    }
+    if generates(config) {
+        let memory = Memory::new(Device::Meta);
+        let sizes = engine_config(config, context(config, words), longest_prompt);
+        // It computes nothing here: one thread, any instruction set.
+        let ctx = Context::cpu(Isa::Portable, 1);
+        let engine = Engine::on(&ctx, &memory, model, sizes).map_err(|e| BadInput::new(e.to_string()))?;
+        add(&mut parts, &memory, "generation");
+        drop(engine);
+    }
 
     finish(parts, config, model, longest)
+}
+
+/// Whether a run needs an engine: one that replays a file does not, unless it evaluates.
+pub fn generates(config: &Config) -> bool {
+    config.replay.is_none() || config.eval_dataset_name.is_some()
 }
 
 /// Plans a supervised run; `evaluated` is how many held-out rows it scores. Allocates nothing.
@@ -265,8 +279,13 @@ pub fn longest_of(rows: impl Iterator<Item = (usize, usize)> + Clone) -> Longest
 pub fn longest_prompt(config: &Config, words: &Words) -> anyhow::Result<usize> {
     use crate::data::DatasetSpec;
     use crate::questions::Questions;
-    let specs: Vec<_> = [DatasetSpec::train(config), DatasetSpec::eval(config)].into_iter().flatten().collect();
-    let mut longest = None;
+    use crate::replay::{Limits, Replay};
+    let mut longest = match &config.replay {
+        Some(path) => Some(Replay::load(path, words, &Limits::of(config, words))?.longest()),
+        None => None,
+    };
+    let train = if config.replay.is_some() { None } else { DatasetSpec::train(config) };
+    let specs: Vec<_> = [train, DatasetSpec::eval(config)].into_iter().flatten().collect();
     for spec in &specs {
         let questions = Questions::load(spec, config, words, config.max_completion_length)?;
         longest = longest.max(Some(questions.longest()));

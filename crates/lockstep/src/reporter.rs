@@ -6,6 +6,7 @@
 use crate::checkpoint::state::MetricSums;
 use crate::config::Config;
 use crate::run_dir::RunDir;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use telemetry::{Console, EventWriter, MetricsLog, Record};
 
@@ -15,6 +16,8 @@ pub struct Reporter {
     metrics: MetricsLog,
     /// None if nobody wants TensorBoard's files.
     events: Option<EventWriter>,
+    /// None unless rollouts are recorded: a log of JSON lines, like the metrics.
+    rollouts: Option<MetricsLog>,
     logging_steps: u64,
     first_step: bool,
     sums: MetricSums,
@@ -23,6 +26,7 @@ pub struct Reporter {
 /// File names under which byte lengths are kept in a checkpoint.
 const METRICS: &str = "metrics.jsonl";
 const EVENTS: &str = "tensorboard";
+const ROLLOUTS: &str = "rollouts.jsonl";
 
 impl Reporter {
     /// Opens the logs of `run`.
@@ -31,6 +35,7 @@ impl Reporter {
             console,
             metrics: MetricsLog::open(run.metrics())?,
             events: config.tensorboard.then(|| EventWriter::open(&run.tensorboard())).transpose()?,
+            rollouts: config.record_rollouts.then(|| MetricsLog::open(run.rollouts())).transpose()?,
             logging_steps: config.logging_steps,
             first_step: config.logging_first_step,
             sums: MetricSums::default(),
@@ -42,6 +47,9 @@ impl Reporter {
         self.metrics.truncate_to(log_bytes.get(METRICS).copied().unwrap_or(0))?;
         if let Some(events) = &mut self.events {
             events.truncate_to(log_bytes.get(EVENTS).copied().unwrap_or(0))?;
+        }
+        if let Some(rollouts) = &mut self.rollouts {
+            rollouts.truncate_to(log_bytes.get(ROLLOUTS).copied().unwrap_or(0))?;
         }
         self.sums = sums;
         Ok(())
@@ -55,7 +63,19 @@ impl Reporter {
             events.sync()?;
             lengths.insert(EVENTS.to_owned(), events.len());
         }
+        if let Some(rollouts) = &mut self.rollouts {
+            rollouts.sync()?;
+            lengths.insert(ROLLOUTS.to_owned(), rollouts.len());
+        }
         Ok(lengths)
+    }
+
+    /// Appends a line to the rollouts, if they are recorded.
+    pub fn record_rollout(&mut self, line: impl FnOnce() -> Map<String, Value>) -> anyhow::Result<()> {
+        match &mut self.rollouts {
+            Some(rollouts) => Ok(rollouts.append(&Record(line()))?),
+            None => Ok(()),
+        }
     }
 
     /// The sums not yet logged: for a checkpoint.

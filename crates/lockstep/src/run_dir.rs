@@ -5,6 +5,7 @@
 //!     record.json              versions, ISA, seed, hashes of model and data
 //!     metrics.jsonl            one line per logged step, TRL's names
 //!     tensorboard/             the same for TensorBoard
+//!     rollouts.jsonl           one line per completion that was trained on, if asked for
 //!     completions/             parquet, TRL's columns
 //!     checkpoints/step-000100/ a loadable model directory and the state of the run
 //!     model/                   the final model
@@ -97,6 +98,10 @@ impl RunDir {
     /// Event files.
     pub fn tensorboard(&self) -> PathBuf {
         self.root.join("tensorboard")
+    }
+    /// Rollouts that were trained on, if they are recorded.
+    pub fn rollouts(&self) -> PathBuf {
+        self.root.join("rollouts.jsonl")
     }
     /// Completion tables.
     pub fn completions(&self) -> PathBuf {

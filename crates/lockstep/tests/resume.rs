@@ -83,7 +83,7 @@ fn once_each(run: &Path) {
 
 #[test]
 fn grpo() {
-    survives("train", &[], 20, 1);
+    survives("train", &["record_rollouts=true"], 20, 1);
 }
 
 /// A checkpoint after every step: most kills fall into the writing of one.
@@ -97,6 +97,13 @@ fn grpo_inside_checkpoints() {
 fn grpo_with_a_batch_used_four_times() {
     let set = ["num_iterations=2", "steps_per_generation=2", "save_steps=1", "beta=0.04"];
     survives("train", &set, 20, 3);
+}
+
+/// More prompts are drawn for a batch than it has groups; the recorded rollouts are cut back with the other logs.
+#[test]
+fn grpo_with_dynamic_sampling() {
+    let set = ["dynamic_sampling=true", "reward_funcs=[\"format:^[a-j]\"]", "record_rollouts=true", "num_iterations=2"];
+    survives("train", &set, 20, 5);
 }
 
 #[test]

@@ -8,6 +8,8 @@ Examples:
   lockstep train --model DIR --dataset d.jsonl --reward \"command:python reward.py\"
   lockstep train my.toml --resume latest     continue the run in output_dir
   lockstep train --resume runs/first         the same by its directory
+  lockstep train --model DIR --replay runs/first/rollouts.jsonl     train on
+      recorded rollouts (record_rollouts = true writes them)
 
 Data: JSON lines or Parquet with a `prompt` column (text or chat messages); the
 other columns go to the rewards.

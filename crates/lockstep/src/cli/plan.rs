@@ -58,7 +58,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return Ok(());
     }
     write!(out, "{}", plan.table().render(110))?;
-    let of = if config.dataset_name.is_some() {
+    let of = if config.dataset_name.is_some() || config.replay.is_some() {
         "the longest of the data"
     } else {
         "the longest possible: no data is given"
@@ -75,7 +75,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 fn training(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
     let shown = args.config.resolve(Purpose::Show)?;
     // A configuration that could be trained is checked as training does; an unfinished one may still be planned.
-    let complete = shown.config.dataset_name.is_some() && !shown.config.reward_funcs.is_empty();
+    let c = &shown.config;
+    let complete = c.replay.is_some() || (c.dataset_name.is_some() && !c.reward_funcs.is_empty());
     let config = if complete { args.config.resolve(Purpose::Grpo)?.config } else { shown.config };
     let words = words(&config)?;
     let longest_prompt = memory_plan::longest_prompt(&config, &words)?;

@@ -9,6 +9,9 @@ pub struct Args {
     /// The configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
+    /// Trains on the rollouts of a file instead of generating (replay); no data set, no reward.
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub replay: Option<std::path::PathBuf>,
     /// Continues a run: its directory, or `latest` for the newest checkpoint under the output directory.
     #[arg(long, value_name = "DIR|latest")]
     pub resume: Option<String>,
@@ -19,5 +22,7 @@ pub struct Args {
 
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    crate::session::run(Purpose::Grpo, &args.config, args.resume.as_deref(), &args.log)
+    let mut config = args.config;
+    config.set.extend(args.replay.map(|file| format!("replay={}", file.display())));
+    crate::session::run(Purpose::Grpo, &config, args.resume.as_deref(), &args.log)
 }

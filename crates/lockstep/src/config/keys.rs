@@ -123,6 +123,9 @@ keys! {
         max_prompt_length: Option<usize> = None, trl "-", Refused;
         /// The longest prompt + completion in supervised fine-tuning; longer rows are left out, and how many is said.
         max_length: Option<usize> = Some(1024), trl "same", Refused;
+        /// Train on the rollouts of this file instead of generating (`lockstep train --replay FILE`); then no data set and no
+        /// reward is needed, and num_train_epochs is 1 where it is not set. See docs/algorithms.md for the lines.
+        replay: Option<PathBuf> = None, trl "-", Refused;
         /// Draw prompts in a new random order each epoch.
         shuffle_dataset: bool = true, trl "same", Refused;
         /// More values for the chat template, for example { enable_thinking = false }.
@@ -169,6 +172,10 @@ keys! {
         min_p: Option<f64> = None, trl "same", Said;
         /// Makes tokens that stand in the text so far less likely (> 1) or likelier (< 1).
         repetition_penalty: f64 = 1.0, trl "same", Said;
+        /// Draw fresh prompts in place of groups whose rewards are all equal (DAPO's dynamic sampling).
+        dynamic_sampling: bool = false, trl "-", Said;
+        /// Rounds of generation for one batch at most, the first included; groups that are still without a spread stay.
+        dynamic_sampling_max_rounds: usize = 10, trl "-", Said;
         /// Texts that end a completion.
         stop: Vec<String> = Vec::new(), trl "generation_kwargs.stop_strings", Said;
         /// Token ids that end a completion, beside the model's own.
@@ -264,6 +271,8 @@ keys! {
         log_completions_steps: Option<u64> = None, trl "-", Free;
         /// How many completions to print; not set: all of the step.
         num_completions_to_print: Option<usize> = None, trl "same", Free;
+        /// Write every rollout that is trained on to rollouts.jsonl in the run's directory, for `lockstep train --replay`.
+        record_rollouts: bool = false, trl "-", Free;
         /// Write TensorBoard files too.
         tensorboard: bool = true, trl "report_to", Free;
     }

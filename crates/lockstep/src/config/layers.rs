@@ -111,6 +111,9 @@ impl Layers {
             resolved.apply_text(name, text, Origin::Flag, "command line")?;
         }
         super::tasks::apply(&mut resolved);
+        if resolved.config.replay.is_some() && !resolved.is_set("num_train_epochs") {
+            resolved.config.num_train_epochs = 1.0;
+        }
         super::validate::validate(&mut resolved, self.purpose)?;
         Ok(resolved)
     }

@@ -18,13 +18,20 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
     if c.model_name_or_path.is_none() {
         bad_input!("no model: give --model DIR, or model_name_or_path in the configuration");
     }
-    if c.dataset_name.is_none() {
+    if purpose == Purpose::Sft && c.replay.is_some() {
+        bad_input!("`replay` is for `lockstep train`: supervised fine-tuning learns from dataset_name");
+    }
+    if c.dataset_name.is_none() && c.replay.is_none() {
         bad_input!("no training data: give --dataset FILE, or dataset_name in the configuration");
     }
     if purpose == Purpose::Grpo {
         batches(c)?;
-        rewards(c)?;
+        // A replayed file brings the rewards of training.
+        if c.replay.is_none() || c.eval_dataset_name.is_some() {
+            rewards(c)?;
+        }
         sampling(resolved)?;
+        replay(resolved);
     }
     Ok(())
 }
@@ -64,6 +71,7 @@ fn ranges(c: &Config) -> anyhow::Result<()> {
         ("logging_steps", c.logging_steps),
         ("max_tokens_per_micro_batch", c.max_tokens_per_micro_batch as u64),
         ("max_num_seqs", c.max_num_seqs as u64),
+        ("dynamic_sampling_max_rounds", c.dynamic_sampling_max_rounds as u64),
     ];
     for (name, value) in at_least_1 {
         if value == 0 {
@@ -268,6 +276,18 @@ fn sampling(resolved: &mut Resolved) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What has no meaning beside `replay`.
+fn replay(resolved: &mut Resolved) {
+    let c = &resolved.config;
+    if c.replay.is_none() {
+        return;
+    }
+    let idle = [("dataset_name", c.dataset_name.is_some()), ("dynamic_sampling", c.dynamic_sampling)];
+    for (name, _) in idle.into_iter().filter(|(_, set)| *set) {
+        resolved.notes.push(format!("{name} has no meaning here: the rollouts come from the file that `replay` names"));
+    }
+}
+
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
@@ -358,9 +378,9 @@ impl Config {
         self.reward_weights.clone().unwrap_or_else(|| vec![1.0; self.reward_funcs.len()])
     }
 
-    /// The seed of shuffling, or `None` for the files' order.
+    /// The seed of shuffling, or `None` for the files' order, which replayed rollouts always keep.
     pub fn shuffle_seed(&self) -> Option<u64> {
-        self.shuffle_dataset.then(|| self.data_seed.unwrap_or(self.seed))
+        (self.shuffle_dataset && self.replay.is_none()).then(|| self.data_seed.unwrap_or(self.seed))
     }
 
     /// The loss that the keys describe.

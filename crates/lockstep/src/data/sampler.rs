@@ -45,12 +45,17 @@ impl Sampler {
 
     /// The next chunk's row numbers; after the last whole chunk, the next epoch's first.
     pub fn next_batch(&mut self) -> Vec<usize> {
-        if self.state.cursor + self.chunk > self.rows {
+        self.take(self.chunk)
+    }
+
+    /// The next `count` ≤ chunk row numbers, all of one epoch: where fewer are left in it, the next epoch's first.
+    pub fn take(&mut self, count: usize) -> Vec<usize> {
+        if self.state.cursor + count > self.rows {
             let epoch = self.state.epoch + 1;
             self.restore(SamplerState { epoch, cursor: 0 });
         }
         let from = self.state.cursor;
-        self.state.cursor += self.chunk;
+        self.state.cursor += count;
         self.order[from..self.state.cursor].to_vec()
     }
 
@@ -123,6 +128,15 @@ mod tests {
         for _ in 0..9 {
             assert_eq!(straight.next_batch(), resumed.next_batch());
         }
+    }
+
+    #[test]
+    fn fewer_rows_than_a_chunk_can_be_taken_between_chunks() {
+        let mut sampler = Sampler::new(10, 4, None).unwrap();
+        assert_eq!((sampler.next_batch(), sampler.take(3)), (vec![0, 1, 2, 3], vec![4, 5, 6]));
+        assert_eq!(sampler.take(0), Vec::<usize>::new());
+        assert_eq!(sampler.take(3), [7, 8, 9]);
+        assert_eq!((sampler.take(2), sampler.state()), (vec![0, 1], SamplerState { epoch: 1, cursor: 2 }));
     }
 
     #[test]

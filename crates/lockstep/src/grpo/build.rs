@@ -1,6 +1,6 @@
 //! From a configuration to a run: every input is read and checked before the first file is written.
 
-use super::{BatchSizes, GenerationBatch, Grpo};
+use super::{BatchSizes, GenerationBatch, Grpo, Source, Spent};
 use crate::config::{Config, Resolved};
 use crate::course::{Beginning, Course, Parts, sampler};
 use crate::data::DatasetSpec;
@@ -10,9 +10,11 @@ use crate::evaluate::Evaluation;
 use crate::memory_plan;
 use crate::policy::{Detokenizer, Policy, Words, load_weights};
 use crate::questions::{Questions, build_rewards, context};
+use crate::replay::{Limits, Replay};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
+use rewards::Reward;
 use rollout::{Engine, EngineConfig, SamplingParams};
 use std::sync::Arc;
 use telemetry::Console;
@@ -35,21 +37,16 @@ pub fn build(
     let words = Words::load(&dir)?;
     let rewards = build_rewards(&config)?;
     let room = config.max_completion_length;
-    let Some(spec) = DatasetSpec::train(&config) else { return Err(BadInput::new("no training data")) };
-    let questions = Questions::load(&spec, &config, &words, room)?;
-    questions.check_columns(&spec.name, &rewards)?;
-    if questions.left_out > 0 {
-        console.info(&format!("{} prompts longer than max_prompt_length were left out", questions.left_out));
-    }
+    let Data { source, rows, longest, hash } = data(&config, &words, &rewards, ctx, &console)?;
     let held_out = DatasetSpec::eval(&config).map(|spec| Questions::load(&spec, &config, &words, room)).transpose()?;
-    let longest = questions.longest().max(held_out.as_ref().map_or(0, Questions::longest));
+    let longest = longest.max(held_out.as_ref().map_or(0, Questions::longest));
     let sizes = BatchSizes {
         generation: config.generation_batch(),
         optimizer: config.completions_per_step(),
         group: config.num_generations,
         iterations: config.num_iterations,
     };
-    let sampler = sampler(questions.all.len(), config.prompts_per_generation(), &config)?;
+    let sampler = sampler(rows, config.prompts_per_generation(), &config)?;
     let chunks = sampler.chunks_per_epoch();
     let engine_config = engine_config(&config, context(&config, &words), longest);
     // Before the weights are read: a run that cannot fit would be killed much later, and without a word.
@@ -60,7 +57,8 @@ pub fn build(
         _ => &dir,
     };
     let weights = load_weights(ctx, from, &words.config)?;
-    let reference = match config.beta != 0.0 {
+    let given = matches!(&source, Source::File(replay, _) if replay.has_ref_logps());
+    let reference = match config.beta != 0.0 && !given {
         true => {
             let dir = config.ref_model.as_ref().map_or(Ok(dir.clone()), |name| locate(name, HubKind::Model))?;
             let weights = load_weights(ctx, &dir, &words.config)?;
@@ -71,8 +69,15 @@ pub fn build(
     let sampling = Arc::new(sampling(&config, &words.eos_ids));
     let evaluation = held_out.map(|questions| Evaluation::new(&config, &questions, &sampling));
     let trainer = Trainer::new(ctx.memory(), &words.config, trainer_config(&config, Objective::Policy(config.loss())))?;
-    let mut engine = Engine::new(ctx, &words.config, engine_config).map_err(|e| BadInput::new(e.to_string()))?;
-    engine.set_detokenizer(Arc::new(Detokenizer(words.tokenizer.clone())));
+    let engine = match memory_plan::generates(&config) {
+        true => {
+            let mut engine =
+                Engine::new(ctx, &words.config, engine_config).map_err(|e| BadInput::new(e.to_string()))?;
+            engine.set_detokenizer(Arc::new(Detokenizer(words.tokenizer.clone())));
+            Some(engine)
+        }
+        false => None,
+    };
     let policy = Policy { dir, weights, tokenizer: words.tokenizer, chat: words.chat, eos_ids: words.eos_ids };
     policy.describe(&console, ctx);
     console.info(&format!(
@@ -93,7 +98,7 @@ pub fn build(
         trainer,
         sampler,
         total_steps,
-        data_hash: questions.hash,
+        data_hash: hash,
         beginning,
         console,
         stop,
@@ -102,19 +107,74 @@ pub fn build(
     })?;
     let batch =
         own.buffer.map_or(GenerationBatch::default(), |b| GenerationBatch { samples: b.samples(), used: b.used });
+    let eval_weights = course.config.weights_of_rewards();
     Ok(Grpo {
-        reward_weights: course.config.weights_of_rewards(),
+        reward_weights: match &source {
+            Source::Prompts(_) => eval_weights.clone(),
+            Source::File(replay, _) => weights_of_file(&course.config, replay)?,
+        },
+        eval_weights,
         course,
         reference,
         engine,
         rewards,
         sampling,
         sizes,
-        questions: questions.all,
+        source,
         evaluation,
         rollout_number: own.rollout_number,
+        spent: Spent::default(),
         batch,
     })
+}
+
+/// What a run learns from.
+struct Data {
+    source: Source,
+    /// Rows of the data set, or groups of the file.
+    rows: usize,
+    /// Tokens of the longest prompt.
+    longest: usize,
+    /// SHA-256.
+    hash: String,
+}
+
+fn data(
+    config: &Config,
+    words: &Words,
+    rewards: &[Box<dyn Reward>],
+    ctx: &Context,
+    console: &Console,
+) -> anyhow::Result<Data> {
+    if let Some(path) = &config.replay {
+        let replay = Replay::load(path, words, &Limits::of(config, words))?;
+        weights_of_file(config, &replay)?;
+        let (rows, longest, hash) = (replay.len(), replay.longest(), replay.hash.clone());
+        let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
+        return Ok(Data { source: Source::File(replay, scorer), rows, longest, hash });
+    }
+    let Some(spec) = DatasetSpec::train(config) else { return Err(BadInput::new("no training data")) };
+    let questions = Questions::load(&spec, config, words, config.max_completion_length)?;
+    questions.check_columns(&spec.name, rewards)?;
+    if questions.left_out > 0 {
+        console.info(&format!("{} prompts longer than max_prompt_length were left out", questions.left_out));
+    }
+    let (rows, longest, hash) = (questions.all.len(), questions.longest(), questions.hash);
+    Ok(Data { source: Source::Prompts(questions.all), rows, longest, hash })
+}
+
+/// One weight for each reward function of a file.
+fn weights_of_file(config: &Config, replay: &Replay) -> anyhow::Result<Vec<f64>> {
+    let functions = replay.reward_names.len();
+    let weights = config.reward_weights.clone().unwrap_or_else(|| vec![1.0; functions]);
+    if weights.len() != functions {
+        return Err(BadInput::new(format!(
+            "`reward_weights` has {} numbers, but the replayed file has {functions} rewards ({}): one weight for each",
+            weights.len(),
+            replay.reward_names.join(", ")
+        )));
+    }
+    Ok(weights)
 }
 
 /// How tokens are drawn in training.

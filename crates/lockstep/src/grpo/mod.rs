@@ -1,6 +1,7 @@
 //! A GRPO run: the course of a run plus prompts, rollout, rewards. The loop over its stages is [`crate::grpo_loop`].
 
 mod build;
+mod generation;
 mod stages;
 
 pub use build::{build, engine_config, sampling, trainer_config};
@@ -8,11 +9,20 @@ pub use build::{build, engine_config, sampling, trainer_config};
 use crate::course::Course;
 use crate::data::prompts::Prompt;
 use crate::evaluate::Evaluation;
+use crate::replay::Replay;
 use model::Weights;
 use rewards::Reward;
 use rollout::{Engine, SamplingParams};
 use std::sync::Arc;
 use train::{Sample, Scorer};
+
+/// Where groups come from.
+enum Source {
+    /// The policy answers prompts, rewards judge the answers.
+    Prompts(Vec<Arc<Prompt>>),
+    /// A file has both.
+    File(Replay, Scorer),
+}
 
 /// How many completions a stage takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,20 +56,33 @@ struct GenerationBatch {
     used: u64,
 }
 
+/// What the rounds of a generation took together.
+#[derive(Default)]
+struct Spent {
+    rollout_time_s: f64,
+    rollout_tokens: usize,
+    reward_time_s: f64,
+}
+
 /// A GRPO run between two steps.
 pub struct Grpo {
     /// What it shares with every run.
     pub course: Course,
     /// The frozen model that the policy is held near; none if `beta` is 0.
     reference: Option<(Weights, Scorer)>,
-    engine: Engine,
+    /// None if nothing is generated.
+    engine: Option<Engine>,
     rewards: Vec<Box<dyn Reward>>,
+    /// Of the rewards of training: those of a replayed file may be others than those that evaluation asks.
     reward_weights: Vec<f64>,
+    /// Of `rewards`.
+    eval_weights: Vec<f64>,
     sampling: Arc<SamplingParams>,
     sizes: BatchSizes,
-    questions: Vec<Arc<Prompt>>,
+    source: Source,
     evaluation: Option<Evaluation>,
     rollout_number: u64,
+    spent: Spent,
     batch: GenerationBatch,
 }
 
@@ -67,6 +90,10 @@ impl Grpo {
     /// Whether the last step is done.
     pub fn is_done(&self) -> bool {
         self.course.is_done()
+    }
+    /// Whether completions come from a file.
+    pub fn replays(&self) -> bool {
+        matches!(self.source, Source::File(..))
     }
     /// Whether the next step needs new completions.
     pub fn batch_is_used_up(&self) -> bool {

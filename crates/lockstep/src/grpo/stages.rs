@@ -1,19 +1,64 @@
 //! The stages of a step, in the order of the data.
 
-use super::{GenerationBatch, Grpo};
+use super::generation::Generation;
+use super::{GenerationBatch, Grpo, Source, Spent};
 use crate::checkpoint::state::Buffer;
 use crate::course::{Ended, Own, book};
 use crate::data::prompts::Prompt;
 use crate::judge::{Judged, judge};
+use crate::rollouts::Rollouts;
 use crate::{completion_log, samples};
 use rollout::{Completion, FinishReason, Request};
 use std::sync::Arc;
 use train::{Advantages, PromptCompletion, Sample, advantages};
 
 impl Grpo {
-    /// The next prompts of the permutation.
-    pub fn draw_prompts(&mut self) -> Vec<Arc<Prompt>> {
-        self.course.sampler.next_batch().into_iter().map(|i| self.questions[i].clone()).collect()
+    /// The next groups of the file.
+    pub fn recorded(&mut self) -> anyhow::Result<Rollouts> {
+        let Source::File(replay, scorer) = &mut self.source else { unreachable!("no file") };
+        let course = &mut self.course;
+        let picked = course.sampler.next_batch();
+        let _span = course.stages.span("replay");
+        let temperature = self.sampling.temperature;
+        let rollouts =
+            replay.rollouts(&picked, &course.ctx, &course.policy, scorer, temperature, &self.reward_weights)?;
+        self.count_tokens(&rollouts.prompts, &rollouts.completions);
+        Ok(rollouts)
+    }
+
+    /// A generation of no rounds.
+    pub fn new_generation(&self) -> Generation {
+        Generation::default()
+    }
+
+    /// The next prompts of the permutation; `None` once the generation is complete.
+    pub fn draw_prompts(&mut self, generation: &Generation) -> Option<Vec<Arc<Prompt>>> {
+        let config = &self.course.config;
+        let rows = match generation.rounds() {
+            0 => self.course.sampler.next_batch(),
+            rounds if config.dynamic_sampling && rounds < config.dynamic_sampling_max_rounds => {
+                self.course.sampler.take(generation.without_spread().len())
+            }
+            _ => return None,
+        };
+        let Source::Prompts(questions) = &self.source else { unreachable!("no prompts") };
+        (!rows.is_empty()).then(|| rows.into_iter().map(|i| questions[i].clone()).collect())
+    }
+
+    /// The complete generation.
+    pub fn end_generation(&mut self, generation: Generation) -> Rollouts {
+        let Spent { rollout_time_s, rollout_tokens, reward_time_s } = std::mem::take(&mut self.spent);
+        let reporter = &mut self.course.reporter;
+        reporter.add("rollout_time_s", rollout_time_s);
+        reporter.add("rollout_tokens_per_s", rollout_tokens as f64 / rollout_time_s);
+        reporter.add("reward_time_s", reward_time_s);
+        let (rollouts, metrics) = generation.finish();
+        if self.course.config.dynamic_sampling {
+            for (name, value) in metrics {
+                self.course.reporter.add(name, value);
+            }
+        }
+        rollouts
     }
 
     /// `num_generations` completions of each prompt.
@@ -31,21 +76,25 @@ impl Grpo {
             self.rollout_number += 1;
         }
         let before = kernels::context::counted();
-        let completions = self.engine.generate(&self.course.policy.weights, requests)?;
+        let Some(engine) = &mut self.engine else { unreachable!("the source is no file") };
+        let completions = engine.generate(&self.course.policy.weights, requests)?;
         book(&span, before);
-        let seconds = span.end();
-        let tokens: usize = completions.iter().map(|c| c.ids.len()).sum();
-        self.course.reporter.add("rollout_time_s", seconds);
-        self.course.reporter.add("rollout_tokens_per_s", tokens as f64 / seconds);
-        self.count_completions(prompts, &completions);
+        self.spent.rollout_time_s += span.end();
+        self.spent.rollout_tokens += completions.iter().map(|c| c.ids.len()).sum::<usize>();
+        self.count_tokens(prompts, &completions);
         Ok(completions)
     }
 
-    /// TRL's numbers about completions.
-    fn count_completions(&mut self, prompts: &[Arc<Prompt>], completions: &[Completion]) {
+    /// TRL's `num_tokens`.
+    fn count_tokens(&mut self, prompts: &[Arc<Prompt>], completions: &[Completion]) {
         let prompt_tokens: usize = prompts.iter().map(|p| p.ids.len() * self.sizes.group).sum();
+        let tokens: usize = completions.iter().map(|c| c.ids.len()).sum();
+        self.course.num_tokens += (prompt_tokens + tokens) as u64;
+    }
+
+    /// TRL's numbers about completions.
+    fn count_completions(&mut self, completions: &[Completion]) {
         let lengths: Vec<f64> = completions.iter().map(|c| c.ids.len() as f64).collect();
-        self.course.num_tokens += prompt_tokens as u64 + lengths.iter().sum::<f64>() as u64;
         let ended = |(c, &l): (&Completion, &f64)| (c.finish_reason == FinishReason::Stop).then_some(l);
         let terminated: Vec<f64> = completions.iter().zip(&lengths).filter_map(ended).collect();
         let reporter = &mut self.course.reporter;
@@ -74,13 +123,14 @@ impl Grpo {
         for (name, value) in &judged.metrics {
             reporter.add(name, *value);
         }
-        reporter.add("reward_time_s", span.end());
+        self.spent.reward_time_s += span.end();
         Ok(judged)
     }
 
     /// How much better than its group each completion is.
-    pub fn advantages(&mut self, judged: &Judged) -> Advantages {
-        let advantages = advantages::compute(&judged.matrix, self.sizes.group, self.course.config.scale_rewards);
+    pub fn advantages(&mut self, rollouts: &Rollouts) -> Advantages {
+        let advantages =
+            advantages::compute(&rollouts.judged.matrix, self.sizes.group, self.course.config.scale_rewards);
         for (name, value) in &advantages.metrics {
             if let Some(value) = value {
                 self.course.reporter.add(name, *value);
@@ -90,18 +140,19 @@ impl Grpo {
     }
 
     /// Completions and advantages become the next samples; with `beta`, the reference model scores them.
-    pub fn fill_batch(
-        &mut self,
-        prompts: &[Arc<Prompt>],
-        completions: &[Completion],
-        judged: Judged,
-        advantages: Advantages,
-    ) -> anyhow::Result<()> {
-        let ids: Vec<_> = prompts.iter().map(|p| p.ids.clone()).collect();
-        let mut samples = samples::join(&ids, completions, &advantages.advantages);
+    pub fn fill_batch(&mut self, rollouts: Rollouts, advantages: Advantages) -> anyhow::Result<()> {
+        self.count_completions(&rollouts.completions);
+        let ids: Vec<_> = rollouts.prompts.iter().map(|p| p.ids.clone()).collect();
+        let mut samples = samples::join(&ids, &rollouts.completions, &advantages.advantages);
+        for (sample, given) in samples.iter_mut().zip(&rollouts.ref_logps) {
+            sample.ref_logps.clone_from(given);
+        }
         self.score_reference(&mut samples)?;
+        for (i, sample) in samples.iter().enumerate() {
+            self.course.reporter.record_rollout(|| rollouts.line(i, sample, self.course.step + 1))?;
+        }
         self.batch = GenerationBatch { samples, used: 0 };
-        completion_log::log(&self.course, judged, &advantages)
+        completion_log::log(&self.course, rollouts.judged, &advantages)
     }
 
     fn score_reference(&mut self, samples: &mut [Sample]) -> anyhow::Result<()> {
@@ -111,7 +162,8 @@ impl Grpo {
             samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
         let scores = scorer.score(&self.course.ctx, weights, &pairs, self.sampling.temperature)?;
         for (sample, scores) in samples.iter_mut().zip(scores) {
-            sample.ref_logps = Some(scores.logps);
+            // What a file gave stays.
+            sample.ref_logps.get_or_insert(scores.logps);
         }
         Ok(())
     }
@@ -154,11 +206,10 @@ impl Grpo {
 
     /// Evaluates, and says whether to stop early.
     fn evaluate(&mut self) -> anyhow::Result<bool> {
-        let Some(evaluation) = &self.evaluation else { return Ok(false) };
+        let (Some(evaluation), Some(engine)) = (&self.evaluation, &mut self.engine) else { return Ok(false) };
         let course = &mut self.course;
         let span = course.stages.span("evaluation");
-        let outcome =
-            evaluation.run(&mut self.engine, &course.policy, &mut self.rewards, &self.reward_weights, course.step)?;
+        let outcome = evaluation.run(engine, &course.policy, &mut self.rewards, &self.eval_weights, course.step)?;
         let seconds = span.end();
         for problem in &outcome.problems {
             course.reporter.console().warn(&problem.to_string());

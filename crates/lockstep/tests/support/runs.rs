@@ -78,12 +78,13 @@ pub fn metrics(run: &Path) -> Vec<String> {
     text.lines().map(|line| Value::Object(lasting(serde_json::from_str(line).unwrap())).to_string()).collect()
 }
 
-/// What a finished run left, by relative path: weights, optimizer state, run state, completions.
+/// What a finished run left, by relative path: weights, optimizer state, run state, completions, rollouts.
 pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     for (path, _) in super::listing(run) {
         let name = path.strip_prefix(run).unwrap().to_str().unwrap().to_owned();
-        let kept = ["checkpoints/", "completions/", "model/"].iter().any(|part| name.starts_with(part));
+        let kept =
+            ["checkpoints/", "completions/", "model/", "rollouts.jsonl"].iter().any(|part| name.starts_with(part));
         if !kept || path.is_dir() {
             continue;
         }

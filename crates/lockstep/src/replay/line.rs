@@ -1,0 +1,253 @@
+//! One line of a rollout file, read and written. Knows JSON and lengths; not what a line is used for.
+
+use serde_json::{Map, Value, json};
+
+/// Keys that a line may have; the last is for people and programs that look at the file.
+const KEYS: [&str; 9] = [
+    "prompt_ids",
+    "completion_ids",
+    "rewards",
+    "reward_names",
+    "logprobs",
+    "ref_logprobs",
+    "mask",
+    "truncated",
+    "step",
+];
+
+/// Keys with one element for each completion where a line is a group.
+const PER_COMPLETION: [&str; 6] = ["completion_ids", "rewards", "logprobs", "ref_logprobs", "mask", "truncated"];
+
+/// Log-probabilities above this are none; rounding of other programs stays below.
+const MOST: f64 = 1e-3;
+
+/// A completion of a file. The vectors have one element per token.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recorded {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// log π_old of each token, if given.
+    pub logps: Option<Vec<f32>>,
+    /// log π_ref of each token, if given.
+    pub ref_logps: Option<Vec<f32>>,
+    /// Which tokens the model sampled; all, if not given.
+    pub mask: Option<Vec<bool>>,
+    /// Whether its length ended it, if given.
+    pub truncated: Option<bool>,
+    /// One per reward function; `None` where it did not judge.
+    pub rewards: Vec<Option<f64>>,
+}
+
+/// A line: a prompt and one completion, or all of its group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// Prompt ids.
+    pub prompt: Vec<u32>,
+    /// At least one.
+    pub completions: Vec<Recorded>,
+    /// Names of the reward functions, if given.
+    pub reward_names: Option<Vec<String>>,
+}
+
+impl Line {
+    /// Reads a line; the error says what is wrong with it.
+    pub fn parse(text: &str, vocabulary: usize) -> Result<Line, String> {
+        let object: Map<String, Value> = match serde_json::from_str(text) {
+            Ok(Value::Object(object)) => object,
+            Ok(other) => return Err(format!("expected an object {{\"prompt_ids\": [...], ...}}, got {other}")),
+            Err(e) => return Err(format!("broken JSON: {e}")),
+        };
+        if let Some(unknown) = object.keys().find(|key| !KEYS.contains(&key.as_str())) {
+            let hint = crate::config::nearest::nearest(unknown, KEYS.into_iter());
+            let hint = hint.map_or_else(String::new, |n| format!("; did you mean `{n}`?"));
+            return Err(format!("unknown key `{unknown}`{hint} (keys are {})", KEYS.join(", ")));
+        }
+        let lacks = ["prompt_ids", "completion_ids", "rewards"].into_iter().find(|key| !object.contains_key(*key));
+        if let Some(key) = lacks {
+            return Err(format!("`{key}` is missing"));
+        }
+        let prompt = ids(&object["prompt_ids"], "prompt_ids", vocabulary)?;
+        if prompt.is_empty() {
+            return Err("`prompt_ids` is empty; give it at least the token that starts a text".to_owned());
+        }
+        let reward_names = match object.get("reward_names") {
+            None | Some(Value::Null) => None,
+            Some(names) => Some(list(names, "reward_names", |v| v.as_str().map(str::to_owned), "a text")?),
+        };
+        let group = object["completion_ids"].get(0).is_some_and(Value::is_array);
+        let completions = match group {
+            false => vec![Recorded::parse(&object, vocabulary)?],
+            true => split(&object)?.iter().map(|one| Recorded::parse(one, vocabulary)).collect::<Result<_, _>>()?,
+        };
+        Ok(Line { prompt, completions, reward_names })
+    }
+}
+
+/// The completions of a group line, each as a line of its own.
+fn split(object: &Map<String, Value>) -> Result<Vec<Map<String, Value>>, String> {
+    let count = object["completion_ids"].as_array().map_or(0, Vec::len);
+    let mut lines = vec![Map::new(); count];
+    for key in PER_COMPLETION {
+        let Some(value) = object.get(key).filter(|v| !v.is_null()) else { continue };
+        let Some(items) = value.as_array().filter(|items| items.len() == count) else {
+            let got = value.as_array().map_or("no list".to_owned(), |items| items.len().to_string());
+            return Err(format!("`{key}` needs one element for each of the {count} completions, but has {got}"));
+        };
+        lines.iter_mut().zip(items).for_each(|(line, item)| {
+            line.insert(key.to_owned(), item.clone());
+        });
+    }
+    Ok(lines)
+}
+
+impl Recorded {
+    fn parse(object: &Map<String, Value>, vocabulary: usize) -> Result<Recorded, String> {
+        let get = |key: &str| object.get(key).filter(|v| !v.is_null());
+        let completion = ids(&object["completion_ids"], "completion_ids", vocabulary)?;
+        let per_token = |key: &str| -> Result<Option<Vec<f32>>, String> {
+            let Some(value) = get(key) else { return Ok(None) };
+            let what = "a log-probability (a number, at most 0)";
+            let read = |v: &Value| v.as_f64().filter(|&x| x <= MOST).map(|x| x as f32);
+            let values = list(value, key, read, what)?;
+            same_length(key, values.len(), completion.len())?;
+            Ok(Some(values))
+        };
+        let mask = match get("mask") {
+            None => None,
+            // As tensors are often written, 0 and 1 too.
+            Some(value) => {
+                let read = |v: &Value| v.as_bool().or_else(|| v.as_u64().filter(|&n| n < 2).map(|n| n == 1));
+                let mask = list(value, "mask", read, "true or false")?;
+                same_length("mask", mask.len(), completion.len())?;
+                Some(mask)
+            }
+        };
+        let truncated = match get("truncated") {
+            None => None,
+            Some(value) => Some(value.as_bool().ok_or(format!("`truncated`: expected true or false, got {value}"))?),
+        };
+        let reward = |v: &Value| if v.is_null() { Some(None) } else { v.as_f64().map(Some) };
+        let rewards = match &object["rewards"] {
+            Value::Array(_) => list(&object["rewards"], "rewards", reward, "a number or null")?,
+            one => vec![reward(one).ok_or(format!("`rewards`: expected a number, null or a list of them, got {one}"))?],
+        };
+        if rewards.is_empty() {
+            return Err("`rewards` is empty: give a number, or one for each reward function".to_owned());
+        }
+        let (logps, ref_logps) = (per_token("logprobs")?, per_token("ref_logprobs")?);
+        Ok(Recorded { ids: completion, logps, ref_logps, mask, truncated, rewards })
+    }
+
+    /// The line that [`Line::parse`] reads back to the same bits. `step` is the first optimizer step on it.
+    pub fn line(&self, step: u64, prompt: &[u32], reward_names: &[String]) -> Map<String, Value> {
+        let mut line = Map::new();
+        let mut put = |key: &str, value: Value| line.insert(key.to_owned(), value);
+        let logps = |logps: &[f32]| -> Value { logps.iter().map(|&x| number(x)).collect() };
+        put("step", json!(step));
+        put("prompt_ids", json!(prompt));
+        put("completion_ids", json!(self.ids));
+        put("rewards", json!(self.rewards));
+        put("reward_names", json!(reward_names));
+        self.logps.as_deref().map(|l| put("logprobs", logps(l)));
+        self.ref_logps.as_deref().map(|l| put("ref_logprobs", logps(l)));
+        self.mask.as_ref().map(|mask| put("mask", json!(mask)));
+        self.truncated.map(|truncated| put("truncated", json!(truncated)));
+        line
+    }
+}
+
+/// An f32 with the fewest digits that read back to it, through f64 as JSON readers do.
+fn number(x: f32) -> Value {
+    let short = x.to_string().parse::<f64>().ok().filter(|&d| (d as f32).to_bits() == x.to_bits());
+    Value::from(short.unwrap_or(f64::from(x)))
+}
+
+fn same_length(key: &str, len: usize, tokens: usize) -> Result<(), String> {
+    if len == tokens {
+        return Ok(());
+    }
+    Err(format!("`{key}` has {len} elements, but `completion_ids` has {tokens}"))
+}
+
+/// A list whose every element `read` understands.
+fn list<T>(value: &Value, key: &str, read: impl Fn(&Value) -> Option<T>, what: &str) -> Result<Vec<T>, String> {
+    let Some(items) = value.as_array() else { return Err(format!("`{key}`: expected a list, got {value}")) };
+    let of = |(i, item): (usize, &Value)| read(item).ok_or(format!("{key}[{i}] = {item}: expected {what}"));
+    items.iter().enumerate().map(of).collect()
+}
+
+fn ids(value: &Value, key: &str, vocabulary: usize) -> Result<Vec<u32>, String> {
+    let ids = list(value, key, |v| v.as_u64().and_then(|id| u32::try_from(id).ok()), "a token id")?;
+    match ids.iter().position(|&id| id as usize >= vocabulary) {
+        Some(at) => Err(format!("{key}[{at}] = {} is not in the model's vocabulary of {vocabulary}", ids[at])),
+        None => Ok(ids),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn broken(text: &str, words: &str) {
+        let error = Line::parse(text, 10).unwrap_err();
+        assert!(error.contains(words), "{text}: {error}");
+    }
+
+    #[test]
+    fn a_line_comes_back_bit_for_bit() {
+        let awkward = [-0.0, -f32::MIN_POSITIVE / 2.0, -1.000_000_1, -103.972_08, f32::MIN, -1e-7];
+        let recorded = Recorded {
+            ids: vec![1, 2, 3, 4, 5, 6],
+            logps: Some(awkward.to_vec()),
+            ref_logps: Some(awkward.iter().rev().copied().collect()),
+            mask: Some(vec![true, false, true, true, true, true]),
+            truncated: Some(true),
+            rewards: vec![Some(0.1 + 0.2), None],
+        };
+        let names = ["a".to_owned(), "b".to_owned()];
+        let line = Value::Object(recorded.line(3, &[7, 8], &names)).to_string();
+        let read = Line::parse(&line, 10).unwrap();
+        let bits = |logps: &Option<Vec<f32>>| logps.as_ref().unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&read.completions[0].logps), bits(&recorded.logps));
+        assert_eq!(bits(&read.completions[0].ref_logps), bits(&recorded.ref_logps));
+        assert_eq!(
+            (read.prompt, read.completions, read.reward_names),
+            (vec![7, 8], vec![recorded], Some(names.to_vec()))
+        );
+    }
+
+    #[test]
+    fn a_group_is_its_completions() {
+        let group = r#"{"prompt_ids": [1], "completion_ids": [[2], [], [3, 4]], "rewards": [1, null, [0.5]],
+            "logprobs": [[-1], [], [-2, -3]], "mask": [[1], [], [0, 1]], "truncated": [false, true, false]}"#;
+        let line = Line::parse(group, 10).unwrap();
+        assert_eq!(line.completions.len(), 3);
+        assert_eq!(line.completions[1].rewards, [None]);
+        assert_eq!(line.completions[1].truncated, Some(true));
+        assert_eq!(line.completions[2].ids, [3, 4]);
+        assert_eq!(line.completions[2].mask, Some(vec![false, true]));
+        let empty = Line::parse(r#"{"prompt_ids": [1], "completion_ids": [], "rewards": 0}"#, 10).unwrap();
+        assert_eq!(empty.completions, [Recorded { rewards: vec![Some(0.0)], ..Recorded::default() }]);
+    }
+
+    #[test]
+    fn what_is_broken_is_named() {
+        broken("{\"prompt_ids\": [1", "broken JSON");
+        broken("[1]", "expected an object");
+        broken(r#"{"prompt_ids": [1], "completion_ids": [1]}"#, "`rewards` is missing");
+        broken(r#"{"prompt_ids": [], "completion_ids": [1], "rewards": 1}"#, "`prompt_ids` is empty");
+        broken(r#"{"prompt_ids": [1, 10], "completion_ids": [1], "rewards": 1}"#, "prompt_ids[1] = 10");
+        broken(r#"{"prompt_ids": [1], "completion_ids": [-1], "rewards": 1}"#, "completion_ids[0] = -1");
+        broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": "x"}"#, "`rewards`");
+        broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": []}"#, "`rewards` is empty");
+        broken(
+            r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "logprob": [0]}"#,
+            "did you mean `logprobs`?",
+        );
+        broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "logprobs": [0, 0]}"#, "has 2 elements");
+        broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "logprobs": [0.5]}"#, "logprobs[0] = 0.5");
+        broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "mask": [2]}"#, "mask[0] = 2");
+        broken(r#"{"prompt_ids": [1], "completion_ids": [[1], [2]], "rewards": 1}"#, "each of the 2 completions");
+        broken(r#"{"prompt_ids": [1], "completion_ids": [[1], 2], "rewards": [1, 2]}"#, "`completion_ids`");
+    }
+}

@@ -1,0 +1,162 @@
+//! Rollouts recorded and replayed: the same bits; other sources of rollouts; and what is refused.
+
+mod support;
+
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use support::runs::{arguments, directory, files, good, metrics, same};
+use support::{lockstep, refused};
+
+/// A run that trains on `file` with what [`arguments`] has, but neither data nor rewards of its own.
+fn replay<'a>(file: &'a str, out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
+    let base = ["num_generations=2", "max_completion_length=6", "per_device_train_batch_size=4", "max_steps=12"];
+    let more = ["learning_rate=0.01", "logging_steps=3", "save_steps=2"];
+    let mut all = vec!["train", "--model", "model", "--replay", file, "--out", out];
+    base.iter().chain(&more).chain(set).for_each(|pair| all.extend(["--set", *pair]));
+    all
+}
+
+fn lines(run: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(run.join("rollouts.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn write(root: &Path, name: &str, lines: &[Value]) {
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    fs::write(root.join(name), text).unwrap();
+}
+
+/// Weights, moments and states of all checkpoints, and the model, but what names rollouts (a replay draws no noise).
+fn weights(run: &Path) -> Vec<(String, Vec<u8>)> {
+    files(run).into_iter().filter(|(name, _)| name.ends_with(".safetensors")).collect()
+}
+
+/// Recorded with a batch used several times, a reference model and two rewards, one of which does not always judge.
+#[test]
+fn a_recorded_run_replayed_has_the_same_bits() {
+    let dir = directory();
+    let root = dir.path();
+    let set = ["num_iterations=2", "steps_per_generation=2", "beta=0.04"];
+    let own = ["record_rollouts=true", "reward_funcs=[\"unique_chars\", \"length:3\"]", "reward_weights=[1, 0.5]"];
+    good(root, &arguments("train", "recorded", &[&set[..], &own].concat()));
+    let found = lines(&root.join("recorded"));
+    assert_eq!(found.len(), 24, "12 steps on 3 generations of 8 completions");
+    assert_eq!(found[0]["reward_names"], json!(["unique_chars", "length"]));
+    assert!(found[0]["ref_logprobs"].is_array() && found[8]["step"] == 5, "{}", found[8]);
+
+    let weighted = [&set[..], &["reward_weights=[1, 0.5]"]].concat();
+    good(root, &replay("recorded/rollouts.jsonl", "replayed", &weighted));
+    assert_eq!(weights(&root.join("recorded")), weights(&root.join("replayed")));
+    // Without ref_logprobs the reference model is loaded and asked; without logprobs the policy, where it is on-policy.
+    let strip = |key: &str, name: &str| {
+        let stripped: Vec<Value> = found
+            .iter()
+            .cloned()
+            .map(|mut line| {
+                line.as_object_mut().unwrap().remove(key).unwrap();
+                line
+            })
+            .collect();
+        write(root, name, &stripped);
+    };
+    for key in ["ref_logprobs", "logprobs"] {
+        strip(key, "stripped.jsonl");
+        good(root, &replay("stripped.jsonl", key, &weighted));
+        assert_eq!(weights(&root.join("recorded")), weights(&root.join(key)), "{key}");
+    }
+    // Metrics but those of evaluation, which the replay does not do, and the share of an epoch.
+    let logged = |run: &str| -> Vec<Value> {
+        let parsed = metrics(&root.join(run)).into_iter().map(|line| serde_json::from_str::<Value>(&line).unwrap());
+        let steps = parsed.filter(|line| line.get("loss").is_some());
+        steps
+            .map(|line| {
+                line.as_object().unwrap().iter().filter(|(k, _)| *k != "epoch").map(|(k, v)| json!([k, v])).collect()
+            })
+            .collect()
+    };
+    assert_eq!(logged("recorded"), logged("replayed"));
+    // Other weights of the rewards: another result.
+    good(root, &replay("recorded/rollouts.jsonl", "other", &set));
+    assert_ne!(weights(&root.join("recorded")), weights(&root.join("other")));
+}
+
+#[test]
+fn groups_on_one_line_are_their_completions() {
+    let dir = directory();
+    let root = dir.path();
+    let one = |ids: &[u32], reward: f64| json!({"prompt_ids": [1, 2], "completion_ids": ids, "rewards": reward});
+    let pairs = [one(&[3, 4, 0], 1.0), one(&[5], 0.0), one(&[6, 6], -1.0), one(&[], 0.5)];
+    write(root, "lines.jsonl", &pairs);
+    let group = |a: &Value, b: &Value| {
+        let both = |key: &str| json!([a[key], b[key]]);
+        json!({"prompt_ids": [1, 2], "completion_ids": both("completion_ids"), "rewards": both("rewards")})
+    };
+    write(root, "groups.jsonl", &[group(&pairs[0], &pairs[1]), group(&pairs[2], &pairs[3])]);
+    // Four completions: without max_steps one pass, one step.
+    for name in ["lines", "groups"] {
+        let file = format!("{name}.jsonl");
+        good(root, &replay(&file, name, &["max_steps=-1", "record_rollouts=true"]));
+        let found = lines(&root.join(name));
+        assert_eq!(found.len(), 4);
+        assert_eq!((&found[1]["truncated"], &found[0]["truncated"]), (&json!(true), &json!(false)));
+        assert!(root.join(name).join("checkpoints/step-000001").is_dir());
+    }
+    assert_eq!(weights(&root.join("lines")), weights(&root.join("groups")));
+}
+
+#[test]
+fn a_replay_is_resumed_exactly_and_its_record_too() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "recorded", &["record_rollouts=true"]));
+    let set = ["record_rollouts=true", "num_iterations=2"];
+    good(root, &replay("recorded/rollouts.jsonl", "whole", &set));
+    good(root, &replay("recorded/rollouts.jsonl", "cut", &set));
+    // As if it had died after step 4, its logs further on.
+    for step in [6, 8, 10, 12] {
+        fs::remove_dir_all(root.join(format!("cut/checkpoints/step-{step:06}"))).unwrap();
+    }
+    fs::remove_dir_all(root.join("cut/model")).unwrap();
+    let said = good(root, &["train", "--resume", "cut"]);
+    assert!(said.err.contains("resuming after step 4"), "{}", said.err);
+    same(&root.join("whole"), &root.join("cut"));
+    // The file is part of the run.
+    fs::write(root.join("recorded/rollouts.jsonl"), "{}").unwrap();
+    assert_eq!(lockstep(root, &["train", "--resume", "cut"]).code, Some(2));
+}
+
+#[test]
+fn broken_files_are_refused() {
+    let dir = directory();
+    let root = dir.path();
+    let line = |ids: &[u32]| json!({"prompt_ids": [1, 2], "completion_ids": ids, "rewards": 1});
+    let refuse = |content: &[Value], set: &[&str], words: &[&str]| {
+        write(root, "bad.jsonl", content);
+        refused(root, &replay("bad.jsonl", "run", set), words);
+    };
+    refused(root, &replay("none.jsonl", "run", &[]), &["none.jsonl", "cannot read"]);
+    refuse(&[], &[], &["bad.jsonl is empty"]);
+    refuse(&[line(&[1]), json!({"prompt_ids": [1, 2]})], &[], &["bad.jsonl, line 2", "`completion_ids` is missing"]);
+    refuse(&[line(&[1]), line(&[40])], &[], &["bad.jsonl, line 2", "completion_ids[0] = 40", "vocabulary of 40"]);
+    refuse(&[line(&[1])], &[], &["bad.jsonl, line 1", "last group has 1 completions", "num_generations is 2"]);
+    let other = json!({"prompt_ids": [7], "completion_ids": [1], "rewards": 1});
+    refuse(&[line(&[1]), other], &[], &["line 2", "another prompt begins", "num_generations is 2"]);
+    let three = json!({"prompt_ids": [1], "completion_ids": [[1], [2], [3]], "rewards": [1, 2, 3]});
+    refuse(&[three], &[], &["line 1", "3 completions", "set num_generations = 3"]);
+    let short = json!({"prompt_ids": [1, 2], "completion_ids": [1, 2], "rewards": 1, "logprobs": [-1]});
+    refuse(&[short], &[], &["line 1", "`logprobs` has 1 elements", "has 2"]);
+    refuse(&[line(&[1; 7])], &[], &["line 1", "7 tokens", "max_completion_length = 6"]);
+    let two = json!({"prompt_ids": [1, 2], "completion_ids": [1], "rewards": [1, null]});
+    refuse(&[line(&[1]), two.clone()], &[], &["line 2", "`rewards` has 2 numbers", "have 1"]);
+    refuse(&[two.clone(), two], &["reward_weights=[1]"], &["`reward_weights` has 1 numbers", "2 rewards"]);
+    refuse(&[line(&[1]), line(&[2])], &[], &["one step takes 2 rows", "has 1"]);
+    fs::write(root.join("bad.jsonl"), "{\"prompt_ids\": [1], \n").unwrap();
+    refused(root, &replay("bad.jsonl", "run", &[]), &["bad.jsonl, line 1", "broken JSON"]);
+    fs::write(root.join("bad.jsonl"), b"{\"prompt_ids\": \xff}").unwrap();
+    refused(root, &replay("bad.jsonl", "run", &[]), &["bad.jsonl, line 1"]);
+    write(root, "good.jsonl", &[line(&[1]), line(&[2]), line(&[3]), line(&[4])]);
+    refused(root, &replay("good.jsonl", "run", &["eval_dataset_name=e.jsonl"]), &["no reward"]);
+    refused(root, &["sft", "--model", "model", "--set", "replay=good.jsonl", "--out", "run"], &["`replay`", "train"]);
+    good(root, &replay("good.jsonl", "run", &["max_steps=1"]));
+}
