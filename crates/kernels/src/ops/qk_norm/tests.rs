@@ -136,3 +136,34 @@ fn the_oracle_is_its_own_gradient() {
     d_k[0] *= 1.01;
     assert!(directional_error(&k, &d_k, |k| loss(&x, &q, k)) > 1e-7, "a spoiled gradient passes");
 }
+
+#[test]
+fn a_spoiled_fast_backward_is_seen() {
+    let c = &CASES[1];
+    let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
+    let (q, k, zeros): (Vec<f32>, Vec<f32>, _) = (normal(3, c.hd), normal(4, c.hd), vec![0.0; c.hd]);
+    let (xw, qw, kw) = (wide(&x), wide(&q), wide(&k));
+    let (_, rstd) = reference::forward(&xw, c.heads, c.kv_heads, &qw, &kw, EPS.into());
+    let (d_x, d_q, d_k) = reference::backward(&xw, c.heads, c.kv_heads, &qw, &kw, &rstd, &wide(&d_y));
+    for isa in Isa::present() {
+        let good = run(&Context::cpu(isa, 2), c, &x, [&q, &k], &d_y, [&zeros, &zeros]);
+        // The two weights exchanged; the value heads normed too; one token's share of the weight gradient left out.
+        let exchanged = run(&Context::cpu(isa, 2), c, &x, [&k, &q], &d_y, [&zeros, &zeros]);
+        let mut values = good[2].clone();
+        values.iter_mut().skip(c.normed() * c.hd).take(c.hd).for_each(|d| *d *= 1.5);
+        let short = Case { t: c.t - 1, ..*c };
+        let n = short.t * c.width();
+        let left_out = run(&Context::cpu(isa, 2), &short, &x[..n], [&q, &k], &d_y[..n], [&zeros, &zeros]);
+        for (name, spoiled, oracle) in [
+            ("exchanged", &exchanged[2], &d_x),
+            ("values", &values, &d_x),
+            ("query weight", &left_out[3], &d_q),
+            ("key weight", &left_out[4], &d_k),
+        ] {
+            assert!(relative_error(spoiled, oracle) > 1e-3, "{name} on {isa:?}");
+        }
+        for (i, oracle) in [(2, &d_x), (3, &d_q), (4, &d_k)] {
+            assert!(relative_error(&good[i], oracle) < 1e-5);
+        }
+    }
+}

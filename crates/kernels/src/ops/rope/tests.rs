@@ -66,6 +66,22 @@ fn the_way_back_is_the_transpose() {
 }
 
 #[test]
+fn a_spoiled_fast_backward_is_seen() {
+    let (width, heads, freq, positions) = (18, 2, inv_freq(3), [5u32, 0, 77]);
+    let d_y: Vec<f32> = normal(2, 3 * width);
+    let mut oracle: Vec<f64> = d_y.iter().map(|&x| x.into()).collect();
+    reference::rotate(&mut oracle, width, heads, &positions, &freq, 1.25, -1.0);
+    for isa in Isa::present() {
+        let ctx = Context::cpu(isa, 2);
+        let table = Table::new(ctx.memory(), &freq, 1.25, 301);
+        assert!(relative_error(&run(&ctx, &d_y, width, heads, &positions, &table, true), &oracle) < 1e-6);
+        // Turned the wrong way; turned by the neighbour's angle.
+        assert!(relative_error(&run(&ctx, &d_y, width, heads, &positions, &table, false), &oracle) > 1e-3);
+        assert!(relative_error(&run(&ctx, &d_y, width, heads, &[5, 1, 77], &table, true), &oracle) > 1e-3);
+    }
+}
+
+#[test]
 fn wrong_positions_and_shapes_are_errors() {
     let ctx = Context::cpu(Isa::Portable, 1);
     let table = Table::new(ctx.memory(), &inv_freq(4), 1.0, 16);

@@ -68,6 +68,22 @@ fn the_oracle_is_its_own_gradient() {
 }
 
 #[test]
+fn a_spoiled_fast_backward_is_seen() {
+    let (r, c) = (3, 21);
+    let (first, end) = mask(r, c);
+    let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, r * c), normal(2, r * c));
+    let y = reference::forward(&wide(&x), c, f64::from(0.3f32), &first, &end);
+    let oracle = reference::backward(&y, c, f64::from(0.3f32), &first, &end, &wide(&d_y));
+    for isa in Isa::present() {
+        let [_, mut d_x] = run(&Context::cpu(isa, 2), c, &x, &first, &end, &d_y);
+        assert!(relative_error(&d_x, &oracle) < 1e-5);
+        // The mean that softmax's Jacobian subtracts, forgotten in the last row.
+        (0..c).for_each(|i| d_x[(r - 1) * c + i] = (y[(r - 1) * c + i] * f64::from(d_y[(r - 1) * c + i]) * 0.3) as f32);
+        assert!(relative_error(&d_x, &oracle) > 1e-3, "{isa:?}");
+    }
+}
+
+#[test]
 fn a_mask_past_the_last_column_is_an_error() {
     let ctx = Context::cpu(Isa::Portable, 1);
     let m = ctx.memory();
