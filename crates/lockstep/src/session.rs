@@ -9,7 +9,11 @@ use crate::signals::StopRequest;
 use crate::{grpo, grpo_loop, sft};
 use kernels::Context;
 use std::path::PathBuf;
+use std::time::Duration;
 use telemetry::{Ceilings, Console};
+
+/// How long the machine's ceilings are measured for when a run has ended.
+const CEILINGS_TIME: Duration = Duration::from_millis(400);
 
 /// A run ready to begin.
 struct Session {
@@ -31,7 +35,7 @@ pub fn run(purpose: Purpose, args: &ConfigArgs, resume: Option<&str>, log: &LogA
     let ctx = context(session.resolved.config.threads)?;
     let finished =
         execute(purpose, session.resolved, session.run, session.beginning, &ctx, &console, StopRequest::listen()?)?;
-    summarize(&finished, &console);
+    summarize(&finished, &ctx, &console);
     Ok(())
 }
 
@@ -107,9 +111,11 @@ pub fn execute(
 }
 
 /// The last words of a run.
-fn summarize(finished: &Finished, console: &Console) {
+fn summarize(finished: &Finished, ctx: &Context, console: &Console) {
     console.print(&finished.summary.table().render(console.width()));
-    console.info(&finished.summary.bottleneck(&Ceilings::default()));
+    let measured = kernels::ceilings::measure(ctx, CEILINGS_TIME);
+    let ceilings = Ceilings { flops_per_s: Some(measured.flops_per_s), bytes_per_s: Some(measured.read_bytes_per_s) };
+    console.info(&finished.summary.bottleneck(&ceilings));
     let root = finished.run.root().display();
     let end = match finished.ended {
         Ended::Done => format!("done: {} steps; the model is in {}", finished.step, finished.run.model().display()),
