@@ -15,6 +15,9 @@ use telemetry::{Ceilings, Console};
 /// How long the machine's ceilings are measured for when a run has ended.
 const CEILINGS_TIME: Duration = Duration::from_millis(400);
 
+/// A shorter run says nothing about the machine, and is not kept waiting for it.
+const WORTH_JUDGING_S: f64 = 10.0;
+
 /// A run ready to begin.
 struct Session {
     resolved: Resolved,
@@ -113,8 +116,12 @@ pub fn execute(
 /// The last words of a run.
 fn summarize(finished: &Finished, ctx: &Context, console: &Console) {
     console.print(&finished.summary.table().render(console.width()));
-    let measured = kernels::ceilings::measure(ctx, CEILINGS_TIME);
-    let ceilings = Ceilings { flops_per_s: Some(measured.flops_per_s), bytes_per_s: Some(measured.read_bytes_per_s) };
+    let ceilings = if finished.summary.wall_s < WORTH_JUDGING_S {
+        Ceilings::default()
+    } else {
+        let measured = kernels::ceilings::measure(ctx, CEILINGS_TIME);
+        Ceilings { flops_per_s: Some(measured.flops_per_s), bytes_per_s: Some(measured.read_bytes_per_s) }
+    };
     console.info(&finished.summary.bottleneck(&ceilings));
     let root = finished.run.root().display();
     let end = match finished.ended {
