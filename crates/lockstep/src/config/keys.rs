@@ -1,6 +1,6 @@
 //! The table of keys. One entry is all there is to say about a key; everything else reads this table.
 
-use super::values::{EvalSampling, KeyValue, Strategy, Task};
+use super::values::{Algorithm, EvalSampling, KeyValue, Strategy, Task};
 use rewards::RewardSpec;
 use serde_json::{Map, Value as Json};
 use std::path::PathBuf;
@@ -185,6 +185,8 @@ keys! {
         generation_kwargs: Map<String, Json> = Map::new(), trl "same", Said;
     }
     "Loss" {
+        /// How rewards become a gradient: it decides the advantages, the loss, and a few defaults.
+        algorithm: Algorithm = Algorithm::Grpo, trl "the trainer's class", Refused;
         /// How the loss is averaged over tokens and sequences.
         loss_type: LossType = LossType::Dapo, trl "same", Said;
         /// Whether each token or each sequence has its own importance ratio.

@@ -29,6 +29,8 @@ pub enum Origin {
     Default,
     /// The task's preset.
     Task,
+    /// The algorithm's own default.
+    Algorithm,
     /// A file.
     File(PathBuf),
     /// An environment variable.
@@ -42,6 +44,7 @@ impl fmt::Display for Origin {
         match self {
             Origin::Default => f.write_str("default"),
             Origin::Task => f.write_str("task"),
+            Origin::Algorithm => f.write_str("algorithm"),
             Origin::File(path) => write!(f, "{}", path.display()),
             Origin::Environment(name) => write!(f, "{name}"),
             Origin::Flag => f.write_str("command line"),
@@ -114,6 +117,7 @@ impl Layers {
         if resolved.config.replay.is_some() && !resolved.is_set("num_train_epochs") {
             resolved.config.num_train_epochs = 1.0;
         }
+        super::algorithms::apply(&mut resolved);
         super::validate::validate(&mut resolved, self.purpose)?;
         Ok(resolved)
     }

@@ -5,6 +5,7 @@
 //! and remembers where each value came from; [`validate`] refuses what cannot work and says how to mend it. Knows no model
 //! and no data beyond their names.
 
+pub mod algorithms;
 pub mod foreign;
 pub mod from_trl;
 pub mod keys;
@@ -20,7 +21,7 @@ pub use keys::{Config, KEYS, Key, OnResume};
 pub use layers::{Layers, Origin, Purpose, Resolved};
 pub use show::changes_on_resume;
 pub use tasks::Preset;
-pub use values::{EvalSampling, Strategy, Task};
+pub use values::{Algorithm, EvalSampling, Strategy, Task};
 
 #[cfg(test)]
 mod tests;

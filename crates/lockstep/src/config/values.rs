@@ -265,7 +265,17 @@ words! {
     }
     Strategy { "no" => Strategy::No, "steps" => Strategy::Steps, "epoch" => Strategy::Epoch }
     EvalSampling { "sampled" => EvalSampling::Sampled, "greedy" => EvalSampling::Greedy }
+    Algorithm { "grpo" => Algorithm::Grpo }
     Task { "gsm8k" => Task::Gsm8k, "prompt_answer" => Task::PromptAnswer }
+}
+
+/// How rewards become a gradient. Keys that an algorithm defaults otherwise than the table are in
+/// [`super::algorithms`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Group-relative policy optimisation and its family (`loss_type`).
+    #[default]
+    Grpo,
 }
 
 /// When something is done.
