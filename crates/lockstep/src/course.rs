@@ -285,8 +285,8 @@ impl Course {
         ended.is_some() || self.is_done() || best || self.due(self.config.save_strategy, self.config.save_steps)
     }
 
-    /// Writes a checkpoint of this step.
-    pub fn save(&mut self, own: Own) -> anyhow::Result<()> {
+    /// Writes a checkpoint of this step; `more` adds files to it.
+    pub fn save(&mut self, own: Own, more: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
         if self.saved_at == Some(self.step) {
             return Ok(());
         }
@@ -312,6 +312,7 @@ impl Course {
             for (name, moments) in MOMENTS.iter().zip(self.trainer.optimizer().moments()) {
                 model::io::save_tensors(&dir.join(name), &moments, model::FileDType::F32)?;
             }
+            more(dir)?;
             state.write(dir)
         })?;
         let best = self.config.load_best_model_at_end.then_some(self.best.as_ref()).flatten().map(|b| b.step);

@@ -170,3 +170,10 @@ fn without_a_checkpoint_it_starts_again_and_says_so() {
     assert_eq!(said.code, Some(2), "{}", said.err);
     assert!(!root.join("typo").exists());
 }
+
+/// The reference moves every second step: checkpoints of odd steps hold one that has moved, and generations scored by it.
+#[test]
+fn grpo_with_a_reference_that_follows() {
+    let set = ["beta=0.2", "sync_ref_model=true", "ref_model_sync_steps=2", "num_iterations=3", "save_steps=1"];
+    survives("train", &set, 10, 6);
+}

@@ -10,6 +10,7 @@ pub(crate) mod lanes;
 pub mod linear;
 pub mod lm_head;
 pub mod lora;
+pub mod mix;
 pub mod qk_norm;
 pub mod rmsnorm;
 pub mod rope;

@@ -182,7 +182,6 @@ static IGNORED: &[(&[&str], &str)] = &[
     (&["eval_delay"], "evaluation begins with its first eval_steps"),
     (&["sapo_temperature_neg", "sapo_temperature_pos"], "it belongs to loss_type sapo"),
     (&["vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"], "it belongs to loss_type vespo"),
-    (&["ref_model_mixup_alpha", "ref_model_sync_steps"], "it belongs to sync_ref_model"),
     (
         &["entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"],
         "it belongs to use_adaptive_entropy",
@@ -218,7 +217,6 @@ static UNSUPPORTED: &[(&str, &str, &str)] = &[
     ("router_aux_loss_coef", "", "mixture-of-experts models are not supported"),
     ("vllm_structured_outputs_regex", "", "constrained generation is not supported; a `format` reward asks for a form"),
     ("multi_objective_aggregation", "sum_then_normalize", "only sum_then_normalize is supported in this build"),
-    ("sync_ref_model", "", "the reference model is frozen in this build; remove it"),
     ("top_entropy_quantile", "1", "all tokens are trained on in this build; remove it"),
     ("entropy_coef", "0", "there is no entropy bonus in this build; remove it"),
     ("use_adaptive_entropy", "", "there is no entropy bonus in this build; remove it"),

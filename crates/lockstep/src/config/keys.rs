@@ -193,6 +193,13 @@ keys! {
         importance_sampling_level: ImportanceSamplingLevel = ImportanceSamplingLevel::Token, trl "same", Said;
         /// The weight of the KL divergence to the reference model; 0: none is loaded.
         beta: f64 = 0.0, trl "same", Refused;
+        /// Let the reference model follow the policy: every ref_model_sync_steps steps it becomes
+        /// ref_model_mixup_alpha · policy + (1 − ref_model_mixup_alpha) · reference.
+        sync_ref_model: bool = false, trl "same", Refused;
+        /// How far the reference model moves towards the policy: 0 not at all, 1 all the way.
+        ref_model_mixup_alpha: f64 = 0.6, trl "same", Said;
+        /// Optimizer steps between two moves of the reference model.
+        ref_model_sync_steps: u64 = 512, trl "same", Said;
         /// The ratio is clipped below 1 − epsilon.
         epsilon: f64 = 0.2, trl "same", Said;
         /// The ratio is clipped above 1 + epsilon_high; not set: epsilon.

@@ -26,6 +26,11 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
     }
     if purpose == Purpose::Grpo {
         batches(c)?;
+        if c.sync_ref_model && c.beta == 0.0 {
+            bad_input!(
+                "`sync_ref_model` = true, but with beta = 0 there is no reference model: set beta above 0, or sync_ref_model = false"
+            );
+        }
         // A replayed file brings the rewards of training.
         if c.replay.is_none() || c.eval_dataset_name.is_some() {
             rewards(c)?;
@@ -71,6 +76,7 @@ fn ranges(c: &Config) -> anyhow::Result<()> {
         ("logging_steps", c.logging_steps),
         ("max_tokens_per_micro_batch", c.max_tokens_per_micro_batch as u64),
         ("max_num_seqs", c.max_num_seqs as u64),
+        ("ref_model_sync_steps", c.ref_model_sync_steps),
         ("dynamic_sampling_max_rounds", c.dynamic_sampling_max_rounds as u64),
     ];
     for (name, value) in at_least_1 {
@@ -106,6 +112,7 @@ fn ranges(c: &Config) -> anyhow::Result<()> {
         ("min_p", c.min_p.unwrap_or(0.0), 0.0, true, 1.0, true),
         ("repetition_penalty", c.repetition_penalty, 0.0, false, f64::MAX, true),
         ("beta", c.beta, 0.0, true, f64::MAX, true),
+        ("ref_model_mixup_alpha", c.ref_model_mixup_alpha, 0.0, true, 1.0, true),
         ("epsilon", c.epsilon, 0.0, true, f64::MAX, true),
         ("epsilon_high", c.epsilon_high.unwrap_or(0.0), 0.0, true, f64::MAX, true),
         ("learning_rate", c.learning_rate, 0.0, true, f64::MAX, true),

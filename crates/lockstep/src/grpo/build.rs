@@ -1,5 +1,6 @@
 //! From a configuration to a run: every input is read and checked before the first file is written.
 
+use super::reference::Reference;
 use super::{BatchSizes, GenerationBatch, Grpo, Source, Spent};
 use crate::config::{Config, Resolved};
 use crate::course::{Beginning, Course, Parts, sampler};
@@ -61,8 +62,11 @@ pub fn build(
     let reference = match config.beta != 0.0 && !given {
         true => {
             let dir = config.ref_model.as_ref().map_or(Ok(dir.clone()), |name| locate(name, HubKind::Model))?;
-            let weights = load_weights(ctx, &dir, &words.config)?;
-            Some((weights, Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing)))
+            let synced = match &beginning {
+                Beginning::Checkpoint(checkpoint) if config.sync_ref_model => Some(checkpoint.as_path()),
+                _ => None,
+            };
+            Some(Reference::load(ctx, &dir, synced, &words.config, &config)?)
         }
         false => None,
     };
@@ -151,7 +155,7 @@ fn data(
         weights_of_file(config, &replay)?;
         let (rows, longest, hash) = (replay.len(), replay.longest(), replay.hash.clone());
         let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
-        return Ok(Data { source: Source::File(replay, scorer), rows, longest, hash });
+        return Ok(Data { source: Source::File(replay, Box::new(scorer)), rows, longest, hash });
     }
     let Some(spec) = DatasetSpec::train(config) else { return Err(BadInput::new("no training data")) };
     let questions = Questions::load(&spec, config, words, config.max_completion_length)?;

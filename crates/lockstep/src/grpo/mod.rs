@@ -2,6 +2,7 @@
 
 mod build;
 mod generation;
+mod reference;
 mod stages;
 
 pub use build::{build, engine_config, sampling, trainer_config};
@@ -10,7 +11,7 @@ use crate::course::Course;
 use crate::data::prompts::Prompt;
 use crate::evaluate::Evaluation;
 use crate::replay::Replay;
-use model::Weights;
+use reference::Reference;
 use rewards::Reward;
 use rollout::{Engine, SamplingParams};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ enum Source {
     /// The policy answers prompts, rewards judge the answers.
     Prompts(Vec<Arc<Prompt>>),
     /// A file has both.
-    File(Replay, Scorer),
+    File(Replay, Box<Scorer>),
 }
 
 /// How many completions a stage takes.
@@ -68,8 +69,8 @@ struct Spent {
 pub struct Grpo {
     /// What it shares with every run.
     pub course: Course,
-    /// The frozen model that the policy is held near; none if `beta` is 0.
-    reference: Option<(Weights, Scorer)>,
+    /// The model that the policy is held near; none if `beta` is 0.
+    reference: Option<Reference>,
     /// None if nothing is generated.
     engine: Option<Engine>,
     rewards: Vec<Box<dyn Reward>>,

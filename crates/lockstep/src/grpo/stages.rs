@@ -156,11 +156,11 @@ impl Grpo {
     }
 
     fn score_reference(&mut self, samples: &mut [Sample]) -> anyhow::Result<()> {
-        let Some((weights, scorer)) = &mut self.reference else { return Ok(()) };
+        let Some(reference) = &mut self.reference else { return Ok(()) };
         let _span = self.course.stages.span("reference");
         let pairs: Vec<PromptCompletion<'_>> =
             samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
-        let scores = scorer.score(&self.course.ctx, weights, &pairs, self.sampling.temperature)?;
+        let scores = reference.score(&self.course.ctx, &pairs, self.sampling.temperature)?;
         for (sample, scores) in samples.iter_mut().zip(scores) {
             // What a file gave stays.
             sample.ref_logps.get_or_insert(scores.logps);
@@ -192,14 +192,20 @@ impl Grpo {
         Ok(())
     }
 
-    /// Logs, evaluates and saves as due; says whether the run ends here.
+    /// Moves the reference, logs, evaluates and saves as due; says whether the run ends here.
     pub fn after_step(&mut self) -> anyhow::Result<Option<Ended>> {
+        if let Some(reference) = &mut self.reference {
+            reference.sync(&self.course.ctx, &self.course.policy.weights, self.course.step)?;
+        }
         self.course.log_step(&["loss", "reward", "kl", "completions/mean_length"])?;
         let early = self.course.evaluates_now() && self.evaluate()?;
         let ended = self.course.ends(early);
         if self.course.saves_now(ended) {
             let buffer = (!self.batch_is_used_up()).then(|| Buffer::new(&self.batch.samples, self.batch.used));
-            self.course.save(Own { rollout_number: self.rollout_number, buffer })?;
+            let reference = self.reference.as_ref();
+            self.course.save(Own { rollout_number: self.rollout_number, buffer }, |dir| {
+                reference.map_or(Ok(()), |reference| reference.save(dir))
+            })?;
         }
         Ok(ended)
     }

@@ -1,0 +1,64 @@
+//! A reference model that follows the policy: when, how far, and what is refused.
+
+mod support;
+
+use support::refused;
+use support::runs::{arguments, directory, files, good};
+
+const SET: [&str; 4] = ["beta=0.5", "sync_ref_model=true", "ref_model_sync_steps=6", "ref_model_mixup_alpha=1"];
+
+/// The reference that the run left in its checkpoint of `step`.
+fn reference(root: &std::path::Path, run: &str, step: u64) -> Vec<u8> {
+    files(&root.join(run))[&format!("checkpoints/step-{step:06}/reference.safetensors")].clone()
+}
+
+/// The policy's weights in a checkpoint, by tensor.
+fn tensors(bytes: &[u8]) -> Vec<(String, Vec<f32>)> {
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let mut found = Vec::new();
+    for (name, tensor) in header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__") {
+        let [start, end] = [0, 1].map(|i| tensor["data_offsets"][i].as_u64().unwrap() as usize + 8 + length);
+        let floats = bytes[start..end].chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        found.push((name.clone(), floats));
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    found
+}
+
+#[test]
+fn it_becomes_the_mixture_after_every_so_many_steps() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "all", &SET));
+    let policy = |step| tensors(&files(&root.join("all"))[&format!("checkpoints/step-{step:06}/model.safetensors")]);
+    let start = tensors(&std::fs::read(root.join("model/model.safetensors")).unwrap());
+    // With α = 1 it is the policy of step 6 from there to step 12; before, the model as it was.
+    assert_eq!(tensors(&reference(root, "all", 4)), start);
+    for step in [6, 8, 10] {
+        assert_eq!(tensors(&reference(root, "all", step)), policy(6));
+    }
+    assert_eq!(tensors(&reference(root, "all", 12)), policy(12));
+
+    let part = [&SET[..3], &["ref_model_mixup_alpha=0.25"]].concat();
+    good(root, &arguments("train", "part", &part));
+    let policy = tensors(&files(&root.join("part"))["checkpoints/step-000006/model.safetensors"]);
+    for (((_, mixed), (_, policy)), (_, start)) in tensors(&reference(root, "part", 6)).iter().zip(&policy).zip(&start)
+    {
+        for ((&mixed, &policy), &start) in mixed.iter().zip(policy).zip(start) {
+            assert_eq!(mixed, 0.25f32.mul_add(policy, 0.75 * start));
+        }
+    }
+    good(root, &arguments("train", "frozen", &["beta=0.5"]));
+    let model = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
+    assert_ne!(model("frozen"), model("all"), "the reference pulls");
+    assert!(!files(&root.join("frozen")).contains_key("checkpoints/step-000012/reference.safetensors"));
+}
+
+#[test]
+fn without_a_reference_there_is_nothing_to_move() {
+    let dir = directory();
+    refused(dir.path(), &arguments("train", "run", &["sync_ref_model=true"]), &["`sync_ref_model`", "beta"]);
+    let far = ["beta=0.1", "sync_ref_model=true", "ref_model_mixup_alpha=1.5"];
+    refused(dir.path(), &arguments("train", "run", &far), &["`ref_model_mixup_alpha`", "at most 1"]);
+}
