@@ -15,7 +15,7 @@ pub fn check() -> Result<(), String> {
     let scripts = std::fs::read_dir("conformance").map_err(|e| format!("conformance: {e}"))?;
     for entry in scripts.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.ends_with("_fixtures.py") {
+        if !(name.ends_with("_fixtures.py") || name.ends_with("_reference.py")) {
             continue;
         }
         let hash = hash(&entry.path())?;

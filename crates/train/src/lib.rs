@@ -3,11 +3,12 @@
 //! Knows token ids, log-probabilities and numbers called advantages. Does not know prompt text, rewards' meaning, files,
 //! or how the samples were made.
 //!
-//! Read first: [`sample`] (what comes in), [`advantages`] (rewards to advantages), [`loss`] (value and gradient of each
+//! Read first: [`sample`] (what comes in), [`advantages`] and [`gae`] (rewards to advantages), [`loss`] (value and gradient of each
 //! loss, one file each), [`objective`] (which loss, on what), [`update`] (one optimizer step), [`optimizer`] and [`schedule`].
 
 pub mod advantages;
 pub mod error;
+pub mod gae;
 pub mod loss;
 pub mod metrics;
 pub mod objective;
@@ -20,6 +21,7 @@ pub mod update;
 
 pub use advantages::{Advantages, RewardMatrix, ScaleRewards};
 pub use error::{Error, Result};
+pub use gae::KlEstimator;
 pub use loss::{ImportanceSamplingLevel, LossConfig, LossType};
 pub use metrics::{ClipRatios, Means, UpdateMetrics};
 pub use objective::Objective;

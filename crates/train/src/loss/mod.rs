@@ -19,6 +19,7 @@ pub mod dapo;
 pub mod dr_grpo;
 pub mod grpo;
 pub mod kl;
+pub mod ppo;
 pub mod ratio;
 pub mod supervised;
 

@@ -1,0 +1,168 @@
+//! From the score of a completion to an advantage of each of its tokens: PPO's rewards, and generalised advantage
+//! estimation.
+//!
+//! The reward of token t (Ziegler et al. 2019, arXiv:1909.08593; InstructGPT, Ouyang et al. 2022, arXiv:2203.02155):
+//!
+//! r_t = −β k_t + [t is the last token] · score
+//!
+//! with k_t an estimate of the KL divergence from the sampling policy to the reference ([`KlEstimator`]). GAE (Schulman et
+//! al. 2016, arXiv:1506.02438), with V_t the value of the state in which token t is chosen:
+//!
+//! δ_t = r_t + γ V_{t+1} − V_t,  A_t = δ_t + γ λ A_{t+1},  R_t = A_t + V_t
+//!
+//! A completion is an episode and V after its last token is 0. That holds for a completion which the length limit cut, too: its
+//! score is of the text as it is, so a value of what might have followed would count beside what was already judged (TRL
+//! and InstructGPT do the same; a missing-EOS penalty says that ending is wanted).
+//!
+//! Tokens that the mask leaves out (a tool's answer) are no actions but part of what happens between two: the recursion
+//! runs over the others alone, and nothing of theirs is read. Arithmetic is f64. It knows no model and no loss.
+
+use serde::{Deserialize, Serialize};
+
+/// How the KL divergence to the reference is estimated at a token, d = log π_ref − log π (Schulman 2020,
+/// <http://joschu.net/blog/kl-approx.html>).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KlEstimator {
+    /// −d: unbiased, of either sign.
+    #[default]
+    K1,
+    /// e^d − 1 − d: unbiased, never negative.
+    K3,
+}
+
+impl KlEstimator {
+    /// The estimate at one token.
+    pub fn estimate(self, logp: f64, ref_logp: f64) -> f64 {
+        let d = ref_logp - logp;
+        match self {
+            KlEstimator::K1 => -d,
+            // exp_m1 keeps the digits of a small divergence.
+            KlEstimator::K3 => d.exp_m1() - d,
+        }
+    }
+}
+
+/// k of each token; 0 where `mask` is false.
+pub fn kl(estimator: KlEstimator, logps: &[f32], ref_logps: &[f32], mask: &[bool]) -> Vec<f64> {
+    assert!(logps.len() == mask.len() && ref_logps.len() == mask.len());
+    let token = |t: usize| match mask[t] {
+        true => estimator.estimate(f64::from(logps[t]), f64::from(ref_logps[t])),
+        false => 0.0,
+    };
+    (0..mask.len()).map(token).collect()
+}
+
+/// r of each token: `kl` times −`kl_coef`, and `score` at the last token that `mask` keeps.
+pub fn token_rewards(kl_coef: f64, kl: &[f64], score: f64, mask: &[bool]) -> Vec<f64> {
+    assert_eq!(kl.len(), mask.len());
+    let mut rewards: Vec<f64> = kl.iter().zip(mask).map(|(k, &m)| if m { -kl_coef * k } else { 0.0 }).collect();
+    if let Some(last) = mask.iter().rposition(|&m| m) {
+        rewards[last] += score;
+    }
+    rewards
+}
+
+/// What GAE says of a completion, one element per token; 0 where the mask is false.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Estimates {
+    /// A
+    pub advantages: Vec<f64>,
+    /// R, what the value model is to learn.
+    pub returns: Vec<f64>,
+}
+
+/// Advantages and returns of one completion from the rewards and values of its tokens.
+pub fn estimate(gamma: f64, lambda: f64, rewards: &[f64], values: &[f64], mask: &[bool]) -> Estimates {
+    assert!(rewards.len() == mask.len() && values.len() == mask.len());
+    let mut out = Estimates { advantages: vec![0.0; mask.len()], returns: vec![0.0; mask.len()] };
+    let (mut next_value, mut next_advantage) = (0.0, 0.0);
+    for t in (0..mask.len()).rev().filter(|&t| mask[t]) {
+        let delta = rewards[t] + gamma * next_value - values[t];
+        next_advantage = delta + gamma * lambda * next_advantage;
+        next_value = values[t];
+        out.advantages[t] = next_advantage;
+        out.returns[t] = next_advantage + values[t];
+    }
+    out
+}
+
+/// Added to a variance before its root is divided by: TRL's.
+const VARIANCE_EPSILON: f64 = 1e-8;
+
+/// Brings the tokens that `masks` keep to variance 1 over all rows and, with `shift_mean`, to mean 0. The variance is
+/// Bessel-corrected. Fewer than two tokens have none, and stay.
+pub fn whiten(rows: &mut [Vec<f64>], masks: &[Vec<bool>], shift_mean: bool) {
+    let Some(Moments { mean, variance }) = Moments::of(kept(rows, masks)) else { return };
+    let scale = 1.0 / (variance + VARIANCE_EPSILON).sqrt();
+    let shift = if shift_mean { 0.0 } else { mean };
+    for (row, mask) in rows.iter_mut().zip(masks) {
+        for (x, _) in row.iter_mut().zip(mask).filter(|(_, m)| **m) {
+            *x = (*x - mean) * scale + shift;
+        }
+    }
+}
+
+/// The share of the returns' variance that the values explain, 1 − Var(R − V) / Var(R), over the tokens that `masks`
+/// keep: 1 is perfect, 0 no better than a constant. None where the returns do not vary.
+pub fn explained_variance(returns: &[Vec<f64>], values: &[Vec<f64>], masks: &[Vec<bool>]) -> Option<f64> {
+    let errors: Vec<Vec<f64>> =
+        returns.iter().zip(values).map(|(r, v)| r.iter().zip(v).map(|(r, v)| r - v).collect()).collect();
+    let of = |rows: &[Vec<f64>]| Moments::of(kept(rows, masks)).map(|m| m.variance);
+    let (errors, all) = (of(&errors)?, of(returns)?);
+    (all > 0.0).then(|| 1.0 - errors / all)
+}
+
+fn kept<'a>(rows: &'a [Vec<f64>], masks: &'a [Vec<bool>]) -> impl Iterator<Item = f64> + Clone + 'a {
+    assert_eq!(rows.len(), masks.len());
+    rows.iter().zip(masks).flat_map(|(row, mask)| row.iter().zip(mask).filter(|(_, m)| **m).map(|(x, _)| *x))
+}
+
+struct Moments {
+    mean: f64,
+    variance: f64,
+}
+
+impl Moments {
+    /// Of at least two numbers.
+    fn of(numbers: impl Iterator<Item = f64> + Clone) -> Option<Moments> {
+        let count = numbers.clone().count();
+        if count < 2 {
+            return None;
+        }
+        let mean = numbers.clone().sum::<f64>() / count as f64;
+        let variance = numbers.map(|x| (x - mean).powi(2)).sum::<f64>() / (count - 1) as f64;
+        Some(Moments { mean, variance })
+    }
+}
+
+/// β, fixed or controlled: after each generation with mean divergence KL per completion (Ziegler et al. 2019, section 2.2)
+///
+/// e = clip(KL / target − 1, −0.2, 0.2),  β ← β (1 + e n / horizon), with n completions.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KlController {
+    /// β now.
+    pub kl_coef: f64,
+}
+
+/// What an adaptive β aims at.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KlTarget {
+    /// KL per completion in nats; above 0.
+    pub target: f64,
+    /// Completions after which an error of 1 would have doubled β; above 0.
+    pub horizon: f64,
+}
+
+impl KlController {
+    /// Moves β after `completions` completions whose mean divergence was `kl`. A divergence that is not a number moves nothing.
+    pub fn update(&mut self, target: &KlTarget, kl: f64, completions: usize) {
+        let error = (kl / target.target - 1.0).clamp(-0.2, 0.2);
+        if error.is_finite() {
+            self.kl_coef *= 1.0 + error * completions as f64 / target.horizon;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+use super::*;
+use kernels::check::normal;
+
+fn close(got: &[f64], expected: &[f64]) {
+    assert_eq!(got.len(), expected.len());
+    for (g, e) in got.iter().zip(expected) {
+        assert!((g - e).abs() < 1e-12, "{got:?} {expected:?}");
+    }
+}
+
+#[test]
+fn three_tokens_by_hand() {
+    // γ = 0.9, λ = 0.5: δ₂ = 1 − 0.4 = 0.6, δ₁ = 0.5 + 0.36 − 0.3 = 0.56, δ₀ = −0.1 + 0.27 − 0.2 = −0.03.
+    let e = estimate(0.9, 0.5, &[-0.1, 0.5, 1.0], &[0.2, 0.3, 0.4], &[true; 3]);
+    close(&e.advantages, &[-0.03 + 0.45 * (0.56 + 0.45 * 0.6), 0.56 + 0.45 * 0.6, 0.6]);
+    close(&e.advantages, &[0.3435, 0.83, 0.6]);
+    close(&e.returns, &[0.5435, 1.13, 1.0]);
+}
+
+#[test]
+fn lambda_1_is_monte_carlo_and_lambda_0_is_the_one_step_error() {
+    let (n, gamma) = (7, 0.93);
+    let (rewards, values) = (normal::<f64>(1, n), normal::<f64>(2, n));
+    let after = |t: usize| if t + 1 < n { values[t + 1] } else { 0.0 };
+    let monte_carlo =
+        |gamma: f64, t: usize| -> f64 { rewards[t..].iter().enumerate().map(|(k, r)| gamma.powi(k as i32) * r).sum() };
+    for gamma in [1.0, gamma] {
+        let e = estimate(gamma, 1.0, &rewards, &values, &vec![true; n]);
+        close(&e.returns, &(0..n).map(|t| monte_carlo(gamma, t)).collect::<Vec<_>>());
+        close(&e.advantages, &(0..n).map(|t| monte_carlo(gamma, t) - values[t]).collect::<Vec<_>>());
+    }
+    let e = estimate(gamma, 0.0, &rewards, &values, &vec![true; n]);
+    close(&e.advantages, &(0..n).map(|t| rewards[t] + gamma * after(t) - values[t]).collect::<Vec<_>>());
+    // γ = 0: only the token's own reward.
+    close(&estimate(0.0, 0.7, &rewards, &values, &vec![true; n]).returns, &rewards);
+}
+
+#[test]
+fn tokens_outside_the_mask_are_no_actions() {
+    let inside = estimate(0.9, 0.8, &[0.1, 0.2, 1.0], &[0.5, -0.5, 0.3], &[true; 3]);
+    let (x, mask) = (f64::NAN, [false, true, true, false, true, false]);
+    let e = estimate(0.9, 0.8, &[x, 0.1, 0.2, x, 1.0, x], &[x, 0.5, -0.5, x, 0.3, x], &mask);
+    let pick = |row: &[f64]| [row[1], row[2], row[4]];
+    assert_eq!((pick(&e.advantages).to_vec(), pick(&e.returns).to_vec()), (inside.advantages, inside.returns));
+    assert!([0, 3, 5].iter().all(|&t| e.advantages[t] == 0.0 && e.returns[t] == 0.0));
+    assert_eq!(estimate(1.0, 1.0, &[x], &[x], &[false]).advantages, [0.0]);
+    assert_eq!(estimate(1.0, 1.0, &[], &[], &[]), Estimates::default());
+}
+
+#[test]
+fn the_score_is_at_the_last_token_and_kl_at_each() {
+    let (logps, reference, mask) =
+        ([-1.0f32, -2.0, f32::NAN, -0.5], [-1.5f32, -1.0, 0.0, -0.5], [true, true, false, true]);
+    let k1 = kl(KlEstimator::K1, &logps, &reference, &mask);
+    close(&k1, &[0.5, -1.0, 0.0, 0.0]);
+    close(&token_rewards(0.1, &k1, 2.0, &mask), &[-0.05, 0.1, 0.0, 2.0]);
+    let k3 = kl(KlEstimator::K3, &logps, &reference, &mask);
+    close(&k3, &[(-0.5f64).exp() - 0.5, 1f64.exp() - 2.0, 0.0, 0.0]);
+    // Cut before a token outside the mask: the score goes to the last that the model chose.
+    close(&token_rewards(0.0, &[1.0, 1.0], 3.0, &[true, false]), &[3.0, 0.0]);
+    assert!(token_rewards(0.1, &[], 3.0, &[]).is_empty());
+    close(&token_rewards(0.1, &[1.0], 3.0, &[false]), &[0.0]);
+    assert!(token_rewards(0.1, &[0.0], f64::NAN, &[true])[0].is_nan());
+}
+
+#[test]
+fn whitened_tokens_have_variance_1() {
+    let masks = vec![vec![true, false, true], vec![], vec![true, true]];
+    let rows = vec![vec![1.0, f64::NAN, 2.0], vec![], vec![3.0, 6.0]];
+    // Mean 3, squares 4 + 1 + 0 + 9, variance 14 / 3.
+    let scale = 1.0 / (14.0f64 / 3.0 + 1e-8).sqrt();
+    let mut shifted = rows.clone();
+    whiten(&mut shifted, &masks, true);
+    close(&[shifted[0][0], shifted[0][2]], &[-2.0 * scale, -scale]);
+    close(&shifted[2], &[0.0, 3.0 * scale]);
+    assert!(shifted[0][1].is_nan());
+    let mut kept_mean = rows.clone();
+    whiten(&mut kept_mean, &masks, false);
+    close(&kept_mean[2], &[3.0, 3.0 + 3.0 * scale]);
+    // No variance: nothing is blown up; one token, or none: nothing happens.
+    let mut equal = vec![vec![5.0, 5.0]];
+    whiten(&mut equal, &[vec![true; 2]], true);
+    assert_eq!(equal, [[0.0, 0.0]]);
+    let mut single = vec![vec![5.0]];
+    whiten(&mut single, &[vec![true]], true);
+    assert_eq!(single, [[5.0]]);
+}
+
+#[test]
+fn explained_variance_of_known_values() {
+    let (returns, masks) = (vec![vec![1.0, 2.0], vec![3.0, 99.0]], vec![vec![true, true], vec![true, false]]);
+    let of = |values: [f64; 4]| explained_variance(&returns, &[values[..2].to_vec(), values[2..].to_vec()], &masks);
+    assert_eq!(of([1.0, 2.0, 3.0, f64::NAN]), Some(1.0));
+    assert_eq!(of([7.0, 7.0, 7.0, 0.0]), Some(0.0));
+    assert_eq!(of([3.0, 2.0, 1.0, 0.0]), Some(-3.0));
+    assert_eq!(explained_variance(&[vec![2.0, 2.0]], &[vec![0.0, 1.0]], &[vec![true; 2]]), None);
+    assert_eq!(explained_variance(&[], &[], &[]), None);
+}
+
+#[test]
+fn beta_follows_the_divergence() {
+    let target = KlTarget { target: 6.0, horizon: 1000.0 };
+    let after = |kl| {
+        let mut controller = KlController { kl_coef: 0.2 };
+        controller.update(&target, kl, 100);
+        controller.kl_coef
+    };
+    close(&[after(6.0), after(6.6), after(600.0), after(0.0)], &[0.2, 0.2 * 1.01, 0.2 * 1.02, 0.2 * 0.98]);
+    assert_eq!(after(f64::NAN), 0.2);
+}
