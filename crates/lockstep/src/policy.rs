@@ -5,7 +5,7 @@ use kernels::Context;
 use model::chat::ChatTemplate;
 use model::io::TensorSource;
 use model::tokenizer::Tokenizer;
-use model::{ModelConfig, Weights};
+use model::{Head, ModelConfig, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use telemetry::Console;
@@ -87,6 +87,10 @@ impl Words {
 
     fn read(dir: &Path) -> model::Result<Words> {
         let config = Arc::new(ModelConfig::load(&dir.join("config.json"))?);
+        if config.head != Head::Lm {
+            let message = "is of a model that gives scores (…ForSequenceClassification); here a language model is needed";
+            return Err(model::Error::file(&dir.join("config.json"), message));
+        }
         let tokenizer = Tokenizer::load(dir)?;
         tokenizer.check_fits(&config)?;
         let chat = ChatTemplate::load(dir, tokenizer.special())?.map(Arc::new);

@@ -15,7 +15,7 @@ pub mod weights;
 
 pub use batch::{Batch, BatchTensors, Capacity, GroupSegment};
 pub use chat::{Chat, ChatTemplate};
-pub use config::{Family, FileDType, ModelConfig};
+pub use config::{Family, FileDType, Head, ModelConfig};
 pub use error::{Error, Result};
 pub use kv::KvCache;
 pub use tokenizer::{SpecialTokens, TextStream, Tokenizer};

@@ -81,6 +81,19 @@ impl FileDType {
     }
 }
 
+/// How the architectures of transformers end that give scores.
+const SCORES: &str = "ForSequenceClassification";
+
+/// What hidden rows are turned into.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Head {
+    /// Logits of the next token.
+    #[default]
+    Lm,
+    /// This many scores (of a value or a reward model: 1), as transformers' `…ForSequenceClassification`.
+    Score(usize),
+}
+
 /// A parsed `config.json`.
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
@@ -116,7 +129,9 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// Whether q and k are normed per head (Qwen 3).
     pub qk_norm: bool,
-    /// Whether the head is the embedding.
+    /// What the model's hidden rows become.
+    pub head: Head,
+    /// Whether the head is the embedding, in a language model.
     pub tie_word_embeddings: bool,
     /// The token that starts a sequence.
     pub bos_token_id: Option<u32>,
@@ -144,6 +159,27 @@ impl ModelConfig {
     /// Parses the text of a `config.json`.
     pub fn parse(json: &str) -> Result<ModelConfig> {
         parse::parse(json)
+    }
+    /// The same trunk under a head of `labels` scores, in the words of transformers' `…ForSequenceClassification`.
+    pub fn with_score_head(&self, labels: usize) -> ModelConfig {
+        let mut config = ModelConfig { head: Head::Score(labels), ..self.clone() };
+        let architecture = self.family.architecture().replace("ForCausalLM", SCORES);
+        let (mut names, mut numbers) = (serde_json::Map::new(), serde_json::Map::new());
+        for label in 0..labels {
+            names.insert(label.to_string(), format!("LABEL_{label}").into());
+            numbers.insert(format!("LABEL_{label}"), label.into());
+        }
+        config.raw.insert("architectures".into(), serde_json::json!([architecture]));
+        config.raw.insert("id2label".into(), names.into());
+        config.raw.insert("label2id".into(), numbers.into());
+        config
+    }
+    /// Rows of a head that has a matrix of its own.
+    pub fn head_rows(&self) -> Option<usize> {
+        match self.head {
+            Head::Lm => (!self.tie_word_embeddings).then_some(self.vocab_size),
+            Head::Score(labels) => Some(labels),
+        }
     }
     /// Rotary inverse frequencies `[head_dim / 2]` and the factor on cos and sin, as transformers computes them.
     pub fn inv_freq(&self) -> (Vec<f32>, f32) {

@@ -1,6 +1,6 @@
 //! From JSON to [`ModelConfig`]: defaults, both generations of field names, and a refusal of all that is not honoured.
 
-use super::{Family, FileDType, ModelConfig, Rope, RopeScaling};
+use super::{Family, FileDType, Head, ModelConfig, Rope, RopeScaling, SCORES};
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 
@@ -175,6 +175,7 @@ pub(super) fn parse(json: &str) -> Result<ModelConfig> {
         attention_output_bias: biased && matches!(family, Family::Llama | Family::Qwen3),
         mlp_bias: f.bool("mlp_bias", false)?,
         qk_norm: family == Family::Qwen3,
+        head: head(&f)?,
         tie_word_embeddings: f.bool("tie_word_embeddings", false)?,
         bos_token_id: f.ids("bos_token_id", bos)?.first().copied(),
         eos_token_ids: f.ids("eos_token_id", eos)?,
@@ -227,6 +228,21 @@ fn refuse_unhonoured(f: &Fields<'_>, family: Family) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// By the architecture that the weights were saved from.
+fn head(f: &Fields<'_>) -> Result<Head> {
+    let architecture = f.get("architectures").and_then(|a| a.get(0)).and_then(Value::as_str);
+    if !architecture.is_some_and(|a| a.ends_with(SCORES)) {
+        return Ok(Head::Lm);
+    }
+    let labels = match (f.get("id2label"), f.get("num_labels").and_then(Value::as_u64)) {
+        (Some(Value::Object(names)), _) => names.len(),
+        (_, Some(n)) => n as usize,
+        // What transformers leaves out.
+        _ => 2,
+    };
+    if labels == 0 { Err(f.error("id2label", "has no label")) } else { Ok(Head::Score(labels)) }
 }
 
 fn dtype(f: &Fields<'_>) -> Result<Option<FileDType>> {

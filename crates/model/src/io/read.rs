@@ -143,12 +143,13 @@ pub fn load_weights(dir: &Path, config: &ModelConfig, sink: &mut dyn TensorSink)
     let files = Files::of_model(dir)?;
     let specs = sink.tensors();
     let known: std::collections::HashSet<&str> = specs.iter().map(|s| s.name.as_str()).collect();
-    let tied_head = |name: &str| config.tie_word_embeddings && name == HEAD;
+    let tied = config.head_rows().is_none();
+    let tied_head = |name: &str| tied && name == HEAD;
     // Old checkpoints carry rotary frequencies, which follow from the configuration.
     let derived = |name: &str| name.ends_with("rotary_emb.inv_freq");
     files.refuse_unexpected(|name| known.contains(name) || tied_head(name) || derived(name))?;
 
-    let head = if config.tie_word_embeddings { files.find(HEAD) } else { None };
+    let head = if tied { files.find(HEAD) } else { None };
     let embedding = files.find(EMBEDDING);
     if let (Some((file, head)), Some((other, embedding))) = (head, embedding) {
         let (a, b) = (&file.map.bytes()[head.bytes.clone()], &other.map.bytes()[embedding.bytes.clone()]);

@@ -1,9 +1,9 @@
-//! From hidden rows to the log-probabilities of given tokens, and back.
+//! From hidden rows to the log-probabilities of given tokens, or to scores; and back.
 
 use super::{Rope, Tape};
 use crate::batch::{Batch, BatchTensors};
 use crate::weights::{Grads, Weights};
-use kernels::ops::{lm_head, rows};
+use kernels::ops::{linear, lm_head, rows};
 use kernels::{Context, Result, View};
 
 /// What logits are multiplied with at a temperature: 1/T rounded to f32, the same number for sampler and trainer.
@@ -74,6 +74,40 @@ pub fn head_backward(
             d_weight: Some(grads.head_mut()),
         },
     )?;
+    let mut d_x = back.d_hidden.rows_mut(0..n);
+    d_x.fill(0.0);
+    rows::scatter_add(ctx, rows::ScatterAdd { d_out: back.d_score_rows.rows(0..r), rows: batch.score_rows.view(), d_x })
+}
+
+/// After [`forward`](super::forward) of a model with a head of one score: the score of the row that predicts each of the
+/// batch's tokens, which is that of the text before the token ([`Tape::scores`]).
+///
+/// s = hidden · w
+pub fn score_forward(ctx: &Context, weights: &Weights, batch: &BatchTensors, tape: &mut Tape) -> Result<()> {
+    let (n, r, head) = (tape.activations.rows, batch.capacity.score_rows, &mut tape.head);
+    head.rows = r;
+    let (x, rows) = (tape.activations.hidden.rows(0..n), batch.score_rows.view());
+    rows::gather(ctx, rows::Gather { x, rows, out: head.hidden.rows_mut(0..r) })?;
+    let (x, y) = (head.hidden.rows(0..r), head.logps.rows_mut(0..r).reshape(&[r, 1]));
+    linear::forward(ctx, linear::Forward { x, w: weights.head(), bias: None, y, accumulate: false })
+}
+
+/// The way back of [`score_forward`], from the gradient of the scores `[R]`: overwrites the tape's gradient of the hidden
+/// rows, and accumulates the head's into `grads`.
+pub fn score_backward(
+    ctx: &Context,
+    weights: &Weights,
+    batch: &BatchTensors,
+    d_scores: View<'_>,
+    tape: &mut Tape,
+    grads: &mut Grads,
+) -> Result<()> {
+    let back = tape.back.as_mut().ok_or_else(super::no_way_back)?;
+    let (n, r, head) = (tape.activations.rows, tape.head.rows, &tape.head);
+    let (x, d_y) = (head.hidden.rows(0..r), d_scores.reshape(&[r, 1]));
+    linear::backward_weight(ctx, linear::BackwardWeight { x, d_y, d_w: grads.head_mut(), d_bias: None })?;
+    let d_x = back.d_score_rows.rows_mut(0..r);
+    linear::backward_input(ctx, linear::BackwardInput { d_y, w: weights.head(), d_x, accumulate: false })?;
     let mut d_x = back.d_hidden.rows_mut(0..n);
     d_x.fill(0.0);
     rows::scatter_add(ctx, rows::ScatterAdd { d_out: back.d_score_rows.rows(0..r), rows: batch.score_rows.view(), d_x })

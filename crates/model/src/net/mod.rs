@@ -12,7 +12,7 @@ mod mlp;
 mod rows;
 mod tape;
 
-pub use head::{Scores, head_backward, head_forward, inv_temperature, score};
+pub use head::{Scores, head_backward, head_forward, inv_temperature, score, score_backward, score_forward};
 pub use rows::{InferRows, Rope};
 pub use tape::{Tape, Workspace};
 

@@ -96,7 +96,7 @@ impl Workspace {
 pub(super) struct HeadBuffers {
     /// Hidden rows that predict scored tokens `[R, H]`.
     pub hidden: Tensor,
-    /// `[R]`
+    /// Log-probabilities, or scores `[R]`.
     pub logps: Tensor,
     /// `[R]`
     pub lse: Tensor,
@@ -183,6 +183,10 @@ impl Tape {
     /// Log-probabilities of the scored tokens `[R]`, of the last [`head_forward`](super::head_forward).
     pub fn logps(&self) -> View<'_> {
         self.head.logps.rows(0..self.head.rows)
+    }
+    /// Scores of the rows that predict them `[R]`, of the last [`score_forward`](super::score_forward).
+    pub fn scores(&self) -> View<'_> {
+        self.logps()
     }
     /// Entropies of the distributions that scored tokens come from `[R]`, in nats.
     pub fn entropies(&self) -> View<'_> {

@@ -76,6 +76,16 @@ impl Weights {
         load_weights(dir, config, &mut weights)?;
         Ok(weights)
     }
+    /// The trunk of `other` under a head of one score that begins at 0. Version 0.
+    pub fn scorer(memory: &Memory, other: &Weights) -> Weights {
+        let mut weights = Weights::zeros(memory, &Arc::new(other.config.with_score_head(1)));
+        let mut own = weights.params.tensors_mut();
+        own.pop(); // the head of scores
+        for (own, other) in own.into_iter().zip(other.params.tensors()) {
+            own.view_mut().copy_from_f32(&other.to_vec_f32());
+        }
+        weights
+    }
     /// Random weights, as [`crate::init::random`] draws them.
     pub fn random(memory: &Memory, config: &Arc<ModelConfig>, seed: u64) -> Result<Weights> {
         let mut weights = Weights::zeros(memory, config);

@@ -38,7 +38,8 @@ impl Weights {
     pub fn publish(&mut self) {
         self.version += 1;
     }
-    /// The matrix `[V, H]` that turns hidden rows into logits: the head, or the embedding where they are tied.
+    /// The matrix `[V, H]` that turns hidden rows into logits: the head, or the embedding where they are tied; or the one
+    /// that turns them into scores `[n, H]`.
     pub fn head(&self) -> &Matrix {
         self.params.head.as_ref().unwrap_or(&self.params.embedding)
     }
@@ -63,7 +64,7 @@ impl Grads {
         let (v, h) = (config.vocab_size, config.hidden_size);
         Grads {
             params: Params::zeros(&memory, config),
-            tied_head: config.tie_word_embeddings.then(|| Matrix::zeros(&memory, v, h, kernels::Layout::Panels)),
+            tied_head: config.head_rows().is_none().then(|| Matrix::zeros(&memory, v, h, kernels::Layout::Panels)),
         }
     }
     /// Forgets everything, before the first micro-batch of an update.
@@ -73,7 +74,7 @@ impl Grads {
             tensor.view_mut().fill(0.0);
         }
     }
-    /// Where the gradient of the head `[V, H]` accumulates.
+    /// Where the gradient of the head accumulates.
     pub fn head_mut(&mut self) -> &mut Matrix {
         self.tied_head.as_mut().or(self.params.head.as_mut()).expect("tied, or with a head")
     }

@@ -14,7 +14,7 @@ pub struct Params {
     pub layers: Vec<Layer>,
     /// Weight of the final norm `[H]`.
     pub norm: Tensor,
-    /// Head `[V, H]`; absent where it is the embedding.
+    /// Head `[V, H]`, absent where it is the embedding; or that of scores `[n, H]`.
     pub head: Option<Matrix>,
 }
 
@@ -97,7 +97,7 @@ impl Params {
             embedding: Matrix::zeros(memory, v, h, Layout::Panels),
             layers: (0..c.num_layers).map(layer).collect(),
             norm: vector(h),
-            head: (!c.tie_word_embeddings).then(|| Matrix::zeros(memory, v, h, Layout::Panels)),
+            head: c.head_rows().map(|rows| Matrix::zeros(memory, rows, h, Layout::Panels)),
         }
     }
 

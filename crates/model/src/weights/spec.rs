@@ -1,6 +1,6 @@
 //! Which tensors of a Hugging Face file a parameter holds, and in which of its rows.
 
-use crate::ModelConfig;
+use crate::{Head, ModelConfig};
 use std::ops::Range;
 
 /// A tensor of a Hugging Face file, as rows of a parameter.
@@ -70,8 +70,9 @@ pub(super) fn specs(c: &ModelConfig) -> Vec<ParamSpec> {
         }
     }
     specs.push(ParamSpec::vector(&[("model.norm.weight".into(), h)]));
-    if !c.tie_word_embeddings {
-        specs.push(ParamSpec::matrix(h, &[("lm_head.weight".into(), v)]));
+    if let Some(rows) = c.head_rows() {
+        let name = if c.head == Head::Lm { "lm_head.weight" } else { "score.weight" };
+        specs.push(ParamSpec::matrix(h, &[(name.into(), rows)]));
     }
     specs
 }

@@ -3,6 +3,7 @@
 mod fixtures;
 mod gradients;
 mod parity;
+mod score;
 mod stories;
 
 use kernels::{Context, DType, Isa, Tensor, ops};
