@@ -3,6 +3,7 @@
 //! Everything below this crate knows one thing; here they meet. Read first: [`config`] (every key, in one table),
 //! [`data`] (prompts and the order they are drawn in), then [`cli`].
 
+pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod completion_log;

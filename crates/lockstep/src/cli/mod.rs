@@ -1,5 +1,6 @@
 //! The command line: one file for each command, each an `Args` and a `run`.
 
+pub mod bench;
 pub mod config;
 pub mod demo;
 pub mod doctor;
@@ -61,6 +62,7 @@ enum Command {
     Plan(plan::Args),
     Config(config::Args),
     Doctor(doctor::Args),
+    Bench(bench::Args),
 }
 
 /// Parses the process's arguments, runs the command, says what went wrong, and returns the exit code.
@@ -84,6 +86,7 @@ pub fn main() -> ExitCode {
         Command::Plan(args) => plan::run(args),
         Command::Config(args) => config::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Bench(args) => bench::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

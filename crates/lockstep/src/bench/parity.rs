@@ -1,0 +1,93 @@
+//! Lockstep parity: bits of the sampler's log-probabilities against bits of the trainer's, over batch sizes, threads,
+//! sharing, chunks and temperatures.
+
+use super::report::column;
+use super::{Machine, Report, Shape, Workload};
+use kernels::Context;
+use rollout::{Completion, Engine, EngineConfig};
+use serde_json::json;
+use train::{PromptCompletion, Scorer};
+
+/// Generates and scores in every combination; every mismatch is counted, and one is one too many.
+pub fn run(ctx: &Context, shape: Shape) -> anyhow::Result<Report> {
+    let columns = [
+        column("temperature", "T", 1),
+        column("threads", "threads", 0),
+        column("max_num_seqs", "batch", 0),
+        column("prefix_sharing", "shared prompt", 0),
+        column("chunked_prefill", "chunked", 0),
+        column("tokens", "tokens", 0),
+        column("sampler_mismatches", "≠ first run", 0),
+        column("trainer_mismatches", "≠ trainer", 0),
+    ];
+    let mut report = Report::new("parity", Machine::measure(ctx), &columns);
+    let weights = shape.weights(ctx)?;
+    let workload =
+        Workload { prompts: 3, prompt_tokens: 77, generations: 4, max_num_seqs: 12, ..Workload::grpo(12, 24) };
+    let prompts = workload.prompt_ids(&weights.config, 9);
+    let mut total = 0;
+    for temperature in [1.0, 0.7] {
+        let workload = Workload { temperature, ..workload.clone() };
+        let mut first: Option<Vec<u32>> = None;
+        for threads in [1, ctx.threads().max(2)] {
+            let ctx = Context::cpu(ctx.isa(), threads);
+            for (max_num_seqs, sharing, chunked) in
+                [(1, true, true), (3, true, false), (12, true, true), (12, false, true), (12, false, false)]
+            {
+                let max_model_len = workload.prompt_tokens + workload.new_tokens;
+                let config = EngineConfig {
+                    max_num_seqs,
+                    kv_blocks: EngineConfig::blocks_for(max_num_seqs + 3, max_model_len),
+                    max_model_len,
+                    max_batched_tokens: 40,
+                    chunked_prefill: chunked,
+                    prefix_sharing: sharing,
+                };
+                let mut engine = Engine::new(&ctx, &weights.config, config)?;
+                engine.fill_pages(f32::NAN);
+                let completions = engine.generate(&weights, workload.requests(&prompts, 9))?;
+                let recorded = bits(completions.iter().flat_map(|c| &c.logps));
+                let first = first.get_or_insert_with(|| recorded.clone());
+                let sampler = differing(&recorded, first);
+                let trained = trainer(&ctx, &weights, &prompts, &completions, temperature, sharing)?;
+                let trainer = differing(&recorded, &trained);
+                total += sampler + trainer;
+                report.row([
+                    json!(temperature),
+                    json!(threads),
+                    json!(max_num_seqs),
+                    json!(sharing),
+                    json!(chunked),
+                    json!(recorded.len()),
+                    json!(sampler),
+                    json!(trainer),
+                ]);
+            }
+        }
+    }
+    report.note(format!("{}: {total} mismatching tokens in all", shape.name()));
+    anyhow::ensure!(total == 0, "{}{total} tokens differ between sampler and trainer", report.text(110));
+    Ok(report)
+}
+
+fn bits<'a>(logps: impl Iterator<Item = &'a f32>) -> Vec<u32> {
+    logps.map(|l| l.to_bits()).collect()
+}
+
+fn differing(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).filter(|(a, b)| a != b).count() + a.len().abs_diff(b.len())
+}
+
+fn trainer(
+    ctx: &Context,
+    weights: &model::Weights,
+    prompts: &[std::sync::Arc<[u32]>],
+    completions: &[Completion],
+    temperature: f64,
+    sharing: bool,
+) -> anyhow::Result<Vec<u32>> {
+    let pairs: Vec<_> =
+        completions.iter().map(|c| PromptCompletion { prompt: &prompts[c.request], completion: &c.ids }).collect();
+    let scores = Scorer::new(ctx.memory(), 512, sharing).score(ctx, weights, &pairs, temperature)?;
+    Ok(bits(scores.iter().flat_map(|s| &s.logps)))
+}

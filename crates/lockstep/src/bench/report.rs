@@ -1,0 +1,134 @@
+//! What a benchmark prints: the machine, a table, or the same as JSON.
+
+use kernels::ceilings::Ceilings;
+use kernels::{Context, Isa};
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+use telemetry::{Align, Table};
+
+/// What computes, and what it can do at most.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Instruction set.
+    pub isa: Isa,
+    /// Threads.
+    pub threads: usize,
+    /// Multiply-adds and memory reads, measured now.
+    pub ceilings: Ceilings,
+}
+
+impl Machine {
+    /// Measures `ctx` for about a second.
+    pub fn measure(ctx: &Context) -> Machine {
+        let ceilings = kernels::ceilings::measure(ctx, Duration::from_secs(1));
+        Machine { isa: ctx.isa(), threads: ctx.threads(), ceilings }
+    }
+
+    /// Share of the multiply-add ceiling, in percent.
+    pub fn of_flops(&self, flops_per_s: f64) -> f64 {
+        100.0 * flops_per_s / self.ceilings.flops_per_s
+    }
+
+    /// Share of the memory-read ceiling, in percent.
+    pub fn of_bandwidth(&self, bytes_per_s: f64) -> f64 {
+        100.0 * bytes_per_s / self.ceilings.read_bytes_per_s
+    }
+
+    /// Seconds that work of `flops` and `bytes` takes at least: the longer of the two.
+    pub fn roofline_s(&self, flops: f64, bytes: f64) -> f64 {
+        (flops / self.ceilings.flops_per_s).max(bytes / self.ceilings.read_bytes_per_s)
+    }
+
+    fn line(&self) -> String {
+        format!(
+            "{} · {} threads · ceilings measured now: {:.0} GFLOP/s of f32 multiply-adds, {:.1} GB/s of memory reads",
+            self.isa.name(),
+            self.threads,
+            self.ceilings.flops_per_s / 1e9,
+            self.ceilings.read_bytes_per_s / 1e9
+        )
+    }
+}
+
+/// A column: its key in JSON, its heading, and how many decimals it shows.
+#[derive(Clone, Copy, Debug)]
+pub struct Column {
+    /// In JSON.
+    pub key: &'static str,
+    /// In the table.
+    pub heading: &'static str,
+    /// Decimals of numbers.
+    pub decimals: usize,
+}
+
+/// Short for a [`Column`].
+pub const fn column(key: &'static str, heading: &'static str, decimals: usize) -> Column {
+    Column { key, heading, decimals }
+}
+
+/// Rows of figures.
+#[derive(Clone, Debug)]
+pub struct Report {
+    name: &'static str,
+    machine: Machine,
+    columns: Vec<Column>,
+    rows: Vec<Vec<Value>>,
+    notes: Vec<String>,
+}
+
+impl Report {
+    /// No rows yet.
+    pub fn new(name: &'static str, machine: Machine, columns: &[Column]) -> Report {
+        Report { name, machine, columns: columns.to_vec(), rows: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Adds a row: one value for each column, null where there is none.
+    pub fn row(&mut self, values: impl IntoIterator<Item = Value>) {
+        let row: Vec<Value> = values.into_iter().collect();
+        assert_eq!(row.len(), self.columns.len(), "{}", self.name);
+        self.rows.push(row);
+    }
+
+    /// A line below the table.
+    pub fn note(&mut self, text: String) {
+        self.notes.push(text);
+    }
+
+    /// As JSON.
+    pub fn json(&self) -> Value {
+        let row = |row: &Vec<Value>| -> Value {
+            let pairs = self.columns.iter().zip(row);
+            Value::Object(pairs.map(|(c, v)| (c.key.to_owned(), v.clone())).collect::<Map<_, _>>())
+        };
+        json!({
+            "benchmark": self.name,
+            "isa": self.machine.isa.name(),
+            "threads": self.machine.threads,
+            "ceiling_flops_per_s": self.machine.ceilings.flops_per_s,
+            "ceiling_read_bytes_per_s": self.machine.ceilings.read_bytes_per_s,
+            "rows": self.rows.iter().map(row).collect::<Vec<_>>(),
+            "notes": self.notes,
+        })
+    }
+
+    /// As text.
+    pub fn text(&self, width: usize) -> String {
+        let numeric = |i: usize| self.rows.iter().any(|row| row[i].is_number());
+        let align = |i| if numeric(i) { Align::Right } else { Align::Left };
+        let mut table = Table::new(self.columns.iter().enumerate().map(|(i, c)| (c.heading, align(i))));
+        for row in &self.rows {
+            table.row(row.iter().zip(&self.columns).map(|(value, column)| cell(value, column.decimals)));
+        }
+        let notes: String = self.notes.iter().map(|note| format!("{note}\n")).collect();
+        format!("{}: {}\n{}{notes}", self.name, self.machine.line(), table.render(width))
+    }
+}
+
+fn cell(value: &Value, decimals: usize) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Number(n) if n.is_f64() => format!("{:.decimals$}", n.as_f64().unwrap_or(f64::NAN)),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,78 @@
+//! Generation: whole decode steps, sampler included, by batch size; each sequence has its own prompt.
+//!
+//! The least that a decode step must read is every weight once and every key and value that its sequences attend to. That,
+//! divided by the time, is set against the memory reads that this machine was measured to give.
+
+use super::report::column;
+use super::{Machine, Report, Shape, Workload, median};
+use kernels::Context;
+use serde_json::json;
+use std::time::Instant;
+
+/// Batch sizes.
+const BATCHES: [usize; 5] = [1, 4, 16, 32, 64];
+/// Prompt tokens before the measured steps.
+const PROMPT: usize = 128;
+
+/// Times `steps` decode steps of each batch.
+pub fn run(ctx: &Context, shape: Shape, steps: usize) -> anyhow::Result<Report> {
+    let machine = Machine::measure(ctx);
+    let columns = [
+        column("sampling", "sampling", 0),
+        column("batch", "batch", 0),
+        column("step_ms", "step ms", 2),
+        column("tokens_per_s", "tokens/s", 1),
+        column("gb_per_s", "GB/s", 2),
+        column("bandwidth_percent", "of reads %", 0),
+        column("gflops", "GFLOP/s", 1),
+        column("flops_percent", "of peak %", 0),
+    ];
+    let mut report = Report::new("rollout", machine.clone(), &columns);
+    let weights = shape.weights(ctx)?;
+    let config = weights.config.clone();
+    let weight_bytes: usize = weights.params.tensors().iter().map(|t| t.bytes()).sum();
+    // The embedding is read as the head; where the head is its own, only a row per token of the embedding is.
+    let unread = if config.tie_word_embeddings { 0 } else { weights.params.embedding.data().bytes() };
+    let kv_token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4;
+    for temperature in [0.0, 1.0] {
+        for batch in BATCHES {
+            let workload = Workload {
+                prompts: batch,
+                prompt_tokens: PROMPT,
+                temperature,
+                max_num_seqs: batch,
+                ..Workload::grpo(1, steps + 1)
+            };
+            let mut engine = workload.engine(ctx, &config)?;
+            let prompts = workload.prompt_ids(&config, 3);
+            for request in workload.requests(&prompts, 3) {
+                engine.submit(request)?;
+            }
+            let (mut times, mut work, mut bytes) = (Vec::new(), 0.0, 0.0);
+            while !engine.is_idle() {
+                let before = kernels::context::counted().0;
+                let start = Instant::now();
+                engine.step(&weights)?;
+                times.push(start.elapsed().as_secs_f64());
+                work = (kernels::context::counted().0 - before) as f64;
+            }
+            // Prompts are computed in the first steps; the last `steps` draw one token for each sequence.
+            let decode = &times[times.len().saturating_sub(steps)..];
+            let time = median(decode);
+            let attended = PROMPT + steps / 2;
+            bytes += (weight_bytes - unread + batch * attended * kv_token_bytes) as f64;
+            report.row([
+                json!(if temperature == 0.0 { "greedy" } else { "T = 1" }),
+                json!(batch),
+                json!(1e3 * time),
+                json!(batch as f64 / time),
+                json!(bytes / time / 1e9),
+                json!(machine.of_bandwidth(bytes / time)),
+                json!(work / time / 1e9),
+                json!(machine.of_flops(work / time)),
+            ]);
+        }
+    }
+    report.note(format!("{}, f32, {PROMPT}-token prompts, {steps} decode steps of each batch, medians", shape.name()));
+    Ok(report)
+}
