@@ -42,7 +42,7 @@ struct Level {
 
 /// Runs all four on a step that the slowest can do in minutes.
 pub fn run(ctx: &Context, shape: Shape) -> anyhow::Result<Report> {
-    let workload = Workload { prompts: 2, prompt_tokens: 64, ..Workload::grpo(8, 24) };
+    let workload = Workload { prompts: 2, prompt_tokens: 32, ..Workload::grpo(8, 16) };
     let workload = Workload { generations: 4, max_num_seqs: 4, ..workload };
     let columns = [
         column("level", "level", 0),
