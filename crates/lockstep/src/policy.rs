@@ -88,7 +88,8 @@ impl Words {
     fn read(dir: &Path) -> model::Result<Words> {
         let config = Arc::new(ModelConfig::load(&dir.join("config.json"))?);
         if config.head != Head::Lm {
-            let message = "is of a model that gives scores (…ForSequenceClassification); here a language model is needed";
+            let message =
+                "is of a model that gives scores (…ForSequenceClassification); here a language model is needed";
             return Err(model::Error::file(&dir.join("config.json"), message));
         }
         let tokenizer = Tokenizer::load(dir)?;

@@ -71,11 +71,17 @@ pub fn run(ctx: &Context, shape: Shape) -> anyhow::Result<Report> {
     ensure!(same.iter().zip(&completions).all(|(a, b)| a.ids == b.ids), "sharing changed a completion");
     // Every completion of a static batch runs to the longest; what is beyond its own end is thrown away.
     let longest = vec![*lengths.iter().max().unwrap_or(&1); lengths.len()];
-    let still = Workload { max_num_seqs: workload.completions(), ..apart.clone() };
     let (cut, basic_rollout) = {
         let weights = shape.weights(ctx)?;
-        let mut engine = still.engine(ctx, &config)?;
-        let (out, seconds, _) = timed(|| Ok(engine.generate(&weights, requests(&still, &prompts, &longest))?))?;
+        let mut engine = apart.engine(ctx, &config)?;
+        let (out, seconds, _) = timed(|| {
+            let mut out = Vec::new();
+            // As many as have a seat, until the last of them has ended; then the next ones.
+            for request in requests(&apart, &prompts, &longest) {
+                out.extend(engine.generate(&weights, vec![request])?);
+            }
+            Ok(out)
+        })?;
         (out, seconds)
     };
     ensure!(cut.iter().zip(&completions).all(|(a, b)| a.ids.starts_with(&b.ids)), "the static batch drew others");

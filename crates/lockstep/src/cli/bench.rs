@@ -51,6 +51,8 @@ pub enum What {
     Scaling(Common),
     /// The same step at four levels: baseline, basic, advanced, optimal.
     Levels(Common),
+    /// Prints the config.json of a size, for `lockstep init`: the same weights for other programs.
+    Shape(Common),
 }
 
 /// Runs it.
@@ -62,9 +64,13 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     | What::Memory(common)
     | What::Parity(common)
     | What::Scaling(common)
-    | What::Levels(common)) = &args.what;
-    let ctx = context(common.threads)?;
+    | What::Levels(common)
+    | What::Shape(common)) = &args.what;
     let shape = common.shape;
+    if matches!(args.what, What::Shape(_)) {
+        return Ok(writeln!(std::io::stdout().lock(), "{}", shape.config_json())?);
+    }
+    let ctx = context(common.threads)?;
     let report: Report = match &args.what {
         What::Gemm(_) => bench::gemm::run(&ctx, 0.3)?,
         What::Rollout(_) => bench::rollout::run(&ctx, shape, 24)?,
@@ -74,6 +80,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         What::Parity(_) => bench::parity::run(&ctx, shape)?,
         What::Scaling(_) => bench::scaling::run(&ctx, shape, 256, 4096)?,
         What::Levels(_) => bench::levels::run(&ctx, shape)?,
+        What::Shape(_) => unreachable!("printed above"),
     };
     let text = if common.json { serde_json::to_string_pretty(&report.json())? + "\n" } else { report.text(140) };
     Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
