@@ -45,15 +45,15 @@ pub(crate) enum Right<'a> {
     Panels(&'a [f32]),
     /// A packed weight `[⌈depth/32⌉][n][32]`, transposed.
     Transposed(&'a [f32]),
-    /// `right[k, j] = data[k · n + j]`
-    Rows(&'a [f32]),
+    /// `right[k, j] = data[k · stride + j]`
+    Rows(&'a [f32], usize),
 }
 
 /// Where outputs lie.
 #[derive(Clone, Copy)]
 pub(crate) enum Order {
-    /// `[m, n]`
-    Rows,
+    /// `c[i, j]` at `i · stride + j`: columns of a wider matrix, or all of it.
+    Rows(usize),
     /// `[⌈n/32⌉][m][32]`
     Panels,
 }
@@ -113,10 +113,10 @@ impl<'a> Product<'a> {
         match o.right {
             Right::Panels(data) => assert!(data.len() >= panels * depth * PANEL),
             Right::Transposed(data) => assert!(data.len() >= depth.div_ceil(PANEL) * n * PANEL),
-            Right::Rows(data) => assert!(data.len() >= depth * n),
+            Right::Rows(data, stride) => strided(data.len(), depth, n, stride),
         }
         match o.order {
-            Order::Rows => assert!(o.c.len() >= m * n),
+            Order::Rows(stride) => strided(o.c.len(), m, n, stride),
             Order::Panels => assert!(o.c.len() >= panels * m * PANEL),
         }
         assert!(o.bias.is_none_or(|b| b.len() >= n));
@@ -196,7 +196,7 @@ impl<'a> Product<'a> {
     ) {
         let rows = strips.rows(strip);
         let (c_row, c_panel) = match self.order {
-            Order::Rows => (self.n, PANEL),
+            Order::Rows(stride) => (stride, PANEL),
             Order::Panels => (PANEL, self.m * PANEL),
         };
         let width = panels * PANEL / LANES;
@@ -267,12 +267,12 @@ impl<'a> Product<'a> {
                 }
                 (to.as_ptr(), panel)
             }
-            Right::Rows(data) => {
+            Right::Rows(data, stride) => {
                 let panel = depth.len() * PANEL;
                 for (columns, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
                     let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
                     for (k, to) in depth.clone().zip(to.chunks_exact_mut(PANEL)) {
-                        let from = &data[k * self.n + columns.start..k * self.n + columns.end];
+                        let from = &data[k * stride + columns.start..k * stride + columns.end];
                         if from.len() == PANEL {
                             V::load(from).store(to);
                             V::load(&from[LANES..]).store(&mut to[LANES..]);

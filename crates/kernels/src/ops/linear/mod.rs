@@ -82,7 +82,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
         left: Left::Rows(x.f32(), k),
         right: Right::Panels(w.data().view().f32()),
         c: y.f32(),
-        order: Order::Rows,
+        order: Order::Rows(n),
         accumulate,
         bias: bias.map(|b| b.f32()),
     };
@@ -106,7 +106,7 @@ pub fn backward_input(ctx: &Context, args: BackwardInput<'_>) -> Result<()> {
         left: Left::Rows(d_y.f32(), n),
         right: Right::Transposed(w.data().view().f32()),
         c: d_x.f32(),
-        order: Order::Rows,
+        order: Order::Rows(k),
         accumulate,
         bias: None,
     };
@@ -131,7 +131,7 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
         n,
         depth: m,
         left: Left::Columns(x.f32(), k),
-        right: Right::Rows(d_y.f32()),
+        right: Right::Rows(d_y.f32(), n),
         c: d_w.data_mut().view_mut().f32(),
         order: Order::Panels,
         accumulate: true,
@@ -146,6 +146,6 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
 }
 
 /// Books a product's multiply-adds, and each operand once.
-fn book(m: usize, n: usize, k: usize, weight_bytes: usize) {
+pub(crate) fn book(m: usize, n: usize, k: usize, weight_bytes: usize) {
     count(2 * (m * n * k) as u64, (weight_bytes + size_of::<f32>() * m * (n + k)) as u64);
 }

@@ -74,7 +74,7 @@ impl<'a> Head<'a> {
             left: Left::Rows(&self.hidden[rows.start * self.width..rows.end * self.width], self.width),
             right: Right::Panels(&self.weight[ids.start * self.width..]),
             c: to,
-            order: Order::Rows,
+            order: Order::Rows(ids.len()),
             accumulate: false,
             bias: None,
         };
@@ -350,7 +350,7 @@ pub(super) fn backward(
                     left: Left::Rows(d_logits, ids.len()),
                     right: Right::Transposed(&head.weight[panels.clone()]),
                     c: &mut d_hidden[rows.start * h..rows.end * h],
-                    order: Order::Rows,
+                    order: Order::Rows(h),
                     accumulate: ids.start > 0,
                     bias: None,
                 };
@@ -361,7 +361,7 @@ pub(super) fn backward(
                         n: ids.len(),
                         depth: rows.len(),
                         left: Left::Columns(hidden, h),
-                        right: Right::Rows(d_logits),
+                        right: Right::Rows(d_logits, ids.len()),
                         c: &mut d_weight[panels],
                         order: Order::Panels,
                         accumulate: true,

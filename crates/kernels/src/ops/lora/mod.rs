@@ -1,17 +1,21 @@
-//! Low-rank adapter (LoRA, Hu et al., arXiv 2106.09685): `y += s · (x Aᵀ) Bᵀ`.
+//! Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685) of a product: `y += s · (x Aᵀ) Bᵀ`.
 //!
-//! Shapes: `M` rows (tokens), `K` inputs, `N` outputs, `r` rank; `A: [r, K]`, `B: [N, r]`, `s` the scale (`alpha / r`).
+//! Shapes: `M` rows (tokens), `K` inputs, `N` outputs; `s` the scale (`alpha / r`). Products with the same input are fused
+//! (q, k and v), and each has an adapter of its own: block `i` is `A_i: [r_i, K]`, `B_i: [N_i, r_i]`, and adds to the
+//! columns `first_i .. first_i + N_i` of `y`. The `A_i` lie one below the other in `A: [R, K]`, `R = Σ r_i`, so that
+//! `x` is read once; columns of `y` that no block reaches stay as they are.
 //!
 //! ```text
-//! xa[m,j]  = s · Σ_k x[m,k] A[j,k]          the chain rounded to f32, then multiplied by s
-//! y[m,n]  += Σ_j xa[m,j] B[n,j]             continues the chain of the base product
-//! dxa[m,j] = s · Σ_n dy[m,n] B[n,j]
-//! dB[n,j] += Σ_m dy[m,n] xa[m,j]
-//! dA[j,k] += Σ_m dxa[m,j] x[m,k]
-//! dx[m,k] += Σ_j dxa[m,j] A[j,k]
+//! xa[m,j]          = s · Σ_k x[m,k] A[j,k]              the chain rounded to f32, then multiplied by s
+//! y[m,first_i+n]  += Σ_j xa[m,j] B_i[n,j]               j over block i; continues the chain of the base product
+//! dxa[m,j]         = s · Σ_n dy[m,first_i+n] B_i[n,j]
+//! dB_i[n,j]       += Σ_m dy[m,first_i+n] xa[m,j]
+//! dA[j,k]         += Σ_m dxa[m,j] x[m,k]
+//! dx[m,k]         += Σ_j dxa[m,j] A[j,k]                all j, ascending
 //! ```
 //!
-//! The saved `xa` carries the scale, so `dB` needs no other factor.
+//! `xa` carries the scale, so `dB` needs no other factor. The backward computes it again, to the same bits: it costs less
+//! than keeping it for every layer.
 
 mod cpu;
 pub mod reference;
@@ -19,21 +23,30 @@ pub mod reference;
 mod tests;
 
 use super::args::{expect, expect_shape, two_dims};
-use super::linear;
+use super::linear::{self, book};
+use super::lm_head::cpu::with_workspace;
 use crate::{Context, DType, Matrix, Result, View, ViewMut};
+use linear::cpu::{Left, Operands, Order, Product, Right};
+
+/// An adapter, to read.
+#[derive(Clone, Copy)]
+pub struct Adapter<'a> {
+    /// `[R, K]`
+    pub a: &'a Matrix,
+    /// The `[N_i, r_i]`.
+    pub b: &'a [Matrix],
+    /// The `first_i`.
+    pub first: &'a [usize],
+    /// `s`
+    pub scale: f32,
+}
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
     /// `[M, K]`
     pub x: View<'a>,
-    /// `[r, K]`
-    pub a: &'a Matrix,
-    /// `[N, r]`
-    pub b: &'a Matrix,
-    /// `s`
-    pub scale: f32,
-    /// `[M, r]`: *overwrites* with `s · x Aᵀ`, which the backward takes.
-    pub xa: ViewMut<'a>,
+    /// The adapter.
+    pub adapter: Adapter<'a>,
     /// `[M, N]`: *accumulates into*.
     pub y: ViewMut<'a>,
 }
@@ -42,61 +55,166 @@ pub struct Forward<'a> {
 pub struct Backward<'a> {
     /// `[M, K]`
     pub x: View<'a>,
-    /// `[r, K]`
-    pub a: &'a Matrix,
-    /// `[N, r]`
-    pub b: &'a Matrix,
-    /// `s`
-    pub scale: f32,
-    /// `[M, r]`, as the forward left it.
-    pub xa: View<'a>,
+    /// The adapter.
+    pub adapter: Adapter<'a>,
     /// `[M, N]`
     pub d_y: View<'a>,
-    /// `[M, r]`: *overwrites* with `s · dy B` (workspace).
-    pub d_xa: ViewMut<'a>,
     /// `[M, K]`: *accumulates into*.
     pub d_x: ViewMut<'a>,
-    /// `[r, K]`: *accumulates into*.
+    /// `[R, K]`: *accumulates into*.
     pub d_a: &'a mut Matrix,
-    /// `[N, r]`: *accumulates into*.
-    pub d_b: &'a mut Matrix,
+    /// The `[N_i, r_i]`: *accumulates into*.
+    pub d_b: &'a mut [Matrix],
 }
 
-/// `y += s · (x Aᵀ) Bᵀ`
+impl Adapter<'_> {
+    /// R, if the parts fit each other and rows of `k` inputs and `n` outputs.
+    fn check(&self, op: &'static str, k: usize, n: usize) -> Result<usize> {
+        let rank = self.b.iter().map(Matrix::cols).sum();
+        expect_shape(op, "a", &[self.a.rows(), self.a.cols()], &[rank, k])?;
+        expect_shape(op, "first", &[self.first.len()], &[self.b.len()])?;
+        for (b, &first) in self.b.iter().zip(self.first) {
+            expect_shape(op, "b (its last row)", &[n.max(first + b.rows())], &[n])?;
+        }
+        Ok(rank)
+    }
+
+    /// Each block: B, its columns' start in `y`, its columns' start in `xa`.
+    fn blocks(&self) -> impl Iterator<Item = (&Matrix, usize, usize)> {
+        let ranks = self.b.iter().scan(0, |at, b| {
+            *at += b.cols();
+            Some(*at - b.cols())
+        });
+        self.b.iter().zip(self.first).zip(ranks).map(|((b, &first), rank)| (b, first, rank))
+    }
+
+    /// `xa = s · x Aᵀ`: `[M, R]` overwrites.
+    fn lower(&self, ctx: &Context, m: usize, x: &[f32], xa: &mut [f32]) {
+        let (rank, k) = (self.a.rows(), self.a.cols());
+        book(m, rank, k, self.a.data().bytes());
+        let operands = Operands {
+            m,
+            n: rank,
+            depth: k,
+            left: Left::Rows(x, k),
+            right: Right::Panels(self.a.data().view().f32()),
+            c: xa,
+            order: Order::Rows(rank),
+            accumulate: false,
+            bias: None,
+        };
+        Product::new(ctx.isa(), operands).run(ctx);
+        cpu::scale(ctx, xa, self.scale);
+    }
+}
+
+/// `y += s · (x Aᵀ) Bᵀ`. Beside its outputs it holds `xa`.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "lora::forward";
-    let Forward { x, a, b, scale, mut xa, y } = args;
-    let [m, k] = two_dims(OP, "x", x)?;
-    let (n, r) = (b.rows(), a.rows());
+    let Forward { x, adapter, y } = args;
+    let ([m, k], [_, n]) = (two_dims(OP, "x", x)?, two_dims(OP, "y", y.view())?);
+    let rank = adapter.check(OP, k, n)?;
     expect(OP, "x", x, DType::F32, &[m, k])?;
-    expect_shape(OP, "a", &[r, a.cols()], &[r, k])?;
-    expect_shape(OP, "b", &[n, b.cols()], &[n, r])?;
-    expect(OP, "xa", xa.view(), DType::F32, &[m, r])?;
     expect(OP, "y", y.view(), DType::F32, &[m, n])?;
-    linear::forward(ctx, linear::Forward { x, w: a, bias: None, y: xa.reborrow(), accumulate: false })?;
-    cpu::scale(ctx, xa.reborrow().f32(), scale);
-    linear::forward(ctx, linear::Forward { x: xa.view(), w: b, bias: None, y, accumulate: true })
+    if m == 0 || rank == 0 {
+        return Ok(());
+    }
+    let y = y.f32();
+    with_workspace(m * rank, |xa| {
+        adapter.lower(ctx, m, x.f32(), xa);
+        for (b, first, at) in adapter.blocks() {
+            book(m, b.rows(), b.cols(), b.data().bytes());
+            let operands = Operands {
+                m,
+                n: b.rows(),
+                depth: b.cols(),
+                left: Left::Rows(&xa[at..], rank),
+                right: Right::Panels(b.data().view().f32()),
+                c: &mut y[first..],
+                order: Order::Rows(n),
+                accumulate: true,
+                bias: None,
+            };
+            Product::new(ctx.isa(), operands).run(ctx);
+        }
+    });
+    Ok(())
 }
 
-/// The gradients of `x`, `A` and `B`.
+/// The gradients of `x`, `A` and the `B_i`. Beside its outputs it holds `xa` and `dxa`.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "lora::backward";
-    let Backward { x, a, b, scale, xa, d_y, mut d_xa, d_x, d_a, d_b } = args;
-    let [m, k] = two_dims(OP, "x", x)?;
-    let (n, r) = (b.rows(), a.rows());
+    let Backward { x, adapter, d_y, mut d_x, d_a, d_b } = args;
+    let ([m, k], [_, n]) = (two_dims(OP, "x", x)?, two_dims(OP, "d_y", d_y)?);
+    let rank = adapter.check(OP, k, n)?;
     expect(OP, "x", x, DType::F32, &[m, k])?;
-    expect_shape(OP, "a", &[r, a.cols()], &[r, k])?;
-    expect_shape(OP, "b", &[n, b.cols()], &[n, r])?;
-    expect_shape(OP, "d_a", &[d_a.rows(), d_a.cols()], &[r, k])?;
-    expect_shape(OP, "d_b", &[d_b.rows(), d_b.cols()], &[n, r])?;
-    for (what, view, shape) in
-        [("xa", xa, [m, r]), ("d_y", d_y, [m, n]), ("d_xa", d_xa.view(), [m, r]), ("d_x", d_x.view(), [m, k])]
-    {
-        expect(OP, what, view, DType::F32, &shape)?;
+    expect(OP, "d_y", d_y, DType::F32, &[m, n])?;
+    expect(OP, "d_x", d_x.view(), DType::F32, &[m, k])?;
+    expect_shape(OP, "d_a", &[d_a.rows(), d_a.cols()], &[rank, k])?;
+    expect_shape(OP, "d_b", &[d_b.len()], &[adapter.b.len()])?;
+    for (d_b, b) in d_b.iter().zip(adapter.b) {
+        expect_shape(OP, "d_b", &[d_b.rows(), d_b.cols()], &[b.rows(), b.cols()])?;
     }
-    linear::backward_input(ctx, linear::BackwardInput { d_y, w: b, d_x: d_xa.reborrow(), accumulate: false })?;
-    cpu::scale(ctx, d_xa.reborrow().f32(), scale);
-    linear::backward_weight(ctx, linear::BackwardWeight { x: xa, d_y, d_w: d_b, d_bias: None })?;
-    linear::backward_weight(ctx, linear::BackwardWeight { x, d_y: d_xa.view(), d_w: d_a, d_bias: None })?;
-    linear::backward_input(ctx, linear::BackwardInput { d_y: d_xa.view(), w: a, d_x, accumulate: true })
+    if m == 0 || rank == 0 {
+        return Ok(());
+    }
+    let (x, d_y) = (x.f32(), d_y.f32());
+    with_workspace(2 * m * rank, |both| {
+        let (xa, d_xa) = both.split_at_mut(m * rank);
+        adapter.lower(ctx, m, x, xa);
+        for ((b, first, at), d_b) in adapter.blocks().zip(d_b) {
+            book(m, b.rows(), 2 * b.cols(), 3 * b.data().bytes());
+            let operands = Operands {
+                m,
+                n: b.cols(),
+                depth: b.rows(),
+                left: Left::Rows(&d_y[first..], n),
+                right: Right::Transposed(b.data().view().f32()),
+                c: &mut d_xa[at..],
+                order: Order::Rows(rank),
+                accumulate: false,
+                bias: None,
+            };
+            Product::new(ctx.isa(), operands).run(ctx);
+            let operands = Operands {
+                m: b.cols(),
+                n: b.rows(),
+                depth: m,
+                left: Left::Columns(&xa[at..], rank),
+                right: Right::Rows(&d_y[first..], n),
+                c: d_b.data_mut().view_mut().f32(),
+                order: Order::Panels,
+                accumulate: true,
+                bias: None,
+            };
+            Product::new(ctx.isa(), operands).run(ctx);
+        }
+        cpu::scale(ctx, d_xa, adapter.scale);
+        book(m, rank, 2 * k, 3 * d_a.data().bytes());
+        let operands = Operands {
+            m: k,
+            n: rank,
+            depth: m,
+            left: Left::Columns(x, k),
+            right: Right::Rows(d_xa, rank),
+            c: d_a.data_mut().view_mut().f32(),
+            order: Order::Panels,
+            accumulate: true,
+            bias: None,
+        };
+        Product::new(ctx.isa(), operands).run(ctx);
+        let operands = Operands {
+            m,
+            n: k,
+            depth: rank,
+            left: Left::Rows(d_xa, rank),
+            right: Right::Transposed(adapter.a.data().view().f32()),
+            c: d_x.reborrow().f32(),
+            order: Order::Rows(k),
+            accumulate: true,
+            bias: None,
+        };
+        Product::new(ctx.isa(), operands).run(ctx);
+    });
+    Ok(())
 }

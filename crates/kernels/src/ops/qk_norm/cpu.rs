@@ -144,7 +144,8 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
     let d_x = Disjoint::new(args.d_x.f32());
     let tasks = BackwardTasks { heads, x, q_weight, k_weight, rstd, d_y, d_x, rows };
     ctx.run(rows.div_ceil(rows_of_task(heads.width())), &tasks);
-    let (d_q_weight, d_k_weight) = (Disjoint::new(args.d_q_weight.f32()), Disjoint::new(args.d_k_weight.f32()));
+    let Some((d_q_weight, d_k_weight)) = args.d_weights else { return };
+    let (d_q_weight, d_k_weight) = (Disjoint::new(d_q_weight.f32()), Disjoint::new(d_k_weight.f32()));
     let tasks = WeightTasks { heads, x, rstd, d_y, d_q_weight, d_k_weight, rows };
     ctx.run(2 * heads.dim.div_ceil(LANES), &tasks);
 }

@@ -59,10 +59,8 @@ pub struct Backward<'a> {
     pub d_y: View<'a>,
     /// `[T, A·hd]`: *overwrites*.
     pub d_x: ViewMut<'a>,
-    /// `[hd]`: *accumulates into*.
-    pub d_q_weight: ViewMut<'a>,
-    /// `[hd]`: *accumulates into*.
-    pub d_k_weight: ViewMut<'a>,
+    /// Of the query's and of the key's weight, `[hd]` each: *accumulates into*; none where they are frozen.
+    pub d_weights: Option<(ViewMut<'a>, ViewMut<'a>)>,
 }
 
 /// Normalises query and key heads, copies value heads.
@@ -91,8 +89,10 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     expect(OP, "rstd", args.rstd, F32, &[t, normed])?;
     expect(OP, "d_y", args.d_y, F32, &[t, width])?;
     expect(OP, "d_x", args.d_x.view(), F32, &[t, width])?;
-    expect(OP, "d_q_weight", args.d_q_weight.view(), F32, &[args.head_dim])?;
-    expect(OP, "d_k_weight", args.d_k_weight.view(), F32, &[args.head_dim])?;
+    if let Some((d_q_weight, d_k_weight)) = &args.d_weights {
+        expect(OP, "d_q_weight", d_q_weight.view(), F32, &[args.head_dim])?;
+        expect(OP, "d_k_weight", d_k_weight.view(), F32, &[args.head_dim])?;
+    }
     crate::context::count(10 * (t * normed * args.head_dim) as u64, 12 * (t * width) as u64);
     cpu::backward(ctx, args);
     Ok(())

@@ -67,8 +67,7 @@ fn run(ctx: &Context, c: &Case, x: &[f32], w: [&[f32]; 2], d_y: &[f32], start: [
         rstd: rstd.view(),
         d_y: d_y.view(),
         d_x: d_x.view_mut(),
-        d_q_weight: d_q.view_mut(),
-        d_k_weight: d_k.view_mut(),
+        d_weights: Some((d_q.view_mut(), d_k.view_mut())),
     };
     backward(ctx, args).unwrap();
     [y, rstd, d_x, d_q, d_k].map(|t| t.to_vec_f32())

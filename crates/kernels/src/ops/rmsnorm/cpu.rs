@@ -154,6 +154,7 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
     let h = weight.len();
     let d_x = Disjoint::new(args.d_x.f32());
     ctx.run(rstd.len().div_ceil(rows_of_task(h)), &BackwardTasks { x, weight, rstd, d_y, d_x });
-    let d_weight = Disjoint::new(args.d_weight.f32());
+    let Some(d_weight) = args.d_weight else { return };
+    let d_weight = Disjoint::new(d_weight.f32());
     ctx.run(h.div_ceil(COLUMNS), &WeightTasks { x, rstd, d_y, d_weight, h });
 }

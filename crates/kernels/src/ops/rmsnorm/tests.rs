@@ -52,7 +52,7 @@ fn run_back(ctx: &Context, x: &[f32], w: &[f32], rstd: &[f32], d_y: &[f32], d_x:
         rstd: rstd.view(),
         d_y: d_y.view(),
         d_x: d_x.view_mut(),
-        d_weight: d_w.view_mut(),
+        d_weight: Some(d_w.view_mut()),
     };
     backward(ctx, args).unwrap();
     [d_x.to_vec_f32(), d_w.to_vec_f32()]
