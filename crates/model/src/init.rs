@@ -16,6 +16,17 @@ pub fn random(config: &ModelConfig, seed: u64, sink: &mut dyn TensorSink) -> Res
     Ok(())
 }
 
+/// A new low-rank adapter as PEFT draws it: A uniform in ±1/√K (Kaiming's, a = √5), B 0, so that it changes nothing yet.
+pub(crate) fn adapter(seed: u64, sink: &mut dyn TensorSink) -> Result<()> {
+    for spec in sink.tensors().into_iter().filter(|s| s.name.ends_with("lora_A.weight")) {
+        let [r, k] = spec.shape[..] else { unreachable!("a matrix") };
+        let (mut stream, bound) = (Stream::new(seed, fnv1a(&spec.name)), 1.0 / (k as f64).sqrt());
+        let data: Vec<f32> = (0..r * k).map(|_| ((2.0 * stream.next_f64() - 1.0) * bound) as f32).collect();
+        sink.put(&spec.name, &data)?;
+    }
+    Ok(())
+}
+
 /// The first `count` elements of the tensor `name`.
 fn tensor(name: &str, count: usize, std: f32, seed: u64) -> Vec<f32> {
     if name.ends_with(".bias") {

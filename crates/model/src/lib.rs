@@ -19,4 +19,4 @@ pub use config::{Family, FileDType, Head, ModelConfig};
 pub use error::{Error, Result};
 pub use kv::KvCache;
 pub use tokenizer::{SpecialTokens, TextStream, Tokenizer};
-pub use weights::{Grads, Params, Weights};
+pub use weights::{Grads, LoraConfig, Params, TargetModules, Weights};

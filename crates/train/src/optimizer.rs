@@ -5,10 +5,9 @@
 use crate::Result;
 use kernels::ops::{adamw, grad_norm};
 use kernels::{Context, DType, Memory, Tensor};
-use model::weights::{Named, NamedMut, ParamSpec, Params};
-use model::{Grads, ModelConfig};
+use model::weights::{Named, NamedMut, Params};
+use model::{Grads, LoraConfig, ModelConfig};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 /// AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) with clipping by the global gradient norm; names and defaults are
 /// transformers'.
@@ -47,11 +46,9 @@ pub struct GradNorm {
     pub finite: bool,
 }
 
-/// Both moments of every parameter, in the order in which the weights lie in memory.
+/// Both moments of every parameter that is trained, in the order in which the weights lie in memory.
 pub struct Optimizer {
     config: OptimizerConfig,
-    model: Arc<ModelConfig>,
-    specs: Vec<ParamSpec>,
     m: Params,
     v: Params,
     /// What [`grad_norm::global`] writes.
@@ -61,15 +58,18 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// Zero moments. Booked under "optimizer".
-    pub fn new(memory: &Memory, model: &Arc<ModelConfig>, config: OptimizerConfig) -> Optimizer {
+    /// Zero moments, of every parameter or, where there is an adapter, of the adapter's. Booked under "optimizer".
+    pub fn new(
+        memory: &Memory,
+        model: &ModelConfig,
+        adapter: Option<&LoraConfig>,
+        config: OptimizerConfig,
+    ) -> Optimizer {
         let memory = memory.part("optimizer");
         Optimizer {
             config,
-            model: model.clone(),
-            specs: Params::specs(model),
-            m: Params::zeros(&memory, model),
-            v: Params::zeros(&memory, model),
+            m: Params::trained(&memory, model, adapter),
+            v: Params::trained(&memory, model, adapter),
             norm: Tensor::zeros(&memory, &[2], DType::F32),
             steps: 0,
         }
@@ -83,20 +83,23 @@ impl Optimizer {
         Ok(GradNorm { norm: f64::from(out[0]), finite: out[1] == 1.0 && out[0].is_finite() })
     }
 
-    /// One step of AdamW on every parameter, with the norm measured last.
+    /// One step of AdamW on every parameter that is trained, with the norm measured last.
     pub fn step(&mut self, ctx: &Context, weights: &mut Params, grads: &Grads, learning_rate: f64) -> Result<()> {
         self.steps += 1;
+        let decays: Vec<bool> = weights.specs().iter().map(|s| s.matrix).collect();
         let (params, moments) = (weights.tensors_mut(), self.m.tensors_mut().into_iter().zip(self.v.tensors_mut()));
-        for (((param, grad), (m, v)), spec) in
-            params.into_iter().zip(grads.params.tensors()).zip(moments).zip(&self.specs)
+        for (((param, grad), (m, v)), decays) in params.into_iter().zip(grads.params.tensors()).zip(moments).zip(decays)
         {
+            if grad.bytes() == 0 {
+                continue; // frozen
+            }
             let flat = [param.view().shape().iter().product()];
             let hyper = adamw::Hyper {
                 lr: learning_rate,
                 beta1: self.config.adam_beta1,
                 beta2: self.config.adam_beta2,
                 eps: self.config.adam_epsilon,
-                weight_decay: if spec.matrix { self.config.weight_decay } else { 0.0 },
+                weight_decay: if decays { self.config.weight_decay } else { 0.0 },
                 step: self.steps,
             };
             let step = adamw::Step {
@@ -115,11 +118,11 @@ impl Optimizer {
 
     /// The first and second moments, under the names and in the row-major order of Hugging Face files.
     pub fn moments(&self) -> [Named<'_>; 2] {
-        [Named { config: &self.model, params: &self.m }, Named { config: &self.model, params: &self.v }]
+        [Named { params: &self.m }, Named { params: &self.v }]
     }
 
     /// The same, to overwrite when a run goes on.
     pub fn moments_mut(&mut self) -> [NamedMut<'_>; 2] {
-        [NamedMut { config: &self.model, params: &mut self.m }, NamedMut { config: &self.model, params: &mut self.v }]
+        [NamedMut { params: &mut self.m }, NamedMut { params: &mut self.v }]
     }
 }

@@ -11,7 +11,7 @@ use crate::score::{check, grow_rope, longest};
 use crate::{Error, OptimizerConfig, Result, Sample, UpdateMetrics};
 use kernels::{Context, Memory, Tensor};
 use model::net::{self, Rope, Tape};
-use model::{BatchTensors, Capacity, Grads, ModelConfig, Weights};
+use model::{BatchTensors, Capacity, Grads, LoraConfig, ModelConfig, Weights};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,6 +26,8 @@ pub struct TrainerConfig {
     pub objective: Objective,
     /// AdamW.
     pub optimizer: OptimizerConfig,
+    /// The adapter that is trained, which the weights must have; none: every parameter is trained.
+    pub adapter: Option<LoraConfig>,
     /// Logits are divided by it, as in sampling; above 0.
     pub temperature: f64,
     /// Rows of a micro-batch; a larger group is a micro-batch of its own. It changes memory, never the result.
@@ -89,8 +91,8 @@ impl Trainer {
             return Err(Error::Config(format!("temperature = {}: {why}", config.temperature)));
         }
         Ok(Trainer {
-            grads: Grads::zeros(memory, model),
-            optimizer: Optimizer::new(memory, model, config.optimizer),
+            grads: Grads::trained(memory, model, config.adapter.as_ref()),
+            optimizer: Optimizer::new(memory, model, config.adapter.as_ref(), config.optimizer),
             memory: memory.clone(),
             config,
             rope: None,
@@ -127,6 +129,9 @@ impl Trainer {
     ) -> Result<UpdateMetrics> {
         if samples.is_empty() {
             return Err(Error::Config("an optimizer step needs at least one sample".into()));
+        }
+        if weights.lora() != self.config.adapter.as_ref() {
+            return Err(Error::Config("the weights do not have the adapter that the trainer was made for".into()));
         }
         let sequences: Vec<_> = samples.iter().map(pair).collect();
         check(&weights.config, &sequences)?;

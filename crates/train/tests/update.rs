@@ -24,6 +24,7 @@ fn trainer_config(max_tokens_per_micro_batch: usize, gradient_checkpointing: boo
     TrainerConfig {
         objective: Objective::Policy(loss),
         optimizer: OptimizerConfig { weight_decay: 0.01, ..OptimizerConfig::default() },
+        adapter: None,
         temperature: TEMPERATURE,
         max_tokens_per_micro_batch,
         prefix_sharing: true,

@@ -216,6 +216,7 @@ pub fn trainer_config(config: &Config, objective: Objective) -> TrainerConfig {
     TrainerConfig {
         objective,
         optimizer: config.optimizer(),
+        adapter: None,
         temperature: config.temperature,
         max_tokens_per_micro_batch: config.micro_batch_tokens(),
         prefix_sharing: config.prefix_sharing,

@@ -4,14 +4,18 @@
 //! and widened, handed over and released one tensor after the other. Writing: the same, each file under a temporary name
 //! until it is complete and on disk.
 //!
+//! Low-rank adapters are read and written as PEFT's directories.
+//!
 //! It does not know how weights are held in memory: whoever holds them is a [`TensorSink`] or a [`TensorSource`].
 
+mod peft;
 mod read;
 mod safetensors;
 mod save;
 #[cfg(test)]
 mod tests;
 
+pub use peft::{ADAPTER_CONFIG, load_adapter, load_adapter_config, save_adapter};
 pub use read::{load_tensors, load_weights};
 pub use save::{SaveOptions, copy_tokenizer, save_model, save_tensors, write_atomically};
 

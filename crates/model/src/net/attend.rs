@@ -13,7 +13,7 @@
 
 use super::layer::{Back, Buffers, Input, Pass, Saved};
 use crate::kv::LayerPages;
-use crate::weights::Layer;
+use crate::weights::{Layer, trained};
 use kernels::ops::{attention, qk_norm, rmsnorm, rope};
 use kernels::{Result, Tensor, View, ViewMut};
 
@@ -123,8 +123,7 @@ pub(super) fn backward(
             rstd: rstd.rows(0..n),
             d_y: d_qkv,
             d_x: b.narrow.view_mut(n, qkv_width),
-            d_q_weight: d_q_weight.view_mut(),
-            d_k_weight: d_k_weight.view_mut(),
+            d_weights: trained(d_q_weight).zip(trained(d_k_weight)),
         };
         qk_norm::backward(ctx, norm)?;
         d_qkv = b.narrow.view(n, qkv_width);
@@ -136,7 +135,7 @@ pub(super) fn backward(
         rstd: s.attend_rstd.rows(0..n),
         d_y: b.d_normed.rows(0..n),
         d_x: b.d_x.rows_mut(0..n),
-        d_weight: g.attention_norm.view_mut(),
+        d_weight: trained(&mut g.attention_norm),
     };
     rmsnorm::backward(ctx, norm)
 }

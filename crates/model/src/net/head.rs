@@ -47,7 +47,8 @@ pub fn head_forward(
 }
 
 /// The way back of [`head_forward`], from the gradients of log-probabilities and entropies `[R]`: overwrites the tape's
-/// gradient of the hidden rows, and accumulates the head's into `grads`.
+/// gradient of the hidden rows, and accumulates the head's into `grads`,
+/// if it is trained.
 pub fn head_backward(
     ctx: &Context,
     weights: &Weights,
@@ -71,7 +72,7 @@ pub fn head_backward(
             d_entropies,
             entropies: d_entropies.map(|_| head.entropies.rows(0..r)),
             d_hidden: back.d_score_rows.rows_mut(0..r),
-            d_weight: Some(grads.head_mut()),
+            d_weight: grads.head_mut(),
         },
     )?;
     let mut d_x = back.d_hidden.rows_mut(0..n);
@@ -105,7 +106,9 @@ pub fn score_backward(
     let back = tape.back.as_mut().ok_or_else(super::no_way_back)?;
     let (n, r, head) = (tape.activations.rows, tape.head.rows, &tape.head);
     let (x, d_y) = (head.hidden.rows(0..r), d_scores.reshape(&[r, 1]));
-    linear::backward_weight(ctx, linear::BackwardWeight { x, d_y, d_w: grads.head_mut(), d_bias: None })?;
+    if let Some(d_w) = grads.head_mut() {
+        linear::backward_weight(ctx, linear::BackwardWeight { x, d_y, d_w, d_bias: None })?;
+    }
     let d_x = back.d_score_rows.rows_mut(0..r);
     linear::backward_input(ctx, linear::BackwardInput { d_y, w: weights.head(), d_x, accumulate: false })?;
     let mut d_x = back.d_hidden.rows_mut(0..n);

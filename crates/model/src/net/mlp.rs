@@ -8,7 +8,7 @@
 //! ```
 
 use super::layer::{Back, Pass, Saved};
-use crate::weights::Layer;
+use crate::weights::{Layer, trained};
 use kernels::ops::{rmsnorm, swiglu};
 use kernels::{Result, Tensor};
 
@@ -47,7 +47,7 @@ pub(super) fn backward(pass: &Pass<'_>, w: &Layer, g: &mut Layer, s: &Saved, b: 
         rstd: s.mlp_rstd.rows(0..n),
         d_y: b.d_normed.rows(0..n),
         d_x: b.d_x.rows_mut(0..n),
-        d_weight: g.mlp_norm.view_mut(),
+        d_weight: trained(&mut g.mlp_norm),
     };
     rmsnorm::backward(ctx, norm)
 }

@@ -18,7 +18,7 @@ pub use tape::{Tape, Workspace};
 
 use crate::batch::BatchTensors;
 use crate::kv::KvCache;
-use crate::weights::{Grads, Weights};
+use crate::weights::{Grads, Weights, trained};
 use kernels::ops::{embedding, rmsnorm};
 use kernels::{Context, Error, Result};
 use layer::{Buffers, Input, Pass};
@@ -99,7 +99,7 @@ pub fn backward(
             rstd: a.rstd.rows(0..n),
             d_y: back.d_hidden.rows(0..n),
             d_x: back.layer.d_x.rows_mut(0..n),
-            d_weight: grads.params.norm.view_mut(),
+            d_weight: trained(&mut grads.params.norm),
         },
     )?;
     for (l, w) in weights.params.layers.iter().enumerate().rev() {
@@ -112,7 +112,10 @@ pub fn backward(
         layer::backward(&pass, l, w, &mut grads.params.layers[l], &mut buffers, groups, &mut back.layer)?;
     }
     let (ids, d_out) = (pass.rows.ids, back.layer.d_x.rows(0..n));
-    embedding::backward(ctx, embedding::Backward { ids, d_out, d_table: &mut grads.params.embedding })
+    match grads.embedding_mut() {
+        Some(d_table) => embedding::backward(ctx, embedding::Backward { ids, d_out, d_table }),
+        None => Ok(()),
+    }
 }
 
 fn no_way_back() -> Error {

@@ -1,5 +1,6 @@
-//! Parameters under the names that Hugging Face files give them.
+//! Parameters under the names that Hugging Face and PEFT files give them.
 
+use super::spec::{Role, specs};
 use super::{Params, Weights};
 use crate::io::{TensorSink, TensorSource, TensorSpec, load_weights};
 use crate::{Error, ModelConfig, Result};
@@ -7,65 +8,103 @@ use kernels::Memory;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A tree of parameters to read: of weights, or of an optimizer's moments.
+/// A tree of parameters to read: of weights, gradients, or an optimizer's moments. What is frozen in it is left out.
 pub struct Named<'a> {
-    /// The shape of the model.
-    pub config: &'a ModelConfig,
     /// The tree.
     pub params: &'a Params,
 }
 
 /// A tree of parameters to write.
 pub struct NamedMut<'a> {
-    /// The shape of the model.
-    pub config: &'a ModelConfig,
     /// The tree.
     pub params: &'a mut Params,
 }
 
 /// Every tensor of a model's files, in the order of its parameters.
 pub fn tensor_specs(config: &ModelConfig) -> Vec<TensorSpec> {
-    let parts = Params::specs(config).into_iter().flat_map(|s| s.parts);
+    let parts = specs(config).into_iter().flat_map(|s| s.parts);
     parts.map(|p| TensorSpec { name: p.name, shape: p.shape }).collect()
 }
 
-impl TensorSource for Named<'_> {
-    fn tensors(&self) -> Vec<TensorSpec> {
-        tensor_specs(self.config)
-    }
-    fn get(&self, name: &str) -> Result<Vec<f32>> {
-        self.params.read(self.config, name).ok_or_else(|| unknown(name))
-    }
+/// The tensors of `params` that have elements, of one role or of any.
+fn listed(params: &Params, role: Option<Role>) -> Vec<TensorSpec> {
+    let there = params.specs().iter().zip(params.tensors()).filter(|(_, tensor)| tensor.bytes() > 0);
+    let of_role = there.filter(|(spec, _)| role.is_none_or(|role| spec.role == role));
+    let parts = of_role.flat_map(|(spec, _)| &spec.parts);
+    parts.map(|p| TensorSpec { name: p.name.clone(), shape: p.shape.clone() }).collect()
 }
 
-impl TensorSink for NamedMut<'_> {
-    fn tensors(&self) -> Vec<TensorSpec> {
-        tensor_specs(self.config)
-    }
-    fn put(&mut self, name: &str, data: &[f32]) -> Result<()> {
-        if self.params.write(self.config, name, data) { Ok(()) } else { Err(unknown(name)) }
-    }
+fn get(params: &Params, name: &str) -> Result<Vec<f32>> {
+    params.read(name).ok_or_else(|| unknown(name))
+}
+
+fn put(params: &mut Params, name: &str, data: &[f32]) -> Result<()> {
+    if params.write(name, data) { Ok(()) } else { Err(unknown(name)) }
 }
 
 fn unknown(name: &str) -> Error {
     Error::Value(format!("the model has no tensor `{name}`"))
 }
 
+impl TensorSource for Named<'_> {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        listed(self.params, None)
+    }
+    fn get(&self, name: &str) -> Result<Vec<f32>> {
+        get(self.params, name)
+    }
+}
+
+impl TensorSink for NamedMut<'_> {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        listed(self.params, None)
+    }
+    fn put(&mut self, name: &str, data: &[f32]) -> Result<()> {
+        put(self.params, name, data)
+    }
+}
+
+/// The model itself, without adapters.
 impl TensorSource for Weights {
     fn tensors(&self) -> Vec<TensorSpec> {
         tensor_specs(&self.config)
     }
     fn get(&self, name: &str) -> Result<Vec<f32>> {
-        Named { config: &self.config, params: &self.params }.get(name)
+        get(&self.params, name)
     }
 }
 
+/// The model itself, without adapters.
 impl TensorSink for Weights {
     fn tensors(&self) -> Vec<TensorSpec> {
         tensor_specs(&self.config)
     }
     fn put(&mut self, name: &str, data: &[f32]) -> Result<()> {
-        NamedMut { config: &self.config, params: &mut self.params }.put(name, data)
+        put(&mut self.params, name, data)
+    }
+}
+
+/// The adapters of weights, to read.
+pub(crate) struct AdapterFiles<'a>(pub &'a Params);
+
+/// The adapters of weights, to write.
+pub(crate) struct AdapterFilesMut<'a>(pub &'a mut Params);
+
+impl TensorSource for AdapterFiles<'_> {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        listed(self.0, Some(Role::Adapter))
+    }
+    fn get(&self, name: &str) -> Result<Vec<f32>> {
+        get(self.0, name)
+    }
+}
+
+impl TensorSink for AdapterFilesMut<'_> {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        listed(self.0, Some(Role::Adapter))
+    }
+    fn put(&mut self, name: &str, data: &[f32]) -> Result<()> {
+        put(self.0, name, data)
     }
 }
 

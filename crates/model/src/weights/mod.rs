@@ -5,17 +5,23 @@
 //! up), so a tensor here may hold the rows of several tensors of a file; [`Params::specs`] says which.
 //! It does not know files, nor how the numbers are used.
 
+mod adapted;
 mod files;
+mod linear;
+mod lora;
 mod params;
 mod spec;
 
+pub(crate) use files::{AdapterFiles, AdapterFilesMut};
 pub use files::{Named, NamedMut, tensor_specs};
-pub use params::{Layer, Linear, Params};
-pub use spec::{ParamSpec, Part};
+pub use linear::{Adapter, Linear};
+pub use lora::{LINEAR_MODULES, LoraConfig, TargetModules};
+pub use params::{Layer, Params};
+pub use spec::{ParamSpec, Part, Role};
 
 use crate::ModelConfig;
 use kernels::ops::rows;
-use kernels::{Context, Matrix, Memory, Result, Tensor};
+use kernels::{Context, Matrix, Memory, Result, Tensor, ViewMut};
 use std::sync::Arc;
 
 /// Parameters with the configuration that gives them meaning, and the number of the version that they are.
@@ -27,12 +33,18 @@ pub struct Weights {
     pub params: Params,
     /// Counts the updates: [`Weights::publish`] after changing `params`. Cached keys and values belong to one version.
     pub version: u64,
+    lora: Option<LoraConfig>,
 }
 
 impl Weights {
     /// All zero, version 0. Booked under "weights".
     pub fn zeros(memory: &Memory, config: &Arc<ModelConfig>) -> Weights {
-        Weights { config: config.clone(), params: Params::zeros(&memory.part("weights"), config), version: 0 }
+        Weights {
+            config: config.clone(),
+            params: Params::zeros(&memory.part("weights"), config),
+            version: 0,
+            lora: None,
+        }
     }
     /// Makes what `params` now hold the next version.
     pub fn publish(&mut self) {
@@ -51,20 +63,34 @@ impl Weights {
 /// the tokens in order, so cutting the batch into other micro-batches changes no bit. The chains would interleave otherwise.
 #[derive(Debug)]
 pub struct Grads {
-    /// The gradients; where tied, `embedding` lacks the head's until [`Grads::finish`].
+    /// The gradients of what is trained; where tied, `embedding` lacks the head's until [`Grads::finish`].
     pub params: Params,
     /// The head's gradient where it is tied.
     tied_head: Option<Matrix>,
 }
 
+/// Where the gradient of a parameter accumulates; none if it is frozen.
+pub(crate) fn trained(gradient: &mut Tensor) -> Option<ViewMut<'_>> {
+    (gradient.bytes() > 0).then(|| gradient.view_mut())
+}
+
+fn trained_matrix(gradient: &mut Matrix) -> Option<&mut Matrix> {
+    (gradient.rows() > 0).then_some(gradient)
+}
+
 impl Grads {
-    /// All zero. Booked under "gradients".
+    /// All zero, for training every parameter. Booked under "gradients".
     pub fn zeros(memory: &Memory, config: &ModelConfig) -> Grads {
+        Grads::trained(memory, config, None)
+    }
+    /// All zero, for training every parameter, or only the adapters where there are some. Booked under "gradients".
+    pub fn trained(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>) -> Grads {
         let memory = memory.part("gradients");
         let (v, h) = (config.vocab_size, config.hidden_size);
+        let tied = config.head_rows().is_none() && lora.is_none();
         Grads {
-            params: Params::zeros(&memory, config),
-            tied_head: config.head_rows().is_none().then(|| Matrix::zeros(&memory, v, h, kernels::Layout::Panels)),
+            params: Params::trained(&memory, config, lora),
+            tied_head: tied.then(|| Matrix::zeros(&memory, v, h, kernels::Layout::Panels)),
         }
     }
     /// Forgets everything, before the first micro-batch of an update.
@@ -74,9 +100,13 @@ impl Grads {
             tensor.view_mut().fill(0.0);
         }
     }
-    /// Where the gradient of the head accumulates.
-    pub fn head_mut(&mut self) -> &mut Matrix {
-        self.tied_head.as_mut().or(self.params.head.as_mut()).expect("tied, or with a head")
+    /// Where the gradient of the head accumulates; none if it is frozen.
+    pub fn head_mut(&mut self) -> Option<&mut Matrix> {
+        self.tied_head.as_mut().or(self.params.head.as_mut()).and_then(trained_matrix)
+    }
+    /// Where the gradient of the embedding `[V, H]` accumulates; none if it is frozen.
+    pub fn embedding_mut(&mut self) -> Option<&mut Matrix> {
+        trained_matrix(&mut self.params.embedding)
     }
     /// Adds what was kept apart. Once, after the last micro-batch of an update.
     pub fn finish(&mut self, ctx: &Context) -> Result<()> {

@@ -1,11 +1,15 @@
 //! The tree of parameters.
 
+use super::linear::{Adapter, Linear};
+use super::lora::{LoraConfig, adapter_specs};
 use super::spec::{ParamSpec, specs};
-use crate::ModelConfig;
-use kernels::ops::linear;
-use kernels::{Context, DType, Layout, Matrix, Memory, Result, Tensor, View, ViewMut};
+use crate::{Head, ModelConfig};
+use kernels::{DType, Layout, Matrix, Memory, Tensor};
+use std::ops::Range;
 
 /// One f32 per parameter of a decoder.
+///
+/// In a tree of [what is trained](Params::trained), parameters that are frozen are there and have no elements.
 #[derive(Debug)]
 pub struct Params {
     /// Embedding `[V, H]`.
@@ -16,6 +20,8 @@ pub struct Params {
     pub norm: Tensor,
     /// Head `[V, H]`, absent where it is the embedding; or that of scores `[n, H]`.
     pub head: Option<Matrix>,
+    /// What [`Params::tensors`] are.
+    specs: Vec<ParamSpec>,
 }
 
 /// The parameters of a layer.
@@ -37,73 +43,87 @@ pub struct Layer {
     pub qk_norm: Option<(Tensor, Tensor)>,
 }
 
-/// A linear layer's weight, which is asked for the product.
-///
-/// This is the seam for adapters and quantised weights: a layer's code says *what* is multiplied, this type *how*. An
-/// adapter adds its low-rank product here, and a frozen matrix skips its gradient here; the layers do not change.
-#[derive(Debug)]
-pub struct Linear {
-    /// `[N, K]`
-    pub matrix: Matrix,
-    /// `[N]`
-    pub bias: Option<Tensor>,
-}
-
-impl Linear {
-    /// Zeros.
-    pub fn zeros(memory: &Memory, rows: usize, cols: usize, bias: bool) -> Linear {
-        Linear {
-            matrix: Matrix::zeros(memory, rows, cols, Layout::Panels),
-            bias: bias.then(|| Tensor::zeros(memory, &[rows], DType::F32)),
-        }
+impl Layer {
+    /// Its matrices, in the order of their tensors.
+    pub fn linears(&self) -> [&Linear; 4] {
+        [&self.qkv, &self.o, &self.gate_up, &self.down]
     }
-
-    /// y = x Wᵀ + b: `x: [T, K]`, `y: [T, N]` overwrites.
-    pub fn forward(&self, ctx: &Context, x: View<'_>, y: ViewMut<'_>) -> Result<()> {
-        let bias = self.bias.as_ref().map(Tensor::view);
-        linear::forward(ctx, linear::Forward { x, w: &self.matrix, bias, y, accumulate: false })
-    }
-
-    /// dX = dY W (`d_x: [T, K]` overwrites); dW += dYᵀ X and db += Σₜ dY (accumulate into `grad`).
-    pub fn backward(
-        &self,
-        ctx: &Context,
-        x: View<'_>,
-        d_y: View<'_>,
-        d_x: ViewMut<'_>,
-        grad: &mut Linear,
-    ) -> Result<()> {
-        let d_bias = grad.bias.as_mut().map(Tensor::view_mut);
-        linear::backward_weight(ctx, linear::BackwardWeight { x, d_y, d_w: &mut grad.matrix, d_bias })?;
-        linear::backward_input(ctx, linear::BackwardInput { d_y, w: &self.matrix, d_x, accumulate: false })
+    /// The same, to write.
+    pub fn linears_mut(&mut self) -> [&mut Linear; 4] {
+        [&mut self.qkv, &mut self.o, &mut self.gate_up, &mut self.down]
     }
 }
 
 impl Params {
-    /// Zeros.
-    pub fn zeros(memory: &Memory, c: &ModelConfig) -> Params {
+    /// Zeros, without adapters.
+    pub fn zeros(memory: &Memory, config: &ModelConfig) -> Params {
+        Params::base(memory, config, true)
+    }
+
+    /// Zeros for what is trained: everything, or the adapters and a head of scores where there are adapters. For gradients and moments.
+    pub fn trained(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>) -> Params {
+        let mut params = Params::base(memory, config, lora.is_none());
+        if let Some(lora) = lora {
+            params.add_adapter(memory, lora);
+        }
+        params
+    }
+
+    fn base(memory: &Memory, c: &ModelConfig, kept: bool) -> Params {
+        let size = |len: usize| if kept { len } else { 0 };
         let (h, f, v, hd) = (c.hidden_size, c.intermediate_size, c.vocab_size, c.head_dim);
-        let vector = |len: usize| Tensor::zeros(memory, &[len], DType::F32);
+        let vector = |len: usize| Tensor::zeros(memory, &[size(len)], DType::F32);
+        let matrix = |rows: usize, cols: usize| Matrix::zeros(memory, size(rows), size(cols), Layout::Panels);
+        // A head of scores has no meaning before it is trained, so it is never frozen.
+        let head = |rows: usize| if c.head == Head::Lm { size(rows) } else { rows };
+        let linear = |rows: usize, cols: usize, bias: bool| Linear::zeros(memory, size(rows), size(cols), bias);
         let layer = |_| Layer {
-            qkv: Linear::zeros(memory, c.qkv_width(), h, c.attention_bias),
-            o: Linear::zeros(memory, h, c.num_heads * hd, c.attention_output_bias),
-            gate_up: Linear::zeros(memory, 2 * f, h, c.mlp_bias),
-            down: Linear::zeros(memory, h, f, c.mlp_bias),
+            qkv: linear(c.qkv_width(), h, c.attention_bias),
+            o: linear(h, c.num_heads * hd, c.attention_output_bias),
+            gate_up: linear(2 * f, h, c.mlp_bias),
+            down: linear(h, f, c.mlp_bias),
             attention_norm: vector(h),
             mlp_norm: vector(h),
             qk_norm: c.qk_norm.then(|| (vector(hd), vector(hd))),
         };
         Params {
-            embedding: Matrix::zeros(memory, v, h, Layout::Panels),
+            embedding: matrix(v, h),
             layers: (0..c.num_layers).map(layer).collect(),
             norm: vector(h),
-            head: c.head_rows().map(|rows| Matrix::zeros(memory, rows, h, Layout::Panels)),
+            head: c.head_rows().map(|rows| Matrix::zeros(memory, head(rows), h, Layout::Panels)),
+            specs: specs(c),
         }
     }
 
+    /// Gives it adapters, all zero.
+    pub(super) fn add_adapter(&mut self, memory: &Memory, lora: &LoraConfig) {
+        let targets = lora.targets(&self.specs);
+        for (linear, parts) in self.layers.iter_mut().flat_map(Layer::linears_mut).zip(&targets) {
+            linear.adapter = Adapter::zeros(memory, lora, parts);
+        }
+        self.specs.extend(adapter_specs(&self.specs, lora));
+    }
+
+    /// Takes the adapters away: one for each linear layer, for [`attach`](Self::attach). Names and specs stay.
+    pub(super) fn detach(&mut self) -> Vec<Option<Adapter>> {
+        self.layers.iter_mut().flat_map(Layer::linears_mut).map(|l| l.adapter.take()).collect()
+    }
+
+    /// Puts them back.
+    pub(super) fn attach(&mut self, adapters: Vec<Option<Adapter>>) {
+        for (linear, adapter) in self.layers.iter_mut().flat_map(Layer::linears_mut).zip(adapters) {
+            linear.adapter = adapter;
+        }
+    }
+
+    /// Forgets that there were adapters, which [`detach`](Self::detach) took.
+    pub(super) fn forget_adapter(&mut self) {
+        self.specs.retain(|s| s.role == super::Role::Base);
+    }
+
     /// What the tensors of [`Params::tensors`] are, in their order.
-    pub fn specs(config: &ModelConfig) -> Vec<ParamSpec> {
-        specs(config)
+    pub fn specs(&self) -> &[ParamSpec] {
+        &self.specs
     }
 
     /// Every parameter's elements as they lie in memory, in a fixed order: what the optimizer streams over.
@@ -115,25 +135,33 @@ impl Params {
         self.slots_mut().into_iter().map(SlotMut::tensor).collect()
     }
 
-    /// A row-major copy of the tensor that files call `name`; none if the model has none of that name.
-    pub fn read(&self, config: &ModelConfig, name: &str) -> Option<Vec<f32>> {
-        let (index, rows) = find(config, name)?;
+    /// A row-major copy of the tensor that files call `name`; none if there is none of that name, or it is frozen here.
+    pub fn read(&self, name: &str) -> Option<Vec<f32>> {
+        let (index, rows) = self.find(name)?;
         Some(match self.slots()[index] {
-            Slot::Matrix(m) => m.unpack_rows(rows),
-            Slot::Vector(v) => v.rows(rows).to_vec_f32(),
+            Slot::Matrix(m) => (rows.end <= m.rows()).then(|| m.unpack_rows(rows))?,
+            Slot::Vector(v) => (rows.end <= v.shape()[0]).then(|| v.rows(rows).to_vec_f32())?,
         })
     }
-    /// Overwrites the tensor that files call `name` with row-major elements; false if the model has none of that name.
-    pub fn write(&mut self, config: &ModelConfig, name: &str, data: &[f32]) -> bool {
-        let Some((index, rows)) = find(config, name) else { return false };
+    /// Overwrites the tensor that files call `name` with row-major elements; false if there is none of that name, or it is
+    /// frozen here.
+    pub fn write(&mut self, name: &str, data: &[f32]) -> bool {
+        let Some((index, rows)) = self.find(name) else { return false };
         match self.slots_mut().swap_remove(index) {
-            SlotMut::Matrix(m) => {
+            SlotMut::Matrix(m) if rows.end <= m.rows() => {
                 assert_eq!(data.len(), rows.len() * m.cols(), "{name}");
                 m.pack_rows(rows.start, data);
             }
-            SlotMut::Vector(v) => v.rows_mut(rows).copy_from_f32(data),
+            SlotMut::Vector(v) if rows.end <= v.shape()[0] => v.rows_mut(rows).copy_from_f32(data),
+            _ => return false,
         }
         true
+    }
+
+    /// The parameter and the rows of it that files call `name`.
+    fn find(&self, name: &str) -> Option<(usize, Range<usize>)> {
+        let found = |(i, s): (usize, &ParamSpec)| Some((i, s.parts.iter().find(|p| p.name == name)?.rows.clone()));
+        self.specs.iter().enumerate().find_map(found)
     }
 
     fn slots(&self) -> Vec<Slot<'_>> {
@@ -143,10 +171,7 @@ impl Params {
         }
         let mut slots = vec![Slot::Matrix(&self.embedding)];
         for layer in &self.layers {
-            linear(&mut slots, &layer.qkv);
-            linear(&mut slots, &layer.o);
-            linear(&mut slots, &layer.gate_up);
-            linear(&mut slots, &layer.down);
+            layer.linears().into_iter().for_each(|l| linear(&mut slots, l));
             slots.extend([Slot::Vector(&layer.attention_norm), Slot::Vector(&layer.mlp_norm)]);
             if let Some((q, k)) = &layer.qk_norm {
                 slots.extend([Slot::Vector(q), Slot::Vector(k)]);
@@ -154,20 +179,22 @@ impl Params {
         }
         slots.push(Slot::Vector(&self.norm));
         slots.extend(self.head.as_ref().map(Slot::Matrix));
+        let adapters = self.layers.iter().flat_map(Layer::linears).filter_map(|l| l.adapter.as_ref());
+        slots.extend(adapters.flat_map(|a| std::iter::once(&a.a).chain(&a.b)).map(Slot::Matrix));
         slots
     }
 
     fn slots_mut(&mut self) -> Vec<SlotMut<'_>> {
-        fn linear<'a>(slots: &mut Vec<SlotMut<'a>>, l: &'a mut Linear) {
-            slots.push(SlotMut::Matrix(&mut l.matrix));
-            slots.extend(l.bias.as_mut().map(SlotMut::Vector));
-        }
         let mut slots = vec![SlotMut::Matrix(&mut self.embedding)];
+        let mut adapters = Vec::new();
         for layer in &mut self.layers {
-            linear(&mut slots, &mut layer.qkv);
-            linear(&mut slots, &mut layer.o);
-            linear(&mut slots, &mut layer.gate_up);
-            linear(&mut slots, &mut layer.down);
+            for l in [&mut layer.qkv, &mut layer.o, &mut layer.gate_up, &mut layer.down] {
+                slots.push(SlotMut::Matrix(&mut l.matrix));
+                slots.extend(l.bias.as_mut().map(SlotMut::Vector));
+                if let Some(adapter) = &mut l.adapter {
+                    adapters.extend(std::iter::once(&mut adapter.a).chain(&mut adapter.b).map(SlotMut::Matrix));
+                }
+            }
             slots.extend([SlotMut::Vector(&mut layer.attention_norm), SlotMut::Vector(&mut layer.mlp_norm)]);
             if let Some((q, k)) = &mut layer.qk_norm {
                 slots.extend([SlotMut::Vector(q), SlotMut::Vector(k)]);
@@ -175,15 +202,9 @@ impl Params {
         }
         slots.push(SlotMut::Vector(&mut self.norm));
         slots.extend(self.head.as_mut().map(SlotMut::Matrix));
+        slots.extend(adapters);
         slots
     }
-}
-
-/// The parameter and the rows of it that files call `name`.
-fn find(config: &ModelConfig, name: &str) -> Option<(usize, std::ops::Range<usize>)> {
-    let specs = specs(config);
-    let found = |(i, s): (usize, &ParamSpec)| Some((i, s.parts.iter().find(|p| p.name == name)?.rows.clone()));
-    specs.iter().enumerate().find_map(found)
 }
 
 enum Slot<'a> {

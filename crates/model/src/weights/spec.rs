@@ -14,6 +14,15 @@ pub struct Part {
     pub shape: Vec<usize>,
 }
 
+/// What a parameter is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Of the model itself.
+    Base,
+    /// Of a low-rank adapter.
+    Adapter,
+}
+
 /// What a parameter is: the file tensors that it holds, one below the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParamSpec {
@@ -22,18 +31,20 @@ pub struct ParamSpec {
     /// A matrix (a product's weight, or the embedding), or else a vector (a norm's weight or a bias). Weight decay is
     /// for matrices alone.
     pub matrix: bool,
+    /// What it is for.
+    pub role: Role,
 }
 
 impl ParamSpec {
     fn matrix(cols: usize, parts: &[(String, usize)]) -> ParamSpec {
-        ParamSpec { parts: stack(parts, |rows| vec![rows, cols]), matrix: true }
+        ParamSpec { parts: stack(parts, |rows| vec![rows, cols]), matrix: true, role: Role::Base }
     }
     fn vector(parts: &[(String, usize)]) -> ParamSpec {
-        ParamSpec { parts: stack(parts, |rows| vec![rows]), matrix: false }
+        ParamSpec { parts: stack(parts, |rows| vec![rows]), matrix: false, role: Role::Base }
     }
 }
 
-fn stack(parts: &[(String, usize)], shape: impl Fn(usize) -> Vec<usize>) -> Vec<Part> {
+pub(super) fn stack(parts: &[(String, usize)], shape: impl Fn(usize) -> Vec<usize>) -> Vec<Part> {
     let mut first = 0;
     let mut part = |(name, rows): &(String, usize)| {
         let range = first..first + rows;
@@ -43,7 +54,7 @@ fn stack(parts: &[(String, usize)], shape: impl Fn(usize) -> Vec<usize>) -> Vec<
     parts.iter().map(&mut part).collect()
 }
 
-/// The parameters of a model, in the order of [`Params::tensors`](super::Params::tensors).
+/// The parameters of a model without adapters, in the order of [`Params::tensors`](super::Params::tensors).
 pub(super) fn specs(c: &ModelConfig) -> Vec<ParamSpec> {
     let (h, f, v, hd) = (c.hidden_size, c.intermediate_size, c.vocab_size, c.head_dim);
     let (q, kv) = (c.num_heads * hd, c.num_kv_heads * hd);

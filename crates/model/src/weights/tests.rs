@@ -56,7 +56,7 @@ fn specs_follow_the_tensors() {
     for family in ["llama3", "qwen2", "qwen3", "mistral"] {
         let config = config(family);
         let weights = Weights::zeros(&Memory::new(Device::Meta), &config);
-        let (specs, tensors) = (Params::specs(&config), weights.params.tensors());
+        let (specs, tensors) = (weights.params.specs(), weights.params.tensors());
         assert_eq!(specs.len(), tensors.len());
         for (spec, tensor) in specs.iter().zip(tensors) {
             let rows = spec.parts.last().unwrap().rows.end;

@@ -73,7 +73,7 @@ fn gradient_errors(ctx: &Context, family: &str, weights: &Weights) -> Vec<(Strin
     net::backward(ctx, weights, &rope, &tensors, &mut tape, &mut grads).unwrap();
     grads.finish(ctx).unwrap();
 
-    let named = Named { config, params: &grads.params };
+    let named = Named { params: &grads.params };
     let error = |name: String| {
         let error = relative_error(&named.get(&name).unwrap(), &expected.f64(&format!("grad.{name}")));
         (name, error)

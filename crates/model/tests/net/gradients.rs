@@ -5,7 +5,7 @@ use super::*;
 use kernels::check::{normal, relative_error};
 
 /// Three groups; their prompts end inside, at the end of, and past a page.
-fn groups(vocab: u32) -> Vec<(Vec<u32>, Vec<Vec<u32>>)> {
+pub fn groups(vocab: u32) -> Vec<(Vec<u32>, Vec<Vec<u32>>)> {
     let mut next = 7u32;
     let mut ids = |len: usize| -> Vec<u32> {
         let mut id = || {
@@ -20,7 +20,7 @@ fn groups(vocab: u32) -> Vec<(Vec<u32>, Vec<Vec<u32>>)> {
         .collect()
 }
 
-fn batch(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
+pub fn batch(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
     let branches: Vec<Vec<&[u32]>> = groups.iter().map(|(_, b)| b.iter().map(|b| b.as_slice()).collect()).collect();
     let segments: Vec<_> =
         groups.iter().zip(&branches).map(|((p, _), b)| GroupSegment { prefix: p, branches: b }).collect();

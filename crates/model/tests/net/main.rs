@@ -2,6 +2,7 @@
 
 mod fixtures;
 mod gradients;
+mod lora;
 mod parity;
 mod score;
 mod stories;
@@ -51,7 +52,7 @@ fn gradients(ctx: &Context, weights: &Weights, batches: &[Batch], weight: &[f32]
     let capacity = batches.iter().map(Batch::capacity).reduce(|a, b| a.max(b)).unwrap();
     let mut tape = Tape::new(memory, config, capacity, checkpointing);
     let rope = Rope::new(memory, config, 256);
-    let mut grads = Grads::zeros(memory, config);
+    let mut grads = Grads::trained(memory, config, weights.lora());
     let (mut logps, mut entropies, mut hidden) = (vec![], vec![], vec![]);
     for batch in batches {
         let tensors = BatchTensors::new(memory, batch);

@@ -1,0 +1,137 @@
+//! Low-rank adapters in PEFT's directories: `adapter_config.json` and `adapter_model.safetensors`.
+//!
+//! A field that asks for something that is not done here is an error, never ignored.
+
+use super::save::write_json;
+use super::{load_tensors, save_tensors};
+use crate::weights::{AdapterFiles, AdapterFilesMut, LINEAR_MODULES, LoraConfig, TargetModules, Weights};
+use crate::{Error, FileDType, Result};
+use kernels::Memory;
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// The file that makes a directory one of an adapter.
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+const WEIGHTS: &str = "adapter_model.safetensors";
+
+/// Fields that say nothing about what is computed.
+const ABOUT: &[&str] = &[
+    "auto_mapping",
+    "base_model_name_or_path",
+    "ensure_weight_tying",
+    "inference_mode",
+    "init_lora_weights",
+    "lora_dropout",
+    "peft_version",
+    "revision",
+    "runtime_config",
+    "task_type",
+];
+/// Fields that are read.
+const READ: &[&str] = &["peft_type", "r", "lora_alpha", "target_modules", "use_rslora"];
+/// Fields whose values that ask for nothing are not null, false or empty.
+const NEUTRAL: &[(&str, &str)] = &[("bias", "none")];
+
+/// The `adapter_config.json` of `dir`.
+pub fn load_adapter_config(dir: &Path) -> Result<LoraConfig> {
+    let path = dir.join(ADAPTER_CONFIG);
+    let text = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+    let json: Value = serde_json::from_slice(&text).map_err(|e| Error::file(&path, format!("not JSON: {e}")))?;
+    let Some(json) = json.as_object() else { return Err(Error::file(&path, "is no JSON object")) };
+    parse(json).map_err(|message| Error::file(&path, message))
+}
+
+fn parse(json: &Map<String, Value>) -> std::result::Result<LoraConfig, String> {
+    match json.get("peft_type").and_then(Value::as_str) {
+        Some("LORA") => {}
+        _ => {
+            return Err(format!(
+                "`peft_type` is {}; only LORA is supported",
+                json.get("peft_type").unwrap_or(&Value::Null)
+            ));
+        }
+    }
+    for (key, value) in json.iter().filter(|(key, _)| !READ.contains(&key.as_str()) && !ABOUT.contains(&key.as_str())) {
+        let nothing = match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Array(list) => list.is_empty(),
+            Value::Object(map) => map.is_empty(),
+            Value::String(text) => NEUTRAL.contains(&(key, text)),
+            _ => false,
+        };
+        if !nothing {
+            return Err(format!("`{key}` = {value} is not supported; a plain LoRA adapter leaves it unset"));
+        }
+    }
+    // Most ways to initialise change A and B alone; these take something out of the base model's weights.
+    if let Some(way) = json.get("init_lora_weights").and_then(Value::as_str)
+        && ["pissa", "olora", "corda", "loftq", "lora_ga"].iter().any(|w| way.to_lowercase().starts_with(w))
+    {
+        return Err(format!(
+            "`init_lora_weights` = \"{way}\" changes the base model's weights: convert the adapter to a plain one with PEFT"
+        ));
+    }
+    let number = |key: &str| json.get(key).ok_or_else(|| format!("`{key}` is missing"));
+    let wrong = |key: &str, what: &str, value: &Value| format!("`{key}` = {value}: expected {what}");
+    let r = number("r")?;
+    let alpha = number("lora_alpha")?;
+    let target_modules = match number("target_modules")? {
+        Value::String(all) if all == "all-linear" => TargetModules::AllLinear,
+        Value::String(pattern) => TargetModules::Regex(pattern.clone()),
+        value @ Value::Array(list) => {
+            let names = list.iter().map(|n| n.as_str().map(str::to_owned));
+            let names: Option<Vec<String>> = names.collect();
+            let mut names = names.ok_or_else(|| wrong("target_modules", "a list of names", value))?;
+            names.sort();
+            TargetModules::Names(names)
+        }
+        value => return Err(wrong("target_modules", "a list of names, or a regular expression", value)),
+    };
+    Ok(LoraConfig {
+        r: r.as_u64().filter(|&r| r > 0).ok_or_else(|| wrong("r", "a positive integer", r))? as usize,
+        alpha: alpha.as_f64().ok_or_else(|| wrong("lora_alpha", "a number", alpha))?,
+        use_rslora: json.get("use_rslora").and_then(Value::as_bool).unwrap_or(false),
+        target_modules,
+    })
+}
+
+/// Puts the adapter of the PEFT directory `dir` on `weights`, replacing one that they have.
+pub fn load_adapter(memory: &Memory, dir: &Path, weights: &mut Weights) -> Result<()> {
+    let lora = load_adapter_config(dir)?;
+    weights.add_zero_adapter(memory, &lora).map_err(|e| Error::file(dir.join(ADAPTER_CONFIG), e.to_string()))?;
+    if !dir.join(WEIGHTS).exists() {
+        return Err(Error::file(dir, format!("has no {WEIGHTS} (other formats of adapters are not read)")));
+    }
+    load_tensors(&dir.join(WEIGHTS), &mut AdapterFilesMut(&mut weights.params))
+}
+
+/// Writes the adapter of `weights` as a directory that PEFT, and this crate, load; `base` is the name of the model that it is
+/// for, and `dropout` the one that it was trained with, for the record. An error if there is no adapter.
+pub fn save_adapter(dir: &Path, weights: &Weights, base: &str, dropout: f64) -> Result<()> {
+    let Some(lora) = weights.lora() else { return Err(Error::Value("the model has no adapter to save".into())) };
+    std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
+    let target_modules = match &lora.target_modules {
+        TargetModules::AllLinear => json!(LINEAR_MODULES),
+        TargetModules::Names(names) => json!(names),
+        TargetModules::Regex(pattern) => json!(pattern),
+    };
+    let config = json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "inference_mode": true,
+        "r": lora.r,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": dropout,
+        "use_rslora": lora.use_rslora,
+        "target_modules": target_modules,
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "init_lora_weights": true,
+        "modules_to_save": null,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    });
+    save_tensors(&dir.join(WEIGHTS), &AdapterFiles(&weights.params), FileDType::F32)?;
+    write_json(&dir.join(ADAPTER_CONFIG), &config)
+}

@@ -1,0 +1,103 @@
+//! A linear layer's weight, which is asked for the product.
+
+use super::lora::LoraConfig;
+use super::spec::Part;
+use super::trained;
+use kernels::ops::{linear, lora};
+use kernels::{Context, DType, Error, Layout, Matrix, Memory, Result, Tensor, View, ViewMut};
+
+/// A linear layer's weight, which is asked for the product.
+///
+/// This is the seam for adapters and quantised weights: a layer's code says *what* is multiplied, this type *how*. An
+/// adapter adds its low-rank product here, and a frozen matrix skips its gradient here; the layers do not change.
+#[derive(Debug)]
+pub struct Linear {
+    /// `[N, K]`
+    pub matrix: Matrix,
+    /// `[N]`
+    pub bias: Option<Tensor>,
+    /// Low-rank additions to some of its rows.
+    pub adapter: Option<Adapter>,
+}
+
+/// Low-rank additions to rows of a fused matrix: block i adds `s · B_i A_i` to the rows from `first[i]`.
+#[derive(Debug)]
+pub struct Adapter {
+    /// The `A_i`, one below the other: `[Σ r, K]`.
+    pub a: Matrix,
+    /// The `B_i: [N_i, r]`.
+    pub b: Vec<Matrix>,
+    /// The first row of each block.
+    pub first: Vec<usize>,
+    /// `s`
+    pub scale: f32,
+}
+
+impl Adapter {
+    /// Zeros for these parts of a matrix; none if there are none.
+    pub(super) fn zeros(memory: &Memory, lora: &LoraConfig, parts: &[Part]) -> Option<Adapter> {
+        let cols = parts.first()?.shape[1];
+        let b = parts.iter().map(|p| Matrix::zeros(memory, p.rows.len(), lora.r, Layout::Panels));
+        Some(Adapter {
+            a: Matrix::zeros(memory, parts.len() * lora.r, cols, Layout::Panels),
+            b: b.collect(),
+            first: parts.iter().map(|p| p.rows.start).collect(),
+            scale: lora.scale(),
+        })
+    }
+    fn args(&self) -> lora::Adapter<'_> {
+        lora::Adapter { a: &self.a, b: &self.b, first: &self.first, scale: self.scale }
+    }
+}
+
+impl Linear {
+    /// Zeros.
+    pub fn zeros(memory: &Memory, rows: usize, cols: usize, bias: bool) -> Linear {
+        Linear {
+            matrix: Matrix::zeros(memory, rows, cols, Layout::Panels),
+            bias: bias.then(|| Tensor::zeros(memory, &[rows], DType::F32)),
+            adapter: None,
+        }
+    }
+
+    /// y = x Wᵀ + b, then y += s · (x Aᵀ) Bᵀ: `x: [T, K]`, `y: [T, N]` overwrites.
+    ///
+    /// The adapter continues what the layer would give without it, bias included (PEFT's order), so that an adapter whose B
+    /// is 0 changes no bit.
+    pub fn forward(&self, ctx: &Context, x: View<'_>, mut y: ViewMut<'_>) -> Result<()> {
+        let bias = self.bias.as_ref().map(Tensor::view);
+        linear::forward(ctx, linear::Forward { x, w: &self.matrix, bias, y: y.reborrow(), accumulate: false })?;
+        match &self.adapter {
+            Some(adapter) => lora::forward(ctx, lora::Forward { x, adapter: adapter.args(), y }),
+            None => Ok(()),
+        }
+    }
+
+    /// dX = dY W + s · (dY B) A (`d_x: [T, K]` overwrites); dW += dYᵀ X, db += Σₜ dY, and the adapter's (accumulate into
+    /// `grad`). Of what is frozen, which has no elements in `grad`, no gradient is computed.
+    pub fn backward(
+        &self,
+        ctx: &Context,
+        x: View<'_>,
+        d_y: View<'_>,
+        mut d_x: ViewMut<'_>,
+        grad: &mut Linear,
+    ) -> Result<()> {
+        if grad.matrix.data().bytes() > 0 {
+            let d_bias = grad.bias.as_mut().and_then(trained);
+            linear::backward_weight(ctx, linear::BackwardWeight { x, d_y, d_w: &mut grad.matrix, d_bias })?;
+        }
+        let input = linear::BackwardInput { d_y, w: &self.matrix, d_x: d_x.reborrow(), accumulate: false };
+        linear::backward_input(ctx, input)?;
+        match (&self.adapter, &mut grad.adapter) {
+            (None, None) => Ok(()),
+            (Some(adapter), Some(Adapter { a: d_a, b: d_b, .. })) => {
+                lora::backward(ctx, lora::Backward { x, adapter: adapter.args(), d_y, d_x, d_a, d_b })
+            }
+            _ => Err(Error::Value {
+                op: "backward",
+                message: "weights and gradients are not of the same adapter".into(),
+            }),
+        }
+    }
+}
