@@ -13,6 +13,7 @@ pub fn join(prompts: &[Arc<[u32]>], completions: &[Completion], advantages: &[f3
         completion: c.ids.clone(),
         mask: c.mask.clone(),
         sampler_logps: c.logps.clone(),
+        old_logps: None,
         ref_logps: None,
         versions: c.versions.clone(),
         advantage: Advantage::Sequence(advantage),

@@ -1,5 +1,6 @@
 //! What one optimizer step reports, under TRL's names.
 
+use crate::loss::sampling::SamplingMetrics;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -41,8 +42,16 @@ pub struct UpdateMetrics {
     pub kl: Option<f64>,
     /// What the loss reports beyond this.
     pub means: Means,
-    /// How much was clipped (policy losses only).
+    /// How much was clipped (losses that clip).
     pub clip: Option<ClipRatios>,
+    /// How far the sampler was from the old policy, where that is corrected for.
+    pub sampling: Option<SamplingMetrics>,
+    /// The loss without its entropy bonus, if it has one.
+    pub policy_loss: Option<f64>,
+    /// The weight of the entropy bonus after this step, if there is one.
+    pub entropy_coef: Option<f64>,
+    /// Whether the samples carry their sampler's record (all but supervised ones).
+    pub sampled: bool,
     /// Samples of the optimizer batch.
     pub sequences: u64,
     /// Completion tokens that the loss uses.
@@ -101,6 +110,23 @@ impl UpdateMetrics {
                 ("clip_ratio/high_mean", clip.high_mean),
                 ("clip_ratio/high_max", clip.high_max),
                 ("clip_ratio/region_mean", clip.region_mean),
+            ]);
+        }
+        out.extend(self.policy_loss.map(|x| ("policy_loss", x)));
+        out.extend(self.entropy_coef.map(|x| ("entropy_coef", x)));
+        if let Some(sampling) = &self.sampling {
+            let [min, mean, max] = sampling.importance_sampling_ratio;
+            out.extend([
+                ("sampling/importance_sampling_ratio/min", min),
+                ("sampling/importance_sampling_ratio/mean", mean),
+                ("sampling/importance_sampling_ratio/max", max),
+                ("sampling/importance_sampling_ratio/bounded", sampling.bounded_ratio),
+                ("sampling/sampling_logp_difference/mean", sampling.sampling_logp_difference[0]),
+                ("sampling/sampling_logp_difference/max", sampling.sampling_logp_difference[1]),
+            ]);
+        }
+        if self.sampled {
+            out.extend([
                 ("sampling/logp_mismatch_tokens", self.logp_mismatch_tokens as f64),
                 ("sampling/max_logp_difference", self.max_logp_difference),
             ]);

@@ -4,14 +4,18 @@
 //! loss may compare them (pairs). A loss is a file in [`loss`](crate::loss); this one says which, what it needs of a
 //! sample, and what it reports. It knows no weights.
 
-use crate::loss::{LossConfig, LossSums, Sequence, Totals, policy, supervised::supervised};
+use crate::loss::entropy::{self, EntropyConfig};
+use crate::loss::rloo::{RlooConfig, rloo};
+use crate::loss::{LossConfig, LossSums, LossType, Sequence, Totals, policy, supervised::supervised};
 use crate::{Advantage, Error, Result, Sample};
 
 /// What is minimised.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Objective {
-    /// A policy-gradient loss.
+    /// A policy-gradient loss over tokens.
     Policy(LossConfig),
+    /// RLOO's, over completions.
+    Rloo(RlooConfig),
     /// The mean negative log-likelihood of the completion tokens of the optimizer batch.
     Supervised,
 }
@@ -29,6 +33,8 @@ pub struct Scored<'a> {
     pub entropies: &'a [f32],
     /// ∂J/∂log π_θ: overwritten.
     pub d_logps: &'a mut [f32],
+    /// ∂J/∂H of each entropy: overwritten where [`Objective::pulls_at_entropies`], else not read.
+    pub d_entropies: &'a mut [f32],
 }
 
 impl Objective {
@@ -37,26 +43,75 @@ impl Objective {
         match self {
             Objective::Supervised => sample.mask.clone(),
             Objective::Policy(config) => config.loss_mask(sample),
+            Objective::Rloo(config) => config.loss_mask(sample),
         }
     }
 
-    /// Adds a group's part of J to `sums`, and overwrites its gradient. `totals` are those of the whole optimizer batch.
+    /// Whether samples are the policy's own, with the record of their sampler.
+    pub fn is_policy(&self) -> bool {
+        !matches!(self, Objective::Supervised)
+    }
+
+    /// Whether it clips and reports how much.
+    pub fn clips(&self) -> bool {
+        match self {
+            Objective::Supervised => false,
+            Objective::Policy(config) => {
+                !matches!(config.loss_type, LossType::Cispo | LossType::Sapo | LossType::Vespo)
+            }
+            Objective::Rloo(_) => true,
+        }
+    }
+
+    /// Whether the KL divergence to the reference is in the loss.
+    pub fn has_kl(&self) -> bool {
+        matches!(self, Objective::Policy(config) if config.beta != 0.0)
+    }
+
+    /// The quantile of entropy below which tokens are left out, if it leaves any out.
+    pub fn entropy_quantile(&self) -> Option<f64> {
+        match self {
+            Objective::Policy(config) if config.top_entropy_quantile < 1.0 => Some(1.0 - config.top_entropy_quantile),
+            _ => None,
+        }
+    }
+
+    /// The entropy bonus.
+    pub fn entropy(&self) -> EntropyConfig {
+        match self {
+            Objective::Policy(config) => config.entropy,
+            Objective::Rloo(_) | Objective::Supervised => EntropyConfig::default(),
+        }
+    }
+
+    /// Whether the gradient goes through entropies too in this step.
+    pub fn pulls_at_entropies(&self, totals: &Totals) -> bool {
+        self.entropy().is_on() && totals.entropy_coef != 0.0
+    }
+
+    /// Adds a group's part of J to `sums`, and overwrites its gradient. `totals` are those of the whole optimizer batch. The
+    /// entropy bonus is not in [`LossSums::loss`], but its entropies in [`LossSums::entropy`].
     pub fn evaluate(&self, totals: &Totals, group: &mut [Scored<'_>], sums: &mut LossSums) {
+        let bonus = self.entropy().is_on();
         for scored in group {
-            let Scored { sample, mask, logps, .. } = *scored;
+            let Scored { sample, mask, logps, entropies, .. } = *scored;
             let d_logps = &mut *scored.d_logps;
+            let sequence = || Sequence {
+                logps,
+                entropies,
+                old_logps: sample.old_logps(),
+                sampler_logps: &sample.sampler_logps,
+                ref_logps: sample.ref_logps.as_deref(),
+                mask,
+                advantage: &sample.advantage,
+            };
             match self {
                 Objective::Supervised => supervised(totals, logps, mask, d_logps, sums),
-                Objective::Policy(config) => {
-                    let sequence = Sequence {
-                        logps,
-                        old_logps: &sample.sampler_logps,
-                        ref_logps: sample.ref_logps.as_deref(),
-                        mask,
-                        advantage: &sample.advantage,
-                    };
-                    policy(config, totals, &sequence, d_logps, sums);
-                }
+                Objective::Policy(config) => policy(config, totals, &sequence(), d_logps, sums),
+                Objective::Rloo(config) => rloo(config, totals, &sequence(), d_logps, sums),
+            }
+            if bonus {
+                entropy::bonus(totals, entropies, mask, scored.d_entropies, sums);
             }
         }
     }
@@ -69,15 +124,23 @@ impl Objective {
             if len == tokens { Ok(()) } else { Err(Error::Sample { index, message: message() }) }
         };
         fits("mask", sample.mask.len())?;
-        let Objective::Policy(config) = self else { return Ok(()) };
+        if !self.is_policy() {
+            return Ok(());
+        }
         fits("sampler_logps", sample.sampler_logps.len())?;
         fits("versions", sample.versions.len())?;
-        if let Advantage::Tokens(advantages) = &sample.advantage {
-            fits("advantage", advantages.len())?;
+        sample.old_logps.as_ref().map_or(Ok(()), |old| fits("old_logps", old.len()))?;
+        match (&sample.advantage, self) {
+            (Advantage::Tokens(_), Objective::Rloo(_)) => {
+                let message = "RLOO's advantage is one number per completion, not one per token".into();
+                return Err(Error::Sample { index, message });
+            }
+            (Advantage::Tokens(advantages), _) => fits("advantage", advantages.len())?,
+            (Advantage::Sequence(_), _) => {}
         }
         match &sample.ref_logps {
-            Some(ref_logps) if config.beta != 0.0 => fits("ref_logps", ref_logps.len()),
-            None if config.beta != 0.0 => {
+            Some(ref_logps) if self.has_kl() => fits("ref_logps", ref_logps.len()),
+            None if self.has_kl() => {
                 Err(Error::Sample { index, message: "beta is not 0, and there are no ref_logps".into() })
             }
             _ => Ok(()),

@@ -19,6 +19,14 @@ impl Advantage {
             Advantage::Tokens(a) => a[t],
         }
     }
+
+    /// One number for it: the mean over tokens, where each has its own (0 of none).
+    pub fn mean(&self) -> f64 {
+        match self {
+            Advantage::Sequence(a) => f64::from(*a),
+            Advantage::Tokens(a) => a.iter().map(|&a| f64::from(a)).sum::<f64>() / a.len().max(1) as f64,
+        }
+    }
 }
 
 /// One completion to learn from. The vectors have one element per completion token.
@@ -30,8 +38,11 @@ pub struct Sample {
     pub completion: Vec<u32>,
     /// Which completion tokens the loss may use: those that the model sampled.
     pub mask: Vec<bool>,
-    /// log π_old: what the sampler recorded for each token. Empty for supervised samples.
+    /// What the sampler recorded for each token. Empty for supervised samples.
     pub sampler_logps: Vec<f32>,
+    /// log π_old of each token, where the sampler was not the old policy (another weight version, another engine); not set:
+    /// what the sampler recorded.
+    pub old_logps: Option<Vec<f32>>,
     /// log π_ref of each token, if `beta` ≠ 0.
     pub ref_logps: Option<Vec<f32>>,
     /// The weight version that each token (and its KV entry) was sampled with. Empty for supervised samples.
@@ -43,6 +54,11 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// log π_old of each token.
+    pub fn old_logps(&self) -> &[f32] {
+        self.old_logps.as_deref().unwrap_or(&self.sampler_logps)
+    }
+
     /// A sample for supervised training: the loss is on every completion token.
     pub fn supervised(prompt: Arc<[u32]>, completion: Vec<u32>) -> Sample {
         let mask = vec![true; completion.len()];
@@ -51,6 +67,7 @@ impl Sample {
             completion,
             mask,
             sampler_logps: Vec::new(),
+            old_logps: None,
             ref_logps: None,
             versions: Vec::new(),
             advantage: Advantage::Sequence(0.0),

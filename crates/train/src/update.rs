@@ -3,6 +3,8 @@
 //! samples → groups → micro-batches → forward → log-probabilities → loss and its gradient → backward, adding to the
 //! gradients → clip → AdamW. The loss sees log-probabilities alone, on the host: T numbers.
 
+use crate::loss::entropy::{EntropyControl, quantile};
+use crate::loss::sampling::SamplingSums;
 use crate::loss::{LossSums, Totals};
 use crate::objective::{Objective, Scored};
 use crate::optimizer::Optimizer;
@@ -39,7 +41,7 @@ pub struct TrainerConfig {
 }
 
 /// What a checkpoint holds of a trainer besides the [moments](Trainer::optimizer).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
     /// Optimizer steps taken (skipped ones not counted): the exponent of AdamW's bias correction.
     pub steps: u64,
@@ -47,6 +49,9 @@ pub struct TrainerState {
     pub skipped_in_a_row: u32,
     /// Steps skipped in the run.
     pub skipped_total: u64,
+    /// The weight of the entropy bonus, if it adapts.
+    #[serde(default)]
+    pub entropy: Option<EntropyControl>,
 }
 
 /// Gradients, moments and buffers of a training run. The weights stay the caller's.
@@ -59,6 +64,14 @@ pub struct Trainer {
     tape: Option<Tape>,
     skipped_in_a_row: u32,
     skipped_total: u64,
+    entropy: EntropyControl,
+}
+
+/// What the model says of a micro-batch's scored tokens; the tape holds the rest.
+struct Forward {
+    tensors: BatchTensors,
+    logps: Vec<f32>,
+    entropies: Vec<f32>,
 }
 
 /// The optimizer batch, one element per sample.
@@ -93,6 +106,7 @@ impl Trainer {
         Ok(Trainer {
             grads: Grads::trained(memory, model, config.adapter.as_ref()),
             optimizer: Optimizer::new(memory, model, config.adapter.as_ref(), config.optimizer),
+            entropy: EntropyControl::new(&config.objective.entropy()),
             memory: memory.clone(),
             config,
             rope: None,
@@ -138,44 +152,64 @@ impl Trainer {
         let objective = &self.config.objective;
         samples.iter().enumerate().try_for_each(|(i, s)| objective.check(i, s))?;
         let masks: Vec<Vec<bool>> = samples.iter().map(|s| objective.loss_mask(s)).collect();
-        let tokens = masks.iter().flatten().filter(|&&m| m).count();
-        let totals = Totals { sequences: samples.len(), tokens };
+        let totals =
+            Totals { entropy_coef: self.entropy.applied(&self.config.objective.entropy()), ..Totals::of(&masks) };
+        let tokens = totals.tokens;
 
         let micro = micro_batches(&sequences, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
         let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity));
         self.reserve(&weights.config, capacity, longest(&sequences));
         self.grads.zero();
-        let work = Work { samples, sequences: &sequences, masks: &masks, totals };
+        let mut work = Work { samples, sequences: &sequences, masks: &masks, totals };
         let mut measured = Measured::default();
         let scored: Vec<bool> = sequences.iter().map(|s| !s.completion.is_empty()).collect();
+        let mut ahead = self.entropy_threshold(ctx, weights, &mut work, &micro, &mut measured)?;
+        let totals = work.totals;
         for micro in &micro {
-            self.micro_batch(ctx, weights, &work, micro, &mut measured)?;
+            let forward = match ahead.take() {
+                Some(forward) => forward,
+                None => self.forward(ctx, weights, &work, micro, &mut measured)?,
+            };
+            self.backward(ctx, weights, &work, micro, &forward, &mut measured)?;
         }
         // Sequences without a token take no part in the model, but count in the metrics.
         for i in (0..samples.len()).filter(|&i| !scored[i]) {
-            let mut empty =
-                [Scored { sample: &samples[i], mask: &masks[i], logps: &[], entropies: &[], d_logps: &mut [] }];
+            let mut empty = [Scored {
+                sample: &samples[i],
+                mask: &masks[i],
+                logps: &[],
+                entropies: &[],
+                d_logps: &mut [],
+                d_entropies: &mut [],
+            }];
             self.config.objective.evaluate(&totals, &mut empty, &mut measured.sums);
         }
 
         let start = Instant::now();
         self.grads.finish(ctx)?;
         let norm = self.optimizer.measure(ctx, &self.grads)?;
-        let skipped = self.judge(measured.sums.loss, norm)?;
+        let bonus = self.config.objective.entropy();
+        let kept_entropy = measured.sums.entropy / totals.entropy_tokens.max(1) as f64;
+        let loss = measured.sums.loss - if bonus.is_on() { totals.entropy_coef * kept_entropy } else { 0.0 };
+        let skipped = self.judge(loss, norm)?;
         if !skipped {
             self.optimizer.step(ctx, &mut weights.params, &self.grads, learning_rate)?;
             weights.publish();
+            self.entropy.adapt(&bonus, kept_entropy);
         }
-        let policy = matches!(self.config.objective, Objective::Policy(_));
-        let with_kl = matches!(&self.config.objective, Objective::Policy(loss) if loss.beta != 0.0);
+        let objective = &self.config.objective;
         Ok(UpdateMetrics {
-            loss: measured.sums.loss,
+            loss,
             grad_norm: norm.norm,
             learning_rate,
             entropy: Some(measured.entropy / tokens.max(1) as f64),
-            kl: with_kl.then(|| measured.sums.kl_mean()),
+            kl: objective.has_kl().then(|| measured.sums.kl_mean()),
             means: measured.sums.means.clone(),
-            clip: policy.then(|| measured.sums.clip_ratios()),
+            clip: objective.clips().then(|| measured.sums.clip_ratios()),
+            sampling: measured.sums.sampling.as_ref().map(SamplingSums::metrics),
+            policy_loss: bonus.is_on().then_some(measured.sums.loss),
+            entropy_coef: bonus.is_on().then_some(self.entropy.coef),
+            sampled: objective.is_policy(),
             sequences: samples.len() as u64,
             loss_tokens: tokens as u64,
             computed_tokens: micro.iter().map(|m| m.capacity.tokens as u64).sum(),
@@ -191,47 +225,93 @@ impl Trainer {
         })
     }
 
-    /// Forward, loss and backward of one micro-batch.
-    fn micro_batch(
+    /// Sets the entropy below which tokens are left out, if the objective leaves any out: a quantile of the whole optimizer
+    /// batch, so that every micro-batch is computed once before the first gradient. The forward pass of a lone micro-batch is
+    /// returned, to go on with.
+    fn entropy_threshold(
+        &mut self,
+        ctx: &Context,
+        weights: &Weights,
+        work: &mut Work<'_>,
+        micro: &[MicroBatch],
+        measured: &mut Measured,
+    ) -> Result<Option<Forward>> {
+        let Some(q) = self.config.objective.entropy_quantile() else { return Ok(None) };
+        let (mut entropies, mut last) = (Vec::with_capacity(work.totals.tokens), None);
+        for micro in micro {
+            let forward = self.forward(ctx, weights, work, micro, measured)?;
+            let mask = micro.groups.iter().flat_map(|g| g.clone()).flat_map(|i| &work.masks[i]);
+            entropies.extend(forward.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e));
+            last = Some(forward);
+        }
+        work.totals.entropy_threshold = quantile(entropies.clone(), q);
+        work.totals.entropy_tokens = entropies.iter().filter(|&&e| work.totals.keeps(f64::from(e))).count();
+        Ok(last.filter(|_| micro.len() == 1))
+    }
+
+    /// The forward pass of one micro-batch.
+    fn forward(
         &mut self,
         ctx: &Context,
         weights: &Weights,
         work: &Work<'_>,
         micro: &MicroBatch,
         measured: &mut Measured,
+    ) -> Result<Forward> {
+        let start = Instant::now();
+        let batch = micro.batch(work.sequences, self.config.prefix_sharing);
+        let tensors = BatchTensors::new(&self.memory.part("workspace"), &batch);
+        let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
+        net::forward(ctx, weights, rope, &tensors, tape)?;
+        net::head_forward(ctx, weights, &tensors, net::inv_temperature(self.config.temperature), tape)?;
+        let (logps, entropies) = (tape.logps().to_vec_f32(), tape.entropies().to_vec_f32());
+        measured.forward_time_s += start.elapsed().as_secs_f64();
+        Ok(Forward { tensors, logps, entropies })
+    }
+
+    /// Loss and backward pass of one micro-batch, whose forward pass was the last one.
+    fn backward(
+        &mut self,
+        ctx: &Context,
+        weights: &Weights,
+        work: &Work<'_>,
+        micro: &MicroBatch,
+        forward: &Forward,
+        measured: &mut Measured,
     ) -> Result<()> {
         let Work { samples, sequences, masks, totals } = work;
+        let Forward { tensors, logps, entropies } = forward;
         let start = Instant::now();
-        let batch = micro.batch(sequences, self.config.prefix_sharing);
-        let tensors = BatchTensors::new(&self.memory.part("workspace"), &batch);
-        let (logps, entropies) = {
-            let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
-            net::forward(ctx, weights, rope, &tensors, tape)?;
-            net::head_forward(ctx, weights, &tensors, net::inv_temperature(self.config.temperature), tape)?;
-            (tape.logps().to_vec_f32(), tape.entropies().to_vec_f32())
-        };
-
-        let mut d_logps = vec![0.0; logps.len()];
-        let (mut first, mut gradient) = (0, d_logps.as_mut_slice());
+        let (mut d_logps, mut d_entropies) = (vec![0.0; logps.len()], vec![0.0; logps.len()]);
+        let (mut first, mut gradient, mut of_entropies) = (0, d_logps.as_mut_slice(), d_entropies.as_mut_slice());
         for group in &micro.groups {
             let mut scored = Vec::with_capacity(group.len());
             for i in group.clone().filter(|&i| !sequences[i].completion.is_empty()) {
                 let tokens = first..first + samples[i].completion.len();
                 let (own, rest) = gradient.split_at_mut(tokens.len());
+                let (own_entropies, rest_entropies) = of_entropies.split_at_mut(tokens.len());
                 let (logps, entropies) = (&logps[tokens.clone()], &entropies[tokens.clone()]);
                 measured.add(&samples[i], &masks[i], logps, entropies, weights.version);
-                scored.push(Scored { sample: &samples[i], mask: &masks[i], logps, entropies, d_logps: own });
-                (first, gradient) = (tokens.end, rest);
+                let (sample, mask) = (&samples[i], masks[i].as_slice());
+                scored.push(Scored { sample, mask, logps, entropies, d_logps: own, d_entropies: own_entropies });
+                (first, gradient, of_entropies) = (tokens.end, rest, rest_entropies);
             }
             self.config.objective.evaluate(totals, &mut scored, &mut measured.sums);
         }
         measured.forward_time_s += start.elapsed().as_secs_f64();
 
         let start = Instant::now();
-        let d_logps = Tensor::from_f32(&self.memory.part("workspace"), &[d_logps.len()], &d_logps);
+        let workspace = self.memory.part("workspace");
+        let d_logps = Tensor::from_f32(&workspace, &[d_logps.len()], &d_logps);
+        let d_entropies = self
+            .config
+            .objective
+            .pulls_at_entropies(totals)
+            .then(|| Tensor::from_f32(&workspace, &[d_entropies.len()], &d_entropies));
+        let d_entropies = d_entropies.as_ref().map(Tensor::view);
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
-        net::head_backward(ctx, weights, &tensors, d_logps.view(), None, tape, &mut self.grads)?;
-        net::backward(ctx, weights, rope, &tensors, tape, &mut self.grads)?;
+        net::head_backward(ctx, weights, tensors, d_logps.view(), d_entropies, tape, &mut self.grads)?;
+        net::backward(ctx, weights, rope, tensors, tape, &mut self.grads)?;
         measured.backward_time_s += start.elapsed().as_secs_f64();
         Ok(())
     }
@@ -272,6 +352,7 @@ impl Trainer {
             steps: self.optimizer.steps,
             skipped_in_a_row: self.skipped_in_a_row,
             skipped_total: self.skipped_total,
+            entropy: self.config.objective.entropy().use_adaptive_entropy.then_some(self.entropy),
         }
     }
 
@@ -279,6 +360,7 @@ impl Trainer {
     pub fn set_state(&mut self, state: TrainerState) {
         self.optimizer.steps = state.steps;
         (self.skipped_in_a_row, self.skipped_total) = (state.skipped_in_a_row, state.skipped_total);
+        self.entropy = state.entropy.unwrap_or(self.entropy);
     }
 }
 

@@ -41,7 +41,7 @@ fn every_number_of_the_reference() {
     let (old_logps, ref_logps) = (rows("old_logps"), rows("ref_logps"));
     let (logps, entropies, old_values, values) = (rows("logps"), rows("entropies"), rows("old_values"), rows("values"));
     let n = masks.len();
-    let totals = Totals { sequences: n, tokens: masks.iter().flatten().filter(|&&m| m).count() };
+    let totals = Totals::of(&masks);
     let cases = fixture["cases"].as_array().expect("cases");
     assert_eq!(cases.len(), 6);
     for case in cases {

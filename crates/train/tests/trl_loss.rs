@@ -32,13 +32,15 @@ fn losses_gradients_and_metrics() {
     for case in &fixture.cases {
         let samples = fixture.samples(case, &fixture.logps, 0);
         let masks: Vec<Vec<bool>> = samples.iter().map(|s| case.loss.loss_mask(s)).collect();
-        let totals = Totals { sequences: samples.len(), tokens: masks.iter().flatten().filter(|&&m| m).count() };
+        let totals = Totals::of(&masks);
         let mut sums = LossSums::default();
         let mut d_logps = Vec::new();
         for (i, sample) in samples.iter().enumerate() {
             let sequence = Sequence {
                 logps: &fixture.logps[i],
-                old_logps: &sample.sampler_logps,
+                entropies: &fixture.entropies[i],
+                old_logps: sample.old_logps(),
+                sampler_logps: &sample.sampler_logps,
                 ref_logps: sample.ref_logps.as_deref(),
                 mask: &masks[i],
                 advantage: &sample.advantage,

@@ -113,6 +113,8 @@ struct SavedSample {
     completion: Vec<u32>,
     mask: Vec<bool>,
     sampler_logps: Vec<u32>,
+    #[serde(default)]
+    old_logps: Option<Vec<u32>>,
     ref_logps: Option<Vec<u32>>,
     versions: Vec<u64>,
     advantage: Vec<u32>,
@@ -139,6 +141,7 @@ impl From<&Sample> for SavedSample {
             completion: s.completion.clone(),
             mask: s.mask.clone(),
             sampler_logps: to_bits(&s.sampler_logps),
+            old_logps: s.old_logps.as_deref().map(to_bits),
             ref_logps: s.ref_logps.as_deref().map(to_bits),
             versions: s.versions.clone(),
             advantage,
@@ -156,6 +159,7 @@ impl SavedSample {
             completion: self.completion.clone(),
             mask: self.mask.clone(),
             sampler_logps: from_bits(&self.sampler_logps),
+            old_logps: self.old_logps.as_deref().map(from_bits),
             ref_logps: self.ref_logps.as_deref().map(from_bits),
             versions: self.versions.clone(),
             advantage: match self.advantage_per_token {
@@ -219,6 +223,7 @@ mod tests {
             completion: vec![4, 5],
             mask: vec![true, false],
             sampler_logps: vec![-0.1, f32::NEG_INFINITY],
+            old_logps: Some(vec![-0.2, f32::NAN]),
             ref_logps: Some(vec![f32::NAN, -0.0]),
             versions: vec![7, 8],
             advantage: Advantage::Tokens(vec![0.5, f32::MIN_POSITIVE / 2.0]),
@@ -233,6 +238,7 @@ mod tests {
         assert!(Arc::ptr_eq(&samples[0].prompt, &samples[1].prompt));
         let bits = |x: &[f32]| to_bits(x);
         assert_eq!(bits(&samples[0].sampler_logps), bits(&sample.sampler_logps));
+        assert_eq!(bits(samples[0].old_logps()), bits(sample.old_logps()));
         assert_eq!(bits(samples[0].ref_logps.as_ref().unwrap()), bits(sample.ref_logps.as_ref().unwrap()));
         assert_eq!((&samples[0].advantage, &samples[1].advantage), (&sample.advantage, &other.advantage));
         assert_eq!(samples[0].versions, [7, 8]);

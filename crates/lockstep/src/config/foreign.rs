@@ -65,11 +65,6 @@ static IGNORED: &[(&[&str], &str)] = &[
             "vllm_gpu_memory_utilization",
             "vllm_max_model_length",
             "vllm_tensor_parallel_size",
-            "vllm_importance_sampling_correction",
-            "vllm_importance_sampling_mode",
-            "vllm_importance_sampling_clip_max",
-            "vllm_importance_sampling_clip_min",
-            "vllm_importance_sampling_cap",
             "use_transformers_continuous_batching",
             "transformers_continuous_batching_config",
             "use_transformers_paged",
@@ -180,12 +175,6 @@ static IGNORED: &[(&[&str], &str)] = &[
     ),
     (&["ignore_data_skip", "restore_callback_states_from_checkpoint"], "a resumed run always continues exactly"),
     (&["eval_delay"], "evaluation begins with its first eval_steps"),
-    (&["sapo_temperature_neg", "sapo_temperature_pos"], "it belongs to loss_type sapo"),
-    (&["vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"], "it belongs to loss_type vespo"),
-    (
-        &["entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"],
-        "it belongs to use_adaptive_entropy",
-    ),
 ];
 
 const PRECISION: &str = "compute is f32 in this build; remove it (the checkpoint's own dtype is read whatever it is)";
@@ -217,9 +206,6 @@ static UNSUPPORTED: &[(&str, &str, &str)] = &[
     ("router_aux_loss_coef", "", "mixture-of-experts models are not supported"),
     ("vllm_structured_outputs_regex", "", "constrained generation is not supported; a `format` reward asks for a form"),
     ("multi_objective_aggregation", "sum_then_normalize", "only sum_then_normalize is supported in this build"),
-    ("top_entropy_quantile", "1", "all tokens are trained on in this build; remove it"),
-    ("entropy_coef", "0", "there is no entropy bonus in this build; remove it"),
-    ("use_adaptive_entropy", "", "there is no entropy bonus in this build; remove it"),
-    ("off_policy_mask_threshold", "", "there is no off-policy mask in this build; remove it"),
+    ("vllm_importance_sampling_cap", "", "the key is vllm_importance_sampling_clip_max"),
     ("max_tool_calling_iterations", "", "tools are not supported in this build; remove it"),
 ];

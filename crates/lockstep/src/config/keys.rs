@@ -4,6 +4,7 @@ use super::values::{Algorithm, EvalSampling, KeyValue, Strategy, Task};
 use rewards::RewardSpec;
 use serde_json::{Map, Value as Json};
 use std::path::PathBuf;
+use train::loss::sampling::CorrectionMode;
 use train::{ImportanceSamplingLevel, LossType, ScaleRewards, ScheduleKind};
 
 /// What a resumed run may do with a key.
@@ -187,7 +188,7 @@ keys! {
     "Loss" {
         /// How rewards become a gradient: it decides the advantages, the loss, and a few defaults.
         algorithm: Algorithm = Algorithm::Grpo, trl "the trainer's class", Refused;
-        /// How the loss is averaged over tokens and sequences.
+        /// The policy loss: how the ratio weighs a token, and how tokens and sequences are averaged.
         loss_type: LossType = LossType::Dapo, trl "same", Said;
         /// Whether each token or each sequence has its own importance ratio.
         importance_sampling_level: ImportanceSamplingLevel = ImportanceSamplingLevel::Token, trl "same", Said;
@@ -202,14 +203,56 @@ keys! {
         ref_model_sync_steps: u64 = 512, trl "same", Said;
         /// The ratio is clipped below 1 − epsilon.
         epsilon: f64 = 0.2, trl "same", Said;
-        /// The ratio is clipped above 1 + epsilon_high; not set: epsilon.
+        /// The ratio is clipped above 1 + epsilon_high; not set: epsilon. With loss_type "cispo" it is the largest ratio
+        /// itself (5 is recommended).
         epsilon_high: Option<f64> = None, trl "same", Said;
         /// Upper bound of the ratio that is not clipped (two-sided clipping); above 1 + epsilon_high.
         delta: Option<f64> = None, trl "same", Said;
+        /// loss_type "sapo": the temperature of its gate for tokens with an advantage above 0.
+        sapo_temperature_pos: f64 = 1.0, trl "same", Said;
+        /// loss_type "sapo": the temperature of its gate for other tokens.
+        sapo_temperature_neg: f64 = 1.05, trl "same", Said;
+        /// loss_type "vespo": the exponent k of the sequence's weight where the advantage is not negative.
+        vespo_k_pos: f64 = 2.0, trl "same", Said;
+        /// loss_type "vespo": the decay λ of the sequence's weight where the advantage is not negative.
+        vespo_lambda_pos: f64 = 3.0, trl "same", Said;
+        /// loss_type "vespo": the exponent k of the sequence's weight where the advantage is negative.
+        vespo_k_neg: f64 = 3.0, trl "same", Said;
+        /// loss_type "vespo": the decay λ of the sequence's weight where the advantage is negative.
+        vespo_lambda_neg: f64 = 2.0, trl "same", Said;
         /// Leave completions that the length limit cut out of the loss.
         mask_truncated_completions: bool = false, trl "same", Said;
         /// Multiply the KL estimate by the importance ratio, so that its gradient is unbiased.
         use_bias_correction_kl: bool = true, trl "same", Said;
+        /// Train on this share of the tokens, those of highest entropy; 1: all. The KL term stays on all. The bound is taken over
+        /// the whole optimizer batch, which takes another forward pass where it is more than one micro-batch.
+        top_entropy_quantile: f64 = 1.0, trl "same", Said;
+        /// Leave completions with a negative advantage out of the policy term where the policy has moved further than this from
+        /// what sampled them: the mean over tokens of log π_sampler − log π_θ.
+        off_policy_mask_threshold: Option<f64> = None, trl "same", Said;
+        /// The weight of the entropy bonus: J − entropy_coef × mean entropy per token; adaptive: its first value.
+        entropy_coef: f64 = 0.0, trl "same", Said;
+        /// Let the weight of the entropy bonus grow by entropy_coef_delta in steps whose entropy is at most entropy_target, and
+        /// shrink otherwise; it is applied after such steps only.
+        use_adaptive_entropy: bool = false, trl "same", Refused;
+        /// The least adaptive weight.
+        entropy_coef_min: f64 = 0.0, trl "same", Said;
+        /// The largest adaptive weight.
+        entropy_coef_max: f64 = 1.0, trl "same", Said;
+        /// How much the adaptive weight changes in an optimizer step.
+        entropy_coef_delta: f64 = 0.005, trl "same", Said;
+        /// The entropy per token, in nats, below which the adaptive weight acts.
+        entropy_target: f64 = 0.2, trl "same", Said;
+        /// Correct for samples whose sampler was not the policy that this run had before training on them (a file's, another
+        /// version's): log π_old is computed when they come in, and the policy term is weighed with c = π_old / π_sampler.
+        /// Off: what the sampler recorded is log π_old. In a run that samples for itself c is exactly 1.
+        vllm_importance_sampling_correction: bool = false, trl "true, where use_vllm is (which is false)", Said;
+        /// What c is of, the token or the sequence, and what happens outside its bounds: brought back, or left out.
+        vllm_importance_sampling_mode: CorrectionMode = CorrectionMode::SequenceMask, trl "same", Said;
+        /// The largest c.
+        vllm_importance_sampling_clip_max: Option<f64> = Some(3.0), trl "same", Said;
+        /// The smallest c.
+        vllm_importance_sampling_clip_min: Option<f64> = None, trl "same", Said;
     }
     "Optimizer" {
         /// The highest learning rate. (In supervised fine-tuning the default is TRL's there, 2e-5.)

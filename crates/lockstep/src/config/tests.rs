@@ -133,8 +133,29 @@ fn trl_keys_without_meaning_are_said_and_impossible_ones_refused() {
     assert!(notes[0].contains("use_vllm") && notes[0].contains("one engine"), "{notes:?}");
     refused(&[("bf16", "true")], &["`bf16 = true`", "compute is f32"]);
     refused(&[("deepspeed", "ds.json")], &["deepspeed"]);
-    refused(&[("entropy_coef", "0.1")], &["entropy_coef"]);
-    assert!(grpo(&[("entropy_coef", "0.0"), ("top_entropy_quantile", "1.0")]).is_ok());
+    refused(&[("use_peft", "true")], &["use_peft"]);
+}
+
+#[test]
+fn keys_of_the_loss_fit_each_other() {
+    let notes = grpo(&[("loss_type", "cispo")]).unwrap().notes;
+    assert!(notes.len() == 1 && notes[0].contains("epsilon_high"), "{notes:?}");
+    assert!(grpo(&[("loss_type", "cispo"), ("epsilon_high", "5")]).unwrap().notes.is_empty());
+    let set = [("entropy_coef", "0.01"), ("top_entropy_quantile", "0.2"), ("off_policy_mask_threshold", "0.5")];
+    let loss = grpo(&set).unwrap().config.loss();
+    assert_eq!((loss.entropy.entropy_coef, loss.top_entropy_quantile), (0.01, 0.2));
+    assert_eq!(loss.off_policy_mask_threshold, Some(0.5));
+    refused(&[("top_entropy_quantile", "1.5")], &["`top_entropy_quantile`", "at most 1"]);
+    refused(&[("entropy_coef_min", "2")], &["`entropy_coef_min`", "at most 1"]);
+    refused(&[("sapo_temperature_pos", "0")], &["`sapo_temperature_pos`", "above 0"]);
+    refused(&[("loss_type", "papo")], &["cispo", "vespo"]);
+    let on = ("vllm_importance_sampling_correction", "true");
+    refused(&[on, ("vllm_importance_sampling_clip_min", "3")], &["below vllm_importance_sampling_clip_max = 3"]);
+    let truncate = ("vllm_importance_sampling_mode", "token_truncate");
+    refused(&[on, truncate, ("vllm_importance_sampling_clip_max", "none")], &["nothing to truncate at"]);
+    refused(&[on, ("loss_type", "vespo")], &["\"token_mask\""]);
+    assert!(grpo(&[on, ("loss_type", "vespo"), truncate]).is_ok());
+    refused(&[("vllm_importance_sampling_cap", "2")], &["vllm_importance_sampling_clip_max"]);
 }
 
 #[test]

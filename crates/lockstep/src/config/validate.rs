@@ -25,6 +25,8 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
         bad_input!("no training data: give --dataset FILE, or dataset_name in the configuration");
     }
     if purpose == Purpose::Grpo {
+        super::algorithms::check(resolved)?;
+        let c = &resolved.config;
         batches(c)?;
         if c.sync_ref_model && c.beta == 0.0 {
             bad_input!(
@@ -115,6 +117,33 @@ fn ranges(c: &Config) -> anyhow::Result<()> {
         ("ref_model_mixup_alpha", c.ref_model_mixup_alpha, 0.0, true, 1.0, true),
         ("epsilon", c.epsilon, 0.0, true, f64::MAX, true),
         ("epsilon_high", c.epsilon_high.unwrap_or(0.0), 0.0, true, f64::MAX, true),
+        ("sapo_temperature_pos", c.sapo_temperature_pos, 0.0, false, f64::MAX, true),
+        ("sapo_temperature_neg", c.sapo_temperature_neg, 0.0, false, f64::MAX, true),
+        ("vespo_k_pos", c.vespo_k_pos, 0.0, true, f64::MAX, true),
+        ("vespo_lambda_pos", c.vespo_lambda_pos, 0.0, true, f64::MAX, true),
+        ("vespo_k_neg", c.vespo_k_neg, 0.0, true, f64::MAX, true),
+        ("vespo_lambda_neg", c.vespo_lambda_neg, 0.0, true, f64::MAX, true),
+        ("top_entropy_quantile", c.top_entropy_quantile, 0.0, true, 1.0, true),
+        ("off_policy_mask_threshold", c.off_policy_mask_threshold.unwrap_or(1.0), 0.0, false, f64::MAX, true),
+        ("entropy_coef", c.entropy_coef, f64::MIN, true, f64::MAX, true),
+        ("entropy_coef_min", c.entropy_coef_min, f64::MIN, true, c.entropy_coef_max, true),
+        ("entropy_coef_delta", c.entropy_coef_delta, 0.0, true, f64::MAX, true),
+        (
+            "vllm_importance_sampling_clip_min",
+            c.vllm_importance_sampling_clip_min.unwrap_or(0.0),
+            0.0,
+            true,
+            f64::MAX,
+            true,
+        ),
+        (
+            "vllm_importance_sampling_clip_max",
+            c.vllm_importance_sampling_clip_max.unwrap_or(1.0),
+            0.0,
+            false,
+            f64::MAX,
+            true,
+        ),
         ("learning_rate", c.learning_rate, 0.0, true, f64::MAX, true),
         ("warmup_steps", c.warmup_steps, 0.0, true, f64::MAX, true),
         ("warmup_ratio", c.warmup_ratio.unwrap_or(0.0), 0.0, true, 1.0, true),
@@ -398,9 +427,31 @@ impl Config {
             epsilon: self.epsilon,
             epsilon_high: self.epsilon_high,
             delta: self.delta,
+            sapo_temperature_pos: self.sapo_temperature_pos,
+            sapo_temperature_neg: self.sapo_temperature_neg,
+            vespo_k_pos: self.vespo_k_pos,
+            vespo_lambda_pos: self.vespo_lambda_pos,
+            vespo_k_neg: self.vespo_k_neg,
+            vespo_lambda_neg: self.vespo_lambda_neg,
             beta: self.beta,
             use_bias_correction_kl: self.use_bias_correction_kl,
             mask_truncated_completions: self.mask_truncated_completions,
+            off_policy_mask_threshold: self.off_policy_mask_threshold,
+            top_entropy_quantile: self.top_entropy_quantile,
+            entropy: train::loss::entropy::EntropyConfig {
+                entropy_coef: self.entropy_coef,
+                use_adaptive_entropy: self.use_adaptive_entropy,
+                entropy_coef_min: self.entropy_coef_min,
+                entropy_coef_max: self.entropy_coef_max,
+                entropy_coef_delta: self.entropy_coef_delta,
+                entropy_target: self.entropy_target,
+            },
+            importance_sampling: train::loss::sampling::Correction {
+                enabled: self.vllm_importance_sampling_correction,
+                mode: self.vllm_importance_sampling_mode,
+                clip_max: self.vllm_importance_sampling_clip_max,
+                clip_min: self.vllm_importance_sampling_clip_min,
+            },
             max_completion_length: self.max_completion_length,
         }
     }

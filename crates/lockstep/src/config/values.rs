@@ -4,6 +4,7 @@ use rewards::RewardSpec;
 use serde_json::{Map, Value as Json, json};
 use std::path::PathBuf;
 use toml::Value;
+use train::loss::sampling::CorrectionMode;
 use train::{ImportanceSamplingLevel, LossType, ScaleRewards, ScheduleKind};
 
 /// A type that a key can have.
@@ -256,7 +257,14 @@ macro_rules! words {
 }
 
 words! {
-    LossType { "grpo" => LossType::Grpo, "bnpo" => LossType::Bnpo, "dr_grpo" => LossType::DrGrpo, "dapo" => LossType::Dapo }
+    LossType {
+        "grpo" => LossType::Grpo, "bnpo" => LossType::Bnpo, "dr_grpo" => LossType::DrGrpo, "dapo" => LossType::Dapo,
+        "cispo" => LossType::Cispo, "sapo" => LossType::Sapo, "luspo" => LossType::Luspo, "vespo" => LossType::Vespo,
+    }
+    CorrectionMode {
+        "token_truncate" => CorrectionMode::TokenTruncate, "token_mask" => CorrectionMode::TokenMask,
+        "sequence_truncate" => CorrectionMode::SequenceTruncate, "sequence_mask" => CorrectionMode::SequenceMask,
+    }
     ImportanceSamplingLevel { "token" => ImportanceSamplingLevel::Token, "sequence" => ImportanceSamplingLevel::Sequence }
     ScaleRewards { "group" => ScaleRewards::Group, "batch" => ScaleRewards::Batch, "none" => ScaleRewards::None }
     ScheduleKind {

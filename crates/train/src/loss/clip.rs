@@ -7,10 +7,15 @@
 
 use super::{LossConfig, Term};
 
+/// The smaller of both; NaN where `x` is (`f64::min` would hide it).
+pub fn at_most(x: f64, bound: f64) -> f64 {
+    if x > bound { bound } else { x }
+}
+
 /// L of a token with ratio `ratio` and advantage `advantage`.
 pub fn surrogate(config: &LossConfig, ratio: f64, advantage: f64) -> Term {
     let (lower, upper) = (1.0 - config.epsilon, 1.0 + config.epsilon_high());
-    let bounded = config.delta.map_or(ratio, |delta| ratio.min(delta));
+    let bounded = config.delta.map_or(ratio, |delta| at_most(ratio, delta));
     let clipped = ratio.clamp(lower, upper);
     let (free_side, clip_side) = (bounded * advantage, clipped * advantage);
     // On a tie both sides have the same slope, or the advantage is 0.

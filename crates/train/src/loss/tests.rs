@@ -1,10 +1,18 @@
+mod family;
+mod logits;
+mod oracle;
+
 use super::*;
+use crate::ClipRatios;
 use kernels::check::{directional_error, normal};
+use sampling::{Correction, CorrectionMode};
 
 /// Five sequences of odd lengths, one without a token in the loss, one empty; ratios spread over both sides of the clip.
 struct Case {
     logps: Vec<Vec<f64>>,
+    entropies: Vec<Vec<f64>>,
     old: Vec<Vec<f64>>,
+    sampler: Vec<Vec<f64>>,
     reference: Vec<Vec<f64>>,
     masks: Vec<Vec<bool>>,
     advantages: Vec<Advantage>,
@@ -21,41 +29,56 @@ fn case() -> Case {
     let add = |noise: Vec<Vec<f64>>| -> Vec<Vec<f64>> {
         logps.iter().zip(noise).map(|(a, b)| a.iter().zip(b).map(|(a, b)| a + b).collect()).collect()
     };
-    let (old, reference) = (add(rows(20, 0.4, 0.1)), add(rows(30, 0.7, 0.0)));
+    let (old, sampler, reference) = (add(rows(20, 0.4, 0.1)), add(rows(50, 0.6, 0.2)), add(rows(30, 0.7, 0.0)));
+    let entropies = rows(40, 0.3, 1.5);
     let mut masks: Vec<Vec<bool>> = lengths.iter().map(|&n| (0..n).map(|t| t % 4 != 2).collect()).collect();
     masks[4].fill(false);
     let advantages = [1.3, -0.8, -0.4, 0.7, 2.0].map(Advantage::Sequence).to_vec();
-    Case { logps, old, reference, masks, advantages }
+    Case { logps, entropies, old, sampler, reference, masks, advantages }
 }
 
 impl Case {
     fn totals(&self) -> Totals {
-        Totals { sequences: self.masks.len(), tokens: self.masks.iter().flatten().filter(|&&m| m).count() }
+        Totals::of(&self.masks)
     }
     /// J and its gradient at these log-probabilities (all sequences' behind one another).
     fn evaluate(&self, config: &LossConfig, flat: &[f64]) -> (LossSums, Vec<f64>) {
+        self.evaluate_with(config, &self.totals(), flat)
+    }
+    fn evaluate_with(&self, config: &LossConfig, totals: &Totals, flat: &[f64]) -> (LossSums, Vec<f64>) {
         let (mut sums, mut gradient, mut start) = (LossSums::default(), vec![f64::NAN; flat.len()], 0);
         for s in 0..self.masks.len() {
             let range = start..start + self.masks[s].len();
             let sequence = Sequence {
                 logps: &flat[range.clone()],
+                entropies: &self.entropies[s],
                 old_logps: &self.old[s],
+                sampler_logps: &self.sampler[s],
                 ref_logps: Some(&self.reference[s]),
                 mask: &self.masks[s],
                 advantage: &self.advantages[s],
             };
-            policy(config, &self.totals(), &sequence, &mut gradient[range.clone()], &mut sums);
+            policy(config, totals, &sequence, &mut gradient[range.clone()], &mut sums);
             start = range.end;
         }
         (sums, gradient)
     }
 }
 
-const TYPES: [LossType; 4] = [LossType::Grpo, LossType::Bnpo, LossType::DrGrpo, LossType::Dapo];
+const TYPES: [LossType; 8] = [
+    LossType::Grpo,
+    LossType::Bnpo,
+    LossType::DrGrpo,
+    LossType::Dapo,
+    LossType::Cispo,
+    LossType::Sapo,
+    LossType::Luspo,
+    LossType::Vespo,
+];
 const LEVELS: [ImportanceSamplingLevel; 2] = [ImportanceSamplingLevel::Token, ImportanceSamplingLevel::Sequence];
 
 #[test]
-fn gradients_are_those_of_the_values() {
+fn values_and_gradients_are_the_oracles() {
     let mut case = case();
     let flat: Vec<f64> = case.logps.concat();
     for tokens in [false, true] {
@@ -65,22 +88,41 @@ fn gradients_are_those_of_the_values() {
         }
         for loss_type in TYPES {
             for importance_sampling_level in LEVELS {
-                for (beta, use_bias_correction_kl, delta) in
-                    [(0.0, false, None), (0.3, false, Some(1.15)), (0.3, true, None)]
-                {
-                    let base = LossConfig {
-                        loss_type,
-                        importance_sampling_level,
-                        max_completion_length: 9,
-                        ..LossConfig::default()
-                    };
-                    let config = LossConfig { beta, use_bias_correction_kl, delta, epsilon_high: Some(0.3), ..base };
-                    let (_, gradient) = case.evaluate(&config, &flat);
-                    let error = directional_error(&flat, &gradient, |x| case.evaluate(&config, x).0.loss);
-                    assert!(error < 1e-7, "{config:?}: {error}");
-                    let mut spoiled = gradient;
-                    spoiled[4] += 1e-3;
-                    assert!(directional_error(&flat, &spoiled, |x| case.evaluate(&config, x).0.loss) > 1e-5);
+                let base = LossConfig {
+                    loss_type,
+                    importance_sampling_level,
+                    max_completion_length: 9,
+                    epsilon_high: Some(if loss_type == LossType::Cispo { 1.2 } else { 0.3 }),
+                    ..LossConfig::default()
+                };
+                let correction = |mode| Correction { enabled: true, mode, clip_max: Some(1.3), clip_min: Some(0.4) };
+                let variants = [
+                    base.clone(),
+                    LossConfig { beta: 0.3, use_bias_correction_kl: false, delta: Some(1.35), ..base.clone() },
+                    LossConfig { beta: 0.3, ..base.clone() },
+                    LossConfig { off_policy_mask_threshold: Some(0.15), beta: 0.1, ..base.clone() },
+                    LossConfig { importance_sampling: correction(CorrectionMode::TokenTruncate), ..base.clone() },
+                    LossConfig { importance_sampling: correction(CorrectionMode::TokenMask), ..base.clone() },
+                    LossConfig {
+                        importance_sampling: correction(CorrectionMode::SequenceMask),
+                        beta: 0.2,
+                        ..base.clone()
+                    },
+                    LossConfig { importance_sampling: correction(CorrectionMode::SequenceTruncate), ..base },
+                ];
+                for config in &variants {
+                    for entropy_threshold in [None, Some(1.5)] {
+                        let totals = Totals { entropy_threshold, ..case.totals() };
+                        let (sums, gradient) = case.evaluate_with(config, &totals, &flat);
+                        let expected = oracle::loss(&case, config, &totals, &flat, &flat);
+                        assert!((sums.loss - expected).abs() <= 1e-12 * expected.abs(), "{config:?}: {expected}");
+                        let value = |x: &[f64]| oracle::loss(&case, config, &totals, x, &flat);
+                        let error = directional_error(&flat, &gradient, value);
+                        assert!(error < 1e-7, "{config:?}: {error}");
+                        let mut spoiled = gradient;
+                        spoiled[4] += 1e-3;
+                        assert!(directional_error(&flat, &spoiled, value) > 1e-5);
+                    }
                 }
             }
         }
@@ -135,10 +177,13 @@ fn nothing_in_the_loss_gives_nothing() {
     let mut case = case();
     case.masks.iter_mut().for_each(|m| m.fill(false));
     // Values outside the mask are never read.
-    case.old.iter_mut().for_each(|x| x.fill(f64::NAN));
+    case.old.iter_mut().chain(&mut case.sampler).for_each(|x| x.fill(f64::NAN));
     for loss_type in TYPES {
         for importance_sampling_level in LEVELS {
-            let config = LossConfig { loss_type, importance_sampling_level, beta: 0.1, ..LossConfig::default() };
+            let importance_sampling = Correction { enabled: true, ..Correction::default() };
+            let off_policy_mask_threshold = Some(0.1);
+            let base = LossConfig { importance_sampling, off_policy_mask_threshold, ..LossConfig::default() };
+            let config = LossConfig { loss_type, importance_sampling_level, beta: 0.1, ..base };
             let (sums, gradient) = case.evaluate(&config, &case.logps.concat());
             assert_eq!((sums.loss, sums.kl_mean(), sums.clip_ratios()), (0.0, 0.0, ClipRatios::default()));
             assert!(gradient.iter().all(|&g| g == 0.0));
@@ -149,7 +194,7 @@ fn nothing_in_the_loss_gives_nothing() {
 /// Σ w m L of a given matrix of token losses.
 fn reduce(loss: &impl PolicyLoss, values: &[Vec<f64>], masks: &[Vec<bool>]) -> f64 {
     let count = |m: &[bool]| m.iter().filter(|&&m| m).count();
-    let totals = Totals { sequences: masks.len(), tokens: masks.iter().map(|m| count(m)).sum() };
+    let totals = Totals::of(masks);
     let mut sum = 0.0;
     for (values, mask) in values.iter().zip(masks) {
         let weight = loss.weight(&LossConfig::default(), count(mask), &totals);
@@ -178,6 +223,6 @@ fn reductions_on_the_known_vectors() {
 fn supervised_is_the_mean_over_tokens() {
     let (logps, mask) = (vec![-1.0f64, -2.0, -4.0], vec![true, false, true]);
     let (mut d, mut sums) = (vec![f64::NAN; 3], LossSums::default());
-    supervised::supervised(&Totals { sequences: 1, tokens: 2 }, &logps, &mask, &mut d, &mut sums);
+    supervised::supervised(&Totals { sequences: 1, tokens: 2, ..Totals::default() }, &logps, &mask, &mut d, &mut sums);
     assert_eq!((sums.loss, sums.tokens, d), (2.5, 2, vec![-0.5, 0.0, -0.5]));
 }

@@ -88,6 +88,7 @@ impl Fixture {
             completion: completion.clone(),
             mask: (0..completion.len()).map(|t| foreign.as_ref().is_none_or(|m| m[i][t] == 1)).collect(),
             sampler_logps: if case.changed { self.old_logps[i].clone() } else { on[i].clone() },
+            old_logps: None,
             ref_logps: Some(self.ref_logps[i].clone()),
             versions: vec![if case.changed { version.wrapping_sub(1) } else { version }; completion.len()],
             advantage: Advantage::Sequence(advantages[i]),
@@ -114,6 +115,7 @@ impl Case {
             use_bias_correction_kl: config["use_bias_correction_kl"].as_bool().unwrap_or(true),
             mask_truncated_completions: flag("mask_truncated_completions"),
             max_completion_length: get(&common["max_completion_length"]),
+            ..LossConfig::default()
         };
         Case {
             title: format!("{} {} {config}", json["name"], json["policy"]),

@@ -34,7 +34,7 @@ fn case() -> Case {
 
 impl Case {
     fn totals(&self) -> Totals {
-        Totals { sequences: 3, tokens: self.masks.iter().flatten().filter(|&&m| m).count() }
+        Totals::of(&self.masks)
     }
 
     /// The policy's J and its gradient by log-probabilities, then entropies.
@@ -143,7 +143,7 @@ fn each_side_of_the_value_clip() {
         let (mut sums, mut d) = (LossSums::default(), [f64::NAN]);
         let states = States { values: &[v], old_values: &[old], returns: &[target], mask: &[true] };
         let config = ValueConfig { cliprange_value: 0.2, vf_coef: 1.0 };
-        value(&config, &Totals { sequences: 1, tokens: 1 }, &states, &mut d, &mut sums);
+        value(&config, &Totals { sequences: 1, tokens: 1, ..Totals::default() }, &states, &mut d, &mut sums);
         (sums.loss, d[0], mean(&sums, "val/clipfrac_avg"))
     };
     let close = |got: (f64, f64, f64), expected: (f64, f64, f64)| {

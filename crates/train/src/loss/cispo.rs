@@ -1,0 +1,31 @@
+//! CISPO (MiniMax-M1, Chen et al. 2025, arXiv:2506.13585): the ratio is bounded and held constant, and log π_θ carries the
+//! gradient, so that no token drops out of it.
+//!
+//! L = −sg[min(r, ε_max)] A log π_θ, J = 1/N Σ_s Σ_t m L
+//!
+//! ∂L/∂log π_θ = −min(r, ε_max) A. `epsilon_high` is ε_max itself, not its distance from 1; ScaleRL (arXiv:2510.13786)
+//! recommends 5.
+
+use super::{LossConfig, LossSums, PolicyLoss, Term, Token, Totals, Whole, clip};
+
+/// w_s = 1 / max(1, N)
+#[derive(Clone, Copy, Debug)]
+pub struct Cispo;
+
+impl PolicyLoss for Cispo {
+    fn weight(&self, _: &LossConfig, _: usize, totals: &Totals) -> f64 {
+        1.0 / totals.tokens.max(1) as f64
+    }
+
+    fn term(&self, config: &LossConfig, token: &Token) -> Term {
+        let &Token { ratio, logp, advantage, .. } = token;
+        let slope = -clip::at_most(ratio, config.epsilon_high()) * advantage;
+        let high = ratio > config.epsilon_high() && advantage > 0.0;
+        Term { value: slope * logp, d_logp: slope, high, ..Term::default() }
+    }
+
+    /// `cispo_clip_ratio`: the share with r > ε_max and A > 0.
+    fn report(&self, _: &LossConfig, whole: &Whole<'_>, sums: &mut LossSums) {
+        sums.means.add("cispo_clip_ratio", whole.high as f64, whole.counted);
+    }
+}

@@ -1,0 +1,60 @@
+//! RLOO (Ahmadian et al. 2024, arXiv:2402.14740): REINFORCE on whole completions, here with PPO's clip, as TRL's
+//! `RLOOTrainer`. The advantage is against the mean of the other completions ([`crate::advantages::rloo`]), the KL
+//! divergence is in the reward.
+//!
+//! J = −1/B Σ_s min(r A, clip(r, 1 − ε, 1 + ε_high) A), r = e^ρ, ρ = Σ_t m (log π_θ − log π_old)
+//!
+//! The ratio is that of the whole completion, not GSPO's geometric mean; ∂ρ/∂log π_θ(t) = m_t. A sequence without a token
+//! in the loss has r = 1 and still counts −A, without a gradient.
+
+use super::{LossConfig, LossSums, Sequence, Totals, clip};
+use crate::{Advantage, Sample};
+use kernels::check::Float;
+use serde::{Deserialize, Serialize};
+
+/// The loss; names, meanings and defaults are those of TRL's `RLOOConfig`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RlooConfig {
+    /// The clip range below 1.
+    pub epsilon: f64,
+    /// The clip range above 1; `None`: as below.
+    pub epsilon_high: Option<f64>,
+    /// Leave completions that the length limit cut out of the loss.
+    pub mask_truncated_completions: bool,
+}
+
+impl Default for RlooConfig {
+    fn default() -> Self {
+        RlooConfig { epsilon: 0.2, epsilon_high: None, mask_truncated_completions: false }
+    }
+}
+
+impl RlooConfig {
+    /// The completion tokens of `sample` that the loss uses.
+    pub fn loss_mask(&self, sample: &Sample) -> Vec<bool> {
+        let out = self.mask_truncated_completions && sample.truncated;
+        sample.mask.iter().map(|&m| m && !out).collect()
+    }
+}
+
+/// Adds one sequence's part of J to `sums`, and overwrites `d_logps` with ∂J/∂log π_θ. Panics if the advantage is per token.
+pub fn rloo<T: Float>(
+    config: &RlooConfig,
+    totals: &Totals,
+    sequence: &Sequence<'_, T>,
+    d_logps: &mut [T],
+    sums: &mut LossSums,
+) {
+    let &Sequence { logps, old_logps, mask, advantage, .. } = sequence;
+    let &Advantage::Sequence(advantage) = advantage else { panic!("RLOO's advantage is one number per completion") };
+    let log_ratio: f64 = (0..mask.len()).filter(|&t| mask[t]).map(|t| logps[t].f64() - old_logps[t].f64()).sum();
+    let clip = LossConfig { epsilon: config.epsilon, epsilon_high: config.epsilon_high, ..LossConfig::default() };
+    let term = clip::surrogate(&clip, log_ratio.exp(), f64::from(advantage));
+    let weight = 1.0 / totals.sequences as f64;
+    for (d, &m) in d_logps.iter_mut().zip(mask) {
+        *d = T::of(if m { weight * term.d_log_ratio } else { 0.0 });
+    }
+    sums.loss += weight * term.value;
+    sums.tokens += mask.iter().filter(|&&m| m).count() as u64;
+    sums.count_clipped(u64::from(term.low), u64::from(term.high), 1);
+}

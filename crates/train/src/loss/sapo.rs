@@ -1,0 +1,32 @@
+//! SAPO, soft adaptive policy optimisation (Gao et al. 2025, arXiv:2511.20347): a sigmoid gate in the place of the clip,
+//! narrower where the advantage is not positive.
+//!
+//! L = −(4/τ) σ(τ (r − 1)) A, τ = `sapo_temperature_pos` where A > 0, else `sapo_temperature_neg`
+//!
+//! ∂L/∂ρ = −4 σ (1 − σ) r A, which at r = 1 is −A, as without a gate. Averaged as [`grpo`](super::grpo).
+
+use super::{LossConfig, LossSums, PolicyLoss, Term, Token, Totals, Whole, grpo};
+
+/// w_s = 1 / (B max(1, n_s))
+#[derive(Clone, Copy, Debug)]
+pub struct Sapo;
+
+impl PolicyLoss for Sapo {
+    fn weight(&self, config: &LossConfig, tokens: usize, totals: &Totals) -> f64 {
+        grpo::Grpo.weight(config, tokens, totals)
+    }
+
+    fn term(&self, config: &LossConfig, token: &Token) -> Term {
+        let &Token { ratio, advantage, .. } = token;
+        let tau = if advantage > 0.0 { config.sapo_temperature_pos } else { config.sapo_temperature_neg };
+        let gate = 1.0 / (1.0 + (-tau * (ratio - 1.0)).exp());
+        Term {
+            value: -4.0 / tau * gate * advantage,
+            d_log_ratio: -4.0 * gate * (1.0 - gate) * ratio * advantage,
+            ..Term::default()
+        }
+    }
+
+    /// Nothing is clipped.
+    fn report(&self, _: &LossConfig, _: &Whole<'_>, _: &mut LossSums) {}
+}

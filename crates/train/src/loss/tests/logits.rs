@@ -1,0 +1,119 @@
+//! Through the logits: log-probabilities and entropies of a softmax, each loss on top, the entropy bonus beside it. What the
+//! model's head does with ∂J/∂log π and ∂J/∂H is here in f64.
+
+use super::*;
+use crate::loss::rloo::{RlooConfig, rloo};
+
+const WORDS: usize = 6;
+
+/// Log-probabilities and entropies of every token of `case` under `logits: [tokens, WORDS]`, at `temperature`; token t is
+/// word t mod `WORDS`.
+fn head(logits: &[f64], temperature: f64) -> (Vec<f64>, Vec<f64>) {
+    let row = |(t, z): (usize, &[f64])| {
+        let lse = z.iter().map(|z| (z / temperature).exp()).sum::<f64>().ln();
+        let entropy = -z.iter().map(|z| z / temperature - lse).map(|l| l.exp() * l).sum::<f64>();
+        (z[t % WORDS] / temperature - lse, entropy)
+    };
+    logits.chunks(WORDS).enumerate().map(row).unzip()
+}
+
+/// ∂J/∂logits from ∂J/∂log π and ∂J/∂H.
+fn head_backward(logits: &[f64], temperature: f64, d_logps: &[f64], d_entropies: &[f64]) -> Vec<f64> {
+    let (_, entropies) = head(logits, temperature);
+    let mut gradient = Vec::with_capacity(logits.len());
+    for (t, z) in logits.chunks(WORDS).enumerate() {
+        let lse = z.iter().map(|z| (z / temperature).exp()).sum::<f64>().ln();
+        for (v, z) in z.iter().enumerate() {
+            let logp = z / temperature - lse;
+            let chosen = if v == t % WORDS { 1.0 } else { 0.0 };
+            // ∂H/∂z_v = −p_v (log p_v + H)
+            let d = d_logps[t] * (chosen - logp.exp()) - d_entropies[t] * logp.exp() * (logp + entropies[t]);
+            gradient.push(d / temperature);
+        }
+    }
+    gradient
+}
+
+/// J with its bonus, and ∂J/∂(log π, H), of any objective.
+type Objective<'a> = &'a dyn Fn(&Case, &Totals, &[f64], &mut [f64], &mut LossSums);
+
+fn evaluate(
+    case: &Case,
+    totals: &Totals,
+    objective: Objective<'_>,
+    logps: &[f64],
+    entropies: &[f64],
+) -> (f64, Vec<f64>, Vec<f64>) {
+    let (mut d_logps, mut d_entropies) = (vec![f64::NAN; logps.len()], vec![f64::NAN; logps.len()]);
+    let (mut sums, mut start) = (LossSums::default(), 0);
+    objective(case, totals, logps, &mut d_logps, &mut sums);
+    for mask in &case.masks {
+        let range = start..start + mask.len();
+        entropy::bonus(totals, &entropies[range.clone()], mask, &mut d_entropies[range.clone()], &mut sums);
+        start = range.end;
+    }
+    let bonus = totals.entropy_coef * sums.entropy / totals.entropy_tokens.max(1) as f64;
+    (sums.loss - bonus, d_logps, d_entropies)
+}
+
+fn check(case: &Case, name: &str, totals: &Totals, objective: Objective<'_>, value: &dyn Fn(&[f64], &[f64]) -> f64) {
+    let (tokens, temperature) = (case.masks.concat().len(), 0.7);
+    let logits = normal::<f64>(99, tokens * WORDS);
+    let (frozen, entropies) = head(&logits, temperature);
+    let (_, d_logps, d_entropies) = evaluate(case, totals, objective, &frozen, &entropies);
+    let gradient = head_backward(&logits, temperature, &d_logps, &d_entropies);
+    let through = |logits: &[f64]| {
+        let (logps, entropies) = head(logits, temperature);
+        let (mut kept, mut sum, mut start) = (0usize, 0.0, 0);
+        for mask in &case.masks {
+            for (t, _) in mask.iter().enumerate().filter(|(_, m)| **m) {
+                (kept, sum) = (kept + 1, sum + entropies[start + t]);
+            }
+            start += mask.len();
+        }
+        value(&logps, &frozen) - totals.entropy_coef * sum / kept as f64
+    };
+    let error = directional_error(&logits, &gradient, through);
+    assert!(error < 1e-7, "{name}: {error}");
+    let mut spoiled = gradient;
+    spoiled[3] += 1e-3;
+    assert!(directional_error(&logits, &spoiled, through) > 1e-5, "{name}");
+}
+
+#[test]
+fn every_policy_loss_through_its_logits() {
+    let mut case = case();
+    // Old and reference near the softmax's own log-probabilities, so that ratios lie on both sides of the clip.
+    let near =
+        |(i, m): (usize, &Vec<bool>)| normal::<f64>(70 + i as u64, m.len()).iter().map(|x| -2.0 + 0.5 * x).collect();
+    case.old = case.masks.iter().enumerate().map(near).collect();
+    case.reference = case.old.iter().map(|row| row.iter().map(|x| x - 0.1).collect()).collect();
+    let totals = Totals { entropy_coef: 0.3, ..case.totals() };
+    for loss_type in TYPES {
+        for importance_sampling_level in LEVELS {
+            let base = LossConfig { loss_type, importance_sampling_level, beta: 0.2, ..LossConfig::default() };
+            let config = LossConfig { epsilon_high: Some(1.5), ..base };
+            let objective = |case: &Case, totals: &Totals, logps: &[f64], d: &mut [f64], sums: &mut LossSums| {
+                let (own, gradient) = case.evaluate_with(&config, totals, logps);
+                d.copy_from_slice(&gradient);
+                *sums = own;
+            };
+            let value = |x: &[f64], frozen: &[f64]| oracle::loss(&case, &config, &totals, x, frozen);
+            check(&case, &format!("{config:?}"), &totals, &objective, &value);
+        }
+    }
+}
+
+#[test]
+fn rloo_through_its_logits() {
+    let mut case = case();
+    let near = |m: &Vec<bool>| vec![-2.2; m.len()];
+    case.old = case.masks.iter().map(near).collect();
+    let totals = Totals { entropy_coef: 0.1, ..case.totals() };
+    let config = RlooConfig { epsilon_high: Some(0.5), ..RlooConfig::default() };
+    let objective = |case: &Case, totals: &Totals, logps: &[f64], d: &mut [f64], sums: &mut LossSums| {
+        family::each(case, logps, d, |sequence, d| rloo(&config, totals, sequence, d, sums));
+    };
+    let value = |x: &[f64], _: &[f64]| family::rloo_value(&case, &config, x);
+    check(&case, "rloo", &totals, &objective, &value);
+}
