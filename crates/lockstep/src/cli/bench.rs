@@ -1,7 +1,8 @@
 //! `lockstep bench`.
 
-use crate::bench::{self, Report, Shape};
+use crate::bench::{self, Report, Shape, algorithms};
 use crate::session::context;
+use kernels::Context;
 use std::io::Write;
 
 /// Measures the engine beside what this machine can do at most.
@@ -53,35 +54,27 @@ pub enum What {
     Levels(Common),
     /// Prints the config.json of a size, for `lockstep init`: the same weights for other programs.
     Shape(Common),
+    /// Every algorithm learns the demo's task: held-out accuracy against tokens and seconds, mean ± std over seeds.
+    Algorithms(algorithms::Args),
 }
 
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let (What::Gemm(common)
-    | What::Rollout(common)
-    | What::Train(common)
-    | What::Step(common)
-    | What::Memory(common)
-    | What::Parity(common)
-    | What::Scaling(common)
-    | What::Levels(common)
-    | What::Shape(common)) = &args.what;
-    let shape = common.shape;
-    if matches!(args.what, What::Shape(_)) {
-        return Ok(writeln!(std::io::stdout().lock(), "{}", shape.config_json())?);
-    }
-    let ctx = context(common.threads)?;
-    let report: Report = match &args.what {
-        What::Gemm(_) => bench::gemm::run(&ctx, 0.3)?,
-        What::Rollout(_) => bench::rollout::run(&ctx, shape, 24)?,
-        What::Train(_) => bench::train::run(&ctx, shape, 3)?,
-        What::Step(_) => bench::step::run(&ctx, &[shape], 3)?,
-        What::Memory(_) => bench::memory::run(&ctx, shape)?,
-        What::Parity(_) => bench::parity::run(&ctx, shape)?,
-        What::Scaling(_) => bench::scaling::run(&ctx, shape, 256, 4096)?,
-        What::Levels(_) => bench::levels::run(&ctx, shape)?,
-        What::Shape(_) => unreachable!("printed above"),
+    let report = |common: &Common, run: &dyn Fn(&Context, Shape) -> anyhow::Result<Report>| -> anyhow::Result<()> {
+        let report = run(&context(common.threads)?, common.shape)?;
+        let text = if common.json { serde_json::to_string_pretty(&report.json())? + "\n" } else { report.text(140) };
+        Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
     };
-    let text = if common.json { serde_json::to_string_pretty(&report.json())? + "\n" } else { report.text(140) };
-    Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
+    match &args.what {
+        What::Gemm(common) => report(common, &|ctx, _| bench::gemm::run(ctx, 0.3)),
+        What::Rollout(common) => report(common, &|ctx, shape| bench::rollout::run(ctx, shape, 24)),
+        What::Train(common) => report(common, &|ctx, shape| bench::train::run(ctx, shape, 3)),
+        What::Step(common) => report(common, &|ctx, shape| bench::step::run(ctx, &[shape], 3)),
+        What::Memory(common) => report(common, &bench::memory::run),
+        What::Parity(common) => report(common, &bench::parity::run),
+        What::Scaling(common) => report(common, &|ctx, shape| bench::scaling::run(ctx, shape, 256, 4096)),
+        What::Levels(common) => report(common, &bench::levels::run),
+        What::Shape(common) => Ok(writeln!(std::io::stdout().lock(), "{}", common.shape.config_json())?),
+        What::Algorithms(args) => algorithms::run(args),
+    }
 }

@@ -1,0 +1,115 @@
+//! What a run gave: its curve, read from its metrics, its examination, and means over seeds. Every figure was measured.
+
+use serde::{Deserialize, Serialize};
+use telemetry::Record;
+
+/// A measurement on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Optimizer steps done.
+    pub step: f64,
+    /// Tokens seen: prompts and completions of everything generated.
+    pub tokens: f64,
+    /// Seconds of training, evaluations left out.
+    pub seconds: f64,
+    /// Share of held-out problems answered rightly, one answer each at temperature 1.
+    pub accuracy: f64,
+}
+
+/// A finished run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The arm's name.
+    pub name: String,
+    /// The seed.
+    pub seed: u64,
+    /// The keys that were set, to know the same run again.
+    pub settings: Vec<(String, String)>,
+    /// From the start to the last evaluation.
+    pub curve: Vec<Point>,
+    /// Share of right answers at the end, drawn at temperature 1.
+    pub sampled: f64,
+    /// The same, greedily.
+    pub greedy: f64,
+    /// Tokens of the whole run.
+    pub tokens: f64,
+    /// Seconds of the whole run, evaluations left out.
+    pub seconds: f64,
+}
+
+/// The curve of a run's metrics, which begins at `start`.
+pub fn curve(records: &[Record], start: f64) -> Vec<Point> {
+    let mut now = Point { step: 0.0, tokens: 0.0, seconds: 0.0, accuracy: start };
+    let mut points = vec![now];
+    // `step_time` runs from step to step: the evaluation between two is part of the later one.
+    let mut evaluating = 0.0;
+    for record in records {
+        let number = |name: &str| record.number(name);
+        if let (Some(step), Some(seconds)) = (number("step"), number("step_time")) {
+            now.seconds += seconds * (step - now.step) - evaluating;
+            evaluating = 0.0;
+            now.step = step;
+            now.tokens = number("num_tokens").unwrap_or(now.tokens);
+        }
+        if let Some(accuracy) = number("eval_reward") {
+            now.accuracy = accuracy;
+            evaluating += number("eval_runtime").unwrap_or(0.0);
+            points.push(now);
+        }
+    }
+    points
+}
+
+impl Outcome {
+    /// Where the curve first reaches `accuracy`, if it does.
+    pub fn reaches(&self, accuracy: f64) -> Option<Point> {
+        self.curve.iter().find(|p| p.accuracy >= accuracy).copied()
+    }
+}
+
+/// Mean and Bessel-corrected standard deviation (0 of one value).
+pub fn mean_std(values: &[f64]) -> (f64, f64) {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    let squares: f64 = values.iter().map(|x| (x - mean).powi(2)).sum();
+    (mean, if values.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_leaves_evaluations_out() {
+        let mut records = Vec::new();
+        for (step, seconds, tokens, runtime) in [(2, 3.0, 100, 1.5), (4, 4.0, 200, 1.0)] {
+            let mut line = Record::new();
+            line.set("step", step).set("step_time", seconds).set("num_tokens", tokens);
+            let mut evaluation = Record::new();
+            evaluation.set("step", step).set("eval_reward", 0.25 * f64::from(step)).set("eval_runtime", runtime);
+            records.extend([line, evaluation]);
+        }
+        let points = curve(&records, 0.1);
+        let values: Vec<_> = points.iter().map(|p| (p.step, p.tokens, p.seconds, p.accuracy)).collect();
+        // Two steps of 3 s; then two of 4 s, of which 1.5 s were the evaluation between.
+        assert_eq!(values, [(0.0, 0.0, 0.0, 0.1), (2.0, 100.0, 6.0, 0.5), (4.0, 200.0, 12.5, 1.0)]);
+        let outcome = Outcome {
+            name: "a".into(),
+            seed: 1,
+            settings: Vec::new(),
+            curve: points,
+            sampled: 1.0,
+            greedy: 1.0,
+            tokens: 200.0,
+            seconds: 12.5,
+        };
+        assert_eq!(outcome.reaches(0.5).map(|p| p.step), Some(2.0));
+        assert_eq!(outcome.reaches(1.1), None);
+    }
+
+    #[test]
+    fn deviations_are_bessels() {
+        assert_eq!(mean_std(&[1.0, 3.0]), (2.0, 2f64.sqrt()));
+        assert_eq!(mean_std(&[5.0]), (5.0, 0.0));
+    }
+}

@@ -1,0 +1,51 @@
+//! The benchmark of algorithms with very short runs: what it writes, that it goes on, what it refuses.
+
+mod support;
+
+use serde_json::Value;
+use std::fs;
+use support::{lockstep, refused};
+
+#[test]
+fn a_row_two_seeds_and_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = ["bench", "algorithms", "--sft-steps", "1", "--seeds", "1,2", "--out", "b", "--only", "grpo", "--json"];
+    let only = [&base[..], &["--steps", "1"]].concat();
+    let said = lockstep(dir.path(), &only);
+    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    let json: Value = serde_json::from_str(&said.out).unwrap();
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|r| r["label"].as_str().unwrap()).collect::<Vec<_>>(), ["SFT", "GRPO"]);
+    for row in &rows[1..] {
+        let runs = row["runs"].as_array().unwrap();
+        assert_eq!(runs.iter().map(|r| r["seed"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2]);
+        for run in runs {
+            // The start and an evaluation after each step.
+            let curve = run["curve"].as_array().unwrap();
+            assert_eq!(curve.len(), 2, "{run}");
+            let number = |i: usize, name: &str| curve[i][name].as_f64().unwrap();
+            assert!(number(0, "tokens") == 0.0 && number(1, "tokens") > 0.0 && number(1, "seconds") > 0.0);
+            assert_eq!(number(1, "tokens"), run["tokens"].as_f64().unwrap());
+        }
+    }
+    let svg = fs::read_to_string(dir.path().join("b/curves.svg")).unwrap();
+    assert_eq!(svg.matches("<polyline").count(), 2, "a row in two panels");
+    let csv = fs::read_to_string(dir.path().join("b/curves.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 1 + 2 * 2);
+    assert!(fs::read_to_string(dir.path().join("b/table.md")).unwrap().contains("| GRPO | "));
+
+    // Started again it runs nothing again, other settings are another benchmark.
+    let begun = |seed: u64| fs::metadata(dir.path().join(format!("b/seed-{seed}/grpo/record.json"))).unwrap();
+    let before = begun(1).modified().unwrap();
+    let said = lockstep(dir.path(), &only);
+    assert_eq!(serde_json::from_str::<Value>(&said.out).unwrap(), json);
+    assert_eq!(begun(1).modified().unwrap(), before);
+    let said = lockstep(dir.path(), &[&base[..], &["--steps", "2"]].concat());
+    assert!(said.code == Some(2) && said.err.contains("other settings"), "{}", said.err);
+}
+
+#[test]
+fn an_unknown_row_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    refused(dir.path(), &["bench", "algorithms", "--only", "gpro"], &["--only gpro", "grpo, dr_grpo"]);
+}
