@@ -242,7 +242,7 @@ impl Naive {
         Naive {
             memory: ctx.memory().clone(),
             grads: Grads::zeros(ctx.memory(), &weights.config),
-            optimizer: Optimizer::new(ctx.memory(), &weights.config, OptimizerConfig::default()),
+            optimizer: Optimizer::new(ctx.memory(), &weights.config, None, OptimizerConfig::default()),
             objective: Objective::Policy(train::LossConfig::default()),
         }
     }
@@ -290,7 +290,7 @@ impl Naive {
         let d_w = linear::BackwardWeight {
             x: logits.hidden.view(),
             d_y: d_logits.view(),
-            d_w: self.grads.head_mut(),
+            d_w: self.grads.head_mut().expect("every parameter is trained"),
             d_bias: None,
         };
         linear::backward_weight(ctx, d_w)?;
@@ -310,15 +310,18 @@ impl Naive {
 
     /// The loss; the softmax in `d_logits` becomes its gradient: (1[v = token] − p) ∂J/∂log p, with padding at 0.
     fn loss(&self, samples: &[Sample], batch: &Batch, d_logits: &mut [f32], width: usize, vocabulary: usize) -> f64 {
-        let totals = Totals { sequences: samples.len(), tokens: samples.iter().map(|s| s.completion.len()).sum() };
+        let masks: Vec<Vec<bool>> = samples.iter().map(|s| vec![true; s.completion.len()]).collect();
+        let totals = Totals::of(&masks);
         let mut sums = LossSums::default();
         for (s, sample) in samples.iter().enumerate() {
             let (first, tokens) = (s * width, sample.completion.len());
             let row = |t: usize| (first + t) * vocabulary;
             let logp = |t: usize| d_logits[row(t) + batch.targets[first + t] as usize].ln();
             let logps: Vec<f32> = (0..tokens).map(logp).collect();
-            let (mask, entropies, mut d_logps) = (vec![true; tokens], vec![0.0; tokens], vec![0.0; tokens]);
-            let scored = Scored { sample, mask: &mask, logps: &logps, entropies: &entropies, d_logps: &mut d_logps };
+            let (entropies, mut d_logps) = (vec![0.0; tokens], vec![0.0; tokens]);
+            let (mask, d_entropies) = (masks[s].as_slice(), &mut [] as &mut [f32]);
+            let scored =
+                Scored { sample, mask, logps: &logps, entropies: &entropies, d_logps: &mut d_logps, d_entropies };
             self.objective.evaluate(&totals, &mut [scored], &mut sums);
             for t in 0..width {
                 let d = d_logps.get(t).copied().unwrap_or(0.0);
