@@ -2,6 +2,7 @@
 
 use crate::config::{Config, Layers, Purpose};
 use crate::data::DatasetSpec;
+use crate::data::locate::{HubKind, locate};
 use crate::error::{BadInput, OrBadInput};
 use crate::evaluate::{Evaluation, Outcome};
 use crate::grpo::{engine_config, sampling};
@@ -18,7 +19,7 @@ use telemetry::{Align, Table};
 /// Scores a model on a task.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A Hugging Face model directory.
+    /// A Hugging Face model directory, or a Hub id.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// The task: gsm8k or prompt_answer.
@@ -60,14 +61,15 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let config = configuration(&args)?;
     let ctx = context(args.threads)?;
-    let words = Words::load(&args.model)?;
+    let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
+    let words = Words::load(&model)?;
     let mut rewards = build_rewards(&config)?;
     let Some(spec) = DatasetSpec::eval(&config) else { return Err(BadInput::new("no data: give --dataset FILE")) };
     let questions = Questions::load(&spec, &config, &words, config.max_completion_length)?;
     questions.check_columns(&spec.name, &rewards)?;
     let engine_config = engine_config(&config, questions::context(&config, &words), questions.longest());
     let mut engine = Engine::new(&ctx, &words.config, engine_config).or_bad_input()?;
-    let policy = Policy::load(&ctx, &args.model)?;
+    let policy = Policy::load(&ctx, &model)?;
     let drawn = sampling(&config, &words.eos_ids);
     let evaluation = Evaluation::new(&config, &questions, &drawn);
     let start = Instant::now();

@@ -1,6 +1,7 @@
 //! `lockstep generate`.
 
 use crate::bad_input;
+use crate::data::locate::{HubKind, locate};
 use crate::error::OrBadInput;
 use crate::policy::{Detokenizer, Policy};
 use crate::session::context;
@@ -19,7 +20,7 @@ const MAX_BATCHED_TOKENS: usize = 1024;
 /// Completes a prompt.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A Hugging Face model directory.
+    /// A Hugging Face model directory, or a Hub id.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// The prompt. With a chat template it is one user message, unless --raw is given.
@@ -70,7 +71,8 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     check(&args)?;
     let ctx = context(args.threads.map(usize::from))?;
-    let policy = Policy::load(&ctx, &args.model)?;
+    let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
+    let policy = Policy::load(&ctx, &model)?;
     let prompt: Arc<[u32]> = encode(&args, &policy)?.into();
     let context = policy.config().max_position_embeddings;
     if prompt.is_empty() {

@@ -1,6 +1,7 @@
 //! `lockstep score`.
 
 use crate::bad_input;
+use crate::data::locate::{HubKind, locate};
 use crate::error::{BadInput, OrBadInput};
 use crate::policy;
 use crate::session::context;
@@ -14,7 +15,7 @@ use train::{PromptCompletion, Scorer};
 /// Log-probabilities of given token ids.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A Hugging Face model directory.
+    /// A Hugging Face model directory, or a Hub id.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// Lines {"prompt_ids": […], "completion_ids": […]}; `-` for standard input.
@@ -59,10 +60,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         bad_input!("--temperature {}: expected a number above 0", args.temperature);
     }
     let ctx = context(args.threads.map(usize::from))?;
-    let config = Arc::new(policy::load_config(&args.model)?);
+    let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
+    let config = Arc::new(policy::load_config(&model)?);
     // Every line is checked before the first is computed: a broken one at the end costs no minutes.
     let (name, lines) = read(&args.input, config.vocab_size)?;
-    let weights = policy::load_weights(&ctx, &args.model, &config)?;
+    let weights = policy::load_weights(&ctx, &model, &config)?;
 
     let mut scorer = Scorer::new(ctx.memory(), MAX_TOKENS, true);
     let mut out = std::io::stdout().lock();
