@@ -5,6 +5,7 @@
 //! layout, so that the optimizer streams too; padding has gradient 0 and stays 0.
 
 use crate::{DType, Memory, Tensor};
+use half::bf16;
 use std::ops::Range;
 
 /// Rows of a panel.
@@ -59,33 +60,46 @@ impl Matrix {
     pub fn data_mut(&mut self) -> &mut Tensor {
         &mut self.data
     }
-    /// Overwrites rows from `first` with row-major elements.
+    /// Overwrites rows from `first` with row-major elements (rounded if the data is bf16).
     pub fn pack_rows(&mut self, first: usize, from: &[f32]) {
         let (n, k) = (self.rows, self.cols);
         assert!(
             from.len().is_multiple_of(k.max(1)) && first + from.len() / k.max(1) <= n,
             "rows of [{n}, {k}] from {first}"
         );
-        let data = self.data.view_mut().f32();
-        for (row, from) in from.chunks_exact(k.max(1)).enumerate() {
-            let row = first + row;
-            let start = (row / PANEL) * k * PANEL + row % PANEL;
-            for (k, &x) in from.iter().enumerate() {
-                data[start + k * PANEL] = x;
-            }
+        match self.data.dtype() {
+            DType::Bf16 => scatter(self.data.view_mut().bf16(), first, k, from, bf16::from_f32),
+            _ => scatter(self.data.view_mut().f32(), first, k, from, |x| x),
         }
     }
-    /// A row-major copy of rows `range`.
+    /// A row-major copy of rows `range` (bf16 widened).
     pub fn unpack_rows(&self, range: Range<usize>) -> Vec<f32> {
-        let data = self.data.view().f32();
-        let k = self.cols;
-        let mut out = Vec::with_capacity(range.len() * k);
-        for row in range {
-            let start = (row / PANEL) * k * PANEL + row % PANEL;
-            out.extend((0..k).map(|k| data[start + k * PANEL]));
+        match self.data.dtype() {
+            DType::Bf16 => gather(self.data.view().bf16(), range, self.cols, bf16::to_f32),
+            _ => gather(self.data.view().f32(), range, self.cols, |x| x),
         }
-        out
     }
+}
+
+/// Row-major elements into rows from `first` of panels with `k` inputs.
+fn scatter<T>(data: &mut [T], first: usize, k: usize, from: &[f32], narrow: impl Fn(f32) -> T) {
+    for (row, from) in from.chunks_exact(k.max(1)).enumerate() {
+        let row = first + row;
+        let start = (row / PANEL) * k * PANEL + row % PANEL;
+        for (k, &x) in from.iter().enumerate() {
+            data[start + k * PANEL] = narrow(x);
+        }
+    }
+}
+
+/// Rows `range` of panels with `k` inputs, row-major.
+fn gather<T: Copy>(data: &[T], range: Range<usize>, k: usize, widen: impl Fn(T) -> f32) -> Vec<f32> {
+    let mut out = Vec::with_capacity(range.len() * k);
+    for row in range {
+        let start = (row / PANEL) * k * PANEL + row % PANEL;
+        out.extend((0..k).map(|k| widen(data[start + k * PANEL])));
+    }
+    out
 }
 
 impl std::fmt::Debug for Matrix {
@@ -112,6 +126,19 @@ mod tests {
             let all = m.data().to_vec_f32();
             assert_eq!(all.iter().filter(|&&x| x != 0.0).count(), n * k);
         }
+    }
+
+    #[test]
+    fn bf16_elements_go_in_and_out() {
+        let memory = Memory::new(Device::Cpu);
+        let (n, k) = (33, 7);
+        let mut m = Matrix::zeros(&memory, n, k, Layout::Panels);
+        *m.data_mut() = Tensor::zeros(&memory, &m.data().shape().to_vec(), DType::Bf16);
+        let data: Vec<f32> = (0..n * k).map(|i| i as f32 - 100.0).collect();
+        m.pack_rows(0, &data);
+        assert_eq!((m.unpack_rows(0..n), m.data().bytes()), (data, 2 * 2 * k * PANEL));
+        m.pack_rows(5, &[1.001; 7]);
+        assert_eq!(m.unpack_rows(5..6), [1.0; 7]);
     }
 
     #[test]

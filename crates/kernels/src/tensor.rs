@@ -229,6 +229,13 @@ impl<'a> View<'a> {
         }
     }
     /// The elements, inside this crate only.
+    pub(crate) fn bf16(&self) -> &'a [bf16] {
+        match self.data {
+            Data::Bf16(d) => d,
+            _ => panic!("expected bf16, got {:?}", self.dtype()),
+        }
+    }
+    /// The elements, inside this crate only.
     pub(crate) fn u32(&self) -> &'a [u32] {
         match self.data {
             Data::U32(d) => d,
@@ -306,6 +313,13 @@ impl<'a> ViewMut<'a> {
             DataMut::F32(d) => d.fill(x),
             DataMut::Bf16(d) => d.fill(bf16::from_f32(x)),
             DataMut::U32(_) => panic!("fill of a u32 tensor"),
+        }
+    }
+    /// The elements, inside this crate only.
+    pub(crate) fn bf16(self) -> &'a mut [bf16] {
+        match self.data {
+            DataMut::Bf16(d) => d,
+            _ => panic!("expected bf16"),
         }
     }
     /// The elements, inside this crate only.

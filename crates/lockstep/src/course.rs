@@ -310,7 +310,7 @@ impl Course {
         checkpoint::write(&self.run, self.step, |dir| {
             self.policy.save(dir)?;
             for (name, moments) in MOMENTS.iter().zip(self.trainer.optimizer().moments()) {
-                model::io::save_tensors(&dir.join(name), &moments, model::FileDType::F32)?;
+                model::io::save_tensors(&dir.join(name), &moments, moments_dtype(&self.config))?;
             }
             more(dir)?;
             state.write(dir)
@@ -363,6 +363,14 @@ pub struct Finished {
 }
 
 const MOMENTS: [&str; 2] = ["optimizer_exp_avg.safetensors", "optimizer_exp_avg_sq.safetensors"];
+
+/// What moments are saved in: every bit that they have, and no more.
+fn moments_dtype(config: &Config) -> model::FileDType {
+    match config.adam_moments_dtype {
+        train::MomentsDType::F32 => model::FileDType::F32,
+        train::MomentsDType::Bf16 => model::FileDType::Bf16,
+    }
+}
 
 fn restore_moments(dir: &Path, trainer: &mut Trainer) -> anyhow::Result<()> {
     for (name, mut moments) in MOMENTS.iter().zip(trainer.optimizer_mut().moments_mut()) {

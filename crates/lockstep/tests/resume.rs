@@ -171,6 +171,12 @@ fn without_a_checkpoint_it_starts_again_and_says_so() {
     assert!(!root.join("typo").exists());
 }
 
+/// Moments in bf16: their rounding goes on where it was.
+#[test]
+fn grpo_with_bf16_moments() {
+    survives("train", &["adam_moments_dtype=bf16", "save_steps=1"], 10, 7);
+}
+
 /// The reference moves every second step: checkpoints of odd steps hold one that has moved, and generations scored by it.
 #[test]
 fn grpo_with_a_reference_that_follows() {

@@ -28,6 +28,23 @@ fn no_bit_depends_on_the_machine_keys() {
 }
 
 #[test]
+fn nor_with_bf16_moments() {
+    let dir = directory();
+    let base = ["adam_moments_dtype=bf16", "num_generations=4", "per_device_train_batch_size=8"];
+    good(dir.path(), &arguments("train", "base", &[&base[..], &["threads=1"]].concat()));
+    good(
+        dir.path(),
+        &arguments("train", "other", &[&base[..], &["threads=2", "max_tokens_per_micro_batch=24"]].concat()),
+    );
+    same(&dir.path().join("base"), &dir.path().join("other"));
+    good(dir.path(), &arguments("train", "f32", &base[1..]));
+    let moments = |run: &str| {
+        support::runs::files(&dir.path().join(run))["checkpoints/step-000012/optimizer_exp_avg.safetensors"].len()
+    };
+    assert!(moments("base") < moments("f32") * 3 / 4, "{} of {}", moments("base"), moments("f32"));
+}
+
+#[test]
 fn nor_in_supervised_fine_tuning() {
     let dir = directory();
     good(dir.path(), &arguments("sft", "base", &["threads=1"]));

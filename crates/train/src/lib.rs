@@ -25,7 +25,7 @@ pub use gae::KlEstimator;
 pub use loss::{ImportanceSamplingLevel, LossConfig, LossType};
 pub use metrics::{ClipRatios, Means, UpdateMetrics};
 pub use objective::Objective;
-pub use optimizer::{Optimizer, OptimizerConfig};
+pub use optimizer::{MomentsDType, Optimizer, OptimizerConfig};
 pub use packing::PromptCompletion;
 pub use sample::{Advantage, Sample};
 pub use schedule::{Schedule, ScheduleKind};

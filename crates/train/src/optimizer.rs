@@ -9,6 +9,17 @@ use model::weights::{Named, NamedMut, Params};
 use model::{Grads, LoraConfig, ModelConfig};
 use serde::{Deserialize, Serialize};
 
+/// What the moments are kept in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MomentsDType {
+    /// As torch.
+    #[default]
+    F32,
+    /// Half the memory, by stochastic rounding.
+    Bf16,
+}
+
 /// AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) with clipping by the global gradient norm; names and defaults are
 /// transformers'.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,7 +34,14 @@ pub struct OptimizerConfig {
     pub weight_decay: f64,
     /// The gradient is scaled down to this L2 norm; 0 for no clipping.
     pub max_grad_norm: f64,
+    /// What the moments are kept in.
+    pub moments: MomentsDType,
+    /// The seed of the rounding of bf16 moments.
+    pub seed: u64,
 }
+
+/// Random bits of the moments' rounding, apart from every other use of the seed.
+const ROUNDING: u64 = 0x4d4f_4d45_4e54_5300;
 
 impl Default for OptimizerConfig {
     fn default() -> Self {
@@ -33,6 +51,8 @@ impl Default for OptimizerConfig {
             adam_epsilon: 1e-8,
             weight_decay: 0.0,
             max_grad_norm: 1.0,
+            moments: MomentsDType::F32,
+            seed: 0,
         }
     }
 }
@@ -66,13 +86,11 @@ impl Optimizer {
         config: OptimizerConfig,
     ) -> Optimizer {
         let memory = memory.part("optimizer");
-        Optimizer {
-            config,
-            m: Params::trained(&memory, model, adapter),
-            v: Params::trained(&memory, model, adapter),
-            norm: Tensor::zeros(&memory, &[2], DType::F32),
-            steps: 0,
-        }
+        let moments = || match config.moments {
+            MomentsDType::F32 => Params::trained(&memory, model, adapter),
+            MomentsDType::Bf16 => Params::trained(&memory, model, adapter).zeros_in_bf16(&memory),
+        };
+        Optimizer { config, m: moments(), v: moments(), norm: Tensor::zeros(&memory, &[2], DType::F32), steps: 0 }
     }
 
     /// The global norm of `grads`, which [`step`](Self::step) clips with.
@@ -87,6 +105,7 @@ impl Optimizer {
     pub fn step(&mut self, ctx: &Context, weights: &mut Params, grads: &Grads, learning_rate: f64) -> Result<()> {
         self.steps += 1;
         let decays: Vec<bool> = weights.specs().iter().map(|s| s.matrix).collect();
+        let mut first_block = 0;
         let (params, moments) = (weights.tensors_mut(), self.m.tensors_mut().into_iter().zip(self.v.tensors_mut()));
         for (((param, grad), (m, v)), decays) in params.into_iter().zip(grads.params.tensors()).zip(moments).zip(decays)
         {
@@ -94,6 +113,8 @@ impl Optimizer {
                 continue; // frozen
             }
             let flat = [param.view().shape().iter().product()];
+            let rounding = adamw::Rounding { key: self.config.seed ^ ROUNDING, first_block };
+            first_block += adamw::Rounding::blocks(flat[0]);
             let hyper = adamw::Hyper {
                 lr: learning_rate,
                 beta1: self.config.adam_beta1,
@@ -110,6 +131,7 @@ impl Optimizer {
                 hyper,
                 norm: self.norm.view(),
                 max_norm: self.config.max_grad_norm as f32,
+                rounding,
             };
             adamw::step(ctx, step)?;
         }

@@ -27,6 +27,7 @@ fn four_steps_are_torchs() {
             hyper: adamw::Hyper { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-6, weight_decay: 0.1, step: i as u64 + 1 },
             norm: norm.view(),
             max_norm: 1.0,
+            rounding: adamw::Rounding::default(),
         };
         adamw::step(&ctx, step).expect("step");
         let error = kernels::check::relative_error(&param.to_vec_f32(), &expected);

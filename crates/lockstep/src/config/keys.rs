@@ -5,7 +5,7 @@ use rewards::RewardSpec;
 use serde_json::{Map, Value as Json};
 use std::path::PathBuf;
 use train::loss::sampling::CorrectionMode;
-use train::{ImportanceSamplingLevel, LossType, ScaleRewards, ScheduleKind};
+use train::{ImportanceSamplingLevel, LossType, MomentsDType, ScaleRewards, ScheduleKind};
 
 /// What a resumed run may do with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -271,6 +271,8 @@ keys! {
         adam_beta2: f64 = 0.999, trl "same", Said;
         /// AdamW's ε.
         adam_epsilon: f64 = 1e-8, trl "same", Said;
+        /// What AdamW's moments are kept in: f32, or bf16 by stochastic rounding, which halves their memory.
+        adam_moments_dtype: MomentsDType = MomentsDType::F32, trl "-", Refused;
         /// Gradients are scaled down to this norm; 0: never.
         max_grad_norm: f64 = 1.0, trl "same", Said;
     }

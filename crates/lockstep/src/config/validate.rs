@@ -464,6 +464,8 @@ impl Config {
             adam_epsilon: self.adam_epsilon,
             weight_decay: self.weight_decay,
             max_grad_norm: self.max_grad_norm,
+            moments: self.adam_moments_dtype,
+            seed: self.seed,
         }
     }
 

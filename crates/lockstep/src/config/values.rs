@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json, json};
 use std::path::PathBuf;
 use toml::Value;
 use train::loss::sampling::CorrectionMode;
-use train::{ImportanceSamplingLevel, LossType, ScaleRewards, ScheduleKind};
+use train::{ImportanceSamplingLevel, LossType, MomentsDType, ScaleRewards, ScheduleKind};
 
 /// A type that a key can have.
 pub trait KeyValue: Sized {
@@ -274,6 +274,7 @@ words! {
     Strategy { "no" => Strategy::No, "steps" => Strategy::Steps, "epoch" => Strategy::Epoch }
     EvalSampling { "sampled" => EvalSampling::Sampled, "greedy" => EvalSampling::Greedy }
     Algorithm { "grpo" => Algorithm::Grpo }
+    MomentsDType { "f32" => MomentsDType::F32, "bf16" => MomentsDType::Bf16 }
     Task { "gsm8k" => Task::Gsm8k, "prompt_answer" => Task::PromptAnswer }
 }
 

@@ -126,6 +126,16 @@ impl Params {
         &self.specs
     }
 
+    /// Zeros of the same shapes in bf16. For moments: no product reads such a tree.
+    pub fn zeros_in_bf16(mut self, memory: &Memory) -> Params {
+        for tensor in self.tensors_mut() {
+            let shape = tensor.shape().to_vec();
+            *tensor = Tensor::zeros(memory, &[0], DType::Bf16); // free before taking
+            *tensor = Tensor::zeros(memory, &shape, DType::Bf16);
+        }
+        self
+    }
+
     /// Every parameter's elements as they lie in memory, in a fixed order: what the optimizer streams over.
     pub fn tensors(&self) -> Vec<&Tensor> {
         self.slots().into_iter().map(Slot::tensor).collect()

@@ -1,10 +1,12 @@
 //! One pass over parameter, gradient and both moments.
 
-use super::Factors;
+use super::{Factors, Rounding};
 use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::rng::philox;
 use crate::simd::{LANES, Simd};
+use half::bf16;
 
-/// Elements of a task.
+/// Elements of a task; a multiple of the elements that share a random block.
 pub(super) const ELEMENTS: usize = 1 << 14;
 
 pub(super) struct Step<'a> {
@@ -17,6 +19,17 @@ pub(super) struct Step<'a> {
     pub factors: Factors,
 }
 
+/// The next parameter and moments, in f32.
+#[inline(always)]
+fn advance<V: Simd>(f: &Factors, clip: f32, grad: V, param: V, m: V, v: V) -> (V, V, V) {
+    let g = grad.mul(V::splat(clip));
+    let p = param.mul(V::splat(f.decay));
+    let m1 = g.sub(m).fma(V::splat(f.blend), m);
+    let v1 = g.mul(V::splat(f.rest2)).fma(g, v.mul(V::splat(f.beta2)));
+    let denominator = v1.sqrt().div(V::splat(f.root)).add(V::splat(f.eps));
+    (p.add(m1.mul(V::splat(-f.step)).div(denominator)), m1, v1)
+}
+
 impl Tasks for Step<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
@@ -25,19 +38,78 @@ impl Tasks for Step<'_> {
         // SAFETY: tasks have disjoint ranges.
         let (param, m, v) =
             unsafe { (self.param.slice(range.clone()), self.m.slice(range.clone()), self.v.slice(range)) };
-        let f = &self.factors;
         for at in (0..grad.len()).step_by(LANES) {
             let n = LANES.min(grad.len() - at);
-            let g = V::load_partial(&grad[at..], n).mul(V::splat(self.clip));
-            let p = V::load_partial(&param[at..], n).mul(V::splat(f.decay));
-            let m0 = V::load_partial(&m[at..], n);
-            let m1 = g.sub(m0).fma(V::splat(f.blend), m0);
-            let v1 = g.mul(V::splat(f.rest2)).fma(g, V::load_partial(&v[at..], n).mul(V::splat(f.beta2)));
-            let denominator = v1.sqrt().div(V::splat(f.root)).add(V::splat(f.eps));
-            let p = p.add(m1.mul(V::splat(-f.step)).div(denominator));
+            let load = |from: &[f32]| V::load_partial(&from[at..], n);
+            let (p, m1, v1) = advance(&self.factors, self.clip, load(grad), load(param), load(m), load(v));
             m1.store_partial(&mut m[at..], n);
             v1.store_partial(&mut v[at..], n);
             p.store_partial(&mut param[at..], n);
         }
     }
+}
+
+/// The same with moments in bf16, rounded stochastically.
+pub(super) struct StepBf16<'a> {
+    pub len: usize,
+    pub grad: &'a [f32],
+    pub param: Disjoint<'a, f32>,
+    pub m: Disjoint<'a, bf16>,
+    pub v: Disjoint<'a, bf16>,
+    pub clip: f32,
+    pub factors: Factors,
+    pub rounding: Rounding,
+    pub step: u64,
+}
+
+impl Tasks for StepBf16<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        let start = index * ELEMENTS;
+        let range = start..self.len.min(start + ELEMENTS);
+        let grad = &self.grad[range.clone()];
+        // SAFETY: tasks have disjoint ranges.
+        let (param, m, v) =
+            unsafe { (self.param.slice(range.clone()), self.m.slice(range.clone()), self.v.slice(range)) };
+        for at in (0..grad.len()).step_by(LANES) {
+            let n = LANES.min(grad.len() - at);
+            let (m, v) = (&mut m[at..at + n], &mut v[at..at + n]);
+            let wide = |from: &[bf16]| {
+                let mut lanes = [0.0; LANES];
+                lanes.iter_mut().zip(from).for_each(|(lane, x)| *lane = f32::from_bits(u32::from(x.to_bits()) << 16));
+                V::load(&lanes)
+            };
+            let load = |from: &[f32]| V::load_partial(&from[at..], n);
+            let (p, m1, v1) = advance(&self.factors, self.clip, load(grad), load(param), wide(m), wide(v));
+            p.store_partial(&mut param[at..], n);
+            let words = self.words(start + at);
+            let (m1, v1) = (m1.to_array(), v1.to_array());
+            for i in 0..n {
+                m[i] = rounded(m1[i], words[i] & 0xffff);
+                v[i] = rounded(v1[i], words[i] >> 16);
+            }
+        }
+    }
+}
+
+impl StepBf16<'_> {
+    /// A random word for each of 16 elements from `element`, a multiple of 16: half for each moment.
+    #[inline(always)]
+    fn words(&self, element: usize) -> [u32; LANES] {
+        let mut words = [0; LANES];
+        for (four, block) in words.chunks_exact_mut(4).zip((element / 4) as u64..) {
+            let (block, step) = (self.rounding.first_block + block, self.step);
+            let counter = [block as u32, (block >> 32) as u32, step as u32, (step >> 32) as u32];
+            four.copy_from_slice(&philox(self.rounding.key, counter));
+        }
+        words
+    }
+}
+
+/// `x` as bf16, upwards with the probability of what lies below: adding 16 random bits carries just so often.
+#[inline(always)]
+pub(super) fn rounded(x: f32, random: u32) -> bf16 {
+    let bits = x.to_bits();
+    let up = bits.wrapping_add(random);
+    bf16::from_bits((if x.is_finite() { up } else { bits } >> 16) as u16)
 }

@@ -12,6 +12,16 @@
 //!
 //! The factors that depend on the step alone are formed in f64 and rounded once. Where the gradients are not all finite,
 //! nothing changes.
+//!
+//! Moments are f32, or bf16 by stochastic rounding: the step is that of f32 on the widened moments, the parameter sees the
+//! new moments unrounded, and each is then rounded up with the probability of its distance from the bf16 below, so that a
+//! change of less than half a bf16 step (1 − β2 of v is one) is kept on average. The 16 random bits of a moment come from
+//! Philox of (key, step, element): they depend on neither threads nor instruction set.
+//!
+//! ```text
+//! word = philox(key, counter = [block, step])[element mod 4], block = first_block + element / 4
+//! bf16(m) = (bits(m) + word mod 2^16) / 2^16,   bf16(v) = (bits(v) + word / 2^16) / 2^16      integer division
+//! ```
 
 mod cpu;
 pub mod reference;
@@ -40,15 +50,31 @@ pub struct Hyper {
     pub step: u64,
 }
 
+/// Where the random bits of bf16 moments come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rounding {
+    /// Of the run.
+    pub key: u64,
+    /// The first of this tensor's random blocks, one for 4 elements: those of two tensors must not overlap.
+    pub first_block: u64,
+}
+
+impl Rounding {
+    /// Random blocks of a tensor of `len` elements.
+    pub fn blocks(len: usize) -> u64 {
+        len.div_ceil(4) as u64
+    }
+}
+
 /// Arguments of [`step`]. The four tensors have the same number of elements in the same order; shapes are not looked at.
 pub struct Step<'a> {
     /// *Updated.*
     pub param: ViewMut<'a>,
     /// Read.
     pub grad: View<'a>,
-    /// First moment; *updated*.
+    /// First moment, f32 or bf16; *updated*.
     pub m: ViewMut<'a>,
-    /// Second moment; *updated*.
+    /// Second moment, of the same dtype; *updated*.
     pub v: ViewMut<'a>,
     /// What the step depends on besides the tensors.
     pub hyper: Hyper,
@@ -56,15 +82,19 @@ pub struct Step<'a> {
     pub norm: View<'a>,
     /// The norm above which gradients are scaled down; 0: never.
     pub max_norm: f32,
+    /// Read if the moments are bf16.
+    pub rounding: Rounding,
 }
 
 /// One step of one tensor.
 pub fn step(ctx: &Context, args: Step<'_>) -> Result<()> {
     const OP: &str = "adamw::step";
-    let Step { param, grad, m, v, hyper, norm, max_norm } = args;
+    let Step { param, grad, m, v, hyper, norm, max_norm, rounding } = args;
     let len: usize = param.shape().iter().product();
-    for (what, view) in [("param", param.view()), ("grad", grad), ("m", m.view()), ("v", v.view())] {
-        expect(OP, what, view, DType::F32, view.shape())?;
+    let moments = if m.dtype() == DType::Bf16 { DType::Bf16 } else { DType::F32 };
+    let all = [("param", param.view(), DType::F32), ("grad", grad, DType::F32)];
+    for (what, view, dtype) in all.into_iter().chain([("m", m.view(), moments), ("v", v.view(), moments)]) {
+        expect(OP, what, view, dtype, view.shape())?;
         expect_shape(OP, what, &[view.shape().iter().product()], &[len])?;
     }
     expect(OP, "norm", norm, DType::F32, &[2])?;
@@ -73,22 +103,21 @@ pub fn step(ctx: &Context, args: Step<'_>) -> Result<()> {
             format!("step {} and max_norm {max_norm}: steps count from 1, norms are not negative", hyper.step);
         return Err(Error::Value { op: OP, message });
     }
-    count(15 * len as u64, (7 * size_of::<f32>() * len) as u64);
+    count(15 * len as u64, ((3 * size_of::<f32>() + 4 * moments.bytes()) * len) as u64);
     let (norm, finite) = (norm.f32()[0], norm.f32()[1] != 0.0);
     if !finite {
         return Ok(());
     }
     let clip = if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
-    let tasks = cpu::Step {
-        len,
-        grad: grad.f32(),
-        param: Disjoint::new(param.f32()),
-        m: Disjoint::new(m.f32()),
-        v: Disjoint::new(v.f32()),
-        clip,
-        factors: Factors::new(&hyper),
-    };
-    ctx.run(len.div_ceil(cpu::ELEMENTS), &tasks);
+    let (grad, param, factors) = (grad.f32(), Disjoint::new(param.f32()), Factors::new(&hyper));
+    let count = len.div_ceil(cpu::ELEMENTS);
+    if moments == DType::Bf16 {
+        let (m, v) = (Disjoint::new(m.bf16()), Disjoint::new(v.bf16()));
+        ctx.run(count, &cpu::StepBf16 { len, grad, param, m, v, clip, factors, rounding, step: hyper.step });
+    } else {
+        let (m, v) = (Disjoint::new(m.f32()), Disjoint::new(v.f32()));
+        ctx.run(count, &cpu::Step { len, grad, param, m, v, clip, factors });
+    }
     Ok(())
 }
 

@@ -16,7 +16,8 @@ fn fast(ctx: &Context, state: &mut State, grad: &[f32], hyper: Hyper, norm: [f32
     let (mut param, mut m, mut v) = (tensor(&state.param), tensor(&state.m), tensor(&state.v));
     let (grad, norm) = (tensor(grad), tensor(&norm));
     let (param_view, m_view, v_view) = (param.view_mut(), m.view_mut(), v.view_mut());
-    let args = Step { param: param_view, grad: grad.view(), m: m_view, v: v_view, hyper, norm: norm.view(), max_norm };
+    let (grad, norm, rounding) = (grad.view(), norm.view(), Rounding::default());
+    let args = Step { param: param_view, grad, m: m_view, v: v_view, hyper, norm, max_norm, rounding };
     step(ctx, args).unwrap();
     *state = State { param: param.to_vec_f32(), m: m.to_vec_f32(), v: v.to_vec_f32() };
 }
@@ -119,6 +120,102 @@ fn a_step_counts_from_one() {
         hyper: Hyper { step: 0, ..HYPER },
         norm: norm.view(),
         max_norm: 0.0,
+        rounding: Rounding::default(),
     };
     assert!(step(&Context::cpu(Isa::Portable, 1), args).is_err());
+}
+
+/// Steps of one tensor whose moments are bf16, without clipping.
+fn bf16_steps(ctx: &Context, state: &State, grads: &[Vec<f32>], rounding: Rounding) -> State {
+    let memory = Memory::new(Device::Cpu);
+    let n = state.param.len();
+    let mut param = Tensor::from_f32(&memory, &[n], &state.param);
+    let [mut m, mut v] = [&state.m, &state.v].map(|from| {
+        let mut tensor = Tensor::zeros(&memory, &[n], DType::Bf16);
+        tensor.view_mut().copy_from_f32(from);
+        tensor
+    });
+    let norm = Tensor::from_f32(&memory, &[2], &[1.0, 1.0]);
+    for (i, grad) in grads.iter().enumerate() {
+        let grad = Tensor::from_f32(&memory, &[n], grad);
+        let (param, m, v) = (param.view_mut(), m.view_mut(), v.view_mut());
+        let hyper = Hyper { step: i as u64 + 7, ..HYPER };
+        let (grad, norm) = (grad.view(), norm.view());
+        step(ctx, Step { param, grad, m, v, hyper, norm, max_norm: 0.0, rounding }).unwrap();
+    }
+    State { param: param.to_vec_f32(), m: m.to_vec_f32(), v: v.to_vec_f32() }
+}
+
+/// Values that bf16 has.
+fn narrow(values: Vec<f32>) -> Vec<f32> {
+    values.into_iter().map(|x| half::bf16::from_f32(x).to_f32()).collect()
+}
+
+#[test]
+fn bf16_moments_are_the_formula_on_every_instruction_set() {
+    let rounding = Rounding { key: 0x1234_5678_9abc, first_block: (1 << 32) - 3 };
+    for len in [0, 1, 15, 129, 2 * cpu::ELEMENTS + 3] {
+        let start = || State {
+            param: normal(1, len),
+            m: narrow(normal(2, len)),
+            v: narrow(normal::<f32>(3, len).into_iter().map(|v| v * v).collect()),
+        };
+        let grads: Vec<Vec<f32>> = (0..2).map(|i| normal(4 + i, len)).collect();
+        let State { param: mut p, mut m, mut v } = start();
+        for (i, grad) in grads.iter().enumerate() {
+            let step = i as u64 + 7;
+            reference::step(&mut p, grad, &mut m, &mut v, &Hyper { step, ..HYPER }, 1.0);
+            for e in 0..len {
+                let block = rounding.first_block + e as u64 / 4;
+                let counter = [block as u32, (block >> 32) as u32, step as u32, 0];
+                let word = crate::rng::philox(rounding.key, counter)[e % 4];
+                let round = |x: f32, bits: u32| f32::from_bits((x.to_bits() + bits) & 0xffff_0000);
+                (m[e], v[e]) = (round(m[e], word & 0xffff), round(v[e], word >> 16));
+            }
+        }
+        for isa in Isa::present() {
+            for threads in 1..=3 {
+                let got = bf16_steps(&Context::cpu(isa, threads), &start(), &grads, rounding);
+                assert!(got.param == p && got.m == m && got.v == v, "{isa:?}, {threads} threads, {len} elements");
+            }
+        }
+        if len > 100 {
+            let other = Rounding { key: rounding.key + 1, ..rounding };
+            let got = bf16_steps(&Context::cpu(Isa::Portable, 1), &start(), &grads, other);
+            assert!(got.m != m && got.v != v, "the key decides");
+        }
+    }
+}
+
+#[test]
+fn rounding_is_right_on_average_and_keeps_what_bf16_has() {
+    let up = half::bf16::from_f32(1.0 + 1.0 / 128.0);
+    let quarter = 1.0 + 1.0 / 512.0;
+    let ups = (0..1 << 16).filter(|&random| cpu::rounded(quarter, random) == up).count();
+    assert_eq!(ups, 1 << 14, "a quarter of the way is rounded up a quarter of the time");
+    for x in [0.0, -0.0, 1.0, -3.5, f32::INFINITY, f32::NEG_INFINITY] {
+        assert!([0, 1, 0xffff].iter().all(|&random| cpu::rounded(x, random).to_f32().to_bits() == x.to_bits()), "{x}");
+    }
+    assert!(cpu::rounded(f32::NAN, 0xffff).is_nan());
+}
+
+/// With β2 = 0.999 a step changes v by less than half a bf16 step: rounding to nearest would stand still.
+#[test]
+fn small_changes_are_kept_on_average() {
+    let ctx = Context::cpu(Isa::best(), 1);
+    let (len, steps) = (4096, 400);
+    let memory = Memory::new(Device::Cpu);
+    let mut param = Tensor::zeros(&memory, &[len], DType::F32);
+    let [mut m, mut v] = [0, 1].map(|_| Tensor::zeros(&memory, &[len], DType::Bf16));
+    v.view_mut().fill(1.0);
+    let (grad, norm) = (Tensor::zeros(&memory, &[len], DType::F32), Tensor::from_f32(&memory, &[2], &[0.0, 1.0]));
+    for t in 1..=steps {
+        let (param, m, v) = (param.view_mut(), m.view_mut(), v.view_mut());
+        let hyper = Hyper { beta2: 0.999, step: t, ..HYPER };
+        let (grad, norm, rounding) = (grad.view(), norm.view(), Rounding { key: 3, first_block: 0 });
+        step(&ctx, Step { param, grad, m, v, hyper, norm, max_norm: 0.0, rounding }).unwrap();
+    }
+    let mean = v.to_vec_f32().iter().map(|&x| f64::from(x)).sum::<f64>() / len as f64;
+    let expected = 0.999f64.powi(steps as i32);
+    assert!((mean / expected - 1.0).abs() < 2e-3, "{mean} for {expected}");
 }
