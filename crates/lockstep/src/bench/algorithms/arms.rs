@@ -44,6 +44,7 @@ pub const ALGORITHMS: &[Arm] = &[
             ("epsilon_high", "4e-4"),
         ],
     },
+    Arm { name: "cispo", label: "CISPO", settings: &[("loss_type", "cispo"), ("epsilon_high", "5")] },
 ];
 
 /// With and without the KL term (β as in the GRPO paper).
@@ -51,3 +52,25 @@ pub const KL: &[Arm] = &[
     Arm { name: "grpo_kl", label: "GRPO, KL (β = 0.04)", settings: &[("loss_type", "grpo"), ("beta", "0.04")] },
     Arm { name: "grpo", label: "GRPO, no KL (β = 0)", settings: &[("loss_type", "grpo"), ("beta", "0")] },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Layers, Purpose};
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_arm_is_a_configuration_of_its_own() {
+        let base = [("model_name_or_path", "m"), ("dataset_name", "d"), ("task", "prompt_answer")];
+        for table in [ALGORITHMS, KL] {
+            let mut seen = BTreeSet::new();
+            for arm in table {
+                let set = base.iter().chain(SHARED).chain(arm.settings);
+                let set = set.map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+                let resolved = Layers { purpose: Purpose::Grpo, set, ..Layers::default() }.resolve().unwrap();
+                assert!(resolved.notes.is_empty(), "{}: {:?}", arm.name, resolved.notes);
+                assert!(seen.insert(arm.name) && seen.insert(arm.label), "{} twice", arm.name);
+            }
+        }
+    }
+}
