@@ -13,8 +13,8 @@ pub struct Preset {
     pub answer_column: &'static str,
     /// The system prompt.
     pub system_prompt: Option<&'static str>,
-    /// The reward in training, and what evaluation counts as right where it is 1.
-    pub reward: &'static str,
+    /// The reward in training, and what evaluation counts as right where it is 1; none: the task is to learn a reward.
+    pub reward: Option<&'static str>,
 }
 
 impl Task {
@@ -27,10 +27,16 @@ impl Task {
                 system_prompt: Some(
                     "Solve the problem step by step. End with one line that holds #### and then the answer as a plain number.",
                 ),
-                reward: "gsm8k",
+                reward: Some("gsm8k"),
             },
-            Task::PromptAnswer => {
-                Preset { prompt_column: "prompt", answer_column: "answer", system_prompt: None, reward: "exact_match" }
+            Task::PromptAnswer => Preset {
+                prompt_column: "prompt",
+                answer_column: "answer",
+                system_prompt: None,
+                reward: Some("exact_match"),
+            },
+            Task::Gsm8kSolutions => {
+                Preset { prompt_column: "question", answer_column: "answer", system_prompt: None, reward: None }
             }
         }
     }
@@ -51,8 +57,8 @@ pub(super) fn apply(resolved: &mut Resolved) {
         config.system_prompt = preset.system_prompt.map(str::to_owned);
         resolved.origins.insert("system_prompt", Origin::Task);
     }
-    if rewards {
-        config.reward_funcs = vec![RewardSpec::from(preset.reward)];
+    if let (true, Some(reward)) = (rewards, preset.reward) {
+        config.reward_funcs = vec![RewardSpec::from(reward)];
         resolved.origins.insert("reward_funcs", Origin::Task);
     }
     if preset.answer_column != "answer" && !config.columns.contains_key("answer") {

@@ -275,7 +275,9 @@ words! {
     EvalSampling { "sampled" => EvalSampling::Sampled, "greedy" => EvalSampling::Greedy }
     Algorithm { "grpo" => Algorithm::Grpo }
     MomentsDType { "f32" => MomentsDType::F32, "bf16" => MomentsDType::Bf16 }
-    Task { "gsm8k" => Task::Gsm8k, "prompt_answer" => Task::PromptAnswer }
+    Task {
+        "gsm8k" => Task::Gsm8k, "prompt_answer" => Task::PromptAnswer, "gsm8k_solutions" => Task::Gsm8kSolutions,
+    }
 }
 
 /// How rewards become a gradient. Keys that an algorithm defaults otherwise than the table are in
@@ -316,4 +318,6 @@ pub enum Task {
     Gsm8k,
     /// A `prompt` and the `answer` that the completion must give exactly.
     PromptAnswer,
+    /// Preference pairs of GSM8K's labelled solutions: a `question`, and solutions that are marked as correct or not.
+    Gsm8kSolutions,
 }

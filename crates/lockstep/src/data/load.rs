@@ -5,12 +5,16 @@ use super::rows::{self, Row};
 use super::{Dataset, Example};
 use crate::Config;
 use crate::bad_input;
+use crate::config::Task;
 use crate::error::{BadInput, OrBadInput};
 use rewards::Content;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::path::Path;
+
+/// Takes a row, and can ask where it stands.
+pub(super) type Take<'a> = dyn FnMut(Row, &dyn Fn() -> String) -> anyhow::Result<()> + 'a;
 
 /// What to read and how.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +37,8 @@ pub struct DatasetSpec {
     pub system_prompt: Option<String>,
     /// The first rows only.
     pub max_samples: Option<usize>,
+    /// The preset that says how a row is read.
+    pub task: Option<Task>,
 }
 
 impl DatasetSpec {
@@ -61,35 +67,46 @@ impl DatasetSpec {
             columns: config.columns.iter().filter_map(|(new, old)| Some((new.clone(), text(old)?))).collect(),
             system_prompt: config.system_prompt.clone(),
             max_samples,
+            task: config.task,
         }
     }
 
     /// Reads it. Whatever is wrong with the data is a [`crate::BadInput`] that names file and line.
     pub fn load(&self) -> anyhow::Result<Dataset> {
-        let path = locate(&self.name, HubKind::Dataset)?;
-        let mut hash = Sha256::new();
         let mut examples = Vec::new();
         let mut columns = BTreeSet::new();
+        let hash = self.read(&mut |row, place| {
+            let example = self.example(examples.len(), row, place)?;
+            columns.extend(example.columns.keys().cloned());
+            examples.push(example);
+            Ok(())
+        })?;
+        Ok(Dataset { name: self.name.clone(), examples, columns: columns.into_iter().collect(), hash })
+    }
+
+    /// Hands over each row with words for where it stands, and returns the files' SHA-256.
+    pub(super) fn read(&self, take: &mut Take<'_>) -> anyhow::Result<String> {
+        let path = locate(&self.name, HubKind::Dataset)?;
+        let mut hash = Sha256::new();
+        let mut taken = 0;
         let limit = self.max_samples.unwrap_or(usize::MAX);
         for file in files(&path, self.config.as_deref(), &self.split)? {
-            if examples.len() == limit {
+            if taken == limit {
                 break;
             }
             let content = std::fs::read(&file).or_bad_input_in(format!("cannot read {}", file.display()))?;
             hash.update(&content);
-            for (place, row) in rows::read(&file, &content, limit - examples.len())? {
+            for (place, row) in rows::read(&file, &content, limit - taken)? {
                 let place =
                     || format!("{}, {} {place}", file.display(), if is_parquet(&file) { "row" } else { "line" });
-                let example = self.example(examples.len(), row, &place)?;
-                columns.extend(example.columns.keys().cloned());
-                examples.push(example);
+                take(row, &place)?;
+                taken += 1;
             }
         }
-        if examples.is_empty() {
+        if taken == 0 {
             bad_input!("the data set {} is empty: it has no row", self.name);
         }
-        let hash = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Dataset { name: self.name.clone(), examples, columns: columns.into_iter().collect(), hash })
+        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// A row under its new names, prompt and completion taken out.
@@ -140,7 +157,7 @@ impl DatasetSpec {
     }
 
     /// The prompt after the system prompt, which does not replace one that the data has.
-    fn with_system(&self, prompt: Content) -> Content {
+    pub(super) fn with_system(&self, prompt: Content) -> Content {
         let Some(system) = &self.system_prompt else { return prompt };
         let message = |role: &str, text: &str| json!({"role": role, "content": text});
         match prompt {
@@ -158,7 +175,7 @@ fn is_parquet(path: &Path) -> bool {
 }
 
 /// Text, or messages that each have a role and a content.
-fn content(value: &Value) -> Result<Content, String> {
+pub(super) fn content(value: &Value) -> Result<Content, String> {
     match value {
         Value::String(text) => Ok(Content::Text(text.clone())),
         Value::Array(messages) if !messages.is_empty() => {
