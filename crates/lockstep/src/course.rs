@@ -43,6 +43,16 @@ pub enum Beginning {
     Again,
 }
 
+impl Beginning {
+    /// The checkpoint, if it is one.
+    pub fn checkpoint(&self) -> Option<&Path> {
+        match self {
+            Beginning::Checkpoint(dir) => Some(dir),
+            _ => None,
+        }
+    }
+}
+
 /// What GRPO has and supervised fine-tuning lacks.
 #[derive(Clone, Debug, Default)]
 pub struct Own {
@@ -329,8 +339,7 @@ impl Course {
                 && best.step != self.step
                 && self.run.checkpoint(best.step).is_dir()
             {
-                let dir = self.run.checkpoint(best.step);
-                model::io::load_weights(&dir, &self.policy.weights.config.clone(), &mut self.policy.weights)?;
+                self.policy.restore(&self.run.checkpoint(best.step))?;
                 let note = format!("the result is the best checkpoint, of step {}", best.step);
                 self.reporter.console().info(&note);
             }

@@ -5,7 +5,7 @@
 
 use crate::bad_input;
 use crate::config::Config;
-use crate::error::BadInput;
+use crate::error::{BadInput, OrBadInput};
 use crate::grpo::{engine_config, trainer_config};
 use crate::policy::Words;
 use crate::questions::context;
@@ -16,7 +16,7 @@ use model::{Capacity, ModelConfig, Weights};
 use rollout::Engine;
 use std::sync::Arc;
 use telemetry::table::{Align, Table};
-use train::{Objective, Scorer, Trainer};
+use train::{Objective, Scorer, Trainer, TrainerConfig};
 
 /// Allowance for a thread: its stack as far as it is touched, and what products and attention hold while they run.
 const THREAD_BYTES: u64 = 2 << 20;
@@ -61,7 +61,9 @@ pub fn plan(config: &Config, words: &Words, longest_prompt: usize) -> anyhow::Re
 
     if config.beta != 0.0 {
         let memory = Memory::new(Device::Meta);
-        let weights = Weights::zeros(&memory, model);
+        // The model without its adapter is there already.
+        let own = config.ref_model.is_some() || !config.use_peft;
+        let weights = own.then(|| Weights::zeros(&memory, model));
         let scorer = scorer(&memory, config, model, longest, group, config.generation_batch());
         add(&mut parts, &memory, "reference");
         drop((weights, scorer));
@@ -138,11 +140,15 @@ fn training(
     positions: usize,
 ) -> anyhow::Result<()> {
     let memory = Memory::new(Device::Meta);
-    let weights = Weights::zeros(&memory, model);
+    let mut weights = Weights::zeros(&memory, model);
+    let adapter = config.adapter();
+    if let Some(lora) = &adapter {
+        weights.add_zero_adapter(&memory, lora).or_bad_input()?;
+    }
     add(parts, &memory, "");
     drop(weights);
     let memory = Memory::new(Device::Meta);
-    let mut trainer = Trainer::new(&memory, model, trainer_config(config, objective))?;
+    let mut trainer = Trainer::new(&memory, model, TrainerConfig { adapter, ..trainer_config(config, objective) })?;
     trainer.reserve(model, micro_batch, positions);
     add(parts, &memory, "training");
     Ok(())

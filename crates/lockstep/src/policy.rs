@@ -1,6 +1,7 @@
 //! A model directory, loaded: weights, tokenizer, chat template, and the ids that end a completion.
 
-use crate::error::BadInput;
+use crate::config::Config;
+use crate::error::{BadInput, OrBadInput};
 use kernels::Context;
 use model::chat::ChatTemplate;
 use model::io::TensorSource;
@@ -38,16 +39,50 @@ impl Policy {
         })
     }
 
-    /// Writes a directory that loads again, here and in transformers. The weights are f32.
+    /// The same, with the adapter of a PEFT directory on it.
+    pub fn load_with(ctx: &Context, dir: &Path, adapter: Option<&Path>) -> anyhow::Result<Policy> {
+        let mut policy = Policy::load(ctx, dir)?;
+        adapter.map_or(Ok(()), |adapter| policy.adapt(ctx, adapter))?;
+        Ok(policy)
+    }
+
+    /// Puts the adapter of a PEFT directory on it.
+    pub fn adapt(&mut self, ctx: &Context, adapter: &Path) -> anyhow::Result<()> {
+        model::io::load_adapter(ctx.memory(), adapter, &mut self.weights).or_bad_input()
+    }
+
+    /// Takes up the weights that [`save`](Self::save) wrote to `dir`: the adapter's, where there is one.
+    pub fn restore(&mut self, dir: &Path) -> anyhow::Result<()> {
+        match self.weights.lora() {
+            Some(_) => model::io::read_adapter(dir, &mut self.weights).or_bad_input(),
+            None => {
+                let config = self.weights.config.clone();
+                model::io::load_weights(dir, &config, &mut self.weights).or_bad_input()
+            }
+        }
+    }
+
+    /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT does.
+    /// The weights are f32.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
+        if self.weights.lora().is_some() {
+            model::io::save_adapter(dir, &self.weights, &self.dir.display().to_string())?;
+            return Ok(model::io::copy_tokenizer(&self.dir, dir)?);
+        }
         Ok(model::io::save_model(dir, &self.weights.config, &self.weights, Some(&self.dir), Default::default())?)
     }
 
     /// The first lines of a run: what computes.
     pub fn describe(&self, console: &Console, ctx: &Context) {
         let parameters: usize = self.weights.tensors().iter().map(|t| t.shape.iter().product::<usize>()).sum();
+        let trained = match self.weights.lora() {
+            Some(lora) => {
+                format!(" · {:.2} M of an adapter of rank {}", self.weights.adapter_len() as f64 / 1e6, lora.r)
+            }
+            None => String::new(),
+        };
         console.info(&format!(
-            "{} · {:.2} M parameters · f32 on {} · {} threads",
+            "{} · {:.2} M parameters{trained} · f32 on {} · {} threads",
             self.config().family.model_type(),
             parameters as f64 / 1e6,
             ctx.isa().name(),
@@ -82,6 +117,7 @@ impl Words {
                 dir.display()
             )));
         }
+        refuse_adapter(dir)?;
         Words::read(dir).map_err(|e| BadInput::new(e.to_string()))
     }
 
@@ -102,6 +138,7 @@ impl Words {
 
 /// The shape of the model in a directory, where its words are not needed.
 pub fn load_config(dir: &Path) -> anyhow::Result<ModelConfig> {
+    refuse_adapter(dir)?;
     ModelConfig::load(&dir.join("config.json")).map_err(|e| BadInput::new(e.to_string()))
 }
 
@@ -120,4 +157,34 @@ pub fn load_weights(ctx: &Context, dir: &Path, config: &Arc<ModelConfig>) -> any
     let mut weights = Weights::zeros(ctx.memory(), config);
     model::io::load_weights(dir, config, &mut weights).map_err(|e| BadInput::new(e.to_string()))?;
     Ok(weights)
+}
+
+/// The weights that a run trains: those of the model in `dir`, with the adapter that the configuration asks for; as they
+/// were at a checkpoint, if one is given.
+pub fn trained_weights(
+    ctx: &Context,
+    dir: &Path,
+    checkpoint: Option<&Path>,
+    config: &Config,
+    model: &Arc<ModelConfig>,
+) -> anyhow::Result<Weights> {
+    let Some(lora) = config.adapter() else { return load_weights(ctx, checkpoint.unwrap_or(dir), model) };
+    let mut weights = load_weights(ctx, dir, model)?;
+    weights.add_adapter(ctx.memory(), &lora, config.seed).or_bad_input()?;
+    if let Some(checkpoint) = checkpoint {
+        model::io::read_adapter(checkpoint, &mut weights).or_bad_input()?;
+    }
+    Ok(weights)
+}
+
+/// An adapter is not a model: says so, before files are missed.
+fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
+    if dir.join(model::io::ADAPTER_CONFIG).exists() && !dir.join("config.json").exists() {
+        return Err(BadInput::new(format!(
+            "{} is an adapter: give the model that it was trained on as the model (generate, score and eval take the adapter with \
+             --adapter; `lockstep merge` makes one model of both)",
+            dir.display()
+        )));
+    }
+    Ok(())
 }

@@ -7,13 +7,13 @@ use crate::data::locate::{HubKind, locate};
 use crate::error::BadInput;
 use crate::grpo::trainer_config;
 use crate::memory_plan::{self, MemoryPlan};
-use crate::policy::{Policy, Words, load_weights};
+use crate::policy::{Policy, Words, trained_weights};
 use crate::questions::{context, encoder};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
 use telemetry::Console;
-use train::{Objective, PromptCompletion, Sample, Scorer, Trainer};
+use train::{Objective, PromptCompletion, Sample, Scorer, Trainer, TrainerConfig};
 
 /// A supervised run between two steps.
 pub struct Sft {
@@ -46,12 +46,9 @@ pub fn build(
         .check(memory_plan::available_bytes(), &config)?;
     let sampler = sampler(samples.len(), config.completions_per_step(), &config)?;
     let chunks = sampler.chunks_per_epoch();
-    let from = match &beginning {
-        Beginning::Checkpoint(checkpoint) => checkpoint,
-        _ => &dir,
-    };
-    let weights = load_weights(ctx, from, &words.config)?;
-    let trainer = Trainer::new(ctx.memory(), &words.config, trainer_config(&config, Objective::Supervised))?;
+    let weights = trained_weights(ctx, &dir, beginning.checkpoint(), &config, &words.config)?;
+    let how = TrainerConfig { adapter: config.adapter(), ..trainer_config(&config, Objective::Supervised) };
+    let trainer = Trainer::new(ctx.memory(), &words.config, how)?;
     let policy = Policy { dir, weights, tokenizer: words.tokenizer, chat: words.chat, eos_ids: words.eos_ids };
     policy.describe(&console, ctx);
     let total_steps = match config.max_steps > 0 {

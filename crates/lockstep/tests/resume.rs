@@ -106,6 +106,13 @@ fn grpo_with_dynamic_sampling() {
     survives("train", &set, 20, 5);
 }
 
+/// Checkpoints hold the adapter and its moments; the model it is on is read from where it was.
+#[test]
+fn grpo_with_an_adapter() {
+    let set = ["use_peft=true", "lora_r=3", "lora_target_modules=all-linear", "beta=0.04", "num_iterations=2"];
+    survives("train", &set, 8, 6);
+}
+
 #[test]
 fn supervised_fine_tuning() {
     survives("sft", &[], 10, 4);

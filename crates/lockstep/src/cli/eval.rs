@@ -22,6 +22,9 @@ pub struct Args {
     /// A Hugging Face model directory, or a Hub id.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
+    /// A low-rank adapter of it: a PEFT directory.
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// The task: gsm8k or prompt_answer.
     #[arg(long, value_name = "TASK", default_value = "gsm8k")]
     pub task: String,
@@ -69,7 +72,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     questions.check_columns(&spec.name, &rewards)?;
     let engine_config = engine_config(&config, questions::context(&config, &words), questions.longest());
     let mut engine = Engine::new(&ctx, &words.config, engine_config).or_bad_input()?;
-    let policy = Policy::load(&ctx, &model)?;
+    let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref())?;
     let drawn = sampling(&config, &words.eos_ids);
     let evaluation = Evaluation::new(&config, &questions, &drawn);
     let start = Instant::now();

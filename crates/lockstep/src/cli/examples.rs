@@ -60,6 +60,13 @@ pub const INIT: &str = "\
 Examples:
   lockstep init --config config.json --tokenizer DIR --seed 1 --out models/random";
 
+/// Of `lockstep merge`.
+pub const MERGE: &str = "\
+Examples:
+  lockstep train my.toml --set use_peft=true --out runs/lora
+  lockstep generate --model DIR --adapter runs/lora/model --prompt \"Hello\"
+  lockstep merge --model DIR --adapter runs/lora/model --out models/merged";
+
 /// Of `lockstep plan`.
 pub const PLAN: &str = "\
 Examples:

@@ -23,6 +23,9 @@ pub struct Args {
     /// A Hugging Face model directory, or a Hub id.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
+    /// A low-rank adapter of it: a PEFT directory.
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// The prompt. With a chat template it is one user message, unless --raw is given.
     #[arg(long, value_name = "TEXT")]
     pub prompt: String,
@@ -72,7 +75,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     check(&args)?;
     let ctx = context(args.threads.map(usize::from))?;
     let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
-    let policy = Policy::load(&ctx, &model)?;
+    let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref())?;
     let prompt: Arc<[u32]> = encode(&args, &policy)?.into();
     let context = policy.config().max_position_embeddings;
     if prompt.is_empty() {

@@ -8,6 +8,7 @@ pub mod eval;
 pub mod examples;
 pub mod generate;
 pub mod init;
+pub mod merge;
 pub mod options;
 pub mod plan;
 pub mod score;
@@ -58,6 +59,8 @@ enum Command {
     Eval(eval::Args),
     #[command(after_help = examples::INIT)]
     Init(init::Args),
+    #[command(after_help = examples::MERGE)]
+    Merge(merge::Args),
     #[command(after_help = examples::PLAN)]
     Plan(plan::Args),
     Config(config::Args),
@@ -83,6 +86,7 @@ pub fn main() -> ExitCode {
         Command::Score(args) => score::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Init(args) => init::run(args),
+        Command::Merge(args) => merge::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Config(args) => config::run(args),
         Command::Doctor(args) => doctor::run(args),

@@ -18,6 +18,9 @@ pub struct Args {
     /// A Hugging Face model directory, or a Hub id.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
+    /// A low-rank adapter of it: a PEFT directory.
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// Lines {"prompt_ids": […], "completion_ids": […]}; `-` for standard input.
     #[arg(long, value_name = "FILE.jsonl")]
     pub input: PathBuf,
@@ -64,7 +67,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let config = Arc::new(policy::load_config(&model)?);
     // Every line is checked before the first is computed: a broken one at the end costs no minutes.
     let (name, lines) = read(&args.input, config.vocab_size)?;
-    let weights = policy::load_weights(&ctx, &model, &config)?;
+    let mut weights = policy::load_weights(&ctx, &model, &config)?;
+    if let Some(adapter) = &args.adapter {
+        model::io::load_adapter(ctx.memory(), adapter, &mut weights).or_bad_input()?;
+    }
 
     let mut scorer = Scorer::new(ctx.memory(), MAX_TOKENS, true);
     let mut out = std::io::stdout().lock();

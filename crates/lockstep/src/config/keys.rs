@@ -276,6 +276,23 @@ keys! {
         /// Gradients are scaled down to this norm; 0: never.
         max_grad_norm: f64 = 1.0, trl "same", Said;
     }
+    "Adapter" {
+        /// Train a low-rank adapter (LoRA) and freeze the model: no gradients and no moments of its weights. The run's result is
+        /// a PEFT directory. The reference model of beta > 0 is then the model without its adapter, and takes no memory.
+        use_peft: bool = false, trl "same", Refused;
+        /// The adapter's rank.
+        lora_r: usize = 16, trl "same", Refused;
+        /// The adapter's scale is lora_alpha / lora_r.
+        lora_alpha: f64 = 32.0, trl "same", Refused;
+        /// The share of an adapter's inputs that is dropped in training; 0 in `lockstep train`, whose log-probabilities are
+        /// compared with the sampler's.
+        lora_dropout: f64 = 0.0, trl "0.05", Refused;
+        /// The modules that are adapted: names such as q_proj, one regular expression of whole names, or all-linear; not set:
+        /// q_proj and v_proj.
+        lora_target_modules: Option<Vec<String>> = None, trl "same", Refused;
+        /// Scale by lora_alpha / √lora_r instead.
+        use_rslora: bool = false, trl "same", Refused;
+    }
     "Evaluation" {
         /// The evaluation data; not set: none.
         eval_dataset_name: Option<String> = None, trl "-", Said;

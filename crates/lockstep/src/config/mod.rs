@@ -10,6 +10,7 @@ pub mod foreign;
 pub mod from_trl;
 pub mod keys;
 pub mod layers;
+mod lora;
 pub mod nearest;
 pub mod python;
 pub mod show;

@@ -9,7 +9,7 @@ use crate::data::locate::{HubKind, locate};
 use crate::error::BadInput;
 use crate::evaluate::Evaluation;
 use crate::memory_plan;
-use crate::policy::{Detokenizer, Policy, Words, load_weights};
+use crate::policy::{Detokenizer, Policy, Words, trained_weights};
 use crate::questions::{Questions, build_rewards, context};
 use crate::replay::{Limits, Replay};
 use crate::run_dir::RunDir;
@@ -53,26 +53,25 @@ pub fn build(
     // Before the weights are read: a run that cannot fit would be killed much later, and without a word.
     memory_plan::plan(&config, &words, longest)?.check(memory_plan::available_bytes(), &config)?;
 
-    let from = match &beginning {
-        Beginning::Checkpoint(checkpoint) => checkpoint,
-        _ => &dir,
-    };
-    let weights = load_weights(ctx, from, &words.config)?;
+    let weights = trained_weights(ctx, &dir, beginning.checkpoint(), &config, &words.config)?;
     let given = matches!(&source, Source::File(replay, _) if replay.has_ref_logps());
     let reference = match config.beta != 0.0 && !given {
         true => {
-            let dir = config.ref_model.as_ref().map_or(Ok(dir.clone()), |name| locate(name, HubKind::Model))?;
+            let other = config.ref_model.as_ref().map(|name| locate(name, HubKind::Model)).transpose()?;
+            // Without its adapter, the policy is the model that it began as.
+            let own = other.or_else(|| (!config.use_peft).then(|| dir.clone()));
             let synced = match &beginning {
                 Beginning::Checkpoint(checkpoint) if config.sync_ref_model => Some(checkpoint.as_path()),
                 _ => None,
             };
-            Some(Reference::load(ctx, &dir, synced, &words.config, &config)?)
+            Some(Reference::load(ctx, own.as_deref(), synced, &words.config, &config)?)
         }
         false => None,
     };
     let sampling = Arc::new(sampling(&config, &words.eos_ids));
     let evaluation = held_out.map(|questions| Evaluation::new(&config, &questions, &sampling));
-    let trainer = Trainer::new(ctx.memory(), &words.config, trainer_config(&config, Objective::Policy(config.loss())))?;
+    let how = TrainerConfig { adapter: config.adapter(), ..trainer_config(&config, Objective::Policy(config.loss())) };
+    let trainer = Trainer::new(ctx.memory(), &words.config, how)?;
     let engine = match memory_plan::generates(&config) {
         true => {
             let mut engine =

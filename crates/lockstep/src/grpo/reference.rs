@@ -19,28 +19,30 @@ const FILE: &str = "reference.safetensors";
 
 /// Weights beside the policy's, and what scores with them.
 pub(super) struct Reference {
-    weights: Weights,
+    /// None: the policy without its adapter.
+    weights: Option<Weights>,
     scorer: Scorer,
     /// α, and the optimizer steps between two moves; none if it stays as it is.
     moves: Option<(f64, u64)>,
 }
 
 impl Reference {
-    /// Loads it from a model directory; as it was at the checkpoint `synced`, if it had moved.
+    /// Loads it from a model directory (none: it is the policy without its adapter); as it was at the checkpoint `synced`, if it had moved.
     pub fn load(
         ctx: &Context,
-        dir: &Path,
+        dir: Option<&Path>,
         synced: Option<&Path>,
         model: &Arc<ModelConfig>,
         config: &Config,
     ) -> anyhow::Result<Reference> {
-        let weights = match synced {
-            None => load_weights(ctx, dir, model)?,
-            Some(checkpoint) => {
+        let weights = match (dir, synced) {
+            (None, _) => None,
+            (Some(dir), None) => Some(load_weights(ctx, dir, model)?),
+            (Some(_), Some(checkpoint)) => {
                 let mut weights = Weights::zeros(ctx.memory(), model);
                 model::io::load_tensors(&checkpoint.join(FILE), &mut weights)
                     .map_err(|e| BadInput::new(e.to_string()))?;
-                weights
+                Some(weights)
             }
         };
         let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
@@ -52,30 +54,36 @@ impl Reference {
     pub fn score(
         &mut self,
         ctx: &Context,
+        policy: &mut Weights,
         sequences: &[PromptCompletion<'_>],
         temperature: f64,
     ) -> anyhow::Result<Vec<Scores>> {
-        Ok(self.scorer.score(ctx, &self.weights, sequences, temperature)?)
+        let Reference { weights, scorer, .. } = self;
+        let mut score = |weights: &Weights| scorer.score(ctx, weights, sequences, temperature);
+        Ok(match weights {
+            Some(weights) => score(weights)?,
+            None => policy.without_adapter(score)?,
+        })
     }
 
     /// Moves it towards `policy`, if that is due after optimizer step `step`.
     pub fn sync(&mut self, ctx: &Context, policy: &Weights, step: u64) -> anyhow::Result<()> {
-        let Some((alpha, every)) = self.moves else { return Ok(()) };
+        let (Some((alpha, every)), Some(weights)) = (self.moves, &mut self.weights) else { return Ok(()) };
         if !step.is_multiple_of(every) {
             return Ok(());
         }
-        for (own, policy) in self.weights.params.tensors_mut().into_iter().zip(policy.params.tensors()) {
+        for (own, policy) in weights.params.tensors_mut().into_iter().zip(policy.params.tensors()) {
             mix(ctx, Mix { y: own.view_mut(), x: policy.view(), alpha })?;
         }
-        self.weights.publish();
+        weights.publish();
         Ok(())
     }
 
     /// Writes it into a checkpoint, if it moves.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
-        match self.moves {
-            Some(_) => Ok(model::io::save_tensors(&dir.join(FILE), &self.weights, model::FileDType::F32)?),
-            None => Ok(()),
+        match (self.moves, &self.weights) {
+            (Some(_), Some(weights)) => Ok(model::io::save_tensors(&dir.join(FILE), weights, model::FileDType::F32)?),
+            _ => Ok(()),
         }
     }
 }

@@ -157,10 +157,11 @@ impl Grpo {
 
     fn score_reference(&mut self, samples: &mut [Sample]) -> anyhow::Result<()> {
         let Some(reference) = &mut self.reference else { return Ok(()) };
-        let _span = self.course.stages.span("reference");
+        let course = &mut self.course;
+        let _span = course.stages.span("reference");
         let pairs: Vec<PromptCompletion<'_>> =
             samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
-        let scores = reference.score(&self.course.ctx, &pairs, self.sampling.temperature)?;
+        let scores = reference.score(&course.ctx, &mut course.policy.weights, &pairs, self.sampling.temperature)?;
         for (sample, scores) in samples.iter_mut().zip(scores) {
             // What a file gave stays.
             sample.ref_logps.get_or_insert(scores.logps);

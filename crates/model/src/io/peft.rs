@@ -14,21 +14,22 @@ use std::path::Path;
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// Fields that say nothing about what is computed.
+/// Fields that say nothing about what is computed, or only about what another field would have to switch on.
 const ABOUT: &[&str] = &[
     "auto_mapping",
     "base_model_name_or_path",
     "ensure_weight_tying",
     "inference_mode",
     "init_lora_weights",
-    "lora_dropout",
+    "megatron_core",
     "peft_version",
+    "qalora_group_size",
     "revision",
     "runtime_config",
     "task_type",
 ];
 /// Fields that are read.
-const READ: &[&str] = &["peft_type", "r", "lora_alpha", "target_modules", "use_rslora"];
+const READ: &[&str] = &["peft_type", "r", "lora_alpha", "target_modules", "use_rslora", "lora_dropout"];
 /// Fields whose values that ask for nothing are not null, false or empty.
 const NEUTRAL: &[(&str, &str)] = &[("bias", "none")];
 
@@ -90,6 +91,7 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<LoraConfig, String> {
     Ok(LoraConfig {
         r: r.as_u64().filter(|&r| r > 0).ok_or_else(|| wrong("r", "a positive integer", r))? as usize,
         alpha: alpha.as_f64().ok_or_else(|| wrong("lora_alpha", "a number", alpha))?,
+        dropout: json.get("lora_dropout").and_then(Value::as_f64).unwrap_or(0.0),
         use_rslora: json.get("use_rslora").and_then(Value::as_bool).unwrap_or(false),
         target_modules,
     })
@@ -99,6 +101,11 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<LoraConfig, String> {
 pub fn load_adapter(memory: &Memory, dir: &Path, weights: &mut Weights) -> Result<()> {
     let lora = load_adapter_config(dir)?;
     weights.add_zero_adapter(memory, &lora).map_err(|e| Error::file(dir.join(ADAPTER_CONFIG), e.to_string()))?;
+    read_adapter(dir, weights)
+}
+
+/// Reads the weights of the PEFT directory `dir` into the adapter that `weights` have.
+pub fn read_adapter(dir: &Path, weights: &mut Weights) -> Result<()> {
     if !dir.join(WEIGHTS).exists() {
         return Err(Error::file(dir, format!("has no {WEIGHTS} (other formats of adapters are not read)")));
     }
@@ -106,8 +113,8 @@ pub fn load_adapter(memory: &Memory, dir: &Path, weights: &mut Weights) -> Resul
 }
 
 /// Writes the adapter of `weights` as a directory that PEFT, and this crate, load; `base` is the name of the model that it is
-/// for, and `dropout` the one that it was trained with, for the record. An error if there is no adapter.
-pub fn save_adapter(dir: &Path, weights: &Weights, base: &str, dropout: f64) -> Result<()> {
+/// for. An error if there is no adapter.
+pub fn save_adapter(dir: &Path, weights: &Weights, base: &str) -> Result<()> {
     let Some(lora) = weights.lora() else { return Err(Error::Value("the model has no adapter to save".into())) };
     std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
     let target_modules = match &lora.target_modules {
@@ -122,7 +129,7 @@ pub fn save_adapter(dir: &Path, weights: &Weights, base: &str, dropout: f64) -> 
         "inference_mode": true,
         "r": lora.r,
         "lora_alpha": lora.alpha,
-        "lora_dropout": dropout,
+        "lora_dropout": lora.dropout,
         "use_rslora": lora.use_rslora,
         "target_modules": target_modules,
         "bias": "none",

@@ -1,8 +1,9 @@
 //! Weights with a low-rank adapter: giving them one, switching it off, merging it.
 
 use super::lora::{LoraConfig, adapter_name};
-use super::{AdapterFilesMut, Weights};
+use super::{AdapterFiles, AdapterFilesMut, Weights};
 use crate::Result;
+use crate::io::TensorSource;
 use kernels::Memory;
 
 impl Weights {
@@ -24,6 +25,11 @@ impl Weights {
     /// What its adapter is, if it has one.
     pub fn lora(&self) -> Option<&LoraConfig> {
         self.lora.as_ref()
+    }
+
+    /// Parameters of its adapter.
+    pub fn adapter_len(&self) -> usize {
+        AdapterFiles(&self.params).tensors().iter().map(|t| t.shape.iter().product::<usize>()).sum()
     }
 
     /// The weights with the adapter switched off: the model that it was put on. Nothing is copied.

@@ -6,23 +6,30 @@ use kernels::check::relative_error;
 use model::config::RopeScaling;
 use model::weights::{Named, tensor_specs};
 
-const LOGITS: f64 = 5e-6;
-const GRADIENT: f64 = 2e-5;
+pub const LOGITS: f64 = 5e-6;
+pub const GRADIENT: f64 = 2e-5;
 
-struct Expected(Vec<u8>);
+pub struct Expected(Vec<u8>);
 
 impl Expected {
     fn of(family: &str) -> Expected {
-        Expected(std::fs::read(folder(family).join("expected.safetensors")).unwrap())
+        Expected::read(&folder(family).join("expected.safetensors"))
+    }
+    pub fn read(path: &Path) -> Expected {
+        Expected(std::fs::read(path).unwrap())
+    }
+    pub fn names(&self) -> Vec<String> {
+        let file = safetensors::SafeTensors::deserialize(&self.0).unwrap();
+        file.names().into_iter().map(|n| n.to_string()).collect()
     }
     fn words(&self, name: &str) -> Vec<[u8; 8]> {
         let file = safetensors::SafeTensors::deserialize(&self.0).unwrap();
         file.tensor(name).unwrap().data().as_chunks().0.to_vec()
     }
-    fn f64(&self, name: &str) -> Vec<f64> {
+    pub fn f64(&self, name: &str) -> Vec<f64> {
         self.words(name).into_iter().map(f64::from_le_bytes).collect()
     }
-    fn ids(&self) -> Vec<u32> {
+    pub fn ids(&self) -> Vec<u32> {
         self.words("ids").into_iter().map(|b| i64::from_le_bytes(b) as u32).collect()
     }
 }
@@ -57,13 +64,23 @@ fn version_4_configurations_mean_the_same() {
 
 /// Of each parameter's gradient of the mean negative log-likelihood: its error.
 fn gradient_errors(ctx: &Context, family: &str, weights: &Weights) -> Vec<(String, f64)> {
-    let expected = Expected::of(family);
+    let names = tensor_specs(&weights.config).into_iter().map(|s| s.name).collect();
+    gradient_errors_of(ctx, &Expected::of(family), weights, names)
+}
+
+/// The same of the parameters `names` of any weights.
+pub fn gradient_errors_of(
+    ctx: &Context,
+    expected: &Expected,
+    weights: &Weights,
+    names: Vec<String>,
+) -> Vec<(String, f64)> {
     let ids = expected.ids();
     let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&ids[1..]] }], true);
     let (config, memory) = (&weights.config, ctx.memory());
     let mut tape = Tape::new(memory, config, batch.capacity(), false);
     let (rope, tensors) = (Rope::new(memory, config, ids.len()), BatchTensors::new(memory, &batch));
-    let mut grads = Grads::zeros(memory, config);
+    let mut grads = Grads::trained(memory, config, weights.lora());
     net::forward(ctx, weights, &rope, &tensors, &mut tape).unwrap();
     net::head_forward(ctx, weights, &tensors, 1.0, &mut tape).unwrap();
     let n = batch.targets.len();
@@ -79,7 +96,7 @@ fn gradient_errors(ctx: &Context, family: &str, weights: &Weights) -> Vec<(Strin
         (name, error)
     };
     let loss = ("loss".to_owned(), (loss / expected.f64("loss")[0] - 1.0).abs());
-    std::iter::once(loss).chain(tensor_specs(config).into_iter().map(|s| error(s.name))).collect()
+    std::iter::once(loss).chain(names.into_iter().map(error)).collect()
 }
 
 #[test]

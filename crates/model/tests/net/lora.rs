@@ -1,5 +1,7 @@
-//! Low-rank adapters in the whole model: switched off, merged, frozen weights, bits.
+//! Low-rank adapters in the whole model: against PEFT in f64 (`conformance/lora_fixtures.py`), switched off, merged, frozen
+//! weights, bits.
 
+use super::fixtures::{Expected, GRADIENT, LOGITS, gradient_errors_of};
 use super::gradients::{batch, groups};
 use super::*;
 use kernels::Memory;
@@ -8,7 +10,7 @@ use model::weights::{Named, NamedMut, Role};
 use model::{LoraConfig, TargetModules};
 
 fn lora(target_modules: TargetModules) -> LoraConfig {
-    LoraConfig { r: 3, alpha: 5.0, use_rslora: true, target_modules }
+    LoraConfig { r: 3, alpha: 5.0, use_rslora: true, dropout: 0.0, target_modules }
 }
 
 /// Targets that leave gaps in the fused products.
@@ -158,4 +160,78 @@ fn what_cannot_be_adapted_is_refused() {
     weights.add_adapter(ctx.memory(), &one, 1).unwrap();
     let adapted = |l: usize| weights.params.layers[l].qkv.adapter.as_ref().map(|a| a.b.len());
     assert_eq!((adapted(0), adapted(1)), (None, Some(2)));
+}
+
+/// Families with an adapter that PEFT wrote.
+const PEFT: [&str; 3] = ["llama3", "qwen2", "qwen3"];
+
+fn of_peft(ctx: &Context, family: &str) -> (Weights, Expected) {
+    let (mut weights, dir) = (load(ctx, family), folder(family).join("lora"));
+    model::io::load_adapter(ctx.memory(), &dir, &mut weights).unwrap();
+    (weights, Expected::read(&dir.join("expected.safetensors")))
+}
+
+#[test]
+fn logits_and_gradients_of_adapters_are_those_of_peft() {
+    for isa in Isa::present() {
+        let ctx = Context::cpu(isa, 2);
+        for family in PEFT {
+            let (weights, expected) = of_peft(&ctx, family);
+            let error = relative_error(&logits(&ctx, &weights, &expected.ids()), &expected.f64("logits"));
+            println!("{family} {isa:?}: logits {error:.1e}");
+            assert!(error <= LOGITS, "{family} {isa:?}: {error:e}");
+            let names: Vec<String> = Named { params: &weights.params }.tensors().into_iter().map(|s| s.name).collect();
+            let names = names.into_iter().filter(|n| n.contains("lora_")).collect::<Vec<_>>();
+            assert_eq!(names.len(), expected.names().iter().filter(|n| n.starts_with("grad.")).count());
+            for (name, error) in gradient_errors_of(&ctx, &expected, &weights, names) {
+                assert!(error <= GRADIENT, "{family} {isa:?} {name}: {error:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_module_a_scale_or_a_block_in_the_wrong_place_is_seen() {
+    let ctx = context(1);
+    for family in PEFT {
+        let error = |weights: &Weights, expected: &Expected| {
+            relative_error(&logits(&ctx, weights, &expected.ids()), &expected.f64("logits"))
+        };
+        let (weights, expected) = of_peft(&ctx, family);
+        for spec in (Named { params: &weights.params }).tensors().into_iter().filter(|s| s.name.contains("lora_B")) {
+            let (mut weights, _) = of_peft(&ctx, family);
+            NamedMut { params: &mut weights.params }.put(&spec.name, &vec![0.0; spec.shape.iter().product()]).unwrap();
+            assert!(error(&weights, &expected) > 100.0 * LOGITS, "{family} without {}", spec.name);
+        }
+        let (mut weights, _) = of_peft(&ctx, family);
+        for layer in &mut weights.params.layers {
+            layer.linears_mut().into_iter().filter_map(|l| l.adapter.as_mut()).for_each(|a| a.scale *= 1.01);
+        }
+        assert!(error(&weights, &expected) > 100.0 * LOGITS, "{family}: another scale");
+    }
+}
+
+#[test]
+fn an_adapter_that_is_saved_is_the_one_that_is_loaded() {
+    let ctx = context(1);
+    for family in PEFT {
+        let (weights, expected) = of_peft(&ctx, family);
+        let dir = tempfile::tempdir().unwrap();
+        model::io::save_adapter(dir.path(), &weights, family).unwrap();
+        let theirs = std::fs::read(folder(family).join("lora/adapter_model.safetensors")).unwrap();
+        let (ours, mut again) =
+            (std::fs::read(dir.path().join("adapter_model.safetensors")).unwrap(), load(&ctx, family));
+        let tensors = |bytes: &[u8]| {
+            let file = safetensors::SafeTensors::deserialize(bytes).unwrap();
+            let mut all: Vec<_> =
+                file.tensors().into_iter().map(|(n, t)| (n, t.shape().to_vec(), t.data().to_vec())).collect();
+            all.sort();
+            all
+        };
+        assert!(tensors(&ours) == tensors(&theirs), "{family}: names, shapes or elements");
+        model::io::load_adapter(ctx.memory(), dir.path(), &mut again).unwrap();
+        assert_eq!(again.lora(), weights.lora());
+        let ids = expected.ids();
+        assert_eq!(logits(&ctx, &again, &ids), logits(&ctx, &weights, &ids), "{family}");
+    }
 }

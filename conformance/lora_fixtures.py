@@ -1,0 +1,107 @@
+"""Low-rank adapters that PEFT wrote for the model fixtures, with what PEFT computes in f64: logits, loss, every gradient.
+
+    pip install torch==2.15.* transformers==5.23.* peft==0.21.* safetensors
+    python conformance/lora_fixtures.py crates/model/tests/fixtures
+
+For each of some families (the directories that model_fixtures.py makes) a directory `FAMILY/lora` is written:
+    adapter_config.json, adapter_model.safetensors    as PEFT's save_pretrained writes them, f32
+    expected.safetensors    ids, logits [T, V], loss (mean negative log-likelihood of ids[1:]), "grad.NAME" of each tensor of
+                            the adapter under its name in the file, in f64
+
+    python conformance/lora_fixtures.py check MODEL ADAPTER LOGITS.json
+
+The other way round: loads an adapter that Lockstep wrote, through PEFT, and compares PEFT's f64 logits with the ones in
+LOGITS.json ({"ids": [...], "logits": [...]}), which Lockstep computed. `crates/model/examples/adapter.rs` writes both.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import peft
+import torch
+import transformers
+from safetensors.torch import save_file
+
+CONFIGS = {
+    # Every module, two of three parts of a fused matrix, one layer only; alpha / r and alpha / sqrt(r).
+    "llama3": dict(r=4, lora_alpha=6, target_modules="all-linear"),
+    "qwen2": dict(r=3, lora_alpha=2, use_rslora=True, target_modules=["q_proj", "v_proj", "up_proj"]),
+    "qwen3": dict(r=2, lora_alpha=5, target_modules=r".*\.1\.(self_attn\.(k|o)_proj|mlp\.(gate|down)_proj)"),
+}
+
+
+def norm_in_f64(module):
+    """transformers computes RMS norms in f32 whatever the dtype of the model; the expected values are exact."""
+
+    def forward(x):
+        return module.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+
+    module.forward = forward
+
+
+def exact(model):
+    model = model.double().eval()
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            norm_in_f64(module)
+    return model
+
+
+def base(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def make(fixtures):
+    for seed, (name, config) in enumerate(CONFIGS.items()):
+        generator = torch.Generator().manual_seed(100 + seed)
+        model = peft.get_peft_model(base(fixtures / name), peft.LoraConfig(task_type="CAUSAL_LM", **config))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                # B too: an adapter that is new would change nothing.
+                parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
+        out = fixtures / name / "lora"
+        model.save_pretrained(out)
+        (out / "README.md").unlink(missing_ok=True)
+        written = json.loads((out / "adapter_config.json").read_text())
+        written["base_model_name_or_path"] = name
+        if isinstance(written["target_modules"], list):
+            written["target_modules"].sort()
+        (out / "adapter_config.json").write_text(json.dumps(written, indent=2) + "\n")
+
+        model = exact(model)
+        ids = torch.randint(0, model.config.vocab_size, (1, 70), generator=generator)
+        logits = model(input_ids=ids, use_cache=False).logits[0]
+        assert logits.dtype == torch.float64
+        with model.disable_adapter(), torch.no_grad():
+            changed = (model(input_ids=ids, use_cache=False).logits[0] - logits).std()
+        loss = torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:])
+        loss.backward()
+        expected = dict(ids=ids[0], logits=logits.detach(), loss=loss.detach().reshape(1))
+        for parameter, p in model.named_parameters():
+            assert p.requires_grad == ("lora_" in parameter)
+            if p.requires_grad:
+                expected["grad." + parameter.replace(".default", "")] = p.grad
+        save_file(expected, out / "expected.safetensors")
+        print(f"{name}: loss {loss:.6f}, logits moved by {changed:.2f}, {len(expected) - 3} tensors, peft {peft.__version__}")
+
+
+def check(model, adapter, expected):
+    expected = json.loads(Path(expected).read_text())
+    model = exact(peft.PeftModel.from_pretrained(base(model), adapter))
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([expected["ids"]]), use_cache=False).logits[0].flatten()
+        with model.disable_adapter():
+            off = model(input_ids=torch.tensor([expected["ids"]]), use_cache=False).logits[0].flatten()
+    ours = torch.tensor(expected["logits"], dtype=torch.float64)
+    error = ((ours - logits).norm() / logits.norm()).item()
+    moved = ((off - logits).norm() / logits.norm()).item()
+    print(f"relative error of our logits against PEFT's with our adapter: {error:.1e} (without it: {moved:.1e})")
+    assert error <= 5e-6 and moved > 1e-2
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "check":
+        check(*sys.argv[2:])
+    else:
+        make(Path(sys.argv[1]))

@@ -1,0 +1,30 @@
+//! `lockstep merge`.
+
+use crate::policy::Policy;
+use crate::run_dir::new_directory;
+use crate::session::context;
+use std::path::PathBuf;
+
+/// Adds a low-rank adapter to the model that it was trained on, and writes a model of its own.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model: a Hugging Face directory.
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// The adapter: a PEFT directory.
+    #[arg(long, value_name = "DIR")]
+    pub adapter: PathBuf,
+    /// The directory to write; must not exist, or be empty.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+}
+
+/// Runs it.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let ctx = context(None)?;
+    new_directory(&args.out, |dir| {
+        let mut policy = Policy::load_with(&ctx, &args.model, Some(&args.adapter))?;
+        policy.weights.merge_adapter();
+        policy.save(dir)
+    })
+}

@@ -1,0 +1,62 @@
+//! The keys of low-rank adapters, together.
+
+use super::{Config, Purpose, Resolved};
+use crate::bad_input;
+use model::{LoraConfig, TargetModules};
+
+/// Keys that mean nothing without `use_peft`.
+const KEYS: [&str; 5] = ["lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora"];
+
+/// What the keys must satisfy whatever the model.
+pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result<()> {
+    let c = &resolved.config;
+    if c.lora_r == 0 {
+        bad_input!("`lora_r` must be at least 1, but is 0");
+    }
+    if !(0.0..1.0).contains(&c.lora_dropout) {
+        bad_input!("`lora_dropout` must be at least 0 and below 1, but is {}", c.lora_dropout);
+    }
+    if !c.use_peft {
+        let idle: Vec<&str> = KEYS.into_iter().filter(|key| resolved.is_set(key)).collect();
+        if !idle.is_empty() {
+            let note = format!("{} without use_peft = true changes nothing: all weights are trained", idle.join(", "));
+            resolved.notes.push(note);
+        }
+        return Ok(());
+    }
+    if purpose == Purpose::Grpo && c.lora_dropout > 0.0 {
+        bad_input!(
+            "`lora_dropout` = {}, but a policy's log-probabilities are compared with those of the sampler, which drops nothing: set \
+             lora_dropout = 0 (it works in `lockstep sft`)",
+            c.lora_dropout
+        );
+    }
+    if c.sync_ref_model {
+        bad_input!(
+            "`sync_ref_model` = true, but with use_peft the reference is the model without its adapter, which does not move: set \
+             sync_ref_model = false"
+        );
+    }
+    Ok(())
+}
+
+impl Config {
+    /// The adapter that is trained; none: all weights are.
+    pub fn adapter(&self) -> Option<LoraConfig> {
+        let plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
+        let target_modules = match self.lora_target_modules.as_deref() {
+            None => LoraConfig::default().target_modules,
+            Some([one]) if one == "all-linear" => TargetModules::AllLinear,
+            // As in TRL, a single entry may be a regular expression.
+            Some([one]) if !plain(one) => TargetModules::Regex(one.clone()),
+            Some(names) => TargetModules::Names(names.to_vec()),
+        };
+        self.use_peft.then_some(LoraConfig {
+            r: self.lora_r,
+            alpha: self.lora_alpha,
+            use_rslora: self.use_rslora,
+            dropout: self.lora_dropout,
+            target_modules,
+        })
+    }
+}

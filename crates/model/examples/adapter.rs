@@ -1,0 +1,50 @@
+//! Writes adapters for `conformance/lora_fixtures.py check`: a PEFT directory, and the logits that it gives here.
+//!
+//! ```text
+//! adapter MODEL OUT RANK MODULE…     a random adapter of these modules (or all-linear) in OUT/adapter, logits in OUT/logits.json
+//! ```
+
+use kernels::{Context, DType, Isa, Tensor, ops};
+use model::io::{TensorSink, TensorSource, save_adapter};
+use model::net::{self, Rope, Tape};
+use model::weights::{Named, NamedMut};
+use model::{Batch, BatchTensors, GroupSegment, LoraConfig, ModelConfig, TargetModules, Weights};
+use std::path::Path;
+use std::sync::Arc;
+
+const TOKENS: usize = 70;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [dir, out, rank, modules @ ..] = args.as_slice() else { return Err("adapter MODEL OUT RANK MODULE…".into()) };
+    let (ctx, dir, out) = (Context::cpu(Isa::best(), 1), Path::new(dir), Path::new(out));
+    let config = Arc::new(ModelConfig::load(&dir.join("config.json"))?);
+    let mut weights = Weights::load(ctx.memory(), dir, &config)?;
+    let target_modules = match modules {
+        [all] if all == "all-linear" => TargetModules::AllLinear,
+        names => TargetModules::Names(names.to_vec()),
+    };
+    let lora = LoraConfig { r: rank.parse()?, target_modules, ..LoraConfig::default() };
+    weights.add_adapter(ctx.memory(), &lora, 7)?;
+    // B too: a new adapter changes nothing.
+    let names = Named { params: &weights.params }.tensors().into_iter().filter(|s| s.name.contains("lora_B"));
+    for (i, spec) in names.enumerate() {
+        let data: Vec<f32> = kernels::check::normal(i as u64, spec.shape.iter().product());
+        NamedMut { params: &mut weights.params }.put(&spec.name, &data.iter().map(|x| 0.1 * x).collect::<Vec<_>>())?;
+    }
+    save_adapter(&out.join("adapter"), &weights, &dir.display().to_string())?;
+
+    let ids: Vec<u32> = (0..TOKENS as u32).map(|i| i * 7 % config.vocab_size as u32).collect();
+    let batch = Batch::new(&[GroupSegment { prefix: &ids, branches: &[] }], true);
+    let mut tape = Tape::forward_only(ctx.memory(), &config, batch.capacity());
+    let tensors = BatchTensors::new(ctx.memory(), &batch);
+    net::forward(&ctx, &weights, &Rope::new(ctx.memory(), &config, TOKENS), &tensors, &mut tape)?;
+    let mut logits = Tensor::zeros(ctx.memory(), &[TOKENS, config.vocab_size], DType::F32);
+    let (x, w, y) = (tape.hidden(), weights.head(), logits.view_mut());
+    ops::linear::forward(&ctx, ops::linear::Forward { x, w, bias: None, y, accumulate: false })?;
+    std::fs::write(
+        out.join("logits.json"),
+        serde_json::json!({"ids": ids, "logits": logits.to_vec_f32()}).to_string(),
+    )?;
+    Ok(())
+}
