@@ -133,7 +133,7 @@ mod tests {
         let memory = Memory::new(Device::Cpu);
         let (n, k) = (33, 7);
         let mut m = Matrix::zeros(&memory, n, k, Layout::Panels);
-        *m.data_mut() = Tensor::zeros(&memory, &m.data().shape().to_vec(), DType::Bf16);
+        *m.data_mut() = Tensor::zeros(&memory, m.data().shape(), DType::Bf16);
         let data: Vec<f32> = (0..n * k).map(|i| i as f32 - 100.0).collect();
         m.pack_rows(0, &data);
         assert_eq!((m.unpack_rows(0..n), m.data().bytes()), (data, 2 * 2 * k * PANEL));
