@@ -45,6 +45,18 @@ pub const ALGORITHMS: &[Arm] = &[
         ],
     },
     Arm { name: "cispo", label: "CISPO", settings: &[("loss_type", "cispo"), ("epsilon_high", "5")] },
+    Arm {
+        name: "grpo_lora",
+        label: "GRPO + LoRA (r = 16)",
+        settings: &[
+            ("loss_type", "grpo"),
+            ("use_peft", "true"),
+            ("lora_r", "16"),
+            ("lora_target_modules", "all-linear"),
+            // Adapters take larger steps than whole matrices.
+            ("learning_rate", "2e-3"),
+        ],
+    },
 ];
 
 /// With and without the KL term (β as in the GRPO paper).
