@@ -3,7 +3,7 @@
 //! It does not know where samples come from. [`crate::grpo`] and [`crate::sft`] add that; their own state goes through
 //! [`Own`] into the same checkpoint.
 
-use crate::checkpoint::state::{Best, Buffer, RunState};
+use crate::checkpoint::state::{Best, Buffer, CriticState, RunState};
 use crate::checkpoint::{self};
 use crate::config::{Config, Resolved, Strategy};
 use crate::data::Sampler;
@@ -60,6 +60,8 @@ pub struct Own {
     pub rollout_number: u64,
     /// The generation batch in use.
     pub buffer: Option<Buffer>,
+    /// What PPO has beside the policy.
+    pub critic: Option<CriticState>,
 }
 
 /// A run between two steps.
@@ -154,12 +156,16 @@ impl Course {
         let mut course_state = (0, 0, None, 0);
         match &state {
             Some((state, dir)) => {
-                restore_moments(dir, &mut trainer)?;
+                restore_moments(dir, "", &mut trainer)?;
                 trainer.set_state(state.trainer);
                 policy.weights.version = state.weights_version;
                 sampler.restore(state.sampler);
                 reporter.resume(&state.log_bytes, state.unlogged.clone())?;
-                own = Own { rollout_number: state.rollout_number, buffer: state.buffer.clone() };
+                own = Own {
+                    rollout_number: state.rollout_number,
+                    buffer: state.buffer.clone(),
+                    critic: state.critic.clone(),
+                };
                 course_state =
                     (state.step, state.num_tokens, state.best.clone(), state.evaluations_without_improvement);
                 forget_completions_after(&run, state.step)?;
@@ -310,6 +316,7 @@ impl Course {
             sampler: self.sampler.state(),
             rollout_number: own.rollout_number,
             buffer: own.buffer,
+            critic: own.critic,
             trainer: self.trainer.state(),
             num_tokens: self.num_tokens,
             unlogged: self.reporter.unlogged().clone(),
@@ -319,9 +326,7 @@ impl Course {
         };
         checkpoint::write(&self.run, self.step, |dir| {
             self.policy.save(dir)?;
-            for (name, moments) in MOMENTS.iter().zip(self.trainer.optimizer().moments()) {
-                model::io::save_tensors(&dir.join(name), &moments, moments_dtype(&self.config))?;
-            }
+            save_moments(dir, "", &self.trainer)?;
             more(dir)?;
             state.write(dir)
         })?;
@@ -374,16 +379,26 @@ pub struct Finished {
 const MOMENTS: [&str; 2] = ["optimizer_exp_avg.safetensors", "optimizer_exp_avg_sq.safetensors"];
 
 /// What moments are saved in: every bit that they have, and no more.
-fn moments_dtype(config: &Config) -> model::FileDType {
-    match config.adam_moments_dtype {
+fn moments_dtype(trainer: &Trainer) -> model::FileDType {
+    match trainer.config().optimizer.moments {
         train::MomentsDType::F32 => model::FileDType::F32,
         train::MomentsDType::Bf16 => model::FileDType::Bf16,
     }
 }
 
-fn restore_moments(dir: &Path, trainer: &mut Trainer) -> anyhow::Result<()> {
+/// Reads a trainer's moments from a checkpoint; `prefix` tells one trainer's files from another's.
+pub fn restore_moments(dir: &Path, prefix: &str, trainer: &mut Trainer) -> anyhow::Result<()> {
     for (name, mut moments) in MOMENTS.iter().zip(trainer.optimizer_mut().moments_mut()) {
-        model::io::load_tensors(&dir.join(name), &mut moments).map_err(|e| BadInput::new(e.to_string()))?;
+        let file = dir.join(format!("{prefix}{name}"));
+        model::io::load_tensors(&file, &mut moments).map_err(|e| BadInput::new(e.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Writes them.
+pub fn save_moments(dir: &Path, prefix: &str, trainer: &Trainer) -> anyhow::Result<()> {
+    for (name, moments) in MOMENTS.iter().zip(trainer.optimizer().moments()) {
+        model::io::save_tensors(&dir.join(format!("{prefix}{name}")), &moments, moments_dtype(trainer))?;
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ pub fn run(grpo: &mut Grpo) -> anyhow::Result<Ended> {
     grpo.before_first_step()?;
     while !grpo.is_done() {
         if grpo.batch_is_used_up() {
-            let rollouts = if grpo.replays() { grpo.recorded()? } else { generate(grpo)? };
+            let rollouts = rollouts(grpo)?;
             let advantages = grpo.advantages(&rollouts);
             grpo.fill_batch(rollouts, advantages)?;
         }
@@ -24,6 +24,11 @@ pub fn run(grpo: &mut Grpo) -> anyhow::Result<Ended> {
         }
     }
     Ok(Ended::Done)
+}
+
+/// The next groups of completions, judged: the policy's own, or a file's.
+pub fn rollouts(grpo: &mut Grpo) -> anyhow::Result<Rollouts> {
+    if grpo.replays() { grpo.recorded() } else { generate(grpo) }
 }
 
 /// Once; with dynamic sampling again for the groups whose rewards do not differ.

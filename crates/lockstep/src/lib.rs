@@ -18,6 +18,8 @@ pub mod grpo_loop;
 pub mod judge;
 pub mod memory_plan;
 pub mod policy;
+pub mod ppo;
+pub mod ppo_loop;
 pub mod questions;
 pub mod replay;
 pub mod reporter;

@@ -4,7 +4,7 @@
 //! completion as long as its limit, or as the longest of the data. It does not know what is allocated outside tensors but for an allowance.
 
 use crate::bad_input;
-use crate::config::Config;
+use crate::config::{Algorithm, Config};
 use crate::error::{BadInput, OrBadInput};
 use crate::grpo::{engine_config, trainer_config};
 use crate::policy::Words;
@@ -57,9 +57,19 @@ pub fn plan(config: &Config, words: &Words, longest_prompt: usize) -> anyhow::Re
     let group = config.num_generations;
     let mut parts = Vec::new();
     let steps = capacity(config, longest, group, config.completions_per_step());
-    training(&mut parts, config, model, Objective::Policy(config.loss()), steps, longest.positions())?;
+    training(&mut parts, config, model, config.objective(), steps, longest.positions(), ["", "training"])?;
+    if config.algorithm == Algorithm::Ppo {
+        let shape = crate::ppo::critic_shape(config, model)?;
+        let names = ["value model", "value training"];
+        let objective = Objective::Value(config.value_loss());
+        training(&mut parts, config, &shape, objective, steps, longest.positions(), names)?;
+        let memory = Memory::new(Device::Meta);
+        let scorer = scorer(&memory, config, &shape, longest, group, config.generation_batch());
+        add(&mut parts, &memory, "values");
+        drop(scorer);
+    }
 
-    if config.beta != 0.0 {
+    if config.has_reference() {
         let memory = Memory::new(Device::Meta);
         // The model without its adapter is there already.
         let own = config.ref_model.is_some() || !config.use_peft;
@@ -104,7 +114,7 @@ pub fn plan_supervised(
     let model = &words.config;
     let mut parts = Vec::new();
     let steps = capacity(config, longest, 1, config.completions_per_step());
-    training(&mut parts, config, model, Objective::Supervised, steps, longest.positions())?;
+    training(&mut parts, config, model, Objective::Supervised, steps, longest.positions(), ["", "training"])?;
     if evaluated > 0 {
         let memory = Memory::new(Device::Meta);
         let scorer = scorer(&memory, config, model, longest, 1, evaluated);
@@ -130,7 +140,7 @@ impl Longest {
     }
 }
 
-/// Weights, and what an optimizer step on micro-batches of this size takes.
+/// Weights, and what an optimizer step on micro-batches of this size takes, under these two names.
 fn training(
     parts: &mut Vec<Part>,
     config: &Config,
@@ -138,19 +148,21 @@ fn training(
     objective: Objective,
     micro_batch: Capacity,
     positions: usize,
+    names: [&str; 2],
 ) -> anyhow::Result<()> {
     let memory = Memory::new(Device::Meta);
     let mut weights = Weights::zeros(&memory, model);
-    let adapter = config.adapter();
+    // A value model is trained whole.
+    let adapter = if objective.is_of_scores() { None } else { config.adapter() };
     if let Some(lora) = &adapter {
         weights.add_zero_adapter(&memory, lora).or_bad_input()?;
     }
-    add(parts, &memory, "");
+    add(parts, &memory, names[0]);
     drop(weights);
     let memory = Memory::new(Device::Meta);
     let mut trainer = Trainer::new(&memory, model, TrainerConfig { adapter, ..trainer_config(config, objective) })?;
     trainer.reserve(model, micro_batch, positions);
-    add(parts, &memory, "training");
+    add(parts, &memory, names[1]);
     Ok(())
 }
 
@@ -201,9 +213,11 @@ fn capacity(config: &Config, longest: Longest, group: usize, completions: usize)
 fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
     for (part, usage) in memory.usage() {
         let lowered_by = match (whose, part) {
-            ("training", "activations") => "max_tokens_per_micro_batch, gradient_checkpointing",
-            ("training" | "reference" | "evaluation", "workspace") => "max_tokens_per_micro_batch",
-            ("reference", "weights") => "beta = 0",
+            ("training" | "value training", "activations") => "max_tokens_per_micro_batch, gradient_checkpointing",
+            ("training" | "value training" | "values" | "reference" | "evaluation", "workspace") => {
+                "max_tokens_per_micro_batch"
+            }
+            ("reference", "weights") => "beta = 0 (PPO: kl_coef = 0)",
             ("generation", "kv cache") => "max_num_seqs, kv_cache_blocks, max_completion_length",
             _ => "",
         };

@@ -17,6 +17,7 @@ pub fn join(prompts: &[Arc<[u32]>], completions: &[Completion], advantages: &[f3
         ref_logps: None,
         versions: c.versions.clone(),
         advantage: Advantage::Sequence(advantage),
+        values: None,
         truncated: c.finish_reason == FinishReason::Length,
     };
     completions.iter().zip(advantages).enumerate().map(sample).collect()

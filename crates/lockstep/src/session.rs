@@ -1,12 +1,13 @@
 //! `train` and `sft` from flags to result: which run, which configuration, and what is said at the end.
 
 use crate::cli::options::{ConfigArgs, LogArgs};
-use crate::config::{Layers, Purpose, Resolved, changes_on_resume};
+use crate::config::{Algorithm, Layers, Purpose, Resolved, changes_on_resume};
 use crate::course::{Beginning, Ended, Finished, find_run};
 use crate::error::BadInput;
+use crate::grpo::{self, Inputs};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
-use crate::{grpo, grpo_loop, sft};
+use crate::{grpo_loop, ppo, ppo_loop, sft};
 use kernels::Context;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -106,7 +107,14 @@ pub fn execute(
             sft.course.finish(ended)
         }
         Purpose::Grpo | Purpose::Show => {
-            let mut grpo = grpo::build(resolved, run, beginning, ctx, console.clone(), stop)?;
+            let ppo = resolved.config.algorithm == Algorithm::Ppo;
+            let inputs = Inputs { resolved, run, beginning, ctx: ctx.clone(), console: console.clone(), stop };
+            if ppo {
+                let mut ppo = ppo::build(inputs)?;
+                let ended = ppo_loop::run(&mut ppo)?;
+                return ppo.grpo.course.finish(ended);
+            }
+            let mut grpo = grpo::build(inputs)?;
             let ended = grpo_loop::run(&mut grpo)?;
             grpo.course.finish(ended)
         }

@@ -113,6 +113,20 @@ fn grpo_with_an_adapter() {
     survives("train", &set, 8, 6);
 }
 
+/// The value model and its optimizer, the weight of the divergence, and mini-batches in a drawn order are in a checkpoint.
+#[test]
+fn ppo() {
+    let set = [
+        "algorithm=ppo",
+        "num_ppo_epochs=2",
+        "num_mini_batches=2",
+        "adap_kl_ctrl=true",
+        "kl_horizon=20",
+        "save_steps=1",
+    ];
+    survives("train", &set, 10, 6);
+}
+
 #[test]
 fn supervised_fine_tuning() {
     survives("sft", &[], 10, 4);

@@ -45,6 +45,21 @@ fn nor_with_bf16_moments() {
 }
 
 #[test]
+fn nor_in_ppo() {
+    let dir = directory();
+    let base = ["algorithm=ppo", "per_device_train_batch_size=8", "num_ppo_epochs=2", "threads=1"];
+    good(dir.path(), &arguments("train", "base", &base));
+    for (out, variant) in [
+        ("threads", ["threads=2", "gradient_checkpointing=true"]),
+        ("budget", ["max_tokens_per_micro_batch=24", "max_num_seqs=3"]),
+        ("packing", ["packing=false", "threads=2"]),
+    ] {
+        good(dir.path(), &arguments("train", out, &[&base[..], &variant].concat()));
+        same(&dir.path().join("base"), &dir.path().join(out));
+    }
+}
+
+#[test]
 fn nor_in_supervised_fine_tuning() {
     let dir = directory();
     good(dir.path(), &arguments("sft", "base", &["threads=1"]));

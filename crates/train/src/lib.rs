@@ -27,7 +27,7 @@ pub use metrics::{ClipRatios, Means, UpdateMetrics};
 pub use objective::Objective;
 pub use optimizer::{MomentsDType, Optimizer, OptimizerConfig};
 pub use packing::PromptCompletion;
-pub use sample::{Advantage, Sample};
+pub use sample::{Advantage, Sample, StateValues};
 pub use schedule::{Schedule, ScheduleKind};
 pub use score::Scorer;
 pub use update::{Trainer, TrainerConfig, TrainerState};

@@ -5,6 +5,7 @@
 //! sample, and what it reports. It knows no weights.
 
 use crate::loss::entropy::{self, EntropyConfig};
+use crate::loss::ppo::{self, Actions, PpoConfig, States, ValueConfig};
 use crate::loss::rloo::{RlooConfig, rloo};
 use crate::loss::{LossConfig, LossSums, LossType, Sequence, Totals, policy, supervised::supervised};
 use crate::{Advantage, Error, Result, Sample};
@@ -16,6 +17,10 @@ pub enum Objective {
     Policy(LossConfig),
     /// RLOO's, over completions.
     Rloo(RlooConfig),
+    /// PPO's, for the policy.
+    Ppo(PpoConfig),
+    /// PPO's, for the value model: a model with a head of one score.
+    Value(ValueConfig),
     /// The mean negative log-likelihood of the completion tokens of the optimizer batch.
     Supervised,
 }
@@ -27,11 +32,11 @@ pub struct Scored<'a> {
     pub sample: &'a Sample,
     /// Which tokens the loss uses ([`Objective::loss_mask`]).
     pub mask: &'a [bool],
-    /// log π_θ of each token.
+    /// log π_θ of each token; of a model of scores, the score of the row that predicts it.
     pub logps: &'a [f32],
-    /// Entropy of the distribution that each token comes from, in nats.
+    /// Entropy of the distribution that each token comes from, in nats; 0 of a model of scores.
     pub entropies: &'a [f32],
-    /// ∂J/∂log π_θ: overwritten.
+    /// ∂J/∂logps: overwritten.
     pub d_logps: &'a mut [f32],
     /// ∂J/∂H of each entropy: overwritten where [`Objective::pulls_at_entropies`], else not read.
     pub d_entropies: &'a mut [f32],
@@ -41,25 +46,30 @@ impl Objective {
     /// The completion tokens of `sample` that the loss uses.
     pub fn loss_mask(&self, sample: &Sample) -> Vec<bool> {
         match self {
-            Objective::Supervised => sample.mask.clone(),
+            Objective::Supervised | Objective::Ppo(_) | Objective::Value(_) => sample.mask.clone(),
             Objective::Policy(config) => config.loss_mask(sample),
             Objective::Rloo(config) => config.loss_mask(sample),
         }
     }
 
+    /// Whether it is of a model with a head of scores.
+    pub fn is_of_scores(&self) -> bool {
+        matches!(self, Objective::Value(_))
+    }
+
     /// Whether samples are the policy's own, with the record of their sampler.
     pub fn is_policy(&self) -> bool {
-        !matches!(self, Objective::Supervised)
+        !matches!(self, Objective::Supervised | Objective::Value(_))
     }
 
     /// Whether it clips and reports how much.
     pub fn clips(&self) -> bool {
         match self {
-            Objective::Supervised => false,
+            Objective::Supervised | Objective::Value(_) => false,
             Objective::Policy(config) => {
                 !matches!(config.loss_type, LossType::Cispo | LossType::Sapo | LossType::Vespo)
             }
-            Objective::Rloo(_) => true,
+            Objective::Rloo(_) | Objective::Ppo(_) => true,
         }
     }
 
@@ -76,17 +86,20 @@ impl Objective {
         }
     }
 
-    /// The entropy bonus.
+    /// The entropy bonus beside a loss; PPO has its own in the loss.
     pub fn entropy(&self) -> EntropyConfig {
         match self {
             Objective::Policy(config) => config.entropy,
-            Objective::Rloo(_) | Objective::Supervised => EntropyConfig::default(),
+            _ => EntropyConfig::default(),
         }
     }
 
     /// Whether the gradient goes through entropies too in this step.
     pub fn pulls_at_entropies(&self, totals: &Totals) -> bool {
-        self.entropy().is_on() && totals.entropy_coef != 0.0
+        match self {
+            Objective::Ppo(config) => config.entropy_coef != 0.0,
+            _ => self.entropy().is_on() && totals.entropy_coef != 0.0,
+        }
     }
 
     /// Adds a group's part of J to `sums`, and overwrites its gradient. `totals` are those of the whole optimizer batch. The
@@ -109,6 +122,16 @@ impl Objective {
                 Objective::Supervised => supervised(totals, logps, mask, d_logps, sums),
                 Objective::Policy(config) => policy(config, totals, &sequence(), d_logps, sums),
                 Objective::Rloo(config) => rloo(config, totals, &sequence(), d_logps, sums),
+                Objective::Ppo(config) => {
+                    let (entropies, old_logps, advantage) = (scored.entropies, sample.old_logps(), &sample.advantage);
+                    let actions = Actions { logps, old_logps, entropies, mask, advantage };
+                    ppo::policy(config, totals, &actions, d_logps, scored.d_entropies, sums);
+                }
+                Objective::Value(config) => {
+                    let (old, returns) = sample.values.as_ref().map_or((&[][..], &[][..]), |v| (&v.old, &v.returns));
+                    let states = States { values: logps, old_values: old, returns, mask };
+                    ppo::value(config, totals, &states, d_logps, sums);
+                }
             }
             if bonus {
                 entropy::bonus(totals, entropies, mask, scored.d_entropies, sums);
@@ -124,6 +147,13 @@ impl Objective {
             if len == tokens { Ok(()) } else { Err(Error::Sample { index, message: message() }) }
         };
         fits("mask", sample.mask.len())?;
+        if let Objective::Value(_) = self {
+            let Some(values) = &sample.values else {
+                return Err(Error::Sample { index, message: "it has no values and returns to learn from".into() });
+            };
+            fits("values", values.old.len())?;
+            return fits("returns", values.returns.len());
+        }
         if !self.is_policy() {
             return Ok(());
         }

@@ -29,6 +29,15 @@ impl Advantage {
     }
 }
 
+/// The states in which the tokens of a completion were chosen, one element per completion token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateValues {
+    /// Their values at rollout.
+    pub old: Vec<f32>,
+    /// Their returns, which the values are to come near.
+    pub returns: Vec<f32>,
+}
+
 /// One completion to learn from. The vectors have one element per completion token.
 #[derive(Clone, Debug)]
 pub struct Sample {
@@ -49,6 +58,8 @@ pub struct Sample {
     pub versions: Vec<u64>,
     /// Ignored by supervised training.
     pub advantage: Advantage,
+    /// What a value model learns from (PPO).
+    pub values: Option<StateValues>,
     /// The completion ended because of its length, not because the model ended it.
     pub truncated: bool,
 }
@@ -71,6 +82,7 @@ impl Sample {
             ref_logps: None,
             versions: Vec::new(),
             advantage: Advantage::Sequence(0.0),
+            values: None,
             truncated: false,
         }
     }

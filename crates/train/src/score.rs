@@ -1,11 +1,12 @@
 //! Log-probabilities of given completions under given weights, without gradients: those of a reference model, or of a
 //! held-out set.
 
-use crate::packing::{PromptCompletion, micro_batches};
+use crate::packing::{MicroBatch, PromptCompletion, micro_batches};
 use crate::{Error, Result};
 use kernels::{Context, Memory};
-use model::net::{Rope, Scores, Tape, score};
-use model::{Capacity, ModelConfig, Weights};
+use model::net::{Rope, Scores, Tape, forward, score, score_forward};
+use model::{Batch, BatchTensors, Capacity, ModelConfig, Weights};
+use std::ops::Range;
 
 /// Buffers for scoring. They grow to the largest micro-batch seen.
 pub struct Scorer {
@@ -32,6 +33,28 @@ impl Scorer {
         grow_rope(&mut self.rope, &self.memory, config, positions);
     }
 
+    /// The score of the row that predicts each completion token of each sequence: the values of the states in which the
+    /// tokens were chosen, by a model with a head of one score.
+    pub fn values(
+        &mut self,
+        ctx: &Context,
+        weights: &Weights,
+        sequences: &[PromptCompletion<'_>],
+    ) -> Result<Vec<Vec<f32>>> {
+        let mut out = vec![Vec::new(); sequences.len()];
+        self.each(&weights.config, sequences, |rope, micro, batch, tape| {
+            let tensors = BatchTensors::new(ctx.memory(), batch);
+            forward(ctx, weights, rope, &tensors, tape)?;
+            score_forward(ctx, weights, &tensors, tape)?;
+            let scores = tape.scores().to_vec_f32();
+            for (i, range) in parts(micro, sequences) {
+                out[i] = scores[range].to_vec();
+            }
+            Ok(())
+        })?;
+        Ok(out)
+    }
+
     /// Log-probabilities and entropies of every completion token of each sequence at `temperature`.
     pub fn score(
         &mut self,
@@ -40,27 +63,45 @@ impl Scorer {
         sequences: &[PromptCompletion<'_>],
         temperature: f64,
     ) -> Result<Vec<Scores>> {
-        check(&weights.config, sequences)?;
-        let micro = micro_batches(sequences, self.max_tokens, self.prefix_sharing);
-        let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity));
-        self.reserve(&weights.config, capacity, longest(sequences));
-        let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
         let mut out = vec![Scores::default(); sequences.len()];
-        for micro in micro {
-            let batch = micro.batch(sequences, self.prefix_sharing);
-            let scores = score(ctx, weights, rope, &batch, tape, temperature)?;
-            let mut start = 0;
-            for i in micro.scored(sequences) {
-                let range = start..start + sequences[i].completion.len();
-                out[i] = Scores {
-                    logps: scores.logps[range.clone()].to_vec(),
-                    entropies: scores.entropies[range.clone()].to_vec(),
-                };
-                start = range.end;
+        self.each(&weights.config, sequences, |rope, micro, batch, tape| {
+            let scores = score(ctx, weights, rope, batch, tape, temperature)?;
+            for (i, range) in parts(micro, sequences) {
+                out[i] =
+                    Scores { logps: scores.logps[range.clone()].to_vec(), entropies: scores.entropies[range].to_vec() };
             }
-        }
+            Ok(())
+        })?;
         Ok(out)
     }
+
+    /// Does `compute` with each micro-batch, in order.
+    fn each(
+        &mut self,
+        config: &ModelConfig,
+        sequences: &[PromptCompletion<'_>],
+        mut compute: impl FnMut(&Rope, &MicroBatch, &Batch, &mut Tape) -> Result<()>,
+    ) -> Result<()> {
+        check(config, sequences)?;
+        let micro = micro_batches(sequences, self.max_tokens, self.prefix_sharing);
+        let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity));
+        self.reserve(config, capacity, longest(sequences));
+        let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
+        micro.iter().try_for_each(|micro| compute(rope, micro, &micro.batch(sequences, self.prefix_sharing), tape))
+    }
+}
+
+/// The sequences of a micro-batch, each with the place of its tokens in what was computed.
+fn parts<'a>(
+    micro: &'a MicroBatch,
+    sequences: &'a [PromptCompletion<'_>],
+) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
+    let mut start = 0;
+    micro.scored(sequences).map(move |i| {
+        let range = start..start + sequences[i].completion.len();
+        start = range.end;
+        (i, range)
+    })
 }
 
 /// Makes `rope` reach `positions`.

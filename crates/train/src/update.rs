@@ -202,7 +202,7 @@ impl Trainer {
             loss,
             grad_norm: norm.norm,
             learning_rate,
-            entropy: Some(measured.entropy / tokens.max(1) as f64),
+            entropy: (!objective.is_of_scores()).then(|| measured.entropy / tokens.max(1) as f64),
             kl: objective.has_kl().then(|| measured.sums.kl_mean()),
             means: measured.sums.means.clone(),
             clip: objective.clips().then(|| measured.sums.clip_ratios()),
@@ -263,8 +263,15 @@ impl Trainer {
         let tensors = BatchTensors::new(&self.memory.part("workspace"), &batch);
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
         net::forward(ctx, weights, rope, &tensors, tape)?;
-        net::head_forward(ctx, weights, &tensors, net::inv_temperature(self.config.temperature), tape)?;
-        let (logps, entropies) = (tape.logps().to_vec_f32(), tape.entropies().to_vec_f32());
+        let (logps, entropies) = if self.config.objective.is_of_scores() {
+            net::score_forward(ctx, weights, &tensors, tape)?;
+            let scores = tape.scores().to_vec_f32();
+            let entropies = vec![0.0; scores.len()];
+            (scores, entropies)
+        } else {
+            net::head_forward(ctx, weights, &tensors, net::inv_temperature(self.config.temperature), tape)?;
+            (tape.logps().to_vec_f32(), tape.entropies().to_vec_f32())
+        };
         measured.forward_time_s += start.elapsed().as_secs_f64();
         Ok(Forward { tensors, logps, entropies })
     }
@@ -291,7 +298,9 @@ impl Trainer {
                 let (own, rest) = gradient.split_at_mut(tokens.len());
                 let (own_entropies, rest_entropies) = of_entropies.split_at_mut(tokens.len());
                 let (logps, entropies) = (&logps[tokens.clone()], &entropies[tokens.clone()]);
-                measured.add(&samples[i], &masks[i], logps, entropies, weights.version);
+                if !self.config.objective.is_of_scores() {
+                    measured.add(&samples[i], &masks[i], logps, entropies, weights.version);
+                }
                 let (sample, mask) = (&samples[i], masks[i].as_slice());
                 scored.push(Scored { sample, mask, logps, entropies, d_logps: own, d_entropies: own_entropies });
                 (first, gradient, of_entropies) = (tokens.end, rest, rest_entropies);
@@ -310,7 +319,11 @@ impl Trainer {
             .then(|| Tensor::from_f32(&workspace, &[d_entropies.len()], &d_entropies));
         let d_entropies = d_entropies.as_ref().map(Tensor::view);
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
-        net::head_backward(ctx, weights, tensors, d_logps.view(), d_entropies, tape, &mut self.grads)?;
+        if self.config.objective.is_of_scores() {
+            net::score_backward(ctx, weights, tensors, d_logps.view(), tape, &mut self.grads)?;
+        } else {
+            net::head_backward(ctx, weights, tensors, d_logps.view(), d_entropies, tape, &mut self.grads)?;
+        }
         net::backward(ctx, weights, rope, tensors, tape, &mut self.grads)?;
         measured.backward_time_s += start.elapsed().as_secs_f64();
         Ok(())

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use train::{Advantage, Sample};
+use train::{Advantage, Sample, StateValues};
 
 /// Version of the file; a higher one is refused.
 const FORMAT: u32 = 1;
@@ -31,6 +31,9 @@ pub struct RunState {
     pub rollout_number: u64,
     /// The generation batch in use, and how far (none in supervised fine-tuning).
     pub buffer: Option<Buffer>,
+    /// What PPO has beside the policy (none in other runs).
+    #[serde(default)]
+    pub critic: Option<CriticState>,
     /// The trainer's counters.
     pub trainer: train::TrainerState,
     /// Tokens seen so far (TRL's `num_tokens`).
@@ -43,6 +46,16 @@ pub struct RunState {
     pub evaluations_without_improvement: u32,
     /// Bytes of every append-only file at this step; resume truncates to them.
     pub log_bytes: BTreeMap<String, u64>,
+}
+
+/// The state of PPO beside the policy's; the value model's weights and moments are files of their own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CriticState {
+    /// Counters of the value model's trainer.
+    pub trainer: train::TrainerState,
+    /// The weight of the divergence from the reference, as bits.
+    #[serde(with = "bits64")]
+    pub kl_coef: f64,
 }
 
 /// The best evaluation so far.
@@ -119,7 +132,15 @@ struct SavedSample {
     versions: Vec<u64>,
     advantage: Vec<u32>,
     advantage_per_token: bool,
+    #[serde(default)]
+    values: Option<SavedValues>,
     truncated: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct SavedValues {
+    old: Vec<u32>,
+    returns: Vec<u32>,
 }
 
 fn to_bits(values: &[f32]) -> Vec<u32> {
@@ -146,6 +167,7 @@ impl From<&Sample> for SavedSample {
             versions: s.versions.clone(),
             advantage,
             advantage_per_token,
+            values: s.values.as_ref().map(|v| SavedValues { old: to_bits(&v.old), returns: to_bits(&v.returns) }),
             truncated: s.truncated,
         }
     }
@@ -166,6 +188,10 @@ impl SavedSample {
                 true => Advantage::Tokens(advantage),
                 false => Advantage::Sequence(advantage[0]),
             },
+            values: self
+                .values
+                .as_ref()
+                .map(|v| StateValues { old: from_bits(&v.old), returns: from_bits(&v.returns) }),
             truncated: self.truncated,
         }
     }
@@ -227,9 +253,10 @@ mod tests {
             ref_logps: Some(vec![f32::NAN, -0.0]),
             versions: vec![7, 8],
             advantage: Advantage::Tokens(vec![0.5, f32::MIN_POSITIVE / 2.0]),
+            values: Some(StateValues { old: vec![0.1, -0.0], returns: vec![1.5, f32::MIN_POSITIVE / 4.0] }),
             truncated: true,
         };
-        let other = Sample { advantage: Advantage::Sequence(-1.25), ref_logps: None, ..sample.clone() };
+        let other = Sample { advantage: Advantage::Sequence(-1.25), ref_logps: None, values: None, ..sample.clone() };
         let buffer = Buffer::new(&[sample.clone(), other.clone()], 3);
         let text = serde_json::to_string(&buffer).unwrap();
         let back: Buffer = serde_json::from_str(&text).unwrap();
@@ -241,6 +268,7 @@ mod tests {
         assert_eq!(bits(samples[0].old_logps()), bits(sample.old_logps()));
         assert_eq!(bits(samples[0].ref_logps.as_ref().unwrap()), bits(sample.ref_logps.as_ref().unwrap()));
         assert_eq!((&samples[0].advantage, &samples[1].advantage), (&sample.advantage, &other.advantage));
+        assert_eq!((&samples[0].values, &samples[1].values), (&sample.values, &None));
         assert_eq!(samples[0].versions, [7, 8]);
     }
 

@@ -9,6 +9,8 @@ use train::{ImportanceSamplingLevel, LossType};
 fn defaults(algorithm: Algorithm) -> &'static [(&'static str, &'static str)] {
     match algorithm {
         Algorithm::Grpo => &[],
+        // The learning rate is that of TRL's PPOConfig.
+        Algorithm::Ppo => &[("num_generations", "1"), ("learning_rate", "3e-6")],
     }
 }
 

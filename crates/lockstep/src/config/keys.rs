@@ -5,7 +5,7 @@ use rewards::RewardSpec;
 use serde_json::{Map, Value as Json};
 use std::path::PathBuf;
 use train::loss::sampling::CorrectionMode;
-use train::{ImportanceSamplingLevel, LossType, MomentsDType, ScaleRewards, ScheduleKind};
+use train::{ImportanceSamplingLevel, KlEstimator, LossType, MomentsDType, ScaleRewards, ScheduleKind};
 
 /// What a resumed run may do with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -253,6 +253,45 @@ keys! {
         vllm_importance_sampling_clip_max: Option<f64> = Some(3.0), trl "same", Said;
         /// The smallest c.
         vllm_importance_sampling_clip_min: Option<f64> = None, trl "same", Said;
+    }
+    "PPO" {
+        /// What the value model starts as: "policy" (the policy's layers under a score that is 0), or the directory of a
+        /// reward or value model with one score.
+        value_model: String = "policy".to_owned(), trl "value_model of PPOTrainer: the reward model", Refused;
+        /// The weight of the KL divergence to the reference model in the reward of each token; 0: none is loaded.
+        kl_coef: f64 = 0.05, trl "same (PPOConfig)", Refused;
+        /// How the divergence is estimated at a token: k1 is log π − log π_ref, k3 is never negative.
+        kl_estimator: KlEstimator = KlEstimator::K1, trl "same (PPOConfig)", Said;
+        /// Adapt kl_coef after each generation, so that the divergence per completion comes near kl_target.
+        adap_kl_ctrl: bool = false, trl "same (PPOConfig of 0.11, true there)", Refused;
+        /// The divergence per completion, in nats, that adap_kl_ctrl aims at.
+        kl_target: f64 = 6.0, trl "target (PPOConfig of 0.11)", Said;
+        /// How slowly adap_kl_ctrl acts, in completions.
+        kl_horizon: f64 = 10_000.0, trl "horizon (PPOConfig of 0.11)", Said;
+        /// Taken from the score of a completion that does not end by itself.
+        missing_eos_penalty: Option<f64> = None, trl "same (PPOConfig)", Said;
+        /// The discount of later rewards (γ).
+        gamma: f64 = 1.0, trl "same (PPOConfig)", Said;
+        /// How far advantage estimates look: 0 to the next value, 1 to the end of the completion (λ).
+        lam: f64 = 0.95, trl "same (PPOConfig)", Said;
+        /// Divide the rewards of tokens by their standard deviation over the generation.
+        whiten_rewards: bool = false, trl "same (PPOConfig)", Said;
+        /// The ratio of new to old policy is clipped to 1 ± this.
+        cliprange: f64 = 0.2, trl "same (PPOConfig)", Said;
+        /// Values are clipped to what they were at rollout ± this.
+        cliprange_value: f64 = 0.2, trl "same (PPOConfig)", Said;
+        /// The weight of the value loss. The value model has an optimizer of its own, so that it matters only for
+        /// max_grad_norm and adam_epsilon.
+        vf_coef: f64 = 0.1, trl "same (PPOConfig)", Said;
+        /// The value model's highest learning rate; not set: learning_rate.
+        value_learning_rate: Option<f64> = None, trl "-", Said;
+        /// Times that each generation is trained on.
+        num_ppo_epochs: usize = 4, trl "same (PPOConfig)", Refused;
+        /// Optimizer steps that each pass over a generation is cut into: a generation is this many times
+        /// per_device_train_batch_size × gradient_accumulation_steps completions.
+        num_mini_batches: usize = 1, trl "same (PPOConfig)", Refused;
+        /// Go on to the next generation once the new policy is further than 1.5 times this (in nats per token) from the old.
+        target_kl: Option<f64> = None, trl "same (PPOConfig of 0.11)", Said;
     }
     "Optimizer" {
         /// The highest learning rate. (In supervised fine-tuning the default is TRL's there, 2e-5.)

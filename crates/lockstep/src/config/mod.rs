@@ -12,6 +12,7 @@ pub mod keys;
 pub mod layers;
 mod lora;
 pub mod nearest;
+pub mod ppo;
 pub mod python;
 pub mod show;
 pub mod tasks;

@@ -1,7 +1,7 @@
 //! What a configuration must satisfy, each refusal saying how to mend it; and what is doubtful, said as a note.
 
 use super::tasks::renames;
-use super::{Config, Purpose, Resolved, Strategy};
+use super::{Algorithm, Config, Purpose, Resolved, Strategy};
 use crate::bad_input;
 use crate::error::BadInput;
 
@@ -29,9 +29,10 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
         super::algorithms::check(resolved)?;
         let c = &resolved.config;
         batches(c)?;
-        if c.sync_ref_model && c.beta == 0.0 {
+        super::ppo::check(c)?;
+        if c.sync_ref_model && !c.has_reference() {
             bad_input!(
-                "`sync_ref_model` = true, but with beta = 0 there is no reference model: set beta above 0, or sync_ref_model = false"
+                "`sync_ref_model` = true, but with beta = 0 (in PPO: kl_coef = 0) there is no reference model: set it above 0, or sync_ref_model = false"
             );
         }
         // A replayed file brings the rewards of training.
@@ -40,6 +41,7 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
         }
         sampling(resolved)?;
         replay(resolved);
+        super::ppo::notes(resolved);
     }
     Ok(())
 }
@@ -74,6 +76,8 @@ fn ranges(c: &Config) -> anyhow::Result<()> {
         ("per_device_train_batch_size", c.per_device_train_batch_size as u64),
         ("gradient_accumulation_steps", c.gradient_accumulation_steps as u64),
         ("num_iterations", c.num_iterations as u64),
+        ("num_ppo_epochs", c.num_ppo_epochs as u64),
+        ("num_mini_batches", c.num_mini_batches as u64),
         ("max_completion_length", c.max_completion_length as u64),
         ("save_steps", c.save_steps),
         ("logging_steps", c.logging_steps),
@@ -117,6 +121,17 @@ fn ranges(c: &Config) -> anyhow::Result<()> {
         ("beta", c.beta, 0.0, true, f64::MAX, true),
         ("ref_model_mixup_alpha", c.ref_model_mixup_alpha, 0.0, true, 1.0, true),
         ("epsilon", c.epsilon, 0.0, true, f64::MAX, true),
+        ("kl_coef", c.kl_coef, 0.0, true, f64::MAX, true),
+        ("kl_target", c.kl_target, 0.0, false, f64::MAX, true),
+        ("kl_horizon", c.kl_horizon, 0.0, false, f64::MAX, true),
+        ("missing_eos_penalty", c.missing_eos_penalty.unwrap_or(0.0), 0.0, true, f64::MAX, true),
+        ("gamma", c.gamma, 0.0, true, 1.0, true),
+        ("lam", c.lam, 0.0, true, 1.0, true),
+        ("cliprange", c.cliprange, 0.0, true, f64::MAX, true),
+        ("cliprange_value", c.cliprange_value, 0.0, true, f64::MAX, true),
+        ("vf_coef", c.vf_coef, 0.0, true, f64::MAX, true),
+        ("value_learning_rate", c.value_learning_rate.unwrap_or(0.0), 0.0, true, f64::MAX, true),
+        ("target_kl", c.target_kl.unwrap_or(1.0), 0.0, false, f64::MAX, true),
         ("epsilon_high", c.epsilon_high.unwrap_or(0.0), 0.0, true, f64::MAX, true),
         ("sapo_temperature_pos", c.sapo_temperature_pos, 0.0, false, f64::MAX, true),
         ("sapo_temperature_neg", c.sapo_temperature_neg, 0.0, false, f64::MAX, true),
@@ -229,7 +244,11 @@ fn schedules(resolved: &mut Resolved) -> anyhow::Result<()> {
 fn batches(c: &Config) -> anyhow::Result<()> {
     let (g, per_device, accumulation) =
         (c.num_generations, c.per_device_train_batch_size, c.gradient_accumulation_steps);
-    if g < 2 {
+    if c.algorithm == Algorithm::Ppo {
+        if g == 0 {
+            bad_input!("`num_generations` must be at least 1, but is 0");
+        }
+    } else if g < 2 {
         bad_input!(
             "`num_generations` must be at least 2, but is {g}: a completion's advantage is its reward against the others of its group"
         );
@@ -356,6 +375,9 @@ impl Config {
         match (self.steps_per_generation, self.generation_batch_size) {
             (Some(steps), _) => steps,
             (None, Some(size)) => size / self.per_device_train_batch_size.max(1),
+            (None, None) if self.algorithm == Algorithm::Ppo => {
+                self.gradient_accumulation_steps * self.num_mini_batches
+            }
             (None, None) => self.gradient_accumulation_steps,
         }
     }
@@ -375,7 +397,17 @@ impl Config {
         self.per_device_train_batch_size * self.gradient_accumulation_steps
     }
 
-    /// Optimizer steps of one pass over a generation; a generation is passed over `num_iterations` times.
+    /// Times that a generation is passed over.
+    pub fn passes(&self) -> usize {
+        if self.algorithm == Algorithm::Ppo { self.num_ppo_epochs } else { self.num_iterations }
+    }
+
+    /// Whether the policy is held near a reference model.
+    pub fn has_reference(&self) -> bool {
+        if self.algorithm == Algorithm::Ppo { self.kl_coef != 0.0 } else { self.beta != 0.0 }
+    }
+
+    /// Optimizer steps of one pass over a generation; a generation is passed over [`passes`](Self::passes) times.
     pub fn steps_per_pass(&self) -> usize {
         self.steps_per_generation() / self.gradient_accumulation_steps
     }
@@ -385,7 +417,7 @@ impl Config {
         if self.max_steps > 0 {
             return self.max_steps as u64;
         }
-        let per_epoch = (chunks * self.steps_per_pass() * self.num_iterations) as f64;
+        let per_epoch = (chunks * self.steps_per_pass() * self.passes()) as f64;
         (self.num_train_epochs * per_epoch).ceil() as u64
     }
 
@@ -418,6 +450,14 @@ impl Config {
     /// The seed of shuffling, or `None` for the files' order, which replayed rollouts always keep.
     pub fn shuffle_seed(&self) -> Option<u64> {
         (self.shuffle_dataset && self.replay.is_none()).then(|| self.data_seed.unwrap_or(self.seed))
+    }
+
+    /// What the policy's trainer minimises.
+    pub fn objective(&self) -> train::Objective {
+        match self.algorithm {
+            Algorithm::Grpo => train::Objective::Policy(self.loss()),
+            Algorithm::Ppo => train::Objective::Ppo(self.ppo()),
+        }
     }
 
     /// The loss that the keys describe.

@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json, json};
 use std::path::PathBuf;
 use toml::Value;
 use train::loss::sampling::CorrectionMode;
-use train::{ImportanceSamplingLevel, LossType, MomentsDType, ScaleRewards, ScheduleKind};
+use train::{ImportanceSamplingLevel, KlEstimator, LossType, MomentsDType, ScaleRewards, ScheduleKind};
 
 /// A type that a key can have.
 pub trait KeyValue: Sized {
@@ -273,7 +273,8 @@ words! {
     }
     Strategy { "no" => Strategy::No, "steps" => Strategy::Steps, "epoch" => Strategy::Epoch }
     EvalSampling { "sampled" => EvalSampling::Sampled, "greedy" => EvalSampling::Greedy }
-    Algorithm { "grpo" => Algorithm::Grpo }
+    Algorithm { "grpo" => Algorithm::Grpo, "ppo" => Algorithm::Ppo }
+    KlEstimator { "k1" => KlEstimator::K1, "k3" => KlEstimator::K3 }
     MomentsDType { "f32" => MomentsDType::F32, "bf16" => MomentsDType::Bf16 }
     Task {
         "gsm8k" => Task::Gsm8k, "prompt_answer" => Task::PromptAnswer, "gsm8k_solutions" => Task::Gsm8kSolutions,
@@ -287,6 +288,18 @@ pub enum Algorithm {
     /// Group-relative policy optimisation and its family (`loss_type`).
     #[default]
     Grpo,
+    /// Proximal policy optimisation with a value model.
+    Ppo,
+}
+
+impl Algorithm {
+    /// Its name.
+    pub fn label(self) -> &'static str {
+        match self {
+            Algorithm::Grpo => "grpo",
+            Algorithm::Ppo => "ppo",
+        }
+    }
 }
 
 /// When something is done.

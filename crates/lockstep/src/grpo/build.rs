@@ -2,6 +2,7 @@
 
 use super::reference::Reference;
 use super::{BatchSizes, GenerationBatch, Grpo, Source, Spent};
+use crate::checkpoint::state::CriticState;
 use crate::config::{Config, Resolved};
 use crate::course::{Beginning, Course, Parts, sampler};
 use crate::data::DatasetSpec;
@@ -15,8 +16,10 @@ use crate::replay::{Limits, Replay};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
+use model::ModelConfig;
 use rewards::Reward;
 use rollout::{Engine, EngineConfig, SamplingParams};
+use std::path::Path;
 use std::sync::Arc;
 use telemetry::Console;
 use train::{Objective, Scorer, Trainer, TrainerConfig};
@@ -24,15 +27,35 @@ use train::{Objective, Scorer, Trainer, TrainerConfig};
 /// Rows of a rollout step: prompts are computed in chunks of this many.
 const PREFILL_ROWS: usize = 1024;
 
+/// What a run is built of.
+pub struct Inputs {
+    /// What it was told, and by whom.
+    pub resolved: Resolved,
+    /// Where it writes.
+    pub run: RunDir,
+    /// Where it begins.
+    pub beginning: Beginning,
+    /// What it computes with.
+    pub ctx: Context,
+    /// Where it talks.
+    pub console: Console,
+    /// Whether to stop.
+    pub stop: StopRequest,
+}
+
 /// Builds a run; nothing is written until all of its input is known to be good.
-pub fn build(
-    resolved: Resolved,
-    run: RunDir,
-    beginning: Beginning,
-    ctx: &Context,
-    console: Console,
-    stop: StopRequest,
-) -> anyhow::Result<Grpo> {
+pub fn build(inputs: Inputs) -> anyhow::Result<Grpo> {
+    Ok(build_beside(inputs, |_, _, _| Ok(()))?.0)
+}
+
+/// [`build`], with what `beside` reads besides: it is given the model's directory and shape, and where the run begins, once
+/// the run is known to fit in memory. What a checkpoint keeps for it comes with it.
+pub fn build_beside<T>(
+    inputs: Inputs,
+    beside: impl FnOnce(&Path, &Arc<ModelConfig>, &Beginning) -> anyhow::Result<T>,
+) -> anyhow::Result<(Grpo, T, Option<CriticState>)> {
+    let Inputs { resolved, run, beginning, ctx, console, stop } = inputs;
+    let ctx = &ctx;
     let config = resolved.config.clone();
     let dir = locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?;
     let words = Words::load(&dir)?;
@@ -45,7 +68,7 @@ pub fn build(
         generation: config.generation_batch(),
         optimizer: config.completions_per_step(),
         group: config.num_generations,
-        iterations: config.num_iterations,
+        iterations: config.passes(),
     };
     let sampler = sampler(rows, config.prompts_per_generation(), &config)?;
     let chunks = sampler.chunks_per_epoch();
@@ -54,8 +77,9 @@ pub fn build(
     memory_plan::plan(&config, &words, longest)?.check(memory_plan::available_bytes(), &config)?;
 
     let weights = trained_weights(ctx, &dir, beginning.checkpoint(), &config, &words.config)?;
+    let beside = beside(&dir, &words.config, &beginning)?;
     let given = matches!(&source, Source::File(replay, _) if replay.has_ref_logps());
-    let reference = match config.beta != 0.0 && !given {
+    let reference = match config.has_reference() && !given {
         true => {
             let other = config.ref_model.as_ref().map(|name| locate(name, HubKind::Model)).transpose()?;
             // Without its adapter, the policy is the model that it began as.
@@ -70,7 +94,7 @@ pub fn build(
     };
     let sampling = Arc::new(sampling(&config, &words.eos_ids));
     let evaluation = held_out.map(|questions| Evaluation::new(&config, &questions, &sampling));
-    let how = TrainerConfig { adapter: config.adapter(), ..trainer_config(&config, Objective::Policy(config.loss())) };
+    let how = TrainerConfig { adapter: config.adapter(), ..trainer_config(&config, config.objective()) };
     let trainer = Trainer::new(ctx.memory(), &words.config, how)?;
     let engine = match memory_plan::generates(&config) {
         true => {
@@ -105,13 +129,13 @@ pub fn build(
         beginning,
         console,
         stop,
-        label: "grpo",
+        label: config.algorithm.label(),
         resolved,
     })?;
     let batch =
         own.buffer.map_or(GenerationBatch::default(), |b| GenerationBatch { samples: b.samples(), used: b.used });
     let eval_weights = course.config.weights_of_rewards();
-    Ok(Grpo {
+    let grpo = Grpo {
         reward_weights: match &source {
             Source::Prompts(_) => eval_weights.clone(),
             Source::File(replay, _) => weights_of_file(&course.config, replay)?,
@@ -128,7 +152,8 @@ pub fn build(
         rollout_number: own.rollout_number,
         spent: Spent::default(),
         batch,
-    })
+    };
+    Ok((grpo, beside, own.critic))
 }
 
 /// What a run learns from.

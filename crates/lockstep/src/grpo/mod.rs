@@ -5,7 +5,7 @@ mod generation;
 mod reference;
 mod stages;
 
-pub use build::{build, engine_config, sampling, trainer_config};
+pub use build::{Inputs, build, build_beside, engine_config, sampling, trainer_config};
 
 use crate::course::Course;
 use crate::data::prompts::Prompt;
@@ -51,10 +51,10 @@ impl BatchSizes {
 
 /// The generation batch in use.
 #[derive(Default)]
-struct GenerationBatch {
-    samples: Vec<Sample>,
+pub(crate) struct GenerationBatch {
+    pub(crate) samples: Vec<Sample>,
     /// Optimizer steps taken on it.
-    used: u64,
+    pub(crate) used: u64,
 }
 
 /// What the rounds of a generation took together.
@@ -79,12 +79,12 @@ pub struct Grpo {
     /// Of `rewards`.
     eval_weights: Vec<f64>,
     sampling: Arc<SamplingParams>,
-    sizes: BatchSizes,
+    pub(crate) sizes: BatchSizes,
     source: Source,
     evaluation: Option<Evaluation>,
-    rollout_number: u64,
+    pub(crate) rollout_number: u64,
     spent: Spent,
-    batch: GenerationBatch,
+    pub(crate) batch: GenerationBatch,
 }
 
 impl Grpo {

@@ -2,15 +2,16 @@
 
 use super::generation::Generation;
 use super::{GenerationBatch, Grpo, Source, Spent};
-use crate::checkpoint::state::Buffer;
+use crate::checkpoint::state::{Buffer, CriticState};
 use crate::course::{Ended, Own, book};
 use crate::data::prompts::Prompt;
 use crate::judge::{Judged, judge};
 use crate::rollouts::Rollouts;
 use crate::{completion_log, samples};
 use rollout::{Completion, FinishReason, Request};
+use std::path::Path;
 use std::sync::Arc;
-use train::{Advantages, PromptCompletion, Sample, advantages};
+use train::{Advantages, PromptCompletion, Sample, UpdateMetrics, advantages};
 
 impl Grpo {
     /// The next groups of the file.
@@ -139,20 +140,36 @@ impl Grpo {
         advantages
     }
 
-    /// Completions and advantages become the next samples; with `beta`, the reference model scores them.
+    /// Completions and advantages become the next samples.
     pub fn fill_batch(&mut self, rollouts: Rollouts, advantages: Advantages) -> anyhow::Result<()> {
+        let samples = self.samples(&rollouts, &advantages.advantages)?;
+        self.take_batch(rollouts, samples, &advantages)
+    }
+
+    /// Completions and advantages, joined; where there is a reference model, it scores them.
+    pub fn samples(&mut self, rollouts: &Rollouts, advantages: &[f32]) -> anyhow::Result<Vec<Sample>> {
         self.count_completions(&rollouts.completions);
         let ids: Vec<_> = rollouts.prompts.iter().map(|p| p.ids.clone()).collect();
-        let mut samples = samples::join(&ids, &rollouts.completions, &advantages.advantages);
+        let mut samples = samples::join(&ids, &rollouts.completions, advantages);
         for (sample, given) in samples.iter_mut().zip(&rollouts.ref_logps) {
             sample.ref_logps.clone_from(given);
         }
         self.score_reference(&mut samples)?;
+        Ok(samples)
+    }
+
+    /// The generation that the next steps learn from.
+    pub fn take_batch(
+        &mut self,
+        rollouts: Rollouts,
+        samples: Vec<Sample>,
+        advantages: &Advantages,
+    ) -> anyhow::Result<()> {
         for (i, sample) in samples.iter().enumerate() {
             self.course.reporter.record_rollout(|| rollouts.line(i, sample, self.course.step + 1))?;
         }
         self.batch = GenerationBatch { samples, used: 0 };
-        completion_log::log(&self.course, rollouts.judged, &advantages)
+        completion_log::log(&self.course, rollouts.judged, advantages)
     }
 
     fn score_reference(&mut self, samples: &mut [Sample]) -> anyhow::Result<()> {
@@ -169,8 +186,14 @@ impl Grpo {
         Ok(())
     }
 
+    /// What the next optimizer step learns from.
+    pub fn part(&self) -> &[Sample] {
+        let first = (self.batch.used % self.sizes.parts()) as usize * self.sizes.optimizer;
+        &self.batch.samples[first..first + self.sizes.optimizer]
+    }
+
     /// One optimizer step on the next part of the batch.
-    pub fn update(&mut self) -> anyhow::Result<()> {
+    pub fn update(&mut self) -> anyhow::Result<UpdateMetrics> {
         let first = (self.batch.used % self.sizes.parts()) as usize * self.sizes.optimizer;
         let part = &self.batch.samples[first..first + self.sizes.optimizer];
         let course = &mut self.course;
@@ -182,7 +205,7 @@ impl Grpo {
         let seconds = span.end();
         self.batch.used += 1;
         course.count_update(&metrics, seconds);
-        Ok(())
+        Ok(metrics)
     }
 
     /// What is due before the first step: an evaluation, if asked for.
@@ -195,17 +218,28 @@ impl Grpo {
 
     /// Moves the reference, logs, evaluates and saves as due; says whether the run ends here.
     pub fn after_step(&mut self) -> anyhow::Result<Option<Ended>> {
+        self.end_step(&["loss", "reward", "kl", "completions/mean_length"], None, |_| Ok(()))
+    }
+
+    /// [`after_step`](Self::after_step) of a run that shows these metrics, and has more to save.
+    pub(crate) fn end_step(
+        &mut self,
+        shown: &[&str],
+        critic: Option<CriticState>,
+        more: impl FnOnce(&Path) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Option<Ended>> {
         if let Some(reference) = &mut self.reference {
             reference.sync(&self.course.ctx, &self.course.policy.weights, self.course.step)?;
         }
-        self.course.log_step(&["loss", "reward", "kl", "completions/mean_length"])?;
+        self.course.log_step(shown)?;
         let early = self.course.evaluates_now() && self.evaluate()?;
         let ended = self.course.ends(early);
         if self.course.saves_now(ended) {
             let buffer = (!self.batch_is_used_up()).then(|| Buffer::new(&self.batch.samples, self.batch.used));
             let reference = self.reference.as_ref();
-            self.course.save(Own { rollout_number: self.rollout_number, buffer }, |dir| {
-                reference.map_or(Ok(()), |reference| reference.save(dir))
+            self.course.save(Own { rollout_number: self.rollout_number, buffer, critic }, |dir| {
+                reference.map_or(Ok(()), |reference| reference.save(dir))?;
+                more(dir)
             })?;
         }
         Ok(ended)

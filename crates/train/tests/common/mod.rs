@@ -92,6 +92,7 @@ impl Fixture {
             ref_logps: Some(self.ref_logps[i].clone()),
             versions: vec![if case.changed { version.wrapping_sub(1) } else { version }; completion.len()],
             advantage: Advantage::Sequence(advantages[i]),
+            values: None,
             truncated: completion.len() == limit,
         };
         self.completions.iter().enumerate().map(sample).collect()

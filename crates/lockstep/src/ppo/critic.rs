@@ -1,0 +1,114 @@
+//! The value model: a network of its own under a head of one score, and what trains it.
+//!
+//! The value of the state in which a token is chosen is the score of the row that predicts it. It does not know rewards.
+
+use crate::bad_input;
+use crate::config::Config;
+use crate::course::{Beginning, restore_moments, save_moments};
+use crate::data::locate::{HubKind, locate};
+use crate::grpo::trainer_config;
+use crate::policy::{load_config, load_weights};
+use kernels::Context;
+use model::{Head, ModelConfig, Weights};
+use std::path::Path;
+use std::sync::Arc;
+use train::{Objective, PromptCompletion, Sample, Scorer, Trainer, UpdateMetrics};
+
+/// Its directory in a checkpoint.
+const DIRECTORY: &str = "value_model";
+/// What its moments' files begin with.
+const MOMENTS: &str = "value_";
+
+/// A value model in training.
+pub struct Critic {
+    weights: Weights,
+    /// Gradients, moments, buffers.
+    pub trainer: Trainer,
+    scorer: Scorer,
+}
+
+impl Critic {
+    /// As the checkpoint has it; or as `value_model` says: the layers of the policy in `dir` under a score that is 0, or a
+    /// model of scores.
+    pub fn load(
+        ctx: &Context,
+        config: &Config,
+        dir: &Path,
+        policy: &Arc<ModelConfig>,
+        beginning: &Beginning,
+    ) -> anyhow::Result<Critic> {
+        let checkpoint = match beginning {
+            Beginning::Checkpoint(dir) => Some(dir),
+            _ => None,
+        };
+        let weights = match (checkpoint, config.value_model.as_str()) {
+            (Some(checkpoint), _) => scorer_of(ctx, &checkpoint.join(DIRECTORY), policy)?,
+            (None, "policy") => Weights::scorer(ctx.memory(), &load_weights(ctx, dir, policy)?),
+            (None, name) => scorer_of(ctx, &locate(name, HubKind::Model)?, policy)?,
+        };
+        let objective = Objective::Value(config.value_loss());
+        let mut trainer = Trainer::new(ctx.memory(), &weights.config, trainer_config(config, objective))?;
+        if let Some(checkpoint) = checkpoint {
+            restore_moments(checkpoint, MOMENTS, &mut trainer)?;
+        }
+        let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
+        Ok(Critic { weights, trainer, scorer })
+    }
+
+    /// The value of the state in which each token of each sample was chosen.
+    pub fn values(&mut self, ctx: &Context, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
+        let pairs: Vec<PromptCompletion<'_>> =
+            samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
+        Ok(self.scorer.values(ctx, &self.weights, &pairs)?)
+    }
+
+    /// One optimizer step.
+    pub fn update(&mut self, ctx: &Context, samples: &[Sample], learning_rate: f64) -> anyhow::Result<UpdateMetrics> {
+        Ok(self.trainer.update(ctx, &mut self.weights, samples, learning_rate)?)
+    }
+
+    /// Writes it into a checkpoint: a directory that loads again, with the tokenizer of `policy`, and the moments.
+    pub fn save(&self, dir: &Path, policy: &Path) -> anyhow::Result<()> {
+        let own = dir.join(DIRECTORY);
+        model::io::save_model(&own, &self.weights.config, &self.weights, Some(policy), Default::default())?;
+        save_moments(dir, MOMENTS, &self.trainer)
+    }
+}
+
+/// The shape of the value model of a configuration, for planning.
+pub fn shape(config: &Config, policy: &Arc<ModelConfig>) -> anyhow::Result<Arc<ModelConfig>> {
+    match config.value_model.as_str() {
+        "policy" => Ok(Arc::new(policy.with_score_head(1))),
+        name => shape_of(&locate(name, HubKind::Model)?, policy),
+    }
+}
+
+fn scorer_of(ctx: &Context, dir: &Path, policy: &ModelConfig) -> anyhow::Result<Weights> {
+    load_weights(ctx, dir, &shape_of(dir, policy)?)
+}
+
+/// Refuses a directory that cannot be the value model of `policy`.
+fn shape_of(dir: &Path, policy: &ModelConfig) -> anyhow::Result<Arc<ModelConfig>> {
+    let config = load_config(dir)?;
+    let found = match config.head {
+        Head::Score(1) => None,
+        Head::Score(n) => Some(format!("has {n} scores")),
+        Head::Lm => Some("is a language model".to_owned()),
+    };
+    if let Some(found) = found {
+        bad_input!(
+            "`value_model`: {} {found}; a value model has one score (…ForSequenceClassification with num_labels = 1): train one, or \
+             set value_model = \"policy\"",
+            dir.display()
+        );
+    }
+    if config.vocab_size != policy.vocab_size {
+        bad_input!(
+            "`value_model`: {} has a vocabulary of {}, and the policy of {}: it must read the policy's tokens",
+            dir.display(),
+            config.vocab_size,
+            policy.vocab_size
+        );
+    }
+    Ok(Arc::new(config))
+}
