@@ -133,7 +133,6 @@ fn trl_keys_without_meaning_are_said_and_impossible_ones_refused() {
     assert!(notes[0].contains("use_vllm") && notes[0].contains("one engine"), "{notes:?}");
     refused(&[("bf16", "true")], &["`bf16 = true`", "compute is f32"]);
     refused(&[("deepspeed", "ds.json")], &["deepspeed"]);
-    refused(&[("use_peft", "true")], &["use_peft"]);
 }
 
 #[test]
