@@ -12,7 +12,7 @@ use crate::questions::context;
 use kernels::context::threads_from_env;
 use kernels::{Context, Device, Isa, Memory};
 use model::weights::tensor_specs;
-use model::{Capacity, ModelConfig, Weights};
+use model::{Capacity, LoraConfig, ModelConfig, Weights};
 use rollout::Engine;
 use std::sync::Arc;
 use telemetry::table::{Align, Table};
@@ -183,8 +183,18 @@ fn scorer(
 fn finish(mut parts: Vec<Part>, config: &Config, model: &ModelConfig, longest: Longest) -> anyhow::Result<MemoryPlan> {
     let threads = config.threads.map_or_else(threads_from_env, Ok)? as u64;
     let resident = telemetry::system::rss_bytes().unwrap_or(0);
+    let widened = largest_tensor(model) * WIDENED_BYTES;
+    let widened = match config.adapter() {
+        None => widened,
+        // Only the adapter is written; the model is read before anything of the training is touched.
+        Some(lora) => {
+            let of_model = |p: &&Part| ["weights", "adapter"].contains(&p.name.as_str());
+            let later: u64 = parts.iter().filter(|p| !of_model(p)).map(|p| p.bytes).sum();
+            widened.saturating_sub(later).max(largest_adapter(model, &lora) * WIDENED_BYTES)
+        }
+    };
     let rest = [
-        ("reading and writing: largest tensor", largest_tensor(model) * WIDENED_BYTES, ""),
+        ("reading and writing: largest tensor", widened, ""),
         ("threads", threads * THREAD_BYTES + LOGITS_BYTES, "threads"),
         ("program, tokenizer, data", resident, ""),
     ];
@@ -224,6 +234,12 @@ fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
         let name = if whose.is_empty() { part.to_owned() } else { format!("{whose}: {part}") };
         parts.push(Part { name, bytes: usage.bytes as u64, lowered_by });
     }
+}
+
+/// Elements of the largest matrix of an adapter, or more: B of the widest product.
+fn largest_adapter(model: &ModelConfig, lora: &LoraConfig) -> u64 {
+    let widths = [model.intermediate_size, model.hidden_size, model.num_heads * model.head_dim];
+    (lora.r * widths.into_iter().max().unwrap_or(0)) as u64
 }
 
 fn largest_tensor(model: &ModelConfig) -> u64 {

@@ -104,7 +104,7 @@ fn what_cannot_be_is_refused() {
     let refuse = |purpose: &str, set: &[&str], words: &[&str]| {
         refused(dir.path(), &arguments(purpose, "run", &[&["use_peft=true"], set].concat()), words);
     };
-    refuse("train", &["lora_dropout=0.05"], &["`lora_dropout`", "set lora_dropout = 0"]);
+    refuse("train", &["lora_dropout=0.05"], &["lora_dropout", "set lora_dropout = 0"]);
     refuse("train", &["lora_r=0"], &["`lora_r`"]);
     refuse("train", &["lora_target_modules=[\"q_proj\", \"qproj\"]"], &["`qproj`", "q_proj, k_proj"]);
     refuse("sft", &["lora_target_modules=lm_head"], &["`lm_head`"]);

@@ -191,6 +191,7 @@ static UNSUPPORTED: &[(&str, &str, &str)] = &[
     ("load_in_8bit", "", "weights are not quantised in this build; remove it"),
     ("load_in_4bit", "", "weights are not quantised in this build; remove it"),
     ("peft_config", "", "set use_peft = true, lora_r, lora_alpha, lora_target_modules and use_rslora instead"),
+    ("lora_dropout", "0", "adapters are trained without dropout here: set lora_dropout = 0 (TRL's default is 0.05)"),
     ("lora_modules_to_save", "", "only the adapter is trained; remove it"),
     ("use_dora", "", "adapters are plain LoRA here; remove it"),
     ("model_init_kwargs", "", "models are read as their config.json says; remove it"),

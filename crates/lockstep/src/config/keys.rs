@@ -323,9 +323,6 @@ keys! {
         lora_r: usize = 16, trl "same", Refused;
         /// The adapter's scale is lora_alpha / lora_r.
         lora_alpha: f64 = 32.0, trl "same", Refused;
-        /// The share of an adapter's inputs that is dropped in training; 0 in `lockstep train`, whose log-probabilities are
-        /// compared with the sampler's.
-        lora_dropout: f64 = 0.0, trl "0.05", Refused;
         /// The modules that are adapted: names such as q_proj, one regular expression of whole names, or all-linear; not set:
         /// q_proj and v_proj.
         lora_target_modules: Option<Vec<String>> = None, trl "same", Refused;

@@ -1,20 +1,17 @@
 //! The keys of low-rank adapters, together.
 
-use super::{Config, Purpose, Resolved};
+use super::{Config, Resolved};
 use crate::bad_input;
 use model::{LoraConfig, TargetModules};
 
 /// Keys that mean nothing without `use_peft`.
-const KEYS: [&str; 5] = ["lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora"];
+const KEYS: [&str; 4] = ["lora_r", "lora_alpha", "lora_target_modules", "use_rslora"];
 
 /// What the keys must satisfy whatever the model.
-pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result<()> {
+pub(super) fn validate(resolved: &mut Resolved) -> anyhow::Result<()> {
     let c = &resolved.config;
     if c.lora_r == 0 {
         bad_input!("`lora_r` must be at least 1, but is 0");
-    }
-    if !(0.0..1.0).contains(&c.lora_dropout) {
-        bad_input!("`lora_dropout` must be at least 0 and below 1, but is {}", c.lora_dropout);
     }
     if !c.use_peft {
         let idle: Vec<&str> = KEYS.into_iter().filter(|key| resolved.is_set(key)).collect();
@@ -23,13 +20,6 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
             resolved.notes.push(note);
         }
         return Ok(());
-    }
-    if purpose == Purpose::Grpo && c.lora_dropout > 0.0 {
-        bad_input!(
-            "`lora_dropout` = {}, but a policy's log-probabilities are compared with those of the sampler, which drops nothing: set \
-             lora_dropout = 0 (it works in `lockstep sft`)",
-            c.lora_dropout
-        );
     }
     if c.sync_ref_model {
         bad_input!(
@@ -55,7 +45,6 @@ impl Config {
             r: self.lora_r,
             alpha: self.lora_alpha,
             use_rslora: self.use_rslora,
-            dropout: self.lora_dropout,
             target_modules,
         })
     }

@@ -11,7 +11,7 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
     ranges(&resolved.config)?;
     renames(&resolved.config.columns).map_err(BadInput::new)?;
     schedules(resolved)?;
-    super::lora::validate(resolved, purpose)?;
+    super::lora::validate(resolved)?;
     if purpose == Purpose::Show {
         return Ok(());
     }

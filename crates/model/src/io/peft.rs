@@ -21,6 +21,7 @@ const ABOUT: &[&str] = &[
     "ensure_weight_tying",
     "inference_mode",
     "init_lora_weights",
+    "lora_dropout",
     "megatron_core",
     "peft_version",
     "qalora_group_size",
@@ -29,7 +30,7 @@ const ABOUT: &[&str] = &[
     "task_type",
 ];
 /// Fields that are read.
-const READ: &[&str] = &["peft_type", "r", "lora_alpha", "target_modules", "use_rslora", "lora_dropout"];
+const READ: &[&str] = &["peft_type", "r", "lora_alpha", "target_modules", "use_rslora"];
 /// Fields whose values that ask for nothing are not null, false or empty.
 const NEUTRAL: &[(&str, &str)] = &[("bias", "none")];
 
@@ -91,7 +92,6 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<LoraConfig, String> {
     Ok(LoraConfig {
         r: r.as_u64().filter(|&r| r > 0).ok_or_else(|| wrong("r", "a positive integer", r))? as usize,
         alpha: alpha.as_f64().ok_or_else(|| wrong("lora_alpha", "a number", alpha))?,
-        dropout: json.get("lora_dropout").and_then(Value::as_f64).unwrap_or(0.0),
         use_rslora: json.get("use_rslora").and_then(Value::as_bool).unwrap_or(false),
         target_modules,
     })
@@ -129,7 +129,7 @@ pub fn save_adapter(dir: &Path, weights: &Weights, base: &str) -> Result<()> {
         "inference_mode": true,
         "r": lora.r,
         "lora_alpha": lora.alpha,
-        "lora_dropout": lora.dropout,
+        "lora_dropout": 0.0,
         "use_rslora": lora.use_rslora,
         "target_modules": target_modules,
         "bias": "none",

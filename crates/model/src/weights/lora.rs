@@ -29,8 +29,6 @@ pub struct LoraConfig {
     pub alpha: f64,
     /// The scale is `alpha / √r` (rsLoRA, Kalajdzievski 2023, arXiv 2312.03732) instead of `alpha / r`.
     pub use_rslora: bool,
-    /// The share of `x` that is dropped before `A` in training; 0: none.
-    pub dropout: f64,
     /// Which modules have one.
     pub target_modules: TargetModules,
 }
@@ -39,7 +37,7 @@ impl Default for LoraConfig {
     /// TRL's rank and alpha, and the modules that PEFT adapts in these families if none are named.
     fn default() -> LoraConfig {
         let names = ["q_proj", "v_proj"].map(str::to_owned).to_vec();
-        LoraConfig { r: 16, alpha: 32.0, use_rslora: false, dropout: 0.0, target_modules: TargetModules::Names(names) }
+        LoraConfig { r: 16, alpha: 32.0, use_rslora: false, target_modules: TargetModules::Names(names) }
     }
 }
 

@@ -10,7 +10,7 @@ use model::weights::{Named, NamedMut, Role};
 use model::{LoraConfig, TargetModules};
 
 fn lora(target_modules: TargetModules) -> LoraConfig {
-    LoraConfig { r: 3, alpha: 5.0, use_rslora: true, dropout: 0.0, target_modules }
+    LoraConfig { r: 3, alpha: 5.0, use_rslora: true, target_modules }
 }
 
 /// Targets that leave gaps in the fused products.

@@ -26,6 +26,24 @@ fn qwen3(ctx: &Context, hidden: usize, layers: usize, vocab: usize) -> Weights {
     Weights::random(ctx.memory(), &config, 7).unwrap()
 }
 
+/// The same with a low-rank adapter on some parts of its fused products.
+fn adapted(ctx: &Context) -> Weights {
+    use model::io::{TensorSink, TensorSource};
+    use model::weights::{Named, NamedMut};
+    let mut weights = qwen3(ctx, 64, 2, 101);
+    let names = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"].map(str::to_owned).to_vec();
+    let lora = model::LoraConfig { target_modules: model::TargetModules::Names(names), ..Default::default() };
+    weights.add_adapter(ctx.memory(), &lora, 1).unwrap();
+    let all = Named { params: &weights.params }.tensors();
+    for (i, spec) in all.into_iter().filter(|s| s.name.contains("lora_B")).enumerate() {
+        let data: Vec<f32> = kernels::check::normal(i as u64, spec.shape.iter().product());
+        NamedMut { params: &mut weights.params }
+            .put(&spec.name, &data.iter().map(|x| 0.1 * x).collect::<Vec<_>>())
+            .unwrap();
+    }
+    weights
+}
+
 /// The pretrained model of `../shared`, or none with a line that says so.
 fn stories(ctx: &Context) -> Option<Weights> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");

@@ -121,3 +121,14 @@ fn the_shape_that_bites() {
         });
     }
 }
+
+/// The sampler runs an adapter as the trainer does: unmerged, with the same operations.
+#[test]
+fn an_adapter_keeps_the_lockstep() {
+    for isa in Isa::present() {
+        let weights = adapted(&Context::cpu(isa, 1));
+        let load = Load::new(101, &[61, 5], 5, 10, 4);
+        let threads: &[usize] = if isa == Isa::Portable { &[1] } else { &[1, 2] };
+        assert!(matrix(&weights, &load, isa, &[3, 16], threads, &[0.7]) > 1000);
+    }
+}
