@@ -49,6 +49,19 @@ pub const ALGORITHMS: &[Arm] = &[
     },
     Arm { name: "cispo", label: "CISPO", settings: &[("loss_type", "cispo"), ("epsilon_high", "5")] },
     Arm {
+        name: "ppo",
+        label: "PPO, value model",
+        settings: &[
+            ("algorithm", "ppo"),
+            ("num_generations", "1"),
+            // The same 512 completions for two optimizer steps: one epoch of two mini-batches.
+            ("steps_per_generation", "none"),
+            ("num_ppo_epochs", "1"),
+            ("num_mini_batches", "2"),
+            ("kl_coef", "0"),
+        ],
+    },
+    Arm {
         name: "grpo_lora",
         label: "GRPO + LoRA (r = 16)",
         settings: &[
