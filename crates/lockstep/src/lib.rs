@@ -23,6 +23,7 @@ pub mod ppo_loop;
 pub mod questions;
 pub mod replay;
 pub mod reporter;
+pub mod reward_model;
 pub mod rollouts;
 pub mod run_dir;
 pub mod samples;

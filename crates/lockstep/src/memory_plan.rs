@@ -124,6 +124,26 @@ pub fn plan_supervised(
     finish(parts, config, model, longest)
 }
 
+/// Plans a run that learns from pairs of answers; `evaluated` is how many held-out pairs it scores. Allocates nothing.
+pub fn plan_pairs(
+    config: &Config,
+    model: &Arc<ModelConfig>,
+    objective: Objective,
+    longest: Longest,
+    evaluated: usize,
+) -> anyhow::Result<MemoryPlan> {
+    let mut parts = Vec::new();
+    let steps = capacity(config, longest, 2, 2 * config.completions_per_step());
+    training(&mut parts, config, model, objective, steps, longest.positions(), ["", "training"])?;
+    if evaluated > 0 {
+        let memory = Memory::new(Device::Meta);
+        let scorer = scorer(&memory, config, model, longest, 2, 2 * evaluated);
+        add(&mut parts, &memory, "evaluation");
+        drop(scorer);
+    }
+    finish(parts, config, model, longest)
+}
+
 /// The longest prompt and the longest completion that meet in a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Longest {

@@ -106,11 +106,17 @@ pub struct Words {
     pub chat: Option<Arc<ChatTemplate>>,
     /// Ids that end a completion.
     pub eos_ids: Vec<u32>,
+    /// The directory is of a language model, and `config` has a head of one score in its place.
+    pub head_is_new: bool,
 }
 
 impl Words {
     /// Loads them, and checks that they fit together.
     pub fn load(dir: &Path) -> anyhow::Result<Words> {
+        Words::load_with(dir, Head::Lm)
+    }
+
+    fn load_with(dir: &Path, head: Head) -> anyhow::Result<Words> {
         if !dir.is_dir() {
             return Err(BadInput::new(format!(
                 "model {} is not a directory; give one with config.json, model.safetensors and tokenizer.json",
@@ -118,21 +124,36 @@ impl Words {
             )));
         }
         refuse_adapter(dir)?;
-        Words::read(dir).map_err(|e| BadInput::new(e.to_string()))
+        Words::read(dir, head).map_err(|e| BadInput::new(e.to_string()))
     }
 
-    fn read(dir: &Path) -> model::Result<Words> {
-        let config = Arc::new(ModelConfig::load(&dir.join("config.json"))?);
-        if config.head != Head::Lm {
-            let message =
-                "is of a model that gives scores (…ForSequenceClassification); here a language model is needed";
-            return Err(model::Error::file(&dir.join("config.json"), message));
-        }
+    /// Those of a reward model, or of the language model that one is made of: [`Words::config`] has a head of one score.
+    pub fn load_scorer(dir: &Path) -> anyhow::Result<Words> {
+        Words::load_with(dir, Head::Score(1))
+    }
+
+    fn read(dir: &Path, head: Head) -> model::Result<Words> {
+        let config = ModelConfig::load(&dir.join("config.json"))?;
+        let refused = |message: String| Err(model::Error::file(&dir.join("config.json"), message));
+        let head_is_new = head != Head::Lm && config.head == Head::Lm;
+        let config = match (head, config.head) {
+            (Head::Score(labels), Head::Lm) => Arc::new(config.with_score_head(labels)),
+            (Head::Lm, Head::Score(_)) => {
+                return refused(
+                    "is of a model that gives scores (…ForSequenceClassification); here a language model is needed"
+                        .into(),
+                );
+            }
+            (Head::Score(1), Head::Score(labels)) if labels != 1 => {
+                return refused(format!("is of a model with {labels} labels; a reward model has one"));
+            }
+            _ => Arc::new(config),
+        };
         let tokenizer = Tokenizer::load(dir)?;
         tokenizer.check_fits(&config)?;
         let chat = ChatTemplate::load(dir, tokenizer.special())?.map(Arc::new);
         let eos_ids = tokenizer.eos_ids(dir, &config)?;
-        Ok(Words { config, tokenizer: Arc::new(tokenizer), chat, eos_ids })
+        Ok(Words { config, tokenizer: Arc::new(tokenizer), chat, eos_ids, head_is_new })
     }
 }
 
@@ -187,4 +208,11 @@ fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
         )));
     }
     Ok(())
+}
+
+/// The weights of a reward model: of its directory, or the trunk of a language model under a head that begins at 0.
+pub fn load_scorer(ctx: &Context, dir: &Path) -> anyhow::Result<Weights> {
+    let config = Arc::new(load_config(dir)?);
+    let weights = load_weights(ctx, dir, &config)?;
+    Ok(if config.head == Head::Lm { Weights::scorer(ctx.memory(), &weights) } else { weights })
 }

@@ -3,9 +3,11 @@
 use crate::config::Config;
 use crate::data::prompts::Prompt;
 use crate::data::{DatasetSpec, PromptEncoder};
-use crate::error::BadInput;
+use crate::error::{BadInput, OrBadInput};
 use crate::policy::Words;
-use rewards::Reward;
+use crate::reward_model::reward::ModelReward;
+use kernels::Context;
+use rewards::{Reward, RewardSpec};
 use std::sync::Arc;
 
 /// The prompts of a data set.
@@ -66,7 +68,12 @@ pub fn context(config: &Config, words: &Words) -> usize {
 }
 
 /// The rewards that the configuration names.
-pub fn build_rewards(config: &Config) -> anyhow::Result<Vec<Box<dyn Reward>>> {
-    let build = |spec| rewards::build(spec).map_err(|e| BadInput::new(e.to_string()));
+pub fn build_rewards(config: &Config, ctx: &Context) -> anyhow::Result<Vec<Box<dyn Reward>>> {
+    let build = |spec: &RewardSpec| -> anyhow::Result<Box<dyn Reward>> {
+        match spec.model().or_bad_input()? {
+            Some((name, model)) => Ok(Box::new(ModelReward::load(name, &model, config, ctx)?)),
+            None => rewards::build(spec).or_bad_input(),
+        }
+    };
     config.reward_funcs.iter().map(build).collect()
 }

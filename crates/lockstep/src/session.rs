@@ -1,4 +1,4 @@
-//! `train` and `sft` from flags to result: which run, which configuration, and what is said at the end.
+//! `train`, `sft` and `reward` from flags to result: which run, which configuration, and what is said at the end.
 
 use crate::cli::options::{ConfigArgs, LogArgs};
 use crate::config::{Algorithm, Layers, Purpose, Resolved, changes_on_resume};
@@ -7,7 +7,7 @@ use crate::error::BadInput;
 use crate::grpo::{self, Inputs};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
-use crate::{grpo_loop, ppo, ppo_loop, sft};
+use crate::{grpo_loop, ppo, ppo_loop, reward_model, sft};
 use kernels::Context;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,7 +26,7 @@ struct Session {
     beginning: Beginning,
 }
 
-/// Runs `train` or `sft` as the command line asks.
+/// Runs `train`, `sft` or `reward` as the command line asks.
 pub fn run(purpose: Purpose, args: &ConfigArgs, resume: Option<&str>, log: &LogArgs) -> anyhow::Result<()> {
     let console = Console::new(log.console()?)?;
     let session = match resume {
@@ -105,6 +105,11 @@ pub fn execute(
             let mut sft = sft::build(resolved, run, beginning, ctx, console.clone(), stop)?;
             let ended = sft::run(&mut sft)?;
             sft.course.finish(ended)
+        }
+        Purpose::Reward => {
+            let mut reward = reward_model::build(resolved, run, beginning, ctx, console.clone(), stop)?;
+            let ended = reward_model::run(&mut reward)?;
+            reward.course.finish(ended)
         }
         Purpose::Grpo | Purpose::Show => {
             let ppo = resolved.config.algorithm == Algorithm::Ppo;

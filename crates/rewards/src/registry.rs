@@ -14,13 +14,14 @@ use crate::{Error, Result, Reward};
 
 /// The built-in kinds, in the order of the documentation, each with its main option (what stands after the colon of the
 /// short form).
-pub const KINDS: [(&str, Option<&str>); 6] = [
+pub const KINDS: [(&str, Option<&str>); 7] = [
     ("gsm8k", Some("column")),
     ("format", Some("pattern")),
     ("length", Some("target")),
     ("unique_chars", None),
     ("exact_match", Some("column")),
     ("command", Some("command")),
+    ("model", Some("model")),
 ];
 
 /// How a configuration names a reward: `"gsm8k"`, `"format:REGEX"`, `"command:./my_reward.py --fast"`, or a table
@@ -41,6 +42,20 @@ impl From<&str> for RewardSpec {
 }
 
 impl RewardSpec {
+    /// Name and model of a reward model, if it is one (`"model:DIR"`, or a table with `model`). It needs an engine, so that
+    /// the application builds it.
+    pub fn model(&self) -> Result<Option<(String, String)>> {
+        let (kind, name, mut options) = self.parts()?;
+        if kind != "model" {
+            return Ok(None);
+        }
+        match (options.remove("model"), options.keys().next()) {
+            (_, Some(other)) => Err(Error::options("model", format!("unknown option `{other}`; there is `model`"))),
+            (Some(Value::String(model)), None) if !model.is_empty() => Ok(Some((name.unwrap_or(kind), model))),
+            _ => Err(Error::options("model", "give the reward model's directory, as in \"model:DIR\"")),
+        }
+    }
+
     /// Kind, name if given, options.
     fn parts(&self) -> Result<(String, Option<String>, Map<String, Value>)> {
         match self {
@@ -86,6 +101,7 @@ pub fn build(spec: &RewardSpec) -> Result<Box<dyn Reward>> {
         "unique_chars" => Box::new(UniqueChars::new(named(), parse(&kind, options)?)),
         "exact_match" => Box::new(ExactMatch::new(named(), parse(&kind, options)?)?),
         "command" => Box::new(CommandReward::new(name, parse(&kind, options)?)?),
+        "model" => return Err(Error::options("model", "is built by the application, which has the engine")),
         _ => return Err(unknown(&kind)),
     })
 }
@@ -164,7 +180,10 @@ mod tests {
     #[test]
     fn errors_name_the_known_and_the_nearest() {
         let message = error("gsm8");
-        assert!(message.contains("did you mean `gsm8k`?") && message.contains("exact_match, command"), "{message}");
+        assert!(
+            message.contains("did you mean `gsm8k`?") && message.contains("exact_match, command, model"),
+            "{message}"
+        );
         assert!(error("Exact-Match").contains("`exact_match`"));
         let far = error("something_else_entirely");
         assert!(!far.contains("did you mean") && far.contains("known: gsm8k"), "{far}");

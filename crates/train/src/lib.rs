@@ -22,6 +22,7 @@ pub mod update;
 pub use advantages::{Advantages, RewardMatrix, ScaleRewards};
 pub use error::{Error, Result};
 pub use gae::KlEstimator;
+pub use loss::bradley_terry::RankingConfig;
 pub use loss::{ImportanceSamplingLevel, LossConfig, LossType};
 pub use metrics::{ClipRatios, Means, UpdateMetrics};
 pub use objective::Objective;

@@ -21,6 +21,18 @@ impl Means {
         }
     }
 
+    /// Keeps the smallest of the values given under this name.
+    pub fn least(&mut self, name: &str, value: f64) {
+        let entry = self.sums.entry(name.to_owned()).or_insert((value, 1));
+        entry.0 = entry.0.min(value);
+    }
+
+    /// Keeps the largest of the values given under this name.
+    pub fn greatest(&mut self, name: &str, value: f64) {
+        let entry = self.sums.entry(name.to_owned()).or_insert((value, 1));
+        entry.0 = entry.0.max(value);
+    }
+
     /// The means of what was counted at least once, in the order of their names.
     pub fn entries(&self) -> impl Iterator<Item = (&str, f64)> {
         self.sums.iter().filter(|(_, (_, n))| *n > 0).map(|(name, (sum, n))| (name.as_str(), sum / *n as f64))

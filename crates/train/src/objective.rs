@@ -4,6 +4,7 @@
 //! loss may compare them (pairs). A loss is a file in [`loss`](crate::loss); this one says which, what it needs of a
 //! sample, and what it reports. It knows no weights.
 
+use crate::loss::bradley_terry::{RankingConfig, ranking};
 use crate::loss::entropy::{self, EntropyConfig};
 use crate::loss::ppo::{self, Actions, PpoConfig, States, ValueConfig};
 use crate::loss::rloo::{RlooConfig, rloo};
@@ -21,6 +22,8 @@ pub enum Objective {
     Ppo(PpoConfig),
     /// PPO's, for the value model: a model with a head of one score.
     Value(ValueConfig),
+    /// A reward model's, for pairs ([`Sample::ranked`]): a model with a head of one score.
+    Ranking(RankingConfig),
     /// The mean negative log-likelihood of the completion tokens of the optimizer batch.
     Supervised,
 }
@@ -46,7 +49,9 @@ impl Objective {
     /// The completion tokens of `sample` that the loss uses.
     pub fn loss_mask(&self, sample: &Sample) -> Vec<bool> {
         match self {
-            Objective::Supervised | Objective::Ppo(_) | Objective::Value(_) => sample.mask.clone(),
+            Objective::Supervised | Objective::Ppo(_) | Objective::Value(_) | Objective::Ranking(_) => {
+                sample.mask.clone()
+            }
             Objective::Policy(config) => config.loss_mask(sample),
             Objective::Rloo(config) => config.loss_mask(sample),
         }
@@ -54,18 +59,18 @@ impl Objective {
 
     /// Whether it is of a model with a head of scores.
     pub fn is_of_scores(&self) -> bool {
-        matches!(self, Objective::Value(_))
+        matches!(self, Objective::Value(_) | Objective::Ranking(_))
     }
 
     /// Whether samples are the policy's own, with the record of their sampler.
     pub fn is_policy(&self) -> bool {
-        !matches!(self, Objective::Supervised | Objective::Value(_))
+        !matches!(self, Objective::Supervised | Objective::Value(_) | Objective::Ranking(_))
     }
 
     /// Whether it clips and reports how much.
     pub fn clips(&self) -> bool {
         match self {
-            Objective::Supervised | Objective::Value(_) => false,
+            Objective::Supervised | Objective::Value(_) | Objective::Ranking(_) => false,
             Objective::Policy(config) => {
                 !matches!(config.loss_type, LossType::Cispo | LossType::Sapo | LossType::Vespo)
             }
@@ -105,6 +110,12 @@ impl Objective {
     /// Adds a group's part of J to `sums`, and overwrites its gradient. `totals` are those of the whole optimizer batch. The
     /// entropy bonus is not in [`LossSums::loss`], but its entropies in [`LossSums::entropy`].
     pub fn evaluate(&self, totals: &Totals, group: &mut [Scored<'_>], sums: &mut LossSums) {
+        if let Objective::Ranking(config) = self {
+            for pair in group.chunks_exact_mut(2) {
+                rank(config, totals, pair, sums);
+            }
+            return;
+        }
         let bonus = self.entropy().is_on();
         for scored in group {
             let Scored { sample, mask, logps, entropies, .. } = *scored;
@@ -120,6 +131,7 @@ impl Objective {
             };
             match self {
                 Objective::Supervised => supervised(totals, logps, mask, d_logps, sums),
+                Objective::Ranking(_) => unreachable!("evaluated by pairs"),
                 Objective::Policy(config) => policy(config, totals, &sequence(), d_logps, sums),
                 Objective::Rloo(config) => rloo(config, totals, &sequence(), d_logps, sums),
                 Objective::Ppo(config) => {
@@ -174,6 +186,19 @@ impl Objective {
                 Err(Error::Sample { index, message: "beta is not 0, and there are no ref_logps".into() })
             }
             _ => Ok(()),
+        }
+    }
+}
+
+/// A pair, chosen first: the scores at the last places.
+fn rank(config: &RankingConfig, totals: &Totals, pair: &mut [Scored<'_>], sums: &mut LossSums) {
+    let last = |scored: &Scored<'_>| scored.logps.last().map_or(0.0, |&r| f64::from(r));
+    let (rewards, margin) = ([last(&pair[0]), last(&pair[1])], f64::from(pair[0].sample.advantage.at(0)));
+    let gradient = ranking(config, totals.sequences / 2, rewards, margin, sums);
+    for (scored, d) in pair.iter_mut().zip(gradient) {
+        scored.d_logps.fill(0.0);
+        if let Some(last) = scored.d_logps.last_mut() {
+            *last = d as f32;
         }
     }
 }

@@ -70,6 +70,15 @@ impl Sample {
         self.old_logps.as_deref().unwrap_or(&self.sampler_logps)
     }
 
+    /// A sample for ranking: chosen and rejected answers alternate. Its score is that of the answer's last token. A row says
+    /// what is thought of the text before a token, so the answer is followed by one more, which is not looked at. `margin`
+    /// counts in the chosen one only.
+    pub fn ranked(prompt: Arc<[u32]>, mut answer: Vec<u32>, margin: f32) -> Sample {
+        answer.extend(answer.last().copied());
+        let mask = (0..answer.len()).map(|t| t + 1 == answer.len()).collect();
+        Sample { mask, advantage: Advantage::Sequence(margin), ..Sample::supervised(prompt, answer) }
+    }
+
     /// A sample for supervised training: the loss is on every completion token.
     pub fn supervised(prompt: Arc<[u32]>, completion: Vec<u32>) -> Sample {
         let mask = vec![true; completion.len()];

@@ -66,7 +66,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(args.threads)?;
     let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
     let words = Words::load(&model)?;
-    let mut rewards = build_rewards(&config)?;
+    let mut rewards = build_rewards(&config, &ctx)?;
     let Some(spec) = DatasetSpec::eval(&config) else { return Err(BadInput::new("no data: give --dataset FILE")) };
     let questions = Questions::load(&spec, &config, &words, config.max_completion_length)?;
     questions.check_columns(&spec.name, &rewards)?;

@@ -14,7 +14,7 @@ Examples:
 Data: JSON lines or Parquet with a `prompt` column (text or chat messages); the
 other columns go to the rewards.
 Rewards: gsm8k, exact_match, format:REGEX, length:N, unique_chars,
-command:PROGRAM; --reward may be repeated.
+command:PROGRAM, model:DIR (a reward model); --reward may be repeated.
 A stop (Ctrl-C, SIGTERM, SIGUSR1) finishes the step and writes a checkpoint; a
 second one exits at once.
 `lockstep plan` says what memory a run will take; `lockstep config show` lists
@@ -28,6 +28,24 @@ Examples:
 
 Data: a `prompt` and a `completion` column, both text or both chat messages. The
 loss is on the completion only.";
+
+/// Of `lockstep reward`.
+pub const REWARD: &str = "\
+Examples:
+  lockstep reward --model DIR --dataset pairs.jsonl --out runs/reward
+  lockstep reward my.toml --set eval_dataset_name=held-out.jsonl \\
+    --set center_rewards_coefficient=0.01
+  lockstep train --model DIR --dataset prompts.jsonl \\
+    --reward model:runs/reward/model
+
+Data: a `chosen` and a `rejected` column, both text or both chat messages, and
+where there is one a `prompt` (else it is what both begin with) and a `margin`.
+--task gsm8k_solutions reads GSM8K's labelled solutions: each correct one against
+each incorrect one of its problem, every fifth problem held out (split `test`).
+The model gets a head of one score; a reward model is trained further. The result
+loads in transformers as AutoModelForSequenceClassification.
+With eval_dataset_name: eval_accuracy on held-out pairs, eval_brier_score and
+eval_calibration_error of the probability that the better answer wins.";
 
 /// Of `lockstep demo`.
 pub const DEMO: &str = "\

@@ -11,6 +11,7 @@ pub mod init;
 pub mod merge;
 pub mod options;
 pub mod plan;
+pub mod reward;
 pub mod score;
 pub mod sft;
 pub mod train;
@@ -51,6 +52,8 @@ enum Command {
     Train(train::Args),
     #[command(after_help = examples::SFT)]
     Sft(sft::Args),
+    #[command(after_help = examples::REWARD)]
+    Reward(reward::Args),
     #[command(after_help = examples::GENERATE)]
     Generate(generate::Args),
     #[command(after_help = examples::SCORE)]
@@ -82,6 +85,7 @@ pub fn main() -> ExitCode {
         Command::Demo(args) => demo::run(args),
         Command::Train(args) => train::run(args),
         Command::Sft(args) => sft::run(args),
+        Command::Reward(args) => reward::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Score(args) => score::run(args),
         Command::Eval(args) => eval::run(args),

@@ -7,7 +7,7 @@ use crate::data::locate::{HubKind, locate};
 use crate::error::paragraph;
 use crate::memory_plan::{self, MemoryPlan, mib};
 use crate::policy::Words;
-use crate::sft;
+use crate::{reward_model, sft};
 use serde_json::json;
 use std::io::Write;
 use telemetry::Console;
@@ -33,6 +33,8 @@ pub enum Command {
     Train,
     /// `lockstep sft`
     Sft,
+    /// `lockstep reward`
+    Reward,
 }
 
 /// Runs it.
@@ -40,6 +42,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let (plan, config) = match args.command {
         Command::Train => training(&args)?,
         Command::Sft => supervised(&args)?,
+        Command::Reward => of_pairs(&args)?,
     };
     let available = memory_plan::available_bytes();
     let fits = plan.check(available, &config);
@@ -89,6 +92,13 @@ fn supervised(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
     let words = words(&resolved.config)?;
     let plan = sft::plan(&resolved, &words, &Console::new(LogArgs::default().console()?)?)?;
     Ok((plan, resolved.config))
+}
+
+fn of_pairs(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
+    let config = args.config.resolve(Purpose::Reward)?.config;
+    let words = Words::load_scorer(&locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?)?;
+    let plan = reward_model::plan(&config, &words, &Console::new(LogArgs::default().console()?)?)?;
+    Ok((plan, config))
 }
 
 fn words(config: &Config) -> anyhow::Result<Words> {

@@ -122,7 +122,7 @@ keys! {
         /// Leave out rows whose prompt has more tokens (how many is said). Not set: a prompt that does not fit the context
         /// is an error. A prompt is never cut.
         max_prompt_length: Option<usize> = None, trl "-", Refused;
-        /// The longest prompt + completion in supervised fine-tuning; longer rows are left out, and how many is said.
+        /// The longest prompt + completion in supervised fine-tuning and of either side of a pair; longer rows are left out, and how many is said.
         max_length: Option<usize> = Some(1024), trl "same", Refused;
         /// Train on the rollouts of this file instead of generating (`lockstep train --replay FILE`); then no data set and no
         /// reward is needed, and num_train_epochs is 1 where it is not set. See docs/algorithms.md for the lines.
@@ -134,7 +134,7 @@ keys! {
     }
     "Rewards" {
         /// The rewards: names ("gsm8k"), names with their main option ("format:REGEX", "command:./reward.py"), or tables
-        /// ({ kind = "length", target = 40 }).
+        /// ({ kind = "length", target = 40 }); "model:DIR" is a reward model.
         reward_funcs: Vec<RewardSpec> = Vec::new(), trl "argument of GRPOTrainer", Refused;
         /// One weight for each reward; not set: all 1.
         reward_weights: Option<Vec<f64>> = None, trl "same", Refused;
@@ -201,6 +201,8 @@ keys! {
         ref_model_mixup_alpha: f64 = 0.6, trl "same", Said;
         /// Optimizer steps between two moves of the reference model.
         ref_model_sync_steps: u64 = 512, trl "same", Said;
+        /// How strongly the scores of a pair are drawn to a mean of 0 (`lockstep reward` only; 0.01 is usual); not set: not at all.
+        center_rewards_coefficient: Option<f64> = None, trl "same", Said;
         /// The ratio is clipped below 1 − epsilon.
         epsilon: f64 = 0.2, trl "same", Said;
         /// The ratio is clipped above 1 + epsilon_high; not set: epsilon. With loss_type "cispo" it is the largest ratio
@@ -294,7 +296,8 @@ keys! {
         target_kl: Option<f64> = None, trl "same (PPOConfig of 0.11)", Said;
     }
     "Optimizer" {
-        /// The highest learning rate. (In supervised fine-tuning the default is TRL's there, 2e-5.)
+        /// The highest learning rate. (Where TRL's default is another, it is here too: 2e-5 in supervised
+        /// fine-tuning, 1e-4 for reward models.)
         learning_rate: f64 = 1e-6, trl "same", Said;
         /// The learning rate's course after warm-up.
         lr_scheduler_type: ScheduleKind = ScheduleKind::Linear, trl "same", Said;

@@ -18,6 +18,8 @@ pub enum Purpose {
     Grpo,
     /// Supervised fine-tuning.
     Sft,
+    /// Training a reward model.
+    Reward,
     /// To be looked at only: nothing need be complete.
     Show,
 }
@@ -92,6 +94,9 @@ impl Layers {
         let mut resolved = Resolved { config: Config::default(), origins: BTreeMap::new(), notes: Vec::new() };
         if self.purpose == Purpose::Sft {
             resolved.config.learning_rate = 2e-5;
+        }
+        if self.purpose == Purpose::Reward {
+            resolved.config.learning_rate = 1e-4;
         }
         if let Some(path) = &self.file {
             resolved.apply_file(path)?;

@@ -19,8 +19,15 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
     if c.model_name_or_path.is_none() {
         bad_input!("no model: give --model DIR, or model_name_or_path in the configuration");
     }
-    if purpose == Purpose::Sft && c.replay.is_some() {
-        bad_input!("`replay` is for `lockstep train`: supervised fine-tuning learns from dataset_name");
+    if matches!(purpose, Purpose::Sft | Purpose::Reward) && c.replay.is_some() {
+        bad_input!(
+            "`replay` is for `lockstep train`: supervised fine-tuning and reward models learn from dataset_name"
+        );
+    }
+    if purpose == Purpose::Reward && c.use_peft {
+        bad_input!(
+            "`use_peft` = true, but a reward model's head is new and no adapter: it must be trained whole, set use_peft = false"
+        );
     }
     if c.dataset_name.is_none() && c.replay.is_none() {
         bad_input!("no training data: give --dataset FILE, or dataset_name in the configuration");
@@ -120,6 +127,7 @@ fn ranges(c: &Config) -> anyhow::Result<()> {
         ("repetition_penalty", c.repetition_penalty, 0.0, false, f64::MAX, true),
         ("beta", c.beta, 0.0, true, f64::MAX, true),
         ("ref_model_mixup_alpha", c.ref_model_mixup_alpha, 0.0, true, 1.0, true),
+        ("center_rewards_coefficient", c.center_rewards_coefficient.unwrap_or(0.0), 0.0, true, f64::MAX, true),
         ("epsilon", c.epsilon, 0.0, true, f64::MAX, true),
         ("kl_coef", c.kl_coef, 0.0, true, f64::MAX, true),
         ("kl_target", c.kl_target, 0.0, false, f64::MAX, true),
@@ -293,7 +301,7 @@ fn batches(c: &Config) -> anyhow::Result<()> {
 fn rewards(c: &Config) -> anyhow::Result<()> {
     if c.reward_funcs.is_empty() {
         bad_input!(
-            "no reward: give --reward gsm8k (or format:REGEX, length:N, exact_match, unique_chars, command:PROGRAM), or \
+            "no reward: give --reward gsm8k (or format:REGEX, length:N, exact_match, unique_chars, command:PROGRAM, model:DIR), or \
              reward_funcs in the configuration"
         );
     }

@@ -209,3 +209,6 @@ impl PromptEncoder<'_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

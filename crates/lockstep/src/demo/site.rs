@@ -155,7 +155,7 @@ impl Site<'_> {
         let words = Words::load(&policy.dir)?;
         let Some(spec) = DatasetSpec::eval(&config) else { anyhow::bail!("no held-out problems") };
         let questions = Questions::load(&spec, &config, &words, config.max_completion_length)?;
-        let mut rewards = build_rewards(&config)?;
+        let mut rewards = build_rewards(&config, self.ctx)?;
         let weights = config.weights_of_rewards();
         let sizes = engine_config(&config, context(&config, &words), questions.longest());
         let mut engine = Engine::new(self.ctx, &words.config, sizes)?;

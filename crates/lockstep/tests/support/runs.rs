@@ -25,7 +25,7 @@ const COMMON: &[&str] = &[
 const GRPO: &[&str] =
     &["num_generations=2", "max_completion_length=6", "log_completions=true", "num_completions_to_print=0"];
 
-/// A directory with a model, ten rows of training data and two held-out rows.
+/// A directory with a model, ten rows of training data and two held-out rows, as prompts and as pairs.
 pub fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     model_of(&dir.path().join("model"), QWEN3);
@@ -35,6 +35,13 @@ pub fn directory() -> tempfile::TempDir {
     let words = ["ab", "sun", "moon", "tree", "x", "river", "a long road", "sky", "ice", "oak"];
     fs::write(dir.path().join("d.jsonl"), rows(&words)).unwrap();
     fs::write(dir.path().join("e.jsonl"), rows(&["sea", "hill"])).unwrap();
+    // Pairs: the same prompts, and as the better answer one that ends in a full stop.
+    let pairs = |words: &[&str]| -> String {
+        let row = |w: &&str| format!("{{\"prompt\": \"{w} \", \"chosen\": \"{w}.\", \"rejected\": \"{w}?\"}}\n");
+        words.iter().map(row).collect()
+    };
+    fs::write(dir.path().join("p.jsonl"), pairs(&words)).unwrap();
+    fs::write(dir.path().join("q.jsonl"), pairs(&["sea", "hill"])).unwrap();
     dir
 }
 

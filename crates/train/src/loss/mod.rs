@@ -18,6 +18,7 @@
 //! [`entropy`] a bonus beside any of them. Knows no model.
 
 pub mod bnpo;
+pub mod bradley_terry;
 pub mod cispo;
 pub mod clip;
 pub mod config;

@@ -1,0 +1,133 @@
+//! Rows to pairs to ids, and what is said of broken ones.
+
+use super::*;
+use crate::Config;
+use crate::error::is_bad_input;
+use model::chat::ChatTemplate;
+use model::tokenizer::{SpecialTokens, Tokenizer};
+use serde_json::{Map, json};
+
+fn load(
+    text: &str,
+    template: bool,
+    change: impl FnOnce(&mut DatasetSpec),
+) -> anyhow::Result<(Vec<[String; 3]>, Pairs)> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("p.jsonl");
+    std::fs::write(&path, text).unwrap();
+    let config = Config { dataset_name: Some(path.display().to_string()), ..Config::default() };
+    let mut spec = DatasetSpec::train(&config).unwrap();
+    change(&mut spec);
+    let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
+    let tokenizer = Tokenizer::characters("abcdefghijklmnopqrstuvwxyz<>:\n ".chars(), &special).unwrap();
+    let source = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    let chat = ChatTemplate::new(source, tokenizer.special()).unwrap();
+    let encoder = PromptEncoder { tokenizer: &tokenizer, template: template.then_some(&chat), kwargs: &Map::new() };
+    let pairs = Pairs::load(&spec, &encoder, 40)?;
+    let decode = |ids: &[u32]| tokenizer.decode(ids, false).unwrap();
+    let texts = pairs.all.iter().map(|p| [decode(&p.prompt), decode(&p.chosen), decode(&p.rejected)]);
+    Ok((texts.collect(), pairs))
+}
+
+fn refused(text: &str, words: &[&str]) {
+    let error = load(text, true, |_| {}).expect_err("it was accepted");
+    let message = error.to_string();
+    assert!(is_bad_input(&error) && !message.contains('\n'), "{message}");
+    for word in words {
+        assert!(message.contains(word), "`{word}` is not in: {message}");
+    }
+}
+
+#[test]
+fn texts_with_a_prompt_and_without() {
+    let text = "{\"prompt\": \"ab\", \"chosen\": \" c\", \"rejected\": \" d<e>\", \"margin\": 2}\n\
+                {\"chosen\": \"the sky is blue\", \"rejected\": \"the sky is green\"}\n\
+                {\"chosen\": \"long\", \"rejected\": \"longer\", \"margin\": null}\n";
+    let (texts, pairs) = load(text, false, |_| {}).unwrap();
+    // The prompt is everything that the ids share; the common space belongs to the answers, as in TRL.
+    assert_eq!(texts[0], ["ab", " c<e>", " d<e>"]);
+    assert_eq!(texts[1], ["the sky is", " blue<e>", " green<e>"]);
+    assert_eq!(texts[2], ["lon", "g<e>", "ger<e>"]);
+    assert_eq!(pairs.all.iter().map(|p| p.margin).collect::<Vec<_>>(), [Some(2.0), None, None]);
+    assert_eq!((pairs.left_out, pairs.hash.len()), (0, 64));
+}
+
+#[test]
+fn conversations_as_the_template_renders_them() {
+    let user = json!({"role": "user", "content": "hi"});
+    let said = |text: &str| json!({"role": "assistant", "content": text});
+    let whole = json!({"chosen": [user, said("yo")], "rejected": [user, said("no")]});
+    let apart = json!({"prompt": [user], "chosen": [said("yo")], "rejected": [said("no")]});
+    // A text prompt beside conversations repeats what they begin with.
+    let repeated = json!({"prompt": "hi", "chosen": [user, said("yo")], "rejected": [user, said("no")]});
+    let (texts, _) = load(&format!("{whole}\n{apart}\n{repeated}\n"), true, |_| {}).unwrap();
+    for pair in texts {
+        assert_eq!(pair, ["user:hi\nassistant:", "yo\n", "no\n"]);
+    }
+    let strange = json!({"chosen": [said("a")], "rejected": [user]});
+    refused(&strange.to_string(), &["line 1", "do not begin with the same message", "`prompt`"]);
+    let mixed = json!({"chosen": "a", "rejected": [user]});
+    refused(&mixed.to_string(), &["line 1", "one of `chosen` and `rejected` is a text"]);
+}
+
+#[test]
+fn other_names_and_long_pairs() {
+    let text = "{\"q\": \"ab\", \"good\": \"c\", \"bad\": \"d\"}\n{\"q\": \"ab\", \"good\": \"cccccccccccccccccccccccccccccccccccccccccccccc\", \"bad\": \"d\"}\n";
+    let renamed = |s: &mut DatasetSpec| {
+        s.prompt_column = "q".into();
+        s.columns = vec![("chosen".into(), "good".into()), ("rejected".into(), "bad".into())];
+    };
+    let (texts, pairs) = load(text, false, renamed).unwrap();
+    assert_eq!((texts[0][1].as_str(), texts.len(), pairs.left_out), ("c<e>", 1, 1));
+    let error = load(&text[text.find('\n').unwrap()..], false, renamed).unwrap_err();
+    assert!(error.to_string().contains("all 1 pairs are longer than max_length = 40"), "{error}");
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_line() {
+    let good = "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n";
+    refused(
+        &format!("{good}{{\"prompt\": \"a\", \"chosen\": \"b\"}}"),
+        &["p.jsonl, line 2", "no column `rejected`", "`prompt`, `chosen`", "columns"],
+    );
+    refused(
+        &format!("{good}\n{}", good.replace('c', "b").replace("bhosen", "chosen").replace("rejebted", "rejected")),
+        &["line 3", "are the same"],
+    );
+    refused("{\"prompt\": \"a\", \"chosen\": \"\", \"rejected\": \"c\"}", &["line 1", "`chosen` is empty"]);
+    refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": 3}", &["line 1", "`rejected`", "expected a text"]);
+    refused("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"b<e>\"}", &["line 1", "the same tokens"]);
+    refused("{\"prompt\": \"\", \"chosen\": \"b\", \"rejected\": \"c\"}", &["line 1", "the prompt has no token"]);
+    refused(
+        "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\", \"margin\": \"x\"}",
+        &["`margin` must be a number"],
+    );
+    refused("", &["empty"]);
+}
+
+#[test]
+fn labelled_solutions_are_split_by_problem() {
+    let row = |name: &str, right: [bool; 3]| {
+        let solution = |right, text: &str| json!({"is_correct": right, "solution": text});
+        json!({"question": name, "ground_truth": "x", "u": solution(right[0], "p"), "v": solution(right[1], "q"),
+            "w": solution(right[2], "r")})
+        .to_string()
+    };
+    let rights =
+        [[true, false, true], [true; 3], [false; 3], [false, false, true], [true, false, false], [false, true, true]];
+    let text: String = rights.iter().zip('a'..).map(|(&r, name)| row(&name.to_string(), r) + "\n").collect();
+    let of_split = |split: &str| {
+        load(&text, false, |s| {
+            s.task = Some(Task::Gsm8kSolutions);
+            s.prompt_column = "question".into();
+            s.split = split.into();
+        })
+    };
+    let flat = |texts: Vec<[String; 3]>| {
+        texts.iter().map(|t| t.concat().replace('\n', "").replace("<e>", "")).collect::<Vec<_>>()
+    };
+    assert_eq!(flat(of_split("train").unwrap().0), ["apq", "arq", "drp", "drq", "fqp", "frp"]);
+    assert_eq!(flat(of_split("test").unwrap().0), ["epq", "epr"]);
+    assert_eq!(of_split("test").unwrap().0[0], ["e", "\np<e>", "\nq<e>"]);
+    assert!(of_split("dev").unwrap_err().to_string().contains("splits train and test"));
+}

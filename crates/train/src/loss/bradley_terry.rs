@@ -1,0 +1,110 @@
+//! Reward models: the Bradley–Terry loss of pairs of answers (Bradley & Terry 1952; InstructGPT, arXiv:2203.02155).
+//!
+//! r is the score of the last token of an answer. P(chosen ≻ rejected) = σ(r_c − r_r), and with margin m and weight c:
+//!
+//! J = 1/P Σ_pairs [ −ln σ(r_c − r_r − m) + c (r_c + r_r)² ]
+//!
+//! ∂J/∂r_c = (−σ(m − r_c + r_r) + 2c (r_c + r_r)) / P; ∂J/∂r_r = (σ(m − r_c + r_r) + 2c (r_c + r_r)) / P.
+//!
+//! Margins: Llama 2, arXiv:2307.09288, eq. 2. Centering, which fixes the constant that the first term leaves free:
+//! arXiv:2312.09244, eq. 2. Knows no model.
+
+use super::LossSums;
+
+/// How a reward model is trained; the name and the default are TRL's.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RankingConfig {
+    /// c: how strongly the scores of a pair are drawn to a mean of 0; none: not at all.
+    pub center_rewards_coefficient: Option<f64>,
+}
+
+/// Adds one pair's part of J to `sums`, and returns ∂J/∂(r_c, r_r). `pairs` is P, of the whole optimizer batch.
+pub fn ranking(
+    config: &RankingConfig,
+    pairs: usize,
+    [chosen, rejected]: [f64; 2],
+    margin: f64,
+    sums: &mut LossSums,
+) -> [f64; 2] {
+    let (x, c, p) = (chosen - rejected - margin, config.center_rewards_coefficient.unwrap_or(0.0), pairs as f64);
+    let sum = chosen + rejected;
+    sums.loss += (negative_log_sigmoid(x) + c * sum * sum) / p;
+    let means = &mut sums.means;
+    means.add("accuracy", f64::from(u8::from(chosen > rejected)), 1);
+    means.add("margin", chosen - rejected, 1);
+    means.add("mean_reward", sum, 2);
+    means.least("min_reward", chosen.min(rejected));
+    means.greatest("max_reward", chosen.max(rejected));
+    let (pull, centre) = (sigmoid(-x), 2.0 * c * sum);
+    [(centre - pull) / p, (centre + pull) / p]
+}
+
+/// −ln σ(x), without overflow.
+pub fn negative_log_sigmoid(x: f64) -> f64 {
+    (-x).max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+/// σ(x), without overflow.
+pub fn sigmoid(x: f64) -> f64 {
+    let e = (-x.abs()).exp();
+    if x >= 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loss(config: &RankingConfig, rewards: [f64; 2], margin: f64) -> f64 {
+        let mut sums = LossSums::default();
+        ranking(config, 3, rewards, margin, &mut sums);
+        sums.loss
+    }
+
+    #[test]
+    fn the_gradient_is_that_of_the_value() {
+        for c in [None, Some(0.01), Some(0.7)] {
+            let config = RankingConfig { center_rewards_coefficient: c };
+            for (rewards, margin) in [([0.3, -0.2], 0.0), ([-1.5, 2.0], 0.5), ([40.0, 1.0], 0.0), ([0.0, 0.0], 3.0)] {
+                let d = ranking(&config, 3, rewards, margin, &mut LossSums::default());
+                for side in 0..2 {
+                    let at = |step: f64| {
+                        let mut moved = rewards;
+                        moved[side] += step;
+                        loss(&config, moved, margin)
+                    };
+                    let h = 1e-5;
+                    let numeric = (at(h) - at(-h)) / (2.0 * h);
+                    assert!(
+                        (d[side] - numeric).abs() < 1e-9 * (1.0 + numeric.abs()),
+                        "{rewards:?} {} {numeric}",
+                        d[side]
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn hand_computed() {
+        let mut sums = LossSums::default();
+        let config = RankingConfig { center_rewards_coefficient: Some(0.5) };
+        ranking(&config, 2, [1.0, 1.0], 0.0, &mut sums);
+        assert!((sums.loss - (2f64.ln() + 0.5 * 4.0) / 2.0).abs() < 1e-15);
+        ranking(&config, 2, [3.0, -3.0], 1.0, &mut sums);
+        let second = (1.0 + (-5f64).exp()).ln() / 2.0;
+        assert!((sums.loss - (2f64.ln() + 2.0) / 2.0 - second).abs() < 1e-15);
+        let named: Vec<(&str, f64)> = sums.means.entries().collect();
+        // A draw is no win.
+        let expected =
+            [("accuracy", 0.5), ("margin", 3.0), ("max_reward", 3.0), ("mean_reward", 0.5), ("min_reward", -3.0)];
+        assert_eq!(named, expected);
+    }
+
+    #[test]
+    fn large_differences_stay_finite() {
+        for x in [-1e4, -800.0, 800.0, 1e4] {
+            assert!(negative_log_sigmoid(x).is_finite() && sigmoid(x).is_finite());
+            assert_eq!(negative_log_sigmoid(x), (-x).max(0.0));
+        }
+    }
+}
