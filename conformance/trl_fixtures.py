@@ -298,4 +298,5 @@ def main():
     print(len(cases), "cases", {p.name: p.stat().st_size for p in OUT.iterdir()})
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@ use crate::course::Course;
 use crate::judge::Judged;
 use serde_json::Value;
 use telemetry::CompletionRows;
-use train::Advantages;
+use train::{Advantage, Advantages};
 
 /// Writes and prints the completions that the step after `course.step` trains on, if it is one of those asked for.
 pub fn log(course: &Course, judged: Judged, advantages: &Advantages) -> anyhow::Result<()> {
@@ -24,7 +24,7 @@ pub fn log(course: &Course, judged: Judged, advantages: &Advantages) -> anyhow::
         completions: json(&judged.completions)?,
         rewards: judged.matrix.names.iter().enumerate().map(|(k, name)| (name.clone(), column(k))).collect(),
         extra: judged.extra,
-        advantages: advantages.advantages.iter().map(|&a| f64::from(a)).collect(),
+        advantages: advantages.advantages.iter().map(Advantage::mean).collect(),
     };
     telemetry::completions::write(&course.run.completions(), &rows)?;
     if step.is_multiple_of(config.log_completions_steps.unwrap_or(config.logging_steps)) || last {

@@ -1,6 +1,6 @@
 //! THE LOOP.
 //!
-//! `prompts → rollout → rewards → advantages → samples → update → (the same weights) → rollout`
+//! `prompts → rollout → rewards → samples → advantages → update → (the same weights) → rollout`
 //!
 //! Each line below is one stage, a method of [`Grpo`] in `grpo/stages.rs`. Everything that the next step depends on lies
 //! in [`Grpo`], can be written between two steps and read again: a run that was killed goes on to the same bits.
@@ -15,8 +15,9 @@ pub fn run(grpo: &mut Grpo) -> anyhow::Result<Ended> {
     while !grpo.is_done() {
         if grpo.batch_is_used_up() {
             let rollouts = rollouts(grpo)?;
-            let advantages = grpo.advantages(&rollouts);
-            grpo.fill_batch(rollouts, advantages)?;
+            let samples = grpo.samples(&rollouts)?;
+            let advantages = grpo.advantages(&rollouts, &samples);
+            grpo.fill_batch(rollouts, samples, advantages)?;
         }
         grpo.update()?;
         if let Some(ended) = grpo.after_step()? {

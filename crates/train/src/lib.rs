@@ -19,7 +19,7 @@ pub mod schedule;
 pub mod score;
 pub mod update;
 
-pub use advantages::{Advantages, RewardMatrix, ScaleRewards};
+pub use advantages::{Advantages, MultiObjectiveAggregation, RewardMatrix, ScaleRewards};
 pub use error::{Error, Result};
 pub use gae::KlEstimator;
 pub use loss::bradley_terry::RankingConfig;

@@ -129,7 +129,9 @@ impl Workload {
         let rewards = completions.iter().map(|_| vec![Some(stream.next_f64())]).collect();
         let matrix = RewardMatrix { rewards, names: vec!["random".into()], weights: vec![1.0] };
         let advantages = advantages::compute(&matrix, self.generations, ScaleRewards::Group);
-        crate::samples::join(prompts, completions, &advantages.advantages)
+        let mut samples = crate::samples::join(prompts, completions);
+        samples.iter_mut().zip(advantages.advantages).for_each(|(s, a)| s.advantage = a);
+        samples
     }
 }
 

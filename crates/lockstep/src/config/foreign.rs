@@ -207,7 +207,6 @@ static UNSUPPORTED: &[(&str, &str, &str)] = &[
     ("deepspeed", "", ONE),
     ("router_aux_loss_coef", "", "mixture-of-experts models are not supported"),
     ("vllm_structured_outputs_regex", "", "constrained generation is not supported; a `format` reward asks for a form"),
-    ("multi_objective_aggregation", "sum_then_normalize", "only sum_then_normalize is supported in this build"),
     ("vllm_importance_sampling_cap", "", "the key is vllm_importance_sampling_clip_max"),
     ("max_tool_calling_iterations", "", "tools are not supported in this build; remove it"),
 ];

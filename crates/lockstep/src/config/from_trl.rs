@@ -1,4 +1,5 @@
-//! A TRL script's configuration as TOML: the literal arguments of `GRPOConfig(…)`, `GRPOTrainer(…)` and `load_dataset(…)`.
+//! A TRL script's configuration as TOML: the literal arguments of `GRPOConfig(…)`, `GRPOTrainer(…)` (or their RLOO twins)
+//! and `load_dataset(…)`.
 //! What cannot be translated is listed in comments, never dropped in silence.
 
 use super::foreign::{Foreign, foreign};
@@ -13,16 +14,25 @@ const RENAMED: [(&str, &str); 3] =
 
 /// The TOML of `script`.
 pub fn translate(script: &str) -> anyhow::Result<String> {
-    let config = call(script, "GRPOConfig");
-    let trainer = call(script, "GRPOTrainer");
+    let (rloo_config, rloo_trainer) = (call(script, "RLOOConfig"), call(script, "RLOOTrainer"));
+    let rloo = rloo_config.is_some() || rloo_trainer.is_some();
+    let config = rloo_config.or_else(|| call(script, "GRPOConfig"));
+    let trainer = rloo_trainer.or_else(|| call(script, "GRPOTrainer"));
     if config.is_none() && trainer.is_none() {
-        anyhow::bail!("there is no call of GRPOConfig or GRPOTrainer in it");
+        anyhow::bail!("there is no call of GRPOConfig, GRPOTrainer, RLOOConfig or RLOOTrainer in it");
     }
     let mut found: Vec<(&'static str, String)> = Vec::new();
+    if rloo {
+        found.push(("algorithm", "\"rloo\"".to_owned()));
+    }
     let mut open: Vec<String> = Vec::new();
     for (name, value) in config.into_iter().flatten() {
         // The only positional argument that people write is the first.
-        let name = if name.is_empty() && found.is_empty() { "output_dir".to_owned() } else { name };
+        let name = if name.is_empty() && found.iter().all(|(key, _)| *key == "algorithm") {
+            "output_dir".to_owned()
+        } else {
+            name
+        };
         translate_one(&name, value, &mut found, &mut open);
     }
     for (name, value) in trainer.into_iter().flatten() {
@@ -182,5 +192,13 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
             assert!(text.contains(word), "{word} is not in\n{text}");
         }
         assert!(translate("print(1)").is_err());
+
+        let script = "args = RLOOConfig(\"out\", reward_clip_range=[-1.0, 1.0])\ntrainer = RLOOTrainer(args=args)\n";
+        let table: toml::Table = translate(script).unwrap().parse().unwrap();
+        assert_eq!(
+            (&table["algorithm"], &table["output_dir"]),
+            (&Value::String("rloo".into()), &Value::String("out".into()))
+        );
+        assert!(table["reward_clip_range"].is_array());
     }
 }

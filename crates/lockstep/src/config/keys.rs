@@ -5,7 +5,9 @@ use rewards::RewardSpec;
 use serde_json::{Map, Value as Json};
 use std::path::PathBuf;
 use train::loss::sampling::CorrectionMode;
-use train::{ImportanceSamplingLevel, KlEstimator, LossType, MomentsDType, ScaleRewards, ScheduleKind};
+use train::{
+    ImportanceSamplingLevel, KlEstimator, LossType, MomentsDType, MultiObjectiveAggregation, ScaleRewards, ScheduleKind,
+};
 
 /// What a resumed run may do with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +142,13 @@ keys! {
         reward_weights: Option<Vec<f64>> = None, trl "same", Refused;
         /// What group advantages are divided by: the group's standard deviation, the batch's, or nothing.
         scale_rewards: ScaleRewards = ScaleRewards::Group, trl "same", Refused;
+        /// How several rewards become one: their weighted sum is compared within the group, or each is, before they are summed
+        /// and compared within the batch (GDPO; scale_rewards then has no part).
+        multi_objective_aggregation: MultiObjectiveAggregation = MultiObjectiveAggregation::SumThenNormalize, trl "same", Refused;
+        /// algorithm "rloo": bounds of the summed reward, as [low, high].
+        reward_clip_range: Option<Vec<f64>> = None, trl "same (RLOOConfig)", Refused;
+        /// algorithm "rloo": bring advantages to mean 0 and deviation 1 over the batch.
+        normalize_advantages: bool = false, trl "same (RLOOConfig)", Refused;
     }
     "Batches" {
         /// Completions of each prompt (the group, G); at least 2.
@@ -186,7 +195,10 @@ keys! {
         generation_kwargs: Map<String, Json> = Map::new(), trl "same", Said;
     }
     "Loss" {
-        /// How rewards become a gradient: it decides the advantages, the loss, and a few defaults.
+        /// How rewards become a gradient: it decides the advantages, the loss, and the defaults of num_generations and beta.
+        /// "rloo": against the other completions, whole completions clipped (num_generations 2, beta 0.05).
+        /// "reinforce_plus_plus": tokens against the batch, KL in the reward (1, 0.01); "reinforce_plus_plus_baseline":
+        /// against the group, then the batch, KL in the loss.
         algorithm: Algorithm = Algorithm::Grpo, trl "the trainer's class", Refused;
         /// The policy loss: how the ratio weighs a token, and how tokens and sequences are averaged.
         loss_type: LossType = LossType::Dapo, trl "same", Said;

@@ -252,14 +252,16 @@ fn schedules(resolved: &mut Resolved) -> anyhow::Result<()> {
 fn batches(c: &Config) -> anyhow::Result<()> {
     let (g, per_device, accumulation) =
         (c.num_generations, c.per_device_train_batch_size, c.gradient_accumulation_steps);
-    if c.algorithm == Algorithm::Ppo {
-        if g == 0 {
-            bad_input!("`num_generations` must be at least 1, but is 0");
-        }
-    } else if g < 2 {
+    let least = c.algorithm.least_generations();
+    if g < least {
+        let why = "a completion's advantage is its reward against the others of its group";
         bad_input!(
-            "`num_generations` must be at least 2, but is {g}: a completion's advantage is its reward against the others of its group"
+            "`num_generations` must be at least {least}, but is {g}{}",
+            if least == 1 { String::new() } else { format!(": {why}") }
         );
+    }
+    if c.dynamic_sampling && g < 2 {
+        bad_input!("`dynamic_sampling` needs num_generations of at least 2: a group of one has no spread");
     }
     if c.generation_batch_size.is_some() && c.steps_per_generation.is_some() {
         bad_input!(
@@ -460,14 +462,6 @@ impl Config {
         (self.shuffle_dataset && self.replay.is_none()).then(|| self.data_seed.unwrap_or(self.seed))
     }
 
-    /// What the policy's trainer minimises.
-    pub fn objective(&self) -> train::Objective {
-        match self.algorithm {
-            Algorithm::Grpo => train::Objective::Policy(self.loss()),
-            Algorithm::Ppo => train::Objective::Ppo(self.ppo()),
-        }
-    }
-
     /// The loss that the keys describe.
     pub fn loss(&self) -> train::LossConfig {
         train::LossConfig {
@@ -482,7 +476,7 @@ impl Config {
             vespo_lambda_pos: self.vespo_lambda_pos,
             vespo_k_neg: self.vespo_k_neg,
             vespo_lambda_neg: self.vespo_lambda_neg,
-            beta: self.beta,
+            beta: if self.algorithm == Algorithm::ReinforcePlusPlus { 0.0 } else { self.beta },
             use_bias_correction_kl: self.use_bias_correction_kl,
             mask_truncated_completions: self.mask_truncated_completions,
             off_policy_mask_threshold: self.off_policy_mask_threshold,

@@ -5,7 +5,9 @@ use serde_json::{Map, Value as Json, json};
 use std::path::PathBuf;
 use toml::Value;
 use train::loss::sampling::CorrectionMode;
-use train::{ImportanceSamplingLevel, KlEstimator, LossType, MomentsDType, ScaleRewards, ScheduleKind};
+use train::{
+    ImportanceSamplingLevel, KlEstimator, LossType, MomentsDType, MultiObjectiveAggregation, ScaleRewards, ScheduleKind,
+};
 
 /// A type that a key can have.
 pub trait KeyValue: Sized {
@@ -273,9 +275,17 @@ words! {
     }
     Strategy { "no" => Strategy::No, "steps" => Strategy::Steps, "epoch" => Strategy::Epoch }
     EvalSampling { "sampled" => EvalSampling::Sampled, "greedy" => EvalSampling::Greedy }
-    Algorithm { "grpo" => Algorithm::Grpo, "ppo" => Algorithm::Ppo }
+    Algorithm {
+        "grpo" => Algorithm::Grpo, "ppo" => Algorithm::Ppo, "rloo" => Algorithm::Rloo,
+        "reinforce_plus_plus" => Algorithm::ReinforcePlusPlus,
+        "reinforce_plus_plus_baseline" => Algorithm::ReinforcePlusPlusBaseline,
+    }
     KlEstimator { "k1" => KlEstimator::K1, "k3" => KlEstimator::K3 }
     MomentsDType { "f32" => MomentsDType::F32, "bf16" => MomentsDType::Bf16 }
+    MultiObjectiveAggregation {
+        "sum_then_normalize" => MultiObjectiveAggregation::SumThenNormalize,
+        "normalize_then_sum" => MultiObjectiveAggregation::NormalizeThenSum,
+    }
     Task {
         "gsm8k" => Task::Gsm8k, "prompt_answer" => Task::PromptAnswer, "gsm8k_solutions" => Task::Gsm8kSolutions,
     }
@@ -290,6 +300,12 @@ pub enum Algorithm {
     Grpo,
     /// Proximal policy optimisation with a value model.
     Ppo,
+    /// REINFORCE leave-one-out.
+    Rloo,
+    /// REINFORCE++: advantages of tokens, normalised over the batch.
+    ReinforcePlusPlus,
+    /// REINFORCE++ with the group's mean as baseline.
+    ReinforcePlusPlusBaseline,
 }
 
 impl Algorithm {
@@ -298,6 +314,9 @@ impl Algorithm {
         match self {
             Algorithm::Grpo => "grpo",
             Algorithm::Ppo => "ppo",
+            Algorithm::Rloo => "rloo",
+            Algorithm::ReinforcePlusPlus => "reinforce++",
+            Algorithm::ReinforcePlusPlusBaseline => "reinforce++ baseline",
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::{completion_log, samples};
 use rollout::{Completion, FinishReason, Request};
 use std::path::Path;
 use std::sync::Arc;
-use train::{Advantages, PromptCompletion, Sample, UpdateMetrics, advantages};
+use train::{Advantages, PromptCompletion, Sample, UpdateMetrics};
 
 impl Grpo {
     /// The next groups of the file.
@@ -128,10 +128,9 @@ impl Grpo {
         Ok(judged)
     }
 
-    /// How much better than its group each completion is.
-    pub fn advantages(&mut self, rollouts: &Rollouts) -> Advantages {
-        let advantages =
-            advantages::compute(&rollouts.judged.matrix, self.sizes.group, self.course.config.scale_rewards);
+    /// How much better than its group (or its batch) each completion is.
+    pub fn advantages(&mut self, rollouts: &Rollouts, samples: &[Sample]) -> Advantages {
+        let advantages = self.course.config.advantages(&rollouts.judged.matrix, samples);
         for (name, value) in &advantages.metrics {
             if let Some(value) = value {
                 self.course.reporter.add(name, *value);
@@ -140,22 +139,31 @@ impl Grpo {
         advantages
     }
 
-    /// Completions and advantages become the next samples.
-    pub fn fill_batch(&mut self, rollouts: Rollouts, advantages: Advantages) -> anyhow::Result<()> {
-        let samples = self.samples(&rollouts, &advantages.advantages)?;
-        self.take_batch(rollouts, samples, &advantages)
-    }
-
-    /// Completions and advantages, joined; where there is a reference model, it scores them.
-    pub fn samples(&mut self, rollouts: &Rollouts, advantages: &[f32]) -> anyhow::Result<Vec<Sample>> {
+    /// Completions become samples, without their advantages. Where there is a reference model, it scores them; those of
+    /// another sampler are scored by the policy, where that is corrected for.
+    pub fn samples(&mut self, rollouts: &Rollouts) -> anyhow::Result<Vec<Sample>> {
         self.count_completions(&rollouts.completions);
         let ids: Vec<_> = rollouts.prompts.iter().map(|p| p.ids.clone()).collect();
-        let mut samples = samples::join(&ids, &rollouts.completions, advantages);
+        let mut samples = samples::join(&ids, &rollouts.completions);
         for (sample, given) in samples.iter_mut().zip(&rollouts.ref_logps) {
             sample.ref_logps.clone_from(given);
         }
         self.score_reference(&mut samples)?;
+        self.score_stale(&mut samples)?;
         Ok(samples)
+    }
+
+    /// Samples with their advantages are what the next steps train on.
+    pub fn fill_batch(
+        &mut self,
+        rollouts: Rollouts,
+        mut samples: Vec<Sample>,
+        advantages: Advantages,
+    ) -> anyhow::Result<()> {
+        for (sample, advantage) in samples.iter_mut().zip(&advantages.advantages) {
+            sample.advantage.clone_from(advantage);
+        }
+        self.take_batch(rollouts, samples, &advantages)
     }
 
     /// The generation that the next steps learn from.
@@ -182,6 +190,26 @@ impl Grpo {
         for (sample, scores) in samples.iter_mut().zip(scores) {
             // What a file gave stays.
             sample.ref_logps.get_or_insert(scores.logps);
+        }
+        Ok(())
+    }
+
+    /// log π_old of the samples that weights of another version wrote.
+    fn score_stale(&mut self, samples: &mut [Sample]) -> anyhow::Result<()> {
+        let course = &mut self.course;
+        let Source::File(_, scorer) = &mut self.source else { return Ok(()) };
+        if !course.config.vllm_importance_sampling_correction {
+            return Ok(());
+        }
+        let weights = &course.policy.weights;
+        let stale = |s: &&mut Sample| s.versions.iter().any(|&v| v != weights.version);
+        let mut stale: Vec<&mut Sample> = samples.iter_mut().filter(stale).collect();
+        let pairs: Vec<PromptCompletion<'_>> =
+            stale.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
+        let _span = course.stages.span("stale");
+        let scores = scorer.score(&course.ctx, weights, &pairs, self.sampling.temperature)?;
+        for (sample, scores) in stale.iter_mut().zip(scores) {
+            sample.old_logps = Some(scores.logps);
         }
         Ok(())
     }

@@ -45,7 +45,7 @@ impl Ppo {
     /// The completions as samples, with what the reference model says of them. One that nothing judged, or that is left
     /// out because it was cut, has no token to learn from.
     pub fn samples(&mut self, rollouts: &Rollouts, scores: &Scores) -> anyhow::Result<Vec<Sample>> {
-        let mut samples = self.grpo.samples(rollouts, &scores.table.advantages)?;
+        let mut samples = self.grpo.samples(rollouts)?;
         let without_truncated = self.grpo.course.config.mask_truncated_completions;
         for (sample, score) in samples.iter_mut().zip(&scores.scores) {
             if score.is_none() || (without_truncated && sample.truncated) {
@@ -140,9 +140,8 @@ impl Ppo {
         let mut table = scores.table;
         for (i, (sample, estimates)) in samples.iter_mut().zip(estimates).enumerate() {
             let advantages = narrow(estimates.advantages);
-            // The table has room for one number: the mean over the tokens.
-            table.advantages[i] = advantages.iter().sum::<f32>() / advantages.len().max(1) as f32;
             sample.advantage = Advantage::Tokens(advantages);
+            table.advantages[i].clone_from(&sample.advantage);
             sample.values = Some(StateValues { old: values[i].clone(), returns: narrow(estimates.returns) });
         }
         self.grpo.take_batch(rollouts, samples, &table)

@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Arc;
 use train::advantages::{self, Advantages};
-use train::{Advantage, ImportanceSamplingLevel, LossConfig, RewardMatrix, Sample, ScaleRewards};
+use train::{ImportanceSamplingLevel, LossConfig, RewardMatrix, Sample, ScaleRewards};
 
 /// Where the fixture lies.
 pub fn directory() -> PathBuf {
@@ -91,7 +91,7 @@ impl Fixture {
             old_logps: None,
             ref_logps: Some(self.ref_logps[i].clone()),
             versions: vec![if case.changed { version.wrapping_sub(1) } else { version }; completion.len()],
-            advantage: Advantage::Sequence(advantages[i]),
+            advantage: advantages[i].clone(),
             values: None,
             truncated: completion.len() == limit,
         };

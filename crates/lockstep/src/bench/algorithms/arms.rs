@@ -48,6 +48,12 @@ pub const ALGORITHMS: &[Arm] = &[
         ],
     },
     Arm { name: "cispo", label: "CISPO", settings: &[("loss_type", "cispo"), ("epsilon_high", "5")] },
+    Arm { name: "rloo", label: "RLOO", settings: &[("algorithm", "rloo"), ("beta", "0")] },
+    Arm {
+        name: "reinforce_plus_plus",
+        label: "REINFORCE++",
+        settings: &[("algorithm", "reinforce_plus_plus"), ("num_generations", "1"), ("beta", "0.01")],
+    },
     Arm {
         name: "ppo",
         label: "PPO, value model",

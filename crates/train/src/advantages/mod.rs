@@ -1,4 +1,4 @@
-//! Rewards to advantages, as TRL's `GRPOTrainer` computes them, in f64.
+//! Rewards to advantages, one file for each way; here GRPO's, and what all share. As TRL's trainers compute them, in f64.
 //!
 //! ```text
 //! r_i = Σ_k w_k r_ik                            r_ik: reward of sample i by function k, w_k its weight; over the k that gave one
@@ -8,8 +8,18 @@
 //!
 //! A sample that no function scored is left out of every mean and deviation, and its advantage is 0.
 //!
-//! GRPO: Shao et al. 2024, arXiv:2402.03300. Without division: Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783.
+//! GRPO: Shao et al. 2024, arXiv:2402.03300. Without division: Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783. Several rewards,
+//! each normalised first: [`gdpo`]. Against the others of the group: [`rloo`]. Per token, over the batch:
+//! [`reinforce_plus_plus`]. (PPO's are in [`crate::gae`].)
 
+pub mod gdpo;
+pub mod reinforce_plus_plus;
+pub mod rloo;
+
+#[cfg(test)]
+mod tests;
+
+use crate::Advantage;
 use serde::{Deserialize, Serialize};
 
 /// What an advantage is divided by.
@@ -23,6 +33,17 @@ pub enum ScaleRewards {
     Batch,
     /// Nothing.
     None,
+}
+
+/// How several rewards become one advantage; the names are TRL's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MultiObjectiveAggregation {
+    /// Their weighted sum is compared within the group.
+    #[default]
+    SumThenNormalize,
+    /// Each is compared within the group, then summed, then compared within the batch ([`gdpo`]).
+    NormalizeThenSum,
 }
 
 /// Rewards of a generation batch: one row per sample, one column per reward function.
@@ -40,7 +61,7 @@ pub struct RewardMatrix {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advantages {
     /// One per sample.
-    pub advantages: Vec<f32>,
+    pub advantages: Vec<Advantage>,
     /// The weighted total of each sample; `None` where no function scored it.
     pub rewards: Vec<Option<f64>>,
     /// TRL's `reward`, `reward_std`, `frac_reward_zero_std`, `rewards/<name>/mean` and `rewards/<name>/std`; `None` where
@@ -52,11 +73,7 @@ pub struct Advantages {
 ///
 /// Panics if the rows are not a multiple of `num_generations` or have the wrong number of columns.
 pub fn compute(matrix: &RewardMatrix, num_generations: usize, scale: ScaleRewards) -> Advantages {
-    let functions = matrix.names.len();
-    assert!(num_generations > 0 && matrix.rewards.len().is_multiple_of(num_generations), "whole groups");
-    assert!(matrix.weights.len() == functions && matrix.rewards.iter().all(|row| row.len() == functions), "columns");
-
-    let rewards: Vec<Option<f64>> = matrix.rewards.iter().map(|row| total(row, &matrix.weights)).collect();
+    let rewards = matrix.totals(num_generations);
     let batch_std = if rewards.len() > 1 { deviation(&rewards) } else { Some(0.0) };
     let mut advantages = Vec::with_capacity(rewards.len());
     let mut without_spread = 0;
@@ -73,13 +90,33 @@ pub fn compute(matrix: &RewardMatrix, num_generations: usize, scale: ScaleReward
         }
         advantages.extend(group.iter().map(|reward| match (reward, scale, std) {
             (None, ..) => 0.0,
-            (Some(r), ScaleRewards::None, _) => (r - mean) as f32,
-            (Some(r), _, Some(std)) => ((r - mean) / (std + 1e-4)) as f32,
+            (Some(r), ScaleRewards::None, _) => r - mean,
+            (Some(r), _, Some(std)) => (r - mean) / (std + SMALL),
             // One scored sample has no standard deviation: TRL's NaN becomes 0.
             (Some(_), _, None) => 0.0,
         }));
     }
+    let metrics = metrics(matrix, &rewards, without_spread);
+    Advantages { advantages: per_sequence(&advantages), rewards, metrics }
+}
 
+/// One advantage for each completion.
+fn per_sequence(advantages: &[f64]) -> Vec<Advantage> {
+    advantages.iter().map(|&a| Advantage::Sequence(a as f32)).collect()
+}
+
+impl RewardMatrix {
+    /// The weighted total of each sample. Panics if the rows are not whole groups or lack a column.
+    fn totals(&self, num_generations: usize) -> Vec<Option<f64>> {
+        let functions = self.names.len();
+        assert!(num_generations > 0 && self.rewards.len().is_multiple_of(num_generations), "whole groups");
+        assert!(self.weights.len() == functions && self.rewards.iter().all(|row| row.len() == functions), "columns");
+        self.rewards.iter().map(|row| total(row, &self.weights)).collect()
+    }
+}
+
+/// What TRL logs about rewards, of which `without_spread` lie in groups without a spread.
+fn metrics(matrix: &RewardMatrix, rewards: &[Option<f64>], without_spread: usize) -> Vec<(String, Option<f64>)> {
     let mut metrics = Vec::new();
     for (k, name) in matrix.names.iter().enumerate() {
         let column: Vec<_> = matrix.rewards.iter().map(|row| row[k]).collect();
@@ -87,11 +124,14 @@ pub fn compute(matrix: &RewardMatrix, num_generations: usize, scale: ScaleReward
         metrics.push((format!("rewards/{name}/std"), deviation(&column)));
     }
     let fraction = (!rewards.is_empty()).then(|| without_spread as f64 / rewards.len() as f64);
-    metrics.push(("reward".into(), mean(&rewards)));
-    metrics.push(("reward_std".into(), deviation(&rewards)));
+    metrics.push(("reward".into(), mean(rewards)));
+    metrics.push(("reward_std".into(), deviation(rewards)));
     metrics.push(("frac_reward_zero_std".into(), fraction));
-    Advantages { advantages, rewards, metrics }
+    metrics
 }
+
+/// What keeps a quotient by a standard deviation finite, TRL's.
+const SMALL: f64 = 1e-4;
 
 /// A standard deviation up to this is called zero (the absolute tolerance of `torch.isclose`).
 const ZERO_STD: f64 = 1e-8;
@@ -112,66 +152,4 @@ fn deviation(values: &[Option<f64>]) -> Option<f64> {
     let mean = mean(values)?;
     let squares: f64 = values.iter().flatten().map(|x| (x - mean).powi(2)).sum();
     (count > 1).then(|| (squares / (count - 1) as f64).sqrt())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn matrix(rows: &[[Option<f64>; 2]], weights: [f64; 2]) -> RewardMatrix {
-        RewardMatrix {
-            rewards: rows.iter().map(|r| r.to_vec()).collect(),
-            names: vec!["a".into(), "b".into()],
-            weights: weights.to_vec(),
-        }
-    }
-    fn one_function(rewards: &[Option<f64>]) -> RewardMatrix {
-        let rewards = rewards.iter().map(|&r| vec![r]).collect();
-        RewardMatrix { rewards, names: vec!["a".into()], weights: vec![1.0] }
-    }
-    fn close(got: &[f32], expected: &[f64]) {
-        assert_eq!(got.len(), expected.len());
-        assert!(got.iter().zip(expected).all(|(g, e)| (f64::from(*g) - e).abs() < 1e-6), "{got:?} {expected:?}");
-    }
-    fn metric(a: &Advantages, name: &str) -> Option<f64> {
-        a.metrics.iter().find(|(n, _)| n == name).expect(name).1
-    }
-
-    #[test]
-    fn by_hand() {
-        // Groups (1, 3) and (2, 2): means 2, 2; deviations √2, 0; of the batch √(2/3).
-        let m = one_function(&[Some(1.0), Some(3.0), Some(2.0), Some(2.0)]);
-        let (group, batch) = (2f64.sqrt() + 1e-4, (2.0 / 3.0f64).sqrt() + 1e-4);
-        close(&compute(&m, 2, ScaleRewards::Group).advantages, &[-1.0 / group, 1.0 / group, 0.0, 0.0]);
-        close(&compute(&m, 2, ScaleRewards::Batch).advantages, &[-1.0 / batch, 1.0 / batch, 0.0, 0.0]);
-        let none = compute(&m, 2, ScaleRewards::None);
-        close(&none.advantages, &[-1.0, 1.0, 0.0, 0.0]);
-        assert_eq!(metric(&none, "reward"), Some(2.0));
-        assert!((metric(&none, "reward_std").unwrap() - (2.0 / 3.0f64).sqrt()).abs() < 1e-12);
-        assert_eq!(metric(&none, "frac_reward_zero_std"), Some(0.5));
-        assert_eq!(metric(&compute(&m, 2, ScaleRewards::Batch), "frac_reward_zero_std"), Some(0.0));
-    }
-
-    #[test]
-    fn weights_and_missing_scores() {
-        let rows = [[Some(1.0), Some(2.0)], [None, Some(4.0)], [None, None], [Some(3.0), None]];
-        let a = compute(&matrix(&rows, [1.0, 0.5]), 4, ScaleRewards::None);
-        assert_eq!(a.rewards, [Some(2.0), Some(2.0), None, Some(3.0)]);
-        let mean = 7.0 / 3.0;
-        close(&a.advantages, &[2.0 - mean, 2.0 - mean, 0.0, 3.0 - mean]);
-        assert_eq!(metric(&a, "rewards/a/mean"), Some(2.0));
-        assert_eq!(metric(&a, "rewards/b/mean"), Some(3.0));
-        assert!((metric(&a, "rewards/b/std").unwrap() - 2f64.sqrt()).abs() < 1e-12);
-    }
-
-    #[test]
-    fn nothing_to_compare_gives_zero() {
-        let scored_once = compute(&one_function(&[Some(5.0), None]), 2, ScaleRewards::Group);
-        assert_eq!(scored_once.advantages, [0.0, 0.0]);
-        assert_eq!(metric(&scored_once, "reward_std"), None);
-        let never = compute(&one_function(&[None, None]), 2, ScaleRewards::Group);
-        assert_eq!((never.advantages.as_slice(), metric(&never, "reward")), ([0.0, 0.0].as_slice(), None));
-        let alone = compute(&one_function(&[Some(5.0), Some(7.0)]), 1, ScaleRewards::None);
-        assert_eq!(alone.advantages, [0.0, 0.0]);
-    }
 }

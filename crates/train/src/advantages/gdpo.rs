@@ -1,0 +1,42 @@
+//! GDPO, group reward-decoupled normalisation (arXiv:2601.05242): each reward is compared within its group before they are
+//! summed, so that rewards of different size or spread do not drown each other.
+//!
+//! ```text
+//! z_ik = (r_ik − mean of k in its group) / (s_k + 1e-4)   s_k: the group's standard deviation of k
+//! z_i  = Σ_k w_k z_ik                                      over the k that scored i
+//! A_i  = (z_i − mean of z) / (s + 1e-4)                    over the whole batch
+//! ```
+//!
+//! A function that scored one sample of a group has no deviation there and says nothing of it.
+
+use super::{Advantages, RewardMatrix, SMALL, ZERO_STD, deviation, mean, metrics, per_sequence};
+
+/// Computes the advantages of samples that lie group by group, `num_generations` each; `scale_rewards` has no part in it.
+///
+/// Panics if the rows are not a multiple of `num_generations` or have the wrong number of columns.
+pub fn compute(matrix: &RewardMatrix, num_generations: usize) -> Advantages {
+    let rewards = matrix.totals(num_generations);
+    let mut sums: Vec<Option<f64>> = rewards.iter().map(|r| r.map(|_| 0.0)).collect();
+    for (g, rows) in matrix.rewards.chunks(num_generations).enumerate() {
+        for (k, weight) in matrix.weights.iter().enumerate() {
+            let column: Vec<Option<f64>> = rows.iter().map(|row| row[k]).collect();
+            let std = if num_generations > 1 { deviation(&column) } else { Some(0.0) };
+            let (Some(mean), Some(std)) = (mean(&column), std) else { continue };
+            for (i, reward) in column.iter().enumerate() {
+                if let (Some(r), Some(sum)) = (reward, &mut sums[g * num_generations + i]) {
+                    *sum += weight * (r - mean) / (std + SMALL);
+                }
+            }
+        }
+    }
+    let std = if sums.len() > 1 { deviation(&sums) } else { Some(0.0) };
+    let center = mean(&sums).unwrap_or(0.0);
+    let advantage = |z: &Option<f64>| match (z, std) {
+        (Some(z), Some(std)) => (z - center) / (std + SMALL),
+        _ => 0.0,
+    };
+    let advantages: Vec<f64> = sums.iter().map(advantage).collect();
+    let without_spread = if std.is_some_and(|s| s <= ZERO_STD) { rewards.len() } else { 0 };
+    let metrics = metrics(matrix, &rewards, without_spread);
+    Advantages { advantages: per_sequence(&advantages), rewards, metrics }
+}

@@ -1,0 +1,91 @@
+//! RLOO's advantages (Ahmadian et al. 2024, arXiv:2402.14740), as TRL's `RLOOTrainer` computes them: against the mean of the
+//! *other* completions of the group, with the KL divergence in the reward.
+//!
+//! ```text
+//! r_i ← clamp(r_i, reward_clip_range) − β Σ_t m (log π_old − log π_ref)
+//! A_i = r_i − mean of the others of its group, which is G/(G − 1) (r_i − mean of the group)
+//! A_i ← (A_i − mean of A) / (s + 1e-4)        over the batch, with normalize_advantages
+//! ```
+
+use super::{Advantages, RewardMatrix, SMALL, ZERO_STD, deviation, mean, metrics, per_sequence};
+use crate::Sample;
+use crate::gae::{KlEstimator, kl};
+use serde::{Deserialize, Serialize};
+
+/// What becomes of rewards; names, meanings and defaults are those of TRL's `RLOOConfig`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RlooRewards {
+    /// Weight of the KL divergence to the reference; 0 for none.
+    pub beta: f64,
+    /// Bounds of the reward, before the KL divergence.
+    pub reward_clip_range: Option<[f64; 2]>,
+    /// Whether advantages are brought to mean 0 and deviation 1 over the batch.
+    pub normalize_advantages: bool,
+    /// Completions that the length limit cut out have no part in the loss, and none in the KL divergence.
+    pub mask_truncated_completions: bool,
+}
+
+impl Default for RlooRewards {
+    fn default() -> Self {
+        RlooRewards {
+            beta: 0.05,
+            reward_clip_range: None,
+            normalize_advantages: false,
+            mask_truncated_completions: false,
+        }
+    }
+}
+
+/// Computes the advantages of `samples`, which lie group by group, `num_generations` each; their own advantages are not read.
+///
+/// Panics if the rows are not a multiple of `num_generations`, or there is a β and no reference.
+pub fn compute(matrix: &RewardMatrix, samples: &[Sample], num_generations: usize, config: &RlooRewards) -> Advantages {
+    let rewards = matrix.totals(num_generations);
+    assert_eq!(rewards.len(), samples.len());
+    let mut penalised = rewards.clone();
+    if let Some([low, high]) = config.reward_clip_range {
+        penalised.iter_mut().flatten().for_each(|r| *r = r.clamp(low, high));
+    }
+    let (mut kl_sum, mut tokens) = (0.0, 0u64);
+    if config.beta != 0.0 {
+        for (reward, sample) in penalised.iter_mut().zip(samples) {
+            let out = config.mask_truncated_completions && sample.truncated;
+            let mask: Vec<bool> = sample.mask.iter().map(|&m| m && !out).collect();
+            let reference = sample.ref_logps.as_deref().expect("beta needs reference log-probabilities");
+            let sum: f64 = kl(KlEstimator::K1, sample.old_logps(), reference, &mask).iter().sum();
+            kl_sum += sum;
+            tokens += mask.iter().filter(|&&m| m).count() as u64;
+            *reward = reward.map(|r| r - config.beta * sum);
+        }
+    }
+
+    let mut advantages: Vec<Option<f64>> = Vec::with_capacity(rewards.len());
+    let mut without_spread = 0;
+    for group in penalised.chunks(num_generations) {
+        let std = if num_generations > 1 { deviation(group) } else { Some(0.0) };
+        if std.is_some_and(|s| s <= ZERO_STD) {
+            without_spread += group.len();
+        }
+        let scored = group.iter().flatten().count();
+        let sum: f64 = group.iter().flatten().sum();
+        // Alone, there is nothing to compare with: TRL's 0/0 becomes 0.
+        advantages.extend(group.iter().map(|r| match r {
+            Some(r) if scored > 1 => Some(r - (sum - r) / (scored - 1) as f64),
+            Some(_) if num_generations == 1 => Some(0.0),
+            _ => None,
+        }));
+    }
+    if config.normalize_advantages {
+        let center = mean(&advantages).unwrap_or(0.0);
+        let std = deviation(&advantages);
+        for a in &mut advantages {
+            *a = a.zip(std).map(|(a, std)| (a - center) / (std + SMALL));
+        }
+    }
+    let advantages: Vec<f64> = advantages.iter().map(|a| a.unwrap_or(0.0)).collect();
+    let mut metrics = metrics(matrix, &rewards, without_spread);
+    if config.beta != 0.0 {
+        metrics.push(("kl".into(), Some(kl_sum / tokens.max(1) as f64)));
+    }
+    Advantages { advantages: per_sequence(&advantages), rewards, metrics }
+}

@@ -1,0 +1,157 @@
+use super::reinforce_plus_plus::Baseline;
+use super::rloo::RlooRewards;
+use super::*;
+use crate::Sample;
+
+fn matrix(rows: &[[Option<f64>; 2]], weights: [f64; 2]) -> RewardMatrix {
+    RewardMatrix {
+        rewards: rows.iter().map(|r| r.to_vec()).collect(),
+        names: vec!["a".into(), "b".into()],
+        weights: weights.to_vec(),
+    }
+}
+fn one_function(rewards: &[Option<f64>]) -> RewardMatrix {
+    let rewards = rewards.iter().map(|&r| vec![r]).collect();
+    RewardMatrix { rewards, names: vec!["a".into()], weights: vec![1.0] }
+}
+fn close(got: &[Advantage], expected: &[f64]) {
+    assert_eq!(got.len(), expected.len());
+    assert!(got.iter().zip(expected).all(|(g, e)| (f64::from(g.at(0)) - e).abs() < 1e-6), "{got:?} {expected:?}");
+}
+fn metric(a: &Advantages, name: &str) -> Option<f64> {
+    a.metrics.iter().find(|(n, _)| n == name).expect(name).1
+}
+
+#[test]
+fn by_hand() {
+    // Groups (1, 3) and (2, 2): means 2, 2; deviations √2, 0; of the batch √(2/3).
+    let m = one_function(&[Some(1.0), Some(3.0), Some(2.0), Some(2.0)]);
+    let (group, batch) = (2f64.sqrt() + 1e-4, (2.0 / 3.0f64).sqrt() + 1e-4);
+    close(&compute(&m, 2, ScaleRewards::Group).advantages, &[-1.0 / group, 1.0 / group, 0.0, 0.0]);
+    close(&compute(&m, 2, ScaleRewards::Batch).advantages, &[-1.0 / batch, 1.0 / batch, 0.0, 0.0]);
+    let none = compute(&m, 2, ScaleRewards::None);
+    close(&none.advantages, &[-1.0, 1.0, 0.0, 0.0]);
+    assert_eq!(metric(&none, "reward"), Some(2.0));
+    assert!((metric(&none, "reward_std").unwrap() - (2.0 / 3.0f64).sqrt()).abs() < 1e-12);
+    assert_eq!(metric(&none, "frac_reward_zero_std"), Some(0.5));
+    assert_eq!(metric(&compute(&m, 2, ScaleRewards::Batch), "frac_reward_zero_std"), Some(0.0));
+}
+
+#[test]
+fn weights_and_missing_scores() {
+    let rows = [[Some(1.0), Some(2.0)], [None, Some(4.0)], [None, None], [Some(3.0), None]];
+    let a = compute(&matrix(&rows, [1.0, 0.5]), 4, ScaleRewards::None);
+    assert_eq!(a.rewards, [Some(2.0), Some(2.0), None, Some(3.0)]);
+    let mean = 7.0 / 3.0;
+    close(&a.advantages, &[2.0 - mean, 2.0 - mean, 0.0, 3.0 - mean]);
+    assert_eq!(metric(&a, "rewards/a/mean"), Some(2.0));
+    assert_eq!(metric(&a, "rewards/b/mean"), Some(3.0));
+    assert!((metric(&a, "rewards/b/std").unwrap() - 2f64.sqrt()).abs() < 1e-12);
+}
+
+#[test]
+fn nothing_to_compare_gives_zero() {
+    let scored_once = compute(&one_function(&[Some(5.0), None]), 2, ScaleRewards::Group);
+    close(&scored_once.advantages, &[0.0, 0.0]);
+    assert_eq!(metric(&scored_once, "reward_std"), None);
+    let never = compute(&one_function(&[None, None]), 2, ScaleRewards::Group);
+    close(&never.advantages, &[0.0, 0.0]);
+    assert_eq!(metric(&never, "reward"), None);
+    let alone = compute(&one_function(&[Some(5.0), Some(7.0)]), 1, ScaleRewards::None);
+    close(&alone.advantages, &[0.0, 0.0]);
+}
+
+/// A sample of these tokens: log π_old 0, so that the KL estimate k of a token is −log π_ref.
+fn sample(kl: &[f32], mask: &[bool]) -> Sample {
+    let mut sample = Sample::supervised(Vec::new().into(), vec![0; kl.len()]);
+    sample.mask = mask.to_vec();
+    sample.sampler_logps = vec![0.0; kl.len()];
+    sample.ref_logps = Some(kl.iter().map(|k| -k).collect());
+    sample
+}
+
+#[test]
+fn gdpo_by_hand() {
+    // Two functions, one group each of (0, 2) and (4, 4): deviations √2 and 0, so only the first tells.
+    let rows = [[Some(0.0), Some(4.0)], [Some(2.0), Some(4.0)]];
+    let a = gdpo::compute(&matrix(&rows, [1.0, 3.0]), 2);
+    let one = 1.0 / (2f64.sqrt() + SMALL); // normalised, mean 0
+    let scaled = one / (one * 2f64.sqrt() + SMALL);
+    close(&a.advantages, &[-scaled, scaled]);
+    assert_eq!(a.rewards, [Some(12.0), Some(14.0)]);
+    // A function that scored one sample has no deviation and says nothing; a sample without a score is left out.
+    let rows = [[Some(1.0), None], [Some(3.0), Some(9.0)], [None, None], [Some(2.0), None]];
+    let a = gdpo::compute(&matrix(&rows, [1.0, 1.0]), 4);
+    assert_eq!(a.advantages[2], Advantage::Sequence(0.0));
+    close(&a.advantages[3..], &[0.0]);
+    assert!((a.advantages[0].at(0) + a.advantages[1].at(0)).abs() < 1e-6 && a.advantages[1].at(0) > 0.9);
+    close(&gdpo::compute(&one_function(&[Some(1.0), None]), 2).advantages, &[0.0, 0.0]);
+}
+
+#[test]
+fn rloo_by_hand() {
+    let rewards = one_function(&[Some(1.0), Some(2.0), Some(6.0), None]);
+    let samples = [
+        sample(&[0.5, 0.5], &[true, true]),
+        sample(&[1.0, f32::NAN], &[true, false]),
+        sample(&[0.0], &[true]),
+        sample(&[], &[]),
+    ];
+    let plain = RlooRewards::default();
+    let a = rloo::compute(&rewards, &samples, 4, &RlooRewards { beta: 0.0, ..plain });
+    close(&a.advantages, &[1.0 - 4.0, 2.0 - 3.5, 6.0 - 1.5, 0.0]);
+    assert!(a.metrics.iter().all(|(name, _)| name != "kl"));
+    // With KL sums 1, 1, 0 at β = 1: rewards 0, 1, 6.
+    let a = rloo::compute(&rewards, &samples, 4, &RlooRewards { beta: 1.0, ..plain });
+    close(&a.advantages, &[0.0 - 3.5, 1.0 - 3.0, 6.0 - 0.5, 0.0]);
+    assert_eq!(metric(&a, "kl"), Some(0.5));
+    assert_eq!(metric(&a, "reward"), Some(3.0), "the penalty is not in the logged reward");
+    // Clipped to 1.5 .. 4 before.
+    let clip = RlooRewards { beta: 0.0, reward_clip_range: Some([1.5, 4.0]), ..plain };
+    let a = rloo::compute(&rewards, &samples, 4, &clip);
+    close(&a.advantages, &[1.5 - 3.0, 2.0 - 2.75, 4.0 - 1.75, 0.0]);
+    let a = rloo::compute(&rewards, &samples, 4, &RlooRewards { normalize_advantages: true, beta: 0.0, ..plain });
+    let std = ((9.0 + 2.25 + 20.25) / 2.0f64).sqrt() + SMALL;
+    close(&a.advantages, &[-3.0 / std, -1.5 / std, 4.5 / std, 0.0]);
+    // Alone in its group, there is nothing to compare with.
+    let a = rloo::compute(&one_function(&[Some(5.0), None]), &samples[..2], 2, &plain);
+    close(&a.advantages, &[0.0, 0.0]);
+    let a = rloo::compute(&one_function(&[Some(5.0), Some(2.0)]), &samples[..2], 1, &plain);
+    close(&a.advantages, &[0.0, 0.0]);
+}
+
+#[test]
+fn reinforce_plus_plus_by_hand() {
+    let rewards = one_function(&[Some(1.0), None, Some(-1.0)]);
+    let samples =
+        [sample(&[1.0, 2.0, 4.0], &[true, false, true]), sample(&[1.0], &[true]), sample(&[0.0, 0.0], &[true, true])];
+    let masks: Vec<Vec<bool>> = samples.iter().map(|s| s.mask.clone()).collect();
+    // Without division of what is by hand: tokens 1 − 0.1·5, 1 − 0.1·4, −1, −1.
+    let a = reinforce_plus_plus::compute(&rewards, &samples, &masks, 1, 0.1, Baseline::Batch);
+    let tokens = [0.5, 0.6, -1.0, -1.0f64];
+    let mean = tokens.iter().sum::<f64>() / 4.0;
+    let std = (tokens.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 4.0).sqrt();
+    let expected = |x: f64| ((x - mean) / std) as f32;
+    let close = |got: f32, x: f64| assert!((got - expected(x)).abs() < 1e-6, "{got} {}", expected(x));
+    let Advantage::Tokens(first) = &a.advantages[0] else { panic!("per token") };
+    close(first[0], 0.5);
+    assert_eq!(first[1], 0.0, "a token that the model did not sample");
+    close(first[2], 0.6);
+    assert_eq!(a.advantages[1], Advantage::Tokens(vec![0.0]), "nobody judged it");
+    close(a.advantages[2].at(1), -1.0);
+    assert_eq!(metric(&a, "kl"), Some((1.0 + 4.0 + 1.0) / 5.0));
+
+    // With the group's mean as baseline, and no KL in the reward: 1 and −1 against 0.
+    let a = reinforce_plus_plus::compute(&rewards, &samples, &masks, 3, 0.1, Baseline::Group);
+    assert_eq!(a.advantages[0], Advantage::Tokens(vec![1.0, 0.0, 1.0]));
+    assert_eq!(a.advantages[2], Advantage::Tokens(vec![-1.0, -1.0]));
+    assert!(a.metrics.iter().all(|(name, _)| name != "kl"), "it is the loss that reports it");
+
+    // All rewards equal: no deviation, no advantage, nothing that is not a number.
+    let same = one_function(&[Some(1.0), Some(1.0), Some(1.0)]);
+    let a = reinforce_plus_plus::compute(&same, &samples, &masks, 1, 0.0, Baseline::Batch);
+    assert!(a.advantages.iter().all(|a| (0..1).all(|t| a.at(t) == 0.0)));
+    let nothing =
+        reinforce_plus_plus::compute(&one_function(&[None]), &samples[..1], &masks[..1], 1, 0.0, Baseline::Batch);
+    assert_eq!(nothing.advantages, [Advantage::Tokens(vec![0.0; 3])]);
+}
