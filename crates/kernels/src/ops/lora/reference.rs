@@ -40,6 +40,7 @@ pub fn forward<F: Float>(k: usize, n: usize, x: &[F], blocks: &[Block<F>], scale
 }
 
 /// Adds the gradients of `x`, and of each block's `A` and `B` (in `g`, of the blocks' shapes).
+#[allow(clippy::too_many_arguments)]
 pub fn backward<F: Float>(
     k: usize,
     n: usize,
