@@ -38,7 +38,7 @@ class Old:
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         logps, entropies, aux = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if not logps.requires_grad and self.first and self.replayed_old is not None:
+        if not logps.requires_grad and self.first and self.computes_old and self.replayed_old is not None:
             logps = self.replayed_old
         self.first = self.first and logps.requires_grad
         return logps, entropies, aux
@@ -111,6 +111,8 @@ def run(data, model_dir, old, *, algorithm="grpo", vllm=False, none_rewards=Fals
             with torch.no_grad():
                 for p in trainer.ref_model.parameters():
                     p.mul_(0.9)
+        # Otherwise the first without a gradient are the reference's, and base.Replay puts the old ones in.
+        trainer.computes_old = vllm or algorithm == "rloo"
         if vllm:
             trainer.use_vllm, trainer._last_loaded_step = True, 0
             trainer.vllm_importance_sampling_correction = True
