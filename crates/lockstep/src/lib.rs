@@ -11,6 +11,7 @@ pub mod config;
 pub mod course;
 pub mod data;
 pub mod demo;
+pub mod dpo;
 pub mod error;
 pub mod evaluate;
 pub mod grpo;

@@ -7,7 +7,7 @@ use crate::error::BadInput;
 use crate::grpo::{self, Inputs};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
-use crate::{grpo_loop, ppo, ppo_loop, reward_model, sft};
+use crate::{dpo, grpo_loop, ppo, ppo_loop, reward_model, sft};
 use kernels::Context;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -110,6 +110,11 @@ pub fn execute(
             let mut reward = reward_model::build(resolved, run, beginning, ctx, console.clone(), stop)?;
             let ended = reward_model::run(&mut reward)?;
             reward.course.finish(ended)
+        }
+        Purpose::Dpo => {
+            let mut dpo = dpo::build(resolved, run, beginning, ctx, console.clone(), stop)?;
+            let ended = dpo::run(&mut dpo)?;
+            dpo.course.finish(ended)
         }
         Purpose::Grpo | Purpose::Show => {
             let ppo = resolved.config.algorithm == Algorithm::Ppo;

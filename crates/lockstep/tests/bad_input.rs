@@ -133,6 +133,28 @@ fn supervised_fine_tuning() {
     refused(dir.path(), &long, &["max_length"]);
 }
 
+#[test]
+fn direct_preference_optimization() {
+    let dir = good();
+    write(dir.path(), "pairs.jsonl", "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n");
+    let base = ["dpo", "--model", "model", "--out", "run", "--set", "per_device_train_batch_size=1", "--dataset"];
+    refused(dir.path(), &[&base[..], &["d.jsonl"]].concat(), &["d.jsonl, line 1", "no column `chosen`", "`rejected`"]);
+    let set = |pair: &str, words: &[&str]| {
+        refused(dir.path(), &[&base[..], &["pairs.jsonl", "--set", pair]].concat(), words);
+    };
+    set("beta=0", &["`beta` = 0", "above 0"]);
+    set("label_smoothing=0.1", &["`label_smoothing`", "robust"]);
+    set("label_smoothing=0.5", &["`label_smoothing`"]);
+    set("dpo_loss_type=dpo", &["dpo_loss_type", "sigmoid"]);
+    set("ref_model=other", &["ref_model", "begins with"]);
+    set("max_length=1", &["max_length"]);
+    set("per_device_train_batch_size=2", &["per_device_train_batch_size", "has 1"]);
+    set("replay=x.jsonl", &["`replay`", "train"]);
+    let right = [&base[..], &["pairs.jsonl", "--steps", "1"]].concat();
+    let said = lockstep(dir.path(), &right);
+    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+}
+
 /// What the tests above refuse is refused for its fault alone.
 #[test]
 fn what_is_right_runs() {

@@ -137,6 +137,12 @@ fn reward_model() {
     survives("reward", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"], 10, 8);
 }
 
+/// The reference's log-probabilities are in no checkpoint: they are computed again.
+#[test]
+fn direct_preference_optimization() {
+    survives("dpo", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"], 5, 9);
+}
+
 /// A copy of the run `whole` as it would be had it died after step 4, while the checkpoint of step 6 was written.
 fn died(root: &Path, out: &str) {
     let copied = std::process::Command::new("cp").args(["-r", "whole", out]).current_dir(root).status().unwrap();

@@ -5,6 +5,7 @@
 //! sample, and what it reports. It knows no weights.
 
 use crate::loss::bradley_terry::{RankingConfig, ranking};
+use crate::loss::dpo::{Answer, DpoConfig, dpo};
 use crate::loss::entropy::{self, EntropyConfig};
 use crate::loss::ppo::{self, Actions, PpoConfig, States, ValueConfig};
 use crate::loss::rloo::{RlooConfig, rloo};
@@ -24,6 +25,8 @@ pub enum Objective {
     Value(ValueConfig),
     /// A reward model's, for pairs ([`Sample::ranked`]): a model with a head of one score.
     Ranking(RankingConfig),
+    /// DPO's, over pairs: the chosen and the rejected answer to a prompt, one behind the other.
+    Preference(DpoConfig),
     /// The mean negative log-likelihood of the completion tokens of the optimizer batch.
     Supervised,
 }
@@ -49,9 +52,11 @@ impl Objective {
     /// The completion tokens of `sample` that the loss uses.
     pub fn loss_mask(&self, sample: &Sample) -> Vec<bool> {
         match self {
-            Objective::Supervised | Objective::Ppo(_) | Objective::Value(_) | Objective::Ranking(_) => {
-                sample.mask.clone()
-            }
+            Objective::Supervised
+            | Objective::Ppo(_)
+            | Objective::Value(_)
+            | Objective::Ranking(_)
+            | Objective::Preference(_) => sample.mask.clone(),
             Objective::Policy(config) => config.loss_mask(sample),
             Objective::Rloo(config) => config.loss_mask(sample),
         }
@@ -64,13 +69,13 @@ impl Objective {
 
     /// Whether samples are the policy's own, with the record of their sampler.
     pub fn is_policy(&self) -> bool {
-        !matches!(self, Objective::Supervised | Objective::Value(_) | Objective::Ranking(_))
+        !matches!(self, Objective::Supervised | Objective::Value(_) | Objective::Ranking(_) | Objective::Preference(_))
     }
 
     /// Whether it clips and reports how much.
     pub fn clips(&self) -> bool {
         match self {
-            Objective::Supervised | Objective::Value(_) | Objective::Ranking(_) => false,
+            Objective::Supervised | Objective::Value(_) | Objective::Ranking(_) | Objective::Preference(_) => false,
             Objective::Policy(config) => {
                 !matches!(config.loss_type, LossType::Cispo | LossType::Sapo | LossType::Vespo)
             }
@@ -116,6 +121,10 @@ impl Objective {
             }
             return;
         }
+        if let Objective::Preference(config) = self {
+            group.chunks_exact_mut(2).for_each(|pair| preference(config, totals, pair, sums));
+            return;
+        }
         let bonus = self.entropy().is_on();
         for scored in group {
             let Scored { sample, mask, logps, entropies, .. } = *scored;
@@ -131,7 +140,7 @@ impl Objective {
             };
             match self {
                 Objective::Supervised => supervised(totals, logps, mask, d_logps, sums),
-                Objective::Ranking(_) => unreachable!("evaluated by pairs"),
+                Objective::Ranking(_) | Objective::Preference(_) => unreachable!("evaluated by pairs"),
                 Objective::Policy(config) => policy(config, totals, &sequence(), d_logps, sums),
                 Objective::Rloo(config) => rloo(config, totals, &sequence(), d_logps, sums),
                 Objective::Ppo(config) => {
@@ -151,6 +160,21 @@ impl Objective {
         }
     }
 
+    /// Whether `samples` stand as the loss needs them: in pairs with one prompt each.
+    pub fn check_order(&self, samples: &[Sample]) -> Result<()> {
+        if !matches!(self, Objective::Preference(_)) {
+            return Ok(());
+        }
+        let lone = |(_, pair): &(usize, &[Sample])| pair.len() < 2 || pair[0].prompt != pair[1].prompt;
+        match samples.chunks(2).enumerate().find(lone) {
+            None => Ok(()),
+            Some((i, _)) => {
+                let message = "has no rejected answer to the same prompt behind it".to_owned();
+                Err(Error::Sample { index: 2 * i, message })
+            }
+        }
+    }
+
     /// Whether `sample`, number `index` of its batch, has what the loss needs.
     pub fn check(&self, index: usize, sample: &Sample) -> Result<()> {
         let tokens = sample.completion.len();
@@ -165,6 +189,14 @@ impl Objective {
             };
             fits("values", values.old.len())?;
             return fits("returns", values.returns.len());
+        }
+        if let Objective::Preference(_) = self {
+            let lacks = |message: &str| Err(Error::Sample { index, message: message.to_owned() });
+            return match &sample.ref_logps {
+                _ if tokens == 0 => lacks("an answer of a pair needs at least one token"),
+                None => lacks("a pair needs the reference's log-probabilities (ref_logps)"),
+                Some(ref_logps) => fits("ref_logps", ref_logps.len()),
+            };
         }
         if !self.is_policy() {
             return Ok(());
@@ -201,4 +233,15 @@ fn rank(config: &RankingConfig, totals: &Totals, pair: &mut [Scored<'_>], sums: 
             *last = d as f32;
         }
     }
+}
+
+/// A pair's part, the chosen answer first.
+fn preference(config: &DpoConfig, totals: &Totals, pair: &mut [Scored<'_>], sums: &mut LossSums) {
+    let [chosen, rejected] = pair else { unreachable!("a pair") };
+    let [c, r] = [&*chosen, &*rejected].map(|s| Answer {
+        logps: s.logps,
+        ref_logps: s.sample.ref_logps.as_deref().expect("checked"),
+        mask: s.mask,
+    });
+    dpo(config, totals.sequences / 2, [&c, &r], [&mut *chosen.d_logps, &mut *rejected.d_logps], sums);
 }

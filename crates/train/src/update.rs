@@ -151,6 +151,7 @@ impl Trainer {
         check(&weights.config, &sequences)?;
         let objective = &self.config.objective;
         samples.iter().enumerate().try_for_each(|(i, s)| objective.check(i, s))?;
+        objective.check_order(samples)?;
         let masks: Vec<Vec<bool>> = samples.iter().map(|s| objective.loss_mask(s)).collect();
         let totals =
             Totals { entropy_coef: self.entropy.applied(&self.config.objective.entropy()), ..Totals::of(&masks) };

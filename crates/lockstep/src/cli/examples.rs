@@ -47,6 +47,19 @@ loads in transformers as AutoModelForSequenceClassification.
 With eval_dataset_name: eval_accuracy on held-out pairs, eval_brier_score and
 eval_calibration_error of the probability that the better answer wins.";
 
+/// Of `lockstep dpo`.
+pub const DPO: &str = "\
+Examples:
+  lockstep dpo --model runs/warm-up/model --dataset pairs.jsonl --out runs/dpo
+  lockstep dpo examples/dpo.toml --model DIR --set beta=0.3 --steps 100
+
+Data: rows of `chosen` and `rejected`, both text or both chat messages, and a
+`prompt`; without a prompt it is what both answers begin with.
+The reference is the model that training begins with: begin with one that was
+taught on answers like the chosen ones (`lockstep sft`).
+Watch rewards/margins and rewards/accuracies rise; if logps/chosen falls much,
+lower learning_rate or raise beta. A batch counts pairs.";
+
 /// Of `lockstep demo`.
 pub const DEMO: &str = "\
 Examples:

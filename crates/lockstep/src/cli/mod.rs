@@ -4,6 +4,7 @@ pub mod bench;
 pub mod config;
 pub mod demo;
 pub mod doctor;
+pub mod dpo;
 pub mod eval;
 pub mod examples;
 pub mod generate;
@@ -54,6 +55,8 @@ enum Command {
     Sft(sft::Args),
     #[command(after_help = examples::REWARD)]
     Reward(reward::Args),
+    #[command(after_help = examples::DPO)]
+    Dpo(dpo::Args),
     #[command(after_help = examples::GENERATE)]
     Generate(generate::Args),
     #[command(after_help = examples::SCORE)]
@@ -86,6 +89,7 @@ pub fn main() -> ExitCode {
         Command::Train(args) => train::run(args),
         Command::Sft(args) => sft::run(args),
         Command::Reward(args) => reward::run(args),
+        Command::Dpo(args) => dpo::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Score(args) => score::run(args),
         Command::Eval(args) => eval::run(args),

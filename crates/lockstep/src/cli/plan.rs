@@ -7,7 +7,7 @@ use crate::data::locate::{HubKind, locate};
 use crate::error::paragraph;
 use crate::memory_plan::{self, MemoryPlan, mib};
 use crate::policy::Words;
-use crate::{reward_model, sft};
+use crate::{dpo, reward_model, sft};
 use serde_json::json;
 use std::io::Write;
 use telemetry::Console;
@@ -35,6 +35,8 @@ pub enum Command {
     Sft,
     /// `lockstep reward`
     Reward,
+    /// `lockstep dpo`
+    Dpo,
 }
 
 /// Runs it.
@@ -43,6 +45,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Command::Train => training(&args)?,
         Command::Sft => supervised(&args)?,
         Command::Reward => of_pairs(&args)?,
+        Command::Dpo => preference(&args)?,
     };
     let available = memory_plan::available_bytes();
     let fits = plan.check(available, &config);
@@ -99,6 +102,13 @@ fn of_pairs(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
     let words = Words::load_scorer(&locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?)?;
     let plan = reward_model::plan(&config, &words, &Console::new(LogArgs::default().console()?)?)?;
     Ok((plan, config))
+}
+
+fn preference(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
+    let resolved = args.config.resolve(Purpose::Dpo)?;
+    let words = words(&resolved.config)?;
+    let plan = dpo::plan(&resolved, &words, &Console::new(LogArgs::default().console()?)?)?;
+    Ok((plan, resolved.config))
 }
 
 fn words(config: &Config) -> anyhow::Result<Words> {

@@ -7,6 +7,7 @@ use train::advantages;
 use train::advantages::reinforce_plus_plus::Baseline;
 use train::advantages::rloo::RlooRewards;
 use train::advantages::{gdpo, reinforce_plus_plus, rloo};
+use train::loss::dpo::DpoConfig;
 use train::loss::rloo::RlooConfig;
 use train::loss::sampling::CorrectionMode;
 use train::{
@@ -175,6 +176,11 @@ impl Config {
             Algorithm::ReinforcePlusPlus => plus_plus(Baseline::Batch),
             Algorithm::ReinforcePlusPlusBaseline => plus_plus(Baseline::Group),
         }
+    }
+
+    /// DPO's loss.
+    pub fn dpo(&self) -> DpoConfig {
+        DpoConfig { beta: self.beta, loss_type: self.dpo_loss_type, label_smoothing: self.label_smoothing }
     }
 
     /// The upper clip range.

@@ -4,6 +4,7 @@ use super::values::{Algorithm, EvalSampling, KeyValue, Strategy, Task};
 use rewards::RewardSpec;
 use serde_json::{Map, Value as Json};
 use std::path::PathBuf;
+use train::loss::dpo::DpoLoss;
 use train::loss::sampling::CorrectionMode;
 use train::{
     ImportanceSamplingLevel, KlEstimator, LossType, MomentsDType, MultiObjectiveAggregation, ScaleRewards, ScheduleKind,
@@ -204,7 +205,8 @@ keys! {
         loss_type: LossType = LossType::Dapo, trl "same", Said;
         /// Whether each token or each sequence has its own importance ratio.
         importance_sampling_level: ImportanceSamplingLevel = ImportanceSamplingLevel::Token, trl "same", Said;
-        /// The weight of the KL divergence to the reference model; 0: none is loaded.
+        /// The weight of the KL divergence to the reference model; 0: none is loaded. (In direct preference optimization: how
+        /// strongly the policy is held to its reference, by default TRL's there, 0.1.)
         beta: f64 = 0.0, trl "same", Refused;
         /// Let the reference model follow the policy: every ref_model_sync_steps steps it becomes
         /// ref_model_mixup_alpha · policy + (1 − ref_model_mixup_alpha) · reference.
@@ -215,6 +217,10 @@ keys! {
         ref_model_sync_steps: u64 = 512, trl "same", Said;
         /// How strongly the scores of a pair are drawn to a mean of 0 (`lockstep reward` only; 0.01 is usual); not set: not at all.
         center_rewards_coefficient: Option<f64> = None, trl "same", Said;
+        /// Direct preference optimization: what is made of a pair's difference (`loss_type` in TRL's DPOConfig).
+        dpo_loss_type: DpoLoss = DpoLoss::Sigmoid, trl "loss_type of DPOConfig", Said;
+        /// dpo_loss_type "robust": the share of pairs that are the wrong way round, from 0 to below 0.5.
+        label_smoothing: f64 = 0.0, trl "same", Said;
         /// The ratio is clipped below 1 − epsilon.
         epsilon: f64 = 0.2, trl "same", Said;
         /// The ratio is clipped above 1 + epsilon_high; not set: epsilon. With loss_type "cispo" it is the largest ratio

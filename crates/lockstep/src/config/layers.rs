@@ -20,6 +20,8 @@ pub enum Purpose {
     Sft,
     /// Training a reward model.
     Reward,
+    /// Direct preference optimization.
+    Dpo,
     /// To be looked at only: nothing need be complete.
     Show,
 }
@@ -97,6 +99,9 @@ impl Layers {
         }
         if self.purpose == Purpose::Reward {
             resolved.config.learning_rate = 1e-4;
+        }
+        if self.purpose == Purpose::Dpo {
+            resolved.config.beta = 0.1;
         }
         if let Some(path) = &self.file {
             resolved.apply_file(path)?;

@@ -4,6 +4,7 @@ use super::tasks::renames;
 use super::{Algorithm, Config, Purpose, Resolved, Strategy};
 use crate::bad_input;
 use crate::error::BadInput;
+use train::loss::dpo::DpoLoss;
 
 /// Checks `resolved`; adds notes on doubtful values.
 pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result<()> {
@@ -29,6 +30,10 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
             "`use_peft` = true, but a reward model's head is new and no adapter: it must be trained whole, set use_peft = false"
         );
     }
+    if purpose == Purpose::Dpo {
+        preference(resolved)?;
+    }
+    let c = &resolved.config;
     if c.dataset_name.is_none() && c.replay.is_none() {
         bad_input!("no training data: give --dataset FILE, or dataset_name in the configuration");
     }
@@ -49,6 +54,32 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
         sampling(resolved)?;
         replay(resolved);
         super::ppo::notes(resolved);
+    }
+    Ok(())
+}
+
+/// What direct preference optimization needs.
+fn preference(resolved: &mut Resolved) -> anyhow::Result<()> {
+    let c = &resolved.config;
+    if c.replay.is_some() {
+        bad_input!("`replay` is for `lockstep train`: direct preference optimization learns from dataset_name");
+    }
+    if c.beta <= 0.0 {
+        bad_input!("`beta` = {} must be above 0: it is what holds the policy to its reference (0.1 is usual)", c.beta);
+    }
+    if c.ref_model.is_some() || c.sync_ref_model {
+        bad_input!(
+            "in direct preference optimization the reference is the model that training begins with: remove ref_model and sync_ref_model"
+        );
+    }
+    if c.label_smoothing != 0.0 && c.dpo_loss_type != DpoLoss::Robust {
+        bad_input!(
+            "`label_smoothing` = {} acts with dpo_loss_type = \"robust\" only: set that, or 0",
+            c.label_smoothing
+        );
+    }
+    if resolved.is_set("loss_type") && c.loss_type != crate::config::Config::default().loss_type {
+        resolved.notes.push("loss_type is of `lockstep train`; here dpo_loss_type decides".to_owned());
     }
     Ok(())
 }
@@ -126,6 +157,7 @@ fn ranges(c: &Config) -> anyhow::Result<()> {
         ("min_p", c.min_p.unwrap_or(0.0), 0.0, true, 1.0, true),
         ("repetition_penalty", c.repetition_penalty, 0.0, false, f64::MAX, true),
         ("beta", c.beta, 0.0, true, f64::MAX, true),
+        ("label_smoothing", c.label_smoothing, 0.0, true, 0.5, false),
         ("ref_model_mixup_alpha", c.ref_model_mixup_alpha, 0.0, true, 1.0, true),
         ("center_rewards_coefficient", c.center_rewards_coefficient.unwrap_or(0.0), 0.0, true, f64::MAX, true),
         ("epsilon", c.epsilon, 0.0, true, f64::MAX, true),

@@ -4,6 +4,7 @@ use rewards::RewardSpec;
 use serde_json::{Map, Value as Json, json};
 use std::path::PathBuf;
 use toml::Value;
+use train::loss::dpo::DpoLoss;
 use train::loss::sampling::CorrectionMode;
 use train::{
     ImportanceSamplingLevel, KlEstimator, LossType, MomentsDType, MultiObjectiveAggregation, ScaleRewards, ScheduleKind,
@@ -272,6 +273,10 @@ words! {
     ScheduleKind {
         "constant" => ScheduleKind::Constant, "constant_with_warmup" => ScheduleKind::ConstantWithWarmup,
         "linear" => ScheduleKind::Linear, "cosine" => ScheduleKind::Cosine,
+    }
+    DpoLoss {
+        "sigmoid" => DpoLoss::Sigmoid, "hinge" => DpoLoss::Hinge, "ipo" => DpoLoss::Ipo, "robust" => DpoLoss::Robust,
+        "sigmoid_norm" => DpoLoss::SigmoidNorm,
     }
     Strategy { "no" => Strategy::No, "steps" => Strategy::Steps, "epoch" => Strategy::Epoch }
     EvalSampling { "sampled" => EvalSampling::Sampled, "greedy" => EvalSampling::Greedy }

@@ -74,6 +74,17 @@ fn a_model_larger_than_any_machine_is_counted_and_training_it_refused() {
 }
 
 #[test]
+fn a_run_on_pairs_is_planned_by_the_longest_pair() {
+    let dir = model();
+    std::fs::write(dir.path().join("pairs.jsonl"), "{\"prompt\":\"abc\",\"chosen\":\"de\",\"rejected\":\"fedcba\"}\n")
+        .unwrap();
+    let arguments = ["plan", "--for", "dpo", "--model", "model", "--dataset", "pairs.jsonl", "--json"];
+    let out: Value = serde_json::from_str(&lockstep(dir.path(), &arguments, "").ok()).unwrap();
+    assert_eq!((&out["longest_prompt"], &out["longest_completion"]), (&3.into(), &7.into()));
+    assert!(out["fits"].as_bool().unwrap() && out["total_bytes"].as_u64().unwrap() > 0, "{out}");
+}
+
+#[test]
 fn a_supervised_run_is_planned_by_the_longest_row() {
     let dir = model();
     let rows = "{\"prompt\":\"abc\",\"completion\":\"de\"}\n{\"prompt\":\"a\",\"completion\":\"bcdefgh\"}\n";

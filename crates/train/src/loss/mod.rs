@@ -23,6 +23,7 @@ pub mod cispo;
 pub mod clip;
 pub mod config;
 pub mod dapo;
+pub mod dpo;
 pub mod dr_grpo;
 pub mod entropy;
 pub mod grpo;

@@ -1,0 +1,100 @@
+//! The loss of pairs: the gradient in f64, and the cases at its edges by hand.
+
+use super::*;
+use kernels::check::{directional_error, normal};
+
+const ALL: [DpoLoss; 5] = [DpoLoss::Sigmoid, DpoLoss::Hinge, DpoLoss::Ipo, DpoLoss::Robust, DpoLoss::SigmoidNorm];
+
+fn config(loss_type: DpoLoss) -> DpoConfig {
+    DpoConfig { beta: 0.3, loss_type, label_smoothing: 0.1 }
+}
+
+/// Three pairs of 5 and 3, 1 and 7, 4 and 4 tokens, some outside the loss: J and its gradient.
+fn evaluate(config: &DpoConfig, flat: &[f64]) -> (LossSums, Vec<f64>) {
+    let reference: Vec<f64> = normal::<f64>(5, flat.len()).iter().map(|x| 0.7 * x - 2.0).collect();
+    let (mut sums, mut gradient, mut rest, mut start) = (LossSums::default(), vec![f64::NAN; flat.len()], 0, 0);
+    for [c, r] in [[5, 3], [1, 7], [4, 4]] {
+        let masks = [c, r].map(|n| (0..n).map(|t| t % 4 != 2).collect::<Vec<bool>>());
+        let ranges = [start..start + c, start + c..start + c + r];
+        let answers = [0, 1].map(|k| Answer {
+            logps: &flat[ranges[k].clone()],
+            ref_logps: &reference[ranges[k].clone()],
+            mask: &masks[k],
+        });
+        let (chosen, rejected) = gradient[start..start + c + r].split_at_mut(c);
+        dpo(config, 3, [&answers[0], &answers[1]], [chosen, rejected], &mut sums);
+        rest += masks.concat().iter().filter(|m| **m).count();
+        start += c + r;
+    }
+    assert_eq!(sums.tokens, rest as u64);
+    (sums, gradient)
+}
+
+fn point() -> Vec<f64> {
+    normal::<f64>(3, 24).iter().map(|x| x - 2.0).collect()
+}
+
+#[test]
+fn gradients_are_those_of_the_values() {
+    for loss in ALL {
+        let (x, config) = (point(), config(loss));
+        let value = |x: &[f64]| evaluate(&config, x).0.loss;
+        let error = directional_error(&x, &evaluate(&config, &x).1, value);
+        assert!(error <= 1e-7, "{loss:?}: {error}");
+        let mut spoiled = evaluate(&config, &x).1;
+        spoiled[0] += 0.01;
+        assert!(directional_error(&x, &spoiled, value) > 1e-5, "{loss:?}");
+    }
+}
+
+fn one(config: &DpoConfig, chosen: f64, rejected: f64) -> PairLoss {
+    let answer = |x| Answer { logps: x, ref_logps: &[0.0], mask: &[true] };
+    let (c, r) = ([chosen], [rejected]);
+    pair(config, [&answer(&c), &answer(&r)])
+}
+
+#[test]
+fn by_hand() {
+    let plain = |loss_type| DpoConfig { beta: 0.5, loss_type, label_smoothing: 0.2 };
+    // As the reference says: every sigmoid is at its middle, and a draw is no success.
+    for (loss, value, slope) in [
+        (DpoLoss::Sigmoid, 2f64.ln(), -0.25),
+        (DpoLoss::SigmoidNorm, 2f64.ln(), -0.25),
+        (DpoLoss::Robust, 2f64.ln(), -0.25 / 0.6),
+        (DpoLoss::Hinge, 1.0, -0.5),
+        (DpoLoss::Ipo, 1.0, -2.0),
+    ] {
+        let got = one(&plain(loss), -1.5, -1.5);
+        assert!((got.value - value).abs() < 1e-15 && (got.d_chosen - slope).abs() < 1e-15, "{loss:?}: {got:?}");
+        assert_eq!((got.d_rejected, got.rewards, got.metrics()[2].1), (-got.d_chosen, [-0.75; 2], 0.0));
+    }
+    // Beyond the hinge nothing pulls; IPO pulls back what went too far.
+    assert_eq!(
+        (one(&plain(DpoLoss::Hinge), 3.0, 0.5).value, one(&plain(DpoLoss::Hinge), 3.0, 0.5).d_chosen),
+        (0.0, 0.0)
+    );
+    assert_eq!((one(&plain(DpoLoss::Ipo), 3.0, 0.5).value, one(&plain(DpoLoss::Ipo), 3.0, 0.5).d_chosen), (2.25, 3.0));
+    // Far away: no overflow.
+    let far = one(&plain(DpoLoss::Sigmoid), -2000.0, 2000.0);
+    assert_eq!((far.value, far.d_chosen), (2000.0, -0.5));
+    assert_eq!(one(&plain(DpoLoss::Sigmoid), 2000.0, -2000.0).value, 0.0);
+}
+
+#[test]
+fn an_answer_without_a_token_in_the_loss_counts_as_zero() {
+    for loss in ALL {
+        let empty = Answer { logps: &[f64::NAN], ref_logps: &[f64::NAN], mask: &[false] };
+        let (mut c, mut r, mut sums) = ([1.0], [1.0], LossSums::default());
+        dpo(&config(loss), 1, [&empty, &empty], [&mut c, &mut r], &mut sums);
+        assert!(sums.loss.is_finite() && sums.tokens == 0, "{loss:?}");
+        assert_eq!((c, r), ([0.0], [0.0]));
+    }
+}
+
+#[test]
+fn what_is_not_a_number_stays_so() {
+    for loss in ALL {
+        let got = one(&config(loss), f64::NAN, 0.0);
+        assert!(got.value.is_nan() && got.rewards[0].is_nan() && got.metrics()[2].1 == 0.0, "{loss:?}: {got:?}");
+    }
+}
