@@ -5,6 +5,7 @@ mod gradients;
 mod lora;
 mod parity;
 mod score;
+mod score_fixtures;
 mod stories;
 
 use kernels::{Context, DType, Isa, Tensor, ops};
