@@ -134,7 +134,7 @@ impl Words {
 
     fn read(dir: &Path, head: Head) -> model::Result<Words> {
         let config = ModelConfig::load(&dir.join("config.json"))?;
-        let refused = |message: String| Err(model::Error::file(&dir.join("config.json"), message));
+        let refused = |message: String| Err(model::Error::file(dir.join("config.json"), message));
         let head_is_new = head != Head::Lm && config.head == Head::Lm;
         let config = match (head, config.head) {
             (Head::Score(labels), Head::Lm) => Arc::new(config.with_score_head(labels)),

@@ -260,10 +260,11 @@ impl Naive {
             .map(|s| s.completion.iter().copied().chain(std::iter::repeat(0)).take(width).collect())
             .collect();
         let branches: Vec<[&[u32]; 1]> = padded.iter().map(|ids| [ids.as_slice()]).collect();
-        let segment = |(s, branches): (&'_ Sample, _)| (s.prompt.clone(), branches);
-        let owned: Vec<(Arc<[u32]>, &[&[u32]; 1])> = samples.iter().zip(&branches).map(segment).collect();
-        let segments: Vec<_> =
-            owned.iter().map(|(prefix, branches)| GroupSegment { prefix, branches: branches.as_slice() }).collect();
+        let segments: Vec<_> = samples
+            .iter()
+            .zip(&branches)
+            .map(|(sample, branches)| GroupSegment { prefix: &sample.prompt, branches: branches.as_slice() })
+            .collect();
         let batch = Batch::new(&segments, false);
         let tensors = BatchTensors::new(&self.memory, &batch);
         let positions = samples.iter().map(|s| s.prompt.len() + width).max().unwrap_or(1);

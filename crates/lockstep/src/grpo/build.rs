@@ -59,7 +59,7 @@ pub fn build_beside<T>(
     let config = resolved.config.clone();
     let dir = locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?;
     let words = Words::load(&dir)?;
-    let rewards = build_rewards(&config, &ctx)?;
+    let rewards = build_rewards(&config, ctx)?;
     let room = config.max_completion_length;
     let Data { source, rows, longest, hash } = data(&config, &words, &rewards, ctx, &console)?;
     let held_out = DatasetSpec::eval(&config).map(|spec| Questions::load(&spec, &config, &words, room)).transpose()?;
