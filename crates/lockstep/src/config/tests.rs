@@ -276,3 +276,32 @@ fn every_key_is_explained_and_in_the_schema() {
     let error = show::explain("num_generatons").unwrap_err();
     assert!(is_bad_input(&error) && error.to_string().contains("`num_generations`"));
 }
+
+#[test]
+fn every_example_is_a_configuration() {
+    let examples = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let mut count = 0;
+    for entry in std::fs::read_dir(&examples).unwrap() {
+        let file = entry.unwrap().path();
+        if file.extension().is_none_or(|e| e != "toml") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&file).unwrap();
+        // The command in its comment says what it is for.
+        let purpose = [("lockstep dpo ", Purpose::Dpo), ("lockstep reward ", Purpose::Reward)]
+            .into_iter()
+            .find_map(|(command, purpose)| text.contains(command).then_some(purpose))
+            .unwrap_or(Purpose::Grpo);
+        let name = file.file_name().unwrap().to_string_lossy().into_owned();
+        assert!(text.contains(&format!("examples/{name}")), "{name} does not say how it is run");
+        let mut set = vec![("model_name_or_path".into(), "m".into()), ("dataset_name".into(), "d".into())];
+        if purpose == Purpose::Reward {
+            set.push(("eval_dataset_name".into(), "d".into()));
+        }
+        let resolved = Layers { purpose, file: Some(file), set, ..Layers::default() }.resolve();
+        let resolved = resolved.unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert!(resolved.notes.is_empty(), "{name}: {:?}", resolved.notes);
+        count += 1;
+    }
+    assert!(count >= 12, "{count} examples");
+}
