@@ -3,7 +3,7 @@
 //!
 //! L = −(4/τ) σ(τ (r − 1)) A, τ = `sapo_temperature_pos` where A > 0, else `sapo_temperature_neg`
 //!
-//! ∂L/∂ρ = −4 σ (1 − σ) r A, which at r = 1 is −A, as without a gate. Averaged as [`grpo`](super::grpo).
+//! ∂L/∂ρ = −4 σ (1 − σ) r A, which at r = 1 is −A, as without a gate. Averaged as [`super::grpo`].
 
 use super::{LossConfig, LossSums, PolicyLoss, Term, Token, Totals, Whole, grpo};
 
