@@ -105,6 +105,47 @@ fn groups_on_one_line_are_their_completions() {
     assert_eq!(weights(&root.join("lines")), weights(&root.join("groups")));
 }
 
+/// π_old / π_sampler is 1, to the bit, where the file's rollouts are those of the weights that read them, and is measured and
+/// bounded where they are not.
+#[test]
+fn stale_rollouts_are_corrected_for() {
+    let dir = directory();
+    let root = dir.path();
+    let record = ["record_rollouts=true", "learning_rate=0.03"];
+    good(root, &arguments("train", "recorded", &record));
+    let file = "recorded/rollouts.jsonl";
+    let (rate, on) = ("learning_rate=0.03", "vllm_importance_sampling_correction=true");
+    let token = "vllm_importance_sampling_mode=token_truncate";
+    let ratios = |run: &str| -> Vec<[f64; 4]> {
+        let lines = metrics(&root.join(run)).into_iter().map(|l| serde_json::from_str::<Value>(&l).unwrap());
+        let number = |l: &Value, name: &str| l[format!("sampling/importance_sampling_ratio/{name}")].as_f64();
+        let of = |l: Value| Some(["min", "mean", "max", "bounded"].map(|name| number(&l, name)).map(|x| x.unwrap()));
+        lines.filter(|l| l.get("loss").is_some()).filter_map(of).collect()
+    };
+    good(root, &replay(file, "plain", &[rate]));
+    for (run, mode) in [("tokens", token), ("sequences", "vllm_importance_sampling_mode=sequence_mask")] {
+        good(root, &replay(file, run, &[rate, on, mode]));
+        assert_eq!(weights(&root.join("plain")), weights(&root.join(run)), "{run}");
+        assert_eq!(ratios(run), [[1.0, 1.0, 1.0, 0.0]; 4], "{run}");
+    }
+
+    // Read by what the run became: other weights, other log-probabilities.
+    let stale = |out: &'static str, set: &[&'static str]| {
+        let mut arguments = replay(file, out, set);
+        let model = arguments.iter().position(|a| *a == "model").unwrap();
+        arguments[model] = "recorded/model";
+        good(root, &arguments);
+        weights(&root.join(out))
+    };
+    let [plain, free] = [stale("stale", &[rate]), stale("free", &[rate, on, token])];
+    let bounded = stale("bounded", &[rate, on, token, "vllm_importance_sampling_clip_max=1.01"]);
+    assert!(plain != free && free != bounded);
+    let [min, _, max, _] = ratios("free")[0];
+    assert!(min < 1.0 && max > 1.01, "{min} {max}");
+    let [_, _, raw, share] = ratios("bounded")[0];
+    assert!(raw > 1.01 && share > 0.0, "the ratio is logged before its bounds: {raw} {share}");
+}
+
 #[test]
 fn a_replay_is_resumed_exactly_and_its_record_too() {
     let dir = directory();

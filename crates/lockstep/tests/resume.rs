@@ -106,6 +106,20 @@ fn grpo_with_dynamic_sampling() {
     survives("train", &set, 20, 5);
 }
 
+/// The weight of the entropy bonus moves with every step, and is applied or not by the entropy of the step before.
+#[test]
+fn grpo_with_an_adaptive_entropy_bonus() {
+    let bonus = ["use_adaptive_entropy=true", "entropy_coef=0.02", "entropy_target=3.4", "top_entropy_quantile=0.5"];
+    survives("train", &[&bonus[..], &["loss_type=cispo", "epsilon_high=5", "save_steps=1"]].concat(), 8, 9);
+}
+
+/// Checkpoints fall between two uses of a generation batch whose advantages are per token.
+#[test]
+fn reinforce_plus_plus() {
+    let set = ["algorithm=reinforce_plus_plus", "num_generations=1", "num_iterations=2", "save_steps=1", "beta=0.04"];
+    survives("train", &set, 8, 10);
+}
+
 /// Checkpoints hold the adapter and its moments; the model it is on is read from where it was.
 #[test]
 fn grpo_with_an_adapter() {
