@@ -162,7 +162,7 @@ impl Objective {
 
     /// Whether `samples` stand as the loss needs them: in pairs with one prompt each.
     pub fn check_order(&self, samples: &[Sample]) -> Result<()> {
-        if !matches!(self, Objective::Preference(_)) {
+        if !matches!(self, Objective::Preference(_) | Objective::Ranking(_)) {
             return Ok(());
         }
         let lone = |(_, pair): &(usize, &[Sample])| pair.len() < 2 || pair[0].prompt != pair[1].prompt;
@@ -197,6 +197,9 @@ impl Objective {
                 None => lacks("a pair needs the reference's log-probabilities (ref_logps)"),
                 Some(ref_logps) => fits("ref_logps", ref_logps.len()),
             };
+        }
+        if matches!(self, Objective::Ranking(_)) && tokens == 0 {
+            return Err(Error::Sample { index, message: "an answer of a pair needs at least one token".into() });
         }
         if !self.is_policy() {
             return Ok(());
