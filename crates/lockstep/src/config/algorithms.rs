@@ -22,7 +22,7 @@ fn defaults(algorithm: Algorithm) -> &'static [(&'static str, &'static str)] {
         Algorithm::Ppo => &[("num_generations", "1"), ("learning_rate", "3e-6")],
         // Those of TRL's RLOOConfig.
         Algorithm::Rloo => &[("num_generations", "2"), ("beta", "0.05")],
-        // Those of the paper's implementation.
+        // Those of OpenRLHF, the implementation that the paper names.
         Algorithm::ReinforcePlusPlus => &[("num_generations", "1"), ("beta", "0.01")],
     }
 }

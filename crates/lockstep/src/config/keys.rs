@@ -199,7 +199,7 @@ keys! {
         /// How rewards become a gradient: it decides the advantages, the loss, and the defaults of num_generations and beta.
         /// "rloo": against the other completions, whole completions clipped (num_generations 2, beta 0.05).
         /// "reinforce_plus_plus": tokens against the batch, KL in the reward (1, 0.01); "reinforce_plus_plus_baseline":
-        /// against the group, then the batch, KL in the loss.
+        /// against the group, then the batch, KL in the loss. "ppo": a value model (1; its keys are under PPO).
         algorithm: Algorithm = Algorithm::Grpo, trl "the trainer's class", Refused;
         /// The policy loss: how the ratio weighs a token, and how tokens and sequences are averaged.
         loss_type: LossType = LossType::Dapo, trl "same", Said;
