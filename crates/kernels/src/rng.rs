@@ -3,17 +3,41 @@
 //! A number depends on its key and counter alone, so a sample's noise comes from its identity, whatever the order or the
 //! thread in which it is drawn.
 
+const ROUNDS: usize = 10;
+const MULTIPLIERS: (u32, u32) = (0xD251_1F53, 0xCD9E_8D57);
+const WEYL: (u32, u32) = (0x9E37_79B9, 0xBB67_AE85);
+
 /// The ten-round Philox of a 128-bit counter under a 64-bit key: four random words.
 #[inline(always)]
 pub fn philox(key: u64, counter: [u32; 4]) -> [u32; 4] {
-    const MULTIPLIERS: (u32, u32) = (0xD251_1F53, 0xCD9E_8D57);
-    const WEYL: (u32, u32) = (0x9E37_79B9, 0xBB67_AE85);
     let (mut k0, mut k1) = (key as u32, (key >> 32) as u32);
     let mut c = counter;
-    for _ in 0..10 {
+    for _ in 0..ROUNDS {
         let p0 = u64::from(MULTIPLIERS.0) * u64::from(c[0]);
         let p1 = u64::from(MULTIPLIERS.1) * u64::from(c[2]);
         c = [(p1 >> 32) as u32 ^ c[1] ^ k0, p1 as u32, (p0 >> 32) as u32 ^ c[3] ^ k1, p0 as u32];
+        k0 = k0.wrapping_add(WEYL.0);
+        k1 = k1.wrapping_add(WEYL.1);
+    }
+    c
+}
+
+/// [`philox`] of N counters at once, lane by lane: integers alone, so every instruction set gives the same bits.
+#[inline(always)]
+pub fn philox_lanes<const N: usize>(key: u64, counters: [[u32; N]; 4]) -> [[u32; N]; 4] {
+    let (mut k0, mut k1) = (key as u32, (key >> 32) as u32);
+    let mut c = counters;
+    for _ in 0..ROUNDS {
+        let mut next = [[0; N]; 4];
+        for j in 0..N {
+            let p0 = u64::from(MULTIPLIERS.0) * u64::from(c[0][j]);
+            let p1 = u64::from(MULTIPLIERS.1) * u64::from(c[2][j]);
+            next[0][j] = (p1 >> 32) as u32 ^ c[1][j] ^ k0;
+            next[1][j] = p1 as u32;
+            next[2][j] = (p0 >> 32) as u32 ^ c[3][j] ^ k1;
+            next[3][j] = p0 as u32;
+        }
+        c = next;
         k0 = k0.wrapping_add(WEYL.0);
         k1 = k1.wrapping_add(WEYL.1);
     }
@@ -85,5 +109,15 @@ mod tests {
         assert_eq!(philox(0, [0; 4]), [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);
         let ones = u32::MAX;
         assert_eq!(philox(u64::MAX, [ones; 4]), [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd]);
+    }
+
+    #[test]
+    fn lanes_are_counters_of_their_own() {
+        let key = 0x0123_4567_89ab_cdef;
+        let counters: [[u32; 5]; 4] = std::array::from_fn(|w| std::array::from_fn(|j| (7 * w + 1000 * j) as u32));
+        let words = philox_lanes(key, counters);
+        for j in 0..5 {
+            assert_eq!(words.map(|w| w[j]), philox(key, counters.map(|c| c[j])));
+        }
     }
 }

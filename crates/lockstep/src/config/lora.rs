@@ -45,6 +45,7 @@ impl Config {
             r: self.lora_r,
             alpha: self.lora_alpha,
             use_rslora: self.use_rslora,
+            dropout: 0.0,
             target_modules,
         })
     }

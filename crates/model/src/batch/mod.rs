@@ -11,7 +11,7 @@
 //! It does not know where a token came from, nor what is done with its score.
 
 use crate::kv::BLOCK;
-use crate::net::InferRows;
+use crate::net::{Dropout, InferRows};
 use kernels::{Memory, Tensor};
 use std::ops::Range;
 
@@ -110,6 +110,9 @@ pub struct Batch {
     pub targets: Vec<u32>,
     /// The scores of each branch of each group, in the order given.
     pub scores_of_branches: Vec<Range<usize>>,
+    /// The branch that each row belongs to, counted over all groups `[T]`; of a prefix's rows the first of its group as
+    /// it was given, whether the prefix is shared or not.
+    pub branches_of_rows: Vec<u32>,
 }
 
 impl Batch {
@@ -117,11 +120,12 @@ impl Batch {
     pub fn new(groups: &[GroupSegment<'_>], sharing: bool) -> Batch {
         let mut batch = Packer::default();
         for group in groups {
+            let first = batch.batch.scores_of_branches.len() as u32;
             if sharing || group.branches.len() <= 1 {
-                batch.group(group);
+                batch.group(group, first);
             } else {
                 for branch in group.branches {
-                    batch.group(&GroupSegment { prefix: group.prefix, branches: std::slice::from_ref(branch) });
+                    batch.group(&GroupSegment { prefix: group.prefix, branches: std::slice::from_ref(branch) }, first);
                 }
             }
         }
@@ -141,7 +145,8 @@ struct Packer {
 }
 
 impl Packer {
-    fn group(&mut self, group: &GroupSegment<'_>) {
+    /// `owner`: the branch that the prefix's rows belong to.
+    fn group(&mut self, group: &GroupSegment<'_>, owner: u32) {
         let prefix = group.prefix;
         let first_row = self.batch.ids.len() as u32;
         self.batch.groups.push(first_row);
@@ -164,11 +169,13 @@ impl Packer {
             let straddles = position >= prefix.len() / BLOCK * BLOCK;
             let tables = first_table..if straddles { self.tables.len() } else { first_table + 1 };
             self.row(id, position, first_table, tables);
+            self.batch.branches_of_rows.push(owner);
         }
         for (&tokens, table) in group.branches.iter().zip(table_of_branch) {
             let before = self.batch.ids.len();
             for (i, &id) in tokens[..rows_of(tokens)].iter().enumerate() {
                 self.row(id, prefix.len() + i, table, table..table + 1);
+                self.batch.branches_of_rows.push(self.batch.scores_of_branches.len() as u32);
             }
             // Token i is predicted by the row before it: the prefix's last for the first.
             let scored = usize::from(prefix.is_empty())..tokens.len();
@@ -225,6 +232,7 @@ pub struct BatchTensors {
     pub(crate) score_rows: Tensor,
     /// `[R]`
     pub(crate) targets: Tensor,
+    pub(crate) dropout: Option<Dropout>,
 }
 
 impl BatchTensors {
@@ -243,7 +251,13 @@ impl BatchTensors {
             groups: tensor(&batch.groups),
             score_rows: tensor(&batch.score_rows),
             targets: tensor(&batch.targets),
+            dropout: None,
         }
+    }
+    /// What adapters do not see from the next [`forward`](crate::net::forward) on, whose way back does the same; at first
+    /// they see everything.
+    pub fn set_dropout(&mut self, dropout: Option<Dropout>) {
+        self.dropout = dropout;
     }
     /// What it takes.
     pub fn capacity(&self) -> Capacity {

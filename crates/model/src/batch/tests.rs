@@ -62,6 +62,23 @@ fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
         pages.extend(of_group);
     }
     assert_eq!(pages.len(), batch.blocks, "every page is used");
+
+    // A row of a branch is that branch's; a prompt's row, in every copy, the first branch's of its group.
+    let mut expected = Vec::new();
+    let mut first = 0;
+    for (prefix, branches) in groups {
+        let copies = if sharing { 1 } else { branches.len().max(1) };
+        let rows = |b: usize| vec![first + b as u32; branches[b].len().saturating_sub(1)];
+        for copy in 0..copies {
+            expected.extend(vec![first; prefix.len()]);
+            match sharing {
+                true => expected.extend((0..branches.len()).flat_map(rows)),
+                false => expected.extend((copy < branches.len()).then(|| rows(copy)).unwrap_or_default()),
+            }
+        }
+        first += branches.len() as u32;
+    }
+    assert_eq!(batch.branches_of_rows, expected);
     batch
 }
 

@@ -21,7 +21,6 @@ const ABOUT: &[&str] = &[
     "ensure_weight_tying",
     "inference_mode",
     "init_lora_weights",
-    "lora_dropout",
     "megatron_core",
     "peft_version",
     "qalora_group_size",
@@ -30,7 +29,7 @@ const ABOUT: &[&str] = &[
     "task_type",
 ];
 /// Fields that are read.
-const READ: &[&str] = &["peft_type", "r", "lora_alpha", "target_modules", "use_rslora"];
+const READ: &[&str] = &["peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora"];
 /// Fields whose values that ask for nothing are not null, false or empty.
 const NEUTRAL: &[(&str, &str)] = &[("bias", "none")];
 
@@ -92,6 +91,10 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<LoraConfig, String> {
     Ok(LoraConfig {
         r: r.as_u64().filter(|&r| r > 0).ok_or_else(|| wrong("r", "a positive integer", r))? as usize,
         alpha: alpha.as_f64().ok_or_else(|| wrong("lora_alpha", "a number", alpha))?,
+        dropout: match json.get("lora_dropout") {
+            None | Some(Value::Null) => 0.0,
+            Some(p) => p.as_f64().ok_or_else(|| wrong("lora_dropout", "a number", p))?,
+        },
         use_rslora: json.get("use_rslora").and_then(Value::as_bool).unwrap_or(false),
         target_modules,
     })
@@ -129,7 +132,7 @@ pub fn save_adapter(dir: &Path, weights: &Weights, base: &str) -> Result<()> {
         "inference_mode": true,
         "r": lora.r,
         "lora_alpha": lora.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": lora.dropout,
         "use_rslora": lora.use_rslora,
         "target_modules": target_modules,
         "bias": "none",

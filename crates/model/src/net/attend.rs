@@ -11,7 +11,7 @@
 //! Because keys and values are read from pages here, too, a row's sums run in the same order whether the rows before it
 //! are in this pass or were computed long ago: training, prefill and decoding give the same bits.
 
-use super::layer::{Back, Buffers, Input, Pass, Saved};
+use super::layer::{Back, Buffers, Input, Linears, Pass, Saved};
 use crate::kv::LayerPages;
 use crate::weights::{Layer, trained};
 use kernels::ops::{attention, qk_norm, rmsnorm, rope};
@@ -43,9 +43,10 @@ pub(super) fn forward(
     let weight = w.attention_norm.view();
     rmsnorm::forward(ctx, rmsnorm::Forward { x, delta: delta_in, sum, weight, eps, y, rstd })?;
 
+    let dropout = pass.dropout(layer, Linears::Qkv);
     match (&w.qk_norm, &mut s.raw_qkv) {
         (Some((q_weight, k_weight)), Some((raw, rstd))) => {
-            w.qkv.forward(ctx, s.attend_in.rows(0..n), raw.rows_mut(0..n))?;
+            w.qkv.forward(ctx, s.attend_in.rows(0..n), dropout, raw.rows_mut(0..n))?;
             let norm = qk_norm::Forward {
                 x: raw.rows(0..n),
                 heads: config.num_heads,
@@ -59,7 +60,7 @@ pub(super) fn forward(
             };
             qk_norm::forward(ctx, norm)?;
         }
-        _ => w.qkv.forward(ctx, s.attend_in.rows(0..n), s.qkv.rows_mut(0..n))?,
+        _ => w.qkv.forward(ctx, s.attend_in.rows(0..n), dropout, s.qkv.rows_mut(0..n))?,
     }
     rope::forward(ctx, rotate(pass, s.qkv.rows_mut(0..n)))?;
     write_kv(pass, layer, s, pages)?;
@@ -72,7 +73,7 @@ pub(super) fn forward(
         lse: Some(s.lse.rows_mut(0..n)),
     };
     attention::forward(ctx, attend)?;
-    w.o.forward(ctx, s.attended.rows(0..n), delta.rows_mut(0..n))
+    w.o.forward(ctx, s.attended.rows(0..n), pass.dropout(layer, Linears::O), delta.rows_mut(0..n))
 }
 
 /// `b.d_x` is the gradient of x + delta and becomes that of x.
@@ -89,7 +90,8 @@ pub(super) fn backward(
     let Pass { ctx, config, rows, .. } = *pass;
     let (n, width, qkv_width) = (rows.len(), config.num_heads * config.head_dim, config.qkv_width());
 
-    w.o.backward(ctx, s.attended.rows(0..n), b.d_x.rows(0..n), b.narrow.view_mut(n, width), &mut g.o)?;
+    let dropout = pass.dropout(layer, Linears::O);
+    w.o.backward(ctx, s.attended.rows(0..n), dropout, b.d_x.rows(0..n), b.narrow.view_mut(n, width), &mut g.o)?;
     // The layers above have overwritten the pages.
     write_kv(pass, layer, s, pages)?;
     let attend = attention::Backward {
@@ -128,7 +130,8 @@ pub(super) fn backward(
         qk_norm::backward(ctx, norm)?;
         d_qkv = b.narrow.view(n, qkv_width);
     }
-    w.qkv.backward(ctx, s.attend_in.rows(0..n), d_qkv, b.d_normed.rows_mut(0..n), &mut g.qkv)?;
+    let dropout = pass.dropout(layer, Linears::Qkv);
+    w.qkv.backward(ctx, s.attend_in.rows(0..n), dropout, d_qkv, b.d_normed.rows_mut(0..n), &mut g.qkv)?;
     let norm = rmsnorm::Backward {
         x: x.rows(0..n),
         weight: w.attention_norm.view(),

@@ -11,10 +11,12 @@
 //!
 //! Legend of these files: T rows, H hidden, F ffn, nh heads, nkv kv heads, hd head width.
 
+use super::dropout::Dropout;
 use super::{Rope, attend, mlp, rows::RowViews};
 use crate::ModelConfig;
 use crate::kv::LayerPages;
 use crate::weights::Layer;
+use kernels::ops::lora;
 use kernels::{Context, DType, Memory, Result, Tensor, View, ViewMut};
 
 /// What all layers of a pass have in common.
@@ -24,6 +26,24 @@ pub(super) struct Pass<'a> {
     pub config: &'a ModelConfig,
     pub rope: &'a Rope,
     pub rows: RowViews<'a>,
+    /// What adapters do not see; none in inference.
+    pub dropout: Option<&'a Dropout>,
+}
+
+/// The linear layers of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Linears {
+    Qkv,
+    O,
+    GateUp,
+    Down,
+}
+
+impl<'a> Pass<'a> {
+    /// What the adapter of this linear layer does not see.
+    pub fn dropout(&self, layer: usize, linear: Linears) -> Option<lora::Dropout<'a>> {
+        self.dropout.map(|dropout| dropout.of(layer, linear, self.rows.positions))
+    }
 }
 
 /// Where a layer finds its input.
@@ -146,7 +166,7 @@ pub(super) fn forward(
     delta: &mut Tensor,
 ) -> Result<()> {
     attend::forward(pass, layer, w, input, buffers, delta)?;
-    mlp::forward(pass, w, buffers.x, buffers.saved, delta)
+    mlp::forward(pass, layer, w, buffers.x, buffers.saved, delta)
 }
 
 /// The way back of [`forward`]: `b.d_x` is the gradient of x' and becomes that of x; `g` accumulates the weights'.
@@ -160,6 +180,6 @@ pub(super) fn backward(
     groups: View<'_>,
     b: &mut Back,
 ) -> Result<()> {
-    mlp::backward(pass, w, g, buffers.saved, b)?;
+    mlp::backward(pass, layer, w, g, buffers.saved, b)?;
     attend::backward(pass, layer, w, g, buffers, groups, b)
 }

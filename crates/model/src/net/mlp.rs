@@ -7,13 +7,20 @@
 //! delta = u Wdownᵀ
 //! ```
 
-use super::layer::{Back, Pass, Saved};
+use super::layer::{Back, Linears, Pass, Saved};
 use crate::weights::{Layer, trained};
 use kernels::ops::{rmsnorm, swiglu};
 use kernels::{Result, Tensor};
 
 /// From `x` and `delta` to `s.mid` and the new `delta`.
-pub(super) fn forward(pass: &Pass<'_>, w: &Layer, x: &Tensor, s: &mut Saved, delta: &mut Tensor) -> Result<()> {
+pub(super) fn forward(
+    pass: &Pass<'_>,
+    layer: usize,
+    w: &Layer,
+    x: &Tensor,
+    s: &mut Saved,
+    delta: &mut Tensor,
+) -> Result<()> {
     let (ctx, n) = (pass.ctx, pass.rows.len());
     let norm = rmsnorm::Forward {
         x: x.rows(0..n),
@@ -25,22 +32,32 @@ pub(super) fn forward(pass: &Pass<'_>, w: &Layer, x: &Tensor, s: &mut Saved, del
         rstd: s.mlp_rstd.rows_mut(0..n),
     };
     rmsnorm::forward(ctx, norm)?;
-    w.gate_up.forward(ctx, s.mlp_in.rows(0..n), s.gate_up.rows_mut(0..n))?;
+    let dropout = pass.dropout(layer, Linears::GateUp);
+    w.gate_up.forward(ctx, s.mlp_in.rows(0..n), dropout, s.gate_up.rows_mut(0..n))?;
     swiglu::forward(ctx, swiglu::Forward { gate_up: s.gate_up.rows(0..n), y: s.gated.rows_mut(0..n) })?;
-    w.down.forward(ctx, s.gated.rows(0..n), delta.rows_mut(0..n))
+    w.down.forward(ctx, s.gated.rows(0..n), pass.dropout(layer, Linears::Down), delta.rows_mut(0..n))
 }
 
 /// `b.d_x` is the gradient of m + delta and becomes that of m.
-pub(super) fn backward(pass: &Pass<'_>, w: &Layer, g: &mut Layer, s: &Saved, b: &mut Back) -> Result<()> {
+pub(super) fn backward(pass: &Pass<'_>, layer: usize, w: &Layer, g: &mut Layer, s: &Saved, b: &mut Back) -> Result<()> {
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
-    w.down.backward(ctx, s.gated.rows(0..n), b.d_x.rows(0..n), b.narrow.view_mut(n, f), &mut g.down)?;
+    let dropout = pass.dropout(layer, Linears::Down);
+    w.down.backward(ctx, s.gated.rows(0..n), dropout, b.d_x.rows(0..n), b.narrow.view_mut(n, f), &mut g.down)?;
     let gate = swiglu::Backward {
         gate_up: s.gate_up.rows(0..n),
         d_y: b.narrow.view(n, f),
         d_gate_up: b.wide.view_mut(n, 2 * f),
     };
     swiglu::backward(ctx, gate)?;
-    w.gate_up.backward(ctx, s.mlp_in.rows(0..n), b.wide.view(n, 2 * f), b.d_normed.rows_mut(0..n), &mut g.gate_up)?;
+    let dropout = pass.dropout(layer, Linears::GateUp);
+    w.gate_up.backward(
+        ctx,
+        s.mlp_in.rows(0..n),
+        dropout,
+        b.wide.view(n, 2 * f),
+        b.d_normed.rows_mut(0..n),
+        &mut g.gate_up,
+    )?;
     let norm = rmsnorm::Backward {
         x: s.mid.rows(0..n),
         weight: w.mlp_norm.view(),

@@ -6,12 +6,14 @@
 //! It does not know sampling, losses or the optimizer.
 
 mod attend;
+mod dropout;
 mod head;
 mod layer;
 mod mlp;
 mod rows;
 mod tape;
 
+pub use dropout::Dropout;
 pub use head::{Scores, head_backward, head_forward, inv_temperature, score, score_backward, score_forward};
 pub use rows::{InferRows, Rope};
 pub use tape::{Tape, Workspace};
@@ -33,15 +35,19 @@ pub fn infer(
     kv: &mut KvCache,
     workspace: &mut Workspace,
 ) -> Result<()> {
-    let pass = Pass { ctx, config: &weights.config, rope, rows: rows.views() };
+    let pass = Pass { ctx, config: &weights.config, rope, rows: rows.views(), dropout: None };
     layers_forward(&pass, weights, kv, &mut workspace.activations)
 }
 
 /// Computes a batch of whole sequences, keeping in `tape` what [`backward`] needs. Hidden rows: [`Tape::hidden`].
 pub fn forward(ctx: &Context, weights: &Weights, rope: &Rope, batch: &BatchTensors, tape: &mut Tape) -> Result<()> {
     tape.check(batch.capacity)?;
-    let pass = Pass { ctx, config: &weights.config, rope, rows: batch.rows.views() };
+    let pass = pass(ctx, weights, rope, batch);
     layers_forward(&pass, weights, &mut tape.pages, &mut tape.activations)
+}
+
+fn pass<'a>(ctx: &'a Context, weights: &'a Weights, rope: &'a Rope, batch: &'a BatchTensors) -> Pass<'a> {
+    Pass { ctx, config: &weights.config, rope, rows: batch.rows.views(), dropout: batch.dropout.as_ref() }
 }
 
 /// Embedding, layers, final norm.
@@ -87,7 +93,7 @@ pub fn backward(
     grads: &mut Grads,
 ) -> Result<()> {
     let (a, back) = (&mut tape.activations, tape.back.as_mut().ok_or_else(no_way_back)?);
-    let pass = Pass { ctx, config: &weights.config, rope, rows: batch.rows.views() };
+    let pass = pass(ctx, weights, rope, batch);
     let (n, groups) = (a.rows, batch.groups.view());
 
     back.layer.d_x.rows_mut(0..n).fill(0.0);

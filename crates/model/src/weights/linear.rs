@@ -63,22 +63,30 @@ impl Linear {
     /// y = x Wᵀ + b, then y += s · (x Aᵀ) Bᵀ: `x: [T, K]`, `y: [T, N]` overwrites.
     ///
     /// The adapter continues what the layer would give without it, bias included (PEFT's order), so that an adapter whose B
-    /// is 0 changes no bit.
-    pub fn forward(&self, ctx: &Context, x: View<'_>, mut y: ViewMut<'_>) -> Result<()> {
+    /// is 0 changes no bit. With `dropout` the adapter does not see all of `x`.
+    pub fn forward(
+        &self,
+        ctx: &Context,
+        x: View<'_>,
+        dropout: Option<lora::Dropout<'_>>,
+        mut y: ViewMut<'_>,
+    ) -> Result<()> {
         let bias = self.bias.as_ref().map(Tensor::view);
         linear::forward(ctx, linear::Forward { x, w: &self.matrix, bias, y: y.reborrow(), accumulate: false })?;
         match &self.adapter {
-            Some(adapter) => lora::forward(ctx, lora::Forward { x, adapter: adapter.args(), y }),
+            Some(adapter) => lora::forward(ctx, lora::Forward { x, adapter: adapter.args(), dropout, y }),
             None => Ok(()),
         }
     }
 
     /// dX = dY W + s · (dY B) A (`d_x: [T, K]` overwrites); dW += dYᵀ X, db += Σₜ dY, and the adapter's (accumulate into
-    /// `grad`). Of what is frozen, which has no elements in `grad`, no gradient is computed.
+    /// `grad`). Of what is frozen, which has no elements in `grad`, no gradient is computed. `dropout` is that of the way
+    /// forward.
     pub fn backward(
         &self,
         ctx: &Context,
         x: View<'_>,
+        dropout: Option<lora::Dropout<'_>>,
         d_y: View<'_>,
         mut d_x: ViewMut<'_>,
         grad: &mut Linear,
@@ -92,7 +100,7 @@ impl Linear {
         match (&self.adapter, &mut grad.adapter) {
             (None, None) => Ok(()),
             (Some(adapter), Some(Adapter { a: d_a, b: d_b, .. })) => {
-                lora::backward(ctx, lora::Backward { x, adapter: adapter.args(), d_y, d_x, d_a, d_b })
+                lora::backward(ctx, lora::Backward { x, adapter: adapter.args(), dropout, d_y, d_x, d_a, d_b })
             }
             _ => Err(Error::Value {
                 op: "backward",

@@ -29,6 +29,8 @@ pub struct LoraConfig {
     pub alpha: f64,
     /// The scale is `alpha / √r` (rsLoRA, Kalajdzievski 2023, arXiv 2312.03732) instead of `alpha / r`.
     pub use_rslora: bool,
+    /// The chance that an input is dropped before A sees it, in training; in [0, 1).
+    pub dropout: f64,
     /// Which modules have one.
     pub target_modules: TargetModules,
 }
@@ -37,7 +39,7 @@ impl Default for LoraConfig {
     /// TRL's rank and alpha, and the modules that PEFT adapts in these families if none are named.
     fn default() -> LoraConfig {
         let names = ["q_proj", "v_proj"].map(str::to_owned).to_vec();
-        LoraConfig { r: 16, alpha: 32.0, use_rslora: false, target_modules: TargetModules::Names(names) }
+        LoraConfig { r: 16, alpha: 32.0, use_rslora: false, dropout: 0.0, target_modules: TargetModules::Names(names) }
     }
 }
 
@@ -67,6 +69,9 @@ impl LoraConfig {
         }
         if !(self.alpha.is_finite() && self.scale().is_finite()) {
             return bad(format!("alpha = {} is no scale of a low-rank adapter", self.alpha));
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return bad(format!("lora_dropout must be at least 0 and below 1, but is {}", self.dropout));
         }
         let modules: Vec<String> = modules(config).map(|(module, _)| module).collect();
         let known = LINEAR_MODULES.join(", ");

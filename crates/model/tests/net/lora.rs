@@ -9,17 +9,17 @@ use kernels::check::{normal, relative_error};
 use model::weights::{Named, NamedMut, Role};
 use model::{LoraConfig, TargetModules};
 
-fn lora(target_modules: TargetModules) -> LoraConfig {
-    LoraConfig { r: 3, alpha: 5.0, use_rslora: true, target_modules }
+pub fn lora(target_modules: TargetModules) -> LoraConfig {
+    LoraConfig { r: 3, alpha: 5.0, use_rslora: true, dropout: 0.0, target_modules }
 }
 
 /// Targets that leave gaps in the fused products.
-fn some() -> LoraConfig {
+pub fn some() -> LoraConfig {
     lora(TargetModules::Names(["q_proj", "v_proj", "o_proj", "up_proj"].map(str::to_owned).to_vec()))
 }
 
 /// The family's weights with an adapter that matters.
-fn adapted(ctx: &Context, family: &str, lora: &LoraConfig) -> Weights {
+pub fn adapted(ctx: &Context, family: &str, lora: &LoraConfig) -> Weights {
     let mut weights = load(ctx, family);
     weights.add_adapter(ctx.memory(), lora, 1).unwrap();
     let mut named = NamedMut { params: &mut weights.params };
@@ -30,7 +30,7 @@ fn adapted(ctx: &Context, family: &str, lora: &LoraConfig) -> Weights {
     weights
 }
 
-fn whole(weights: &Weights) -> ([Batch; 1], Vec<f32>) {
+pub fn whole(weights: &Weights) -> ([Batch; 1], Vec<f32>) {
     let whole = [batch(&groups(weights.config.vocab_size as u32), true)];
     let weight = normal(3, whole[0].targets.len());
     (whole, weight)
@@ -155,6 +155,9 @@ fn what_cannot_be_adapted_is_refused() {
     refused(lora(TargetModules::Regex("q_proj".into())), "layers.0");
     refused(lora(TargetModules::Regex("(".into())), "regular expression");
     refused(LoraConfig { r: 0, ..some() }, "rank");
+    for dropout in [1.0, -0.1, f64::NAN] {
+        refused(LoraConfig { dropout, ..some() }, "lora_dropout");
+    }
     let mut weights = load(&ctx, "qwen2");
     let one = lora(TargetModules::Regex(r".*\.1\.self_attn\.(q|k)_proj".into()));
     weights.add_adapter(ctx.memory(), &one, 1).unwrap();

@@ -1,5 +1,6 @@
 //! The decoder as a whole: against transformers, against itself computed otherwise, and on a pretrained model.
 
+mod dropout;
 mod fixtures;
 mod gradients;
 mod lora;
@@ -49,14 +50,29 @@ struct Outcome {
 
 /// Forward and backward of the sum over `batches` of Σ (weightᵢ · logpᵢ + ½ weightᵢ · entropyᵢ), one after the other.
 fn gradients(ctx: &Context, weights: &Weights, batches: &[Batch], weight: &[f32], checkpointing: bool) -> Outcome {
+    gradients_with(ctx, weights, batches, weight, checkpointing, None)
+}
+
+/// The same with dropout, of chance, seed and step: branches have the places 100, 103, 106, …
+fn gradients_with(
+    ctx: &Context,
+    weights: &Weights,
+    batches: &[Batch],
+    weight: &[f32],
+    checkpointing: bool,
+    dropout: Option<(f64, u64, u64)>,
+) -> Outcome {
     let (config, memory) = (&weights.config, ctx.memory());
     let capacity = batches.iter().map(Batch::capacity).reduce(|a, b| a.max(b)).unwrap();
     let mut tape = Tape::new(memory, config, capacity, checkpointing);
     let rope = Rope::new(memory, config, 256);
     let mut grads = Grads::trained(memory, config, weights.lora());
-    let (mut logps, mut entropies, mut hidden) = (vec![], vec![], vec![]);
+    let (mut logps, mut entropies, mut hidden, mut branches) = (vec![], vec![], vec![], (100u32..).step_by(3));
     for batch in batches {
-        let tensors = BatchTensors::new(memory, batch);
+        let mut tensors = BatchTensors::new(memory, batch);
+        let places: Vec<u32> = branches.by_ref().take(batch.scores_of_branches.len()).collect();
+        let noise = |(p, seed, step)| net::Dropout::new(memory, p, seed, step, batch, &places);
+        tensors.set_dropout(dropout.map(noise));
         net::forward(ctx, weights, &rope, &tensors, &mut tape).unwrap();
         net::head_forward(ctx, weights, &tensors, 1.0, &mut tape).unwrap();
         let of_batch = &weight[logps.len()..logps.len() + batch.targets.len()];

@@ -16,11 +16,20 @@
 //!
 //! `xa` carries the scale, so `dB` needs no other factor. The backward computes it again, to the same bits: it costs less
 //! than keeping it for every layer.
+//!
+//! With [`Dropout`], block `i` reads `f_i[m,k] x[m,k]` in the place of `x`, where `f_i` is 0 or `1/(1−p)`: in `xa` and `dA`; and
+//!
+//! ```text
+//! dx[m,k]         += f_i[m,k] · Σ_j dxa[m,j] A[j,k]     j over block i, from 0; then the next block
+//! ```
 
 mod cpu;
+mod dropout;
 pub mod reference;
 #[cfg(test)]
 mod tests;
+
+pub use dropout::Dropout;
 
 use super::args::{expect, expect_shape, two_dims};
 use super::linear::{self, book};
@@ -47,6 +56,8 @@ pub struct Forward<'a> {
     pub x: View<'a>,
     /// The adapter.
     pub adapter: Adapter<'a>,
+    /// Which elements of `x` the adapter does not see.
+    pub dropout: Option<Dropout<'a>>,
     /// `[M, N]`: *accumulates into*.
     pub y: ViewMut<'a>,
 }
@@ -57,6 +68,8 @@ pub struct Backward<'a> {
     pub x: View<'a>,
     /// The adapter.
     pub adapter: Adapter<'a>,
+    /// That of [`forward`].
+    pub dropout: Option<Dropout<'a>>,
     /// `[M, N]`
     pub d_y: View<'a>,
     /// `[M, K]`: *accumulates into*.
@@ -88,6 +101,11 @@ impl Adapter<'_> {
         self.b.iter().zip(self.first).zip(ranks).map(|((b, &first), rank)| (b, first, rank))
     }
 
+    /// Elements of workspace beside xa and dxa.
+    fn spare(&self, m: usize, dropout: Option<&Dropout<'_>>) -> usize {
+        dropout.map_or(0, |_| self.dropped_len(m))
+    }
+
     /// `xa = s · x Aᵀ`: `[M, R]` overwrites.
     fn lower(&self, ctx: &Context, m: usize, x: &[f32], xa: &mut [f32]) {
         let (rank, k) = (self.a.rows(), self.a.cols());
@@ -111,17 +129,26 @@ impl Adapter<'_> {
 /// `y += s · (x Aᵀ) Bᵀ`. Beside its outputs it holds `xa`.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "lora::forward";
-    let Forward { x, adapter, y } = args;
+    let Forward { x, adapter, dropout, y } = args;
     let ([m, k], [_, n]) = (two_dims(OP, "x", x)?, two_dims(OP, "y", y.view())?);
     let rank = adapter.check(OP, k, n)?;
     expect(OP, "x", x, DType::F32, &[m, k])?;
     expect(OP, "y", y.view(), DType::F32, &[m, n])?;
+    dropout.as_ref().map_or(Ok(()), |dropout| dropout.check(OP, m))?;
     if m == 0 || rank == 0 {
         return Ok(());
     }
     let y = y.f32();
-    with_workspace(m * rank, |xa| {
-        adapter.lower(ctx, m, x.f32(), xa);
+    with_workspace(m * rank + adapter.spare(m, dropout.as_ref()), |all| {
+        let (xa, spare) = all.split_at_mut(m * rank);
+        match &dropout {
+            None => adapter.lower(ctx, m, x.f32(), xa),
+            Some(dropout) => {
+                adapter.lower_dropped(ctx, x.f32(), dropout, xa, spare, None);
+                cpu::scale(ctx, xa, adapter.scale);
+            }
+        }
+        let xa = &*xa;
         for (b, first, at) in adapter.blocks() {
             book(m, b.rows(), b.cols(), b.data().bytes());
             let operands = Operands {
@@ -144,7 +171,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
 /// The gradients of `x`, `A` and the `B_i`. Beside its outputs it holds `xa` and `dxa`.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "lora::backward";
-    let Backward { x, adapter, d_y, mut d_x, d_a, d_b } = args;
+    let Backward { x, adapter, dropout, d_y, mut d_x, d_a, d_b } = args;
     let ([m, k], [_, n]) = (two_dims(OP, "x", x)?, two_dims(OP, "d_y", d_y)?);
     let rank = adapter.check(OP, k, n)?;
     expect(OP, "x", x, DType::F32, &[m, k])?;
@@ -155,15 +182,16 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     for (d_b, b) in d_b.iter().zip(adapter.b) {
         expect_shape(OP, "d_b", &[d_b.rows(), d_b.cols()], &[b.rows(), b.cols()])?;
     }
+    dropout.as_ref().map_or(Ok(()), |dropout| dropout.check(OP, m))?;
     if m == 0 || rank == 0 {
         return Ok(());
     }
     let (x, d_y) = (x.f32(), d_y.f32());
-    with_workspace(2 * m * rank, |both| {
-        let (xa, d_xa) = both.split_at_mut(m * rank);
-        adapter.lower(ctx, m, x, xa);
-        for ((b, first, at), d_b) in adapter.blocks().zip(d_b) {
-            book(m, b.rows(), 2 * b.cols(), 3 * b.data().bytes());
+    with_workspace(2 * m * rank + adapter.spare(m, dropout.as_ref()), |all| {
+        let (xa, rest) = all.split_at_mut(m * rank);
+        let (d_xa, spare) = rest.split_at_mut(m * rank);
+        for (b, first, at) in adapter.blocks() {
+            book(m, b.rows(), b.cols(), b.data().bytes());
             let operands = Operands {
                 m,
                 n: b.cols(),
@@ -176,6 +204,22 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
                 bias: None,
             };
             Product::new(ctx.isa(), operands).run(ctx);
+        }
+        cpu::scale(ctx, d_xa, adapter.scale);
+        let (d_a, d_x) = (d_a.data_mut().view_mut().f32(), d_x.reborrow().f32());
+        match &dropout {
+            None => {
+                adapter.lower(ctx, m, x, xa);
+                lower_backward(ctx, m, x, &adapter, d_xa, d_a, d_x);
+            }
+            Some(dropout) => {
+                let back = dropout::Back { d_xa, d_a, d_x };
+                adapter.lower_dropped(ctx, x, dropout, xa, spare, Some(back));
+                cpu::scale(ctx, xa, adapter.scale);
+            }
+        }
+        for ((b, first, at), d_b) in adapter.blocks().zip(d_b) {
+            book(m, b.rows(), b.cols(), 2 * b.data().bytes());
             let operands = Operands {
                 m: b.cols(),
                 n: b.rows(),
@@ -189,32 +233,44 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
             };
             Product::new(ctx.isa(), operands).run(ctx);
         }
-        cpu::scale(ctx, d_xa, adapter.scale);
-        book(m, rank, 2 * k, 3 * d_a.data().bytes());
-        let operands = Operands {
-            m: k,
-            n: rank,
-            depth: m,
-            left: Left::Columns(x, k),
-            right: Right::Rows(d_xa, rank),
-            c: d_a.data_mut().view_mut().f32(),
-            order: Order::Panels,
-            accumulate: true,
-            bias: None,
-        };
-        Product::new(ctx.isa(), operands).run(ctx);
-        let operands = Operands {
-            m,
-            n: k,
-            depth: rank,
-            left: Left::Rows(d_xa, rank),
-            right: Right::Transposed(adapter.a.data().view().f32()),
-            c: d_x.reborrow().f32(),
-            order: Order::Rows(k),
-            accumulate: true,
-            bias: None,
-        };
-        Product::new(ctx.isa(), operands).run(ctx);
     });
     Ok(())
+}
+
+/// The gradients of A and `x`, of all blocks at once: *accumulates into* both.
+fn lower_backward(
+    ctx: &Context,
+    m: usize,
+    x: &[f32],
+    adapter: &Adapter<'_>,
+    d_xa: &[f32],
+    d_a: &mut [f32],
+    d_x: &mut [f32],
+) {
+    let (rank, k) = (adapter.a.rows(), adapter.a.cols());
+    book(m, rank, 2 * k, 3 * adapter.a.data().bytes());
+    let operands = Operands {
+        m: k,
+        n: rank,
+        depth: m,
+        left: Left::Columns(x, k),
+        right: Right::Rows(d_xa, rank),
+        c: d_a,
+        order: Order::Panels,
+        accumulate: true,
+        bias: None,
+    };
+    Product::new(ctx.isa(), operands).run(ctx);
+    let operands = Operands {
+        m,
+        n: k,
+        depth: rank,
+        left: Left::Rows(d_xa, rank),
+        right: Right::Transposed(adapter.a.data().view().f32()),
+        c: d_x,
+        order: Order::Rows(k),
+        accumulate: true,
+        bias: None,
+    };
+    Product::new(ctx.isa(), operands).run(ctx);
 }

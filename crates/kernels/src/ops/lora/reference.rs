@@ -2,6 +2,7 @@
 
 use crate::check::Float;
 use crate::ops::linear::reference as linear;
+use crate::rng::philox;
 
 /// One block: `a: [r, K]`, `b: [N_i, r]`, added to columns `first ..` of `y`.
 #[derive(Clone)]
@@ -14,6 +15,30 @@ pub struct Block<F> {
     pub first: usize,
     /// `r`
     pub rank: usize,
+    /// What each input is multiplied with before A sees it: `[M, K]`, or empty for 1.
+    pub factors: Vec<F>,
+}
+
+/// The factors of block `block` for rows of these samples and positions: `[M, k]`.
+pub fn factors<F: Float>(p: f64, key: u64, samples: &[u32], positions: &[u32], block: u32, k: usize) -> Vec<F> {
+    let mut all = Vec::new();
+    for (&sample, &position) in samples.iter().zip(positions) {
+        for k in 0..k as u32 {
+            let words = philox(key, [16 * (k / 64) + k % 16, position, sample, block]);
+            let drops = f64::from(words[(k / 16 % 4) as usize]) < (p * 2f64.powi(32)).round();
+            all.push(F::of(if drops { 0.0 } else { f64::from((1.0 / (1.0 - p)) as f32) }));
+        }
+    }
+    all
+}
+
+impl<F: Float> Block<F> {
+    fn dropped(&self, x: &[F]) -> Vec<F> {
+        match self.factors.is_empty() {
+            true => x.to_vec(),
+            false => self.factors.iter().zip(x).map(|(&f, &x)| f * x).collect(),
+        }
+    }
 }
 
 /// Columns `first .. first + width` of rows of `n`.
@@ -22,7 +47,7 @@ fn columns<F: Float>(rows: &[F], n: usize, first: usize, width: usize) -> Vec<F>
 }
 
 fn xa<F: Float>(k: usize, x: &[F], block: &Block<F>, scale: F) -> Vec<F> {
-    linear::forward(k, x, &block.a, None, None).into_iter().map(|x| x * scale).collect()
+    linear::forward(k, &block.dropped(x), &block.a, None, None).into_iter().map(|x| x * scale).collect()
 }
 
 /// `y = y0 + s · (x Aᵀ) Bᵀ`, block by block; `y0: [M, n]`.
@@ -56,7 +81,14 @@ pub fn backward<F: Float>(
         let d_y = columns(d_y, n, block.first, width);
         let d_xa: Vec<F> = linear::backward_input(r, &d_y, &block.b, None).into_iter().map(|x| x * scale).collect();
         linear::backward_weight(r, &xa(k, x, block, scale), &d_y, &mut g.b, &mut vec![F::default(); width]);
-        linear::backward_weight(k, x, &d_xa, &mut g.a, &mut vec![F::default(); r]);
-        *d_x = linear::backward_input(k, &d_xa, &block.a, Some(d_x));
+        linear::backward_weight(k, &block.dropped(x), &d_xa, &mut g.a, &mut vec![F::default(); r]);
+        if block.factors.is_empty() {
+            *d_x = linear::backward_input(k, &d_xa, &block.a, Some(d_x));
+        } else {
+            let d_dropped = linear::backward_input(k, &d_xa, &block.a, None);
+            for ((d_x, &f), &d) in d_x.iter_mut().zip(&block.factors).zip(&d_dropped) {
+                *d_x = f.mul_add(d, *d_x);
+            }
+        }
     }
 }

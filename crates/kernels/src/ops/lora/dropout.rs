@@ -1,0 +1,248 @@
+//! Dropout of an adapter's input: inverted (Srivastava et al. 2014, JMLR 15), as PEFT does it.
+//!
+//! Shapes: `M` rows, `K` inputs. Block `i` of a fused adapter has a mask of its own, as PEFT's modules have:
+//!
+//! ```text
+//! c = 16 ⌊k/64⌋ + k mod 16                               four words of a counter serve columns 16 apart
+//! u = philox(key, [c, position[m], sample[m], i])[⌊k/16⌋ mod 4]
+//! f = u < p · 2³² ? 0 : 1/(1 − p)                        rounded to f32
+//! ```
+//!
+//! A factor depends on the key and on *which* row it is, not on where the row lies: however a batch is cut, and in
+//! whatever order it is computed, now or once more on the way back, the factors are the same.
+
+use super::Adapter;
+use super::linear::book;
+use super::linear::cpu::{Left, Operands, Order, Product, Right};
+use crate::matrix::PANEL;
+use crate::ops::args::expect;
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::rng::philox_lanes;
+use crate::simd::{LANES, Simd};
+use crate::{Context, DType, Error, Result, View};
+
+/// Which inputs are dropped.
+#[derive(Clone, Copy)]
+pub struct Dropout<'a> {
+    /// The chance that one is, in [0, 1).
+    pub p: f64,
+    /// Of this product in this pass; no other has it.
+    pub key: u64,
+    /// `[M]` u32: the sequence that each row is of, and
+    pub samples: View<'a>,
+    /// `[M]` u32: its place in it. Rows that have both in common are dropped alike.
+    pub positions: View<'a>,
+}
+
+/// Rows whose factors are in memory at once.
+const ROWS: usize = 128;
+/// Rows of a task.
+const TASK_ROWS: usize = 4;
+/// Columns that 16 counters serve.
+const GROUP: usize = 4 * LANES;
+
+impl Dropout<'_> {
+    /// Refuses a chance that is none, and rows that are not these.
+    pub(super) fn check(&self, op: &'static str, m: usize) -> Result<()> {
+        if !(0.0..1.0).contains(&self.p) {
+            return Err(Error::Value { op, message: format!("dropout p = {} is not in [0, 1)", self.p) });
+        }
+        expect(op, "dropout.samples", self.samples, DType::U32, &[m])?;
+        expect(op, "dropout.positions", self.positions, DType::U32, &[m])
+    }
+    /// Words below it drop.
+    pub(super) fn threshold(&self) -> u32 {
+        (self.p * (u64::from(u32::MAX) + 1) as f64).round() as u32
+    }
+    /// What is kept is multiplied with it.
+    pub(super) fn kept(&self) -> f32 {
+        (1.0 / (1.0 - self.p)) as f32
+    }
+    /// The factors of rows `first ..` under block `block`: `[rows, k]` overwrites.
+    pub(super) fn factors(&self, ctx: &Context, first: usize, block: usize, k: usize, factors: &mut [f32]) {
+        let rows = factors.len() / k.max(1);
+        let tasks = Factors {
+            key: self.key,
+            threshold: self.threshold(),
+            kept: self.kept(),
+            samples: &self.samples.u32()[first..first + rows],
+            positions: &self.positions.u32()[first..first + rows],
+            block: block as u32,
+            k,
+            factors: Disjoint::new(factors),
+        };
+        ctx.run(rows.div_ceil(TASK_ROWS), &tasks);
+    }
+}
+
+/// What is computed of A on the way back, beside xa.
+pub(super) struct Back<'a> {
+    /// `[M, R]`, the scale in it.
+    pub d_xa: &'a [f32],
+    /// A's panels: *accumulates into*.
+    pub d_a: &'a mut [f32],
+    /// `[M, K]`: *accumulates into*.
+    pub d_x: &'a mut [f32],
+}
+
+impl Adapter<'_> {
+    /// Elements that [`lower_dropped`](Self::lower_dropped) works in.
+    pub(super) fn dropped_len(&self, m: usize) -> usize {
+        m.min(ROWS) * (2 * self.a.cols() + self.a.rows())
+    }
+
+    /// `xa = Σ_k f x A`: `[M, R]` overwrites, the scale not yet in it; and on the way back the gradients of A and `x`.
+    pub(super) fn lower_dropped(
+        &self,
+        ctx: &Context,
+        x: &[f32],
+        dropout: &Dropout<'_>,
+        xa: &mut [f32],
+        spare: &mut [f32],
+        mut back: Option<Back<'_>>,
+    ) {
+        let (rank, k) = (self.a.rows(), self.a.cols());
+        let m = xa.len() / rank;
+        let a = self.a.data().view().f32();
+        for first in (0..m).step_by(ROWS) {
+            let rows = ROWS.min(m - first);
+            let x = &x[first * k..(first + rows) * k];
+            let (f, rest) = spare.split_at_mut(rows * k);
+            let (dropped, wide) = rest.split_at_mut(rows * k);
+            for (i, (b, _, at)) in self.blocks().enumerate() {
+                // A product begins with a panel of A: `skip` rows of it are other blocks'.
+                let (r, skip) = (b.cols(), at % PANEL);
+                let (width, panels) = (skip + r, &a[(at - skip) * k..]);
+                let wide = &mut wide[..rows * width];
+                dropout.factors(ctx, first, i, k, f);
+                multiply(ctx, f, x, dropped);
+                book(rows, width, k, size_of::<f32>() * width * k);
+                let operands = Operands {
+                    m: rows,
+                    n: width,
+                    depth: k,
+                    left: Left::Rows(dropped, k),
+                    right: Right::Panels(panels),
+                    c: wide,
+                    order: Order::Rows(width),
+                    accumulate: false,
+                    bias: None,
+                };
+                Product::new(ctx.isa(), operands).run(ctx);
+                for (wide, xa) in wide.chunks_exact(width).zip(xa[first * rank..].chunks_exact_mut(rank)) {
+                    xa[at..at + r].copy_from_slice(&wide[skip..]);
+                }
+                let Some(Back { d_xa, d_a, d_x }) = &mut back else { continue };
+                for (wide, d_xa) in wide.chunks_exact_mut(width).zip(d_xa[first * rank..].chunks_exact(rank)) {
+                    // 0 in the other blocks' rows adds nothing to them.
+                    wide[..skip].fill(0.0);
+                    wide[skip..].copy_from_slice(&d_xa[at..at + r]);
+                }
+                book(rows, width, 2 * k, 3 * size_of::<f32>() * width * k);
+                let operands = Operands {
+                    m: k,
+                    n: width,
+                    depth: rows,
+                    left: Left::Columns(dropped, k),
+                    right: Right::Rows(wide, width),
+                    c: &mut d_a[(at - skip) * k..],
+                    order: Order::Panels,
+                    accumulate: true,
+                    bias: None,
+                };
+                Product::new(ctx.isa(), operands).run(ctx);
+                let operands = Operands {
+                    m: rows,
+                    n: k,
+                    depth: width,
+                    left: Left::Rows(wide, width),
+                    right: Right::Transposed(panels),
+                    c: dropped,
+                    order: Order::Rows(k),
+                    accumulate: false,
+                    bias: None,
+                };
+                Product::new(ctx.isa(), operands).run(ctx);
+                multiply_add(ctx, f, dropped, &mut d_x[first * k..(first + rows) * k]);
+            }
+        }
+    }
+}
+
+struct Factors<'a> {
+    key: u64,
+    threshold: u32,
+    kept: f32,
+    samples: &'a [u32],
+    positions: &'a [u32],
+    block: u32,
+    k: usize,
+    factors: Disjoint<'a, f32>,
+}
+
+impl Tasks for Factors<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        for row in index * TASK_ROWS..self.samples.len().min((index + 1) * TASK_ROWS) {
+            // SAFETY: tasks have disjoint rows.
+            let factors = unsafe { self.factors.slice(row * self.k..(row + 1) * self.k) };
+            for (group, factors) in factors.chunks_mut(GROUP).enumerate() {
+                let first = (group * LANES) as u32;
+                let counters = [
+                    std::array::from_fn(|j| first + j as u32),
+                    [self.positions[row]; LANES],
+                    [self.samples[row]; LANES],
+                    [self.block; LANES],
+                ];
+                for (words, factors) in philox_lanes(self.key, counters).iter().zip(factors.chunks_mut(LANES)) {
+                    let f: [f32; LANES] = words.map(|u| if u < self.threshold { 0.0 } else { self.kept });
+                    let n = factors.len();
+                    V::load(&f).store_partial(factors, n);
+                }
+            }
+        }
+    }
+}
+
+/// `y ← f x`, element by element.
+pub(super) fn multiply(ctx: &Context, f: &[f32], x: &[f32], y: &mut [f32]) {
+    each(ctx, f, x, y, false);
+}
+
+/// `y ← y + f x`, element by element, one rounding.
+pub(super) fn multiply_add(ctx: &Context, f: &[f32], x: &[f32], y: &mut [f32]) {
+    each(ctx, f, x, y, true);
+}
+
+fn each(ctx: &Context, f: &[f32], x: &[f32], y: &mut [f32], add: bool) {
+    let len = y.len();
+    assert!(f.len() == len && x.len() == len);
+    ctx.run(len.div_ceil(ELEMENTS), &Each { f, x, len, y: Disjoint::new(y), add });
+}
+
+/// Elements of a task of [`Each`].
+const ELEMENTS: usize = 1 << 13;
+
+struct Each<'a> {
+    f: &'a [f32],
+    x: &'a [f32],
+    len: usize,
+    y: Disjoint<'a, f32>,
+    add: bool,
+}
+
+impl Tasks for Each<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        let range = index * ELEMENTS..self.len.min((index + 1) * ELEMENTS);
+        // SAFETY: tasks have disjoint ranges.
+        let y = unsafe { self.y.slice(range.clone()) };
+        let terms = self.f[range.clone()].chunks(LANES).zip(self.x[range].chunks(LANES));
+        for (y, (f, x)) in y.chunks_mut(LANES).zip(terms) {
+            let n = y.len();
+            let (f, x) = (V::load_partial(f, n), V::load_partial(x, n));
+            let product = if self.add { f.fma(x, V::load_partial(y, n)) } else { f.mul(x) };
+            product.store_partial(y, n);
+        }
+    }
+}

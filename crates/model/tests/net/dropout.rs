@@ -1,0 +1,101 @@
+//! Dropout of what adapters read, in the whole model: what it changes, and what changes none of its bits.
+
+use super::gradients::{batch, groups};
+use super::lora::{adapted, lora, some, whole};
+use super::*;
+use kernels::check::{normal, relative_error};
+use model::TargetModules;
+
+const DROPOUT: Option<(f64, u64, u64)> = Some((0.2, 7, 3));
+
+#[test]
+fn bits_do_not_depend_on_threads_checkpointing_micro_batches_or_instruction_set() {
+    let one = context(1);
+    for family in FAMILIES {
+        let weights = adapted(&one, family, &some());
+        let (whole, weight) = whole(&weights);
+        let expected = gradients_with(&one, &weights, &whole, &weight, false, DROPOUT);
+        let cut: Vec<Batch> = groups(weights.config.vocab_size as u32).chunks(1).map(|g| batch(g, true)).collect();
+        for isa in Isa::present() {
+            let ctx = Context::cpu(isa, 2);
+            for (batches, checkpointing) in [(&whole[..], false), (&cut[..], true)] {
+                let got = gradients_with(&ctx, &weights, batches, &weight, checkpointing, DROPOUT);
+                assert!(got.logps == expected.logps && got.hidden == expected.hidden, "{family} {isa:?}: forward");
+                assert!(bits(&got.grads) == bits(&expected.grads), "{family} {isa:?}: gradients");
+            }
+        }
+    }
+}
+
+#[test]
+fn noise_is_that_of_seed_and_step_and_changes_what_adapters_give() {
+    let ctx = context(2);
+    let weights = adapted(&ctx, "qwen2", &lora(TargetModules::AllLinear));
+    let (whole, weight) = whole(&weights);
+    let of = |dropout| gradients_with(&ctx, &weights, &whole, &weight, false, dropout).logps;
+    let plain = of(None);
+    assert!(plain == gradients(&ctx, &weights, &whole, &weight, false).logps);
+    let all: Vec<Vec<f32>> =
+        [(0.2, 7, 3), (0.2, 8, 3), (0.2, 7, 4), (0.2, 7, 3 + (1 << 32)), (0.3, 7, 3)].map(|d| of(Some(d))).into();
+    for (i, a) in all.iter().enumerate() {
+        let moved = relative_error(a, &plain.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
+        assert!((1e-4..1.0).contains(&moved), "{i}: {moved}");
+        assert!(all[..i].iter().all(|b| a != b), "{i}");
+    }
+    // What nothing adapts, nothing is dropped of.
+    let base = load(&ctx, "qwen2");
+    let of = |dropout| gradients_with(&ctx, &base, &whole, &weight, false, dropout);
+    let (a, b) = (of(None), of(DROPOUT));
+    assert!(a.logps == b.logps && bits(&a.grads) == bits(&b.grads));
+}
+
+#[test]
+fn a_prompt_computed_once_or_for_each_completion_is_dropped_alike() {
+    let ctx = context(2);
+    for family in FAMILIES {
+        let weights = adapted(&ctx, family, &some());
+        let groups = groups(weights.config.vocab_size as u32);
+        let (shared, apart) = (batch(&groups, true), batch(&groups, false));
+        let weight: Vec<f32> = normal(3, shared.targets.len());
+        let a = gradients_with(&ctx, &weights, &[shared], &weight, false, DROPOUT);
+        let b = gradients_with(&ctx, &weights, &[apart], &weight, false, DROPOUT);
+        assert!(a.logps == b.logps, "{family}: bits of scores");
+        for (a, b) in a.grads.params.tensors().iter().zip(b.grads.params.tensors()).filter(|(a, _)| a.bytes() > 0) {
+            let error = relative_error(&a.to_vec_f32(), &b.to_vec_f32());
+            assert!(error <= 1e-5, "{family}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn the_gradient_is_the_slope_of_the_same_noise() {
+    let ctx = context(2);
+    for family in ["qwen2", "qwen3"] {
+        let mut weights = adapted(&ctx, family, &lora(TargetModules::AllLinear));
+        let (whole, weight) = whole(&weights);
+        let weight: Vec<f32> = weight.iter().map(|w| w / 100.0).collect();
+        let objective = |o: &Outcome| -> f64 {
+            let terms = o.logps.iter().zip(&o.entropies).zip(&weight);
+            terms.map(|((l, e), w)| f64::from(*w) * (f64::from(*l) + 0.5 * f64::from(*e))).sum()
+        };
+        let at = gradients_with(&ctx, &weights, &whole, &weight, false, DROPOUT);
+        let g: Vec<Vec<f32>> = at.grads.params.tensors().iter().map(|t| t.to_vec_f32()).collect();
+        let square: f64 = g.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum();
+        let step = 1e-3 / square.sqrt();
+        let mut moved = |by: f64, dropout| {
+            for (t, g) in weights.params.tensors_mut().into_iter().zip(&g).filter(|(_, g)| !g.is_empty()) {
+                let to: Vec<f32> = t.to_vec_f32().iter().zip(g).map(|(w, g)| w + (by * f64::from(*g)) as f32).collect();
+                t.view_mut().copy_from_f32(&to);
+            }
+            objective(&gradients_with(&ctx, &weights, &whole, &weight, false, dropout))
+        };
+        let (up, down) = (moved(step, DROPOUT), moved(-2.0 * step, DROPOUT));
+        let slope = (up - down) / (2.0 * step);
+        assert!((slope / square - 1.0).abs() < 2e-2, "{family}: slope {slope}, |g|² {square}");
+        // Of other noise it is not.
+        let other = Some((0.2, 7, 4));
+        let (up, down) = (moved(2.0 * step, other), moved(-2.0 * step, other));
+        let slope = (up - down) / (2.0 * step);
+        assert!((slope / square - 1.0).abs() > 4e-2, "{family}: slope {slope}, |g|² {square}");
+    }
+}
