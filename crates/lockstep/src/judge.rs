@@ -2,7 +2,7 @@
 
 use crate::data::prompts::Prompt;
 use model::tokenizer::Tokenizer;
-use rewards::{Columns, Content, Problem, Reward, RewardBatch};
+use rewards::{Columns, Content, Problem, Reward, RewardBatch, Scores};
 use rollout::Completion;
 use serde_json::Value;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ pub fn judge(
     let mut rows = vec![Vec::with_capacity(rewards.len()); ids.len()];
     let (mut problems, mut metrics, mut extra) = (Vec::new(), Vec::new(), Vec::new());
     for reward in rewards.iter_mut() {
-        let scores = reward.score(&batch);
+        let scores = finite(reward.name(), reward.score(&batch));
         rows.iter_mut().zip(scores.values).for_each(|(row, value)| row.push(value));
         problems.extend(scores.problems);
         metrics.extend(scores.metrics);
@@ -81,4 +81,37 @@ pub fn judge(
     let names = rewards.iter().map(|r| r.name().to_owned()).collect();
     let matrix = RewardMatrix { rewards: rows, names, weights: weights.to_vec() };
     Ok(Judged { matrix, prompts, completions: texts, problems, metrics, extra })
+}
+
+/// Scores that are not finite numbers are none, and it is said: in a mean they would spoil every other score.
+fn finite(name: &str, mut scores: Scores) -> Scores {
+    let mut bad = Vec::new();
+    for value in &mut scores.values {
+        if let Some(number) = value.filter(|x| !x.is_finite()) {
+            bad.push(number);
+            *value = None;
+        }
+    }
+    if let Some(first) = bad.first() {
+        let message = format!("it gave {first}, which is not a finite number");
+        scores.problems.push(Problem { reward: name.to_owned(), rows: bad.len(), message });
+    }
+    scores
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_finite_is_no_score_and_is_said() {
+        let given = Scores::new(vec![Some(1.0), Some(f64::NAN), None, Some(f64::INFINITY), Some(-2.5)]);
+        let Scores { values, problems, .. } = finite("odd", given);
+        assert_eq!(values, [Some(1.0), None, None, None, Some(-2.5)]);
+        assert_eq!(problems.len(), 1);
+        let said = problems[0].to_string();
+        assert!(said.contains("`odd`") && said.contains("2 completions") && said.contains("NaN"), "{said}");
+        let good = Scores::new(vec![Some(0.0), None]);
+        assert_eq!(finite("good", good.clone()), good);
+    }
 }

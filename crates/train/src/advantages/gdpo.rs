@@ -9,7 +9,7 @@
 //!
 //! A function that scored one sample of a group has no deviation there and says nothing of it.
 
-use super::{Advantages, RewardMatrix, SMALL, ZERO_STD, deviation, mean, metrics, per_sequence};
+use super::{Advantages, RewardMatrix, SMALL, ZERO_STD, deviation, given, mean, metrics, per_sequence};
 
 /// Computes the advantages of samples that lie group by group, `num_generations` each; `scale_rewards` has no part in it.
 ///
@@ -19,7 +19,7 @@ pub fn compute(matrix: &RewardMatrix, num_generations: usize) -> Advantages {
     let mut sums: Vec<Option<f64>> = rewards.iter().map(|r| r.map(|_| 0.0)).collect();
     for (g, rows) in matrix.rewards.chunks(num_generations).enumerate() {
         for (k, weight) in matrix.weights.iter().enumerate() {
-            let column: Vec<Option<f64>> = rows.iter().map(|row| row[k]).collect();
+            let column: Vec<Option<f64>> = rows.iter().map(|row| given(row[k])).collect();
             let std = if num_generations > 1 { deviation(&column) } else { Some(0.0) };
             let (Some(mean), Some(std)) = (mean(&column), std) else { continue };
             for (i, reward) in column.iter().enumerate() {

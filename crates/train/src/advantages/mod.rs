@@ -6,7 +6,8 @@
 //! A_i = r_i − mean of its group                 without division
 //! ```
 //!
-//! A sample that no function scored is left out of every mean and deviation, and its advantage is 0.
+//! A sample that no function scored is left out of every mean and deviation, and its advantage is 0. A score of NaN is none, as
+//! in TRL, where the two are one; an infinite one stays, so that it shows in the loss.
 //!
 //! GRPO: Shao et al. 2024, arXiv:2402.03300. Without division: Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783. Several rewards,
 //! each normalised first: [`gdpo`]. Against the others of the group: [`rloo`]. Per token, over the batch:
@@ -49,7 +50,7 @@ pub enum MultiObjectiveAggregation {
 /// Rewards of a generation batch: one row per sample, one column per reward function.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RewardMatrix {
-    /// `[samples][functions]`; `None` where a function gave no score.
+    /// `[samples][functions]`; `None` (or NaN) where a function gave no score.
     pub rewards: Vec<Vec<Option<f64>>>,
     /// Names of the functions, for the metrics.
     pub names: Vec<String>,
@@ -119,7 +120,7 @@ impl RewardMatrix {
 fn metrics(matrix: &RewardMatrix, rewards: &[Option<f64>], without_spread: usize) -> Vec<(String, Option<f64>)> {
     let mut metrics = Vec::new();
     for (k, name) in matrix.names.iter().enumerate() {
-        let column: Vec<_> = matrix.rewards.iter().map(|row| row[k]).collect();
+        let column: Vec<_> = matrix.rewards.iter().map(|row| given(row[k])).collect();
         metrics.push((format!("rewards/{name}/mean"), mean(&column)));
         metrics.push((format!("rewards/{name}/std"), deviation(&column)));
     }
@@ -136,9 +137,14 @@ const SMALL: f64 = 1e-4;
 /// A standard deviation up to this is called zero (the absolute tolerance of `torch.isclose`).
 const ZERO_STD: f64 = 1e-8;
 
+/// The score, if it is one.
+fn given(score: Option<f64>) -> Option<f64> {
+    score.filter(|r| !r.is_nan())
+}
+
 fn total(row: &[Option<f64>], weights: &[f64]) -> Option<f64> {
-    let scored = row.iter().any(Option::is_some);
-    scored.then(|| row.iter().zip(weights).filter_map(|(r, w)| r.map(|r| r * w)).sum())
+    let scored = row.iter().any(|r| given(*r).is_some());
+    scored.then(|| row.iter().zip(weights).filter_map(|(r, w)| given(*r).map(|r| r * w)).sum())
 }
 
 fn mean(values: &[Option<f64>]) -> Option<f64> {

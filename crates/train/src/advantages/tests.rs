@@ -155,3 +155,41 @@ fn reinforce_plus_plus_by_hand() {
         reinforce_plus_plus::compute(&one_function(&[None]), &samples[..1], &masks[..1], 1, 0.0, Baseline::Batch);
     assert_eq!(nothing.advantages, [Advantage::Tokens(vec![0.0; 3])]);
 }
+
+/// A reward of NaN is one that was not given: no mean, no deviation and no other sample's advantage notices it.
+#[test]
+fn nan_is_not_judged() {
+    let rows = |missing: Option<f64>| {
+        let m = matrix(
+            &[[Some(1.0), Some(2.0)], [missing, Some(4.0)], [missing, missing], [Some(3.0), missing]],
+            [1.0, 0.5],
+        );
+        let one = one_function(&[Some(1.0), missing, Some(-1.0), Some(0.5)]);
+        (m, one)
+    };
+    let ((m, one), (nan, one_nan)) = (rows(None), rows(Some(f64::NAN)));
+    let samples: Vec<Sample> = (0..4).map(|_| sample(&[0.5, -0.25], &[true, true])).collect();
+    let masks: Vec<Vec<bool>> = samples.iter().map(|s| s.mask.clone()).collect();
+    for group in [1, 2, 4] {
+        for scale in [ScaleRewards::Group, ScaleRewards::Batch, ScaleRewards::None] {
+            assert_eq!(compute(&nan, group, scale), compute(&m, group, scale));
+        }
+        assert_eq!(gdpo::compute(&nan, group), gdpo::compute(&m, group));
+        for normalize_advantages in [false, true] {
+            let config =
+                RlooRewards { normalize_advantages, reward_clip_range: Some([-0.5, 2.5]), ..RlooRewards::default() };
+            let of = |m| rloo::compute(m, &samples, group, &config);
+            assert_eq!(of(&one_nan), of(&one));
+        }
+        for baseline in [Baseline::Batch, Baseline::Group] {
+            let of = |m| reinforce_plus_plus::compute(m, &samples, &masks, group, 0.1, baseline);
+            assert_eq!(of(&one_nan), of(&one));
+        }
+    }
+    let all = compute(&one_function(&[Some(f64::NAN), Some(f64::NAN)]), 2, ScaleRewards::Group);
+    close(&all.advantages, &[0.0, 0.0]);
+    assert_eq!((metric(&all, "reward"), all.rewards), (None, vec![None, None]));
+    // What is infinite is no missing score: it must show.
+    let infinite = compute(&one_function(&[Some(f64::INFINITY), Some(0.0)]), 2, ScaleRewards::Group);
+    assert!(infinite.advantages[0].at(0).is_nan());
+}

@@ -1,6 +1,8 @@
+mod edges;
 mod family;
 mod logits;
 mod oracle;
+mod pairs;
 
 use super::*;
 use crate::ClipRatios;

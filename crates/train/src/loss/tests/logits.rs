@@ -5,6 +5,7 @@ use super::*;
 use crate::loss::rloo::{RlooConfig, rloo};
 
 const WORDS: usize = 6;
+const TEMPERATURE: f64 = 0.7;
 
 /// Log-probabilities and entropies of every token of `case` under `logits: [tokens, WORDS]`, at `temperature`; token t is
 /// word t mod `WORDS`.
@@ -56,28 +57,47 @@ fn evaluate(
     (sums.loss - bonus, d_logps, d_entropies)
 }
 
-fn check(case: &Case, name: &str, totals: &Totals, objective: Objective<'_>, value: &dyn Fn(&[f64], &[f64]) -> f64) {
-    let (tokens, temperature) = (case.masks.concat().len(), 0.7);
+/// Logits of `tokens` tokens with the log-probabilities and entropies that they give.
+pub fn point(tokens: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     let logits = normal::<f64>(99, tokens * WORDS);
-    let (frozen, entropies) = head(&logits, temperature);
-    let (_, d_logps, d_entropies) = evaluate(case, totals, objective, &frozen, &entropies);
-    let gradient = head_backward(&logits, temperature, &d_logps, &d_entropies);
+    let (logps, entropies) = head(&logits, TEMPERATURE);
+    (logits, logps, entropies)
+}
+
+/// Holds a loss's gradient (by log-probabilities, by entropies) at [`point`], taken through the head, against the slope of
+/// its value (of log-probabilities, entropies, and the log-probabilities at which what is constant is held). A spoiled
+/// gradient must be seen. Returns the gradient by the logits.
+pub fn verify(
+    name: &str,
+    tokens: usize,
+    gradient: &dyn Fn(&[f64], &[f64]) -> (Vec<f64>, Vec<f64>),
+    value: &dyn Fn(&[f64], &[f64], &[f64]) -> f64,
+) -> Vec<f64> {
+    let (logits, frozen, entropies) = point(tokens);
+    let (d_logps, d_entropies) = gradient(&frozen, &entropies);
+    let gradient = head_backward(&logits, TEMPERATURE, &d_logps, &d_entropies);
     let through = |logits: &[f64]| {
-        let (logps, entropies) = head(logits, temperature);
-        let (mut kept, mut sum, mut start) = (0usize, 0.0, 0);
-        for mask in &case.masks {
-            for (t, _) in mask.iter().enumerate().filter(|(_, m)| **m) {
-                (kept, sum) = (kept + 1, sum + entropies[start + t]);
-            }
-            start += mask.len();
-        }
-        value(&logps, &frozen) - totals.entropy_coef * sum / kept as f64
+        let (logps, entropies) = head(logits, TEMPERATURE);
+        value(&logps, &entropies, &frozen)
     };
     let error = directional_error(&logits, &gradient, through);
     assert!(error < 1e-7, "{name}: {error}");
-    let mut spoiled = gradient;
+    let mut spoiled = gradient.clone();
     spoiled[3] += 1e-3;
     assert!(directional_error(&logits, &spoiled, through) > 1e-5, "{name}");
+    gradient
+}
+
+fn check(case: &Case, name: &str, totals: &Totals, objective: Objective<'_>, value: &dyn Fn(&[f64], &[f64]) -> f64) {
+    let gradient = |logps: &[f64], entropies: &[f64]| {
+        let (_, d_logps, d_entropies) = evaluate(case, totals, objective, logps, entropies);
+        (d_logps, d_entropies)
+    };
+    let with_bonus = |logps: &[f64], entropies: &[f64], frozen: &[f64]| {
+        let kept: Vec<f64> = entropies.iter().zip(case.masks.concat()).filter(|(_, m)| *m).map(|(h, _)| *h).collect();
+        value(logps, frozen) - totals.entropy_coef * kept.iter().sum::<f64>() / kept.len() as f64
+    };
+    verify(name, case.masks.concat().len(), &gradient, &with_bonus);
 }
 
 #[test]
