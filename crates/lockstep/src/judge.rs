@@ -72,7 +72,8 @@ pub fn judge(
     let mut rows = vec![Vec::with_capacity(rewards.len()); ids.len()];
     let (mut problems, mut metrics, mut extra) = (Vec::new(), Vec::new(), Vec::new());
     for reward in rewards.iter_mut() {
-        let scores = finite(reward.name(), reward.score(&batch));
+        let scores = reward.score(&batch);
+        let scores = finite(reward.name(), scores);
         rows.iter_mut().zip(scores.values).for_each(|(row, value)| row.push(value));
         problems.extend(scores.problems);
         metrics.extend(scores.metrics);

@@ -35,6 +35,11 @@ fn head_backward(logits: &[f64], temperature: f64, d_logps: &[f64], d_entropies:
     gradient
 }
 
+/// ∂J/∂(log π, H) of log-probabilities and entropies.
+pub type Gradient<'a> = &'a dyn Fn(&[f64], &[f64]) -> (Vec<f64>, Vec<f64>);
+/// J of log-probabilities, entropies, and the log-probabilities at which what is constant is held.
+pub type Value<'a> = &'a dyn Fn(&[f64], &[f64], &[f64]) -> f64;
+
 /// J with its bonus, and ∂J/∂(log π, H), of any objective.
 type Objective<'a> = &'a dyn Fn(&Case, &Totals, &[f64], &mut [f64], &mut LossSums);
 
@@ -64,15 +69,9 @@ pub fn point(tokens: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     (logits, logps, entropies)
 }
 
-/// Holds a loss's gradient (by log-probabilities, by entropies) at [`point`], taken through the head, against the slope of
-/// its value (of log-probabilities, entropies, and the log-probabilities at which what is constant is held). A spoiled
-/// gradient must be seen. Returns the gradient by the logits.
-pub fn verify(
-    name: &str,
-    tokens: usize,
-    gradient: &dyn Fn(&[f64], &[f64]) -> (Vec<f64>, Vec<f64>),
-    value: &dyn Fn(&[f64], &[f64], &[f64]) -> f64,
-) -> Vec<f64> {
+/// Holds a loss's gradient at [`point`], taken through the head, against the slope of its value. A spoiled gradient must be
+/// seen. Returns the gradient by the logits.
+pub fn verify(name: &str, tokens: usize, gradient: Gradient<'_>, value: Value<'_>) -> Vec<f64> {
     let (logits, frozen, entropies) = point(tokens);
     let (d_logps, d_entropies) = gradient(&frozen, &entropies);
     let gradient = head_backward(&logits, TEMPERATURE, &d_logps, &d_entropies);
