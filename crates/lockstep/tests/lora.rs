@@ -46,15 +46,62 @@ fn the_sampler_agrees_with_the_trainer_and_the_model_without_its_adapter_is_the_
 
 #[test]
 fn no_bit_depends_on_the_machine_keys() {
+    same_bits("train", &LORA);
+}
+
+/// Runs that differ in what must change no bit; the first is in `base`.
+fn same_bits(purpose: &str, set: &[&str]) -> tempfile::TempDir {
     let dir = directory();
-    let base = [&LORA[..], &["threads=1"]].concat();
-    good(dir.path(), &arguments("train", "base", &base));
+    let base = [set, &["threads=1"]].concat();
+    good(dir.path(), &arguments(purpose, "base", &base));
     let variants: [&[&str]; 2] =
         [&["threads=2", "max_tokens_per_micro_batch=24"], &["gradient_checkpointing=true", "max_num_seqs=3"]];
     for (i, variant) in variants.iter().enumerate() {
         let out = format!("variant-{i}");
-        good(dir.path(), &arguments("train", &out, &[&base, *variant].concat()));
+        good(dir.path(), &arguments(purpose, &out, &[&base, *variant].concat()));
         same(&dir.path().join("base"), &dir.path().join(&out));
+    }
+    dir
+}
+
+#[test]
+fn dropout_is_in_the_gradient_and_in_nothing_that_is_compared() {
+    let dropped = [&LORA[..], &["lora_dropout=0.3"]].concat();
+    let set = [&dropped[..], &["beta=0.04", "num_iterations=2"]].concat();
+    let dir = same_bits("train", &set);
+    let root = dir.path();
+    let base = root.join("base");
+    let mismatches = of_lines(&base, "sampling/logp_mismatch_tokens");
+    assert!(mismatches.len() == 4 && mismatches.iter().all(|&n| n == 0.0), "{mismatches:?}");
+
+    // Until the first step is taken, nothing tells it from a run without: all that is compared is the same. Then its weights do.
+    good(root, &arguments("train", "plain", &[&set[..], &["lora_dropout=0"]].concat()));
+    good(root, &arguments("train", "off", &[&set[..], &["disable_dropout=true"]].concat()));
+    let first = |run: &str, name: &str| {
+        good(root, &arguments("train", run, &[&set[..], &["max_steps=1", "logging_steps=1", name]].concat()));
+        metrics(&root.join(run)).remove(0)
+    };
+    let field = |line: &str, name: &str| serde_json::from_str::<Value>(line).unwrap()[name].clone();
+    let (a, b) = (first("first", "lora_dropout=0.3"), first("first-plain", "lora_dropout=0"));
+    for name in ["loss", "kl", "entropy", "clip_ratio/region_mean", "reward"] {
+        assert!(field(&a, name).is_number(), "{name}: {a}");
+        assert_eq!(field(&a, name), field(&b, name), "{name}");
+    }
+    assert_ne!(field(&a, "grad_norm"), field(&b, "grad_norm"));
+    let adapter = |run: &str| fs::read(root.join(run).join("model/adapter_model.safetensors")).unwrap();
+    assert_ne!(adapter("base"), adapter("plain"));
+    assert_eq!(adapter("off"), adapter("plain"));
+    // PEFT is told.
+    let config = fs::read_to_string(base.join("model/adapter_config.json")).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&config).unwrap()["lora_dropout"], 0.3);
+
+    // The other runs that train an adapter.
+    let pairs = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
+    for (purpose, more) in [("sft", &[][..]), ("dpo", &pairs[..]), ("train", &["algorithm=ppo"])] {
+        let dir = same_bits(purpose, &[&dropped[..], more].concat());
+        good(dir.path(), &arguments(purpose, "plain", &[&LORA[..], more].concat()));
+        let adapter = |run: &str| fs::read(dir.path().join(run).join("model/adapter_model.safetensors")).unwrap();
+        assert_ne!(adapter("base"), adapter("plain"), "{purpose}");
     }
 }
 
@@ -104,7 +151,9 @@ fn what_cannot_be_is_refused() {
     let refuse = |purpose: &str, set: &[&str], words: &[&str]| {
         refused(dir.path(), &arguments(purpose, "run", &[&["use_peft=true"], set].concat()), words);
     };
-    refuse("train", &["lora_dropout=0.05"], &["lora_dropout", "set lora_dropout = 0"]);
+    for p in ["1", "-0.1", "1.5"] {
+        refuse("train", &[&format!("lora_dropout={p}")], &["`lora_dropout`", "at least 0 and below 1"]);
+    }
     refuse("train", &["lora_r=0"], &["`lora_r`"]);
     refuse("train", &["lora_target_modules=[\"q_proj\", \"qproj\"]"], &["`qproj`", "q_proj, k_proj"]);
     refuse("sft", &["lora_target_modules=lm_head"], &["`lm_head`"]);

@@ -127,6 +127,16 @@ fn grpo_with_an_adapter() {
     survives("train", &set, 8, 6);
 }
 
+/// The noise of a step goes on where it was, in the middle of a batch too.
+#[test]
+fn grpo_with_dropout() {
+    let adapter = ["use_peft=true", "lora_r=3", "lora_dropout=0.2", "lora_target_modules=all-linear"];
+    let set = [&adapter[..], &["beta=0.04", "num_iterations=2", "save_steps=1"]].concat();
+    survives("train", &set, 8, 11);
+    survives("sft", &adapter, 4, 12);
+    survives("dpo", &[&adapter[..], &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]].concat(), 4, 13);
+}
+
 /// The value model and its optimizer, the weight of the divergence, and mini-batches in a drawn order are in a checkpoint.
 #[test]
 fn ppo() {

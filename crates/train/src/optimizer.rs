@@ -36,7 +36,7 @@ pub struct OptimizerConfig {
     pub max_grad_norm: f64,
     /// What the moments are kept in.
     pub moments: MomentsDType,
-    /// The seed of the rounding of bf16 moments.
+    /// The seed of what is random in a step: the rounding of bf16 moments, and an adapter's dropout.
     pub seed: u64,
 }
 

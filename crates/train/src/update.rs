@@ -2,6 +2,15 @@
 //!
 //! samples → groups → micro-batches → forward → log-probabilities → loss and its gradient → backward, adding to the
 //! gradients → clip → AdamW. The loss sees log-probabilities alone, on the host: T numbers.
+//!
+//! With an adapter's dropout, the gradient is that of a forward pass with dropout. A policy's loss compares its
+//! log-probabilities with those of sampler and reference, which know no dropout, so they come from a pass without it, and
+//! ∂J/∂log π_θ is taken there:
+//!
+//! ∇ = Σ_t ∂J/∂log π_θ(t) ∇ log π_θ,dropped(t)
+//!
+//! That costs a second forward pass. The other losses (supervised, of pairs, of scores) are those of the pass with dropout,
+//! which is then the only one.
 
 use crate::loss::entropy::{EntropyControl, quantile};
 use crate::loss::sampling::SamplingSums;
@@ -12,7 +21,7 @@ use crate::packing::{MicroBatch, PromptCompletion, micro_batches};
 use crate::score::{check, grow_rope, longest};
 use crate::{Error, OptimizerConfig, Result, Sample, UpdateMetrics};
 use kernels::{Context, Memory, Tensor};
-use model::net::{self, Rope, Tape};
+use model::net::{self, Dropout, Rope, Tape};
 use model::{BatchTensors, Capacity, Grads, LoraConfig, ModelConfig, Weights};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -70,6 +79,8 @@ pub struct Trainer {
 /// What the model says of a micro-batch's scored tokens; the tape holds the rest.
 struct Forward {
     tensors: BatchTensors,
+    /// What a second pass, which the gradient is of, drops.
+    dropout: Option<Dropout>,
     logps: Vec<f32>,
     entropies: Vec<f32>,
 }
@@ -164,13 +175,17 @@ impl Trainer {
         let mut work = Work { samples, sequences: &sequences, masks: &masks, totals };
         let mut measured = Measured::default();
         let scored: Vec<bool> = sequences.iter().map(|s| !s.completion.is_empty()).collect();
-        let mut ahead = self.entropy_threshold(ctx, weights, &mut work, &micro, &mut measured)?;
+        let mut ahead = self.entropy_threshold(ctx, weights, &mut work, &micro, &mut measured)?.into_iter();
         let totals = work.totals;
         for micro in &micro {
-            let forward = match ahead.take() {
+            let mut forward = match ahead.next() {
                 Some(forward) => forward,
                 None => self.forward(ctx, weights, &work, micro, &mut measured)?,
             };
+            if let Some(dropout) = forward.dropout.take() {
+                forward.tensors.set_dropout(Some(dropout));
+                self.pass(ctx, weights, &forward.tensors, &mut measured)?;
+            }
             self.backward(ctx, weights, &work, micro, &forward, &mut measured)?;
         }
         // Sequences without a token take no part in the model, but count in the metrics.
@@ -227,8 +242,8 @@ impl Trainer {
     }
 
     /// Sets the entropy below which tokens are left out, if the objective leaves any out: a quantile of the whole optimizer
-    /// batch, so that every micro-batch is computed once before the first gradient. The forward pass of a lone micro-batch is
-    /// returned, to go on with.
+    /// batch, so that every micro-batch is computed once before the first gradient. What can be gone on with is returned: the
+    /// forward pass of a lone micro-batch, whose tape is still there; with dropout, which has a pass to come, those of all.
     fn entropy_threshold(
         &mut self,
         ctx: &Context,
@@ -236,18 +251,24 @@ impl Trainer {
         work: &mut Work<'_>,
         micro: &[MicroBatch],
         measured: &mut Measured,
-    ) -> Result<Option<Forward>> {
-        let Some(q) = self.config.objective.entropy_quantile() else { return Ok(None) };
-        let (mut entropies, mut last) = (Vec::with_capacity(work.totals.tokens), None);
+    ) -> Result<Vec<Forward>> {
+        let Some(q) = self.config.objective.entropy_quantile() else { return Ok(Vec::new()) };
+        let keeps = micro.len() == 1 || self.dropout() > 0.0;
+        let (mut entropies, mut kept) = (Vec::with_capacity(work.totals.tokens), Vec::new());
         for micro in micro {
             let forward = self.forward(ctx, weights, work, micro, measured)?;
             let mask = micro.groups.iter().flat_map(|g| g.clone()).flat_map(|i| &work.masks[i]);
             entropies.extend(forward.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e));
-            last = Some(forward);
+            kept.extend(keeps.then_some(forward));
         }
         work.totals.entropy_threshold = quantile(entropies.clone(), q);
         work.totals.entropy_tokens = entropies.iter().filter(|&&e| work.totals.keeps(f64::from(e))).count();
-        Ok(last.filter(|_| micro.len() == 1))
+        Ok(kept)
+    }
+
+    /// The chance that an input of the adapter is dropped.
+    fn dropout(&self) -> f64 {
+        self.config.adapter.as_ref().map_or(0.0, |lora| lora.dropout)
     }
 
     /// The forward pass of one micro-batch.
@@ -261,20 +282,44 @@ impl Trainer {
     ) -> Result<Forward> {
         let start = Instant::now();
         let batch = micro.batch(work.sequences, self.config.prefix_sharing);
-        let tensors = BatchTensors::new(&self.memory.part("workspace"), &batch);
+        let mut tensors = BatchTensors::new(&self.memory.part("workspace"), &batch);
+        let p = self.dropout();
+        let mut dropout = (p > 0.0).then(|| {
+            let samples: Vec<u32> = micro.scored(work.sequences).map(|i| i as u32).collect();
+            // Skipped steps count, so that no two have the same noise.
+            let step = self.optimizer.steps + self.skipped_total;
+            Dropout::new(&self.memory, p, self.config.optimizer.seed, step, &batch, &samples)
+        });
+        if !self.config.objective.is_policy() {
+            tensors.set_dropout(dropout.take());
+        }
+        measured.forward_time_s += start.elapsed().as_secs_f64();
+        let (logps, entropies) = self.pass(ctx, weights, &tensors, measured)?;
+        Ok(Forward { tensors, dropout, logps, entropies })
+    }
+
+    /// A forward pass, kept on the tape: log-probabilities (or scores) and entropies.
+    fn pass(
+        &mut self,
+        ctx: &Context,
+        weights: &Weights,
+        tensors: &BatchTensors,
+        measured: &mut Measured,
+    ) -> Result<(Vec<f32>, Vec<f32>)> {
+        let start = Instant::now();
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
-        net::forward(ctx, weights, rope, &tensors, tape)?;
+        net::forward(ctx, weights, rope, tensors, tape)?;
         let (logps, entropies) = if self.config.objective.is_of_scores() {
-            net::score_forward(ctx, weights, &tensors, tape)?;
+            net::score_forward(ctx, weights, tensors, tape)?;
             let scores = tape.scores().to_vec_f32();
             let entropies = vec![0.0; scores.len()];
             (scores, entropies)
         } else {
-            net::head_forward(ctx, weights, &tensors, net::inv_temperature(self.config.temperature), tape)?;
+            net::head_forward(ctx, weights, tensors, net::inv_temperature(self.config.temperature), tape)?;
             (tape.logps().to_vec_f32(), tape.entropies().to_vec_f32())
         };
         measured.forward_time_s += start.elapsed().as_secs_f64();
-        Ok(Forward { tensors, logps, entropies })
+        Ok((logps, entropies))
     }
 
     /// Loss and backward pass of one micro-batch, whose forward pass was the last one.
@@ -288,7 +333,7 @@ impl Trainer {
         measured: &mut Measured,
     ) -> Result<()> {
         let Work { samples, sequences, masks, totals } = work;
-        let Forward { tensors, logps, entropies } = forward;
+        let Forward { tensors, logps, entropies, .. } = forward;
         let start = Instant::now();
         let (mut d_logps, mut d_entropies) = (vec![0.0; logps.len()], vec![0.0; logps.len()]);
         let (mut first, mut gradient, mut of_entropies) = (0, d_logps.as_mut_slice(), d_entropies.as_mut_slice());

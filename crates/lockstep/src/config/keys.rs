@@ -344,6 +344,11 @@ keys! {
         lora_r: usize = 16, trl "same", Refused;
         /// The adapter's scale is lora_alpha / lora_r.
         lora_alpha: f64 = 32.0, trl "same", Refused;
+        /// The chance that an input of the adapter is dropped, for the gradient of a training step alone: rollout and every
+        /// log-probability that is compared with it know no dropout, for which a policy's step computes a second forward.
+        lora_dropout: f64 = 0.0, trl "0.05", Refused;
+        /// Train as if lora_dropout were 0.
+        disable_dropout: bool = false, trl "same (true for DPO and reward models)", Refused;
         /// The modules that are adapted: names such as q_proj, one regular expression of whole names, or all-linear; not set:
         /// q_proj and v_proj.
         lora_target_modules: Option<Vec<String>> = None, trl "same", Refused;

@@ -5,13 +5,19 @@ use crate::bad_input;
 use model::{LoraConfig, TargetModules};
 
 /// Keys that mean nothing without `use_peft`.
-const KEYS: [&str; 4] = ["lora_r", "lora_alpha", "lora_target_modules", "use_rslora"];
+const KEYS: [&str; 5] = ["lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora"];
 
 /// What the keys must satisfy whatever the model.
 pub(super) fn validate(resolved: &mut Resolved) -> anyhow::Result<()> {
     let c = &resolved.config;
     if c.lora_r == 0 {
         bad_input!("`lora_r` must be at least 1, but is 0");
+    }
+    if !(0.0..1.0).contains(&c.lora_dropout) {
+        bad_input!(
+            "`lora_dropout` = {}: it is a chance, at least 0 and below 1; set lora_dropout = 0 for no dropout",
+            c.lora_dropout
+        );
     }
     if !c.use_peft {
         let idle: Vec<&str> = KEYS.into_iter().filter(|key| resolved.is_set(key)).collect();
@@ -45,7 +51,7 @@ impl Config {
             r: self.lora_r,
             alpha: self.lora_alpha,
             use_rslora: self.use_rslora,
-            dropout: 0.0,
+            dropout: if self.disable_dropout { 0.0 } else { self.lora_dropout },
             target_modules,
         })
     }

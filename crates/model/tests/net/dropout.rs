@@ -1,10 +1,13 @@
-//! Dropout of what adapters read, in the whole model: what it changes, and what changes none of its bits.
+//! Dropout of what adapters read, in the whole model: against PEFT in f64 (`conformance/dropout_fixtures.py`), what it
+//! changes, and what changes none of its bits.
 
+use super::fixtures::{Expected, GRADIENT, LOGITS};
 use super::gradients::{batch, groups};
-use super::lora::{adapted, lora, some, whole};
+use super::lora::{PEFT, adapted, lora, of_peft, some, whole};
 use super::*;
 use kernels::check::{normal, relative_error};
 use model::TargetModules;
+use model::weights::Named;
 
 const DROPOUT: Option<(f64, u64, u64)> = Some((0.2, 7, 3));
 
@@ -97,5 +100,53 @@ fn the_gradient_is_the_slope_of_the_same_noise() {
         let (up, down) = (moved(2.0 * step, other), moved(-2.0 * step, other));
         let slope = (up - down) / (2.0 * step);
         assert!((slope / square - 1.0).abs() > 4e-2, "{family}: slope {slope}, |g|² {square}");
+    }
+}
+
+/// Errors of the log-probabilities and of every gradient, of PEFT's adapter under the masks of `noise`.
+fn errors(ctx: &Context, family: &str, (p, seed, step, place): (f64, u64, u64, u32)) -> Vec<(String, f64)> {
+    let (weights, _) = of_peft(ctx, family);
+    let expected = Expected::read(&folder(family).join("lora/dropout.safetensors"));
+    let (ids, memory) = (expected.ids(), ctx.memory());
+    let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&ids[1..]] }], true);
+    let mut tape = Tape::new(memory, &weights.config, batch.capacity(), true);
+    let (rope, mut tensors) = (Rope::new(memory, &weights.config, ids.len()), BatchTensors::new(memory, &batch));
+    tensors.set_dropout(Some(net::Dropout::new(memory, p, seed, step, &batch, &[place])));
+    let mut grads = Grads::trained(memory, &weights.config, weights.lora());
+    net::forward(ctx, &weights, &rope, &tensors, &mut tape).unwrap();
+    net::head_forward(ctx, &weights, &tensors, 1.0, &mut tape).unwrap();
+    let mut found = vec![("logps".to_owned(), relative_error(&tape.logps().to_vec_f32(), &expected.f64("logps")))];
+    let n = batch.targets.len();
+    let d_logps = Tensor::from_f32(memory, &[n], &vec![-1.0 / n as f32; n]);
+    net::head_backward(ctx, &weights, &tensors, d_logps.view(), None, &mut tape, &mut grads).unwrap();
+    net::backward(ctx, &weights, &rope, &tensors, &mut tape, &mut grads).unwrap();
+    grads.finish(ctx).unwrap();
+    let named = Named { params: &grads.params };
+    for name in expected.names().iter().filter_map(|n| n.strip_prefix("grad.")) {
+        let error = relative_error(&named.get(name).unwrap(), &expected.f64(&format!("grad.{name}")));
+        found.push((name.to_owned(), error));
+    }
+    assert_eq!(found.len(), 1 + named.tensors().len());
+    found
+}
+
+#[test]
+fn log_probabilities_and_gradients_under_the_same_masks_are_those_of_peft() {
+    let noise = (0.25, 11, (1 << 32) + 3, 5);
+    for isa in Isa::present() {
+        for family in PEFT {
+            for (name, error) in errors(&Context::cpu(isa, 2), family, noise) {
+                let bound = if name == "logps" { LOGITS } else { GRADIENT };
+                assert!(error <= bound, "{family} {isa:?} {name}: {error:e}");
+            }
+        }
+    }
+    // Masks of another chance, seed, step or place are seen in every one of them.
+    for other in
+        [(0.3, 11, (1 << 32) + 3, 5), (0.25, 12, (1 << 32) + 3, 5), (0.25, 11, 3, 5), (0.25, 11, (1 << 32) + 3, 4)]
+    {
+        for (name, error) in errors(&context(1), "qwen2", other) {
+            assert!(error > 100.0 * GRADIENT, "{other:?} {name}: {error:e}");
+        }
     }
 }

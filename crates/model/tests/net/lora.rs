@@ -166,9 +166,9 @@ fn what_cannot_be_adapted_is_refused() {
 }
 
 /// Families with an adapter that PEFT wrote.
-const PEFT: [&str; 3] = ["llama3", "qwen2", "qwen3"];
+pub const PEFT: [&str; 3] = ["llama3", "qwen2", "qwen3"];
 
-fn of_peft(ctx: &Context, family: &str) -> (Weights, Expected) {
+pub fn of_peft(ctx: &Context, family: &str) -> (Weights, Expected) {
     let (mut weights, dir) = (load(ctx, family), folder(family).join("lora"));
     model::io::load_adapter(ctx.memory(), &dir, &mut weights).unwrap();
     (weights, Expected::read(&dir.join("expected.safetensors")))
@@ -219,6 +219,7 @@ fn an_adapter_that_is_saved_is_the_one_that_is_loaded() {
     let ctx = context(1);
     for family in PEFT {
         let (weights, expected) = of_peft(&ctx, family);
+        assert_eq!(weights.lora().unwrap().dropout, 0.0);
         let dir = tempfile::tempdir().unwrap();
         model::io::save_adapter(dir.path(), &weights, family).unwrap();
         let theirs = std::fs::read(folder(family).join("lora/adapter_model.safetensors")).unwrap();
@@ -234,7 +235,22 @@ fn an_adapter_that_is_saved_is_the_one_that_is_loaded() {
         assert!(tensors(&ours) == tensors(&theirs), "{family}: names, shapes or elements");
         model::io::load_adapter(ctx.memory(), dir.path(), &mut again).unwrap();
         assert_eq!(again.lora(), weights.lora());
+        let config = dir.path().join(model::io::ADAPTER_CONFIG);
+        let told = std::fs::read_to_string(&config).unwrap();
+        assert!(told.contains("\"lora_dropout\": 0.0"), "{told}");
         let ids = expected.ids();
         assert_eq!(logits(&ctx, &again, &ids), logits(&ctx, &weights, &ids), "{family}");
+        // Dropout is carried, and dropped of nothing here.
+        std::fs::write(&config, told.replace("\"lora_dropout\": 0.0", "\"lora_dropout\": 0.05")).unwrap();
+        model::io::load_adapter(ctx.memory(), dir.path(), &mut again).unwrap();
+        assert_eq!(again.lora().unwrap().dropout, 0.05);
+        assert_eq!(logits(&ctx, &again, &ids), logits(&ctx, &weights, &ids), "{family}");
+        model::io::save_adapter(dir.path(), &again, family).unwrap();
+        assert_eq!(model::io::load_adapter_config(dir.path()).unwrap().dropout, 0.05);
+        for (p, word) in [("1.0", "below 1"), ("\"a\"", "a number")] {
+            std::fs::write(&config, told.replace("\"lora_dropout\": 0.0", &format!("\"lora_dropout\": {p}"))).unwrap();
+            let error = model::io::load_adapter(ctx.memory(), dir.path(), &mut again).unwrap_err().to_string();
+            assert!(error.contains("lora_dropout") && error.contains(word), "{error}");
+        }
     }
 }

@@ -1,0 +1,196 @@
+//! Steps on an adapter with dropout: what the loss compares knows none, the gradient is that of the noise, and nothing but
+//! the seed and the step decides the noise.
+
+mod common;
+
+use common::model::{bits, config, context, context_of, policy};
+use kernels::check::{normal, relative_error};
+use kernels::{Context, Isa};
+use model::io::{TensorSink, TensorSource};
+use model::weights::{Named, NamedMut};
+use model::{LoraConfig, TargetModules, Weights};
+use train::{
+    Advantage, LossConfig, Objective, OptimizerConfig, PromptCompletion, Sample, Scorer, Trainer, TrainerConfig,
+    UpdateMetrics,
+};
+
+fn lora(dropout: f64) -> LoraConfig {
+    LoraConfig { r: 3, dropout, target_modules: TargetModules::AllLinear, ..LoraConfig::default() }
+}
+
+/// The fixture's policy with an adapter that matters.
+fn adapted(ctx: &Context, dropout: f64) -> Weights {
+    let mut weights = policy(ctx.memory());
+    weights.add_adapter(ctx.memory(), &lora(dropout), 1).expect("adapter");
+    let mut named = NamedMut { params: &mut weights.params };
+    for (i, spec) in named.tensors().into_iter().filter(|s| s.name.contains("lora_")).enumerate() {
+        let data = normal::<f32>(i as u64, spec.shape.iter().product());
+        named.put(&spec.name, &data.iter().map(|x| 0.2 * x).collect::<Vec<_>>()).expect("tensor");
+    }
+    weights
+}
+
+fn trainer_config(dropout: f64, loss: LossConfig) -> TrainerConfig {
+    TrainerConfig {
+        objective: Objective::Policy(loss),
+        optimizer: OptimizerConfig { seed: 5, ..OptimizerConfig::default() },
+        adapter: Some(lora(dropout)),
+        temperature: 0.7,
+        max_tokens_per_micro_batch: 1000,
+        prefix_sharing: true,
+        gradient_checkpointing: false,
+    }
+}
+
+fn loss() -> LossConfig {
+    LossConfig { beta: 0.04, max_completion_length: 70, ..LossConfig::default() }
+}
+
+/// Three groups, one with a completion of no token.
+fn samples(ctx: &Context, weights: &Weights) -> Vec<Sample> {
+    let mut stream = kernels::rng::Stream::new(7, 7);
+    let mut draw = |n: usize| -> Vec<u32> { (0..n).map(|_| 2 + stream.below(48) as u32).collect() };
+    let mut out = Vec::new();
+    for (prompt, completions) in [(5, [0, 3, 1]), (69, [20, 2, 9]), (2, [4, 66, 5])] {
+        let prompt: std::sync::Arc<[u32]> = draw(prompt).into();
+        for n in completions {
+            let advantage = Advantage::Sequence(0.3 * (n as f32) - 1.0);
+            let versions = vec![weights.version; n];
+            out.push(Sample { versions, advantage, ..Sample::supervised(prompt.clone(), draw(n)) });
+        }
+    }
+    let pairs: Vec<_> = out.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
+    let scores = Scorer::new(ctx.memory(), 1, true).score(ctx, weights, &pairs, 0.7).expect("scores");
+    for (sample, scores) in out.iter_mut().zip(scores) {
+        sample.ref_logps = Some(scores.logps.iter().map(|x| x + 0.1).collect());
+        sample.sampler_logps = scores.logps;
+    }
+    out
+}
+
+/// The metrics that must repeat.
+fn lasting(metrics: UpdateMetrics) -> UpdateMetrics {
+    UpdateMetrics { micro_batches: 0, forward_time_s: 0.0, backward_time_s: 0.0, optimizer_time_s: 0.0, ..metrics }
+}
+
+#[test]
+fn threads_budget_checkpointing_and_instruction_set_change_no_bit() {
+    for objective in [Objective::Policy(LossConfig { top_entropy_quantile: 0.6, ..loss() }), Objective::Supervised] {
+        let run = |isa: Isa, threads: usize, max_tokens_per_micro_batch: usize, gradient_checkpointing: bool| {
+            let ctx = context_of(isa, threads);
+            let mut weights = adapted(&ctx, 0.2);
+            let samples = samples(&ctx, &weights);
+            let how =
+                TrainerConfig { max_tokens_per_micro_batch, gradient_checkpointing, ..trainer_config(0.2, loss()) };
+            let how = TrainerConfig { objective: objective.clone(), ..how };
+            let mut trainer = Trainer::new(ctx.memory(), &weights.config, how).expect("trainer");
+            let mut step = || trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+            let metrics = [step(), step(), step()];
+            let micro_batches = metrics[0].micro_batches;
+            (micro_batches, metrics.map(lasting), elements(&weights))
+        };
+        let (micro_batches, metrics, expected) = run(Isa::best(), 1, 1000, false);
+        assert_eq!(micro_batches, 1);
+        for (threads, budget, checkpointing, cuts) in [(2, 1000, false, 1), (1, 1, true, 3), (2, 110, false, 2)] {
+            for isa in Isa::present() {
+                let (micro_batches, m, bits) = run(isa, threads, budget, checkpointing);
+                let title = format!("{isa:?}: {threads} threads, {budget} tokens, checkpointing {checkpointing}");
+                assert_eq!((micro_batches, &m), (cuts, &metrics), "{title}");
+                assert!(bits == expected, "{title}: other bits");
+            }
+        }
+    }
+}
+
+/// The bits of all parameters, the adapter's among them.
+fn elements(weights: &Weights) -> Vec<u32> {
+    bits(&Named { params: &weights.params })
+}
+
+#[test]
+fn what_the_loss_compares_knows_no_dropout_and_the_gradient_does() {
+    let ctx = context(1);
+    let step = |dropout: f64, loss: LossConfig| {
+        let mut weights = adapted(&ctx, dropout);
+        let samples = samples(&ctx, &weights);
+        let mut trainer = Trainer::new(ctx.memory(), &weights.config, trainer_config(dropout, loss)).expect("trainer");
+        let metrics = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+        (metrics, elements(&weights))
+    };
+    for loss in [loss(), LossConfig { top_entropy_quantile: 0.5, ..loss() }] {
+        let ((plain, plain_bits), (dropped, dropped_bits)) = (step(0.0, loss.clone()), step(0.2, loss));
+        assert_eq!((dropped.logp_mismatch_tokens, dropped.logp_compared_tokens), (0, 110));
+        assert_eq!((dropped.loss, dropped.kl, dropped.entropy), (plain.loss, plain.kl, plain.entropy));
+        assert_eq!(dropped.clip, plain.clip);
+        assert!(dropped.grad_norm != plain.grad_norm && dropped_bits != plain_bits);
+    }
+}
+
+/// On policy, with advantage 1 and completions of one length, a policy's gradient is the supervised one: of the same noise.
+#[test]
+fn the_gradient_is_that_of_the_pass_with_dropout() {
+    let ctx = context(2);
+    let gradient = |dropout: f64, supervised: bool, seed: u64| {
+        let mut weights = adapted(&ctx, dropout);
+        let mut samples = samples(&ctx, &weights);
+        samples.iter_mut().for_each(|s| s.advantage = Advantage::Sequence(1.0));
+        samples.retain(|s| s.completion.len() == 3 || s.completion.len() == 20);
+        for sample in &mut samples {
+            sample.completion.truncate(3);
+            sample.mask.truncate(3);
+            sample.sampler_logps.truncate(3);
+            sample.versions.truncate(3);
+        }
+        let loss = LossConfig { beta: 0.0, ..loss() };
+        let objective = if supervised { Objective::Supervised } else { Objective::Policy(loss.clone()) };
+        let how = TrainerConfig { objective, ..trainer_config(dropout, loss) };
+        let how = TrainerConfig { optimizer: OptimizerConfig { seed, ..how.optimizer }, ..how };
+        let mut trainer = Trainer::new(ctx.memory(), &weights.config, how).expect("trainer");
+        let metrics = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+        assert!(supervised || (metrics.logp_mismatch_tokens, metrics.logp_compared_tokens) == (0, 6));
+        let gradients = trainer.grads().params.tensors().iter().flat_map(|t| t.to_vec_f32()).collect::<Vec<f32>>();
+        (metrics.loss, gradients)
+    };
+    let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+    let (loss, supervised) = gradient(0.2, true, 5);
+    let error = relative_error(&gradient(0.2, false, 5).1, &wide(&supervised));
+    assert!(error < 1e-6, "{error:e}");
+    // Neither is that of another noise, or of none; and the supervised loss is that of its noise.
+    for (dropout, seed) in [(0.2, 6), (0.0, 5)] {
+        assert!(relative_error(&gradient(dropout, false, seed).1, &wide(&supervised)) > 1e-2);
+        let (other, _) = gradient(dropout, true, seed);
+        assert!(other != loss && (other / loss - 1.0).abs() < 0.3, "{other} {loss}");
+    }
+}
+
+#[test]
+fn goes_on_from_saved_counters_a_skipped_step_among_them() {
+    let ctx = context(1);
+    let mut weights = adapted(&ctx, 0.2);
+    let good = samples(&ctx, &weights);
+    let mut bad = good.clone();
+    bad[4].advantage = Advantage::Sequence(f32::INFINITY);
+    let new = || Trainer::new(ctx.memory(), &config(), trainer_config(0.2, loss())).expect("trainer");
+    let mut trainer = new();
+    assert!(!trainer.update(&ctx, &mut weights, &good, 1e-3).expect("update").skipped);
+    assert!(trainer.update(&ctx, &mut weights, &bad, 1e-3).expect("update").skipped);
+
+    let (mut again, mut resumed) = (adapted(&ctx, 0.2), new());
+    for spec in TensorSource::tensors(&Named { params: &weights.params }) {
+        let from = Named { params: &weights.params }.get(&spec.name).expect("tensor");
+        NamedMut { params: &mut again.params }.put(&spec.name, &from).expect("tensor");
+    }
+    for (from, mut to) in trainer.optimizer().moments().into_iter().zip(resumed.optimizer_mut().moments_mut()) {
+        for spec in from.tensors() {
+            to.put(&spec.name, &from.get(&spec.name).expect("moment")).expect("moment");
+        }
+    }
+    again.version = weights.version;
+    let state = trainer.state();
+    assert_eq!((state.steps, state.skipped_total), (1, 1));
+    resumed.set_state(state);
+    let a = trainer.update(&ctx, &mut weights, &good, 1e-3).expect("update");
+    let b = resumed.update(&ctx, &mut again, &good, 1e-3).expect("update");
+    assert_eq!(lasting(a), lasting(b));
+    assert!(elements(&weights) == elements(&again));
+}
