@@ -2,28 +2,14 @@
 
 mod support;
 
-use support::refused;
 use support::runs::{arguments, directory, files, good};
+use support::{refused, tensors};
 
 const SET: [&str; 4] = ["beta=0.5", "sync_ref_model=true", "ref_model_sync_steps=6", "ref_model_mixup_alpha=1"];
 
 /// The reference that the run left in its checkpoint of `step`.
 fn reference(root: &std::path::Path, run: &str, step: u64) -> Vec<u8> {
     files(&root.join(run))[&format!("checkpoints/step-{step:06}/reference.safetensors")].clone()
-}
-
-/// The policy's weights in a checkpoint, by tensor.
-fn tensors(bytes: &[u8]) -> Vec<(String, Vec<f32>)> {
-    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
-    let mut found = Vec::new();
-    for (name, tensor) in header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__") {
-        let [start, end] = [0, 1].map(|i| tensor["data_offsets"][i].as_u64().unwrap() as usize + 8 + length);
-        let floats = bytes[start..end].chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-        found.push((name.clone(), floats));
-    }
-    found.sort_by(|a, b| a.0.cmp(&b.0));
-    found
 }
 
 #[test]

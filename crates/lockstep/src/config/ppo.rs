@@ -1,5 +1,6 @@
 //! What PPO's keys must satisfy, and what they say to the trainer.
 
+use super::values::KeyValue;
 use super::{Algorithm, Config, KEYS, Resolved};
 use crate::bad_input;
 use train::loss::ppo::{PpoConfig, ValueConfig};
@@ -7,6 +8,9 @@ use train::loss::ppo::{PpoConfig, ValueConfig};
 /// Keys that PPO has another name for, or no use.
 const NOT_OF_PPO: &[&str] = &[
     "scale_rewards",
+    "multi_objective_aggregation",
+    "normalize_advantages",
+    "reward_clip_range",
     "use_bias_correction_kl",
     "loss_type",
     "importance_sampling_level",
@@ -72,11 +76,12 @@ pub(super) fn check(c: &Config) -> anyhow::Result<()> {
 pub(super) fn notes(resolved: &mut Resolved) {
     let (c, default) = (&resolved.config, Config::default());
     let ppo = c.algorithm == Algorithm::Ppo;
+    let algorithm = KeyValue::write(&c.algorithm).map_or_else(String::new, |v| v.to_string());
     let idle = KEYS
         .iter()
         .filter(|key| if ppo { NOT_OF_PPO.contains(&key.name) } else { key.section == "PPO" })
         .filter(|key| key.value(c) != key.value(&default))
-        .map(|key| format!("{} has no meaning with algorithm = \"{}\"", key.name, if ppo { "ppo" } else { "grpo" }));
+        .map(|key| format!("{} has no meaning with algorithm = {algorithm}", key.name));
     let idle: Vec<String> = idle.collect();
     resolved.notes.extend(idle);
 }

@@ -40,8 +40,9 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
     if purpose == Purpose::Grpo {
         super::algorithms::check(resolved)?;
         let c = &resolved.config;
-        batches(c)?;
+        // First: it says what PPO has instead of GRPO's keys, whose own rules come second.
         super::ppo::check(c)?;
+        batches(c)?;
         if c.sync_ref_model && !c.has_reference() {
             bad_input!(
                 "`sync_ref_model` = true, but with beta = 0 (in PPO: kl_coef = 0) there is no reference model: set it above 0, or sync_ref_model = false"

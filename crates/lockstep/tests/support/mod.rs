@@ -52,6 +52,20 @@ pub fn listing(directory: &Path) -> Vec<(PathBuf, u64)> {
     found
 }
 
+/// The tensors of a file of weights, by name.
+pub fn tensors(bytes: &[u8]) -> Vec<(String, Vec<f32>)> {
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let mut found = Vec::new();
+    for (name, tensor) in header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__") {
+        let [start, end] = [0, 1].map(|i| tensor["data_offsets"][i].as_u64().unwrap() as usize + 8 + length);
+        let floats = bytes[start..end].chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        found.push((name.clone(), floats));
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    found
+}
+
 /// Runs it, which must be refused: exit code 2, one paragraph with all of `words`, and nothing written.
 pub fn refused(directory: &Path, arguments: &[&str], words: &[&str]) {
     let before = listing(directory);

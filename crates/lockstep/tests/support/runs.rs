@@ -85,6 +85,12 @@ pub fn metrics(run: &Path) -> Vec<String> {
     text.lines().map(|line| Value::Object(lasting(serde_json::from_str(line).unwrap())).to_string()).collect()
 }
 
+/// The value of `name` in every line that has it.
+pub fn of_lines(run: &Path, name: &str) -> Vec<f64> {
+    let lines = metrics(run).into_iter().map(|l| serde_json::from_str::<Value>(&l).unwrap());
+    lines.filter_map(|l| l[name].as_f64()).collect()
+}
+
 /// What a finished run left, by relative path: weights, optimizer state, run state, completions, rollouts.
 pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
