@@ -5,10 +5,12 @@
 
 use crate::bad_input;
 use crate::config::{Algorithm, Config};
+use crate::data::locate::{HubKind, locate};
 use crate::error::{BadInput, OrBadInput};
 use crate::grpo::{engine_config, trainer_config};
-use crate::policy::Words;
+use crate::policy::{Words, load_config};
 use crate::questions::context;
+use crate::replay::{Limits, Replay};
 use kernels::context::threads_from_env;
 use kernels::{Context, Device, Isa, Memory};
 use model::weights::tensor_specs;
@@ -50,10 +52,26 @@ pub struct MemoryPlan {
     pub longest: Longest,
 }
 
-/// Plans a GRPO run whose longest prompt has `longest_prompt` tokens. Allocates nothing.
-pub fn plan(config: &Config, words: &Words, longest_prompt: usize) -> anyhow::Result<MemoryPlan> {
+/// What the data say that the memory of a run depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Tokens of the longest prompt.
+    pub longest_prompt: usize,
+    /// Rollouts from a file bring the reference's log-probabilities, all of them: none is loaded.
+    pub ref_logps: bool,
+}
+
+impl Known {
+    /// Of rollouts from a file.
+    pub fn of(replay: &Replay) -> Known {
+        Known { longest_prompt: replay.longest(), ref_logps: replay.has_ref_logps() }
+    }
+}
+
+/// Plans a run of `lockstep train`. Allocates nothing.
+pub fn plan(config: &Config, words: &Words, known: Known) -> anyhow::Result<MemoryPlan> {
     let model = &words.config;
-    let longest = Longest { prompt: longest_prompt, completion: config.max_completion_length };
+    let longest = Longest { prompt: known.longest_prompt, completion: config.max_completion_length };
     let group = config.num_generations;
     let mut parts = Vec::new();
     let steps = capacity(config, longest, group, config.completions_per_step());
@@ -69,7 +87,7 @@ pub fn plan(config: &Config, words: &Words, longest_prompt: usize) -> anyhow::Re
         drop(scorer);
     }
 
-    if config.has_reference() {
+    if config.has_reference() && !known.ref_logps {
         let memory = Memory::new(Device::Meta);
         // The model without its adapter is there already.
         let own = config.ref_model.is_some() || !config.use_peft;
@@ -88,15 +106,36 @@ pub fn plan(config: &Config, words: &Words, longest_prompt: usize) -> anyhow::Re
     }
     if generates(config) {
         let memory = Memory::new(Device::Meta);
-        let sizes = engine_config(config, context(config, words), longest_prompt);
+        let sizes = engine_config(config, context(config, words), known.longest_prompt);
         // It computes nothing here: one thread, any instruction set.
         let ctx = Context::cpu(Isa::Portable, 1);
         let engine = Engine::on(&ctx, &memory, model, sizes).map_err(|e| BadInput::new(e.to_string()))?;
         add(&mut parts, &memory, "generation");
         drop(engine);
     }
+    for (name, shape) in reward_models(config)? {
+        let memory = Memory::new(Device::Meta);
+        let weights = Weights::zeros(&memory, &shape);
+        // Its own words may cut the text into more tokens; a completion has one more for what ends the text.
+        let longest = Longest { completion: longest.completion + 1, ..longest };
+        let scorer = scorer(&memory, config, &shape, longest, group, config.generation_batch());
+        add(&mut parts, &memory, &format!("reward {name}"));
+        drop((weights, scorer));
+    }
 
     finish(parts, config, model, longest)
+}
+
+/// The models among the rewards, by name.
+fn reward_models(config: &Config) -> anyhow::Result<Vec<(String, Arc<ModelConfig>)>> {
+    let mut found = Vec::new();
+    for spec in &config.reward_funcs {
+        if let Some((name, model)) = spec.model().or_bad_input()? {
+            let shape = load_config(&locate(&model, HubKind::Model)?)?;
+            found.push((name, Arc::new(shape)));
+        }
+    }
+    Ok(found)
 }
 
 /// Whether a run needs an engine: one that replays a file does not, unless it evaluates.
@@ -248,6 +287,8 @@ fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
                 "max_tokens_per_micro_batch"
             }
             ("reference", "weights") => "beta = 0 (PPO: kl_coef = 0)",
+            (reward, "workspace") if reward.starts_with("reward ") => "max_tokens_per_micro_batch",
+            (reward, "weights") if reward.starts_with("reward ") => "reward_funcs",
             ("generation", "kv cache") => "max_num_seqs, kv_cache_blocks, max_completion_length",
             _ => "",
         };
@@ -331,15 +372,15 @@ pub fn longest_of(rows: impl Iterator<Item = (usize, usize)> + Clone) -> Longest
     Longest { prompt: total - completion, completion }
 }
 
-/// The longest prompt of the run's data; without data, the longest that the context and the configuration allow.
-pub fn longest_prompt(config: &Config, words: &Words) -> anyhow::Result<usize> {
+/// What the run's data say; without data, the longest prompt is what the context and the configuration allow.
+pub fn known(config: &Config, words: &Words) -> anyhow::Result<Known> {
     use crate::data::DatasetSpec;
     use crate::questions::Questions;
-    use crate::replay::{Limits, Replay};
-    let mut longest = match &config.replay {
-        Some(path) => Some(Replay::load(path, words, &Limits::of(config, words))?.longest()),
+    let replay = match &config.replay {
+        Some(path) => Some(Known::of(&Replay::load(path, words, &Limits::of(config, words))?)),
         None => None,
     };
+    let mut longest = replay.map(|known| known.longest_prompt);
     let train = if config.replay.is_some() { None } else { DatasetSpec::train(config) };
     let specs: Vec<_> = [train, DatasetSpec::eval(config)].into_iter().flatten().collect();
     for spec in &specs {
@@ -348,12 +389,13 @@ pub fn longest_prompt(config: &Config, words: &Words) -> anyhow::Result<usize> {
     }
     let context = context(config, words);
     let room = context.saturating_sub(config.max_completion_length);
-    match longest {
-        Some(longest) => Ok(longest),
+    let longest_prompt = match longest {
+        Some(longest) => longest,
         None if room == 0 => bad_input!(
             "max_completion_length = {} leaves no room for a prompt in the context of {context} tokens: lower it",
             config.max_completion_length
         ),
-        None => Ok(config.max_prompt_length.map_or(room, |n| n.min(room))),
-    }
+        None => config.max_prompt_length.map_or(room, |n| n.min(room)),
+    };
+    Ok(Known { longest_prompt, ref_logps: replay.is_some_and(|known| known.ref_logps) })
 }

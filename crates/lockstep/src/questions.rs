@@ -5,7 +5,7 @@ use crate::data::prompts::Prompt;
 use crate::data::{DatasetSpec, PromptEncoder};
 use crate::error::{BadInput, OrBadInput};
 use crate::policy::Words;
-use crate::reward_model::reward::ModelReward;
+use crate::reward_model::reward::Opened;
 use kernels::Context;
 use rewards::{Reward, RewardSpec};
 use std::sync::Arc;
@@ -37,9 +37,11 @@ impl Questions {
     }
 
     /// Refuses rewards that read a column that is not there.
-    pub fn check_columns(&self, name: &str, rewards: &[Box<dyn Reward>]) -> anyhow::Result<()> {
+    pub fn check_columns(&self, name: &str, rewards: &[Named]) -> anyhow::Result<()> {
         let Some(first) = self.all.first() else { return Ok(()) };
-        for reward in rewards {
+        // A model reads prompts and completions alone.
+        let ready = rewards.iter().filter_map(|r| if let Named::Ready(reward) = r { Some(reward) } else { None });
+        for reward in ready {
             for column in reward.required_columns() {
                 if !first.columns.contains_key(&column) {
                     let present: Vec<&str> = first.columns.keys().map(String::as_str).collect();
@@ -67,13 +69,32 @@ pub fn context(config: &Config, words: &Words) -> usize {
     config.max_model_len.map_or(model, |n| n.min(model))
 }
 
-/// The rewards that the configuration names.
-pub fn build_rewards(config: &Config, ctx: &Context) -> anyhow::Result<Vec<Box<dyn Reward>>> {
-    let build = |spec: &RewardSpec| -> anyhow::Result<Box<dyn Reward>> {
+/// A reward that the configuration names.
+pub enum Named {
+    /// It can judge.
+    Ready(Box<dyn Reward>),
+    /// A model, whose weights are still to be read.
+    Model(Opened),
+}
+
+/// The rewards that the configuration names, checked as far as that takes no memory.
+pub fn named_rewards(config: &Config) -> anyhow::Result<Vec<Named>> {
+    let name = |spec: &RewardSpec| -> anyhow::Result<Named> {
         match spec.model().or_bad_input()? {
-            Some((name, model)) => Ok(Box::new(ModelReward::load(name, &model, config, ctx)?)),
-            None => rewards::build(spec).or_bad_input(),
+            Some((name, model)) => Ok(Named::Model(Opened::open(name, &model)?)),
+            None => Ok(Named::Ready(rewards::build(spec).or_bad_input()?)),
         }
     };
-    config.reward_funcs.iter().map(build).collect()
+    config.reward_funcs.iter().map(name).collect()
+}
+
+/// Makes all of them ready to judge.
+pub fn load_rewards(named: Vec<Named>, config: &Config, ctx: &Context) -> anyhow::Result<Vec<Box<dyn Reward>>> {
+    let load = |named| -> anyhow::Result<Box<dyn Reward>> {
+        match named {
+            Named::Ready(reward) => Ok(reward),
+            Named::Model(opened) => Ok(Box::new(opened.load(config, ctx)?)),
+        }
+    };
+    named.into_iter().map(load).collect()
 }

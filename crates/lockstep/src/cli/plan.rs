@@ -85,8 +85,8 @@ fn training(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
     let complete = c.replay.is_some() || (c.dataset_name.is_some() && !c.reward_funcs.is_empty());
     let config = if complete { args.config.resolve(Purpose::Grpo)?.config } else { shown.config };
     let words = words(&config)?;
-    let longest_prompt = memory_plan::longest_prompt(&config, &words)?;
-    let plan = memory_plan::plan(&config, &words, longest_prompt)?;
+    let known = memory_plan::known(&config, &words)?;
+    let plan = memory_plan::plan(&config, &words, known)?;
     Ok((plan, config))
 }
 

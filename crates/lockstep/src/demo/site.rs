@@ -8,7 +8,7 @@ use crate::data::DatasetSpec;
 use crate::evaluate::{Evaluation, Outcome};
 use crate::grpo::{engine_config, sampling};
 use crate::policy::{Policy, Words};
-use crate::questions::{Questions, build_rewards, context};
+use crate::questions::{Questions, context, load_rewards, named_rewards};
 use crate::run_dir::{RunDir, write_atomically};
 use crate::session::execute;
 use crate::signals::StopRequest;
@@ -155,7 +155,7 @@ impl Site<'_> {
         let words = Words::load(&policy.dir)?;
         let Some(spec) = DatasetSpec::eval(&config) else { anyhow::bail!("no held-out problems") };
         let questions = Questions::load(&spec, &config, &words, config.max_completion_length)?;
-        let mut rewards = build_rewards(&config, self.ctx)?;
+        let mut rewards = load_rewards(named_rewards(&config)?, &config, self.ctx)?;
         let weights = config.weights_of_rewards();
         let sizes = engine_config(&config, context(&config, &words), questions.longest());
         let mut engine = Engine::new(self.ctx, &words.config, sizes)?;

@@ -9,15 +9,14 @@ use crate::data::DatasetSpec;
 use crate::data::locate::{HubKind, locate};
 use crate::error::BadInput;
 use crate::evaluate::Evaluation;
-use crate::memory_plan;
+use crate::memory_plan::{self, Known};
 use crate::policy::{Detokenizer, Policy, Words, trained_weights};
-use crate::questions::{Questions, build_rewards, context};
+use crate::questions::{Named, Questions, context, load_rewards, named_rewards};
 use crate::replay::{Limits, Replay};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
 use model::ModelConfig;
-use rewards::Reward;
 use rollout::{Engine, EngineConfig, SamplingParams};
 use std::path::Path;
 use std::sync::Arc;
@@ -59,11 +58,12 @@ pub fn build_beside<T>(
     let config = resolved.config.clone();
     let dir = locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?;
     let words = Words::load(&dir)?;
-    let rewards = build_rewards(&config, ctx)?;
+    let rewards = named_rewards(&config)?;
     let room = config.max_completion_length;
-    let Data { source, rows, longest, hash } = data(&config, &words, &rewards, ctx, &console)?;
+    let Data { source, rows, known, hash } = data(&config, &words, &rewards, ctx, &console)?;
     let held_out = DatasetSpec::eval(&config).map(|spec| Questions::load(&spec, &config, &words, room)).transpose()?;
-    let longest = longest.max(held_out.as_ref().map_or(0, Questions::longest));
+    let longest = known.longest_prompt.max(held_out.as_ref().map_or(0, Questions::longest));
+    let known = Known { longest_prompt: longest, ..known };
     let sizes = BatchSizes {
         generation: config.generation_batch(),
         optimizer: config.completions_per_step(),
@@ -74,12 +74,12 @@ pub fn build_beside<T>(
     let chunks = sampler.chunks_per_epoch();
     let engine_config = engine_config(&config, context(&config, &words), longest);
     // Before the weights are read: a run that cannot fit would be killed much later, and without a word.
-    memory_plan::plan(&config, &words, longest)?.check(memory_plan::available_bytes(), &config)?;
+    memory_plan::plan(&config, &words, known)?.check(memory_plan::available_bytes(), &config)?;
 
+    let rewards = load_rewards(rewards, &config, ctx)?;
     let weights = trained_weights(ctx, &dir, beginning.checkpoint(), &config, &words.config)?;
     let beside = beside(&dir, &words.config, &beginning)?;
-    let given = matches!(&source, Source::File(replay, _) if replay.has_ref_logps());
-    let reference = match config.has_reference() && !given {
+    let reference = match config.has_reference() && !known.ref_logps {
         true => {
             let other = config.ref_model.as_ref().map(|name| locate(name, HubKind::Model)).transpose()?;
             // Without its adapter, the policy is the model that it began as.
@@ -161,25 +161,18 @@ struct Data {
     source: Source,
     /// Rows of the data set, or groups of the file.
     rows: usize,
-    /// Tokens of the longest prompt.
-    longest: usize,
+    known: Known,
     /// SHA-256.
     hash: String,
 }
 
-fn data(
-    config: &Config,
-    words: &Words,
-    rewards: &[Box<dyn Reward>],
-    ctx: &Context,
-    console: &Console,
-) -> anyhow::Result<Data> {
+fn data(config: &Config, words: &Words, rewards: &[Named], ctx: &Context, console: &Console) -> anyhow::Result<Data> {
     if let Some(path) = &config.replay {
         let replay = Replay::load(path, words, &Limits::of(config, words))?;
         weights_of_file(config, &replay)?;
-        let (rows, longest, hash) = (replay.len(), replay.longest(), replay.hash.clone());
+        let (rows, known, hash) = (replay.len(), Known::of(&replay), replay.hash.clone());
         let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
-        return Ok(Data { source: Source::File(replay, Box::new(scorer)), rows, longest, hash });
+        return Ok(Data { source: Source::File(replay, Box::new(scorer)), rows, known, hash });
     }
     let Some(spec) = DatasetSpec::train(config) else { return Err(BadInput::new("no training data")) };
     let questions = Questions::load(&spec, config, words, config.max_completion_length)?;
@@ -187,8 +180,9 @@ fn data(
     if questions.left_out > 0 {
         console.info(&format!("{} prompts longer than max_prompt_length were left out", questions.left_out));
     }
-    let (rows, longest, hash) = (questions.all.len(), questions.longest(), questions.hash);
-    Ok(Data { source: Source::Prompts(questions.all), rows, longest, hash })
+    let known = Known { longest_prompt: questions.longest(), ref_logps: false };
+    let (rows, hash) = (questions.all.len(), questions.hash);
+    Ok(Data { source: Source::Prompts(questions.all), rows, known, hash })
 }
 
 /// One weight for each reward function of a file.

@@ -13,7 +13,15 @@ use kernels::Context;
 use model::Weights;
 use rewards::{Content, Problem, Reward, RewardBatch, Scores};
 use serde_json::{Map, Value};
+use std::path::PathBuf;
 use train::{PromptCompletion, Scorer};
+
+/// A reward model of which all but the weights has been read.
+pub struct Opened {
+    name: String,
+    dir: PathBuf,
+    words: Words,
+}
 
 /// A reward model, loaded.
 pub struct ModelReward {
@@ -25,9 +33,9 @@ pub struct ModelReward {
     kwargs: Map<String, Value>,
 }
 
-impl ModelReward {
-    /// Loads the directory or Hub id `model`.
-    pub fn load(name: String, model: &str, config: &Config, ctx: &Context) -> anyhow::Result<ModelReward> {
+impl Opened {
+    /// Looks into the directory or Hub id `model`.
+    pub fn open(name: String, model: &str) -> anyhow::Result<Opened> {
         let dir = locate(model, HubKind::Model)?;
         let words = Words::load_scorer(&dir)?;
         if words.head_is_new {
@@ -36,12 +44,20 @@ impl ModelReward {
                 dir.display()
             )));
         }
+        Ok(Opened { name, dir, words })
+    }
+
+    /// Reads the weights.
+    pub fn load(self, config: &Config, ctx: &Context) -> anyhow::Result<ModelReward> {
+        let Opened { name, dir, words } = self;
         let weights = load_scorer(ctx, &dir)?;
         let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
         let kwargs = config.chat_template_kwargs.clone();
         Ok(ModelReward { name, words, weights, scorer, ctx: ctx.clone(), kwargs })
     }
+}
 
+impl ModelReward {
     /// The ids of prompt and completion, cut where those of the prompt alone end, and the token behind them.
     fn encode(&self, prompt: &Content, completion: &Content) -> anyhow::Result<(Vec<u32>, Vec<u32>)> {
         let encoder = PromptEncoder {

@@ -43,6 +43,56 @@ fn parts_are_those_of_the_shape_and_answer_to_their_keys() {
     assert_eq!(bytes(&with_reference, "reference: weights"), weights);
 }
 
+/// What a reward model takes, and that a replayed file with the reference's log-probabilities needs no reference.
+#[test]
+fn reward_models_are_counted_and_a_reference_that_is_not_loaded_is_not() {
+    let dir = model();
+    let root = dir.path();
+    std::fs::write(root.join("data.jsonl"), "{\"prompt\":\"abc\"}\n".repeat(8)).unwrap();
+    let head = "{\"architectures\": [\"Qwen3ForSequenceClassification\"], \"id2label\": {\"0\": \"LABEL_0\"}, ";
+    let scorer = CONFIG.replacen('{', head, 1);
+    std::fs::create_dir(root.join("rm")).unwrap();
+    std::fs::write(root.join("rm/config.json"), scorer).unwrap();
+    let rewarded = |reward: &str| plan(root, &["--dataset", "data.jsonl", "--reward", reward]);
+    let (plain, plain_total) = rewarded("length:10");
+    let (with, total) = rewarded("model:rm");
+    let of_reward: u64 =
+        with.iter().filter(|(name, _)| name.starts_with("reward ")).map(|(_, b)| b.as_u64().unwrap()).sum();
+    // The head of scores has a panel of 32 rows, and no head of words is its own.
+    let weights = plain["weights"].as_u64().unwrap();
+    assert_eq!(with["reward model: weights"].as_u64().unwrap(), weights + 4 * 32 * 32);
+    assert!(with.contains_key("reward model: workspace") && plain.len() < with.len(), "{with:?}");
+    // Two processes are compared: what each of them has resident differs by a little.
+    assert!(total.abs_diff(plain_total + of_reward) < 4 << 20, "{total} {plain_total} {of_reward}");
+
+    let line = |more: &str| {
+        format!(
+            "{{\"prompt_ids\": [1], \"completion_ids\": [[2], [3]], \"rewards\": [0, 1], \"logprobs\": [[-1], [-1]]{more}}}\n"
+        )
+    };
+    std::fs::write(root.join("without.jsonl"), line("")).unwrap();
+    std::fs::write(root.join("with.jsonl"), line(", \"ref_logprobs\": [[-1], [-1]]")).unwrap();
+    let replayed = |file: &str| {
+        let set = format!("replay={file}");
+        plan(
+            root,
+            &[
+                "--set",
+                &set,
+                "--set",
+                "beta=0.1",
+                "--set",
+                "num_generations=2",
+                "--set",
+                "per_device_train_batch_size=2",
+            ],
+        )
+        .0
+    };
+    assert_eq!(replayed("without.jsonl")["reference: weights"].as_u64().unwrap(), weights);
+    assert!(replayed("with.jsonl").keys().all(|name| !name.starts_with("reference")), "{:?}", replayed("with.jsonl"));
+}
+
 #[test]
 fn the_longest_prompt_is_that_of_the_data() {
     let dir = model();
