@@ -73,7 +73,8 @@ fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
             expected.extend(vec![first; prefix.len()]);
             match sharing {
                 true => expected.extend((0..branches.len()).flat_map(rows)),
-                false => expected.extend((copy < branches.len()).then(|| rows(copy)).unwrap_or_default()),
+                false if copy < branches.len() => expected.extend(rows(copy)),
+                false => {}
             }
         }
         first += branches.len() as u32;
