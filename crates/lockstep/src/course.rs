@@ -169,6 +169,11 @@ impl Course {
                 course_state =
                     (state.step, state.num_tokens, state.best.clone(), state.evaluations_without_improvement);
                 forget_completions_after(&run, state.step)?;
+                if checkpoint::all(&run).last().is_some_and(|(newest, _)| *newest == state.step) {
+                    // Killed when this one was written and an old one not yet deleted.
+                    let best = config.load_best_model_at_end.then_some(state.best.as_ref()).flatten().map(|b| b.step);
+                    checkpoint::prune(&run, config.save_total_limit, best)?;
+                }
                 reporter.console().info(&format!("resuming after step {} from {}", state.step, dir.display()));
             }
             None => {

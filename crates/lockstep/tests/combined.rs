@@ -1,4 +1,5 @@
-//! Parts that meet: adapters with bf16 moments, with recorded rollouts and dynamic sampling; a run of them is resumed exactly.
+//! Parts that meet: adapters with bf16 moments and dropout, with recorded rollouts and dynamic sampling; a run of them is
+//! resumed exactly.
 
 mod support;
 
@@ -12,6 +13,7 @@ fn an_adapter_with_bf16_moments_recorded_resumed_and_replayed() {
     let set = [
         "use_peft=true",
         "lora_r=4",
+        "lora_dropout=0.1",
         "lora_target_modules=all-linear",
         "adam_moments_dtype=bf16",
         "beta=0.04",
@@ -37,7 +39,7 @@ fn an_adapter_with_bf16_moments_recorded_resumed_and_replayed() {
     let differing: Vec<_> = whole.iter().filter(|(name, bytes)| cut[*name] != **bytes).map(|(name, _)| name).collect();
     assert!(differing.is_empty(), "{differing:?}");
 
-    let replay = [&set[..6], &["replay=whole/rollouts.jsonl"]].concat();
+    let replay = [&set[..7], &["replay=whole/rollouts.jsonl"]].concat();
     good(root, &arguments("train", "replayed", &replay));
     let adapter = |run: &str| {
         let found = support::runs::files(&root.join(run));

@@ -200,6 +200,22 @@ fn a_half_written_checkpoint_is_swept_away() {
     same(&dir.path().join("whole"), &dir.path().join("half"));
 }
 
+/// Killed after the last checkpoint was written and before an older one was deleted.
+#[test]
+fn a_checkpoint_too_many_is_deleted() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "whole", &["save_total_limit=2"]));
+    let copied = std::process::Command::new("cp").args(["-r", "whole", "killed"]).current_dir(root).status().unwrap();
+    assert!(copied.success());
+    let checkpoint = |step| root.join(format!("killed/checkpoints/step-{step:06}"));
+    fs::create_dir(checkpoint(8)).unwrap();
+    fs::remove_dir_all(root.join("killed/model")).unwrap();
+    good(root, &["train", "--resume", "killed"]);
+    assert!(!checkpoint(8).exists() && checkpoint(10).exists());
+    same(&root.join("whole"), &root.join("killed"));
+}
+
 #[test]
 fn without_a_checkpoint_it_starts_again_and_says_so() {
     let dir = directory();
