@@ -10,13 +10,13 @@ use crate::data::Sampler;
 use crate::error::BadInput;
 use crate::evaluate::find;
 use crate::policy::Policy;
+use crate::provenance;
 use crate::reporter::Reporter;
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use telemetry::record::{RunRecord, Start};
 use telemetry::stages::Span;
 use telemetry::{Console, Progress, Stages, Summary, TraceWriter};
 use train::{Schedule, Trainer, UpdateMetrics};
@@ -128,6 +128,8 @@ pub struct Parts {
     pub stop: StopRequest,
     /// What the progress bar says.
     pub label: &'static str,
+    /// Names of the metrics that an evaluation gives, `eval_` before each.
+    pub evaluation_metrics: Vec<String>,
 }
 
 /// Bytes of `trace.json` at most.
@@ -140,6 +142,7 @@ impl Course {
         let Parts { resolved, run, ctx, mut policy, mut trainer, mut sampler, beginning, console, .. } = parts;
         let config = resolved.config.clone();
         let config_toml = resolved.to_toml();
+        check_best_metric(&config, &parts.evaluation_metrics)?;
         let state = match &beginning {
             Beginning::Checkpoint(dir) => {
                 let state = RunState::read(dir)?;
@@ -185,7 +188,20 @@ impl Course {
             }
         }
         let (step, num_tokens, best, evaluations_without_improvement) = course_state;
-        write_record(&run, &config, &config_toml, &ctx, &policy, &parts.data_hash, step)?;
+        let command = match parts.label {
+            own @ ("sft" | "reward" | "dpo") => own,
+            _ => "train",
+        };
+        let made = provenance::Made {
+            command,
+            config: &config,
+            config_toml: &config_toml,
+            ctx: &ctx,
+            policy: &policy,
+            data_hash: &parts.data_hash,
+            step,
+        };
+        provenance::write(&run, &made)?;
         let trace = TraceWriter::open(run.trace(), TRACE_BYTES)?;
         let progress = reporter.console().progress(parts.label, parts.total_steps, step);
         let course = Course {
@@ -273,11 +289,10 @@ impl Course {
         self.reporter.console().info(&format!("step {}: {}", self.step, summary.join(" · ")));
         let Some(name) = &self.config.metric_for_best_model else { return Ok(false) };
         let Some(value) = find(metrics, name) else {
-            let known: Vec<&str> = metrics.iter().map(|(n, _)| n.as_str()).collect();
-            return Err(BadInput::new(format!(
-                "metric_for_best_model = {name}: no such evaluation metric; there are {}",
-                known.join(", ")
-            )));
+            // The name is a known one: nothing was judged.
+            let note = format!("step {}: this evaluation has no {name}, and does not count", self.step);
+            self.reporter.console().warn(&note);
+            return Ok(false);
         };
         let more_is_better = self.config.greater_is_better.unwrap_or(!name.ends_with("loss"));
         let threshold = self.config.early_stopping_threshold;
@@ -408,6 +423,19 @@ pub fn save_moments(dir: &Path, prefix: &str, trainer: &Trainer) -> anyhow::Resu
     Ok(())
 }
 
+/// A best model by a metric that no evaluation gives would be found out hours later.
+fn check_best_metric(config: &Config, known: &[String]) -> anyhow::Result<()> {
+    let Some(name) = &config.metric_for_best_model else { return Ok(()) };
+    if config.eval_strategy == Strategy::No || known.iter().any(|n| n == name || n.strip_prefix("eval_") == Some(name))
+    {
+        return Ok(());
+    }
+    Err(BadInput::new(format!(
+        "`metric_for_best_model` = {name}: no such evaluation metric; there are {}",
+        known.join(", ")
+    )))
+}
+
 fn check_resumable(state: &RunState, config: &Config, ctx: &Context, data_hash: &str) -> anyhow::Result<()> {
     if state.data_hash != data_hash {
         return Err(BadInput::new(
@@ -436,42 +464,6 @@ fn forget_completions_after(run: &RunDir, step: u64) -> std::io::Result<()> {
         }
     }
     Ok(())
-}
-
-fn write_record(
-    run: &RunDir,
-    config: &Config,
-    config_toml: &str,
-    ctx: &Context,
-    policy: &Policy,
-    data_hash: &str,
-    step: u64,
-) -> anyhow::Result<()> {
-    let mut record = RunRecord::read(&run.record()).unwrap_or_default();
-    record.versions.insert("lockstep".into(), env!("CARGO_PKG_VERSION").into());
-    record.isa = ctx.isa().name().into();
-    record.dtype = "f32".into();
-    record.threads = ctx.threads();
-    record.seed = config.seed;
-    record.config_sha256 = telemetry::record::sha256(config_toml.as_bytes());
-    record.data = vec![telemetry::record::FileHash {
-        name: match &config.replay {
-            Some(file) => file.display().to_string(),
-            None => config.dataset_name.clone().unwrap_or_default(),
-        },
-        bytes: 0,
-        sha256: data_hash.to_owned(),
-    }];
-    record.data.retain(|file| !file.sha256.is_empty());
-    if record.model.is_empty() {
-        let files = ["config.json", "model.safetensors", "tokenizer.json"].map(|f| policy.dir.join(f));
-        let present: Vec<PathBuf> = files.into_iter().filter(|f| f.is_file()).collect();
-        record.model = present.iter().map(|f| telemetry::record::hash_file(f)).collect::<Result<_, _>>()?;
-    }
-    record.command = std::env::args().collect();
-    let time_s = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    record.starts.push(Start { time_s, step, isa: ctx.isa().name().into() });
-    Ok(record.write(&run.record())?)
 }
 
 /// What `--resume` names: the run and the checkpoint to go on from. `latest` means the run of the output directory.

@@ -78,6 +78,17 @@ pub fn build(
         console,
         stop,
         label: "dpo",
+        evaluation_metrics: [
+            "eval_loss",
+            "eval_rewards/chosen",
+            "eval_rewards/rejected",
+            "eval_rewards/accuracies",
+            "eval_rewards/margins",
+            "eval_logps/chosen",
+            "eval_logps/rejected",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
     })?;
     let held_out = (!held_out.is_empty()).then_some((held_out, scorer));
     Ok(Dpo { course, samples, held_out })

@@ -44,6 +44,15 @@ pub fn find(metrics: &[(String, f64)], name: &str) -> Option<f64> {
     metrics.iter().find(|(n, _)| n == name || n.strip_prefix("eval_") == Some(name)).map(|(_, v)| *v)
 }
 
+/// The names of what an evaluation by `rewards` gives, where they judge anything.
+pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String> {
+    let of_rewards =
+        rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("eval_rewards/{}/{what}", r.name())));
+    let fixed = ["reward", "reward_std", "completions/mean_length", "completions/clipped_ratio", "runtime"];
+    let pass = config.eval_pass_at_k.iter().map(|k| format!("eval_pass@{k}"));
+    of_rewards.chain(fixed.map(|name| format!("eval_{name}"))).chain(pass).collect()
+}
+
 impl Evaluation {
     /// An evaluation as the configuration asks for it, with the sampling of training or greedy.
     pub fn new(config: &Config, questions: &Questions, training: &SamplingParams) -> Evaluation {

@@ -40,6 +40,19 @@ impl Default for Judged {
     }
 }
 
+impl Judged {
+    /// That completions have no score at all though no reward said why: every reward gave null. TRL warns of it too.
+    pub fn unscored(&self) -> Option<String> {
+        let rows = self.matrix.rewards.iter().filter(|row| row.iter().all(Option::is_none)).count();
+        (rows > 0 && self.problems.is_empty()).then(|| {
+            format!(
+                "no reward gave a score for {rows} of {} completions: they teach nothing",
+                self.matrix.rewards.len()
+            )
+        })
+    }
+}
+
 /// Scores completions that lie group by group, as `questions` does.
 pub fn judge(
     rewards: &mut [Box<dyn Reward>],

@@ -21,6 +21,7 @@ pub mod memory_plan;
 pub mod policy;
 pub mod ppo;
 pub mod ppo_loop;
+pub mod provenance;
 pub mod questions;
 pub mod replay;
 pub mod reporter;

@@ -7,7 +7,7 @@ use crate::error::BadInput;
 use crate::grpo::{self, Inputs};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
-use crate::{dpo, grpo_loop, ppo, ppo_loop, reward_model, sft};
+use crate::{dpo, grpo_loop, ppo, ppo_loop, provenance, reward_model, sft};
 use kernels::Context;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -77,6 +77,7 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
         // Killed before it had written anything: the command line must say all there is to know.
         return Ok(Session { resolved: args.resolve(purpose)?, run, beginning });
     }
+    provenance::check_command(&run, purpose.command())?;
     let layers = |file: PathBuf| Layers { purpose, file: Some(file), ..Layers::default() };
     let began = layers(run.config()).resolve()?;
     let now = match &args.file {

@@ -69,6 +69,7 @@ pub fn build(
         console,
         stop,
         label: "sft",
+        evaluation_metrics: ["eval_loss"].map(str::to_owned).to_vec(),
     })?;
     Ok(Sft { course, samples, held_out })
 }

@@ -109,9 +109,29 @@ struct Inner {
     /// Bars are drawn: standard error is a terminal and the format is plain.
     terminal: bool,
     start: Instant,
-    file: Mutex<Option<File>>,
+    file: Mutex<LogFile>,
     /// Where lines and blocks go instead of the standard streams (tests).
     capture: Option<Arc<Mutex<Vec<u8>>>>,
+}
+
+/// The log file, or what it will begin with.
+enum LogFile {
+    Open(File),
+    /// What was said before there was a directory for it.
+    Early(Vec<u8>),
+}
+
+impl Write for LogFile {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self {
+            LogFile::Open(file) => file.write(bytes),
+            LogFile::Early(said) => said.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 impl std::fmt::Debug for Inner {
@@ -143,7 +163,7 @@ impl Console {
                 bars: MultiProgress::with_draw_target(target),
                 terminal,
                 start: Instant::now(),
-                file: Mutex::new(None),
+                file: Mutex::new(LogFile::Early(Vec::new())),
                 capture,
             }),
         };
@@ -172,9 +192,7 @@ impl Console {
             LogFormat::Json => json_line(now_s, level, message, fields),
             LogFormat::Plain => plain_line(elapsed, level, message, fields, colour),
         };
-        if let Some(file) = self.file().as_mut() {
-            let _ = writeln!(file, "{}", line(false));
-        }
+        let _ = writeln!(self.file(), "{}", line(false));
         if level <= self.inner.level {
             self.write(&(line(self.inner.colour) + "\n"), false);
         }
@@ -207,16 +225,18 @@ impl Console {
             return self.info(text.trim_end());
         }
         let text = format!("{}\n", text.trim_end_matches('\n'));
-        if let Some(file) = self.file().as_mut() {
-            let _ = file.write_all(text.as_bytes());
-        }
+        let _ = self.file().write_all(text.as_bytes());
         self.write(&text, true);
     }
 
-    /// Opens this process's log file (once the run directory exists), to append.
+    /// Opens this process's log file (once the run directory exists), to append: first what was said before it was open.
     pub fn set_log_file(&self, path: PathBuf) -> Result<()> {
-        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io("open", &path))?;
-        *self.file() = Some(file);
+        let mut file = OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io("open", &path))?;
+        let mut log = self.file();
+        if let LogFile::Early(said) = &*log {
+            file.write_all(said).map_err(Error::io("write", &path))?;
+        }
+        *log = LogFile::Open(file);
         Ok(())
     }
 
@@ -225,7 +245,7 @@ impl Console {
         Progress::new(self.clone(), label, total, start)
     }
 
-    fn file(&self) -> MutexGuard<'_, Option<File>> {
+    fn file(&self) -> MutexGuard<'_, LogFile> {
         self.inner.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 

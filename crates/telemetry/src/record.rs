@@ -14,6 +14,9 @@ use crate::{Error, Result};
 /// The contents of `record.json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
+    /// The command that makes such runs: train, sft, reward or dpo.
+    #[serde(default)]
+    pub kind: String,
     /// Name → version: this program, and whatever else decides the results.
     pub versions: Map<String, Value>,
     /// The instruction set whose arithmetic made the bits.
@@ -47,13 +50,14 @@ pub struct Start {
     pub isa: String,
 }
 
-/// A file and its contents' hash.
+/// A file and its contents' hash; or the hash of several files read one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileHash {
     /// The file's name, without its directory: a model that moved is the same model.
     pub name: String,
-    /// Its length.
-    pub bytes: u64,
+    /// Its length; `None` where several files may have gone into one hash.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
     /// sha256 in hexadecimal.
     pub sha256: String,
 }
@@ -92,7 +96,7 @@ pub fn hash_file(path: &Path) -> Result<FileHash> {
         bytes += n as u64;
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(FileHash { name, bytes, sha256: hex(&hasher.finalize()) })
+    Ok(FileHash { name, bytes: Some(bytes), sha256: hex(&hasher.finalize()) })
 }
 
 /// Hashes a file, or the files that lie directly in a directory, in the order of their names.
@@ -127,7 +131,7 @@ mod tests {
         let hashes = hash_files(dir.path()).unwrap();
         assert_eq!(
             hashes.iter().map(|hash| (hash.name.as_str(), hash.bytes)).collect::<Vec<_>>(),
-            [("a", 0), ("b", 3 << 19)]
+            [("a", Some(0)), ("b", Some(3 << 19))]
         );
         assert_eq!(hashes[0].sha256, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
         assert_eq!(hashes[1].sha256, sha256(&b"abc".repeat(1 << 19)));

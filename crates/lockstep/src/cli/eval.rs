@@ -12,7 +12,7 @@ use crate::run_dir::write_atomically;
 use crate::session::context;
 use rollout::Engine;
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 use telemetry::{Align, Table};
 
@@ -63,6 +63,13 @@ pub struct Args {
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let config = configuration(&args)?;
+    if let Some(path) = &args.output {
+        // Found out before the evaluation, not after it.
+        let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if path.is_dir() || !directory.is_dir() {
+            return Err(BadInput::new(format!("--output {}: not a file in a directory that exists", path.display())));
+        }
+    }
     let ctx = context(args.threads)?;
     let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
     let words = Words::load(&model)?;

@@ -26,6 +26,18 @@ pub enum Purpose {
     Show,
 }
 
+impl Purpose {
+    /// The subcommand that it is of.
+    pub fn command(self) -> &'static str {
+        match self {
+            Purpose::Grpo | Purpose::Show => "train",
+            Purpose::Sft => "sft",
+            Purpose::Reward => "reward",
+            Purpose::Dpo => "dpo",
+        }
+    }
+}
+
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {

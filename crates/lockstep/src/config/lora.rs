@@ -20,7 +20,10 @@ pub(super) fn validate(resolved: &mut Resolved) -> anyhow::Result<()> {
         );
     }
     if !c.use_peft {
-        let idle: Vec<&str> = KEYS.into_iter().filter(|key| resolved.is_set(key)).collect();
+        // The configuration of a run that is resumed names every key, with its default.
+        let default = Config::default();
+        let differs = |name: &&str| Config::key(name).is_some_and(|key| key.value(c) != key.value(&default));
+        let idle: Vec<&str> = KEYS.into_iter().filter(differs).collect();
         if !idle.is_empty() {
             let note = format!("{} without use_peft = true changes nothing: all weights are trained", idle.join(", "));
             resolved.notes.push(note);

@@ -232,7 +232,18 @@ fn evaluation_and_checkpoints_agree() {
     refused(&eval[..1], &["eval_dataset_name"]);
     refused(&[("load_best_model_at_end", "true")], &["needs evaluation"]);
     refused(&[("early_stopping_patience", "2")], &["needs evaluation"]);
-    let best = [eval[0], eval[1], ("load_best_model_at_end", "true"), ("eval_steps", "20"), ("save_steps", "50")];
+    refused(
+        &[eval[0], eval[1], ("early_stopping_patience", "2")],
+        &["early_stopping_patience", "metric_for_best_model"],
+    );
+    let best = [
+        eval[0],
+        eval[1],
+        ("load_best_model_at_end", "true"),
+        ("metric_for_best_model", "reward"),
+        ("eval_steps", "20"),
+        ("save_steps", "50"),
+    ];
     refused(&best, &["save_steps = 60"]);
     refused(&[eval[0], eval[1], ("eval_pass_at_k", "[1, 16]")], &["num_generations_eval = 16"]);
     assert!(grpo(&[eval[0], eval[1], ("eval_pass_at_k", "[1, 8]")]).is_ok());

@@ -253,6 +253,13 @@ fn schedules(resolved: &mut Resolved) -> anyhow::Result<()> {
     {
         bad_input!("`{key}` needs evaluation: set eval_strategy = \"steps\", eval_steps and eval_dataset_name");
     }
+    if let Some(key) = needs_eval
+        && c.metric_for_best_model.is_none()
+    {
+        bad_input!(
+            "`{key}` needs to know what is better: set metric_for_best_model to an evaluation metric (\"reward\" with rewards, else \"loss\")"
+        );
+    }
     if c.load_best_model_at_end {
         if c.save_strategy != c.eval_strategy {
             bad_input!(
@@ -274,9 +281,10 @@ fn schedules(resolved: &mut Resolved) -> anyhow::Result<()> {
         );
     }
     if c.eval_dataset_name.is_some() && c.eval_strategy == Strategy::No {
-        resolved
-            .notes
-            .push("eval_dataset_name is set, but eval_strategy is \"no\": evaluation only at the end".to_owned());
+        resolved.notes.push(
+            "eval_dataset_name is set, but eval_strategy is \"no\": nothing is evaluated while the run goes on"
+                .to_owned(),
+        );
     }
     Ok(())
 }

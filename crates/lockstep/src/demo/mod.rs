@@ -37,10 +37,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     ));
     let site = Site { root: &root, seed: args.seed, ctx: &ctx, console: &console, stop: &stop };
     let base = site.make_inputs()?;
+    let untaught = site.examine(&Policy::load(&ctx, &base)?)?;
+    console.print(&untaught.line("before", "SFT"));
 
     let Some(taught) = site.run(&site.layers(Purpose::Sft, "sft", &base, SFT_STEPS, &[]))? else { return Ok(()) };
     let before = site.examine(&taught.policy)?;
-    console.print(&before.line("SFT"));
+    console.print(&before.line("after", "SFT"));
 
     let taught_dir = taught.run.model();
     let rewarded = site.run(&site.layers(Purpose::Grpo, "grpo", &taught_dir, args.steps, &[]))?;
@@ -52,8 +54,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         console.print(&format!("Where the time of {name} went:"));
         console.print(&finished.summary.table().render(console.width()));
     }
-    console.print(&before.line("SFT"));
-    console.print(&after.line("GRPO"));
+    console.print(&untaught.line("before", "SFT"));
+    console.print(&before.line("after", "SFT"));
+    console.print(&after.line("after", "GRPO"));
     let model = rewarded.run.model();
     console.print(&format!(
         "{:.0} s in all. The run: {}; its model: {}\n\

@@ -188,10 +188,10 @@ impl Examined {
     }
 
     /// They in words.
-    pub fn line(&self, phase: &str) -> String {
+    pub fn line(&self, when: &str, phase: &str) -> String {
         let [sampled, greedy] = self.accuracy().map(|share| 100.0 * share);
         format!(
-            "held-out accuracy after {phase}: {sampled:.1} % sampled at T = 1, {greedy:.1} % greedy ({} problems)",
+            "held-out accuracy {when} {phase}: {sampled:.1} % sampled at T = 1, {greedy:.1} % greedy ({} problems)",
             self.prompts.len()
         )
     }

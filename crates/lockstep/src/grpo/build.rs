@@ -62,6 +62,9 @@ pub fn build_beside<T>(
     let room = config.max_completion_length;
     let Data { source, rows, known, hash } = data(&config, &words, &rewards, ctx, &console)?;
     let held_out = DatasetSpec::eval(&config).map(|spec| Questions::load(&spec, &config, &words, room)).transpose()?;
+    if let (Some(questions), Some(name)) = (&held_out, &config.eval_dataset_name) {
+        questions.check_columns(name, &rewards)?;
+    }
     let longest = known.longest_prompt.max(held_out.as_ref().map_or(0, Questions::longest));
     let known = Known { longest_prompt: longest, ..known };
     let sizes = BatchSizes {
@@ -130,6 +133,7 @@ pub fn build_beside<T>(
         console,
         stop,
         label: config.algorithm.label(),
+        evaluation_metrics: crate::evaluate::metric_names(&config, &rewards),
         resolved,
     })?;
     let batch =

@@ -121,6 +121,9 @@ impl Grpo {
         for problem in &judged.problems {
             reporter.console().warn(&problem.to_string());
         }
+        if let Some(warning) = judged.unscored() {
+            reporter.console().warn(&warning);
+        }
         for (name, value) in &judged.metrics {
             reporter.add(name, *value);
         }

@@ -84,6 +84,18 @@ pub fn build(
         console,
         stop,
         label: "reward",
+        evaluation_metrics: [
+            "eval_loss",
+            "eval_accuracy",
+            "eval_margin",
+            "eval_mean_reward",
+            "eval_min_reward",
+            "eval_max_reward",
+            "eval_brier_score",
+            "eval_calibration_error",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
     })?;
     Ok(RewardRun { course, pairs, held_out })
 }

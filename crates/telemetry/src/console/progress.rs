@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::{Console, Level, LogFormat};
 use crate::Record;
 
-/// Without a terminal, a line is written at most this often.
+/// Without a terminal, a line is written at most this often, and one at the end.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// Progress of one phase: a bar on a terminal, a plain line now and then otherwise; it ends when dropped.
@@ -47,7 +47,7 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.set_position(done);
             bar.set_message(message);
-        } else if self.last_line.elapsed() >= LINE_EVERY {
+        } else if self.last_line.elapsed() >= LINE_EVERY || done >= self.total {
             self.last_line = Instant::now();
             self.line(&message);
         }

@@ -57,11 +57,13 @@ fn the_log_file_gets_every_level_without_colour() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("main.log");
     let (console, memory) = captured(LogFormat::Plain, Level::Error, true);
+    console.debug("early");
     console.set_log_file(path.clone()).unwrap();
     console.clone().debug("details");
     console.error("bad");
     console.print("table");
     let file = std::fs::read_to_string(&path).unwrap();
+    assert!(file.contains("debug: early\n") && file.find("early") < file.find("details"), "{file}");
     assert!(file.contains("debug: details\n") && file.contains("error: bad\ntable\n"), "{file}");
     assert!(!file.contains('\u{1b}') && !text(&memory).contains("details"));
     assert!(console.set_log_file(dir.path().join("no/such/dir.log")).is_err());
@@ -84,7 +86,8 @@ fn progress_without_a_terminal_is_lines() {
     progress.set(150, "reward 0.50");
     assert!(text(&memory).is_empty(), "lines are rare");
     assert!(progress.remaining_s().is_some());
-    progress.set(300, "");
+    progress.set(300, "reward 0.75");
+    assert!(text(&memory).contains("grpo 300/300, reward 0.75"), "but the last one is said");
     assert_eq!(progress.remaining_s(), None);
     progress.finish();
     assert!(text(&memory).contains("debug: grpo 300/300 in 0.0"), "{}", text(&memory));
