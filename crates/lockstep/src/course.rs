@@ -5,7 +5,7 @@
 
 use crate::checkpoint::state::{Best, Buffer, CriticState, RunState};
 use crate::checkpoint::{self};
-use crate::config::{Config, Resolved, Strategy};
+use crate::config::{Config, Purpose, Resolved, Strategy};
 use crate::data::Sampler;
 use crate::error::BadInput;
 use crate::evaluate::find;
@@ -126,6 +126,8 @@ pub struct Parts {
     pub console: Console,
     /// Whether to stop.
     pub stop: StopRequest,
+    /// Which command's run it is.
+    pub purpose: Purpose,
     /// What the progress bar says.
     pub label: &'static str,
     /// Names of the metrics that an evaluation gives, `eval_` before each.
@@ -188,12 +190,8 @@ impl Course {
             }
         }
         let (step, num_tokens, best, evaluations_without_improvement) = course_state;
-        let command = match parts.label {
-            own @ ("sft" | "reward" | "dpo") => own,
-            _ => "train",
-        };
         let made = provenance::Made {
-            command,
+            command: parts.purpose.command(),
             config: &config,
             config_toml: &config_toml,
             ctx: &ctx,

@@ -3,7 +3,7 @@
 //! The reference is the model of `model_name_or_path`. Its log-probabilities are computed once, before training, and again
 //! when a run is resumed: the same bits on the same machine, so that no second model stays in memory.
 
-use crate::config::{Config, Resolved};
+use crate::config::{Config, Purpose, Resolved};
 use crate::course::{Beginning, Course, Ended, Own, Parts, book, sampler};
 use crate::data::locate::{HubKind, locate};
 use crate::data::{DatasetSpec, Pairs};
@@ -77,6 +77,7 @@ pub fn build(
         beginning,
         console,
         stop,
+        purpose: Purpose::Dpo,
         label: "dpo",
         evaluation_metrics: [
             "eval_loss",

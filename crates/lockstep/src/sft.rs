@@ -1,6 +1,6 @@
 //! Supervised fine-tuning: the mean negative log-likelihood of given completions, on the machinery of every run.
 
-use crate::config::{Config, Resolved};
+use crate::config::{Config, Purpose, Resolved};
 use crate::course::{Beginning, Course, Ended, Own, Parts, book, sampler};
 use crate::data::DatasetSpec;
 use crate::data::locate::{HubKind, locate};
@@ -68,6 +68,7 @@ pub fn build(
         beginning,
         console,
         stop,
+        purpose: Purpose::Sft,
         label: "sft",
         evaluation_metrics: ["eval_loss"].map(str::to_owned).to_vec(),
     })?;

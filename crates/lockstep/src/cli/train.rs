@@ -3,7 +3,7 @@
 use super::options::{ConfigArgs, LogArgs};
 use crate::config::Purpose;
 
-/// Trains a model with GRPO.
+/// Trains a model by reinforcement learning: GRPO, or another `algorithm`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The configuration.

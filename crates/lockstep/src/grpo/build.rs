@@ -3,7 +3,7 @@
 use super::reference::Reference;
 use super::{BatchSizes, GenerationBatch, Grpo, Source, Spent};
 use crate::checkpoint::state::CriticState;
-use crate::config::{Config, Resolved};
+use crate::config::{Config, Purpose, Resolved};
 use crate::course::{Beginning, Course, Parts, sampler};
 use crate::data::DatasetSpec;
 use crate::data::locate::{HubKind, locate};
@@ -132,6 +132,7 @@ pub fn build_beside<T>(
         beginning,
         console,
         stop,
+        purpose: Purpose::Grpo,
         label: config.algorithm.label(),
         evaluation_metrics: crate::evaluate::metric_names(&config, &rewards),
         resolved,

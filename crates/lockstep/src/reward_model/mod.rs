@@ -7,7 +7,7 @@
 pub mod evaluation;
 pub mod reward;
 
-use crate::config::{Config, Resolved};
+use crate::config::{Config, Purpose, Resolved};
 use crate::course::{Beginning, Course, Ended, Own, Parts, book, sampler};
 use crate::data::locate::{HubKind, locate};
 use crate::data::{DatasetSpec, Pair, Pairs};
@@ -83,6 +83,7 @@ pub fn build(
         beginning,
         console,
         stop,
+        purpose: Purpose::Reward,
         label: "reward",
         evaluation_metrics: [
             "eval_loss",
