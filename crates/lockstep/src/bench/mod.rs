@@ -5,6 +5,7 @@
 
 pub mod algorithms;
 pub mod gemm;
+pub mod group;
 pub mod levels;
 pub mod memory;
 pub mod parity;

@@ -3,11 +3,20 @@
 use super::report::column;
 use super::workload::{Bench, StepTimes};
 use super::{Machine, Report, Shape, Workload, median};
+use crate::bad_input;
 use kernels::Context;
 use serde_json::json;
 
-/// Times `repeats` steps of each shape, after one that takes the memory.
-pub fn run(ctx: &Context, shapes: &[Shape], repeats: usize) -> anyhow::Result<Report> {
+/// Times `repeats` steps of `completions` × `tokens`, after one that takes the memory.
+pub fn run(
+    ctx: &Context,
+    shape: Shape,
+    (completions, tokens): (usize, usize),
+    repeats: usize,
+) -> anyhow::Result<Report> {
+    if completions > 8 && !completions.is_multiple_of(8) {
+        bad_input!("--completions {completions}: groups have eight; expected a multiple, or at most one group");
+    }
     let machine = Machine::measure(ctx);
     let columns = [
         column("shape", "shape", 0),
@@ -21,35 +30,32 @@ pub fn run(ctx: &Context, shapes: &[Shape], repeats: usize) -> anyhow::Result<Re
         column("mismatching_tokens", "mismatches", 0),
     ];
     let mut report = Report::new("step", machine.clone(), &columns);
-    for &shape in shapes {
-        let (completions, tokens) = shape.step();
-        let workload = Workload::grpo(completions, tokens);
-        let mut bench = Bench::new(workload.clone(), ctx, shape.weights(ctx)?)?;
-        let mut steps = Vec::new();
-        let mut mismatches = 0;
-        for repeat in 0..=repeats {
-            let step = bench.step()?;
-            mismatches += step.mismatches;
-            if repeat > 0 {
-                steps.push(step);
-            }
+    let workload = Workload::grpo(completions, tokens);
+    let mut bench = Bench::new(workload.clone(), ctx, shape.weights(ctx)?)?;
+    let mut steps = Vec::new();
+    let mut mismatches = 0;
+    for repeat in 0..=repeats {
+        let step = bench.step()?;
+        mismatches += step.mismatches;
+        if repeat > 0 {
+            steps.push(step);
         }
-        let of = |f: fn(&StepTimes) -> f64| median(&steps.iter().map(f).collect::<Vec<_>>());
-        let (rollout, update) = (of(|s| s.rollout_s), of(|s| s.update_s));
-        let work = |(flops, bytes): (f64, f64)| machine.roofline_s(flops, bytes);
-        let roofline = work(steps[0].rollout_work) + work(steps[0].update_work);
-        report.row([
-            json!(shape.name()),
-            json!(format!("{completions} × {tokens}")),
-            json!(rollout + update),
-            json!(rollout),
-            json!(update),
-            json!(workload.generated_tokens() as f64 / rollout),
-            json!(roofline),
-            json!(100.0 * roofline / (rollout + update)),
-            json!(mismatches),
-        ]);
     }
+    let of = |f: fn(&StepTimes) -> f64| median(&steps.iter().map(f).collect::<Vec<_>>());
+    let (rollout, update) = (of(|s| s.rollout_s), of(|s| s.update_s));
+    let work = |(flops, bytes): (f64, f64)| machine.roofline_s(flops, bytes);
+    let roofline = work(steps[0].rollout_work) + work(steps[0].update_work);
+    report.row([
+        json!(shape.name()),
+        json!(format!("{completions} × {tokens}")),
+        json!(rollout + update),
+        json!(rollout),
+        json!(update),
+        json!(workload.generated_tokens() as f64 / rollout),
+        json!(roofline),
+        json!(100.0 * roofline / (rollout + update)),
+        json!(mismatches),
+    ]);
     report.note(
         "f32. The roofline takes FLOPs and bytes that operations booked, each operation's inputs and outputs counted as \
          memory traffic even where a cache holds them"

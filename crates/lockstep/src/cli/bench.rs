@@ -1,6 +1,6 @@
 //! `lockstep bench`.
 
-use crate::bench::{self, Report, Shape, algorithms};
+use crate::bench::{self, Report, Shape, algorithms, group};
 use crate::session::context;
 use kernels::Context;
 use std::io::Write;
@@ -11,6 +11,7 @@ use std::io::Write;
 Examples:
   lockstep bench gemm                     the products of a linear layer, GFLOP/s and share of the peak
   lockstep bench step --shape 7m          a whole GRPO step, its stages, its roofline
+  lockstep bench rollout --completions 8  a group of eight completions of a shared prompt
   lockstep bench levels --shape 7m        the same step, from naive to everything on
 Quote ratios from one run: machines differ, and so do their days.")]
 pub struct Args {
@@ -33,17 +34,45 @@ pub struct Common {
     pub json: bool,
 }
 
+/// Decode steps, or whole rollouts of a group.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RolloutArgs {
+    /// The model and how it runs.
+    #[command(flatten)]
+    pub common: Common,
+    /// What a group generates.
+    #[command(flatten)]
+    pub group: group::Args,
+}
+
+/// A step of another size than the peers are measured with.
+#[derive(Clone, Debug, clap::Args)]
+pub struct StepArgs {
+    /// The model and how it runs.
+    #[command(flatten)]
+    pub common: Common,
+    /// Completions of the step, in groups of eight; the shape's own number if not given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub completions: Option<u32>,
+    /// Tokens of each; the shape's own number if not given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub new_tokens: Option<u32>,
+    /// Steps that are timed, after one that takes the memory.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeats: u32,
+}
+
 /// The benchmarks.
 #[derive(Debug, clap::Subcommand)]
 pub enum What {
     /// Matrix products: forward, input gradient, weight gradient.
     Gemm(Common),
     /// Decode steps by batch size, sampler included, against the machine's memory reads.
-    Rollout(Common),
+    Rollout(RolloutArgs),
     /// Forward and backward of a micro-batch; what a shared prompt saves.
     Train(Common),
     /// A whole GRPO step against its roofline.
-    Step(Common),
+    Step(StepArgs),
     /// What a step holds in memory, by part.
     Memory(Common),
     /// Sampler against trainer, bit by bit, over batches, threads, sharing, chunks.
@@ -67,9 +96,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     };
     match &args.what {
         What::Gemm(common) => report(common, &|ctx, _| bench::gemm::run(ctx, 0.3)),
-        What::Rollout(common) => report(common, &|ctx, shape| bench::rollout::run(ctx, shape, 24)),
+        What::Rollout(args) => report(&args.common, &|ctx, shape| match args.group.completions.is_empty() {
+            true => bench::rollout::run(ctx, shape, 24),
+            false => group::run(ctx, shape, &args.group),
+        }),
         What::Train(common) => report(common, &|ctx, shape| bench::train::run(ctx, shape, 3)),
-        What::Step(common) => report(common, &|ctx, shape| bench::step::run(ctx, &[shape], 3)),
+        What::Step(args) => report(&args.common, &|ctx, shape| {
+            let (completions, tokens) = shape.step();
+            let completions = args.completions.map_or(completions, |n| n as usize);
+            let tokens = args.new_tokens.map_or(tokens, |n| n as usize);
+            bench::step::run(ctx, shape, (completions, tokens), args.repeats as usize)
+        }),
         What::Memory(common) => report(common, &bench::memory::run),
         What::Parity(common) => report(common, &bench::parity::run),
         What::Scaling(common) => report(common, &|ctx, shape| bench::scaling::run(ctx, shape, 256, 4096)),
