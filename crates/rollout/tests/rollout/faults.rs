@@ -68,7 +68,7 @@ impl Forward<'_> {
         let (c, t) = (self.config, self.t());
         let (x, normed) = self.norm(x, delta, &w.attention_norm);
         let (mut raw, mut qkv) = (self.zeros(&[t, c.qkv_width()]), self.zeros(&[t, c.qkv_width()]));
-        w.qkv.forward(self.ctx, normed.view(), raw.view_mut()).unwrap();
+        w.qkv.forward(self.ctx, normed.view(), None, raw.view_mut()).unwrap();
         let (q_weight, k_weight) = w.qk_norm.as_ref().unwrap();
         let mut rstd = self.zeros(&[t, c.num_heads + c.num_kv_heads]);
         let args = qk_norm::Forward {
@@ -93,13 +93,13 @@ impl Forward<'_> {
         rope::forward(self.ctx, args).unwrap();
         let attended = self.attend(&qkv, rows);
         let mut delta = self.zeros(&[t, c.hidden_size]);
-        w.o.forward(self.ctx, attended.view(), delta.view_mut()).unwrap();
+        w.o.forward(self.ctx, attended.view(), None, delta.view_mut()).unwrap();
         let (x, normed) = self.norm(&x, Some(&delta), &w.mlp_norm);
         let (mut gate_up, mut gated) =
             (self.zeros(&[t, 2 * c.intermediate_size]), self.zeros(&[t, c.intermediate_size]));
-        w.gate_up.forward(self.ctx, normed.view(), gate_up.view_mut()).unwrap();
+        w.gate_up.forward(self.ctx, normed.view(), None, gate_up.view_mut()).unwrap();
         swiglu::forward(self.ctx, swiglu::Forward { gate_up: gate_up.view(), y: gated.view_mut() }).unwrap();
-        w.down.forward(self.ctx, gated.view(), delta.view_mut()).unwrap();
+        w.down.forward(self.ctx, gated.view(), None, delta.view_mut()).unwrap();
         (x, delta)
     }
     fn attend(&self, qkv: &Tensor, rows: &Rows) -> Tensor {
