@@ -57,6 +57,8 @@ pub struct MemoryPlan {
 pub struct Known {
     /// Tokens of the longest prompt.
     pub longest_prompt: usize,
+    /// Completions that are generated at once, at most: those of a generation, or of an evaluation.
+    pub sequences: usize,
     /// Rollouts from a file bring the reference's log-probabilities, all of them: none is loaded.
     pub ref_logps: bool,
 }
@@ -64,7 +66,12 @@ pub struct Known {
 impl Known {
     /// Of rollouts from a file.
     pub fn of(replay: &Replay) -> Known {
-        Known { longest_prompt: replay.longest(), ref_logps: replay.has_ref_logps() }
+        Known { longest_prompt: replay.longest(), sequences: 0, ref_logps: replay.has_ref_logps() }
+    }
+
+    /// Of prompts to which `sequences` completions are written at once.
+    pub fn of_prompts(longest_prompt: usize, sequences: usize) -> Known {
+        Known { longest_prompt, sequences, ref_logps: false }
     }
 }
 
@@ -106,7 +113,7 @@ pub fn plan(config: &Config, words: &Words, known: Known) -> anyhow::Result<Memo
     }
     if generates(config) {
         let memory = Memory::new(Device::Meta);
-        let sizes = engine_config(config, context(config, words), known.longest_prompt);
+        let sizes = engine_config(config, context(config, words), known);
         // It computes nothing here: one thread, any instruction set.
         let ctx = Context::cpu(Isa::Portable, 1);
         let engine = Engine::on(&ctx, &memory, model, sizes).map_err(|e| BadInput::new(e.to_string()))?;
@@ -381,11 +388,16 @@ pub fn known(config: &Config, words: &Words) -> anyhow::Result<Known> {
         None => None,
     };
     let mut longest = replay.map(|known| known.longest_prompt);
+    let mut sequences = if replay.is_some() { 0 } else { config.generation_batch() };
     let train = if config.replay.is_some() { None } else { DatasetSpec::train(config) };
-    let specs: Vec<_> = [train, DatasetSpec::eval(config)].into_iter().flatten().collect();
-    for spec in &specs {
-        let questions = Questions::load(spec, config, words, config.max_completion_length)?;
+    let load = |spec: &DatasetSpec| Questions::load(spec, config, words, config.max_completion_length);
+    if let Some(spec) = &train {
+        longest = longest.max(Some(load(spec)?.longest()));
+    }
+    if let Some(spec) = &DatasetSpec::eval(config) {
+        let questions = load(spec)?;
         longest = longest.max(Some(questions.longest()));
+        sequences = sequences.max(questions.all.len() * config.generations_eval());
     }
     let context = context(config, words);
     let room = context.saturating_sub(config.max_completion_length);
@@ -397,5 +409,5 @@ pub fn known(config: &Config, words: &Words) -> anyhow::Result<Known> {
         ),
         None => config.max_prompt_length.map_or(room, |n| n.min(room)),
     };
-    Ok(Known { longest_prompt, ref_logps: replay.is_some_and(|known| known.ref_logps) })
+    Ok(Known { longest_prompt, sequences, ref_logps: replay.is_some_and(|known| known.ref_logps) })
 }

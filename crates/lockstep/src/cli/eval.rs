@@ -6,6 +6,7 @@ use crate::data::locate::{HubKind, locate};
 use crate::error::{BadInput, OrBadInput};
 use crate::evaluate::{Evaluation, Outcome};
 use crate::grpo::{engine_config, sampling};
+use crate::memory_plan::Known;
 use crate::policy::{Policy, Words};
 use crate::questions::{self, Questions, load_rewards, named_rewards};
 use crate::run_dir::write_atomically;
@@ -78,7 +79,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let questions = Questions::load(&spec, &config, &words, config.max_completion_length)?;
     questions.check_columns(&spec.name, &rewards)?;
     let mut rewards = load_rewards(rewards, &config, &ctx)?;
-    let engine_config = engine_config(&config, questions::context(&config, &words), questions.longest());
+    let known = Known::of_prompts(questions.longest(), questions.all.len() * config.generations_eval());
+    let engine_config = engine_config(&config, questions::context(&config, &words), known);
     let mut engine = Engine::new(&ctx, &words.config, engine_config).or_bad_input()?;
     let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref())?;
     let drawn = sampling(&config, &words.eos_ids);

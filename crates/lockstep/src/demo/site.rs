@@ -7,6 +7,7 @@ use crate::course::{Beginning, Ended, Finished, find_run};
 use crate::data::DatasetSpec;
 use crate::evaluate::{Evaluation, Outcome};
 use crate::grpo::{engine_config, sampling};
+use crate::memory_plan::Known;
 use crate::policy::{Policy, Words};
 use crate::questions::{Questions, context, load_rewards, named_rewards};
 use crate::run_dir::{RunDir, write_atomically};
@@ -157,7 +158,9 @@ impl Site<'_> {
         let questions = Questions::load(&spec, &config, &words, config.max_completion_length)?;
         let mut rewards = load_rewards(named_rewards(&config)?, &config, self.ctx)?;
         let weights = config.weights_of_rewards();
-        let sizes = engine_config(&config, context(&config, &words), questions.longest());
+        let asked = questions.all.len() * config.generations_eval();
+        let known = Known::of_prompts(questions.longest(), asked);
+        let sizes = engine_config(&config, context(&config, &words), known);
         let mut engine = Engine::new(self.ctx, &words.config, sizes)?;
         let drawn = sampling(&config, &words.eos_ids);
         let mut ask = |config: &Config| {

@@ -66,7 +66,8 @@ pub fn build_beside<T>(
         questions.check_columns(name, &rewards)?;
     }
     let longest = known.longest_prompt.max(held_out.as_ref().map_or(0, Questions::longest));
-    let known = Known { longest_prompt: longest, ..known };
+    let asked = held_out.as_ref().map_or(0, |q| q.all.len() * config.generations_eval());
+    let known = Known { longest_prompt: longest, sequences: known.sequences.max(asked), ..known };
     let sizes = BatchSizes {
         generation: config.generation_batch(),
         optimizer: config.completions_per_step(),
@@ -75,7 +76,7 @@ pub fn build_beside<T>(
     };
     let sampler = sampler(rows, config.prompts_per_generation(), &config)?;
     let chunks = sampler.chunks_per_epoch();
-    let engine_config = engine_config(&config, context(&config, &words), longest);
+    let engine_config = engine_config(&config, context(&config, &words), known);
     // Before the weights are read: a run that cannot fit would be killed much later, and without a word.
     memory_plan::plan(&config, &words, known)?.check(memory_plan::available_bytes(), &config)?;
 
@@ -185,7 +186,7 @@ fn data(config: &Config, words: &Words, rewards: &[Named], ctx: &Context, consol
     if questions.left_out > 0 {
         console.info(&format!("{} prompts longer than max_prompt_length were left out", questions.left_out));
     }
-    let known = Known { longest_prompt: questions.longest(), ref_logps: false };
+    let known = Known::of_prompts(questions.longest(), config.generation_batch());
     let (rows, hash) = (questions.all.len(), questions.hash);
     Ok(Data { source: Source::Prompts(questions.all), rows, known, hash })
 }
@@ -220,10 +221,10 @@ pub fn sampling(config: &Config, eos_ids: &[u32]) -> SamplingParams {
     }
 }
 
-/// The engine's sizes: room for the longest prompt and its completion.
-pub fn engine_config(config: &Config, context: usize, longest_prompt: usize) -> EngineConfig {
-    let max_model_len = context.min(longest_prompt + config.max_completion_length);
-    let max_num_seqs = config.max_num_seqs;
+/// The engine's sizes: room for the longest prompt and its completion, for as many sequences as are ever asked for at once.
+pub fn engine_config(config: &Config, context: usize, known: Known) -> EngineConfig {
+    let max_model_len = context.min(known.longest_prompt + config.max_completion_length);
+    let max_num_seqs = config.max_num_seqs.min(known.sequences).max(1);
     EngineConfig {
         max_num_seqs,
         kv_blocks: config.kv_cache_blocks.unwrap_or_else(|| EngineConfig::blocks_for(max_num_seqs, max_model_len)),

@@ -28,11 +28,14 @@ fn parts_are_those_of_the_shape_and_answer_to_their_keys() {
     // The tied head's gradient is summed apart.
     assert_eq!(bytes(&parts, "training: gradients"), weights + 4 * embedding);
     assert_eq!(bytes(&parts, "training: optimizer"), 2 * weights + 8);
-    // Keys and values: 65 sequences of 128 tokens, 2 layers, 2 heads of 8.
-    assert_eq!(bytes(&parts, "generation: kv cache"), 65 * 128 * 2 * 2 * 2 * 8 * 4);
-
-    let fewer = plan(dir.path(), &["--set", "max_num_seqs=8"]).0;
-    assert_eq!(bytes(&fewer, "generation: kv cache") * 65, bytes(&parts, "generation: kv cache") * 9);
+    // Keys and values: 9 sequences (a generation has 8 completions) of 128 tokens, 2 layers, 2 heads of 8.
+    let sequence = 128 * 2 * 2 * 2 * 8 * 4;
+    assert_eq!(bytes(&parts, "generation: kv cache"), 9 * sequence);
+    for (key, sequences) in [("max_num_seqs=4", 4), ("generation_batch_size=24", 24), ("generation_batch_size=640", 64)]
+    {
+        let other = plan(dir.path(), &["--set", key]).0;
+        assert_eq!(bytes(&other, "generation: kv cache"), (sequences + 1) * sequence, "{key}");
+    }
     for set in ["gradient_checkpointing=true", "max_tokens_per_micro_batch=16"] {
         let less = plan(dir.path(), &["--set", set, "--set", "num_generations=2"]).0;
         let more = plan(dir.path(), &["--set", "num_generations=2"]).0;
