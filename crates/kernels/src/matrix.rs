@@ -29,8 +29,12 @@ pub struct Matrix {
 impl Matrix {
     /// Zeros.
     pub fn zeros(memory: &Memory, rows: usize, cols: usize, layout: Layout) -> Matrix {
+        Matrix::zeros_of(memory, rows, cols, layout, DType::F32)
+    }
+    /// Zeros of f32 or bf16.
+    pub fn zeros_of(memory: &Memory, rows: usize, cols: usize, layout: Layout, dtype: DType) -> Matrix {
         let data = match layout {
-            Layout::Panels => Tensor::zeros(memory, &[rows.div_ceil(PANEL), cols, PANEL], DType::F32),
+            Layout::Panels => Tensor::zeros(memory, &[rows.div_ceil(PANEL), cols, PANEL], dtype),
         };
         Matrix { rows, cols, layout, data }
     }

@@ -7,6 +7,11 @@ use crate::memory::{Buffer, Device, Memory};
 use half::bf16;
 use std::ops::Range;
 
+/// These numbers, each rounded to the nearest bf16.
+pub fn rounded_to_bf16(data: &[f32]) -> Vec<f32> {
+    data.iter().map(|&x| bf16::from_f32(x).to_f32()).collect()
+}
+
 /// What an element is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
@@ -153,6 +158,43 @@ impl std::fmt::Debug for Tensor {
     }
 }
 
+/// Elements of the two kinds that computing reads.
+#[derive(Clone, Copy)]
+pub(crate) enum Elements<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> Elements<'a> {
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Elements::F32(d) => d.len(),
+            Elements::Bf16(d) => d.len(),
+        }
+    }
+    /// Those of a range.
+    #[inline(always)]
+    pub(crate) fn range(self, range: Range<usize>) -> Elements<'a> {
+        match self {
+            Elements::F32(d) => Elements::F32(&d[range]),
+            Elements::Bf16(d) => Elements::Bf16(&d[range]),
+        }
+    }
+    /// Bytes of them.
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Elements::F32(d) => size_of_val(d),
+            Elements::Bf16(d) => size_of_val(d),
+        }
+    }
+}
+
+impl<'a> From<&'a [f32]> for Elements<'a> {
+    fn from(data: &'a [f32]) -> Elements<'a> {
+        Elements::F32(data)
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Data<'a> {
     F32(&'a [f32]),
@@ -220,6 +262,14 @@ impl<'a> View<'a> {
     /// A copy of its elements.
     pub fn to_vec_u32(&self) -> Vec<u32> {
         self.u32().to_vec()
+    }
+    /// The elements, inside this crate only.
+    pub(crate) fn elements(&self) -> Elements<'a> {
+        match self.data {
+            Data::F32(d) => Elements::F32(d),
+            Data::Bf16(d) => Elements::Bf16(d),
+            Data::U32(_) => panic!("expected f32 or bf16, got u32"),
+        }
     }
     /// The elements, inside this crate only.
     pub(crate) fn f32(&self) -> &'a [f32] {

@@ -1,10 +1,11 @@
 //! A model directory, loaded: weights, tokenizer, chat template, and the ids that end a completion.
 
 use crate::config::Config;
+use crate::config::values::ComputeDType;
 use crate::error::{BadInput, OrBadInput};
 use kernels::Context;
 use model::chat::ChatTemplate;
-use model::io::TensorSource;
+use model::io::{SaveOptions, TensorSource};
 use model::tokenizer::Tokenizer;
 use model::{Head, ModelConfig, Weights};
 use std::path::{Path, PathBuf};
@@ -27,8 +28,8 @@ pub struct Policy {
 
 impl Policy {
     /// Loads a directory. Whatever is wrong with it is the caller's input: exit code 2.
-    pub fn load(ctx: &Context, dir: &Path) -> anyhow::Result<Policy> {
-        let words = Words::load(dir)?;
+    pub fn load(ctx: &Context, dir: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
+        let words = Words::load(dir)?.computing_in(dtype);
         let weights = load_weights(ctx, dir, &words.config)?;
         Ok(Policy {
             dir: dir.to_owned(),
@@ -40,8 +41,8 @@ impl Policy {
     }
 
     /// The same, with the adapter of a PEFT directory on it.
-    pub fn load_with(ctx: &Context, dir: &Path, adapter: Option<&Path>) -> anyhow::Result<Policy> {
-        let mut policy = Policy::load(ctx, dir)?;
+    pub fn load_with(ctx: &Context, dir: &Path, adapter: Option<&Path>, dtype: ComputeDType) -> anyhow::Result<Policy> {
+        let mut policy = Policy::load(ctx, dir, dtype)?;
         adapter.map_or(Ok(()), |adapter| policy.adapt(ctx, adapter))?;
         Ok(policy)
     }
@@ -63,13 +64,14 @@ impl Policy {
     }
 
     /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT does.
-    /// The weights are f32.
+    /// The weights are what they compute in: every bit of them, and no more.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
         if self.weights.lora().is_some() {
             model::io::save_adapter(dir, &self.weights, &self.dir.display().to_string())?;
             return Ok(model::io::copy_tokenizer(&self.dir, dir)?);
         }
-        Ok(model::io::save_model(dir, &self.weights.config, &self.weights, Some(&self.dir), Default::default())?)
+        let options = SaveOptions::exact(&self.weights.config);
+        Ok(model::io::save_model(dir, &self.weights.config, &self.weights, Some(&self.dir), options)?)
     }
 
     /// The first lines of a run: what computes.
@@ -82,9 +84,10 @@ impl Policy {
             None => String::new(),
         };
         console.info(&format!(
-            "{} · {:.2} M parameters{trained} · f32 on {} · {} threads",
+            "{} · {:.2} M parameters{trained} · {} on {} · {} threads",
             self.config().family.model_type(),
             parameters as f64 / 1e6,
+            if self.config().compute == kernels::DType::Bf16 { "bf16" } else { "f32" },
             ctx.isa().name(),
             ctx.threads()
         ));
@@ -114,6 +117,12 @@ impl Words {
     /// Loads them, and checks that they fit together.
     pub fn load(dir: &Path) -> anyhow::Result<Words> {
         Words::load_with(dir, Head::Lm)
+    }
+
+    /// The same, for computing in `dtype`.
+    pub fn computing_in(mut self, dtype: ComputeDType) -> Words {
+        Arc::make_mut(&mut self.config).compute = dtype.dtype();
+        self
     }
 
     fn load_with(dir: &Path, head: Head) -> anyhow::Result<Words> {
@@ -157,10 +166,11 @@ impl Words {
     }
 }
 
-/// The shape of the model in a directory, where its words are not needed.
-pub fn load_config(dir: &Path) -> anyhow::Result<ModelConfig> {
+/// The shape of the model in a directory, where its words are not needed, for computing in `compute`.
+pub fn load_config(dir: &Path, compute: kernels::DType) -> anyhow::Result<ModelConfig> {
     refuse_adapter(dir)?;
-    ModelConfig::load(&dir.join("config.json")).map_err(|e| BadInput::new(e.to_string()))
+    let config = ModelConfig::load(&dir.join("config.json")).map_err(|e| BadInput::new(e.to_string()))?;
+    Ok(ModelConfig { compute, ..config })
 }
 
 /// Ids to text as the engine looks for stop strings in it: special tokens are kept, so that one may be a stop string.
@@ -211,8 +221,8 @@ fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
 }
 
 /// The weights of a reward model: of its directory, or the trunk of a language model under a head that begins at 0.
-pub fn load_scorer(ctx: &Context, dir: &Path) -> anyhow::Result<Weights> {
-    let config = Arc::new(load_config(dir)?);
+pub fn load_scorer(ctx: &Context, dir: &Path, compute: kernels::DType) -> anyhow::Result<Weights> {
+    let config = Arc::new(load_config(dir, compute)?);
     let weights = load_weights(ctx, dir, &config)?;
     Ok(if config.head == Head::Lm { Weights::scorer(ctx.memory(), &weights) } else { weights })
 }

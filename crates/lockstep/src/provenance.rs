@@ -34,7 +34,7 @@ pub fn write(run: &RunDir, made: &Made<'_>) -> anyhow::Result<()> {
     record.versions.insert("lockstep".into(), env!("CARGO_PKG_VERSION").into());
     record.kind = made.command.to_owned();
     record.isa = ctx.isa().name().into();
-    record.dtype = "f32".into();
+    record.dtype = config.dtype.name().into();
     record.threads = ctx.threads();
     record.seed = config.seed;
     record.config_sha256 = sha256(made.config_toml.as_bytes());

@@ -25,7 +25,11 @@ pub(crate) struct LayerPages {
 
 impl LayerPages {
     pub(crate) fn zeros(memory: &Memory, c: &ModelConfig, blocks: usize) -> LayerPages {
-        let zeros = |shape: &[usize]| Tensor::zeros(memory, shape, DType::F32);
+        LayerPages::of(memory, c, blocks, c.compute)
+    }
+    /// Of this dtype: gradients are f32 whatever computing is.
+    pub(crate) fn of(memory: &Memory, c: &ModelConfig, blocks: usize, dtype: DType) -> LayerPages {
+        let zeros = |shape: &[usize]| Tensor::zeros(memory, shape, dtype);
         LayerPages {
             keys: zeros(&[blocks, c.num_kv_heads, c.head_dim, BLOCK]),
             values: zeros(&[blocks, c.num_kv_heads, BLOCK, c.head_dim]),
@@ -55,7 +59,7 @@ impl KvCache {
     }
     /// Bytes of one page over all layers of a model.
     pub fn block_bytes(c: &ModelConfig) -> usize {
-        2 * c.num_layers * c.num_kv_heads * c.head_dim * BLOCK * DType::F32.bytes()
+        2 * c.num_layers * c.num_kv_heads * c.head_dim * BLOCK * c.compute.bytes()
     }
     /// Copies page `from` over page `to`, in every layer.
     pub fn copy_block(&mut self, ctx: &Context, from: u32, to: u32) -> Result<()> {

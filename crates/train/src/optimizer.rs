@@ -1,6 +1,7 @@
 //! AdamW over all parameters of a model, with clipping by the global gradient norm.
 //!
-//! The update itself is [`kernels::ops::adamw`]; this file knows which parameter decays, and what a checkpoint needs.
+//! The update itself is [`kernels::ops::adamw`]; this file knows which parameter decays, where the f32 masters of weights
+//! that compute in bf16 are, and what a checkpoint needs.
 
 use crate::Result;
 use kernels::ops::{adamw, grad_norm};
@@ -66,9 +67,11 @@ pub struct GradNorm {
     pub finite: bool,
 }
 
-/// Both moments of every parameter that is trained, in the order in which the weights lie in memory.
+/// Both moments of every parameter that is trained, in the order in which the weights lie in memory; and the f32 masters of
+/// those that compute in bf16. In f32 a weight is its own master.
 pub struct Optimizer {
     config: OptimizerConfig,
+    masters: Option<Params>,
     m: Params,
     v: Params,
     /// What [`grad_norm::global`] writes.
@@ -90,7 +93,19 @@ impl Optimizer {
             MomentsDType::F32 => Params::trained(&memory, model, adapter),
             MomentsDType::Bf16 => Params::trained(&memory, model, adapter).zeros_in_bf16(&memory),
         };
-        Optimizer { config, m: moments(), v: moments(), norm: Tensor::zeros(&memory, &[2], DType::F32), steps: 0 }
+        let masters = (model.compute != DType::F32).then(|| Params::masters(&memory, model, adapter));
+        let norm = Tensor::zeros(&memory, &[2], DType::F32);
+        Optimizer { config, masters, m: moments(), v: moments(), norm, steps: 0 }
+    }
+
+    /// Makes the weights the masters' first values, before the first step.
+    fn adopt(&mut self, weights: &Params) {
+        let Some(masters) = &mut self.masters else { return };
+        for part in masters.specs().iter().flat_map(|s| &s.parts).map(|p| p.name.clone()).collect::<Vec<_>>() {
+            if let Some(data) = weights.read(&part) {
+                masters.write(&part, &data); // not where it is frozen
+            }
+        }
     }
 
     /// The global norm of `grads`, which [`step`](Self::step) clips with.
@@ -103,15 +118,26 @@ impl Optimizer {
 
     /// One step of AdamW on every parameter that is trained, with the norm measured last.
     pub fn step(&mut self, ctx: &Context, weights: &mut Params, grads: &Grads, learning_rate: f64) -> Result<()> {
+        if self.steps == 0 {
+            self.adopt(weights);
+        }
         self.steps += 1;
         let decays: Vec<bool> = weights.specs().iter().map(|s| s.matrix).collect();
         let mut first_block = 0;
         let (params, moments) = (weights.tensors_mut(), self.m.tensors_mut().into_iter().zip(self.v.tensors_mut()));
-        for (((param, grad), (m, v)), decays) in params.into_iter().zip(grads.params.tensors()).zip(moments).zip(decays)
+        // Adapters come last, and have no master.
+        let mut masters = self.masters.as_mut().map(Params::tensors_mut).unwrap_or_default().into_iter();
+        for (((weight, grad), (m, v)), decays) in
+            params.into_iter().zip(grads.params.tensors()).zip(moments).zip(decays)
         {
+            let master = masters.next();
             if grad.bytes() == 0 {
                 continue; // frozen
             }
+            let (param, weight) = match master {
+                Some(master) => (master, Some(weight)),
+                None => (weight, None),
+            };
             let flat = [param.view().shape().iter().product()];
             let rounding = adamw::Rounding { key: self.config.seed ^ ROUNDING, first_block };
             first_block += adamw::Rounding::blocks(flat[0]);
@@ -125,6 +151,7 @@ impl Optimizer {
             };
             let step = adamw::Step {
                 param: param.view_mut().reshape(&flat),
+                rounded: weight.map(|w| w.view_mut().reshape(&flat)),
                 grad: grad.view().reshape(&flat),
                 m: m.view_mut().reshape(&flat),
                 v: v.view_mut().reshape(&flat),
@@ -136,6 +163,16 @@ impl Optimizer {
             adamw::step(ctx, step)?;
         }
         Ok(())
+    }
+
+    /// The f32 masters of weights that compute in bf16, under the names and in the row-major order of Hugging Face files.
+    pub fn masters(&self) -> Option<Named<'_>> {
+        self.masters.as_ref().map(|params| Named { params })
+    }
+
+    /// The same, to overwrite when a run goes on.
+    pub fn masters_mut(&mut self) -> Option<NamedMut<'_>> {
+        self.masters.as_mut().map(|params| NamedMut { params })
     }
 
     /// The first and second moments, under the names and in the row-major order of Hugging Face files.

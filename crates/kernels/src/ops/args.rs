@@ -16,6 +16,12 @@ pub(crate) fn expect(
     expect_shape(op, what, view.shape(), shape)
 }
 
+/// That `view` is of this shape, and f32 or bf16.
+pub(crate) fn expect_floats(op: &'static str, what: &'static str, view: View<'_>, shape: &[usize]) -> Result<()> {
+    let dtype = if view.dtype() == DType::Bf16 { DType::Bf16 } else { DType::F32 };
+    expect(op, what, view, dtype, shape)
+}
+
 /// That a shape is what the other arguments ask for.
 pub(crate) fn expect_shape(op: &'static str, what: &'static str, got: &[usize], expected: &[usize]) -> Result<()> {
     if got != expected {

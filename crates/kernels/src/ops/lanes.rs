@@ -1,25 +1,25 @@
 //! Walking a row in vectors of 16, and cutting rows into tasks.
 
-use crate::simd::{LANES, Simd};
+use crate::simd::{Element, LANES, Simd};
 use std::ops::Range;
 
 /// 16 elements of `from` at `at`, or as many as there are, the rest 0.
 #[inline(always)]
-pub(crate) fn load<V: Simd>(from: &[f32], at: usize) -> V {
+pub(crate) fn load<V: Simd>(from: &[impl Element], at: usize) -> V {
     let n = from.len() - at;
-    if n >= LANES { V::load(&from[at..]) } else { V::load_partial(&from[at..], n) }
+    if n >= LANES { Element::load(&from[at..]) } else { Element::load_partial(&from[at..], n) }
 }
 
 /// Writes them back.
 #[inline(always)]
-pub(crate) fn store<V: Simd>(v: V, to: &mut [f32], at: usize) {
+pub(crate) fn store<V: Simd>(v: V, to: &mut [impl Element], at: usize) {
     let n = to.len() - at;
-    if n >= LANES { v.store(&mut to[at..]) } else { v.store_partial(&mut to[at..], n) }
+    if n >= LANES { Element::store(v, &mut to[at..]) } else { Element::store_partial(v, &mut to[at..], n) }
 }
 
 /// Σ a·b: lane i sums the elements i, i + 16, … ascending, then the fixed tree.
 #[inline(always)]
-pub(crate) fn dot<V: Simd>(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn dot<V: Simd>(a: &[impl Element], b: &[impl Element]) -> f32 {
     let mut sum = V::splat(0.0);
     for at in (0..a.len()).step_by(LANES) {
         sum = load::<V>(a, at).fma(load(b, at), sum);

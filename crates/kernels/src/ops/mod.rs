@@ -18,3 +18,6 @@ pub mod rows;
 pub mod sample;
 pub mod softmax;
 pub mod swiglu;
+
+#[cfg(test)]
+mod bf16_tests;

@@ -1,6 +1,7 @@
 //! The 16-lane vector as two AVX2 registers.
 
 use super::{Kernel, LANES, Simd};
+use half::bf16;
 use std::arch::x86_64::*;
 
 /// 16 lanes in two YMM registers, lanes 0–7 first.
@@ -96,6 +97,34 @@ impl Simd for F32x16 {
         unsafe {
             _mm256_storeu_ps(to, self.0);
             _mm256_storeu_ps(to.add(8), self.1);
+        }
+    }
+    #[inline(always)]
+    fn load_bf16(from: &[bf16]) -> Self {
+        let from = &from[..LANES];
+        // SAFETY: 16 elements of two bytes, just checked; the rest are register-only intrinsics inside `run`.
+        unsafe {
+            let wide = |halves| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)));
+            let (low, high) = (from.as_ptr().cast(), from.as_ptr().add(8).cast());
+            F32x16(wide(_mm_loadu_si128(low)), wide(_mm_loadu_si128(high)))
+        }
+    }
+    #[inline(always)]
+    fn store_bf16(self, to: &mut [bf16]) {
+        let to = &mut to[..LANES];
+        // SAFETY: register-only intrinsics inside `run`; then 16 elements of two bytes, just checked.
+        unsafe {
+            let narrow = |x: __m256| {
+                let bits = _mm256_castps_si256(x);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let nearest = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+                let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+                let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+                _mm256_srli_epi32::<16>(_mm256_blendv_epi8(nearest, quiet, nan))
+            };
+            // Packing works in 128-bit halves: their middle quarters change places.
+            let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(narrow(self.0), narrow(self.1)));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), packed);
         }
     }
     #[inline(always)]

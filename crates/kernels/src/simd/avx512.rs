@@ -1,6 +1,7 @@
 //! The 16-lane vector as one AVX-512 register.
 
 use super::{Kernel, LANES, Simd};
+use half::bf16;
 use std::arch::x86_64::*;
 
 /// 16 lanes in a ZMM register.
@@ -73,6 +74,27 @@ impl Simd for F32x16 {
     unsafe fn store_ptr(self, to: *mut f32) {
         // SAFETY: the caller promises 16 writable elements.
         unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+    #[inline(always)]
+    fn load_bf16(from: &[bf16]) -> Self {
+        let from = &from[..LANES];
+        // SAFETY: 16 elements of two bytes, just checked.
+        let halves = unsafe { _mm256_loadu_si256(from.as_ptr().cast()) };
+        F32x16(lanes!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))))
+    }
+    #[inline(always)]
+    fn store_bf16(self, to: &mut [bf16]) {
+        let to = &mut to[..LANES];
+        let halves = lanes!({
+            let bits = _mm512_castps_si512(self.0);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+            _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_mask_blend_epi32(nan, nearest, quiet)))
+        });
+        // SAFETY: 16 elements of two bytes, just checked.
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), halves) }
     }
     #[inline(always)]
     fn add(self, b: Self) -> Self {

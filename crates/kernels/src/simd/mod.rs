@@ -8,9 +8,14 @@
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
+pub mod element;
 pub mod portable;
 #[cfg(test)]
 mod tests;
+
+pub use element::Element;
+
+use half::bf16;
 
 /// Lanes of a vector, on every instruction set.
 pub const LANES: usize = 16;
@@ -55,6 +60,17 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `to..to + 16` lies inside one allocation, and no other thread touches it.
     unsafe fn store_ptr(self, to: *mut f32);
+    /// The first 16 elements of `from`, widened exactly.
+    #[inline(always)]
+    fn load_bf16(from: &[bf16]) -> Self {
+        let lanes: [f32; LANES] = std::array::from_fn(|i| from[i].widen());
+        Self::load(&lanes)
+    }
+    /// Writes the first 16 elements of `to`, rounded to nearest even; NaN stays NaN.
+    #[inline(always)]
+    fn store_bf16(self, to: &mut [bf16]) {
+        to[..LANES].iter_mut().zip(self.to_array()).for_each(|(to, x)| *to = bf16::narrow(x));
+    }
 
     /// `self + b`
     fn add(self, b: Self) -> Self;

@@ -79,7 +79,7 @@ impl Findings {
             "memory_bytes": self.total_memory,
             "memory_available_bytes": self.available_memory,
             "memory_limit_bytes": self.memory_limit,
-            "dtype": "f32",
+            "dtypes": ["f32", "bf16"],
             "flops_per_s": self.ceilings.flops_per_s,
             "read_bytes_per_s": self.ceilings.read_bytes_per_s,
             "gpu": null,
@@ -114,7 +114,11 @@ impl Findings {
             ("kernels present", present.join(", ")),
             ("kernels used", format!("{}: {why_isa}", self.isa.name())),
             ("threads", format!("{}: {why_threads}", self.threads)),
-            ("compute", "f32: the only dtype of this build".to_owned()),
+            (
+                "compute",
+                "f32, or bf16 (dtype = \"bf16\") by widening to f32: halves the memory and the reading of weights"
+                    .to_owned(),
+            ),
             (
                 "peak, measured",
                 format!("{:.1} GFLOP/s (fused multiply-adds in registers)", self.ceilings.flops_per_s / 1e9),

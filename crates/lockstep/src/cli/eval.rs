@@ -44,6 +44,9 @@ pub struct Args {
     /// The most tokens of a completion.
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub max_completion_length: usize,
+    /// What products compute in.
+    #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
+    pub dtype: String,
     /// The seed.
     #[arg(long, value_name = "S", default_value_t = 42)]
     pub seed: u64,
@@ -82,7 +85,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let known = Known::of_prompts(questions.longest(), questions.all.len() * config.generations_eval());
     let engine_config = engine_config(&config, questions::context(&config, &words), known);
     let mut engine = Engine::new(&ctx, &words.config, engine_config).or_bad_input()?;
-    let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref())?;
+    let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref(), args.dtype.as_str().into())?;
     let drawn = sampling(&config, &words.eos_ids);
     let evaluation = Evaluation::new(&config, &questions, &drawn);
     let start = Instant::now();

@@ -23,6 +23,9 @@ pub struct Args {
     /// A Hugging Face model directory, or a Hub id.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
+    /// What products compute in.
+    #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
+    pub dtype: String,
     /// A low-rank adapter of it: a PEFT directory.
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
@@ -75,7 +78,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     check(&args)?;
     let ctx = context(args.threads.map(usize::from))?;
     let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
-    let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref())?;
+    let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref(), args.dtype.as_str().into())?;
     let prompt: Arc<[u32]> = encode(&args, &policy)?.into();
     let context = policy.config().max_position_embeddings;
     if prompt.is_empty() {

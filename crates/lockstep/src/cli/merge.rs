@@ -1,5 +1,6 @@
 //! `lockstep merge`.
 
+use crate::config::values::ComputeDType;
 use crate::policy::Policy;
 use crate::run_dir::new_directory;
 use crate::session::context;
@@ -23,7 +24,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(None)?;
     new_directory(&args.out, |dir| {
-        let mut policy = Policy::load_with(&ctx, &args.model, Some(&args.adapter))?;
+        let mut policy = Policy::load_with(&ctx, &args.model, Some(&args.adapter), ComputeDType::F32)?;
         policy.weights.merge_adapter();
         policy.save(dir)
     })

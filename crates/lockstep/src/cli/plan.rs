@@ -99,7 +99,8 @@ fn supervised(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
 
 fn of_pairs(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
     let config = args.config.resolve(Purpose::Reward)?.config;
-    let words = Words::load_scorer(&locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?)?;
+    let dir = locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?;
+    let words = Words::load_scorer(&dir)?.computing_in(config.dtype);
     let plan = reward_model::plan(&config, &words, &Console::new(LogArgs::default().console()?)?)?;
     Ok((plan, config))
 }
@@ -113,7 +114,7 @@ fn preference(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
 
 fn words(config: &Config) -> anyhow::Result<Words> {
     match &config.model_name_or_path {
-        Some(model) => Words::load(&locate(model, HubKind::Model)?),
+        Some(model) => Ok(Words::load(&locate(model, HubKind::Model)?)?.computing_in(config.dtype)),
         None => bad_input!("no model: give --model DIR, or model_name_or_path in the configuration"),
     }
 }

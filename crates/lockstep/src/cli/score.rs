@@ -1,6 +1,7 @@
 //! `lockstep score`.
 
 use crate::bad_input;
+use crate::config::values::ComputeDType;
 use crate::data::locate::{HubKind, locate};
 use crate::error::{BadInput, OrBadInput};
 use crate::policy;
@@ -25,7 +26,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.jsonl")]
     pub input: PathBuf,
     /// What is computed in. This build has f32.
-    #[arg(long, value_name = "f32|bf16", default_value = "f32")]
+    #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
     pub dtype: String,
     /// Logits are divided by it.
     #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
@@ -54,17 +55,12 @@ struct Scored<'a> {
 
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    match args.dtype.as_str() {
-        "f32" => {}
-        "bf16" => bad_input!("--dtype bf16: compute is f32 in this build; leave --dtype out"),
-        other => bad_input!("--dtype {other}: expected f32"),
-    }
     if !(args.temperature.is_finite() && args.temperature > 0.0) {
         bad_input!("--temperature {}: expected a number above 0", args.temperature);
     }
     let ctx = context(args.threads.map(usize::from))?;
     let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
-    let config = Arc::new(policy::load_config(&model)?);
+    let config = Arc::new(policy::load_config(&model, ComputeDType::from(args.dtype.as_str()).dtype())?);
     // Every line is checked before the first is computed: a broken one at the end costs no minutes.
     let (name, lines) = read(&args.input, config.vocab_size)?;
     let mut weights = policy::load_weights(&ctx, &model, &config)?;

@@ -176,17 +176,18 @@ static IGNORED: &[(&[&str], &str)] = &[
     (&["eval_delay"], "evaluation begins with its first eval_steps"),
 ];
 
-const PRECISION: &str = "compute is f32 in this build; remove it (the checkpoint's own dtype is read whatever it is)";
+const BF16: &str =
+    "the key is dtype = \"bf16\" here (the default is f32; the checkpoint's own dtype is read whatever it is)";
+const FP16: &str = "compute is f32 or bf16 here: remove it, or set dtype = \"bf16\" (the checkpoint's own dtype is read whatever it is)";
 const ONE: &str = "this build trains in one process on one machine; remove it";
 
 /// Key, the value besides false/none that asks for nothing, and what to do instead.
 static UNSUPPORTED: &[(&str, &str, &str)] = &[
-    ("bf16", "", PRECISION),
-    ("fp16", "", PRECISION),
-    ("bf16_full_eval", "", PRECISION),
-    ("fp16_full_eval", "", PRECISION),
-    ("torch_dtype", "float32", PRECISION),
-    ("dtype", "float32", PRECISION),
+    ("bf16", "", BF16),
+    ("fp16", "", FP16),
+    ("bf16_full_eval", "", BF16),
+    ("fp16_full_eval", "", FP16),
+    ("torch_dtype", "float32", BF16),
     ("load_in_8bit", "", "weights are not quantised in this build; remove it"),
     ("load_in_4bit", "", "weights are not quantised in this build; remove it"),
     (

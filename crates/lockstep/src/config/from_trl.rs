@@ -183,7 +183,7 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         }
         assert_eq!(table["chat_template_kwargs"]["enable_thinking"], Value::Boolean(false));
         for word in [
-            "bf16 = true: not supported: compute is f32",
+            "bf16 = true: not supported: the key is dtype",
             "use_vllm = true: without meaning",
             "logging_steps = get_steps(): not a literal",
             "beeta = 1: no such key",

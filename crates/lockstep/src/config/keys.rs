@@ -1,6 +1,6 @@
 //! The table of keys. One entry is all there is to say about a key; everything else reads this table.
 
-use super::values::{Algorithm, EvalSampling, KeyValue, Strategy, Task};
+use super::values::{Algorithm, ComputeDType, EvalSampling, KeyValue, Strategy, Task};
 use rewards::RewardSpec;
 use serde_json::{Map, Value as Json};
 use std::path::PathBuf;
@@ -94,6 +94,9 @@ keys! {
         model_name_or_path: Option<String> = None, trl "required", Refused;
         /// The reference model of the KL term, frozen; not set: the model as it was at the start. Loaded only if beta > 0.
         ref_model: Option<String> = None, trl "-", Refused;
+        /// What products read: f32; or bf16, which halves the memory of weights (beside f32 masters of what is trained), of keys and values,
+        /// and of what is kept for the way back. Sums, gradients and moments stay f32.
+        dtype: ComputeDType = ComputeDType::F32, trl "bfloat16 (bf16 = true)", Refused;
         /// The run's directory; it must not exist, or be a run that is resumed.
         output_dir: Option<PathBuf> = None, trl "trainer_output", Free;
         /// A name for the run, kept in its config.toml.

@@ -287,12 +287,51 @@ words! {
     }
     KlEstimator { "k1" => KlEstimator::K1, "k3" => KlEstimator::K3 }
     MomentsDType { "f32" => MomentsDType::F32, "bf16" => MomentsDType::Bf16 }
+    ComputeDType {
+        "f32" => ComputeDType::F32, "bf16" => ComputeDType::Bf16,
+        "float32" => ComputeDType::F32, "bfloat16" => ComputeDType::Bf16,
+    }
     MultiObjectiveAggregation {
         "sum_then_normalize" => MultiObjectiveAggregation::SumThenNormalize,
         "normalize_then_sum" => MultiObjectiveAggregation::NormalizeThenSum,
     }
     Task {
         "gsm8k" => Task::Gsm8k, "prompt_answer" => Task::PromptAnswer, "gsm8k_solutions" => Task::Gsm8kSolutions,
+    }
+}
+
+/// What products read: weights, and the activations that feed them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ComputeDType {
+    /// Everything in f32.
+    #[default]
+    F32,
+    /// Weights, keys, values and the inputs of products in bf16; sums, the residual stream, masters, gradients and moments in
+    /// f32.
+    Bf16,
+}
+
+impl ComputeDType {
+    /// As kernels call it.
+    pub fn dtype(self) -> kernels::DType {
+        match self {
+            ComputeDType::F32 => kernels::DType::F32,
+            ComputeDType::Bf16 => kernels::DType::Bf16,
+        }
+    }
+    /// As configurations and records call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            ComputeDType::F32 => "f32",
+            ComputeDType::Bf16 => "bf16",
+        }
+    }
+}
+
+/// A flag's text; `value_parser` has checked it.
+impl From<&str> for ComputeDType {
+    fn from(text: &str) -> ComputeDType {
+        if text == "bf16" { ComputeDType::Bf16 } else { ComputeDType::F32 }
     }
 }
 

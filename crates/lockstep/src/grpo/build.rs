@@ -57,7 +57,7 @@ pub fn build_beside<T>(
     let ctx = &ctx;
     let config = resolved.config.clone();
     let dir = locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?;
-    let words = Words::load(&dir)?;
+    let words = Words::load(&dir)?.computing_in(config.dtype);
     let rewards = named_rewards(&config)?;
     let room = config.max_completion_length;
     let Data { source, rows, known, hash } = data(&config, &words, &rewards, ctx, &console)?;

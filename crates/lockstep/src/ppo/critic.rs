@@ -70,7 +70,8 @@ impl Critic {
     /// Writes it into a checkpoint: a directory that loads again, with the tokenizer of `policy`, and the moments.
     pub fn save(&self, dir: &Path, policy: &Path) -> anyhow::Result<()> {
         let own = dir.join(DIRECTORY);
-        model::io::save_model(&own, &self.weights.config, &self.weights, Some(policy), Default::default())?;
+        let options = model::io::SaveOptions::exact(&self.weights.config);
+        model::io::save_model(&own, &self.weights.config, &self.weights, Some(policy), options)?;
         save_moments(dir, MOMENTS, &self.trainer)
     }
 }
@@ -89,7 +90,7 @@ fn scorer_of(ctx: &Context, dir: &Path, policy: &ModelConfig) -> anyhow::Result<
 
 /// Refuses a directory that cannot be the value model of `policy`.
 fn shape_of(dir: &Path, policy: &ModelConfig) -> anyhow::Result<Arc<ModelConfig>> {
-    let config = load_config(dir)?;
+    let config = load_config(dir, policy.compute)?;
     let found = match config.head {
         Head::Score(1) => None,
         Head::Score(n) => Some(format!("has {n} scores")),

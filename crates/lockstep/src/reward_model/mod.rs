@@ -44,7 +44,7 @@ pub fn build(
 ) -> anyhow::Result<RewardRun> {
     let config = resolved.config.clone();
     let dir = locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?;
-    let words = Words::load_scorer(&dir)?;
+    let words = Words::load_scorer(&dir)?.computing_in(config.dtype);
     let Some(spec) = DatasetSpec::train(&config) else { return Err(BadInput::new("no training data")) };
     let (pairs, data_hash) = samples(&config, &spec, &words, &console)?;
     let scorer = || Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
@@ -60,7 +60,7 @@ pub fn build(
         Beginning::Checkpoint(checkpoint) => checkpoint,
         _ => &dir,
     };
-    let weights = load_scorer(ctx, from)?;
+    let weights = load_scorer(ctx, from, words.config.compute)?;
     let trainer = Trainer::new(ctx.memory(), &words.config, training(&config))?;
     let policy = Policy { dir, weights, tokenizer: words.tokenizer, chat: words.chat, eos_ids: words.eos_ids };
     policy.describe(&console, ctx);

@@ -50,7 +50,7 @@ impl Opened {
     /// Reads the weights.
     pub fn load(self, config: &Config, ctx: &Context) -> anyhow::Result<ModelReward> {
         let Opened { name, dir, words } = self;
-        let weights = load_scorer(ctx, &dir)?;
+        let weights = load_scorer(ctx, &dir, words.config.compute)?;
         let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
         let kwargs = config.chat_template_kwargs.clone();
         Ok(ModelReward { name, words, weights, scorer, ctx: ctx.clone(), kwargs })

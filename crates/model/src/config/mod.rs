@@ -13,6 +13,7 @@ mod tests;
 pub use rope::{Rope, RopeScaling};
 
 use crate::{Error, Result};
+use kernels::DType;
 use std::path::Path;
 
 /// The model families, by `model_type`.
@@ -141,6 +142,9 @@ pub struct ModelConfig {
     pub pad_token_id: Option<u32>,
     /// The dtype that the weights were saved in, if it says so.
     pub dtype: Option<FileDType>,
+    /// What products read: weights, and the activations that feed them, in f32 or in bf16. Not a thing of the file: whoever
+    /// loads the model chooses it (f32 where nobody does).
+    pub compute: DType,
     /// Standard deviation of random initial weights.
     pub initializer_range: f32,
     /// The JSON as it was read, for saving without loss.

@@ -181,6 +181,7 @@ pub(super) fn parse(json: &str) -> Result<ModelConfig> {
         eos_token_ids: f.ids("eos_token_id", eos)?,
         pad_token_id: f.ids("pad_token_id", &[])?.first().copied(),
         dtype: dtype(&f)?,
+        compute: kernels::DType::F32,
         initializer_range: match f.get("initializer_range").map(Value::as_f64) {
             None => 0.02,
             Some(Some(x)) if (0.0..=1.0).contains(&x) => x as f32,

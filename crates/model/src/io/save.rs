@@ -17,6 +17,14 @@ pub struct SaveOptions {
     pub max_shard_bytes: u64,
 }
 
+impl SaveOptions {
+    /// The smallest dtype that keeps every bit of weights of this shape, which is what they compute in.
+    pub fn exact(config: &ModelConfig) -> SaveOptions {
+        let dtype = if config.compute == kernels::DType::Bf16 { FileDType::Bf16 } else { FileDType::F32 };
+        SaveOptions { dtype, ..SaveOptions::default() }
+    }
+}
+
 impl Default for SaveOptions {
     fn default() -> SaveOptions {
         SaveOptions { dtype: FileDType::F32, max_shard_bytes: 5_000_000_000 }

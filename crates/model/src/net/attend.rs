@@ -26,7 +26,7 @@ pub(super) fn forward(
     buffers: &mut Buffers<'_>,
     delta: &mut Tensor,
 ) -> Result<()> {
-    let Buffers { x, saved: s, pages } = buffers;
+    let Buffers { x, saved: s, pages, wide } = buffers;
     let Pass { ctx, config, rows, .. } = *pass;
     let (n, eps) = (rows.len(), config.rms_norm_eps);
 
@@ -44,6 +44,10 @@ pub(super) fn forward(
     rmsnorm::forward(ctx, rmsnorm::Forward { x, delta: delta_in, sum, weight, eps, y, rstd })?;
 
     let dropout = pass.dropout(layer, Linears::Qkv);
+    let mut qkv = match wide {
+        None => s.qkv.rows_mut(0..n),
+        Some(wide) => wide.view_mut(n, config.qkv_width()),
+    };
     match (&w.qk_norm, &mut s.raw_qkv) {
         (Some((q_weight, k_weight)), Some((raw, rstd))) => {
             w.qkv.forward(ctx, s.attend_in.rows(0..n), dropout, raw.rows_mut(0..n))?;
@@ -55,14 +59,21 @@ pub(super) fn forward(
                 q_weight: q_weight.view(),
                 k_weight: k_weight.view(),
                 eps,
-                y: s.qkv.rows_mut(0..n),
+                y: qkv.reborrow(),
                 rstd: rstd.rows_mut(0..n),
             };
             qk_norm::forward(ctx, norm)?;
         }
-        _ => w.qkv.forward(ctx, s.attend_in.rows(0..n), dropout, s.qkv.rows_mut(0..n))?,
+        _ => w.qkv.forward(ctx, s.attend_in.rows(0..n), dropout, qkv.reborrow())?,
     }
-    rope::forward(ctx, rotate(pass, s.qkv.rows_mut(0..n)))?;
+    match wide {
+        None => rope::forward(ctx, rotate(pass, s.qkv.rows_mut(0..n)))?,
+        Some(wide) => {
+            let (heads, head_dim, positions) = (config.num_heads + config.num_kv_heads, config.head_dim, rows.positions);
+            let (x, y, table) = (wide.view(n, config.qkv_width()), s.qkv.rows_mut(0..n), &pass.rope.table);
+            rope::forward_into(ctx, rope::RotateInto { x, y, heads, head_dim, positions, table })?;
+        }
+    }
     write_kv(pass, layer, s, pages)?;
     let attend = attention::Forward {
         qkv: s.qkv.rows(0..n),
@@ -86,7 +97,7 @@ pub(super) fn backward(
     groups: View<'_>,
     b: &mut Back,
 ) -> Result<()> {
-    let Buffers { x, saved: s, pages } = buffers;
+    let Buffers { x, saved: s, pages, .. } = buffers;
     let Pass { ctx, config, rows, .. } = *pass;
     let (n, width, qkv_width) = (rows.len(), config.num_heads * config.head_dim, config.qkv_width());
 

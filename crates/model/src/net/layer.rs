@@ -57,6 +57,8 @@ pub(super) enum Input<'a> {
 }
 
 /// What a layer computes on its way forward, and reads on its way back. T rows of each are in use.
+///
+/// What feeds a product or attention has the model's compute dtype; the residual stream and what norms remember are f32.
 pub(super) struct Saved {
     /// h, the normed input `[T, H]`.
     pub attend_in: Tensor,
@@ -86,20 +88,21 @@ impl Saved {
     /// Room for `rows` rows.
     pub fn new(memory: &Memory, c: &ModelConfig, rows: usize) -> Saved {
         let zeros = |width: usize| Tensor::zeros(memory, &[rows, width], DType::F32);
+        let fed = |width: usize| Tensor::zeros(memory, &[rows, width], c.compute);
         let column = || Tensor::zeros(memory, &[rows], DType::F32);
         let (h, f) = (c.hidden_size, c.intermediate_size);
         Saved {
-            attend_in: zeros(h),
+            attend_in: fed(h),
             attend_rstd: column(),
             raw_qkv: c.qk_norm.then(|| (zeros(c.qkv_width()), zeros(c.num_heads + c.num_kv_heads))),
-            qkv: zeros(c.qkv_width()),
-            attended: zeros(c.num_heads * c.head_dim),
+            qkv: fed(c.qkv_width()),
+            attended: fed(c.num_heads * c.head_dim),
             lse: zeros(c.num_heads),
             mid: zeros(h),
-            mlp_in: zeros(h),
+            mlp_in: fed(h),
             mlp_rstd: column(),
-            gate_up: zeros(2 * f),
-            gated: zeros(f),
+            gate_up: fed(2 * f),
+            gated: fed(f),
         }
     }
 }
@@ -110,6 +113,8 @@ pub(super) struct Buffers<'a> {
     pub x: &'a mut Tensor,
     pub saved: &'a mut Saved,
     pub pages: &'a mut LayerPages,
+    /// What products write before it is rounded; none where nothing is.
+    pub wide: Option<&'a mut Scratch>,
 }
 
 /// Buffers of the way back, for one layer at a time.
@@ -130,14 +135,14 @@ impl Back {
     /// Room for `rows` rows in `blocks` pages.
     pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, blocks: usize) -> Back {
         let stream = || Tensor::zeros(memory, &[rows, c.hidden_size], DType::F32);
-        let scratch = |width: usize| Scratch(Tensor::zeros(memory, &[rows * width], DType::F32));
+        let scratch = |width: usize| Scratch::new(memory, rows * width);
         let raw = if c.qk_norm { c.qkv_width() } else { 0 };
         Back {
             d_x: stream(),
             d_normed: stream(),
             narrow: scratch(c.intermediate_size.max(c.num_heads * c.head_dim).max(raw)),
             wide: scratch((2 * c.intermediate_size).max(c.qkv_width())),
-            d_pages: LayerPages::zeros(memory, c, blocks),
+            d_pages: LayerPages::of(memory, c, blocks, DType::F32),
         }
     }
 }
@@ -146,6 +151,10 @@ impl Back {
 pub(super) struct Scratch(Tensor);
 
 impl Scratch {
+    /// f32, for so many elements.
+    pub fn new(memory: &Memory, elements: usize) -> Scratch {
+        Scratch(Tensor::zeros(memory, &[elements], DType::F32))
+    }
     /// `[rows, width]`, to read.
     pub fn view(&self, rows: usize, width: usize) -> View<'_> {
         self.0.rows(0..rows * width).reshape(&[rows, width])
@@ -166,7 +175,7 @@ pub(super) fn forward(
     delta: &mut Tensor,
 ) -> Result<()> {
     attend::forward(pass, layer, w, input, buffers, delta)?;
-    mlp::forward(pass, layer, w, buffers.x, buffers.saved, delta)
+    mlp::forward(pass, layer, w, buffers, delta)
 }
 
 /// The way back of [`forward`]: `b.d_x` is the gradient of x' and becomes that of x; `g` accumulates the weights'.

@@ -7,7 +7,7 @@
 //! delta = u Wdownᵀ
 //! ```
 
-use super::layer::{Back, Linears, Pass, Saved};
+use super::layer::{Back, Buffers, Linears, Pass, Saved};
 use crate::weights::{Layer, trained};
 use kernels::ops::{rmsnorm, swiglu};
 use kernels::{Result, Tensor};
@@ -17,11 +17,11 @@ pub(super) fn forward(
     pass: &Pass<'_>,
     layer: usize,
     w: &Layer,
-    x: &Tensor,
-    s: &mut Saved,
+    buffers: &mut Buffers<'_>,
     delta: &mut Tensor,
 ) -> Result<()> {
-    let (ctx, n) = (pass.ctx, pass.rows.len());
+    let Buffers { x, saved: s, wide, .. } = buffers;
+    let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
     let norm = rmsnorm::Forward {
         x: x.rows(0..n),
         delta: Some(delta.rows(0..n)),
@@ -33,8 +33,18 @@ pub(super) fn forward(
     };
     rmsnorm::forward(ctx, norm)?;
     let dropout = pass.dropout(layer, Linears::GateUp);
-    w.gate_up.forward(ctx, s.mlp_in.rows(0..n), dropout, s.gate_up.rows_mut(0..n))?;
-    swiglu::forward(ctx, swiglu::Forward { gate_up: s.gate_up.rows(0..n), y: s.gated.rows_mut(0..n) })?;
+    match wide {
+        None => {
+            w.gate_up.forward(ctx, s.mlp_in.rows(0..n), dropout, s.gate_up.rows_mut(0..n))?;
+            let (gate_up, y) = (s.gate_up.rows(0..n), s.gated.rows_mut(0..n));
+            swiglu::forward(ctx, swiglu::Forward { gate_up, kept: None, y })?;
+        }
+        Some(wide) => {
+            w.gate_up.forward(ctx, s.mlp_in.rows(0..n), dropout, wide.view_mut(n, 2 * f))?;
+            let (gate_up, kept, y) = (wide.view(n, 2 * f), Some(s.gate_up.rows_mut(0..n)), s.gated.rows_mut(0..n));
+            swiglu::forward(ctx, swiglu::Forward { gate_up, kept, y })?;
+        }
+    }
     w.down.forward(ctx, s.gated.rows(0..n), pass.dropout(layer, Linears::Down), delta.rows_mut(0..n))
 }
 

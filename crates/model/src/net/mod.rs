@@ -65,7 +65,8 @@ fn layers_forward(pass: &Pass<'_>, weights: &Weights, kv: &mut KvCache, a: &mut 
             Some(previous) => Input::After(previous),
             None => Input::AfterInPlace,
         };
-        let mut buffers = Buffers { x: &mut a.inputs[x], saved: &mut here[0], pages: kv.layer_mut(l) };
+        let wide = a.wide.as_mut();
+        let mut buffers = Buffers { x: &mut a.inputs[x], saved: &mut here[0], pages: kv.layer_mut(l), wide };
         layer::forward(pass, l, w, input, &mut buffers, &mut a.delta)?;
     }
     rmsnorm::forward(
@@ -110,7 +111,8 @@ pub fn backward(
     )?;
     for (l, w) in weights.params.layers.iter().enumerate().rev() {
         let (shares, s) = (a.shares(), a.saved_of(l));
-        let mut buffers = Buffers { x: &mut a.inputs[l], saved: &mut a.saved[s], pages: tape.pages.layer_mut(l) };
+        let (pages, wide) = (tape.pages.layer_mut(l), a.wide.as_mut());
+        let mut buffers = Buffers { x: &mut a.inputs[l], saved: &mut a.saved[s], pages, wide };
         if shares {
             // Checkpointing: only the input was kept. The same operations on the same numbers give the same bits.
             layer::forward(&pass, l, w, Input::Ready, &mut buffers, &mut a.delta)?;

@@ -1,6 +1,6 @@
 //! Buffers of fixed capacity, allocated once: what a forward leaves for the way back, or only what it works in.
 
-use super::layer::{Back, Saved};
+use super::layer::{Back, Saved, Scratch};
 use crate::ModelConfig;
 use crate::batch::Capacity;
 use crate::kv::KvCache;
@@ -29,8 +29,10 @@ pub(super) struct Activations {
     pub last: Tensor,
     /// 1 / rms of it `[T]`.
     pub rstd: Tensor,
-    /// `last` after the final norm `[T, H]`.
+    /// `last` after the final norm `[T, H]`, of what products read.
     pub hidden: Tensor,
+    /// Where products are not of the dtype that is kept: what they write before it is rounded.
+    pub wide: Option<Scratch>,
     /// T of the last pass.
     pub rows: usize,
     keep: Keep,
@@ -46,7 +48,8 @@ impl Activations {
             delta: stream(),
             last: stream(),
             rstd: Tensor::zeros(memory, &[rows], DType::F32),
-            hidden: stream(),
+            hidden: Tensor::zeros(memory, &[rows, c.hidden_size], c.compute),
+            wide: (c.compute != DType::F32).then(|| Scratch::new(memory, rows * widest(c))),
             rows: 0,
             keep,
         }
@@ -74,6 +77,11 @@ impl Activations {
         self.rows = rows;
         Ok(())
     }
+}
+
+/// The widest product that is rounded before it is kept.
+fn widest(c: &ModelConfig) -> usize {
+    c.qkv_width().max(2 * c.intermediate_size)
 }
 
 /// Buffers of inference: one layer's, used by all. Booked under "workspace".
@@ -154,7 +162,7 @@ impl Tape {
             activations: Activations::new(memory, config, capacity.tokens, keep),
             pages: KvCache::one_layer(&workspace, config, capacity.blocks),
             head: HeadBuffers {
-                hidden: Tensor::zeros(&workspace, &[capacity.score_rows, config.hidden_size], DType::F32),
+                hidden: Tensor::zeros(&workspace, &[capacity.score_rows, config.hidden_size], config.compute),
                 logps: column(),
                 lse: column(),
                 entropies: column(),

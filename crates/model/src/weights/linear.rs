@@ -4,7 +4,7 @@ use super::lora::LoraConfig;
 use super::spec::Part;
 use super::trained;
 use kernels::ops::{linear, lora};
-use kernels::{Context, DType, Error, Layout, Matrix, Memory, Result, Tensor, View, ViewMut};
+use kernels::{Context, Error, Layout, Matrix, Memory, Result, Tensor, View, ViewMut};
 
 /// A linear layer's weight, which is asked for the product.
 ///
@@ -51,15 +51,6 @@ impl Adapter {
 }
 
 impl Linear {
-    /// Zeros.
-    pub fn zeros(memory: &Memory, rows: usize, cols: usize, bias: bool) -> Linear {
-        Linear {
-            matrix: Matrix::zeros(memory, rows, cols, Layout::Panels),
-            bias: bias.then(|| Tensor::zeros(memory, &[rows], DType::F32)),
-            adapter: None,
-        }
-    }
-
     /// y = x Wᵀ + b, then y += s · (x Aᵀ) Bᵀ: `x: [T, K]`, `y: [T, N]` overwrites.
     ///
     /// The adapter continues what the layer would give without it, bias included (PEFT's order), so that an adapter whose B

@@ -7,7 +7,7 @@ use crate::{Head, ModelConfig};
 use kernels::{DType, Layout, Matrix, Memory, Tensor};
 use std::ops::Range;
 
-/// One f32 per parameter of a decoder.
+/// One number per parameter of a decoder.
 ///
 /// In a tree of [what is trained](Params::trained), parameters that are frozen are there and have no elements.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub struct Params {
     pub head: Option<Matrix>,
     /// What [`Params::tensors`] are.
     specs: Vec<ParamSpec>,
+    /// What its numbers are: where bf16, vectors (which operations read as f32) hold bf16 numbers too.
+    dtype: DType,
 }
 
 /// The parameters of a layer.
@@ -57,26 +59,37 @@ impl Layer {
 impl Params {
     /// Zeros, without adapters.
     pub fn zeros(memory: &Memory, config: &ModelConfig) -> Params {
-        Params::base(memory, config, true)
+        Params::base(memory, config, true, config.compute)
+    }
+
+    /// Zeros for the f32 masters of what is trained and computes in bf16: every parameter of the model, or its head of scores
+    /// where there are adapters. Adapters are f32 themselves.
+    pub fn masters(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>) -> Params {
+        Params::base(memory, config, lora.is_none(), DType::F32)
     }
 
     /// Zeros for what is trained: everything, or the adapters and a head of scores where there are adapters. For gradients and moments.
     pub fn trained(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>) -> Params {
-        let mut params = Params::base(memory, config, lora.is_none());
+        let mut params = Params::base(memory, config, lora.is_none(), DType::F32);
         if let Some(lora) = lora {
             params.add_adapter(memory, lora);
         }
         params
     }
 
-    fn base(memory: &Memory, c: &ModelConfig, kept: bool) -> Params {
+    fn base(memory: &Memory, c: &ModelConfig, kept: bool, dtype: DType) -> Params {
         let size = |len: usize| if kept { len } else { 0 };
         let (h, f, v, hd) = (c.hidden_size, c.intermediate_size, c.vocab_size, c.head_dim);
         let vector = |len: usize| Tensor::zeros(memory, &[size(len)], DType::F32);
-        let matrix = |rows: usize, cols: usize| Matrix::zeros(memory, size(rows), size(cols), Layout::Panels);
+        let whole = |rows: usize, cols: usize| Matrix::zeros_of(memory, rows, cols, Layout::Panels, dtype);
+        let matrix = |rows: usize, cols: usize| whole(size(rows), size(cols));
         // A head of scores has no meaning before it is trained, so it is never frozen.
         let head = |rows: usize| if c.head == Head::Lm { size(rows) } else { rows };
-        let linear = |rows: usize, cols: usize, bias: bool| Linear::zeros(memory, size(rows), size(cols), bias);
+        let linear = |rows: usize, cols: usize, bias: bool| Linear {
+            matrix: matrix(rows, cols),
+            bias: bias.then(|| vector(rows)),
+            adapter: None,
+        };
         let layer = |_| Layer {
             qkv: linear(c.qkv_width(), h, c.attention_bias),
             o: linear(h, c.num_heads * hd, c.attention_output_bias),
@@ -90,8 +103,9 @@ impl Params {
             embedding: matrix(v, h),
             layers: (0..c.num_layers).map(layer).collect(),
             norm: vector(h),
-            head: c.head_rows().map(|rows| Matrix::zeros(memory, head(rows), h, Layout::Panels)),
+            head: c.head_rows().map(|rows| whole(head(rows), h)),
             specs: specs(c),
+            dtype,
         }
     }
 
@@ -153,16 +167,20 @@ impl Params {
             Slot::Vector(v) => (rows.end <= v.shape()[0]).then(|| v.rows(rows).to_vec_f32())?,
         })
     }
-    /// Overwrites the tensor that files call `name` with row-major elements; false if there is none of that name, or it is
+    /// Overwrites the tensor that files call `name` with row-major elements, rounded if the tree is bf16; false if there is none of that name, or it is
     /// frozen here.
     pub fn write(&mut self, name: &str, data: &[f32]) -> bool {
         let Some((index, rows)) = self.find(name) else { return false };
+        let rounded = self.dtype == DType::Bf16;
         match self.slots_mut().swap_remove(index) {
             SlotMut::Matrix(m) if rows.end <= m.rows() => {
                 assert_eq!(data.len(), rows.len() * m.cols(), "{name}");
                 m.pack_rows(rows.start, data);
             }
-            SlotMut::Vector(v) if rows.end <= v.shape()[0] => v.rows_mut(rows).copy_from_f32(data),
+            SlotMut::Vector(v) if rows.end <= v.shape()[0] => match rounded {
+                true => v.rows_mut(rows).copy_from_f32(&kernels::tensor::rounded_to_bf16(data)),
+                false => v.rows_mut(rows).copy_from_f32(data),
+            },
             _ => return false,
         }
         true

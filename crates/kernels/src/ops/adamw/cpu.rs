@@ -3,16 +3,39 @@
 use super::{Factors, Rounding};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::rng::philox;
-use crate::simd::{LANES, Simd};
+use crate::simd::{Element, LANES, Simd};
 use half::bf16;
 
 /// Elements of a task; a multiple of the elements that share a random block.
 pub(super) const ELEMENTS: usize = 1 << 14;
 
+/// Where the parameter goes as products read it, rounded to bf16.
+pub(super) enum Rounded<'a> {
+    Bf16(Disjoint<'a, bf16>),
+    /// Vectors, which operations read as f32.
+    F32(Disjoint<'a, f32>),
+}
+
+impl Rounded<'_> {
+    /// # Safety
+    /// No other task writes elements `at .. at + n`.
+    #[inline(always)]
+    unsafe fn write<V: Simd>(&self, at: usize, n: usize, p: V) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Rounded::Bf16(to) => bf16::store_partial(p, to.slice(at..at + n), n),
+                Rounded::F32(to) => bf16::rounded(p).store_partial(to.slice(at..at + n), n),
+            }
+        }
+    }
+}
+
 pub(super) struct Step<'a> {
     pub len: usize,
     pub grad: &'a [f32],
     pub param: Disjoint<'a, f32>,
+    pub rounded: Option<Rounded<'a>>,
     pub m: Disjoint<'a, f32>,
     pub v: Disjoint<'a, f32>,
     pub clip: f32,
@@ -33,7 +56,8 @@ fn advance<V: Simd>(f: &Factors, clip: f32, grad: V, param: V, m: V, v: V) -> (V
 impl Tasks for Step<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
-        let range = index * ELEMENTS..self.len.min((index + 1) * ELEMENTS);
+        let start = index * ELEMENTS;
+        let range = start..self.len.min(start + ELEMENTS);
         let grad = &self.grad[range.clone()];
         // SAFETY: tasks have disjoint ranges.
         let (param, m, v) =
@@ -45,6 +69,10 @@ impl Tasks for Step<'_> {
             m1.store_partial(&mut m[at..], n);
             v1.store_partial(&mut v[at..], n);
             p.store_partial(&mut param[at..], n);
+            if let Some(rounded) = &self.rounded {
+                // SAFETY: tasks have disjoint ranges.
+                unsafe { rounded.write(start + at, n, p) };
+            }
         }
     }
 }
@@ -54,6 +82,7 @@ pub(super) struct StepBf16<'a> {
     pub len: usize,
     pub grad: &'a [f32],
     pub param: Disjoint<'a, f32>,
+    pub rounded: Option<Rounded<'a>>,
     pub m: Disjoint<'a, bf16>,
     pub v: Disjoint<'a, bf16>,
     pub clip: f32,
@@ -74,14 +103,14 @@ impl Tasks for StepBf16<'_> {
         for at in (0..grad.len()).step_by(LANES) {
             let n = LANES.min(grad.len() - at);
             let (m, v) = (&mut m[at..at + n], &mut v[at..at + n]);
-            let wide = |from: &[bf16]| {
-                let mut lanes = [0.0; LANES];
-                lanes.iter_mut().zip(from).for_each(|(lane, x)| *lane = f32::from_bits(u32::from(x.to_bits()) << 16));
-                V::load(&lanes)
-            };
+            let wide = |from: &[bf16]| bf16::load_partial::<V>(from, n);
             let load = |from: &[f32]| V::load_partial(&from[at..], n);
             let (p, m1, v1) = advance(&self.factors, self.clip, load(grad), load(param), wide(m), wide(v));
             p.store_partial(&mut param[at..], n);
+            if let Some(rounded) = &self.rounded {
+                // SAFETY: tasks have disjoint ranges.
+                unsafe { rounded.write(start + at, n, p) };
+            }
             let words = self.words(start + at);
             let (m1, v1) = (m1.to_array(), v1.to_array());
             for i in 0..n {

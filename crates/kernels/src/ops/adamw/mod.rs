@@ -28,7 +28,7 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use super::args::{expect, expect_shape};
+use super::args::{expect, expect_floats, expect_shape};
 use crate::context::count;
 use crate::pool::Disjoint;
 use crate::{Context, DType, Error, Result, View, ViewMut};
@@ -70,6 +70,9 @@ impl Rounding {
 pub struct Step<'a> {
     /// *Updated.*
     pub param: ViewMut<'a>,
+    /// Where `param` is the f32 master of what products read: *overwrites* with it rounded to bf16. The tensor itself is bf16,
+    /// or f32 where operations read f32 (vectors).
+    pub rounded: Option<ViewMut<'a>>,
     /// Read.
     pub grad: View<'a>,
     /// First moment, f32 or bf16; *updated*.
@@ -89,13 +92,17 @@ pub struct Step<'a> {
 /// One step of one tensor.
 pub fn step(ctx: &Context, args: Step<'_>) -> Result<()> {
     const OP: &str = "adamw::step";
-    let Step { param, grad, m, v, hyper, norm, max_norm, rounding } = args;
+    let Step { param, rounded, grad, m, v, hyper, norm, max_norm, rounding } = args;
     let len: usize = param.shape().iter().product();
     let moments = if m.dtype() == DType::Bf16 { DType::Bf16 } else { DType::F32 };
     let all = [("param", param.view(), DType::F32), ("grad", grad, DType::F32)];
     for (what, view, dtype) in all.into_iter().chain([("m", m.view(), moments), ("v", v.view(), moments)]) {
         expect(OP, what, view, dtype, view.shape())?;
         expect_shape(OP, what, &[view.shape().iter().product()], &[len])?;
+    }
+    if let Some(rounded) = &rounded {
+        expect_floats(OP, "rounded", rounded.view(), rounded.shape())?;
+        expect_shape(OP, "rounded", &[rounded.shape().iter().product()], &[len])?;
     }
     expect(OP, "norm", norm, DType::F32, &[2])?;
     if hyper.step == 0 || max_norm.is_nan() || max_norm < 0.0 {
@@ -110,13 +117,17 @@ pub fn step(ctx: &Context, args: Step<'_>) -> Result<()> {
     }
     let clip = if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
     let (grad, param, factors) = (grad.f32(), Disjoint::new(param.f32()), Factors::new(&hyper));
+    let rounded = rounded.map(|to| match to.dtype() {
+        DType::Bf16 => cpu::Rounded::Bf16(Disjoint::new(to.bf16())),
+        _ => cpu::Rounded::F32(Disjoint::new(to.f32())),
+    });
     let count = len.div_ceil(cpu::ELEMENTS);
     if moments == DType::Bf16 {
         let (m, v) = (Disjoint::new(m.bf16()), Disjoint::new(v.bf16()));
-        ctx.run(count, &cpu::StepBf16 { len, grad, param, m, v, clip, factors, rounding, step: hyper.step });
+        ctx.run(count, &cpu::StepBf16 { len, grad, param, rounded, m, v, clip, factors, rounding, step: hyper.step });
     } else {
         let (m, v) = (Disjoint::new(m.f32()), Disjoint::new(v.f32()));
-        ctx.run(count, &cpu::Step { len, grad, param, m, v, clip, factors });
+        ctx.run(count, &cpu::Step { len, grad, param, rounded, m, v, clip, factors });
     }
     Ok(())
 }

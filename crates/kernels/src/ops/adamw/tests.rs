@@ -17,7 +17,7 @@ fn fast(ctx: &Context, state: &mut State, grad: &[f32], hyper: Hyper, norm: [f32
     let (grad, norm) = (tensor(grad), tensor(&norm));
     let (param_view, m_view, v_view) = (param.view_mut(), m.view_mut(), v.view_mut());
     let (grad, norm, rounding) = (grad.view(), norm.view(), Rounding::default());
-    let args = Step { param: param_view, grad, m: m_view, v: v_view, hyper, norm, max_norm, rounding };
+    let args = Step { param: param_view, rounded: None, grad, m: m_view, v: v_view, hyper, norm, max_norm, rounding };
     step(ctx, args).unwrap();
     *state = State { param: param.to_vec_f32(), m: m.to_vec_f32(), v: v.to_vec_f32() };
 }
@@ -114,6 +114,7 @@ fn a_step_counts_from_one() {
     let norm = Tensor::zeros(&memory, &[2], DType::F32);
     let args = Step {
         param: p.view_mut(),
+        rounded: None,
         grad: g.view(),
         m: m.view_mut(),
         v: v.view_mut(),
@@ -141,7 +142,7 @@ fn bf16_steps(ctx: &Context, state: &State, grads: &[Vec<f32>], rounding: Roundi
         let (param, m, v) = (param.view_mut(), m.view_mut(), v.view_mut());
         let hyper = Hyper { step: i as u64 + 7, ..HYPER };
         let (grad, norm) = (grad.view(), norm.view());
-        step(ctx, Step { param, grad, m, v, hyper, norm, max_norm: 0.0, rounding }).unwrap();
+        step(ctx, Step { param, rounded: None, grad, m, v, hyper, norm, max_norm: 0.0, rounding }).unwrap();
     }
     State { param: param.to_vec_f32(), m: m.to_vec_f32(), v: v.to_vec_f32() }
 }
@@ -213,7 +214,7 @@ fn small_changes_are_kept_on_average() {
         let (param, m, v) = (param.view_mut(), m.view_mut(), v.view_mut());
         let hyper = Hyper { beta2: 0.999, step: t, ..HYPER };
         let (grad, norm, rounding) = (grad.view(), norm.view(), Rounding { key: 3, first_block: 0 });
-        step(&ctx, Step { param, grad, m, v, hyper, norm, max_norm: 0.0, rounding }).unwrap();
+        step(&ctx, Step { param, rounded: None, grad, m, v, hyper, norm, max_norm: 0.0, rounding }).unwrap();
     }
     let mean = v.to_vec_f32().iter().map(|&x| f64::from(x)).sum::<f64>() / len as f64;
     let expected = 0.999f64.powi(steps as i32);

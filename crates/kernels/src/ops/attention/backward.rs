@@ -11,8 +11,9 @@ use super::{BLOCK, Backward, Geometry};
 use crate::math::exp;
 use crate::ops::lanes::dot;
 use crate::pool::{Disjoint, Scratch, Tasks};
-use crate::simd::{LANES, Simd};
-use crate::{Context, Isa};
+use crate::simd::element::widen_into;
+use crate::simd::{Element, LANES, Simd};
+use crate::{Context, DType, Isa};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -79,15 +80,15 @@ fn visits(g: &Geometry, places: &Places<'_>, group: Range<usize>, pages: &mut [P
 /// Query heads in a tile, about.
 const TILE: usize = 36;
 
-struct BackwardTasks<'a> {
+struct BackwardTasks<'a, E> {
     isa: Isa,
     geometry: Geometry,
     places: Places<'a>,
     groups: Vec<(Range<usize>, Vec<Visit>)>,
-    qkv: &'a [f32],
-    keys: &'a [f32],
-    values: &'a [f32],
-    out: &'a [f32],
+    qkv: &'a [E],
+    keys: &'a [E],
+    values: &'a [E],
+    out: &'a [E],
     lse: &'a [f32],
     d_out: &'a [f32],
     d_qkv: Disjoint<'a, f32>,
@@ -113,7 +114,7 @@ struct Work<'s> {
     delta: &'s [f32],
 }
 
-impl Tasks for BackwardTasks<'_> {
+impl<E: Element> Tasks for BackwardTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let (g, hd, per) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
@@ -153,10 +154,10 @@ impl Tasks for BackwardTasks<'_> {
             // Both transposed: short sequences fill little of a page, so only slots in use.
             let (keys, values) = (&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]);
             for (slot, to) in work.keys.chunks_exact_mut(hd).take(visit.end).enumerate() {
-                to.iter_mut().enumerate().for_each(|(i, to)| *to = keys[i * BLOCK + slot]);
+                to.iter_mut().enumerate().for_each(|(i, to)| *to = keys[i * BLOCK + slot].widen());
             }
             for (i, to) in work.values.chunks_exact_mut(BLOCK).enumerate() {
-                to[..visit.end].iter_mut().enumerate().for_each(|(slot, to)| *to = values[slot * hd + i]);
+                to[..visit.end].iter_mut().enumerate().for_each(|(slot, to)| *to = values[slot * hd + i].widen());
             }
             for run in &visit.rows {
                 for start in run.clone().step_by(rows_of_tile) {
@@ -168,7 +169,7 @@ impl Tasks for BackwardTasks<'_> {
     }
 }
 
-impl BackwardTasks<'_> {
+impl<E: Element> BackwardTasks<'_, E> {
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     fn tile<V: Simd>(
@@ -190,7 +191,7 @@ impl BackwardTasks<'_> {
         let part = |row: usize| row * g.width() + head * per * hd;
         for (i, row) in tile.clone().enumerate() {
             let here = i * per * hd..(i + 1) * per * hd;
-            w.q[here.clone()].copy_from_slice(&self.qkv[part(row)..part(row) + per * hd]);
+            widen_into::<V, E>(&self.qkv[part(row)..part(row) + per * hd], &mut w.q[here.clone()]);
             let at = (row * g.heads + head * per) * hd;
             w.d_out[here.clone()].copy_from_slice(&self.d_out[at..at + per * hd]);
             // SAFETY: this row's queries under this kv head are this task's alone.
@@ -198,10 +199,11 @@ impl BackwardTasks<'_> {
         }
 
         // Scores, as forward forms them, and d_out · v.
-        for (a, b, out) in [(&*w.q, &self.keys[at..at + BLOCK * hd], &mut *w.p), (&*w.d_out, &*w.values, &mut *w.d_s)] {
-            let (a_row, a_k, b_row, out_row, rows) = (hd, 1, BLOCK, BLOCK, pairs);
-            self.isa.run(Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: 0..hd, accumulate: false });
-        }
+        let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
+        let (a, b, out) = (&*w.q, &self.keys[at..at + BLOCK * hd], &mut *w.p);
+        self.isa.run(Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: k.clone(), accumulate });
+        let (a, b, out) = (&*w.d_out, &*w.values, &mut *w.d_s);
+        self.isa.run(Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate });
         for (i, row) in tile.clone().enumerate() {
             let slots = slots(row);
             for h in 0..per {
@@ -219,7 +221,7 @@ impl BackwardTasks<'_> {
             a: w.q,
             a_row: 1,
             a_k: hd,
-            b: w.d_s,
+            b: &*w.d_s,
             b_row: BLOCK,
             out: d_keys,
             out_row: BLOCK,
@@ -232,7 +234,7 @@ impl BackwardTasks<'_> {
             a: w.p,
             a_row: 1,
             a_k: BLOCK,
-            b: w.d_out,
+            b: &*w.d_out,
             b_row: hd,
             out: d_values,
             out_row: hd,
@@ -249,7 +251,7 @@ impl BackwardTasks<'_> {
                 a: &w.d_s[of(rows.start, BLOCK)..of(rows.end, BLOCK)],
                 a_row: BLOCK,
                 a_k: 1,
-                b: w.keys,
+                b: &*w.keys,
                 b_row: hd,
                 out: &mut w.d_q[of(rows.start, hd)..of(rows.end, hd)],
                 out_row: hd,
@@ -340,23 +342,31 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
         .collect();
     let (d_keys, d_values, d_qkv) = (args.d_pages.keys.f32(), args.d_pages.values.f32(), args.d_qkv.f32());
     let count = groups.len() * g.kv_heads;
-    let tasks = BackwardTasks {
-        isa: ctx.isa(),
-        geometry: g,
-        places,
-        groups,
-        qkv: args.qkv.f32(),
-        keys: args.pages.keys.f32(),
-        values: args.pages.values.f32(),
-        out: args.out.f32(),
-        lse: args.lse.f32(),
-        d_out: args.d_out.f32(),
-        d_qkv: Disjoint::new(&mut *d_qkv),
-        d_keys: Disjoint::new(&mut *d_keys),
-        d_values: Disjoint::new(&mut *d_values),
-    };
-    ctx.run(count, &tasks);
-    drop(tasks);
+    macro_rules! run {
+        ($of:ident) => {
+            let tasks = BackwardTasks {
+                isa: ctx.isa(),
+                geometry: g,
+                places,
+                groups,
+                qkv: args.qkv.$of(),
+                keys: args.pages.keys.$of(),
+                values: args.pages.values.$of(),
+                out: args.out.$of(),
+                lse: args.lse.f32(),
+                d_out: args.d_out.f32(),
+                d_qkv: Disjoint::new(&mut *d_qkv),
+                d_keys: Disjoint::new(&mut *d_keys),
+                d_values: Disjoint::new(&mut *d_values),
+            };
+            ctx.run(count, &tasks);
+        };
+    }
+    if args.qkv.dtype() == DType::Bf16 {
+        run!(bf16);
+    } else {
+        run!(f32);
+    }
     let tasks = GatherTasks {
         geometry: g,
         write_rows: args.write_rows.u32(),

@@ -13,8 +13,9 @@ use super::{BLOCK, Forward, Geometry, WriteKv};
 use crate::math::{exp, exp1, ln1};
 use crate::ops::lanes::{load, rows, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
-use crate::simd::{LANES, Simd};
-use crate::{Context, Isa};
+use crate::simd::element::widen_into;
+use crate::simd::{Element, LANES, Simd};
+use crate::{Context, DType, Isa};
 use std::ops::Range;
 
 impl Geometry {
@@ -63,16 +64,16 @@ impl<'a> Places<'a> {
     }
 }
 
-struct WriteTasks<'a> {
+struct WriteTasks<'a, E> {
     geometry: Geometry,
-    qkv: &'a [f32],
+    qkv: &'a [E],
     rows: &'a [u32],
     slots: &'a [u32],
-    keys: Disjoint<'a, f32>,
-    values: Disjoint<'a, f32>,
+    keys: Disjoint<'a, E>,
+    values: Disjoint<'a, E>,
 }
 
-impl Tasks for WriteTasks<'_> {
+impl<E: Element> Tasks for WriteTasks<'_, E> {
     /// One kv head, all writes: slots differ, but keys of a page interleave.
     #[inline(always)]
     fn task<V: Simd>(&self, head: usize, _: &mut Scratch) {
@@ -97,28 +98,28 @@ impl Tasks for WriteTasks<'_> {
 }
 
 pub(super) fn write_kv(ctx: &Context, args: WriteKv<'_>) {
-    let tasks = WriteTasks {
-        geometry: args.geometry,
-        qkv: args.qkv.f32(),
-        rows: args.rows.u32(),
-        slots: args.slots.u32(),
-        keys: Disjoint::new(args.pages.keys.f32()),
-        values: Disjoint::new(args.pages.values.f32()),
-    };
-    ctx.run(args.geometry.kv_heads, &tasks);
+    let WriteKv { qkv, geometry, rows, slots, pages } = args;
+    let (rows, slots) = (rows.u32(), slots.u32());
+    if qkv.dtype() == DType::Bf16 {
+        let (keys, values) = (Disjoint::new(pages.keys.bf16()), Disjoint::new(pages.values.bf16()));
+        ctx.run(geometry.kv_heads, &WriteTasks { geometry, qkv: qkv.bf16(), rows, slots, keys, values });
+    } else {
+        let (keys, values) = (Disjoint::new(pages.keys.f32()), Disjoint::new(pages.values.f32()));
+        ctx.run(geometry.kv_heads, &WriteTasks { geometry, qkv: qkv.f32(), rows, slots, keys, values });
+    }
 }
 
 /// Query heads in a tile, about: enough to make a page's trip from the second-level cache worth it.
 const TILE: usize = 36;
 
-struct ForwardTasks<'a> {
+struct ForwardTasks<'a, E> {
     isa: Isa,
     geometry: Geometry,
     places: Places<'a>,
-    qkv: &'a [f32],
-    keys: &'a [f32],
-    values: &'a [f32],
-    out: Disjoint<'a, f32>,
+    qkv: &'a [E],
+    keys: &'a [E],
+    values: &'a [E],
+    out: Disjoint<'a, E>,
     lse: Option<Disjoint<'a, f32>>,
     rows_of_tile: usize,
 }
@@ -137,7 +138,7 @@ struct Tile<'s> {
     l: &'s mut [f32],
 }
 
-impl Tasks for ForwardTasks<'_> {
+impl<E: Element> Tasks for ForwardTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let (g, hd, group) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
@@ -158,7 +159,7 @@ impl Tasks for ForwardTasks<'_> {
         t.l.fill(0.0);
         for (row, q) in rows.clone().zip(t.q.chunks_exact_mut(group * hd)) {
             let at = row * g.width() + head * group * hd;
-            q.copy_from_slice(&self.qkv[at..at + group * hd]);
+            widen_into::<V, E>(&self.qkv[at..at + group * hd], q);
         }
 
         let seen = |row: usize| g.seen(self.places.positions[row] as usize);
@@ -204,7 +205,7 @@ impl Tasks for ForwardTasks<'_> {
     }
 }
 
-impl ForwardTasks<'_> {
+impl<E: Element> ForwardTasks<'_, E> {
     /// Rows `run` of the tile that begins with row `start` look at block `block` of their sequences, which lies in `page`.
     #[inline(always)]
     fn block<V: Simd>(
@@ -244,7 +245,7 @@ impl ForwardTasks<'_> {
                 let s = &mut t.s[pair * BLOCK..(pair + 1) * BLOCK];
                 let l = &mut t.l[pair * LANES..(pair + 1) * LANES];
                 let o = &mut t.o[pair * hd..(pair + 1) * hd];
-                online_softmax::<V>(s, g.scale, slots.clone(), &mut t.m[pair], l, o);
+                online_softmax::<V, E>(s, g.scale, slots.clone(), &mut t.m[pair], l, o);
             }
         }
 
@@ -314,9 +315,17 @@ pub(super) fn extent(ranges: impl Iterator<Item = Range<usize>>) -> (Range<usize
     (all, any)
 }
 
-/// Scores `s` of a block become exp(z − m) (0 outside `slots`), and the row's m, l and O follow.
+/// Scores `s` of a block become exp(z − m) (0 outside `slots`), rounded to what values are stored in, and the row's m, l (of
+/// exp(z − m) unrounded) and O follow.
 #[inline(always)]
-fn online_softmax<V: Simd>(s: &mut [f32], scale: f32, slots: Range<usize>, m: &mut f32, l: &mut [f32], o: &mut [f32]) {
+fn online_softmax<V: Simd, E: Element>(
+    s: &mut [f32],
+    scale: f32,
+    slots: Range<usize>,
+    m: &mut f32,
+    l: &mut [f32],
+    o: &mut [f32],
+) {
     let (scale, minus_infinity) = (V::splat(scale), V::splat(f32::NEG_INFINITY));
     // Vectors that hold a slot seen. The others are never read.
     let vectors = slots.start / LANES..slots.end.div_ceil(LANES);
@@ -342,7 +351,7 @@ fn online_softmax<V: Simd>(s: &mut [f32], scale: f32, slots: Range<usize>, m: &m
     let m = V::splat(*m);
     for v in vectors {
         let p = exp(z[v].sub(m));
-        p.store(&mut s[v * LANES..]);
+        E::rounded(p).store(&mut s[v * LANES..]);
         sum = sum.add(p);
     }
     sum.store(l);
@@ -354,24 +363,26 @@ pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
     // Fewer rows in a tile where threads would otherwise wait: tiles decide speed only.
     let for_threads = (rows * g.kv_heads).div_ceil(4 * ctx.threads()).max(1);
     let rows_of_tile = (TILE / g.group()).max(1).min(for_threads);
-    let tasks = ForwardTasks {
-        isa: ctx.isa(),
-        geometry: g,
-        places,
-        qkv: args.qkv.f32(),
-        keys: args.pages.keys.f32(),
-        values: args.pages.values.f32(),
-        out: Disjoint::new(args.out.f32()),
-        lse: args.lse.map(|lse| Disjoint::new(lse.f32())),
-        rows_of_tile,
-    };
-    ctx.run(rows.div_ceil(rows_of_tile) * g.kv_heads, &tasks);
+    let (count, lse) = (rows.div_ceil(rows_of_tile) * g.kv_heads, args.lse.map(|lse| Disjoint::new(lse.f32())));
+    macro_rules! run {
+        ($of:ident) => {{
+            let (qkv, keys, values) = (args.qkv.$of(), args.pages.keys.$of(), args.pages.values.$of());
+            let (isa, out) = (ctx.isa(), Disjoint::new(args.out.$of()));
+            let tasks = ForwardTasks { isa, geometry: g, places, qkv, keys, values, out, lse, rows_of_tile };
+            ctx.run(count, &tasks);
+        }};
+    }
+    if args.qkv.dtype() == DType::Bf16 { run!(bf16) } else { run!(f32) }
 }
 
 /// Rows of a copy are whole pages; small enough for the caller's thread.
 pub(super) fn copy_block(from: usize, to: usize, pages: super::PagesMut<'_>) {
     for part in [pages.keys, pages.values] {
         let page: usize = part.shape()[1..].iter().product();
-        part.f32().copy_within(from * page..(from + 1) * page, to * page);
+        let (page, to) = (from * page..(from + 1) * page, to * page);
+        match part.dtype() {
+            DType::Bf16 => part.bf16().copy_within(page, to),
+            _ => part.f32().copy_within(page, to),
+        }
     }
 }

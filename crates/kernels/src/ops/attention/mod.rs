@@ -26,13 +26,14 @@ mod product;
 pub mod reference;
 
 use crate::DType::{F32, U32};
-use crate::ops::args::{expect, expect_below, two_dims};
-use crate::{Context, Error, Result, View, ViewMut};
+use crate::ops::args::{expect, expect_below, expect_floats, two_dims};
+use crate::{Context, DType, Error, Result, View, ViewMut};
 
 /// Positions of a page, and keys of a step of the online softmax.
 pub const BLOCK: usize = 64;
 
-/// One layer's pages, to read.
+/// One layer's pages, to read. Keys, values, fused rows and outputs are f32, or all bf16 (widened when read, rounded when
+/// written; so are the exp(z − m) that multiply values, but not their sum).
 #[derive(Clone, Copy)]
 pub struct Pages<'a> {
     /// `[blocks, nkv, hd, 64]`: transposed, so that a product is vectorised over keys.
@@ -138,7 +139,7 @@ pub struct Backward<'a> {
 pub fn write_kv(ctx: &Context, args: WriteKv<'_>) -> Result<()> {
     const OP: &str = "attention::write_kv";
     let rows = check_geometry(OP, &args.geometry, args.qkv)?;
-    let pages = check_pages(OP, &args.geometry, args.pages.keys.view(), args.pages.values.view())?;
+    let pages = check_pages(OP, &args.geometry, args.qkv.dtype(), args.pages.keys.view(), args.pages.values.view())?;
     check_writes(OP, args.rows, args.slots, rows, pages)?;
     let written = args.rows.shape()[0] * args.geometry.kv_heads * args.geometry.head_dim;
     crate::context::count(0, 16 * written as u64);
@@ -160,9 +161,9 @@ pub fn copy_block(_ctx: &Context, from: u32, to: u32, pages: PagesMut<'_>) -> Re
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "attention::forward";
     let (g, rows) = (args.geometry, check_geometry(OP, &args.geometry, args.qkv)?);
-    let pages = check_pages(OP, &g, args.pages.keys, args.pages.values)?;
+    let pages = check_pages(OP, &g, args.qkv.dtype(), args.pages.keys, args.pages.values)?;
     let seen = check_rows(OP, &g, args.rows, rows, pages)?;
-    expect(OP, "out", args.out.view(), F32, &[rows, g.heads * g.head_dim])?;
+    expect(OP, "out", args.out.view(), args.qkv.dtype(), &[rows, g.heads * g.head_dim])?;
     if let Some(lse) = &args.lse {
         expect(OP, "lse", lse.view(), F32, &[rows, g.heads])?;
     }
@@ -175,13 +176,13 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "attention::backward";
     let (g, rows) = (args.geometry, check_geometry(OP, &args.geometry, args.qkv)?);
-    let pages = check_pages(OP, &g, args.pages.keys, args.pages.values)?;
-    if check_pages(OP, &g, args.d_pages.keys.view(), args.d_pages.values.view())? < pages {
+    let pages = check_pages(OP, &g, args.qkv.dtype(), args.pages.keys, args.pages.values)?;
+    if check_pages(OP, &g, F32, args.d_pages.keys.view(), args.d_pages.values.view())? < pages {
         return Err(Error::Value { op: OP, message: format!("d_pages has fewer than {pages} pages") });
     }
     let seen = check_rows(OP, &g, args.rows, rows, pages)?;
     check_writes(OP, args.write_rows, args.write_slots, rows, pages)?;
-    expect(OP, "out", args.out, F32, &[rows, g.heads * g.head_dim])?;
+    expect(OP, "out", args.out, args.qkv.dtype(), &[rows, g.heads * g.head_dim])?;
     expect(OP, "d_out", args.d_out, F32, &[rows, g.heads * g.head_dim])?;
     expect(OP, "lse", args.lse, F32, &[rows, g.heads])?;
     expect(OP, "d_qkv", args.d_qkv.view(), F32, &[rows, g.width()])?;
@@ -201,15 +202,15 @@ fn check_geometry(op: &'static str, g: &Geometry, qkv: View<'_>) -> Result<usize
         return fail("a window of 0 sees nothing".into());
     }
     let rows = two_dims(op, "qkv", qkv)?[0];
-    expect(op, "qkv", qkv, F32, &[rows, g.width()])?;
+    expect_floats(op, "qkv", qkv, &[rows, g.width()])?;
     Ok(rows)
 }
 
 /// The number of pages.
-fn check_pages(op: &'static str, g: &Geometry, keys: View<'_>, values: View<'_>) -> Result<usize> {
+fn check_pages(op: &'static str, g: &Geometry, dtype: DType, keys: View<'_>, values: View<'_>) -> Result<usize> {
     let pages = keys.shape().first().copied().unwrap_or(0);
-    expect(op, "keys", keys, F32, &[pages, g.kv_heads, g.head_dim, BLOCK])?;
-    expect(op, "values", values, F32, &[pages, g.kv_heads, BLOCK, g.head_dim])?;
+    expect(op, "keys", keys, dtype, &[pages, g.kv_heads, g.head_dim, BLOCK])?;
+    expect(op, "values", values, dtype, &[pages, g.kv_heads, BLOCK, g.head_dim])?;
     Ok(pages)
 }
 

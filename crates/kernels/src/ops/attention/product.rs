@@ -1,14 +1,15 @@
-//! The small product that attention is made of, register-tiled: out (+)= a · b, one ascending FMA chain per element.
+//! The small product that attention is made of, register-tiled: out (+)= a · b, one ascending FMA chain per element. What
+//! is bf16 in memory is widened as it is loaded.
 
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Element, Kernel, LANES, Simd};
 use std::ops::Range;
 
 /// `out[m, n] (+)= Σ_{k in range} a[m·a_row + k·a_k] · b[k·b_row + n]` for m < `rows`, n < `columns`, k ascending.
-pub(super) struct Product<'a> {
+pub(super) struct Product<'a, E> {
     pub a: &'a [f32],
     pub a_row: usize,
     pub a_k: usize,
-    pub b: &'a [f32],
+    pub b: &'a [E],
     pub b_row: usize,
     pub out: &'a mut [f32],
     pub out_row: usize,
@@ -19,7 +20,7 @@ pub(super) struct Product<'a> {
     pub accumulate: bool,
 }
 
-impl Kernel for Product<'_> {
+impl<E: Element> Kernel for Product<'_, E> {
     type Output = ();
     #[inline(always)]
     fn run<V: Simd>(self) {
@@ -47,9 +48,9 @@ impl Kernel for Product<'_> {
                     macro_rules! tile {
                         ($($r:literal)*) => {
                             match rows {
-                                $($r if wide && left >= 4 * LANES => micro::<V, $r, 4>(&self, out, m, n),
-                                $r if left >= LANES => micro::<V, $r, 1>(&self, out, m, n),
-                                $r => edge::<V, $r>(&self, out, m, n, left),)*
+                                $($r if wide && left >= 4 * LANES => micro::<V, E, $r, 4>(&self, out, m, n),
+                                $r if left >= LANES => micro::<V, E, $r, 1>(&self, out, m, n),
+                                $r => edge::<V, E, $r>(&self, out, m, n, left),)*
                                 _ => unreachable!("at most six rows"),
                             }
                         };
@@ -68,7 +69,12 @@ impl Kernel for Product<'_> {
 /// # Safety
 /// The tile lies inside the product, whose accesses are in bounds.
 #[inline(always)]
-unsafe fn micro<V: Simd, const R: usize, const N: usize>(p: &Product<'_>, out: *mut f32, m: usize, n: usize) {
+unsafe fn micro<V: Simd, E: Element, const R: usize, const N: usize>(
+    p: &Product<'_, E>,
+    out: *mut f32,
+    m: usize,
+    n: usize,
+) {
     // SAFETY: the caller's promise, for every pointer below. `out` is borrowed exclusively by the product.
     unsafe {
         let a = p.a.as_ptr().add(m * p.a_row);
@@ -85,7 +91,7 @@ unsafe fn micro<V: Simd, const R: usize, const N: usize>(p: &Product<'_>, out: *
         for k in p.k.clone() {
             let mut right = [V::splat(0.0); N];
             for (v, right) in right.iter_mut().enumerate() {
-                *right = V::load_ptr(b.add(k * p.b_row + v * LANES));
+                *right = E::load(std::slice::from_raw_parts(b.add(k * p.b_row + v * LANES), LANES));
             }
             for (r, row) in sums.iter_mut().enumerate() {
                 let left = V::splat(*a.add(r * p.a_row + k * p.a_k));
@@ -107,7 +113,13 @@ unsafe fn micro<V: Simd, const R: usize, const N: usize>(p: &Product<'_>, out: *
 /// # Safety
 /// As [`micro`].
 #[inline(always)]
-unsafe fn edge<V: Simd, const R: usize>(p: &Product<'_>, out: *mut f32, m: usize, n: usize, left: usize) {
+unsafe fn edge<V: Simd, E: Element, const R: usize>(
+    p: &Product<'_, E>,
+    out: *mut f32,
+    m: usize,
+    n: usize,
+    left: usize,
+) {
     // SAFETY: the caller's promise, for every slice below. `out` is borrowed exclusively by the product.
     unsafe {
         let a = p.a.as_ptr().add(m * p.a_row);
@@ -120,7 +132,7 @@ unsafe fn edge<V: Simd, const R: usize>(p: &Product<'_>, out: *mut f32, m: usize
             }
         }
         for k in p.k.clone() {
-            let right = V::load_partial(std::slice::from_raw_parts(b.add(k * p.b_row), left), left);
+            let right = E::load_partial::<V>(std::slice::from_raw_parts(b.add(k * p.b_row), left), left);
             for (r, sum) in sums.iter_mut().enumerate() {
                 *sum = V::splat(*a.add(r * p.a_row + k * p.a_k)).fma(right, *sum);
             }

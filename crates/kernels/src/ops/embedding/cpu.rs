@@ -2,21 +2,21 @@
 
 use crate::matrix::PANEL;
 use crate::pool::{Disjoint, Scratch, Tasks};
-use crate::simd::Simd;
+use crate::simd::{Element, Simd};
 
 /// Tokens of a forward task.
 pub(super) const TOKENS: usize = 32;
 /// Columns of a backward task.
 pub(super) const COLUMNS: usize = 64;
 
-pub(super) struct Forward<'a> {
+pub(super) struct Forward<'a, E> {
     pub ids: &'a [u32],
-    pub table: &'a [f32],
+    pub table: &'a [E],
     pub hidden: usize,
     pub out: Disjoint<'a, f32>,
 }
 
-impl Tasks for Forward<'_> {
+impl<E: Element> Tasks for Forward<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         for token in index * TOKENS..self.ids.len().min((index + 1) * TOKENS) {
@@ -25,7 +25,7 @@ impl Tasks for Forward<'_> {
             let out = unsafe { self.out.slice(token * hidden..(token + 1) * hidden) };
             let panel = &self.table[id / PANEL * hidden * PANEL..][..hidden * PANEL];
             for (out, column) in out.iter_mut().zip(panel.chunks_exact(PANEL)) {
-                *out = column[id % PANEL];
+                *out = column[id % PANEL].widen();
             }
         }
     }

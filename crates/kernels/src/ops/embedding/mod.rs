@@ -15,13 +15,14 @@ mod tests;
 use super::args::{expect, expect_below};
 use crate::context::count;
 use crate::pool::Disjoint;
+use crate::tensor::Elements;
 use crate::{Context, DType, Matrix, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
     /// u32 `[T]`, each below V.
     pub ids: View<'a>,
-    /// `[V, H]`
+    /// `[V, H]`, f32 or bf16 (widened).
     pub table: &'a Matrix,
     /// `[T, H]`: *overwrites*.
     pub out: ViewMut<'a>,
@@ -46,9 +47,11 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     expect(OP, "out", out.view(), DType::F32, &[tokens, hidden])?;
     expect_below(OP, "ids", ids.u32(), table.rows())?;
     count(0, (2 * size_of::<f32>() * tokens * hidden) as u64);
-    let tasks =
-        cpu::Forward { ids: ids.u32(), table: table.data().view().f32(), hidden, out: Disjoint::new(out.f32()) };
-    ctx.run(tokens.div_ceil(cpu::TOKENS), &tasks);
+    let (ids, out, count) = (ids.u32(), Disjoint::new(out.f32()), tokens.div_ceil(cpu::TOKENS));
+    match table.data().view().elements() {
+        Elements::F32(table) => ctx.run(count, &cpu::Forward { ids, table, hidden, out }),
+        Elements::Bf16(table) => ctx.run(count, &cpu::Forward { ids, table, hidden, out }),
+    }
     Ok(())
 }
 

@@ -8,13 +8,17 @@
 //! | backward_input  | `d_y`         | panels of Wᵀ, made on the fly | N     | `d_x`, row-major  |
 //! | backward_weight | columns of `x`| panels of `d_y`               | M     | panels of `d_W`   |
 //!
-//! Cutting the depth into blocks stores chains to f32 memory and loads them again, which is exact.
+//! Cutting the depth into blocks stores chains to f32 memory and loads them again, which is exact. Operands in bf16 are
+//! widened where they are packed, which is exact too: their chains are those of the widened numbers.
 
 use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, ROW_STRIDE, Tile, vectors};
 use crate::matrix::PANEL;
 use crate::pool::{Scratch, Tasks};
-use crate::simd::{LANES, Simd};
+use crate::simd::element::widen_into;
+use crate::simd::{Element, LANES, Simd};
+use crate::tensor::Elements;
 use crate::{Context, Isa};
+use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -33,18 +37,18 @@ const TASK_WORK: usize = 1 << 17;
 #[derive(Clone, Copy)]
 pub(crate) enum Left<'a> {
     /// `left[i, k] = data[i · stride + k]`
-    Rows(&'a [f32], usize),
+    Rows(Elements<'a>, usize),
     /// `left[i, k] = data[k · stride + i]`
-    Columns(&'a [f32], usize),
+    Columns(Elements<'a>, usize),
 }
 
 /// The right operand, columns in panels of 32.
 #[derive(Clone, Copy)]
 pub(crate) enum Right<'a> {
     /// `[⌈n/32⌉][depth][32]`: a packed weight as it lies.
-    Panels(&'a [f32]),
+    Panels(Elements<'a>),
     /// A packed weight `[⌈depth/32⌉][n][32]`, transposed.
-    Transposed(&'a [f32]),
+    Transposed(Elements<'a>),
     /// `right[k, j] = data[k · stride + j]`
     Rows(&'a [f32], usize),
 }
@@ -232,41 +236,61 @@ impl<'a> Product<'a> {
     #[inline(always)]
     fn pack_left<V: Simd>(&self, rows: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
         match self.left {
-            Left::Rows(data, stride) => {
+            Left::Rows(Elements::F32(data), stride) => {
                 for (row, to) in rows.zip(to.chunks_mut(ROW_STRIDE)) {
                     let from = &data[row * stride..];
                     to[..depth.len()].copy_from_slice(&from[depth.clone()]);
                 }
             }
-            Left::Columns(data, stride) => {
-                for (k, to) in depth.zip(to.chunks_exact_mut(LANES)) {
-                    V::load_partial(&data[k * stride + rows.start..], rows.len()).store(to);
+            Left::Rows(Elements::Bf16(data), stride) => {
+                for (row, to) in rows.zip(to.chunks_mut(ROW_STRIDE)) {
+                    widen_into::<V, bf16>(&data[row * stride..][depth.clone()], &mut to[..depth.len()]);
                 }
             }
+            Left::Columns(Elements::F32(data), stride) => pack_columns::<V, f32>(data, stride, rows, depth, to),
+            Left::Columns(Elements::Bf16(data), stride) => pack_columns::<V, bf16>(data, stride, rows, depth, to),
         }
+    }
+
+    /// Panels `panels` of the transpose of a packed weight.
+    #[inline(always)]
+    fn transposed<V: Simd, E: Element>(
+        &self,
+        data: &[E],
+        panels: Range<usize>,
+        depth: Range<usize>,
+        to: &mut [f32],
+    ) -> (*const f32, usize) {
+        let panel = depth.len().next_multiple_of(PANEL) * PANEL;
+        for (columns, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
+            let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
+            // `depth` starts at a panel of the weight.
+            for (source, to) in (depth.start / PANEL..).zip(to.chunks_exact_mut(PANEL * PANEL)) {
+                let from = &data[(source * self.n + columns.start) * PANEL..(source * self.n + columns.end) * PANEL];
+                transpose::<V, E>(from, to);
+            }
+        }
+        (to.as_ptr(), panel)
     }
 
     /// Panels `panels` of the right operand, `[depth][32]` each, and the elements between two of them.
     #[inline(always)]
     fn right<V: Simd>(&self, panels: Range<usize>, depth: Range<usize>, to: &mut [f32]) -> (*const f32, usize) {
         match self.right {
-            Right::Panels(data) => {
+            Right::Panels(Elements::F32(data)) => {
                 let panel = self.depth * PANEL;
                 (data[panels.start * panel + depth.start * PANEL..].as_ptr(), panel)
             }
-            Right::Transposed(data) => {
-                let panel = depth.len().next_multiple_of(PANEL) * PANEL;
-                for (columns, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
-                    let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
-                    // `depth` starts at a panel of the weight.
-                    for (source, to) in (depth.start / PANEL..).zip(to.chunks_exact_mut(PANEL * PANEL)) {
-                        let from =
-                            &data[(source * self.n + columns.start) * PANEL..(source * self.n + columns.end) * PANEL];
-                        transpose::<V>(from, to);
-                    }
+            Right::Panels(Elements::Bf16(data)) => {
+                let panel = depth.len() * PANEL;
+                for (source, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
+                    let from = (source * self.depth + depth.start) * PANEL;
+                    widen_into::<V, bf16>(&data[from..from + panel], to);
                 }
                 (to.as_ptr(), panel)
             }
+            Right::Transposed(Elements::F32(data)) => self.transposed::<V, f32>(data, panels, depth, to),
+            Right::Transposed(Elements::Bf16(data)) => self.transposed::<V, bf16>(data, panels, depth, to),
             Right::Rows(data, stride) => {
                 let panel = depth.len() * PANEL;
                 for (columns, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
@@ -288,13 +312,27 @@ impl<'a> Product<'a> {
     }
 }
 
+/// Columns `rows` of row-major data, as a strip `[depth][16]`.
+#[inline(always)]
+fn pack_columns<V: Simd, E: Element>(
+    data: &[E],
+    stride: usize,
+    rows: Range<usize>,
+    depth: Range<usize>,
+    to: &mut [f32],
+) {
+    for (k, to) in depth.zip(to.chunks_exact_mut(LANES)) {
+        E::load_partial::<V>(&data[k * stride + rows.start..], rows.len()).store(to);
+    }
+}
+
 /// `[c ≤ 32][32]` to `[32][32]`; columns past `c` become 0.
 #[inline(always)]
-fn transpose<V: Simd>(from: &[f32], to: &mut [f32]) {
+fn transpose<V: Simd, E: Element>(from: &[E], to: &mut [f32]) {
     let (columns, zero) = (from.len() / PANEL, V::splat(0.0));
     for c in [0, LANES] {
         for k in [0, LANES] {
-            let row = |i: usize| if c + i < columns { V::load(&from[(c + i) * PANEL + k..]) } else { zero };
+            let row = |i: usize| if c + i < columns { E::load(&from[(c + i) * PANEL + k..]) } else { zero };
             let transposed = V::transpose(std::array::from_fn(row));
             for (i, column) in transposed.into_iter().enumerate() {
                 column.store(&mut to[(k + i) * PANEL + c..]);

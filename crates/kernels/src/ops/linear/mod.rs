@@ -19,7 +19,7 @@ pub mod reference;
 mod tests;
 mod tile;
 
-use super::args::{expect, two_dims};
+use super::args::{expect, expect_floats, two_dims};
 use crate::context::count;
 use crate::pool::Disjoint;
 use crate::{Context, DType, Matrix, Result, View, ViewMut};
@@ -69,7 +69,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     let Forward { x, w, bias, y, accumulate } = args;
     let [m, k] = two_dims(OP, "x", x)?;
     let n = w.rows();
-    expect(OP, "x", x, DType::F32, &[m, w.cols()])?;
+    expect_floats(OP, "x", x, &[m, w.cols()])?;
     expect(OP, "y", y.view(), DType::F32, &[m, n])?;
     if let Some(bias) = bias {
         expect(OP, "bias", bias, DType::F32, &[n])?;
@@ -79,8 +79,8 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
         m,
         n,
         depth: k,
-        left: Left::Rows(x.f32(), k),
-        right: Right::Panels(w.data().view().f32()),
+        left: Left::Rows(x.elements(), k),
+        right: Right::Panels(w.data().view().elements()),
         c: y.f32(),
         order: Order::Rows(n),
         accumulate,
@@ -103,8 +103,8 @@ pub fn backward_input(ctx: &Context, args: BackwardInput<'_>) -> Result<()> {
         m,
         n: k,
         depth: n,
-        left: Left::Rows(d_y.f32(), n),
-        right: Right::Transposed(w.data().view().f32()),
+        left: Left::Rows(d_y.elements(), n),
+        right: Right::Transposed(w.data().view().elements()),
         c: d_x.f32(),
         order: Order::Rows(k),
         accumulate,
@@ -120,7 +120,7 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
     let BackwardWeight { x, d_y, d_w, d_bias } = args;
     let [m, k] = two_dims(OP, "x", x)?;
     let n = d_w.rows();
-    expect(OP, "x", x, DType::F32, &[m, d_w.cols()])?;
+    expect_floats(OP, "x", x, &[m, d_w.cols()])?;
     expect(OP, "d_y", d_y, DType::F32, &[m, n])?;
     if let Some(d_bias) = &d_bias {
         expect(OP, "d_bias", d_bias.view(), DType::F32, &[n])?;
@@ -130,7 +130,7 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
         m: k,
         n,
         depth: m,
-        left: Left::Columns(x.f32(), k),
+        left: Left::Columns(x.elements(), k),
         right: Right::Rows(d_y.f32(), n),
         c: d_w.data_mut().view_mut().f32(),
         order: Order::Panels,

@@ -3,11 +3,12 @@
 use super::CHUNK;
 use crate::context::count;
 use crate::matrix::PANEL;
-use crate::ops::args::{expect, two_dims};
+use crate::ops::args::{expect_floats, two_dims};
 use crate::ops::linear::cpu::{Left, Operands, Order, Product, Right};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
-use crate::{Context, DType, Isa, Matrix, Result, View, math};
+use crate::tensor::Elements;
+use crate::{Context, Isa, Matrix, Result, View, math};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -25,8 +26,8 @@ const FAR: f32 = -1e4;
 /// Hidden rows and the weight that makes logits of them.
 pub(crate) struct Head<'a> {
     isa: Isa,
-    hidden: &'a [f32],
-    weight: &'a [f32],
+    hidden: Elements<'a>,
+    weight: Elements<'a>,
     rows: usize,
     /// H
     pub(crate) width: usize,
@@ -37,8 +38,8 @@ pub(crate) struct Head<'a> {
 impl<'a> Head<'a> {
     pub(crate) fn new(ctx: &Context, op: &'static str, hidden: View<'a>, weight: &'a Matrix) -> Result<Head<'a>> {
         let [rows, width] = two_dims(op, "hidden", hidden)?;
-        expect(op, "hidden", hidden, DType::F32, &[rows, weight.cols()])?;
-        let (hidden, data) = (hidden.f32(), weight.data().view().f32());
+        expect_floats(op, "hidden", hidden, &[rows, weight.cols()])?;
+        let (hidden, data) = (hidden.elements(), weight.data().view().elements());
         Ok(Head { isa: ctx.isa(), hidden, weight: data, rows, width, vocab: weight.rows() })
     }
     pub(crate) fn rows(&self) -> usize {
@@ -53,8 +54,8 @@ impl<'a> Head<'a> {
     }
     /// Books `products` products of all rows, and the weight `passes` times.
     pub(crate) fn book(&self, products: usize, passes: usize) {
-        let weight = size_of_val(self.weight) * passes * self.rows.div_ceil(BLOCK_ROWS);
-        count(2 * (products * self.rows * self.width * self.vocab) as u64, (weight + size_of_val(self.hidden)) as u64);
+        let weight = self.weight.bytes() * passes * self.rows.div_ceil(BLOCK_ROWS);
+        count(2 * (products * self.rows * self.width * self.vocab) as u64, (weight + self.hidden.bytes()) as u64);
     }
     /// Runs `f` with room for the statistics of `rows` rows, `[rows][chunks][KEPT]`.
     pub(crate) fn with_partials<T>(&self, rows: usize, f: impl FnOnce(&mut [f32]) -> T) -> T {
@@ -71,8 +72,8 @@ impl<'a> Head<'a> {
             m: rows.len(),
             n: ids.len(),
             depth: self.width,
-            left: Left::Rows(&self.hidden[rows.start * self.width..rows.end * self.width], self.width),
-            right: Right::Panels(&self.weight[ids.start * self.width..]),
+            left: Left::Rows(self.hidden.range(rows.start * self.width..rows.end * self.width), self.width),
+            right: Right::Panels(self.weight.range(ids.start * self.width..self.weight.len())),
             c: to,
             order: Order::Rows(ids.len()),
             accumulate: false,
@@ -335,7 +336,7 @@ pub(super) fn backward(
 ) {
     let h = head.width;
     for rows in head.blocks() {
-        let hidden = &head.hidden[rows.start * h..rows.end * h];
+        let hidden = head.hidden.range(rows.start * h..rows.end * h);
         for ids in blocks(0..head.vocab, WINDOW) {
             with_workspace(rows.len() * ids.len(), |d_logits| {
                 let window =
@@ -347,8 +348,8 @@ pub(super) fn backward(
                     m: rows.len(),
                     n: h,
                     depth: ids.len(),
-                    left: Left::Rows(d_logits, ids.len()),
-                    right: Right::Transposed(&head.weight[panels.clone()]),
+                    left: Left::Rows(d_logits.into(), ids.len()),
+                    right: Right::Transposed(head.weight.range(panels.clone())),
                     c: &mut d_hidden[rows.start * h..rows.end * h],
                     order: Order::Rows(h),
                     accumulate: ids.start > 0,

@@ -18,7 +18,8 @@ use crate::matrix::PANEL;
 use crate::ops::args::expect;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::rng::philox_lanes;
-use crate::simd::{LANES, Simd};
+use crate::simd::{Element, LANES, Simd};
+use crate::tensor::Elements;
 use crate::{Context, DType, Error, Result, View};
 
 /// Which inputs are dropped.
@@ -95,7 +96,7 @@ impl Adapter<'_> {
     pub(super) fn lower_dropped(
         &self,
         ctx: &Context,
-        x: &[f32],
+        x: Elements<'_>,
         dropout: &Dropout<'_>,
         xa: &mut [f32],
         spare: &mut [f32],
@@ -103,25 +104,28 @@ impl Adapter<'_> {
     ) {
         let (rank, k) = (self.a.rows(), self.a.cols());
         let m = xa.len() / rank;
-        let a = self.a.data().view().f32();
+        let a = self.a.data().view().elements();
         for first in (0..m).step_by(ROWS) {
             let rows = ROWS.min(m - first);
-            let x = &x[first * k..(first + rows) * k];
+            let x = x.range(first * k..(first + rows) * k);
             let (f, rest) = spare.split_at_mut(rows * k);
             let (dropped, wide) = rest.split_at_mut(rows * k);
             for (i, (b, _, at)) in self.blocks().enumerate() {
                 // A product begins with a panel of A: `skip` rows of it are other blocks'.
                 let (r, skip) = (b.cols(), at % PANEL);
-                let (width, panels) = (skip + r, &a[(at - skip) * k..]);
+                let (width, panels) = (skip + r, a.range((at - skip) * k..a.len()));
                 let wide = &mut wide[..rows * width];
                 dropout.factors(ctx, first, i, k, f);
-                multiply(ctx, f, x, dropped);
+                match x {
+                    Elements::F32(x) => multiply(ctx, f, x, dropped),
+                    Elements::Bf16(x) => multiply(ctx, f, x, dropped),
+                }
                 book(rows, width, k, size_of::<f32>() * width * k);
                 let operands = Operands {
                     m: rows,
                     n: width,
                     depth: k,
-                    left: Left::Rows(dropped, k),
+                    left: Left::Rows((&*dropped).into(), k),
                     right: Right::Panels(panels),
                     c: wide,
                     order: Order::Rows(width),
@@ -143,7 +147,7 @@ impl Adapter<'_> {
                     m: k,
                     n: width,
                     depth: rows,
-                    left: Left::Columns(dropped, k),
+                    left: Left::Columns((&*dropped).into(), k),
                     right: Right::Rows(wide, width),
                     c: &mut d_a[(at - skip) * k..],
                     order: Order::Panels,
@@ -155,7 +159,7 @@ impl Adapter<'_> {
                     m: rows,
                     n: k,
                     depth: width,
-                    left: Left::Rows(wide, width),
+                    left: Left::Rows((&*wide).into(), width),
                     right: Right::Transposed(panels),
                     c: dropped,
                     order: Order::Rows(k),
@@ -205,7 +209,7 @@ impl Tasks for Factors<'_> {
 }
 
 /// `y ← f x`, element by element.
-pub(super) fn multiply(ctx: &Context, f: &[f32], x: &[f32], y: &mut [f32]) {
+pub(super) fn multiply(ctx: &Context, f: &[f32], x: &[impl Element], y: &mut [f32]) {
     each(ctx, f, x, y, false);
 }
 
@@ -214,7 +218,7 @@ pub(super) fn multiply_add(ctx: &Context, f: &[f32], x: &[f32], y: &mut [f32]) {
     each(ctx, f, x, y, true);
 }
 
-fn each(ctx: &Context, f: &[f32], x: &[f32], y: &mut [f32], add: bool) {
+fn each(ctx: &Context, f: &[f32], x: &[impl Element], y: &mut [f32], add: bool) {
     let len = y.len();
     assert!(f.len() == len && x.len() == len);
     ctx.run(len.div_ceil(ELEMENTS), &Each { f, x, len, y: Disjoint::new(y), add });
@@ -223,15 +227,15 @@ fn each(ctx: &Context, f: &[f32], x: &[f32], y: &mut [f32], add: bool) {
 /// Elements of a task of [`Each`].
 const ELEMENTS: usize = 1 << 13;
 
-struct Each<'a> {
+struct Each<'a, E> {
     f: &'a [f32],
-    x: &'a [f32],
+    x: &'a [E],
     len: usize,
     y: Disjoint<'a, f32>,
     add: bool,
 }
 
-impl Tasks for Each<'_> {
+impl<E: Element> Tasks for Each<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let range = index * ELEMENTS..self.len.min((index + 1) * ELEMENTS);
@@ -240,7 +244,7 @@ impl Tasks for Each<'_> {
         let terms = self.f[range.clone()].chunks(LANES).zip(self.x[range].chunks(LANES));
         for (y, (f, x)) in y.chunks_mut(LANES).zip(terms) {
             let n = y.len();
-            let (f, x) = (V::load_partial(f, n), V::load_partial(x, n));
+            let (f, x) = (V::load_partial(f, n), E::load_partial::<V>(x, n));
             let product = if self.add { f.fma(x, V::load_partial(y, n)) } else { f.mul(x) };
             product.store_partial(y, n);
         }

@@ -31,9 +31,10 @@ mod tests;
 
 pub use dropout::Dropout;
 
-use super::args::{expect, expect_shape, two_dims};
+use super::args::{expect, expect_floats, expect_shape, two_dims};
 use super::linear::{self, book};
 use super::lm_head::cpu::with_workspace;
+use crate::tensor::Elements;
 use crate::{Context, DType, Matrix, Result, View, ViewMut};
 use linear::cpu::{Left, Operands, Order, Product, Right};
 
@@ -107,7 +108,7 @@ impl Adapter<'_> {
     }
 
     /// `xa = s · x Aᵀ`: `[M, R]` overwrites.
-    fn lower(&self, ctx: &Context, m: usize, x: &[f32], xa: &mut [f32]) {
+    fn lower(&self, ctx: &Context, m: usize, x: Elements<'_>, xa: &mut [f32]) {
         let (rank, k) = (self.a.rows(), self.a.cols());
         book(m, rank, k, self.a.data().bytes());
         let operands = Operands {
@@ -115,7 +116,7 @@ impl Adapter<'_> {
             n: rank,
             depth: k,
             left: Left::Rows(x, k),
-            right: Right::Panels(self.a.data().view().f32()),
+            right: Right::Panels(self.a.data().view().elements()),
             c: xa,
             order: Order::Rows(rank),
             accumulate: false,
@@ -132,7 +133,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     let Forward { x, adapter, dropout, y } = args;
     let ([m, k], [_, n]) = (two_dims(OP, "x", x)?, two_dims(OP, "y", y.view())?);
     let rank = adapter.check(OP, k, n)?;
-    expect(OP, "x", x, DType::F32, &[m, k])?;
+    expect_floats(OP, "x", x, &[m, k])?;
     expect(OP, "y", y.view(), DType::F32, &[m, n])?;
     dropout.as_ref().map_or(Ok(()), |dropout| dropout.check(OP, m))?;
     if m == 0 || rank == 0 {
@@ -142,9 +143,9 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     with_workspace(m * rank + adapter.spare(m, dropout.as_ref()), |all| {
         let (xa, spare) = all.split_at_mut(m * rank);
         match &dropout {
-            None => adapter.lower(ctx, m, x.f32(), xa),
+            None => adapter.lower(ctx, m, x.elements(), xa),
             Some(dropout) => {
-                adapter.lower_dropped(ctx, x.f32(), dropout, xa, spare, None);
+                adapter.lower_dropped(ctx, x.elements(), dropout, xa, spare, None);
                 cpu::scale(ctx, xa, adapter.scale);
             }
         }
@@ -155,8 +156,8 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
                 m,
                 n: b.rows(),
                 depth: b.cols(),
-                left: Left::Rows(&xa[at..], rank),
-                right: Right::Panels(b.data().view().f32()),
+                left: Left::Rows(xa[at..].into(), rank),
+                right: Right::Panels(b.data().view().elements()),
                 c: &mut y[first..],
                 order: Order::Rows(n),
                 accumulate: true,
@@ -174,7 +175,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     let Backward { x, adapter, dropout, d_y, mut d_x, d_a, d_b } = args;
     let ([m, k], [_, n]) = (two_dims(OP, "x", x)?, two_dims(OP, "d_y", d_y)?);
     let rank = adapter.check(OP, k, n)?;
-    expect(OP, "x", x, DType::F32, &[m, k])?;
+    expect_floats(OP, "x", x, &[m, k])?;
     expect(OP, "d_y", d_y, DType::F32, &[m, n])?;
     expect(OP, "d_x", d_x.view(), DType::F32, &[m, k])?;
     expect_shape(OP, "d_a", &[d_a.rows(), d_a.cols()], &[rank, k])?;
@@ -186,7 +187,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     if m == 0 || rank == 0 {
         return Ok(());
     }
-    let (x, d_y) = (x.f32(), d_y.f32());
+    let (x, d_y) = (x.elements(), d_y.f32());
     with_workspace(2 * m * rank + adapter.spare(m, dropout.as_ref()), |all| {
         let (xa, rest) = all.split_at_mut(m * rank);
         let (d_xa, spare) = rest.split_at_mut(m * rank);
@@ -196,8 +197,8 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
                 m,
                 n: b.cols(),
                 depth: b.rows(),
-                left: Left::Rows(&d_y[first..], n),
-                right: Right::Transposed(b.data().view().f32()),
+                left: Left::Rows(d_y[first..].into(), n),
+                right: Right::Transposed(b.data().view().elements()),
                 c: &mut d_xa[at..],
                 order: Order::Rows(rank),
                 accumulate: false,
@@ -224,7 +225,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
                 m: b.cols(),
                 n: b.rows(),
                 depth: m,
-                left: Left::Columns(&xa[at..], rank),
+                left: Left::Columns(xa[at..].into(), rank),
                 right: Right::Rows(&d_y[first..], n),
                 c: d_b.data_mut().view_mut().f32(),
                 order: Order::Panels,
@@ -241,7 +242,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
 fn lower_backward(
     ctx: &Context,
     m: usize,
-    x: &[f32],
+    x: Elements<'_>,
     adapter: &Adapter<'_>,
     d_xa: &[f32],
     d_a: &mut [f32],
@@ -265,8 +266,8 @@ fn lower_backward(
         m,
         n: k,
         depth: rank,
-        left: Left::Rows(d_xa, rank),
-        right: Right::Transposed(adapter.a.data().view().f32()),
+        left: Left::Rows((&*d_xa).into(), rank),
+        right: Right::Transposed(adapter.a.data().view().elements()),
         c: d_x,
         order: Order::Rows(k),
         accumulate: true,

@@ -1,10 +1,10 @@
 //! RMS norm on the CPU. A row's statistics are 16 lane sums, then the fixed tree.
 
 use super::{Backward, Forward};
-use crate::Context;
 use crate::ops::lanes::{dot, load, rows, rows_of_task, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
-use crate::simd::{LANES, Simd};
+use crate::simd::{Element, LANES, Simd};
+use crate::{Context, DType};
 
 /// 1 / √(mean square + eps)
 #[inline(always)]
@@ -14,7 +14,7 @@ pub(crate) fn rstd_of<V: Simd>(x: &[f32], eps: f32) -> f32 {
 
 /// y = weight · (x · rstd)
 #[inline(always)]
-pub(crate) fn scale_row<V: Simd>(x: &[f32], weight: &[f32], rstd: f32, y: &mut [f32]) {
+pub(crate) fn scale_row<V: Simd>(x: &[f32], weight: &[f32], rstd: f32, y: &mut [impl Element]) {
     let rstd = V::splat(rstd);
     for at in (0..x.len()).step_by(LANES) {
         store(load::<V>(weight, at).mul(load::<V>(x, at).mul(rstd)), y, at);
@@ -44,17 +44,17 @@ pub(crate) fn backward_row<V: Simd, const ACCUMULATE: bool>(
     }
 }
 
-struct ForwardTasks<'a> {
+struct ForwardTasks<'a, E> {
     x: &'a [f32],
     delta: Option<(&'a [f32], Disjoint<'a, f32>)>,
     weight: &'a [f32],
     eps: f32,
-    y: Disjoint<'a, f32>,
+    y: Disjoint<'a, E>,
     rstd: Disjoint<'a, f32>,
     rows: usize,
 }
 
-impl Tasks for ForwardTasks<'_> {
+impl<E: Element> Tasks for ForwardTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let h = self.weight.len();
@@ -81,16 +81,15 @@ impl Tasks for ForwardTasks<'_> {
 pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
     let (rows, h) = (args.x.shape()[0], args.weight.shape()[0]);
     let sum = args.sum.map(|sum| Disjoint::new(sum.f32()));
-    let tasks = ForwardTasks {
-        x: args.x.f32(),
-        delta: args.delta.map(|d| d.f32()).zip(sum),
-        weight: args.weight.f32(),
-        eps: args.eps,
-        y: Disjoint::new(args.y.f32()),
-        rstd: Disjoint::new(args.rstd.f32()),
-        rows,
-    };
-    ctx.run(rows.div_ceil(rows_of_task(h)), &tasks);
+    let (x, delta, weight) = (args.x.f32(), args.delta.map(|d| d.f32()).zip(sum), args.weight.f32());
+    let (eps, rstd, tasks) = (args.eps, Disjoint::new(args.rstd.f32()), rows.div_ceil(rows_of_task(h)));
+    if args.y.dtype() == DType::Bf16 {
+        let y = Disjoint::new(args.y.bf16());
+        ctx.run(tasks, &ForwardTasks { x, delta, weight, eps, y, rstd, rows });
+    } else {
+        let y = Disjoint::new(args.y.f32());
+        ctx.run(tasks, &ForwardTasks { x, delta, weight, eps, y, rstd, rows });
+    }
 }
 
 struct BackwardTasks<'a> {

@@ -16,7 +16,7 @@
 pub(crate) mod cpu;
 pub mod reference;
 
-use crate::ops::args::{expect, two_dims};
+use crate::ops::args::{expect, expect_floats, two_dims};
 use crate::{Context, DType::F32, Error, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
@@ -31,7 +31,7 @@ pub struct Forward<'a> {
     pub weight: View<'a>,
     /// Added to the mean square.
     pub eps: f32,
-    /// `[T, H]`: *overwrites*.
+    /// `[T, H]`, f32 or bf16 (rounded): *overwrites*.
     pub y: ViewMut<'a>,
     /// `[T]`: *overwrites* with the reciprocal root mean square.
     pub rstd: ViewMut<'a>,
@@ -59,7 +59,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     let [t, h] = two_dims(OP, "x", args.x)?;
     expect(OP, "x", args.x, F32, &[t, h])?;
     expect(OP, "weight", args.weight, F32, &[h])?;
-    expect(OP, "y", args.y.view(), F32, &[t, h])?;
+    expect_floats(OP, "y", args.y.view(), &[t, h])?;
     expect(OP, "rstd", args.rstd.view(), F32, &[t])?;
     match (&args.delta, &args.sum) {
         (None, None) => {}

@@ -1,10 +1,10 @@
 //! Rotation on the CPU, a row at a time.
 
-use super::Rotate;
-use crate::Context;
+use super::{Rotate, RotateInto};
 use crate::ops::lanes::{load, rows, rows_of_task, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
-use crate::simd::{LANES, Simd};
+use crate::simd::{Element, LANES, Simd};
+use crate::{Context, DType};
 
 struct RotateTasks<'a> {
     x: Disjoint<'a, f32>,
@@ -38,6 +38,58 @@ impl Tasks for RotateTasks<'_> {
                 }
             }
         }
+    }
+}
+
+struct IntoTasks<'a, E> {
+    x: &'a [f32],
+    y: Disjoint<'a, E>,
+    width: usize,
+    heads: usize,
+    head_dim: usize,
+    positions: &'a [u32],
+    cos: &'a [f32],
+    sin: &'a [f32],
+}
+
+impl<E: Element> Tasks for IntoTasks<'_, E> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
+        let (hd, half) = (self.head_dim, self.head_dim / 2);
+        for t in rows(index, rows_of_task(self.width), self.positions.len()) {
+            let p = self.positions[t] as usize;
+            let (cos, sin) = (&self.cos[p * half..(p + 1) * half], &self.sin[p * half..(p + 1) * half]);
+            let row = t * self.width..(t + 1) * self.width;
+            // SAFETY: row t is this task's alone.
+            let (from, to) = (&self.x[row.clone()], unsafe { self.y.slice(row) });
+            for (from, to) in from.chunks_exact(hd).zip(to.chunks_exact_mut(hd)).take(self.heads) {
+                let ((x_low, x_high), (low, high)) = (from.split_at(half), to.split_at_mut(half));
+                for at in (0..half).step_by(LANES) {
+                    let (c, s): (V, V) = (load(cos, at), load(sin, at));
+                    let (a, b): (V, V) = (load(x_low, at), load(x_high, at));
+                    store(b.fma(V::splat(0.0).sub(s), a.mul(c)), low, at);
+                    store(a.fma(s, b.mul(c)), high, at);
+                }
+            }
+            let rest = self.heads * hd;
+            for at in (rest..self.width).step_by(LANES) {
+                store(load::<V>(from, at), to, at);
+            }
+        }
+    }
+}
+
+pub(super) fn rotate_into(ctx: &Context, args: RotateInto<'_>) {
+    let (rows, width) = (args.x.shape()[0], args.x.shape()[1]);
+    let (x, positions, heads, head_dim) = (args.x.f32(), args.positions.u32(), args.heads, args.head_dim);
+    let (cos, sin) = (args.table.cos.view().f32(), args.table.sin.view().f32());
+    let tasks = rows.div_ceil(rows_of_task(width));
+    if args.y.dtype() == DType::Bf16 {
+        let y = Disjoint::new(args.y.bf16());
+        ctx.run(tasks, &IntoTasks { x, y, width, heads, head_dim, positions, cos, sin });
+    } else {
+        let y = Disjoint::new(args.y.f32());
+        ctx.run(tasks, &IntoTasks { x, y, width, heads, head_dim, positions, cos, sin });
     }
 }
 

@@ -1,4 +1,4 @@
-//! Rotary position embedding, in place (Su et al., "RoFormer", 2021), with the halves paired as Hugging Face pairs them.
+//! Rotary position embedding (Su et al., "RoFormer", 2021), with the halves paired as Hugging Face pairs them.
 //!
 //! Shapes: `T` tokens, `A` heads of a row, `hd` head_dim, `P` positions of the table.
 //!
@@ -14,7 +14,7 @@ mod cpu;
 pub mod reference;
 
 use crate::DType::{F32, U32};
-use crate::ops::args::{expect, expect_below, two_dims};
+use crate::ops::args::{expect, expect_below, expect_floats, two_dims};
 use crate::{Context, DType, Device, Error, Memory, Result, Tensor, View, ViewMut};
 
 /// Cosines and sines of every position up to a limit.
@@ -69,31 +69,56 @@ pub struct Rotate<'a> {
     pub table: &'a Table,
 }
 
+/// Arguments of [`forward_into`].
+pub struct RotateInto<'a> {
+    /// `[T, A·hd]`
+    pub x: View<'a>,
+    /// `[T, A·hd]`, f32 or bf16 (rounded once, after the rotation): *overwrites*, heads that are not rotated too.
+    pub y: ViewMut<'a>,
+    /// Heads to rotate, the first ones of a row: queries and keys.
+    pub heads: usize,
+    /// hd
+    pub head_dim: usize,
+    /// u32 `[T]`, each below P.
+    pub positions: View<'a>,
+    /// The angles.
+    pub table: &'a Table,
+}
+
 /// Rotates.
 pub fn forward(ctx: &Context, args: Rotate<'_>) -> Result<()> {
-    check("rope::forward", &args)?;
+    check("rope::forward", args.x.view(), args.heads, args.head_dim, args.positions, args.table)?;
     cpu::rotate(ctx, args, 1.0);
+    Ok(())
+}
+
+/// Rotates into another tensor.
+pub fn forward_into(ctx: &Context, args: RotateInto<'_>) -> Result<()> {
+    const OP: &str = "rope::forward_into";
+    check(OP, args.x, args.heads, args.head_dim, args.positions, args.table)?;
+    expect_floats(OP, "y", args.y.view(), args.x.shape())?;
+    cpu::rotate_into(ctx, args);
     Ok(())
 }
 
 /// Rotates a gradient back.
 pub fn backward(ctx: &Context, args: Rotate<'_>) -> Result<()> {
-    check("rope::backward", &args)?;
+    check("rope::backward", args.x.view(), args.heads, args.head_dim, args.positions, args.table)?;
     cpu::rotate(ctx, args, -1.0);
     Ok(())
 }
 
-fn check(op: &'static str, args: &Rotate<'_>) -> Result<()> {
-    let [t, width] = two_dims(op, "x", args.x.view())?;
-    let (hd, [positions, half]) = (args.head_dim, two_dims(op, "table", args.table.cos())?);
-    expect(op, "x", args.x.view(), F32, &[t, width])?;
-    expect(op, "positions", args.positions, U32, &[t])?;
-    if hd != 2 * half || width % hd.max(1) != 0 || args.heads * hd > width {
-        let message = format!("{} heads of {hd} in rows of {width} with a table of {half} angles", args.heads);
+fn check(op: &'static str, x: View<'_>, heads: usize, hd: usize, positions: View<'_>, table: &Table) -> Result<()> {
+    let [t, width] = two_dims(op, "x", x)?;
+    let [limit, half] = two_dims(op, "table", table.cos())?;
+    expect(op, "x", x, F32, &[t, width])?;
+    expect(op, "positions", positions, U32, &[t])?;
+    if hd != 2 * half || width % hd.max(1) != 0 || heads * hd > width {
+        let message = format!("{heads} heads of {hd} in rows of {width} with a table of {half} angles");
         return Err(Error::Value { op, message });
     }
-    expect_below(op, "positions", args.positions.u32(), positions)?;
-    crate::context::count(6 * (t * args.heads * half) as u64, 16 * (t * args.heads * half) as u64);
+    expect_below(op, "positions", positions.u32(), limit)?;
+    crate::context::count(6 * (t * heads * half) as u64, 16 * (t * heads * half) as u64);
     Ok(())
 }
 

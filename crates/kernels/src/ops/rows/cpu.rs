@@ -1,21 +1,21 @@
 //! A gather split over rows, and its transpose split over columns, so that each sum runs over the chosen rows in order.
 
 use crate::pool::{Disjoint, Scratch, Tasks};
-use crate::simd::{LANES, Simd};
+use crate::simd::{Element, LANES, Simd};
 
 /// Rows of a gathering task.
 pub(super) const ROWS: usize = 32;
 /// Columns of a scattering task.
 pub(super) const COLUMNS: usize = 128;
 
-pub(super) struct Gather<'a> {
-    pub x: &'a [f32],
+pub(super) struct Gather<'a, E> {
+    pub x: &'a [E],
     pub rows: &'a [u32],
     pub hidden: usize,
-    pub out: Disjoint<'a, f32>,
+    pub out: Disjoint<'a, E>,
 }
 
-impl Tasks for Gather<'_> {
+impl<E: Element> Tasks for Gather<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         for r in index * ROWS..self.rows.len().min((index + 1) * ROWS) {

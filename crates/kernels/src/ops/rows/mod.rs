@@ -12,18 +12,19 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use super::args::{expect, expect_below, two_dims};
+use super::args::{expect, expect_below, expect_floats, two_dims};
 use crate::context::count;
 use crate::pool::Disjoint;
+use crate::tensor::Elements;
 use crate::{Context, DType, Result, View, ViewMut};
 
 /// Arguments of [`gather`].
 pub struct Gather<'a> {
-    /// `[T, H]`
+    /// `[T, H]`, f32 or bf16.
     pub x: View<'a>,
     /// u32 `[R]`, each below T; a row may be chosen several times.
     pub rows: View<'a>,
-    /// `[R, H]`: *overwrites*.
+    /// `[R, H]`, of the same dtype: *overwrites*.
     pub out: ViewMut<'a>,
 }
 
@@ -43,13 +44,16 @@ pub fn gather(ctx: &Context, args: Gather<'_>) -> Result<()> {
     let Gather { x, rows, out } = args;
     let [from, hidden] = two_dims(OP, "x", x)?;
     let chosen = rows.shape().iter().product();
-    expect(OP, "x", x, DType::F32, &[from, hidden])?;
+    expect_floats(OP, "x", x, &[from, hidden])?;
     expect(OP, "rows", rows, DType::U32, &[chosen])?;
-    expect(OP, "out", out.view(), DType::F32, &[chosen, hidden])?;
+    expect(OP, "out", out.view(), x.dtype(), &[chosen, hidden])?;
     expect_below(OP, "rows", rows.u32(), from)?;
-    count(0, (2 * size_of::<f32>() * chosen * hidden) as u64);
-    let tasks = cpu::Gather { x: x.f32(), rows: rows.u32(), hidden, out: Disjoint::new(out.f32()) };
-    ctx.run(chosen.div_ceil(cpu::ROWS), &tasks);
+    count(0, (2 * x.dtype().bytes() * chosen * hidden) as u64);
+    let (rows, tasks) = (rows.u32(), chosen.div_ceil(cpu::ROWS));
+    match x.elements() {
+        Elements::F32(x) => ctx.run(tasks, &cpu::Gather { x, rows, hidden, out: Disjoint::new(out.f32()) }),
+        Elements::Bf16(x) => ctx.run(tasks, &cpu::Gather { x, rows, hidden, out: Disjoint::new(out.bf16()) }),
+    }
     Ok(())
 }
 

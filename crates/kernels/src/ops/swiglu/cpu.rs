@@ -1,20 +1,22 @@
 //! SwiGLU on the CPU, element by element.
 
 use super::{Backward, Forward};
-use crate::Context;
 use crate::math::sigmoid;
 use crate::ops::lanes::{load, rows, rows_of_task, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
-use crate::simd::{LANES, Simd};
+use crate::simd::{Element, LANES, Simd};
+use crate::tensor::Elements;
+use crate::{Context, DType};
 
-struct ForwardTasks<'a> {
+struct ForwardTasks<'a, E> {
     gate_up: &'a [f32],
-    y: Disjoint<'a, f32>,
+    kept: Option<Disjoint<'a, E>>,
+    y: Disjoint<'a, E>,
     rows: usize,
     f: usize,
 }
 
-impl Tasks for ForwardTasks<'_> {
+impl<E: Element> Tasks for ForwardTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let f = self.f;
@@ -23,8 +25,16 @@ impl Tasks for ForwardTasks<'_> {
             // SAFETY: row t is this task's alone.
             let y = unsafe { self.y.slice(t * f..(t + 1) * f) };
             for at in (0..f).step_by(LANES) {
-                let g: V = load(gate, at);
-                store(g.mul(sigmoid(g)).mul(load(up, at)), y, at);
+                let (g, u): (V, V) = (E::rounded(load(gate, at)), E::rounded(load(up, at)));
+                store(g.mul(sigmoid(g)).mul(u), y, at);
+            }
+            if let Some(kept) = &self.kept {
+                // SAFETY: row t is this task's alone.
+                let (kept_gate, kept_up) = unsafe { kept.slice(t * 2 * f..(t + 1) * 2 * f) }.split_at_mut(f);
+                for at in (0..f).step_by(LANES) {
+                    store(load::<V>(gate, at), kept_gate, at);
+                    store(load::<V>(up, at), kept_up, at);
+                }
             }
         }
     }
@@ -32,19 +42,25 @@ impl Tasks for ForwardTasks<'_> {
 
 pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
     let (rows, f) = (args.y.shape()[0], args.y.shape()[1]);
-    let tasks = ForwardTasks { gate_up: args.gate_up.f32(), y: Disjoint::new(args.y.f32()), rows, f };
-    ctx.run(rows.div_ceil(rows_of_task(2 * f)), &tasks);
+    let (gate_up, tasks) = (args.gate_up.f32(), rows.div_ceil(rows_of_task(2 * f)));
+    if args.y.dtype() == DType::Bf16 {
+        let (kept, y) = (args.kept.map(|k| Disjoint::new(k.bf16())), Disjoint::new(args.y.bf16()));
+        ctx.run(tasks, &ForwardTasks { gate_up, kept, y, rows, f });
+    } else {
+        let (kept, y) = (args.kept.map(|k| Disjoint::new(k.f32())), Disjoint::new(args.y.f32()));
+        ctx.run(tasks, &ForwardTasks { gate_up, kept, y, rows, f });
+    }
 }
 
-struct BackwardTasks<'a> {
-    gate_up: &'a [f32],
+struct BackwardTasks<'a, E> {
+    gate_up: &'a [E],
     d_y: &'a [f32],
     d_gate_up: Disjoint<'a, f32>,
     rows: usize,
     f: usize,
 }
 
-impl Tasks for BackwardTasks<'_> {
+impl<E: Element> Tasks for BackwardTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let f = self.f;
@@ -67,7 +83,10 @@ impl Tasks for BackwardTasks<'_> {
 
 pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
     let (rows, f) = (args.d_y.shape()[0], args.d_y.shape()[1]);
-    let d_gate_up = Disjoint::new(args.d_gate_up.f32());
-    let tasks = BackwardTasks { gate_up: args.gate_up.f32(), d_y: args.d_y.f32(), d_gate_up, rows, f };
-    ctx.run(rows.div_ceil(rows_of_task(2 * f)), &tasks);
+    let (d_y, d_gate_up) = (args.d_y.f32(), Disjoint::new(args.d_gate_up.f32()));
+    let tasks = rows.div_ceil(rows_of_task(2 * f));
+    match args.gate_up.elements() {
+        Elements::F32(gate_up) => ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, rows, f }),
+        Elements::Bf16(gate_up) => ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, rows, f }),
+    }
 }

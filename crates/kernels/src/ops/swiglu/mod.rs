@@ -13,20 +13,22 @@
 mod cpu;
 pub mod reference;
 
-use crate::ops::args::{expect, two_dims};
+use crate::ops::args::{expect, expect_floats, two_dims};
 use crate::{Context, DType::F32, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
-    /// `[T, 2F]`: gate, then up.
+    /// f32 `[T, 2F]`: gate, then up. Where `y` is bf16 they are rounded to bf16 first.
     pub gate_up: View<'a>,
-    /// `[T, F]`: *overwrites*.
+    /// `[T, 2F]`, of y's dtype: *overwrites* with gate and up as they were rounded, for the way back.
+    pub kept: Option<ViewMut<'a>>,
+    /// `[T, F]`, f32 or bf16: *overwrites*.
     pub y: ViewMut<'a>,
 }
 
 /// Arguments of [`backward`].
 pub struct Backward<'a> {
-    /// `[T, 2F]`
+    /// `[T, 2F]`, f32 or bf16.
     pub gate_up: View<'a>,
     /// `[T, F]`
     pub d_y: View<'a>,
@@ -38,7 +40,10 @@ pub struct Backward<'a> {
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "swiglu::forward";
     let [t, f] = two_dims(OP, "y", args.y.view())?;
-    expect(OP, "y", args.y.view(), F32, &[t, f])?;
+    expect_floats(OP, "y", args.y.view(), &[t, f])?;
+    if let Some(kept) = &args.kept {
+        expect(OP, "kept", kept.view(), args.y.dtype(), &[t, 2 * f])?;
+    }
     expect(OP, "gate_up", args.gate_up, F32, &[t, 2 * f])?;
     crate::context::count(20 * (t * f) as u64, 12 * (t * f) as u64);
     cpu::forward(ctx, args);
@@ -50,7 +55,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "swiglu::backward";
     let [t, f] = two_dims(OP, "d_y", args.d_y)?;
     expect(OP, "d_y", args.d_y, F32, &[t, f])?;
-    expect(OP, "gate_up", args.gate_up, F32, &[t, 2 * f])?;
+    expect_floats(OP, "gate_up", args.gate_up, &[t, 2 * f])?;
     expect(OP, "d_gate_up", args.d_gate_up.view(), F32, &[t, 2 * f])?;
     crate::context::count(25 * (t * f) as u64, 20 * (t * f) as u64);
     cpu::backward(ctx, args);

@@ -16,7 +16,7 @@ fn run(ctx: &Context, t: usize, f: usize, gate_up: &[f32], d_y: &[f32]) -> [Vec<
     };
     let (gate_up, d_y) = (Tensor::from_f32(m, &[t, 2 * f], gate_up), Tensor::from_f32(m, &[t, f], d_y));
     let (mut y, mut d) = (poisoned(&[t, f]), poisoned(&[t, 2 * f]));
-    forward(ctx, Forward { gate_up: gate_up.view(), y: y.view_mut() }).unwrap();
+    forward(ctx, Forward { gate_up: gate_up.view(), kept: None, y: y.view_mut() }).unwrap();
     backward(ctx, Backward { gate_up: gate_up.view(), d_y: d_y.view(), d_gate_up: d.view_mut() }).unwrap();
     [y.to_vec_f32(), d.to_vec_f32()]
 }

@@ -10,6 +10,7 @@ pub mod plot;
 use crate::bad_input;
 use crate::cli::options::LogArgs;
 use crate::config::Purpose;
+use crate::config::values::ComputeDType;
 use crate::course::Finished;
 use crate::demo::site::{SFT_STEPS, Site};
 use crate::error::BadInput;
@@ -165,7 +166,7 @@ fn one_seed(args: &Args, site: &Site<'_>, arms: &[Arm], before: usize) -> anyhow
     if before > 1 {
         let settings = vec![("seed".to_owned(), site.seed.to_string())];
         outcomes.push(remembered(site, "baseline", settings, |settings| {
-            let policy = Policy::load(site.ctx, &base)?;
+            let policy = Policy::load(site.ctx, &base, ComputeDType::F32)?;
             Ok(Some(examined(site, "baseline", settings, &policy)?))
         })?);
     }
