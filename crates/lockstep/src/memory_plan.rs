@@ -138,7 +138,7 @@ fn reward_models(config: &Config) -> anyhow::Result<Vec<(String, Arc<ModelConfig
     let mut found = Vec::new();
     for spec in &config.reward_funcs {
         if let Some((name, model)) = spec.model().or_bad_input()? {
-            let shape = load_config(&locate(&model, HubKind::Model)?)?;
+            let shape = load_config(&locate(&model, HubKind::Model)?, kernels::DType::F32)?;
             found.push((name, Arc::new(shape)));
         }
     }

@@ -28,6 +28,21 @@ fn no_bit_depends_on_the_machine_keys() {
 }
 
 #[test]
+fn nor_in_bf16() {
+    let dir = directory();
+    let base = ["dtype=bf16", "num_generations=4", "per_device_train_batch_size=8", "beta=0.04", "threads=1"];
+    good(dir.path(), &arguments("train", "base", &base));
+    for (out, variant) in [
+        ("threads", &["threads=2", "gradient_checkpointing=true"][..]),
+        ("budget", &["max_tokens_per_micro_batch=24", "max_num_seqs=3", "kv_cache_blocks=2"]),
+        ("packing", &["packing=false", "threads=2"]),
+    ] {
+        good(dir.path(), &arguments("train", out, &[&base[..], variant].concat()));
+        same(&dir.path().join("base"), &dir.path().join(out));
+    }
+}
+
+#[test]
 fn nor_with_bf16_moments() {
     let dir = directory();
     let base = ["adam_moments_dtype=bf16", "num_generations=4", "per_device_train_batch_size=8"];

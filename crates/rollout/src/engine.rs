@@ -82,7 +82,7 @@ impl Drawing {
         Drawing {
             capacity,
             rows: Tensor::zeros(&memory, &[capacity], DType::U32),
-            hidden: Tensor::zeros(&memory, &[capacity, model.hidden_size], DType::F32),
+            hidden: Tensor::zeros(&memory, &[capacity, model.hidden_size], model.compute),
             ids: Tensor::zeros(&memory, &[capacity], DType::U32),
             logps: Tensor::zeros(&memory, &[capacity], DType::F32),
             draws: Vec::with_capacity(capacity),

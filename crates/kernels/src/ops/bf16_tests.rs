@@ -103,13 +103,18 @@ fn adapters_read_bf16() {
     let a = Matrix::from_f32(&memory(), r, k, &normal(2, r * k));
     let b = [Matrix::from_f32(&memory(), n, r, &normal(3, n * r))];
     let adapter = lora::Adapter { a: &a, b: &b, first: &[0], scale: 0.5 };
+    let places = Tensor::from_u32(&memory(), &[m], &[0, 1, 2, 3, 4]);
+    let dropout = lora::Dropout { p: 0.3, key: 7, samples: places.view(), positions: places.view() };
     for ctx in contexts() {
-        let results = [0, 1].map(|i| {
-            let mut y = Tensor::zeros(&memory(), &[m, n], DType::F32);
-            lora::forward(&ctx, lora::Forward { x: x[i].view(), adapter, y: y.view_mut() }).unwrap();
-            y.to_vec_f32()
-        });
-        assert!(results[0] == results[1], "{:?}", ctx.isa());
+        for dropout in [None, Some(dropout)] {
+            let results = [0, 1].map(|i| {
+                let mut y = Tensor::zeros(&memory(), &[m, n], DType::F32);
+                let args = lora::Forward { x: x[i].view(), adapter, dropout, y: y.view_mut() };
+                lora::forward(&ctx, args).unwrap();
+                y.to_vec_f32()
+            });
+            assert!(results[0] == results[1], "{:?}", ctx.isa());
+        }
     }
 }
 

@@ -131,6 +131,7 @@ fn trl_keys_without_meaning_are_said_and_impossible_ones_refused() {
         grpo(&[("use_vllm", "true"), ("report_to", "wandb"), ("bf16", "false"), ("fp16", "False")]).unwrap().notes;
     assert_eq!(notes.len(), 4, "{notes:?}");
     assert!(notes[0].contains("use_vllm") && notes[0].contains("one engine"), "{notes:?}");
+    refused(&[("dtype", "bf16"), ("beta", "0.1"), ("sync_ref_model", "true")], &["sync_ref_model", "dtype"]);
     refused(&[("bf16", "true")], &["`bf16 = true`", "dtype = \"bf16\""]);
     refused(&[("deepspeed", "ds.json")], &["deepspeed"]);
 }

@@ -1,6 +1,7 @@
 //! What a configuration must satisfy, each refusal saying how to mend it; and what is doubtful, said as a note.
 
 use super::tasks::renames;
+use super::values::ComputeDType;
 use super::{Algorithm, Config, Purpose, Resolved, Strategy};
 use crate::bad_input;
 use crate::error::BadInput;
@@ -46,6 +47,11 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
         if c.sync_ref_model && !c.has_reference() {
             bad_input!(
                 "`sync_ref_model` = true, but with beta = 0 (in PPO: kl_coef = 0) there is no reference model: set it above 0, or sync_ref_model = false"
+            );
+        }
+        if c.sync_ref_model && c.dtype == ComputeDType::Bf16 {
+            bad_input!(
+                "`sync_ref_model` = true needs `dtype` = \"f32\": steps of ref_model_mixup_alpha are too small for a reference in bf16"
             );
         }
         // A replayed file brings the rewards of training.

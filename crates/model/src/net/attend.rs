@@ -69,7 +69,8 @@ pub(super) fn forward(
     match wide {
         None => rope::forward(ctx, rotate(pass, s.qkv.rows_mut(0..n)))?,
         Some(wide) => {
-            let (heads, head_dim, positions) = (config.num_heads + config.num_kv_heads, config.head_dim, rows.positions);
+            let (heads, head_dim, positions) =
+                (config.num_heads + config.num_kv_heads, config.head_dim, rows.positions);
             let (x, y, table) = (wide.view(n, config.qkv_width()), s.qkv.rows_mut(0..n), &pass.rope.table);
             rope::forward_into(ctx, rope::RotateInto { x, y, heads, head_dim, positions, table })?;
         }

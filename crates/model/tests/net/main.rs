@@ -1,5 +1,6 @@
 //! The decoder as a whole: against transformers, against itself computed otherwise, and on a pretrained model.
 
+mod bf16;
 mod dropout;
 mod fixtures;
 mod gradients;

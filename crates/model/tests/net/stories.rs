@@ -4,7 +4,7 @@ use super::*;
 use model::net::Scores;
 
 /// The model's directory; none outside CI if it is absent.
-fn directory() -> Option<PathBuf> {
+pub fn directory() -> Option<PathBuf> {
     let shared = match std::env::var_os("LOCKSTEP_SHARED") {
         Some(dir) => PathBuf::from(dir),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"),

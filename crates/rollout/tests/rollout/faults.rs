@@ -98,7 +98,8 @@ impl Forward<'_> {
         let (mut gate_up, mut gated) =
             (self.zeros(&[t, 2 * c.intermediate_size]), self.zeros(&[t, c.intermediate_size]));
         w.gate_up.forward(self.ctx, normed.view(), None, gate_up.view_mut()).unwrap();
-        swiglu::forward(self.ctx, swiglu::Forward { gate_up: gate_up.view(), y: gated.view_mut() }).unwrap();
+        swiglu::forward(self.ctx, swiglu::Forward { gate_up: gate_up.view(), kept: None, y: gated.view_mut() })
+            .unwrap();
         w.down.forward(self.ctx, gated.view(), None, delta.view_mut()).unwrap();
         (x, delta)
     }

@@ -44,6 +44,17 @@ fn adapted(ctx: &Context) -> Weights {
     weights
 }
 
+/// The same numbers, rounded, for computing in bf16.
+fn in_bf16(ctx: &Context, weights: &Weights) -> Weights {
+    use model::io::{TensorSink, TensorSource};
+    let config = ModelConfig { compute: kernels::DType::Bf16, ..(*weights.config).clone() };
+    let mut narrow = Weights::zeros(ctx.memory(), &Arc::new(config));
+    for spec in TensorSink::tensors(&narrow) {
+        narrow.put(&spec.name, &weights.get(&spec.name).unwrap()).unwrap();
+    }
+    narrow
+}
+
 /// The pretrained model of `../shared`, or none with a line that says so.
 fn stories(ctx: &Context) -> Option<Weights> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");

@@ -99,6 +99,21 @@ fn a_random_qwen3() {
 }
 
 #[test]
+fn a_random_qwen3_in_bf16() {
+    all_isas(&in_bf16(&portable(), &qwen3(&portable(), 40, 2, 611)));
+}
+
+#[test]
+fn the_pretrained_stories_in_bf16() {
+    let Some(weights) = stories(&portable()) else { return };
+    let weights = in_bf16(&portable(), &weights);
+    for isa in Isa::present().into_iter().filter(|&isa| isa != Isa::Portable) {
+        let load = Load::new(weights.config.vocab_size, &[61, 5, 30, 9], 16, 10, 4);
+        assert!(matrix(&weights, &load, isa, &[3, 64], &[1, 2], &[0.7]) > 5_000);
+    }
+}
+
+#[test]
 fn the_pretrained_stories() {
     if let Some(weights) = stories(&portable()) {
         all_isas(&weights);
@@ -109,14 +124,22 @@ fn the_pretrained_stories() {
 /// prompt that ends inside a page, completions that cross two pages, a poisoned pool, and a caller that flushes to zero.
 #[test]
 fn the_shape_that_bites() {
-    let weights = qwen3(&portable(), 600, 1, 3 * 512 + 77);
+    bites(&qwen3(&portable(), 600, 1, 3 * 512 + 77));
+}
+
+#[test]
+fn the_shape_that_bites_in_bf16() {
+    bites(&in_bf16(&portable(), &qwen3(&portable(), 600, 1, 3 * 512 + 77)));
+}
+
+fn bites(weights: &Weights) {
     let vocab = weights.config.vocab_size;
     for isa in Isa::present() {
         with_flush_to_zero(|| {
             if isa != Isa::Portable {
-                matrix(&weights, &Load::new(vocab, &[64 + 13], 2, 121, 5), isa, &[1, 16], &[2], &[1.0, 0.7]);
+                matrix(weights, &Load::new(vocab, &[64 + 13], 2, 121, 5), isa, &[1, 16], &[2], &[1.0, 0.7]);
             } else {
-                matrix(&weights, &Load::new(vocab, &[64 + 13], 2, 56, 5), isa, &[16], &[2], &[0.7]);
+                matrix(weights, &Load::new(vocab, &[64 + 13], 2, 56, 5), isa, &[16], &[2], &[0.7]);
             }
         });
     }

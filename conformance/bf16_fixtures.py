@@ -1,0 +1,51 @@
+"""How far transformers in bf16 is from f64, both with the same weights rounded to bf16.
+
+    pip install torch==2.15.* transformers==5.23.* safetensors
+    python conformance/bf16_fixtures.py crates/model/tests/fixtures ../shared/models/stories260k
+
+For each model directory below the first argument that `model_fixtures.py` writes, and for the pretrained one, a file
+bf16.safetensors (stories_bf16.safetensors):
+    ids      [T]
+    logits   [T, V] in f64, of the rounded weights
+    error    [1] relative L2 error of transformers' logits in bf16: the better of its two attention implementations
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+FAMILIES = ["llama3", "qwen2", "qwen3", "mistral"]
+STORY = [1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421]
+
+
+@torch.no_grad()
+def logits(directory, ids, dtype, attention="sdpa"):
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.bfloat16, attn_implementation=attention
+    )
+    return model.to(dtype).eval()(ids[None]).logits[0].to(torch.float64)
+
+
+def compare(directory, ids, out):
+    exact = logits(directory, ids, torch.float64)
+    errors = {
+        a: ((logits(directory, ids, torch.bfloat16, a) - exact).norm() / exact.norm()).item()
+        for a in ("sdpa", "eager")
+    }
+    print(directory, errors)
+    error = torch.tensor([min(errors.values())], dtype=torch.float64)
+    save_file({"ids": ids, "logits": exact, "error": error}, out)
+
+
+def main():
+    fixtures, stories = Path(sys.argv[1]), Path(sys.argv[2])
+    for family in FAMILIES:
+        ids = load_file(fixtures / family / "expected.safetensors")["ids"]
+        compare(fixtures / family, ids, fixtures / family / "bf16.safetensors")
+    compare(stories, torch.tensor(STORY * 3), fixtures / "stories_bf16.safetensors")
+
+
+main()
