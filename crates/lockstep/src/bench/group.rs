@@ -4,7 +4,7 @@
 //! completion early. Knows nothing of the peers.
 
 use super::report::column;
-use super::{Machine, Report, Shape, Workload, median};
+use super::{Machine, Report, Subject, Workload, median};
 use crate::error::{BadInput, OrBadInput};
 use crate::{bad_input, policy};
 use kernels::Context;
@@ -42,10 +42,10 @@ pub struct Args {
 }
 
 /// Times rollouts of each size.
-pub fn run(ctx: &Context, shape: Shape, args: &Args) -> anyhow::Result<Report> {
+pub fn run(ctx: &Context, shape: Subject, args: &Args) -> anyhow::Result<Report> {
     check(args)?;
     let weights = match &args.model {
-        Some(dir) => policy::load_weights(ctx, dir, &Arc::new(policy::load_config(dir)?))?,
+        Some(dir) => policy::load_weights(ctx, dir, &Arc::new(policy::load_config(dir, shape.dtype.dtype())?))?,
         None => shape.weights(ctx)?,
     };
     let prompt = prompt(args, &weights.config)?;
@@ -90,7 +90,7 @@ pub fn run(ctx: &Context, shape: Shape, args: &Args) -> anyhow::Result<Report> {
             rate(completions * (args.new_tokens - 1), decode),
         ]);
     }
-    let model = args.model.as_ref().map_or(shape.name().to_owned(), |dir| dir.display().to_string());
+    let model = args.model.as_ref().map_or_else(|| shape.name(), |dir| dir.display().to_string());
     report.note(format!(
         "{model}, f32, one prompt shared by the completions of a row, temperature {}; the first token of each \
          completion counts to the prompt, the others to decode; medians of {}",

@@ -12,7 +12,7 @@
 
 use super::report::column;
 use super::workload::timed;
-use super::{Machine, Report, Shape, Workload};
+use super::{Machine, Report, Subject, Workload};
 use anyhow::ensure;
 use kernels::ops::{linear, rows, softmax};
 use kernels::rng::Stream;
@@ -41,7 +41,7 @@ struct Level {
 }
 
 /// Runs all four on a step that the slowest can do in minutes.
-pub fn run(ctx: &Context, shape: Shape) -> anyhow::Result<Report> {
+pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     let workload = Workload { prompts: 2, prompt_tokens: 32, ..Workload::grpo(8, 16) };
     let workload = Workload { generations: 4, max_num_seqs: 4, ..workload };
     let columns = [

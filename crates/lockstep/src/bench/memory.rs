@@ -2,12 +2,12 @@
 
 use super::report::column;
 use super::workload::Bench;
-use super::{Machine, Report, Shape, Workload};
+use super::{Machine, Report, Subject, Workload};
 use kernels::Context;
 use serde_json::json;
 
 /// One step of `shape`; in a process of its own, so that the peak is its own.
-pub fn run(ctx: &Context, shape: Shape) -> anyhow::Result<Report> {
+pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx);
     let columns = [column("part", "part", 0), column("mib", "MiB", 1)];
     let mut report = Report::new("memory", machine, &columns);
@@ -25,7 +25,7 @@ pub fn run(ctx: &Context, shape: Shape) -> anyhow::Result<Report> {
         report.row([json!("peak of resident memory"), json!(mib(peak as f64))]);
     }
     report.note(format!(
-        "{}, f32, {completions} completions × {tokens} tokens, full fine-tuning; measuring the ceilings took 256 MiB \
+        "{}, {completions} completions × {tokens} tokens, full fine-tuning; measuring the ceilings took 256 MiB \
          before the step",
         shape.name()
     ));

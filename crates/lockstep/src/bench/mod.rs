@@ -18,7 +18,7 @@ pub mod train;
 pub mod workload;
 
 pub use report::{Machine, Report};
-pub use shapes::Shape;
+pub use shapes::{Shape, Subject};
 pub use workload::Workload;
 
 use std::time::Instant;

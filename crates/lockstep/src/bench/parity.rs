@@ -2,14 +2,14 @@
 //! sharing, chunks and temperatures.
 
 use super::report::column;
-use super::{Machine, Report, Shape, Workload};
+use super::{Machine, Report, Subject, Workload};
 use kernels::Context;
 use rollout::{Completion, Engine, EngineConfig};
 use serde_json::json;
 use train::{PromptCompletion, Scorer};
 
 /// Generates and scores in every combination; every mismatch is counted, and one is one too many.
-pub fn run(ctx: &Context, shape: Shape) -> anyhow::Result<Report> {
+pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     let columns = [
         column("temperature", "T", 1),
         column("threads", "threads", 0),

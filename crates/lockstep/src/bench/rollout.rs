@@ -4,7 +4,7 @@
 //! divided by the time, is set against the memory reads that this machine was measured to give.
 
 use super::report::column;
-use super::{Machine, Report, Shape, Workload, median};
+use super::{Machine, Report, Subject, Workload, median};
 use kernels::Context;
 use serde_json::json;
 use std::time::Instant;
@@ -15,7 +15,7 @@ const BATCHES: [usize; 5] = [1, 4, 16, 32, 64];
 const PROMPT: usize = 128;
 
 /// Times `steps` decode steps of each batch.
-pub fn run(ctx: &Context, shape: Shape, steps: usize) -> anyhow::Result<Report> {
+pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx);
     let columns = [
         column("sampling", "sampling", 0),
@@ -73,6 +73,6 @@ pub fn run(ctx: &Context, shape: Shape, steps: usize) -> anyhow::Result<Report> 
             ]);
         }
     }
-    report.note(format!("{}, f32, {PROMPT}-token prompts, {steps} decode steps of each batch, medians", shape.name()));
+    report.note(format!("{}, {PROMPT}-token prompts, {steps} decode steps of each batch, medians", shape.name()));
     Ok(report)
 }

@@ -2,12 +2,12 @@
 
 use super::report::column;
 use super::workload::Bench;
-use super::{Machine, Report, Shape, Workload};
+use super::{Machine, Report, Subject, Workload};
 use kernels::Context;
 use serde_json::json;
 
 /// One step each (after a first one that takes the memory): completions 8 → `most`, length 128 → `longest`, threads 1 → all.
-pub fn run(ctx: &Context, shape: Shape, most: usize, longest: usize) -> anyhow::Result<Report> {
+pub fn run(ctx: &Context, shape: Subject, most: usize, longest: usize) -> anyhow::Result<Report> {
     let columns = [
         column("threads", "threads", 0),
         column("completions", "completions", 0),
@@ -55,6 +55,6 @@ pub fn run(ctx: &Context, shape: Shape, most: usize, longest: usize) -> anyhow::
             one.2 / all.2
         ));
     }
-    report.note(format!("{}, f32; update tokens are completion tokens", shape.name()));
+    report.note(format!("{}; update tokens are completion tokens", shape.name()));
     Ok(report)
 }

@@ -1,5 +1,6 @@
 //! The models of the benchmarks: Qwen2-shaped decoders with random weights.
 
+use crate::config::values::ComputeDType;
 use kernels::Context;
 use model::{ModelConfig, Weights};
 use serde_json::json;
@@ -69,10 +70,32 @@ impl Shape {
         })
         .to_string()
     }
+}
 
-    /// Its shape.
+/// What is measured: a size, and what its products compute in.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject {
+    /// The size.
+    pub shape: Shape,
+    /// What its products compute in.
+    pub dtype: ComputeDType,
+}
+
+impl Subject {
+    /// Both, as tables name them.
+    pub fn name(self) -> String {
+        format!("{} {}", self.shape.name(), self.dtype.name())
+    }
+
+    /// Completions of the step that peers are measured with, and tokens of each.
+    pub fn step(self) -> (usize, usize) {
+        self.shape.step()
+    }
+
+    /// Its configuration.
     pub fn config(self) -> anyhow::Result<Arc<ModelConfig>> {
-        Ok(Arc::new(ModelConfig::parse(&self.config_json())?))
+        let config = ModelConfig::parse(&self.shape.config_json())?;
+        Ok(Arc::new(ModelConfig { compute: self.dtype.dtype(), ..config }))
     }
 
     /// Random weights, the same ones every time.

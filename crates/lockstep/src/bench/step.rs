@@ -2,7 +2,7 @@
 
 use super::report::column;
 use super::workload::{Bench, StepTimes};
-use super::{Machine, Report, Shape, Workload, median};
+use super::{Machine, Report, Subject, Workload, median};
 use crate::bad_input;
 use kernels::Context;
 use serde_json::json;
@@ -10,7 +10,7 @@ use serde_json::json;
 /// Times `repeats` steps of `completions` × `tokens`, after one that takes the memory.
 pub fn run(
     ctx: &Context,
-    shape: Shape,
+    shape: Subject,
     (completions, tokens): (usize, usize),
     repeats: usize,
 ) -> anyhow::Result<Report> {

@@ -2,7 +2,7 @@
 
 use super::report::column;
 use super::workload::timed;
-use super::{Machine, Report, Shape, Workload, median};
+use super::{Machine, Report, Subject, Workload, median};
 use kernels::Context;
 use model::Weights;
 use serde_json::json;
@@ -14,7 +14,7 @@ const CASES: [(usize, usize, usize, bool); 4] =
     [(88, 8, 64, true), (88, 8, 64, false), (1024, 8, 64, true), (1024, 8, 64, false)];
 
 /// Times updates (forward, backward, optimizer), `repeats` of each case.
-pub fn run(ctx: &Context, shape: Shape, repeats: usize) -> anyhow::Result<Report> {
+pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx);
     let columns = [
         column("case", "prompt + G × completion", 0),
@@ -67,7 +67,7 @@ pub fn run(ctx: &Context, shape: Shape, repeats: usize) -> anyhow::Result<Report
         let (prompt, group, tokens, _) = case[0];
         report.note(format!("{prompt} + {group} × {tokens}: sharing the prompt is {:.2} × as fast", pair[1] / pair[0]));
     }
-    report.note(format!("{}, f32; GFLOP/s of forward and backward together, optimizer's FLOPs included", shape.name()));
+    report.note(format!("{}; GFLOP/s of forward and backward together, optimizer's FLOPs included", shape.name()));
     Ok(report)
 }
 

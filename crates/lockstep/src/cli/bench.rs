@@ -1,6 +1,6 @@
 //! `lockstep bench`.
 
-use crate::bench::{self, Report, Shape, algorithms, group};
+use crate::bench::{self, Report, Shape, Subject, algorithms, group};
 use crate::session::context;
 use kernels::Context;
 use std::io::Write;
@@ -26,6 +26,9 @@ pub struct Common {
     /// The size of the model (random weights).
     #[arg(long, value_enum, default_value = "7m")]
     pub shape: Shape,
+    /// What products compute in.
+    #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
+    pub dtype: String,
     /// Threads; LOCKSTEP_THREADS or all cores if not given.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -89,8 +92,9 @@ pub enum What {
 
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let report = |common: &Common, run: &dyn Fn(&Context, Shape) -> anyhow::Result<Report>| -> anyhow::Result<()> {
-        let report = run(&context(common.threads)?, common.shape)?;
+    let report = |common: &Common, run: &dyn Fn(&Context, Subject) -> anyhow::Result<Report>| -> anyhow::Result<()> {
+        let subject = Subject { shape: common.shape, dtype: common.dtype.as_str().into() };
+        let report = run(&context(common.threads)?, subject)?;
         let text = if common.json { serde_json::to_string_pretty(&report.json())? + "\n" } else { report.text(140) };
         Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
     };

@@ -8,6 +8,7 @@ pub mod task;
 
 use crate::cli::demo::Args;
 use crate::config::Purpose;
+use crate::config::values::ComputeDType;
 use crate::policy::Policy;
 use crate::run_dir::RunDir;
 use crate::session;
@@ -37,7 +38,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     ));
     let site = Site { root: &root, seed: args.seed, ctx: &ctx, console: &console, stop: &stop };
     let base = site.make_inputs()?;
-    let untaught = site.examine(&Policy::load(&ctx, &base)?)?;
+    let untaught = site.examine(&Policy::load(&ctx, &base, ComputeDType::F32)?)?;
     console.print(&untaught.line("before", "SFT"));
 
     let Some(taught) = site.run(&site.layers(Purpose::Sft, "sft", &base, SFT_STEPS, &[]))? else { return Ok(()) };
