@@ -1,45 +1,122 @@
 #!/usr/bin/env bash
-# Installs the pinned peers into a virtual environment and runs them beside Lockstep on the same work, in one go:
-#   bench/peers/run.sh [7m|92m|0.5b]…      (default: 7m)
-# Prints one line of JSON for each run and, at the end, the ratio of each peer's fastest configuration to ours.
-# Run it on an idle machine: the figures of a busy one say nothing.
+# Lockstep beside its peers on the same work: see --help.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
-work=${LOCKSTEP_PEERS:-target/peers}
-mkdir -p "$work"
-if [ ! -x "$work/venv/bin/python" ]; then
-  python3 -m venv "$work/venv"
-  "$work/venv/bin/pip" install --quiet --requirement bench/peers/requirements.txt
-fi
-python=$work/venv/bin/python
-cargo build --release --quiet
-lockstep=${CARGO_TARGET_DIR:-target}/release/lockstep
-# The peer is bound by page faults unless the allocator keeps its memory.
-tuned=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=34359738368:glibc.malloc.trim_threshold=34359738368:glibc.malloc.top_pad=268435456
+usage() {
+  cat <<'HELP'
+bench/peers/run.sh [options] [trl|llama]…        (default: both)
 
-for shape in "${@:-7m}"; do
-  case $shape in
-    7m) completions=64 tokens=128 cuts="64 16" ;;
-    92m) completions=32 tokens=128 cuts="32 8" ;;
-    0.5b) completions=16 tokens=64 cuts="16 4" ;;
-    *) echo "unknown shape $shape: 7m, 92m or 0.5b" >&2; exit 2 ;;
+Builds Lockstep, installs the pinned peers into virtual environments of their own, runs each beside
+Lockstep on the same work in interleaved pairs, and prints one table for each peer and size.
+Nothing is written outside the work directory. Run it on an idle machine; the tables say the load.
+
+  trl      a GRPO step of TRL (torch, CPU) in its fastest configuration: dtype × micro-batch ×
+           checkpointing × allocator are searched
+  llama    rollout of llama.cpp (built from source for this CPU): the same weights as GGUF, a shared
+           prompt, 1, 8 and 64 completions, its settings searched; first it is checked that both
+           compute the same model
+
+  --sizes LIST        7m, 92m, 0.5b                        (default: 7m,92m)
+  --dtype f32|bf16    our dtype, and the weights of llama.cpp  (default: f32)
+  --pairs N           pairs for each figure                (default: 7 for llama.cpp, 5 for TRL)
+  --threads N         of everybody                         (default: all cores)
+  --completions LIST  llama: completions                   (default: 1,8,64)
+  --prompt-length N   llama: tokens of the shared prompt   (default: 512)
+  --new-tokens N      llama: tokens of each completion     (default: 128)
+  --step N×M          trl: completions × tokens of a step  (default: 64x128, 32x128, 16x64 by size)
+  --micro-batches L   trl: micro-batches that are tried    (default: all, a half and a quarter of the step)
+  --json              reports as JSON instead of tables
+  --install-only      install and build, run nothing
+
+A try in minutes:  bench/peers/run.sh --sizes 7m --pairs 1 --completions 1,2 --prompt-length 64 --new-tokens 20 --step 8x16
+
+Environment: LOCKSTEP_PEERS   the work directory (default: target/peers)
+             LOCKSTEP_BIN     a Lockstep already built
+             TRL_PYTHON, LLAMA_PYTHON   a Python that has the peer already; nothing is installed for it
+             LOCKSTEP_SHARED  where models/stories260k is (default: ../shared); absent, that check is left out
+HELP
+}
+
+sizes=7m,92m dtype=f32 pairs= threads=$(nproc) completions=1,8,64 prompt=512 tokens=128 step= micro= json= install=
+peers=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    -h | --help) usage; exit ;;
+    --json) json=--json ;;
+    --install-only) install=yes ;;
+    --sizes | --dtype | --pairs | --threads | --completions | --prompt-length | --new-tokens | --step | --micro-batches)
+      [ $# -ge 2 ] || { echo "$1 wants a value; see --help" >&2; exit 2; }
+      case $1 in
+        --sizes) sizes=$2 ;; --dtype) dtype=$2 ;; --pairs) pairs=$2 ;; --threads) threads=$2 ;;
+        --completions) completions=$2 ;; --prompt-length) prompt=$2 ;; --new-tokens) tokens=$2 ;;
+        --step) step=${2/×/x} ;; --micro-batches) micro=$2 ;;
+      esac
+      shift ;;
+    trl | llama) peers+=("$1") ;;
+    *) echo "unknown argument $1; see --help" >&2; exit 2 ;;
   esac
-  model=$work/model-$shape
-  if [ ! -f "$model/model.safetensors" ]; then
-    "$lockstep" bench shape --shape "$shape" > "$work/$shape.json"
-    "$lockstep" init --config "$work/$shape.json" --seed 1 --out "$model"
+  shift
+done
+[ ${#peers[@]} -gt 0 ] || peers=(trl llama)
+for size in ${sizes//,/ }; do
+  case $size in 7m | 92m | 0.5b) ;; *) echo "unknown size $size: 7m, 92m or 0.5b" >&2; exit 2 ;; esac
+done
+
+cd "$(dirname "$0")/../.."
+work=$(realpath -m "${LOCKSTEP_PEERS:-target/peers}")
+mkdir -p "$work"
+say() { echo "· $*" >&2; }
+
+# install NAME PYTHON: prints the Python of peer NAME, after installing it unless PYTHON has it.
+install() {
+  local venv=$work/venv-$1 wanted=bench/peers/requirements-$1.txt
+  if [ -n "$2" ]; then echo "$2"; return; fi
+  if ! cmp -s "$wanted" "$venv/installed.txt"; then
+    say "installing $(paste -sd' ' "$wanted") into $venv"
+    python3 -m venv "$venv"
+    # llama.cpp is compiled here, for this CPU; cmake and ninja come as packages. Its servers and tools are left out.
+    CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF" \
+      nice -n 10 "$venv/bin/pip" install --quiet --no-binary llama-cpp-python --requirement "$wanted" >&2
+    cp "$wanted" "$venv/installed.txt"
   fi
-  results=$work/$shape.jsonl
-  : > "$results"
-  "$lockstep" bench step --shape "$shape" --json > "$work/$shape-ours.json"
-  for dtype in f32 bf16; do
-    for cut in $cuts; do
-      for checkpointing in "" --checkpointing; do
-        GLIBC_TUNABLES=$tuned "$python" bench/peers/trl_step.py --model "$model" --completions "$completions" \
-          --tokens "$tokens" --dtype "$dtype" --micro-batch "$cut" $checkpointing 2>/dev/null | tail -1 | tee -a "$results"
-      done
-    done
+  echo "$venv/bin/python"
+}
+
+for peer in "${peers[@]}"; do
+  case $peer in
+    trl) trl_python=$(install trl "${TRL_PYTHON:-}") ;;
+    llama) llama_python=$(install llama "${LLAMA_PYTHON:-}") ;;
+  esac
+done
+lockstep=${LOCKSTEP_BIN:-}
+if [ -z "$lockstep" ]; then
+  say "building Lockstep"
+  cargo build --release --quiet
+  lockstep=${CARGO_TARGET_DIR:-target}/release/lockstep
+fi
+[ -z "$install" ] || exit 0
+
+stories=${LOCKSTEP_SHARED:-../shared}/models/stories260k
+[ -d "$stories" ] || { say "$stories is absent: greedy tokens of a pretrained model are not compared"; stories=; }
+
+for size in ${sizes//,/ }; do
+  model=$work/model-$size
+  if [ ! -f "$model/model.safetensors" ]; then
+    "$lockstep" bench shape --shape "$size" > "$work/$size.json"
+    "$lockstep" init --config "$work/$size.json" --seed 1 --out "$model"
+  fi
+  for peer in "${peers[@]}"; do
+    case $peer in
+      trl)
+        case $size in 7m) own=64x128 ;; 92m) own=32x128 ;; 0.5b) own=16x64 ;; esac
+        this=${step:-$own}
+        n=${this%x*}
+        [ -n "$micro" ] && cuts=$micro || cuts=$n,$((n / 2)),$((n / 4))
+        "$trl_python" bench/peers/compare_trl.py --lockstep "$lockstep" --python "$trl_python" --shape "$size" --model "$model" \
+          --completions "$n" --new-tokens "${this#*x}" --micro-batches "$cuts" --dtype "$dtype" --pairs "${pairs:-5}" --threads "$threads" $json ;;
+      llama)
+        "$llama_python" bench/peers/compare_llama.py --lockstep "$lockstep" --model "$model" --work "$work" ${stories:+--stories "$stories"} \
+          --dtype "$dtype" --completions "$completions" --prompt-length "$prompt" --new-tokens "$tokens" --pairs "${pairs:-7}" --threads "$threads" $json ;;
+    esac
+    echo
   done
-  "$lockstep" bench step --shape "$shape" --json > "$work/$shape-ours-again.json"
-  "$python" bench/peers/ratio.py "$work/$shape-ours.json" "$work/$shape-ours-again.json" "$results"
 done
