@@ -4,17 +4,10 @@ mod support;
 
 use serde_json::Value;
 use std::fs;
-use std::path::Path;
-use support::runs::{arguments, directory, files, good, metrics, same};
+use support::runs::{arguments, directory, files, good, metrics, of_lines, same};
 use support::{lockstep, refused};
 
 const LORA: [&str; 3] = ["use_peft=true", "lora_r=4", "lora_target_modules=[\"q_proj\", \"v_proj\", \"down_proj\"]"];
-
-/// The value of `name` in every line that has it.
-fn of_lines(run: &Path, name: &str) -> Vec<f64> {
-    let lines = metrics(run).into_iter().map(|l| serde_json::from_str::<Value>(&l).unwrap());
-    lines.filter_map(|l| l[name].as_f64()).collect()
-}
 
 #[test]
 fn the_sampler_agrees_with_the_trainer_and_the_model_without_its_adapter_is_the_reference() {
