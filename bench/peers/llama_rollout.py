@@ -43,7 +43,8 @@ params.n_batch = max(P, G)
 params.n_ubatch = 512
 params.n_outputs_max = G
 params.n_threads = params.n_threads_batch = args.threads
-params.type_k = params.type_v = {"f32": ll.GGML_TYPE_F32, "f16": ll.GGML_TYPE_F16, "bf16": ll.GGML_TYPE_BF16}[args.kv]
+# 30 is GGML_TYPE_BF16, which the bindings do not name.
+params.type_k = params.type_v = {"f32": ll.GGML_TYPE_F32, "f16": ll.GGML_TYPE_F16, "bf16": 30}[args.kv]
 params.flash_attn_type = ll.LLAMA_FLASH_ATTN_TYPE_ENABLED if args.flash else ll.LLAMA_FLASH_ATTN_TYPE_DISABLED
 params.kv_unified = not args.split
 params.no_perf = True

@@ -73,9 +73,10 @@ install() {
   if ! cmp -s "$wanted" "$venv/installed.txt"; then
     say "installing $(paste -sd' ' "$wanted") into $venv"
     python3 -m venv "$venv"
-    # llama.cpp is compiled here, for this CPU; cmake and ninja come as packages. Its servers and tools are left out.
-    CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF" \
-      nice -n 10 "$venv/bin/pip" install --quiet --no-binary llama-cpp-python --requirement "$wanted" >&2
+    # llama.cpp is compiled here, for this CPU; cmake and ninja come as packages.
+    export CMAKE_BUILD_PARALLEL_LEVEL=$(nproc)
+    export CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama.cpp_INCLUDE=$PWD/bench/peers/llama-only.cmake"
+    nice -n 10 "$venv/bin/pip" install --quiet --no-binary llama-cpp-python --requirement "$wanted" >&2
     cp "$wanted" "$venv/installed.txt"
   fi
   echo "$venv/bin/python"

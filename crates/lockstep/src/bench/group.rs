@@ -90,11 +90,13 @@ pub fn run(ctx: &Context, shape: Subject, args: &Args) -> anyhow::Result<Report>
             rate(completions * (args.new_tokens - 1), decode),
         ]);
     }
-    let model = args.model.as_ref().map_or_else(|| shape.name(), |dir| dir.display().to_string());
+    let model = args.model.as_ref().map_or(shape.shape.name().to_owned(), |dir| dir.display().to_string());
     report.note(format!(
-        "{model}, f32, one prompt shared by the completions of a row, temperature {}; the first token of each \
+        "{model}, {}, one prompt shared by the completions of a row, temperature {}; the first token of each \
          completion counts to the prompt, the others to decode; medians of {}",
-        args.temperature, args.repeats
+        shape.dtype.name(),
+        args.temperature,
+        args.repeats
     ));
     Ok(report)
 }
