@@ -266,7 +266,7 @@ fn lower_backward(
         m,
         n: k,
         depth: rank,
-        left: Left::Rows((&*d_xa).into(), rank),
+        left: Left::Rows(d_xa.into(), rank),
         right: Right::Transposed(adapter.a.data().view().elements()),
         c: d_x,
         order: Order::Rows(k),
