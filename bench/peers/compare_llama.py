@@ -52,9 +52,9 @@ def gguf_of(model, dtype):
     return file
 
 
-def peer(gguf, prompt, completions, new_tokens, settings, *more):
+def peer(gguf, prompt, completions, new_tokens, settings, *more, may_fail=False):
     command = [sys.executable, here / "llama_rollout.py", "--gguf", gguf, "--prompt-ids", prompt, "--threads", args.threads]
-    return pairs.run([*command, "--completions", completions, "--new-tokens", new_tokens, *settings, *more])
+    return pairs.run([*command, "--completions", completions, "--new-tokens", new_tokens, *settings, *more], may_fail=may_fail)
 
 
 def ours(prompt, completions):
@@ -99,11 +99,16 @@ def fastest(gguf, prompt, completions):
     tried = []
     for kv, flash, split in itertools.product(kinds, [False, True], [False, True] if completions > 1 else [False]):
         settings = ["--kv", kv, *["--flash"] * flash, *["--split"] * split]
-        short = peer(gguf, prompt, completions, args.search_tokens, settings)
+        short = peer(gguf, prompt, completions, args.search_tokens, settings, may_fail=True)
+        if short is None:  # not every combination is supported on every machine
+            say(f"  {' '.join(settings)}: failed")
+            continue
         step = short["decode_s"] / (args.search_tokens - 1)
         whole = short["rollout_s"] - short["decode_s"] + (args.new_tokens - 1) * step
         tried.append(dict(settings=settings, expected_s=whole, decode_step_s=step))
         say(f"  {' '.join(settings)}: {whole:.2f} s expected, {1e3 * step:.1f} ms a decode step")
+    if not tried:
+        sys.exit(f"{gguf}: llama.cpp runs with none of its settings")
     return sorted(tried, key=lambda t: t["expected_s"])
 
 

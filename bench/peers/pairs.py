@@ -10,8 +10,9 @@ import sys
 import tempfile
 
 
-def run(command, stdin=None, **environment):
-    """What `command` prints, as JSON (the whole, or its last line), and its peak of resident memory under `peak_rss_bytes`."""
+def run(command, stdin=None, may_fail=False, **environment):
+    """What `command` prints, as JSON (the whole, or its last line), and its peak of resident memory under `peak_rss_bytes`.
+    If it fails, so do we, or there is None where it `may_fail`."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         child = subprocess.Popen(
             [str(c) for c in command], stdin=subprocess.PIPE, stdout=out, stderr=err, text=True, env=os.environ | environment
@@ -22,6 +23,8 @@ def run(command, stdin=None, **environment):
         _, status, usage = os.wait4(child.pid, 0)  # unlike RUSAGE_CHILDREN: this child alone
         child.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0), err.seek(0)
+        if child.returncode and may_fail:
+            return None
         if child.returncode:
             sys.exit(f"{' '.join(str(c) for c in command)}\nfailed ({child.returncode}):\n{err.read()[-2000:]}")
         text = out.read()
