@@ -4,6 +4,7 @@
 //! parent is synced; only after that are older ones deleted. Whatever instant the process dies at, the newest directory
 //! named `step-…` is complete. It does not know what a trainer is: [`crate::grpo_loop`] says what goes in.
 
+pub mod moments;
 pub mod state;
 
 use crate::run_dir::{RunDir, sync_directory};

@@ -6,6 +6,7 @@
 //! and no data beyond their names.
 
 pub mod algorithms;
+mod derived;
 pub mod foreign;
 pub mod from_trl;
 pub mod keys;

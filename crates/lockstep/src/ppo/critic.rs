@@ -3,8 +3,9 @@
 //! The value of the state in which a token is chosen is the score of the row that predicts it. It does not know rewards.
 
 use crate::bad_input;
+use crate::checkpoint::moments::{restore_moments, save_moments};
 use crate::config::Config;
-use crate::course::{Beginning, restore_moments, save_moments};
+use crate::course::Beginning;
 use crate::data::locate::{HubKind, locate};
 use crate::grpo::trainer_config;
 use crate::policy::{load_config, load_weights};
