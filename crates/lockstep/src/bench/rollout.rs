@@ -4,6 +4,7 @@
 //! divided by the time, is set against the memory reads that this machine was measured to give.
 
 use super::report::column;
+use super::workload::MAX_BATCHED_TOKENS;
 use super::{Machine, Report, Subject, Workload, median};
 use kernels::Context;
 use serde_json::json;
@@ -14,7 +15,7 @@ const BATCHES: [usize; 5] = [1, 4, 16, 32, 64];
 /// Prompt tokens before the measured steps.
 const PROMPT: usize = 128;
 
-/// Times `steps` decode steps of each batch.
+/// Times at least `steps` decode steps of each batch, in which all of its sequences draw a token.
 pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx);
     let columns = [
@@ -33,34 +34,37 @@ pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report
     let weight_bytes: usize = weights.params.tensors().iter().map(|t| t.bytes()).sum();
     // The embedding is read as the head; where the head is its own, only a row per token of the embedding is.
     let unread = if config.tie_word_embeddings { 0 } else { weights.params.embedding.data().bytes() };
-    let kv_token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4;
+    let kv_token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * config.compute.bytes();
     for temperature in [0.0, 1.0] {
         for batch in BATCHES {
+            // Prompts are computed in the first steps, some sequences' later than others': tokens for that time, too.
+            let prefill = (batch * PROMPT).div_ceil(MAX_BATCHED_TOKENS);
             let workload = Workload {
                 prompts: batch,
                 prompt_tokens: PROMPT,
                 temperature,
                 max_num_seqs: batch,
-                ..Workload::grpo(1, steps + 1)
+                ..Workload::grpo(1, steps + prefill + 1)
             };
             let mut engine = workload.engine(ctx, &config)?;
             let prompts = workload.prompt_ids(&config, 3);
             for request in workload.requests(&prompts, 3) {
                 engine.submit(request)?;
             }
-            let (mut times, mut work, mut bytes) = (Vec::new(), 0.0, 0.0);
+            let (mut times, mut work) = (Vec::new(), 0.0);
             while !engine.is_idle() {
+                let decodes = engine.live().filter(|(_, _, ids)| !ids.is_empty()).count() == batch;
                 let before = kernels::context::counted().0;
                 let start = Instant::now();
                 engine.step(&weights)?;
-                times.push(start.elapsed().as_secs_f64());
-                work = (kernels::context::counted().0 - before) as f64;
+                if decodes {
+                    times.push(start.elapsed().as_secs_f64());
+                    work = (kernels::context::counted().0 - before) as f64;
+                }
             }
-            // Prompts are computed in the first steps; the last `steps` draw one token for each sequence.
-            let decode = &times[times.len().saturating_sub(steps)..];
-            let time = median(decode);
-            let attended = PROMPT + steps / 2;
-            bytes += (weight_bytes - unread + batch * attended * kv_token_bytes) as f64;
+            let time = median(&times);
+            let attended = PROMPT + (steps + prefill) / 2;
+            let bytes = (weight_bytes - unread + batch * attended * kv_token_bytes) as f64;
             report.row([
                 json!(if temperature == 0.0 { "greedy" } else { "T = 1" }),
                 json!(batch),
@@ -73,6 +77,9 @@ pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report
             ]);
         }
     }
-    report.note(format!("{}, {PROMPT}-token prompts, {steps} decode steps of each batch, medians", shape.name()));
+    report.note(format!(
+        "{}, {PROMPT}-token prompts, at least {steps} decode steps of each batch, medians",
+        shape.name()
+    ));
     Ok(report)
 }

@@ -11,6 +11,9 @@ use train::{
     advantages,
 };
 
+/// Rows of a step of its engine.
+pub const MAX_BATCHED_TOKENS: usize = 1024;
+
 /// What a step computes, and how.
 #[derive(Clone, Debug)]
 pub struct Workload {
@@ -76,7 +79,7 @@ impl Workload {
                 max_num_seqs: self.max_num_seqs,
                 kv_blocks: EngineConfig::blocks_for(self.max_num_seqs + self.prompts, max_model_len),
                 max_model_len,
-                max_batched_tokens: 1024,
+                max_batched_tokens: MAX_BATCHED_TOKENS,
                 chunked_prefill: true,
                 prefix_sharing: self.prefix_sharing,
             },

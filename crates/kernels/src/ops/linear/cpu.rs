@@ -175,10 +175,18 @@ impl<'a> Product<'a> {
             while panel < panels.end {
                 // Several panels at once only while all of the tile's vectors have one.
                 let together = if panel + group <= panels.end { group } else { 1 };
-                let (right, b_panel) = self.right::<V>(panel..panel + together, depth.clone(), b);
-                for strip in 0..strips.count {
-                    let a = a[strip * strip_len..].as_ptr();
-                    self.tiles::<V>(&strips, strip, a, panel, together, (right, b_panel), depth.clone());
+                let of_group = panel..panel + together;
+                // bf16 panels that a single strip reads are widened on the way to the registers.
+                if let (Right::Panels(Elements::Bf16(data)), 1) = (self.right, strips.count) {
+                    let whole = self.depth * PANEL;
+                    let right = (data[panel * whole + depth.start * PANEL..].as_ptr(), whole);
+                    self.tiles::<V, bf16>(&strips, 0, a.as_ptr(), of_group, right, depth.clone());
+                } else {
+                    let right = self.right::<V>(of_group.clone(), depth.clone(), b);
+                    for strip in 0..strips.count {
+                        let a = a[strip * strip_len..].as_ptr();
+                        self.tiles::<V, f32>(&strips, strip, a, of_group.clone(), right, depth.clone());
+                    }
                 }
                 panel += together;
             }
@@ -187,23 +195,22 @@ impl<'a> Product<'a> {
 
     /// The tiles of one strip of rows and one group of panels.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    fn tiles<V: Simd>(
+    fn tiles<V: Simd, E: Element>(
         &self,
         strips: &Strips,
         strip: usize,
         a: *const f32,
-        panel: usize,
-        panels: usize,
-        (b, b_panel): (*const f32, usize),
+        panels: Range<usize>,
+        (b, b_panel): (*const E, usize),
         depth: Range<usize>,
     ) {
+        let panel = panels.start;
         let rows = strips.rows(strip);
         let (c_row, c_panel) = match self.order {
             Order::Rows(stride) => (stride, PANEL),
             Order::Panels => (PANEL, self.m * PANEL),
         };
-        let width = panels * PANEL / LANES;
+        let width = panels.len() * PANEL / LANES;
         let vectors = if strips.vectors <= width { strips.vectors } else { V::GEMM_VECTORS };
         for vector in (0..width).step_by(vectors) {
             let at = (vector / 2, (vector % 2) * LANES);

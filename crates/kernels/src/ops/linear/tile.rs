@@ -1,7 +1,7 @@
 //! The register tile: a few rows times a few vectors of outputs, each one chain of fused multiply-adds.
 
 use crate::matrix::PANEL;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Element, Kernel, LANES, Simd};
 
 /// The most depth steps of one packed block of the left operand.
 pub(super) const MAX_DEPTH: usize = 256;
@@ -27,7 +27,7 @@ pub(super) const fn vectors<V: Simd>(rows: usize) -> usize {
 
 /// One tile: `c[r, v] = (from_c ? c : 0) + Σ_k a[r, k] b[k, v] (+ bias[v])`.
 #[derive(Clone, Copy)]
-pub(super) struct Tile {
+pub(super) struct Tile<E> {
     /// 1 ..= `V::GEMM_ROWS`.
     pub rows: usize,
     /// `V::GEMM_VECTORS`, or what [`vectors`] says.
@@ -38,8 +38,8 @@ pub(super) struct Tile {
     pub a: *const f32,
     /// Which of the two.
     pub a_by_depth: bool,
-    /// `[depth][32]`, the first of the tile's columns.
-    pub b: *const f32,
+    /// `[depth][32]`, the first of the tile's columns; bf16 is widened as it is loaded.
+    pub b: *const E,
     /// Elements from one panel of the right operand to the next.
     pub b_panel: usize,
     /// The first output.
@@ -56,7 +56,7 @@ pub(super) struct Tile {
     pub bias: *const f32,
 }
 
-impl Kernel for Tile {
+impl<E: Element> Kernel for Tile<E> {
     type Output = ();
     #[inline(always)]
     fn run<V: Simd>(self) {
@@ -85,7 +85,7 @@ impl Kernel for Tile {
     }
 }
 
-impl Tile {
+impl<E: Element> Tile<E> {
     #[inline(always)]
     fn layout<V: Simd, const ROWS: usize, const VECTORS: usize>(self) {
         // Larger tiles than the register file are never asked for; not compiling them saves their code.
@@ -116,7 +116,8 @@ impl Tile {
             // SAFETY: the packed operands hold `depth` steps of all rows and all vectors, padding included.
             unsafe {
                 let b = self.b.add(k * PANEL);
-                let b: [V; VECTORS] = std::array::from_fn(|v| V::load_ptr(b.add(offset(v, self.b_panel))));
+                let b: [V; VECTORS] =
+                    std::array::from_fn(|v| E::load(std::slice::from_raw_parts(b.add(offset(v, self.b_panel)), LANES)));
                 let a = self.a.add(k * A_STEP);
                 for (r, row) in chains.iter_mut().enumerate() {
                     let a = V::splat(*a.add(r * A_ROW));
