@@ -79,7 +79,7 @@ fn matrix(weights: &Weights, load: &Load, isa: Isa, sizes: &[usize], threads: &[
 }
 
 /// Every instruction set sees the whole matrix; portable code, which is slow where it emulates fused products, with fewer
-/// sequences.
+/// tokens.
 fn all_isas(weights: &Weights) {
     let vocab = weights.config.vocab_size;
     for isa in Isa::present() {
@@ -89,6 +89,8 @@ fn all_isas(weights: &Weights) {
         } else {
             let load = Load::new(vocab, &[61], 5, 10, 4);
             matrix(weights, &load, isa, &[1, 3, 16, 64], &[1, 2], &[1.0, 0.7]);
+            // Enough sequences to fill a batch of 16 and of 64, for a few tokens.
+            matrix(weights, &Load::new(vocab, &[63], 64, 5, 4), isa, &[16, 64], &[2], &[0.7]);
         }
     }
 }
