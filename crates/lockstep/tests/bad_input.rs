@@ -46,7 +46,8 @@ fn configuration() {
     set("num_generations=1", &["`num_generations`", "at least 2"]);
     set("num_generations=3", &["multiple of num_generations = 3", "per_device_train_batch_size to 3 or 6"]);
     set("temperature=0", &["`temperature` = 0"]);
-    set("bf16=true", &["compute is f32"]);
+    set("bf16=true", &["the key is dtype = \"bf16\" here"]);
+    set("fp16=true", &["compute is f32 or bf16"]);
     set("loss_type=ppo", &["grpo, bnpo, dr_grpo, dapo"]);
     set("beta", &["--set beta", "KEY=VALUE"]);
     write(dir.path(), "broken.toml", "beta = 0.1\nseed = \n");
