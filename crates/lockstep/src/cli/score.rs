@@ -25,7 +25,7 @@ pub struct Args {
     /// Lines {"prompt_ids": […], "completion_ids": […]}; `-` for standard input.
     #[arg(long, value_name = "FILE.jsonl")]
     pub input: PathBuf,
-    /// What is computed in. This build has f32.
+    /// What weights and activations are kept in; sums are f32 in both.
     #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
     pub dtype: String,
     /// Logits are divided by it.

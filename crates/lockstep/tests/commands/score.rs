@@ -60,6 +60,18 @@ fn broken_lines_are_refused_with_file_and_line() {
         let message = lockstep(dir.path(), &["score", "--model", "model", "--input", "in.jsonl"], "").refused();
         assert!(message.contains("in.jsonl, line 2: ") && message.contains(says), "{message}");
     }
-    let bf16 = ["score", "--model", "model", "--input", "-", "--dtype", "bf16"];
-    assert!(lockstep(dir.path(), &bf16, good).refused().contains("f32 in this build"));
+}
+
+#[test]
+fn bf16_scores_are_those_of_f32_but_for_rounding() {
+    let dir = model();
+    let line = r#"{"prompt_ids":[1,7,9],"completion_ids":[2,5,3]}"#;
+    let score = |dtype: &str| -> Vec<f64> {
+        let args = ["score", "--model", "model", "--input", "-", "--dtype", dtype];
+        let out: Value = serde_json::from_str(&lockstep(dir.path(), &args, line).ok()).unwrap();
+        out["logprobs"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+    };
+    let (exact, rounded) = (score("f32"), score("bf16"));
+    assert_ne!(exact, rounded);
+    assert!(exact.iter().zip(&rounded).all(|(a, b)| (a - b).abs() < 0.05), "{exact:?} {rounded:?}");
 }
