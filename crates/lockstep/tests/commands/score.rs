@@ -73,5 +73,5 @@ fn bf16_scores_are_those_of_f32_but_for_rounding() {
     };
     let (exact, rounded) = (score("f32"), score("bf16"));
     assert_ne!(exact, rounded);
-    assert!(exact.iter().zip(&rounded).all(|(a, b)| (a - b).abs() < 0.05), "{exact:?} {rounded:?}");
+    assert!(exact.iter().zip(&rounded).all(|(a, b)| (a - b).abs() < 0.15), "{exact:?} {rounded:?}");
 }

@@ -86,7 +86,7 @@ fn no_bit_depends_on_how_it_is_computed() {
     let two = groups.map(|g| Batch::new(&[g], true));
     let weight: Vec<f32> = normal(1, one[0].targets.len());
     for family in FAMILIES {
-        let mut first: Option<(Vec<f32>, Vec<f32>, Vec<Vec<u32>>)> = None;
+        let mut first = None;
         for isa in Isa::present() {
             for (threads, batches, checkpointing) in [(1, &one[..], false), (2, &two[..], true), (3, &one[..], true)] {
                 let ctx = Context::cpu(isa, threads);
