@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use telemetry::record::{FileHash, RunRecord, Start, hash_file, sha256};
 
-/// What of it the caller of [`write`] knows.
+/// What of it the caller of [`write()`] knows.
 pub struct Made<'a> {
     /// The subcommand that makes such runs.
     pub command: &'a str,
