@@ -1,9 +1,9 @@
 //! What this machine can do at most, measured: multiply-adds that touch no memory, and reading memory that no cache holds.
 //! Other figures are given as shares of these.
 
-use crate::Context;
 use crate::pool::{Scratch, Tasks};
 use crate::simd::{LANES, Simd};
+use crate::{Context, Isa};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 pub struct Ceilings {
     /// f32 operations per second, a fused multiply-add counted as two.
     pub flops_per_s: f64,
+    /// bf16 operations per second on tiles, where the instruction set has them.
+    pub tile_flops_per_s: Option<f64>,
     /// Bytes per second read from memory.
     pub read_bytes_per_s: f64,
 }
@@ -21,17 +23,45 @@ const ELEMENTS: usize = 64 << 20;
 /// Elements of one task: 1 MiB.
 const PIECE: usize = 1 << 18;
 
-/// Measures for about `time`, half of it each (and takes 256 MiB of memory meanwhile). The best of several passes counts: a
+/// Measures for about `time`, half of it the arithmetic (and takes 256 MiB of memory meanwhile). The best of several passes counts: a
 /// busy machine only makes passes slower.
 pub fn measure(ctx: &Context, time: Duration) -> Ceilings {
     let rounds = 1 << 14;
     let tasks = ctx.threads() * 8;
-    let per_pass = best(time / 2, || ctx.run(tasks, &Chains { rounds }));
+    let of_vectors = if ctx.isa() == Isa::Amx { time / 4 } else { time / 2 };
+    let per_pass = best(of_vectors, || ctx.run(tasks, &Chains { rounds }));
     let flops = ctx.isa().run(FlopsPerRound) * (rounds * tasks) as f64;
+    let tile_flops_per_s = tile_flops(ctx, time / 4);
     // Written once, so that the pages exist: pages that were only reserved are all the same page of zeros.
     let data = vec![1.0f32; ELEMENTS];
     let per_read = best(time / 2, || ctx.run(ELEMENTS / PIECE, &Reads { data: &data }));
-    Ceilings { flops_per_s: flops / per_pass, read_bytes_per_s: (ELEMENTS * 4) as f64 / per_read }
+    Ceilings { flops_per_s: flops / per_pass, tile_flops_per_s, read_bytes_per_s: (ELEMENTS * 4) as f64 / per_read }
+}
+
+/// What the threads' tile units do together.
+#[cfg(target_arch = "x86_64")]
+fn tile_flops(ctx: &Context, time: Duration) -> Option<f64> {
+    use crate::simd::amx;
+    struct Spin(usize);
+    impl Tasks for Spin {
+        #[inline(always)]
+        fn task<V: Simd>(&self, _index: usize, _scratch: &mut Scratch) {
+            // SAFETY: made below only where AMX may be used.
+            black_box(unsafe { amx::spin(self.0) });
+        }
+    }
+    if ctx.isa() != Isa::Amx || !Isa::Amx.is_present() {
+        return None;
+    }
+    let (rounds, tasks) = (1 << 12, ctx.threads() * 8);
+    let per_pass = best(time, || ctx.run(tasks, &Spin(rounds)));
+    Some(amx::spin_flops(rounds) * tasks as f64 / per_pass)
+}
+
+/// No other architecture has them.
+#[cfg(not(target_arch = "x86_64"))]
+fn tile_flops(_ctx: &Context, _time: Duration) -> Option<f64> {
+    None
 }
 
 /// Seconds of the fastest call within `time`; at least two are made.
@@ -116,7 +146,6 @@ impl Tasks for Reads<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Isa;
 
     #[test]
     fn every_instruction_set_gives_positive_figures() {
@@ -124,6 +153,8 @@ mod tests {
             let measured = measure(&Context::cpu(isa, 1), Duration::from_millis(2));
             // Only what cannot depend on how busy the machine is.
             assert!(measured.flops_per_s.is_finite() && measured.flops_per_s > 1e5, "{isa:?} {measured:?}");
+            assert_eq!(measured.tile_flops_per_s.is_some(), isa == Isa::Amx);
+            assert!(measured.tile_flops_per_s.is_none_or(|flops| flops.is_finite() && flops > 1e5));
             assert!(measured.read_bytes_per_s.is_finite() && measured.read_bytes_per_s > 1e5, "{isa:?} {measured:?}");
         }
     }

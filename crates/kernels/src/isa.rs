@@ -1,11 +1,12 @@
 //! Which instruction set the kernels use, chosen once at run time.
 //!
 //! Every [`crate::simd::Simd`] implementation computes the same 16-lane formula with fused multiply-adds, so in f32 the
-//! bits agree on all of them; what differs is speed.
+//! bits agree on all of them; what differs is speed. AMX, whose bf16 products have a formula of their own, is an instruction
+//! set above AVX-512: those products run on tiles, and everything else as on AVX-512.
 
-use crate::simd::{Kernel, portable};
+use crate::simd::{Kernel, portable, tiles};
 #[cfg(target_arch = "x86_64")]
-use crate::simd::{avx2, avx512};
+use crate::simd::{amx, avx2, avx512};
 use crate::{Error, Result};
 
 /// An instruction set, slowest first.
@@ -17,11 +18,15 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// AVX-512, and AMX with bf16 for the products of numbers in bf16.
+    Amx,
+    /// The bits of [`Isa::Amx`] on any machine, with its tiles in plain Rust: slow, for checks.
+    AmxEmulated,
 }
 
 impl Isa {
-    /// All of them, slowest first.
-    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+    /// Those that a machine may have, slowest first.
+    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The fastest that this machine has.
     pub fn best() -> Isa {
@@ -33,10 +38,48 @@ impl Isa {
         Isa::ALL.into_iter().filter(|isa| isa.is_present()).collect()
     }
 
+    /// Whether products of numbers in bf16 run on tiles, with the formula of [`crate::simd::tiles`] in place of the chains
+    /// that all others share.
+    pub fn has_tiles(self) -> bool {
+        self.tiles().is_some()
+    }
+
+    /// What does them.
+    pub(crate) fn tiles(self) -> Option<tiles::Unit> {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Some(amx::run),
+            Isa::AmxEmulated => Some(tiles::emulated),
+            _ => None,
+        }
+    }
+
+    /// Why this process may not use AMX; nothing if it may.
+    pub fn amx_refusal() -> Option<&'static str> {
+        if !Isa::Avx512.is_present() {
+            return Some("this processor has no AVX-512");
+        }
+        #[cfg(target_arch = "x86_64")]
+        let refusal = amx::refusal();
+        #[cfg(not(target_arch = "x86_64"))]
+        let refusal = Some("this processor is not of x86-64");
+        refusal
+    }
+
+    /// The fastest of those that compute with vectors alone, for what runs as on them.
+    fn vectors(self) -> Isa {
+        match self {
+            Isa::Amx => Isa::Avx512,
+            Isa::AmxEmulated => *[Isa::Avx512, Isa::Avx2].iter().find(|isa| isa.is_present()).unwrap_or(&Isa::Portable),
+            other => other,
+        }
+    }
+
     /// Whether this machine has it.
     pub fn is_present(self) -> bool {
         match self {
-            Isa::Portable => true,
+            Isa::Portable | Isa::AmxEmulated => true,
+            Isa::Amx => Isa::amx_refusal().is_none(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             #[cfg(target_arch = "x86_64")]
@@ -58,6 +101,8 @@ impl Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
+            Isa::AmxEmulated => "amx-emulated",
         }
     }
 
@@ -72,18 +117,20 @@ impl Isa {
     /// The one of this name, if the machine has it.
     pub fn from_name(name: &str) -> Result<Isa> {
         let present = || Isa::present().iter().map(|i| i.name()).collect::<Vec<_>>().join(", ");
-        let isa = Isa::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| {
+        let mut named = Isa::ALL.into_iter().chain([Isa::AmxEmulated]);
+        let isa = named.find(|isa| isa.name() == name).ok_or_else(|| {
             Error::Isa(format!("LOCKSTEP_ISA={name}: no such instruction set; this machine has: {}", present()))
         })?;
         if !isa.is_present() {
-            return Err(Error::Isa(format!("LOCKSTEP_ISA={name}: this machine lacks it; it has: {}", present())));
+            let why = Isa::amx_refusal().filter(|_| isa == Isa::Amx).map_or(String::new(), |why| format!(" ({why})"));
+            return Err(Error::Isa(format!("LOCKSTEP_ISA={name}: this machine lacks it{why}; it has: {}", present())));
         }
         Ok(isa)
     }
 
     /// Runs `kernel` compiled for this instruction set.
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        match self {
+        match self.vectors() {
             Isa::Portable => portable::run(kernel),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: an `Isa` other than portable is only made by `present`/`from_name`, which checked CPUID; `ALL` is
@@ -98,7 +145,6 @@ impl Isa {
                 debug_assert!(self.is_present());
                 avx512::run(kernel)
             },
-            #[cfg(not(target_arch = "x86_64"))]
             _ => unreachable!("{self:?} cannot be present on this architecture"),
         }
     }

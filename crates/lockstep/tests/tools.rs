@@ -39,6 +39,9 @@ fn doctor_says_what_it_measured() {
         found["flops_per_s"].as_f64().unwrap() > 0.0 && found["read_bytes_per_s"].as_f64().unwrap() > 0.0,
         "{found}"
     );
+    // AMX is either among what is present, or it is said why not.
+    assert_eq!(found["amx"] == "usable", present.contains(&"amx".into()), "{found}");
+    assert_eq!(found["tile_flops_per_s"].is_number(), found["isa"] == "amx", "{found}");
     assert_eq!((&found["threads"], &found["gpu"]), (&1.into(), &serde_json::Value::Null));
 }
 

@@ -3,10 +3,10 @@
 mod common;
 
 use common::model::{bits, config, context, context_of, policy};
-use kernels::Context;
 use kernels::rng::Stream;
-use model::Weights;
+use kernels::{Context, DType, Isa};
 use model::io::{TensorSink, TensorSource};
+use model::{ModelConfig, Weights};
 use train::{
     Advantage, Error, ImportanceSamplingLevel, LossConfig, Objective, OptimizerConfig, PromptCompletion, Sample,
     Scorer, Trainer, TrainerConfig, UpdateMetrics,
@@ -63,15 +63,34 @@ fn lasting(metrics: UpdateMetrics) -> UpdateMetrics {
 
 #[test]
 fn threads_budget_and_checkpointing_change_no_bit() {
-    for isa in kernels::Isa::present() {
-        same_bits(isa);
+    for isa in Isa::present() {
+        same_bits(isa, DType::F32);
     }
 }
 
-fn same_bits(isa: kernels::Isa) {
+/// On tiles sums over tokens pair them in thirty-twos: from the start of each group, so that the budget changes no bit.
+#[test]
+fn nor_in_bf16() {
+    same_bits(Isa::best(), DType::Bf16);
+    same_bits(Isa::AmxEmulated, DType::Bf16);
+}
+
+/// The policy, computing in `dtype`.
+fn policy_in(ctx: &Context, dtype: DType) -> Weights {
+    let from = policy(ctx.memory());
+    let config = ModelConfig { compute: dtype, ..(*from.config).clone() };
+    let mut weights = Weights::zeros(ctx.memory(), &std::sync::Arc::new(config));
+    for spec in TensorSource::tensors(&from) {
+        weights.put(&spec.name, &from.get(&spec.name).expect("tensor")).expect("tensor");
+    }
+    weights.publish();
+    weights
+}
+
+fn same_bits(isa: Isa, dtype: DType) {
     let run = |threads: usize, budget: usize, checkpointing: bool| {
         let ctx = context_of(isa, threads);
-        let mut weights = policy(ctx.memory());
+        let mut weights = policy_in(&ctx, dtype);
         let samples = samples(&ctx, &weights);
         let mut trainer =
             Trainer::new(ctx.memory(), &weights.config, trainer_config(budget, checkpointing)).expect("trainer");

@@ -41,6 +41,17 @@ pub(crate) fn expect_below(op: &'static str, what: &'static str, indices: &[u32]
     }
 }
 
+/// That u32 `[S + 1]` are offsets of `S` segments of `len` elements: ascending from 0 to `len`.
+pub(crate) fn expect_offsets(op: &'static str, what: &'static str, view: View<'_>, len: usize) -> Result<()> {
+    expect(op, what, view, DType::U32, &[view.shape().iter().product()])?;
+    let offsets = view.u32();
+    let ascending = offsets.is_sorted() && offsets.first() == Some(&0);
+    match offsets.last() {
+        Some(&end) if ascending && end as usize == len => Ok(()),
+        _ => Err(Error::Value { op, message: format!("{what} do not ascend from 0 to {len}") }),
+    }
+}
+
 /// The shape of a `[rows, columns]` tensor.
 pub(crate) fn two_dims(op: &'static str, what: &'static str, view: View<'_>) -> Result<[usize; 2]> {
     match *view.shape() {

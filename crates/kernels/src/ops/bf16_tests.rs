@@ -1,5 +1,6 @@
 //! What bf16 in memory changes: nothing but the rounding. An operation on bf16 tensors has the bits of the same operation on
-//! the widened numbers, on every instruction set, and what it stores is rounded once.
+//! the widened numbers, on every instruction set, and what it stores is rounded once. Products with f32 gradients are those
+//! of the rounded gradients. Products on tiles have a formula of their own ([`chains`]; `linear/tiles_tests.rs` has it).
 
 use crate::check::{normal, relative_error};
 use crate::ops::{adamw, attention, embedding, linear, lm_head, lora, rmsnorm, rope, rows, swiglu};
@@ -41,6 +42,11 @@ fn contexts() -> impl Iterator<Item = Context> {
     Isa::present().into_iter().flat_map(|isa| [1, 3].map(|threads| Context::cpu(isa, threads)))
 }
 
+/// Those whose products of bf16 are chains, as in f32.
+fn chains() -> impl Iterator<Item = Context> {
+    contexts().filter(|ctx| !ctx.isa().has_tiles())
+}
+
 struct RoundTrip([f32; LANES]);
 
 impl Kernel for RoundTrip {
@@ -76,18 +82,19 @@ fn products_are_those_of_the_widened_numbers() {
     for [m, n, k] in [[1, 1, 1], [3, 5, 7], [2, 129, 33], [13, 31, 64], [1, 300, 450], [5, 70, 520], [251, 34, 3]] {
         let (x, w, d_y) = (numbers(1, m * k), numbers(2, n * k), normal(3, m * n));
         let (x, w) = (both(&[m, k], &x), both_matrices(n, k, &w));
-        let d_y = Tensor::from_f32(&memory(), &[m, n], &d_y);
-        for ctx in contexts() {
+        // In f32 the numbers that bf16 rounds to.
+        let d_ys = [rounded_to_bf16(&d_y), d_y].map(|d_y| Tensor::from_f32(&memory(), &[m, n], &d_y));
+        for ctx in chains() {
             let results = [0, 1].map(|i| {
                 let (mut y, mut d_x) = (poisoned(&[m, n], DType::F32), poisoned(&[m, k], DType::F32));
                 let mut d_w = Matrix::zeros(&memory(), n, k, Layout::Panels);
                 let (x, w) = (x[i].view(), &w[i]);
                 let args = linear::Forward { x, w, bias: None, y: y.view_mut(), accumulate: false };
                 linear::forward(&ctx, args).unwrap();
-                let (d_y, d_x_mut) = (d_y.view(), d_x.view_mut());
+                let (d_y, d_x_mut) = (d_ys[i].view(), d_x.view_mut());
                 let args = linear::BackwardInput { d_y, w, d_x: d_x_mut, accumulate: false };
                 linear::backward_input(&ctx, args).unwrap();
-                let args = linear::BackwardWeight { x, d_y, d_w: &mut d_w, d_bias: None };
+                let args = linear::BackwardWeight { x, d_y, d_w: &mut d_w, d_bias: None, segments: None };
                 linear::backward_weight(&ctx, args).unwrap();
                 [y.to_vec_f32(), d_x.to_vec_f32(), d_w.data().to_vec_f32()]
             });
@@ -191,7 +198,8 @@ fn logits_are_those_of_the_widened_numbers() {
     let (hidden, weight) = (both(&[r, h], &numbers(1, r * h)), both_matrices(v, h, &numbers(2, v * h)));
     let targets = Tensor::from_u32(&memory(), &[r], &[0, 1099, 511, 512, 7, 7, 600]);
     let d_logps = Tensor::from_f32(&memory(), &[r], &normal(3, r));
-    for ctx in contexts() {
+    let mut gradients: Option<[Vec<f32>; 2]> = None;
+    for ctx in chains() {
         let results = [0, 1].map(|i| {
             let [mut logps, mut lse] = [(); 2].map(|()| poisoned(&[r], DType::F32));
             let (hidden, weight, targets, inv_temperature) = (hidden[i].view(), &weight[i], targets.view(), 1.25);
@@ -218,11 +226,21 @@ fn logits_are_those_of_the_widened_numbers() {
                 entropies: None,
                 d_hidden: d_hidden.view_mut(),
                 d_weight: Some(&mut d_weight),
+                segments: None,
             };
             lm_head::backward(&ctx, args).unwrap();
-            [logps.to_vec_f32(), lse.to_vec_f32(), d_hidden.to_vec_f32(), d_weight.data().to_vec_f32()]
+            let outputs = [logps.to_vec_f32(), lse.to_vec_f32()];
+            (outputs, [d_hidden.to_vec_f32(), d_weight.data().to_vec_f32()])
         });
-        assert!(results[0] == results[1], "{:?}", ctx.isa());
+        let [(outputs, wide), (narrow_outputs, narrow)] = results;
+        assert!(outputs == narrow_outputs, "{:?}", ctx.isa());
+        // The gradients of the logits, which are never in memory, were rounded, everywhere alike.
+        for (wide, narrow) in wide.iter().zip(&narrow) {
+            let exact: Vec<f64> = wide.iter().map(|&x| x.into()).collect();
+            let error = relative_error(narrow, &exact);
+            assert!(error > 1e-4 && error < 4e-3, "{:?}: {error}", ctx.isa());
+        }
+        assert!(*gradients.get_or_insert(narrow.clone()) == narrow, "{:?}", ctx.isa());
     }
 }
 

@@ -97,6 +97,26 @@ impl Simd for F32x16 {
         unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), halves) }
     }
     #[inline(always)]
+    fn zip_bf16(even: &[bf16], odd: &[bf16], low: &mut [bf16], high: &mut [bf16]) {
+        let (even, odd) = (&even[..2 * LANES], &odd[..2 * LANES]);
+        let (low, high) = (&mut low[..2 * LANES], &mut high[..2 * LANES]);
+        // SAFETY: 32 elements of two bytes each, just checked.
+        let (even, odd) =
+            unsafe { (_mm512_loadu_si512(even.as_ptr().cast()), _mm512_loadu_si512(odd.as_ptr().cast())) };
+        // Pairs 0–3, 8–11, 16–19, 24–27 and the rest; then the quarters of both in order.
+        let zipped = lanes!({
+            let (a, b) = (_mm512_unpacklo_epi16(even, odd), _mm512_unpackhi_epi16(even, odd));
+            let (first, last) =
+                (_mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15));
+            [_mm512_permutex2var_epi64(a, first, b), _mm512_permutex2var_epi64(a, last, b)]
+        });
+        // SAFETY: as above.
+        unsafe {
+            _mm512_storeu_si512(low.as_mut_ptr().cast(), zipped[0]);
+            _mm512_storeu_si512(high.as_mut_ptr().cast(), zipped[1]);
+        }
+    }
+    #[inline(always)]
     fn add(self, b: Self) -> Self {
         F32x16(lanes!(_mm512_add_ps(self.0, b.0)))
     }

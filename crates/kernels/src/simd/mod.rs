@@ -5,6 +5,8 @@
 //! fixed tree, so a kernel gives the same bits on all of them. No approximate reciprocal, no libm.
 
 #[cfg(target_arch = "x86_64")]
+pub mod amx;
+#[cfg(target_arch = "x86_64")]
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
@@ -12,6 +14,7 @@ pub mod element;
 pub mod portable;
 #[cfg(test)]
 mod tests;
+pub mod tiles;
 
 pub use element::Element;
 
@@ -70,6 +73,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn store_bf16(self, to: &mut [bf16]) {
         to[..LANES].iter_mut().zip(self.to_array()).for_each(|(to, x)| *to = bf16::narrow(x));
+    }
+    /// The first 32 elements of two rows side by side: `even[i]`, `odd[i]`, for i below 16 in `low` and from 16 in `high`.
+    #[inline(always)]
+    fn zip_bf16(even: &[bf16], odd: &[bf16], low: &mut [bf16], high: &mut [bf16]) {
+        let pairs = even[..2 * LANES].iter().zip(&odd[..2 * LANES]);
+        let to = low[..2 * LANES].chunks_exact_mut(2).chain(high[..2 * LANES].chunks_exact_mut(2));
+        pairs.zip(to).for_each(|((&even, &odd), to)| to.copy_from_slice(&[even, odd]));
     }
 
     /// `self + b`

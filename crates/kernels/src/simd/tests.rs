@@ -170,3 +170,26 @@ fn transposes_and_powers_of_two() {
         }
     }
 }
+
+struct Zip<'a>(&'a [half::bf16], &'a [half::bf16]);
+
+impl Kernel for Zip<'_> {
+    type Output = Vec<half::bf16>;
+    #[inline(always)]
+    fn run<V: Simd>(self) -> Self::Output {
+        let mut out = vec![half::bf16::NAN; 4 * LANES];
+        let (low, high) = out.split_at_mut(2 * LANES);
+        V::zip_bf16(self.0, self.1, low, high);
+        out
+    }
+}
+
+#[test]
+fn rows_are_zipped_in_pairs() {
+    let row = |first: u16| (0..32).map(|i| half::bf16::from_bits(first + i)).collect::<Vec<_>>();
+    let (even, odd) = (row(100), row(1000));
+    for isa in Isa::present() {
+        let bits: Vec<u16> = isa.run(Zip(&even, &odd)).iter().map(|x| x.to_bits()).collect();
+        assert_eq!(bits, (0..32).flat_map(|i| [100 + i, 1000 + i]).collect::<Vec<_>>(), "{isa:?}");
+    }
+}

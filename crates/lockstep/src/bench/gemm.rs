@@ -10,9 +10,9 @@ use serde_json::json;
 const SHAPES: [[usize; 3]; 6] =
     [[1, 896, 4864], [16, 896, 4864], [64, 896, 4864], [512, 896, 4864], [2048, 896, 896], [512, 4864, 896]];
 
-/// Times every product for about `seconds`.
-pub fn run(ctx: &Context, seconds: f64) -> anyhow::Result<Report> {
-    let machine = Machine::measure(ctx);
+/// Times every product of numbers in `dtype` (inputs and weight; gradients and outputs are f32) for about `seconds`.
+pub fn run(ctx: &Context, dtype: DType, seconds: f64) -> anyhow::Result<Report> {
+    let machine = Machine::measure(ctx).of_dtype(dtype);
     let columns = [
         column("shape", "M × K × N", 0),
         column("forward_gflops", "forward GFLOP/s", 1),
@@ -27,8 +27,10 @@ pub fn run(ctx: &Context, seconds: f64) -> anyhow::Result<Report> {
     let memory = ctx.memory();
     let numbers = |len: usize| (0..len).map(|i| (i % 13) as f32 - 6.0).collect::<Vec<_>>();
     for [m, k, n] in SHAPES {
-        let x = Tensor::from_f32(memory, &[m, k], &numbers(m * k));
-        let w = Matrix::from_f32(memory, n, k, &numbers(n * k));
+        let mut x = Tensor::zeros(memory, &[m, k], dtype);
+        x.view_mut().copy_from_f32(&numbers(m * k));
+        let mut w = Matrix::zeros_of(memory, n, k, Layout::Panels, dtype);
+        w.pack_rows(0, &numbers(n * k));
         let d_y = Tensor::from_f32(memory, &[m, n], &numbers(m * n));
         let mut y = Tensor::zeros(memory, &[m, n], DType::F32);
         let mut d_x = Tensor::zeros(memory, &[m, k], DType::F32);
@@ -42,7 +44,7 @@ pub fn run(ctx: &Context, seconds: f64) -> anyhow::Result<Report> {
             Ok(linear::backward_input(ctx, args)?)
         })?);
         let weight = median(&repeat(5, seconds, || {
-            let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: None };
+            let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: None, segments: None };
             Ok(linear::backward_weight(ctx, args)?)
         })?);
         let flops = 2.0 * (m * n * k) as f64;
@@ -50,7 +52,7 @@ pub fn run(ctx: &Context, seconds: f64) -> anyhow::Result<Report> {
         for (i, time) in [forward, back, weight].into_iter().enumerate() {
             row.extend([json!(flops / time / 1e9), json!(machine.of_flops(flops / time))]);
             if i == 0 {
-                row.push(json!((4 * n * k) as f64 / time / 1e9));
+                row.push(json!((dtype.bytes() * n * k) as f64 / time / 1e9));
             }
         }
         report.row(row);

@@ -49,7 +49,7 @@ pub fn run(ctx: &Context, shape: Subject, args: &Args) -> anyhow::Result<Report>
         None => shape.weights(ctx)?,
     };
     let prompt = prompt(args, &weights.config)?;
-    let machine = Machine::measure(ctx);
+    let machine = Machine::measure(ctx).of_dtype(shape.dtype.dtype());
     let columns = [
         column("completions", "completions", 0),
         column("prompt_tokens", "prompt", 0),

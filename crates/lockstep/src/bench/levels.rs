@@ -293,6 +293,7 @@ impl Naive {
             d_y: d_logits.view(),
             d_w: self.grads.head_mut().expect("every parameter is trained"),
             d_bias: None,
+            segments: None,
         };
         linear::backward_weight(ctx, d_w)?;
         let mut d_x = tape.d_hidden_mut();

@@ -1,7 +1,7 @@
 //! What a benchmark prints: the machine, a table, or the same as JSON.
 
 use kernels::ceilings::Ceilings;
-use kernels::{Context, Isa};
+use kernels::{Context, DType, Isa};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 use telemetry::{Align, Table};
@@ -24,6 +24,15 @@ impl Machine {
         Machine { isa: ctx.isa(), threads: ctx.threads(), ceilings }
     }
 
+    /// The same for work whose products are of `dtype`: the ceiling is that of tiles where they run on them.
+    pub fn of_dtype(self, dtype: DType) -> Machine {
+        let flops_per_s = match self.ceilings.tile_flops_per_s {
+            Some(flops) if dtype == DType::Bf16 => flops,
+            _ => self.ceilings.flops_per_s,
+        };
+        Machine { ceilings: Ceilings { flops_per_s, ..self.ceilings }, ..self }
+    }
+
     /// Share of the multiply-add ceiling, in percent.
     pub fn of_flops(&self, flops_per_s: f64) -> f64 {
         100.0 * flops_per_s / self.ceilings.flops_per_s
@@ -40,11 +49,13 @@ impl Machine {
     }
 
     fn line(&self) -> String {
+        let tiles = self.ceilings.tile_flops_per_s == Some(self.ceilings.flops_per_s);
         format!(
-            "{} · {} threads · ceilings measured now: {:.0} GFLOP/s of f32 multiply-adds, {:.1} GB/s of memory reads",
+            "{} · {} threads · ceilings measured now: {:.0} GFLOP/s of {}, {:.1} GB/s of memory reads",
             self.isa.name(),
             self.threads,
             self.ceilings.flops_per_s / 1e9,
+            if tiles { "bf16 products on tiles" } else { "f32 multiply-adds" },
             self.ceilings.read_bytes_per_s / 1e9
         )
     }

@@ -15,7 +15,7 @@ const CASES: [(usize, usize, usize, bool); 4] =
 
 /// Times updates (forward, backward, optimizer), `repeats` of each case.
 pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Report> {
-    let machine = Machine::measure(ctx);
+    let machine = Machine::measure(ctx).of_dtype(shape.dtype.dtype());
     let columns = [
         column("case", "prompt + G × completion", 0),
         column("prefix_sharing", "shared", 0),

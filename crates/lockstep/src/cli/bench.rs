@@ -99,7 +99,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
     };
     match &args.what {
-        What::Gemm(common) => report(common, &|ctx, _| bench::gemm::run(ctx, 0.3)),
+        What::Gemm(common) => report(common, &|ctx, subject| bench::gemm::run(ctx, subject.dtype.dtype(), 0.3)),
         What::Rollout(args) => report(&args.common, &|ctx, shape| match args.group.completions.is_empty() {
             true => bench::rollout::run(ctx, shape, 24),
             false => group::run(ctx, shape, &args.group),

@@ -80,7 +80,9 @@ impl Findings {
             "memory_available_bytes": self.available_memory,
             "memory_limit_bytes": self.memory_limit,
             "dtypes": ["f32", "bf16"],
+            "amx": Isa::amx_refusal().unwrap_or("usable"),
             "flops_per_s": self.ceilings.flops_per_s,
+            "tile_flops_per_s": self.ceilings.tile_flops_per_s,
             "read_bytes_per_s": self.ceilings.read_bytes_per_s,
             "gpu": null,
         })
@@ -102,6 +104,12 @@ impl Findings {
         if let Some(limit) = self.memory_limit {
             let _ = write!(memory, "; this process may use {} (control group)", gib(limit));
         }
+        let amx = Isa::amx_refusal()
+            .map_or("usable: its products were tested just now".to_owned(), |why| format!("not used: {why}"));
+        let tiles = self
+            .ceilings
+            .tile_flops_per_s
+            .map_or(String::new(), |flops| format!(", {:.1} GFLOP/s (bf16 products on tiles)", flops / 1e9));
         let balance = self.ceilings.flops_per_s / self.ceilings.read_bytes_per_s;
         let lines = [
             (
@@ -113,15 +121,18 @@ impl Findings {
             ("memory", memory),
             ("kernels present", present.join(", ")),
             ("kernels used", format!("{}: {why_isa}", self.isa.name())),
+            ("AMX", amx),
             ("threads", format!("{}: {why_threads}", self.threads)),
             (
                 "compute",
-                "f32, or bf16 (dtype = \"bf16\") by widening to f32: halves the memory and the reading of weights"
-                    .to_owned(),
+                format!(
+                    "f32, or bf16 (dtype = \"bf16\"), {}: halves the memory and the reading of weights",
+                    if self.isa.has_tiles() { "its products on tiles" } else { "by widening to f32" }
+                ),
             ),
             (
                 "peak, measured",
-                format!("{:.1} GFLOP/s (fused multiply-adds in registers)", self.ceilings.flops_per_s / 1e9),
+                format!("{:.1} GFLOP/s (fused multiply-adds in registers){tiles}", self.ceilings.flops_per_s / 1e9),
             ),
             ("memory, measured", format!("{:.1} GB/s (reading 256 MiB)", self.ceilings.read_bytes_per_s / 1e9)),
             (

@@ -104,6 +104,8 @@ pub struct Batch {
     pub write_slots: Vec<u32>,
     /// First row of each independent group, and T at last: no page is shared across groups.
     pub groups: Vec<u32>,
+    /// First score of each of these groups, and R at last.
+    pub score_groups: Vec<u32>,
     /// The row that predicts each scored token `[R]`, in the order of branches and tokens.
     pub score_rows: Vec<u32>,
     /// Each scored token `[R]`.
@@ -150,6 +152,7 @@ impl Packer {
         let prefix = group.prefix;
         let first_row = self.batch.ids.len() as u32;
         self.batch.groups.push(first_row);
+        self.batch.score_groups.push(self.batch.targets.len() as u32);
 
         // Tables: the prefix's, in which the first branch goes on, then one for each other branch that has rows.
         let rows_of = |branch: &[u32]| branch.len().saturating_sub(1);
@@ -212,6 +215,7 @@ impl Packer {
 
     fn finish(mut self) -> Batch {
         self.batch.groups.push(self.batch.ids.len() as u32);
+        self.batch.score_groups.push(self.batch.targets.len() as u32);
         self.batch.table_len = self.tables.iter().map(Vec::len).max().unwrap_or(0);
         for mut table in self.tables {
             table.resize(self.batch.table_len, 0);
@@ -228,6 +232,8 @@ pub struct BatchTensors {
     pub(crate) rows: InferRows,
     /// `[G + 1]`
     pub(crate) groups: Tensor,
+    /// `[G + 1]`
+    pub(crate) score_groups: Tensor,
     /// `[R]`
     pub(crate) score_rows: Tensor,
     /// `[R]`
@@ -249,6 +255,7 @@ impl BatchTensors {
             capacity: batch.capacity(),
             rows,
             groups: tensor(&batch.groups),
+            score_groups: tensor(&batch.score_groups),
             score_rows: tensor(&batch.score_rows),
             targets: tensor(&batch.targets),
             dropout: None,

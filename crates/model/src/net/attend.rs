@@ -103,7 +103,8 @@ pub(super) fn backward(
     let (n, width, qkv_width) = (rows.len(), config.num_heads * config.head_dim, config.qkv_width());
 
     let dropout = pass.dropout(layer, Linears::O);
-    w.o.backward(ctx, s.attended.rows(0..n), dropout, b.d_x.rows(0..n), b.narrow.view_mut(n, width), &mut g.o)?;
+    let (d_y, d_x) = (b.d_x.rows(0..n), b.narrow.view_mut(n, width));
+    w.o.backward(ctx, s.attended.rows(0..n), dropout, d_y, d_x, groups, &mut g.o)?;
     // The layers above have overwritten the pages.
     write_kv(pass, layer, s, pages)?;
     let attend = attention::Backward {
@@ -143,7 +144,8 @@ pub(super) fn backward(
         d_qkv = b.narrow.view(n, qkv_width);
     }
     let dropout = pass.dropout(layer, Linears::Qkv);
-    w.qkv.backward(ctx, s.attend_in.rows(0..n), dropout, d_qkv, b.d_normed.rows_mut(0..n), &mut g.qkv)?;
+    let d_x = b.d_normed.rows_mut(0..n);
+    w.qkv.backward(ctx, s.attend_in.rows(0..n), dropout, d_qkv, d_x, groups, &mut g.qkv)?;
     let norm = rmsnorm::Backward {
         x: x.rows(0..n),
         weight: w.attention_norm.view(),

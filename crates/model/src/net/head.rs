@@ -73,6 +73,7 @@ pub fn head_backward(
             entropies: d_entropies.map(|_| head.entropies.rows(0..r)),
             d_hidden: back.d_score_rows.rows_mut(0..r),
             d_weight: grads.head_mut(),
+            segments: Some(batch.score_groups.view()),
         },
     )?;
     let mut d_x = back.d_hidden.rows_mut(0..n);
@@ -107,7 +108,8 @@ pub fn score_backward(
     let (n, r, head) = (tape.activations.rows, tape.head.rows, &tape.head);
     let (x, d_y) = (head.hidden.rows(0..r), d_scores.reshape(&[r, 1]));
     if let Some(d_w) = grads.head_mut() {
-        linear::backward_weight(ctx, linear::BackwardWeight { x, d_y, d_w, d_bias: None })?;
+        let segments = Some(batch.score_groups.view());
+        linear::backward_weight(ctx, linear::BackwardWeight { x, d_y, d_w, d_bias: None, segments })?;
     }
     let d_x = back.d_score_rows.rows_mut(0..r);
     linear::backward_input(ctx, linear::BackwardInput { d_y, w: weights.head(), d_x, accumulate: false })?;

@@ -189,6 +189,6 @@ pub(super) fn backward(
     groups: View<'_>,
     b: &mut Back,
 ) -> Result<()> {
-    mlp::backward(pass, layer, w, g, buffers.saved, b)?;
+    mlp::backward(pass, layer, w, g, buffers.saved, groups, b)?;
     attend::backward(pass, layer, w, g, buffers, groups, b)
 }

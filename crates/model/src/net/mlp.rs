@@ -10,7 +10,7 @@
 use super::layer::{Back, Buffers, Linears, Pass, Saved};
 use crate::weights::{Layer, trained};
 use kernels::ops::{rmsnorm, swiglu};
-use kernels::{Result, Tensor};
+use kernels::{Result, Tensor, View};
 
 /// From `x` and `delta` to `s.mid` and the new `delta`.
 pub(super) fn forward(
@@ -49,10 +49,19 @@ pub(super) fn forward(
 }
 
 /// `b.d_x` is the gradient of m + delta and becomes that of m.
-pub(super) fn backward(pass: &Pass<'_>, layer: usize, w: &Layer, g: &mut Layer, s: &Saved, b: &mut Back) -> Result<()> {
+pub(super) fn backward(
+    pass: &Pass<'_>,
+    layer: usize,
+    w: &Layer,
+    g: &mut Layer,
+    s: &Saved,
+    groups: View<'_>,
+    b: &mut Back,
+) -> Result<()> {
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
     let dropout = pass.dropout(layer, Linears::Down);
-    w.down.backward(ctx, s.gated.rows(0..n), dropout, b.d_x.rows(0..n), b.narrow.view_mut(n, f), &mut g.down)?;
+    let (d_y, d_x) = (b.d_x.rows(0..n), b.narrow.view_mut(n, f));
+    w.down.backward(ctx, s.gated.rows(0..n), dropout, d_y, d_x, groups, &mut g.down)?;
     let gate = swiglu::Backward {
         gate_up: s.gate_up.rows(0..n),
         d_y: b.narrow.view(n, f),
@@ -66,6 +75,7 @@ pub(super) fn backward(pass: &Pass<'_>, layer: usize, w: &Layer, g: &mut Layer, 
         dropout,
         b.wide.view(n, 2 * f),
         b.d_normed.rows_mut(0..n),
+        groups,
         &mut g.gate_up,
     )?;
     let norm = rmsnorm::Backward {

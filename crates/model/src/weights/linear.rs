@@ -72,7 +72,7 @@ impl Linear {
 
     /// dX = dY W + s · (dY B) A (`d_x: [T, K]` overwrites); dW += dYᵀ X, db += Σₜ dY, and the adapter's (accumulate into
     /// `grad`). Of what is frozen, which has no elements in `grad`, no gradient is computed. `dropout` is that of the way
-    /// forward.
+    /// forward. `groups: [G + 1]` are the first rows of independent groups, between which a batch may be cut.
     pub fn backward(
         &self,
         ctx: &Context,
@@ -80,11 +80,13 @@ impl Linear {
         dropout: Option<lora::Dropout<'_>>,
         d_y: View<'_>,
         mut d_x: ViewMut<'_>,
+        groups: View<'_>,
         grad: &mut Linear,
     ) -> Result<()> {
         if grad.matrix.data().bytes() > 0 {
             let d_bias = grad.bias.as_mut().and_then(trained);
-            linear::backward_weight(ctx, linear::BackwardWeight { x, d_y, d_w: &mut grad.matrix, d_bias })?;
+            let (d_w, segments) = (&mut grad.matrix, Some(groups));
+            linear::backward_weight(ctx, linear::BackwardWeight { x, d_y, d_w, d_bias, segments })?;
         }
         let input = linear::BackwardInput { d_y, w: &self.matrix, d_x: d_x.reborrow(), accumulate: false };
         linear::backward_input(ctx, input)?;

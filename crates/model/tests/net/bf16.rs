@@ -19,6 +19,11 @@ fn in_f32(ctx: &Context, weights: &Weights) -> Weights {
     with_config(ctx, weights, ModelConfig { compute: DType::F32, ..(*weights.config).clone() })
 }
 
+/// Those of this machine, and the tiles in plain Rust, which are everywhere.
+fn isas() -> impl Iterator<Item = Isa> {
+    Isa::present().into_iter().chain([Isa::AmxEmulated])
+}
+
 fn nearer_than_transformers(ctx: &Context, dir: &Path, fixture: &Path) -> f64 {
     let (expected, weights) = (Expected::read(fixture), load_in_bf16(ctx, dir));
     let (ids, exact, theirs) = (expected.ids(), expected.f64("logits"), expected.f64("error")[0]);
@@ -32,7 +37,7 @@ fn nearer_than_transformers(ctx: &Context, dir: &Path, fixture: &Path) -> f64 {
 
 #[test]
 fn logits_are_nearer_to_f64_than_those_of_transformers() {
-    for isa in Isa::present() {
+    for isa in isas() {
         let ctx = Context::cpu(isa, 2);
         for family in FAMILIES {
             let ratio = nearer_than_transformers(&ctx, &folder(family), &folder(family).join("bf16.safetensors"));
@@ -51,14 +56,19 @@ fn so_are_those_of_a_pretrained_model() {
 
 #[test]
 fn gradients_are_near_those_of_f32() {
-    let ctx = context(2);
+    for ctx in [context(2), Context::cpu(Isa::AmxEmulated, 2)] {
+        gradients_are_near(&ctx);
+    }
+}
+
+fn gradients_are_near(ctx: &Context) {
     for family in FAMILIES {
-        let weights = load_in_bf16(&ctx, &folder(family));
+        let weights = load_in_bf16(ctx, &folder(family));
         let ids: Vec<u32> = (0..70).map(|i| (i * i + 3 * i) % 43).collect();
         let batches = [Batch::new(&[GroupSegment { prefix: &ids[..9], branches: &[&ids[9..], &ids[20..44]] }], true)];
         let weight: Vec<f32> = normal(1, batches[0].targets.len());
-        let narrow = gradients(&ctx, &weights, &batches, &weight, false);
-        let wide = gradients(&ctx, &in_f32(&ctx, &weights), &batches, &weight, false);
+        let narrow = gradients(ctx, &weights, &batches, &weight, false);
+        let wide = gradients(ctx, &in_f32(ctx, &weights), &batches, &weight, false);
         let (mut square, mut missed) = (0.0, 0.0);
         let tensors = narrow.grads.params.tensors().into_iter().zip(wide.grads.params.tensors());
         for (spec, (n, w)) in weights.params.specs().iter().zip(tensors) {
@@ -74,7 +84,8 @@ fn gradients_are_near_those_of_f32() {
     }
 }
 
-/// Threads, the cut into batches, checkpointing, and (where the products are portable, AVX2 or AVX-512) the instruction set.
+/// Threads, the cut into batches, checkpointing, and the instruction set: one formula where products are chains, another
+/// where they run on tiles.
 #[test]
 fn no_bit_depends_on_how_it_is_computed() {
     let ids: Vec<u32> = (0..150).map(|i| (i * i + 3 * i) % 43).collect();
@@ -86,8 +97,9 @@ fn no_bit_depends_on_how_it_is_computed() {
     let two = groups.map(|g| Batch::new(&[g], true));
     let weight: Vec<f32> = normal(1, one[0].targets.len());
     for family in FAMILIES {
-        let mut first = None;
-        for isa in Isa::present() {
+        let mut first = [None, None];
+        for isa in isas() {
+            let first = &mut first[usize::from(isa.has_tiles())];
             for (threads, batches, checkpointing) in [(1, &one[..], false), (2, &two[..], true), (3, &one[..], true)] {
                 let ctx = Context::cpu(isa, threads);
                 let weights = load_in_bf16(&ctx, &folder(family));
@@ -96,6 +108,7 @@ fn no_bit_depends_on_how_it_is_computed() {
                 assert!(*first.get_or_insert(got.clone()) == got, "{family} {isa:?} {threads} {checkpointing}");
             }
         }
+        assert!(first[0] != first[1], "{family}: tiles were not used");
     }
 }
 

@@ -105,6 +105,15 @@ fn a_random_qwen3_in_bf16() {
     all_isas(&in_bf16(&portable(), &qwen3(&portable(), 40, 2, 611)));
 }
 
+/// Products on tiles, in plain Rust where the instructions are missing: slow, so fewer of everything. The sequences decoded
+/// together are those of a tile and more.
+#[test]
+fn on_tiles() {
+    let weights = in_bf16(&portable(), &qwen3(&portable(), 40, 2, 611));
+    let load = Load::new(weights.config.vocab_size, &[61, 5], 10, 6, 4);
+    assert!(matrix(&weights, &load, Isa::AmxEmulated, &[3, 20], &[1, 2], &[0.7]) > 1000);
+}
+
 #[test]
 fn the_pretrained_stories_in_bf16() {
     let Some(weights) = stories(&portable()) else { return };

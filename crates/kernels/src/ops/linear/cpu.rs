@@ -8,13 +8,18 @@
 //! | backward_input  | `d_y`         | panels of Wᵀ, made on the fly | N     | `d_x`, row-major  |
 //! | backward_weight | columns of `x`| panels of `d_y`               | M     | panels of `d_W`   |
 //!
+//! Numbers in bf16 ([`Numbers::Bf16`]) are multiplied on tiles where the instruction set has them (`tiles.rs`); what follows is
+//! about chains.
+//!
 //! Cutting the depth into blocks stores chains to f32 memory and loads them again, which is exact. Operands in bf16 are
 //! widened where they are packed, which is exact too: their chains are those of the widened numbers.
 
 use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, ROW_STRIDE, Tile, vectors};
+use super::tiles::{self, Steps};
 use crate::matrix::PANEL;
 use crate::pool::{Scratch, Tasks};
 use crate::simd::element::widen_into;
+use crate::simd::tiles::Unit;
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
 use crate::{Context, Isa};
@@ -53,6 +58,22 @@ pub(crate) enum Right<'a> {
     Rows(&'a [f32], usize),
 }
 
+/// Which numbers are multiplied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Numbers {
+    /// What the operands hold.
+    Held,
+    /// The operands as bf16: one of them is, and the other, if it is f32, is rounded to it as it is packed.
+    Bf16,
+}
+
+impl Numbers {
+    /// bf16 if all of these are.
+    pub(crate) fn of(operands: &[Elements<'_>]) -> Numbers {
+        if operands.iter().all(|o| matches!(o, Elements::Bf16(_))) { Numbers::Bf16 } else { Numbers::Held }
+    }
+}
+
 /// Where outputs lie.
 #[derive(Clone, Copy)]
 pub(crate) enum Order {
@@ -64,15 +85,18 @@ pub(crate) enum Order {
 
 /// `c = (accumulate ? c : 0) + left · right (+ bias)`, with `left: [m, depth]`, `right: [depth, n]`.
 pub(crate) struct Product<'a> {
-    m: usize,
-    n: usize,
-    depth: usize,
-    left: Left<'a>,
-    right: Right<'a>,
-    c: *mut f32,
-    order: Order,
-    accumulate: bool,
-    bias: Option<&'a [f32]>,
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) depth: usize,
+    pub(super) left: Left<'a>,
+    pub(super) right: Right<'a>,
+    pub(super) c: *mut f32,
+    pub(super) order: Order,
+    pub(super) accumulate: bool,
+    pub(super) bias: Option<&'a [f32]>,
+    numbers: Numbers,
+    /// What multiplies tiles, and the terms of each; none: chains.
+    tiles: Option<(Unit, Steps)>,
     isa: Isa,
     output: PhantomData<&'a mut [f32]>,
 }
@@ -100,6 +124,10 @@ pub(crate) struct Operands<'a> {
     pub accumulate: bool,
     /// `[n]`, added last.
     pub bias: Option<&'a [f32]>,
+    /// Which numbers are multiplied.
+    pub numbers: Numbers,
+    /// The first term of each segment of the depth, and its length at last: tiles begin anew there. None: one segment.
+    pub segments: Option<&'a [u32]>,
 }
 
 impl<'a> Product<'a> {
@@ -124,6 +152,11 @@ impl<'a> Product<'a> {
             Order::Panels => assert!(o.c.len() >= panels * m * PANEL),
         }
         assert!(o.bias.is_none_or(|b| b.len() >= n));
+        assert!(
+            o.segments
+                .is_none_or(|s| matches!((o.left, s.last()), (Left::Columns(..), Some(&end)) if end as usize == depth))
+        );
+        let unit = isa.tiles().filter(|_| o.numbers == Numbers::Bf16 && depth > 0);
         Product {
             m,
             n,
@@ -134,6 +167,8 @@ impl<'a> Product<'a> {
             order: o.order,
             accumulate: o.accumulate,
             bias: o.bias,
+            numbers: o.numbers,
+            tiles: unit.map(|unit| (unit, Steps::new(depth, o.segments))),
             isa,
             output: PhantomData,
         }
@@ -155,6 +190,10 @@ impl<'a> Product<'a> {
     #[inline(always)]
     pub(crate) unsafe fn block<V: Simd>(&self, rows: Range<usize>, panels: Range<usize>, scratch: &mut Scratch) {
         debug_assert!(rows.end <= self.m && panels.end <= self.n.div_ceil(PANEL));
+        if let Some((unit, steps)) = &self.tiles {
+            // SAFETY: the caller's promise.
+            return unsafe { tiles::block::<V>(self, *unit, steps, rows, panels, scratch) };
+        }
         let strips = Strips::new::<V>(rows.clone());
         let limit = if rows.len() > MAX_ROWS { DEPTH } else { MAX_DEPTH };
         let blocks = self.depth.div_ceil(limit).max(1);
@@ -246,7 +285,7 @@ impl<'a> Product<'a> {
             Left::Rows(Elements::F32(data), stride) => {
                 for (row, to) in rows.zip(to.chunks_mut(ROW_STRIDE)) {
                     let from = &data[row * stride..];
-                    to[..depth.len()].copy_from_slice(&from[depth.clone()]);
+                    self.copy::<V>(&from[depth.clone()], &mut to[..depth.len()]);
                 }
             }
             Left::Rows(Elements::Bf16(data), stride) => {
@@ -256,6 +295,18 @@ impl<'a> Product<'a> {
             }
             Left::Columns(Elements::F32(data), stride) => pack_columns::<V, f32>(data, stride, rows, depth, to),
             Left::Columns(Elements::Bf16(data), stride) => pack_columns::<V, bf16>(data, stride, rows, depth, to),
+        }
+    }
+
+    /// Numbers that are f32 in memory, as they are multiplied.
+    #[inline(always)]
+    fn copy<V: Simd>(&self, from: &[f32], to: &mut [f32]) {
+        if self.numbers == Numbers::Held {
+            return to.copy_from_slice(from);
+        }
+        for (from, to) in from.chunks(LANES).zip(to.chunks_mut(LANES)) {
+            let n = from.len();
+            bf16::rounded(V::load_partial(from, n)).store_partial(to, n);
         }
     }
 
@@ -304,11 +355,11 @@ impl<'a> Product<'a> {
                     let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
                     for (k, to) in depth.clone().zip(to.chunks_exact_mut(PANEL)) {
                         let from = &data[k * stride + columns.start..k * stride + columns.end];
-                        if from.len() == PANEL {
+                        if from.len() == PANEL && self.numbers == Numbers::Held {
                             V::load(from).store(to);
                             V::load(&from[LANES..]).store(&mut to[LANES..]);
                         } else {
-                            to[..from.len()].copy_from_slice(from);
+                            self.copy::<V>(from, &mut to[..from.len()]);
                             to[from.len()..].fill(0.0);
                         }
                     }
@@ -349,7 +400,7 @@ fn transpose<V: Simd, E: Element>(from: &[E], to: &mut [f32]) {
 }
 
 /// `len` elements aligned to a cache line.
-fn aligned(scratch: &mut Scratch, len: usize) -> &mut [f32] {
+pub(super) fn aligned(scratch: &mut Scratch, len: usize) -> &mut [f32] {
     let all = scratch.f32(len + LANES);
     let skip = all.as_ptr().align_offset(LANES * size_of::<f32>()).min(LANES);
     &mut all[skip..skip + len]
@@ -390,7 +441,7 @@ struct Plan<'a> {
 impl<'a> Plan<'a> {
     fn new(product: &'a Product<'a>, threads: usize) -> Plan<'a> {
         let panels = product.n.div_ceil(PANEL);
-        let row_blocks = product.m.div_ceil(ROWS);
+        let row_blocks = product.m.div_ceil(if product.tiles.is_some() { tiles::ROWS } else { ROWS });
         let work = product.m * product.n * product.depth.max(1) / TASK_WORK;
         let tasks = if threads == 1 { 1 } else { (threads * TASKS_PER_THREAD).min(work + 1) };
         let groups = tasks.div_ceil(row_blocks).clamp(1, panels);
@@ -403,7 +454,10 @@ impl Tasks for Plan<'_> {
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let cut = |i: usize, len: usize, parts: usize| i * len / parts..(i + 1) * len / parts;
         // Groups of panels change slowest, so that threads read the same panels at the same time.
-        let rows = cut(index % self.row_blocks, self.product.m, self.row_blocks);
+        // Whole tiles, where there are tiles.
+        let unit = if self.product.tiles.is_some() { tiles::FEW } else { 1 };
+        let rows = cut(index % self.row_blocks, self.product.m.div_ceil(unit), self.row_blocks);
+        let rows = rows.start * unit..(rows.end * unit).min(self.product.m);
         // Groups start at even multiples of four panels where there are many, so that few-row tiles stay whole.
         let quads = self.panels.div_ceil(MAX_VECTORS / 2);
         let panels = if quads >= 4 * self.groups {

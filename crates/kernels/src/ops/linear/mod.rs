@@ -12,18 +12,26 @@
 //! Every sum is one ascending chain of fused multiply-adds per element, from 0 or from what the output held, on every
 //! instruction set: an element depends on its own row and the weights, never on the number of rows or threads. The sums
 //! over rows continue the stored accumulator, so a batch may be cut between calls anywhere.
+//!
+//! Numbers in bf16 are `x` and `W` on the way forward, `W` and `d_y` for `d_x`, `x` and `d_y` for `d_W`: `d_y`, which is f32, is
+//! rounded for these products (not for `d_b`) on every instruction set. With AMX their formula is that of
+//! [`crate::simd::tiles`], over terms in steps of 32 from the first; for `d_W` from the first row of each segment, so that a
+//! batch may be cut between segments.
 
 pub(crate) mod cpu;
 pub mod reference;
 #[cfg(test)]
 mod tests;
 mod tile;
+pub(crate) mod tiles;
+#[cfg(test)]
+mod tiles_tests;
 
-use super::args::{expect, expect_floats, two_dims};
+use super::args::{expect, expect_floats, expect_offsets, two_dims};
 use crate::context::count;
 use crate::pool::Disjoint;
 use crate::{Context, DType, Matrix, Result, View, ViewMut};
-use cpu::{Left, Operands, Order, Product, Right};
+use cpu::{Left, Numbers, Operands, Order, Product, Right};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
@@ -61,6 +69,8 @@ pub struct BackwardWeight<'a> {
     pub d_w: &'a mut Matrix,
     /// `[N]`: *accumulates into*.
     pub d_bias: Option<ViewMut<'a>>,
+    /// u32 `[S + 1]`: the first row of each segment, and M at last; between segments a batch may be cut. None: one.
+    pub segments: Option<View<'a>>,
 }
 
 /// `y = x Wᵀ + b`, or `y += …`.
@@ -85,6 +95,8 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
         order: Order::Rows(n),
         accumulate,
         bias: bias.map(|b| b.f32()),
+        numbers: Numbers::of(&[x.elements(), w.data().view().elements()]),
+        segments: None,
     };
     Product::new(ctx.isa(), operands).run(ctx);
     Ok(())
@@ -109,6 +121,8 @@ pub fn backward_input(ctx: &Context, args: BackwardInput<'_>) -> Result<()> {
         order: Order::Rows(k),
         accumulate,
         bias: None,
+        numbers: Numbers::of(&[w.data().view().elements()]),
+        segments: None,
     };
     Product::new(ctx.isa(), operands).run(ctx);
     Ok(())
@@ -117,13 +131,16 @@ pub fn backward_input(ctx: &Context, args: BackwardInput<'_>) -> Result<()> {
 /// `d_W += d_yᵀ x`, `d_b += Σ_m d_y`.
 pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
     const OP: &str = "linear::backward_weight";
-    let BackwardWeight { x, d_y, d_w, d_bias } = args;
+    let BackwardWeight { x, d_y, d_w, d_bias, segments } = args;
     let [m, k] = two_dims(OP, "x", x)?;
     let n = d_w.rows();
     expect_floats(OP, "x", x, &[m, d_w.cols()])?;
     expect(OP, "d_y", d_y, DType::F32, &[m, n])?;
     if let Some(d_bias) = &d_bias {
         expect(OP, "d_bias", d_bias.view(), DType::F32, &[n])?;
+    }
+    if let Some(segments) = segments {
+        expect_offsets(OP, "segments", segments, m)?;
     }
     book(m, n, k, 2 * d_w.data().bytes());
     let operands = Operands {
@@ -136,6 +153,8 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
         order: Order::Panels,
         accumulate: true,
         bias: None,
+        numbers: Numbers::of(&[x.elements()]),
+        segments: segments.map(|s| s.u32()),
     };
     Product::new(ctx.isa(), operands).run(ctx);
     if let Some(d_bias) = d_bias.filter(|_| n > 0) {

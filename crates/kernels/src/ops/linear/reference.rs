@@ -1,6 +1,8 @@
 //! The linear layer, slow and obvious. In f32 these are the bits that every instruction set must give.
 
 use crate::check::Float;
+use crate::simd::tiles::{DEPTH, step};
+use half::bf16;
 
 /// `y = (start or 0) + Σ_k x W`, ascending fused multiply-adds, then `+ b`. `x: [M, K]`, `w: [N, K]` row-major.
 pub fn forward<F: Float>(k: usize, x: &[F], w: &[F], bias: Option<&[F]>, start: Option<&[F]>) -> Vec<F> {
@@ -40,4 +42,55 @@ pub fn backward_weight<F: Float>(k: usize, x: &[F], d_y: &[F], d_w: &mut [F], d_
             d_bias[j] += d_y[j];
         }
     }
+}
+
+/// [`forward`] as tiles give it, of numbers that bf16 has.
+pub fn forward_on_tiles(k: usize, x: &[f32], w: &[f32], bias: Option<&[f32]>, start: Option<&[f32]>) -> Vec<f32> {
+    let n = w.len() / k;
+    let mut y = Vec::with_capacity(x.len() / k * n);
+    for (m, x) in x.chunks_exact(k).enumerate() {
+        for (j, w) in w.chunks_exact(k).enumerate() {
+            let terms = x.iter().copied().zip(w.iter().copied());
+            let sum = on_tiles(start.map_or(0.0, |s| s[m * n + j]), terms.collect());
+            y.push(bias.map_or(sum, |b| sum + b[j]));
+        }
+    }
+    y
+}
+
+/// [`backward_input`] as tiles give it, of weights that bf16 has and any `d_y`, which is rounded.
+pub fn backward_input_on_tiles(k: usize, d_y: &[f32], w: &[f32], start: Option<&[f32]>) -> Vec<f32> {
+    let n = w.len() / k;
+    let mut d_x = Vec::with_capacity(d_y.len() / n * k);
+    for (m, d_y) in d_y.chunks_exact(n).enumerate() {
+        for i in 0..k {
+            let terms = d_y.iter().enumerate().map(|(j, &d_y)| (rounded(d_y), w[j * k + i]));
+            d_x.push(on_tiles(start.map_or(0.0, |s| s[m * k + i]), terms.collect()));
+        }
+    }
+    d_x
+}
+
+/// `d_w` of [`backward_weight`] as tiles give it, of `x` that bf16 has and any `d_y`, which is rounded. `segments` are the
+/// first row of each, and M at last.
+pub fn backward_weight_on_tiles(k: usize, x: &[f32], d_y: &[f32], d_w: &mut [f32], segments: &[u32]) {
+    let n = d_w.len() / k;
+    for ends in segments.windows(2) {
+        let rows = ends[0] as usize..ends[1] as usize;
+        for j in 0..n {
+            for i in 0..k {
+                let terms = rows.clone().map(|m| (rounded(d_y[m * n + j]), x[m * k + i]));
+                d_w[j * k + i] = on_tiles(d_w[j * k + i], terms.collect());
+            }
+        }
+    }
+}
+
+/// `start` plus the products of these pairs, in steps of 32 from the first.
+pub fn on_tiles(start: f32, terms: Vec<(f32, f32)>) -> f32 {
+    terms.chunks(DEPTH).fold(start, |sum, terms| step(sum, terms.iter().copied()))
+}
+
+fn rounded(x: f32) -> f32 {
+    bf16::from_f32(x).to_f32()
 }

@@ -82,6 +82,7 @@ impl Case {
                 d_y: d_y.rows(rows),
                 d_w: &mut d_w,
                 d_bias: Some(d_b.view_mut()),
+                segments: None,
             };
             backward_weight(ctx, args).unwrap();
         }
@@ -223,7 +224,7 @@ fn a_nan_does_not_spread() {
         let (m, n, k) = (case.m, case.n, case.k);
         let (x, d_y) = (case.tensor(&[m, k], &case.x), case.tensor(&[m, n], &case.d_y));
         let mut d_w = Matrix::zeros(&memory(), n, k, crate::Layout::Panels);
-        let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: None };
+        let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: None, segments: None };
         backward_weight(&ctx, args).unwrap();
         let nans = d_w.data().to_vec_f32().iter().filter(|x| x.is_nan()).count();
         assert_eq!(nans, n, "one input of every output, and no padding");

@@ -4,7 +4,8 @@ use super::CHUNK;
 use crate::context::count;
 use crate::matrix::PANEL;
 use crate::ops::args::{expect_floats, two_dims};
-use crate::ops::linear::cpu::{Left, Operands, Order, Product, Right};
+use crate::ops::linear::cpu::{Left, Numbers, Operands, Order, Product, Right};
+use crate::ops::linear::tiles::steps;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 use crate::tensor::Elements;
@@ -14,8 +15,8 @@ use std::ops::Range;
 
 /// Rows of a block: the weight is read once for each.
 const BLOCK_ROWS: usize = 256;
-/// Rows of a task.
-const TILE_ROWS: usize = 64;
+/// Rows of a task; on tiles, for which the weight is packed for each task, all of a block.
+const TASK_ROWS: usize = 64;
 /// Logits of a row whose gradients are held at once, on the way back.
 const WINDOW: usize = 8 * CHUNK;
 /// What is kept of a chunk of a row: m, Σ exp(z−m), Σ exp(z−m)(z−m).
@@ -29,6 +30,8 @@ pub(crate) struct Head<'a> {
     hidden: Elements<'a>,
     weight: Elements<'a>,
     rows: usize,
+    numbers: Numbers,
+    task_rows: usize,
     /// H
     pub(crate) width: usize,
     /// V
@@ -40,7 +43,9 @@ impl<'a> Head<'a> {
         let [rows, width] = two_dims(op, "hidden", hidden)?;
         expect_floats(op, "hidden", hidden, &[rows, weight.cols()])?;
         let (hidden, data) = (hidden.elements(), weight.data().view().elements());
-        Ok(Head { isa: ctx.isa(), hidden, weight: data, rows, width, vocab: weight.rows() })
+        let (isa, numbers) = (ctx.isa(), Numbers::of(&[hidden, data]));
+        let task_rows = if isa.has_tiles() && numbers == Numbers::Bf16 { BLOCK_ROWS } else { TASK_ROWS };
+        Ok(Head { isa, hidden, weight: data, rows, numbers, task_rows, width, vocab: weight.rows() })
     }
     pub(crate) fn rows(&self) -> usize {
         self.rows
@@ -78,6 +83,8 @@ impl<'a> Head<'a> {
             order: Order::Rows(ids.len()),
             accumulate: false,
             bias: None,
+            numbers: self.numbers,
+            segments: None,
         };
         Product::new(self.isa, operands)
     }
@@ -98,6 +105,27 @@ impl<'a> Head<'a> {
         unsafe { product.block::<V>(0..m, 0..ids.len().div_ceil(PANEL), scratch) };
         ids
     }
+}
+
+/// The rows in blocks that are cut between segments or at multiples of 32 rows of one, and the segments of each block,
+/// counted from its first row.
+fn cut(rows: usize, segments: Option<&[u32]>) -> Vec<(Range<usize>, Vec<u32>)> {
+    let one = [0, rows as u32];
+    let offsets = segments.unwrap_or(&one);
+    let mut out: Vec<(Range<usize>, Vec<u32>)> = Vec::new();
+    for step in steps(offsets) {
+        match out.last_mut() {
+            Some((block, segments)) if step.end - block.start <= BLOCK_ROWS => {
+                if offsets.binary_search(&(step.start as u32)).is_ok() {
+                    segments.push((step.start - block.start) as u32);
+                }
+                block.end = step.end;
+            }
+            _ => out.push((step, vec![0])),
+        }
+    }
+    out.iter_mut().for_each(|(block, segments)| segments.push(block.len() as u32));
+    out
 }
 
 /// `range` in pieces of at most `len`.
@@ -188,25 +216,27 @@ pub(crate) struct Chunks<'a> {
 
 impl Chunks<'_> {
     fn tiles(&self) -> usize {
-        self.rows.len().div_ceil(TILE_ROWS)
+        self.rows.len().div_ceil(self.head.task_rows)
     }
     pub(crate) fn tasks(&self) -> usize {
         self.head.chunks() * self.tiles()
     }
 }
 
-/// The rows of tile `tile` of a block.
-fn tile_rows(block: &Range<usize>, tile: usize) -> Range<usize> {
-    let start = block.start + tile * TILE_ROWS;
-    start..block.end.min(start + TILE_ROWS)
+impl Head<'_> {
+    /// The rows of task `task` of a block.
+    fn rows_of_task(&self, block: &Range<usize>, task: usize) -> Range<usize> {
+        let start = block.start + task * self.task_rows;
+        start..block.end.min(start + self.task_rows)
+    }
 }
 
 impl Tasks for Chunks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         // Tiles of a chunk come one after the other, so that they find its panels in the cache.
-        let (chunk, rows) = (index / self.tiles(), tile_rows(&self.rows, index % self.tiles()));
-        let (logits, scratch) = scratch.split(TILE_ROWS * CHUNK);
+        let (chunk, rows) = (index / self.tiles(), self.head.rows_of_task(&self.rows, index % self.tiles()));
+        let (logits, scratch) = scratch.split(rows.len() * CHUNK);
         let ids = self.head.logits::<V>(rows.clone(), chunk, logits, scratch);
         for (row, logits) in rows.zip(logits.chunks_exact_mut(ids.len())) {
             let kept = statistics::<V>(logits, self.beta.of(row));
@@ -306,7 +336,7 @@ struct Window<'a> {
 
 impl Window<'_> {
     fn tiles(&self) -> usize {
-        self.rows.len().div_ceil(TILE_ROWS)
+        self.rows.len().div_ceil(self.head.task_rows)
     }
 }
 
@@ -314,8 +344,8 @@ impl Tasks for Window<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let chunk = self.ids.start / CHUNK + index / self.tiles();
-        let rows = tile_rows(&self.rows, index % self.tiles());
-        let (logits, scratch) = scratch.split(TILE_ROWS * CHUNK);
+        let rows = self.head.rows_of_task(&self.rows, index % self.tiles());
+        let (logits, scratch) = scratch.split(rows.len() * CHUNK);
         let ids = self.head.logits::<V>(rows.clone(), chunk, logits, scratch);
         for (row, logits) in rows.zip(logits.chunks_exact(ids.len())) {
             let at = (row - self.rows.start) * self.ids.len() + ids.start - self.ids.start;
@@ -333,9 +363,10 @@ pub(super) fn backward(
     slopes: &Slopes<'_>,
     d_hidden: &mut [f32],
     mut d_weight: Option<&mut [f32]>,
+    segments: Option<&[u32]>,
 ) {
     let h = head.width;
-    for rows in head.blocks() {
+    for (rows, segments) in cut(head.rows, segments) {
         let hidden = head.hidden.range(rows.start * h..rows.end * h);
         for ids in blocks(0..head.vocab, WINDOW) {
             with_workspace(rows.len() * ids.len(), |d_logits| {
@@ -354,6 +385,8 @@ pub(super) fn backward(
                     order: Order::Rows(h),
                     accumulate: ids.start > 0,
                     bias: None,
+                    numbers: Numbers::of(&[head.weight]),
+                    segments: None,
                 };
                 Product::new(ctx.isa(), operands).run(ctx);
                 if let Some(d_weight) = d_weight.as_deref_mut() {
@@ -367,6 +400,8 @@ pub(super) fn backward(
                         order: Order::Panels,
                         accumulate: true,
                         bias: None,
+                        numbers: Numbers::of(&[hidden]),
+                        segments: Some(&segments),
                     };
                     Product::new(ctx.isa(), operands).run(ctx);
                 }

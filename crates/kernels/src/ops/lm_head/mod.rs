@@ -23,7 +23,7 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use super::args::{expect, expect_below, expect_shape};
+use super::args::{expect, expect_below, expect_offsets, expect_shape};
 use crate::pool::Disjoint;
 use crate::{Context, DType, Error, Matrix, Result, View, ViewMut};
 use cpu::{Beta, Head};
@@ -71,10 +71,12 @@ pub struct Backward<'a> {
     pub d_hidden: ViewMut<'a>,
     /// `[V, H]`: *accumulates into*; the padding of the last panel is left alone.
     pub d_weight: Option<&'a mut Matrix>,
+    /// u32 `[S + 1]`: the first row of each segment, and R at last; between segments a batch may be cut. None: one.
+    pub segments: Option<View<'a>>,
 }
 
 /// Log-probabilities, log-sum-exps and entropies. Beside its outputs it holds statistics of up to 256 rows, 12 bytes for
-/// each and every chunk, and 128 KiB of logits per thread.
+/// each and every chunk, and 128 KiB of logits per thread (512 KiB on tiles).
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "lm_head::forward";
     let Forward { hidden, weight, targets, inv_temperature, logps, lse, entropies } = args;
@@ -113,11 +115,11 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
 }
 
 /// Gradients of hidden rows and weight. Beside its outputs it holds gradients of at most 256 rows × 4096 logits (4 MiB)
-/// and 128 KiB of logits per thread.
+/// and 128 KiB of logits per thread (512 KiB on tiles).
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "lm_head::backward";
-    let Backward { hidden, weight, targets, inv_temperature, lse, d_logps, d_entropies, entropies, d_hidden, d_weight } =
-        args;
+    let Backward { hidden, weight, targets, inv_temperature, lse, d_logps, d_entropies, entropies, .. } = args;
+    let (d_hidden, d_weight, segments) = (args.d_hidden, args.d_weight, args.segments);
     let head = Head::new(ctx, OP, hidden, weight)?;
     let (rows, h) = (head.rows(), head.width);
     expect(OP, "targets", targets, DType::U32, &[rows])?;
@@ -140,8 +142,12 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     }
     let targets = targets.u32();
     expect_below(OP, "targets", targets, head.vocab)?;
+    if let Some(segments) = segments {
+        expect_offsets(OP, "segments", segments, rows)?;
+    }
     head.book(if d_weight.is_some() { 3 } else { 2 }, if d_weight.is_some() { 4 } else { 2 });
     let slopes = cpu::Slopes { targets, beta: inv_temperature, lse: lse.f32(), d_logps: d_logps.f32(), entropies };
-    cpu::backward(ctx, &head, &slopes, d_hidden.f32(), d_weight.map(|w| w.data_mut().view_mut().f32()));
+    let d_weight = d_weight.map(|w| w.data_mut().view_mut().f32());
+    cpu::backward(ctx, &head, &slopes, d_hidden.f32(), d_weight, segments.map(|s| s.u32()));
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use crate::check::Float;
 use crate::math;
+use crate::ops::linear::reference as linear;
 use crate::simd::{LANES, portable::F32x16};
 
 /// Outputs of the forward, `[R]` each.
@@ -17,8 +18,17 @@ pub struct Outputs<F> {
 
 /// z `[V]` of one hidden row: ascending fused multiply-adds, times β.
 fn scaled_logits<F: Float>(hidden: &[F], weight: &[F], beta: F) -> Vec<F> {
-    let dot = |w: &[F]| hidden.iter().zip(w).fold(F::default(), |sum, (&x, &w)| x.mul_add(w, sum));
-    weight.chunks_exact(hidden.len()).map(|w| dot(w) * beta).collect()
+    weight.chunks_exact(hidden.len()).map(|w| chain(hidden, w) * beta).collect()
+}
+
+/// Ascending fused multiply-adds from 0.
+pub fn chain<F: Float>(x: &[F], w: &[F]) -> F {
+    x.iter().zip(w).fold(F::default(), |sum, (&x, &w)| x.mul_add(w, sum))
+}
+
+/// The same sum as tiles give it, of numbers that bf16 has.
+pub fn dot_on_tiles(x: &[f32], w: &[f32]) -> f32 {
+    linear::on_tiles(0.0, x.iter().copied().zip(w.iter().copied()).collect())
 }
 
 fn log_sum_exp<F: Float>(z: &[F]) -> F {
@@ -66,13 +76,21 @@ pub fn backward<F: Float>(
     (d_hidden, d_weight)
 }
 
-/// The formula of the fast forward in f32 scalars, chunk by chunk and lane by lane. With `chunk` = [`super::CHUNK`] these
-/// are its bits.
-pub fn emulated(h: usize, hidden: &[f32], weight: &[f32], targets: &[u32], beta: f32, chunk: usize) -> Outputs<f32> {
+/// The formula of the fast forward in f32 scalars, chunk by chunk and lane by lane. With `chunk` = [`super::CHUNK`] and
+/// `dot` = [`chain`], or [`dot_on_tiles`] where products are, these are its bits.
+pub fn emulated(
+    h: usize,
+    hidden: &[f32],
+    weight: &[f32],
+    targets: &[u32],
+    beta: f32,
+    chunk: usize,
+    dot: fn(&[f32], &[f32]) -> f32,
+) -> Outputs<f32> {
     let exp = math::exp1::<F32x16>;
     let mut out = Outputs { logps: vec![], lse: vec![], entropies: vec![] };
     for (hidden, &target) in hidden.chunks_exact(h).zip(targets) {
-        let z = scaled_logits(hidden, weight, beta);
+        let z: Vec<f32> = weight.chunks_exact(h).map(|w| dot(hidden, w) * beta).collect();
         let largest = |z: &[f32]| z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let max = largest(&z);
         let (mut sum, mut slope) = (0.0f32, 0.0f32);

@@ -1,5 +1,6 @@
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
+use crate::tensor::rounded_to_bf16;
 use crate::{Device, Isa, Layout, Memory, Tensor};
 use reference::Outputs;
 
@@ -17,6 +18,8 @@ const SHAPES: [[usize; 3]; 9] = [
 ];
 
 struct Case {
+    /// Of hidden rows and weight.
+    dtype: DType,
     r: usize,
     h: usize,
     v: usize,
@@ -32,6 +35,7 @@ struct Case {
 impl Case {
     fn new([r, h, v]: [usize; 3], beta: f32) -> Case {
         Case {
+            dtype: DType::F32,
             r,
             h,
             v,
@@ -44,10 +48,21 @@ impl Case {
             weight0: normal(6, v * h),
         }
     }
+    /// The same with hidden rows and weight rounded to bf16.
+    fn in_bf16(self) -> Case {
+        let (hidden, weight) = (rounded_to_bf16(&self.hidden), rounded_to_bf16(&self.weight));
+        Case { dtype: DType::Bf16, hidden, weight, ..self }
+    }
+    fn operands(&self) -> (Tensor, Matrix) {
+        let mut hidden = Tensor::zeros(&memory(), &[self.r, self.h], self.dtype);
+        hidden.view_mut().copy_from_f32(&self.hidden);
+        let mut weight = Matrix::zeros_of(&memory(), self.v, self.h, Layout::Panels, self.dtype);
+        weight.pack_rows(0, &self.weight);
+        (hidden, weight)
+    }
     fn forward(&self, ctx: &Context, rows: std::ops::Range<usize>) -> Outputs<f32> {
         let m = memory();
-        let hidden = Tensor::from_f32(&m, &[self.r, self.h], &self.hidden);
-        let weight = Matrix::from_f32(&m, self.v, self.h, &self.weight);
+        let (hidden, weight) = self.operands();
         let targets = Tensor::from_u32(&m, &[self.r], &self.targets);
         let poisoned = || Tensor::from_f32(&m, &[rows.len()], &vec![f32::NAN; rows.len()]);
         let (mut logps, mut lse, mut entropies) = (poisoned(), poisoned(), poisoned());
@@ -65,6 +80,16 @@ impl Case {
     }
     /// `d_hidden` and `d_weight`, the rows given in two calls cut at `cut`.
     fn backward(&self, ctx: &Context, cut: usize, spoil: impl Fn(&mut Vec<f32>)) -> (Vec<f32>, Vec<f32>) {
+        self.backward_of(ctx, cut, &[], spoil)
+    }
+    /// The same with segments that begin at these rows too.
+    fn backward_of(
+        &self,
+        ctx: &Context,
+        cut: usize,
+        starts: &[usize],
+        spoil: impl Fn(&mut Vec<f32>),
+    ) -> (Vec<f32>, Vec<f32>) {
         let m = memory();
         let out = self.forward(ctx, 0..self.r);
         let vector = |data: &[f32]| Tensor::from_f32(&m, &[data.len()], data);
@@ -72,12 +97,16 @@ impl Case {
         spoil(&mut spoiled);
         let (lse, entropies) = (vector(&spoiled), vector(&out.entropies));
         let (d_logps, d_entropies) = (vector(&self.d_logps), vector(&self.d_entropies));
-        let hidden = Tensor::from_f32(&m, &[self.r, self.h], &self.hidden);
-        let weight = Matrix::from_f32(&m, self.v, self.h, &self.weight);
+        let (hidden, weight) = self.operands();
         let targets = Tensor::from_u32(&m, &[self.r], &self.targets);
         let mut d_hidden = Tensor::from_f32(&m, &[self.r, self.h], &vec![f32::NAN; self.r * self.h]);
         let mut d_weight = Matrix::from_f32(&m, self.v, self.h, &self.weight0);
         for rows in [0..cut, cut..self.r] {
+            let inside = starts.iter().filter(|s| rows.contains(s) && **s > rows.start);
+            let mut segments: Vec<u32> = inside.map(|s| (s - rows.start) as u32).collect();
+            segments.insert(0, 0);
+            segments.push(rows.len() as u32);
+            let segments = Tensor::from_u32(&m, &[segments.len()], &segments);
             let args = Backward {
                 hidden: hidden.rows(rows.clone()),
                 weight: &weight,
@@ -89,6 +118,7 @@ impl Case {
                 entropies: Some(entropies.rows(rows.clone())),
                 d_hidden: d_hidden.rows_mut(rows.clone()),
                 d_weight: Some(&mut d_weight),
+                segments: Some(segments.view()),
             };
             backward(ctx, args).unwrap();
         }
@@ -122,11 +152,48 @@ fn forward_equals_the_formula_bit_for_bit() {
     for shape in SHAPES {
         for beta in [1.0, 1.0 / 0.7] {
             let case = Case::new(shape, beta);
-            let formula = reference::emulated(case.h, &case.hidden, &case.weight, &case.targets, beta, CHUNK);
+            let formula =
+                reference::emulated(case.h, &case.hidden, &case.weight, &case.targets, beta, CHUNK, reference::chain);
             for isa in Isa::present() {
                 assert_eq!(case.forward(&Context::cpu(isa, 1), 0..case.r), formula, "{isa:?} {shape:?}");
             }
         }
+    }
+}
+
+/// What has tiles here: the unit in plain Rust everywhere, and its instructions where they are.
+fn on_tiles() -> impl Iterator<Item = Context> {
+    let isas = [Isa::AmxEmulated].into_iter().chain(Isa::Amx.is_present().then_some(Isa::Amx));
+    isas.flat_map(|isa| [1, 2].map(|threads| Context::cpu(isa, threads)))
+}
+
+#[test]
+fn forward_on_tiles_equals_the_formula_bit_for_bit() {
+    for shape in [[1, 1, 1], [3, 5, 7], [2, 129, 33], [4, 9, 513], [70, 33, 1031]] {
+        let case = Case::new(shape, 1.0 / 0.7).in_bf16();
+        let dot = reference::dot_on_tiles;
+        let formula = reference::emulated(case.h, &case.hidden, &case.weight, &case.targets, case.beta, CHUNK, dot);
+        for ctx in on_tiles() {
+            assert_eq!(case.forward(&ctx, 0..case.r), formula, "{:?} {shape:?}", ctx.isa());
+        }
+    }
+}
+
+/// Tiles pair rows in thirty-twos from the start of each segment: a batch may be cut where a segment begins, and the
+/// operation cuts it itself wherever it likes.
+#[test]
+fn a_cut_between_segments_changes_no_bit_on_tiles() {
+    let case = Case::new([290, 5, 70], 1.3).in_bf16();
+    let starts = [1, 40, 75, 200];
+    let (d_hidden, d_weight) = case.oracle_backward();
+    for ctx in on_tiles() {
+        let whole = case.backward_of(&ctx, 0, &starts, |_| {});
+        // The gradients of the logits are rounded.
+        assert!(relative_error(&whole.0, &d_hidden) < 4e-3 && relative_error(&whole.1, &d_weight) < 4e-3);
+        for cut in starts {
+            assert_eq!(case.backward_of(&ctx, cut, &starts, |_| {}), whole, "cut at {cut}");
+        }
+        assert!(case.backward_of(&ctx, 0, &[1, 40, 75], |_| {}).1 != whole.1, "segments that change nothing");
     }
 }
 

@@ -13,7 +13,7 @@
 
 use super::Adapter;
 use super::linear::book;
-use super::linear::cpu::{Left, Operands, Order, Product, Right};
+use super::linear::cpu::{Left, Numbers, Operands, Order, Product, Right};
 use crate::matrix::PANEL;
 use crate::ops::args::expect;
 use crate::pool::{Disjoint, Scratch, Tasks};
@@ -131,6 +131,8 @@ impl Adapter<'_> {
                     order: Order::Rows(width),
                     accumulate: false,
                     bias: None,
+                    numbers: Numbers::Held,
+                    segments: None,
                 };
                 Product::new(ctx.isa(), operands).run(ctx);
                 for (wide, xa) in wide.chunks_exact(width).zip(xa[first * rank..].chunks_exact_mut(rank)) {
@@ -153,6 +155,8 @@ impl Adapter<'_> {
                     order: Order::Panels,
                     accumulate: true,
                     bias: None,
+                    numbers: Numbers::Held,
+                    segments: None,
                 };
                 Product::new(ctx.isa(), operands).run(ctx);
                 let operands = Operands {
@@ -165,6 +169,8 @@ impl Adapter<'_> {
                     order: Order::Rows(k),
                     accumulate: false,
                     bias: None,
+                    numbers: Numbers::Held,
+                    segments: None,
                 };
                 Product::new(ctx.isa(), operands).run(ctx);
                 multiply_add(ctx, f, dropped, &mut d_x[first * k..(first + rows) * k]);

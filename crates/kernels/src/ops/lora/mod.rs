@@ -36,7 +36,7 @@ use super::linear::{self, book};
 use super::lm_head::cpu::with_workspace;
 use crate::tensor::Elements;
 use crate::{Context, DType, Matrix, Result, View, ViewMut};
-use linear::cpu::{Left, Operands, Order, Product, Right};
+use linear::cpu::{Left, Numbers, Operands, Order, Product, Right};
 
 /// An adapter, to read.
 #[derive(Clone, Copy)]
@@ -121,6 +121,8 @@ impl Adapter<'_> {
             order: Order::Rows(rank),
             accumulate: false,
             bias: None,
+            numbers: Numbers::Held,
+            segments: None,
         };
         Product::new(ctx.isa(), operands).run(ctx);
         cpu::scale(ctx, xa, self.scale);
@@ -162,6 +164,8 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
                 order: Order::Rows(n),
                 accumulate: true,
                 bias: None,
+                numbers: Numbers::Held,
+                segments: None,
             };
             Product::new(ctx.isa(), operands).run(ctx);
         }
@@ -203,6 +207,8 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
                 order: Order::Rows(rank),
                 accumulate: false,
                 bias: None,
+                numbers: Numbers::Held,
+                segments: None,
             };
             Product::new(ctx.isa(), operands).run(ctx);
         }
@@ -231,6 +237,8 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
                 order: Order::Panels,
                 accumulate: true,
                 bias: None,
+                numbers: Numbers::Held,
+                segments: None,
             };
             Product::new(ctx.isa(), operands).run(ctx);
         }
@@ -260,6 +268,8 @@ fn lower_backward(
         order: Order::Panels,
         accumulate: true,
         bias: None,
+        numbers: Numbers::Held,
+        segments: None,
     };
     Product::new(ctx.isa(), operands).run(ctx);
     let operands = Operands {
@@ -272,6 +282,8 @@ fn lower_backward(
         order: Order::Rows(k),
         accumulate: true,
         bias: None,
+        numbers: Numbers::Held,
+        segments: None,
     };
     Product::new(ctx.isa(), operands).run(ctx);
 }

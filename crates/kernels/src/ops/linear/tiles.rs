@@ -1,0 +1,339 @@
+//! Products on tiles: both operands are packed into tiles block by block, and a [`Unit`] multiplies them.
+//!
+//! The depth is walked in steps of 32 from its start, or from the start of every segment of it, padded with zeros at the
+//! end: that, with the formula of [`crate::simd::tiles`], is what decides the bits. Everything else here does not: outputs
+//! are stored as f32 between blocks of depth, which is exact, and a row's tile is multiplied alike wherever it lies.
+//!
+//! | product         | tiles of A `[16 rows][32 steps]`           | tiles of B `[16 pairs of steps][16 columns][2]`     |
+//! |-----------------|--------------------------------------------|-----------------------------------------------------|
+//! | forward         | rows of `x`                                | two inputs of a panel of W side by side             |
+//! | backward_input  | rows of `d_y`, rounded                     | 16 columns of Wᵀ, whose 32 outputs are transposed as pairs |
+//! | backward_weight | two rows of `x` side by side, transposed   | two rows of `d_y`, rounded, side by side            |
+//!
+//! Knows neither threads nor instruction sets: a test can run all of it with the unit in plain Rust.
+
+use super::cpu::{Left, Order, Product, Right, aligned};
+use crate::matrix::PANEL;
+use crate::pool::Scratch;
+use crate::simd::tiles::{DEPTH, Rows, SIDE, TILE, Unit, Work};
+use crate::simd::{Element, LANES, Simd};
+use crate::tensor::Elements;
+use half::bf16;
+use std::ops::Range;
+
+/// (These numbers are small in tests, so that small shapes take every way.) Steps of a block of depth: 320 terms, whose tiles of A and B for 32 rows and 32 columns are 20 KiB each.
+const STEPS: usize = if cfg!(test) { 3 } else { 10 };
+/// The same where rows are few and B is passed over once.
+const STEPS_OF_FEW: usize = if cfg!(test) { 5 } else { 32 };
+/// Rows of one or two tiles.
+pub(super) const FEW: usize = 2 * SIDE;
+/// Rows of a task.
+pub(super) const ROWS: usize = if cfg!(test) { 96 } else { 512 };
+/// The most elements of A that are packed once for all panels: 1 MiB.
+const RESIDENT: usize = if cfg!(test) { 1 << 13 } else { 1 << 19 };
+/// Otherwise, panels between which the depth is walked: 1 MiB of outputs of [`ROWS`] rows.
+const CHUNK: usize = if cfg!(test) { 2 } else { 16 };
+
+/// Terms of a sum, in steps of at most 32 that no segment's end lies inside.
+pub(super) enum Steps {
+    /// One segment.
+    One(usize),
+    /// The terms of each step.
+    Segments(Vec<Range<usize>>),
+}
+
+impl Steps {
+    /// `segments` are the first term of each, and the number of terms at last.
+    pub(super) fn new(depth: usize, segments: Option<&[u32]>) -> Steps {
+        match segments {
+            Some(offsets) if offsets.len() > 2 => Steps::Segments(steps(offsets).collect()),
+            _ => Steps::One(depth),
+        }
+    }
+    fn len(&self) -> usize {
+        match self {
+            Steps::One(depth) => depth.div_ceil(DEPTH),
+            Steps::Segments(steps) => steps.len(),
+        }
+    }
+    /// Terms of step `step`.
+    fn terms(&self, step: usize) -> Range<usize> {
+        match self {
+            Steps::One(depth) => step * DEPTH..(*depth).min((step + 1) * DEPTH),
+            Steps::Segments(steps) => steps[step].clone(),
+        }
+    }
+}
+
+/// The terms of each step, for segments from these offsets.
+pub(crate) fn steps(offsets: &[u32]) -> impl Iterator<Item = Range<usize>> + use<'_> {
+    offsets.windows(2).flat_map(|ends| {
+        let (start, end) = (ends[0] as usize, ends[1] as usize);
+        (start..end).step_by(DEPTH).map(move |at| at..end.min(at + DEPTH))
+    })
+}
+
+/// Computes rows `rows` of panels `panels` on this thread, with terms `steps`.
+///
+/// # Safety
+/// No other thread computes an output in common.
+#[inline(always)]
+pub(super) unsafe fn block<V: Simd>(
+    product: &Product<'_>,
+    unit: Unit,
+    steps: &Steps,
+    rows: Range<usize>,
+    panels: Range<usize>,
+    scratch: &mut Scratch,
+) {
+    let (tiles, few) = (rows.len().div_ceil(SIDE), rows.len() <= FEW);
+    let resident = few || tiles * steps.len() * TILE <= RESIDENT;
+    let limit = if few { STEPS_OF_FEW } else { STEPS };
+    let blocks = steps.len().div_ceil(limit);
+    let most = steps.len().div_ceil(blocks.max(1));
+    let blocks_of_a = if resident { blocks } else { 1 };
+    let lens = [blocks_of_a * tiles * most * TILE, 2 * most * TILE];
+    // A ragged last panel goes through rows of its own; so does the memory of a panel's padding, which is left alone.
+    let aside = rows.len() * PANEL;
+    let memory = aligned(scratch, (lens[0] + lens[1]) / 2 + aside);
+    let (packed, aside) = memory.split_at_mut((lens[0] + lens[1]) / 2);
+    let (all_a, b) = halves(packed).split_at_mut(lens[0]);
+
+    let chunk = if resident { 1 } else { CHUNK };
+    for first in panels.clone().step_by(chunk) {
+        let panels_of_chunk = first..panels.end.min(first + chunk);
+        for i in 0..blocks {
+            let depth = (i * most).min(steps.len())..((i + 1) * most).min(steps.len());
+            let a = &mut all_a[if resident { i * tiles * most * TILE } else { 0 }..][..tiles * most * TILE];
+            if !resident || first == panels.start {
+                pack_left::<V>(product, steps, rows.clone(), depth.clone(), a);
+            }
+            for panel in panels_of_chunk.clone() {
+                pack_right::<V>(product, steps, panel, depth.clone(), b);
+                let outputs = Outputs {
+                    rows: rows.clone(),
+                    panel,
+                    from_c: product.accumulate || depth.start > 0,
+                    last: depth.end == steps.len(),
+                };
+                // SAFETY: A and B were just packed; the outputs are this thread's.
+                unsafe { multiply::<V>(product, unit, outputs, depth.len(), a, b, aside) };
+            }
+        }
+    }
+}
+
+/// This memory as numbers of half its width.
+fn halves(memory: &mut [f32]) -> &mut [bf16] {
+    let (start, len) = (memory.as_mut_ptr().cast(), 2 * memory.len());
+    // SAFETY: the same bytes; any bits are a number, and two bytes need no more alignment than four.
+    unsafe { std::slice::from_raw_parts_mut(start, len) }
+}
+
+/// Which outputs a call of [`multiply`] forms.
+struct Outputs {
+    rows: Range<usize>,
+    panel: usize,
+    from_c: bool,
+    /// Whether sums end with it, so that the bias comes next.
+    last: bool,
+}
+
+/// One panel's outputs from packed tiles, and the bias after the last of them.
+///
+/// # Safety
+/// No other thread touches these outputs.
+#[inline(always)]
+unsafe fn multiply<V: Simd>(
+    product: &Product<'_>,
+    unit: Unit,
+    outputs: Outputs,
+    depth: usize,
+    a: &[bf16],
+    b: &[bf16],
+    aside: &mut [f32],
+) {
+    let Outputs { rows, panel, from_c, last } = outputs;
+    let columns = (product.n - panel * PANEL).min(PANEL);
+    let (row, panel_at) = match product.order {
+        Order::Rows(stride) => (stride, panel * PANEL),
+        Order::Panels => (PANEL, panel * product.m * PANEL),
+    };
+    let c = product.c.wrapping_add(rows.start * row + panel_at);
+    // SAFETY: rows and columns that exist, as the product checked; this thread's alone.
+    let of_row = |i: usize| unsafe { std::slice::from_raw_parts_mut(c.wrapping_add(i * row), columns) };
+    let whole = columns == PANEL;
+    if !whole && from_c {
+        aside.chunks_exact_mut(PANEL).enumerate().for_each(|(i, to)| to[..columns].copy_from_slice(of_row(i)));
+    }
+    let (start, stride) = if whole { (c, row) } else { (aside.as_mut_ptr(), PANEL) };
+
+    let (tall, rest) = (rows.len() / FEW, rows.len() % FEW);
+    let ends = Rows { upper: rest.min(SIDE) as u8, lower: rest.saturating_sub(SIDE) as u8 };
+    for (blocks, first, of_tiles) in [(tall, 0, Rows { upper: 16, lower: 16 }), (usize::from(rest > 0), tall, ends)] {
+        if blocks == 0 {
+            continue;
+        }
+        let work = Work {
+            a: a[first * 2 * depth * TILE..].as_ptr(),
+            b: b.as_ptr(),
+            c: start.wrapping_add(first * FEW * stride),
+            a_lower: depth * size_of::<[bf16; TILE]>(),
+            c_stride: stride * size_of::<f32>(),
+            a_block: 2 * depth * size_of::<[bf16; TILE]>(),
+            c_block: FEW * stride * size_of::<f32>(),
+            depth,
+            blocks,
+            from_c: usize::from(from_c),
+            rows: of_tiles,
+        };
+        debug_assert!(b.len() >= 2 * depth * TILE && a.len() >= rows.len().div_ceil(SIDE) * depth * TILE);
+        // SAFETY: A holds `depth` tiles for every 16 rows, the last ones too; B two for each step; C is either rows of 32
+        // columns that exist or as many aside.
+        unsafe { unit(&work) };
+    }
+
+    if !whole {
+        aside.chunks_exact(PANEL).take(rows.len()).enumerate().for_each(|(i, from)| {
+            of_row(i).copy_from_slice(&from[..columns]);
+        });
+    }
+    if let Some(bias) = product.bias.filter(|_| last) {
+        let bias = &bias[panel * PANEL..][..columns];
+        for i in 0..rows.len() {
+            for (c, bias) in of_row(i).chunks_mut(LANES).zip(bias.chunks(LANES)) {
+                let n = c.len();
+                V::load_partial(c, n).add(V::load_partial(bias, n)).store_partial(c, n);
+            }
+        }
+    }
+}
+
+/// Two tiles in the making.
+#[repr(align(64))]
+struct Lines([bf16; 2 * TILE]);
+
+/// Tiles of A: `[rows / 16][depth][16][32]`. Rows that do not exist are not written.
+#[inline(always)]
+fn pack_left<V: Simd>(product: &Product<'_>, steps: &Steps, rows: Range<usize>, depth: Range<usize>, to: &mut [bf16]) {
+    let tiles = depth.len() * TILE;
+    match product.left {
+        Left::Rows(data, stride) => {
+            for (i, row) in rows.enumerate() {
+                let to = &mut to[i / SIDE * tiles + i % SIDE * DEPTH..];
+                for (at, step) in depth.clone().enumerate() {
+                    let terms = steps.terms(step);
+                    let from = data.range(row * stride + terms.start..row * stride + terms.end);
+                    narrowed::<V>(from, &mut to[at * TILE..][..DEPTH]);
+                }
+            }
+        }
+        Left::Columns(data, stride) => {
+            for (block, start) in rows.clone().step_by(FEW).enumerate() {
+                let columns = start..rows.end.min(start + FEW);
+                for (at, step) in depth.clone().enumerate() {
+                    // Pairs of terms, column by column, in the way B wants them; A wants columns one below the other.
+                    let mut zipped = Lines([bf16::ZERO; 2 * TILE]);
+                    let row = |k: usize| data.range(k * stride + columns.start..k * stride + columns.end);
+                    zip::<V>(steps.terms(step), row, &mut zipped.0);
+                    for (half, from) in zipped.0.chunks_exact(TILE).enumerate().take(columns.len().div_ceil(SIDE)) {
+                        transpose_pairs::<V>(from, SIDE, &mut to[(2 * block + half) * tiles + at * TILE..][..TILE]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Tiles of B for one panel: `[depth][2][16 pairs][16 columns][2]`.
+#[inline(always)]
+fn pack_right<V: Simd>(product: &Product<'_>, steps: &Steps, panel: usize, depth: Range<usize>, to: &mut [bf16]) {
+    let columns = panel * PANEL..product.n.min((panel + 1) * PANEL);
+    for (step, to) in depth.zip(to.chunks_exact_mut(2 * TILE)) {
+        let terms = steps.terms(step);
+        match product.right {
+            Right::Panels(data) => {
+                let at = |k: usize| (panel * product.depth + k) * PANEL;
+                zip::<V>(terms, |k| data.range(at(k)..at(k) + PANEL), to);
+            }
+            Right::Rows(data, stride) => {
+                let row = |k: usize| Elements::F32(&data[k * stride + columns.start..k * stride + columns.end]);
+                zip::<V>(terms, row, to);
+            }
+            Right::Transposed(Elements::Bf16(data)) => {
+                // A step is a panel of the weight, whose padding is 0.
+                let from = &data[(step * product.n + columns.start) * PANEL..(step * product.n + columns.end) * PANEL];
+                for (half, to) in to.chunks_exact_mut(TILE).enumerate() {
+                    let from = &from[(half * TILE).min(from.len())..];
+                    transpose_pairs::<V>(from, (from.len() / PANEL).min(SIDE), to);
+                }
+            }
+            Right::Transposed(Elements::F32(_)) => unreachable!("a weight in f32 is not multiplied on tiles"),
+        }
+    }
+}
+
+/// Up to 32 elements as bf16, zeros after them.
+#[inline(always)]
+fn narrowed<V: Simd>(from: Elements<'_>, to: &mut [bf16]) {
+    let len = from.len();
+    match from {
+        Elements::Bf16(from) => to[..len].copy_from_slice(from),
+        Elements::F32(from) => {
+            for (from, to) in from.chunks(LANES).zip(to.chunks_mut(LANES)) {
+                if from.len() == LANES {
+                    bf16::store(V::load(from), to);
+                } else {
+                    bf16::store_partial(V::load_partial(from, from.len()), to, from.len());
+                }
+            }
+        }
+    }
+    to[len..].fill(bf16::ZERO);
+}
+
+/// Rows of at most 32 columns, of the terms of a step, two and two side by side: `[2][16 pairs][16 columns][2]`; zeros
+/// where there is no term or no column.
+#[inline(always)]
+fn zip<'a, V: Simd>(terms: Range<usize>, row: impl Fn(usize) -> Elements<'a>, to: &mut [bf16]) {
+    let zeros = [bf16::ZERO; DEPTH];
+    let (low, high) = to.split_at_mut(TILE);
+    let pairs = low.chunks_exact_mut(DEPTH).zip(high.chunks_exact_mut(DEPTH));
+    for (k, (low, high)) in (terms.start..).step_by(2).zip(pairs) {
+        let mut rounded = [[bf16::ZERO; DEPTH]; 2];
+        let [even, odd] = &mut rounded;
+        let even = if k < terms.end { whole::<V>(row(k), even) } else { &zeros };
+        let odd = if k + 1 < terms.end { whole::<V>(row(k + 1), odd) } else { &zeros };
+        V::zip_bf16(even, odd, low, high);
+    }
+}
+
+/// 32 elements in bf16: as they lie, or rounded and padded in `room`.
+#[inline(always)]
+fn whole<'a, V: Simd>(from: Elements<'a>, room: &'a mut [bf16; DEPTH]) -> &'a [bf16] {
+    match from {
+        Elements::Bf16(from) if from.len() == DEPTH => from,
+        from => {
+            narrowed::<V>(from, room);
+            room
+        }
+    }
+}
+
+/// `[columns ≤ 16][16 pairs]` to `[16 pairs][16 columns]`, a pair being moved as one; columns that do not exist become 0.
+#[inline(always)]
+fn transpose_pairs<V: Simd>(from: &[bf16], columns: usize, to: &mut [bf16]) {
+    let (from, to) = (&from[..columns * DEPTH], &mut to[..TILE]);
+    let zero = V::splat(0.0);
+    let row = |i: usize| {
+        // SAFETY: 16 pairs of a row that exists. A vector only carries their bits. Rows begin at multiples of 64 bytes of
+        // what is aligned to 4 (weights and scratch are aligned to 64), so pairs are aligned as f32 are.
+        if i < columns { unsafe { V::load_ptr(from[i * DEPTH..].as_ptr().cast()) } } else { zero }
+    };
+    debug_assert!(from.as_ptr().cast::<f32>().is_aligned() && to.as_ptr().cast::<f32>().is_aligned());
+    let transposed = V::transpose(std::array::from_fn(row));
+    for (row, to) in transposed.into_iter().zip(to.chunks_exact_mut(DEPTH)) {
+        // SAFETY: 32 elements of two bytes.
+        unsafe { row.store_ptr(to.as_mut_ptr().cast()) };
+    }
+}

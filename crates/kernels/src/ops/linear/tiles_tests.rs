@@ -1,0 +1,302 @@
+//! Products on tiles against their formula, bit for bit: on every machine with the unit in plain Rust, and on one with AMX
+//! with its instructions too.
+
+use super::*;
+use crate::check::{normal, relative_error};
+use crate::pool::Scratch;
+use crate::simd::{Kernel, Simd};
+use crate::tensor::rounded_to_bf16;
+use crate::{Device, Isa, Layout, Memory, Tensor};
+use cpu::Numbers;
+
+/// `[M, N, K]`: one, tails of rows, columns and depth on either side of a tile, and in tests' small blocks several blocks of
+/// depth, chunks of panels and blocks of rows.
+const SHAPES: [[usize; 3]; 15] = [
+    [1, 1, 1],
+    [3, 5, 7],
+    [2, 129, 33],
+    [13, 31, 64],
+    [1, 33, 100],
+    [16, 32, 32],
+    [17, 33, 31],
+    [33, 64, 32],
+    [5, 70, 520],
+    [47, 16, 130],
+    [32, 200, 96],
+    [40, 170, 330],
+    [129, 34, 65],
+    [70, 5, 12],
+    [200, 3, 3],
+];
+
+/// What has tiles here.
+fn isas() -> impl Iterator<Item = Isa> {
+    [Isa::AmxEmulated].into_iter().chain(Isa::Amx.is_present().then_some(Isa::Amx))
+}
+
+fn contexts() -> impl Iterator<Item = Context> {
+    isas().flat_map(|isa| [1, 3].map(|threads| Context::cpu(isa, threads)))
+}
+
+fn memory() -> Memory {
+    Memory::new(Device::Cpu)
+}
+
+fn narrow(shape: &[usize], data: &[f32]) -> Tensor {
+    let mut t = Tensor::zeros(&memory(), shape, DType::Bf16);
+    t.view_mut().copy_from_f32(data);
+    t
+}
+
+fn wide(shape: &[usize], data: &[f32]) -> Tensor {
+    Tensor::from_f32(&memory(), shape, data)
+}
+
+struct Case {
+    m: usize,
+    n: usize,
+    k: usize,
+    /// Numbers of bf16.
+    x: Vec<f32>,
+    /// The same.
+    w: Vec<f32>,
+    bias: Vec<f32>,
+    d_y: Vec<f32>,
+    y0: Vec<f32>,
+    x0: Vec<f32>,
+    w0: Vec<f32>,
+}
+
+impl Case {
+    fn new([m, n, k]: [usize; 3]) -> Case {
+        Case {
+            m,
+            n,
+            k,
+            x: rounded_to_bf16(&normal(1, m * k)),
+            w: rounded_to_bf16(&normal(2, n * k)),
+            bias: normal(3, n),
+            d_y: normal(4, m * n),
+            y0: normal(5, m * n),
+            x0: normal(6, m * k),
+            w0: normal(7, n * k),
+        }
+    }
+    fn weight(&self) -> Matrix {
+        let mut w = Matrix::zeros_of(&memory(), self.n, self.k, Layout::Panels, DType::Bf16);
+        w.pack_rows(0, &self.w);
+        w
+    }
+    /// What `y` holds afterwards, rows before and after those computed too; it starts as NaN unless it is accumulated into.
+    fn forward(&self, ctx: &Context, rows: std::ops::Range<usize>, bias: bool, accumulate: bool) -> Vec<f32> {
+        let Case { m, n, k, .. } = *self;
+        let (x, w, b) = (narrow(&[m, k], &self.x), self.weight(), wide(&[n], &self.bias));
+        let mut y = wide(&[m, n], &if accumulate { self.y0.clone() } else { vec![f32::NAN; m * n] });
+        let bias = bias.then(|| b.view());
+        let args = Forward { x: x.rows(rows.clone()), w: &w, bias, y: y.rows_mut(rows), accumulate };
+        forward(ctx, args).unwrap();
+        y.to_vec_f32()
+    }
+    fn backward_input(&self, ctx: &Context, accumulate: bool) -> Vec<f32> {
+        let Case { m, n, k, .. } = *self;
+        let (d_y, w) = (wide(&[m, n], &self.d_y), self.weight());
+        let mut d_x = wide(&[m, k], &if accumulate { self.x0.clone() } else { vec![f32::NAN; m * k] });
+        backward_input(ctx, BackwardInput { d_y: d_y.view(), w: &w, d_x: d_x.view_mut(), accumulate }).unwrap();
+        d_x.to_vec_f32()
+    }
+    /// The rows given in calls between these cuts.
+    fn backward_weight(&self, ctx: &Context, segments: &[u32], cuts: &[usize]) -> Vec<f32> {
+        let Case { m, n, k, .. } = *self;
+        let (x, d_y) = (narrow(&[m, k], &self.x), wide(&[m, n], &self.d_y));
+        let mut d_w = Matrix::from_f32(&memory(), n, k, &self.w0);
+        for ends in cuts.windows(2) {
+            let rows = ends[0]..ends[1];
+            let inside = segments.iter().filter(|&&s| (ends[0]..=ends[1]).contains(&(s as usize)));
+            let own: Vec<u32> = inside.map(|s| s - ends[0] as u32).collect();
+            let own = Tensor::from_u32(&memory(), &[own.len()], &own);
+            let (x, d_y, segments) = (x.rows(rows.clone()), d_y.rows(rows), Some(own.view()));
+            backward_weight(ctx, BackwardWeight { x, d_y, d_w: &mut d_w, d_bias: None, segments }).unwrap();
+        }
+        let used = d_w.unpack_rows(0..n);
+        let sum = |x: &[f32]| x.iter().map(|x| f64::from(x.abs())).sum::<f64>();
+        let (all, of_used) = (sum(&d_w.data().to_vec_f32()), sum(&used));
+        assert!((all - of_used).abs() <= 1e-9 * all, "padding was written");
+        used
+    }
+}
+
+fn same(got: &[f32], expected: &[f32], what: &str) {
+    let at = got.iter().zip(expected).position(|(a, b)| a.to_bits() != b.to_bits());
+    assert!(
+        got.len() == expected.len() && at.is_none(),
+        "{what}: element {at:?}: {:?}",
+        at.map(|i| (got[i], expected[i]))
+    );
+}
+
+#[test]
+fn forward_equals_the_formula_bit_for_bit() {
+    for shape in SHAPES {
+        let case = Case::new(shape);
+        let plain = reference::forward_on_tiles(case.k, &case.x, &case.w, Some(&case.bias), None);
+        let continued = reference::forward_on_tiles(case.k, &case.x, &case.w, None, Some(&case.y0));
+        for ctx in contexts() {
+            let what = format!("{:?} {} {shape:?}", ctx.isa(), ctx.threads());
+            same(&case.forward(&ctx, 0..case.m, true, false), &plain, &what);
+            same(&case.forward(&ctx, 0..case.m, false, true), &continued, &what);
+        }
+    }
+}
+
+#[test]
+fn backward_equals_the_formula_bit_for_bit() {
+    for shape in SHAPES {
+        let case = Case::new(shape);
+        let fresh = reference::backward_input_on_tiles(case.k, &case.d_y, &case.w, None);
+        let continued = reference::backward_input_on_tiles(case.k, &case.d_y, &case.w, Some(&case.x0));
+        let m = case.m as u32;
+        for segments in [vec![0, m], vec![0, m / 3, m / 3, m / 2 + 1, m]] {
+            let mut d_w = case.w0.clone();
+            reference::backward_weight_on_tiles(case.k, &case.x, &case.d_y, &mut d_w, &segments);
+            for ctx in contexts() {
+                let what = format!("d_w {:?} {} {shape:?} {segments:?}", ctx.isa(), ctx.threads());
+                same(&case.backward_weight(&ctx, &segments, &[0, case.m]), &d_w, &what);
+                // Cut at a segment's end: the same bits.
+                let cuts = [0, segments[1] as usize, case.m];
+                same(&case.backward_weight(&ctx, &segments, &cuts), &d_w, &format!("{what} cut"));
+            }
+        }
+        for ctx in contexts() {
+            let what = format!("d_x {:?} {} {shape:?}", ctx.isa(), ctx.threads());
+            same(&case.backward_input(&ctx, false), &fresh, &what);
+            same(&case.backward_input(&ctx, true), &continued, &what);
+        }
+    }
+}
+
+/// The way from operands to tiles and back is written once for all vectors; here it runs on each of them.
+#[test]
+fn every_vector_packs_alike() {
+    struct Block<'a, 'b>(&'a Product<'b>, usize, usize);
+    impl Kernel for Block<'_, '_> {
+        type Output = ();
+        #[inline(always)]
+        fn run<V: Simd>(self) {
+            let mut scratch = Scratch::default();
+            scratch.f32(1 << 16).fill(f32::NAN);
+            // SAFETY: the output is borrowed by the product and nobody else computes it.
+            unsafe { self.0.block::<V>(0..self.1, 0..self.2.div_ceil(crate::matrix::PANEL), &mut scratch) };
+        }
+    }
+    let [m, n, k] = [37, 45, 70];
+    let case = Case::new([m, n, k]);
+    let (x, w, d_y) = (narrow(&[m, k], &case.x), case.weight(), wide(&[m, n], &case.d_y));
+    let data = || w.data().view().elements();
+    for isa in Isa::present() {
+        for product in 0..3 {
+            let (left, right, order, [m, n, depth]) = match product {
+                0 => (Left::Rows(x.view().elements(), k), Right::Panels(data()), Order::Rows(n), [m, n, k]),
+                1 => (Left::Rows(d_y.view().elements(), n), Right::Transposed(data()), Order::Rows(k), [m, k, n]),
+                _ => {
+                    (Left::Columns(x.view().elements(), k), Right::Rows(d_y.view().f32(), n), Order::Panels, [k, n, m])
+                }
+            };
+            let mut c = vec![f32::NAN; if product == 2 { 2 * 32 * k } else { m * n }];
+            let (numbers, accumulate, c_mut) = (Numbers::Bf16, false, c.as_mut_slice());
+            let operands =
+                Operands { m, n, depth, left, right, c: c_mut, order, accumulate, bias: None, numbers, segments: None };
+            isa.run(Block(&Product::new(Isa::AmxEmulated, operands), m, n));
+            let expected = match product {
+                0 => reference::forward_on_tiles(k, &case.x, &case.w, None, None),
+                1 => reference::backward_input_on_tiles(k, &case.d_y, &case.w, None),
+                _ => {
+                    let mut d_w = vec![0.0; case.n * k];
+                    reference::backward_weight_on_tiles(k, &case.x, &case.d_y, &mut d_w, &[0, case.m as u32]);
+                    let at = |i: usize| (i % k, i / k);
+                    c = (0..d_w.len()).map(at).map(|(i, j)| c[(j / 32 * k + i) * 32 + j % 32]).collect();
+                    d_w
+                }
+            };
+            same(&c, &expected, &format!("{isa:?} product {product}"));
+        }
+    }
+}
+
+/// A row's bits depend neither on the other rows nor on its place among them, and rows not asked for are left alone.
+#[test]
+fn bits_do_not_depend_on_the_batch() {
+    let case = Case::new([70, 45, 140]);
+    for ctx in contexts() {
+        let y = case.forward(&ctx, 0..70, true, false);
+        for rows in [0..1, 16..17, 31..49, 3..70, 69..70] {
+            let got = case.forward(&ctx, rows.clone(), true, false);
+            let inside = rows.start * 45..rows.end * 45;
+            same(&got[inside.clone()], &y[inside.clone()], &format!("rows {rows:?}"));
+            assert!(got.iter().enumerate().all(|(i, y)| inside.contains(&i) || y.is_nan()), "rows {rows:?}");
+        }
+    }
+}
+
+#[test]
+fn a_nan_does_not_spread() {
+    let (m, n, k) = (35, 37, 41);
+    let mut case = Case::new([m, n, k]);
+    case.x[2 * k + 4] = f32::NAN;
+    for ctx in contexts() {
+        let y = case.forward(&ctx, 0..m, true, false);
+        assert!(y.chunks_exact(n).enumerate().all(|(row, y)| y.iter().all(|y| y.is_nan() == (row == 2))));
+        let (x, d_y) = (narrow(&[m, k], &case.x), wide(&[m, n], &case.d_y));
+        let mut d_w = Matrix::zeros(&memory(), n, k, Layout::Panels);
+        let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: None, segments: None };
+        backward_weight(&ctx, args).unwrap();
+        let nans = d_w.data().to_vec_f32().iter().filter(|x| x.is_nan()).count();
+        assert_eq!(nans, n, "one input of every output, and no padding");
+    }
+}
+
+/// Near the f64 oracle of the same numbers; with a row of `d_y` forgotten, not.
+#[test]
+fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
+    let mut case = Case::new([33, 70, 45]);
+    let f64s = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+    let (x, w, d_y) = (f64s(&case.x), f64s(&case.w), f64s(&rounded_to_bf16(&case.d_y)));
+    let d_x = reference::backward_input(case.k, &d_y, &w, None);
+    let (mut d_w, mut d_b) = (f64s(&case.w0), vec![0.0; case.n]);
+    reference::backward_weight(case.k, &x, &d_y, &mut d_w, &mut d_b);
+    let (right, all) = (case.d_y.clone(), [0, case.m]);
+    for ctx in contexts() {
+        case.d_y = right.clone();
+        assert!(relative_error(&case.backward_input(&ctx, false), &d_x) < 1e-5);
+        assert!(relative_error(&case.backward_weight(&ctx, &[0, 33], &all), &d_w) < 1e-5);
+        case.d_y[32 * 70..].fill(0.0);
+        assert!(relative_error(&case.backward_input(&ctx, false), &d_x) > 1e-2);
+        assert!(relative_error(&case.backward_weight(&ctx, &[0, 33], &all), &d_w) > 1e-2);
+    }
+}
+
+/// Numbers in f32 are none of the tiles' business.
+#[test]
+fn products_in_f32_are_chains() {
+    let case = Case::new([17, 33, 100]);
+    for ctx in contexts() {
+        let (x, w) = (wide(&[17, 100], &case.x), Matrix::from_f32(&memory(), 33, 100, &case.w));
+        let mut y = wide(&[17, 33], &[f32::NAN; 17 * 33]);
+        forward(&ctx, Forward { x: x.view(), w: &w, bias: None, y: y.view_mut(), accumulate: false }).unwrap();
+        let chains = reference::forward(100, &case.x, &case.w, None, None);
+        same(&y.to_vec_f32(), &chains, "chains");
+        assert!(chains != reference::forward_on_tiles(100, &case.x, &case.w, None, None));
+    }
+}
+
+#[test]
+fn segments_that_are_none_are_named() {
+    let (x, d_y) = (wide(&[4, 3], &[0.0; 12]), wide(&[4, 2], &[0.0; 8]));
+    let mut d_w = Matrix::zeros(&memory(), 2, 3, Layout::Panels);
+    for wrong in [&[0, 3][..], &[1, 4], &[0, 3, 2, 4], &[], &[4]] {
+        let segments = Tensor::from_u32(&memory(), &[wrong.len()], wrong);
+        let segments = Some(segments.view());
+        let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: None, segments };
+        let message = backward_weight(&Context::cpu(Isa::Portable, 1), args).unwrap_err().to_string();
+        assert_eq!(message, "linear::backward_weight: segments do not ascend from 0 to 4");
+    }
+}

@@ -1,0 +1,340 @@
+//! The instructions of AMX: whether they are there, and [`Work`] done by them.
+//!
+//! Stable Rust has no intrinsics for tiles, so this is assembly. Tiles and their configuration live from `ldtilecfg` to
+//! `tilerelease`, both inside one block of it: the compiler, which knows nothing of that state, never runs in between, and
+//! a thread that does not compute has none for the system to save.
+
+use super::tiles::{self, Rows, SIDE, TILE, Work};
+use half::bf16;
+use std::arch::asm;
+use std::sync::OnceLock;
+
+/// The configuration of the eight tiles: C in 0 to 3 (upper left, upper right, lower left, lower right), A in 4 (upper)
+/// and 5 (lower), B in 6 (left) and 7 (right).
+#[repr(C, align(64))]
+struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Config {
+    /// Tiles without rows stay unconfigured, and no instruction may name them.
+    fn new(Rows { upper, lower }: Rows) -> Config {
+        let of_tiles = [upper, upper, lower, lower, upper, lower, SIDE as u8, SIDE as u8];
+        let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        for (tile, rows) in of_tiles.into_iter().enumerate().filter(|(_, rows)| *rows > 0) {
+            (config.rows[tile], config.row_bytes[tile]) = (rows, 64);
+        }
+        config
+    }
+}
+
+/// Why this process may not use AMX; nothing if it may.
+///
+/// It may if the processor has it, the system grants it, and it computes what [`tiles::emulated`] does. Found out once.
+pub fn refusal() -> Option<&'static str> {
+    static FOUND: OnceLock<Option<&'static str>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        if !processor_has_it() {
+            return Some("this processor has no AMX for bf16");
+        }
+        if !granted() {
+            return Some("the processor has AMX, but the system does not let this process use it");
+        }
+        // SAFETY: the processor has the instructions and the system has granted them.
+        let agrees = self_test(|work| unsafe { run(work) });
+        (!agrees).then_some("the processor has AMX, but its products are not those of the manual's formula")
+    })
+}
+
+/// CPUID says AMX-TILE and AMX-BF16, and the system saves the tiles (XCR0).
+fn processor_has_it() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+    if __cpuid(0).eax < 7 {
+        return false;
+    }
+    let (features, extended) = (__cpuid(1).ecx, __cpuid_count(7, 0).edx);
+    let (xsave, os_xsave) = (features >> 26 & 1, features >> 27 & 1);
+    let (amx_bf16, amx_tile) = (extended >> 22 & 1, extended >> 24 & 1);
+    if [xsave, os_xsave, amx_bf16, amx_tile].contains(&0) {
+        return false;
+    }
+    /// # Safety
+    /// The processor has XGETBV and the system has enabled it.
+    #[target_feature(enable = "xsave")]
+    unsafe fn enabled() -> u64 {
+        // SAFETY: the caller's promise; register 0 always exists.
+        unsafe { _xgetbv(0) }
+    }
+    const TILES: u64 = 3 << 17;
+    // SAFETY: XSAVE and OSXSAVE were just seen.
+    (unsafe { enabled() }) & TILES == TILES
+}
+
+/// Linux grants tiles to a process that asks (`arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`), all its threads.
+#[cfg(target_os = "linux")]
+fn granted() -> bool {
+    const ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
+    const XFEATURE_XTILEDATA: u64 = 18;
+    let mut result = ARCH_PRCTL;
+    // SAFETY: a system call that takes two numbers and touches no memory of this process; a kernel that does not know it
+    // returns an error. It overwrites rcx and r11, as declared.
+    unsafe {
+        asm!("syscall", inout("rax") result, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") XFEATURE_XTILEDATA,
+            lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    result == 0
+}
+
+/// No other system is asked.
+#[cfg(not(target_os = "linux"))]
+fn granted() -> bool {
+    false
+}
+
+/// Does the work on tiles.
+///
+/// # Safety
+/// As for [`tiles::Unit`], and [`refusal`] is nothing (or is just finding out).
+pub unsafe fn run(work: &Work) {
+    assert!(work.depth > 0 && work.blocks > 0);
+    assert!((1..=16).contains(&work.rows.upper) && work.rows.lower <= 16);
+    let config = Config::new(work.rows);
+    // Two rows of tiles, or one: an instruction may not name a tile that is not configured.
+    if work.rows.lower > 0 {
+        // SAFETY: tile loads and stores touch what the caller promises: configured rows of 64 bytes, from `a`, `b` and `c` at
+        // their strides. All registers used are declared, tiles among them, and none of their state outlives the block.
+        unsafe {
+            asm!(
+                "ldtilecfg [{steps}]",
+                "2:",
+                "mov {c_low}, {c_stride}",
+                "shl {c_low}, 4",
+                "add {c_low}, {c}",
+                "cmp qword ptr [{work} + {from_c}], 0",
+                "je 3f",
+                "tileloadd tmm0, [{c} + {c_stride}]",
+                "tileloadd tmm1, [{c} + {c_stride} + 64]",
+                "tileloadd tmm2, [{c_low} + {c_stride}]",
+                "tileloadd tmm3, [{c_low} + {c_stride} + 64]",
+                "jmp 4f",
+                "3:",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "4:",
+                "mov {up}, {a}",
+                "mov {low}, {a}",
+                "add {low}, [{work} + {a_lower}]",
+                "mov {b}, [{work} + {b_start}]",
+                "mov {steps}, [{work} + {depth}]",
+                ".p2align 5",
+                "5:",
+                "tileloadd tmm4, [{up} + {line}]",
+                "tileloadd tmm6, [{b} + {line}]",
+                "tileloadd tmm5, [{low} + {line}]",
+                "tileloadd tmm7, [{b} + {line} + 1024]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {up}, 1024",
+                "add {low}, 1024",
+                "add {b}, 2048",
+                "dec {steps}",
+                "jnz 5b",
+                "tilestored [{c} + {c_stride}], tmm0",
+                "tilestored [{c} + {c_stride} + 64], tmm1",
+                "tilestored [{c_low} + {c_stride}], tmm2",
+                "tilestored [{c_low} + {c_stride} + 64], tmm3",
+                "add {a}, [{work} + {a_block}]",
+                "add {c}, [{work} + {c_block}]",
+                "dec {blocks}",
+                "jnz 2b",
+                "tilerelease",
+                steps = inout(reg) &config => _,
+                work = in(reg) work,
+                a = inout(reg) work.a => _,
+                c = inout(reg) work.c => _,
+                c_stride = in(reg) work.c_stride,
+                blocks = inout(reg) work.blocks => _,
+                line = in(reg) 64usize,
+                up = out(reg) _,
+                low = out(reg) _,
+                b = out(reg) _,
+                a_lower = const std::mem::offset_of!(Work, a_lower),
+                b_start = const std::mem::offset_of!(Work, b),
+                depth = const std::mem::offset_of!(Work, depth),
+                from_c = const std::mem::offset_of!(Work, from_c),
+                a_block = const std::mem::offset_of!(Work, a_block),
+                c_block = const std::mem::offset_of!(Work, c_block),
+                c_low = out(reg) _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    } else {
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                "ldtilecfg [{steps}]",
+                "2:",
+                "cmp qword ptr [{work} + {from_c}], 0",
+                "je 3f",
+                "tileloadd tmm0, [{c} + {c_stride}]",
+                "tileloadd tmm1, [{c} + {c_stride} + 64]",
+                "jmp 4f",
+                "3:",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "4:",
+                "mov {up}, {a}",
+                "mov {b}, [{work} + {b_start}]",
+                "mov {steps}, [{work} + {depth}]",
+                ".p2align 5",
+                "5:",
+                "tileloadd tmm4, [{up} + {line}]",
+                "tileloadd tmm6, [{b} + {line}]",
+                "tileloadd tmm7, [{b} + {line} + 1024]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "add {up}, 1024",
+                "add {b}, 2048",
+                "dec {steps}",
+                "jnz 5b",
+                "tilestored [{c} + {c_stride}], tmm0",
+                "tilestored [{c} + {c_stride} + 64], tmm1",
+                "add {a}, [{work} + {a_block}]",
+                "add {c}, [{work} + {c_block}]",
+                "dec {blocks}",
+                "jnz 2b",
+                "tilerelease",
+                steps = inout(reg) &config => _,
+                work = in(reg) work,
+                a = inout(reg) work.a => _,
+                c = inout(reg) work.c => _,
+                c_stride = in(reg) work.c_stride,
+                blocks = inout(reg) work.blocks => _,
+                line = in(reg) 64usize,
+                up = out(reg) _,
+                b = out(reg) _,
+                b_start = const std::mem::offset_of!(Work, b),
+                depth = const std::mem::offset_of!(Work, depth),
+                from_c = const std::mem::offset_of!(Work, from_c),
+                a_block = const std::mem::offset_of!(Work, a_block),
+                c_block = const std::mem::offset_of!(Work, c_block),
+                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+}
+
+/// Operations of [`spin`].
+pub fn spin_flops(rounds: usize) -> f64 {
+    (rounds.max(1) * 8 * 2 * SIDE * TILE) as f64
+}
+
+/// Products of register tiles alone, `rounds` times eight: what the unit can do at most.
+///
+/// # Safety
+/// [`refusal`] is nothing.
+pub unsafe fn spin(rounds: usize) {
+    let config = Config::new(Rows { upper: SIDE as u8, lower: SIDE as u8 });
+    // SAFETY: touches no memory but the configuration; registers are declared, and the tiles' state ends with the block.
+    unsafe {
+        asm!(
+            "ldtilecfg [{config}]",
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+            ".p2align 5",
+            "2:",
+            "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
+            "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
+            "dec {rounds}",
+            "jnz 2b",
+            "tilerelease",
+            config = in(reg) &config,
+            rounds = inout(reg) rounds.max(1) => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+}
+
+/// Whether `unit` gives the bits of the formula: every kind of block, sums that continue, tails, numbers large and small.
+fn self_test(unit: impl Fn(&Work)) -> bool {
+    const DEPTH: usize = 3;
+    let mut state = 1u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state >> 8
+    };
+    // Exponents of 2^-20 to 2^11; one number in 64 so small that its products vanish.
+    let mut number = || {
+        let (bits, exponent) = (next(), next());
+        let exponent = if exponent.is_multiple_of(64) { 1 } else { 107 + exponent / 64 % 32 };
+        bf16::from_bits(((bits & 1) << 15 | exponent << 7 | (bits >> 1 & 0x7f)) as u16)
+    };
+    let a: Vec<bf16> = (0..4 * DEPTH * TILE).map(|_| number()).collect();
+    let b: Vec<bf16> = (0..2 * DEPTH * TILE).map(|_| number()).collect();
+    let start: Vec<f32> = (0..64 * 40).map(|_| number().to_f32()).collect();
+    let shapes = [(16, 16, 2), (16, 1, 1), (16, 0, 2), (5, 0, 1), (1, 0, 1)];
+    shapes.into_iter().all(|(upper, lower, blocks)| {
+        [(1, 0), (DEPTH, 0), (DEPTH, 1)].into_iter().all(|(depth, from_c)| {
+            let of = |unit: &dyn Fn(&Work)| {
+                let mut c = start.clone();
+                let rows = if lower > 0 { 2 * SIDE } else { SIDE };
+                unit(&Work {
+                    a: a.as_ptr(),
+                    b: b.as_ptr(),
+                    c: c.as_mut_ptr(),
+                    a_lower: size_of_val(&a[..depth * TILE]),
+                    c_stride: size_of::<[f32; 40]>(),
+                    a_block: size_of_val(&a[..rows / SIDE * depth * TILE]),
+                    c_block: rows * size_of::<[f32; 40]>(),
+                    depth,
+                    blocks,
+                    from_c,
+                    rows: Rows { upper, lower },
+                });
+                c.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+            };
+            // SAFETY: at most four tiles of rows of A, DEPTH deep, B as deep, and 64 rows of 40 of C.
+            of(&unit) == of(&|work| unsafe { tiles::emulated(work) })
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A unit that forgets a step, or what C held, fails the self-test; the emulation passes it.
+    #[test]
+    fn the_self_test_bites() {
+        // SAFETY: the work is the self-test's own, or less of it.
+        let emulated = |work: &Work| unsafe { tiles::emulated(work) };
+        assert!(self_test(emulated));
+        assert!(!self_test(|work| emulated(&Work { from_c: 0, ..*work })));
+        assert!(!self_test(|work| emulated(&Work { depth: 1, ..*work })));
+        assert!(!self_test(|work| emulated(&Work { blocks: 1, ..*work })));
+    }
+
+    #[test]
+    fn the_instructions_give_the_formula() {
+        match refusal() {
+            None => eprintln!("AMX is there and passed its test"),
+            Some(why) => eprintln!("skipped: {why}"),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Products on tiles: the formula of TDPBF16PS, a piece of work in tiles, and that work done in plain Rust.
+//!
+//! A tile is 16 rows of 64 bytes. One instruction takes a tile A `[rows][32]` of bf16 and a tile B `[16][columns][2]` of
+//! bf16, which is 32 terms of each sum with the even and the odd ones side by side, and adds their product to a tile C
+//! `[rows][columns]` of f32 ("Intel 64 and IA-32 Architectures Software Developer's Manual", volume 2, TDPBF16PS):
+//!
+//! ```text
+//! even = fma(a[0], b[0], 0),  even = fma(a[2], b[2], even), …  to a[30]
+//! odd  = fma(a[1], b[1], 0),  odd  = fma(a[3], b[3], odd),  …  to a[31]
+//! c    = c + (even + odd)
+//! ```
+//!
+//! each operation rounded to nearest even, with denormals taken and left as zeros, whatever the thread's control word says.
+//! `amx.rs` runs the work on the instructions. It knows neither layouts of operands nor how a product is cut into work.
+
+use half::bf16;
+
+/// Terms of a sum that one instruction takes.
+pub const DEPTH: usize = 32;
+/// Rows of a tile, and columns of a tile of f32.
+pub const SIDE: usize = 16;
+/// Elements of a bf16 tile.
+pub const TILE: usize = SIDE * DEPTH;
+
+/// 2^24: numbers times it are no longer near the denormals.
+const FAR: f32 = 16_777_216.0;
+
+/// Denormals as zeros of their sign.
+fn flushed(x: f32) -> f32 {
+    if x.abs() < f32::MIN_POSITIVE { 0.0f32.copysign(x) } else { x }
+}
+
+/// `a · b + c` as the instruction forms it.
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    let (a, b, c) = (flushed(a), flushed(b), flushed(c));
+    let sum = a.mul_add(b, c);
+    if sum.abs() == f32::MIN_POSITIVE {
+        // What rounds up to the smallest normal number only because denormals are coarser than it is flushed.
+        let exact = (a * FAR).mul_add(b, c * FAR);
+        return if exact.abs() < f32::MIN_POSITIVE * FAR { 0.0f32.copysign(sum) } else { sum };
+    }
+    flushed(sum)
+}
+
+/// `a + b` as the instruction forms it.
+pub fn add(a: f32, b: f32) -> f32 {
+    flushed(flushed(a) + flushed(b))
+}
+
+/// `c` plus at most [`DEPTH`] products, padded with zeros: one element of what one instruction computes.
+pub fn step(c: f32, terms: impl Iterator<Item = (f32, f32)>) -> f32 {
+    let mut sums = [0.0f32; 2];
+    let mut taken = 0;
+    for (a, b) in terms {
+        assert!(taken < DEPTH, "more terms than one instruction takes");
+        sums[taken % 2] = fma(a, b, sums[taken % 2]);
+        taken += 1;
+    }
+    add(c, add(sums[0], sums[1]))
+}
+
+/// Which rows of tiles there are: 16 above each other twice, or once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Rows of the upper tiles, 1 ..= 16.
+    pub upper: u8,
+    /// Rows of the lower tiles, 0 ..= 16; 0: there are none.
+    pub lower: u8,
+}
+
+/// `c = (from_c ? c : 0) + a · b` for `blocks` blocks of one or two tiles of rows, by two tiles of columns.
+///
+/// All strides are in bytes. Tiles of A are packed `[16][32]`, those of B `[2 tiles][16][16][2]` for each step of depth.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// The first tile of A: the upper rows of the first block.
+    pub a: *const bf16,
+    /// The first tile of B.
+    pub b: *const bf16,
+    /// The first element of C.
+    pub c: *mut f32,
+    /// From the upper to the lower tile of A.
+    pub a_lower: usize,
+    /// From a row of C to the next.
+    pub c_stride: usize,
+    /// From an upper tile of A to that of the next block.
+    pub a_block: usize,
+    /// From the first row of C of a block to that of the next.
+    pub c_block: usize,
+    /// Steps of [`DEPTH`] terms, at least 1.
+    pub depth: usize,
+    /// Blocks, at least 1.
+    pub blocks: usize,
+    /// Whether sums continue what C holds (1) or start from 0 (0).
+    pub from_c: usize,
+    /// Rows of every block.
+    pub rows: Rows,
+}
+
+/// Something that does [`Work`].
+///
+/// # Safety
+/// The tiles of A and B that the work names lie inside one allocation each, as do the rows of C, 32 elements of each;
+/// nobody else touches those of C meanwhile.
+pub type Unit = unsafe fn(&Work);
+
+/// Does it in plain Rust, slowly: the same bits as the instructions give.
+///
+/// # Safety
+/// As for [`Unit`].
+pub unsafe fn emulated(work: &Work) {
+    let Work { depth, from_c, rows, .. } = *work;
+    assert!(depth > 0 && work.blocks > 0 && (1..=16).contains(&rows.upper) && rows.lower <= 16);
+    for block in 0..work.blocks {
+        for (lower, rows) in [rows.upper, rows.lower].into_iter().enumerate() {
+            let a = work.a.wrapping_byte_add(block * work.a_block + lower * work.a_lower);
+            for row in 0..usize::from(rows) {
+                let c = work.c.wrapping_byte_add(block * work.c_block + (lower * SIDE + row) * work.c_stride);
+                for column in 0..2 * SIDE {
+                    // SAFETY: the caller's promise: 32 columns of every row of C.
+                    let mut sum = if from_c != 0 { unsafe { c.add(column).read() } } else { 0.0 };
+                    for tile in 0..depth {
+                        // SAFETY: the caller's promise: `depth` tiles of A.
+                        let a = unsafe { std::slice::from_raw_parts(a.add(tile * TILE + row * DEPTH), DEPTH) };
+                        // SAFETY: the caller's promise: `depth` pairs of tiles of B.
+                        let b =
+                            unsafe { std::slice::from_raw_parts(work.b.add((2 * tile + column / SIDE) * TILE), TILE) };
+                        let of = |k: usize| b[k / 2 * DEPTH + column % SIDE * 2 + k % 2].to_f32();
+                        sum = step(sum, a.iter().enumerate().map(|(k, a)| (a.to_f32(), of(k))));
+                    }
+                    // SAFETY: as for reading it.
+                    unsafe { c.add(column).write(sum) };
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn denormals_are_zeros_before_and_after() {
+        let tiny = f32::MIN_POSITIVE;
+        assert_eq!(fma(tiny / 2.0, 4.0, 0.0), 0.0);
+        assert_eq!(fma(1.0, 1.0, tiny / 2.0), 1.0);
+        assert_eq!(fma(tiny, 0.5, 0.0).to_bits(), 0);
+        assert_eq!(fma(-tiny, 0.5, -0.0).to_bits(), (-0.0f32).to_bits());
+        assert_eq!(fma(tiny, 0.5, tiny), 1.5 * tiny);
+        assert_eq!(add(1.5 * tiny, -tiny), 0.0);
+        assert_eq!(add(tiny, tiny), 2.0 * tiny);
+        assert!(fma(f32::NAN, 0.0, 1.0).is_nan() && add(f32::INFINITY, f32::NEG_INFINITY).is_nan());
+    }
+
+    /// The manual flushes what would be denormal if its significand had all its bits.
+    #[test]
+    fn what_only_denormal_rounding_makes_normal_is_flushed() {
+        // tiny · (1 − 0.75 · 2⁻²⁴): rounds to less than 1 with all bits of a significand, to 1 with one bit fewer.
+        let (tiny, x) = (f32::MIN_POSITIVE, 2.0f32.powi(-76));
+        assert_eq!(fma(3.0 * x, -x, tiny), 0.0);
+        assert_eq!((3.0 * x).mul_add(-x, tiny), tiny, "plain rounding would keep it");
+        // tiny · (1 − 0.25 · 2⁻²⁴) rounds to the smallest normal number with all bits too.
+        assert_eq!(fma(x, -x, tiny), tiny);
+    }
+
+    #[test]
+    fn even_and_odd_terms_are_summed_apart() {
+        // 2^24 + 1 − 2^24: in one chain the 1 would be lost.
+        let terms = [(16_777_216.0, 1.0), (1.0, 1.0), (-16_777_216.0, 1.0)];
+        assert_eq!(step(0.0, terms.into_iter()), 1.0);
+        assert_eq!(step(5.0, terms.into_iter()), 6.0);
+        assert_eq!(step(5.0, std::iter::empty()), 5.0);
+    }
+}
