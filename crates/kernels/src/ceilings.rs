@@ -3,7 +3,7 @@
 
 use crate::pool::{Scratch, Tasks};
 use crate::simd::{LANES, Simd};
-use crate::{Context, Isa};
+use crate::{Context, DType, Isa};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,14 @@ pub struct Ceilings {
     pub tile_flops_per_s: Option<f64>,
     /// Bytes per second read from memory.
     pub read_bytes_per_s: f64,
+}
+
+impl Ceilings {
+    /// Those of work whose products are of `dtype`: where they run on tiles, the arithmetic's is that of tiles.
+    pub fn of_dtype(self, dtype: DType) -> Ceilings {
+        let tiles = self.tile_flops_per_s.filter(|_| dtype == DType::Bf16);
+        Ceilings { flops_per_s: tiles.unwrap_or(self.flops_per_s), ..self }
+    }
 }
 
 /// Elements read to measure the memory: 256 MiB, more than most caches hold.
@@ -154,6 +162,8 @@ mod tests {
             // Only what cannot depend on how busy the machine is.
             assert!(measured.flops_per_s.is_finite() && measured.flops_per_s > 1e5, "{isa:?} {measured:?}");
             assert_eq!(measured.tile_flops_per_s.is_some(), isa == Isa::Amx);
+            let of_bf16 = measured.of_dtype(DType::Bf16).flops_per_s;
+            assert_eq!(of_bf16, measured.tile_flops_per_s.unwrap_or(measured.flops_per_s));
             assert!(measured.tile_flops_per_s.is_none_or(|flops| flops.is_finite() && flops > 1e5));
             assert!(measured.read_bytes_per_s.is_finite() && measured.read_bytes_per_s > 1e5, "{isa:?} {measured:?}");
         }

@@ -149,3 +149,30 @@ impl Isa {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_or_refused_with_a_reason() {
+        for isa in Isa::present().into_iter().chain([Isa::AmxEmulated]) {
+            assert_eq!(Isa::from_name(isa.name()).unwrap(), isa);
+        }
+        for isa in Isa::ALL.into_iter().filter(|isa| !isa.is_present()) {
+            let refused = Isa::from_name(isa.name()).unwrap_err().to_string();
+            assert!(refused.contains("this machine lacks it"), "{refused}");
+            let why = Isa::amx_refusal().filter(|_| isa == Isa::Amx);
+            assert!(why.is_none_or(|why| refused.contains(why)), "{refused}");
+        }
+        let unknown = Isa::from_name("mmx").unwrap_err().to_string();
+        assert!(unknown.contains("no such instruction set") && unknown.contains("portable"), "{unknown}");
+    }
+
+    #[test]
+    fn tiles_in_plain_rust_are_never_chosen() {
+        assert!(!Isa::present().contains(&Isa::AmxEmulated) && Isa::AmxEmulated.has_tiles());
+        assert_eq!(Isa::Amx.is_present(), Isa::amx_refusal().is_none());
+        assert_eq!(Isa::best() == Isa::Amx, Isa::Amx.is_present());
+    }
+}

@@ -138,7 +138,7 @@ fn summarize(finished: &Finished, ctx: &Context, console: &Console) {
     let ceilings = if finished.summary.wall_s < WORTH_JUDGING_S {
         Ceilings::default()
     } else {
-        let measured = kernels::ceilings::measure(ctx, CEILINGS_TIME);
+        let measured = kernels::ceilings::measure(ctx, CEILINGS_TIME).of_dtype(finished.policy.weights.config.compute);
         Ceilings { flops_per_s: Some(measured.flops_per_s), bytes_per_s: Some(measured.read_bytes_per_s) }
     };
     console.info(&finished.summary.bottleneck(&ceilings));

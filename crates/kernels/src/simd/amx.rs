@@ -32,6 +32,9 @@ impl Config {
     }
 }
 
+/// What [`refusal`] says of a processor that is not the manual's.
+const OTHER_BITS: &str = "the processor has AMX, but its products are not those of the manual's formula";
+
 /// Why this process may not use AMX; nothing if it may.
 ///
 /// It may if the processor has it, the system grants it, and it computes what [`tiles::emulated`] does. Found out once.
@@ -46,7 +49,7 @@ pub fn refusal() -> Option<&'static str> {
         }
         // SAFETY: the processor has the instructions and the system has granted them.
         let agrees = self_test(|work| unsafe { run(work) });
-        (!agrees).then_some("the processor has AMX, but its products are not those of the manual's formula")
+        (!agrees).then_some(OTHER_BITS)
     })
 }
 
@@ -334,6 +337,7 @@ mod tests {
     fn the_instructions_give_the_formula() {
         match refusal() {
             None => eprintln!("AMX is there and passed its test"),
+            Some(OTHER_BITS) => panic!("{OTHER_BITS}: the formula, or the code that runs the instructions, is wrong"),
             Some(why) => eprintln!("skipped: {why}"),
         }
     }

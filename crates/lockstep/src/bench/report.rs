@@ -26,11 +26,7 @@ impl Machine {
 
     /// The same for work whose products are of `dtype`: the ceiling is that of tiles where they run on them.
     pub fn of_dtype(self, dtype: DType) -> Machine {
-        let flops_per_s = match self.ceilings.tile_flops_per_s {
-            Some(flops) if dtype == DType::Bf16 => flops,
-            _ => self.ceilings.flops_per_s,
-        };
-        Machine { ceilings: Ceilings { flops_per_s, ..self.ceilings }, ..self }
+        Machine { ceilings: self.ceilings.of_dtype(dtype), ..self }
     }
 
     /// Share of the multiply-add ceiling, in percent.

@@ -182,7 +182,8 @@ impl Forward<'_> {
         let vocab = w.head().rows();
         let chunk = if self.fault == Fault::ThreadDependentChunk { vocab.div_ceil(3) } else { lm_head::CHUNK };
         let head = w.head().unpack_rows(0..vocab);
-        lm_head::reference::emulated(h, &scored.to_vec_f32(), &head, &b.targets, inv_temperature, chunk).logps
+        let (hidden, dot) = (scored.to_vec_f32(), lm_head::reference::chain);
+        lm_head::reference::emulated(h, &hidden, &head, &b.targets, inv_temperature, chunk, dot).logps
     }
 }
 

@@ -105,13 +105,12 @@ fn a_random_qwen3_in_bf16() {
     all_isas(&in_bf16(&portable(), &qwen3(&portable(), 40, 2, 611)));
 }
 
-/// Products on tiles, in plain Rust where the instructions are missing: slow, so fewer of everything. The sequences decoded
-/// together are those of a tile and more.
+/// Products on tiles, in plain Rust: slow, so fewer of everything. Chunks of a prompt are longer than a tile has rows.
 #[test]
 fn on_tiles() {
     let weights = in_bf16(&portable(), &qwen3(&portable(), 40, 2, 611));
-    let load = Load::new(weights.config.vocab_size, &[61, 5], 10, 6, 4);
-    assert!(matrix(&weights, &load, Isa::AmxEmulated, &[3, 20], &[1, 2], &[0.7]) > 1000);
+    let load = Load::new(weights.config.vocab_size, &[61], 5, 10, 4);
+    assert!(matrix(&weights, &load, Isa::AmxEmulated, &[3], &[1, 2], &[0.7]) > 500);
 }
 
 #[test]

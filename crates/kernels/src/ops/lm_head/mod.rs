@@ -16,7 +16,8 @@
 //! The vocabulary is cut into chunks of [`CHUNK`] whatever the threads. A chunk's logits live in a thread's scratch; what
 //! is kept of them is (m, Σ exp(z−m), Σ exp(z−m)(z−m)), m their maximum, and the chunks of a row are combined in ascending
 //! order. The bits of a row depend on that row and the weights alone. The sampler ([`super::sample`]) calls the same
-//! functions, which is why its log-probabilities are the trainer's. The way back recomputes the logits window by window.
+//! functions, which is why its log-probabilities are the trainer's. Where weight or hidden rows are bf16, β dz is rounded to
+//! it for the product with them. The way back recomputes the logits window by window.
 
 pub(crate) mod cpu;
 pub mod reference;

@@ -1,5 +1,6 @@
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
+use crate::ops::linear::reference as linear;
 use crate::tensor::rounded_to_bf16;
 use crate::{Device, Isa, Layout, Memory, Tensor};
 use reference::Outputs;
@@ -176,6 +177,46 @@ fn forward_on_tiles_equals_the_formula_bit_for_bit() {
         for ctx in on_tiles() {
             assert_eq!(case.forward(&ctx, 0..case.r), formula, "{:?} {shape:?}", ctx.isa());
         }
+    }
+}
+
+/// The gradients of the logits `[R, V]`, which are never in memory: what a row alone adds to the weights of an input that is
+/// 1, as the first one is.
+fn d_logits(ctx: &Context, case: &Case) -> Vec<f32> {
+    let row = |r: usize| {
+        let hidden = case.hidden[r * case.h..][..case.h].to_vec();
+        assert_eq!(hidden[0], 1.0);
+        let (targets, weight, weight0) = (vec![case.targets[r]], case.weight.clone(), vec![0.0; case.v * case.h]);
+        let (d_logps, d_entropies) = (vec![case.d_logps[r]], vec![case.d_entropies[r]]);
+        let alone = Case { r: 1, hidden, targets, weight, weight0, d_logps, d_entropies, ..*case };
+        alone.backward(ctx, 0, |_| {}).1.into_iter().step_by(case.h)
+    };
+    (0..case.r).flat_map(row).collect()
+}
+
+/// In bf16 the gradients of the logits are rounded before they are multiplied, and nothing else is.
+#[test]
+fn backward_in_bf16_equals_the_formula_bit_for_bit() {
+    let case = |dtype: DType| {
+        let mut case = Case { dtype, ..Case::new([7, 40, 1100], 1.25).in_bf16() };
+        case.hidden.iter_mut().step_by(40).for_each(|x| *x = 1.0);
+        case
+    };
+    let (narrow, wide) = (case(DType::Bf16), case(DType::F32));
+    for ctx in Isa::present().into_iter().filter(|isa| !isa.has_tiles()).map(|isa| Context::cpu(isa, 2)) {
+        let d_z = rounded_to_bf16(&d_logits(&ctx, &wide));
+        let d_hidden = linear::backward_input(40, &d_z, &wide.weight, None);
+        let mut d_weight = wide.weight0.clone();
+        linear::backward_weight(40, &wide.hidden, &d_z, &mut d_weight, &mut [0.0; 1100]);
+        assert!(narrow.backward(&ctx, 0, |_| {}) == (d_hidden, d_weight), "{:?}", ctx.isa());
+        assert!(narrow.backward(&ctx, 0, |_| {}) != wide.backward(&ctx, 0, |_| {}), "{:?}", ctx.isa());
+    }
+    for ctx in on_tiles() {
+        let d_z = d_logits(&ctx, &narrow);
+        let d_hidden = linear::backward_input_on_tiles(40, &d_z, &wide.weight, None);
+        let mut d_weight = wide.weight0.clone();
+        linear::backward_weight_on_tiles(40, &wide.hidden, &d_z, &mut d_weight, &[0, 7]);
+        assert!(narrow.backward(&ctx, 0, |_| {}) == (d_hidden, d_weight), "{:?}", ctx.isa());
     }
 }
 
