@@ -55,7 +55,7 @@ fn tile_flops(ctx: &Context, time: Duration) -> Option<f64> {
         #[inline(always)]
         fn task<V: Simd>(&self, _index: usize, _scratch: &mut Scratch) {
             // SAFETY: made below only where AMX may be used.
-            black_box(unsafe { amx::spin(self.0) });
+            unsafe { amx::spin(self.0) };
         }
     }
     if ctx.isa() != Isa::Amx || !Isa::Amx.is_present() {

@@ -50,11 +50,9 @@ pub fn add(a: f32, b: f32) -> f32 {
 /// `c` plus at most [`DEPTH`] products, padded with zeros: one element of what one instruction computes.
 pub fn step(c: f32, terms: impl Iterator<Item = (f32, f32)>) -> f32 {
     let mut sums = [0.0f32; 2];
-    let mut taken = 0;
-    for (a, b) in terms {
+    for (taken, (a, b)) in terms.enumerate() {
         assert!(taken < DEPTH, "more terms than one instruction takes");
         sums[taken % 2] = fma(a, b, sums[taken % 2]);
-        taken += 1;
     }
     add(c, add(sums[0], sums[1]))
 }

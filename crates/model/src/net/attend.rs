@@ -13,7 +13,7 @@
 
 use super::layer::{Back, Buffers, Input, Linears, Pass, Saved};
 use crate::kv::LayerPages;
-use crate::weights::{Layer, trained};
+use crate::weights::{Layer, Was, trained};
 use kernels::ops::{attention, qk_norm, rmsnorm, rope};
 use kernels::{Result, Tensor, View, ViewMut};
 
@@ -104,7 +104,7 @@ pub(super) fn backward(
 
     let dropout = pass.dropout(layer, Linears::O);
     let (d_y, d_x) = (b.d_x.rows(0..n), b.narrow.view_mut(n, width));
-    w.o.backward(ctx, s.attended.rows(0..n), dropout, d_y, d_x, groups, &mut g.o)?;
+    w.o.backward(ctx, Was { x: s.attended.rows(0..n), dropout, groups }, d_y, d_x, &mut g.o)?;
     // The layers above have overwritten the pages.
     write_kv(pass, layer, s, pages)?;
     let attend = attention::Backward {
@@ -145,7 +145,7 @@ pub(super) fn backward(
     }
     let dropout = pass.dropout(layer, Linears::Qkv);
     let d_x = b.d_normed.rows_mut(0..n);
-    w.qkv.backward(ctx, s.attend_in.rows(0..n), dropout, d_qkv, d_x, groups, &mut g.qkv)?;
+    w.qkv.backward(ctx, Was { x: s.attend_in.rows(0..n), dropout, groups }, d_qkv, d_x, &mut g.qkv)?;
     let norm = rmsnorm::Backward {
         x: x.rows(0..n),
         weight: w.attention_norm.view(),

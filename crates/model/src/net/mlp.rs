@@ -8,7 +8,7 @@
 //! ```
 
 use super::layer::{Back, Buffers, Linears, Pass, Saved};
-use crate::weights::{Layer, trained};
+use crate::weights::{Layer, Was, trained};
 use kernels::ops::{rmsnorm, swiglu};
 use kernels::{Result, Tensor, View};
 
@@ -61,7 +61,7 @@ pub(super) fn backward(
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
     let dropout = pass.dropout(layer, Linears::Down);
     let (d_y, d_x) = (b.d_x.rows(0..n), b.narrow.view_mut(n, f));
-    w.down.backward(ctx, s.gated.rows(0..n), dropout, d_y, d_x, groups, &mut g.down)?;
+    w.down.backward(ctx, Was { x: s.gated.rows(0..n), dropout, groups }, d_y, d_x, &mut g.down)?;
     let gate = swiglu::Backward {
         gate_up: s.gate_up.rows(0..n),
         d_y: b.narrow.view(n, f),
@@ -69,15 +69,8 @@ pub(super) fn backward(
     };
     swiglu::backward(ctx, gate)?;
     let dropout = pass.dropout(layer, Linears::GateUp);
-    w.gate_up.backward(
-        ctx,
-        s.mlp_in.rows(0..n),
-        dropout,
-        b.wide.view(n, 2 * f),
-        b.d_normed.rows_mut(0..n),
-        groups,
-        &mut g.gate_up,
-    )?;
+    let (d_y, d_x) = (b.wide.view(n, 2 * f), b.d_normed.rows_mut(0..n));
+    w.gate_up.backward(ctx, Was { x: s.mlp_in.rows(0..n), dropout, groups }, d_y, d_x, &mut g.gate_up)?;
     let norm = rmsnorm::Backward {
         x: s.mid.rows(0..n),
         weight: w.mlp_norm.view(),

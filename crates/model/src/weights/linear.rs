@@ -50,6 +50,17 @@ impl Adapter {
     }
 }
 
+/// What a layer was given on its way forward.
+#[derive(Clone, Copy)]
+pub struct Was<'a> {
+    /// `[T, K]`
+    pub x: View<'a>,
+    /// What its adapter did not see.
+    pub dropout: Option<lora::Dropout<'a>>,
+    /// `[G + 1]`: the first rows of independent groups, between which a batch may be cut.
+    pub groups: View<'a>,
+}
+
 impl Linear {
     /// y = x Wᵀ + b, then y += s · (x Aᵀ) Bᵀ: `x: [T, K]`, `y: [T, N]` overwrites.
     ///
@@ -71,18 +82,16 @@ impl Linear {
     }
 
     /// dX = dY W + s · (dY B) A (`d_x: [T, K]` overwrites); dW += dYᵀ X, db += Σₜ dY, and the adapter's (accumulate into
-    /// `grad`). Of what is frozen, which has no elements in `grad`, no gradient is computed. `dropout` is that of the way
-    /// forward. `groups: [G + 1]` are the first rows of independent groups, between which a batch may be cut.
+    /// `grad`). Of what is frozen, which has no elements in `grad`, no gradient is computed.
     pub fn backward(
         &self,
         ctx: &Context,
-        x: View<'_>,
-        dropout: Option<lora::Dropout<'_>>,
+        was: Was<'_>,
         d_y: View<'_>,
         mut d_x: ViewMut<'_>,
-        groups: View<'_>,
         grad: &mut Linear,
     ) -> Result<()> {
+        let Was { x, dropout, groups } = was;
         if grad.matrix.data().bytes() > 0 {
             let d_bias = grad.bias.as_mut().and_then(trained);
             let (d_w, segments) = (&mut grad.matrix, Some(groups));

@@ -14,7 +14,7 @@ mod spec;
 
 pub(crate) use files::{AdapterFiles, AdapterFilesMut};
 pub use files::{Named, NamedMut, tensor_specs};
-pub use linear::{Adapter, Linear};
+pub use linear::{Adapter, Linear, Was};
 pub use lora::{LINEAR_MODULES, LoraConfig, TargetModules};
 pub use params::{Layer, Params};
 pub use spec::{ParamSpec, Part, Role};
