@@ -128,6 +128,11 @@ impl Simd for F32x16 {
         }
     }
     #[inline(always)]
+    fn prefetch<T>(at: *const T) {
+        // SAFETY: a hint that touches nothing, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+    #[inline(always)]
     fn add(self, b: Self) -> Self {
         both!(_mm256_add_ps, self, b)
     }

@@ -117,6 +117,11 @@ impl Simd for F32x16 {
         }
     }
     #[inline(always)]
+    fn prefetch<T>(at: *const T) {
+        // SAFETY: a hint that touches nothing, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+    #[inline(always)]
     fn add(self, b: Self) -> Self {
         F32x16(lanes!(_mm512_add_ps(self.0, b.0)))
     }

@@ -82,6 +82,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
         pairs.zip(to).for_each(|((&even, &odd), to)| to.copy_from_slice(&[even, odd]));
     }
 
+    /// Asks for the cache line at `at`, which need not exist, to be brought into the second cache. Changes no result.
+    #[inline(always)]
+    fn prefetch<T>(_at: *const T) {}
+
     /// `self + b`
     fn add(self, b: Self) -> Self;
     /// `self − b`

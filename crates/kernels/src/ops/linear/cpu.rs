@@ -18,7 +18,6 @@ use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, ROW_STRIDE, Tile, vectors};
 use super::tiles::{self, Steps};
 use crate::matrix::PANEL;
 use crate::pool::{Scratch, Tasks};
-use crate::simd::element::widen_into;
 use crate::simd::tiles::Unit;
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
@@ -27,12 +26,10 @@ use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Depth of a block when its panel is used by many rows: 24 KiB of panel and a strip of rows stay in the first cache.
-const DEPTH: usize = 192;
 /// Rows of a task: their packed block stays in the second cache.
 const ROWS: usize = 240;
 /// Panels between which the depth is walked: their outputs of [`ROWS`] rows stay in the second cache too.
-const CHUNK: usize = 12;
+const CHUNK: usize = 24;
 /// Tasks for each thread, so that a thread that is interrupted delays the region little.
 const TASKS_PER_THREAD: usize = 4;
 /// A task of less work than this many multiply-adds is not worth handing to another thread.
@@ -94,7 +91,7 @@ pub(crate) struct Product<'a> {
     pub(super) order: Order,
     pub(super) accumulate: bool,
     pub(super) bias: Option<&'a [f32]>,
-    numbers: Numbers,
+    pub(super) numbers: Numbers,
     /// What multiplies tiles, and the terms of each; none: chains.
     tiles: Option<(Unit, Steps)>,
     isa: Isa,
@@ -195,8 +192,7 @@ impl<'a> Product<'a> {
             return unsafe { tiles::block::<V>(self, *unit, steps, rows, panels, scratch) };
         }
         let strips = Strips::new::<V>(rows.clone());
-        let limit = if rows.len() > MAX_ROWS { DEPTH } else { MAX_DEPTH };
-        let blocks = self.depth.div_ceil(limit).max(1);
+        let blocks = self.depth.div_ceil(MAX_DEPTH).max(1);
         let step = self.depth.div_ceil(blocks).next_multiple_of(PANEL);
         let group = (strips.vectors / 2).max(1);
         let strip_len = (strips.most * ROW_STRIDE).max(LANES * MAX_DEPTH);
@@ -222,7 +218,15 @@ impl<'a> Product<'a> {
                     self.tiles::<V, bf16>(&strips, 0, a.as_ptr(), of_group, right, depth.clone());
                 } else {
                     let right = self.right::<V>(of_group.clone(), depth.clone(), b);
+                    let next = if of_group.end < panels.end {
+                        (of_group.end, depth.clone())
+                    } else if depth.end < self.depth {
+                        (panels.start, depth.end..self.depth.min(depth.end + step))
+                    } else {
+                        (panels.end, 0..self.depth.min(step))
+                    };
                     for strip in 0..strips.count {
+                        self.ask_for::<V>(&next, strip, strips.count);
                         let a = a[strip * strip_len..].as_ptr();
                         self.tiles::<V, f32>(&strips, strip, a, of_group.clone(), right, depth.clone());
                     }
@@ -275,126 +279,6 @@ impl<'a> Product<'a> {
                 from_c: self.accumulate || depth.start > 0,
                 bias,
             });
-        }
-    }
-
-    /// Packs a strip of rows: `[rows][ROW_STRIDE]` or `[depth][16]`.
-    #[inline(always)]
-    fn pack_left<V: Simd>(&self, rows: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
-        match self.left {
-            Left::Rows(Elements::F32(data), stride) => {
-                for (row, to) in rows.zip(to.chunks_mut(ROW_STRIDE)) {
-                    let from = &data[row * stride..];
-                    self.copy::<V>(&from[depth.clone()], &mut to[..depth.len()]);
-                }
-            }
-            Left::Rows(Elements::Bf16(data), stride) => {
-                for (row, to) in rows.zip(to.chunks_mut(ROW_STRIDE)) {
-                    widen_into::<V, bf16>(&data[row * stride..][depth.clone()], &mut to[..depth.len()]);
-                }
-            }
-            Left::Columns(Elements::F32(data), stride) => pack_columns::<V, f32>(data, stride, rows, depth, to),
-            Left::Columns(Elements::Bf16(data), stride) => pack_columns::<V, bf16>(data, stride, rows, depth, to),
-        }
-    }
-
-    /// Numbers that are f32 in memory, as they are multiplied.
-    #[inline(always)]
-    fn copy<V: Simd>(&self, from: &[f32], to: &mut [f32]) {
-        if self.numbers == Numbers::Held {
-            return to.copy_from_slice(from);
-        }
-        for (from, to) in from.chunks(LANES).zip(to.chunks_mut(LANES)) {
-            let n = from.len();
-            bf16::rounded(V::load_partial(from, n)).store_partial(to, n);
-        }
-    }
-
-    /// Panels `panels` of the transpose of a packed weight.
-    #[inline(always)]
-    fn transposed<V: Simd, E: Element>(
-        &self,
-        data: &[E],
-        panels: Range<usize>,
-        depth: Range<usize>,
-        to: &mut [f32],
-    ) -> (*const f32, usize) {
-        let panel = depth.len().next_multiple_of(PANEL) * PANEL;
-        for (columns, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
-            let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
-            // `depth` starts at a panel of the weight.
-            for (source, to) in (depth.start / PANEL..).zip(to.chunks_exact_mut(PANEL * PANEL)) {
-                let from = &data[(source * self.n + columns.start) * PANEL..(source * self.n + columns.end) * PANEL];
-                transpose::<V, E>(from, to);
-            }
-        }
-        (to.as_ptr(), panel)
-    }
-
-    /// Panels `panels` of the right operand, `[depth][32]` each, and the elements between two of them.
-    #[inline(always)]
-    fn right<V: Simd>(&self, panels: Range<usize>, depth: Range<usize>, to: &mut [f32]) -> (*const f32, usize) {
-        match self.right {
-            Right::Panels(Elements::F32(data)) => {
-                let panel = self.depth * PANEL;
-                (data[panels.start * panel + depth.start * PANEL..].as_ptr(), panel)
-            }
-            Right::Panels(Elements::Bf16(data)) => {
-                let panel = depth.len() * PANEL;
-                for (source, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
-                    let from = (source * self.depth + depth.start) * PANEL;
-                    widen_into::<V, bf16>(&data[from..from + panel], to);
-                }
-                (to.as_ptr(), panel)
-            }
-            Right::Transposed(Elements::F32(data)) => self.transposed::<V, f32>(data, panels, depth, to),
-            Right::Transposed(Elements::Bf16(data)) => self.transposed::<V, bf16>(data, panels, depth, to),
-            Right::Rows(data, stride) => {
-                let panel = depth.len() * PANEL;
-                for (columns, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
-                    let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
-                    for (k, to) in depth.clone().zip(to.chunks_exact_mut(PANEL)) {
-                        let from = &data[k * stride + columns.start..k * stride + columns.end];
-                        if from.len() == PANEL && self.numbers == Numbers::Held {
-                            V::load(from).store(to);
-                            V::load(&from[LANES..]).store(&mut to[LANES..]);
-                        } else {
-                            self.copy::<V>(from, &mut to[..from.len()]);
-                            to[from.len()..].fill(0.0);
-                        }
-                    }
-                }
-                (to.as_ptr(), panel)
-            }
-        }
-    }
-}
-
-/// Columns `rows` of row-major data, as a strip `[depth][16]`.
-#[inline(always)]
-fn pack_columns<V: Simd, E: Element>(
-    data: &[E],
-    stride: usize,
-    rows: Range<usize>,
-    depth: Range<usize>,
-    to: &mut [f32],
-) {
-    for (k, to) in depth.zip(to.chunks_exact_mut(LANES)) {
-        E::load_partial::<V>(&data[k * stride + rows.start..], rows.len()).store(to);
-    }
-}
-
-/// `[c ≤ 32][32]` to `[32][32]`; columns past `c` become 0.
-#[inline(always)]
-fn transpose<V: Simd, E: Element>(from: &[E], to: &mut [f32]) {
-    let (columns, zero) = (from.len() / PANEL, V::splat(0.0));
-    for c in [0, LANES] {
-        for k in [0, LANES] {
-            let row = |i: usize| if c + i < columns { E::load(&from[(c + i) * PANEL + k..]) } else { zero };
-            let transposed = V::transpose(std::array::from_fn(row));
-            for (i, column) in transposed.into_iter().enumerate() {
-                column.store(&mut to[(k + i) * PANEL + c..]);
-            }
         }
     }
 }

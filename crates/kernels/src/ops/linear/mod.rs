@@ -19,6 +19,7 @@
 //! batch may be cut between segments.
 
 pub(crate) mod cpu;
+mod pack;
 pub mod reference;
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,8 @@
 use crate::matrix::PANEL;
 use crate::simd::{Element, Kernel, LANES, Simd};
 
-/// The most depth steps of one packed block of the left operand.
+/// The most depth steps of a block: the panel, 32 KiB of it, streams from the second cache, and outputs are loaded and
+/// stored seldom (128 and 192 steps, with which it would stay in the first, were no faster).
 pub(super) const MAX_DEPTH: usize = 256;
 /// Elements between the rows of a packed left strip: not a multiple of a page, so that its rows fall in different cache
 /// sets, and constant, so that the addresses of all rows come from one register.
@@ -110,6 +111,12 @@ impl<E: Element> Tile<E> {
                     // SAFETY: `exist` columns of every row of the tile lie inside the output (checked by the driver).
                     *chain = unsafe { load::<V>(from, exist(v)) };
                 }
+            }
+        }
+        // The outputs of the strip below are on their way while this one's chains are computed.
+        for r in 0..ROWS {
+            for v in 0..VECTORS {
+                V::prefetch(self.c.wrapping_add((ROWS + r) * self.c_row + offset(v, self.c_panel)));
             }
         }
         for k in 0..self.depth {
