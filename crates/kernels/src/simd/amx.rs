@@ -48,7 +48,7 @@ pub fn refusal() -> Option<&'static str> {
             return Some("the processor has AMX, but the system does not let this process use it");
         }
         // SAFETY: the processor has the instructions and the system has granted them.
-        let agrees = self_test(|work| unsafe { run(work) });
+        let agrees = self_test(|works| unsafe { run(works) });
         (!agrees).then_some(OTHER_BITS)
     })
 }
@@ -99,21 +99,26 @@ fn granted() -> bool {
     false
 }
 
-/// Does the work on tiles.
+/// Does the works on tiles.
 ///
 /// # Safety
 /// As for [`tiles::Unit`], and [`refusal`] is nothing (or is just finding out).
-pub unsafe fn run(work: &Work) {
-    assert!(work.depth > 0 && work.blocks > 0);
-    assert!((1..=16).contains(&work.rows.upper) && work.rows.lower <= 16);
-    let config = Config::new(work.rows);
+pub unsafe fn run(works: &[Work]) {
+    tiles::check(works);
+    let Some(first) = works.first() else { return };
+    let config = Config::new(first.rows);
     // Two rows of tiles, or one: an instruction may not name a tile that is not configured.
-    if work.rows.lower > 0 {
+    if first.rows.lower > 0 {
         // SAFETY: tile loads and stores touch what the caller promises: configured rows of 64 bytes, from `a`, `b` and `c` at
         // their strides. All registers used are declared, tiles among them, and none of their state outlives the block.
         unsafe {
             asm!(
                 "ldtilecfg [{steps}]",
+                "6:",
+                "mov {a}, [{work} + {a_start}]",
+                "mov {c}, [{work} + {c_start}]",
+                "mov {c_stride}, [{work} + {c_row}]",
+                "mov {blocks}, [{work} + {of_blocks}]",
                 "2:",
                 "mov {c_low}, {c_stride}",
                 "shl {c_low}, 4",
@@ -146,8 +151,8 @@ pub unsafe fn run(work: &Work) {
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {up}, 1024",
-                "add {low}, 1024",
+                "add {up}, [{work} + {a_step}]",
+                "add {low}, [{work} + {a_step}]",
                 "add {b}, 2048",
                 "dec {steps}",
                 "jnz 5b",
@@ -159,18 +164,28 @@ pub unsafe fn run(work: &Work) {
                 "add {c}, [{work} + {c_block}]",
                 "dec {blocks}",
                 "jnz 2b",
+                "add {work}, {size}",
+                "dec {works}",
+                "jnz 6b",
                 "tilerelease",
                 steps = inout(reg) &config => _,
-                work = in(reg) work,
-                a = inout(reg) work.a => _,
-                c = inout(reg) work.c => _,
-                c_stride = in(reg) work.c_stride,
-                blocks = inout(reg) work.blocks => _,
+                work = inout(reg) works.as_ptr() => _,
+                works = inout(reg) works.len() => _,
+                a = out(reg) _,
+                c = out(reg) _,
+                c_stride = out(reg) _,
+                blocks = out(reg) _,
                 line = in(reg) 64usize,
                 up = out(reg) _,
                 low = out(reg) _,
                 b = out(reg) _,
                 a_lower = const std::mem::offset_of!(Work, a_lower),
+                size = const size_of::<Work>(),
+                a_start = const std::mem::offset_of!(Work, a),
+                c_start = const std::mem::offset_of!(Work, c),
+                c_row = const std::mem::offset_of!(Work, c_stride),
+                of_blocks = const std::mem::offset_of!(Work, blocks),
+                a_step = const std::mem::offset_of!(Work, a_step),
                 b_start = const std::mem::offset_of!(Work, b),
                 depth = const std::mem::offset_of!(Work, depth),
                 from_c = const std::mem::offset_of!(Work, from_c),
@@ -187,6 +202,11 @@ pub unsafe fn run(work: &Work) {
         unsafe {
             asm!(
                 "ldtilecfg [{steps}]",
+                "6:",
+                "mov {a}, [{work} + {a_start}]",
+                "mov {c}, [{work} + {c_start}]",
+                "mov {c_stride}, [{work} + {c_row}]",
+                "mov {blocks}, [{work} + {of_blocks}]",
                 "2:",
                 "cmp qword ptr [{work} + {from_c}], 0",
                 "je 3f",
@@ -207,7 +227,7 @@ pub unsafe fn run(work: &Work) {
                 "tileloadd tmm7, [{b} + {line} + 1024]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tdpbf16ps tmm1, tmm4, tmm7",
-                "add {up}, 1024",
+                "add {up}, [{work} + {a_step}]",
                 "add {b}, 2048",
                 "dec {steps}",
                 "jnz 5b",
@@ -217,16 +237,26 @@ pub unsafe fn run(work: &Work) {
                 "add {c}, [{work} + {c_block}]",
                 "dec {blocks}",
                 "jnz 2b",
+                "add {work}, {size}",
+                "dec {works}",
+                "jnz 6b",
                 "tilerelease",
                 steps = inout(reg) &config => _,
-                work = in(reg) work,
-                a = inout(reg) work.a => _,
-                c = inout(reg) work.c => _,
-                c_stride = in(reg) work.c_stride,
-                blocks = inout(reg) work.blocks => _,
+                work = inout(reg) works.as_ptr() => _,
+                works = inout(reg) works.len() => _,
+                a = out(reg) _,
+                c = out(reg) _,
+                c_stride = out(reg) _,
+                blocks = out(reg) _,
                 line = in(reg) 64usize,
                 up = out(reg) _,
                 b = out(reg) _,
+                size = const size_of::<Work>(),
+                a_start = const std::mem::offset_of!(Work, a),
+                c_start = const std::mem::offset_of!(Work, c),
+                c_row = const std::mem::offset_of!(Work, c_stride),
+                of_blocks = const std::mem::offset_of!(Work, blocks),
+                a_step = const std::mem::offset_of!(Work, a_step),
                 b_start = const std::mem::offset_of!(Work, b),
                 depth = const std::mem::offset_of!(Work, depth),
                 from_c = const std::mem::offset_of!(Work, from_c),
@@ -275,7 +305,7 @@ pub unsafe fn spin(rounds: usize) {
 }
 
 /// Whether `unit` gives the bits of the formula: every kind of block, sums that continue, tails, numbers large and small.
-fn self_test(unit: impl Fn(&Work)) -> bool {
+fn self_test(unit: impl Fn(&[Work])) -> bool {
     const DEPTH: usize = 3;
     let mut state = 1u32;
     let mut next = || {
@@ -294,14 +324,15 @@ fn self_test(unit: impl Fn(&Work)) -> bool {
     let shapes = [(16, 16, 2), (16, 1, 1), (16, 0, 2), (5, 0, 1), (1, 0, 1)];
     shapes.into_iter().all(|(upper, lower, blocks)| {
         [(1, 0), (DEPTH, 0), (DEPTH, 1)].into_iter().all(|(depth, from_c)| {
-            let of = |unit: &dyn Fn(&Work)| {
+            let of = |unit: &dyn Fn(&[Work])| {
                 let mut c = start.clone();
                 let rows = if lower > 0 { 2 * SIDE } else { SIDE };
-                unit(&Work {
+                let tall = Work {
                     a: a.as_ptr(),
                     b: b.as_ptr(),
                     c: c.as_mut_ptr(),
                     a_lower: size_of_val(&a[..depth * TILE]),
+                    a_step: size_of_val(&a[..TILE]),
                     c_stride: size_of::<[f32; 40]>(),
                     a_block: size_of_val(&a[..rows / SIDE * depth * TILE]),
                     c_block: rows * size_of::<[f32; 40]>(),
@@ -309,11 +340,18 @@ fn self_test(unit: impl Fn(&Work)) -> bool {
                     blocks,
                     from_c,
                     rows: Rows { upper, lower },
-                });
+                };
+                // All rows of a step below each other, columns further to the right.
+                let (side, lines) = (size_of_val(&a[..TILE]), size_of_val(&a[..rows / SIDE * blocks * TILE]));
+                let a_block = rows / SIDE * side;
+                unit(&[
+                    tall,
+                    Work { c: c[8..].as_mut_ptr(), a_lower: side, a_step: lines, a_block, from_c: 1, ..tall },
+                ]);
                 c.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
             };
             // SAFETY: at most four tiles of rows of A, DEPTH deep, B as deep, and 64 rows of 40 of C.
-            of(&unit) == of(&|work| unsafe { tiles::emulated(work) })
+            of(&unit) == of(&|works| unsafe { tiles::emulated(works) })
         })
     })
 }
@@ -325,12 +363,15 @@ mod tests {
     /// A unit that forgets a step, or what C held, fails the self-test; the emulation passes it.
     #[test]
     fn the_self_test_bites() {
-        // SAFETY: the work is the self-test's own, or less of it.
-        let emulated = |work: &Work| unsafe { tiles::emulated(work) };
-        assert!(self_test(emulated));
-        assert!(!self_test(|work| emulated(&Work { from_c: 0, ..*work })));
-        assert!(!self_test(|work| emulated(&Work { depth: 1, ..*work })));
-        assert!(!self_test(|work| emulated(&Work { blocks: 1, ..*work })));
+        // SAFETY: the works are the self-test's own, or less of them.
+        let emulated = |works: &[Work]| unsafe { tiles::emulated(works) };
+        let spoiled = |spoil: fn(&Work) -> Work| self_test(|works| works.iter().for_each(|w| emulated(&[spoil(w)])));
+        assert!(self_test(emulated) && spoiled(|w| *w));
+        assert!(!spoiled(|w| Work { from_c: 0, ..*w }));
+        assert!(!spoiled(|w| Work { depth: 1, ..*w }));
+        assert!(!spoiled(|w| Work { blocks: 1, ..*w }));
+        assert!(!spoiled(|w| Work { a_step: size_of::<[bf16; TILE]>(), ..*w }));
+        assert!(!self_test(|works| emulated(&works[..1])));
     }
 
     /// The self-test ran them all but those that measure, if they are here.

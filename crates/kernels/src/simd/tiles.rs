@@ -68,7 +68,8 @@ pub struct Rows {
 
 /// `c = (from_c ? c : 0) + a · b` for `blocks` blocks of one or two tiles of rows, by two tiles of columns.
 ///
-/// All strides are in bytes. Tiles of A are packed `[16][32]`, those of B `[2 tiles][16][16][2]` for each step of depth.
+/// All strides are in bytes. A row of a tile of A is 32 elements, and the next row follows it; tiles of B are packed
+/// `[2 tiles][16][16][2]` for each step of depth.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
@@ -80,6 +81,8 @@ pub struct Work {
     pub c: *mut f32,
     /// From the upper to the lower tile of A.
     pub a_lower: usize,
+    /// From a tile of A to that of the next step of depth.
+    pub a_step: usize,
     /// From a row of C to the next.
     pub c_stride: usize,
     /// From an upper tile of A to that of the next block.
@@ -96,20 +99,50 @@ pub struct Work {
     pub rows: Rows,
 }
 
-/// Something that does [`Work`].
+/// Something that does a list of [`Work`] in order, all with the same [`Work::rows`]: configuring tiles takes as long as
+/// several products do, so it is done once for the list.
 ///
 /// # Safety
-/// The tiles of A and B that the work names lie inside one allocation each, as do the rows of C, 32 elements of each;
+/// The tiles of A and B that a work names lie inside one allocation each, as do the rows of C, 32 elements of each;
 /// nobody else touches those of C meanwhile.
-pub type Unit = unsafe fn(&Work);
+pub type Unit = unsafe fn(&[Work]);
 
-/// Does it in plain Rust, slowly: the same bits as the instructions give.
+/// How `rows` rows are cut: for each cut its first row, its blocks and the rows of each. 32 as often as they go, then what
+/// is left.
+pub fn cuts(rows: usize) -> impl Iterator<Item = (usize, usize, Rows)> {
+    let (tall, rest) = (rows / (2 * SIDE), rows % (2 * SIDE));
+    let all = Rows { upper: SIDE as u8, lower: SIDE as u8 };
+    let last = Rows { upper: rest.min(SIDE) as u8, lower: rest.saturating_sub(SIDE) as u8 };
+    [(0, tall, all), (2 * SIDE * tall, usize::from(rest > 0), last)].into_iter().filter(|&(_, blocks, _)| blocks > 0)
+}
+
+/// What both kinds of [`Unit`] rely on.
+pub(super) fn check(works: &[Work]) {
+    for work in works {
+        let Rows { upper, lower } = work.rows;
+        assert!(work.depth > 0 && work.blocks > 0 && (1..=16).contains(&upper) && lower <= 16);
+        assert!(work.rows == works[0].rows, "one configuration");
+    }
+}
+
+/// Does them in plain Rust, slowly: the same bits as the instructions give.
 ///
 /// # Safety
 /// As for [`Unit`].
-pub unsafe fn emulated(work: &Work) {
+pub unsafe fn emulated(works: &[Work]) {
+    check(works);
+    for work in works {
+        // SAFETY: the caller's promise.
+        unsafe { emulate(work) };
+    }
+}
+
+/// One of them.
+///
+/// # Safety
+/// As for [`Unit`].
+unsafe fn emulate(work: &Work) {
     let Work { depth, from_c, rows, .. } = *work;
-    assert!(depth > 0 && work.blocks > 0 && (1..=16).contains(&rows.upper) && rows.lower <= 16);
     for block in 0..work.blocks {
         for (lower, rows) in [rows.upper, rows.lower].into_iter().enumerate() {
             let a = work.a.wrapping_byte_add(block * work.a_block + lower * work.a_lower);
@@ -119,8 +152,9 @@ pub unsafe fn emulated(work: &Work) {
                     // SAFETY: the caller's promise: 32 columns of every row of C.
                     let mut sum = if from_c != 0 { unsafe { c.add(column).read() } } else { 0.0 };
                     for tile in 0..depth {
+                        let a = a.wrapping_byte_add(tile * work.a_step).wrapping_add(row * DEPTH);
                         // SAFETY: the caller's promise: `depth` tiles of A.
-                        let a = unsafe { std::slice::from_raw_parts(a.add(tile * TILE + row * DEPTH), DEPTH) };
+                        let a = unsafe { std::slice::from_raw_parts(a, DEPTH) };
                         // SAFETY: the caller's promise: `depth` pairs of tiles of B.
                         let b =
                             unsafe { std::slice::from_raw_parts(work.b.add((2 * tile + column / SIDE) * TILE), TILE) };

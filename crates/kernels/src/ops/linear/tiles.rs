@@ -15,7 +15,7 @@
 use super::cpu::{Left, Order, Product, Right, aligned};
 use crate::matrix::PANEL;
 use crate::pool::Scratch;
-use crate::simd::tiles::{DEPTH, Rows, SIDE, TILE, Unit, Work};
+use crate::simd::tiles::{DEPTH, SIDE, TILE, Unit, Work, cuts};
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
 use half::bf16;
@@ -168,17 +168,13 @@ unsafe fn multiply<V: Simd>(
     }
     let (start, stride) = if whole { (c, row) } else { (aside.as_mut_ptr(), PANEL) };
 
-    let (tall, rest) = (rows.len() / FEW, rows.len() % FEW);
-    let ends = Rows { upper: rest.min(SIDE) as u8, lower: rest.saturating_sub(SIDE) as u8 };
-    for (blocks, first, of_tiles) in [(tall, 0, Rows { upper: 16, lower: 16 }), (usize::from(rest > 0), tall, ends)] {
-        if blocks == 0 {
-            continue;
-        }
+    for (first, blocks, of_tiles) in cuts(rows.len()) {
         let work = Work {
-            a: a[first * 2 * depth * TILE..].as_ptr(),
+            a: a[first / SIDE * depth * TILE..].as_ptr(),
             b: b.as_ptr(),
-            c: start.wrapping_add(first * FEW * stride),
+            c: start.wrapping_add(first * stride),
             a_lower: depth * size_of::<[bf16; TILE]>(),
+            a_step: size_of::<[bf16; TILE]>(),
             c_stride: stride * size_of::<f32>(),
             a_block: 2 * depth * size_of::<[bf16; TILE]>(),
             c_block: FEW * stride * size_of::<f32>(),
@@ -190,7 +186,7 @@ unsafe fn multiply<V: Simd>(
         debug_assert!(b.len() >= 2 * depth * TILE && a.len() >= rows.len().div_ceil(SIDE) * depth * TILE);
         // SAFETY: A holds `depth` tiles for every 16 rows, the last ones too; B two for each step; C is either rows of 32
         // columns that exist or as many aside.
-        unsafe { unit(&work) };
+        unsafe { unit(&[work]) };
     }
 
     if !whole {
