@@ -4,15 +4,16 @@
 //! |---|---|---|
 //! | baseline | no KV cache: every token computes its whole sequence again; one thread, portable code | padded, the prompt computed for every completion, logits in memory |
 //! | basic | KV cache, a static batch that runs to its longest completion, every prompt prefilled for every completion; SIMD, all threads | as above, with SIMD and all threads |
-//! | advanced | continuous batching | packed, log-probabilities fused with the head |
+//! | advanced | continuous batching; numbers in `--dtype` | packed, log-probabilities fused with the head; numbers in `--dtype` |
 //! | optimal | the prompt's pages shared by its completions | the prompt computed once for its completions |
 //!
-//! All levels update on the samples of the optimal one, from the same weights: their losses and gradient norms must be
-//! equal within the rounding of f32.
+//! Baseline and basic compute in f32. All levels update on the samples of the optimal one, from the same weights: their losses and gradient
+//! norms must be equal within the rounding of the dtype.
 
 use super::report::column;
 use super::workload::timed;
 use super::{Machine, Report, Subject, Workload};
+use crate::config::values::ComputeDType;
 use anyhow::ensure;
 use kernels::ops::{linear, rows, softmax};
 use kernels::rng::Stream;
@@ -26,8 +27,10 @@ use train::loss::{LossSums, Totals};
 use train::objective::Scored;
 use train::{Objective, Optimizer, OptimizerConfig, Sample};
 
-/// Losses and gradient norms of the levels may differ by this, relatively.
+/// Losses and gradient norms of the levels may differ by this, relatively, in f32.
 const TOLERANCE: f64 = 1e-3;
+/// And in bf16, whose numbers have eight bits: 2⁻⁸ each, of many numbers together less and of the loss near 0 more.
+const TOLERANCE_BF16: f64 = 3e-2;
 /// The draws of completion lengths and of the baseline's tokens.
 const STREAM: u64 = 0x6c65_7665_6c73;
 
@@ -54,7 +57,7 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
         column("grad_norm", "gradient norm", 5),
     ];
     let mut report = Report::new("levels", Machine::measure(ctx), &columns);
-    let config = shape.config()?;
+    let (config, plain) = (shape.config()?, Subject { dtype: ComputeDType::F32, ..shape });
     let prompts = workload.prompt_ids(&config, 0);
     let lengths = lengths(&workload);
 
@@ -72,8 +75,8 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     // Every completion of a static batch runs to the longest; what is beyond its own end is thrown away.
     let longest = vec![*lengths.iter().max().unwrap_or(&1); lengths.len()];
     let (cut, basic_rollout) = {
-        let weights = shape.weights(ctx)?;
-        let mut engine = apart.engine(ctx, &config)?;
+        let weights = plain.weights(ctx)?;
+        let mut engine = apart.engine(ctx, &weights.config)?;
         let (out, seconds, _) = timed(|| {
             let mut out = Vec::new();
             // As many as have a seat, until the last of them has ended; then the next ones.
@@ -84,15 +87,17 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
         })?;
         (out, seconds)
     };
-    ensure!(cut.iter().zip(&completions).all(|(a, b)| a.ids.starts_with(&b.ids)), "the static batch drew others");
+    // Another dtype may draw other tokens, but no other number of them.
+    let drew_these = |(a, b): (&Completion, &Completion)| a.ids.starts_with(&b.ids);
+    ensure!(shape.dtype != plain.dtype || cut.iter().zip(&completions).all(drew_these), "the static batch drew others");
     let scalar = Context::cpu(Isa::Portable, 1);
     let ((), baseline_rollout, _) =
-        timed(|| without_cache(&scalar, &shape.weights(&scalar)?, &prompts, &workload, longest[0]))?;
+        timed(|| without_cache(&scalar, &plain.weights(&scalar)?, &prompts, &workload, longest[0]))?;
 
     let samples = samples(&workload, &prompts, &completions);
     let mut levels = Vec::new();
     for (name, ctx, rollout_s) in [("baseline", &scalar, baseline_rollout), ("basic", ctx, basic_rollout)] {
-        let mut weights = shape.weights(ctx)?;
+        let mut weights = plain.weights(ctx)?;
         let mut naive = Naive::new(ctx, &weights);
         let ((loss, grad_norm), update_s, _) = timed(|| naive.update(ctx, &mut weights, &samples, longest[0]))?;
         levels.push(Level { name, rollout_s, update_s, loss, grad_norm });
@@ -117,7 +122,8 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
             json!(level.grad_norm),
         ]);
         let last = &levels[3];
-        let differ = |a: f64, b: f64| (a - b).abs() > TOLERANCE * b.abs().max(1e-3);
+        let tolerance = if shape.dtype == plain.dtype { TOLERANCE } else { TOLERANCE_BF16 };
+        let differ = |a: f64, b: f64| (a - b).abs() > tolerance * b.abs().max(1e-3);
         ensure!(
             !differ(level.loss, last.loss) && !differ(level.grad_norm, last.grad_norm),
             "{}: loss {} and gradient norm {} are not those of the optimal level, {} and {}",
@@ -129,7 +135,7 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
         );
     }
     report.note(format!(
-        "{}, f32, {} prompts of {} tokens × {} completions of up to {} tokens, in {} seats; buffers are taken within the times",
+        "{} (baseline and basic: f32), {} prompts of {} tokens × {} completions of up to {} tokens, in {} seats; buffers are taken within the times",
         shape.name(),
         workload.prompts,
         workload.prompt_tokens,

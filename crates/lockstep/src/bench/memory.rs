@@ -1,20 +1,33 @@
-//! What a step holds, by part: as the ledger counts it, beside what the process has resident.
+//! What a step holds, by part: as the ledger counts it, beside what the process has resident. And what log-probabilities take beyond their
+//! inputs and outputs, which is where `[tokens, vocabulary]` logits would show.
 
 use super::report::column;
 use super::workload::Bench;
 use super::{Machine, Report, Subject, Workload};
-use kernels::Context;
+use kernels::ops::lm_head;
+use kernels::{Context, DType, Matrix, Tensor};
 use serde_json::json;
+
+/// Tokens whose log-probabilities are measured.
+const TOKENS: usize = 4096;
 
 /// One step of `shape`; in a process of its own, so that the peak is its own.
 pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx);
     let columns = [column("part", "part", 0), column("mib", "MiB", 1)];
     let mut report = Report::new("memory", machine, &columns);
+    let mib = |bytes: f64| bytes / f64::from(1 << 20);
+    // First, while the peak of the process is still its own.
+    if let Some(bytes) = log_probabilities(ctx, shape)? {
+        let vocabulary = shape.config()?.vocab_size;
+        report.row([
+            json!(format!("log-probabilities of {TOKENS} tokens of {vocabulary}, both ways")),
+            json!(mib(bytes as f64)),
+        ]);
+    }
     let (completions, tokens) = shape.step();
     let mut bench = Bench::new(Workload::grpo(completions, tokens), ctx, shape.weights(ctx)?)?;
     bench.step()?;
-    let mib = |bytes: f64| bytes / f64::from(1 << 20);
     let mut counted = 0.0;
     for (part, usage) in ctx.memory().usage() {
         counted += usage.peak_bytes as f64;
@@ -25,9 +38,66 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
         report.row([json!("peak of resident memory"), json!(mib(peak as f64))]);
     }
     report.note(format!(
-        "{}, {completions} completions × {tokens} tokens, full fine-tuning; measuring the ceilings took 256 MiB \
-         before the step",
+        "{}, {completions} completions × {tokens} tokens, full fine-tuning. Log-probabilities: what is resident beyond weight, hidden states \
+         and their gradients, not part of the sum",
         shape.name()
     ));
     Ok(report)
+}
+
+/// How far the resident memory rises above weight, hidden rows, their gradients and the outputs while log-probabilities and entropies are
+/// computed, and on the way back. None where the system does not say.
+fn log_probabilities(ctx: &Context, shape: Subject) -> anyhow::Result<Option<u64>> {
+    let (config, dtype, memory) = (shape.config()?, shape.dtype.dtype(), ctx.memory());
+    let (v, h) = (config.vocab_size, config.hidden_size);
+    let mut weight = Matrix::zeros_of(memory, v, h, kernels::Layout::Panels, dtype);
+    // Written, so that the pages are there; a slice at a time, so that the slices do not raise the peak.
+    for first in (0..v).step_by(4096) {
+        let rows = (v - first).min(4096);
+        weight.pack_rows(first, &vec![0.01; rows * h]);
+    }
+    let written = |dims: &[usize], dtype| {
+        let mut tensor = Tensor::zeros(memory, dims, dtype);
+        tensor.view_mut().fill(0.5);
+        tensor
+    };
+    let hidden = written(&[TOKENS, h], dtype);
+    let targets = Tensor::from_u32(memory, &[TOKENS], &vec![0; TOKENS]);
+    let [mut logps, mut lse, mut entropies, d_logps] = [(); 4].map(|()| written(&[TOKENS], DType::F32));
+    let mut d_hidden = written(&[TOKENS, h], DType::F32);
+    let mut d_weight = Matrix::zeros(memory, v, h, kernels::Layout::Panels);
+    d_weight.data_mut().view_mut().fill(0.25);
+    // The peak so far is of the ceilings; what is resident has to pass it to be seen, so the rest of it is taken, too.
+    let (Some(peak), Some(now)) = (telemetry::system::peak_rss_bytes(), telemetry::system::rss_bytes()) else {
+        return Ok(None);
+    };
+    let filler = vec![1u8; peak.saturating_sub(now) as usize];
+    let before = telemetry::system::rss_bytes();
+    let args = lm_head::Forward {
+        hidden: hidden.view(),
+        weight: &weight,
+        targets: targets.view(),
+        inv_temperature: 1.0,
+        logps: logps.view_mut(),
+        lse: lse.view_mut(),
+        entropies: Some(entropies.view_mut()),
+    };
+    lm_head::forward(ctx, args)?;
+    let args = lm_head::Backward {
+        hidden: hidden.view(),
+        weight: &weight,
+        targets: targets.view(),
+        inv_temperature: 1.0,
+        lse: lse.view(),
+        d_logps: d_logps.view(),
+        d_entropies: None,
+        entropies: None,
+        d_hidden: d_hidden.view_mut(),
+        d_weight: Some(&mut d_weight),
+        segments: None,
+    };
+    lm_head::backward(ctx, args)?;
+    std::hint::black_box(&filler);
+    let peak = telemetry::system::peak_rss_bytes();
+    Ok(peak.zip(before).map(|(peak, before)| peak.saturating_sub(before)))
 }

@@ -56,10 +56,13 @@ pub fn run(
         json!(100.0 * roofline / (rollout + update)),
         json!(mismatches),
     ]);
-    report.note(
-        "f32. The roofline takes FLOPs and bytes that operations booked, each operation's inputs and outputs counted as \
-         memory traffic even where a cache holds them"
-            .to_owned(),
-    );
+    let (flops, bytes) =
+        (steps[0].rollout_work.0 + steps[0].update_work.0, steps[0].rollout_work.1 + steps[0].update_work.1);
+    report.note(format!(
+        "{:.0} GFLOP and {:.1} GB, as operations booked them: the roofline counts each operation's inputs and outputs as \
+         memory traffic even where a cache holds them",
+        flops / 1e9,
+        bytes / 1e9
+    ));
     Ok(report)
 }

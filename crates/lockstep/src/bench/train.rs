@@ -9,63 +9,69 @@ use serde_json::json;
 use std::sync::Arc;
 use train::{Advantage, Sample};
 
-/// One row: prompt tokens, completions, tokens of each, sharing.
-const CASES: [(usize, usize, usize, bool); 4] =
-    [(88, 8, 64, true), (88, 8, 64, false), (1024, 8, 64, true), (1024, 8, 64, false)];
+/// Groups of eight, prompt tokens; each with its prompt shared and not.
+const CASES: [(usize, usize); 3] = [(1, 88), (1, 1024), (4, 1024)];
+/// Completions of a group, and tokens of each.
+const GROUP: usize = 8;
+const TOKENS: usize = 64;
 
 /// Times updates (forward, backward, optimizer), `repeats` of each case.
 pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Report> {
     let machine = Machine::measure(ctx).of_dtype(shape.dtype.dtype());
     let columns = [
-        column("case", "prompt + G × completion", 0),
+        column("case", "groups × (prompt + G × completion)", 0),
         column("prefix_sharing", "shared", 0),
         column("rows", "rows", 0),
         column("forward_s", "forward s", 3),
         column("backward_s", "backward s", 3),
         column("optimizer_s", "optimizer s", 3),
+        column("update_s", "update s", 3),
         column("gflops", "GFLOP/s", 1),
         column("flops_percent", "of peak %", 0),
     ];
     let mut report = Report::new("train", machine.clone(), &columns);
     let mut weights = shape.weights(ctx)?;
-    let mut times = Vec::new();
-    for (prompt, group, tokens, sharing) in CASES {
-        let workload = Workload {
-            prompts: 1,
-            prompt_tokens: prompt,
-            generations: group,
-            prefix_sharing: sharing,
-            ..Workload::grpo(group, tokens)
-        };
-        let samples = samples(&workload, &weights);
-        let mut trainer = workload.trainer(ctx, &weights.config)?;
-        let (mut forward, mut backward, mut optimizer, mut flops, mut rows) = (vec![], vec![], vec![], 0.0, 0);
-        // The first one takes the memory.
-        for repeat in 0..=repeats {
-            let (metrics, _, work) = timed(|| Ok(trainer.update(ctx, &mut weights, &samples, 1e-6)?))?;
-            if repeat > 0 {
-                forward.push(metrics.forward_time_s);
-                backward.push(metrics.backward_time_s);
-                optimizer.push(metrics.optimizer_time_s);
+    for (prompts, prompt_tokens) in CASES {
+        let case = format!("{prompts} × ({prompt_tokens} + {GROUP} × {TOKENS})");
+        let mut of_sharing = Vec::new();
+        for prefix_sharing in [true, false] {
+            let grpo = Workload::grpo(prompts * GROUP, TOKENS);
+            let workload = Workload { prompts, prompt_tokens, prefix_sharing, ..grpo };
+            let samples = samples(&workload, &weights);
+            let mut trainer = workload.trainer(ctx, &weights.config)?;
+            let (mut times, mut flops, mut rows) = ([vec![], vec![], vec![], vec![]], 0.0, 0);
+            // The first one takes the memory.
+            for repeat in 0..=repeats {
+                let (metrics, seconds, work) = timed(|| Ok(trainer.update(ctx, &mut weights, &samples, 1e-6)?))?;
+                if repeat > 0 {
+                    let of = [metrics.forward_time_s, metrics.backward_time_s, metrics.optimizer_time_s, seconds];
+                    times.iter_mut().zip(of).for_each(|(times, s)| times.push(s));
+                }
+                (flops, rows) = (work.0, metrics.computed_tokens);
             }
-            (flops, rows) = (work.0, metrics.computed_tokens);
+            let [forward, backward, optimizer, update] = times.map(|times| median(&times));
+            let both = forward + backward;
+            of_sharing.push((both, update, flops));
+            report.row([
+                json!(case),
+                json!(if prefix_sharing { "yes" } else { "no" }),
+                json!(rows),
+                json!(forward),
+                json!(backward),
+                json!(optimizer),
+                json!(update),
+                json!(flops / both / 1e9),
+                json!(machine.of_flops(flops / both)),
+            ]);
         }
-        let both = median(&forward) + median(&backward);
-        times.push(both);
-        report.row([
-            json!(format!("{prompt} + {group} × {tokens}")),
-            json!(if sharing { "yes" } else { "no" }),
-            json!(rows),
-            json!(median(&forward)),
-            json!(median(&backward)),
-            json!(median(&optimizer)),
-            json!(flops / both / 1e9),
-            json!(machine.of_flops(flops / both)),
-        ]);
-    }
-    for (case, pair) in CASES.chunks(2).zip(times.chunks(2)) {
-        let (prompt, group, tokens, _) = case[0];
-        report.note(format!("{prompt} + {group} × {tokens}: sharing the prompt is {:.2} × as fast", pair[1] / pair[0]));
+        let [shared, apart] = of_sharing[..] else { unreachable!("two rows each") };
+        let (gain, most) = (apart.0 / shared.0, apart.2 / shared.2);
+        report.note(format!(
+            "{case}: with the prompt shared, forward and backward are {gain:.2} × as fast, {:.0} % of what their FLOPs allow ({most:.2} ×), \
+             the whole update {:.2} ×",
+            100.0 * gain / most,
+            apart.1 / shared.1
+        ));
     }
     report.note(format!("{}; GFLOP/s of forward and backward together, optimizer's FLOPs included", shape.name()));
     Ok(report)
@@ -73,13 +79,13 @@ pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Repo
 
 /// Completions of random ids; what a sampler would have recorded is of no consequence for the time.
 fn samples(workload: &Workload, weights: &Weights) -> Vec<Sample> {
-    let completion = Workload { prompts: workload.generations, prompt_tokens: workload.new_tokens, ..workload.clone() };
-    let prompt: Arc<[u32]> = workload.prompt_ids(&weights.config, 5)[0].clone();
+    let one_each = Workload { prompts: workload.completions(), prompt_tokens: workload.new_tokens, ..workload.clone() };
+    let prompts = workload.prompt_ids(&weights.config, 5);
     let sample = |(i, ids): (usize, Arc<[u32]>)| Sample {
         sampler_logps: vec![-1.0; ids.len()],
         versions: vec![u64::MAX; ids.len()],
         advantage: Advantage::Sequence(if i % 2 == 0 { 1.0 } else { -1.0 }),
-        ..Sample::supervised(prompt.clone(), ids.to_vec())
+        ..Sample::supervised(prompts[i / workload.generations].clone(), ids.to_vec())
     };
-    completion.prompt_ids(&weights.config, 6).into_iter().enumerate().map(sample).collect()
+    one_each.prompt_ids(&weights.config, 6).into_iter().enumerate().map(sample).collect()
 }

@@ -1,6 +1,6 @@
 //! `lockstep bench`.
 
-use crate::bench::{self, Report, Shape, Subject, algorithms, group};
+use crate::bench::{self, Report, Shape, Subject, algorithms, group, scaling};
 use crate::session::context;
 use kernels::Context;
 use std::io::Write;
@@ -65,6 +65,28 @@ pub struct StepArgs {
     pub repeats: u32,
 }
 
+/// How far the scaling goes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ScalingArgs {
+    /// The model and how it runs.
+    #[command(flatten)]
+    pub common: Common,
+    /// How far.
+    #[command(flatten)]
+    pub scaling: scaling::Args,
+}
+
+/// Updates.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TrainArgs {
+    /// The model and how it runs.
+    #[command(flatten)]
+    pub common: Common,
+    /// Updates of each case that are timed, after one that takes the memory.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeats: u32,
+}
+
 /// The benchmarks.
 #[derive(Debug, clap::Subcommand)]
 pub enum What {
@@ -73,15 +95,17 @@ pub enum What {
     /// Decode steps by batch size, sampler included, against the machine's memory reads.
     Rollout(RolloutArgs),
     /// Forward and backward of a micro-batch; what a shared prompt saves.
-    Train(Common),
+    Train(TrainArgs),
     /// A whole GRPO step against its roofline.
     Step(StepArgs),
-    /// What a step holds in memory, by part.
+    /// What a step holds in memory, by part, and what log-probabilities take.
     Memory(Common),
     /// Sampler against trainer, bit by bit, over batches, threads, sharing, chunks.
     Parity(Common),
-    /// Speed against completions, length and threads.
-    Scaling(Common),
+    /// What the fixed order of sums costs: the same work with its sums split between two threads.
+    Order(Common),
+    /// Speed against completions, length and threads, as a table and a plot.
+    Scaling(ScalingArgs),
     /// The same step at four levels: baseline, basic, advanced, optimal.
     Levels(Common),
     /// Prints the config.json of a size, for `lockstep init`: the same weights for other programs.
@@ -104,7 +128,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             true => bench::rollout::run(ctx, shape, 24),
             false => group::run(ctx, shape, &args.group),
         }),
-        What::Train(common) => report(common, &|ctx, shape| bench::train::run(ctx, shape, 3)),
+        What::Train(args) => report(&args.common, &|ctx, shape| bench::train::run(ctx, shape, args.repeats as usize)),
         What::Step(args) => report(&args.common, &|ctx, shape| {
             let (completions, tokens) = shape.step();
             let completions = args.completions.map_or(completions, |n| n as usize);
@@ -113,7 +137,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }),
         What::Memory(common) => report(common, &bench::memory::run),
         What::Parity(common) => report(common, &bench::parity::run),
-        What::Scaling(common) => report(common, &|ctx, shape| bench::scaling::run(ctx, shape, 256, 4096)),
+        What::Order(common) => report(common, &bench::order::run),
+        What::Scaling(args) => report(&args.common, &|ctx, shape| scaling::run(ctx, shape, &args.scaling)),
         What::Levels(common) => report(common, &bench::levels::run),
         What::Shape(common) => Ok(writeln!(std::io::stdout().lock(), "{}", common.shape.config_json())?),
         What::Algorithms(args) => algorithms::run(args),

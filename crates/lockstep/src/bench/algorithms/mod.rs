@@ -5,8 +5,8 @@
 
 pub mod arms;
 pub mod outcome;
-pub mod plot;
 
+use super::plot::{self, Panel, Series};
 use crate::bad_input;
 use crate::cli::options::LogArgs;
 use crate::config::Purpose;
@@ -20,7 +20,6 @@ use crate::session;
 use crate::signals::StopRequest;
 use arms::{ALGORITHMS, Arm, KL, SHARED};
 use outcome::{Outcome, curve, mean_std};
-use plot::{Panel, Series};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::path::PathBuf;
