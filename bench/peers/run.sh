@@ -3,7 +3,7 @@
 set -euo pipefail
 usage() {
   cat <<'HELP'
-bench/peers/run.sh [options] [trl|llama]…        (default: both)
+bench/peers/run.sh [options] [trl|llama|torch]…        (default: all)
 
 Builds Lockstep, installs the pinned peers into virtual environments of their own, runs each beside
 Lockstep on the same work in interleaved pairs, and prints one table for each peer and size.
@@ -14,10 +14,11 @@ Nothing is written outside the work directory. Run it on an idle machine; the ta
   llama    rollout of llama.cpp (built from source for this CPU): the same weights as GGUF, a shared
            prompt, 1, 8 and 64 completions, its settings searched; first it is checked that both
            compute the same model
+  torch    the products of a linear layer, forward and both gradients, at shapes of a 0.5 B model
 
   --sizes LIST        7m, 92m, 0.5b                        (default: 7m,92m)
-  --dtype f32|bf16    our dtype, and the weights of llama.cpp  (default: f32)
-  --pairs N           pairs for each figure                (default: 7 for llama.cpp, 5 for TRL)
+  --dtype f32|bf16    our dtype, that of torch's products and of llama.cpp's weights  (default: f32)
+  --pairs N           pairs for each figure                (default: 5 for TRL, 7 for the others)
   --threads N         of everybody                         (default: all cores)
   --completions LIST  llama: completions                   (default: 1,8,64)
   --prompt-length N   llama: tokens of the shared prompt   (default: 512)
@@ -51,12 +52,12 @@ while [ $# -gt 0 ]; do
         --step) step=${2/×/x} ;; --micro-batches) micro=$2 ;;
       esac
       shift ;;
-    trl | llama) peers+=("$1") ;;
+    trl | llama | torch) peers+=("$1") ;;
     *) echo "unknown argument $1; see --help" >&2; exit 2 ;;
   esac
   shift
 done
-[ ${#peers[@]} -gt 0 ] || peers=(trl llama)
+[ ${#peers[@]} -gt 0 ] || peers=(torch trl llama)
 for size in ${sizes//,/ }; do
   case $size in 7m | 92m | 0.5b) ;; *) echo "unknown size $size: 7m, 92m or 0.5b" >&2; exit 2 ;; esac
 done
@@ -84,7 +85,7 @@ install() {
 
 for peer in "${peers[@]}"; do
   case $peer in
-    trl) trl_python=$(install trl "${TRL_PYTHON:-}") ;;
+    trl | torch) trl_python=$(install trl "${TRL_PYTHON:-}") ;;  # torch comes with TRL
     llama) llama_python=$(install llama "${LLAMA_PYTHON:-}") ;;
   esac
 done
@@ -99,6 +100,12 @@ fi
 stories=${LOCKSTEP_SHARED:-../shared}/models/stories260k
 [ -d "$stories" ] || { say "$stories is absent: greedy tokens of a pretrained model are not compared"; stories=; }
 
+for peer in "${peers[@]}"; do
+  [ "$peer" = torch ] || continue
+  "$trl_python" bench/peers/compare_torch.py --lockstep "$lockstep" --dtype "$dtype" --pairs "${pairs:-7}" --threads "$threads" $json
+  echo
+done
+[ "${peers[*]}" != torch ] || exit 0
 for size in ${sizes//,/ }; do
   model=$work/model-$size
   if [ ! -f "$model/model.safetensors" ]; then
