@@ -119,18 +119,26 @@ fn same_bits(isa: Isa, dtype: DType) {
 }
 
 #[test]
-fn shared_or_copied_prompts_give_the_same_log_probabilities() {
+fn shared_or_copied_prompts_give_the_same_log_probabilities_and_gradients() {
     let ctx = context(2);
     let run = |prefix_sharing| {
         let mut weights = policy(ctx.memory());
         let samples = samples(&ctx, &weights); // scored with sharing
         let config = TrainerConfig { prefix_sharing, ..trainer_config(100, false) };
         let mut trainer = Trainer::new(ctx.memory(), &weights.config, config).expect("trainer");
-        trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update")
+        let metrics = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+        let gradients = trainer.grads().params.tensors().iter().map(|t| t.to_vec_f32()).collect::<Vec<_>>();
+        (metrics, gradients)
     };
-    let (shared, copied) = (run(true), run(false));
+    let ((shared, gradients), (copied, others)) = (run(true), run(false));
     assert_eq!((shared.logp_mismatch_tokens, copied.logp_mismatch_tokens), (0, 0));
     assert_eq!((shared.loss, shared.kl, shared.entropy), (copied.loss, copied.kl, copied.entropy));
+    // The sums over rows have other terms in another order: no gradient may differ by more than that, tensor by tensor.
+    let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    for (i, (a, b)) in gradients.iter().zip(&others).enumerate() {
+        let error = norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied());
+        assert!(error < 1e-5, "gradient {i} of {}: relative error {error:e}", gradients.len());
+    }
     assert!((shared.grad_norm - copied.grad_norm).abs() < 1e-5 * shared.grad_norm);
     assert!(shared.computed_tokens + 100 < copied.computed_tokens);
 }
