@@ -81,6 +81,20 @@ fn a_recorded_run_replayed_has_the_same_bits() {
     assert_ne!(weights(&root.join("recorded")), weights(&root.join("other")));
 }
 
+/// PPO draws its mini-batches anew in each pass of each generation: a replay must draw the same.
+#[test]
+fn a_recorded_ppo_run_replayed_has_the_same_bits() {
+    let dir = directory();
+    let root = dir.path();
+    let set = ["algorithm=ppo", "num_mini_batches=2", "num_ppo_epochs=2", "adap_kl_ctrl=true", "logging_steps=1"];
+    good(root, &arguments("train", "recorded", &[&set[..], &["record_rollouts=true"]].concat()));
+    good(root, &replay("recorded/rollouts.jsonl", "replayed", &set));
+    let (recorded, replayed) = (weights(&root.join("recorded")), weights(&root.join("replayed")));
+    assert!(recorded.iter().any(|(name, _)| name.contains("value_model/")));
+    let differing: Vec<_> = recorded.iter().zip(&replayed).filter(|(a, b)| a != b).map(|(a, _)| &a.0).collect();
+    assert!(differing.is_empty() && recorded.len() == replayed.len(), "{differing:?}");
+}
+
 #[test]
 fn groups_on_one_line_are_their_completions() {
     let dir = directory();

@@ -19,6 +19,8 @@ impl Grpo {
         let Source::File(replay, scorer) = &mut self.source else { unreachable!("no file") };
         let course = &mut self.course;
         let picked = course.sampler.next_batch();
+        // As if they had been asked for: PPO's mini-batches are drawn by this number.
+        self.rollout_number += picked.len() as u64;
         let _span = course.stages.span("replay");
         let temperature = self.sampling.temperature;
         let rollouts =
