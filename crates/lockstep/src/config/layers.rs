@@ -200,8 +200,8 @@ impl Resolved {
             }
             Some(Foreign::Unsupported(what)) => bad_input!("{place}: `{name} = {value}`: {what}"),
             None => {
-                let known = KEYS.iter().map(|key| key.name).chain(other::names());
-                let hint = nearest(name, known).map_or_else(String::new, |n| format!("; did you mean `{n}`?"));
+                let near = nearest(name, KEYS.iter().map(|key| key.name)).or_else(|| nearest(name, other::names()));
+                let hint = near.map_or_else(String::new, |n| format!("; did you mean `{n}`?"));
                 let table = if value.is_table() { " Keys are flat: there are no sections." } else { "" };
                 bad_input!("{place}: unknown key `{name}`{hint}{table} (`lockstep config show` lists all keys)")
             }

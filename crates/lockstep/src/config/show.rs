@@ -72,8 +72,8 @@ pub fn explain(name: &str) -> anyhow::Result<String> {
                 foreign::Foreign::Unsupported(what) => format!("{name}: TRL's key, not supported here: {what}."),
             });
         }
-        let hint = nearest(name, KEYS.iter().map(|key| key.name).chain(foreign::names()));
-        let hint = hint.map_or_else(String::new, |n| format!("; did you mean `{n}`?"));
+        let near = nearest(name, KEYS.iter().map(|key| key.name)).or_else(|| nearest(name, foreign::names()));
+        let hint = near.map_or_else(String::new, |n| format!("; did you mean `{n}`?"));
         bad_input!("unknown key `{name}`{hint} (`lockstep config show` lists all keys)")
     };
     let default = key.value(&Config::default()).map_or_else(|| "not set".to_owned(), |v| inline(&v));
