@@ -139,8 +139,11 @@ impl Layers {
         if resolved.config.replay.is_some() && !resolved.is_set("num_train_epochs") {
             resolved.config.num_train_epochs = 1.0;
         }
-        super::algorithms::apply(&mut resolved);
+        if matches!(self.purpose, Purpose::Grpo | Purpose::Show) {
+            super::algorithms::apply(&mut resolved);
+        }
         super::validate::validate(&mut resolved, self.purpose)?;
+        super::idle::note(&mut resolved, self.purpose);
         Ok(resolved)
     }
 }

@@ -9,6 +9,7 @@ pub mod algorithms;
 mod derived;
 pub mod foreign;
 pub mod from_trl;
+mod idle;
 pub mod keys;
 pub mod layers;
 mod lora;

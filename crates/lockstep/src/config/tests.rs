@@ -159,6 +159,24 @@ fn keys_of_the_loss_fit_each_other() {
 }
 
 #[test]
+fn keys_of_other_commands_are_said() {
+    let notes = |purpose: Purpose, set: &[(&str, &str)]| resolve(purpose, &[&ENOUGH[..2], set].concat()).unwrap().notes;
+    let of_train = [("algorithm", "rloo"), ("epsilon", "0.3"), ("vf_coef", "2"), ("record_rollouts", "true")];
+    let said = notes(Purpose::Dpo, &of_train);
+    assert_eq!(said, ["without meaning in `lockstep dpo`: algorithm, epsilon, vf_coef, record_rollouts"]);
+    assert_eq!(notes(Purpose::Sft, &[("beta", "0.1")]), ["without meaning in `lockstep sft`: beta"]);
+    assert_eq!(notes(Purpose::Dpo, &[("beta", "0.3"), ("num_generations", "8")]), [""; 0]);
+    let said = grpo(&[("dpo_loss_type", "ipo")]).unwrap().notes;
+    assert_eq!(said, ["without meaning in `lockstep train`: dpo_loss_type"]);
+    // Nor do an algorithm's defaults reach where there is none.
+    assert_eq!(resolve(Purpose::Dpo, &[&ENOUGH[..2], &of_train].concat()).unwrap().config.beta, 0.1);
+    let ppo = resolve(Purpose::Sft, &[&ENOUGH[..2], &[("algorithm", "ppo")]].concat()).unwrap().config;
+    assert_eq!((ppo.learning_rate, ppo.num_generations), (2e-5, 8));
+    let recorded = |purpose| resolve(purpose, &[&ENOUGH[..], &[("record_rollouts", "true")]].concat()).unwrap();
+    assert!(recorded(Purpose::Grpo).config.record_rollouts && !recorded(Purpose::Sft).config.record_rollouts);
+}
+
+#[test]
 fn groups_and_batches() {
     refused(&[("num_generations", "1")], &["`num_generations` must be at least 2"]);
     refused(&[("num_generations", "0")], &["at least 2"]);
