@@ -24,7 +24,7 @@ pub struct ConfigArgs {
     /// A reward: gsm8k, format:REGEX, command:./reward.py, …; may be repeated (reward_funcs).
     #[arg(long, value_name = "REWARD")]
     pub reward: Vec<String>,
-    /// A task's preset: gsm8k or prompt_answer (task).
+    /// A task's preset: gsm8k, prompt_answer, or gsm8k_solutions for pairs (task).
     #[arg(long, value_name = "TASK")]
     pub task: Option<String>,
     /// The run's directory (output_dir).
