@@ -258,7 +258,7 @@ fn attention_reads_and_keeps_bf16() {
     let tables = Tensor::from_u32(&memory(), &[1, 3], &[1, 2, 3]);
     let d_out = Tensor::from_f32(&memory(), &[t, heads * hd], &normal(2, t * heads * hd));
     let mut first = None;
-    for ctx in contexts() {
+    for ctx in chains() {
         let at = attention::Rows {
             positions: positions.view(),
             tables_of_rows: tables_of_rows.view(),
@@ -290,7 +290,7 @@ fn attention_reads_and_keeps_bf16() {
         let error = relative_error(&narrow.2.to_vec_f32(), &exact);
         assert!(error > 1e-4 && error < 4e-3, "{:?}: {error}", ctx.isa());
 
-        // The way back, given the same numbers, is that of f32.
+        // The way back takes the same scores; what it multiplies is rounded (`attention/tests/bf16.rs` has the formula).
         let backward = |dtype: DType, qkv: &Tensor, keys: &Tensor, values: &Tensor, out: &Tensor| {
             let mut d_qkv = poisoned(&[t, width], DType::F32);
             let [mut d_keys, mut d_values] = pages(DType::F32);
@@ -314,7 +314,9 @@ fn attention_reads_and_keeps_bf16() {
         };
         let widened = Tensor::from_f32(&memory(), &[t, heads * hd], &narrow.2.to_vec_f32());
         let d = backward(DType::Bf16, &qkv[1], &narrow.0, &narrow.1, &narrow.2);
-        assert!(d == backward(DType::F32, &qkv[0], &wide.0, &wide.1, &widened), "{:?}", ctx.isa());
+        let exact = backward(DType::F32, &qkv[0], &wide.0, &wide.1, &widened);
+        let error = relative_error(&d, &exact.into_iter().map(f64::from).collect::<Vec<_>>());
+        assert!(error > 1e-4 && error < 4e-3, "{:?}: {error}", ctx.isa());
 
         let bits = (narrow.2.to_vec_f32(), d);
         assert!(*first.get_or_insert(bits.clone()) == bits, "{:?} {}", ctx.isa(), ctx.threads());

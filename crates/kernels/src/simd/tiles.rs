@@ -107,6 +107,26 @@ pub struct Work {
 /// nobody else touches those of C meanwhile.
 pub type Unit = unsafe fn(&[Work]);
 
+/// Has `unit` do all of these, a few in a call.
+///
+/// # Safety
+/// As for [`Unit`].
+pub unsafe fn run_all(unit: Unit, mut works: impl Iterator<Item = Work>) {
+    let Some(first) = works.next() else { return };
+    let (mut list, mut len) = ([first; 8], 1);
+    for work in works {
+        if len == list.len() {
+            // SAFETY: the caller's promise.
+            unsafe { unit(&list) };
+            len = 0;
+        }
+        list[len] = work;
+        len += 1;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { unit(&list[..len]) };
+}
+
 /// How `rows` rows are cut: for each cut its first row, its blocks and the rows of each. 32 as often as they go, then what
 /// is left.
 pub fn cuts(rows: usize) -> impl Iterator<Item = (usize, usize, Rows)> {

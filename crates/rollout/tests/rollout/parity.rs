@@ -105,12 +105,16 @@ fn a_random_qwen3_in_bf16() {
     all_isas(&in_bf16(&portable(), &qwen3(&portable(), 40, 2, 611)));
 }
 
-/// Products on tiles, in plain Rust: slow, so fewer of everything. Chunks of a prompt are longer than a tile has rows.
+/// Products on tiles, in plain Rust: slow, so fewer of everything. Chunks of a prompt are longer than a tile has rows;
+/// completions cross a page. Heads of 24 are filled up to a step of 32 where they are read, heads of 64 lie in pages as the
+/// instruction takes them.
 #[test]
 fn on_tiles() {
-    let weights = in_bf16(&portable(), &qwen3(&portable(), 40, 2, 611));
-    let load = Load::new(weights.config.vocab_size, &[61], 5, 10, 4);
-    assert!(matrix(&weights, &load, Isa::AmxEmulated, &[3], &[1, 2], &[0.7]) > 500);
+    for head_dim in [24, 64] {
+        let weights = in_bf16(&portable(), &qwen3_of(&portable(), 40, 2, 611, head_dim));
+        let load = Load::new(weights.config.vocab_size, &[61], 5, 10, 4);
+        assert!(matrix(&weights, &load, Isa::AmxEmulated, &[3], &[1, 2], &[0.7]) > 500);
+    }
 }
 
 #[test]

@@ -5,11 +5,12 @@
 //! ascending order, and a key's sums its rows in ascending order, however the tiles are cut. Gradients of pages are then
 //! gathered into rows through the list of writes.
 
-use super::cpu::{Places, extent, staircase};
+use super::cpu::{Places, extent, on_tiles, staircase};
 use super::product::Product;
+use super::tiles_back::{BackwardTasks as OnTiles, dot_rounded};
 use super::{BLOCK, Backward, Geometry};
 use crate::math::exp;
-use crate::ops::lanes::dot;
+use crate::ops::lanes::load;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::element::widen_into;
 use crate::simd::{Element, LANES, Simd};
@@ -18,15 +19,15 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 /// A page at a place in its sequences, and the rows that look at it.
-struct Visit {
-    block: usize,
-    page: usize,
+pub(super) struct Visit {
+    pub block: usize,
+    pub page: usize,
     /// Whether no earlier visit of the group touched the page.
-    first: bool,
+    pub first: bool,
     /// Slots from here on are seen by nobody, and nobody wrote them.
-    end: usize,
+    pub end: usize,
     /// Ascending.
-    rows: Vec<Range<usize>>,
+    pub rows: Vec<Range<usize>>,
 }
 
 /// What is known of a page: whether a row looks at it, and the end of its slots that are seen or written.
@@ -84,7 +85,7 @@ struct BackwardTasks<'a, E> {
     isa: Isa,
     geometry: Geometry,
     places: Places<'a>,
-    groups: Vec<(Range<usize>, Vec<Visit>)>,
+    groups: &'a [(Range<usize>, Vec<Visit>)],
     qkv: &'a [E],
     keys: &'a [E],
     values: &'a [E],
@@ -134,7 +135,7 @@ impl<E: Element> Tasks for BackwardTasks<'_, E> {
         for (i, row) in rows.clone().enumerate() {
             for h in 0..per {
                 let at = (row * g.heads + head * per + h) * hd;
-                delta[i * per + h] = dot::<V>(&self.d_out[at..at + hd], &self.out[at..at + hd]);
+                delta[i * per + h] = dot_rounded::<V, E>(&self.d_out[at..at + hd], &self.out[at..at + hd]);
             }
             let at = row * g.width() + head * per * hd;
             // SAFETY: this row's queries under this kv head are this task's alone.
@@ -193,7 +194,9 @@ impl<E: Element> BackwardTasks<'_, E> {
             let here = i * per * hd..(i + 1) * per * hd;
             widen_into::<V, E>(&self.qkv[part(row)..part(row) + per * hd], &mut w.q[here.clone()]);
             let at = (row * g.heads + head * per) * hd;
-            w.d_out[here.clone()].copy_from_slice(&self.d_out[at..at + per * hd]);
+            for (from, to) in self.d_out[at..at + per * hd].chunks(LANES).zip(w.d_out[here.clone()].chunks_mut(LANES)) {
+                E::rounded(load::<V>(from, 0)).store_partial(to, from.len());
+            }
             // SAFETY: this row's queries under this kv head are this task's alone.
             w.d_q[here].copy_from_slice(unsafe { self.d_qkv.slice(part(row)..part(row) + per * hd) });
         }
@@ -211,7 +214,7 @@ impl<E: Element> BackwardTasks<'_, E> {
                 let block = pair * BLOCK..pair * BLOCK + columns;
                 let delta = w.delta[(row - group_start) * per + h];
                 let lse = self.lse[row * g.heads + head * per + h];
-                gradients::<V>(&mut w.p[block.clone()], &mut w.d_s[block], g.scale, lse, delta, slots.clone());
+                gradients::<V, E>(&mut w.p[block.clone()], &mut w.d_s[block], g.scale, lse, delta, slots.clone());
             }
         }
 
@@ -270,9 +273,16 @@ impl<E: Element> BackwardTasks<'_, E> {
 }
 
 /// Scores `p` become probabilities exp(z − lse), and `d_s`, which holds d_out · v, becomes p · (d_s − delta) · scale; both
-/// 0 outside `slots`.
+/// 0 outside `slots`, and rounded to what values are stored in.
 #[inline(always)]
-fn gradients<V: Simd>(p: &mut [f32], d_s: &mut [f32], scale: f32, lse: f32, delta: f32, slots: Range<usize>) {
+fn gradients<V: Simd, E: Element>(
+    p: &mut [f32],
+    d_s: &mut [f32],
+    scale: f32,
+    lse: f32,
+    delta: f32,
+    slots: Range<usize>,
+) {
     let (scale, lse, delta, zero) = (V::splat(scale), V::splat(lse), V::splat(delta), V::splat(0.0));
     for at in (0..p.len()).step_by(LANES) {
         let below_end = V::first(slots.end.saturating_sub(at).min(LANES));
@@ -280,8 +290,8 @@ fn gradients<V: Simd>(p: &mut [f32], d_s: &mut [f32], scale: f32, lse: f32, delt
         let seen = |x: V| V::select(below_start, zero, V::select(below_end, x, zero));
         let probability = seen(exp(V::load(&p[at..]).mul(scale).sub(lse)));
         let gradient = seen(probability.mul(V::load(&d_s[at..]).sub(delta)).mul(scale));
-        probability.store(&mut p[at..]);
-        gradient.store(&mut d_s[at..]);
+        E::rounded(probability).store(&mut p[at..]);
+        E::rounded(gradient).store(&mut d_s[at..]);
     }
 }
 
@@ -291,6 +301,8 @@ struct GatherTasks<'a> {
     write_slots: &'a [u32],
     pages: &'a [Page],
     d_keys: &'a [f32],
+    /// From a key's gradient to that of the next slot, and from a dimension to the next.
+    key_strides: [usize; 2],
     d_values: &'a [f32],
     d_qkv: Disjoint<'a, f32>,
     rows: usize,
@@ -320,7 +332,8 @@ impl Tasks for GatherTasks<'_> {
                 let from = &self.d_values[start + slot * hd..start + (slot + 1) * hd];
                 to.iter_mut().zip(from).for_each(|(to, &x)| *to += x);
             } else {
-                let from = self.d_keys[start..start + BLOCK * hd].iter().skip(slot).step_by(BLOCK);
+                let [of_slot, of_dim] = self.key_strides;
+                let from = self.d_keys[start..start + BLOCK * hd].iter().skip(slot * of_slot).step_by(of_dim);
                 to.iter_mut().zip(from).for_each(|(to, &x)| *to += x);
             }
         }
@@ -342,13 +355,14 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
         .collect();
     let (d_keys, d_values, d_qkv) = (args.d_pages.keys.f32(), args.d_pages.values.f32(), args.d_qkv.f32());
     let count = groups.len() * g.kv_heads;
+    let mut key_strides = [1, BLOCK];
     macro_rules! run {
-        ($of:ident) => {
-            let tasks = BackwardTasks {
-                isa: ctx.isa(),
+        ($tasks:ident, $of:ident, $field:ident: $value:expr) => {
+            let tasks = $tasks {
+                $field: $value,
                 geometry: g,
                 places,
-                groups,
+                groups: &groups,
                 qkv: args.qkv.$of(),
                 keys: args.pages.keys.$of(),
                 values: args.pages.values.$of(),
@@ -362,10 +376,13 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
             ctx.run(count, &tasks);
         };
     }
-    if args.qkv.dtype() == DType::Bf16 {
-        run!(bf16);
+    if let Some(unit) = on_tiles(ctx, args.qkv.dtype()) {
+        key_strides = [g.head_dim, 1];
+        run!(OnTiles, bf16, unit: unit);
+    } else if args.qkv.dtype() == DType::Bf16 {
+        run!(BackwardTasks, bf16, isa: ctx.isa());
     } else {
-        run!(f32);
+        run!(BackwardTasks, f32, isa: ctx.isa());
     }
     let tasks = GatherTasks {
         geometry: g,
@@ -373,6 +390,7 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
         write_slots: args.write_slots.u32(),
         pages: &pages,
         d_keys,
+        key_strides,
         d_values,
         d_qkv: Disjoint::new(d_qkv),
         rows: places.positions.len(),

@@ -9,11 +9,12 @@
 //! the pages' numbers, or the threads.
 
 use super::product::Product;
-use super::{BLOCK, Forward, Geometry, WriteKv};
+use super::{BLOCK, Forward, Geometry, WriteKv, pages, tiles};
 use crate::math::{exp, exp1, ln1};
 use crate::ops::lanes::{load, rows, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::element::widen_into;
+use crate::simd::tiles::Unit;
 use crate::simd::{Element, LANES, Simd};
 use crate::{Context, DType, Isa};
 use std::ops::Range;
@@ -62,6 +63,64 @@ impl<'a> Places<'a> {
     pub fn page(&self, row: usize, block: usize) -> usize {
         self.tables[self.tables_of_rows[row] as usize * self.table_len + block] as usize
     }
+    /// The blocks that any of `rows` sees, and those between.
+    #[inline(always)]
+    pub fn blocks(&self, g: &Geometry, rows: Range<usize>) -> Range<usize> {
+        let (_, seen) = extent(rows.map(|row| g.seen(self.positions[row] as usize)));
+        if seen.is_empty() { 0..0 } else { seen.start / BLOCK..seen.end.div_ceil(BLOCK) }
+    }
+    /// Those of `rows` that see block `block`: neighbours that find it in the same page, and the page.
+    #[inline(always)]
+    pub fn runs(
+        self,
+        g: &Geometry,
+        rows: Range<usize>,
+        block: usize,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> + use<'a, '_> {
+        let mut row = rows.start;
+        std::iter::from_fn(move || {
+            let sees = |row: usize| !g.slots(self.positions[row] as usize, block).is_empty();
+            while row < rows.end && !sees(row) {
+                row += 1;
+            }
+            if row == rows.end {
+                return None;
+            }
+            let (first, page) = (row, self.page(row, block));
+            row += 1;
+            while row < rows.end && sees(row) && self.page(row, block) == page {
+                row += 1;
+            }
+            Some((page, first..row))
+        })
+    }
+}
+
+/// Where results of the way forward go.
+pub(super) struct Outputs<'a, E> {
+    pub out: Disjoint<'a, E>,
+    pub lse: Option<Disjoint<'a, f32>>,
+}
+
+impl<E: Element> Outputs<'_, E> {
+    /// The result of the pair `pair` (row · nh + head) from its state.
+    ///
+    /// # Safety
+    /// No other task writes it.
+    #[inline(always)]
+    pub unsafe fn write<V: Simd>(&self, pair: usize, o: &[f32], m: f32, l: &[f32]) {
+        let (hd, l) = (o.len(), V::load(l).sum());
+        // SAFETY: the caller's promise.
+        let out = unsafe { self.out.slice(pair * hd..(pair + 1) * hd) };
+        for at in (0..hd).step_by(LANES) {
+            store(load::<V>(o, at).div(V::splat(l)), out, at);
+        }
+        if let Some(lse) = &self.lse {
+            // SAFETY: the caller's promise.
+            let lse = unsafe { lse.slice(pair..pair + 1) };
+            lse[0] = m + ln1::<V>(l);
+        }
+    }
 }
 
 struct WriteTasks<'a, E> {
@@ -97,7 +156,15 @@ impl<E: Element> Tasks for WriteTasks<'_, E> {
     }
 }
 
+/// What multiplies these numbers on tiles, if anything does.
+pub(super) fn on_tiles(ctx: &Context, dtype: DType) -> Option<Unit> {
+    ctx.isa().tiles().filter(|_| dtype == DType::Bf16)
+}
+
 pub(super) fn write_kv(ctx: &Context, args: WriteKv<'_>) {
+    if on_tiles(ctx, args.qkv.dtype()).is_some() && pages::kept(args.geometry.head_dim) {
+        return pages::write(ctx, args);
+    }
     let WriteKv { qkv, geometry, rows, slots, pages } = args;
     let (rows, slots) = (rows.u32(), slots.u32());
     if qkv.dtype() == DType::Bf16 {
@@ -119,8 +186,7 @@ struct ForwardTasks<'a, E> {
     qkv: &'a [E],
     keys: &'a [E],
     values: &'a [E],
-    out: Disjoint<'a, E>,
-    lse: Option<Disjoint<'a, f32>>,
+    outputs: Outputs<'a, E>,
     rows_of_tile: usize,
 }
 
@@ -162,44 +228,17 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
             widen_into::<V, E>(&self.qkv[at..at + group * hd], q);
         }
 
-        let seen = |row: usize| g.seen(self.places.positions[row] as usize);
-        let first = rows.clone().map(|r| seen(r).start / BLOCK).min().unwrap_or(0);
-        let end = rows.clone().map(|r| seen(r).end.div_ceil(BLOCK)).max().unwrap_or(0);
-        for block in first..end {
-            let sees = |row: usize| !g.slots(self.places.positions[row] as usize, block).is_empty();
-            let mut row = rows.start;
-            while row < rows.end {
-                if !sees(row) {
-                    row += 1;
-                    continue;
-                }
-                let page = self.places.page(row, block);
-                let mut next = row + 1;
-                while next < rows.end && sees(next) && self.places.page(next, block) == page {
-                    next += 1;
-                }
-                self.block::<V>(&mut t, rows.start, row..next, head, block, page);
-                row = next;
+        for block in self.places.blocks(g, rows.clone()) {
+            for (page, run) in self.places.runs(g, rows.clone(), block) {
+                self.block::<V>(&mut t, rows.start, run, head, block, page);
             }
         }
-
         for (i, row) in rows.enumerate() {
             for h in 0..group {
                 let pair = i * group + h;
-                let l = V::load(&t.l[pair * LANES..]).sum();
-                let at = (row * g.heads + head * group + h) * hd;
+                let (o, l) = (&t.o[pair * hd..(pair + 1) * hd], &t.l[pair * LANES..(pair + 1) * LANES]);
                 // SAFETY: this row and head are this task's alone.
-                let out = unsafe { self.out.slice(at..at + hd) };
-                let o = &t.o[pair * hd..(pair + 1) * hd];
-                for at in (0..hd).step_by(LANES) {
-                    store(load::<V>(o, at).div(V::splat(l)), out, at);
-                }
-                if let Some(lse) = &self.lse {
-                    let at = row * g.heads + head * group + h;
-                    // SAFETY: as above.
-                    let lse = unsafe { lse.slice(at..at + 1) };
-                    lse[0] = t.m[pair] + ln1::<V>(l);
-                }
+                unsafe { self.outputs.write::<V>(row * g.heads + head * group + h, o, t.m[pair], l) };
             }
         }
     }
@@ -358,6 +397,9 @@ fn online_softmax<V: Simd, E: Element>(
 }
 
 pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
+    if let Some(unit) = on_tiles(ctx, args.qkv.dtype()) {
+        return tiles::forward(ctx, args, unit);
+    }
     let (g, places) = (args.geometry, Places::new(args.rows));
     let rows = places.positions.len();
     // Fewer rows in a tile where threads would otherwise wait: tiles decide speed only.
@@ -367,8 +409,8 @@ pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
     macro_rules! run {
         ($of:ident) => {{
             let (qkv, keys, values) = (args.qkv.$of(), args.pages.keys.$of(), args.pages.values.$of());
-            let (isa, out) = (ctx.isa(), Disjoint::new(args.out.$of()));
-            let tasks = ForwardTasks { isa, geometry: g, places, qkv, keys, values, out, lse, rows_of_tile };
+            let (isa, outputs) = (ctx.isa(), Outputs { out: Disjoint::new(args.out.$of()), lse });
+            let tasks = ForwardTasks { isa, geometry: g, places, qkv, keys, values, outputs, rows_of_tile };
             ctx.run(count, &tasks);
         }};
     }

@@ -4,9 +4,11 @@
 //! Shapes: `T` rows (tokens), `nh` query heads, `nkv` kv heads, `hd` head_dim, `A = nh + 2·nkv` heads of a fused row
 //! `[q][k][v]`, `S` block tables, `W` writes. Query head h reads kv head `h / (nh / nkv)`.
 //!
-//! A page holds [`BLOCK`] positions: keys `[nkv, hd, 64]`, values `[nkv, 64, hd]`. Position j of a sequence lies in page
+//! A page holds [`BLOCK`] positions: keys `[nkv, hd, 64]`, values `[nkv, 64, hd]` (of bf16 where there are tiles in an order
+//! of its own: `pages.rs`; [`write_kv`] and what reads its pages must run on one instruction set). Position j of a sequence lies in page
 //! `tables[s][j / 64]`, slot `j % 64`, so key blocks are aligned to the sequence's own positions. The row at position p
-//! attends `max(0, p + 1 − window) ..= p`, and nothing beyond p is let into a result: later slots may hold anything.
+//! attends `max(0, p + 1 − window) ..= p`, and nothing beyond p is let into a result: later slots may hold anything (on tiles they must be finite once they are
+//! written: `tiles.rs`).
 //!
 //! ```text
 //! z[j]   = (Σ_i q[i] · k[j,i]) · scale                     one ascending FMA chain over i
@@ -19,11 +21,16 @@
 //! dP[j]  = Σ_i d_out[i] · v[j,i]    dS[j] = P[j] · (dP[j] − D) · scale
 //! d_q    = Σ_j dS[j] · k[j]         d_k[j] = Σ dS[j] · q        d_v[j] = Σ P[j] · d_out     over rows and query heads
 //! ```
+//! In bf16 exp(z − m), and in backward P, dS and d_out, are rounded where they are multiplied, on every instruction set; with
+//! AMX the products are those of tiles. `docs/arithmetic.md` has both.
 
 mod backward;
 mod cpu;
+mod pages;
 mod product;
 pub mod reference;
+mod tiles;
+mod tiles_back;
 
 use crate::DType::{F32, U32};
 use crate::ops::args::{expect, expect_below, expect_floats, two_dims};
@@ -128,8 +135,8 @@ pub struct Backward<'a> {
     pub d_out: View<'a>,
     /// `[T, A·hd]`: *overwrites*. A row that was written to several slots gets the sum of their gradients in list order.
     pub d_qkv: ViewMut<'a>,
-    /// Workspace of the pages' shape; zeroed inside, afterwards the gradient of each slot that a row sees. Others are
-    /// left as they were.
+    /// Workspace of the pages' shape; zeroed inside, afterwards the gradient of each slot that a row sees (of keys
+    /// `[blocks, nkv, 64, hd]` where products run on tiles). Others are left as they were.
     pub d_pages: PagesMut<'a>,
     /// u32 `[G + 1]`: the first row of each independent group, and T at last. No page is shared across groups.
     pub groups: View<'a>,

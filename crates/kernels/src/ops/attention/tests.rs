@@ -2,10 +2,12 @@
 
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
-use crate::math::{exp1, ln1};
 use crate::rng::Stream;
-use crate::simd::{LANES, portable::F32x16 as Portable};
 use crate::{DType, Isa, Tensor};
+use formula::{emulated, emulated_backward};
+
+mod bf16;
+mod formula;
 
 /// Where rows and their keys lie: groups of (prefix, branches), packed as the model packs them.
 #[derive(Clone, Default)]
@@ -89,6 +91,13 @@ fn geometry(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize
     Geometry { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window }
 }
 
+/// Of f32 or bf16.
+fn tensor(ctx: &Context, shape: &[usize], dtype: DType, data: &[f32]) -> Tensor {
+    let mut t = Tensor::zeros(ctx.memory(), shape, dtype);
+    t.view_mut().copy_from_f32(data);
+    t
+}
+
 /// Pages whose every slot not written is NaN.
 struct Run {
     ctx: Context,
@@ -101,14 +110,17 @@ struct Run {
 
 impl Run {
     fn new(ctx: &Context, g: Geometry, layout: &Layout, qkv: &[f32]) -> Run {
+        Run::of(DType::F32, ctx, g, layout, qkv)
+    }
+    fn of(dtype: DType, ctx: &Context, g: Geometry, layout: &Layout, qkv: &[f32]) -> Run {
         let (ctx, layout) = (ctx.clone(), layout.clone());
         let m = ctx.memory();
         let poisoned = |shape: &[usize]| {
-            let mut t = Tensor::zeros(m, shape, DType::F32);
+            let mut t = Tensor::zeros(m, shape, dtype);
             t.view_mut().fill(f32::NAN);
             t
         };
-        let qkv = Tensor::from_f32(m, &[layout.positions.len(), g.width()], qkv);
+        let qkv = tensor(&ctx, &[layout.positions.len(), g.width()], dtype, qkv);
         let mut keys = poisoned(&[layout.blocks, g.kv_heads, g.head_dim, BLOCK]);
         let mut values = poisoned(&[layout.blocks, g.kv_heads, BLOCK, g.head_dim]);
         let rows = Tensor::from_u32(m, &[layout.write_rows.len()], &layout.write_rows);
@@ -128,7 +140,7 @@ impl Run {
         let positions = Tensor::from_u32(m, &[t], &self.layout.positions[rows.clone()]);
         let tables_of_rows = Tensor::from_u32(m, &[t], &self.layout.tables_of_rows[rows.clone()]);
         let tables = self.tables();
-        let mut out = Tensor::zeros(m, &[t, g.heads * g.head_dim], DType::F32);
+        let mut out = Tensor::zeros(m, &[t, g.heads * g.head_dim], self.qkv.dtype());
         let mut lse = Tensor::zeros(m, &[t, g.heads], DType::F32);
         out.view_mut().fill(f32::NAN);
         lse.view_mut().fill(f32::NAN);
@@ -153,7 +165,8 @@ impl Run {
         let (out, lse) = self.all();
         let f32 = |columns: usize, data: &[f32]| Tensor::from_f32(m, &[t, columns], data);
         let u32 = |data: &[u32]| Tensor::from_u32(m, &[data.len()], data);
-        let (out, lse, d_out) = (f32(g.heads * g.head_dim, &out), f32(g.heads, &lse), f32(g.heads * g.head_dim, d_out));
+        let out = tensor(&self.ctx, &[t, g.heads * g.head_dim], self.qkv.dtype(), &out);
+        let (lse, d_out) = (f32(g.heads, &lse), f32(g.heads * g.head_dim, d_out));
         let (positions, tables_of_rows, tables) = (u32(&l.positions), u32(&l.tables_of_rows), self.tables());
         let (write_rows, write_slots, groups) = (u32(&l.write_rows), u32(&l.write_slots), u32(&l.groups));
         let poisoned = |shape: &[usize]| {
@@ -212,41 +225,6 @@ fn inputs(g: &Geometry, l: &Layout) -> (Vec<f32>, Vec<f32>) {
     (qkv.iter().map(|x| 1.5 * x).collect(), normal(4, t * g.heads * g.head_dim))
 }
 
-/// The documented formula of one row and head, one number at a time.
-fn emulated(g: &Geometry, qkv: &[f32], keys: &[usize], head: usize) -> (Vec<f32>, f32) {
-    let (hd, group) = (g.head_dim, g.heads / g.kv_heads);
-    let row = *keys.last().unwrap();
-    let part = |row: usize, head: usize| &qkv[row * g.width() + head * hd..][..hd];
-    let (mut m, mut l, mut o) = (f32::NEG_INFINITY, [0.0f32; LANES], vec![0.0f32; hd]);
-    let first = g.window.map_or(0, |w| keys.len().saturating_sub(w));
-    for block in first / BLOCK..keys.len().div_ceil(BLOCK) {
-        let seen = (block * BLOCK).max(first)..((block + 1) * BLOCK).min(keys.len());
-        let score = |&j: &usize| {
-            let (q, k) = (part(row, head), part(keys[j], g.heads + head / group));
-            q.iter().zip(k).fold(0.0f32, |sum, (&q, &k)| q.mul_add(k, sum)) * g.scale
-        };
-        let z: Vec<(usize, f32)> = seen.map(|j| (j, score(&j))).collect();
-        let largest = z.iter().map(|z| z.1).fold(f32::NEG_INFINITY, f32::max);
-        if largest > m {
-            let alpha = exp1::<Portable>(m - largest);
-            m = largest;
-            l.iter_mut().chain(&mut o).for_each(|x| *x *= alpha);
-        }
-        for (j, z) in z {
-            let p = exp1::<Portable>(z - m);
-            l[j % LANES] += p;
-            let v = part(keys[j], g.heads + g.kv_heads + head / group);
-            o.iter_mut().zip(v).for_each(|(o, &v)| *o = p.mul_add(v, *o));
-        }
-    }
-    let mut half = LANES / 2;
-    while half > 0 {
-        (0..half).for_each(|i| l[i] += l[i + half]);
-        half /= 2;
-    }
-    (o.iter().map(|o| o / l[0]).collect(), m + ln1::<Portable>(l[0]))
-}
-
 #[test]
 fn forward_is_the_documented_formula_bit_for_bit_on_every_isa() {
     for (g, groups) in cases() {
@@ -255,7 +233,7 @@ fn forward_is_the_documented_formula_bit_for_bit_on_every_isa() {
         let (mut out, mut lse) = (Vec::new(), Vec::new());
         for keys in &l.keys {
             for head in 0..g.heads {
-                let (o, s) = emulated(&g, &qkv, keys, head);
+                let (o, s) = emulated(&g, &qkv, keys, head, formula::F32);
                 out.extend(o);
                 lse.push(s);
             }
@@ -336,10 +314,15 @@ fn backward_is_the_oracles_on_every_isa_and_any_thread_count() {
         let mut bits: Option<Vec<f32>> = None;
         for isa in Isa::present() {
             for threads in [1, 3] {
-                let mut d = Run::new(&Context::cpu(isa, threads), g, &l, &qkv).backward(&d_out);
+                let run = Run::new(&Context::cpu(isa, threads), g, &l, &qkv);
+                let mut d = run.backward(&d_out);
                 let error = relative_error(&d, &oracle);
                 assert!(error < 1e-5, "{error} {isa:?} {g:?} {groups:?}");
-                assert!(*bits.get_or_insert(d.clone()) == d, "{isa:?} {threads} {g:?}");
+                let formula = || {
+                    let (out, lse) = run.all();
+                    emulated_backward(&run, &qkv, [&out, &lse, &d_out], formula::F32)
+                };
+                assert!(*bits.get_or_insert_with(formula) == d, "{isa:?} {threads} {g:?}");
                 let last = d.len() - 1;
                 d[last] += 0.01 * oracle.iter().map(|x| x * x).sum::<f64>().sqrt() as f32;
                 assert!(relative_error(&d, &oracle) > 1e-5, "a spoiled gradient passes");

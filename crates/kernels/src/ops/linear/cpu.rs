@@ -284,7 +284,7 @@ impl<'a> Product<'a> {
 }
 
 /// `len` elements aligned to a cache line.
-pub(super) fn aligned(scratch: &mut Scratch, len: usize) -> &mut [f32] {
+pub(crate) fn aligned(scratch: &mut Scratch, len: usize) -> &mut [f32] {
     let all = scratch.f32(len + LANES);
     let skip = all.as_ptr().align_offset(LANES * size_of::<f32>()).min(LANES);
     &mut all[skip..skip + len]

@@ -91,6 +91,6 @@ pub fn on_tiles(start: f32, terms: Vec<(f32, f32)>) -> f32 {
     terms.chunks(DEPTH).fold(start, |sum, terms| step(sum, terms.iter().copied()))
 }
 
-fn rounded(x: f32) -> f32 {
+pub(crate) fn rounded(x: f32) -> f32 {
     bf16::from_f32(x).to_f32()
 }

@@ -124,7 +124,7 @@ pub(super) unsafe fn block<V: Simd>(
 }
 
 /// This memory as numbers of half its width.
-fn halves(memory: &mut [f32]) -> &mut [bf16] {
+pub(crate) fn halves(memory: &mut [f32]) -> &mut [bf16] {
     let (start, len) = (memory.as_mut_ptr().cast(), 2 * memory.len());
     // SAFETY: the same bytes; any bits are a number, and two bytes need no more alignment than four.
     unsafe { std::slice::from_raw_parts_mut(start, len) }
@@ -271,7 +271,7 @@ fn pack_right<V: Simd>(product: &Product<'_>, steps: &Steps, panel: usize, depth
 
 /// Up to 32 elements as bf16, zeros after them.
 #[inline(always)]
-fn narrowed<V: Simd>(from: Elements<'_>, to: &mut [bf16]) {
+pub(crate) fn narrowed<V: Simd>(from: Elements<'_>, to: &mut [bf16]) {
     let len = from.len();
     match from {
         Elements::Bf16(from) => to[..len].copy_from_slice(from),
@@ -291,7 +291,7 @@ fn narrowed<V: Simd>(from: Elements<'_>, to: &mut [bf16]) {
 /// Rows of at most 32 columns, of the terms of a step, two and two side by side: `[2][16 pairs][16 columns][2]`; zeros
 /// where there is no term or no column.
 #[inline(always)]
-fn zip<'a, V: Simd>(terms: Range<usize>, row: impl Fn(usize) -> Elements<'a>, to: &mut [bf16]) {
+pub(crate) fn zip<'a, V: Simd>(terms: Range<usize>, row: impl Fn(usize) -> Elements<'a>, to: &mut [bf16]) {
     let zeros = [bf16::ZERO; DEPTH];
     let (low, high) = to.split_at_mut(TILE);
     let pairs = low.chunks_exact_mut(DEPTH).zip(high.chunks_exact_mut(DEPTH));
@@ -318,7 +318,7 @@ fn whole<'a, V: Simd>(from: Elements<'a>, room: &'a mut [bf16; DEPTH]) -> &'a [b
 
 /// `[columns ≤ 16][16 pairs]` to `[16 pairs][16 columns]`, a pair being moved as one; columns that do not exist become 0.
 #[inline(always)]
-fn transpose_pairs<V: Simd>(from: &[bf16], columns: usize, to: &mut [bf16]) {
+pub(crate) fn transpose_pairs<V: Simd>(from: &[bf16], columns: usize, to: &mut [bf16]) {
     let (from, to) = (&from[..columns * DEPTH], &mut to[..TILE]);
     let zero = V::splat(0.0);
     let row = |i: usize| {

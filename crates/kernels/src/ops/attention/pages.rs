@@ -1,0 +1,128 @@
+//! Pages of bf16 as tiles.
+//!
+//! Where products run on tiles and hd is a multiple of 32, a page is kept as the instruction takes its right operand, so
+//! that nothing lies between the cache and the product:
+//!
+//! ```text
+//! keys    [64/32][hd/32][2][16 pairs of dimensions][16 keys][2]      q · Kᵀ: sums over dimensions
+//! values  [hd/32][64/32][2][16 pairs of keys][16 dimensions][2]      P · V: sums over keys
+//! ```
+//!
+//! Pages of other head_dims are kept as everywhere else, and made into such tiles, padded with zeros, by the task that
+//! reads them. Knows no row but those it writes.
+
+use super::{BLOCK, Geometry, WriteKv};
+use crate::Context;
+use crate::ops::linear::tiles::zip;
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::simd::Simd;
+use crate::simd::tiles::{DEPTH, SIDE, TILE};
+use crate::tensor::Elements;
+use half::bf16;
+
+/// hd, filled up to whole steps of depth.
+pub(super) fn padded(hd: usize) -> usize {
+    hd.next_multiple_of(DEPTH)
+}
+
+/// Whether pages are kept as tiles.
+pub(super) fn kept(hd: usize) -> bool {
+    hd.is_multiple_of(DEPTH)
+}
+
+/// Where in the tiles of keys the first two dimensions of key `slot` lie; the next two one line of [`DEPTH`] further, and
+/// the next 32 two tiles further.
+fn key_at(hd: usize, slot: usize) -> usize {
+    slot / DEPTH * DEPTH * hd + slot / SIDE % 2 * TILE + slot % SIDE * 2
+}
+
+/// Where in the tiles of values the first dimension of value `slot` lies; the next one two elements further, from the 16th
+/// on one tile further, and from the 32nd on in the tiles of the next 32 dimensions.
+fn value_at(slot: usize) -> usize {
+    slot / DEPTH * 2 * TILE + slot % DEPTH / 2 * DEPTH + slot % 2
+}
+
+struct WriteTasks<'a> {
+    geometry: Geometry,
+    qkv: &'a [bf16],
+    rows: &'a [u32],
+    slots: &'a [u32],
+    keys: Disjoint<'a, bf16>,
+    values: Disjoint<'a, bf16>,
+}
+
+impl Tasks for WriteTasks<'_> {
+    /// One kv head, all writes, as on other instruction sets.
+    #[inline(always)]
+    fn task<V: Simd>(&self, head: usize, _: &mut Scratch) {
+        let Geometry { heads, kv_heads, head_dim: hd, .. } = self.geometry;
+        for (&row, &slot) in self.rows.iter().zip(self.slots) {
+            let (page, slot) = (slot as usize / BLOCK, slot as usize % BLOCK);
+            let start = (page * kv_heads + head) * BLOCK * hd;
+            let key = row as usize * self.geometry.width() + (heads + head) * hd;
+            let value = key + kv_heads * hd;
+            // SAFETY: this head's part of a page is this task's alone.
+            let (keys, values) =
+                unsafe { (self.keys.slice(start..start + BLOCK * hd), self.values.slice(start..start + BLOCK * hd)) };
+            for (step, from) in self.qkv[key..key + hd].chunks_exact(DEPTH).enumerate() {
+                let to = &mut keys[key_at(hd, slot) + step * 2 * TILE..];
+                for (pair, from) in from.chunks_exact(2).enumerate() {
+                    to[pair * DEPTH..pair * DEPTH + 2].copy_from_slice(from);
+                }
+            }
+            for (tile, from) in self.qkv[value..value + hd].chunks_exact(SIDE).enumerate() {
+                let to = &mut values[value_at(slot) + tile / 2 * DEPTH * BLOCK + tile % 2 * TILE..];
+                from.iter().enumerate().for_each(|(i, &x)| to[2 * i] = x);
+            }
+        }
+    }
+}
+
+/// [`super::write_kv`] of pages that are kept as tiles.
+pub(super) fn write(ctx: &Context, args: WriteKv<'_>) {
+    let WriteKv { qkv, geometry, rows, slots, pages } = args;
+    let (keys, values) = (Disjoint::new(pages.keys.bf16()), Disjoint::new(pages.values.bf16()));
+    let tasks = WriteTasks { geometry, qkv: qkv.bf16(), rows: rows.u32(), slots: slots.u32(), keys, values };
+    ctx.run(geometry.kv_heads, &tasks);
+}
+
+/// The tiles of a page's keys and values, as they lie or made in `room` (two times 64 · padded hd). Values of slots from
+/// `end` on are 0, because what no row sees is multiplied by 0 and may be NaN; keys there hold anything.
+#[inline(always)]
+pub(super) fn tiles<'a, V: Simd>(
+    [keys, values]: [&'a [bf16]; 2],
+    hd: usize,
+    end: usize,
+    room: &'a mut [bf16],
+) -> [&'a [bf16]; 2] {
+    let of_page = BLOCK * padded(hd);
+    let (of_keys, of_values) = room.split_at_mut(of_page);
+    if kept(hd) {
+        if end == BLOCK {
+            return [keys, values];
+        }
+        let of_values = &mut of_values[..of_page];
+        for (tile, (from, to)) in values.chunks_exact(TILE).zip(of_values.chunks_exact_mut(TILE)).enumerate() {
+            let used = end.saturating_sub(tile / 2 % 2 * DEPTH).min(DEPTH);
+            let whole = used / 2 * DEPTH;
+            to[..whole].copy_from_slice(&from[..whole]);
+            to[whole..].fill(bf16::ZERO);
+            if used % 2 == 1 {
+                (whole..whole + DEPTH).step_by(2).for_each(|i| to[i] = from[i]);
+            }
+        }
+        return [keys, of_values];
+    }
+    let steps = padded(hd) / DEPTH;
+    for (i, to) in of_keys[..of_page].chunks_exact_mut(2 * TILE).enumerate() {
+        let (panel, first) = (i / steps * DEPTH, i % steps * DEPTH);
+        let row = |i: usize| Elements::Bf16(&keys[i * BLOCK + panel..i * BLOCK + panel + DEPTH]);
+        zip::<V>(first..hd.min(first + DEPTH), row, to);
+    }
+    for (i, to) in of_values[..of_page].chunks_exact_mut(2 * TILE).enumerate() {
+        let (panel, first) = (i / 2 * DEPTH, i % 2 * DEPTH);
+        let row = |slot: usize| Elements::Bf16(&values[slot * hd + panel..slot * hd + hd.min(panel + DEPTH)]);
+        zip::<V>(first..end.clamp(first, first + DEPTH), row, to);
+    }
+    [of_keys, of_values]
+}

@@ -1,0 +1,271 @@
+//! Attention on tiles: the way forward of bf16 where the instruction set has them. (`tiles_back.rs` has the way back.)
+//!
+//! A task, the order of blocks, a row's state and the rule of rescaling are those of `cpu.rs`. The two products of a block
+//! are sums on tiles ([`crate::simd::tiles`]), in steps of 32:
+//!
+//! | product | A                             | B                 | steps                                              |
+//! |---------|-------------------------------|-------------------|----------------------------------------------------|
+//! | q · Kᵀ  | queries of the task's pairs   | the page's keys   | dimensions from the first, zeros after the last    |
+//! | P · V   | exp(z − m) of them, rounded   | the page's values | the block's halves, 0 for the keys that are not seen |
+//!
+//! Both halves of a block are added to every row that sees any key of it. So a row's bits depend on what they depend on in
+//! `cpu.rs`, but for one thing: a key that the row does not see and another row of its task does is multiplied by 0. If
+//! its value is infinite or NaN, which only a model that has lost its numbers has, the row is NaN too.
+
+use super::cpu::{Outputs, Places, extent};
+use super::pages::{self, padded};
+use super::{BLOCK, Forward, Geometry};
+use crate::Context;
+use crate::math::{exp, exp1};
+use crate::ops::lanes::{load, rows, store};
+use crate::ops::linear::cpu::aligned;
+use crate::ops::linear::tiles::{halves, narrowed};
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::simd::tiles::{DEPTH, SIDE, Unit, Work, cuts, run_all};
+use crate::simd::{Element, LANES, Simd};
+use crate::tensor::Elements;
+use half::bf16;
+use std::ops::Range;
+
+/// Pairs (row, query head) of a task, about: a page's tiles are loaded once for 32 of them, and what the task holds
+/// (queries, scores, O) stays in the second cache.
+const PAIRS: usize = if cfg!(test) { 40 } else { 128 };
+/// With fewer, tiles are half empty.
+const FEWEST: usize = 2 * SIDE;
+
+/// Bytes of a row of a tile of A, and of the 16 of a tile.
+pub(super) const LINE: usize = size_of::<[bf16; DEPTH]>();
+pub(super) const LINES: usize = SIDE * LINE;
+
+struct ForwardTasks<'a> {
+    unit: Unit,
+    geometry: Geometry,
+    places: Places<'a>,
+    qkv: &'a [bf16],
+    keys: &'a [bf16],
+    values: &'a [bf16],
+    outputs: Outputs<'a, bf16>,
+    rows_of_tile: usize,
+}
+
+/// A task's rows and their state. Pairs are (row, query head), row by row.
+struct Tile<'s> {
+    pairs: usize,
+    /// `[steps of hd][pairs][32]`
+    q: &'s mut [bf16],
+    /// `[pairs, 64]`: scores.
+    s: &'s mut [f32],
+    /// `[2][pairs][32]`: probabilities.
+    p: &'s mut [bf16],
+    /// `[pairs, padded hd]`; the padding holds anything.
+    o: &'s mut [f32],
+    /// `[pairs, 16]`
+    l: &'s mut [f32],
+    /// `[pairs]`
+    m: &'s mut [f32],
+    /// Room for the tiles of a page.
+    room: &'s mut [bf16],
+}
+
+impl Tasks for ForwardTasks<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
+        let (g, group, padded) = (&self.geometry, self.geometry.group(), padded(self.geometry.head_dim));
+        let tiles = self.places.positions.len().div_ceil(self.rows_of_tile);
+        // The last rows see most keys: first, so that threads finish together.
+        let (tile, head) = (tiles - 1 - index / g.kv_heads, index % g.kv_heads);
+        let rows = rows(tile, self.rows_of_tile, self.places.positions.len());
+        let pairs = rows.len() * group;
+
+        // Whole cache lines each, but for the last.
+        let lens = [pairs * padded / 2, BLOCK * pairs / 2, BLOCK * padded, pairs * BLOCK, pairs * padded];
+        let memory = aligned(scratch, lens.iter().sum::<usize>() + pairs * (LANES + 1));
+        let (q, rest) = memory.split_at_mut(lens[0]);
+        let (p, rest) = rest.split_at_mut(lens[1]);
+        let (room, rest) = rest.split_at_mut(lens[2]);
+        let (s, rest) = rest.split_at_mut(lens[3]);
+        let (o, rest) = rest.split_at_mut(lens[4]);
+        let (l, m) = rest.split_at_mut(pairs * LANES);
+        let (q, p, room) = (halves(q), halves(p), halves(room));
+        let mut t = Tile { pairs, q, s, p, o, l, m, room };
+        t.o.fill(0.0);
+        t.m.fill(f32::NEG_INFINITY);
+        t.l.fill(0.0);
+        self.queries::<V>(&mut t, rows.clone(), head);
+
+        for block in self.places.blocks(g, rows.clone()) {
+            for (page, run) in self.places.runs(g, rows.clone(), block) {
+                self.block::<V>(&mut t, rows.start, run, head, block, page);
+            }
+        }
+        for (i, row) in rows.enumerate() {
+            for h in 0..group {
+                let pair = i * group + h;
+                let o = &t.o[pair * padded..pair * padded + g.head_dim];
+                let l = &t.l[pair * LANES..(pair + 1) * LANES];
+                // SAFETY: this row and head are this task's alone.
+                unsafe { self.outputs.write::<V>(row * g.heads + head * group + h, o, t.m[pair], l) };
+            }
+        }
+    }
+}
+
+impl ForwardTasks<'_> {
+    /// The queries of the task's pairs, as rows of tiles.
+    #[inline(always)]
+    fn queries<V: Simd>(&self, t: &mut Tile<'_>, rows: Range<usize>, head: usize) {
+        let (g, hd, group) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
+        for (i, row) in rows.enumerate() {
+            let at = row * g.width() + head * group * hd;
+            for (h, from) in self.qkv[at..at + group * hd].chunks_exact(hd).enumerate() {
+                for (step, from) in from.chunks(DEPTH).enumerate() {
+                    let line = step * t.pairs + i * group + h;
+                    narrowed::<V>(Elements::Bf16(from), &mut t.q[line * DEPTH..(line + 1) * DEPTH]);
+                }
+            }
+        }
+    }
+
+    /// Rows `run` of the tile that begins with row `start` look at block `block` of their sequences, which lies in `page`.
+    #[inline(always)]
+    fn block<V: Simd>(
+        &self,
+        t: &mut Tile<'_>,
+        start: usize,
+        run: Range<usize>,
+        head: usize,
+        block: usize,
+        page: usize,
+    ) {
+        let (g, hd, group) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
+        let padded = padded(hd);
+        let slots = |row: usize| g.slots(self.places.positions[row] as usize, block);
+        let (_, any_sees) = extent(run.clone().map(slots));
+        let at = (page * g.kv_heads + head) * BLOCK * hd;
+        let of_page = [&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]];
+        let [keys, values] = pages::tiles::<V>(of_page, hd, any_sees.end, t.room);
+        let (first, count) = ((run.start - start) * group, run.len() * group);
+        assert!(first + count <= t.pairs && keys.len() == BLOCK * padded && values.len() == keys.len());
+
+        // Scores: 32 keys are a panel. Those past the last that any row sees are left as they are, and masked.
+        let panels = any_sees.end.div_ceil(DEPTH);
+        for (cut, blocks, rows) in cuts(count) {
+            let pair = first + cut;
+            let (a, b, c) = (&t.q[pair * DEPTH..], &keys, t.s[pair * BLOCK..].as_mut_ptr());
+            let work = |panel: usize| Work {
+                a: a.as_ptr(),
+                b: b[panel * DEPTH * padded..].as_ptr(),
+                c: c.wrapping_add(panel * DEPTH),
+                a_lower: LINES,
+                a_step: t.pairs * LINE,
+                c_stride: BLOCK * size_of::<f32>(),
+                a_block: 2 * LINES,
+                c_block: 2 * SIDE * BLOCK * size_of::<f32>(),
+                depth: padded / DEPTH,
+                blocks,
+                from_c: 0,
+                rows,
+            };
+            // SAFETY: lines of `count` pairs from `first` in each of the steps of q, the panels' tiles of keys, and as many rows
+            // of scores; all this task's.
+            unsafe { run_all(self.unit, (0..panels).map(work)) };
+        }
+
+        for row in run.clone() {
+            let slots = slots(row);
+            for pair in (row - start) * group..(row - start + 1) * group {
+                let (low, high) = t.p.split_at_mut(t.pairs * DEPTH);
+                let p = [low, high].map(|half| &mut half[pair * DEPTH..(pair + 1) * DEPTH]);
+                let s = &t.s[pair * BLOCK..(pair + 1) * BLOCK];
+                let l = &mut t.l[pair * LANES..(pair + 1) * LANES];
+                let o = &mut t.o[pair * padded..pair * padded + hd];
+                online_softmax::<V>(s, p, g.scale, slots.clone(), &mut t.m[pair], l, o);
+            }
+        }
+
+        for (cut, blocks, rows) in cuts(count) {
+            let pair = first + cut;
+            let (a, b, c) = (&t.p[pair * DEPTH..], &values, t.o[pair * padded..].as_mut_ptr());
+            let work = |panel: usize| Work {
+                a: a.as_ptr(),
+                b: b[panel * DEPTH * BLOCK..].as_ptr(),
+                c: c.wrapping_add(panel * DEPTH),
+                a_lower: LINES,
+                a_step: t.pairs * LINE,
+                c_stride: padded * size_of::<f32>(),
+                a_block: 2 * LINES,
+                c_block: 2 * SIDE * padded * size_of::<f32>(),
+                depth: BLOCK / DEPTH,
+                blocks,
+                from_c: 1,
+                rows,
+            };
+            // SAFETY: as above, of both halves of p, the tiles of values of 32 dimensions each, and rows of O.
+            unsafe { run_all(self.unit, (0..padded / DEPTH).map(work)) };
+        }
+    }
+}
+
+/// From the scores `s` of a block to `p` = exp(z − m), rounded, 0 outside `slots`; the row's m, l (of exp(z − m) unrounded)
+/// and O follow. The arithmetic of the function of this name in `cpu.rs`.
+#[inline(always)]
+fn online_softmax<V: Simd>(
+    s: &[f32],
+    p: [&mut [bf16]; 2],
+    scale: f32,
+    slots: Range<usize>,
+    m: &mut f32,
+    l: &mut [f32],
+    o: &mut [f32],
+) {
+    const VECTORS: usize = BLOCK / LANES;
+    let (scale, minus_infinity) = (V::splat(scale), V::splat(f32::NEG_INFINITY));
+    let mut z = [minus_infinity; VECTORS];
+    for (v, z) in z.iter_mut().enumerate() {
+        *z = V::load(&s[v * LANES..]).mul(scale);
+    }
+    if slots != (0..BLOCK) {
+        for (v, z) in z.iter_mut().enumerate() {
+            let below_end = V::first(slots.end.saturating_sub(v * LANES));
+            let below_start = V::first(slots.start.saturating_sub(v * LANES));
+            *z = V::select(below_start, minus_infinity, V::select(below_end, *z, minus_infinity));
+        }
+    }
+    let largest = z[0].max(z[1]).max(z[2].max(z[3])).max_lane();
+    let mut sum = V::load(l);
+    if largest > *m {
+        let alpha = V::splat(exp1::<V>(*m - largest));
+        *m = largest;
+        sum = sum.mul(alpha);
+        for at in (0..o.len()).step_by(LANES) {
+            store(load::<V>(o, at).mul(alpha), o, at);
+        }
+    }
+    let (m, [low, high]) = (V::splat(*m), p);
+    for (v, z) in z.into_iter().enumerate() {
+        let p = exp(z.sub(m));
+        bf16::store(p, &mut (if v < 2 { &mut *low } else { &mut *high })[v % 2 * LANES..]);
+        sum = sum.add(p);
+    }
+    sum.store(l);
+}
+
+/// [`super::forward`] of bf16, with the unit that the instruction set has.
+pub(super) fn forward(ctx: &Context, args: Forward<'_>, unit: Unit) {
+    let (g, places) = (args.geometry, Places::new(args.rows));
+    let rows = places.positions.len();
+    // Fewer rows in a tile where threads would otherwise wait, but not so few that tiles are empty.
+    let for_threads = (rows * g.kv_heads).div_ceil(2 * ctx.threads()).max(FEWEST / g.group());
+    let rows_of_tile = (PAIRS / g.group()).min(for_threads).max(1);
+    let tasks = ForwardTasks {
+        unit,
+        geometry: g,
+        places,
+        qkv: args.qkv.bf16(),
+        keys: args.pages.keys.bf16(),
+        values: args.pages.values.bf16(),
+        outputs: Outputs { out: Disjoint::new(args.out.bf16()), lse: args.lse.map(|lse| Disjoint::new(lse.f32())) },
+        rows_of_tile,
+    };
+    ctx.run(rows.div_ceil(rows_of_tile) * g.kv_heads, &tasks);
+}

@@ -1,0 +1,489 @@
+//! Attention on tiles: the way back of bf16 where the instruction set has them.
+//!
+//! A task is that of `backward.rs`: a group of rows under one kv head. Its pairs (row, query head), row by row from the
+//! group's first, are cut into steps of 32, which no page moves: so a page's gradients are sums over these steps, and rows
+//! of other groups are none of their business. Scores and their gradients are formed with keys as rows and pairs as
+//! columns, because that is how the sums over pairs want them:
+//!
+//! | product              | A                | B                     | steps of 32                              |
+//! |----------------------|------------------|-----------------------|------------------------------------------|
+//! | Sᵀ = K · Qᵀ          | the page's keys  | queries, transposed   | dimensions                               |
+//! | dPᵀ = V · d_outᵀ     | the page's values | d_out, transposed    | dimensions                               |
+//! | d_V += Pᵀ · d_out    | Pᵀ, rounded      | d_out                 | those of pairs where a row looks at the page |
+//! | d_K += dSᵀ · Q       | dSᵀ, rounded     | queries               | the same                                 |
+//! | d_Q += dS · K        | dS               | the page's keys       | the halves of each block, ascending      |
+//!
+//! d_out is rounded as it is read. What a row does not see has P = dS = 0. Neither how many pages are in work at once nor
+//! how many steps changes a bit: sums are stored as f32 in between.
+
+use super::backward::Visit;
+use super::cpu::Places;
+use super::pages::{self, padded};
+use super::tiles::{LINE, LINES};
+use super::{BLOCK, Geometry};
+use crate::math::exp;
+use crate::ops::linear::cpu::aligned;
+use crate::ops::linear::tiles::{halves, narrowed, transpose_pairs};
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::simd::tiles::{DEPTH, Rows, SIDE, TILE, Unit, Work, run_all};
+use crate::simd::{Element, LANES, Simd};
+use crate::tensor::Elements;
+use half::bf16;
+use std::ops::Range;
+
+/// Steps of pairs in work at once.
+const STEPS: usize = if cfg!(test) { 2 } else { 4 };
+const PAIRS: usize = STEPS * DEPTH;
+/// Elements of keys in work at once, per slot: pages' tiles and gradients stay in the second cache, and queries are packed
+/// once for all of them.
+const WIDTH: usize = if cfg!(test) { 64 } else { 512 };
+
+pub(super) struct BackwardTasks<'a> {
+    pub unit: Unit,
+    pub geometry: Geometry,
+    pub places: Places<'a>,
+    pub groups: &'a [(Range<usize>, Vec<Visit>)],
+    pub qkv: &'a [bf16],
+    pub keys: &'a [bf16],
+    pub values: &'a [bf16],
+    pub out: &'a [bf16],
+    pub lse: &'a [f32],
+    pub d_out: &'a [f32],
+    pub d_qkv: Disjoint<'a, f32>,
+    /// `[blocks, nkv, 64, hd]`, both.
+    pub d_keys: Disjoint<'a, f32>,
+    pub d_values: Disjoint<'a, f32>,
+}
+
+/// A page in work.
+struct Page<'s> {
+    /// `[steps of hd][64][32]`
+    keys: &'s mut [bf16],
+    values: &'s mut [bf16],
+    /// Tiles, as values lie in a page.
+    key_pairs: &'s mut [bf16],
+    /// `[64, padded hd]`
+    d_keys: &'s mut [f32],
+    d_values: &'s mut [f32],
+}
+
+impl<'s> Page<'s> {
+    /// Memory of one, in f32.
+    fn len(padded: usize) -> usize {
+        (3 * BLOCK / 2 + 2 * BLOCK) * padded
+    }
+    fn new(memory: &'s mut [f32], padded: usize) -> Page<'s> {
+        let (keys, rest) = memory.split_at_mut(BLOCK / 2 * padded);
+        let (values, rest) = rest.split_at_mut(BLOCK / 2 * padded);
+        let (key_pairs, rest) = rest.split_at_mut(BLOCK / 2 * padded);
+        let (d_keys, d_values) = rest.split_at_mut(BLOCK * padded);
+        Page { keys: halves(keys), values: halves(values), key_pairs: halves(key_pairs), d_keys, d_values }
+    }
+}
+
+/// Pairs as right operands.
+struct Sides<'s> {
+    /// `[STEPS][steps of hd][2]` tiles: 32 pairs are columns.
+    columns: &'s mut [bf16],
+    /// `[steps of hd][STEPS][2]` tiles: 32 dimensions are columns.
+    pairs: &'s mut [bf16],
+}
+
+/// Pairs in work.
+struct Batch<'s> {
+    q: Sides<'s>,
+    d_out: Sides<'s>,
+    /// `[PAIRS, padded hd]`
+    d_q: &'s mut [f32],
+    /// `[64, PAIRS]`: scores, and d_out · v.
+    s: &'s mut [f32],
+    d_p: &'s mut [f32],
+    /// `[STEPS][64][32]`: probabilities, and gradients of scores.
+    p: &'s mut [bf16],
+    d_s: &'s mut [bf16],
+    /// `[2][PAIRS][32]`: the latter transposed.
+    d_s_rows: &'s mut [bf16],
+    /// Of each pair: its log-sum-exp, Σ d_out · out, and the first slot it sees and the end, as numbers.
+    lse: &'s mut [f32],
+    delta: &'s mut [f32],
+    start: &'s mut [f32],
+    end: &'s mut [f32],
+}
+
+impl<'s> Batch<'s> {
+    fn len(padded: usize) -> usize {
+        3 * PAIRS * padded + 2 * BLOCK * PAIRS + 3 * BLOCK * PAIRS / 2 + 4 * PAIRS
+    }
+    fn new(memory: &'s mut [f32], padded: usize) -> Batch<'s> {
+        let mut rest = memory;
+        let mut cut = |len: usize| {
+            let (first, others) = std::mem::take(&mut rest).split_at_mut(len);
+            rest = others;
+            first
+        };
+        let mut side = || Sides { columns: halves(cut(PAIRS * padded / 2)), pairs: halves(cut(PAIRS * padded / 2)) };
+        let (q, d_out) = (side(), side());
+        Batch {
+            q,
+            d_out,
+            d_q: cut(PAIRS * padded),
+            s: cut(BLOCK * PAIRS),
+            d_p: cut(BLOCK * PAIRS),
+            p: halves(cut(BLOCK * PAIRS / 2)),
+            d_s: halves(cut(BLOCK * PAIRS / 2)),
+            d_s_rows: halves(cut(BLOCK * PAIRS / 2)),
+            lse: cut(PAIRS),
+            delta: cut(PAIRS),
+            start: cut(PAIRS),
+            end: cut(PAIRS),
+        }
+    }
+}
+
+/// Lines of 32 pairs or keys.
+#[repr(align(64))]
+struct Lines([bf16; 2 * TILE]);
+
+impl Tasks for BackwardTasks<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
+        let (g, per, padded) = (&self.geometry, self.geometry.group(), padded(self.geometry.head_dim));
+        let ((rows, visits), head) = (&self.groups[index / g.kv_heads], index % g.kv_heads);
+        let (hd, pairs, at_once) = (g.head_dim, rows.len() * per, (WIDTH / padded).max(1));
+
+        let lens = [at_once * Page::len(padded), Batch::len(padded), BLOCK * padded];
+        let memory = aligned(scratch, lens.iter().sum::<usize>() + pairs);
+        let (of_pages, rest) = memory.split_at_mut(lens[0]);
+        let (of_batch, rest) = rest.split_at_mut(lens[1]);
+        let (room, deltas) = rest.split_at_mut(lens[2]);
+        let (mut batch, room) = (Batch::new(of_batch, padded), halves(room));
+        for (pair, delta) in deltas.iter_mut().enumerate() {
+            let at = (rows.start + pair / per) * g.heads + head * per + pair % per;
+            *delta = dot_rounded::<V, bf16>(&self.d_out[at * hd..(at + 1) * hd], &self.out[at * hd..(at + 1) * hd]);
+        }
+        for row in rows.clone() {
+            let at = row * g.width() + head * per * hd;
+            // SAFETY: this row's queries under this kv head are this task's alone.
+            unsafe { self.d_qkv.slice(at..at + per * hd) }.fill(0.0);
+        }
+
+        let mut visits = &visits[..];
+        while !visits.is_empty() {
+            // A page that is looked at twice, at two places, is not in work twice.
+            let twice = |i: &usize| visits[..*i].iter().any(|v| v.page == visits[*i].page);
+            let count = (1..visits.len().min(at_once)).find(twice).unwrap_or(visits.len().min(at_once));
+            let (now, later) = visits.split_at(count);
+            visits = later;
+            for (visit, memory) in now.iter().zip(of_pages.chunks_exact_mut(Page::len(padded))) {
+                self.load_page::<V>(visit, head, Page::new(memory, padded), room);
+            }
+            for first in (0..pairs).step_by(PAIRS) {
+                let of_batch = first..pairs.min(first + PAIRS);
+                let steps = of_batch.len().div_ceil(DEPTH);
+                let mut loaded = false;
+                for (visit, memory) in now.iter().zip(of_pages.chunks_exact_mut(Page::len(padded))) {
+                    let looked = self.look(visit, rows.start, of_batch.clone(), &mut batch);
+                    let mut step = 0;
+                    while step < steps {
+                        let end = (step..steps).find(|&s| looked[s].is_none()).unwrap_or(steps);
+                        if step < end && !loaded {
+                            self.load_batch::<V>(&mut batch, rows.start, head, of_batch.clone(), deltas);
+                            loaded = true;
+                        }
+                        if step < end {
+                            self.products::<V>(&mut batch, &mut Page::new(memory, padded), step..end, looked);
+                        }
+                        step = end + 1;
+                    }
+                }
+                if loaded {
+                    for (i, pair) in of_batch.enumerate() {
+                        // SAFETY: this row's queries under this kv head are this task's alone.
+                        unsafe { self.d_qkv.slice(self.query(rows.start, head, pair)) }
+                            .copy_from_slice(&batch.d_q[i * padded..i * padded + hd]);
+                    }
+                }
+            }
+            for (visit, memory) in now.iter().zip(of_pages.chunks_exact_mut(Page::len(padded))) {
+                let page = Page::new(memory, padded);
+                // SAFETY: this is the task, and no page is in work twice.
+                let [d_keys, d_values] = unsafe { self.gradients_of(visit, head) };
+                for (to, from) in [(d_keys, page.d_keys), (d_values, page.d_values)] {
+                    for (to, from) in to.chunks_exact_mut(hd).zip(from.chunks_exact(padded)).take(visit.end) {
+                        to.copy_from_slice(&from[..hd]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl BackwardTasks<'_> {
+    /// The query of a pair of the group in a fused row.
+    fn query(&self, group_start: usize, head: usize, pair: usize) -> Range<usize> {
+        let (g, hd, per) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
+        let at = (group_start + pair / per) * g.width() + (head * per + pair % per) * hd;
+        at..at + hd
+    }
+
+    /// Gradients of the visit's page under this head.
+    ///
+    /// # Safety
+    /// Only the task of this group and head calls it, and not while it holds those of the same page.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn gradients_of(&self, visit: &Visit, head: usize) -> [&mut [f32]; 2] {
+        let (g, hd) = (&self.geometry, self.geometry.head_dim);
+        let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
+        // SAFETY: the group's pages under this kv head are its task's alone; the rest is the caller's promise.
+        unsafe { [self.d_keys.slice(at..at + BLOCK * hd), self.d_values.slice(at..at + BLOCK * hd)] }
+    }
+
+    /// Keys and values as the products want them, zeros in slots that nobody sees or wrote.
+    #[inline(always)]
+    fn load_page<V: Simd>(&self, visit: &Visit, head: usize, page: Page<'_>, room: &mut [bf16]) {
+        let (hd, padded) = (self.geometry.head_dim, padded(self.geometry.head_dim));
+        let at = (visit.page * self.geometry.kv_heads + head) * BLOCK * hd;
+        let of_page = [&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]];
+        let [keys, values] = pages::tiles::<V>(of_page, hd, visit.end, room);
+        let steps = padded / DEPTH;
+        for (i, from) in keys.chunks_exact(TILE).enumerate() {
+            let (panel, step, half) = (i / 2 / steps, i / 2 % steps, i % 2);
+            let line = step * BLOCK + panel * DEPTH + half * SIDE;
+            transpose_pairs::<V>(from, SIDE, &mut page.keys[line * DEPTH..line * DEPTH + TILE]);
+        }
+        page.keys.chunks_exact_mut(BLOCK * DEPTH).for_each(|keys| keys[visit.end * DEPTH..].fill(bf16::ZERO));
+        let of_steps = page.keys.chunks_exact(2 * TILE).zip(page.key_pairs.chunks_exact_mut(2 * TILE));
+        of_steps.for_each(|(lines, to)| zip_lines::<V>(lines, to));
+        for (i, from) in values.chunks_exact(TILE).enumerate() {
+            let (line, half) = (i / 4 * BLOCK + i / 2 % 2 * DEPTH, i % 2 * SIDE);
+            let lines = page.values[line * DEPTH..(line + DEPTH) * DEPTH].chunks_exact_mut(2 * DEPTH);
+            for (from, to) in from.chunks_exact(DEPTH).zip(lines) {
+                let (even, odd) = to.split_at_mut(DEPTH);
+                let to = even[half..half + SIDE].iter_mut().zip(&mut odd[half..half + SIDE]);
+                from.chunks_exact(2).zip(to).for_each(|(from, to)| (*to.0, *to.1) = (from[0], from[1]));
+            }
+        }
+        page.d_keys.fill(0.0);
+        page.d_values.fill(0.0);
+        if !visit.first {
+            // SAFETY: this is the task, and the page is not in work yet.
+            let of_visit = unsafe { self.gradients_of(visit, head) };
+            for (from, to) in of_visit.into_iter().zip([page.d_keys, page.d_values]) {
+                for (from, to) in from.chunks_exact(hd).zip(to.chunks_exact_mut(padded)).take(visit.end) {
+                    to[..hd].copy_from_slice(from);
+                }
+            }
+        }
+    }
+
+    /// What pairs `pairs` of the group see of a page. For each of their steps: whether any pair looks at it, and if so,
+    /// whether all of them see all of it.
+    fn look(
+        &self,
+        visit: &Visit,
+        group_start: usize,
+        pairs: Range<usize>,
+        to: &mut Batch<'_>,
+    ) -> [Option<bool>; STEPS] {
+        let (g, per) = (&self.geometry, self.geometry.group());
+        let rows = group_start + pairs.start / per..group_start + pairs.end.div_ceil(per);
+        let mut whole = [0; STEPS];
+        let mut looked = [None; STEPS];
+        to.start.fill(0.0);
+        to.end.fill(0.0);
+        for run in &visit.rows {
+            for row in run.start.max(rows.start)..run.end.min(rows.end) {
+                let slots = g.slots(self.places.positions[row] as usize, visit.block);
+                let first = (row - group_start) * per;
+                for pair in first.max(pairs.start)..(first + per).min(pairs.end) {
+                    let pair = pair - pairs.start;
+                    (to.start[pair], to.end[pair]) = (slots.start as f32, slots.end as f32);
+                    whole[pair / DEPTH] += usize::from(slots == (0..BLOCK));
+                    looked[pair / DEPTH] = Some(whole[pair / DEPTH] == DEPTH);
+                }
+            }
+        }
+        looked
+    }
+
+    /// Pairs `pairs` of the group: their operands, and their gradient so far.
+    #[inline(always)]
+    fn load_batch<V: Simd>(
+        &self,
+        batch: &mut Batch<'_>,
+        group_start: usize,
+        head: usize,
+        pairs: Range<usize>,
+        deltas: &[f32],
+    ) {
+        let (g, hd, per, padded) =
+            (&self.geometry, self.geometry.head_dim, self.geometry.group(), padded(self.geometry.head_dim));
+        batch.lse.fill(0.0);
+        batch.delta.fill(0.0);
+        batch.d_q.fill(0.0);
+        for (i, pair) in pairs.clone().enumerate() {
+            batch.lse[i] = self.lse[(group_start + pair / per) * g.heads + head * per + pair % per];
+            batch.delta[i] = deltas[pair];
+            // SAFETY: this row's queries under this kv head are this task's alone.
+            let from = unsafe { self.d_qkv.slice(self.query(group_start, head, pair)) };
+            batch.d_q[i * padded..i * padded + hd].copy_from_slice(from);
+        }
+        for (step, first) in pairs.clone().step_by(DEPTH).enumerate() {
+            let of_step = first..pairs.end.min(first + DEPTH);
+            for at in (0..padded).step_by(DEPTH) {
+                let dims = at..hd.min(at + DEPTH);
+                let [mut q, mut d_out] = [(); 2].map(|()| Lines([bf16::ZERO; 2 * TILE]));
+                let lines = q.0.chunks_exact_mut(DEPTH).zip(d_out.0.chunks_exact_mut(DEPTH));
+                for (pair, (q, d_out)) in of_step.clone().zip(lines) {
+                    let query = self.query(group_start, head, pair).start;
+                    narrowed::<V>(Elements::Bf16(&self.qkv[query + dims.start..query + dims.end]), q);
+                    let row = ((group_start + pair / per) * g.heads + head * per + pair % per) * hd;
+                    narrowed::<V>(Elements::F32(&self.d_out[row + dims.start..row + dims.end]), d_out);
+                }
+                let of_columns = (step * padded + at) * DEPTH;
+                let of_pairs = (at / DEPTH * STEPS + step) * 2 * TILE;
+                for (lines, to) in [(&q.0, &mut batch.q), (&d_out.0, &mut batch.d_out)] {
+                    let columns = to.columns[of_columns..of_columns + 2 * TILE].chunks_exact_mut(TILE);
+                    lines.chunks_exact(TILE).zip(columns).for_each(|(from, to)| transpose_pairs::<V>(from, SIDE, to));
+                    zip_lines::<V>(lines, &mut to.pairs[of_pairs..of_pairs + 2 * TILE]);
+                }
+            }
+        }
+    }
+
+    /// Steps `steps` of the batch, all of which look at the page, and the page.
+    #[inline(always)]
+    fn products<V: Simd>(
+        &self,
+        b: &mut Batch<'_>,
+        page: &mut Page<'_>,
+        steps: Range<usize>,
+        looked: [Option<bool>; STEPS],
+    ) {
+        let padded = padded(self.geometry.head_dim);
+        let rows = Rows { upper: SIDE as u8, lower: SIDE as u8 };
+        let (f32s, lines) = (size_of::<f32>(), 2 * SIDE);
+        assert!(steps.end <= STEPS && page.keys.len() == BLOCK * padded && b.d_q.len() == PAIRS * padded);
+
+        // Sᵀ and dPᵀ: all keys by the pairs of a step.
+        let scores = |a: &[bf16], b: &[bf16], c: *mut f32, step: usize| Work {
+            a: a.as_ptr(),
+            b: b[step * DEPTH * padded..].as_ptr(),
+            c: c.wrapping_add(step * DEPTH),
+            a_lower: LINES,
+            a_step: BLOCK * LINE,
+            c_stride: PAIRS * f32s,
+            a_block: 2 * LINES,
+            c_block: lines * PAIRS * f32s,
+            depth: padded / DEPTH,
+            blocks: BLOCK / lines,
+            from_c: 0,
+            rows,
+        };
+        let (s, d_p) = (b.s.as_mut_ptr(), b.d_p.as_mut_ptr());
+        let works = steps.clone().map(|step| scores(page.keys, b.q.columns, s, step));
+        let works = works.chain(steps.clone().map(|step| scores(page.values, b.d_out.columns, d_p, step)));
+        // SAFETY: lines of 64 keys for each step of hd, tiles of 32 pairs, and 64 rows of 32 columns for each; all this task's.
+        unsafe { run_all(self.unit, works) };
+
+        for step in steps.clone() {
+            self.gradients::<V>(b, step, looked[step] == Some(true));
+            // 32 keys of the step's pairs, transposed: two tiles of keys side by side, then pairs below each other.
+            for (half, from) in b.d_s[step * 2 * 2 * TILE..][..2 * 2 * TILE].chunks_exact(2 * TILE).enumerate() {
+                let mut zipped = Lines([bf16::ZERO; 2 * TILE]);
+                zip_lines::<V>(from, &mut zipped.0);
+                let line = half * PAIRS + step * DEPTH;
+                let to = b.d_s_rows[line * DEPTH..(line + DEPTH) * DEPTH].chunks_exact_mut(TILE);
+                zipped.0.chunks_exact(TILE).zip(to).for_each(|(from, to)| transpose_pairs::<V>(from, SIDE, to));
+            }
+        }
+
+        // Gradients of values and keys: all keys by 32 dimensions.
+        let of_page = |a: &[bf16], b: &[bf16], c: *mut f32, panel: usize| Work {
+            a: a[steps.start * BLOCK * DEPTH..].as_ptr(),
+            b: b[(panel * STEPS + steps.start) * 2 * TILE..].as_ptr(),
+            c: c.wrapping_add(panel * DEPTH),
+            a_lower: LINES,
+            a_step: BLOCK * LINE,
+            c_stride: padded * f32s,
+            a_block: 2 * LINES,
+            c_block: lines * padded * f32s,
+            depth: steps.len(),
+            blocks: BLOCK / lines,
+            from_c: 1,
+            rows,
+        };
+        let (d_keys, d_values) = (page.d_keys.as_mut_ptr(), page.d_values.as_mut_ptr());
+        let d_q = b.d_q[steps.start * DEPTH * padded..].as_mut_ptr();
+        let of_queries = |panel: usize| Work {
+            a: b.d_s_rows[steps.start * DEPTH * DEPTH..].as_ptr(),
+            b: page.key_pairs[panel * DEPTH * BLOCK..].as_ptr(),
+            c: d_q.wrapping_add(panel * DEPTH),
+            a_lower: LINES,
+            a_step: PAIRS * LINE,
+            c_stride: padded * f32s,
+            a_block: 2 * LINES,
+            c_block: lines * padded * f32s,
+            depth: BLOCK / DEPTH,
+            blocks: steps.len(),
+            from_c: 1,
+            rows,
+        };
+        let panels = 0..padded / DEPTH;
+        let works = panels.clone().map(|panel| of_page(b.p, b.d_out.pairs, d_values, panel));
+        let works = works.chain(panels.clone().map(|panel| of_page(b.d_s, b.q.pairs, d_keys, panel)));
+        // SAFETY: lines of 64 keys, or of the steps' pairs, for each step; tiles of 32 dimensions for each; rows of 32
+        // dimensions of the page's 64 slots and the steps' pairs; all this task's.
+        unsafe { run_all(self.unit, works.chain(panels.map(of_queries))) };
+    }
+
+    /// Scores of a step become probabilities exp(z − lse), and d_out · v becomes p · (d_out · v − delta) · scale, both
+    /// rounded, and 0 for what a pair does not see. `whole`: all see all.
+    #[inline(always)]
+    fn gradients<V: Simd>(&self, b: &mut Batch<'_>, step: usize, whole: bool) {
+        let (scale, zero) = (V::splat(self.geometry.scale), V::splat(0.0));
+        let lines = b.p[step * BLOCK * DEPTH..(step + 1) * BLOCK * DEPTH].chunks_exact_mut(DEPTH);
+        let lines = lines.zip(b.d_s[step * BLOCK * DEPTH..(step + 1) * BLOCK * DEPTH].chunks_exact_mut(DEPTH));
+        let products = b.s.chunks_exact(PAIRS).zip(b.d_p.chunks_exact(PAIRS));
+        let of_step = step * DEPTH..(step + 1) * DEPTH;
+        let [lse, delta, start, end] = [&*b.lse, &*b.delta, &*b.start, &*b.end].map(|x| &x[of_step.clone()]);
+        for (slot, ((p, d_s), (s, d_p))) in lines.zip(products).enumerate() {
+            let (s, d_p, slot) = (&s[of_step.clone()], &d_p[of_step.clone()], V::splat(slot as f32));
+            for at in [0, LANES] {
+                let z = V::load(&s[at..]).mul(scale).sub(V::load(&lse[at..]));
+                let mut probability = exp(z);
+                let difference = V::load(&d_p[at..]).sub(V::load(&delta[at..]));
+                let mut gradient = probability.mul(difference).mul(scale);
+                if !whole {
+                    let (before, inside) = (slot.lt(V::load(&start[at..])), slot.lt(V::load(&end[at..])));
+                    probability = V::select(before, zero, V::select(inside, probability, zero));
+                    gradient = V::select(before, zero, V::select(inside, gradient, zero));
+                }
+                bf16::store(probability, &mut p[at..]);
+                bf16::store(gradient, &mut d_s[at..]);
+            }
+        }
+    }
+}
+
+/// 32 lines, two and two side by side: two tiles of B.
+#[inline(always)]
+fn zip_lines<V: Simd>(lines: &[bf16], to: &mut [bf16]) {
+    let (low, high) = to[..2 * TILE].split_at_mut(TILE);
+    let to = low.chunks_exact_mut(DEPTH).zip(high.chunks_exact_mut(DEPTH));
+    for (two, (low, high)) in lines[..2 * TILE].chunks_exact(2 * DEPTH).zip(to) {
+        let (even, odd) = two.split_at(DEPTH);
+        V::zip_bf16(even, odd, low, high);
+    }
+}
+
+/// Σ a·b, lane by lane and folded as [`crate::ops::lanes::dot`] does, of a rounded to what b is stored in.
+#[inline(always)]
+pub(super) fn dot_rounded<V: Simd, E: Element>(a: &[f32], b: &[E]) -> f32 {
+    let mut sum = V::splat(0.0);
+    for at in (0..a.len()).step_by(LANES) {
+        let a: V = E::rounded(crate::ops::lanes::load(a, at));
+        sum = a.fma(crate::ops::lanes::load(b, at), sum);
+    }
+    sum.sum()
+}
