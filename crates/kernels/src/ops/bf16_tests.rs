@@ -50,12 +50,12 @@ fn chains() -> impl Iterator<Item = Context> {
 struct RoundTrip([f32; LANES]);
 
 impl Kernel for RoundTrip {
-    type Output = ([bf16; LANES], [f32; LANES]);
+    type Output = ([bf16; LANES], [f32; LANES], [f32; LANES]);
     #[inline(always)]
     fn run<V: Simd>(self) -> Self::Output {
         let mut stored = [bf16::ZERO; LANES];
         bf16::store(V::load(&self.0), &mut stored);
-        (stored, bf16::load::<V>(&stored).to_array())
+        (stored, bf16::load::<V>(&stored).to_array(), bf16::rounded(V::load(&self.0)).to_array())
     }
 }
 
@@ -68,7 +68,8 @@ fn rounding_is_to_nearest_even_and_widening_exact() {
             f32::from_bits(u32::from(upper.wrapping_add(i as u16 / 6)) << 16 | lower)
         });
         for isa in Isa::present() {
-            let (stored, loaded) = isa.run(RoundTrip(lanes));
+            let (stored, loaded, rounded) = isa.run(RoundTrip(lanes));
+            assert_eq!(loaded.map(f32::to_bits), rounded.map(f32::to_bits), "{isa:?} {lanes:?}");
             for ((x, stored), loaded) in lanes.into_iter().zip(stored).zip(loaded) {
                 assert_eq!(stored.to_bits(), bf16::from_f32(x).to_bits(), "{isa:?} {x:e}");
                 assert_eq!(loaded.to_bits(), stored.to_f32().to_bits(), "{isa:?} {x:e}");

@@ -43,6 +43,20 @@ fn half_mask(n: usize, half: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(EDGE.as_ptr().add(16 - n + 8 * half).cast()) }
 }
 
+/// Bits whose upper halves are the nearest bf16.
+#[inline(always)]
+fn nearest_bf16(x: __m256) -> __m256i {
+    // SAFETY: register-only intrinsics inside `run`.
+    unsafe {
+        let bits = _mm256_castps_si256(x);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let nearest = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+        _mm256_blendv_epi8(nearest, quiet, nan)
+    }
+}
+
 impl Simd for F32x16 {
     type Mask = (__m256, __m256);
     const GEMM_ROWS: usize = 6;
@@ -114,18 +128,18 @@ impl Simd for F32x16 {
         let to = &mut to[..LANES];
         // SAFETY: register-only intrinsics inside `run`; then 16 elements of two bytes, just checked.
         unsafe {
-            let narrow = |x: __m256| {
-                let bits = _mm256_castps_si256(x);
-                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-                let nearest = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-                let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
-                let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
-                _mm256_srli_epi32::<16>(_mm256_blendv_epi8(nearest, quiet, nan))
-            };
+            let narrow = |x: __m256| _mm256_srli_epi32::<16>(nearest_bf16(x));
             // Packing works in 128-bit halves: their middle quarters change places.
             let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(narrow(self.0), narrow(self.1)));
             _mm256_storeu_si256(to.as_mut_ptr().cast(), packed);
         }
+    }
+    #[inline(always)]
+    fn rounded_to_bf16(self) -> Self {
+        // SAFETY: register-only intrinsics inside `run`.
+        let upper =
+            |x: __m256| unsafe { _mm256_castsi256_ps(_mm256_and_si256(nearest_bf16(x), _mm256_set1_epi32(!0xffff))) };
+        F32x16(upper(self.0), upper(self.1))
     }
     #[inline(always)]
     fn prefetch<T>(at: *const T) {

@@ -32,6 +32,18 @@ fn mask(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
 }
 
+/// Bits whose upper halves are the nearest bf16.
+#[inline(always)]
+fn nearest_bf16(x: __m512) -> __m512i {
+    lanes!({
+        let bits = _mm512_castps_si512(x);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+        _mm512_mask_blend_epi32(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), nearest, quiet)
+    })
+}
+
 impl Simd for F32x16 {
     type Mask = __mmask16;
     const GEMM_ROWS: usize = 12;
@@ -85,16 +97,14 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn store_bf16(self, to: &mut [bf16]) {
         let to = &mut to[..LANES];
-        let halves = lanes!({
-            let bits = _mm512_castps_si512(self.0);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            let nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
-            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
-            _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_mask_blend_epi32(nan, nearest, quiet)))
-        });
+        let halves = lanes!(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(nearest_bf16(self.0))));
         // SAFETY: 16 elements of two bytes, just checked.
         unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), halves) }
+    }
+    #[inline(always)]
+    fn rounded_to_bf16(self) -> Self {
+        let upper = lanes!(_mm512_and_si512(nearest_bf16(self.0), _mm512_set1_epi32(!0xffff)));
+        F32x16(lanes!(_mm512_castsi512_ps(upper)))
     }
     #[inline(always)]
     fn zip_bf16(even: &[bf16], odd: &[bf16], low: &mut [bf16], high: &mut [bf16]) {

@@ -76,9 +76,7 @@ impl Element for bf16 {
     }
     #[inline(always)]
     fn rounded<V: Simd>(v: V) -> V {
-        let mut all = [bf16::ZERO; LANES];
-        v.store_bf16(&mut all);
-        V::load_bf16(&all)
+        v.rounded_to_bf16()
     }
     #[inline(always)]
     fn widen(self) -> f32 {

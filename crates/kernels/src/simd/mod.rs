@@ -74,6 +74,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn store_bf16(self, to: &mut [bf16]) {
         to[..LANES].iter_mut().zip(self.to_array()).for_each(|(to, x)| *to = bf16::narrow(x));
     }
+    /// Lanes rounded as [`Simd::store_bf16`] does.
+    #[inline(always)]
+    fn rounded_to_bf16(self) -> Self {
+        let mut all = [bf16::ZERO; LANES];
+        self.store_bf16(&mut all);
+        Self::load_bf16(&all)
+    }
     /// The first 32 elements of two rows side by side: `even[i]`, `odd[i]`, for i below 16 in `low` and from 16 in `high`.
     #[inline(always)]
     fn zip_bf16(even: &[bf16], odd: &[bf16], low: &mut [bf16], high: &mut [bf16]) {

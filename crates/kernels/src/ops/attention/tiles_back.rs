@@ -22,6 +22,7 @@ use super::pages::{self, padded};
 use super::tiles::{LINE, LINES};
 use super::{BLOCK, Geometry};
 use crate::math::exp;
+use crate::ops::lanes::load;
 use crate::ops::linear::cpu::aligned;
 use crate::ops::linear::tiles::{halves, narrowed, transpose_pairs};
 use crate::pool::{Disjoint, Scratch, Tasks};
@@ -482,8 +483,8 @@ fn zip_lines<V: Simd>(lines: &[bf16], to: &mut [bf16]) {
 pub(super) fn dot_rounded<V: Simd, E: Element>(a: &[f32], b: &[E]) -> f32 {
     let mut sum = V::splat(0.0);
     for at in (0..a.len()).step_by(LANES) {
-        let a: V = E::rounded(crate::ops::lanes::load(a, at));
-        sum = a.fma(crate::ops::lanes::load(b, at), sum);
+        let a: V = E::rounded(load(a, at));
+        sum = a.fma(load(b, at), sum);
     }
     sum.sum()
 }

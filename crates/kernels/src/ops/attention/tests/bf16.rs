@@ -9,14 +9,20 @@ fn arithmetic(isa: Isa) -> Arithmetic {
     if isa.has_tiles() { TILES } else { BF16 }
 }
 
-fn isas() -> impl Iterator<Item = Isa> {
-    Isa::present().into_iter().chain([Isa::AmxEmulated])
+/// All that are here, and tiles in plain Rust; or the one that `LOCKSTEP_ISA` names, for machines on which all take long.
+fn isas() -> Vec<Isa> {
+    match std::env::var("LOCKSTEP_ISA") {
+        Ok(name) if !name.is_empty() => vec![Isa::from_name(&name).expect("LOCKSTEP_ISA")],
+        _ => Isa::present().into_iter().chain([Isa::AmxEmulated]).collect(),
+    }
 }
 
-/// One isa for each arithmetic, and the instructions if they are here.
-fn few_isas() -> impl Iterator<Item = Isa> {
-    let vectors = *Isa::present().iter().rfind(|isa| !isa.has_tiles()).expect("portable");
-    [vectors, Isa::AmxEmulated].into_iter().chain(Isa::Amx.is_present().then_some(Isa::Amx))
+/// Of these one for each arithmetic, and the instructions if they are here.
+fn few_isas() -> Vec<Isa> {
+    let mut isas = isas();
+    let vectors = isas.iter().copied().rfind(|isa| !isa.has_tiles());
+    isas.retain(|isa| isa.has_tiles() || Some(*isa) == vectors);
+    isas
 }
 
 /// Head dims below, at and beyond steps of 32, also those whose pages are kept as tiles; more pairs than a task or a step has
