@@ -107,6 +107,16 @@ impl Simd for F32x16 {
         F32x16(lanes!(_mm512_castsi512_ps(upper)))
     }
     #[inline(always)]
+    fn store_pairs(even: Self, odd: Self, to: &mut [bf16]) {
+        let to = &mut to[..2 * LANES];
+        let pairs = lanes!({
+            let low = _mm512_srli_epi32::<16>(nearest_bf16(even.0));
+            _mm512_mask_blend_epi16(0xaaaa_aaaa, low, nearest_bf16(odd.0))
+        });
+        // SAFETY: 32 elements of two bytes, just checked.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs) }
+    }
+    #[inline(always)]
     fn zip_bf16(even: &[bf16], odd: &[bf16], low: &mut [bf16], high: &mut [bf16]) {
         let (even, odd) = (&even[..2 * LANES], &odd[..2 * LANES]);
         let (low, high) = (&mut low[..2 * LANES], &mut high[..2 * LANES]);

@@ -89,6 +89,14 @@ pub trait Simd: Copy + Send + Sync + 'static {
         pairs.zip(to).for_each(|((&even, &odd), to)| to.copy_from_slice(&[even, odd]));
     }
 
+    /// Writes the first 32 elements of `to`: lane by lane the nearest bf16 of `even` and of `odd`, side by side.
+    #[inline(always)]
+    fn store_pairs(even: Self, odd: Self, to: &mut [bf16]) {
+        let pairs = even.to_array().into_iter().zip(odd.to_array());
+        let to = to[..2 * LANES].chunks_exact_mut(2);
+        pairs.zip(to).for_each(|((even, odd), to)| to.copy_from_slice(&[bf16::narrow(even), bf16::narrow(odd)]));
+    }
+
     /// Asks for the cache line at `at`, which need not exist, to be brought into the second cache. Changes no result.
     #[inline(always)]
     fn prefetch<T>(_at: *const T) {}

@@ -193,3 +193,46 @@ fn rows_are_zipped_in_pairs() {
         assert_eq!(bits, (0..32).flat_map(|i| [100 + i, 1000 + i]).collect::<Vec<_>>(), "{isa:?}");
     }
 }
+
+struct Pairs([f32; LANES], [f32; LANES]);
+
+impl Kernel for Pairs {
+    type Output = [half::bf16; 2 * LANES];
+    #[inline(always)]
+    fn run<V: Simd>(self) -> Self::Output {
+        let mut out = [half::bf16::ZERO; 2 * LANES];
+        V::store_pairs(V::load(&self.0), V::load(&self.1), &mut out);
+        out
+    }
+}
+
+#[test]
+fn pairs_are_rounded_as_single_numbers_are() {
+    let tie = f32::from_bits(0x3f80_8000);
+    let odd_tie = f32::from_bits(0x3f81_8000);
+    let even = [
+        1.0,
+        -2.5,
+        tie,
+        odd_tie,
+        f32::NAN,
+        f32::INFINITY,
+        -0.0,
+        1e-40,
+        3.4e38,
+        f32::MIN,
+        0.1,
+        7.3,
+        -tie,
+        5.0,
+        0.3,
+        9.9,
+    ];
+    let mut odd = even;
+    odd.reverse();
+    let wanted: Vec<u16> =
+        even.iter().zip(&odd).flat_map(|(&e, &o)| [e, o].map(|x| half::bf16::from_f32(x).to_bits())).collect();
+    for isa in Isa::present() {
+        assert_eq!(isa.run(Pairs(even, odd)).map(|x| x.to_bits())[..], wanted, "{isa:?}");
+    }
+}

@@ -42,6 +42,8 @@ pub(crate) enum Left<'a> {
     Rows(Elements<'a>, usize),
     /// `left[i, k] = data[k · stride + i]`
     Columns(Elements<'a>, usize),
+    /// `[⌈m/16⌉][depth/32][16][32]`: packed tiles.
+    Tiles(&'a [bf16]),
 }
 
 /// The right operand, columns in panels of 32.
@@ -53,6 +55,8 @@ pub(crate) enum Right<'a> {
     Transposed(Elements<'a>),
     /// `right[k, j] = data[k · stride + j]`
     Rows(&'a [f32], usize),
+    /// `[⌈n/32⌉][depth/32][2][16][16][2]`: packed tiles.
+    Tiles(&'a [bf16]),
 }
 
 /// Which numbers are multiplied.
@@ -93,9 +97,9 @@ pub(crate) struct Product<'a> {
     pub(super) bias: Option<&'a [f32]>,
     pub(super) numbers: Numbers,
     /// What multiplies tiles, and the terms of each; none: chains.
-    tiles: Option<(Unit, Steps)>,
-    isa: Isa,
-    output: PhantomData<&'a mut [f32]>,
+    pub(super) tiles: Option<(Unit, Steps)>,
+    pub(super) isa: Isa,
+    pub(super) output: PhantomData<&'a mut [f32]>,
 }
 
 // SAFETY: tasks write disjoint blocks of `c`, which the product borrows exclusively.
@@ -138,11 +142,13 @@ impl<'a> Product<'a> {
         match o.left {
             Left::Rows(data, stride) => strided(data.len(), m, depth, stride),
             Left::Columns(data, stride) => strided(data.len(), depth, m, stride),
+            Left::Tiles(_) => unreachable!("packed by the product itself"),
         }
         match o.right {
             Right::Panels(data) => assert!(data.len() >= panels * depth * PANEL),
             Right::Transposed(data) => assert!(data.len() >= depth.div_ceil(PANEL) * n * PANEL),
             Right::Rows(data, stride) => strided(data.len(), depth, n, stride),
+            Right::Tiles(_) => unreachable!("packed by the product itself"),
         }
         match o.order {
             Order::Rows(stride) => strided(o.c.len(), m, n, stride),
@@ -176,6 +182,11 @@ impl<'a> Product<'a> {
         if self.m == 0 || self.n == 0 {
             return;
         }
+        if self.packs_ahead() { self.run_ahead(ctx) } else { self.multiply(ctx) }
+    }
+
+    /// The same, its operands packed by the tasks themselves.
+    pub(super) fn multiply(&self, ctx: &Context) {
         let plan = Plan::new(self, ctx.threads());
         ctx.run(plan.row_blocks * plan.groups, &plan);
     }
@@ -285,7 +296,19 @@ impl<'a> Product<'a> {
 
 /// `len` elements aligned to a cache line.
 pub(crate) fn aligned(scratch: &mut Scratch, len: usize) -> &mut [f32] {
-    let all = scratch.f32(len + LANES);
+    at_line(scratch.f32(len + LANES), len)
+}
+
+/// The same of memory that grows as needed.
+pub(super) fn lines(memory: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if memory.len() < len + LANES {
+        memory.resize(len + LANES, 0.0);
+    }
+    at_line(memory, len)
+}
+
+/// `len` of these elements, from a cache line's start.
+fn at_line(all: &mut [f32], len: usize) -> &mut [f32] {
     let skip = all.as_ptr().align_offset(LANES * size_of::<f32>()).min(LANES);
     &mut all[skip..skip + len]
 }

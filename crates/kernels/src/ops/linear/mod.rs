@@ -18,6 +18,7 @@
 //! [`crate::simd::tiles`], over terms in steps of 32 from the first; for `d_W` from the first row of each segment, so that a
 //! batch may be cut between segments.
 
+mod ahead;
 pub(crate) mod cpu;
 mod pack;
 pub mod reference;

@@ -29,6 +29,7 @@ impl Product<'_> {
                     ((depth.start / PANEL + i / block) * self.n + panel * PANEL) * PANEL + i % block
                 }
                 Right::Rows(_, stride) => (depth.start + i / PANEL) * stride + panel * PANEL + i % PANEL,
+                Right::Tiles(_) => unreachable!("tiles are not read by chains"),
             };
             match self.right {
                 Right::Panels(Elements::F32(data)) | Right::Transposed(Elements::F32(data)) | Right::Rows(data, _) => {
@@ -37,6 +38,7 @@ impl Product<'_> {
                 Right::Panels(Elements::Bf16(data)) | Right::Transposed(Elements::Bf16(data)) => {
                     V::prefetch(data.as_ptr().wrapping_add(at));
                 }
+                Right::Tiles(_) => {}
             }
         }
     }
@@ -58,6 +60,7 @@ impl Product<'_> {
             }
             Left::Columns(Elements::F32(data), stride) => pack_columns::<V, f32>(data, stride, rows, depth, to),
             Left::Columns(Elements::Bf16(data), stride) => pack_columns::<V, bf16>(data, stride, rows, depth, to),
+            Left::Tiles(_) => unreachable!("tiles are not read by chains"),
         }
     }
 
@@ -69,7 +72,7 @@ impl Product<'_> {
         }
         for (from, to) in from.chunks(LANES).zip(to.chunks_mut(LANES)) {
             let n = from.len();
-            bf16::rounded(V::load_partial(from, n)).store_partial(to, n);
+            V::load_partial(from, n).rounded_to_bf16().store_partial(to, n);
         }
     }
 
@@ -134,6 +137,7 @@ impl Product<'_> {
                 }
                 (to.as_ptr(), panel)
             }
+            Right::Tiles(_) => unreachable!("tiles are not read by chains"),
         }
     }
 }

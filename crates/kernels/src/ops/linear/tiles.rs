@@ -50,14 +50,14 @@ impl Steps {
             _ => Steps::One(depth),
         }
     }
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         match self {
             Steps::One(depth) => depth.div_ceil(DEPTH),
             Steps::Segments(steps) => steps.len(),
         }
     }
     /// Terms of step `step`.
-    fn terms(&self, step: usize) -> Range<usize> {
+    pub(super) fn terms(&self, step: usize) -> Range<usize> {
         match self {
             Steps::One(depth) => step * DEPTH..(*depth).min((step + 1) * DEPTH),
             Steps::Segments(steps) => steps[step].clone(),
@@ -91,36 +91,71 @@ pub(super) unsafe fn block<V: Simd>(
     let limit = if few { STEPS_OF_FEW } else { STEPS };
     let blocks = steps.len().div_ceil(limit);
     let most = steps.len().div_ceil(blocks.max(1));
-    let blocks_of_a = if resident { blocks } else { 1 };
-    let lens = [blocks_of_a * tiles * most * TILE, 2 * most * TILE];
+    // What this task packs of A: nothing, all of it once, or a block of depth at a time.
+    let of_a = match product.left {
+        Left::Tiles(_) => 0,
+        _ => tiles * TILE * if resident { steps.len() } else { most },
+    };
+    let of_b = if let Right::Tiles(_) = product.right { 0 } else { 2 * most * TILE };
     // A ragged last panel goes through rows of its own; so does the memory of a panel's padding, which is left alone.
     let aside = rows.len() * PANEL;
-    let memory = aligned(scratch, (lens[0] + lens[1]) / 2 + aside);
-    let (packed, aside) = memory.split_at_mut((lens[0] + lens[1]) / 2);
-    let (all_a, b) = halves(packed).split_at_mut(lens[0]);
+    let memory = aligned(scratch, (of_a + of_b) / 2 + aside);
+    let (packed, aside) = memory.split_at_mut((of_a + of_b) / 2);
+    let (own_a, own_b) = halves(packed).split_at_mut(of_a);
 
     let chunk = if resident { 1 } else { CHUNK };
     for first in panels.clone().step_by(chunk) {
         let panels_of_chunk = first..panels.end.min(first + chunk);
         for i in 0..blocks {
             let depth = (i * most).min(steps.len())..((i + 1) * most).min(steps.len());
-            let a = &mut all_a[if resident { i * tiles * most * TILE } else { 0 }..][..tiles * most * TILE];
-            if !resident || first == panels.start {
-                pack_left::<V>(product, steps, rows.clone(), depth.clone(), a);
-            }
+            let a = match product.left {
+                Left::Tiles(all) => Packed {
+                    tiles: &all[rows.start / SIDE * steps.len() * TILE..],
+                    steps: steps.len(),
+                    first: depth.start,
+                },
+                _ if resident => {
+                    if i == 0 && first == panels.start {
+                        pack_left::<V>(product, steps, rows.clone(), 0..steps.len(), own_a);
+                    }
+                    Packed { tiles: own_a, steps: steps.len(), first: depth.start }
+                }
+                _ => {
+                    pack_left::<V>(product, steps, rows.clone(), depth.clone(), own_a);
+                    Packed { tiles: own_a, steps: depth.len(), first: 0 }
+                }
+            };
             for panel in panels_of_chunk.clone() {
-                pack_right::<V>(product, steps, panel, depth.clone(), b);
+                let b = match product.right {
+                    Right::Tiles(all) => {
+                        &all[(panel * steps.len() + depth.start) * 2 * TILE..][..2 * depth.len() * TILE]
+                    }
+                    _ => {
+                        for (step, to) in depth.clone().zip(own_b.chunks_exact_mut(2 * TILE)) {
+                            pack_right::<V>(product, steps, panel, step, to);
+                        }
+                        &own_b[..2 * depth.len() * TILE]
+                    }
+                };
                 let outputs = Outputs {
                     rows: rows.clone(),
                     panel,
                     from_c: product.accumulate || depth.start > 0,
                     last: depth.end == steps.len(),
                 };
-                // SAFETY: A and B were just packed; the outputs are this thread's.
+                // SAFETY: A and B are packed; the outputs are this thread's.
                 unsafe { multiply::<V>(product, unit, outputs, depth.len(), a, b, aside) };
             }
         }
     }
+}
+
+/// Tiles of A, `[tiles of rows][steps][16][32]`, of which steps from `first` are taken.
+#[derive(Clone, Copy)]
+struct Packed<'a> {
+    tiles: &'a [bf16],
+    steps: usize,
+    first: usize,
 }
 
 /// This memory as numbers of half its width.
@@ -149,7 +184,7 @@ unsafe fn multiply<V: Simd>(
     unit: Unit,
     outputs: Outputs,
     depth: usize,
-    a: &[bf16],
+    a: Packed<'_>,
     b: &[bf16],
     aside: &mut [f32],
 ) {
@@ -170,20 +205,21 @@ unsafe fn multiply<V: Simd>(
 
     for (first, blocks, of_tiles) in cuts(rows.len()) {
         let work = Work {
-            a: a[first / SIDE * depth * TILE..].as_ptr(),
+            a: a.tiles[(first / SIDE * a.steps + a.first) * TILE..].as_ptr(),
             b: b.as_ptr(),
             c: start.wrapping_add(first * stride),
-            a_lower: depth * size_of::<[bf16; TILE]>(),
+            a_lower: a.steps * size_of::<[bf16; TILE]>(),
             a_step: size_of::<[bf16; TILE]>(),
             c_stride: stride * size_of::<f32>(),
-            a_block: 2 * depth * size_of::<[bf16; TILE]>(),
+            a_block: 2 * a.steps * size_of::<[bf16; TILE]>(),
             c_block: FEW * stride * size_of::<f32>(),
             depth,
             blocks,
             from_c: usize::from(from_c),
             rows: of_tiles,
         };
-        debug_assert!(b.len() >= 2 * depth * TILE && a.len() >= rows.len().div_ceil(SIDE) * depth * TILE);
+        let tiles = (rows.len().div_ceil(SIDE) - 1) * a.steps + a.first + depth;
+        debug_assert!(b.len() >= 2 * depth * TILE && a.tiles.len() >= tiles * TILE);
         // SAFETY: A holds `depth` tiles for every 16 rows, the last ones too; B two for each step; C is either rows of 32
         // columns that exist or as many aside.
         unsafe { unit(&[work]) };
@@ -225,47 +261,65 @@ fn pack_left<V: Simd>(product: &Product<'_>, steps: &Steps, rows: Range<usize>, 
             }
         }
         Left::Columns(data, stride) => {
-            for (block, start) in rows.clone().step_by(FEW).enumerate() {
-                let columns = start..rows.end.min(start + FEW);
-                for (at, step) in depth.clone().enumerate() {
-                    // Pairs of terms, column by column, in the way B wants them; A wants columns one below the other.
-                    let mut zipped = Lines([bf16::ZERO; 2 * TILE]);
-                    let row = |k: usize| data.range(k * stride + columns.start..k * stride + columns.end);
-                    zip::<V>(steps.terms(step), row, &mut zipped.0);
-                    for (half, from) in zipped.0.chunks_exact(TILE).enumerate().take(columns.len().div_ceil(SIDE)) {
-                        transpose_pairs::<V>(from, SIDE, &mut to[(2 * block + half) * tiles + at * TILE..][..TILE]);
-                    }
+            for (at, step) in depth.enumerate() {
+                let of_rows = to.chunks_mut(2 * tiles).zip(rows.clone().step_by(FEW));
+                for (to, start) in of_rows {
+                    let columns = start..rows.end.min(start + FEW);
+                    let (upper, lower) = to.split_at_mut(tiles);
+                    let lower = if lower.is_empty() { lower } else { &mut lower[at * TILE..][..TILE] };
+                    let to = [&mut upper[at * TILE..][..TILE], lower];
+                    pack_columns::<V>(data, stride, steps.terms(step), columns, to);
                 }
             }
         }
+        Left::Tiles(_) => unreachable!("packed already"),
     }
 }
 
-/// Tiles of B for one panel: `[depth][2][16 pairs][16 columns][2]`.
+/// One step of two tiles of A from up to 32 columns of row-major data: terms side by side, columns one below the other.
+/// The second is not touched if there are no more than 16.
 #[inline(always)]
-fn pack_right<V: Simd>(product: &Product<'_>, steps: &Steps, panel: usize, depth: Range<usize>, to: &mut [bf16]) {
-    let columns = panel * PANEL..product.n.min((panel + 1) * PANEL);
-    for (step, to) in depth.zip(to.chunks_exact_mut(2 * TILE)) {
-        let terms = steps.terms(step);
-        match product.right {
-            Right::Panels(data) => {
-                let at = |k: usize| (panel * product.depth + k) * PANEL;
-                zip::<V>(terms, |k| data.range(at(k)..at(k) + PANEL), to);
-            }
-            Right::Rows(data, stride) => {
-                let row = |k: usize| Elements::F32(&data[k * stride + columns.start..k * stride + columns.end]);
-                zip::<V>(terms, row, to);
-            }
-            Right::Transposed(Elements::Bf16(data)) => {
-                // A step is a panel of the weight, whose padding is 0.
-                let from = &data[(step * product.n + columns.start) * PANEL..(step * product.n + columns.end) * PANEL];
-                for (half, to) in to.chunks_exact_mut(TILE).enumerate() {
-                    let from = &from[(half * TILE).min(from.len())..];
-                    transpose_pairs::<V>(from, (from.len() / PANEL).min(SIDE), to);
-                }
-            }
-            Right::Transposed(Elements::F32(_)) => unreachable!("a weight in f32 is not multiplied on tiles"),
+pub(super) fn pack_columns<V: Simd>(
+    data: Elements<'_>,
+    stride: usize,
+    terms: Range<usize>,
+    columns: Range<usize>,
+    to: [&mut [bf16]; 2],
+) {
+    // Pairs of terms, column by column, in the way B wants them.
+    let mut zipped = Lines([bf16::ZERO; 2 * TILE]);
+    if let Elements::Bf16(data) = data {
+        // The columns to the right come next.
+        for k in terms.clone() {
+            V::prefetch(data.as_ptr().wrapping_add(k * stride + columns.end));
         }
+    }
+    zip_columns::<V>(data, stride, terms, columns.clone(), &mut zipped.0);
+    for (from, to) in zipped.0.chunks_exact(TILE).zip(to).take(columns.len().div_ceil(SIDE)) {
+        transpose_pairs::<V>(from, SIDE, to);
+    }
+}
+
+/// One step of the tiles of B for one panel: `[2][16 pairs][16 columns][2]`.
+#[inline(always)]
+pub(super) fn pack_right<V: Simd>(product: &Product<'_>, steps: &Steps, panel: usize, step: usize, to: &mut [bf16]) {
+    let columns = panel * PANEL..product.n.min((panel + 1) * PANEL);
+    match product.right {
+        Right::Panels(data) => {
+            let whole = product.depth * PANEL;
+            zip_columns::<V>(data.range(panel * whole..(panel + 1) * whole), PANEL, steps.terms(step), 0..PANEL, to);
+        }
+        Right::Rows(data, stride) => zip_f32::<V>(data, stride, steps.terms(step), columns, &mut [to]),
+        Right::Transposed(Elements::Bf16(data)) => {
+            // A step is a panel of the weight, whose padding is 0.
+            let from = &data[(step * product.n + columns.start) * PANEL..(step * product.n + columns.end) * PANEL];
+            for (half, to) in to.chunks_exact_mut(TILE).enumerate() {
+                let from = &from[(half * TILE).min(from.len())..];
+                transpose_pairs::<V>(from, (from.len() / PANEL).min(SIDE), to);
+            }
+        }
+        Right::Transposed(Elements::F32(_)) => unreachable!("a weight in f32 is not multiplied on tiles"),
+        Right::Tiles(_) => unreachable!("packed already"),
     }
 }
 
@@ -274,7 +328,11 @@ fn pack_right<V: Simd>(product: &Product<'_>, steps: &Steps, panel: usize, depth
 pub(crate) fn narrowed<V: Simd>(from: Elements<'_>, to: &mut [bf16]) {
     let len = from.len();
     match from {
-        Elements::Bf16(from) => to[..len].copy_from_slice(from),
+        Elements::Bf16(from) => match (<&[bf16; DEPTH]>::try_from(from), <&mut [bf16; DEPTH]>::try_from(&mut *to)) {
+            // A length that the compiler knows: no call.
+            (Ok(from), Ok(to)) => *to = *from,
+            _ => to[..len].copy_from_slice(from),
+        },
         Elements::F32(from) => {
             for (from, to) in from.chunks(LANES).zip(to.chunks_mut(LANES)) {
                 if from.len() == LANES {
@@ -316,19 +374,74 @@ fn whole<'a, V: Simd>(from: Elements<'a>, room: &'a mut [bf16; DEPTH]) -> &'a [b
     }
 }
 
+/// [`zip`] of columns of row-major data.
+#[inline(always)]
+fn zip_columns<V: Simd>(
+    data: Elements<'_>,
+    stride: usize,
+    terms: Range<usize>,
+    columns: Range<usize>,
+    to: &mut [bf16],
+) {
+    let row = |k: usize| k * stride + columns.start..k * stride + columns.end;
+    match data {
+        Elements::F32(data) => zip_f32::<V>(data, stride, terms, columns, &mut [to]),
+        Elements::Bf16(data) if terms.len() == DEPTH && columns.len() == DEPTH => {
+            let (low, high) = to.split_at_mut(TILE);
+            let pairs = low.chunks_exact_mut(DEPTH).zip(high.chunks_exact_mut(DEPTH));
+            for (k, (low, high)) in terms.step_by(2).zip(pairs) {
+                V::zip_bf16(&data[row(k)], &data[row(k + 1)], low, high);
+            }
+        }
+        Elements::Bf16(_) => zip::<V>(terms, |k| data.range(row(k)), to),
+    }
+}
+
+/// The same of f32, rounded, and of a few panels at once: as many as there are `to`.
+#[inline(always)]
+pub(super) fn zip_f32<V: Simd>(
+    data: &[f32],
+    stride: usize,
+    terms: Range<usize>,
+    columns: Range<usize>,
+    to: &mut [&mut [bf16]],
+) {
+    for (i, k) in (terms.start..).step_by(2).take(SIDE).enumerate() {
+        for (panel, to) in to.iter_mut().enumerate() {
+            for half in 0..2 {
+                let at = columns.start + panel * PANEL + half * LANES;
+                let n = columns.end.saturating_sub(at).min(LANES);
+                let to = &mut to[half * TILE + i * DEPTH..][..DEPTH];
+                let (even, odd) = (k * stride + at, (k + 1) * stride + at);
+                // The panels to the right come next.
+                V::prefetch(data.as_ptr().wrapping_add(even + columns.len()));
+                V::prefetch(data.as_ptr().wrapping_add(odd + columns.len()));
+                if n == LANES && k + 1 < terms.end {
+                    V::store_pairs(V::load(&data[even..]), V::load(&data[odd..]), to);
+                } else {
+                    let part = |k: usize, at: usize| if k < terms.end && n > 0 { &data[at..at + n] } else { &[] };
+                    let (even, odd) = (part(k, even), part(k + 1, odd));
+                    let (even, odd) = (V::load_partial(even, even.len()), V::load_partial(odd, odd.len()));
+                    V::store_pairs(even, odd, to);
+                }
+            }
+        }
+    }
+}
+
 /// `[columns ≤ 16][16 pairs]` to `[16 pairs][16 columns]`, a pair being moved as one; columns that do not exist become 0.
 #[inline(always)]
 pub(crate) fn transpose_pairs<V: Simd>(from: &[bf16], columns: usize, to: &mut [bf16]) {
     let (from, to) = (&from[..columns * DEPTH], &mut to[..TILE]);
-    let zero = V::splat(0.0);
-    let row = |i: usize| {
+    debug_assert!(from.as_ptr().cast::<f32>().is_aligned() && to.as_ptr().cast::<f32>().is_aligned());
+    // A closure would not be compiled with the instruction set's features.
+    let mut rows = [V::splat(0.0); SIDE];
+    for (row, from) in rows.iter_mut().zip(from.chunks_exact(DEPTH)) {
         // SAFETY: 16 pairs of a row that exists. A vector only carries their bits. Rows begin at multiples of 64 bytes of
         // what is aligned to 4 (weights and scratch are aligned to 64), so pairs are aligned as f32 are.
-        if i < columns { unsafe { V::load_ptr(from[i * DEPTH..].as_ptr().cast()) } } else { zero }
-    };
-    debug_assert!(from.as_ptr().cast::<f32>().is_aligned() && to.as_ptr().cast::<f32>().is_aligned());
-    let transposed = V::transpose(std::array::from_fn(row));
-    for (row, to) in transposed.into_iter().zip(to.chunks_exact_mut(DEPTH)) {
+        *row = unsafe { V::load_ptr(from.as_ptr().cast()) };
+    }
+    for (row, to) in V::transpose(rows).into_iter().zip(to.chunks_exact_mut(DEPTH)) {
         // SAFETY: 32 elements of two bytes.
         unsafe { row.store_ptr(to.as_mut_ptr().cast()) };
     }

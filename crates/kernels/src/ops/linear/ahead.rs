@@ -1,0 +1,166 @@
+//! Tiles of operands that memory does not hold as tiles read them, packed once for all tasks of a product.
+//!
+//! A task that packs for itself packs what others pack too; and of rows of a wide matrix it reads a line or two each, in as
+//! many pages as there are rows, which neither cache sets nor prefetchers bear. Here all threads pack first, a few rows of
+//! the depth at a time and all of their columns, and then multiply what is packed:
+//!
+//! | product         | packed ahead                                   |
+//! |-----------------|------------------------------------------------|
+//! | backward_weight | `d_y` and `x`                                  |
+//! | backward_input  | Wᵀ, where there are rows for several tasks     |
+//!
+//! The depth is cut into spans, whose packed operands are of a fixed size; sums continue from one to the next in the
+//! outputs, which is exact. Chains are not packed ahead: f32 takes twice the memory, and that was no faster.
+
+use super::cpu::{Left, Product, Right, lines};
+use super::tiles::{self, Steps};
+use crate::Context;
+use crate::matrix::PANEL;
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::simd::Simd;
+use crate::simd::tiles::{DEPTH, SIDE, TILE, Unit};
+use half::bf16;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Elements of f32 in whose memory a packed span fits, unless 32 terms need more: 8 MiB. (Small in tests, for several spans.)
+const SPAN: usize = if cfg!(test) { 1 << 13 } else { 1 << 21 };
+/// Less than this many multiply-adds are not worth a parallel region of packing.
+const LEAST: usize = if cfg!(test) { 1 << 15 } else { 1 << 20 };
+
+/// Panels of rows that are packed together: what is read of a row in one go.
+const TOGETHER: usize = 4;
+
+impl Product<'_> {
+    /// Whether packing ahead is worth it.
+    pub(super) fn packs_ahead(&self) -> bool {
+        let several = match self.right {
+            Right::Rows(..) => true,
+            // Whole panels of the weight, so that none has padding inside the depth.
+            Right::Transposed(_) => self.m > tiles::ROWS && self.depth.is_multiple_of(PANEL),
+            Right::Panels(_) | Right::Tiles(_) => false,
+        };
+        several && self.tiles.is_some() && self.m * self.n * self.depth >= LEAST
+    }
+
+    /// Packs and multiplies, span by span.
+    pub(super) fn run_ahead(&self, ctx: &Context) {
+        let Some((unit, steps)) = &self.tiles else { unreachable!("tiles alone are packed ahead") };
+        PACKED.with_borrow_mut(|memory| self.spans(ctx, *unit, steps, memory));
+    }
+
+    fn spans(&self, ctx: &Context, unit: Unit, steps: &Steps, memory: &mut Vec<f32>) {
+        // Elements of a step: those of A are packed here if they are columns.
+        let a = if let Left::Columns(..) = self.left { self.m.div_ceil(SIDE) * TILE } else { 0 };
+        let b = self.n.div_ceil(PANEL) * 2 * TILE;
+        for taken in spans(steps.len(), 2 * SPAN / (a + b)) {
+            let packed = tiles::halves(lines(memory, (a + b) / 2 * taken.len()));
+            let (to_a, to_b) = packed.split_at_mut(a * taken.len());
+            let tasks =
+                Tiles { product: self, steps, taken: taken.clone(), a: Disjoint::new(to_a), b: Disjoint::new(to_b) };
+            ctx.run(taken.len(), &tasks);
+            let depth = steps.terms(taken.start).start..steps.terms(taken.end - 1).end;
+            let left = if a > 0 { Left::Tiles(to_a) } else { self.left_from(&depth) };
+            // The steps of columns are packed whole, with zeros where terms are missing.
+            let terms = if a > 0 { DEPTH * taken.len() } else { depth.len() };
+            self.span(&depth, left, Right::Tiles(to_b), (unit, Steps::One(terms))).multiply(ctx);
+        }
+    }
+
+    /// The left operand from term `depth.start` on.
+    fn left_from(&self, depth: &Range<usize>) -> Left<'_> {
+        match self.left {
+            Left::Rows(data, stride) => Left::Rows(data.range(depth.start..data.len()), stride),
+            Left::Columns(data, stride) => Left::Columns(data.range(depth.start * stride..data.len()), stride),
+            Left::Tiles(_) => unreachable!("tiles are packed already"),
+        }
+    }
+
+    /// This product's terms `depth` alone, continuing those before.
+    fn span<'a>(&'a self, depth: &Range<usize>, left: Left<'a>, right: Right<'a>, tiles: (Unit, Steps)) -> Product<'a> {
+        Product {
+            depth: depth.len(),
+            left,
+            right,
+            accumulate: self.accumulate || depth.start > 0,
+            bias: self.bias.filter(|_| depth.end == self.depth),
+            tiles: Some(tiles),
+            ..*self
+        }
+    }
+}
+
+/// `0..len` in nearly equal pieces of at most `most`, but at least 1.
+fn spans(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let span = len.div_ceil(len.div_ceil(most.max(1)).max(1)).max(1);
+    (0..len).step_by(span).map(move |start| start..len.min(start + span))
+}
+
+/// Packs one step of all rows, if they are columns of memory, and of all panels.
+struct Tiles<'a> {
+    product: &'a Product<'a>,
+    steps: &'a Steps,
+    taken: Range<usize>,
+    /// `[⌈m/16⌉][taken][16][32]`, or nothing.
+    a: Disjoint<'a, bf16>,
+    /// `[⌈n/32⌉][taken][2][16][16][2]`
+    b: Disjoint<'a, bf16>,
+}
+
+impl Tasks for Tiles<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        let (product, step) = (self.product, self.taken.start + index);
+        let panels = product.n.div_ceil(PANEL);
+        for first in (0..panels).step_by(TOGETHER) {
+            let mut to: [&mut [bf16]; TOGETHER] = [0, 1, 2, 3].map(|i| {
+                let len = if first + i < panels { 2 * TILE } else { 0 };
+                let at = ((first + i) * self.taken.len() + index) * len;
+                // SAFETY: each task has its own step.
+                unsafe { self.b.slice(at..at + len) }
+            });
+            let to = &mut to[..TOGETHER.min(panels - first)];
+            if let Right::Rows(data, stride) = product.right {
+                let columns = first * PANEL..product.n.min((first + TOGETHER) * PANEL);
+                tiles::zip_f32::<V>(data, stride, self.steps.terms(step), columns, to);
+            } else {
+                for (panel, to) in (first..).zip(to) {
+                    tiles::pack_right::<V>(product, self.steps, panel, step, to);
+                }
+            }
+        }
+        if let Left::Columns(data, stride) = product.left {
+            for tile in (0..product.m.div_ceil(SIDE)).step_by(2) {
+                let columns = tile * SIDE..product.m.min((tile + 2) * SIDE);
+                let to = [0, 1].map(|i| {
+                    // A last lower tile without columns does not exist.
+                    let len = if i * SIDE < columns.len() { TILE } else { 0 };
+                    let at = ((tile + i) * self.taken.len() + index) * TILE * len.min(1);
+                    // SAFETY: as above.
+                    unsafe { self.a.slice(at..at + len) }
+                });
+                tiles::pack_columns::<V>(data, stride, self.steps.terms(step), columns, to);
+            }
+        }
+    }
+}
+
+thread_local! {
+    /// The packed span, which the calling thread keeps for the next product.
+    static PACKED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::spans;
+
+    #[test]
+    fn spans_cover_all() {
+        for (len, most) in [(1, 1), (100, 64), (96, 1), (1000, 256), (33, 0), (7, 100)] {
+            let cut: Vec<_> = spans(len, most).collect();
+            assert_eq!((cut[0].start, cut[cut.len() - 1].end), (0, len));
+            assert!(cut.windows(2).all(|w| w[0].end == w[1].start));
+            assert!(cut.iter().all(|s| (1..=most.max(1)).contains(&s.len())), "{cut:?}");
+        }
+    }
+}
