@@ -13,10 +13,12 @@ use crate::{Context, Isa, Matrix, Result, View, math};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Rows of a block: the weight is read once for each.
-const BLOCK_ROWS: usize = 256;
-/// Rows of a task; on tiles, for which the weight is packed for each task, all of a block.
+/// Rows of a block: the weight is read once for each, and its gradient read and written.
+const BLOCK_ROWS: usize = 512;
+/// Rows of a task.
 const TASK_ROWS: usize = 64;
+/// The same on tiles, for which the weight is packed for each task.
+const TASK_ROWS_ON_TILES: usize = 256;
 /// Logits of a row whose gradients are held at once, on the way back.
 const WINDOW: usize = 8 * CHUNK;
 /// What is kept of a chunk of a row: m, Σ exp(z−m), Σ exp(z−m)(z−m).
@@ -44,7 +46,7 @@ impl<'a> Head<'a> {
         expect_floats(op, "hidden", hidden, &[rows, weight.cols()])?;
         let (hidden, data) = (hidden.elements(), weight.data().view().elements());
         let (isa, numbers) = (ctx.isa(), Numbers::of(&[hidden, data]));
-        let task_rows = if isa.has_tiles() && numbers == Numbers::Bf16 { BLOCK_ROWS } else { TASK_ROWS };
+        let task_rows = if isa.has_tiles() && numbers == Numbers::Bf16 { TASK_ROWS_ON_TILES } else { TASK_ROWS };
         Ok(Head { isa, hidden, weight: data, rows, numbers, task_rows, width, vocab: weight.rows() })
     }
     pub(crate) fn rows(&self) -> usize {
@@ -52,6 +54,10 @@ impl<'a> Head<'a> {
     }
     pub(crate) fn chunks(&self) -> usize {
         self.vocab.div_ceil(CHUNK)
+    }
+    /// The ids of chunk `chunk`.
+    pub(crate) fn ids(&self, chunk: usize) -> Range<usize> {
+        chunk * CHUNK..self.vocab.min((chunk + 1) * CHUNK)
     }
     /// The rows in blocks.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
@@ -98,7 +104,7 @@ impl<'a> Head<'a> {
         to: &mut [f32],
         scratch: &mut Scratch,
     ) -> Range<usize> {
-        let ids = chunk * CHUNK..self.vocab.min((chunk + 1) * CHUNK);
+        let ids = self.ids(chunk);
         let m = rows.len();
         let product = self.product(rows, ids.clone(), to);
         // SAFETY: `to` is borrowed exclusively, and this thread computes all of it.
@@ -212,6 +218,8 @@ pub(crate) struct Chunks<'a> {
     pub partials: &'a Disjoint<'a, f32>,
     /// Ids whose z is wanted, and where to: counted from the first row of all.
     pub picked: Option<(&'a [u32], &'a Disjoint<'a, f32>)>,
+    /// `[chunks][rows of the block][ids of the chunk]`: every z, to keep.
+    pub logits: Option<&'a Disjoint<'a, f32>>,
 }
 
 impl Chunks<'_> {
@@ -236,7 +244,16 @@ impl Tasks for Chunks<'_> {
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         // Tiles of a chunk come one after the other, so that they find its panels in the cache.
         let (chunk, rows) = (index / self.tiles(), self.head.rows_of_task(&self.rows, index % self.tiles()));
-        let (logits, scratch) = scratch.split(rows.len() * CHUNK);
+        let (own, scratch) = scratch.split(if self.logits.is_some() { 0 } else { rows.len() * CHUNK });
+        let logits = match self.logits {
+            None => own,
+            Some(all) => {
+                let (width, first) = (self.head.ids(chunk).len(), rows.start - self.rows.start);
+                let at = chunk * CHUNK * self.rows.len() + first * width;
+                // SAFETY: each row and chunk is one task's.
+                unsafe { all.slice(at..at + rows.len() * width) }
+            }
+        };
         let ids = self.head.logits::<V>(rows.clone(), chunk, logits, scratch);
         for (row, logits) in rows.zip(logits.chunks_exact_mut(ids.len())) {
             let kept = statistics::<V>(logits, self.beta.of(row));

@@ -76,7 +76,7 @@ pub struct Backward<'a> {
     pub segments: Option<View<'a>>,
 }
 
-/// Log-probabilities, log-sum-exps and entropies. Beside its outputs it holds statistics of up to 256 rows, 12 bytes for
+/// Log-probabilities, log-sum-exps and entropies. Beside its outputs it holds statistics of up to 512 rows, 12 bytes for
 /// each and every chunk, and 128 KiB of logits per thread (512 KiB on tiles).
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "lm_head::forward";
@@ -99,7 +99,8 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
             let partials = Disjoint::new(partials);
             let beta = Beta::All(inv_temperature);
             let picked = Some((targets, &logps));
-            let chunks = cpu::Chunks { head: &head, rows: block.clone(), beta, partials: &partials, picked };
+            let chunks =
+                cpu::Chunks { head: &head, rows: block.clone(), beta, partials: &partials, picked, logits: None };
             ctx.run(chunks.tasks(), &chunks);
             let combine = cpu::Combine {
                 head: &head,
@@ -115,7 +116,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Gradients of hidden rows and weight. Beside its outputs it holds gradients of at most 256 rows × 4096 logits (4 MiB)
+/// Gradients of hidden rows and weight. Beside its outputs it holds gradients of at most 512 rows × 4096 logits (8 MiB)
 /// and 128 KiB of logits per thread (512 KiB on tiles).
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "lm_head::backward";

@@ -12,6 +12,9 @@ use std::ops::Range;
 
 /// Rows whose logits are held at once when they are truncated or penalised.
 const TRUNCATED_ROWS: usize = 16;
+/// Rows whose logits are not more than this many (16 MiB) keep them until a chunk is drawn from; otherwise that chunk's are
+/// computed again, to the same bits. (Few in tests, for both ways.)
+const KEPT_LOGITS: usize = if cfg!(test) { 1 << 12 } else { 1 << 22 };
 
 /// Where draws go; each `[R]`.
 pub(super) struct Outputs<'a> {
@@ -61,12 +64,15 @@ impl Draws<'_> {
     }
 
     fn plain(&self, ctx: &Context, rows: Range<usize>) {
-        self.head.with_partials(rows.len(), |partials| {
-            let partials = Disjoint::new(partials);
-            let beta = Beta::Each(&self.betas);
-            let chunks = Chunks { head: &self.head, rows: rows.clone(), beta, partials: &partials, picked: None };
+        let of_partials = rows.len() * self.head.chunks() * KEPT;
+        let of_logits = Some(rows.len() * self.head.vocab).filter(|&len| len <= KEPT_LOGITS);
+        with_workspace(of_partials + of_logits.unwrap_or(0), |workspace| {
+            let (partials, logits) = workspace.split_at_mut(of_partials);
+            let (partials, logits) = (Disjoint::new(partials), Disjoint::new(logits));
+            let (head, beta, logits) = (&self.head, Beta::Each(&self.betas), of_logits.map(|_| &logits));
+            let chunks = Chunks { head, rows: rows.clone(), beta, partials: &partials, picked: None, logits };
             ctx.run(chunks.tasks(), &chunks);
-            ctx.run(rows.len(), &Plain { draws: self, first: rows.start, partials: &partials });
+            ctx.run(rows.len(), &Plain { draws: self, rows, partials: &partials, logits });
         });
     }
 
@@ -108,15 +114,17 @@ pub(super) fn inverse_cdf(weights: impl Iterator<Item = f32> + Clone, u: f64) ->
 /// Draws from chunk statistics and one chunk's logits.
 struct Plain<'a> {
     draws: &'a Draws<'a>,
-    first: usize,
+    rows: Range<usize>,
     partials: &'a Disjoint<'a, f32>,
+    /// What [`Chunks`] kept.
+    logits: Option<&'a Disjoint<'a, f32>>,
 }
 
 impl Tasks for Plain<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let head = &self.draws.head;
-        let row = self.first + index;
+        let row = self.rows.start + index;
         let (params, beta) = (&self.draws.rows[row], self.draws.betas[row]);
         let kept = head.chunks() * KEPT;
         // SAFETY: each row is one task's.
@@ -133,9 +141,19 @@ impl Tasks for Plain<'_> {
             }
             inverse_cdf(partials.chunks_exact(KEPT).map(|chunk| chunk[2]), uniform(params))
         };
-        let ids = head.logits::<V>(row..row + 1, chunk, z, scratch);
-        let z = &mut z[..ids.len()];
-        let [max, ..] = statistics::<V>(z, beta);
+        let (ids, max) = (head.ids(chunk), partials[chunk * KEPT]);
+        let z = match self.logits {
+            Some(logits) => {
+                let at = ids.start * self.rows.len() + index * ids.len();
+                // SAFETY: each row is one task's.
+                &*unsafe { logits.slice(at..at + ids.len()) }
+            }
+            None => {
+                head.logits::<V>(row..row + 1, chunk, z, scratch);
+                statistics::<V>(&mut z[..ids.len()], beta);
+                &z[..ids.len()]
+            }
+        };
         let at = if greedy {
             z.iter().position(|&z| z == max).unwrap_or(0)
         } else {
