@@ -24,16 +24,16 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
             let (gate, up) = self.gate_up[t * 2 * f..(t + 1) * 2 * f].split_at(f);
             // SAFETY: row t is this task's alone.
             let y = unsafe { self.y.slice(t * f..(t + 1) * f) };
+            let mut kept = self.kept.as_ref().map(|kept| {
+                // SAFETY: row t is this task's alone.
+                unsafe { kept.slice(t * 2 * f..(t + 1) * 2 * f) }.split_at_mut(f)
+            });
             for at in (0..f).step_by(LANES) {
                 let (g, u): (V, V) = (E::rounded(load(gate, at)), E::rounded(load(up, at)));
                 store(g.mul(sigmoid(g)).mul(u), y, at);
-            }
-            if let Some(kept) = &self.kept {
-                // SAFETY: row t is this task's alone.
-                let (kept_gate, kept_up) = unsafe { kept.slice(t * 2 * f..(t + 1) * 2 * f) }.split_at_mut(f);
-                for at in (0..f).step_by(LANES) {
-                    store(load::<V>(gate, at), kept_gate, at);
-                    store(load::<V>(up, at), kept_up, at);
+                if let Some((gate, up)) = &mut kept {
+                    store(g, gate, at);
+                    store(u, up, at);
                 }
             }
         }
