@@ -7,11 +7,26 @@ For each of some families (the directories that model_fixtures.py makes) a direc
     adapter_config.json, adapter_model.safetensors    as PEFT's save_pretrained writes them, f32
     expected.safetensors    ids, logits [T, V], loss (mean negative log-likelihood of ids[1:]), "grad.NAME" of each tensor of
                             the adapter under its name in the file, in f64
+and of a model of scores, whose head is in the adapter's file, `FAMILY/score/lora`: ids, logits [T, 1] (the scores), weights [T]
+and, of the sum of weights · scores, the gradient of each tensor.
+
+The other way round, adapters that Lockstep wrote are loaded through PEFT. In each directory `MODEL/ours` with an `adapter` in it there
+is then
+    expected.safetensors    ids, logits [T, V] of PEFT in f64, or the scores [T, 1] of a model of scores, whose head PEFT reads from the adapter
+The adapters are written, in the folder of the fixtures, by
+
+    cargo run -p lockstep-model --example adapter -- qwen2 qwen2/ours 2 q_proj v_proj down_proj
+    cargo run -p lockstep-model --example adapter -- qwen3 qwen3/ours 3 all-linear
+    cargo run -p lockstep-model --example adapter -- llama3/score llama3/score/ours 2 k_proj o_proj gate_proj
+
+(the logits.json that these leave is of no use here); `ours` in the place of the folder's name makes these files alone:
+
+    python conformance/lora_fixtures.py ours crates/model/tests/fixtures
+
+For any other model, PEFT's f64 logits are compared with the ones in LOGITS.json ({"ids": [...], "logits": [...]}), which the
+example computed, by
 
     python conformance/lora_fixtures.py check MODEL ADAPTER LOGITS.json
-
-The other way round: loads an adapter that Lockstep wrote, through PEFT, and compares PEFT's f64 logits with the ones in
-LOGITS.json ({"ids": [...], "logits": [...]}), which Lockstep computed. `crates/model/examples/adapter.rs` writes both.
 """
 
 import json
@@ -49,7 +64,19 @@ def exact(model):
 
 
 def base(folder):
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    scores = "SequenceClassification" in (Path(folder) / "config.json").read_text()
+    auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
+    return auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def save(model, out, name):
+    model.save_pretrained(out)
+    (out / "README.md").unlink(missing_ok=True)
+    written = json.loads((out / "adapter_config.json").read_text())
+    written["base_model_name_or_path"] = name
+    if isinstance(written["target_modules"], list):
+        written["target_modules"].sort()
+    (out / "adapter_config.json").write_text(json.dumps(written, indent=2) + "\n")
 
 
 def make(fixtures):
@@ -61,13 +88,7 @@ def make(fixtures):
                 # B too: an adapter that is new would change nothing.
                 parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
         out = fixtures / name / "lora"
-        model.save_pretrained(out)
-        (out / "README.md").unlink(missing_ok=True)
-        written = json.loads((out / "adapter_config.json").read_text())
-        written["base_model_name_or_path"] = name
-        if isinstance(written["target_modules"], list):
-            written["target_modules"].sort()
-        (out / "adapter_config.json").write_text(json.dumps(written, indent=2) + "\n")
+        save(model, out, name)
 
         model = exact(model)
         ids = torch.randint(0, model.config.vocab_size, (1, 70), generator=generator)
@@ -86,13 +107,59 @@ def make(fixtures):
         print(f"{name}: loss {loss:.6f}, logits moved by {changed:.2f}, {len(expected) - 3} tensors, peft {peft.__version__}")
 
 
+def logits_of(model, ids):
+    """Of every position, for a model of scores too: what its forward does before it picks one."""
+    if not hasattr(model.get_base_model(), "score"):
+        return model(input_ids=ids, use_cache=False).logits[0]
+    inner = model.get_base_model()
+    return inner.score(inner.model(input_ids=ids, use_cache=False).last_hidden_state)[0]
+
+
+def make_scores(fixtures, name):
+    generator = torch.Generator().manual_seed(300)
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=3, lora_alpha=4, target_modules=["q_proj", "o_proj", "up_proj"])
+    model = peft.get_peft_model(base(fixtures / name), config)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
+    out = fixtures / name / "lora"
+    save(model, out, name)
+    model = exact(model)
+    ids = torch.randint(0, model.config.vocab_size, (1, 70), generator=generator)
+    weights = torch.randn(70, generator=generator, dtype=torch.float64)
+    scores = logits_of(model, ids)
+    (scores[:, 0] * weights).sum().backward()
+    expected = dict(ids=ids[0], logits=scores.detach(), weights=weights)
+    for parameter, p in model.named_parameters():
+        assert p.requires_grad == ("lora_" in parameter or "score.modules_to_save" in parameter)
+        if p.requires_grad:
+            expected["grad." + parameter.replace(".modules_to_save.default", "").replace(".default", "")] = p.grad
+    save_file(expected, out / "expected.safetensors")
+    print(f"{name}: {len(expected) - 3} tensors, peft {peft.__version__}")
+
+
+def ours(fixtures):
+    for adapter in sorted(fixtures.glob("**/ours/adapter")):
+        out, folder = adapter.parent, adapter.parent.parent
+        generator = torch.Generator().manual_seed(200)
+        model = exact(peft.PeftModel.from_pretrained(base(folder), adapter))
+        ids = torch.randint(0, model.config.vocab_size, (1, 70), generator=generator)
+        with torch.no_grad():
+            logits = logits_of(model, ids)
+            with model.disable_adapter():
+                changed = (logits_of(model, ids) - logits).std()
+        assert logits.dtype == torch.float64
+        save_file(dict(ids=ids[0], logits=logits), out / "expected.safetensors")
+        print(f"{folder.relative_to(fixtures)}: our adapter in peft {peft.__version__}, logits moved by {changed:.2f}")
+
+
 def check(model, adapter, expected):
     expected = json.loads(Path(expected).read_text())
     model = exact(peft.PeftModel.from_pretrained(base(model), adapter))
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor([expected["ids"]]), use_cache=False).logits[0].flatten()
+        logits = logits_of(model, torch.tensor([expected["ids"]])).flatten()
         with model.disable_adapter():
-            off = model(input_ids=torch.tensor([expected["ids"]]), use_cache=False).logits[0].flatten()
+            off = logits_of(model, torch.tensor([expected["ids"]])).flatten()
     ours = torch.tensor(expected["logits"], dtype=torch.float64)
     error = ((ours - logits).norm() / logits.norm()).item()
     moved = ((off - logits).norm() / logits.norm()).item()
@@ -103,5 +170,9 @@ def check(model, adapter, expected):
 if __name__ == "__main__":
     if sys.argv[1] == "check":
         check(*sys.argv[2:])
+    elif sys.argv[1] == "ours":
+        ours(Path(sys.argv[2]))
     else:
         make(Path(sys.argv[1]))
+        make_scores(Path(sys.argv[1]), "qwen3/score")
+        ours(Path(sys.argv[1]))

@@ -1,8 +1,11 @@
-//! Writes adapters for `conformance/lora_fixtures.py check`: a PEFT directory, and the logits that it gives here.
+//! Writes adapters for `conformance/lora_fixtures.py`: a PEFT directory, and the logits that it gives here.
 //!
 //! ```text
-//! adapter MODEL OUT RANK MODULE…     a random adapter of these modules (or all-linear) in OUT/adapter, logits in OUT/logits.json
+//! adapter MODEL OUT RANK MODULE…     an adapter of these modules (or all-linear) in OUT/adapter, logits in OUT/logits.json
 //! ```
+//!
+//! `check` compares these logits with PEFT's, for any model. The directory `FAMILY/ours` of a fixture is written so, too (see
+//! the test `an_adapter_of_ours_gives_the_same_logits_in_peft`, which has the same numbers for B).
 
 use kernels::{Context, DType, Isa, Tensor, ops};
 use model::io::{TensorSink, TensorSource, save_adapter};
@@ -26,11 +29,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let lora = LoraConfig { r: rank.parse()?, target_modules, ..LoraConfig::default() };
     weights.add_adapter(ctx.memory(), &lora, 7)?;
-    // B too: a new adapter changes nothing.
-    let names = Named { params: &weights.params }.tensors().into_iter().filter(|s| s.name.contains("lora_B"));
+    // B too: a new adapter changes nothing. And a head of scores, which PEFT keeps beside it.
+    let drawn = |name: &str| name.contains("lora_B") || name == "score.weight";
+    let names = Named { params: &weights.params }.tensors().into_iter().filter(|s| drawn(&s.name));
     for (i, spec) in names.enumerate() {
-        let data: Vec<f32> = kernels::check::normal(i as u64, spec.shape.iter().product());
-        NamedMut { params: &mut weights.params }.put(&spec.name, &data.iter().map(|x| 0.1 * x).collect::<Vec<_>>())?;
+        // Exact on every machine.
+        let at = |k: usize| ((37 * k + 11 * i) % 101) as f32 / 128.0 - 0.390625;
+        let data: Vec<f32> = (0..spec.shape.iter().product()).map(at).collect();
+        NamedMut { params: &mut weights.params }.put(&spec.name, &data)?;
     }
     save_adapter(&out.join("adapter"), &weights, &dir.display().to_string())?;
 
@@ -39,7 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut tape = Tape::forward_only(ctx.memory(), &config, batch.capacity());
     let tensors = BatchTensors::new(ctx.memory(), &batch);
     net::forward(&ctx, &weights, &Rope::new(ctx.memory(), &config, TOKENS), &tensors, &mut tape)?;
-    let mut logits = Tensor::zeros(ctx.memory(), &[TOKENS, config.vocab_size], DType::F32);
+    let mut logits = Tensor::zeros(ctx.memory(), &[TOKENS, weights.head().rows()], DType::F32);
     let (x, w, y) = (tape.hidden(), weights.head(), logits.view_mut());
     ops::linear::forward(&ctx, ops::linear::Forward { x, w, bias: None, y, accumulate: false })?;
     std::fs::write(

@@ -15,7 +15,7 @@ mod save;
 #[cfg(test)]
 mod tests;
 
-pub use peft::{ADAPTER_CONFIG, load_adapter, load_adapter_config, read_adapter, save_adapter};
+pub use peft::{ADAPTER_CONFIG, AdapterConfig, load_adapter, load_adapter_config, read_adapter, save_adapter};
 pub use read::{load_tensors, load_weights};
 pub use save::{SaveOptions, copy_tokenizer, save_model, save_tensors, write_atomically};
 

@@ -5,7 +5,7 @@
 use super::save::write_json;
 use super::{load_tensors, save_tensors};
 use crate::weights::{AdapterFiles, AdapterFilesMut, LINEAR_MODULES, LoraConfig, TargetModules, Weights};
-use crate::{Error, FileDType, Result};
+use crate::{Error, FileDType, Head, Result};
 use kernels::Memory;
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -17,7 +17,6 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 /// Fields that say nothing about what is computed, or only about what another field would have to switch on.
 const ABOUT: &[&str] = &[
     "auto_mapping",
-    "base_model_name_or_path",
     "ensure_weight_tying",
     "inference_mode",
     "init_lora_weights",
@@ -26,15 +25,38 @@ const ABOUT: &[&str] = &[
     "qalora_group_size",
     "revision",
     "runtime_config",
-    "task_type",
 ];
 /// Fields that are read.
-const READ: &[&str] = &["peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora"];
+const READ: &[&str] = &[
+    "base_model_name_or_path",
+    "lora_alpha",
+    "lora_dropout",
+    "modules_to_save",
+    "peft_type",
+    "r",
+    "target_modules",
+    "task_type",
+    "use_rslora",
+];
 /// Fields whose values that ask for nothing are not null, false or empty.
 const NEUTRAL: &[(&str, &str)] = &[("bias", "none")];
 
+/// What PEFT calls the head of a model of scores; it names both in the files of either.
+const SCORE_HEADS: [&str; 2] = ["classifier", "score"];
+
+/// What an `adapter_config.json` says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterConfig {
+    /// The adapter.
+    pub lora: LoraConfig,
+    /// The model that it is for: a path or a Hub id.
+    pub base: Option<String>,
+    /// It has a head of scores beside it (a reward model's).
+    pub scores: bool,
+}
+
 /// The `adapter_config.json` of `dir`.
-pub fn load_adapter_config(dir: &Path) -> Result<LoraConfig> {
+pub fn load_adapter_config(dir: &Path) -> Result<AdapterConfig> {
     let path = dir.join(ADAPTER_CONFIG);
     let text = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
     let json: Value = serde_json::from_slice(&text).map_err(|e| Error::file(&path, format!("not JSON: {e}")))?;
@@ -42,7 +64,7 @@ pub fn load_adapter_config(dir: &Path) -> Result<LoraConfig> {
     parse(json).map_err(|message| Error::file(&path, message))
 }
 
-fn parse(json: &Map<String, Value>) -> std::result::Result<LoraConfig, String> {
+fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String> {
     match json.get("peft_type").and_then(Value::as_str) {
         Some("LORA") => {}
         _ => {
@@ -88,7 +110,19 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<LoraConfig, String> {
         }
         value => return Err(wrong("target_modules", "a list of names, or a regular expression", value)),
     };
-    Ok(LoraConfig {
+    let saved = match json.get("modules_to_save") {
+        None | Some(Value::Null) => Vec::new(),
+        Some(value) => value.as_array().ok_or_else(|| wrong("modules_to_save", "a list of names", value))?.clone(),
+    };
+    if let Some(other) = saved.iter().find(|m| !m.as_str().is_some_and(|m| SCORE_HEADS.contains(&m))) {
+        return Err(format!(
+            "`modules_to_save` has {other}; beside an adapter only the head of scores of a reward model is trained"
+        ));
+    }
+    let text = |key: &str| json.get(key).and_then(Value::as_str);
+    let base = text("base_model_name_or_path").filter(|name| !name.is_empty()).map(str::to_owned);
+    let scores = !saved.is_empty() || text("task_type") == Some("SEQ_CLS");
+    let lora = LoraConfig {
         r: r.as_u64().filter(|&r| r > 0).ok_or_else(|| wrong("r", "a positive integer", r))? as usize,
         alpha: alpha.as_f64().ok_or_else(|| wrong("lora_alpha", "a number", alpha))?,
         dropout: match json.get("lora_dropout") {
@@ -97,13 +131,25 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<LoraConfig, String> {
         },
         use_rslora: json.get("use_rslora").and_then(Value::as_bool).unwrap_or(false),
         target_modules,
-    })
+    };
+    Ok(AdapterConfig { lora, base, scores })
 }
 
 /// Puts the adapter of the PEFT directory `dir` on `weights`, replacing one that they have.
 pub fn load_adapter(memory: &Memory, dir: &Path, weights: &mut Weights) -> Result<()> {
-    let lora = load_adapter_config(dir)?;
-    weights.add_zero_adapter(memory, &lora).map_err(|e| Error::file(dir.join(ADAPTER_CONFIG), e.to_string()))?;
+    let AdapterConfig { lora, scores, .. } = load_adapter_config(dir)?;
+    // PEFT's name of the key, which is ours but for what stands before it.
+    let bad = |message: String| Error::file(dir.join(ADAPTER_CONFIG), message.replace("lora_target", "target"));
+    match (scores, weights.config.head) {
+        (true, Head::Lm) => {
+            return Err(bad("is of a reward model (SEQ_CLS), and the model is a language model".into()));
+        }
+        (false, Head::Score(_)) => {
+            return Err(bad("is of a language model: it has no head of scores, which a reward model needs".into()));
+        }
+        _ => {}
+    }
+    weights.add_zero_adapter(memory, &lora).map_err(|e| bad(e.to_string()))?;
     read_adapter(dir, weights)
 }
 
@@ -115,7 +161,7 @@ pub fn read_adapter(dir: &Path, weights: &mut Weights) -> Result<()> {
     load_tensors(&dir.join(WEIGHTS), &mut AdapterFilesMut(&mut weights.params))
 }
 
-/// Writes the adapter of `weights` as a directory that PEFT, and this crate, load; `base` is the name of the model that it is
+/// Writes the adapter of `weights`, and a head of scores, as a directory that PEFT, and this crate, load; `base` is the name of the model that it is
 /// for. An error if there is no adapter.
 pub fn save_adapter(dir: &Path, weights: &Weights, base: &str) -> Result<()> {
     let Some(lora) = weights.lora() else { return Err(Error::Value("the model has no adapter to save".into())) };
@@ -125,9 +171,13 @@ pub fn save_adapter(dir: &Path, weights: &Weights, base: &str) -> Result<()> {
         TargetModules::Names(names) => json!(names),
         TargetModules::Regex(pattern) => json!(pattern),
     };
+    let (task_type, modules_to_save) = match weights.config.head {
+        Head::Lm => ("CAUSAL_LM", Value::Null),
+        Head::Score(_) => ("SEQ_CLS", json!(["score"])),
+    };
     let config = json!({
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": task_type,
         "base_model_name_or_path": base,
         "inference_mode": true,
         "r": lora.r,
@@ -138,7 +188,7 @@ pub fn save_adapter(dir: &Path, weights: &Weights, base: &str) -> Result<()> {
         "bias": "none",
         "fan_in_fan_out": false,
         "init_lora_weights": true,
-        "modules_to_save": null,
+        "modules_to_save": modules_to_save,
         "rank_pattern": {},
         "alpha_pattern": {},
     });

@@ -1,6 +1,7 @@
 //! Parameters under the names that Hugging Face and PEFT files give them.
 
-use super::spec::{Role, specs};
+use super::lora::PREFIX;
+use super::spec::{HEAD, Role, SCORES, specs};
 use super::{Params, Weights};
 use crate::io::{TensorSink, TensorSource, TensorSpec, load_weights};
 use crate::{Error, ModelConfig, Result};
@@ -84,27 +85,53 @@ impl TensorSink for Weights {
     }
 }
 
-/// The adapters of weights, to read.
+/// The adapters of weights, to read; with them a head of scores, which is trained beside them (PEFT's `modules_to_save`).
 pub(crate) struct AdapterFiles<'a>(pub &'a Params);
 
-/// The adapters of weights, to write.
+/// The same, to write.
 pub(crate) struct AdapterFilesMut<'a>(pub &'a mut Params);
+
+/// The head of scores, if there is one, as PEFT's files call it, then the adapters.
+fn of_adapter(params: &Params) -> Vec<TensorSpec> {
+    let mut specs = listed(params, Some(Role::Base));
+    specs.retain(|s| s.name == SCORES);
+    specs.iter_mut().for_each(|s| s.name.insert_str(0, PREFIX));
+    specs.extend(listed(params, Some(Role::Adapter)));
+    specs
+}
+
+/// What this crate calls a tensor of PEFT's files.
+fn own_name(name: &str) -> &str {
+    name.strip_prefix(PREFIX).filter(|n| *n == SCORES).unwrap_or(name)
+}
 
 impl TensorSource for AdapterFiles<'_> {
     fn tensors(&self) -> Vec<TensorSpec> {
-        listed(self.0, Some(Role::Adapter))
+        of_adapter(self.0)
     }
     fn get(&self, name: &str) -> Result<Vec<f32>> {
-        get(self.0, name)
+        get(self.0, own_name(name))
     }
 }
 
 impl TensorSink for AdapterFilesMut<'_> {
     fn tensors(&self) -> Vec<TensorSpec> {
-        listed(self.0, Some(Role::Adapter))
+        of_adapter(self.0)
     }
     fn put(&mut self, name: &str, data: &[f32]) -> Result<()> {
-        put(self.0, name, data)
+        put(self.0, own_name(name), data)
+    }
+}
+
+/// A language model's files, of which the head is left out.
+struct Trunk<'a>(&'a mut Weights, Vec<TensorSpec>);
+
+impl TensorSink for Trunk<'_> {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        self.1.clone()
+    }
+    fn put(&mut self, name: &str, data: &[f32]) -> Result<()> {
+        if name == HEAD { Ok(()) } else { put(&mut self.0.params, name, data) }
     }
 }
 
@@ -113,6 +140,13 @@ impl Weights {
     pub fn load(memory: &Memory, dir: &Path, config: &Arc<ModelConfig>) -> Result<Weights> {
         let mut weights = Weights::zeros(memory, config);
         load_weights(dir, config, &mut weights)?;
+        Ok(weights)
+    }
+    /// The trunk of the language model in a Hugging Face directory whose `config.json` is `config`, under a head of one score
+    /// that begins at 0. Version 0.
+    pub fn load_scorer(memory: &Memory, dir: &Path, config: &ModelConfig) -> Result<Weights> {
+        let mut weights = Weights::zeros(memory, &Arc::new(config.with_score_head(1)));
+        load_weights(dir, config, &mut Trunk(&mut weights, tensor_specs(config)))?;
         Ok(weights)
     }
     /// The trunk of `other` under a head of one score that begins at 0. Version 0.

@@ -7,7 +7,7 @@ use crate::{Error, ModelConfig, Result};
 pub const LINEAR_MODULES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
 /// What PEFT puts before the name of a module of the model in its files.
-const PREFIX: &str = "base_model.model.";
+pub(super) const PREFIX: &str = "base_model.model.";
 
 /// Which modules are adapted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,8 @@ impl Default for LoraConfig {
 
 /// The regular expression of a whole name.
 fn whole(pattern: &str) -> Result<regex::Regex> {
-    let bad = |e: regex::Error| Error::Value(format!("target_modules: `{pattern}` is no regular expression: {e}"));
+    let bad =
+        |e: regex::Error| Error::Value(format!("`lora_target_modules`: `{pattern}` is no regular expression: {e}"));
     regex::Regex::new(&format!("^(?:{pattern})$")).map_err(bad)
 }
 
@@ -79,10 +80,12 @@ impl LoraConfig {
             TargetModules::AllLinear => Ok(()),
             TargetModules::Names(list) => match list.iter().find(|n| !modules.iter().any(|m| names(n, m))) {
                 Some(name) => bad(format!(
-                    "target_modules: no linear layer of the model is called `{name}`; there are {known} (the head and the \
+                    "`lora_target_modules`: no linear layer of the model is called `{name}`; there are {known} (the head and the \
                      embedding cannot be adapted)"
                 )),
-                None if list.is_empty() => bad(format!("target_modules is empty; name some of {known}, or all-linear")),
+                None if list.is_empty() => {
+                    bad(format!("`lora_target_modules` is empty; name some of {known}, or all-linear"))
+                }
                 None => Ok(()),
             },
             TargetModules::Regex(pattern) => {
@@ -90,7 +93,7 @@ impl LoraConfig {
                 match modules.iter().any(|m| regex.is_match(m)) {
                     true => Ok(()),
                     false => bad(format!(
-                        "target_modules: `{pattern}` matches no linear layer of the model; their names are like {}",
+                        "`lora_target_modules`: `{pattern}` matches no linear layer of the model; their names are like {}",
                         modules.first().map_or("", |m| m)
                     )),
                 }

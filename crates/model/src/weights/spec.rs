@@ -3,6 +3,11 @@
 use crate::{Head, ModelConfig};
 use std::ops::Range;
 
+/// The head of a language model in files.
+pub(super) const HEAD: &str = "lm_head.weight";
+/// The head of scores in files.
+pub(super) const SCORES: &str = "score.weight";
+
 /// A tensor of a Hugging Face file, as rows of a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
@@ -82,7 +87,7 @@ pub(super) fn specs(c: &ModelConfig) -> Vec<ParamSpec> {
     }
     specs.push(ParamSpec::vector(&[("model.norm.weight".into(), h)]));
     if let Some(rows) = c.head_rows() {
-        let name = if c.head == Head::Lm { "lm_head.weight" } else { "score.weight" };
+        let name = if c.head == Head::Lm { HEAD } else { SCORES };
         specs.push(ParamSpec::matrix(h, &[(name.into(), rows)]));
     }
     specs

@@ -6,6 +6,7 @@ use super::gradients::{batch, groups};
 use super::*;
 use kernels::Memory;
 use kernels::check::{normal, relative_error};
+use model::io::TensorSpec;
 use model::weights::{Named, NamedMut, Role};
 use model::{LoraConfig, TargetModules};
 
@@ -246,11 +247,139 @@ fn an_adapter_that_is_saved_is_the_one_that_is_loaded() {
         assert_eq!(again.lora().unwrap().dropout, 0.05);
         assert_eq!(logits(&ctx, &again, &ids), logits(&ctx, &weights, &ids), "{family}");
         model::io::save_adapter(dir.path(), &again, family).unwrap();
-        assert_eq!(model::io::load_adapter_config(dir.path()).unwrap().dropout, 0.05);
+        assert_eq!(model::io::load_adapter_config(dir.path()).unwrap().lora.dropout, 0.05);
         for (p, word) in [("1.0", "below 1"), ("\"a\"", "a number")] {
             std::fs::write(&config, told.replace("\"lora_dropout\": 0.0", &format!("\"lora_dropout\": {p}"))).unwrap();
             let error = model::io::load_adapter(ctx.memory(), dir.path(), &mut again).unwrap_err().to_string();
             assert!(error.contains("lora_dropout") && error.contains(word), "{error}");
+        }
+    }
+}
+
+/// Adapters that Lockstep wrote (`examples/adapter.rs`), in `MODEL/ours`: the rank, and the modules. The last one has a head of
+/// scores beside it.
+const OURS: [(&str, usize, &[&str]); 3] = [
+    ("qwen2", 2, &["q_proj", "v_proj", "down_proj"]),
+    ("qwen3", 3, &["all-linear"]),
+    ("llama3/score", 2, &["k_proj", "o_proj", "gate_proj"]),
+];
+
+/// The family's weights with the adapter that the example draws.
+fn drawn(ctx: &Context, family: &str, r: usize, modules: &[&str]) -> Weights {
+    let target_modules = match modules {
+        ["all-linear"] => TargetModules::AllLinear,
+        names => TargetModules::Names(names.iter().map(|n| (*n).to_owned()).collect()),
+    };
+    let mut weights = load(ctx, family);
+    weights.add_adapter(ctx.memory(), &LoraConfig { r, target_modules, ..LoraConfig::default() }, 7).unwrap();
+    let mut named = NamedMut { params: &mut weights.params };
+    for (i, spec) in
+        named.tensors().into_iter().filter(|s| s.name.contains("lora_B") || s.name == "score.weight").enumerate()
+    {
+        let at = |k: usize| ((37 * k + 11 * i) % 101) as f32 / 128.0 - 0.390625;
+        named.put(&spec.name, &(0..spec.shape.iter().product()).map(at).collect::<Vec<_>>()).unwrap();
+    }
+    weights
+}
+
+#[test]
+fn an_adapter_of_ours_gives_the_same_logits_in_peft() {
+    let ctx = context(1);
+    for (family, r, modules) in OURS {
+        let (weights, theirs) = (drawn(&ctx, family, r, modules), folder(family).join("ours"));
+        // What PEFT loaded is what is still written.
+        let dir = tempfile::tempdir().unwrap();
+        model::io::save_adapter(dir.path(), &weights, family).unwrap();
+        for file in ["adapter_config.json", "adapter_model.safetensors"] {
+            let [now, then] = [dir.path(), &theirs.join("adapter")].map(|d| std::fs::read(d.join(file)).unwrap());
+            assert!(now == then, "{family}: {file} is not what PEFT loaded");
+        }
+        let expected = Expected::read(&theirs.join("expected.safetensors"));
+        let peft = expected.f64("logits");
+        for isa in Isa::present() {
+            let error = relative_error(&logits(&Context::cpu(isa, 2), &weights, &expected.ids()), &peft);
+            println!("{family} {isa:?}: logits of PEFT with our adapter {error:.1e}");
+            assert!(error <= LOGITS, "{family} {isa:?}: {error:e}");
+        }
+        let without = relative_error(&logits(&ctx, &load(&ctx, family), &expected.ids()), &peft);
+        assert!(without > 1e-2, "{family}: the adapter hardly matters: {without:e}");
+    }
+}
+
+/// The gradients of Σ weightᵢ · scoreᵢ over the positions of a sequence.
+fn score_gradients(ctx: &Context, weights: &Weights, ids: &[u32], factors: &[f32]) -> Grads {
+    let (config, memory) = (&weights.config, ctx.memory());
+    // Scores stand at the rows that predict a token.
+    let rest = [&ids[1..], &[0]].concat();
+    let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&rest] }], true);
+    let mut tape = Tape::new(memory, config, batch.capacity(), false);
+    let (rope, tensors) = (Rope::new(memory, config, ids.len() + 1), BatchTensors::new(memory, &batch));
+    let mut grads = Grads::trained(memory, config, weights.lora());
+    net::forward(ctx, weights, &rope, &tensors, &mut tape).unwrap();
+    net::score_forward(ctx, weights, &tensors, &mut tape).unwrap();
+    let d_scores = Tensor::from_f32(memory, &[factors.len()], factors);
+    net::score_backward(ctx, weights, &tensors, d_scores.view(), &mut tape, &mut grads).unwrap();
+    net::backward(ctx, weights, &rope, &tensors, &mut tape, &mut grads).unwrap();
+    grads.finish(ctx).unwrap();
+    grads
+}
+
+#[test]
+fn a_head_of_scores_comes_with_its_adapter() {
+    let ctx = context(2);
+    let model = "qwen3/score";
+    let (mut weights, dir) = (load(&ctx, model), folder(model).join("lora"));
+    model::io::load_adapter(ctx.memory(), &dir, &mut weights).unwrap();
+    let expected = Expected::read(&dir.join("expected.safetensors"));
+    let scores = expected.f64("logits");
+    let error = relative_error(&logits(&ctx, &weights, &expected.ids()), &scores);
+    assert!(error <= LOGITS, "{error:e}");
+    // It is saved with it, trained with it, and stays when the adapter is merged.
+    let out = tempfile::tempdir().unwrap();
+    model::io::save_adapter(out.path(), &weights, model).unwrap();
+    let mut again = load(&ctx, model);
+    model::io::load_adapter(ctx.memory(), out.path(), &mut again).unwrap();
+    assert_eq!(logits(&ctx, &again, &expected.ids()), logits(&ctx, &weights, &expected.ids()));
+    let factors: Vec<f32> = expected.f64("weights").into_iter().map(|w| w as f32).collect();
+    let grads = score_gradients(&ctx, &weights, &expected.ids(), &factors);
+    let trained = Named { params: &grads.params };
+    let names: Vec<String> = trained.tensors().into_iter().map(|s| s.name).collect();
+    assert!(names.len() == 1 + 2 * 2 * 3 && names[0] == "score.weight", "{names:?}");
+    assert_eq!(names.len(), expected.names().iter().filter(|n| n.starts_with("grad.")).count());
+    for name in names {
+        let theirs = if name == "score.weight" { format!("base_model.model.{name}") } else { name.clone() };
+        let error = relative_error(&trained.get(&name).unwrap(), &expected.f64(&format!("grad.{theirs}")));
+        assert!(error <= GRADIENT, "{name}: {error:e}");
+    }
+    weights.merge_adapter();
+    assert!(relative_error(&logits(&ctx, &weights, &expected.ids()), &scores) < 1e-5);
+    let mut other = load(&ctx, model);
+    other.put("score.weight", &weights.get("score.weight").unwrap()).unwrap();
+    assert!(relative_error(&logits(&ctx, &other, &expected.ids()), &scores) > 1e-2, "the adapter hardly matters");
+
+    let refused = |family: &str, adapter: &str, word: &str| {
+        let (mut weights, dir) = (load(&ctx, family), folder(adapter));
+        let error = model::io::load_adapter(ctx.memory(), &dir, &mut weights).unwrap_err().to_string();
+        assert!(error.contains(word) && error.contains("adapter_config.json"), "{error}");
+    };
+    refused("qwen3", "qwen3/score/lora", "of a reward model");
+    refused("qwen3/score", "qwen3/lora", "no head of scores");
+    let told = std::fs::read_to_string(out.path().join("adapter_config.json")).unwrap();
+    std::fs::write(out.path().join("adapter_config.json"), told.replace("\"score\"", "\"lm_head\"")).unwrap();
+    let error = model::io::load_adapter_config(out.path()).unwrap_err().to_string();
+    assert!(error.contains("`modules_to_save` has \"lm_head\""), "{error}");
+}
+
+#[test]
+fn the_trunk_of_a_language_model_is_read_under_a_head_of_scores() {
+    let ctx = context(1);
+    for family in FAMILIES {
+        let language = load(&ctx, family);
+        let read = Weights::load_scorer(ctx.memory(), &folder(family), &language.config).unwrap();
+        let made = Weights::scorer(ctx.memory(), &language);
+        assert_eq!(read.config.raw, made.config.raw, "{family}");
+        for TensorSpec { name, .. } in TensorSource::tensors(&made) {
+            assert!(read.get(&name).unwrap() == made.get(&name).unwrap(), "{family}: {name}");
         }
     }
 }

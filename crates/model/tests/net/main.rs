@@ -91,14 +91,14 @@ fn gradients_with(
     Outcome { logps, entropies, hidden, grads }
 }
 
-/// Logits `[T, V]` of a sequence.
+/// Logits `[T, V]` of a sequence, or scores `[T, n]`.
 fn logits(ctx: &Context, weights: &Weights, ids: &[u32]) -> Vec<f32> {
     let (config, memory) = (&weights.config, ctx.memory());
     let batch = Batch::new(&[GroupSegment { prefix: ids, branches: &[] }], true);
     let mut tape = Tape::forward_only(memory, config, batch.capacity());
     let tensors = BatchTensors::new(memory, &batch);
     net::forward(ctx, weights, &Rope::new(memory, config, ids.len()), &tensors, &mut tape).unwrap();
-    let mut logits = Tensor::zeros(memory, &[ids.len(), config.vocab_size], DType::F32);
+    let mut logits = Tensor::zeros(memory, &[ids.len(), weights.head().rows()], DType::F32);
     let (x, w, y) = (tape.hidden(), weights.head(), logits.view_mut());
     ops::linear::forward(ctx, ops::linear::Forward { x, w, bias: None, y, accumulate: false }).unwrap();
     logits.to_vec_f32()
