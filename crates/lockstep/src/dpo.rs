@@ -1,20 +1,20 @@
 //! Direct preference optimization: a policy learns from pairs of answers, held to the model that it began as.
 //!
-//! The reference is the model of `model_name_or_path`. Its log-probabilities are computed once, before training, and again
-//! when a run is resumed: the same bits on the same machine, so that no second model stays in memory.
+//! The reference is the model of `model_name_or_path`; of an adapter that the run goes on with, the model below it. Its
+//! log-probabilities are computed once, before training, and again when a run is resumed: the same bits on the same machine, so that no second model stays in memory.
 
 use crate::config::{Config, Purpose, Resolved};
 use crate::course::{Beginning, Course, Ended, Own, Parts, book, sampler};
-use crate::data::locate::{HubKind, locate};
 use crate::data::{DatasetSpec, Pairs};
 use crate::error::BadInput;
 use crate::grpo::trainer_config;
 use crate::memory_plan::{self, MemoryPlan};
-use crate::policy::{Policy, Words, load_weights, trained_weights};
+use crate::policy::{Found, Policy, Words, load_weights, trained_weights};
 use crate::questions::{context, encoder};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
+use model::Head;
 use telemetry::Console;
 use train::loss::dpo::{Answer, pair};
 use train::{Means, Objective, PromptCompletion, Sample, Scorer, Trainer, TrainerConfig};
@@ -37,15 +37,15 @@ pub fn build(
     stop: StopRequest,
 ) -> anyhow::Result<Dpo> {
     let config = resolved.config.clone();
-    let dir = locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?;
-    let words = Words::load(&dir)?.computing_in(config.dtype);
+    let found = Found::of(&config, Head::Lm)?;
+    let words = Words::load(&found.dir)?.computing_in(config.dtype);
     let (mut samples, mut held_out, data_hash) = data(&config, &words, &console)?;
     planned(&config, &words, &samples, &held_out)?.check(memory_plan::available_bytes(), &config)?;
     let sampler = sampler(samples.len() / 2, config.completions_per_step(), &config)?;
     let chunks = sampler.chunks_per_epoch();
 
     let mut scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
-    let reference = load_weights(ctx, &dir, &words.config)?;
+    let reference = load_weights(ctx, &found.dir, &words.config)?;
     console
         .info(&format!("log-probabilities of the reference for {} pairs, once", (samples.len() + held_out.len()) / 2));
     for samples in [&mut samples, &mut held_out] {
@@ -54,11 +54,12 @@ pub fn build(
     }
     drop(reference);
 
-    let weights = trained_weights(ctx, &dir, beginning.checkpoint(), &config, &words.config)?;
+    let weights = trained_weights(ctx, &found, beginning.checkpoint(), &config, &words.config)?;
     let objective = Objective::Preference(config.dpo());
     let how = TrainerConfig { adapter: config.adapter(), temperature: 1.0, ..trainer_config(&config, objective) };
     let trainer = Trainer::new(ctx.memory(), &words.config, how)?;
-    let policy = Policy { dir, weights, tokenizer: words.tokenizer, chat: words.chat, eos_ids: words.eos_ids };
+    let policy =
+        Policy { dir: found.dir, weights, tokenizer: words.tokenizer, chat: words.chat, eos_ids: words.eos_ids };
     policy.describe(&console, ctx);
     let total_steps = match config.max_steps > 0 {
         true => config.max_steps as u64,

@@ -5,16 +5,15 @@
 
 use crate::bad_input;
 use crate::config::{Algorithm, Config};
-use crate::data::locate::{HubKind, locate};
 use crate::error::{BadInput, OrBadInput};
 use crate::grpo::{engine_config, trainer_config};
-use crate::policy::{Words, load_config};
+use crate::policy::{Found, Words, load_config};
 use crate::questions::context;
 use crate::replay::{Limits, Replay};
 use kernels::context::threads_from_env;
 use kernels::{Context, Device, Isa, Memory};
 use model::weights::tensor_specs;
-use model::{Capacity, LoraConfig, ModelConfig, Weights};
+use model::{Capacity, Head, LoraConfig, ModelConfig, Weights};
 use rollout::Engine;
 use std::sync::Arc;
 use telemetry::table::{Align, Table};
@@ -120,9 +119,12 @@ pub fn plan(config: &Config, words: &Words, known: Known) -> anyhow::Result<Memo
         add(&mut parts, &memory, "generation");
         drop(engine);
     }
-    for (name, shape) in reward_models(config)? {
+    for (name, shape, lora) in reward_models(config)? {
         let memory = Memory::new(Device::Meta);
-        let weights = Weights::zeros(&memory, &shape);
+        let mut weights = Weights::zeros(&memory, &shape);
+        if let Some(lora) = &lora {
+            weights.add_zero_adapter(&memory, lora).or_bad_input()?;
+        }
         // Its own words may cut the text into more tokens; a completion has one more for what ends the text.
         let longest = Longest { completion: longest.completion + 1, ..longest };
         let scorer = scorer(&memory, config, &shape, longest, group, config.generation_batch());
@@ -133,13 +135,19 @@ pub fn plan(config: &Config, words: &Words, known: Known) -> anyhow::Result<Memo
     finish(parts, config, model, longest)
 }
 
-/// The models among the rewards, by name.
-fn reward_models(config: &Config) -> anyhow::Result<Vec<(String, Arc<ModelConfig>)>> {
+/// The models among the rewards, by name; with an adapter, if it is one of that.
+fn reward_models(config: &Config) -> anyhow::Result<Vec<(String, Arc<ModelConfig>, Option<LoraConfig>)>> {
     let mut found = Vec::new();
     for spec in &config.reward_funcs {
         if let Some((name, model)) = spec.model().or_bad_input()? {
-            let shape = load_config(&locate(&model, HubKind::Model)?, kernels::DType::F32)?;
-            found.push((name, Arc::new(shape)));
+            let Found { dir, adapter } = Found::named(&model, Head::Score(1))?;
+            let shape = match load_config(&dir, kernels::DType::F32)? {
+                // Below an adapter, whose head it gets.
+                model if model.head == Head::Lm => model.with_score_head(1),
+                scorer => scorer,
+            };
+            let lora = adapter.map(|dir| model::io::load_adapter_config(&dir)).transpose().or_bad_input()?;
+            found.push((name, Arc::new(shape), lora.map(|told| told.lora)));
         }
     }
     Ok(found)
@@ -219,7 +227,7 @@ fn training(
     let memory = Memory::new(Device::Meta);
     let mut weights = Weights::zeros(&memory, model);
     // A value model is trained whole.
-    let adapter = if objective.is_of_scores() { None } else { config.adapter() };
+    let adapter = if matches!(objective, Objective::Value(_)) { None } else { config.adapter() };
     if let Some(lora) = &adapter {
         weights.add_zero_adapter(&memory, lora).or_bad_input()?;
     }

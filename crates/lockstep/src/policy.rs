@@ -1,13 +1,15 @@
 //! A model directory, loaded: weights, tokenizer, chat template, and the ids that end a completion.
 
+use crate::bad_input;
 use crate::config::Config;
 use crate::config::values::ComputeDType;
-use crate::error::{BadInput, OrBadInput};
+use crate::data::locate::{HubKind, locate};
+use crate::error::{BadInput, OrBadInput, paragraph};
 use kernels::Context;
 use model::chat::ChatTemplate;
 use model::io::{SaveOptions, TensorSource};
 use model::tokenizer::Tokenizer;
-use model::{Head, ModelConfig, Weights};
+use model::{Head, LoraConfig, ModelConfig, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use telemetry::Console;
@@ -44,6 +46,19 @@ impl Policy {
     pub fn load_with(ctx: &Context, dir: &Path, adapter: Option<&Path>, dtype: ComputeDType) -> anyhow::Result<Policy> {
         let mut policy = Policy::load(ctx, dir, dtype)?;
         adapter.map_or(Ok(()), |adapter| policy.adapt(ctx, adapter))?;
+        Ok(policy)
+    }
+
+    /// The model of `dir` with an adapter on it, of a language model or of a reward model, as the adapter says.
+    pub fn load_below(ctx: &Context, dir: &Path, adapter: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
+        if !model::io::load_adapter_config(adapter).or_bad_input()?.scores {
+            return Policy::load_with(ctx, dir, Some(adapter), dtype);
+        }
+        let words = Words::load_scorer(dir)?.computing_in(dtype);
+        let weights = load_scorer(ctx, dir, words.config.compute)?;
+        let Words { tokenizer, chat, eos_ids, .. } = words;
+        let mut policy = Policy { dir: dir.to_owned(), weights, tokenizer, chat, eos_ids };
+        policy.adapt(ctx, adapter)?;
         Ok(policy)
     }
 
@@ -190,27 +205,109 @@ pub fn load_weights(ctx: &Context, dir: &Path, config: &Arc<ModelConfig>) -> any
     Ok(weights)
 }
 
-/// The weights that a run trains: those of the model in `dir`, with the adapter that the configuration asks for; as they
-/// were at a checkpoint, if one is given.
+/// The weights that a run trains: those of the model, with the adapter that it goes on with, or that the configuration asks
+/// for; as they were at a checkpoint, if one is given.
 pub fn trained_weights(
     ctx: &Context,
-    dir: &Path,
+    found: &Found,
     checkpoint: Option<&Path>,
     config: &Config,
     model: &Arc<ModelConfig>,
 ) -> anyhow::Result<Weights> {
-    let Some(lora) = config.adapter() else { return load_weights(ctx, checkpoint.unwrap_or(dir), model) };
-    let mut weights = load_weights(ctx, dir, model)?;
-    weights.add_adapter(ctx.memory(), &lora, config.seed).or_bad_input()?;
-    if let Some(checkpoint) = checkpoint {
-        model::io::read_adapter(checkpoint, &mut weights).or_bad_input()?;
-    }
+    let Some(lora) = config.adapter() else { return load_weights(ctx, checkpoint.unwrap_or(&found.dir), model) };
+    let weights = load_weights(ctx, &found.dir, model)?;
+    with_adapter(ctx, weights, &lora, checkpoint.or(found.adapter.as_deref()), config.seed)
+}
+
+/// The weights of the reward model that a run trains: as [`trained_weights`]. A new head begins at 0.
+pub fn trained_scorer(
+    ctx: &Context,
+    found: &Found,
+    checkpoint: Option<&Path>,
+    config: &Config,
+) -> anyhow::Result<Weights> {
+    let compute = config.dtype.dtype();
+    let Some(lora) = config.adapter() else { return load_scorer(ctx, checkpoint.unwrap_or(&found.dir), compute) };
+    let weights = load_scorer(ctx, &found.dir, compute)?;
+    with_adapter(ctx, weights, &lora, checkpoint.or(found.adapter.as_deref()), config.seed)
+}
+
+/// `weights` with an adapter: that of the PEFT directory `from`, or else a new one.
+fn with_adapter(
+    ctx: &Context,
+    mut weights: Weights,
+    lora: &LoraConfig,
+    from: Option<&Path>,
+    seed: u64,
+) -> anyhow::Result<Weights> {
+    weights.add_adapter(ctx.memory(), lora, seed).or_bad_input()?;
+    from.map_or(Ok(()), |dir| model::io::read_adapter(dir, &mut weights).or_bad_input())?;
     Ok(weights)
+}
+
+/// The model that a run is given: a model's directory, or an adapter's with that of the model below.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The model's directory.
+    pub dir: PathBuf,
+    /// The directory of the adapter on it that a run goes on with.
+    pub adapter: Option<PathBuf>,
+}
+
+impl Found {
+    /// What `model_name_or_path` names, to become, or be, a model with this head.
+    pub fn of(config: &Config, head: Head) -> anyhow::Result<Found> {
+        let name = config.model_name_or_path.as_deref().unwrap_or_default();
+        let found = Found::named(name, head)?;
+        // Only then does the configuration know what adapter it is.
+        if let Some(dir) = found.adapter.as_ref().filter(|_| !is_adapter(Path::new(name))) {
+            bad_input!("the model {name} is an adapter: to go on with it give its directory, {}", dir.display());
+        }
+        Ok(found)
+    }
+
+    /// The model or the adapter of this name.
+    pub fn named(name: &str, head: Head) -> anyhow::Result<Found> {
+        let dir = locate(name, HubKind::Model)?;
+        if !is_adapter(&dir) {
+            return Ok(Found { dir, adapter: None });
+        }
+        let told = model::io::load_adapter_config(&dir).or_bad_input()?;
+        if told.scores != (head != Head::Lm) {
+            let (is, needed) = match told.scores {
+                true => ("a reward model (SEQ_CLS)", "a language model is needed here"),
+                false => ("a language model", "a reward model begins from one of a reward model, or from a model"),
+            };
+            bad_input!(
+                "{} is an adapter of {is}, and {needed}: make one model of it and what it was trained on (`lockstep merge`)",
+                dir.display()
+            );
+        }
+        let Some(base) = told.base else {
+            bad_input!(
+                "{}: `base_model_name_or_path` is missing: put the model there that the adapter was trained on",
+                dir.join(model::io::ADAPTER_CONFIG).display()
+            );
+        };
+        let below = locate(&base, HubKind::Model).map_err(|e| {
+            BadInput::new(format!(
+                "{}: `base_model_name_or_path`: {}; put the model there that the adapter was trained on",
+                dir.join(model::io::ADAPTER_CONFIG).display(),
+                paragraph(&e)
+            ))
+        })?;
+        Ok(Found { dir: below, adapter: Some(dir) })
+    }
+}
+
+/// Whether a directory is an adapter's: PEFT's files, and no model beside them.
+pub fn is_adapter(dir: &Path) -> bool {
+    dir.join(model::io::ADAPTER_CONFIG).exists() && !dir.join("config.json").exists()
 }
 
 /// An adapter is not a model: says so, before files are missed.
 fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
-    if dir.join(model::io::ADAPTER_CONFIG).exists() && !dir.join("config.json").exists() {
+    if is_adapter(dir) {
         return Err(BadInput::new(format!(
             "{} is an adapter: give the model that it was trained on as the model (generate, score and eval take the adapter with \
              --adapter; `lockstep merge` makes one model of both)",
@@ -222,7 +319,9 @@ fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
 
 /// The weights of a reward model: of its directory, or the trunk of a language model under a head that begins at 0.
 pub fn load_scorer(ctx: &Context, dir: &Path, compute: kernels::DType) -> anyhow::Result<Weights> {
-    let config = Arc::new(load_config(dir, compute)?);
-    let weights = load_weights(ctx, dir, &config)?;
-    Ok(if config.head == Head::Lm { Weights::scorer(ctx.memory(), &weights) } else { weights })
+    let config = load_config(dir, compute)?;
+    match config.head {
+        Head::Lm => Weights::load_scorer(ctx.memory(), dir, &config).or_bad_input(),
+        Head::Score(_) => load_weights(ctx, dir, &Arc::new(config)),
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::error::BadInput;
-use crate::policy::Policy;
+use crate::policy::{Policy, is_adapter};
 use crate::run_dir::RunDir;
 use kernels::Context;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,11 @@ pub fn write(run: &RunDir, made: &Made<'_>) -> anyhow::Result<()> {
     }];
     record.data.retain(|file| !file.sha256.is_empty());
     if record.model.is_empty() {
-        record.model = model_files(&made.policy.dir)?.iter().map(|f| hash_file(f)).collect::<Result<_, _>>()?;
+        let mut files = model_files(&made.policy.dir)?;
+        if let Some(adapter) = config.model_name_or_path.as_ref().map(Path::new).filter(|dir| is_adapter(dir)) {
+            files.extend(model_files(adapter)?);
+        }
+        record.model = files.iter().map(|f| hash_file(f)).collect::<Result<_, _>>()?;
     }
     record.command = std::env::args().collect();
     let time_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
@@ -60,7 +64,7 @@ pub fn write(run: &RunDir, made: &Made<'_>) -> anyhow::Result<()> {
 fn model_files(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     let decides = |file: &PathBuf| {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let listed = ["config.json", "tokenizer.json", "model.safetensors.index.json"];
+        let listed = ["config.json", "tokenizer.json", "model.safetensors.index.json", model::io::ADAPTER_CONFIG];
         listed.contains(&&*name) || name.ends_with(".safetensors")
     };
     let files: std::io::Result<Vec<PathBuf>> = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect();

@@ -3,15 +3,15 @@
 use crate::config::{Config, Purpose, Resolved};
 use crate::course::{Beginning, Course, Ended, Own, Parts, book, sampler};
 use crate::data::DatasetSpec;
-use crate::data::locate::{HubKind, locate};
 use crate::error::BadInput;
 use crate::grpo::trainer_config;
 use crate::memory_plan::{self, MemoryPlan};
-use crate::policy::{Policy, Words, trained_weights};
+use crate::policy::{Found, Policy, Words, trained_weights};
 use crate::questions::{context, encoder};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
+use model::Head;
 use telemetry::Console;
 use train::{Objective, PromptCompletion, Sample, Scorer, Trainer, TrainerConfig};
 
@@ -33,8 +33,8 @@ pub fn build(
     stop: StopRequest,
 ) -> anyhow::Result<Sft> {
     let config = resolved.config.clone();
-    let dir = locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?;
-    let words = Words::load(&dir)?.computing_in(config.dtype);
+    let found = Found::of(&config, Head::Lm)?;
+    let words = Words::load(&found.dir)?.computing_in(config.dtype);
     let Some(spec) = DatasetSpec::train(&config) else { return Err(BadInput::new("no training data")) };
     let (samples, data_hash) = samples(&resolved, spec, &words, &console)?;
     let scorer = || Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
@@ -46,10 +46,11 @@ pub fn build(
         .check(memory_plan::available_bytes(), &config)?;
     let sampler = sampler(samples.len(), config.completions_per_step(), &config)?;
     let chunks = sampler.chunks_per_epoch();
-    let weights = trained_weights(ctx, &dir, beginning.checkpoint(), &config, &words.config)?;
+    let weights = trained_weights(ctx, &found, beginning.checkpoint(), &config, &words.config)?;
     let how = TrainerConfig { adapter: config.adapter(), ..trainer_config(&config, Objective::Supervised) };
     let trainer = Trainer::new(ctx.memory(), &words.config, how)?;
-    let policy = Policy { dir, weights, tokenizer: words.tokenizer, chat: words.chat, eos_ids: words.eos_ids };
+    let policy =
+        Policy { dir: found.dir, weights, tokenizer: words.tokenizer, chat: words.chat, eos_ids: words.eos_ids };
     policy.describe(&console, ctx);
     let total_steps = match config.max_steps > 0 {
         true => config.max_steps as u64,

@@ -148,9 +148,13 @@ fn what_cannot_be_is_refused() {
         refuse("train", &[&format!("lora_dropout={p}")], &["`lora_dropout`", "at least 0 and below 1"]);
     }
     refuse("train", &["lora_r=0"], &["`lora_r`"]);
-    refuse("train", &["lora_target_modules=[\"q_proj\", \"qproj\"]"], &["`qproj`", "q_proj, k_proj"]);
-    refuse("sft", &["lora_target_modules=lm_head"], &["`lm_head`"]);
-    refuse("sft", &["lora_target_modules=.*(k_proj"], &["regular expression"]);
+    refuse(
+        "train",
+        &["lora_target_modules=[\"q_proj\", \"qproj\"]"],
+        &["`lora_target_modules`", "`qproj`", "q_proj, k_proj"],
+    );
+    refuse("sft", &["lora_target_modules=lm_head"], &["`lora_target_modules`", "`lm_head`"]);
+    refuse("sft", &["lora_target_modules=.*(k_proj"], &["`lora_target_modules`", "regular expression"]);
     refuse("train", &["beta=0.1", "sync_ref_model=true"], &["`sync_ref_model`"]);
     let said = lockstep(dir.path(), &arguments("sft", "run", &["lora_r=4", "max_steps=1"]));
     assert!(said.err.contains("lora_r without use_peft"), "{}", said.err);

@@ -6,7 +6,8 @@ use crate::run_dir::new_directory;
 use crate::session::context;
 use std::path::PathBuf;
 
-/// Adds a low-rank adapter to the model that it was trained on, and writes a model of its own.
+/// Adds a low-rank adapter to the model that it was trained on, and writes a model of its own (of a reward model's adapter, a
+/// reward model).
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The model: a Hugging Face directory.
@@ -24,7 +25,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(None)?;
     new_directory(&args.out, |dir| {
-        let mut policy = Policy::load_with(&ctx, &args.model, Some(&args.adapter), ComputeDType::F32)?;
+        let mut policy = Policy::load_below(&ctx, &args.model, &args.adapter, ComputeDType::F32)?;
         policy.weights.merge_adapter();
         policy.save(dir)
     })

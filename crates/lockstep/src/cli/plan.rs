@@ -3,11 +3,11 @@
 use super::options::{ConfigArgs, LogArgs};
 use crate::bad_input;
 use crate::config::{Config, Purpose};
-use crate::data::locate::{HubKind, locate};
 use crate::error::paragraph;
 use crate::memory_plan::{self, MemoryPlan, mib};
-use crate::policy::Words;
+use crate::policy::{Found, Words};
 use crate::{dpo, reward_model, sft};
+use model::Head;
 use serde_json::json;
 use std::io::Write;
 use telemetry::Console;
@@ -99,8 +99,7 @@ fn supervised(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
 
 fn of_pairs(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
     let config = args.config.resolve(Purpose::Reward)?.config;
-    let dir = locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?;
-    let words = Words::load_scorer(&dir)?.computing_in(config.dtype);
+    let words = Words::load_scorer(&Found::of(&config, Head::Score(1))?.dir)?.computing_in(config.dtype);
     let plan = reward_model::plan(&config, &words, &Console::new(LogArgs::default().console()?)?)?;
     Ok((plan, config))
 }
@@ -114,7 +113,7 @@ fn preference(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
 
 fn words(config: &Config) -> anyhow::Result<Words> {
     match &config.model_name_or_path {
-        Some(model) => Ok(Words::load(&locate(model, HubKind::Model)?)?.computing_in(config.dtype)),
+        Some(_) => Ok(Words::load(&Found::of(config, Head::Lm)?.dir)?.computing_in(config.dtype)),
         None => bad_input!("no model: give --model DIR, or model_name_or_path in the configuration"),
     }
 }

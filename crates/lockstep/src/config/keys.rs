@@ -90,7 +90,8 @@ macro_rules! keys {
 
 keys! {
     "Model and run" {
-        /// The model to train: a Hugging Face directory, or a Hub id (fetched into the local cache).
+        /// The model to train: a Hugging Face directory, or a Hub id (fetched into the local cache); or the PEFT directory of a
+        /// low-rank adapter to go on with, on the model that its adapter_config.json names.
         model_name_or_path: Option<String> = None, trl "required", Refused;
         /// The reference model of the KL term, frozen; not set: the model as it was at the start. Loaded only if beta > 0.
         ref_model: Option<String> = None, trl "-", Refused;
@@ -341,7 +342,9 @@ keys! {
     }
     "Adapter" {
         /// Train a low-rank adapter (LoRA) and freeze the model: no gradients and no moments of its weights. The run's result is
-        /// a PEFT directory. The reference model of beta > 0 is then the model without its adapter, and takes no memory.
+        /// a PEFT directory. The reference model of beta > 0 is then the model without its adapter, and takes no memory. In a
+        /// reward model the head is trained beside it. True by itself where the model is an adapter's directory, whose
+        /// adapter_config.json then gives the keys of this section; one that says otherwise is refused.
         use_peft: bool = false, trl "same", Refused;
         /// The adapter's rank.
         lora_r: usize = 16, trl "same", Refused;

@@ -47,6 +47,8 @@ pub enum Origin {
     Task,
     /// The algorithm's own default.
     Algorithm,
+    /// The adapter that is the run's model.
+    Adapter,
     /// A file.
     File(PathBuf),
     /// An environment variable.
@@ -61,6 +63,7 @@ impl fmt::Display for Origin {
             Origin::Default => f.write_str("default"),
             Origin::Task => f.write_str("task"),
             Origin::Algorithm => f.write_str("algorithm"),
+            Origin::Adapter => f.write_str("the adapter"),
             Origin::File(path) => write!(f, "{}", path.display()),
             Origin::Environment(name) => write!(f, "{name}"),
             Origin::Flag => f.write_str("command line"),
@@ -135,6 +138,7 @@ impl Layers {
         for (name, text) in &self.set {
             resolved.apply_text(name, text, Origin::Flag, "command line")?;
         }
+        super::lora::adopt(&mut resolved)?;
         super::tasks::apply(&mut resolved);
         if resolved.config.replay.is_some() && !resolved.is_set("num_train_epochs") {
             resolved.config.num_train_epochs = 1.0;

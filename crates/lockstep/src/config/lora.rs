@@ -1,11 +1,68 @@
 //! The keys of low-rank adapters, together.
 
-use super::{Config, Resolved};
+use super::{Config, Origin, Resolved};
 use crate::bad_input;
+use crate::error::OrBadInput;
+use crate::policy::is_adapter;
+use model::weights::LINEAR_MODULES;
 use model::{LoraConfig, TargetModules};
+use std::path::Path;
 
 /// Keys that mean nothing without `use_peft`.
 const KEYS: [&str; 5] = ["lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora"];
+
+/// Where the model is an adapter's directory, the run goes on with that adapter: the keys say what it is, and one that says
+/// otherwise is refused.
+pub(super) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
+    let Some(dir) = resolved.config.model_name_or_path.clone().filter(|name| is_adapter(Path::new(name))) else {
+        return Ok(());
+    };
+    let lora = model::io::load_adapter_config(Path::new(&dir)).or_bad_input()?.lora;
+    let mut own = resolved.config.clone();
+    own.use_peft = true;
+    (own.lora_r, own.lora_alpha, own.lora_dropout) = (lora.r, lora.alpha, lora.dropout);
+    own.use_rslora = lora.use_rslora;
+    own.lora_target_modules = Some(match lora.target_modules {
+        TargetModules::AllLinear => vec!["all-linear".to_owned()],
+        TargetModules::Regex(pattern) => vec![pattern],
+        TargetModules::Names(names) => names,
+    });
+    for name in ["use_peft"].into_iter().chain(KEYS) {
+        let Some(key) = Config::key(name) else { continue };
+        let same = match name {
+            "lora_target_modules" => listed(&own) == listed(&resolved.config),
+            _ => key.value(&own) == key.value(&resolved.config),
+        };
+        if resolved.is_set(name) && !same {
+            let mend = match name {
+                "use_peft" => "; to train all weights, make one model of it with `lockstep merge`",
+                "lora_dropout" => " (disable_dropout = true trains without)",
+                _ => "",
+            };
+            bad_input!(
+                "`{name}` = {}, but the model {dir} is an adapter, and its {} says {}: leave the key out{mend}",
+                key.value_text(&resolved.config),
+                model::io::ADAPTER_CONFIG,
+                key.value_text(&own)
+            );
+        }
+        // Where it stands in the file of the run, it says so.
+        resolved.origins.insert(key.name, Origin::Adapter);
+    }
+    resolved.config = own;
+    resolved.notes.push(format!("the run goes on with the adapter {dir}"));
+    Ok(())
+}
+
+/// The target modules in one order, the names of all linear layers as what they are.
+fn listed(config: &Config) -> Option<Vec<String>> {
+    let mut names = config.lora_target_modules.clone()?;
+    if names == ["all-linear"] {
+        names = LINEAR_MODULES.map(str::to_owned).to_vec();
+    }
+    names.sort();
+    Some(names)
+}
 
 /// What the keys must satisfy whatever the model.
 pub(super) fn validate(resolved: &mut Resolved) -> anyhow::Result<()> {

@@ -3,7 +3,7 @@
 //! [`keys`] is the table: names, types, defaults, meanings. From it come the typed [`Config`], its parsing, `config
 //! explain`, the JSON Schema and the errors. [`layers`] puts a configuration together (defaults, file, environment, flags)
 //! and remembers where each value came from; [`validate`] refuses what cannot work and says how to mend it. Knows no model
-//! and no data beyond their names.
+//! and no data beyond their names, but for an adapter to go on with, which says what it is.
 
 pub mod algorithms;
 mod derived;

@@ -26,11 +26,6 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
             "`replay` is for `lockstep train`: supervised fine-tuning and reward models learn from dataset_name"
         );
     }
-    if purpose == Purpose::Reward && c.use_peft {
-        bad_input!(
-            "`use_peft` = true, but a reward model's head is new and no adapter: it must be trained whole, set use_peft = false"
-        );
-    }
     if purpose == Purpose::Dpo {
         preference(resolved)?;
     }

@@ -10,13 +10,13 @@ use crate::data::locate::{HubKind, locate};
 use crate::error::BadInput;
 use crate::evaluate::Evaluation;
 use crate::memory_plan::{self, Known};
-use crate::policy::{Detokenizer, Policy, Words, trained_weights};
+use crate::policy::{Detokenizer, Found, Policy, Words, trained_weights};
 use crate::questions::{Named, Questions, context, load_rewards, named_rewards};
 use crate::replay::{Limits, Replay};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
-use model::ModelConfig;
+use model::{Head, ModelConfig};
 use rollout::{Engine, EngineConfig, SamplingParams};
 use std::path::Path;
 use std::sync::Arc;
@@ -56,8 +56,8 @@ pub fn build_beside<T>(
     let Inputs { resolved, run, beginning, ctx, console, stop } = inputs;
     let ctx = &ctx;
     let config = resolved.config.clone();
-    let dir = locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?;
-    let words = Words::load(&dir)?.computing_in(config.dtype);
+    let found = Found::of(&config, Head::Lm)?;
+    let words = Words::load(&found.dir)?.computing_in(config.dtype);
     let rewards = named_rewards(&config)?;
     let room = config.max_completion_length;
     let Data { source, rows, known, hash } = data(&config, &words, &rewards, ctx, &console)?;
@@ -81,13 +81,13 @@ pub fn build_beside<T>(
     memory_plan::plan(&config, &words, known)?.check(memory_plan::available_bytes(), &config)?;
 
     let rewards = load_rewards(rewards, &config, ctx)?;
-    let weights = trained_weights(ctx, &dir, beginning.checkpoint(), &config, &words.config)?;
-    let beside = beside(&dir, &words.config, &beginning)?;
+    let weights = trained_weights(ctx, &found, beginning.checkpoint(), &config, &words.config)?;
+    let beside = beside(&found.dir, &words.config, &beginning)?;
     let reference = match config.has_reference() && !known.ref_logps {
         true => {
             let other = config.ref_model.as_ref().map(|name| locate(name, HubKind::Model)).transpose()?;
-            // Without its adapter, the policy is the model that it began as.
-            let own = other.or_else(|| (!config.use_peft).then(|| dir.clone()));
+            // Without its adapter, the policy is the model below.
+            let own = other.or_else(|| (!config.use_peft).then(|| found.dir.clone()));
             let synced = match &beginning {
                 Beginning::Checkpoint(checkpoint) if config.sync_ref_model => Some(checkpoint.as_path()),
                 _ => None,
@@ -109,7 +109,8 @@ pub fn build_beside<T>(
         }
         false => None,
     };
-    let policy = Policy { dir, weights, tokenizer: words.tokenizer, chat: words.chat, eos_ids: words.eos_ids };
+    let policy =
+        Policy { dir: found.dir, weights, tokenizer: words.tokenizer, chat: words.chat, eos_ids: words.eos_ids };
     policy.describe(&console, ctx);
     console.info(&format!(
         "a generation is {} prompts × {} completions and serves {} optimizer steps of {} completions · prompts shared: {}",

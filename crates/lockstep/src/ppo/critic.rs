@@ -7,6 +7,7 @@ use crate::checkpoint::moments::{restore_moments, save_moments};
 use crate::config::Config;
 use crate::course::Beginning;
 use crate::data::locate::{HubKind, locate};
+use crate::error::OrBadInput;
 use crate::grpo::trainer_config;
 use crate::policy::{load_config, load_weights};
 use kernels::Context;
@@ -44,7 +45,7 @@ impl Critic {
         };
         let weights = match (checkpoint, config.value_model.as_str()) {
             (Some(checkpoint), _) => scorer_of(ctx, &checkpoint.join(DIRECTORY), policy)?,
-            (None, "policy") => Weights::scorer(ctx.memory(), &load_weights(ctx, dir, policy)?),
+            (None, "policy") => Weights::load_scorer(ctx.memory(), dir, policy).or_bad_input()?,
             (None, name) => scorer_of(ctx, &locate(name, HubKind::Model)?, policy)?,
         };
         let objective = Objective::Value(config.value_loss());

@@ -9,16 +9,16 @@ pub mod reward;
 
 use crate::config::{Config, Purpose, Resolved};
 use crate::course::{Beginning, Course, Ended, Own, Parts, book, sampler};
-use crate::data::locate::{HubKind, locate};
 use crate::data::{DatasetSpec, Pair, Pairs};
 use crate::error::BadInput;
 use crate::grpo::trainer_config;
 use crate::memory_plan::{self, MemoryPlan};
-use crate::policy::{Policy, Words, load_scorer};
+use crate::policy::{Found, Policy, Words, trained_scorer};
 use crate::questions::{context, encoder};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
+use model::Head;
 use telemetry::Console;
 use train::{Objective, RankingConfig, Sample, Scorer, Trainer, TrainerConfig};
 
@@ -43,8 +43,8 @@ pub fn build(
     stop: StopRequest,
 ) -> anyhow::Result<RewardRun> {
     let config = resolved.config.clone();
-    let dir = locate(config.model_name_or_path.as_deref().unwrap_or_default(), HubKind::Model)?;
-    let words = Words::load_scorer(&dir)?.computing_in(config.dtype);
+    let found = Found::of(&config, Head::Score(1))?;
+    let words = Words::load_scorer(&found.dir)?.computing_in(config.dtype);
     let Some(spec) = DatasetSpec::train(&config) else { return Err(BadInput::new("no training data")) };
     let (pairs, data_hash) = samples(&config, &spec, &words, &console)?;
     let scorer = || Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
@@ -56,13 +56,10 @@ pub fn build(
         .check(memory_plan::available_bytes(), &config)?;
     let sampler = sampler(pairs.len(), config.completions_per_step(), &config)?;
     let chunks = sampler.chunks_per_epoch();
-    let from = match &beginning {
-        Beginning::Checkpoint(checkpoint) => checkpoint,
-        _ => &dir,
-    };
-    let weights = load_scorer(ctx, from, words.config.compute)?;
+    let weights = trained_scorer(ctx, &found, beginning.checkpoint(), &config)?;
     let trainer = Trainer::new(ctx.memory(), &words.config, training(&config))?;
-    let policy = Policy { dir, weights, tokenizer: words.tokenizer, chat: words.chat, eos_ids: words.eos_ids };
+    let policy =
+        Policy { dir: found.dir, weights, tokenizer: words.tokenizer, chat: words.chat, eos_ids: words.eos_ids };
     policy.describe(&console, ctx);
     let of_held_out = held_out.as_ref().map_or(String::new(), |(pairs, _)| format!(", {} held out", pairs.len()));
     console.info(&format!("{} pairs to learn from{of_held_out}", pairs.len()));
@@ -122,7 +119,11 @@ fn ranking(config: &Config) -> RankingConfig {
 
 fn training(config: &Config) -> TrainerConfig {
     // Scores have no temperature.
-    TrainerConfig { temperature: 1.0, ..trainer_config(config, Objective::Ranking(ranking(config))) }
+    TrainerConfig {
+        adapter: config.adapter(),
+        temperature: 1.0,
+        ..trainer_config(config, Objective::Ranking(ranking(config)))
+    }
 }
 
 /// The pairs of a data set with its hash.

@@ -6,20 +6,18 @@
 use super::strip;
 use crate::config::Config;
 use crate::data::PromptEncoder;
-use crate::data::locate::{HubKind, locate};
-use crate::error::BadInput;
-use crate::policy::{Words, load_scorer};
+use crate::error::{BadInput, OrBadInput};
+use crate::policy::{Found, Words, load_scorer};
 use kernels::Context;
-use model::Weights;
+use model::{Head, Weights};
 use rewards::{Content, Problem, Reward, RewardBatch, Scores};
 use serde_json::{Map, Value};
-use std::path::PathBuf;
 use train::{PromptCompletion, Scorer};
 
 /// A reward model of which all but the weights has been read.
 pub struct Opened {
     name: String,
-    dir: PathBuf,
+    found: Found,
     words: Words,
 }
 
@@ -36,21 +34,24 @@ pub struct ModelReward {
 impl Opened {
     /// Looks into the directory or Hub id `model`.
     pub fn open(name: String, model: &str) -> anyhow::Result<Opened> {
-        let dir = locate(model, HubKind::Model)?;
-        let words = Words::load_scorer(&dir)?;
-        if words.head_is_new {
+        let found = Found::named(model, Head::Score(1))?;
+        let words = Words::load_scorer(&found.dir)?;
+        if words.head_is_new && found.adapter.is_none() {
             return Err(BadInput::new(format!(
                 "reward model:{model}: {} is a language model, which gives no scores: make a reward model of it with `lockstep reward`",
-                dir.display()
+                found.dir.display()
             )));
         }
-        Ok(Opened { name, dir, words })
+        Ok(Opened { name, found, words })
     }
 
     /// Reads the weights.
     pub fn load(self, config: &Config, ctx: &Context) -> anyhow::Result<ModelReward> {
-        let Opened { name, dir, words } = self;
-        let weights = load_scorer(ctx, &dir, words.config.compute)?;
+        let Opened { name, found, words } = self;
+        let mut weights = load_scorer(ctx, &found.dir, words.config.compute)?;
+        if let Some(adapter) = &found.adapter {
+            model::io::load_adapter(ctx.memory(), adapter, &mut weights).or_bad_input()?;
+        }
         let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
         let kwargs = config.chat_template_kwargs.clone();
         Ok(ModelReward { name, words, weights, scorer, ctx: ctx.clone(), kwargs })

@@ -1,0 +1,103 @@
+//! Runs that go on with an adapter that there is already: `--model` is a PEFT directory.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use support::refused;
+use support::runs::{arguments, directory, files, good, of_lines, same};
+
+const LORA: [&str; 5] =
+    ["use_peft=true", "lora_r=4", "lora_alpha=6", "use_rslora=true", "lora_target_modules=[\"down_proj\", \"q_proj\"]"];
+const PAIRS: [&str; 2] = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
+const STILL: &str = "learning_rate=0";
+
+/// The arguments of a run that goes on with the adapter in `from`.
+fn going_on<'a>(purpose: &'a str, from: &'a str, out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
+    let mut all = arguments(purpose, out, set);
+    let model = all.iter().position(|a| *a == "model").unwrap();
+    all[model] = from;
+    all
+}
+
+fn adapter(root: &Path, run: &str) -> [Vec<u8>; 2] {
+    let of = |file: &str| fs::read(root.join(run).join("model").join(file)).unwrap();
+    [of("adapter_model.safetensors"), of("adapter_config.json")]
+}
+
+#[test]
+fn every_command_goes_on_with_an_adapter() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("sft", "first", &LORA));
+    let model = fs::read(root.join("model/model.safetensors")).unwrap();
+    let (first, from) = (adapter(root, "first"), "first/model");
+    let other: [(&str, &[&str]); 4] =
+        [("sft", &[]), ("dpo", &PAIRS), ("train", &["beta=0.04"]), ("train", &["algorithm=ppo", "kl_coef=0.1"])];
+    for (i, (purpose, set)) in other.into_iter().enumerate() {
+        // Nothing of it is lost: a step of length 0 leaves it as it was, and what it says of itself.
+        let [still, moved, cut] = ["still", "moved", "cut"].map(|name| format!("{name}-{i}"));
+        good(root, &going_on(purpose, from, &still, &[set, &[STILL, "max_steps=1", "logging_steps=1"]].concat()));
+        assert!(adapter(root, &still) == first, "{purpose}");
+        let told = fs::read_to_string(root.join(&still).join("config.toml")).unwrap();
+        for line in ["use_peft = true  # the adapter", "lora_r = 4  # the adapter", "use_rslora = true  # the adapter"]
+        {
+            assert!(told.contains(line), "{line}: {told}");
+        }
+        // The reference is the model below, which the adapter has left.
+        let left = ["kl", "objective/kl", "rewards/margins"].map(|name| of_lines(&root.join(&still), name));
+        assert_eq!(left.iter().flatten().any(|&x| x != 0.0), purpose != "sft", "{purpose} {left:?}");
+        assert!(of_lines(&root.join(&still), "sampling/logp_mismatch_tokens").iter().all(|&n| n == 0.0), "{purpose}");
+
+        // It moves, and is resumed exactly.
+        good(root, &going_on(purpose, from, &moved, set));
+        let now = adapter(root, &moved);
+        assert!(now[0] != first[0] && now[1] == first[1], "{purpose}");
+        let copied = std::process::Command::new("cp").args(["-r", &moved, &cut]).current_dir(root).status().unwrap();
+        assert!(copied.success());
+        for step in [4, 6, 8, 10, 12] {
+            fs::remove_dir_all(root.join(&cut).join(format!("checkpoints/step-{step:06}"))).unwrap();
+        }
+        let said = good(root, &[purpose, "--resume", &cut]);
+        assert!(said.err.contains("resuming after step 2"), "{}", said.err);
+        same(&root.join(&moved), &root.join(&cut));
+        assert!(!files(&root.join(&moved)).keys().any(|n| n.ends_with("000012/model.safetensors")), "{purpose}");
+    }
+    assert_eq!(fs::read(root.join("model/model.safetensors")).unwrap(), model);
+    assert!(adapter(root, "first") == first);
+    // Its own keys, said again, and the same command to go on with.
+    let again = going_on("sft", from, "again", &[&LORA[..], &["max_steps=2"]].concat());
+    good(root, &again);
+    good(root, &[&again[..], &["--resume", "latest"]].concat());
+    let said = good(root, &["plan", "--for", "sft", "--model", from, "--dataset", "d.jsonl"]);
+    assert!(said.out.contains("adapter"), "{}", said.out);
+}
+
+#[test]
+fn what_contradicts_the_adapter_is_refused() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("sft", "first", &[&LORA[..], &["max_steps=1"]].concat()));
+    let refuse = |purpose: &str, set: &[&str], words: &[&str]| {
+        refused(root, &going_on(purpose, "first/model", "out", set), words);
+    };
+    refuse("sft", &["lora_r=8"], &["`lora_r` = 8", "first/model is an adapter", "adapter_config.json says 4"]);
+    refuse("dpo", &[&PAIRS[..], &["lora_alpha=32"]].concat(), &["`lora_alpha` = 32", "says 6"]);
+    refuse("train", &["use_rslora=false"], &["`use_rslora` = false", "says true"]);
+    refuse("train", &["lora_dropout=0.1"], &["`lora_dropout` = 0.1", "says 0", "disable_dropout"]);
+    refuse("sft", &["lora_target_modules=all-linear"], &["`lora_target_modules`", "all-linear", "down_proj"]);
+    refuse("sft", &["use_peft=false"], &["`use_peft` = false", "lockstep merge"]);
+    refuse("train", &["beta=0.1", "sync_ref_model=true"], &["`sync_ref_model`"]);
+    refuse("reward", &PAIRS, &["first/model is an adapter of a language model", "lockstep merge"]);
+
+    let path = root.join("first/model/adapter_config.json");
+    let config = fs::read_to_string(&path).unwrap();
+    for (base, words) in [("\"nowhere/at/all\"", "nowhere/at/all"), ("null", "is missing")] {
+        fs::write(&path, config.replace("\"model\"", base)).unwrap();
+        refuse("sft", &[], &["adapter_config.json", "`base_model_name_or_path`", words]);
+    }
+    fs::write(&path, config.replace("\"r\": 4", "\"r\": 3")).unwrap();
+    refuse("sft", &[], &["lora_A", "shape"]);
+    fs::write(&path, config.replace("\"down_proj\"", "\"lm_head\"")).unwrap();
+    refuse("sft", &[], &["lora_target_modules", "`lm_head`"]);
+}
