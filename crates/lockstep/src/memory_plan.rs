@@ -119,7 +119,7 @@ pub fn plan(config: &Config, words: &Words, known: Known) -> anyhow::Result<Memo
         add(&mut parts, &memory, "generation");
         drop(engine);
     }
-    for (name, shape, lora) in reward_models(config)? {
+    for RewardModel { name, shape, lora } in reward_models(config)? {
         let memory = Memory::new(Device::Meta);
         let mut weights = Weights::zeros(&memory, &shape);
         if let Some(lora) = &lora {
@@ -135,8 +135,16 @@ pub fn plan(config: &Config, words: &Words, known: Known) -> anyhow::Result<Memo
     finish(parts, config, model, longest)
 }
 
-/// The models among the rewards, by name; with an adapter, if it is one of that.
-fn reward_models(config: &Config) -> anyhow::Result<Vec<(String, Arc<ModelConfig>, Option<LoraConfig>)>> {
+/// A model among the rewards.
+struct RewardModel {
+    name: String,
+    shape: Arc<ModelConfig>,
+    /// Its adapter, if it is one.
+    lora: Option<LoraConfig>,
+}
+
+/// The models among the rewards.
+fn reward_models(config: &Config) -> anyhow::Result<Vec<RewardModel>> {
     let mut found = Vec::new();
     for spec in &config.reward_funcs {
         if let Some((name, model)) = spec.model().or_bad_input()? {
@@ -147,7 +155,7 @@ fn reward_models(config: &Config) -> anyhow::Result<Vec<(String, Arc<ModelConfig
                 scorer => scorer,
             };
             let lora = adapter.map(|dir| model::io::load_adapter_config(&dir)).transpose().or_bad_input()?;
-            found.push((name, Arc::new(shape), lora.map(|told| told.lora)));
+            found.push(RewardModel { name, shape: Arc::new(shape), lora: lora.map(|told| told.lora) });
         }
     }
     Ok(found)
