@@ -195,7 +195,7 @@ static UNSUPPORTED: &[(&str, &str, &str)] = &[
         "",
         "set use_peft = true, lora_r, lora_alpha, lora_dropout, lora_target_modules and use_rslora instead",
     ),
-    ("lora_modules_to_save", "", "only the adapter is trained; remove it"),
+    ("lora_modules_to_save", "", "only the adapter is trained, and a reward model's head beside it; remove it"),
     ("use_dora", "", "adapters are plain LoRA here; remove it"),
     ("model_init_kwargs", "", "models are read as their config.json says; remove it"),
     ("activation_checkpointing", "", "the key is gradient_checkpointing here"),
