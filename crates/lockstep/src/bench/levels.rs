@@ -27,10 +27,10 @@ use train::loss::{LossSums, Totals};
 use train::objective::Scored;
 use train::{Objective, Optimizer, OptimizerConfig, Sample};
 
-/// Losses and gradient norms of the levels may differ by this, relatively, in f32.
-const TOLERANCE: f64 = 1e-3;
-/// And in bf16, whose numbers have eight bits: 2⁻⁸ each, of many numbers together less and of the loss near 0 more.
-const TOLERANCE_BF16: f64 = 3e-2;
+/// By how much losses and gradient norms of the levels may differ in f32: relatively, or absolutely near 0.
+const TOLERANCE: (f64, f64) = (1e-3, 1e-6);
+/// And in bf16, whose numbers have eight bits. Terms of the loss are about 1 and their sum is near 0: it differs as they do.
+const TOLERANCE_BF16: (f64, f64) = (3e-2, 3e-3);
 /// The draws of completion lengths and of the baseline's tokens.
 const STREAM: u64 = 0x6c65_7665_6c73;
 
@@ -122,8 +122,8 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
             json!(level.grad_norm),
         ]);
         let last = &levels[3];
-        let tolerance = if shape.dtype == plain.dtype { TOLERANCE } else { TOLERANCE_BF16 };
-        let differ = |a: f64, b: f64| (a - b).abs() > tolerance * b.abs().max(1e-3);
+        let (relative, absolute) = if shape.dtype == plain.dtype { TOLERANCE } else { TOLERANCE_BF16 };
+        let differ = |a: f64, b: f64| (a - b).abs() > (relative * b.abs()).max(absolute);
         ensure!(
             !differ(level.loss, last.loss) && !differ(level.grad_norm, last.grad_norm),
             "{}: loss {} and gradient norm {} are not those of the optimal level, {} and {}",
