@@ -161,6 +161,14 @@ fn reward_model() {
     survives("reward", &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"], 10, 8);
 }
 
+/// The adapter, and the head of scores beside it with its f32 master.
+#[test]
+fn reward_model_with_an_adapter_in_bf16() {
+    let adapter = ["use_peft=true", "lora_r=3", "lora_alpha=4", "lora_dropout=0.2", "lora_target_modules=all-linear"];
+    let set = [&adapter[..], &["dtype=bf16", "dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]].concat();
+    survives("reward", &set, 5, 16);
+}
+
 /// The reference's log-probabilities are in no checkpoint: they are computed again.
 #[test]
 fn direct_preference_optimization() {

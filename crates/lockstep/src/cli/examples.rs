@@ -43,7 +43,8 @@ where there is one a `prompt` (else it is what both begin with) and a `margin`.
 --task gsm8k_solutions reads GSM8K's labelled solutions: each correct one against
 each incorrect one of its problem, every fifth problem held out (split `test`).
 The model gets a head of one score; a reward model is trained further. The result
-loads in transformers as AutoModelForSequenceClassification.
+loads in transformers as AutoModelForSequenceClassification; with use_peft = true
+it is an adapter and its head, of which `lockstep merge` makes such a model.
 With eval_dataset_name: eval_accuracy on held-out pairs, eval_brier_score and
 eval_calibration_error of the probability that the better answer wins.";
 
@@ -96,6 +97,7 @@ pub const MERGE: &str = "\
 Examples:
   lockstep train my.toml --set use_peft=true --out runs/lora
   lockstep generate --model DIR --adapter runs/lora/model --prompt \"Hello\"
+  lockstep train my.toml --model runs/lora/model --out runs/further     go on
   lockstep merge --model DIR --adapter runs/lora/model --out models/merged";
 
 /// Of `lockstep plan`.
