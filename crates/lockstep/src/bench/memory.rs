@@ -51,9 +51,9 @@ fn log_probabilities(ctx: &Context, shape: Subject) -> anyhow::Result<Option<u64
     let (config, dtype, memory) = (shape.config()?, shape.dtype.dtype(), ctx.memory());
     let (v, h) = (config.vocab_size, config.hidden_size);
     let mut weight = Matrix::zeros_of(memory, v, h, kernels::Layout::Panels, dtype);
-    // Written, so that the pages are there; a slice at a time, so that the slices do not raise the peak.
-    for first in (0..v).step_by(4096) {
-        let rows = (v - first).min(4096);
+    // Written, so that the pages are there. In small slices: what they leave behind is resident, and would hide what is taken below.
+    for first in (0..v).step_by(64) {
+        let rows = (v - first).min(64);
         weight.pack_rows(first, &vec![0.01; rows * h]);
     }
     let written = |dims: &[usize], dtype| {
