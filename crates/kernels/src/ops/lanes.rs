@@ -27,6 +27,17 @@ pub(crate) fn dot<V: Simd>(a: &[impl Element], b: &[impl Element]) -> f32 {
     sum.sum()
 }
 
+/// The same, of a rounded to what b is stored in.
+#[inline(always)]
+pub(crate) fn dot_rounded<V: Simd, E: Element>(a: &[f32], b: &[E]) -> f32 {
+    let mut sum = V::splat(0.0);
+    for at in (0..a.len()).step_by(LANES) {
+        let a: V = E::rounded(load(a, at));
+        sum = a.fma(load(b, at), sum);
+    }
+    sum.sum()
+}
+
 /// Rows of a task so that a task is some 16 thousand elements: tiny inputs make one task, which runs on the caller's thread.
 pub(crate) fn rows_of_task(width: usize) -> usize {
     (16384 / width.max(1)).max(1)

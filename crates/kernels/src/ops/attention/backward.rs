@@ -7,10 +7,10 @@
 
 use super::cpu::{Places, extent, on_tiles, staircase};
 use super::product::Product;
-use super::tiles_back::{BackwardTasks as OnTiles, dot_rounded};
+use super::tiles_back::BackwardTasks as OnTiles;
 use super::{BLOCK, Backward, Geometry};
 use crate::math::exp;
-use crate::ops::lanes::load;
+use crate::ops::lanes::{dot_rounded, load};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::element::widen_into;
 use crate::simd::{Element, LANES, Simd};

@@ -377,16 +377,7 @@ fn online_softmax<V: Simd, E: Element>(
         z[v] = V::select(below_start, minus_infinity, V::select(below_end, scores, minus_infinity));
         largest = largest.max(z[v]);
     }
-    let largest = largest.max_lane();
-    let mut sum = V::load(l);
-    if largest > *m {
-        let alpha = V::splat(exp1::<V>(*m - largest));
-        *m = largest;
-        sum = sum.mul(alpha);
-        for at in (0..o.len()).step_by(LANES) {
-            store(load::<V>(o, at).mul(alpha), o, at);
-        }
-    }
+    let mut sum = raised(largest.max_lane(), m, V::load(l), o);
     let m = V::splat(*m);
     for v in vectors {
         let p = exp(z[v].sub(m));
@@ -394,6 +385,22 @@ fn online_softmax<V: Simd, E: Element>(
         sum = sum.add(p);
     }
     sum.store(l);
+}
+
+/// The rule of rescaling: if a block's largest score is above the row's m, m is raised to it and O follows. Gives the row's l
+/// (`sum`, 16 lanes), which follows too.
+#[inline(always)]
+pub(super) fn raised<V: Simd>(largest: f32, m: &mut f32, sum: V, o: &mut [f32]) -> V {
+    if largest > *m {
+        let alpha = V::splat(exp1::<V>(*m - largest));
+        *m = largest;
+        for at in (0..o.len()).step_by(LANES) {
+            store(load::<V>(o, at).mul(alpha), o, at);
+        }
+        sum.mul(alpha)
+    } else {
+        sum
+    }
 }
 
 pub(super) fn forward(ctx: &Context, args: Forward<'_>) {

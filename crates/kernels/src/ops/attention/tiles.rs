@@ -12,12 +12,12 @@
 //! `cpu.rs`, but for one thing: a key that the row does not see and another row of its task does is multiplied by 0. If
 //! its value is infinite or NaN, which only a model that has lost its numbers has, the row is NaN too.
 
-use super::cpu::{Outputs, Places, extent};
+use super::cpu::{Outputs, Places, extent, raised};
 use super::pages::{self, padded};
 use super::{BLOCK, Forward, Geometry};
 use crate::Context;
-use crate::math::{exp, exp1};
-use crate::ops::lanes::{load, rows, store};
+use crate::math::exp;
+use crate::ops::lanes::rows;
 use crate::ops::linear::cpu::aligned;
 use crate::ops::linear::tiles::{halves, narrowed};
 use crate::pool::{Disjoint, Scratch, Tasks};
@@ -232,15 +232,7 @@ fn online_softmax<V: Simd>(
         }
     }
     let largest = z[0].max(z[1]).max(z[2].max(z[3])).max_lane();
-    let mut sum = V::load(l);
-    if largest > *m {
-        let alpha = V::splat(exp1::<V>(*m - largest));
-        *m = largest;
-        sum = sum.mul(alpha);
-        for at in (0..o.len()).step_by(LANES) {
-            store(load::<V>(o, at).mul(alpha), o, at);
-        }
-    }
+    let mut sum = raised(largest, m, V::load(l), o);
     let (m, [low, high]) = (V::splat(*m), p);
     for (v, z) in z.into_iter().enumerate() {
         let p = exp(z.sub(m));

@@ -22,9 +22,9 @@ use super::pages::{self, padded};
 use super::tiles::{LINE, LINES};
 use super::{BLOCK, Geometry};
 use crate::math::exp;
-use crate::ops::lanes::load;
+use crate::ops::lanes::dot_rounded;
 use crate::ops::linear::cpu::aligned;
-use crate::ops::linear::tiles::{halves, narrowed, transpose_pairs};
+use crate::ops::linear::tiles::{Lines, halves, narrowed, transpose_pairs, zip_columns};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::tiles::{DEPTH, Rows, SIDE, TILE, Unit, Work, run_all};
 use crate::simd::{Element, LANES, Simd};
@@ -140,10 +140,6 @@ impl<'s> Batch<'s> {
         }
     }
 }
-
-/// Lines of 32 pairs or keys.
-#[repr(align(64))]
-struct Lines([bf16; 2 * TILE]);
 
 impl Tasks for BackwardTasks<'_> {
     #[inline(always)]
@@ -470,21 +466,5 @@ impl BackwardTasks<'_> {
 /// 32 lines, two and two side by side: two tiles of B.
 #[inline(always)]
 fn zip_lines<V: Simd>(lines: &[bf16], to: &mut [bf16]) {
-    let (low, high) = to[..2 * TILE].split_at_mut(TILE);
-    let to = low.chunks_exact_mut(DEPTH).zip(high.chunks_exact_mut(DEPTH));
-    for (two, (low, high)) in lines[..2 * TILE].chunks_exact(2 * DEPTH).zip(to) {
-        let (even, odd) = two.split_at(DEPTH);
-        V::zip_bf16(even, odd, low, high);
-    }
-}
-
-/// Σ a·b, lane by lane and folded as [`crate::ops::lanes::dot`] does, of a rounded to what b is stored in.
-#[inline(always)]
-pub(super) fn dot_rounded<V: Simd, E: Element>(a: &[f32], b: &[E]) -> f32 {
-    let mut sum = V::splat(0.0);
-    for at in (0..a.len()).step_by(LANES) {
-        let a: V = E::rounded(load(a, at));
-        sum = a.fma(load(b, at), sum);
-    }
-    sum.sum()
+    zip_columns::<V>(Elements::Bf16(lines), DEPTH, 0..DEPTH, 0..DEPTH, to);
 }

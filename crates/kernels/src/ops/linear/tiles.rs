@@ -241,9 +241,9 @@ unsafe fn multiply<V: Simd>(
     }
 }
 
-/// Two tiles in the making.
+/// Two tiles in the making: 32 lines.
 #[repr(align(64))]
-struct Lines([bf16; 2 * TILE]);
+pub(crate) struct Lines(pub(crate) [bf16; 2 * TILE]);
 
 /// Tiles of A: `[rows / 16][depth][16][32]`. Rows that do not exist are not written.
 #[inline(always)]
@@ -376,7 +376,7 @@ fn whole<'a, V: Simd>(from: Elements<'a>, room: &'a mut [bf16; DEPTH]) -> &'a [b
 
 /// [`zip`] of columns of row-major data.
 #[inline(always)]
-fn zip_columns<V: Simd>(
+pub(crate) fn zip_columns<V: Simd>(
     data: Elements<'_>,
     stride: usize,
     terms: Range<usize>,
