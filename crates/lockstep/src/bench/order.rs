@@ -21,7 +21,6 @@ use serde_json::json;
 use std::hint::spin_loop;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
 
 /// Keys of the sequences that decode.
 const KEYS: usize = 4096;
@@ -263,21 +262,8 @@ fn decode_step_s(ctx: &Context, shape: Subject, batch: usize) -> anyhow::Result<
         max_num_seqs: batch,
         ..Workload::grpo(batch, steps)
     };
-    let weights = shape.weights(ctx)?;
-    let mut engine = workload.engine(ctx, &weights.config)?;
-    for request in workload.requests(&workload.prompt_ids(&weights.config, 3), 3) {
-        engine.submit(request)?;
-    }
-    let mut times = Vec::new();
-    while !engine.is_idle() {
-        let decodes = engine.live().filter(|(_, _, ids)| !ids.is_empty()).count() == batch;
-        let start = Instant::now();
-        engine.step(&weights)?;
-        if decodes {
-            times.push(start.elapsed().as_secs_f64());
-        }
-    }
-    Ok(median(&times))
+    let steps = workload.decode_steps(ctx, &shape.weights(ctx)?)?;
+    Ok(median(&steps.iter().map(|step| step.0).collect::<Vec<_>>()))
 }
 
 /// Seconds of an update on [`TOKENS`] completion tokens.

@@ -8,7 +8,6 @@ use super::workload::MAX_BATCHED_TOKENS;
 use super::{Machine, Report, Subject, Workload, median};
 use kernels::Context;
 use serde_json::json;
-use std::time::Instant;
 
 /// Batch sizes.
 const BATCHES: [usize; 5] = [1, 4, 16, 32, 64];
@@ -46,23 +45,9 @@ pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report
                 max_num_seqs: batch,
                 ..Workload::grpo(1, steps + prefill + 1)
             };
-            let mut engine = workload.engine(ctx, &config)?;
-            let prompts = workload.prompt_ids(&config, 3);
-            for request in workload.requests(&prompts, 3) {
-                engine.submit(request)?;
-            }
-            let (mut times, mut work) = (Vec::new(), 0.0);
-            while !engine.is_idle() {
-                let decodes = engine.live().filter(|(_, _, ids)| !ids.is_empty()).count() == batch;
-                let before = kernels::context::counted().0;
-                let start = Instant::now();
-                engine.step(&weights)?;
-                if decodes {
-                    times.push(start.elapsed().as_secs_f64());
-                    work = (kernels::context::counted().0 - before) as f64;
-                }
-            }
-            let time = median(&times);
+            let steps_of_all = workload.decode_steps(ctx, &weights)?;
+            let time = median(&steps_of_all.iter().map(|step| step.0).collect::<Vec<_>>());
+            let work = steps_of_all.last().map_or(0.0, |step| step.1);
             let attended = PROMPT + (steps + prefill) / 2;
             let bytes = (weight_bytes - unread + batch * attended * kv_token_bytes) as f64;
             report.row([

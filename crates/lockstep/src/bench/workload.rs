@@ -126,6 +126,23 @@ impl Workload {
         prompts.iter().enumerate().map(request).collect()
     }
 
+    /// Seconds and booked FLOPs of each step in which all sequences draw a token (steps that compute prompts are left out).
+    pub fn decode_steps(&self, ctx: &Context, weights: &Weights) -> anyhow::Result<Vec<(f64, f64)>> {
+        let mut engine = self.engine(ctx, &weights.config)?;
+        for request in self.requests(&self.prompt_ids(&weights.config, 3), 3) {
+            engine.submit(request)?;
+        }
+        let mut steps = Vec::new();
+        while !engine.is_idle() {
+            let drawing = engine.live().filter(|(_, _, ids)| !ids.is_empty()).count();
+            let (_, seconds, work) = timed(|| Ok(engine.step(weights)?))?;
+            if drawing == self.completions() {
+                steps.push((seconds, work.0));
+            }
+        }
+        Ok(steps)
+    }
+
     /// Completions with random rewards, as samples.
     pub fn samples(&self, prompts: &[Arc<[u32]>], completions: &[Completion], seed: u64) -> Vec<Sample> {
         let mut stream = Stream::new(seed, STREAM + 1);
