@@ -1,9 +1,16 @@
 //! A weight matrix in the layout that products read.
 //!
-//! [`Layout::Panels`]: the rows (outputs) in panels of 32, each panel stored input by input, `[⌈N/32⌉][K][32]`, the last
-//! panel padded with zeros. A product streams it from start to end. Master weights, moments and gradients share the
-//! layout, so that the optimizer streams too; padding has gradient 0 and stays 0.
+//! The rows (outputs) come in panels of 32, the last one padded with zeros, and a product streams them from start to end:
+//!
+//! | layout            | of   | elements             |                                                            |
+//! |-------------------|------|----------------------|------------------------------------------------------------|
+//! | [`Layout::Panels`] | f32  | `[⌈N/32⌉][K][32]`    | input by input                                             |
+//! | [`Layout::Pairs`]  | bf16 | `[⌈N/32⌉][K/2][32][2]` | two inputs side by side, as tiles take them: K is even     |
+//!
+//! Master weights, moments and gradients are panels, so that the optimizer streams; an element of a panel of the one lies
+//! among the same 64 elements of the other. Padding has gradient 0 and stays 0.
 
+use crate::tensor::Elements;
 use crate::{DType, Memory, Tensor};
 use half::bf16;
 use std::ops::Range;
@@ -16,6 +23,26 @@ pub const PANEL: usize = 32;
 pub enum Layout {
     /// `[⌈N/32⌉][K][32]`
     Panels,
+    /// `[⌈N/32⌉][K/2][32][2]`
+    Pairs,
+}
+
+impl Layout {
+    /// That of matrices that products read, of f32 or bf16.
+    pub fn of(dtype: DType) -> Layout {
+        if dtype == DType::Bf16 { Layout::Pairs } else { Layout::Panels }
+    }
+
+    /// Where element `(row, col)` of a matrix with `cols` inputs lies.
+    #[inline(always)]
+    pub(crate) fn at(self, cols: usize, row: usize, col: usize) -> usize {
+        let (panel, row) = (row / PANEL * cols * PANEL, row % PANEL);
+        panel
+            + match self {
+                Layout::Panels => col * PANEL + row,
+                Layout::Pairs => col / 2 * 2 * PANEL + row * 2 + col % 2,
+            }
+    }
 }
 
 /// A matrix `[N, K]`: N outputs, K inputs.
@@ -27,20 +54,25 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Zeros.
-    pub fn zeros(memory: &Memory, rows: usize, cols: usize, layout: Layout) -> Matrix {
-        Matrix::zeros_of(memory, rows, cols, layout, DType::F32)
+    /// Zeros of f32.
+    pub fn zeros(memory: &Memory, rows: usize, cols: usize) -> Matrix {
+        Matrix::zeros_of(memory, rows, cols, DType::F32)
     }
-    /// Zeros of f32 or bf16.
-    pub fn zeros_of(memory: &Memory, rows: usize, cols: usize, layout: Layout, dtype: DType) -> Matrix {
+    /// Zeros of f32, or of bf16, which takes an even number of `cols`.
+    pub fn zeros_of(memory: &Memory, rows: usize, cols: usize, dtype: DType) -> Matrix {
+        let (panels, layout) = (rows.div_ceil(PANEL), Layout::of(dtype));
         let data = match layout {
-            Layout::Panels => Tensor::zeros(memory, &[rows.div_ceil(PANEL), cols, PANEL], dtype),
+            Layout::Panels => Tensor::zeros(memory, &[panels, cols, PANEL], dtype),
+            Layout::Pairs => {
+                assert!(cols.is_multiple_of(2), "a matrix of bf16 has an even number of inputs, not {cols}");
+                Tensor::zeros(memory, &[panels, cols / 2, PANEL, 2], dtype)
+            }
         };
         Matrix { rows, cols, layout, data }
     }
     /// A matrix of these elements, row-major.
     pub fn from_f32(memory: &Memory, rows: usize, cols: usize, data: &[f32]) -> Matrix {
-        let mut m = Matrix::zeros(memory, rows, cols, Layout::Panels);
+        let mut m = Matrix::zeros(memory, rows, cols);
         m.pack_rows(0, data);
         m
     }
@@ -71,37 +103,45 @@ impl Matrix {
             from.len().is_multiple_of(k.max(1)) && first + from.len() / k.max(1) <= n,
             "rows of [{n}, {k}] from {first}"
         );
+        let at = |row: usize, col: usize| self.layout.at(k, first + row, col);
         match self.data.dtype() {
-            DType::Bf16 => scatter(self.data.view_mut().bf16(), first, k, from, bf16::from_f32),
-            _ => scatter(self.data.view_mut().f32(), first, k, from, |x| x),
+            DType::Bf16 => scatter(self.data.view_mut().bf16(), k, from, at, bf16::from_f32),
+            _ => scatter(self.data.view_mut().f32(), k, from, at, |x| x),
         }
     }
     /// A row-major copy of rows `range` (bf16 widened).
     pub fn unpack_rows(&self, range: Range<usize>) -> Vec<f32> {
+        let at = |row: usize, col: usize| self.layout.at(self.cols, row, col);
         match self.data.dtype() {
-            DType::Bf16 => gather(self.data.view().bf16(), range, self.cols, bf16::to_f32),
-            _ => gather(self.data.view().f32(), range, self.cols, |x| x),
+            DType::Bf16 => gather(self.data.view().bf16(), range, self.cols, at, bf16::to_f32),
+            _ => gather(self.data.view().f32(), range, self.cols, at, |x| x),
         }
+    }
+    /// The elements as a product reads them: f32 in panels, or bf16 in pairs.
+    pub(crate) fn elements(&self) -> Elements<'_> {
+        assert_eq!(self.layout, Layout::of(self.data.dtype()), "no product reads these elements");
+        self.data.view().elements()
     }
 }
 
-/// Row-major elements into rows from `first` of panels with `k` inputs.
-fn scatter<T>(data: &mut [T], first: usize, k: usize, from: &[f32], narrow: impl Fn(f32) -> T) {
+/// Row-major elements with `k` inputs to where they lie.
+fn scatter<T>(data: &mut [T], k: usize, from: &[f32], at: impl Fn(usize, usize) -> usize, narrow: impl Fn(f32) -> T) {
     for (row, from) in from.chunks_exact(k.max(1)).enumerate() {
-        let row = first + row;
-        let start = (row / PANEL) * k * PANEL + row % PANEL;
-        for (k, &x) in from.iter().enumerate() {
-            data[start + k * PANEL] = narrow(x);
-        }
+        from.iter().enumerate().for_each(|(k, &x)| data[at(row, k)] = narrow(x));
     }
 }
 
-/// Rows `range` of panels with `k` inputs, row-major.
-fn gather<T: Copy>(data: &[T], range: Range<usize>, k: usize, widen: impl Fn(T) -> f32) -> Vec<f32> {
+/// Rows `range` with `k` inputs, row-major, from where they lie.
+fn gather<T: Copy>(
+    data: &[T],
+    range: Range<usize>,
+    k: usize,
+    at: impl Fn(usize, usize) -> usize,
+    widen: impl Fn(T) -> f32,
+) -> Vec<f32> {
     let mut out = Vec::with_capacity(range.len() * k);
     for row in range {
-        let start = (row / PANEL) * k * PANEL + row % PANEL;
-        out.extend((0..k).map(|k| widen(data[start + k * PANEL])));
+        out.extend((0..k).map(|k| widen(data[at(row, k)])));
     }
     out
 }
@@ -135,14 +175,33 @@ mod tests {
     #[test]
     fn bf16_elements_go_in_and_out() {
         let memory = Memory::new(Device::Cpu);
-        let (n, k) = (33, 7);
-        let mut m = Matrix::zeros(&memory, n, k, Layout::Panels);
-        *m.data_mut() = Tensor::zeros(&memory, m.data().shape(), DType::Bf16);
+        let (n, k) = (33, 8);
+        let mut m = Matrix::zeros_of(&memory, n, k, DType::Bf16);
         let data: Vec<f32> = (0..n * k).map(|i| i as f32 - 100.0).collect();
         m.pack_rows(0, &data);
+        let all = m.data().to_vec_f32();
+        for (i, &x) in data.iter().enumerate() {
+            let (row, col) = (i / k, i % k);
+            assert_eq!(all[((row / 32 * k / 2 + col / 2) * 32 + row % 32) * 2 + col % 2], x);
+        }
         assert_eq!((m.unpack_rows(0..n), m.data().bytes()), (data, 2 * 2 * k * PANEL));
-        m.pack_rows(5, &[1.001; 7]);
-        assert_eq!(m.unpack_rows(5..6), [1.0; 7]);
+        m.pack_rows(5, &[1.001; 8]);
+        assert_eq!(m.unpack_rows(5..6), [1.0; 8]);
+    }
+
+    #[test]
+    #[should_panic(expected = "an even number of inputs, not 7")]
+    fn pairs_need_even_inputs() {
+        Matrix::zeros_of(&Memory::new(Device::Cpu), 4, 7, DType::Bf16);
+    }
+
+    #[test]
+    #[should_panic(expected = "no product reads")]
+    fn elements_in_another_layout_are_not_multiplied() {
+        let memory = Memory::new(Device::Cpu);
+        let mut moments = Matrix::zeros(&memory, 4, 8);
+        *moments.data_mut() = Tensor::zeros(&memory, moments.data().shape(), DType::Bf16);
+        moments.elements();
     }
 
     #[test]
@@ -166,6 +225,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "rows of [4, 3]")]
     fn rows_past_the_end_are_refused() {
-        Matrix::zeros(&Memory::new(Device::Cpu), 4, 3, Layout::Panels).pack_rows(3, &[0.0; 6]);
+        Matrix::zeros(&Memory::new(Device::Cpu), 4, 3).pack_rows(3, &[0.0; 6]);
     }
 }

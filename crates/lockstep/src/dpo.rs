@@ -38,7 +38,7 @@ pub fn build(
 ) -> anyhow::Result<Dpo> {
     let config = resolved.config.clone();
     let found = Found::of(&config, Head::Lm)?;
-    let words = Words::load(&found.dir)?.computing_in(config.dtype);
+    let words = Words::load(&found.dir)?.computing_in(config.dtype)?;
     let (mut samples, mut held_out, data_hash) = data(&config, &words, &console)?;
     planned(&config, &words, &samples, &held_out)?.check(memory_plan::available_bytes(), &config)?;
     let sampler = sampler(samples.len() / 2, config.completions_per_step(), &config)?;

@@ -31,7 +31,7 @@ pub struct Policy {
 impl Policy {
     /// Loads a directory. Whatever is wrong with it is the caller's input: exit code 2.
     pub fn load(ctx: &Context, dir: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
-        let words = Words::load(dir)?.computing_in(dtype);
+        let words = Words::load(dir)?.computing_in(dtype)?;
         let weights = load_weights(ctx, dir, &words.config)?;
         Ok(Policy {
             dir: dir.to_owned(),
@@ -54,7 +54,7 @@ impl Policy {
         if !model::io::load_adapter_config(adapter).or_bad_input()?.scores {
             return Policy::load_with(ctx, dir, Some(adapter), dtype);
         }
-        let words = Words::load_scorer(dir)?.computing_in(dtype);
+        let words = Words::load_scorer(dir)?.computing_in(dtype)?;
         let weights = load_scorer(ctx, dir, words.config.compute)?;
         let Words { tokenizer, chat, eos_ids, .. } = words;
         let mut policy = Policy { dir: dir.to_owned(), weights, tokenizer, chat, eos_ids };
@@ -135,9 +135,9 @@ impl Words {
     }
 
     /// The same, for computing in `dtype`.
-    pub fn computing_in(mut self, dtype: ComputeDType) -> Words {
-        Arc::make_mut(&mut self.config).compute = dtype.dtype();
-        self
+    pub fn computing_in(self, dtype: ComputeDType) -> anyhow::Result<Words> {
+        let config = Arc::new(self.config.computing_in(dtype.dtype()).or_bad_input()?);
+        Ok(Words { config, ..self })
     }
 
     fn load_with(dir: &Path, head: Head) -> anyhow::Result<Words> {

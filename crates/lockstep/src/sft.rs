@@ -34,7 +34,7 @@ pub fn build(
 ) -> anyhow::Result<Sft> {
     let config = resolved.config.clone();
     let found = Found::of(&config, Head::Lm)?;
-    let words = Words::load(&found.dir)?.computing_in(config.dtype);
+    let words = Words::load(&found.dir)?.computing_in(config.dtype)?;
     let Some(spec) = DatasetSpec::train(&config) else { return Err(BadInput::new("no training data")) };
     let (samples, data_hash) = samples(&resolved, spec, &words, &console)?;
     let scorer = || Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);

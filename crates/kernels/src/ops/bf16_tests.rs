@@ -6,7 +6,7 @@ use crate::check::{normal, relative_error};
 use crate::ops::{adamw, attention, embedding, linear, lm_head, lora, rmsnorm, rope, rows, swiglu};
 use crate::simd::{Element, Kernel, LANES, Simd};
 use crate::tensor::rounded_to_bf16;
-use crate::{Context, DType, Device, Isa, Layout, Matrix, Memory, Tensor};
+use crate::{Context, DType, Device, Isa, Matrix, Memory, Tensor};
 use half::bf16;
 
 fn memory() -> Memory {
@@ -26,7 +26,7 @@ fn both(shape: &[usize], data: &[f32]) -> [Tensor; 2] {
 }
 
 fn both_matrices(rows: usize, cols: usize, data: &[f32]) -> [Matrix; 2] {
-    let mut narrow = Matrix::zeros_of(&memory(), rows, cols, Layout::Panels, DType::Bf16);
+    let mut narrow = Matrix::zeros_of(&memory(), rows, cols, DType::Bf16);
     narrow.pack_rows(0, data);
     [Matrix::from_f32(&memory(), rows, cols, data), narrow]
 }
@@ -80,7 +80,7 @@ fn rounding_is_to_nearest_even_and_widening_exact() {
 
 #[test]
 fn products_are_those_of_the_widened_numbers() {
-    for [m, n, k] in [[1, 1, 1], [3, 5, 7], [2, 129, 33], [13, 31, 64], [1, 300, 450], [5, 70, 520], [251, 34, 3]] {
+    for [m, n, k] in [[1, 1, 2], [3, 5, 6], [2, 129, 34], [13, 31, 64], [1, 300, 450], [5, 70, 520], [251, 34, 4]] {
         let (x, w, d_y) = (numbers(1, m * k), numbers(2, n * k), normal(3, m * n));
         let (x, w) = (both(&[m, k], &x), both_matrices(n, k, &w));
         // In f32 the numbers that bf16 rounds to.
@@ -88,7 +88,7 @@ fn products_are_those_of_the_widened_numbers() {
         for ctx in chains() {
             let results = [0, 1].map(|i| {
                 let (mut y, mut d_x) = (poisoned(&[m, n], DType::F32), poisoned(&[m, k], DType::F32));
-                let mut d_w = Matrix::zeros(&memory(), n, k, Layout::Panels);
+                let mut d_w = Matrix::zeros(&memory(), n, k);
                 let (x, w) = (x[i].view(), &w[i]);
                 let args = linear::Forward { x, w, bias: None, y: y.view_mut(), accumulate: false };
                 linear::forward(&ctx, args).unwrap();
@@ -128,7 +128,7 @@ fn adapters_read_bf16() {
 
 #[test]
 fn embeddings_and_rows_are_copied() {
-    let (v, h) = (70, 37);
+    let (v, h) = (70, 38);
     let tables = both_matrices(v, h, &numbers(1, v * h));
     let ids = Tensor::from_u32(&memory(), &[4], &[69, 0, 33, 33]);
     let x = both(&[v, h], &numbers(2, v * h));
@@ -215,7 +215,7 @@ fn logits_are_those_of_the_widened_numbers() {
             };
             lm_head::forward(&ctx, args).unwrap();
             let mut d_hidden = poisoned(&[r, h], DType::F32);
-            let mut d_weight = Matrix::zeros(&memory(), v, h, Layout::Panels);
+            let mut d_weight = Matrix::zeros(&memory(), v, h);
             let args = lm_head::Backward {
                 hidden,
                 weight,
@@ -326,7 +326,7 @@ fn attention_reads_and_keeps_bf16() {
 
 #[test]
 fn the_optimizer_steps_in_f32_and_rounds_a_copy() {
-    let n = 20_000;
+    let n = 31_360;
     let (start, grad) = (normal(1, n), Tensor::from_f32(&memory(), &[n], &normal(2, n)));
     let norm = Tensor::from_f32(&memory(), &[2], &[1.0, 1.0]);
     let hyper = adamw::Hyper { lr: 1e-2, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step: 1 };
@@ -353,7 +353,12 @@ fn the_optimizer_steps_in_f32_and_rounds_a_copy() {
             for dtype in [DType::Bf16, DType::F32] {
                 let mut rounded = poisoned(&[n], dtype);
                 assert!(step(Some(&mut rounded)) == alone, "{:?}", ctx.isa());
-                assert!(rounded.to_vec_f32() == rounded_to_bf16(&alone), "{:?} {dtype:?}", ctx.isa());
+                let mut expected = rounded_to_bf16(&alone);
+                if dtype == DType::Bf16 {
+                    // Panels become pairs: of two inputs of 32 rows, those of a row are side by side.
+                    expected = expected.chunks(64).flat_map(|c| (0..64).map(|i| c[i % 2 * 32 + i / 2])).collect();
+                }
+                assert!(rounded.to_vec_f32() == expected, "{:?} {dtype:?}", ctx.isa());
             }
         }
     }

@@ -118,6 +118,7 @@ pub unsafe fn run(works: &[Work]) {
                 "mov {a}, [{work} + {a_start}]",
                 "mov {c}, [{work} + {c_start}]",
                 "mov {c_stride}, [{work} + {c_row}]",
+                "mov {a_row}, [{work} + {a_line}]",
                 "mov {blocks}, [{work} + {of_blocks}]",
                 "2:",
                 "mov {c_low}, {c_stride}",
@@ -143,10 +144,10 @@ pub unsafe fn run(works: &[Work]) {
                 "mov {steps}, [{work} + {depth}]",
                 ".p2align 5",
                 "5:",
-                "tileloadd tmm4, [{up} + {line}]",
-                "tileloadd tmm6, [{b} + {line}]",
-                "tileloadd tmm5, [{low} + {line}]",
-                "tileloadd tmm7, [{b} + {line} + 1024]",
+                "tileloadd tmm4, [{up} + {a_row}]",
+                "tileloadd tmm6, [{b} + {b_row}]",
+                "tileloadd tmm5, [{low} + {a_row}]",
+                "tileloadd tmm7, [{b} + {b_row} + 64]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm1, tmm4, tmm7",
@@ -175,7 +176,8 @@ pub unsafe fn run(works: &[Work]) {
                 c = out(reg) _,
                 c_stride = out(reg) _,
                 blocks = out(reg) _,
-                line = in(reg) 64usize,
+                a_row = out(reg) _,
+                b_row = in(reg) 128usize,
                 up = out(reg) _,
                 low = out(reg) _,
                 b = out(reg) _,
@@ -184,6 +186,7 @@ pub unsafe fn run(works: &[Work]) {
                 a_start = const std::mem::offset_of!(Work, a),
                 c_start = const std::mem::offset_of!(Work, c),
                 c_row = const std::mem::offset_of!(Work, c_stride),
+                a_line = const std::mem::offset_of!(Work, a_row),
                 of_blocks = const std::mem::offset_of!(Work, blocks),
                 a_step = const std::mem::offset_of!(Work, a_step),
                 b_start = const std::mem::offset_of!(Work, b),
@@ -206,6 +209,7 @@ pub unsafe fn run(works: &[Work]) {
                 "mov {a}, [{work} + {a_start}]",
                 "mov {c}, [{work} + {c_start}]",
                 "mov {c_stride}, [{work} + {c_row}]",
+                "mov {a_row}, [{work} + {a_line}]",
                 "mov {blocks}, [{work} + {of_blocks}]",
                 "2:",
                 "cmp qword ptr [{work} + {from_c}], 0",
@@ -222,9 +226,9 @@ pub unsafe fn run(works: &[Work]) {
                 "mov {steps}, [{work} + {depth}]",
                 ".p2align 5",
                 "5:",
-                "tileloadd tmm4, [{up} + {line}]",
-                "tileloadd tmm6, [{b} + {line}]",
-                "tileloadd tmm7, [{b} + {line} + 1024]",
+                "tileloadd tmm4, [{up} + {a_row}]",
+                "tileloadd tmm6, [{b} + {b_row}]",
+                "tileloadd tmm7, [{b} + {b_row} + 64]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "add {up}, [{work} + {a_step}]",
@@ -248,13 +252,15 @@ pub unsafe fn run(works: &[Work]) {
                 c = out(reg) _,
                 c_stride = out(reg) _,
                 blocks = out(reg) _,
-                line = in(reg) 64usize,
+                a_row = out(reg) _,
+                b_row = in(reg) 128usize,
                 up = out(reg) _,
                 b = out(reg) _,
                 size = const size_of::<Work>(),
                 a_start = const std::mem::offset_of!(Work, a),
                 c_start = const std::mem::offset_of!(Work, c),
                 c_row = const std::mem::offset_of!(Work, c_stride),
+                a_line = const std::mem::offset_of!(Work, a_row),
                 of_blocks = const std::mem::offset_of!(Work, blocks),
                 a_step = const std::mem::offset_of!(Work, a_step),
                 b_start = const std::mem::offset_of!(Work, b),
@@ -331,6 +337,7 @@ fn self_test(unit: impl Fn(&[Work])) -> bool {
                     a: a.as_ptr(),
                     b: b.as_ptr(),
                     c: c.as_mut_ptr(),
+                    a_row: size_of_val(&a[..tiles::DEPTH]),
                     a_lower: size_of_val(&a[..depth * TILE]),
                     a_step: size_of_val(&a[..TILE]),
                     c_stride: size_of::<[f32; 40]>(),
@@ -341,13 +348,26 @@ fn self_test(unit: impl Fn(&[Work])) -> bool {
                     from_c,
                     rows: Rows { upper, lower },
                 };
-                // All rows of a step below each other, columns further to the right.
+                // All rows of a step below each other, columns further to the right; then rows as those of a matrix.
                 let (side, lines) = (size_of_val(&a[..TILE]), size_of_val(&a[..rows / SIDE * blocks * TILE]));
-                let a_block = rows / SIDE * side;
-                unit(&[
-                    tall,
-                    Work { c: c[8..].as_mut_ptr(), a_lower: side, a_step: lines, a_block, from_c: 1, ..tall },
-                ]);
+                let line = depth * tall.a_row;
+                let of_matrix = Work {
+                    c: c[4..].as_mut_ptr(),
+                    a_row: line,
+                    a_lower: SIDE * line,
+                    a_step: tall.a_row,
+                    a_block: rows * line,
+                    ..tall
+                };
+                let of_lines = Work {
+                    c: c[8..].as_mut_ptr(),
+                    a_lower: side,
+                    a_step: lines,
+                    a_block: rows / SIDE * side,
+                    from_c: 1,
+                    ..tall
+                };
+                unit(&[tall, of_lines, of_matrix]);
                 c.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
             };
             // SAFETY: at most four tiles of rows of A, DEPTH deep, B as deep, and 64 rows of 40 of C.
@@ -371,6 +391,7 @@ mod tests {
         assert!(!spoiled(|w| Work { depth: 1, ..*w }));
         assert!(!spoiled(|w| Work { blocks: 1, ..*w }));
         assert!(!spoiled(|w| Work { a_step: size_of::<[bf16; TILE]>(), ..*w }));
+        assert!(!spoiled(|w| Work { a_row: size_of::<[bf16; tiles::DEPTH]>(), ..*w }));
         assert!(!self_test(|works| emulated(&works[..1])));
     }
 

@@ -142,6 +142,17 @@ impl Simd for F32x16 {
         F32x16(upper(self.0), upper(self.1))
     }
     #[inline(always)]
+    fn load_pairs(from: &[bf16]) -> (Self, Self) {
+        let from = &from[..2 * LANES];
+        // SAFETY: 32 elements of two bytes, just checked; the rest are register-only intrinsics inside `run`.
+        unsafe {
+            let pairs = [0, 1].map(|half| _mm256_loadu_si256(from.as_ptr().cast::<__m256i>().add(half)));
+            let even = pairs.map(|pairs| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)));
+            let odd = pairs.map(|pairs| _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(!0xffff))));
+            (F32x16(even[0], even[1]), F32x16(odd[0], odd[1]))
+        }
+    }
+    #[inline(always)]
     fn prefetch<T>(at: *const T) {
         // SAFETY: a hint that touches nothing, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }

@@ -117,9 +117,8 @@ impl Simd for F32x16 {
         unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs) }
     }
     #[inline(always)]
-    fn zip_bf16(even: &[bf16], odd: &[bf16], low: &mut [bf16], high: &mut [bf16]) {
-        let (even, odd) = (&even[..2 * LANES], &odd[..2 * LANES]);
-        let (low, high) = (&mut low[..2 * LANES], &mut high[..2 * LANES]);
+    fn zip_bf16(even: &[bf16], odd: &[bf16], to: &mut [bf16]) {
+        let (even, odd, to) = (&even[..2 * LANES], &odd[..2 * LANES], &mut to[..4 * LANES]);
         // SAFETY: 32 elements of two bytes each, just checked.
         let (even, odd) =
             unsafe { (_mm512_loadu_si512(even.as_ptr().cast()), _mm512_loadu_si512(odd.as_ptr().cast())) };
@@ -130,11 +129,19 @@ impl Simd for F32x16 {
                 (_mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15));
             [_mm512_permutex2var_epi64(a, first, b), _mm512_permutex2var_epi64(a, last, b)]
         });
-        // SAFETY: as above.
+        // SAFETY: 64 elements of two bytes, just checked.
         unsafe {
-            _mm512_storeu_si512(low.as_mut_ptr().cast(), zipped[0]);
-            _mm512_storeu_si512(high.as_mut_ptr().cast(), zipped[1]);
+            _mm512_storeu_si512(to.as_mut_ptr().cast(), zipped[0]);
+            _mm512_storeu_si512(to.as_mut_ptr().add(2 * LANES).cast(), zipped[1]);
         }
+    }
+    #[inline(always)]
+    fn load_pairs(from: &[bf16]) -> (Self, Self) {
+        let from = &from[..2 * LANES];
+        // SAFETY: 32 elements of two bytes, just checked.
+        let pairs = unsafe { _mm512_loadu_si512(from.as_ptr().cast()) };
+        let odd = lanes!(_mm512_and_si512(pairs, _mm512_set1_epi32(!0xffff)));
+        (F32x16(lanes!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)))), F32x16(lanes!(_mm512_castsi512_ps(odd))))
     }
     #[inline(always)]
     fn prefetch<T>(at: *const T) {

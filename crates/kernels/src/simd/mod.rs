@@ -83,9 +83,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     }
     /// The first 32 elements of two rows side by side: `even[i]`, `odd[i]`, for i below 16 in `low` and from 16 in `high`.
     #[inline(always)]
-    fn zip_bf16(even: &[bf16], odd: &[bf16], low: &mut [bf16], high: &mut [bf16]) {
+    fn zip_bf16(even: &[bf16], odd: &[bf16], to: &mut [bf16]) {
         let pairs = even[..2 * LANES].iter().zip(&odd[..2 * LANES]);
-        let to = low[..2 * LANES].chunks_exact_mut(2).chain(high[..2 * LANES].chunks_exact_mut(2));
+        let to = to[..4 * LANES].chunks_exact_mut(2);
         pairs.zip(to).for_each(|((&even, &odd), to)| to.copy_from_slice(&[even, odd]));
     }
 
@@ -95,6 +95,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
         let pairs = even.to_array().into_iter().zip(odd.to_array());
         let to = to[..2 * LANES].chunks_exact_mut(2);
         pairs.zip(to).for_each(|((even, odd), to)| to.copy_from_slice(&[bf16::narrow(even), bf16::narrow(odd)]));
+    }
+
+    /// The reverse of it: the even and the odd ones of the first 32 elements of `from`, widened exactly.
+    #[inline(always)]
+    fn load_pairs(from: &[bf16]) -> (Self, Self) {
+        let [even, odd]: [[f32; LANES]; 2] = [0, 1].map(|i| std::array::from_fn(|lane| from[2 * lane + i].widen()));
+        (Self::load(&even), Self::load(&odd))
     }
 
     /// Asks for the cache line at `at`, which need not exist, to be brought into the second cache. Changes no result.

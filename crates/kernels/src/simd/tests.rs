@@ -178,8 +178,7 @@ impl Kernel for Zip<'_> {
     #[inline(always)]
     fn run<V: Simd>(self) -> Self::Output {
         let mut out = vec![half::bf16::NAN; 4 * LANES];
-        let (low, high) = out.split_at_mut(2 * LANES);
-        V::zip_bf16(self.0, self.1, low, high);
+        V::zip_bf16(self.0, self.1, &mut out);
         out
     }
 }
@@ -234,5 +233,28 @@ fn pairs_are_rounded_as_single_numbers_are() {
         even.iter().zip(&odd).flat_map(|(&e, &o)| [e, o].map(|x| half::bf16::from_f32(x).to_bits())).collect();
     for isa in Isa::present() {
         assert_eq!(isa.run(Pairs(even, odd)).map(|x| x.to_bits())[..], wanted, "{isa:?}");
+    }
+}
+
+struct Unzip<'a>(&'a [half::bf16]);
+
+impl Kernel for Unzip<'_> {
+    type Output = [[f32; LANES]; 2];
+    #[inline(always)]
+    fn run<V: Simd>(self) -> Self::Output {
+        let (even, odd) = V::load_pairs(self.0);
+        [even.to_array(), odd.to_array()]
+    }
+}
+
+#[test]
+fn pairs_are_widened_apart() {
+    for first in (0..=u16::MAX).step_by(31) {
+        let pairs: Vec<_> = (0..32).map(|i| half::bf16::from_bits(first.wrapping_add(401 * i))).collect();
+        let wanted =
+            [0, 1].map(|i| (0..LANES).map(|lane| u32::from(pairs[2 * lane + i].to_bits()) << 16).collect::<Vec<_>>());
+        for isa in Isa::present() {
+            assert_eq!(isa.run(Unzip(&pairs)).map(|lanes| lanes.map(f32::to_bits).to_vec()), wanted, "{isa:?}");
+        }
     }
 }

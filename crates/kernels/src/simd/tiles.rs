@@ -68,8 +68,8 @@ pub struct Rows {
 
 /// `c = (from_c ? c : 0) + a · b` for `blocks` blocks of one or two tiles of rows, by two tiles of columns.
 ///
-/// All strides are in bytes. A row of a tile of A is 32 elements, and the next row follows it; tiles of B are packed
-/// `[2 tiles][16][16][2]` for each step of depth.
+/// All strides are in bytes. A row of a tile of A is 32 elements; the two tiles of B of a step of depth lie row by row beside
+/// each other, `[16 pairs of terms][32 columns][2]`, one step after the other.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
@@ -79,6 +79,8 @@ pub struct Work {
     pub b: *const bf16,
     /// The first element of C.
     pub c: *mut f32,
+    /// From a row of a tile of A to the next.
+    pub a_row: usize,
     /// From the upper to the lower tile of A.
     pub a_lower: usize,
     /// From a tile of A to that of the next step of depth.
@@ -172,13 +174,12 @@ unsafe fn emulate(work: &Work) {
                     // SAFETY: the caller's promise: 32 columns of every row of C.
                     let mut sum = if from_c != 0 { unsafe { c.add(column).read() } } else { 0.0 };
                     for tile in 0..depth {
-                        let a = a.wrapping_byte_add(tile * work.a_step).wrapping_add(row * DEPTH);
+                        let a = a.wrapping_byte_add(tile * work.a_step + row * work.a_row);
                         // SAFETY: the caller's promise: `depth` tiles of A.
                         let a = unsafe { std::slice::from_raw_parts(a, DEPTH) };
                         // SAFETY: the caller's promise: `depth` pairs of tiles of B.
-                        let b =
-                            unsafe { std::slice::from_raw_parts(work.b.add((2 * tile + column / SIDE) * TILE), TILE) };
-                        let of = |k: usize| b[k / 2 * DEPTH + column % SIDE * 2 + k % 2].to_f32();
+                        let b = unsafe { std::slice::from_raw_parts(work.b.add(tile * 2 * TILE), 2 * TILE) };
+                        let of = |k: usize| b[k / 2 * 2 * DEPTH + column * 2 + k % 2].to_f32();
                         sum = step(sum, a.iter().enumerate().map(|(k, a)| (a.to_f32(), of(k))));
                     }
                     // SAFETY: as for reading it.

@@ -3,7 +3,7 @@
 use super::report::column;
 use super::{Machine, Report, median, repeat};
 use kernels::ops::linear::{self, BackwardInput, BackwardWeight, Forward};
-use kernels::{Context, DType, Layout, Matrix, Tensor};
+use kernels::{Context, DType, Matrix, Tensor};
 use serde_json::json;
 
 /// M, K, N: decoding, a decoding batch, a micro-batch up, square, down.
@@ -29,12 +29,12 @@ pub fn run(ctx: &Context, dtype: DType, seconds: f64) -> anyhow::Result<Report> 
     for [m, k, n] in SHAPES {
         let mut x = Tensor::zeros(memory, &[m, k], dtype);
         x.view_mut().copy_from_f32(&numbers(m * k));
-        let mut w = Matrix::zeros_of(memory, n, k, Layout::Panels, dtype);
+        let mut w = Matrix::zeros_of(memory, n, k, dtype);
         w.pack_rows(0, &numbers(n * k));
         let d_y = Tensor::from_f32(memory, &[m, n], &numbers(m * n));
         let mut y = Tensor::zeros(memory, &[m, n], DType::F32);
         let mut d_x = Tensor::zeros(memory, &[m, k], DType::F32);
-        let mut d_w = Matrix::zeros(memory, n, k, Layout::Panels);
+        let mut d_w = Matrix::zeros(memory, n, k);
         let forward = median(&repeat(5, seconds, || {
             let args = Forward { x: x.view(), w: &w, bias: None, y: y.view_mut(), accumulate: false };
             Ok(linear::forward(ctx, args)?)

@@ -50,7 +50,7 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
 fn log_probabilities(ctx: &Context, shape: Subject) -> anyhow::Result<Option<u64>> {
     let (config, dtype, memory) = (shape.config()?, shape.dtype.dtype(), ctx.memory());
     let (v, h) = (config.vocab_size, config.hidden_size);
-    let mut weight = Matrix::zeros_of(memory, v, h, kernels::Layout::Panels, dtype);
+    let mut weight = Matrix::zeros_of(memory, v, h, dtype);
     // Written, so that the pages are there. In small slices: what they leave behind is resident, and would hide what is taken below.
     for first in (0..v).step_by(64) {
         let rows = (v - first).min(64);
@@ -65,7 +65,7 @@ fn log_probabilities(ctx: &Context, shape: Subject) -> anyhow::Result<Option<u64
     let targets = Tensor::from_u32(memory, &[TOKENS], &vec![0; TOKENS]);
     let [mut logps, mut lse, mut entropies, d_logps] = [(); 4].map(|()| written(&[TOKENS], DType::F32));
     let mut d_hidden = written(&[TOKENS, h], DType::F32);
-    let mut d_weight = Matrix::zeros(memory, v, h, kernels::Layout::Panels);
+    let mut d_weight = Matrix::zeros(memory, v, h);
     d_weight.data_mut().view_mut().fill(0.25);
     // The peak so far is of the ceilings; what is resident has to pass it to be seen, so the rest of it is taken, too.
     let (Some(peak), Some(now)) = (telemetry::system::peak_rss_bytes(), telemetry::system::rss_bytes()) else {

@@ -16,7 +16,7 @@ use crate::bad_input;
 use kernels::ops::attention::{self, BLOCK, Geometry};
 use kernels::ops::linear::{self, BackwardWeight};
 use kernels::ops::mix::{self, Mix};
-use kernels::{Context, DType, Layout, Matrix, Tensor};
+use kernels::{Context, DType, Matrix, Tensor};
 use serde_json::json;
 use std::hint::spin_loop;
 use std::sync::Mutex;
@@ -150,7 +150,7 @@ struct Product {
 impl Product {
     fn new(ctx: &Context, shape: Subject, [m, k, n]: [usize; 3]) -> Product {
         let (memory, dtype) = (ctx.memory(), shape.dtype.dtype());
-        let mut w = Matrix::zeros_of(memory, n, k, Layout::Panels, dtype);
+        let mut w = Matrix::zeros_of(memory, n, k, dtype);
         w.pack_rows(0, &numbers(n * k));
         Product { x: filled(ctx, &[m, k], dtype), w, y: Tensor::zeros(memory, &[m, n], DType::F32) }
     }
@@ -178,7 +178,7 @@ impl WeightGradient {
         WeightGradient {
             x: filled(ctx, &[m, k], shape.dtype.dtype()),
             d_y: filled(ctx, &[m, n], DType::F32),
-            d_w: Matrix::zeros(ctx.memory(), n, k, Layout::Panels),
+            d_w: Matrix::zeros(ctx.memory(), n, k),
         }
     }
 }

@@ -99,7 +99,7 @@ fn supervised(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
 
 fn of_pairs(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
     let config = args.config.resolve(Purpose::Reward)?.config;
-    let words = Words::load_scorer(&Found::of(&config, Head::Score(1))?.dir)?.computing_in(config.dtype);
+    let words = Words::load_scorer(&Found::of(&config, Head::Score(1))?.dir)?.computing_in(config.dtype)?;
     let plan = reward_model::plan(&config, &words, &Console::new(LogArgs::default().console()?)?)?;
     Ok((plan, config))
 }
@@ -113,7 +113,7 @@ fn preference(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
 
 fn words(config: &Config) -> anyhow::Result<Words> {
     match &config.model_name_or_path {
-        Some(_) => Ok(Words::load(&Found::of(config, Head::Lm)?.dir)?.computing_in(config.dtype)),
+        Some(_) => Words::load(&Found::of(config, Head::Lm)?.dir)?.computing_in(config.dtype),
         None => bad_input!("no model: give --model DIR, or model_name_or_path in the configuration"),
     }
 }

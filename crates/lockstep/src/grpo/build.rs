@@ -57,7 +57,7 @@ pub fn build_beside<T>(
     let ctx = &ctx;
     let config = resolved.config.clone();
     let found = Found::of(&config, Head::Lm)?;
-    let words = Words::load(&found.dir)?.computing_in(config.dtype);
+    let words = Words::load(&found.dir)?.computing_in(config.dtype)?;
     let rewards = named_rewards(&config)?;
     let room = config.max_completion_length;
     let Data { source, rows, known, hash } = data(&config, &words, &rewards, ctx, &console)?;

@@ -44,7 +44,7 @@ pub fn build(
 ) -> anyhow::Result<RewardRun> {
     let config = resolved.config.clone();
     let found = Found::of(&config, Head::Score(1))?;
-    let words = Words::load_scorer(&found.dir)?.computing_in(config.dtype);
+    let words = Words::load_scorer(&found.dir)?.computing_in(config.dtype)?;
     let Some(spec) = DatasetSpec::train(&config) else { return Err(BadInput::new("no training data")) };
     let (pairs, data_hash) = samples(&config, &spec, &words, &console)?;
     let scorer = || Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);

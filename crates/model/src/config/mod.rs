@@ -178,6 +178,17 @@ impl ModelConfig {
         config.raw.insert("label2id".into(), numbers.into());
         config
     }
+    /// The same, computing in `compute`: f32, or bf16, whose weights hold two inputs side by side.
+    pub fn computing_in(&self, compute: kernels::DType) -> Result<ModelConfig> {
+        let sizes = [("hidden_size", self.hidden_size), ("intermediate_size", self.intermediate_size)];
+        if let Some((field, size)) = sizes.into_iter().find(|(_, size)| size % 2 != 0) {
+            if compute == kernels::DType::Bf16 {
+                let message = "is odd, and bf16 takes even sizes: compute with dtype = \"f32\"".into();
+                return Err(Error::Config { field: field.into(), value: Some(size.to_string()), message });
+            }
+        }
+        Ok(ModelConfig { compute, ..self.clone() })
+    }
     /// Rows of a head that has a matrix of its own.
     pub fn head_rows(&self) -> Option<usize> {
         match self.head {

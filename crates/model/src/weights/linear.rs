@@ -4,7 +4,7 @@ use super::lora::LoraConfig;
 use super::spec::Part;
 use super::trained;
 use kernels::ops::{linear, lora};
-use kernels::{Context, Error, Layout, Matrix, Memory, Result, Tensor, View, ViewMut};
+use kernels::{Context, Error, Matrix, Memory, Result, Tensor, View, ViewMut};
 
 /// A linear layer's weight, which is asked for the product.
 ///
@@ -37,9 +37,9 @@ impl Adapter {
     /// Zeros for these parts of a matrix; none if there are none.
     pub(super) fn zeros(memory: &Memory, lora: &LoraConfig, parts: &[Part]) -> Option<Adapter> {
         let cols = parts.first()?.shape[1];
-        let b = parts.iter().map(|p| Matrix::zeros(memory, p.rows.len(), lora.r, Layout::Panels));
+        let b = parts.iter().map(|p| Matrix::zeros(memory, p.rows.len(), lora.r));
         Some(Adapter {
-            a: Matrix::zeros(memory, parts.len() * lora.r, cols, Layout::Panels),
+            a: Matrix::zeros(memory, parts.len() * lora.r, cols),
             b: b.collect(),
             first: parts.iter().map(|p| p.rows.start).collect(),
             scale: lora.scale(),

@@ -88,10 +88,7 @@ impl Grads {
         let memory = memory.part("gradients");
         let (v, h) = (config.vocab_size, config.hidden_size);
         let tied = config.head_rows().is_none() && lora.is_none();
-        Grads {
-            params: Params::trained(&memory, config, lora),
-            tied_head: tied.then(|| Matrix::zeros(&memory, v, h, kernels::Layout::Panels)),
-        }
+        Grads { params: Params::trained(&memory, config, lora), tied_head: tied.then(|| Matrix::zeros(&memory, v, h)) }
     }
     /// Forgets everything, before the first micro-batch of an update.
     pub fn zero(&mut self) {

@@ -4,7 +4,7 @@ use super::linear::{Adapter, Linear};
 use super::lora::{LoraConfig, adapter_specs};
 use super::spec::{ParamSpec, specs};
 use crate::{Head, ModelConfig};
-use kernels::{DType, Layout, Matrix, Memory, Tensor};
+use kernels::{DType, Matrix, Memory, Tensor};
 use std::ops::Range;
 
 /// One number per parameter of a decoder.
@@ -81,7 +81,7 @@ impl Params {
         let size = |len: usize| if kept { len } else { 0 };
         let (h, f, v, hd) = (c.hidden_size, c.intermediate_size, c.vocab_size, c.head_dim);
         let vector = |len: usize| Tensor::zeros(memory, &[size(len)], DType::F32);
-        let whole = |rows: usize, cols: usize| Matrix::zeros_of(memory, rows, cols, Layout::Panels, dtype);
+        let whole = |rows: usize, cols: usize| Matrix::zeros_of(memory, rows, cols, dtype);
         let matrix = |rows: usize, cols: usize| whole(size(rows), size(cols));
         // A head of scores has no meaning before it is trained, so it is never frozen.
         let head = |rows: usize| if c.head == Head::Lm { size(rows) } else { rows };

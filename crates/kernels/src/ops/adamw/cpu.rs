@@ -1,31 +1,50 @@
 //! One pass over parameter, gradient and both moments.
 
 use super::{Factors, Rounding};
+use crate::matrix::PANEL;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::rng::philox;
 use crate::simd::{Element, LANES, Simd};
 use half::bf16;
 
-/// Elements of a task; a multiple of the elements that share a random block.
+/// Elements of a task; a multiple of the elements that share a random block, and of those of two inputs of a panel.
 pub(super) const ELEMENTS: usize = 1 << 14;
 
 /// Where the parameter goes as products read it, rounded to bf16.
 pub(super) enum Rounded<'a> {
+    /// A matrix: panels become pairs (`matrix.rs`).
     Bf16(Disjoint<'a, bf16>),
     /// Vectors, which operations read as f32.
     F32(Disjoint<'a, f32>),
 }
 
+/// Elements of two inputs of a panel, which are those of a line of pairs.
+pub(super) const TWO_INPUTS: usize = 2 * PANEL;
+
 impl Rounded<'_> {
+    /// A task's parameters, from element `at` on.
+    ///
     /// # Safety
-    /// No other task writes elements `at .. at + n`.
+    /// No other task writes these elements.
     #[inline(always)]
-    unsafe fn write<V: Simd>(&self, at: usize, n: usize, p: V) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self {
-                Rounded::Bf16(to) => bf16::store_partial(p, to.slice(at..at + n), n),
-                Rounded::F32(to) => bf16::rounded(p).store_partial(to.slice(at..at + n), n),
+    unsafe fn write<V: Simd>(&self, at: usize, param: &[f32]) {
+        match self {
+            Rounded::Bf16(to) => {
+                // SAFETY: the caller's promise.
+                let to = unsafe { to.slice(at..at + param.len()) };
+                for (from, to) in param.chunks_exact(TWO_INPUTS).zip(to.chunks_exact_mut(TWO_INPUTS)) {
+                    for row in [0, LANES] {
+                        let (even, odd) = (V::load(&from[row..]), V::load(&from[PANEL + row..]));
+                        V::store_pairs(even, odd, &mut to[2 * row..]);
+                    }
+                }
+            }
+            Rounded::F32(to) => {
+                // SAFETY: the caller's promise.
+                let to = unsafe { to.slice(at..at + param.len()) };
+                for (from, to) in param.chunks(LANES).zip(to.chunks_mut(LANES)) {
+                    bf16::rounded(V::load_partial(from, from.len())).store_partial(to, from.len());
+                }
             }
         }
     }
@@ -69,10 +88,10 @@ impl Tasks for Step<'_> {
             m1.store_partial(&mut m[at..], n);
             v1.store_partial(&mut v[at..], n);
             p.store_partial(&mut param[at..], n);
-            if let Some(rounded) = &self.rounded {
-                // SAFETY: tasks have disjoint ranges.
-                unsafe { rounded.write(start + at, n, p) };
-            }
+        }
+        if let Some(rounded) = &self.rounded {
+            // SAFETY: tasks have disjoint ranges.
+            unsafe { rounded.write::<V>(start, param) };
         }
     }
 }
@@ -107,16 +126,16 @@ impl Tasks for StepBf16<'_> {
             let load = |from: &[f32]| V::load_partial(&from[at..], n);
             let (p, m1, v1) = advance(&self.factors, self.clip, load(grad), load(param), wide(m), wide(v));
             p.store_partial(&mut param[at..], n);
-            if let Some(rounded) = &self.rounded {
-                // SAFETY: tasks have disjoint ranges.
-                unsafe { rounded.write(start + at, n, p) };
-            }
             let words = self.words(start + at);
             let (m1, v1) = (m1.to_array(), v1.to_array());
             for i in 0..n {
                 m[i] = rounded(m1[i], words[i] & 0xffff);
                 v[i] = rounded(v1[i], words[i] >> 16);
             }
+        }
+        if let Some(rounded) = &self.rounded {
+            // SAFETY: tasks have disjoint ranges.
+            unsafe { rounded.write::<V>(start, param) };
         }
     }
 }

@@ -71,7 +71,7 @@ pub struct Step<'a> {
     /// *Updated.*
     pub param: ViewMut<'a>,
     /// Where `param` is the f32 master of what products read: *overwrites* with it rounded to bf16. The tensor itself is bf16,
-    /// or f32 where operations read f32 (vectors).
+    /// a matrix whose panels become pairs ([`crate::Layout`]), or f32 where operations read f32 (vectors).
     pub rounded: Option<ViewMut<'a>>,
     /// Read.
     pub grad: View<'a>,
@@ -103,6 +103,10 @@ pub fn step(ctx: &Context, args: Step<'_>) -> Result<()> {
     if let Some(rounded) = &rounded {
         expect_floats(OP, "rounded", rounded.view(), rounded.shape())?;
         expect_shape(OP, "rounded", &[rounded.shape().iter().product()], &[len])?;
+        if rounded.dtype() == DType::Bf16 && !len.is_multiple_of(cpu::TWO_INPUTS) {
+            let message = format!("{len} elements to round to bf16 are not panels with an even number of inputs");
+            return Err(Error::Value { op: OP, message });
+        }
     }
     expect(OP, "norm", norm, DType::F32, &[2])?;
     if hyper.step == 0 || max_norm.is_nan() || max_norm < 0.0 {

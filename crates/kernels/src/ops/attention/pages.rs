@@ -4,8 +4,8 @@
 //! that nothing lies between the cache and the product:
 //!
 //! ```text
-//! keys    [64/32][hd/32][2][16 pairs of dimensions][16 keys][2]      q · Kᵀ: sums over dimensions
-//! values  [hd/32][64/32][2][16 pairs of keys][16 dimensions][2]      P · V: sums over keys
+//! keys    [64/32][hd/32][16 pairs of dimensions][32 keys][2]      q · Kᵀ: sums over dimensions
+//! values  [hd/32][64/32][16 pairs of keys][32 dimensions][2]      P · V: sums over keys
 //! ```
 //!
 //! Pages of other head_dims are kept as everywhere else, and made into such tiles, padded with zeros, by the task that
@@ -16,7 +16,7 @@ use crate::Context;
 use crate::ops::linear::tiles::zip;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::Simd;
-use crate::simd::tiles::{DEPTH, SIDE, TILE};
+use crate::simd::tiles::{DEPTH, TILE};
 use crate::tensor::Elements;
 use half::bf16;
 
@@ -30,16 +30,19 @@ pub(super) fn kept(hd: usize) -> bool {
     hd.is_multiple_of(DEPTH)
 }
 
-/// Where in the tiles of keys the first two dimensions of key `slot` lie; the next two one line of [`DEPTH`] further, and
-/// the next 32 two tiles further.
+/// Elements of a line: 32 pairs.
+const PAIRS: usize = 2 * DEPTH;
+
+/// Where in the tiles of keys the first two dimensions of key `slot` lie; the next two one line further, and the next 32
+/// two tiles further.
 fn key_at(hd: usize, slot: usize) -> usize {
-    slot / DEPTH * DEPTH * hd + slot / SIDE % 2 * TILE + slot % SIDE * 2
+    slot / DEPTH * DEPTH * hd + slot % DEPTH * 2
 }
 
-/// Where in the tiles of values the first dimension of value `slot` lies; the next one two elements further, from the 16th
-/// on one tile further, and from the 32nd on in the tiles of the next 32 dimensions.
+/// Where in the tiles of values the first dimension of value `slot` lies; the next one two elements further, and from the
+/// 32nd on in the tiles of the next 32 dimensions.
 fn value_at(slot: usize) -> usize {
-    slot / DEPTH * 2 * TILE + slot % DEPTH / 2 * DEPTH + slot % 2
+    slot / 2 * PAIRS + slot % 2
 }
 
 struct WriteTasks<'a> {
@@ -67,11 +70,11 @@ impl Tasks for WriteTasks<'_> {
             for (step, from) in self.qkv[key..key + hd].chunks_exact(DEPTH).enumerate() {
                 let to = &mut keys[key_at(hd, slot) + step * 2 * TILE..];
                 for (pair, from) in from.chunks_exact(2).enumerate() {
-                    to[pair * DEPTH..pair * DEPTH + 2].copy_from_slice(from);
+                    to[pair * PAIRS..pair * PAIRS + 2].copy_from_slice(from);
                 }
             }
-            for (tile, from) in self.qkv[value..value + hd].chunks_exact(SIDE).enumerate() {
-                let to = &mut values[value_at(slot) + tile / 2 * DEPTH * BLOCK + tile % 2 * TILE..];
+            for (step, from) in self.qkv[value..value + hd].chunks_exact(DEPTH).enumerate() {
+                let to = &mut values[value_at(slot) + step * DEPTH * BLOCK..];
                 from.iter().enumerate().for_each(|(i, &x)| to[2 * i] = x);
             }
         }
@@ -102,13 +105,12 @@ pub(super) fn tiles<'a, V: Simd>(
             return [keys, values];
         }
         let of_values = &mut of_values[..of_page];
-        for (tile, (from, to)) in values.chunks_exact(TILE).zip(of_values.chunks_exact_mut(TILE)).enumerate() {
-            let used = end.saturating_sub(tile / 2 % 2 * DEPTH).min(DEPTH);
-            let whole = used / 2 * DEPTH;
+        for (from, to) in values.chunks_exact(DEPTH * BLOCK).zip(of_values.chunks_exact_mut(DEPTH * BLOCK)) {
+            let whole = end / 2 * PAIRS;
             to[..whole].copy_from_slice(&from[..whole]);
             to[whole..].fill(bf16::ZERO);
-            if used % 2 == 1 {
-                (whole..whole + DEPTH).step_by(2).for_each(|i| to[i] = from[i]);
+            if end % 2 == 1 {
+                (whole..whole + PAIRS).step_by(2).for_each(|i| to[i] = from[i]);
             }
         }
         return [keys, of_values];

@@ -24,7 +24,7 @@ use super::{BLOCK, Geometry};
 use crate::math::exp;
 use crate::ops::lanes::dot_rounded;
 use crate::ops::linear::cpu::aligned;
-use crate::ops::linear::tiles::{Lines, halves, narrowed, transpose_pairs, zip_columns};
+use crate::ops::linear::tiles::{Lines, halves, narrowed, transpose_pairs, zip_lines};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::tiles::{DEPTH, Rows, SIDE, TILE, Unit, Work, run_all};
 use crate::simd::{Element, LANES, Simd};
@@ -243,22 +243,21 @@ impl BackwardTasks<'_> {
         let of_page = [&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]];
         let [keys, values] = pages::tiles::<V>(of_page, hd, visit.end, room);
         let steps = padded / DEPTH;
-        for (i, from) in keys.chunks_exact(TILE).enumerate() {
-            let (panel, step, half) = (i / 2 / steps, i / 2 % steps, i % 2);
-            let line = step * BLOCK + panel * DEPTH + half * SIDE;
-            transpose_pairs::<V>(from, SIDE, &mut page.keys[line * DEPTH..line * DEPTH + TILE]);
+        for (i, from) in keys.chunks_exact(2 * TILE).enumerate() {
+            let line = i % steps * BLOCK + i / steps * DEPTH;
+            for (half, to) in page.keys[line * DEPTH..][..2 * TILE].chunks_exact_mut(TILE).enumerate() {
+                transpose_pairs::<V>(&from[half * DEPTH..], 2 * DEPTH, SIDE, to, DEPTH);
+            }
         }
         page.keys.chunks_exact_mut(BLOCK * DEPTH).for_each(|keys| keys[visit.end * DEPTH..].fill(bf16::ZERO));
         let of_steps = page.keys.chunks_exact(2 * TILE).zip(page.key_pairs.chunks_exact_mut(2 * TILE));
         of_steps.for_each(|(lines, to)| zip_lines::<V>(lines, to));
-        for (i, from) in values.chunks_exact(TILE).enumerate() {
-            let (line, half) = (i / 4 * BLOCK + i / 2 % 2 * DEPTH, i % 2 * SIDE);
-            let lines = page.values[line * DEPTH..(line + DEPTH) * DEPTH].chunks_exact_mut(2 * DEPTH);
-            for (from, to) in from.chunks_exact(DEPTH).zip(lines) {
-                let (even, odd) = to.split_at_mut(DEPTH);
-                let to = even[half..half + SIDE].iter_mut().zip(&mut odd[half..half + SIDE]);
-                from.chunks_exact(2).zip(to).for_each(|(from, to)| (*to.0, *to.1) = (from[0], from[1]));
-            }
+        // Two keys of 32 dimensions, side by side.
+        for (from, to) in values.chunks_exact(2 * DEPTH).zip(page.values.chunks_exact_mut(2 * DEPTH)) {
+            let (even, odd) = to.split_at_mut(DEPTH);
+            from.chunks_exact(2)
+                .zip(even.iter_mut().zip(odd))
+                .for_each(|(from, to)| (*to.0, *to.1) = (from[0], from[1]));
         }
         page.d_keys.fill(0.0);
         page.d_values.fill(0.0);
@@ -340,8 +339,10 @@ impl BackwardTasks<'_> {
                 let of_columns = (step * padded + at) * DEPTH;
                 let of_pairs = (at / DEPTH * STEPS + step) * 2 * TILE;
                 for (lines, to) in [(&q.0, &mut batch.q), (&d_out.0, &mut batch.d_out)] {
-                    let columns = to.columns[of_columns..of_columns + 2 * TILE].chunks_exact_mut(TILE);
-                    lines.chunks_exact(TILE).zip(columns).for_each(|(from, to)| transpose_pairs::<V>(from, SIDE, to));
+                    let columns = &mut to.columns[of_columns..of_columns + 2 * TILE];
+                    for (half, from) in lines.chunks_exact(TILE).enumerate() {
+                        transpose_pairs::<V>(from, DEPTH, SIDE, &mut columns[half * DEPTH..], 2 * DEPTH);
+                    }
                     zip_lines::<V>(lines, &mut to.pairs[of_pairs..of_pairs + 2 * TILE]);
                 }
             }
@@ -367,6 +368,7 @@ impl BackwardTasks<'_> {
             a: a.as_ptr(),
             b: b[step * DEPTH * padded..].as_ptr(),
             c: c.wrapping_add(step * DEPTH),
+            a_row: LINE,
             a_lower: LINES,
             a_step: BLOCK * LINE,
             c_stride: PAIRS * f32s,
@@ -391,7 +393,9 @@ impl BackwardTasks<'_> {
                 zip_lines::<V>(from, &mut zipped.0);
                 let line = half * PAIRS + step * DEPTH;
                 let to = b.d_s_rows[line * DEPTH..(line + DEPTH) * DEPTH].chunks_exact_mut(TILE);
-                zipped.0.chunks_exact(TILE).zip(to).for_each(|(from, to)| transpose_pairs::<V>(from, SIDE, to));
+                for (half, to) in to.enumerate() {
+                    transpose_pairs::<V>(&zipped.0[half * DEPTH..], 2 * DEPTH, SIDE, to, DEPTH);
+                }
             }
         }
 
@@ -400,6 +404,7 @@ impl BackwardTasks<'_> {
             a: a[steps.start * BLOCK * DEPTH..].as_ptr(),
             b: b[(panel * STEPS + steps.start) * 2 * TILE..].as_ptr(),
             c: c.wrapping_add(panel * DEPTH),
+            a_row: LINE,
             a_lower: LINES,
             a_step: BLOCK * LINE,
             c_stride: padded * f32s,
@@ -416,6 +421,7 @@ impl BackwardTasks<'_> {
             a: b.d_s_rows[steps.start * DEPTH * DEPTH..].as_ptr(),
             b: page.key_pairs[panel * DEPTH * BLOCK..].as_ptr(),
             c: d_q.wrapping_add(panel * DEPTH),
+            a_row: LINE,
             a_lower: LINES,
             a_step: PAIRS * LINE,
             c_stride: padded * f32s,
@@ -461,10 +467,4 @@ impl BackwardTasks<'_> {
             }
         }
     }
-}
-
-/// 32 lines, two and two side by side: two tiles of B.
-#[inline(always)]
-fn zip_lines<V: Simd>(lines: &[bf16], to: &mut [bf16]) {
-    zip_columns::<V>(Elements::Bf16(lines), DEPTH, 0..DEPTH, 0..DEPTH, to);
 }

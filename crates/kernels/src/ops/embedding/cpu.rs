@@ -1,6 +1,6 @@
-//! Gather from, and ordered scatter-add into, the packed layout: element `[v, h]` lies at `(v / 32 · H + h) · 32 + v % 32`.
+//! Gather from, and ordered scatter-add into, the packed layouts of [`crate::matrix`].
 
-use crate::matrix::PANEL;
+use crate::matrix::{Layout, PANEL};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, Simd};
 
@@ -12,6 +12,7 @@ pub(super) const COLUMNS: usize = 64;
 pub(super) struct Forward<'a, E> {
     pub ids: &'a [u32],
     pub table: &'a [E],
+    pub layout: Layout,
     pub hidden: usize,
     pub out: Disjoint<'a, f32>,
 }
@@ -23,9 +24,8 @@ impl<E: Element> Tasks for Forward<'_, E> {
             let (id, hidden) = (self.ids[token] as usize, self.hidden);
             // SAFETY: a token is in one task.
             let out = unsafe { self.out.slice(token * hidden..(token + 1) * hidden) };
-            let panel = &self.table[id / PANEL * hidden * PANEL..][..hidden * PANEL];
-            for (out, column) in out.iter_mut().zip(panel.chunks_exact(PANEL)) {
-                *out = column[id % PANEL].widen();
+            for (h, out) in out.iter_mut().enumerate() {
+                *out = self.table[self.layout.at(hidden, id, h)].widen();
             }
         }
     }

@@ -48,9 +48,10 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     expect_below(OP, "ids", ids.u32(), table.rows())?;
     count(0, (2 * size_of::<f32>() * tokens * hidden) as u64);
     let (ids, out, count) = (ids.u32(), Disjoint::new(out.f32()), tokens.div_ceil(cpu::TOKENS));
-    match table.data().view().elements() {
-        Elements::F32(table) => ctx.run(count, &cpu::Forward { ids, table, hidden, out }),
-        Elements::Bf16(table) => ctx.run(count, &cpu::Forward { ids, table, hidden, out }),
+    let layout = table.layout();
+    match table.elements() {
+        Elements::F32(table) => ctx.run(count, &cpu::Forward { ids, table, layout, hidden, out }),
+        Elements::Bf16(table) => ctx.run(count, &cpu::Forward { ids, table, layout, hidden, out }),
     }
     Ok(())
 }

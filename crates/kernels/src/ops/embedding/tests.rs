@@ -72,7 +72,7 @@ fn oracle_gradient() {
 #[test]
 fn an_id_past_the_vocabulary_is_an_error() {
     let memory = Memory::new(Device::Cpu);
-    let table = Matrix::zeros(&memory, 4, 2, crate::Layout::Panels);
+    let table = Matrix::zeros(&memory, 4, 2);
     let ids = Tensor::from_u32(&memory, &[2], &[3, 4]);
     let mut out = Tensor::zeros(&memory, &[2, 2], DType::F32);
     let ctx = Context::cpu(Isa::Portable, 1);

@@ -103,7 +103,7 @@ struct Tiles<'a> {
     taken: Range<usize>,
     /// `[⌈m/16⌉][taken][16][32]`, or nothing.
     a: Disjoint<'a, bf16>,
-    /// `[⌈n/32⌉][taken][2][16][16][2]`
+    /// `[⌈n/32⌉][taken][16][32][2]`
     b: Disjoint<'a, bf16>,
 }
 

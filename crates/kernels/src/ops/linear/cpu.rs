@@ -14,12 +14,12 @@
 //! Cutting the depth into blocks stores chains to f32 memory and loads them again, which is exact. Operands in bf16 are
 //! widened where they are packed, which is exact too: their chains are those of the widened numbers.
 
-use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, ROW_STRIDE, Tile, vectors};
+use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, Packed, ROW_STRIDE, Tile, vectors};
 use super::tiles::{self, Steps};
 use crate::matrix::PANEL;
 use crate::pool::{Scratch, Tasks};
 use crate::simd::tiles::Unit;
-use crate::simd::{Element, LANES, Simd};
+use crate::simd::{LANES, Simd};
 use crate::tensor::Elements;
 use crate::{Context, Isa};
 use half::bf16;
@@ -49,13 +49,13 @@ pub(crate) enum Left<'a> {
 /// The right operand, columns in panels of 32.
 #[derive(Clone, Copy)]
 pub(crate) enum Right<'a> {
-    /// `[⌈n/32⌉][depth][32]`: a packed weight as it lies.
+    /// `[⌈n/32⌉][depth][32]` of f32, `[⌈n/32⌉][depth/2][32][2]` of bf16: a packed weight as it lies.
     Panels(Elements<'a>),
-    /// A packed weight `[⌈depth/32⌉][n][32]`, transposed.
+    /// A packed weight `[⌈depth/32⌉][n][32]`, or `[⌈depth/32⌉][n/2][32][2]`, transposed.
     Transposed(Elements<'a>),
     /// `right[k, j] = data[k · stride + j]`
     Rows(&'a [f32], usize),
-    /// `[⌈n/32⌉][depth/32][2][16][16][2]`: packed tiles.
+    /// `[⌈n/32⌉][depth/32][16][32][2]`: packed tiles.
     Tiles(&'a [bf16]),
 }
 
@@ -136,6 +136,7 @@ impl<'a> Product<'a> {
     pub(crate) fn new(isa: Isa, o: Operands<'a>) -> Product<'a> {
         let (m, n, depth) = (o.m, o.n, o.depth);
         let panels = n.div_ceil(PANEL);
+        let paired = |data: Elements<'_>, inputs: usize| inputs.is_multiple_of(2) || matches!(data, Elements::F32(_));
         let strided = |len: usize, rows: usize, columns: usize, stride: usize| {
             assert!(columns <= stride && (rows == 0 || columns == 0 || len >= (rows - 1) * stride + columns));
         };
@@ -145,8 +146,8 @@ impl<'a> Product<'a> {
             Left::Tiles(_) => unreachable!("packed by the product itself"),
         }
         match o.right {
-            Right::Panels(data) => assert!(data.len() >= panels * depth * PANEL),
-            Right::Transposed(data) => assert!(data.len() >= depth.div_ceil(PANEL) * n * PANEL),
+            Right::Panels(data) => assert!(data.len() >= panels * depth * PANEL && paired(data, depth)),
+            Right::Transposed(data) => assert!(data.len() >= depth.div_ceil(PANEL) * n * PANEL && paired(data, n)),
             Right::Rows(data, stride) => strided(data.len(), depth, n, stride),
             Right::Tiles(_) => unreachable!("packed by the product itself"),
         }
@@ -249,7 +250,7 @@ impl<'a> Product<'a> {
 
     /// The tiles of one strip of rows and one group of panels.
     #[inline(always)]
-    fn tiles<V: Simd, E: Element>(
+    fn tiles<V: Simd, E: Packed>(
         &self,
         strips: &Strips,
         strip: usize,
@@ -281,7 +282,7 @@ impl<'a> Product<'a> {
                 depth: depth.len(),
                 a,
                 a_by_depth: matches!(self.left, Left::Columns(..)),
-                b: b.wrapping_add(at.0 * b_panel + at.1),
+                b: b.wrapping_add(at.0 * b_panel + at.1 * E::TOGETHER),
                 b_panel,
                 c: self.c.wrapping_add(rows.start * c_row + (panel + at.0) * c_panel + at.1),
                 c_row,

@@ -92,12 +92,12 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
         n,
         depth: k,
         left: Left::Rows(x.elements(), k),
-        right: Right::Panels(w.data().view().elements()),
+        right: Right::Panels(w.elements()),
         c: y.f32(),
         order: Order::Rows(n),
         accumulate,
         bias: bias.map(|b| b.f32()),
-        numbers: Numbers::of(&[x.elements(), w.data().view().elements()]),
+        numbers: Numbers::of(&[x.elements(), w.elements()]),
         segments: None,
     };
     Product::new(ctx.isa(), operands).run(ctx);
@@ -118,12 +118,12 @@ pub fn backward_input(ctx: &Context, args: BackwardInput<'_>) -> Result<()> {
         n: k,
         depth: n,
         left: Left::Rows(d_y.elements(), n),
-        right: Right::Transposed(w.data().view().elements()),
+        right: Right::Transposed(w.elements()),
         c: d_x.f32(),
         order: Order::Rows(k),
         accumulate,
         bias: None,
-        numbers: Numbers::of(&[w.data().view().elements()]),
+        numbers: Numbers::of(&[w.elements()]),
         segments: None,
     };
     Product::new(ctx.isa(), operands).run(ctx);

@@ -2,7 +2,7 @@
 //! asking memory for panels before their turn.
 
 use super::cpu::{Left, Numbers, Product, Right};
-use super::tile::ROW_STRIDE;
+use super::tile::{Packed, ROW_STRIDE};
 use crate::matrix::PANEL;
 use crate::simd::element::widen_into;
 use crate::simd::{Element, LANES, Simd};
@@ -78,7 +78,7 @@ impl Product<'_> {
 
     /// Panels `panels` of the transpose of a packed weight.
     #[inline(always)]
-    fn transposed<V: Simd, E: Element>(
+    fn transposed<V: Simd, E: Packed>(
         &self,
         data: &[E],
         panels: Range<usize>,
@@ -114,7 +114,7 @@ impl Product<'_> {
                 let panel = depth.len() * PANEL;
                 for (source, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
                     let from = (source * self.depth + depth.start) * PANEL;
-                    widen_into::<V, bf16>(&data[from..from + panel], to);
+                    unzip::<V>(&data[from..from + panel], to);
                 }
                 (to.as_ptr(), panel)
             }
@@ -156,16 +156,27 @@ fn pack_columns<V: Simd, E: Element>(
     }
 }
 
-/// `[c ≤ 32][32]` to `[32][32]`; columns past `c` become 0.
+/// `[depth/2][32][2]` to `[depth][32]`, widened.
 #[inline(always)]
-fn transpose<V: Simd, E: Element>(from: &[E], to: &mut [f32]) {
-    let (columns, zero) = (from.len() / PANEL, V::splat(0.0));
+fn unzip<V: Simd>(from: &[bf16], to: &mut [f32]) {
+    for (from, to) in from.chunks_exact(2 * PANEL).zip(to.chunks_exact_mut(2 * PANEL)) {
+        for column in [0, LANES] {
+            let (even, odd) = V::load_pairs(&from[2 * column..]);
+            even.store(&mut to[column..]);
+            odd.store(&mut to[PANEL + column..]);
+        }
+    }
+}
+
+/// `[c ≤ 32][32]`, as `E` lies, to `[32][32]`; columns past `c` become 0.
+#[inline(always)]
+fn transpose<V: Simd, E: Packed>(from: &[E], to: &mut [f32]) {
     for c in [0, LANES] {
         for k in [0, LANES] {
             // A closure would not be compiled with the instruction set's features.
-            let mut rows = [zero; LANES];
-            for (i, row) in rows.iter_mut().enumerate().take(columns.saturating_sub(c)) {
-                *row = E::load(&from[(c + i) * PANEL + k..]);
+            let mut rows = [V::splat(0.0); LANES];
+            for (i, rows) in rows.chunks_exact_mut(2).enumerate() {
+                rows.copy_from_slice(&E::rows::<V>(from, c + 2 * i, k));
             }
             let transposed = V::transpose(rows);
             for (i, column) in transposed.into_iter().enumerate() {

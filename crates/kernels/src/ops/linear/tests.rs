@@ -223,7 +223,7 @@ fn a_nan_does_not_spread() {
         }
         let (m, n, k) = (case.m, case.n, case.k);
         let (x, d_y) = (case.tensor(&[m, k], &case.x), case.tensor(&[m, n], &case.d_y));
-        let mut d_w = Matrix::zeros(&memory(), n, k, crate::Layout::Panels);
+        let mut d_w = Matrix::zeros(&memory(), n, k);
         let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: None, segments: None };
         backward_weight(&ctx, args).unwrap();
         let nans = d_w.data().to_vec_f32().iter().filter(|x| x.is_nan()).count();
@@ -235,7 +235,7 @@ fn a_nan_does_not_spread() {
 fn wrong_shapes_are_named() {
     let ctx = Context::cpu(Isa::Portable, 1);
     let m = memory();
-    let (x, w) = (Tensor::zeros(&m, &[2, 3], DType::F32), Matrix::zeros(&m, 5, 4, crate::Layout::Panels));
+    let (x, w) = (Tensor::zeros(&m, &[2, 3], DType::F32), Matrix::zeros(&m, 5, 4));
     let mut y = Tensor::zeros(&m, &[2, 5], DType::F32);
     let args = Forward { x: x.view(), w: &w, bias: None, y: y.view_mut(), accumulate: false };
     let message = forward(&ctx, args).unwrap_err().to_string();

@@ -2,6 +2,7 @@
 
 use crate::matrix::PANEL;
 use crate::simd::{Element, Kernel, LANES, Simd};
+use half::bf16;
 
 /// The most depth steps of a block: the panel, 32 KiB of it, streams from the second cache, and outputs are loaded and
 /// stored seldom (128 and 192 steps, with which it would stay in the first, were no faster).
@@ -39,7 +40,7 @@ pub(super) struct Tile<E> {
     pub a: *const f32,
     /// Which of the two.
     pub a_by_depth: bool,
-    /// `[depth][32]`, the first of the tile's columns; bf16 is widened as it is loaded.
+    /// The first of the tile's columns, as `E` lies; bf16 is widened as it is loaded.
     pub b: *const E,
     /// Elements from one panel of the right operand to the next.
     pub b_panel: usize,
@@ -57,7 +58,54 @@ pub(super) struct Tile<E> {
     pub bias: *const f32,
 }
 
-impl<E: Element> Kernel for Tile<E> {
+/// What the right operand holds, in panels.
+pub(super) trait Packed: Element {
+    /// Steps of depth that lie side by side: `[depth / TOGETHER][32][TOGETHER]`.
+    const TOGETHER: usize;
+    /// 16 columns of [`Self::TOGETHER`] steps, from the first of them on; the rest repeats the first step.
+    ///
+    /// # Safety
+    /// They are readable.
+    unsafe fn steps<V: Simd>(from: *const Self) -> [V; 2];
+    /// 16 columns of steps `row` and `row + 1` of a panel, `row` being even; where there is no such step, 0.
+    fn rows<V: Simd>(panel: &[Self], row: usize, column: usize) -> [V; 2];
+}
+
+impl Packed for f32 {
+    const TOGETHER: usize = 1;
+    #[inline(always)]
+    unsafe fn steps<V: Simd>(from: *const f32) -> [V; 2] {
+        // SAFETY: the caller's promise.
+        [unsafe { V::load_ptr(from) }; 2]
+    }
+    #[inline(always)]
+    fn rows<V: Simd>(panel: &[f32], row: usize, column: usize) -> [V; 2] {
+        let of = |row: usize| match panel.get(row * PANEL + column..) {
+            Some(from) if !from.is_empty() => V::load(from),
+            _ => V::splat(0.0),
+        };
+        [of(row), of(row + 1)]
+    }
+}
+
+impl Packed for bf16 {
+    const TOGETHER: usize = 2;
+    #[inline(always)]
+    unsafe fn steps<V: Simd>(from: *const bf16) -> [V; 2] {
+        // SAFETY: the caller's promise: 16 columns of two steps.
+        let (even, odd) = V::load_pairs(unsafe { std::slice::from_raw_parts(from, 2 * LANES) });
+        [even, odd]
+    }
+    #[inline(always)]
+    fn rows<V: Simd>(panel: &[bf16], row: usize, column: usize) -> [V; 2] {
+        match panel.get(row * PANEL + 2 * column..) {
+            Some(from) if !from.is_empty() => V::load_pairs(from).into(),
+            _ => [V::splat(0.0); 2],
+        }
+    }
+}
+
+impl<E: Packed> Kernel for Tile<E> {
     type Output = ();
     #[inline(always)]
     fn run<V: Simd>(self) {
@@ -86,7 +134,7 @@ impl<E: Element> Kernel for Tile<E> {
     }
 }
 
-impl<E: Element> Tile<E> {
+impl<E: Packed> Tile<E> {
     #[inline(always)]
     fn layout<V: Simd, const ROWS: usize, const VECTORS: usize>(self) {
         // Larger tiles than the register file are never asked for; not compiling them saves their code.
@@ -119,17 +167,20 @@ impl<E: Element> Tile<E> {
                 V::prefetch(self.c.wrapping_add((ROWS + r) * self.c_row + offset(v, self.c_panel)));
             }
         }
-        for k in 0..self.depth {
-            // SAFETY: the packed operands hold `depth` steps of all rows and all vectors, padding included.
+        for k in (0..self.depth).step_by(E::TOGETHER) {
+            // SAFETY: the packed operands hold `depth` steps, a multiple of those that lie together, of all rows and all
+            // vectors, padding included.
             unsafe {
                 let b = self.b.add(k * PANEL);
-                let b: [V; VECTORS] =
-                    std::array::from_fn(|v| E::load(std::slice::from_raw_parts(b.add(offset(v, self.b_panel)), LANES)));
-                let a = self.a.add(k * A_STEP);
-                for (r, row) in chains.iter_mut().enumerate() {
-                    let a = V::splat(*a.add(r * A_ROW));
-                    for (chain, &b) in row.iter_mut().zip(&b) {
-                        *chain = a.fma(b, *chain);
+                let column = |v: usize| (v / 2) * self.b_panel + (v % 2) * LANES * E::TOGETHER;
+                let b: [[V; 2]; VECTORS] = std::array::from_fn(|v| E::steps(b.add(column(v))));
+                for step in 0..E::TOGETHER {
+                    let a = self.a.add((k + step) * A_STEP);
+                    for (r, row) in chains.iter_mut().enumerate() {
+                        let a = V::splat(*a.add(r * A_ROW));
+                        for (chain, b) in row.iter_mut().zip(&b) {
+                            *chain = a.fma(b[step], *chain);
+                        }
                     }
                 }
             }

@@ -4,11 +4,13 @@
 //! end: that, with the formula of [`crate::simd::tiles`], is what decides the bits. Everything else here does not: outputs
 //! are stored as f32 between blocks of depth, which is exact, and a row's tile is multiplied alike wherever it lies.
 //!
-//! | product         | tiles of A `[16 rows][32 steps]`           | tiles of B `[16 pairs of steps][16 columns][2]`     |
+//! | product         | tiles of A `[16 rows][32 steps]`           | tiles of B `[16 pairs of steps][32 columns][2]`     |
 //! |-----------------|--------------------------------------------|-----------------------------------------------------|
-//! | forward         | rows of `x`                                | two inputs of a panel of W side by side             |
-//! | backward_input  | rows of `d_y`, rounded                     | 16 columns of Wᵀ, whose 32 outputs are transposed as pairs |
+//! | forward         | rows of `x`                                | a panel of W                                        |
+//! | backward_input  | rows of `d_y`, rounded                     | 32 columns of Wᵀ, two outputs side by side          |
 //! | backward_weight | two rows of `x` side by side, transposed   | two rows of `d_y`, rounded, side by side            |
+//!
+//! Where the depth is a multiple of 32, rows of bf16 and panels of W are tiles as they lie, and nothing is packed.
 //!
 //! Knows neither threads nor instruction sets: a test can run all of it with the unit in plain Rust.
 
@@ -87,6 +89,11 @@ pub(super) unsafe fn block<V: Simd>(
     scratch: &mut Scratch,
 ) {
     let (tiles, few) = (rows.len().div_ceil(SIDE), rows.len() <= FEW);
+    let whole = product.depth.is_multiple_of(DEPTH);
+    let right = match product.right {
+        Right::Panels(Elements::Bf16(data)) if whole => Right::Tiles(data),
+        right => right,
+    };
     let resident = few || tiles * steps.len() * TILE <= RESIDENT;
     let limit = if few { STEPS_OF_FEW } else { STEPS };
     let blocks = steps.len().div_ceil(limit);
@@ -94,9 +101,10 @@ pub(super) unsafe fn block<V: Simd>(
     // What this task packs of A: nothing, all of it once, or a block of depth at a time.
     let of_a = match product.left {
         Left::Tiles(_) => 0,
+        Left::Rows(Elements::Bf16(_), _) if whole => 0,
         _ => tiles * TILE * if resident { steps.len() } else { most },
     };
-    let of_b = if let Right::Tiles(_) = product.right { 0 } else { 2 * most * TILE };
+    let of_b = if let Right::Tiles(_) = right { 0 } else { 2 * most * TILE };
     // A ragged last panel goes through rows of its own; so does the memory of a panel's padding, which is left alone.
     let aside = rows.len() * PANEL;
     let memory = aligned(scratch, (of_a + of_b) / 2 + aside);
@@ -109,24 +117,25 @@ pub(super) unsafe fn block<V: Simd>(
         for i in 0..blocks {
             let depth = (i * most).min(steps.len())..((i + 1) * most).min(steps.len());
             let a = match product.left {
-                Left::Tiles(all) => Packed {
-                    tiles: &all[rows.start / SIDE * steps.len() * TILE..],
-                    steps: steps.len(),
-                    first: depth.start,
-                },
+                Left::Tiles(all) => {
+                    A::packed(&all[rows.start / SIDE * steps.len() * TILE..], steps.len()).from(depth.start)
+                }
+                Left::Rows(Elements::Bf16(data), stride) if whole => {
+                    A::rows(&data[rows.start * stride..], stride).from(depth.start)
+                }
                 _ if resident => {
                     if i == 0 && first == panels.start {
                         pack_left::<V>(product, steps, rows.clone(), 0..steps.len(), own_a);
                     }
-                    Packed { tiles: own_a, steps: steps.len(), first: depth.start }
+                    A::packed(own_a, steps.len()).from(depth.start)
                 }
                 _ => {
                     pack_left::<V>(product, steps, rows.clone(), depth.clone(), own_a);
-                    Packed { tiles: own_a, steps: depth.len(), first: 0 }
+                    A::packed(own_a, depth.len())
                 }
             };
             for panel in panels_of_chunk.clone() {
-                let b = match product.right {
+                let b = match right {
                     Right::Tiles(all) => {
                         &all[(panel * steps.len() + depth.start) * 2 * TILE..][..2 * depth.len() * TILE]
                     }
@@ -150,12 +159,35 @@ pub(super) unsafe fn block<V: Simd>(
     }
 }
 
-/// Tiles of A, `[tiles of rows][steps][16][32]`, of which steps from `first` are taken.
+/// Tiles of A, with strides in elements.
 #[derive(Clone, Copy)]
-struct Packed<'a> {
-    tiles: &'a [bf16],
-    steps: usize,
-    first: usize,
+struct A<'a> {
+    data: &'a [bf16],
+    /// From a row to the next of its tile.
+    row: usize,
+    /// From a tile to that of the next 16 rows.
+    tile: usize,
+    /// From a tile to that of the next step.
+    step: usize,
+}
+
+impl<'a> A<'a> {
+    /// `[tiles of rows][steps][16][32]`
+    fn packed(data: &'a [bf16], steps: usize) -> A<'a> {
+        A { data, row: DEPTH, tile: steps * TILE, step: TILE }
+    }
+    /// Rows as they lie in a matrix.
+    fn rows(data: &'a [bf16], stride: usize) -> A<'a> {
+        A { data, row: stride, tile: SIDE * stride, step: DEPTH }
+    }
+    /// The same without the first `steps` steps.
+    fn from(self, steps: usize) -> A<'a> {
+        A { data: &self.data[steps * self.step..], ..self }
+    }
+    /// What a product of `rows` rows and `steps` steps reads of it at most.
+    fn end(&self, rows: usize, steps: usize) -> usize {
+        (rows - 1) / SIDE * self.tile + (rows - 1) % SIDE * self.row + (steps - 1) * self.step + DEPTH
+    }
 }
 
 /// This memory as numbers of half its width.
@@ -184,7 +216,7 @@ unsafe fn multiply<V: Simd>(
     unit: Unit,
     outputs: Outputs,
     depth: usize,
-    a: Packed<'_>,
+    a: A<'_>,
     b: &[bf16],
     aside: &mut [f32],
 ) {
@@ -205,23 +237,23 @@ unsafe fn multiply<V: Simd>(
 
     for (first, blocks, of_tiles) in cuts(rows.len()) {
         let work = Work {
-            a: a.tiles[(first / SIDE * a.steps + a.first) * TILE..].as_ptr(),
+            a: a.data[first / SIDE * a.tile..].as_ptr(),
             b: b.as_ptr(),
             c: start.wrapping_add(first * stride),
-            a_lower: a.steps * size_of::<[bf16; TILE]>(),
-            a_step: size_of::<[bf16; TILE]>(),
+            a_row: a.row * size_of::<bf16>(),
+            a_lower: a.tile * size_of::<bf16>(),
+            a_step: a.step * size_of::<bf16>(),
             c_stride: stride * size_of::<f32>(),
-            a_block: 2 * a.steps * size_of::<[bf16; TILE]>(),
+            a_block: 2 * a.tile * size_of::<bf16>(),
             c_block: FEW * stride * size_of::<f32>(),
             depth,
             blocks,
             from_c: usize::from(from_c),
             rows: of_tiles,
         };
-        let tiles = (rows.len().div_ceil(SIDE) - 1) * a.steps + a.first + depth;
-        debug_assert!(b.len() >= 2 * depth * TILE && a.tiles.len() >= tiles * TILE);
-        // SAFETY: A holds `depth` tiles for every 16 rows, the last ones too; B two for each step; C is either rows of 32
-        // columns that exist or as many aside.
+        assert!(b.len() >= 2 * depth * TILE && a.data.len() >= a.end(rows.len(), depth));
+        // SAFETY: A holds `depth` steps of every row, B two tiles for each, as just checked; C is either rows of 32 columns
+        // that exist or as many aside.
         unsafe { unit(&[work]) };
     }
 
@@ -295,30 +327,35 @@ pub(super) fn pack_columns<V: Simd>(
         }
     }
     zip_columns::<V>(data, stride, terms, columns.clone(), &mut zipped.0);
-    for (from, to) in zipped.0.chunks_exact(TILE).zip(to).take(columns.len().div_ceil(SIDE)) {
-        transpose_pairs::<V>(from, SIDE, to);
+    for (half, to) in to.into_iter().enumerate().take(columns.len().div_ceil(SIDE)) {
+        transpose_pairs::<V>(&zipped.0[half * DEPTH..], 2 * DEPTH, SIDE, to, DEPTH);
     }
 }
 
-/// One step of the tiles of B for one panel: `[2][16 pairs][16 columns][2]`.
+/// One step of the tiles of B for one panel: `[16 pairs][32 columns][2]`.
 #[inline(always)]
 pub(super) fn pack_right<V: Simd>(product: &Product<'_>, steps: &Steps, panel: usize, step: usize, to: &mut [bf16]) {
     let columns = panel * PANEL..product.n.min((panel + 1) * PANEL);
     match product.right {
-        Right::Panels(data) => {
-            let whole = product.depth * PANEL;
-            zip_columns::<V>(data.range(panel * whole..(panel + 1) * whole), PANEL, steps.terms(step), 0..PANEL, to);
+        Right::Panels(Elements::Bf16(data)) => {
+            let terms = steps.terms(step);
+            let from = &data[(panel * product.depth + terms.start) * PANEL..][..terms.len() * PANEL];
+            to[..from.len()].copy_from_slice(from);
+            to[from.len()..].fill(bf16::ZERO);
         }
         Right::Rows(data, stride) => zip_f32::<V>(data, stride, steps.terms(step), columns, &mut [to]),
         Right::Transposed(Elements::Bf16(data)) => {
-            // A step is a panel of the weight, whose padding is 0.
+            // A step is a panel of the weight, whose padding is 0: to rows of outputs, two of them side by side.
             let from = &data[(step * product.n + columns.start) * PANEL..(step * product.n + columns.end) * PANEL];
-            for (half, to) in to.chunks_exact_mut(TILE).enumerate() {
-                let from = &from[(half * TILE).min(from.len())..];
-                transpose_pairs::<V>(from, (from.len() / PANEL).min(SIDE), to);
+            let mut outputs = Lines([bf16::ZERO; 2 * TILE]);
+            for (half, lines) in outputs.0.chunks_exact_mut(TILE).enumerate() {
+                transpose_pairs::<V>(&from[half * DEPTH..], 2 * DEPTH, columns.len() / 2, lines, DEPTH);
             }
+            zip_lines::<V>(&outputs.0, to);
         }
-        Right::Transposed(Elements::F32(_)) => unreachable!("a weight in f32 is not multiplied on tiles"),
+        Right::Panels(Elements::F32(_)) | Right::Transposed(Elements::F32(_)) => {
+            unreachable!("a weight in f32 is not multiplied on tiles")
+        }
         Right::Tiles(_) => unreachable!("packed already"),
     }
 }
@@ -346,19 +383,17 @@ pub(crate) fn narrowed<V: Simd>(from: Elements<'_>, to: &mut [bf16]) {
     to[len..].fill(bf16::ZERO);
 }
 
-/// Rows of at most 32 columns, of the terms of a step, two and two side by side: `[2][16 pairs][16 columns][2]`; zeros
+/// Rows of at most 32 columns, of the terms of a step, two and two side by side: `[16 pairs][32 columns][2]`; zeros
 /// where there is no term or no column.
 #[inline(always)]
 pub(crate) fn zip<'a, V: Simd>(terms: Range<usize>, row: impl Fn(usize) -> Elements<'a>, to: &mut [bf16]) {
     let zeros = [bf16::ZERO; DEPTH];
-    let (low, high) = to.split_at_mut(TILE);
-    let pairs = low.chunks_exact_mut(DEPTH).zip(high.chunks_exact_mut(DEPTH));
-    for (k, (low, high)) in (terms.start..).step_by(2).zip(pairs) {
+    for (k, to) in (terms.start..).step_by(2).zip(to.chunks_exact_mut(2 * DEPTH)) {
         let mut rounded = [[bf16::ZERO; DEPTH]; 2];
         let [even, odd] = &mut rounded;
         let even = if k < terms.end { whole::<V>(row(k), even) } else { &zeros };
         let odd = if k + 1 < terms.end { whole::<V>(row(k + 1), odd) } else { &zeros };
-        V::zip_bf16(even, odd, low, high);
+        V::zip_bf16(even, odd, to);
     }
 }
 
@@ -387,10 +422,8 @@ pub(crate) fn zip_columns<V: Simd>(
     match data {
         Elements::F32(data) => zip_f32::<V>(data, stride, terms, columns, &mut [to]),
         Elements::Bf16(data) if terms.len() == DEPTH && columns.len() == DEPTH => {
-            let (low, high) = to.split_at_mut(TILE);
-            let pairs = low.chunks_exact_mut(DEPTH).zip(high.chunks_exact_mut(DEPTH));
-            for (k, (low, high)) in terms.step_by(2).zip(pairs) {
-                V::zip_bf16(&data[row(k)], &data[row(k + 1)], low, high);
+            for (k, to) in terms.step_by(2).zip(to.chunks_exact_mut(2 * DEPTH)) {
+                V::zip_bf16(&data[row(k)], &data[row(k + 1)], to);
             }
         }
         Elements::Bf16(_) => zip::<V>(terms, |k| data.range(row(k)), to),
@@ -411,7 +444,7 @@ pub(super) fn zip_f32<V: Simd>(
             for half in 0..2 {
                 let at = columns.start + panel * PANEL + half * LANES;
                 let n = columns.end.saturating_sub(at).min(LANES);
-                let to = &mut to[half * TILE + i * DEPTH..][..DEPTH];
+                let to = &mut to[(2 * i + half) * DEPTH..][..DEPTH];
                 let (even, odd) = (k * stride + at, (k + 1) * stride + at);
                 // The panels to the right come next.
                 V::prefetch(data.as_ptr().wrapping_add(even + columns.len()));
@@ -429,20 +462,28 @@ pub(super) fn zip_f32<V: Simd>(
     }
 }
 
-/// `[columns ≤ 16][16 pairs]` to `[16 pairs][16 columns]`, a pair being moved as one; columns that do not exist become 0.
+/// 32 lines, two and two side by side: `[16 pairs][32][2]`.
 #[inline(always)]
-pub(crate) fn transpose_pairs<V: Simd>(from: &[bf16], columns: usize, to: &mut [bf16]) {
-    let (from, to) = (&from[..columns * DEPTH], &mut to[..TILE]);
+pub(crate) fn zip_lines<V: Simd>(lines: &[bf16], to: &mut [bf16]) {
+    zip_columns::<V>(Elements::Bf16(lines), DEPTH, 0..DEPTH, 0..DEPTH, to);
+}
+
+/// `[rows ≤ 16][16 pairs]` to `[16 pairs][16 rows]`, a pair being moved as one; rows that do not exist become 0. Lines are
+/// so many elements apart.
+#[inline(always)]
+pub(crate) fn transpose_pairs<V: Simd>(from: &[bf16], from_line: usize, rows: usize, to: &mut [bf16], to_line: usize) {
     debug_assert!(from.as_ptr().cast::<f32>().is_aligned() && to.as_ptr().cast::<f32>().is_aligned());
     // A closure would not be compiled with the instruction set's features.
-    let mut rows = [V::splat(0.0); SIDE];
-    for (row, from) in rows.iter_mut().zip(from.chunks_exact(DEPTH)) {
-        // SAFETY: 16 pairs of a row that exists. A vector only carries their bits. Rows begin at multiples of 64 bytes of
-        // what is aligned to 4 (weights and scratch are aligned to 64), so pairs are aligned as f32 are.
-        *row = unsafe { V::load_ptr(from.as_ptr().cast()) };
+    let mut lines = [V::splat(0.0); SIDE];
+    for (i, line) in lines.iter_mut().enumerate().take(rows) {
+        let from = &from[i * from_line..][..DEPTH];
+        // SAFETY: 16 pairs. A vector only carries their bits. Lines begin at multiples of 64 bytes of what is aligned to 4
+        // (weights and scratch are aligned to 64), so pairs are aligned as f32 are.
+        *line = unsafe { V::load_ptr(from.as_ptr().cast()) };
     }
-    for (row, to) in V::transpose(rows).into_iter().zip(to.chunks_exact_mut(DEPTH)) {
+    for (i, line) in V::transpose(lines).into_iter().enumerate() {
+        let to = &mut to[i * to_line..][..DEPTH];
         // SAFETY: 32 elements of two bytes.
-        unsafe { row.store_ptr(to.as_mut_ptr().cast()) };
+        unsafe { line.store_ptr(to.as_mut_ptr().cast()) };
     }
 }

@@ -6,27 +6,27 @@ use crate::check::{normal, relative_error};
 use crate::pool::Scratch;
 use crate::simd::{Kernel, Simd};
 use crate::tensor::rounded_to_bf16;
-use crate::{Device, Isa, Layout, Memory, Tensor};
+use crate::{Device, Isa, Memory, Tensor};
 use cpu::Numbers;
 
 /// `[M, N, K]`: one, tails of rows, columns and depth on either side of a tile, and in tests' small blocks several blocks of
 /// depth, chunks of panels and blocks of rows.
 const SHAPES: [[usize; 3]; 15] = [
-    [1, 1, 1],
-    [3, 5, 7],
-    [2, 129, 33],
+    [1, 1, 2],
+    [3, 5, 6],
+    [2, 129, 34],
     [13, 31, 64],
     [1, 33, 100],
     [16, 32, 32],
-    [17, 33, 31],
+    [17, 33, 30],
     [33, 64, 32],
     [5, 70, 520],
     [47, 16, 130],
     [32, 200, 96],
     [40, 170, 330],
-    [129, 34, 65],
+    [129, 34, 66],
     [70, 5, 12],
-    [200, 3, 3],
+    [200, 3, 4],
 ];
 
 /// What has tiles here.
@@ -83,7 +83,7 @@ impl Case {
         }
     }
     fn weight(&self) -> Matrix {
-        let mut w = Matrix::zeros_of(&memory(), self.n, self.k, Layout::Panels, DType::Bf16);
+        let mut w = Matrix::zeros_of(&memory(), self.n, self.k, DType::Bf16);
         w.pack_rows(0, &self.w);
         w
     }
@@ -188,36 +188,51 @@ fn every_vector_packs_alike() {
             unsafe { self.0.block::<V>(0..self.1, 0..self.2.div_ceil(crate::matrix::PANEL), &mut scratch) };
         }
     }
-    let [m, n, k] = [37, 45, 70];
-    let case = Case::new([m, n, k]);
-    let (x, w, d_y) = (narrow(&[m, k], &case.x), case.weight(), wide(&[m, n], &case.d_y));
-    let data = || w.data().view().elements();
-    for isa in Isa::present() {
-        for product in 0..3 {
-            let (left, right, order, [m, n, depth]) = match product {
-                0 => (Left::Rows(x.view().elements(), k), Right::Panels(data()), Order::Rows(n), [m, n, k]),
-                1 => (Left::Rows(d_y.view().elements(), n), Right::Transposed(data()), Order::Rows(k), [m, k, n]),
-                _ => {
-                    (Left::Columns(x.view().elements(), k), Right::Rows(d_y.view().f32(), n), Order::Panels, [k, n, m])
-                }
-            };
-            let mut c = vec![f32::NAN; if product == 2 { 2 * 32 * k } else { m * n }];
-            let (numbers, accumulate, c_mut) = (Numbers::Bf16, false, c.as_mut_slice());
-            let operands =
-                Operands { m, n, depth, left, right, c: c_mut, order, accumulate, bias: None, numbers, segments: None };
-            isa.run(Block(&Product::new(Isa::AmxEmulated, operands), m, n));
-            let expected = match product {
-                0 => reference::forward_on_tiles(k, &case.x, &case.w, None, None),
-                1 => reference::backward_input_on_tiles(k, &case.d_y, &case.w, None),
-                _ => {
-                    let mut d_w = vec![0.0; case.n * k];
-                    reference::backward_weight_on_tiles(k, &case.x, &case.d_y, &mut d_w, &[0, case.m as u32]);
-                    let at = |i: usize| (i % k, i / k);
-                    c = (0..d_w.len()).map(at).map(|(i, j)| c[(j / 32 * k + i) * 32 + j % 32]).collect();
-                    d_w
-                }
-            };
-            same(&c, &expected, &format!("{isa:?} product {product}"));
+    for [m, n, k] in [[37, 45, 70], [37, 45, 64]] {
+        let case = Case::new([m, n, k]);
+        let (x, w, d_y) = (narrow(&[m, k], &case.x), case.weight(), wide(&[m, n], &case.d_y));
+        let data = || w.elements();
+        for isa in Isa::present() {
+            for product in 0..3 {
+                let (left, right, order, [m, n, depth]) = match product {
+                    0 => (Left::Rows(x.view().elements(), k), Right::Panels(data()), Order::Rows(n), [m, n, k]),
+                    1 => (Left::Rows(d_y.view().elements(), n), Right::Transposed(data()), Order::Rows(k), [m, k, n]),
+                    _ => (
+                        Left::Columns(x.view().elements(), k),
+                        Right::Rows(d_y.view().f32(), n),
+                        Order::Panels,
+                        [k, n, m],
+                    ),
+                };
+                let mut c = vec![f32::NAN; if product == 2 { 2 * 32 * k } else { m * n }];
+                let (numbers, accumulate, c_mut) = (Numbers::Bf16, false, c.as_mut_slice());
+                let operands = Operands {
+                    m,
+                    n,
+                    depth,
+                    left,
+                    right,
+                    c: c_mut,
+                    order,
+                    accumulate,
+                    bias: None,
+                    numbers,
+                    segments: None,
+                };
+                isa.run(Block(&Product::new(Isa::AmxEmulated, operands), m, n));
+                let expected = match product {
+                    0 => reference::forward_on_tiles(k, &case.x, &case.w, None, None),
+                    1 => reference::backward_input_on_tiles(k, &case.d_y, &case.w, None),
+                    _ => {
+                        let mut d_w = vec![0.0; case.n * k];
+                        reference::backward_weight_on_tiles(k, &case.x, &case.d_y, &mut d_w, &[0, case.m as u32]);
+                        let at = |i: usize| (i % k, i / k);
+                        c = (0..d_w.len()).map(at).map(|(i, j)| c[(j / 32 * k + i) * 32 + j % 32]).collect();
+                        d_w
+                    }
+                };
+                same(&c, &expected, &format!("{isa:?} product {product}"));
+            }
         }
     }
 }
@@ -239,14 +254,14 @@ fn bits_do_not_depend_on_the_batch() {
 
 #[test]
 fn a_nan_does_not_spread() {
-    let (m, n, k) = (35, 37, 41);
+    let (m, n, k) = (35, 37, 42);
     let mut case = Case::new([m, n, k]);
     case.x[2 * k + 4] = f32::NAN;
     for ctx in contexts() {
         let y = case.forward(&ctx, 0..m, true, false);
         assert!(y.chunks_exact(n).enumerate().all(|(row, y)| y.iter().all(|y| y.is_nan() == (row == 2))));
         let (x, d_y) = (narrow(&[m, k], &case.x), wide(&[m, n], &case.d_y));
-        let mut d_w = Matrix::zeros(&memory(), n, k, Layout::Panels);
+        let mut d_w = Matrix::zeros(&memory(), n, k);
         let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: None, segments: None };
         backward_weight(&ctx, args).unwrap();
         let nans = d_w.data().to_vec_f32().iter().filter(|x| x.is_nan()).count();
@@ -257,7 +272,7 @@ fn a_nan_does_not_spread() {
 /// Near the f64 oracle of the same numbers; with a row of `d_y` forgotten, not.
 #[test]
 fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
-    let mut case = Case::new([33, 70, 45]);
+    let mut case = Case::new([33, 70, 46]);
     let f64s = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     let (x, w, d_y) = (f64s(&case.x), f64s(&case.w), f64s(&rounded_to_bf16(&case.d_y)));
     let d_x = reference::backward_input(case.k, &d_y, &w, None);
@@ -291,7 +306,7 @@ fn products_in_f32_are_chains() {
 #[test]
 fn segments_that_are_none_are_named() {
     let (x, d_y) = (wide(&[4, 3], &[0.0; 12]), wide(&[4, 2], &[0.0; 8]));
-    let mut d_w = Matrix::zeros(&memory(), 2, 3, Layout::Panels);
+    let mut d_w = Matrix::zeros(&memory(), 2, 3);
     for wrong in [&[0, 3][..], &[1, 4], &[0, 3, 2, 4], &[], &[4]] {
         let segments = Tensor::from_u32(&memory(), &[wrong.len()], wrong);
         let segments = Some(segments.view());

@@ -44,7 +44,7 @@ impl<'a> Head<'a> {
     pub(crate) fn new(ctx: &Context, op: &'static str, hidden: View<'a>, weight: &'a Matrix) -> Result<Head<'a>> {
         let [rows, width] = two_dims(op, "hidden", hidden)?;
         expect_floats(op, "hidden", hidden, &[rows, weight.cols()])?;
-        let (hidden, data) = (hidden.elements(), weight.data().view().elements());
+        let (hidden, data) = (hidden.elements(), weight.elements());
         let (isa, numbers) = (ctx.isa(), Numbers::of(&[hidden, data]));
         let task_rows = if isa.has_tiles() && numbers == Numbers::Bf16 { TASK_ROWS_ON_TILES } else { TASK_ROWS };
         Ok(Head { isa, hidden, weight: data, rows, numbers, task_rows, width, vocab: weight.rows() })

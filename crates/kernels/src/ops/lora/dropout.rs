@@ -104,7 +104,7 @@ impl Adapter<'_> {
     ) {
         let (rank, k) = (self.a.rows(), self.a.cols());
         let m = xa.len() / rank;
-        let a = self.a.data().view().elements();
+        let a = self.a.elements();
         for first in (0..m).step_by(ROWS) {
             let rows = ROWS.min(m - first);
             let x = x.range(first * k..(first + rows) * k);
