@@ -104,6 +104,33 @@ fn products_are_those_of_the_widened_numbers() {
     }
 }
 
+/// A gradient that was rounded before gives the products that round it themselves.
+#[test]
+fn gradients_may_come_in_bf16() {
+    for [m, n, k] in [[3, 5, 6], [33, 64, 32], [70, 160, 40]] {
+        let (x, w) = (both(&[m, k], &numbers(1, m * k)), both_matrices(n, k, &numbers(2, n * k)));
+        let d_ys = both(&[m, n], &numbers(3, m * n));
+        for ctx in contexts().chain([Context::cpu(Isa::AmxEmulated, 2)]) {
+            let of = |d_y: &Tensor| {
+                let mut d_x = poisoned(&[m, k], DType::F32);
+                let (d_y, w) = (d_y.view(), &w[1]);
+                let args = linear::BackwardInput { d_y, w, d_x: d_x.view_mut(), accumulate: false };
+                linear::backward_input(&ctx, args).unwrap();
+                let (mut d_w, mut d_b) = (Matrix::zeros(&memory(), n, k), Tensor::zeros(&memory(), &[n], DType::F32));
+                let (x, d_bias) = (x[1].view(), Some(d_b.view_mut()));
+                let args = linear::BackwardWeight { x, d_y, d_w: &mut d_w, d_bias, segments: None };
+                linear::backward_weight(&ctx, args).unwrap();
+                [d_x.to_vec_f32(), d_w.data().to_vec_f32(), d_b.to_vec_f32()]
+            };
+            assert!(of(&d_ys[0]) == of(&d_ys[1]), "{:?} {m}×{n}×{k}", ctx.isa());
+        }
+        // The other operand is f32: nothing would round there.
+        let mut d_x = poisoned(&[m, k], DType::F32);
+        let args = linear::BackwardInput { d_y: d_ys[1].view(), w: &w[0], d_x: d_x.view_mut(), accumulate: false };
+        assert!(linear::backward_input(&Context::cpu(Isa::Portable, 1), args).is_err());
+    }
+}
+
 #[test]
 fn adapters_read_bf16() {
     let (m, k, n, r) = (5, 70, 33, 4);

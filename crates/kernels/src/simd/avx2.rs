@@ -158,6 +158,11 @@ impl Simd for F32x16 {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
     #[inline(always)]
+    fn prefetch_near<T>(at: *const T) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+    #[inline(always)]
     fn add(self, b: Self) -> Self {
         both!(_mm256_add_ps, self, b)
     }

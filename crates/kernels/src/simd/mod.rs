@@ -107,6 +107,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Asks for the cache line at `at`, which need not exist, to be brought into the second cache. Changes no result.
     #[inline(always)]
     fn prefetch<T>(_at: *const T) {}
+    /// The same, into the first cache.
+    #[inline(always)]
+    fn prefetch_near<T>(_at: *const T) {}
 
     /// `self + b`
     fn add(self, b: Self) -> Self;

@@ -181,11 +181,10 @@ impl ModelConfig {
     /// The same, computing in `compute`: f32, or bf16, whose weights hold two inputs side by side.
     pub fn computing_in(&self, compute: kernels::DType) -> Result<ModelConfig> {
         let sizes = [("hidden_size", self.hidden_size), ("intermediate_size", self.intermediate_size)];
-        if let Some((field, size)) = sizes.into_iter().find(|(_, size)| size % 2 != 0) {
-            if compute == kernels::DType::Bf16 {
-                let message = "is odd, and bf16 takes even sizes: compute with dtype = \"f32\"".into();
-                return Err(Error::Config { field: field.into(), value: Some(size.to_string()), message });
-            }
+        let odd = sizes.into_iter().find(|(_, size)| compute == kernels::DType::Bf16 && size % 2 != 0);
+        if let Some((field, size)) = odd {
+            let message = "is odd, and bf16 takes even sizes: compute with dtype = \"f32\"".into();
+            return Err(Error::Config { field: field.into(), value: Some(size.to_string()), message });
         }
         Ok(ModelConfig { compute, ..self.clone() })
     }

@@ -125,8 +125,10 @@ pub(super) struct Back {
     pub d_normed: Tensor,
     /// Gradients of a, of u, and of q, k, v before the norms of their heads.
     pub narrow: Scratch,
-    /// Gradients of q, k, v, and of gate and up.
+    /// Gradients of q, k, v, and of gate and up where they are f32.
     pub wide: Scratch,
+    /// Gradients of gate and up `[T, 2F]`, rounded for the products that read them; none where those are f32.
+    pub d_gates: Option<Tensor>,
     /// Gradients of the pages.
     pub d_pages: LayerPages,
 }
@@ -141,10 +143,21 @@ impl Back {
             d_x: stream(),
             d_normed: stream(),
             narrow: scratch(c.intermediate_size.max(c.num_heads * c.head_dim).max(raw)),
-            wide: scratch((2 * c.intermediate_size).max(c.qkv_width())),
+            wide: Scratch::new(memory, wide_elements(c, rows)),
+            d_gates: (c.compute != DType::F32)
+                .then(|| Tensor::zeros(memory, &[rows, 2 * c.intermediate_size], c.compute)),
             d_pages: LayerPages::of(memory, c, blocks, DType::F32),
         }
     }
+}
+
+/// Rows of gate and up that adapters add to at once, where f32 is not kept.
+pub(super) const ADAPTED_ROWS: usize = 256;
+
+/// What `rows` rows of q, k, v take in f32, and then those of gate and up that are f32.
+pub(super) fn wide_elements(c: &ModelConfig, rows: usize) -> usize {
+    let gates = if c.compute == DType::F32 { rows } else { rows.min(ADAPTED_ROWS) };
+    (rows * c.qkv_width()).max(2 * c.intermediate_size * gates)
 }
 
 /// Memory for rows of one width, then of another.

@@ -6,11 +6,15 @@
 //! u     = silu(g Wgateᵀ) ⊙ g Wupᵀ
 //! delta = u Wdownᵀ
 //! ```
+//!
+//! Gate and up go through u without being written as f32, but for adapters, which add to them in f32: where f32 is not kept, some
+//! rows at a time.
 
-use super::layer::{Back, Buffers, Linears, Pass, Saved};
+use super::layer::{ADAPTED_ROWS, Back, Buffers, Linears, Pass, Saved};
 use crate::weights::{Layer, Was, trained};
 use kernels::ops::{rmsnorm, swiglu};
 use kernels::{Result, Tensor, View};
+use std::ops::Range;
 
 /// From `x` and `delta` to `s.mid` and the new `delta`.
 pub(super) fn forward(
@@ -34,15 +38,22 @@ pub(super) fn forward(
     rmsnorm::forward(ctx, norm)?;
     let dropout = pass.dropout(layer, Linears::GateUp);
     match wide {
+        _ if w.gate_up.gates() => {
+            let (kept, y) = (s.gate_up.rows_mut(0..n), s.gated.rows_mut(0..n));
+            w.gate_up.forward_gated(ctx, s.mlp_in.rows(0..n), kept, y)?;
+        }
         None => {
             w.gate_up.forward(ctx, s.mlp_in.rows(0..n), dropout, s.gate_up.rows_mut(0..n))?;
             let (gate_up, y) = (s.gate_up.rows(0..n), s.gated.rows_mut(0..n));
             swiglu::forward(ctx, swiglu::Forward { gate_up, kept: None, y })?;
         }
         Some(wide) => {
-            w.gate_up.forward(ctx, s.mlp_in.rows(0..n), dropout, wide.view_mut(n, 2 * f))?;
-            let (gate_up, kept, y) = (wide.view(n, 2 * f), Some(s.gate_up.rows_mut(0..n)), s.gated.rows_mut(0..n));
-            swiglu::forward(ctx, swiglu::Forward { gate_up, kept, y })?;
+            for rows in pieces(n, ADAPTED_ROWS) {
+                let (x, dropout) = (s.mlp_in.rows(rows.clone()), dropout.map(|d| d.rows(rows.clone())));
+                w.gate_up.forward(ctx, x, dropout, wide.view_mut(rows.len(), 2 * f))?;
+                let (kept, y) = (Some(s.gate_up.rows_mut(rows.clone())), s.gated.rows_mut(rows.clone()));
+                swiglu::forward(ctx, swiglu::Forward { gate_up: wide.view(rows.len(), 2 * f), kept, y })?;
+            }
         }
     }
     w.down.forward(ctx, s.gated.rows(0..n), pass.dropout(layer, Linears::Down), delta.rows_mut(0..n))
@@ -62,15 +73,20 @@ pub(super) fn backward(
     let dropout = pass.dropout(layer, Linears::Down);
     let (d_y, d_x) = (b.d_x.rows(0..n), b.narrow.view_mut(n, f));
     w.down.backward(ctx, Was { x: s.gated.rows(0..n), dropout, groups }, d_y, d_x, &mut g.down)?;
-    let gate = swiglu::Backward {
-        gate_up: s.gate_up.rows(0..n),
-        d_y: b.narrow.view(n, f),
-        d_gate_up: b.wide.view_mut(n, 2 * f),
-    };
-    swiglu::backward(ctx, gate)?;
-    let dropout = pass.dropout(layer, Linears::GateUp);
-    let (d_y, d_x) = (b.wide.view(n, 2 * f), b.d_normed.rows_mut(0..n));
-    w.gate_up.backward(ctx, Was { x: s.mlp_in.rows(0..n), dropout, groups }, d_y, d_x, &mut g.gate_up)?;
+    let (dropout, adapted) = (pass.dropout(layer, Linears::GateUp), w.gate_up.adapter.is_some());
+    // Below an adapter the weight is frozen, so that rows may be cut between groups, too.
+    let at_once = if adapted && b.d_gates.is_some() { ADAPTED_ROWS } else { n };
+    for rows in pieces(n, at_once) {
+        let (gate_up, d_y) = (s.gate_up.rows(rows.clone()), b.narrow.view(n, f).rows(rows.clone()));
+        let mut d_gate_up = match &mut b.d_gates {
+            Some(d_gates) if !adapted => d_gates.rows_mut(rows.clone()),
+            _ => b.wide.view_mut(rows.len(), 2 * f),
+        };
+        swiglu::backward(ctx, swiglu::Backward { gate_up, d_y, d_gate_up: d_gate_up.reborrow() })?;
+        let (x, dropout) = (s.mlp_in.rows(rows.clone()), dropout.map(|d| d.rows(rows.clone())));
+        let (was, d_x) = (Was { x, dropout, groups }, b.d_normed.rows_mut(rows));
+        w.gate_up.backward(ctx, was, d_gate_up.view(), d_x, &mut g.gate_up)?;
+    }
     let norm = rmsnorm::Backward {
         x: s.mid.rows(0..n),
         weight: w.mlp_norm.view(),
@@ -80,4 +96,9 @@ pub(super) fn backward(
         d_weight: trained(&mut g.mlp_norm),
     };
     rmsnorm::backward(ctx, norm)
+}
+
+/// `0..n` in pieces of at most `most`.
+fn pieces(n: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..n).step_by(most.max(1)).map(move |start| start..n.min(start + most))
 }

@@ -1,6 +1,6 @@
 //! Buffers of fixed capacity, allocated once: what a forward leaves for the way back, or only what it works in.
 
-use super::layer::{Back, Saved, Scratch};
+use super::layer::{Back, Saved, Scratch, wide_elements};
 use crate::ModelConfig;
 use crate::batch::Capacity;
 use crate::kv::KvCache;
@@ -49,7 +49,7 @@ impl Activations {
             last: stream(),
             rstd: Tensor::zeros(memory, &[rows], DType::F32),
             hidden: Tensor::zeros(memory, &[rows, c.hidden_size], c.compute),
-            wide: (c.compute != DType::F32).then(|| Scratch::new(memory, rows * widest(c))),
+            wide: (c.compute != DType::F32).then(|| Scratch::new(memory, wide_elements(c, rows))),
             rows: 0,
             keep,
         }
@@ -77,11 +77,6 @@ impl Activations {
         self.rows = rows;
         Ok(())
     }
-}
-
-/// The widest product that is rounded before it is kept.
-fn widest(c: &ModelConfig) -> usize {
-    c.qkv_width().max(2 * c.intermediate_size)
 }
 
 /// Buffers of inference: one layer's, used by all. Booked under "workspace".

@@ -3,7 +3,7 @@
 use super::lora::LoraConfig;
 use super::spec::Part;
 use super::trained;
-use kernels::ops::{linear, lora};
+use kernels::ops::{linear, lora, swiglu};
 use kernels::{Context, Error, Matrix, Memory, Result, Tensor, View, ViewMut};
 
 /// A linear layer's weight, which is asked for the product.
@@ -79,6 +79,18 @@ impl Linear {
             Some(adapter) => lora::forward(ctx, lora::Forward { x, adapter: adapter.args(), dropout, y }),
             None => Ok(()),
         }
+    }
+
+    /// Whether [`forward_gated`](Self::forward_gated) does what [`forward`](Self::forward) does.
+    pub fn gates(&self) -> bool {
+        self.adapter.is_none() && swiglu::fuses(self.matrix.rows() / 2)
+    }
+
+    /// Of gate and up, one below the other: y = silu(x Wgateᵀ) ⊙ x Wupᵀ (`y: [T, N/2]` overwrites), and in `kept: [T, N]` what
+    /// the way back of that needs.
+    pub fn forward_gated(&self, ctx: &Context, x: View<'_>, kept: ViewMut<'_>, y: ViewMut<'_>) -> Result<()> {
+        let bias = self.bias.as_ref().map(Tensor::view);
+        swiglu::fused(ctx, swiglu::Fused { x, w: &self.matrix, bias, kept: Some(kept), y })
     }
 
     /// dX = dY W + s · (dY B) A (`d_x: [T, K]` overwrites); dW += dYᵀ X, db += Σₜ dY, and the adapter's (accumulate into

@@ -19,6 +19,7 @@ use crate::matrix::PANEL;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::Simd;
 use crate::simd::tiles::{DEPTH, SIDE, TILE, Unit};
+use crate::tensor::Elements;
 use half::bf16;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -120,7 +121,7 @@ impl Tasks for Tiles<'_> {
                 unsafe { self.b.slice(at..at + len) }
             });
             let to = &mut to[..TOGETHER.min(panels - first)];
-            if let Right::Rows(data, stride) = product.right {
+            if let Right::Rows(Elements::F32(data), stride) = product.right {
                 let columns = first * PANEL..product.n.min((first + TOGETHER) * PANEL);
                 tiles::zip_f32::<V>(data, stride, self.steps.terms(step), columns, to);
             } else {

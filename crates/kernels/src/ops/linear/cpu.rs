@@ -19,7 +19,7 @@ use super::tiles::{self, Steps};
 use crate::matrix::PANEL;
 use crate::pool::{Scratch, Tasks};
 use crate::simd::tiles::Unit;
-use crate::simd::{LANES, Simd};
+use crate::simd::{Element, Kernel, LANES, Simd};
 use crate::tensor::Elements;
 use crate::{Context, Isa};
 use half::bf16;
@@ -54,7 +54,7 @@ pub(crate) enum Right<'a> {
     /// A packed weight `[⌈depth/32⌉][n][32]`, or `[⌈depth/32⌉][n/2][32][2]`, transposed.
     Transposed(Elements<'a>),
     /// `right[k, j] = data[k · stride + j]`
-    Rows(&'a [f32], usize),
+    Rows(Elements<'a>, usize),
     /// `[⌈n/32⌉][depth/32][16][32][2]`: packed tiles.
     Tiles(&'a [bf16]),
 }
@@ -196,8 +196,26 @@ impl<'a> Product<'a> {
     ///
     /// # Safety
     /// No other thread computes an output in common.
+    pub(crate) unsafe fn block(&self, rows: Range<usize>, panels: Range<usize>, scratch: &mut Scratch) {
+        /// Compiled once for an instruction set, whatever the tasks that call it.
+        struct Block<'a, 'b>(&'a Product<'b>, Range<usize>, Range<usize>, &'a mut Scratch);
+        impl Kernel for Block<'_, '_> {
+            type Output = ();
+            #[inline(always)]
+            fn run<V: Simd>(self) {
+                // SAFETY: the caller's promise.
+                unsafe { self.0.block_with::<V>(self.1, self.2, self.3) }
+            }
+        }
+        self.isa.run(Block(self, rows, panels, scratch));
+    }
+
+    /// The same with these vectors.
+    ///
+    /// # Safety
+    /// As for [`block`](Self::block).
     #[inline(always)]
-    pub(crate) unsafe fn block<V: Simd>(&self, rows: Range<usize>, panels: Range<usize>, scratch: &mut Scratch) {
+    pub(super) unsafe fn block_with<V: Simd>(&self, rows: Range<usize>, panels: Range<usize>, scratch: &mut Scratch) {
         debug_assert!(rows.end <= self.m && panels.end <= self.n.div_ceil(PANEL));
         if let Some((unit, steps)) = &self.tiles {
             // SAFETY: the caller's promise.
@@ -375,13 +393,13 @@ impl Tasks for Plan<'_> {
             cut(index / self.row_blocks, self.panels, self.groups)
         };
         // SAFETY: tasks are disjoint blocks of rows and panels.
-        unsafe { self.product.block::<V>(rows, panels, scratch) };
+        unsafe { self.product.block(rows, panels, scratch) };
     }
 }
 
 /// `d_bias[n] += Σ_m d_y[m, n]`, ascending m.
-pub(super) struct Bias<'a> {
-    pub d_y: &'a [f32],
+pub(super) struct Bias<'a, E> {
+    pub d_y: &'a [E],
     pub n: usize,
     pub d_bias: crate::pool::Disjoint<'a, f32>,
 }
@@ -389,7 +407,7 @@ pub(super) struct Bias<'a> {
 /// Columns of a task of [`Bias`].
 pub(super) const BIAS_COLUMNS: usize = 64;
 
-impl Tasks for Bias<'_> {
+impl<E: Element> Tasks for Bias<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let columns = index * BIAS_COLUMNS..self.n.min((index + 1) * BIAS_COLUMNS);
@@ -398,7 +416,7 @@ impl Tasks for Bias<'_> {
         for row in self.d_y.chunks_exact(self.n) {
             for (sum, y) in d_bias.chunks_mut(LANES).zip(row[columns.clone()].chunks(LANES)) {
                 let n = y.len();
-                V::load_partial(sum, n).add(V::load_partial(y, n)).store_partial(sum, n);
+                V::load_partial(sum, n).add(E::load_partial(y, n)).store_partial(sum, n);
             }
         }
     }

@@ -13,7 +13,7 @@
 //! instruction set: an element depends on its own row and the weights, never on the number of rows or threads. The sums
 //! over rows continue the stored accumulator, so a batch may be cut between calls anywhere.
 //!
-//! Numbers in bf16 are `x` and `W` on the way forward, `W` and `d_y` for `d_x`, `x` and `d_y` for `d_W`: `d_y`, which is f32, is
+//! Numbers in bf16 are `x` and `W` on the way forward, `W` and `d_y` for `d_x`, `x` and `d_y` for `d_W`: `d_y`, if it is f32, is
 //! rounded for these products (not for `d_b`) on every instruction set. With AMX their formula is that of
 //! [`crate::simd::tiles`], over terms in steps of 32 from the first; for `d_W` from the first row of each segment, so that a
 //! batch may be cut between segments.
@@ -32,6 +32,7 @@ mod tiles_tests;
 use super::args::{expect, expect_floats, expect_offsets, two_dims};
 use crate::context::count;
 use crate::pool::Disjoint;
+use crate::tensor::Elements;
 use crate::{Context, DType, Matrix, Result, View, ViewMut};
 use cpu::{Left, Numbers, Operands, Order, Product, Right};
 
@@ -51,7 +52,7 @@ pub struct Forward<'a> {
 
 /// Arguments of [`backward_input`].
 pub struct BackwardInput<'a> {
-    /// `[M, N]`
+    /// `[M, N]`, f32, or bf16 if `w` is.
     pub d_y: View<'a>,
     /// `[N, K]`
     pub w: &'a Matrix,
@@ -65,7 +66,7 @@ pub struct BackwardInput<'a> {
 pub struct BackwardWeight<'a> {
     /// `[M, K]`
     pub x: View<'a>,
-    /// `[M, N]`
+    /// `[M, N]`, f32, or bf16 if `x` is.
     pub d_y: View<'a>,
     /// `[N, K]`: *accumulates into*; the padding of the last panel is left alone.
     pub d_w: &'a mut Matrix,
@@ -110,7 +111,7 @@ pub fn backward_input(ctx: &Context, args: BackwardInput<'_>) -> Result<()> {
     let BackwardInput { d_y, w, d_x, accumulate } = args;
     let [m, n] = two_dims(OP, "d_y", d_y)?;
     let k = w.cols();
-    expect(OP, "d_y", d_y, DType::F32, &[m, w.rows()])?;
+    expect_gradient(OP, d_y, w.data().dtype(), &[m, w.rows()])?;
     expect(OP, "d_x", d_x.view(), DType::F32, &[m, k])?;
     book(m, n, k, w.data().bytes());
     let operands = Operands {
@@ -137,7 +138,7 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
     let [m, k] = two_dims(OP, "x", x)?;
     let n = d_w.rows();
     expect_floats(OP, "x", x, &[m, d_w.cols()])?;
-    expect(OP, "d_y", d_y, DType::F32, &[m, n])?;
+    expect_gradient(OP, d_y, x.dtype(), &[m, n])?;
     if let Some(d_bias) = &d_bias {
         expect(OP, "d_bias", d_bias.view(), DType::F32, &[n])?;
     }
@@ -150,7 +151,7 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
         n,
         depth: m,
         left: Left::Columns(x.elements(), k),
-        right: Right::Rows(d_y.f32(), n),
+        right: Right::Rows(d_y.elements(), n),
         c: d_w.data_mut().view_mut().f32(),
         order: Order::Panels,
         accumulate: true,
@@ -160,10 +161,19 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
     };
     Product::new(ctx.isa(), operands).run(ctx);
     if let Some(d_bias) = d_bias.filter(|_| n > 0) {
-        let tasks = cpu::Bias { d_y: d_y.f32(), n, d_bias: Disjoint::new(d_bias.f32()) };
-        ctx.run(n.div_ceil(cpu::BIAS_COLUMNS), &tasks);
+        let (d_bias, tasks) = (Disjoint::new(d_bias.f32()), n.div_ceil(cpu::BIAS_COLUMNS));
+        match d_y.elements() {
+            Elements::F32(d_y) => ctx.run(tasks, &cpu::Bias { d_y, n, d_bias }),
+            Elements::Bf16(d_y) => ctx.run(tasks, &cpu::Bias { d_y, n, d_bias }),
+        }
     }
     Ok(())
+}
+
+/// That `d_y` is f32, or bf16 where the other operand is.
+fn expect_gradient(op: &'static str, d_y: View<'_>, other: DType, shape: &[usize]) -> Result<()> {
+    let dtype = if d_y.dtype() == DType::Bf16 && other == DType::Bf16 { DType::Bf16 } else { DType::F32 };
+    expect(op, "d_y", d_y, dtype, shape)
 }
 
 /// Books a product's multiply-adds, and each operand once.

@@ -32,12 +32,10 @@ impl Product<'_> {
                 Right::Tiles(_) => unreachable!("tiles are not read by chains"),
             };
             match self.right {
-                Right::Panels(Elements::F32(data)) | Right::Transposed(Elements::F32(data)) | Right::Rows(data, _) => {
-                    V::prefetch(data.as_ptr().wrapping_add(at));
-                }
-                Right::Panels(Elements::Bf16(data)) | Right::Transposed(Elements::Bf16(data)) => {
-                    V::prefetch(data.as_ptr().wrapping_add(at));
-                }
+                Right::Panels(data) | Right::Transposed(data) | Right::Rows(data, _) => match data {
+                    Elements::F32(data) => V::prefetch(data.as_ptr().wrapping_add(at)),
+                    Elements::Bf16(data) => V::prefetch(data.as_ptr().wrapping_add(at)),
+                },
                 Right::Tiles(_) => {}
             }
         }
@@ -120,7 +118,18 @@ impl Product<'_> {
             }
             Right::Transposed(Elements::F32(data)) => self.transposed::<V, f32>(data, panels, depth, to),
             Right::Transposed(Elements::Bf16(data)) => self.transposed::<V, bf16>(data, panels, depth, to),
-            Right::Rows(data, stride) => {
+            Right::Rows(Elements::Bf16(data), stride) => {
+                let panel = depth.len() * PANEL;
+                for (columns, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
+                    let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
+                    for (k, to) in depth.clone().zip(to.chunks_exact_mut(PANEL)) {
+                        widen_into::<V, bf16>(&data[k * stride + columns.start..k * stride + columns.end], to);
+                        to[columns.len()..].fill(0.0);
+                    }
+                }
+                (to.as_ptr(), panel)
+            }
+            Right::Rows(Elements::F32(data), stride) => {
                 let panel = depth.len() * PANEL;
                 for (columns, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
                     let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);

@@ -4,9 +4,11 @@ use crate::matrix::PANEL;
 use crate::simd::{Element, Kernel, LANES, Simd};
 use half::bf16;
 
-/// The most depth steps of a block: the panel, 32 KiB of it, streams from the second cache, and outputs are loaded and
-/// stored seldom (128 and 192 steps, with which it would stay in the first, were no faster).
-pub(super) const MAX_DEPTH: usize = 256;
+/// The most depth steps of a block: outputs are loaded and stored seldom. The panel, 64 KiB of it, streams from the second
+/// cache.
+pub(super) const MAX_DEPTH: usize = 512;
+/// Steps of depth between what is multiplied and what is asked into the first cache.
+const AHEAD: usize = 16;
 /// Elements between the rows of a packed left strip: not a multiple of a page, so that its rows fall in different cache
 /// sets, and constant, so that the addresses of all rows come from one register.
 pub(super) const ROW_STRIDE: usize = MAX_DEPTH + LANES;
@@ -171,9 +173,12 @@ impl<E: Packed> Tile<E> {
             // SAFETY: the packed operands hold `depth` steps, a multiple of those that lie together, of all rows and all
             // vectors, padding included.
             unsafe {
-                let b = self.b.add(k * PANEL);
+                let from = self.b.add(k * PANEL);
                 let column = |v: usize| (v / 2) * self.b_panel + (v % 2) * LANES * E::TOGETHER;
-                let b: [[V; 2]; VECTORS] = std::array::from_fn(|v| E::steps(b.add(column(v))));
+                let b: [[V; 2]; VECTORS] = std::array::from_fn(|v| E::steps(from.add(column(v))));
+                for v in 0..VECTORS {
+                    V::prefetch_near(from.wrapping_add(column(v) + AHEAD * PANEL));
+                }
                 for step in 0..E::TOGETHER {
                     let a = self.a.add((k + step) * A_STEP);
                     for (r, row) in chains.iter_mut().enumerate() {

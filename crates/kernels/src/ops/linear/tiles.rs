@@ -343,7 +343,7 @@ pub(super) fn pack_right<V: Simd>(product: &Product<'_>, steps: &Steps, panel: u
             to[..from.len()].copy_from_slice(from);
             to[from.len()..].fill(bf16::ZERO);
         }
-        Right::Rows(data, stride) => zip_f32::<V>(data, stride, steps.terms(step), columns, &mut [to]),
+        Right::Rows(data, stride) => zip_columns::<V>(data, stride, steps.terms(step), columns, to),
         Right::Transposed(Elements::Bf16(data)) => {
             // A step is a panel of the weight, whose padding is 0: to rows of outputs, two of them side by side.
             let from = &data[(step * product.n + columns.start) * PANEL..(step * product.n + columns.end) * PANEL];

@@ -185,7 +185,7 @@ fn every_vector_packs_alike() {
             let mut scratch = Scratch::default();
             scratch.f32(1 << 16).fill(f32::NAN);
             // SAFETY: the output is borrowed by the product and nobody else computes it.
-            unsafe { self.0.block::<V>(0..self.1, 0..self.2.div_ceil(crate::matrix::PANEL), &mut scratch) };
+            unsafe { self.0.block_with::<V>(0..self.1, 0..self.2.div_ceil(crate::matrix::PANEL), &mut scratch) };
         }
     }
     for [m, n, k] in [[37, 45, 70], [37, 45, 64]] {
@@ -199,7 +199,7 @@ fn every_vector_packs_alike() {
                     1 => (Left::Rows(d_y.view().elements(), n), Right::Transposed(data()), Order::Rows(k), [m, k, n]),
                     _ => (
                         Left::Columns(x.view().elements(), k),
-                        Right::Rows(d_y.view().f32(), n),
+                        Right::Rows(d_y.view().elements(), n),
                         Order::Panels,
                         [k, n, m],
                     ),

@@ -96,8 +96,7 @@ impl<'a> Head<'a> {
     }
 
     /// The same for chunk `chunk`, on this thread. Returns the ids of the chunk.
-    #[inline(always)]
-    pub(crate) fn logits<V: Simd>(
+    pub(crate) fn logits(
         &self,
         rows: Range<usize>,
         chunk: usize,
@@ -108,7 +107,7 @@ impl<'a> Head<'a> {
         let m = rows.len();
         let product = self.product(rows, ids.clone(), to);
         // SAFETY: `to` is borrowed exclusively, and this thread computes all of it.
-        unsafe { product.block::<V>(0..m, 0..ids.len().div_ceil(PANEL), scratch) };
+        unsafe { product.block(0..m, 0..ids.len().div_ceil(PANEL), scratch) };
         ids
     }
 }
@@ -254,7 +253,7 @@ impl Tasks for Chunks<'_> {
                 unsafe { all.slice(at..at + rows.len() * width) }
             }
         };
-        let ids = self.head.logits::<V>(rows.clone(), chunk, logits, scratch);
+        let ids = self.head.logits(rows.clone(), chunk, logits, scratch);
         for (row, logits) in rows.zip(logits.chunks_exact_mut(ids.len())) {
             let kept = statistics::<V>(logits, self.beta.of(row));
             let at = ((row - self.rows.start) * self.head.chunks() + chunk) * KEPT;
@@ -363,7 +362,7 @@ impl Tasks for Window<'_> {
         let chunk = self.ids.start / CHUNK + index / self.tiles();
         let rows = self.head.rows_of_task(&self.rows, index % self.tiles());
         let (logits, scratch) = scratch.split(rows.len() * CHUNK);
-        let ids = self.head.logits::<V>(rows.clone(), chunk, logits, scratch);
+        let ids = self.head.logits(rows.clone(), chunk, logits, scratch);
         for (row, logits) in rows.zip(logits.chunks_exact(ids.len())) {
             let at = (row - self.rows.start) * self.ids.len() + ids.start - self.ids.start;
             // SAFETY: each row and chunk is one task's.
@@ -412,7 +411,7 @@ pub(super) fn backward(
                         n: ids.len(),
                         depth: rows.len(),
                         left: Left::Columns(hidden, h),
-                        right: Right::Rows(d_logits, ids.len()),
+                        right: Right::Rows(d_logits.into(), ids.len()),
                         c: &mut d_weight[panels],
                         order: Order::Panels,
                         accumulate: true,

@@ -21,6 +21,7 @@ use crate::rng::philox_lanes;
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
 use crate::{Context, DType, Error, Result, View};
+use std::ops::Range;
 
 /// Which inputs are dropped.
 #[derive(Clone, Copy)]
@@ -41,6 +42,13 @@ const ROWS: usize = 128;
 const TASK_ROWS: usize = 4;
 /// Columns that 16 counters serve.
 const GROUP: usize = 4 * LANES;
+
+impl<'a> Dropout<'a> {
+    /// That of some of the rows.
+    pub fn rows(self, rows: Range<usize>) -> Dropout<'a> {
+        Dropout { samples: self.samples.rows(rows.clone()), positions: self.positions.rows(rows), ..self }
+    }
+}
 
 impl Dropout<'_> {
     /// Refuses a chance that is none, and rows that are not these.
@@ -150,7 +158,7 @@ impl Adapter<'_> {
                     n: width,
                     depth: rows,
                     left: Left::Columns((&*dropped).into(), k),
-                    right: Right::Rows(wide, width),
+                    right: Right::Rows((&*wide).into(), width),
                     c: &mut d_a[(at - skip) * k..],
                     order: Order::Panels,
                     accumulate: true,

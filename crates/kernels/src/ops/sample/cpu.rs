@@ -149,7 +149,7 @@ impl Tasks for Plain<'_> {
                 &*unsafe { logits.slice(at..at + ids.len()) }
             }
             None => {
-                head.logits::<V>(row..row + 1, chunk, z, scratch);
+                head.logits(row..row + 1, chunk, z, scratch);
                 statistics::<V>(&mut z[..ids.len()], beta);
                 &z[..ids.len()]
             }

@@ -24,18 +24,24 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
             let (gate, up) = self.gate_up[t * 2 * f..(t + 1) * 2 * f].split_at(f);
             // SAFETY: row t is this task's alone.
             let y = unsafe { self.y.slice(t * f..(t + 1) * f) };
-            let mut kept = self.kept.as_ref().map(|kept| {
+            let kept = self.kept.as_ref().map(|kept| {
                 // SAFETY: row t is this task's alone.
                 unsafe { kept.slice(t * 2 * f..(t + 1) * 2 * f) }.split_at_mut(f)
             });
-            for at in (0..f).step_by(LANES) {
-                let (g, u): (V, V) = (E::rounded(load(gate, at)), E::rounded(load(up, at)));
-                store(g.mul(sigmoid(g)).mul(u), y, at);
-                if let Some((gate, up)) = &mut kept {
-                    store(g, gate, at);
-                    store(u, up, at);
-                }
-            }
+            gated::<V, E>([gate, up], kept, y);
+        }
+    }
+}
+
+/// Some columns of a row: `y`, and gate and up as they were rounded.
+#[inline(always)]
+pub(super) fn gated<V: Simd, E: Element>([gate, up]: [&[f32]; 2], mut kept: Option<(&mut [E], &mut [E])>, y: &mut [E]) {
+    for at in (0..y.len()).step_by(LANES) {
+        let (g, u): (V, V) = (E::rounded(load(gate, at)), E::rounded(load(up, at)));
+        store(g.mul(sigmoid(g)).mul(u), y, at);
+        if let Some((gate, up)) = &mut kept {
+            store(g, gate, at);
+            store(u, up, at);
         }
     }
 }
@@ -52,15 +58,15 @@ pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
     }
 }
 
-struct BackwardTasks<'a, E> {
+struct BackwardTasks<'a, E, D> {
     gate_up: &'a [E],
     d_y: &'a [f32],
-    d_gate_up: Disjoint<'a, f32>,
+    d_gate_up: Disjoint<'a, D>,
     rows: usize,
     f: usize,
 }
 
-impl<E: Element> Tasks for BackwardTasks<'_, E> {
+impl<E: Element, D: Element> Tasks for BackwardTasks<'_, E, D> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let f = self.f;
@@ -83,10 +89,19 @@ impl<E: Element> Tasks for BackwardTasks<'_, E> {
 
 pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
     let (rows, f) = (args.d_y.shape()[0], args.d_y.shape()[1]);
-    let (d_y, d_gate_up) = (args.d_y.f32(), Disjoint::new(args.d_gate_up.f32()));
-    let tasks = rows.div_ceil(rows_of_task(2 * f));
-    match args.gate_up.elements() {
-        Elements::F32(gate_up) => ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, rows, f }),
-        Elements::Bf16(gate_up) => ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, rows, f }),
+    let (d_y, tasks) = (args.d_y.f32(), rows.div_ceil(rows_of_task(2 * f)));
+    match (args.gate_up.elements(), args.d_gate_up.dtype()) {
+        (Elements::F32(gate_up), _) => {
+            let d_gate_up = Disjoint::new(args.d_gate_up.f32());
+            ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, rows, f });
+        }
+        (Elements::Bf16(gate_up), DType::Bf16) => {
+            let d_gate_up = Disjoint::new(args.d_gate_up.bf16());
+            ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, rows, f });
+        }
+        (Elements::Bf16(gate_up), _) => {
+            let d_gate_up = Disjoint::new(args.d_gate_up.f32());
+            ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, rows, f });
+        }
     }
 }

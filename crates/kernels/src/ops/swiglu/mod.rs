@@ -11,10 +11,13 @@
 //! ```
 
 mod cpu;
+mod fused;
 pub mod reference;
 
+use crate::matrix::PANEL;
 use crate::ops::args::{expect, expect_floats, two_dims};
-use crate::{Context, DType::F32, Result, View, ViewMut};
+use crate::ops::linear::book;
+use crate::{Context, DType::F32, Error, Matrix, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
@@ -32,8 +35,27 @@ pub struct Backward<'a> {
     pub gate_up: View<'a>,
     /// `[T, F]`
     pub d_y: View<'a>,
-    /// `[T, 2F]`: *overwrites*.
+    /// `[T, 2F]`: *overwrites*; f32, or bf16 if `gate_up` is, rounded for the products that read it.
     pub d_gate_up: ViewMut<'a>,
+}
+
+/// Arguments of [`fused`].
+pub struct Fused<'a> {
+    /// `[T, K]`, f32 or bf16.
+    pub x: View<'a>,
+    /// `[2F, K]`: gate, then up. F is a multiple of [`PANEL`].
+    pub w: &'a Matrix,
+    /// `[2F]`
+    pub bias: Option<View<'a>>,
+    /// As in [`Forward`].
+    pub kept: Option<ViewMut<'a>>,
+    /// `[T, F]`, of x's dtype: *overwrites*.
+    pub y: ViewMut<'a>,
+}
+
+/// Whether [`fused`] takes this F.
+pub fn fuses(f: usize) -> bool {
+    f.is_multiple_of(PANEL)
 }
 
 /// Gates.
@@ -50,13 +72,39 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
+/// [`super::linear::forward`] and [`forward`] in one pass, to the same bits: gate and up go from the product's tiles to `y`
+/// without a way through memory.
+pub fn fused(ctx: &Context, args: Fused<'_>) -> Result<()> {
+    const OP: &str = "swiglu::fused";
+    let [t, f] = two_dims(OP, "y", args.y.view())?;
+    let k = args.w.cols();
+    expect_floats(OP, "x", args.x, &[t, k])?;
+    expect(OP, "y", args.y.view(), args.x.dtype(), &[t, f])?;
+    if let Some(kept) = &args.kept {
+        expect(OP, "kept", kept.view(), args.y.dtype(), &[t, 2 * f])?;
+    }
+    if let Some(bias) = args.bias {
+        expect(OP, "bias", bias, F32, &[2 * f])?;
+    }
+    if args.w.rows() != 2 * f || !fuses(f) {
+        let message = format!("a weight of {} rows for {f} columns, which come in panels of {PANEL}", args.w.rows());
+        return Err(Error::Value { op: OP, message });
+    }
+    book(t, 2 * f, k, args.w.data().bytes());
+    crate::context::count(20 * (t * f) as u64, 0);
+    fused::forward(ctx, args);
+    Ok(())
+}
+
 /// Gradients of gate and up.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "swiglu::backward";
     let [t, f] = two_dims(OP, "d_y", args.d_y)?;
     expect(OP, "d_y", args.d_y, F32, &[t, f])?;
     expect_floats(OP, "gate_up", args.gate_up, &[t, 2 * f])?;
-    expect(OP, "d_gate_up", args.d_gate_up.view(), F32, &[t, 2 * f])?;
+    let dtype = if args.gate_up.dtype() == F32 { F32 } else { args.d_gate_up.dtype() };
+    expect_floats(OP, "d_gate_up", args.d_gate_up.view(), &[t, 2 * f])?;
+    expect(OP, "d_gate_up", args.d_gate_up.view(), dtype, &[t, 2 * f])?;
     crate::context::count(25 * (t * f) as u64, 20 * (t * f) as u64);
     cpu::backward(ctx, args);
     Ok(())

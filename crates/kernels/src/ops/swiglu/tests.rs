@@ -1,5 +1,7 @@
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
+use crate::ops::linear;
+use crate::tensor::rounded_to_bf16;
 use crate::{DType, Isa, Tensor};
 
 fn wide(x: &[f32]) -> Vec<f64> {
@@ -62,4 +64,78 @@ fn large_gates_neither_overflow_nor_vanish() {
     let [y, d] = run(&ctx, 1, 2, &[200.0, -200.0, 3.0, 3.0], &[1.0, 1.0]);
     assert_eq!(y, [600.0, -0.0]);
     assert_eq!(d, [3.0, 0.0, 200.0, -0.0]);
+}
+
+/// y and kept of a product and SwiGLU, in one pass or in two.
+fn of_product(ctx: &Context, dtype: DType, [t, k, f]: [usize; 3], bias: bool, in_one: bool) -> [Vec<f32>; 2] {
+    let m = ctx.memory();
+    let filled = |shape: &[usize], dtype: DType, data: &[f32]| {
+        let mut t = Tensor::zeros(m, shape, dtype);
+        t.view_mut().copy_from_f32(data);
+        t
+    };
+    let [mut y, mut kept] = [f, 2 * f].map(|width| filled(&[t, width], dtype, &vec![f32::NAN; t * width]));
+    let x = filled(&[t, k], dtype, &rounded_to_bf16(&normal(1, t * k)));
+    let mut w = Matrix::zeros_of(m, 2 * f, k, dtype);
+    w.pack_rows(0, &rounded_to_bf16(&normal(2, 2 * f * k)));
+    let b = Tensor::from_f32(m, &[2 * f], &normal(3, 2 * f));
+    let bias = bias.then(|| b.view());
+    let x = x.view();
+    if in_one {
+        fused(ctx, Fused { x, w: &w, bias, kept: Some(kept.view_mut()), y: y.view_mut() }).unwrap();
+        let mut alone = filled(&[t, f], dtype, &vec![f32::NAN; t * f]);
+        fused(ctx, Fused { x, w: &w, bias, kept: None, y: alone.view_mut() }).unwrap();
+        assert_eq!(alone.to_vec_f32(), y.to_vec_f32());
+    } else {
+        let mut gate_up = filled(&[t, 2 * f], DType::F32, &vec![f32::NAN; 2 * t * f]);
+        let args = linear::Forward { x, w: &w, bias, y: gate_up.view_mut(), accumulate: false };
+        linear::forward(ctx, args).unwrap();
+        forward(ctx, Forward { gate_up: gate_up.view(), kept: Some(kept.view_mut()), y: y.view_mut() }).unwrap();
+    }
+    [y.to_vec_f32(), kept.to_vec_f32()]
+}
+
+#[test]
+fn in_one_pass_the_bits_are_those_of_two() {
+    let isas = || Isa::present().into_iter().chain([Isa::AmxEmulated]);
+    for (isa, dtype) in isas().flat_map(|isa| [DType::F32, DType::Bf16].map(|dtype| (isa, dtype))) {
+        for shape in [[1, 2, 32], [3, 10, 64], [5, 64, 160], [130, 34, 96], [300, 8, 32]] {
+            for (threads, bias) in [(1, false), (3, true)] {
+                let ctx = Context::cpu(isa, threads);
+                let [one, two] = [true, false].map(|in_one| of_product(&ctx, dtype, shape, bias, in_one));
+                assert!(one == two, "{isa:?} {dtype:?} {shape:?} {threads}");
+            }
+        }
+    }
+}
+
+#[test]
+fn columns_that_are_no_panels_are_not_fused() {
+    let ctx = Context::cpu(Isa::Portable, 1);
+    let m = ctx.memory();
+    let (x, w, mut y) =
+        (Tensor::zeros(m, &[1, 4], DType::F32), Matrix::zeros(m, 66, 4), Tensor::zeros(m, &[1, 33], DType::F32));
+    let refused = fused(&ctx, Fused { x: x.view(), w: &w, bias: None, kept: None, y: y.view_mut() }).unwrap_err();
+    assert_eq!(refused.to_string(), "swiglu::fused: a weight of 66 rows for 33 columns, which come in panels of 32");
+    assert!(!fuses(33) && fuses(64));
+}
+
+/// A gradient in bf16 is that in f32, rounded.
+#[test]
+fn a_gradient_may_be_rounded_as_it_is_written() {
+    let (t, f) = (5, 70);
+    for isa in Isa::present() {
+        let ctx = Context::cpu(isa, 2);
+        let m = ctx.memory();
+        let mut gate_up = Tensor::zeros(m, &[t, 2 * f], DType::Bf16);
+        gate_up.view_mut().copy_from_f32(&normal(1, t * 2 * f));
+        let d_y = Tensor::from_f32(m, &[t, f], &normal(2, t * f));
+        let [wide, narrow] = [DType::F32, DType::Bf16].map(|dtype| {
+            let mut d = Tensor::zeros(m, &[t, 2 * f], dtype);
+            d.view_mut().fill(f32::NAN);
+            backward(&ctx, Backward { gate_up: gate_up.view(), d_y: d_y.view(), d_gate_up: d.view_mut() }).unwrap();
+            d.to_vec_f32()
+        });
+        assert!(narrow == rounded_to_bf16(&wide), "{isa:?}");
+    }
 }

@@ -1,0 +1,94 @@
+//! SwiGLU as what ends a product: a task multiplies some rows by some columns of gate and of up, and gates them where they are.
+
+use super::{Fused, cpu::gated};
+use crate::ops::linear::cpu::{Left, Numbers, Operands, Order, Product, Right};
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::simd::{Element, Simd};
+use crate::tensor::Elements;
+use crate::{Context, DType, Isa};
+use std::ops::Range;
+
+/// Columns of gate, and of up, of a task: with the rows, what stays in the second cache.
+const COLUMNS: usize = 128;
+/// Rows of a task.
+const ROWS: usize = 120;
+/// The same on tiles, which multiply so fast that the weight must not be read as often.
+const ROWS_ON_TILES: usize = 256;
+
+struct FusedTasks<'a, E> {
+    isa: Isa,
+    x: Elements<'a>,
+    w: Elements<'a>,
+    bias: Option<&'a [f32]>,
+    kept: Option<Disjoint<'a, E>>,
+    y: Disjoint<'a, E>,
+    /// T, K, F
+    shape: [usize; 3],
+    row_blocks: usize,
+}
+
+impl<E> FusedTasks<'_, E> {
+    /// `to = x[rows] wᵀ + bias` of outputs `columns`, which begin a panel.
+    fn product(&self, rows: &Range<usize>, columns: Range<usize>, to: &mut [f32], scratch: &mut Scratch) {
+        let [_, k, _] = self.shape;
+        let operands = Operands {
+            m: rows.len(),
+            n: columns.len(),
+            depth: k,
+            left: Left::Rows(self.x.range(rows.start * k..rows.end * k), k),
+            right: Right::Panels(self.w.range(columns.start * k..columns.end * k)),
+            c: to,
+            order: Order::Rows(columns.len()),
+            accumulate: false,
+            bias: self.bias.map(|bias| &bias[columns.clone()]),
+            numbers: Numbers::of(&[self.x, self.w]),
+            segments: None,
+        };
+        let panels = columns.len() / crate::matrix::PANEL;
+        // SAFETY: `to` is borrowed exclusively, and this thread computes all of it.
+        unsafe { Product::new(self.isa, operands).block(0..rows.len(), 0..panels, scratch) };
+    }
+}
+
+impl<E: Element> Tasks for FusedTasks<'_, E> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
+        let [t, _, f] = self.shape;
+        // Columns change slowest, so that threads read the same weights at the same time.
+        let (block, start) = (index % self.row_blocks, index / self.row_blocks * COLUMNS);
+        let rows = block * t / self.row_blocks..(block + 1) * t / self.row_blocks;
+        let columns = start..f.min(start + COLUMNS);
+        let width = columns.len();
+
+        let (both, scratch) = scratch.split(2 * rows.len() * width);
+        let (gate, up) = both.split_at_mut(rows.len() * width);
+        self.product(&rows, columns.clone(), gate, scratch);
+        self.product(&rows, f + columns.start..f + columns.end, up, scratch);
+        for (row, (gate, up)) in rows.zip(gate.chunks_exact(width).zip(up.chunks_exact(width))) {
+            // SAFETY: these rows and columns are this task's alone.
+            let y = unsafe { self.y.slice(row * f + columns.start..row * f + columns.end) };
+            let kept = self.kept.as_ref().map(|kept| {
+                let at = 2 * row * f + columns.start;
+                // SAFETY: as above; gate and up of a row do not overlap.
+                unsafe { (kept.slice(at..at + width), kept.slice(at + f..at + f + width)) }
+            });
+            gated::<V, E>([gate, up], kept, y);
+        }
+    }
+}
+
+pub(super) fn forward(ctx: &Context, args: Fused<'_>) {
+    let Fused { x, w, bias, kept, y } = args;
+    let shape @ [t, _, f] = [y.shape()[0], w.cols(), y.shape()[1]];
+    let (x, w, isa, bias) = (x.elements(), w.elements(), ctx.isa(), bias.map(|b| b.f32()));
+    let on_tiles = isa.has_tiles() && Numbers::of(&[x, w]) == Numbers::Bf16;
+    let row_blocks = t.div_ceil(if on_tiles { ROWS_ON_TILES } else { ROWS });
+    let tasks = row_blocks * f.div_ceil(COLUMNS);
+    if y.dtype() == DType::Bf16 {
+        let (kept, y) = (kept.map(|k| Disjoint::new(k.bf16())), Disjoint::new(y.bf16()));
+        ctx.run(tasks, &FusedTasks { isa, x, w, bias, kept, y, shape, row_blocks });
+    } else {
+        let (kept, y) = (kept.map(|k| Disjoint::new(k.f32())), Disjoint::new(y.f32()));
+        ctx.run(tasks, &FusedTasks { isa, x, w, bias, kept, y, shape, row_blocks });
+    }
+}
