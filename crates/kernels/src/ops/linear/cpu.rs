@@ -30,6 +30,8 @@ use std::ops::Range;
 const ROWS: usize = 240;
 /// Panels between which the depth is walked: their outputs of [`ROWS`] rows stay in the second cache too.
 const CHUNK: usize = 24;
+/// bf16 panels that no more strips read than this are widened on the way to the registers, each time; others once, in memory.
+const FEW_STRIPS: usize = 3;
 /// Tasks for each thread, so that a thread that is interrupted delays the region little.
 const TASKS_PER_THREAD: usize = 4;
 /// A task of less work than this many multiply-adds is not worth handing to another thread.
@@ -241,11 +243,13 @@ impl<'a> Product<'a> {
                 // Several panels at once only while all of the tile's vectors have one.
                 let together = if panel + group <= panels.end { group } else { 1 };
                 let of_group = panel..panel + together;
-                // bf16 panels that a single strip reads are widened on the way to the registers.
-                if let (Right::Panels(Elements::Bf16(data)), 1) = (self.right, strips.count) {
+                if let (Right::Panels(Elements::Bf16(data)), 1..=FEW_STRIPS) = (self.right, strips.count) {
                     let whole = self.depth * PANEL;
                     let right = (data[panel * whole + depth.start * PANEL..].as_ptr(), whole);
-                    self.tiles::<V, bf16>(&strips, 0, a.as_ptr(), of_group, right, depth.clone());
+                    for strip in 0..strips.count {
+                        let a = a[strip * strip_len..].as_ptr();
+                        self.tiles::<V, bf16>(&strips, strip, a, of_group.clone(), right, depth.clone());
+                    }
                 } else {
                     let right = self.right::<V>(of_group.clone(), depth.clone(), b);
                     let next = if of_group.end < panels.end {

@@ -8,12 +8,10 @@ use crate::tensor::Elements;
 use crate::{Context, DType, Isa};
 use std::ops::Range;
 
-/// Columns of gate, and of up, of a task: with the rows, what stays in the second cache.
-const COLUMNS: usize = 128;
-/// Rows of a task.
-const ROWS: usize = 120;
+/// Rows of a task, and its columns of gate and of up: what stays in the second cache.
+const BLOCK: [usize; 2] = [120, 256];
 /// The same on tiles, which multiply so fast that the weight must not be read as often.
-const ROWS_ON_TILES: usize = 256;
+const BLOCK_ON_TILES: [usize; 2] = [256, 128];
 
 struct FusedTasks<'a, E> {
     isa: Isa,
@@ -25,6 +23,7 @@ struct FusedTasks<'a, E> {
     /// T, K, F
     shape: [usize; 3],
     row_blocks: usize,
+    columns: usize,
 }
 
 impl<E> FusedTasks<'_, E> {
@@ -55,9 +54,9 @@ impl<E: Element> Tasks for FusedTasks<'_, E> {
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let [t, _, f] = self.shape;
         // Columns change slowest, so that threads read the same weights at the same time.
-        let (block, start) = (index % self.row_blocks, index / self.row_blocks * COLUMNS);
+        let (block, start) = (index % self.row_blocks, index / self.row_blocks * self.columns);
         let rows = block * t / self.row_blocks..(block + 1) * t / self.row_blocks;
-        let columns = start..f.min(start + COLUMNS);
+        let columns = start..f.min(start + self.columns);
         let width = columns.len();
 
         let (both, scratch) = scratch.split(2 * rows.len() * width);
@@ -82,13 +81,13 @@ pub(super) fn forward(ctx: &Context, args: Fused<'_>) {
     let shape @ [t, _, f] = [y.shape()[0], w.cols(), y.shape()[1]];
     let (x, w, isa, bias) = (x.elements(), w.elements(), ctx.isa(), bias.map(|b| b.f32()));
     let on_tiles = isa.has_tiles() && Numbers::of(&[x, w]) == Numbers::Bf16;
-    let row_blocks = t.div_ceil(if on_tiles { ROWS_ON_TILES } else { ROWS });
-    let tasks = row_blocks * f.div_ceil(COLUMNS);
+    let [rows, columns] = if on_tiles { BLOCK_ON_TILES } else { BLOCK };
+    let (row_blocks, tasks) = (t.div_ceil(rows), t.div_ceil(rows) * f.div_ceil(columns));
     if y.dtype() == DType::Bf16 {
         let (kept, y) = (kept.map(|k| Disjoint::new(k.bf16())), Disjoint::new(y.bf16()));
-        ctx.run(tasks, &FusedTasks { isa, x, w, bias, kept, y, shape, row_blocks });
+        ctx.run(tasks, &FusedTasks { isa, x, w, bias, kept, y, shape, row_blocks, columns });
     } else {
         let (kept, y) = (kept.map(|k| Disjoint::new(k.f32())), Disjoint::new(y.f32()));
-        ctx.run(tasks, &FusedTasks { isa, x, w, bias, kept, y, shape, row_blocks });
+        ctx.run(tasks, &FusedTasks { isa, x, w, bias, kept, y, shape, row_blocks, columns });
     }
 }
