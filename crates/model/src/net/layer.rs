@@ -151,7 +151,7 @@ impl Back {
     }
 }
 
-/// Rows of gate and up that adapters add to at once, where f32 is not kept.
+/// Rows of gate and up that are f32 at once, for adapters or because F is no multiple of a panel, where f32 is not kept.
 pub(super) const ADAPTED_ROWS: usize = 256;
 
 /// What `rows` rows of q, k, v take in f32, and then those of gate and up that are f32.

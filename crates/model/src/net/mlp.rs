@@ -7,8 +7,8 @@
 //! delta = u Wdownᵀ
 //! ```
 //!
-//! Gate and up go through u without being written as f32, but for adapters, which add to them in f32: where f32 is not kept, some
-//! rows at a time.
+//! Gate and up go through u without being written as f32, but for adapters, which add to them in f32, and where F is no
+//! multiple of a panel: then, where f32 is not kept, some rows at a time.
 
 use super::layer::{ADAPTED_ROWS, Back, Buffers, Linears, Pass, Saved};
 use crate::weights::{Layer, Was, trained};

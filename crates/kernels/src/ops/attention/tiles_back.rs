@@ -24,7 +24,7 @@ use super::{BLOCK, Geometry};
 use crate::math::exp;
 use crate::ops::lanes::dot_rounded;
 use crate::ops::linear::cpu::aligned;
-use crate::ops::linear::tiles::{Lines, halves, narrowed, transpose_pairs, zip_lines};
+use crate::ops::linear::tiles::{Lines, halves, narrowed, pairs_to_lines, transpose_pairs, zip_lines};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::tiles::{DEPTH, Rows, SIDE, TILE, Unit, Work, run_all};
 use crate::simd::{Element, LANES, Simd};
@@ -245,9 +245,7 @@ impl BackwardTasks<'_> {
         let steps = padded / DEPTH;
         for (i, from) in keys.chunks_exact(2 * TILE).enumerate() {
             let line = i % steps * BLOCK + i / steps * DEPTH;
-            for (half, to) in page.keys[line * DEPTH..][..2 * TILE].chunks_exact_mut(TILE).enumerate() {
-                transpose_pairs::<V>(&from[half * DEPTH..], 2 * DEPTH, SIDE, to, DEPTH);
-            }
+            pairs_to_lines::<V>(from, SIDE, &mut page.keys[line * DEPTH..][..2 * TILE]);
         }
         page.keys.chunks_exact_mut(BLOCK * DEPTH).for_each(|keys| keys[visit.end * DEPTH..].fill(bf16::ZERO));
         let of_steps = page.keys.chunks_exact(2 * TILE).zip(page.key_pairs.chunks_exact_mut(2 * TILE));
@@ -392,10 +390,7 @@ impl BackwardTasks<'_> {
                 let mut zipped = Lines([bf16::ZERO; 2 * TILE]);
                 zip_lines::<V>(from, &mut zipped.0);
                 let line = half * PAIRS + step * DEPTH;
-                let to = b.d_s_rows[line * DEPTH..(line + DEPTH) * DEPTH].chunks_exact_mut(TILE);
-                for (half, to) in to.enumerate() {
-                    transpose_pairs::<V>(&zipped.0[half * DEPTH..], 2 * DEPTH, SIDE, to, DEPTH);
-                }
+                pairs_to_lines::<V>(&zipped.0, SIDE, &mut b.d_s_rows[line * DEPTH..][..2 * TILE]);
             }
         }
 

@@ -133,6 +133,33 @@ pub(crate) struct Operands<'a> {
     pub segments: Option<&'a [u32]>,
 }
 
+impl<'a> Operands<'a> {
+    /// `c = x[rows] wᵀ + bias`: `[rows][outputs]`, where outputs begin a panel of the packed weight and `bias` is of them alone.
+    pub(crate) fn of_outputs(
+        (x, w): (Elements<'a>, Elements<'a>),
+        depth: usize,
+        rows: Range<usize>,
+        outputs: Range<usize>,
+        bias: Option<&'a [f32]>,
+        c: &'a mut [f32],
+    ) -> Operands<'a> {
+        debug_assert!(outputs.start.is_multiple_of(PANEL));
+        Operands {
+            m: rows.len(),
+            n: outputs.len(),
+            depth,
+            left: Left::Rows(x.range(rows.start * depth..rows.end * depth), depth),
+            right: Right::Panels(w.range(outputs.start * depth..w.len())),
+            c,
+            order: Order::Rows(outputs.len()),
+            accumulate: false,
+            bias,
+            numbers: Numbers::of(&[x, w]),
+            segments: None,
+        }
+    }
+}
+
 impl<'a> Product<'a> {
     /// Checks that every operand is long enough, which all unchecked access below relies on.
     pub(crate) fn new(isa: Isa, o: Operands<'a>) -> Product<'a> {

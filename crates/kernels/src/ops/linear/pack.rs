@@ -118,30 +118,21 @@ impl Product<'_> {
             }
             Right::Transposed(Elements::F32(data)) => self.transposed::<V, f32>(data, panels, depth, to),
             Right::Transposed(Elements::Bf16(data)) => self.transposed::<V, bf16>(data, panels, depth, to),
-            Right::Rows(Elements::Bf16(data), stride) => {
+            Right::Rows(data, stride) => {
                 let panel = depth.len() * PANEL;
                 for (columns, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
                     let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
                     for (k, to) in depth.clone().zip(to.chunks_exact_mut(PANEL)) {
-                        widen_into::<V, bf16>(&data[k * stride + columns.start..k * stride + columns.end], to);
-                        to[columns.len()..].fill(0.0);
-                    }
-                }
-                (to.as_ptr(), panel)
-            }
-            Right::Rows(Elements::F32(data), stride) => {
-                let panel = depth.len() * PANEL;
-                for (columns, to) in panels.zip(to.chunks_exact_mut(panel.max(1))) {
-                    let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
-                    for (k, to) in depth.clone().zip(to.chunks_exact_mut(PANEL)) {
-                        let from = &data[k * stride + columns.start..k * stride + columns.end];
-                        if from.len() == PANEL && self.numbers == Numbers::Held {
-                            V::load(from).store(to);
-                            V::load(&from[LANES..]).store(&mut to[LANES..]);
-                        } else {
-                            self.copy::<V>(from, &mut to[..from.len()]);
-                            to[from.len()..].fill(0.0);
+                        match data.range(k * stride + columns.start..k * stride + columns.end) {
+                            Elements::F32(from) if from.len() == PANEL && self.numbers == Numbers::Held => {
+                                V::load(from).store(to);
+                                V::load(&from[LANES..]).store(&mut to[LANES..]);
+                                continue;
+                            }
+                            Elements::F32(from) => self.copy::<V>(from, &mut to[..from.len()]),
+                            Elements::Bf16(from) => widen_into::<V, bf16>(from, to),
                         }
+                        to[columns.len()..].fill(0.0);
                     }
                 }
                 (to.as_ptr(), panel)

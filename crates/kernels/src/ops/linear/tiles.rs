@@ -98,11 +98,16 @@ pub(super) unsafe fn block<V: Simd>(
     let limit = if few { STEPS_OF_FEW } else { STEPS };
     let blocks = steps.len().div_ceil(limit);
     let most = steps.len().div_ceil(blocks.max(1));
-    // What this task packs of A: nothing, all of it once, or a block of depth at a time.
-    let of_a = match product.left {
-        Left::Tiles(_) => 0,
-        Left::Rows(Elements::Bf16(_), _) if whole => 0,
-        _ => tiles * TILE * if resident { steps.len() } else { most },
+    // A, if it is tiles as it lies.
+    let lies = match product.left {
+        Left::Tiles(all) => Some(A::packed(&all[rows.start / SIDE * steps.len() * TILE..], steps.len())),
+        Left::Rows(Elements::Bf16(data), stride) if whole => Some(A::rows(&data[rows.start * stride..], stride)),
+        _ => None,
+    };
+    // What this task packs of it otherwise: all of it once, or a block of depth at a time.
+    let of_a = match lies {
+        Some(_) => 0,
+        None => tiles * TILE * if resident { steps.len() } else { most },
     };
     let of_b = if let Right::Tiles(_) = right { 0 } else { 2 * most * TILE };
     // A ragged last panel goes through rows of its own; so does the memory of a panel's padding, which is left alone.
@@ -116,20 +121,15 @@ pub(super) unsafe fn block<V: Simd>(
         let panels_of_chunk = first..panels.end.min(first + chunk);
         for i in 0..blocks {
             let depth = (i * most).min(steps.len())..((i + 1) * most).min(steps.len());
-            let a = match product.left {
-                Left::Tiles(all) => {
-                    A::packed(&all[rows.start / SIDE * steps.len() * TILE..], steps.len()).from(depth.start)
-                }
-                Left::Rows(Elements::Bf16(data), stride) if whole => {
-                    A::rows(&data[rows.start * stride..], stride).from(depth.start)
-                }
-                _ if resident => {
+            let a = match lies {
+                Some(a) => a.from(depth.start),
+                None if resident => {
                     if i == 0 && first == panels.start {
                         pack_left::<V>(product, steps, rows.clone(), 0..steps.len(), own_a);
                     }
                     A::packed(own_a, steps.len()).from(depth.start)
                 }
-                _ => {
+                None => {
                     pack_left::<V>(product, steps, rows.clone(), depth.clone(), own_a);
                     A::packed(own_a, depth.len())
                 }
@@ -348,9 +348,7 @@ pub(super) fn pack_right<V: Simd>(product: &Product<'_>, steps: &Steps, panel: u
             // A step is a panel of the weight, whose padding is 0: to rows of outputs, two of them side by side.
             let from = &data[(step * product.n + columns.start) * PANEL..(step * product.n + columns.end) * PANEL];
             let mut outputs = Lines([bf16::ZERO; 2 * TILE]);
-            for (half, lines) in outputs.0.chunks_exact_mut(TILE).enumerate() {
-                transpose_pairs::<V>(&from[half * DEPTH..], 2 * DEPTH, columns.len() / 2, lines, DEPTH);
-            }
+            pairs_to_lines::<V>(from, columns.len() / 2, &mut outputs.0);
             zip_lines::<V>(&outputs.0, to);
         }
         Right::Panels(Elements::F32(_)) | Right::Transposed(Elements::F32(_)) => {
@@ -466,6 +464,14 @@ pub(super) fn zip_f32<V: Simd>(
 #[inline(always)]
 pub(crate) fn zip_lines<V: Simd>(lines: &[bf16], to: &mut [bf16]) {
     zip_columns::<V>(Elements::Bf16(lines), DEPTH, 0..DEPTH, 0..DEPTH, to);
+}
+
+/// `[rows ≤ 16][32][2]` to 32 lines `[32][16][2]`, with zeros where there is no row.
+#[inline(always)]
+pub(crate) fn pairs_to_lines<V: Simd>(pairs: &[bf16], rows: usize, lines: &mut [bf16]) {
+    for (half, lines) in lines.chunks_exact_mut(TILE).enumerate() {
+        transpose_pairs::<V>(&pairs[half * DEPTH..], 2 * DEPTH, rows, lines, DEPTH);
+    }
 }
 
 /// `[rows ≤ 16][16 pairs]` to `[16 pairs][16 rows]`, a pair being moved as one; rows that do not exist become 0. Lines are

@@ -32,7 +32,6 @@ pub(crate) struct Head<'a> {
     hidden: Elements<'a>,
     weight: Elements<'a>,
     rows: usize,
-    numbers: Numbers,
     task_rows: usize,
     /// H
     pub(crate) width: usize,
@@ -47,7 +46,7 @@ impl<'a> Head<'a> {
         let (hidden, data) = (hidden.elements(), weight.elements());
         let (isa, numbers) = (ctx.isa(), Numbers::of(&[hidden, data]));
         let task_rows = if isa.has_tiles() && numbers == Numbers::Bf16 { TASK_ROWS_ON_TILES } else { TASK_ROWS };
-        Ok(Head { isa, hidden, weight: data, rows, numbers, task_rows, width, vocab: weight.rows() })
+        Ok(Head { isa, hidden, weight: data, rows, task_rows, width, vocab: weight.rows() })
     }
     pub(crate) fn rows(&self) -> usize {
         self.rows
@@ -78,20 +77,7 @@ impl<'a> Head<'a> {
     where
         'a: 'b,
     {
-        debug_assert!(ids.start.is_multiple_of(PANEL));
-        let operands = Operands {
-            m: rows.len(),
-            n: ids.len(),
-            depth: self.width,
-            left: Left::Rows(self.hidden.range(rows.start * self.width..rows.end * self.width), self.width),
-            right: Right::Panels(self.weight.range(ids.start * self.width..self.weight.len())),
-            c: to,
-            order: Order::Rows(ids.len()),
-            accumulate: false,
-            bias: None,
-            numbers: self.numbers,
-            segments: None,
-        };
+        let operands = Operands::of_outputs((self.hidden, self.weight), self.width, rows, ids, None, to);
         Product::new(self.isa, operands)
     }
 

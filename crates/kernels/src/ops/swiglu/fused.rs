@@ -1,7 +1,7 @@
 //! SwiGLU as what ends a product: a task multiplies some rows by some columns of gate and of up, and gates them where they are.
 
 use super::{Fused, cpu::gated};
-use crate::ops::linear::cpu::{Left, Numbers, Operands, Order, Product, Right};
+use crate::ops::linear::cpu::{Numbers, Operands, Product};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, Simd};
 use crate::tensor::Elements;
@@ -30,19 +30,8 @@ impl<E> FusedTasks<'_, E> {
     /// `to = x[rows] wᵀ + bias` of outputs `columns`, which begin a panel.
     fn product(&self, rows: &Range<usize>, columns: Range<usize>, to: &mut [f32], scratch: &mut Scratch) {
         let [_, k, _] = self.shape;
-        let operands = Operands {
-            m: rows.len(),
-            n: columns.len(),
-            depth: k,
-            left: Left::Rows(self.x.range(rows.start * k..rows.end * k), k),
-            right: Right::Panels(self.w.range(columns.start * k..columns.end * k)),
-            c: to,
-            order: Order::Rows(columns.len()),
-            accumulate: false,
-            bias: self.bias.map(|bias| &bias[columns.clone()]),
-            numbers: Numbers::of(&[self.x, self.w]),
-            segments: None,
-        };
+        let bias = self.bias.map(|bias| &bias[columns.clone()]);
+        let operands = Operands::of_outputs((self.x, self.w), k, rows.clone(), columns.clone(), bias, to);
         let panels = columns.len() / crate::matrix::PANEL;
         // SAFETY: `to` is borrowed exclusively, and this thread computes all of it.
         unsafe { Product::new(self.isa, operands).block(0..rows.len(), 0..panels, scratch) };
