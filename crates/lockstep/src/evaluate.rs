@@ -2,7 +2,7 @@
 
 use crate::config::{Config, EvalSampling};
 use crate::data::prompts::Prompt;
-use crate::judge::judge;
+use crate::judge::Judges;
 use crate::policy::Policy;
 use crate::questions::Questions;
 use rewards::{Problem, Reward};
@@ -90,8 +90,13 @@ impl Evaluation {
             pause_on_stop: false,
         };
         let requests = self.questions.iter().enumerate().map(request).collect();
-        let completions = engine.generate(&policy.weights, requests)?;
-        let judged = judge(rewards, weights, &policy.tokenizer, &self.questions, &completions, step)?;
+        let judges = Judges { rewards, weights, tokenizer: &policy.tokenizer, step };
+        let (completions, judged) = std::thread::scope(|scope| -> anyhow::Result<_> {
+            let mut judging = judges.begin(scope, &self.questions, self.generations)?;
+            let completions = engine.generate_with(&policy.weights, requests, |c| judging.ended(c))?;
+            let judged = judging.finish(&completions)?;
+            Ok((completions, judged))
+        })?;
         let totals = train::advantages::compute(&judged.matrix, self.generations, train::ScaleRewards::None);
         let mut metrics: Vec<(String, f64)> = Vec::new();
         for (name, value) in &totals.metrics {

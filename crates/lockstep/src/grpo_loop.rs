@@ -36,8 +36,7 @@ pub fn rollouts(grpo: &mut Grpo) -> anyhow::Result<Rollouts> {
 fn generate(grpo: &mut Grpo) -> anyhow::Result<Rollouts> {
     let mut generation = grpo.new_generation();
     while let Some(prompts) = grpo.draw_prompts(&generation) {
-        let completions = grpo.rollout(&prompts)?;
-        let judged = grpo.judge(&prompts, &completions)?;
+        let (completions, judged) = grpo.rollout_and_judge(&prompts)?;
         generation.take(prompts, completions, judged);
     }
     Ok(grpo.end_generation(generation))

@@ -92,19 +92,15 @@ impl RewardBatch<'_> {
     pub(crate) fn column(&self, reward: &str, column: &str) -> Result<&[Value], Problem> {
         match self.columns.get(column) {
             Some(values) if values.len() == self.len() => Ok(values),
-            Some(values) => Err(Problem {
-                reward: reward.to_owned(),
-                rows: self.len(),
-                message: format!("column `{column}` has {} values for {} completions", values.len(), self.len()),
-            }),
-            None => Err(Problem {
-                reward: reward.to_owned(),
-                rows: self.len(),
-                message: format!(
-                    "the dataset has no column `{column}`; it has {}",
-                    self.columns.keys().map(|c| format!("`{c}`")).collect::<Vec<_>>().join(", ")
-                ),
-            }),
+            Some(values) => {
+                let message = format!("column `{column}` has {} values for {} completions", values.len(), self.len());
+                Err(Problem::new(reward, self.len(), message))
+            }
+            None => {
+                let present = self.columns.keys().map(|c| format!("`{c}`")).collect::<Vec<_>>().join(", ");
+                let message = format!("the dataset has no column `{column}`; it has {present}");
+                Err(Problem::new(reward, self.len(), message))
+            }
         }
     }
 }
@@ -118,11 +114,21 @@ pub struct Problem {
     pub rows: usize,
     /// What happened, in words; may have several lines (the program's last error output).
     pub message: String,
+    /// The first of several cases, where one says more than the message.
+    pub example: Option<String>,
+}
+
+impl Problem {
+    /// Nothing could be said of `rows` completions, because of `message`.
+    pub fn new(reward: impl Into<String>, rows: usize, message: impl Into<String>) -> Self {
+        Problem { reward: reward.into(), rows, message: message.into(), example: None }
+    }
 }
 
 impl std::fmt::Display for Problem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "reward `{}` gave no score for {} completions: {}", self.reward, self.rows, self.message)
+        write!(f, "reward `{}` gave no score for {} completions: {}", self.reward, self.rows, self.message)?;
+        self.example.as_ref().map_or(Ok(()), |example| write!(f, ", for example {example}"))
     }
 }
 
@@ -148,5 +154,81 @@ impl Scores {
     /// No score for any of `rows` completions, because of `problem`.
     pub fn failed(rows: usize, problem: Problem) -> Self {
         Scores { values: vec![None; rows], problems: vec![problem], ..Scores::default() }
+    }
+
+    /// What was said of groups one by one, in the order of the groups, as if it had been said of all at once: values and extra
+    /// columns one after the other (null where a group lacks a column), problems with the same words as one, and of each
+    /// metric the mean over the groups that have it.
+    pub fn of_groups(groups: impl IntoIterator<Item = Scores>) -> Self {
+        let mut all = Scores::default();
+        // Of each metric, how many groups have it.
+        let mut counts: Vec<f64> = Vec::new();
+        for group in groups {
+            let (before, rows) = (all.values.len(), group.values.len());
+            all.values.extend(group.values);
+            for (name, values) in group.extra {
+                let at = place(&mut all.extra, name);
+                all.extra[at].1.resize(before, Value::Null);
+                all.extra[at].1.extend(values);
+            }
+            all.extra.iter_mut().for_each(|(_, values)| values.resize(before + rows, Value::Null));
+            for problem in group.problems {
+                let same = |p: &&mut Problem| p.reward == problem.reward && p.message == problem.message;
+                match all.problems.iter_mut().find(same) {
+                    Some(same) => same.rows += problem.rows,
+                    None => all.problems.push(problem),
+                }
+            }
+            for (name, value) in group.metrics {
+                let at = place(&mut all.metrics, name);
+                counts.resize(all.metrics.len(), 0.0);
+                all.metrics[at].1 += value;
+                counts[at] += 1.0;
+            }
+        }
+        all.metrics.iter_mut().zip(counts).for_each(|((_, sum), count)| *sum /= count);
+        all
+    }
+}
+
+/// Where `name` stands in a list, put behind it if it does not.
+fn place<T: Default>(list: &mut Vec<(String, T)>, name: String) -> usize {
+    list.iter().position(|(own, _)| *own == name).unwrap_or_else(|| {
+        list.push((name, T::default()));
+        list.len() - 1
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_put_together_as_one_batch() {
+        let problem = |rows, message: &str, example: &str| {
+            let example = Some(example.to_owned()).filter(|e| !e.is_empty());
+            Problem { example, ..Problem::new("r", rows, message) }
+        };
+        let first = Scores {
+            values: vec![Some(1.0), None],
+            problems: vec![problem(1, "no number", "in A")],
+            extra: vec![("why".into(), vec!["a".into(), "b".into()])],
+            metrics: vec![("m".into(), 1.0)],
+        };
+        let second = Scores {
+            values: vec![None],
+            problems: vec![problem(1, "no number", "in B"), problem(1, "crashed", "")],
+            extra: vec![("how".into(), vec!["c".into()])],
+            metrics: vec![("n".into(), 5.0), ("m".into(), 2.0)],
+        };
+        let all = Scores::of_groups([first.clone(), second, Scores::new(vec![Some(4.0)])]);
+        assert_eq!(all.values, [Some(1.0), None, None, Some(4.0)]);
+        assert_eq!(all.problems, [problem(2, "no number", "in A"), problem(1, "crashed", "")]);
+        let column = |values: [Option<&str>; 4]| values.map(|v| v.map_or(Value::Null, Value::from)).to_vec();
+        let why = column([Some("a"), Some("b"), None, None]);
+        assert_eq!(all.extra, [("why".into(), why), ("how".into(), column([None, None, Some("c"), None]))]);
+        assert_eq!(all.metrics, [("m".into(), 1.5), ("n".into(), 5.0)]);
+        assert_eq!(Scores::of_groups([first.clone()]), first);
+        assert!(all.problems[0].to_string().ends_with("for 2 completions: no number, for example in A"));
     }
 }

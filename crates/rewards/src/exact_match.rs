@@ -103,6 +103,10 @@ impl Reward for ExactMatch {
         vec![self.options.column.clone()]
     }
 
+    fn judges_by_group(&self) -> bool {
+        true
+    }
+
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
         let answers = match batch.column(&self.name, &self.options.column) {
             Ok(answers) => answers,
@@ -122,7 +126,7 @@ impl Reward for ExactMatch {
         let rows = scores.values.iter().filter(|value| value.is_none()).count();
         if rows > 0 {
             let message = format!("column `{}` is empty there", self.options.column);
-            scores.problems.push(Problem { reward: self.name.clone(), rows, message });
+            scores.problems.push(Problem::new(&self.name, rows, message));
         }
         scores
     }

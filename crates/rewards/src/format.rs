@@ -53,6 +53,10 @@ impl Reward for Format {
         &self.name
     }
 
+    fn judges_by_group(&self) -> bool {
+        true
+    }
+
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
         let matches = |text: &str| f64::from(u8::from(self.regex.is_match(text)));
         Scores::new(batch.completions.iter().map(|completion| Some(matches(&completion.text()))).collect())

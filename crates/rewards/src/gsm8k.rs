@@ -51,6 +51,10 @@ impl Reward for Gsm8k {
         vec![self.options.column.clone()]
     }
 
+    fn judges_by_group(&self) -> bool {
+        true
+    }
+
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
         let answers = match batch.column(&self.name, &self.options.column) {
             Ok(answers) => answers,
@@ -64,11 +68,10 @@ impl Reward for Gsm8k {
         });
         let mut scores = Scores::new(values.collect());
         if let Some(first) = golds.iter().position(Option::is_none) {
-            scores.problems.push(Problem {
-                reward: self.name.clone(),
-                rows: golds.iter().filter(|gold| gold.is_none()).count(),
-                message: format!("no number in column `{}`, for example in {}", self.options.column, answers[first]),
-            });
+            let rows = golds.iter().filter(|gold| gold.is_none()).count();
+            let message = format!("no number in column `{}`", self.options.column);
+            let example = Some(format!("in {}", answers[first]));
+            scores.problems.push(Problem { example, ..Problem::new(&self.name, rows, message) });
         }
         scores
     }
@@ -307,7 +310,7 @@ mod tests {
         );
         assert_eq!(scores.values, [Some(1.0), Some(0.0), Some(1.0), Some(1.0), None]);
         assert_eq!(scores.problems.len(), 1);
-        assert!(scores.problems[0].message.contains("eighteen"), "{}", scores.problems[0]);
+        assert!(scores.problems[0].to_string().contains(", for example in \"eighteen\""), "{}", scores.problems[0]);
         assert_eq!(scores.problems[0].rows, 1);
     }
 

@@ -83,6 +83,10 @@ impl Reward for Length {
         &self.name
     }
 
+    fn judges_by_group(&self) -> bool {
+        true
+    }
+
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
         let lengths: Vec<usize> = match self.unit {
             Unit::Tokens => batch.completion_ids.iter().map(Vec::len).collect(),

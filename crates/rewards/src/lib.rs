@@ -32,6 +32,13 @@ pub trait Reward: Send {
         Vec::new()
     }
 
+    /// Whether what it says of a group (the completions of one prompt) depends on that group alone. Then it may be asked about
+    /// one group at a time, in any order, while others are still generated, and what it said is put together by
+    /// [`Scores::of_groups`]. Otherwise it is asked once, about the whole batch.
+    fn judges_by_group(&self) -> bool {
+        false
+    }
+
     /// One score for each completion of the batch, in its order. A failure gives `None` and a [`Problem`], never 0.
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores;
 }

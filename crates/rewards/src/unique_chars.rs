@@ -34,6 +34,10 @@ impl Reward for UniqueChars {
         &self.name
     }
 
+    fn judges_by_group(&self) -> bool {
+        true
+    }
+
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
         let score = |text: &str| {
             let unique = text.chars().collect::<HashSet<_>>().len() as f64;

@@ -27,8 +27,10 @@ struct Inner {
     stacks: HashMap<ThreadId, Vec<u64>>,
     open: HashMap<u64, Open>,
     next: u64,
-    /// Small numbers for threads, in the order in which they first opened a span.
+    /// The rows of threads in the trace, in the order in which they first opened a span.
     threads: HashMap<ThreadId, u64>,
+    /// The rows of what ran beside ([`Stages::beside`]).
+    beside: HashMap<String, u64>,
     trace: Option<TraceWriter>,
     /// The first failure to write the trace; it goes no further then.
     trace_error: Option<crate::Error>,
@@ -111,6 +113,7 @@ impl Stages {
                 open: HashMap::new(),
                 next: 0,
                 threads: HashMap::new(),
+                beside: HashMap::new(),
                 trace,
                 trace_error: None,
             })),
@@ -124,8 +127,8 @@ impl Stages {
         let inner = &mut *inner;
         let id = inner.next;
         inner.next += 1;
-        let number = inner.threads.len() as u64;
-        inner.threads.entry(thread).or_insert(number);
+        let row = inner.next_row();
+        inner.threads.entry(thread).or_insert(row);
         let stack = inner.stacks.entry(thread).or_default();
         let parent = stack.last().copied();
         let path = match parent.and_then(|parent| inner.open.get(&parent)) {
@@ -166,6 +169,16 @@ impl Stages {
         lock(&self.inner).start.elapsed().as_secs_f64()
     }
 
+    /// Shows in the trace, in a row of its own, what another thread did for `seconds` from `start` on. It is part of no total:
+    /// its time is already that of the stage beside which it ran.
+    pub fn beside(&self, name: &str, start: Instant, seconds: f64) {
+        let mut inner = lock(&self.inner);
+        let next = inner.next_row();
+        let row = *inner.beside.entry(name.to_owned()).or_insert(next);
+        let start_us = start.saturating_duration_since(inner.start).as_secs_f64() * 1e6;
+        inner.trace(|trace| trace.span(name, row, start_us, seconds * 1e6, 0.0, 0.0));
+    }
+
     /// A curve in the trace, if there is one.
     pub fn counter(&self, name: &str, value: f64) {
         let mut inner = lock(&self.inner);
@@ -190,6 +203,11 @@ impl Stages {
 }
 
 impl Inner {
+    /// A row of the trace that nobody has.
+    fn next_row(&self) -> u64 {
+        (self.threads.len() + self.beside.len()) as u64
+    }
+
     /// Writes to the trace; the first failure ends it, and the run goes on.
     fn trace(&mut self, write: impl FnOnce(&mut TraceWriter) -> Result<()>) {
         if let Some(trace) = &mut self.trace

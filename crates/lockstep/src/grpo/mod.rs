@@ -62,7 +62,10 @@ pub(crate) struct GenerationBatch {
 struct Spent {
     rollout_time_s: f64,
     rollout_tokens: usize,
+    /// Judging that the run waited for.
     reward_time_s: f64,
+    /// Judging beside generation.
+    reward_hidden_time_s: f64,
 }
 
 /// A GRPO run between two steps.

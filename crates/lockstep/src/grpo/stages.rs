@@ -5,7 +5,7 @@ use super::{GenerationBatch, Grpo, Source, Spent};
 use crate::checkpoint::state::{Buffer, CriticState};
 use crate::course::{Ended, Own, book};
 use crate::data::prompts::Prompt;
-use crate::judge::{Judged, judge};
+use crate::judge::{Judged, Judges};
 use crate::rollouts::Rollouts;
 use crate::{completion_log, samples};
 use rollout::{Completion, FinishReason, Request};
@@ -50,11 +50,13 @@ impl Grpo {
 
     /// The complete generation.
     pub fn end_generation(&mut self, generation: Generation) -> Rollouts {
-        let Spent { rollout_time_s, rollout_tokens, reward_time_s } = std::mem::take(&mut self.spent);
+        let Spent { rollout_time_s, rollout_tokens, reward_time_s, reward_hidden_time_s } =
+            std::mem::take(&mut self.spent);
         let reporter = &mut self.course.reporter;
         reporter.add("rollout_time_s", rollout_time_s);
         reporter.add("rollout_tokens_per_s", rollout_tokens as f64 / rollout_time_s);
         reporter.add("reward_time_s", reward_time_s);
+        reporter.add("reward_hidden_time_s", reward_hidden_time_s);
         let (rollouts, metrics) = generation.finish();
         if self.course.config.dynamic_sampling {
             for (name, value) in metrics {
@@ -64,28 +66,68 @@ impl Grpo {
         rollouts
     }
 
-    /// `num_generations` completions of each prompt.
-    pub fn rollout(&mut self, prompts: &[Arc<Prompt>]) -> anyhow::Result<Vec<Completion>> {
-        let span = self.course.stages.span("rollout");
-        let mut requests = Vec::with_capacity(prompts.len());
-        for prompt in prompts {
-            requests.push(Request {
-                prompt: prompt.ids.clone(),
-                num_generations: self.sizes.group,
-                rollout_number: self.rollout_number,
-                sampling: self.sampling.clone(),
-                pause_on_stop: false,
-            });
-            self.rollout_number += 1;
-        }
-        let before = kernels::context::counted();
+    /// `num_generations` completions of each prompt, and the score of each by every reward: a group that has ended is judged
+    /// while others are still generated, by the rewards that need no more than a group.
+    pub fn rollout_and_judge(&mut self, prompts: &[Arc<Prompt>]) -> anyhow::Result<(Vec<Completion>, Judged)> {
+        let requests = self.requests(prompts);
+        let course = &self.course;
         let Some(engine) = &mut self.engine else { unreachable!("the source is no file") };
-        let completions = engine.generate(&self.course.policy.weights, requests)?;
-        book(&span, before);
-        self.spent.rollout_time_s += span.end();
+        let judges = Judges {
+            rewards: &mut self.rewards,
+            weights: &self.reward_weights,
+            tokenizer: &course.policy.tokenizer,
+            step: course.step,
+        };
+        let (completions, judged) = std::thread::scope(|scope| -> anyhow::Result<_> {
+            let mut judging = judges.begin(scope, prompts, self.sizes.group)?;
+            let span = course.stages.span("rollout");
+            let before = kernels::context::counted();
+            let completions = engine.generate_with(&course.policy.weights, requests, |c| judging.ended(c))?;
+            book(&span, before);
+            self.spent.rollout_time_s += span.end();
+            // What is left to judge: this is what rewards cost the run.
+            let span = course.stages.span("rewards");
+            let judged = judging.finish(&completions)?;
+            self.spent.reward_time_s += span.end();
+            Ok((completions, judged))
+        })?;
         self.spent.rollout_tokens += completions.iter().map(|c| c.ids.len()).sum::<usize>();
         self.count_tokens(prompts, &completions);
-        Ok(completions)
+        self.report(&judged);
+        Ok((completions, judged))
+    }
+
+    /// What the engine is asked for.
+    fn requests(&mut self, prompts: &[Arc<Prompt>]) -> Vec<Request> {
+        let request = |prompt: &Arc<Prompt>| {
+            self.rollout_number += 1;
+            Request {
+                prompt: prompt.ids.clone(),
+                num_generations: self.sizes.group,
+                rollout_number: self.rollout_number - 1,
+                sampling: self.sampling.clone(),
+                pause_on_stop: false,
+            }
+        };
+        prompts.iter().map(request).collect()
+    }
+
+    /// What rewards want said, and how long they took.
+    fn report(&mut self, judged: &Judged) {
+        for &(start, seconds) in &judged.hidden {
+            self.course.stages.beside("rewards", start, seconds);
+            self.spent.reward_hidden_time_s += seconds;
+        }
+        let reporter = &mut self.course.reporter;
+        for problem in &judged.problems {
+            reporter.console().warn(&problem.to_string());
+        }
+        if let Some(warning) = judged.unscored() {
+            reporter.console().warn(&warning);
+        }
+        for (name, value) in &judged.metrics {
+            reporter.add(name, *value);
+        }
     }
 
     /// TRL's `num_tokens`.
@@ -112,25 +154,6 @@ impl Grpo {
         }
         let clipped = 1.0 - terminated.len() as f64 / lengths.len().max(1) as f64;
         reporter.add("completions/clipped_ratio", clipped);
-    }
-
-    /// The score of every completion by every reward.
-    pub fn judge(&mut self, prompts: &[Arc<Prompt>], completions: &[Completion]) -> anyhow::Result<Judged> {
-        let span = self.course.stages.span("rewards");
-        let tokenizer = &self.course.policy.tokenizer;
-        let judged = judge(&mut self.rewards, &self.reward_weights, tokenizer, prompts, completions, self.course.step)?;
-        let reporter = &mut self.course.reporter;
-        for problem in &judged.problems {
-            reporter.console().warn(&problem.to_string());
-        }
-        if let Some(warning) = judged.unscored() {
-            reporter.console().warn(&warning);
-        }
-        for (name, value) in &judged.metrics {
-            reporter.add(name, *value);
-        }
-        self.spent.reward_time_s += span.end();
-        Ok(judged)
     }
 
     /// How much better than its group (or its batch) each completion is.

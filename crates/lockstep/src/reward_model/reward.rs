@@ -94,7 +94,7 @@ impl ModelReward {
                 }
                 Err(e) => {
                     let message = crate::error::paragraph(&e);
-                    scores.problems.push(Problem { reward: self.name.clone(), rows: 1, message });
+                    scores.problems.push(Problem::new(&self.name, 1, message));
                 }
             }
         }
@@ -105,7 +105,7 @@ impl ModelReward {
             scores.values[i] = values.last().map(|&r| f64::from(r)).filter(|r| r.is_finite());
             if scores.values[i].is_none() {
                 let message = "the score is not a finite number".to_owned();
-                scores.problems.push(Problem { reward: self.name.clone(), rows: 1, message });
+                scores.problems.push(Problem::new(&self.name, 1, message));
             }
         }
         Ok(scores)
@@ -120,7 +120,7 @@ impl Reward for ModelReward {
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
         self.scores(batch).unwrap_or_else(|e| {
             let message = crate::error::paragraph(&e);
-            Scores::failed(batch.len(), Problem { reward: self.name.clone(), rows: batch.len(), message })
+            Scores::failed(batch.len(), Problem::new(&self.name, batch.len(), message))
         })
     }
 }

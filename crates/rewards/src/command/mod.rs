@@ -11,6 +11,11 @@
 //! one that is not finite: the whole batch gets `None`, never 0, and a [`Problem`] says why. After a crash, a time-out or
 //! a line that is not JSON the program is started again for the next batch, at most `max_restarts` times without a good
 //! batch in between. It runs in a process group of its own, which is killed when the reward is dropped.
+//!
+//! A batch is all completions of a generation, so that a program may compare any of them. With `by_group = true` it is one
+//! group (the completions of one prompt), asked about as soon as the last of them has ended, while others are still generated:
+//! for programs that take time and judge a group by itself. Groups come in the order in which they end; `timeout_s` and the
+//! rest above then hold for each, and a metric is the mean over groups ([`Scores::of_groups`]).
 //! The program is the user's own and is *not* sandboxed. Knows nothing of what it computes.
 
 mod process;
@@ -37,6 +42,9 @@ pub struct Options {
     /// How often the program may be started again without a good batch in between.
     #[serde(default = "default_max_restarts")]
     pub max_restarts: u32,
+    /// Whether a batch is one group, judged while others are still generated.
+    #[serde(default)]
+    pub by_group: bool,
 }
 
 fn default_timeout_s() -> f64 {
@@ -112,6 +120,7 @@ pub struct CommandReward {
     words: Vec<String>,
     timeout: Duration,
     max_restarts: u32,
+    by_group: bool,
     /// None after a failure, until the next batch.
     process: Option<Process>,
     restarts_in_a_row: u32,
@@ -138,6 +147,7 @@ impl CommandReward {
             name: name.unwrap_or_else(|| default_name(&words)),
             timeout: Duration::from_secs_f64(options.timeout_s),
             max_restarts: options.max_restarts,
+            by_group: options.by_group,
             process: Some(process),
             restarts_in_a_row: 0,
             last_failure: String::new(),
@@ -193,13 +203,17 @@ impl Reward for CommandReward {
         &self.name
     }
 
+    fn judges_by_group(&self) -> bool {
+        self.by_group
+    }
+
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
         if batch.is_empty() {
             return Scores::default();
         }
         self.ask(batch).unwrap_or_else(|message| {
             self.last_failure = message.lines().next().unwrap_or_default().to_owned();
-            Scores::failed(batch.len(), Problem { reward: self.name.clone(), rows: batch.len(), message })
+            Scores::failed(batch.len(), Problem::new(&self.name, batch.len(), message))
         })
     }
 }

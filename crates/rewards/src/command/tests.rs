@@ -18,7 +18,7 @@ fn script(dir: &Path, body: &str) -> PathBuf {
 /// Runs the script with /bin/sh: no exec bit is written, so no "text file busy" when tests run side by side.
 fn reward(path: &Path, timeout_s: f64, max_restarts: u32) -> CommandReward {
     let words = Words::List(vec!["/bin/sh".into(), path.to_str().unwrap().into()]);
-    CommandReward::new(None, Options { command: words, timeout_s, max_restarts }).unwrap()
+    CommandReward::new(None, Options { command: words, timeout_s, max_restarts, by_group: false }).unwrap()
 }
 
 fn score_with(reward: &mut CommandReward, columns: &Columns, completions: &[Content]) -> Scores {
@@ -213,7 +213,7 @@ fn a_program_that_cannot_run_is_an_error_at_start() {
     let dir = tempfile::tempdir().unwrap();
     let path = script(dir.path(), GOOD);
     let start = |words: Words| {
-        let options = Options { command: words, timeout_s: 1.0, max_restarts: 0 };
+        let options = Options { command: words, timeout_s: 1.0, max_restarts: 0, by_group: false };
         CommandReward::new(None, options).err().map(|error| error.to_string())
     };
     let message = start(Words::List(vec![path.to_str().unwrap().into()])).unwrap();
@@ -226,7 +226,7 @@ fn a_program_that_cannot_run_is_an_error_at_start() {
     });
     let message = message.unwrap();
     assert!(message.contains("it ended") && message.contains("/no/such/script.sh"), "{message}");
-    let bad_timeout = Options { command: "sh".into(), timeout_s: 0.0, max_restarts: 0 };
+    let bad_timeout = Options { command: "sh".into(), timeout_s: 0.0, max_restarts: 0, by_group: false };
     assert!(CommandReward::new(None, bad_timeout).is_err());
 }
 
@@ -238,7 +238,9 @@ fn the_python_example_works() {
         return;
     }
     let words = Words::List(vec!["python3".into(), example.to_str().unwrap().into()]);
-    let mut reward = CommandReward::new(None, Options { command: words, timeout_s: 60.0, max_restarts: 0 }).unwrap();
+    let mut reward =
+        CommandReward::new(None, Options { command: words, timeout_s: 60.0, max_restarts: 0, by_group: false })
+            .unwrap();
     assert_eq!(reward.name(), "my_reward");
     let columns = Columns::from([("answer".to_owned(), vec!["5".into(), "5".into(), serde_json::Value::Null])]);
     let completions = ["so it is 5".into(), Content::assistant("6"), "5".into()];

@@ -50,6 +50,25 @@ fn threads_have_stacks_of_their_own_and_spans_may_end_out_of_order() {
     assert_eq!(names, [("after", 1), ("outer", 1), ("outer/inner", 1), ("worker", 1)]);
 }
 
+#[test]
+fn what_runs_beside_is_in_the_trace_and_in_no_total() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace.json");
+    let stages = Stages::new(Some(TraceWriter::open(&path, 1 << 20).unwrap()));
+    let rollout = stages.span("rollout");
+    for _ in 0..2 {
+        stages.beside("rewards", Instant::now(), 0.5);
+    }
+    drop(rollout);
+    assert_eq!(paths(&stages.take_step()), [("rollout", 1)]);
+    assert_eq!(paths(&stages.summary().stages), [("rollout", 1)]);
+    stages.finish_trace().unwrap();
+    let events: Vec<serde_json::Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let rows: Vec<_> = events.iter().filter_map(|e| Some((e["name"].as_str()?, e["tid"].as_u64()?))).collect();
+    assert_eq!(rows, [("rewards", 1), ("rewards", 1), ("rollout", 0)]);
+    assert_eq!(events[0]["dur"], 0.5e6);
+}
+
 fn total(path: &str, seconds: f64, flops: f64, bytes: f64) -> StageTotal {
     StageTotal { path: path.to_owned(), count: 1, seconds, flops, bytes }
 }

@@ -1,0 +1,284 @@
+//! Whatever the order in which groups end, what was said is the same; and what is judged beside the engine really is.
+
+use super::*;
+use kernels::{Context, Isa};
+use model::tokenizer::SpecialTokens;
+use model::{ModelConfig, Weights};
+use rewards::RewardSpec;
+use rollout::{Engine, EngineConfig, FinishReason, Request, SamplingParams};
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// Completions of each question.
+const GROUP: usize = 2;
+/// Far more than any machine needs, for what must happen.
+const LONG: Duration = Duration::from_secs(120);
+
+fn tokenizer() -> Tokenizer {
+    let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
+    Tokenizer::characters("abcdefghijklmnopqrstuvwxyz0123456789 ".chars(), &special).unwrap()
+}
+
+/// Four questions: one whose answer is no number, one that lacks the column.
+fn questions() -> Vec<Arc<Prompt>> {
+    let answer = [Some("7"), Some("none"), Some("nothing"), None];
+    let question = |(row, answer): (usize, &Option<&str>)| {
+        let columns = answer.iter().map(|&answer| ("answer".to_owned(), answer.into())).collect();
+        Arc::new(Prompt { row, ids: [1, 2].into(), content: Content::Text(format!("q{row}")), columns })
+    };
+    answer.iter().enumerate().map(question).collect()
+}
+
+fn completion(tokenizer: &Tokenizer, request: usize, generation: usize) -> Completion {
+    let ids = tokenizer.encode(["is 7", "is 8", "none", "a"][(request + 3 * generation) % 4]).unwrap();
+    let n = ids.len();
+    Completion {
+        request,
+        generation,
+        ids,
+        logps: vec![-1.0; n],
+        mask: vec![true; n],
+        versions: vec![0; n],
+        finish_reason: FinishReason::Stop,
+    }
+}
+
+/// All completions of the questions, in their order.
+fn completions(tokenizer: &Tokenizer) -> Vec<Completion> {
+    (0..questions().len())
+        .flat_map(|q| (0..GROUP).map(move |g| (q, g)))
+        .map(|(q, g)| completion(tokenizer, q, g))
+        .collect()
+}
+
+/// Feeds `order` (places in the list of completions) to the rewards.
+fn judged(rewards: &mut [Box<dyn Reward>], order: &[usize]) -> Judged {
+    let (tokenizer, questions) = (tokenizer(), questions());
+    let completions = completions(&tokenizer);
+    let weights = vec![1.0; rewards.len()];
+    std::thread::scope(|scope| {
+        let judges = Judges { rewards, weights: &weights, tokenizer: &tokenizer, step: 3 };
+        let mut judging = judges.begin(scope, &questions, GROUP).unwrap();
+        order.iter().for_each(|&i| judging.ended(&completions[i]));
+        judging.finish(&completions).unwrap()
+    })
+}
+
+/// All of it but the times.
+fn said(judged: &Judged) -> String {
+    let Judged { matrix, prompts, completions, problems, metrics, extra, .. } = judged;
+    format!("{matrix:?}\n{prompts:?}\n{completions:?}\n{problems:?}\n{metrics:?}\n{extra:?}")
+}
+
+/// A reward that is asked once about everything, as any that does not say otherwise.
+struct Whole(Box<dyn Reward>);
+
+impl Reward for Whole {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        self.0.score(batch)
+    }
+}
+
+/// Takes its time, differently for each group, fails for one and gives what is no number for another.
+#[derive(Clone, Default)]
+struct Slow {
+    asked: Arc<Mutex<Vec<usize>>>,
+    whole: bool,
+}
+
+impl Reward for Slow {
+    fn name(&self) -> &str {
+        "slow"
+    }
+    fn judges_by_group(&self) -> bool {
+        !self.whole
+    }
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        self.asked.lock().unwrap().push(batch.len());
+        let row = |i: usize| batch.prompts[i].text()[1..].parse::<usize>().unwrap();
+        std::thread::sleep(Duration::from_millis([9, 0, 5, 1][row(0)]));
+        let value = |i: usize| match row(i) {
+            1 => None,
+            2 => Some(f64::INFINITY),
+            row => Some((10 * row + batch.completion_ids[i].len()) as f64),
+        };
+        let mut scores = Scores::new((0..batch.len()).map(value).collect());
+        let failed = scores.values.iter().filter(|v| v.is_none()).count();
+        if failed > 0 {
+            scores.problems.push(Problem::new("slow", failed, "it crashed"));
+        }
+        scores.extra.push(("row".into(), (0..batch.len()).map(|i| row(i).into()).collect()));
+        scores.metrics.push(("step".into(), batch.step as f64));
+        scores
+    }
+}
+
+#[test]
+fn the_order_in_which_groups_end_changes_nothing() {
+    let build = |whole: bool| -> Vec<Box<dyn Reward>> {
+        let specs = ["gsm8k", "exact_match", "gsm8k:solution", "format:7", "length:3", "unique_chars"];
+        let own = specs.iter().map(|&spec| rewards::build(&RewardSpec::from(spec)).unwrap());
+        let all = own.chain([Box::new(Slow::default()) as Box<dyn Reward>]);
+        all.map(|reward| if whole { Box::new(Whole(reward)) as Box<dyn Reward> } else { reward }).collect()
+    };
+    let expected = judged(&mut build(true), &[0, 1, 2, 3, 4, 5, 6, 7]);
+    assert!(build(false).iter().all(|r| r.judges_by_group()) && !build(true).iter().any(|r| r.judges_by_group()));
+    assert!(expected.hidden.is_empty());
+    for order in [[0, 1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1, 0], [4, 2, 7, 0, 6, 1, 5, 3]] {
+        assert_eq!(said(&judged(&mut build(false), &order)), said(&expected), "{order:?}");
+    }
+    let problems: Vec<String> = expected.problems.iter().map(Problem::to_string).collect();
+    let expected = [
+        "reward `gsm8k` gave no score for 6 completions: no number in column `answer`, for example in \"none\"",
+        "reward `exact_match` gave no score for 2 completions: column `answer` is empty there",
+        "reward `gsm8k` gave no score for 8 completions: the dataset has no column `solution`; it has `answer`",
+        "reward `slow` gave no score for 2 completions: it crashed",
+        "reward `slow` gave no score for 2 completions: it gave inf, which is not a finite number",
+    ];
+    assert_eq!(problems, expected);
+}
+
+#[test]
+fn a_reward_that_compares_completions_is_asked_once_about_all() {
+    let (whole, group) = (Slow { whole: true, ..Slow::default() }, Slow::default());
+    let mut rewards: Vec<Box<dyn Reward>> = vec![Box::new(whole.clone()), Box::new(group.clone())];
+    let judged = judged(&mut rewards, &[6, 7, 0, 1, 4, 5, 3, 2]);
+    assert_eq!(*whole.asked.lock().unwrap(), [8]);
+    assert_eq!(*group.asked.lock().unwrap(), [2, 2, 2, 2]);
+    // Each in its column.
+    assert!(judged.matrix.rewards.iter().all(|row| row.len() == 2 && row[0] == row[1]));
+}
+
+/// Says that it was asked, and then waits until it may answer.
+struct Gate {
+    asked: Sender<String>,
+    may_answer: Receiver<()>,
+}
+
+impl Reward for Gate {
+    fn name(&self) -> &str {
+        "gate"
+    }
+    fn judges_by_group(&self) -> bool {
+        true
+    }
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        self.asked.send(batch.prompts[0].text().into_owned()).unwrap();
+        self.may_answer.recv_timeout(LONG).unwrap();
+        Scores::new(vec![Some(1.0); batch.len()])
+    }
+}
+
+/// What a [`Gate`] says, and what lets it answer.
+fn gate() -> (Vec<Box<dyn Reward>>, Receiver<String>, Sender<()>) {
+    let ((asked, was_asked), (answer, may_answer)) = (channel(), channel());
+    (vec![Box::new(Gate { asked, may_answer })], was_asked, answer)
+}
+
+/// Without a clock: in the middle of generation, the engine is held until the reward was asked about the first group, and
+/// the reward answers only after the engine has written another.
+#[test]
+fn groups_are_judged_while_the_engine_writes_others() {
+    let shape = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40, "hidden_size": 16,
+        "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+        "tie_word_embeddings": false, "bos_token_id": null, "eos_token_id": 0}"#;
+    let ctx = Context::cpu(Isa::best(), 1);
+    let model = Arc::new(ModelConfig::parse(shape).unwrap());
+    let weights = Weights::random(ctx.memory(), &model, 1).unwrap();
+    // One group at a time.
+    let sizes = EngineConfig {
+        max_num_seqs: GROUP,
+        kv_blocks: 8,
+        max_model_len: 16,
+        max_batched_tokens: 16,
+        chunked_prefill: true,
+        prefix_sharing: true,
+    };
+    let mut engine = Engine::new(&ctx, &model, sizes).unwrap();
+    let sampling = Arc::new(SamplingParams { max_new_tokens: 3, ..SamplingParams::default() });
+    let questions = questions();
+    let request = |(i, q): (usize, &Arc<Prompt>)| Request {
+        prompt: q.ids.clone(),
+        num_generations: GROUP,
+        rollout_number: i as u64,
+        sampling: sampling.clone(),
+        pause_on_stop: false,
+    };
+    let requests = questions.iter().enumerate().map(request).collect();
+    let (mut rewards, was_asked, answer) = gate();
+    let tokenizer = tokenizer();
+    let mut ended = 0;
+    let (completions, judged) = std::thread::scope(|scope| {
+        let judges = Judges { rewards: &mut rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0 };
+        let mut judging = judges.begin(scope, &questions, GROUP).unwrap();
+        let on_end = |c: &Completion| {
+            judging.ended(c);
+            ended += 1;
+            if ended == GROUP {
+                assert_eq!(was_asked.recv_timeout(LONG).unwrap(), format!("q{}", c.request));
+            }
+            if ended == 2 * GROUP {
+                questions.iter().for_each(|_| answer.send(()).unwrap());
+            }
+        };
+        let completions = engine.generate_with(&weights, requests, on_end).unwrap();
+        let judged = judging.finish(&completions).unwrap();
+        (completions, judged)
+    });
+    assert_eq!((ended, completions.len()), (8, 8));
+    assert_eq!(judged.matrix.rewards, vec![vec![Some(1.0)]; 8]);
+    assert!(!judged.hidden.is_empty() && judged.hidden.len() <= 4);
+    // The texts are those of the completions, in their order.
+    for (text, c) in judged.completions.iter().zip(&completions) {
+        assert_eq!(*text, Content::Text(tokenizer.decode(&c.ids, true).unwrap()));
+    }
+}
+
+#[test]
+fn a_generation_that_fails_waits_for_one_group_and_no_more() {
+    let (tokenizer, questions) = (tokenizer(), questions());
+    let (mut rewards, was_asked, answer) = gate();
+    std::thread::scope(|scope| {
+        let judges = Judges { rewards: &mut rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0 };
+        let mut judging = judges.begin(scope, &questions, GROUP).unwrap();
+        completions(&tokenizer).iter().for_each(|c| judging.ended(c));
+        was_asked.recv_timeout(LONG).unwrap();
+        drop(judging);
+        answer.send(()).unwrap();
+    });
+    assert!(was_asked.try_recv().is_err(), "it went on judging");
+}
+
+#[test]
+#[should_panic(expected = "a bug in a reward")]
+fn a_panic_is_not_lost() {
+    struct Bug;
+    impl Reward for Bug {
+        fn name(&self) -> &str {
+            "bug"
+        }
+        fn judges_by_group(&self) -> bool {
+            true
+        }
+        fn score(&mut self, _: &RewardBatch<'_>) -> Scores {
+            panic!("a bug in a reward")
+        }
+    }
+    judged(&mut [Box::new(Bug)], &[0, 1, 2, 3, 4, 5, 6, 7]);
+}
+
+#[test]
+fn what_is_not_finite_is_no_score_and_is_said() {
+    let given = Scores::new(vec![Some(1.0), Some(f64::NAN), None, Some(f64::INFINITY), Some(-2.5)]);
+    let Scores { values, problems, .. } = finite("odd", given);
+    assert_eq!(values, [Some(1.0), None, None, None, Some(-2.5)]);
+    assert_eq!(problems.len(), 1);
+    let said = problems[0].to_string();
+    assert!(said.contains("`odd`") && said.contains("2 completions") && said.contains("NaN"), "{said}");
+    let good = Scores::new(vec![Some(0.0), None]);
+    assert_eq!(finite("good", good.clone()), good);
+}
