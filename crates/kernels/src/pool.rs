@@ -19,6 +19,7 @@ pub trait Tasks: Sync {
 #[derive(Default)]
 pub struct Scratch {
     buffer: Vec<f32>,
+    ids: Vec<u32>,
     inner: Option<Box<Scratch>>,
 }
 
@@ -29,6 +30,13 @@ impl Scratch {
             self.buffer.resize(len, 0.0);
         }
         &mut self.buffer[..len]
+    }
+    /// `len` elements with unspecified contents, and a list of ids with unspecified contents.
+    pub fn with_ids(&mut self, len: usize) -> (&mut [f32], &mut Vec<u32>) {
+        if self.buffer.len() < len {
+            self.buffer.resize(len, 0.0);
+        }
+        (&mut self.buffer[..len], &mut self.ids)
     }
     /// `len` elements with unspecified contents, and another scratch for what is called while they are in use.
     pub fn split(&mut self, len: usize) -> (&mut [f32], &mut Scratch) {

@@ -263,6 +263,21 @@ impl<'a> View<'a> {
     pub fn to_vec_u32(&self) -> Vec<u32> {
         self.u32().to_vec()
     }
+    /// Copies its elements (f32, or bf16 widened) to `to`, which has as many.
+    pub fn copy_to_f32(&self, to: &mut [f32]) {
+        match self.data {
+            Data::F32(d) => to.copy_from_slice(d),
+            Data::Bf16(d) => {
+                assert_eq!(to.len(), d.len(), "copy {:?}", self.shape);
+                to.iter_mut().zip(d).for_each(|(to, x)| *to = x.to_f32());
+            }
+            Data::U32(_) => panic!("copy_to_f32 of a u32 tensor"),
+        }
+    }
+    /// Copies its elements to `to`, which has as many.
+    pub fn copy_to_u32(&self, to: &mut [u32]) {
+        to.copy_from_slice(self.u32());
+    }
     /// The elements, inside this crate only.
     pub(crate) fn elements(&self) -> Elements<'a> {
         match self.data {

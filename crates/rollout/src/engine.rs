@@ -74,6 +74,11 @@ struct Drawing {
     logps: Tensor,
     /// The row and the sequence of each draw of this step.
     draws: Vec<(u32, usize)>,
+    /// Of one call: rows, how each is drawn (empty between calls), and what came out.
+    picked: Vec<u32>,
+    params: Vec<sample::RowParams<'static>>,
+    drawn_ids: Vec<u32>,
+    drawn_logps: Vec<f32>,
 }
 
 impl Drawing {
@@ -86,6 +91,10 @@ impl Drawing {
             ids: Tensor::zeros(&memory, &[capacity], DType::U32),
             logps: Tensor::zeros(&memory, &[capacity], DType::F32),
             draws: Vec::with_capacity(capacity),
+            picked: Vec::with_capacity(capacity),
+            params: Vec::with_capacity(capacity),
+            drawn_ids: vec![0; capacity],
+            drawn_logps: vec![0.0; capacity],
         }
     }
 }
@@ -233,15 +242,21 @@ impl Engine {
             }
             self.rows.set_table(table, &s.blocks);
             s.computed = chunk.to;
-            if s.uncomputed() == 0 {
-                let last = self.ids.len() as u32 - 1;
-                match s.role {
-                    Role::Completion(_) => self.drawing.draws.push((last, chunk.sequence)),
-                    // The row that ends the prompt gives every completion of the group its first token.
-                    Role::Prompt => {
-                        let members = &self.scheduler.groups[s.group].members;
-                        self.drawing.draws.extend(members.iter().map(|&member| (last, member)));
-                    }
+            let (role, group) = (s.role, s.group);
+            if s.uncomputed() > 0 {
+                continue;
+            }
+            let last = self.ids.len() as u32 - 1;
+            match role {
+                Role::Completion(_) => self.drawing.draws.push((last, chunk.sequence)),
+                // The row that ends the prompt gives every completion of the group its first token; a prompt that is computed
+                // a second time gives nothing to completions that have begun.
+                Role::Prompt => {
+                    let sequences = &self.scheduler.sequences;
+                    let waits =
+                        |id: usize| sequences[id].state == State::Waiting && sequences[id].completion().is_empty();
+                    let members = self.scheduler.groups[group].members.iter().filter(|&&member| waits(member));
+                    self.drawing.draws.extend(members.map(|&member| (last, member)));
                 }
             }
         }
@@ -251,13 +266,7 @@ impl Engine {
     /// Draws the tokens of this step, then lets prompts that are computed hold their pages.
     fn draw(&mut self, weights: &Weights) -> Result<()> {
         let draws = std::mem::take(&mut self.drawing.draws);
-        // A prompt that is computed a second time gives nothing to completions that have begun.
-        let begun = |&&(_, id): &&(u32, usize)| {
-            let s = &self.scheduler.sequences[id];
-            s.state == State::Running || (s.state == State::Waiting && s.completion().is_empty())
-        };
-        let wanted: Vec<(u32, usize)> = draws.iter().filter(begun).copied().collect();
-        for draws in wanted.chunks(self.drawing.capacity) {
+        for draws in draws.chunks(self.drawing.capacity) {
             self.draw_some(weights, draws)?;
         }
         self.drawing.draws = draws;
@@ -274,20 +283,19 @@ impl Engine {
     fn draw_some(&mut self, weights: &Weights, draws: &[(u32, usize)]) -> Result<()> {
         let n = draws.len();
         let d = &mut self.drawing;
-        let rows: Vec<u32> = draws.iter().map(|d| d.0).collect();
-        d.rows.rows_mut(0..n).copy_from_u32(&rows);
+        d.picked.clear();
+        d.picked.extend(draws.iter().map(|d| d.0));
+        d.rows.rows_mut(0..n).copy_from_u32(&d.picked);
         let gather = rows::Gather { x: self.workspace.hidden(), rows: d.rows.rows(0..n), out: d.hidden.rows_mut(0..n) };
         rows::gather(&self.ctx, gather)?;
         let scheduler = &self.scheduler;
-        let params: Vec<sample::RowParams<'_>> = draws
-            .iter()
-            .map(|&(_, id)| {
-                let s = &scheduler.sequences[id];
-                let request = &scheduler.groups[s.group].request;
-                let Role::Completion(generation) = s.role else { unreachable!("prompts are not drawn for") };
-                row_params(&request.sampling, request.rollout_number, generation, &s.tokens, s.prompt_len)
-            })
-            .collect();
+        let mut params: Vec<sample::RowParams<'_>> = std::mem::take(&mut d.params);
+        params.extend(draws.iter().map(|&(_, id)| {
+            let s = &scheduler.sequences[id];
+            let request = &scheduler.groups[s.group].request;
+            let Role::Completion(generation) = s.role else { unreachable!("prompts are not drawn for") };
+            row_params(&request.sampling, request.rollout_number, generation, &s.tokens, s.prompt_len)
+        }));
         sample::forward(
             &self.ctx,
             sample::Forward {
@@ -299,8 +307,11 @@ impl Engine {
                 truncated_logps: None,
             },
         )?;
-        let (ids, logps) = (d.ids.rows(0..n).to_vec_u32(), d.logps.rows(0..n).to_vec_f32());
-        for (&(_, id), (token, logp)) in draws.iter().zip(ids.into_iter().zip(logps)) {
+        d.params = emptied(params);
+        d.ids.rows(0..n).copy_to_u32(&mut d.drawn_ids[..n]);
+        d.logps.rows(0..n).copy_to_f32(&mut d.drawn_logps[..n]);
+        for (i, &(_, id)) in draws.iter().enumerate() {
+            let (token, logp) = (self.drawing.drawn_ids[i], self.drawing.drawn_logps[i]);
             self.scheduler.sequences[id].push(token, logp, true, weights.version);
             self.end_if_done(id);
         }
@@ -401,6 +412,13 @@ impl Engine {
         assert_eq!(self.scheduler.sequences[id.0].state, State::Paused, "only a paused completion waits to be ended");
         self.end(id.0, FinishReason::Stop);
     }
+}
+
+/// The memory of a list, for the next list of what is borrowed from elsewhere. (Collecting a list's own iterator keeps its
+/// memory; `tests/allocation.rs` would see if it did not.)
+fn emptied(mut list: Vec<sample::RowParams<'_>>) -> Vec<sample::RowParams<'static>> {
+    list.clear();
+    list.into_iter().map(|_| unreachable!("it is empty")).collect()
 }
 
 /// How one token is drawn: its noise is named by rollout, generation and token index.

@@ -1,6 +1,7 @@
 //! A sequence in the engine: tokens, the pages that hold their keys and values, and what was recorded of each.
 
 use crate::request::FinishReason;
+use model::kv::BLOCK;
 
 /// What a sequence is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +55,7 @@ impl Sequence {
             tokens,
             prompt_len: prompt.len(),
             computed: 0,
-            blocks: Vec::new(),
+            blocks: Vec::with_capacity((prompt.len() + room).div_ceil(BLOCK)),
             logps: Vec::with_capacity(room),
             mask: Vec::with_capacity(room),
             versions: Vec::with_capacity(room),

@@ -128,8 +128,8 @@ pub(crate) fn blocks(range: Range<usize>, len: usize) -> impl Iterator<Item = Ra
 #[derive(Clone, Copy)]
 pub(crate) enum Beta<'a> {
     All(f32),
-    /// Counted from the first row of all.
-    Each(&'a [f32]),
+    /// Of a row, counted from the first of all.
+    Each(&'a (dyn Fn(usize) -> f32 + Sync)),
 }
 
 impl Beta<'_> {
@@ -137,7 +137,7 @@ impl Beta<'_> {
     pub(crate) fn of(&self, row: usize) -> f32 {
         match self {
             Beta::All(beta) => *beta,
-            Beta::Each(betas) => betas[row],
+            Beta::Each(beta) => beta(row),
         }
     }
 }

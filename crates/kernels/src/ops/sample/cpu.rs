@@ -43,8 +43,6 @@ impl Outputs<'_> {
 pub(super) struct Draws<'a> {
     pub head: Head<'a>,
     pub rows: &'a [RowParams<'a>],
-    /// 1/T of each row; 1 when greedy.
-    pub betas: Vec<f32>,
     pub outputs: Outputs<'a>,
 }
 
@@ -69,7 +67,8 @@ impl Draws<'_> {
         with_workspace(of_partials + of_logits.unwrap_or(0), |workspace| {
             let (partials, logits) = workspace.split_at_mut(of_partials);
             let (partials, logits) = (Disjoint::new(partials), Disjoint::new(logits));
-            let (head, beta, logits) = (&self.head, Beta::Each(&self.betas), of_logits.map(|_| &logits));
+            let beta = |row: usize| self.rows[row].inv_temperature();
+            let (head, beta, logits) = (&self.head, Beta::Each(&beta), of_logits.map(|_| &logits));
             let chunks = Chunks { head, rows: rows.clone(), beta, partials: &partials, picked: None, logits };
             ctx.run(chunks.tasks(), &chunks);
             ctx.run(rows.len(), &Plain { draws: self, rows, partials: &partials, logits });
@@ -125,7 +124,8 @@ impl Tasks for Plain<'_> {
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let head = &self.draws.head;
         let row = self.rows.start + index;
-        let (params, beta) = (&self.draws.rows[row], self.draws.betas[row]);
+        let params = &self.draws.rows[row];
+        let beta = params.inv_temperature();
         let kept = head.chunks() * KEPT;
         // SAFETY: each row is one task's.
         let partials = unsafe { self.partials.slice(index * kept..(index + 1) * kept) };
@@ -188,18 +188,20 @@ impl Tasks for Truncated<'_> {
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let vocab = self.draws.head.vocab;
         let row = self.first + index;
-        let (params, beta) = (&self.draws.rows[row], self.draws.betas[row]);
+        let params = &self.draws.rows[row];
+        let beta = params.inv_temperature();
         // SAFETY: each row is one task's.
         let z = unsafe { self.logits.slice(index * vocab..(index + 1) * vocab) };
-        let buffer = scratch.f32(2 * vocab + self.draws.head.chunks() * KEPT);
+        let (buffer, ids) = scratch.with_ids(3 * vocab + self.draws.head.chunks() * KEPT);
         let (warped, buffer) = buffer.split_at_mut(vocab);
-        let (weights, partials) = buffer.split_at_mut(vocab);
+        let (weights, buffer) = buffer.split_at_mut(vocab);
+        let (sorted, partials) = buffer.split_at_mut(vocab);
         truncate::penalise(z, beta, params, warped);
         for (chunk, kept) in z.chunks_mut(CHUNK).zip(partials.chunks_exact_mut(KEPT)) {
             kept.copy_from_slice(&statistics::<V>(chunk, beta));
         }
         let whole = combine::<V>(partials);
-        let Drawn { id, logp } = truncate::draw::<V>(params, warped, weights, || uniform(params));
+        let Drawn { id, logp } = truncate::draw::<V>(params, warped, weights, sorted, ids, || uniform(params));
         // SAFETY: each row is one task's.
         unsafe { self.draws.outputs.write(row, id, z[id] - whole.lse, logp) };
     }

@@ -85,8 +85,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
         logps: Disjoint::new(logps.f32()),
         truncated_logps: truncated_logps.map(|t| Disjoint::new(t.f32())),
     };
-    let betas = rows.iter().map(|row| row.inv_temperature()).collect();
-    Draws { head, rows, betas, outputs }.run(ctx);
+    Draws { head, rows, outputs }.run(ctx);
     Ok(())
 }
 

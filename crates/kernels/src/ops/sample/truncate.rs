@@ -26,12 +26,14 @@ pub(super) fn penalise(logits: &[f32], beta: f32, params: &RowParams<'_>, warped
     }
 }
 
-/// Truncates `z`, draws, and leaves exp(z − max z) in `weights`.
+/// Truncates `z`, draws, and leaves exp(z − max z) in `weights`. `sorted` is as long as `z`; it and `ids` hold anything.
 #[inline(always)]
 pub(super) fn draw<V: Simd>(
     params: &RowParams<'_>,
     z: &[f32],
     weights: &mut [f32],
+    sorted: &mut [f32],
+    ids: &mut Vec<u32>,
     uniform: impl FnOnce() -> f64,
 ) -> Drawn {
     let max = z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -39,29 +41,30 @@ pub(super) fn draw<V: Simd>(
         return Drawn { id: z.iter().position(|&z| z == max).unwrap_or(0), logp: 0.0 };
     }
     exp_below::<V>(z, max, weights);
-    let kept = keep(params, z, weights);
+    keep(params, z, weights, sorted, ids);
+    let kept = &*ids;
     let total: f64 = kept.iter().map(|&id| f64::from(weights[id as usize])).sum();
     let (at, _) = inverse_cdf(kept.iter().map(|&id| weights[id as usize]), uniform());
     let id = kept.get(at).map_or(0, |&id| id as usize);
     Drawn { id, logp: (z[id] - max) - math::ln1::<V>(total as f32) }
 }
 
-/// The ids that stay, ascending; `weights` are exp(z − max).
-fn keep(params: &RowParams<'_>, z: &[f32], weights: &[f32]) -> Vec<u32> {
-    let mut ids: Vec<u32> = (0..z.len() as u32).collect();
+/// Makes `ids` those that stay, ascending; `weights` are exp(z − max).
+fn keep(params: &RowParams<'_>, z: &[f32], weights: &[f32], sorted: &mut [f32], ids: &mut Vec<u32>) {
+    ids.clear();
+    ids.extend(0..z.len() as u32);
     if params.top_k > 0 && params.top_k < z.len() {
-        let mut sorted = z.to_vec();
+        sorted.copy_from_slice(z);
         let (_, &mut least, _) = sorted.select_nth_unstable_by(params.top_k - 1, |a, b| b.total_cmp(a));
         ids.retain(|&id| z[id as usize] >= least);
     }
     if params.top_p < 1.0 {
-        nucleus(params.top_p, z, weights, &mut ids);
+        nucleus(params.top_p, z, weights, ids);
     }
     if params.min_p > 0.0 {
         ids.retain(|&id| f64::from(weights[id as usize]) >= params.min_p);
     }
     ids.sort_unstable();
-    ids
 }
 
 /// Keeps, from the most likely on, every id before which less than `top_p` is gathered. Of equals, the lowest ids first.
