@@ -141,7 +141,8 @@ keys! {
     }
     "Rewards" {
         /// The rewards: names ("gsm8k"), names with their main option ("format:REGEX", "command:./reward.py"), or tables
-        /// ({ kind = "length", target = 40 }); "model:DIR" is a reward model.
+        /// ({ kind = "length", target = 40 }); "model:DIR" is a reward model. { kind = "command", command = "./reward.py",
+        /// by_group = true } is asked about each group as soon as it has ended, while others are generated.
         reward_funcs: Vec<RewardSpec> = Vec::new(), trl "argument of GRPOTrainer", Refused;
         /// One weight for each reward; not set: all 1.
         reward_weights: Option<Vec<f64>> = None, trl "same", Refused;
