@@ -80,13 +80,13 @@ pub fn plan(config: &Config, words: &Words, known: Known) -> anyhow::Result<Memo
     let longest = Longest { prompt: known.longest_prompt, completion: config.max_completion_length };
     let group = config.num_generations;
     let mut parts = Vec::new();
-    let steps = capacity(config, longest, group, config.completions_per_step());
-    training(&mut parts, config, model, config.objective(), steps, longest.positions(), ["", "training"])?;
+    let steps = [group, config.completions_per_step()];
+    training(&mut parts, config, model, config.objective(), steps, longest, ["", "training"])?;
     if config.algorithm == Algorithm::Ppo {
         let shape = crate::ppo::critic_shape(config, model)?;
         let names = ["value model", "value training"];
         let objective = Objective::Value(config.value_loss());
-        training(&mut parts, config, &shape, objective, steps, longest.positions(), names)?;
+        training(&mut parts, config, &shape, objective, steps, longest, names)?;
         let memory = Memory::new(Device::Meta);
         let scorer = scorer(&memory, config, &shape, longest, group, config.generation_batch());
         add(&mut parts, &memory, "values");
@@ -175,8 +175,8 @@ pub fn plan_supervised(
 ) -> anyhow::Result<MemoryPlan> {
     let model = &words.config;
     let mut parts = Vec::new();
-    let steps = capacity(config, longest, 1, config.completions_per_step());
-    training(&mut parts, config, model, Objective::Supervised, steps, longest.positions(), ["", "training"])?;
+    let steps = [1, config.completions_per_step()];
+    training(&mut parts, config, model, Objective::Supervised, steps, longest, ["", "training"])?;
     if evaluated > 0 {
         let memory = Memory::new(Device::Meta);
         let scorer = scorer(&memory, config, model, longest, 1, evaluated);
@@ -195,8 +195,8 @@ pub fn plan_pairs(
     evaluated: usize,
 ) -> anyhow::Result<MemoryPlan> {
     let mut parts = Vec::new();
-    let steps = capacity(config, longest, 2, 2 * config.completions_per_step());
-    training(&mut parts, config, model, objective, steps, longest.positions(), ["", "training"])?;
+    let steps = [2, 2 * config.completions_per_step()];
+    training(&mut parts, config, model, objective, steps, longest, ["", "training"])?;
     if evaluated > 0 {
         let memory = Memory::new(Device::Meta);
         let scorer = scorer(&memory, config, model, longest, 2, 2 * evaluated);
@@ -222,14 +222,14 @@ impl Longest {
     }
 }
 
-/// Weights, and what an optimizer step on micro-batches of this size takes, under these two names.
+/// Weights, and what an optimizer step on groups of completions takes, so many in a group and in all; under these two names.
 fn training(
     parts: &mut Vec<Part>,
     config: &Config,
     model: &Arc<ModelConfig>,
     objective: Objective,
-    micro_batch: Capacity,
-    positions: usize,
+    [group, completions]: [usize; 2],
+    longest: Longest,
     names: [&str; 2],
 ) -> anyhow::Result<()> {
     let memory = Memory::new(Device::Meta);
@@ -243,7 +243,8 @@ fn training(
     drop(weights);
     let memory = Memory::new(Device::Meta);
     let mut trainer = Trainer::new(&memory, model, TrainerConfig { adapter, ..trainer_config(config, objective) })?;
-    trainer.reserve(model, micro_batch, positions);
+    let tokens = completions.div_ceil(group) * of_group(config, longest, group).tokens;
+    trainer.reserve(model, tokens, capacity(config, longest, group, completions), longest.positions());
     add(parts, &memory, names[1]);
     Ok(())
 }
@@ -285,10 +286,15 @@ fn finish(mut parts: Vec<Part>, config: &Config, model: &ModelConfig, longest: L
     Ok(MemoryPlan { parts, total, resident, longest })
 }
 
+/// The largest group.
+fn of_group(config: &Config, longest: Longest, group: usize) -> Capacity {
+    Capacity::of_group(longest.prompt, &vec![longest.completion; group], config.prefix_sharing)
+}
+
 /// The largest micro-batch that `completions` completions in groups of `group` can be cut into.
 fn capacity(config: &Config, longest: Longest, group: usize, completions: usize) -> Capacity {
     let group = group.min(completions).max(1);
-    let one = Capacity::of_group(longest.prompt, &vec![longest.completion; group], config.prefix_sharing);
+    let one = of_group(config, longest, group);
     let groups = completions.div_ceil(group);
     // A group is never cut, so one that is larger than the budget is a micro-batch of its own. Shorter groups share a
     // micro-batch up to the budget; each of their sequences may leave its own last page unfilled, and the prompt's.

@@ -132,8 +132,10 @@ impl Trainer {
         &self.config
     }
 
-    /// Takes the memory for micro-batches up to `capacity` and sequences up to `positions` now.
-    pub fn reserve(&mut self, model: &ModelConfig, capacity: Capacity, positions: usize) {
+    /// Takes the memory for updates of up to `tokens` rows, in micro-batches up to `capacity` and sequences up to
+    /// `positions`, now.
+    pub fn reserve(&mut self, model: &ModelConfig, tokens: usize, capacity: Capacity, positions: usize) {
+        self.grads.reserve(tokens);
         let old = self.tape.as_ref().map_or(Capacity::default(), Tape::capacity);
         if self.tape.is_none() || !old.holds(capacity) {
             self.tape = None; // free before taking
@@ -170,7 +172,8 @@ impl Trainer {
 
         let micro = micro_batches(&sequences, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
         let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity));
-        self.reserve(&weights.config, capacity, longest(&sequences));
+        let computed = micro.iter().map(|m| m.capacity.tokens).sum();
+        self.reserve(&weights.config, computed, capacity, longest(&sequences));
         self.grads.zero();
         let mut work = Work { samples, sequences: &sequences, masks: &masks, totals };
         let mut measured = Measured::default();
@@ -228,7 +231,7 @@ impl Trainer {
             sampled: objective.is_policy(),
             sequences: samples.len() as u64,
             loss_tokens: tokens as u64,
-            computed_tokens: micro.iter().map(|m| m.capacity.tokens as u64).sum(),
+            computed_tokens: computed as u64,
             micro_batches: micro.len() as u64,
             logp_mismatch_tokens: measured.mismatches,
             logp_compared_tokens: measured.compared,

@@ -190,6 +190,10 @@ fn norms_rotations_and_gates_round_once() {
             let (y_mut, rstd) = (y.view_mut(), rstd.view_mut());
             rmsnorm::forward(&ctx, rmsnorm::Forward { x, delta: None, sum: None, weight, eps, y: y_mut, rstd })
                 .unwrap();
+            let mut again = poisoned(&[t, h], dtype);
+            let args = rmsnorm::Again { x, weight, rstd: rstd.view(), y: again.view_mut() };
+            rmsnorm::again(&ctx, args).unwrap();
+            assert!(again.to_vec_f32() == y.to_vec_f32());
             let mut rotated = poisoned(&[t, h], dtype);
             let (positions, table, y_mut) = (positions.view(), &table, rotated.view_mut());
             let into = rope::RotateInto { x, y: y_mut, heads: heads - 2, head_dim: hd, positions, table };
@@ -209,6 +213,11 @@ fn norms_rotations_and_gates_round_once() {
             let (mut y, mut kept) = (poisoned(&[t, h], dtype), poisoned(&[t, 2 * h], dtype));
             let args = swiglu::Forward { gate_up: gate_up.view(), kept: Some(kept.view_mut()), y: y.view_mut() };
             swiglu::forward(&ctx, args).unwrap();
+            // What was kept gives the same once more.
+            let mut again = poisoned(&[t, h], dtype);
+            let args = swiglu::Forward { gate_up: kept.view(), kept: None, y: again.view_mut() };
+            swiglu::forward(&ctx, args).unwrap();
+            assert!(again.to_vec_f32() == y.to_vec_f32());
             let mut d = poisoned(&[t, 2 * h], DType::F32);
             let args = swiglu::Backward { gate_up: kept.view(), d_y: d_y.view(), d_gate_up: d.view_mut() };
             swiglu::backward(&ctx, args).unwrap();

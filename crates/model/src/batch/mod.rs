@@ -230,6 +230,8 @@ impl Packer {
 pub struct BatchTensors {
     pub(crate) capacity: Capacity,
     pub(crate) rows: InferRows,
+    /// Token of each row `[T]`, on the host.
+    pub(crate) ids: Vec<u32>,
     /// `[G + 1]`
     pub(crate) groups: Tensor,
     /// `[G + 1]`
@@ -254,6 +256,7 @@ impl BatchTensors {
         BatchTensors {
             capacity: batch.capacity(),
             rows,
+            ids: batch.ids.clone(),
             groups: tensor(&batch.groups),
             score_groups: tensor(&batch.score_groups),
             score_rows: tensor(&batch.score_rows),

@@ -15,7 +15,7 @@ use super::layer::{Back, Buffers, Input, Linears, Pass, Saved};
 use crate::kv::LayerPages;
 use crate::weights::{Layer, Was, trained};
 use kernels::ops::{attention, qk_norm, rmsnorm, rope};
-use kernels::{Result, Tensor, View, ViewMut};
+use kernels::{DType, Result, Tensor, View, ViewMut};
 
 /// From `input` to `x` and `delta`.
 pub(super) fn forward(
@@ -26,7 +26,7 @@ pub(super) fn forward(
     buffers: &mut Buffers<'_>,
     delta: &mut Tensor,
 ) -> Result<()> {
-    let Buffers { x, saved: s, pages, wide } = buffers;
+    let Buffers { x, saved: s, pages, work } = buffers;
     let Pass { ctx, config, rows, .. } = *pass;
     let (n, eps) = (rows.len(), config.rms_norm_eps);
 
@@ -35,7 +35,7 @@ pub(super) fn forward(
         Input::After(before) => Some(&before.mid),
         Input::AfterInPlace => Some(&s.mid),
     };
-    let (y, rstd) = (s.attend_in.rows_mut(0..n), s.attend_rstd.rows_mut(0..n));
+    let (y, rstd) = (work.normed.rows_mut(0..n), s.attend_rstd.rows_mut(0..n));
     let (x, delta_in, sum) = match before {
         None => (x.rows(0..n), None, None),
         Some(mid) => (mid.rows(0..n), Some(delta.rows(0..n)), Some(x.rows_mut(0..n))),
@@ -44,13 +44,15 @@ pub(super) fn forward(
     rmsnorm::forward(ctx, rmsnorm::Forward { x, delta: delta_in, sum, weight, eps, y, rstd })?;
 
     let dropout = pass.dropout(layer, Linears::Qkv);
-    let mut qkv = match wide {
-        None => s.qkv.rows_mut(0..n),
-        Some(wide) => wide.view_mut(n, config.qkv_width()),
+    let rounds = config.compute != DType::F32;
+    let mut qkv = match rounds {
+        false => s.qkv.rows_mut(0..n),
+        true => work.wide.view_mut(n, config.qkv_width()),
     };
+    let h = work.normed.rows(0..n);
     match (&w.qk_norm, &mut s.raw_qkv) {
         (Some((q_weight, k_weight)), Some((raw, rstd))) => {
-            w.qkv.forward(ctx, s.attend_in.rows(0..n), dropout, raw.rows_mut(0..n))?;
+            w.qkv.forward(ctx, h, dropout, raw.rows_mut(0..n))?;
             let norm = qk_norm::Forward {
                 x: raw.rows(0..n),
                 heads: config.num_heads,
@@ -64,14 +66,14 @@ pub(super) fn forward(
             };
             qk_norm::forward(ctx, norm)?;
         }
-        _ => w.qkv.forward(ctx, s.attend_in.rows(0..n), dropout, qkv.reborrow())?,
+        _ => w.qkv.forward(ctx, h, dropout, qkv.reborrow())?,
     }
-    match wide {
-        None => rope::forward(ctx, rotate(pass, s.qkv.rows_mut(0..n)))?,
-        Some(wide) => {
+    match rounds {
+        false => rope::forward(ctx, rotate(pass, s.qkv.rows_mut(0..n)))?,
+        true => {
             let (heads, head_dim, positions) =
                 (config.num_heads + config.num_kv_heads, config.head_dim, rows.positions);
-            let (x, y, table) = (wide.view(n, config.qkv_width()), s.qkv.rows_mut(0..n), &pass.rope.table);
+            let (x, y, table) = (work.wide.view(n, config.qkv_width()), s.qkv.rows_mut(0..n), &pass.rope.table);
             rope::forward_into(ctx, rope::RotateInto { x, y, heads, head_dim, positions, table })?;
         }
     }
@@ -98,7 +100,7 @@ pub(super) fn backward(
     groups: View<'_>,
     b: &mut Back,
 ) -> Result<()> {
-    let Buffers { x, saved: s, pages, .. } = buffers;
+    let Buffers { x, saved: s, pages, work } = buffers;
     let Pass { ctx, config, rows, .. } = *pass;
     let (n, width, qkv_width) = (rows.len(), config.num_heads * config.head_dim, config.qkv_width());
 
@@ -143,13 +145,15 @@ pub(super) fn backward(
         qk_norm::backward(ctx, norm)?;
         d_qkv = b.narrow.view(n, qkv_width);
     }
-    let dropout = pass.dropout(layer, Linears::Qkv);
-    let d_x = b.d_normed.rows_mut(0..n);
-    w.qkv.backward(ctx, Was { x: s.attend_in.rows(0..n), dropout, groups }, d_qkv, d_x, &mut g.qkv)?;
+    let (dropout, weight, rstd) =
+        (pass.dropout(layer, Linears::Qkv), w.attention_norm.view(), s.attend_rstd.rows(0..n));
+    rmsnorm::again(ctx, rmsnorm::Again { x: x.rows(0..n), weight, rstd, y: work.normed.rows_mut(0..n) })?;
+    let (was, d_x) = (Was { x: work.normed.rows(0..n), dropout, groups }, b.d_normed.rows_mut(0..n));
+    w.qkv.backward(ctx, was, d_qkv, d_x, &mut g.qkv)?;
     let norm = rmsnorm::Backward {
         x: x.rows(0..n),
-        weight: w.attention_norm.view(),
-        rstd: s.attend_rstd.rows(0..n),
+        weight,
+        rstd,
         d_y: b.d_normed.rows(0..n),
         d_x: b.d_x.rows_mut(0..n),
         d_weight: trained(&mut g.attention_norm),

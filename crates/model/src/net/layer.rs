@@ -59,9 +59,8 @@ pub(super) enum Input<'a> {
 /// What a layer computes on its way forward, and reads on its way back. T rows of each are in use.
 ///
 /// What feeds a product or attention has the model's compute dtype; the residual stream and what norms remember are f32.
+/// What is cheap to make again is not kept: see [`Work`].
 pub(super) struct Saved {
-    /// h, the normed input `[T, H]`.
-    pub attend_in: Tensor,
     /// 1 / rms of x `[T]`
     pub attend_rstd: Tensor,
     /// q, k, v before the norms of their heads `[T, (nh + 2 nkv)·hd]`, and 1 / rms of each q and k head `[T, nh + nkv]`.
@@ -74,36 +73,53 @@ pub(super) struct Saved {
     pub lse: Tensor,
     /// m `[T, H]`
     pub mid: Tensor,
-    /// g, the normed m `[T, H]`.
-    pub mlp_in: Tensor,
     /// 1 / rms of m `[T]`
     pub mlp_rstd: Tensor,
-    /// g Wgateᵀ, g Wupᵀ `[T, 2F]`
-    pub gate_up: Tensor,
-    /// u, the gated product `[T, F]`.
-    pub gated: Tensor,
+    /// g Wgateᵀ, g Wupᵀ `[T, 2F]`; none where there is no way back.
+    pub gate_up: Option<Tensor>,
 }
 
 impl Saved {
-    /// Room for `rows` rows.
-    pub fn new(memory: &Memory, c: &ModelConfig, rows: usize) -> Saved {
+    /// Room for `rows` rows, and for the gates, if they are `kept`.
+    pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, kept: bool) -> Saved {
         let zeros = |width: usize| Tensor::zeros(memory, &[rows, width], DType::F32);
         let fed = |width: usize| Tensor::zeros(memory, &[rows, width], c.compute);
         let column = || Tensor::zeros(memory, &[rows], DType::F32);
-        let (h, f) = (c.hidden_size, c.intermediate_size);
         Saved {
-            attend_in: fed(h),
             attend_rstd: column(),
             raw_qkv: c.qk_norm.then(|| (zeros(c.qkv_width()), zeros(c.num_heads + c.num_kv_heads))),
             qkv: fed(c.qkv_width()),
             attended: fed(c.num_heads * c.head_dim),
             lse: zeros(c.num_heads),
-            mid: zeros(h),
-            mlp_in: fed(h),
+            mid: zeros(c.hidden_size),
             mlp_rstd: column(),
-            gate_up: fed(2 * f),
-            gated: fed(f),
+            gate_up: kept.then(|| fed(2 * c.intermediate_size)),
         }
+    }
+}
+
+/// What a half of a layer hands from one operation to the next, the same memory for all layers. The way back makes `normed`
+/// and `gated` again, to the same bits, from what was kept.
+pub(super) struct Work {
+    /// h or g, the normed input of a half `[T, H]`.
+    pub normed: Tensor,
+    /// u, the gated product `[T, F]`.
+    pub gated: Tensor,
+    /// What products write in f32 that is rounded, or not kept.
+    pub wide: Scratch,
+}
+
+impl Work {
+    /// Room for `rows` rows of a model whose gates are `kept`, or not.
+    pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, kept: bool) -> Work {
+        let fed = |width: usize| Tensor::zeros(memory, &[rows, width], c.compute);
+        let gates = 2 * c.intermediate_size * rows.min(PIECE);
+        let wide = match c.compute {
+            DType::F32 if kept => 0,
+            DType::F32 => gates,
+            _ => gates.max(rows * c.qkv_width()),
+        };
+        Work { normed: fed(c.hidden_size), gated: fed(c.intermediate_size), wide: Scratch::new(memory, wide) }
     }
 }
 
@@ -113,8 +129,7 @@ pub(super) struct Buffers<'a> {
     pub x: &'a mut Tensor,
     pub saved: &'a mut Saved,
     pub pages: &'a mut LayerPages,
-    /// What products write before it is rounded; none where nothing is.
-    pub wide: Option<&'a mut Scratch>,
+    pub work: &'a mut Work,
 }
 
 /// Buffers of the way back, for one layer at a time.
@@ -139,11 +154,12 @@ impl Back {
         let stream = || Tensor::zeros(memory, &[rows, c.hidden_size], DType::F32);
         let scratch = |width: usize| Scratch::new(memory, rows * width);
         let raw = if c.qk_norm { c.qkv_width() } else { 0 };
+        let gates = if c.compute == DType::F32 { rows } else { rows.min(PIECE) };
         Back {
             d_x: stream(),
             d_normed: stream(),
             narrow: scratch(c.intermediate_size.max(c.num_heads * c.head_dim).max(raw)),
-            wide: Scratch::new(memory, wide_elements(c, rows)),
+            wide: Scratch::new(memory, (rows * c.qkv_width()).max(2 * c.intermediate_size * gates)),
             d_gates: (c.compute != DType::F32)
                 .then(|| Tensor::zeros(memory, &[rows, 2 * c.intermediate_size], c.compute)),
             d_pages: LayerPages::of(memory, c, blocks, DType::F32),
@@ -152,13 +168,7 @@ impl Back {
 }
 
 /// Rows of gate and up that are f32 at once, for adapters or because F is no multiple of a panel, where f32 is not kept.
-pub(super) const ADAPTED_ROWS: usize = 256;
-
-/// What `rows` rows of q, k, v take in f32, and then those of gate and up that are f32.
-pub(super) fn wide_elements(c: &ModelConfig, rows: usize) -> usize {
-    let gates = if c.compute == DType::F32 { rows } else { rows.min(ADAPTED_ROWS) };
-    (rows * c.qkv_width()).max(2 * c.intermediate_size * gates)
-}
+pub(super) const PIECE: usize = 256;
 
 /// Memory for rows of one width, then of another.
 pub(super) struct Scratch(Tensor);
@@ -202,6 +212,6 @@ pub(super) fn backward(
     groups: View<'_>,
     b: &mut Back,
 ) -> Result<()> {
-    mlp::backward(pass, layer, w, g, buffers.saved, groups, b)?;
+    mlp::backward(pass, layer, w, g, buffers, groups, b)?;
     attend::backward(pass, layer, w, g, buffers, groups, b)
 }

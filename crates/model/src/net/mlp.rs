@@ -8,12 +8,12 @@
 //! ```
 //!
 //! Gate and up go through u without being written as f32, but for adapters, which add to them in f32, and where F is no
-//! multiple of a panel: then, where f32 is not kept, some rows at a time.
+//! multiple of a panel: then, unless f32 is kept, some rows at a time.
 
-use super::layer::{ADAPTED_ROWS, Back, Buffers, Linears, Pass, Saved};
+use super::layer::{Back, Buffers, Linears, PIECE, Pass, Work};
 use crate::weights::{Layer, Was, trained};
 use kernels::ops::{rmsnorm, swiglu};
-use kernels::{Result, Tensor, View};
+use kernels::{DType, Error, Result, Tensor, View};
 use std::ops::Range;
 
 /// From `x` and `delta` to `s.mid` and the new `delta`.
@@ -24,7 +24,7 @@ pub(super) fn forward(
     buffers: &mut Buffers<'_>,
     delta: &mut Tensor,
 ) -> Result<()> {
-    let Buffers { x, saved: s, wide, .. } = buffers;
+    let Buffers { x, saved: s, work: Work { normed, gated, wide }, .. } = buffers;
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
     let norm = rmsnorm::Forward {
         x: x.rows(0..n),
@@ -32,31 +32,32 @@ pub(super) fn forward(
         sum: Some(s.mid.rows_mut(0..n)),
         weight: w.mlp_norm.view(),
         eps: pass.config.rms_norm_eps,
-        y: s.mlp_in.rows_mut(0..n),
+        y: normed.rows_mut(0..n),
         rstd: s.mlp_rstd.rows_mut(0..n),
     };
     rmsnorm::forward(ctx, norm)?;
     let dropout = pass.dropout(layer, Linears::GateUp);
-    match wide {
-        _ if w.gate_up.gates() => {
-            let (kept, y) = (s.gate_up.rows_mut(0..n), s.gated.rows_mut(0..n));
-            w.gate_up.forward_gated(ctx, s.mlp_in.rows(0..n), kept, y)?;
+    match &mut s.gate_up {
+        kept if w.gate_up.gates() => {
+            let kept = kept.as_mut().map(|kept| kept.rows_mut(0..n));
+            w.gate_up.forward_gated(ctx, normed.rows(0..n), kept, gated.rows_mut(0..n))?;
         }
-        None => {
-            w.gate_up.forward(ctx, s.mlp_in.rows(0..n), dropout, s.gate_up.rows_mut(0..n))?;
-            let (gate_up, y) = (s.gate_up.rows(0..n), s.gated.rows_mut(0..n));
+        Some(kept) if pass.config.compute == DType::F32 => {
+            w.gate_up.forward(ctx, normed.rows(0..n), dropout, kept.rows_mut(0..n))?;
+            let (gate_up, y) = (kept.rows(0..n), gated.rows_mut(0..n));
             swiglu::forward(ctx, swiglu::Forward { gate_up, kept: None, y })?;
         }
-        Some(wide) => {
-            for rows in pieces(n, ADAPTED_ROWS) {
-                let (x, dropout) = (s.mlp_in.rows(rows.clone()), dropout.map(|d| d.rows(rows.clone())));
+        kept => {
+            for rows in pieces(n, PIECE) {
+                let (x, dropout) = (normed.rows(rows.clone()), dropout.map(|d| d.rows(rows.clone())));
                 w.gate_up.forward(ctx, x, dropout, wide.view_mut(rows.len(), 2 * f))?;
-                let (kept, y) = (Some(s.gate_up.rows_mut(rows.clone())), s.gated.rows_mut(rows.clone()));
-                swiglu::forward(ctx, swiglu::Forward { gate_up: wide.view(rows.len(), 2 * f), kept, y })?;
+                let kept = kept.as_mut().map(|kept| kept.rows_mut(rows.clone()));
+                let (gate_up, y) = (wide.view(rows.len(), 2 * f), gated.rows_mut(rows));
+                swiglu::forward(ctx, swiglu::Forward { gate_up, kept, y })?;
             }
         }
     }
-    w.down.forward(ctx, s.gated.rows(0..n), pass.dropout(layer, Linears::Down), delta.rows_mut(0..n))
+    w.down.forward(ctx, gated.rows(0..n), pass.dropout(layer, Linears::Down), delta.rows_mut(0..n))
 }
 
 /// `b.d_x` is the gradient of m + delta and becomes that of m.
@@ -65,32 +66,40 @@ pub(super) fn backward(
     layer: usize,
     w: &Layer,
     g: &mut Layer,
-    s: &Saved,
+    buffers: &mut Buffers<'_>,
     groups: View<'_>,
     b: &mut Back,
 ) -> Result<()> {
+    let Buffers { saved: s, work: Work { normed, gated, .. }, .. } = buffers;
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
+    let Some(gate_up) = &s.gate_up else {
+        return Err(Error::Value { op: "backward", message: "gate and up were not kept".into() });
+    };
+    let (weight, rstd) = (w.mlp_norm.view(), s.mlp_rstd.rows(0..n));
+    rmsnorm::again(ctx, rmsnorm::Again { x: s.mid.rows(0..n), weight, rstd, y: normed.rows_mut(0..n) })?;
+    swiglu::forward(ctx, swiglu::Forward { gate_up: gate_up.rows(0..n), kept: None, y: gated.rows_mut(0..n) })?;
+
     let dropout = pass.dropout(layer, Linears::Down);
     let (d_y, d_x) = (b.d_x.rows(0..n), b.narrow.view_mut(n, f));
-    w.down.backward(ctx, Was { x: s.gated.rows(0..n), dropout, groups }, d_y, d_x, &mut g.down)?;
+    w.down.backward(ctx, Was { x: gated.rows(0..n), dropout, groups }, d_y, d_x, &mut g.down)?;
     let (dropout, adapted) = (pass.dropout(layer, Linears::GateUp), w.gate_up.adapter.is_some());
     // Below an adapter the weight is frozen, so that rows may be cut between groups, too.
-    let at_once = if adapted && b.d_gates.is_some() { ADAPTED_ROWS } else { n };
+    let at_once = if adapted && b.d_gates.is_some() { PIECE } else { n };
     for rows in pieces(n, at_once) {
-        let (gate_up, d_y) = (s.gate_up.rows(rows.clone()), b.narrow.view(n, f).rows(rows.clone()));
+        let (gate_up, d_y) = (gate_up.rows(rows.clone()), b.narrow.view(n, f).rows(rows.clone()));
         let mut d_gate_up = match &mut b.d_gates {
             Some(d_gates) if !adapted => d_gates.rows_mut(rows.clone()),
             _ => b.wide.view_mut(rows.len(), 2 * f),
         };
         swiglu::backward(ctx, swiglu::Backward { gate_up, d_y, d_gate_up: d_gate_up.reborrow() })?;
-        let (x, dropout) = (s.mlp_in.rows(rows.clone()), dropout.map(|d| d.rows(rows.clone())));
+        let (x, dropout) = (normed.rows(rows.clone()), dropout.map(|d| d.rows(rows.clone())));
         let (was, d_x) = (Was { x, dropout, groups }, b.d_normed.rows_mut(rows));
         w.gate_up.backward(ctx, was, d_gate_up.view(), d_x, &mut g.gate_up)?;
     }
     let norm = rmsnorm::Backward {
         x: s.mid.rows(0..n),
-        weight: w.mlp_norm.view(),
-        rstd: s.mlp_rstd.rows(0..n),
+        weight,
+        rstd,
         d_y: b.d_normed.rows(0..n),
         d_x: b.d_x.rows_mut(0..n),
         d_weight: trained(&mut g.mlp_norm),

@@ -65,8 +65,8 @@ fn layers_forward(pass: &Pass<'_>, weights: &Weights, kv: &mut KvCache, a: &mut 
             Some(previous) => Input::After(previous),
             None => Input::AfterInPlace,
         };
-        let wide = a.wide.as_mut();
-        let mut buffers = Buffers { x: &mut a.inputs[x], saved: &mut here[0], pages: kv.layer_mut(l), wide };
+        let mut buffers =
+            Buffers { x: &mut a.inputs[x], saved: &mut here[0], pages: kv.layer_mut(l), work: &mut a.work };
         layer::forward(pass, l, w, input, &mut buffers, &mut a.delta)?;
     }
     rmsnorm::forward(
@@ -111,19 +111,15 @@ pub fn backward(
     )?;
     for (l, w) in weights.params.layers.iter().enumerate().rev() {
         let (shares, s) = (a.shares(), a.saved_of(l));
-        let (pages, wide) = (tape.pages.layer_mut(l), a.wide.as_mut());
-        let mut buffers = Buffers { x: &mut a.inputs[l], saved: &mut a.saved[s], pages, wide };
+        let (pages, work) = (tape.pages.layer_mut(l), &mut a.work);
+        let mut buffers = Buffers { x: &mut a.inputs[l], saved: &mut a.saved[s], pages, work };
         if shares {
             // Checkpointing: only the input was kept. The same operations on the same numbers give the same bits.
             layer::forward(&pass, l, w, Input::Ready, &mut buffers, &mut a.delta)?;
         }
         layer::backward(&pass, l, w, &mut grads.params.layers[l], &mut buffers, groups, &mut back.layer)?;
     }
-    let (ids, d_out) = (pass.rows.ids, back.layer.d_x.rows(0..n));
-    match grads.embedding_mut() {
-        Some(d_table) => embedding::backward(ctx, embedding::Backward { ids, d_out, d_table }),
-        None => Ok(()),
-    }
+    grads.add_embedding(ctx, &batch.ids, back.layer.d_x.rows(0..n))
 }
 
 fn no_way_back() -> Error {

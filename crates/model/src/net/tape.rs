@@ -1,6 +1,6 @@
 //! Buffers of fixed capacity, allocated once: what a forward leaves for the way back, or only what it works in.
 
-use super::layer::{Back, Saved, Scratch, wide_elements};
+use super::layer::{Back, Saved, Work};
 use crate::ModelConfig;
 use crate::batch::Capacity;
 use crate::kv::KvCache;
@@ -31,8 +31,8 @@ pub(super) struct Activations {
     pub rstd: Tensor,
     /// `last` after the final norm `[T, H]`, of what products read.
     pub hidden: Tensor,
-    /// Where products are not of the dtype that is kept: what they write before it is rounded.
-    pub wide: Option<Scratch>,
+    /// What a half of a layer hands on.
+    pub work: Work,
     /// T of the last pass.
     pub rows: usize,
     keep: Keep,
@@ -42,14 +42,15 @@ impl Activations {
     fn new(memory: &Memory, c: &ModelConfig, rows: usize, keep: Keep) -> Activations {
         let stream = || Tensor::zeros(memory, &[rows, c.hidden_size], DType::F32);
         let kept = |all: bool| if all { c.num_layers } else { 1 };
+        let gates = keep != Keep::Nothing;
         Activations {
             inputs: (0..kept(keep != Keep::Nothing)).map(|_| stream()).collect(),
-            saved: (0..kept(keep == Keep::All)).map(|_| Saved::new(memory, c, rows)).collect(),
+            saved: (0..kept(keep == Keep::All)).map(|_| Saved::new(memory, c, rows, gates)).collect(),
             delta: stream(),
             last: stream(),
             rstd: Tensor::zeros(memory, &[rows], DType::F32),
             hidden: Tensor::zeros(memory, &[rows, c.hidden_size], c.compute),
-            wide: (c.compute != DType::F32).then(|| Scratch::new(memory, wide_elements(c, rows))),
+            work: Work::new(&memory.part("workspace"), c, rows, gates),
             rows: 0,
             keep,
         }

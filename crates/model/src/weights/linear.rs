@@ -88,9 +88,9 @@ impl Linear {
 
     /// Of gate and up, one below the other: y = silu(x Wgateᵀ) ⊙ x Wupᵀ (`y: [T, N/2]` overwrites), and in `kept: [T, N]` what
     /// the way back of that needs.
-    pub fn forward_gated(&self, ctx: &Context, x: View<'_>, kept: ViewMut<'_>, y: ViewMut<'_>) -> Result<()> {
+    pub fn forward_gated(&self, ctx: &Context, x: View<'_>, kept: Option<ViewMut<'_>>, y: ViewMut<'_>) -> Result<()> {
         let bias = self.bias.as_ref().map(Tensor::view);
-        swiglu::fused(ctx, swiglu::Fused { x, w: &self.matrix, bias, kept: Some(kept), y })
+        swiglu::fused(ctx, swiglu::Fused { x, w: &self.matrix, bias, kept, y })
     }
 
     /// dX = dY W + s · (dY B) A (`d_x: [T, K]` overwrites); dW += dYᵀ X, db += Σₜ dY, and the adapter's (accumulate into

@@ -80,5 +80,11 @@ fn a_plan_needs_no_memory() {
     let bytes: usize = weights.params.tensors().iter().map(|t| t.bytes()).sum();
     assert_eq!(usage["weights"].bytes, bytes);
     assert_eq!(usage["gradients"].bytes, grads.bytes());
-    assert!(grads.bytes() > bytes, "a tied head's gradient is kept apart");
+    assert_eq!(grads.bytes(), bytes, "what a tied head gets as the embedding takes memory when tokens occur");
+    let (v, h) = (config.vocab_size, config.hidden_size);
+    for (tokens, rows) in [(5, 5), (3, 5), (v + 1, v)] {
+        grads.reserve(tokens);
+        assert_eq!(grads.bytes(), bytes + 4 * rows * h);
+        assert_eq!(memory.usage()["gradients"].bytes, grads.bytes());
+    }
 }

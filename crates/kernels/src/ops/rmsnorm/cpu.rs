@@ -1,6 +1,6 @@
 //! RMS norm on the CPU. A row's statistics are 16 lane sums, then the fixed tree.
 
-use super::{Backward, Forward};
+use super::{Again, Backward, Forward};
 use crate::ops::lanes::{dot, load, rows, rows_of_task, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
@@ -89,6 +89,38 @@ pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
     } else {
         let y = Disjoint::new(args.y.f32());
         ctx.run(tasks, &ForwardTasks { x, delta, weight, eps, y, rstd, rows });
+    }
+}
+
+struct AgainTasks<'a, E> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    rstd: &'a [f32],
+    y: Disjoint<'a, E>,
+}
+
+impl<E: Element> Tasks for AgainTasks<'_, E> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
+        let h = self.weight.len();
+        for t in rows(index, rows_of_task(h), self.rstd.len()) {
+            let row = t * h..(t + 1) * h;
+            // SAFETY: row t is this task's alone.
+            let y = unsafe { self.y.slice(row.clone()) };
+            scale_row::<V>(&self.x[row], self.weight, self.rstd[t], y);
+        }
+    }
+}
+
+pub(super) fn again(ctx: &Context, args: Again<'_>) {
+    let (x, weight, rstd) = (args.x.f32(), args.weight.f32(), args.rstd.f32());
+    let tasks = rstd.len().div_ceil(rows_of_task(weight.len()));
+    if args.y.dtype() == DType::Bf16 {
+        let y = Disjoint::new(args.y.bf16());
+        ctx.run(tasks, &AgainTasks { x, weight, rstd, y });
+    } else {
+        let y = Disjoint::new(args.y.f32());
+        ctx.run(tasks, &AgainTasks { x, weight, rstd, y });
     }
 }
 

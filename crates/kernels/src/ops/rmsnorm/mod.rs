@@ -37,6 +37,18 @@ pub struct Forward<'a> {
     pub rstd: ViewMut<'a>,
 }
 
+/// Arguments of [`again`].
+pub struct Again<'a> {
+    /// `[T, H]`: what was normalised (the sum, if there was a delta).
+    pub x: View<'a>,
+    /// `[H]`
+    pub weight: View<'a>,
+    /// `[T]`, from forward.
+    pub rstd: View<'a>,
+    /// `[T, H]`, f32 or bf16 (rounded): *overwrites*.
+    pub y: ViewMut<'a>,
+}
+
 /// Arguments of [`backward`].
 pub struct Backward<'a> {
     /// `[T, H]`: what was normalised (the sum, if there was a delta).
@@ -71,6 +83,19 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     }
     crate::context::count(4 * (t * h) as u64, 8 * (t * h) as u64);
     cpu::forward(ctx, args);
+    Ok(())
+}
+
+/// What [`forward`] wrote to `y`, to the same bits: for a way back that did not keep it.
+pub fn again(ctx: &Context, args: Again<'_>) -> Result<()> {
+    const OP: &str = "rmsnorm::again";
+    let [t, h] = two_dims(OP, "x", args.x)?;
+    expect(OP, "x", args.x, F32, &[t, h])?;
+    expect(OP, "weight", args.weight, F32, &[h])?;
+    expect(OP, "rstd", args.rstd, F32, &[t])?;
+    expect_floats(OP, "y", args.y.view(), &[t, h])?;
+    crate::context::count(2 * (t * h) as u64, 8 * (t * h) as u64);
+    cpu::again(ctx, args);
     Ok(())
 }
 

@@ -36,6 +36,10 @@ fn run(ctx: &Context, x: &[f32], delta: Option<&[f32]>, w: &[f32]) -> [Vec<f32>;
         rstd: rstd.view_mut(),
     };
     forward(ctx, args).unwrap();
+    let mut once_more = poisoned(ctx, &[t, h]);
+    let x = if delta.is_some() { sum.view() } else { x.view() };
+    again(ctx, Again { x, weight: w.view(), rstd: rstd.view(), y: once_more.view_mut() }).unwrap();
+    assert!(once_more.to_vec_f32() == y.to_vec_f32());
     [y.to_vec_f32(), rstd.to_vec_f32(), sum.to_vec_f32()]
 }
 

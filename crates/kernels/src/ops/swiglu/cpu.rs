@@ -8,15 +8,15 @@ use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
 use crate::{Context, DType};
 
-struct ForwardTasks<'a, E> {
-    gate_up: &'a [f32],
+struct ForwardTasks<'a, G, E> {
+    gate_up: &'a [G],
     kept: Option<Disjoint<'a, E>>,
     y: Disjoint<'a, E>,
     rows: usize,
     f: usize,
 }
 
-impl<E: Element> Tasks for ForwardTasks<'_, E> {
+impl<G: Element, E: Element> Tasks for ForwardTasks<'_, G, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let f = self.f;
@@ -28,14 +28,18 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
                 // SAFETY: row t is this task's alone.
                 unsafe { kept.slice(t * 2 * f..(t + 1) * 2 * f) }.split_at_mut(f)
             });
-            gated::<V, E>([gate, up], kept, y);
+            gated::<V, G, E>([gate, up], kept, y);
         }
     }
 }
 
 /// Some columns of a row: `y`, and gate and up as they were rounded.
 #[inline(always)]
-pub(super) fn gated<V: Simd, E: Element>([gate, up]: [&[f32]; 2], mut kept: Option<(&mut [E], &mut [E])>, y: &mut [E]) {
+pub(super) fn gated<V: Simd, G: Element, E: Element>(
+    [gate, up]: [&[G]; 2],
+    mut kept: Option<(&mut [E], &mut [E])>,
+    y: &mut [E],
+) {
     for at in (0..y.len()).step_by(LANES) {
         let (g, u): (V, V) = (E::rounded(load(gate, at)), E::rounded(load(up, at)));
         store(g.mul(sigmoid(g)).mul(u), y, at);
@@ -48,13 +52,20 @@ pub(super) fn gated<V: Simd, E: Element>([gate, up]: [&[f32]; 2], mut kept: Opti
 
 pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
     let (rows, f) = (args.y.shape()[0], args.y.shape()[1]);
-    let (gate_up, tasks) = (args.gate_up.f32(), rows.div_ceil(rows_of_task(2 * f)));
-    if args.y.dtype() == DType::Bf16 {
-        let (kept, y) = (args.kept.map(|k| Disjoint::new(k.bf16())), Disjoint::new(args.y.bf16()));
-        ctx.run(tasks, &ForwardTasks { gate_up, kept, y, rows, f });
-    } else {
-        let (kept, y) = (args.kept.map(|k| Disjoint::new(k.f32())), Disjoint::new(args.y.f32()));
-        ctx.run(tasks, &ForwardTasks { gate_up, kept, y, rows, f });
+    let tasks = rows.div_ceil(rows_of_task(2 * f));
+    match (args.gate_up.elements(), args.y.dtype()) {
+        (Elements::F32(gate_up), DType::Bf16) => {
+            let (kept, y) = (args.kept.map(|k| Disjoint::new(k.bf16())), Disjoint::new(args.y.bf16()));
+            ctx.run(tasks, &ForwardTasks { gate_up, kept, y, rows, f });
+        }
+        (Elements::F32(gate_up), _) => {
+            let (kept, y) = (args.kept.map(|k| Disjoint::new(k.f32())), Disjoint::new(args.y.f32()));
+            ctx.run(tasks, &ForwardTasks { gate_up, kept, y, rows, f });
+        }
+        (Elements::Bf16(gate_up), _) => {
+            let (kept, y) = (args.kept.map(|k| Disjoint::new(k.bf16())), Disjoint::new(args.y.bf16()));
+            ctx.run(tasks, &ForwardTasks { gate_up, kept, y, rows, f });
+        }
     }
 }
 

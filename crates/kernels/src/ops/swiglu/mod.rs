@@ -21,7 +21,7 @@ use crate::{Context, DType::F32, Error, Matrix, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
-    /// f32 `[T, 2F]`: gate, then up. Where `y` is bf16 they are rounded to bf16 first.
+    /// `[T, 2F]`: gate, then up. Where `y` is bf16 they are rounded to bf16 first, or were: what was kept gives the same `y`.
     pub gate_up: View<'a>,
     /// `[T, 2F]`, of y's dtype: *overwrites* with gate and up as they were rounded, for the way back.
     pub kept: Option<ViewMut<'a>>,
@@ -66,7 +66,9 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     if let Some(kept) = &args.kept {
         expect(OP, "kept", kept.view(), args.y.dtype(), &[t, 2 * f])?;
     }
-    expect(OP, "gate_up", args.gate_up, F32, &[t, 2 * f])?;
+    let dtype = if args.y.dtype() == F32 { F32 } else { args.gate_up.dtype() };
+    expect_floats(OP, "gate_up", args.gate_up, &[t, 2 * f])?;
+    expect(OP, "gate_up", args.gate_up, dtype, &[t, 2 * f])?;
     crate::context::count(20 * (t * f) as u64, 12 * (t * f) as u64);
     cpu::forward(ctx, args);
     Ok(())

@@ -1,0 +1,152 @@
+//! The gradient of every parameter.
+//!
+//! Where head and embedding are one matrix, it gets a gradient as both. Each is one chain over the tokens in order, so that
+//! cutting the batch into other micro-batches changes no bit, and the chains would interleave in one sum. So what the
+//! matrix gets as the embedding is summed apart until [`Grads::finish`]: only rows of tokens that occur, which are few.
+
+use super::lora::LoraConfig;
+use super::params::Params;
+use crate::ModelConfig;
+use kernels::ops::{embedding, rows};
+use kernels::{Context, DType, Matrix, Memory, Result, Tensor, View};
+
+/// The gradient of every parameter, accumulated over micro-batches.
+pub struct Grads {
+    /// The gradients of what is trained; where head and embedding are tied, `embedding` is only the head's until
+    /// [`Grads::finish`].
+    pub params: Params,
+    /// What a tied matrix gets as the embedding.
+    tied: Option<Occurring>,
+}
+
+impl Grads {
+    /// All zero, for training every parameter. Booked under "gradients".
+    pub fn zeros(memory: &Memory, config: &ModelConfig) -> Grads {
+        Grads::trained(memory, config, None)
+    }
+    /// All zero, for training every parameter, or only the adapters where there are some. Booked under "gradients".
+    pub fn trained(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>) -> Grads {
+        let memory = memory.part("gradients");
+        let tied = config.head_rows().is_none() && lora.is_none();
+        Grads {
+            params: Params::trained(&memory, config, lora),
+            tied: tied.then(|| Occurring::new(&memory, config.vocab_size, config.hidden_size)),
+        }
+    }
+    /// Takes the memory for updates of up to `tokens` tokens that go in now; else it grows with what occurs.
+    pub fn reserve(&mut self, tokens: usize) {
+        if let Some(tied) = &mut self.tied {
+            tied.reserve(tokens);
+        }
+    }
+    /// Forgets everything, before the first micro-batch of an update.
+    pub fn zero(&mut self) {
+        for tensor in self.params.tensors_mut() {
+            tensor.view_mut().fill(0.0);
+        }
+        if let Some(tied) = &mut self.tied {
+            tied.clear();
+        }
+    }
+    /// Where the gradient of the head accumulates; none if it is frozen.
+    pub fn head_mut(&mut self) -> Option<&mut Matrix> {
+        match self.tied {
+            Some(_) => Some(&mut self.params.embedding),
+            None => self.params.head.as_mut().and_then(trained_matrix),
+        }
+    }
+    /// Adds the gradient `d_out: [T, H]` of what the embedding gave for the tokens `ids: [T]`, unless it is frozen.
+    pub(crate) fn add_embedding(&mut self, ctx: &Context, ids: &[u32], d_out: View<'_>) -> Result<()> {
+        match (&mut self.tied, trained_matrix(&mut self.params.embedding)) {
+            (Some(tied), _) => tied.add(ctx, ids, d_out),
+            (None, Some(d_table)) => {
+                let ids = on_device(ctx, ids);
+                embedding::backward(ctx, embedding::Backward { ids: ids.view(), d_out, d_table })
+            }
+            (None, None) => Ok(()),
+        }
+    }
+    /// Adds what was kept apart. Once, after the last micro-batch of an update.
+    pub fn finish(&mut self, ctx: &Context) -> Result<()> {
+        match &mut self.tied {
+            Some(tied) => tied.add_to(ctx, &mut self.params.embedding),
+            None => Ok(()),
+        }
+    }
+    /// Bytes it holds.
+    pub fn bytes(&self) -> usize {
+        self.params.tensors().iter().map(|t| t.bytes()).sum::<usize>()
+            + self.tied.as_ref().map_or(0, |tied| tied.sums.bytes())
+    }
+}
+
+fn trained_matrix(gradient: &mut Matrix) -> Option<&mut Matrix> {
+    (gradient.rows() > 0).then_some(gradient)
+}
+
+fn on_device(ctx: &Context, ids: &[u32]) -> Tensor {
+    Tensor::from_u32(&ctx.memory().part("workspace"), &[ids.len()], ids)
+}
+
+/// Sums for some rows of a matrix `[V, H]`: those of tokens that occur.
+struct Occurring {
+    memory: Memory,
+    /// Where each token's sum lies `[V]`; [`NOWHERE`] if it has not occurred.
+    places: Vec<u32>,
+    /// The token of each sum.
+    ids: Vec<u32>,
+    /// `[room, H]`
+    sums: Tensor,
+}
+
+const NOWHERE: u32 = u32::MAX;
+
+impl Occurring {
+    fn new(memory: &Memory, vocabulary: usize, hidden: usize) -> Occurring {
+        let sums = Tensor::zeros(memory, &[0, hidden], DType::F32);
+        Occurring { memory: memory.clone(), places: vec![NOWHERE; vocabulary], ids: Vec::new(), sums }
+    }
+
+    /// Room for as many tokens, each of which may be another one.
+    fn reserve(&mut self, tokens: usize) {
+        let (room, hidden) = (self.sums.shape()[0], self.sums.shape()[1]);
+        let needed = tokens.min(self.places.len());
+        if needed > room {
+            let mut sums = Tensor::zeros(&self.memory, &[needed, hidden], DType::F32);
+            if !self.ids.is_empty() {
+                sums.rows_mut(0..room).copy_from_f32(&self.sums.to_vec_f32());
+            }
+            self.sums = sums;
+        }
+    }
+
+    fn clear(&mut self) {
+        self.sums.rows_mut(0..self.ids.len()).fill(0.0);
+        self.ids.drain(..).for_each(|id| self.places[id as usize] = NOWHERE);
+    }
+
+    /// `sums[place of ids[t]] += d_out[t]`, t ascending.
+    fn add(&mut self, ctx: &Context, ids: &[u32], d_out: View<'_>) -> Result<()> {
+        for &id in ids {
+            let place = &mut self.places[id as usize];
+            if *place == NOWHERE {
+                *place = self.ids.len() as u32;
+                self.ids.push(id);
+            }
+        }
+        if self.ids.len() > self.sums.shape()[0] {
+            self.reserve(2 * self.ids.len());
+        }
+        let places: Vec<u32> = ids.iter().map(|&id| self.places[id as usize]).collect();
+        let places = on_device(ctx, &places);
+        rows::scatter_add(ctx, rows::ScatterAdd { d_out, rows: places.view(), d_x: self.sums.view_mut() })
+    }
+
+    /// Adds the sums to `gradient`, and forgets them.
+    fn add_to(&mut self, ctx: &Context, gradient: &mut Matrix) -> Result<()> {
+        let (ids, d_out) = (on_device(ctx, &self.ids), self.sums.rows(0..self.ids.len()));
+        embedding::backward(ctx, embedding::Backward { ids: ids.view(), d_out, d_table: gradient })?;
+        self.clear();
+        Ok(())
+    }
+}
