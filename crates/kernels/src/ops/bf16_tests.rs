@@ -187,9 +187,9 @@ fn norms_rotations_and_gates_round_once() {
         let of = |dtype: DType| {
             let (mut y, mut rstd) = (poisoned(&[t, h], dtype), poisoned(&[t], DType::F32));
             let (x, weight, eps) = (x.view(), weight.view(), 1e-6);
-            let (y_mut, rstd) = (y.view_mut(), rstd.view_mut());
-            rmsnorm::forward(&ctx, rmsnorm::Forward { x, delta: None, sum: None, weight, eps, y: y_mut, rstd })
-                .unwrap();
+            let args =
+                rmsnorm::Forward { x, delta: None, sum: None, weight, eps, y: y.view_mut(), rstd: rstd.view_mut() };
+            rmsnorm::forward(&ctx, args).unwrap();
             let mut again = poisoned(&[t, h], dtype);
             let args = rmsnorm::Again { x, weight, rstd: rstd.view(), y: again.view_mut() };
             rmsnorm::again(&ctx, args).unwrap();
