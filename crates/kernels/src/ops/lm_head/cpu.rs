@@ -4,10 +4,11 @@ use super::CHUNK;
 use crate::context::count;
 use crate::matrix::PANEL;
 use crate::ops::args::{expect_floats, two_dims};
+use crate::ops::lanes::{load, store};
 use crate::ops::linear::cpu::{Left, Numbers, Operands, Order, Product, Right};
-use crate::ops::linear::tiles::steps;
+use crate::ops::linear::tiles::{halves, steps};
 use crate::pool::{Disjoint, Scratch, Tasks};
-use crate::simd::{LANES, Simd};
+use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
 use crate::{Context, Isa, Matrix, Result, View, math};
 use std::cell::RefCell;
@@ -309,51 +310,60 @@ pub(super) struct Slopes<'a> {
 impl Slopes<'_> {
     /// `to = β dz` of a row's logits `ids`, from the unscaled logits.
     #[inline(always)]
-    fn row<V: Simd>(&self, row: usize, ids: Range<usize>, logits: &[f32], to: &mut [f32]) {
-        let (d_entropy, entropy) = self.entropies.map_or((0.0, 0.0), |(d, e)| (d[row], e[row]));
-        let (beta, lse) = (V::splat(self.beta), V::splat(self.lse[row]));
-        let (a, b) = (V::splat(-self.beta * self.d_logps[row]), V::splat(-self.beta * d_entropy));
-        for (from, to) in logits.chunks(LANES).zip(to.chunks_mut(LANES)) {
-            let n = from.len();
-            let ln_p = V::load_partial(from, n).mul(beta).sub(lse);
-            let p = math::exp(ln_p);
-            p.mul(ln_p.max(V::splat(FAR)).add(V::splat(entropy)).fma(b, a)).store_partial(to, n);
+    fn row<V: Simd, D: Element>(&self, row: usize, ids: Range<usize>, logits: &[f32], to: &mut [D]) {
+        for at in (0..logits.len()).step_by(LANES) {
+            store(self.slope::<V>(row, load(logits, at)), to, at);
         }
         let target = self.targets[row] as usize;
         if ids.contains(&target) {
-            to[target - ids.start] += self.beta * self.d_logps[row];
+            let at = target - ids.start;
+            let slope = self.slope::<V>(row, load(&logits[at..=at], 0));
+            store(slope.add(V::splat(self.beta * self.d_logps[row])), &mut to[at..=at], 0);
         }
+    }
+
+    /// β dz of ids that are not the target, from their unscaled logits.
+    #[inline(always)]
+    fn slope<V: Simd>(&self, row: usize, logits: V) -> V {
+        let (d_entropy, entropy) = self.entropies.map_or((0.0, 0.0), |(d, e)| (d[row], e[row]));
+        let (a, b) = (V::splat(-self.beta * self.d_logps[row]), V::splat(-self.beta * d_entropy));
+        let ln_p = logits.mul(V::splat(self.beta)).sub(V::splat(self.lse[row]));
+        math::exp(ln_p).mul(ln_p.max(V::splat(FAR)).add(V::splat(entropy)).fma(b, a))
     }
 }
 
 /// Gradients of a window of the logits of a block of rows.
-struct Window<'a> {
+struct Window<'a, D> {
     head: &'a Head<'a>,
     slopes: &'a Slopes<'a>,
-    rows: Range<usize>,
-    ids: Range<usize>,
+    rows: &'a Range<usize>,
+    ids: &'a Range<usize>,
     /// `[rows][ids]`
-    d_logits: Disjoint<'a, f32>,
+    d_logits: Disjoint<'a, D>,
 }
 
-impl Window<'_> {
+impl<D: Element> Window<'_, D> {
+    fn run(&self, ctx: &Context) {
+        ctx.run(self.ids.len().div_ceil(CHUNK) * self.tiles(), self);
+    }
+
     fn tiles(&self) -> usize {
         self.rows.len().div_ceil(self.head.task_rows)
     }
 }
 
-impl Tasks for Window<'_> {
+impl<D: Element> Tasks for Window<'_, D> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let chunk = self.ids.start / CHUNK + index / self.tiles();
-        let rows = self.head.rows_of_task(&self.rows, index % self.tiles());
+        let rows = self.head.rows_of_task(self.rows, index % self.tiles());
         let (logits, scratch) = scratch.split(rows.len() * CHUNK);
         let ids = self.head.logits(rows.clone(), chunk, logits, scratch);
         for (row, logits) in rows.zip(logits.chunks_exact(ids.len())) {
             let at = (row - self.rows.start) * self.ids.len() + ids.start - self.ids.start;
             // SAFETY: each row and chunk is one task's.
             let to = unsafe { self.d_logits.slice(at..at + ids.len()) };
-            self.slopes.row::<V>(row, ids.clone(), logits, to);
+            self.slopes.row::<V, D>(row, ids.clone(), logits, to);
         }
     }
 }
@@ -368,20 +378,27 @@ pub(super) fn backward(
     segments: Option<&[u32]>,
 ) {
     let h = head.width;
+    // As its products read them, and in half the memory.
+    let rounds = Numbers::of(&[head.hidden, head.weight]) == Numbers::Bf16;
     for (rows, segments) in cut(head.rows, segments) {
         let hidden = head.hidden.range(rows.start * h..rows.end * h);
         for ids in blocks(0..head.vocab, WINDOW) {
-            with_workspace(rows.len() * ids.len(), |d_logits| {
-                let window =
-                    Window { head, slopes, rows: rows.clone(), ids: ids.clone(), d_logits: Disjoint::new(d_logits) };
-                ctx.run(ids.len().div_ceil(CHUNK) * window.tiles(), &window);
-                let d_logits: &[f32] = d_logits;
+            let len = rows.len() * ids.len();
+            with_workspace(if rounds { len.div_ceil(2) } else { len }, |workspace| {
+                let d_logits = if rounds {
+                    let to = &mut halves(workspace)[..len];
+                    Window { head, slopes, rows: &rows, ids: &ids, d_logits: Disjoint::new(to) }.run(ctx);
+                    Elements::Bf16(to)
+                } else {
+                    Window { head, slopes, rows: &rows, ids: &ids, d_logits: Disjoint::new(workspace) }.run(ctx);
+                    Elements::F32(workspace)
+                };
                 let panels = ids.start * h..ids.end.next_multiple_of(PANEL) * h;
                 let operands = Operands {
                     m: rows.len(),
                     n: h,
                     depth: ids.len(),
-                    left: Left::Rows(d_logits.into(), ids.len()),
+                    left: Left::Rows(d_logits, ids.len()),
                     right: Right::Transposed(head.weight.range(panels.clone())),
                     c: &mut d_hidden[rows.start * h..rows.end * h],
                     order: Order::Rows(h),
@@ -397,7 +414,7 @@ pub(super) fn backward(
                         n: ids.len(),
                         depth: rows.len(),
                         left: Left::Columns(hidden, h),
-                        right: Right::Rows(d_logits.into(), ids.len()),
+                        right: Right::Rows(d_logits, ids.len()),
                         c: &mut d_weight[panels],
                         order: Order::Panels,
                         accumulate: true,

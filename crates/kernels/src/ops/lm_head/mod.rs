@@ -17,7 +17,7 @@
 //! is kept of them is (m, Σ exp(z−m), Σ exp(z−m)(z−m)), m their maximum, and the chunks of a row are combined in ascending
 //! order. The bits of a row depend on that row and the weights alone. The sampler ([`super::sample`]) calls the same
 //! functions, which is why its log-probabilities are the trainer's. Where weight or hidden rows are bf16, β dz is rounded to
-//! it for the product with them. The way back recomputes the logits window by window.
+//! it for the product with them, and where both are, as it is written. The way back recomputes the logits window by window.
 
 pub(crate) mod cpu;
 pub mod reference;
@@ -116,8 +116,8 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Gradients of hidden rows and weight. Beside its outputs it holds gradients of at most 512 rows × 4096 logits (8 MiB)
-/// and 128 KiB of logits per thread (512 KiB on tiles).
+/// Gradients of hidden rows and weight. Beside its outputs it holds gradients of at most 512 rows × 4096 logits (8 MiB, in
+/// bf16 half of it) and 128 KiB of logits per thread (512 KiB on tiles).
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "lm_head::backward";
     let Backward { hidden, weight, targets, inv_temperature, lse, d_logps, d_entropies, entropies, .. } = args;
