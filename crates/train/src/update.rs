@@ -174,7 +174,7 @@ impl Trainer {
         let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity));
         let computed = micro.iter().map(|m| m.capacity.tokens).sum();
         self.reserve(&weights.config, computed, capacity, longest(&sequences));
-        self.grads.zero();
+        self.grads.zero(ctx);
         let mut work = Work { samples, sequences: &sequences, masks: &masks, totals };
         let mut measured = Measured::default();
         let scored: Vec<bool> = sequences.iter().map(|s| !s.completion.is_empty()).collect();

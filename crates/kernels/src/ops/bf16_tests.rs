@@ -219,8 +219,10 @@ fn norms_rotations_and_gates_round_once() {
             swiglu::forward(&ctx, args).unwrap();
             assert!(again.to_vec_f32() == y.to_vec_f32());
             let mut d = poisoned(&[t, 2 * h], DType::F32);
-            let args = swiglu::Backward { gate_up: kept.view(), d_y: d_y.view(), d_gate_up: d.view_mut() };
-            swiglu::backward(&ctx, args).unwrap();
+            again.view_mut().fill(f32::NAN);
+            let (gate_up, d_y, y_again) = (kept.view(), d_y.view(), Some(again.view_mut()));
+            swiglu::backward(&ctx, swiglu::Backward { gate_up, d_y, d_gate_up: d.view_mut(), y: y_again }).unwrap();
+            assert!(again.to_vec_f32() == y.to_vec_f32());
             [y.to_vec_f32(), kept.to_vec_f32(), d.to_vec_f32()]
         };
         let first = Tensor::from_f32(&memory(), &[t, 2 * h], &rounded_to_bf16(&gate_up.to_vec_f32()));

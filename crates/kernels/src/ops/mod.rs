@@ -18,6 +18,9 @@ pub mod rows;
 pub mod sample;
 pub mod softmax;
 pub mod swiglu;
+mod zero;
+
+pub use zero::zero;
 
 #[cfg(test)]
 mod bf16_tests;

@@ -77,11 +77,16 @@ pub(super) fn backward(
     };
     let (weight, rstd) = (w.mlp_norm.view(), s.mlp_rstd.rows(0..n));
     rmsnorm::again(ctx, rmsnorm::Again { x: s.mid.rows(0..n), weight, rstd, y: normed.rows_mut(0..n) })?;
-    swiglu::forward(ctx, swiglu::Forward { gate_up: gate_up.rows(0..n), kept: None, y: gated.rows_mut(0..n) })?;
 
-    let dropout = pass.dropout(layer, Linears::Down);
-    let (d_y, d_x) = (b.d_x.rows(0..n), b.narrow.view_mut(n, f));
-    w.down.backward(ctx, Was { x: gated.rows(0..n), dropout, groups }, d_y, d_x, &mut g.down)?;
+    // The gates' way back makes u by the way; but an adapter of down reads u before.
+    let later = w.down.adapter.is_none();
+    let (d_y, d_x, dropout) = (b.d_x.rows(0..n), b.narrow.view_mut(n, f), pass.dropout(layer, Linears::Down));
+    if later {
+        w.down.backward_input(ctx, d_y, d_x)?;
+    } else {
+        swiglu::forward(ctx, swiglu::Forward { gate_up: gate_up.rows(0..n), kept: None, y: gated.rows_mut(0..n) })?;
+        w.down.backward(ctx, Was { x: gated.rows(0..n), dropout, groups }, d_y, d_x, &mut g.down)?;
+    }
     let (dropout, adapted) = (pass.dropout(layer, Linears::GateUp), w.gate_up.adapter.is_some());
     // Below an adapter the weight is frozen, so that rows may be cut between groups, too.
     let at_once = if adapted && b.d_gates.is_some() { PIECE } else { n };
@@ -91,10 +96,14 @@ pub(super) fn backward(
             Some(d_gates) if !adapted => d_gates.rows_mut(rows.clone()),
             _ => b.wide.view_mut(rows.len(), 2 * f),
         };
-        swiglu::backward(ctx, swiglu::Backward { gate_up, d_y, d_gate_up: d_gate_up.reborrow() })?;
+        let y = later.then(|| gated.rows_mut(rows.clone()));
+        swiglu::backward(ctx, swiglu::Backward { gate_up, d_y, d_gate_up: d_gate_up.reborrow(), y })?;
         let (x, dropout) = (normed.rows(rows.clone()), dropout.map(|d| d.rows(rows.clone())));
         let (was, d_x) = (Was { x, dropout, groups }, b.d_normed.rows_mut(rows));
         w.gate_up.backward(ctx, was, d_gate_up.view(), d_x, &mut g.gate_up)?;
+    }
+    if later {
+        w.down.backward_weight(ctx, gated.rows(0..n), b.d_x.rows(0..n), groups, &mut g.down)?;
     }
     let norm = rmsnorm::Backward {
         x: s.mid.rows(0..n),

@@ -7,7 +7,7 @@
 use super::lora::LoraConfig;
 use super::params::Params;
 use crate::ModelConfig;
-use kernels::ops::{embedding, rows};
+use kernels::ops::{embedding, rows, zero};
 use kernels::{Context, DType, Matrix, Memory, Result, Tensor, View};
 
 /// The gradient of every parameter, accumulated over micro-batches.
@@ -40,9 +40,9 @@ impl Grads {
         }
     }
     /// Forgets everything, before the first micro-batch of an update.
-    pub fn zero(&mut self) {
+    pub fn zero(&mut self, ctx: &Context) {
         for tensor in self.params.tensors_mut() {
-            tensor.view_mut().fill(0.0);
+            zero(ctx, tensor.view_mut());
         }
         if let Some(tied) = &mut self.tied {
             tied.clear();

@@ -104,13 +104,8 @@ impl Linear {
         grad: &mut Linear,
     ) -> Result<()> {
         let Was { x, dropout, groups } = was;
-        if grad.matrix.data().bytes() > 0 {
-            let d_bias = grad.bias.as_mut().and_then(trained);
-            let (d_w, segments) = (&mut grad.matrix, Some(groups));
-            linear::backward_weight(ctx, linear::BackwardWeight { x, d_y, d_w, d_bias, segments })?;
-        }
-        let input = linear::BackwardInput { d_y, w: &self.matrix, d_x: d_x.reborrow(), accumulate: false };
-        linear::backward_input(ctx, input)?;
+        self.backward_weight(ctx, x, d_y, groups, grad)?;
+        self.backward_input(ctx, d_y, d_x.reborrow())?;
         match (&self.adapter, &mut grad.adapter) {
             (None, None) => Ok(()),
             (Some(adapter), Some(Adapter { a: d_a, b: d_b, .. })) => {
@@ -121,5 +116,27 @@ impl Linear {
                 message: "weights and gradients are not of the same adapter".into(),
             }),
         }
+    }
+
+    /// Of [`backward`](Self::backward) what the matrix gives: dX = dY W.
+    pub fn backward_input(&self, ctx: &Context, d_y: View<'_>, d_x: ViewMut<'_>) -> Result<()> {
+        linear::backward_input(ctx, linear::BackwardInput { d_y, w: &self.matrix, d_x, accumulate: false })
+    }
+
+    /// Of [`backward`](Self::backward) what the matrix gets: dW += dYᵀ X, db += Σₜ dY, unless it is frozen.
+    pub fn backward_weight(
+        &self,
+        ctx: &Context,
+        x: View<'_>,
+        d_y: View<'_>,
+        groups: View<'_>,
+        grad: &mut Linear,
+    ) -> Result<()> {
+        if grad.matrix.data().bytes() == 0 {
+            return Ok(());
+        }
+        let d_bias = grad.bias.as_mut().and_then(trained);
+        let (d_w, segments) = (&mut grad.matrix, Some(groups));
+        linear::backward_weight(ctx, linear::BackwardWeight { x, d_y, d_w, d_bias, segments })
     }
 }

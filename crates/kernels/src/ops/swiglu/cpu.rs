@@ -73,6 +73,7 @@ struct BackwardTasks<'a, E, D> {
     gate_up: &'a [E],
     d_y: &'a [f32],
     d_gate_up: Disjoint<'a, D>,
+    y: Option<Disjoint<'a, E>>,
     rows: usize,
     f: usize,
 }
@@ -86,13 +87,18 @@ impl<E: Element, D: Element> Tasks for BackwardTasks<'_, E, D> {
             let d_y = &self.d_y[t * f..(t + 1) * f];
             // SAFETY: row t is this task's alone.
             let (d_gate, d_up) = unsafe { self.d_gate_up.slice(t * 2 * f..(t + 1) * 2 * f) }.split_at_mut(f);
+            // SAFETY: row t is this task's alone.
+            let mut y = self.y.as_ref().map(|y| unsafe { y.slice(t * f..(t + 1) * f) });
             let one = V::splat(1.0);
             for at in (0..f).step_by(LANES) {
                 let (g, u, d): (V, V, V) = (load(gate, at), load(up, at), load(d_y, at));
                 let s = sigmoid(g);
-                let slope = s.mul(g.fma(one.sub(s), one));
+                let (silu, slope) = (g.mul(s), s.mul(g.fma(one.sub(s), one)));
                 store(d.mul(u).mul(slope), d_gate, at);
-                store(d.mul(g.mul(s)), d_up, at);
+                store(d.mul(silu), d_up, at);
+                if let Some(y) = &mut y {
+                    store(silu.mul(u), y, at);
+                }
             }
         }
     }
@@ -103,16 +109,16 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
     let (d_y, tasks) = (args.d_y.f32(), rows.div_ceil(rows_of_task(2 * f)));
     match (args.gate_up.elements(), args.d_gate_up.dtype()) {
         (Elements::F32(gate_up), _) => {
-            let d_gate_up = Disjoint::new(args.d_gate_up.f32());
-            ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, rows, f });
+            let (d_gate_up, y) = (Disjoint::new(args.d_gate_up.f32()), args.y.map(|y| Disjoint::new(y.f32())));
+            ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, y, rows, f });
         }
         (Elements::Bf16(gate_up), DType::Bf16) => {
-            let d_gate_up = Disjoint::new(args.d_gate_up.bf16());
-            ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, rows, f });
+            let (d_gate_up, y) = (Disjoint::new(args.d_gate_up.bf16()), args.y.map(|y| Disjoint::new(y.bf16())));
+            ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, y, rows, f });
         }
         (Elements::Bf16(gate_up), _) => {
-            let d_gate_up = Disjoint::new(args.d_gate_up.f32());
-            ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, rows, f });
+            let (d_gate_up, y) = (Disjoint::new(args.d_gate_up.f32()), args.y.map(|y| Disjoint::new(y.bf16())));
+            ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, y, rows, f });
         }
     }
 }

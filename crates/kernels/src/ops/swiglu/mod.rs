@@ -37,6 +37,8 @@ pub struct Backward<'a> {
     pub d_y: View<'a>,
     /// `[T, 2F]`: *overwrites*; f32, or bf16 if `gate_up` is, rounded for the products that read it.
     pub d_gate_up: ViewMut<'a>,
+    /// `[T, F]`, of gate_up's dtype: *overwrites* with what [`forward`] gave, to the same bits, for whoever did not keep it.
+    pub y: Option<ViewMut<'a>>,
 }
 
 /// Arguments of [`fused`].
@@ -107,6 +109,9 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     let dtype = if args.gate_up.dtype() == F32 { F32 } else { args.d_gate_up.dtype() };
     expect_floats(OP, "d_gate_up", args.d_gate_up.view(), &[t, 2 * f])?;
     expect(OP, "d_gate_up", args.d_gate_up.view(), dtype, &[t, 2 * f])?;
+    if let Some(y) = &args.y {
+        expect(OP, "y", y.view(), args.gate_up.dtype(), &[t, f])?;
+    }
     crate::context::count(25 * (t * f) as u64, 20 * (t * f) as u64);
     cpu::backward(ctx, args);
     Ok(())

@@ -19,7 +19,11 @@ fn run(ctx: &Context, t: usize, f: usize, gate_up: &[f32], d_y: &[f32]) -> [Vec<
     let (gate_up, d_y) = (Tensor::from_f32(m, &[t, 2 * f], gate_up), Tensor::from_f32(m, &[t, f], d_y));
     let (mut y, mut d) = (poisoned(&[t, f]), poisoned(&[t, 2 * f]));
     forward(ctx, Forward { gate_up: gate_up.view(), kept: None, y: y.view_mut() }).unwrap();
-    backward(ctx, Backward { gate_up: gate_up.view(), d_y: d_y.view(), d_gate_up: d.view_mut() }).unwrap();
+    let mut again = poisoned(&[t, f]);
+    let args =
+        Backward { gate_up: gate_up.view(), d_y: d_y.view(), d_gate_up: d.view_mut(), y: Some(again.view_mut()) };
+    backward(ctx, args).unwrap();
+    assert!(again.to_vec_f32() == y.to_vec_f32());
     [y.to_vec_f32(), d.to_vec_f32()]
 }
 
@@ -133,7 +137,8 @@ fn a_gradient_may_be_rounded_as_it_is_written() {
         let [wide, narrow] = [DType::F32, DType::Bf16].map(|dtype| {
             let mut d = Tensor::zeros(m, &[t, 2 * f], dtype);
             d.view_mut().fill(f32::NAN);
-            backward(&ctx, Backward { gate_up: gate_up.view(), d_y: d_y.view(), d_gate_up: d.view_mut() }).unwrap();
+            let args = Backward { gate_up: gate_up.view(), d_y: d_y.view(), d_gate_up: d.view_mut(), y: None };
+            backward(&ctx, args).unwrap();
             d.to_vec_f32()
         });
         assert!(narrow == rounded_to_bf16(&wide), "{isa:?}");
