@@ -60,7 +60,7 @@ impl<E: Element> Tasks for FusedTasks<'_, E> {
                 // SAFETY: as above; gate and up of a row do not overlap.
                 unsafe { (kept.slice(at..at + width), kept.slice(at + f..at + f + width)) }
             });
-            gated::<V, f32, E>([&*gate, &*up], kept, y);
+            gated::<V, f32, E>([gate, up], kept, y);
         }
     }
 }

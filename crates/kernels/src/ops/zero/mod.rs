@@ -12,7 +12,7 @@ const ELEMENTS: usize = 1 << 18;
 pub fn zero(ctx: &Context, x: ViewMut<'_>) {
     let x = x.f32();
     let len = x.len();
-    count(0, (size_of::<f32>() * len) as u64);
+    count(0, size_of_val(x) as u64);
     ctx.run(len.div_ceil(ELEMENTS), &Zero { len, x: Disjoint::new(x) });
 }
 
