@@ -14,7 +14,8 @@
 //! Cutting the depth into blocks stores chains to f32 memory and loads them again, which is exact. Operands in bf16 are
 //! widened where they are packed, which is exact too: their chains are those of the widened numbers.
 
-use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, Packed, ROW_STRIDE, Tile, vectors};
+use super::ask::Ask;
+use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, Packed, Tile, vectors};
 use super::tiles::{self, Steps};
 use crate::matrix::PANEL;
 use crate::pool::{Scratch, Tasks};
@@ -26,10 +27,9 @@ use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Rows of a task: their packed block stays in the second cache.
-const ROWS: usize = 240;
-/// Panels between which the depth is walked: their outputs of [`ROWS`] rows stay in the second cache too.
-const CHUNK: usize = 24;
+/// The most rows of a task: their packed block, 1 MiB of it, stays in the second cache, or nearly. The more there are, the
+/// seldomer panels are packed and read.
+const ROWS: usize = 480;
 /// bf16 panels that no more strips read than this are widened on the way to the registers, each time; others once, in memory.
 const FEW_STRIPS: usize = 3;
 /// Tasks for each thread, so that a thread that is interrupted delays the region little.
@@ -253,62 +253,46 @@ impl<'a> Product<'a> {
         let strips = Strips::new::<V>(rows.clone());
         let blocks = self.depth.div_ceil(MAX_DEPTH).max(1);
         let step = self.depth.div_ceil(blocks).next_multiple_of(PANEL);
-        let group = (strips.vectors / 2).max(1);
-        let strip_len = (strips.most * ROW_STRIDE).max(LANES * MAX_DEPTH);
-        let scratch = aligned(scratch, strips.count * strip_len + group * MAX_DEPTH * PANEL);
-        let (a, b) = scratch.split_at_mut(strips.count * strip_len);
-        // Few rows: outputs are small and the panels are the traffic, so they are walked once from start to end.
-        let chunk = if rows.len() > MAX_ROWS { CHUNK } else { panels.len().max(1) };
-        let chunks = panels.clone().step_by(chunk).map(|start| start..panels.end.min(start + chunk));
-        let depths = (0..blocks).map(|i| (i * step).min(self.depth)..((i + 1) * step).min(self.depth));
-        for (panels, depth) in chunks.flat_map(|panels| depths.clone().map(move |depth| (panels.clone(), depth))) {
-            for strip in 0..strips.count {
-                self.pack_left::<V>(strips.rows(strip), depth.clone(), &mut a[strip * strip_len..][..strip_len]);
-            }
+        let most = (strips.vectors / 2).max(1);
+        let scratch = aligned(scratch, strips.count * strips.pitch() + most * MAX_DEPTH * PANEL);
+        let (a, b) = scratch.split_at_mut(strips.count * strips.pitch());
+        for depth in (0..blocks).map(|i| (i * step).min(self.depth)..((i + 1) * step).min(self.depth)) {
+            self.pack_left::<V>(&strips, depth.clone(), a);
             let mut panel = panels.start;
             while panel < panels.end {
                 // Several panels at once only while all of the tile's vectors have one.
-                let together = if panel + group <= panels.end { group } else { 1 };
-                let of_group = panel..panel + together;
+                let of_group = panel..panel + if panel + most <= panels.end { most } else { 1 };
+                panel = of_group.end;
                 if let (Right::Panels(Elements::Bf16(data)), 1..=FEW_STRIPS) = (self.right, strips.count) {
                     let whole = self.depth * PANEL;
-                    let right = (data[panel * whole + depth.start * PANEL..].as_ptr(), whole);
-                    for strip in 0..strips.count {
-                        let a = a[strip * strip_len..].as_ptr();
-                        self.tiles::<V, bf16>(&strips, strip, a, of_group.clone(), right, depth.clone());
-                    }
+                    let right = (data[of_group.start * whole + depth.start * PANEL..].as_ptr(), whole);
+                    let group = Group { panels: of_group, depth: depth.clone(), right, next: Ask::NOTHING };
+                    self.group::<V, bf16>(&strips, a, &group);
                 } else {
-                    let right = self.right::<V>(of_group.clone(), depth.clone(), b);
-                    let next = if of_group.end < panels.end {
-                        (of_group.end, depth.clone())
-                    } else if depth.end < self.depth {
-                        (panels.start, depth.end..self.depth.min(depth.end + step))
+                    let next = if panel < panels.end || depth.end == self.depth {
+                        self.ask(panel, depth.clone())
                     } else {
-                        (panels.end, 0..self.depth.min(step))
+                        self.ask(panels.start, depth.end..self.depth.min(depth.end + step))
                     };
-                    for strip in 0..strips.count {
-                        self.ask_for::<V>(&next, strip, strips.count);
-                        let a = a[strip * strip_len..].as_ptr();
-                        self.tiles::<V, f32>(&strips, strip, a, of_group.clone(), right, depth.clone());
-                    }
+                    let right = self.right::<V>(of_group.clone(), depth.clone(), b);
+                    self.group::<V, f32>(&strips, a, &Group { panels: of_group, depth: depth.clone(), right, next });
                 }
-                panel += together;
             }
+        }
+    }
+
+    /// The tiles of all strips and one group of panels.
+    #[inline(always)]
+    fn group<V: Simd, E: Packed>(&self, strips: &Strips, a: &[f32], group: &Group<E>) {
+        for strip in 0..strips.count {
+            self.tiles::<V, E>(strips, strip, a[strip * strips.pitch()..].as_ptr(), group);
         }
     }
 
     /// The tiles of one strip of rows and one group of panels.
     #[inline(always)]
-    fn tiles<V: Simd, E: Packed>(
-        &self,
-        strips: &Strips,
-        strip: usize,
-        a: *const f32,
-        panels: Range<usize>,
-        (b, b_panel): (*const E, usize),
-        depth: Range<usize>,
-    ) {
-        let panel = panels.start;
+    fn tiles<V: Simd, E: Packed>(&self, strips: &Strips, strip: usize, a: *const f32, group: &Group<E>) {
+        let Group { panels, depth, right: (b, b_panel), next } = group;
         let rows = strips.rows(strip);
         let (c_row, c_panel) = match self.order {
             Order::Rows(stride) => (stride, PANEL),
@@ -318,7 +302,7 @@ impl<'a> Product<'a> {
         let vectors = if strips.vectors <= width { strips.vectors } else { V::GEMM_VECTORS };
         for vector in (0..width).step_by(vectors) {
             let at = (vector / 2, (vector % 2) * LANES);
-            let column = (panel + at.0) * PANEL + at.1;
+            let column = (panels.start + at.0) * PANEL + at.1;
             let columns = self.n.saturating_sub(column);
             if columns == 0 {
                 continue;
@@ -330,18 +314,29 @@ impl<'a> Product<'a> {
                 vectors,
                 depth: depth.len(),
                 a,
-                a_by_depth: matches!(self.left, Left::Columns(..)),
+                a_pitch: strips.most,
                 b: b.wrapping_add(at.0 * b_panel + at.1 * E::TOGETHER),
-                b_panel,
-                c: self.c.wrapping_add(rows.start * c_row + (panel + at.0) * c_panel + at.1),
+                b_panel: *b_panel,
+                c: self.c.wrapping_add(rows.start * c_row + (panels.start + at.0) * c_panel + at.1),
                 c_row,
                 c_panel,
                 columns,
                 from_c: self.accumulate || depth.start > 0,
                 bias,
+                ask: if vector == 0 { next.part(strip, strips.count) } else { Ask::NOTHING },
             });
         }
     }
+}
+
+/// Panels of the right operand that tiles read together, and steps of them.
+struct Group<E> {
+    panels: Range<usize>,
+    depth: Range<usize>,
+    /// `[depth][32]` as `E` lies, and the elements from one panel to the next.
+    right: (*const E, usize),
+    /// What is read after them.
+    next: Ask,
 }
 
 /// `len` elements aligned to a cache line.
@@ -364,12 +359,12 @@ fn at_line(all: &mut [f32], len: usize) -> &mut [f32] {
 }
 
 /// Rows cut into strips of nearly equal height, at most the tile's.
-struct Strips {
+pub(super) struct Strips {
     start: usize,
     len: usize,
-    count: usize,
+    pub count: usize,
     /// Rows of the highest strip.
-    most: usize,
+    pub most: usize,
     /// Vectors of a tile of that many rows.
     vectors: usize,
 }
@@ -381,7 +376,13 @@ impl Strips {
         let most = rows.len().div_ceil(count.max(1));
         Strips { start: rows.start, len: rows.len(), count, most, vectors: vectors::<V>(most.max(1)) }
     }
-    fn rows(&self, strip: usize) -> Range<usize> {
+    /// Elements from one packed strip to the next: all steps, and room for the last vector.
+    #[inline(always)]
+    pub fn pitch(&self) -> usize {
+        self.most * MAX_DEPTH + LANES
+    }
+    #[inline(always)]
+    pub fn rows(&self, strip: usize) -> Range<usize> {
         let edge = |i: usize| self.start + i * self.len / self.count;
         edge(strip)..edge(strip + 1)
     }
@@ -397,10 +398,17 @@ struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     fn new(product: &'a Product<'a>, threads: usize) -> Plan<'a> {
-        let panels = product.n.div_ceil(PANEL);
-        let row_blocks = product.m.div_ceil(if product.tiles.is_some() { tiles::ROWS } else { ROWS });
-        let work = product.m * product.n * product.depth.max(1) / TASK_WORK;
+        let (m, n) = (product.m, product.n);
+        let panels = n.div_ceil(PANEL);
+        let work = m * n * product.depth.max(1) / TASK_WORK;
         let tasks = if threads == 1 { 1 } else { (threads * TASKS_PER_THREAD).min(work + 1) };
+        let row_blocks = if product.tiles.is_some() {
+            m.div_ceil(tiles::ROWS)
+        } else {
+            // Each task packs its rows and its panels for itself: of many tasks, square ones pack least.
+            let square = (tasks * m / n).isqrt().min(m.div_ceil(MAX_ROWS));
+            m.div_ceil(ROWS).max(square)
+        };
         let groups = tasks.div_ceil(row_blocks).clamp(1, panels);
         Plan { product, panels, row_blocks, groups }
     }
@@ -411,8 +419,8 @@ impl Tasks for Plan<'_> {
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let cut = |i: usize, len: usize, parts: usize| i * len / parts..(i + 1) * len / parts;
         // Groups of panels change slowest, so that threads read the same panels at the same time.
-        // Whole tiles, where there are tiles.
-        let unit = if self.product.tiles.is_some() { tiles::FEW } else { 1 };
+        // Whole tiles, but for the last.
+        let unit = if self.product.tiles.is_some() { tiles::FEW } else { V::GEMM_ROWS };
         let rows = cut(index % self.row_blocks, self.product.m.div_ceil(unit), self.row_blocks);
         let rows = rows.start * unit..(rows.end * unit).min(self.product.m);
         // Groups start at even multiples of four panels where there are many, so that few-row tiles stay whole.

@@ -19,6 +19,7 @@
 //! batch may be cut between segments.
 
 mod ahead;
+mod ask;
 pub(crate) mod cpu;
 mod pack;
 pub mod reference;

@@ -1,8 +1,7 @@
-//! Operands of a product into the layouts that register tiles read: strips of the left one, panels of the right one; and
-//! asking memory for panels before their turn.
+//! Operands of a product into the layouts that register tiles read: strips of the left one, panels of the right one.
 
-use super::cpu::{Left, Numbers, Product, Right};
-use super::tile::{Packed, ROW_STRIDE};
+use super::cpu::{Left, Numbers, Product, Right, Strips};
+use super::tile::Packed;
 use crate::matrix::PANEL;
 use crate::simd::element::widen_into;
 use crate::simd::{Element, LANES, Simd};
@@ -10,54 +9,19 @@ use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-impl Product<'_> {
-    /// Asks memory for part `part` of `parts` of a panel that [`right`](Self::right) will read next: its latency passes while the tiles
-    /// of the present panel are computed.
-    #[inline(always)]
-    pub(super) fn ask_for<V: Simd>(&self, (panel, depth): &(usize, Range<usize>), part: usize, parts: usize) {
-        if *panel >= self.n.div_ceil(PANEL) {
-            return;
-        }
-        let elements = depth.len() * PANEL;
-        let (from, to) = (elements * part / parts, elements * (part + 1) / parts);
-        // `LANES` elements at a time: a cache line of f32, half of one of bf16.
-        for i in (from.next_multiple_of(LANES)..to).step_by(LANES) {
-            let at = match self.right {
-                Right::Panels(_) => (panel * self.depth + depth.start) * PANEL + i,
-                Right::Transposed(_) => {
-                    let block = PANEL * PANEL;
-                    ((depth.start / PANEL + i / block) * self.n + panel * PANEL) * PANEL + i % block
-                }
-                Right::Rows(_, stride) => (depth.start + i / PANEL) * stride + panel * PANEL + i % PANEL,
-                Right::Tiles(_) => unreachable!("tiles are not read by chains"),
-            };
-            match self.right {
-                Right::Panels(data) | Right::Transposed(data) | Right::Rows(data, _) => match data {
-                    Elements::F32(data) => V::prefetch(data.as_ptr().wrapping_add(at)),
-                    Elements::Bf16(data) => V::prefetch(data.as_ptr().wrapping_add(at)),
-                },
-                Right::Tiles(_) => {}
-            }
-        }
-    }
+/// Rows of memory that are read together where columns of them are packed.
+const ROWS_TOGETHER: usize = 8;
 
-    /// Packs a strip of rows: `[rows][ROW_STRIDE]` or `[depth][16]`.
+impl Product<'_> {
+    /// Packs strips of rows: `[depth][strips.most]` each.
     #[inline(always)]
-    pub(super) fn pack_left<V: Simd>(&self, rows: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
+    pub(super) fn pack_left<V: Simd>(&self, strips: &Strips, depth: Range<usize>, to: &mut [f32]) {
+        let rounds = self.numbers == Numbers::Bf16;
         match self.left {
-            Left::Rows(Elements::F32(data), stride) => {
-                for (row, to) in rows.zip(to.chunks_mut(ROW_STRIDE)) {
-                    let from = &data[row * stride..];
-                    self.copy::<V>(&from[depth.clone()], &mut to[..depth.len()]);
-                }
-            }
-            Left::Rows(Elements::Bf16(data), stride) => {
-                for (row, to) in rows.zip(to.chunks_mut(ROW_STRIDE)) {
-                    widen_into::<V, bf16>(&data[row * stride..][depth.clone()], &mut to[..depth.len()]);
-                }
-            }
-            Left::Columns(Elements::F32(data), stride) => pack_columns::<V, f32>(data, stride, rows, depth, to),
-            Left::Columns(Elements::Bf16(data), stride) => pack_columns::<V, bf16>(data, stride, rows, depth, to),
+            Left::Rows(Elements::F32(data), stride) => pack_rows::<V, f32>(data, stride, strips, depth, rounds, to),
+            Left::Rows(Elements::Bf16(data), stride) => pack_rows::<V, bf16>(data, stride, strips, depth, false, to),
+            Left::Columns(Elements::F32(data), stride) => pack_columns::<V, f32>(data, stride, strips, depth, to),
+            Left::Columns(Elements::Bf16(data), stride) => pack_columns::<V, bf16>(data, stride, strips, depth, to),
             Left::Tiles(_) => unreachable!("tiles are not read by chains"),
         }
     }
@@ -142,18 +106,64 @@ impl Product<'_> {
     }
 }
 
-/// Columns `rows` of row-major data, as a strip `[depth][16]`.
+/// Rows of row-major data. Whole vectors are stored: what is past a strip's rows belongs to its next step, which is stored
+/// later, or is room at the end.
 #[inline(always)]
-fn pack_columns<V: Simd, E: Element>(
+fn pack_rows<V: Simd, E: Element>(
     data: &[E],
     stride: usize,
-    rows: Range<usize>,
+    strips: &Strips,
     depth: Range<usize>,
+    rounds: bool,
     to: &mut [f32],
 ) {
-    for (k, to) in depth.zip(to.chunks_exact_mut(LANES)) {
-        E::load_partial::<V>(&data[k * stride + rows.start..], rows.len()).store(to);
+    for (strip, to) in to.chunks_mut(strips.pitch()).enumerate() {
+        for k in (0..depth.len()).step_by(LANES) {
+            let n = LANES.min(depth.len() - k);
+            let mut lines = [V::splat(0.0); LANES];
+            for (row, line) in strips.rows(strip).zip(&mut lines) {
+                *line = first::<V, E>(&data[row * stride + depth.start + k..], n);
+                if rounds {
+                    *line = line.rounded_to_bf16();
+                }
+            }
+            let lines = V::transpose(lines);
+            let to = &mut to[k * strips.most..];
+            if n == LANES {
+                // The number of steps is known: lines stay in registers.
+                for (i, line) in lines.into_iter().enumerate() {
+                    line.store(&mut to[i * strips.most..]);
+                }
+            } else {
+                for (i, line) in lines.into_iter().enumerate().take(n) {
+                    line.store(&mut to[i * strips.most..]);
+                }
+            }
+        }
     }
+}
+
+/// Columns of row-major data, stored likewise; a few rows at a time, all of whose columns are read while the first cache
+/// holds them.
+#[inline(always)]
+fn pack_columns<V: Simd, E: Element>(data: &[E], stride: usize, strips: &Strips, depth: Range<usize>, to: &mut [f32]) {
+    for k in (0..depth.len()).step_by(ROWS_TOGETHER) {
+        for (strip, to) in to.chunks_mut(strips.pitch()).enumerate() {
+            let columns = strips.rows(strip);
+            for k in k..depth.len().min(k + ROWS_TOGETHER) {
+                let from = &data[(depth.start + k) * stride + columns.start..];
+                // What lies beside the columns is not used, but faster read than masked.
+                let n = if from.len() >= LANES { LANES } else { columns.len() };
+                first::<V, E>(from, n).store(&mut to[k * strips.most..]);
+            }
+        }
+    }
+}
+
+/// The first `n` ≤ 16 elements of `from`, the rest 0.
+#[inline(always)]
+fn first<V: Simd, E: Element>(from: &[E], n: usize) -> V {
+    if n == LANES { E::load::<V>(from) } else { E::load_partial::<V>(from, n) }
 }
 
 /// `[depth/2][32][2]` to `[depth][32]`, widened.

@@ -1,5 +1,6 @@
 //! The register tile: a few rows times a few vectors of outputs, each one chain of fused multiply-adds.
 
+use super::ask::Ask;
 use crate::matrix::PANEL;
 use crate::simd::{Element, Kernel, LANES, Simd};
 use half::bf16;
@@ -7,11 +8,10 @@ use half::bf16;
 /// The most depth steps of a block: outputs are loaded and stored seldom. The panel, 64 KiB of it, streams from the second
 /// cache.
 pub(super) const MAX_DEPTH: usize = 512;
+/// Steps of depth between which other memory is asked for.
+const BURST: usize = 16;
 /// Steps of depth between what is multiplied and what is asked into the first cache.
 const AHEAD: usize = 16;
-/// Elements between the rows of a packed left strip: not a multiple of a page, so that its rows fall in different cache
-/// sets, and constant, so that the addresses of all rows come from one register.
-pub(super) const ROW_STRIDE: usize = MAX_DEPTH + LANES;
 /// Most rows of a tile on any instruction set.
 pub(super) const MAX_ROWS: usize = 12;
 /// Most vectors of a tile on any instruction set.
@@ -30,7 +30,6 @@ pub(super) const fn vectors<V: Simd>(rows: usize) -> usize {
 }
 
 /// One tile: `c[r, v] = (from_c ? c : 0) + Σ_k a[r, k] b[k, v] (+ bias[v])`.
-#[derive(Clone, Copy)]
 pub(super) struct Tile<E> {
     /// 1 ..= `V::GEMM_ROWS`.
     pub rows: usize,
@@ -38,10 +37,10 @@ pub(super) struct Tile<E> {
     pub vectors: usize,
     /// Steps of the chains.
     pub depth: usize,
-    /// Packed left strip: `[rows][ROW_STRIDE]`, or `[depth][16]` if `a_by_depth`.
+    /// Packed left strip: `[depth][a_pitch]`.
     pub a: *const f32,
-    /// Which of the two.
-    pub a_by_depth: bool,
+    /// At least the rows.
+    pub a_pitch: usize,
     /// The first of the tile's columns, as `E` lies; bf16 is widened as it is loaded.
     pub b: *const E,
     /// Elements from one panel of the right operand to the next.
@@ -58,6 +57,8 @@ pub(super) struct Tile<E> {
     pub from_c: bool,
     /// Added after the chain (null: none); `columns` elements.
     pub bias: *const f32,
+    /// What is read soon.
+    pub ask: Ask,
 }
 
 /// What the right operand holds, in panels.
@@ -142,15 +143,13 @@ impl<E: Packed> Tile<E> {
         // Larger tiles than the register file are never asked for; not compiling them saves their code.
         if ROWS * VECTORS > V::GEMM_ROWS * V::GEMM_VECTORS {
             unreachable!("a tile of {ROWS} × {VECTORS}")
-        } else if self.a_by_depth {
-            self.compute::<V, ROWS, VECTORS, 1, LANES>();
         } else {
-            self.compute::<V, ROWS, VECTORS, ROW_STRIDE, 1>();
+            self.compute::<V, ROWS, VECTORS>();
         }
     }
 
     #[inline(always)]
-    fn compute<V: Simd, const ROWS: usize, const VECTORS: usize, const A_ROW: usize, const A_STEP: usize>(self) {
+    fn compute<V: Simd, const ROWS: usize, const VECTORS: usize>(self) {
         let offset = |vector: usize, panel: usize| (vector / 2) * panel + (vector % 2) * LANES;
         let exist = |vector: usize| self.columns.saturating_sub(vector * LANES).min(LANES);
         let mut chains = [[V::splat(0.0); VECTORS]; ROWS];
@@ -169,22 +168,30 @@ impl<E: Packed> Tile<E> {
                 V::prefetch(self.c.wrapping_add((ROWS + r) * self.c_row + offset(v, self.c_panel)));
             }
         }
-        for k in (0..self.depth).step_by(E::TOGETHER) {
-            // SAFETY: the packed operands hold `depth` steps, a multiple of those that lie together, of all rows and all
-            // vectors, padding included.
-            unsafe {
-                let from = self.b.add(k * PANEL);
-                let column = |v: usize| (v / 2) * self.b_panel + (v % 2) * LANES * E::TOGETHER;
-                let b: [[V; 2]; VECTORS] = std::array::from_fn(|v| E::steps(from.add(column(v))));
-                for v in 0..VECTORS {
-                    V::prefetch_near(from.wrapping_add(column(v) + AHEAD * PANEL));
-                }
-                for step in 0..E::TOGETHER {
-                    let a = self.a.add((k + step) * A_STEP);
-                    for (r, row) in chains.iter_mut().enumerate() {
-                        let a = V::splat(*a.add(r * A_ROW));
-                        for (chain, b) in row.iter_mut().zip(&b) {
-                            *chain = a.fma(b[step], *chain);
+        let share = self.ask.rows.len().div_ceil(self.depth.div_ceil(BURST).max(1));
+        let mut asked = self.ask.rows.start;
+        for start in (0..self.depth).step_by(BURST) {
+            for row in asked..self.ask.rows.end.min(asked + share) {
+                self.ask.row::<V>(row);
+            }
+            asked += share;
+            for k in (start..self.depth.min(start + BURST)).step_by(E::TOGETHER) {
+                // SAFETY: the packed operands hold `depth` steps, a multiple of those that lie together, of all rows and all
+                // vectors, padding included.
+                unsafe {
+                    let from = self.b.add(k * PANEL);
+                    let column = |v: usize| (v / 2) * self.b_panel + (v % 2) * LANES * E::TOGETHER;
+                    let b: [[V; 2]; VECTORS] = std::array::from_fn(|v| E::steps(from.add(column(v))));
+                    for v in 0..VECTORS {
+                        V::prefetch_near(from.wrapping_add(column(v) + AHEAD * PANEL));
+                    }
+                    for step in 0..E::TOGETHER {
+                        let a = self.a.add((k + step) * self.a_pitch);
+                        for (r, row) in chains.iter_mut().enumerate() {
+                            let a = V::splat(*a.add(r));
+                            for (chain, b) in row.iter_mut().zip(&b) {
+                                *chain = a.fma(b[step], *chain);
+                            }
                         }
                     }
                 }

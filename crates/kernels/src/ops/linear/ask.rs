@@ -1,0 +1,71 @@
+//! Asking memory for operands before their turn, a line now and then: many at once would wait for each other, and between
+//! multiply-adds they cost nothing.
+
+use super::cpu::{Product, Right};
+use crate::matrix::PANEL;
+use crate::simd::Simd;
+use crate::tensor::Elements;
+use std::ops::Range;
+
+/// Some rows of a panel as they lie in memory: row `r` at `from + r / 32 · jump + r % 32 · pitch`, in bytes.
+#[derive(Clone)]
+pub(super) struct Ask {
+    from: *const u8,
+    /// Bytes of a row.
+    width: usize,
+    pitch: usize,
+    jump: usize,
+    pub rows: Range<usize>,
+}
+
+impl Ask {
+    /// For nothing.
+    pub(super) const NOTHING: Ask = Ask { from: std::ptr::null(), width: 0, pitch: 0, jump: 0, rows: 0..0 };
+
+    /// Asks for row `row`, which need not exist, into the second cache.
+    #[inline(always)]
+    pub(super) fn row<V: Simd>(&self, row: usize) {
+        let from = self.from.wrapping_add(row / PANEL * self.jump + row % PANEL * self.pitch);
+        // The first line and the last one: there are no others.
+        V::prefetch(from);
+        V::prefetch(from.wrapping_add(self.width - 1));
+    }
+
+    /// Part `part` of `parts` of it.
+    #[inline(always)]
+    pub(super) fn part(&self, part: usize, parts: usize) -> Ask {
+        let len = self.rows.len();
+        Ask { rows: len * part / parts..len * (part + 1) / parts, ..*self }
+    }
+}
+
+impl Product<'_> {
+    /// Steps `depth` of panel `panel` of the right operand, as memory holds them; of a panel that does not exist, nothing.
+    #[inline(always)]
+    pub(super) fn ask(&self, panel: usize, depth: Range<usize>) -> Ask {
+        if panel >= self.n.div_ceil(PANEL) {
+            return Ask::NOTHING;
+        }
+        // The panel's first element, and the elements from a row to the next and from 32 rows to the next.
+        let (data, at, pitch, jump) = match self.right {
+            Right::Panels(data) => (data, (panel * self.depth + depth.start) * PANEL, PANEL, PANEL * PANEL),
+            Right::Transposed(data) => {
+                // `depth` starts at a panel of the weight.
+                (data, (depth.start * self.n) + panel * PANEL * PANEL, PANEL, self.n * PANEL)
+            }
+            Right::Rows(data, stride) => (data, depth.start * stride + panel * PANEL, stride, stride * PANEL),
+            Right::Tiles(_) => unreachable!("tiles are not read by chains"),
+        };
+        let (from, size) = match data {
+            Elements::F32(data) => (data.as_ptr().cast::<u8>(), size_of::<f32>()),
+            Elements::Bf16(data) => (data.as_ptr().cast(), size_of::<half::bf16>()),
+        };
+        Ask {
+            from: from.wrapping_add(at * size),
+            width: PANEL * size,
+            pitch: pitch * size,
+            jump: jump * size,
+            rows: 0..depth.len(),
+        }
+    }
+}
