@@ -118,6 +118,12 @@ fn pack_rows<V: Simd, E: Element>(
     to: &mut [f32],
 ) {
     for (strip, to) in to.chunks_mut(strips.pitch()).enumerate() {
+        if strips.most == 1 && !rounds {
+            // A row alone lies as its strip does.
+            let from = &data[strips.rows(strip).start * stride..][depth.clone()];
+            widen_into::<V, E>(from, &mut to[..depth.len()]);
+            continue;
+        }
         for k in (0..depth.len()).step_by(LANES) {
             let n = LANES.min(depth.len() - k);
             let mut lines = [V::splat(0.0); LANES];

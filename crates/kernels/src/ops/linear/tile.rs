@@ -168,14 +168,16 @@ impl<E: Packed> Tile<E> {
                 V::prefetch(self.c.wrapping_add((ROWS + r) * self.c_row + offset(v, self.c_panel)));
             }
         }
-        let share = self.ask.rows.len().div_ceil(self.depth.div_ceil(BURST).max(1));
+        // Who asks for nothing is not interrupted.
+        let burst = if self.ask.rows.is_empty() { self.depth.max(1) } else { BURST };
+        let share = self.ask.rows.len().div_ceil(self.depth.div_ceil(burst).max(1));
         let mut asked = self.ask.rows.start;
-        for start in (0..self.depth).step_by(BURST) {
+        for start in (0..self.depth).step_by(burst) {
             for row in asked..self.ask.rows.end.min(asked + share) {
                 self.ask.row::<V>(row);
             }
             asked += share;
-            for k in (start..self.depth.min(start + BURST)).step_by(E::TOGETHER) {
+            for k in (start..self.depth.min(start + burst)).step_by(E::TOGETHER) {
                 // SAFETY: the packed operands hold `depth` steps, a multiple of those that lie together, of all rows and all
                 // vectors, padding included.
                 unsafe {
