@@ -16,8 +16,8 @@ use std::ops::Range;
 
 /// Rows of a block: the weight is read once for each, and its gradient read and written.
 const BLOCK_ROWS: usize = 512;
-/// Rows of a task.
-const TASK_ROWS: usize = 64;
+/// Rows of a task: whole tiles, and logits of a chunk that stay in the second cache.
+const TASK_ROWS: usize = 120;
 /// The same on tiles, for which the weight is packed for each task.
 const TASK_ROWS_ON_TILES: usize = 256;
 /// Logits of a row whose gradients are held at once, on the way back.

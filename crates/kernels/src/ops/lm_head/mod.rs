@@ -77,7 +77,7 @@ pub struct Backward<'a> {
 }
 
 /// Log-probabilities, log-sum-exps and entropies. Beside its outputs it holds statistics of up to 512 rows, 12 bytes for
-/// each and every chunk, and 128 KiB of logits per thread (512 KiB on tiles).
+/// each and every chunk, and 240 KiB of logits per thread (512 KiB on tiles).
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "lm_head::forward";
     let Forward { hidden, weight, targets, inv_temperature, logps, lse, entropies } = args;
@@ -117,7 +117,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
 }
 
 /// Gradients of hidden rows and weight. Beside its outputs it holds gradients of at most 512 rows × 4096 logits (8 MiB, in
-/// bf16 half of it) and 128 KiB of logits per thread (512 KiB on tiles).
+/// bf16 half of it) and 240 KiB of logits per thread (512 KiB on tiles).
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "lm_head::backward";
     let Backward { hidden, weight, targets, inv_temperature, lse, d_logps, d_entropies, entropies, .. } = args;
