@@ -1,9 +1,10 @@
 //! From hidden rows to the log-probabilities of given tokens, or to scores; and back.
 
+use super::tape::TapeBack;
 use super::{Rope, Tape};
 use crate::batch::{Batch, BatchTensors};
 use crate::weights::{Grads, Weights};
-use kernels::ops::{linear, lm_head, rows};
+use kernels::ops::{linear, lm_head, rows, zero};
 use kernels::{Context, Result, View};
 
 /// What logits are multiplied with at a temperature: 1/T rounded to f32, the same number for sampler and trainer.
@@ -76,9 +77,7 @@ pub fn head_backward(
             segments: Some(batch.score_groups.view()),
         },
     )?;
-    let mut d_x = back.d_hidden.rows_mut(0..n);
-    d_x.fill(0.0);
-    rows::scatter_add(ctx, rows::ScatterAdd { d_out: back.d_score_rows.rows(0..r), rows: batch.score_rows.view(), d_x })
+    spread(ctx, batch, n, r, back)
 }
 
 /// After [`forward`](super::forward) of a model with a head of one score: the score of the row that predicts each of the
@@ -113,9 +112,14 @@ pub fn score_backward(
     }
     let d_x = back.d_score_rows.rows_mut(0..r);
     linear::backward_input(ctx, linear::BackwardInput { d_y, w: weights.head(), d_x, accumulate: false })?;
-    let mut d_x = back.d_hidden.rows_mut(0..n);
-    d_x.fill(0.0);
-    rows::scatter_add(ctx, rows::ScatterAdd { d_out: back.d_score_rows.rows(0..r), rows: batch.score_rows.view(), d_x })
+    spread(ctx, batch, n, r, back)
+}
+
+/// From the gradient of the `r` scored rows to that of all `n` hidden rows, which it overwrites.
+fn spread(ctx: &Context, batch: &BatchTensors, n: usize, r: usize, back: &mut TapeBack) -> Result<()> {
+    let (d_out, rows) = (back.d_score_rows.rows(0..r), batch.score_rows.view());
+    zero(ctx, back.d_hidden.rows_mut(0..n));
+    rows::scatter_add(ctx, rows::ScatterAdd { d_out, rows, d_x: back.d_hidden.rows_mut(0..n) })
 }
 
 /// Scores of a batch's tokens, in its order ([`Batch::scores_of_branches`] says whose they are).

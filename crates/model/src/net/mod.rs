@@ -21,7 +21,7 @@ pub use tape::{Tape, Workspace};
 use crate::batch::BatchTensors;
 use crate::kv::KvCache;
 use crate::weights::{Grads, Weights, trained};
-use kernels::ops::{embedding, rmsnorm};
+use kernels::ops::{embedding, rmsnorm, zero};
 use kernels::{Context, Error, Result};
 use layer::{Buffers, Input, Pass};
 use tape::Activations;
@@ -97,7 +97,7 @@ pub fn backward(
     let pass = pass(ctx, weights, rope, batch);
     let (n, groups) = (a.rows, batch.groups.view());
 
-    back.layer.d_x.rows_mut(0..n).fill(0.0);
+    zero(ctx, back.layer.d_x.rows_mut(0..n));
     rmsnorm::backward(
         ctx,
         rmsnorm::Backward {

@@ -45,7 +45,7 @@ impl Grads {
             zero(ctx, tensor.view_mut());
         }
         if let Some(tied) = &mut self.tied {
-            tied.clear();
+            tied.clear(ctx);
         }
     }
     /// Where the gradient of the head accumulates; none if it is frozen.
@@ -120,8 +120,8 @@ impl Occurring {
         }
     }
 
-    fn clear(&mut self) {
-        self.sums.rows_mut(0..self.ids.len()).fill(0.0);
+    fn clear(&mut self, ctx: &Context) {
+        zero(ctx, self.sums.rows_mut(0..self.ids.len()));
         self.ids.drain(..).for_each(|id| self.places[id as usize] = NOWHERE);
     }
 
@@ -146,7 +146,7 @@ impl Occurring {
     fn add_to(&mut self, ctx: &Context, gradient: &mut Matrix) -> Result<()> {
         let (ids, d_out) = (on_device(ctx, &self.ids), self.sums.rows(0..self.ids.len()));
         embedding::backward(ctx, embedding::Backward { ids: ids.view(), d_out, d_table: gradient })?;
-        self.clear();
+        self.clear(ctx);
         Ok(())
     }
 }
