@@ -167,7 +167,7 @@ impl Back {
     }
 }
 
-/// Rows of gate and up that are f32 at once, for adapters or because F is no multiple of a panel, where f32 is not kept.
+/// Rows of gate and up that are f32 at once where they are written as f32 and not kept so.
 pub(super) const PIECE: usize = 256;
 
 /// Memory for rows of one width, then of another.

@@ -7,8 +7,8 @@
 //! delta = u Wdownᵀ
 //! ```
 //!
-//! Gate and up go through u without being written as f32, but for adapters, which add to them in f32, and where F is no
-//! multiple of a panel: then, unless f32 is kept, some rows at a time.
+//! On tiles gate and up go through u without being written as f32, but for adapters, which add to them in f32, and where F
+//! is no multiple of a panel. Otherwise they are written, some rows at a time unless f32 is kept.
 
 use super::layer::{Back, Buffers, Linears, PIECE, Pass, Work};
 use crate::weights::{Layer, Was, trained};
@@ -38,7 +38,7 @@ pub(super) fn forward(
     rmsnorm::forward(ctx, norm)?;
     let dropout = pass.dropout(layer, Linears::GateUp);
     match &mut s.gate_up {
-        kept if w.gate_up.gates() => {
+        kept if w.gate_up.gates(ctx) => {
             let kept = kept.as_mut().map(|kept| kept.rows_mut(0..n));
             w.gate_up.forward_gated(ctx, normed.rows(0..n), kept, gated.rows_mut(0..n))?;
         }

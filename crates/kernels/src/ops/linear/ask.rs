@@ -1,5 +1,5 @@
-//! Asking memory for operands before their turn, a line now and then: many at once would wait for each other, and between
-//! multiply-adds they cost nothing.
+//! Asking memory for operands before their turn. A line at each step of a tile costs nothing between multiply-adds; a loop
+//! that is left now and then to ask does, and so do many lines at once, which wait for each other.
 
 use super::cpu::{Product, Right};
 use crate::matrix::PANEL;
@@ -22,13 +22,28 @@ impl Ask {
     /// For nothing.
     pub(super) const NOTHING: Ask = Ask { from: std::ptr::null(), width: 0, pitch: 0, jump: 0, rows: 0..0 };
 
-    /// Asks for row `row`, which need not exist, into the second cache.
+    /// For a tile of `steps` steps: where it asks for a line at the first of them, and the bytes from step to step. Rows that do
+    /// not lie beside the first are asked for at once.
     #[inline(always)]
-    pub(super) fn row<V: Simd>(&self, row: usize) {
-        let from = self.from.wrapping_add(row / PANEL * self.jump + row % PANEL * self.pitch);
-        // The first line and the last one: there are no others.
-        V::prefetch(from);
-        V::prefetch(from.wrapping_add(self.width - 1));
+    pub(super) fn begin<V: Simd>(&self, steps: usize) -> (*const u8, usize) {
+        let Range { start, end } = self.rows;
+        let beside = match (self.pitch == self.width, self.jump == PANEL * self.pitch) {
+            (true, true) => end,
+            (true, false) => end.min((start / PANEL + 1) * PANEL),
+            (false, _) => start,
+        };
+        for row in beside..end {
+            // The first line and the last one: there are no others.
+            V::prefetch(self.row(row));
+            V::prefetch(self.row(row).wrapping_add(self.width - 1));
+        }
+        (self.row(start), (beside - start) * self.width / steps.max(1))
+    }
+
+    /// Where row `row` lies, which need not exist.
+    #[inline(always)]
+    fn row(&self, row: usize) -> *const u8 {
+        self.from.wrapping_add(row / PANEL * self.jump + row % PANEL * self.pitch)
     }
 
     /// Part `part` of `parts` of it.

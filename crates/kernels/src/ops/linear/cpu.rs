@@ -263,7 +263,10 @@ impl<'a> Product<'a> {
                 // Several panels at once only while all of the tile's vectors have one.
                 let of_group = panel..panel + if panel + most <= panels.end { most } else { 1 };
                 panel = of_group.end;
-                let next = if panel < panels.end || depth.end == self.depth {
+                // Tiles of few rows and several panels read as fast as memory gives: what they asked for would come in the way.
+                let next = if most > 1 {
+                    Ask::NOTHING
+                } else if panel < panels.end || depth.end == self.depth {
                     self.ask(panel, depth.clone())
                 } else {
                     self.ask(panels.start, depth.end..self.depth.min(depth.end + step))
@@ -271,8 +274,6 @@ impl<'a> Product<'a> {
                 if let (Right::Panels(Elements::Bf16(data)), 1..=FEW_STRIPS) = (self.right, strips.count) {
                     let whole = self.depth * PANEL;
                     let right = (data[of_group.start * whole + depth.start * PANEL..].as_ptr(), whole);
-                    // A lone strip reads as fast as memory gives: what it asked for would come in the way.
-                    let next = if strips.count > 1 { next } else { Ask::NOTHING };
                     self.group::<V, bf16>(&strips, a, &Group { panels: of_group, depth: depth.clone(), right, next });
                 } else {
                     let right = self.right::<V>(of_group.clone(), depth.clone(), b);

@@ -8,10 +8,8 @@ use half::bf16;
 /// The most depth steps of a block: outputs are loaded and stored seldom. The panel, 64 KiB of it, streams from the second
 /// cache.
 pub(super) const MAX_DEPTH: usize = 512;
-/// Steps of depth between which other memory is asked for.
-const BURST: usize = 16;
 /// Steps of depth between what is multiplied and what is asked into the first cache.
-const AHEAD: usize = 16;
+const AHEAD: usize = 8;
 /// Most rows of a tile on any instruction set.
 pub(super) const MAX_ROWS: usize = 12;
 /// Most vectors of a tile on any instruction set.
@@ -168,32 +166,26 @@ impl<E: Packed> Tile<E> {
                 V::prefetch(self.c.wrapping_add((ROWS + r) * self.c_row + offset(v, self.c_panel)));
             }
         }
-        // Who asks for nothing is not interrupted.
-        let burst = if self.ask.rows.is_empty() { self.depth.max(1) } else { BURST };
-        let share = self.ask.rows.len().div_ceil(self.depth.div_ceil(burst).max(1));
-        let mut asked = self.ask.rows.start;
-        for start in (0..self.depth).step_by(burst) {
-            for row in asked..self.ask.rows.end.min(asked + share) {
-                self.ask.row::<V>(row);
-            }
-            asked += share;
-            for k in (start..self.depth.min(start + burst)).step_by(E::TOGETHER) {
-                // SAFETY: the packed operands hold `depth` steps, a multiple of those that lie together, of all rows and all
-                // vectors, padding included.
-                unsafe {
-                    let from = self.b.add(k * PANEL);
-                    let column = |v: usize| (v / 2) * self.b_panel + (v % 2) * LANES * E::TOGETHER;
-                    let b: [[V; 2]; VECTORS] = std::array::from_fn(|v| E::steps(from.add(column(v))));
-                    for v in 0..VECTORS {
-                        V::prefetch_near(from.wrapping_add(column(v) + AHEAD * PANEL));
-                    }
-                    for step in 0..E::TOGETHER {
-                        let a = self.a.add((k + step) * self.a_pitch);
-                        for (r, row) in chains.iter_mut().enumerate() {
-                            let a = V::splat(*a.add(r));
-                            for (chain, b) in row.iter_mut().zip(&b) {
-                                *chain = a.fma(b[step], *chain);
-                            }
+        // An address that exists, also for who asks for nothing: others would be looked up in vain at each step.
+        let nothing = (self.b.cast(), 0);
+        let (soon, pace) = if self.ask.rows.is_empty() { nothing } else { self.ask.begin::<V>(self.depth) };
+        for k in (0..self.depth).step_by(E::TOGETHER) {
+            // SAFETY: the packed operands hold `depth` steps, a multiple of those that lie together, of all rows and all
+            // vectors, padding included.
+            unsafe {
+                let from = self.b.add(k * PANEL);
+                let column = |v: usize| (v / 2) * self.b_panel + (v % 2) * LANES * E::TOGETHER;
+                let b: [[V; 2]; VECTORS] = std::array::from_fn(|v| E::steps(from.add(column(v))));
+                for v in 0..VECTORS {
+                    V::prefetch_near(from.wrapping_add(column(v) + AHEAD * PANEL));
+                }
+                for step in 0..E::TOGETHER {
+                    V::prefetch(soon.wrapping_add((k + step) * pace));
+                    let a = self.a.add((k + step) * self.a_pitch);
+                    for (r, row) in chains.iter_mut().enumerate() {
+                        let a = V::splat(*a.add(r));
+                        for (chain, b) in row.iter_mut().zip(&b) {
+                            *chain = a.fma(b[step], *chain);
                         }
                     }
                 }

@@ -1,7 +1,7 @@
 //! SwiGLU as what ends a product: a task multiplies some rows by some columns of gate and of up, and gates them where they are.
 
 use super::{Fused, cpu::gated};
-use crate::ops::linear::cpu::{Numbers, Operands, Product};
+use crate::ops::linear::cpu::{Operands, Product};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, Simd};
 use crate::tensor::Elements;
@@ -9,9 +9,7 @@ use crate::{Context, DType, Isa};
 use std::ops::Range;
 
 /// Rows of a task, and its columns of gate and of up: what stays in the second cache.
-const BLOCK: [usize; 2] = [120, 256];
-/// The same on tiles, which multiply so fast that the weight must not be read as often.
-const BLOCK_ON_TILES: [usize; 2] = [256, 128];
+const BLOCK: [usize; 2] = [256, 128];
 
 struct FusedTasks<'a, E> {
     isa: Isa,
@@ -69,8 +67,7 @@ pub(super) fn forward(ctx: &Context, args: Fused<'_>) {
     let Fused { x, w, bias, kept, y } = args;
     let shape @ [t, _, f] = [y.shape()[0], w.cols(), y.shape()[1]];
     let (x, w, isa, bias) = (x.elements(), w.elements(), ctx.isa(), bias.map(|b| b.f32()));
-    let on_tiles = isa.has_tiles() && Numbers::of(&[x, w]) == Numbers::Bf16;
-    let [rows, columns] = if on_tiles { BLOCK_ON_TILES } else { BLOCK };
+    let [rows, columns] = BLOCK;
     let (row_blocks, tasks) = (t.div_ceil(rows), t.div_ceil(rows) * f.div_ceil(columns));
     if y.dtype() == DType::Bf16 {
         let (kept, y) = (kept.map(|k| Disjoint::new(k.bf16())), Disjoint::new(y.bf16()));
