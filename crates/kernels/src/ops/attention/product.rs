@@ -49,6 +49,7 @@ impl<E: Element> Kernel for Product<'_, E> {
                         ($($r:literal)*) => {
                             match rows {
                                 $($r if wide && left >= 4 * LANES => micro::<V, E, $r, 4>(&self, out, m, n),
+                                $r if wide && left >= 2 * LANES => micro::<V, E, $r, 2>(&self, out, m, n),
                                 $r if left >= LANES => micro::<V, E, $r, 1>(&self, out, m, n),
                                 $r => edge::<V, E, $r>(&self, out, m, n, left),)*
                                 _ => unreachable!("at most six rows"),
@@ -59,7 +60,13 @@ impl<E: Element> Kernel for Product<'_, E> {
                 }
                 m += rows;
             }
-            n += if wide && left >= 4 * LANES { 4 * LANES } else { LANES };
+            n += if !wide || left < 2 * LANES {
+                LANES
+            } else if left < 4 * LANES {
+                2 * LANES
+            } else {
+                4 * LANES
+            };
         }
     }
 }

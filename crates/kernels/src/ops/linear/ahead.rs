@@ -1,4 +1,4 @@
-//! Tiles of operands that memory does not hold as tiles read them, packed once for all tasks of a product.
+//! Operands that memory does not hold as tiles read them, packed once for all tasks of a product.
 //!
 //! A task that packs for itself packs what others pack too; and of rows of a wide matrix it reads a line or two each, in as
 //! many pages as there are rows, which neither cache sets nor prefetchers bear. Here all threads pack first, a few rows of
@@ -10,15 +10,19 @@
 //! | backward_input  | Wᵀ, where there are rows for several tasks     |
 //!
 //! The depth is cut into spans, whose packed operands are of a fixed size; sums continue from one to the next in the
-//! outputs, which is exact. Chains are not packed ahead: f32 takes twice the memory, and that was no faster.
+//! outputs, which is exact.
+//!
+//! Of chains, rows are packed ahead that all tasks read: there are few rows then, so that each multiplies little with what it
+//! would pack for itself. Panels are not: in f32 they take twice the memory, and that was no faster.
 
 use super::cpu::{Left, Product, Right, lines};
+use super::plan::{Plan, Strips, blocks, cut};
 use super::tiles::{self, Steps};
 use crate::Context;
 use crate::matrix::PANEL;
 use crate::pool::{Disjoint, Scratch, Tasks};
-use crate::simd::Simd;
 use crate::simd::tiles::{DEPTH, SIDE, TILE, Unit};
+use crate::simd::{Kernel, Simd};
 use crate::tensor::Elements;
 use half::bf16;
 use std::cell::RefCell;
@@ -28,6 +32,10 @@ use std::ops::Range;
 const SPAN: usize = if cfg!(test) { 1 << 13 } else { 1 << 21 };
 /// Less than this many multiply-adds are not worth a parallel region of packing.
 const LEAST: usize = if cfg!(test) { 1 << 15 } else { 1 << 20 };
+
+/// Elements of rows that are worth a parallel region of packing them for chains, and the most that are packed at once.
+const LEAST_SHARED: usize = if cfg!(test) { 1 << 6 } else { 1 << 12 };
+const MOST_SHARED: usize = 1 << 22;
 
 /// Panels of rows that are packed together: what is read of a row in one go.
 const TOGETHER: usize = 4;
@@ -73,7 +81,7 @@ impl Product<'_> {
         match self.left {
             Left::Rows(data, stride) => Left::Rows(data.range(depth.start..data.len()), stride),
             Left::Columns(data, stride) => Left::Columns(data.range(depth.start * stride..data.len()), stride),
-            Left::Tiles(_) => unreachable!("tiles are packed already"),
+            Left::Tiles(_) | Left::Strips(_) => unreachable!("packed already"),
         }
     }
 
@@ -87,6 +95,61 @@ impl Product<'_> {
             bias: self.bias.filter(|_| depth.end == self.depth),
             tiles: Some(tiles),
             ..*self
+        }
+    }
+}
+
+impl Product<'_> {
+    /// Whether rows that several groups of panels read are packed once for all of them.
+    pub(super) fn shares_rows(&self) -> bool {
+        let packed = matches!(self.left, Left::Rows(..) | Left::Columns(..)) && self.tiles.is_none() && self.m > 1;
+        packed && (LEAST_SHARED..=MOST_SHARED).contains(&(self.m * self.depth))
+    }
+}
+
+impl Plan<'_> {
+    /// Calls `f` with the product, whose rows are packed.
+    pub(super) fn with_strips(&self, ctx: &Context, f: impl FnOnce(&Product<'_>)) {
+        /// Elements of all strips.
+        struct Room<'a>(&'a Plan<'a>);
+        impl Kernel for Room<'_> {
+            type Output = usize;
+            #[inline(always)]
+            fn run<V: Simd>(self) -> usize {
+                let last = self.0.rows::<V>(self.0.row_blocks - 1);
+                let blocks = blocks(self.0.product.depth).count();
+                self.0.product.before::<V>(last.start) + blocks * Strips::new::<V>(last).packed()
+            }
+        }
+        PACKED.with_borrow_mut(|memory| {
+            let (blocks, parts) = (blocks(self.product.depth).count(), ctx.threads());
+            let to = lines(memory, ctx.isa().run(Room(self)));
+            ctx.run(self.row_blocks * blocks * parts, &Rows { plan: self, blocks, parts, to: Disjoint::new(to) });
+            f(&Product { left: Left::Strips(to), tiles: None, ..*self.product });
+        });
+    }
+}
+
+/// Packs some of the strips of a block of rows, for a block of depth.
+struct Rows<'a> {
+    plan: &'a Plan<'a>,
+    blocks: usize,
+    parts: usize,
+    to: Disjoint<'a, f32>,
+}
+
+impl Tasks for Rows<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        let (product, of_rows, part) = (self.plan.product, index / self.parts, index % self.parts);
+        let (rows, block) = (self.plan.rows::<V>(of_rows / self.blocks), of_rows % self.blocks);
+        let strips = Strips::new::<V>(rows.clone());
+        let which = cut(part, strips.count, self.parts);
+        let (at, pitch) = (product.before::<V>(rows.start) + block * strips.packed(), strips.pitch());
+        // SAFETY: each task has its own strips of its blocks.
+        let to = unsafe { self.to.slice(at + which.start * pitch..at + which.end * pitch) };
+        if let Some(depth) = blocks(product.depth).nth(block) {
+            product.pack_left::<V>(&strips, which, depth, to);
         }
     }
 }

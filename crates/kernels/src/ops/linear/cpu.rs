@@ -15,7 +15,8 @@
 //! widened where they are packed, which is exact too: their chains are those of the widened numbers.
 
 use super::ask::Ask;
-use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, Packed, Tile, vectors};
+use super::plan::{Plan, Strips, blocks};
+use super::tile::{MAX_DEPTH, Packed, Tile};
 use super::tiles::{self, Steps};
 use crate::matrix::PANEL;
 use crate::pool::{Scratch, Tasks};
@@ -27,15 +28,8 @@ use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// The most rows of a task: their packed block, 1 MiB of it, stays in the second cache, or nearly. The more there are, the
-/// seldomer panels are packed and read.
-const ROWS: usize = 480;
 /// bf16 panels that no more strips read than this are widened on the way to the registers, each time; others once, in memory.
 const FEW_STRIPS: usize = 3;
-/// Tasks for each thread, so that a thread that is interrupted delays the region little.
-const TASKS_PER_THREAD: usize = 4;
-/// A task of less work than this many multiply-adds is not worth handing to another thread.
-const TASK_WORK: usize = 1 << 17;
 
 /// The left operand.
 #[derive(Clone, Copy)]
@@ -46,6 +40,8 @@ pub(crate) enum Left<'a> {
     Columns(Elements<'a>, usize),
     /// `[⌈m/16⌉][depth/32][16][32]`: packed tiles.
     Tiles(&'a [bf16]),
+    /// [`Strips`] of each block of rows, packed, for one block of depth after the other.
+    Strips(&'a [f32]),
 }
 
 /// The right operand, columns in panels of 32.
@@ -172,7 +168,7 @@ impl<'a> Product<'a> {
         match o.left {
             Left::Rows(data, stride) => strided(data.len(), m, depth, stride),
             Left::Columns(data, stride) => strided(data.len(), depth, m, stride),
-            Left::Tiles(_) => unreachable!("packed by the product itself"),
+            Left::Tiles(_) | Left::Strips(_) => unreachable!("packed by the product itself"),
         }
         match o.right {
             Right::Panels(data) => assert!(data.len() >= panels * depth * PANEL && paired(data, depth)),
@@ -218,7 +214,12 @@ impl<'a> Product<'a> {
     /// The same, its operands packed by the tasks themselves.
     pub(super) fn multiply(&self, ctx: &Context) {
         let plan = Plan::new(self, ctx.threads());
-        ctx.run(plan.row_blocks * plan.groups, &plan);
+        let tasks = plan.row_blocks * plan.groups;
+        if self.shares_rows() && plan.groups > 1 {
+            plan.with_strips(ctx, |product| ctx.run(tasks, &Plan { product, ..plan }));
+        } else {
+            ctx.run(tasks, &plan);
+        }
     }
 
     /// Computes rows `rows` of panels `panels` on this thread.
@@ -251,13 +252,20 @@ impl<'a> Product<'a> {
             return unsafe { tiles::block::<V>(self, *unit, steps, rows, panels, scratch) };
         }
         let strips = Strips::new::<V>(rows.clone());
-        let blocks = self.depth.div_ceil(MAX_DEPTH).max(1);
-        let step = self.depth.div_ceil(blocks).next_multiple_of(PANEL);
         let most = (strips.vectors / 2).max(1);
-        let scratch = aligned(scratch, strips.count * strips.pitch() + most * MAX_DEPTH * PANEL);
-        let (a, b) = scratch.split_at_mut(strips.count * strips.pitch());
-        for depth in (0..blocks).map(|i| (i * step).min(self.depth)..((i + 1) * step).min(self.depth)) {
-            self.pack_left::<V>(&strips, depth.clone(), a);
+        let own = if let Left::Strips(_) = self.left { 0 } else { strips.packed() };
+        let scratch = aligned(scratch, own + most * MAX_DEPTH * PANEL);
+        let (own, b) = scratch.split_at_mut(own);
+        for (i, depth) in blocks(self.depth).enumerate() {
+            let a = match self.left {
+                Left::Strips(packed) => {
+                    &packed[self.before::<V>(rows.start) + i * strips.packed()..][..strips.packed()]
+                }
+                _ => {
+                    self.pack_left::<V>(&strips, 0..strips.count, depth.clone(), own);
+                    &*own
+                }
+            };
             let mut panel = panels.start;
             while panel < panels.end {
                 // Several panels at once only while all of the tile's vectors have one.
@@ -269,7 +277,7 @@ impl<'a> Product<'a> {
                 } else if panel < panels.end || depth.end == self.depth {
                     self.ask(panel, depth.clone())
                 } else {
-                    self.ask(panels.start, depth.end..self.depth.min(depth.end + step))
+                    self.ask(panels.start, depth.end..self.depth.min(depth.end + depth.len()))
                 };
                 if let (Right::Panels(Elements::Bf16(data)), 1..=FEW_STRIPS) = (self.right, strips.count) {
                     let whole = self.depth * PANEL;
@@ -281,6 +289,13 @@ impl<'a> Product<'a> {
                 }
             }
         }
+    }
+
+    /// Elements of packed strips of the blocks of rows before row `start`.
+    #[inline(always)]
+    pub(super) fn before<V: Simd>(&self, start: usize) -> usize {
+        // They are whole strips.
+        blocks(self.depth).count() * Strips::new::<V>(0..start).packed()
     }
 
     /// The tiles of all strips and one group of panels.
@@ -358,84 +373,6 @@ pub(super) fn lines(memory: &mut Vec<f32>, len: usize) -> &mut [f32] {
 fn at_line(all: &mut [f32], len: usize) -> &mut [f32] {
     let skip = all.as_ptr().align_offset(LANES * size_of::<f32>()).min(LANES);
     &mut all[skip..skip + len]
-}
-
-/// Rows cut into strips of nearly equal height, at most the tile's.
-pub(super) struct Strips {
-    start: usize,
-    len: usize,
-    pub count: usize,
-    /// Rows of the highest strip.
-    pub most: usize,
-    /// Vectors of a tile of that many rows.
-    vectors: usize,
-}
-
-impl Strips {
-    #[inline(always)]
-    fn new<V: Simd>(rows: Range<usize>) -> Strips {
-        let count = rows.len().div_ceil(V::GEMM_ROWS);
-        let most = rows.len().div_ceil(count.max(1));
-        Strips { start: rows.start, len: rows.len(), count, most, vectors: vectors::<V>(most.max(1)) }
-    }
-    /// Elements from one packed strip to the next: all steps, and room for the last vector.
-    #[inline(always)]
-    pub fn pitch(&self) -> usize {
-        self.most * MAX_DEPTH + LANES
-    }
-    #[inline(always)]
-    pub fn rows(&self, strip: usize) -> Range<usize> {
-        let edge = |i: usize| self.start + i * self.len / self.count;
-        edge(strip)..edge(strip + 1)
-    }
-}
-
-/// A product cut into tasks: blocks of rows times groups of panels.
-struct Plan<'a> {
-    product: &'a Product<'a>,
-    panels: usize,
-    row_blocks: usize,
-    groups: usize,
-}
-
-impl<'a> Plan<'a> {
-    fn new(product: &'a Product<'a>, threads: usize) -> Plan<'a> {
-        let (m, n) = (product.m, product.n);
-        let panels = n.div_ceil(PANEL);
-        let work = m * n * product.depth.max(1) / TASK_WORK;
-        let tasks = if threads == 1 { 1 } else { (threads * TASKS_PER_THREAD).min(work + 1) };
-        let row_blocks = if product.tiles.is_some() {
-            m.div_ceil(tiles::ROWS)
-        } else {
-            // Each task packs its rows and its panels for itself: of many tasks, square ones pack least.
-            let square = (tasks * m / n).isqrt().min(m.div_ceil(MAX_ROWS));
-            m.div_ceil(ROWS).max(square)
-        };
-        let groups = tasks.div_ceil(row_blocks).clamp(1, panels);
-        Plan { product, panels, row_blocks, groups }
-    }
-}
-
-impl Tasks for Plan<'_> {
-    #[inline(always)]
-    fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
-        let cut = |i: usize, len: usize, parts: usize| i * len / parts..(i + 1) * len / parts;
-        // Groups of panels change slowest, so that threads read the same panels at the same time.
-        // Whole tiles, but for the last.
-        let unit = if self.product.tiles.is_some() { tiles::FEW } else { V::GEMM_ROWS };
-        let rows = cut(index % self.row_blocks, self.product.m.div_ceil(unit), self.row_blocks);
-        let rows = rows.start * unit..(rows.end * unit).min(self.product.m);
-        // Groups start at even multiples of four panels where there are many, so that few-row tiles stay whole.
-        let quads = self.panels.div_ceil(MAX_VECTORS / 2);
-        let panels = if quads >= 4 * self.groups {
-            let q = cut(index / self.row_blocks, quads, self.groups);
-            (q.start * 4).min(self.panels)..(q.end * 4).min(self.panels)
-        } else {
-            cut(index / self.row_blocks, self.panels, self.groups)
-        };
-        // SAFETY: tasks are disjoint blocks of rows and panels.
-        unsafe { self.product.block(rows, panels, scratch) };
-    }
 }
 
 /// `d_bias[n] += Σ_m d_y[m, n]`, ascending m.

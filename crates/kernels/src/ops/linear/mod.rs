@@ -22,6 +22,7 @@ mod ahead;
 mod ask;
 pub(crate) mod cpu;
 mod pack;
+mod plan;
 pub mod reference;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 //! Operands of a product into the layouts that register tiles read: strips of the left one, panels of the right one.
 
-use super::cpu::{Left, Numbers, Product, Right, Strips};
+use super::cpu::{Left, Numbers, Product, Right};
+use super::plan::Strips;
 use super::tile::Packed;
 use crate::matrix::PANEL;
 use crate::simd::element::widen_into;
@@ -13,16 +14,17 @@ use std::ops::Range;
 const ROWS_TOGETHER: usize = 8;
 
 impl Product<'_> {
-    /// Packs strips of rows: `[depth][strips.most]` each.
+    /// Packs strips `which` of rows: `[depth][strips.most]` each.
     #[inline(always)]
-    pub(super) fn pack_left<V: Simd>(&self, strips: &Strips, depth: Range<usize>, to: &mut [f32]) {
+    pub(super) fn pack_left<V: Simd>(&self, strips: &Strips, which: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
+        let of = (strips, which);
         let rounds = self.numbers == Numbers::Bf16;
         match self.left {
-            Left::Rows(Elements::F32(data), stride) => pack_rows::<V, f32>(data, stride, strips, depth, rounds, to),
-            Left::Rows(Elements::Bf16(data), stride) => pack_rows::<V, bf16>(data, stride, strips, depth, false, to),
-            Left::Columns(Elements::F32(data), stride) => pack_columns::<V, f32>(data, stride, strips, depth, to),
-            Left::Columns(Elements::Bf16(data), stride) => pack_columns::<V, bf16>(data, stride, strips, depth, to),
-            Left::Tiles(_) => unreachable!("tiles are not read by chains"),
+            Left::Rows(Elements::F32(data), stride) => pack_rows::<V, f32>(data, stride, of, depth, rounds, to),
+            Left::Rows(Elements::Bf16(data), stride) => pack_rows::<V, bf16>(data, stride, of, depth, false, to),
+            Left::Columns(Elements::F32(data), stride) => pack_columns::<V, f32>(data, stride, of, depth, to),
+            Left::Columns(Elements::Bf16(data), stride) => pack_columns::<V, bf16>(data, stride, of, depth, to),
+            Left::Tiles(_) | Left::Strips(_) => unreachable!("packed already"),
         }
     }
 
@@ -112,12 +114,12 @@ impl Product<'_> {
 fn pack_rows<V: Simd, E: Element>(
     data: &[E],
     stride: usize,
-    strips: &Strips,
+    (strips, which): (&Strips, Range<usize>),
     depth: Range<usize>,
     rounds: bool,
     to: &mut [f32],
 ) {
-    for (strip, to) in to.chunks_mut(strips.pitch()).enumerate() {
+    for (strip, to) in which.zip(to.chunks_mut(strips.pitch())) {
         if strips.most == 1 && !rounds {
             // A row alone lies as its strip does.
             let from = &data[strips.rows(strip).start * stride..][depth.clone()];
@@ -152,9 +154,15 @@ fn pack_rows<V: Simd, E: Element>(
 /// Columns of row-major data, stored likewise; a few rows at a time, all of whose columns are read while the first cache
 /// holds them.
 #[inline(always)]
-fn pack_columns<V: Simd, E: Element>(data: &[E], stride: usize, strips: &Strips, depth: Range<usize>, to: &mut [f32]) {
+fn pack_columns<V: Simd, E: Element>(
+    data: &[E],
+    stride: usize,
+    (strips, which): (&Strips, Range<usize>),
+    depth: Range<usize>,
+    to: &mut [f32],
+) {
     for k in (0..depth.len()).step_by(ROWS_TOGETHER) {
-        for (strip, to) in to.chunks_mut(strips.pitch()).enumerate() {
+        for (strip, to) in which.clone().zip(to.chunks_mut(strips.pitch())) {
             let columns = strips.rows(strip);
             for k in k..depth.len().min(k + ROWS_TOGETHER) {
                 let from = &data[(depth.start + k) * stride + columns.start..];

@@ -304,7 +304,7 @@ fn pack_left<V: Simd>(product: &Product<'_>, steps: &Steps, rows: Range<usize>, 
                 }
             }
         }
-        Left::Tiles(_) => unreachable!("packed already"),
+        Left::Tiles(_) | Left::Strips(_) => unreachable!("packed already"),
     }
 }
 
