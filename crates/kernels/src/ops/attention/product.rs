@@ -38,6 +38,11 @@ impl<E: Element> Kernel for Product<'_, E> {
         let mut n = 0;
         while n < self.columns {
             let left = self.columns - n;
+            let vectors = match left / LANES {
+                4.. if wide => 4,
+                2.. if wide => 2,
+                _ => 1,
+            };
             let mut m = 0;
             while m < self.rows {
                 // Six rows a tile, the rest shared out evenly: 8 rows are two tiles of 4.
@@ -48,8 +53,8 @@ impl<E: Element> Kernel for Product<'_, E> {
                     macro_rules! tile {
                         ($($r:literal)*) => {
                             match rows {
-                                $($r if wide && left >= 4 * LANES => micro::<V, E, $r, 4>(&self, out, m, n),
-                                $r if wide && left >= 2 * LANES => micro::<V, E, $r, 2>(&self, out, m, n),
+                                $($r if vectors == 4 => micro::<V, E, $r, 4>(&self, out, m, n),
+                                $r if vectors == 2 => micro::<V, E, $r, 2>(&self, out, m, n),
                                 $r if left >= LANES => micro::<V, E, $r, 1>(&self, out, m, n),
                                 $r => edge::<V, E, $r>(&self, out, m, n, left),)*
                                 _ => unreachable!("at most six rows"),
@@ -60,13 +65,7 @@ impl<E: Element> Kernel for Product<'_, E> {
                 }
                 m += rows;
             }
-            n += if !wide || left < 2 * LANES {
-                LANES
-            } else if left < 4 * LANES {
-                2 * LANES
-            } else {
-                4 * LANES
-            };
+            n += vectors * LANES;
         }
     }
 }

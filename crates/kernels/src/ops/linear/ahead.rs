@@ -116,9 +116,8 @@ impl Plan<'_> {
             type Output = usize;
             #[inline(always)]
             fn run<V: Simd>(self) -> usize {
-                let last = self.0.rows::<V>(self.0.row_blocks - 1);
-                let blocks = blocks(self.0.product.depth).count();
-                self.0.product.before::<V>(last.start) + blocks * Strips::new::<V>(last).packed()
+                let (depth, last) = (self.0.product.depth, self.0.rows::<V>(self.0.row_blocks - 1));
+                Strips::new::<V>(last).place::<V>(depth, blocks(depth).count())
             }
         }
         PACKED.with_borrow_mut(|memory| {
@@ -143,9 +142,9 @@ impl Tasks for Rows<'_> {
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let (product, of_rows, part) = (self.plan.product, index / self.parts, index % self.parts);
         let (rows, block) = (self.plan.rows::<V>(of_rows / self.blocks), of_rows % self.blocks);
-        let strips = Strips::new::<V>(rows.clone());
+        let strips = Strips::new::<V>(rows);
         let which = cut(part, strips.count, self.parts);
-        let (at, pitch) = (product.before::<V>(rows.start) + block * strips.packed(), strips.pitch());
+        let (at, pitch) = (strips.place::<V>(product.depth, block), strips.pitch());
         // SAFETY: each task has its own strips of its blocks.
         let to = unsafe { self.to.slice(at + which.start * pitch..at + which.end * pitch) };
         if let Some(depth) = blocks(product.depth).nth(block) {

@@ -211,7 +211,7 @@ impl<'a> Product<'a> {
         if self.packs_ahead() { self.run_ahead(ctx) } else { self.multiply(ctx) }
     }
 
-    /// The same, its operands packed by the tasks themselves.
+    /// The same, its operands packed by the tasks themselves, but for rows that several of them read.
     pub(super) fn multiply(&self, ctx: &Context) {
         let plan = Plan::new(self, ctx.threads());
         let tasks = plan.row_blocks * plan.groups;
@@ -258,9 +258,7 @@ impl<'a> Product<'a> {
         let (own, b) = scratch.split_at_mut(own);
         for (i, depth) in blocks(self.depth).enumerate() {
             let a = match self.left {
-                Left::Strips(packed) => {
-                    &packed[self.before::<V>(rows.start) + i * strips.packed()..][..strips.packed()]
-                }
+                Left::Strips(packed) => &packed[strips.place::<V>(self.depth, i)..][..strips.packed()],
                 _ => {
                     self.pack_left::<V>(&strips, 0..strips.count, depth.clone(), own);
                     &*own
@@ -289,13 +287,6 @@ impl<'a> Product<'a> {
                 }
             }
         }
-    }
-
-    /// Elements of packed strips of the blocks of rows before row `start`.
-    #[inline(always)]
-    pub(super) fn before<V: Simd>(&self, start: usize) -> usize {
-        // They are whole strips.
-        blocks(self.depth).count() * Strips::new::<V>(0..start).packed()
     }
 
     /// The tiles of all strips and one group of panels.

@@ -52,6 +52,12 @@ impl Strips {
     pub fn packed(&self) -> usize {
         self.count * self.pitch()
     }
+    /// Where those of block `block` of a product's depth are among all that are packed: after the blocks of rows before, which are
+    /// whole strips.
+    #[inline(always)]
+    pub fn place<V: Simd>(&self, depth: usize, block: usize) -> usize {
+        blocks(depth).count() * Strips::new::<V>(0..self.start).packed() + block * self.packed()
+    }
     #[inline(always)]
     pub fn rows(&self, strip: usize) -> Range<usize> {
         let edge = |i: usize| self.start + i * self.len / self.count;
