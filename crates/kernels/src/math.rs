@@ -1,19 +1,38 @@
 //! exp, ln, sigmoid: ours, the same bits on every instruction set, no libm.
 
-use crate::simd::Simd;
+use crate::simd::{SHIFT, Simd};
 
-/// e^x. Error ≤ 2 ulp (≤ 6 above 88.37, where the power of two is one short); 0 below −87.33 (and at −∞), +∞ above 88.72, NaN kept.
+/// Below it, exp is 0: 2^−126 is the smallest power that is a normal number.
+const UNDERFLOW: f32 = -87.33;
+/// Above it, exp is +∞.
+const OVERFLOW: f32 = 88.72;
+
+/// e^x. Error ≤ 2 ulp; 0 below −87.33 (and at −∞), +∞ above 88.72, NaN kept.
 #[inline(always)]
 pub fn exp<V: Simd>(x: V) -> V {
+    let e = power(x.max(V::splat(UNDERFLOW)).min(V::splat(OVERFLOW)));
+    let e = V::select(x.lt(V::splat(UNDERFLOW)), V::splat(0.0), e);
+    bounded(x, e)
+}
+
+/// [`exp`] where it is finite, in fewer instructions; the same bits. (Above 88.72 it is any number.)
+#[inline(always)]
+pub fn exp_finite<V: Simd>(x: V) -> V {
+    let e = power(x.max(V::splat(UNDERFLOW)));
+    // Otherwise 0, or NaN if x is.
+    V::select(V::splat(UNDERFLOW.next_down()).lt(x), e, x.max(V::splat(0.0)))
+}
+
+/// e^x where it and its inverse are normal numbers.
+#[inline(always)]
+fn power<V: Simd>(x: V) -> V {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
     // ln 2 in two parts, the first with few bits, so that n·LN2_HI is exact.
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
-    const UNDERFLOW: f32 = -87.33;
-    const OVERFLOW: f32 = 88.72;
-    let clamped = x.max(V::splat(UNDERFLOW)).min(V::splat(OVERFLOW));
-    let n = clamped.mul(V::splat(LOG2_E)).round().min(V::splat(127.0));
-    let r = n.fma(V::splat(-LN2_HI), clamped);
+    let shifted = x.mul(V::splat(LOG2_E)).add(V::splat(SHIFT));
+    let n = shifted.sub(V::splat(SHIFT));
+    let r = n.fma(V::splat(-LN2_HI), x);
     let r = n.fma(V::splat(-LN2_LO), r);
     // Cephes expf: e^r ≈ 1 + r + r²·p(r) on |r| ≤ ln 2 / 2.
     let p = V::splat(1.987_569_1e-4);
@@ -22,9 +41,13 @@ pub fn exp<V: Simd>(x: V) -> V {
     let p = p.fma(r, V::splat(4.166_579_6e-2));
     let p = p.fma(r, V::splat(1.666_666_5e-1));
     let p = p.fma(r, V::splat(5e-1));
-    let e = p.fma(r.mul(r), r).add(V::splat(1.0)).mul_pow2(n);
-    let e = V::select(x.lt(V::splat(UNDERFLOW)), V::splat(0.0), e);
-    V::select(V::splat(OVERFLOW).lt(x), V::splat(f32::INFINITY), e)
+    p.fma(r.mul(r), r).add(V::splat(1.0)).mul_pow2(shifted)
+}
+
+/// `e`, but for x above what e^x can be: +∞; and NaN: NaN.
+#[inline(always)]
+fn bounded<V: Simd>(x: V, e: V) -> V {
+    V::select(x.lt(V::splat(OVERFLOW.next_up())), e, x.add(V::splat(f32::INFINITY)))
 }
 
 /// ln x for positive normal x. Relative error ≤ 2 ulp.
@@ -57,8 +80,10 @@ pub fn ln<V: Simd>(x: V) -> V {
 /// 1 / (1 + e^−x)
 #[inline(always)]
 pub fn sigmoid<V: Simd>(x: V) -> V {
-    let one = V::splat(1.0);
-    one.div(one.add(exp(V::splat(0.0).sub(x))))
+    let (one, x) = (V::splat(1.0), V::splat(0.0).sub(x));
+    // What underflows is nothing beside 1.
+    let e = bounded(x, power(x.max(V::splat(UNDERFLOW)).min(V::splat(OVERFLOW))));
+    one.div(one.add(e))
 }
 
 /// [`exp`] of one number.

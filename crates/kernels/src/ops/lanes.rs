@@ -17,6 +17,12 @@ pub(crate) fn store<V: Simd>(v: V, to: &mut [impl Element], at: usize) {
     if n >= LANES { Element::store(v, &mut to[at..]) } else { Element::store_partial(v, &mut to[at..], n) }
 }
 
+/// The same of lanes that [`Element::rounded`] gave.
+#[inline(always)]
+pub(crate) fn store_rounded<V: Simd, E: Element>(v: V, to: &mut [E], at: usize) {
+    if to.len() - at >= LANES { E::store_rounded(v, &mut to[at..]) } else { store(v, to, at) }
+}
+
 /// Σ a·b: lane i sums the elements i, i + 16, … ascending, then the fixed tree.
 #[inline(always)]
 pub(crate) fn dot<V: Simd>(a: &[impl Element], b: &[impl Element]) -> f32 {

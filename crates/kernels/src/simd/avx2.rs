@@ -196,22 +196,16 @@ impl Simd for F32x16 {
         both!(_mm256_min_ps, b, self)
     }
     #[inline(always)]
-    fn round(self) -> Self {
-        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-        // SAFETY: register-only intrinsic inside `run`.
-        unsafe { F32x16(_mm256_round_ps::<NEAREST>(self.0), _mm256_round_ps::<NEAREST>(self.1)) }
-    }
-    #[inline(always)]
-    fn mul_pow2(self, n: Self) -> Self {
+    fn mul_pow2(self, shifted: Self) -> Self {
         #[inline(always)]
         fn half(a: __m256, n: __m256) -> __m256 {
             // SAFETY: register-only intrinsics inside `run`.
             unsafe {
-                let biased = _mm256_add_epi32(_mm256_cvttps_epi32(n), _mm256_set1_epi32(127));
-                _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased)))
+                let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(n));
+                _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent))
             }
         }
-        F32x16(half(self.0, n.0), half(self.1, n.1))
+        F32x16(half(self.0, shifted.0), half(self.1, shifted.1))
     }
     #[inline(always)]
     fn split_exponent(self) -> (Self, Self) {

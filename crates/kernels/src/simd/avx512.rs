@@ -37,11 +37,37 @@ fn mask(n: usize) -> __mmask16 {
 fn nearest_bf16(x: __m512) -> __m512i {
     lanes!({
         let bits = _mm512_castps_si512(x);
-        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-        let nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-        let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
-        _mm512_mask_blend_epi32(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), nearest, quiet)
+        let odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x1_0000));
+        let below = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+        let nearest = _mm512_mask_add_epi32(below, odd, below, _mm512_set1_epi32(1));
+        // NaN is made a quiet one.
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+        _mm512_mask_or_epi32(nearest, nan, bits, _mm512_set1_epi32(0x0040_0000))
     })
+}
+
+/// The upper halves of the lanes.
+#[inline(always)]
+fn upper_halves(bits: __m512i) -> __m256i {
+    lanes!({
+        // Words 1, 3, … 31, as pairs in the order of memory.
+        let odd = _mm512_set_epi32(
+            0, 0, 0, 0, 0, 0, 0, 0, 0x1f_001d, 0x1b_0019, 0x17_0015, 0x13_0011, 0xf_000d, 0xb_0009, 0x7_0005, 0x3_0001,
+        );
+        _mm512_castsi512_si256(_mm512_permutexvar_epi16(odd, bits))
+    })
+}
+
+/// Halves folded onto each other: 8, 4, 2, 1.
+macro_rules! folded {
+    ($with:ident, $x:expr) => {{
+        let x: F32x16 = $x;
+        let x = x.$with(F32x16(lanes!(_mm512_shuffle_f32x4::<0b01_00_11_10>(x.0, x.0))));
+        let x = x.$with(F32x16(lanes!(_mm512_shuffle_f32x4::<0b10_11_00_01>(x.0, x.0))));
+        let x = x.$with(F32x16(lanes!(_mm512_permute_ps::<0b01_00_11_10>(x.0))));
+        let x = x.$with(F32x16(lanes!(_mm512_permute_ps::<0b10_11_00_01>(x.0))));
+        lanes!(_mm512_cvtss_f32(x.0))
+    }};
 }
 
 impl Simd for F32x16 {
@@ -97,9 +123,15 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn store_bf16(self, to: &mut [bf16]) {
         let to = &mut to[..LANES];
-        let halves = lanes!(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(nearest_bf16(self.0))));
         // SAFETY: 16 elements of two bytes, just checked.
-        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), halves) }
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), upper_halves(nearest_bf16(self.0))) }
+    }
+    #[inline(always)]
+    fn store_exact_bf16(self, to: &mut [bf16]) {
+        let to = &mut to[..LANES];
+        let bits = lanes!(_mm512_castps_si512(self.0));
+        // SAFETY: 16 elements of two bytes, just checked.
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), upper_halves(bits)) }
     }
     #[inline(always)]
     fn rounded_to_bf16(self) -> Self {
@@ -187,14 +219,10 @@ impl Simd for F32x16 {
         F32x16(lanes!(_mm512_min_ps(b.0, self.0)))
     }
     #[inline(always)]
-    fn round(self) -> Self {
-        F32x16(lanes!(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0)))
-    }
-    #[inline(always)]
-    fn mul_pow2(self, n: Self) -> Self {
+    fn mul_pow2(self, shifted: Self) -> Self {
         F32x16(lanes!({
-            let biased = _mm512_add_epi32(_mm512_cvttps_epi32(n.0), _mm512_set1_epi32(127));
-            _mm512_mul_ps(self.0, _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased)))
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted.0));
+            _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(self.0), exponent))
         }))
     }
     #[inline(always)]
@@ -255,6 +283,14 @@ impl Simd for F32x16 {
             }
             out
         })
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        folded!(add, self)
+    }
+    #[inline(always)]
+    fn max_lane(self) -> f32 {
+        folded!(max, self)
     }
     #[inline(always)]
     fn to_array(self) -> [f32; LANES] {

@@ -14,6 +14,8 @@ pub trait Element: Copy + Default + Send + Sync + 'static {
     fn store<V: Simd>(v: V, to: &mut [Self]);
     /// Writes the first `n` ≤ 16 elements of `to`.
     fn store_partial<V: Simd>(v: V, to: &mut [Self], n: usize);
+    /// The same of 16 that [`Element::rounded`] gave.
+    fn store_rounded<V: Simd>(v: V, to: &mut [Self]);
     /// What is read again after `v` was stored.
     fn rounded<V: Simd>(v: V) -> V;
     /// Exactly this number.
@@ -38,6 +40,10 @@ impl Element for f32 {
     #[inline(always)]
     fn store_partial<V: Simd>(v: V, to: &mut [f32], n: usize) {
         v.store_partial(to, n);
+    }
+    #[inline(always)]
+    fn store_rounded<V: Simd>(v: V, to: &mut [f32]) {
+        v.store(to);
     }
     #[inline(always)]
     fn rounded<V: Simd>(v: V) -> V {
@@ -73,6 +79,10 @@ impl Element for bf16 {
         let mut all = [bf16::ZERO; LANES];
         v.store_bf16(&mut all);
         to[..n].copy_from_slice(&all[..n]);
+    }
+    #[inline(always)]
+    fn store_rounded<V: Simd>(v: V, to: &mut [bf16]) {
+        v.store_exact_bf16(to);
     }
     #[inline(always)]
     fn rounded<V: Simd>(v: V) -> V {

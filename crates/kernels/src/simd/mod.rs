@@ -23,6 +23,10 @@ use half::bf16;
 /// Lanes of a vector, on every instruction set.
 pub const LANES: usize = 16;
 
+/// Numbers near it have no fraction: of a small x, x + `SHIFT` is an integer n + `SHIFT`, n the nearest to x (ties to even), and n is
+/// its lowest bits.
+pub const SHIFT: f32 = 12_582_912.0;
+
 /// A computation that [`crate::Isa::run`] compiles for an instruction set.
 pub trait Kernel {
     /// What it returns.
@@ -73,6 +77,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn store_bf16(self, to: &mut [bf16]) {
         to[..LANES].iter_mut().zip(self.to_array()).for_each(|(to, x)| *to = bf16::narrow(x));
+    }
+    /// The same of lanes that are bf16 already.
+    #[inline(always)]
+    fn store_exact_bf16(self, to: &mut [bf16]) {
+        self.store_bf16(to);
     }
     /// Lanes rounded as [`Simd::store_bf16`] does.
     #[inline(always)]
@@ -127,10 +136,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn max(self, b: Self) -> Self;
     /// `b < self ? b : self`: if either is NaN, `self`.
     fn min(self, b: Self) -> Self;
-    /// Nearest integer, ties to even.
-    fn round(self) -> Self;
-    /// `self · 2^n` for integral lanes `n` in −126 ..= 127.
-    fn mul_pow2(self, n: Self) -> Self;
+    /// `self · 2^n`, where lanes of `shifted` hold integers n + [`SHIFT`], and `self` and the result are normal: what is added to
+    /// the bits of the exponent.
+    fn mul_pow2(self, shifted: Self) -> Self;
     /// For positive normal lanes: the exponent `e` (as f32) and the significand in [1, 2), `self = m · 2^e`.
     fn split_exponent(self) -> (Self, Self);
 
@@ -171,16 +179,17 @@ pub trait Simd: Copy + Send + Sync + 'static {
         a[0]
     }
 
-    /// Largest lane (NaN lanes are passed over unless the first is one).
+    /// Largest lane: halves folded onto each other with [`Simd::max`] in the same order. If any lane is NaN, one of the lanes.
     #[inline(always)]
     fn max_lane(self) -> f32 {
-        let a = self.to_array();
-        let mut m = a[0];
-        for &x in &a[1..] {
-            if x > m {
-                m = x;
+        let mut a = self.to_array();
+        let mut half = LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                a[i] = if a[i + half] > a[i] { a[i + half] } else { a[i] };
             }
+            half /= 2;
         }
-        m
+        a[0]
     }
 }

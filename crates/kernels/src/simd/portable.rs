@@ -86,12 +86,8 @@ impl Simd for F32x16 {
         zip(self, b, |a, b| if b < a { b } else { a })
     }
     #[inline(always)]
-    fn round(self) -> Self {
-        F32x16(self.0.map(f32::round_ties_even))
-    }
-    #[inline(always)]
-    fn mul_pow2(self, n: Self) -> Self {
-        zip(self, n, |a, n| a * f32::from_bits(((n as i32 + 127) as u32) << 23))
+    fn mul_pow2(self, shifted: Self) -> Self {
+        zip(self, shifted, |a, n| f32::from_bits(a.to_bits().wrapping_add(n.to_bits() << 23)))
     }
     #[inline(always)]
     fn split_exponent(self) -> (Self, Self) {

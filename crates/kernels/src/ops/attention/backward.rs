@@ -9,7 +9,7 @@ use super::cpu::{Places, extent, on_tiles, staircase};
 use super::product::Product;
 use super::tiles_back::BackwardTasks as OnTiles;
 use super::{BLOCK, Backward, Geometry};
-use crate::math::exp;
+use crate::math::exp_finite;
 use crate::ops::lanes::{dot_rounded, load};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::element::widen_into;
@@ -288,7 +288,7 @@ fn gradients<V: Simd, E: Element>(
         let below_end = V::first(slots.end.saturating_sub(at).min(LANES));
         let below_start = V::first(slots.start.saturating_sub(at).min(LANES));
         let seen = |x: V| V::select(below_start, zero, V::select(below_end, x, zero));
-        let probability = seen(exp(V::load(&p[at..]).mul(scale).sub(lse)));
+        let probability = seen(exp_finite(V::load(&p[at..]).mul(scale).sub(lse)));
         let gradient = seen(probability.mul(V::load(&d_s[at..]).sub(delta)).mul(scale));
         E::rounded(probability).store(&mut p[at..]);
         E::rounded(gradient).store(&mut d_s[at..]);

@@ -10,7 +10,7 @@
 
 use super::product::Product;
 use super::{BLOCK, Forward, Geometry, WriteKv, pages, tiles};
-use crate::math::{exp, exp1, ln1};
+use crate::math::{exp_finite, exp1, ln1};
 use crate::ops::lanes::{load, rows, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::element::widen_into;
@@ -380,7 +380,7 @@ fn online_softmax<V: Simd, E: Element>(
     let mut sum = raised(largest.max_lane(), m, V::load(l), o);
     let m = V::splat(*m);
     for v in vectors {
-        let p = exp(z[v].sub(m));
+        let p = exp_finite(z[v].sub(m));
         E::rounded(p).store(&mut s[v * LANES..]);
         sum = sum.add(p);
     }

@@ -16,7 +16,7 @@ use super::cpu::{Outputs, Places, extent, raised};
 use super::pages::{self, padded};
 use super::{BLOCK, Forward, Geometry};
 use crate::Context;
-use crate::math::exp;
+use crate::math::exp_finite;
 use crate::ops::lanes::rows;
 use crate::ops::linear::cpu::aligned;
 use crate::ops::linear::tiles::{halves, narrowed};
@@ -237,7 +237,7 @@ fn online_softmax<V: Simd>(
     let mut sum = raised(largest, m, V::load(l), o);
     let (m, [low, high]) = (V::splat(*m), p);
     for (v, z) in z.into_iter().enumerate() {
-        let p = exp(z.sub(m));
+        let p = exp_finite(z.sub(m));
         bf16::store(p, &mut (if v < 2 { &mut *low } else { &mut *high })[v % 2 * LANES..]);
         sum = sum.add(p);
     }

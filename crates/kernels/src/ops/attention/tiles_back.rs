@@ -21,7 +21,7 @@ use super::cpu::Places;
 use super::pages::{self, padded};
 use super::tiles::{LINE, LINES};
 use super::{BLOCK, Geometry};
-use crate::math::exp;
+use crate::math::exp_finite;
 use crate::ops::lanes::dot_rounded;
 use crate::ops::linear::cpu::aligned;
 use crate::ops::linear::tiles::{Lines, halves, narrowed, pairs_to_lines, transpose_pairs, zip_lines};
@@ -449,7 +449,7 @@ impl BackwardTasks<'_> {
             let (s, d_p, slot) = (&s[of_step.clone()], &d_p[of_step.clone()], V::splat(slot as f32));
             for at in [0, LANES] {
                 let z = V::load(&s[at..]).mul(scale).sub(V::load(&lse[at..]));
-                let mut probability = exp(z);
+                let mut probability = exp_finite(z);
                 let difference = V::load(&d_p[at..]).sub(V::load(&delta[at..]));
                 let mut gradient = probability.mul(difference).mul(scale);
                 if !whole {

@@ -159,7 +159,7 @@ pub(crate) fn statistics<V: Simd>(logits: &mut [f32], beta: f32) -> [f32; KEPT] 
     for z in logits.chunks(LANES) {
         let n = z.len();
         let below = V::select(V::first(n), V::load_partial(z, n), none).sub(V::splat(m));
-        let e = math::exp(below);
+        let e = math::exp_finite(below);
         sum = sum.add(e);
         slope = e.fma(below.max(V::splat(FAR)), slope);
     }

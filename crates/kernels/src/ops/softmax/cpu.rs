@@ -2,7 +2,7 @@
 
 use super::{Backward, Forward};
 use crate::Context;
-use crate::math::exp;
+use crate::math::exp_finite;
 use crate::ops::lanes::{dot, load, rows, rows_of_task, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
@@ -43,7 +43,7 @@ impl Tasks for ForwardTasks<'_> {
             let mut sum = V::splat(0.0);
             for at in (0..x.len()).step_by(LANES) {
                 let z = V::select(V::first(x.len() - at), load::<V>(x, at).mul(scale), minus_infinity);
-                let e = exp(z.sub(m));
+                let e = exp_finite(z.sub(m));
                 store(e, y, at);
                 sum = sum.add(e);
             }

@@ -2,7 +2,7 @@
 
 use super::{Backward, Forward};
 use crate::math::sigmoid;
-use crate::ops::lanes::{load, rows, rows_of_task, store};
+use crate::ops::lanes::{load, rows, rows_of_task, store, store_rounded};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
@@ -44,8 +44,8 @@ pub(super) fn gated<V: Simd, G: Element, E: Element>(
         let (g, u): (V, V) = (E::rounded(load(gate, at)), E::rounded(load(up, at)));
         store(g.mul(sigmoid(g)).mul(u), y, at);
         if let Some((gate, up)) = &mut kept {
-            store(g, gate, at);
-            store(u, up, at);
+            store_rounded(g, gate, at);
+            store_rounded(u, up, at);
         }
     }
 }
