@@ -204,9 +204,9 @@ impl<E: Element> BackwardTasks<'_, E> {
         // Scores, as forward forms them, and d_out · v.
         let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
         let (a, b, out) = (&*w.q, &self.keys[at..at + BLOCK * hd], &mut *w.p);
-        self.isa.run(Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: k.clone(), accumulate });
+        self.isa.run(&mut Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: k.clone(), accumulate });
         let (a, b, out) = (&*w.d_out, &*w.values, &mut *w.d_s);
-        self.isa.run(Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate });
+        self.isa.run(&mut Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate });
         for (i, row) in tile.clone().enumerate() {
             let slots = slots(row);
             for h in 0..per {
@@ -220,7 +220,7 @@ impl<E: Element> BackwardTasks<'_, E> {
 
         // d_k [hd, 64] += qᵗ · d_s and d_v [64, hd] += pᵗ · d_out: chains over the tile's pairs. What a row does not see
         // has p = d_s = 0.
-        self.isa.run(Product {
+        self.isa.run(&mut Product {
             a: w.q,
             a_row: 1,
             a_k: hd,
@@ -233,7 +233,7 @@ impl<E: Element> BackwardTasks<'_, E> {
             k: 0..pairs,
             accumulate: true,
         });
-        self.isa.run(Product {
+        self.isa.run(&mut Product {
             a: w.p,
             a_row: 1,
             a_k: BLOCK,
@@ -250,7 +250,7 @@ impl<E: Element> BackwardTasks<'_, E> {
         // d_q += d_s · k, over no key that the row does not see: it may be NaN.
         let of = |row: usize, width: usize| (row - tile.start) * per * width;
         staircase(tile.clone(), per, slots, |rows, k| {
-            self.isa.run(Product {
+            self.isa.run(&mut Product {
                 a: &w.d_s[of(rows.start, BLOCK)..of(rows.end, BLOCK)],
                 a_row: BLOCK,
                 a_k: 1,

@@ -263,7 +263,7 @@ impl<E: Element> ForwardTasks<'_, E> {
         let (keys, values) = (&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]);
         let pairs = (run.start - start) * group..(run.end - start) * group;
 
-        self.isa.run(Product {
+        self.isa.run(&mut Product {
             a: &t.q[pairs.start * hd..pairs.end * hd],
             a_row: hd,
             a_k: 1,
@@ -290,7 +290,7 @@ impl<E: Element> ForwardTasks<'_, E> {
 
         let at = |row: usize, width: usize| (row - start) * group * width;
         staircase(run, group, slots, |rows, k| {
-            self.isa.run(Product {
+            self.isa.run(&mut Product {
                 a: &t.s[at(rows.start, BLOCK)..at(rows.end, BLOCK)],
                 a_row: BLOCK,
                 a_k: 1,

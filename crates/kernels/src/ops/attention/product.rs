@@ -20,7 +20,8 @@ pub(super) struct Product<'a, E> {
     pub accumulate: bool,
 }
 
-impl<E: Element> Kernel for Product<'_, E> {
+/// By reference, so that its fields are not copied at each call.
+impl<E: Element> Kernel for &mut Product<'_, E> {
     type Output = ();
     #[inline(always)]
     fn run<V: Simd>(self) {
@@ -53,10 +54,10 @@ impl<E: Element> Kernel for Product<'_, E> {
                     macro_rules! tile {
                         ($($r:literal)*) => {
                             match rows {
-                                $($r if vectors == 4 => micro::<V, E, $r, 4>(&self, out, m, n),
-                                $r if vectors == 2 => micro::<V, E, $r, 2>(&self, out, m, n),
-                                $r if left >= LANES => micro::<V, E, $r, 1>(&self, out, m, n),
-                                $r => edge::<V, E, $r>(&self, out, m, n, left),)*
+                                $($r if vectors == 4 => micro::<V, E, $r, 4>(self, out, m, n),
+                                $r if vectors == 2 => micro::<V, E, $r, 2>(self, out, m, n),
+                                $r if left >= LANES => micro::<V, E, $r, 1>(self, out, m, n),
+                                $r => edge::<V, E, $r>(self, out, m, n, left),)*
                                 _ => unreachable!("at most six rows"),
                             }
                         };

@@ -317,7 +317,7 @@ impl<'a> Product<'a> {
             }
             let last = depth.end == self.depth;
             let bias = self.bias.filter(|_| last).map_or(std::ptr::null(), |bias| bias[column..].as_ptr());
-            self.isa.run(Tile {
+            self.isa.run(&Tile {
                 rows: rows.len(),
                 vectors,
                 depth: depth.len(),

@@ -106,7 +106,8 @@ impl Packed for bf16 {
     }
 }
 
-impl<E: Packed> Kernel for Tile<E> {
+/// By reference: its fields would be copied at each call, by a function that does nothing else.
+impl<E: Packed> Kernel for &Tile<E> {
     type Output = ();
     #[inline(always)]
     fn run<V: Simd>(self) {
@@ -137,7 +138,7 @@ impl<E: Packed> Kernel for Tile<E> {
 
 impl<E: Packed> Tile<E> {
     #[inline(always)]
-    fn layout<V: Simd, const ROWS: usize, const VECTORS: usize>(self) {
+    fn layout<V: Simd, const ROWS: usize, const VECTORS: usize>(&self) {
         // Larger tiles than the register file are never asked for; not compiling them saves their code.
         if ROWS * VECTORS > V::GEMM_ROWS * V::GEMM_VECTORS {
             unreachable!("a tile of {ROWS} × {VECTORS}")
@@ -147,7 +148,7 @@ impl<E: Packed> Tile<E> {
     }
 
     #[inline(always)]
-    fn compute<V: Simd, const ROWS: usize, const VECTORS: usize>(self) {
+    fn compute<V: Simd, const ROWS: usize, const VECTORS: usize>(&self) {
         let offset = |vector: usize, panel: usize| (vector / 2) * panel + (vector % 2) * LANES;
         let exist = |vector: usize| self.columns.saturating_sub(vector * LANES).min(LANES);
         let mut chains = [[V::splat(0.0); VECTORS]; ROWS];
