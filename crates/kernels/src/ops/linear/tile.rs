@@ -63,6 +63,8 @@ pub(super) struct Tile<E> {
 pub(super) trait Packed: Element {
     /// Steps of depth that lie side by side: `[depth / TOGETHER][32][TOGETHER]`.
     const TOGETHER: usize;
+    /// [`AHEAD`] of tiles that read several panels, which wait for memory more than they multiply.
+    const FAR_AHEAD: usize;
     /// 16 columns of [`Self::TOGETHER`] steps, from the first of them on; the rest repeats the first step.
     ///
     /// # Safety
@@ -74,6 +76,7 @@ pub(super) trait Packed: Element {
 
 impl Packed for f32 {
     const TOGETHER: usize = 1;
+    const FAR_AHEAD: usize = AHEAD;
     #[inline(always)]
     unsafe fn steps<V: Simd>(from: *const f32) -> [V; 2] {
         // SAFETY: the caller's promise.
@@ -91,6 +94,7 @@ impl Packed for f32 {
 
 impl Packed for bf16 {
     const TOGETHER: usize = 2;
+    const FAR_AHEAD: usize = 3 * AHEAD;
     #[inline(always)]
     unsafe fn steps<V: Simd>(from: *const bf16) -> [V; 2] {
         // SAFETY: the caller's promise: 16 columns of two steps.
@@ -170,6 +174,7 @@ impl<E: Packed> Tile<E> {
         // An address that exists, also for who asks for nothing: others would be looked up in vain at each step.
         let nothing = (self.b.cast(), 0);
         let (soon, pace) = if self.ask.rows.is_empty() { nothing } else { self.ask.begin::<V>(self.depth) };
+        let ahead = if VECTORS > V::GEMM_VECTORS { E::FAR_AHEAD } else { AHEAD };
         for k in (0..self.depth).step_by(E::TOGETHER) {
             // SAFETY: the packed operands hold `depth` steps, a multiple of those that lie together, of all rows and all
             // vectors, padding included.
@@ -178,7 +183,7 @@ impl<E: Packed> Tile<E> {
                 let column = |v: usize| (v / 2) * self.b_panel + (v % 2) * LANES * E::TOGETHER;
                 let b: [[V; 2]; VECTORS] = std::array::from_fn(|v| E::steps(from.add(column(v))));
                 for v in 0..VECTORS {
-                    V::prefetch_near(from.wrapping_add(column(v) + AHEAD * PANEL));
+                    V::prefetch_near(from.wrapping_add(column(v) + ahead * PANEL));
                 }
                 for step in 0..E::TOGETHER {
                     V::prefetch(soon.wrapping_add((k + step) * pace));
