@@ -10,9 +10,15 @@ const OVERFLOW: f32 = 88.72;
 /// e^x. Error ≤ 2 ulp; 0 below −87.33 (and at −∞), +∞ above 88.72, NaN kept.
 #[inline(always)]
 pub fn exp<V: Simd>(x: V) -> V {
+    V::select(x.lt(V::splat(UNDERFLOW)), V::splat(0.0), exp_or_tiny(x))
+}
+
+/// [`exp`], but for e^−87.33 in place of 0.
+#[inline(always)]
+fn exp_or_tiny<V: Simd>(x: V) -> V {
     let e = power(x.max(V::splat(UNDERFLOW)).min(V::splat(OVERFLOW)));
-    let e = V::select(x.lt(V::splat(UNDERFLOW)), V::splat(0.0), e);
-    bounded(x, e)
+    // Above what e^x can be +∞, and NaN if x is.
+    V::select(x.lt(V::splat(OVERFLOW.next_up())), e, x.add(V::splat(f32::INFINITY)))
 }
 
 /// [`exp`] where it is finite, in fewer instructions; the same bits. (Above 88.72 it is any number.)
@@ -42,12 +48,6 @@ fn power<V: Simd>(x: V) -> V {
     let p = p.fma(r, V::splat(1.666_666_5e-1));
     let p = p.fma(r, V::splat(5e-1));
     p.fma(r.mul(r), r).add(V::splat(1.0)).mul_pow2(shifted)
-}
-
-/// `e`, but for x above what e^x can be: +∞; and NaN: NaN.
-#[inline(always)]
-fn bounded<V: Simd>(x: V, e: V) -> V {
-    V::select(x.lt(V::splat(OVERFLOW.next_up())), e, x.add(V::splat(f32::INFINITY)))
 }
 
 /// ln x for positive normal x. Relative error ≤ 2 ulp.
@@ -80,10 +80,9 @@ pub fn ln<V: Simd>(x: V) -> V {
 /// 1 / (1 + e^−x)
 #[inline(always)]
 pub fn sigmoid<V: Simd>(x: V) -> V {
-    let (one, x) = (V::splat(1.0), V::splat(0.0).sub(x));
-    // What underflows is nothing beside 1.
-    let e = bounded(x, power(x.max(V::splat(UNDERFLOW)).min(V::splat(OVERFLOW))));
-    one.div(one.add(e))
+    let one = V::splat(1.0);
+    // Beside 1 what is tiny is nothing.
+    one.div(one.add(exp_or_tiny(V::splat(0.0).sub(x))))
 }
 
 /// [`exp`] of one number.

@@ -46,18 +46,6 @@ fn nearest_bf16(x: __m512) -> __m512i {
     })
 }
 
-/// The upper halves of the lanes.
-#[inline(always)]
-fn upper_halves(bits: __m512i) -> __m256i {
-    lanes!({
-        // Words 1, 3, … 31, as pairs in the order of memory.
-        let odd = _mm512_set_epi32(
-            0, 0, 0, 0, 0, 0, 0, 0, 0x1f_001d, 0x1b_0019, 0x17_0015, 0x13_0011, 0xf_000d, 0xb_0009, 0x7_0005, 0x3_0001,
-        );
-        _mm512_castsi512_si256(_mm512_permutexvar_epi16(odd, bits))
-    })
-}
-
 /// Halves folded onto each other: 8, 4, 2, 1.
 macro_rules! folded {
     ($with:ident, $x:expr) => {{
@@ -122,16 +110,21 @@ impl Simd for F32x16 {
     }
     #[inline(always)]
     fn store_bf16(self, to: &mut [bf16]) {
-        let to = &mut to[..LANES];
-        // SAFETY: 16 elements of two bytes, just checked.
-        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), upper_halves(nearest_bf16(self.0))) }
+        F32x16(lanes!(_mm512_castsi512_ps(nearest_bf16(self.0)))).store_exact_bf16(to);
     }
     #[inline(always)]
     fn store_exact_bf16(self, to: &mut [bf16]) {
         let to = &mut to[..LANES];
-        let bits = lanes!(_mm512_castps_si512(self.0));
+        let upper = lanes!({
+            // Words 1, 3, … 31, as pairs in the order of memory.
+            let odd = _mm512_set_epi32(
+                0, 0, 0, 0, 0, 0, 0, 0, 0x1f_001d, 0x1b_0019, 0x17_0015, 0x13_0011, 0xf_000d, 0xb_0009, 0x7_0005,
+                0x3_0001,
+            );
+            _mm512_castsi512_si256(_mm512_permutexvar_epi16(odd, _mm512_castps_si512(self.0)))
+        });
         // SAFETY: 16 elements of two bytes, just checked.
-        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), upper_halves(bits)) }
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), upper) }
     }
     #[inline(always)]
     fn rounded_to_bf16(self) -> Self {

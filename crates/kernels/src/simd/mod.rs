@@ -168,28 +168,25 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Sum of the lanes in the order that all instruction sets share: halves folded onto each other, 8, 4, 2, 1.
     #[inline(always)]
     fn sum(self) -> f32 {
-        let mut a = self.to_array();
-        let mut half = LANES / 2;
-        while half > 0 {
-            for i in 0..half {
-                a[i] += a[i + half];
-            }
-            half /= 2;
-        }
-        a[0]
+        folded(self.to_array(), |a, b| a + b)
     }
 
     /// Largest lane: halves folded onto each other with [`Simd::max`] in the same order. If any lane is NaN, one of the lanes.
     #[inline(always)]
     fn max_lane(self) -> f32 {
-        let mut a = self.to_array();
-        let mut half = LANES / 2;
-        while half > 0 {
-            for i in 0..half {
-                a[i] = if a[i + half] > a[i] { a[i + half] } else { a[i] };
-            }
-            half /= 2;
-        }
-        a[0]
+        folded(self.to_array(), |a, b| if b > a { b } else { a })
     }
+}
+
+/// The lower half of the lanes with the upper one, then the lower quarter with the next, down to one lane.
+#[inline(always)]
+fn folded(mut lanes: [f32; LANES], with: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = with(lanes[i], lanes[i + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
 }

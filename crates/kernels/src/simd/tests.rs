@@ -114,20 +114,17 @@ fn sums_tails_masks_and_exponents() {
         for (i, x) in vectors().into_iter().enumerate() {
             let n = i % (LANES + 1);
             let (sum, max, partial, whole, any, few, (e, m)) = isa.run(Horizontal(x, n));
-            let mut tree = x;
-            for half in [8, 4, 2, 1] {
-                for l in 0..half {
-                    tree[l] += tree[l + half];
+            let tree = |with: fn(f32, f32) -> f32| {
+                let mut tree = x;
+                for half in [8, 4, 2, 1] {
+                    for l in 0..half {
+                        tree[l] = with(tree[l], tree[l + half]);
+                    }
                 }
-            }
-            assert_eq!(bits([sum; LANES]), bits([tree[0]; LANES]), "{isa:?}");
-            let mut tree = x;
-            for half in [8, 4, 2, 1] {
-                for l in 0..half {
-                    tree[l] = if tree[l + half] > tree[l] { tree[l + half] } else { tree[l] };
-                }
-            }
-            assert_eq!(bits([max; LANES]), bits([tree[0]; LANES]), "{isa:?}");
+                [tree[0]; LANES]
+            };
+            assert_eq!(bits([sum; LANES]), bits(tree(|a, b| a + b)), "{isa:?}");
+            assert_eq!(bits([max; LANES]), bits(tree(|a, b| if b > a { b } else { a })), "{isa:?}");
             let expected: [f32; LANES] = std::array::from_fn(|l| if l < n { x[l] } else { 7.0 });
             assert_eq!(bits(partial.try_into().unwrap()), bits(expected), "{isa:?} {n}");
             assert_eq!((whole[0], bits(whole[1..].try_into().unwrap())), (7.0, bits(x)), "{isa:?}");
