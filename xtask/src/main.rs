@@ -1,19 +1,28 @@
 //! Developer commands: `cargo xtask check` runs what CI runs after the tests.
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Instant;
 
-const HELP: &str = "cargo xtask check    formatting, lints, docs, fixtures, the demo end to end (what CI runs beside `cargo test --workspace`)
-cargo xtask check fmt|clippy|docs|fixtures|demo    one of them";
+const HELP: &str = "cargo xtask check    all checks that CI runs beside `cargo test --workspace`, the cheap ones first
+cargo xtask check layers    no import against the order of the crates, no circle of imports between the modules of one
+cargo xtask check fmt|clippy|docs|fixtures|demo    one of the others";
 
 /// A check: its name and how it is made.
 type Check = (&'static str, fn() -> Result<(), String>);
 
-const CHECKS: [Check; 5] =
-    [("fmt", fmt), ("clippy", clippy), ("docs", docs), ("fixtures", fixtures::check), ("demo", demo::check)];
+const CHECKS: [Check; 6] = [
+    ("fmt", fmt),
+    ("layers", layers::check),
+    ("fixtures", fixtures::check),
+    ("clippy", clippy),
+    ("docs", docs),
+    ("demo", demo::check),
+];
 
+mod cargo;
 mod demo;
 mod fixtures;
+mod layers;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -39,25 +48,14 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs a command of cargo's, its output passed on.
-fn cargo(arguments: &[&str], environment: &[(&str, &str)]) -> Result<(), String> {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let status = Command::new(cargo).args(arguments).envs(environment.iter().copied()).status();
-    match status {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("cargo {}: {status}", arguments.join(" "))),
-        Err(error) => Err(format!("cargo {}: {error}", arguments.join(" "))),
-    }
-}
-
 fn fmt() -> Result<(), String> {
-    cargo(&["fmt", "--all", "--check"], &[])
+    cargo::run(&["fmt", "--all", "--check"], &[])
 }
 
 fn clippy() -> Result<(), String> {
-    cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])
+    cargo::run(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])
 }
 
 fn docs() -> Result<(), String> {
-    cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
+    cargo::run(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
 }

@@ -1,0 +1,18 @@
+//! The cargo that runs this program.
+
+use std::process::Command;
+
+/// The command, to which arguments are added.
+pub fn command() -> Command {
+    Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()))
+}
+
+/// Runs a command of cargo, its output passed on.
+pub fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Result<(), String> {
+    let status = command().args(arguments).envs(environment.iter().copied()).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("cargo {}: {status}", arguments.join(" "))),
+        Err(error) => Err(format!("cargo {}: {error}", arguments.join(" "))),
+    }
+}

@@ -1,0 +1,117 @@
+//! Who may import whom: the crates as the table below says, and no circle between the top-level modules of a crate.
+
+mod modules;
+mod tokens;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+/// Each crate and those of ours that it may import, below before above (docs/architecture.md).
+const CRATES: [(&str, &[&str]); 11] = [
+    ("kernels", &[]),
+    ("telemetry", &[]),
+    ("model", &["kernels"]),
+    ("rollout", &["kernels", "model"]),
+    ("train", &["kernels", "model"]),
+    ("rewards", &["kernels", "model"]),
+    ("lockstep", &["kernels", "model", "rollout", "train", "rewards", "telemetry"]),
+    ("dashboard", &["lockstep", "telemetry"]),
+    ("bench", &["kernels", "model", "rollout", "train", "rewards", "telemetry", "lockstep"]),
+    ("cli", &["kernels", "model", "rollout", "train", "rewards", "telemetry", "lockstep", "dashboard", "bench"]),
+    ("xtask", &[]),
+];
+
+/// Crates whose circles are being taken apart: they are shown and don't fail. Strike a crate out when it has none.
+const IN_PIECES: [&str; 4] = ["kernels", "model", "train", "lockstep"];
+
+/// A package of the workspace.
+struct Package {
+    /// Without `lockstep-`.
+    name: String,
+    /// Our packages that it depends on, for whatever purpose.
+    imports: Vec<String>,
+    /// The root files of its libraries and programs.
+    roots: Vec<PathBuf>,
+}
+
+pub fn check() -> Result<(), String> {
+    let packages = packages()?;
+    let mut wrong = forbidden(&packages);
+    for package in &packages {
+        for root in &package.roots {
+            let arrows = modules::arrows(root)?;
+            let circles = describe(&arrows);
+            if IN_PIECES.contains(&package.name.as_str()) {
+                circles.iter().for_each(|circle| println!("known circle of modules in {}: {circle}", package.name));
+            } else {
+                wrong.extend(circles.iter().map(|circle| format!("circle of modules in {}: {circle}", package.name)));
+            }
+        }
+    }
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => Err(wrong.join("\n")),
+    }
+}
+
+/// The dependencies that [`CRATES`] does not allow.
+fn forbidden(packages: &[Package]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for Package { name, imports, .. } in packages {
+        match CRATES.iter().find(|(known, _)| known == name) {
+            None => wrong.push(format!("crate {name} has no place in xtask/src/layers/mod.rs")),
+            Some((_, allowed)) => {
+                let bad = imports.iter().filter(|import| !allowed.contains(&import.as_str()));
+                wrong.extend(bad.map(|import| format!("crate {name} must not depend on {import}")));
+            }
+        }
+    }
+    wrong
+}
+
+/// Each circle in words: its modules, and where each imports the next.
+fn describe(arrows: &modules::Arrows) -> Vec<String> {
+    let line = |from: &String, to: &String| {
+        let place = &arrows[&(from.clone(), to.clone())];
+        format!("\n    {from} → {to}    {}:{}", place.file.display(), place.line)
+    };
+    let one = |circle: Vec<String>| {
+        let next = circle.iter().cycle().skip(1);
+        let lines: String = circle.iter().zip(next).map(|(from, to)| line(from, to)).collect();
+        format!("{}{lines}", circle.join(", "))
+    };
+    modules::circles(arrows).into_iter().map(one).collect()
+}
+
+/// The packages of the workspace, as cargo sees them.
+fn packages() -> Result<Vec<Package>, String> {
+    let output = crate::cargo::command().args(["metadata", "--no-deps", "--format-version", "1"]).output();
+    let output = output.map_err(|e| format!("cargo metadata: {e}"))?;
+    let metadata: Value = serde_json::from_slice(&output.stdout).map_err(|e| format!("cargo metadata: {e}"))?;
+    let here = std::env::current_dir().map_err(|e| e.to_string())?;
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let short = |name: String| name.strip_prefix("lockstep-").unwrap_or(&name).to_owned();
+    let all = list(&metadata["packages"]);
+    let names: Vec<String> = all.iter().map(|package| text(&package["name"])).collect();
+    let package = |package: &Value| Package {
+        name: short(text(&package["name"])),
+        imports: list(&package["dependencies"])
+            .iter()
+            .map(|dependency| text(&dependency["name"]))
+            .filter(|name| names.contains(name) && *name != text(&package["name"]))
+            .map(short)
+            .collect(),
+        roots: list(&package["targets"])
+            .iter()
+            .filter(|target| list(&target["kind"]).iter().any(|kind| matches!(kind.as_str(), Some("lib" | "bin"))))
+            .map(|target| text(&target["src_path"]))
+            .map(|path| Path::new(&path).strip_prefix(&here).unwrap_or(Path::new(&path)).to_owned())
+            .collect(),
+    };
+    Ok(all.iter().map(package).collect())
+}

@@ -1,0 +1,82 @@
+use super::*;
+
+/// Writes a source tree and gives what the check says of its `lib.rs`.
+fn circles(files: &[(&str, &str)]) -> Vec<String> {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        let path = directory.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    let arrows = modules::arrows(&directory.path().join("lib.rs")).unwrap();
+    let prefix = format!("{}/", directory.path().display());
+    describe(&arrows).into_iter().map(|circle| circle.replace(&prefix, "")).collect()
+}
+
+#[test]
+fn a_planted_circle_is_found_with_its_lines() {
+    let found = circles(&[
+        ("lib.rs", "//! A crate.\nmod a;\nmod b;\npub mod c;\npub use b::Thing;\n"),
+        ("a.rs", "// crate::c::none\nuse crate::Thing;\n"),
+        ("b/mod.rs", "mod inner;\npub struct Thing;\n"),
+        ("b/inner.rs", "use std::{fmt,\n    io};\nfn f() {\n    let x = super::super::c::g(\"crate::a::x\");\n}\n"),
+        ("c.rs", "use crate::{a::{self, Y as Z}};\npub fn g() {}\n"),
+    ]);
+    assert_eq!(found, ["a, b, c\n    a → b    a.rs:2\n    b → c    b/inner.rs:4\n    c → a    c.rs:1"]);
+}
+
+#[test]
+fn two_knots_are_two_circles() {
+    let found = circles(&[
+        ("lib.rs", "mod a; mod b; mod c; mod d;"),
+        ("a.rs", "use crate::b::X;"),
+        ("b.rs", "impl crate::a::Y for Z {}"),
+        ("c.rs", "use super::d;"),
+        ("d.rs", "mod e { use super::super::c; }"),
+    ]);
+    assert_eq!(found.len(), 2, "{found:?}");
+}
+
+#[test]
+fn the_root_s_own_items_are_a_module_and_its_re_exports_are_none() {
+    let files = |root: &'static str| {
+        [("lib.rs", root), ("a.rs", "use crate::Trait; pub struct X;"), ("b.rs", "pub struct Y; use crate::a::X;")]
+    };
+    assert_eq!(circles(&files("mod a; mod b; pub use a::X; pub use b::Y; pub trait Trait { fn f() -> Y; }")).len(), 1);
+    assert!(circles(&files("mod a; mod b; pub use a::X; pub use b::Y; pub trait Trait {}")).is_empty());
+}
+
+#[test]
+fn tests_and_visibility_and_one_s_own_modules_are_no_imports() {
+    let found = circles(&[
+        ("lib.rs", "mod a; mod b;"),
+        ("a.rs", "use crate::b::X; mod deep; #[cfg(test)] mod tests;"),
+        ("a/deep.rs", "use super::Own; use crate::a::Own as O; use self::more::x; mod more { use super::y; }"),
+        ("a/tests.rs", "use crate::b;"),
+        (
+            "b.rs",
+            "pub(in crate::a) fn f() {} #[cfg(test)] mod tests { use crate::a::X; }\n#[test]\nfn g() { crate::a::h() }",
+        ),
+    ]);
+    assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn an_arrow_upwards_between_crates_is_found() {
+    let package = |name: &str, imports: &[&str]| Package {
+        name: name.to_owned(),
+        imports: imports.iter().map(|import| import.to_string()).collect(),
+        roots: Vec::new(),
+    };
+    let good = [package("kernels", &[]), package("model", &["kernels"]), package("cli", &["lockstep", "bench"])];
+    assert!(forbidden(&good).is_empty());
+    let bad = [package("train", &["model", "rollout"]), package("telemetry", &["kernels"]), package("new", &[])];
+    assert_eq!(
+        forbidden(&bad),
+        [
+            "crate train must not depend on rollout",
+            "crate telemetry must not depend on kernels",
+            "crate new has no place in xtask/src/layers/mod.rs"
+        ]
+    );
+}
