@@ -5,15 +5,17 @@ use std::time::Instant;
 
 const HELP: &str = "cargo xtask check    all checks that CI runs beside `cargo test --workspace`, the cheap ones first
 cargo xtask check layers    no import against the order of the crates, no circle of imports between the modules of one
+cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
 cargo xtask check fmt|clippy|docs|fixtures|demo    one of the others";
 
 /// A check: its name and how it is made.
 type Check = (&'static str, fn() -> Result<(), String>);
 
-const CHECKS: [Check; 6] = [
+const CHECKS: [Check; 7] = [
     ("fmt", fmt),
     ("layers", layers::check),
     ("fixtures", fixtures::check),
+    ("deny", deny),
     ("clippy", clippy),
     ("docs", docs),
     ("demo", demo::check),
@@ -58,4 +60,9 @@ fn clippy() -> Result<(), String> {
 
 fn docs() -> Result<(), String> {
     cargo::run(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
+}
+
+fn deny() -> Result<(), String> {
+    cargo::run(&["deny", "check", "licenses", "bans", "sources"], &[])
+        .map_err(|why| format!("{why} (if it is missing: cargo install cargo-deny --locked)"))
 }
