@@ -3,7 +3,7 @@
 
 use crate::pool::{Scratch, Tasks};
 use crate::simd::{LANES, Simd};
-use crate::{Context, DType, Isa};
+use crate::{Context, DType};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ const PIECE: usize = 1 << 18;
 pub fn measure(ctx: &Context, time: Duration) -> Ceilings {
     let rounds = 1 << 14;
     let tasks = ctx.threads() * 8;
-    let of_vectors = if ctx.isa() == Isa::Amx { time / 4 } else { time / 2 };
+    let of_vectors = if ctx.isa().is_amx() { time / 4 } else { time / 2 };
     let per_pass = best(of_vectors, || ctx.run(tasks, &Chains { rounds }));
     let flops = ctx.isa().run(FlopsPerRound) * (rounds * tasks) as f64;
     let tile_flops_per_s = tile_flops(ctx, time / 4);
@@ -54,11 +54,11 @@ fn tile_flops(ctx: &Context, time: Duration) -> Option<f64> {
     impl Tasks for Spin {
         #[inline(always)]
         fn task<V: Simd>(&self, _index: usize, _scratch: &mut Scratch) {
-            // SAFETY: made below only where AMX may be used.
+            // SAFETY: made below only for an instruction set with AMX, whose value is the proof that it may be used.
             unsafe { amx::spin(self.0) };
         }
     }
-    if ctx.isa() != Isa::Amx || !Isa::Amx.is_present() {
+    if !ctx.isa().is_amx() {
         return None;
     }
     let (rounds, tasks) = (1 << 12, ctx.threads() * 8);
@@ -154,6 +154,7 @@ impl Tasks for Reads<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Isa;
 
     #[test]
     fn every_instruction_set_gives_positive_figures() {
@@ -161,7 +162,7 @@ mod tests {
             let measured = measure(&Context::cpu(isa, 1), Duration::from_millis(2));
             // Only what cannot depend on how busy the machine is.
             assert!(measured.flops_per_s.is_finite() && measured.flops_per_s > 1e5, "{isa:?} {measured:?}");
-            assert_eq!(measured.tile_flops_per_s.is_some(), isa == Isa::Amx);
+            assert_eq!(measured.tile_flops_per_s.is_some(), isa.is_amx());
             let of_bf16 = measured.of_dtype(DType::Bf16).flops_per_s;
             assert_eq!(of_bf16, measured.tile_flops_per_s.unwrap_or(measured.flops_per_s));
             assert!(measured.tile_flops_per_s.is_none_or(|flops| flops.is_finite() && flops > 1e5));

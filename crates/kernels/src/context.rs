@@ -1,7 +1,8 @@
 //! What every operation is called with: the device, the instruction set, the threads, the memory.
 
+use crate::matrix::PANEL;
 use crate::pool::{Pool, Tasks};
-use crate::{Device, Isa, Memory, Result};
+use crate::{DType, Device, Isa, Matrix, Memory, Result};
 use std::cell::Cell;
 
 /// The device that operations run on. One per process is enough; clones share threads and ledger.
@@ -23,8 +24,46 @@ impl Context {
         Ok(Context::cpu(Isa::from_env()?, threads_from_env()?))
     }
 
-    /// The instruction set.
-    pub fn isa(&self) -> Isa {
+    /// Shapes and byte counts only ([`Device::Meta`]): nothing that computes is run with it.
+    pub fn meta() -> Context {
+        let memory = Memory::new(Device::Meta);
+        Context { isa: Isa::PORTABLE, pool: std::sync::Arc::new(Pool::new(1)), memory }
+    }
+
+    /// The same device and arithmetic with so many threads, and a ledger of its own.
+    pub fn with_threads(&self, threads: usize) -> Context {
+        Context::cpu(self.isa, threads)
+    }
+
+    /// What computes, as a run's record names it: on a CPU the instruction set. Bits are promised between equal names.
+    pub fn describe(&self) -> &'static str {
+        self.isa.name()
+    }
+
+    /// The name of the formula that products of numbers of `dtype` are computed with (docs/arithmetic.md): contexts with the
+    /// same one give the same bits.
+    pub fn arithmetic(&self, dtype: DType) -> &'static str {
+        match dtype {
+            DType::Bf16 if self.isa.has_tiles() => "bf16-amx",
+            DType::Bf16 => "bf16-chain",
+            DType::F32 | DType::U32 => "f32",
+        }
+    }
+
+    /// Whether gate and up of this weight, one below the other, are multiplied faster by [`crate::ops::swiglu::fused`] than by
+    /// a product and an activation: where tiles multiply, the way through memory costs more than packing rows and reading the
+    /// weight for each block of outputs.
+    pub fn fuses_gates(&self, gate_up: &Matrix) -> bool {
+        let on_tiles = self.isa.has_tiles() && gate_up.data().dtype() == DType::Bf16;
+        on_tiles && gate_up.rows().is_multiple_of(2 * PANEL)
+    }
+
+    /// As of [`Memory::rows_at_once`].
+    pub fn rows_at_once(&self) -> usize {
+        self.memory.rows_at_once()
+    }
+
+    pub(crate) fn isa(&self) -> Isa {
         self.isa
     }
     /// Threads, the caller's included.
@@ -37,7 +76,7 @@ impl Context {
     }
     /// Runs tasks `0..count` of `tasks` on all threads and returns when all are done. Which thread runs which task is
     /// not fixed: tasks write disjoint outputs, and no sum runs across tasks, so the bits do not depend on it.
-    pub fn run<T: Tasks>(&self, count: usize, tasks: &T) {
+    pub(crate) fn run<T: Tasks>(&self, count: usize, tasks: &T) {
         self.pool.run(self.isa, count, tasks);
     }
 }

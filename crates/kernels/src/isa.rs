@@ -9,9 +9,15 @@ use crate::simd::{Kernel, portable, tiles};
 use crate::simd::{amx, avx2, avx512};
 use crate::{Error, Result};
 
-/// An instruction set, slowest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Isa {
+/// An instruction set that this process may use, slowest first.
+///
+/// Whoever holds one may run its instructions: a value is made only where the processor was asked first, or where none is
+/// needed ([`Isa::PORTABLE`], [`Isa::AMX_EMULATED`]).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Isa(Kind);
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Kind {
     /// Plain Rust, any architecture.
     Portable,
     /// x86-64 with AVX2 and FMA.
@@ -20,71 +26,34 @@ pub enum Isa {
     Avx512,
     /// AVX-512, and AMX with bf16 for the products of numbers in bf16.
     Amx,
-    /// The bits of [`Isa::Amx`] on any machine, with its tiles in plain Rust: slow, for checks.
+    /// The bits of `Amx` on any machine, with its tiles in plain Rust: slow, for checks.
     AmxEmulated,
 }
 
-impl Isa {
+impl Kind {
     /// Those that a machine may have, slowest first.
-    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    const HARDWARE: [Kind; 4] = [Kind::Portable, Kind::Avx2, Kind::Avx512, Kind::Amx];
 
-    /// The fastest that this machine has.
-    pub fn best() -> Isa {
-        *Isa::present().last().expect("portable is always present")
-    }
-
-    /// Those that this machine has, slowest first.
-    pub fn present() -> Vec<Isa> {
-        Isa::ALL.into_iter().filter(|isa| isa.is_present()).collect()
-    }
-
-    /// Whether products of numbers in bf16 run on tiles, with the formula of [`crate::simd::tiles`] in place of the chains
-    /// that all others share.
-    pub fn has_tiles(self) -> bool {
-        self.tiles().is_some()
-    }
-
-    /// What does them.
-    pub(crate) fn tiles(self) -> Option<tiles::Unit> {
+    /// As written in `LOCKSTEP_ISA` and in a run's record.
+    fn name(self) -> &'static str {
         match self {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx => Some(amx::run),
-            Isa::AmxEmulated => Some(tiles::emulated),
-            _ => None,
+            Kind::Portable => "portable",
+            Kind::Avx2 => "avx2",
+            Kind::Avx512 => "avx512",
+            Kind::Amx => "amx",
+            Kind::AmxEmulated => "amx-emulated",
         }
     }
 
-    /// Why this process may not use AMX; nothing if it may.
-    pub fn amx_refusal() -> Option<&'static str> {
-        if !Isa::Avx512.is_present() {
-            return Some("this processor has no AVX-512");
-        }
-        #[cfg(target_arch = "x86_64")]
-        let refusal = amx::refusal();
-        #[cfg(not(target_arch = "x86_64"))]
-        let refusal = Some("this processor is not of x86-64");
-        refusal
-    }
-
-    /// The fastest of those that compute with vectors alone, for what runs as on them.
-    fn vectors(self) -> Isa {
+    fn is_present(self) -> bool {
         match self {
-            Isa::Amx => Isa::Avx512,
-            Isa::AmxEmulated => *[Isa::Avx512, Isa::Avx2].iter().find(|isa| isa.is_present()).unwrap_or(&Isa::Portable),
-            other => other,
-        }
-    }
-
-    /// Whether this machine has it.
-    pub fn is_present(self) -> bool {
-        match self {
-            Isa::Portable | Isa::AmxEmulated => true,
-            Isa::Amx => Isa::amx_refusal().is_none(),
+            Kind::Portable | Kind::AmxEmulated => true,
+            Kind::Amx => Isa::amx_refusal().is_none(),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Kind::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
-                Isa::Avx2.is_present()
+            Kind::Avx512 => {
+                Kind::Avx2.is_present()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
@@ -95,15 +64,64 @@ impl Isa {
         }
     }
 
+    /// The only way to an instruction set that a machine may lack.
+    fn checked(self) -> Option<Isa> {
+        self.is_present().then_some(Isa(self))
+    }
+}
+
+impl Isa {
+    /// Plain Rust, any architecture.
+    pub const PORTABLE: Isa = Isa(Kind::Portable);
+    /// The bits of AMX on any machine, its tiles in plain Rust: slow, for checks.
+    pub const AMX_EMULATED: Isa = Isa(Kind::AmxEmulated);
+
+    /// The fastest that this machine has.
+    pub fn best() -> Isa {
+        *Isa::present().last().expect("portable is always present")
+    }
+
+    /// Those that this machine has, slowest first.
+    pub fn present() -> Vec<Isa> {
+        Kind::HARDWARE.into_iter().filter_map(Kind::checked).collect()
+    }
+
+    /// Whether products run on the tiles of the processor itself.
+    pub(crate) fn is_amx(self) -> bool {
+        self.0 == Kind::Amx
+    }
+
+    /// Whether products of numbers in bf16 run on tiles, with the formula of [`crate::simd::tiles`] in place of the chains
+    /// that all others share.
+    pub(crate) fn has_tiles(self) -> bool {
+        self.tiles().is_some()
+    }
+
+    /// What runs products on tiles, if they do.
+    pub(crate) fn tiles(self) -> Option<tiles::Unit> {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Amx => Some(amx::run),
+            Kind::AmxEmulated => Some(tiles::emulated),
+            _ => None,
+        }
+    }
+
+    /// Why this process may not use AMX; nothing if it may.
+    pub fn amx_refusal() -> Option<&'static str> {
+        if !Kind::Avx512.is_present() {
+            return Some("this processor has no AVX-512");
+        }
+        #[cfg(target_arch = "x86_64")]
+        let refusal = amx::refusal();
+        #[cfg(not(target_arch = "x86_64"))]
+        let refusal = Some("this processor is not of x86-64");
+        refusal
+    }
+
     /// As written in `LOCKSTEP_ISA` and in a run's record.
     pub fn name(self) -> &'static str {
-        match self {
-            Isa::Portable => "portable",
-            Isa::Avx2 => "avx2",
-            Isa::Avx512 => "avx512",
-            Isa::Amx => "amx",
-            Isa::AmxEmulated => "amx-emulated",
-        }
+        self.0.name()
     }
 
     /// The one that `LOCKSTEP_ISA` names, or the best. Asking for one that the machine lacks is an error.
@@ -117,36 +135,42 @@ impl Isa {
     /// The one of this name, if the machine has it.
     pub fn from_name(name: &str) -> Result<Isa> {
         let present = || Isa::present().iter().map(|i| i.name()).collect::<Vec<_>>().join(", ");
-        let mut named = Isa::ALL.into_iter().chain([Isa::AmxEmulated]);
-        let isa = named.find(|isa| isa.name() == name).ok_or_else(|| {
+        let mut named = Kind::HARDWARE.into_iter().chain([Kind::AmxEmulated]);
+        let kind = named.find(|kind| kind.name() == name).ok_or_else(|| {
             Error::Isa(format!("LOCKSTEP_ISA={name}: no such instruction set; this machine has: {}", present()))
         })?;
-        if !isa.is_present() {
-            let why = Isa::amx_refusal().filter(|_| isa == Isa::Amx).map_or(String::new(), |why| format!(" ({why})"));
-            return Err(Error::Isa(format!("LOCKSTEP_ISA={name}: this machine lacks it{why}; it has: {}", present())));
-        }
-        Ok(isa)
+        kind.checked().ok_or_else(|| {
+            let why = Isa::amx_refusal().filter(|_| kind == Kind::Amx).map_or(String::new(), |why| format!(" ({why})"));
+            Error::Isa(format!("LOCKSTEP_ISA={name}: this machine lacks it{why}; it has: {}", present()))
+        })
     }
 
-    /// Runs `kernel` compiled for this instruction set.
-    pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        match self.vectors() {
-            Isa::Portable => portable::run(kernel),
+    /// Runs `kernel` compiled for this instruction set: AMX is for products alone, all else runs on the vectors below it.
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        let vectors = match self.0 {
+            Kind::Amx => Kind::Avx512,
+            Kind::AmxEmulated => {
+                *[Kind::Avx512, Kind::Avx2].iter().find(|kind| kind.is_present()).unwrap_or(&Kind::Portable)
+            }
+            other => other,
+        };
+        match vectors {
+            Kind::Portable => portable::run(kernel),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: an `Isa` other than portable is only made by `present`/`from_name`, which checked CPUID; `ALL` is
-            // filtered by callers through `is_present`. The debug assertion catches a hand-made one.
-            Isa::Avx2 => unsafe {
-                debug_assert!(self.is_present());
-                avx2::run(kernel)
-            },
+            // SAFETY: an `Isa` of this kind, or of AMX, which includes it, is only made by `Kind::checked`, which asked the
+            // processor; for the emulated tiles it was asked just now.
+            Kind::Avx2 => unsafe { avx2::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Isa::Avx512 => unsafe {
-                debug_assert!(self.is_present());
-                avx512::run(kernel)
-            },
+            Kind::Avx512 => unsafe { avx512::run(kernel) },
             _ => unreachable!("{self:?} cannot be present on this architecture"),
         }
+    }
+}
+
+impl std::fmt::Debug for Isa {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -156,13 +180,14 @@ mod tests {
 
     #[test]
     fn names_are_found_or_refused_with_a_reason() {
-        for isa in Isa::present().into_iter().chain([Isa::AmxEmulated]) {
+        for isa in Isa::present().into_iter().chain([Isa::AMX_EMULATED]) {
             assert_eq!(Isa::from_name(isa.name()).unwrap(), isa);
         }
-        for isa in Isa::ALL.into_iter().filter(|isa| !isa.is_present()) {
-            let refused = Isa::from_name(isa.name()).unwrap_err().to_string();
+        for kind in Kind::HARDWARE.into_iter().filter(|kind| !kind.is_present()) {
+            assert!(!Isa::present().iter().any(|isa| isa.0 == kind));
+            let refused = Isa::from_name(kind.name()).unwrap_err().to_string();
             assert!(refused.contains("this machine lacks it"), "{refused}");
-            let why = Isa::amx_refusal().filter(|_| isa == Isa::Amx);
+            let why = Isa::amx_refusal().filter(|_| kind == Kind::Amx);
             assert!(why.is_none_or(|why| refused.contains(why)), "{refused}");
         }
         let unknown = Isa::from_name("mmx").unwrap_err().to_string();
@@ -171,8 +196,7 @@ mod tests {
 
     #[test]
     fn tiles_in_plain_rust_are_never_chosen() {
-        assert!(!Isa::present().contains(&Isa::AmxEmulated) && Isa::AmxEmulated.has_tiles());
-        assert_eq!(Isa::Amx.is_present(), Isa::amx_refusal().is_none());
-        assert_eq!(Isa::best() == Isa::Amx, Isa::Amx.is_present());
+        assert!(!Isa::present().contains(&Isa::AMX_EMULATED) && Isa::AMX_EMULATED.has_tiles());
+        assert_eq!(Isa::best().is_amx(), Isa::amx_refusal().is_none());
     }
 }

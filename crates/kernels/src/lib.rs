@@ -12,13 +12,13 @@ pub mod check;
 pub mod context;
 pub mod error;
 pub mod isa;
-pub mod math;
+pub(crate) mod math;
 pub mod matrix;
 pub mod memory;
 pub mod ops;
-pub mod pool;
+pub(crate) mod pool;
 pub mod rng;
-pub mod simd;
+pub(crate) mod simd;
 pub mod tensor;
 
 pub use context::Context;

@@ -55,6 +55,11 @@ impl Memory {
     pub fn device(&self) -> Device {
         self.device
     }
+    /// Rows of wide activations that are best computed at a time on this device: what one op writes is still near when the next
+    /// reads it.
+    pub fn rows_at_once(&self) -> usize {
+        256
+    }
     /// Bytes by part.
     pub fn usage(&self) -> BTreeMap<&'static str, Usage> {
         self.ledger.parts.lock().expect("ledger").clone()

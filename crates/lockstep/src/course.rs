@@ -330,7 +330,7 @@ impl Course {
             format: RunState::FORMAT,
             step: self.step,
             weights_version: self.policy.weights.version,
-            isa: self.ctx.isa().name().to_owned(),
+            isa: self.ctx.describe().to_owned(),
             data_hash: self.data_hash.clone(),
             sampler: self.sampler.state(),
             rollout_number: own.rollout_number,
@@ -414,7 +414,7 @@ fn check_resumable(state: &RunState, config: &Config, ctx: &Context, data_hash: 
             "the training data is not what the run began with (its SHA-256 differs): give the old file, or start a new run",
         ));
     }
-    let isa = ctx.isa().name();
+    let isa = ctx.describe();
     if state.isa != isa && !config.allow_other_isa {
         return Err(BadInput::new(format!(
             "the run began on {}, this is {isa}: bits are promised on one instruction set only. Set LOCKSTEP_ISA={} if this \

@@ -11,7 +11,7 @@ use crate::policy::{Found, Words, load_config};
 use crate::questions::context;
 use crate::replay::{Limits, Replay};
 use kernels::context::threads_from_env;
-use kernels::{Context, Device, Isa, Memory};
+use kernels::{Context, Device, Memory};
 use model::weights::tensor_specs;
 use model::{Capacity, Head, LoraConfig, ModelConfig, Weights};
 use rollout::Engine;
@@ -113,8 +113,8 @@ pub fn plan(config: &Config, words: &Words, known: Known) -> anyhow::Result<Memo
     if generates(config) {
         let memory = Memory::new(Device::Meta);
         let sizes = engine_config(config, context(config, words), known);
-        // It computes nothing here: one thread, any instruction set.
-        let ctx = Context::cpu(Isa::Portable, 1);
+        // It computes nothing here.
+        let ctx = Context::meta();
         let engine = Engine::on(&ctx, &memory, model, sizes).map_err(|e| BadInput::new(e.to_string()))?;
         add(&mut parts, &memory, "generation");
         drop(engine);

@@ -103,7 +103,7 @@ impl Policy {
             self.config().family.model_type(),
             parameters as f64 / 1e6,
             if self.config().compute == kernels::DType::Bf16 { "bf16" } else { "f32" },
-            ctx.isa().name(),
+            ctx.describe(),
             ctx.threads()
         ));
     }

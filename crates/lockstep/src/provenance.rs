@@ -33,7 +33,7 @@ pub fn write(run: &RunDir, made: &Made<'_>) -> anyhow::Result<()> {
     let mut record = RunRecord::read(&run.record()).unwrap_or_default();
     record.versions.insert("lockstep".into(), env!("CARGO_PKG_VERSION").into());
     record.kind = made.command.to_owned();
-    record.isa = ctx.isa().name().into();
+    record.isa = ctx.describe().into();
     record.dtype = config.dtype.name().into();
     record.threads = ctx.threads();
     record.seed = config.seed;
@@ -56,7 +56,7 @@ pub fn write(run: &RunDir, made: &Made<'_>) -> anyhow::Result<()> {
     }
     record.command = std::env::args().collect();
     let time_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    record.starts.push(Start { time_s, step: made.step, isa: ctx.isa().name().into() });
+    record.starts.push(Start { time_s, step: made.step, isa: ctx.describe().into() });
     Ok(record.write(&run.record())?)
 }
 

@@ -72,7 +72,7 @@ fn threads_budget_and_checkpointing_change_no_bit() {
 #[test]
 fn nor_in_bf16() {
     same_bits(Isa::best(), DType::Bf16);
-    same_bits(Isa::AmxEmulated, DType::Bf16);
+    same_bits(Isa::AMX_EMULATED, DType::Bf16);
 }
 
 /// The policy, computing in `dtype`.

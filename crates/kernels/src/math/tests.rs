@@ -32,7 +32,7 @@ fn apply(f: Function, inputs: &[f32]) -> Vec<f32> {
     let mut out = Vec::new();
     for chunk in inputs.chunks(LANES) {
         let lanes = std::array::from_fn(|i| chunk.get(i).copied().unwrap_or(1.0));
-        let first = Isa::Portable.run(Apply(f, lanes));
+        let first = Isa::PORTABLE.run(Apply(f, lanes));
         for isa in Isa::present() {
             let got = isa.run(Apply(f, lanes));
             for (l, (a, b)) in first.iter().zip(&got).enumerate() {

@@ -110,7 +110,7 @@ fn gradients_may_come_in_bf16() {
     for [m, n, k] in [[3, 5, 6], [33, 64, 32], [70, 160, 40]] {
         let (x, w) = (both(&[m, k], &numbers(1, m * k)), both_matrices(n, k, &numbers(2, n * k)));
         let d_ys = both(&[m, n], &numbers(3, m * n));
-        for ctx in contexts().chain([Context::cpu(Isa::AmxEmulated, 2)]) {
+        for ctx in contexts().chain([Context::cpu(Isa::AMX_EMULATED, 2)]) {
             let of = |d_y: &Tensor| {
                 let mut d_x = poisoned(&[m, k], DType::F32);
                 let (d_y, w) = (d_y.view(), &w[1]);
@@ -127,7 +127,7 @@ fn gradients_may_come_in_bf16() {
         // The other operand is f32: nothing would round there.
         let mut d_x = poisoned(&[m, k], DType::F32);
         let args = linear::BackwardInput { d_y: d_ys[1].view(), w: &w[0], d_x: d_x.view_mut(), accumulate: false };
-        assert!(linear::backward_input(&Context::cpu(Isa::Portable, 1), args).is_err());
+        assert!(linear::backward_input(&Context::cpu(Isa::PORTABLE, 1), args).is_err());
     }
 }
 

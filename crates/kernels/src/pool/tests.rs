@@ -23,7 +23,7 @@ fn every_task_runs_once_for_all_counts_and_threads() {
         assert_eq!(pool.threads(), threads);
         for count in [0, 1, 2, 3, 7, 100, 1000] {
             let counters = counters(count);
-            pool.run(Isa::Portable, count, &Count(&counters));
+            pool.run(Isa::PORTABLE, count, &Count(&counters));
             assert!(counters.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{threads} threads, {count} tasks");
         }
     }
@@ -38,7 +38,7 @@ fn parked_and_spinning_threads_miss_no_region() {
     let mut stream = crate::rng::Stream::new(1, 1);
     const REGIONS: u32 = 2000;
     for _ in 0..REGIONS {
-        pool.run(Isa::Portable, counters.len(), &Count(&counters));
+        pool.run(Isa::PORTABLE, counters.len(), &Count(&counters));
         for _ in 0..stream.below(3 * SPINS as u64) {
             std::hint::spin_loop();
         }
@@ -55,7 +55,7 @@ fn callers_on_several_threads_take_turns() {
     let counters = counters(50);
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| (0..100).for_each(|_| pool.run(Isa::Portable, 50, &Count(&counters))));
+            scope.spawn(|| (0..100).for_each(|_| pool.run(Isa::PORTABLE, 50, &Count(&counters))));
         }
     });
     assert!(counters.iter().all(|c| c.load(Ordering::Relaxed) == 400));
@@ -75,10 +75,10 @@ fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
     for threads in [1, 3] {
         let pool = Pool::new(threads);
         for at in [0, 5, 99] {
-            let run = std::panic::AssertUnwindSafe(|| pool.run(Isa::Portable, 100, &PanicAt(at)));
+            let run = std::panic::AssertUnwindSafe(|| pool.run(Isa::PORTABLE, 100, &PanicAt(at)));
             assert!(std::panic::catch_unwind(run).is_err(), "{threads} threads, task {at}");
             let counters = counters(100);
-            pool.run(Isa::Portable, 100, &Count(&counters));
+            pool.run(Isa::PORTABLE, 100, &Count(&counters));
             assert!(counters.iter().all(|c| c.load(Ordering::Relaxed) == 1));
         }
     }

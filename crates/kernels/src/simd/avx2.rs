@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 /// 16 lanes in two YMM registers, lanes 0–7 first.
 #[derive(Clone, Copy)]
-pub struct F32x16(__m256, __m256);
+pub(super) struct F32x16(__m256, __m256);
 
 /// Runs `kernel` compiled with AVX2 and FMA.
 ///
@@ -231,11 +231,6 @@ impl Simd for F32x16 {
         unsafe { (_mm256_cmp_ps::<_CMP_LT_OQ>(self.0, b.0), _mm256_cmp_ps::<_CMP_LT_OQ>(self.1, b.1)) }
     }
     #[inline(always)]
-    fn eq(self, b: Self) -> Self::Mask {
-        // SAFETY: register-only intrinsic inside `run`.
-        unsafe { (_mm256_cmp_ps::<_CMP_EQ_OQ>(self.0, b.0), _mm256_cmp_ps::<_CMP_EQ_OQ>(self.1, b.1)) }
-    }
-    #[inline(always)]
     fn first(n: usize) -> Self::Mask {
         let n = n.min(LANES);
         // SAFETY: register-only intrinsic inside `run`.
@@ -245,11 +240,6 @@ impl Simd for F32x16 {
     fn select(mask: Self::Mask, a: Self, b: Self) -> Self {
         // SAFETY: register-only intrinsic inside `run`.
         unsafe { F32x16(_mm256_blendv_ps(b.0, a.0, mask.0), _mm256_blendv_ps(b.1, a.1, mask.1)) }
-    }
-    #[inline(always)]
-    fn any(mask: Self::Mask) -> bool {
-        // SAFETY: register-only intrinsic inside `run`.
-        unsafe { (_mm256_movemask_ps(mask.0) | _mm256_movemask_ps(mask.1)) != 0 }
     }
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {

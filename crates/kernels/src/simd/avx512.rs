@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 /// 16 lanes in a ZMM register.
 #[derive(Clone, Copy)]
-pub struct F32x16(__m512);
+pub(super) struct F32x16(__m512);
 
 /// Runs `kernel` compiled with AVX-512.
 ///
@@ -233,20 +233,12 @@ impl Simd for F32x16 {
         lanes!(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, b.0))
     }
     #[inline(always)]
-    fn eq(self, b: Self) -> Self::Mask {
-        lanes!(_mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, b.0))
-    }
-    #[inline(always)]
     fn first(n: usize) -> Self::Mask {
         mask(n.min(LANES))
     }
     #[inline(always)]
     fn select(mask: Self::Mask, a: Self, b: Self) -> Self {
         F32x16(lanes!(_mm512_mask_blend_ps(mask, b.0, a.0)))
-    }
-    #[inline(always)]
-    fn any(mask: Self::Mask) -> bool {
-        mask != 0
     }
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {

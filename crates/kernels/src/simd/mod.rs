@@ -5,16 +5,16 @@
 //! fixed tree, so a kernel gives the same bits on all of them. No approximate reciprocal, no libm.
 
 #[cfg(target_arch = "x86_64")]
-pub mod amx;
+pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
-pub mod avx2;
+pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
-pub mod avx512;
-pub mod element;
-pub mod portable;
+pub(crate) mod avx512;
+pub(crate) mod element;
+pub(crate) mod portable;
 #[cfg(test)]
 mod tests;
-pub mod tiles;
+pub(crate) mod tiles;
 
 pub use element::Element;
 
@@ -144,14 +144,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
     /// `self < b` (false if either is NaN)
     fn lt(self, b: Self) -> Self::Mask;
-    /// `self == b` (false if either is NaN)
-    fn eq(self, b: Self) -> Self::Mask;
     /// Lanes below `n`.
     fn first(n: usize) -> Self::Mask;
     /// Lane by lane `mask ? a : b`.
     fn select(mask: Self::Mask, a: Self, b: Self) -> Self;
-    /// Whether any lane is true.
-    fn any(mask: Self::Mask) -> bool;
 
     /// The 16 × 16 matrix of these rows, transposed.
     #[inline(always)]

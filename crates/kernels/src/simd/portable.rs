@@ -4,7 +4,7 @@ use super::{Kernel, LANES, Simd};
 
 /// 16 lanes in an array; `mul_add` is fused on every target (in software where there is no instruction).
 #[derive(Clone, Copy)]
-pub struct F32x16([f32; LANES]);
+pub(crate) struct F32x16([f32; LANES]);
 
 /// Runs `kernel` with it.
 pub fn run<K: Kernel>(kernel: K) -> K::Output {
@@ -100,20 +100,12 @@ impl Simd for F32x16 {
         std::array::from_fn(|i| self.0[i] < b.0[i])
     }
     #[inline(always)]
-    fn eq(self, b: Self) -> Self::Mask {
-        std::array::from_fn(|i| self.0[i] == b.0[i])
-    }
-    #[inline(always)]
     fn first(n: usize) -> Self::Mask {
         std::array::from_fn(|i| i < n)
     }
     #[inline(always)]
     fn select(mask: Self::Mask, a: Self, b: Self) -> Self {
         F32x16(std::array::from_fn(|i| if mask[i] { a.0[i] } else { b.0[i] }))
-    }
-    #[inline(always)]
-    fn any(mask: Self::Mask) -> bool {
-        mask.iter().any(|&m| m)
     }
     #[inline(always)]
     fn to_array(self) -> [f32; LANES] {

@@ -90,7 +90,7 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     // Another dtype may draw other tokens, but no other number of them.
     let drew_these = |(a, b): (&Completion, &Completion)| a.ids.starts_with(&b.ids);
     ensure!(shape.dtype != plain.dtype || cut.iter().zip(&completions).all(drew_these), "the static batch drew others");
-    let scalar = Context::cpu(Isa::Portable, 1);
+    let scalar = Context::cpu(Isa::PORTABLE, 1);
     let ((), baseline_rollout, _) =
         timed(|| without_cache(&scalar, &plain.weights(&scalar)?, &prompts, &workload, longest[0]))?;
 

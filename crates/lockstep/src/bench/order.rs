@@ -93,7 +93,7 @@ fn both<W: Work>(ctx: &Context, make: impl Fn(usize) -> W) -> anyhow::Result<(f6
     let ordered = median(&repeat(5, SECONDS, || Ok(whole.run(ctx)?))?);
     drop(whole);
     let halves = [Mutex::new(make(2)), Mutex::new(make(2))];
-    let single = Context::cpu(ctx.isa(), 1);
+    let single = ctx.with_threads(1);
     let one = |i: usize| halves[i].lock().expect("no thread has panicked").run(&single);
     let (asked, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let split = std::thread::scope(|scope| {

@@ -30,7 +30,7 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
         let workload = Workload { temperature, ..workload.clone() };
         let mut first: Option<Vec<u32>> = None;
         for threads in [1, ctx.threads().max(2)] {
-            let ctx = Context::cpu(ctx.isa(), threads);
+            let ctx = ctx.with_threads(threads);
             for (max_num_seqs, sharing, chunked) in
                 [(1, true, true), (3, true, false), (12, true, true), (12, false, true), (12, false, false)]
             {

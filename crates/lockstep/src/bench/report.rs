@@ -1,7 +1,7 @@
 //! What a benchmark prints: the machine, a table, or the same as JSON.
 
 use kernels::ceilings::Ceilings;
-use kernels::{Context, DType, Isa};
+use kernels::{Context, DType};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 use telemetry::{Align, Table};
@@ -9,8 +9,8 @@ use telemetry::{Align, Table};
 /// What computes, and what it can do at most.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// Instruction set.
-    pub isa: Isa,
+    /// What computes, as [`Context::describe`] names it.
+    pub device: &'static str,
     /// Threads.
     pub threads: usize,
     /// Multiply-adds and memory reads, measured now.
@@ -21,7 +21,7 @@ impl Machine {
     /// Measures `ctx` for about a second.
     pub fn measure(ctx: &Context) -> Machine {
         let ceilings = kernels::ceilings::measure(ctx, Duration::from_secs(1));
-        Machine { isa: ctx.isa(), threads: ctx.threads(), ceilings }
+        Machine { device: ctx.describe(), threads: ctx.threads(), ceilings }
     }
 
     /// The same for work whose products are of `dtype`: the ceiling is that of tiles where they run on them.
@@ -48,7 +48,7 @@ impl Machine {
         let tiles = self.ceilings.tile_flops_per_s == Some(self.ceilings.flops_per_s);
         format!(
             "{} · {} threads · ceilings measured now: {:.0} GFLOP/s of {}, {:.1} GB/s of memory reads",
-            self.isa.name(),
+            self.device,
             self.threads,
             self.ceilings.flops_per_s / 1e9,
             if tiles { "bf16 products on tiles" } else { "f32 multiply-adds" },
@@ -109,7 +109,7 @@ impl Report {
         };
         json!({
             "benchmark": self.name,
-            "isa": self.machine.isa.name(),
+            "isa": self.machine.device,
             "threads": self.machine.threads,
             "ceiling_flops_per_s": self.machine.ceilings.flops_per_s,
             "ceiling_read_bytes_per_s": self.machine.ceilings.read_bytes_per_s,

@@ -42,7 +42,7 @@ pub fn run(ctx: &Context, shape: Subject, args: &Args) -> anyhow::Result<Report>
     cases.extend(doubling(256, args.longest).map(|n| (ctx.threads(), 8, n)));
     let (mut both, mut points) = (Vec::new(), Vec::new());
     for (threads, completions, tokens) in cases {
-        let ctx = Context::cpu(ctx.isa(), threads);
+        let ctx = ctx.with_threads(threads);
         let workload = Workload { gradient_checkpointing: tokens > 1024, ..Workload::grpo(completions, tokens) };
         let mut bench = Bench::new(workload.clone(), &ctx, shape.weights(&ctx)?)?;
         bench.step()?;
@@ -78,7 +78,7 @@ pub fn run(ctx: &Context, shape: Subject, args: &Args) -> anyhow::Result<Report>
     report.note(format!("{}; update tokens are completion tokens", shape.name()));
     if let Some(path) = &args.plot {
         let title =
-            format!("{}, {} threads, {}: completion tokens per second", shape.name(), ctx.threads(), ctx.isa().name());
+            format!("{}, {} threads, {}: completion tokens per second", shape.name(), ctx.threads(), ctx.describe());
         std::fs::write(path, picture(&title, &points)).or_bad_input_in(path.display())?;
     }
     Ok(report)

@@ -2,7 +2,7 @@
 
 use crate::error::OrBadInput;
 use kernels::ceilings::{Ceilings, measure};
-use kernels::{Context, Isa};
+use kernels::{Context, DType, Isa};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::io::Write as _;
@@ -29,7 +29,7 @@ struct Findings {
     cpu: Option<String>,
     cores: usize,
     present: Vec<Isa>,
-    isa: Isa,
+    ctx: Context,
     threads: usize,
     total_memory: Option<u64>,
     available_memory: Option<u64>,
@@ -44,17 +44,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Some(n) => usize::from(n),
         None => kernels::context::threads_from_env().or_bad_input()?,
     };
-    let memory = memory_info();
+    let (ctx, memory) = (Context::cpu(isa, threads), memory_info());
     let findings = Findings {
         cpu: cpu_name(),
         cores: std::thread::available_parallelism().map_or(1, |n| n.get()),
         present: Isa::present(),
-        isa,
+        ctx: ctx.clone(),
         threads,
         total_memory: memory.0,
         available_memory: memory.1,
         memory_limit: memory_limit(),
-        ceilings: measure(&Context::cpu(isa, threads), Duration::from_secs(1)),
+        ceilings: measure(&ctx, Duration::from_secs(1)),
     };
     let text = if args.json {
         serde_json::to_string_pretty(&findings.json())? + "\n"
@@ -74,7 +74,7 @@ impl Findings {
             "cpu": self.cpu,
             "cores": self.cores,
             "isa_present": self.present.iter().map(|isa| isa.name()).collect::<Vec<_>>(),
-            "isa": self.isa.name(),
+            "isa": self.ctx.describe(),
             "threads": self.threads,
             "memory_bytes": self.total_memory,
             "memory_available_bytes": self.available_memory,
@@ -120,14 +120,18 @@ impl Findings {
             ("cores", format!("{} (this process may use them)", self.cores)),
             ("memory", memory),
             ("kernels present", present.join(", ")),
-            ("kernels used", format!("{}: {why_isa}", self.isa.name())),
+            ("kernels used", format!("{}: {why_isa}", self.ctx.describe())),
             ("AMX", amx),
             ("threads", format!("{}: {why_threads}", self.threads)),
             (
                 "compute",
                 format!(
                     "f32, or bf16 (dtype = \"bf16\"), {}: halves the memory and the reading of weights",
-                    if self.isa.has_tiles() { "its products on tiles" } else { "by widening to f32" }
+                    if self.ctx.arithmetic(DType::Bf16) == "bf16-amx" {
+                        "its products on tiles"
+                    } else {
+                        "by widening to f32"
+                    }
                 ),
             ),
             (
@@ -154,7 +158,7 @@ impl Findings {
                 self.threads, self.cores, self.cores
             );
         }
-        if self.isa == Isa::Portable {
+        if self.ctx.describe() == Isa::PORTABLE.name() {
             text.push_str("warning: the portable kernels are many times slower than vector ones; they are for tests and other processors\n");
         }
         text

@@ -113,7 +113,7 @@ impl Work {
     /// Room for `rows` rows of a model whose gates are `kept`, or not.
     pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, kept: bool) -> Work {
         let fed = |width: usize| Tensor::zeros(memory, &[rows, width], c.compute);
-        let gates = 2 * c.intermediate_size * rows.min(PIECE);
+        let gates = 2 * c.intermediate_size * rows.min(memory.rows_at_once());
         let wide = match c.compute {
             DType::F32 if kept => 0,
             DType::F32 => gates,
@@ -154,7 +154,7 @@ impl Back {
         let stream = || Tensor::zeros(memory, &[rows, c.hidden_size], DType::F32);
         let scratch = |width: usize| Scratch::new(memory, rows * width);
         let raw = if c.qk_norm { c.qkv_width() } else { 0 };
-        let gates = if c.compute == DType::F32 { rows } else { rows.min(PIECE) };
+        let gates = if c.compute == DType::F32 { rows } else { rows.min(memory.rows_at_once()) };
         Back {
             d_x: stream(),
             d_normed: stream(),
@@ -166,9 +166,6 @@ impl Back {
         }
     }
 }
-
-/// Rows of gate and up that are f32 at once where they are written as f32 and not kept so.
-pub(super) const PIECE: usize = 256;
 
 /// Memory for rows of one width, then of another.
 pub(super) struct Scratch(Tensor);

@@ -10,7 +10,7 @@
 //! On tiles gate and up go through u without being written as f32, but for adapters, which add to them in f32, and where F
 //! is no multiple of a panel. Otherwise they are written, some rows at a time unless f32 is kept.
 
-use super::layer::{Back, Buffers, Linears, PIECE, Pass, Work};
+use super::layer::{Back, Buffers, Linears, Pass, Work};
 use crate::weights::{Layer, Was, trained};
 use kernels::ops::{rmsnorm, swiglu};
 use kernels::{DType, Error, Result, Tensor, View};
@@ -48,7 +48,7 @@ pub(super) fn forward(
             swiglu::forward(ctx, swiglu::Forward { gate_up, kept: None, y })?;
         }
         kept => {
-            for rows in pieces(n, PIECE) {
+            for rows in pieces(n, ctx.rows_at_once()) {
                 let (x, dropout) = (normed.rows(rows.clone()), dropout.map(|d| d.rows(rows.clone())));
                 w.gate_up.forward(ctx, x, dropout, wide.view_mut(rows.len(), 2 * f))?;
                 let kept = kept.as_mut().map(|kept| kept.rows_mut(rows.clone()));
@@ -89,7 +89,7 @@ pub(super) fn backward(
     }
     let (dropout, adapted) = (pass.dropout(layer, Linears::GateUp), w.gate_up.adapter.is_some());
     // Below an adapter the weight is frozen, so that rows may be cut between groups, too.
-    let at_once = if adapted && b.d_gates.is_some() { PIECE } else { n };
+    let at_once = if adapted && b.d_gates.is_some() { ctx.rows_at_once() } else { n };
     for rows in pieces(n, at_once) {
         let (gate_up, d_y) = (gate_up.rows(rows.clone()), b.narrow.view(n, f).rows(rows.clone()));
         let mut d_gate_up = match &mut b.d_gates {

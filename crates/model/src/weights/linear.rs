@@ -4,7 +4,7 @@ use super::lora::LoraConfig;
 use super::spec::Part;
 use super::trained;
 use kernels::ops::{linear, lora, swiglu};
-use kernels::{Context, DType, Error, Matrix, Memory, Result, Tensor, View, ViewMut};
+use kernels::{Context, Error, Matrix, Memory, Result, Tensor, View, ViewMut};
 
 /// A linear layer's weight, which is asked for the product.
 ///
@@ -81,11 +81,10 @@ impl Linear {
         }
     }
 
-    /// Whether [`forward_gated`](Self::forward_gated) does what [`forward`](Self::forward) does, and faster: where tiles multiply,
-    /// the way through memory costs more than packing rows and reading the weight for each block of outputs.
+    /// Whether [`forward_gated`](Self::forward_gated) does what [`forward`](Self::forward) does, and faster. Not with an adapter,
+    /// which adds to gate and up in f32.
     pub fn gates(&self, ctx: &Context) -> bool {
-        let on_tiles = ctx.isa().has_tiles() && self.matrix.data().dtype() == DType::Bf16;
-        on_tiles && self.adapter.is_none() && swiglu::fuses(self.matrix.rows() / 2)
+        self.adapter.is_none() && ctx.fuses_gates(&self.matrix)
     }
 
     /// Of gate and up, one below the other: y = silu(x Wgateᵀ) ⊙ x Wupᵀ (`y: [T, N/2]` overwrites), and in `kept: [T, N]` what

@@ -75,7 +75,7 @@ fn a_plan_needs_no_memory() {
     let (config, memory) = (config("qwen2"), Memory::new(Device::Meta));
     let weights = Weights::zeros(&memory, &config);
     let mut grads = Grads::zeros(&memory, &config);
-    grads.zero(&Context::cpu(Isa::Portable, 1));
+    grads.zero(&Context::cpu(Isa::PORTABLE, 1));
     let usage = memory.usage();
     let bytes: usize = weights.params.tensors().iter().map(|t| t.bytes()).sum();
     assert_eq!(usage["weights"].bytes, bytes);

@@ -65,7 +65,7 @@ fn every_instruction_set_gives_the_same_bits() {
             let whole = [batch(&groups(weights.config.vocab_size as u32), true)];
             gradients(&ctx, &weights, &whole, &normal(3, whole[0].targets.len()), false)
         };
-        let expected = outcome(Isa::Portable);
+        let expected = outcome(Isa::PORTABLE);
         for isa in Isa::present() {
             let got = outcome(isa);
             assert!(got.logps == expected.logps && got.hidden == expected.hidden, "{family} {isa:?}: forward");

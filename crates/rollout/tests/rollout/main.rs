@@ -75,7 +75,7 @@ fn stories(ctx: &Context) -> Option<Weights> {
 }
 
 fn portable() -> Context {
-    Context::cpu(Isa::Portable, 1)
+    Context::cpu(Isa::PORTABLE, 1)
 }
 
 /// A prompt of `len` ids, its own for each `number`.

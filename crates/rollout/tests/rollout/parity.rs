@@ -83,7 +83,7 @@ fn matrix(weights: &Weights, load: &Load, isa: Isa, sizes: &[usize], threads: &[
 fn all_isas(weights: &Weights) {
     let vocab = weights.config.vocab_size;
     for isa in Isa::present() {
-        if isa != Isa::Portable {
+        if isa != Isa::PORTABLE {
             let load = Load::new(vocab, &[61, 5, 30, 9], 16, 10, 4);
             assert!(matrix(weights, &load, isa, &[1, 3, 16, 64], &[1, 2], &[1.0, 0.7]) > 10_000);
         } else {
@@ -113,7 +113,7 @@ fn on_tiles() {
     for head_dim in [24, 64] {
         let weights = in_bf16(&portable(), &qwen3_of(&portable(), 40, 2, 611, head_dim));
         let load = Load::new(weights.config.vocab_size, &[61], 5, 10, 4);
-        assert!(matrix(&weights, &load, Isa::AmxEmulated, &[3], &[1, 2], &[0.7]) > 500);
+        assert!(matrix(&weights, &load, Isa::AMX_EMULATED, &[3], &[1, 2], &[0.7]) > 500);
     }
 }
 
@@ -121,7 +121,7 @@ fn on_tiles() {
 fn the_pretrained_stories_in_bf16() {
     let Some(weights) = stories(&portable()) else { return };
     let weights = in_bf16(&portable(), &weights);
-    for isa in Isa::present().into_iter().filter(|&isa| isa != Isa::Portable) {
+    for isa in Isa::present().into_iter().filter(|&isa| isa != Isa::PORTABLE) {
         let load = Load::new(weights.config.vocab_size, &[61, 5, 30, 9], 16, 10, 4);
         assert!(matrix(&weights, &load, isa, &[3, 64], &[1, 2], &[0.7]) > 5_000);
     }
@@ -150,7 +150,7 @@ fn bites(weights: &Weights) {
     let vocab = weights.config.vocab_size;
     for isa in Isa::present() {
         with_flush_to_zero(|| {
-            if isa != Isa::Portable {
+            if isa != Isa::PORTABLE {
                 matrix(weights, &Load::new(vocab, &[64 + 13], 2, 121, 5), isa, &[1, 16], &[2], &[1.0, 0.7]);
             } else {
                 matrix(weights, &Load::new(vocab, &[64 + 13], 2, 56, 5), isa, &[16], &[2], &[0.7]);
@@ -165,7 +165,7 @@ fn an_adapter_keeps_the_lockstep() {
     for isa in Isa::present() {
         let weights = adapted(&Context::cpu(isa, 1));
         let load = Load::new(101, &[61, 5], 5, 10, 4);
-        let threads: &[usize] = if isa == Isa::Portable { &[1] } else { &[1, 2] };
+        let threads: &[usize] = if isa == Isa::PORTABLE { &[1] } else { &[1, 2] };
         assert!(matrix(&weights, &load, isa, &[3, 16], threads, &[0.7]) > 1000);
     }
 }

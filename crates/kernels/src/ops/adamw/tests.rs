@@ -37,7 +37,7 @@ fn equals_torch() {
         for t in 1..=3u8 {
             let (grad, hyper) = (grads(f64::from(t)), Hyper { step: u64::from(t), ..HYPER });
             let norm = grad.iter().map(|g| g * g).sum::<f64>().sqrt();
-            if isa == Isa::Portable {
+            if isa == Isa::PORTABLE {
                 reference::step(&mut p, &grad, &mut m, &mut v, &hyper, (10.0 / (norm + 1e-6)).min(1.0));
             }
             fast(&Context::cpu(isa, 1), &mut state, &narrow(&grad), hyper, [norm as f32, 1.0], 10.0);
@@ -69,7 +69,7 @@ fn same_bits_everywhere_and_near_the_oracle() {
             [p, m, v]
         };
         let mut first = start();
-        fast(&Context::cpu(Isa::Portable, 1), &mut first, &grad, hyper, [4.0, 1.0], 1.0);
+        fast(&Context::cpu(Isa::PORTABLE, 1), &mut first, &grad, hyper, [4.0, 1.0], 1.0);
         for (fast, oracle) in [(&first.param, &oracle[0]), (&first.m, &oracle[1]), (&first.v, &oracle[2])] {
             assert!(relative_error(fast, oracle) < 1e-6);
         }
@@ -123,7 +123,7 @@ fn a_step_counts_from_one() {
         max_norm: 0.0,
         rounding: Rounding::default(),
     };
-    assert!(step(&Context::cpu(Isa::Portable, 1), args).is_err());
+    assert!(step(&Context::cpu(Isa::PORTABLE, 1), args).is_err());
 }
 
 /// Steps of one tensor whose moments are bf16, without clipping.
@@ -182,7 +182,7 @@ fn bf16_moments_are_the_formula_on_every_instruction_set() {
         }
         if len > 100 {
             let other = Rounding { key: rounding.key + 1, ..rounding };
-            let got = bf16_steps(&Context::cpu(Isa::Portable, 1), &start(), &grads, other);
+            let got = bf16_steps(&Context::cpu(Isa::PORTABLE, 1), &start(), &grads, other);
             assert!(got.m != m && got.v != v, "the key decides");
         }
     }

@@ -75,7 +75,7 @@ fn an_id_past_the_vocabulary_is_an_error() {
     let table = Matrix::zeros(&memory, 4, 2);
     let ids = Tensor::from_u32(&memory, &[2], &[3, 4]);
     let mut out = Tensor::zeros(&memory, &[2, 2], DType::F32);
-    let ctx = Context::cpu(Isa::Portable, 1);
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
     let error = forward(&ctx, Forward { ids: ids.view(), table: &table, out: out.view_mut() }).unwrap_err();
     assert_eq!(error.to_string(), "embedding::forward: ids[1] is 4, which is not below 4");
 }

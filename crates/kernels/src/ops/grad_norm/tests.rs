@@ -15,7 +15,7 @@ fn equals_the_oracle_and_itself_everywhere() {
     let grads: Vec<Vec<f32>> = [1, 0, 129, 3 * cpu::CHUNK + 5].map(|n| normal(n as u64, n)).into();
     let slices: Vec<&[f32]> = grads.iter().map(Vec::as_slice).collect();
     let (oracle, finite) = reference::global(&slices);
-    let first = norm(&Context::cpu(Isa::Portable, 1), &grads);
+    let first = norm(&Context::cpu(Isa::PORTABLE, 1), &grads);
     assert!((f64::from(first[0]) / oracle - 1.0).abs() < 1e-7, "{first:?} {oracle}");
     assert!(finite && first[1] == 1.0);
     for isa in Isa::present() {
@@ -23,7 +23,7 @@ fn equals_the_oracle_and_itself_everywhere() {
             assert_eq!(norm(&Context::cpu(isa, threads), &grads), first, "{isa:?} {threads}");
         }
     }
-    assert_eq!(norm(&Context::cpu(Isa::Portable, 1), &[]), [0.0, 1.0]);
+    assert_eq!(norm(&Context::cpu(Isa::PORTABLE, 1), &[]), [0.0, 1.0]);
 }
 
 #[test]

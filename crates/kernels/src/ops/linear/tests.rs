@@ -233,7 +233,7 @@ fn a_nan_does_not_spread() {
 
 #[test]
 fn wrong_shapes_are_named() {
-    let ctx = Context::cpu(Isa::Portable, 1);
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
     let m = memory();
     let (x, w) = (Tensor::zeros(&m, &[2, 3], DType::F32), Matrix::zeros(&m, 5, 4));
     let mut y = Tensor::zeros(&m, &[2, 5], DType::F32);
@@ -246,7 +246,7 @@ fn wrong_shapes_are_named() {
 fn work_is_booked() {
     let before = crate::context::counted();
     let case = Case::new([3, 5, 7]);
-    case.forward(&Context::cpu(Isa::Portable, 1), 0..3, false, false);
+    case.forward(&Context::cpu(Isa::PORTABLE, 1), 0..3, false, false);
     let after = crate::context::counted();
     assert_eq!(after.0 - before.0, 2 * 3 * 5 * 7);
     assert_eq!(after.1 - before.1, (32 * 7 + 3 * (5 + 7)) * 4);

@@ -31,7 +31,7 @@ const SHAPES: [[usize; 3]; 15] = [
 
 /// What has tiles here.
 fn isas() -> impl Iterator<Item = Isa> {
-    [Isa::AmxEmulated].into_iter().chain(Isa::Amx.is_present().then_some(Isa::Amx))
+    [Isa::AMX_EMULATED].into_iter().chain(Isa::from_name("amx"))
 }
 
 fn contexts() -> impl Iterator<Item = Context> {
@@ -219,7 +219,7 @@ fn every_vector_packs_alike() {
                     numbers,
                     segments: None,
                 };
-                isa.run(Block(&Product::new(Isa::AmxEmulated, operands), m, n));
+                isa.run(Block(&Product::new(Isa::AMX_EMULATED, operands), m, n));
                 let expected = match product {
                     0 => reference::forward_on_tiles(k, &case.x, &case.w, None, None),
                     1 => reference::backward_input_on_tiles(k, &case.d_y, &case.w, None),
@@ -311,7 +311,7 @@ fn segments_that_are_none_are_named() {
         let segments = Tensor::from_u32(&memory(), &[wrong.len()], wrong);
         let segments = Some(segments.view());
         let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: None, segments };
-        let message = backward_weight(&Context::cpu(Isa::Portable, 1), args).unwrap_err().to_string();
+        let message = backward_weight(&Context::cpu(Isa::PORTABLE, 1), args).unwrap_err().to_string();
         assert_eq!(message, "linear::backward_weight: segments do not ascend from 0 to 4");
     }
 }

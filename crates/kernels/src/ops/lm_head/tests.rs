@@ -164,7 +164,7 @@ fn forward_equals_the_formula_bit_for_bit() {
 
 /// What has tiles here: the unit in plain Rust everywhere, and its instructions where they are.
 fn on_tiles() -> impl Iterator<Item = Context> {
-    let isas = [Isa::AmxEmulated].into_iter().chain(Isa::Amx.is_present().then_some(Isa::Amx));
+    let isas = [Isa::AMX_EMULATED].into_iter().chain(Isa::from_name("amx"));
     isas.flat_map(|isa| [1, 2].map(|threads| Context::cpu(isa, threads)))
 }
 
@@ -342,7 +342,7 @@ fn a_row_that_is_not_finite_says_so() {
 
 #[test]
 fn wrong_arguments_are_named() {
-    let ctx = Context::cpu(Isa::Portable, 1);
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
     let m = memory();
     let (hidden, weight) = (Tensor::zeros(&m, &[2, 4], DType::F32), Matrix::zeros(&m, 5, 4));
     let targets = Tensor::from_u32(&m, &[2], &[0, 5]);

@@ -27,7 +27,7 @@ fn every_instruction_set_is_the_formula() {
 #[test]
 fn lengths_and_alpha_are_checked() {
     let memory = Memory::new(Device::Cpu);
-    let ctx = Context::cpu(Isa::Portable, 1);
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
     let (mut y, x) = (Tensor::zeros(&memory, &[2], DType::F32), Tensor::zeros(&memory, &[3], DType::F32));
     assert!(mix(&ctx, Mix { y: y.view_mut(), x: x.view(), alpha: 0.5 }).is_err());
     let x = x.rows(0..2);

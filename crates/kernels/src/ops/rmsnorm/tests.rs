@@ -123,7 +123,7 @@ fn the_oracle_is_its_own_gradient() {
 
 #[test]
 fn a_wrong_shape_is_an_error_that_names_it() {
-    let ctx = Context::cpu(Isa::Portable, 1);
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
     let zeros = |shape: &[usize]| Tensor::zeros(ctx.memory(), shape, DType::F32);
     let (x, w, mut y, mut rstd) = (zeros(&[2, 3]), zeros(&[4]), zeros(&[2, 3]), zeros(&[2]));
     let (y, rstd) = (y.view_mut(), rstd.view_mut());

@@ -83,7 +83,7 @@ fn a_spoiled_fast_backward_is_seen() {
 
 #[test]
 fn wrong_positions_and_shapes_are_errors() {
-    let ctx = Context::cpu(Isa::Portable, 1);
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
     let table = Table::new(ctx.memory(), &inv_freq(4), 1.0, 16);
     let mut x = Tensor::zeros(ctx.memory(), &[1, 24], DType::F32);
     let positions = Tensor::from_u32(ctx.memory(), &[1], &[16]);

@@ -56,7 +56,7 @@ fn a_row_past_the_end_is_an_error() {
     let x = Tensor::zeros(&memory, &[2, 3], DType::F32);
     let rows = Tensor::from_u32(&memory, &[1], &[2]);
     let mut out = Tensor::zeros(&memory, &[1, 3], DType::F32);
-    let ctx = Context::cpu(Isa::Portable, 1);
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
     let error = gather(&ctx, Gather { x: x.view(), rows: rows.view(), out: out.view_mut() }).unwrap_err();
     assert_eq!(error.to_string(), "rows::gather: rows[0] is 2, which is not below 2");
 }

@@ -132,7 +132,7 @@ fn recorded_log_probabilities_are_the_bits_of_lm_head() {
 fn draws_do_not_depend_on_threads_isa_or_batch() {
     let case = Case::new(40, 19, 1031);
     let rows = mixed(40);
-    let all = case.sample(&Context::cpu(Isa::Portable, 1), 0, &rows);
+    let all = case.sample(&Context::cpu(Isa::PORTABLE, 1), 0, &rows);
     for isa in Isa::present() {
         for threads in [1, 2, 3] {
             assert_eq!(case.sample(&Context::cpu(isa, threads), 0, &rows), all, "{isa:?} {threads}");
@@ -244,7 +244,7 @@ fn wrong_values_are_named() {
             logps: logps.view_mut(),
             truncated_logps: None,
         };
-        forward(&Context::cpu(Isa::Portable, 1), args).unwrap_err().to_string()
+        forward(&Context::cpu(Isa::PORTABLE, 1), args).unwrap_err().to_string()
     };
     assert_eq!(
         message(RowParams { temperature: -1.0, ..PLAIN }),

@@ -85,7 +85,7 @@ fn a_spoiled_fast_backward_is_seen() {
 
 #[test]
 fn a_mask_past_the_last_column_is_an_error() {
-    let ctx = Context::cpu(Isa::Portable, 1);
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
     let m = ctx.memory();
     let (x, mut y) = (Tensor::zeros(m, &[1, 2], DType::F32), Tensor::zeros(m, &[1, 2], DType::F32));
     let (first, end) = (Tensor::from_u32(m, &[1], &[0]), Tensor::from_u32(m, &[1], &[3]));

@@ -55,11 +55,6 @@ pub struct Fused<'a> {
     pub y: ViewMut<'a>,
 }
 
-/// Whether [`fused`] takes this F.
-pub fn fuses(f: usize) -> bool {
-    f.is_multiple_of(PANEL)
-}
-
 /// Gates.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "swiglu::forward";
@@ -90,7 +85,7 @@ pub fn fused(ctx: &Context, args: Fused<'_>) -> Result<()> {
     if let Some(bias) = args.bias {
         expect(OP, "bias", bias, F32, &[2 * f])?;
     }
-    if args.w.rows() != 2 * f || !fuses(f) {
+    if args.w.rows() != 2 * f || !f.is_multiple_of(PANEL) {
         let message = format!("a weight of {} rows for {f} columns, which come in panels of {PANEL}", args.w.rows());
         return Err(Error::Value { op: OP, message });
     }

@@ -101,7 +101,7 @@ fn of_product(ctx: &Context, dtype: DType, [t, k, f]: [usize; 3], bias: bool, in
 
 #[test]
 fn in_one_pass_the_bits_are_those_of_two() {
-    let isas = || Isa::present().into_iter().chain([Isa::AmxEmulated]);
+    let isas = || Isa::present().into_iter().chain([Isa::AMX_EMULATED]);
     for (isa, dtype) in isas().flat_map(|isa| [DType::F32, DType::Bf16].map(|dtype| (isa, dtype))) {
         for shape in [[1, 2, 32], [3, 10, 64], [5, 64, 160], [130, 34, 96], [300, 8, 32]] {
             for (threads, bias) in [(1, false), (3, true)] {
@@ -115,13 +115,13 @@ fn in_one_pass_the_bits_are_those_of_two() {
 
 #[test]
 fn columns_that_are_no_panels_are_not_fused() {
-    let ctx = Context::cpu(Isa::Portable, 1);
+    let ctx = Context::cpu(Isa::PORTABLE, 1);
     let m = ctx.memory();
     let (x, w, mut y) =
         (Tensor::zeros(m, &[1, 4], DType::F32), Matrix::zeros(m, 66, 4), Tensor::zeros(m, &[1, 33], DType::F32));
     let refused = fused(&ctx, Fused { x: x.view(), w: &w, bias: None, kept: None, y: y.view_mut() }).unwrap_err();
     assert_eq!(refused.to_string(), "swiglu::fused: a weight of 66 rows for 33 columns, which come in panels of 32");
-    assert!(!fuses(33) && fuses(64));
+    assert!(!ctx.fuses_gates(&w));
 }
 
 /// A gradient in bf16 is that in f32, rounded.

@@ -13,7 +13,7 @@ fn arithmetic(isa: Isa) -> Arithmetic {
 fn isas() -> Vec<Isa> {
     match std::env::var("LOCKSTEP_ISA") {
         Ok(name) if !name.is_empty() => vec![Isa::from_name(&name).expect("LOCKSTEP_ISA")],
-        _ => Isa::present().into_iter().chain([Isa::AmxEmulated]).collect(),
+        _ => Isa::present().into_iter().chain([Isa::AMX_EMULATED]).collect(),
     }
 }
 
@@ -92,7 +92,7 @@ fn another_formula_gives_other_bits() {
         terms.insert(0, (0.0, 0.0));
         (TILES.sum)(start, terms)
     };
-    let run = Run::of(DType::Bf16, &Context::cpu(Isa::AmxEmulated, 1), g, &l, &qkv);
+    let run = Run::of(DType::Bf16, &Context::cpu(Isa::AMX_EMULATED, 1), g, &l, &qkv);
     let ((out, lse), d) = (run.all(), run.backward(&d_out));
     for wrong in [Arithmetic { sum: late, ..TILES }, Arithmetic { round: |x| x, ..TILES }, BF16] {
         let other = formula(&g, &l, &qkv, wrong);
