@@ -14,10 +14,10 @@ use crate::questions::{context, encoder};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
-use model::Head;
+use model::{Head, PromptCompletion, Scorer};
 use telemetry::Console;
 use train::loss::dpo::{Answer, pair};
-use train::{Means, Objective, PromptCompletion, Sample, Scorer, Trainer, TrainerConfig};
+use train::{Means, Objective, Sample, Trainer, TrainerConfig};
 
 /// A run between two steps. Samples stand in pairs: the chosen answer, then the rejected one.
 pub struct Dpo {

@@ -13,11 +13,11 @@ use crate::replay::{Limits, Replay};
 use kernels::context::threads_from_env;
 use kernels::{Context, Device, Memory};
 use model::weights::tensor_specs;
-use model::{Capacity, Head, LoraConfig, ModelConfig, Weights};
+use model::{Capacity, Head, LoraConfig, ModelConfig, Scorer, Weights};
 use rollout::Engine;
 use std::sync::Arc;
 use telemetry::table::{Align, Table};
-use train::{Objective, Scorer, Trainer, TrainerConfig};
+use train::{Objective, Trainer, TrainerConfig};
 
 /// Allowance for a thread: its stack as far as it is touched, and what products and attention hold while they run.
 const THREAD_BYTES: u64 = 2 << 20;

@@ -11,9 +11,9 @@ use crate::questions::{context, encoder};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
-use model::Head;
+use model::{Head, PromptCompletion, Scorer};
 use telemetry::Console;
-use train::{Objective, PromptCompletion, Sample, Scorer, Trainer, TrainerConfig};
+use train::{Objective, Sample, Trainer, TrainerConfig};
 
 /// A supervised run between two steps.
 pub struct Sft {

@@ -50,6 +50,14 @@ pub enum Error {
     /// The chat template could not be read or rendered.
     #[error("chat template: {0}")]
     Chat(String),
+    /// A sequence that the model has no place for.
+    #[error("sequence {index}: {message}")]
+    Sequence {
+        /// Its number, counted over all groups.
+        index: usize,
+        /// What does not fit.
+        message: String,
+    },
     /// Arguments that do not fit each other.
     #[error("{0}")]
     Value(String),

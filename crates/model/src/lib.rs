@@ -10,6 +10,8 @@ pub mod init;
 pub mod io;
 pub mod kv;
 pub mod net;
+pub mod packing;
+pub mod scoring;
 pub mod tokenizer;
 pub mod weights;
 
@@ -18,5 +20,7 @@ pub use chat::{Chat, ChatTemplate};
 pub use config::{Family, FileDType, Head, ModelConfig};
 pub use error::{Error, Result};
 pub use kv::KvCache;
+pub use packing::{MicroBatch, PromptCompletion, PromptGroup};
+pub use scoring::Scorer;
 pub use tokenizer::{SpecialTokens, TextStream, Tokenizer};
 pub use weights::{Grads, LoraConfig, Params, TargetModules, Weights};

@@ -17,12 +17,14 @@ use crate::loss::sampling::SamplingSums;
 use crate::loss::{LossSums, Totals};
 use crate::objective::{Objective, Scored};
 use crate::optimizer::Optimizer;
-use crate::packing::{MicroBatch, PromptCompletion, micro_batches};
-use crate::score::{check, grow_rope, longest};
 use crate::{Error, OptimizerConfig, Result, Sample, UpdateMetrics};
 use kernels::{Context, Memory, Tensor};
 use model::net::{self, Dropout, Rope, Tape};
-use model::{BatchTensors, Capacity, Grads, LoraConfig, ModelConfig, Weights};
+use model::packing::{check_groups, longest, micro_batches};
+use model::scoring::grow_rope;
+use model::{
+    BatchTensors, Capacity, Grads, LoraConfig, MicroBatch, ModelConfig, PromptCompletion, PromptGroup, Weights,
+};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Instant;
@@ -88,7 +90,6 @@ struct Forward {
 /// The optimizer batch, one element per sample.
 struct Work<'a> {
     samples: &'a [Sample],
-    sequences: &'a [PromptCompletion<'a>],
     /// Which completion tokens the loss uses.
     masks: &'a [Vec<bool>],
     totals: Totals,
@@ -160,8 +161,11 @@ impl Trainer {
         if weights.lora() != self.config.adapter.as_ref() {
             return Err(Error::Config("the weights do not have the adapter that the trainer was made for".into()));
         }
-        let sequences: Vec<_> = samples.iter().map(pair).collect();
-        check(&weights.config, &sequences)?;
+        let groups = PromptGroup::by_prompt(&samples.iter().map(pair).collect::<Vec<_>>());
+        check_groups(&weights.config, &groups).map_err(|e| match e {
+            model::Error::Sequence { index, message } => Error::Sample { index, message },
+            e => e.into(),
+        })?;
         let objective = &self.config.objective;
         samples.iter().enumerate().try_for_each(|(i, s)| objective.check(i, s))?;
         objective.check_order(samples)?;
@@ -170,20 +174,19 @@ impl Trainer {
             Totals { entropy_coef: self.entropy.applied(&self.config.objective.entropy()), ..Totals::of(&masks) };
         let tokens = totals.tokens;
 
-        let micro = micro_batches(&sequences, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity));
-        let computed = micro.iter().map(|m| m.capacity.tokens).sum();
-        self.reserve(&weights.config, computed, capacity, longest(&sequences));
+        let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
+        let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity()));
+        let computed = micro.iter().map(|m| m.capacity().tokens).sum();
+        self.reserve(&weights.config, computed, capacity, longest(&groups));
         self.grads.zero(ctx);
-        let mut work = Work { samples, sequences: &sequences, masks: &masks, totals };
+        let mut work = Work { samples, masks: &masks, totals };
         let mut measured = Measured::default();
-        let scored: Vec<bool> = sequences.iter().map(|s| !s.completion.is_empty()).collect();
         let mut ahead = self.entropy_threshold(ctx, weights, &mut work, &micro, &mut measured)?.into_iter();
         let totals = work.totals;
         for micro in &micro {
             let mut forward = match ahead.next() {
                 Some(forward) => forward,
-                None => self.forward(ctx, weights, &work, micro, &mut measured)?,
+                None => self.forward(ctx, weights, micro, &mut measured)?,
             };
             if let Some(dropout) = forward.dropout.take() {
                 forward.tensors.set_dropout(Some(dropout));
@@ -192,7 +195,7 @@ impl Trainer {
             self.backward(ctx, weights, &work, micro, &forward, &mut measured)?;
         }
         // Sequences without a token take no part in the model, but count in the metrics.
-        for i in (0..samples.len()).filter(|&i| !scored[i]) {
+        for i in (0..samples.len()).filter(|&i| samples[i].completion.is_empty()) {
             let mut empty = [Scored {
                 sample: &samples[i],
                 mask: &masks[i],
@@ -252,15 +255,15 @@ impl Trainer {
         ctx: &Context,
         weights: &Weights,
         work: &mut Work<'_>,
-        micro: &[MicroBatch],
+        micro: &[MicroBatch<'_>],
         measured: &mut Measured,
     ) -> Result<Vec<Forward>> {
         let Some(q) = self.config.objective.entropy_quantile() else { return Ok(Vec::new()) };
         let keeps = micro.len() == 1 || self.dropout() > 0.0;
         let (mut entropies, mut kept) = (Vec::with_capacity(work.totals.tokens), Vec::new());
         for micro in micro {
-            let forward = self.forward(ctx, weights, work, micro, measured)?;
-            let mask = micro.groups.iter().flat_map(|g| g.clone()).flat_map(|i| &work.masks[i]);
+            let forward = self.forward(ctx, weights, micro, measured)?;
+            let mask = micro.scored().flat_map(|i| &work.masks[i]);
             entropies.extend(forward.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e));
             kept.extend(keeps.then_some(forward));
         }
@@ -279,16 +282,15 @@ impl Trainer {
         &mut self,
         ctx: &Context,
         weights: &Weights,
-        work: &Work<'_>,
-        micro: &MicroBatch,
+        micro: &MicroBatch<'_>,
         measured: &mut Measured,
     ) -> Result<Forward> {
         let start = Instant::now();
-        let batch = micro.batch(work.sequences, self.config.prefix_sharing);
+        let batch = micro.batch(self.config.prefix_sharing);
         let mut tensors = BatchTensors::new(&self.memory.part("workspace"), &batch);
         let p = self.dropout();
         let mut dropout = (p > 0.0).then(|| {
-            let samples: Vec<u32> = micro.scored(work.sequences).map(|i| i as u32).collect();
+            let samples: Vec<u32> = micro.scored().map(|i| i as u32).collect();
             // Skipped steps count, so that no two have the same noise.
             let step = self.optimizer.steps + self.skipped_total;
             Dropout::new(&self.memory, p, self.config.optimizer.seed, step, &batch, &samples)
@@ -331,18 +333,18 @@ impl Trainer {
         ctx: &Context,
         weights: &Weights,
         work: &Work<'_>,
-        micro: &MicroBatch,
+        micro: &MicroBatch<'_>,
         forward: &Forward,
         measured: &mut Measured,
     ) -> Result<()> {
-        let Work { samples, sequences, masks, totals } = work;
+        let Work { samples, masks, totals } = work;
         let Forward { tensors, logps, entropies, .. } = forward;
         let start = Instant::now();
         let (mut d_logps, mut d_entropies) = (vec![0.0; logps.len()], vec![0.0; logps.len()]);
         let (mut first, mut gradient, mut of_entropies) = (0, d_logps.as_mut_slice(), d_entropies.as_mut_slice());
-        for group in &micro.groups {
-            let mut scored = Vec::with_capacity(group.len());
-            for i in group.clone().filter(|&i| !sequences[i].completion.is_empty()) {
+        for group in micro.scored_groups() {
+            let mut scored = Vec::new();
+            for i in group {
                 let tokens = first..first + samples[i].completion.len();
                 let (own, rest) = gradient.split_at_mut(tokens.len());
                 let (own_entropies, rest_entropies) = of_entropies.split_at_mut(tokens.len());

@@ -8,11 +8,8 @@ use kernels::check::{normal, relative_error};
 use kernels::{Context, Isa};
 use model::io::{TensorSink, TensorSource};
 use model::weights::{Named, NamedMut};
-use model::{LoraConfig, TargetModules, Weights};
-use train::{
-    Advantage, LossConfig, Objective, OptimizerConfig, PromptCompletion, Sample, Scorer, Trainer, TrainerConfig,
-    UpdateMetrics,
-};
+use model::{LoraConfig, PromptCompletion, Scorer, TargetModules, Weights};
+use train::{Advantage, LossConfig, Objective, OptimizerConfig, Sample, Trainer, TrainerConfig, UpdateMetrics};
 
 fn lora(dropout: f64) -> LoraConfig {
     LoraConfig { r: 3, dropout, target_modules: TargetModules::AllLinear, ..LoraConfig::default() }

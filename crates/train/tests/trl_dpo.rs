@@ -6,12 +6,11 @@ mod common;
 use common::model::{bits, context, policy, scaled};
 use common::{close, get};
 use kernels::Context;
+use model::{PromptCompletion, Scorer};
 use serde_json::Value;
 use std::sync::Arc;
 use train::loss::dpo::DpoConfig;
-use train::{
-    Error, Objective, OptimizerConfig, PromptCompletion, Sample, Scorer, Trainer, TrainerConfig, UpdateMetrics,
-};
+use train::{Error, Objective, OptimizerConfig, Sample, Trainer, TrainerConfig, UpdateMetrics};
 
 fn fixture() -> Value {
     let path = common::directory().join("../dpo/cases.json");

@@ -5,7 +5,7 @@ mod common;
 
 use common::model::{context, policy, scaled};
 use common::{Fixture, close, get};
-use model::Weights;
+use model::{PromptCompletion, Scorer, Weights};
 use serde_json::Value;
 use std::sync::Arc;
 use train::advantages::{self, gdpo, rloo};
@@ -13,8 +13,7 @@ use train::loss::entropy::EntropyConfig;
 use train::loss::rloo::RlooConfig;
 use train::loss::sampling::Correction;
 use train::{
-    Advantages, LossConfig, Objective, OptimizerConfig, PromptCompletion, RewardMatrix, Sample, ScaleRewards, Scorer,
-    Trainer, TrainerConfig,
+    Advantages, LossConfig, Objective, OptimizerConfig, RewardMatrix, Sample, ScaleRewards, Trainer, TrainerConfig,
 };
 
 /// The model, rollouts, rewards and old log-probabilities of `trl_fixtures.py`, and what is added here.

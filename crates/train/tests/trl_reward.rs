@@ -6,14 +6,12 @@ mod common;
 use common::model::{bits, config, context, policy};
 use common::{close, get};
 use kernels::Memory;
-use model::Weights;
 use model::io::TensorSink;
+use model::{PromptCompletion, Scorer, Weights};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use train::{
-    Error, Objective, OptimizerConfig, PromptCompletion, RankingConfig, Sample, Scorer, Trainer, TrainerConfig,
-};
+use train::{Error, Objective, OptimizerConfig, RankingConfig, Sample, Trainer, TrainerConfig};
 
 fn fixture() -> Value {
     let path = common::directory().join("../reward/cases.json");

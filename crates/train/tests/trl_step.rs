@@ -6,8 +6,8 @@ mod common;
 use common::model::{context, elements, policy, scaled};
 use common::{Fixture, close, get};
 use model::weights::NamedMut;
-use model::{Params, Weights};
-use train::{Objective, OptimizerConfig, PromptCompletion, Sample, Scorer, Trainer, TrainerConfig};
+use model::{Params, PromptCompletion, Scorer, Weights};
+use train::{Objective, OptimizerConfig, Sample, Trainer, TrainerConfig};
 
 /// Log-probabilities and entropies of the fixture's completions under `weights`.
 fn score(fixture: &Fixture, weights: &Weights) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {

@@ -6,10 +6,10 @@ use common::model::{bits, config, context, context_of, policy};
 use kernels::rng::Stream;
 use kernels::{Context, DType, Isa};
 use model::io::{TensorSink, TensorSource};
-use model::{ModelConfig, Weights};
+use model::{ModelConfig, PromptCompletion, Scorer, Weights};
 use train::{
-    Advantage, Error, ImportanceSamplingLevel, LossConfig, Objective, OptimizerConfig, PromptCompletion, Sample,
-    Scorer, Trainer, TrainerConfig, UpdateMetrics,
+    Advantage, Error, ImportanceSamplingLevel, LossConfig, Objective, OptimizerConfig, Sample, Trainer, TrainerConfig,
+    UpdateMetrics,
 };
 
 const TEMPERATURE: f64 = 0.7;

@@ -4,9 +4,9 @@
 use super::report::column;
 use super::{Machine, Report, Subject, Workload};
 use kernels::Context;
+use model::{PromptCompletion, Scorer};
 use rollout::{Completion, Engine, EngineConfig};
 use serde_json::json;
-use train::{PromptCompletion, Scorer};
 
 /// Generates and scores in every combination; every mismatch is counted, and one is one too many.
 pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {

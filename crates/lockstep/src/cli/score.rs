@@ -7,11 +7,11 @@ use crate::error::{BadInput, OrBadInput};
 use crate::policy;
 use crate::session::context;
 use anyhow::Context as _;
+use model::{PromptCompletion, Scorer};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use train::{PromptCompletion, Scorer};
 
 /// Log-probabilities of given token ids.
 #[derive(Debug, clap::Args)]

@@ -16,12 +16,12 @@ use crate::replay::{Limits, Replay};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
-use model::{Head, ModelConfig};
+use model::{Head, ModelConfig, Scorer};
 use rollout::{Engine, EngineConfig, SamplingParams};
 use std::path::Path;
 use std::sync::Arc;
 use telemetry::Console;
-use train::{Objective, Scorer, Trainer, TrainerConfig};
+use train::{Objective, Trainer, TrainerConfig};
 
 /// Rows of a rollout step: prompts are computed in chunks of this many.
 const PREFILL_ROWS: usize = 1024;

@@ -11,11 +11,12 @@ use crate::course::Course;
 use crate::data::prompts::Prompt;
 use crate::evaluate::Evaluation;
 use crate::replay::Replay;
+use model::Scorer;
 use reference::Reference;
 use rewards::Reward;
 use rollout::{Engine, SamplingParams};
 use std::sync::Arc;
-use train::{Sample, Scorer};
+use train::Sample;
 
 /// Where groups come from.
 enum Source {

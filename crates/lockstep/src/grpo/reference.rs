@@ -9,10 +9,9 @@ use crate::policy::load_weights;
 use kernels::Context;
 use kernels::ops::mix::{Mix, mix};
 use model::net::Scores;
-use model::{ModelConfig, Weights};
+use model::{ModelConfig, PromptCompletion, Scorer, Weights};
 use std::path::Path;
 use std::sync::Arc;
-use train::{PromptCompletion, Scorer};
 
 /// Its weights in a checkpoint.
 const FILE: &str = "reference.safetensors";

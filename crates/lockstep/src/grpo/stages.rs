@@ -8,10 +8,11 @@ use crate::data::prompts::Prompt;
 use crate::judge::{Judged, Judges};
 use crate::rollouts::Rollouts;
 use crate::{completion_log, samples};
+use model::PromptCompletion;
 use rollout::{Completion, FinishReason, Request};
 use std::path::Path;
 use std::sync::Arc;
-use train::{Advantages, PromptCompletion, Sample, UpdateMetrics};
+use train::{Advantages, Sample, UpdateMetrics};
 
 impl Grpo {
     /// The next groups of the file.

@@ -11,10 +11,10 @@ use crate::error::OrBadInput;
 use crate::grpo::trainer_config;
 use crate::policy::{load_config, load_weights};
 use kernels::Context;
-use model::{Head, ModelConfig, Weights};
+use model::{Head, ModelConfig, PromptCompletion, Scorer, Weights};
 use std::path::Path;
 use std::sync::Arc;
-use train::{Objective, PromptCompletion, Sample, Scorer, Trainer, UpdateMetrics};
+use train::{Objective, Sample, Trainer, UpdateMetrics};
 
 /// Its directory in a checkpoint.
 const DIRECTORY: &str = "value_model";

@@ -22,6 +22,7 @@ use crate::questions::context;
 use crate::rollouts::Rollouts;
 use kernels::Context;
 use model::tokenizer::Tokenizer;
+use model::{PromptCompletion, Scorer};
 use rewards::Content;
 use rollout::{Completion, FinishReason};
 use serde_json::Map;
@@ -29,7 +30,7 @@ use sha2::{Digest, Sha256};
 use std::io::BufRead;
 use std::path::Path;
 use std::sync::Arc;
-use train::{PromptCompletion, RewardMatrix, Scorer};
+use train::RewardMatrix;
 
 /// The version of weights that are not known: recorded log-probabilities are never compared with the trainer's.
 const NO_VERSION: u64 = u64::MAX;

@@ -6,10 +6,10 @@
 
 use super::Sides;
 use kernels::Context;
-use model::Weights;
+use model::{PromptCompletion, Scorer, Weights};
+use train::RankingConfig;
 use train::loss::LossSums;
 use train::loss::bradley_terry::{ranking, sigmoid};
-use train::{PromptCompletion, RankingConfig, Scorer};
 
 /// Bins of confidence.
 const BINS: usize = 10;

@@ -18,9 +18,9 @@ use crate::questions::{context, encoder};
 use crate::run_dir::RunDir;
 use crate::signals::StopRequest;
 use kernels::Context;
-use model::Head;
+use model::{Head, Scorer};
 use telemetry::Console;
-use train::{Objective, RankingConfig, Sample, Scorer, Trainer, TrainerConfig};
+use train::{Objective, RankingConfig, Sample, Trainer, TrainerConfig};
 
 /// A pair as two samples, chosen first.
 type Sides = [Sample; 2];

@@ -9,10 +9,9 @@ use crate::data::PromptEncoder;
 use crate::error::{BadInput, OrBadInput};
 use crate::policy::{Found, Words, load_scorer};
 use kernels::Context;
-use model::{Head, Weights};
+use model::{Head, PromptCompletion, Scorer, Weights};
 use rewards::{Content, Problem, Reward, RewardBatch, Scores};
 use serde_json::{Map, Value};
-use train::{PromptCompletion, Scorer};
 
 /// A reward model of which all but the weights has been read.
 pub struct Opened {

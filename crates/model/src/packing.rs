@@ -1,0 +1,189 @@
+//! Groups of sequences to micro-batches, which are cut between groups only.
+//!
+//! Every sum over tokens runs in the order of the sequences and goes on from micro-batch to micro-batch, so where the cuts
+//! lie changes no bit. A group is never cut: its prompt is computed once, forward and backward.
+
+use crate::{Batch, Capacity, Error, GroupSegment, ModelConfig, Result};
+use std::ops::Range;
+
+/// A prompt and its completion.
+#[derive(Clone, Copy, Debug)]
+pub struct PromptCompletion<'a> {
+    /// Prompt ids; not empty.
+    pub prompt: &'a [u32],
+    /// Completion ids; the scored tokens. An empty one takes no part.
+    pub completion: &'a [u32],
+}
+
+/// A prompt and the completions that share its computation. Whoever made the group says what belongs to it: two groups may
+/// have equal prompts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PromptGroup<'a> {
+    /// Prompt ids; not empty.
+    pub prompt: &'a [u32],
+    /// Completion ids; the scored tokens. An empty one takes no part.
+    pub completions: Vec<&'a [u32]>,
+}
+
+impl<'a> PromptGroup<'a> {
+    /// Groups of sequences that come without any: each run of equal prompts is one.
+    pub fn by_prompt(sequences: &[PromptCompletion<'a>]) -> Vec<PromptGroup<'a>> {
+        let mut out: Vec<PromptGroup<'a>> = Vec::new();
+        for sequence in sequences {
+            match out.last_mut() {
+                Some(last) if last.prompt == sequence.prompt => last.completions.push(sequence.completion),
+                _ => out.push(PromptGroup { prompt: sequence.prompt, completions: vec![sequence.completion] }),
+            }
+        }
+        out
+    }
+
+    fn branches(&self) -> impl Iterator<Item = &'a [u32]> {
+        self.completions.iter().copied().filter(|c| !c.is_empty())
+    }
+}
+
+/// The sequences of all groups, in order.
+pub(crate) fn sequences<'a>(groups: &'a [PromptGroup<'a>]) -> impl Iterator<Item = PromptCompletion<'a>> {
+    groups
+        .iter()
+        .flat_map(|g| g.completions.iter().map(|&completion| PromptCompletion { prompt: g.prompt, completion }))
+}
+
+/// Positions of the longest sequence; at least 1.
+pub fn longest(groups: &[PromptGroup<'_>]) -> usize {
+    sequences(groups).map(|s| s.prompt.len() + s.completion.len()).max().unwrap_or(0).max(1)
+}
+
+/// Refuses what the model has no place for: [`Error::Sequence`].
+pub fn check_groups(config: &ModelConfig, groups: &[PromptGroup<'_>]) -> Result<()> {
+    for (index, PromptCompletion { prompt, completion }) in sequences(groups).enumerate() {
+        if prompt.is_empty() {
+            let message = "the prompt has no token; give it at least the one that starts a text".into();
+            return Err(Error::Sequence { index, message });
+        }
+        if let Some(id) = prompt.iter().chain(completion).copied().find(|&id| id as usize >= config.vocab_size) {
+            let message = format!("token {id} is not in the vocabulary of {}", config.vocab_size);
+            return Err(Error::Sequence { index, message });
+        }
+    }
+    Ok(())
+}
+
+/// Groups that go through the model together. Sequences are counted over all groups, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MicroBatch<'a> {
+    /// Each group, and the sequences that it has (those with an empty completion among them).
+    groups: Vec<(&'a PromptGroup<'a>, Range<usize>)>,
+    capacity: Capacity,
+}
+
+/// Cuts `groups` into micro-batches of at most `max_tokens` rows. A larger group is a micro-batch of its own.
+pub fn micro_batches<'a>(groups: &'a [PromptGroup<'a>], max_tokens: usize, sharing: bool) -> Vec<MicroBatch<'a>> {
+    let mut out: Vec<MicroBatch<'a>> = Vec::new();
+    let mut first = 0;
+    for group in groups {
+        let sequences = first..first + group.completions.len();
+        first = sequences.end;
+        let lengths: Vec<usize> = group.branches().map(<[u32]>::len).collect();
+        if lengths.is_empty() {
+            continue;
+        }
+        let capacity = Capacity::of_group(group.prompt.len(), &lengths, sharing);
+        match out.last_mut() {
+            Some(last) if last.capacity.tokens + capacity.tokens <= max_tokens => {
+                last.groups.push((group, sequences));
+                last.capacity = last.capacity + capacity;
+            }
+            _ => out.push(MicroBatch { groups: vec![(group, sequences)], capacity }),
+        }
+    }
+    out
+}
+
+impl MicroBatch<'_> {
+    /// What its batch takes.
+    pub fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    /// Packs it. The scores of its [`scored`](Self::scored) sequences come one behind the other.
+    pub fn batch(&self, sharing: bool) -> Batch {
+        let branches: Vec<Vec<&[u32]>> = self.groups.iter().map(|(group, _)| group.branches().collect()).collect();
+        let both = self.groups.iter().zip(&branches);
+        let segments: Vec<_> =
+            both.map(|((group, _), branches)| GroupSegment { prefix: group.prompt, branches }).collect();
+        Batch::new(&segments, sharing)
+    }
+
+    /// The sequences that take part, group by group, in order.
+    pub fn scored_groups(&self) -> impl Iterator<Item = impl Iterator<Item = usize>> {
+        self.groups.iter().map(|(group, sequences)| {
+            let taking_part = group.completions.iter().zip(sequences.clone()).filter(|(c, _)| !c.is_empty());
+            taking_part.map(|(_, sequence)| sequence)
+        })
+    }
+
+    /// The sequences that take part, in order.
+    pub fn scored(&self) -> impl Iterator<Item = usize> {
+        self.scored_groups().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: &[u32] = &[1, 2, 3];
+    const B: &[u32] = &[4];
+
+    fn groups() -> Vec<PromptGroup<'static>> {
+        let of = |prompt, completion| PromptCompletion { prompt, completion };
+        PromptGroup::by_prompt(&[
+            of(A, &[5, 6]),
+            of(A, &[]),
+            of(A, &[7]),
+            of(B, &[]),
+            of(A, &[8, 8, 8]),
+            of(B, &[9]),
+            of(B, &[9, 9]),
+        ])
+    }
+
+    #[test]
+    fn cuts_between_groups_only() {
+        let groups = groups();
+        let cut = |budget| -> Vec<String> {
+            let list =
+                |m: &MicroBatch<'_>| format!("{:?}", m.groups.iter().map(|(_, s)| s.clone()).collect::<Vec<_>>());
+            micro_batches(&groups, budget, true).iter().map(list).collect()
+        };
+        // Rows: 3 + 1 + 0, none, 3 + 2, 1 + 0 + 1.
+        assert_eq!(cut(100), ["[0..3, 4..5, 5..7]"]);
+        assert_eq!(cut(9), ["[0..3, 4..5]", "[5..7]"]);
+        assert_eq!(cut(8), ["[0..3]", "[4..5, 5..7]"]);
+        assert_eq!(cut(1), ["[0..3]", "[4..5]", "[5..7]"]);
+    }
+
+    #[test]
+    fn scores_are_those_of_the_completions_in_order() {
+        let groups = groups();
+        let sequences: Vec<&[u32]> = groups.iter().flat_map(|g| g.completions.clone()).collect();
+        for sharing in [true, false] {
+            let micro = &micro_batches(&groups, 100, sharing)[0];
+            let batch = micro.batch(sharing);
+            assert_eq!(batch.capacity(), micro.capacity);
+            assert_eq!(micro.scored().collect::<Vec<_>>(), [0, 2, 4, 5, 6]);
+            let targets: Vec<u32> = micro.scored().flat_map(|i| sequences[i].to_vec()).collect();
+            assert_eq!(batch.targets, targets);
+        }
+    }
+
+    #[test]
+    fn groups_with_equal_prompts_stay_apart() {
+        let group = |completion| PromptGroup { prompt: A, completions: vec![completion] };
+        let groups = [group(&[5, 6][..]), group(&[7, 8])];
+        let [one] = &micro_batches(&groups, 100, true)[..] else { panic!("one micro-batch") };
+        assert_eq!((one.capacity().tokens, one.batch(true).groups), (8, vec![0, 4, 8]));
+    }
+}

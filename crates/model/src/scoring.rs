@@ -1,0 +1,120 @@
+//! Log-probabilities of given completions under given weights, without gradients: those of a reference model, or of a
+//! held-out set.
+
+use crate::net::{Rope, Scores, Tape, forward, score, score_forward};
+use crate::packing::{MicroBatch, PromptCompletion, PromptGroup, check_groups, longest, micro_batches, sequences};
+use crate::{Batch, BatchTensors, Capacity, ModelConfig, Result, Weights};
+use kernels::{Context, Memory};
+
+/// Buffers for scoring. They grow to the largest micro-batch seen.
+pub struct Scorer {
+    memory: Memory,
+    rope: Option<(usize, Rope)>,
+    tape: Option<Tape>,
+    max_tokens: usize,
+    prefix_sharing: bool,
+}
+
+impl Scorer {
+    /// A scorer that computes up to `max_tokens` rows at once (more for a group larger than that).
+    pub fn new(memory: &Memory, max_tokens: usize, prefix_sharing: bool) -> Scorer {
+        Scorer { memory: memory.clone(), rope: None, tape: None, max_tokens, prefix_sharing }
+    }
+
+    /// Takes the memory for micro-batches up to `capacity` and sequences up to `positions` now.
+    pub fn reserve(&mut self, config: &ModelConfig, capacity: Capacity, positions: usize) {
+        let old = self.tape.as_ref().map_or(Capacity::default(), Tape::capacity);
+        if self.tape.is_none() || !old.holds(capacity) {
+            self.tape = None; // free before taking
+            self.tape = Some(Tape::forward_only(&self.memory, config, old.max(capacity)));
+        }
+        grow_rope(&mut self.rope, &self.memory, config, positions);
+    }
+
+    /// The score of the row that predicts each completion token of each sequence: the values of the states in which the
+    /// tokens were chosen, by a model with a head of one score. Runs of equal prompts are computed as one group.
+    pub fn values(
+        &mut self,
+        ctx: &Context,
+        weights: &Weights,
+        sequences: &[PromptCompletion<'_>],
+    ) -> Result<Vec<Vec<f32>>> {
+        self.values_of_groups(ctx, weights, &PromptGroup::by_prompt(sequences))
+    }
+
+    /// As [`values`](Self::values), of groups; sequences are counted over all groups, in order.
+    pub fn values_of_groups(
+        &mut self,
+        ctx: &Context,
+        weights: &Weights,
+        groups: &[PromptGroup<'_>],
+    ) -> Result<Vec<Vec<f32>>> {
+        let mut out = vec![Vec::new(); sequences(groups).count()];
+        self.each(&weights.config, groups, |rope, micro, batch, tape| {
+            let tensors = BatchTensors::new(ctx.memory(), batch);
+            forward(ctx, weights, rope, &tensors, tape)?;
+            score_forward(ctx, weights, &tensors, tape)?;
+            let scores = tape.scores().to_vec_f32();
+            for (i, range) in micro.scored().zip(&batch.scores_of_branches) {
+                out[i] = scores[range.clone()].to_vec();
+            }
+            Ok(())
+        })?;
+        Ok(out)
+    }
+
+    /// Log-probabilities and entropies of every completion token of each sequence at `temperature`. Runs of equal prompts are
+    /// computed as one group.
+    pub fn score(
+        &mut self,
+        ctx: &Context,
+        weights: &Weights,
+        sequences: &[PromptCompletion<'_>],
+        temperature: f64,
+    ) -> Result<Vec<Scores>> {
+        self.score_groups(ctx, weights, &PromptGroup::by_prompt(sequences), temperature)
+    }
+
+    /// As [`score`](Self::score), of groups; sequences are counted over all groups, in order.
+    pub fn score_groups(
+        &mut self,
+        ctx: &Context,
+        weights: &Weights,
+        groups: &[PromptGroup<'_>],
+        temperature: f64,
+    ) -> Result<Vec<Scores>> {
+        let mut out = vec![Scores::default(); sequences(groups).count()];
+        self.each(&weights.config, groups, |rope, micro, batch, tape| {
+            let Scores { logps, entropies } = score(ctx, weights, rope, batch, tape, temperature)?;
+            for (i, range) in micro.scored().zip(&batch.scores_of_branches) {
+                let part = |all: &[f32]| all[range.clone()].to_vec();
+                out[i] = Scores { logps: part(&logps), entropies: part(&entropies) };
+            }
+            Ok(())
+        })?;
+        Ok(out)
+    }
+
+    /// Does `compute` with each micro-batch, in order.
+    fn each(
+        &mut self,
+        config: &ModelConfig,
+        groups: &[PromptGroup<'_>],
+        mut compute: impl FnMut(&Rope, &MicroBatch<'_>, &Batch, &mut Tape) -> Result<()>,
+    ) -> Result<()> {
+        check_groups(config, groups)?;
+        let micro = micro_batches(groups, self.max_tokens, self.prefix_sharing);
+        let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity()));
+        self.reserve(config, capacity, longest(groups));
+        let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
+        micro.iter().try_for_each(|micro| compute(rope, micro, &micro.batch(self.prefix_sharing), tape))
+    }
+}
+
+/// Makes `rope` reach `positions`.
+pub fn grow_rope(rope: &mut Option<(usize, Rope)>, memory: &Memory, config: &ModelConfig, positions: usize) {
+    if rope.as_ref().is_none_or(|(have, _)| *have < positions) {
+        *rope = None;
+        *rope = Some((positions, Rope::new(memory, config, positions)));
+    }
+}
