@@ -1,5 +1,7 @@
 //! Tools of proof: the number type that oracles are generic over, and the gradient check.
 
+#![allow(clippy::disallowed_methods)]
+
 use crate::rng::Stream;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};

@@ -89,7 +89,7 @@ impl Stream {
     pub fn next_normal(&mut self) -> f64 {
         let u = 1.0 - self.next_f64();
         let v = self.next_f64();
-        (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
+        (-2.0 * libm::log(u)).sqrt() * libm::cos(std::f64::consts::TAU * v)
     }
     /// Shuffles in place (Fisher–Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {

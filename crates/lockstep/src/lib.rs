@@ -3,6 +3,8 @@
 //! Everything below this crate knows one thing; here they meet. Read first: [`config`] (every key, in one table),
 //! [`data`] (prompts and the order they are drawn in), then [`cli`].
 
+#![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
+
 pub mod bench;
 pub mod checkpoint;
 pub mod cli;

@@ -1,6 +1,8 @@
 //! Low-rank adapters under the objectives beside GRPO's: DPO and PPO. What they leave, that the model below stays, and that a
 //! run which was cut is resumed exactly.
 
+#![allow(clippy::disallowed_methods)]
+
 mod support;
 
 use std::fs;

@@ -1,5 +1,7 @@
 //! `lockstep reward`: a model that learns which answer is better, and its use as a reward.
 
+#![allow(clippy::disallowed_methods)]
+
 mod support;
 
 use std::fs;

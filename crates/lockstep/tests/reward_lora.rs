@@ -1,5 +1,7 @@
 //! Reward models whose trunk is frozen: an adapter on it, and the head of scores, trained beside it.
 
+#![allow(clippy::disallowed_methods)]
+
 mod support;
 
 use serde_json::Value;

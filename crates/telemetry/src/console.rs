@@ -297,6 +297,7 @@ fn plain_line(elapsed_s: f64, level: Level, message: &str, fields: &Record, colo
 }
 
 /// A value for people: floats with four significant digits.
+#[allow(clippy::disallowed_methods)] // printed only
 fn short(value: &Value) -> String {
     match value {
         Value::Number(number) if number.is_f64() => {

@@ -37,8 +37,8 @@ impl KlEstimator {
         let d = ref_logp - logp;
         match self {
             KlEstimator::K1 => -d,
-            // exp_m1 keeps the digits of a small divergence.
-            KlEstimator::K3 => d.exp_m1() - d,
+            // expm1 keeps the digits of a small divergence.
+            KlEstimator::K3 => libm::expm1(d) - d,
         }
     }
 }

@@ -56,7 +56,7 @@ impl Schedule {
             ScheduleKind::Linear => ((n - s) / (n - w).max(1.0)).max(0.0),
             ScheduleKind::Cosine => {
                 let progress = (s - w) / (n - w).max(1.0);
-                (0.5 * (1.0 + (std::f64::consts::PI * progress).cos())).max(0.0)
+                (0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress))).max(0.0)
             }
         }
     }

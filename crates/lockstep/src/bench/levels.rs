@@ -317,6 +317,7 @@ impl Naive {
     }
 
     /// The loss; the softmax in `d_logits` becomes its gradient: (1[v = token] − p) ∂J/∂log p, with padding at 0.
+    #[allow(clippy::disallowed_methods)] // of a yardstick, whose bits nothing depends on
     fn loss(&self, samples: &[Sample], batch: &Batch, d_logits: &mut [f32], width: usize, vocabulary: usize) -> f64 {
         let masks: Vec<Vec<bool>> = samples.iter().map(|s| vec![true; s.completion.len()]).collect();
         let totals = Totals::of(&masks);

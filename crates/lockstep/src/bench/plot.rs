@@ -111,6 +111,7 @@ fn draw(out: &mut String, left: f64, most: f64, panel: &Panel, labelled: bool) {
 }
 
 /// Round numbers from 0 up to `most`, about five.
+#[allow(clippy::disallowed_methods)]
 fn ticks(most: f64) -> Vec<f64> {
     let rough = most / 5.0;
     let power = 10f64.powf(rough.log10().floor());

@@ -390,7 +390,7 @@ fn rope(f: &Fields<'_>, max_position_embeddings: usize) -> Result<Rope> {
         }
         _ => {
             let factor = r.number("factor")?.unwrap_or(max_position_embeddings as f64 / original);
-            let temper = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
+            let temper = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * libm::log(factor) + 1.0 };
             let attention_factor =
                 match (r.number("attention_factor")?, r.number("mscale")?, r.number("mscale_all_dim")?) {
                     (Some(given), _, _) => given,

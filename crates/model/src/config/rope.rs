@@ -57,7 +57,7 @@ impl Rope {
         let dim = head_dim as f32;
         // θ^(i / dim) in f32: the power of the rounded exponent, rounded once.
         let powers: Vec<f32> = (0..head_dim / 2)
-            .map(|i| f64::from(self.theta as f32).powf(f64::from((2 * i) as f32 / dim)) as f32)
+            .map(|i| libm::pow(f64::from(self.theta as f32), f64::from((2 * i) as f32 / dim)) as f32)
             .collect();
         let plain = powers.iter().map(|p| 1.0 / p);
         match self.scaling {
@@ -93,7 +93,7 @@ impl Rope {
                 let dim = head_dim as f64;
                 // The dimension that turns `rotations` times over the original context.
                 let dimension = |rotations: f64| {
-                    dim * (context / (rotations * std::f64::consts::TAU)).ln() / (2.0 * self.theta.ln())
+                    dim * libm::log(context / (rotations * std::f64::consts::TAU)) / (2.0 * libm::log(self.theta))
                 };
                 let (mut low, mut high) = (dimension(beta_fast), dimension(beta_slow));
                 if truncate {

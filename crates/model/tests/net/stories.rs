@@ -1,5 +1,7 @@
 //! A pretrained model: `../shared/models/stories260k` must tell its story. Skipped, saying so, where it is absent.
 
+#![allow(clippy::disallowed_methods)]
+
 use super::*;
 use model::net::Scores;
 

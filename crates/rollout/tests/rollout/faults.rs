@@ -1,6 +1,8 @@
 //! The parity test bites: the trainer's forward written out here gives the sampler's bits, and stops giving them with
 //! each of three faults that look harmless.
 
+#![allow(clippy::disallowed_methods)]
+
 use crate::*;
 use kernels::ops::{attention, embedding, lm_head, qk_norm, rmsnorm, rope, rows, swiglu};
 use kernels::{DType, Tensor, View, ViewMut};

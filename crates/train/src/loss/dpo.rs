@@ -156,11 +156,11 @@ impl PairLoss {
 
 /// log(1 + e^x) without overflow.
 fn softplus(x: f64) -> f64 {
-    if x > 0.0 { x + (-x).exp().ln_1p() } else { x.exp().ln_1p() }
+    x.max(0.0) + libm::log1p(libm::exp(-x.abs()))
 }
 
 fn sigmoid(x: f64) -> f64 {
-    1.0 / (1.0 + (-x).exp())
+    1.0 / (1.0 + libm::exp(-x))
 }
 
 #[cfg(test)]

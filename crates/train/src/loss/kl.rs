@@ -19,8 +19,8 @@ pub struct Kl {
 /// K of one token; times `ratio` if that is given.
 pub fn token(logp: f64, ref_logp: f64, ratio: Option<f64>) -> Kl {
     let d = ref_logp - logp;
-    // exp_m1 keeps the digits of a small divergence.
-    let (k, d_k) = (d.exp_m1() - d, -d.exp_m1());
+    // expm1 keeps the digits of a small divergence.
+    let (k, d_k) = (libm::expm1(d) - d, -libm::expm1(d));
     match ratio {
         None => Kl { value: k, d_logp: d_k, d_log_ratio: 0.0 },
         Some(r) => Kl { value: r * k, d_logp: r * d_k, d_log_ratio: r * k },

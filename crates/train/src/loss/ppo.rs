@@ -83,7 +83,7 @@ pub fn policy<T: Float>(
             continue;
         }
         let log_ratio = logps[t].f64() - old_logps[t].f64();
-        let ratio = log_ratio.exp();
+        let ratio = libm::exp(log_ratio);
         let term = clip::surrogate(&surrogate, ratio, f64::from(advantage.at(t)));
         d_logps[t] = T::of(weight * term.d_log_ratio);
         d_entropies[t] = T::of(-weight * config.entropy_coef);

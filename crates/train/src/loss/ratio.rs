@@ -21,10 +21,10 @@ impl Ratio {
         let tokens = mask.iter().filter(|&&m| m).count();
         let log_ratio = |t: usize| if mask[t] { logps[t].f64() - old_logps[t].f64() } else { 0.0 };
         let ratios = match level {
-            ImportanceSamplingLevel::Token => (0..mask.len()).map(|t| log_ratio(t).exp()).collect(),
+            ImportanceSamplingLevel::Token => (0..mask.len()).map(|t| libm::exp(log_ratio(t))).collect(),
             ImportanceSamplingLevel::Sequence => {
                 let sum: f64 = (0..mask.len()).map(log_ratio).sum();
-                vec![(sum / tokens.max(1) as f64).exp()]
+                vec![libm::exp(sum / tokens.max(1) as f64)]
             }
         };
         Ratio { ratios, tokens }

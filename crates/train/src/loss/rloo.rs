@@ -49,7 +49,7 @@ pub fn rloo<T: Float>(
     let &Advantage::Sequence(advantage) = advantage else { panic!("RLOO's advantage is one number per completion") };
     let log_ratio: f64 = (0..mask.len()).filter(|&t| mask[t]).map(|t| logps[t].f64() - old_logps[t].f64()).sum();
     let clip = LossConfig { epsilon: config.epsilon, epsilon_high: config.epsilon_high, ..LossConfig::default() };
-    let term = clip::surrogate(&clip, log_ratio.exp(), f64::from(advantage));
+    let term = clip::surrogate(&clip, libm::exp(log_ratio), f64::from(advantage));
     let weight = 1.0 / totals.sequences as f64;
     for (d, &m) in d_logps.iter_mut().zip(mask) {
         *d = T::of(if m { weight * term.d_log_ratio } else { 0.0 });

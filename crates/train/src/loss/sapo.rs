@@ -19,7 +19,7 @@ impl PolicyLoss for Sapo {
     fn term(&self, config: &LossConfig, token: &Token) -> Term {
         let &Token { ratio, advantage, .. } = token;
         let tau = if advantage > 0.0 { config.sapo_temperature_pos } else { config.sapo_temperature_neg };
-        let gate = 1.0 / (1.0 + (-tau * (ratio - 1.0)).exp());
+        let gate = 1.0 / (1.0 + libm::exp(-tau * (ratio - 1.0)));
         Term {
             value: -4.0 / tau * gate * advantage,
             d_log_ratio: -4.0 * gate * (1.0 - gate) * ratio * advantage,

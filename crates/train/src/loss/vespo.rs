@@ -30,7 +30,8 @@ impl Vespo {
         let kept = |t: &usize| mask[*t];
         let ratio: f64 =
             (0..mask.len()).filter(kept).map(|t| (logps[t].f64() - old_logps[t].f64()).clamp(-HIGHEST, HIGHEST)).sum();
-        let correction: f64 = (0..mask.len()).filter(kept).map(|t| correction.at(t).ln().clamp(LOWEST, HIGHEST)).sum();
+        let correction: f64 =
+            (0..mask.len()).filter(kept).map(|t| libm::log(correction.at(t)).clamp(LOWEST, HIGHEST)).sum();
         Vespo { log_weight: (ratio + correction).clamp(LOWEST, HIGHEST) }
     }
 
@@ -41,7 +42,7 @@ impl Vespo {
             false => (config.vespo_k_neg, config.vespo_lambda_neg),
         };
         let lambda = lambda.max(1e-4);
-        let phi = (lambda + k * self.log_weight - lambda * self.log_weight.exp()).exp();
+        let phi = libm::exp(lambda + k * self.log_weight - lambda * libm::exp(self.log_weight));
         // A weight that is not a number weighs nothing in TRL; here it must show.
         if phi == f64::INFINITY { 0.0 } else { phi }
     }

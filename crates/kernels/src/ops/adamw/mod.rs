@@ -156,16 +156,16 @@ struct Factors {
 
 impl Factors {
     fn new(h: &Hyper) -> Factors {
-        // `powf` of the step as f64: what Python's `beta ** step` computes.
+        // The power of the step as f64: what Python's `beta ** step` computes.
         let t = h.step as f64;
         Factors {
             decay: (1.0 - h.lr * h.weight_decay) as f32,
             blend: (1.0 - h.beta1) as f32,
             beta2: h.beta2 as f32,
             rest2: (1.0 - h.beta2) as f32,
-            root: (1.0 - h.beta2.powf(t)).sqrt() as f32,
+            root: (1.0 - libm::pow(h.beta2, t)).sqrt() as f32,
             eps: h.eps as f32,
-            step: (h.lr / (1.0 - h.beta1.powf(t))) as f32,
+            step: (h.lr / (1.0 - libm::pow(h.beta1, t))) as f32,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! AdamW, slow and obvious.
 
+#![allow(clippy::disallowed_methods)]
+
 use super::Hyper;
 use crate::check::Float;
 

@@ -1,5 +1,7 @@
 //! Rotary embedding, slow and obvious.
 
+#![allow(clippy::disallowed_methods)]
+
 use crate::check::Float;
 
 /// Rotates the first `heads` heads of each row of `x: [T, width]` in place, by angles f32(position) · inv_freq; backwards

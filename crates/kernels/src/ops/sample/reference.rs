@@ -1,5 +1,7 @@
 //! The distribution that a row is drawn from, slow and obvious.
 
+#![allow(clippy::disallowed_methods)]
+
 use super::RowParams;
 
 /// Probabilities `[V]` after penalty, temperature, top-k, top-p and min-p. Greedy is all on the largest, of equals the lowest id.
