@@ -1,11 +1,14 @@
-//! Who runs in a step: running sequences first, then waiting ones while rows, seats and pages last; the youngest leaves
-//! when pages run out.
+//! Who runs in a step: running sequences first, then waiting ones while rows, seats and pages last; the youngest is
+//! preempted when pages run out.
 //!
 //! A sequence's bits do not depend on any of this. It knows no weights and no tensor: copies of pages that a fork asks for
 //! are listed for the engine to make.
 
 use crate::blocks::BlockPool;
+use crate::request::{Completion, FinishReason};
+use crate::sampler::Draw;
 use crate::sequence::{Role, Sequence, State};
+use crate::stop::StopCheck;
 use model::kv::BLOCK;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,6 +33,18 @@ pub(crate) struct Chunk {
     pub(crate) to: usize,
 }
 
+/// What a step, and a sequence, may hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) max_num_seqs: usize,
+    /// Rows of a step.
+    pub(crate) max_rows: usize,
+    /// Tokens of a sequence.
+    pub(crate) max_model_len: usize,
+    /// Whether a prompt may be computed in several steps.
+    pub(crate) chunked_prefill: bool,
+}
+
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     pub(crate) sequences: Vec<Sequence>,
@@ -37,26 +52,23 @@ pub(crate) struct Scheduler {
     pub(crate) blocks: BlockPool,
     running: Vec<usize>,
     waiting: VecDeque<usize>,
-    max_num_seqs: usize,
-    /// Rows of a step.
-    max_rows: usize,
-    /// Whether a prompt may be computed in several steps.
-    chunked: bool,
-    /// Sequences put back so far because pages ran out.
+    /// Completions that ended and were not yet given away.
+    finished: Vec<usize>,
+    limits: Limits,
+    /// Sequences preempted so far because pages ran out.
     pub(crate) preemptions: u64,
 }
 
 impl Scheduler {
-    pub(crate) fn new(blocks: usize, max_num_seqs: usize, max_rows: usize, chunked: bool) -> Scheduler {
+    pub(crate) fn new(blocks: usize, limits: Limits) -> Scheduler {
         Scheduler {
             sequences: Vec::new(),
             groups: Vec::new(),
             blocks: BlockPool::new(blocks),
             running: Vec::new(),
             waiting: VecDeque::new(),
-            max_num_seqs,
-            max_rows,
-            chunked,
+            finished: Vec::new(),
+            limits,
             preemptions: 0,
         }
     }
@@ -93,27 +105,27 @@ impl Scheduler {
         self.groups.clear();
     }
 
-    /// Chooses the rows of the next step into `plan`, and lists in `copies` the pages to copy before it (from, to).
-    pub(crate) fn plan(&mut self, plan: &mut Vec<Chunk>, copies: &mut Vec<(u32, u32)>) {
-        plan.clear();
+    /// Chooses the rows of the next step into `chunks`, and lists in `copies` the pages to copy before it (from, to).
+    pub(crate) fn schedule(&mut self, chunks: &mut Vec<Chunk>, copies: &mut Vec<(u32, u32)>) {
+        chunks.clear();
         copies.clear();
         let mut rows = 0;
         let mut next = 0;
         while next < self.running.len() {
             let id = self.running[next];
-            let Some(chunk) = self.chunk(id, self.max_rows - rows) else {
+            let Some(chunk) = self.chunk(id, self.limits.max_rows - rows) else {
                 next += 1;
                 continue;
             };
             if self.make_room(id, chunk.to) {
                 rows += chunk.to - chunk.from;
-                plan.push(chunk);
+                chunks.push(chunk);
                 next += 1;
             }
         }
-        while self.running.len() < self.max_num_seqs && rows < self.max_rows {
+        while self.running.len() < self.limits.max_num_seqs && rows < self.limits.max_rows {
             let Some(&id) = self.waiting.front() else { break };
-            let Some(chunk) = self.admit(id, self.max_rows - rows, copies) else {
+            let Some(chunk) = self.admit(id, self.limits.max_rows - rows, copies) else {
                 if self.running.is_empty() && (self.evict_prompts() || self.evict_paused()) {
                     continue;
                 }
@@ -123,9 +135,9 @@ impl Scheduler {
             self.sequences[id].state = State::Running;
             self.running.push(id);
             rows += chunk.to - chunk.from;
-            plan.push(chunk);
+            chunks.push(chunk);
         }
-        debug_assert!(!plan.is_empty() || self.is_idle(), "no progress");
+        debug_assert!(!chunks.is_empty() || self.is_idle(), "no progress");
     }
 
     /// The rows that `id` may have of `budget`.
@@ -133,22 +145,22 @@ impl Scheduler {
         let s = &self.sequences[id];
         let wanted = s.uncomputed();
         let given = wanted.min(budget);
-        (given > 0 && (self.chunked || given == wanted)).then_some(Chunk {
+        (given > 0 && (self.limits.chunked_prefill || given == wanted)).then_some(Chunk {
             sequence: id,
             from: s.computed,
             to: s.computed + given,
         })
     }
 
-    /// Gives `id`, which runs, pages for `tokens` tokens, putting back the youngest until there are enough. False if it
-    /// was put back itself.
+    /// Gives `id`, which runs, pages for `tokens` tokens, preempting the youngest until there are enough. False if it
+    /// was preempted itself.
     fn make_room(&mut self, id: usize, tokens: usize) -> bool {
         loop {
             if self.grow(id, tokens) {
                 return true;
             }
             let youngest = self.running.pop().expect("`id` runs");
-            self.put_back(youngest);
+            self.preempt(youngest);
             self.preemptions += 1;
             if youngest == id {
                 return false;
@@ -168,7 +180,7 @@ impl Scheduler {
     }
 
     /// Out of the batch, to be computed again: first in the queue.
-    fn put_back(&mut self, id: usize) {
+    fn preempt(&mut self, id: usize) {
         let s = &mut self.sequences[id];
         self.blocks.release(&mut s.blocks);
         s.computed = 0;
@@ -215,7 +227,7 @@ impl Scheduler {
                 && self.sequences[prompt].state == State::Held
             {
                 self.blocks.release(&mut self.sequences[prompt].blocks);
-                self.sequences[prompt].state = State::Finished(crate::FinishReason::Stop);
+                self.sequences[prompt].state = State::Finished(FinishReason::Stop);
                 group.prompt = None;
                 any = true;
             }
@@ -237,14 +249,63 @@ impl Scheduler {
     /// Every key and value is stale: all sequences are computed again.
     pub(crate) fn invalidate(&mut self) {
         while let Some(id) = self.running.pop() {
-            self.put_back(id);
+            self.preempt(id);
         }
         self.evict_paused();
         self.evict_prompts();
     }
 
-    /// The prompt `id` is computed: its pages are held, and its completions, whose first tokens were drawn, wait next.
-    pub(crate) fn hold(&mut self, id: usize) {
+    /// The completions of a group that wait for their first token: the row that ends their prompt gives it to all of them. A
+    /// prompt that is computed a second time gives nothing to completions that have begun.
+    pub(crate) fn not_begun(&self, group: usize) -> impl Iterator<Item = usize> {
+        let waits =
+            |id: usize| self.sequences[id].state == State::Waiting && self.sequences[id].completion().is_empty();
+        self.groups[group].members.iter().copied().filter(move |&member| waits(member))
+    }
+
+    /// The keys and values of `chunks` are in their pages.
+    pub(crate) fn mark_computed(&mut self, chunks: &[Chunk]) {
+        for chunk in chunks {
+            self.sequences[chunk.sequence].computed = chunk.to;
+        }
+    }
+
+    /// Appends the tokens that were drawn; ends or pauses the completions that are done with them.
+    pub(crate) fn postprocess(&mut self, draws: &[Draw], ids: &[u32], logps: &[f32], version: u64, stop: &StopCheck) {
+        for (draw, (&token, &logp)) in draws.iter().zip(ids.iter().zip(logps)) {
+            let id = draw.sequence;
+            let s = &mut self.sequences[id];
+            s.push(token, logp, true, version);
+            let request = &self.groups[s.group].request;
+            if stop.stops(&request.sampling, s.completion()) {
+                match request.pause_on_stop {
+                    true => self.leave(id, State::Paused),
+                    false => self.finish(id, FinishReason::Stop),
+                }
+            } else if self.is_full(id) {
+                self.finish(id, FinishReason::Length);
+            }
+        }
+    }
+
+    fn is_full(&self, id: usize) -> bool {
+        let s = &self.sequences[id];
+        let most = self.groups[s.group].request.sampling.max_new_tokens;
+        s.completion().len() >= most || s.tokens.len() >= self.limits.max_model_len
+    }
+
+    /// Prompts among `chunks` that are whole now: their pages are held, and their completions, whose first tokens were
+    /// drawn, wait next.
+    pub(crate) fn share_prompts(&mut self, chunks: &[Chunk]) {
+        for chunk in chunks {
+            let s = &self.sequences[chunk.sequence];
+            if s.role == Role::Prompt && s.uncomputed() == 0 {
+                self.hold(chunk.sequence);
+            }
+        }
+    }
+
+    fn hold(&mut self, id: usize) {
         self.running.retain(|&r| r != id);
         self.sequences[id].state = State::Held;
         let group = &self.groups[self.sequences[id].group];
@@ -256,23 +317,38 @@ impl Scheduler {
         self.release_prompt_if_done(self.sequences[id].group);
     }
 
-    /// The completion `id` ended.
-    pub(crate) fn finish(&mut self, id: usize, reason: crate::FinishReason) {
+    fn finish(&mut self, id: usize, reason: FinishReason) {
         self.leave(id, State::Finished(reason));
         self.blocks.release(&mut self.sequences[id].blocks);
+        self.finished.push(id);
         let group = self.sequences[id].group;
         self.groups[group].unfinished -= 1;
         self.release_prompt_if_done(group);
     }
 
-    /// The completion `id` waits for [`Scheduler::wake`], with its pages.
-    pub(crate) fn pause(&mut self, id: usize) {
-        self.leave(id, State::Paused);
+    /// A paused completion goes on after `tokens` that were not sampled, or ends if they fill it. It keeps no pages while
+    /// it waits for a seat.
+    pub(crate) fn extend(&mut self, id: usize, tokens: &[u32], version: u64) {
+        let s = &mut self.sequences[id];
+        assert_eq!(s.state, State::Paused, "only a paused completion can be extended");
+        for &token in tokens {
+            s.push(token, 0.0, false, version);
+        }
+        match self.is_full(id) {
+            true => self.finish(id, FinishReason::Length),
+            false => self.preempt(id),
+        }
     }
 
-    /// A paused completion got more tokens. It keeps no pages while it waits for a seat.
-    pub(crate) fn wake(&mut self, id: usize) {
-        self.put_back(id);
+    pub(crate) fn finish_paused(&mut self, id: usize) {
+        assert_eq!(self.sequences[id].state, State::Paused, "only a paused completion waits to be ended");
+        self.finish(id, FinishReason::Stop);
+    }
+
+    /// The completions that ended since the last call.
+    pub(crate) fn take_finished(&mut self) -> Vec<Completion> {
+        let Scheduler { finished, sequences, .. } = self;
+        finished.drain(..).map(|id| sequences[id].take_completion()).collect()
     }
 
     fn leave(&mut self, id: usize, state: State) {
@@ -287,7 +363,7 @@ impl Scheduler {
             && self.sequences[prompt].state == State::Held
         {
             self.blocks.release(&mut self.sequences[prompt].blocks);
-            self.sequences[prompt].state = State::Finished(crate::FinishReason::Stop);
+            self.sequences[prompt].state = State::Finished(FinishReason::Stop);
         }
     }
 }
@@ -295,10 +371,13 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FinishReason, Request, SamplingParams};
+    use crate::{Request, SamplingParams};
 
     fn scheduler(blocks: usize, prompts: &[usize], num_generations: usize, sharing: bool) -> Scheduler {
-        let mut scheduler = Scheduler::new(blocks, 8, 512, true);
+        let mut scheduler = Scheduler::new(
+            blocks,
+            Limits { max_num_seqs: 8, max_rows: 512, max_model_len: 4096, chunked_prefill: true },
+        );
         for &len in prompts {
             let request = Request {
                 prompt: vec![1; len].into(),
@@ -312,34 +391,29 @@ mod tests {
         scheduler
     }
 
-    /// One step as the engine makes it, a token for each sequence that is whole. Returns its plan.
+    /// One step as the engine makes it, a token for each sequence that is whole. Returns its rows.
     fn step(s: &mut Scheduler) -> Vec<(usize, usize, usize)> {
-        let (mut plan, mut copies) = (Vec::new(), Vec::new());
-        s.plan(&mut plan, &mut copies);
-        for chunk in &plan {
-            let id = chunk.sequence;
-            assert!(s.sequences[id].blocks.len() * BLOCK >= chunk.to, "rows without a page");
-            s.sequences[id].computed = chunk.to;
-            if s.sequences[id].uncomputed() > 0 {
+        let (mut chunks, mut copies) = (Vec::new(), Vec::new());
+        s.schedule(&mut chunks, &mut copies);
+        s.mark_computed(&chunks);
+        for chunk in &chunks {
+            let (id, sequence) = (chunk.sequence, &s.sequences[chunk.sequence]);
+            assert!(sequence.blocks.len() * BLOCK >= chunk.to, "rows without a page");
+            if sequence.uncomputed() > 0 {
                 continue;
             }
-            match s.sequences[id].role {
-                Role::Completion(_) => s.sequences[id].push(0, 0.0, true, 0),
-                Role::Prompt => {
-                    for member in s.groups[s.sequences[id].group].members.clone() {
-                        if s.sequences[member].completion().is_empty() {
-                            s.sequences[member].push(0, 0.0, true, 0);
-                        }
-                    }
-                    s.hold(id);
-                }
-            }
+            let draws: Vec<Draw> = match sequence.role {
+                Role::Completion(_) => vec![Draw { row: 0, sequence: id }],
+                Role::Prompt => s.not_begun(sequence.group).map(|sequence| Draw { row: 0, sequence }).collect(),
+            };
+            s.postprocess(&draws, &vec![0; draws.len()], &vec![0.0; draws.len()], 0, &StopCheck::default());
         }
-        plan.iter().map(|c| (c.sequence, c.from, c.to)).collect()
+        s.share_prompts(&chunks);
+        chunks.iter().map(|c| (c.sequence, c.from, c.to)).collect()
     }
 
     #[test]
-    fn the_youngest_is_put_back_and_computed_again() {
+    fn the_youngest_is_preempted_and_computed_again() {
         let mut s = scheduler(3, &[63, 63], 1, false);
         assert_eq!(step(&mut s), [(0, 0, 63), (1, 0, 63)]);
         assert_eq!(step(&mut s), [(0, 63, 64), (1, 63, 64)]);
@@ -357,8 +431,8 @@ mod tests {
         let mut s = scheduler(10, &[130], 3, true);
         assert_eq!(step(&mut s), [(3, 0, 130)], "the prompt, once");
         assert_eq!(s.blocks.available(), 7);
-        let (mut plan, mut copies) = (Vec::new(), Vec::new());
-        s.plan(&mut plan, &mut copies);
+        let (mut chunks, mut copies) = (Vec::new(), Vec::new());
+        s.schedule(&mut chunks, &mut copies);
         let (prompt, members) = (s.sequences[3].blocks.clone(), [0, 1, 2].map(|id| s.sequences[id].blocks.clone()));
         assert_eq!(s.blocks.available(), 4);
         for (member, copy) in members.iter().zip(&copies) {
@@ -366,7 +440,7 @@ mod tests {
             assert_eq!((prompt[2], member[2]), *copy);
             assert_ne!(member[2], prompt[2]);
         }
-        for chunk in &plan {
+        for chunk in &chunks {
             assert_eq!((chunk.from, chunk.to), (130, 131));
         }
         (0..3).for_each(|id| s.finish(id, FinishReason::Stop));
@@ -377,12 +451,12 @@ mod tests {
     fn paused_sequences_give_their_pages_rather_than_stop_all_others() {
         let mut s = scheduler(3, &[60], 1, false);
         step(&mut s);
-        s.pause(0);
+        s.leave(0, State::Paused);
         let request = s.groups[0].request.as_ref().clone();
         s.submit(Arc::new(Request { prompt: vec![1; 129].into(), ..request }), false);
         assert_eq!(step(&mut s), [(1, 0, 129)]);
         s.finish(1, FinishReason::Length);
-        s.wake(0);
+        s.extend(0, &[], 0);
         assert_eq!(step(&mut s), [(0, 0, 61)]);
         s.finish(0, FinishReason::Length);
         assert_eq!(s.blocks.available(), 3);

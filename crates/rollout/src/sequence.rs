@@ -1,6 +1,6 @@
 //! A sequence in the engine: tokens, the pages that hold their keys and values, and what was recorded of each.
 
-use crate::request::FinishReason;
+use crate::request::{Completion, FinishReason};
 use model::kv::BLOCK;
 
 /// What a sequence is for.
@@ -68,6 +68,21 @@ impl Sequence {
     /// Tokens still to be computed.
     pub(crate) fn uncomputed(&self) -> usize {
         self.tokens.len() - self.computed
+    }
+    /// Its tokens and their record, once it has ended.
+    pub(crate) fn take_completion(&mut self) -> Completion {
+        let (State::Finished(finish_reason), Role::Completion(generation)) = (self.state, self.role) else {
+            unreachable!("only ended completions are given away")
+        };
+        Completion {
+            request: self.group,
+            generation: generation as usize,
+            ids: self.tokens.split_off(self.prompt_len),
+            logps: std::mem::take(&mut self.logps),
+            mask: std::mem::take(&mut self.mask),
+            versions: std::mem::take(&mut self.versions),
+            finish_reason,
+        }
     }
     /// Records a token after the prompt.
     pub(crate) fn push(&mut self, id: u32, logp: f32, sampled: bool, version: u64) {

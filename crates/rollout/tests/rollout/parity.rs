@@ -49,7 +49,7 @@ fn matrix(weights: &Weights, load: &Load, isa: Isa, sizes: &[usize], threads: &[
                     }
                     let mut engine = poisoned(&ctx, weights, config.clone());
                     let completions = engine.generate(weights, load.requests(temperature)).unwrap();
-                    assert!(!few || max_num_seqs < 3 || engine.preemptions() > 0, "{config:?} was to put back");
+                    assert!(!few || max_num_seqs < 3 || engine.preemptions() > 0, "{config:?} was to preempt");
                     assert_eq!(completions.len(), load.prompts.len() * load.generations);
                     compared += completions.iter().map(|c| c.ids.len()).sum::<usize>();
                     match &first {

@@ -1,0 +1,62 @@
+//! What the model is given in a step: a row per token, with its position, its page table and where its key and value go.
+
+use crate::EngineConfig;
+use crate::sampler::Draw;
+use crate::scheduler::{Chunk, Scheduler};
+use crate::sequence::Role;
+use kernels::Memory;
+use model::kv::BLOCK;
+use model::net::InferRows;
+
+/// Buffers of a fixed size, filled anew in every step.
+pub(crate) struct StepInputs {
+    pub(crate) rows: InferRows,
+    ids: Vec<u32>,
+    positions: Vec<u32>,
+    tables_of_rows: Vec<u32>,
+    write_rows: Vec<u32>,
+    write_slots: Vec<u32>,
+}
+
+impl StepInputs {
+    pub(crate) fn new(memory: &Memory, max_rows: usize, config: &EngineConfig) -> StepInputs {
+        StepInputs {
+            rows: InferRows::new(memory, max_rows, config.max_num_seqs, config.max_model_len.div_ceil(BLOCK)),
+            ids: Vec::with_capacity(max_rows),
+            positions: Vec::with_capacity(max_rows),
+            tables_of_rows: Vec::with_capacity(max_rows),
+            write_rows: Vec::with_capacity(max_rows),
+            write_slots: Vec::with_capacity(max_rows),
+        }
+    }
+
+    /// The rows of `chunks`; and into `draws` the tokens that are drawn after them.
+    pub(crate) fn prepare(&mut self, scheduler: &Scheduler, chunks: &[Chunk], draws: &mut Vec<Draw>) {
+        for list in
+            [&mut self.ids, &mut self.positions, &mut self.tables_of_rows, &mut self.write_rows, &mut self.write_slots]
+        {
+            list.clear();
+        }
+        draws.clear();
+        for (table, chunk) in chunks.iter().enumerate() {
+            let s = &scheduler.sequences[chunk.sequence];
+            for position in chunk.from..chunk.to {
+                self.write_rows.push(self.ids.len() as u32);
+                self.write_slots.push(s.blocks[position / BLOCK] * BLOCK as u32 + (position % BLOCK) as u32);
+                self.ids.push(s.tokens[position]);
+                self.positions.push(position as u32);
+                self.tables_of_rows.push(table as u32);
+            }
+            self.rows.set_table(table, &s.blocks);
+            if chunk.to < s.tokens.len() {
+                continue;
+            }
+            let row = self.ids.len() as u32 - 1;
+            match s.role {
+                Role::Completion(_) => draws.push(Draw { row, sequence: chunk.sequence }),
+                Role::Prompt => draws.extend(scheduler.not_begun(s.group).map(|sequence| Draw { row, sequence })),
+            }
+        }
+        self.rows.set(&self.ids, &self.positions, &self.tables_of_rows, &self.write_rows, &self.write_slots);
+    }
+}
