@@ -1,4 +1,4 @@
-//! What the operating system says of this process.
+//! What the operating system says of this process and of the memory it may take.
 
 /// The most memory that this process has had resident, in bytes; `None` where the system does not say.
 pub fn peak_rss_bytes() -> Option<u64> {
@@ -8,6 +8,21 @@ pub fn peak_rss_bytes() -> Option<u64> {
 /// The memory that this process has resident now, in bytes; `None` where the system does not say.
 pub fn rss_bytes() -> Option<u64> {
     status_kib("VmRSS:").map(|kib| kib * 1024)
+}
+
+/// The machine's total and available memory in bytes.
+pub fn memory_bytes() -> (Option<u64>, Option<u64>) {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+    };
+    (field("MemTotal:"), field("MemAvailable:"))
+}
+
+/// The memory limit of this process's control group (version 2) in bytes, where there is one.
+pub fn memory_limit_bytes() -> Option<u64> {
+    std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?.trim().parse().ok()
 }
 
 /// A line of `/proc/self/status` that gives kB.

@@ -3,7 +3,7 @@
 use super::{Config, Origin, Resolved};
 use crate::bad_input;
 use crate::error::OrBadInput;
-use crate::policy::is_adapter;
+use crate::source::is_adapter;
 use model::weights::LINEAR_MODULES;
 use model::{LoraConfig, TargetModules};
 use std::path::Path;

@@ -7,6 +7,7 @@
 
 pub mod algorithms;
 mod derived;
+mod engine;
 pub mod foreign;
 pub mod from_trl;
 mod idle;
@@ -21,6 +22,7 @@ pub mod tasks;
 pub mod validate;
 pub mod values;
 
+pub use engine::{Known, engine_config, sampling, trainer_config};
 pub use keys::{Config, KEYS, Key, OnResume};
 pub use layers::{Layers, Origin, Purpose, Resolved};
 pub use show::changes_on_resume;

@@ -1,12 +1,12 @@
 //! From files to examples: columns chosen and renamed, the system prompt put before each prompt.
 
-use super::locate::{HubKind, files, locate};
 use super::rows::{self, Row};
 use super::{Dataset, Example};
 use crate::Config;
 use crate::bad_input;
 use crate::config::Task;
 use crate::error::{BadInput, OrBadInput};
+use crate::source::{HubKind, files, locate};
 use rewards::Content;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};

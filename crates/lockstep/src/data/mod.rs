@@ -1,14 +1,13 @@
 //! Data sets: from files to prompts, and the order in which training draws them.
 //!
-//! [`locate`] and [`hub`] find files by path or Hub id; [`load`] reads JSONL and Parquet into [`Example`]s; [`prompts`] turns their prompts into token ids, [`pairs`] answers that are compared; [`sampler`] draws prompts
-//! in a seeded order that a checkpoint can continue. Knows no reward, and nothing of what is
+//! [`load`] reads JSONL and Parquet into [`Example`]s; [`prompts`] turns their prompts into token ids, [`questions`] all of a
+//! set, [`pairs`] answers that are compared; [`sampler`] draws prompts in a seeded order that a checkpoint can continue. Knows no reward, and nothing of what is
 //! done with a prompt.
 
-pub mod hub;
 pub mod load;
-pub mod locate;
 pub mod pairs;
 pub mod prompts;
+pub mod questions;
 pub mod rows;
 pub mod sampler;
 mod solutions;

@@ -210,5 +210,13 @@ impl PromptEncoder<'_> {
     }
 }
 
+/// Leaves out padding at the end: transformers takes the score of the last token that is none, and the end token may be
+/// the padding token.
+pub(crate) fn strip_padding(ids: &mut Vec<u32>, pad: Option<u32>) {
+    while ids.last().copied().is_some_and(|id| Some(id) == pad) {
+        ids.pop();
+    }
+}
+
 #[cfg(test)]
 mod tests;

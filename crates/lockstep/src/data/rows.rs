@@ -8,9 +8,6 @@ use std::path::Path;
 /// A row as read.
 pub type Row = Map<String, Value>;
 
-/// The endings of files that are read.
-pub const ENDINGS: [&str; 3] = ["jsonl", "json", "parquet"];
-
 /// Reads up to `limit` rows of a file's content, each with where it stands (a line of JSONL, a row of Parquet, from 1).
 pub fn read(path: &Path, content: &[u8], limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
     match path.extension().and_then(|e| e.to_str()) {

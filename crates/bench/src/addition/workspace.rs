@@ -1,0 +1,200 @@
+//! What the demo and `lockstep bench algorithms` share: a directory with inputs, the settings of their runs, and an
+//! examination on held-out problems.
+
+use super::task;
+use kernels::Context;
+use lockstep::config::{Config, EvalSampling, Known, Layers, Purpose, engine_config, sampling};
+use lockstep::data::DatasetSpec;
+use lockstep::data::questions::{Questions, context};
+use lockstep::models::{Policy, Words};
+use lockstep::rollouts::evaluate::{Evaluation, Outcome};
+use lockstep::rollouts::rewards::{load_rewards, named_rewards};
+use lockstep::run::course::{Beginning, Ended, Finished, find_run};
+use lockstep::run::run_dir::{RunDir, write_atomically};
+use lockstep::run::signals::StopRequest;
+use lockstep::trainers::execute;
+use model::tokenizer::{SpecialTokens, Tokenizer};
+use model::{ModelConfig, Weights};
+use rollout::Engine;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use telemetry::Console;
+
+/// Steps of imitation.
+pub const SFT_STEPS: u64 = 800;
+
+/// A directory in which models learn the demo's task, and what they learn with.
+#[derive(Clone, Copy)]
+pub struct Site<'a> {
+    /// The directory.
+    pub root: &'a Path,
+    /// The seed of everything random.
+    pub seed: u64,
+    /// What computes.
+    pub ctx: &'a Context,
+    /// Where runs talk.
+    pub console: &'a Console,
+    /// Whether to stop.
+    pub stop: &'a StopRequest,
+}
+
+impl Site<'_> {
+    /// What a user would bring: a model directory (which is returned) and three data files.
+    pub fn make_inputs(&self) -> anyhow::Result<PathBuf> {
+        let base = self.root.join("base-model");
+        std::fs::create_dir_all(&base)?;
+        let special =
+            SpecialTokens { eos: Some("<eos>".into()), pad: Some("<pad>".into()), ..SpecialTokens::default() };
+        let tokenizer = Tokenizer::characters(task::CHARACTERS.chars(), &special)?;
+        tokenizer.save(&base)?;
+        let shape = json!({
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "hidden_size": 128,
+            "intermediate_size": 304,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "hidden_act": "silu",
+            "vocab_size": 16,
+            "max_position_embeddings": 64,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "tie_word_embeddings": true,
+            "attention_bias": false,
+            "initializer_range": 0.02,
+            "eos_token_id": tokenizer.eos_id(),
+            "pad_token_id": tokenizer.pad_id(),
+            "dtype": "float32",
+        });
+        let config = Arc::new(ModelConfig::parse(&shape.to_string())?);
+        let weights = Weights::random(self.ctx.memory(), &config, self.seed)?;
+        model::io::save_model(&base, &config, &weights, None, Default::default())?;
+        for (name, lines) in [
+            ("lessons.jsonl", task::lessons(self.seed)),
+            ("problems.jsonl", task::problems(false)),
+            ("heldout.jsonl", task::problems(true)),
+        ] {
+            write_atomically(&self.root.join(name), lines.as_bytes())?;
+        }
+        Ok(base)
+    }
+
+    /// The configuration of a run: what a user would write into its file. It goes to the directory `out`; `own` wins.
+    pub fn layers(&self, purpose: Purpose, out: &str, model: &Path, steps: u64, own: &[(&str, &str)]) -> Layers {
+        let path = |name: &str| self.root.join(name).display().to_string();
+        let steps = steps.to_string();
+        let settings: &[(&str, &str)] = match purpose {
+            Purpose::Sft => &[
+                ("per_device_train_batch_size", "256"),
+                ("max_steps", &steps),
+                ("learning_rate", "2e-3"),
+                ("lr_scheduler_type", "cosine"),
+                ("warmup_steps", "40"),
+                ("logging_steps", "100"),
+            ],
+            _ => &[
+                ("task", "prompt_answer"),
+                ("num_generations", "8"),
+                ("per_device_train_batch_size", "512"),
+                ("max_steps", &steps),
+                ("learning_rate", "5e-4"),
+                ("lr_scheduler_type", "linear"),
+                ("max_completion_length", "4"),
+                ("max_num_seqs", "256"),
+                ("logging_steps", "25"),
+                ("eval_steps", "100"),
+                ("eval_strategy", "steps"),
+                ("num_generations_eval", "1"),
+                ("log_completions", "true"),
+                ("num_completions_to_print", "0"),
+            ],
+        };
+        let owned = |(k, v): &(&str, &str)| ((*k).to_owned(), (*v).to_owned());
+        let mut set: Vec<(String, String)> = settings.iter().map(owned).collect();
+        let mut put = |key: &str, value: String| set.push((key.to_owned(), value));
+        put("model_name_or_path", model.display().to_string());
+        put("seed", self.seed.to_string());
+        put("save_strategy", "no".into());
+        put("output_dir", path(out));
+        put("dataset_name", path(if purpose == Purpose::Sft { "lessons.jsonl" } else { "problems.jsonl" }));
+        if purpose != Purpose::Sft {
+            put("eval_dataset_name", path("heldout.jsonl"));
+        }
+        set.extend(own.iter().map(owned));
+        Layers { purpose, set, ..Layers::default() }
+    }
+
+    /// Runs it, or goes on with it where its directory has a part; `None` if somebody asked it to stop.
+    pub fn run(&self, layers: &Layers) -> anyhow::Result<Option<Finished>> {
+        let resolved = layers.resolve()?;
+        let out = resolved.config.output_dir.clone().unwrap_or_default();
+        let (run, beginning) = match RunDir::is_unborn(&out) {
+            true => (RunDir::fresh(&out)?, Beginning::Fresh),
+            false => find_run("latest", Some(&out))?,
+        };
+        let (console, stop) = (self.console, self.stop.clone());
+        let finished = execute(layers.purpose, resolved, run, beginning, self.ctx, console, stop)?;
+        if finished.ended == Ended::Asked {
+            let command = if layers.purpose == Purpose::Sft { "sft" } else { "train" };
+            console.info(&format!(
+                "stopped as asked; this phase goes on with: lockstep {command} --resume {}",
+                out.display()
+            ));
+            return Ok(None);
+        }
+        Ok(Some(finished))
+    }
+
+    /// Asks a model the held-out problems, at temperature 1 and greedily.
+    pub fn examine(&self, policy: &Policy) -> anyhow::Result<Examined> {
+        let layers = self.layers(Purpose::Grpo, "examination", &policy.dir, 1, &[]);
+        let mut config: Config = layers.resolve()?.config;
+        let words = Words::load(&policy.dir)?;
+        let Some(spec) = DatasetSpec::eval(&config) else { anyhow::bail!("no held-out problems") };
+        let questions = Questions::load(&spec, &config, &words, config.max_completion_length)?;
+        let mut rewards = load_rewards(named_rewards(&config)?, &config, self.ctx)?;
+        let weights = config.weights_of_rewards();
+        let asked = questions.all.len() * config.generations_eval();
+        let known = Known::of_prompts(questions.longest(), asked);
+        let sizes = engine_config(&config, context(&config, &words), known);
+        let mut engine = Engine::new(self.ctx, &words.config, sizes)?;
+        let drawn = sampling(&config, &words.eos_ids);
+        let mut ask = |config: &Config| {
+            Evaluation::new(config, &questions, &drawn).run(&mut engine, policy, &mut rewards, &weights, 0)
+        };
+        let sampled = ask(&config)?;
+        config.eval_sampling = EvalSampling::Greedy;
+        let greedy = ask(&config)?;
+        let prompts = questions.all.iter().map(|q| q.content.text().into_owned()).collect();
+        Ok(Examined { sampled, greedy, prompts })
+    }
+}
+
+/// Answers to the held-out problems.
+pub struct Examined {
+    /// Drawn at temperature 1.
+    pub sampled: Outcome,
+    /// The likeliest.
+    pub greedy: Outcome,
+    /// The problems.
+    pub prompts: Vec<String>,
+}
+
+impl Examined {
+    /// Shares of right answers: drawn at temperature 1, and greedy.
+    pub fn accuracy(&self) -> [f64; 2] {
+        [&self.sampled, &self.greedy].map(|o| o.metric("reward").unwrap_or(f64::NAN))
+    }
+
+    /// They in words.
+    pub fn line(&self, when: &str, phase: &str) -> String {
+        let [sampled, greedy] = self.accuracy().map(|share| 100.0 * share);
+        format!(
+            "held-out accuracy {when} {phase}: {sampled:.1} % sampled at T = 1, {greedy:.1} % greedy ({} problems)",
+            self.prompts.len()
+        )
+    }
+}

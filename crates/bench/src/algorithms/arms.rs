@@ -1,0 +1,110 @@
+//! What is compared: names, and the keys that make an algorithm of the runs that all share.
+
+/// One row of a table: a run from the SFT model, or none.
+#[derive(Clone, Copy, Debug)]
+pub struct Arm {
+    /// Its directory and the word of `--only`.
+    pub name: &'static str,
+    /// Its row in the table.
+    pub label: &'static str,
+    /// Its keys, over [`SHARED`].
+    pub settings: &'static [(&'static str, &'static str)],
+}
+
+/// Keys of every run: two optimizer steps on each generation, so that the second is off-policy and ratios and clips matter.
+pub const SHARED: &[(&str, &str)] = &[
+    ("per_device_train_batch_size", "256"),
+    ("steps_per_generation", "2"),
+    // Warm-up, since AdamW's first steps at the full rate throw a taught model back.
+    ("learning_rate", "3e-4"),
+    ("warmup_steps", "20"),
+    ("log_completions", "false"),
+    ("tensorboard", "false"),
+];
+
+/// Every algorithm, each with its paper's choices.
+pub const ALGORITHMS: &[Arm] = &[
+    Arm { name: "grpo", label: "GRPO", settings: &[("loss_type", "grpo")] },
+    Arm { name: "dr_grpo", label: "Dr. GRPO", settings: &[("loss_type", "dr_grpo"), ("scale_rewards", "none")] },
+    Arm {
+        name: "dapo",
+        label: "DAPO",
+        settings: &[
+            ("loss_type", "dapo"),
+            ("epsilon_high", "0.28"),
+            ("dynamic_sampling", "true"),
+            ("dynamic_sampling_max_rounds", "4"),
+        ],
+    },
+    Arm {
+        name: "gspo",
+        label: "GSPO",
+        settings: &[
+            ("loss_type", "grpo"),
+            ("importance_sampling_level", "sequence"),
+            // The paper's 3e-4 and 4e-4 are for long answers and small learning rates: they would clip every second step here.
+            ("epsilon", "0.1"),
+            ("epsilon_high", "0.1"),
+        ],
+    },
+    Arm { name: "cispo", label: "CISPO", settings: &[("loss_type", "cispo"), ("epsilon_high", "5")] },
+    Arm { name: "rloo", label: "RLOO", settings: &[("algorithm", "rloo"), ("beta", "0")] },
+    Arm {
+        name: "reinforce_plus_plus",
+        label: "REINFORCE++",
+        settings: &[("algorithm", "reinforce_plus_plus"), ("num_generations", "1"), ("beta", "0.01")],
+    },
+    Arm {
+        name: "ppo",
+        label: "PPO, value model",
+        settings: &[
+            ("algorithm", "ppo"),
+            ("num_generations", "1"),
+            // The same 512 completions for two optimizer steps: one epoch of two mini-batches.
+            ("steps_per_generation", "none"),
+            ("num_ppo_epochs", "1"),
+            ("num_mini_batches", "2"),
+            ("kl_coef", "0"),
+        ],
+    },
+    Arm {
+        name: "grpo_lora",
+        label: "GRPO + LoRA (r = 16)",
+        settings: &[
+            ("loss_type", "grpo"),
+            ("use_peft", "true"),
+            ("lora_r", "16"),
+            ("lora_target_modules", "all-linear"),
+            // Adapters take larger steps than whole matrices.
+            ("learning_rate", "2e-3"),
+        ],
+    },
+];
+
+/// With and without the KL term (β as in the GRPO paper).
+pub const KL: &[Arm] = &[
+    Arm { name: "grpo_kl", label: "GRPO, KL (β = 0.04)", settings: &[("loss_type", "grpo"), ("beta", "0.04")] },
+    Arm { name: "grpo", label: "GRPO, no KL (β = 0)", settings: &[("loss_type", "grpo"), ("beta", "0")] },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockstep::config::{Layers, Purpose};
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_arm_is_a_configuration_of_its_own() {
+        let base = [("model_name_or_path", "m"), ("dataset_name", "d"), ("task", "prompt_answer")];
+        for table in [ALGORITHMS, KL] {
+            let mut seen = BTreeSet::new();
+            for arm in table {
+                let set = base.iter().chain(SHARED).chain(arm.settings);
+                let set = set.map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+                let resolved = Layers { purpose: Purpose::Grpo, set, ..Layers::default() }.resolve().unwrap();
+                assert!(resolved.notes.is_empty(), "{}: {:?}", arm.name, resolved.notes);
+                assert!(seen.insert(arm.name) && seen.insert(arm.label), "{} twice", arm.name);
+            }
+        }
+    }
+}

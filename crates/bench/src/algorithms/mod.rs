@@ -1,0 +1,336 @@
+//! `lockstep bench algorithms`: every algorithm learns the demo's task from the same SFT model, several seeds each.
+//!
+//! It makes what `lockstep demo` makes, runs what `lockstep train` runs, and reads the figures from the runs' own metrics.
+//! A run that is done leaves its result beside it: started again in the same directory, the benchmark goes on.
+
+pub mod arms;
+pub mod outcome;
+
+use super::plot::{self, Panel, Series};
+use crate::addition::workspace::Site;
+use arms::{ALGORITHMS, Arm, KL, SHARED};
+use lockstep::bad_input;
+use lockstep::config::Purpose;
+use lockstep::config::values::ComputeDType;
+use lockstep::error::BadInput;
+use lockstep::models::Policy;
+use lockstep::run::context;
+use lockstep::run::course::Finished;
+use lockstep::run::run_dir::write_atomically;
+use lockstep::run::signals::StopRequest;
+use outcome::{Outcome, curve, mean_std};
+use serde_json::json;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use telemetry::{Align, Console, ConsoleOptions, Table};
+
+/// Evaluations in a run.
+const EVALUATIONS: u64 = 12;
+
+/// Where "learned" is drawn in the table.
+const LEARNED: f64 = 0.9;
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// Every algorithm.
+    Algorithms,
+    /// Baseline, SFT, GRPO with KL, GRPO without.
+    Kl,
+}
+
+/// Learns the demo's task by every algorithm: held-out accuracy against tokens and seconds, mean ± std over seeds.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What is compared.
+    pub table: Which,
+    /// The seeds: each has its own data, model and SFT run.
+    pub seeds: Vec<u64>,
+    /// Optimizer steps of each run, on 256 completions each.
+    pub steps: u64,
+    /// Steps of imitation before.
+    pub sft_steps: u64,
+    /// These rows only.
+    pub only: Vec<String>,
+    /// The directory.
+    pub out: PathBuf,
+    /// Threads; LOCKSTEP_THREADS or all cores if not given.
+    pub threads: Option<usize>,
+    /// As JSON.
+    pub json: bool,
+    /// Where it talks.
+    pub console: ConsoleOptions,
+}
+
+/// A row of the table.
+struct Row {
+    label: String,
+    /// One for each seed.
+    outcomes: Vec<Outcome>,
+    /// Whether it was trained by reward: it has a curve.
+    trained: bool,
+}
+
+/// Runs it.
+pub fn run(args: &Options) -> anyhow::Result<()> {
+    let arms = chosen(args)?;
+    if args.seeds.is_empty() {
+        bad_input!("--seeds: give at least one");
+    }
+    let ctx = context(args.threads)?;
+    let console = Console::new(args.console.clone())?;
+    let stop = StopRequest::listen()?;
+    let mut rows = first_rows(args.table);
+    let before = rows.len();
+    rows.extend(arms.iter().map(|arm| Row { label: arm.label.into(), outcomes: Vec::new(), trained: true }));
+    for &seed in &args.seeds {
+        let root = args.out.join(format!("seed-{seed}"));
+        let site = Site { root: &root, seed, ctx: &ctx, console: &console, stop: &stop };
+        let Some(done) = one_seed(args, &site, &arms, before)? else { return Ok(()) };
+        rows.iter_mut().zip(done).for_each(|(row, outcome)| row.outcomes.push(outcome));
+    }
+    std::fs::create_dir_all(&args.out)?;
+    let json = report(args, &rows);
+    let markdown = table(&rows, args.seeds.len()).1;
+    for (name, text) in [
+        ("results.json", serde_json::to_string_pretty(&json)? + "\n"),
+        ("table.md", markdown),
+        ("curves.csv", csv(&rows)),
+        ("curves.svg", picture(&rows)),
+    ] {
+        write_atomically(&args.out.join(name), text.as_bytes())?;
+    }
+    match args.json {
+        true => {
+            use std::io::Write;
+            writeln!(std::io::stdout().lock(), "{json}")?;
+        }
+        false => {
+            console.print(&table(&rows, args.seeds.len()).0.render(console.width()));
+            console.print(&format!("results.json, table.md, curves.csv and curves.svg are in {}", args.out.display()));
+        }
+    }
+    Ok(())
+}
+
+/// The arms that `--table` and `--only` ask for.
+fn chosen(args: &Options) -> anyhow::Result<Vec<Arm>> {
+    let all = match args.table {
+        Which::Algorithms => ALGORITHMS,
+        Which::Kl => KL,
+    };
+    let names = || all.iter().map(|arm| arm.name).collect::<Vec<_>>().join(", ");
+    if let Some(unknown) = args.only.iter().find(|name| all.iter().all(|arm| arm.name != *name)) {
+        bad_input!("--only {unknown}: the rows are {}", names());
+    }
+    Ok(all
+        .iter()
+        .filter(|arm| args.only.is_empty() || args.only.iter().any(|name| name == arm.name))
+        .copied()
+        .collect())
+}
+
+/// Rows that are not trained by reward.
+fn first_rows(table: Which) -> Vec<Row> {
+    let row = |label: &str| Row { label: label.into(), outcomes: Vec::new(), trained: false };
+    match table {
+        Which::Algorithms => vec![row("SFT")],
+        Which::Kl => vec![row("baseline (random weights)"), row("SFT")],
+    }
+}
+
+/// Every row's outcome of one seed; `None` if somebody asked to stop.
+fn one_seed(args: &Options, site: &Site<'_>, arms: &[Arm], before: usize) -> anyhow::Result<Option<Vec<Outcome>>> {
+    std::fs::create_dir_all(site.root)?;
+    let base = site.make_inputs()?;
+    let mut outcomes = Vec::new();
+    if before > 1 {
+        let settings = vec![("seed".to_owned(), site.seed.to_string())];
+        outcomes.push(remembered(site, "baseline", settings, |settings| {
+            let policy = Policy::load(site.ctx, &base, ComputeDType::F32)?;
+            Ok(Some(examined(site, "baseline", settings, &policy)?))
+        })?);
+    }
+    let settings = vec![("max_steps".to_owned(), args.sft_steps.to_string())];
+    outcomes.push(remembered(site, "sft", settings, |settings| {
+        let layers = site.layers(Purpose::Sft, "sft", &base, args.sft_steps, &[]);
+        let Some(finished) = site.run(&layers)? else { return Ok(None) };
+        Ok(Some(examined(site, "sft", settings, &finished.policy)?))
+    })?);
+    let Some(Some(sft)) = outcomes.last().cloned() else { return Ok(None) };
+    let taught = site.root.join("sft").join("model");
+    for arm in arms {
+        let every = (args.steps / EVALUATIONS).max(1).to_string();
+        let own: Vec<(&str, &str)> = [("logging_steps", every.as_str()), ("eval_steps", &every)]
+            .into_iter()
+            .chain(SHARED.iter().chain(arm.settings).copied())
+            .collect();
+        let mut settings: Vec<_> = own.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        settings.push(("max_steps".to_owned(), args.steps.to_string()));
+        settings.push(("max_steps of SFT".to_owned(), args.sft_steps.to_string()));
+        let outcome = remembered(site, arm.name, settings, |settings| {
+            site.console.info(&format!("seed {}: {}", site.seed, arm.label));
+            let layers = site.layers(Purpose::Grpo, arm.name, &taught, args.steps, &own);
+            let Some(finished) = site.run(&layers)? else { return Ok(None) };
+            learned(site, arm.name, settings, &finished, sft.sampled).map(Some)
+        })?;
+        if outcome.is_none() {
+            return Ok(None);
+        }
+        outcomes.push(outcome);
+    }
+    Ok(outcomes.into_iter().collect())
+}
+
+/// The outcome that an earlier start left for this run, or that of running it now.
+fn remembered(
+    site: &Site<'_>,
+    name: &str,
+    settings: Vec<(String, String)>,
+    run: impl FnOnce(Vec<(String, String)>) -> anyhow::Result<Option<Outcome>>,
+) -> anyhow::Result<Option<Outcome>> {
+    let path = site.root.join(format!("{name}.json"));
+    if let Ok(text) = std::fs::read(&path) {
+        let outcome: Outcome = serde_json::from_slice(&text)
+            .map_err(|e| BadInput::new(format!("{}: {e}; delete it to run it again", path.display())))?;
+        if outcome.settings != settings {
+            bad_input!(
+                "{} is of a run with other settings: give another --out, or the --steps and --sft-steps of before",
+                path.display()
+            );
+        }
+        return Ok(Some(outcome));
+    }
+    let Some(outcome) = run(settings)? else { return Ok(None) };
+    write_atomically(&path, serde_json::to_string_pretty(&outcome)?.as_bytes())?;
+    Ok(Some(outcome))
+}
+
+/// The outcome of a model that no reward trained.
+fn examined(site: &Site<'_>, name: &str, settings: Vec<(String, String)>, policy: &Policy) -> anyhow::Result<Outcome> {
+    let [sampled, greedy] = site.examine(policy)?.accuracy();
+    let (name, seed) = (name.to_owned(), site.seed);
+    Ok(Outcome { name, seed, settings, curve: Vec::new(), sampled, greedy, tokens: 0.0, seconds: 0.0 })
+}
+
+/// The outcome of a run; `start` is the accuracy that it began with.
+fn learned(
+    site: &Site<'_>,
+    name: &str,
+    settings: Vec<(String, String)>,
+    finished: &Finished,
+    start: f64,
+) -> anyhow::Result<Outcome> {
+    let curve = curve(&telemetry::metrics::read(&finished.run.metrics())?, start);
+    let last = *curve.last().expect("it has a start");
+    let end = examined(site, name, settings, &finished.policy)?;
+    Ok(Outcome { curve, tokens: last.tokens, seconds: last.seconds, ..end })
+}
+
+/// `mean ± std` with so many decimals.
+fn pm(values: &[f64], decimals: usize) -> String {
+    match (mean_std(values), values.len()) {
+        ((mean, _), 1) => format!("{mean:.decimals$}"),
+        ((mean, std), _) => format!("{mean:.decimals$} ± {std:.decimals$}"),
+    }
+}
+
+/// The table for a terminal, and as Markdown.
+fn table(rows: &[Row], seeds: usize) -> (Table, String) {
+    let reach = format!("{:.0} %", 100.0 * LEARNED);
+    let columns = [
+        "algorithm".to_owned(),
+        "sampled %".to_owned(),
+        "greedy %".to_owned(),
+        "10⁶ tokens".to_owned(),
+        "seconds".to_owned(),
+        format!("10⁶ tokens to {reach}"),
+        format!("seconds to {reach}"),
+    ];
+    let align = |(i, name): (usize, &String)| (name.clone(), if i == 0 { Align::Left } else { Align::Right });
+    let mut table = Table::new(columns.iter().enumerate().map(align));
+    let mut markdown = format!("| {} |\n|---|{}\n", columns.join(" | "), "---:|".repeat(columns.len() - 1));
+    for row in rows {
+        let of = |f: &dyn Fn(&Outcome) -> f64| row.outcomes.iter().map(f).collect::<Vec<f64>>();
+        let mut cells = vec![row.label.clone(), pm(&of(&|o| 100.0 * o.sampled), 1), pm(&of(&|o| 100.0 * o.greedy), 1)];
+        if row.trained {
+            cells.extend([pm(&of(&|o| o.tokens / 1e6), 2), pm(&of(&|o| o.seconds), 0)]);
+            let reached: Vec<_> = row.outcomes.iter().filter_map(|o| o.reaches(LEARNED)).collect();
+            if reached.len() == seeds {
+                cells.push(pm(&reached.iter().map(|p| p.tokens / 1e6).collect::<Vec<_>>(), 2));
+                cells.push(pm(&reached.iter().map(|p| p.seconds).collect::<Vec<_>>(), 0));
+            } else {
+                cells.extend(vec![format!("{} of {seeds} seeds", reached.len()); 2]);
+            }
+        } else {
+            cells.extend(vec!["–".to_owned(); 4]);
+        }
+        let _ = writeln!(markdown, "| {} |", cells.join(" | "));
+        table.row(cells);
+    }
+    (table, markdown)
+}
+
+/// Points in the order of evaluations: of each, mean and deviation over the seeds.
+fn series(row: &Row, x: impl Fn(&outcome::Point) -> f64) -> Series {
+    let points = row.outcomes.iter().map(|o| o.curve.len()).min().unwrap_or(0);
+    let at = |i: usize| {
+        let of = |f: &dyn Fn(&outcome::Point) -> f64| row.outcomes.iter().map(|o| f(&o.curve[i])).collect::<Vec<f64>>();
+        let (mean, std) = mean_std(&of(&|p| 100.0 * p.accuracy));
+        [mean_std(&of(&x)).0, mean, std]
+    };
+    Series { name: row.label.clone(), points: (0..points).map(at).collect() }
+}
+
+fn picture(rows: &[Row]) -> String {
+    let trained = || rows.iter().filter(|row| row.trained);
+    let panels = [
+        Panel {
+            label: "million tokens (prompts and completions)".into(),
+            series: trained().map(|row| series(row, |p| p.tokens / 1e6)).collect(),
+        },
+        Panel {
+            label: "seconds of training".into(),
+            series: trained().map(|row| series(row, |p| p.seconds)).collect(),
+        },
+    ];
+    let title = "Two-digit addition: accuracy on held-out problems, one answer each at T = 1 (mean ± std over seeds)";
+    plot::svg(title, "held-out accuracy, %", 100.0, &panels)
+}
+
+fn csv(rows: &[Row]) -> String {
+    let mut text = "algorithm,seed,step,tokens,seconds,accuracy\n".to_owned();
+    for outcome in rows.iter().filter(|row| row.trained).flat_map(|row| &row.outcomes) {
+        for p in &outcome.curve {
+            let _ = writeln!(
+                text,
+                "{},{},{},{},{:.3},{:.6}",
+                outcome.name, outcome.seed, p.step, p.tokens, p.seconds, p.accuracy
+            );
+        }
+    }
+    text
+}
+
+fn report(args: &Options, rows: &[Row]) -> serde_json::Value {
+    let row = |row: &Row| {
+        let of = |f: &dyn Fn(&Outcome) -> f64| {
+            let (mean, std) = mean_std(&row.outcomes.iter().map(f).collect::<Vec<_>>());
+            json!({"mean": mean, "std": std})
+        };
+        json!({
+            "label": row.label,
+            "sampled": of(&|o| o.sampled),
+            "greedy": of(&|o| o.greedy),
+            "tokens": of(&|o| o.tokens),
+            "seconds": of(&|o| o.seconds),
+            "runs": row.outcomes,
+        })
+    };
+    json!({
+        "steps": args.steps,
+        "sft_steps": args.sft_steps,
+        "seeds": args.seeds,
+        "rows": rows.iter().map(row).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,167 @@
+//! Whole rollouts of one group: completions of a shared prompt, from the request to the last token, sampler included.
+//!
+//! What `bench/peers` measures beside other engines: the weights of a directory, a given prompt, nothing that ends a
+//! completion early. Knows nothing of the peers.
+
+use super::report::column;
+use super::{Machine, Report, Subject, Workload, median};
+use kernels::Context;
+use lockstep::error::{BadInput, OrBadInput};
+use lockstep::{bad_input, models};
+use model::{ModelConfig, Weights};
+use rollout::Engine;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What is generated.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Completions of one shared prompt, in place of decode steps of prompts of their own; several sizes: 1,8,64.
+    pub completions: Vec<usize>,
+    /// The weights of a Hugging Face directory, in place of the shape's random ones.
+    pub model: Option<PathBuf>,
+    /// Tokens of the prompt, random ids.
+    pub prompt_length: usize,
+    /// The prompt itself: a file with a JSON array of token ids.
+    pub prompt_ids: Option<PathBuf>,
+    /// Tokens of each completion.
+    pub new_tokens: usize,
+    /// 0: the likeliest token each time.
+    pub temperature: f64,
+    /// Rollouts of each size that are timed, after one that takes the memory.
+    pub repeats: usize,
+}
+
+/// Times rollouts of each size.
+pub fn run(ctx: &Context, shape: Subject, args: &Options) -> anyhow::Result<Report> {
+    check(args)?;
+    let weights = match &args.model {
+        Some(dir) => models::load_weights(ctx, dir, &Arc::new(models::load_config(dir, shape.dtype.dtype())?))?,
+        None => shape.weights(ctx)?,
+    };
+    let prompt = prompt(args, &weights.config)?;
+    let machine = Machine::measure(ctx).of_dtype(shape.dtype.dtype());
+    let columns = [
+        column("completions", "completions", 0),
+        column("prompt_tokens", "prompt", 0),
+        column("new_tokens", "new tokens", 0),
+        column("rollout_s", "rollout s", 3),
+        column("decode_s", "of it decode s", 3),
+        column("tokens_per_s", "tokens/s", 1),
+        column("decode_tokens_per_s", "decode tokens/s", 1),
+    ];
+    let mut report = Report::new("rollout", machine, &columns);
+    for &completions in &args.completions {
+        let workload = Workload {
+            prompts: 1,
+            prompt_tokens: prompt.len(),
+            generations: completions,
+            new_tokens: args.new_tokens,
+            temperature: args.temperature,
+            max_num_seqs: completions,
+            ..Workload::grpo(1, 1)
+        };
+        let mut engine = workload.engine(ctx, &weights.config)?;
+        let warm = Workload { new_tokens: args.new_tokens.min(2), ..workload.clone() };
+        rollout(&mut engine, &weights, &warm, &prompt)?;
+        let mut runs = Vec::new();
+        for _ in 0..args.repeats {
+            runs.push(rollout(&mut engine, &weights, &workload, &prompt)?);
+        }
+        let of = |f: fn(&(f64, f64)) -> f64| median(&runs.iter().map(f).collect::<Vec<_>>());
+        let (whole, decode) = (of(|r| r.0), of(|r| r.1));
+        let rate = |tokens: usize, s: f64| if s > 0.0 { json!(tokens as f64 / s) } else { json!(null) };
+        report.row([
+            json!(completions),
+            json!(prompt.len()),
+            json!(args.new_tokens),
+            json!(whole),
+            json!(decode),
+            rate(completions * args.new_tokens, whole),
+            rate(completions * (args.new_tokens - 1), decode),
+        ]);
+    }
+    let model = args.model.as_ref().map_or(shape.shape.name().to_owned(), |dir| dir.display().to_string());
+    report.note(format!(
+        "{model}, {}, one prompt shared by the completions of a row, temperature {}; the first token of each \
+         completion counts to the prompt, the others to decode; medians of {}",
+        shape.dtype.name(),
+        args.temperature,
+        args.repeats
+    ));
+    Ok(report)
+}
+
+fn check(args: &Options) -> anyhow::Result<()> {
+    let counts =
+        [("--prompt-length", args.prompt_length), ("--new-tokens", args.new_tokens), ("--repeats", args.repeats)];
+    let sizes = args.completions.iter().map(|&n| ("--completions", n));
+    if let Some((flag, _)) = counts.into_iter().chain(sizes).find(|&(_, n)| n == 0) {
+        bad_input!("{flag} 0: expected at least 1");
+    }
+    if !(args.temperature.is_finite() && args.temperature >= 0.0) {
+        bad_input!("--temperature {}: expected 0 or a number above it", args.temperature);
+    }
+    Ok(())
+}
+
+fn prompt(args: &Options, config: &ModelConfig) -> anyhow::Result<Arc<[u32]>> {
+    let ids = match &args.prompt_ids {
+        Some(file) => read(file)?,
+        None => {
+            let workload = Workload { prompts: 1, prompt_tokens: args.prompt_length, ..Workload::grpo(1, 1) };
+            workload.prompt_ids(config, 3).remove(0)
+        }
+    };
+    if ids.is_empty() {
+        bad_input!("--prompt-ids: the array is empty, and a model continues at least one token");
+    }
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= config.vocab_size) {
+        bad_input!("--prompt-ids: token {id} is not in the model's vocabulary of {}", config.vocab_size);
+    }
+    if ids.len() + args.new_tokens > config.max_position_embeddings {
+        bad_input!(
+            "{} prompt tokens and --new-tokens {} exceed the model's context of {}",
+            ids.len(),
+            args.new_tokens,
+            config.max_position_embeddings
+        );
+    }
+    Ok(ids)
+}
+
+fn read(file: &Path) -> anyhow::Result<Arc<[u32]>> {
+    let name = file.display();
+    let text = std::fs::read_to_string(file).map_err(|e| BadInput::new(format!("cannot read {name}: {e}")))?;
+    Ok(serde_json::from_str::<Vec<u32>>(&text)
+        .or_bad_input_in(format!("{name}: expected an array of token ids"))?
+        .into())
+}
+
+/// Seconds of a rollout, and of its steps after the one that gave every completion its first token.
+fn rollout(
+    engine: &mut Engine,
+    weights: &Weights,
+    workload: &Workload,
+    prompt: &Arc<[u32]>,
+) -> anyhow::Result<(f64, f64)> {
+    let start = Instant::now();
+    for request in workload.requests(std::slice::from_ref(prompt), 3) {
+        engine.submit(request)?;
+    }
+    let (mut ends, mut tokens) = (Vec::new(), 0);
+    while !engine.is_idle() {
+        tokens += engine.step(weights)?.iter().map(|c| c.ids.len()).sum::<usize>();
+        ends.push(start.elapsed().as_secs_f64());
+    }
+    anyhow::ensure!(
+        tokens == workload.generated_tokens(),
+        "{tokens} tokens, {} asked for",
+        workload.generated_tokens()
+    );
+    // All completions go in step: as many decode steps at the end as tokens after the first.
+    let first = ends.len() - workload.new_tokens;
+    Ok((ends[ends.len() - 1], ends[ends.len() - 1] - ends[first]))
+}

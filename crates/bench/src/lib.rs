@@ -1,0 +1,60 @@
+//! `lockstep bench`: what the engine reaches, beside what this machine can do at most, both measured in the same run.
+//!
+//! One file for each benchmark; [`workload`] makes the steps that they time, [`shapes`] the models. No figure here is
+//! computed from another machine's, and none is assumed.
+
+pub mod addition;
+pub mod algorithms;
+pub mod gemm;
+pub mod group;
+pub mod levels;
+pub mod memory;
+pub mod order;
+pub mod parity;
+pub mod plot;
+pub mod report;
+pub mod rollout;
+pub mod scaling;
+pub mod shapes;
+pub mod step;
+pub mod train;
+pub mod workload;
+
+pub use report::{Machine, Report};
+pub use shapes::{Shape, Subject};
+pub use workload::Workload;
+
+use std::time::Instant;
+
+/// Seconds of each call of `work`: at least `least` calls, and as many more as `seconds` allow.
+pub fn repeat(least: usize, seconds: f64, mut work: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
+    let (start, mut times) = (Instant::now(), Vec::new());
+    while times.len() < least || start.elapsed().as_secs_f64() < seconds {
+        let one = Instant::now();
+        work()?;
+        times.push(one.elapsed().as_secs_f64());
+    }
+    Ok(times)
+}
+
+/// The middle one; of an even number, the smaller of the two.
+pub fn median(times: &[f64]) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[(sorted.len() - 1) / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_median_is_no_mean() {
+        assert_eq!(super::median(&[9.0, 1.0, 2.0]), 2.0);
+        assert_eq!(super::median(&[4.0, 1.0, 100.0, 2.0]), 2.0);
+        let mut calls = 0;
+        let times = super::repeat(3, 0.0, || {
+            calls += 1;
+            Ok(())
+        });
+        assert_eq!((times.unwrap().len(), calls), (3, 3));
+    }
+}

@@ -1,0 +1,102 @@
+//! The models of the benchmarks: Qwen2-shaped decoders with random weights.
+
+use kernels::Context;
+use lockstep::config::values::ComputeDType;
+use model::{ModelConfig, Weights};
+use serde_json::json;
+use std::sync::Arc;
+
+/// A size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// 7 million parameters: hidden 256, 6 layers, vocabulary 4,096.
+    M7,
+    /// 92 million: hidden 640, 12 layers, vocabulary 32,768.
+    M92,
+    /// Qwen2.5-0.5B's: hidden 896, 24 layers, vocabulary 151,936, tied.
+    B05,
+}
+
+impl Shape {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Shape::M7 => "7m",
+            Shape::M92 => "92m",
+            Shape::B05 => "0.5b",
+        }
+    }
+
+    /// hidden, ffn, layers, heads, key-value heads, vocabulary
+    fn sizes(self) -> [usize; 6] {
+        match self {
+            Shape::M7 => [256, 1024, 6, 8, 2, 4096],
+            Shape::M92 => [640, 2560, 12, 10, 2, 32768],
+            Shape::B05 => [896, 4864, 24, 14, 2, 151_936],
+        }
+    }
+
+    /// Completions of a step and tokens of each, as the peers are measured.
+    pub fn step(self) -> (usize, usize) {
+        match self {
+            Shape::M7 => (64, 128),
+            Shape::M92 => (32, 128),
+            Shape::B05 => (16, 64),
+        }
+    }
+
+    /// Its config.json.
+    pub fn config_json(self) -> String {
+        let [hidden, ffn, layers, heads, kv_heads, vocabulary] = self.sizes();
+        json!({
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "hidden_size": hidden,
+            "intermediate_size": ffn,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "vocab_size": vocabulary,
+            "hidden_act": "silu",
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": true,
+            "initializer_range": 0.02,
+            "torch_dtype": "float32",
+        })
+        .to_string()
+    }
+}
+
+/// What is measured: a size, and what its products compute in.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject {
+    /// The size.
+    pub shape: Shape,
+    /// What its products compute in.
+    pub dtype: ComputeDType,
+}
+
+impl Subject {
+    /// Both, as tables name them.
+    pub fn name(self) -> String {
+        format!("{} {}", self.shape.name(), self.dtype.name())
+    }
+
+    /// Completions of the step that peers are measured with, and tokens of each.
+    pub fn step(self) -> (usize, usize) {
+        self.shape.step()
+    }
+
+    /// Its configuration.
+    pub fn config(self) -> anyhow::Result<Arc<ModelConfig>> {
+        let config = ModelConfig::parse(&self.shape.config_json())?;
+        Ok(Arc::new(ModelConfig { compute: self.dtype.dtype(), ..config }))
+    }
+
+    /// Random weights, the same ones every time.
+    pub fn weights(self, ctx: &Context) -> anyhow::Result<Weights> {
+        Ok(Weights::random(ctx.memory(), &self.config()?, 1)?)
+    }
+}

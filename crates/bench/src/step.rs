@@ -1,0 +1,68 @@
+//! A whole GRPO step, its stages, and how far it is from the least that its FLOPs and bytes can take.
+
+use super::report::column;
+use super::workload::{Bench, StepTimes};
+use super::{Machine, Report, Subject, Workload, median};
+use kernels::Context;
+use lockstep::bad_input;
+use serde_json::json;
+
+/// Times `repeats` steps of `completions` × `tokens`, after one that takes the memory.
+pub fn run(
+    ctx: &Context,
+    shape: Subject,
+    (completions, tokens): (usize, usize),
+    repeats: usize,
+) -> anyhow::Result<Report> {
+    if completions > 8 && !completions.is_multiple_of(8) {
+        bad_input!("--completions {completions}: groups have eight; expected a multiple, or at most one group");
+    }
+    let machine = Machine::measure(ctx).of_dtype(shape.dtype.dtype());
+    let columns = [
+        column("shape", "shape", 0),
+        column("completions", "completions", 0),
+        column("step_s", "step s", 2),
+        column("rollout_s", "rollout s", 2),
+        column("update_s", "update s", 2),
+        column("generated_tokens_per_s", "tokens/s", 0),
+        column("roofline_s", "roofline s", 2),
+        column("roofline_percent", "of roofline %", 0),
+        column("mismatching_tokens", "mismatches", 0),
+    ];
+    let mut report = Report::new("step", machine.clone(), &columns);
+    let workload = Workload::grpo(completions, tokens);
+    let mut bench = Bench::new(workload.clone(), ctx, shape.weights(ctx)?)?;
+    let mut steps = Vec::new();
+    let mut mismatches = 0;
+    for repeat in 0..=repeats {
+        let step = bench.step()?;
+        mismatches += step.mismatches;
+        if repeat > 0 {
+            steps.push(step);
+        }
+    }
+    let of = |f: fn(&StepTimes) -> f64| median(&steps.iter().map(f).collect::<Vec<_>>());
+    let (rollout, update) = (of(|s| s.rollout_s), of(|s| s.update_s));
+    let work = |(flops, bytes): (f64, f64)| machine.roofline_s(flops, bytes);
+    let roofline = work(steps[0].rollout_work) + work(steps[0].update_work);
+    report.row([
+        json!(shape.name()),
+        json!(format!("{completions} × {tokens}")),
+        json!(rollout + update),
+        json!(rollout),
+        json!(update),
+        json!(workload.generated_tokens() as f64 / rollout),
+        json!(roofline),
+        json!(100.0 * roofline / (rollout + update)),
+        json!(mismatches),
+    ]);
+    let (flops, bytes) =
+        (steps[0].rollout_work.0 + steps[0].update_work.0, steps[0].rollout_work.1 + steps[0].update_work.1);
+    report.note(format!(
+        "{:.0} GFLOP and {:.1} GB, as operations booked them: the roofline counts each operation's inputs and outputs as \
+         memory traffic even where a cache holds them",
+        flops / 1e9,
+        bytes / 1e9
+    ));
+    Ok(report)
+}

@@ -1,0 +1,224 @@
+//! A GRPO step without data: prompts of random ids, completions of a fixed length (nothing ends them early), random
+//! rewards. All of the rest is the real thing.
+
+use kernels::Context;
+use kernels::rng::Stream;
+use model::{ModelConfig, Weights};
+use rollout::{Completion, Engine, EngineConfig, Request, SamplingParams};
+use std::sync::Arc;
+use train::{
+    LossConfig, Objective, OptimizerConfig, RewardMatrix, Sample, ScaleRewards, Trainer, TrainerConfig, UpdateMetrics,
+    advantages,
+};
+
+/// Rows of a step of its engine.
+pub const MAX_BATCHED_TOKENS: usize = 1024;
+
+/// What a step computes, and how.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// Prompts of a step.
+    pub prompts: usize,
+    /// Tokens of a prompt.
+    pub prompt_tokens: usize,
+    /// Completions of a prompt.
+    pub generations: usize,
+    /// Tokens of a completion.
+    pub new_tokens: usize,
+    /// Sampling temperature; 0 for greedy (generation only).
+    pub temperature: f64,
+    /// Sequences generated at once.
+    pub max_num_seqs: usize,
+    /// Whether a group's prompt is computed once, in rollout and in training.
+    pub prefix_sharing: bool,
+    /// Rows of a micro-batch.
+    pub micro_batch_tokens: usize,
+    /// Whether the trainer keeps layer inputs only.
+    pub gradient_checkpointing: bool,
+}
+
+/// Prompts of the peers' step have about this many tokens.
+pub const PROMPT_TOKENS: usize = 88;
+/// The draws of prompts and rewards.
+const STREAM: u64 = 0x62_656e_6368;
+
+impl Workload {
+    /// A step of `completions` in groups of eight (fewer, if there are fewer).
+    pub fn grpo(completions: usize, new_tokens: usize) -> Workload {
+        let generations = completions.min(8);
+        Workload {
+            prompts: completions / generations,
+            prompt_tokens: PROMPT_TOKENS,
+            generations,
+            new_tokens,
+            temperature: 1.0,
+            max_num_seqs: completions.min(256),
+            prefix_sharing: true,
+            micro_batch_tokens: 4096,
+            gradient_checkpointing: false,
+        }
+    }
+
+    /// Completions of a step.
+    pub fn completions(&self) -> usize {
+        self.prompts * self.generations
+    }
+
+    /// Tokens that are generated in a step.
+    pub fn generated_tokens(&self) -> usize {
+        self.completions() * self.new_tokens
+    }
+
+    /// An engine that holds all of it.
+    pub fn engine(&self, ctx: &Context, model: &ModelConfig) -> anyhow::Result<Engine> {
+        let max_model_len = self.prompt_tokens + self.new_tokens;
+        Ok(Engine::new(
+            ctx,
+            model,
+            EngineConfig {
+                max_num_seqs: self.max_num_seqs,
+                kv_blocks: EngineConfig::blocks_for(self.max_num_seqs + self.prompts, max_model_len),
+                max_model_len,
+                max_batched_tokens: MAX_BATCHED_TOKENS,
+                chunked_prefill: true,
+                prefix_sharing: self.prefix_sharing,
+            },
+        )?)
+    }
+
+    /// A trainer for it.
+    pub fn trainer(&self, ctx: &Context, model: &Arc<ModelConfig>) -> anyhow::Result<Trainer> {
+        let loss = LossConfig { max_completion_length: self.new_tokens, ..LossConfig::default() };
+        let config = TrainerConfig {
+            objective: Objective::Policy(loss),
+            optimizer: OptimizerConfig::default(),
+            temperature: self.temperature,
+            max_tokens_per_micro_batch: self.micro_batch_tokens,
+            prefix_sharing: self.prefix_sharing,
+            gradient_checkpointing: self.gradient_checkpointing,
+            adapter: None,
+        };
+        Ok(Trainer::new(ctx.memory(), model, config)?)
+    }
+
+    /// The prompts, the same ones for the same `seed`.
+    pub fn prompt_ids(&self, model: &ModelConfig, seed: u64) -> Vec<Arc<[u32]>> {
+        let mut stream = Stream::new(seed, STREAM);
+        let mut id = |_| (stream.next_f64() * model.vocab_size as f64) as u32;
+        (0..self.prompts).map(|_| (0..self.prompt_tokens).map(&mut id).collect()).collect()
+    }
+
+    /// Requests for `prompts`.
+    pub fn requests(&self, prompts: &[Arc<[u32]>], seed: u64) -> Vec<Request> {
+        let sampling = Arc::new(SamplingParams {
+            temperature: self.temperature,
+            max_new_tokens: self.new_tokens,
+            seed,
+            ..SamplingParams::default()
+        });
+        let request = |(i, prompt): (usize, &Arc<[u32]>)| Request {
+            prompt: prompt.clone(),
+            num_generations: self.generations,
+            rollout_number: i as u64,
+            sampling: sampling.clone(),
+            pause_on_stop: false,
+        };
+        prompts.iter().enumerate().map(request).collect()
+    }
+
+    /// Seconds and booked FLOPs of each step in which all sequences draw a token (steps that compute prompts are left out).
+    pub fn decode_steps(&self, ctx: &Context, weights: &Weights) -> anyhow::Result<Vec<(f64, f64)>> {
+        let mut engine = self.engine(ctx, &weights.config)?;
+        for request in self.requests(&self.prompt_ids(&weights.config, 3), 3) {
+            engine.submit(request)?;
+        }
+        let mut steps = Vec::new();
+        while !engine.is_idle() {
+            let drawing = engine.live().filter(|(_, _, ids)| !ids.is_empty()).count();
+            let (_, seconds, work) = timed(|| Ok(engine.step(weights)?))?;
+            if drawing == self.completions() {
+                steps.push((seconds, work.0));
+            }
+        }
+        Ok(steps)
+    }
+
+    /// Completions with random rewards, as samples.
+    pub fn samples(&self, prompts: &[Arc<[u32]>], completions: &[Completion], seed: u64) -> Vec<Sample> {
+        let mut stream = Stream::new(seed, STREAM + 1);
+        let rewards = completions.iter().map(|_| vec![Some(stream.next_f64())]).collect();
+        let matrix = RewardMatrix { rewards, names: vec!["random".into()], weights: vec![1.0] };
+        let advantages = advantages::compute(&matrix, self.generations, ScaleRewards::Group);
+        let mut samples = lockstep::rollouts::samples::join(prompts, completions);
+        samples.iter_mut().zip(advantages.advantages).for_each(|(s, a)| s.advantage = a);
+        samples
+    }
+}
+
+/// An engine, a trainer and weights, ready for steps of one workload.
+pub struct Bench {
+    /// What a step computes.
+    pub workload: Workload,
+    /// What computes it.
+    pub ctx: Context,
+    /// The weights.
+    pub weights: Weights,
+    /// Generates.
+    pub engine: Engine,
+    /// Trains.
+    pub trainer: Trainer,
+    steps: u64,
+}
+
+/// Where the time of a step went, and what was computed in it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepTimes {
+    /// Seconds of generation.
+    pub rollout_s: f64,
+    /// Seconds of the update.
+    pub update_s: f64,
+    /// FLOPs and bytes booked by generation.
+    pub rollout_work: (f64, f64),
+    /// FLOPs and bytes booked by the update.
+    pub update_work: (f64, f64),
+    /// Tokens whose log-probability differed between sampler and trainer.
+    pub mismatches: u64,
+}
+
+impl Bench {
+    /// All of it for `weights`.
+    pub fn new(workload: Workload, ctx: &Context, weights: Weights) -> anyhow::Result<Bench> {
+        let engine = workload.engine(ctx, &weights.config)?;
+        let trainer = workload.trainer(ctx, &weights.config)?;
+        Ok(Bench { workload, ctx: ctx.clone(), weights, engine, trainer, steps: 0 })
+    }
+
+    /// One step: generation, then the update on it.
+    pub fn step(&mut self) -> anyhow::Result<StepTimes> {
+        let prompts = self.workload.prompt_ids(&self.weights.config, self.steps);
+        let (completions, rollout_s, rollout_work) = timed(|| self.generate(&prompts))?;
+        let samples = self.workload.samples(&prompts, &completions, self.steps);
+        let (metrics, update_s, update_work) = timed(|| self.update(&samples))?;
+        self.steps += 1;
+        Ok(StepTimes { rollout_s, update_s, rollout_work, update_work, mismatches: metrics.logp_mismatch_tokens })
+    }
+
+    /// The completions of `prompts`.
+    pub fn generate(&mut self, prompts: &[Arc<[u32]>]) -> anyhow::Result<Vec<Completion>> {
+        let requests = self.workload.requests(prompts, self.steps);
+        Ok(self.engine.generate(&self.weights, requests)?)
+    }
+
+    /// An optimizer step on `samples`.
+    pub fn update(&mut self, samples: &[Sample]) -> anyhow::Result<UpdateMetrics> {
+        Ok(self.trainer.update(&self.ctx, &mut self.weights, samples, 1e-6)?)
+    }
+}
+
+/// What `work` gave, its seconds, and the FLOPs and bytes that operations booked in it.
+pub fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(T, f64, (f64, f64))> {
+    let (before, start) = (kernels::context::counted(), std::time::Instant::now());
+    let out = work()?;
+    let (seconds, after) = (start.elapsed().as_secs_f64(), kernels::context::counted());
+    Ok((out, seconds, ((after.0 - before.0) as f64, (after.1 - before.1) as f64)))
+}

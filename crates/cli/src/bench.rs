@@ -1,0 +1,149 @@
+//! `lockstep bench`.
+
+use crate::bench_flags::{AlgorithmsFlags, GroupFlags, ScalingFlags, ShapeFlag};
+use kernels::Context;
+use lockstep::run::context;
+use lockstep_bench::{self as bench, Report, Shape, Subject};
+use std::io::Write;
+
+/// Measures the engine beside what this machine can do at most.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  lockstep bench gemm                     the products of a linear layer, GFLOP/s and share of the peak
+  lockstep bench step --shape 7m          a whole GRPO step, its stages, its roofline
+  lockstep bench rollout --completions 8  a group of eight completions of a shared prompt
+  lockstep bench levels --shape 7m        the same step, from naive to everything on
+Quote ratios from one run: machines differ, and so do their days.")]
+pub struct Args {
+    /// What is measured.
+    #[command(subcommand)]
+    pub what: What,
+}
+
+/// How it runs.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Common {
+    /// The size of the model (random weights).
+    #[arg(long, value_enum, default_value = "7m")]
+    pub shape: ShapeFlag,
+    /// What products compute in.
+    #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
+    pub dtype: String,
+    /// Threads; LOCKSTEP_THREADS or all cores if not given.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Decode steps, or whole rollouts of a group.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RolloutArgs {
+    /// The model and how it runs.
+    #[command(flatten)]
+    pub common: Common,
+    /// What a group generates.
+    #[command(flatten)]
+    pub group: GroupFlags,
+}
+
+/// A step of another size than the peers are measured with.
+#[derive(Clone, Debug, clap::Args)]
+pub struct StepArgs {
+    /// The model and how it runs.
+    #[command(flatten)]
+    pub common: Common,
+    /// Completions of the step, in groups of eight; the shape's own number if not given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub completions: Option<u32>,
+    /// Tokens of each; the shape's own number if not given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub new_tokens: Option<u32>,
+    /// Steps that are timed, after one that takes the memory.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeats: u32,
+}
+
+/// How far the scaling goes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ScalingArgs {
+    /// The model and how it runs.
+    #[command(flatten)]
+    pub common: Common,
+    /// How far.
+    #[command(flatten)]
+    pub scaling: ScalingFlags,
+}
+
+/// Updates.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TrainArgs {
+    /// The model and how it runs.
+    #[command(flatten)]
+    pub common: Common,
+    /// Updates of each case that are timed, after one that takes the memory.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeats: u32,
+}
+
+/// The benchmarks.
+#[derive(Debug, clap::Subcommand)]
+pub enum What {
+    /// Matrix products: forward, input gradient, weight gradient.
+    Gemm(Common),
+    /// Decode steps by batch size, sampler included, against the machine's memory reads.
+    Rollout(RolloutArgs),
+    /// Forward and backward of a micro-batch; what a shared prompt saves.
+    Train(TrainArgs),
+    /// A whole GRPO step against its roofline.
+    Step(StepArgs),
+    /// What a step holds in memory, by part, and what log-probabilities take.
+    Memory(Common),
+    /// Sampler against trainer, bit by bit, over batches, threads, sharing, chunks.
+    Parity(Common),
+    /// What the fixed order of sums costs: the same work with its sums split between two threads.
+    Order(Common),
+    /// Speed against completions, length and threads, as a table and a plot.
+    Scaling(ScalingArgs),
+    /// The same step at four levels: baseline, basic, advanced, optimal.
+    Levels(Common),
+    /// Prints the config.json of a size, for `lockstep init`: the same weights for other programs.
+    Shape(Common),
+    /// Every algorithm learns the demo's task: held-out accuracy against tokens and seconds, mean ± std over seeds.
+    Algorithms(AlgorithmsFlags),
+}
+
+/// Runs it.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let report = |common: &Common, run: &dyn Fn(&Context, Subject) -> anyhow::Result<Report>| -> anyhow::Result<()> {
+        let subject = Subject { shape: common.shape.into(), dtype: common.dtype.as_str().into() };
+        let report = run(&context(common.threads)?, subject)?;
+        let text = if common.json { serde_json::to_string_pretty(&report.json())? + "\n" } else { report.text(140) };
+        Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
+    };
+    match &args.what {
+        What::Gemm(common) => report(common, &|ctx, subject| bench::gemm::run(ctx, subject.dtype.dtype(), 0.3)),
+        What::Rollout(args) => report(&args.common, &|ctx, shape| match args.group.completions.is_empty() {
+            true => bench::rollout::run(ctx, shape, 24),
+            false => bench::group::run(ctx, shape, &(&args.group).into()),
+        }),
+        What::Train(args) => report(&args.common, &|ctx, shape| bench::train::run(ctx, shape, args.repeats as usize)),
+        What::Step(args) => report(&args.common, &|ctx, shape| {
+            let (completions, tokens) = shape.step();
+            let completions = args.completions.map_or(completions, |n| n as usize);
+            let tokens = args.new_tokens.map_or(tokens, |n| n as usize);
+            bench::step::run(ctx, shape, (completions, tokens), args.repeats as usize)
+        }),
+        What::Memory(common) => report(common, &bench::memory::run),
+        What::Parity(common) => report(common, &bench::parity::run),
+        What::Order(common) => report(common, &bench::order::run),
+        What::Scaling(args) => {
+            report(&args.common, &|ctx, shape| bench::scaling::run(ctx, shape, &(&args.scaling).into()))
+        }
+        What::Levels(common) => report(common, &bench::levels::run),
+        What::Shape(common) => Ok(writeln!(std::io::stdout().lock(), "{}", Shape::from(common.shape).config_json())?),
+        What::Algorithms(args) => bench::algorithms::run(&args.options()?),
+    }
+}

@@ -1,0 +1,152 @@
+//! The flags of `lockstep bench`: what each benchmark is told.
+
+use crate::options::LogArgs;
+use lockstep_bench::addition::workspace::SFT_STEPS;
+use lockstep_bench::{Shape, algorithms, group, scaling};
+use std::path::PathBuf;
+
+/// How far it goes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ScalingFlags {
+    /// From 8 completions up to this many, of 128 tokens each.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub most_completions: usize,
+    /// From 128 tokens up to this many, of 8 completions each.
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub longest: usize,
+    /// A picture of it, too.
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+}
+
+impl From<&ScalingFlags> for scaling::Options {
+    fn from(args: &ScalingFlags) -> Self {
+        let ScalingFlags { most_completions, longest, plot } = args.clone();
+        Self { most_completions, longest, plot }
+    }
+}
+
+/// What is generated.
+#[derive(Clone, Debug, clap::Args)]
+pub struct GroupFlags {
+    /// Completions of one shared prompt, in place of decode steps of prompts of their own; several sizes: 1,8,64.
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    pub completions: Vec<usize>,
+    /// The weights of a Hugging Face directory, in place of the shape's random ones.
+    #[arg(long, value_name = "DIR", requires = "completions")]
+    pub model: Option<PathBuf>,
+    /// Tokens of the prompt, random ids.
+    #[arg(long, value_name = "N", default_value_t = 512, requires = "completions")]
+    pub prompt_length: usize,
+    /// The prompt itself: a file with a JSON array of token ids.
+    #[arg(long, value_name = "FILE", requires = "completions", conflicts_with = "prompt_length")]
+    pub prompt_ids: Option<PathBuf>,
+    /// Tokens of each completion.
+    #[arg(long, value_name = "N", default_value_t = 128, requires = "completions")]
+    pub new_tokens: usize,
+    /// 0: the likeliest token each time.
+    #[arg(long, value_name = "T", default_value_t = 0.0, requires = "completions")]
+    pub temperature: f64,
+    /// Rollouts of each size that are timed, after one that takes the memory.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "completions")]
+    pub repeats: usize,
+}
+
+impl From<&GroupFlags> for group::Options {
+    fn from(args: &GroupFlags) -> Self {
+        let GroupFlags { completions, model, prompt_length, prompt_ids, new_tokens, temperature, repeats } =
+            args.clone();
+        Self { completions, model, prompt_length, prompt_ids, new_tokens, temperature, repeats }
+    }
+}
+
+/// Learns the demo's task by every algorithm: held-out accuracy against tokens and seconds, mean ± std over seeds.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  lockstep bench algorithms --out runs/algorithms          all, three seeds
+  lockstep bench algorithms --table kl --out runs/kl       SFT, GRPO with and without KL
+  lockstep bench algorithms --only grpo,dapo --seeds 1 --steps 100
+
+Writes results.json, table.md, curves.csv and curves.svg into the directory.
+Started again in it, it goes on with what is missing.")]
+pub struct AlgorithmsFlags {
+    /// What is compared.
+    #[arg(long, value_enum, default_value = "algorithms")]
+    pub table: WhichFlag,
+    /// The seeds: each has its own data, model and SFT run.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,3")]
+    pub seeds: Vec<u64>,
+    /// Optimizer steps of each run, on 256 completions each.
+    #[arg(long, value_name = "N", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: u64,
+    /// Steps of imitation before.
+    #[arg(long, value_name = "N", default_value_t = SFT_STEPS, value_parser = clap::value_parser!(u64).range(1..))]
+    pub sft_steps: u64,
+    /// These rows only.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// The directory.
+    #[arg(long, value_name = "DIR", default_value = "runs/bench-algorithms")]
+    pub out: PathBuf,
+    /// Threads; LOCKSTEP_THREADS or all cores if not given.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// How it talks.
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+impl AlgorithmsFlags {
+    /// What the benchmark is told.
+    pub fn options(&self) -> anyhow::Result<algorithms::Options> {
+        let AlgorithmsFlags { table, seeds, steps, sft_steps, only, out, threads, json, log } = self.clone();
+        let (table, console) = (table.into(), log.console()?);
+        Ok(algorithms::Options { table, seeds, steps, sft_steps, only, out, threads, json, console })
+    }
+}
+
+/// The spelling of [`algorithms::Which`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum WhichFlag {
+    /// Every algorithm.
+    Algorithms,
+    /// Baseline, SFT, GRPO with KL, GRPO without.
+    Kl,
+}
+
+impl From<WhichFlag> for algorithms::Which {
+    fn from(which: WhichFlag) -> Self {
+        match which {
+            WhichFlag::Algorithms => Self::Algorithms,
+            WhichFlag::Kl => Self::Kl,
+        }
+    }
+}
+
+/// The spelling of [`Shape`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ShapeFlag {
+    /// 7 million parameters: hidden 256, 6 layers, vocabulary 4,096.
+    #[value(name = "7m")]
+    M7,
+    /// 92 million: hidden 640, 12 layers, vocabulary 32,768.
+    #[value(name = "92m")]
+    M92,
+    /// Qwen2.5-0.5B's: hidden 896, 24 layers, vocabulary 151,936, tied.
+    #[value(name = "0.5b")]
+    B05,
+}
+
+impl From<ShapeFlag> for Shape {
+    fn from(shape: ShapeFlag) -> Self {
+        match shape {
+            ShapeFlag::M7 => Shape::M7,
+            ShapeFlag::M92 => Shape::M92,
+            ShapeFlag::B05 => Shape::B05,
+        }
+    }
+}

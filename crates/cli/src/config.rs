@@ -1,0 +1,70 @@
+//! `lockstep config`: shows, explains and translates configurations.
+
+use crate::options::ConfigArgs;
+use clap::Subcommand;
+use lockstep::config::{Purpose, from_trl, show};
+use lockstep::error::OrBadInput;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Shows, explains and translates configurations.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  lockstep config show my.toml --set beta=0.04     every key and its origin
+  lockstep config explain steps_per_generation     what a key means
+  lockstep config schema > lockstep.schema.json    for an editor
+  lockstep config from-trl train_grpo.py > my.toml translate a TRL script")]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Prints every key with its value and where that came from (defaults, file, environment, flags), as TOML.
+    Show {
+        #[command(flatten)]
+        config: Box<ConfigArgs>,
+        /// As JSON, values only.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Says what keys mean, their types, their defaults and TRL's, and whether they may change on resume.
+    Explain {
+        /// The keys.
+        #[arg(required = true, value_name = "KEY")]
+        keys: Vec<String>,
+    },
+    /// Prints the JSON Schema of a configuration file.
+    Schema,
+    /// Translates the GRPOConfig and GRPOTrainer arguments of a TRL script to TOML, and lists what it could not translate.
+    FromTrl {
+        /// The script.
+        #[arg(value_name = "FILE.py")]
+        file: PathBuf,
+    },
+}
+
+/// Runs it.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let text = match args.command {
+        Command::Show { config, json } => {
+            let resolved = config.resolve(Purpose::Show)?;
+            for note in &resolved.notes {
+                eprintln!("note: {note}");
+            }
+            if json { serde_json::to_string_pretty(&resolved.to_json())? + "\n" } else { resolved.to_toml() }
+        }
+        Command::Explain { keys } => {
+            keys.iter().map(|key| show::explain(key)).collect::<anyhow::Result<Vec<_>>>()?.join("\n")
+        }
+        Command::Schema => serde_json::to_string_pretty(&show::schema())? + "\n",
+        Command::FromTrl { file } => {
+            let script = std::fs::read_to_string(&file).or_bad_input_in(format!("cannot read {}", file.display()))?;
+            from_trl::translate(&script).or_bad_input_in(file.display())?
+        }
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}

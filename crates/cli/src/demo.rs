@@ -1,0 +1,109 @@
+//! `lockstep demo`: a small model from nothing, taught by a careless teacher, then by reward. No network, no files.
+//!
+//! It writes what a user would bring (a model directory, data files) into its run directory, then calls what `lockstep sft`,
+//! `lockstep train` and `lockstep eval` call; nothing here knows how any of them works.
+
+use crate::options::LogArgs;
+use lockstep::config::Purpose;
+use lockstep::config::values::ComputeDType;
+use lockstep::models::Policy;
+use lockstep::run::context;
+use lockstep::run::run_dir::RunDir;
+use lockstep::run::signals::StopRequest;
+use lockstep_bench::addition::workspace::{Examined, SFT_STEPS, Site};
+use std::path::PathBuf;
+use std::time::Instant;
+use telemetry::{Align, Console, Table};
+
+/// Trains a small model from nothing, then with GRPO; no network, no files needed.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The seed of everything random.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The run directory; must not exist.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// GRPO steps.
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    pub steps: u64,
+    /// Threads; all cores if not given.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// How it talks.
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// Held-out completions that are shown before and after.
+const SHOWN: usize = 8;
+
+/// Runs it.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let console = Console::new(args.log.console()?)?;
+    let ctx = context(args.threads)?;
+    let root = args.out.clone().unwrap_or_else(default_root);
+    RunDir::fresh(&root)?;
+    let stop = StopRequest::listen()?;
+
+    console.print(&format!(
+        "Two-digit addition, one character a token. A model of random weights first imitates a careless teacher, who drops\n\
+         the carries in half of the answers: imitation is capped by its data. Then GRPO rewards right answers.\n\
+         Run directory: {}",
+        root.display()
+    ));
+    let site = Site { root: &root, seed: args.seed, ctx: &ctx, console: &console, stop: &stop };
+    let base = site.make_inputs()?;
+    let untaught = site.examine(&Policy::load(&ctx, &base, ComputeDType::F32)?)?;
+    console.print(&untaught.line("before", "SFT"));
+
+    let Some(taught) = site.run(&site.layers(Purpose::Sft, "sft", &base, SFT_STEPS, &[]))? else { return Ok(()) };
+    let before = site.examine(&taught.policy)?;
+    console.print(&before.line("after", "SFT"));
+
+    let taught_dir = taught.run.model();
+    let rewarded = site.run(&site.layers(Purpose::Grpo, "grpo", &taught_dir, args.steps, &[]))?;
+    let Some(rewarded) = rewarded else { return Ok(()) };
+    let after = site.examine(&rewarded.policy)?;
+
+    console.print(&show(&before, &after, &rewarded.policy)?.render(console.width()));
+    for (name, finished) in [("SFT", &taught), ("GRPO", &rewarded)] {
+        console.print(&format!("Where the time of {name} went:"));
+        console.print(&finished.summary.table().render(console.width()));
+    }
+    console.print(&untaught.line("before", "SFT"));
+    console.print(&before.line("after", "SFT"));
+    console.print(&after.line("after", "GRPO"));
+    let model = rewarded.run.model();
+    console.print(&format!(
+        "{:.0} s in all. The run: {}; its model: {}\n\
+         Ask it:            lockstep generate --model {} --prompt 58+67= --temperature 0\n\
+         Your own model:    lockstep train --model DIR --dataset FILE.jsonl --reward gsm8k --out runs/mine",
+        started.elapsed().as_secs_f64(),
+        root.display(),
+        model.display(),
+        model.display(),
+    ));
+    Ok(())
+}
+
+fn default_root() -> PathBuf {
+    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    PathBuf::from("runs").join(format!("demo-{seconds}"))
+}
+
+/// A few held-out problems, with what was drawn before and after.
+fn show(before: &Examined, after: &Examined, policy: &Policy) -> anyhow::Result<Table> {
+    let mut table = Table::new([("held-out", Align::Left), ("after SFT", Align::Right), ("after GRPO", Align::Right)]);
+    let stride = (before.prompts.len() / SHOWN).max(1);
+    for i in (stride / 2..before.prompts.len()).step_by(stride).take(SHOWN) {
+        let answer = |examined: &Examined| -> anyhow::Result<String> {
+            let text = policy.tokenizer.decode(&examined.sampled.completions[i].ids, true)?;
+            let right = examined.sampled.rewards[i].is_some_and(|r| r >= 1.0);
+            Ok(if right { format!("{text} ✓") } else { format!("{text} ✗") })
+        };
+        table.row([before.prompts[i].clone(), answer(before)?, answer(after)?]);
+    }
+    Ok(table)
+}

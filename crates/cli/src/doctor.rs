@@ -1,0 +1,176 @@
+//! `lockstep doctor`: what this machine has, what will be used, and why. Every figure is measured or read, none assumed.
+
+use kernels::ceilings::{Ceilings, measure};
+use kernels::{Context, DType, Isa};
+use lockstep::error::OrBadInput;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::io::Write as _;
+use std::time::Duration;
+
+/// Says what this machine has, what will be used, and why.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  lockstep doctor                       what this machine has and can do
+  lockstep doctor --threads 4           its ceilings with four threads
+  LOCKSTEP_ISA=avx2 lockstep doctor     its ceilings with a lower instruction set")]
+pub struct Args {
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Threads; LOCKSTEP_THREADS or all cores if not given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+}
+
+/// What was found.
+struct Findings {
+    cpu: Option<String>,
+    cores: usize,
+    present: Vec<Isa>,
+    ctx: Context,
+    threads: usize,
+    total_memory: Option<u64>,
+    available_memory: Option<u64>,
+    memory_limit: Option<u64>,
+    ceilings: Ceilings,
+}
+
+/// Runs it.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let isa = Isa::from_env().or_bad_input()?;
+    let threads = match args.threads {
+        Some(n) => usize::from(n),
+        None => kernels::context::threads_from_env().or_bad_input()?,
+    };
+    let (ctx, memory) = (Context::cpu(isa, threads), telemetry::system::memory_bytes());
+    let findings = Findings {
+        cpu: cpu_name(),
+        cores: std::thread::available_parallelism().map_or(1, |n| n.get()),
+        present: Isa::present(),
+        ctx: ctx.clone(),
+        threads,
+        total_memory: memory.0,
+        available_memory: memory.1,
+        memory_limit: telemetry::system::memory_limit_bytes(),
+        ceilings: measure(&ctx, Duration::from_secs(1)),
+    };
+    let text = if args.json {
+        serde_json::to_string_pretty(&findings.json())? + "\n"
+    } else {
+        findings.text(args.threads.is_some())
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+impl Findings {
+    fn json(&self) -> Value {
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "os": std::env::consts::OS,
+            "arch": std::env::consts::ARCH,
+            "cpu": self.cpu,
+            "cores": self.cores,
+            "isa_present": self.present.iter().map(|isa| isa.name()).collect::<Vec<_>>(),
+            "isa": self.ctx.describe(),
+            "threads": self.threads,
+            "memory_bytes": self.total_memory,
+            "memory_available_bytes": self.available_memory,
+            "memory_limit_bytes": self.memory_limit,
+            "dtypes": ["f32", "bf16"],
+            "amx": Isa::amx_refusal().unwrap_or("usable"),
+            "flops_per_s": self.ceilings.flops_per_s,
+            "tile_flops_per_s": self.ceilings.tile_flops_per_s,
+            "read_bytes_per_s": self.ceilings.read_bytes_per_s,
+            "gpu": null,
+        })
+    }
+
+    fn text(&self, threads_given: bool) -> String {
+        let present: Vec<&str> = self.present.iter().map(|isa| isa.name()).collect();
+        let forced = std::env::var("LOCKSTEP_ISA").is_ok_and(|v| !v.is_empty());
+        let why_isa = if forced { "LOCKSTEP_ISA asks for it" } else { "the fastest that this machine has" };
+        let why_threads = if threads_given {
+            "--threads asks for it"
+        } else if std::env::var("LOCKSTEP_THREADS").is_ok_and(|v| !v.is_empty()) {
+            "LOCKSTEP_THREADS asks for it"
+        } else {
+            "all cores that this process may use"
+        };
+        let bytes = |n: Option<u64>| n.map_or_else(|| "unknown".to_owned(), gib);
+        let mut memory = format!("{}, {} available", bytes(self.total_memory), bytes(self.available_memory));
+        if let Some(limit) = self.memory_limit {
+            let _ = write!(memory, "; this process may use {} (control group)", gib(limit));
+        }
+        let amx = Isa::amx_refusal()
+            .map_or("usable: its products were tested just now".to_owned(), |why| format!("not used: {why}"));
+        let tiles = self
+            .ceilings
+            .tile_flops_per_s
+            .map_or(String::new(), |flops| format!(", {:.1} GFLOP/s (bf16 products on tiles)", flops / 1e9));
+        let balance = self.ceilings.flops_per_s / self.ceilings.read_bytes_per_s;
+        let lines = [
+            (
+                "lockstep",
+                format!("{} on {} {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH),
+            ),
+            ("processor", self.cpu.clone().unwrap_or_else(|| "unknown".to_owned())),
+            ("cores", format!("{} (this process may use them)", self.cores)),
+            ("memory", memory),
+            ("kernels present", present.join(", ")),
+            ("kernels used", format!("{}: {why_isa}", self.ctx.describe())),
+            ("AMX", amx),
+            ("threads", format!("{}: {why_threads}", self.threads)),
+            (
+                "compute",
+                format!(
+                    "f32, or bf16 (dtype = \"bf16\"), {}: halves the memory and the reading of weights",
+                    if self.ctx.arithmetic(DType::Bf16) == "bf16-amx" {
+                        "its products on tiles"
+                    } else {
+                        "by widening to f32"
+                    }
+                ),
+            ),
+            (
+                "peak, measured",
+                format!("{:.1} GFLOP/s (fused multiply-adds in registers){tiles}", self.ceilings.flops_per_s / 1e9),
+            ),
+            ("memory, measured", format!("{:.1} GB/s (reading 256 MiB)", self.ceilings.read_bytes_per_s / 1e9)),
+            (
+                "balance",
+                format!(
+                    "{balance:.0} operations for each byte read: work with fewer waits for memory (decoding a few sequences does)"
+                ),
+            ),
+            ("GPU", "none is supported in this build, and none is looked for".to_owned()),
+        ];
+        let mut text = String::new();
+        for (name, value) in lines {
+            let _ = writeln!(text, "{name:<18} {value}");
+        }
+        if self.threads > self.cores {
+            let _ = writeln!(
+                text,
+                "warning: {} threads on {} cores wait for each other; use {} or fewer",
+                self.threads, self.cores, self.cores
+            );
+        }
+        if self.ctx.describe() == Isa::PORTABLE.name() {
+            text.push_str("warning: the portable kernels are many times slower than vector ones; they are for tests and other processors\n");
+        }
+        text
+    }
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64)
+}
+
+fn cpu_name() -> Option<String> {
+    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = info.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}

@@ -1,0 +1,238 @@
+//! `lockstep generate`.
+
+use lockstep::bad_input;
+use lockstep::error::OrBadInput;
+use lockstep::models::{Detokenizer, Policy};
+use lockstep::run::context;
+use lockstep::source::{HubKind, locate};
+use model::{Chat, TextStream, Tokenizer};
+use rollout::{Engine, EngineConfig, Request, SamplingParams};
+use serde_json::json;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Sequences that are generated at the same time.
+const MAX_NUM_SEQS: usize = 64;
+/// Rows of a step of the engine: a long prompt is computed in portions of as many.
+const MAX_BATCHED_TOKENS: usize = 1024;
+
+/// Completes a prompt.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A Hugging Face model directory, or a Hub id.
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// What products compute in.
+    #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
+    pub dtype: String,
+    /// A low-rank adapter of it: a PEFT directory.
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
+    /// The prompt. With a chat template it is one user message, unless --raw is given.
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: String,
+    /// A system message before it.
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub system: Option<String>,
+    /// Take the prompt as it is: no chat template.
+    #[arg(long)]
+    pub raw: bool,
+    /// Completions.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub n: usize,
+    /// The most tokens of a completion.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_new_tokens: usize,
+    /// 0: the likeliest token each time.
+    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub temperature: f64,
+    /// Sample from the likeliest tokens whose probabilities reach this sum.
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub top_p: f64,
+    /// Sample from this many likeliest tokens; 0: all.
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub top_k: usize,
+    /// Leave out tokens less likely than this times the likeliest.
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f64>,
+    /// Makes tokens that stand in the text so far less likely (> 1).
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub repetition_penalty: f64,
+    /// A text that ends a completion; may be repeated.
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// The seed.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub seed: u64,
+    /// One JSON object for each completion: text, token ids, log-probabilities, why it ended.
+    #[arg(long)]
+    pub json: bool,
+    /// Threads; all cores if not given.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<std::num::NonZeroUsize>,
+}
+
+/// Runs it.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    check(&args)?;
+    let ctx = context(args.threads.map(usize::from))?;
+    let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
+    let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref(), args.dtype.as_str().into())?;
+    let prompt: Arc<[u32]> = encode(&args, &policy)?.into();
+    let context = policy.config().max_position_embeddings;
+    if prompt.is_empty() {
+        bad_input!("the prompt has no token, and a model continues at least one; give a longer --prompt");
+    }
+    if prompt.len() >= context {
+        bad_input!("the prompt has {} tokens, which leaves no room in the model's context of {context}", prompt.len());
+    }
+    let max_model_len = context.min(prompt.len() + args.max_new_tokens);
+    if max_model_len < prompt.len() + args.max_new_tokens {
+        eprintln!("note: the model's context of {context} tokens leaves room for {}", context - prompt.len());
+    }
+    let max_num_seqs = args.n.min(MAX_NUM_SEQS);
+    let mut engine = Engine::new(
+        &ctx,
+        policy.config(),
+        EngineConfig {
+            max_num_seqs,
+            kv_blocks: EngineConfig::blocks_for(max_num_seqs, max_model_len),
+            max_model_len,
+            max_batched_tokens: MAX_BATCHED_TOKENS,
+            chunked_prefill: true,
+            prefix_sharing: true,
+        },
+    )?;
+    engine.set_detokenizer(Arc::new(Detokenizer(policy.tokenizer.clone())));
+    let request = Request {
+        prompt,
+        num_generations: args.n,
+        rollout_number: 0,
+        sampling: Arc::new(sampling(&args, &policy)),
+        pause_on_stop: false,
+    };
+    if args.n == 1 && !args.json {
+        return stream(engine, &policy, request);
+    }
+    let prompt = request.prompt.clone();
+    let mut out = std::io::stdout().lock();
+    for completion in engine.generate(&policy.weights, vec![request])? {
+        let text = text(&policy, &prompt, &completion.ids)?;
+        let reason = completion.finish_reason.name();
+        if args.json {
+            let object = Generated {
+                index: completion.generation,
+                text,
+                prompt_ids: &prompt,
+                completion_ids: &completion.ids,
+                logprobs: &completion.logps,
+                finish_reason: reason,
+            };
+            serde_json::to_writer(&mut out, &object).map_err(std::io::Error::from)?;
+            writeln!(out)?;
+        } else {
+            writeln!(out, "── {} of {} ({reason}) ──\n{text}", completion.generation + 1, args.n)?;
+        }
+    }
+    Ok(())
+}
+
+/// A line of `--json`. `score` reads such lines, too.
+#[derive(serde::Serialize)]
+struct Generated<'a> {
+    index: usize,
+    text: String,
+    prompt_ids: &'a [u32],
+    completion_ids: &'a [u32],
+    logprobs: &'a [f32],
+    finish_reason: &'static str,
+}
+
+fn check(args: &Args) -> anyhow::Result<()> {
+    for (flag, value) in [("--n", args.n), ("--max-new-tokens", args.max_new_tokens)] {
+        if value == 0 {
+            bad_input!("{flag} 0: give 1 or more");
+        }
+    }
+    let ranges = [
+        ("--temperature", args.temperature, 0.0..=f64::MAX, "0 (greedy) or more"),
+        ("--top-p", args.top_p, f64::MIN_POSITIVE..=1.0, "a number above 0, up to 1"),
+        ("--min-p", args.min_p.unwrap_or(0.0), 0.0..=1.0, "a number from 0 to 1"),
+        ("--repetition-penalty", args.repetition_penalty, f64::MIN_POSITIVE..=f64::MAX, "a number above 0"),
+    ];
+    for (flag, value, range, expected) in ranges {
+        if !range.contains(&value) {
+            bad_input!("{flag} {value}: expected {expected}");
+        }
+    }
+    Ok(())
+}
+
+fn sampling(args: &Args, policy: &Policy) -> SamplingParams {
+    SamplingParams {
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p.unwrap_or(0.0),
+        repetition_penalty: args.repetition_penalty,
+        max_new_tokens: args.max_new_tokens,
+        stop_ids: policy.eos_ids.clone(),
+        stop_strings: args.stop.clone(),
+        seed: args.seed,
+    }
+}
+
+/// The ids of the prompt: a conversation if the model has a chat template, else the text as it is.
+fn encode(args: &Args, policy: &Policy) -> anyhow::Result<Vec<u32>> {
+    let Some(template) = policy.chat.as_ref().filter(|_| !args.raw) else {
+        if args.system.is_some() {
+            bad_input!("--system: {} has no chat template to put it in", args.model.display());
+        }
+        return policy.tokenizer.encode(&args.prompt).or_bad_input();
+    };
+    let system = args.system.iter().map(|text| json!({"role": "system", "content": text}));
+    let messages: Vec<_> = system.chain([json!({"role": "user", "content": args.prompt})]).collect();
+    let chat = Chat { messages: &messages, add_generation_prompt: true, ..Chat::default() };
+    // The template has written the special tokens already.
+    template.render(&chat).and_then(|text| policy.tokenizer.encode_rendered(&text)).or_bad_input()
+}
+
+/// Writes the completion as it is made.
+fn stream(mut engine: Engine, policy: &Policy, request: Request) -> anyhow::Result<()> {
+    let tokenizer = &policy.tokenizer;
+    let mut text = begun(tokenizer, &request.prompt)?;
+    let mut out = std::io::stdout().lock();
+    let mut shown = 0;
+    engine.submit(request)?;
+    while !engine.is_idle() {
+        let ended = engine.step(&policy.weights)?;
+        let live = engine.live().map(|(_, _, ids)| ids);
+        if let Some(ids) = ended.iter().map(|c| c.ids.as_slice()).chain(live).next() {
+            for &id in &ids[shown..] {
+                out.write_all(text.push(tokenizer, id)?.as_bytes())?;
+            }
+            shown = ids.len();
+        }
+        out.flush()?;
+    }
+    writeln!(out, "{}", text.finish(tokenizer)?)?;
+    Ok(())
+}
+
+/// A stream after the prompt: a token's text depends on the one before it (a leading space, say).
+fn begun(tokenizer: &Tokenizer, prompt: &[u32]) -> anyhow::Result<TextStream> {
+    let mut stream = TextStream::new(true);
+    prompt.iter().try_for_each(|&id| stream.push(tokenizer, id).map(drop))?;
+    Ok(stream)
+}
+
+/// The text that continues the prompt.
+fn text(policy: &Policy, prompt: &[u32], ids: &[u32]) -> anyhow::Result<String> {
+    let mut stream = begun(&policy.tokenizer, prompt)?;
+    let mut text = String::new();
+    for &id in ids {
+        text += &stream.push(&policy.tokenizer, id)?;
+    }
+    Ok(text + &stream.finish(&policy.tokenizer)?)
+}

@@ -1,0 +1,119 @@
+//! The command line: one file for each command, each an `Args` and a `run`.
+
+mod bench;
+mod bench_flags;
+mod config;
+mod demo;
+mod doctor;
+mod dpo;
+mod eval;
+mod examples;
+mod generate;
+mod init;
+mod merge;
+mod options;
+mod plan;
+mod reward;
+mod score;
+mod session;
+mod sft;
+mod train;
+
+use clap::{Parser, Subcommand};
+use lockstep::error::{is_bad_input, paragraph};
+use std::process::ExitCode;
+
+/// Reinforcement-learning post-training for language models: rollout and training in one engine.
+#[derive(Debug, Parser)]
+#[command(name = "lockstep", version, about, after_help = AFTER_HELP, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Start here:
+  lockstep demo
+      trains a small model from nothing; no files, no network
+  lockstep train --model DIR --dataset FILE --reward gsm8k
+      GRPO on your model
+  lockstep config show
+      every key with its value and where it came from
+  lockstep config explain num_generations
+      what a key means, its default and TRL's
+
+Exit codes: 0 done, 2 bad usage, configuration or input, 1 failed.
+Environment: LOCKSTEP_THREADS, LOCKSTEP_ISA (portable, avx2, avx512, amx),
+LOCKSTEP_LOG (error, warn, info, debug), NO_COLOR, and LOCKSTEP_<KEY> for every
+key of the configuration.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    #[command(after_help = examples::DEMO)]
+    Demo(demo::Args),
+    #[command(after_help = examples::TRAIN)]
+    Train(train::Args),
+    #[command(after_help = examples::SFT)]
+    Sft(sft::Args),
+    #[command(after_help = examples::REWARD)]
+    Reward(reward::Args),
+    #[command(after_help = examples::DPO)]
+    Dpo(dpo::Args),
+    #[command(after_help = examples::GENERATE)]
+    Generate(generate::Args),
+    #[command(after_help = examples::SCORE)]
+    Score(score::Args),
+    #[command(after_help = examples::EVAL)]
+    Eval(eval::Args),
+    #[command(after_help = examples::INIT)]
+    Init(init::Args),
+    #[command(after_help = examples::MERGE)]
+    Merge(merge::Args),
+    #[command(after_help = examples::PLAN)]
+    Plan(plan::Args),
+    Config(config::Args),
+    Doctor(doctor::Args),
+    Bench(bench::Args),
+}
+
+/// Parses the process's arguments, runs the command, says what went wrong, and returns the exit code.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors; clap prints each where it belongs.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+        }
+    };
+    let result = match cli.command {
+        Command::Demo(args) => demo::run(args),
+        Command::Train(args) => train::run(args),
+        Command::Sft(args) => sft::run(args),
+        Command::Reward(args) => reward::run(args),
+        Command::Dpo(args) => dpo::run(args),
+        Command::Generate(args) => generate::run(args),
+        Command::Score(args) => score::run(args),
+        Command::Eval(args) => eval::run(args),
+        Command::Init(args) => init::run(args),
+        Command::Merge(args) => merge::run(args),
+        Command::Plan(args) => plan::run(args),
+        Command::Config(args) => config::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Bench(args) => bench::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // `lockstep … | head`: the reader has enough; that is no failure of ours.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", paragraph(&error));
+            ExitCode::from(if is_bad_input(&error) { 2 } else { 1 })
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let broken = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
+    error.chain().any(|cause| cause.downcast_ref().is_some_and(broken))
+}

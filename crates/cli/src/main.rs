@@ -1,0 +1,7 @@
+//! The `lockstep` program. Exit codes: 0 done, 2 bad usage, configuration or input, 1 failed.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    lockstep_cli::main()
+}

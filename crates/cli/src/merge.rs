@@ -1,0 +1,32 @@
+//! `lockstep merge`.
+
+use lockstep::config::values::ComputeDType;
+use lockstep::models::Policy;
+use lockstep::run::context;
+use lockstep::run::run_dir::new_directory;
+use std::path::PathBuf;
+
+/// Adds a low-rank adapter to the model that it was trained on, and writes a model of its own (of a reward model's adapter, a
+/// reward model).
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model: a Hugging Face directory.
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// The adapter: a PEFT directory.
+    #[arg(long, value_name = "DIR")]
+    pub adapter: PathBuf,
+    /// The directory to write; must not exist, or be empty.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+}
+
+/// Runs it.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let ctx = context(None)?;
+    new_directory(&args.out, |dir| {
+        let mut policy = Policy::load_below(&ctx, &args.model, &args.adapter, ComputeDType::F32)?;
+        policy.weights.merge_adapter();
+        policy.save(dir)
+    })
+}

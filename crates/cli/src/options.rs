@@ -1,0 +1,108 @@
+//! Flags that several commands share.
+
+use clap::ValueEnum;
+use lockstep::config::{Layers, Purpose, Resolved};
+use lockstep::error::BadInput;
+use std::path::PathBuf;
+use telemetry::{ConsoleOptions, Level, LogFormat};
+
+/// How the configuration is put together: file, environment, `--set`, short flags.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ConfigArgs {
+    /// A TOML file of keys (`lockstep config show` prints one).
+    #[arg(value_name = "CONFIG.toml")]
+    pub file: Option<PathBuf>,
+    /// Sets a key, over file and environment; may be repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// The model: a Hugging Face directory (model_name_or_path).
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<String>,
+    /// The training data: a JSONL or Parquet file (dataset_name).
+    #[arg(long, value_name = "FILE")]
+    pub dataset: Option<String>,
+    /// A reward: gsm8k, format:REGEX, command:./reward.py, …; may be repeated (reward_funcs).
+    #[arg(long, value_name = "REWARD")]
+    pub reward: Vec<String>,
+    /// A task's preset: gsm8k, prompt_answer, or gsm8k_solutions for pairs (task).
+    #[arg(long, value_name = "TASK")]
+    pub task: Option<String>,
+    /// The run's directory (output_dir).
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// The seed of everything random (seed).
+    #[arg(long, value_name = "SEED")]
+    pub seed: Option<u64>,
+    /// Optimizer steps (max_steps).
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
+    /// Threads (threads).
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+impl ConfigArgs {
+    /// The layers in their order.
+    pub fn layers(&self, purpose: Purpose) -> anyhow::Result<Layers> {
+        let mut set = Vec::new();
+        let mut flag = |key: &str, value: Option<String>| set.extend(value.map(|v| (key.to_owned(), v)));
+        flag("model_name_or_path", self.model.clone());
+        flag("dataset_name", self.dataset.clone());
+        flag("task", self.task.clone());
+        flag("output_dir", self.out.as_ref().map(|p| p.to_string_lossy().into_owned()));
+        flag("seed", self.seed.map(|n| n.to_string()));
+        flag("max_steps", self.steps.map(|n| n.to_string()));
+        flag("threads", self.threads.map(|n| n.to_string()));
+        if !self.reward.is_empty() {
+            flag("reward_funcs", Some(serde_json::to_string(&self.reward)?));
+        }
+        for pair in &self.set {
+            let (key, value) = pair.split_once('=').ok_or_else(|| {
+                BadInput::new(format!("--set {pair}: expected KEY=VALUE, for example --set num_generations=4"))
+            })?;
+            set.push((key.trim().to_owned(), value.trim().to_owned()));
+        }
+        Ok(Layers { purpose, file: self.file.clone(), set, ..Layers::default() }.with_environment())
+    }
+
+    /// The configuration.
+    pub fn resolve(&self, purpose: Purpose) -> anyhow::Result<Resolved> {
+        self.layers(purpose)?.resolve()
+    }
+}
+
+/// How a run talks.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct LogArgs {
+    /// Lines for people, or one JSON object for each line.
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub log_format: LogFormatArg,
+}
+
+/// The spelling of [`LogFormat`].
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub enum LogFormatArg {
+    /// For people.
+    #[default]
+    Plain,
+    /// For programs.
+    Json,
+}
+
+impl LogArgs {
+    /// The console's options; the level is `LOCKSTEP_LOG`'s.
+    pub fn console(&self) -> anyhow::Result<ConsoleOptions> {
+        let format = match self.log_format {
+            LogFormatArg::Plain => LogFormat::Plain,
+            LogFormatArg::Json => LogFormat::Json,
+        };
+        let level = match std::env::var("LOCKSTEP_LOG").unwrap_or_default().to_ascii_lowercase().as_str() {
+            "" | "info" => Level::Info,
+            "error" => Level::Error,
+            "warn" => Level::Warn,
+            "debug" | "trace" => Level::Debug,
+            other => lockstep::bad_input!("LOCKSTEP_LOG={other}: expected error, warn, info or debug"),
+        };
+        Ok(ConsoleOptions { format, level, log_file: None })
+    }
+}

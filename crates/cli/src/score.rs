@@ -1,0 +1,134 @@
+//! `lockstep score`.
+
+use anyhow::Context as _;
+use lockstep::bad_input;
+use lockstep::config::values::ComputeDType;
+use lockstep::error::{BadInput, OrBadInput};
+use lockstep::models;
+use lockstep::run::context;
+use lockstep::source::{HubKind, locate};
+use model::{PromptCompletion, Scorer};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Log-probabilities of given token ids.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A Hugging Face model directory, or a Hub id.
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// A low-rank adapter of it: a PEFT directory.
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
+    /// Lines {"prompt_ids": […], "completion_ids": […]}; `-` for standard input.
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub input: PathBuf,
+    /// What weights and activations are kept in; sums are f32 in both.
+    #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
+    pub dtype: String,
+    /// Logits are divided by it.
+    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub temperature: f64,
+    /// Threads; all cores if not given.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<std::num::NonZeroUsize>,
+}
+
+/// Tokens that go through the model together; lines are read, computed and written in portions of about as many.
+const MAX_TOKENS: usize = 4096;
+
+/// A line of the input.
+#[derive(Debug, serde::Deserialize)]
+struct Line {
+    prompt_ids: Vec<u32>,
+    completion_ids: Vec<u32>,
+}
+
+/// A line of the output; the vectors have one element for each token of the completion.
+#[derive(Debug, serde::Serialize)]
+struct Scored<'a> {
+    logprobs: &'a [f32],
+    entropies: &'a [f32],
+}
+
+/// Runs it.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    if !(args.temperature.is_finite() && args.temperature > 0.0) {
+        bad_input!("--temperature {}: expected a number above 0", args.temperature);
+    }
+    let ctx = context(args.threads.map(usize::from))?;
+    let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
+    let config = Arc::new(models::load_config(&model, ComputeDType::from(args.dtype.as_str()).dtype())?);
+    // Every line is checked before the first is computed: a broken one at the end costs no minutes.
+    let (name, lines) = read(&args.input, config.vocab_size)?;
+    let mut weights = models::load_weights(&ctx, &model, &config)?;
+    if let Some(adapter) = &args.adapter {
+        model::io::load_adapter(ctx.memory(), adapter, &mut weights).or_bad_input()?;
+    }
+
+    let mut scorer = Scorer::new(ctx.memory(), MAX_TOKENS, true);
+    let mut out = std::io::stdout().lock();
+    let mut rest = lines.as_slice();
+    while !rest.is_empty() {
+        let (portion, after) = rest.split_at(portion(rest));
+        rest = after;
+        let pair = |l| -> PromptCompletion<'_> {
+            let l: &Line = l;
+            PromptCompletion { prompt: &l.prompt_ids, completion: &l.completion_ids }
+        };
+        let pairs: Vec<_> = portion.iter().map(pair).collect();
+        let scores = scorer.score(&ctx, &weights, &pairs, args.temperature).with_context(|| name.clone())?;
+        for scores in &scores {
+            serde_json::to_writer(&mut out, &Scored { logprobs: &scores.logps, entropies: &scores.entropies })
+                .map_err(std::io::Error::from)?;
+            out.write_all(b"\n")?;
+        }
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// How many of the first lines are computed together: at least one, and those that share its prompt.
+fn portion(lines: &[Line]) -> usize {
+    let mut tokens = 0;
+    for (i, line) in lines.iter().enumerate() {
+        tokens += line.prompt_ids.len() + line.completion_ids.len();
+        if i > 0 && tokens > MAX_TOKENS && line.prompt_ids != lines[i - 1].prompt_ids {
+            return i;
+        }
+    }
+    lines.len()
+}
+
+/// The input's name and its lines, checked against a vocabulary.
+fn read(path: &Path, vocabulary: usize) -> anyhow::Result<(String, Vec<Line>)> {
+    let (name, reader): (_, Box<dyn BufRead>) = if path == Path::new("-") {
+        ("standard input".to_owned(), Box::new(std::io::stdin().lock()))
+    } else {
+        let name = path.display().to_string();
+        let file = File::open(path).map_err(|e| BadInput::new(format!("cannot read {name}: {e}")))?;
+        (name, Box::new(BufReader::new(file)))
+    };
+    let mut lines = Vec::new();
+    for (i, text) in reader.lines().enumerate() {
+        let place = format!("{name}, line {}", i + 1);
+        let text = text.or_bad_input_in(&place)?;
+        let line: Line = serde_json::from_str(&text).map_err(|e| {
+            let expected = r#"expected {"prompt_ids": [...], "completion_ids": [...]} with token ids"#;
+            BadInput::new(format!("{place}: {e}; {expected}"))
+        })?;
+        if line.prompt_ids.is_empty() {
+            bad_input!("{place}: prompt_ids is empty; give it at least the token that starts a text");
+        }
+        let ids = [("prompt_ids", &line.prompt_ids), ("completion_ids", &line.completion_ids)];
+        for (key, ids) in ids {
+            if let Some(at) = ids.iter().position(|&id| id as usize >= vocabulary) {
+                bad_input!("{place}: {key}[{at}] = {} is not in the model's vocabulary of {vocabulary}", ids[at]);
+            }
+        }
+        lines.push(line);
+    }
+    Ok((name, lines))
+}

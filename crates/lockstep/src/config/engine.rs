@@ -1,0 +1,69 @@
+//! The settings of the engine and of the trainer that follow from a configuration.
+
+use super::Config;
+use rollout::{EngineConfig, SamplingParams};
+use train::{Objective, TrainerConfig};
+
+/// Rows of a rollout step: prompts are computed in chunks of this many.
+const PREFILL_ROWS: usize = 1024;
+
+/// What the data say that the memory of a run depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Tokens of the longest prompt.
+    pub longest_prompt: usize,
+    /// Completions that are generated at once, at most: those of a generation, or of an evaluation.
+    pub sequences: usize,
+    /// Rollouts from a file bring the reference's log-probabilities, all of them: none is loaded.
+    pub ref_logps: bool,
+}
+
+impl Known {
+    /// Of prompts to which `sequences` completions are written at once.
+    pub fn of_prompts(longest_prompt: usize, sequences: usize) -> Known {
+        Known { longest_prompt, sequences, ref_logps: false }
+    }
+}
+
+/// How tokens are drawn in training.
+pub fn sampling(config: &Config, eos_ids: &[u32]) -> SamplingParams {
+    let own = config.stop_token_ids.iter().map(|&id| id as u32);
+    SamplingParams {
+        temperature: config.temperature,
+        top_k: config.top_k,
+        top_p: config.top_p,
+        min_p: config.min_p.unwrap_or(0.0),
+        repetition_penalty: config.repetition_penalty,
+        max_new_tokens: config.max_completion_length,
+        stop_ids: eos_ids.iter().copied().chain(own).collect(),
+        stop_strings: config.stop.clone(),
+        seed: config.seed,
+    }
+}
+
+/// The engine's sizes: room for the longest prompt and its completion, for as many sequences as are ever asked for at once.
+pub fn engine_config(config: &Config, context: usize, known: Known) -> EngineConfig {
+    let max_model_len = context.min(known.longest_prompt + config.max_completion_length);
+    let max_num_seqs = config.max_num_seqs.min(known.sequences).max(1);
+    EngineConfig {
+        max_num_seqs,
+        kv_blocks: config.kv_cache_blocks.unwrap_or_else(|| EngineConfig::blocks_for(max_num_seqs, max_model_len)),
+        max_model_len,
+        max_batched_tokens: PREFILL_ROWS,
+        chunked_prefill: true,
+        prefix_sharing: config.prefix_sharing,
+    }
+}
+
+/// How the trainer works.
+pub fn trainer_config(config: &Config, objective: Objective) -> TrainerConfig {
+    TrainerConfig {
+        objective,
+        optimizer: config.optimizer(),
+        adapter: None,
+        temperature: config.temperature,
+        max_tokens_per_micro_batch: config.micro_batch_tokens(),
+        prefix_sharing: config.prefix_sharing,
+        gradient_checkpointing: config.gradient_checkpointing,
+    }
+}

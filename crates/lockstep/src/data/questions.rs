@@ -1,0 +1,45 @@
+//! Prompts, ready to be asked: ids for the model, text and columns for the rewards.
+
+use crate::config::Config;
+use crate::data::prompts::Prompt;
+use crate::data::{DatasetSpec, PromptEncoder};
+use crate::models::Words;
+use std::sync::Arc;
+
+/// The prompts of a data set.
+#[derive(Clone, Debug)]
+pub struct Questions {
+    /// The prompts.
+    pub all: Vec<Arc<Prompt>>,
+    /// SHA-256 of the data.
+    pub hash: String,
+    /// Rows left out because their prompt is too long.
+    pub left_out: usize,
+}
+
+impl Questions {
+    /// Reads and encodes `spec`; with `room` new tokens each, every prompt must fit the context.
+    pub fn load(spec: &DatasetSpec, config: &Config, words: &Words, room: usize) -> anyhow::Result<Questions> {
+        let data = spec.load()?;
+        let encoder = encoder(config, words);
+        let context = context(config, words);
+        let encoded = encoder.encode_all(&data, config.max_prompt_length, context, room)?;
+        Ok(Questions { all: encoded.prompts, hash: data.hash, left_out: encoded.left_out })
+    }
+
+    /// Tokens of the longest.
+    pub fn longest(&self) -> usize {
+        self.all.iter().map(|q| q.ids.len()).max().unwrap_or(0)
+    }
+}
+
+/// How prompts become ids.
+pub fn encoder<'a>(config: &'a Config, words: &'a Words) -> PromptEncoder<'a> {
+    PromptEncoder { tokenizer: &words.tokenizer, template: words.chat.as_deref(), kwargs: &config.chat_template_kwargs }
+}
+
+/// The longest sequence that the model and the configuration allow.
+pub fn context(config: &Config, words: &Words) -> usize {
+    let model = words.config.max_position_embeddings;
+    config.max_model_len.map_or(model, |n| n.min(model))
+}

@@ -1,0 +1,43 @@
+//! Which model can be the value model of a policy.
+
+use super::load_config;
+use crate::bad_input;
+use crate::config::Config;
+use crate::source::{HubKind, locate};
+use model::{Head, ModelConfig};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The shape of the value model of a configuration, for planning.
+pub fn value_model_shape(config: &Config, policy: &Arc<ModelConfig>) -> anyhow::Result<Arc<ModelConfig>> {
+    match config.value_model.as_str() {
+        "policy" => Ok(Arc::new(policy.with_score_head(1))),
+        name => value_model_shape_of(&locate(name, HubKind::Model)?, policy),
+    }
+}
+
+/// The shape of the model in `dir`; refuses one that cannot be the value model of `policy`.
+pub fn value_model_shape_of(dir: &Path, policy: &ModelConfig) -> anyhow::Result<Arc<ModelConfig>> {
+    let config = load_config(dir, policy.compute)?;
+    let found = match config.head {
+        Head::Score(1) => None,
+        Head::Score(n) => Some(format!("has {n} scores")),
+        Head::Lm => Some("is a language model".to_owned()),
+    };
+    if let Some(found) = found {
+        bad_input!(
+            "`value_model`: {} {found}; a value model has one score (…ForSequenceClassification with num_labels = 1): train one, or \
+             set value_model = \"policy\"",
+            dir.display()
+        );
+    }
+    if config.vocab_size != policy.vocab_size {
+        bad_input!(
+            "`value_model`: {} has a vocabulary of {}, and the policy of {}: it must read the policy's tokens",
+            dir.display(),
+            config.vocab_size,
+            policy.vocab_size
+        );
+    }
+    Ok(Arc::new(config))
+}

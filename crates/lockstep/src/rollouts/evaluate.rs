@@ -1,0 +1,149 @@
+//! Evaluation: completions of held-out prompts, judged by the same rewards, and pass@k.
+
+use crate::config::{Config, EvalSampling};
+use crate::data::prompts::Prompt;
+use crate::data::questions::Questions;
+use crate::models::Policy;
+use crate::rollouts::judge::Judges;
+use rewards::{Problem, Reward};
+use rollout::{Completion, Engine, FinishReason, Request, SamplingParams};
+use std::sync::Arc;
+
+/// Rollout numbers of evaluation lie apart from those of training: evaluating changes no completion of training.
+const EVALUATION: u64 = 1 << 62;
+
+/// What is asked and how.
+pub struct Evaluation {
+    questions: Vec<Arc<Prompt>>,
+    sampling: Arc<SamplingParams>,
+    generations: usize,
+    pass_at_k: Vec<usize>,
+}
+
+/// What came out.
+pub struct Outcome {
+    /// `eval_reward`, `eval_rewards/<name>/mean`, `eval_completions/…`, `eval_pass@k`.
+    pub metrics: Vec<(String, f64)>,
+    /// What kept rewards from judging.
+    pub problems: Vec<Problem>,
+    /// The completions, group by group.
+    pub completions: Vec<Completion>,
+    /// The weighted reward of each.
+    pub rewards: Vec<Option<f64>>,
+}
+
+impl Outcome {
+    /// The value of a metric, with or without `eval_`.
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        find(&self.metrics, name)
+    }
+}
+
+/// The value of an evaluation metric, with or without `eval_`.
+pub fn find(metrics: &[(String, f64)], name: &str) -> Option<f64> {
+    metrics.iter().find(|(n, _)| n == name || n.strip_prefix("eval_") == Some(name)).map(|(_, v)| *v)
+}
+
+/// The names of what an evaluation by `rewards` gives, where they judge anything.
+pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String> {
+    let of_rewards =
+        rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("eval_rewards/{}/{what}", r.name())));
+    let fixed = ["reward", "reward_std", "completions/mean_length", "completions/clipped_ratio", "runtime"];
+    let pass = config.eval_pass_at_k.iter().map(|k| format!("eval_pass@{k}"));
+    of_rewards.chain(fixed.map(|name| format!("eval_{name}"))).chain(pass).collect()
+}
+
+impl Evaluation {
+    /// An evaluation as the configuration asks for it, with the sampling of training or greedy.
+    pub fn new(config: &Config, questions: &Questions, training: &SamplingParams) -> Evaluation {
+        let mut sampling = training.clone();
+        if config.eval_sampling == EvalSampling::Greedy {
+            sampling = SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..sampling };
+        }
+        Evaluation {
+            questions: questions.all.clone(),
+            sampling: Arc::new(sampling),
+            generations: config.generations_eval(),
+            pass_at_k: config.eval_pass_at_k.clone(),
+        }
+    }
+
+    /// The prompts.
+    pub fn questions(&self) -> &[Arc<Prompt>] {
+        &self.questions
+    }
+
+    /// Asks everything and judges the answers. The same noise each time: evaluations of a run differ by the weights alone.
+    pub fn run(
+        &self,
+        engine: &mut Engine,
+        policy: &Policy,
+        rewards: &mut [Box<dyn Reward>],
+        weights: &[f64],
+        step: u64,
+    ) -> anyhow::Result<Outcome> {
+        let request = |(i, q): (usize, &Arc<Prompt>)| Request {
+            prompt: q.ids.clone(),
+            num_generations: self.generations,
+            rollout_number: EVALUATION + i as u64,
+            sampling: self.sampling.clone(),
+            pause_on_stop: false,
+        };
+        let requests = self.questions.iter().enumerate().map(request).collect();
+        let judges = Judges { rewards, weights, tokenizer: &policy.tokenizer, step };
+        let (completions, judged) = std::thread::scope(|scope| -> anyhow::Result<_> {
+            let mut judging = judges.begin(scope, &self.questions, self.generations)?;
+            let completions = engine.generate_with(&policy.weights, requests, |c| judging.ended(c))?;
+            let judged = judging.finish(&completions)?;
+            Ok((completions, judged))
+        })?;
+        let totals = train::advantages::compute(&judged.matrix, self.generations, train::ScaleRewards::None);
+        let mut metrics: Vec<(String, f64)> = Vec::new();
+        for (name, value) in &totals.metrics {
+            // Of the metrics of advantages, those about rewards mean something here.
+            if name != "frac_reward_zero_std"
+                && let Some(value) = value
+            {
+                metrics.push((format!("eval_{name}"), *value));
+            }
+        }
+        let count = completions.len().max(1) as f64;
+        let tokens: usize = completions.iter().map(|c| c.ids.len()).sum();
+        let cut = completions.iter().filter(|c| c.finish_reason == FinishReason::Length).count();
+        metrics.push(("eval_completions/mean_length".into(), tokens as f64 / count));
+        metrics.push(("eval_completions/clipped_ratio".into(), cut as f64 / count));
+        for &k in &self.pass_at_k {
+            metrics.push((format!("eval_pass@{k}"), pass_at_k(&totals.rewards, self.generations, k)));
+        }
+        Ok(Outcome { metrics, problems: judged.problems, completions, rewards: totals.rewards })
+    }
+}
+
+/// The unbiased estimate 1 − C(n − c, k) / C(n, k), with c of a prompt's n completions right (reward ≥ 1), averaged over
+/// prompts (Chen et al. 2021, arXiv:2107.03374).
+fn pass_at_k(rewards: &[Option<f64>], n: usize, k: usize) -> f64 {
+    let of_group = |group: &[Option<f64>]| {
+        let right = group.iter().filter(|r| r.is_some_and(|r| r >= 1.0)).count();
+        if n - right < k {
+            return 1.0;
+        }
+        1.0 - ((n - right + 1)..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
+    };
+    let groups = rewards.chunks(n);
+    let count = groups.len().max(1) as f64;
+    groups.map(of_group).sum::<f64>() / count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pass_at_k_counts_prompts_that_one_of_k_solves() {
+        let r = [Some(1.0), Some(0.0), None, Some(0.0)];
+        assert!((pass_at_k(&r, 4, 1) - 0.25).abs() < 1e-12);
+        assert!((pass_at_k(&r, 4, 2) - 0.5).abs() < 1e-12);
+        assert_eq!(pass_at_k(&r, 4, 4), 1.0);
+        assert_eq!(pass_at_k(&[Some(0.0); 4], 2, 2), 0.0);
+    }
+}

@@ -1,0 +1,12 @@
+//! Completions and what rewards say of them: from prompts, or from a file. Knows no optimizer.
+
+pub mod evaluate;
+pub mod generation;
+mod groups;
+pub mod judge;
+pub mod replay;
+pub mod reward_model;
+pub mod rewards;
+pub mod samples;
+
+pub use groups::Rollouts;

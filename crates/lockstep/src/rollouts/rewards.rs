@@ -1,0 +1,59 @@
+//! The rewards that a configuration names, made ready to judge.
+
+use super::reward_model::Opened;
+use crate::config::Config;
+use crate::data::questions::Questions;
+use crate::error::{BadInput, OrBadInput};
+use kernels::Context;
+use rewards::{Reward, RewardSpec};
+
+/// A reward that the configuration names.
+pub enum Named {
+    /// It can judge.
+    Ready(Box<dyn Reward>),
+    /// A model, whose weights are still to be read.
+    Model(Opened),
+}
+
+/// The rewards that the configuration names, checked as far as that takes no memory.
+pub fn named_rewards(config: &Config) -> anyhow::Result<Vec<Named>> {
+    let name = |spec: &RewardSpec| -> anyhow::Result<Named> {
+        match spec.model().or_bad_input()? {
+            Some((name, model)) => Ok(Named::Model(Opened::open(name, &model)?)),
+            None => Ok(Named::Ready(rewards::build(spec).or_bad_input()?)),
+        }
+    };
+    config.reward_funcs.iter().map(name).collect()
+}
+
+/// Makes all of them ready to judge.
+pub fn load_rewards(named: Vec<Named>, config: &Config, ctx: &Context) -> anyhow::Result<Vec<Box<dyn Reward>>> {
+    let load = |named| -> anyhow::Result<Box<dyn Reward>> {
+        match named {
+            Named::Ready(reward) => Ok(reward),
+            Named::Model(opened) => Ok(Box::new(opened.load(config, ctx)?)),
+        }
+    };
+    named.into_iter().map(load).collect()
+}
+
+/// Refuses rewards that read a column that is not there.
+pub fn check_columns(questions: &Questions, name: &str, rewards: &[Named]) -> anyhow::Result<()> {
+    let Some(first) = questions.all.first() else { return Ok(()) };
+    // A model reads prompts and completions alone.
+    let ready = rewards.iter().filter_map(|r| if let Named::Ready(reward) = r { Some(reward) } else { None });
+    for reward in ready {
+        for column in reward.required_columns() {
+            if !first.columns.contains_key(&column) {
+                let present: Vec<&str> = first.columns.keys().map(String::as_str).collect();
+                return Err(BadInput::new(format!(
+                    "reward {} reads column `{column}`, which {name} lacks; its columns beside the prompt are: {}. \
+                     Rename one with columns = {{ {column} = \"…\" }}",
+                    reward.name(),
+                    if present.is_empty() { "none".to_owned() } else { present.join(", ") }
+                )));
+            }
+        }
+    }
+    Ok(())
+}

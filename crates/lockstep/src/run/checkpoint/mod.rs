@@ -1,0 +1,178 @@
+//! Checkpoints: a loadable model directory plus the state of the run, whole or not there at all.
+//!
+//! A checkpoint is filled under a temporary name, every file and directory is synced, then renamed into place, then the
+//! parent is synced; only after that are older ones deleted. Whatever instant the process dies at, the newest directory
+//! named `step-…` is complete. It does not know what a trainer is: [`crate::trainers::grpo::run_loop`] says what goes in.
+
+pub mod moments;
+pub mod state;
+
+use crate::run::run_dir::{RunDir, sync_directory};
+use anyhow::Context as _;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+const TEMPORARY: &str = ".unfinished-";
+
+/// Writes the checkpoint of `step`: `fill` gets an empty directory to write into. On any error (a full disk, say) what
+/// was written is removed and older checkpoints stay as they are.
+pub fn write(run: &RunDir, step: u64, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<PathBuf> {
+    let target = run.checkpoint(step);
+    let temporary = run.checkpoints().join(format!("{TEMPORARY}step-{step:06}"));
+    let written = write_to(&temporary, &target, fill);
+    if written.is_err() {
+        let _ = fs::remove_dir_all(&temporary);
+    }
+    written.with_context(|| {
+        let kept = latest(run).map_or("there is no earlier checkpoint".to_owned(), |c| {
+            format!("the last good checkpoint is {}", c.display())
+        });
+        format!("cannot write the checkpoint of step {step} to {}; {kept}", target.display())
+    })?;
+    Ok(target)
+}
+
+fn write_to(temporary: &Path, target: &Path, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    remove_if_there(temporary)?;
+    fs::create_dir_all(temporary)?;
+    fill(temporary)?;
+    sync_tree(temporary)?;
+    // A checkpoint of the same step can be there after a resume from an earlier one: it is moved aside first, because a
+    // rename does not replace a directory that is not empty.
+    let aside = temporary.with_extension("old");
+    remove_if_there(&aside)?;
+    if target.exists() {
+        fs::rename(target, &aside)?;
+    }
+    fs::rename(temporary, target)?;
+    sync_directory(target.parent().expect("checkpoints have a parent"))?;
+    remove_if_there(&aside)?;
+    Ok(())
+}
+
+fn remove_if_there(dir: &Path) -> std::io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Syncs every file and directory below `dir`, and `dir`.
+fn sync_tree(dir: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() { sync_tree(&path)? } else { File::open(&path)?.sync_all()? }
+    }
+    sync_directory(dir)
+}
+
+/// All complete checkpoints, oldest first.
+pub fn all(run: &RunDir) -> Vec<(u64, PathBuf)> {
+    let mut found: Vec<(u64, PathBuf)> = fs::read_dir(run.checkpoints())
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let step = entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok()?;
+            Some((step, entry.path()))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// The newest complete checkpoint.
+pub fn latest(run: &RunDir) -> Option<PathBuf> {
+    all(run).pop().map(|(_, path)| path)
+}
+
+/// Deletes the oldest ones beyond `limit`, never the newest and never `best`.
+pub fn prune(run: &RunDir, limit: Option<usize>, best: Option<u64>) -> anyhow::Result<()> {
+    let Some(limit) = limit else { return Ok(()) };
+    let all = all(run);
+    let newest = all.last().map(|c| c.0);
+    let expendable: Vec<_> = all.iter().filter(|(step, _)| Some(*step) != newest && Some(*step) != best).collect();
+    let excess = all.len().saturating_sub(limit.max(1));
+    for (_, path) in expendable.into_iter().take(excess) {
+        // First out of the name that says "complete", so that a half-deleted one is never resumed from.
+        let doomed = run.checkpoints().join(format!("{TEMPORARY}{}", path.file_name().unwrap().to_string_lossy()));
+        remove_if_there(&doomed)?;
+        fs::rename(path, &doomed)?;
+        fs::remove_dir_all(&doomed)?;
+    }
+    Ok(())
+}
+
+/// Removes what a killed process left under temporary names.
+pub fn sweep(run: &RunDir) -> anyhow::Result<()> {
+    for entry in fs::read_dir(run.checkpoints()).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+            // `step-N` moved aside for a newer `step-N` that never arrived goes back.
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let original = name.trim_start_matches(TEMPORARY).strip_suffix(".old").map(|n| run.checkpoints().join(n));
+            match original {
+                Some(original) if !original.exists() => fs::rename(entry.path(), original)?,
+                _ => fs::remove_dir_all(entry.path())?,
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run() -> (tempfile::TempDir, RunDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::fresh(dir.path()).unwrap();
+        run.create("").unwrap();
+        (dir, run)
+    }
+
+    fn put(run: &RunDir, step: u64) {
+        write(run, step, |dir| Ok(fs::write(dir.join("x"), step.to_string())?)).unwrap();
+    }
+
+    #[test]
+    fn an_interrupted_checkpoint_is_never_the_latest() {
+        let (_dir, run) = run();
+        put(&run, 5);
+        let error = write(&run, 10, |dir| {
+            fs::write(dir.join("x"), "half")?;
+            anyhow::bail!("No space left on device")
+        });
+        let message = format!("{:#}", error.unwrap_err());
+        assert!(message.contains("No space left") && message.contains("step-000005"), "{message}");
+        assert_eq!(latest(&run), Some(run.checkpoint(5)));
+        assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn pruning_keeps_the_newest_and_the_best() {
+        let (_dir, run) = run();
+        (1..=6).for_each(|step| put(&run, step));
+        prune(&run, Some(3), Some(2)).unwrap();
+        assert_eq!(all(&run).iter().map(|c| c.0).collect::<Vec<_>>(), [2, 5, 6]);
+        prune(&run, None, None).unwrap();
+        assert_eq!(all(&run).len(), 3);
+    }
+
+    #[test]
+    fn sweeping_restores_a_checkpoint_that_was_moved_aside() {
+        let (_dir, run) = run();
+        put(&run, 7);
+        fs::rename(run.checkpoint(7), run.checkpoints().join(".unfinished-step-000007.old")).unwrap();
+        fs::create_dir(run.checkpoints().join(".unfinished-step-000008")).unwrap();
+        sweep(&run).unwrap();
+        assert_eq!(all(&run), [(7, run.checkpoint(7))]);
+    }
+
+    #[test]
+    fn writing_a_step_again_replaces_it() {
+        let (_dir, run) = run();
+        put(&run, 3);
+        write(&run, 3, |dir| Ok(fs::write(dir.join("y"), "second")?)).unwrap();
+        assert!(run.checkpoint(3).join("y").exists() && !run.checkpoint(3).join("x").exists());
+    }
+}

@@ -1,0 +1,38 @@
+//! Sample completions: a parquet table with TRL's columns, and a few printed.
+
+use crate::rollouts::judge::Judged;
+use crate::run::course::Course;
+use serde_json::Value;
+use telemetry::CompletionRows;
+use train::{Advantage, Advantages};
+
+/// Writes and prints the completions that the step after `course.step` trains on, if it is one of those asked for.
+pub fn log(course: &Course, judged: Judged, advantages: &Advantages) -> anyhow::Result<()> {
+    let config = &course.config;
+    let step = course.step + 1;
+    let last = step >= course.schedule.total_steps;
+    if !config.log_completions || !course.reporter.logs_at(step, last) {
+        return Ok(());
+    }
+    let json = |contents: &[rewards::Content]| -> serde_json::Result<Vec<Value>> {
+        contents.iter().map(serde_json::to_value).collect()
+    };
+    let column = |k: usize| judged.matrix.rewards.iter().map(|row| row[k]).collect();
+    let rows = CompletionRows {
+        step,
+        prompts: json(&judged.prompts)?,
+        completions: json(&judged.completions)?,
+        rewards: judged.matrix.names.iter().enumerate().map(|(k, name)| (name.clone(), column(k))).collect(),
+        extra: judged.extra,
+        advantages: advantages.advantages.iter().map(Advantage::mean).collect(),
+    };
+    telemetry::completions::write(&course.run.completions(), &rows)?;
+    if step.is_multiple_of(config.log_completions_steps.unwrap_or(config.logging_steps)) || last {
+        let console = course.reporter.console();
+        let most = config.num_completions_to_print.unwrap_or(rows.prompts.len());
+        if most > 0 {
+            console.print(&telemetry::table::completions(&rows, most, console.width()));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,410 @@
+//! What memory a run will take, by part, before it starts: the parts are built on [`Device::Meta`], which only counts.
+//!
+//! The sizes are those of the worst case that the configuration allows: every prompt as long as the longest, every
+//! completion as long as its limit, or as the longest of the data. It does not know what is allocated outside tensors but for an allowance.
+
+use crate::bad_input;
+use crate::config::{Algorithm, Config, Known, engine_config, trainer_config};
+use crate::data::DatasetSpec;
+use crate::data::questions::{Questions, context};
+use crate::error::{BadInput, OrBadInput};
+use crate::models::{Found, Words, load_config, value_model_shape};
+use crate::rollouts::replay::{Limits, Replay};
+use kernels::context::threads_from_env;
+use kernels::{Context, Device, Memory};
+use model::weights::tensor_specs;
+use model::{Capacity, Head, LoraConfig, ModelConfig, Scorer, Weights};
+use rollout::Engine;
+use std::sync::Arc;
+use telemetry::table::{Align, Table};
+use train::{Objective, Trainer, TrainerConfig};
+
+/// Allowance for a thread: its stack as far as it is touched, and what products and attention hold while they run.
+const THREAD_BYTES: u64 = 2 << 20;
+/// What the head's way back holds: gradients of 256 rows × 4096 logits.
+const LOGITS_BYTES: u64 = 256 * 4096 * 4;
+/// Bytes for each element of the largest tensor while it is read or written: its elements as f32, and as they lie in the file.
+const WIDENED_BYTES: u64 = 8;
+
+/// Memory of one part of a run.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Part {
+    /// What it is.
+    #[serde(rename = "part")]
+    pub name: String,
+    /// How much.
+    pub bytes: u64,
+    /// The keys that make it smaller, if any do.
+    pub lowered_by: &'static str,
+}
+
+/// Memory of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// By part.
+    pub parts: Vec<Part>,
+    /// Of all parts: the peak of resident memory, in bytes.
+    pub total: u64,
+    /// Of these, what this process has resident already.
+    pub resident: u64,
+    /// The sequences that it is made for.
+    pub longest: Longest,
+}
+
+/// Plans a run of `lockstep train`. Allocates nothing.
+pub fn plan(config: &Config, words: &Words, known: Known) -> anyhow::Result<MemoryPlan> {
+    let model = &words.config;
+    let longest = Longest { prompt: known.longest_prompt, completion: config.max_completion_length };
+    let group = config.num_generations;
+    let mut parts = Vec::new();
+    let steps = [group, config.completions_per_step()];
+    training(&mut parts, config, model, config.objective(), steps, longest, ["", "training"])?;
+    if config.algorithm == Algorithm::Ppo {
+        let shape = value_model_shape(config, model)?;
+        let names = ["value model", "value training"];
+        let objective = Objective::Value(config.value_loss());
+        training(&mut parts, config, &shape, objective, steps, longest, names)?;
+        let memory = Memory::new(Device::Meta);
+        let scorer = scorer(&memory, config, &shape, longest, group, config.generation_batch());
+        add(&mut parts, &memory, "values");
+        drop(scorer);
+    }
+
+    if config.has_reference() && !known.ref_logps {
+        let memory = Memory::new(Device::Meta);
+        // The model without its adapter is there already.
+        let own = config.ref_model.is_some() || !config.use_peft;
+        let weights = own.then(|| Weights::zeros(&memory, model));
+        let scorer = scorer(&memory, config, model, longest, group, config.generation_batch());
+        add(&mut parts, &memory, "reference");
+        drop((weights, scorer));
+    }
+
+    if config.replay.is_some() {
+        // It may lack log-probabilities.
+        let memory = Memory::new(Device::Meta);
+        let scorer = scorer(&memory, config, model, longest, group, config.generation_batch());
+        add(&mut parts, &memory, "replay");
+        drop(scorer);
+    }
+    if generates(config) {
+        let memory = Memory::new(Device::Meta);
+        let sizes = engine_config(config, context(config, words), known);
+        // It computes nothing here.
+        let ctx = Context::meta();
+        let engine = Engine::on(&ctx, &memory, model, sizes).map_err(|e| BadInput::new(e.to_string()))?;
+        add(&mut parts, &memory, "generation");
+        drop(engine);
+    }
+    for RewardModel { name, shape, lora } in reward_models(config)? {
+        let memory = Memory::new(Device::Meta);
+        let mut weights = Weights::zeros(&memory, &shape);
+        if let Some(lora) = &lora {
+            weights.add_zero_adapter(&memory, lora).or_bad_input()?;
+        }
+        // Its own words may cut the text into more tokens; a completion has one more for what ends the text.
+        let longest = Longest { completion: longest.completion + 1, ..longest };
+        let scorer = scorer(&memory, config, &shape, longest, group, config.generation_batch());
+        add(&mut parts, &memory, &format!("reward {name}"));
+        drop((weights, scorer));
+    }
+
+    finish(parts, config, model, longest)
+}
+
+/// A model among the rewards.
+struct RewardModel {
+    name: String,
+    shape: Arc<ModelConfig>,
+    /// Its adapter, if it is one.
+    lora: Option<LoraConfig>,
+}
+
+/// The models among the rewards.
+fn reward_models(config: &Config) -> anyhow::Result<Vec<RewardModel>> {
+    let mut found = Vec::new();
+    for spec in &config.reward_funcs {
+        if let Some((name, model)) = spec.model().or_bad_input()? {
+            let Found { dir, adapter } = Found::named(&model, Head::Score(1))?;
+            let shape = match load_config(&dir, kernels::DType::F32)? {
+                // Below an adapter, whose head it gets.
+                model if model.head == Head::Lm => model.with_score_head(1),
+                scorer => scorer,
+            };
+            let lora = adapter.map(|dir| model::io::load_adapter_config(&dir)).transpose().or_bad_input()?;
+            found.push(RewardModel { name, shape: Arc::new(shape), lora: lora.map(|told| told.lora) });
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a run needs an engine: one that replays a file does not, unless it evaluates.
+pub fn generates(config: &Config) -> bool {
+    config.replay.is_none() || config.eval_dataset_name.is_some()
+}
+
+/// Plans a supervised run; `evaluated` is how many held-out rows it scores. Allocates nothing.
+pub fn plan_supervised(
+    config: &Config,
+    words: &Words,
+    longest: Longest,
+    evaluated: usize,
+) -> anyhow::Result<MemoryPlan> {
+    let model = &words.config;
+    let mut parts = Vec::new();
+    let steps = [1, config.completions_per_step()];
+    training(&mut parts, config, model, Objective::Supervised, steps, longest, ["", "training"])?;
+    if evaluated > 0 {
+        let memory = Memory::new(Device::Meta);
+        let scorer = scorer(&memory, config, model, longest, 1, evaluated);
+        add(&mut parts, &memory, "evaluation");
+        drop(scorer);
+    }
+    finish(parts, config, model, longest)
+}
+
+/// Plans a run that learns from pairs of answers; `evaluated` is how many held-out pairs it scores. Allocates nothing.
+pub fn plan_pairs(
+    config: &Config,
+    model: &Arc<ModelConfig>,
+    objective: Objective,
+    longest: Longest,
+    evaluated: usize,
+) -> anyhow::Result<MemoryPlan> {
+    let mut parts = Vec::new();
+    let steps = [2, 2 * config.completions_per_step()];
+    training(&mut parts, config, model, objective, steps, longest, ["", "training"])?;
+    if evaluated > 0 {
+        let memory = Memory::new(Device::Meta);
+        let scorer = scorer(&memory, config, model, longest, 2, 2 * evaluated);
+        add(&mut parts, &memory, "evaluation");
+        drop(scorer);
+    }
+    finish(parts, config, model, longest)
+}
+
+/// The longest prompt and the longest completion that meet in a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Longest {
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Tokens of the completion.
+    pub completion: usize,
+}
+
+impl Longest {
+    /// Tokens of both.
+    pub fn positions(self) -> usize {
+        self.prompt + self.completion
+    }
+}
+
+/// Weights, and what an optimizer step on groups of completions takes, so many in a group and in all; under these two names.
+fn training(
+    parts: &mut Vec<Part>,
+    config: &Config,
+    model: &Arc<ModelConfig>,
+    objective: Objective,
+    [group, completions]: [usize; 2],
+    longest: Longest,
+    names: [&str; 2],
+) -> anyhow::Result<()> {
+    let memory = Memory::new(Device::Meta);
+    let mut weights = Weights::zeros(&memory, model);
+    // A value model is trained whole.
+    let adapter = if matches!(objective, Objective::Value(_)) { None } else { config.adapter() };
+    if let Some(lora) = &adapter {
+        weights.add_zero_adapter(&memory, lora).or_bad_input()?;
+    }
+    add(parts, &memory, names[0]);
+    drop(weights);
+    let memory = Memory::new(Device::Meta);
+    let mut trainer = Trainer::new(&memory, model, TrainerConfig { adapter, ..trainer_config(config, objective) })?;
+    let tokens = completions.div_ceil(group) * of_group(config, longest, group).tokens;
+    trainer.reserve(model, tokens, capacity(config, longest, group, completions), longest.positions());
+    add(parts, &memory, names[1]);
+    Ok(())
+}
+
+fn scorer(
+    memory: &Memory,
+    config: &Config,
+    model: &ModelConfig,
+    longest: Longest,
+    group: usize,
+    completions: usize,
+) -> Scorer {
+    let mut scorer = Scorer::new(memory, config.micro_batch_tokens(), config.prefix_sharing);
+    scorer.reserve(model, capacity(config, longest, group, completions), longest.positions());
+    scorer
+}
+
+/// Adds what no tensor of a run accounts for, and sums up.
+fn finish(mut parts: Vec<Part>, config: &Config, model: &ModelConfig, longest: Longest) -> anyhow::Result<MemoryPlan> {
+    let threads = config.threads.map_or_else(threads_from_env, Ok)? as u64;
+    let resident = telemetry::system::rss_bytes().unwrap_or(0);
+    let widened = largest_tensor(model) * WIDENED_BYTES;
+    let widened = match config.adapter() {
+        None => widened,
+        // Only the adapter is written; the model is read before anything of the training is touched.
+        Some(lora) => {
+            let of_model = |p: &&Part| ["weights", "adapter"].contains(&p.name.as_str());
+            let later: u64 = parts.iter().filter(|p| !of_model(p)).map(|p| p.bytes).sum();
+            widened.saturating_sub(later).max(largest_adapter(model, &lora) * WIDENED_BYTES)
+        }
+    };
+    let rest = [
+        ("reading and writing: largest tensor", widened, ""),
+        ("threads", threads * THREAD_BYTES + LOGITS_BYTES, "threads"),
+        ("program, tokenizer, data", resident, ""),
+    ];
+    parts.extend(rest.map(|(name, bytes, lowered_by)| Part { name: name.to_owned(), bytes, lowered_by }));
+    let total = parts.iter().map(|p| p.bytes).sum();
+    Ok(MemoryPlan { parts, total, resident, longest })
+}
+
+/// The largest group.
+fn of_group(config: &Config, longest: Longest, group: usize) -> Capacity {
+    Capacity::of_group(longest.prompt, &vec![longest.completion; group], config.prefix_sharing)
+}
+
+/// The largest micro-batch that `completions` completions in groups of `group` can be cut into.
+fn capacity(config: &Config, longest: Longest, group: usize, completions: usize) -> Capacity {
+    let group = group.min(completions).max(1);
+    let one = of_group(config, longest, group);
+    let groups = completions.div_ceil(group);
+    // A group is never cut, so one that is larger than the budget is a micro-batch of its own. Shorter groups share a
+    // micro-batch up to the budget; each of their sequences may leave its own last page unfilled, and the prompt's.
+    let tokens = one.tokens.max(config.micro_batch_tokens().min(groups * one.tokens));
+    let blocks = tokens.div_ceil(model::kv::BLOCK) + 2 * completions;
+    Capacity {
+        tokens,
+        blocks: one.blocks.max(blocks.min(groups * one.blocks)),
+        score_rows: one.score_rows.max((tokens + completions).min(groups * one.score_rows)),
+    }
+}
+
+/// What was booked on `memory`, as parts.
+fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
+    for (part, usage) in memory.usage() {
+        let lowered_by = match (whose, part) {
+            ("training" | "value training", "activations") => "max_tokens_per_micro_batch, gradient_checkpointing",
+            ("training" | "value training" | "values" | "reference" | "evaluation", "workspace") => {
+                "max_tokens_per_micro_batch"
+            }
+            ("reference", "weights") => "beta = 0 (PPO: kl_coef = 0)",
+            (reward, "workspace") if reward.starts_with("reward ") => "max_tokens_per_micro_batch",
+            (reward, "weights") if reward.starts_with("reward ") => "reward_funcs",
+            ("generation", "kv cache") => "max_num_seqs, kv_cache_blocks, max_completion_length",
+            _ => "",
+        };
+        let name = if whose.is_empty() { part.to_owned() } else { format!("{whose}: {part}") };
+        parts.push(Part { name, bytes: usage.bytes as u64, lowered_by });
+    }
+}
+
+/// Elements of the largest matrix of an adapter, or more: B of the widest product.
+fn largest_adapter(model: &ModelConfig, lora: &LoraConfig) -> u64 {
+    let widths = [model.intermediate_size, model.hidden_size, model.num_heads * model.head_dim];
+    (lora.r * widths.into_iter().max().unwrap_or(0)) as u64
+}
+
+fn largest_tensor(model: &ModelConfig) -> u64 {
+    tensor_specs(model).iter().map(|t| t.shape.iter().product::<usize>() as u64).max().unwrap_or(0)
+}
+
+/// Memory that this process can still take: what the machine has available, and what its control group leaves.
+pub fn available_bytes() -> Option<u64> {
+    let (_, available) = telemetry::system::memory_bytes();
+    let resident = telemetry::system::rss_bytes().unwrap_or(0);
+    let left = telemetry::system::memory_limit_bytes().map(|limit| limit.saturating_sub(resident));
+    available.into_iter().chain(left).min()
+}
+
+impl MemoryPlan {
+    /// Bytes that are still to be taken.
+    pub fn needed(&self) -> u64 {
+        self.total.saturating_sub(self.resident)
+    }
+
+    /// Refuses a run that cannot fit in `available` more bytes, and says what to lower.
+    pub fn check(&self, available: Option<u64>, config: &Config) -> anyhow::Result<()> {
+        let Some(available) = available.filter(|&a| a < self.needed()) else { return Ok(()) };
+        let (needed, available_mib) = (mib(self.needed()), mib(available));
+        let fixed: u64 = self.parts.iter().filter(|p| p.lowered_by.is_empty()).map(|p| p.bytes).sum();
+        let fixed = fixed.saturating_sub(self.resident);
+        if fixed > available {
+            bad_input!(
+                "the run needs {needed} MiB of memory and {available_mib} MiB are available; weights, gradients and the optimizer's \
+                 moments alone need {} MiB, which no key lowers: train a smaller model, or on a machine with more memory",
+                mib(fixed)
+            );
+        }
+        let mut mend = vec![
+            format!("max_tokens_per_micro_batch (now {})", config.max_tokens_per_micro_batch),
+            format!("max_num_seqs (now {})", config.max_num_seqs),
+            format!("kv_cache_blocks{}", config.kv_cache_blocks.map_or(String::new(), |n| format!(" (now {n})"))),
+        ];
+        if !config.gradient_checkpointing {
+            mend.push("or set gradient_checkpointing = true".to_owned());
+        }
+        bad_input!(
+            "the run needs {needed} MiB of memory and {available_mib} MiB are available: lower {} (`lockstep plan` shows the parts)",
+            mend.join(", ")
+        )
+    }
+
+    /// The parts and their sum as a table.
+    pub fn table(&self) -> Table {
+        let columns = [("part", Align::Left), ("MiB", Align::Right), ("lowered by", Align::Left)];
+        let mut table = Table::new(columns);
+        for part in &self.parts {
+            table.row([part.name.as_str(), &mib(part.bytes), part.lowered_by]);
+        }
+        table.row(["predicted peak", &mib(self.total), ""]);
+        table
+    }
+}
+
+/// Bytes as MiB with one decimal.
+pub fn mib(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / f64::from(1 << 20))
+}
+
+/// The longest sequence and the longest completion among `rows` of (prompt, completion) tokens.
+pub fn longest_of(rows: impl Iterator<Item = (usize, usize)> + Clone) -> Longest {
+    let total = rows.clone().map(|(p, c)| p + c).max().unwrap_or(0);
+    let completion = rows.map(|(_, c)| c).max().unwrap_or(0);
+    Longest { prompt: total - completion, completion }
+}
+
+/// What the run's data say; without data, the longest prompt is what the context and the configuration allow.
+pub fn known(config: &Config, words: &Words) -> anyhow::Result<Known> {
+    let replay = match &config.replay {
+        Some(path) => Some(Replay::load(path, words, &Limits::of(config, words))?.known()),
+        None => None,
+    };
+    let mut longest = replay.map(|known| known.longest_prompt);
+    let mut sequences = if replay.is_some() { 0 } else { config.generation_batch() };
+    let train = if config.replay.is_some() { None } else { DatasetSpec::train(config) };
+    let load = |spec: &DatasetSpec| Questions::load(spec, config, words, config.max_completion_length);
+    if let Some(spec) = &train {
+        longest = longest.max(Some(load(spec)?.longest()));
+    }
+    if let Some(spec) = &DatasetSpec::eval(config) {
+        let questions = load(spec)?;
+        longest = longest.max(Some(questions.longest()));
+        sequences = sequences.max(questions.all.len() * config.generations_eval());
+    }
+    let context = context(config, words);
+    let room = context.saturating_sub(config.max_completion_length);
+    let longest_prompt = match longest {
+        Some(longest) => longest,
+        None if room == 0 => bad_input!(
+            "max_completion_length = {} leaves no room for a prompt in the context of {context} tokens: lower it",
+            config.max_completion_length
+        ),
+        None => config.max_prompt_length.map_or(room, |n| n.min(room)),
+    };
+    Ok(Known { longest_prompt, sequences, ref_logps: replay.is_some_and(|known| known.ref_logps) })
+}

@@ -1,0 +1,162 @@
+//! The Hugging Face Hub: its local cache, as its own tools lay it out, and downloads into it (feature `hub`).
+//!
+//! `models--ORG--NAME/refs/main` names the commit, and `snapshots/COMMIT/` has the files; models and data sets that other
+//! tools have fetched are found, and what is fetched here is found by them. A marker in the repository's folder says that
+//! a download was broken off; the next run goes on with it.
+
+use crate::bad_input;
+use std::path::{Path, PathBuf};
+
+/// What a Hub id names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HubKind {
+    /// A model.
+    Model,
+    /// A data set.
+    Dataset,
+}
+
+impl HubKind {
+    /// In words.
+    pub fn noun(self) -> &'static str {
+        match self {
+            HubKind::Model => "model",
+            HubKind::Dataset => "data set",
+        }
+    }
+    fn folder(self) -> &'static str {
+        match self {
+            HubKind::Model => "models",
+            HubKind::Dataset => "datasets",
+        }
+    }
+}
+
+/// Where the Hub and its cache are.
+#[derive(Clone, Debug)]
+pub struct Hub {
+    /// The cache.
+    pub cache: PathBuf,
+    /// The server.
+    pub endpoint: String,
+    /// Nothing is fetched.
+    pub offline: bool,
+}
+
+/// The file that stands in a repository's folder while it is fetched.
+const UNFINISHED: &str = ".lockstep-unfinished";
+
+impl Hub {
+    /// As huggingface_hub reads the environment: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`;
+    /// `HF_ENDPOINT`; `HF_HUB_OFFLINE`.
+    pub fn from_env() -> Hub {
+        let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let cache = variable("HF_HUB_CACHE")
+            .or_else(|| variable("HF_HOME").map(|home| home.join("hub")))
+            .or_else(|| variable("XDG_CACHE_HOME").map(|cache| cache.join("huggingface/hub")))
+            .or_else(|| variable("HOME").map(|home| home.join(".cache/huggingface/hub")))
+            .unwrap_or_default();
+        let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| "https://huggingface.co".to_owned());
+        let yes = |text: String| ["1", "true", "yes", "on"].contains(&text.to_lowercase().as_str());
+        Hub { cache, endpoint, offline: std::env::var("HF_HUB_OFFLINE").is_ok_and(yes) }
+    }
+
+    /// The files of `name`: from the cache, or fetched into it.
+    pub fn find(&self, name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
+        if let Some(snapshot) = self.cached(name, kind) {
+            return Ok(snapshot);
+        }
+        let (what, cache) = (kind.noun(), self.cache.display());
+        if self.offline {
+            bad_input!(
+                "the {what} {name} is neither a path nor in the Hub cache ({cache}), and HF_HUB_OFFLINE forbids to fetch it"
+            );
+        }
+        self.fetch(name, kind)?;
+        match self.cached(name, kind) {
+            Some(snapshot) => Ok(snapshot),
+            None => bad_input!("the {what} {name} was fetched, but is not in the Hub cache ({cache})"),
+        }
+    }
+
+    fn repository(&self, name: &str, kind: HubKind) -> PathBuf {
+        self.cache.join(format!("{}--{}", kind.folder(), name.replace('/', "--")))
+    }
+
+    /// The snapshot that `main` names, if all of it is there.
+    fn cached(&self, name: &str, kind: HubKind) -> Option<PathBuf> {
+        let repository = self.repository(name, kind);
+        let commit = std::fs::read_to_string(repository.join("refs/main")).ok()?;
+        let snapshot = repository.join("snapshots").join(commit.trim());
+        let whole = !commit.trim().is_empty() && snapshot.is_dir() && !repository.join(UNFINISHED).exists();
+        whole.then_some(snapshot)
+    }
+
+    #[cfg(not(feature = "hub"))]
+    fn fetch(&self, name: &str, kind: HubKind) -> anyhow::Result<()> {
+        let flag = if kind == HubKind::Dataset { " --repo-type dataset" } else { "" };
+        bad_input!(
+            "the {} {name} is neither a path nor in the Hub cache ({}), and this program was built without the feature \
+             `hub`: `hf download {name}{flag}` puts it there",
+            kind.noun(),
+            self.cache.display()
+        )
+    }
+
+    /// Fetches the files that a run can use.
+    #[cfg(feature = "hub")]
+    fn fetch(&self, name: &str, kind: HubKind) -> anyhow::Result<()> {
+        use hf_hub::{Cache, Repo, api::sync::ApiBuilder};
+        let cache = Cache::new(self.cache.clone());
+        let token = std::env::var("HF_TOKEN").ok().filter(|t| !t.is_empty()).or_else(|| cache.token());
+        let progress = std::io::IsTerminal::is_terminal(&std::io::stderr());
+        let api = ApiBuilder::from_cache(cache).with_endpoint(self.endpoint.clone()).with_token(token);
+        let failed = |error: hf_hub::api::sync::ApiError| {
+            crate::error::BadInput::new(format!(
+                "the {} {name} is no path, and fetching it from {} failed: {error}. A gated or private one needs HF_TOKEN",
+                kind.noun(),
+                self.endpoint
+            ))
+        };
+        let api = api.with_progress(progress).with_retries(3).build().map_err(failed)?;
+        let repo = match kind {
+            HubKind::Model => Repo::model(name.to_owned()),
+            HubKind::Dataset => Repo::dataset(name.to_owned()),
+        };
+        let repo = api.repo(repo);
+        let present: Vec<String> = repo.info().map_err(failed)?.siblings.into_iter().map(|s| s.rfilename).collect();
+        let wanted: Vec<&String> = present.iter().filter(|file| wanted(file, kind)).collect();
+        if wanted.is_empty() {
+            bad_input!("the {} {name} on {} has no file that can be read here", kind.noun(), self.endpoint);
+        }
+        let repository = self.repository(name, kind);
+        std::fs::create_dir_all(&repository)?;
+        std::fs::write(repository.join(UNFINISHED), "")?;
+        for file in wanted {
+            repo.get(file).map_err(failed)?;
+        }
+        Ok(std::fs::remove_file(repository.join(UNFINISHED))?)
+    }
+}
+
+/// Whether a run reads `file`: of a model, the configuration, weights and words at its top; of a data set, its tables.
+#[cfg(feature = "hub")]
+fn wanted(file: &str, kind: HubKind) -> bool {
+    let ending = Path::new(file).extension().and_then(|e| e.to_str()).unwrap_or_default();
+    match kind {
+        HubKind::Model => !file.contains('/') && ["json", "safetensors", "jinja"].contains(&ending),
+        HubKind::Dataset => super::DATA_ENDINGS.contains(&ending),
+    }
+}
+
+/// `ORG/NAME`, in the Hub's letters. (A mistyped path is more often one word than the id of an old model is.)
+pub fn is_hub_id(name: &str) -> bool {
+    let word = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with(['.', '-'])
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    let parts: Vec<&str> = name.split('/').collect();
+    let ending = Path::new(name).extension().and_then(|e| e.to_str());
+    parts.len() == 2 && parts.into_iter().all(word) && !ending.is_some_and(|e| super::DATA_ENDINGS.contains(&e))
+}

@@ -1,0 +1,124 @@
+//! From a name to files: paths as they are, Hub ids through [`super::hub`].
+
+use super::DATA_ENDINGS;
+use super::hub::{Hub, HubKind, is_hub_id};
+use crate::bad_input;
+use crate::error::BadInput;
+use std::path::{Path, PathBuf};
+
+/// The path that `name` stands for: itself if it exists, else a Hub id's snapshot, fetched where it is not yet cached.
+pub fn locate(name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
+    locate_on(&Hub::from_env(), name, kind)
+}
+
+fn locate_on(hub: &Hub, name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
+    let path = PathBuf::from(name);
+    if path.exists() {
+        return Ok(path);
+    }
+    if !is_hub_id(name) {
+        bad_input!("the {} {name} does not exist: no such file or directory", kind.noun());
+    }
+    hub.find(name, kind)
+}
+
+/// The files of a data set: `path` itself, or in a directory those of the configuration and the split, sorted.
+///
+/// A file belongs to split `train` if its name, or its directory's, begins with `train` (`train.jsonl`,
+/// `train-00000-of-00002.parquet`, `train/0.parquet`). A directory that has no file of any split but data is one split.
+pub fn files(path: &Path, configuration: Option<&str>, split: &str) -> anyhow::Result<Vec<PathBuf>> {
+    if path.is_file() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut all = Vec::new();
+    collect(path, &mut all, 3).map_err(|e| BadInput::new(format!("cannot list {}: {e}", path.display())))?;
+    all.sort();
+    let relative = |file: &Path| file.strip_prefix(path).unwrap_or(file).to_string_lossy().into_owned();
+    if let Some(configuration) = configuration {
+        all.retain(|file| {
+            let name = relative(file);
+            name.split('/').any(|part| part == configuration || part.starts_with(&format!("{configuration}-")))
+        });
+    }
+    let starts = |file: &Path, split: &str| {
+        relative(file).split('/').any(|part| {
+            part.strip_prefix(split).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '-', '_']))
+        })
+    };
+    let any_split = |file: &PathBuf| ["train", "test", "validation", "dev"].iter().any(|s| starts(file, s));
+    let found: Vec<PathBuf> = all.iter().filter(|file| starts(file, split)).cloned().collect();
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    if !all.is_empty() && !all.iter().any(any_split) {
+        return Ok(all);
+    }
+    let present: Vec<String> = all.iter().map(|file| relative(file)).take(12).collect();
+    let of = configuration.map_or_else(String::new, |c| format!(" of configuration `{c}`"));
+    if present.is_empty() {
+        bad_input!("{} has no data file{of} ({})", path.display(), DATA_ENDINGS.map(|e| format!(".{e}")).join(", "));
+    }
+    bad_input!(
+        "{} has no file of split `{split}`{of}; it has: {} (dataset_split, eval_dataset_split and dataset_config choose)",
+        path.display(),
+        present.join(", ")
+    )
+}
+
+fn collect(directory: &Path, files: &mut Vec<PathBuf>, depth: usize) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() && depth > 0 {
+            collect(&path, files, depth - 1)?;
+        } else if path.is_file()
+            && path.extension().and_then(|e| e.to_str()).is_some_and(|e| e == "jsonl" || e == "parquet")
+        {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hub_id_is_found_in_the_cache_by_its_reference() {
+        let cache = tempfile::tempdir().unwrap();
+        let repository = cache.path().join("datasets--openai--gsm8k");
+        let snapshot = repository.join("snapshots/abc/main");
+        std::fs::create_dir_all(&snapshot).unwrap();
+        std::fs::create_dir_all(repository.join("refs")).unwrap();
+        std::fs::write(repository.join("refs/main"), "abc\n").unwrap();
+        for name in ["train-00000-of-00001.parquet", "test-00000-of-00001.parquet"] {
+            std::fs::write(snapshot.join(name), "").unwrap();
+        }
+        let hub = Hub { cache: cache.path().to_owned(), endpoint: String::new(), offline: true };
+        let found = locate_on(&hub, "openai/gsm8k", HubKind::Dataset).unwrap();
+        assert_eq!(found, repository.join("snapshots/abc"));
+        let names = |split| files(&found, Some("main"), split).unwrap();
+        assert_eq!(names("train"), [snapshot.join("train-00000-of-00001.parquet")]);
+        assert_eq!(names("test"), [snapshot.join("test-00000-of-00001.parquet")]);
+        let error = files(&found, Some("main"), "validation").unwrap_err().to_string();
+        assert!(error.contains("`validation`") && error.contains("train-00000"), "{error}");
+        let error = files(&found, Some("socratic"), "train").unwrap_err().to_string();
+        assert!(error.contains("`socratic`"), "{error}");
+
+        let error = locate_on(&hub, "openai/other", HubKind::Dataset).unwrap_err().to_string();
+        assert!(error.contains("HF_HUB_OFFLINE"), "{error}");
+        let error = locate_on(&hub, "./no/such/file.jsonl", HubKind::Dataset).unwrap_err().to_string();
+        assert!(error.contains("does not exist"), "{error}");
+        assert!(!is_hub_id("data/train.jsonl") && !is_hub_id("modle") && is_hub_id("Qwen/Qwen2.5-0.5B"));
+    }
+
+    #[test]
+    fn a_directory_without_splits_is_one() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["b.jsonl", "a.jsonl", "readme.md"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        let found = files(dir.path(), None, "train").unwrap();
+        assert_eq!(found, [dir.path().join("a.jsonl"), dir.path().join("b.jsonl")]);
+    }
+}

@@ -1,0 +1,88 @@
+//! The reference model: what the KL term holds the policy near. Frozen, or following the policy at a distance.
+//!
+//! With `sync_ref_model` (as TRL, after Gorbatovski et al. 2024, arXiv:2404.09656), after every `ref_model_sync_steps`
+//! optimizer steps: π_ref ← α π + (1 − α) π_ref, parameter by parameter. A reference that moves is part of every checkpoint.
+
+use crate::config::Config;
+use crate::error::BadInput;
+use crate::models::load_weights;
+use kernels::Context;
+use kernels::ops::mix::{Mix, mix};
+use model::net::Scores;
+use model::{ModelConfig, PromptCompletion, Scorer, Weights};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Its weights in a checkpoint.
+const FILE: &str = "reference.safetensors";
+
+/// Weights beside the policy's, and what scores with them.
+pub(super) struct Reference {
+    /// None: the policy without its adapter.
+    weights: Option<Weights>,
+    scorer: Scorer,
+    /// α, and the optimizer steps between two moves; none if it stays as it is.
+    moves: Option<(f64, u64)>,
+}
+
+impl Reference {
+    /// Loads it from a model directory (none: it is the policy without its adapter); as it was at the checkpoint `synced`, if it had moved.
+    pub fn load(
+        ctx: &Context,
+        dir: Option<&Path>,
+        synced: Option<&Path>,
+        model: &Arc<ModelConfig>,
+        config: &Config,
+    ) -> anyhow::Result<Reference> {
+        let weights = match (dir, synced) {
+            (None, _) => None,
+            (Some(dir), None) => Some(load_weights(ctx, dir, model)?),
+            (Some(_), Some(checkpoint)) => {
+                let mut weights = Weights::zeros(ctx.memory(), model);
+                model::io::load_tensors(&checkpoint.join(FILE), &mut weights)
+                    .map_err(|e| BadInput::new(e.to_string()))?;
+                Some(weights)
+            }
+        };
+        let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
+        let moves = config.sync_ref_model.then_some((config.ref_model_mixup_alpha, config.ref_model_sync_steps));
+        Ok(Reference { weights, scorer, moves })
+    }
+
+    /// Log-probabilities of these completions under it.
+    pub fn score(
+        &mut self,
+        ctx: &Context,
+        policy: &mut Weights,
+        sequences: &[PromptCompletion<'_>],
+        temperature: f64,
+    ) -> anyhow::Result<Vec<Scores>> {
+        let Reference { weights, scorer, .. } = self;
+        let mut score = |weights: &Weights| scorer.score(ctx, weights, sequences, temperature);
+        Ok(match weights {
+            Some(weights) => score(weights)?,
+            None => policy.without_adapter(score)?,
+        })
+    }
+
+    /// Moves it towards `policy`, if that is due after optimizer step `step`.
+    pub fn sync(&mut self, ctx: &Context, policy: &Weights, step: u64) -> anyhow::Result<()> {
+        let (Some((alpha, every)), Some(weights)) = (self.moves, &mut self.weights) else { return Ok(()) };
+        if !step.is_multiple_of(every) {
+            return Ok(());
+        }
+        for (own, policy) in weights.params.tensors_mut().into_iter().zip(policy.params.tensors()) {
+            mix(ctx, Mix { y: own.view_mut(), x: policy.view(), alpha })?;
+        }
+        weights.publish();
+        Ok(())
+    }
+
+    /// Writes it into a checkpoint, if it moves.
+    pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
+        match (self.moves, &self.weights) {
+            (Some(_), Some(weights)) => Ok(model::io::save_tensors(&dir.join(FILE), weights, model::FileDType::F32)?),
+            _ => Ok(()),
+        }
+    }
+}

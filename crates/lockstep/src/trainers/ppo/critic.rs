@@ -1,0 +1,81 @@
+//! The value model: a network of its own under a head of one score, and what trains it.
+//!
+//! The value of the state in which a token is chosen is the score of the row that predicts it. It does not know rewards.
+
+use crate::config::{Config, trainer_config};
+use crate::error::OrBadInput;
+use crate::models::{load_weights, value_model_shape_of};
+use crate::run::checkpoint::moments::{restore_moments, save_moments};
+use crate::run::course::Beginning;
+use crate::source::{HubKind, locate};
+use kernels::Context;
+use model::{ModelConfig, PromptCompletion, Scorer, Weights};
+use std::path::Path;
+use std::sync::Arc;
+use train::{Objective, Sample, Trainer, UpdateMetrics};
+
+/// Its directory in a checkpoint.
+const DIRECTORY: &str = "value_model";
+/// What its moments' files begin with.
+const MOMENTS: &str = "value_";
+
+/// A value model in training.
+pub struct Critic {
+    weights: Weights,
+    /// Gradients, moments, buffers.
+    pub trainer: Trainer,
+    scorer: Scorer,
+}
+
+impl Critic {
+    /// As the checkpoint has it; or as `value_model` says: the layers of the policy in `dir` under a score that is 0, or a
+    /// model of scores.
+    pub fn load(
+        ctx: &Context,
+        config: &Config,
+        dir: &Path,
+        policy: &Arc<ModelConfig>,
+        beginning: &Beginning,
+    ) -> anyhow::Result<Critic> {
+        let checkpoint = match beginning {
+            Beginning::Checkpoint(dir) => Some(dir),
+            _ => None,
+        };
+        let weights = match (checkpoint, config.value_model.as_str()) {
+            (Some(checkpoint), _) => scorer_of(ctx, &checkpoint.join(DIRECTORY), policy)?,
+            (None, "policy") => Weights::load_scorer(ctx.memory(), dir, policy).or_bad_input()?,
+            (None, name) => scorer_of(ctx, &locate(name, HubKind::Model)?, policy)?,
+        };
+        let objective = Objective::Value(config.value_loss());
+        let mut trainer = Trainer::new(ctx.memory(), &weights.config, trainer_config(config, objective))?;
+        if let Some(checkpoint) = checkpoint {
+            restore_moments(checkpoint, MOMENTS, &mut trainer)?;
+        }
+        let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
+        Ok(Critic { weights, trainer, scorer })
+    }
+
+    /// The value of the state in which each token of each sample was chosen.
+    pub fn values(&mut self, ctx: &Context, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
+        let pairs: Vec<PromptCompletion<'_>> =
+            samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
+        Ok(self.scorer.values(ctx, &self.weights, &pairs)?)
+    }
+
+    /// One optimizer step.
+    pub fn update(&mut self, ctx: &Context, samples: &[Sample], learning_rate: f64) -> anyhow::Result<UpdateMetrics> {
+        Ok(self.trainer.update(ctx, &mut self.weights, samples, learning_rate)?)
+    }
+
+    /// Writes it into a checkpoint: a directory that loads again, with the tokenizer of `policy`, and the moments.
+    pub fn save(&self, dir: &Path, policy: &Path) -> anyhow::Result<()> {
+        let own = dir.join(DIRECTORY);
+        let options = model::io::SaveOptions::exact(&self.weights.config);
+        model::io::save_model(&own, &self.weights.config, &self.weights, Some(policy), options)?;
+        save_moments(dir, MOMENTS, &self.trainer)
+    }
+}
+
+fn scorer_of(ctx: &Context, dir: &Path, policy: &ModelConfig) -> anyhow::Result<Weights> {
+    load_weights(ctx, dir, &value_model_shape_of(dir, policy)?)
+}

@@ -1,0 +1,211 @@
+//! The stages of a PPO step, in the order of the data. Formulas: [`train::gae`], [`train::loss::ppo`].
+
+use super::Ppo;
+use crate::rollouts::Rollouts;
+use crate::run::checkpoint::state::CriticState;
+use crate::run::course::{Ended, book};
+use kernels::rng::Stream;
+use rollout::FinishReason;
+use train::gae::{self, Estimates, KlTarget};
+use train::{Advantage, Advantages, Sample, ScaleRewards, StateValues, advantages};
+
+/// A generation whose policy has gone further than this many times `target_kl` is given up (as OpenAI's Spinning Up).
+const TOO_FAR: f64 = 1.5;
+/// Tells the permutations of mini-batches from other streams of the seed.
+const SHUFFLES: u64 = 0x7070_6f00_0000_0000;
+
+/// How the completions of a generation were judged.
+pub struct Scores {
+    /// The weighted reward of each completion, with the penalty; `None` where nothing judged it.
+    scores: Vec<Option<f64>>,
+    /// For the table of completions.
+    table: Advantages,
+}
+
+impl Ppo {
+    /// The score of each completion: its weighted reward, less `missing_eos_penalty` if it did not end by itself.
+    pub fn scores(&mut self, rollouts: &Rollouts) -> Scores {
+        let group = self.grpo.sizes.group;
+        let table = advantages::compute(&rollouts.judged.matrix, group, ScaleRewards::None);
+        let course = &mut self.grpo.course;
+        for (name, value) in &table.metrics {
+            // Groups are not compared here.
+            if let (Some(value), true) = (value, name != "frac_reward_zero_std") {
+                course.reporter.add(name, *value);
+            }
+        }
+        let penalty = course.config.missing_eos_penalty.unwrap_or(0.0);
+        let score = |(reward, completion): (&Option<f64>, &rollout::Completion)| {
+            reward.map(|r| if completion.finish_reason == FinishReason::Length { r - penalty } else { r })
+        };
+        let scores = table.rewards.iter().zip(&rollouts.completions).map(score).collect();
+        Scores { scores, table }
+    }
+
+    /// The completions as samples, with what the reference model says of them. One that nothing judged, or that is left
+    /// out because it was cut, has no token to learn from.
+    pub fn samples(&mut self, rollouts: &Rollouts, scores: &Scores) -> anyhow::Result<Vec<Sample>> {
+        let mut samples = self.grpo.samples(rollouts)?;
+        let without_truncated = self.grpo.course.config.mask_truncated_completions;
+        for (sample, score) in samples.iter_mut().zip(&scores.scores) {
+            if score.is_none() || (without_truncated && sample.truncated) {
+                sample.mask.fill(false);
+            }
+        }
+        Ok(samples)
+    }
+
+    /// The value of the state in which each token was chosen.
+    pub fn values(&mut self, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
+        let course = &mut self.grpo.course;
+        let span = course.stages.span("values");
+        let before = kernels::context::counted();
+        let values = self.critic.values(&course.ctx, samples)?;
+        book(&span, before);
+        course.reporter.add("values_time_s", span.end());
+        Ok(values)
+    }
+
+    /// The reward of each token; adapts the weight of the divergence for the next generation.
+    pub fn token_rewards(&mut self, scores: &Scores, samples: &[Sample]) -> Vec<Vec<f64>> {
+        let course = &mut self.grpo.course;
+        let (config, kl_coef) = (&course.config, self.kl.kl_coef);
+        let mut rewards = Vec::with_capacity(samples.len());
+        let (mut divergence, mut surprise, mut score_sum) = (0.0, 0.0, 0.0);
+        let mut judged = 0;
+        for (sample, score) in samples.iter().zip(&scores.scores) {
+            let (mask, old) = (&sample.mask, sample.old_logps());
+            let kl = match &sample.ref_logps {
+                Some(reference) => gae::kl(config.kl_estimator, old, reference, mask),
+                None => vec![0.0; mask.len()],
+            };
+            rewards.push(gae::token_rewards(kl_coef, &kl, score.unwrap_or(0.0), mask));
+            if let Some(score) = score {
+                divergence += kl.iter().sum::<f64>();
+                surprise -= old.iter().zip(mask).filter(|(_, m)| **m).map(|(l, _)| f64::from(*l)).sum::<f64>();
+                score_sum += score;
+                judged += 1;
+            }
+        }
+        if judged > 0 {
+            let mean = |sum: f64| sum / f64::from(judged);
+            let (kl, score) = (mean(divergence), mean(score_sum));
+            for (name, value) in [
+                ("objective/kl", kl),
+                ("objective/kl_coef", kl_coef),
+                ("objective/entropy", mean(surprise)),
+                ("objective/non_score_reward", -kl_coef * kl),
+                ("objective/rlhf_reward", score - kl_coef * kl),
+                ("objective/scores", score),
+            ] {
+                course.reporter.add(name, value);
+            }
+            if course.config.adap_kl_ctrl {
+                let target = KlTarget { target: course.config.kl_target, horizon: course.config.kl_horizon };
+                self.kl.update(&target, kl, samples.len());
+            }
+        }
+        rewards
+    }
+
+    /// The advantage and the return of each token; advantages are whitened over the generation.
+    pub fn estimates(&mut self, mut rewards: Vec<Vec<f64>>, values: &[Vec<f32>], samples: &[Sample]) -> Vec<Estimates> {
+        let course = &mut self.grpo.course;
+        let config = &course.config;
+        let masks: Vec<Vec<bool>> = samples.iter().map(|s| s.mask.clone()).collect();
+        if config.whiten_rewards {
+            gae::whiten(&mut rewards, &masks, false);
+        }
+        let values: Vec<Vec<f64>> = values.iter().map(|row| row.iter().map(|&v| f64::from(v)).collect()).collect();
+        let of = |i: usize| gae::estimate(config.gamma, config.lam, &rewards[i], &values[i], &masks[i]);
+        let (mut advantages, returns): (Vec<_>, Vec<_>) =
+            (0..samples.len()).map(of).map(|e| (e.advantages, e.returns)).unzip();
+        gae::whiten(&mut advantages, &masks, true);
+        if let Some(explained) = gae::explained_variance(&returns, &values, &masks) {
+            course.reporter.add("val/explained_variance", explained);
+        }
+        advantages.into_iter().zip(returns).map(|(advantages, returns)| Estimates { advantages, returns }).collect()
+    }
+
+    /// The samples, complete.
+    pub fn fill_batch(
+        &mut self,
+        rollouts: Rollouts,
+        scores: Scores,
+        mut samples: Vec<Sample>,
+        values: &[Vec<f32>],
+        estimates: Vec<Estimates>,
+    ) -> anyhow::Result<()> {
+        let narrow = |row: Vec<f64>| row.into_iter().map(|x| x as f32).collect::<Vec<f32>>();
+        let mut table = scores.table;
+        for (i, (sample, estimates)) in samples.iter_mut().zip(estimates).enumerate() {
+            let advantages = narrow(estimates.advantages);
+            sample.advantage = Advantage::Tokens(advantages);
+            table.advantages[i].clone_from(&sample.advantage);
+            sample.values = Some(StateValues { old: values[i].clone(), returns: narrow(estimates.returns) });
+        }
+        self.grpo.take_batch(rollouts, samples, &table)
+    }
+
+    /// One optimizer step of the value model and one of the policy, on the next mini-batch.
+    pub fn update(&mut self) -> anyhow::Result<()> {
+        self.shuffle();
+        self.update_values()?;
+        let metrics = self.grpo.update()?;
+        let Some(target) = self.grpo.course.config.target_kl else { return Ok(()) };
+        let moved = metrics.means.entries().find(|(name, _)| *name == "policy/approxkl_avg").map_or(0.0, |(_, kl)| kl);
+        let stops = moved > TOO_FAR * target;
+        if stops {
+            self.grpo.batch.used = self.grpo.sizes.steps();
+        }
+        self.grpo.course.reporter.add("policy/early_stop", f64::from(u8::from(stops)));
+        Ok(())
+    }
+
+    fn update_values(&mut self) -> anyhow::Result<()> {
+        let part = self.grpo.part().to_vec();
+        let course = &mut self.grpo.course;
+        let mut schedule = course.schedule;
+        schedule.learning_rate = course.config.value_learning_rate.unwrap_or(schedule.learning_rate);
+        let span = course.stages.span("value update");
+        let before = kernels::context::counted();
+        let metrics = self.critic.update(&course.ctx, &part, schedule.at(course.step))?;
+        book(&span, before);
+        course.reporter.add("value_update_time_s", span.end());
+        if metrics.skipped {
+            course.reporter.console().warn(&format!(
+                "step {}: the value model's loss or gradient is not finite (loss {}, gradient norm {}); it was left as it is",
+                course.step + 1,
+                metrics.loss,
+                metrics.grad_norm
+            ));
+        }
+        course.reporter.add("val/grad_norm", metrics.grad_norm);
+        for (name, value) in metrics.means.entries() {
+            course.reporter.add(name, value);
+        }
+        Ok(())
+    }
+
+    /// At the beginning of a pass over a generation that is cut into mini-batches, draws which groups come together.
+    fn shuffle(&mut self) {
+        let (sizes, batch) = (self.grpo.sizes, &mut self.grpo.batch);
+        if sizes.parts() == 1 || !batch.used.is_multiple_of(sizes.parts()) {
+            return;
+        }
+        let pass = batch.used / sizes.parts();
+        let number = self.grpo.rollout_number * sizes.iterations as u64 + pass;
+        let mut stream = Stream::new(self.grpo.course.config.seed, SHUFFLES ^ number);
+        let mut groups: Vec<Vec<Sample>> = batch.samples.chunks(sizes.group).map(<[Sample]>::to_vec).collect();
+        stream.shuffle(&mut groups);
+        batch.samples = groups.concat();
+    }
+
+    /// Logs, evaluates and saves as due; says whether the run ends here.
+    pub fn after_step(&mut self) -> anyhow::Result<Option<Ended>> {
+        let state = CriticState { trainer: self.critic.trainer.state(), kl_coef: self.kl.kl_coef };
+        let (critic, policy) = (&self.critic, self.grpo.course.policy.dir.clone());
+        let shown = ["reward", "objective/kl", "loss/value_avg", "val/explained_variance"];
+        self.grpo.end_step(&shown, Some(state), |dir| critic.save(dir, &policy))
+    }
+}
