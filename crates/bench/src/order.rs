@@ -13,8 +13,8 @@ use super::report::column;
 use super::workload::Bench;
 use super::{Machine, Report, Subject, Workload, median, repeat};
 use kernels::ops::attention::{self, BLOCK, Geometry};
+use kernels::ops::lerp::{self, Lerp};
 use kernels::ops::linear::{self, BackwardWeight};
-use kernels::ops::mix::{self, Mix};
 use kernels::{Context, DType, Matrix, Tensor};
 use lockstep::bad_input;
 use serde_json::json;
@@ -121,7 +121,7 @@ fn both<W: Work>(ctx: &Context, make: impl Fn(usize) -> W) -> anyhow::Result<(f6
             }
             let (mut a, mut b) = (halves[0].lock().expect("its thread is here"), halves[1].lock().expect("it is done"));
             let (y, x) = (a.output().view_mut(), b.output().view());
-            Ok(mix::mix(&single, Mix { y, x, alpha: 0.5 })?)
+            Ok(lerp::lerp(&single, Lerp { y, x, alpha: 0.5 })?)
         });
         asked.store(usize::MAX, Ordering::Release);
         other.join().expect("no thread panics")?;

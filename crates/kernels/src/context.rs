@@ -97,10 +97,16 @@ thread_local! {
     static BYTES: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Books the floating-point operations and the bytes of memory traffic that an operation needs at least (called by operations, on the caller's thread).
+/// Books the floating-point operations and the bytes of memory traffic that an operation needs at least (called by
+/// operations, on the caller's thread).
 pub(crate) fn count(flops: u64, bytes: u64) {
     FLOPS.set(FLOPS.get() + flops);
     BYTES.set(BYTES.get() + bytes);
+}
+
+/// Books a product's multiply-adds, and each operand once.
+pub(crate) fn count_product(m: usize, n: usize, k: usize, weight_bytes: usize) {
+    count(2 * (m * n * k) as u64, (weight_bytes + size_of::<f32>() * m * (n + k)) as u64);
 }
 
 /// FLOPs and bytes that operations called from this thread have booked so far.

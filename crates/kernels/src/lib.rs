@@ -13,6 +13,7 @@ pub mod ceilings;
 pub mod check;
 pub mod context;
 pub mod error;
+pub(crate) mod gemm;
 pub mod isa;
 pub(crate) mod math;
 pub mod matrix;

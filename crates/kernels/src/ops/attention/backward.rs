@@ -5,9 +5,9 @@
 //! ascending order, and a key's sums its rows in ascending order, however the tiles are cut. Gradients of pages are then
 //! gathered into rows through the list of writes.
 
+use super::backward_amx::BackwardTasks as OnTiles;
 use super::cpu::{Places, extent, on_tiles, staircase};
 use super::product::Product;
-use super::tiles_back::BackwardTasks as OnTiles;
 use super::{BLOCK, Backward, Geometry};
 use crate::math::exp_finite;
 use crate::ops::lanes::{dot_rounded, load};

@@ -25,12 +25,12 @@
 //! AMX the products are those of tiles. `docs/arithmetic.md` has both.
 
 mod backward;
+mod backward_amx;
 mod cpu;
 mod pages;
 mod product;
 pub mod reference;
 mod tiles;
-mod tiles_back;
 
 use crate::DType::{F32, U32};
 use crate::ops::args::{expect, expect_below, expect_floats, two_dims};

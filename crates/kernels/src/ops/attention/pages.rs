@@ -13,7 +13,7 @@
 
 use super::{BLOCK, Geometry, WriteKv};
 use crate::Context;
-use crate::ops::linear::tiles::zip;
+use crate::gemm::zip;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::Simd;
 use crate::simd::tiles::{DEPTH, TILE};

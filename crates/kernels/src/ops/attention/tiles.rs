@@ -1,4 +1,4 @@
-//! Attention on tiles: the way forward of bf16 where the instruction set has them. (`tiles_back.rs` has the way back.)
+//! Attention on tiles: the way forward of bf16 where the instruction set has them. (`backward_amx.rs` has the way back.)
 //!
 //! A task, the order of blocks, a row's state and the rule of rescaling are those of `cpu.rs`. The two products of a block
 //! are sums on tiles ([`crate::simd::tiles`]), in steps of 32:
@@ -16,10 +16,10 @@ use super::cpu::{Outputs, Places, extent, raised};
 use super::pages::{self, padded};
 use super::{BLOCK, Forward, Geometry};
 use crate::Context;
+use crate::gemm::aligned;
+use crate::gemm::{halves, narrowed};
 use crate::math::exp_finite;
 use crate::ops::lanes::rows;
-use crate::ops::linear::cpu::aligned;
-use crate::ops::linear::tiles::{halves, narrowed};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::tiles::{DEPTH, SIDE, Unit, Work, cuts, run_all};
 use crate::simd::{Element, LANES, Simd};

@@ -18,25 +18,16 @@
 //! [`crate::simd::tiles`], over terms in steps of 32 from the first; for `d_W` from the first row of each segment, so that a
 //! batch may be cut between segments.
 
-mod ahead;
-mod ask;
-pub(crate) mod cpu;
-mod pack;
-mod plan;
+mod cpu;
 pub mod reference;
 #[cfg(test)]
 mod tests;
-mod tile;
-pub(crate) mod tiles;
 #[cfg(test)]
 mod tiles_tests;
 
 use super::args::{expect, expect_floats, expect_offsets, two_dims};
-use crate::context::count;
-use crate::pool::Disjoint;
-use crate::tensor::Elements;
+use crate::context::count_product;
 use crate::{Context, DType, Matrix, Result, View, ViewMut};
-use cpu::{Left, Numbers, Operands, Order, Product, Right};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
@@ -81,7 +72,7 @@ pub struct BackwardWeight<'a> {
 /// `y = x Wᵀ + b`, or `y += …`.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "linear::forward";
-    let Forward { x, w, bias, y, accumulate } = args;
+    let Forward { x, w, bias, ref y, .. } = args;
     let [m, k] = two_dims(OP, "x", x)?;
     let n = w.rows();
     expect_floats(OP, "x", x, &[m, w.cols()])?;
@@ -89,86 +80,40 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     if let Some(bias) = bias {
         expect(OP, "bias", bias, DType::F32, &[n])?;
     }
-    book(m, n, k, w.data().bytes());
-    let operands = Operands {
-        m,
-        n,
-        depth: k,
-        left: Left::Rows(x.elements(), k),
-        right: Right::Panels(w.elements()),
-        c: y.f32(),
-        order: Order::Rows(n),
-        accumulate,
-        bias: bias.map(|b| b.f32()),
-        numbers: Numbers::of(&[x.elements(), w.elements()]),
-        segments: None,
-    };
-    Product::new(ctx.isa(), operands).run(ctx);
+    count_product(m, n, k, w.data().bytes());
+    cpu::forward(ctx, args);
     Ok(())
 }
 
 /// `d_x = d_y W`, or `d_x += …`.
 pub fn backward_input(ctx: &Context, args: BackwardInput<'_>) -> Result<()> {
     const OP: &str = "linear::backward_input";
-    let BackwardInput { d_y, w, d_x, accumulate } = args;
+    let BackwardInput { d_y, w, ref d_x, .. } = args;
     let [m, n] = two_dims(OP, "d_y", d_y)?;
     let k = w.cols();
     expect_gradient(OP, d_y, w.data().dtype(), &[m, w.rows()])?;
     expect(OP, "d_x", d_x.view(), DType::F32, &[m, k])?;
-    book(m, n, k, w.data().bytes());
-    let operands = Operands {
-        m,
-        n: k,
-        depth: n,
-        left: Left::Rows(d_y.elements(), n),
-        right: Right::Transposed(w.elements()),
-        c: d_x.f32(),
-        order: Order::Rows(k),
-        accumulate,
-        bias: None,
-        numbers: Numbers::of(&[w.elements()]),
-        segments: None,
-    };
-    Product::new(ctx.isa(), operands).run(ctx);
+    count_product(m, n, k, w.data().bytes());
+    cpu::backward_input(ctx, args);
     Ok(())
 }
 
 /// `d_W += d_yᵀ x`, `d_b += Σ_m d_y`.
 pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
     const OP: &str = "linear::backward_weight";
-    let BackwardWeight { x, d_y, d_w, d_bias, segments } = args;
+    let BackwardWeight { x, d_y, ref d_w, ref d_bias, segments } = args;
     let [m, k] = two_dims(OP, "x", x)?;
     let n = d_w.rows();
     expect_floats(OP, "x", x, &[m, d_w.cols()])?;
     expect_gradient(OP, d_y, x.dtype(), &[m, n])?;
-    if let Some(d_bias) = &d_bias {
+    if let Some(d_bias) = d_bias {
         expect(OP, "d_bias", d_bias.view(), DType::F32, &[n])?;
     }
     if let Some(segments) = segments {
         expect_offsets(OP, "segments", segments, m)?;
     }
-    book(m, n, k, 2 * d_w.data().bytes());
-    let operands = Operands {
-        m: k,
-        n,
-        depth: m,
-        left: Left::Columns(x.elements(), k),
-        right: Right::Rows(d_y.elements(), n),
-        c: d_w.data_mut().view_mut().f32(),
-        order: Order::Panels,
-        accumulate: true,
-        bias: None,
-        numbers: Numbers::of(&[x.elements()]),
-        segments: segments.map(|s| s.u32()),
-    };
-    Product::new(ctx.isa(), operands).run(ctx);
-    if let Some(d_bias) = d_bias.filter(|_| n > 0) {
-        let (d_bias, tasks) = (Disjoint::new(d_bias.f32()), n.div_ceil(cpu::BIAS_COLUMNS));
-        match d_y.elements() {
-            Elements::F32(d_y) => ctx.run(tasks, &cpu::Bias { d_y, n, d_bias }),
-            Elements::Bf16(d_y) => ctx.run(tasks, &cpu::Bias { d_y, n, d_bias }),
-        }
-    }
+    count_product(m, n, k, 2 * d_w.data().bytes());
+    cpu::backward_weight(ctx, args);
     Ok(())
 }
 
@@ -176,9 +121,4 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
 fn expect_gradient(op: &'static str, d_y: View<'_>, other: DType, shape: &[usize]) -> Result<()> {
     let dtype = if d_y.dtype() == DType::Bf16 && other == DType::Bf16 { DType::Bf16 } else { DType::F32 };
     expect(op, "d_y", d_y, dtype, shape)
-}
-
-/// Books a product's multiply-adds, and each operand once.
-pub(crate) fn book(m: usize, n: usize, k: usize, weight_bytes: usize) {
-    count(2 * (m * n * k) as u64, (weight_bytes + size_of::<f32>() * m * (n + k)) as u64);
 }

@@ -3,11 +3,11 @@
 
 use super::*;
 use crate::check::{normal, relative_error};
+use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
 use crate::pool::Scratch;
 use crate::simd::{Kernel, Simd};
 use crate::tensor::rounded_to_bf16;
 use crate::{Device, Isa, Memory, Tensor};
-use cpu::Numbers;
 
 /// `[M, N, K]`: one, tails of rows, columns and depth on either side of a tile, and in tests' small blocks several blocks of
 /// depth, chunks of panels and blocks of rows.
@@ -205,7 +205,7 @@ fn every_vector_packs_alike() {
                     ),
                 };
                 let mut c = vec![f32::NAN; if product == 2 { 2 * 32 * k } else { m * n }];
-                let (numbers, accumulate, c_mut) = (Numbers::Bf16, false, c.as_mut_slice());
+                let (dtype, accumulate, c_mut) = (ProductDType::Bf16, false, c.as_mut_slice());
                 let operands = Operands {
                     m,
                     n,
@@ -216,7 +216,7 @@ fn every_vector_packs_alike() {
                     order,
                     accumulate,
                     bias: None,
-                    numbers,
+                    dtype,
                     segments: None,
                 };
                 isa.run(Block(&Product::new(Isa::AMX_EMULATED, operands), m, n));

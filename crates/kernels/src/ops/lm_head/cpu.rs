@@ -2,11 +2,11 @@
 
 use super::CHUNK;
 use crate::context::count;
+use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
+use crate::gemm::{halves, steps};
 use crate::matrix::PANEL;
 use crate::ops::args::{expect_floats, two_dims};
 use crate::ops::lanes::{load, store};
-use crate::ops::linear::cpu::{Left, Numbers, Operands, Order, Product, Right};
-use crate::ops::linear::tiles::{halves, steps};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
@@ -45,8 +45,8 @@ impl<'a> Head<'a> {
         let [rows, width] = two_dims(op, "hidden", hidden)?;
         expect_floats(op, "hidden", hidden, &[rows, weight.cols()])?;
         let (hidden, data) = (hidden.elements(), weight.elements());
-        let (isa, numbers) = (ctx.isa(), Numbers::of(&[hidden, data]));
-        let task_rows = if isa.has_tiles() && numbers == Numbers::Bf16 { TASK_ROWS_ON_TILES } else { TASK_ROWS };
+        let (isa, dtype) = (ctx.isa(), ProductDType::of(&[hidden, data]));
+        let task_rows = if isa.has_tiles() && dtype == ProductDType::Bf16 { TASK_ROWS_ON_TILES } else { TASK_ROWS };
         Ok(Head { isa, hidden, weight: data, rows, task_rows, width, vocab: weight.rows() })
     }
     pub(crate) fn rows(&self) -> usize {
@@ -64,7 +64,7 @@ impl<'a> Head<'a> {
         blocks(0..self.rows, BLOCK_ROWS)
     }
     /// Books `products` products of all rows, and the weight `passes` times.
-    pub(crate) fn book(&self, products: usize, passes: usize) {
+    pub(crate) fn count_product(&self, products: usize, passes: usize) {
         let weight = self.weight.bytes() * passes * self.rows.div_ceil(BLOCK_ROWS);
         count(2 * (products * self.rows * self.width * self.vocab) as u64, (weight + self.hidden.bytes()) as u64);
     }
@@ -379,7 +379,7 @@ pub(super) fn backward(
 ) {
     let h = head.width;
     // As its products read them, and in half the memory.
-    let rounds = Numbers::of(&[head.hidden, head.weight]) == Numbers::Bf16;
+    let rounds = ProductDType::of(&[head.hidden, head.weight]) == ProductDType::Bf16;
     for (rows, segments) in cut(head.rows, segments) {
         let hidden = head.hidden.range(rows.start * h..rows.end * h);
         for ids in blocks(0..head.vocab, WINDOW) {
@@ -404,7 +404,7 @@ pub(super) fn backward(
                     order: Order::Rows(h),
                     accumulate: ids.start > 0,
                     bias: None,
-                    numbers: Numbers::of(&[head.weight]),
+                    dtype: ProductDType::of(&[head.weight]),
                     segments: None,
                 };
                 Product::new(ctx.isa(), operands).run(ctx);
@@ -419,7 +419,7 @@ pub(super) fn backward(
                         order: Order::Panels,
                         accumulate: true,
                         bias: None,
-                        numbers: Numbers::of(&[hidden]),
+                        dtype: ProductDType::of(&[hidden]),
                         segments: Some(&segments),
                     };
                     Product::new(ctx.isa(), operands).run(ctx);

@@ -91,7 +91,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     }
     let targets = targets.u32();
     expect_below(OP, "targets", targets, head.vocab)?;
-    head.book(1, 1);
+    head.count_product(1, 1);
     let (logps, lse) = (Disjoint::new(logps.f32()), Disjoint::new(lse.f32()));
     let entropies = entropies.map(|e| Disjoint::new(e.f32()));
     for block in head.blocks() {
@@ -147,7 +147,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     if let Some(segments) = segments {
         expect_offsets(OP, "segments", segments, rows)?;
     }
-    head.book(if d_weight.is_some() { 3 } else { 2 }, if d_weight.is_some() { 4 } else { 2 });
+    head.count_product(if d_weight.is_some() { 3 } else { 2 }, if d_weight.is_some() { 4 } else { 2 });
     let slopes = cpu::Slopes { targets, beta: inv_temperature, lse: lse.f32(), d_logps: d_logps.f32(), entropies };
     let d_weight = d_weight.map(|w| w.data_mut().view_mut().f32());
     cpu::backward(ctx, &head, &slopes, d_hidden.f32(), d_weight, segments.map(|s| s.u32()));

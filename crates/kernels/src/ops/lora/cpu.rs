@@ -1,11 +1,186 @@
-//! What the products leave over: the scale.
+//! The products of an adapter, and its scale.
 
-use crate::Context;
-use crate::context::count;
+use super::{Adapter, Backward, Dropout, Forward, dropout};
+use crate::context::{count, count_product};
+use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
+use crate::ops::lm_head::cpu::with_workspace;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
+use crate::tensor::Elements;
+use crate::{Context, Matrix};
 
+/// Elements of a task of [`Scale`].
 const ELEMENTS: usize = 1 << 14;
+
+impl Adapter<'_> {
+    /// Each block: B, its columns' start in `y`, its columns' start in `xa`.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (&Matrix, usize, usize)> {
+        let ranks = self.b.iter().scan(0, |at, b| {
+            *at += b.cols();
+            Some(*at - b.cols())
+        });
+        self.b.iter().zip(self.first).zip(ranks).map(|((b, &first), rank)| (b, first, rank))
+    }
+
+    /// Elements of workspace beside xa and dxa.
+    fn spare(&self, m: usize, dropout: Option<&Dropout<'_>>) -> usize {
+        dropout.map_or(0, |_| self.dropped_len(m))
+    }
+
+    /// `xa = s · x Aᵀ`: `[M, R]` overwrites.
+    fn lower(&self, ctx: &Context, m: usize, x: Elements<'_>, xa: &mut [f32]) {
+        let (rank, k) = (self.a.rows(), self.a.cols());
+        count_product(m, rank, k, self.a.data().bytes());
+        let operands = Operands {
+            m,
+            n: rank,
+            depth: k,
+            left: Left::Rows(x, k),
+            right: Right::Panels(self.a.elements()),
+            c: xa,
+            order: Order::Rows(rank),
+            accumulate: false,
+            bias: None,
+            dtype: ProductDType::Stored,
+            segments: None,
+        };
+        Product::new(ctx.isa(), operands).run(ctx);
+        scale(ctx, xa, self.scale);
+    }
+}
+
+pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
+    let Forward { x, adapter, dropout, y } = args;
+    let ([m, n], rank) = ([x.shape()[0], y.shape()[1]], adapter.a.rows());
+    let y = y.f32();
+    with_workspace(m * rank + adapter.spare(m, dropout.as_ref()), |all| {
+        let (xa, spare) = all.split_at_mut(m * rank);
+        match &dropout {
+            None => adapter.lower(ctx, m, x.elements(), xa),
+            Some(dropout) => {
+                adapter.lower_dropped(ctx, x.elements(), dropout, xa, spare, None);
+                scale(ctx, xa, adapter.scale);
+            }
+        }
+        let xa = &*xa;
+        for (b, first, at) in adapter.blocks() {
+            count_product(m, b.rows(), b.cols(), b.data().bytes());
+            let operands = Operands {
+                m,
+                n: b.rows(),
+                depth: b.cols(),
+                left: Left::Rows(xa[at..].into(), rank),
+                right: Right::Panels(b.elements()),
+                c: &mut y[first..],
+                order: Order::Rows(n),
+                accumulate: true,
+                bias: None,
+                dtype: ProductDType::Stored,
+                segments: None,
+            };
+            Product::new(ctx.isa(), operands).run(ctx);
+        }
+    });
+}
+
+pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
+    let Backward { x, adapter, dropout, d_y, mut d_x, d_a, d_b } = args;
+    let ([m, n], rank) = ([x.shape()[0], d_y.shape()[1]], adapter.a.rows());
+    let (x, d_y) = (x.elements(), d_y.f32());
+    with_workspace(2 * m * rank + adapter.spare(m, dropout.as_ref()), |all| {
+        let (xa, rest) = all.split_at_mut(m * rank);
+        let (d_xa, spare) = rest.split_at_mut(m * rank);
+        for (b, first, at) in adapter.blocks() {
+            count_product(m, b.rows(), b.cols(), b.data().bytes());
+            let operands = Operands {
+                m,
+                n: b.cols(),
+                depth: b.rows(),
+                left: Left::Rows(d_y[first..].into(), n),
+                right: Right::Transposed(b.elements()),
+                c: &mut d_xa[at..],
+                order: Order::Rows(rank),
+                accumulate: false,
+                bias: None,
+                dtype: ProductDType::Stored,
+                segments: None,
+            };
+            Product::new(ctx.isa(), operands).run(ctx);
+        }
+        scale(ctx, d_xa, adapter.scale);
+        let (d_a, d_x) = (d_a.data_mut().view_mut().f32(), d_x.reborrow().f32());
+        match &dropout {
+            None => {
+                adapter.lower(ctx, m, x, xa);
+                lower_backward(ctx, m, x, &adapter, d_xa, d_a, d_x);
+            }
+            Some(dropout) => {
+                let back = dropout::Back { d_xa, d_a, d_x };
+                adapter.lower_dropped(ctx, x, dropout, xa, spare, Some(back));
+                scale(ctx, xa, adapter.scale);
+            }
+        }
+        for ((b, first, at), d_b) in adapter.blocks().zip(d_b) {
+            count_product(m, b.rows(), b.cols(), 2 * b.data().bytes());
+            let operands = Operands {
+                m: b.cols(),
+                n: b.rows(),
+                depth: m,
+                left: Left::Columns(xa[at..].into(), rank),
+                right: Right::Rows(d_y[first..].into(), n),
+                c: d_b.data_mut().view_mut().f32(),
+                order: Order::Panels,
+                accumulate: true,
+                bias: None,
+                dtype: ProductDType::Stored,
+                segments: None,
+            };
+            Product::new(ctx.isa(), operands).run(ctx);
+        }
+    });
+}
+
+/// The gradients of A and `x`, of all blocks at once: *accumulates into* both.
+fn lower_backward(
+    ctx: &Context,
+    m: usize,
+    x: Elements<'_>,
+    adapter: &Adapter<'_>,
+    d_xa: &[f32],
+    d_a: &mut [f32],
+    d_x: &mut [f32],
+) {
+    let (rank, k) = (adapter.a.rows(), adapter.a.cols());
+    count_product(m, rank, 2 * k, 3 * adapter.a.data().bytes());
+    let operands = Operands {
+        m: k,
+        n: rank,
+        depth: m,
+        left: Left::Columns(x, k),
+        right: Right::Rows(d_xa.into(), rank),
+        c: d_a,
+        order: Order::Panels,
+        accumulate: true,
+        bias: None,
+        dtype: ProductDType::Stored,
+        segments: None,
+    };
+    Product::new(ctx.isa(), operands).run(ctx);
+    let operands = Operands {
+        m,
+        n: k,
+        depth: rank,
+        left: Left::Rows(d_xa.into(), rank),
+        right: Right::Transposed(adapter.a.elements()),
+        c: d_x,
+        order: Order::Rows(k),
+        accumulate: true,
+        bias: None,
+        dtype: ProductDType::Stored,
+        segments: None,
+    };
+    Product::new(ctx.isa(), operands).run(ctx);
+}
 
 /// `x ← s · x`
 pub(super) fn scale(ctx: &Context, x: &mut [f32], scale: f32) {

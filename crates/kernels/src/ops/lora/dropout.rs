@@ -12,8 +12,8 @@
 //! whatever order it is computed, now or once more on the way back, the factors are the same.
 
 use super::Adapter;
-use super::linear::book;
-use super::linear::cpu::{Left, Numbers, Operands, Order, Product, Right};
+use crate::context::count_product;
+use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
 use crate::matrix::PANEL;
 use crate::ops::args::expect;
 use crate::pool::{Disjoint, Scratch, Tasks};
@@ -128,7 +128,7 @@ impl Adapter<'_> {
                     Elements::F32(x) => multiply(ctx, f, x, dropped),
                     Elements::Bf16(x) => multiply(ctx, f, x, dropped),
                 }
-                book(rows, width, k, size_of::<f32>() * width * k);
+                count_product(rows, width, k, size_of::<f32>() * width * k);
                 let operands = Operands {
                     m: rows,
                     n: width,
@@ -139,7 +139,7 @@ impl Adapter<'_> {
                     order: Order::Rows(width),
                     accumulate: false,
                     bias: None,
-                    numbers: Numbers::Held,
+                    dtype: ProductDType::Stored,
                     segments: None,
                 };
                 Product::new(ctx.isa(), operands).run(ctx);
@@ -152,7 +152,7 @@ impl Adapter<'_> {
                     wide[..skip].fill(0.0);
                     wide[skip..].copy_from_slice(&d_xa[at..at + r]);
                 }
-                book(rows, width, 2 * k, 3 * size_of::<f32>() * width * k);
+                count_product(rows, width, 2 * k, 3 * size_of::<f32>() * width * k);
                 let operands = Operands {
                     m: k,
                     n: width,
@@ -163,7 +163,7 @@ impl Adapter<'_> {
                     order: Order::Panels,
                     accumulate: true,
                     bias: None,
-                    numbers: Numbers::Held,
+                    dtype: ProductDType::Stored,
                     segments: None,
                 };
                 Product::new(ctx.isa(), operands).run(ctx);
@@ -177,7 +177,7 @@ impl Adapter<'_> {
                     order: Order::Rows(k),
                     accumulate: false,
                     bias: None,
-                    numbers: Numbers::Held,
+                    dtype: ProductDType::Stored,
                     segments: None,
                 };
                 Product::new(ctx.isa(), operands).run(ctx);

@@ -1,5 +1,6 @@
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
+use crate::ops::lm_head::cpu::with_workspace;
 use crate::{Device, Isa, Memory, Tensor};
 use reference::Block;
 

@@ -79,7 +79,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
         return Err(Error::Value { op: OP, message: "there is no vocabulary to draw from".into() });
     }
     rows.iter().try_for_each(|row| row.check(OP, head.vocab))?;
-    head.book(1, 1);
+    head.count_product(1, 1);
     let outputs = Outputs {
         ids: Disjoint::new(ids.u32()),
         logps: Disjoint::new(logps.f32()),

@@ -1,7 +1,7 @@
 //! SwiGLU as what ends a product: a task multiplies some rows by some columns of gate and of up, and gates them where they are.
 
 use super::{Fused, cpu::gated};
-use crate::ops::linear::cpu::{Operands, Product};
+use crate::gemm::{Operands, Product};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, Simd};
 use crate::tensor::Elements;

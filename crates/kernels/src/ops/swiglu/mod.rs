@@ -14,9 +14,9 @@ mod cpu;
 mod fused;
 pub mod reference;
 
+use crate::context::count_product;
 use crate::matrix::PANEL;
 use crate::ops::args::{expect, expect_floats, two_dims};
-use crate::ops::linear::book;
 use crate::{Context, DType::F32, Error, Matrix, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
@@ -89,7 +89,7 @@ pub fn fused(ctx: &Context, args: Fused<'_>) -> Result<()> {
         let message = format!("a weight of {} rows for {f} columns, which come in panels of {PANEL}", args.w.rows());
         return Err(Error::Value { op: OP, message });
     }
-    book(t, 2 * f, k, args.w.data().bytes());
+    count_product(t, 2 * f, k, args.w.data().bytes());
     crate::context::count(20 * (t * f) as u64, 0);
     fused::forward(ctx, args);
     Ok(())

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::error::BadInput;
 use crate::models::load_weights;
 use kernels::Context;
-use kernels::ops::mix::{Mix, mix};
+use kernels::ops::lerp::{Lerp, lerp};
 use model::net::Scores;
 use model::{ModelConfig, PromptCompletion, Scorer, Weights};
 use std::path::Path;
@@ -72,7 +72,7 @@ impl Reference {
             return Ok(());
         }
         for (own, policy) in weights.params.tensors_mut().into_iter().zip(policy.params.tensors()) {
-            mix(ctx, Mix { y: own.view_mut(), x: policy.view(), alpha })?;
+            lerp(ctx, Lerp { y: own.view_mut(), x: policy.view(), alpha })?;
         }
         weights.publish();
         Ok(())

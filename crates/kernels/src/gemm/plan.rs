@@ -1,6 +1,6 @@
 //! How a product is cut: its depth into blocks, its rows into strips, and all of it into tasks.
 
-use super::cpu::Product;
+use super::Product;
 use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, vectors};
 use super::tiles;
 use crate::matrix::PANEL;

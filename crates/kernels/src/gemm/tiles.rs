@@ -14,16 +14,18 @@
 //!
 //! Knows neither threads nor instruction sets: a test can run all of it with the unit in plain Rust.
 
-use super::cpu::{Left, Order, Product, Right, aligned};
+use super::pack_tiles::{halves, pack_left, pack_right};
+use super::{Left, Order, Product, Right, aligned};
 use crate::matrix::PANEL;
 use crate::pool::Scratch;
 use crate::simd::tiles::{DEPTH, SIDE, TILE, Unit, Work, cuts};
-use crate::simd::{Element, LANES, Simd};
+use crate::simd::{LANES, Simd};
 use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-/// (These numbers are small in tests, so that small shapes take every way.) Steps of a block of depth: 320 terms, whose tiles of A and B for 32 rows and 32 columns are 20 KiB each.
+// Small in tests, so that small shapes reach every branch.
+/// Steps of a block of depth: 320 terms, whose tiles of A and B for 32 rows and 32 columns are 20 KiB each.
 const STEPS: usize = if cfg!(test) { 3 } else { 10 };
 /// The same where rows are few and B is passed over once.
 const STEPS_OF_FEW: usize = if cfg!(test) { 5 } else { 32 };
@@ -190,13 +192,6 @@ impl<'a> A<'a> {
     }
 }
 
-/// This memory as numbers of half its width.
-pub(crate) fn halves(memory: &mut [f32]) -> &mut [bf16] {
-    let (start, len) = (memory.as_mut_ptr().cast(), 2 * memory.len());
-    // SAFETY: the same bytes; any bits are a number, and two bytes need no more alignment than four.
-    unsafe { std::slice::from_raw_parts_mut(start, len) }
-}
-
 /// Which outputs a call of [`multiply`] forms.
 struct Outputs {
     rows: Range<usize>,
@@ -270,226 +265,5 @@ unsafe fn multiply<V: Simd>(
                 V::load_partial(c, n).add(V::load_partial(bias, n)).store_partial(c, n);
             }
         }
-    }
-}
-
-/// Two tiles in the making: 32 lines.
-#[repr(align(64))]
-pub(crate) struct Lines(pub(crate) [bf16; 2 * TILE]);
-
-/// Tiles of A: `[rows / 16][depth][16][32]`. Rows that do not exist are not written.
-#[inline(always)]
-fn pack_left<V: Simd>(product: &Product<'_>, steps: &Steps, rows: Range<usize>, depth: Range<usize>, to: &mut [bf16]) {
-    let tiles = depth.len() * TILE;
-    match product.left {
-        Left::Rows(data, stride) => {
-            for (i, row) in rows.enumerate() {
-                let to = &mut to[i / SIDE * tiles + i % SIDE * DEPTH..];
-                for (at, step) in depth.clone().enumerate() {
-                    let terms = steps.terms(step);
-                    let from = data.range(row * stride + terms.start..row * stride + terms.end);
-                    narrowed::<V>(from, &mut to[at * TILE..][..DEPTH]);
-                }
-            }
-        }
-        Left::Columns(data, stride) => {
-            for (at, step) in depth.enumerate() {
-                let of_rows = to.chunks_mut(2 * tiles).zip(rows.clone().step_by(FEW));
-                for (to, start) in of_rows {
-                    let columns = start..rows.end.min(start + FEW);
-                    let (upper, lower) = to.split_at_mut(tiles);
-                    let lower = if lower.is_empty() { lower } else { &mut lower[at * TILE..][..TILE] };
-                    let to = [&mut upper[at * TILE..][..TILE], lower];
-                    pack_columns::<V>(data, stride, steps.terms(step), columns, to);
-                }
-            }
-        }
-        Left::Tiles(_) | Left::Strips(_) => unreachable!("packed already"),
-    }
-}
-
-/// One step of two tiles of A from up to 32 columns of row-major data: terms side by side, columns one below the other.
-/// The second is not touched if there are no more than 16.
-#[inline(always)]
-pub(super) fn pack_columns<V: Simd>(
-    data: Elements<'_>,
-    stride: usize,
-    terms: Range<usize>,
-    columns: Range<usize>,
-    to: [&mut [bf16]; 2],
-) {
-    // Pairs of terms, column by column, in the way B wants them.
-    let mut zipped = Lines([bf16::ZERO; 2 * TILE]);
-    if let Elements::Bf16(data) = data {
-        // The columns to the right come next.
-        for k in terms.clone() {
-            V::prefetch(data.as_ptr().wrapping_add(k * stride + columns.end));
-        }
-    }
-    zip_columns::<V>(data, stride, terms, columns.clone(), &mut zipped.0);
-    for (half, to) in to.into_iter().enumerate().take(columns.len().div_ceil(SIDE)) {
-        transpose_pairs::<V>(&zipped.0[half * DEPTH..], 2 * DEPTH, SIDE, to, DEPTH);
-    }
-}
-
-/// One step of the tiles of B for one panel: `[16 pairs][32 columns][2]`.
-#[inline(always)]
-pub(super) fn pack_right<V: Simd>(product: &Product<'_>, steps: &Steps, panel: usize, step: usize, to: &mut [bf16]) {
-    let columns = panel * PANEL..product.n.min((panel + 1) * PANEL);
-    match product.right {
-        Right::Panels(Elements::Bf16(data)) => {
-            let terms = steps.terms(step);
-            let from = &data[(panel * product.depth + terms.start) * PANEL..][..terms.len() * PANEL];
-            to[..from.len()].copy_from_slice(from);
-            to[from.len()..].fill(bf16::ZERO);
-        }
-        Right::Rows(data, stride) => zip_columns::<V>(data, stride, steps.terms(step), columns, to),
-        Right::Transposed(Elements::Bf16(data)) => {
-            // A step is a panel of the weight, whose padding is 0: to rows of outputs, two of them side by side.
-            let from = &data[(step * product.n + columns.start) * PANEL..(step * product.n + columns.end) * PANEL];
-            let mut outputs = Lines([bf16::ZERO; 2 * TILE]);
-            pairs_to_lines::<V>(from, columns.len() / 2, &mut outputs.0);
-            zip_lines::<V>(&outputs.0, to);
-        }
-        Right::Panels(Elements::F32(_)) | Right::Transposed(Elements::F32(_)) => {
-            unreachable!("a weight in f32 is not multiplied on tiles")
-        }
-        Right::Tiles(_) => unreachable!("packed already"),
-    }
-}
-
-/// Up to 32 elements as bf16, zeros after them.
-#[inline(always)]
-pub(crate) fn narrowed<V: Simd>(from: Elements<'_>, to: &mut [bf16]) {
-    let len = from.len();
-    match from {
-        Elements::Bf16(from) => match (<&[bf16; DEPTH]>::try_from(from), <&mut [bf16; DEPTH]>::try_from(&mut *to)) {
-            // A length that the compiler knows: no call.
-            (Ok(from), Ok(to)) => *to = *from,
-            _ => to[..len].copy_from_slice(from),
-        },
-        Elements::F32(from) => {
-            for (from, to) in from.chunks(LANES).zip(to.chunks_mut(LANES)) {
-                if from.len() == LANES {
-                    bf16::store(V::load(from), to);
-                } else {
-                    bf16::store_partial(V::load_partial(from, from.len()), to, from.len());
-                }
-            }
-        }
-    }
-    to[len..].fill(bf16::ZERO);
-}
-
-/// Rows of at most 32 columns, of the terms of a step, two and two side by side: `[16 pairs][32 columns][2]`; zeros
-/// where there is no term or no column.
-#[inline(always)]
-pub(crate) fn zip<'a, V: Simd>(terms: Range<usize>, row: impl Fn(usize) -> Elements<'a>, to: &mut [bf16]) {
-    let zeros = [bf16::ZERO; DEPTH];
-    for (k, to) in (terms.start..).step_by(2).zip(to.chunks_exact_mut(2 * DEPTH)) {
-        let mut rounded = [[bf16::ZERO; DEPTH]; 2];
-        let [even, odd] = &mut rounded;
-        let even = if k < terms.end { whole::<V>(row(k), even) } else { &zeros };
-        let odd = if k + 1 < terms.end { whole::<V>(row(k + 1), odd) } else { &zeros };
-        V::zip_bf16(even, odd, to);
-    }
-}
-
-/// 32 elements in bf16: as they lie, or rounded and padded in `room`.
-#[inline(always)]
-fn whole<'a, V: Simd>(from: Elements<'a>, room: &'a mut [bf16; DEPTH]) -> &'a [bf16] {
-    match from {
-        Elements::Bf16(from) if from.len() == DEPTH => from,
-        from => {
-            narrowed::<V>(from, room);
-            room
-        }
-    }
-}
-
-/// [`zip`] of columns of row-major data.
-#[inline(always)]
-pub(crate) fn zip_columns<V: Simd>(
-    data: Elements<'_>,
-    stride: usize,
-    terms: Range<usize>,
-    columns: Range<usize>,
-    to: &mut [bf16],
-) {
-    let row = |k: usize| k * stride + columns.start..k * stride + columns.end;
-    match data {
-        Elements::F32(data) => zip_f32::<V>(data, stride, terms, columns, &mut [to]),
-        Elements::Bf16(data) if terms.len() == DEPTH && columns.len() == DEPTH => {
-            for (k, to) in terms.step_by(2).zip(to.chunks_exact_mut(2 * DEPTH)) {
-                V::zip_bf16(&data[row(k)], &data[row(k + 1)], to);
-            }
-        }
-        Elements::Bf16(_) => zip::<V>(terms, |k| data.range(row(k)), to),
-    }
-}
-
-/// The same of f32, rounded, and of a few panels at once: as many as there are `to`.
-#[inline(always)]
-pub(super) fn zip_f32<V: Simd>(
-    data: &[f32],
-    stride: usize,
-    terms: Range<usize>,
-    columns: Range<usize>,
-    to: &mut [&mut [bf16]],
-) {
-    for (i, k) in (terms.start..).step_by(2).take(SIDE).enumerate() {
-        for (panel, to) in to.iter_mut().enumerate() {
-            for half in 0..2 {
-                let at = columns.start + panel * PANEL + half * LANES;
-                let n = columns.end.saturating_sub(at).min(LANES);
-                let to = &mut to[(2 * i + half) * DEPTH..][..DEPTH];
-                let (even, odd) = (k * stride + at, (k + 1) * stride + at);
-                // The panels to the right come next.
-                V::prefetch(data.as_ptr().wrapping_add(even + columns.len()));
-                V::prefetch(data.as_ptr().wrapping_add(odd + columns.len()));
-                if n == LANES && k + 1 < terms.end {
-                    V::store_pairs(V::load(&data[even..]), V::load(&data[odd..]), to);
-                } else {
-                    let part = |k: usize, at: usize| if k < terms.end && n > 0 { &data[at..at + n] } else { &[] };
-                    let (even, odd) = (part(k, even), part(k + 1, odd));
-                    let (even, odd) = (V::load_partial(even, even.len()), V::load_partial(odd, odd.len()));
-                    V::store_pairs(even, odd, to);
-                }
-            }
-        }
-    }
-}
-
-/// 32 lines, two and two side by side: `[16 pairs][32][2]`.
-#[inline(always)]
-pub(crate) fn zip_lines<V: Simd>(lines: &[bf16], to: &mut [bf16]) {
-    zip_columns::<V>(Elements::Bf16(lines), DEPTH, 0..DEPTH, 0..DEPTH, to);
-}
-
-/// `[rows ≤ 16][32][2]` to 32 lines `[32][16][2]`, with zeros where there is no row.
-#[inline(always)]
-pub(crate) fn pairs_to_lines<V: Simd>(pairs: &[bf16], rows: usize, lines: &mut [bf16]) {
-    for (half, lines) in lines.chunks_exact_mut(TILE).enumerate() {
-        transpose_pairs::<V>(&pairs[half * DEPTH..], 2 * DEPTH, rows, lines, DEPTH);
-    }
-}
-
-/// `[rows ≤ 16][16 pairs]` to `[16 pairs][16 rows]`, a pair being moved as one; rows that do not exist become 0. Lines are
-/// so many elements apart.
-#[inline(always)]
-pub(crate) fn transpose_pairs<V: Simd>(from: &[bf16], from_line: usize, rows: usize, to: &mut [bf16], to_line: usize) {
-    debug_assert!(from.as_ptr().cast::<f32>().is_aligned() && to.as_ptr().cast::<f32>().is_aligned());
-    // A closure would not be compiled with the instruction set's features.
-    let mut lines = [V::splat(0.0); SIDE];
-    for (i, line) in lines.iter_mut().enumerate().take(rows) {
-        let from = &from[i * from_line..][..DEPTH];
-        // SAFETY: 16 pairs. A vector only carries their bits. Lines begin at multiples of 64 bytes of what is aligned to 4
-        // (weights and scratch are aligned to 64), so pairs are aligned as f32 are.
-        *line = unsafe { V::load_ptr(from.as_ptr().cast()) };
-    }
-    for (i, line) in V::transpose(lines).into_iter().enumerate() {
-        let to = &mut to[i * to_line..][..DEPTH];
-        // SAFETY: 32 elements of two bytes.
-        unsafe { line.store_ptr(to.as_mut_ptr().cast()) };
     }
 }

@@ -1,8 +1,8 @@
 //! Operands of a product into the layouts that register tiles read: strips of the left one, panels of the right one.
 
-use super::cpu::{Left, Numbers, Product, Right};
 use super::plan::Strips;
 use super::tile::Packed;
+use super::{Left, Product, ProductDType, Right};
 use crate::matrix::PANEL;
 use crate::simd::element::widen_into;
 use crate::simd::{Element, LANES, Simd};
@@ -18,7 +18,7 @@ impl Product<'_> {
     #[inline(always)]
     pub(super) fn pack_left<V: Simd>(&self, strips: &Strips, which: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
         let of = (strips, which);
-        let rounds = self.numbers == Numbers::Bf16;
+        let rounds = self.dtype == ProductDType::Bf16;
         match self.left {
             Left::Rows(Elements::F32(data), stride) => pack_rows::<V, f32>(data, stride, of, depth, rounds, to),
             Left::Rows(Elements::Bf16(data), stride) => pack_rows::<V, bf16>(data, stride, of, depth, false, to),
@@ -31,7 +31,7 @@ impl Product<'_> {
     /// Numbers that are f32 in memory, as they are multiplied.
     #[inline(always)]
     fn copy<V: Simd>(&self, from: &[f32], to: &mut [f32]) {
-        if self.numbers == Numbers::Held {
+        if self.dtype == ProductDType::Stored {
             return to.copy_from_slice(from);
         }
         for (from, to) in from.chunks(LANES).zip(to.chunks_mut(LANES)) {
@@ -90,7 +90,7 @@ impl Product<'_> {
                     let columns = columns * PANEL..self.n.min((columns + 1) * PANEL);
                     for (k, to) in depth.clone().zip(to.chunks_exact_mut(PANEL)) {
                         match data.range(k * stride + columns.start..k * stride + columns.end) {
-                            Elements::F32(from) if from.len() == PANEL && self.numbers == Numbers::Held => {
+                            Elements::F32(from) if from.len() == PANEL && self.dtype == ProductDType::Stored => {
                                 V::load(from).store(to);
                                 V::load(&from[LANES..]).store(&mut to[LANES..]);
                                 continue;

@@ -1,4 +1,4 @@
-//! A tensor moved towards another: `y ← (1 − α) y + α x`, element by element (reference models that follow the policy).
+//! Linear interpolation in place: `y ← (1 − α) y + α x`, element by element (reference models that follow the policy).
 //!
 //! ```text
 //! y[i] = fma(α, x[i], (1 − α) · y[i])
@@ -16,8 +16,8 @@ use crate::context::count;
 use crate::pool::Disjoint;
 use crate::{Context, DType, Error, Result, View, ViewMut};
 
-/// Arguments of [`mix`]. Both tensors have the same number of elements in the same order; shapes are not looked at.
-pub struct Mix<'a> {
+/// Arguments of [`lerp`]. Both tensors have the same number of elements in the same order; shapes are not looked at.
+pub struct Lerp<'a> {
     /// *Updated.*
     pub y: ViewMut<'a>,
     /// Read.
@@ -27,9 +27,9 @@ pub struct Mix<'a> {
 }
 
 /// Moves `y` towards `x`.
-pub fn mix(ctx: &Context, args: Mix<'_>) -> Result<()> {
-    const OP: &str = "mix";
-    let Mix { y, x, alpha } = args;
+pub fn lerp(ctx: &Context, args: Lerp<'_>) -> Result<()> {
+    const OP: &str = "lerp";
+    let Lerp { y, x, alpha } = args;
     let len: usize = y.shape().iter().product();
     expect(OP, "y", y.view(), DType::F32, y.shape())?;
     expect(OP, "x", x, DType::F32, x.shape())?;
@@ -39,7 +39,7 @@ pub fn mix(ctx: &Context, args: Mix<'_>) -> Result<()> {
     }
     count(3 * len as u64, 12 * len as u64);
     let (keep, take) = ((1.0 - alpha) as f32, alpha as f32);
-    let tasks = cpu::Mix { len, x: x.f32(), y: Disjoint::new(y.f32()), keep, take };
+    let tasks = cpu::Lerp { len, x: x.f32(), y: Disjoint::new(y.f32()), keep, take };
     ctx.run(len.div_ceil(cpu::ELEMENTS), &tasks);
     Ok(())
 }

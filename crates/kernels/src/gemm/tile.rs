@@ -1,6 +1,6 @@
 //! The register tile: a few rows times a few vectors of outputs, each one chain of fused multiply-adds.
 
-use super::ask::Ask;
+use super::prefetch::Prefetch;
 use crate::matrix::PANEL;
 use crate::simd::{Element, Kernel, LANES, Simd};
 use half::bf16;
@@ -56,7 +56,7 @@ pub(super) struct Tile<E> {
     /// Added after the chain (null: none); `columns` elements.
     pub bias: *const f32,
     /// What is read soon.
-    pub ask: Ask,
+    pub prefetch: Prefetch,
 }
 
 /// What the right operand holds, in panels.
@@ -173,7 +173,7 @@ impl<E: Packed> Tile<E> {
         }
         // An address that exists, also for who asks for nothing: others would be looked up in vain at each step.
         let nothing = (self.b.cast(), 0);
-        let (soon, pace) = if self.ask.rows.is_empty() { nothing } else { self.ask.begin::<V>(self.depth) };
+        let (soon, pace) = if self.prefetch.rows.is_empty() { nothing } else { self.prefetch.begin::<V>(self.depth) };
         let ahead = if VECTORS > V::GEMM_VECTORS { E::FAR_AHEAD } else { AHEAD };
         for k in (0..self.depth).step_by(E::TOGETHER) {
             // SAFETY: the packed operands hold `depth` steps, a multiple of those that lie together, of all rows and all

@@ -1,7 +1,7 @@
 //! Asking memory for operands before their turn. A line at each step of a tile costs nothing between multiply-adds; a loop
 //! that is left now and then to ask does, and so do many lines at once, which wait for each other.
 
-use super::cpu::{Product, Right};
+use super::{Product, Right};
 use crate::matrix::PANEL;
 use crate::simd::Simd;
 use crate::tensor::Elements;
@@ -9,7 +9,7 @@ use std::ops::Range;
 
 /// Some rows of a panel as they lie in memory: row `r` at `from + r / 32 · jump + r % 32 · pitch`, in bytes.
 #[derive(Clone)]
-pub(super) struct Ask {
+pub(super) struct Prefetch {
     from: *const u8,
     /// Bytes of a row.
     width: usize,
@@ -18,9 +18,9 @@ pub(super) struct Ask {
     pub rows: Range<usize>,
 }
 
-impl Ask {
+impl Prefetch {
     /// For nothing.
-    pub(super) const NOTHING: Ask = Ask { from: std::ptr::null(), width: 0, pitch: 0, jump: 0, rows: 0..0 };
+    pub(super) const NOTHING: Prefetch = Prefetch { from: std::ptr::null(), width: 0, pitch: 0, jump: 0, rows: 0..0 };
 
     /// For a tile of `steps` steps: where it asks for a line at the first of them, and the bytes from step to step. Rows that do
     /// not lie beside the first are asked for at once.
@@ -48,18 +48,18 @@ impl Ask {
 
     /// Part `part` of `parts` of it.
     #[inline(always)]
-    pub(super) fn part(&self, part: usize, parts: usize) -> Ask {
+    pub(super) fn part(&self, part: usize, parts: usize) -> Prefetch {
         let len = self.rows.len();
-        Ask { rows: len * part / parts..len * (part + 1) / parts, ..*self }
+        Prefetch { rows: len * part / parts..len * (part + 1) / parts, ..*self }
     }
 }
 
 impl Product<'_> {
     /// Steps `depth` of panel `panel` of the right operand, as memory holds them; of a panel that does not exist, nothing.
     #[inline(always)]
-    pub(super) fn ask(&self, panel: usize, depth: Range<usize>) -> Ask {
+    pub(super) fn prefetch(&self, panel: usize, depth: Range<usize>) -> Prefetch {
         if panel >= self.n.div_ceil(PANEL) {
-            return Ask::NOTHING;
+            return Prefetch::NOTHING;
         }
         // The panel's first element, and the elements from a row to the next and from 32 rows to the next.
         let (data, at, pitch, jump) = match self.right {
@@ -75,7 +75,7 @@ impl Product<'_> {
             Elements::F32(data) => (data.as_ptr().cast::<u8>(), size_of::<f32>()),
             Elements::Bf16(data) => (data.as_ptr().cast(), size_of::<half::bf16>()),
         };
-        Ask {
+        Prefetch {
             from: from.wrapping_add(at * size),
             width: PANEL * size,
             pitch: pitch * size,

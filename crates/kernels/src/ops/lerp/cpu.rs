@@ -6,7 +6,7 @@ use crate::simd::{LANES, Simd};
 /// Elements of a task.
 pub(super) const ELEMENTS: usize = 1 << 15;
 
-pub(super) struct Mix<'a> {
+pub(super) struct Lerp<'a> {
     pub len: usize,
     pub x: &'a [f32],
     pub y: Disjoint<'a, f32>,
@@ -14,7 +14,7 @@ pub(super) struct Mix<'a> {
     pub take: f32,
 }
 
-impl Tasks for Mix<'_> {
+impl Tasks for Lerp<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let range = index * ELEMENTS..self.len.min((index + 1) * ELEMENTS);

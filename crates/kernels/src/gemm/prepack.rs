@@ -15,9 +15,9 @@
 //! Of chains, rows are packed ahead that all tasks read: there are few rows then, so that each multiplies little with what it
 //! would pack for itself. Panels are not: in f32 they take twice the memory, and that was no faster.
 
-use super::cpu::{Left, Product, Right, lines};
 use super::plan::{Plan, Strips, blocks, cut};
 use super::tiles::{self, Steps};
+use super::{Left, Product, Right, lines, pack_tiles};
 use crate::Context;
 use crate::matrix::PANEL;
 use crate::pool::{Disjoint, Scratch, Tasks};
@@ -42,7 +42,7 @@ const TOGETHER: usize = 4;
 
 impl Product<'_> {
     /// Whether packing ahead is worth it.
-    pub(super) fn packs_ahead(&self) -> bool {
+    pub(super) fn prepacks(&self) -> bool {
         let several = match self.right {
             Right::Rows(..) => true,
             // Whole panels of the weight, so that none has padding inside the depth.
@@ -53,7 +53,7 @@ impl Product<'_> {
     }
 
     /// Packs and multiplies, span by span.
-    pub(super) fn run_ahead(&self, ctx: &Context) {
+    pub(super) fn run_prepacked(&self, ctx: &Context) {
         let Some((unit, steps)) = &self.tiles else { unreachable!("tiles alone are packed ahead") };
         PACKED.with_borrow_mut(|memory| self.spans(ctx, *unit, steps, memory));
     }
@@ -63,7 +63,7 @@ impl Product<'_> {
         let a = if let Left::Columns(..) = self.left { self.m.div_ceil(SIDE) * TILE } else { 0 };
         let b = self.n.div_ceil(PANEL) * 2 * TILE;
         for taken in spans(steps.len(), 2 * SPAN / (a + b)) {
-            let packed = tiles::halves(lines(memory, (a + b) / 2 * taken.len()));
+            let packed = pack_tiles::halves(lines(memory, (a + b) / 2 * taken.len()));
             let (to_a, to_b) = packed.split_at_mut(a * taken.len());
             let tasks =
                 Tiles { product: self, steps, taken: taken.clone(), a: Disjoint::new(to_a), b: Disjoint::new(to_b) };
@@ -185,10 +185,10 @@ impl Tasks for Tiles<'_> {
             let to = &mut to[..TOGETHER.min(panels - first)];
             if let Right::Rows(Elements::F32(data), stride) = product.right {
                 let columns = first * PANEL..product.n.min((first + TOGETHER) * PANEL);
-                tiles::zip_f32::<V>(data, stride, self.steps.terms(step), columns, to);
+                pack_tiles::zip_f32::<V>(data, stride, self.steps.terms(step), columns, to);
             } else {
                 for (panel, to) in (first..).zip(to) {
-                    tiles::pack_right::<V>(product, self.steps, panel, step, to);
+                    pack_tiles::pack_right::<V>(product, self.steps, panel, step, to);
                 }
             }
         }
@@ -202,7 +202,7 @@ impl Tasks for Tiles<'_> {
                     // SAFETY: as above.
                     unsafe { self.a.slice(at..at + len) }
                 });
-                tiles::pack_columns::<V>(data, stride, self.steps.terms(step), columns, to);
+                pack_tiles::pack_columns::<V>(data, stride, self.steps.terms(step), columns, to);
             }
         }
     }

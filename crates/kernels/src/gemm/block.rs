@@ -1,0 +1,123 @@
+//! One task of a product in chains: strips of packed rows times groups of panels.
+
+use super::plan::{Strips, blocks};
+use super::prefetch::Prefetch;
+use super::tile::{MAX_DEPTH, Packed, Tile};
+use super::{Left, Order, Product, Right, aligned, tiles};
+use crate::matrix::PANEL;
+use crate::pool::Scratch;
+use crate::simd::{LANES, Simd};
+use crate::tensor::Elements;
+use half::bf16;
+use std::ops::Range;
+
+/// bf16 panels that no more strips read than this are widened on the way to the registers, each time; others once, in memory.
+const FEW_STRIPS: usize = 3;
+
+impl Product<'_> {
+    /// The same with these vectors.
+    ///
+    /// # Safety
+    /// As for [`block`](Self::block).
+    #[inline(always)]
+    pub(crate) unsafe fn block_with<V: Simd>(&self, rows: Range<usize>, panels: Range<usize>, scratch: &mut Scratch) {
+        debug_assert!(rows.end <= self.m && panels.end <= self.n.div_ceil(PANEL));
+        if let Some((unit, steps)) = &self.tiles {
+            // SAFETY: the caller's promise.
+            return unsafe { tiles::block::<V>(self, *unit, steps, rows, panels, scratch) };
+        }
+        let strips = Strips::new::<V>(rows.clone());
+        let most = (strips.vectors / 2).max(1);
+        let own = if let Left::Strips(_) = self.left { 0 } else { strips.packed() };
+        let scratch = aligned(scratch, own + most * MAX_DEPTH * PANEL);
+        let (own, b) = scratch.split_at_mut(own);
+        for (i, depth) in blocks(self.depth).enumerate() {
+            let a = match self.left {
+                Left::Strips(packed) => &packed[strips.place::<V>(self.depth, i)..][..strips.packed()],
+                _ => {
+                    self.pack_left::<V>(&strips, 0..strips.count, depth.clone(), own);
+                    &*own
+                }
+            };
+            let mut panel = panels.start;
+            while panel < panels.end {
+                // Several panels at once only while all of the tile's vectors have one.
+                let of_group = panel..panel + if panel + most <= panels.end { most } else { 1 };
+                panel = of_group.end;
+                // Tiles of few rows and several panels read as fast as memory gives: what they asked for would come in the way.
+                let next = if most > 1 {
+                    Prefetch::NOTHING
+                } else if panel < panels.end || depth.end == self.depth {
+                    self.prefetch(panel, depth.clone())
+                } else {
+                    self.prefetch(panels.start, depth.end..self.depth.min(depth.end + depth.len()))
+                };
+                if let (Right::Panels(Elements::Bf16(data)), 1..=FEW_STRIPS) = (self.right, strips.count) {
+                    let whole = self.depth * PANEL;
+                    let right = (data[of_group.start * whole + depth.start * PANEL..].as_ptr(), whole);
+                    self.group::<V, bf16>(&strips, a, &Group { panels: of_group, depth: depth.clone(), right, next });
+                } else {
+                    let right = self.right::<V>(of_group.clone(), depth.clone(), b);
+                    self.group::<V, f32>(&strips, a, &Group { panels: of_group, depth: depth.clone(), right, next });
+                }
+            }
+        }
+    }
+
+    /// The tiles of all strips and one group of panels.
+    #[inline(always)]
+    fn group<V: Simd, E: Packed>(&self, strips: &Strips, a: &[f32], group: &Group<E>) {
+        for strip in 0..strips.count {
+            self.tiles::<V, E>(strips, strip, a[strip * strips.pitch()..].as_ptr(), group);
+        }
+    }
+
+    /// The tiles of one strip of rows and one group of panels.
+    #[inline(always)]
+    fn tiles<V: Simd, E: Packed>(&self, strips: &Strips, strip: usize, a: *const f32, group: &Group<E>) {
+        let Group { panels, depth, right: (b, b_panel), next } = group;
+        let rows = strips.rows(strip);
+        let (c_row, c_panel) = match self.order {
+            Order::Rows(stride) => (stride, PANEL),
+            Order::Panels => (PANEL, self.m * PANEL),
+        };
+        let width = panels.len() * PANEL / LANES;
+        let vectors = if strips.vectors <= width { strips.vectors } else { V::GEMM_VECTORS };
+        for vector in (0..width).step_by(vectors) {
+            let at = (vector / 2, (vector % 2) * LANES);
+            let column = (panels.start + at.0) * PANEL + at.1;
+            let columns = self.n.saturating_sub(column);
+            if columns == 0 {
+                continue;
+            }
+            let last = depth.end == self.depth;
+            let bias = self.bias.filter(|_| last).map_or(std::ptr::null(), |bias| bias[column..].as_ptr());
+            self.isa.run(&Tile {
+                rows: rows.len(),
+                vectors,
+                depth: depth.len(),
+                a,
+                a_pitch: strips.most,
+                b: b.wrapping_add(at.0 * b_panel + at.1 * E::TOGETHER),
+                b_panel: *b_panel,
+                c: self.c.wrapping_add(rows.start * c_row + (panels.start + at.0) * c_panel + at.1),
+                c_row,
+                c_panel,
+                columns,
+                from_c: self.accumulate || depth.start > 0,
+                bias,
+                prefetch: if vector == 0 { next.part(strip, strips.count) } else { Prefetch::NOTHING },
+            });
+        }
+    }
+}
+
+/// Panels of the right operand that tiles read together, and steps of them.
+struct Group<E> {
+    panels: Range<usize>,
+    depth: Range<usize>,
+    /// `[depth][32]` as `E` lies, and the elements from one panel to the next.
+    right: (*const E, usize),
+    /// What is read after them.
+    next: Prefetch,
+}
