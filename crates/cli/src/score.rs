@@ -65,7 +65,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let (name, lines) = read(&args.input, config.vocab_size)?;
     let mut weights = models::load_weights(&ctx, &model, &config)?;
     if let Some(adapter) = &args.adapter {
-        model::io::load_adapter(ctx.memory(), adapter, &mut weights).or_bad_input()?;
+        model::peft::load_adapter(ctx.memory(), adapter, &mut weights).or_bad_input()?;
     }
 
     let mut scorer = Scorer::new(ctx.memory(), MAX_TOKENS, true);

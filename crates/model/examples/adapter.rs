@@ -4,12 +4,13 @@
 //! adapter MODEL OUT RANK MODULE…     an adapter of these modules (or all-linear) in OUT/adapter, logits in OUT/logits.json
 //! ```
 //!
-//! `check` compares these logits with PEFT's, for any model. The directory `FAMILY/ours` of a fixture is written so, too (see
-//! the test `an_adapter_of_ours_gives_the_same_logits_in_peft`, which has the same numbers for B).
+//! `check` compares these logits with PEFT's, for any model. The directory `FAMILY/ours` of a fixture is written so,
+//! too (see the test `an_adapter_of_ours_gives_the_same_logits_in_peft`, which has the same numbers for B).
 
 use kernels::{Context, DType, Isa, Tensor, ops};
-use model::io::{TensorSink, TensorSource, save_adapter};
+use model::io::{TensorSink, TensorSource};
 use model::net::{self, Rope, Tape};
+use model::peft::save_adapter;
 use model::weights::{Named, NamedMut};
 use model::{Batch, BatchTensors, GroupSegment, LoraConfig, ModelConfig, TargetModules, Weights};
 use std::path::Path;

@@ -16,7 +16,8 @@ pub fn random(config: &ModelConfig, seed: u64, sink: &mut dyn TensorSink) -> Res
     Ok(())
 }
 
-/// A new low-rank adapter as PEFT draws it: A uniform in ±1/√K (Kaiming's, a = √5), B 0, so that it changes nothing yet.
+/// A new low-rank adapter as PEFT draws it: A uniform in ±1/√K (Kaiming's, a = √5), B 0, so that it changes nothing
+/// yet.
 pub(crate) fn adapter(seed: u64, sink: &mut dyn TensorSink) -> Result<()> {
     for spec in sink.tensors().into_iter().filter(|s| s.name.ends_with("lora_A.weight")) {
         let [r, k] = spec.shape[..] else { unreachable!("a matrix") };
@@ -57,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_those_asked_for() {
+    fn mean_and_variance_are_those_of_the_config() {
         let x = tensor("lm_head.weight", 20_000, 0.02, 1);
         let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / 20_000.0;
         let var = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / 20_000.0;

@@ -11,6 +11,7 @@ pub mod io;
 pub mod kv;
 pub mod net;
 pub mod packing;
+pub mod peft;
 pub mod scoring;
 pub mod tokenizer;
 pub mod weights;

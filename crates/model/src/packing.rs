@@ -1,7 +1,7 @@
 //! Groups of sequences to micro-batches, which are cut between groups only.
 //!
-//! Every sum over tokens runs in the order of the sequences and goes on from micro-batch to micro-batch, so where the cuts
-//! lie changes no bit. A group is never cut: its prompt is computed once, forward and backward.
+//! Every sum over tokens runs in the order of the sequences and goes on from micro-batch to micro-batch, so where the
+//! cuts lie changes no bit. A group is never cut: its prompt is computed once, forward and backward.
 
 use crate::{Batch, Capacity, Error, GroupSegment, ModelConfig, Result};
 use std::ops::Range;
@@ -15,8 +15,8 @@ pub struct PromptCompletion<'a> {
     pub completion: &'a [u32],
 }
 
-/// A prompt and the completions that share its computation. Whoever made the group says what belongs to it: two groups may
-/// have equal prompts.
+/// A prompt and the completions that share its computation. Whoever made the group says what belongs to it: two
+/// groups may have equal prompts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromptGroup<'a> {
     /// Prompt ids; not empty.

@@ -63,8 +63,8 @@ impl Scorer {
         Ok(out)
     }
 
-    /// Log-probabilities and entropies of every completion token of each sequence at `temperature`. Runs of equal prompts are
-    /// computed as one group.
+    /// Log-probabilities and entropies of every completion token of each sequence at `temperature`. Runs of equal
+    /// prompts are computed as one group.
     pub fn score(
         &mut self,
         ctx: &Context,

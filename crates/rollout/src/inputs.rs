@@ -5,8 +5,8 @@ use crate::sampler::Draw;
 use crate::scheduler::{Chunk, Scheduler};
 use crate::sequence::Role;
 use kernels::Memory;
+use model::batch::InferRows;
 use model::kv::BLOCK;
-use model::net::InferRows;
 
 /// Buffers of a fixed size, filled anew in every step.
 pub(crate) struct StepInputs {

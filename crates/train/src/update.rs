@@ -19,7 +19,8 @@ use crate::objective::{Objective, Scored};
 use crate::optimizer::Optimizer;
 use crate::{Error, OptimizerConfig, Result, Sample, UpdateMetrics};
 use kernels::{Context, Memory, Tensor};
-use model::net::{self, Dropout, Rope, Tape};
+use model::batch::Dropout;
+use model::net::{self, Rope, Tape};
 use model::packing::{check_groups, longest, micro_batches};
 use model::scoring::grow_rope;
 use model::{

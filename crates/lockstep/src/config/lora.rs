@@ -17,7 +17,7 @@ pub(super) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
     let Some(dir) = resolved.config.model_name_or_path.clone().filter(|name| is_adapter(Path::new(name))) else {
         return Ok(());
     };
-    let lora = model::io::load_adapter_config(Path::new(&dir)).or_bad_input()?.lora;
+    let lora = model::peft::load_adapter_config(Path::new(&dir)).or_bad_input()?.lora;
     let mut own = resolved.config.clone();
     own.use_peft = true;
     (own.lora_r, own.lora_alpha, own.lora_dropout) = (lora.r, lora.alpha, lora.dropout);
@@ -42,7 +42,7 @@ pub(super) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
             bad_input!(
                 "`{name}` = {}, but the model {dir} is an adapter, and its {} says {}: leave the key out{mend}",
                 key.value_text(&resolved.config),
-                model::io::ADAPTER_CONFIG,
+                model::peft::ADAPTER_CONFIG,
                 key.value_text(&own)
             );
         }

@@ -51,7 +51,7 @@ impl Policy {
 
     /// The model of `dir` with an adapter on it, of a language model or of a reward model, as the adapter says.
     pub fn load_below(ctx: &Context, dir: &Path, adapter: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
-        if !model::io::load_adapter_config(adapter).or_bad_input()?.scores {
+        if !model::peft::load_adapter_config(adapter).or_bad_input()?.scores {
             return Policy::load_with(ctx, dir, Some(adapter), dtype);
         }
         let words = Words::load_scorer(dir)?.computing_in(dtype)?;
@@ -64,13 +64,13 @@ impl Policy {
 
     /// Puts the adapter of a PEFT directory on it.
     pub fn adapt(&mut self, ctx: &Context, adapter: &Path) -> anyhow::Result<()> {
-        model::io::load_adapter(ctx.memory(), adapter, &mut self.weights).or_bad_input()
+        model::peft::load_adapter(ctx.memory(), adapter, &mut self.weights).or_bad_input()
     }
 
     /// Takes up the weights that [`save`](Self::save) wrote to `dir`: the adapter's, where there is one.
     pub fn restore(&mut self, dir: &Path) -> anyhow::Result<()> {
         match self.weights.lora() {
-            Some(_) => model::io::read_adapter(dir, &mut self.weights).or_bad_input(),
+            Some(_) => model::peft::read_adapter(dir, &mut self.weights).or_bad_input(),
             None => {
                 let config = self.weights.config.clone();
                 model::io::load_weights(dir, &config, &mut self.weights).or_bad_input()
@@ -82,7 +82,7 @@ impl Policy {
     /// The weights are what they compute in: every bit of them, and no more.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
         if self.weights.lora().is_some() {
-            model::io::save_adapter(dir, &self.weights, &self.dir.display().to_string())?;
+            model::peft::save_adapter(dir, &self.weights, &self.dir.display().to_string())?;
             return Ok(model::io::copy_tokenizer(&self.dir, dir)?);
         }
         let options = SaveOptions::exact(&self.weights.config);
@@ -241,7 +241,7 @@ fn with_adapter(
     seed: u64,
 ) -> anyhow::Result<Weights> {
     weights.add_adapter(ctx.memory(), lora, seed).or_bad_input()?;
-    from.map_or(Ok(()), |dir| model::io::read_adapter(dir, &mut weights).or_bad_input())?;
+    from.map_or(Ok(()), |dir| model::peft::read_adapter(dir, &mut weights).or_bad_input())?;
     Ok(weights)
 }
 
@@ -272,7 +272,7 @@ impl Found {
         if !is_adapter(&dir) {
             return Ok(Found { dir, adapter: None });
         }
-        let told = model::io::load_adapter_config(&dir).or_bad_input()?;
+        let told = model::peft::load_adapter_config(&dir).or_bad_input()?;
         if told.scores != (head != Head::Lm) {
             let (is, needed) = match told.scores {
                 true => ("a reward model (SEQ_CLS)", "a language model is needed here"),
@@ -286,13 +286,13 @@ impl Found {
         let Some(base) = told.base else {
             bad_input!(
                 "{}: `base_model_name_or_path` is missing: put the model there that the adapter was trained on",
-                dir.join(model::io::ADAPTER_CONFIG).display()
+                dir.join(model::peft::ADAPTER_CONFIG).display()
             );
         };
         let below = locate(&base, HubKind::Model).map_err(|e| {
             BadInput::new(format!(
                 "{}: `base_model_name_or_path`: {}; put the model there that the adapter was trained on",
-                dir.join(model::io::ADAPTER_CONFIG).display(),
+                dir.join(model::peft::ADAPTER_CONFIG).display(),
                 paragraph(&e)
             ))
         })?;

@@ -49,7 +49,7 @@ impl Opened {
         let Opened { name, found, words } = self;
         let mut weights = load_scorer(ctx, &found.dir, words.config.compute)?;
         if let Some(adapter) = &found.adapter {
-            model::io::load_adapter(ctx.memory(), adapter, &mut weights).or_bad_input()?;
+            model::peft::load_adapter(ctx.memory(), adapter, &mut weights).or_bad_input()?;
         }
         let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
         let kwargs = config.chat_template_kwargs.clone();

@@ -131,7 +131,7 @@ fn reward_models(config: &Config) -> anyhow::Result<Vec<RewardModel>> {
                 model if model.head == Head::Lm => model.with_score_head(1),
                 scorer => scorer,
             };
-            let lora = adapter.map(|dir| model::io::load_adapter_config(&dir)).transpose().or_bad_input()?;
+            let lora = adapter.map(|dir| model::peft::load_adapter_config(&dir)).transpose().or_bad_input()?;
             found.push(RewardModel { name, shape: Arc::new(shape), lora: lora.map(|told| told.lora) });
         }
     }

@@ -65,7 +65,7 @@ pub fn write(run: &RunDir, made: &Made<'_>) -> anyhow::Result<()> {
 fn model_files(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     let decides = |file: &PathBuf| {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let listed = ["config.json", "tokenizer.json", "model.safetensors.index.json", model::io::ADAPTER_CONFIG];
+        let listed = ["config.json", "tokenizer.json", "model.safetensors.index.json", model::peft::ADAPTER_CONFIG];
         listed.contains(&&*name) || name.ends_with(".safetensors")
     };
     let files: std::io::Result<Vec<PathBuf>> = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect();

@@ -15,5 +15,5 @@ pub(crate) const DATA_ENDINGS: [&str; 3] = ["jsonl", "json", "parquet"];
 
 /// Whether a directory is an adapter's: PEFT's files, and no model beside them.
 pub fn is_adapter(dir: &Path) -> bool {
-    dir.join(model::io::ADAPTER_CONFIG).exists() && !dir.join("config.json").exists()
+    dir.join(model::peft::ADAPTER_CONFIG).exists() && !dir.join("config.json").exists()
 }

@@ -4,21 +4,27 @@
 //! row is the token that goes in; it predicts the one that follows. The last token of a branch predicts nothing and is
 //! attended by nobody, so it has no row.
 //!
-//! Keys and values lie in pages of [`BLOCK`] positions. The prefix's full pages are shared by the branches; the page that
-//! the prefix ends in the middle of is each branch's own, and the prefix's rows are written into all of them, so that every
-//! branch sees the same pages as if it were alone: the same bits, packed or not, shared or not.
+//! Keys and values lie in pages of [`BLOCK`] positions. The prefix's full pages are shared by the branches; the page
+//! that the prefix ends in the middle of is each branch's own, and the prefix's rows are written into all of them, so
+//! that every branch sees the same pages as if it were alone: the same bits, packed or not, shared or not.
 //!
 //! It does not know where a token came from, nor what is done with its score.
 
+mod dropout;
+mod rows;
+
+pub use dropout::Dropout;
+pub use rows::InferRows;
+pub(crate) use rows::RowViews;
+
 use crate::kv::BLOCK;
-use crate::net::{Dropout, InferRows};
 use kernels::{Memory, Tensor};
 use std::ops::Range;
 
 /// A prefix and the branches that continue it: a prompt and its completions.
 ///
-/// A branch's tokens are the ones scored, each given all before it; a token with nothing before it (the first of a branch
-/// with an empty prefix) is not. A prefix with no branch is computed whole and scores nothing.
+/// A branch's tokens are the ones scored, each given all before it; a token with nothing before it (the first of a
+/// branch with an empty prefix) is not. A prefix with no branch is computed whole and scores nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupSegment<'a> {
     /// Token ids before every branch.
@@ -264,8 +270,8 @@ impl BatchTensors {
             dropout: None,
         }
     }
-    /// What adapters do not see from the next [`forward`](crate::net::forward) on, whose way back does the same; at first
-    /// they see everything.
+    /// What adapters do not see from the next [`forward`](crate::net::forward) on, whose backward pass does the same;
+    /// at first they see everything.
     pub fn set_dropout(&mut self, dropout: Option<Dropout>) {
         self.dropout = dropout;
     }

@@ -7,8 +7,9 @@ fn ids(first: u32, len: usize) -> Vec<u32> {
     (first..first + len as u32).collect()
 }
 
-/// Every sequence (prefix + branch) must see, through its table, exactly its own tokens at their positions; pages must
-/// be shared only where they are full of prefix; and scores must point at the row before the token, of the same sequence.
+/// Every sequence (prefix + branch) must see, through its table, exactly its own tokens at their positions; pages
+/// must be shared only where they are full of prefix; and scores must point at the row before the token, of the same
+/// sequence.
 fn check(groups: &[(Vec<u32>, Vec<Vec<u32>>)], sharing: bool) -> Batch {
     let branches: Vec<Vec<&[u32]>> = groups.iter().map(|(_, b)| b.iter().map(|b| b.as_slice()).collect()).collect();
     let segments: Vec<_> =

@@ -41,8 +41,8 @@ pub(super) fn failed(error: minijinja::Error) -> Error {
     Error::Chat(message)
 }
 
-/// `tojson(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of transformers: nothing is escaped but
-/// what JSON must escape.
+/// `tojson(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of transformers: nothing is escaped
+/// but what JSON must escape.
 fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> std::result::Result<String, minijinja::Error> {
     let bad = |message: &str| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {message}"));
     let argument = |place: usize, name: &str| -> std::result::Result<Option<Value>, minijinja::Error> {
@@ -82,8 +82,8 @@ fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> std::result
     python::Json { ensure_ascii, indent, item, key, sort_keys }.dump(value).map_err(|m| bad(&m))
 }
 
-/// `{% generation %}` … `{% endgeneration %}` mark what an assistant said; they print nothing, and open a scope. So does
-/// `with`, which takes their place and keeps their whitespace marks.
+/// `{% generation %}` … `{% endgeneration %}` mark what an assistant said; they print nothing, and open a scope. So
+/// does `with`, which takes their place and keeps their whitespace marks.
 fn without_generation(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

@@ -1,8 +1,9 @@
 //! Chat templates: messages to the text that a model was trained to see, as transformers renders them.
 //!
-//! Templates are Jinja for Python; minijinja renders them, and what differs is made equal here: how values print, `tojson`,
-//! Python's methods on strings, `{% generation %}` blocks, and what transformers does to messages before rendering (keys
-//! with null values are dropped, reasoning goes by several names). It does not know tokens, but for the names of special ones.
+//! Templates are Jinja for Python; minijinja renders them, and what differs is made equal here: how values print,
+//! `tojson`, Python's methods on strings, `{% generation %}` blocks, and what transformers does to messages before
+//! rendering (keys with null values are dropped, reasoning goes by several names). It does not know tokens, but for
+//! the names of special ones.
 
 mod environment;
 mod python;

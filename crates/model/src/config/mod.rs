@@ -1,9 +1,9 @@
 //! `config.json`: the shape of a model, and every switch of its arithmetic.
 //!
-//! Read as transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`) write it, with
-//! the defaults of transformers 5.23 for what is absent. A setting that the model here would not honour is an error that
-//! names the field and its value; fields that transformers itself does not read for the family are not looked at.
-//! It does not know weights or files of weights.
+//! Read as transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`) write it,
+//! with the defaults of transformers 5.23 for what is absent. A setting that the model here would not honour is an
+//! error that names the field and its value; fields that transformers itself does not read for the family are not
+//! looked at. It does not know weights or files of weights.
 
 mod parse;
 mod rope;
@@ -142,8 +142,8 @@ pub struct ModelConfig {
     pub pad_token_id: Option<u32>,
     /// The dtype that the weights were saved in, if it says so.
     pub dtype: Option<FileDType>,
-    /// What products read: weights, and the activations that feed them, in f32 or in bf16. Not a thing of the file: whoever
-    /// loads the model chooses it (f32 where nobody does).
+    /// What products read: weights, and the activations that feed them, in f32 or in bf16. Not a thing of the file:
+    /// whoever loads the model chooses it (f32 where nobody does).
     pub compute: DType,
     /// Standard deviation of random initial weights.
     pub initializer_range: f32,

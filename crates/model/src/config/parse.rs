@@ -121,7 +121,8 @@ pub(super) fn parse(json: &str) -> Result<ModelConfig> {
 
     let num_heads = f.size("num_attention_heads", None)?;
     let hidden_size = f.size("hidden_size", None)?;
-    // Absent and null differ: absent takes the default of the family's configuration class, null means "as many as heads".
+    // Absent and null differ: absent takes the default of the family's configuration class, null means "as many as
+    // heads".
     let kv_default = match (family, raw.contains_key("num_key_value_heads")) {
         (Family::Mistral, false) => 8,
         (Family::Qwen2 | Family::Qwen3, false) => 32,

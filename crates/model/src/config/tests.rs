@@ -76,8 +76,8 @@ fn both_generations_mean_the_same_and_frequencies_are_those_of_transformers() {
             assert!(distance <= 4, "{name}: frequency {i} is off by {distance} units in the last place");
         }
     }
-    // Ours are powers rounded correctly. torch's are now and then off by one unit in the last place, on other machines in
-    // other places; the bend of llama3 makes up to four of it.
+    // Ours are powers rounded correctly. torch's are now and then off by one unit in the last place, on other
+    // machines in other places; the bend of llama3 makes up to four of it.
     assert!(off <= 5, "{off} of {all} frequencies differ from those of transformers");
 }
 

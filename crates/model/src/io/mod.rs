@@ -1,22 +1,19 @@
 //! Weight files: Hugging Face directories in, Hugging Face directories out.
 //!
-//! Reading: `model.safetensors`, or the shards that `model.safetensors.index.json` lists; f32, f16 or bf16, memory-mapped,
-//! and widened, handed over and released one tensor after the other. Writing: the same, each file under a temporary name
-//! until it is complete and on disk.
-//!
-//! Low-rank adapters are read and written as PEFT's directories.
+//! Reading: `model.safetensors`, or the shards that `model.safetensors.index.json` lists; f32, f16 or bf16,
+//! memory-mapped, and widened, handed over and released one tensor after the other. Writing: the same, each file
+//! under a temporary name until it is complete and on disk.
 //!
 //! It does not know how weights are held in memory: whoever holds them is a [`TensorSink`] or a [`TensorSource`].
 
-mod peft;
 mod read;
 mod safetensors;
 mod save;
 #[cfg(test)]
 mod tests;
 
-pub use peft::{ADAPTER_CONFIG, AdapterConfig, load_adapter, load_adapter_config, read_adapter, save_adapter};
 pub use read::{load_tensors, load_weights};
+pub(crate) use save::write_json;
 pub use save::{SaveOptions, copy_tokenizer, save_model, save_tensors, write_atomically};
 
 use crate::Result;

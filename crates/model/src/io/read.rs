@@ -98,7 +98,7 @@ impl Files {
     }
 
     /// Hands every tensor of the sink over, each under the name that `alias` gives it in the files.
-    fn pour(&self, specs: &[TensorSpec], sink: &mut dyn TensorSink, alias: impl Fn(&str) -> String) -> Result<()> {
+    fn load_into(&self, specs: &[TensorSpec], sink: &mut dyn TensorSink, alias: impl Fn(&str) -> String) -> Result<()> {
         // All shapes first: an error comes before minutes of reading, and before anything is overwritten.
         for spec in specs {
             let name = alias(&spec.name);
@@ -137,8 +137,8 @@ impl Files {
 
 /// Reads the weights of the model directory `dir` into `sink`.
 ///
-/// A head in the files of a model that ties it to the embedding is accepted if it equals the embedding (and stands for it
-/// where that is absent). Where they differ, transformers would untie them; here it is an error that says so.
+/// A head in the files of a model that ties it to the embedding is accepted if it equals the embedding (and stands
+/// for it where that is absent). Where they differ, transformers would untie them; here it is an error that says so.
 pub fn load_weights(dir: &Path, config: &ModelConfig, sink: &mut dyn TensorSink) -> Result<()> {
     let files = Files::of_model(dir)?;
     let specs = sink.tensors();
@@ -161,7 +161,7 @@ pub fn load_weights(dir: &Path, config: &ModelConfig, sink: &mut dyn TensorSink)
         }
     }
     let only_head = head.is_some() && embedding.is_none();
-    files.pour(&specs, sink, |name| if only_head && name == EMBEDDING { HEAD.into() } else { name.into() })
+    files.load_into(&specs, sink, |name| if only_head && name == EMBEDDING { HEAD.into() } else { name.into() })
 }
 
 /// Reads one safetensors file into `sink`: each tensor that it wants, and nothing else may be there.
@@ -169,5 +169,5 @@ pub fn load_tensors(path: &Path, sink: &mut dyn TensorSink) -> Result<()> {
     let files = Files::one(path.to_owned())?;
     let specs = sink.tensors();
     files.refuse_unexpected(|name| specs.iter().any(|s| s.name == name))?;
-    files.pour(&specs, sink, str::to_owned)
+    files.load_into(&specs, sink, str::to_owned)
 }

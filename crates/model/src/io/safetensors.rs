@@ -1,8 +1,8 @@
 //! The safetensors container: a little-endian u64 length, that many bytes of JSON, then the tensors' bytes.
 //!
-//! The header is read here and not by the `safetensors` crate, whose errors do not say which tensor of a damaged file is
-//! meant. The checks are the same: offsets follow one another without gap or overlap, sizes fit shape and dtype, and the
-//! last byte is the file's last.
+//! The header is read here and not by the `safetensors` crate, whose errors do not say which tensor of a damaged file
+//! is meant. The checks are the same: offsets follow one another without gap or overlap, sizes fit shape and dtype,
+//! and the last byte is the file's last.
 
 use crate::{Error, FileDType, Result};
 use half::{bf16, f16};

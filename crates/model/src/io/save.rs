@@ -112,7 +112,7 @@ fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<()> {
     write_atomically(&to, |out| std::io::copy(&mut file, out).map(drop).map_err(|e| Error::io(&from, e)))
 }
 
-pub(super) fn write_json(path: &Path, json: &Value) -> Result<()> {
+pub(crate) fn write_json(path: &Path, json: &Value) -> Result<()> {
     let text = serde_json::to_string_pretty(json).expect("a JSON value is always JSON") + "\n";
     write_atomically(path, |out| out.write_all(text.as_bytes()).map_err(|e| Error::io(path, e)))
 }

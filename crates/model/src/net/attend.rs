@@ -11,9 +11,9 @@
 //! Because keys and values are read from pages here, too, a row's sums run in the same order whether the rows before it
 //! are in this pass or were computed long ago: training, prefill and decoding give the same bits.
 
-use super::layer::{Back, Buffers, Input, Linears, Pass, Saved};
+use super::layer::{BackwardBuffers, Buffers, Input, Linears, Pass, Saved};
 use crate::kv::LayerPages;
-use crate::weights::{Layer, Was, trained};
+use crate::weights::{Layer, SavedInput, trained};
 use kernels::ops::{attention, qk_norm, rmsnorm, rope};
 use kernels::{DType, Result, Tensor, View, ViewMut};
 
@@ -98,7 +98,7 @@ pub(super) fn backward(
     g: &mut Layer,
     buffers: &mut Buffers<'_>,
     groups: View<'_>,
-    b: &mut Back,
+    b: &mut BackwardBuffers,
 ) -> Result<()> {
     let Buffers { x, saved: s, pages, work } = buffers;
     let Pass { ctx, config, rows, .. } = *pass;
@@ -106,7 +106,7 @@ pub(super) fn backward(
 
     let dropout = pass.dropout(layer, Linears::O);
     let (d_y, d_x) = (b.d_x.rows(0..n), b.narrow.view_mut(n, width));
-    w.o.backward(ctx, Was { x: s.attended.rows(0..n), dropout, groups }, d_y, d_x, &mut g.o)?;
+    w.o.backward(ctx, SavedInput { x: s.attended.rows(0..n), dropout, groups }, d_y, d_x, &mut g.o)?;
     // The layers above have overwritten the pages.
     write_kv(pass, layer, s, pages)?;
     let attend = attention::Backward {
@@ -148,8 +148,8 @@ pub(super) fn backward(
     let (dropout, weight, rstd) =
         (pass.dropout(layer, Linears::Qkv), w.attention_norm.view(), s.attend_rstd.rows(0..n));
     rmsnorm::again(ctx, rmsnorm::Again { x: x.rows(0..n), weight, rstd, y: work.normed.rows_mut(0..n) })?;
-    let (was, d_x) = (Was { x: work.normed.rows(0..n), dropout, groups }, b.d_normed.rows_mut(0..n));
-    w.qkv.backward(ctx, was, d_qkv, d_x, &mut g.qkv)?;
+    let (input, d_x) = (SavedInput { x: work.normed.rows(0..n), dropout, groups }, b.d_normed.rows_mut(0..n));
+    w.qkv.backward(ctx, input, d_qkv, d_x, &mut g.qkv)?;
     let norm = rmsnorm::Backward {
         x: x.rows(0..n),
         weight,

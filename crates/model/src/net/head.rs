@@ -1,6 +1,6 @@
 //! From hidden rows to the log-probabilities of given tokens, or to scores; and back.
 
-use super::tape::TapeBack;
+use super::tape::TapeBackward;
 use super::{Rope, Tape};
 use crate::batch::{Batch, BatchTensors};
 use crate::weights::{Grads, Weights};
@@ -47,9 +47,8 @@ pub fn head_forward(
     )
 }
 
-/// The way back of [`head_forward`], from the gradients of log-probabilities and entropies `[R]`: overwrites the tape's
-/// gradient of the hidden rows, and accumulates the head's into `grads`,
-/// if it is trained.
+/// The backward pass of [`head_forward`], from the gradients of log-probabilities and entropies `[R]`: overwrites the
+/// tape's gradient of the hidden rows, and accumulates the head's into `grads`, if it is trained.
 pub fn head_backward(
     ctx: &Context,
     weights: &Weights,
@@ -59,7 +58,7 @@ pub fn head_backward(
     tape: &mut Tape,
     grads: &mut Grads,
 ) -> Result<()> {
-    let back = tape.back.as_mut().ok_or_else(super::no_way_back)?;
+    let back = tape.back.as_mut().ok_or_else(super::no_backward_buffers)?;
     let (n, r, head) = (tape.activations.rows, tape.head.rows, &tape.head);
     lm_head::backward(
         ctx,
@@ -80,8 +79,8 @@ pub fn head_backward(
     spread(ctx, batch, n, r, back)
 }
 
-/// After [`forward`](super::forward) of a model with a head of one score: the score of the row that predicts each of the
-/// batch's tokens, which is that of the text before the token ([`Tape::scores`]).
+/// After [`forward`](super::forward) of a model with a head of one score: the score of the row that predicts each of
+/// the batch's tokens, which is that of the text before the token ([`Tape::scores`]).
 ///
 /// s = hidden · w
 pub fn score_forward(ctx: &Context, weights: &Weights, batch: &BatchTensors, tape: &mut Tape) -> Result<()> {
@@ -93,8 +92,8 @@ pub fn score_forward(ctx: &Context, weights: &Weights, batch: &BatchTensors, tap
     linear::forward(ctx, linear::Forward { x, w: weights.head(), bias: None, y, accumulate: false })
 }
 
-/// The way back of [`score_forward`], from the gradient of the scores `[R]`: overwrites the tape's gradient of the hidden
-/// rows, and accumulates the head's into `grads`.
+/// The backward pass of [`score_forward`], from the gradient of the scores `[R]`: overwrites the tape's gradient of
+/// the hidden rows, and accumulates the head's into `grads`.
 pub fn score_backward(
     ctx: &Context,
     weights: &Weights,
@@ -103,7 +102,7 @@ pub fn score_backward(
     tape: &mut Tape,
     grads: &mut Grads,
 ) -> Result<()> {
-    let back = tape.back.as_mut().ok_or_else(super::no_way_back)?;
+    let back = tape.back.as_mut().ok_or_else(super::no_backward_buffers)?;
     let (n, r, head) = (tape.activations.rows, tape.head.rows, &tape.head);
     let (x, d_y) = (head.hidden.rows(0..r), d_scores.reshape(&[r, 1]));
     if let Some(d_w) = grads.head_mut() {
@@ -116,7 +115,7 @@ pub fn score_backward(
 }
 
 /// From the gradient of the `r` scored rows to that of all `n` hidden rows, which it overwrites.
-fn spread(ctx: &Context, batch: &BatchTensors, n: usize, r: usize, back: &mut TapeBack) -> Result<()> {
+fn spread(ctx: &Context, batch: &BatchTensors, n: usize, r: usize, back: &mut TapeBackward) -> Result<()> {
     let (d_out, rows) = (back.d_score_rows.rows(0..r), batch.score_rows.view());
     zero(ctx, back.d_hidden.rows_mut(0..n));
     rows::scatter_add(ctx, rows::ScatterAdd { d_out, rows, d_x: back.d_hidden.rows_mut(0..n) })

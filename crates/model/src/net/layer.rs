@@ -1,4 +1,4 @@
-//! One layer of the decoder: an attention half and an MLP half, each with its way forward and its way back.
+//! One layer of the decoder: an attention half and an MLP half, each with its forward and its backward pass.
 //!
 //! ```text
 //! x                           the layer's input, a residual stream     [T, H]
@@ -6,14 +6,15 @@
 //! x' = m + mlp(m)             `mlp.rs`                                 [T, H]
 //! ```
 //!
-//! A sum is formed where it is next read: by the norm that begins the next half. Until then it is two tensors, the stream
-//! and `delta`. On the way back the stream's gradient passes the sum unchanged, and each half adds its own to it.
+//! A sum is formed where it is next read: by the norm that begins the next half. Until then it is two tensors, the
+//! stream and `delta`. In the backward pass the stream's gradient passes the sum unchanged, and each half adds its
+//! own to it.
 //!
 //! Legend of these files: T rows, H hidden, F ffn, nh heads, nkv kv heads, hd head width.
 
-use super::dropout::Dropout;
-use super::{Rope, attend, mlp, rows::RowViews};
+use super::{Rope, attend, mlp};
 use crate::ModelConfig;
+use crate::batch::{Dropout, RowViews};
 use crate::kv::LayerPages;
 use crate::weights::Layer;
 use kernels::ops::lora;
@@ -42,13 +43,14 @@ pub(super) enum Linears {
 impl<'a> Pass<'a> {
     /// What the adapter of this linear layer does not see.
     pub fn dropout(&self, layer: usize, linear: Linears) -> Option<lora::Dropout<'a>> {
-        self.dropout.map(|dropout| dropout.of(layer, linear, self.rows.positions))
+        let place = 4 * layer as u32 + linear as u32;
+        self.dropout.map(|dropout| dropout.of(place, self.rows.positions))
     }
 }
 
 /// Where a layer finds its input.
 pub(super) enum Input<'a> {
-    /// `x` holds it: the first layer, or a layer computed again.
+    /// `x` holds it: the first layer, or a layer that is recomputed.
     Ready,
     /// It is `mid` of the layer before, plus `delta`.
     After(&'a Saved),
@@ -56,14 +58,15 @@ pub(super) enum Input<'a> {
     AfterInPlace,
 }
 
-/// What a layer computes on its way forward, and reads on its way back. T rows of each are in use.
+/// What a layer computes in the forward pass, and reads in the backward pass. T rows of each are in use.
 ///
-/// What feeds a product or attention has the model's compute dtype; the residual stream and what norms remember are f32.
-/// What is cheap to make again is not kept: see [`Work`].
+/// What feeds a product or attention has the model's compute dtype; the residual stream and what norms remember are
+/// f32. What is cheap to recompute is not kept: see [`Work`].
 pub(super) struct Saved {
     /// 1 / rms of x `[T]`
     pub attend_rstd: Tensor,
-    /// q, k, v before the norms of their heads `[T, (nh + 2 nkv)·hd]`, and 1 / rms of each q and k head `[T, nh + nkv]`.
+    /// q, k, v before the norms of their heads `[T, (nh + 2 nkv)·hd]`, and 1 / rms of each q and k head `[T, nh +
+    /// nkv]`.
     pub raw_qkv: Option<(Tensor, Tensor)>,
     /// q, k, v `[T, (nh + 2 nkv)·hd]`
     pub qkv: Tensor,
@@ -75,7 +78,7 @@ pub(super) struct Saved {
     pub mid: Tensor,
     /// 1 / rms of m `[T]`
     pub mlp_rstd: Tensor,
-    /// g Wgateᵀ, g Wupᵀ `[T, 2F]`; none where there is no way back.
+    /// g Wgateᵀ, g Wupᵀ `[T, 2F]`; none where there is no backward pass.
     pub gate_up: Option<Tensor>,
 }
 
@@ -98,8 +101,8 @@ impl Saved {
     }
 }
 
-/// What a half of a layer hands from one operation to the next, the same memory for all layers. The way back makes `normed`
-/// and `gated` again, to the same bits, from what was kept.
+/// What a half of a layer hands from one operation to the next, the same memory for all layers. The backward pass
+/// recomputes `normed` and `gated`, to the same bits, from what was kept.
 pub(super) struct Work {
     /// h or g, the normed input of a half `[T, H]`.
     pub normed: Tensor,
@@ -132,8 +135,8 @@ pub(super) struct Buffers<'a> {
     pub work: &'a mut Work,
 }
 
-/// Buffers of the way back, for one layer at a time.
-pub(super) struct Back {
+/// Buffers of the backward pass, for one layer at a time.
+pub(super) struct BackwardBuffers {
     /// The gradient of the residual stream `[T, H]`.
     pub d_x: Tensor,
     /// The gradient of a norm's output `[T, H]`.
@@ -148,14 +151,14 @@ pub(super) struct Back {
     pub d_pages: LayerPages,
 }
 
-impl Back {
+impl BackwardBuffers {
     /// Room for `rows` rows in `blocks` pages.
-    pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, blocks: usize) -> Back {
+    pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, blocks: usize) -> BackwardBuffers {
         let stream = || Tensor::zeros(memory, &[rows, c.hidden_size], DType::F32);
         let scratch = |width: usize| Scratch::new(memory, rows * width);
         let raw = if c.qk_norm { c.qkv_width() } else { 0 };
         let gates = if c.compute == DType::F32 { rows } else { rows.min(memory.rows_at_once()) };
-        Back {
+        BackwardBuffers {
             d_x: stream(),
             d_normed: stream(),
             narrow: scratch(c.intermediate_size.max(c.num_heads * c.head_dim).max(raw)),
@@ -185,7 +188,7 @@ impl Scratch {
     }
 }
 
-/// The way forward of layer `layer`: from `x` (written first, if `input` says so) to `saved.mid` and `delta`.
+/// The forward pass of layer `layer`: from `x` (written first, if `input` says so) to `saved.mid` and `delta`.
 pub(super) fn forward(
     pass: &Pass<'_>,
     layer: usize,
@@ -198,7 +201,7 @@ pub(super) fn forward(
     mlp::forward(pass, layer, w, buffers, delta)
 }
 
-/// The way back of [`forward`]: `b.d_x` is the gradient of x' and becomes that of x; `g` accumulates the weights'.
+/// The backward pass of [`forward`]: `b.d_x` is the gradient of x' and becomes that of x; `g` accumulates the weights'.
 /// `groups: [G + 1]` are the first rows of the batch's independent groups.
 pub(super) fn backward(
     pass: &Pass<'_>,
@@ -207,7 +210,7 @@ pub(super) fn backward(
     g: &mut Layer,
     buffers: &mut Buffers<'_>,
     groups: View<'_>,
-    b: &mut Back,
+    b: &mut BackwardBuffers,
 ) -> Result<()> {
     mlp::backward(pass, layer, w, g, buffers, groups, b)?;
     attend::backward(pass, layer, w, g, buffers, groups, b)

@@ -7,11 +7,11 @@
 //! delta = u Wdownᵀ
 //! ```
 //!
-//! On tiles gate and up go through u without being written as f32, but for adapters, which add to them in f32, and where F
-//! is no multiple of a panel. Otherwise they are written, some rows at a time unless f32 is kept.
+//! On tiles gate and up go through u without being written as f32, but for adapters, which add to them in f32, and
+//! where F is no multiple of a panel. Otherwise they are written, some rows at a time unless f32 is kept.
 
-use super::layer::{Back, Buffers, Linears, Pass, Work};
-use crate::weights::{Layer, Was, trained};
+use super::layer::{BackwardBuffers, Buffers, Linears, Pass, Work};
+use crate::weights::{Layer, SavedInput, trained};
 use kernels::ops::{rmsnorm, swiglu};
 use kernels::{DType, Error, Result, Tensor, View};
 use std::ops::Range;
@@ -38,9 +38,9 @@ pub(super) fn forward(
     rmsnorm::forward(ctx, norm)?;
     let dropout = pass.dropout(layer, Linears::GateUp);
     match &mut s.gate_up {
-        kept if w.gate_up.gates(ctx) => {
+        kept if w.gate_up.can_fuse_swiglu(ctx) => {
             let kept = kept.as_mut().map(|kept| kept.rows_mut(0..n));
-            w.gate_up.forward_gated(ctx, normed.rows(0..n), kept, gated.rows_mut(0..n))?;
+            w.gate_up.forward_swiglu(ctx, normed.rows(0..n), kept, gated.rows_mut(0..n))?;
         }
         Some(kept) if pass.config.compute == DType::F32 => {
             w.gate_up.forward(ctx, normed.rows(0..n), dropout, kept.rows_mut(0..n))?;
@@ -68,7 +68,7 @@ pub(super) fn backward(
     g: &mut Layer,
     buffers: &mut Buffers<'_>,
     groups: View<'_>,
-    b: &mut Back,
+    b: &mut BackwardBuffers,
 ) -> Result<()> {
     let Buffers { saved: s, work: Work { normed, gated, .. }, .. } = buffers;
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
@@ -78,14 +78,14 @@ pub(super) fn backward(
     let (weight, rstd) = (w.mlp_norm.view(), s.mlp_rstd.rows(0..n));
     rmsnorm::again(ctx, rmsnorm::Again { x: s.mid.rows(0..n), weight, rstd, y: normed.rows_mut(0..n) })?;
 
-    // The gates' way back makes u by the way; but an adapter of down reads u before.
+    // The gates' backward pass makes u by the way; but an adapter of down reads u before.
     let later = w.down.adapter.is_none();
     let (d_y, d_x, dropout) = (b.d_x.rows(0..n), b.narrow.view_mut(n, f), pass.dropout(layer, Linears::Down));
     if later {
         w.down.backward_input(ctx, d_y, d_x)?;
     } else {
         swiglu::forward(ctx, swiglu::Forward { gate_up: gate_up.rows(0..n), kept: None, y: gated.rows_mut(0..n) })?;
-        w.down.backward(ctx, Was { x: gated.rows(0..n), dropout, groups }, d_y, d_x, &mut g.down)?;
+        w.down.backward(ctx, SavedInput { x: gated.rows(0..n), dropout, groups }, d_y, d_x, &mut g.down)?;
     }
     let (dropout, adapted) = (pass.dropout(layer, Linears::GateUp), w.gate_up.adapter.is_some());
     // Below an adapter the weight is frozen, so that rows may be cut between groups, too.
@@ -99,8 +99,8 @@ pub(super) fn backward(
         let y = later.then(|| gated.rows_mut(rows.clone()));
         swiglu::backward(ctx, swiglu::Backward { gate_up, d_y, d_gate_up: d_gate_up.reborrow(), y })?;
         let (x, dropout) = (normed.rows(rows.clone()), dropout.map(|d| d.rows(rows.clone())));
-        let (was, d_x) = (Was { x, dropout, groups }, b.d_normed.rows_mut(rows));
-        w.gate_up.backward(ctx, was, d_gate_up.view(), d_x, &mut g.gate_up)?;
+        let (input, d_x) = (SavedInput { x, dropout, groups }, b.d_normed.rows_mut(rows));
+        w.gate_up.backward(ctx, input, d_gate_up.view(), d_x, &mut g.gate_up)?;
     }
     if later {
         w.down.backward_weight(ctx, gated.rows(0..n), b.d_x.rows(0..n), groups, &mut g.down)?;

@@ -1,24 +1,22 @@
-//! The decoder: tokens in, hidden rows out, and the way back.
+//! The decoder: tokens in, hidden rows out, and the backward pass.
 //!
-//! Read `layer.rs` first, then `attend.rs` and `mlp.rs`: equations, forward beside backward. The same forward serves decoding, prefill, scoring
-//! and training; they differ in the rows they pass, in whose pages keys and values lie, and in what is kept. So a token's
-//! bits do not depend on which of them computed it.
-//! It does not know sampling, losses or the optimizer.
+//! Read `layer.rs` first, then `attend.rs` and `mlp.rs`: equations, forward beside backward. The same forward serves
+//! decoding, prefill, scoring and training; they differ in the rows they pass, in whose pages keys and values lie,
+//! and in what is kept. So a token's bits do not depend on which of them computed it. It does not know sampling,
+//! losses or the optimizer.
 
 mod attend;
-mod dropout;
 mod head;
 mod layer;
 mod mlp;
-mod rows;
+mod rope;
 mod tape;
 
-pub use dropout::Dropout;
 pub use head::{Scores, head_backward, head_forward, inv_temperature, score, score_backward, score_forward};
-pub use rows::{InferRows, Rope};
+pub use rope::Rope;
 pub use tape::{Tape, Workspace};
 
-use crate::batch::BatchTensors;
+use crate::batch::{BatchTensors, InferRows};
 use crate::kv::KvCache;
 use crate::weights::{Grads, Weights, trained};
 use kernels::ops::{embedding, rmsnorm, zero};
@@ -83,8 +81,8 @@ fn layers_forward(pass: &Pass<'_>, weights: &Weights, kv: &mut KvCache, a: &mut 
     )
 }
 
-/// The way back of [`forward`], from the gradient of the hidden rows ([`Tape::d_hidden_mut`], as [`head_backward`] writes
-/// it): accumulates into `grads` (all but the head's).
+/// The backward pass of [`forward`], from the gradient of the hidden rows ([`Tape::d_hidden_mut`], as
+/// [`head_backward`] writes it): accumulates into `grads` (all but the head's).
 pub fn backward(
     ctx: &Context,
     weights: &Weights,
@@ -93,7 +91,7 @@ pub fn backward(
     tape: &mut Tape,
     grads: &mut Grads,
 ) -> Result<()> {
-    let (a, back) = (&mut tape.activations, tape.back.as_mut().ok_or_else(no_way_back)?);
+    let (a, back) = (&mut tape.activations, tape.back.as_mut().ok_or_else(no_backward_buffers)?);
     let pass = pass(ctx, weights, rope, batch);
     let (n, groups) = (a.rows, batch.groups.view());
 
@@ -122,6 +120,6 @@ pub fn backward(
     grads.add_embedding(ctx, &batch.ids, back.layer.d_x.rows(0..n))
 }
 
-fn no_way_back() -> Error {
+fn no_backward_buffers() -> Error {
     Error::Value { op: "backward", message: "the tape is for forward only".into() }
 }

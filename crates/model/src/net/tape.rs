@@ -1,6 +1,6 @@
-//! Buffers of fixed capacity, allocated once: what a forward leaves for the way back, or only what it works in.
+//! Buffers of fixed capacity, allocated once: what a forward leaves for the backward pass, or only what it works in.
 
-use super::layer::{Back, Saved, Work};
+use super::layer::{BackwardBuffers, Saved, Work};
 use crate::ModelConfig;
 use crate::batch::Capacity;
 use crate::kv::KvCache;
@@ -56,7 +56,7 @@ impl Activations {
         }
     }
 
-    /// Whether the layers share one [`Saved`], so that the way back has to compute it again.
+    /// Whether the layers share one [`Saved`], so that the backward pass has to recompute it.
     pub fn shares(&self) -> bool {
         self.keep != Keep::All
     }
@@ -96,7 +96,7 @@ impl Workspace {
     }
 }
 
-/// What the scored rows need, on the way forward and back.
+/// What the scored rows need, in the forward and backward pass.
 pub(super) struct HeadBuffers {
     /// Hidden rows that predict scored tokens `[R, H]`.
     pub hidden: Tensor,
@@ -111,9 +111,9 @@ pub(super) struct HeadBuffers {
     pub inv_temperature: f32,
 }
 
-/// Buffers that only the way back needs.
-pub(super) struct TapeBack {
-    pub layer: Back,
+/// Buffers that only the backward pass needs.
+pub(super) struct TapeBackward {
+    pub layer: BackwardBuffers,
     /// The gradient of the hidden rows `[T, H]`.
     pub d_hidden: Tensor,
     /// The same for scored rows `[R, H]`.
@@ -121,32 +121,32 @@ pub(super) struct TapeBack {
 }
 
 /// Buffers of training: the activations of every layer (or, with checkpointing, the input of every layer and the
-/// activations of one), the pages of one layer, and the gradients on their way back. Booked under "activations" (what is
-/// kept for the way back) and "workspace".
+/// activations of one), the pages of one layer, and the gradients of the backward pass. Booked under "activations"
+/// (what is kept for the backward pass) and "workspace".
 pub struct Tape {
     pub(super) activations: Activations,
     pub(super) pages: KvCache,
     pub(super) head: HeadBuffers,
-    pub(super) back: Option<TapeBack>,
+    pub(super) back: Option<TapeBackward>,
     capacity: Capacity,
 }
 
 impl Tape {
-    /// Buffers for batches up to `capacity`. With `checkpointing` the way back computes every layer a second time, to the
-    /// same bits.
+    /// Buffers for batches up to `capacity`. With `checkpointing` the backward pass computes every layer a second
+    /// time, to the same bits.
     pub fn new(memory: &Memory, config: &ModelConfig, capacity: Capacity, checkpointing: bool) -> Tape {
         let keep = if checkpointing { Keep::Inputs } else { Keep::All };
         let memory = memory.part("workspace");
         let zeros = |rows: usize| Tensor::zeros(&memory, &[rows, config.hidden_size], DType::F32);
-        let back = TapeBack {
-            layer: Back::new(&memory, config, capacity.tokens, capacity.blocks),
+        let back = TapeBackward {
+            layer: BackwardBuffers::new(&memory, config, capacity.tokens, capacity.blocks),
             d_hidden: zeros(capacity.tokens),
             d_score_rows: zeros(capacity.score_rows),
         };
         Tape { back: Some(back), ..Tape::with(&memory, config, capacity, keep) }
     }
-    /// Buffers for [`forward`](super::forward) and [`score`](super::score) alone: there is no way back, and their size
-    /// does not grow with the number of layers.
+    /// Buffers for [`forward`](super::forward) and [`score`](super::score) alone: there is no backward pass, and
+    /// their size does not grow with the number of layers.
     pub fn forward_only(memory: &Memory, config: &ModelConfig, capacity: Capacity) -> Tape {
         Tape::with(memory, config, capacity, Keep::Nothing)
     }
@@ -182,7 +182,7 @@ impl Tape {
     /// Panics on a tape that is for forward only.
     pub fn d_hidden_mut(&mut self) -> ViewMut<'_> {
         let rows = self.activations.rows;
-        self.back.as_mut().expect("a tape with a way back").d_hidden.rows_mut(0..rows)
+        self.back.as_mut().expect("a tape with a backward pass").d_hidden.rows_mut(0..rows)
     }
     /// Log-probabilities of the scored tokens `[R]`, of the last [`head_forward`](super::head_forward).
     pub fn logps(&self) -> View<'_> {

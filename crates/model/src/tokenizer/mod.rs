@@ -1,7 +1,7 @@
 //! Text to token ids and back: `tokenizer.json` with the settings that transformers reads beside it.
 //!
-//! Ids are those of transformers: the `tokenizers` crate does the work, and what transformers adds on top (special tokens
-//! by name, `add_bos_token`, several end tokens) is added here. It knows no chat and no model.
+//! Ids are those of transformers: the `tokenizers` crate does the work, and what transformers adds on top (special
+//! tokens by name, `add_bos_token`, several end tokens) is added here. It knows no chat and no model.
 
 mod characters;
 mod load;

@@ -40,8 +40,8 @@ impl Weights {
         seen
     }
 
-    /// Adds the adapter to the matrices, W ← W + s · B A (summed in f64, then rounded), and drops it: the same function, but
-    /// for rounding, without the adapter's work.
+    /// Adds the adapter to the matrices, W ← W + s · B A (summed in f64, then rounded), and drops it: the same
+    /// function, but for rounding, without the adapter's work.
     pub fn merge_adapter(&mut self) {
         let Some(lora) = self.lora.clone() else { return };
         let (scale, r) = (f64::from(lora.scale()), lora.r);

@@ -85,7 +85,8 @@ impl TensorSink for Weights {
     }
 }
 
-/// The adapters of weights, to read; with them a head of scores, which is trained beside them (PEFT's `modules_to_save`).
+/// The adapters of weights, to read; with them a head of scores, which is trained beside them (PEFT's
+/// `modules_to_save`).
 pub(crate) struct AdapterFiles<'a>(pub &'a Params);
 
 /// The same, to write.
@@ -142,8 +143,8 @@ impl Weights {
         load_weights(dir, config, &mut weights)?;
         Ok(weights)
     }
-    /// The trunk of the language model in a Hugging Face directory whose `config.json` is `config`, under a head of one score
-    /// that begins at 0. Version 0.
+    /// The trunk of the language model in a Hugging Face directory whose `config.json` is `config`, under a head of
+    /// one score that begins at 0. Version 0.
     pub fn load_scorer(memory: &Memory, dir: &Path, config: &ModelConfig) -> Result<Weights> {
         let mut weights = Weights::zeros(memory, &Arc::new(config.with_score_head(1)));
         load_weights(dir, config, &mut Trunk(&mut weights, tensor_specs(config)))?;

@@ -1,8 +1,9 @@
 //! The gradient of every parameter.
 //!
-//! Where head and embedding are one matrix, it gets a gradient as both. Each is one chain over the tokens in order, so that
-//! cutting the batch into other micro-batches changes no bit, and the chains would interleave in one sum. So what the
-//! matrix gets as the embedding is summed apart until [`Grads::finish`]: only rows of tokens that occur, which are few.
+//! Where head and embedding are one matrix, it gets a gradient as both. Each is one chain over the tokens in order,
+//! so that cutting the batch into other micro-batches changes no bit, and the chains would interleave in one sum. So
+//! what the matrix gets as the embedding is summed apart until [`Grads::finish`]: only rows of tokens that occur,
+//! which are few.
 
 use super::lora::LoraConfig;
 use super::params::Params;
@@ -16,7 +17,7 @@ pub struct Grads {
     /// [`Grads::finish`].
     pub params: Params,
     /// What a tied matrix gets as the embedding.
-    tied: Option<Occurring>,
+    tied: Option<TiedEmbeddingGrads>,
 }
 
 impl Grads {
@@ -30,7 +31,7 @@ impl Grads {
         let tied = config.head_rows().is_none() && lora.is_none();
         Grads {
             params: Params::trained(&memory, config, lora),
-            tied: tied.then(|| Occurring::new(&memory, config.vocab_size, config.hidden_size)),
+            tied: tied.then(|| TiedEmbeddingGrads::new(&memory, config.vocab_size, config.hidden_size)),
         }
     }
     /// Takes the memory for updates of up to `tokens` tokens that go in now; else it grows with what occurs.
@@ -89,7 +90,7 @@ fn on_device(ctx: &Context, ids: &[u32]) -> Tensor {
 }
 
 /// Sums for some rows of a matrix `[V, H]`: those of tokens that occur.
-struct Occurring {
+struct TiedEmbeddingGrads {
     memory: Memory,
     /// Where each token's sum lies `[V]`; [`NOWHERE`] if it has not occurred.
     places: Vec<u32>,
@@ -101,10 +102,10 @@ struct Occurring {
 
 const NOWHERE: u32 = u32::MAX;
 
-impl Occurring {
-    fn new(memory: &Memory, vocabulary: usize, hidden: usize) -> Occurring {
+impl TiedEmbeddingGrads {
+    fn new(memory: &Memory, vocabulary: usize, hidden: usize) -> TiedEmbeddingGrads {
         let sums = Tensor::zeros(memory, &[0, hidden], DType::F32);
-        Occurring { memory: memory.clone(), places: vec![NOWHERE; vocabulary], ids: Vec::new(), sums }
+        TiedEmbeddingGrads { memory: memory.clone(), places: vec![NOWHERE; vocabulary], ids: Vec::new(), sums }
     }
 
     /// Room for as many tokens, each of which may be another one.

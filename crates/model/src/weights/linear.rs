@@ -1,4 +1,4 @@
-//! A linear layer's weight, which is asked for the product.
+//! A linear layer's weight, and how its product is computed.
 
 use super::lora::LoraConfig;
 use super::spec::Part;
@@ -6,7 +6,7 @@ use super::trained;
 use kernels::ops::{linear, lora, swiglu};
 use kernels::{Context, Error, Matrix, Memory, Result, Tensor, View, ViewMut};
 
-/// A linear layer's weight, which is asked for the product.
+/// A linear layer's weight, and how its product is computed.
 ///
 /// This is the seam for adapters and quantised weights: a layer's code says *what* is multiplied, this type *how*. An
 /// adapter adds its low-rank product here, and a frozen matrix skips its gradient here; the layers do not change.
@@ -50,9 +50,9 @@ impl Adapter {
     }
 }
 
-/// What a layer was given on its way forward.
+/// What a layer was given in the forward pass.
 #[derive(Clone, Copy)]
-pub struct Was<'a> {
+pub struct SavedInput<'a> {
     /// `[T, K]`
     pub x: View<'a>,
     /// What its adapter did not see.
@@ -64,8 +64,8 @@ pub struct Was<'a> {
 impl Linear {
     /// y = x Wᵀ + b, then y += s · (x Aᵀ) Bᵀ: `x: [T, K]`, `y: [T, N]` overwrites.
     ///
-    /// The adapter continues what the layer would give without it, bias included (PEFT's order), so that an adapter whose B
-    /// is 0 changes no bit. With `dropout` the adapter does not see all of `x`.
+    /// The adapter continues what the layer would give without it, bias included (PEFT's order), so that an adapter
+    /// whose B is 0 changes no bit. With `dropout` the adapter does not see all of `x`.
     pub fn forward(
         &self,
         ctx: &Context,
@@ -81,30 +81,30 @@ impl Linear {
         }
     }
 
-    /// Whether [`forward_gated`](Self::forward_gated) does what [`forward`](Self::forward) does, and faster. Not with an adapter,
-    /// which adds to gate and up in f32.
-    pub fn gates(&self, ctx: &Context) -> bool {
+    /// Whether [`forward_swiglu`](Self::forward_swiglu) does what [`forward`](Self::forward) does, and faster. Not
+    /// with an adapter, which adds to gate and up in f32.
+    pub fn can_fuse_swiglu(&self, ctx: &Context) -> bool {
         self.adapter.is_none() && ctx.fuses_gates(&self.matrix)
     }
 
-    /// Of gate and up, one below the other: y = silu(x Wgateᵀ) ⊙ x Wupᵀ (`y: [T, N/2]` overwrites), and in `kept: [T, N]` what
-    /// the way back of that needs.
-    pub fn forward_gated(&self, ctx: &Context, x: View<'_>, kept: Option<ViewMut<'_>>, y: ViewMut<'_>) -> Result<()> {
+    /// Of gate and up, one below the other: y = silu(x Wgateᵀ) ⊙ x Wupᵀ (`y: [T, N/2]` overwrites), and in `kept: [T,
+    /// N]` what the backward pass of that needs.
+    pub fn forward_swiglu(&self, ctx: &Context, x: View<'_>, kept: Option<ViewMut<'_>>, y: ViewMut<'_>) -> Result<()> {
         let bias = self.bias.as_ref().map(Tensor::view);
         swiglu::fused(ctx, swiglu::Fused { x, w: &self.matrix, bias, kept, y })
     }
 
-    /// dX = dY W + s · (dY B) A (`d_x: [T, K]` overwrites); dW += dYᵀ X, db += Σₜ dY, and the adapter's (accumulate into
-    /// `grad`). Of what is frozen, which has no elements in `grad`, no gradient is computed.
+    /// dX = dY W + s · (dY B) A (`d_x: [T, K]` overwrites); dW += dYᵀ X, db += Σₜ dY, and the adapter's (accumulate
+    /// into `grad`). Of what is frozen, which has no elements in `grad`, no gradient is computed.
     pub fn backward(
         &self,
         ctx: &Context,
-        was: Was<'_>,
+        input: SavedInput<'_>,
         d_y: View<'_>,
         mut d_x: ViewMut<'_>,
         grad: &mut Linear,
     ) -> Result<()> {
-        let Was { x, dropout, groups } = was;
+        let SavedInput { x, dropout, groups } = input;
         self.backward_weight(ctx, x, d_y, groups, grad)?;
         self.backward_input(ctx, d_y, d_x.reborrow())?;
         match (&self.adapter, &mut grad.adapter) {

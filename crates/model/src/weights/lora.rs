@@ -143,8 +143,8 @@ pub(super) fn adapter_name(part: &Part, which: &str) -> String {
     format!("{PREFIX}{}.lora_{which}.weight", module_of(part))
 }
 
-/// What an adapter's tensors are, in their order: of each linear layer that has adapted parts the A, one below the other,
-/// then each B.
+/// What an adapter's tensors are, in their order: of each linear layer that has adapted parts the A, one below the
+/// other, then each B.
 pub(super) fn adapter_specs(base: &[ParamSpec], lora: &LoraConfig) -> Vec<ParamSpec> {
     let matrix = |cols: usize, parts: &[(String, usize)]| ParamSpec {
         parts: stack(parts, |rows| vec![rows, cols]),

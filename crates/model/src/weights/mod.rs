@@ -1,9 +1,9 @@
 //! The parameters of a decoder: in the form that products read, with their names and places in Hugging Face files.
 //!
-//! [`Params`] is one tree of tensors, and everything that has one value per parameter is such a tree: the weights, their
-//! gradients, the optimizer's moments. Matrices that are multiplied with the same input are fused (q, k and v; gate and
-//! up), so a tensor here may hold the rows of several tensors of a file; [`Params::specs`] says which.
-//! It does not know files, nor how the numbers are used.
+//! [`Params`] is one tree of tensors, and everything that has one value per parameter is such a tree: the weights,
+//! their gradients, the optimizer's moments. Matrices that are multiplied with the same input are fused (q, k and v;
+//! gate and up), so a tensor here may hold the rows of several tensors of a file; [`Params::specs`] says which. It
+//! does not know files, nor how the numbers are used.
 
 mod adapted;
 mod files;
@@ -16,7 +16,7 @@ mod spec;
 pub(crate) use files::{AdapterFiles, AdapterFilesMut};
 pub use files::{Named, NamedMut, tensor_specs};
 pub use grads::Grads;
-pub use linear::{Adapter, Linear, Was};
+pub use linear::{Adapter, Linear, SavedInput};
 pub use lora::{LINEAR_MODULES, LoraConfig, TargetModules};
 pub use params::{Layer, Params};
 pub use spec::{ParamSpec, Part, Role};
@@ -51,8 +51,8 @@ impl Weights {
     pub fn publish(&mut self) {
         self.version += 1;
     }
-    /// The matrix `[V, H]` that turns hidden rows into logits: the head, or the embedding where they are tied; or the one
-    /// that turns them into scores `[n, H]`.
+    /// The matrix `[V, H]` that turns hidden rows into logits: the head, or the embedding where they are tied; or the
+    /// one that turns them into scores `[n, H]`.
     pub fn head(&self) -> &Matrix {
         self.params.head.as_ref().unwrap_or(&self.params.embedding)
     }

@@ -62,13 +62,14 @@ impl Params {
         Params::base(memory, config, true, config.compute)
     }
 
-    /// Zeros for the f32 masters of what is trained and computes in bf16: every parameter of the model, or its head of scores
-    /// where there are adapters. Adapters are f32 themselves.
+    /// Zeros for the f32 masters of what is trained and computes in bf16: every parameter of the model, or its head
+    /// of scores where there are adapters. Adapters are f32 themselves.
     pub fn masters(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>) -> Params {
         Params::base(memory, config, lora.is_none(), DType::F32)
     }
 
-    /// Zeros for what is trained: everything, or the adapters and a head of scores where there are adapters. For gradients and moments.
+    /// Zeros for what is trained: everything, or the adapters and a head of scores where there are adapters. For
+    /// gradients and moments.
     pub fn trained(memory: &Memory, config: &ModelConfig, lora: Option<&LoraConfig>) -> Params {
         let mut params = Params::base(memory, config, lora.is_none(), DType::F32);
         if let Some(lora) = lora {
@@ -167,8 +168,8 @@ impl Params {
             Slot::Vector(v) => (rows.end <= v.shape()[0]).then(|| v.rows(rows).to_vec_f32())?,
         })
     }
-    /// Overwrites the tensor that files call `name` with row-major elements, rounded if the tree is bf16; false if there is none of that name, or it is
-    /// frozen here.
+    /// Overwrites the tensor that files call `name` with row-major elements, rounded if the tree is bf16; false if
+    /// there is none of that name, or it is frozen here.
     pub fn write(&mut self, name: &str, data: &[f32]) -> bool {
         let Some((index, rows)) = self.find(name) else { return false };
         let rounded = self.dtype == DType::Bf16;

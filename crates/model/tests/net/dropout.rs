@@ -111,7 +111,7 @@ fn errors(ctx: &Context, family: &str, (p, seed, step, place): (f64, u64, u64, u
     let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&ids[1..]] }], true);
     let mut tape = Tape::new(memory, &weights.config, batch.capacity(), true);
     let (rope, mut tensors) = (Rope::new(memory, &weights.config, ids.len()), BatchTensors::new(memory, &batch));
-    tensors.set_dropout(Some(net::Dropout::new(memory, p, seed, step, &batch, &[place])));
+    tensors.set_dropout(Some(model::batch::Dropout::new(memory, p, seed, step, &batch, &[place])));
     let mut grads = Grads::trained(memory, &weights.config, weights.lora());
     net::forward(ctx, &weights, &rope, &tensors, &mut tape).unwrap();
     net::head_forward(ctx, &weights, &tensors, 1.0, &mut tape).unwrap();

@@ -171,7 +171,7 @@ pub const PEFT: [&str; 3] = ["llama3", "qwen2", "qwen3"];
 
 pub fn of_peft(ctx: &Context, family: &str) -> (Weights, Expected) {
     let (mut weights, dir) = (load(ctx, family), folder(family).join("lora"));
-    model::io::load_adapter(ctx.memory(), &dir, &mut weights).unwrap();
+    model::peft::load_adapter(ctx.memory(), &dir, &mut weights).unwrap();
     (weights, Expected::read(&dir.join("expected.safetensors")))
 }
 
@@ -222,7 +222,7 @@ fn an_adapter_that_is_saved_is_the_one_that_is_loaded() {
         let (weights, expected) = of_peft(&ctx, family);
         assert_eq!(weights.lora().unwrap().dropout, 0.0);
         let dir = tempfile::tempdir().unwrap();
-        model::io::save_adapter(dir.path(), &weights, family).unwrap();
+        model::peft::save_adapter(dir.path(), &weights, family).unwrap();
         let theirs = std::fs::read(folder(family).join("lora/adapter_model.safetensors")).unwrap();
         let (ours, mut again) =
             (std::fs::read(dir.path().join("adapter_model.safetensors")).unwrap(), load(&ctx, family));
@@ -234,23 +234,23 @@ fn an_adapter_that_is_saved_is_the_one_that_is_loaded() {
             all
         };
         assert!(tensors(&ours) == tensors(&theirs), "{family}: names, shapes or elements");
-        model::io::load_adapter(ctx.memory(), dir.path(), &mut again).unwrap();
+        model::peft::load_adapter(ctx.memory(), dir.path(), &mut again).unwrap();
         assert_eq!(again.lora(), weights.lora());
-        let config = dir.path().join(model::io::ADAPTER_CONFIG);
+        let config = dir.path().join(model::peft::ADAPTER_CONFIG);
         let told = std::fs::read_to_string(&config).unwrap();
         assert!(told.contains("\"lora_dropout\": 0.0"), "{told}");
         let ids = expected.ids();
         assert_eq!(logits(&ctx, &again, &ids), logits(&ctx, &weights, &ids), "{family}");
         // Dropout is carried, and dropped of nothing here.
         std::fs::write(&config, told.replace("\"lora_dropout\": 0.0", "\"lora_dropout\": 0.05")).unwrap();
-        model::io::load_adapter(ctx.memory(), dir.path(), &mut again).unwrap();
+        model::peft::load_adapter(ctx.memory(), dir.path(), &mut again).unwrap();
         assert_eq!(again.lora().unwrap().dropout, 0.05);
         assert_eq!(logits(&ctx, &again, &ids), logits(&ctx, &weights, &ids), "{family}");
-        model::io::save_adapter(dir.path(), &again, family).unwrap();
-        assert_eq!(model::io::load_adapter_config(dir.path()).unwrap().lora.dropout, 0.05);
+        model::peft::save_adapter(dir.path(), &again, family).unwrap();
+        assert_eq!(model::peft::load_adapter_config(dir.path()).unwrap().lora.dropout, 0.05);
         for (p, word) in [("1.0", "below 1"), ("\"a\"", "a number")] {
             std::fs::write(&config, told.replace("\"lora_dropout\": 0.0", &format!("\"lora_dropout\": {p}"))).unwrap();
-            let error = model::io::load_adapter(ctx.memory(), dir.path(), &mut again).unwrap_err().to_string();
+            let error = model::peft::load_adapter(ctx.memory(), dir.path(), &mut again).unwrap_err().to_string();
             assert!(error.contains("lora_dropout") && error.contains(word), "{error}");
         }
     }
@@ -289,7 +289,7 @@ fn an_adapter_of_ours_gives_the_same_logits_in_peft() {
         let (weights, theirs) = (drawn(&ctx, family, r, modules), folder(family).join("ours"));
         // What PEFT loaded is what is still written.
         let dir = tempfile::tempdir().unwrap();
-        model::io::save_adapter(dir.path(), &weights, family).unwrap();
+        model::peft::save_adapter(dir.path(), &weights, family).unwrap();
         for file in ["adapter_config.json", "adapter_model.safetensors"] {
             let [now, then] = [dir.path(), &theirs.join("adapter")].map(|d| std::fs::read(d.join(file)).unwrap());
             assert!(now == then, "{family}: {file} is not what PEFT loaded");
@@ -329,16 +329,16 @@ fn a_head_of_scores_comes_with_its_adapter() {
     let ctx = context(2);
     let model = "qwen3/score";
     let (mut weights, dir) = (load(&ctx, model), folder(model).join("lora"));
-    model::io::load_adapter(ctx.memory(), &dir, &mut weights).unwrap();
+    model::peft::load_adapter(ctx.memory(), &dir, &mut weights).unwrap();
     let expected = Expected::read(&dir.join("expected.safetensors"));
     let scores = expected.f64("logits");
     let error = relative_error(&logits(&ctx, &weights, &expected.ids()), &scores);
     assert!(error <= LOGITS, "{error:e}");
     // It is saved with it, trained with it, and stays when the adapter is merged.
     let out = tempfile::tempdir().unwrap();
-    model::io::save_adapter(out.path(), &weights, model).unwrap();
+    model::peft::save_adapter(out.path(), &weights, model).unwrap();
     let mut again = load(&ctx, model);
-    model::io::load_adapter(ctx.memory(), out.path(), &mut again).unwrap();
+    model::peft::load_adapter(ctx.memory(), out.path(), &mut again).unwrap();
     assert_eq!(logits(&ctx, &again, &expected.ids()), logits(&ctx, &weights, &expected.ids()));
     let factors: Vec<f32> = expected.f64("weights").into_iter().map(|w| w as f32).collect();
     let grads = score_gradients(&ctx, &weights, &expected.ids(), &factors);
@@ -359,14 +359,14 @@ fn a_head_of_scores_comes_with_its_adapter() {
 
     let refused = |family: &str, adapter: &str, word: &str| {
         let (mut weights, dir) = (load(&ctx, family), folder(adapter));
-        let error = model::io::load_adapter(ctx.memory(), &dir, &mut weights).unwrap_err().to_string();
+        let error = model::peft::load_adapter(ctx.memory(), &dir, &mut weights).unwrap_err().to_string();
         assert!(error.contains(word) && error.contains("adapter_config.json"), "{error}");
     };
     refused("qwen3", "qwen3/score/lora", "of a reward model");
     refused("qwen3/score", "qwen3/lora", "no head of scores");
     let told = std::fs::read_to_string(out.path().join("adapter_config.json")).unwrap();
     std::fs::write(out.path().join("adapter_config.json"), told.replace("\"score\"", "\"lm_head\"")).unwrap();
-    let error = model::io::load_adapter_config(out.path()).unwrap_err().to_string();
+    let error = model::peft::load_adapter_config(out.path()).unwrap_err().to_string();
     assert!(error.contains("`modules_to_save` has \"lm_head\""), "{error}");
 }
 

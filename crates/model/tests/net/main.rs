@@ -72,7 +72,7 @@ fn gradients_with(
     for batch in batches {
         let mut tensors = BatchTensors::new(memory, batch);
         let places: Vec<u32> = branches.by_ref().take(batch.scores_of_branches.len()).collect();
-        let noise = |(p, seed, step)| net::Dropout::new(memory, p, seed, step, batch, &places);
+        let noise = |(p, seed, step)| model::batch::Dropout::new(memory, p, seed, step, batch, &places);
         tensors.set_dropout(dropout.map(noise));
         net::forward(ctx, weights, &rope, &tensors, &mut tape).unwrap();
         net::head_forward(ctx, weights, &tensors, 1.0, &mut tape).unwrap();

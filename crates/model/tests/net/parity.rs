@@ -3,8 +3,9 @@
 
 use super::*;
 use kernels::{Device, Memory};
+use model::batch::InferRows;
 use model::kv::BLOCK;
-use model::net::{InferRows, Workspace};
+use model::net::Workspace;
 use model::{Capacity, KvCache};
 
 const IDS: usize = 150;

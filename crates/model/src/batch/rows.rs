@@ -1,21 +1,7 @@
 //! Which rows a step computes: fixed-address tensors, so that a decode step can be captured and replayed.
 
-use crate::ModelConfig;
-use kernels::ops::{attention, rope};
+use kernels::ops::attention;
 use kernels::{DType, Memory, Tensor, View};
-
-/// Rotary angles of a model on the device, for positions `0..max_positions`.
-pub struct Rope {
-    pub(super) table: rope::Table,
-}
-
-impl Rope {
-    /// The cosines and sines of `config`'s frequencies. Booked under "workspace".
-    pub fn new(memory: &Memory, config: &ModelConfig, max_positions: usize) -> Rope {
-        let (inv_freq, scaling) = config.inv_freq();
-        Rope { table: rope::Table::new(&memory.part("workspace"), &inv_freq, scaling, max_positions) }
-    }
-}
 
 /// The rows of a step: T rows of S sequences, W writes. The tensors have room for more and never move.
 #[derive(Debug)]
@@ -31,7 +17,8 @@ pub struct InferRows {
 }
 
 impl InferRows {
-    /// Room for `max_rows` rows and as many writes, and `max_sequences` block tables of `table_len` pages. Booked under "workspace".
+    /// Room for `max_rows` rows and as many writes, and `max_sequences` block tables of `table_len` pages. Booked
+    /// under "workspace".
     pub fn new(memory: &Memory, max_rows: usize, max_sequences: usize, table_len: usize) -> InferRows {
         InferRows::with_writes(memory, max_rows, max_sequences, table_len, max_rows)
     }
@@ -57,7 +44,8 @@ impl InferRows {
         }
     }
     /// Sets the rows: token, position and block table of each; then the writes: row `write_rows[i]` goes to slot
-    /// (page · 64 + place) `write_slots[i]`. Rows of a sequence in ascending positions; every row is written at least once.
+    /// (page · 64 + place) `write_slots[i]`. Rows of a sequence in ascending positions; every row is written at least
+    /// once.
     pub fn set(
         &mut self,
         ids: &[u32],
@@ -84,7 +72,7 @@ impl InferRows {
         self.rows
     }
 
-    pub(super) fn views(&self) -> RowViews<'_> {
+    pub(crate) fn views(&self) -> RowViews<'_> {
         RowViews {
             ids: self.ids.rows(0..self.rows),
             positions: self.positions.rows(0..self.rows),
@@ -98,7 +86,7 @@ impl InferRows {
 
 /// The rows set, as operations read them.
 #[derive(Clone, Copy)]
-pub(super) struct RowViews<'a> {
+pub(crate) struct RowViews<'a> {
     /// `[T]`
     pub ids: View<'a>,
     /// `[T]`

@@ -2,8 +2,7 @@
 //!
 //! A field that asks for something that is not done here is an error, never ignored.
 
-use super::save::write_json;
-use super::{load_tensors, save_tensors};
+use crate::io::{load_tensors, save_tensors, write_json};
 use crate::weights::{AdapterFiles, AdapterFilesMut, LINEAR_MODULES, LoraConfig, TargetModules, Weights};
 use crate::{Error, FileDType, Head, Result};
 use kernels::Memory;
@@ -161,8 +160,8 @@ pub fn read_adapter(dir: &Path, weights: &mut Weights) -> Result<()> {
     load_tensors(&dir.join(WEIGHTS), &mut AdapterFilesMut(&mut weights.params))
 }
 
-/// Writes the adapter of `weights`, and a head of scores, as a directory that PEFT, and this crate, load; `base` is the name of the model that it is
-/// for. An error if there is no adapter.
+/// Writes the adapter of `weights`, and a head of scores, as a directory that PEFT, and this crate, load; `base` is
+/// the name of the model that it is for. An error if there is no adapter.
 pub fn save_adapter(dir: &Path, weights: &Weights, base: &str) -> Result<()> {
     let Some(lora) = weights.lora() else { return Err(Error::Value("the model has no adapter to save".into())) };
     std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
