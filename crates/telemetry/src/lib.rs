@@ -1,29 +1,28 @@
 //! Where a run's numbers go: metrics, TensorBoard events, stage times, traces, sample completions, the console.
 //!
-//! Takes numbers and text as arguments; knows no model, no trainer and no kernel. Nothing below the application imports
-//! it. Every file that it appends to can say its length, be cut back to a length (exact resume), and recovers from a
-//! record that a kill tore.
+//! A run emits [`Event`]s; every [`Sink`] receives all of them. Takes numbers and text as arguments; knows no model, no
+//! trainer and no kernel, and nothing below the application imports it. Every file that a sink appends to is cut back to a
+//! checkpoint's length on resume, and recovers from a record that a kill tore.
 //!
-//! Read first: [`metrics`], then [`stages`].
+//! Read first: [`event`], then [`sinks`], then [`stages`].
 
-mod appended;
-pub mod completions;
-pub mod console;
 pub mod error;
-pub mod metrics;
+pub mod event;
 pub mod record;
+pub mod sinks;
 pub mod stages;
 pub mod system;
 pub mod table;
-pub mod tensorboard;
-pub mod trace;
+mod whole;
 
-pub use completions::CompletionRows;
-pub use console::{Console, ConsoleOptions, Level, LogFormat, Progress};
 pub use error::{Error, Result};
-pub use metrics::{MetricsLog, Record};
+pub use event::{CompletionRows, Event, EventKind, Level, Record};
 pub use record::RunRecord;
+pub use sinks::completions::CompletionsSink;
+pub use sinks::console::{Console, ConsoleOptions, ConsoleSink, LogFormat, Progress, duration};
+pub use sinks::metrics::{self, MetricsSink, RolloutSink};
+pub use sinks::tensorboard::TensorBoardSink;
+pub use sinks::trace::TraceSink;
+pub use sinks::{Sink, Sinks};
 pub use stages::{Ceilings, Stages, Summary};
 pub use table::{Align, Table};
-pub use tensorboard::EventWriter;
-pub use trace::TraceWriter;

@@ -2,13 +2,13 @@
 //! repeated, and a resumed one refuses inputs that changed. Does not know what the files mean.
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use crate::appended::write_whole;
+use crate::whole::write_whole;
 use crate::{Error, Result};
 
 /// The contents of `record.json`.
@@ -99,19 +99,6 @@ pub fn hash_file(path: &Path) -> Result<FileHash> {
     Ok(FileHash { name, bytes: Some(bytes), sha256: hex(&hasher.finalize()) })
 }
 
-/// Hashes a file, or the files that lie directly in a directory, in the order of their names.
-pub fn hash_files(path: &Path) -> Result<Vec<FileHash>> {
-    if !path.is_dir() {
-        return Ok(vec![hash_file(path)?]);
-    }
-    let entries = std::fs::read_dir(path).map_err(Error::io("list", path))?;
-    let mut files: Vec<PathBuf> =
-        entries.map(|entry| entry.map(|entry| entry.path()).map_err(Error::io("list", path))).collect::<Result<_>>()?;
-    files.retain(|file| file.is_file());
-    files.sort();
-    files.iter().map(|file| hash_file(file)).collect()
-}
-
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -125,18 +112,13 @@ mod tests {
         // FIPS 180-4's example, and the empty message.
         assert_eq!(sha256(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
         let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("inside")).unwrap();
         std::fs::write(dir.path().join("b"), b"abc".repeat(1 << 19)).unwrap();
         std::fs::write(dir.path().join("a"), b"").unwrap();
-        let hashes = hash_files(dir.path()).unwrap();
-        assert_eq!(
-            hashes.iter().map(|hash| (hash.name.as_str(), hash.bytes)).collect::<Vec<_>>(),
-            [("a", Some(0)), ("b", Some(3 << 19))]
-        );
-        assert_eq!(hashes[0].sha256, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-        assert_eq!(hashes[1].sha256, sha256(&b"abc".repeat(1 << 19)));
-        assert_eq!(hash_files(&dir.path().join("a")).unwrap(), hashes[..1]);
-        assert!(hash_files(&dir.path().join("none")).unwrap_err().to_string().contains("none"));
+        let [a, b] = ["a", "b"].map(|name| hash_file(&dir.path().join(name)).unwrap());
+        assert_eq!([(a.name.as_str(), a.bytes), (b.name.as_str(), b.bytes)], [("a", Some(0)), ("b", Some(3 << 19))]);
+        assert_eq!(a.sha256, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+        assert_eq!(b.sha256, sha256(&b"abc".repeat(1 << 19)));
+        assert!(hash_file(&dir.path().join("none")).unwrap_err().to_string().contains("none"));
     }
 
     #[test]

@@ -2,15 +2,15 @@
 //!
 //! [`Stages::span`] opens a span that ends when it is dropped; a span opened meanwhile on the same thread lies inside it.
 //! A span's numbers include those of the spans inside. The totals are kept for each path of names (`step/rollout/prefill`):
-//! of the current step and of the run. Knows no kernel: FLOPs and bytes are told by whoever counts them, and a stage for
-//! which nobody did shows none. What takes most, and what limits it, is said in words by [`Summary::bottleneck`].
+//! of the current step and of the run. Knows no kernel: FLOPs and bytes come from whoever counts them, and a stage for which
+//! nobody did shows none. [`Summary::bottleneck`] names in words what takes most, and what limits it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
 use std::time::Instant;
 
-use crate::{Align, Result, Table, TraceWriter};
+use crate::{Align, EventKind, Sinks, Table};
 
 /// Timers of a run; a clone is another handle to the same timers.
 #[derive(Clone, Debug)]
@@ -29,11 +29,10 @@ struct Inner {
     next: u64,
     /// The rows of threads in the trace, in the order in which they first opened a span.
     threads: HashMap<ThreadId, u64>,
-    /// The rows of what ran beside ([`Stages::beside`]).
-    beside: HashMap<String, u64>,
-    trace: Option<TraceWriter>,
-    /// The first failure to write the trace; it goes no further then.
-    trace_error: Option<crate::Error>,
+    /// The rows of overlapped work ([`Stages::record_overlapped`]).
+    overlapped: HashMap<String, u64>,
+    /// Where spans go when they end.
+    sinks: Sinks,
 }
 
 #[derive(Debug)]
@@ -97,13 +96,13 @@ impl Totals {
 
 impl Default for Stages {
     fn default() -> Self {
-        Stages::new(None)
+        Stages::new(Sinks::new())
     }
 }
 
 impl Stages {
-    /// Timers that start now; spans also go to `trace` if there is one.
-    pub fn new(trace: Option<TraceWriter>) -> Self {
+    /// Timers that start now; every span that ends is also an event for `sinks`.
+    pub fn new(sinks: Sinks) -> Self {
         Stages {
             inner: Arc::new(Mutex::new(Inner {
                 start: Instant::now(),
@@ -113,9 +112,8 @@ impl Stages {
                 open: HashMap::new(),
                 next: 0,
                 threads: HashMap::new(),
-                beside: HashMap::new(),
-                trace,
-                trace_error: None,
+                overlapped: HashMap::new(),
+                sinks,
             })),
         }
     }
@@ -143,12 +141,6 @@ impl Stages {
         Span { inner: Arc::clone(&self.inner), id }
     }
 
-    /// Runs `body` in a span.
-    pub fn time<T>(&self, name: &str, body: impl FnOnce() -> T) -> T {
-        let _span = self.span(name);
-        body()
-    }
-
     /// The totals of the spans that ended since the last call (those of one step), in the order of first appearance; the
     /// totals of the run go on.
     pub fn take_step(&self) -> Vec<StageTotal> {
@@ -164,58 +156,26 @@ impl Stages {
         Summary { wall_s: inner.start.elapsed().as_secs_f64(), stages }
     }
 
-    /// Seconds since the timers started.
-    pub fn elapsed_s(&self) -> f64 {
-        lock(&self.inner).start.elapsed().as_secs_f64()
-    }
-
-    /// Shows in the trace, in a row of its own, what another thread did for `seconds` from `start` on. It is part of no total:
-    /// its time is already that of the stage beside which it ran.
-    pub fn beside(&self, name: &str, start: Instant, seconds: f64) {
+    /// Reports what another thread did for `seconds` from `start` on, as a span in a row of its own. It is part of no total:
+    /// its time is already that of the stage that it overlapped.
+    pub fn record_overlapped(&self, name: &str, start: Instant, seconds: f64) {
         let mut inner = lock(&self.inner);
         let next = inner.next_row();
-        let row = *inner.beside.entry(name.to_owned()).or_insert(next);
+        let row = *inner.overlapped.entry(name.to_owned()).or_insert(next);
         let start_us = start.saturating_duration_since(inner.start).as_secs_f64() * 1e6;
-        inner.trace(|trace| trace.span(name, row, start_us, seconds * 1e6, 0.0, 0.0));
-    }
-
-    /// A curve in the trace, if there is one.
-    pub fn counter(&self, name: &str, value: f64) {
-        let mut inner = lock(&self.inner);
-        let at_us = inner.start.elapsed().as_secs_f64() * 1e6;
-        inner.trace(|trace| trace.counter(name, at_us, value));
-    }
-
-    /// The trace's length in bytes, for a checkpoint.
-    pub fn trace_len(&self) -> Option<u64> {
-        lock(&self.inner).trace.as_ref().map(TraceWriter::len)
-    }
-
-    /// Closes the trace; gives the first failure to write it, if there was one.
-    pub fn finish_trace(&self) -> Result<()> {
-        let mut inner = lock(&self.inner);
-        match (inner.trace_error.take(), inner.trace.take()) {
-            (Some(error), _) => Err(error),
-            (None, Some(trace)) => trace.finish(),
-            (None, None) => Ok(()),
-        }
+        inner.emit(name, row, start_us, seconds * 1e6, (0.0, 0.0));
     }
 }
 
 impl Inner {
     /// A row of the trace that nobody has.
     fn next_row(&self) -> u64 {
-        (self.threads.len() + self.beside.len()) as u64
+        (self.threads.len() + self.overlapped.len()) as u64
     }
 
-    /// Writes to the trace; the first failure ends it, and the run goes on.
-    fn trace(&mut self, write: impl FnOnce(&mut TraceWriter) -> Result<()>) {
-        if let Some(trace) = &mut self.trace
-            && let Err(error) = write(trace)
-        {
-            self.trace_error = Some(error);
-            self.trace = None;
-        }
+    fn emit(&self, name: &str, track: u64, start_us: f64, duration_us: f64, (flops, bytes): (f64, f64)) {
+        let name = name.to_owned();
+        self.sinks.emit_unchecked(EventKind::Span { name, track, start_us, duration_us, flops, bytes });
     }
 }
 
@@ -270,7 +230,7 @@ fn close(inner: &mut Inner, id: u64) -> f64 {
     let name = open.path.rsplit('/').next().unwrap_or_default();
     let start_us = open.start.duration_since(inner.start).as_secs_f64() * 1e6;
     let thread = inner.threads.get(&open.thread).copied().unwrap_or(0);
-    inner.trace(|trace| trace.span(name, thread, start_us, seconds * 1e6, open.flops, open.bytes));
+    inner.emit(name, thread, start_us, seconds * 1e6, (open.flops, open.bytes));
     seconds
 }
 

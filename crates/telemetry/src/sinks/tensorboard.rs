@@ -1,24 +1,26 @@
-//! TensorBoard event files: scalars and texts.
+//! TensorBoard event files: a scalar for each metric.
 //!
 //! A file is a sequence of TFRecords: length (u64), masked crc32c of the length, data, masked crc32c of the data, all
 //! little-endian. The data is a protobuf `Event`, of which only these fields are written: 1 wall_time (double), 2 step
 //! (int64), 3 file_version (string), 5 summary. `Summary` repeats 1 `Value`; `Value` has 1 tag (string), 2 simple_value
-//! (float), 8 tensor, 9 metadata. Formats: tensorflow/core/lib/io/record_writer.h and tensorflow/core/util/event.proto.
+//! (float). Formats: tensorflow/core/lib/io/record_writer.h and tensorflow/core/util/event.proto.
 //! A scalar is stored in f32 there; metrics.jsonl keeps f64. Does not know what the numbers mean.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::appended::Appended;
-use crate::{Error, Result};
+use super::Sink;
+use super::appended::Appended;
+use crate::{Error, Event, EventKind, Result};
 
-/// An open event file.
+/// Writes an event file.
 #[derive(Debug)]
-pub struct EventWriter {
+pub struct TensorBoardSink {
     file: Appended,
 }
 
-impl EventWriter {
+impl TensorBoardSink {
     /// Opens the event file of `directory` to append; directory and file are created if missing. If there are several
     /// files, the last by name. A torn last record is cut off.
     pub fn open(directory: &Path) -> Result<Self> {
@@ -30,42 +32,29 @@ impl EventWriter {
                 directory.join(format!("events.out.tfevents.{:010}.{host}.{pid}.0", now_s() as u64))
             }
         };
-        let mut file = Appended::open(path, |bytes| records(bytes).map(|(end, _)| end).last().unwrap_or(0))?;
-        if file.len() == 0 {
-            let mut event = Vec::new();
-            double(&mut event, 1, now_s());
-            bytes(&mut event, 3, b"brain.Event:2");
-            file.append(&record(&event))?;
+        let file = Appended::open(path, |bytes| records(bytes).map(|(end, _)| end).last().unwrap_or(0))?;
+        let mut sink = TensorBoardSink { file };
+        sink.begin()?;
+        Ok(sink)
+    }
+
+    /// An empty file gets the record of the format's version, with which every file begins.
+    fn begin(&mut self) -> Result<()> {
+        if self.file.len() > 0 {
+            return Ok(());
         }
-        Ok(EventWriter { file })
+        let mut event = Vec::new();
+        double(&mut event, 1, now_s());
+        bytes(&mut event, 3, b"brain.Event:2");
+        self.file.append(&record(&event))
     }
 
     /// Appends a number; one that is not finite is written as it is (TensorBoard shows it as such).
-    pub fn scalar(&mut self, step: u64, tag: &str, value: f64) -> Result<()> {
+    fn scalar(&mut self, step: u64, tag: &str, value: f64) -> Result<()> {
         let mut entry = Vec::new();
         bytes(&mut entry, 1, tag.as_bytes());
         key(&mut entry, 2, 5);
         entry.extend_from_slice(&(value as f32).to_le_bytes());
-        self.append(step, &entry)
-    }
-
-    /// Appends a text (TensorBoard shows it as Markdown).
-    pub fn text(&mut self, step: u64, tag: &str, text: &str) -> Result<()> {
-        // TensorProto: 1 dtype = 7 (string), 2 shape = {one dimension of size 1}, 8 string_val.
-        let mut tensor = Vec::new();
-        key(&mut tensor, 1, 0);
-        varint(&mut tensor, 7);
-        bytes(&mut tensor, 2, &[0x12, 2, 0x08, 1]);
-        bytes(&mut tensor, 8, text.as_bytes());
-        // SummaryMetadata: 1 plugin_data = { 1 plugin_name }.
-        let mut plugin = Vec::new();
-        bytes(&mut plugin, 1, b"text");
-        let mut metadata = Vec::new();
-        bytes(&mut metadata, 1, &plugin);
-        let mut entry = Vec::new();
-        bytes(&mut entry, 1, tag.as_bytes());
-        bytes(&mut entry, 8, &tensor);
-        bytes(&mut entry, 9, &metadata);
         self.append(step, &entry)
     }
 
@@ -79,30 +68,21 @@ impl EventWriter {
         bytes(&mut event, 5, &summary);
         self.file.append(&record(&event))
     }
+}
 
-    /// The file.
-    pub fn path(&self) -> &Path {
-        self.file.path()
+impl Sink for TensorBoardSink {
+    fn receive(&mut self, event: &Event) -> Result<()> {
+        let EventKind::Metrics { step, values } = &event.kind else { return Ok(()) };
+        values.iter().try_for_each(|(name, value)| self.scalar(*step, name, *value))
     }
 
-    /// Length in bytes: what a checkpoint records.
-    pub fn len(&self) -> u64 {
-        self.file.len()
+    fn checkpoint(&mut self, lengths: &mut BTreeMap<String, u64>) -> Result<()> {
+        self.file.checkpoint("tensorboard", lengths)
     }
 
-    /// Never true: the file begins with its version.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Cuts the file back to `len` bytes (as a checkpoint recorded it).
-    pub fn truncate_to(&mut self, len: u64) -> Result<()> {
-        self.file.truncate_to(len)
-    }
-
-    /// Waits until everything appended is on the disk.
-    pub fn sync(&mut self) -> Result<()> {
-        self.file.sync()
+    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<()> {
+        self.file.resume("tensorboard", lengths)?;
+        self.begin()
     }
 }
 
@@ -275,46 +255,52 @@ mod tests {
             .collect()
     }
 
+    fn logged(sink: &mut TensorBoardSink, step: u64, values: &[(&str, f64)]) {
+        let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
+        sink.receive(&EventKind::Metrics { step, values }.into()).unwrap();
+    }
+
     #[test]
     fn what_is_written_reads_back() {
         let dir = tempfile::tempdir().unwrap();
-        let mut writer = EventWriter::open(&dir.path().join("tensorboard")).unwrap();
-        writer.scalar(300, "train/reward", 0.25).unwrap();
-        writer.scalar(301, "train/kl", f64::NAN).unwrap();
-        writer.text(301, "sample", &"é".repeat(200)).unwrap();
-        let events = read(writer.path());
+        let mut sink = TensorBoardSink::open(&dir.path().join("tensorboard")).unwrap();
+        logged(&mut sink, 300, &[("train/reward", 0.25), ("é", f64::INFINITY)]);
+        logged(&mut sink, 301, &[("train/kl", f64::NAN)]);
+        let events = read(sink.file.path());
         assert_eq!((events[0].0, events[0].1.as_str()), (300, "train/reward"));
         assert_eq!(field(&events[0].2, 2), 0.25f32.to_le_bytes());
-        assert!(f32::from_le_bytes(field(&events[1].2, 2).try_into().unwrap()).is_nan());
-        assert_eq!(field(&field(&events[2].2, 8), 8), "é".repeat(200).as_bytes());
-        assert_eq!(field(&field(&field(&events[2].2, 9), 1), 1), b"text");
-        assert_eq!(writer.len(), std::fs::metadata(writer.path()).unwrap().len());
+        assert_eq!((events[1].1.as_str(), field(&events[1].2, 2)), ("é", f32::INFINITY.to_le_bytes().to_vec()));
+        assert_eq!(events[2].0, 301);
+        assert!(f32::from_le_bytes(field(&events[2].2, 2).try_into().unwrap()).is_nan());
+        assert_eq!(sink.file.len(), std::fs::metadata(sink.file.path()).unwrap().len());
     }
 
     #[test]
     fn resume_continues_the_same_file() {
         let dir = tempfile::tempdir().unwrap();
-        let mut writer = EventWriter::open(dir.path()).unwrap();
-        writer.scalar(1, "a", 1.0).unwrap();
-        let at_checkpoint = writer.len();
-        writer.scalar(2, "a", 2.0).unwrap();
-        let path = writer.path().to_owned();
-        drop(writer);
+        let mut sink = TensorBoardSink::open(dir.path()).unwrap();
+        logged(&mut sink, 1, &[("a", 1.0)]);
+        let mut at_checkpoint = BTreeMap::new();
+        sink.checkpoint(&mut at_checkpoint).unwrap();
+        logged(&mut sink, 2, &[("a", 2.0)]);
+        let path = sink.file.path().to_owned();
+        drop(sink);
         // A kill in the middle of a record.
         let mut file = std::fs::read(&path).unwrap();
         file.extend_from_slice(&[9, 0, 0, 0, 0, 0, 0, 0, 1]);
         std::fs::write(&path, &file).unwrap();
-        let mut writer = EventWriter::open(dir.path()).unwrap();
-        assert_eq!(writer.path(), path);
+        let mut sink = TensorBoardSink::open(dir.path()).unwrap();
+        assert_eq!(sink.file.path(), path);
         assert_eq!(read(&path).len(), 2);
-        writer.truncate_to(at_checkpoint).unwrap();
-        writer.scalar(2, "b", 2.5).unwrap();
+        sink.resume(1, &at_checkpoint).unwrap();
+        logged(&mut sink, 2, &[("b", 2.5)]);
         assert_eq!(read(&path).iter().map(|event| event.1.as_str()).collect::<Vec<_>>(), ["a", "b"]);
         let mut file = std::fs::read(&path).unwrap();
         *file.last_mut().unwrap() ^= 1;
         assert_eq!(records(&file).count(), 2, "the damaged record is not taken");
-        assert!(writer.truncate_to(1 << 40).is_err());
-        assert!(!writer.is_empty());
-        writer.sync().unwrap();
+        assert!(sink.resume(1, &BTreeMap::from([("tensorboard".to_owned(), 1 << 40)])).is_err());
+        // A run that begins again keeps the file, and its version.
+        sink.resume(0, &BTreeMap::new()).unwrap();
+        assert!(read(&path).is_empty());
     }
 }

@@ -16,8 +16,9 @@ use serde_json::Value;
 
 mod progress;
 
-pub use self::progress::{Progress, Throughput, duration};
-use crate::{Error, Record, Result};
+pub use self::progress::{Progress, duration};
+use super::Sink;
+use crate::{Error, Event, EventKind, Level, Record, Result, table};
 
 /// How lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,49 +39,6 @@ impl std::str::FromStr for LogFormat {
             "json" => Ok(LogFormat::Json),
             other => Err(format!("unknown log format `{other}`: plain or json")),
         }
-    }
-}
-
-/// How important a line is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// Failures.
-    Error,
-    /// What a person should look at.
-    Warn,
-    /// The course of the run.
-    #[default]
-    Info,
-    /// Details.
-    Debug,
-}
-
-impl Level {
-    /// The level that `LOCKSTEP_LOG` asks for, info if it is unset; an error if it is none.
-    pub fn from_env() -> std::result::Result<Self, String> {
-        match std::env::var("LOCKSTEP_LOG") {
-            Ok(text) if !text.is_empty() => text.parse().map_err(|error| format!("LOCKSTEP_LOG: {error}")),
-            _ => Ok(Level::Info),
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Level::Error => "error",
-            Level::Warn => "warn",
-            Level::Info => "info",
-            Level::Debug => "debug",
-        }
-    }
-}
-
-impl std::str::FromStr for Level {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let levels = [Level::Error, Level::Warn, Level::Info, Level::Debug];
-        let found = levels.into_iter().find(|level| level.name().eq_ignore_ascii_case(text));
-        found.ok_or_else(|| format!("unknown level `{text}`: error, warn, info or debug"))
     }
 }
 
@@ -264,6 +222,46 @@ impl Console {
                 std::io::stderr().lock().write_all(text.as_bytes())
             };
         });
+    }
+}
+
+/// A console as a sink: messages, completions and progress are shown.
+#[derive(Debug)]
+pub struct ConsoleSink {
+    console: Console,
+    progress: Option<Progress>,
+}
+
+impl ConsoleSink {
+    /// Shows events on `console`.
+    pub fn new(console: Console) -> Self {
+        ConsoleSink { console, progress: None }
+    }
+}
+
+impl Sink for ConsoleSink {
+    fn receive(&mut self, event: &Event) -> Result<()> {
+        match &event.kind {
+            EventKind::Message { level, text, fields } => self.console.log(*level, text, fields),
+            EventKind::Completions { rows, shown } if *shown > 0 => {
+                self.console.print(&table::completions(rows, *shown, self.console.width()));
+            }
+            EventKind::Progress { label, done, total, note } => match &mut self.progress {
+                Some(progress) if progress.is_of(label, *total) => progress.set(*done, note),
+                // Replaced first, so that the old one ends before the new one is drawn.
+                other => {
+                    *other = None;
+                    *other = Some(self.console.progress(label, *total, *done));
+                }
+            },
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.progress = None;
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
-//! A file that grows by whole records and can be cut back to a length: what metrics, events and traces share.
+//! A file that grows by whole records and can be cut back to a length: what metrics, TensorBoard's events and traces share.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -63,25 +64,15 @@ impl Appended {
         Ok(())
     }
 
-    pub(crate) fn sync(&mut self) -> Result<()> {
-        self.file.sync_data().map_err(Error::io("sync", &self.path))
+    /// Everything on the disk, and its length under `name`: what a checkpoint of a sink does.
+    pub(crate) fn checkpoint(&mut self, name: &str, lengths: &mut BTreeMap<String, u64>) -> Result<()> {
+        self.file.sync_data().map_err(Error::io("sync", &self.path))?;
+        lengths.insert(name.to_owned(), self.len);
+        Ok(())
     }
-}
 
-/// Writes a file that is either wholly there or not at all: a temporary file beside it, synced, then renamed.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(name);
-    let write = || {
-        let mut file = File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)
-    };
-    write().map_err(|source| {
-        let _ = std::fs::remove_file(&temporary);
-        Error::io("write", path)(source)
-    })
+    /// Cuts the file back to the length that a checkpoint has under `name`, or empties it.
+    pub(crate) fn resume(&mut self, name: &str, lengths: &BTreeMap<String, u64>) -> Result<()> {
+        self.truncate_to(lengths.get(name).copied().unwrap_or(0))
+    }
 }

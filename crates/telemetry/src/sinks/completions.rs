@@ -6,35 +6,53 @@
 //! A reward that was not given is null. Not compressed. Without the
 //! feature `parquet` the same columns are written as JSON lines (`.jsonl`). Knows nothing of what is written in them.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::appended::write_whole;
-use crate::{Error, Result};
+use super::Sink;
+use crate::whole::write_whole;
+use crate::{CompletionRows, Error, Event, EventKind, Result};
 
 #[cfg(feature = "parquet")]
 mod parquet_file;
 
-/// The completions of one step; all lists have the same length.
-#[derive(Clone, Debug, Default)]
-pub struct CompletionRows {
-    /// The step.
-    pub step: u64,
-    /// Prompts: strings, or arrays of chat messages.
-    pub prompts: Vec<Value>,
-    /// Completions: strings, or arrays of chat messages.
-    pub completions: Vec<Value>,
-    /// Name of each reward and its scores.
-    pub rewards: Vec<(String, Vec<Option<f64>>)>,
-    /// Further columns that rewards gave.
-    pub extra: Vec<(String, Vec<Value>)>,
-    /// Advantages.
-    pub advantages: Vec<f64>,
+/// Writes a table for each step whose completions it receives.
+#[derive(Debug)]
+pub struct CompletionsSink {
+    directory: PathBuf,
+}
+
+impl CompletionsSink {
+    /// Tables in `directory`, which the first one creates.
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        CompletionsSink { directory: directory.into() }
+    }
+}
+
+impl Sink for CompletionsSink {
+    fn receive(&mut self, event: &Event) -> Result<()> {
+        let EventKind::Completions { rows, .. } = &event.kind else { return Ok(()) };
+        write(&self.directory, rows).map(drop)
+    }
+
+    /// Removes the tables of later steps, and half-written ones.
+    fn resume(&mut self, step: u64, _lengths: &BTreeMap<String, u64>) -> Result<()> {
+        for entry in std::fs::read_dir(&self.directory).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let number = name.strip_prefix("completions_").and_then(|n| n.split('.').next()?.parse::<u64>().ok());
+            let half_written = name.starts_with(".completions_") && name.ends_with(".tmp");
+            if half_written || number.is_some_and(|n| n > step) {
+                std::fs::remove_file(entry.path()).map_err(Error::io("remove", &entry.path()))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The file of a step in `directory`.
-pub fn path(directory: &Path, step: u64) -> PathBuf {
+fn path(directory: &Path, step: u64) -> PathBuf {
     let extension = if cfg!(feature = "parquet") { "parquet" } else { "jsonl" };
     directory.join(format!("completions_{step:05}.{extension}"))
 }

@@ -7,12 +7,44 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use crate::Result;
-use crate::appended::Appended;
+use super::Sink;
+use super::appended::Appended;
+use crate::{Error, Event, EventKind, Result};
 
-/// An open trace.
+/// Writes `trace.json`. A failure ends the trace and not the run, which hears of it at its end.
 #[derive(Debug)]
-pub struct TraceWriter {
+pub struct TraceSink {
+    writer: Option<TraceWriter>,
+    failed: Option<Error>,
+}
+
+impl TraceSink {
+    /// Opens `path` to append, creating it (not its directory) if needed. The file is kept below `max_bytes` (at least 1 KiB).
+    pub fn open(path: impl Into<PathBuf>, max_bytes: u64) -> Result<Self> {
+        Ok(TraceSink { writer: Some(TraceWriter::open(path, max_bytes)?), failed: None })
+    }
+}
+
+impl Sink for TraceSink {
+    fn receive(&mut self, event: &Event) -> Result<()> {
+        let EventKind::Span { name, track, start_us, duration_us, flops, bytes } = &event.kind else { return Ok(()) };
+        if let Some(writer) = &mut self.writer
+            && let Err(error) = writer.span(name, *track, *start_us, *duration_us, *flops, *bytes)
+        {
+            self.failed = Some(error);
+            self.writer = None;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.writer.take().map_or(Ok(()), TraceWriter::finish)?;
+        self.failed.take().map_or(Ok(()), Err)
+    }
+}
+
+#[derive(Debug)]
+struct TraceWriter {
     file: Appended,
     max_bytes: u64,
     full: bool,
@@ -22,9 +54,8 @@ pub struct TraceWriter {
 const LAST_EVENT_BYTES: u64 = 256;
 
 impl TraceWriter {
-    /// Opens `path` to append, creating it (not its directory) if needed. A torn last line is cut off, as is the closing
-    /// bracket of a finished trace. The file is kept below `max_bytes` (at least 1 KiB).
-    pub fn open(path: impl Into<PathBuf>, max_bytes: u64) -> Result<Self> {
+    /// A torn last line is cut off, as is the closing bracket of a finished trace.
+    fn open(path: impl Into<PathBuf>, max_bytes: u64) -> Result<Self> {
         let mut full = false;
         let mut file = Appended::open(path.into(), |bytes| {
             let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
@@ -41,15 +72,7 @@ impl TraceWriter {
 
     /// A span of thread `thread`: microseconds from the start of the run, duration in microseconds, FLOPs and bytes of
     /// memory traffic (shown when clicked).
-    pub fn span(
-        &mut self,
-        name: &str,
-        thread: u64,
-        start_us: f64,
-        duration_us: f64,
-        flops: f64,
-        bytes: f64,
-    ) -> Result<()> {
+    fn span(&mut self, name: &str, thread: u64, start_us: f64, duration_us: f64, flops: f64, bytes: f64) -> Result<()> {
         let mut event = json!({
             "name": name, "ph": "X", "pid": std::process::id(), "tid": thread, "ts": round(start_us), "dur": round(duration_us),
         });
@@ -57,13 +80,6 @@ impl TraceWriter {
             event["args"] = json!({ "flops": flops, "bytes": bytes });
         }
         self.event(&event)
-    }
-
-    /// A curve: the value of `name` from this moment on.
-    pub fn counter(&mut self, name: &str, at_us: f64, value: f64) -> Result<()> {
-        self.event(&json!({
-            "name": name, "ph": "C", "pid": std::process::id(), "ts": round(at_us), "args": { "value": value },
-        }))
     }
 
     fn event(&mut self, event: &serde_json::Value) -> Result<()> {
@@ -83,25 +99,8 @@ impl TraceWriter {
     }
 
     /// Closes the array, so that strict JSON readers accept the file. Opening it again continues it.
-    pub fn finish(mut self) -> Result<()> {
+    fn finish(mut self) -> Result<()> {
         self.file.append(b"{}]\n")
-    }
-
-    /// Length in bytes: what a checkpoint records.
-    pub fn len(&self) -> u64 {
-        self.file.len()
-    }
-
-    /// Never true: the file begins with a bracket.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Cuts the file back to `len` bytes (as a checkpoint recorded it).
-    pub fn truncate_to(&mut self, len: u64) -> Result<()> {
-        self.file.truncate_to(len)?;
-        self.full = len + LAST_EVENT_BYTES > self.max_bytes;
-        Ok(())
     }
 }
 
@@ -138,17 +137,13 @@ mod tests {
         );
 
         let mut trace = TraceWriter::open(&path, 1 << 20).unwrap();
-        trace.counter("memory", 3.0, 7.0).unwrap();
-        let len = trace.len();
+        trace.span("b", 0, 3.0, 7.0, 0.0, 0.0).unwrap();
         drop(trace);
         std::fs::write(&path, read() + "{\"name\": \"to").unwrap();
         let mut trace = TraceWriter::open(&path, 1 << 20).unwrap();
-        assert_eq!((trace.len(), trace.is_empty()), (len, false));
-        trace.span("b", 0, 4.0, 1.0, 0.0, 0.0).unwrap();
-        trace.truncate_to(len).unwrap();
         trace.span("c", 0, 4.0, 1.0, 0.0, 0.0).unwrap();
         let names: Vec<_> = events(&read()).iter().map(|event| event["name"].clone()).collect();
-        assert_eq!(names, ["a \"quoted\" name", "memory", "c"]);
+        assert_eq!(names, ["a \"quoted\" name", "b", "c"]);
     }
 
     #[test]
@@ -166,8 +161,8 @@ mod tests {
         assert!(events.last().unwrap()["name"].as_str().unwrap().contains("the trace ends here"));
         // Opened again it is still full.
         let mut trace = TraceWriter::open(&path, 2_000).unwrap();
-        let len = trace.len();
+        let len = trace.file.len();
         trace.span("span", 0, 0.0, 1.0, 0.0, 0.0).unwrap();
-        assert_eq!(trace.len(), len);
+        assert_eq!(trace.file.len(), len);
     }
 }

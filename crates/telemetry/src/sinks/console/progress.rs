@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::{Console, Level, LogFormat};
-use crate::Record;
+use super::{Console, LogFormat};
+use crate::{Level, Record};
 
 /// Without a terminal, a line is written at most this often, and one at the end.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -69,8 +69,10 @@ impl Progress {
         self.console.log(Level::Info, &format!("{} {}/{}{note}", self.label, self.done, self.total), &fields);
     }
 
-    /// Ends it.
-    pub fn finish(self) {}
+    /// Whether it shows `label` over `total` units.
+    pub(super) fn is_of(&self, label: &str, total: u64) -> bool {
+        self.label == label && self.total == total
+    }
 }
 
 impl Drop for Progress {
@@ -96,31 +98,5 @@ pub fn duration(seconds: f64) -> String {
         0..60 => format!("{whole} s"),
         60..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
         _ => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
-    }
-}
-
-/// How fast something goes: the rate over the last few measurements, for the note beside a bar.
-#[derive(Clone, Debug, Default)]
-pub struct Throughput {
-    recent: std::collections::VecDeque<(f64, f64)>,
-}
-
-impl Throughput {
-    /// Measurements that count.
-    const WINDOW: usize = 20;
-
-    /// `amount` (tokens, completions, …) took `seconds`.
-    pub fn add(&mut self, amount: f64, seconds: f64) {
-        if self.recent.len() == Self::WINDOW {
-            self.recent.pop_front();
-        }
-        self.recent.push_back((amount, seconds));
-    }
-
-    /// Amount per second over the last 20 measurements; `None` before there is one that took time.
-    pub fn per_s(&self) -> Option<f64> {
-        let (amount, seconds) =
-            self.recent.iter().fold((0.0, 0.0), |(a, s), (amount, seconds)| (a + amount, s + seconds));
-        (seconds > 0.0).then(|| amount / seconds)
     }
 }

@@ -1,0 +1,258 @@
+//! What a run reports while it goes on, as one value: metrics, completions, stages, progress, messages, checkpoints.
+//!
+//! An [`Event`] is plain data that can be serialised and read back by another process, without loss: numbers keep their bits,
+//! and NaN and infinities their names. Knows no sink.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Something that happened in a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// Of the serialised form: [`Event::VERSION`] in those made here.
+    pub version: u32,
+    /// Seconds since 1970.
+    pub time_s: f64,
+    /// What happened.
+    #[serde(flatten)]
+    pub kind: EventKind,
+}
+
+/// The kinds of events; steps are optimizer steps, from 1.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "what is not said at a kind, its fields' names say")]
+pub enum EventKind {
+    /// A logged step (means since the last one), or an evaluation.
+    Metrics {
+        step: u64,
+        /// In the order in which they are written.
+        #[serde(with = "numbers")]
+        values: Vec<(String, f64)>,
+    },
+    /// The completions that a step trains on.
+    Completions {
+        rows: CompletionRows,
+        /// How many of them a console shows.
+        shown: usize,
+    },
+    /// A recorded rollout: a line of `rollouts.jsonl`.
+    Rollout { line: Map<String, Value> },
+    /// A stage ended. Times count from the start of the run.
+    Span {
+        name: String,
+        /// The row of the trace: one for each thread, and one for each name of overlapped work.
+        track: u64,
+        start_us: f64,
+        duration_us: f64,
+        flops: f64,
+        /// Of memory traffic.
+        bytes: f64,
+    },
+    /// `done` units of `total`; the first one with a new label says how many were done before.
+    Progress { label: String, done: u64, total: u64, note: String },
+    /// A line for people.
+    Message {
+        level: Level,
+        text: String,
+        #[serde(default, skip_serializing_if = "Record::is_empty")]
+        fields: Record,
+    },
+    /// A checkpoint is on the disk.
+    Checkpoint { step: u64, path: String },
+}
+
+impl Event {
+    /// Changes when a reader of the serialised form must.
+    pub const VERSION: u32 = 1;
+}
+
+impl From<EventKind> for Event {
+    /// Happens now.
+    fn from(kind: EventKind) -> Self {
+        let time_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
+        Event { version: Event::VERSION, time_s, kind }
+    }
+}
+
+/// How important a message is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// Failures.
+    Error,
+    /// What a person should look at.
+    Warn,
+    /// How the run goes.
+    #[default]
+    Info,
+    /// Details.
+    Debug,
+}
+
+impl Level {
+    /// The level that `LOCKSTEP_LOG` asks for, info if it is unset; an error if it is none.
+    pub fn from_env() -> Result<Self, String> {
+        match std::env::var("LOCKSTEP_LOG") {
+            Ok(text) if !text.is_empty() => text.parse().map_err(|error| format!("LOCKSTEP_LOG: {error}")),
+            _ => Ok(Level::Info),
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Level::Error => "error",
+            Level::Warn => "warn",
+            Level::Info => "info",
+            Level::Debug => "debug",
+        }
+    }
+}
+
+impl std::str::FromStr for Level {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let levels = [Level::Error, Level::Warn, Level::Info, Level::Debug];
+        let found = levels.into_iter().find(|level| level.name().eq_ignore_ascii_case(text));
+        found.ok_or_else(|| format!("unknown level `{text}`: error, warn, info or debug"))
+    }
+}
+
+/// Named values in the order in which they were first set.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Record(pub Map<String, Value>);
+
+impl Record {
+    /// Without values.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets a key (a number, text, bool, …). A float that is NaN or infinite becomes `null`.
+    pub fn set(&mut self, key: impl Into<String>, value: impl Into<Value>) -> &mut Self {
+        self.0.insert(key.into(), value.into());
+        self
+    }
+
+    /// The value of a key as a number, if it is one.
+    pub fn number(&self, key: &str) -> Option<f64> {
+        self.0.get(key).and_then(Value::as_f64)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// The completions of one step; all lists have the same length.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CompletionRows {
+    /// The step that trains on them.
+    pub step: u64,
+    /// Strings, or arrays of chat messages.
+    pub prompts: Vec<Value>,
+    /// Strings, or arrays of chat messages.
+    pub completions: Vec<Value>,
+    /// Name of each reward and its scores.
+    pub rewards: Vec<(String, Vec<Option<f64>>)>,
+    /// Further columns that rewards gave.
+    pub extra: Vec<(String, Vec<Value>)>,
+    /// One for each completion.
+    pub advantages: Vec<f64>,
+}
+
+/// Named numbers as a JSON object in their order; JSON has no NaN and no infinity, so these are texts.
+mod numbers {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use serde_json::{Map, Value};
+
+    const NAMES: [(&str, f64); 3] = [("NaN", f64::NAN), ("Infinity", f64::INFINITY), ("-Infinity", f64::NEG_INFINITY)];
+
+    pub fn serialize<S: Serializer>(values: &[(String, f64)], serializer: S) -> Result<S::Ok, S::Error> {
+        let value = |&number: &f64| match NAMES.iter().find(|(_, odd)| odd.total_cmp(&number).is_eq()) {
+            Some((name, _)) => Value::from(*name),
+            None if number.is_nan() => Value::from("NaN"),
+            None => Value::from(number),
+        };
+        let map: Map<String, Value> = values.iter().map(|(name, number)| (name.clone(), value(number))).collect();
+        map.serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(String, f64)>, D::Error> {
+        let number = |(name, value): (String, Value)| {
+            let odd = |text: &str| NAMES.iter().find(|(known, _)| *known == text).map(|(_, number)| *number);
+            let number = value.as_f64().or_else(|| odd(value.as_str()?));
+            number.map(|number| (name, number)).ok_or_else(|| D::Error::custom(format!("{value} is no number")))
+        };
+        Map::<String, Value>::deserialize(deserializer)?.into_iter().map(number).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Serialises and reads back.
+    fn round_trip(kind: EventKind) -> (String, Event) {
+        let event = Event::from(kind);
+        let text = serde_json::to_string(&event).unwrap();
+        (text.clone(), serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}")))
+    }
+
+    #[test]
+    fn every_kind_reads_back() {
+        let rows = CompletionRows {
+            step: 3,
+            prompts: vec!["p".into()],
+            completions: vec![serde_json::json!([{"role": "assistant", "content": "c"}])],
+            rewards: vec![("r".into(), vec![None]), ("s".into(), vec![Some(0.1 + 0.2)])],
+            extra: vec![("e".into(), vec![Value::Null])],
+            advantages: vec![-0.5],
+        };
+        let line = serde_json::json!({"step": 1, "event": "mine", "ids": [1, 2]}).as_object().unwrap().clone();
+        let kinds = [
+            EventKind::Metrics { step: 7, values: vec![("z".into(), 0.1 + 0.2), ("a".into(), -0.0)] },
+            EventKind::Completions { rows, shown: 1 },
+            EventKind::Rollout { line },
+            EventKind::Span {
+                name: "rollout".into(),
+                track: 1,
+                start_us: 0.5,
+                duration_us: 1e9,
+                flops: 1e15,
+                bytes: 3.0,
+            },
+            EventKind::Progress { label: "grpo".into(), done: 3, total: 9, note: "reward 0.5".into() },
+            EventKind::Message { level: Level::Warn, text: "careful".into(), fields: Record::new() },
+            EventKind::Checkpoint { step: 9, path: "checkpoints/step-000009".into() },
+        ];
+        for kind in kinds {
+            let (text, back) = round_trip(kind.clone());
+            assert_eq!((back.version, &back.kind), (Event::VERSION, &kind), "{text}");
+            assert!(text.starts_with("{\"version\":1,\"time_s\":") && back.time_s > 1.6e9, "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_json_lacks_keep_their_names_and_metrics_their_order() {
+        let values = [("z", f64::NAN), ("b", f64::INFINITY), ("a", f64::NEG_INFINITY)];
+        let (text, back) =
+            round_trip(EventKind::Metrics { step: 1, values: values.map(|(n, v)| (n.to_owned(), v)).to_vec() });
+        assert!(text.contains("\"values\":{\"z\":\"NaN\",\"b\":\"Infinity\",\"a\":\"-Infinity\"}"), "{text}");
+        let EventKind::Metrics { values: back, .. } = back.kind else { panic!("another kind: {text}") };
+        assert!(back[0].1.is_nan() && (back[1].1, back[2].1) == (f64::INFINITY, f64::NEG_INFINITY));
+        assert!(serde_json::from_str::<Event>(&text.replace("\"NaN\"", "\"many\"")).is_err());
+    }
+
+    #[test]
+    fn levels_from_text() {
+        assert_eq!("WARN".parse(), Ok(Level::Warn));
+        assert!("loud".parse::<Level>().unwrap_err().contains("error, warn, info or debug"));
+        assert!(Level::Error < Level::Debug);
+    }
+}

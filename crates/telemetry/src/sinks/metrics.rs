@@ -1,0 +1,176 @@
+//! `metrics.jsonl` and `rollouts.jsonl`: one JSON object for each logged step or recorded rollout, appended and flushed.
+//!
+//! Keys keep the order in which they were set. Numbers are written with the fewest digits that read back to the same
+//! bits; NaN and infinities are written as `null` (JSON has no other word for them), so every line is plain JSON.
+//! Does not know what the metrics mean.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::Sink;
+use super::appended::Appended;
+use crate::{Error, Event, EventKind, Record, Result};
+
+/// A file of JSON lines.
+#[derive(Debug)]
+struct JsonLines {
+    file: Appended,
+}
+
+impl JsonLines {
+    /// Opens `path` to append, creating it (not its directory) if needed. A last line without its line feed, which a
+    /// kill in the middle of a write leaves, is cut off.
+    fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        let whole = |bytes: &[u8]| bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+        Ok(JsonLines { file: Appended::open(path.into(), whole)? })
+    }
+
+    /// Appends one line and hands it to the operating system.
+    fn append(&mut self, line: &Map<String, Value>) -> Result<()> {
+        let mut line = serde_json::to_vec(line).map_err(|e| Error::format(self.file.path(), e.to_string()))?;
+        line.push(b'\n');
+        self.file.append(&line)
+    }
+}
+
+/// Writes `metrics.jsonl`.
+#[derive(Debug)]
+pub struct MetricsSink {
+    lines: JsonLines,
+}
+
+impl MetricsSink {
+    /// Opens the file to append; what a kill left of a line is cut off.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        Ok(MetricsSink { lines: JsonLines::open(path)? })
+    }
+}
+
+impl Sink for MetricsSink {
+    fn receive(&mut self, event: &Event) -> Result<()> {
+        let EventKind::Metrics { step, values } = &event.kind else { return Ok(()) };
+        let mut line = Record::new();
+        line.set("step", *step);
+        for (name, value) in values {
+            line.set(name, *value);
+        }
+        self.lines.append(&line.0)
+    }
+
+    fn checkpoint(&mut self, lengths: &mut BTreeMap<String, u64>) -> Result<()> {
+        self.lines.file.checkpoint("metrics.jsonl", lengths)
+    }
+
+    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<()> {
+        self.lines.file.resume("metrics.jsonl", lengths)
+    }
+}
+
+/// Writes `rollouts.jsonl`.
+#[derive(Debug)]
+pub struct RolloutSink {
+    lines: JsonLines,
+}
+
+impl RolloutSink {
+    /// Opens the file to append; what a kill left of a line is cut off.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        Ok(RolloutSink { lines: JsonLines::open(path)? })
+    }
+}
+
+impl Sink for RolloutSink {
+    fn receive(&mut self, event: &Event) -> Result<()> {
+        let EventKind::Rollout { line } = &event.kind else { return Ok(()) };
+        self.lines.append(line)
+    }
+
+    fn checkpoint(&mut self, lengths: &mut BTreeMap<String, u64>) -> Result<()> {
+        self.lines.file.checkpoint("rollouts.jsonl", lengths)
+    }
+
+    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<()> {
+        self.lines.file.resume("rollouts.jsonl", lengths)
+    }
+}
+
+/// Reads all whole lines of a `metrics.jsonl`.
+pub fn read(path: &Path) -> Result<Vec<Record>> {
+    let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+    let whole = text.rfind('\n').map_or("", |last| &text[..last]);
+    whole
+        .lines()
+        .enumerate()
+        .map(|(number, line)| {
+            serde_json::from_str::<Map<String, Value>>(line)
+                .map(Record)
+                .map_err(|e| Error::format(path, format!("line {}: {e}", number + 1)))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn logged(sink: &mut impl Sink, step: u64, values: &[(&str, f64)]) {
+        let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
+        sink.receive(&EventKind::Metrics { step, values }.into()).unwrap();
+    }
+
+    #[test]
+    fn lines_keep_order_and_bits_and_nan_is_null() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut sink = MetricsSink::open(&path).unwrap();
+        let odd: f64 = 0.1 + 0.2;
+        logged(&mut sink, 3, &[("reward", odd), ("a", f64::NAN), ("kl", f64::INFINITY), ("tiny", 5e-324)]);
+        let message = EventKind::Message { level: crate::Level::Info, text: "not here".into(), fields: Record::new() };
+        sink.receive(&message.into()).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text, "{\"step\":3,\"reward\":0.30000000000000004,\"a\":null,\"kl\":null,\"tiny\":5e-324}\n");
+        let back = read(&path).unwrap();
+        assert_eq!(back[0].number("reward").unwrap().to_bits(), odd.to_bits());
+        assert_eq!(back[0].number("a"), None);
+    }
+
+    #[test]
+    fn a_torn_line_is_dropped_and_resume_cuts_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut sink = MetricsSink::open(&path).unwrap();
+        logged(&mut sink, 1, &[]);
+        let mut at_checkpoint = BTreeMap::new();
+        sink.checkpoint(&mut at_checkpoint).unwrap();
+        assert_eq!(at_checkpoint["metrics.jsonl"], std::fs::metadata(&path).unwrap().len());
+        logged(&mut sink, 2, &[]);
+        drop(sink);
+        let mut torn = std::fs::read(&path).unwrap();
+        torn.extend_from_slice(b"{\"step\":3,\"rew");
+        std::fs::write(&path, &torn).unwrap();
+        assert_eq!(read(&path).unwrap().len(), 2);
+
+        let mut sink = MetricsSink::open(&path).unwrap();
+        assert_eq!(read(&path).unwrap().len(), 2);
+        assert!(sink.resume(1, &BTreeMap::from([("metrics.jsonl".to_owned(), 10_000)])).is_err());
+        sink.resume(1, &at_checkpoint).unwrap();
+        logged(&mut sink, 22, &[]);
+        let steps: Vec<_> = read(&path).unwrap().iter().map(|r| r.number("step").unwrap()).collect();
+        assert_eq!(steps, [1.0, 22.0]);
+        sink.resume(0, &BTreeMap::new()).unwrap();
+        assert!(read(&path).unwrap().is_empty());
+    }
+
+    #[test]
+    fn rollouts_are_lines_as_they_came() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rollouts.jsonl");
+        let mut sink = RolloutSink::open(&path).unwrap();
+        let line = serde_json::json!({"z": 1, "a": [0.5]}).as_object().unwrap().clone();
+        sink.receive(&EventKind::Rollout { line }.into()).unwrap();
+        logged(&mut sink, 1, &[("not here", 1.0)]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"z\":1,\"a\":[0.5]}\n");
+    }
+}

@@ -1,0 +1,25 @@
+//! Files that are wholly there or not at all.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use crate::{Error, Result};
+
+/// Writes a temporary file beside `path`, syncs it, then renames it.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let write = || {
+        let mut file = File::create(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)
+    };
+    write().map_err(|source| {
+        let _ = std::fs::remove_file(&temporary);
+        Error::io("write", path)(source)
+    })
+}
