@@ -94,7 +94,9 @@ fn parquet_gives_the_rows_that_telemetry_wrote() {
         extra: vec![],
         advantages: vec![0.5, -0.5],
     };
-    let path = telemetry::completions::write(dir.path(), &rows).unwrap();
+    let event = telemetry::EventKind::Completions { rows, shown: 0 };
+    telemetry::Sink::receive(&mut telemetry::CompletionsSink::new(dir.path()), &event.into()).unwrap();
+    let path = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
     let data = spec(&path).load().unwrap();
     assert_eq!(data.examples[1].prompt, Content::Text("q".into()));
     assert_eq!(data.examples[0].completion, Some(Content::Text("c".into())));

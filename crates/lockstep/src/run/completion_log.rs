@@ -1,4 +1,4 @@
-//! Sample completions: a parquet table with TRL's columns, and a few printed.
+//! Sample completions, reported as rows with TRL's columns.
 
 use crate::rollouts::judge::Judged;
 use crate::run::course::Course;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use telemetry::CompletionRows;
 use train::{Advantage, Advantages};
 
-/// Writes and prints the completions that the step after `course.step` trains on, if it is one of those asked for.
+/// Reports the completions that the step after `course.step` trains on, if it is one of those asked for.
 pub fn log(course: &Course, judged: Judged, advantages: &Advantages) -> anyhow::Result<()> {
     let config = &course.config;
     let step = course.step + 1;
@@ -26,13 +26,7 @@ pub fn log(course: &Course, judged: Judged, advantages: &Advantages) -> anyhow::
         extra: judged.extra,
         advantages: advantages.advantages.iter().map(Advantage::mean).collect(),
     };
-    telemetry::completions::write(&course.run.completions(), &rows)?;
-    if step.is_multiple_of(config.log_completions_steps.unwrap_or(config.logging_steps)) || last {
-        let console = course.reporter.console();
-        let most = config.num_completions_to_print.unwrap_or(rows.prompts.len());
-        if most > 0 {
-            console.print(&telemetry::table::completions(&rows, most, console.width()));
-        }
-    }
-    Ok(())
+    let prints = step.is_multiple_of(config.log_completions_steps.unwrap_or(config.logging_steps)) || last;
+    let shown = if prints { config.num_completions_to_print.unwrap_or(rows.prompts.len()) } else { 0 };
+    course.reporter.completions(rows, shown)
 }

@@ -19,7 +19,7 @@ use kernels::Context;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use telemetry::stages::Span;
-use telemetry::{Console, Progress, Stages, Summary, TraceWriter};
+use telemetry::{Console, EventKind, Stages, Summary};
 use train::{Schedule, Trainer, UpdateMetrics};
 
 /// Why a run ended.
@@ -93,7 +93,7 @@ pub struct Course {
     pub reporter: Reporter,
     /// Timers.
     pub stages: Stages,
-    progress: Progress,
+    label: &'static str,
     stop: StopRequest,
     evaluations_without_improvement: u32,
     data_hash: String,
@@ -135,9 +135,6 @@ pub struct Parts {
     pub evaluation_metrics: Vec<String>,
 }
 
-/// Bytes of `trace.json` at most.
-const TRACE_BYTES: u64 = 32 << 20;
-
 impl Course {
     /// Opens the run's directory and logs, and takes up the state of a checkpoint. Everything that can be wrong with the
     /// input was found before: this is where files begin to be written.
@@ -166,7 +163,7 @@ impl Course {
                 trainer.set_state(state.trainer);
                 policy.weights.version = state.weights_version;
                 sampler.restore(state.sampler);
-                reporter.resume(&state.log_bytes, state.unlogged.clone())?;
+                reporter.resume(state.step, &state.log_bytes, state.unlogged.clone())?;
                 own = Own {
                     rollout_number: state.rollout_number,
                     buffer: state.buffer.clone(),
@@ -174,19 +171,17 @@ impl Course {
                 };
                 course_state =
                     (state.step, state.num_tokens, state.best.clone(), state.evaluations_without_improvement);
-                forget_completions_after(&run, state.step)?;
                 if checkpoint::all(&run).last().is_some_and(|(newest, _)| *newest == state.step) {
                     // Killed when this one was written and an old one not yet deleted.
                     let best = config.load_best_model_at_end.then_some(state.best.as_ref()).flatten().map(|b| b.step);
                     checkpoint::prune(&run, config.save_total_limit, best)?;
                 }
-                reporter.console().info(&format!("resuming after step {} from {}", state.step, dir.display()));
+                reporter.sinks().info(&format!("resuming after step {} from {}", state.step, dir.display()));
             }
             None => {
-                reporter.resume(&Default::default(), Default::default())?;
-                forget_completions_after(&run, 0)?;
+                reporter.resume(0, &Default::default(), Default::default())?;
                 if matches!(beginning, Beginning::Again) {
-                    reporter.console().warn("the run has no checkpoint: it starts again from step 0");
+                    reporter.sinks().warn("the run has no checkpoint: it starts again from step 0");
                 }
             }
         }
@@ -201,8 +196,6 @@ impl Course {
             step,
         };
         provenance::write(&run, &made)?;
-        let trace = TraceWriter::open(run.trace(), TRACE_BYTES)?;
-        let progress = reporter.console().progress(parts.label, parts.total_steps, step);
         let course = Course {
             schedule: config.schedule(parts.total_steps),
             config,
@@ -215,15 +208,16 @@ impl Course {
             step,
             num_tokens,
             best,
+            stages: Stages::new(reporter.sinks().clone()),
             reporter,
-            stages: Stages::new(Some(trace)),
-            progress,
+            label: parts.label,
             stop: parts.stop,
             evaluations_without_improvement,
             data_hash: parts.data_hash,
             step_started: Instant::now(),
             saved_at: state.as_ref().map(|_| step),
         };
+        course.report_progress(String::new())?;
         Ok((course, own))
     }
 
@@ -236,7 +230,7 @@ impl Course {
     pub fn count_update(&mut self, metrics: &UpdateMetrics, seconds: f64) {
         self.step += 1;
         if metrics.skipped {
-            self.reporter.console().warn(&format!(
+            self.reporter.sinks().warn(&format!(
                 "step {}: the loss or the gradient is not finite (loss {}, gradient norm {}); the step was skipped",
                 self.step, metrics.loss, metrics.grad_norm
             ));
@@ -261,11 +255,17 @@ impl Course {
         if let Some(peak) = telemetry::system::peak_rss_bytes() {
             self.reporter.set("peak_bytes", peak as f64);
         }
-        if let Some(record) = self.reporter.end_step(step, last)? {
-            let part = |name: &&str| record.number(name).map(|v| format!("{name} {v:.4}"));
-            self.progress.set(step, &note.iter().filter_map(part).collect::<Vec<_>>().join(" · "));
+        if let Some(means) = self.reporter.end_step(step, last)? {
+            let value = |name: &str| means.iter().find(|(n, v)| n == name && v.is_finite());
+            let part = |name: &&str| value(name).map(|(_, v)| format!("{name} {v:.4}"));
+            self.report_progress(note.iter().filter_map(part).collect::<Vec<_>>().join(" · "))?;
         }
         Ok(())
+    }
+
+    fn report_progress(&self, note: String) -> anyhow::Result<()> {
+        let (label, done, total) = (self.label.to_owned(), self.step, self.schedule.total_steps);
+        Ok(self.reporter.sinks().emit(EventKind::Progress { label, done, total, note })?)
     }
 
     /// Whether step `self.step` is followed by an evaluation.
@@ -283,14 +283,14 @@ impl Course {
 
     /// Logs an evaluation, keeps the best, and says whether to stop early.
     pub fn take_evaluation(&mut self, metrics: &[(String, f64)]) -> anyhow::Result<bool> {
-        self.reporter.write(self.step, metrics.iter().map(|(n, v)| (n.as_str(), *v)))?;
+        self.reporter.metrics(self.step, metrics.to_vec())?;
         let summary: Vec<String> = metrics.iter().map(|(n, v)| format!("{n} {v:.4}")).collect();
-        self.reporter.console().info(&format!("step {}: {}", self.step, summary.join(" · ")));
+        self.reporter.sinks().info(&format!("step {}: {}", self.step, summary.join(" · ")));
         let Some(name) = &self.config.metric_for_best_model else { return Ok(false) };
         let Some(value) = find(metrics, name) else {
             // The name is a known one: nothing was judged.
             let note = format!("step {}: this evaluation has no {name}, and does not count", self.step);
-            self.reporter.console().warn(&note);
+            self.reporter.sinks().warn(&note);
             return Ok(false);
         };
         let more_is_better = self.config.greater_is_better.unwrap_or(!name.ends_with("loss"));
@@ -341,7 +341,7 @@ impl Course {
             unlogged: self.reporter.unlogged().clone(),
             best: self.best.clone(),
             evaluations_without_improvement: self.evaluations_without_improvement,
-            log_bytes: self.reporter.lengths()?,
+            log_bytes: self.reporter.sinks().checkpoint()?,
         };
         checkpoint::write(&self.run, self.step, |dir| {
             self.policy.save(dir)?;
@@ -349,6 +349,8 @@ impl Course {
             more(dir)?;
             state.write(dir)
         })?;
+        let path = self.run.checkpoint(self.step).display().to_string();
+        self.reporter.sinks().emit(EventKind::Checkpoint { step: self.step, path })?;
         let best = self.config.load_best_model_at_end.then_some(self.best.as_ref()).flatten().map(|b| b.step);
         checkpoint::prune(&self.run, self.config.save_total_limit, best)?;
         self.saved_at = Some(self.step);
@@ -365,7 +367,7 @@ impl Course {
             {
                 self.policy.restore(&self.run.checkpoint(best.step))?;
                 let note = format!("the result is the best checkpoint, of step {}", best.step);
-                self.reporter.console().info(&note);
+                self.reporter.sinks().info(&note);
             }
             let target = self.run.model();
             let temporary = self.run.root().join(".unfinished-model");
@@ -374,8 +376,7 @@ impl Course {
             let _ = std::fs::remove_dir_all(&target);
             std::fs::rename(&temporary, &target)?;
         }
-        self.progress.finish();
-        self.stages.finish_trace()?;
+        self.reporter.sinks().finish()?;
         let summary = self.stages.summary();
         Ok(Finished { ended, step: self.step, run: self.run, policy: self.policy, summary })
     }
@@ -421,19 +422,6 @@ fn check_resumable(state: &RunState, config: &Config, ctx: &Context, data_hash: 
              machine has it, or allow_other_isa = true to go on with {isa}",
             state.isa, state.isa
         )));
-    }
-    Ok(())
-}
-
-/// Completion tables of steps that the resumed run will make again, and half-written ones.
-fn forget_completions_after(run: &RunDir, step: u64) -> std::io::Result<()> {
-    for entry in std::fs::read_dir(run.completions()).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let number = name.strip_prefix("completions_").and_then(|n| n.split('.').next()?.parse::<u64>().ok());
-        let half_written = name.starts_with(".completions_") && name.ends_with(".tmp");
-        if half_written || number.is_some_and(|n| n > step) {
-            std::fs::remove_file(entry.path())?;
-        }
     }
     Ok(())
 }

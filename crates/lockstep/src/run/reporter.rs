@@ -1,81 +1,74 @@
-//! Where a run's numbers go, step by step: `metrics.jsonl`, TensorBoard, the console; and how the logs are cut back on resume.
-//!
-//! Values are summed over optimizer steps and logged as means every `logging_steps`, as TRL does. It does not know what a
-//! metric means.
+//! What a run reports: means of metrics every `logging_steps`, as TRL logs them, and everything else as it happens, as events
+//! for the run's sinks. It does not know what a metric means, nor where it goes.
 
 use crate::config::Config;
 use crate::run::checkpoint::state::MetricSums;
 use crate::run::run_dir::RunDir;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use telemetry::{Console, EventWriter, MetricsLog, Record};
+use telemetry::{
+    CompletionRows, CompletionsSink, Console, ConsoleSink, EventKind, MetricsSink, RolloutSink, Sinks, TensorBoardSink,
+    TraceSink,
+};
 
-/// The open logs of a run.
+/// Bytes of `trace.json` at most.
+const TRACE_BYTES: u64 = 32 << 20;
+
+/// The sinks of a run, and what is to be logged next.
 pub struct Reporter {
-    console: Console,
-    metrics: MetricsLog,
-    /// None if nobody wants TensorBoard's files.
-    events: Option<EventWriter>,
-    /// None unless rollouts are recorded: a log of JSON lines, like the metrics.
-    rollouts: Option<MetricsLog>,
+    sinks: Sinks,
+    record_rollouts: bool,
     logging_steps: u64,
     first_step: bool,
     sums: MetricSums,
 }
 
-/// File names under which byte lengths are kept in a checkpoint.
-const METRICS: &str = "metrics.jsonl";
-const EVENTS: &str = "tensorboard";
-const ROLLOUTS: &str = "rollouts.jsonl";
-
 impl Reporter {
-    /// Opens the logs of `run`.
+    /// Opens the files of `run`.
     pub fn open(run: &RunDir, console: Console, config: &Config) -> anyhow::Result<Reporter> {
+        let sinks = Sinks::new();
+        sinks.add(MetricsSink::open(run.metrics())?);
+        if config.tensorboard {
+            sinks.add(TensorBoardSink::open(&run.tensorboard())?);
+        }
+        if config.record_rollouts {
+            sinks.add(RolloutSink::open(run.rollouts())?);
+        }
+        sinks.add(CompletionsSink::new(run.completions()));
+        sinks.add(TraceSink::open(run.trace(), TRACE_BYTES)?);
+        sinks.add(ConsoleSink::new(console));
         Ok(Reporter {
-            console,
-            metrics: MetricsLog::open(run.metrics())?,
-            events: config.tensorboard.then(|| EventWriter::open(&run.tensorboard())).transpose()?,
-            rollouts: config.record_rollouts.then(|| MetricsLog::open(run.rollouts())).transpose()?,
+            sinks,
+            record_rollouts: config.record_rollouts,
             logging_steps: config.logging_steps,
             first_step: config.logging_first_step,
             sums: MetricSums::default(),
         })
     }
 
-    /// Cuts the logs back to what they were at a checkpoint, and takes up its unlogged sums.
-    pub fn resume(&mut self, log_bytes: &BTreeMap<String, u64>, sums: MetricSums) -> anyhow::Result<()> {
-        self.metrics.truncate_to(log_bytes.get(METRICS).copied().unwrap_or(0))?;
-        if let Some(events) = &mut self.events {
-            events.truncate_to(log_bytes.get(EVENTS).copied().unwrap_or(0))?;
-        }
-        if let Some(rollouts) = &mut self.rollouts {
-            rollouts.truncate_to(log_bytes.get(ROLLOUTS).copied().unwrap_or(0))?;
-        }
+    /// Where events go.
+    pub fn sinks(&self) -> &Sinks {
+        &self.sinks
+    }
+
+    /// Cuts the files back to what they were at a checkpoint after `step`, and takes up its unlogged sums.
+    pub fn resume(&mut self, step: u64, log_bytes: &BTreeMap<String, u64>, sums: MetricSums) -> anyhow::Result<()> {
+        self.sinks.resume(step, log_bytes)?;
         self.sums = sums;
         Ok(())
     }
 
-    /// Lengths of the logs, everything in them on disk: for a checkpoint.
-    pub fn lengths(&mut self) -> anyhow::Result<BTreeMap<String, u64>> {
-        self.metrics.sync()?;
-        let mut lengths = BTreeMap::from([(METRICS.to_owned(), self.metrics.len())]);
-        if let Some(events) = &mut self.events {
-            events.sync()?;
-            lengths.insert(EVENTS.to_owned(), events.len());
+    /// Reports a recorded rollout, if they are recorded.
+    pub fn record_rollout(&mut self, line: impl FnOnce() -> Map<String, Value>) -> anyhow::Result<()> {
+        match self.record_rollouts {
+            true => Ok(self.sinks.emit(EventKind::Rollout { line: line() })?),
+            false => Ok(()),
         }
-        if let Some(rollouts) = &mut self.rollouts {
-            rollouts.sync()?;
-            lengths.insert(ROLLOUTS.to_owned(), rollouts.len());
-        }
-        Ok(lengths)
     }
 
-    /// Appends a line to the rollouts, if they are recorded.
-    pub fn record_rollout(&mut self, line: impl FnOnce() -> Map<String, Value>) -> anyhow::Result<()> {
-        match &mut self.rollouts {
-            Some(rollouts) => Ok(rollouts.append(&Record(line()))?),
-            None => Ok(()),
-        }
+    /// Reports the completions of a step, of which a console shows some.
+    pub fn completions(&self, rows: CompletionRows, shown: usize) -> anyhow::Result<()> {
+        Ok(self.sinks.emit(EventKind::Completions { rows, shown })?)
     }
 
     /// The sums not yet logged: for a checkpoint.
@@ -98,31 +91,18 @@ impl Reporter {
         step.is_multiple_of(self.logging_steps) || last || (step == 1 && self.first_step)
     }
 
-    /// Ends optimizer step `step`: on a logging step, writes the means.
-    pub fn end_step(&mut self, step: u64, last: bool) -> anyhow::Result<Option<Record>> {
+    /// Ends optimizer step `step`: on a logging step, reports the means and returns them.
+    pub fn end_step(&mut self, step: u64, last: bool) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         if !self.logs_at(step, last) {
             return Ok(None);
         }
-        let means = self.sums.take_means();
-        self.write(step, means.iter().map(|(name, &value)| (name.as_str(), value))).map(Some)
+        let means: Vec<(String, f64)> = self.sums.take_means().into_iter().collect();
+        self.metrics(step, means.clone())?;
+        Ok(Some(means))
     }
 
-    /// Writes values of `step` at once: an evaluation.
-    pub fn write<'a>(&mut self, step: u64, values: impl Iterator<Item = (&'a str, f64)>) -> anyhow::Result<Record> {
-        let mut record = Record::new();
-        record.set("step", step);
-        for (name, value) in values {
-            record.set(name, value);
-            if let Some(events) = &mut self.events {
-                events.scalar(step, name, value)?;
-            }
-        }
-        self.metrics.append(&record)?;
-        Ok(record)
-    }
-
-    /// The console.
-    pub fn console(&self) -> &Console {
-        &self.console
+    /// Reports values of `step` at once: an evaluation.
+    pub fn metrics(&mut self, step: u64, values: Vec<(String, f64)>) -> anyhow::Result<()> {
+        Ok(self.sinks.emit(EventKind::Metrics { step, values })?)
     }
 }

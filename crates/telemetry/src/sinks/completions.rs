@@ -59,7 +59,7 @@ fn path(directory: &Path, step: u64) -> PathBuf {
 
 /// Writes [`path`] atomically (replacing one of the same step, which a resumed run writes again) and returns it. The
 /// directory is created if missing.
-pub fn write(directory: &Path, rows: &CompletionRows) -> Result<PathBuf> {
+fn write(directory: &Path, rows: &CompletionRows) -> Result<PathBuf> {
     let path = path(directory, rows.step);
     let bytes = columns(rows).and_then(|columns| encode(&columns, rows));
     let bytes = bytes.map_err(|message| Error::format(&path, message))?;

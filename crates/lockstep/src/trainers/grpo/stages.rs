@@ -117,15 +117,15 @@ impl Grpo {
     /// What rewards want said, and how long they took.
     fn report(&mut self, judged: &Judged) {
         for &(start, seconds) in &judged.hidden {
-            self.course.stages.beside("rewards", start, seconds);
+            self.course.stages.record_overlapped("rewards", start, seconds);
             self.spent.reward_hidden_time_s += seconds;
         }
         let reporter = &mut self.course.reporter;
         for problem in &judged.problems {
-            reporter.console().warn(&problem.to_string());
+            reporter.sinks().warn(&problem.to_string());
         }
         if let Some(warning) = judged.unscored() {
-            reporter.console().warn(&warning);
+            reporter.sinks().warn(&warning);
         }
         for (name, value) in &judged.metrics {
             reporter.add(name, *value);
@@ -311,7 +311,7 @@ impl Grpo {
         let outcome = evaluation.run(engine, &course.policy, &mut self.rewards, &self.eval_weights, course.step)?;
         let seconds = span.end();
         for problem in &outcome.problems {
-            course.reporter.console().warn(&problem.to_string());
+            course.reporter.sinks().warn(&problem.to_string());
         }
         let mut metrics = outcome.metrics;
         metrics.push(("eval_runtime".into(), seconds));

@@ -173,7 +173,7 @@ impl Ppo {
         book(&span, before);
         course.reporter.add("value_update_time_s", span.end());
         if metrics.skipped {
-            course.reporter.console().warn(&format!(
+            course.reporter.sinks().warn(&format!(
                 "step {}: the value model's loss or gradient is not finite (loss {}, gradient norm {}); it was left as it is",
                 course.step + 1,
                 metrics.loss,
