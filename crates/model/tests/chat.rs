@@ -5,19 +5,6 @@
 use model::{Chat, ChatTemplate, SpecialTokens, TextStream, Tokenizer};
 use serde_json::Value;
 use std::collections::HashMap;
-use std::path::PathBuf;
-
-/// The shared folder; none, with a line that says so, where it is absent. In CI it must be there.
-fn shared() -> Option<PathBuf> {
-    let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared");
-    let path = std::env::var_os("LOCKSTEP_SHARED").map_or(PathBuf::from(beside), PathBuf::from);
-    if path.join("data/chat_templates").is_dir() {
-        return Some(path);
-    }
-    assert!(std::env::var("CI").as_deref() != Ok("true"), "CI needs {}", path.display());
-    eprintln!("skipped: there is no {}", path.display());
-    None
-}
 
 fn fixtures() -> Value {
     serde_json::from_str(include_str!("fixtures/chat.json")).unwrap()
@@ -29,7 +16,7 @@ fn ids(value: &Value) -> Vec<u32> {
 
 #[test]
 fn rendered_chats_and_their_ids_are_those_of_transformers() {
-    let Some(shared) = shared() else { return };
+    let Some(shared) = testing::shared("") else { return };
     let fixtures = fixtures();
     let tokenizer = Tokenizer::load(&shared.join("models/qwen2.5-tokenizer")).unwrap();
     let mut templates = HashMap::new();
@@ -70,7 +57,7 @@ fn rendered_chats_and_their_ids_are_those_of_transformers() {
 
 #[test]
 fn ids_and_texts_are_those_of_transformers() {
-    let Some(shared) = shared() else { return };
+    let Some(shared) = testing::shared("") else { return };
     let fixtures = fixtures();
     for (name, dir) in [("qwen2.5", "qwen2.5-tokenizer"), ("stories260k", "stories260k")] {
         let tokenizer = Tokenizer::load(&shared.join("models").join(dir)).unwrap();
@@ -96,7 +83,7 @@ fn ids_and_texts_are_those_of_transformers() {
 
 #[test]
 fn streamed_text_is_the_whole_text() {
-    let Some(shared) = shared() else { return };
+    let Some(shared) = testing::shared("") else { return };
     let fixtures = fixtures();
     for (name, dir) in [("qwen2.5", "qwen2.5-tokenizer"), ("stories260k", "stories260k")] {
         let tokenizer = Tokenizer::load(&shared.join("models").join(dir)).unwrap();
@@ -120,7 +107,7 @@ fn streamed_text_is_the_whole_text() {
 
 #[test]
 fn special_tokens_and_templates_are_found_in_directories() {
-    let Some(shared) = shared() else { return };
+    let Some(shared) = testing::shared("") else { return };
     let qwen = shared.join("models/qwen2.5-tokenizer");
     let tokenizer = Tokenizer::load(&qwen).unwrap();
     let token = |t: &str| Some(t.to_owned());

@@ -317,13 +317,8 @@ mod tests {
     /// The answers of the real data set all have a number, and a solution is judged right by its own answer.
     #[test]
     fn judges_the_real_data_set() {
-        let repository = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let shared = std::env::var_os("LOCKSTEP_SHARED").map_or_else(|| repository.join("../shared"), Into::into);
-        let Ok(text) = std::fs::read_to_string(shared.join("data/gsm8k/test.jsonl")) else {
-            assert!(std::env::var_os("CI").is_none(), "CI needs the shared data");
-            eprintln!("skipped: no gsm8k data in {}", shared.display());
-            return;
-        };
+        let Some(file) = testing::shared("data/gsm8k/test.jsonl") else { return };
+        let text = std::fs::read_to_string(file).unwrap();
         let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let solutions: Vec<&str> = rows.iter().map(|row| row["answer"].as_str().unwrap()).collect();
         assert_eq!(solutions.len(), 1319);

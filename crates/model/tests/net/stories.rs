@@ -5,19 +5,9 @@
 use super::*;
 use model::net::Scores;
 
-/// The model's directory; none outside CI if it is absent.
+/// The model's directory.
 pub fn directory() -> Option<PathBuf> {
-    let shared = match std::env::var_os("LOCKSTEP_SHARED") {
-        Some(dir) => PathBuf::from(dir),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"),
-    };
-    let dir = shared.join("models/stories260k");
-    if dir.join("config.json").exists() {
-        return Some(dir);
-    }
-    assert!(std::env::var("CI").as_deref() != Ok("true"), "{} is missing", dir.display());
-    eprintln!("skipped: {} is missing", dir.display());
-    None
+    testing::shared("models/stories260k")
 }
 
 #[test]

@@ -233,10 +233,7 @@ fn a_program_that_cannot_run_is_an_error_at_start() {
 #[test]
 fn the_python_example_works() {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/rewards/my_reward.py");
-    if std::process::Command::new("python3").arg("--version").output().is_err() {
-        eprintln!("skipped: python3 is not installed");
-        return;
-    }
+    let Some(()) = testing::program("python3") else { return };
     let words = Words::List(vec!["python3".into(), example.to_str().unwrap().into()]);
     let mut reward =
         CommandReward::new(None, Options { command: words, timeout_s: 60.0, max_restarts: 0, by_group: false })

@@ -9,7 +9,6 @@ use kernels::{Context, Isa};
 use model::net::{self, Rope, Tape};
 use model::{Batch, GroupSegment, ModelConfig, Weights};
 use rollout::{Completion, Engine, EngineConfig, Request, SamplingParams};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Random weights of a Qwen 3 shape: 0.8 wide enough that every layer matters to the logits.
@@ -60,16 +59,9 @@ fn in_bf16(ctx: &Context, weights: &Weights) -> Weights {
     narrow
 }
 
-/// The pretrained model of `../shared`, or none with a line that says so.
+/// The pretrained model of `../shared`, where it is.
 fn stories(ctx: &Context) -> Option<Weights> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
-    let shared = std::env::var_os("LOCKSTEP_SHARED").map_or(root, PathBuf::from);
-    let folder = shared.join("models/stories260k");
-    if !folder.join("config.json").exists() {
-        assert!(std::env::var("CI").as_deref() != Ok("true"), "{} is missing", folder.display());
-        eprintln!("skipped: {} is missing", folder.display());
-        return None;
-    }
+    let folder = testing::shared("models/stories260k")?;
     let config = Arc::new(ModelConfig::load(&folder.join("config.json")).unwrap());
     Some(Weights::load(ctx.memory(), &folder, &config).unwrap())
 }

@@ -1,11 +1,9 @@
 //! Runs that go on with an adapter that there is already: `--model` is a PEFT directory.
 
-mod support;
-
+use crate::support::refused;
+use crate::support::runs::{arguments, directory, files, good, of_lines, same};
 use std::fs;
 use std::path::Path;
-use support::refused;
-use support::runs::{arguments, directory, files, good, of_lines, same};
 
 const LORA: [&str; 5] =
     ["use_peft=true", "lora_r=4", "lora_alpha=6", "use_rslora=true", "lora_target_modules=[\"down_proj\", \"q_proj\"]"];

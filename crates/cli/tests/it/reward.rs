@@ -2,12 +2,10 @@
 
 #![allow(clippy::disallowed_methods)]
 
-mod support;
-
+use crate::support::runs::{directory, good, metrics};
+use crate::support::{lockstep, refused};
 use std::fs;
 use std::path::Path;
-use support::runs::{directory, good, metrics};
-use support::{lockstep, refused};
 
 fn value(line: &str, name: &str) -> Option<f64> {
     serde_json::from_str::<serde_json::Value>(line).unwrap()[name].as_f64()

@@ -1,9 +1,7 @@
 //! Bad input gives one clear paragraph, exit code 2, and nothing half-written: no output directory either.
 
-mod support;
-
+use crate::support::{lockstep, model, refused};
 use std::path::Path;
-use support::{lockstep, model, refused};
 
 /// A directory with a model and data in which everything is right.
 fn good() -> tempfile::TempDir {

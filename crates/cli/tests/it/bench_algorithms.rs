@@ -1,10 +1,8 @@
 //! The benchmark of algorithms with very short runs: what it writes, that it goes on, what it refuses.
 
-mod support;
-
+use crate::support::{lockstep, refused};
 use serde_json::Value;
 use std::fs;
-use support::{lockstep, refused};
 
 #[test]
 fn a_row_two_seeds_and_again() {

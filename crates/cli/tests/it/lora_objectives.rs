@@ -3,11 +3,9 @@
 
 #![allow(clippy::disallowed_methods)]
 
-mod support;
-
+use crate::support::runs::{arguments, directory, files, good, of_lines, same};
 use std::fs;
 use std::path::Path;
-use support::runs::{arguments, directory, files, good, of_lines, same};
 
 const LORA: [&str; 3] = ["use_peft=true", "lora_r=4", "lora_target_modules=all-linear"];
 const PAIRS: [&str; 2] = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];

@@ -2,13 +2,11 @@
 
 #![allow(clippy::disallowed_methods)]
 
-mod support;
-
+use crate::support::runs::{arguments, directory, files, good, metrics, of_lines, same};
+use crate::support::{refused, tensors};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use support::runs::{arguments, directory, files, good, metrics, of_lines, same};
-use support::{refused, tensors};
 
 const LORA: [&str; 7] = [
     "use_peft=true",

@@ -1,15 +1,13 @@
 //! A reward program that is asked group by group, while others are generated: the same run, bit for bit, as one that is asked
 //! about whole batches; and it ends with the run.
 
-mod support;
-
+use crate::support::command;
+use crate::support::runs::{arguments, directory, good, same};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::command;
-use support::runs::{arguments, directory, good, same};
 
 /// Scores by length, answers after a time that depends on the prompt, and appends to `<name>` how many completions it was asked about.
 const PROGRAM: &str = r#"
@@ -26,10 +24,7 @@ for line in sys.stdin:
 
 /// `reward_funcs` with the program, or `None` where there is no Python.
 fn reward(directory: &Path, name: &str, by_group: bool) -> Option<String> {
-    if Command::new("python3").arg("--version").output().is_err() {
-        eprintln!("skipped: python3 is not installed");
-        return None;
-    }
+    testing::program("python3")?;
     fs::write(directory.join("reward.py"), PROGRAM).unwrap();
     let command = format!("kind = \"command\", command = \"python3 reward.py {name}\", by_group = {by_group}");
     Some(format!("reward_funcs=[\"unique_chars\", {{{command}}}]"))

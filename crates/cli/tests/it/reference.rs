@@ -1,9 +1,7 @@
 //! A reference model that follows the policy: when, how far, and what is refused.
 
-mod support;
-
-use support::runs::{arguments, directory, files, good};
-use support::{refused, tensors};
+use crate::support::runs::{arguments, directory, files, good};
+use crate::support::{refused, tensors};
 
 const SET: [&str; 4] = ["beta=0.5", "sync_ref_model=true", "ref_model_sync_steps=6", "ref_model_mixup_alpha=1"];
 

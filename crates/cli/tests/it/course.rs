@@ -1,13 +1,11 @@
 //! The course of a run as its user sees it: signals, early stopping, which checkpoints stay, what is printed and logged.
 
-mod support;
-
+use crate::support::runs::{arguments, directory, good, metrics, same};
+use crate::support::{command, refused};
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::runs::{arguments, directory, good, metrics, same};
-use support::{command, refused};
 
 /// A reward program that takes `seconds` for each batch of four completions, notes that it was asked, and always says the same.
 fn reward(directory: &Path, seconds: &str) -> String {

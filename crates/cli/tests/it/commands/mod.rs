@@ -6,7 +6,7 @@ mod plan;
 mod score;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 /// A small Qwen 3: every part that the family has.
@@ -62,16 +62,4 @@ fn model() -> tempfile::TempDir {
     let made = ["init", "--config", "config.json", "--tokenizer", "words", "--seed", "7", "--out", "model"];
     lockstep(dir.path(), &made, "").ok();
     dir
-}
-
-/// A directory of the shared files, if they are here; continuous integration must have them.
-fn shared(name: &str) -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
-    let path = std::env::var_os("LOCKSTEP_SHARED").map_or(root, PathBuf::from).join(name);
-    if !path.exists() {
-        assert!(std::env::var("CI").as_deref() != Ok("true"), "{} is missing", path.display());
-        eprintln!("skipped: {} is not here", path.display());
-        return None;
-    }
-    Some(path)
 }

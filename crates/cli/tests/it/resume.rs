@@ -1,13 +1,11 @@
 //! A run that is killed, at whatever moment, and resumed leaves the same bits as one that never was.
 
-mod support;
-
+use crate::support::runs::{arguments, directory, good, metrics, same};
+use crate::support::{command, lockstep};
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
-use support::runs::{arguments, directory, good, metrics, same};
-use support::{command, lockstep};
 
 /// Numbers that look random, the same in every run of the tests (splitmix64).
 struct Random(u64);

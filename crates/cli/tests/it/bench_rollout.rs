@@ -1,10 +1,8 @@
 //! `lockstep bench rollout` of one group, as `bench/peers` calls it: what it counts, what it refuses.
 
-mod support;
-
+use crate::support::{lockstep, model, refused};
 use serde_json::Value;
 use std::fs;
-use support::{lockstep, model, refused};
 
 #[test]
 fn a_group_of_a_given_model_and_prompt() {

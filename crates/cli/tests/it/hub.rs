@@ -1,16 +1,12 @@
 //! Models and data sets by their Hub ids, fetched from a server on this machine that serves two local directories.
 
-#![cfg(feature = "hub")]
-
-mod support;
-
+use crate::support::{Said, command, model};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use support::{Said, command, model};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 

@@ -1,11 +1,9 @@
 //! Runs that train a low-rank adapter: what they leave, what they share with other runs, and what is refused.
 
-mod support;
-
+use crate::support::runs::{arguments, directory, files, good, metrics, of_lines, same};
+use crate::support::{lockstep, refused};
 use serde_json::Value;
 use std::fs;
-use support::runs::{arguments, directory, files, good, metrics, of_lines, same};
-use support::{lockstep, refused};
 
 const LORA: [&str; 3] = ["use_peft=true", "lora_r=4", "lora_target_modules=[\"q_proj\", \"v_proj\", \"down_proj\"]"];
 

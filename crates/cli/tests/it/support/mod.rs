@@ -1,7 +1,5 @@
 //! Runs the program and looks at what it says and writes; makes a tiny model directory.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
 pub mod runs;
 
 use kernels::{Context, Isa};

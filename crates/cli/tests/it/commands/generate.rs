@@ -8,7 +8,7 @@ fn generate(dir: &Path, more: &[&str]) -> Ran {
 
 #[test]
 fn the_small_story_teller_tells_its_story() {
-    let Some(stories) = shared("models/stories260k") else { return };
+    let Some(stories) = testing::shared("models/stories260k") else { return };
     let stories = stories.canonicalize().unwrap();
     let arguments = ["generate", "--model", stories.to_str().unwrap(), "--prompt", "Once upon a time"];
     let greedy = ["--temperature", "0", "--max-new-tokens", "120"];

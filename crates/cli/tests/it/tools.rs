@@ -1,8 +1,6 @@
 //! `config` and `doctor` through the program.
 
-mod support;
-
-use support::lockstep;
+use crate::support::lockstep;
 
 #[test]
 fn what_config_show_prints_is_a_configuration() {

@@ -1,10 +1,8 @@
 //! Parts that meet: adapters with bf16 moments and dropout, with recorded rollouts and dynamic sampling; a run of them is
 //! resumed exactly.
 
-mod support;
-
+use crate::support::runs::{arguments, directory, good};
 use std::fs;
-use support::runs::{arguments, directory, good};
 
 #[test]
 fn an_adapter_with_bf16_moments_recorded_resumed_and_replayed() {
@@ -30,19 +28,20 @@ fn an_adapter_with_bf16_moments_recorded_resumed_and_replayed() {
     }
     good(root, &["train", "--resume", "cut"]);
     let names = |run: &str| -> Vec<String> {
-        let mut names: Vec<String> = support::runs::files(&root.join(run)).into_keys().collect();
+        let mut names: Vec<String> = crate::support::runs::files(&root.join(run)).into_keys().collect();
         names.sort();
         names
     };
     assert_eq!(names("whole"), names("cut"));
-    let (whole, cut) = (support::runs::files(&root.join("whole")), support::runs::files(&root.join("cut")));
+    let (whole, cut) =
+        (crate::support::runs::files(&root.join("whole")), crate::support::runs::files(&root.join("cut")));
     let differing: Vec<_> = whole.iter().filter(|(name, bytes)| cut[*name] != **bytes).map(|(name, _)| name).collect();
     assert!(differing.is_empty(), "{differing:?}");
 
     let replay = [&set[..7], &["replay=whole/rollouts.jsonl"]].concat();
     good(root, &arguments("train", "replayed", &replay));
     let adapter = |run: &str| {
-        let found = support::runs::files(&root.join(run));
+        let found = crate::support::runs::files(&root.join(run));
         found.into_iter().filter(|(name, _)| name.ends_with("adapter_model.safetensors")).collect::<Vec<_>>()
     };
     assert!(!adapter("whole").is_empty());

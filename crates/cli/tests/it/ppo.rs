@@ -1,12 +1,10 @@
 //! PPO through the program: where its value model comes from, when a generation is given up, how the weight of the
 //! divergence moves, and everything that it refuses.
 
-mod support;
-
+use crate::support::runs::{arguments, directory, files, good, of_lines};
+use crate::support::{model_of, refused, tensors};
 use std::fs;
 use std::path::Path;
-use support::runs::{arguments, directory, files, good, of_lines};
-use support::{model_of, refused, tensors};
 
 /// Eight completions in a generation, every step logged.
 const PPO: [&str; 3] = ["algorithm=ppo", "logging_steps=1", "num_mini_batches=2"];

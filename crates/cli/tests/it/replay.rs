@@ -1,12 +1,10 @@
 //! Rollouts recorded and replayed: the same bits; other sources of rollouts; and what is refused.
 
-mod support;
-
+use crate::support::runs::{arguments, directory, files, good, metrics, same};
+use crate::support::{lockstep, refused};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use support::runs::{arguments, directory, files, good, metrics, same};
-use support::{lockstep, refused};
 
 /// A run that trains on `file` with what [`arguments`] has, but neither data nor rewards of its own.
 fn replay<'a>(file: &'a str, out: &'a str, set: &[&'a str]) -> Vec<&'a str> {

@@ -1,9 +1,7 @@
 //! Packing, the size of micro-batches, threads, the engine's room and activation checkpointing change memory and time, and
 //! no bit of a run.
 
-mod support;
-
-use support::runs::{arguments, directory, good, same};
+use crate::support::runs::{arguments, directory, good, same};
 
 #[test]
 fn no_bit_depends_on_the_machine_keys() {
@@ -54,7 +52,8 @@ fn nor_with_bf16_moments() {
     same(&dir.path().join("base"), &dir.path().join("other"));
     good(dir.path(), &arguments("train", "f32", &base[1..]));
     let moments = |run: &str| {
-        support::runs::files(&dir.path().join(run))["checkpoints/step-000012/optimizer_exp_avg.safetensors"].len()
+        crate::support::runs::files(&dir.path().join(run))["checkpoints/step-000012/optimizer_exp_avg.safetensors"]
+            .len()
     };
     assert!(moments("base") < moments("f32") * 3 / 4, "{} of {}", moments("base"), moments("f32"));
 }
@@ -93,11 +92,11 @@ fn another_seed_is_another_run() {
     let dir = directory();
     good(dir.path(), &arguments("train", "one", &[]));
     good(dir.path(), &arguments("train", "two", &["seed=7"]));
-    let files = |out: &str| support::runs::files(&dir.path().join(out));
+    let files = |out: &str| crate::support::runs::files(&dir.path().join(out));
     let (one, two) = (files("one"), files("two"));
     for name in ["model/model.safetensors", "checkpoints/step-000012/optimizer_exp_avg.safetensors"] {
         assert_ne!(one[name], two[name], "{name}");
     }
-    let metrics = |out: &str| support::runs::metrics(&dir.path().join(out));
+    let metrics = |out: &str| crate::support::runs::metrics(&dir.path().join(out));
     assert_ne!(metrics("one"), metrics("two"));
 }

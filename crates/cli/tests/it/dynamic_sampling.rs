@@ -1,11 +1,9 @@
 //! Dynamic sampling through the program: what it counts, what it leaves out, and that no bit depends on a kill or on threads.
 
-mod support;
-
+use crate::support::runs::{arguments, directory, good, metrics, same};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
-use support::runs::{arguments, directory, good, metrics, same};
 
 /// Whether a completion ends within six tokens: a random model gives groups with and without a spread.
 const SET: [&str; 5] = [

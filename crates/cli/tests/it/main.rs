@@ -1,0 +1,25 @@
+//! The program as its users run it. One binary for all of its tests, so that they are linked once.
+
+mod bad_input;
+mod bench_algorithms;
+mod bench_rollout;
+mod combined;
+mod commands;
+mod course;
+mod dynamic_sampling;
+mod full_disk;
+#[cfg(feature = "hub")]
+mod hub;
+mod lora;
+mod lora_continued;
+mod lora_objectives;
+mod ppo;
+mod reference;
+mod replay;
+mod resume;
+mod reward;
+mod reward_lora;
+mod rewards_beside;
+mod same_bits;
+mod support;
+mod tools;
