@@ -2,9 +2,10 @@
 //! and `load_dataset(…)`.
 //! What cannot be translated is listed in comments, never dropped in silence.
 
-use super::foreign::{Foreign, foreign};
+use super::Config;
 use super::python::{Literal, call, positional_strings};
-use super::{Config, KEYS};
+use super::table::KEYS;
+use super::unsupported_keys::{UnsupportedKey, unsupported_key};
 use std::fmt::Write;
 use toml::Value;
 
@@ -103,9 +104,9 @@ fn translate_one(name: &str, value: Literal, found: &mut Vec<(&'static str, Stri
         }
         return;
     }
-    match foreign(name, &toml) {
-        Some(Foreign::Ignored(why)) => open.push(format!("{name} = {written}: without meaning here: {why}")),
-        Some(Foreign::Unsupported(what)) => open.push(format!("{name} = {written}: not supported: {what}")),
+    match unsupported_key(name, &toml) {
+        Some(UnsupportedKey::Ignored(why)) => open.push(format!("{name} = {written}: without meaning here: {why}")),
+        Some(UnsupportedKey::Refused(what)) => open.push(format!("{name} = {written}: not supported: {what}")),
         None => open.push(format!("{name} = {written}: no such key")),
     }
 }

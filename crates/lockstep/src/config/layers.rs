@@ -1,8 +1,11 @@
 //! Puts a configuration together from its layers, the later winning, and remembers where each value came from.
 
-use super::foreign::{Foreign, foreign};
+use super::Config;
+use super::key::Key;
+use super::methods::{Methods, ONLINE};
 use super::nearest::nearest;
-use super::{Config, KEYS, Key, foreign as other};
+use super::table::KEYS;
+use super::unsupported_keys::{self, UnsupportedKey, unsupported_key};
 use crate::bad_input;
 use crate::error::BadInput;
 use std::collections::BTreeMap;
@@ -109,15 +112,6 @@ impl Layers {
     /// Puts them together and checks the result. What is wrong is a [`BadInput`] that says how to mend it.
     pub fn resolve(&self) -> anyhow::Result<Resolved> {
         let mut resolved = Resolved { config: Config::default(), origins: BTreeMap::new(), notes: Vec::new() };
-        if self.purpose == Purpose::Sft {
-            resolved.config.learning_rate = 2e-5;
-        }
-        if self.purpose == Purpose::Reward {
-            resolved.config.learning_rate = 1e-4;
-        }
-        if self.purpose == Purpose::Dpo {
-            resolved.config.beta = 0.1;
-        }
         if let Some(path) = &self.file {
             resolved.apply_file(path)?;
         }
@@ -138,16 +132,15 @@ impl Layers {
         for (name, text) in &self.set {
             resolved.apply_text(name, text, Origin::Flag, "command line")?;
         }
-        super::lora::adopt(&mut resolved)?;
+        super::keys::adapter::adopt(&mut resolved)?;
         super::tasks::apply(&mut resolved);
         if resolved.config.replay.is_some() && !resolved.is_set("num_train_epochs") {
             resolved.config.num_train_epochs = 1.0;
         }
-        if matches!(self.purpose, Purpose::Grpo | Purpose::Show) {
-            super::algorithms::apply(&mut resolved);
-        }
+        resolved.apply_defaults(Methods::of(self.purpose, resolved.config.algorithm));
         super::validate::validate(&mut resolved, self.purpose)?;
-        super::idle::note(&mut resolved, self.purpose);
+        // Only what is generated can be recorded.
+        resolved.config.record_rollouts &= Methods::of_command(self.purpose).meet(ONLINE);
         Ok(resolved)
     }
 }
@@ -161,6 +154,15 @@ impl Resolved {
     /// Whether anybody set `key`.
     pub fn is_set(&self, key: &str) -> bool {
         self.origins.contains_key(key)
+    }
+
+    /// Gives keys that nobody set the default that they have in `method`.
+    fn apply_defaults(&mut self, method: Methods) {
+        for key in KEYS {
+            if !self.is_set(key.name) && key.set_default(&mut self.config, method) && ONLINE.contain(method) {
+                self.origins.insert(key.name, Origin::Algorithm);
+            }
+        }
     }
 
     fn apply_file(&mut self, path: &Path) -> anyhow::Result<()> {
@@ -200,14 +202,15 @@ impl Resolved {
         if let Some(key) = Config::key(name) {
             return Ok(Some(key));
         }
-        match foreign(name, value) {
-            Some(Foreign::Ignored(why)) => {
+        match unsupported_key(name, value) {
+            Some(UnsupportedKey::Ignored(why)) => {
                 self.notes.push(format!("{name} has no meaning here: {why}"));
                 Ok(None)
             }
-            Some(Foreign::Unsupported(what)) => bad_input!("{place}: `{name} = {value}`: {what}"),
+            Some(UnsupportedKey::Refused(what)) => bad_input!("{place}: `{name} = {value}`: {what}"),
             None => {
-                let near = nearest(name, KEYS.iter().map(|key| key.name)).or_else(|| nearest(name, other::names()));
+                let near =
+                    nearest(name, KEYS.iter().map(|key| key.name)).or_else(|| nearest(name, unsupported_keys::names()));
                 let hint = near.map_or_else(String::new, |n| format!("; did you mean `{n}`?"));
                 let table = if value.is_table() { " Keys are flat: there are no sections." } else { "" };
                 bad_input!("{place}: unknown key `{name}`{hint}{table} (`lockstep config show` lists all keys)")

@@ -1,7 +1,10 @@
 //! The configuration for people and for files: resolved TOML, explanations, a JSON Schema, and what changed on resume.
 
+use super::key::{Key, OnResume};
 use super::nearest::nearest;
-use super::{Config, KEYS, OnResume, Resolved, foreign};
+use super::table::KEYS;
+use super::unsupported_keys::{self, UnsupportedKey, unsupported_key};
+use super::{Config, Resolved};
 use crate::bad_input;
 use crate::error::BadInput;
 use serde_json::{Map, Value as Json, json};
@@ -31,7 +34,7 @@ impl Resolved {
 
     /// As JSON: key → value, null where not set.
     pub fn to_json(&self) -> Json {
-        let value = |key: &super::Key| key.value(&self.config).and_then(|v| serde_json::to_value(v).ok());
+        let value = |key: &Key| key.value(&self.config).and_then(|v| serde_json::to_value(v).ok());
         Json::Object(KEYS.iter().map(|key| (key.name.to_owned(), value(key).unwrap_or(Json::Null))).collect())
     }
 }
@@ -64,34 +67,31 @@ fn quoted_key(key: &str) -> String {
 /// What a key means, its type, its default and TRL's, and whether it may change on resume.
 pub fn explain(name: &str) -> anyhow::Result<String> {
     let Some(key) = Config::key(name) else {
-        if let Some(verdict) = foreign::foreign(name, &toml::Value::Boolean(true)) {
+        if let Some(verdict) = unsupported_key(name, &toml::Value::Boolean(true)) {
             return Ok(match verdict {
-                foreign::Foreign::Ignored(why) => {
+                UnsupportedKey::Ignored(why) => {
                     format!("{name}: TRL's key, accepted and without meaning here: {why}.")
                 }
-                foreign::Foreign::Unsupported(what) => format!("{name}: TRL's key, not supported here: {what}."),
+                UnsupportedKey::Refused(what) => format!("{name}: TRL's key, not supported here: {what}."),
             });
         }
-        let near = nearest(name, KEYS.iter().map(|key| key.name)).or_else(|| nearest(name, foreign::names()));
+        let near = nearest(name, KEYS.iter().map(|key| key.name)).or_else(|| nearest(name, unsupported_keys::names()));
         let hint = near.map_or_else(String::new, |n| format!("; did you mean `{n}`?"));
         bad_input!("unknown key `{name}`{hint} (`lockstep config show` lists all keys)")
     };
-    let default = key.value(&Config::default()).map_or_else(|| "not set".to_owned(), |v| inline(&v));
-    let trl = match key.trl {
-        "same" => default.clone(),
-        "-" => "TRL has no such key".to_owned(),
-        other => other.to_owned(),
-    };
-    let resume = match key.on_resume {
+    let resume = match key.row.on_resume {
         OnResume::Free => "yes, and no bit of the result changes",
-        OnResume::Said => "yes; from there on the run differs from one that was never stopped",
-        OnResume::Refused => "no",
+        OnResume::Warn => "yes; from there on the run differs from one that was never stopped",
+        OnResume::Fixed => "no",
     };
     Ok(format!(
-        "{name} ({})\n  {}\n\n  type               {}\n  default            {default}\n  TRL                {trl}\n  change on resume   {resume}\n  set it with        {name} = … in the file, LOCKSTEP_{}=…, or --set {name}=…\n",
+        "{name} ({})\n  {}\n\n  type               {}\n  default            {}\n  TRL                {}\n  read by            {}\n  change on resume   {resume}\n  set it with        {name} = … in the file, LOCKSTEP_{}=…, or --set {name}=…\n",
         key.section,
         key.meaning(),
-        (key.type_name)(),
+        key.type_text(),
+        key.defaults_text(),
+        key.trl_text(),
+        key.row.read_by,
         name.to_uppercase(),
     ))
 }
@@ -99,8 +99,8 @@ pub fn explain(name: &str) -> anyhow::Result<String> {
 /// The JSON Schema of a configuration file.
 pub fn schema() -> Json {
     let default = Config::default();
-    let property = |key: &super::Key| {
-        let mut schema = (key.schema)();
+    let property = |key: &Key| {
+        let mut schema = key.schema();
         if let Json::Object(map) = &mut schema {
             map.insert("description".to_owned(), Json::String(key.meaning()));
             if let Some(value) = key.value(&default).and_then(|v| serde_json::to_value(v).ok()) {
@@ -110,7 +110,7 @@ pub fn schema() -> Json {
         (key.name.to_owned(), schema)
     };
     let mut properties: Map<String, Json> = KEYS.iter().map(property).collect();
-    for name in foreign::names() {
+    for name in unsupported_keys::names() {
         properties
             .insert(name.to_owned(), json!({"description": "TRL's key, without meaning here", "deprecated": true}));
     }
@@ -126,15 +126,15 @@ pub fn schema() -> Json {
 /// What a resumed run changed against the configuration that it began with: lines to say, or an error naming every key
 /// that may not change.
 pub fn changes_on_resume(began: &Config, now: &Config) -> anyhow::Result<Vec<String>> {
-    let changed = |key: &&super::Key| key.value(began) != key.value(now);
-    let line = |key: &super::Key| format!("{} was {}, now {}", key.name, key.value_text(began), key.value_text(now));
+    let changed = |key: &&Key| key.value(began) != key.value(now);
+    let line = |key: &Key| format!("{} was {}, now {}", key.name, key.value_text(began), key.value_text(now));
     let refused: Vec<String> =
-        KEYS.iter().filter(changed).filter(|key| key.on_resume == OnResume::Refused).map(line).collect();
+        KEYS.iter().filter(changed).filter(|key| key.row.on_resume == OnResume::Fixed).map(line).collect();
     if !refused.is_empty() {
         return Err(BadInput::new(format!(
             "a resumed run cannot change these keys: {}. Give them their old values, or start a new run in another directory",
             refused.join("; ")
         )));
     }
-    Ok(KEYS.iter().filter(changed).filter(|key| key.on_resume == OnResume::Said).map(line).collect())
+    Ok(KEYS.iter().filter(changed).filter(|key| key.row.on_resume == OnResume::Warn).map(line).collect())
 }

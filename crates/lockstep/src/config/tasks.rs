@@ -2,7 +2,6 @@
 
 use super::{Origin, Resolved, Task};
 use rewards::RewardSpec;
-use serde_json::{Map, Value};
 
 /// What a task fills in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,13 +64,4 @@ pub(super) fn apply(resolved: &mut Resolved) {
         config.columns.insert("answer".to_owned(), preset.answer_column.into());
         resolved.origins.entry("columns").or_insert(Origin::Task);
     }
-}
-
-/// `columns` as pairs (new name, old name); an entry that is no text is an error.
-pub fn renames(columns: &Map<String, Value>) -> Result<Vec<(String, String)>, String> {
-    let pair = |(new, old): (&String, &Value)| match old {
-        Value::String(old) => Ok((new.clone(), old.clone())),
-        other => Err(format!("`columns`: {new} = {other}: expected the old column's name in quotes")),
-    };
-    columns.iter().map(pair).collect()
 }

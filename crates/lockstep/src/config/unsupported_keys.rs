@@ -1,39 +1,41 @@
-//! Keys of TRL and of transformers' TrainingArguments that are not in the table: those without meaning here are accepted
-//! with one line saying so; those that ask for something that this build does not do are errors, unless they ask for nothing.
+//! Keys of TRL and of transformers' TrainingArguments that are not in the table. Those without meaning here are accepted,
+//! with one line saying so; those that ask for something that this build does not do are errors, unless they ask for
+//! nothing. Together with the table every field of TRL's configurations has its answer (a test proves it).
 
 use toml::Value;
 
-/// What to do with a key of TRL's that is not in the table.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Foreign {
+/// What becomes of a key of TRL's that is not in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UnsupportedKey {
     /// Accepted; the line says why it changes nothing.
-    Ignored(String),
+    Ignored(&'static str),
     /// Asks for what cannot be done; the text says what to do instead.
-    Unsupported(String),
+    Refused(&'static str),
 }
 
-/// The verdict on key `name` with `value`; `None` if TRL has no such key either.
-pub fn foreign(name: &str, value: &Value) -> Option<Foreign> {
+/// What becomes of key `name` with `value`; `None` if TRL has no such key either.
+pub(super) fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKey> {
     if let Some((_, why)) = IGNORED.iter().find(|(keys, _)| keys.contains(&name)) {
-        return Some(Foreign::Ignored((*why).to_owned()));
+        return Some(UnsupportedKey::Ignored(why));
     }
-    let (_, harmless, why) = UNSUPPORTED.iter().find(|(key, _, _)| *key == name)?;
-    Some(if is_harmless(value, harmless) {
-        Foreign::Ignored("it is off, as always here".to_owned())
+    let (_, neutral, what) = REFUSED.iter().find(|(keys, _, _)| keys.contains(&name))?;
+    Some(if asks_for_nothing(value, neutral) {
+        UnsupportedKey::Ignored("it asks for what is done anyway")
     } else {
-        Foreign::Unsupported((*why).to_owned())
+        UnsupportedKey::Refused(what)
     })
 }
 
 /// All names known here, for the nearest one.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    IGNORED.iter().flat_map(|(keys, _)| keys.iter().copied()).chain(UNSUPPORTED.iter().map(|(key, _, _)| *key))
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    let (ignored, refused) = (IGNORED.iter().map(|(keys, _)| *keys), REFUSED.iter().map(|(keys, _, _)| *keys));
+    ignored.chain(refused).flatten().copied()
 }
 
-/// Whether `value` asks for nothing: false, 0, empty, "none", "no", or the neutral value given.
-fn is_harmless(value: &Value, neutral: &str) -> bool {
+/// Whether `value` is the neutral one, or false (where true is not neutral), or empty, or a word for nothing.
+fn asks_for_nothing(value: &Value, neutral: &str) -> bool {
     match value {
-        Value::Boolean(b) => !b,
+        Value::Boolean(b) => *b == (neutral == "true"),
         Value::String(s) => matches!(s.as_str(), "" | "no" | "none" | "None" | "null") || s == neutral,
         Value::Integer(n) => n.to_string() == neutral,
         Value::Float(x) => neutral.parse() == Ok(*x),
@@ -50,7 +52,7 @@ const HUB: &str = "nothing is uploaded to the Hub; the run's directory has every
 const LOOKS: &str =
     "it is about how TRL prints or reports; see log_completions, --log-format, LOCKSTEP_LOG and tensorboard";
 
-static IGNORED: &[(&[&str], &str)] = &[
+pub(super) static IGNORED: &[(&[&str], &str)] = &[
     (
         &[
             "use_vllm",
@@ -112,6 +114,7 @@ static IGNORED: &[(&[&str], &str)] = &[
             "dataset_num_proc",
             "no_cuda",
             "use_mps_device",
+            "activation_offloading",
             "overwrite_output_dir",
         ],
         TORCH,
@@ -128,6 +131,7 @@ static IGNORED: &[(&[&str], &str)] = &[
             "ddp_static_graph",
             "ddp_backend",
             "ddp_timeout",
+            "ignore_bias_buffers",
         ],
         DISTRIBUTED,
     ),
@@ -173,6 +177,21 @@ static IGNORED: &[(&[&str], &str)] = &[
         "checkpoints always hold the whole state, and signals always write one",
     ),
     (&["ignore_data_skip", "restore_callback_states_from_checkpoint"], "a resumed run always continues exactly"),
+    (
+        &["packing_strategy", "eval_packing", "padding_free", "pad_token"],
+        "batches are packed without padding, and rows are never joined",
+    ),
+    (&["truncation_mode"], "nothing is ever cut: rows longer than max_length are left out, and counted"),
+    (
+        &["precompute_ref_log_probs", "precompute_ref_batch_size"],
+        "the reference's log-probabilities are always computed once, before training",
+    ),
+    (&["f_alpha_divergence_coef", "discopop_tau"], "it is of a variant of DPO that is not supported"),
+    (
+        &["bnb_4bit_quant_type", "bnb_4bit_quant_storage", "use_bnb_nested_quant"],
+        "it is about quantised weights, which are not used here",
+    ),
+    (&["lora_task_type"], "the command says what the adapter is for"),
     (&["eval_delay"], "evaluation begins with its first eval_steps"),
 ];
 
@@ -181,35 +200,51 @@ const BF16: &str =
 const FP16: &str = "compute is f32 or bf16 here: remove it, or set dtype = \"bf16\" (the checkpoint's own dtype is read whatever it is)";
 const ONE: &str = "this build trains in one process on one machine; remove it";
 
-/// Key, the value besides false/none that asks for nothing, and what to do instead.
-static UNSUPPORTED: &[(&str, &str, &str)] = &[
-    ("bf16", "", BF16),
-    ("fp16", "", FP16),
-    ("bf16_full_eval", "", BF16),
-    ("fp16_full_eval", "", FP16),
-    ("torch_dtype", "float32", BF16),
-    ("load_in_8bit", "", "weights are not quantised in this build; remove it"),
-    ("load_in_4bit", "", "weights are not quantised in this build; remove it"),
+/// Keys, the value besides false and none that asks for nothing, and what to do instead.
+pub(super) static REFUSED: &[(&[&str], &str, &str)] = &[
+    (&["bf16", "bf16_full_eval"], "", BF16),
+    (&["fp16", "fp16_full_eval"], "", FP16),
+    (&["torch_dtype"], "float32", BF16),
+    (&["load_in_8bit", "load_in_4bit"], "", "weights are not quantised in this build; remove it"),
     (
-        "peft_config",
+        &["peft_config"],
         "",
         "set use_peft = true, lora_r, lora_alpha, lora_dropout, lora_target_modules and use_rslora instead",
     ),
-    ("lora_modules_to_save", "", "only the adapter is trained, and a reward model's head beside it; remove it"),
-    ("use_dora", "", "adapters are plain LoRA here; remove it"),
-    ("model_init_kwargs", "", "models are read as their config.json says; remove it"),
-    ("activation_checkpointing", "", "the key is gradient_checkpointing here"),
-    ("lr_scheduler_kwargs", "", "the schedules here take no arguments; remove it"),
-    ("label_smoothing_factor", "0", "there is no label smoothing; remove it"),
-    ("neftune_noise_alpha", "", "there is no embedding noise; remove it"),
-    ("auto_find_batch_size", "", "memory is set by max_tokens_per_micro_batch, which changes no result; remove it"),
-    ("train_sampling_strategy", "random", "the order is random or the file's: shuffle_dataset"),
-    ("parallelism_config", "", ONE),
-    ("fsdp", "", ONE),
-    ("fsdp_config", "", ONE),
-    ("deepspeed", "", ONE),
-    ("router_aux_loss_coef", "", "mixture-of-experts models are not supported"),
-    ("vllm_structured_outputs_regex", "", "constrained generation is not supported; a `format` reward asks for a form"),
-    ("vllm_importance_sampling_cap", "", "the key is vllm_importance_sampling_clip_max"),
-    ("max_tool_calling_iterations", "", "tools are not supported in this build; remove it"),
+    (&["lora_modules_to_save"], "", "only the adapter is trained, and a reward model's head beside it; remove it"),
+    (&["lora_target_parameters"], "", "modules are adapted, not single parameters: set lora_target_modules"),
+    (&["use_dora"], "", "adapters are plain LoRA here; remove it"),
+    (&["model_init_kwargs"], "", "models are read as their config.json says; remove it"),
+    (&["model_revision"], "main", "the newest revision of a Hub id is read; for another, give its local directory"),
+    (&["activation_checkpointing"], "", "the key is gradient_checkpointing here"),
+    (&["lr_scheduler_kwargs"], "", "the schedules here take no arguments; remove it"),
+    (&["label_smoothing_factor"], "0", "there is no label smoothing; remove it"),
+    (&["neftune_noise_alpha"], "", "there is no embedding noise; remove it"),
+    (&["auto_find_batch_size"], "", "memory is set by max_tokens_per_micro_batch, which changes no result; remove it"),
+    (&["train_sampling_strategy"], "random", "the order is random or the file's: shuffle_dataset"),
+    (&["parallelism_config", "fsdp", "fsdp_config", "deepspeed"], "", ONE),
+    (&["router_aux_loss_coef"], "", "mixture-of-experts models are not supported"),
+    (
+        &["vllm_structured_outputs_regex"],
+        "",
+        "constrained generation is not supported; a `format` reward asks for a form",
+    ),
+    (&["vllm_importance_sampling_cap"], "", "the key is vllm_importance_sampling_clip_max"),
+    (&["max_tool_calling_iterations"], "", "tools are not supported in this build; remove it"),
+    (&["dataset_train_split"], "train", "the key is dataset_split here"),
+    (&["dataset_test_split"], "test", "the key is eval_dataset_split here"),
+    (&["dataset_streaming"], "", "datasets are read before training; max_samples takes the first rows only"),
+    (&["dataset_text_field"], "text", "name the columns: prompt_column and completion_column"),
+    (&["dataset_kwargs"], "", "rows are read as prompt_column, columns and system_prompt say; remove it"),
+    (
+        &["chat_template_path"],
+        "",
+        "the model's own chat template is used: put the file into its directory as chat_template.jinja",
+    ),
+    (&["eos_token"], "", "the model's own EOS ids are used; stop_token_ids adds others"),
+    (&["completion_only_loss"], "true", "the loss is of completions only: set completion_column"),
+    (&["assistant_only_loss"], "", "the loss is of the last answer only (completion_column); remove it"),
+    (&["loss_weights"], "", "one loss is minimised: dpo_loss_type"),
+    (&["f_divergence_type"], "reverse_kl", "the divergence is the reverse KL; remove it"),
+    (&["ld_alpha", "use_weighting"], "", "this variant of DPO is not supported; remove it"),
 ];

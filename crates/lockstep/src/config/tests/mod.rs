@@ -1,5 +1,8 @@
 //! Layers, types, checks and their messages.
 
+mod table;
+
+use super::table::KEYS;
 use super::values::KeyValue;
 use super::*;
 use crate::error::is_bad_input;
@@ -41,7 +44,7 @@ fn defaults_are_trls_where_the_table_says_so() {
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), KEYS.len(), "a key stands twice in the table");
-    assert!(foreign::names().all(|name| Config::key(name).is_none() || name == "vllm_max_model_length"));
+    assert!(unsupported_keys::names().all(|name| Config::key(name).is_none()));
 }
 
 #[test]

@@ -1,0 +1,122 @@
+//! Low-rank adapters.
+
+use crate::bad_input;
+use crate::config::key::{Row, TRL};
+use crate::config::table::KEYS;
+use crate::config::{Config, Origin, Resolved};
+use crate::error::OrBadInput;
+use crate::source::is_adapter;
+use model::weights::LINEAR_MODULES;
+use model::{LoraConfig, TargetModules};
+use std::path::Path;
+
+pub(in crate::config) const LORA: Row = TRL.needs("use_peft", "true");
+
+macro_rules! adapter_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Adapter" {
+    /// Train a low-rank adapter (LoRA) and freeze the model: no gradients and no moments of its weights. The run's
+    /// result is a PEFT directory. The reference model of beta > 0 is then the model without its adapter, and takes no
+    /// memory. In a reward model the head is trained beside it. True by itself where the model is an adapter's
+    /// directory, whose adapter_config.json then gives the keys of this section; one that says otherwise is refused.
+    use_peft: bool = false => TRL;
+    /// The adapter's rank.
+    lora_r: usize = 16 => LORA.range(at_least(1.0));
+    /// The adapter's scale is lora_alpha / lora_r.
+    lora_alpha: f64 = 32.0 => LORA;
+    /// The chance that an input of the adapter is dropped, for the gradient of a training step alone: rollout and every
+    /// log-probability that is compared with it know no dropout, for which a policy's step computes a second forward.
+    lora_dropout: f64 = 0.0 => LORA.trl_defaults(&[(ALL, "0.05")]).range(at_least(0.0).below(1.0));
+    /// Train as if lora_dropout were 0.
+    disable_dropout: bool = false => TRL.trl_defaults(&[(PAIRS, "true")]);
+    /// The modules that are adapted: names such as q_proj, one regular expression of whole names, or all-linear; not
+    /// set: q_proj and v_proj.
+    lora_target_modules: Option<Vec<String>> = None => LORA;
+    /// Scale by lora_alpha / √lora_r instead.
+    use_rslora: bool = false => LORA;
+} } } }
+pub(in crate::config) use adapter_keys;
+
+impl Config {
+    /// The adapter that is trained; none: all weights are.
+    pub fn adapter(&self) -> Option<LoraConfig> {
+        let plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
+        let target_modules = match self.lora_target_modules.as_deref() {
+            None => LoraConfig::default().target_modules,
+            Some([one]) if one == "all-linear" => TargetModules::AllLinear,
+            // As in TRL, a single entry may be a regular expression.
+            Some([one]) if !plain(one) => TargetModules::Regex(one.clone()),
+            Some(names) => TargetModules::Names(names.to_vec()),
+        };
+        self.use_peft.then_some(LoraConfig {
+            r: self.lora_r,
+            alpha: self.lora_alpha,
+            use_rslora: self.use_rslora,
+            dropout: if self.disable_dropout { 0.0 } else { self.lora_dropout },
+            target_modules,
+        })
+    }
+}
+
+/// Where the model is an adapter's directory, the run goes on with that adapter: the keys say what it is, and one that says
+/// otherwise is refused.
+pub(in crate::config) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
+    let Some(dir) = resolved.config.model_name_or_path.clone().filter(|name| is_adapter(Path::new(name))) else {
+        return Ok(());
+    };
+    let lora = model::peft::load_adapter_config(Path::new(&dir)).or_bad_input()?.lora;
+    let mut own = resolved.config.clone();
+    own.use_peft = true;
+    (own.lora_r, own.lora_alpha, own.lora_dropout) = (lora.r, lora.alpha, lora.dropout);
+    own.use_rslora = lora.use_rslora;
+    own.lora_target_modules = Some(match lora.target_modules {
+        TargetModules::AllLinear => vec!["all-linear".to_owned()],
+        TargetModules::Regex(pattern) => vec![pattern],
+        TargetModules::Names(names) => names,
+    });
+    // All keys of the section but disable_dropout, which is of the training alone.
+    for key in KEYS.iter().filter(|key| key.name == "use_peft" || matches!(key.row.needs, Some(("use_peft", _)))) {
+        let name = key.name;
+        let same = match name {
+            "lora_target_modules" => listed(&own) == listed(&resolved.config),
+            _ => key.value(&own) == key.value(&resolved.config),
+        };
+        if resolved.is_set(name) && !same {
+            let mend = match name {
+                "use_peft" => "; to train all weights, make one model of it with `lockstep merge`",
+                "lora_dropout" => " (disable_dropout = true trains without)",
+                _ => "",
+            };
+            bad_input!(
+                "`{name}` = {}, but the model {dir} is an adapter, and its {} says {}: leave the key out{mend}",
+                key.value_text(&resolved.config),
+                model::peft::ADAPTER_CONFIG,
+                key.value_text(&own)
+            );
+        }
+        // Where it stands in the file of the run, it says so.
+        resolved.origins.insert(key.name, Origin::Adapter);
+    }
+    resolved.config = own;
+    resolved.notes.push(format!("the run goes on with the adapter {dir}"));
+    Ok(())
+}
+
+/// The target modules in one order, the names of all linear layers as what they are.
+fn listed(config: &Config) -> Option<Vec<String>> {
+    let mut names = config.lora_target_modules.clone()?;
+    if names == ["all-linear"] {
+        names = LINEAR_MODULES.map(str::to_owned).to_vec();
+    }
+    names.sort();
+    Some(names)
+}
+
+/// What the keys must satisfy whatever the model.
+pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
+    if c.use_peft && c.sync_ref_model {
+        bad_input!(
+            "`sync_ref_model` = true, but with use_peft the reference is the model without its adapter, which does not move: set \
+             sync_ref_model = false"
+        );
+    }
+    Ok(())
+}

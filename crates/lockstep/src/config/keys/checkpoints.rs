@@ -1,0 +1,22 @@
+//! Checkpoints, the best of them, and early stopping.
+
+macro_rules! checkpoints_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Checkpoints" {
+    /// When to write checkpoints (one is always written at the end).
+    save_strategy: Strategy = Strategy::Steps => TRL.on_resume(Free);
+    /// Optimizer steps between checkpoints.
+    save_steps: u64 = 500 => TRL.range(at_least(1.0)).on_resume(Free);
+    /// Keep this many checkpoints, the newest and the best; not set: all.
+    save_total_limit: Option<usize> = None => TRL.range(at_least(1.0)).on_resume(Free);
+    /// Leave the best checkpoint's weights as the run's result.
+    load_best_model_at_end: bool = false => TRL.on_resume(Warn);
+    /// The evaluation metric that decides which is best, with or without `eval_`.
+    metric_for_best_model: Option<String> = None => TRL.on_resume(Warn);
+    /// Whether more of it is better; not set: yes, unless its name ends in `loss`.
+    greater_is_better: Option<bool> = None => TRL.on_resume(Warn);
+    /// Stop after this many evaluations in a row without a better metric.
+    early_stopping_patience: Option<usize> = None
+        => OURS.trl_has("EarlyStoppingCallback").range(at_least(1.0)).on_resume(Warn);
+    /// How much better counts as better.
+    early_stopping_threshold: f64 = 0.0 => OURS.trl_has("EarlyStoppingCallback").on_resume(Warn);
+} } } }
+pub(in crate::config) use checkpoints_keys;

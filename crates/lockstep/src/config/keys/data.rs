@@ -1,0 +1,56 @@
+//! What is learned from: rows of a dataset, or recorded rollouts.
+
+use crate::config::Config;
+use serde_json::{Map, Value};
+
+macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Data" {
+    /// The training data: a JSONL or Parquet file, a directory of them, or a Hub id (fetched into the local cache).
+    dataset_name: Option<String> = None => TRL;
+    /// A configuration of the dataset: the sub-directory or file-name part that stands for it.
+    dataset_config: Option<String> = None => TRL;
+    /// The split: in a directory, files whose name starts with it.
+    dataset_split: String = "train".to_owned() => TRL.trl_name("dataset_train_split");
+    /// The column that holds the prompt: text, or a list of chat messages.
+    prompt_column: String = "prompt".to_owned() => OURS;
+    /// The column that holds the completion to learn from (supervised fine-tuning only).
+    completion_column: String = "completion".to_owned() => OURS.read_by(SFT);
+    /// New names for columns, new = "old": rewards read the new names. For example { answer = "ground_truth" }.
+    columns: Map<String, Json> = Map::new() => OURS;
+    /// A system message put before every prompt. A text prompt becomes a chat of it and one user message.
+    system_prompt: Option<String> = None => OURS;
+    /// Use the first rows only.
+    max_samples: Option<usize> = None => OURS.range(at_least(1.0));
+    /// Leave out rows whose prompt has more tokens (how many is said). Not set: a prompt that does not fit the context
+    /// is an error. A prompt is never cut.
+    max_prompt_length: Option<usize> = None
+        => OURS.range(at_least(1.0)).read_by(ONLINE.and(SFT)).instead(&[(PAIRS, "max_length")]);
+    /// The longest prompt + completion in supervised fine-tuning and of either side of a pair; longer rows are left
+    /// out, and how many is said.
+    max_length: Option<usize> = Some(1024)
+        => TRL.range(at_least(1.0)).read_by(SFT.and(PAIRS))
+            .instead(&[(ONLINE, "max_prompt_length and max_completion_length")]);
+    /// Train on the rollouts of this file instead of generating (`lockstep train --replay FILE`); then no dataset and
+    /// no reward is needed, and num_train_epochs is 1 where it is not set. See docs/algorithms.md for the lines.
+    replay: Option<PathBuf> = None => OURS.read_by(ONLINE);
+    /// Draw prompts in a new random order each epoch.
+    shuffle_dataset: bool = true => TRL.trl_defaults(&[(SFT, "false")]);
+    /// More values for the chat template, for example { enable_thinking = false }.
+    chat_template_kwargs: Map<String, Json> = Map::new() => TRL;
+} } } }
+pub(in crate::config) use data_keys;
+
+impl Config {
+    /// The seed of shuffling, or `None` for the files' order, which replayed rollouts always keep.
+    pub fn shuffle_seed(&self) -> Option<u64> {
+        (self.shuffle_dataset && self.replay.is_none()).then(|| self.data_seed.unwrap_or(self.seed))
+    }
+}
+
+/// `columns` as pairs (new name, old name); an entry that is no text is an error.
+pub(in crate::config) fn renames(columns: &Map<String, Value>) -> Result<Vec<(String, String)>, String> {
+    let pair = |(new, old): (&String, &Value)| match old {
+        Value::String(old) => Ok((new.clone(), old.clone())),
+        other => Err(format!("`columns`: {new} = {other}: expected the old column's name in quotes")),
+    };
+    columns.iter().map(pair).collect()
+}

@@ -1,0 +1,93 @@
+//! Evaluation while a run goes on.
+
+use crate::bad_input;
+use crate::config::{Config, EvalSampling, Resolved, Strategy};
+
+macro_rules! evaluation_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Evaluation" {
+    /// The evaluation data; not set: none.
+    eval_dataset_name: Option<String> = None => OURS.on_resume(Warn);
+    /// The split of the evaluation data; not set: `test`, and all of a single file.
+    eval_dataset_split: Option<String> = None
+        => TRL.trl_name("dataset_test_split").trl_defaults(&[(ALL, "\"test\"")]).on_resume(Warn);
+    /// Use the first rows of the evaluation data only.
+    eval_max_samples: Option<usize> = None => OURS.range(at_least(1.0)).on_resume(Warn);
+    /// When to evaluate.
+    eval_strategy: Strategy = Strategy::No => TRL.on_resume(Free);
+    /// Optimizer steps between evaluations; not set: logging_steps.
+    eval_steps: Option<u64> = None => TRL.range(at_least(1.0)).on_resume(Free);
+    /// Evaluate before the first step too.
+    eval_on_start: bool = false => TRL.on_resume(Free);
+    /// How completions are drawn in evaluation.
+    eval_sampling: EvalSampling = EvalSampling::Sampled => OURS.trl_has("sampled").read_by(ONLINE).on_resume(Warn);
+    /// Completions of each evaluation prompt; not set: num_generations if sampled, 1 if greedy.
+    num_generations_eval: Option<usize> = None => TRL.range(at_least(1.0)).read_by(ONLINE).on_resume(Warn);
+    /// The k of pass@k (a prompt counts if one of k completions is right); each at most num_generations_eval.
+    eval_pass_at_k: Vec<usize> = Vec::new() => OURS.read_by(ONLINE).on_resume(Warn);
+} } } }
+pub(in crate::config) use evaluation_keys;
+
+impl Config {
+    /// Optimizer steps between evaluations.
+    pub fn eval_steps(&self) -> u64 {
+        self.eval_steps.unwrap_or(self.logging_steps)
+    }
+
+    /// Completions of each evaluation prompt.
+    pub fn generations_eval(&self) -> usize {
+        self.num_generations_eval.unwrap_or(match self.eval_sampling {
+            EvalSampling::Sampled => self.num_generations,
+            EvalSampling::Greedy => 1,
+        })
+    }
+}
+
+/// Evaluation, checkpoints and early stopping agree with each other.
+pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
+    let c = &resolved.config;
+    if c.eval_strategy != Strategy::No && c.eval_dataset_name.is_none() {
+        bad_input!(
+            "`eval_strategy` asks for evaluation, but there is no data for it: set eval_dataset_name, or eval_strategy = \"no\""
+        );
+    }
+    let needs_eval = if c.load_best_model_at_end { Some("load_best_model_at_end") } else { None }
+        .or(c.early_stopping_patience.map(|_| "early_stopping_patience"));
+    if let Some(key) = needs_eval
+        && c.eval_strategy == Strategy::No
+    {
+        bad_input!("`{key}` needs evaluation: set eval_strategy = \"steps\", eval_steps and eval_dataset_name");
+    }
+    if let Some(key) = needs_eval
+        && c.metric_for_best_model.is_none()
+    {
+        bad_input!(
+            "`{key}` needs to know what is better: set metric_for_best_model to an evaluation metric (\"reward\" with rewards, else \"loss\")"
+        );
+    }
+    if c.load_best_model_at_end {
+        if c.save_strategy != c.eval_strategy {
+            bad_input!(
+                "`load_best_model_at_end` needs a checkpoint at every evaluation: set save_strategy as eval_strategy"
+            );
+        }
+        let (save, eval) = (c.save_steps, c.eval_steps());
+        if c.save_strategy == Strategy::Steps && !save.is_multiple_of(eval) {
+            bad_input!(
+                "`load_best_model_at_end` needs save_steps ({save}) to be a multiple of eval_steps ({eval}): set save_steps = {}",
+                save.div_ceil(eval) * eval
+            );
+        }
+    }
+    let most = c.generations_eval();
+    if let Some(k) = c.eval_pass_at_k.iter().find(|&&k| k == 0 || k > most) {
+        bad_input!(
+            "`eval_pass_at_k` has {k}, but there are {most} completions of each prompt: set num_generations_eval = {k} or more"
+        );
+    }
+    if c.eval_dataset_name.is_some() && c.eval_strategy == Strategy::No {
+        resolved.notes.push(
+            "eval_dataset_name is set, but eval_strategy is \"no\": nothing is evaluated while the run goes on"
+                .to_owned(),
+        );
+    }
+    Ok(())
+}

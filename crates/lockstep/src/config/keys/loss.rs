@@ -1,0 +1,208 @@
+//! What the policy's trainer minimises, for GRPO and its relatives.
+
+use crate::bad_input;
+use crate::config::key::{OnResume::Warn, Row, TRL, above, at_least};
+use crate::config::methods::POLICY_LOSS;
+use crate::config::{Algorithm, Config, Resolved};
+use train::loss::sampling::CorrectionMode;
+use train::{ImportanceSamplingLevel, LossType};
+
+/// A key of `loss_type`'s family.
+pub(in crate::config) const LOSS: Row = TRL.read_by(POLICY_LOSS).on_resume(Warn);
+pub(in crate::config) const SAPO: Row = LOSS.range(above(0.0)).needs("loss_type", "sapo");
+pub(in crate::config) const VESPO: Row = LOSS.range(at_least(0.0)).needs("loss_type", "vespo");
+pub(in crate::config) const ADAPTIVE_ENTROPY: Row = LOSS.needs("use_adaptive_entropy", "true");
+pub(in crate::config) const CORRECTION: Row = LOSS.needs("vllm_importance_sampling_correction", "true");
+
+macro_rules! loss_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Loss" {
+    /// How rewards become a gradient: it decides the advantages, the loss, and the defaults of num_generations and
+    /// beta. "rloo": against the other completions, whole completions clipped (num_generations 2, beta 0.05).
+    /// "reinforce_plus_plus": tokens against the batch, KL in the reward (1, 0.01); "reinforce_plus_plus_baseline":
+    /// against the group, then the batch, KL in the loss. "ppo": a value model (1; its keys are under PPO).
+    algorithm: Algorithm = Algorithm::Grpo => OURS.trl_has("the trainer's class").read_by(ONLINE);
+    /// The policy loss: how the ratio weighs a token, and how tokens and sequences are averaged.
+    loss_type: LossType = LossType::Dapo => LOSS.instead(&[(DPO, "dpo_loss_type")]);
+    /// Whether each token or each sequence has its own importance ratio.
+    importance_sampling_level: ImportanceSamplingLevel = ImportanceSamplingLevel::Token => LOSS;
+    /// The weight of the KL divergence to the reference model; 0: none is loaded. (In direct preference optimization:
+    /// how strongly the policy is held to its reference, by default TRL's there, 0.1.)
+    beta: f64 = 0.0, RLOO = 0.05, RPP = 0.01, DPO = 0.1
+        => TRL.range(at_least(0.0)).read_by(ONLINE.but(PPO).and(DPO)).instead(&[(PPO, "kl_coef")]);
+    /// Let the reference model follow the policy: every ref_model_sync_steps steps it becomes ref_model_mixup_alpha ·
+    /// policy + (1 − ref_model_mixup_alpha) · reference.
+    sync_ref_model: bool = false => TRL.read_by(ONLINE);
+    /// How far the reference model moves towards the policy: 0 not at all, 1 all the way.
+    ref_model_mixup_alpha: f64 = 0.6
+        => TRL.range(at_least(0.0).at_most(1.0)).read_by(ONLINE).needs("sync_ref_model", "true").on_resume(Warn);
+    /// Optimizer steps between two moves of the reference model.
+    ref_model_sync_steps: u64 = 512
+        => TRL.range(at_least(1.0)).read_by(ONLINE).needs("sync_ref_model", "true").on_resume(Warn);
+    /// The ratio is clipped below 1 − epsilon.
+    epsilon: f64 = 0.2
+        => TRL.range(at_least(0.0)).read_by(ONLINE.but(PPO)).instead(&[(PPO, "cliprange")]).on_resume(Warn);
+    /// The ratio is clipped above 1 + epsilon_high; not set: epsilon. With loss_type "cispo" it is the largest ratio
+    /// itself (5 is recommended).
+    epsilon_high: Option<f64> = None
+        => TRL.range(at_least(0.0)).read_by(ONLINE.but(PPO)).instead(&[(PPO, "cliprange")]).on_resume(Warn);
+    /// Upper bound of the ratio that is not clipped (two-sided clipping); above 1 + epsilon_high.
+    delta: Option<f64> = None => LOSS;
+    /// loss_type "sapo": the temperature of its gate for tokens with an advantage above 0.
+    sapo_temperature_pos: f64 = 1.0 => SAPO;
+    /// loss_type "sapo": the temperature of its gate for other tokens.
+    sapo_temperature_neg: f64 = 1.05 => SAPO;
+    /// loss_type "vespo": the exponent k of the sequence's weight where the advantage is not negative.
+    vespo_k_pos: f64 = 2.0 => VESPO;
+    /// loss_type "vespo": the decay λ of the sequence's weight where the advantage is not negative.
+    vespo_lambda_pos: f64 = 3.0 => VESPO;
+    /// loss_type "vespo": the exponent k of the sequence's weight where the advantage is negative.
+    vespo_k_neg: f64 = 3.0 => VESPO;
+    /// loss_type "vespo": the decay λ of the sequence's weight where the advantage is negative.
+    vespo_lambda_neg: f64 = 2.0 => VESPO;
+    /// Leave completions that the length limit cut out of the loss.
+    mask_truncated_completions: bool = false => TRL.read_by(ONLINE).on_resume(Warn);
+    /// Multiply the KL estimate by the importance ratio, so that its gradient is unbiased.
+    use_bias_correction_kl: bool = true => LOSS;
+    /// Train on this share of the tokens, those of highest entropy; 1: all. The KL term stays on all. The bound is
+    /// taken over the whole optimizer batch, which takes another forward pass where it is more than one micro-batch.
+    top_entropy_quantile: f64 = 1.0 => LOSS.range(at_least(0.0).at_most(1.0));
+    /// Leave completions with a negative advantage out of the policy term where the policy has moved further than this
+    /// from what sampled them: the mean over tokens of log π_sampler − log π_θ.
+    off_policy_mask_threshold: Option<f64> = None => LOSS.range(above(0.0));
+    /// The weight of the entropy bonus: J − entropy_coef × mean entropy per token; adaptive: its first value.
+    entropy_coef: f64 = 0.0 => TRL.read_by(POLICY_LOSS.and(PPO)).on_resume(Warn);
+    /// Let the weight of the entropy bonus grow by entropy_coef_delta in steps whose entropy is at most entropy_target,
+    /// and shrink otherwise; it is applied after such steps only.
+    use_adaptive_entropy: bool = false => TRL.read_by(POLICY_LOSS);
+    /// The least adaptive weight.
+    entropy_coef_min: f64 = 0.0 => ADAPTIVE_ENTROPY;
+    /// The largest adaptive weight.
+    entropy_coef_max: f64 = 1.0 => ADAPTIVE_ENTROPY;
+    /// How much the adaptive weight changes in an optimizer step.
+    entropy_coef_delta: f64 = 0.005 => ADAPTIVE_ENTROPY.range(at_least(0.0));
+    /// The entropy per token, in nats, below which the adaptive weight acts.
+    entropy_target: f64 = 0.2 => ADAPTIVE_ENTROPY;
+    /// Correct for samples whose sampler was not the policy that this run had before training on them (a file's,
+    /// another version's): log π_old is computed when they come in, and the policy term is weighed with c = π_old /
+    /// π_sampler. Off: what the sampler recorded is log π_old. In a run that samples for itself c is exactly 1.
+    vllm_importance_sampling_correction: bool = false => LOSS.trl_defaults(&[(ALL, "true")]);
+    /// What c is of, the token or the sequence, and what happens outside its bounds: brought back, or left out.
+    vllm_importance_sampling_mode: CorrectionMode = CorrectionMode::SequenceMask => CORRECTION;
+    /// The largest c.
+    vllm_importance_sampling_clip_max: Option<f64> = Some(3.0) => CORRECTION.range(above(0.0));
+    /// The smallest c.
+    vllm_importance_sampling_clip_min: Option<f64> = None => CORRECTION.range(at_least(0.0));
+} } } }
+pub(in crate::config) use loss_keys;
+
+impl Config {
+    /// Whether the policy is held near a reference model.
+    pub fn has_reference(&self) -> bool {
+        if self.algorithm == Algorithm::Ppo { self.kl_coef != 0.0 } else { self.beta != 0.0 }
+    }
+
+    /// The upper clip range.
+    pub fn epsilon_high(&self) -> f64 {
+        self.epsilon_high.unwrap_or(self.epsilon)
+    }
+
+    /// The loss that the keys describe.
+    pub fn loss(&self) -> train::LossConfig {
+        train::LossConfig {
+            loss_type: self.loss_type,
+            importance_sampling_level: self.importance_sampling_level,
+            epsilon: self.epsilon,
+            epsilon_high: self.epsilon_high,
+            delta: self.delta,
+            sapo_temperature_pos: self.sapo_temperature_pos,
+            sapo_temperature_neg: self.sapo_temperature_neg,
+            vespo_k_pos: self.vespo_k_pos,
+            vespo_lambda_pos: self.vespo_lambda_pos,
+            vespo_k_neg: self.vespo_k_neg,
+            vespo_lambda_neg: self.vespo_lambda_neg,
+            beta: if self.algorithm == Algorithm::ReinforcePlusPlus { 0.0 } else { self.beta },
+            use_bias_correction_kl: self.use_bias_correction_kl,
+            mask_truncated_completions: self.mask_truncated_completions,
+            off_policy_mask_threshold: self.off_policy_mask_threshold,
+            top_entropy_quantile: self.top_entropy_quantile,
+            entropy: train::loss::entropy::EntropyConfig {
+                entropy_coef: self.entropy_coef,
+                use_adaptive_entropy: self.use_adaptive_entropy,
+                entropy_coef_min: self.entropy_coef_min,
+                entropy_coef_max: self.entropy_coef_max,
+                entropy_coef_delta: self.entropy_coef_delta,
+                entropy_target: self.entropy_target,
+            },
+            importance_sampling: train::loss::sampling::Correction {
+                enabled: self.vllm_importance_sampling_correction,
+                mode: self.vllm_importance_sampling_mode,
+                clip_max: self.vllm_importance_sampling_clip_max,
+                clip_min: self.vllm_importance_sampling_clip_min,
+            },
+            max_completion_length: self.max_completion_length,
+        }
+    }
+}
+
+/// Refuses keys of the policy loss that contradict each other; notes what works, but hardly as meant.
+pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
+    let c = &resolved.config;
+    if let Some(delta) = c.delta
+        && delta <= 1.0 + c.epsilon_high()
+    {
+        bad_input!(
+            "`delta` = {delta} must be above 1 + epsilon_high = {}: it bounds ratios that the clip lets through",
+            1.0 + c.epsilon_high()
+        );
+    }
+    if c.entropy_coef_min > c.entropy_coef_max {
+        bad_input!(
+            "`entropy_coef_min` must be at most {} (entropy_coef_max), but is {}",
+            c.entropy_coef_max,
+            c.entropy_coef_min
+        );
+    }
+    let (low, high) = (c.vllm_importance_sampling_clip_min, c.vllm_importance_sampling_clip_max);
+    if let (Some(low), Some(high)) = (low, high)
+        && low >= high
+    {
+        bad_input!(
+            "`vllm_importance_sampling_clip_min` = {low} must be below vllm_importance_sampling_clip_max = {high}"
+        );
+    }
+    use CorrectionMode::{SequenceTruncate, TokenMask, TokenTruncate};
+    let mode = c.vllm_importance_sampling_mode;
+    if c.vllm_importance_sampling_correction {
+        if matches!(mode, SequenceTruncate | TokenTruncate) && low.is_none() && high.is_none() {
+            bad_input!(
+                "`vllm_importance_sampling_mode` truncates, but there is nothing to truncate at: set \
+                 vllm_importance_sampling_clip_max or vllm_importance_sampling_clip_min"
+            );
+        }
+        if c.loss_type == LossType::Vespo && !matches!(mode, TokenTruncate | TokenMask) {
+            bad_input!(
+                "`loss_type` = \"vespo\" weighs sequences itself: set vllm_importance_sampling_mode to \"token_truncate\" or \
+                 \"token_mask\""
+            );
+        }
+    }
+    let sequence = c.importance_sampling_level == ImportanceSamplingLevel::Sequence;
+    let mut notes = Vec::new();
+    if c.loss_type == LossType::Cispo && c.epsilon_high() < 1.0 {
+        notes.push(format!(
+            "loss_type \"cispo\" bounds the ratio at epsilon_high itself, here {}: unchanged tokens weigh less than 1; 5.0 is \
+             recommended",
+            c.epsilon_high()
+        ));
+    }
+    if c.loss_type == LossType::Luspo && !sequence {
+        notes.push("loss_type \"luspo\" is meant for importance_sampling_level = \"sequence\"".to_owned());
+    }
+    if c.loss_type == LossType::Vespo && sequence {
+        notes.push(
+            "loss_type \"vespo\" has the sequence's ratio itself: importance_sampling_level acts on the KL term only"
+                .to_owned(),
+        );
+    }
+    resolved.notes.extend(notes);
+    Ok(())
+}

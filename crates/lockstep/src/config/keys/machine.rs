@@ -1,0 +1,36 @@
+//! How the machine is used: threads, memory, and what is computed together.
+
+use crate::config::Config;
+
+macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Machine" {
+    /// Threads; not set: all cores that the process may use. No bit depends on it.
+    threads: Option<usize> = None => OURS.range(at_least(1.0)).on_resume(Free);
+    /// Rows (tokens) of one forward and backward pass. Less takes less memory; no bit depends on it.
+    max_tokens_per_micro_batch: usize = 4096 => OURS.range(at_least(1.0)).on_resume(Free);
+    /// Keep only each layer's input and compute the rest again in the backward pass: less memory, more work. No bit
+    /// depends on it. (TRL's default, true, is for GPUs.)
+    gradient_checkpointing: bool = false => TRL.trl_defaults(&[(ALL, "true")]).on_resume(Free);
+    /// Compute a prompt once for all completions of its group, in generation and training. Log-probabilities have the
+    /// same bits either way; gradients differ in rounding, since their sums run in another order.
+    prefix_sharing: bool = true => OURS.on_resume(Warn);
+    /// Put several groups into one training pass, up to max_tokens_per_micro_batch; off: one group each. No bit depends
+    /// on it.
+    packing: bool = true
+        => OURS.trl_has("packing of SFTConfig, which cuts and joins rows (false there)").on_resume(Free);
+    /// The most sequences that are generated at the same time. No bit depends on it.
+    max_num_seqs: usize = 64 => OURS.range(at_least(1.0)).read_by(ONLINE).on_resume(Free);
+    /// Memory of the KV cache in blocks of 64 tokens; not set: enough for max_num_seqs of max_model_len.
+    kv_cache_blocks: Option<usize> = None => OURS.range(at_least(1.0)).read_by(ONLINE).on_resume(Free);
+    /// The longest prompt + completion; not set: the model's context, or less where no prompt needs it.
+    max_model_len: Option<usize> = None => TRL.trl_name("vllm_max_model_length").range(at_least(1.0)).on_resume(Free);
+    /// Resume on another instruction set than the run began with (other bits in the last place).
+    allow_other_isa: bool = false => OURS.on_resume(Free);
+} } } }
+pub(in crate::config) use machine_keys;
+
+impl Config {
+    /// Rows of one training pass: without packing no group shares a pass, since a group is never cut.
+    pub fn micro_batch_tokens(&self) -> usize {
+        if self.packing { self.max_tokens_per_micro_batch } else { 1 }
+    }
+}

@@ -1,0 +1,24 @@
+//! What is trained, and where the run is kept.
+
+macro_rules! model_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Model and run" {
+    /// The model to train: a Hugging Face directory, or a Hub id (fetched into the local cache); or the PEFT directory
+    /// of a low-rank adapter to go on with, on the model that its adapter_config.json names.
+    model_name_or_path: Option<String> = None => TRL;
+    /// The reference model of the KL term, frozen; not set: the model as it was at the start. Loaded only if beta > 0.
+    ref_model: Option<String> = None => OURS.read_by(ONLINE);
+    /// What products read: f32; or bf16, which halves the memory of weights (beside f32 masters of what is trained), of
+    /// keys and values, and of what is kept for the way back. Sums, gradients and moments stay f32.
+    dtype: ComputeDType = ComputeDType::F32 => OURS.trl_has("float32 weights, computed with in bfloat16 (bf16 = true)");
+    /// The run's directory; it must not exist, or be a run that is resumed.
+    output_dir: Option<PathBuf> = None => TRL.trl_has("the same; not set, it is trainer_output").on_resume(Free);
+    /// A name for the run, kept in its config.toml.
+    run_name: Option<String> = None => TRL.on_resume(Free);
+    /// The seed of everything random: shuffling, sampling, initial weights.
+    seed: u64 = 42 => TRL;
+    /// The seed of shuffling alone; not set: `seed`.
+    data_seed: Option<u64> = None => TRL;
+    /// A preset that fills in columns, system prompt, rewards and what evaluation counts as right, where they are not
+    /// set.
+    task: Option<Task> = None => OURS;
+} } } }
+pub(in crate::config) use model_keys;

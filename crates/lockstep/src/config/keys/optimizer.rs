@@ -1,0 +1,62 @@
+//! AdamW and the learning rate's schedule.
+
+use crate::config::Config;
+
+macro_rules! optimizer_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Optimizer" {
+    /// The highest learning rate. (Where TRL's default is another, it is here too: 2e-5 in supervised fine-tuning, 1e-4
+    /// for reward models.)
+    learning_rate: f64 = 1e-6, SFT = 2e-5, REWARD = 1e-4, PPO = 3e-6 => TRL.range(at_least(0.0)).on_resume(Warn);
+    /// The learning-rate schedule after warm-up.
+    lr_scheduler_type: ScheduleKind = ScheduleKind::Linear => TRL.on_resume(Warn);
+    /// Steps of rising learning rate; a number below 1 is a share of all steps.
+    warmup_steps: f64 = 0.0 => TRL.range(at_least(0.0)).on_resume(Warn);
+    /// The same as a share of all steps, used where warmup_steps is 0.
+    warmup_ratio: Option<f64> = None
+        => OURS.trl_has("the same in transformers 4, now warmup_steps below 1").range(at_least(0.0).at_most(1.0)).on_resume(Warn);
+    /// AdamW's decoupled weight decay; biases and norms do not decay.
+    weight_decay: f64 = 0.0 => TRL.range(at_least(0.0)).on_resume(Warn);
+    /// AdamW's decay of the first moment.
+    adam_beta1: f64 = 0.9 => TRL.range(at_least(0.0).below(1.0)).on_resume(Warn);
+    /// AdamW's decay of the second moment.
+    adam_beta2: f64 = 0.999 => TRL.range(at_least(0.0).below(1.0)).on_resume(Warn);
+    /// AdamW's ε.
+    adam_epsilon: f64 = 1e-8 => TRL.range(above(0.0)).on_resume(Warn);
+    /// What AdamW's moments are kept in: f32, or bf16 by stochastic rounding, which halves their memory.
+    adam_moments_dtype: MomentsDType = MomentsDType::F32 => OURS;
+    /// Gradients are scaled down to this norm; 0: never.
+    max_grad_norm: f64 = 1.0 => TRL.range(at_least(0.0)).on_resume(Warn);
+} } } }
+pub(in crate::config) use optimizer_keys;
+
+impl Config {
+    /// The optimizer that the keys describe.
+    pub fn optimizer(&self) -> train::OptimizerConfig {
+        train::OptimizerConfig {
+            adam_beta1: self.adam_beta1,
+            adam_beta2: self.adam_beta2,
+            adam_epsilon: self.adam_epsilon,
+            weight_decay: self.weight_decay,
+            max_grad_norm: self.max_grad_norm,
+            moments: self.adam_moments_dtype,
+            seed: self.seed,
+        }
+    }
+
+    /// The learning-rate schedule over `total` optimizer steps.
+    pub fn schedule(&self, total: u64) -> train::Schedule {
+        train::Schedule {
+            kind: self.lr_scheduler_type,
+            learning_rate: self.learning_rate,
+            warmup_steps: self.warmup(total),
+            total_steps: total,
+        }
+    }
+
+    /// Steps of rising learning rate in a run of `total` steps.
+    pub fn warmup(&self, total: u64) -> u64 {
+        let share = if self.warmup_steps == 0.0 { self.warmup_ratio.unwrap_or(0.0) } else { self.warmup_steps };
+        // As transformers: below 1 it is a share, rounded up.
+        let steps = if share < 1.0 || self.warmup_steps == 0.0 { (share * total as f64).ceil() } else { share };
+        steps as u64
+    }
+}

@@ -1,0 +1,110 @@
+//! PPO: its value model, its rewards per token, its passes.
+
+use crate::bad_input;
+use crate::config::key::{OURS, OnResume::Warn, Row};
+use crate::config::methods::PPO;
+use crate::config::{Algorithm, Config};
+use train::loss::ppo::{PpoConfig, ValueConfig};
+
+/// TRL had a PPO trainer until 1.0; names and defaults are those of its last configuration.
+pub(in crate::config) const OF_PPO: Row =
+    OURS.trl_has("the same in PPOConfig, while TRL had it").read_by(PPO).on_resume(Warn);
+
+macro_rules! ppo_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "PPO" {
+    /// What the value model starts as: "policy" (the policy's layers under a score that is 0), or the directory of a
+    /// reward or value model with one score.
+    value_model: String = "policy".to_owned()
+        => OF_PPO.trl_has("value_model of the earlier PPOTrainer: the reward model").on_resume(Fixed);
+    /// The weight of the KL divergence to the reference model in the reward of each token; 0: none is loaded.
+    kl_coef: f64 = 0.05 => OF_PPO.range(at_least(0.0)).on_resume(Fixed);
+    /// How the divergence is estimated at a token: k1 is log π − log π_ref, k3 is never negative.
+    kl_estimator: KlEstimator = KlEstimator::K1 => OF_PPO;
+    /// Adapt kl_coef after each generation, so that the divergence per completion comes near kl_target.
+    adap_kl_ctrl: bool = false
+        => OF_PPO.trl_has("adap_kl_ctrl of the PPOConfig of TRL 0.11, true there").on_resume(Fixed);
+    /// The divergence per completion, in nats, that adap_kl_ctrl aims at.
+    kl_target: f64 = 6.0
+        => OF_PPO.trl_has("target of the PPOConfig of TRL 0.11").range(above(0.0)).needs("adap_kl_ctrl", "true");
+    /// How slowly adap_kl_ctrl acts, in completions.
+    kl_horizon: f64 = 10_000.0
+        => OF_PPO.trl_has("horizon of the PPOConfig of TRL 0.11").range(above(0.0)).needs("adap_kl_ctrl", "true");
+    /// Taken from the score of a completion that does not end by itself.
+    missing_eos_penalty: Option<f64> = None => OF_PPO.range(at_least(0.0));
+    /// The discount of later rewards (γ).
+    gamma: f64 = 1.0 => OF_PPO.range(at_least(0.0).at_most(1.0));
+    /// How far advantage estimates look: 0 to the next value, 1 to the end of the completion (λ).
+    lam: f64 = 0.95 => OF_PPO.range(at_least(0.0).at_most(1.0));
+    /// Divide the rewards of tokens by their standard deviation over the generation.
+    whiten_rewards: bool = false => OF_PPO;
+    /// The ratio of new to old policy is clipped to 1 ± this.
+    cliprange: f64 = 0.2 => OF_PPO.range(at_least(0.0));
+    /// Values are clipped to what they were at rollout ± this.
+    cliprange_value: f64 = 0.2 => OF_PPO.range(at_least(0.0));
+    /// The weight of the value loss. The value model has an optimizer of its own, so that it matters only for
+    /// max_grad_norm and adam_epsilon.
+    vf_coef: f64 = 0.1 => OF_PPO.range(at_least(0.0));
+    /// The value model's highest learning rate; not set: learning_rate.
+    value_learning_rate: Option<f64> = None => OF_PPO.range(at_least(0.0));
+    /// Times that each generation is trained on.
+    num_ppo_epochs: usize = 4 => OF_PPO.range(at_least(1.0)).on_resume(Fixed);
+    /// Optimizer steps that each pass over a generation is cut into: a generation is this many times
+    /// per_device_train_batch_size × gradient_accumulation_steps completions.
+    num_mini_batches: usize = 1 => OF_PPO.range(at_least(1.0)).on_resume(Fixed);
+    /// Go on to the next generation once the new policy is further than 1.5 times this (in nats per token) from the
+    /// old.
+    target_kl: Option<f64> = None => OF_PPO.trl_has("target_kl of the PPOConfig of TRL 0.11").range(above(0.0));
+} } } }
+pub(in crate::config) use ppo_keys;
+
+impl Config {
+    /// The policy's loss in PPO.
+    pub fn ppo(&self) -> PpoConfig {
+        PpoConfig { cliprange: self.cliprange, entropy_coef: self.entropy_coef }
+    }
+
+    /// The value model's loss in PPO.
+    pub fn value_loss(&self) -> ValueConfig {
+        ValueConfig { cliprange_value: self.cliprange_value, vf_coef: self.vf_coef }
+    }
+}
+
+/// Refuses what PPO cannot do.
+pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
+    if c.algorithm != Algorithm::Ppo {
+        return Ok(());
+    }
+    if c.num_iterations != 1 {
+        bad_input!(
+            "`num_iterations` is GRPO's; PPO's passes over a generation are num_ppo_epochs (now {})",
+            c.num_ppo_epochs
+        );
+    }
+    for (name, set) in [
+        ("generation_batch_size", c.generation_batch_size.is_some()),
+        ("steps_per_generation", c.steps_per_generation.is_some()),
+    ] {
+        if set {
+            bad_input!(
+                "`{name}` is GRPO's; in PPO a generation is num_mini_batches (now {}) × per_device_train_batch_size × \
+                 gradient_accumulation_steps completions: set these",
+                c.num_mini_batches
+            );
+        }
+    }
+    if c.dynamic_sampling {
+        bad_input!("`dynamic_sampling` is for groups that are compared with each other, as GRPO's: set it to false");
+    }
+    let (step, group) = (c.completions_per_step(), c.num_generations);
+    if !step.is_multiple_of(group) {
+        bad_input!(
+            "a mini-batch of {step} completions (per_device_train_batch_size × gradient_accumulation_steps) must be a multiple of \
+             num_generations = {group}, so that groups are whole: set num_generations = 1, or another batch size"
+        );
+    }
+    if c.adap_kl_ctrl && c.kl_coef == 0.0 {
+        bad_input!(
+            "`adap_kl_ctrl` = true multiplies kl_coef, which is 0: set kl_coef above 0, or adap_kl_ctrl = false"
+        );
+    }
+    Ok(())
+}

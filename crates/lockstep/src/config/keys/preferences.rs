@@ -1,0 +1,45 @@
+//! Learning from pairs of answers: direct preference optimization and reward models.
+
+use crate::bad_input;
+use crate::config::Config;
+use train::loss::dpo::{DpoConfig, DpoLoss};
+
+macro_rules! preferences_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Preference pairs" {
+    /// How strongly the scores of a pair are drawn to a mean of 0 (`lockstep reward` only; 0.01 is usual); not set: not
+    /// at all.
+    center_rewards_coefficient: Option<f64> = None => TRL.range(at_least(0.0)).read_by(REWARD).on_resume(Warn);
+    /// Direct preference optimization: what is made of a pair's difference (`loss_type` in TRL's DPOConfig).
+    dpo_loss_type: DpoLoss = DpoLoss::Sigmoid => TRL.trl_name("loss_type").read_by(DPO).on_resume(Warn);
+    /// dpo_loss_type "robust": the share of pairs that are the wrong way round, from 0 to below 0.5.
+    label_smoothing: f64 = 0.0 => TRL.range(at_least(0.0).below(0.5)).read_by(DPO).on_resume(Warn);
+} } } }
+pub(in crate::config) use preferences_keys;
+
+impl Config {
+    /// DPO's loss.
+    pub fn dpo(&self) -> DpoConfig {
+        DpoConfig { beta: self.beta, loss_type: self.dpo_loss_type, label_smoothing: self.label_smoothing }
+    }
+}
+
+/// What direct preference optimization needs.
+pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
+    if c.replay.is_some() {
+        bad_input!("`replay` is for `lockstep train`: direct preference optimization learns from dataset_name");
+    }
+    if c.beta <= 0.0 {
+        bad_input!("`beta` = {} must be above 0: it is what holds the policy to its reference (0.1 is usual)", c.beta);
+    }
+    if c.ref_model.is_some() || c.sync_ref_model {
+        bad_input!(
+            "in direct preference optimization the reference is the model that training begins with: remove ref_model and sync_ref_model"
+        );
+    }
+    if c.label_smoothing != 0.0 && c.dpo_loss_type != DpoLoss::Robust {
+        bad_input!(
+            "`label_smoothing` = {} acts with dpo_loss_type = \"robust\" only: set that, or 0",
+            c.label_smoothing
+        );
+    }
+    Ok(())
+}

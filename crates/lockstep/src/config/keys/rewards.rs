@@ -1,0 +1,60 @@
+//! What completions are judged by, and how scores become advantages.
+
+use crate::bad_input;
+use crate::config::Config;
+
+macro_rules! rewards_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Rewards" {
+    /// The rewards: names ("gsm8k"), names with their main option ("format:REGEX", "command:./reward.py"), or tables ({
+    /// kind = "length", target = 40 }); "model:DIR" is a reward model. { kind = "command", command = "./reward.py",
+    /// by_group = true } is asked about each group as soon as it has ended, while others are generated.
+    reward_funcs: Vec<RewardSpec> = Vec::new()
+        => OURS.trl_has("an argument of GRPOTrainer and RLOOTrainer").read_by(ONLINE);
+    /// One weight for each reward; not set: all 1.
+    reward_weights: Option<Vec<f64>> = None => TRL.read_by(ONLINE);
+    /// What group advantages are divided by: the group's standard deviation, the batch's, or nothing.
+    scale_rewards: ScaleRewards = ScaleRewards::Group => TRL.read_by(GRPO);
+    /// How several rewards become one: their weighted sum is compared within the group, or each is, before they are
+    /// summed and compared within the batch (GDPO; scale_rewards then has no part).
+    multi_objective_aggregation: MultiObjectiveAggregation = MultiObjectiveAggregation::SumThenNormalize
+        => TRL.read_by(GRPO);
+    /// algorithm "rloo": bounds of the summed reward, as [low, high].
+    reward_clip_range: Option<Vec<f64>> = None => TRL.read_by(RLOO);
+    /// algorithm "rloo": bring advantages to mean 0 and deviation 1 over the batch.
+    normalize_advantages: bool = false => TRL.read_by(RLOO);
+} } } }
+pub(in crate::config) use rewards_keys;
+
+impl Config {
+    /// The weight of each reward.
+    pub fn weights_of_rewards(&self) -> Vec<f64> {
+        self.reward_weights.clone().unwrap_or_else(|| vec![1.0; self.reward_funcs.len()])
+    }
+}
+
+pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
+    if let Some(range) = &c.reward_clip_range
+        && !matches!(range.as_slice(), [low, high] if low < high)
+    {
+        bad_input!("`reward_clip_range` must be two numbers, the lower first, but is {range:?}");
+    }
+    // A replayed file brings the rewards of training.
+    if c.replay.is_some() && c.eval_dataset_name.is_none() {
+        return Ok(());
+    }
+    if c.reward_funcs.is_empty() {
+        bad_input!(
+            "no reward: give --reward gsm8k (or format:REGEX, length:N, exact_match, unique_chars, command:PROGRAM, model:DIR), or \
+             reward_funcs in the configuration"
+        );
+    }
+    if let Some(weights) = &c.reward_weights
+        && weights.len() != c.reward_funcs.len()
+    {
+        bad_input!(
+            "`reward_weights` has {} numbers, but there are {} rewards: one weight for each",
+            weights.len(),
+            c.reward_funcs.len()
+        );
+    }
+    Ok(())
+}

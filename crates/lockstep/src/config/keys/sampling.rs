@@ -1,0 +1,82 @@
+//! How completions are drawn.
+
+use crate::bad_input;
+use crate::config::{Config, Resolved};
+use crate::error::BadInput;
+
+macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Sampling" {
+    /// The most tokens of a completion.
+    max_completion_length: usize = 512
+        => TRL.range(at_least(1.0)).read_by(ONLINE).instead(&[(SFT.and(PAIRS), "max_length")]);
+    /// Logits are divided by it, in sampling and in the loss.
+    temperature: f64 = 1.0 => TRL.range(at_least(0.0)).read_by(ONLINE.and(SFT));
+    /// Sample from the likeliest tokens whose probabilities reach this sum; 1: all.
+    top_p: f64 = 1.0 => TRL.range(above(0.0).at_most(1.0)).read_by(ONLINE).on_resume(Warn);
+    /// Sample from this many likeliest tokens; 0: all.
+    top_k: usize = 0 => TRL.read_by(ONLINE).on_resume(Warn);
+    /// Leave out tokens less likely than this times the likeliest.
+    min_p: Option<f64> = None => TRL.range(at_least(0.0).at_most(1.0)).read_by(ONLINE).on_resume(Warn);
+    /// Makes tokens that stand in the text so far less likely (> 1) or likelier (< 1).
+    repetition_penalty: f64 = 1.0 => TRL.range(above(0.0)).read_by(ONLINE).on_resume(Warn);
+    /// Draw fresh prompts in place of groups whose rewards are all equal (DAPO's dynamic sampling).
+    dynamic_sampling: bool = false => OURS.read_by(ONLINE.but(PPO)).on_resume(Warn);
+    /// Rounds of generation for one batch at most, the first included; groups that are still without a spread stay.
+    dynamic_sampling_max_rounds: usize = 10
+        => OURS.range(at_least(1.0)).read_by(ONLINE.but(PPO)).needs("dynamic_sampling", "true").on_resume(Warn);
+    /// Texts that end a completion.
+    stop: Vec<String> = Vec::new() => OURS.trl_has("generation_kwargs.stop_strings").read_by(ONLINE).on_resume(Warn);
+    /// Token ids that end a completion, beside the model's own.
+    stop_token_ids: Vec<u64> = Vec::new()
+        => OURS.trl_has("generation_kwargs.eos_token_id").read_by(ONLINE).on_resume(Warn);
+    /// transformers' generation arguments: temperature, top_p, top_k, min_p, repetition_penalty, stop_strings,
+    /// eos_token_id; each wins over the key of its name.
+    generation_kwargs: Map<String, Json> = Map::new() => TRL.read_by(ONLINE).on_resume(Warn);
+} } } }
+pub(in crate::config) use sampling_keys;
+
+/// `generation_kwargs` are transformers' names for keys of the table; each wins over its key, as in TRL.
+pub(in crate::config) fn generation_kwargs(c: &mut Config) -> anyhow::Result<()> {
+    for (name, value) in std::mem::take(&mut c.generation_kwargs) {
+        let bad = |e: String| BadInput::new(format!("`generation_kwargs`: {name}: {e}"));
+        let value = toml::Value::try_from(&value).map_err(|e| bad(e.to_string()))?;
+        let key = match name.as_str() {
+            "temperature" | "top_p" | "top_k" | "min_p" | "repetition_penalty" => name.as_str(),
+            "stop_strings" | "stop" => "stop",
+            "eos_token_id" => "stop_token_ids",
+            "max_new_tokens" => "max_completion_length",
+            "do_sample" if value.as_bool() == Some(true) => continue,
+            _ => {
+                bad_input!(
+                    "`generation_kwargs`: {name} is not supported; supported are temperature, top_p, top_k, min_p, \
+                     repetition_penalty, stop_strings, eos_token_id, max_new_tokens"
+                )
+            }
+        };
+        let key = Config::key(key).ok_or_else(|| bad("no such key".to_owned()))?;
+        (key.read)(c, &value).map_err(bad)?;
+    }
+    Ok(())
+}
+
+pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
+    let c = &resolved.config;
+    if c.temperature == 0.0 {
+        bad_input!(
+            "`temperature` = 0 gives all completions of a group the same text, and then nothing can be learned: set it above 0 (1.0 is usual)"
+        );
+    }
+    let truncated = [
+        ("top_p", c.top_p < 1.0),
+        ("top_k", c.top_k > 0),
+        ("min_p", c.min_p.is_some_and(|p| p > 0.0)),
+        ("repetition_penalty", c.repetition_penalty != 1.0),
+    ];
+    let named: Vec<&str> = truncated.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+    if !named.is_empty() {
+        resolved.notes.push(format!(
+            "{} changes the distribution that is sampled, but log-probabilities are the model's own: the policy gradient is biased",
+            named.join(", ")
+        ));
+    }
+    Ok(())
+}

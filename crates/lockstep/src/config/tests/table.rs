@@ -1,0 +1,116 @@
+//! The rows of the table agree with each other and with TRL's configurations.
+
+use crate::config::Config;
+use crate::config::key::{Key, Trl};
+use crate::config::methods::{DPO, EACH, GRPO, Methods, REWARD, RLOO, SFT};
+use crate::config::table::KEYS;
+use crate::config::unsupported_keys;
+use serde_json::Value as Json;
+use std::collections::BTreeSet;
+
+/// TRL's classes of the methods that it has; fields of the last two are of all methods.
+const CLASSES: [(&str, Methods); 5] =
+    [("GRPOConfig", GRPO), ("RLOOConfig", RLOO), ("SFTConfig", SFT), ("DPOConfig", DPO), ("RewardConfig", REWARD)];
+const SHARED: [&str; 2] = ["ModelConfig", "ScriptArguments"];
+
+fn trl() -> Json {
+    serde_json::from_str(include_str!("../../../tests/fixtures/trl_keys.json")).unwrap()
+}
+
+fn field<'a>(trl: &'a Json, class: &str, name: &str) -> Option<&'a Json> {
+    trl[class].get(name).or_else(|| SHARED.iter().find_map(|shared| trl[*shared].get(name)))
+}
+
+fn trl_name(key: &Key) -> Option<&'static str> {
+    match key.row.trl {
+        Trl::Field { name, .. } => Some(name.unwrap_or(key.name)),
+        Trl::Nothing | Trl::Other(_) => None,
+    }
+}
+
+#[test]
+fn rows_name_keys_that_there_are() {
+    let mut names = BTreeSet::new();
+    for key in KEYS {
+        assert!(names.insert(key.name), "{} stands twice in the table", key.name);
+        assert!(key.doc.trim().ends_with(['.', ')']), "{} is not explained in sentences", key.name);
+        assert!(key.out_of_range(&Config::default()).is_none(), "{}'s default is out of its range", key.name);
+        if let Some((needed, value)) = key.row.needs {
+            let needed = Config::key(needed).unwrap_or_else(|| panic!("{} needs {needed}", key.name));
+            (needed.read_text)(&mut Config::default(), value).unwrap();
+        }
+        for (methods, others) in key.row.instead {
+            assert!(!key.row.read_by.meet(*methods), "{} is read where {others} has its place", key.name);
+            let known = others.split(" and ").all(|other| Config::key(other).is_some());
+            assert!(known, "{} is replaced by {others}", key.name);
+        }
+    }
+}
+
+/// What `explain` and the documentation say of TRL is what TRL has.
+#[test]
+fn names_and_defaults_of_trl() {
+    let trl = trl();
+    let mut wrong = Vec::new();
+    for key in KEYS {
+        let Some(name) = trl_name(key) else { continue };
+        let mut found = false;
+        for (class, method) in CLASSES {
+            let Some(theirs) = field(&trl, class, name) else { continue };
+            found = true;
+            let Trl::Field { defaults, .. } = key.row.trl else { unreachable!() };
+            let said = defaults.iter().find(|(methods, _)| methods.contain(method));
+            let said = said.map_or_else(|| key.default_text(method), |(_, text)| (*text).to_owned());
+            if key.row.read_by.contain(method) && !same(&said, theirs) {
+                wrong.push(format!("{class}.{name} is {theirs}, said to be {said}"));
+            }
+        }
+        if !found {
+            wrong.push(format!("{}: TRL has no field {name}", key.name));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// TOML's text and JSON's value.
+fn same(toml: &str, json: &Json) -> bool {
+    let number = |text: &str| text.parse::<f64>().ok();
+    match json {
+        // Python's None: not set, or nothing in it.
+        Json::Null => ["none", "[]", "{}"].contains(&toml),
+        Json::Number(n) => number(toml).is_some_and(|x| Some(x) == n.as_f64()),
+        Json::Array(items) if items.len() == 1 => same(toml, &items[0]),
+        Json::String(text) => toml == format!("\"{text}\""),
+        other => toml == other.to_string(),
+    }
+}
+
+/// Every field of TRL's configurations is supported, accepted without meaning, or refused with what to do instead.
+#[test]
+fn every_field_of_trl_has_an_answer() {
+    let trl = trl();
+    let answered: BTreeSet<&str> = KEYS
+        .iter()
+        .flat_map(|key| trl_name(key).into_iter().chain([key.name]))
+        .chain(unsupported_keys::names())
+        .collect();
+    let mut count = 0;
+    for class in CLASSES.iter().map(|(class, _)| *class).chain(SHARED) {
+        for name in trl[class].as_object().unwrap().keys() {
+            assert!(answered.contains(name.as_str()), "{class}.{name} is neither supported nor refused");
+            count += 1;
+        }
+    }
+    assert!(count > 700, "{count} fields");
+}
+
+/// A key that all methods but some read says in its meaning or by its row what those have; one that none reads is no key.
+#[test]
+fn every_key_is_read() {
+    for key in KEYS {
+        assert!(EACH.iter().any(|(method, _)| key.row.read_by.contain(*method)), "nothing reads {}", key.name);
+        for (methods, _) in key.defaults {
+            assert!(key.row.read_by.contain(*methods), "{} has a default where it is not read", key.name);
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Keys that were set but that nothing reads: reported or refused, since a run that ignores what it was told looks like one
+//! that obeys.
+
+use super::key::Key;
+use super::methods::{Methods, PPO};
+use super::table::KEYS;
+use super::values::KeyValue;
+use super::{Config, Origin, Purpose, Resolved};
+use crate::bad_input;
+
+/// Notes which keys that were set change nothing, and refuses those that would change what another algorithm minimises.
+pub(super) fn check(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result<()> {
+    let c = &resolved.config;
+    let (command, method) = (Methods::of_command(purpose), Methods::of(purpose, c.algorithm));
+    let algorithm = KeyValue::write(&c.algorithm).map_or_else(String::new, |v| v.to_string());
+    let default = Config::default();
+    // A configuration that a run has written names every key: one that has its default was asked for by nobody.
+    let asked = |key: &&Key| {
+        let set = matches!(resolved.origin(key.name), Origin::File(_) | Origin::Environment(_) | Origin::Flag);
+        set && key.value(c) != key.value(&default)
+    };
+    let (mut of_others, mut without, mut notes) = (Vec::new(), Vec::<(String, Vec<&str>)>::new(), Vec::new());
+    for key in KEYS.iter().filter(asked) {
+        let readers = key.row.read_by;
+        let hint = key.row.instead.iter().find(|(methods, _)| methods.contain(method));
+        let hint = hint.map_or(String::new(), |(_, other)| format!(" ({other} in its place)"));
+        // To show a configuration, it need not be known what it is for.
+        if purpose != Purpose::Show && !readers.meet(command) {
+            of_others.push(format!("{}{hint}", key.name));
+        } else if purpose != Purpose::Show && !readers.contain(method) {
+            if method != PPO && readers != PPO {
+                bad_input!("`{}` has no part in algorithm = {algorithm}: remove it{hint}", key.name);
+            }
+            // PPO and the others have keys of their own, and one file may serve both.
+            notes.push(format!("{} has no meaning with algorithm = {algorithm}{hint}", key.name));
+        } else if let Some(need) = key.unmet_need(c) {
+            match without.iter_mut().find(|(other, _)| *other == need) {
+                Some((_, names)) => names.push(key.name),
+                None => without.push((need, vec![key.name])),
+            }
+        }
+    }
+    if !of_others.is_empty() {
+        notes.push(format!("without meaning in `lockstep {}`: {}", purpose.command(), of_others.join(", ")));
+    }
+    notes.extend(without.iter().map(|(need, names)| format!("{} without {need} changes nothing", names.join(", "))));
+    if c.replay.is_some() {
+        let unread = [("dataset_name", c.dataset_name.is_some()), ("dynamic_sampling", c.dynamic_sampling)];
+        notes.extend(unread.iter().filter(|(_, set)| *set).map(|(name, _)| {
+            format!("{name} has no meaning here: the rollouts come from the file that `replay` names")
+        }));
+    }
+    resolved.notes.extend(notes);
+    Ok(())
+}
