@@ -17,7 +17,7 @@ use anyhow::ensure;
 use kernels::ops::{linear, rows, softmax};
 use kernels::rng::Stream;
 use kernels::{Context, DType, Isa, Memory, Tensor};
-use lockstep::config::values::ComputeDType;
+use lockstep::config::ComputeDType;
 use model::net::{self, Rope, Tape};
 use model::{Batch, BatchTensors, Capacity, Grads, GroupSegment, Weights};
 use rollout::{Completion, Request, SamplingParams};

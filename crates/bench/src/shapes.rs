@@ -1,7 +1,7 @@
 //! The models of the benchmarks: Qwen2-shaped decoders with random weights.
 
 use kernels::Context;
-use lockstep::config::values::ComputeDType;
+use lockstep::config::ComputeDType;
 use model::{ModelConfig, Weights};
 use serde_json::json;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use crate::options::ConfigArgs;
 use clap::Subcommand;
-use lockstep::config::{Purpose, from_trl, show};
+use lockstep::config::{self, Purpose};
 use lockstep::error::OrBadInput;
 use std::io::Write;
 use std::path::PathBuf;
@@ -38,6 +38,8 @@ enum Command {
     },
     /// Prints the JSON Schema of a configuration file.
     Schema,
+    /// Prints docs/config.md: every key, and what becomes of TRL's other ones.
+    Markdown,
     /// Translates the GRPOConfig and GRPOTrainer arguments of a TRL script to TOML, and lists what it could not translate.
     FromTrl {
         /// The script.
@@ -49,20 +51,21 @@ enum Command {
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let text = match args.command {
-        Command::Show { config, json } => {
-            let resolved = config.resolve(Purpose::Show)?;
+        Command::Show { config: layers, json } => {
+            let resolved = layers.resolve(Purpose::Show)?;
             for note in &resolved.notes {
                 eprintln!("note: {note}");
             }
             if json { serde_json::to_string_pretty(&resolved.to_json())? + "\n" } else { resolved.to_toml() }
         }
         Command::Explain { keys } => {
-            keys.iter().map(|key| show::explain(key)).collect::<anyhow::Result<Vec<_>>>()?.join("\n")
+            keys.iter().map(|key| config::explain(key)).collect::<anyhow::Result<Vec<_>>>()?.join("\n")
         }
-        Command::Schema => serde_json::to_string_pretty(&show::schema())? + "\n",
+        Command::Schema => serde_json::to_string_pretty(&config::schema())? + "\n",
+        Command::Markdown => config::markdown(),
         Command::FromTrl { file } => {
             let script = std::fs::read_to_string(&file).or_bad_input_in(format!("cannot read {}", file.display()))?;
-            from_trl::translate(&script).or_bad_input_in(file.display())?
+            config::from_trl(&script).or_bad_input_in(file.display())?
         }
     };
     std::io::stdout().write_all(text.as_bytes())?;

@@ -4,8 +4,8 @@
 //! `lockstep train` and `lockstep eval` call; nothing here knows how any of them works.
 
 use crate::options::LogArgs;
+use lockstep::config::ComputeDType;
 use lockstep::config::Purpose;
-use lockstep::config::values::ComputeDType;
 use lockstep::models::Policy;
 use lockstep::run::context;
 use lockstep::run::run_dir::RunDir;

@@ -1,6 +1,6 @@
 //! `lockstep merge`.
 
-use lockstep::config::values::ComputeDType;
+use lockstep::config::ComputeDType;
 use lockstep::models::Policy;
 use lockstep::run::context;
 use lockstep::run::run_dir::new_directory;

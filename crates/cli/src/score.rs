@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use lockstep::bad_input;
-use lockstep::config::values::ComputeDType;
+use lockstep::config::ComputeDType;
 use lockstep::error::{BadInput, OrBadInput};
 use lockstep::models;
 use lockstep::run::context;

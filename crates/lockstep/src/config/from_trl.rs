@@ -10,8 +10,7 @@ use std::fmt::Write;
 use toml::Value;
 
 /// Where keys stand: the arguments of the two calls that have other names here.
-const RENAMED: [(&str, &str); 3] =
-    [("model", "model_name_or_path"), ("stop_strings", "stop"), ("vllm_max_model_length", "max_model_len")];
+const RENAMED: [(&str, &str); 2] = [("model", "model_name_or_path"), ("stop_strings", "stop")];
 
 /// The TOML of `script`.
 pub fn translate(script: &str) -> anyhow::Result<String> {
@@ -97,7 +96,7 @@ fn translate_one(name: &str, value: Literal, found: &mut Vec<(&'static str, Stri
             return;
         }
     };
-    if let Some(key) = Config::key(name) {
+    if let Some(key) = Config::key(name).or_else(|| Config::key_of_trl(name)) {
         match (key.read)(&mut Config::default(), &toml) {
             Ok(()) => found.push((key.name, super::show::inline(&toml))),
             Err(why) => open.push(format!("{name} = {written}: {why}")),

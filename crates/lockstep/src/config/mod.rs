@@ -5,29 +5,35 @@
 //! configuration together (defaults, file, environment, flags) and remembers where each value came from. Knows no model
 //! and no data beyond their names, but for an adapter to go on with, which says what it is.
 
-pub mod algorithms;
+mod algorithms;
 mod engine;
-pub mod from_trl;
+mod explain;
+mod from_trl;
 mod key;
 mod keys;
-pub mod layers;
+mod layers;
+mod markdown;
 mod methods;
-pub mod nearest;
-pub mod python;
-pub mod show;
+mod nearest;
+mod python;
+mod resume;
+mod show;
 mod table;
-pub mod tasks;
+mod tasks;
 mod unsupported_keys;
 mod unused_keys;
 mod validate;
-pub mod values;
+mod values;
 
 pub use engine::{Known, engine_config, sampling, trainer_config};
+pub use explain::{explain, schema};
+pub use from_trl::translate as from_trl;
 pub use layers::{Layers, Origin, Purpose, Resolved};
-pub use show::changes_on_resume;
+pub use markdown::page as markdown;
+pub(crate) use nearest::nearest;
+pub use resume::changes_on_resume;
 pub use table::Config;
-pub use tasks::Preset;
-pub use values::{Algorithm, EvalSampling, Strategy, Task};
+pub use values::{Algorithm, ComputeDType, EvalSampling, Strategy, Task};
 
 #[cfg(test)]
 mod tests;

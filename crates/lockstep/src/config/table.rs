@@ -8,7 +8,7 @@
 //! where `row` is a [`Row`](super::key::Row), begun with `TRL` or `OURS`.
 
 use super::key::OnResume::{Fixed, Free, Warn};
-use super::key::{Key, OURS, TRL, above, at_least};
+use super::key::{Key, OURS, TRL, Trl, above, at_least};
 use super::keys::{adapter::*, batches::*, checkpoints::*, data::*, evaluation::*, logging::*, loss::*};
 use super::keys::{machine::*, model::*, optimizer::*, ppo::*, preferences::*, rewards::*, sampling::*};
 use super::methods::{ALL, DPO, GRPO, ONLINE, PAIRS, POLICY_LOSS, PPO, REWARD, RLOO, RPP, SFT};
@@ -69,5 +69,10 @@ impl Config {
     /// The key of this name.
     pub(super) fn key(name: &str) -> Option<&'static Key> {
         KEYS.iter().find(|key| key.name == name)
+    }
+
+    /// The key that has another name in TRL.
+    pub(super) fn key_of_trl(name: &str) -> Option<&'static Key> {
+        KEYS.iter().find(|key| matches!(key.row.trl, Trl::Field { name: Some(theirs), .. } if theirs == name))
     }
 }

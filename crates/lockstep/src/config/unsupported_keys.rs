@@ -15,15 +15,22 @@ pub(super) enum UnsupportedKey {
 
 /// What becomes of key `name` with `value`; `None` if TRL has no such key either.
 pub(super) fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKey> {
+    let (answer, neutral) = entry(name)?;
+    Some(match answer {
+        UnsupportedKey::Refused(_) if asks_for_nothing(value, neutral) => {
+            UnsupportedKey::Ignored("it asks for what is done anyway")
+        }
+        answer => answer,
+    })
+}
+
+/// What becomes of key `name`, and the value besides false and none with which it is not refused.
+pub(super) fn entry(name: &str) -> Option<(UnsupportedKey, &'static str)> {
     if let Some((_, why)) = IGNORED.iter().find(|(keys, _)| keys.contains(&name)) {
-        return Some(UnsupportedKey::Ignored(why));
+        return Some((UnsupportedKey::Ignored(why), ""));
     }
     let (_, neutral, what) = REFUSED.iter().find(|(keys, _, _)| keys.contains(&name))?;
-    Some(if asks_for_nothing(value, neutral) {
-        UnsupportedKey::Ignored("it asks for what is done anyway")
-    } else {
-        UnsupportedKey::Refused(what)
-    })
+    Some((UnsupportedKey::Refused(what), neutral))
 }
 
 /// All names known here, for the nearest one.

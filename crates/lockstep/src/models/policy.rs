@@ -1,8 +1,8 @@
 //! A model directory, loaded: weights, tokenizer, chat template, and the ids that end a completion.
 
 use crate::bad_input;
+use crate::config::ComputeDType;
 use crate::config::Config;
-use crate::config::values::ComputeDType;
 use crate::error::{BadInput, OrBadInput, paragraph};
 use crate::source::{HubKind, is_adapter, locate};
 use kernels::Context;

@@ -99,7 +99,9 @@ pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
         );
     }
     if c.dynamic_sampling && g < 2 {
-        bad_input!("`dynamic_sampling` needs num_generations of at least 2: a group of one has no spread");
+        bad_input!(
+            "`dynamic_sampling` needs num_generations of at least 2: the rewards of a group of one are always equal"
+        );
     }
     if c.generation_batch_size.is_some() && c.steps_per_generation.is_some() {
         bad_input!(

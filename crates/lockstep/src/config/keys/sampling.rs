@@ -20,7 +20,7 @@ macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($r
     repetition_penalty: f64 = 1.0 => TRL.range(above(0.0)).read_by(ONLINE).on_resume(Warn);
     /// Draw fresh prompts in place of groups whose rewards are all equal (DAPO's dynamic sampling).
     dynamic_sampling: bool = false => OURS.read_by(ONLINE.but(PPO)).on_resume(Warn);
-    /// Rounds of generation for one batch at most, the first included; groups that are still without a spread stay.
+    /// Rounds of generation for one batch at most, the first included; groups that still have equal rewards stay.
     dynamic_sampling_max_rounds: usize = 10
         => OURS.range(at_least(1.0)).read_by(ONLINE.but(PPO)).needs("dynamic_sampling", "true").on_resume(Warn);
     /// Texts that end a completion.

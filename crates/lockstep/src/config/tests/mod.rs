@@ -297,16 +297,16 @@ fn changes_on_resume_are_free_said_or_refused() {
 
 #[test]
 fn every_key_is_explained_and_in_the_schema() {
-    let schema = show::schema();
+    let schema = schema();
     for key in KEYS {
-        let text = show::explain(key.name).unwrap();
+        let text = explain(key.name).unwrap();
         assert!(text.contains(key.name) && text.contains("change on resume"), "{text}");
         assert!(!schema["properties"][key.name]["description"].as_str().unwrap().is_empty());
     }
     assert_eq!(schema["properties"]["num_generations"]["default"], 8);
-    assert!(show::explain("num_generations").unwrap().contains("type               integer"));
-    assert!(show::explain("use_vllm").unwrap().contains("without meaning"));
-    let error = show::explain("num_generatons").unwrap_err();
+    assert!(explain("num_generations").unwrap().contains("type               integer"));
+    assert!(explain("use_vllm").unwrap().contains("without meaning"));
+    let error = explain("num_generatons").unwrap_err();
     assert!(is_bad_input(&error) && error.to_string().contains("`num_generations`"));
 }
 

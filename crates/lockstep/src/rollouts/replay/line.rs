@@ -58,7 +58,7 @@ impl Line {
             Err(e) => return Err(format!("broken JSON: {e}")),
         };
         if let Some(unknown) = object.keys().find(|key| !KEYS.contains(&key.as_str())) {
-            let hint = crate::config::nearest::nearest(unknown, KEYS);
+            let hint = crate::config::nearest(unknown, KEYS);
             let hint = hint.map_or_else(String::new, |n| format!("; did you mean `{n}`?"));
             return Err(format!("unknown key `{unknown}`{hint} (keys are {})", KEYS.join(", ")));
         }

@@ -1,0 +1,88 @@
+//! docs/config.md: the table for people.
+
+use super::key::{Key, OnResume};
+use super::table::KEYS;
+use super::unsupported_keys::{IGNORED, REFUSED};
+use std::fmt::Write;
+
+const INTRODUCTION: &str = "\
+# Keys of a configuration
+
+Made by `lockstep config markdown > docs/config.md` from the table in `crates/lockstep/src/config/keys/`; a test keeps it
+current. `lockstep config explain KEY` says the same of one key, `lockstep config schema` is the JSON Schema for an editor,
+`lockstep config show FILE` completes and checks a file.
+
+A configuration is a flat TOML file. Over its defaults lie, the later winning: the file, environment variables
+(`LOCKSTEP_LEARNING_RATE=1e-5`), flags (`--set learning_rate=1e-5`). `\"none\"` unsets a key. Names and defaults are those of
+TRL 1.16.0 and transformers 5.23.0 where the column TRL says \"the same default\".
+
+- **read by**: the commands; `train` has several algorithms, and keys that only some of them read name these. A key that is
+  set where nothing reads it is reported; one that would change what another algorithm minimises is refused.
+- **on resume**: *free*, no bit of the result depends on it; *warned*, from there on the run differs from one that was never
+  stopped; *fixed*, it cannot change.
+";
+
+const UNSUPPORTED: &str = "
+## Fields of TRL's configurations that are no keys
+
+Accepted, with one line that says why they change nothing:
+
+| fields | why |
+|---|---|
+";
+
+const REFUSED_HEAD: &str = "
+Refused, unless they ask for nothing (false, none, or what is done anyway):
+
+| fields | instead |
+|---|---|
+";
+
+/// The page.
+pub fn page() -> String {
+    let mut page = INTRODUCTION.to_owned();
+    let mut section = "";
+    for key in KEYS {
+        if key.section != section {
+            section = key.section;
+            let _ = write!(page, "\n## {section}\n\n");
+            page.push_str(
+                "| key | type | default | read by | TRL | on resume | meaning |\n|---|---|---|---|---|---|---|\n",
+            );
+        }
+        page.push_str(&row(key));
+    }
+    let code = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    page.push_str(UNSUPPORTED);
+    for (names, why) in IGNORED {
+        let _ = writeln!(page, "| {} | {} |", code(names), cell(why));
+    }
+    page.push_str(REFUSED_HEAD);
+    for (names, _, instead) in REFUSED {
+        let _ = writeln!(page, "| {} | {} |", code(names), cell(instead));
+    }
+    page
+}
+
+fn row(key: &Key) -> String {
+    let on_resume = match key.row.on_resume {
+        OnResume::Free => "free",
+        OnResume::Warn => "warned",
+        OnResume::Fixed => "fixed",
+    };
+    let cells = [
+        format!("`{}`", key.name),
+        cell(&key.type_text()),
+        cell(&key.defaults_text()),
+        key.row.read_by.to_string(),
+        cell(&key.trl_text()),
+        on_resume.to_owned(),
+        cell(&key.meaning()),
+    ];
+    format!("| {} |\n", cells.join(" | "))
+}
+
+/// Text that neither ends a cell nor begins markup.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('*', "\\*").replace('<', "&lt;")
+}
