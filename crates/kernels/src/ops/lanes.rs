@@ -54,3 +54,25 @@ pub(crate) fn rows_of_task(width: usize) -> usize {
 pub(crate) fn rows(index: usize, rows_of_task: usize, all: usize) -> Range<usize> {
     index * rows_of_task..((index + 1) * rows_of_task).min(all)
 }
+
+/// Tokens of a partial sum of a vector's gradient (norm weights, biases).
+pub(crate) const CHUNK: usize = 64;
+
+/// The chunks of rows whose terms of a vector's gradient are summed from 0 before they are added to it, ascending: at most
+/// [`CHUNK`] rows, from the first row of each segment. None: all `rows` are one segment.
+pub(crate) fn chunks(segments: Option<&[u32]>, rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let whole = [0, rows as u32];
+    let ends = move |s: usize| segments.unwrap_or(&whole)[s] as usize;
+    let count = segments.map_or(1, |segments| segments.len() - 1);
+    (0..count).flat_map(move |s| {
+        let end = ends(s + 1);
+        (ends(s)..end).step_by(CHUNK).map(move |first| first..end.min(first + CHUNK))
+    })
+}
+
+/// The segments of some rows of a batch, for a test that cuts it between two of them.
+#[cfg(test)]
+pub(crate) fn segments_of(segments: &[u32], rows: Range<usize>) -> Vec<u32> {
+    let inside = segments.iter().filter(|&&s| (rows.start..=rows.end).contains(&(s as usize)));
+    inside.map(|s| s - rows.start as u32).collect()
+}

@@ -141,6 +141,7 @@ pub(super) fn backward(
             d_y: d_qkv,
             d_x: b.narrow.view_mut(n, qkv_width),
             d_weights: trained(d_q_weight).zip(trained(d_k_weight)),
+            segments: Some(groups),
         };
         qk_norm::backward(ctx, norm)?;
         d_qkv = b.narrow.view(n, qkv_width);
@@ -157,6 +158,7 @@ pub(super) fn backward(
         d_y: b.d_normed.rows(0..n),
         d_x: b.d_x.rows_mut(0..n),
         d_weight: trained(&mut g.attention_norm),
+        segments: Some(groups),
     };
     rmsnorm::backward(ctx, norm)
 }

@@ -112,6 +112,7 @@ pub(super) fn backward(
         d_y: b.d_normed.rows(0..n),
         d_x: b.d_x.rows_mut(0..n),
         d_weight: trained(&mut g.mlp_norm),
+        segments: Some(groups),
     };
     rmsnorm::backward(ctx, norm)
 }

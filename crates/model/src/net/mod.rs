@@ -105,6 +105,7 @@ pub fn backward(
             d_y: back.d_hidden.rows(0..n),
             d_x: back.layer.d_x.rows_mut(0..n),
             d_weight: trained(&mut grads.params.norm),
+            segments: Some(groups),
         },
     )?;
     for (l, w) in weights.params.layers.iter().enumerate().rev() {

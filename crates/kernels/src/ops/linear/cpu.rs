@@ -3,6 +3,7 @@
 use super::{BackwardInput, BackwardWeight, Forward};
 use crate::Context;
 use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
+use crate::ops::lanes::{chunks, load, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
@@ -48,6 +49,7 @@ pub(super) fn backward_input(ctx: &Context, args: BackwardInput<'_>) {
 pub(super) fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) {
     let BackwardWeight { x, d_y, d_w, d_bias, segments } = args;
     let ([m, k], n) = ([x.shape()[0], d_w.cols()], d_w.rows());
+    let segments = segments.map(|s| s.u32());
     let operands = Operands {
         m: k,
         n,
@@ -59,22 +61,23 @@ pub(super) fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) {
         accumulate: true,
         bias: None,
         dtype: ProductDType::of(&[x.elements()]),
-        segments: segments.map(|s| s.u32()),
+        segments,
     };
     Product::new(ctx.isa(), operands).run(ctx);
     if let Some(d_bias) = d_bias.filter(|_| n > 0) {
         let (d_bias, tasks) = (Disjoint::new(d_bias.f32()), n.div_ceil(BIAS_COLUMNS));
         match d_y.elements() {
-            Elements::F32(d_y) => ctx.run(tasks, &Bias { d_y, n, d_bias }),
-            Elements::Bf16(d_y) => ctx.run(tasks, &Bias { d_y, n, d_bias }),
+            Elements::F32(d_y) => ctx.run(tasks, &Bias { d_y, n, segments, d_bias }),
+            Elements::Bf16(d_y) => ctx.run(tasks, &Bias { d_y, n, segments, d_bias }),
         }
     }
 }
 
-/// `d_bias[n] += Σ_m d_y[m, n]`, ascending m.
+/// `d_bias[n] += Σ_m d_y[m, n]`: each of the [`chunks`] from 0, ascending m, then onto `d_bias`.
 struct Bias<'a, E> {
     d_y: &'a [E],
     n: usize,
+    segments: Option<&'a [u32]>,
     d_bias: Disjoint<'a, f32>,
 }
 
@@ -87,10 +90,17 @@ impl<E: Element> Tasks for Bias<'_, E> {
         let columns = index * BIAS_COLUMNS..self.n.min((index + 1) * BIAS_COLUMNS);
         // SAFETY: each task has its own columns.
         let d_bias = unsafe { self.d_bias.slice(columns.clone()) };
-        for row in self.d_y.chunks_exact(self.n) {
-            for (sum, y) in d_bias.chunks_mut(LANES).zip(row[columns.clone()].chunks(LANES)) {
-                let n = y.len();
-                V::load_partial(sum, n).add(E::load_partial(y, n)).store_partial(sum, n);
+        let vectors = columns.len().div_ceil(LANES);
+        for chunk in chunks(self.segments, self.d_y.len() / self.n) {
+            let mut sums = [V::splat(0.0); BIAS_COLUMNS / LANES];
+            for m in chunk {
+                let row = &self.d_y[m * self.n + columns.start..m * self.n + columns.end];
+                for (v, sum) in sums[..vectors].iter_mut().enumerate() {
+                    *sum = sum.add(load(row, v * LANES));
+                }
+            }
+            for (v, sum) in sums[..vectors].iter().enumerate() {
+                store(load::<V>(d_bias, v * LANES).add(*sum), d_bias, v * LANES);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The linear layer, slow and obvious. In f32 these are the bits that every instruction set must give.
 
 use crate::check::Float;
+use crate::ops::lanes::CHUNK;
 use crate::simd::tiles::{DEPTH, step};
 use half::bf16;
 
@@ -31,15 +32,26 @@ pub fn backward_input<F: Float>(k: usize, d_y: &[F], w: &[F], start: Option<&[F]
     d_x
 }
 
-/// `d_w += d_yᵀ x`, `d_bias += Σ_m d_y`, ascending m. `d_w: [N, K]`.
-pub fn backward_weight<F: Float>(k: usize, x: &[F], d_y: &[F], d_w: &mut [F], d_bias: &mut [F]) {
-    let n = d_bias.len();
+/// `d_w += d_yᵀ x`, ascending m. `d_w: [N, K]`.
+pub fn backward_weight<F: Float>(k: usize, x: &[F], d_y: &[F], d_w: &mut [F]) {
+    let n = d_w.len() / k;
     for (x, d_y) in x.chunks_exact(k).zip(d_y.chunks_exact(n)) {
         for j in 0..n {
             for i in 0..k {
                 d_w[j * k + i] = d_y[j].mul_add(x[i], d_w[j * k + i]);
             }
-            d_bias[j] += d_y[j];
+        }
+    }
+}
+
+/// `d_bias += Σ_m d_y`, chunk after chunk of each of `segments`. `d_bias: [N]`.
+pub fn backward_bias<F: Float>(d_y: &[F], d_bias: &mut [F], segments: &[u32]) {
+    let n = d_bias.len();
+    for segment in segments.windows(2) {
+        for chunk in d_y[segment[0] as usize * n..segment[1] as usize * n].chunks(CHUNK * n) {
+            for (j, d_bias) in d_bias.iter_mut().enumerate() {
+                *d_bias += chunk.chunks(n).fold(F::default(), |sum, d_y| sum + d_y[j]);
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
+use crate::ops::lanes::segments_of;
 use crate::{Device, Isa, Memory, Tensor};
 
 /// Odd shapes `[M, N, K]`: one, tails of every kind, several depth blocks, several row blocks, nothing at all.
@@ -70,19 +71,21 @@ impl Case {
         backward_input(ctx, BackwardInput { d_y: d_y.view(), w: &w, d_x: d_x.view_mut(), accumulate }).unwrap();
         d_x.to_vec_f32()
     }
-    /// `d_w` and `d_bias`, the rows given in two calls cut at `cut`.
-    fn backward_weight(&self, ctx: &Context, cut: usize) -> (Vec<f32>, Vec<f32>) {
+    /// `d_w` and `d_bias`, the rows given in two calls cut at `cut`, where a segment begins.
+    fn backward_weight(&self, ctx: &Context, segments: &[u32], cut: usize) -> (Vec<f32>, Vec<f32>) {
         let Case { m, n, k, .. } = *self;
         let (x, d_y) = (self.tensor(&[m, k], &self.x), self.tensor(&[m, n], &self.d_y));
         let mut d_w = Matrix::from_f32(&memory(), n, k, &self.w0);
         let mut d_b = self.tensor(&[n], &self.b0);
         for rows in [0..cut, cut..m] {
+            let own = segments_of(segments, rows.clone());
+            let own = Tensor::from_u32(&memory(), &[own.len()], &own);
             let args = BackwardWeight {
                 x: x.rows(rows.clone()),
                 d_y: d_y.rows(rows),
                 d_w: &mut d_w,
                 d_bias: Some(d_b.view_mut()),
-                segments: None,
+                segments: Some(own.view()),
             };
             backward_weight(ctx, args).unwrap();
         }
@@ -127,9 +130,13 @@ fn backward_equals_the_formula_bit_for_bit() {
             assert_eq!(case.backward_input(&ctx, false), d_x, "{isa:?} {shape:?}");
             let d_x = reference::backward_input(case.k, &case.d_y, &case.w, Some(&case.x0));
             assert_eq!(case.backward_input(&ctx, true), d_x, "{isa:?} {shape:?} accumulate");
-            let (mut d_w, mut d_b) = (case.w0.clone(), case.b0.clone());
-            reference::backward_weight(case.k, &case.x, &case.d_y, &mut d_w, &mut d_b);
-            assert_eq!(case.backward_weight(&ctx, 0), (d_w, d_b), "{isa:?} {shape:?}");
+            let m = case.m as u32;
+            for segments in [vec![0, m], vec![0, m / 3, m / 3, m]] {
+                let (mut d_w, mut d_b) = (case.w0.clone(), case.b0.clone());
+                reference::backward_weight(case.k, &case.x, &case.d_y, &mut d_w);
+                reference::backward_bias(&case.d_y, &mut d_b, &segments);
+                assert_eq!(case.backward_weight(&ctx, &segments, 0), (d_w, d_b), "{isa:?} {shape:?} {segments:?}");
+            }
         }
     }
 }
@@ -142,12 +149,12 @@ fn bits_do_not_depend_on_threads_or_batch() {
         let one = Context::cpu(Isa::best(), 1);
         let y = case.forward(&one, 0..case.m, true, false);
         let d_x = case.backward_input(&one, false);
-        let d_w = case.backward_weight(&one, 0);
+        let d_w = case.backward_weight(&one, &[0, case.m as u32], 0);
         for threads in [2, 3] {
             let ctx = Context::cpu(Isa::best(), threads);
             assert_eq!(case.forward(&ctx, 0..case.m, true, false), y);
             assert_eq!(case.backward_input(&ctx, false), d_x);
-            assert_eq!(case.backward_weight(&ctx, 0), d_w);
+            assert_eq!(case.backward_weight(&ctx, &[0, case.m as u32], 0), d_w);
         }
         for row in 0..case.m.min(14) {
             let alone = case.forward(&one, row..row + 1, true, false);
@@ -156,7 +163,10 @@ fn bits_do_not_depend_on_threads_or_batch() {
             assert_eq!(many, y[..(row + 1) * case.n], "the first {} rows", row + 1);
         }
         for cut in [1, 5, case.m / 2] {
-            assert_eq!(case.backward_weight(&one, cut), d_w, "cut at {cut}");
+            let segments = [0, cut as u32, case.m as u32];
+            let whole = case.backward_weight(&one, &segments, 0);
+            assert_eq!(case.backward_weight(&one, &segments, cut), whole, "cut at {cut}");
+            assert_eq!(whole.0, d_w.0, "no segment changes d_w");
         }
     }
 }
@@ -176,7 +186,8 @@ fn oracle_gradients() {
         };
         let d_x = reference::backward_input(k, &d_y, &w, None);
         let (mut d_w, mut d_b) = (vec![0.0; n * k], vec![0.0; n]);
-        reference::backward_weight(k, &x, &d_y, &mut d_w, &mut d_b);
+        reference::backward_weight(k, &x, &d_y, &mut d_w);
+        reference::backward_bias(&d_y, &mut d_b, &[0, m as u32]);
         let gradient = [d_x, d_w, d_b].concat();
         assert!(directional_error(&all, &gradient, loss) < 1e-7);
         // The check bites: one element a hundredth off.
@@ -194,18 +205,19 @@ fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
     let (x, w, d_y) = (f64s(&case.x), f64s(&case.w), f64s(&case.d_y));
     let d_x = reference::backward_input(case.k, &d_y, &w, None);
     let (mut d_w, mut d_b) = (f64s(&case.w0), f64s(&case.b0));
-    reference::backward_weight(case.k, &x, &d_y, &mut d_w, &mut d_b);
+    reference::backward_weight(case.k, &x, &d_y, &mut d_w);
+    reference::backward_bias(&d_y, &mut d_b, &[0, 33]);
     for isa in Isa::present() {
         let ctx = Context::cpu(isa, 1);
         let fast = case.backward_input(&ctx, false);
         assert!(relative_error(&fast, &d_x) < 1e-5);
-        let (fast_w, fast_b) = case.backward_weight(&ctx, 0);
+        let (fast_w, fast_b) = case.backward_weight(&ctx, &[0, 33], 0);
         assert!(relative_error(&fast_w, &d_w) < 1e-5);
         assert!(relative_error(&fast_b, &d_b) < 1e-5);
         // The last row of d_y forgotten, in the fast backward itself.
         let mut forgetful = Case::new([33, 70, 45]);
         forgetful.d_y[32 * 70..].fill(0.0);
-        assert!(relative_error(&forgetful.backward_weight(&ctx, 0).0, &d_w) > 1e-2);
+        assert!(relative_error(&forgetful.backward_weight(&ctx, &[0, 33], 0).0, &d_w) > 1e-2);
         assert!(relative_error(&forgetful.backward_input(&ctx, false), &d_x) > 1e-2);
     }
 }

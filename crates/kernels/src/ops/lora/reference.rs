@@ -80,8 +80,8 @@ pub fn backward<F: Float>(
         let (r, width) = (block.rank, block.b.len() / block.rank);
         let d_y = columns(d_y, n, block.first, width);
         let d_xa: Vec<F> = linear::backward_input(r, &d_y, &block.b, None).into_iter().map(|x| x * scale).collect();
-        linear::backward_weight(r, &xa(k, x, block, scale), &d_y, &mut g.b, &mut vec![F::default(); width]);
-        linear::backward_weight(k, &block.dropped(x), &d_xa, &mut g.a, &mut vec![F::default(); r]);
+        linear::backward_weight(r, &xa(k, x, block, scale), &d_y, &mut g.b);
+        linear::backward_weight(k, &block.dropped(x), &d_xa, &mut g.a);
         if block.factors.is_empty() {
             *d_x = linear::backward_input(k, &d_xa, &block.a, Some(d_x));
         } else {

@@ -2,7 +2,7 @@
 
 use super::{Backward, Forward};
 use crate::Context;
-use crate::ops::lanes::{load, rows, rows_of_task, store};
+use crate::ops::lanes::{chunks, load, rows, rows_of_task, store};
 use crate::ops::rmsnorm::cpu::{backward_row, rstd_of, scale_row};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
@@ -110,6 +110,7 @@ struct WeightTasks<'a> {
     d_y: &'a [f32],
     d_q_weight: Disjoint<'a, f32>,
     d_k_weight: Disjoint<'a, f32>,
+    segments: Option<&'a [u32]>,
     rows: usize,
 }
 
@@ -124,16 +125,18 @@ impl Tasks for WeightTasks<'_> {
         let columns = rows(index / 2, LANES, hd);
         // SAFETY: this vector of this weight is this task's alone.
         let d_weight = unsafe { d_weight.slice(columns.clone()) };
-        let mut sum = load::<V>(d_weight, 0);
-        for t in 0..self.rows {
-            for a in heads.clone() {
-                let at = t * width + a * hd;
-                let here = at + columns.start..at + columns.end;
-                let rstd = V::splat(self.rstd[t * normed + a]);
-                sum = load::<V>(&self.d_y[here.clone()], 0).fma(load::<V>(&self.x[here], 0).mul(rstd), sum);
+        for chunk in chunks(self.segments, self.rows) {
+            let mut sum = V::splat(0.0);
+            for t in chunk {
+                for a in heads.clone() {
+                    let at = t * width + a * hd;
+                    let here = at + columns.start..at + columns.end;
+                    let rstd = V::splat(self.rstd[t * normed + a]);
+                    sum = load::<V>(&self.d_y[here.clone()], 0).fma(load::<V>(&self.x[here], 0).mul(rstd), sum);
+                }
             }
+            store(load::<V>(d_weight, 0).add(sum), d_weight, 0);
         }
-        store(sum, d_weight, 0);
     }
 }
 
@@ -146,6 +149,7 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
     ctx.run(rows.div_ceil(rows_of_task(heads.width())), &tasks);
     let Some((d_q_weight, d_k_weight)) = args.d_weights else { return };
     let (d_q_weight, d_k_weight) = (Disjoint::new(d_q_weight.f32()), Disjoint::new(d_k_weight.f32()));
-    let tasks = WeightTasks { heads, x, rstd, d_y, d_q_weight, d_k_weight, rows };
+    let segments = args.segments.map(|s| s.u32());
+    let tasks = WeightTasks { heads, x, rstd, d_y, d_q_weight, d_k_weight, segments, rows };
     ctx.run(2 * heads.dim.div_ceil(LANES), &tasks);
 }

@@ -8,13 +8,13 @@
 //! y[t,a,i]    = w[i] · (x[t,a,i] · rstd[t,a])
 //!
 //! d_x         = as in `rmsnorm`, per head
-//! d_w[i]     += Σ_{t, a} d_y[t,a,i] · (x[t,a,i] · rstd[t,a])        ascending t, then a
+//! d_w[i]     += Σ_{t, a} d_y[t,a,i] · (x[t,a,i] · rstd[t,a])        in `rmsnorm`'s chunks of tokens; in one, ascending t, then a
 //! ```
 
 mod cpu;
 pub mod reference;
 
-use crate::ops::args::{expect, two_dims};
+use crate::ops::args::{expect, expect_offsets, two_dims};
 use crate::{Context, DType::F32, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
@@ -61,6 +61,8 @@ pub struct Backward<'a> {
     pub d_x: ViewMut<'a>,
     /// Of the query's and of the key's weight, `[hd]` each: *accumulates into*; none where they are frozen.
     pub d_weights: Option<(ViewMut<'a>, ViewMut<'a>)>,
+    /// u32 `[S + 1]`: the first row of each segment, and T at last; between segments a batch may be cut. None: one.
+    pub segments: Option<View<'a>>,
 }
 
 /// Normalises query and key heads, copies value heads.
@@ -92,6 +94,9 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     if let Some((d_q_weight, d_k_weight)) = &args.d_weights {
         expect(OP, "d_q_weight", d_q_weight.view(), F32, &[args.head_dim])?;
         expect(OP, "d_k_weight", d_k_weight.view(), F32, &[args.head_dim])?;
+    }
+    if let Some(segments) = args.segments {
+        expect_offsets(OP, "segments", segments, t)?;
     }
     crate::context::count(10 * (t * normed * args.head_dim) as u64, 12 * (t * width) as u64);
     cpu::backward(ctx, args);

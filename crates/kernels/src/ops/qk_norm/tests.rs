@@ -1,5 +1,6 @@
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
+use crate::ops::lanes::segments_of;
 use crate::{DType, Isa, Tensor};
 
 const EPS: f32 = 1e-6;
@@ -20,11 +21,12 @@ impl Case {
     }
 }
 
-const CASES: [Case; 4] = [
+const CASES: [Case; 5] = [
     Case { t: 1, heads: 1, kv_heads: 1, hd: 1 },
     Case { t: 3, heads: 4, kv_heads: 2, hd: 5 },
     Case { t: 17, heads: 14, kv_heads: 2, hd: 64 },
     Case { t: 0, heads: 2, kv_heads: 1, hd: 20 },
+    Case { t: 150, heads: 3, kv_heads: 1, hd: 20 },
 ];
 
 fn wide(x: &[f32]) -> Vec<f64> {
@@ -33,7 +35,20 @@ fn wide(x: &[f32]) -> Vec<f64> {
 
 /// y, rstd, d_x, d_q_weight, d_k_weight (the last two added to `start`).
 fn run(ctx: &Context, c: &Case, x: &[f32], w: [&[f32]; 2], d_y: &[f32], start: [&[f32]; 2]) -> [Vec<f32>; 5] {
+    run_segments(ctx, c, x, w, d_y, start, &[0, c.t as u32])
+}
+
+fn run_segments(
+    ctx: &Context,
+    c: &Case,
+    x: &[f32],
+    w: [&[f32]; 2],
+    d_y: &[f32],
+    start: [&[f32]; 2],
+    segments: &[u32],
+) -> [Vec<f32>; 5] {
     let m = ctx.memory();
+    let segments = Tensor::from_u32(m, &[segments.len()], segments);
     let tensor = |x: &[f32]| Tensor::from_f32(m, &[c.t, c.width()], x);
     let vector = |x: &[f32]| Tensor::from_f32(m, &[c.hd], x);
     let poisoned = |columns: usize| {
@@ -68,6 +83,7 @@ fn run(ctx: &Context, c: &Case, x: &[f32], w: [&[f32]; 2], d_y: &[f32], start: [
         d_y: d_y.view(),
         d_x: d_x.view_mut(),
         d_weights: Some((d_q.view_mut(), d_k.view_mut())),
+        segments: Some(segments.view()),
     };
     backward(ctx, args).unwrap();
     [y, rstd, d_x, d_q, d_k].map(|t| t.to_vec_f32())
@@ -96,23 +112,34 @@ fn equals_the_oracle_on_every_isa() {
                     assert!(error < 1e-5 || difference < 1e-5 * size, "{error}: {} heads of {}", c.heads, c.hd);
                 }
                 assert!(*bits.get_or_insert(got.clone()) == got, "{isa:?} {threads}");
+                let t = c.t as u32;
+                for segments in [vec![0, t], vec![0, t / 3, t / 3, t]] {
+                    let fast = run_segments(&Context::cpu(isa, threads), &c, &x, [&q, &k], &d_y, [&q0, &k0], &segments);
+                    let [mut d_q, mut d_k] = [q0.clone(), k0.clone()];
+                    let d_w = [d_q.as_mut_slice(), &mut d_k];
+                    reference::weight_gradients(&x, c.heads, c.kv_heads, &fast[1], &d_y, &segments, d_w);
+                    assert!(fast[3..] == [d_q, d_k], "{isa:?} {segments:?}");
+                }
             }
         }
     }
 }
 
 #[test]
-fn the_weights_gradients_do_not_know_where_a_batch_is_cut() {
-    let c = &CASES[2];
+fn the_weights_gradients_do_not_know_at_which_segment_a_batch_is_cut() {
+    let c = &CASES[4];
+    let segments = [0, 1, 70, 70, 150];
     let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
     let (q, k): (Vec<f32>, Vec<f32>) = (normal(3, c.hd), normal(4, c.hd));
     let (ctx, zeros) = (Context::cpu(Isa::best(), 2), vec![0.0; c.hd]);
-    let whole = run(&ctx, c, &x, [&q, &k], &d_y, [&zeros, &zeros]);
-    for cut in [0, 1, 8, 17] {
-        let at = cut * c.width();
-        let first = run(&ctx, &Case { t: cut, ..*c }, &x[..at], [&q, &k], &d_y[..at], [&zeros, &zeros]);
+    let whole = run_segments(&ctx, c, &x, [&q, &k], &d_y, [&zeros, &zeros], &segments);
+    for cut in segments.map(|s| s as usize) {
+        let (at, own) = (cut * c.width(), [0..cut, cut..c.t].map(|rows| segments_of(&segments, rows)));
+        let part = Case { t: cut, ..*c };
+        let first = run_segments(&ctx, &part, &x[..at], [&q, &k], &d_y[..at], [&zeros, &zeros], &own[0]);
         let start = [&first[3][..], &first[4][..]];
-        let second = run(&ctx, &Case { t: c.t - cut, ..*c }, &x[at..], [&q, &k], &d_y[at..], start);
+        let part = Case { t: c.t - cut, ..*c };
+        let second = run_segments(&ctx, &part, &x[at..], [&q, &k], &d_y[at..], start, &own[1]);
         assert!(second[3..] == whole[3..], "cut at {cut}");
         assert!([&first[2][..], &second[2]].concat() == whole[2]);
     }

@@ -1,7 +1,7 @@
 //! RMS norm on the CPU. A row's statistics are 16 lane sums, then the fixed tree.
 
 use super::{Again, Backward, Forward};
-use crate::ops::lanes::{dot, load, rows, rows_of_task, store};
+use crate::ops::lanes::{chunks, dot, load, rows, rows_of_task, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
 use crate::{Context, DType};
@@ -153,6 +153,7 @@ struct WeightTasks<'a> {
     rstd: &'a [f32],
     d_y: &'a [f32],
     d_weight: Disjoint<'a, f32>,
+    segments: Option<&'a [u32]>,
     h: usize,
 }
 
@@ -162,20 +163,19 @@ impl Tasks for WeightTasks<'_> {
         let columns = rows(index, COLUMNS, self.h);
         // SAFETY: these columns are this task's alone.
         let d_weight = unsafe { self.d_weight.slice(columns.clone()) };
-        let mut sums = [V::splat(0.0); COLUMNS / LANES];
         let vectors = columns.len().div_ceil(LANES);
-        for (v, sum) in sums[..vectors].iter_mut().enumerate() {
-            *sum = load(d_weight, v * LANES);
-        }
-        for (t, &rstd) in self.rstd.iter().enumerate() {
-            let row = t * self.h + columns.start..t * self.h + columns.end;
-            let (x, d_y, rstd) = (&self.x[row.clone()], &self.d_y[row], V::splat(rstd));
-            for (v, sum) in sums[..vectors].iter_mut().enumerate() {
-                *sum = load::<V>(d_y, v * LANES).fma(load::<V>(x, v * LANES).mul(rstd), *sum);
+        for chunk in chunks(self.segments, self.rstd.len()) {
+            let mut sums = [V::splat(0.0); COLUMNS / LANES];
+            for t in chunk {
+                let row = t * self.h + columns.start..t * self.h + columns.end;
+                let (x, d_y, rstd) = (&self.x[row.clone()], &self.d_y[row], V::splat(self.rstd[t]));
+                for (v, sum) in sums[..vectors].iter_mut().enumerate() {
+                    *sum = load::<V>(d_y, v * LANES).fma(load::<V>(x, v * LANES).mul(rstd), *sum);
+                }
             }
-        }
-        for (v, sum) in sums[..vectors].iter().enumerate() {
-            store(*sum, d_weight, v * LANES);
+            for (v, sum) in sums[..vectors].iter().enumerate() {
+                store(load::<V>(d_weight, v * LANES).add(*sum), d_weight, v * LANES);
+            }
         }
     }
 }
@@ -186,6 +186,6 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
     let d_x = Disjoint::new(args.d_x.f32());
     ctx.run(rstd.len().div_ceil(rows_of_task(h)), &BackwardTasks { x, weight, rstd, d_y, d_x });
     let Some(d_weight) = args.d_weight else { return };
-    let d_weight = Disjoint::new(d_weight.f32());
-    ctx.run(h.div_ceil(COLUMNS), &WeightTasks { x, rstd, d_y, d_weight, h });
+    let (d_weight, segments) = (Disjoint::new(d_weight.f32()), args.segments.map(|s| s.u32()));
+    ctx.run(h.div_ceil(COLUMNS), &WeightTasks { x, rstd, d_y, d_weight, segments, h });
 }

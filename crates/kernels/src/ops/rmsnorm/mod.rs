@@ -10,13 +10,16 @@
 //! g[t,h]       = d_y[t,h] · weight[h]
 //! c[t]         = Σ_h g[t,h] · s[t,h] · rstd[t]³ / H
 //! d_x[t,h]    += g[t,h] · rstd[t] − c[t] · s[t,h]
-//! d_weight[h] += Σ_t d_y[t,h] · (s[t,h] · rstd[t])         ascending t
+//! d_weight[h] += Σ_t d_y[t,h] · (s[t,h] · rstd[t])         one chunk of tokens after the other
 //! ```
+//!
+//! A chunk is 64 tokens of a segment, from the segment's first; the last has fewer. Its terms are one chain of fused multiply-adds,
+//! ascending t, from 0, and what it gives is added to d_weight: ascending chunks, so that a batch may be cut between segments.
 
 pub(crate) mod cpu;
 pub mod reference;
 
-use crate::ops::args::{expect, expect_floats, two_dims};
+use crate::ops::args::{expect, expect_floats, expect_offsets, two_dims};
 use crate::{Context, DType::F32, Error, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
@@ -63,6 +66,8 @@ pub struct Backward<'a> {
     pub d_x: ViewMut<'a>,
     /// `[H]`: *accumulates into*; none where the weight is frozen.
     pub d_weight: Option<ViewMut<'a>>,
+    /// u32 `[S + 1]`: the first row of each segment, and T at last; between segments a batch may be cut. None: one.
+    pub segments: Option<View<'a>>,
 }
 
 /// Adds and normalises.
@@ -110,6 +115,9 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     expect(OP, "d_x", args.d_x.view(), F32, &[t, h])?;
     if let Some(d_weight) = &args.d_weight {
         expect(OP, "d_weight", d_weight.view(), F32, &[h])?;
+    }
+    if let Some(segments) = args.segments {
+        expect_offsets(OP, "segments", segments, t)?;
     }
     crate::context::count(10 * (t * h) as u64, 16 * (t * h) as u64);
     cpu::backward(ctx, args);

@@ -1,6 +1,7 @@
 //! RMS norm, slow and obvious.
 
 use crate::check::Float;
+use crate::ops::lanes::CHUNK;
 
 /// y and rstd of `x: [T, H]` (already summed).
 pub fn forward<F: Float>(x: &[F], weight: &[F], eps: f64) -> (Vec<F>, Vec<F>) {
@@ -15,7 +16,7 @@ pub fn forward<F: Float>(x: &[F], weight: &[F], eps: f64) -> (Vec<F>, Vec<F>) {
     (y, rstds)
 }
 
-/// d_x and d_weight, from 0.
+/// d_x and d_weight, from 0, of one segment.
 pub fn backward<F: Float>(x: &[F], weight: &[F], rstd: &[F], d_y: &[F]) -> (Vec<F>, Vec<F>) {
     let h = weight.len();
     let mut d_x = Vec::new();
@@ -24,8 +25,22 @@ pub fn backward<F: Float>(x: &[F], weight: &[F], rstd: &[F], d_y: &[F]) -> (Vec<
         let c = (0..h).map(|i| d_y[i] * weight[i] * x[i]).sum::<F>() * r * r * r / F::of(h as f64);
         for i in 0..h {
             d_x.push(d_y[i] * weight[i] * r - c * x[i]);
-            d_weight[i] += d_y[i] * (x[i] * r);
         }
     }
+    weight_gradient(x, rstd, d_y, &[0, rstd.len() as u32], &mut d_weight);
     (d_x, d_weight)
+}
+
+/// Adds the weight's gradient to `d_weight`. In f32 these are the bits that every instruction set must give.
+pub fn weight_gradient<F: Float>(x: &[F], rstd: &[F], d_y: &[F], segments: &[u32], d_weight: &mut [F]) {
+    let h = d_weight.len();
+    for segment in segments.windows(2) {
+        let rows: Vec<usize> = (segment[0] as usize..segment[1] as usize).collect();
+        for chunk in rows.chunks(CHUNK) {
+            for (i, d_weight) in d_weight.iter_mut().enumerate() {
+                let term = |sum: F, &t: &usize| d_y[t * h + i].mul_add(x[t * h + i] * rstd[t], sum);
+                *d_weight += chunk.iter().fold(F::default(), term);
+            }
+        }
+    }
 }

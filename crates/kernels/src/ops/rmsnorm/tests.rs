@@ -1,5 +1,6 @@
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
+use crate::ops::lanes::segments_of;
 use crate::{DType, Isa, Tensor};
 
 const EPS: f32 = 1e-5;
@@ -44,8 +45,17 @@ fn run(ctx: &Context, x: &[f32], delta: Option<&[f32]>, w: &[f32]) -> [Vec<f32>;
 }
 
 /// d_x and d_weight, added to what they hold.
-fn run_back(ctx: &Context, x: &[f32], w: &[f32], rstd: &[f32], d_y: &[f32], d_x: &[f32], d_w: &[f32]) -> [Vec<f32>; 2] {
+fn run_back(
+    ctx: &Context,
+    x: &[f32],
+    w: &[f32],
+    rstd: &[f32],
+    d_y: &[f32],
+    [d_x, d_w]: [&[f32]; 2],
+    segments: &[u32],
+) -> [Vec<f32>; 2] {
     let (h, m) = (w.len(), ctx.memory());
+    let segments = Tensor::from_u32(m, &[segments.len()], segments);
     let tensor = |x: &[f32]| Tensor::from_f32(m, &[rstd.len(), h], x);
     let (x, d_y, mut d_x) = (tensor(x), tensor(d_y), tensor(d_x));
     let (w, mut d_w) = (Tensor::from_f32(m, &[h], w), Tensor::from_f32(m, &[h], d_w));
@@ -57,12 +67,13 @@ fn run_back(ctx: &Context, x: &[f32], w: &[f32], rstd: &[f32], d_y: &[f32], d_x:
         d_y: d_y.view(),
         d_x: d_x.view_mut(),
         d_weight: Some(d_w.view_mut()),
+        segments: Some(segments.view()),
     };
     backward(ctx, args).unwrap();
     [d_x.to_vec_f32(), d_w.to_vec_f32()]
 }
 
-const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 5), (2, 129), (7, 64), (40, 896), (0, 8)];
+const SHAPES: [(usize, usize); 7] = [(1, 1), (3, 5), (2, 129), (7, 64), (40, 896), (0, 8), (251, 33)];
 
 #[test]
 fn equals_the_oracle_on_every_isa() {
@@ -80,9 +91,15 @@ fn equals_the_oracle_on_every_isa() {
             assert!(got[2] == sum);
             assert!(run(&ctx, &sum, None, &w)[..2] == got[..2]);
             assert!(relative_error(&got[0], &y) < 1e-6 && relative_error(&got[1], &r) < 1e-6, "{t}×{h}");
-            let mut back = run_back(&ctx, &sum, &w, &got[1], &d_y, &d_x0, &d_w0);
+            let mut back = run_back(&ctx, &sum, &w, &got[1], &d_y, [&d_x0, &d_w0], &[0, t as u32]);
             assert!(relative_error(&back[0], &d_x) < 1e-5 && relative_error(&back[1], &d_w) < 1e-5, "{t}×{h}");
-            assert!(*bits.get_or_insert((got.clone(), back.clone())) == (got, back.clone()), "{:?}", ctx.isa());
+            assert!(*bits.get_or_insert((got.clone(), back.clone())) == (got.clone(), back.clone()), "{:?}", ctx.isa());
+            for segments in [vec![0, t as u32], vec![0, t as u32 / 3, t as u32 / 3, t as u32]] {
+                let mut formula = d_w0.clone();
+                reference::weight_gradient(&sum, &got[1], &d_y, &segments, &mut formula);
+                let fast = &run_back(&ctx, &sum, &w, &got[1], &d_y, [&d_x0, &d_w0], &segments)[1];
+                assert!(*fast == formula, "{t}×{h} {segments:?} {:?}", ctx.isa());
+            }
             if t > 0 {
                 back[1][0] += 0.1;
                 assert!(relative_error(&back[1], &d_w) > 1e-5, "a spoiled gradient passes");
@@ -92,17 +109,18 @@ fn equals_the_oracle_on_every_isa() {
 }
 
 #[test]
-fn the_weights_gradient_does_not_know_where_a_batch_is_cut() {
-    let (t, h, ctx) = (9, 37, Context::cpu(Isa::best(), 2));
+fn the_weights_gradient_does_not_know_at_which_segment_a_batch_is_cut() {
+    let (t, h, ctx) = (150, 37, Context::cpu(Isa::best(), 2));
+    let segments = [0, 1, 70, 70, 149, 150];
     let (x, d_y, w): (Vec<f32>, Vec<f32>, Vec<f32>) = (normal(1, t * h), normal(2, t * h), normal(3, h));
     let zeros = vec![0.0; t * h];
     let [y, rstd, _] = run(&ctx, &x, None, &w);
-    let whole = run_back(&ctx, &x, &w, &rstd, &d_y, &zeros, &zeros[..h]);
-    for cut in 0..=t {
-        let at = cut * h;
+    let whole = run_back(&ctx, &x, &w, &rstd, &d_y, [&zeros, &zeros[..h]], &segments);
+    for cut in segments.map(|s| s as usize) {
+        let (at, own) = (cut * h, [0..cut, cut..t].map(|rows| segments_of(&segments, rows)));
         assert!(run(&ctx, &x[at..], None, &w)[0] == y[at..]);
-        let first = run_back(&ctx, &x[..at], &w, &rstd[..cut], &d_y[..at], &zeros[..at], &zeros[..h]);
-        let second = run_back(&ctx, &x[at..], &w, &rstd[cut..], &d_y[at..], &zeros[at..], &first[1]);
+        let first = run_back(&ctx, &x[..at], &w, &rstd[..cut], &d_y[..at], [&zeros[..at], &zeros[..h]], &own[0]);
+        let second = run_back(&ctx, &x[at..], &w, &rstd[cut..], &d_y[at..], [&zeros[at..], &first[1]], &own[1]);
         assert!(second[1] == whole[1], "cut at {cut}");
         assert!([&first[0][..], &second[0]].concat() == whole[0]);
     }
