@@ -277,7 +277,7 @@ impl Naive {
         let rope = Rope::new(&self.memory, &weights.config, positions);
         let capacity: Capacity = batch.capacity();
         let mut tape = Tape::new(&self.memory, &weights.config, capacity, false);
-        net::forward(ctx, weights, &rope, &tensors, &mut tape)?;
+        net::forward(ctx, &*weights, &rope, &tensors, &mut tape)?;
         let chosen = Tensor::from_u32(&self.memory, &[batch.score_rows.len()], &batch.score_rows);
         let logits = Logits::of(ctx, &self.memory, weights, &tape, &chosen)?;
 
@@ -308,7 +308,7 @@ impl Naive {
             ctx,
             rows::ScatterAdd { d_out: d_hidden.view(), rows: chosen.view(), d_x: d_x.reshape(&[n, h]) },
         )?;
-        net::backward(ctx, weights, &rope, &tensors, &mut tape, &mut self.grads)?;
+        net::backward(ctx, &*weights, &rope, &tensors, &mut tape, &mut self.grads)?;
         self.grads.finish(ctx)?;
         let norm = self.optimizer.measure(ctx, &self.grads)?;
         self.optimizer.step(ctx, &mut weights.params, &self.grads, 1e-6)?;

@@ -26,7 +26,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(None)?;
     new_directory(&args.out, |dir| {
         let mut policy = Policy::load_below(&ctx, &args.model, &args.adapter, ComputeDType::F32)?;
-        policy.weights.merge_adapter();
+        if let Some(adapter) = policy.weights.adapter.take() {
+            policy.weights.base.overwrite(|weights| weights.merge(adapter.current()));
+        }
         policy.save(dir)
     })
 }

@@ -7,7 +7,7 @@ use lockstep::error::{BadInput, OrBadInput};
 use lockstep::models;
 use lockstep::run::context;
 use lockstep::source::{HubKind, locate};
-use model::{PromptCompletion, Scorer};
+use model::{ModelView, PromptCompletion, Scorer};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -63,10 +63,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let config = Arc::new(models::load_config(&model, ComputeDType::from(args.dtype.as_str()).dtype())?);
     // Every line is checked before the first is computed: a broken one at the end costs no minutes.
     let (name, lines) = read(&args.input, config.vocab_size)?;
-    let mut weights = models::load_weights(&ctx, &model, &config)?;
-    if let Some(adapter) = &args.adapter {
-        model::peft::load_adapter(ctx.memory(), adapter, &mut weights).or_bad_input()?;
-    }
+    let weights = models::load_weights(&ctx, &model, &config)?;
+    let load = |dir| model::peft::load_adapter(ctx.memory(), dir, &weights).or_bad_input();
+    let adapter = args.adapter.as_deref().map(load).transpose()?;
+    let view = ModelView::new(&weights, adapter.as_ref());
 
     let mut scorer = Scorer::new(ctx.memory(), MAX_TOKENS, true);
     let mut out = std::io::stdout().lock();
@@ -79,7 +79,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             PromptCompletion { prompt: &l.prompt_ids, completion: &l.completion_ids }
         };
         let pairs: Vec<_> = portion.iter().map(pair).collect();
-        let scores = scorer.score(&ctx, &weights, &pairs, args.temperature).with_context(|| name.clone())?;
+        let scores = scorer.score(&ctx, view, &pairs, args.temperature).with_context(|| name.clone())?;
         for scores in &scores {
             serde_json::to_writer(&mut out, &Scored { logprobs: &scores.logps, entropies: &scores.entropies })
                 .map_err(std::io::Error::from)?;

@@ -86,7 +86,7 @@ fn summarize(finished: &Finished, ctx: &Context, console: &Console) {
     let ceilings = if finished.summary.wall_s < WORTH_JUDGING_S {
         Ceilings::default()
     } else {
-        let measured = kernels::ceilings::measure(ctx, CEILINGS_TIME).of_dtype(finished.policy.weights.config.compute);
+        let measured = kernels::ceilings::measure(ctx, CEILINGS_TIME).of_dtype(finished.policy.config().compute);
         Ceilings { flops_per_s: Some(measured.flops_per_s), bytes_per_s: Some(measured.read_bytes_per_s) }
     };
     console.info(&finished.summary.bottleneck(&ceilings));

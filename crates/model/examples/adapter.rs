@@ -12,7 +12,7 @@ use model::io::{TensorSink, TensorSource};
 use model::net::{self, Rope, Tape};
 use model::peft::save_adapter;
 use model::weights::{Named, NamedMut};
-use model::{Batch, BatchTensors, GroupSegment, LoraConfig, ModelConfig, TargetModules, Weights};
+use model::{Adapter, Batch, BatchTensors, GroupSegment, LoraConfig, ModelConfig, ModelView, TargetModules, Weights};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,31 +23,32 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let [dir, out, rank, modules @ ..] = args.as_slice() else { return Err("adapter MODEL OUT RANK MODULE…".into()) };
     let (ctx, dir, out) = (Context::cpu(Isa::best(), 1), Path::new(dir), Path::new(out));
     let config = Arc::new(ModelConfig::load(&dir.join("config.json"))?);
-    let mut weights = Weights::load(ctx.memory(), dir, &config)?;
+    let weights = Weights::load(ctx.memory(), dir, &config)?;
     let target_modules = match modules {
         [all] if all == "all-linear" => TargetModules::AllLinear,
         names => TargetModules::Names(names.to_vec()),
     };
     let lora = LoraConfig { r: rank.parse()?, target_modules, ..LoraConfig::default() };
-    weights.add_adapter(ctx.memory(), &lora, 7)?;
+    let mut adapter = Adapter::new(ctx.memory(), &weights, &lora, 7)?;
     // B too: a new adapter changes nothing. And a head of scores, which PEFT keeps beside it.
     let drawn = |name: &str| name.contains("lora_B") || name == "score.weight";
-    let names = Named { params: &weights.params }.tensors().into_iter().filter(|s| drawn(&s.name));
+    let names = Named { params: &adapter.params }.tensors().into_iter().filter(|s| drawn(&s.name));
     for (i, spec) in names.enumerate() {
         // Exact on every machine.
         let at = |k: usize| ((37 * k + 11 * i) % 101) as f32 / 128.0 - 0.390625;
         let data: Vec<f32> = (0..spec.shape.iter().product()).map(at).collect();
-        NamedMut { params: &mut weights.params }.put(&spec.name, &data)?;
+        NamedMut { params: &mut adapter.params }.put(&spec.name, &data)?;
     }
-    save_adapter(&out.join("adapter"), &weights, &dir.display().to_string())?;
+    save_adapter(&out.join("adapter"), &adapter, &dir.display().to_string())?;
 
     let ids: Vec<u32> = (0..TOKENS as u32).map(|i| i * 7 % config.vocab_size as u32).collect();
     let batch = Batch::new(&[GroupSegment { prefix: &ids, branches: &[] }], true);
     let mut tape = Tape::forward_only(ctx.memory(), &config, batch.capacity());
     let tensors = BatchTensors::new(ctx.memory(), &batch);
-    net::forward(&ctx, &weights, &Rope::new(ctx.memory(), &config, TOKENS), &tensors, &mut tape)?;
-    let mut logits = Tensor::zeros(ctx.memory(), &[TOKENS, weights.head().rows()], DType::F32);
-    let (x, w, y) = (tape.hidden(), weights.head(), logits.view_mut());
+    let model = ModelView::new(&weights, Some(&adapter));
+    net::forward(&ctx, model, &Rope::new(ctx.memory(), &config, TOKENS), &tensors, &mut tape)?;
+    let mut logits = Tensor::zeros(ctx.memory(), &[TOKENS, model.head()?.rows()], DType::F32);
+    let (x, w, y) = (tape.hidden(), model.head()?, logits.view_mut());
     ops::linear::forward(&ctx, ops::linear::Forward { x, w, bias: None, y, accumulate: false })?;
     std::fs::write(
         out.join("logits.json"),

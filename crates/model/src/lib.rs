@@ -24,4 +24,7 @@ pub use kv::KvCache;
 pub use packing::{MicroBatch, PromptCompletion, PromptGroup};
 pub use scoring::Scorer;
 pub use tokenizer::{SpecialTokens, TextStream, Tokenizer};
-pub use weights::{Grads, LoraConfig, Params, TargetModules, Weights};
+pub use weights::{
+    AdaptedWeights, Adapter, Adapters, Grads, LoraConfig, ModelView, Params, TargetModules, Trainable, WeightSlots,
+    Weights,
+};

@@ -3,7 +3,7 @@
 //! A field that asks for something that is not done here is an error, never ignored.
 
 use crate::io::{load_tensors, save_tensors, write_json};
-use crate::weights::{AdapterFiles, AdapterFilesMut, LINEAR_MODULES, LoraConfig, TargetModules, Weights};
+use crate::weights::{Adapter, AdapterFiles, AdapterFilesMut, LINEAR_MODULES, LoraConfig, TargetModules, Weights};
 use crate::{Error, FileDType, Head, Result};
 use kernels::Memory;
 use serde_json::{Map, Value, json};
@@ -134,12 +134,12 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
     Ok(AdapterConfig { lora, base, scores })
 }
 
-/// Puts the adapter of the PEFT directory `dir` on `weights`, replacing one that they have.
-pub fn load_adapter(memory: &Memory, dir: &Path, weights: &mut Weights) -> Result<()> {
+/// The adapter of the PEFT directory `dir`, for the model `base`.
+pub fn load_adapter(memory: &Memory, dir: &Path, base: &Weights) -> Result<Adapter> {
     let AdapterConfig { lora, scores, .. } = load_adapter_config(dir)?;
     // PEFT's name of the key, which is ours but for what stands before it.
     let bad = |message: String| Error::file(dir.join(ADAPTER_CONFIG), message.replace("lora_target", "target"));
-    match (scores, weights.config.head) {
+    match (scores, base.config.head) {
         (true, Head::Lm) => {
             return Err(bad("is of a reward model (SEQ_CLS), and the model is a language model".into()));
         }
@@ -148,29 +148,30 @@ pub fn load_adapter(memory: &Memory, dir: &Path, weights: &mut Weights) -> Resul
         }
         _ => {}
     }
-    weights.add_zero_adapter(memory, &lora).map_err(|e| bad(e.to_string()))?;
-    read_adapter(dir, weights)
+    let mut adapter = Adapter::zeros(memory, base, &lora).map_err(|e| bad(e.to_string()))?;
+    read_adapter(dir, &mut adapter)?;
+    Ok(adapter)
 }
 
-/// Reads the weights of the PEFT directory `dir` into the adapter that `weights` have.
-pub fn read_adapter(dir: &Path, weights: &mut Weights) -> Result<()> {
+/// Reads the weights of the PEFT directory `dir` into `adapter`.
+pub fn read_adapter(dir: &Path, adapter: &mut Adapter) -> Result<()> {
     if !dir.join(WEIGHTS).exists() {
         return Err(Error::file(dir, format!("has no {WEIGHTS} (other formats of adapters are not read)")));
     }
-    load_tensors(&dir.join(WEIGHTS), &mut AdapterFilesMut(&mut weights.params))
+    load_tensors(&dir.join(WEIGHTS), &mut AdapterFilesMut(&mut adapter.params))
 }
 
-/// Writes the adapter of `weights`, and a head of scores, as a directory that PEFT, and this crate, load; `base` is
-/// the name of the model that it is for. An error if there is no adapter.
-pub fn save_adapter(dir: &Path, weights: &Weights, base: &str) -> Result<()> {
-    let Some(lora) = weights.lora() else { return Err(Error::Value("the model has no adapter to save".into())) };
+/// Writes an adapter, and its head of scores, as a directory that PEFT, and this crate, load; `base` is the name of the
+/// model that it is for.
+pub fn save_adapter(dir: &Path, adapter: &Adapter, base: &str) -> Result<()> {
+    let lora = &adapter.lora;
     std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
     let target_modules = match &lora.target_modules {
         TargetModules::AllLinear => json!(LINEAR_MODULES),
         TargetModules::Names(names) => json!(names),
         TargetModules::Regex(pattern) => json!(pattern),
     };
-    let (task_type, modules_to_save) = match weights.config.head {
+    let (task_type, modules_to_save) = match adapter.config.head {
         Head::Lm => ("CAUSAL_LM", Value::Null),
         Head::Score(_) => ("SEQ_CLS", json!(["score"])),
     };
@@ -191,6 +192,6 @@ pub fn save_adapter(dir: &Path, weights: &Weights, base: &str) -> Result<()> {
         "rank_pattern": {},
         "alpha_pattern": {},
     });
-    save_tensors(&dir.join(WEIGHTS), &AdapterFiles(&weights.params), FileDType::F32)?;
+    save_tensors(&dir.join(WEIGHTS), &AdapterFiles(&adapter.params), FileDType::F32)?;
     write_json(&dir.join(ADAPTER_CONFIG), &config)
 }

@@ -3,7 +3,8 @@
 
 use crate::net::{Rope, Scores, Tape, forward, score, score_forward};
 use crate::packing::{MicroBatch, PromptCompletion, PromptGroup, check_groups, longest, micro_batches, sequences};
-use crate::{Batch, BatchTensors, Capacity, ModelConfig, Result, Weights};
+use crate::weights::ModelView;
+use crate::{Batch, BatchTensors, Capacity, ModelConfig, Result};
 use kernels::{Context, Memory};
 
 /// Buffers for scoring. They grow to the largest micro-batch seen.
@@ -33,27 +34,28 @@ impl Scorer {
 
     /// The score of the row that predicts each completion token of each sequence: the values of the states in which the
     /// tokens were chosen, by a model with a head of one score. Runs of equal prompts are computed as one group.
-    pub fn values(
+    pub fn values<'a>(
         &mut self,
         ctx: &Context,
-        weights: &Weights,
+        model: impl Into<ModelView<'a>>,
         sequences: &[PromptCompletion<'_>],
     ) -> Result<Vec<Vec<f32>>> {
-        self.values_of_groups(ctx, weights, &PromptGroup::by_prompt(sequences))
+        self.values_of_groups(ctx, model, &PromptGroup::by_prompt(sequences))
     }
 
     /// As [`values`](Self::values), of groups; sequences are counted over all groups, in order.
-    pub fn values_of_groups(
+    pub fn values_of_groups<'a>(
         &mut self,
         ctx: &Context,
-        weights: &Weights,
+        model: impl Into<ModelView<'a>>,
         groups: &[PromptGroup<'_>],
     ) -> Result<Vec<Vec<f32>>> {
+        let model = model.into();
         let mut out = vec![Vec::new(); sequences(groups).count()];
-        self.each(&weights.config, groups, |rope, micro, batch, tape| {
+        self.each(model.config(), groups, |rope, micro, batch, tape| {
             let tensors = BatchTensors::new(ctx.memory(), batch);
-            forward(ctx, weights, rope, &tensors, tape)?;
-            score_forward(ctx, weights, &tensors, tape)?;
+            forward(ctx, model, rope, &tensors, tape)?;
+            score_forward(ctx, model, &tensors, tape)?;
             let scores = tape.scores().to_vec_f32();
             for (i, range) in micro.scored().zip(&batch.scores_of_branches) {
                 out[i] = scores[range.clone()].to_vec();
@@ -65,27 +67,28 @@ impl Scorer {
 
     /// Log-probabilities and entropies of every completion token of each sequence at `temperature`. Runs of equal
     /// prompts are computed as one group.
-    pub fn score(
+    pub fn score<'a>(
         &mut self,
         ctx: &Context,
-        weights: &Weights,
+        model: impl Into<ModelView<'a>>,
         sequences: &[PromptCompletion<'_>],
         temperature: f64,
     ) -> Result<Vec<Scores>> {
-        self.score_groups(ctx, weights, &PromptGroup::by_prompt(sequences), temperature)
+        self.score_groups(ctx, model, &PromptGroup::by_prompt(sequences), temperature)
     }
 
     /// As [`score`](Self::score), of groups; sequences are counted over all groups, in order.
-    pub fn score_groups(
+    pub fn score_groups<'a>(
         &mut self,
         ctx: &Context,
-        weights: &Weights,
+        model: impl Into<ModelView<'a>>,
         groups: &[PromptGroup<'_>],
         temperature: f64,
     ) -> Result<Vec<Scores>> {
+        let model = model.into();
         let mut out = vec![Scores::default(); sequences(groups).count()];
-        self.each(&weights.config, groups, |rope, micro, batch, tape| {
-            let Scores { logps, entropies } = score(ctx, weights, rope, batch, tape, temperature)?;
+        self.each(model.config(), groups, |rope, micro, batch, tape| {
+            let Scores { logps, entropies } = score(ctx, model, rope, batch, tape, temperature)?;
             for (i, range) in micro.scored().zip(&batch.scores_of_branches) {
                 let part = |all: &[f32]| all[range.clone()].to_vec();
                 out[i] = Scores { logps: part(&logps), entropies: part(&entropies) };

@@ -10,7 +10,8 @@ use crate::{Error, Result};
 use kernels::{Context, Memory};
 use model::kv::{BLOCK, KvCache};
 use model::net::{Rope, Workspace};
-use model::{ModelConfig, Weights};
+use model::weights::Version;
+use model::{ModelConfig, ModelView};
 use std::sync::Arc;
 
 /// Sizes and switches of an engine. None of them changes a bit of what it gives.
@@ -55,7 +56,7 @@ pub struct Engine {
     sampler: SamplerBuffers,
     stop: StopCheck,
     /// Version of the weights that the pages were computed with.
-    version: Option<u64>,
+    version: Option<Version>,
     /// Of the step: rows, pages to copy before it, tokens to draw after it.
     chunks: Vec<Chunk>,
     copies: Vec<(u32, u32)>,
@@ -143,25 +144,26 @@ impl Engine {
     }
 
     /// All completions of `requests`, request by request.
-    pub fn generate(&mut self, weights: &Weights, requests: Vec<Request>) -> Result<Vec<Completion>> {
-        self.generate_with(weights, requests, |_| {})
+    pub fn generate<'a>(&mut self, model: impl Into<ModelView<'a>>, requests: Vec<Request>) -> Result<Vec<Completion>> {
+        self.generate_with(model, requests, |_| {})
     }
 
     /// [`generate`](Self::generate), showing each completion as soon as it ends.
-    pub fn generate_with(
+    pub fn generate_with<'a>(
         &mut self,
-        weights: &Weights,
+        model: impl Into<ModelView<'a>>,
         requests: Vec<Request>,
         mut on_end: impl FnMut(&Completion),
     ) -> Result<Vec<Completion>> {
         debug_assert!(self.is_idle());
+        let model = model.into();
         self.scheduler.clear();
         for request in requests {
             self.submit(request)?;
         }
         let mut completions = Vec::new();
         while !self.is_idle() {
-            let ended = self.step(weights)?;
+            let ended = self.step(model)?;
             ended.iter().for_each(&mut on_end);
             completions.extend(ended);
         }
@@ -169,11 +171,13 @@ impl Engine {
         Ok(completions)
     }
 
-    /// One step. Returns the completions that it ended.
-    pub fn step(&mut self, weights: &Weights) -> Result<Vec<Completion>> {
-        if self.version != Some(weights.version) {
+    /// One step, with the same adapter, or none, for every sequence. Returns the completions that it ended.
+    pub fn step<'a>(&mut self, model: impl Into<ModelView<'a>>) -> Result<Vec<Completion>> {
+        let model = model.into();
+        let version = model.version();
+        if self.version != Some(version) {
             self.scheduler.invalidate();
-            self.version = Some(weights.version);
+            self.version = Some(version);
         }
         self.scheduler.schedule(&mut self.chunks, &mut self.copies);
         for &(from, to) in &self.copies {
@@ -182,12 +186,12 @@ impl Engine {
         if !self.chunks.is_empty() {
             self.inputs.prepare(&self.scheduler, &self.chunks, &mut self.draws);
             let (rope, rows, kv, workspace) = (&self.rope, &self.inputs.rows, &mut self.kv, &mut self.workspace);
-            model::net::infer(&self.ctx, weights, rope, rows, kv, workspace)?;
+            model::net::infer(&self.ctx, model, rope, rows, kv, workspace)?;
             self.scheduler.mark_computed(&self.chunks);
             for draws in self.draws.chunks(self.sampler.capacity) {
                 let hidden = self.workspace.hidden();
-                let (ids, logps) = self.sampler.sample(&self.ctx, weights, hidden, &self.scheduler, draws)?;
-                self.scheduler.postprocess(draws, ids, logps, weights.version, &self.stop);
+                let (ids, logps) = self.sampler.sample(&self.ctx, model, hidden, &self.scheduler, draws)?;
+                self.scheduler.postprocess(draws, ids, logps, version.trained(), &self.stop);
             }
             self.scheduler.share_prompts(&self.chunks);
         }
@@ -215,7 +219,7 @@ impl Engine {
     /// Goes on with a paused completion after `tokens` that the model did not sample (their mask is false). It ends at
     /// once if they fill it.
     pub fn extend(&mut self, id: SequenceId, tokens: &[u32]) {
-        self.scheduler.extend(id.0, tokens, self.version.unwrap_or(0));
+        self.scheduler.extend(id.0, tokens, self.version.map_or(0, Version::trained));
     }
 
     /// Ends a paused completion; the next step returns it.

@@ -8,7 +8,7 @@ use crate::scheduler::Scheduler;
 use crate::sequence::Role;
 use kernels::ops::{rows, sample};
 use kernels::{Context, DType, Memory, Tensor, View};
-use model::{ModelConfig, Weights};
+use model::{ModelConfig, ModelView};
 
 /// A token to draw: the row of the step that it is drawn from, and the sequence that gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl SamplerBuffers {
     pub(crate) fn sample(
         &mut self,
         ctx: &Context,
-        weights: &Weights,
+        model: ModelView<'_>,
         hidden: View<'_>,
         scheduler: &Scheduler,
         draws: &[Draw],
@@ -74,7 +74,7 @@ impl SamplerBuffers {
             ctx,
             sample::Forward {
                 hidden: self.hidden.rows(0..n),
-                weight: weights.head(),
+                weight: model.head()?,
                 rows: &params,
                 ids: self.ids.rows_mut(0..n),
                 logps: self.logps.rows_mut(0..n),

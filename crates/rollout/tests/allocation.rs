@@ -3,7 +3,7 @@
 //! A binary of its own, with one test: the counts are those of the process.
 
 use kernels::{Context, DType, Isa};
-use model::{LoraConfig, ModelConfig, TargetModules, Weights};
+use model::{AdaptedWeights, Adapter, LoraConfig, ModelConfig, ModelView, TargetModules, Weights};
 use rollout::{Engine, EngineConfig, Request, SamplingParams};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
@@ -31,15 +31,15 @@ fn weights(ctx: &Context, compute: DType) -> Weights {
 }
 
 /// The same with a low-rank adapter on every linear layer.
-fn adapted(ctx: &Context, compute: DType) -> Weights {
-    let mut weights = weights(ctx, compute);
+fn adapted(ctx: &Context, compute: DType) -> AdaptedWeights {
+    let weights = weights(ctx, compute);
     let lora = LoraConfig { target_modules: TargetModules::AllLinear, ..LoraConfig::default() };
-    weights.add_adapter(ctx.memory(), &lora, 1).unwrap();
-    weights
+    let adapter = Adapter::new(ctx.memory(), &weights, &lora, 1).unwrap();
+    AdaptedWeights::new(ctx.memory(), weights, Some(adapter))
 }
 
 /// Allocations and reallocations of each step that ended no sequence, and of those that did.
-fn counted(ctx: &Context, weights: &Weights, sampling: SamplingParams, prefix_sharing: bool) -> [Vec<usize>; 2] {
+fn counted(ctx: &Context, model: ModelView<'_>, sampling: SamplingParams, prefix_sharing: bool) -> [Vec<usize>; 2] {
     let config = EngineConfig {
         max_num_seqs: PROMPTS * GENERATIONS,
         kv_blocks: EngineConfig::blocks_for(PROMPTS * GENERATIONS, 128),
@@ -48,7 +48,7 @@ fn counted(ctx: &Context, weights: &Weights, sampling: SamplingParams, prefix_sh
         chunked_prefill: true,
         prefix_sharing,
     };
-    let mut engine = Engine::new(ctx, &weights.config, config).unwrap();
+    let mut engine = Engine::new(ctx, model.config(), config).unwrap();
     let sampling = Arc::new(SamplingParams { max_new_tokens: NEW_TOKENS, seed: 5, ..sampling });
     for number in 0..PROMPTS {
         let prompt = (0..PROMPT).map(|i| ((i * 37 + number * 11 + 3) % VOCAB) as u32).collect();
@@ -59,7 +59,7 @@ fn counted(ctx: &Context, weights: &Weights, sampling: SamplingParams, prefix_sh
     let mut steps = [(); 2].map(|()| Vec::with_capacity(2 * NEW_TOKENS));
     while !engine.is_idle() {
         let region = Region::new(ALLOCATOR);
-        let ended = engine.step(weights).unwrap();
+        let ended = engine.step(model).unwrap();
         let change = region.change();
         steps[usize::from(!ended.is_empty())].push(change.allocations + change.reallocations);
     }
@@ -67,8 +67,8 @@ fn counted(ctx: &Context, weights: &Weights, sampling: SamplingParams, prefix_sh
 }
 
 /// What was counted in the steps after the first few, which admit the sequences and size what threads keep.
-fn decoding(ctx: &Context, weights: &Weights, sampling: &SamplingParams, prefix_sharing: bool) -> Vec<usize> {
-    let [others, ending] = counted(ctx, weights, sampling.clone(), prefix_sharing);
+fn decoding(ctx: &Context, model: ModelView<'_>, sampling: &SamplingParams, prefix_sharing: bool) -> Vec<usize> {
+    let [others, ending] = counted(ctx, model, sampling.clone(), prefix_sharing);
     // What is counted can be seen: a step that ends sequences gives their tokens away.
     assert!(ending.iter().all(|&n| n > 0) && others.len() > NEW_TOKENS / 2, "{others:?} {ending:?}");
     others[3..].to_vec()
@@ -86,8 +86,8 @@ fn a_decode_step_allocates_nothing() {
         let ctx = Context::cpu(isa, threads);
         for compute in [DType::F32, DType::Bf16] {
             let (whole, adapted) = (weights(&ctx, compute), adapted(&ctx, compute));
-            let cases = ways.iter().map(|(way, sampling)| (*way, &whole, sampling));
-            for (case, weights, sampling) in cases.chain([("adapted", &adapted, &ways[0].1)]) {
+            let cases = ways.iter().map(|(way, sampling)| (*way, ModelView::from(&whole), sampling));
+            for (case, weights, sampling) in cases.chain([("adapted", ModelView::from(&adapted), &ways[0].1)]) {
                 for shared in [true, false] {
                     let count = || decoding(&ctx, weights, sampling, shared);
                     let mut counts = count();

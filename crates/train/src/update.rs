@@ -24,7 +24,8 @@ use model::net::{self, Rope, Tape};
 use model::packing::{check_groups, longest, micro_batches};
 use model::scoring::grow_rope;
 use model::{
-    BatchTensors, Capacity, Grads, LoraConfig, MicroBatch, ModelConfig, PromptCompletion, PromptGroup, Weights,
+    BatchTensors, Capacity, Grads, LoraConfig, MicroBatch, ModelConfig, ModelView, PromptCompletion, PromptGroup,
+    Trainable,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -147,23 +148,24 @@ impl Trainer {
         grow_rope(&mut self.rope, &self.memory, model, positions);
     }
 
-    /// One optimizer step on all of `samples`: forward, loss, backward, clip, AdamW, and the next version of `weights`. A
+    /// One optimizer step on all of `samples`: forward, loss, backward, clip, AdamW, and the next version of `model`. A
     /// step whose loss or gradient is not finite changes nothing, is counted, and the third in a row is an error.
     pub fn update(
         &mut self,
         ctx: &Context,
-        weights: &mut Weights,
+        model: &mut impl Trainable,
         samples: &[Sample],
         learning_rate: f64,
     ) -> Result<UpdateMetrics> {
         if samples.is_empty() {
             return Err(Error::Config("an optimizer step needs at least one sample".into()));
         }
-        if weights.lora() != self.config.adapter.as_ref() {
+        let view = model.view();
+        if view.lora() != self.config.adapter.as_ref() {
             return Err(Error::Config("the weights do not have the adapter that the trainer was made for".into()));
         }
         let groups = PromptGroup::by_prompt(&samples.iter().map(pair).collect::<Vec<_>>());
-        check_groups(&weights.config, &groups).map_err(|e| match e {
+        check_groups(view.config(), &groups).map_err(|e| match e {
             model::Error::Sequence { index, message } => Error::Sample { index, message },
             e => e.into(),
         })?;
@@ -178,22 +180,22 @@ impl Trainer {
         let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
         let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity()));
         let computed = micro.iter().map(|m| m.capacity().tokens).sum();
-        self.reserve(&weights.config, computed, capacity, longest(&groups));
+        self.reserve(view.config(), computed, capacity, longest(&groups));
         self.grads.zero(ctx);
         let mut work = Work { samples, masks: &masks, totals };
         let mut measured = Measured::default();
-        let mut ahead = self.entropy_threshold(ctx, weights, &mut work, &micro, &mut measured)?.into_iter();
+        let mut ahead = self.entropy_threshold(ctx, view, &mut work, &micro, &mut measured)?.into_iter();
         let totals = work.totals;
         for micro in &micro {
             let mut forward = match ahead.next() {
                 Some(forward) => forward,
-                None => self.forward(ctx, weights, micro, &mut measured)?,
+                None => self.forward(ctx, view, micro, &mut measured)?,
             };
             if let Some(dropout) = forward.dropout.take() {
                 forward.tensors.set_dropout(Some(dropout));
-                self.pass(ctx, weights, &forward.tensors, &mut measured)?;
+                self.pass(ctx, view, &forward.tensors, &mut measured)?;
             }
-            self.backward(ctx, weights, &work, micro, &forward, &mut measured)?;
+            self.backward(ctx, view, &work, micro, &forward, &mut measured)?;
         }
         // Sequences without a token take no part in the model, but count in the metrics.
         for i in (0..samples.len()).filter(|&i| samples[i].completion.is_empty()) {
@@ -216,8 +218,7 @@ impl Trainer {
         let loss = measured.sums.loss - if bonus.is_on() { totals.entropy_coef * kept_entropy } else { 0.0 };
         let skipped = self.judge(loss, norm)?;
         if !skipped {
-            self.optimizer.step(ctx, &mut weights.params, &self.grads, learning_rate)?;
-            weights.publish();
+            model.update(|params| self.optimizer.step(ctx, params, &self.grads, learning_rate))?;
             self.entropy.adapt(&bonus, kept_entropy);
         }
         let objective = &self.config.objective;
@@ -254,7 +255,7 @@ impl Trainer {
     fn entropy_threshold(
         &mut self,
         ctx: &Context,
-        weights: &Weights,
+        model: ModelView<'_>,
         work: &mut Work<'_>,
         micro: &[MicroBatch<'_>],
         measured: &mut Measured,
@@ -263,7 +264,7 @@ impl Trainer {
         let keeps = micro.len() == 1 || self.dropout() > 0.0;
         let (mut entropies, mut kept) = (Vec::with_capacity(work.totals.tokens), Vec::new());
         for micro in micro {
-            let forward = self.forward(ctx, weights, micro, measured)?;
+            let forward = self.forward(ctx, model, micro, measured)?;
             let mask = micro.scored().flat_map(|i| &work.masks[i]);
             entropies.extend(forward.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e));
             kept.extend(keeps.then_some(forward));
@@ -282,7 +283,7 @@ impl Trainer {
     fn forward(
         &mut self,
         ctx: &Context,
-        weights: &Weights,
+        model: ModelView<'_>,
         micro: &MicroBatch<'_>,
         measured: &mut Measured,
     ) -> Result<Forward> {
@@ -300,7 +301,7 @@ impl Trainer {
             tensors.set_dropout(dropout.take());
         }
         measured.forward_time_s += start.elapsed().as_secs_f64();
-        let (logps, entropies) = self.pass(ctx, weights, &tensors, measured)?;
+        let (logps, entropies) = self.pass(ctx, model, &tensors, measured)?;
         Ok(Forward { tensors, dropout, logps, entropies })
     }
 
@@ -308,20 +309,20 @@ impl Trainer {
     fn pass(
         &mut self,
         ctx: &Context,
-        weights: &Weights,
+        model: ModelView<'_>,
         tensors: &BatchTensors,
         measured: &mut Measured,
     ) -> Result<(Vec<f32>, Vec<f32>)> {
         let start = Instant::now();
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
-        net::forward(ctx, weights, rope, tensors, tape)?;
+        net::forward(ctx, model, rope, tensors, tape)?;
         let (logps, entropies) = if self.config.objective.is_of_scores() {
-            net::score_forward(ctx, weights, tensors, tape)?;
+            net::score_forward(ctx, model, tensors, tape)?;
             let scores = tape.scores().to_vec_f32();
             let entropies = vec![0.0; scores.len()];
             (scores, entropies)
         } else {
-            net::head_forward(ctx, weights, tensors, net::inv_temperature(self.config.temperature), tape)?;
+            net::head_forward(ctx, model, tensors, net::inv_temperature(self.config.temperature), tape)?;
             (tape.logps().to_vec_f32(), tape.entropies().to_vec_f32())
         };
         measured.forward_time_s += start.elapsed().as_secs_f64();
@@ -332,7 +333,7 @@ impl Trainer {
     fn backward(
         &mut self,
         ctx: &Context,
-        weights: &Weights,
+        model: ModelView<'_>,
         work: &Work<'_>,
         micro: &MicroBatch<'_>,
         forward: &Forward,
@@ -351,7 +352,7 @@ impl Trainer {
                 let (own_entropies, rest_entropies) = of_entropies.split_at_mut(tokens.len());
                 let (logps, entropies) = (&logps[tokens.clone()], &entropies[tokens.clone()]);
                 if !self.config.objective.is_of_scores() {
-                    measured.add(&samples[i], &masks[i], logps, entropies, weights.version);
+                    measured.add(&samples[i], &masks[i], logps, entropies, model.version().trained());
                 }
                 let (sample, mask) = (&samples[i], masks[i].as_slice());
                 scored.push(Scored { sample, mask, logps, entropies, d_logps: own, d_entropies: own_entropies });
@@ -372,11 +373,11 @@ impl Trainer {
         let d_entropies = d_entropies.as_ref().map(Tensor::view);
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
         if self.config.objective.is_of_scores() {
-            net::score_backward(ctx, weights, tensors, d_logps.view(), tape, &mut self.grads)?;
+            net::score_backward(ctx, model, tensors, d_logps.view(), tape, &mut self.grads)?;
         } else {
-            net::head_backward(ctx, weights, tensors, d_logps.view(), d_entropies, tape, &mut self.grads)?;
+            net::head_backward(ctx, model, tensors, d_logps.view(), d_entropies, tape, &mut self.grads)?;
         }
-        net::backward(ctx, weights, rope, tensors, tape, &mut self.grads)?;
+        net::backward(ctx, model, rope, tensors, tape, &mut self.grads)?;
         measured.backward_time_s += start.elapsed().as_secs_f64();
         Ok(())
     }

@@ -8,7 +8,7 @@ use kernels::check::{normal, relative_error};
 use kernels::{Context, Isa};
 use model::io::{TensorSink, TensorSource};
 use model::weights::{Named, NamedMut};
-use model::{LoraConfig, PromptCompletion, Scorer, TargetModules, Weights};
+use model::{AdaptedWeights, Adapter, LoraConfig, PromptCompletion, Scorer, TargetModules};
 use train::{Advantage, LossConfig, Objective, OptimizerConfig, Sample, Trainer, TrainerConfig, UpdateMetrics};
 
 fn lora(dropout: f64) -> LoraConfig {
@@ -16,15 +16,15 @@ fn lora(dropout: f64) -> LoraConfig {
 }
 
 /// The fixture's policy with an adapter that matters.
-fn adapted(ctx: &Context, dropout: f64) -> Weights {
-    let mut weights = policy(ctx.memory());
-    weights.add_adapter(ctx.memory(), &lora(dropout), 1).expect("adapter");
-    let mut named = NamedMut { params: &mut weights.params };
+fn adapted(ctx: &Context, dropout: f64) -> AdaptedWeights {
+    let weights = policy(ctx.memory());
+    let mut adapter = Adapter::new(ctx.memory(), &weights, &lora(dropout), 1).expect("adapter");
+    let mut named = NamedMut { params: &mut adapter.params };
     for (i, spec) in named.tensors().into_iter().filter(|s| s.name.contains("lora_")).enumerate() {
         let data = normal::<f32>(i as u64, spec.shape.iter().product());
         named.put(&spec.name, &data.iter().map(|x| 0.2 * x).collect::<Vec<_>>()).expect("tensor");
     }
-    weights
+    AdaptedWeights::new(ctx.memory(), weights, Some(adapter))
 }
 
 fn trainer_config(dropout: f64, loss: LossConfig) -> TrainerConfig {
@@ -44,7 +44,7 @@ fn loss() -> LossConfig {
 }
 
 /// Three groups, one with a completion of no token.
-fn samples(ctx: &Context, weights: &Weights) -> Vec<Sample> {
+fn samples(ctx: &Context, weights: &AdaptedWeights) -> Vec<Sample> {
     let mut stream = kernels::rng::Stream::new(7, 7);
     let mut draw = |n: usize| -> Vec<u32> { (0..n).map(|_| 2 + stream.below(48) as u32).collect() };
     let mut out = Vec::new();
@@ -52,7 +52,7 @@ fn samples(ctx: &Context, weights: &Weights) -> Vec<Sample> {
         let prompt: std::sync::Arc<[u32]> = draw(prompt).into();
         for n in completions {
             let advantage = Advantage::Sequence(0.3 * (n as f32) - 1.0);
-            let versions = vec![weights.version; n];
+            let versions = vec![weights.version(); n];
             out.push(Sample { versions, advantage, ..Sample::supervised(prompt.clone(), draw(n)) });
         }
     }
@@ -80,7 +80,7 @@ fn threads_budget_checkpointing_and_instruction_set_change_no_bit() {
             let how =
                 TrainerConfig { max_tokens_per_micro_batch, gradient_checkpointing, ..trainer_config(0.2, loss()) };
             let how = TrainerConfig { objective: objective.clone(), ..how };
-            let mut trainer = Trainer::new(ctx.memory(), &weights.config, how).expect("trainer");
+            let mut trainer = Trainer::new(ctx.memory(), weights.config(), how).expect("trainer");
             let mut step = || trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
             let metrics = [step(), step(), step()];
             let micro_batches = metrics[0].micro_batches;
@@ -99,9 +99,14 @@ fn threads_budget_checkpointing_and_instruction_set_change_no_bit() {
     }
 }
 
-/// The bits of all parameters, the adapter's among them.
-fn elements(weights: &Weights) -> Vec<u32> {
-    bits(&Named { params: &weights.params })
+fn adapter(weights: &AdaptedWeights) -> &Adapter {
+    weights.adapter.as_ref().expect("an adapter").current()
+}
+
+/// The bits of what is trained.
+fn elements(weights: &AdaptedWeights) -> Vec<u32> {
+    assert_eq!(weights.base.current().version, 0);
+    bits(&Named { params: &adapter(weights).params })
 }
 
 #[test]
@@ -110,7 +115,7 @@ fn what_the_loss_compares_knows_no_dropout_and_the_gradient_does() {
     let step = |dropout: f64, loss: LossConfig| {
         let mut weights = adapted(&ctx, dropout);
         let samples = samples(&ctx, &weights);
-        let mut trainer = Trainer::new(ctx.memory(), &weights.config, trainer_config(dropout, loss)).expect("trainer");
+        let mut trainer = Trainer::new(ctx.memory(), weights.config(), trainer_config(dropout, loss)).expect("trainer");
         let metrics = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
         (metrics, elements(&weights))
     };
@@ -142,7 +147,7 @@ fn the_gradient_is_that_of_the_pass_with_dropout() {
         let objective = if supervised { Objective::Supervised } else { Objective::Policy(loss.clone()) };
         let how = TrainerConfig { objective, ..trainer_config(dropout, loss) };
         let how = TrainerConfig { optimizer: OptimizerConfig { seed, ..how.optimizer }, ..how };
-        let mut trainer = Trainer::new(ctx.memory(), &weights.config, how).expect("trainer");
+        let mut trainer = Trainer::new(ctx.memory(), weights.config(), how).expect("trainer");
         let metrics = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
         assert!(supervised || (metrics.logp_mismatch_tokens, metrics.logp_compared_tokens) == (0, 6));
         let gradients = trainer.grads().params.tensors().iter().flat_map(|t| t.to_vec_f32()).collect::<Vec<f32>>();
@@ -173,16 +178,17 @@ fn goes_on_from_saved_counters_a_skipped_step_among_them() {
     assert!(trainer.update(&ctx, &mut weights, &bad, 1e-3).expect("update").skipped);
 
     let (mut again, mut resumed) = (adapted(&ctx, 0.2), new());
-    for spec in TensorSource::tensors(&Named { params: &weights.params }) {
-        let from = Named { params: &weights.params }.get(&spec.name).expect("tensor");
-        NamedMut { params: &mut again.params }.put(&spec.name, &from).expect("tensor");
+    for spec in TensorSource::tensors(&Named { params: &adapter(&weights).params }) {
+        let from = Named { params: &adapter(&weights).params }.get(&spec.name).expect("tensor");
+        let slot = again.adapter.as_mut().expect("an adapter");
+        slot.overwrite(|a| NamedMut { params: &mut a.params }.put(&spec.name, &from)).expect("tensor");
     }
     for (from, mut to) in trainer.optimizer().moments().into_iter().zip(resumed.optimizer_mut().moments_mut()) {
         for spec in from.tensors() {
             to.put(&spec.name, &from.get(&spec.name).expect("moment")).expect("moment");
         }
     }
-    again.version = weights.version;
+    again.set_version(weights.version());
     let state = trainer.state();
     assert_eq!((state.steps, state.skipped_total), (1, 1));
     resumed.set_state(state);

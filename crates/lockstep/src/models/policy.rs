@@ -9,7 +9,7 @@ use kernels::Context;
 use model::chat::ChatTemplate;
 use model::io::{SaveOptions, TensorSource};
 use model::tokenizer::Tokenizer;
-use model::{Head, LoraConfig, ModelConfig, Weights};
+use model::{AdaptedWeights, Adapter, Head, LoraConfig, ModelConfig, WeightSlots, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use telemetry::Console;
@@ -19,7 +19,7 @@ pub struct Policy {
     /// Where it came from: tokenizer files are copied from there when it is saved.
     pub dir: PathBuf,
     /// Its parameters.
-    pub weights: Weights,
+    pub weights: AdaptedWeights,
     /// Text to ids and back.
     pub tokenizer: Arc<Tokenizer>,
     /// How a conversation becomes text, if the model says so.
@@ -35,7 +35,7 @@ impl Policy {
         let weights = load_weights(ctx, dir, &words.config)?;
         Ok(Policy {
             dir: dir.to_owned(),
-            weights,
+            weights: AdaptedWeights::new(ctx.memory(), weights, None),
             tokenizer: words.tokenizer,
             chat: words.chat,
             eos_ids: words.eos_ids,
@@ -55,7 +55,7 @@ impl Policy {
             return Policy::load_with(ctx, dir, Some(adapter), dtype);
         }
         let words = Words::load_scorer(dir)?.computing_in(dtype)?;
-        let weights = load_scorer(ctx, dir, words.config.compute)?;
+        let weights = AdaptedWeights::new(ctx.memory(), load_scorer(ctx, dir, words.config.compute)?, None);
         let Words { tokenizer, chat, eos_ids, .. } = words;
         let mut policy = Policy { dir: dir.to_owned(), weights, tokenizer, chat, eos_ids };
         policy.adapt(ctx, adapter)?;
@@ -64,37 +64,38 @@ impl Policy {
 
     /// Puts the adapter of a PEFT directory on it.
     pub fn adapt(&mut self, ctx: &Context, adapter: &Path) -> anyhow::Result<()> {
-        model::peft::load_adapter(ctx.memory(), adapter, &mut self.weights).or_bad_input()
+        let adapter = model::peft::load_adapter(ctx.memory(), adapter, self.weights.base.current()).or_bad_input()?;
+        self.weights.adapter = Some(WeightSlots::new(ctx.memory(), adapter));
+        Ok(())
     }
 
     /// Takes up the weights that [`save`](Self::save) wrote to `dir`: the adapter's, where there is one.
     pub fn restore(&mut self, dir: &Path) -> anyhow::Result<()> {
-        match self.weights.lora() {
-            Some(_) => model::peft::read_adapter(dir, &mut self.weights).or_bad_input(),
-            None => {
-                let config = self.weights.config.clone();
-                model::io::load_weights(dir, &config, &mut self.weights).or_bad_input()
-            }
+        let config = self.config().clone();
+        match &mut self.weights.adapter {
+            Some(adapter) => adapter.overwrite(|a| model::peft::read_adapter(dir, a)).or_bad_input(),
+            None => self.weights.base.overwrite(|w| model::io::load_weights(dir, &config, w)).or_bad_input(),
         }
     }
 
     /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT does.
     /// The weights are what they compute in: every bit of them, and no more.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
-        if self.weights.lora().is_some() {
-            model::peft::save_adapter(dir, &self.weights, &self.dir.display().to_string())?;
+        if let Some(adapter) = &self.weights.adapter {
+            model::peft::save_adapter(dir, adapter.current(), &self.dir.display().to_string())?;
             return Ok(model::io::copy_tokenizer(&self.dir, dir)?);
         }
-        let options = SaveOptions::exact(&self.weights.config);
-        Ok(model::io::save_model(dir, &self.weights.config, &self.weights, Some(&self.dir), options)?)
+        let options = SaveOptions::exact(self.config());
+        Ok(model::io::save_model(dir, self.config(), self.weights.base.current(), Some(&self.dir), options)?)
     }
 
     /// The first lines of a run: what computes.
     pub fn describe(&self, console: &Console, ctx: &Context) {
-        let parameters: usize = self.weights.tensors().iter().map(|t| t.shape.iter().product::<usize>()).sum();
-        let trained = match self.weights.lora() {
-            Some(lora) => {
-                format!(" · {:.2} M of an adapter of rank {}", self.weights.adapter_len() as f64 / 1e6, lora.r)
+        let parameters: usize =
+            self.weights.base.current().tensors().iter().map(|t| t.shape.iter().product::<usize>()).sum();
+        let trained = match self.weights.adapter.as_ref().map(WeightSlots::current) {
+            Some(adapter) => {
+                format!(" · {:.2} M of an adapter of rank {}", adapter.len() as f64 / 1e6, adapter.lora.r)
             }
             None => String::new(),
         };
@@ -110,7 +111,7 @@ impl Policy {
 
     /// Its shape.
     pub fn config(&self) -> &Arc<ModelConfig> {
-        &self.weights.config
+        self.weights.config()
     }
 }
 
@@ -213,8 +214,11 @@ pub fn trained_weights(
     checkpoint: Option<&Path>,
     config: &Config,
     model: &Arc<ModelConfig>,
-) -> anyhow::Result<Weights> {
-    let Some(lora) = config.adapter() else { return load_weights(ctx, checkpoint.unwrap_or(&found.dir), model) };
+) -> anyhow::Result<AdaptedWeights> {
+    let Some(lora) = config.adapter() else {
+        let weights = load_weights(ctx, checkpoint.unwrap_or(&found.dir), model)?;
+        return Ok(AdaptedWeights::new(ctx.memory(), weights, None));
+    };
     let weights = load_weights(ctx, &found.dir, model)?;
     with_adapter(ctx, weights, &lora, checkpoint.or(found.adapter.as_deref()), config.seed)
 }
@@ -225,9 +229,12 @@ pub fn trained_scorer(
     found: &Found,
     checkpoint: Option<&Path>,
     config: &Config,
-) -> anyhow::Result<Weights> {
+) -> anyhow::Result<AdaptedWeights> {
     let compute = config.dtype.dtype();
-    let Some(lora) = config.adapter() else { return load_scorer(ctx, checkpoint.unwrap_or(&found.dir), compute) };
+    let Some(lora) = config.adapter() else {
+        let weights = load_scorer(ctx, checkpoint.unwrap_or(&found.dir), compute)?;
+        return Ok(AdaptedWeights::new(ctx.memory(), weights, None));
+    };
     let weights = load_scorer(ctx, &found.dir, compute)?;
     with_adapter(ctx, weights, &lora, checkpoint.or(found.adapter.as_deref()), config.seed)
 }
@@ -235,14 +242,14 @@ pub fn trained_scorer(
 /// `weights` with an adapter: that of the PEFT directory `from`, or else a new one.
 fn with_adapter(
     ctx: &Context,
-    mut weights: Weights,
+    weights: Weights,
     lora: &LoraConfig,
     from: Option<&Path>,
     seed: u64,
-) -> anyhow::Result<Weights> {
-    weights.add_adapter(ctx.memory(), lora, seed).or_bad_input()?;
-    from.map_or(Ok(()), |dir| model::peft::read_adapter(dir, &mut weights).or_bad_input())?;
-    Ok(weights)
+) -> anyhow::Result<AdaptedWeights> {
+    let mut adapter = Adapter::new(ctx.memory(), &weights, lora, seed).or_bad_input()?;
+    from.map_or(Ok(()), |dir| model::peft::read_adapter(dir, &mut adapter).or_bad_input())?;
+    Ok(AdaptedWeights::new(ctx.memory(), weights, Some(adapter)))
 }
 
 /// The model that a run is given: a model's directory, or an adapter's with that of the model below.

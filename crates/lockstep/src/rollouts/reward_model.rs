@@ -9,7 +9,7 @@ use crate::data::pairs::strip_padding;
 use crate::error::{BadInput, OrBadInput};
 use crate::models::{Found, Words, load_scorer};
 use kernels::Context;
-use model::{Head, PromptCompletion, Scorer, Weights};
+use model::{Adapter, Head, ModelView, PromptCompletion, Scorer, Weights};
 use rewards::{Content, Problem, Reward, RewardBatch, Scores};
 use serde_json::{Map, Value};
 
@@ -25,6 +25,7 @@ pub struct ModelReward {
     name: String,
     words: Words,
     weights: Weights,
+    adapter: Option<Adapter>,
     scorer: Scorer,
     ctx: Context,
     kwargs: Map<String, Value>,
@@ -47,13 +48,12 @@ impl Opened {
     /// Reads the weights.
     pub fn load(self, config: &Config, ctx: &Context) -> anyhow::Result<ModelReward> {
         let Opened { name, found, words } = self;
-        let mut weights = load_scorer(ctx, &found.dir, words.config.compute)?;
-        if let Some(adapter) = &found.adapter {
-            model::peft::load_adapter(ctx.memory(), adapter, &mut weights).or_bad_input()?;
-        }
+        let weights = load_scorer(ctx, &found.dir, words.config.compute)?;
+        let load = |dir| model::peft::load_adapter(ctx.memory(), dir, &weights).or_bad_input();
+        let adapter = found.adapter.as_deref().map(load).transpose()?;
         let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
         let kwargs = config.chat_template_kwargs.clone();
-        Ok(ModelReward { name, words, weights, scorer, ctx: ctx.clone(), kwargs })
+        Ok(ModelReward { name, words, weights, adapter, scorer, ctx: ctx.clone(), kwargs })
     }
 }
 
@@ -99,7 +99,8 @@ impl ModelReward {
         }
         let sequences: Vec<PromptCompletion<'_>> =
             encoded.iter().map(|(prompt, completion)| PromptCompletion { prompt, completion }).collect();
-        let values = self.scorer.values(&self.ctx, &self.weights, &sequences)?;
+        let model = ModelView::new(&self.weights, self.adapter.as_ref());
+        let values = self.scorer.values(&self.ctx, model, &sequences)?;
         for (i, values) in places.into_iter().zip(values) {
             scores.values[i] = values.last().map(|&r| f64::from(r)).filter(|r| r.is_finite());
             if scores.values[i].is_none() {

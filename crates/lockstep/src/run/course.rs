@@ -161,7 +161,7 @@ impl Course {
             Some((state, dir)) => {
                 restore_moments(dir, "", &mut trainer)?;
                 trainer.set_state(state.trainer);
-                policy.weights.version = state.weights_version;
+                policy.weights.set_version(state.weights_version);
                 sampler.restore(state.sampler);
                 reporter.resume(state.step, &state.log_bytes, state.unlogged.clone())?;
                 own = Own {
@@ -329,7 +329,7 @@ impl Course {
         let state = RunState {
             format: RunState::FORMAT,
             step: self.step,
-            weights_version: self.policy.weights.version,
+            weights_version: self.policy.weights.version(),
             isa: self.ctx.describe().to_owned(),
             data_hash: self.data_hash.clone(),
             sampler: self.sampler.state(),

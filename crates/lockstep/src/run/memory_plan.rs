@@ -13,7 +13,7 @@ use crate::rollouts::replay::{Limits, Replay};
 use kernels::context::threads_from_env;
 use kernels::{Context, Device, Memory};
 use model::weights::tensor_specs;
-use model::{Capacity, Head, LoraConfig, ModelConfig, Scorer, Weights};
+use model::{Adapter, Capacity, Head, LoraConfig, ModelConfig, Scorer, Weights};
 use rollout::Engine;
 use std::sync::Arc;
 use telemetry::table::{Align, Table};
@@ -98,15 +98,13 @@ pub fn plan(config: &Config, words: &Words, known: Known) -> anyhow::Result<Memo
     }
     for RewardModel { name, shape, lora } in reward_models(config)? {
         let memory = Memory::new(Device::Meta);
-        let mut weights = Weights::zeros(&memory, &shape);
-        if let Some(lora) = &lora {
-            weights.add_zero_adapter(&memory, lora).or_bad_input()?;
-        }
+        let weights = Weights::zeros(&memory, &shape);
+        let adapter = lora.as_ref().map(|lora| Adapter::zeros(&memory, &weights, lora)).transpose().or_bad_input()?;
         // Its own words may cut the text into more tokens; a completion has one more for what ends the text.
         let longest = Longest { completion: longest.completion + 1, ..longest };
         let scorer = scorer(&memory, config, &shape, longest, group, config.generation_batch());
         add(&mut parts, &memory, &format!("reward {name}"));
-        drop((weights, scorer));
+        drop((weights, adapter, scorer));
     }
 
     finish(parts, config, model, longest)
@@ -210,14 +208,12 @@ fn training(
     names: [&str; 2],
 ) -> anyhow::Result<()> {
     let memory = Memory::new(Device::Meta);
-    let mut weights = Weights::zeros(&memory, model);
+    let weights = Weights::zeros(&memory, model);
     // A value model is trained whole.
     let adapter = if matches!(objective, Objective::Value(_)) { None } else { config.adapter() };
-    if let Some(lora) = &adapter {
-        weights.add_zero_adapter(&memory, lora).or_bad_input()?;
-    }
+    let of_adapter = adapter.as_ref().map(|lora| Adapter::zeros(&memory, &weights, lora)).transpose().or_bad_input()?;
     add(parts, &memory, names[0]);
-    drop(weights);
+    drop((weights, of_adapter));
     let memory = Memory::new(Device::Meta);
     let mut trainer = Trainer::new(&memory, model, TrainerConfig { adapter, ..trainer_config(config, objective) })?;
     let tokens = completions.div_ceil(group) * of_group(config, longest, group).tokens;

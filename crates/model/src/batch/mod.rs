@@ -112,6 +112,8 @@ pub struct Batch {
     pub groups: Vec<u32>,
     /// First score of each of these groups, and R at last.
     pub score_groups: Vec<u32>,
+    /// First branch of each of these groups, counted over all groups, and their number at last.
+    pub branch_groups: Vec<u32>,
     /// The row that predicts each scored token `[R]`, in the order of branches and tokens.
     pub score_rows: Vec<u32>,
     /// Each scored token `[R]`.
@@ -159,6 +161,7 @@ impl Packer {
         let first_row = self.batch.ids.len() as u32;
         self.batch.groups.push(first_row);
         self.batch.score_groups.push(self.batch.targets.len() as u32);
+        self.batch.branch_groups.push(self.batch.scores_of_branches.len() as u32);
 
         // Tables: the prefix's, in which the first branch goes on, then one for each other branch that has rows.
         let rows_of = |branch: &[u32]| branch.len().saturating_sub(1);
@@ -222,6 +225,7 @@ impl Packer {
     fn finish(mut self) -> Batch {
         self.batch.groups.push(self.batch.ids.len() as u32);
         self.batch.score_groups.push(self.batch.targets.len() as u32);
+        self.batch.branch_groups.push(self.batch.scores_of_branches.len() as u32);
         self.batch.table_len = self.tables.iter().map(Vec::len).max().unwrap_or(0);
         for mut table in self.tables {
             table.resize(self.batch.table_len, 0);
@@ -238,6 +242,8 @@ pub struct BatchTensors {
     pub(crate) rows: InferRows,
     /// Token of each row `[T]`, on the host.
     pub(crate) ids: Vec<u32>,
+    /// First row and first branch of each independent group `[G + 1]`, on the host.
+    group_starts: Vec<(u32, u32)>,
     /// `[G + 1]`
     pub(crate) groups: Tensor,
     /// `[G + 1]`
@@ -263,6 +269,7 @@ impl BatchTensors {
             capacity: batch.capacity(),
             rows,
             ids: batch.ids.clone(),
+            group_starts: batch.groups.iter().copied().zip(batch.branch_groups.iter().copied()).collect(),
             groups: tensor(&batch.groups),
             score_groups: tensor(&batch.score_groups),
             score_rows: tensor(&batch.score_rows),
@@ -274,6 +281,11 @@ impl BatchTensors {
     /// at first they see everything.
     pub fn set_dropout(&mut self, dropout: Option<Dropout>) {
         self.dropout = dropout;
+    }
+    /// The rows of each independent group, and the branches that it has.
+    pub(crate) fn sequences(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        let range = |from: u32, to: u32| from as usize..to as usize;
+        self.group_starts.windows(2).map(move |g| (range(g[0].0, g[1].0), range(g[0].1, g[1].1)))
     }
     /// What it takes.
     pub fn capacity(&self) -> Capacity {

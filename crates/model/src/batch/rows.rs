@@ -2,6 +2,7 @@
 
 use kernels::ops::attention;
 use kernels::{DType, Memory, Tensor, View};
+use std::ops::Range;
 
 /// The rows of a step: T rows of S sequences, W writes. The tensors have room for more and never move.
 #[derive(Debug)]
@@ -12,6 +13,8 @@ pub struct InferRows {
     tables: Tensor,
     write_rows: Tensor,
     write_slots: Tensor,
+    /// `tables_of_rows` on the host.
+    host_tables: Vec<u32>,
     rows: usize,
     writes: usize,
 }
@@ -39,6 +42,7 @@ impl InferRows {
             tables: zeros(&[tables, table_len]),
             write_rows: zeros(&[writes]),
             write_slots: zeros(&[writes]),
+            host_tables: Vec::with_capacity(rows),
             rows: 0,
             writes: 0,
         }
@@ -60,6 +64,8 @@ impl InferRows {
         put(&mut self.tables_of_rows, tables_of_rows);
         put(&mut self.write_rows, write_rows);
         put(&mut self.write_slots, write_slots);
+        self.host_tables.clear();
+        self.host_tables.extend_from_slice(tables_of_rows);
         (self.rows, self.writes) = (ids.len(), write_rows.len());
     }
     /// Sets the first pages of block table `table`.
@@ -70,6 +76,16 @@ impl InferRows {
     /// T, the rows set.
     pub fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Runs of rows of one block table each, and that table: the sequences of a step.
+    pub(crate) fn sequences(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        let mut start = 0;
+        self.host_tables.chunk_by(|a, b| a == b).map(move |run| {
+            let (rows, table) = (start..start + run.len(), run[0] as usize);
+            start = rows.end;
+            (rows, table..table + 1)
+        })
     }
 
     pub(crate) fn views(&self) -> RowViews<'_> {

@@ -43,7 +43,7 @@ pub(super) fn forward(
     let weight = w.attention_norm.view();
     rmsnorm::forward(ctx, rmsnorm::Forward { x, delta: delta_in, sum, weight, eps, y, rstd })?;
 
-    let dropout = pass.dropout(layer, Linears::Qkv);
+    let low_rank = pass.low_rank(layer, Linears::Qkv);
     let rounds = config.compute != DType::F32;
     let mut qkv = match rounds {
         false => s.qkv.rows_mut(0..n),
@@ -52,7 +52,7 @@ pub(super) fn forward(
     let h = work.normed.rows(0..n);
     match (&w.qk_norm, &mut s.raw_qkv) {
         (Some((q_weight, k_weight)), Some((raw, rstd))) => {
-            w.qkv.forward(ctx, h, dropout, raw.rows_mut(0..n))?;
+            w.qkv.forward(ctx, h, low_rank, raw.rows_mut(0..n))?;
             let norm = qk_norm::Forward {
                 x: raw.rows(0..n),
                 heads: config.num_heads,
@@ -66,7 +66,7 @@ pub(super) fn forward(
             };
             qk_norm::forward(ctx, norm)?;
         }
-        _ => w.qkv.forward(ctx, h, dropout, qkv.reborrow())?,
+        _ => w.qkv.forward(ctx, h, low_rank, qkv.reborrow())?,
     }
     match rounds {
         false => rope::forward(ctx, rotate(pass, s.qkv.rows_mut(0..n)))?,
@@ -87,7 +87,7 @@ pub(super) fn forward(
         lse: Some(s.lse.rows_mut(0..n)),
     };
     attention::forward(ctx, attend)?;
-    w.o.forward(ctx, s.attended.rows(0..n), pass.dropout(layer, Linears::O), delta.rows_mut(0..n))
+    w.o.forward(ctx, s.attended.rows(0..n), pass.low_rank(layer, Linears::O), delta.rows_mut(0..n))
 }
 
 /// `b.d_x` is the gradient of x + delta and becomes that of x.
@@ -104,9 +104,9 @@ pub(super) fn backward(
     let Pass { ctx, config, rows, .. } = *pass;
     let (n, width, qkv_width) = (rows.len(), config.num_heads * config.head_dim, config.qkv_width());
 
-    let dropout = pass.dropout(layer, Linears::O);
+    let low_rank = pass.low_rank(layer, Linears::O);
     let (d_y, d_x) = (b.d_x.rows(0..n), b.narrow.view_mut(n, width));
-    w.o.backward(ctx, SavedInput { x: s.attended.rows(0..n), dropout, groups }, d_y, d_x, &mut g.o)?;
+    w.o.backward(ctx, SavedInput { x: s.attended.rows(0..n), low_rank, groups }, d_y, d_x, &mut g.o)?;
     // The layers above have overwritten the pages.
     write_kv(pass, layer, s, pages)?;
     let attend = attention::Backward {
@@ -146,10 +146,10 @@ pub(super) fn backward(
         qk_norm::backward(ctx, norm)?;
         d_qkv = b.narrow.view(n, qkv_width);
     }
-    let (dropout, weight, rstd) =
-        (pass.dropout(layer, Linears::Qkv), w.attention_norm.view(), s.attend_rstd.rows(0..n));
+    let (low_rank, weight, rstd) =
+        (pass.low_rank(layer, Linears::Qkv), w.attention_norm.view(), s.attend_rstd.rows(0..n));
     rmsnorm::again(ctx, rmsnorm::Again { x: x.rows(0..n), weight, rstd, y: work.normed.rows_mut(0..n) })?;
-    let (input, d_x) = (SavedInput { x: work.normed.rows(0..n), dropout, groups }, b.d_normed.rows_mut(0..n));
+    let (input, d_x) = (SavedInput { x: work.normed.rows(0..n), low_rank, groups }, b.d_normed.rows_mut(0..n));
     w.qkv.backward(ctx, input, d_qkv, d_x, &mut g.qkv)?;
     let norm = rmsnorm::Backward {
         x: x.rows(0..n),

@@ -3,7 +3,7 @@
 use super::tape::TapeBackward;
 use super::{Rope, Tape};
 use crate::batch::{Batch, BatchTensors};
-use crate::weights::{Grads, Weights};
+use crate::weights::{Grads, ModelView};
 use kernels::ops::{linear, lm_head, rows, zero};
 use kernels::{Context, Result, View};
 
@@ -16,9 +16,9 @@ pub fn inv_temperature(temperature: f64) -> f32 {
 /// [`Tape::entropies`]).
 ///
 /// logp = zₜ/T − ln Σᵥ e^(zᵥ/T), with z = hidden Wᵀ the logits and t the token.
-pub fn head_forward(
+pub fn head_forward<'a>(
     ctx: &Context,
-    weights: &Weights,
+    model: impl Into<ModelView<'a>>,
     batch: &BatchTensors,
     inv_temperature: f32,
     tape: &mut Tape,
@@ -37,7 +37,7 @@ pub fn head_forward(
         ctx,
         lm_head::Forward {
             hidden: head.hidden.rows(0..r),
-            weight: weights.head(),
+            weight: model.into().head()?,
             targets: batch.targets.view(),
             inv_temperature,
             logps: head.logps.rows_mut(0..r),
@@ -49,9 +49,9 @@ pub fn head_forward(
 
 /// The backward pass of [`head_forward`], from the gradients of log-probabilities and entropies `[R]`: overwrites the
 /// tape's gradient of the hidden rows, and accumulates the head's into `grads`, if it is trained.
-pub fn head_backward(
+pub fn head_backward<'a>(
     ctx: &Context,
-    weights: &Weights,
+    model: impl Into<ModelView<'a>>,
     batch: &BatchTensors,
     d_logps: View<'_>,
     d_entropies: Option<View<'_>>,
@@ -64,7 +64,7 @@ pub fn head_backward(
         ctx,
         lm_head::Backward {
             hidden: head.hidden.rows(0..r),
-            weight: weights.head(),
+            weight: model.into().head()?,
             targets: batch.targets.view(),
             inv_temperature: head.inv_temperature,
             lse: head.lse.rows(0..r),
@@ -83,20 +83,25 @@ pub fn head_backward(
 /// the batch's tokens, which is that of the text before the token ([`Tape::scores`]).
 ///
 /// s = hidden · w
-pub fn score_forward(ctx: &Context, weights: &Weights, batch: &BatchTensors, tape: &mut Tape) -> Result<()> {
+pub fn score_forward<'a>(
+    ctx: &Context,
+    model: impl Into<ModelView<'a>>,
+    batch: &BatchTensors,
+    tape: &mut Tape,
+) -> Result<()> {
     let (n, r, head) = (tape.activations.rows, batch.capacity.score_rows, &mut tape.head);
     head.rows = r;
     let (x, rows) = (tape.activations.hidden.rows(0..n), batch.score_rows.view());
     rows::gather(ctx, rows::Gather { x, rows, out: head.hidden.rows_mut(0..r) })?;
     let (x, y) = (head.hidden.rows(0..r), head.logps.rows_mut(0..r).reshape(&[r, 1]));
-    linear::forward(ctx, linear::Forward { x, w: weights.head(), bias: None, y, accumulate: false })
+    linear::forward(ctx, linear::Forward { x, w: model.into().head()?, bias: None, y, accumulate: false })
 }
 
 /// The backward pass of [`score_forward`], from the gradient of the scores `[R]`: overwrites the tape's gradient of
 /// the hidden rows, and accumulates the head's into `grads`.
-pub fn score_backward(
+pub fn score_backward<'a>(
     ctx: &Context,
-    weights: &Weights,
+    model: impl Into<ModelView<'a>>,
     batch: &BatchTensors,
     d_scores: View<'_>,
     tape: &mut Tape,
@@ -110,7 +115,7 @@ pub fn score_backward(
         linear::backward_weight(ctx, linear::BackwardWeight { x, d_y, d_w, d_bias: None, segments })?;
     }
     let d_x = back.d_score_rows.rows_mut(0..r);
-    linear::backward_input(ctx, linear::BackwardInput { d_y, w: weights.head(), d_x, accumulate: false })?;
+    linear::backward_input(ctx, linear::BackwardInput { d_y, w: model.into().head()?, d_x, accumulate: false })?;
     spread(ctx, batch, n, r, back)
 }
 
@@ -132,16 +137,17 @@ pub struct Scores {
 
 /// Log-probabilities and entropies of a batch's scored tokens: forward only. The batch must fit `tape` (any tape; with
 /// [`Tape::forward_only`] memory does not grow with the number of layers).
-pub fn score(
+pub fn score<'a>(
     ctx: &Context,
-    weights: &Weights,
+    model: impl Into<ModelView<'a>>,
     rope: &Rope,
     batch: &Batch,
     tape: &mut Tape,
     temperature: f64,
 ) -> Result<Scores> {
     let batch = BatchTensors::new(ctx.memory(), batch);
-    super::forward(ctx, weights, rope, &batch, tape)?;
-    head_forward(ctx, weights, &batch, inv_temperature(temperature), tape)?;
+    let model = model.into();
+    super::forward(ctx, model, rope, &batch, tape)?;
+    head_forward(ctx, model, &batch, inv_temperature(temperature), tape)?;
     Ok(Scores { logps: tape.logps().to_vec_f32(), entropies: tape.entropies().to_vec_f32() })
 }

@@ -16,8 +16,7 @@ use super::{Rope, attend, mlp};
 use crate::ModelConfig;
 use crate::batch::{Dropout, RowViews};
 use crate::kv::LayerPages;
-use crate::weights::Layer;
-use kernels::ops::lora;
+use crate::weights::{Layer, LowRankRows, RowAdapters};
 use kernels::{Context, DType, Memory, Result, Tensor, View, ViewMut};
 
 /// What all layers of a pass have in common.
@@ -27,11 +26,13 @@ pub(super) struct Pass<'a> {
     pub config: &'a ModelConfig,
     pub rope: &'a Rope,
     pub rows: RowViews<'a>,
+    /// The adapter of each row.
+    pub adapters: &'a RowAdapters<'a>,
     /// What adapters do not see; none in inference.
     pub dropout: Option<&'a Dropout>,
 }
 
-/// The linear layers of a layer.
+/// The linear layers of a layer, in the order of [`Layer::linears`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Linears {
     Qkv,
@@ -41,10 +42,11 @@ pub(super) enum Linears {
 }
 
 impl<'a> Pass<'a> {
-    /// What the adapter of this linear layer does not see.
-    pub fn dropout(&self, layer: usize, linear: Linears) -> Option<lora::Dropout<'a>> {
+    /// What adapters add to this linear layer.
+    pub fn low_rank(&self, layer: usize, linear: Linears) -> LowRankRows<'a> {
         let place = 4 * layer as u32 + linear as u32;
-        self.dropout.map(|dropout| dropout.of(place, self.rows.positions))
+        let dropout = self.dropout.map(|dropout| dropout.of(place, self.rows.positions));
+        LowRankRows { adapters: self.adapters, layer, linear: linear as usize, dropout, first: 0 }
     }
 }
 

@@ -36,28 +36,28 @@ pub(super) fn forward(
         rstd: s.mlp_rstd.rows_mut(0..n),
     };
     rmsnorm::forward(ctx, norm)?;
-    let dropout = pass.dropout(layer, Linears::GateUp);
+    let low_rank = pass.low_rank(layer, Linears::GateUp);
     match &mut s.gate_up {
-        kept if w.gate_up.can_fuse_swiglu(ctx) => {
+        kept if low_rank.is_empty() && w.gate_up.can_fuse_swiglu(ctx) => {
             let kept = kept.as_mut().map(|kept| kept.rows_mut(0..n));
             w.gate_up.forward_swiglu(ctx, normed.rows(0..n), kept, gated.rows_mut(0..n))?;
         }
         Some(kept) if pass.config.compute == DType::F32 => {
-            w.gate_up.forward(ctx, normed.rows(0..n), dropout, kept.rows_mut(0..n))?;
+            w.gate_up.forward(ctx, normed.rows(0..n), low_rank, kept.rows_mut(0..n))?;
             let (gate_up, y) = (kept.rows(0..n), gated.rows_mut(0..n));
             swiglu::forward(ctx, swiglu::Forward { gate_up, kept: None, y })?;
         }
         kept => {
             for rows in pieces(n, ctx.rows_at_once()) {
-                let (x, dropout) = (normed.rows(rows.clone()), dropout.map(|d| d.rows(rows.clone())));
-                w.gate_up.forward(ctx, x, dropout, wide.view_mut(rows.len(), 2 * f))?;
+                let (x, low_rank) = (normed.rows(rows.clone()), low_rank.rows(rows.clone()));
+                w.gate_up.forward(ctx, x, low_rank, wide.view_mut(rows.len(), 2 * f))?;
                 let kept = kept.as_mut().map(|kept| kept.rows_mut(rows.clone()));
                 let (gate_up, y) = (wide.view(rows.len(), 2 * f), gated.rows_mut(rows));
                 swiglu::forward(ctx, swiglu::Forward { gate_up, kept, y })?;
             }
         }
     }
-    w.down.forward(ctx, gated.rows(0..n), pass.dropout(layer, Linears::Down), delta.rows_mut(0..n))
+    w.down.forward(ctx, gated.rows(0..n), pass.low_rank(layer, Linears::Down), delta.rows_mut(0..n))
 }
 
 /// `b.d_x` is the gradient of m + delta and becomes that of m.
@@ -79,15 +79,17 @@ pub(super) fn backward(
     rmsnorm::again(ctx, rmsnorm::Again { x: s.mid.rows(0..n), weight, rstd, y: normed.rows_mut(0..n) })?;
 
     // The gates' backward pass makes u by the way; but an adapter of down reads u before.
-    let later = w.down.adapter.is_none();
-    let (d_y, d_x, dropout) = (b.d_x.rows(0..n), b.narrow.view_mut(n, f), pass.dropout(layer, Linears::Down));
+    let low_rank = pass.low_rank(layer, Linears::Down);
+    let later = low_rank.is_empty();
+    let (d_y, d_x) = (b.d_x.rows(0..n), b.narrow.view_mut(n, f));
     if later {
         w.down.backward_input(ctx, d_y, d_x)?;
     } else {
         swiglu::forward(ctx, swiglu::Forward { gate_up: gate_up.rows(0..n), kept: None, y: gated.rows_mut(0..n) })?;
-        w.down.backward(ctx, SavedInput { x: gated.rows(0..n), dropout, groups }, d_y, d_x, &mut g.down)?;
+        w.down.backward(ctx, SavedInput { x: gated.rows(0..n), low_rank, groups }, d_y, d_x, &mut g.down)?;
     }
-    let (dropout, adapted) = (pass.dropout(layer, Linears::GateUp), w.gate_up.adapter.is_some());
+    let low_rank = pass.low_rank(layer, Linears::GateUp);
+    let adapted = !low_rank.is_empty();
     // Below an adapter the weight is frozen, so that rows may be cut between groups, too.
     let at_once = if adapted && b.d_gates.is_some() { ctx.rows_at_once() } else { n };
     for rows in pieces(n, at_once) {
@@ -98,8 +100,8 @@ pub(super) fn backward(
         };
         let y = later.then(|| gated.rows_mut(rows.clone()));
         swiglu::backward(ctx, swiglu::Backward { gate_up, d_y, d_gate_up: d_gate_up.reborrow(), y })?;
-        let (x, dropout) = (normed.rows(rows.clone()), dropout.map(|d| d.rows(rows.clone())));
-        let (input, d_x) = (SavedInput { x, dropout, groups }, b.d_normed.rows_mut(rows));
+        let (x, low_rank) = (normed.rows(rows.clone()), low_rank.rows(rows.clone()));
+        let (input, d_x) = (SavedInput { x, low_rank, groups }, b.d_normed.rows_mut(rows));
         w.gate_up.backward(ctx, input, d_gate_up.view(), d_x, &mut g.gate_up)?;
     }
     if later {

@@ -18,34 +18,50 @@ pub use tape::{Tape, Workspace};
 
 use crate::batch::{BatchTensors, InferRows};
 use crate::kv::KvCache;
-use crate::weights::{Grads, Weights, trained};
+use crate::weights::{Grads, ModelView, RowAdapters, Weights, trained};
 use kernels::ops::{embedding, rmsnorm, zero};
 use kernels::{Context, Error, Result};
 use layer::{Buffers, Input, Pass};
 use tape::Activations;
 
 /// Computes `rows` on top of what `kv` holds, writing their keys and values to it. Hidden rows: [`Workspace::hidden`].
-pub fn infer(
+pub fn infer<'a>(
     ctx: &Context,
-    weights: &Weights,
+    model: impl Into<ModelView<'a>>,
     rope: &Rope,
     rows: &InferRows,
     kv: &mut KvCache,
     workspace: &mut Workspace,
 ) -> Result<()> {
-    let pass = Pass { ctx, config: &weights.config, rope, rows: rows.views(), dropout: None };
+    let ModelView { weights, adapters } = model.into();
+    let adapters = RowAdapters::new(adapters, rows.sequences())?;
+    let pass = Pass { ctx, config: &weights.config, rope, rows: rows.views(), adapters: &adapters, dropout: None };
     layers_forward(&pass, weights, kv, &mut workspace.activations)
 }
 
 /// Computes a batch of whole sequences, keeping in `tape` what [`backward`] needs. Hidden rows: [`Tape::hidden`].
-pub fn forward(ctx: &Context, weights: &Weights, rope: &Rope, batch: &BatchTensors, tape: &mut Tape) -> Result<()> {
+pub fn forward<'a>(
+    ctx: &Context,
+    model: impl Into<ModelView<'a>>,
+    rope: &Rope,
+    batch: &BatchTensors,
+    tape: &mut Tape,
+) -> Result<()> {
     tape.check(batch.capacity)?;
-    let pass = pass(ctx, weights, rope, batch);
+    let ModelView { weights, adapters } = model.into();
+    let adapters = RowAdapters::new(adapters, batch.sequences())?;
+    let pass = pass(ctx, weights, rope, batch, &adapters);
     layers_forward(&pass, weights, &mut tape.pages, &mut tape.activations)
 }
 
-fn pass<'a>(ctx: &'a Context, weights: &'a Weights, rope: &'a Rope, batch: &'a BatchTensors) -> Pass<'a> {
-    Pass { ctx, config: &weights.config, rope, rows: batch.rows.views(), dropout: batch.dropout.as_ref() }
+fn pass<'a>(
+    ctx: &'a Context,
+    weights: &'a Weights,
+    rope: &'a Rope,
+    batch: &'a BatchTensors,
+    adapters: &'a RowAdapters<'a>,
+) -> Pass<'a> {
+    Pass { ctx, config: &weights.config, rope, rows: batch.rows.views(), adapters, dropout: batch.dropout.as_ref() }
 }
 
 /// Embedding, layers, final norm.
@@ -83,16 +99,22 @@ fn layers_forward(pass: &Pass<'_>, weights: &Weights, kv: &mut KvCache, a: &mut 
 
 /// The backward pass of [`forward`], from the gradient of the hidden rows ([`Tape::d_hidden_mut`], as
 /// [`head_backward`] writes it): accumulates into `grads` (all but the head's).
-pub fn backward(
+pub fn backward<'a>(
     ctx: &Context,
-    weights: &Weights,
+    model: impl Into<ModelView<'a>>,
     rope: &Rope,
     batch: &BatchTensors,
     tape: &mut Tape,
     grads: &mut Grads,
 ) -> Result<()> {
     let (a, back) = (&mut tape.activations, tape.back.as_mut().ok_or_else(no_backward_buffers)?);
-    let pass = pass(ctx, weights, rope, batch);
+    let ModelView { weights, adapters } = model.into();
+    let adapters = RowAdapters::new(adapters, batch.sequences())?;
+    if adapters.trained()?.is_some() != grads.of_adapter() {
+        let message = "weights and gradients are not of the same adapter".into();
+        return Err(Error::Value { op: "backward", message });
+    }
+    let pass = pass(ctx, weights, rope, batch, &adapters);
     let (n, groups) = (a.rows, batch.groups.view());
 
     zero(ctx, back.layer.d_x.rows_mut(0..n));

@@ -34,6 +34,10 @@ impl Grads {
             tied: tied.then(|| TiedEmbeddingGrads::new(&memory, config.vocab_size, config.hidden_size)),
         }
     }
+    /// Whether they are those of an adapter.
+    pub(crate) fn of_adapter(&self) -> bool {
+        self.params.layers.iter().flat_map(|l| l.linears()).any(|l| l.low_rank.is_some())
+    }
     /// Takes the memory for updates of up to `tokens` tokens that go in now; else it grows with what occurs.
     pub fn reserve(&mut self, tokens: usize) {
         if let Some(tied) = &mut self.tied {

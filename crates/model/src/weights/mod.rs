@@ -5,21 +5,28 @@
 //! gate and up), so a tensor here may hold the rows of several tensors of a file; [`Params::specs`] says which. It
 //! does not know files, nor how the numbers are used.
 
-mod adapted;
+mod adapter;
 mod files;
 mod grads;
 mod linear;
 mod lora;
 mod params;
+mod slots;
 mod spec;
+mod view;
 
+pub use adapter::Adapter;
 pub(crate) use files::{AdapterFiles, AdapterFilesMut};
 pub use files::{Named, NamedMut, tensor_specs};
 pub use grads::Grads;
-pub use linear::{Adapter, Linear, SavedInput};
+pub(crate) use linear::SavedInput;
+pub use linear::{Linear, LowRank};
 pub use lora::{LINEAR_MODULES, LoraConfig, TargetModules};
 pub use params::{Layer, Params};
+pub use slots::{AdaptedWeights, Trainable, Versioned, WeightSlots};
 pub use spec::{ParamSpec, Part, Role};
+pub use view::{Adapters, ModelView, Version};
+pub(crate) use view::{LowRankRows, RowAdapters};
 
 use crate::ModelConfig;
 use kernels::{Matrix, Memory, Tensor, ViewMut};
@@ -34,18 +41,12 @@ pub struct Weights {
     pub params: Params,
     /// Counts the updates: [`Weights::publish`] after changing `params`. Cached keys and values belong to one version.
     pub version: u64,
-    lora: Option<LoraConfig>,
 }
 
 impl Weights {
     /// All zero, version 0. Booked under "weights".
     pub fn zeros(memory: &Memory, config: &Arc<ModelConfig>) -> Weights {
-        Weights {
-            config: config.clone(),
-            params: Params::zeros(&memory.part("weights"), config),
-            version: 0,
-            lora: None,
-        }
+        Weights { config: config.clone(), params: Params::zeros(&memory.part("weights"), config), version: 0 }
     }
     /// Makes what `params` now hold the next version.
     pub fn publish(&mut self) {

@@ -1,6 +1,6 @@
 //! The tree of parameters.
 
-use super::linear::{Adapter, Linear};
+use super::linear::{Linear, LowRank};
 use super::lora::{LoraConfig, adapter_specs};
 use super::spec::{ParamSpec, specs};
 use crate::{Head, ModelConfig};
@@ -78,6 +78,13 @@ impl Params {
         params
     }
 
+    /// Zeros for an adapter of weights that compute as `config` says; a head of scores is with it.
+    pub(super) fn adapter(memory: &Memory, config: &ModelConfig, lora: &LoraConfig) -> Params {
+        let mut params = Params::base(memory, config, false, config.compute);
+        params.add_adapter(memory, lora);
+        params
+    }
+
     fn base(memory: &Memory, c: &ModelConfig, kept: bool, dtype: DType) -> Params {
         let size = |len: usize| if kept { len } else { 0 };
         let (h, f, v, hd) = (c.hidden_size, c.intermediate_size, c.vocab_size, c.head_dim);
@@ -89,7 +96,7 @@ impl Params {
         let linear = |rows: usize, cols: usize, bias: bool| Linear {
             matrix: matrix(rows, cols),
             bias: bias.then(|| vector(rows)),
-            adapter: None,
+            low_rank: None,
         };
         let layer = |_| Layer {
             qkv: linear(c.qkv_width(), h, c.attention_bias),
@@ -111,29 +118,19 @@ impl Params {
     }
 
     /// Gives it adapters, all zero.
-    pub(super) fn add_adapter(&mut self, memory: &Memory, lora: &LoraConfig) {
+    fn add_adapter(&mut self, memory: &Memory, lora: &LoraConfig) {
         let targets = lora.targets(&self.specs);
         for (linear, parts) in self.layers.iter_mut().flat_map(Layer::linears_mut).zip(&targets) {
-            linear.adapter = Adapter::zeros(memory, lora, parts);
+            linear.low_rank = LowRank::zeros(memory, lora, parts);
         }
         self.specs.extend(adapter_specs(&self.specs, lora));
     }
 
-    /// Takes the adapters away: one for each linear layer, for [`attach`](Self::attach). Names and specs stay.
-    pub(super) fn detach(&mut self) -> Vec<Option<Adapter>> {
-        self.layers.iter_mut().flat_map(Layer::linears_mut).map(|l| l.adapter.take()).collect()
-    }
-
-    /// Puts them back.
-    pub(super) fn attach(&mut self, adapters: Vec<Option<Adapter>>) {
-        for (linear, adapter) in self.layers.iter_mut().flat_map(Layer::linears_mut).zip(adapters) {
-            linear.adapter = adapter;
+    /// Overwrites every number with that of a tree of the same shape.
+    pub fn copy_from(&mut self, other: &Params) {
+        for (own, other) in self.tensors_mut().into_iter().zip(other.tensors()) {
+            own.view_mut().copy_from_f32(&other.to_vec_f32());
         }
-    }
-
-    /// Forgets that there were adapters, which [`detach`](Self::detach) took.
-    pub(super) fn forget_adapter(&mut self) {
-        self.specs.retain(|s| s.role == super::Role::Base);
     }
 
     /// What the tensors of [`Params::tensors`] are, in their order.
@@ -208,7 +205,7 @@ impl Params {
         }
         slots.push(Slot::Vector(&self.norm));
         slots.extend(self.head.as_ref().map(Slot::Matrix));
-        let adapters = self.layers.iter().flat_map(Layer::linears).filter_map(|l| l.adapter.as_ref());
+        let adapters = self.layers.iter().flat_map(Layer::linears).filter_map(|l| l.low_rank.as_ref());
         slots.extend(adapters.flat_map(|a| std::iter::once(&a.a).chain(&a.b)).map(Slot::Matrix));
         slots
     }
@@ -220,7 +217,7 @@ impl Params {
             for l in [&mut layer.qkv, &mut layer.o, &mut layer.gate_up, &mut layer.down] {
                 slots.push(SlotMut::Matrix(&mut l.matrix));
                 slots.extend(l.bias.as_mut().map(SlotMut::Vector));
-                if let Some(adapter) = &mut l.adapter {
+                if let Some(adapter) = &mut l.low_rank {
                     adapters.extend(std::iter::once(&mut adapter.a).chain(&mut adapter.b).map(SlotMut::Matrix));
                 }
             }

@@ -3,7 +3,7 @@
 
 use super::fixtures::{Expected, GRADIENT, LOGITS};
 use super::gradients::{batch, groups};
-use super::lora::{PEFT, adapted, lora, of_peft, some, whole};
+use super::lora::{PEFT, adapted, lora, move_along, of_peft, some, whole};
 use super::*;
 use kernels::check::{normal, relative_error};
 use model::TargetModules;
@@ -18,7 +18,7 @@ fn bits_do_not_depend_on_threads_checkpointing_micro_batches_or_instruction_set(
         let weights = adapted(&one, family, &some());
         let (whole, weight) = whole(&weights);
         let expected = gradients_with(&one, &weights, &whole, &weight, false, DROPOUT);
-        let cut: Vec<Batch> = groups(weights.config.vocab_size as u32).chunks(1).map(|g| batch(g, true)).collect();
+        let cut: Vec<Batch> = groups(weights.config().vocab_size as u32).chunks(1).map(|g| batch(g, true)).collect();
         for isa in Isa::present() {
             let ctx = Context::cpu(isa, 2);
             for (batches, checkpointing) in [(&whole[..], false), (&cut[..], true)] {
@@ -57,7 +57,7 @@ fn a_prompt_computed_once_or_for_each_completion_is_dropped_alike() {
     let ctx = context(2);
     for family in FAMILIES {
         let weights = adapted(&ctx, family, &some());
-        let groups = groups(weights.config.vocab_size as u32);
+        let groups = groups(weights.config().vocab_size as u32);
         let (shared, apart) = (batch(&groups, true), batch(&groups, false));
         let weight: Vec<f32> = normal(3, shared.targets.len());
         let a = gradients_with(&ctx, &weights, &[shared], &weight, false, DROPOUT);
@@ -86,10 +86,7 @@ fn the_gradient_is_the_slope_of_the_same_noise() {
         let square: f64 = g.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum();
         let step = 1e-3 / square.sqrt();
         let mut moved = |by: f64, dropout| {
-            for (t, g) in weights.params.tensors_mut().into_iter().zip(&g).filter(|(_, g)| !g.is_empty()) {
-                let to: Vec<f32> = t.to_vec_f32().iter().zip(g).map(|(w, g)| w + (by * f64::from(*g)) as f32).collect();
-                t.view_mut().copy_from_f32(&to);
-            }
+            move_along(&mut weights, &g, by);
             objective(&gradients_with(&ctx, &weights, &whole, &weight, false, dropout))
         };
         let (up, down) = (moved(step, DROPOUT), moved(-2.0 * step, DROPOUT));
@@ -109,10 +106,10 @@ fn errors(ctx: &Context, family: &str, (p, seed, step, place): (f64, u64, u64, u
     let expected = Expected::read(&folder(family).join("lora/dropout.safetensors"));
     let (ids, memory) = (expected.ids(), ctx.memory());
     let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&ids[1..]] }], true);
-    let mut tape = Tape::new(memory, &weights.config, batch.capacity(), true);
-    let (rope, mut tensors) = (Rope::new(memory, &weights.config, ids.len()), BatchTensors::new(memory, &batch));
+    let mut tape = Tape::new(memory, weights.config(), batch.capacity(), true);
+    let (rope, mut tensors) = (Rope::new(memory, weights.config(), ids.len()), BatchTensors::new(memory, &batch));
     tensors.set_dropout(Some(model::batch::Dropout::new(memory, p, seed, step, &batch, &[place])));
-    let mut grads = Grads::trained(memory, &weights.config, weights.lora());
+    let mut grads = Grads::trained(memory, weights.config(), weights.lora());
     net::forward(ctx, &weights, &rope, &tensors, &mut tape).unwrap();
     net::head_forward(ctx, &weights, &tensors, 1.0, &mut tape).unwrap();
     let mut found = vec![("logps".to_owned(), relative_error(&tape.logps().to_vec_f32(), &expected.f64("logps")))];

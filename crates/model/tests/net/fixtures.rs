@@ -69,25 +69,26 @@ fn gradient_errors(ctx: &Context, family: &str, weights: &Weights) -> Vec<(Strin
 }
 
 /// The same of the parameters `names` of any weights.
-pub fn gradient_errors_of(
+pub fn gradient_errors_of<'a>(
     ctx: &Context,
     expected: &Expected,
-    weights: &Weights,
+    model: impl Into<ModelView<'a>>,
     names: Vec<String>,
 ) -> Vec<(String, f64)> {
     let ids = expected.ids();
     let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&ids[1..]] }], true);
-    let (config, memory) = (&weights.config, ctx.memory());
+    let model = model.into();
+    let (config, memory) = (model.config(), ctx.memory());
     let mut tape = Tape::new(memory, config, batch.capacity(), false);
     let (rope, tensors) = (Rope::new(memory, config, ids.len()), BatchTensors::new(memory, &batch));
-    let mut grads = Grads::trained(memory, config, weights.lora());
-    net::forward(ctx, weights, &rope, &tensors, &mut tape).unwrap();
-    net::head_forward(ctx, weights, &tensors, 1.0, &mut tape).unwrap();
+    let mut grads = Grads::trained(memory, config, model.lora());
+    net::forward(ctx, model, &rope, &tensors, &mut tape).unwrap();
+    net::head_forward(ctx, model, &tensors, 1.0, &mut tape).unwrap();
     let n = batch.targets.len();
     let loss = -tape.logps().to_vec_f32().into_iter().map(f64::from).sum::<f64>() / n as f64;
     let d_logps = Tensor::from_f32(memory, &[n], &vec![-1.0 / n as f32; n]);
-    net::head_backward(ctx, weights, &tensors, d_logps.view(), None, &mut tape, &mut grads).unwrap();
-    net::backward(ctx, weights, &rope, &tensors, &mut tape, &mut grads).unwrap();
+    net::head_backward(ctx, model, &tensors, d_logps.view(), None, &mut tape, &mut grads).unwrap();
+    net::backward(ctx, model, &rope, &tensors, &mut tape, &mut grads).unwrap();
     grads.finish(ctx).unwrap();
 
     let named = Named { params: &grads.params };

@@ -20,19 +20,29 @@ pub fn some() -> LoraConfig {
 }
 
 /// The family's weights with an adapter that matters.
-pub fn adapted(ctx: &Context, family: &str, lora: &LoraConfig) -> Weights {
-    let mut weights = load(ctx, family);
-    weights.add_adapter(ctx.memory(), lora, 1).unwrap();
-    let mut named = NamedMut { params: &mut weights.params };
+pub fn adapted(ctx: &Context, family: &str, lora: &LoraConfig) -> AdaptedWeights {
+    let weights = load(ctx, family);
+    let mut adapter = Adapter::new(ctx.memory(), &weights, lora, 1).unwrap();
+    let mut named = NamedMut { params: &mut adapter.params };
     for (i, spec) in named.tensors().into_iter().filter(|s| s.name.contains("lora_")).enumerate() {
         let data = normal::<f32>(100 + i as u64, spec.shape.iter().product());
         named.put(&spec.name, &data.iter().map(|x| 0.3 * x).collect::<Vec<_>>()).unwrap();
     }
-    weights
+    AdaptedWeights::new(ctx.memory(), weights, Some(adapter))
 }
 
-pub fn whole(weights: &Weights) -> ([Batch; 1], Vec<f32>) {
-    let whole = [batch(&groups(weights.config.vocab_size as u32), true)];
+/// Moves every parameter of its adapter along `g`.
+pub fn move_along(weights: &mut AdaptedWeights, g: &[Vec<f32>], by: f64) {
+    change(weights, |adapter| {
+        for (t, g) in adapter.params.tensors_mut().into_iter().zip(g).filter(|(_, g)| !g.is_empty()) {
+            let to: Vec<f32> = t.to_vec_f32().iter().zip(g).map(|(w, g)| w + (by * f64::from(*g)) as f32).collect();
+            t.view_mut().copy_from_f32(&to);
+        }
+    });
+}
+
+pub fn whole<'a>(model: impl Into<ModelView<'a>>) -> ([Batch; 1], Vec<f32>) {
+    let whole = [batch(&groups(model.into().config().vocab_size as u32), true)];
     let weight = normal(3, whole[0].targets.len());
     (whole, weight)
 }
@@ -44,20 +54,16 @@ fn a_new_adapter_changes_no_bit_and_off_is_the_base() {
         let base = load(&ctx, family);
         let (whole, weight) = whole(&base);
         let expected = gradients(&ctx, &base, &whole, &weight, false);
-        let mut new = load(&ctx, family);
-        new.add_adapter(ctx.memory(), &lora(TargetModules::AllLinear), 1).unwrap();
-        let got = gradients(&ctx, &new, &whole, &weight, false);
+        let new = Adapter::new(ctx.memory(), &base, &lora(TargetModules::AllLinear), 1).unwrap();
+        let got = gradients(&ctx, ModelView::new(&base, Some(&new)), &whole, &weight, false);
         assert!(got.logps == expected.logps && got.hidden == expected.hidden, "{family}: a new adapter");
-        let mut other = adapted(&ctx, family, &some());
+        let other = adapted(&ctx, family, &some());
         let got = gradients(&ctx, &other, &whole, &weight, false);
         assert!(relative_error(&got.logps, &expected.logps.iter().map(|&x| f64::from(x)).collect::<Vec<_>>()) > 1e-2);
-        let logps = other.without_adapter(|off| {
-            let (mut tape, rope) = (
-                Tape::forward_only(ctx.memory(), &off.config, whole[0].capacity()),
-                Rope::new(ctx.memory(), &off.config, 256),
-            );
-            net::score(&ctx, off, &rope, &whole[0], &mut tape, 1.0).unwrap().logps
-        });
+        let off = other.base.current();
+        let mut tape = Tape::forward_only(ctx.memory(), &off.config, whole[0].capacity());
+        let rope = Rope::new(ctx.memory(), &off.config, 256);
+        let logps = net::score(&ctx, off, &rope, &whole[0], &mut tape, 1.0).unwrap().logps;
         assert!(logps == expected.logps, "{family}: switched off");
         let again = gradients(&ctx, &other, &whole, &weight, false);
         assert!(again.logps == got.logps && bits(&again.grads) == bits(&got.grads), "{family}: on again");
@@ -68,13 +74,14 @@ fn a_new_adapter_changes_no_bit_and_off_is_the_base() {
 fn a_merged_adapter_is_the_same_function() {
     let ctx = context(2);
     for family in FAMILIES {
-        let mut weights = adapted(&ctx, family, &some());
+        let weights = adapted(&ctx, family, &some());
         let (whole, weight) = whole(&weights);
         let expected: Vec<f64> =
             gradients(&ctx, &weights, &whole, &weight, false).logps.iter().map(|&x| f64::from(x)).collect();
-        weights.merge_adapter();
-        assert!(weights.lora().is_none() && weights.version == 1);
-        let error = relative_error(&gradients(&ctx, &weights, &whole, &weight, false).logps, &expected);
+        let mut merged = load(&ctx, family);
+        merged.merge(adapter(&weights));
+        assert_eq!(merged.version, 1);
+        let error = relative_error(&gradients(&ctx, &merged, &whole, &weight, false).logps, &expected);
         assert!(error < 1e-5, "{family}: {error:e}");
     }
 }
@@ -92,8 +99,8 @@ fn frozen_weights_have_no_gradient_and_take_no_memory() {
     }
     assert_eq!(Named { params: &got.grads.params }.tensors().len(), 2 * 2 * 4);
     let memory = Memory::new(kernels::Device::Meta);
-    let full = Grads::zeros(&memory, &weights.config);
-    let own = Grads::trained(&memory, &weights.config, weights.lora());
+    let full = Grads::zeros(&memory, weights.config());
+    let own = Grads::trained(&memory, weights.config(), weights.lora());
     assert_eq!(own.bytes(), got.grads.bytes());
     assert!(own.bytes() < full.bytes());
 }
@@ -105,7 +112,7 @@ fn bits_do_not_depend_on_threads_checkpointing_micro_batches_or_instruction_set(
         let weights = adapted(&one, family, &some());
         let (whole, weight) = whole(&weights);
         let expected = gradients(&one, &weights, &whole, &weight, false);
-        let cut: Vec<Batch> = groups(weights.config.vocab_size as u32).chunks(1).map(|g| batch(g, true)).collect();
+        let cut: Vec<Batch> = groups(weights.config().vocab_size as u32).chunks(1).map(|g| batch(g, true)).collect();
         for isa in Isa::present() {
             let ctx = Context::cpu(isa, 2);
             for (batches, checkpointing) in [(&whole[..], false), (&cut[..], true)] {
@@ -132,10 +139,7 @@ fn the_gradient_of_an_adapter_is_the_slope() {
     let square: f64 = g.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum();
     let step = 1e-3 / square.sqrt();
     let mut moved = |by: f64| {
-        for (t, g) in weights.params.tensors_mut().into_iter().zip(&g).filter(|(_, g)| !g.is_empty()) {
-            let to: Vec<f32> = t.to_vec_f32().iter().zip(g).map(|(w, g)| w + (by * f64::from(*g)) as f32).collect();
-            t.view_mut().copy_from_f32(&to);
-        }
+        move_along(&mut weights, &g, by);
         objective(&gradients(&ctx, &weights, &whole, &weight, false))
     };
     let (up, down) = (moved(step), moved(-2.0 * step));
@@ -147,7 +151,7 @@ fn the_gradient_of_an_adapter_is_the_slope() {
 fn what_cannot_be_adapted_is_refused() {
     let ctx = context(1);
     let refused = |lora: LoraConfig, word: &str| {
-        let error = load(&ctx, "qwen2").add_adapter(ctx.memory(), &lora, 1).unwrap_err().to_string();
+        let error = Adapter::new(ctx.memory(), &load(&ctx, "qwen2"), &lora, 1).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
     };
     refused(lora(TargetModules::Names(vec!["lm_head".into()])), "lm_head");
@@ -159,19 +163,25 @@ fn what_cannot_be_adapted_is_refused() {
     for dropout in [1.0, -0.1, f64::NAN] {
         refused(LoraConfig { dropout, ..some() }, "lora_dropout");
     }
-    let mut weights = load(&ctx, "qwen2");
     let one = lora(TargetModules::Regex(r".*\.1\.self_attn\.(q|k)_proj".into()));
-    weights.add_adapter(ctx.memory(), &one, 1).unwrap();
-    let adapted = |l: usize| weights.params.layers[l].qkv.adapter.as_ref().map(|a| a.b.len());
+    let adapter = Adapter::new(ctx.memory(), &load(&ctx, "qwen2"), &one, 1).unwrap();
+    let adapted = |l: usize| adapter.params.layers[l].qkv.low_rank.as_ref().map(|a| a.b.len());
     assert_eq!((adapted(0), adapted(1)), (None, Some(2)));
 }
 
 /// Families with an adapter that PEFT wrote.
 pub const PEFT: [&str; 3] = ["llama3", "qwen2", "qwen3"];
 
-pub fn of_peft(ctx: &Context, family: &str) -> (Weights, Expected) {
-    let (mut weights, dir) = (load(ctx, family), folder(family).join("lora"));
-    model::peft::load_adapter(ctx.memory(), &dir, &mut weights).unwrap();
+/// The model `family` with the adapter of a PEFT directory.
+fn with_peft(ctx: &Context, family: &str, dir: &Path) -> AdaptedWeights {
+    let weights = load(ctx, family);
+    let adapter = model::peft::load_adapter(ctx.memory(), dir, &weights).unwrap();
+    AdaptedWeights::new(ctx.memory(), weights, Some(adapter))
+}
+
+pub fn of_peft(ctx: &Context, family: &str) -> (AdaptedWeights, Expected) {
+    let dir = folder(family).join("lora");
+    let weights = with_peft(ctx, family, &dir);
     (weights, Expected::read(&dir.join("expected.safetensors")))
 }
 
@@ -184,7 +194,8 @@ fn logits_and_gradients_of_adapters_are_those_of_peft() {
             let error = relative_error(&logits(&ctx, &weights, &expected.ids()), &expected.f64("logits"));
             println!("{family} {isa:?}: logits {error:.1e}");
             assert!(error <= LOGITS, "{family} {isa:?}: {error:e}");
-            let names: Vec<String> = Named { params: &weights.params }.tensors().into_iter().map(|s| s.name).collect();
+            let names: Vec<String> =
+                Named { params: &adapter(&weights).params }.tensors().into_iter().map(|s| s.name).collect();
             let names = names.into_iter().filter(|n| n.contains("lora_")).collect::<Vec<_>>();
             assert_eq!(names.len(), expected.names().iter().filter(|n| n.starts_with("grad.")).count());
             for (name, error) in gradient_errors_of(&ctx, &expected, &weights, names) {
@@ -198,19 +209,23 @@ fn logits_and_gradients_of_adapters_are_those_of_peft() {
 fn a_module_a_scale_or_a_block_in_the_wrong_place_is_seen() {
     let ctx = context(1);
     for family in PEFT {
-        let error = |weights: &Weights, expected: &Expected| {
+        let error = |weights: &AdaptedWeights, expected: &Expected| {
             relative_error(&logits(&ctx, weights, &expected.ids()), &expected.f64("logits"))
         };
         let (weights, expected) = of_peft(&ctx, family);
-        for spec in (Named { params: &weights.params }).tensors().into_iter().filter(|s| s.name.contains("lora_B")) {
+        for spec in
+            (Named { params: &adapter(&weights).params }).tensors().into_iter().filter(|s| s.name.contains("lora_B"))
+        {
             let (mut weights, _) = of_peft(&ctx, family);
-            NamedMut { params: &mut weights.params }.put(&spec.name, &vec![0.0; spec.shape.iter().product()]).unwrap();
+            let zeros = vec![0.0; spec.shape.iter().product()];
+            change(&mut weights, |a| NamedMut { params: &mut a.params }.put(&spec.name, &zeros)).unwrap();
             assert!(error(&weights, &expected) > 100.0 * LOGITS, "{family} without {}", spec.name);
         }
         let (mut weights, _) = of_peft(&ctx, family);
-        for layer in &mut weights.params.layers {
-            layer.linears_mut().into_iter().filter_map(|l| l.adapter.as_mut()).for_each(|a| a.scale *= 1.01);
-        }
+        change(&mut weights, |adapter| {
+            let linears = adapter.params.layers.iter_mut().flat_map(|layer| layer.linears_mut());
+            linears.filter_map(|l| l.low_rank.as_mut()).for_each(|a| a.scale *= 1.01);
+        });
         assert!(error(&weights, &expected) > 100.0 * LOGITS, "{family}: another scale");
     }
 }
@@ -222,10 +237,9 @@ fn an_adapter_that_is_saved_is_the_one_that_is_loaded() {
         let (weights, expected) = of_peft(&ctx, family);
         assert_eq!(weights.lora().unwrap().dropout, 0.0);
         let dir = tempfile::tempdir().unwrap();
-        model::peft::save_adapter(dir.path(), &weights, family).unwrap();
+        model::peft::save_adapter(dir.path(), adapter(&weights), family).unwrap();
         let theirs = std::fs::read(folder(family).join("lora/adapter_model.safetensors")).unwrap();
-        let (ours, mut again) =
-            (std::fs::read(dir.path().join("adapter_model.safetensors")).unwrap(), load(&ctx, family));
+        let ours = std::fs::read(dir.path().join("adapter_model.safetensors")).unwrap();
         let tensors = |bytes: &[u8]| {
             let file = safetensors::SafeTensors::deserialize(bytes).unwrap();
             let mut all: Vec<_> =
@@ -234,7 +248,7 @@ fn an_adapter_that_is_saved_is_the_one_that_is_loaded() {
             all
         };
         assert!(tensors(&ours) == tensors(&theirs), "{family}: names, shapes or elements");
-        model::peft::load_adapter(ctx.memory(), dir.path(), &mut again).unwrap();
+        let again = with_peft(&ctx, family, dir.path());
         assert_eq!(again.lora(), weights.lora());
         let config = dir.path().join(model::peft::ADAPTER_CONFIG);
         let told = std::fs::read_to_string(&config).unwrap();
@@ -243,14 +257,15 @@ fn an_adapter_that_is_saved_is_the_one_that_is_loaded() {
         assert_eq!(logits(&ctx, &again, &ids), logits(&ctx, &weights, &ids), "{family}");
         // Dropout is carried, and dropped of nothing here.
         std::fs::write(&config, told.replace("\"lora_dropout\": 0.0", "\"lora_dropout\": 0.05")).unwrap();
-        model::peft::load_adapter(ctx.memory(), dir.path(), &mut again).unwrap();
+        let again = with_peft(&ctx, family, dir.path());
         assert_eq!(again.lora().unwrap().dropout, 0.05);
         assert_eq!(logits(&ctx, &again, &ids), logits(&ctx, &weights, &ids), "{family}");
-        model::peft::save_adapter(dir.path(), &again, family).unwrap();
+        model::peft::save_adapter(dir.path(), adapter(&again), family).unwrap();
         assert_eq!(model::peft::load_adapter_config(dir.path()).unwrap().lora.dropout, 0.05);
         for (p, word) in [("1.0", "below 1"), ("\"a\"", "a number")] {
             std::fs::write(&config, told.replace("\"lora_dropout\": 0.0", &format!("\"lora_dropout\": {p}"))).unwrap();
-            let error = model::peft::load_adapter(ctx.memory(), dir.path(), &mut again).unwrap_err().to_string();
+            let error =
+                model::peft::load_adapter(ctx.memory(), dir.path(), again.base.current()).unwrap_err().to_string();
             assert!(error.contains("lora_dropout") && error.contains(word), "{error}");
         }
     }
@@ -265,21 +280,22 @@ const OURS: [(&str, usize, &[&str]); 3] = [
 ];
 
 /// The family's weights with the adapter that the example draws.
-fn drawn(ctx: &Context, family: &str, r: usize, modules: &[&str]) -> Weights {
+fn drawn(ctx: &Context, family: &str, r: usize, modules: &[&str]) -> AdaptedWeights {
     let target_modules = match modules {
         ["all-linear"] => TargetModules::AllLinear,
         names => TargetModules::Names(names.iter().map(|n| (*n).to_owned()).collect()),
     };
-    let mut weights = load(ctx, family);
-    weights.add_adapter(ctx.memory(), &LoraConfig { r, target_modules, ..LoraConfig::default() }, 7).unwrap();
-    let mut named = NamedMut { params: &mut weights.params };
+    let weights = load(ctx, family);
+    let lora = LoraConfig { r, target_modules, ..LoraConfig::default() };
+    let mut adapter = Adapter::new(ctx.memory(), &weights, &lora, 7).unwrap();
+    let mut named = NamedMut { params: &mut adapter.params };
     for (i, spec) in
         named.tensors().into_iter().filter(|s| s.name.contains("lora_B") || s.name == "score.weight").enumerate()
     {
         let at = |k: usize| ((37 * k + 11 * i) % 101) as f32 / 128.0 - 0.390625;
         named.put(&spec.name, &(0..spec.shape.iter().product()).map(at).collect::<Vec<_>>()).unwrap();
     }
-    weights
+    AdaptedWeights::new(ctx.memory(), weights, Some(adapter))
 }
 
 #[test]
@@ -289,7 +305,7 @@ fn an_adapter_of_ours_gives_the_same_logits_in_peft() {
         let (weights, theirs) = (drawn(&ctx, family, r, modules), folder(family).join("ours"));
         // What PEFT loaded is what is still written.
         let dir = tempfile::tempdir().unwrap();
-        model::peft::save_adapter(dir.path(), &weights, family).unwrap();
+        model::peft::save_adapter(dir.path(), adapter(&weights), family).unwrap();
         for file in ["adapter_config.json", "adapter_model.safetensors"] {
             let [now, then] = [dir.path(), &theirs.join("adapter")].map(|d| std::fs::read(d.join(file)).unwrap());
             assert!(now == then, "{family}: {file} is not what PEFT loaded");
@@ -307,19 +323,19 @@ fn an_adapter_of_ours_gives_the_same_logits_in_peft() {
 }
 
 /// The gradients of Σ weightᵢ · scoreᵢ over the positions of a sequence.
-fn score_gradients(ctx: &Context, weights: &Weights, ids: &[u32], factors: &[f32]) -> Grads {
-    let (config, memory) = (&weights.config, ctx.memory());
+fn score_gradients(ctx: &Context, model: &AdaptedWeights, ids: &[u32], factors: &[f32]) -> Grads {
+    let (config, memory) = (model.config(), ctx.memory());
     // Scores stand at the rows that predict a token.
     let rest = [&ids[1..], &[0]].concat();
     let batch = Batch::new(&[GroupSegment { prefix: &ids[..1], branches: &[&rest] }], true);
     let mut tape = Tape::new(memory, config, batch.capacity(), false);
     let (rope, tensors) = (Rope::new(memory, config, ids.len() + 1), BatchTensors::new(memory, &batch));
-    let mut grads = Grads::trained(memory, config, weights.lora());
-    net::forward(ctx, weights, &rope, &tensors, &mut tape).unwrap();
-    net::score_forward(ctx, weights, &tensors, &mut tape).unwrap();
+    let mut grads = Grads::trained(memory, config, model.lora());
+    net::forward(ctx, model, &rope, &tensors, &mut tape).unwrap();
+    net::score_forward(ctx, model, &tensors, &mut tape).unwrap();
     let d_scores = Tensor::from_f32(memory, &[factors.len()], factors);
-    net::score_backward(ctx, weights, &tensors, d_scores.view(), &mut tape, &mut grads).unwrap();
-    net::backward(ctx, weights, &rope, &tensors, &mut tape, &mut grads).unwrap();
+    net::score_backward(ctx, model, &tensors, d_scores.view(), &mut tape, &mut grads).unwrap();
+    net::backward(ctx, model, &rope, &tensors, &mut tape, &mut grads).unwrap();
     grads.finish(ctx).unwrap();
     grads
 }
@@ -328,17 +344,16 @@ fn score_gradients(ctx: &Context, weights: &Weights, ids: &[u32], factors: &[f32
 fn a_head_of_scores_comes_with_its_adapter() {
     let ctx = context(2);
     let model = "qwen3/score";
-    let (mut weights, dir) = (load(&ctx, model), folder(model).join("lora"));
-    model::peft::load_adapter(ctx.memory(), &dir, &mut weights).unwrap();
+    let dir = folder(model).join("lora");
+    let weights = with_peft(&ctx, model, &dir);
     let expected = Expected::read(&dir.join("expected.safetensors"));
     let scores = expected.f64("logits");
     let error = relative_error(&logits(&ctx, &weights, &expected.ids()), &scores);
     assert!(error <= LOGITS, "{error:e}");
     // It is saved with it, trained with it, and stays when the adapter is merged.
     let out = tempfile::tempdir().unwrap();
-    model::peft::save_adapter(out.path(), &weights, model).unwrap();
-    let mut again = load(&ctx, model);
-    model::peft::load_adapter(ctx.memory(), out.path(), &mut again).unwrap();
+    model::peft::save_adapter(out.path(), adapter(&weights), model).unwrap();
+    let again = with_peft(&ctx, model, out.path());
     assert_eq!(logits(&ctx, &again, &expected.ids()), logits(&ctx, &weights, &expected.ids()));
     let factors: Vec<f32> = expected.f64("weights").into_iter().map(|w| w as f32).collect();
     let grads = score_gradients(&ctx, &weights, &expected.ids(), &factors);
@@ -351,15 +366,16 @@ fn a_head_of_scores_comes_with_its_adapter() {
         let error = relative_error(&trained.get(&name).unwrap(), &expected.f64(&format!("grad.{theirs}")));
         assert!(error <= GRADIENT, "{name}: {error:e}");
     }
-    weights.merge_adapter();
-    assert!(relative_error(&logits(&ctx, &weights, &expected.ids()), &scores) < 1e-5);
+    let mut merged = load(&ctx, model);
+    merged.merge(adapter(&weights));
+    assert!(relative_error(&logits(&ctx, &merged, &expected.ids()), &scores) < 1e-5);
     let mut other = load(&ctx, model);
-    other.put("score.weight", &weights.get("score.weight").unwrap()).unwrap();
+    other.put("score.weight", &merged.get("score.weight").unwrap()).unwrap();
     assert!(relative_error(&logits(&ctx, &other, &expected.ids()), &scores) > 1e-2, "the adapter hardly matters");
 
     let refused = |family: &str, adapter: &str, word: &str| {
-        let (mut weights, dir) = (load(&ctx, family), folder(adapter));
-        let error = model::peft::load_adapter(ctx.memory(), &dir, &mut weights).unwrap_err().to_string();
+        let (weights, dir) = (load(&ctx, family), folder(adapter));
+        let error = model::peft::load_adapter(ctx.memory(), &dir, &weights).unwrap_err().to_string();
         assert!(error.contains(word) && error.contains("adapter_config.json"), "{error}");
     };
     refused("qwen3", "qwen3/score/lora", "of a reward model");

@@ -1,5 +1,6 @@
 //! The decoder as a whole: against transformers, against itself computed otherwise, and on a pretrained model.
 
+mod adapters;
 mod bf16;
 mod dropout;
 mod fixtures;
@@ -13,7 +14,7 @@ mod stories;
 use kernels::{Context, DType, Isa, Tensor, ops};
 use model::io::{TensorSink, TensorSource};
 use model::net::{self, Rope, Tape};
-use model::{Batch, BatchTensors, Grads, GroupSegment, ModelConfig, Weights};
+use model::{AdaptedWeights, Adapter, Batch, BatchTensors, Grads, GroupSegment, ModelConfig, ModelView, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -30,6 +31,16 @@ fn context(threads: usize) -> Context {
 fn load(ctx: &Context, family: &str) -> Weights {
     let config = Arc::new(ModelConfig::load(&folder(family).join("config.json")).unwrap());
     Weights::load(ctx.memory(), &folder(family), &config).unwrap()
+}
+
+/// The adapter of adapted weights.
+fn adapter(weights: &AdaptedWeights) -> &Adapter {
+    weights.adapter.as_ref().unwrap().current()
+}
+
+/// Changes it.
+fn change<R>(weights: &mut AdaptedWeights, change: impl FnOnce(&mut Adapter) -> R) -> R {
+    weights.adapter.as_mut().unwrap().overwrite(change)
 }
 
 /// The same numbers in a model of another configuration: what that has no tensor for is dropped.
@@ -50,32 +61,39 @@ struct Outcome {
 }
 
 /// Forward and backward of the sum over `batches` of Σ (weightᵢ · logpᵢ + ½ weightᵢ · entropyᵢ), one after the other.
-fn gradients(ctx: &Context, weights: &Weights, batches: &[Batch], weight: &[f32], checkpointing: bool) -> Outcome {
-    gradients_with(ctx, weights, batches, weight, checkpointing, None)
+fn gradients<'a>(
+    ctx: &Context,
+    model: impl Into<ModelView<'a>>,
+    batches: &[Batch],
+    weight: &[f32],
+    checkpointing: bool,
+) -> Outcome {
+    gradients_with(ctx, model, batches, weight, checkpointing, None)
 }
 
 /// The same with dropout, of chance, seed and step: branches have the places 100, 103, 106, …
-fn gradients_with(
+fn gradients_with<'a>(
     ctx: &Context,
-    weights: &Weights,
+    model: impl Into<ModelView<'a>>,
     batches: &[Batch],
     weight: &[f32],
     checkpointing: bool,
     dropout: Option<(f64, u64, u64)>,
 ) -> Outcome {
-    let (config, memory) = (&weights.config, ctx.memory());
+    let model = model.into();
+    let (config, memory) = (model.config(), ctx.memory());
     let capacity = batches.iter().map(Batch::capacity).reduce(|a, b| a.max(b)).unwrap();
     let mut tape = Tape::new(memory, config, capacity, checkpointing);
     let rope = Rope::new(memory, config, 256);
-    let mut grads = Grads::trained(memory, config, weights.lora());
+    let mut grads = Grads::trained(memory, config, model.lora());
     let (mut logps, mut entropies, mut hidden, mut branches) = (vec![], vec![], vec![], (100u32..).step_by(3));
     for batch in batches {
         let mut tensors = BatchTensors::new(memory, batch);
         let places: Vec<u32> = branches.by_ref().take(batch.scores_of_branches.len()).collect();
         let noise = |(p, seed, step)| model::batch::Dropout::new(memory, p, seed, step, batch, &places);
         tensors.set_dropout(dropout.map(noise));
-        net::forward(ctx, weights, &rope, &tensors, &mut tape).unwrap();
-        net::head_forward(ctx, weights, &tensors, 1.0, &mut tape).unwrap();
+        net::forward(ctx, model, &rope, &tensors, &mut tape).unwrap();
+        net::head_forward(ctx, model, &tensors, 1.0, &mut tape).unwrap();
         let of_batch = &weight[logps.len()..logps.len() + batch.targets.len()];
         let d_logps = Tensor::from_f32(memory, &[of_batch.len()], of_batch);
         let halves: Vec<f32> = of_batch.iter().map(|w| 0.5 * w).collect();
@@ -84,22 +102,23 @@ fn gradients_with(
         entropies.extend(tape.entropies().to_vec_f32());
         hidden.extend(tape.hidden().to_vec_f32());
         let (d_logps, d_entropies) = (d_logps.view(), Some(d_entropies.view()));
-        net::head_backward(ctx, weights, &tensors, d_logps, d_entropies, &mut tape, &mut grads).unwrap();
-        net::backward(ctx, weights, &rope, &tensors, &mut tape, &mut grads).unwrap();
+        net::head_backward(ctx, model, &tensors, d_logps, d_entropies, &mut tape, &mut grads).unwrap();
+        net::backward(ctx, model, &rope, &tensors, &mut tape, &mut grads).unwrap();
     }
     grads.finish(ctx).unwrap();
     Outcome { logps, entropies, hidden, grads }
 }
 
 /// Logits `[T, V]` of a sequence, or scores `[T, n]`.
-fn logits(ctx: &Context, weights: &Weights, ids: &[u32]) -> Vec<f32> {
-    let (config, memory) = (&weights.config, ctx.memory());
+fn logits<'a>(ctx: &Context, model: impl Into<ModelView<'a>>, ids: &[u32]) -> Vec<f32> {
+    let model = model.into();
+    let (config, memory, head) = (model.config(), ctx.memory(), model.head().unwrap());
     let batch = Batch::new(&[GroupSegment { prefix: ids, branches: &[] }], true);
     let mut tape = Tape::forward_only(memory, config, batch.capacity());
     let tensors = BatchTensors::new(memory, &batch);
-    net::forward(ctx, weights, &Rope::new(memory, config, ids.len()), &tensors, &mut tape).unwrap();
-    let mut logits = Tensor::zeros(memory, &[ids.len(), weights.head().rows()], DType::F32);
-    let (x, w, y) = (tape.hidden(), weights.head(), logits.view_mut());
+    net::forward(ctx, model, &Rope::new(memory, config, ids.len()), &tensors, &mut tape).unwrap();
+    let mut logits = Tensor::zeros(memory, &[ids.len(), head.rows()], DType::F32);
+    let (x, w, y) = (tape.hidden(), head, logits.view_mut());
     ops::linear::forward(ctx, ops::linear::Forward { x, w, bias: None, y, accumulate: false }).unwrap();
     logits.to_vec_f32()
 }

@@ -163,7 +163,7 @@ fn a_sequence_is_extended_with_foreign_tokens() {
     assert_eq!((&first.ids[at..at + 3], &first.mask[at..at + 4]), (&[7, 8, 9][..], &[false, false, false, true][..]));
     assert_eq!(first.ids[..at], whole[0].ids[..at]);
     // The trainer's log-probabilities, where the model sampled.
-    let trainer = scored(&ctx, &weights, &prompts, &done, 1.0, Layout::Shared);
+    let trainer = scored(&ctx, (&weights).into(), &prompts, &done, 1.0, Layout::Shared);
     let recorded: Vec<(f32, bool)> =
         done.iter().flat_map(|c| c.logps.iter().copied().zip(c.mask.iter().copied())).collect();
     for (trainer, (recorded, sampled)) in trainer.iter().zip(recorded) {
@@ -187,7 +187,7 @@ fn recorded_log_probabilities_are_those_of_all_logits() {
     for sampling in variants {
         let temperature = if sampling.temperature == 0.0 { 1.0 } else { sampling.temperature };
         let completions = engine.generate(&weights, requests(&prompts, 3, sampling)).unwrap();
-        let trainer = scored(&ctx, &weights, &prompts, &completions, temperature, Layout::Shared);
+        let trainer = scored(&ctx, (&weights).into(), &prompts, &completions, temperature, Layout::Shared);
         let recorded: Vec<f32> = completions.iter().flat_map(|c| c.logps.clone()).collect();
         assert_eq!(recorded, trainer);
     }

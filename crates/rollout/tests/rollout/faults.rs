@@ -4,10 +4,10 @@
 #![allow(clippy::disallowed_methods)]
 
 use crate::*;
-use kernels::ops::{attention, embedding, lm_head, qk_norm, rmsnorm, rope, rows, swiglu};
+use kernels::ops::{attention, embedding, linear, lm_head, qk_norm, rmsnorm, rope, rows, swiglu};
 use kernels::{DType, Tensor, View, ViewMut};
 use model::kv::BLOCK;
-use model::weights::Layer;
+use model::weights::{Layer, Linear};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
@@ -65,12 +65,18 @@ impl Forward<'_> {
         }
         (sum, y)
     }
+    /// y = x Wᵀ + b
+    fn product(&self, w: &Linear, x: &Tensor, y: &mut Tensor) {
+        let (bias, y) = (w.bias.as_ref().map(Tensor::view), y.view_mut());
+        let args = linear::Forward { x: x.view(), w: &w.matrix, bias, y, accumulate: false };
+        linear::forward(self.ctx, args).unwrap();
+    }
     /// One layer: the residual stream without the last product, and that product.
     fn layer(&self, w: &Layer, x: &Tensor, delta: Option<&Tensor>, rows: &Rows) -> (Tensor, Tensor) {
         let (c, t) = (self.config, self.t());
         let (x, normed) = self.norm(x, delta, &w.attention_norm);
         let (mut raw, mut qkv) = (self.zeros(&[t, c.qkv_width()]), self.zeros(&[t, c.qkv_width()]));
-        w.qkv.forward(self.ctx, normed.view(), None, raw.view_mut()).unwrap();
+        self.product(&w.qkv, &normed, &mut raw);
         let (q_weight, k_weight) = w.qk_norm.as_ref().unwrap();
         let mut rstd = self.zeros(&[t, c.num_heads + c.num_kv_heads]);
         let args = qk_norm::Forward {
@@ -95,14 +101,14 @@ impl Forward<'_> {
         rope::forward(self.ctx, args).unwrap();
         let attended = self.attend(&qkv, rows);
         let mut delta = self.zeros(&[t, c.hidden_size]);
-        w.o.forward(self.ctx, attended.view(), None, delta.view_mut()).unwrap();
+        self.product(&w.o, &attended, &mut delta);
         let (x, normed) = self.norm(&x, Some(&delta), &w.mlp_norm);
         let (mut gate_up, mut gated) =
             (self.zeros(&[t, 2 * c.intermediate_size]), self.zeros(&[t, c.intermediate_size]));
-        w.gate_up.forward(self.ctx, normed.view(), None, gate_up.view_mut()).unwrap();
+        self.product(&w.gate_up, &normed, &mut gate_up);
         swiglu::forward(self.ctx, swiglu::Forward { gate_up: gate_up.view(), kept: None, y: gated.view_mut() })
             .unwrap();
-        w.down.forward(self.ctx, gated.view(), None, delta.view_mut()).unwrap();
+        self.product(&w.down, &gated, &mut delta);
         (x, delta)
     }
     fn attend(&self, qkv: &Tensor, rows: &Rows) -> Tensor {

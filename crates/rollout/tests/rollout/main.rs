@@ -7,7 +7,7 @@ mod parity;
 
 use kernels::{Context, Isa};
 use model::net::{self, Rope, Tape};
-use model::{Batch, GroupSegment, ModelConfig, Weights};
+use model::{AdaptedWeights, Adapter, Batch, GroupSegment, ModelConfig, ModelView, Weights};
 use rollout::{Completion, Engine, EngineConfig, Request, SamplingParams};
 use std::sync::Arc;
 
@@ -31,21 +31,21 @@ fn qwen3_of(ctx: &Context, hidden: usize, layers: usize, vocab: usize, head_dim:
 }
 
 /// The same with a low-rank adapter on some parts of its fused products.
-fn adapted(ctx: &Context) -> Weights {
+fn adapted(ctx: &Context) -> AdaptedWeights {
     use model::io::{TensorSink, TensorSource};
     use model::weights::{Named, NamedMut};
-    let mut weights = qwen3(ctx, 64, 2, 101);
+    let weights = qwen3(ctx, 64, 2, 101);
     let names = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"].map(str::to_owned).to_vec();
     let lora = model::LoraConfig { target_modules: model::TargetModules::Names(names), ..Default::default() };
-    weights.add_adapter(ctx.memory(), &lora, 1).unwrap();
-    let all = Named { params: &weights.params }.tensors();
+    let mut adapter = Adapter::new(ctx.memory(), &weights, &lora, 1).unwrap();
+    let all = Named { params: &adapter.params }.tensors();
     for (i, spec) in all.into_iter().filter(|s| s.name.contains("lora_B")).enumerate() {
         let data: Vec<f32> = kernels::check::normal(i as u64, spec.shape.iter().product());
-        NamedMut { params: &mut weights.params }
+        NamedMut { params: &mut adapter.params }
             .put(&spec.name, &data.iter().map(|x| 0.1 * x).collect::<Vec<_>>())
             .unwrap();
     }
-    weights
+    AdaptedWeights::new(ctx.memory(), weights, Some(adapter))
 }
 
 /// The same numbers, rounded, for computing in bf16.
@@ -126,7 +126,7 @@ enum Layout {
 /// The trainer's log-probabilities of the completions, in their order.
 fn scored(
     ctx: &Context,
-    weights: &Weights,
+    model: ModelView<'_>,
     prompts: &[Arc<[u32]>],
     completions: &[Completion],
     temperature: f64,
@@ -151,8 +151,8 @@ fn scored(
             .collect(),
     };
     let capacity = batches.iter().map(Batch::capacity).reduce(|a, b| a.max(b)).unwrap();
-    let mut tape = Tape::forward_only(ctx.memory(), &weights.config, capacity);
-    let rope = Rope::new(ctx.memory(), &weights.config, 512);
-    let score = |batch: &Batch| net::score(ctx, weights, &rope, batch, &mut tape, temperature).unwrap().logps;
+    let mut tape = Tape::forward_only(ctx.memory(), model.config(), capacity);
+    let rope = Rope::new(ctx.memory(), model.config(), 512);
+    let score = |batch: &Batch| net::score(ctx, model, &rope, batch, &mut tape, temperature).unwrap().logps;
     batches.iter().flat_map(score).collect()
 }

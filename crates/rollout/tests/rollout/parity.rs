@@ -28,7 +28,15 @@ impl Load {
 }
 
 /// Generates with every engine, scores with every trainer, and compares all of it to the first. Returns the tokens compared.
-fn matrix(weights: &Weights, load: &Load, isa: Isa, sizes: &[usize], threads: &[usize], temperatures: &[f64]) -> usize {
+fn matrix<'a>(
+    model: impl Into<ModelView<'a>>,
+    load: &Load,
+    isa: Isa,
+    sizes: &[usize],
+    threads: &[usize],
+    temperatures: &[f64],
+) -> usize {
+    let model = model.into();
     let mut compared = 0;
     for &temperature in temperatures {
         let mut first: Option<Vec<Completion>> = None;
@@ -47,8 +55,8 @@ fn matrix(weights: &Weights, load: &Load, isa: Isa, sizes: &[usize], threads: &[
                     if few {
                         config.kv_blocks = load.few_blocks;
                     }
-                    let mut engine = poisoned(&ctx, weights, config.clone());
-                    let completions = engine.generate(weights, load.requests(temperature)).unwrap();
+                    let mut engine = poisoned(&ctx, model.weights, config.clone());
+                    let completions = engine.generate(model, load.requests(temperature)).unwrap();
                     assert!(!few || max_num_seqs < 3 || engine.preemptions() > 0, "{config:?} was to preempt");
                     assert_eq!(completions.len(), load.prompts.len() * load.generations);
                     compared += completions.iter().map(|c| c.ids.len()).sum::<usize>();
@@ -67,7 +75,7 @@ fn matrix(weights: &Weights, load: &Load, isa: Isa, sizes: &[usize], threads: &[
         for &threads in threads {
             let ctx = Context::cpu(isa, threads);
             for layout in [Layout::Shared, Layout::Packed, Layout::Alone] {
-                let trainer = scored(&ctx, weights, &load.prompts, &completions, temperature, layout);
+                let trainer = scored(&ctx, model, &load.prompts, &completions, temperature, layout);
                 let trainer: Vec<u32> = trainer.iter().map(|l| l.to_bits()).collect();
                 assert_eq!(trainer.len(), recorded.len());
                 let mismatching = trainer.iter().zip(&recorded).filter(|(a, b)| a != b).count();

@@ -196,7 +196,7 @@ impl Replay {
             let tokens = c.ids.len();
             let (logps, versions) = match &c.logps {
                 Some(logps) => (logps.clone(), vec![NO_VERSION; tokens]),
-                None => (computed.next().map_or(Vec::new(), |s| s.logps), vec![policy.weights.version; tokens]),
+                None => (computed.next().map_or(Vec::new(), |s| s.logps), vec![policy.weights.version(); tokens]),
             };
             // As TRL: a completion that does not end in an id that ends completions was cut.
             let cut = || c.ids.last().is_none_or(|id| !policy.eos_ids.contains(id));

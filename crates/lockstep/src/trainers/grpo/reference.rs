@@ -9,7 +9,7 @@ use crate::models::load_weights;
 use kernels::Context;
 use kernels::ops::lerp::{Lerp, lerp};
 use model::net::Scores;
-use model::{ModelConfig, PromptCompletion, Scorer, Weights};
+use model::{AdaptedWeights, ModelConfig, PromptCompletion, Scorer, Weights};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -53,25 +53,22 @@ impl Reference {
     pub fn score(
         &mut self,
         ctx: &Context,
-        policy: &mut Weights,
+        policy: &AdaptedWeights,
         sequences: &[PromptCompletion<'_>],
         temperature: f64,
     ) -> anyhow::Result<Vec<Scores>> {
-        let Reference { weights, scorer, .. } = self;
-        let mut score = |weights: &Weights| scorer.score(ctx, weights, sequences, temperature);
-        Ok(match weights {
-            Some(weights) => score(weights)?,
-            None => policy.without_adapter(score)?,
-        })
+        // Without weights of its own it is the policy's base.
+        let weights = self.weights.as_ref().unwrap_or(policy.base.current());
+        Ok(self.scorer.score(ctx, weights, sequences, temperature)?)
     }
 
     /// Moves it towards `policy`, if that is due after optimizer step `step`.
-    pub fn sync(&mut self, ctx: &Context, policy: &Weights, step: u64) -> anyhow::Result<()> {
+    pub fn sync(&mut self, ctx: &Context, policy: &AdaptedWeights, step: u64) -> anyhow::Result<()> {
         let (Some((alpha, every)), Some(weights)) = (self.moves, &mut self.weights) else { return Ok(()) };
         if !step.is_multiple_of(every) {
             return Ok(());
         }
-        for (own, policy) in weights.params.tensors_mut().into_iter().zip(policy.params.tensors()) {
+        for (own, policy) in weights.params.tensors_mut().into_iter().zip(policy.base.current().params.tensors()) {
             lerp(ctx, Lerp { y: own.view_mut(), x: policy.view(), alpha })?;
         }
         weights.publish();

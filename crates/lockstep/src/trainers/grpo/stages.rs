@@ -216,7 +216,7 @@ impl Grpo {
         let _span = course.stages.span("reference");
         let pairs: Vec<PromptCompletion<'_>> =
             samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
-        let scores = reference.score(&course.ctx, &mut course.policy.weights, &pairs, self.sampling.temperature)?;
+        let scores = reference.score(&course.ctx, &course.policy.weights, &pairs, self.sampling.temperature)?;
         for (sample, scores) in samples.iter_mut().zip(scores) {
             // What a file gave stays.
             sample.ref_logps.get_or_insert(scores.logps);
@@ -232,7 +232,7 @@ impl Grpo {
             return Ok(());
         }
         let weights = &course.policy.weights;
-        let stale = |s: &&mut Sample| s.versions.iter().any(|&v| v != weights.version);
+        let stale = |s: &&mut Sample| s.versions.iter().any(|&v| v != weights.version());
         let mut stale: Vec<&mut Sample> = samples.iter_mut().filter(stale).collect();
         let pairs: Vec<PromptCompletion<'_>> =
             stale.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();

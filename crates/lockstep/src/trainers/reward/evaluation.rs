@@ -6,7 +6,7 @@
 
 use super::Sides;
 use kernels::Context;
-use model::{PromptCompletion, Scorer, Weights};
+use model::{AdaptedWeights, PromptCompletion, Scorer};
 use train::RankingConfig;
 use train::loss::LossSums;
 use train::loss::bradley_terry::{ranking, sigmoid};
@@ -17,14 +17,14 @@ const BINS: usize = 10;
 /// The loss and what TRL reports of training, each with `eval_` before it, and the calibration.
 pub(super) fn evaluate(
     ctx: &Context,
-    weights: &Weights,
+    model: &AdaptedWeights,
     scorer: &mut Scorer,
     config: &RankingConfig,
     pairs: &[Sides],
 ) -> anyhow::Result<Vec<(String, f64)>> {
     let sequences: Vec<PromptCompletion<'_>> =
         pairs.iter().flatten().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
-    let values = scorer.values(ctx, weights, &sequences)?;
+    let values = scorer.values(ctx, model, &sequences)?;
     let last = |values: &Vec<f32>| values.last().map_or(f64::NAN, |&r| f64::from(r));
     let rewards: Vec<[f64; 2]> = values.chunks_exact(2).map(|v| [last(&v[0]), last(&v[1])]).collect();
     let mut sums = LossSums::default();
