@@ -7,10 +7,10 @@ use crate::options::LogArgs;
 use lockstep::config::ComputeDType;
 use lockstep::config::Purpose;
 use lockstep::models::Policy;
+use lockstep::run::RunDir;
 use lockstep::run::context;
-use lockstep::run::run_dir::RunDir;
-use lockstep::run::signals::StopRequest;
-use lockstep_bench::addition::workspace::{Examined, SFT_STEPS, Site};
+use lockstep::run::stop::StopSignal;
+use lockstep_bench::addition::workspace::{Examined, SFT_STEPS, Workspace};
 use std::path::PathBuf;
 use std::time::Instant;
 use telemetry::{Align, Console, Table};
@@ -45,7 +45,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(args.threads)?;
     let root = args.out.clone().unwrap_or_else(default_root);
     RunDir::fresh(&root)?;
-    let stop = StopRequest::listen()?;
+    let stop = StopSignal::from_signals()?;
 
     console.print(&format!(
         "Two-digit addition, one character a token. A model of random weights first imitates a careless teacher, who drops\n\
@@ -53,19 +53,21 @@ pub fn run(args: Args) -> anyhow::Result<()> {
          Run directory: {}",
         root.display()
     ));
-    let site = Site { root: &root, seed: args.seed, ctx: &ctx, console: &console, stop: &stop };
-    let base = site.make_inputs()?;
-    let untaught = site.examine(&Policy::load(&ctx, &base, ComputeDType::F32)?)?;
+    let workspace = Workspace { root: &root, seed: args.seed, ctx: &ctx, console: &console, stop: &stop };
+    let base = workspace.make_inputs()?;
+    let untaught = workspace.examine(&Policy::load(&ctx, &base, ComputeDType::F32)?)?;
     console.print(&untaught.line("before", "SFT"));
 
-    let Some(taught) = site.run(&site.layers(Purpose::Sft, "sft", &base, SFT_STEPS, &[]))? else { return Ok(()) };
-    let before = site.examine(&taught.policy)?;
+    let Some(taught) = workspace.run(&workspace.layers(Purpose::Sft, "sft", &base, SFT_STEPS, &[]))? else {
+        return Ok(());
+    };
+    let before = workspace.examine(&taught.policy)?;
     console.print(&before.line("after", "SFT"));
 
-    let taught_dir = taught.run.model();
-    let rewarded = site.run(&site.layers(Purpose::Grpo, "grpo", &taught_dir, args.steps, &[]))?;
+    let taught_dir = taught.dir.model();
+    let rewarded = workspace.run(&workspace.layers(Purpose::Grpo, "grpo", &taught_dir, args.steps, &[]))?;
     let Some(rewarded) = rewarded else { return Ok(()) };
-    let after = site.examine(&rewarded.policy)?;
+    let after = workspace.examine(&rewarded.policy)?;
 
     console.print(&show(&before, &after, &rewarded.policy)?.render(console.width()));
     for (name, finished) in [("SFT", &taught), ("GRPO", &rewarded)] {
@@ -75,7 +77,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     console.print(&untaught.line("before", "SFT"));
     console.print(&before.line("after", "SFT"));
     console.print(&after.line("after", "GRPO"));
-    let model = rewarded.run.model();
+    let model = rewarded.dir.model();
     console.print(&format!(
         "{:.0} s in all. The run: {}; its model: {}\n\
          Ask it:            lockstep generate --model {} --prompt 58+67= --temperature 0\n\

@@ -76,7 +76,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(args.threads)?;
     let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
     let words = Words::load(&model)?;
-    let rewards = named_rewards(&config)?;
+    let rewards = named_rewards(&config, Vec::new())?;
     let Some(spec) = DatasetSpec::eval(&config) else { return Err(BadInput::new("no data: give --dataset FILE")) };
     let questions = Questions::load(&spec, &config, &words, config.max_completion_length)?;
     check_columns(&questions, &spec.name, &rewards)?;

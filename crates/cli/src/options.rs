@@ -103,6 +103,6 @@ impl LogArgs {
             "debug" | "trace" => Level::Debug,
             other => lockstep::bad_input!("LOCKSTEP_LOG={other}: expected error, warn, info or debug"),
         };
-        Ok(ConsoleOptions { format, level, log_file: None })
+        Ok(ConsoleOptions { format, level, ..ConsoleOptions::default() })
     }
 }

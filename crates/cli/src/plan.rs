@@ -10,7 +10,7 @@ use lockstep::trainers::{dpo, reward, sft};
 use model::Head;
 use serde_json::json;
 use std::io::Write;
-use telemetry::Console;
+use telemetry::{Console, ConsoleSink, Sinks};
 
 /// Says what memory a run will take, by part, before it starts.
 #[derive(Debug, clap::Args)]
@@ -93,22 +93,29 @@ fn training(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
 fn supervised(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
     let resolved = args.config.resolve(Purpose::Sft)?;
     let words = words(&resolved.config)?;
-    let plan = sft::plan(&resolved, &words, &Console::new(LogArgs::default().console()?)?)?;
+    let plan = sft::plan(&resolved.config, &words, &sinks()?)?;
     Ok((plan, resolved.config))
 }
 
 fn of_pairs(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
     let config = args.config.resolve(Purpose::Reward)?.config;
     let words = Words::load_scorer(&Found::of(&config, Head::Score(1))?.dir)?.computing_in(config.dtype)?;
-    let plan = reward::plan(&config, &words, &Console::new(LogArgs::default().console()?)?)?;
+    let plan = reward::plan(&config, &words, &sinks()?)?;
     Ok((plan, config))
 }
 
 fn preference(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
     let resolved = args.config.resolve(Purpose::Dpo)?;
     let words = words(&resolved.config)?;
-    let plan = dpo::plan(&resolved, &words, &Console::new(LogArgs::default().console()?)?)?;
+    let plan = dpo::plan(&resolved.config, &words, &sinks()?)?;
     Ok((plan, resolved.config))
+}
+
+/// What planning says on the way.
+fn sinks() -> anyhow::Result<Sinks> {
+    let sinks = Sinks::new();
+    sinks.add(ConsoleSink::new(Console::new(LogArgs::default().console()?)?));
+    Ok(sinks)
 }
 
 fn words(config: &Config) -> anyhow::Result<Words> {

@@ -3,11 +3,10 @@
 use crate::options::{ConfigArgs, LogArgs};
 use kernels::Context;
 use lockstep::config::{Layers, Purpose, Resolved, changes_on_resume};
-use lockstep::run::course::{Beginning, Ended, Finished, find_run};
-use lockstep::run::run_dir::RunDir;
-use lockstep::run::signals::StopRequest;
-use lockstep::run::{context, provenance};
-use lockstep::trainers::execute;
+use lockstep::run::resume::{ResumeFrom, find_run};
+use lockstep::run::stop::StopSignal;
+use lockstep::run::{RunDir, StopReason, context, provenance};
+use lockstep::{Run, RunOptions, RunResult};
 use std::path::PathBuf;
 use std::time::Duration;
 use telemetry::{Ceilings, Console};
@@ -22,7 +21,7 @@ const WORTH_JUDGING_S: f64 = 10.0;
 struct Session {
     resolved: Resolved,
     run: RunDir,
-    beginning: Beginning,
+    resume_from: ResumeFrom,
 }
 
 /// Runs `train`, `sft` or `reward` as the command line asks.
@@ -32,12 +31,10 @@ pub fn run(purpose: Purpose, args: &ConfigArgs, resume: Option<&str>, log: &LogA
         None => fresh(purpose, args)?,
         Some(resume) => resumed(purpose, args, resume, &console)?,
     };
-    for note in &session.resolved.notes {
-        console.info(note);
-    }
     let ctx = context(session.resolved.config.threads)?;
-    let finished =
-        execute(purpose, session.resolved, session.run, session.beginning, &ctx, &console, StopRequest::listen()?)?;
+    let options =
+        RunOptions::new().context(ctx.clone()).console(console.clone()).stop_signal(StopSignal::from_signals()?);
+    let finished = Run::resolved(purpose, session.resolved, session.run, session.resume_from, options)?.run()?;
     summarize(&finished, &ctx, &console);
     Ok(())
 }
@@ -45,7 +42,7 @@ pub fn run(purpose: Purpose, args: &ConfigArgs, resume: Option<&str>, log: &LogA
 fn fresh(purpose: Purpose, args: &ConfigArgs) -> anyhow::Result<Session> {
     let resolved = args.resolve(purpose)?;
     let out = resolved.config.output_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(new_name()));
-    Ok(Session { run: RunDir::fresh(&out)?, resolved, beginning: Beginning::Fresh })
+    Ok(Session { run: RunDir::fresh(&out)?, resolved, resume_from: ResumeFrom::Nothing })
 }
 
 /// A name that sorts by time.
@@ -61,10 +58,10 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
         (None, Some(_)) => args.resolve(purpose)?.config.output_dir,
         (None, None) => None,
     };
-    let (run, beginning) = find_run(resume, output_dir.as_deref())?;
+    let (run, resume_from) = find_run(resume, output_dir.as_deref())?;
     if !run.config().exists() {
         // Killed before it had written anything: the command line must say all there is to know.
-        return Ok(Session { resolved: args.resolve(purpose)?, run, beginning });
+        return Ok(Session { resolved: args.resolve(purpose)?, run, resume_from });
     }
     provenance::check_command(&run, purpose.command())?;
     let layers = |file: PathBuf| Layers { purpose, file: Some(file), ..Layers::default() };
@@ -77,11 +74,11 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
     for change in changes_on_resume(&began.config, &now.config)? {
         console.warn(&format!("changed on resume: {change}"));
     }
-    Ok(Session { resolved: now, run, beginning })
+    Ok(Session { resolved: now, run, resume_from })
 }
 
 /// The last words of a run.
-fn summarize(finished: &Finished, ctx: &Context, console: &Console) {
+fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
     console.print(&finished.summary.table().render(console.width()));
     let ceilings = if finished.summary.wall_s < WORTH_JUDGING_S {
         Ceilings::default()
@@ -90,13 +87,15 @@ fn summarize(finished: &Finished, ctx: &Context, console: &Console) {
         Ceilings { flops_per_s: Some(measured.flops_per_s), bytes_per_s: Some(measured.read_bytes_per_s) }
     };
     console.info(&finished.summary.bottleneck(&ceilings));
-    let root = finished.run.root().display();
-    let end = match finished.ended {
-        Ended::Done => format!("done: {} steps; the model is in {}", finished.step, finished.run.model().display()),
-        Ended::Early => {
-            format!("stopped early after step {}; the model is in {}", finished.step, finished.run.model().display())
+    let root = finished.dir.root().display();
+    let end = match finished.stop_reason {
+        StopReason::Completed | StopReason::Requested => {
+            format!("done: {} steps; the model is in {}", finished.step, finished.dir.model().display())
         }
-        Ended::Asked => format!("stopped as asked after step {}; go on with --resume {root}", finished.step),
+        StopReason::EarlyStopping => {
+            format!("stopped early after step {}; the model is in {}", finished.step, finished.dir.model().display())
+        }
+        StopReason::Interrupted => format!("stopped as asked after step {}; go on with --resume {root}", finished.step),
     };
     console.info(&end);
 }

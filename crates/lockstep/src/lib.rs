@@ -13,8 +13,10 @@ pub mod error;
 pub mod models;
 pub mod rollouts;
 pub mod run;
+pub mod session;
 pub mod source;
 pub mod trainers;
 
 pub use config::Config;
 pub use error::BadInput;
+pub use session::{Run, RunOptions, RunResult};

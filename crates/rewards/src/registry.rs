@@ -56,6 +56,16 @@ impl RewardSpec {
         }
     }
 
+    /// The name of a function of the program that runs, if it is one (`"function:NAME"`): the program gives the reward itself.
+    pub fn function(&self) -> Result<Option<String>> {
+        let (kind, _, mut options) = self.parts()?;
+        match (kind.as_str(), options.remove("function")) {
+            ("function", Some(Value::String(name))) if !name.is_empty() => Ok(Some(name)),
+            ("function", _) => Err(Error::options("function", "give its name, as in \"function:NAME\"")),
+            _ => Ok(None),
+        }
+    }
+
     /// Kind, name if given, options.
     fn parts(&self) -> Result<(String, Option<String>, Map<String, Value>)> {
         match self {
@@ -102,6 +112,7 @@ pub fn build(spec: &RewardSpec) -> Result<Box<dyn Reward>> {
         "exact_match" => Box::new(ExactMatch::new(named(), parse(&kind, options)?)?),
         "command" => Box::new(CommandReward::new(name, parse(&kind, options)?)?),
         "model" => return Err(Error::options("model", "is built by the application, which has the engine")),
+        "function" => return Err(Error::options("function", "is a program's own, which gives it to the run")),
         _ => return Err(unknown(&kind)),
     })
 }
@@ -113,6 +124,10 @@ fn parse<T: DeserializeOwned>(kind: &str, options: Map<String, Value>) -> Result
 
 /// The main option of a known kind.
 fn main_option(kind: &str) -> Result<Option<&'static str>> {
+    // Not in the list: no configuration file can give one.
+    if kind == "function" {
+        return Ok(Some("function"));
+    }
     KINDS.iter().find(|(known, _)| *known == kind).map(|(_, main)| *main).ok_or_else(|| unknown(kind))
 }
 

@@ -9,10 +9,11 @@ use lockstep::data::questions::{Questions, context};
 use lockstep::models::{Policy, Words};
 use lockstep::rollouts::evaluate::{Evaluation, Outcome};
 use lockstep::rollouts::rewards::{load_rewards, named_rewards};
-use lockstep::run::course::{Beginning, Ended, Finished, find_run};
-use lockstep::run::run_dir::{RunDir, write_atomically};
-use lockstep::run::signals::StopRequest;
-use lockstep::trainers::execute;
+use lockstep::run::resume::{ResumeFrom, find_run};
+use lockstep::run::run_dir::write_atomically;
+use lockstep::run::stop::StopSignal;
+use lockstep::run::{RunDir, StopReason};
+use lockstep::{Run, RunOptions, RunResult};
 use model::tokenizer::{SpecialTokens, Tokenizer};
 use model::{ModelConfig, Weights};
 use rollout::Engine;
@@ -26,7 +27,7 @@ pub const SFT_STEPS: u64 = 800;
 
 /// A directory in which models learn the demo's task, and what they learn with.
 #[derive(Clone, Copy)]
-pub struct Site<'a> {
+pub struct Workspace<'a> {
     /// The directory.
     pub root: &'a Path,
     /// The seed of everything random.
@@ -36,10 +37,10 @@ pub struct Site<'a> {
     /// Where runs talk.
     pub console: &'a Console,
     /// Whether to stop.
-    pub stop: &'a StopRequest,
+    pub stop: &'a StopSignal,
 }
 
-impl Site<'_> {
+impl Workspace<'_> {
     /// What a user would bring: a model directory (which is returned) and three data files.
     pub fn make_inputs(&self) -> anyhow::Result<PathBuf> {
         let base = self.root.join("base-model");
@@ -128,18 +129,19 @@ impl Site<'_> {
     }
 
     /// Runs it, or goes on with it where its directory has a part; `None` if somebody asked it to stop.
-    pub fn run(&self, layers: &Layers) -> anyhow::Result<Option<Finished>> {
+    pub fn run(&self, layers: &Layers) -> anyhow::Result<Option<RunResult>> {
         let resolved = layers.resolve()?;
         let out = resolved.config.output_dir.clone().unwrap_or_default();
-        let (run, beginning) = match RunDir::is_unborn(&out) {
-            true => (RunDir::fresh(&out)?, Beginning::Fresh),
+        let (run, from) = match RunDir::is_new(&out) {
+            true => (RunDir::fresh(&out)?, ResumeFrom::Nothing),
             false => find_run("latest", Some(&out))?,
         };
-        let (console, stop) = (self.console, self.stop.clone());
-        let finished = execute(layers.purpose, resolved, run, beginning, self.ctx, console, stop)?;
-        if finished.ended == Ended::Asked {
+        let options =
+            RunOptions::new().context(self.ctx.clone()).console(self.console.clone()).stop_signal(self.stop.clone());
+        let finished = Run::resolved(layers.purpose, resolved, run, from, options)?.run()?;
+        if finished.stop_reason == StopReason::Interrupted {
             let command = if layers.purpose == Purpose::Sft { "sft" } else { "train" };
-            console.info(&format!(
+            self.console.info(&format!(
                 "stopped as asked; this phase goes on with: lockstep {command} --resume {}",
                 out.display()
             ));
@@ -155,7 +157,7 @@ impl Site<'_> {
         let words = Words::load(&policy.dir)?;
         let Some(spec) = DatasetSpec::eval(&config) else { anyhow::bail!("no held-out problems") };
         let questions = Questions::load(&spec, &config, &words, config.max_completion_length)?;
-        let mut rewards = load_rewards(named_rewards(&config)?, &config, self.ctx)?;
+        let mut rewards = load_rewards(named_rewards(&config, Vec::new())?, &config, self.ctx)?;
         let weights = config.weights_of_rewards();
         let asked = questions.all.len() * config.generations_eval();
         let known = Known::of_prompts(questions.longest(), asked);

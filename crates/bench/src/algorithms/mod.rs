@@ -7,17 +7,16 @@ pub mod arms;
 pub mod outcome;
 
 use super::plot::{self, Panel, Series};
-use crate::addition::workspace::Site;
+use crate::addition::workspace::Workspace;
 use arms::{ALGORITHMS, Arm, KL, SHARED};
-use lockstep::bad_input;
 use lockstep::config::ComputeDType;
 use lockstep::config::Purpose;
 use lockstep::error::BadInput;
 use lockstep::models::Policy;
 use lockstep::run::context;
-use lockstep::run::course::Finished;
 use lockstep::run::run_dir::write_atomically;
-use lockstep::run::signals::StopRequest;
+use lockstep::run::stop::StopSignal;
+use lockstep::{RunResult, bad_input};
 use outcome::{Outcome, curve, mean_std};
 use serde_json::json;
 use std::fmt::Write as _;
@@ -79,14 +78,14 @@ pub fn run(args: &Options) -> anyhow::Result<()> {
     }
     let ctx = context(args.threads)?;
     let console = Console::new(args.console.clone())?;
-    let stop = StopRequest::listen()?;
+    let stop = StopSignal::from_signals()?;
     let mut rows = first_rows(args.table);
     let before = rows.len();
     rows.extend(arms.iter().map(|arm| Row { label: arm.label.into(), outcomes: Vec::new(), trained: true }));
     for &seed in &args.seeds {
         let root = args.out.join(format!("seed-{seed}"));
-        let site = Site { root: &root, seed, ctx: &ctx, console: &console, stop: &stop };
-        let Some(done) = one_seed(args, &site, &arms, before)? else { return Ok(()) };
+        let workspace = Workspace { root: &root, seed, ctx: &ctx, console: &console, stop: &stop };
+        let Some(done) = one_seed(args, &workspace, &arms, before)? else { return Ok(()) };
         rows.iter_mut().zip(done).for_each(|(row, outcome)| row.outcomes.push(outcome));
     }
     std::fs::create_dir_all(&args.out)?;
@@ -140,25 +139,30 @@ fn first_rows(table: Which) -> Vec<Row> {
 }
 
 /// Every row's outcome of one seed; `None` if somebody asked to stop.
-fn one_seed(args: &Options, site: &Site<'_>, arms: &[Arm], before: usize) -> anyhow::Result<Option<Vec<Outcome>>> {
-    std::fs::create_dir_all(site.root)?;
-    let base = site.make_inputs()?;
+fn one_seed(
+    args: &Options,
+    workspace: &Workspace<'_>,
+    arms: &[Arm],
+    before: usize,
+) -> anyhow::Result<Option<Vec<Outcome>>> {
+    std::fs::create_dir_all(workspace.root)?;
+    let base = workspace.make_inputs()?;
     let mut outcomes = Vec::new();
     if before > 1 {
-        let settings = vec![("seed".to_owned(), site.seed.to_string())];
-        outcomes.push(remembered(site, "baseline", settings, |settings| {
-            let policy = Policy::load(site.ctx, &base, ComputeDType::F32)?;
-            Ok(Some(examined(site, "baseline", settings, &policy)?))
+        let settings = vec![("seed".to_owned(), workspace.seed.to_string())];
+        outcomes.push(remembered(workspace, "baseline", settings, |settings| {
+            let policy = Policy::load(workspace.ctx, &base, ComputeDType::F32)?;
+            Ok(Some(examined(workspace, "baseline", settings, &policy)?))
         })?);
     }
     let settings = vec![("max_steps".to_owned(), args.sft_steps.to_string())];
-    outcomes.push(remembered(site, "sft", settings, |settings| {
-        let layers = site.layers(Purpose::Sft, "sft", &base, args.sft_steps, &[]);
-        let Some(finished) = site.run(&layers)? else { return Ok(None) };
-        Ok(Some(examined(site, "sft", settings, &finished.policy)?))
+    outcomes.push(remembered(workspace, "sft", settings, |settings| {
+        let layers = workspace.layers(Purpose::Sft, "sft", &base, args.sft_steps, &[]);
+        let Some(finished) = workspace.run(&layers)? else { return Ok(None) };
+        Ok(Some(examined(workspace, "sft", settings, &finished.policy)?))
     })?);
     let Some(Some(sft)) = outcomes.last().cloned() else { return Ok(None) };
-    let taught = site.root.join("sft").join("model");
+    let taught = workspace.root.join("sft").join("model");
     for arm in arms {
         let every = (args.steps / EVALUATIONS).max(1).to_string();
         let own: Vec<(&str, &str)> = [("logging_steps", every.as_str()), ("eval_steps", &every)]
@@ -168,11 +172,11 @@ fn one_seed(args: &Options, site: &Site<'_>, arms: &[Arm], before: usize) -> any
         let mut settings: Vec<_> = own.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         settings.push(("max_steps".to_owned(), args.steps.to_string()));
         settings.push(("max_steps of SFT".to_owned(), args.sft_steps.to_string()));
-        let outcome = remembered(site, arm.name, settings, |settings| {
-            site.console.info(&format!("seed {}: {}", site.seed, arm.label));
-            let layers = site.layers(Purpose::Grpo, arm.name, &taught, args.steps, &own);
-            let Some(finished) = site.run(&layers)? else { return Ok(None) };
-            learned(site, arm.name, settings, &finished, sft.sampled).map(Some)
+        let outcome = remembered(workspace, arm.name, settings, |settings| {
+            workspace.console.info(&format!("seed {}: {}", workspace.seed, arm.label));
+            let layers = workspace.layers(Purpose::Grpo, arm.name, &taught, args.steps, &own);
+            let Some(finished) = workspace.run(&layers)? else { return Ok(None) };
+            learned(workspace, arm.name, settings, &finished, sft.sampled).map(Some)
         })?;
         if outcome.is_none() {
             return Ok(None);
@@ -184,12 +188,12 @@ fn one_seed(args: &Options, site: &Site<'_>, arms: &[Arm], before: usize) -> any
 
 /// The outcome that an earlier start left for this run, or that of running it now.
 fn remembered(
-    site: &Site<'_>,
+    workspace: &Workspace<'_>,
     name: &str,
     settings: Vec<(String, String)>,
     run: impl FnOnce(Vec<(String, String)>) -> anyhow::Result<Option<Outcome>>,
 ) -> anyhow::Result<Option<Outcome>> {
-    let path = site.root.join(format!("{name}.json"));
+    let path = workspace.root.join(format!("{name}.json"));
     if let Ok(text) = std::fs::read(&path) {
         let outcome: Outcome = serde_json::from_slice(&text)
             .map_err(|e| BadInput::new(format!("{}: {e}; delete it to run it again", path.display())))?;
@@ -207,23 +211,28 @@ fn remembered(
 }
 
 /// The outcome of a model that no reward trained.
-fn examined(site: &Site<'_>, name: &str, settings: Vec<(String, String)>, policy: &Policy) -> anyhow::Result<Outcome> {
-    let [sampled, greedy] = site.examine(policy)?.accuracy();
-    let (name, seed) = (name.to_owned(), site.seed);
+fn examined(
+    workspace: &Workspace<'_>,
+    name: &str,
+    settings: Vec<(String, String)>,
+    policy: &Policy,
+) -> anyhow::Result<Outcome> {
+    let [sampled, greedy] = workspace.examine(policy)?.accuracy();
+    let (name, seed) = (name.to_owned(), workspace.seed);
     Ok(Outcome { name, seed, settings, curve: Vec::new(), sampled, greedy, tokens: 0.0, seconds: 0.0 })
 }
 
 /// The outcome of a run; `start` is the accuracy that it began with.
 fn learned(
-    site: &Site<'_>,
+    workspace: &Workspace<'_>,
     name: &str,
     settings: Vec<(String, String)>,
-    finished: &Finished,
+    finished: &RunResult,
     start: f64,
 ) -> anyhow::Result<Outcome> {
-    let curve = curve(&telemetry::metrics::read(&finished.run.metrics())?, start);
+    let curve = curve(&telemetry::metrics::read(&finished.dir.metrics())?, start);
     let last = *curve.last().expect("it has a start");
-    let end = examined(site, name, settings, &finished.policy)?;
+    let end = examined(workspace, name, settings, &finished.policy)?;
     Ok(Outcome { curve, tokens: last.tokens, seconds: last.seconds, ..end })
 }
 

@@ -58,6 +58,8 @@ pub enum Origin {
     Environment(String),
     /// A flag or `--set`.
     Flag,
+    /// The program that made the configuration.
+    Program,
 }
 
 impl fmt::Display for Origin {
@@ -70,6 +72,7 @@ impl fmt::Display for Origin {
             Origin::File(path) => write!(f, "{}", path.display()),
             Origin::Environment(name) => write!(f, "{name}"),
             Origin::Flag => f.write_str("command line"),
+            Origin::Program => f.write_str("program"),
         }
     }
 }
@@ -79,6 +82,8 @@ impl fmt::Display for Origin {
 pub struct Layers {
     /// What it is for.
     pub purpose: Purpose,
+    /// A configuration made by a program: what differs from the default was set.
+    pub config: Option<Config>,
     /// A TOML file.
     pub file: Option<PathBuf>,
     /// Environment variables; [`Layers::with_environment`] takes the process's.
@@ -112,6 +117,9 @@ impl Layers {
     /// Puts them together and checks the result. What is wrong is a [`BadInput`] that says how to mend it.
     pub fn resolve(&self) -> anyhow::Result<Resolved> {
         let mut resolved = Resolved { config: Config::default(), origins: BTreeMap::new(), notes: Vec::new() };
+        if let Some(config) = &self.config {
+            resolved.apply_config(config)?;
+        }
         if let Some(path) = &self.file {
             resolved.apply_file(path)?;
         }
@@ -163,6 +171,17 @@ impl Resolved {
                 self.origins.insert(key.name, Origin::Algorithm);
             }
         }
+    }
+
+    fn apply_config(&mut self, config: &Config) -> anyhow::Result<()> {
+        let default = Config::default();
+        for key in KEYS.iter().filter(|key| key.value(config) != key.value(&default)) {
+            let value = key.value(config);
+            let value = value.ok_or_else(|| BadInput::new(format!("`{}` cannot be unset", key.name)))?;
+            (key.read)(&mut self.config, &value).map_err(|e| BadInput::new(format!("`{}`: {e}", key.name)))?;
+            self.origins.insert(key.name, Origin::Program);
+        }
+        Ok(())
     }
 
     fn apply_file(&mut self, path: &Path) -> anyhow::Result<()> {

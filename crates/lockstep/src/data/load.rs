@@ -1,6 +1,6 @@
 //! From files to examples: columns chosen and renamed, the system prompt put before each prompt.
 
-use super::rows::{self, Row};
+use super::rows::{self, Row, Rows};
 use super::{Dataset, Example};
 use crate::Config;
 use crate::bad_input;
@@ -39,6 +39,8 @@ pub struct DatasetSpec {
     pub max_samples: Option<usize>,
     /// The preset that says how a row is read.
     pub task: Option<Task>,
+    /// The rows, where a program has given them: nothing is read.
+    pub rows: Option<Rows>,
 }
 
 impl DatasetSpec {
@@ -68,6 +70,7 @@ impl DatasetSpec {
             system_prompt: config.system_prompt.clone(),
             max_samples,
             task: config.task,
+            rows: None,
         }
     }
 
@@ -86,10 +89,30 @@ impl DatasetSpec {
 
     /// Hands over each row with words for where it stands, and returns the files' SHA-256.
     pub(super) fn read(&self, take: &mut Take<'_>) -> anyhow::Result<String> {
-        let path = locate(&self.name, HubKind::Dataset)?;
         let mut hash = Sha256::new();
-        let mut taken = 0;
         let limit = self.max_samples.unwrap_or(usize::MAX);
+        let taken = match &self.rows {
+            Some(rows) => self.read_rows(rows, limit, &mut hash, take)?,
+            None => self.read_files(limit, &mut hash, take)?,
+        };
+        if taken == 0 {
+            bad_input!("the data set {} is empty: it has no row", self.name);
+        }
+        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    fn read_rows(&self, rows: &Rows, limit: usize, hash: &mut Sha256, take: &mut Take<'_>) -> anyhow::Result<usize> {
+        for (i, row) in rows.0.iter().take(limit).enumerate() {
+            hash.update(serde_json::to_vec(row)?);
+            hash.update(b"\n");
+            take(row.clone(), &|| format!("{}, row {}", self.name, i + 1))?;
+        }
+        Ok(rows.0.len().min(limit))
+    }
+
+    fn read_files(&self, limit: usize, hash: &mut Sha256, take: &mut Take<'_>) -> anyhow::Result<usize> {
+        let path = locate(&self.name, HubKind::Dataset)?;
+        let mut taken = 0;
         for file in files(&path, self.config.as_deref(), &self.split)? {
             if taken == limit {
                 break;
@@ -103,10 +126,7 @@ impl DatasetSpec {
                 taken += 1;
             }
         }
-        if taken == 0 {
-            bad_input!("the data set {} is empty: it has no row", self.name);
-        }
-        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(taken)
     }
 
     /// A row under its new names, prompt and completion taken out.

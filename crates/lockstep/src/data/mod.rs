@@ -15,6 +15,7 @@ mod solutions;
 pub use load::DatasetSpec;
 pub use pairs::{Pair, Pairs};
 pub use prompts::{Encoded, Prompt, PromptEncoder};
+pub use rows::{Row, Rows};
 pub use sampler::{Sampler, SamplerState};
 
 use rewards::Content;

@@ -4,9 +4,29 @@ use crate::bad_input;
 use crate::error::BadInput;
 use serde_json::{Map, Value};
 use std::path::Path;
+use std::sync::Arc;
 
 /// A row as read.
 pub type Row = Map<String, Value>;
+
+/// Rows that a program has in memory; a clone is another handle to the same ones.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rows(pub(super) Arc<Vec<Row>>);
+
+impl TryFrom<Vec<Value>> for Rows {
+    type Error = anyhow::Error;
+
+    /// From JSON objects, as the lines of a file would have them.
+    fn try_from(values: Vec<Value>) -> anyhow::Result<Rows> {
+        let row = |(i, value)| match value {
+            Value::Object(row) => Ok(row),
+            other => {
+                Err(BadInput::new(format!("row {} is no JSON object such as {{\"prompt\": \"…\"}}: {other}", i + 1)))
+            }
+        };
+        Ok(Rows(Arc::new(values.into_iter().enumerate().map(row).collect::<anyhow::Result<_>>()?)))
+    }
+}
 
 /// Reads up to `limit` rows of a file's content, each with where it stands (a line of JSONL, a row of Parquet, from 1).
 pub fn read(path: &Path, content: &[u8], limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {

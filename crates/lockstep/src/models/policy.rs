@@ -12,7 +12,6 @@ use model::tokenizer::Tokenizer;
 use model::{AdaptedWeights, Adapter, Head, LoraConfig, ModelConfig, WeightSlots, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use telemetry::Console;
 
 /// A language model with its words.
 pub struct Policy {
@@ -29,6 +28,12 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// The model of `dir` from its parts.
+    pub(crate) fn of(dir: PathBuf, words: Words, weights: AdaptedWeights) -> Policy {
+        let Words { tokenizer, chat, eos_ids, .. } = words;
+        Policy { dir, weights, tokenizer, chat, eos_ids }
+    }
+
     /// Loads a directory. Whatever is wrong with it is the caller's input: exit code 2.
     pub fn load(ctx: &Context, dir: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
         let words = Words::load(dir)?.computing_in(dtype)?;
@@ -89,8 +94,8 @@ impl Policy {
         Ok(model::io::save_model(dir, self.config(), self.weights.base.current(), Some(&self.dir), options)?)
     }
 
-    /// The first lines of a run: what computes.
-    pub fn describe(&self, console: &Console, ctx: &Context) {
+    /// A line about what is trained, and on what.
+    pub fn describe(&self, ctx: &Context) -> String {
         let parameters: usize =
             self.weights.base.current().tensors().iter().map(|t| t.shape.iter().product::<usize>()).sum();
         let trained = match self.weights.adapter.as_ref().map(WeightSlots::current) {
@@ -99,14 +104,14 @@ impl Policy {
             }
             None => String::new(),
         };
-        console.info(&format!(
+        format!(
             "{} · {:.2} M parameters{trained} · {} on {} · {} threads",
             self.config().family.model_type(),
             parameters as f64 / 1e6,
             if self.config().compute == kernels::DType::Bf16 { "bf16" } else { "f32" },
             ctx.describe(),
             ctx.threads()
-        ));
+        )
     }
 
     /// Its shape.

@@ -16,14 +16,22 @@ pub enum Named {
 }
 
 /// The rewards that the configuration names, checked as far as that takes no memory.
-pub fn named_rewards(config: &Config) -> anyhow::Result<Vec<Named>> {
-    let name = |spec: &RewardSpec| -> anyhow::Result<Named> {
+///
+/// `injected` has those that a program gives: `function:NAME` names one of them.
+pub fn named_rewards(config: &Config, mut injected: Vec<Box<dyn Reward>>) -> anyhow::Result<Vec<Named>> {
+    let mut name = |spec: &RewardSpec| -> anyhow::Result<Named> {
+        if let Some(function) = spec.function().or_bad_input()? {
+            let place = injected.iter().position(|reward| reward.name() == function);
+            return place.map(|place| Named::Ready(injected.remove(place))).ok_or_else(|| {
+                BadInput::new(format!("reward function:{function} is a program's own: run it from that program"))
+            });
+        }
         match spec.model().or_bad_input()? {
             Some((name, model)) => Ok(Named::Model(Opened::open(name, &model)?)),
             None => Ok(Named::Ready(rewards::build(spec).or_bad_input()?)),
         }
     };
-    config.reward_funcs.iter().map(name).collect()
+    config.reward_funcs.iter().map(&mut name).collect()
 }
 
 /// Makes all of them ready to judge.

@@ -1,17 +1,17 @@
 //! Sample completions, reported as rows with TRL's columns.
 
+use super::training::TrainingRun;
 use crate::rollouts::judge::Judged;
-use crate::run::course::Course;
 use serde_json::Value;
 use telemetry::CompletionRows;
 use train::{Advantage, Advantages};
 
-/// Reports the completions that the step after `course.step` trains on, if it is one of those asked for.
-pub fn log(course: &Course, judged: Judged, advantages: &Advantages) -> anyhow::Result<()> {
-    let config = &course.config;
-    let step = course.step + 1;
-    let last = step >= course.schedule.total_steps;
-    if !config.log_completions || !course.reporter.logs_at(step, last) {
+/// Reports the completions that the step after `run.step` trains on, if it is one of those asked for.
+pub fn log(run: &TrainingRun, judged: Judged, advantages: &Advantages) -> anyhow::Result<()> {
+    let config = &run.config;
+    let step = run.step + 1;
+    let last = step >= run.schedule.total_steps;
+    if !config.log_completions || !run.reporter.logs_at(step, last) {
         return Ok(());
     }
     let json = |contents: &[rewards::Content]| -> serde_json::Result<Vec<Value>> {
@@ -28,5 +28,5 @@ pub fn log(course: &Course, judged: Judged, advantages: &Advantages) -> anyhow::
     };
     let prints = step.is_multiple_of(config.log_completions_steps.unwrap_or(config.logging_steps)) || last;
     let shown = if prints { config.num_completions_to_print.unwrap_or(rows.prompts.len()) } else { 0 };
-    course.reporter.completions(rows, shown)
+    run.reporter.completions(rows, shown)
 }

@@ -1,13 +1,31 @@
-//! What every run has: a directory, steps, logs, checkpoints, a plan of its memory, an end. Knows no algorithm.
+//! What every run has: a directory, steps, logs, checkpoints, a plan of its memory, an end. Knows no algorithm: that is a
+//! [`TrainingTask`](task::TrainingTask).
 
 pub mod checkpoint;
 pub mod completion_log;
-pub mod context;
-pub mod course;
+mod context;
+pub mod inputs;
 pub mod memory_plan;
 pub mod provenance;
 pub mod reporter;
+pub mod resume;
 pub mod run_dir;
-pub mod signals;
+pub mod stop;
+pub mod task;
+pub mod training;
 
 pub use context::context;
+pub use run_dir::RunDir;
+
+/// Why a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// All steps are done.
+    Completed,
+    /// Evaluation stopped improving.
+    EarlyStopping,
+    /// A callback, or the program that drives the run, ended it.
+    Requested,
+    /// A signal; the run can be resumed from its last checkpoint, and no model was written.
+    Interrupted,
+}

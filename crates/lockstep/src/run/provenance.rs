@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use telemetry::record::{FileHash, RunRecord, Start, hash_file, sha256};
 
-/// What of it the caller of [`write()`] knows.
-pub struct Made<'a> {
+/// What of the record the caller of [`write()`] knows.
+pub struct RunMetadata<'a> {
     /// The subcommand that makes such runs.
     pub command: &'a str,
     /// What the run was told.
@@ -29,27 +29,27 @@ pub struct Made<'a> {
 }
 
 /// Writes the record of a run that starts, or adds this start to it.
-pub fn write(run: &RunDir, made: &Made<'_>) -> anyhow::Result<()> {
-    let Made { config, ctx, .. } = made;
+pub fn write(run: &RunDir, metadata: &RunMetadata<'_>) -> anyhow::Result<()> {
+    let RunMetadata { config, ctx, .. } = metadata;
     let mut record = RunRecord::read(&run.record()).unwrap_or_default();
     record.versions.insert("lockstep".into(), env!("CARGO_PKG_VERSION").into());
-    record.kind = made.command.to_owned();
+    record.kind = metadata.command.to_owned();
     record.isa = ctx.describe().into();
     record.dtype = config.dtype.name().into();
     record.threads = ctx.threads();
     record.seed = config.seed;
-    record.config_sha256 = sha256(made.config_toml.as_bytes());
+    record.config_sha256 = sha256(metadata.config_toml.as_bytes());
     record.data = vec![FileHash {
         name: match &config.replay {
             Some(file) => file.display().to_string(),
             None => config.dataset_name.clone().unwrap_or_default(),
         },
         bytes: None,
-        sha256: made.data_hash.to_owned(),
+        sha256: metadata.data_hash.to_owned(),
     }];
     record.data.retain(|file| !file.sha256.is_empty());
     if record.model.is_empty() {
-        let mut files = model_files(&made.policy.dir)?;
+        let mut files = model_files(&metadata.policy.dir)?;
         if let Some(adapter) = config.model_name_or_path.as_ref().map(Path::new).filter(|dir| is_adapter(dir)) {
             files.extend(model_files(adapter)?);
         }
@@ -57,7 +57,7 @@ pub fn write(run: &RunDir, made: &Made<'_>) -> anyhow::Result<()> {
     }
     record.command = std::env::args().collect();
     let time_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    record.starts.push(Start { time_s, step: made.step, isa: ctx.describe().into() });
+    record.starts.push(Start { time_s, step: metadata.step, isa: ctx.describe().into() });
     Ok(record.write(&run.record())?)
 }
 

@@ -1,14 +1,13 @@
 //! What a run reports: means of metrics every `logging_steps`, as TRL logs them, and everything else as it happens, as events
 //! for the run's sinks. It does not know what a metric means, nor where it goes.
 
+use super::RunDir;
+use super::checkpoint::state::MetricSums;
 use crate::config::Config;
-use crate::run::checkpoint::state::MetricSums;
-use crate::run::run_dir::RunDir;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use telemetry::{
-    CompletionRows, CompletionsSink, Console, ConsoleSink, EventKind, MetricsSink, RolloutSink, Sinks, TensorBoardSink,
-    TraceSink,
+    CompletionRows, CompletionsSink, EventKind, MetricsSink, RolloutSink, Sinks, TensorBoardSink, TraceSink,
 };
 
 /// Bytes of `trace.json` at most.
@@ -24,9 +23,8 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Opens the files of `run`.
-    pub fn open(run: &RunDir, console: Console, config: &Config) -> anyhow::Result<Reporter> {
-        let sinks = Sinks::new();
+    /// Adds the files of `run` to the sinks that the caller has.
+    pub fn open(run: &RunDir, sinks: Sinks, config: &Config) -> anyhow::Result<Reporter> {
         sinks.add(MetricsSink::open(run.metrics())?);
         if config.tensorboard {
             sinks.add(TensorBoardSink::open(&run.tensorboard())?);
@@ -36,7 +34,6 @@ impl Reporter {
         }
         sinks.add(CompletionsSink::new(run.completions()));
         sinks.add(TraceSink::open(run.trace(), TRACE_BYTES)?);
-        sinks.add(ConsoleSink::new(console));
         Ok(Reporter {
             sinks,
             record_rollouts: config.record_rollouts,

@@ -32,7 +32,7 @@ impl RunDir {
         if root.is_file() {
             return Err(BadInput::new(format!("output_dir {} is a file; give a directory", root.display())));
         }
-        let occupied = !RunDir::is_unborn(root);
+        let occupied = !RunDir::is_new(root);
         let run = RunDir { root: root.to_owned() };
         if occupied && run.config().exists() {
             return Err(BadInput::new(format!(
@@ -50,15 +50,15 @@ impl RunDir {
     }
 
     /// Whether `root` does not exist, is empty, or holds no more than a run has before its configuration is whole.
-    pub fn is_unborn(root: &Path) -> bool {
-        let unborn = |entry: std::io::Result<fs::DirEntry>| {
+    pub fn is_new(root: &Path) -> bool {
+        let not_yet_a_run = |entry: std::io::Result<fs::DirEntry>| {
             entry.is_ok_and(|e| {
                 let name = e.file_name().to_string_lossy().into_owned();
                 name.starts_with(".config.toml.") && name.ends_with(".partial")
             })
         };
         match fs::read_dir(root) {
-            Ok(mut entries) => entries.all(unborn),
+            Ok(mut entries) => entries.all(not_yet_a_run),
             Err(error) => error.kind() == std::io::ErrorKind::NotFound,
         }
     }

@@ -1,56 +1,37 @@
-//! One folder or file for each way to train; [`execute`] runs the one that a configuration asks for.
+//! One folder or file for each way to train; [`build`] makes the one that a configuration asks for.
 
 pub mod dpo;
-pub mod grpo;
-pub mod ppo;
+mod grpo;
+mod online;
+mod ppo;
 pub mod reward;
 pub mod sft;
 
-use crate::config::{Algorithm, Purpose, Resolved};
-use crate::run::course::{Beginning, Finished};
-use crate::run::run_dir::RunDir;
-use crate::run::signals::StopRequest;
-use grpo::Inputs;
-use kernels::Context;
-use telemetry::Console;
+use crate::config::{Algorithm, Config, Purpose};
+use crate::run::inputs::RunInputs;
+use crate::run::task::TrainingTask;
+use crate::run::training::TrainingRun;
 
-/// Builds and runs; the demo comes here too.
-pub fn execute(
-    purpose: Purpose,
-    resolved: Resolved,
-    run: RunDir,
-    beginning: Beginning,
-    ctx: &Context,
-    console: &Console,
-    stop: StopRequest,
-) -> anyhow::Result<Finished> {
+/// Builds the task of a command and the run that it trains in; nothing is written until all of the input is known to be good.
+pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn TrainingTask>, TrainingRun)> {
+    fn boxed<T: TrainingTask + 'static>((task, run): (T, TrainingRun)) -> (Box<dyn TrainingTask>, TrainingRun) {
+        (Box::new(task), run)
+    }
     match purpose {
-        Purpose::Sft => {
-            let mut sft = sft::build(resolved, run, beginning, ctx, console.clone(), stop)?;
-            let ended = sft::run(&mut sft)?;
-            sft.course.finish(ended)
-        }
-        Purpose::Reward => {
-            let mut reward = reward::build(resolved, run, beginning, ctx, console.clone(), stop)?;
-            let ended = reward::run(&mut reward)?;
-            reward.course.finish(ended)
-        }
-        Purpose::Dpo => {
-            let mut dpo = dpo::build(resolved, run, beginning, ctx, console.clone(), stop)?;
-            let ended = dpo::run(&mut dpo)?;
-            dpo.course.finish(ended)
-        }
-        Purpose::Grpo | Purpose::Show => {
-            let ppo = resolved.config.algorithm == Algorithm::Ppo;
-            let inputs = Inputs { resolved, run, beginning, ctx: ctx.clone(), console: console.clone(), stop };
-            if ppo {
-                let mut ppo = ppo::build(inputs)?;
-                let ended = ppo::run(&mut ppo)?;
-                return ppo.grpo.course.finish(ended);
-            }
-            let mut grpo = grpo::build(inputs)?;
-            let ended = grpo::run(&mut grpo)?;
-            grpo.course.finish(ended)
-        }
+        Purpose::Sft => sft::build(inputs).map(boxed),
+        Purpose::Reward => reward::build(inputs).map(boxed),
+        Purpose::Dpo => dpo::build(inputs).map(boxed),
+        Purpose::Grpo | Purpose::Show => match inputs.config().algorithm {
+            Algorithm::Ppo => ppo::build(inputs).map(boxed),
+            _ => grpo::build(inputs).map(boxed),
+        },
+    }
+}
+
+/// Optimizer steps over rows of data, `chunks` of them in an epoch.
+fn steps_over_rows(config: &Config, chunks: usize) -> u64 {
+    match config.max_steps > 0 {
+        true => config.max_steps as u64,
+        false => (config.num_train_epochs * chunks as f64).ceil() as u64,
     }
 }

@@ -51,6 +51,8 @@ pub struct ConsoleOptions {
     pub level: Level,
     /// This process's log file, appended to; it gets every line of every level, without colour.
     pub log_file: Option<PathBuf>,
+    /// Nothing is printed, whatever the level; the log file gets its lines.
+    pub silent: bool,
 }
 
 /// The console; a clone is another handle to the same one.
@@ -63,6 +65,7 @@ struct Inner {
     format: LogFormat,
     level: Level,
     colour: bool,
+    silent: bool,
     bars: MultiProgress,
     /// Bars are drawn: standard error is a terminal and the format is plain.
     terminal: bool,
@@ -101,7 +104,7 @@ impl std::fmt::Debug for Inner {
 impl Console {
     /// A console on standard error; colour and bars only if it is a terminal, colour only if `NO_COLOR` is unset or empty.
     pub fn new(options: ConsoleOptions) -> Result<Self> {
-        let terminal = options.format == LogFormat::Plain && std::io::stderr().is_terminal();
+        let terminal = !options.silent && options.format == LogFormat::Plain && std::io::stderr().is_terminal();
         let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Self::with(options, terminal, terminal && !no_colour, None)
     }
@@ -118,6 +121,7 @@ impl Console {
                 format: options.format,
                 level: options.level,
                 colour,
+                silent: options.silent,
                 bars: MultiProgress::with_draw_target(target),
                 terminal,
                 start: Instant::now(),
@@ -209,6 +213,9 @@ impl Console {
 
     /// Writes to a standard stream while no bar is drawn there.
     fn write(&self, text: &str, to_stdout: bool) {
+        if self.inner.silent {
+            return;
+        }
         if let Some(capture) = &self.inner.capture {
             capture.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend_from_slice(text.as_bytes());
             return;

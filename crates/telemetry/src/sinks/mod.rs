@@ -65,6 +65,11 @@ impl Sinks {
         self.lock().sinks.push(Box::new(sink));
     }
 
+    /// [`add`](Self::add) of a sink whose kind is not known.
+    pub fn add_boxed(&self, sink: Box<dyn Sink>) {
+        self.lock().sinks.push(sink);
+    }
+
     /// Hands an event to every sink, also after one failed; the first failure is the result.
     pub fn emit(&self, kind: EventKind) -> Result<()> {
         let mut inner = self.lock();

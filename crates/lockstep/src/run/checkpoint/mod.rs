@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is filled under a temporary name, every file and directory is synced, then renamed into place, then the
 //! parent is synced; only after that are older ones deleted. Whatever instant the process dies at, the newest directory
-//! named `step-…` is complete. It does not know what a trainer is: [`crate::trainers::grpo::run_loop`] says what goes in.
+//! named `step-…` is complete. It does not know what a trainer is.
 
 pub mod moments;
 pub mod state;

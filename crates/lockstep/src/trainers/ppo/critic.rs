@@ -6,7 +6,7 @@ use crate::config::{Config, trainer_config};
 use crate::error::OrBadInput;
 use crate::models::{load_weights, value_model_shape_of};
 use crate::run::checkpoint::moments::{restore_moments, save_moments};
-use crate::run::course::Beginning;
+use crate::run::resume::ResumeFrom;
 use crate::source::{HubKind, locate};
 use kernels::Context;
 use model::{ModelConfig, PromptCompletion, Scorer, Weights};
@@ -35,12 +35,9 @@ impl Critic {
         config: &Config,
         dir: &Path,
         policy: &Arc<ModelConfig>,
-        beginning: &Beginning,
+        resume_from: &ResumeFrom,
     ) -> anyhow::Result<Critic> {
-        let checkpoint = match beginning {
-            Beginning::Checkpoint(dir) => Some(dir),
-            _ => None,
-        };
+        let checkpoint = resume_from.checkpoint();
         let weights = match (checkpoint, config.value_model.as_str()) {
             (Some(checkpoint), _) => scorer_of(ctx, &checkpoint.join(DIRECTORY), policy)?,
             (None, "policy") => Weights::load_scorer(ctx.memory(), dir, policy).or_bad_input()?,

@@ -1,36 +1,96 @@
-//! A PPO run: a GRPO run (prompts, rollout, rewards, reference, the policy's trainer) and what PPO puts in the place of
-//! groups: a value model, and a reward for every token. The loop over its stages is [`run_loop`].
+//! PPO: the pipeline of GRPO with a value model, and a reward for every token, in the place of groups.
+//!
+//! `prompts → rollout → scores → rewards of tokens → advantages → samples → update → (the same weights) → rollout`
+//!
+//! Each line of [`next_batch`](TrainingTask::next_batch) is one stage: of [`RolloutPipeline`] in `online/stages.rs`, or of
+//! [`Ppo`] in `stages.rs`.
 
 mod critic;
-mod run_loop;
 mod stages;
 
-pub use critic::Critic;
-pub use run_loop::run;
-
-use crate::run::checkpoint::state::CriticState;
-use crate::trainers::grpo::{Grpo, Inputs, build_beside};
+use super::online::{PipelineState, Prepared, RolloutPipeline};
+use crate::run::checkpoint::state::bits64;
+use crate::run::inputs::RunInputs;
+use crate::run::task::{NextBatch, TrainingTask};
+use crate::run::training::TrainingRun;
+use critic::Critic;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::path::Path;
 use train::gae::KlController;
 
-/// A PPO run between two steps.
+/// A PPO run's own part.
 pub struct Ppo {
-    /// What it shares with GRPO.
-    pub grpo: Grpo,
+    pipeline: RolloutPipeline,
     /// The value model.
     critic: Critic,
     /// The weight of the divergence from the reference model.
     kl: KlController,
 }
 
+/// What PPO remembers between two steps; the value model's weights and moments are files of their own.
+#[derive(Serialize, Deserialize)]
+struct PpoState {
+    pipeline: PipelineState,
+    /// Counters of the value model's trainer.
+    critic: train::TrainerState,
+    #[serde(with = "bits64")]
+    kl_coef: f64,
+}
+
+impl TrainingTask for Ppo {
+    fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
+        if self.pipeline.batch_is_used_up() {
+            let rollouts = self.pipeline.rollouts(run)?;
+            let scores = self.scores(run, &rollouts);
+            let samples = self.samples(run, &rollouts, &scores)?;
+            let values = self.values(run, &samples)?;
+            let rewards = self.token_rewards(run, &scores, &samples);
+            let estimates = self.estimates(run, rewards, &values, &samples);
+            self.fill_batch(run, rollouts, scores, samples, &values, estimates)?;
+        }
+        Ok(NextBatch::Ready)
+    }
+
+    fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        self.shuffle(run);
+        self.update_values(run)?;
+        let metrics = self.pipeline.update(run)?;
+        self.stop_generation_if_too_far(run, &metrics);
+        self.pipeline.sync_reference(run)
+    }
+
+    fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
+        self.pipeline.evaluate(run)
+    }
+
+    fn state(&self) -> anyhow::Result<Value> {
+        let (pipeline, critic) = (self.pipeline.state(), self.critic.trainer.state());
+        Ok(serde_json::to_value(PpoState { pipeline, critic, kl_coef: self.kl.kl_coef })?)
+    }
+
+    fn save_tensors(&self, run: &TrainingRun, checkpoint: &Path) -> anyhow::Result<()> {
+        self.pipeline.save_tensors(checkpoint)?;
+        self.critic.save(checkpoint, &run.policy.dir)
+    }
+
+    fn shown_metrics(&self) -> &'static [&'static str] {
+        &["reward", "objective/kl", "loss/value_avg", "val/explained_variance"]
+    }
+}
+
 /// Builds a run; nothing is written until all of its input is known to be good.
-pub fn build(inputs: Inputs) -> anyhow::Result<Ppo> {
-    let (config, ctx) = (inputs.resolved.config.clone(), inputs.ctx.clone());
-    let (grpo, mut critic, state) =
-        build_beside(inputs, |dir, shape, beginning| Critic::load(&ctx, &config, dir, shape, beginning))?;
+pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Ppo, TrainingRun)> {
+    let prepared = Prepared::new(&mut inputs)?;
+    let (config, policy) = (inputs.config(), prepared.policy());
     let mut kl = KlController { kl_coef: config.kl_coef };
-    if let Some(CriticState { trainer, kl_coef }) = state {
-        critic.trainer.set_state(trainer);
+    let mut critic = Critic::load(&inputs.ctx, config, &policy.dir, policy.config(), &inputs.resume_from)?;
+    let (mut pipeline, run, state) = prepared.begin(inputs)?;
+    if let Some(state) = state {
+        let PpoState { pipeline: saved, critic: counters, kl_coef } = serde_json::from_value(state)?;
+        pipeline.restore(saved);
+        critic.trainer.set_state(counters);
         kl.kl_coef = kl_coef;
     }
-    Ok(Ppo { grpo, critic, kl })
+    Ok((Ppo { pipeline, critic, kl }, run))
 }

@@ -2,12 +2,11 @@
 
 use super::Ppo;
 use crate::rollouts::Rollouts;
-use crate::run::checkpoint::state::CriticState;
-use crate::run::course::{Ended, book};
+use crate::run::training::{TrainingRun, record_ops};
 use kernels::rng::Stream;
 use rollout::FinishReason;
 use train::gae::{self, Estimates, KlTarget};
-use train::{Advantage, Advantages, Sample, ScaleRewards, StateValues, advantages};
+use train::{Advantage, Advantages, Sample, ScaleRewards, StateValues, UpdateMetrics, advantages};
 
 /// A generation whose policy has gone further than this many times `target_kl` is given up (as OpenAI's Spinning Up).
 const TOO_FAR: f64 = 1.5;
@@ -24,17 +23,16 @@ pub struct Scores {
 
 impl Ppo {
     /// The score of each completion: its weighted reward, less `missing_eos_penalty` if it did not end by itself.
-    pub fn scores(&mut self, rollouts: &Rollouts) -> Scores {
-        let group = self.grpo.sizes.group;
+    pub(super) fn scores(&mut self, run: &mut TrainingRun, rollouts: &Rollouts) -> Scores {
+        let group = self.pipeline.sizes.group;
         let table = advantages::compute(&rollouts.judged.matrix, group, ScaleRewards::None);
-        let course = &mut self.grpo.course;
         for (name, value) in &table.metrics {
             // Groups are not compared here.
             if let (Some(value), true) = (value, name != "frac_reward_zero_std") {
-                course.reporter.add(name, *value);
+                run.reporter.add(name, *value);
             }
         }
-        let penalty = course.config.missing_eos_penalty.unwrap_or(0.0);
+        let penalty = run.config.missing_eos_penalty.unwrap_or(0.0);
         let score = |(reward, completion): (&Option<f64>, &rollout::Completion)| {
             reward.map(|r| if completion.finish_reason == FinishReason::Length { r - penalty } else { r })
         };
@@ -44,9 +42,14 @@ impl Ppo {
 
     /// The completions as samples, with what the reference model says of them. One that nothing judged, or that is left
     /// out because it was cut, has no token to learn from.
-    pub fn samples(&mut self, rollouts: &Rollouts, scores: &Scores) -> anyhow::Result<Vec<Sample>> {
-        let mut samples = self.grpo.samples(rollouts)?;
-        let without_truncated = self.grpo.course.config.mask_truncated_completions;
+    pub(super) fn samples(
+        &mut self,
+        run: &mut TrainingRun,
+        rollouts: &Rollouts,
+        scores: &Scores,
+    ) -> anyhow::Result<Vec<Sample>> {
+        let mut samples = self.pipeline.samples(run, rollouts)?;
+        let without_truncated = run.config.mask_truncated_completions;
         for (sample, score) in samples.iter_mut().zip(&scores.scores) {
             if score.is_none() || (without_truncated && sample.truncated) {
                 sample.mask.fill(false);
@@ -56,20 +59,23 @@ impl Ppo {
     }
 
     /// The value of the state in which each token was chosen.
-    pub fn values(&mut self, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
-        let course = &mut self.grpo.course;
-        let span = course.stages.span("values");
+    pub(super) fn values(&mut self, run: &mut TrainingRun, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
+        let span = run.stages.span("values");
         let before = kernels::context::counted();
-        let values = self.critic.values(&course.ctx, samples)?;
-        book(&span, before);
-        course.reporter.add("values_time_s", span.end());
+        let values = self.critic.values(&run.ctx, samples)?;
+        record_ops(&span, before);
+        run.reporter.add("values_time_s", span.end());
         Ok(values)
     }
 
     /// The reward of each token; adapts the weight of the divergence for the next generation.
-    pub fn token_rewards(&mut self, scores: &Scores, samples: &[Sample]) -> Vec<Vec<f64>> {
-        let course = &mut self.grpo.course;
-        let (config, kl_coef) = (&course.config, self.kl.kl_coef);
+    pub(super) fn token_rewards(
+        &mut self,
+        run: &mut TrainingRun,
+        scores: &Scores,
+        samples: &[Sample],
+    ) -> Vec<Vec<f64>> {
+        let (config, kl_coef) = (&run.config, self.kl.kl_coef);
         let mut rewards = Vec::with_capacity(samples.len());
         let (mut divergence, mut surprise, mut score_sum) = (0.0, 0.0, 0.0);
         let mut judged = 0;
@@ -98,10 +104,10 @@ impl Ppo {
                 ("objective/rlhf_reward", score - kl_coef * kl),
                 ("objective/scores", score),
             ] {
-                course.reporter.add(name, value);
+                run.reporter.add(name, value);
             }
-            if course.config.adap_kl_ctrl {
-                let target = KlTarget { target: course.config.kl_target, horizon: course.config.kl_horizon };
+            if run.config.adap_kl_ctrl {
+                let target = KlTarget { target: run.config.kl_target, horizon: run.config.kl_horizon };
                 self.kl.update(&target, kl, samples.len());
             }
         }
@@ -109,9 +115,14 @@ impl Ppo {
     }
 
     /// The advantage and the return of each token; advantages are whitened over the generation.
-    pub fn estimates(&mut self, mut rewards: Vec<Vec<f64>>, values: &[Vec<f32>], samples: &[Sample]) -> Vec<Estimates> {
-        let course = &mut self.grpo.course;
-        let config = &course.config;
+    pub(super) fn estimates(
+        &mut self,
+        run: &mut TrainingRun,
+        mut rewards: Vec<Vec<f64>>,
+        values: &[Vec<f32>],
+        samples: &[Sample],
+    ) -> Vec<Estimates> {
+        let config = &run.config;
         let masks: Vec<Vec<bool>> = samples.iter().map(|s| s.mask.clone()).collect();
         if config.whiten_rewards {
             gae::whiten(&mut rewards, &masks, false);
@@ -122,14 +133,15 @@ impl Ppo {
             (0..samples.len()).map(of).map(|e| (e.advantages, e.returns)).unzip();
         gae::whiten(&mut advantages, &masks, true);
         if let Some(explained) = gae::explained_variance(&returns, &values, &masks) {
-            course.reporter.add("val/explained_variance", explained);
+            run.reporter.add("val/explained_variance", explained);
         }
         advantages.into_iter().zip(returns).map(|(advantages, returns)| Estimates { advantages, returns }).collect()
     }
 
     /// The samples, complete.
-    pub fn fill_batch(
+    pub(super) fn fill_batch(
         &mut self,
+        run: &mut TrainingRun,
         rollouts: Rollouts,
         scores: Scores,
         mut samples: Vec<Sample>,
@@ -144,68 +156,56 @@ impl Ppo {
             table.advantages[i].clone_from(&sample.advantage);
             sample.values = Some(StateValues { old: values[i].clone(), returns: narrow(estimates.returns) });
         }
-        self.grpo.take_batch(rollouts, samples, &table)
+        self.pipeline.take_batch(run, rollouts, samples, &table)
     }
 
-    /// One optimizer step of the value model and one of the policy, on the next mini-batch.
-    pub fn update(&mut self) -> anyhow::Result<()> {
-        self.shuffle();
-        self.update_values()?;
-        let metrics = self.grpo.update()?;
-        let Some(target) = self.grpo.course.config.target_kl else { return Ok(()) };
+    /// Gives the generation up, once the policy has gone too far from where it began.
+    pub(super) fn stop_generation_if_too_far(&mut self, run: &mut TrainingRun, metrics: &UpdateMetrics) {
+        let Some(target) = run.config.target_kl else { return };
         let moved = metrics.means.entries().find(|(name, _)| *name == "policy/approxkl_avg").map_or(0.0, |(_, kl)| kl);
         let stops = moved > TOO_FAR * target;
         if stops {
-            self.grpo.batch.used = self.grpo.sizes.steps();
+            self.pipeline.batch.used = self.pipeline.sizes.steps();
         }
-        self.grpo.course.reporter.add("policy/early_stop", f64::from(u8::from(stops)));
-        Ok(())
+        run.add_metric("policy/early_stop", f64::from(u8::from(stops)));
     }
 
-    fn update_values(&mut self) -> anyhow::Result<()> {
-        let part = self.grpo.part().to_vec();
-        let course = &mut self.grpo.course;
-        let mut schedule = course.schedule;
-        schedule.learning_rate = course.config.value_learning_rate.unwrap_or(schedule.learning_rate);
-        let span = course.stages.span("value update");
+    /// One optimizer step of the value model.
+    pub(super) fn update_values(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        let part = self.pipeline.part().to_vec();
+        let mut schedule = run.schedule;
+        schedule.learning_rate = run.config.value_learning_rate.unwrap_or(schedule.learning_rate);
+        let span = run.stages.span("value update");
         let before = kernels::context::counted();
-        let metrics = self.critic.update(&course.ctx, &part, schedule.at(course.step))?;
-        book(&span, before);
-        course.reporter.add("value_update_time_s", span.end());
+        let metrics = self.critic.update(&run.ctx, &part, schedule.at(run.step))?;
+        record_ops(&span, before);
+        run.reporter.add("value_update_time_s", span.end());
         if metrics.skipped {
-            course.reporter.sinks().warn(&format!(
+            run.reporter.sinks().warn(&format!(
                 "step {}: the value model's loss or gradient is not finite (loss {}, gradient norm {}); it was left as it is",
-                course.step + 1,
+                run.step + 1,
                 metrics.loss,
                 metrics.grad_norm
             ));
         }
-        course.reporter.add("val/grad_norm", metrics.grad_norm);
+        run.reporter.add("val/grad_norm", metrics.grad_norm);
         for (name, value) in metrics.means.entries() {
-            course.reporter.add(name, value);
+            run.reporter.add(name, value);
         }
         Ok(())
     }
 
     /// At the beginning of a pass over a generation that is cut into mini-batches, draws which groups come together.
-    fn shuffle(&mut self) {
-        let (sizes, batch) = (self.grpo.sizes, &mut self.grpo.batch);
+    pub(super) fn shuffle(&mut self, run: &TrainingRun) {
+        let (sizes, batch) = (self.pipeline.sizes, &mut self.pipeline.batch);
         if sizes.parts() == 1 || !batch.used.is_multiple_of(sizes.parts()) {
             return;
         }
         let pass = batch.used / sizes.parts();
-        let number = self.grpo.rollout_number * sizes.iterations as u64 + pass;
-        let mut stream = Stream::new(self.grpo.course.config.seed, SHUFFLES ^ number);
+        let number = self.pipeline.rollout_number * sizes.iterations as u64 + pass;
+        let mut stream = Stream::new(run.config.seed, SHUFFLES ^ number);
         let mut groups: Vec<Vec<Sample>> = batch.samples.chunks(sizes.group).map(<[Sample]>::to_vec).collect();
         stream.shuffle(&mut groups);
         batch.samples = groups.concat();
-    }
-
-    /// Logs, evaluates and saves as due; says whether the run ends here.
-    pub fn after_step(&mut self) -> anyhow::Result<Option<Ended>> {
-        let state = CriticState { trainer: self.critic.trainer.state(), kl_coef: self.kl.kl_coef };
-        let (critic, policy) = (&self.critic, self.grpo.course.policy.dir.clone());
-        let shown = ["reward", "objective/kl", "loss/value_avg", "val/explained_variance"];
-        self.grpo.end_step(&shown, Some(state), |dir| critic.save(dir, &policy))
     }
 }

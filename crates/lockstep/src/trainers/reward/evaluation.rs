@@ -4,7 +4,7 @@
 //! et al. 2015; Guo et al. 2017, arXiv:1706.04599): pairs in ten equal bins of the confidence max(p, 1 − p) ∈ [½, 1];
 //! the mean over pairs of |share of right pairs in the bin − mean confidence in the bin|.
 
-use super::Sides;
+use super::PreferencePair;
 use kernels::Context;
 use model::{AdaptedWeights, PromptCompletion, Scorer};
 use train::RankingConfig;
@@ -20,7 +20,7 @@ pub(super) fn evaluate(
     model: &AdaptedWeights,
     scorer: &mut Scorer,
     config: &RankingConfig,
-    pairs: &[Sides],
+    pairs: &[PreferencePair],
 ) -> anyhow::Result<Vec<(String, f64)>> {
     let sequences: Vec<PromptCompletion<'_>> =
         pairs.iter().flatten().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();

@@ -3,7 +3,7 @@ use super::*;
 /// A console that writes to memory, and what it wrote.
 fn captured(format: LogFormat, level: Level, colour: bool) -> (Console, Arc<Mutex<Vec<u8>>>) {
     let memory = Arc::new(Mutex::new(Vec::new()));
-    let options = ConsoleOptions { format, level, log_file: None };
+    let options = ConsoleOptions { format, level, ..ConsoleOptions::default() };
     (Console::with(options, false, colour, Some(Arc::clone(&memory))).unwrap(), memory)
 }
 

@@ -1,21 +1,23 @@
-//! A GRPO run: the course of a run plus prompts, rollout, rewards. The loop over its stages is [`run_loop`].
+//! What GRPO and PPO share: prompts to completions to rewards to samples, the reference model, evaluation.
+//!
+//! Its state is part of its task's: a run that was killed goes on to the same bits.
 
 mod build;
 mod reference;
-mod run_loop;
+mod saved;
 mod stages;
 
-pub use build::{Inputs, build, build_beside};
-pub use run_loop::{rollouts, run};
+pub use build::Prepared;
 
 use crate::data::prompts::Prompt;
 use crate::rollouts::evaluate::Evaluation;
 use crate::rollouts::replay::Replay;
-use crate::run::course::Course;
 use model::Scorer;
 use reference::Reference;
 use rewards::Reward;
 use rollout::{Engine, SamplingParams};
+use saved::Buffer;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use train::Sample;
 
@@ -61,7 +63,7 @@ pub(crate) struct GenerationBatch {
 
 /// What the rounds of a generation took together.
 #[derive(Default)]
-struct Spent {
+struct StageTimes {
     rollout_time_s: f64,
     rollout_tokens: usize,
     /// Judging that the run waited for.
@@ -70,10 +72,8 @@ struct Spent {
     reward_hidden_time_s: f64,
 }
 
-/// A GRPO run between two steps.
-pub struct Grpo {
-    /// What it shares with every run.
-    pub course: Course,
+/// From prompts, or a file, to the samples of an optimizer step.
+pub struct RolloutPipeline {
     /// The model that the policy is held near; none if `beta` is 0.
     reference: Option<Reference>,
     /// None if nothing is generated.
@@ -88,21 +88,36 @@ pub struct Grpo {
     source: Source,
     evaluation: Option<Evaluation>,
     pub(crate) rollout_number: u64,
-    spent: Spent,
+    times: StageTimes,
     pub(crate) batch: GenerationBatch,
 }
 
-impl Grpo {
-    /// Whether the last step is done.
-    pub fn is_done(&self) -> bool {
-        self.course.is_done()
-    }
-    /// Whether completions come from a file.
-    pub fn replays(&self) -> bool {
-        matches!(self.source, Source::File(..))
-    }
+/// What the pipeline remembers between two steps.
+#[derive(Serialize, Deserialize)]
+pub struct PipelineState {
+    /// The next rollout number: half of every sample's random stream.
+    rollout_number: u64,
+    /// The generation batch in use, and how far.
+    buffer: Option<Buffer>,
+}
+
+impl RolloutPipeline {
     /// Whether the next step needs new completions.
     pub fn batch_is_used_up(&self) -> bool {
         self.batch.samples.is_empty() || self.batch.used >= self.sizes.steps()
+    }
+
+    /// What a checkpoint keeps of it; the reference model, if it moves, is a file of its own.
+    pub fn state(&self) -> PipelineState {
+        let buffer = (!self.batch_is_used_up()).then(|| Buffer::new(&self.batch.samples, self.batch.used));
+        PipelineState { rollout_number: self.rollout_number, buffer }
+    }
+
+    /// Takes up what [`state`](Self::state) gave.
+    pub fn restore(&mut self, state: PipelineState) {
+        self.rollout_number = state.rollout_number;
+        if let Some(buffer) = state.buffer {
+            self.batch = GenerationBatch { samples: buffer.samples(), used: buffer.used };
+        }
     }
 }

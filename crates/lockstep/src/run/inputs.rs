@@ -1,0 +1,105 @@
+//! What a run is given: its configuration and directory, and what a program injects.
+
+use super::RunDir;
+use super::resume::ResumeFrom;
+use super::stop::StopSignal;
+use crate::config::{Config, Resolved};
+use crate::data::{DatasetSpec, Rows};
+use kernels::Context;
+use rewards::Reward;
+use std::ops::ControlFlow;
+use std::path::Path;
+use telemetry::{Console, Sinks};
+
+/// What every task is built from.
+pub struct RunInputs {
+    /// The configuration, and who set what.
+    pub resolved: Resolved,
+    /// Where the run writes.
+    pub dir: RunDir,
+    /// Where it begins.
+    pub resume_from: ResumeFrom,
+    /// What it computes with.
+    pub ctx: Context,
+    /// Whose log file is in the run's directory.
+    pub console: Console,
+    /// Where its events go, the console and the sinks of the caller; those of its directory are added when it begins.
+    pub sinks: Sinks,
+    /// Whether to stop.
+    pub stop: StopSignal,
+    /// Asked after steps, logs and checkpoints.
+    pub callbacks: Callbacks,
+    /// Training rows in the place of those that `dataset_name` names.
+    pub train_rows: Option<Rows>,
+    /// Held-out rows in the place of those that `eval_dataset_name` names.
+    pub eval_rows: Option<Rows>,
+    /// The rewards that `reward_funcs` names `function:NAME`.
+    pub rewards: Vec<Box<dyn Reward>>,
+}
+
+impl RunInputs {
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.resolved.config
+    }
+
+    /// The training data.
+    pub fn train_data(&self) -> Option<DatasetSpec> {
+        DatasetSpec::train(self.config()).map(|spec| DatasetSpec { rows: self.train_rows.clone(), ..spec })
+    }
+
+    /// The held-out data.
+    pub fn eval_data(&self) -> Option<DatasetSpec> {
+        DatasetSpec::eval(self.config()).map(|spec| DatasetSpec { rows: self.eval_rows.clone(), ..spec })
+    }
+}
+
+/// What a callback says: go on, or end the run after this step.
+pub type Flow = ControlFlow<()>;
+
+/// Means of metrics by name, of a logged step or an evaluation.
+pub struct LogRecord<'a> {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// The metrics, TRL's names.
+    pub metrics: &'a [(String, f64)],
+}
+
+impl LogRecord<'_> {
+    /// The metric of this name.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.metrics.iter().find(|(n, _)| n == name).map(|(_, value)| *value)
+    }
+}
+
+type OnStep = Box<dyn FnMut(u64) -> Flow>;
+type OnLog = Box<dyn FnMut(&LogRecord<'_>) -> Flow>;
+type OnCheckpoint = Box<dyn FnMut(u64, &Path) -> Flow>;
+
+/// What a program asks to be told, in the order in which it was added.
+#[derive(Default)]
+pub struct Callbacks {
+    pub(crate) on_step: Vec<OnStep>,
+    pub(crate) on_log: Vec<OnLog>,
+    pub(crate) on_checkpoint: Vec<OnCheckpoint>,
+    /// One of them asked to stop.
+    pub(crate) stops: bool,
+}
+
+impl Callbacks {
+    pub(crate) fn step(&mut self, step: u64) {
+        let flows = self.on_step.iter_mut().map(|call| call(step));
+        self.stops |= flows.filter(Flow::is_break).count() > 0;
+    }
+
+    pub(crate) fn log(&mut self, step: u64, metrics: &[(String, f64)]) {
+        let record = LogRecord { step, metrics };
+        let flows = self.on_log.iter_mut().map(|call| call(&record));
+        self.stops |= flows.filter(Flow::is_break).count() > 0;
+    }
+
+    pub(crate) fn checkpoint(&mut self, step: u64, dir: &Path) {
+        let flows = self.on_checkpoint.iter_mut().map(|call| call(step, dir));
+        self.stops |= flows.filter(Flow::is_break).count() > 0;
+    }
+}

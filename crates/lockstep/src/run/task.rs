@@ -1,0 +1,47 @@
+//! What a way to train is to the run that drives it.
+
+use super::training::TrainingRun;
+use serde_json::Value;
+use std::path::Path;
+
+/// Whether there is something to learn from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextBatch {
+    /// The task holds a batch for the next optimizer step.
+    Ready,
+    /// Not yet: ask again.
+    Wait,
+    /// There will be no more, though steps are left.
+    End,
+}
+
+/// A way to train: GRPO, PPO, supervised, preference pairs, reward models. The run that drives it counts steps, logs, evaluates,
+/// saves and stops; the task knows what is learned from what.
+pub trait TrainingTask {
+    /// The metrics that progress shows.
+    fn shown_metrics(&self) -> &'static [&'static str];
+
+    /// Makes the next batch ready.
+    fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch>;
+
+    /// One optimizer step on it.
+    fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()>;
+
+    /// The metrics of held-out data; `None` where there is none.
+    fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>>;
+
+    /// Whether the last step is evaluated even if no evaluation is due.
+    fn evaluates_at_end(&self) -> bool {
+        false
+    }
+
+    /// What the next step depends on beside what every run saves, floats as their bits. Opaque to the checkpoint.
+    fn state(&self) -> anyhow::Result<Value> {
+        Ok(Value::Null)
+    }
+
+    /// Writes the tensors of that state into the checkpoint's directory.
+    fn save_tensors(&self, _run: &TrainingRun, _checkpoint: &Path) -> anyhow::Result<()> {
+        Ok(())
+    }
+}

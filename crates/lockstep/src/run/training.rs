@@ -1,0 +1,386 @@
+//! A run between two steps: what every way to train shares. Steps, logs, checkpoints, the best evaluation, the end.
+//!
+//! It does not know where samples come from: a [`TrainingTask`](super::task::TrainingTask) does, whose own state goes into
+//! the same checkpoint as a value that is opaque here.
+
+use super::checkpoint::{self, moments, state};
+use super::inputs::{Callbacks, RunInputs};
+use super::provenance::{self, RunMetadata};
+use super::reporter::Reporter;
+use super::resume::{ResumeFrom, check_resumable};
+use super::stop::StopSignal;
+use super::task::TrainingTask;
+use super::{RunDir, StopReason};
+use crate::config::{Config, Purpose, Strategy};
+use crate::data::Sampler;
+use crate::error::BadInput;
+use crate::models::Policy;
+use crate::rollouts::evaluate::find;
+use kernels::Context;
+use serde_json::Value;
+use state::{Best, RunState};
+use std::time::Instant;
+use telemetry::stages::Span;
+use telemetry::{EventKind, Stages};
+use train::{Sample, Schedule, Trainer, UpdateMetrics};
+
+/// A run between two steps.
+pub struct TrainingRun {
+    /// What it was told.
+    pub config: Config,
+    /// Where it writes.
+    pub dir: RunDir,
+    /// What it computes with.
+    pub ctx: Context,
+    /// The model that it trains.
+    pub policy: Policy,
+    /// Gradients, moments, buffers.
+    pub trainer: Trainer,
+    /// Learning rates.
+    pub schedule: Schedule,
+    /// The order of rows.
+    pub sampler: Sampler,
+    /// Optimizer steps of an epoch.
+    pub steps_per_epoch: u64,
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Tokens seen.
+    pub num_tokens: u64,
+    /// The best evaluation.
+    pub best: Option<Best>,
+    /// Metrics and events.
+    pub reporter: Reporter,
+    /// Timers.
+    pub stages: Stages,
+    /// What a program asks to be told.
+    pub(crate) callbacks: Callbacks,
+    /// The metrics that were logged last.
+    pub(crate) last_logged: Vec<(String, f64)>,
+    label: &'static str,
+    stop: StopSignal,
+    evaluations_without_improvement: u32,
+    data_hash: String,
+    step_started: Instant,
+    saved_at: Option<u64>,
+}
+
+/// What a task adds to the [`RunInputs`] of its run.
+pub struct RunSetup {
+    /// The model that it trains.
+    pub policy: Policy,
+    /// What trains it.
+    pub trainer: Trainer,
+    /// The order of rows.
+    pub sampler: Sampler,
+    /// Optimizer steps of an epoch.
+    pub steps_per_epoch: u64,
+    /// Optimizer steps of the run.
+    pub total_steps: u64,
+    /// SHA-256 of the data.
+    pub data_hash: String,
+    /// Which command's run it is.
+    pub purpose: Purpose,
+    /// What progress is called.
+    pub label: &'static str,
+    /// Names of the metrics that an evaluation gives, `eval_` before each.
+    pub evaluation_metrics: Vec<String>,
+}
+
+impl TrainingRun {
+    /// Opens the run's directory and logs, and takes up the state of a checkpoint; with it comes what the task saved there.
+    /// Everything that can be wrong with the input was found before: this is where files begin to be written.
+    pub fn begin(inputs: RunInputs, setup: RunSetup) -> anyhow::Result<(TrainingRun, Option<Value>)> {
+        let RunInputs { resolved, dir, resume_from, ctx, console, sinks, stop, callbacks, .. } = inputs;
+        let RunSetup { mut policy, mut trainer, mut sampler, data_hash, label, .. } = setup;
+        let config_toml = resolved.to_toml();
+        let config = resolved.config;
+        check_best_metric(&config, &setup.evaluation_metrics)?;
+        let state = match &resume_from {
+            ResumeFrom::Checkpoint(checkpoint) => {
+                let state = RunState::read(checkpoint)?;
+                check_resumable(&state, &config, &ctx, &data_hash)?;
+                Some(state)
+            }
+            _ => None,
+        };
+        dir.create(&config_toml)?;
+        checkpoint::sweep(&dir)?;
+        console.set_log_file(dir.log(0))?;
+        let mut reporter = Reporter::open(&dir, sinks, &config)?;
+        match (&state, resume_from.checkpoint()) {
+            (Some(state), Some(from)) => {
+                moments::restore_moments(from, "", &mut trainer)?;
+                trainer.set_state(state.trainer);
+                policy.weights.set_version(state.weights_version);
+                sampler.restore(state.sampler);
+                reporter.resume(state.step, &state.log_bytes, state.unlogged.clone())?;
+                if checkpoint::all(&dir).last().is_some_and(|(newest, _)| *newest == state.step) {
+                    // Killed when this one was written and an old one not yet deleted.
+                    checkpoint::prune(&dir, config.save_total_limit, kept_best(&config, state.best.as_ref()))?;
+                }
+                reporter.sinks().info(&format!("resuming after step {} from {}", state.step, from.display()));
+            }
+            _ => {
+                reporter.resume(0, &Default::default(), Default::default())?;
+                if matches!(resume_from, ResumeFrom::Beginning) {
+                    reporter.sinks().warn("the run has no checkpoint: it starts again from step 0");
+                }
+            }
+        }
+        let step = state.as_ref().map_or(0, |state| state.step);
+        let metadata = RunMetadata {
+            command: setup.purpose.command(),
+            config: &config,
+            config_toml: &config_toml,
+            ctx: &ctx,
+            policy: &policy,
+            data_hash: &data_hash,
+            step,
+        };
+        provenance::write(&dir, &metadata)?;
+        let run = TrainingRun {
+            schedule: config.schedule(setup.total_steps),
+            config,
+            dir,
+            ctx,
+            policy,
+            trainer,
+            sampler,
+            steps_per_epoch: setup.steps_per_epoch.max(1),
+            step,
+            num_tokens: state.as_ref().map_or(0, |state| state.num_tokens),
+            best: state.as_ref().and_then(|state| state.best.clone()),
+            stages: Stages::new(reporter.sinks().clone()),
+            reporter,
+            callbacks,
+            last_logged: Vec::new(),
+            label,
+            stop,
+            evaluations_without_improvement: state.as_ref().map_or(0, |state| state.evaluations_without_improvement),
+            data_hash,
+            step_started: Instant::now(),
+            saved_at: state.as_ref().map(|_| step),
+        };
+        run.report_progress(String::new())?;
+        Ok((run, state.map(|state| state.task)))
+    }
+
+    /// Whether the last step is done.
+    pub fn is_done(&self) -> bool {
+        self.step >= self.schedule.total_steps
+    }
+
+    /// Says what a person should look at.
+    pub fn warn(&self, message: &str) {
+        self.reporter.sinks().warn(message);
+    }
+
+    /// Adds a value to the mean that is logged next.
+    pub fn add_metric(&mut self, name: &str, value: f64) {
+        self.reporter.add(name, value);
+    }
+
+    /// One optimizer step of the policy on these samples.
+    pub fn update_policy(&mut self, samples: &[Sample]) -> anyhow::Result<UpdateMetrics> {
+        let learning_rate = self.schedule.at(self.step);
+        let span = self.stages.span("update");
+        let before = kernels::context::counted();
+        let metrics = self.trainer.update(&self.ctx, &mut self.policy.weights, samples, learning_rate)?;
+        record_ops(&span, before);
+        self.count_update(&metrics, span.end());
+        Ok(metrics)
+    }
+
+    fn count_update(&mut self, metrics: &UpdateMetrics, seconds: f64) {
+        self.step += 1;
+        if metrics.skipped {
+            self.warn(&format!(
+                "step {}: the loss or the gradient is not finite (loss {}, gradient norm {}); the step was skipped",
+                self.step, metrics.loss, metrics.grad_norm
+            ));
+        }
+        for (name, value) in metrics.entries() {
+            self.reporter.add(name, value);
+        }
+        self.reporter.add("update_time_s", seconds);
+        self.reporter.add("forward_time_s", metrics.forward_time_s);
+        self.reporter.add("backward_time_s", metrics.backward_time_s);
+        self.reporter.add("optimizer_time_s", metrics.optimizer_time_s);
+        self.reporter.add("update_tokens_per_s", metrics.computed_tokens as f64 / seconds);
+    }
+
+    /// Ends the step, and logs it if that is due; progress shows the metrics `shown`.
+    pub(crate) fn log_step(&mut self, shown: &[&str]) -> anyhow::Result<()> {
+        let (step, last) = (self.step, self.is_done());
+        self.reporter.add("step_time", self.step_started.elapsed().as_secs_f64());
+        self.step_started = Instant::now();
+        self.reporter.set("epoch", step as f64 / self.steps_per_epoch as f64);
+        self.reporter.set("num_tokens", self.num_tokens as f64);
+        if let Some(peak) = telemetry::system::peak_rss_bytes() {
+            self.reporter.set("peak_bytes", peak as f64);
+        }
+        if let Some(means) = self.reporter.end_step(step, last)? {
+            let value = |name: &str| find(&means, name).filter(|v| v.is_finite());
+            let part = |name: &&str| value(name).map(|v| format!("{name} {v:.4}"));
+            self.report_progress(shown.iter().filter_map(part).collect::<Vec<_>>().join(" · "))?;
+            self.callbacks.log(step, &means);
+            self.last_logged = means;
+        }
+        self.callbacks.step(step);
+        Ok(())
+    }
+
+    fn report_progress(&self, note: String) -> anyhow::Result<()> {
+        let (label, done, total) = (self.label.to_owned(), self.step, self.schedule.total_steps);
+        Ok(self.reporter.sinks().emit(EventKind::Progress { label, done, total, note })?)
+    }
+
+    /// Whether this step is followed by an evaluation.
+    pub(crate) fn evaluates_now(&self) -> bool {
+        self.is_due(self.config.eval_strategy, self.config.eval_steps())
+    }
+
+    fn is_due(&self, strategy: Strategy, every: u64) -> bool {
+        match strategy {
+            Strategy::No => false,
+            Strategy::Steps => self.step.is_multiple_of(every),
+            Strategy::Epoch => self.step.is_multiple_of(self.steps_per_epoch),
+        }
+    }
+
+    /// Logs an evaluation, keeps the best, and says whether to stop early.
+    pub(crate) fn log_evaluation(&mut self, metrics: Vec<(String, f64)>) -> anyhow::Result<bool> {
+        self.reporter.metrics(self.step, metrics.clone())?;
+        self.callbacks.log(self.step, &metrics);
+        let summary: Vec<String> = metrics.iter().map(|(n, v)| format!("{n} {v:.4}")).collect();
+        self.reporter.sinks().info(&format!("step {}: {}", self.step, summary.join(" · ")));
+        let Some(name) = &self.config.metric_for_best_model else { return Ok(false) };
+        let Some(value) = find(&metrics, name) else {
+            // The name is a known one: nothing was judged.
+            self.warn(&format!("step {}: this evaluation has no {name}, and does not count", self.step));
+            return Ok(false);
+        };
+        let more_is_better = self.config.greater_is_better.unwrap_or(!name.ends_with("loss"));
+        let threshold = self.config.early_stopping_threshold;
+        let gain = |best: &Best| if more_is_better { value - best.metric } else { best.metric - value };
+        let better = self.best.as_ref().is_none_or(|best| gain(best) > 0.0);
+        let counts = self.best.as_ref().is_none_or(|best| gain(best) > threshold);
+        self.evaluations_without_improvement = if counts { 0 } else { self.evaluations_without_improvement + 1 };
+        if better {
+            self.best = Some(Best { step: self.step, metric: value });
+        }
+        let patience = self.config.early_stopping_patience;
+        Ok(patience.is_some_and(|p| self.evaluations_without_improvement as usize >= p))
+    }
+
+    /// Why the run ends before its last step, if it does; `early` as [`log_evaluation`](Self::log_evaluation) says.
+    pub(crate) fn stop_reason(&self, early: bool) -> Option<StopReason> {
+        if self.stop.is_requested() {
+            return Some(StopReason::Interrupted);
+        }
+        if self.is_done() {
+            return None;
+        }
+        if early {
+            return Some(StopReason::EarlyStopping);
+        }
+        self.callbacks.stops.then_some(StopReason::Requested)
+    }
+
+    /// Whether a checkpoint is due: as configured, after the best evaluation, and at every end.
+    pub(crate) fn saves_now(&self, ended: Option<StopReason>) -> bool {
+        let best = self.config.load_best_model_at_end && self.best.as_ref().is_some_and(|b| b.step == self.step);
+        ended.is_some() || self.is_done() || best || self.is_due(self.config.save_strategy, self.config.save_steps)
+    }
+
+    /// Writes a checkpoint of this step.
+    pub(crate) fn save(&mut self, task: &dyn TrainingTask) -> anyhow::Result<()> {
+        if self.saved_at == Some(self.step) {
+            return Ok(());
+        }
+        let span = self.stages.span("checkpoint");
+        let state = RunState {
+            format: RunState::FORMAT,
+            step: self.step,
+            weights_version: self.policy.weights.version(),
+            isa: self.ctx.describe().to_owned(),
+            data_hash: self.data_hash.clone(),
+            sampler: self.sampler.state(),
+            trainer: self.trainer.state(),
+            task: task.state()?,
+            num_tokens: self.num_tokens,
+            unlogged: self.reporter.unlogged().clone(),
+            best: self.best.clone(),
+            evaluations_without_improvement: self.evaluations_without_improvement,
+            log_bytes: self.reporter.sinks().checkpoint()?,
+        };
+        let checkpoint = checkpoint::write(&self.dir, self.step, |dir| {
+            self.policy.save(dir)?;
+            moments::save_moments(dir, "", &self.trainer)?;
+            task.save_tensors(self, dir)?;
+            state.write(dir)
+        })?;
+        let path = checkpoint.display().to_string();
+        self.reporter.sinks().emit(EventKind::Checkpoint { step: self.step, path })?;
+        checkpoint::prune(&self.dir, self.config.save_total_limit, kept_best(&self.config, self.best.as_ref()))?;
+        self.saved_at = Some(self.step);
+        span.end();
+        self.callbacks.checkpoint(self.step, &checkpoint);
+        Ok(())
+    }
+
+    /// Writes the run's result: the weights as they are, or those of the best checkpoint. An interrupted run has none yet.
+    pub(crate) fn write_result(&mut self, reason: StopReason) -> anyhow::Result<()> {
+        if reason != StopReason::Interrupted {
+            if let (true, Some(best)) = (self.config.load_best_model_at_end, &self.best)
+                && best.step != self.step
+                && self.dir.checkpoint(best.step).is_dir()
+            {
+                self.policy.restore(&self.dir.checkpoint(best.step))?;
+                let note = format!("the result is the best checkpoint, of step {}", best.step);
+                self.reporter.sinks().info(&note);
+            }
+            let target = self.dir.model();
+            let temporary = self.dir.root().join(".unfinished-model");
+            let _ = std::fs::remove_dir_all(&temporary);
+            self.policy.save(&temporary)?;
+            let _ = std::fs::remove_dir_all(&target);
+            std::fs::rename(&temporary, &target)?;
+        }
+        Ok(self.reporter.sinks().finish()?)
+    }
+}
+
+/// The step of the checkpoint that is never deleted.
+fn kept_best(config: &Config, best: Option<&Best>) -> Option<u64> {
+    best.filter(|_| config.load_best_model_at_end).map(|best| best.step)
+}
+
+/// A best model by a metric that no evaluation gives would be found out hours later.
+fn check_best_metric(config: &Config, known: &[String]) -> anyhow::Result<()> {
+    let Some(name) = &config.metric_for_best_model else { return Ok(()) };
+    if config.eval_strategy == Strategy::No || known.iter().any(|n| n == name || n.strip_prefix("eval_") == Some(name))
+    {
+        return Ok(());
+    }
+    Err(BadInput::new(format!(
+        "`metric_for_best_model` = {name}: no such evaluation metric; there are {}",
+        known.join(", ")
+    )))
+}
+
+/// Enters what operations counted since `before` into a span.
+pub fn record_ops(span: &Span, before: (u64, u64)) {
+    let now = kernels::context::counted();
+    span.work((now.0 - before.0) as f64, (now.1 - before.1) as f64);
+}
+
+/// A sampler of `rows` rows, `chunk` at a time; a batch larger than the data is refused.
+pub fn sampler(rows: usize, chunk: usize, config: &Config) -> anyhow::Result<Sampler> {
+    Sampler::new(rows, chunk, config.shuffle_seed()).ok_or_else(|| {
+        BadInput::new(format!(
+            "one step takes {chunk} rows of the training data, which has {rows}: lower per_device_train_batch_size (or \
+             generation_batch_size), or give more data"
+        ))
+    })
+}

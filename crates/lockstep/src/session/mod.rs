@@ -1,0 +1,216 @@
+//! A run from a program: built from a configuration, driven to its end or step by step.
+
+mod options;
+
+pub use options::{RewardInput, RunOptions};
+
+use crate::config::{Config, Layers, Purpose, Resolved};
+use crate::models::Policy;
+use crate::run::inputs::RunInputs;
+use crate::run::resume::ResumeFrom;
+use crate::run::task::{NextBatch, TrainingTask};
+use crate::run::training::TrainingRun;
+use crate::run::{self, RunDir, StopReason};
+use crate::{BadInput, trainers};
+use rewards::RewardSpec;
+use std::time::Duration;
+use telemetry::{Console, ConsoleOptions, ConsoleSink, Sinks, Summary};
+
+/// How long a task that has no batch yet is left alone.
+const WAIT: Duration = Duration::from_millis(10);
+
+/// The name of a dataset that a program has in memory.
+const IN_MEMORY: &str = "memory";
+
+/// A training run, driven by the program that holds it.
+pub struct Run {
+    task: Box<dyn TrainingTask>,
+    training: TrainingRun,
+    has_begun: bool,
+    ended: Option<StopReason>,
+}
+
+/// What a run leaves.
+pub struct RunResult {
+    /// Why it ended.
+    pub stop_reason: StopReason,
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Tokens seen.
+    pub num_tokens: u64,
+    /// The metrics that were logged last.
+    pub metrics: Vec<(String, f64)>,
+    /// Step and metric of the best evaluation, where `metric_for_best_model` names one.
+    pub best: Option<(u64, f64)>,
+    /// Its directory.
+    pub dir: RunDir,
+    /// The model.
+    pub policy: Policy,
+    /// Where the time went.
+    pub summary: Summary,
+}
+
+impl RunResult {
+    /// The metric of this name that was logged last.
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        self.metrics.iter().find(|(n, _)| n == name).map(|(_, value)| *value)
+    }
+}
+
+impl Run {
+    /// A run of `config` in a new directory, its `output_dir`: of GRPO or its relatives, or of another `purpose`. What is wrong
+    /// with the input is a [`BadInput`], and nothing was written then.
+    pub fn new(purpose: Purpose, mut config: Config, options: RunOptions) -> anyhow::Result<Run> {
+        if options.train_rows.is_some() {
+            config.dataset_name.get_or_insert_with(|| IN_MEMORY.to_owned());
+        }
+        if options.eval_rows.is_some() {
+            config.eval_dataset_name.get_or_insert_with(|| IN_MEMORY.to_owned());
+        }
+        for reward in &options.rewards {
+            let spec = RewardSpec::from(format!("function:{}", reward.name()).as_str());
+            if !config.reward_funcs.contains(&spec) {
+                config.reward_funcs.push(spec);
+            }
+        }
+        let resolved = Layers { purpose, config: Some(config), ..Layers::default() }.resolve()?;
+        let Some(out) = resolved.config.output_dir.clone() else {
+            return Err(BadInput::new("`output_dir` is missing: the directory that the run writes"));
+        };
+        let dir = RunDir::fresh(&out)?;
+        Run::resolved(purpose, resolved, dir, ResumeFrom::Nothing, options)
+    }
+
+    /// A run of a configuration that was put together from its layers, in `dir`, or going on there.
+    pub fn resolved(
+        purpose: Purpose,
+        resolved: Resolved,
+        dir: RunDir,
+        resume_from: ResumeFrom,
+        options: RunOptions,
+    ) -> anyhow::Result<Run> {
+        let RunOptions { ctx, console, stop, sinks: injected, callbacks, train_rows, eval_rows, rewards } = options;
+        let ctx = ctx.map_or_else(|| run::context(resolved.config.threads), Ok)?;
+        let console = match console {
+            Some(console) => console,
+            None => Console::new(ConsoleOptions { silent: true, ..ConsoleOptions::default() })?,
+        };
+        let sinks = Sinks::new();
+        sinks.add(ConsoleSink::new(console.clone()));
+        injected.into_iter().for_each(|sink| sinks.add_boxed(sink));
+        for note in &resolved.notes {
+            sinks.info(note);
+        }
+        let inputs = RunInputs {
+            resolved,
+            dir,
+            resume_from,
+            ctx,
+            console,
+            sinks,
+            stop,
+            callbacks,
+            train_rows,
+            eval_rows,
+            rewards,
+        };
+        let (task, training) = trainers::build(purpose, inputs)?;
+        Ok(Run { task, training, has_begun: false, ended: None })
+    }
+
+    /// Optimizer steps done.
+    pub fn steps_done(&self) -> u64 {
+        self.training.step
+    }
+
+    /// Optimizer steps of the whole run.
+    pub fn total_steps(&self) -> u64 {
+        self.training.schedule.total_steps
+    }
+
+    /// The model as it is now.
+    pub fn policy(&self) -> &Policy {
+        &self.training.policy
+    }
+
+    /// One optimizer step, with the logs, the evaluation and the checkpoint that are due after it; says why the run has ended,
+    /// once it has.
+    pub fn step(&mut self) -> anyhow::Result<Option<StopReason>> {
+        if self.ended.is_none() {
+            self.ended = self.advance()?;
+        }
+        Ok(self.ended)
+    }
+
+    fn advance(&mut self) -> anyhow::Result<Option<StopReason>> {
+        if !std::mem::replace(&mut self.has_begun, true)
+            && self.training.step == 0
+            && self.training.config.eval_on_start
+        {
+            self.evaluate()?;
+        }
+        if self.training.is_done() {
+            return Ok(Some(StopReason::Completed));
+        }
+        loop {
+            match self.task.next_batch(&mut self.training)? {
+                NextBatch::Ready => break,
+                NextBatch::End => {
+                    self.training.save(&*self.task)?;
+                    return Ok(Some(StopReason::Completed));
+                }
+                NextBatch::Wait => std::thread::sleep(WAIT),
+            }
+            if let Some(reason) = self.training.stop_reason(false) {
+                self.training.save(&*self.task)?;
+                return Ok(Some(reason));
+            }
+        }
+        self.task.step(&mut self.training)?;
+        self.training.log_step(self.task.shown_metrics())?;
+        let evaluates = self.training.evaluates_now() || (self.task.evaluates_at_end() && self.training.is_done());
+        let early = evaluates && self.evaluate()?;
+        let ended = self.training.stop_reason(early);
+        if self.training.saves_now(ended) {
+            self.training.save(&*self.task)?;
+        }
+        Ok(ended.or(self.training.is_done().then_some(StopReason::Completed)))
+    }
+
+    /// Evaluates, and says whether to stop early.
+    fn evaluate(&mut self) -> anyhow::Result<bool> {
+        match self.task.evaluate(&mut self.training)? {
+            Some(metrics) => self.training.log_evaluation(metrics),
+            None => Ok(false),
+        }
+    }
+
+    /// Steps to the end, and [finishes](Self::finish).
+    pub fn run(mut self) -> anyhow::Result<RunResult> {
+        while self.step()?.is_none() {}
+        self.finish()
+    }
+
+    /// Writes the model that the run leaves, unless it was interrupted. Before the end, this ends it: with a checkpoint.
+    pub fn finish(mut self) -> anyhow::Result<RunResult> {
+        let stop_reason = match self.ended {
+            Some(reason) => reason,
+            None => {
+                self.training.save(&*self.task)?;
+                StopReason::Requested
+            }
+        };
+        self.training.write_result(stop_reason)?;
+        let TrainingRun { step, num_tokens, best, last_logged, dir, policy, stages, .. } = self.training;
+        Ok(RunResult {
+            stop_reason,
+            step,
+            num_tokens,
+            metrics: last_logged,
+            best: best.map(|best| (best.step, best.metric)),
+            dir,
+            policy,
+            summary: stages.summary(),
+        })
+    }
+}

@@ -1,0 +1,144 @@
+//! What a program injects into a run.
+
+use crate::data::Rows;
+use crate::run::inputs::{Callbacks, Flow, LogRecord};
+use crate::run::stop::StopSignal;
+use kernels::Context;
+use rewards::{Content, Problem, Reward, RewardBatch, Scores};
+use serde_json::Value;
+use std::path::Path;
+use telemetry::{Console, Sink};
+
+/// What a program gives a run beside its configuration. The default: nothing, no console, all cores.
+#[derive(Default)]
+pub struct RunOptions {
+    pub(super) ctx: Option<Context>,
+    pub(super) console: Option<Console>,
+    pub(super) stop: StopSignal,
+    pub(super) sinks: Vec<Box<dyn Sink>>,
+    pub(super) callbacks: Callbacks,
+    pub(super) train_rows: Option<Rows>,
+    pub(super) eval_rows: Option<Rows>,
+    pub(super) rewards: Vec<Box<dyn Reward>>,
+}
+
+impl RunOptions {
+    /// Nothing injected.
+    pub fn new() -> RunOptions {
+        RunOptions::default()
+    }
+
+    /// Computes on this context; without one, on the threads that the configuration or the environment say.
+    pub fn context(mut self, ctx: Context) -> Self {
+        self.ctx = Some(ctx);
+        self
+    }
+
+    /// Talks here; without a console nothing is printed. The log file in the run's directory is written in either case.
+    pub fn console(mut self, console: Console) -> Self {
+        self.console = Some(console);
+        self
+    }
+
+    /// Ends after the step in which this signal is given, with a checkpoint from which the run can be resumed.
+    pub fn stop_signal(mut self, stop: StopSignal) -> Self {
+        self.stop = stop;
+        self
+    }
+
+    /// Hands every event of the run to this sink, too.
+    pub fn sink(mut self, sink: impl Sink + 'static) -> Self {
+        self.sinks.push(Box::new(sink));
+        self
+    }
+
+    /// Called after each optimizer step with the number of steps done.
+    pub fn on_step(mut self, call: impl FnMut(u64) -> Flow + 'static) -> Self {
+        self.callbacks.on_step.push(Box::new(call));
+        self
+    }
+
+    /// Called with the metrics of each logged step and of each evaluation.
+    pub fn on_log(mut self, call: impl FnMut(&LogRecord<'_>) -> Flow + 'static) -> Self {
+        self.callbacks.on_log.push(Box::new(call));
+        self
+    }
+
+    /// Called with the step and the directory of each checkpoint, once it is whole.
+    pub fn on_checkpoint(mut self, call: impl FnMut(u64, &Path) -> Flow + 'static) -> Self {
+        self.callbacks.on_checkpoint.push(Box::new(call));
+        self
+    }
+
+    /// Trains on these rows in the place of those that `dataset_name` names.
+    pub fn train_rows(mut self, rows: Rows) -> Self {
+        self.train_rows = Some(rows);
+        self
+    }
+
+    /// Evaluates on these rows in the place of those that `eval_dataset_name` names.
+    pub fn eval_rows(mut self, rows: Rows) -> Self {
+        self.eval_rows = Some(rows);
+        self
+    }
+
+    /// Adds a reward function: the score of one completion, or `None` where it cannot judge.
+    pub fn reward(
+        self,
+        name: impl Into<String>,
+        score: impl FnMut(&RewardInput<'_>) -> Option<f64> + Send + 'static,
+    ) -> Self {
+        self.reward_of_batch(FunctionReward { name: name.into(), score: Box::new(score) })
+    }
+
+    /// Adds a reward that judges whole batches. It is logged and weighted under its own name, `function:NAME` in `reward_funcs`.
+    pub fn reward_of_batch(mut self, reward: impl Reward + 'static) -> Self {
+        self.rewards.push(Box::new(reward));
+        self
+    }
+}
+
+/// A completion as a reward function sees it.
+pub struct RewardInput<'a> {
+    /// The prompt.
+    pub prompt: &'a Content,
+    /// The completion.
+    pub completion: &'a Content,
+    batch: &'a RewardBatch<'a>,
+    row: usize,
+}
+
+impl RewardInput<'_> {
+    /// The value of a column of the dataset.
+    pub fn column(&self, name: &str) -> Option<&Value> {
+        self.batch.columns.get(name)?.get(self.row)
+    }
+}
+
+type ScoreFunction = Box<dyn FnMut(&RewardInput<'_>) -> Option<f64> + Send>;
+
+/// A closure as a reward.
+struct FunctionReward {
+    name: String,
+    score: ScoreFunction,
+}
+
+impl Reward for FunctionReward {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn judges_by_group(&self) -> bool {
+        true
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        let input = |row| RewardInput { prompt: &batch.prompts[row], completion: &batch.completions[row], batch, row };
+        let mut scores = Scores::new((0..batch.len()).map(|row| (self.score)(&input(row))).collect());
+        let unjudged = scores.values.iter().filter(|value| value.is_none()).count();
+        if unjudged > 0 {
+            scores.problems.push(Problem::new(&self.name, unjudged, "the function gave no score"));
+        }
+        scores
+    }
+}

@@ -1,0 +1,74 @@
+//! GRPO and its family: a step, in the order of the data.
+//!
+//! `prompts → rollout → rewards → samples → advantages → update → (the same weights) → rollout`
+//!
+//! Each line of [`next_batch`](TrainingTask::next_batch) and [`step`](TrainingTask::step) is one stage: of
+//! [`RolloutPipeline`] in `online/stages.rs`, or below.
+
+use super::online::{Prepared, RolloutPipeline};
+use crate::rollouts::Rollouts;
+use crate::run::inputs::RunInputs;
+use crate::run::task::{NextBatch, TrainingTask};
+use crate::run::training::TrainingRun;
+use serde_json::Value;
+use std::path::Path;
+use train::{Advantages, Sample};
+
+/// A GRPO run's own part.
+pub struct Grpo {
+    pipeline: RolloutPipeline,
+}
+
+impl TrainingTask for Grpo {
+    fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
+        let pipeline = &mut self.pipeline;
+        if pipeline.batch_is_used_up() {
+            let rollouts = pipeline.rollouts(run)?;
+            let samples = pipeline.samples(run, &rollouts)?;
+            let advantages = advantages(run, &rollouts, &samples);
+            pipeline.fill_batch(run, rollouts, samples, advantages)?;
+        }
+        Ok(NextBatch::Ready)
+    }
+
+    fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        self.pipeline.update(run)?;
+        self.pipeline.sync_reference(run)
+    }
+
+    fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
+        self.pipeline.evaluate(run)
+    }
+
+    fn state(&self) -> anyhow::Result<Value> {
+        Ok(serde_json::to_value(self.pipeline.state())?)
+    }
+
+    fn save_tensors(&self, _run: &TrainingRun, checkpoint: &Path) -> anyhow::Result<()> {
+        self.pipeline.save_tensors(checkpoint)
+    }
+
+    fn shown_metrics(&self) -> &'static [&'static str] {
+        &["loss", "reward", "kl", "completions/mean_length"]
+    }
+}
+
+/// How much better than its group (or its batch) each completion is.
+fn advantages(run: &mut TrainingRun, rollouts: &Rollouts, samples: &[Sample]) -> Advantages {
+    let advantages = run.config.advantages(&rollouts.judged.matrix, samples);
+    for (name, value) in &advantages.metrics {
+        if let Some(value) = value {
+            run.add_metric(name, *value);
+        }
+    }
+    advantages
+}
+
+/// Builds a run; nothing is written until all of its input is known to be good.
+pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Grpo, TrainingRun)> {
+    let (mut pipeline, run, state) = Prepared::new(&mut inputs)?.begin(inputs)?;
+    if let Some(state) = state {
+        pipeline.restore(serde_json::from_value(state)?);
+    }
+    Ok((Grpo { pipeline }, run))
+}

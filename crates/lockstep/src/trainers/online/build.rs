@@ -1,0 +1,180 @@
+//! From a configuration to a pipeline: every input is read and checked before the first file is written.
+
+use super::reference::Reference;
+use super::{BatchSizes, GenerationBatch, RolloutPipeline, Source, StageTimes};
+use crate::config::{Config, Known, Purpose, engine_config, sampling, trainer_config};
+use crate::data::questions::{Questions, context};
+use crate::error::BadInput;
+use crate::models::{Detokenizer, Found, Policy, Words, trained_weights};
+use crate::rollouts::evaluate::{self, Evaluation};
+use crate::rollouts::replay::{Limits, Replay};
+use crate::rollouts::rewards::{Named, check_columns, load_rewards, named_rewards};
+use crate::run::inputs::RunInputs;
+use crate::run::memory_plan;
+use crate::run::training::{RunSetup, TrainingRun, sampler};
+use crate::source::{HubKind, locate};
+use model::{Head, Scorer};
+use rollout::Engine;
+use serde_json::Value;
+use std::sync::Arc;
+use train::{Trainer, TrainerConfig};
+
+/// A pipeline that can begin: all of its input is known to be good, and nothing was written.
+pub struct Prepared {
+    pipeline: RolloutPipeline,
+    setup: RunSetup,
+}
+
+impl Prepared {
+    /// Reads everything, the policy and the reference model included.
+    pub fn new(inputs: &mut RunInputs) -> anyhow::Result<Prepared> {
+        let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
+        let found = Found::of(&config, Head::Lm)?;
+        let words = Words::load(&found.dir)?.computing_in(config.dtype)?;
+        let rewards = named_rewards(&config, std::mem::take(&mut inputs.rewards))?;
+        let room = config.max_completion_length;
+        let Data { source, rows, known, hash } = data(inputs, &words, &rewards)?;
+        let held_out = inputs.eval_data().map(|spec| Questions::load(&spec, &config, &words, room)).transpose()?;
+        if let (Some(questions), Some(name)) = (&held_out, &config.eval_dataset_name) {
+            check_columns(questions, name, &rewards)?;
+        }
+        let longest = known.longest_prompt.max(held_out.as_ref().map_or(0, Questions::longest));
+        let evaluated = held_out.as_ref().map_or(0, |q| q.all.len() * config.generations_eval());
+        let known = Known { longest_prompt: longest, sequences: known.sequences.max(evaluated), ..known };
+        let sizes = BatchSizes {
+            generation: config.generation_batch(),
+            optimizer: config.completions_per_step(),
+            group: config.num_generations,
+            iterations: config.passes(),
+        };
+        let sampler = sampler(rows, config.prompts_per_generation(), &config)?;
+        let chunks = sampler.chunks_per_epoch();
+        let engine_config = engine_config(&config, context(&config, &words), known);
+        // Before the weights are read: a run that cannot fit would be killed much later, and without a word.
+        memory_plan::plan(&config, &words, known)?.check(memory_plan::available_bytes(), &config)?;
+
+        let rewards = load_rewards(rewards, &config, &ctx)?;
+        let checkpoint = inputs.resume_from.checkpoint();
+        let weights = trained_weights(&ctx, &found, checkpoint, &config, &words.config)?;
+        let reference = match config.has_reference() && !known.ref_logps {
+            true => {
+                let other = config.ref_model.as_ref().map(|name| locate(name, HubKind::Model)).transpose()?;
+                // Without its adapter, the policy is the model below.
+                let own = other.or_else(|| (!config.use_peft).then(|| found.dir.clone()));
+                let synced = checkpoint.filter(|_| config.sync_ref_model);
+                Some(Reference::load(&ctx, own.as_deref(), synced, &words.config, &config)?)
+            }
+            false => None,
+        };
+        let sampling = Arc::new(sampling(&config, &words.eos_ids));
+        let evaluation = held_out.map(|questions| Evaluation::new(&config, &questions, &sampling));
+        let settings = TrainerConfig { adapter: config.adapter(), ..trainer_config(&config, config.objective()) };
+        let trainer = Trainer::new(ctx.memory(), &words.config, settings)?;
+        let engine = match memory_plan::generates(&config) {
+            true => {
+                let mut engine =
+                    Engine::new(&ctx, &words.config, engine_config).map_err(|e| BadInput::new(e.to_string()))?;
+                engine.set_detokenizer(Arc::new(Detokenizer(words.tokenizer.clone())));
+                Some(engine)
+            }
+            false => None,
+        };
+        let policy = Policy::of(found.dir, words, weights);
+        let eval_weights = config.weights_of_rewards();
+        let setup = RunSetup {
+            policy,
+            trainer,
+            sampler,
+            steps_per_epoch: chunks as u64 * sizes.steps(),
+            total_steps: config.total_steps(chunks),
+            data_hash: hash,
+            purpose: Purpose::Grpo,
+            label: config.algorithm.label(),
+            evaluation_metrics: evaluate::metric_names(&config, &rewards),
+        };
+        let pipeline = RolloutPipeline {
+            reward_weights: match &source {
+                Source::Prompts(_) => eval_weights.clone(),
+                Source::File(replay, _) => weights_of_file(&config, replay)?,
+            },
+            eval_weights,
+            reference,
+            engine,
+            rewards,
+            sampling,
+            sizes,
+            source,
+            evaluation,
+            rollout_number: 0,
+            times: StageTimes::default(),
+            batch: GenerationBatch::default(),
+        };
+        Ok(Prepared { pipeline, setup })
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> &Policy {
+        &self.setup.policy
+    }
+
+    /// Begins the run; with it comes what its task saved in a checkpoint.
+    pub fn begin(self, inputs: RunInputs) -> anyhow::Result<(RolloutPipeline, TrainingRun, Option<Value>)> {
+        let Prepared { pipeline, setup } = self;
+        let sizes = pipeline.sizes;
+        inputs.sinks.info(&setup.policy.describe(&inputs.ctx));
+        inputs.sinks.info(&format!(
+            "a generation is {} prompts × {} completions and serves {} optimizer steps of {} completions · prompts shared: {}",
+            sizes.generation / sizes.group,
+            sizes.group,
+            sizes.steps(),
+            sizes.optimizer,
+            if inputs.config().prefix_sharing { "yes" } else { "no" }
+        ));
+        let (run, state) = TrainingRun::begin(inputs, setup)?;
+        Ok((pipeline, run, state))
+    }
+}
+
+/// What a run learns from.
+struct Data {
+    source: Source,
+    /// Rows of the data set, or groups of the file.
+    rows: usize,
+    known: Known,
+    /// SHA-256.
+    hash: String,
+}
+
+fn data(inputs: &RunInputs, words: &Words, rewards: &[Named]) -> anyhow::Result<Data> {
+    let (config, ctx) = (inputs.config(), &inputs.ctx);
+    if let Some(path) = &config.replay {
+        let replay = Replay::load(path, words, &Limits::of(config, words))?;
+        weights_of_file(config, &replay)?;
+        let (rows, known, hash) = (replay.len(), replay.known(), replay.hash.clone());
+        let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
+        return Ok(Data { source: Source::File(replay, Box::new(scorer)), rows, known, hash });
+    }
+    let Some(spec) = inputs.train_data() else { return Err(BadInput::new("no training data")) };
+    let questions = Questions::load(&spec, config, words, config.max_completion_length)?;
+    check_columns(&questions, &spec.name, rewards)?;
+    if questions.left_out > 0 {
+        inputs.sinks.info(&format!("{} prompts longer than max_prompt_length were left out", questions.left_out));
+    }
+    let known = Known::of_prompts(questions.longest(), config.generation_batch());
+    let (rows, hash) = (questions.all.len(), questions.hash);
+    Ok(Data { source: Source::Prompts(questions.all), rows, known, hash })
+}
+
+/// One weight for each reward function of a file.
+fn weights_of_file(config: &Config, replay: &Replay) -> anyhow::Result<Vec<f64>> {
+    let functions = replay.reward_names.len();
+    let weights = config.reward_weights.clone().unwrap_or_else(|| vec![1.0; functions]);
+    if weights.len() != functions {
+        return Err(BadInput::new(format!(
+            "`reward_weights` has {} numbers, but the replayed file has {functions} rewards ({}): one weight for each",
+            weights.len(),
+            replay.reward_names.join(", ")
+        )));
+    }
+    Ok(weights)
+}

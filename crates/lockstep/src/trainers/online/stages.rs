@@ -1,0 +1,285 @@
+//! The stages of a step, in the order of the data.
+
+use super::{GenerationBatch, RolloutPipeline, Source, StageTimes};
+use crate::data::prompts::Prompt;
+use crate::rollouts::Rollouts;
+use crate::rollouts::generation::Generation;
+use crate::rollouts::judge::{Judged, Judges};
+use crate::rollouts::samples;
+use crate::run::completion_log;
+use crate::run::training::{TrainingRun, record_ops};
+use model::PromptCompletion;
+use rollout::{Completion, FinishReason, Request};
+use std::path::Path;
+use std::sync::Arc;
+use train::{Advantages, Sample, UpdateMetrics};
+
+impl RolloutPipeline {
+    /// The next groups of completions, judged: the policy's own, or a file's.
+    pub fn rollouts(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
+        if matches!(self.source, Source::File(..)) { self.recorded(run) } else { self.generate(run) }
+    }
+
+    /// Once; with dynamic sampling again for the groups whose rewards do not differ.
+    fn generate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
+        let mut generation = Generation::default();
+        while let Some(prompts) = self.draw_prompts(run, &generation) {
+            let (completions, judged) = self.rollout_and_judge(run, &prompts)?;
+            generation.take(prompts, completions, judged);
+        }
+        Ok(self.end_generation(run, generation))
+    }
+
+    /// The next groups of the file.
+    fn recorded(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
+        let Source::File(replay, scorer) = &mut self.source else { unreachable!("no file") };
+        let picked = run.sampler.next_batch();
+        // As if they had been asked for: PPO's mini-batches are drawn by this number.
+        self.rollout_number += picked.len() as u64;
+        let _span = run.stages.span("replay");
+        let temperature = self.sampling.temperature;
+        let rollouts = replay.rollouts(&picked, &run.ctx, &run.policy, scorer, temperature, &self.reward_weights)?;
+        self.count_tokens(run, &rollouts.prompts, &rollouts.completions);
+        Ok(rollouts)
+    }
+
+    /// The next prompts of the permutation; `None` once the generation is complete.
+    fn draw_prompts(&mut self, run: &mut TrainingRun, generation: &Generation) -> Option<Vec<Arc<Prompt>>> {
+        let config = &run.config;
+        let rows = match generation.rounds() {
+            0 => run.sampler.next_batch(),
+            rounds if config.dynamic_sampling && rounds < config.dynamic_sampling_max_rounds => {
+                run.sampler.take(generation.without_spread().len())
+            }
+            _ => return None,
+        };
+        let Source::Prompts(questions) = &self.source else { unreachable!("no prompts") };
+        (!rows.is_empty()).then(|| rows.into_iter().map(|i| questions[i].clone()).collect())
+    }
+
+    /// The complete generation.
+    fn end_generation(&mut self, run: &mut TrainingRun, generation: Generation) -> Rollouts {
+        let StageTimes { rollout_time_s, rollout_tokens, reward_time_s, reward_hidden_time_s } =
+            std::mem::take(&mut self.times);
+        let reporter = &mut run.reporter;
+        reporter.add("rollout_time_s", rollout_time_s);
+        reporter.add("rollout_tokens_per_s", rollout_tokens as f64 / rollout_time_s);
+        reporter.add("reward_time_s", reward_time_s);
+        reporter.add("reward_hidden_time_s", reward_hidden_time_s);
+        let (rollouts, metrics) = generation.finish();
+        if run.config.dynamic_sampling {
+            for (name, value) in metrics {
+                run.reporter.add(name, value);
+            }
+        }
+        rollouts
+    }
+
+    /// `num_generations` completions of each prompt, and the score of each by every reward: a group that has ended is judged
+    /// while others are still generated, by the rewards that need no more than a group.
+    fn rollout_and_judge(
+        &mut self,
+        run: &mut TrainingRun,
+        prompts: &[Arc<Prompt>],
+    ) -> anyhow::Result<(Vec<Completion>, Judged)> {
+        let requests = self.requests(prompts);
+        let Some(engine) = &mut self.engine else { unreachable!("the source is no file") };
+        let judges = Judges {
+            rewards: &mut self.rewards,
+            weights: &self.reward_weights,
+            tokenizer: &run.policy.tokenizer,
+            step: run.step,
+        };
+        let (completions, judged) = std::thread::scope(|scope| -> anyhow::Result<_> {
+            let mut judging = judges.begin(scope, prompts, self.sizes.group)?;
+            let span = run.stages.span("rollout");
+            let before = kernels::context::counted();
+            let completions = engine.generate_with(&run.policy.weights, requests, |c| judging.ended(c))?;
+            record_ops(&span, before);
+            self.times.rollout_time_s += span.end();
+            // What is left to judge: this is what rewards cost the run.
+            let span = run.stages.span("rewards");
+            let judged = judging.finish(&completions)?;
+            self.times.reward_time_s += span.end();
+            Ok((completions, judged))
+        })?;
+        self.times.rollout_tokens += completions.iter().map(|c| c.ids.len()).sum::<usize>();
+        self.count_tokens(run, prompts, &completions);
+        self.report(run, &judged);
+        Ok((completions, judged))
+    }
+
+    /// What the engine is asked for.
+    fn requests(&mut self, prompts: &[Arc<Prompt>]) -> Vec<Request> {
+        let request = |prompt: &Arc<Prompt>| {
+            self.rollout_number += 1;
+            Request {
+                prompt: prompt.ids.clone(),
+                num_generations: self.sizes.group,
+                rollout_number: self.rollout_number - 1,
+                sampling: self.sampling.clone(),
+                pause_on_stop: false,
+            }
+        };
+        prompts.iter().map(request).collect()
+    }
+
+    /// What rewards want said, and how long they took.
+    fn report(&mut self, run: &mut TrainingRun, judged: &Judged) {
+        for &(start, seconds) in &judged.hidden {
+            run.stages.record_overlapped("rewards", start, seconds);
+            self.times.reward_hidden_time_s += seconds;
+        }
+        let reporter = &mut run.reporter;
+        for problem in &judged.problems {
+            reporter.sinks().warn(&problem.to_string());
+        }
+        if let Some(warning) = judged.unscored() {
+            reporter.sinks().warn(&warning);
+        }
+        for (name, value) in &judged.metrics {
+            reporter.add(name, *value);
+        }
+    }
+
+    /// TRL's `num_tokens`.
+    fn count_tokens(&self, run: &mut TrainingRun, prompts: &[Arc<Prompt>], completions: &[Completion]) {
+        let prompt_tokens: usize = prompts.iter().map(|p| p.ids.len() * self.sizes.group).sum();
+        let tokens: usize = completions.iter().map(|c| c.ids.len()).sum();
+        run.num_tokens += (prompt_tokens + tokens) as u64;
+    }
+
+    /// Completions become samples, without their advantages. Where there is a reference model, it scores them; those of
+    /// another sampler are scored by the policy, where that is corrected for.
+    pub fn samples(&mut self, run: &mut TrainingRun, rollouts: &Rollouts) -> anyhow::Result<Vec<Sample>> {
+        count_completions(run, &rollouts.completions);
+        let ids: Vec<_> = rollouts.prompts.iter().map(|p| p.ids.clone()).collect();
+        let mut samples = samples::join(&ids, &rollouts.completions);
+        for (sample, given) in samples.iter_mut().zip(&rollouts.ref_logps) {
+            sample.ref_logps.clone_from(given);
+        }
+        self.score_reference(run, &mut samples)?;
+        self.score_stale(run, &mut samples)?;
+        Ok(samples)
+    }
+
+    /// Samples with their advantages are what the next steps train on.
+    pub fn fill_batch(
+        &mut self,
+        run: &mut TrainingRun,
+        rollouts: Rollouts,
+        mut samples: Vec<Sample>,
+        advantages: Advantages,
+    ) -> anyhow::Result<()> {
+        for (sample, advantage) in samples.iter_mut().zip(&advantages.advantages) {
+            sample.advantage.clone_from(advantage);
+        }
+        self.take_batch(run, rollouts, samples, &advantages)
+    }
+
+    /// The generation that the next steps learn from.
+    pub fn take_batch(
+        &mut self,
+        run: &mut TrainingRun,
+        rollouts: Rollouts,
+        samples: Vec<Sample>,
+        advantages: &Advantages,
+    ) -> anyhow::Result<()> {
+        for (i, sample) in samples.iter().enumerate() {
+            run.reporter.record_rollout(|| rollouts.line(i, sample, run.step + 1))?;
+        }
+        self.batch = GenerationBatch { samples, used: 0 };
+        completion_log::log(&run, rollouts.judged, advantages)
+    }
+
+    fn score_reference(&mut self, run: &mut TrainingRun, samples: &mut [Sample]) -> anyhow::Result<()> {
+        let Some(reference) = &mut self.reference else { return Ok(()) };
+        let _span = run.stages.span("reference");
+        let pairs: Vec<PromptCompletion<'_>> =
+            samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
+        let scores = reference.score(&run.ctx, &run.policy.weights, &pairs, self.sampling.temperature)?;
+        for (sample, scores) in samples.iter_mut().zip(scores) {
+            // What a file gave stays.
+            sample.ref_logps.get_or_insert(scores.logps);
+        }
+        Ok(())
+    }
+
+    /// log π_old of the samples that weights of another version wrote.
+    fn score_stale(&mut self, run: &mut TrainingRun, samples: &mut [Sample]) -> anyhow::Result<()> {
+        let Source::File(_, scorer) = &mut self.source else { return Ok(()) };
+        if !run.config.vllm_importance_sampling_correction {
+            return Ok(());
+        }
+        let weights = &run.policy.weights;
+        let stale = |s: &&mut Sample| s.versions.iter().any(|&v| v != weights.version());
+        let mut stale: Vec<&mut Sample> = samples.iter_mut().filter(stale).collect();
+        let pairs: Vec<PromptCompletion<'_>> =
+            stale.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
+        let _span = run.stages.span("stale");
+        let scores = scorer.score(&run.ctx, weights, &pairs, self.sampling.temperature)?;
+        for (sample, scores) in stale.iter_mut().zip(scores) {
+            sample.old_logps = Some(scores.logps);
+        }
+        Ok(())
+    }
+
+    /// What the next optimizer step learns from.
+    pub fn part(&self) -> &[Sample] {
+        let first = (self.batch.used % self.sizes.parts()) as usize * self.sizes.optimizer;
+        &self.batch.samples[first..first + self.sizes.optimizer]
+    }
+
+    /// One optimizer step on the next part of the batch.
+    pub fn update(&mut self, run: &mut TrainingRun) -> anyhow::Result<UpdateMetrics> {
+        let metrics = run.update_policy(self.part())?;
+        self.batch.used += 1;
+        Ok(metrics)
+    }
+
+    /// Moves the reference model, if that is due.
+    pub fn sync_reference(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
+        match &mut self.reference {
+            Some(reference) => reference.sync(&run.ctx, &run.policy.weights, run.step),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes what moves beside the policy into a checkpoint.
+    pub fn save_tensors(&self, checkpoint: &Path) -> anyhow::Result<()> {
+        self.reference.as_ref().map_or(Ok(()), |reference| reference.save(checkpoint))
+    }
+
+    /// Completions of held-out prompts, judged.
+    pub fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
+        let (Some(evaluation), Some(engine)) = (&self.evaluation, &mut self.engine) else { return Ok(None) };
+        let span = run.stages.span("evaluation");
+        let outcome = evaluation.run(engine, &run.policy, &mut self.rewards, &self.eval_weights, run.step)?;
+        let seconds = span.end();
+        for problem in &outcome.problems {
+            run.warn(&problem.to_string());
+        }
+        let mut metrics = outcome.metrics;
+        metrics.push(("eval_runtime".into(), seconds));
+        Ok(Some(metrics))
+    }
+}
+
+/// TRL's numbers about completions.
+fn count_completions(run: &mut TrainingRun, completions: &[Completion]) {
+    let lengths: Vec<f64> = completions.iter().map(|c| c.ids.len() as f64).collect();
+    let ended = |(c, &l): (&Completion, &f64)| (c.finish_reason == FinishReason::Stop).then_some(l);
+    let terminated: Vec<f64> = completions.iter().zip(&lengths).filter_map(ended).collect();
+    let reporter = &mut run.reporter;
+    for (kind, lengths) in [("", &lengths), ("terminated_", &terminated)] {
+        // As TRL: where none ended by itself, the terminated lengths are 0.
+        let some = !lengths.is_empty();
+        let mean = if some { lengths.iter().sum::<f64>() / lengths.len() as f64 } else { 0.0 };
+        let least = if some { lengths.iter().copied().fold(f64::INFINITY, f64::min) } else { 0.0 };
+        reporter.add(&format!("completions/mean_{kind}length"), mean);
+        reporter.add(&format!("completions/min_{kind}length"), least);
+        reporter.add(&format!("completions/max_{kind}length"), lengths.iter().copied().fold(0.0, f64::max));
+    }
+    let clipped = 1.0 - terminated.len() as f64 / lengths.len().max(1) as f64;
+    reporter.add("completions/clipped_ratio", clipped);
+}
