@@ -8,7 +8,7 @@ use super::{Machine, Report, Subject, Workload, median};
 use kernels::Context;
 use lockstep::error::{BadInput, OrBadInput};
 use lockstep::{bad_input, models};
-use model::{ModelConfig, Weights};
+use model::{ModelConfig, Prompt, Weights};
 use rollout::Engine;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ pub fn run(ctx: &Context, shape: Subject, args: &Options) -> anyhow::Result<Repo
     for &completions in &args.completions {
         let workload = Workload {
             prompts: 1,
-            prompt_tokens: prompt.len(),
+            prompt_tokens: prompt.ids.len(),
             generations: completions,
             new_tokens: args.new_tokens,
             temperature: args.temperature,
@@ -75,7 +75,7 @@ pub fn run(ctx: &Context, shape: Subject, args: &Options) -> anyhow::Result<Repo
         let rate = |tokens: usize, s: f64| if s > 0.0 { json!(tokens as f64 / s) } else { json!(null) };
         report.row([
             json!(completions),
-            json!(prompt.len()),
+            json!(prompt.ids.len()),
             json!(args.new_tokens),
             json!(whole),
             json!(decode),
@@ -107,14 +107,15 @@ fn check(args: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn prompt(args: &Options, config: &ModelConfig) -> anyhow::Result<Arc<[u32]>> {
-    let ids = match &args.prompt_ids {
+fn prompt(args: &Options, config: &ModelConfig) -> anyhow::Result<Arc<Prompt>> {
+    let prompt = match &args.prompt_ids {
         Some(file) => read(file)?,
         None => {
             let workload = Workload { prompts: 1, prompt_tokens: args.prompt_length, ..Workload::grpo(1, 1) };
-            workload.prompt_ids(config, 3).remove(0)
+            workload.random_prompts(config, 3).remove(0)
         }
     };
+    let ids = &prompt.ids;
     if ids.is_empty() {
         bad_input!("--prompt-ids: the array is empty, and a model continues at least one token");
     }
@@ -129,15 +130,15 @@ fn prompt(args: &Options, config: &ModelConfig) -> anyhow::Result<Arc<[u32]>> {
             config.max_position_embeddings
         );
     }
-    Ok(ids)
+    Ok(prompt)
 }
 
-fn read(file: &Path) -> anyhow::Result<Arc<[u32]>> {
+fn read(file: &Path) -> anyhow::Result<Arc<Prompt>> {
     let name = file.display();
     let text = std::fs::read_to_string(file).map_err(|e| BadInput::new(format!("cannot read {name}: {e}")))?;
-    Ok(serde_json::from_str::<Vec<u32>>(&text)
-        .or_bad_input_in(format!("{name}: expected an array of token ids"))?
-        .into())
+    let ids: Vec<u32> =
+        serde_json::from_str(&text).or_bad_input_in(format!("{name}: expected an array of token ids"))?;
+    Ok(Prompt::new(ids))
 }
 
 /// Seconds of a rollout, and of its steps after the one that gave every completion its first token.
@@ -145,7 +146,7 @@ fn rollout(
     engine: &mut Engine,
     weights: &Weights,
     workload: &Workload,
-    prompt: &Arc<[u32]>,
+    prompt: &Arc<Prompt>,
 ) -> anyhow::Result<(f64, f64)> {
     let start = Instant::now();
     for request in workload.requests(std::slice::from_ref(prompt), 3) {
@@ -153,7 +154,7 @@ fn rollout(
     }
     let (mut ends, mut tokens) = (Vec::new(), 0);
     while !engine.is_idle() {
-        tokens += engine.step(weights)?.iter().map(|c| c.ids.len()).sum::<usize>();
+        tokens += engine.step(weights)?.iter().flat_map(|group| &group.completions).map(|c| c.ids.len()).sum::<usize>();
         ends.push(start.elapsed().as_secs_f64());
     }
     anyhow::ensure!(

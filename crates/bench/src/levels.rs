@@ -19,12 +19,12 @@ use kernels::rng::Stream;
 use kernels::{Context, DType, Isa, Memory, Tensor};
 use lockstep::config::ComputeDType;
 use model::net::{self, Rope, Tape};
-use model::{Batch, BatchTensors, Capacity, Grads, GroupSegment, Weights};
-use rollout::{Completion, Request, SamplingParams};
+use model::{Batch, BatchTensors, Capacity, Grads, GroupSegment, Prompt, Weights};
+use rollout::{Request, RolloutGroup, SamplingParams};
 use serde_json::json;
 use std::sync::Arc;
-use train::loss::{LossSums, Totals};
-use train::objective::Scored;
+use train::loss::{LossSums, Normalizer};
+use train::objective::{Scored, Source};
 use train::{Objective, Optimizer, OptimizerConfig, Sample};
 
 /// By how much losses and gradient norms of the levels may differ in f32: relatively, or absolutely near 0.
@@ -58,20 +58,19 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     ];
     let mut report = Report::new("levels", Machine::measure(ctx), &columns);
     let (config, plain) = (shape.config()?, Subject { dtype: ComputeDType::F32, ..shape });
-    let prompts = workload.prompt_ids(&config, 0);
+    let prompts = workload.random_prompts(&config, 0);
     let lengths = lengths(&workload);
 
-    let optimal = |workload: &Workload| -> anyhow::Result<(Vec<Completion>, f64)> {
+    let optimal = |workload: &Workload| -> anyhow::Result<(Vec<RolloutGroup>, f64)> {
         let weights = shape.weights(ctx)?;
         let mut engine = workload.engine(ctx, &config)?;
-        let (completions, seconds, _) =
-            timed(|| Ok(engine.generate(&weights, requests(workload, &prompts, &lengths))?))?;
-        Ok((completions, seconds))
+        let (groups, seconds, _) = timed(|| Ok(engine.generate(&weights, requests(workload, &prompts, &lengths))?))?;
+        Ok((groups, seconds))
     };
-    let (completions, optimal_rollout) = optimal(&workload)?;
+    let (groups, optimal_rollout) = optimal(&workload)?;
     let apart = Workload { prefix_sharing: false, ..workload.clone() };
     let (same, advanced_rollout) = optimal(&apart)?;
-    ensure!(same.iter().zip(&completions).all(|(a, b)| a.ids == b.ids), "sharing changed a completion");
+    ensure!(ids(&same).eq(ids(&groups)), "sharing changed a completion");
     // Every completion of a static batch runs to the longest; what is beyond its own end is thrown away.
     let longest = vec![*lengths.iter().max().unwrap_or(&1); lengths.len()];
     let (cut, basic_rollout) = {
@@ -88,13 +87,13 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
         (out, seconds)
     };
     // Another dtype may draw other tokens, but no other number of them.
-    let drew_these = |(a, b): (&Completion, &Completion)| a.ids.starts_with(&b.ids);
-    ensure!(shape.dtype != plain.dtype || cut.iter().zip(&completions).all(drew_these), "the static batch drew others");
+    let drew_these = ids(&cut).zip(ids(&groups)).all(|(a, b)| a.starts_with(b));
+    ensure!(shape.dtype != plain.dtype || drew_these, "the static batch drew others");
     let scalar = Context::cpu(Isa::PORTABLE, 1);
     let ((), baseline_rollout, _) =
         timed(|| without_cache(&scalar, &plain.weights(&scalar)?, &prompts, &workload, longest[0]))?;
 
-    let samples = samples(&workload, &prompts, &completions);
+    let samples = workload.samples(&groups, 0);
     let mut levels = Vec::new();
     for (name, ctx, rollout_s) in [("baseline", &scalar, baseline_rollout), ("basic", ctx, basic_rollout)] {
         let mut weights = plain.weights(ctx)?;
@@ -156,7 +155,11 @@ fn lengths(workload: &Workload) -> Vec<usize> {
     lengths
 }
 
-fn requests(workload: &Workload, prompts: &[Arc<[u32]>], lengths: &[usize]) -> Vec<Request> {
+fn ids(groups: &[RolloutGroup]) -> impl Iterator<Item = &Vec<u32>> {
+    groups.iter().flat_map(|group| &group.completions).map(|c| &c.ids)
+}
+
+fn requests(workload: &Workload, prompts: &[Arc<Prompt>], lengths: &[usize]) -> Vec<Request> {
     let mut requests = workload.requests(prompts, 0);
     for (request, &max_new_tokens) in requests.iter_mut().zip(lengths) {
         request.sampling = Arc::new(SamplingParams { max_new_tokens, ..(*request.sampling).clone() });
@@ -164,20 +167,16 @@ fn requests(workload: &Workload, prompts: &[Arc<[u32]>], lengths: &[usize]) -> V
     requests
 }
 
-fn samples(workload: &Workload, prompts: &[Arc<[u32]>], completions: &[Completion]) -> Vec<Sample> {
-    workload.samples(prompts, completions, 0)
-}
-
 /// Generation that computes every sequence from its first token for every new one, with all logits in memory.
 fn without_cache(
     ctx: &Context,
     weights: &Weights,
-    prompts: &[Arc<[u32]>],
+    prompts: &[Arc<Prompt>],
     workload: &Workload,
     tokens: usize,
 ) -> anyhow::Result<()> {
     let mut stream = Stream::new(1, STREAM);
-    let each = |p: &Arc<[u32]>| vec![p.to_vec(); workload.generations];
+    let each = |p: &Arc<Prompt>| vec![p.ids.clone(); workload.generations];
     let mut sequences: Vec<Vec<u32>> = prompts.iter().flat_map(each).collect();
     let (memory, vocabulary) = (ctx.memory(), weights.config.vocab_size);
     let rope = Rope::new(memory, &weights.config, workload.prompt_tokens + tokens);
@@ -269,11 +268,11 @@ impl Naive {
         let segments: Vec<_> = samples
             .iter()
             .zip(&branches)
-            .map(|(sample, branches)| GroupSegment { prefix: &sample.prompt, branches: branches.as_slice() })
+            .map(|(sample, branches)| GroupSegment { prefix: &sample.prompt.ids, branches: branches.as_slice() })
             .collect();
         let batch = Batch::new(&segments, false);
         let tensors = BatchTensors::new(&self.memory, &batch);
-        let positions = samples.iter().map(|s| s.prompt.len() + width).max().unwrap_or(1);
+        let positions = samples.iter().map(|s| s.prompt.ids.len() + width).max().unwrap_or(1);
         let rope = Rope::new(&self.memory, &weights.config, positions);
         let capacity: Capacity = batch.capacity();
         let mut tape = Tape::new(&self.memory, &weights.config, capacity, false);
@@ -320,7 +319,7 @@ impl Naive {
     #[allow(clippy::disallowed_methods)] // of a yardstick, whose bits nothing depends on
     fn loss(&self, samples: &[Sample], batch: &Batch, d_logits: &mut [f32], width: usize, vocabulary: usize) -> f64 {
         let masks: Vec<Vec<bool>> = samples.iter().map(|s| vec![true; s.completion.len()]).collect();
-        let totals = Totals::of(&masks);
+        let normalizer = Normalizer::of(&masks);
         let mut sums = LossSums::default();
         for (s, sample) in samples.iter().enumerate() {
             let (first, tokens) = (s * width, sample.completion.len());
@@ -328,10 +327,10 @@ impl Naive {
             let logp = |t: usize| d_logits[row(t) + batch.targets[first + t] as usize].ln();
             let logps: Vec<f32> = (0..tokens).map(logp).collect();
             let (entropies, mut d_logps) = (vec![0.0; tokens], vec![0.0; tokens]);
-            let (mask, d_entropies) = (masks[s].as_slice(), &mut [] as &mut [f32]);
+            let (source, mask, d_entropies) = (Source::Sample(sample), masks[s].as_slice(), &mut [] as &mut [f32]);
             let scored =
-                Scored { sample, mask, logps: &logps, entropies: &entropies, d_logps: &mut d_logps, d_entropies };
-            self.objective.evaluate(&totals, &mut [scored], &mut sums);
+                Scored { source, mask, logps: &logps, entropies: &entropies, d_logps: &mut d_logps, d_entropies };
+            self.objective.evaluate(&normalizer, &mut [scored], &mut sums);
             for t in 0..width {
                 let d = d_logps.get(t).copied().unwrap_or(0.0);
                 let cells = &mut d_logits[row(t)..row(t) + vocabulary];

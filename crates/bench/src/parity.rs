@@ -4,8 +4,8 @@
 use super::report::column;
 use super::{Machine, Report, Subject, Workload};
 use kernels::Context;
-use model::{PromptCompletion, Scorer};
-use rollout::{Completion, Engine, EngineConfig};
+use model::{PromptGroup, Scorer};
+use rollout::{Completion, Engine, EngineConfig, RolloutGroup};
 use serde_json::json;
 
 /// Generates and scores in every combination; every mismatch is counted, and one is one too many.
@@ -24,7 +24,7 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     let weights = shape.weights(ctx)?;
     let workload =
         Workload { prompts: 3, prompt_tokens: 77, generations: 4, max_num_seqs: 12, ..Workload::grpo(12, 24) };
-    let prompts = workload.prompt_ids(&weights.config, 9);
+    let prompts = workload.random_prompts(&weights.config, 9);
     let mut total = 0;
     for temperature in [1.0, 0.7] {
         let workload = Workload { temperature, ..workload.clone() };
@@ -45,11 +45,12 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
                 };
                 let mut engine = Engine::new(&ctx, &weights.config, config)?;
                 engine.fill_pages(f32::NAN);
-                let completions = engine.generate(&weights, workload.requests(&prompts, 9))?;
-                let recorded = bits(completions.iter().flat_map(|c| &c.logps));
+                let groups = engine.generate(&weights, workload.requests(&prompts, 9))?;
+                let completions = groups.iter().flat_map(|group| &group.completions);
+                let recorded = bits(completions.flat_map(Completion::logps));
                 let first = first.get_or_insert_with(|| recorded.clone());
                 let sampler = differing(&recorded, first);
-                let trained = trainer(&ctx, &weights, &prompts, &completions, temperature, sharing)?;
+                let trained = trainer(&ctx, &weights, &groups, temperature, sharing)?;
                 let trainer = differing(&recorded, &trained);
                 total += sampler + trainer;
                 report.row([
@@ -81,13 +82,17 @@ fn differing(a: &[u32], b: &[u32]) -> usize {
 fn trainer(
     ctx: &Context,
     weights: &model::Weights,
-    prompts: &[std::sync::Arc<[u32]>],
-    completions: &[Completion],
+    groups: &[RolloutGroup],
     temperature: f64,
     sharing: bool,
 ) -> anyhow::Result<Vec<u32>> {
-    let pairs: Vec<_> =
-        completions.iter().map(|c| PromptCompletion { prompt: &prompts[c.request], completion: &c.ids }).collect();
-    let scores = Scorer::new(ctx.memory(), 512, sharing).score(ctx, weights, &pairs, temperature)?;
+    let groups: Vec<_> = groups
+        .iter()
+        .map(|group| PromptGroup {
+            prompt: &group.prompt.ids,
+            completions: group.completions.iter().map(|c| c.ids.as_slice()).collect(),
+        })
+        .collect();
+    let scores = Scorer::new(ctx.memory(), 512, sharing).score_groups(ctx, weights, &groups, temperature)?;
     Ok(bits(scores.iter().flat_map(|s| &s.logps)))
 }

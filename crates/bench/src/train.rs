@@ -4,7 +4,8 @@ use super::report::column;
 use super::workload::timed;
 use super::{Machine, Report, Subject, Workload, median};
 use kernels::Context;
-use model::Weights;
+use model::columns::SAMPLER_LOGPS;
+use model::{Columns, Prompt, Weights};
 use serde_json::json;
 use std::sync::Arc;
 use train::{Advantage, Sample};
@@ -80,12 +81,13 @@ pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Repo
 /// Completions of random ids; what a sampler would have recorded is of no consequence for the time.
 fn samples(workload: &Workload, weights: &Weights) -> Vec<Sample> {
     let one_each = Workload { prompts: workload.completions(), prompt_tokens: workload.new_tokens, ..workload.clone() };
-    let prompts = workload.prompt_ids(&weights.config, 5);
-    let sample = |(i, ids): (usize, Arc<[u32]>)| Sample {
-        sampler_logps: vec![-1.0; ids.len()],
-        versions: vec![u64::MAX; ids.len()],
+    let prompts = workload.random_prompts(&weights.config, 5);
+    let each = prompts.iter().flat_map(|prompt| std::iter::repeat_n(prompt, workload.generations));
+    let sample = |(i, (prompt, completion)): (usize, (&Arc<Prompt>, Arc<Prompt>))| Sample {
+        columns: Columns::of([(SAMPLER_LOGPS, vec![-1.0; completion.ids.len()])]),
+        versions: vec![u64::MAX; completion.ids.len()],
         advantage: Advantage::Sequence(if i % 2 == 0 { 1.0 } else { -1.0 }),
-        ..Sample::supervised(prompts[i / workload.generations].clone(), ids.to_vec())
+        ..Sample::supervised(prompt.clone(), completion.ids.clone())
     };
-    one_each.prompt_ids(&weights.config, 6).into_iter().enumerate().map(sample).collect()
+    each.zip(one_each.random_prompts(&weights.config, 6)).enumerate().map(sample).collect()
 }

@@ -3,12 +3,13 @@
 
 use kernels::Context;
 use kernels::rng::Stream;
-use model::{ModelConfig, Weights};
-use rollout::{Completion, Engine, EngineConfig, Request, SamplingParams};
+use lockstep::rollouts::samples;
+use model::{ModelConfig, Prompt, Weights};
+use rollout::{Engine, EngineConfig, Request, RolloutGroup, SamplingParams};
 use std::sync::Arc;
 use train::{
-    LossConfig, Objective, OptimizerConfig, RewardMatrix, Sample, ScaleRewards, Trainer, TrainerConfig, UpdateMetrics,
-    advantages,
+    LossConfig, Objective, OptimizerConfig, RewardMatrix, RewardRow, Sample, ScaleRewards, Trainer, TrainerConfig,
+    UpdateMetrics, advantages,
 };
 
 /// Rows of a step of its engine.
@@ -102,24 +103,24 @@ impl Workload {
     }
 
     /// The prompts, the same ones for the same `seed`.
-    pub fn prompt_ids(&self, model: &ModelConfig, seed: u64) -> Vec<Arc<[u32]>> {
+    pub fn random_prompts(&self, model: &ModelConfig, seed: u64) -> Vec<Arc<Prompt>> {
         let mut stream = Stream::new(seed, STREAM);
         let mut id = |_| (stream.next_f64() * model.vocab_size as f64) as u32;
-        (0..self.prompts).map(|_| (0..self.prompt_tokens).map(&mut id).collect()).collect()
+        (0..self.prompts).map(|_| Prompt::new((0..self.prompt_tokens).map(&mut id).collect::<Vec<_>>())).collect()
     }
 
     /// Requests for `prompts`.
-    pub fn requests(&self, prompts: &[Arc<[u32]>], seed: u64) -> Vec<Request> {
+    pub fn requests(&self, prompts: &[Arc<Prompt>], seed: u64) -> Vec<Request> {
         let sampling = Arc::new(SamplingParams {
             temperature: self.temperature,
             max_new_tokens: self.new_tokens,
             seed,
             ..SamplingParams::default()
         });
-        let request = |(i, prompt): (usize, &Arc<[u32]>)| Request {
+        let request = |(i, prompt): (usize, &Arc<Prompt>)| Request {
+            id: i as u64,
             prompt: prompt.clone(),
             num_generations: self.generations,
-            rollout_number: i as u64,
             sampling: sampling.clone(),
             pause_on_stop: false,
         };
@@ -129,7 +130,7 @@ impl Workload {
     /// Seconds and booked FLOPs of each step in which all sequences draw a token (steps that compute prompts are left out).
     pub fn decode_steps(&self, ctx: &Context, weights: &Weights) -> anyhow::Result<Vec<(f64, f64)>> {
         let mut engine = self.engine(ctx, &weights.config)?;
-        for request in self.requests(&self.prompt_ids(&weights.config, 3), 3) {
+        for request in self.requests(&self.random_prompts(&weights.config, 3), 3) {
             engine.submit(request)?;
         }
         let mut steps = Vec::new();
@@ -144,12 +145,13 @@ impl Workload {
     }
 
     /// Completions with random rewards, as samples.
-    pub fn samples(&self, prompts: &[Arc<[u32]>], completions: &[Completion], seed: u64) -> Vec<Sample> {
+    pub fn samples(&self, groups: &[RolloutGroup], seed: u64) -> Vec<Sample> {
         let mut stream = Stream::new(seed, STREAM + 1);
-        let rewards = completions.iter().map(|_| vec![Some(stream.next_f64())]).collect();
-        let matrix = RewardMatrix { rewards, names: vec!["random".into()], weights: vec![1.0] };
-        let advantages = advantages::compute(&matrix, self.generations, ScaleRewards::Group);
-        let mut samples = lockstep::rollouts::samples::join(prompts, completions);
+        let mut samples = samples::of_groups(groups);
+        let mut row = |s: &Sample| RewardRow { group: s.group, scores: vec![Some(stream.next_f64())] };
+        let rows = samples.iter().map(&mut row).collect();
+        let matrix = RewardMatrix { rows, names: vec!["random".into()], weights: vec![1.0] };
+        let advantages = advantages::compute(&matrix, ScaleRewards::Group);
         samples.iter_mut().zip(advantages.advantages).for_each(|(s, a)| s.advantage = a);
         samples
     }
@@ -195,16 +197,16 @@ impl Bench {
 
     /// One step: generation, then the update on it.
     pub fn step(&mut self) -> anyhow::Result<StepTimes> {
-        let prompts = self.workload.prompt_ids(&self.weights.config, self.steps);
-        let (completions, rollout_s, rollout_work) = timed(|| self.generate(&prompts))?;
-        let samples = self.workload.samples(&prompts, &completions, self.steps);
+        let prompts = self.workload.random_prompts(&self.weights.config, self.steps);
+        let (groups, rollout_s, rollout_work) = timed(|| self.generate(&prompts))?;
+        let samples = self.workload.samples(&groups, self.steps);
         let (metrics, update_s, update_work) = timed(|| self.update(&samples))?;
         self.steps += 1;
         Ok(StepTimes { rollout_s, update_s, rollout_work, update_work, mismatches: metrics.logp_mismatch_tokens })
     }
 
     /// The completions of `prompts`.
-    pub fn generate(&mut self, prompts: &[Arc<[u32]>]) -> anyhow::Result<Vec<Completion>> {
+    pub fn generate(&mut self, prompts: &[Arc<Prompt>]) -> anyhow::Result<Vec<RolloutGroup>> {
         let requests = self.workload.requests(prompts, self.steps);
         Ok(self.engine.generate(&self.weights, requests)?)
     }

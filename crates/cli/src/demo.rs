@@ -101,8 +101,10 @@ fn show(before: &Examined, after: &Examined, policy: &Policy) -> anyhow::Result<
     let stride = (before.prompts.len() / SHOWN).max(1);
     for i in (stride / 2..before.prompts.len()).step_by(stride).take(SHOWN) {
         let answer = |examined: &Examined| -> anyhow::Result<String> {
-            let text = policy.tokenizer.decode(&examined.sampled.completions[i].ids, true)?;
-            let right = examined.sampled.rewards[i].is_some_and(|r| r >= 1.0);
+            let rollouts = &examined.sampled.rollouts;
+            let Some(group) = rollouts.groups.get(i) else { return Ok(String::new()) };
+            let text = policy.tokenizer.decode(&group.completions[0].completion.ids, true)?;
+            let right = rollouts.totals(group).next().is_some_and(|r| r >= 1.0);
             Ok(if right { format!("{text} ✓") } else { format!("{text} ✗") })
         };
         table.row([before.prompts[i].clone(), answer(before)?, answer(after)?]);

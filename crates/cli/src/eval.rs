@@ -93,7 +93,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         eprintln!("warning: {problem}");
     }
     if let Some(path) = &args.output {
-        write_atomically(path, lines(&questions, &outcome, &policy, config.generations_eval())?.as_bytes())?;
+        write_atomically(path, lines(&outcome, &policy)?.as_bytes())?;
     }
     let mut metrics = outcome.metrics;
     metrics.push(("eval_runtime".into(), start.elapsed().as_secs_f64()));
@@ -140,16 +140,19 @@ fn configuration(args: &Args) -> anyhow::Result<Config> {
 }
 
 /// Prompt, completion and reward of each completion, as JSON lines.
-fn lines(questions: &Questions, outcome: &Outcome, policy: &Policy, group: usize) -> anyhow::Result<String> {
+fn lines(outcome: &Outcome, policy: &Policy) -> anyhow::Result<String> {
     let mut text = String::new();
-    for (i, (completion, reward)) in outcome.completions.iter().zip(&outcome.rewards).enumerate() {
-        let line = json!({
-            "prompt": questions.all[i / group].content,
-            "completion": policy.tokenizer.decode(&completion.ids, true)?,
-            "reward": reward,
-        });
-        text.push_str(&line.to_string());
-        text.push('\n');
+    let mut rewards = outcome.rollouts.rewards().totals().into_iter();
+    for group in &outcome.rollouts.groups {
+        for (scored, reward) in group.completions.iter().zip(&mut rewards) {
+            let line = json!({
+                "prompt": group.prompt.content,
+                "completion": policy.tokenizer.decode(&scored.completion.ids, true)?,
+                "reward": reward,
+            });
+            text.push_str(&line.to_string());
+            text.push('\n');
+        }
     }
     Ok(text)
 }

@@ -5,7 +5,7 @@ use lockstep::error::OrBadInput;
 use lockstep::models::{Detokenizer, Policy};
 use lockstep::run::context;
 use lockstep::source::{HubKind, locate};
-use model::{Chat, TextStream, Tokenizer};
+use model::{Chat, Prompt, TextStream, Tokenizer};
 use rollout::{Engine, EngineConfig, Request, SamplingParams};
 use serde_json::json;
 use std::io::Write;
@@ -79,17 +79,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(args.threads.map(usize::from))?;
     let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
     let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref(), args.dtype.as_str().into())?;
-    let prompt: Arc<[u32]> = encode(&args, &policy)?.into();
+    let ids = encode(&args, &policy)?;
     let context = policy.config().max_position_embeddings;
-    if prompt.is_empty() {
+    if ids.is_empty() {
         bad_input!("the prompt has no token, and a model continues at least one; give a longer --prompt");
     }
-    if prompt.len() >= context {
-        bad_input!("the prompt has {} tokens, which leaves no room in the model's context of {context}", prompt.len());
+    if ids.len() >= context {
+        bad_input!("the prompt has {} tokens, which leaves no room in the model's context of {context}", ids.len());
     }
-    let max_model_len = context.min(prompt.len() + args.max_new_tokens);
-    if max_model_len < prompt.len() + args.max_new_tokens {
-        eprintln!("note: the model's context of {context} tokens leaves room for {}", context - prompt.len());
+    let max_model_len = context.min(ids.len() + args.max_new_tokens);
+    if max_model_len < ids.len() + args.max_new_tokens {
+        eprintln!("note: the model's context of {context} tokens leaves room for {}", context - ids.len());
     }
     let max_num_seqs = args.n.min(MAX_NUM_SEQS);
     let mut engine = Engine::new(
@@ -106,9 +106,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     )?;
     engine.set_detokenizer(Arc::new(Detokenizer(policy.tokenizer.clone())));
     let request = Request {
-        prompt,
+        id: 0,
+        prompt: Prompt::new(ids),
         num_generations: args.n,
-        rollout_number: 0,
         sampling: Arc::new(sampling(&args, &policy)),
         pause_on_stop: false,
     };
@@ -117,16 +117,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     let prompt = request.prompt.clone();
     let mut out = std::io::stdout().lock();
-    for completion in engine.generate(&policy.weights, vec![request])? {
-        let text = text(&policy, &prompt, &completion.ids)?;
+    for completion in engine.generate(&policy.weights, vec![request])?.remove(0).completions {
+        let text = text(&policy, &prompt.ids, &completion.ids)?;
         let reason = completion.finish_reason.name();
         if args.json {
             let object = Generated {
                 index: completion.generation,
                 text,
-                prompt_ids: &prompt,
+                prompt_ids: &prompt.ids,
                 completion_ids: &completion.ids,
-                logprobs: &completion.logps,
+                logprobs: completion.logps(),
                 finish_reason: reason,
             };
             serde_json::to_writer(&mut out, &object).map_err(std::io::Error::from)?;
@@ -201,14 +201,16 @@ fn encode(args: &Args, policy: &Policy) -> anyhow::Result<Vec<u32>> {
 /// Writes the completion as it is made.
 fn stream(mut engine: Engine, policy: &Policy, request: Request) -> anyhow::Result<()> {
     let tokenizer = &policy.tokenizer;
-    let mut text = begun(tokenizer, &request.prompt)?;
+    let mut text = begun(tokenizer, &request.prompt.ids)?;
     let mut out = std::io::stdout().lock();
     let mut shown = 0;
     engine.submit(request)?;
     while !engine.is_idle() {
         let ended = engine.step(&policy.weights)?;
         let live = engine.live().map(|(_, _, ids)| ids);
-        if let Some(ids) = ended.iter().map(|c| c.ids.as_slice()).chain(live).next() {
+        if let Some(ids) =
+            ended.iter().flat_map(|group| &group.completions).map(|c| c.ids.as_slice()).chain(live).next()
+        {
             for &id in &ids[shown..] {
                 out.write_all(text.push(tokenizer, id)?.as_bytes())?;
             }

@@ -1,10 +1,11 @@
 //! A decoder-only transformer as Hugging Face directories describe it: configuration, weight files, tokenizer, chat
-//! template, forward and backward. It knows no prompt, no reward and no optimizer.
+//! template, forward and backward. It knows no prompt's text, no reward and no optimizer.
 
 mod error;
 
 pub mod batch;
 pub mod chat;
+pub mod columns;
 pub mod config;
 pub mod init;
 pub mod io;
@@ -12,16 +13,19 @@ pub mod kv;
 pub mod net;
 pub mod packing;
 pub mod peft;
+mod prompt;
 pub mod scoring;
 pub mod tokenizer;
 pub mod weights;
 
 pub use batch::{Batch, BatchTensors, Capacity, GroupSegment};
 pub use chat::{Chat, ChatTemplate};
+pub use columns::Columns;
 pub use config::{Family, FileDType, Head, ModelConfig};
 pub use error::{Error, Result};
 pub use kv::KvCache;
 pub use packing::{MicroBatch, PromptCompletion, PromptGroup};
+pub use prompt::{Prompt, PromptSet};
 pub use scoring::Scorer;
 pub use tokenizer::{SpecialTokens, TextStream, Tokenizer};
 pub use weights::{

@@ -50,6 +50,13 @@ pub(crate) fn sequences<'a>(groups: &'a [PromptGroup<'a>]) -> impl Iterator<Item
         .flat_map(|g| g.completions.iter().map(|&completion| PromptCompletion { prompt: g.prompt, completion }))
 }
 
+/// A completion followed by one more token. A head says of every token what stands *before* it, so the score of a whole
+/// sequence is asked for at one more. That token is never computed, and may be any.
+pub fn followed(prompt: &[u32], completion: &[u32]) -> Vec<u32> {
+    let last = completion.last().or(prompt.last());
+    completion.iter().chain(last).copied().collect()
+}
+
 /// Positions of the longest sequence; at least 1.
 pub fn longest(groups: &[PromptGroup<'_>]) -> usize {
     sequences(groups).map(|s| s.prompt.len() + s.completion.len()).max().unwrap_or(0).max(1)

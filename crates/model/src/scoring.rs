@@ -2,7 +2,9 @@
 //! held-out set.
 
 use crate::net::{Rope, Scores, Tape, forward, score, score_forward};
-use crate::packing::{MicroBatch, PromptCompletion, PromptGroup, check_groups, longest, micro_batches, sequences};
+use crate::packing::{
+    MicroBatch, PromptCompletion, PromptGroup, check_groups, followed, longest, micro_batches, sequences,
+};
 use crate::weights::ModelView;
 use crate::{Batch, BatchTensors, Capacity, ModelConfig, Result};
 use kernels::{Context, Memory};
@@ -63,6 +65,21 @@ impl Scorer {
             Ok(())
         })?;
         Ok(out)
+    }
+
+    /// The score of each sequence, which is that of its last token, by a model with a head of one score. Runs of equal prompts
+    /// are computed as one group.
+    pub fn sequence_scores<'a>(
+        &mut self,
+        ctx: &Context,
+        model: impl Into<ModelView<'a>>,
+        sequences: &[PromptCompletion<'_>],
+    ) -> Result<Vec<f32>> {
+        let followed: Vec<Vec<u32>> = sequences.iter().map(|s| followed(s.prompt, s.completion)).collect();
+        let both = sequences.iter().zip(&followed);
+        let sequences: Vec<_> = both.map(|(s, completion)| PromptCompletion { prompt: s.prompt, completion }).collect();
+        let values = self.values(ctx, model, &sequences)?;
+        Ok(values.iter().map(|values| values.last().copied().unwrap_or(f32::NAN)).collect())
     }
 
     /// Log-probabilities and entropies of every completion token of each sequence at `temperature`. Runs of equal

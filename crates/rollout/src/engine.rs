@@ -1,7 +1,7 @@
 //! The engine: schedule, run the model, sample, postprocess.
 
 use crate::inputs::StepInputs;
-use crate::request::{Completion, Detokenize, Request, SequenceId};
+use crate::request::{Detokenize, Request, RolloutGroup, SequenceId};
 use crate::sampler::{Draw, SamplerBuffers};
 use crate::scheduler::{Chunk, Limits, Scheduler};
 use crate::sequence::{Role, State};
@@ -125,17 +125,17 @@ impl Engine {
         self.scheduler.preemptions
     }
 
-    /// Takes a request in; its completions carry the number returned.
-    pub fn submit(&mut self, request: Request) -> Result<usize> {
-        if request.prompt.is_empty() {
+    /// Takes a request in.
+    pub fn submit(&mut self, request: Request) -> Result<()> {
+        let (prompt, max_model_len) = (request.prompt.ids.len(), self.config.max_model_len);
+        if prompt == 0 {
             return Err(Error::EmptyPrompt);
         }
-        if request.prompt.len() >= self.config.max_model_len {
-            let (prompt, max_model_len) = (request.prompt.len(), self.config.max_model_len);
+        if prompt >= max_model_len {
             return Err(Error::PromptTooLong { prompt, max_model_len });
         }
         self.scheduler.submit(Arc::new(request), self.config.prefix_sharing);
-        Ok(self.scheduler.groups.len() - 1)
+        Ok(())
     }
 
     /// Whether everything submitted has ended or is paused.
@@ -143,37 +143,46 @@ impl Engine {
         self.scheduler.is_idle()
     }
 
-    /// All completions of `requests`, request by request.
-    pub fn generate<'a>(&mut self, model: impl Into<ModelView<'a>>, requests: Vec<Request>) -> Result<Vec<Completion>> {
+    /// The group of each request, in their order.
+    pub fn generate<'a>(
+        &mut self,
+        model: impl Into<ModelView<'a>>,
+        requests: Vec<Request>,
+    ) -> Result<Vec<RolloutGroup>> {
         self.generate_with(model, requests, |_| {})
     }
 
-    /// [`generate`](Self::generate), showing each completion as soon as it ends.
+    /// [`generate`](Self::generate), showing each group as soon as its last completion has ended.
     pub fn generate_with<'a>(
         &mut self,
         model: impl Into<ModelView<'a>>,
         requests: Vec<Request>,
-        mut on_end: impl FnMut(&Completion),
-    ) -> Result<Vec<Completion>> {
+        mut on_end: impl FnMut(&RolloutGroup),
+    ) -> Result<Vec<RolloutGroup>> {
         debug_assert!(self.is_idle());
         let model = model.into();
         self.scheduler.clear();
         for request in requests {
             self.submit(request)?;
         }
-        let mut completions = Vec::new();
+        let mut groups = Vec::new();
         while !self.is_idle() {
-            let ended = self.step(model)?;
-            ended.iter().for_each(&mut on_end);
-            completions.extend(ended);
+            self.compute(model)?;
+            let ended = self.scheduler.take_finished();
+            ended.iter().for_each(|(_, group)| on_end(group));
+            groups.extend(ended);
         }
-        completions.sort_by_key(|c| (c.request, c.generation));
-        Ok(completions)
+        groups.sort_unstable_by_key(|(place, _)| *place);
+        Ok(groups.into_iter().map(|(_, group)| group).collect())
     }
 
-    /// One step, with the same adapter, or none, for every sequence. Returns the completions that it ended.
-    pub fn step<'a>(&mut self, model: impl Into<ModelView<'a>>) -> Result<Vec<Completion>> {
-        let model = model.into();
+    /// One step, with the same adapter, or none, for every sequence. Returns the groups that it ended.
+    pub fn step<'a>(&mut self, model: impl Into<ModelView<'a>>) -> Result<Vec<RolloutGroup>> {
+        self.compute(model.into())?;
+        Ok(self.scheduler.take_finished().into_iter().map(|(_, group)| group).collect())
+    }
+
+    fn compute(&mut self, model: ModelView<'_>) -> Result<()> {
         let version = model.version();
         if self.version != Some(version) {
             self.scheduler.invalidate();
@@ -195,22 +204,25 @@ impl Engine {
             }
             self.scheduler.share_prompts(&self.chunks);
         }
-        Ok(self.scheduler.take_finished())
+        Ok(())
     }
 
-    /// The completions that have not ended: request, generation, and the tokens so far.
-    pub fn live(&self) -> impl Iterator<Item = (usize, usize, &[u32])> {
+    /// The completions that have not ended: group, generation, and the tokens so far.
+    pub fn live(&self) -> impl Iterator<Item = (u64, usize, &[u32])> {
         self.scheduler.sequences.iter().filter_map(|s| match (s.role, s.state) {
             (Role::Prompt, _) | (_, State::Finished(_)) => None,
-            (Role::Completion(g), _) => Some((s.group, g as usize, s.completion())),
+            (Role::Completion(g), _) => Some((self.scheduler.groups[s.group].request.id, g as usize, s.completion())),
         })
     }
 
-    /// The paused completions: id, request, generation, and the tokens so far.
-    pub fn paused(&self) -> Vec<(SequenceId, usize, usize, &[u32])> {
+    /// The paused completions: id, group, generation, and the tokens so far.
+    pub fn paused(&self) -> Vec<(SequenceId, u64, usize, &[u32])> {
         let all = self.scheduler.sequences.iter().enumerate().filter(|(_, s)| s.state == State::Paused);
         all.filter_map(|(id, s)| match s.role {
-            Role::Completion(g) => Some((SequenceId(id), s.group, g as usize, s.completion())),
+            Role::Completion(g) => {
+                let group = self.scheduler.groups[s.group].request.id;
+                Some((SequenceId(id), group, g as usize, s.completion()))
+            }
             Role::Prompt => None,
         })
         .collect()
@@ -222,7 +234,7 @@ impl Engine {
         self.scheduler.extend(id.0, tokens, self.version.map_or(0, Version::trained));
     }
 
-    /// Ends a paused completion; the next step returns it.
+    /// Ends a paused completion; the next step returns its group, if it was the last.
     pub fn finish(&mut self, id: SequenceId) {
         self.scheduler.finish_paused(id.0);
     }

@@ -19,4 +19,4 @@ mod stop;
 
 pub use engine::{Engine, EngineConfig};
 pub use error::{Error, Result};
-pub use request::{Completion, Detokenize, FinishReason, Request, SamplingParams, SequenceId};
+pub use request::{Completion, Detokenize, FinishReason, Request, RolloutGroup, SamplingParams, SequenceId};

@@ -1,5 +1,6 @@
 //! What the engine is asked for and what it gives.
 
+use model::{Columns, Prompt};
 use std::sync::Arc;
 
 /// How tokens are drawn. The names are transformers'.
@@ -41,16 +42,16 @@ impl Default for SamplingParams {
     }
 }
 
-/// A prompt and how many completions it wants: a group.
+/// A prompt and how many completions it wants.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The prompt, as ids.
-    pub prompt: Arc<[u32]>,
+    /// The group's number, unique in the run: with the generation and the token index it names every draw, so that noise does
+    /// not depend on scheduling and a prompt drawn again gets new noise.
+    pub id: u64,
+    /// The prompt.
+    pub prompt: Arc<Prompt>,
     /// Completions.
     pub num_generations: usize,
-    /// Unique in the run: with the generation and the token index it names every draw, so that noise does not depend on
-    /// scheduling and a prompt drawn again gets new noise.
-    pub rollout_number: u64,
     /// How tokens are drawn.
     pub sampling: Arc<SamplingParams>,
     /// A completion that reaches a stop id or a stop string waits for [`crate::Engine::extend`] or
@@ -81,23 +82,41 @@ impl FinishReason {
     }
 }
 
-/// One completion. The vectors have one element per token.
+/// What a request became: a prompt and its completions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RolloutGroup {
+    /// [`Request::id`]
+    pub id: u64,
+    /// The prompt of the request, the same by identity.
+    pub prompt: Arc<Prompt>,
+    /// All of them, by their generation.
+    pub completions: Vec<Completion>,
+}
+
+/// One sequence after a prompt. Lists have one element per token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
-    /// Which request, counted from the first that the engine was given.
-    pub request: usize,
-    /// Which of its completions.
+    /// Which of the group's episodes it is of. An episode is one sequence, whatever turns it has; one of several (agents that
+    /// talk, a context that is rewritten) is several completions of one number.
     pub generation: usize,
     /// Token ids, the stop id included.
     pub ids: Vec<u32>,
-    /// log-softmax of all logits / T at the token, before penalty and truncation (T = 1 when greedy); 0 where the model did not sample.
-    pub logps: Vec<f32>,
     /// Whether the model sampled the token.
     pub mask: Vec<bool>,
     /// Version of the weights that the token was sampled with.
     pub versions: Vec<u64>,
+    /// What is known of each token. The engine records [`SAMPLER_LOGPS`](model::columns::SAMPLER_LOGPS): log-softmax of all logits / T, before penalty and
+    /// truncation (T = 1 when greedy); 0 where the model did not sample.
+    pub columns: Columns,
     /// Why it ended.
     pub finish_reason: FinishReason,
+}
+
+impl Completion {
+    /// [`SAMPLER_LOGPS`](model::columns::SAMPLER_LOGPS); empty if they are not known.
+    pub fn logps(&self) -> &[f32] {
+        self.columns.sampler_logps().unwrap_or_default()
+    }
 }
 
 /// Ids to text, for stop strings.

@@ -1,6 +1,6 @@
 //! Draws the next token of every sequence whose last row was computed.
 //!
-//! Noise is named by seed, rollout, generation and token index, so a token does not depend on what is drawn beside it.
+//! Noise is named by seed, group, generation and token index, so a token does not depend on what is drawn beside it.
 
 use crate::Result;
 use crate::request::SamplingParams;
@@ -68,7 +68,7 @@ impl SamplerBuffers {
             let s = &scheduler.sequences[draw.sequence];
             let request = &scheduler.groups[s.group].request;
             let Role::Completion(generation) = s.role else { unreachable!("prompts are not sampled for") };
-            row_params(&request.sampling, request.rollout_number, generation, &s.tokens, s.prompt_len)
+            row_params(&request.sampling, request.id, generation, &s.tokens, s.prompt_len)
         }));
         sample::forward(
             ctx,
@@ -97,7 +97,7 @@ fn emptied(mut list: Vec<sample::RowParams<'_>>) -> Vec<sample::RowParams<'stati
 
 fn row_params<'a>(
     sampling: &SamplingParams,
-    rollout_number: u64,
+    id: u64,
     generation: u32,
     tokens: &'a [u32],
     prompt_len: usize,
@@ -110,6 +110,6 @@ fn row_params<'a>(
         repetition_penalty: sampling.repetition_penalty,
         history: tokens,
         key: sampling.seed,
-        counter: [(tokens.len() - prompt_len) as u32, generation, rollout_number as u32, (rollout_number >> 32) as u32],
+        counter: [(tokens.len() - prompt_len) as u32, generation, id as u32, (id >> 32) as u32],
     }
 }

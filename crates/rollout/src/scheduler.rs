@@ -5,7 +5,7 @@
 //! are listed for the engine to make.
 
 use crate::blocks::BlockPool;
-use crate::request::{Completion, FinishReason};
+use crate::request::{FinishReason, RolloutGroup};
 use crate::sampler::Draw;
 use crate::sequence::{Role, Sequence, State};
 use crate::stop::StopCheck;
@@ -52,7 +52,7 @@ pub(crate) struct Scheduler {
     pub(crate) blocks: BlockPool,
     running: Vec<usize>,
     waiting: VecDeque<usize>,
-    /// Completions that ended and were not yet given away.
+    /// Groups that ended and were not yet given away.
     finished: Vec<usize>,
     limits: Limits,
     /// Sequences preempted so far because pages ran out.
@@ -78,11 +78,12 @@ impl Scheduler {
         let group = self.groups.len();
         let room = request.sampling.max_new_tokens;
         let first = self.sequences.len();
-        let completion = |g| Sequence::new(group, Role::Completion(g as u32), &request.prompt, room);
+        let prompt = &request.prompt.ids;
+        let completion = |g| Sequence::new(group, Role::Completion(g as u32), prompt, room);
         self.sequences.extend((0..request.num_generations).map(completion));
         let members: Vec<usize> = (first..self.sequences.len()).collect();
         let prompt = (sharing && members.len() > 1).then(|| {
-            self.sequences.push(Sequence::new(group, Role::Prompt, &request.prompt, 0));
+            self.sequences.push(Sequence::new(group, Role::Prompt, prompt, 0));
             self.sequences.len() - 1
         });
         match prompt {
@@ -320,9 +321,11 @@ impl Scheduler {
     fn finish(&mut self, id: usize, reason: FinishReason) {
         self.leave(id, State::Finished(reason));
         self.blocks.release(&mut self.sequences[id].blocks);
-        self.finished.push(id);
         let group = self.sequences[id].group;
         self.groups[group].unfinished -= 1;
+        if self.groups[group].unfinished == 0 {
+            self.finished.push(group);
+        }
         self.release_prompt_if_done(group);
     }
 
@@ -345,10 +348,15 @@ impl Scheduler {
         self.finish(id, FinishReason::Stop);
     }
 
-    /// The completions that ended since the last call.
-    pub(crate) fn take_finished(&mut self) -> Vec<Completion> {
-        let Scheduler { finished, sequences, .. } = self;
-        finished.drain(..).map(|id| sequences[id].take_completion()).collect()
+    /// The groups that ended since the last call, each with its place among those submitted.
+    pub(crate) fn take_finished(&mut self) -> Vec<(usize, RolloutGroup)> {
+        let Scheduler { finished, sequences, groups, .. } = self;
+        let take = |index: usize| {
+            let Group { request, members, .. } = &groups[index];
+            let completions = members.iter().map(|&id| sequences[id].take_completion()).collect();
+            (index, RolloutGroup { id: request.id, prompt: request.prompt.clone(), completions })
+        };
+        finished.drain(..).map(take).collect()
     }
 
     fn leave(&mut self, id: usize, state: State) {
@@ -372,6 +380,7 @@ impl Scheduler {
 mod tests {
     use super::*;
     use crate::{Request, SamplingParams};
+    use model::Prompt;
 
     fn scheduler(blocks: usize, prompts: &[usize], num_generations: usize, sharing: bool) -> Scheduler {
         let mut scheduler = Scheduler::new(
@@ -380,9 +389,9 @@ mod tests {
         );
         for &len in prompts {
             let request = Request {
-                prompt: vec![1; len].into(),
+                id: 0,
+                prompt: Prompt::new(vec![1; len]),
                 num_generations,
-                rollout_number: 0,
                 sampling: Arc::new(SamplingParams::default()),
                 pause_on_stop: false,
             };
@@ -453,7 +462,7 @@ mod tests {
         step(&mut s);
         s.leave(0, State::Paused);
         let request = s.groups[0].request.as_ref().clone();
-        s.submit(Arc::new(Request { prompt: vec![1; 129].into(), ..request }), false);
+        s.submit(Arc::new(Request { prompt: Prompt::new(vec![1; 129]), ..request }), false);
         assert_eq!(step(&mut s), [(1, 0, 129)]);
         s.finish(1, FinishReason::Length);
         s.extend(0, &[], 0);

@@ -1,6 +1,8 @@
 //! A sequence in the engine: tokens, the pages that hold their keys and values, and what was recorded of each.
 
 use crate::request::{Completion, FinishReason};
+use model::Columns;
+use model::columns::SAMPLER_LOGPS;
 use model::kv::BLOCK;
 
 /// What a sequence is for.
@@ -75,10 +77,9 @@ impl Sequence {
             unreachable!("only ended completions are given away")
         };
         Completion {
-            request: self.group,
             generation: generation as usize,
             ids: self.tokens.split_off(self.prompt_len),
-            logps: std::mem::take(&mut self.logps),
+            columns: Columns::of([(SAMPLER_LOGPS, std::mem::take(&mut self.logps))]),
             mask: std::mem::take(&mut self.mask),
             versions: std::mem::take(&mut self.versions),
             finish_reason,

@@ -3,7 +3,7 @@
 //! A binary of its own, with one test: the counts are those of the process.
 
 use kernels::{Context, DType, Isa};
-use model::{AdaptedWeights, Adapter, LoraConfig, ModelConfig, ModelView, TargetModules, Weights};
+use model::{AdaptedWeights, Adapter, LoraConfig, ModelConfig, ModelView, Prompt, TargetModules, Weights};
 use rollout::{Engine, EngineConfig, Request, SamplingParams};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
@@ -51,10 +51,10 @@ fn counted(ctx: &Context, model: ModelView<'_>, sampling: SamplingParams, prefix
     let mut engine = Engine::new(ctx, model.config(), config).unwrap();
     let sampling = Arc::new(SamplingParams { max_new_tokens: NEW_TOKENS, seed: 5, ..sampling });
     for number in 0..PROMPTS {
-        let prompt = (0..PROMPT).map(|i| ((i * 37 + number * 11 + 3) % VOCAB) as u32).collect();
-        let (num_generations, rollout_number) = (GENERATIONS, number as u64);
+        let prompt = Prompt::new((0..PROMPT).map(|i| ((i * 37 + number * 11 + 3) % VOCAB) as u32).collect::<Vec<_>>());
+        let (num_generations, id) = (GENERATIONS, number as u64);
         let sampling = sampling.clone();
-        engine.submit(Request { prompt, num_generations, rollout_number, sampling, pause_on_stop: false }).unwrap();
+        engine.submit(Request { id, prompt, num_generations, sampling, pause_on_stop: false }).unwrap();
     }
     let mut steps = [(); 2].map(|()| Vec::with_capacity(2 * NEW_TOKENS));
     while !engine.is_idle() {

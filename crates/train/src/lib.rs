@@ -4,7 +4,7 @@
 //! or how the samples were made.
 //!
 //! Read first: [`sample`] (what comes in), [`advantages`] and [`gae`] (rewards to advantages), [`loss`] (value and gradient of each
-//! loss, one file each), [`objective`] (which loss, on what), [`update`] (one optimizer step), [`optimizer`] and [`schedule`].
+//! loss, one file each), [`objective`] (which loss, on what), [`Trainer`] (accumulate, reduce, step), [`optimizer`] and [`schedule`].
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
 
@@ -15,11 +15,13 @@ pub mod loss;
 pub mod metrics;
 pub mod objective;
 pub mod optimizer;
+mod optimizer_batch;
+mod passes;
 pub mod sample;
 pub mod schedule;
-pub mod update;
+mod trainer;
 
-pub use advantages::{Advantages, MultiObjectiveAggregation, RewardMatrix, ScaleRewards};
+pub use advantages::{Advantages, MultiObjectiveAggregation, RewardMatrix, RewardRow, ScaleRewards};
 pub use error::{Error, Result};
 pub use gae::KlEstimator;
 pub use loss::bradley_terry::RankingConfig;
@@ -27,6 +29,6 @@ pub use loss::{ImportanceSamplingLevel, LossConfig, LossType};
 pub use metrics::{ClipRatios, Means, UpdateMetrics};
 pub use objective::Objective;
 pub use optimizer::{MomentsDType, Optimizer, OptimizerConfig};
-pub use sample::{Advantage, Sample, StateValues};
+pub use sample::{Advantage, PreferencePair, Response, Sample, Samples};
 pub use schedule::{Schedule, ScheduleKind};
-pub use update::{Trainer, TrainerConfig, TrainerState};
+pub use trainer::{StepParams, Trainer, TrainerConfig, TrainerState};

@@ -1,16 +1,17 @@
 //! What is minimised: from what the model says of every completion token to a loss, and back.
 //!
-//! The trainer hands over one group at a time, which is all samples of a prompt that lie behind one another, so that a
-//! loss may compare them (pairs). A loss is a file in [`loss`](crate::loss); this one says which, what it needs of a
-//! sample, and what it reports. It knows no weights.
+//! The trainer hands over one group at a time: sequences of a prompt that lie behind one another, so that a loss may compare
+//! the two of a pair. A loss is a file in [`loss`](crate::loss); this one says which, what it needs of a sample, and what it
+//! reports. It knows no weights.
 
 use crate::loss::bradley_terry::{RankingConfig, ranking};
 use crate::loss::dpo::{Answer, DpoConfig, dpo};
 use crate::loss::entropy::{self, EntropyConfig};
 use crate::loss::ppo::{self, Actions, PpoConfig, States, ValueConfig};
 use crate::loss::rloo::{RlooConfig, rloo};
-use crate::loss::{LossConfig, LossSums, LossType, Sequence, Totals, policy, supervised::supervised};
-use crate::{Advantage, Error, Result, Sample};
+use crate::loss::{LossConfig, LossSums, LossType, Normalizer, Sequence, policy, supervised::supervised};
+use crate::{Advantage, Error, PreferencePair, Result, Sample, Samples};
+use model::Columns;
 
 /// What is minimised.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,19 +24,40 @@ pub enum Objective {
     Ppo(PpoConfig),
     /// PPO's, for the value model: a model with a head of one score.
     Value(ValueConfig),
-    /// A reward model's, for pairs ([`Sample::ranked`]): a model with a head of one score.
+    /// A reward model's, for pairs: a model with a head of one score.
     Ranking(RankingConfig),
-    /// DPO's, over pairs: the chosen and the rejected answer to a prompt, one behind the other.
+    /// DPO's, for pairs.
     Preference(DpoConfig),
     /// The mean negative log-likelihood of the completion tokens of the optimizer batch.
     Supervised,
 }
 
-/// A sample with what the model says of it; the slices have one element per completion token.
+/// What a sequence of the optimizer batch is.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// A sample.
+    Sample(&'a Sample),
+    /// The chosen response of a pair, behind which its rejected one comes.
+    Chosen(&'a PreferencePair),
+    /// The rejected response of a pair.
+    Rejected(&'a PreferencePair),
+}
+
+impl<'a> Source<'a> {
+    /// The sample, if it is one.
+    pub(crate) fn sample(self) -> Option<&'a Sample> {
+        match self {
+            Source::Sample(sample) => Some(sample),
+            Source::Chosen(_) | Source::Rejected(_) => None,
+        }
+    }
+}
+
+/// A sequence with what the model says of it; the slices have one element per completion token.
 #[derive(Debug)]
 pub struct Scored<'a> {
-    /// The sample.
-    pub sample: &'a Sample,
+    /// The sequence.
+    pub source: Source<'a>,
     /// Which tokens the loss uses ([`Objective::loss_mask`]).
     pub mask: &'a [bool],
     /// log π_θ of each token; of a model of scores, the score of the row that predicts it.
@@ -44,7 +66,7 @@ pub struct Scored<'a> {
     pub entropies: &'a [f32],
     /// ∂J/∂logps: overwritten.
     pub d_logps: &'a mut [f32],
-    /// ∂J/∂H of each entropy: overwritten where [`Objective::pulls_at_entropies`], else not read.
+    /// ∂J/∂H of each entropy: overwritten where [`Objective::has_entropy_grad`], else not read.
     pub d_entropies: &'a mut [f32],
 }
 
@@ -52,14 +74,19 @@ impl Objective {
     /// The completion tokens of `sample` that the loss uses.
     pub fn loss_mask(&self, sample: &Sample) -> Vec<bool> {
         match self {
+            Objective::Policy(config) => config.loss_mask(sample),
+            Objective::Rloo(config) => config.loss_mask(sample),
             Objective::Supervised
             | Objective::Ppo(_)
             | Objective::Value(_)
             | Objective::Ranking(_)
             | Objective::Preference(_) => sample.mask.clone(),
-            Objective::Policy(config) => config.loss_mask(sample),
-            Objective::Rloo(config) => config.loss_mask(sample),
         }
+    }
+
+    /// Whether it is of pairs.
+    pub fn is_of_pairs(&self) -> bool {
+        matches!(self, Objective::Preference(_) | Objective::Ranking(_))
     }
 
     /// Whether it is of a model with a head of scores.
@@ -105,131 +132,139 @@ impl Objective {
     }
 
     /// Whether the gradient goes through entropies too in this step.
-    pub fn pulls_at_entropies(&self, totals: &Totals) -> bool {
+    pub fn has_entropy_grad(&self, normalizer: &Normalizer) -> bool {
         match self {
             Objective::Ppo(config) => config.entropy_coef != 0.0,
-            _ => self.entropy().is_on() && totals.entropy_coef != 0.0,
+            _ => self.entropy().is_on() && normalizer.entropy_coef != 0.0,
         }
     }
 
-    /// Adds a group's part of J to `sums`, and overwrites its gradient. `totals` are those of the whole optimizer batch. The
+    /// Adds a group's part of J to `sums`, and overwrites its gradient. `normalizer` are those of the whole optimizer batch. The
     /// entropy bonus is not in [`LossSums::loss`], but its entropies in [`LossSums::entropy`].
-    pub fn evaluate(&self, totals: &Totals, group: &mut [Scored<'_>], sums: &mut LossSums) {
-        if let Objective::Ranking(config) = self {
-            for pair in group.chunks_exact_mut(2) {
-                rank(config, totals, pair, sums);
+    pub fn evaluate(&self, normalizer: &Normalizer, group: &mut [Scored<'_>], sums: &mut LossSums) {
+        match self {
+            Objective::Ranking(config) => {
+                group.chunks_exact_mut(2).for_each(|pair| rank(config, normalizer, pair, sums));
+                return;
             }
-            return;
-        }
-        if let Objective::Preference(config) = self {
-            group.chunks_exact_mut(2).for_each(|pair| preference(config, totals, pair, sums));
-            return;
+            Objective::Preference(config) => {
+                group.chunks_exact_mut(2).for_each(|pair| preference(config, normalizer, pair, sums));
+                return;
+            }
+            _ => {}
         }
         let bonus = self.entropy().is_on();
         for scored in group {
-            let Scored { sample, mask, logps, entropies, .. } = *scored;
+            let Scored { source, mask, logps, entropies, .. } = *scored;
+            let sample = source.sample().expect("a loss of samples");
             let d_logps = &mut *scored.d_logps;
             let sequence = || Sequence {
                 logps,
                 entropies,
                 old_logps: sample.old_logps(),
-                sampler_logps: &sample.sampler_logps,
-                ref_logps: sample.ref_logps.as_deref(),
+                sampler_logps: sample.columns.sampler_logps().unwrap_or_default(),
+                ref_logps: sample.columns.ref_logps(),
                 mask,
                 advantage: &sample.advantage,
             };
             match self {
-                Objective::Supervised => supervised(totals, logps, mask, d_logps, sums),
+                Objective::Supervised => supervised(normalizer, logps, mask, d_logps, sums),
                 Objective::Ranking(_) | Objective::Preference(_) => unreachable!("evaluated by pairs"),
-                Objective::Policy(config) => policy(config, totals, &sequence(), d_logps, sums),
-                Objective::Rloo(config) => rloo(config, totals, &sequence(), d_logps, sums),
+                Objective::Policy(config) => policy(config, normalizer, &sequence(), d_logps, sums),
+                Objective::Rloo(config) => rloo(config, normalizer, &sequence(), d_logps, sums),
                 Objective::Ppo(config) => {
-                    let (entropies, old_logps, advantage) = (scored.entropies, sample.old_logps(), &sample.advantage);
+                    let (old_logps, advantage) = (sample.old_logps(), &sample.advantage);
                     let actions = Actions { logps, old_logps, entropies, mask, advantage };
-                    ppo::policy(config, totals, &actions, d_logps, scored.d_entropies, sums);
+                    ppo::policy(config, normalizer, &actions, d_logps, scored.d_entropies, sums);
                 }
                 Objective::Value(config) => {
-                    let (old, returns) = sample.values.as_ref().map_or((&[][..], &[][..]), |v| (&v.old, &v.returns));
-                    let states = States { values: logps, old_values: old, returns, mask };
-                    ppo::value(config, totals, &states, d_logps, sums);
+                    let (old_values, returns) = sample.values_and_returns().unwrap_or_default();
+                    let states = States { values: logps, old_values, returns, mask };
+                    ppo::value(config, normalizer, &states, d_logps, sums);
                 }
             }
             if bonus {
-                entropy::bonus(totals, entropies, mask, scored.d_entropies, sums);
+                entropy::bonus(normalizer, entropies, mask, scored.d_entropies, sums);
             }
         }
     }
 
-    /// Whether `samples` stand as the loss needs them: in pairs with one prompt each.
-    pub fn check_order(&self, samples: &[Sample]) -> Result<()> {
-        if !matches!(self, Objective::Preference(_) | Objective::Ranking(_)) {
-            return Ok(());
-        }
-        let lone = |(_, pair): &(usize, &[Sample])| pair.len() < 2 || pair[0].prompt != pair[1].prompt;
-        match samples.chunks(2).enumerate().find(lone) {
-            None => Ok(()),
-            Some((i, _)) => {
-                let message = "has no rejected answer to the same prompt behind it".to_owned();
-                Err(Error::Sample { index: 2 * i, message })
+    /// Whether `samples` are of the loss's kind and have what it needs.
+    pub fn check(&self, samples: Samples<'_>) -> Result<()> {
+        match (samples, self.is_of_pairs()) {
+            (Samples::Sequences(samples), false) => {
+                samples.iter().enumerate().try_for_each(|(i, sample)| self.check_sample(i, sample))
             }
+            (Samples::Pairs(pairs), true) => {
+                pairs.iter().enumerate().try_for_each(|(i, pair)| self.check_pair(i, pair))
+            }
+            (Samples::Sequences(_), true) => Err(Error::Config("the loss is of pairs, and there are none".into())),
+            (Samples::Pairs(_), false) => Err(Error::Config("the loss is not of pairs".into())),
         }
     }
 
-    /// Whether `sample`, number `index` of its batch, has what the loss needs.
-    pub fn check(&self, index: usize, sample: &Sample) -> Result<()> {
-        let tokens = sample.completion.len();
-        let fits = |what: &str, len: usize| {
-            let message = || format!("{what} has {len} elements, and the completion {tokens} tokens");
-            if len == tokens { Ok(()) } else { Err(Error::Sample { index, message: message() }) }
-        };
-        fits("mask", sample.mask.len())?;
-        if let Objective::Value(_) = self {
-            let Some(values) = &sample.values else {
-                return Err(Error::Sample { index, message: "it has no values and returns to learn from".into() });
-            };
-            fits("values", values.old.len())?;
-            return fits("returns", values.returns.len());
-        }
-        if let Objective::Preference(_) = self {
+    fn check_pair(&self, index: usize, pair: &PreferencePair) -> Result<()> {
+        for response in [&pair.chosen, &pair.rejected] {
             let lacks = |message: &str| Err(Error::Sample { index, message: message.to_owned() });
-            return match &sample.ref_logps {
-                _ if tokens == 0 => lacks("an answer of a pair needs at least one token"),
-                None => lacks("a pair needs the reference's log-probabilities (ref_logps)"),
-                Some(ref_logps) => fits("ref_logps", ref_logps.len()),
-            };
+            match (self, response.columns.ref_logps()) {
+                _ if response.ids.is_empty() => return lacks("a response of a pair needs at least one token"),
+                (Objective::Preference(_), None) => {
+                    return lacks("a pair needs the reference's log-probabilities (ref_logps)");
+                }
+                _ => fits(index, response.ids.len(), &response.columns)?,
+            }
         }
-        if matches!(self, Objective::Ranking(_)) && tokens == 0 {
-            return Err(Error::Sample { index, message: "an answer of a pair needs at least one token".into() });
+        Ok(())
+    }
+
+    fn check_sample(&self, index: usize, sample: &Sample) -> Result<()> {
+        let tokens = sample.completion.len();
+        let lacks = |message: &str| Err(Error::Sample { index, message: message.to_owned() });
+        fit(index, tokens, "mask", sample.mask.len())?;
+        fits(index, tokens, &sample.columns)?;
+        if let Objective::Value(_) = self {
+            return match sample.values_and_returns() {
+                Some(_) => Ok(()),
+                None => lacks("it has no values and returns to learn from"),
+            };
         }
         if !self.is_policy() {
             return Ok(());
         }
-        fits("sampler_logps", sample.sampler_logps.len())?;
-        fits("versions", sample.versions.len())?;
-        sample.old_logps.as_ref().map_or(Ok(()), |old| fits("old_logps", old.len()))?;
+        if sample.columns.sampler_logps().is_none() {
+            return lacks("it has no sampler_logps");
+        }
+        fit(index, tokens, "versions", sample.versions.len())?;
         match (&sample.advantage, self) {
             (Advantage::Tokens(_), Objective::Rloo(_)) => {
-                let message = "RLOO's advantage is one number per completion, not one per token".into();
-                return Err(Error::Sample { index, message });
+                return lacks("RLOO's advantage is one number per completion, not one per token");
             }
-            (Advantage::Tokens(advantages), _) => fits("advantage", advantages.len())?,
+            (Advantage::Tokens(advantages), _) => fit(index, tokens, "advantage", advantages.len())?,
             (Advantage::Sequence(_), _) => {}
         }
-        match &sample.ref_logps {
-            Some(ref_logps) if self.has_kl() => fits("ref_logps", ref_logps.len()),
-            None if self.has_kl() => {
-                Err(Error::Sample { index, message: "beta is not 0, and there are no ref_logps".into() })
-            }
+        match sample.columns.ref_logps() {
+            None if self.has_kl() => lacks("beta is not 0, and there are no ref_logps"),
             _ => Ok(()),
         }
     }
 }
 
-/// A pair, chosen first: the scores at the last places.
-fn rank(config: &RankingConfig, totals: &Totals, pair: &mut [Scored<'_>], sums: &mut LossSums) {
+/// Whether every column has a row per token.
+fn fits(index: usize, tokens: usize, columns: &Columns) -> Result<()> {
+    columns.iter().try_for_each(|(name, column)| fit(index, tokens, name, column.tokens()))
+}
+
+fn fit(index: usize, tokens: usize, what: &str, len: usize) -> Result<()> {
+    let message = || format!("{what} has {len} elements, and the completion {tokens} tokens");
+    if len == tokens { Ok(()) } else { Err(Error::Sample { index, message: message() }) }
+}
+
+/// The score of a response is that of its last token.
+fn rank(config: &RankingConfig, normalizer: &Normalizer, pair: &mut [Scored<'_>], sums: &mut LossSums) {
+    let Source::Chosen(PreferencePair { margin, .. }) = pair[0].source else { unreachable!("the chosen one is first") };
     let last = |scored: &Scored<'_>| scored.logps.last().map_or(0.0, |&r| f64::from(r));
-    let (rewards, margin) = ([last(&pair[0]), last(&pair[1])], f64::from(pair[0].sample.advantage.at(0)));
-    let gradient = ranking(config, totals.sequences / 2, rewards, margin, sums);
+    let rewards = [last(&pair[0]), last(&pair[1])];
+    let gradient = ranking(config, normalizer.sequences / 2, rewards, f64::from(*margin), sums);
     for (scored, d) in pair.iter_mut().zip(gradient) {
         scored.d_logps.fill(0.0);
         if let Some(last) = scored.d_logps.last_mut() {
@@ -238,13 +273,15 @@ fn rank(config: &RankingConfig, totals: &Totals, pair: &mut [Scored<'_>], sums: 
     }
 }
 
-/// A pair's part, the chosen answer first.
-fn preference(config: &DpoConfig, totals: &Totals, pair: &mut [Scored<'_>], sums: &mut LossSums) {
+fn preference(config: &DpoConfig, normalizer: &Normalizer, pair: &mut [Scored<'_>], sums: &mut LossSums) {
     let [chosen, rejected] = pair else { unreachable!("a pair") };
-    let [c, r] = [&*chosen, &*rejected].map(|s| Answer {
-        logps: s.logps,
-        ref_logps: s.sample.ref_logps.as_deref().expect("checked"),
-        mask: s.mask,
+    let (Source::Chosen(c), Source::Rejected(r)) = (chosen.source, rejected.source) else {
+        unreachable!("the chosen one is first")
+    };
+    let [c, r] = [(&*chosen, &c.chosen), (&*rejected, &r.rejected)].map(|(scored, response)| Answer {
+        logps: scored.logps,
+        ref_logps: response.columns.ref_logps().expect("checked"),
+        mask: scored.mask,
     });
-    dpo(config, totals.sequences / 2, [&c, &r], [&mut *chosen.d_logps, &mut *rejected.d_logps], sums);
+    dpo(config, normalizer.sequences / 2, [&c, &r], [&mut *chosen.d_logps, &mut *rejected.d_logps], sums);
 }

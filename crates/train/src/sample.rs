@@ -1,5 +1,7 @@
-//! What the trainer is given: prompt and completion as ids, the sampler's record of each token, and advantages.
+//! What the trainer is given: sequences with what is known of each token, or pairs of responses to compare.
 
+use model::columns::{RETURNS, VALUES};
+use model::{Columns, Prompt};
 use std::sync::Arc;
 
 /// How much better than expected a completion was.
@@ -29,70 +31,127 @@ impl Advantage {
     }
 }
 
-/// The states in which the tokens of a completion were chosen, one element per completion token.
+/// One sequence to learn from. Lists have one element per completion token.
 #[derive(Clone, Debug, PartialEq)]
-pub struct StateValues {
-    /// Their values at rollout.
-    pub old: Vec<f32>,
-    /// Their returns, which the values are to come near.
-    pub returns: Vec<f32>,
-}
-
-/// One completion to learn from. The vectors have one element per completion token.
-#[derive(Clone, Debug)]
 pub struct Sample {
-    /// Prompt ids. Consecutive samples with equal prompts share its computation.
-    pub prompt: Arc<[u32]>,
+    /// The group that it was sampled in, by its number in the run; samples of a group lie behind one another. 0 of
+    /// supervised samples.
+    pub group: u64,
+    /// The prompt. Consecutive samples of one prompt, the same by identity, share its computation.
+    pub prompt: Arc<Prompt>,
     /// Completion ids, sampled or inserted (tools).
     pub completion: Vec<u32>,
     /// Which completion tokens the loss may use: those that the model sampled.
     pub mask: Vec<bool>,
-    /// What the sampler recorded for each token. Empty for supervised samples.
-    pub sampler_logps: Vec<f32>,
-    /// log π_old of each token, where the sampler was not the old policy (another weight version, another engine); not set:
-    /// what the sampler recorded.
-    pub old_logps: Option<Vec<f32>>,
-    /// log π_ref of each token, if `beta` ≠ 0.
-    pub ref_logps: Option<Vec<f32>>,
     /// The weight version that each token (and its KV entry) was sampled with. Empty for supervised samples.
     pub versions: Vec<u64>,
-    /// Ignored by supervised training.
-    pub advantage: Advantage,
-    /// What a value model learns from (PPO).
-    pub values: Option<StateValues>,
     /// The completion ended because of its length, not because the model ended it.
     pub truncated: bool,
+    /// Ignored by supervised training.
+    pub advantage: Advantage,
+    /// What samplers, scorers and value models said of each token.
+    pub columns: Columns,
 }
 
 impl Sample {
-    /// log π_old of each token.
-    pub fn old_logps(&self) -> &[f32] {
-        self.old_logps.as_deref().unwrap_or(&self.sampler_logps)
-    }
-
-    /// A sample for ranking: chosen and rejected answers alternate. Its score is that of the answer's last token. A row says
-    /// what is thought of the text before a token, so the answer is followed by one more, which is not looked at. `margin`
-    /// counts in the chosen one only.
-    pub fn ranked(prompt: Arc<[u32]>, mut answer: Vec<u32>, margin: f32) -> Sample {
-        answer.extend(answer.last().copied());
-        let mask = (0..answer.len()).map(|t| t + 1 == answer.len()).collect();
-        Sample { mask, advantage: Advantage::Sequence(margin), ..Sample::supervised(prompt, answer) }
-    }
-
     /// A sample for supervised training: the loss is on every completion token.
-    pub fn supervised(prompt: Arc<[u32]>, completion: Vec<u32>) -> Sample {
+    pub fn supervised(prompt: Arc<Prompt>, completion: Vec<u32>) -> Sample {
         let mask = vec![true; completion.len()];
         Sample {
+            group: 0,
             prompt,
             completion,
             mask,
-            sampler_logps: Vec::new(),
-            old_logps: None,
-            ref_logps: None,
             versions: Vec::new(),
-            advantage: Advantage::Sequence(0.0),
-            values: None,
             truncated: false,
+            advantage: Advantage::Sequence(0.0),
+            columns: Columns::default(),
         }
+    }
+
+    /// log π_old of each token; none of supervised samples.
+    pub fn old_logps(&self) -> &[f32] {
+        self.columns.old_logps().unwrap_or_default()
+    }
+
+    /// The values at rollout and the returns of the states in which the tokens were chosen (PPO).
+    pub(crate) fn values_and_returns(&self) -> Option<(&[f32], &[f32])> {
+        self.columns.f32(VALUES).zip(self.columns.f32(RETURNS))
+    }
+}
+
+/// A response to a prompt, of a pair.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Response {
+    /// Token ids; at least one.
+    pub ids: Vec<u32>,
+    /// What is known of each token: the reference's log-probabilities (DPO).
+    pub columns: Columns,
+}
+
+impl From<Vec<u32>> for Response {
+    fn from(ids: Vec<u32>) -> Response {
+        Response { ids, columns: Columns::default() }
+    }
+}
+
+/// Two responses to a prompt, of which one is preferred.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PreferencePair {
+    /// The prompt, which both share.
+    pub prompt: Arc<Prompt>,
+    /// The preferred response.
+    pub chosen: Response,
+    /// The other one.
+    pub rejected: Response,
+    /// How much better the chosen one is, where the data says so (reward models).
+    pub margin: f32,
+}
+
+/// What a loss takes.
+#[derive(Clone, Copy, Debug)]
+pub enum Samples<'a> {
+    /// Sequences, each by itself.
+    Sequences(&'a [Sample]),
+    /// Pairs.
+    Pairs(&'a [PreferencePair]),
+}
+
+impl Samples<'_> {
+    /// Sequences, or pairs.
+    pub fn len(&self) -> usize {
+        match self {
+            Samples::Sequences(samples) => samples.len(),
+            Samples::Pairs(pairs) => pairs.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<'a> From<&'a [Sample]> for Samples<'a> {
+    fn from(samples: &'a [Sample]) -> Self {
+        Samples::Sequences(samples)
+    }
+}
+
+impl<'a> From<&'a Vec<Sample>> for Samples<'a> {
+    fn from(samples: &'a Vec<Sample>) -> Self {
+        Samples::Sequences(samples)
+    }
+}
+
+impl<'a> From<&'a [PreferencePair]> for Samples<'a> {
+    fn from(pairs: &'a [PreferencePair]) -> Self {
+        Samples::Pairs(pairs)
+    }
+}
+
+impl<'a> From<&'a Vec<PreferencePair>> for Samples<'a> {
+    fn from(pairs: &'a Vec<PreferencePair>) -> Self {
+        Samples::Pairs(pairs)
     }
 }

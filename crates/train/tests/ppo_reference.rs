@@ -5,7 +5,7 @@ use serde_json::Value;
 use train::Advantage;
 use train::gae::{self, KlEstimator};
 use train::loss::ppo::{self, Actions, PpoConfig, States, ValueConfig};
-use train::loss::{LossSums, Totals};
+use train::loss::{LossSums, Normalizer};
 
 /// What f32 inputs of the losses (advantages, returns) leave; everything else is f64 on both sides.
 const TOLERANCE: f64 = 1e-6;
@@ -41,7 +41,7 @@ fn every_number_of_the_reference() {
     let (old_logps, ref_logps) = (rows("old_logps"), rows("ref_logps"));
     let (logps, entropies, old_values, values) = (rows("logps"), rows("entropies"), rows("old_values"), rows("values"));
     let n = masks.len();
-    let totals = Totals::of(&masks);
+    let normalizer = Normalizer::of(&masks);
     let cases = fixture["cases"].as_array().expect("cases");
     assert_eq!(cases.len(), 6);
     for case in cases {
@@ -86,10 +86,10 @@ fn every_number_of_the_reference() {
                 mask: &masks[i],
                 advantage: &advantages[i],
             };
-            ppo::policy(&policy, &totals, &actions, &mut d_logps[i], &mut d_entropies[i], &mut of_policy);
+            ppo::policy(&policy, &normalizer, &actions, &mut d_logps[i], &mut d_entropies[i], &mut of_policy);
             let states =
                 States { values: &values[i], old_values: &old_values[i], returns: &returns[i], mask: &masks[i] };
-            ppo::value(&value, &totals, &states, &mut d_values[i], &mut of_values);
+            ppo::value(&value, &normalizer, &states, &mut d_values[i], &mut of_values);
         }
         close(of_policy.loss, &case["policy_loss"], "policy loss");
         close(of_values.loss, &case["value_loss"], "value loss");

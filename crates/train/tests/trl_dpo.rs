@@ -6,31 +6,34 @@ mod common;
 use common::model::{bits, context, policy, scaled};
 use common::{close, get};
 use kernels::Context;
-use model::{PromptCompletion, Scorer};
+use model::columns::REF_LOGPS;
+use model::{Columns, Prompt, PromptCompletion, Scorer};
 use serde_json::Value;
-use std::sync::Arc;
 use train::loss::dpo::DpoConfig;
-use train::{Error, Objective, OptimizerConfig, Sample, Trainer, TrainerConfig, UpdateMetrics};
+use train::{
+    Error, Objective, OptimizerConfig, PreferencePair, Response, Sample, Trainer, TrainerConfig, UpdateMetrics,
+};
 
 fn fixture() -> Value {
     let path = common::directory().join("../dpo/cases.json");
     serde_json::from_str(&std::fs::read_to_string(path).expect("fixture")).expect("fixture")
 }
 
-/// Chosen and rejected answers in turn, with the reference's log-probabilities.
-fn samples(ctx: &Context, fixture: &Value) -> Vec<Sample> {
-    let mut out = Vec::new();
-    for pair in fixture["pairs"].as_array().expect("pairs") {
-        let ids = |name: &str| get::<Vec<u32>>(&pair[name]);
-        let prompt: Arc<[u32]> = ids("prompt_ids").into();
-        out.extend(["chosen_ids", "rejected_ids"].map(|name| Sample::supervised(prompt.clone(), ids(name))));
-    }
+/// The pairs, with the reference's log-probabilities.
+fn pairs(ctx: &Context, fixture: &Value) -> Vec<PreferencePair> {
     let reference = scaled(ctx.memory(), get(&fixture["reference_scale"]));
-    let sequences: Vec<_> =
-        out.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
-    let scores = Scorer::new(ctx.memory(), 40, true).score(ctx, &reference, &sequences, 1.0).expect("scores");
-    out.iter_mut().zip(scores).for_each(|(sample, scores)| sample.ref_logps = Some(scores.logps));
-    out
+    let mut scorer = Scorer::new(ctx.memory(), 40, true);
+    let mut response = |prompt: &Prompt, ids: Vec<u32>| {
+        let sequence = PromptCompletion { prompt: &prompt.ids, completion: &ids };
+        let scores = scorer.score(ctx, &reference, &[sequence], 1.0).expect("scores").remove(0);
+        Response { ids, columns: Columns::of([(REF_LOGPS, scores.logps)]) }
+    };
+    let pair = |pair: &Value| {
+        let prompt = Prompt::new(get::<Vec<u32>>(&pair["prompt_ids"]));
+        let [chosen, rejected] = ["chosen_ids", "rejected_ids"].map(|name| response(&prompt, get(&pair[name])));
+        PreferencePair { prompt, chosen, rejected, margin: 0.0 }
+    };
+    fixture["pairs"].as_array().expect("pairs").iter().map(pair).collect()
 }
 
 fn trainer_config(config: DpoConfig, max_tokens_per_micro_batch: usize, prefix_sharing: bool) -> TrainerConfig {
@@ -48,7 +51,7 @@ fn trainer_config(config: DpoConfig, max_tokens_per_micro_batch: usize, prefix_s
 #[test]
 fn every_step_is_trls() {
     let (fixture, ctx) = (fixture(), context(1));
-    let samples = samples(&ctx, &fixture);
+    let pairs = pairs(&ctx, &fixture);
     for case in fixture["cases"].as_array().expect("cases") {
         let given = &case["config"];
         let config = DpoConfig {
@@ -60,7 +63,7 @@ fn every_step_is_trls() {
             let mut weights = policy(ctx.memory());
             let mut trainer =
                 Trainer::new(ctx.memory(), &weights.config, trainer_config(config, 30, sharing)).expect("trainer");
-            let metrics = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+            let metrics = trainer.update(&ctx, &mut weights, &pairs, 1e-3).expect("update");
             let title = format!("{given} sharing {sharing}");
             close(metrics.loss, get(&case["loss"]), 1e-4, &format!("{title} loss"));
             close(metrics.grad_norm, get(&case["grad_norm"]), 1e-3, &format!("{title} grad_norm"));
@@ -80,11 +83,11 @@ fn threads_and_budget_change_no_bit_and_margins_grow() {
     let fixture = fixture();
     let run = |threads: usize, budget: usize| {
         let ctx = context(threads);
-        let samples = samples(&ctx, &fixture);
+        let pairs = pairs(&ctx, &fixture);
         let mut weights = policy(ctx.memory());
         let config = trainer_config(DpoConfig::default(), budget, true);
         let mut trainer = Trainer::new(ctx.memory(), &weights.config, config).expect("trainer");
-        let mut update = || trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+        let mut update = || trainer.update(&ctx, &mut weights, &pairs, 1e-3).expect("update");
         let metrics: Vec<_> = (0..6).map(|_| update()).collect();
         let loss = |m: &UpdateMetrics| m.loss.to_bits();
         assert!(metrics[5].loss < 0.5 * metrics[0].loss, "{metrics:?}");
@@ -97,24 +100,24 @@ fn threads_and_budget_change_no_bit_and_margins_grow() {
 }
 
 #[test]
-fn refuses_what_is_no_pair() {
+fn refuses_what_a_pair_lacks() {
     let ctx = context(1);
-    let good = samples(&ctx, &fixture());
+    let good = pairs(&ctx, &fixture());
     let mut weights = policy(ctx.memory());
     let config = trainer_config(DpoConfig::default(), 1000, true);
     let mut trainer = Trainer::new(ctx.memory(), &weights.config, config).expect("trainer");
-    let mut refuse = |spoil: &dyn Fn(&mut Vec<Sample>)| {
+    let mut refuse = |spoil: &dyn Fn(&mut Response)| {
         let mut bad = good.clone();
-        spoil(&mut bad);
+        spoil(&mut bad[1].rejected);
         match trainer.update(&ctx, &mut weights, &bad, 1e-3) {
-            Err(Error::Sample { index: 2, message }) => message,
+            Err(Error::Sample { index: 1, message }) => message,
             other => panic!("{other:?}"),
         }
     };
-    assert!(refuse(&|s| s.truncate(3)).contains("rejected"));
-    assert!(refuse(&|s| s[3].prompt = [7].into()).contains("rejected"));
-    assert!(refuse(&|s| s[2].ref_logps = None).contains("ref_logps"));
-    assert!(refuse(&|s| s[2].ref_logps = Some(vec![])).contains("ref_logps"));
-    let empty = |s: &mut Vec<Sample>| (s[2].completion, s[2].mask, s[2].ref_logps) = (vec![], vec![], Some(vec![]));
-    assert!(refuse(&empty).contains("at least one token"));
+    assert!(refuse(&|r| drop(r.columns.remove(REF_LOGPS))).contains("ref_logps"));
+    assert!(refuse(&|r| r.columns.set(REF_LOGPS, vec![])).contains("ref_logps"));
+    assert!(refuse(&|r| *r = Response::from(vec![])).contains("at least one token"));
+    assert!(refuse(&|r| r.ids[0] = 50).contains("token 50"));
+    let samples = [Sample::supervised(good[0].prompt.clone(), vec![3])];
+    assert!(matches!(trainer.update(&ctx, &mut weights, &samples[..], 1e-3), Err(Error::Config(_))));
 }

@@ -5,15 +5,16 @@ mod common;
 
 use common::model::{context, policy, scaled};
 use common::{Fixture, close, get};
-use model::{PromptCompletion, Scorer, Weights};
+use model::columns::{OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};
+use model::{Columns, Prompt, PromptCompletion, Scorer, Weights};
 use serde_json::Value;
-use std::sync::Arc;
 use train::advantages::{self, gdpo, rloo};
 use train::loss::entropy::EntropyConfig;
 use train::loss::rloo::RlooConfig;
 use train::loss::sampling::Correction;
 use train::{
-    Advantages, LossConfig, Objective, OptimizerConfig, RewardMatrix, Sample, ScaleRewards, Trainer, TrainerConfig,
+    Advantages, LossConfig, Objective, OptimizerConfig, RewardMatrix, RewardRow, Sample, ScaleRewards, Trainer,
+    TrainerConfig,
 };
 
 /// The model, rollouts, rewards and old log-probabilities of `trl_fixtures.py`, and what is added here.
@@ -57,11 +58,14 @@ impl Family {
         let told = case["config"]["algorithm"] != "rloo";
         let recorded: Vec<Vec<f32>> = get(&self.json[if changed { "sampler_logps" } else { "sampler_logps_on" }]);
         let limit: usize = get(&self.base.json["common"]["max_completion_length"]);
-        let prompts: Vec<Arc<[u32]>> = self.base.prompts.iter().map(|p| p.as_slice().into()).collect();
+        let prompts: Vec<_> = self.base.prompts.iter().map(|p| Prompt::new(p.as_slice())).collect();
         let sample = |(i, completion): (usize, &Vec<u32>)| Sample {
-            sampler_logps: if told { recorded[i].clone() } else { old[i].clone() },
-            old_logps: told.then(|| old[i].clone()),
-            ref_logps: Some(self.reference[i].clone()),
+            group: (i / self.base.num_generations()) as u64,
+            columns: Columns::of([
+                (SAMPLER_LOGPS, if told { recorded[i].clone() } else { old[i].clone() }),
+                (OLD_LOGPS, old[i].clone()),
+                (REF_LOGPS, self.reference[i].clone()),
+            ]),
             versions: vec![u64::MAX; completion.len()],
             truncated: completion.len() == limit,
             ..Sample::supervised(prompts[i / self.base.num_generations()].clone(), completion.clone())
@@ -73,10 +77,10 @@ impl Family {
         let config = &case["config"];
         let table = if flag(config, "none_rewards") { "rewards_with_none" } else { "rewards" };
         let columns: Vec<Vec<Option<f64>>> = get(&self.base.json["rollouts"][table]);
-        let rewards = (0..samples.len()).map(|i| columns.iter().map(|c| c[i]).collect()).collect();
+        let scores = |i: usize| columns.iter().map(|c| c[i]).collect();
+        let rows = samples.iter().enumerate().map(|(i, s)| RewardRow { group: s.group, scores: scores(i) }).collect();
         let weights = get(&self.base.json["rollouts"]["reward_weights"]);
-        let matrix = RewardMatrix { rewards, names: vec!["first".into(), "second".into()], weights };
-        let group = self.base.num_generations();
+        let matrix = RewardMatrix { rows, names: vec!["first".into(), "second".into()], weights };
         if config["algorithm"] == "rloo" {
             let range: Option<Vec<f64>> = config.get("reward_clip_range").map(get);
             let rewards = rloo::RlooRewards {
@@ -85,11 +89,11 @@ impl Family {
                 normalize_advantages: flag(config, "normalize_advantages"),
                 mask_truncated_completions: flag(config, "mask_truncated_completions"),
             };
-            return rloo::compute(&matrix, samples, group, &rewards);
+            return rloo::compute(&matrix, samples, &rewards);
         }
         match config["multi_objective_aggregation"] == "normalize_then_sum" {
-            true => gdpo::compute(&matrix, group),
-            false => advantages::compute(&matrix, group, ScaleRewards::Group),
+            true => gdpo::compute(&matrix),
+            false => advantages::compute(&matrix, ScaleRewards::Group),
         }
     }
 
@@ -215,11 +219,12 @@ fn every_step_is_trls() {
                 // TRL takes the next step on policy, as its own log-probabilities of that moment are the old ones.
                 let pair = |s: &Sample| (s.prompt.clone(), s.completion.clone());
                 let pairs: Vec<_> = samples.iter().map(pair).collect();
-                let pairs: Vec<_> = pairs.iter().map(|(p, c)| PromptCompletion { prompt: p, completion: c }).collect();
+                let pairs: Vec<_> =
+                    pairs.iter().map(|(p, c)| PromptCompletion { prompt: &p.ids, completion: c }).collect();
                 let temperature = get(&family.base.json["common"]["temperature"]);
                 let scores = Scorer::new(ctx.memory(), 1000, true).score(&ctx, &weights, &pairs, temperature);
                 for (sample, scores) in samples.iter_mut().zip(scores.expect("scores")) {
-                    sample.old_logps = Some(scores.logps);
+                    sample.columns.set(OLD_LOGPS, scores.logps);
                 }
             }
             let metrics = trainer.update(&ctx, &mut weights, &samples, rate).expect("update");

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Fixture, close, distance, get};
-use train::loss::{LossSums, Sequence, Totals, policy};
+use train::loss::{LossSums, Normalizer, Sequence, policy};
 use train::{Schedule, ScheduleKind};
 
 #[test]
@@ -32,7 +32,7 @@ fn losses_gradients_and_metrics() {
     for case in &fixture.cases {
         let samples = fixture.samples(case, &fixture.logps, 0);
         let masks: Vec<Vec<bool>> = samples.iter().map(|s| case.loss.loss_mask(s)).collect();
-        let totals = Totals::of(&masks);
+        let normalizer = Normalizer::of(&masks);
         let mut sums = LossSums::default();
         let mut d_logps = Vec::new();
         for (i, sample) in samples.iter().enumerate() {
@@ -40,13 +40,13 @@ fn losses_gradients_and_metrics() {
                 logps: &fixture.logps[i],
                 entropies: &fixture.entropies[i],
                 old_logps: sample.old_logps(),
-                sampler_logps: &sample.sampler_logps,
-                ref_logps: sample.ref_logps.as_deref(),
+                sampler_logps: sample.columns.sampler_logps().expect("recorded"),
+                ref_logps: sample.columns.ref_logps(),
                 mask: &masks[i],
                 advantage: &sample.advantage,
             };
             let mut d = vec![f32::NAN; masks[i].len()];
-            policy(&case.loss, &totals, &sequence, &mut d, &mut sums);
+            policy(&case.loss, &normalizer, &sequence, &mut d, &mut sums);
             d_logps.push(d);
         }
         close(sums.loss, get(&case.json["loss"]), 1e-5, &case.title);

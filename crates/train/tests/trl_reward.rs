@@ -7,11 +7,10 @@ use common::model::{bits, config, context, policy};
 use common::{close, get};
 use kernels::Memory;
 use model::io::TensorSink;
-use model::{PromptCompletion, Scorer, Weights};
+use model::{Prompt, PromptCompletion, Scorer, Weights};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use train::{Error, Objective, OptimizerConfig, RankingConfig, Sample, Trainer, TrainerConfig};
+use train::{Error, Objective, OptimizerConfig, PreferencePair, RankingConfig, Trainer, TrainerConfig};
 
 fn fixture() -> Value {
     let path = common::directory().join("../reward/cases.json");
@@ -25,16 +24,14 @@ fn scorer(memory: &Memory, fixture: &Value) -> Weights {
     weights
 }
 
-/// Chosen and rejected answers in turn.
-fn samples(fixture: &Value, margins: bool) -> Vec<Sample> {
-    let mut out = Vec::new();
-    for pair in fixture["pairs"].as_array().expect("pairs") {
-        let prompt: Arc<[u32]> = get::<Vec<u32>>(&pair["prompt_ids"]).into();
-        let margin = if margins { get(&pair["margin"]) } else { 0.0 };
-        out.push(Sample::ranked(prompt.clone(), get(&pair["chosen_ids"]), margin));
-        out.push(Sample::ranked(prompt, get(&pair["rejected_ids"]), 0.0));
-    }
-    out
+fn pairs(fixture: &Value, margins: bool) -> Vec<PreferencePair> {
+    let pair = |pair: &Value| PreferencePair {
+        prompt: Prompt::new(get::<Vec<u32>>(&pair["prompt_ids"])),
+        chosen: get::<Vec<u32>>(&pair["chosen_ids"]).into(),
+        rejected: get::<Vec<u32>>(&pair["rejected_ids"]).into(),
+        margin: if margins { get(&pair["margin"]) } else { 0.0 },
+    };
+    fixture["pairs"].as_array().expect("pairs").iter().map(pair).collect()
 }
 
 fn trainer_config(c: Option<f64>, max_tokens_per_micro_batch: usize, prefix_sharing: bool) -> TrainerConfig {
@@ -56,12 +53,12 @@ fn every_step_is_trls() {
     assert_eq!(cases.len(), 7);
     for case in cases {
         let given = &case["config"];
-        let samples = samples(&fixture, get(&given["margins"]));
+        let pairs = pairs(&fixture, get(&given["margins"]));
         for (sharing, budget) in [(true, 1000), (true, 30), (false, 30)] {
             let mut weights = scorer(ctx.memory(), &fixture);
             let config = trainer_config(given["center_rewards_coefficient"].as_f64(), budget, sharing);
             let mut trainer = Trainer::new(ctx.memory(), &weights.config, config).expect("trainer");
-            let metrics = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+            let metrics = trainer.update(&ctx, &mut weights, &pairs, 1e-3).expect("update");
             let title = format!("{given} sharing {sharing} budget {budget}");
             close(metrics.loss, get(&case["loss"]), 1e-4, &format!("{title} loss"));
             close(metrics.grad_norm, get(&case["grad_norm"]), 1e-3, &format!("{title} grad_norm"));
@@ -93,11 +90,11 @@ fn threads_and_budget_change_no_bit_and_pairs_are_learned() {
     let fixture = fixture();
     let run = |threads: usize, budget: usize| {
         let ctx = context(threads);
-        let samples = samples(&fixture, true);
+        let pairs = pairs(&fixture, true);
         let mut weights = scorer(ctx.memory(), &fixture);
         let config = trainer_config(Some(0.01), budget, true);
         let mut trainer = Trainer::new(ctx.memory(), &weights.config, config).expect("trainer");
-        let mut update = || trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+        let mut update = || trainer.update(&ctx, &mut weights, &pairs, 1e-3).expect("update");
         let metrics: Vec<_> = (0..6).map(|_| update()).collect();
         assert!(metrics[5].loss < 0.7 * metrics[0].loss, "{metrics:?}");
         (metrics.iter().map(|m| m.loss.to_bits()).collect::<Vec<_>>(), bits(&weights))
@@ -108,41 +105,22 @@ fn threads_and_budget_change_no_bit_and_pairs_are_learned() {
     }
 }
 
-/// The score of an answer is that of its last token: what follows it is never looked at.
 #[test]
-fn the_token_behind_an_answer_does_not_matter() {
+fn a_pair_needs_both_responses() {
     let (fixture, ctx) = (fixture(), context(1));
-    let run = |behind: Option<u32>| {
-        let mut samples = samples(&fixture, true);
-        for sample in &mut samples {
-            *sample.completion.last_mut().expect("tokens") = behind.unwrap_or(sample.completion[0]);
-        }
-        let mut weights = scorer(ctx.memory(), &fixture);
-        let mut trainer =
-            Trainer::new(ctx.memory(), &weights.config, trainer_config(None, 1000, true)).expect("trainer");
-        trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update").loss.to_bits()
-    };
-    assert_eq!(run(None), run(Some(7)));
-}
-
-#[test]
-fn a_pair_needs_both_sides_of_one_prompt() {
-    let (fixture, ctx) = (fixture(), context(1));
-    let good = samples(&fixture, true);
+    let good = pairs(&fixture, true);
     let mut weights = scorer(ctx.memory(), &fixture);
     let mut trainer = Trainer::new(ctx.memory(), &weights.config, trainer_config(None, 1000, true)).expect("trainer");
-    let mut refuse = |spoil: &dyn Fn(&mut Vec<Sample>)| {
+    let mut refuse = |spoil: &dyn Fn(&mut PreferencePair)| {
         let mut bad = good.clone();
-        spoil(&mut bad);
+        spoil(&mut bad[1]);
         match trainer.update(&ctx, &mut weights, &bad, 1e-3) {
-            Err(Error::Sample { index: 2, message }) => message,
+            Err(Error::Sample { index: 1, message }) => message,
             other => panic!("{other:?}"),
         }
     };
-    assert!(refuse(&|s| s.truncate(3)).contains("rejected"));
-    assert!(refuse(&|s| s[3].prompt = [7].into()).contains("rejected"));
-    let empty = |s: &mut Vec<Sample>| (s[2].completion, s[2].mask) = (vec![], vec![]);
-    assert!(refuse(&empty).contains("at least one token"));
+    assert!(refuse(&|p| p.rejected.ids.clear()).contains("at least one token"));
+    assert!(refuse(&|p| p.prompt = Prompt::new([])).contains("no token"));
 }
 
 /// Held-out pairs are scored by another path than training: the same scores.
@@ -150,12 +128,11 @@ fn a_pair_needs_both_sides_of_one_prompt() {
 fn values_are_the_scores_that_training_sees() {
     let (fixture, ctx) = (fixture(), context(1));
     let weights = scorer(ctx.memory(), &fixture);
-    let samples = samples(&fixture, false);
-    let sequences: Vec<_> =
-        samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
-    let values = Scorer::new(ctx.memory(), 40, true).values(&ctx, &weights, &sequences).expect("scores");
-    let last: Vec<f64> = values.iter().map(|v| f64::from(*v.last().expect("score"))).collect();
-    let mean = last.iter().sum::<f64>() / last.len() as f64;
+    let pairs = pairs(&fixture, false);
+    let both = pairs.iter().flat_map(|p| [&p.chosen, &p.rejected].map(|r| (&p.prompt.ids, &r.ids)));
+    let sequences: Vec<_> = both.map(|(prompt, completion)| PromptCompletion { prompt, completion }).collect();
+    let scores = Scorer::new(ctx.memory(), 40, true).sequence_scores(&ctx, &weights, &sequences).expect("scores");
+    let mean = scores.iter().map(|&r| f64::from(r)).sum::<f64>() / scores.len() as f64;
     close(mean, get(&fixture["cases"][0]["metrics"]["mean_reward"]), 1e-4, "mean_reward");
     assert_eq!(config().vocab_size, weights.config.vocab_size);
 }

@@ -5,6 +5,7 @@ mod common;
 
 use common::model::{context, elements, policy, scaled};
 use common::{Fixture, close, get};
+use model::columns::REF_LOGPS;
 use model::weights::NamedMut;
 use model::{Params, PromptCompletion, Scorer, Weights};
 use train::{Objective, OptimizerConfig, Sample, Trainer, TrainerConfig};
@@ -65,7 +66,7 @@ fn every_step_is_trls() {
     for case in &fixture.cases {
         let mut weights = policy(ctx.memory());
         let mut samples: Vec<Sample> = fixture.samples(case, &on, weights.version);
-        samples.iter_mut().zip(&reference).for_each(|(s, r)| s.ref_logps = Some(r.clone()));
+        samples.iter_mut().zip(&reference).for_each(|(s, r)| s.columns.set(REF_LOGPS, r.clone()));
         let optimizer = OptimizerConfig {
             max_grad_norm: case.json["config"]["max_grad_norm"].as_f64().unwrap_or(0.0),
             weight_decay: case.json["config"]["weight_decay"].as_f64().unwrap_or(0.0),

@@ -5,11 +5,12 @@ mod common;
 use common::model::{bits, config, context, context_of, policy};
 use kernels::rng::Stream;
 use kernels::{Context, DType, Isa};
+use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
 use model::io::{TensorSink, TensorSource};
-use model::{ModelConfig, PromptCompletion, Scorer, Weights};
+use model::{ModelConfig, Prompt, PromptCompletion, Scorer, Weights};
 use train::{
-    Advantage, Error, ImportanceSamplingLevel, LossConfig, Objective, OptimizerConfig, Sample, Trainer, TrainerConfig,
-    UpdateMetrics,
+    Advantage, Error, ImportanceSamplingLevel, LossConfig, Objective, OptimizerConfig, Sample, StepParams, Trainer,
+    TrainerConfig, UpdateMetrics,
 };
 
 const TEMPERATURE: f64 = 0.7;
@@ -38,7 +39,7 @@ fn samples(ctx: &Context, weights: &Weights) -> Vec<Sample> {
     let mut draw = |n: usize| -> Vec<u32> { (0..n).map(|_| 2 + stream.below(48) as u32).collect() };
     let mut out = Vec::new();
     for (prompt, completions) in [(5, [3, 1, 0]), (69, [70, 2, 9]), (2, [4, 66, 5])] {
-        let prompt: std::sync::Arc<[u32]> = draw(prompt).into();
+        let prompt = Prompt::new(draw(prompt));
         for n in completions {
             let mask = (0..n).map(|t| t % 5 != 3 && n != 5).collect();
             let versions = vec![weights.version; n];
@@ -47,11 +48,12 @@ fn samples(ctx: &Context, weights: &Weights) -> Vec<Sample> {
             out.push(Sample { mask, versions, advantage, ..Sample::supervised(prompt.clone(), completion) });
         }
     }
-    let pairs: Vec<_> = out.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
+    let pairs: Vec<_> =
+        out.iter().map(|s| PromptCompletion { prompt: &s.prompt.ids, completion: &s.completion }).collect();
     let scores = Scorer::new(ctx.memory(), 1, true).score(ctx, weights, &pairs, TEMPERATURE).expect("scores");
     for (sample, scores) in out.iter_mut().zip(scores) {
-        sample.ref_logps = Some(scores.logps.iter().map(|x| x + 0.1).collect());
-        sample.sampler_logps = scores.logps;
+        sample.columns.set(REF_LOGPS, scores.logps.iter().map(|x| x + 0.1).collect());
+        sample.columns.set(SAMPLER_LOGPS, scores.logps);
     }
     out
 }
@@ -118,6 +120,31 @@ fn same_bits(isa: Isa, dtype: DType) {
     }
 }
 
+/// An optimizer batch accumulated in parts is the batch as a whole.
+#[test]
+fn accumulated_parts_are_the_whole() {
+    let ctx = context(1);
+    let new = || {
+        let weights = policy(ctx.memory());
+        let trainer = Trainer::new(ctx.memory(), &weights.config, trainer_config(100, false)).expect("trainer");
+        (weights, trainer)
+    };
+    let ((mut weights, mut trainer), (mut parted, mut in_parts)) = (new(), new());
+    let samples = samples(&ctx, &weights);
+    let whole = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+    let loss = trainer_config(100, false).objective;
+    let params = StepParams { learning_rate: 1e-3 };
+    assert!(in_parts.step(&ctx, &mut parted, params).is_err(), "nothing is accumulated");
+    let normalizer = in_parts.normalizer(&ctx, (&parted).into(), (&samples).into(), &loss).expect("counts");
+    for part in [&samples[..3], &samples[3..]] {
+        in_parts.accumulate(&ctx, (&parted).into(), part.into(), &loss, &normalizer).expect("a part");
+    }
+    in_parts.reduce(&ctx).expect("reduce");
+    let metrics = in_parts.step(&ctx, &mut parted, params).expect("step");
+    assert_eq!(lasting(metrics), lasting(whole));
+    assert!(bits(&weights) == bits(&parted));
+}
+
 #[test]
 fn shared_or_copied_prompts_give_the_same_log_probabilities_and_gradients() {
     let ctx = context(2);
@@ -162,7 +189,7 @@ fn goes_on_from_saved_moments() {
     }
     again.version = weights.version;
     resumed.set_state(trainer.state());
-    assert_eq!(resumed.state().steps, 2);
+    assert_eq!(resumed.state().steps(), 2);
     let a = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
     let b = resumed.update(&ctx, &mut again, &samples, 1e-3).expect("update");
     assert_eq!(lasting(a), lasting(b));
@@ -183,12 +210,14 @@ fn a_step_that_is_not_finite_is_skipped_and_three_end_the_run() {
         assert!(metrics.skipped && metrics.skipped_total == count && weights.version == 1);
         assert!(bits(&weights) == before);
     }
-    assert_eq!((trainer.state().steps, trainer.state().skipped_in_a_row), (0, 2));
+    assert_eq!(trainer.state().steps(), 0);
     assert!(!trainer.update(&ctx, &mut weights, &good, 1e-3).expect("a good one").skipped);
-    assert_eq!((trainer.state().steps, trainer.state().skipped_in_a_row, weights.version), (1, 0, 2));
+    assert_eq!((trainer.state().steps(), weights.version), (1, 2));
     let third = (0..3).map(|_| trainer.update(&ctx, &mut weights, &bad, 1e-3)).last().expect("three");
     assert!(matches!(third, Err(Error::NonFinite { count: 3, what: "the loss", .. })), "{third:?}");
-    assert_eq!((trainer.state().skipped_total, weights.version), (5, 2));
+    assert_eq!(weights.version, 2);
+    let after = trainer.update(&ctx, &mut weights, &good, 1e-3).expect("a good one");
+    assert_eq!((after.skipped_total, weights.version), (5, 3));
 }
 
 #[test]
@@ -198,7 +227,7 @@ fn supervised_loss_is_the_mean_and_falls() {
     let samples: Vec<Sample> =
         samples(&ctx, &weights).into_iter().map(|s| Sample::supervised(s.prompt, s.completion)).collect();
     let pairs: Vec<_> =
-        samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
+        samples.iter().map(|s| PromptCompletion { prompt: &s.prompt.ids, completion: &s.completion }).collect();
     let scores = Scorer::new(ctx.memory(), 50, false).score(&ctx, &weights, &pairs, 1.0).expect("scores");
     let logps: Vec<f32> = scores.into_iter().flat_map(|s| s.logps).collect();
     let mean = -logps.iter().map(|&x| f64::from(x)).sum::<f64>() / logps.len() as f64;
@@ -226,9 +255,9 @@ fn refuses_what_does_not_fit() {
             other => panic!("{other:?}"),
         }
     };
-    assert!(refuse(&|s| s.prompt = [].into()).contains("no token"));
+    assert!(refuse(&|s| s.prompt = Prompt::new([])).contains("no token"));
     assert!(refuse(&|s| s.completion[0] = 50).contains("token 50"));
-    assert!(refuse(&|s| s.ref_logps = None).contains("beta"));
+    assert!(refuse(&|s| drop(s.columns.remove(REF_LOGPS))).contains("beta"));
     assert!(refuse(&|s| s.mask.truncate(0)).contains("mask"));
-    assert!(refuse(&|s| s.sampler_logps.truncate(0)).contains("sampler_logps"));
+    assert!(refuse(&|s| s.columns.set(SAMPLER_LOGPS, vec![])).contains("sampler_logps"));
 }

@@ -24,19 +24,19 @@ impl Config {
         }
     }
 
-    /// The advantages of `samples`, which lie group by group. With a `beta` that is in the reward they need their reference.
+    /// The advantages of `samples`, one for each row of `matrix`. With a `beta` that is in the reward they need their reference.
     pub fn advantages(&self, matrix: &RewardMatrix, samples: &[Sample]) -> Advantages {
-        let (group, beta) = (self.num_generations, self.beta);
+        let beta = self.beta;
         let plus_plus = |baseline| {
             let objective = self.objective();
             let masks: Vec<Vec<bool>> = samples.iter().map(|s| objective.loss_mask(s)).collect();
-            reinforce_plus_plus::compute(matrix, samples, &masks, group, beta, baseline)
+            reinforce_plus_plus::compute(matrix, samples, &masks, beta, baseline)
         };
         match self.algorithm {
             Algorithm::Grpo if self.multi_objective_aggregation == MultiObjectiveAggregation::NormalizeThenSum => {
-                gdpo::compute(matrix, group)
+                gdpo::compute(matrix)
             }
-            Algorithm::Grpo => advantages::compute(matrix, group, self.scale_rewards),
+            Algorithm::Grpo => advantages::compute(matrix, self.scale_rewards),
             Algorithm::Ppo => unreachable!("PPO estimates advantages from values"),
             Algorithm::Rloo => {
                 let rewards = RlooRewards {
@@ -45,7 +45,7 @@ impl Config {
                     normalize_advantages: self.normalize_advantages,
                     mask_truncated_completions: self.mask_truncated_completions,
                 };
-                rloo::compute(matrix, samples, group, &rewards)
+                rloo::compute(matrix, samples, &rewards)
             }
             Algorithm::ReinforcePlusPlus => plus_plus(Baseline::Batch),
             Algorithm::ReinforcePlusPlusBaseline => plus_plus(Baseline::Group),

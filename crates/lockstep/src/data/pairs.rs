@@ -11,21 +11,31 @@ use crate::bad_input;
 use crate::config::Task;
 use crate::error::{BadInput, OrBadInput, paragraph};
 use model::chat::Chat;
+use model::{Prompt, PromptSet};
 use rewards::Content;
 use serde_json::Value;
 use std::sync::Arc;
+use train::PreferencePair;
 
 /// A pair as ids: the prompt, and what follows it in either answer. No list is empty, and the answers differ.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair {
     /// What both share.
-    pub prompt: Arc<[u32]>,
+    pub prompt: Arc<Prompt>,
     /// What follows in the better one.
     pub chosen: Vec<u32>,
     /// What follows in the worse one.
     pub rejected: Vec<u32>,
     /// How much better it is, where the data says so.
     pub margin: Option<f32>,
+}
+
+impl Pair {
+    /// As trainers take it.
+    pub fn into_preference_pair(self) -> PreferencePair {
+        let Pair { prompt, chosen, rejected, margin } = self;
+        PreferencePair { prompt, chosen: chosen.into(), rejected: rejected.into(), margin: margin.unwrap_or(0.0) }
+    }
 }
 
 /// The pairs of a data set.
@@ -57,7 +67,7 @@ impl Pairs {
     /// counted: nothing is ever cut.
     pub fn load(spec: &DatasetSpec, encoder: &PromptEncoder<'_>, most: usize) -> anyhow::Result<Pairs> {
         let mut pairs = Pairs { all: Vec::new(), hash: String::new(), left_out: 0 };
-        let mut number = 0;
+        let (mut number, mut prompts) = (0, PromptSet::default());
         pairs.hash = spec.read(&mut |row, place| {
             let preferences = match spec.task {
                 Some(Task::Gsm8kSolutions) => solutions::preferences(spec, number, &row),
@@ -66,8 +76,9 @@ impl Pairs {
             number += 1;
             let at = |e: anyhow::Error| BadInput::new(format!("{}: {}", place(), paragraph(&e)));
             for preference in preferences.map_err(at)? {
-                let pair = encoder.encode_pair(&preference).map_err(at)?;
-                if pair.prompt.len() + pair.chosen.len().max(pair.rejected.len()) <= most {
+                let mut pair = encoder.encode_pair(&preference).map_err(at)?;
+                pair.prompt = prompts.share(pair.prompt);
+                if pair.prompt.ids.len() + pair.chosen.len().max(pair.rejected.len()) <= most {
                     pairs.all.push(pair);
                 } else {
                     pairs.left_out += 1;
@@ -202,7 +213,7 @@ impl PromptEncoder<'_> {
             bad_input!("the prompt has no token: give a `prompt` column, or answers that begin with the same text");
         }
         Ok(Pair {
-            prompt: chosen[..shared].into(),
+            prompt: Prompt::new(&chosen[..shared]),
             chosen: chosen[shared..].to_vec(),
             rejected: rejected[shared..].to_vec(),
             margin: *margin,

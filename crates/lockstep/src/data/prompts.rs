@@ -3,6 +3,7 @@
 use super::{Dataset, Example};
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
+use model::PromptSet;
 use model::chat::{Chat, ChatTemplate};
 use model::tokenizer::Tokenizer;
 use rewards::Content;
@@ -25,8 +26,8 @@ pub struct PromptEncoder<'a> {
 pub struct Prompt {
     /// The row of the data set, from 0.
     pub row: usize,
-    /// Its ids.
-    pub ids: Arc<[u32]>,
+    /// Its tokens; equal ones of a dataset are the same.
+    pub tokens: Arc<model::Prompt>,
     /// What it says.
     pub content: Content,
     /// The other columns, for the rewards.
@@ -130,7 +131,7 @@ impl PromptEncoder<'_> {
         context: usize,
         room: usize,
     ) -> anyhow::Result<Encoded> {
-        let mut encoded = Encoded::default();
+        let (mut encoded, mut prompts) = (Encoded::default(), PromptSet::default());
         for example in &data.examples {
             let ids = self.encode(&example.prompt).map_err(|e| {
                 BadInput::new(format!("{}, row {}: {}", data.name, example.row + 1, crate::error::paragraph(&e)))
@@ -157,7 +158,8 @@ impl PromptEncoder<'_> {
                 );
             }
             let (content, columns) = (example.prompt.clone(), example.columns.clone());
-            encoded.prompts.push(Arc::new(Prompt { row: example.row, ids: ids.into(), content, columns }));
+            let tokens = prompts.share(model::Prompt::new(ids));
+            encoded.prompts.push(Arc::new(Prompt { row: example.row, tokens, content, columns }));
         }
         if encoded.prompts.is_empty() {
             bad_input!(

@@ -29,7 +29,7 @@ impl Questions {
 
     /// Tokens of the longest.
     pub fn longest(&self) -> usize {
-        self.all.iter().map(|q| q.ids.len()).max().unwrap_or(0)
+        self.all.iter().map(|q| q.tokens.ids.len()).max().unwrap_or(0)
     }
 }
 

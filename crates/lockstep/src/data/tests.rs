@@ -137,7 +137,7 @@ fn long_prompts_are_left_out_or_refused_and_never_cut() {
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: None, kwargs: &kwargs };
     let data = load("{\"prompt\": \"abcdef\"}\n{\"prompt\": \"ab\"}\n", |_| {}).unwrap();
     let all = encoder.encode_all(&data, None, 10, 4).unwrap();
-    assert_eq!((all.prompts.len(), all.left_out, all.prompts[0].ids.len()), (2, 0, 6));
+    assert_eq!((all.prompts.len(), all.left_out, all.prompts[0].tokens.ids.len()), (2, 0, 6));
     let some = encoder.encode_all(&data, Some(5), 10, 4).unwrap();
     assert_eq!((some.prompts.len(), some.left_out, some.prompts[0].row), (1, 1, 1));
     for (most, context, words) in [

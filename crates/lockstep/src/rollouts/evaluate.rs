@@ -4,9 +4,10 @@ use crate::config::{Config, EvalSampling};
 use crate::data::prompts::Prompt;
 use crate::data::questions::Questions;
 use crate::models::Policy;
-use crate::rollouts::judge::Judges;
+use crate::rollouts::Rollouts;
+use crate::rollouts::manager::{Prompts, RewardManager};
 use rewards::{Problem, Reward};
-use rollout::{Completion, Engine, FinishReason, Request, SamplingParams};
+use rollout::{Engine, FinishReason, Request, SamplingParams};
 use std::sync::Arc;
 
 /// Rollout numbers of evaluation lie apart from those of training: evaluating changes no completion of training.
@@ -26,10 +27,8 @@ pub struct Outcome {
     pub metrics: Vec<(String, f64)>,
     /// What kept rewards from judging.
     pub problems: Vec<Problem>,
-    /// The completions, group by group.
-    pub completions: Vec<Completion>,
-    /// The weighted reward of each.
-    pub rewards: Vec<Option<f64>>,
+    /// The scored completions of each prompt.
+    pub rollouts: Rollouts,
 }
 
 impl Outcome {
@@ -82,22 +81,23 @@ impl Evaluation {
         weights: &[f64],
         step: u64,
     ) -> anyhow::Result<Outcome> {
-        let request = |(i, q): (usize, &Arc<Prompt>)| Request {
-            prompt: q.ids.clone(),
+        let prompts: Prompts = (EVALUATION..).zip(self.questions.iter().cloned()).collect();
+        let request = |(&id, prompt): (&u64, &Arc<Prompt>)| Request {
+            id,
+            prompt: prompt.tokens.clone(),
             num_generations: self.generations,
-            rollout_number: EVALUATION + i as u64,
             sampling: self.sampling.clone(),
             pause_on_stop: false,
         };
-        let requests = self.questions.iter().enumerate().map(request).collect();
-        let judges = Judges { rewards, weights, tokenizer: &policy.tokenizer, step };
-        let (completions, judged) = std::thread::scope(|scope| -> anyhow::Result<_> {
-            let mut judging = judges.begin(scope, &self.questions, self.generations)?;
-            let completions = engine.generate_with(&policy.weights, requests, |c| judging.ended(c))?;
-            let judged = judging.finish(&completions)?;
-            Ok((completions, judged))
+        let requests = prompts.iter().map(request).collect();
+        let manager = RewardManager { rewards, weights, tokenizer: &policy.tokenizer, step };
+        let output = std::thread::scope(|scope| -> anyhow::Result<_> {
+            let mut job = manager.start(scope, &prompts)?;
+            let groups = engine.generate_with(&policy.weights, requests, |group| job.group_ended(group))?;
+            job.finish(groups)
         })?;
-        let totals = train::advantages::compute(&judged.matrix, self.generations, train::ScaleRewards::None);
+        let rewards = output.rollouts.rewards();
+        let totals = train::advantages::compute(&rewards, train::ScaleRewards::None);
         let mut metrics: Vec<(String, f64)> = Vec::new();
         for (name, value) in &totals.metrics {
             // Of the metrics of advantages, those about rewards mean something here.
@@ -107,31 +107,32 @@ impl Evaluation {
                 metrics.push((format!("eval_{name}"), *value));
             }
         }
-        let count = completions.len().max(1) as f64;
-        let tokens: usize = completions.iter().map(|c| c.ids.len()).sum();
-        let cut = completions.iter().filter(|c| c.finish_reason == FinishReason::Length).count();
+        let completions = || output.rollouts.completions().map(|c| &c.completion);
+        let count = completions().count().max(1) as f64;
+        let tokens: usize = completions().map(|c| c.ids.len()).sum();
+        let cut = completions().filter(|c| c.finish_reason == FinishReason::Length).count();
         metrics.push(("eval_completions/mean_length".into(), tokens as f64 / count));
         metrics.push(("eval_completions/clipped_ratio".into(), cut as f64 / count));
         for &k in &self.pass_at_k {
-            metrics.push((format!("eval_pass@{k}"), pass_at_k(&totals.rewards, self.generations, k)));
+            let groups: Vec<_> = rewards.groups().map(|group| &totals.rewards[group]).collect();
+            metrics.push((format!("eval_pass@{k}"), pass_at_k(&groups, k)));
         }
-        Ok(Outcome { metrics, problems: judged.problems, completions, rewards: totals.rewards })
+        Ok(Outcome { metrics, problems: output.problems, rollouts: output.rollouts })
     }
 }
 
 /// The unbiased estimate 1 − C(n − c, k) / C(n, k), with c of a prompt's n completions right (reward ≥ 1), averaged over
 /// prompts (Chen et al. 2021, arXiv:2107.03374).
-fn pass_at_k(rewards: &[Option<f64>], n: usize, k: usize) -> f64 {
-    let of_group = |group: &[Option<f64>]| {
+fn pass_at_k(groups: &[&[Option<f64>]], k: usize) -> f64 {
+    let of_group = |group: &&[Option<f64>]| {
+        let n = group.len();
         let right = group.iter().filter(|r| r.is_some_and(|r| r >= 1.0)).count();
         if n - right < k {
             return 1.0;
         }
         1.0 - ((n - right + 1)..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
     };
-    let groups = rewards.chunks(n);
-    let count = groups.len().max(1) as f64;
-    groups.map(of_group).sum::<f64>() / count
+    groups.iter().map(of_group).sum::<f64>() / groups.len().max(1) as f64
 }
 
 #[cfg(test)]
@@ -141,9 +142,9 @@ mod tests {
     #[test]
     fn pass_at_k_counts_prompts_that_one_of_k_solves() {
         let r = [Some(1.0), Some(0.0), None, Some(0.0)];
-        assert!((pass_at_k(&r, 4, 1) - 0.25).abs() < 1e-12);
-        assert!((pass_at_k(&r, 4, 2) - 0.5).abs() < 1e-12);
-        assert_eq!(pass_at_k(&r, 4, 4), 1.0);
-        assert_eq!(pass_at_k(&[Some(0.0); 4], 2, 2), 0.0);
+        assert!((pass_at_k(&[&r], 1) - 0.25).abs() < 1e-12);
+        assert!((pass_at_k(&[&r], 2) - 0.5).abs() < 1e-12);
+        assert_eq!(pass_at_k(&[&r], 4), 1.0);
+        assert_eq!(pass_at_k(&[&[Some(0.0); 2][..]; 2], 2), 0.0);
     }
 }

@@ -1,19 +1,14 @@
 //! A generation in the making, round by round.
 //!
 //! Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476): a group whose rewards are all equal has no advantage and
-//! teaches nothing, so fresh prompts are drawn in its place until the batch is full of groups with a spread, or a number
-//! of rounds is reached. At that bound, groups without a spread stay in the batch. A group keeps its place, so the order
+//! teaches nothing, so fresh prompts are drawn in its place until the batch is full of groups whose rewards differ, or a number
+//! of rounds is reached. At that bound, groups without a deviation stay in the batch. A group keeps its place, so the order
 //! depends on the prompts alone.
 
-use crate::rollouts::Rollouts;
-use crate::rollouts::judge::Judged;
-use rollout::Completion;
-use std::sync::Arc;
-
-use crate::data::prompts::Prompt;
+use super::{Rollouts, ScoredGroup};
 
 /// Rewards whose range is up to this are all equal (as the standard deviation that TRL calls zero).
-const NO_SPREAD: f64 = 1e-8;
+const ZERO_RANGE: f64 = 1e-8;
 
 /// Groups, and how many rounds they took.
 #[derive(Default)]
@@ -34,20 +29,19 @@ impl Generation {
     }
 
     /// Places of the groups whose rewards do not differ.
-    pub fn without_spread(&self) -> Vec<usize> {
-        (0..self.rollouts.prompts.len()).filter(|&g| !self.has_spread(g)).collect()
+    pub fn zero_std_groups(&self) -> Vec<usize> {
+        let groups = self.rollouts.groups.iter().enumerate();
+        groups.filter(|(_, group)| !self.differs(group)).map(|(place, _)| place).collect()
     }
 
-    fn has_spread(&self, group: usize) -> bool {
-        let rewards = self.rollouts.group_rewards(group);
-        let judged = || rewards.iter().flatten().copied();
-        judged().fold(f64::NEG_INFINITY, f64::max) - judged().fold(f64::INFINITY, f64::min) > NO_SPREAD
+    fn differs(&self, group: &ScoredGroup) -> bool {
+        let rewards = || self.rollouts.totals(group);
+        rewards().fold(f64::NEG_INFINITY, f64::max) - rewards().fold(f64::INFINITY, f64::min) > ZERO_RANGE
     }
 
-    /// Takes a round: the first, or one with a prompt for each place [`without_spread`](Self::without_spread).
-    pub fn take(&mut self, prompts: Vec<Arc<Prompt>>, completions: Vec<Completion>, judged: Judged) {
-        let fresh = Rollouts { prompts, completions, judged, ..Rollouts::default() };
-        for reward in (0..fresh.prompts.len()).flat_map(|g| fresh.group_rewards(g)).flatten() {
+    /// Takes a round: the first, or one with a group for each of [`zero_std_groups`](Self::zero_std_groups).
+    pub fn take(&mut self, fresh: Rollouts) {
+        for reward in fresh.groups.iter().flat_map(|group| fresh.totals(group)) {
             self.reward = (self.reward.0 + reward, self.reward.1 + 1);
         }
         self.rounds += 1;
@@ -55,10 +49,12 @@ impl Generation {
             self.rollouts = fresh;
             return;
         }
-        let places = self.without_spread();
-        assert_eq!(places.len(), fresh.prompts.len(), "a prompt for each place");
+        let places = self.zero_std_groups();
+        assert_eq!(places.len(), fresh.groups.len(), "a group for each place");
         self.replaced += places.len();
-        self.rollouts.replace(&places, fresh);
+        for (place, group) in places.into_iter().zip(fresh.groups) {
+            self.rollouts.groups[place] = group;
+        }
     }
 
     /// The groups, and what dynamic sampling logs.
@@ -66,7 +62,7 @@ impl Generation {
         let metrics = [
             ("dynamic_sampling/rounds", self.rounds as f64),
             ("dynamic_sampling/groups_replaced", self.replaced as f64),
-            ("dynamic_sampling/groups_without_spread", self.without_spread().len() as f64),
+            ("dynamic_sampling/groups_without_spread", self.zero_std_groups().len() as f64),
             ("dynamic_sampling/reward", self.reward.0 / self.reward.1.max(1) as f64),
         ];
         (self.rollouts, metrics)
@@ -76,62 +72,54 @@ impl Generation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::prompts::Prompt;
+    use crate::rollouts::ScoredCompletion;
     use rewards::Content;
-    use rollout::FinishReason;
-    use serde_json::{Map, Value};
-    use train::RewardMatrix;
+    use rollout::{Completion, FinishReason};
+    use serde_json::Map;
+    use std::sync::Arc;
 
-    /// A round of groups of two completions, each named by its first prompt id.
-    fn round(groups: &[(u32, [Option<f64>; 2])], extra: &str) -> (Vec<Arc<Prompt>>, Vec<Completion>, Judged) {
-        let prompt = |&(id, _): &(u32, _)| {
-            let (ids, content) = (Arc::from([id].as_slice()), Content::Text(id.to_string()));
-            Arc::new(Prompt { row: id as usize, ids, content, columns: Map::new() })
+    /// A round of groups of two completions, each named by its number.
+    fn round(groups: &[(u32, [Option<f64>; 2])]) -> Rollouts {
+        let completion = |id: u32, reward: Option<f64>| ScoredCompletion {
+            completion: Completion {
+                generation: 0,
+                ids: vec![id],
+                mask: vec![true],
+                versions: vec![0],
+                columns: model::Columns::default(),
+                finish_reason: FinishReason::Stop,
+            },
+            content: Content::Text(id.to_string()),
+            rewards: vec![reward],
+            extra: Map::new(),
         };
-        let completion = |id: u32| Completion {
-            request: 0,
-            generation: 0,
-            ids: vec![id],
-            logps: vec![-1.0],
-            mask: vec![true],
-            versions: vec![0],
-            finish_reason: FinishReason::Stop,
+        let group = |&(id, rewards): &(u32, [Option<f64>; 2])| {
+            let (tokens, content) = (model::Prompt::new([id]), Content::Text(id.to_string()));
+            ScoredGroup {
+                id: u64::from(id),
+                prompt: Arc::new(Prompt { row: id as usize, tokens, content, columns: Map::new() }),
+                completions: rewards.map(|reward| completion(id, reward)).to_vec(),
+            }
         };
-        let ids = || groups.iter().flat_map(|&(id, _)| [id, id]);
-        let text = |id: u32| Content::Text(id.to_string());
-        let rewards = groups.iter().flat_map(|(_, r)| r.map(|r| vec![r])).collect();
-        let judged = Judged {
-            matrix: RewardMatrix { rewards, names: vec!["r".into()], weights: vec![1.0] },
-            prompts: ids().map(text).collect(),
-            completions: ids().map(text).collect(),
-            extra: vec![(extra.to_owned(), ids().map(Value::from).collect())],
-            ..Judged::default()
-        };
-        (groups.iter().map(prompt).collect(), ids().map(completion).collect(), judged)
-    }
-
-    fn first(rollouts: &Rollouts) -> Vec<u32> {
-        rollouts.prompts.iter().map(|p| p.ids[0]).collect()
+        let groups = groups.iter().map(group).collect();
+        Rollouts { groups, reward_names: vec!["r".into()], reward_weights: vec![1.0] }
     }
 
     #[test]
-    fn groups_without_spread_are_replaced_in_their_places() {
+    fn groups_of_equal_rewards_are_replaced_in_their_places() {
         let (one, zero) = (Some(1.0), Some(0.0));
         let mut generation = Generation::default();
-        let (p, c, j) = round(&[(1, [one, one]), (2, [one, zero]), (3, [None, one]), (4, [zero, zero])], "a");
-        generation.take(p, c, j);
-        assert_eq!(generation.without_spread(), [0, 2, 3], "one judged completion has no spread");
-        let (p, c, j) = round(&[(5, [zero, one]), (6, [zero, zero]), (7, [one, zero])], "b");
-        generation.take(p, c, j);
-        assert_eq!((generation.without_spread(), generation.rounds()), (vec![2], 2));
+        generation.take(round(&[(1, [one, one]), (2, [one, zero]), (3, [None, one]), (4, [zero, zero])]));
+        assert_eq!(generation.zero_std_groups(), [0, 2, 3], "one scored completion has no deviation");
+        generation.take(round(&[(5, [zero, one]), (6, [zero, zero]), (7, [one, zero])]));
+        assert_eq!((generation.zero_std_groups(), generation.rounds()), (vec![2], 2));
         let (rollouts, metrics) = generation.finish();
-        assert_eq!(first(&rollouts), [5, 2, 6, 7]);
-        let ids: Vec<u32> = rollouts.completions.iter().map(|c| c.ids[0]).collect();
+        let ids: Vec<u32> = rollouts.completions().map(|c| c.completion.ids[0]).collect();
         assert_eq!(ids, [5, 5, 2, 2, 6, 6, 7, 7]);
-        assert_eq!(rollouts.judged.matrix.rewards[0..2], [[zero], [one]]);
-        assert_eq!(rollouts.judged.prompts[6], Content::Text("7".into()));
-        let column = |name: &str| rollouts.judged.extra.iter().find(|(n, _)| n == name).unwrap().1.clone();
-        assert_eq!(column("a")[1..4], [Value::Null, 2.into(), 2.into()]);
-        assert_eq!(column("b")[1..4], [5.into(), Value::Null, Value::Null]);
+        let matrix = rollouts.rewards();
+        assert_eq!(matrix.groups().collect::<Vec<_>>(), [0..2, 2..4, 4..6, 6..8]);
+        assert_eq!(matrix.totals(), [zero, one, one, zero, zero, zero, one, zero]);
         let values: Vec<f64> = metrics.iter().map(|m| m.1).collect();
         assert_eq!(values, [2.0, 3.0, 1.0, 6.0 / 13.0]);
     }

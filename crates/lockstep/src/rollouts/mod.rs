@@ -3,10 +3,10 @@
 pub mod evaluate;
 pub mod generation;
 mod groups;
-pub mod judge;
+pub mod manager;
 pub mod replay;
 pub mod reward_model;
 pub mod rewards;
 pub mod samples;
 
-pub use groups::Rollouts;
+pub use groups::{Rollouts, ScoredCompletion, ScoredGroup};

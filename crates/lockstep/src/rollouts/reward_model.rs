@@ -58,7 +58,7 @@ impl Opened {
 }
 
 impl ModelReward {
-    /// The ids of prompt and completion, cut where those of the prompt alone end, and the token behind them.
+    /// The ids of prompt and completion, cut where those of the prompt alone end.
     fn encode(&self, prompt: &Content, completion: &Content) -> anyhow::Result<(Vec<u32>, Vec<u32>)> {
         let encoder = PromptEncoder {
             tokenizer: &self.words.tokenizer,
@@ -76,9 +76,7 @@ impl ModelReward {
         }
         let alone = encoder.encode(prompt)?;
         let shared = ids.iter().zip(&alone).take_while(|(a, b)| a == b).count().clamp(1, ids.len());
-        let mut rest = ids.split_off(shared);
-        // The row of the last token says what is thought of the text up to it: of the row before this one.
-        rest.push(rest.last().or(ids.last()).copied().unwrap_or_default());
+        let rest = ids.split_off(shared);
         Ok((ids, rest))
     }
 
@@ -100,9 +98,9 @@ impl ModelReward {
         let sequences: Vec<PromptCompletion<'_>> =
             encoded.iter().map(|(prompt, completion)| PromptCompletion { prompt, completion }).collect();
         let model = ModelView::new(&self.weights, self.adapter.as_ref());
-        let values = self.scorer.values(&self.ctx, model, &sequences)?;
-        for (i, values) in places.into_iter().zip(values) {
-            scores.values[i] = values.last().map(|&r| f64::from(r)).filter(|r| r.is_finite());
+        let sequence_scores = self.scorer.sequence_scores(&self.ctx, model, &sequences)?;
+        for (i, score) in places.into_iter().zip(sequence_scores) {
+            scores.values[i] = Some(f64::from(score)).filter(|r| r.is_finite());
             if scores.values[i].is_none() {
                 let message = "the score is not a finite number".to_owned();
                 scores.problems.push(Problem::new(&self.name, 1, message));

@@ -1,23 +1,31 @@
 //! The seam: a completion becomes a sample. The one place where rollout and training meet.
 
-use rollout::{Completion, FinishReason};
+use super::Rollouts;
+use model::Prompt;
+use rollout::{Completion, FinishReason, RolloutGroup};
 use std::sync::Arc;
 use train::{Advantage, Sample};
 
-/// Joins completions, group by group, with their prompts; `prompts` has the prompt of each group. Advantages are 0 yet.
-pub fn join(prompts: &[Arc<[u32]>], completions: &[Completion]) -> Vec<Sample> {
-    let group = completions.len() / prompts.len().max(1);
-    let sample = |(i, c): (usize, &Completion)| Sample {
-        prompt: prompts[i / group].clone(),
-        completion: c.ids.clone(),
-        mask: c.mask.clone(),
-        sampler_logps: c.logps.clone(),
-        old_logps: None,
-        ref_logps: None,
-        versions: c.versions.clone(),
+/// The samples of scored groups. Advantages are 0 yet.
+pub fn of_rollouts(rollouts: &Rollouts) -> Vec<Sample> {
+    let groups = rollouts.groups.iter();
+    groups.flat_map(|g| g.completions.iter().map(|c| sample(g.id, &g.prompt.tokens, &c.completion))).collect()
+}
+
+/// The samples of groups as the engine gives them. Advantages are 0 yet.
+pub fn of_groups(groups: &[RolloutGroup]) -> Vec<Sample> {
+    groups.iter().flat_map(|g| g.completions.iter().map(|c| sample(g.id, &g.prompt, c))).collect()
+}
+
+fn sample(group: u64, prompt: &Arc<Prompt>, completion: &Completion) -> Sample {
+    Sample {
+        group,
+        prompt: prompt.clone(),
+        completion: completion.ids.clone(),
+        mask: completion.mask.clone(),
+        versions: completion.versions.clone(),
+        truncated: completion.finish_reason == FinishReason::Length,
         advantage: Advantage::Sequence(0.0),
-        values: None,
-        truncated: c.finish_reason == FinishReason::Length,
-    };
-    completions.iter().enumerate().map(sample).collect()
+        columns: completion.columns.clone(),
+    }
 }

@@ -1,29 +1,39 @@
 //! Sample completions, reported as rows with TRL's columns.
 
 use super::training::TrainingRun;
-use crate::rollouts::judge::Judged;
+use crate::rollouts::{Rollouts, ScoredCompletion};
 use serde_json::Value;
 use telemetry::CompletionRows;
 use train::{Advantage, Advantages};
 
 /// Reports the completions that the step after `run.step` trains on, if it is one of those asked for.
-pub fn log(run: &TrainingRun, judged: Judged, advantages: &Advantages) -> anyhow::Result<()> {
+pub fn log(run: &TrainingRun, rollouts: &Rollouts, advantages: &Advantages) -> anyhow::Result<()> {
     let config = &run.config;
     let step = run.step + 1;
     let last = step >= run.schedule.total_steps;
     if !config.log_completions || !run.reporter.logs_at(step, last) {
         return Ok(());
     }
-    let json = |contents: &[rewards::Content]| -> serde_json::Result<Vec<Value>> {
-        contents.iter().map(serde_json::to_value).collect()
-    };
-    let column = |k: usize| judged.matrix.rewards.iter().map(|row| row[k]).collect();
+    // Columns that some rewards add, in the order in which they come.
+    let mut extra: Vec<(String, Vec<Value>)> = Vec::new();
+    for name in rollouts.completions().flat_map(|c| c.extra.keys()) {
+        if extra.iter().all(|(known, _)| known != name) {
+            let value = |c: &ScoredCompletion| c.extra.get(name).cloned().unwrap_or(Value::Null);
+            extra.push((name.clone(), rollouts.completions().map(value).collect()));
+        }
+    }
+    let mut prompts = Vec::new();
+    for group in &rollouts.groups {
+        let prompt = serde_json::to_value(&group.prompt.content)?;
+        prompts.extend(std::iter::repeat_n(prompt, group.completions.len()));
+    }
+    let column = |k: usize| rollouts.completions().map(|c| c.rewards[k]).collect();
     let rows = CompletionRows {
         step,
-        prompts: json(&judged.prompts)?,
-        completions: json(&judged.completions)?,
-        rewards: judged.matrix.names.iter().enumerate().map(|(k, name)| (name.clone(), column(k))).collect(),
-        extra: judged.extra,
+        prompts,
+        completions: rollouts.completions().map(|c| serde_json::to_value(&c.content)).collect::<Result<_, _>>()?,
+        rewards: rollouts.reward_names.iter().enumerate().map(|(k, name)| (name.clone(), column(k))).collect(),
+        extra,
         advantages: advantages.advantages.iter().map(Advantage::mean).collect(),
     };
     let prints = step.is_multiple_of(config.log_completions_steps.unwrap_or(config.logging_steps)) || last;

@@ -22,7 +22,7 @@ use state::{Best, RunState};
 use std::time::Instant;
 use telemetry::stages::Span;
 use telemetry::{EventKind, Stages};
-use train::{Sample, Schedule, Trainer, UpdateMetrics};
+use train::{Samples, Schedule, Trainer, UpdateMetrics};
 
 /// A run between two steps.
 pub struct TrainingRun {
@@ -181,7 +181,7 @@ impl TrainingRun {
     }
 
     /// One optimizer step of the policy on these samples.
-    pub fn update_policy(&mut self, samples: &[Sample]) -> anyhow::Result<UpdateMetrics> {
+    pub fn update_policy<'a>(&mut self, samples: impl Into<Samples<'a>>) -> anyhow::Result<UpdateMetrics> {
         let learning_rate = self.schedule.at(self.step);
         let span = self.stages.span("update");
         let before = kernels::context::counted();

@@ -3,33 +3,33 @@
 //! The reference is the model of `model_name_or_path`; of an adapter that the run goes on with, the model below it. Its
 //! log-probabilities are computed once, before training, and again when a run is resumed: the same bits on the same machine, so that no second model stays in memory.
 
-use super::steps_over_rows;
+use super::{count_tokens, sequences, steps_over_rows};
 use crate::config::{Config, Purpose, trainer_config};
 use crate::data::questions::{context, encoder};
-use crate::data::{DatasetSpec, Pairs};
+use crate::data::{DatasetSpec, Pair, Pairs};
 use crate::error::BadInput;
 use crate::models::{Found, Policy, Words, load_weights, trained_weights};
 use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::{self, MemoryPlan};
 use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::{RunSetup, TrainingRun, sampler};
-use model::{Head, PromptCompletion, Scorer};
+use model::columns::REF_LOGPS;
+use model::{Head, Scorer};
 use telemetry::Sinks;
 use train::loss::dpo::{Answer, pair};
-use train::{Means, Objective, Sample, Trainer, TrainerConfig};
+use train::{Means, Objective, PreferencePair, Trainer, TrainerConfig};
 
-/// A run's own part. Samples stand in pairs: the chosen answer, then the rejected one.
+/// A run's own part.
 pub struct Dpo {
-    samples: Vec<Sample>,
-    held_out: Option<(Vec<Sample>, Scorer)>,
-    batch: Vec<Sample>,
+    pairs: Vec<PreferencePair>,
+    held_out: Option<(Vec<PreferencePair>, Scorer)>,
+    batch: Vec<PreferencePair>,
 }
 
 impl TrainingTask for Dpo {
     fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
-        let drawn = run.sampler.next_batch();
-        self.batch = drawn.into_iter().flat_map(|i| self.samples[2 * i..2 * i + 2].to_vec()).collect();
-        run.num_tokens += self.batch.iter().map(|s| s.prompt.len() + s.completion.len()).sum::<usize>() as u64;
+        self.batch = run.sampler.next_batch().into_iter().map(|i| self.pairs[i].clone()).collect();
+        run.num_tokens += count_tokens(&self.batch);
         Ok(NextBatch::Ready)
     }
 
@@ -40,15 +40,19 @@ impl TrainingTask for Dpo {
 
     /// Loss and metrics of the held-out pairs.
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
-        let Some((samples, scorer)) = &mut self.held_out else { return Ok(None) };
+        let Some((pairs, scorer)) = &mut self.held_out else { return Ok(None) };
         let _span = run.stages.span("evaluation");
-        let scores = scorer.score(&run.ctx, &run.policy.weights, &sequences(samples), 1.0)?;
+        let mut scores = scorer.score(&run.ctx, &run.policy.weights, &sequences(pairs), 1.0)?.into_iter();
         let (config, mut means) = (run.config.dpo(), Means::default());
-        for (samples, scores) in samples.chunks_exact(2).zip(scores.chunks_exact(2)) {
-            let [chosen, rejected] = [0, 1].map(|k| Answer {
-                logps: &scores[k].logps,
-                ref_logps: samples[k].ref_logps.as_deref().unwrap_or_default(),
-                mask: &samples[k].mask,
+        for preference in pairs.iter() {
+            let both = [&preference.chosen, &preference.rejected].map(|response| {
+                let logps = scores.next().map_or(Vec::new(), |scores| scores.logps);
+                (response, logps, vec![true; response.ids.len()])
+            });
+            let [chosen, rejected] = both.each_ref().map(|(response, logps, mask)| Answer {
+                logps,
+                ref_logps: response.columns.ref_logps().unwrap_or_default(),
+                mask,
             });
             let loss = pair(&config, [&chosen, &rejected]);
             means.add("loss", loss.value, 1);
@@ -68,18 +72,19 @@ pub fn build(inputs: RunInputs) -> anyhow::Result<(Dpo, TrainingRun)> {
     let found = Found::of(&config, Head::Lm)?;
     let words = Words::load(&found.dir)?.computing_in(config.dtype)?;
     let specs = [inputs.train_data(), inputs.eval_data()];
-    let (mut samples, mut held_out, data_hash) = data(&config, specs, &words, &inputs.sinks)?;
-    planned(&config, &words, &samples, &held_out)?.check(memory_plan::available_bytes(), &config)?;
-    let sampler = sampler(samples.len() / 2, config.completions_per_step(), &config)?;
+    let (mut pairs, mut held_out, data_hash) = data(&config, specs, &words, &inputs.sinks)?;
+    planned(&config, &words, &pairs, &held_out)?.check(memory_plan::available_bytes(), &config)?;
+    let sampler = sampler(pairs.len(), config.completions_per_step(), &config)?;
     let chunks = sampler.chunks_per_epoch();
 
     let mut scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
     let reference = load_weights(&ctx, &found.dir, &words.config)?;
-    let pairs = (samples.len() + held_out.len()) / 2;
-    inputs.sinks.info(&format!("log-probabilities of the reference for {pairs} pairs, once"));
-    for samples in [&mut samples, &mut held_out] {
-        let scores = scorer.score(&ctx, &reference, &sequences(samples), 1.0)?;
-        samples.iter_mut().zip(scores).for_each(|(sample, scores)| sample.ref_logps = Some(scores.logps));
+    let count = pairs.len() + held_out.len();
+    inputs.sinks.info(&format!("log-probabilities of the reference for {count} pairs, once"));
+    for pairs in [&mut pairs, &mut held_out] {
+        let scores = scorer.score(&ctx, &reference, &sequences(pairs), 1.0)?;
+        let responses = pairs.iter_mut().flat_map(|pair| [&mut pair.chosen, &mut pair.rejected]);
+        responses.zip(scores).for_each(|(response, scores)| response.columns.set(REF_LOGPS, scores.logps));
     }
     drop(reference);
 
@@ -112,19 +117,27 @@ pub fn build(inputs: RunInputs) -> anyhow::Result<(Dpo, TrainingRun)> {
     };
     let (run, _) = TrainingRun::begin(inputs, setup)?;
     let held_out = (!held_out.is_empty()).then_some((held_out, scorer));
-    Ok((Dpo { samples, held_out, batch: Vec::new() }, run))
+    Ok((Dpo { pairs, held_out, batch: Vec::new() }, run))
 }
 
 /// The memory that the run of a configuration will take.
 pub fn plan(config: &Config, words: &Words, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
-    let (samples, held_out, _) = data(config, [DatasetSpec::train(config), DatasetSpec::eval(config)], words, sinks)?;
-    planned(config, words, &samples, &held_out)
+    let (pairs, held_out, _) = data(config, [DatasetSpec::train(config), DatasetSpec::eval(config)], words, sinks)?;
+    planned(config, words, &pairs, &held_out)
 }
 
-fn planned(config: &Config, words: &Words, samples: &[Sample], held_out: &[Sample]) -> anyhow::Result<MemoryPlan> {
-    let lengths = samples.iter().chain(held_out).map(|s| (s.prompt.len(), s.completion.len()));
+fn planned(
+    config: &Config,
+    words: &Words,
+    pairs: &[PreferencePair],
+    held_out: &[PreferencePair],
+) -> anyhow::Result<MemoryPlan> {
+    let both = |pair: &PreferencePair| {
+        [&pair.chosen, &pair.rejected].map(|response| (pair.prompt.ids.len(), response.ids.len()))
+    };
+    let lengths = pairs.iter().chain(held_out).flat_map(both);
     // The reference is gone before the policy is loaded, and its scores come from the buffers that evaluation uses.
-    let (objective, scored) = (Objective::Preference(config.dpo()), samples.len().max(held_out.len()) / 2);
+    let (objective, scored) = (Objective::Preference(config.dpo()), pairs.len().max(held_out.len()));
     memory_plan::plan_pairs(config, &words.config, objective, memory_plan::longest_of(lengths), scored)
 }
 
@@ -134,29 +147,26 @@ fn data(
     [train, eval]: [Option<DatasetSpec>; 2],
     words: &Words,
     sinks: &Sinks,
-) -> anyhow::Result<(Vec<Sample>, Vec<Sample>, String)> {
+) -> anyhow::Result<(Vec<PreferencePair>, Vec<PreferencePair>, String)> {
     let Some(spec) = train else { return Err(BadInput::new("no training data")) };
-    let (samples, hash) = load(config, &spec, words, sinks)?;
+    let (pairs, hash) = load(config, &spec, words, sinks)?;
     let held_out = match eval {
         Some(spec) => load(config, &spec, words, sinks)?.0,
         None => Vec::new(),
     };
-    Ok((samples, held_out, hash))
+    Ok((pairs, held_out, hash))
 }
 
-fn load(config: &Config, spec: &DatasetSpec, words: &Words, sinks: &Sinks) -> anyhow::Result<(Vec<Sample>, String)> {
+fn load(
+    config: &Config,
+    spec: &DatasetSpec,
+    words: &Words,
+    sinks: &Sinks,
+) -> anyhow::Result<(Vec<PreferencePair>, String)> {
     let most = config.max_length.unwrap_or(usize::MAX).min(context(config, words));
     let pairs = Pairs::load(spec, &encoder(config, words), most)?;
     if pairs.left_out > 0 {
         sinks.info(&format!("{}: {} pairs are longer than allowed and were left out", spec.name, pairs.left_out));
     }
-    let answers = pairs.all.into_iter().flat_map(|pair| {
-        let prompt = pair.prompt;
-        [pair.chosen, pair.rejected].map(|answer| Sample::supervised(prompt.clone(), answer))
-    });
-    Ok((answers.collect(), pairs.hash))
-}
-
-fn sequences(samples: &[Sample]) -> Vec<PromptCompletion<'_>> {
-    samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect()
+    Ok((pairs.all.into_iter().map(Pair::into_preference_pair).collect(), pairs.hash))
 }

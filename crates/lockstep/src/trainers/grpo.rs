@@ -55,7 +55,7 @@ impl TrainingTask for Grpo {
 
 /// How much better than its group (or its batch) each completion is.
 fn advantages(run: &mut TrainingRun, rollouts: &Rollouts, samples: &[Sample]) -> Advantages {
-    let advantages = run.config.advantages(&rollouts.judged.matrix, samples);
+    let advantages = run.config.advantages(&rollouts.rewards(), samples);
     for (name, value) in &advantages.metrics {
         if let Some(value) = value {
             run.add_metric(name, *value);
@@ -68,7 +68,7 @@ fn advantages(run: &mut TrainingRun, rollouts: &Rollouts, samples: &[Sample]) ->
 pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Grpo, TrainingRun)> {
     let (mut pipeline, run, state) = Prepared::new(&mut inputs)?.begin(inputs)?;
     if let Some(state) = state {
-        pipeline.restore(serde_json::from_value(state)?);
+        pipeline.restore(serde_json::from_value(state)?)?;
     }
     Ok((Grpo { pipeline }, run))
 }

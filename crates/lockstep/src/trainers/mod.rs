@@ -11,6 +11,8 @@ use crate::config::{Algorithm, Config, Purpose};
 use crate::run::inputs::RunInputs;
 use crate::run::task::TrainingTask;
 use crate::run::training::TrainingRun;
+use model::PromptCompletion;
+use train::PreferencePair;
 
 /// Builds the task of a command and the run that it trains in; nothing is written until all of the input is known to be good.
 pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn TrainingTask>, TrainingRun)> {
@@ -26,6 +28,21 @@ pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn Tra
             _ => grpo::build(inputs).map(boxed),
         },
     }
+}
+
+/// The responses of pairs for scoring, each chosen one before its rejected one.
+fn sequences(pairs: &[PreferencePair]) -> Vec<PromptCompletion<'_>> {
+    let mut out = Vec::with_capacity(2 * pairs.len());
+    for PreferencePair { prompt, chosen, rejected, .. } in pairs {
+        let prompt = &prompt.ids;
+        out.extend([chosen, rejected].map(|response| PromptCompletion { prompt, completion: &response.ids }));
+    }
+    out
+}
+
+/// Tokens of all sequences of pairs.
+fn count_tokens(pairs: &[PreferencePair]) -> u64 {
+    sequences(pairs).iter().map(|s| (s.prompt.len() + s.completion.len()) as u64).sum()
 }
 
 /// Optimizer steps over rows of data, `chunks` of them in an epoch.

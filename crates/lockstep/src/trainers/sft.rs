@@ -24,7 +24,7 @@ pub struct Sft {
 impl TrainingTask for Sft {
     fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
         self.batch = run.sampler.next_batch().into_iter().map(|i| self.samples[i].clone()).collect();
-        run.num_tokens += self.batch.iter().map(|s| s.prompt.len() + s.completion.len()).sum::<usize>() as u64;
+        run.num_tokens += self.batch.iter().map(|s| s.prompt.ids.len() + s.completion.len()).sum::<usize>() as u64;
         Ok(NextBatch::Ready)
     }
 
@@ -38,7 +38,7 @@ impl TrainingTask for Sft {
         let Some((samples, scorer)) = &mut self.held_out else { return Ok(None) };
         let _span = run.stages.span("evaluation");
         let pairs: Vec<_> =
-            samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
+            samples.iter().map(|s| PromptCompletion { prompt: &s.prompt.ids, completion: &s.completion }).collect();
         let scores = scorer.score(&run.ctx, &run.policy.weights, &pairs, 1.0)?;
         let tokens: usize = scores.iter().map(|s| s.logps.len()).sum();
         let sum: f64 = scores.iter().flat_map(|s| &s.logps).map(|&l| f64::from(l)).sum();
@@ -95,7 +95,7 @@ pub fn plan(config: &Config, words: &Words, sinks: &Sinks) -> anyhow::Result<Mem
 }
 
 fn planned(config: &Config, words: &Words, samples: &[Sample], held_out: &[Sample]) -> anyhow::Result<MemoryPlan> {
-    let lengths = samples.iter().chain(held_out).map(|s| (s.prompt.len(), s.completion.len()));
+    let lengths = samples.iter().chain(held_out).map(|s| (s.prompt.ids.len(), s.completion.len()));
     memory_plan::plan_supervised(config, words, memory_plan::longest_of(lengths), held_out.len())
 }
 
@@ -114,8 +114,8 @@ fn samples(
     let mut left_out = encoded.left_out;
     for prompt in &encoded.prompts {
         let completion = encoder.encode_completion(&data.examples[prompt.row])?;
-        match prompt.ids.len() + completion.len() <= most {
-            true => samples.push(Sample::supervised(prompt.ids.clone(), completion)),
+        match prompt.tokens.ids.len() + completion.len() <= most {
+            true => samples.push(Sample::supervised(prompt.tokens.clone(), completion)),
             false => left_out += 1,
         }
     }

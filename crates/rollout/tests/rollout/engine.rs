@@ -24,32 +24,37 @@ impl Detokenize for Letters {
     }
 }
 
+/// The only completion of the only prompt.
+fn one(engine: &mut Engine, weights: &Weights, prompts: &[Arc<Prompt>], sampling: SamplingParams) -> Completion {
+    engine.generate(weights, requests(prompts, 1, sampling)).unwrap().remove(0).completions.remove(0)
+}
+
 #[test]
 fn a_completion_says_why_it_ended() {
     let (ctx, weights) = small();
     let prompts = [prompt(VOCAB, 0, 5)];
     let mut engine = poisoned(&ctx, &weights, roomy(64));
-    let whole = engine.generate(&weights, requests(&prompts, 1, sampling(20))).unwrap().remove(0);
+    let whole = one(&mut engine, &weights, &prompts, sampling(20));
     assert_eq!((whole.ids.len(), whole.finish_reason), (20, FinishReason::Length));
-    assert_eq!((whole.logps.len(), whole.mask.len(), whole.versions.len()), (20, 20, 20));
-    assert!(whole.mask.iter().all(|&sampled| sampled) && whole.logps.iter().all(|l| l.is_finite() && *l < 0.0));
+    assert_eq!((whole.logps().len(), whole.mask.len(), whole.versions.len()), (20, 20, 20));
+    assert!(whole.mask.iter().all(|&sampled| sampled) && whole.logps().iter().all(|l| l.is_finite() && *l < 0.0));
 
     let stop = whole.ids[7];
     let end = whole.ids.iter().position(|&id| id == stop).unwrap() + 1;
     let stopping = SamplingParams { stop_ids: vec![stop], ..sampling(20) };
-    let stopped = engine.generate(&weights, requests(&prompts, 1, stopping)).unwrap().remove(0);
+    let stopped = one(&mut engine, &weights, &prompts, stopping);
     assert_eq!((&stopped.ids[..], stopped.finish_reason), (&whole.ids[..end], FinishReason::Stop));
 
     engine.set_detokenizer(Arc::new(Letters));
     let text = Letters.decode(&whole.ids);
     let stopping = SamplingParams { stop_strings: vec!["none".into(), text[8..11].into()], ..sampling(20) };
-    let stopped = engine.generate(&weights, requests(&prompts, 1, stopping)).unwrap().remove(0);
+    let stopped = one(&mut engine, &weights, &prompts, stopping);
     let end = text.find(&text[8..11]).unwrap() + 3;
     assert_eq!((&stopped.ids[..], stopped.finish_reason), (&whole.ids[..end], FinishReason::Stop));
 
     // The context ends a completion too.
     let mut short = poisoned(&ctx, &weights, roomy(12));
-    let cut = short.generate(&weights, requests(&prompts, 1, sampling(20))).unwrap().remove(0);
+    let cut = one(&mut short, &weights, &prompts, sampling(20));
     assert_eq!((&cut.ids[..], cut.finish_reason), (&whole.ids[..7], FinishReason::Length));
 }
 
@@ -76,8 +81,8 @@ fn all_pages_come_back() {
         for (prefix_sharing, max_num_seqs) in [(true, 1), (true, 7), (false, 7)] {
             let config = EngineConfig { kv_blocks, prefix_sharing, max_num_seqs, max_batched_tokens: 32, ..roomy(160) };
             let mut engine = poisoned(&ctx, &weights, config);
-            let completions = engine.generate(&weights, requests(&prompts, 3, sampling(9))).unwrap();
-            assert_eq!(completions.len(), 15);
+            let groups = engine.generate(&weights, requests(&prompts, 3, sampling(9))).unwrap();
+            assert_eq!(completions(&groups).count(), 15);
             assert_eq!(engine.free_blocks(), kv_blocks, "{prefix_sharing} {max_num_seqs}");
             let expected = match kv_blocks {
                 4 | 5 => max_num_seqs > 1,
@@ -98,9 +103,10 @@ fn noise_comes_from_identity() {
     let all = engine.generate(&weights, requests(&prompts, 2, sampling(12))).unwrap();
     let mut alone = requests(&prompts, 2, sampling(12));
     let alone = engine.generate(&weights, vec![alone.remove(1)]).unwrap();
-    assert_eq!(bits(&all[2..4]), bits(&alone), "the same request, alone");
-    assert_ne!(all[0].ids, all[1].ids, "another generation");
-    assert_ne!(all[0].ids, all[4].ids, "the same prompt, drawn again");
+    assert_eq!(bits(&all[1..2]), bits(&alone), "the same request, alone");
+    let [first, second] = &all[0].completions[..] else { panic!("two") };
+    assert_ne!(first.ids, second.ids, "another generation");
+    assert_ne!(first.ids, all[2].completions[0].ids, "the same prompt, drawn again");
     let seeded = SamplingParams { seed: 6, ..sampling(12) };
     assert_ne!(bits(&engine.generate(&weights, requests(&prompts, 2, seeded)).unwrap()), bits(&all), "another seed");
 }
@@ -116,7 +122,7 @@ fn a_new_version_of_the_weights_is_used_at_once() {
     for request in requests(&prompts, 2, sampling(10)) {
         engine.submit(request).unwrap();
     }
-    let mut completions = Vec::new();
+    let mut groups = Vec::new();
     for step in 0.. {
         if engine.is_idle() {
             break;
@@ -126,11 +132,11 @@ fn a_new_version_of_the_weights_is_used_at_once() {
             weights.publish();
             engine.fill_pages(f32::NAN);
         }
-        completions.extend(engine.step(&weights).unwrap());
+        groups.extend(engine.step(&weights).unwrap());
     }
-    completions.sort_by_key(|c| (c.request, c.generation));
-    assert_eq!(bits(&completions), bits(&before));
-    assert!(completions.iter().all(|c| c.versions.is_sorted() && c.versions[0] == 0 && c.versions[9] == 1));
+    groups.sort_by_key(|group| group.id);
+    assert_eq!(bits(&groups), bits(&before));
+    assert!(completions(&groups).all(|c| c.versions.is_sorted() && c.versions[0] == 0 && c.versions[9] == 1));
     assert_eq!(other.version, 0);
 }
 
@@ -142,13 +148,14 @@ fn a_sequence_is_extended_with_foreign_tokens() {
     let mut engine = poisoned(&ctx, &weights, roomy(160));
     engine.set_detokenizer(Arc::new(Letters));
     let whole = engine.generate(&weights, requests(&prompts, 2, sampling(12))).unwrap();
-    let text = Letters.decode(&whole[0].ids);
+    let whole = &whole[0].completions[0];
+    let text = Letters.decode(&whole.ids);
     let stopping = SamplingParams { stop_strings: vec![text[4..6].into()], ..sampling(24) };
     let mut pausing = requests(&prompts, 2, stopping);
     pausing[0].pause_on_stop = true;
-    let id = engine.submit(pausing.remove(0)).unwrap();
+    engine.submit(pausing.remove(0)).unwrap();
     let (mut done, mut extended) = (Vec::new(), 0);
-    while done.len() < 2 {
+    while done.is_empty() {
         done.extend(engine.step(&weights).unwrap());
         for sequence in engine.paused().iter().map(|p| p.0).collect::<Vec<_>>() {
             engine.extend(sequence, &[7, 8, 9]);
@@ -156,16 +163,15 @@ fn a_sequence_is_extended_with_foreign_tokens() {
         }
     }
     assert!(extended > 0);
-    done.sort_by_key(|c| c.generation);
-    let first = &done[0];
-    assert_eq!((first.request, first.generation, first.ids.len()), (id, 0, 24));
+    let first = &done[0].completions[0];
+    assert_eq!((done[0].id, first.generation, first.ids.len()), (1000, 0, 24));
     let at = first.mask.iter().position(|&sampled| !sampled).unwrap();
     assert_eq!((&first.ids[at..at + 3], &first.mask[at..at + 4]), (&[7, 8, 9][..], &[false, false, false, true][..]));
-    assert_eq!(first.ids[..at], whole[0].ids[..at]);
+    assert_eq!(first.ids[..at], whole.ids[..at]);
     // The trainer's log-probabilities, where the model sampled.
-    let trainer = scored(&ctx, (&weights).into(), &prompts, &done, 1.0, Layout::Shared);
+    let trainer = scored(&ctx, (&weights).into(), &done, 1.0, Layout::Shared);
     let recorded: Vec<(f32, bool)> =
-        done.iter().flat_map(|c| c.logps.iter().copied().zip(c.mask.iter().copied())).collect();
+        completions(&done).flat_map(|c| c.logps().iter().copied().zip(c.mask.iter().copied())).collect();
     for (trainer, (recorded, sampled)) in trainer.iter().zip(recorded) {
         assert_eq!(if sampled { trainer.to_bits() } else { 0 }, recorded.to_bits());
     }
@@ -186,10 +192,8 @@ fn recorded_log_probabilities_are_those_of_all_logits() {
     ];
     for sampling in variants {
         let temperature = if sampling.temperature == 0.0 { 1.0 } else { sampling.temperature };
-        let completions = engine.generate(&weights, requests(&prompts, 3, sampling)).unwrap();
-        let trainer = scored(&ctx, (&weights).into(), &prompts, &completions, temperature, Layout::Shared);
-        let recorded: Vec<f32> = completions.iter().flat_map(|c| c.logps.clone()).collect();
-        assert_eq!(recorded, trainer);
+        let groups = engine.generate(&weights, requests(&prompts, 3, sampling)).unwrap();
+        assert_eq!(recorded(&groups), scored(&ctx, (&weights).into(), &groups, temperature, Layout::Shared));
     }
 }
 
@@ -200,9 +204,10 @@ fn the_pretrained_model_tells_its_story() {
     let Some(weights) = stories(&ctx) else { return };
     let greedy = SamplingParams { temperature: 0.0, ..sampling(12) };
     let mut engine = poisoned(&ctx, &weights, roomy(64));
-    let story = engine.generate(&weights, requests(&[Arc::from([1])], 1, greedy)).unwrap().remove(0);
+    let story =
+        engine.generate(&weights, requests(&[Prompt::new([1])], 1, greedy)).unwrap().remove(0).completions.remove(0);
     assert_eq!(story.ids, [403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421]);
-    for (logp, documented) in story.logps.iter().zip([-0.24374, -0.01751, -0.01211, -0.00072, -0.0317, -0.06842]) {
+    for (logp, documented) in story.logps().iter().zip([-0.24374, -0.01751, -0.01211, -0.00072, -0.0317, -0.06842]) {
         assert!((logp - documented).abs() < 2e-4, "{logp} {documented}");
     }
 }

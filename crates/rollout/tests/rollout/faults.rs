@@ -216,15 +216,16 @@ fn each_planted_fault_is_seen() {
     let prompts = [prompt(1100, 1, 77)];
     let sampling = SamplingParams { max_new_tokens: 30, seed: 3, ..SamplingParams::default() };
     let mut engine = poisoned(&ctx, &weights, roomy(128));
-    let completions = engine.generate(&weights, requests(&prompts, 3, sampling)).unwrap();
-    let recorded: Vec<u32> = completions.iter().flat_map(|c| &c.logps).map(|l| l.to_bits()).collect();
-    let branches: Vec<&[u32]> = completions.iter().map(|c| &c.ids[..]).collect();
-    let batch = Batch::new(&[GroupSegment { prefix: &prompts[0], branches: &branches }], true);
+    let groups = engine.generate(&weights, requests(&prompts, 3, sampling)).unwrap();
+    let recorded: Vec<u32> = recorded(&groups).iter().map(|l| l.to_bits()).collect();
+    let branches: Vec<&[u32]> = completions(&groups).map(|c| &c.ids[..]).collect();
+    let prompt = &prompts[0].ids;
+    let batch = Batch::new(&[GroupSegment { prefix: prompt, branches: &branches }], true);
 
     let mismatching = |fault: Fault| {
         let mut batch = batch.clone();
         if fault == Fault::SharedStraddlingBlock {
-            share_straddling_block(&mut batch, prompts[0].len());
+            share_straddling_block(&mut batch, prompt.len());
         }
         let (inv_freq, scaling) = weights.config.inv_freq();
         let rope = rope::Table::new(ctx.memory(), &inv_freq, scaling, 256);

@@ -7,8 +7,8 @@ mod parity;
 
 use kernels::{Context, Isa};
 use model::net::{self, Rope, Tape};
-use model::{AdaptedWeights, Adapter, Batch, GroupSegment, ModelConfig, ModelView, Weights};
-use rollout::{Completion, Engine, EngineConfig, Request, SamplingParams};
+use model::{AdaptedWeights, Adapter, Batch, GroupSegment, ModelConfig, ModelView, Prompt, Weights};
+use rollout::{Completion, Engine, EngineConfig, Request, RolloutGroup, SamplingParams};
 use std::sync::Arc;
 
 /// Random weights of a Qwen 3 shape: 0.8 wide enough that every layer matters to the logits.
@@ -71,17 +71,17 @@ fn portable() -> Context {
 }
 
 /// A prompt of `len` ids, its own for each `number`.
-fn prompt(vocab: usize, number: usize, len: usize) -> Arc<[u32]> {
-    (0..len).map(|i| ((i * 37 + number * 101 + i * i * number + 3) % vocab) as u32).collect()
+fn prompt(vocab: usize, number: usize, len: usize) -> Arc<Prompt> {
+    Prompt::new((0..len).map(|i| ((i * 37 + number * 101 + i * i * number + 3) % vocab) as u32).collect::<Vec<_>>())
 }
 
 /// One request of each prompt.
-fn requests(prompts: &[Arc<[u32]>], num_generations: usize, sampling: SamplingParams) -> Vec<Request> {
+fn requests(prompts: &[Arc<Prompt>], num_generations: usize, sampling: SamplingParams) -> Vec<Request> {
     let sampling = Arc::new(sampling);
-    let request = |(i, prompt): (usize, &Arc<[u32]>)| Request {
+    let request = |(i, prompt): (usize, &Arc<Prompt>)| Request {
+        id: 1000 + i as u64,
         prompt: prompt.clone(),
         num_generations,
-        rollout_number: 1000 + i as u64,
         sampling: sampling.clone(),
         pause_on_stop: false,
     };
@@ -107,9 +107,19 @@ fn poisoned(ctx: &Context, weights: &Weights, config: EngineConfig) -> Engine {
     engine
 }
 
+/// The completions of all groups.
+fn completions(groups: &[RolloutGroup]) -> impl Iterator<Item = &Completion> {
+    groups.iter().flat_map(|group| &group.completions)
+}
+
 /// Ids and the bits of log-probabilities of each completion.
-fn bits(completions: &[Completion]) -> Vec<(Vec<u32>, Vec<u32>)> {
-    completions.iter().map(|c| (c.ids.clone(), c.logps.iter().map(|l| l.to_bits()).collect())).collect()
+fn bits(groups: &[RolloutGroup]) -> Vec<(Vec<u32>, Vec<u32>)> {
+    completions(groups).map(|c| (c.ids.clone(), c.logps().iter().map(|l| l.to_bits()).collect())).collect()
+}
+
+/// The log-probabilities that were recorded.
+fn recorded(groups: &[RolloutGroup]) -> Vec<f32> {
+    completions(groups).flat_map(Completion::logps).copied().collect()
 }
 
 /// How the trainer lays out what it scores.
@@ -124,20 +134,13 @@ enum Layout {
 }
 
 /// The trainer's log-probabilities of the completions, in their order.
-fn scored(
-    ctx: &Context,
-    model: ModelView<'_>,
-    prompts: &[Arc<[u32]>],
-    completions: &[Completion],
-    temperature: f64,
-    layout: Layout,
-) -> Vec<f32> {
-    let group = completions.len() / prompts.len();
-    let branches: Vec<&[u32]> = completions.iter().map(|c| &c.ids[..]).collect();
-    let groups: Vec<GroupSegment<'_>> = prompts
+fn scored(ctx: &Context, model: ModelView<'_>, groups: &[RolloutGroup], temperature: f64, layout: Layout) -> Vec<f32> {
+    let branches: Vec<Vec<&[u32]>> =
+        groups.iter().map(|group| group.completions.iter().map(|c| &c.ids[..]).collect()).collect();
+    let groups: Vec<GroupSegment<'_>> = groups
         .iter()
-        .zip(branches.chunks(group))
-        .map(|(prompt, branches)| GroupSegment { prefix: prompt, branches })
+        .zip(&branches)
+        .map(|(group, branches)| GroupSegment { prefix: &group.prompt.ids, branches })
         .collect();
     let batches = match layout {
         Layout::Shared => vec![Batch::new(&groups, true)],

@@ -6,7 +6,7 @@ use kernels::check::with_flush_to_zero;
 
 /// What is generated, and how large the engine may be.
 struct Load {
-    prompts: Vec<Arc<[u32]>>,
+    prompts: Vec<Arc<Prompt>>,
     generations: usize,
     max_new_tokens: usize,
     max_model_len: usize,
@@ -39,7 +39,7 @@ fn matrix<'a>(
     let model = model.into();
     let mut compared = 0;
     for &temperature in temperatures {
-        let mut first: Option<Vec<Completion>> = None;
+        let mut first: Option<Vec<RolloutGroup>> = None;
         for &threads in threads {
             let ctx = Context::cpu(isa, threads);
             for &max_num_seqs in sizes {
@@ -56,26 +56,26 @@ fn matrix<'a>(
                         config.kv_blocks = load.few_blocks;
                     }
                     let mut engine = poisoned(&ctx, model.weights, config.clone());
-                    let completions = engine.generate(model, load.requests(temperature)).unwrap();
+                    let groups = engine.generate(model, load.requests(temperature)).unwrap();
                     assert!(!few || max_num_seqs < 3 || engine.preemptions() > 0, "{config:?} was to preempt");
-                    assert_eq!(completions.len(), load.prompts.len() * load.generations);
-                    compared += completions.iter().map(|c| c.ids.len()).sum::<usize>();
+                    assert_eq!(completions(&groups).count(), load.prompts.len() * load.generations);
+                    compared += completions(&groups).map(|c| c.ids.len()).sum::<usize>();
                     match &first {
-                        None => first = Some(completions),
+                        None => first = Some(groups),
                         Some(first) => {
-                            let same = bits(&completions) == bits(first);
+                            let same = bits(&groups) == bits(first);
                             assert!(same, "{isa:?} T={temperature} {threads} threads {config:?}");
                         }
                     }
                 }
             }
         }
-        let completions = first.unwrap();
-        let recorded: Vec<u32> = completions.iter().flat_map(|c| &c.logps).map(|l| l.to_bits()).collect();
+        let groups = first.unwrap();
+        let recorded: Vec<u32> = recorded(&groups).iter().map(|l| l.to_bits()).collect();
         for &threads in threads {
             let ctx = Context::cpu(isa, threads);
             for layout in [Layout::Shared, Layout::Packed, Layout::Alone] {
-                let trainer = scored(&ctx, model, &load.prompts, &completions, temperature, layout);
+                let trainer = scored(&ctx, model, &groups, temperature, layout);
                 let trainer: Vec<u32> = trainer.iter().map(|l| l.to_bits()).collect();
                 assert_eq!(trainer.len(), recorded.len());
                 let mismatching = trainer.iter().zip(&recorded).filter(|(a, b)| a != b).count();

@@ -11,19 +11,17 @@
 
 use super::{Advantages, RewardMatrix, SMALL, ZERO_STD, deviation, given, mean, metrics, per_sequence};
 
-/// Computes the advantages of samples that lie group by group, `num_generations` each; `scale_rewards` has no part in it.
-///
-/// Panics if the rows are not a multiple of `num_generations` or have the wrong number of columns.
-pub fn compute(matrix: &RewardMatrix, num_generations: usize) -> Advantages {
-    let rewards = matrix.totals(num_generations);
+/// Computes the advantages of samples; `scale_rewards` has no part in it. Panics if a row has the wrong number of columns.
+pub fn compute(matrix: &RewardMatrix) -> Advantages {
+    let rewards = matrix.totals();
     let mut sums: Vec<Option<f64>> = rewards.iter().map(|r| r.map(|_| 0.0)).collect();
-    for (g, rows) in matrix.rewards.chunks(num_generations).enumerate() {
+    for group in matrix.groups() {
         for (k, weight) in matrix.weights.iter().enumerate() {
-            let column: Vec<Option<f64>> = rows.iter().map(|row| given(row[k])).collect();
-            let std = if num_generations > 1 { deviation(&column) } else { Some(0.0) };
+            let column: Vec<Option<f64>> = matrix.rows[group.clone()].iter().map(|row| given(row.scores[k])).collect();
+            let std = if group.len() > 1 { deviation(&column) } else { Some(0.0) };
             let (Some(mean), Some(std)) = (mean(&column), std) else { continue };
-            for (i, reward) in column.iter().enumerate() {
-                if let (Some(r), Some(sum)) = (reward, &mut sums[g * num_generations + i]) {
+            for (reward, sum) in column.iter().zip(&mut sums[group.clone()]) {
+                if let (Some(r), Some(sum)) = (reward, sum) {
                     *sum += weight * (r - mean) / (std + SMALL);
                 }
             }
@@ -36,7 +34,7 @@ pub fn compute(matrix: &RewardMatrix, num_generations: usize) -> Advantages {
         _ => 0.0,
     };
     let advantages: Vec<f64> = sums.iter().map(advantage).collect();
-    let without_spread = if std.is_some_and(|s| s <= ZERO_STD) { rewards.len() } else { 0 };
-    let metrics = metrics(matrix, &rewards, without_spread);
+    let zero_std = if std.is_some_and(|s| s <= ZERO_STD) { rewards.len() } else { 0 };
+    let metrics = metrics(matrix, &rewards, zero_std);
     Advantages { advantages: per_sequence(&advantages), rewards, metrics }
 }

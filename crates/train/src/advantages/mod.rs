@@ -22,6 +22,7 @@ mod tests;
 
 use crate::Advantage;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// What an advantage is divided by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,11 +48,20 @@ pub enum MultiObjectiveAggregation {
     NormalizeThenSum,
 }
 
-/// Rewards of a generation batch: one row per sample, one column per reward function.
+/// What reward functions said of a sample.
 #[derive(Clone, Debug, PartialEq)]
+pub struct RewardRow {
+    /// The sample's group.
+    pub group: u64,
+    /// One per function; `None` (or NaN) where it gave no score.
+    pub scores: Vec<Option<f64>>,
+}
+
+/// Rewards of a generation batch: one row per sample, one column per reward function.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RewardMatrix {
-    /// `[samples][functions]`; `None` (or NaN) where a function gave no score.
-    pub rewards: Vec<Vec<Option<f64>>>,
+    /// One per sample; those of a group lie behind one another.
+    pub rows: Vec<RewardRow>,
     /// Names of the functions, for the metrics.
     pub names: Vec<String>,
     /// Weight of each function.
@@ -70,24 +80,22 @@ pub struct Advantages {
     pub metrics: Vec<(String, Option<f64>)>,
 }
 
-/// Computes the advantages of samples that lie group by group, `num_generations` each.
-///
-/// Panics if the rows are not a multiple of `num_generations` or have the wrong number of columns.
-pub fn compute(matrix: &RewardMatrix, num_generations: usize, scale: ScaleRewards) -> Advantages {
-    let rewards = matrix.totals(num_generations);
+/// Computes the advantages of samples. Panics if a row has the wrong number of columns.
+pub fn compute(matrix: &RewardMatrix, scale: ScaleRewards) -> Advantages {
+    let rewards = matrix.totals();
     let batch_std = if rewards.len() > 1 { deviation(&rewards) } else { Some(0.0) };
     let mut advantages = Vec::with_capacity(rewards.len());
-    let mut without_spread = 0;
-    for group in rewards.chunks(num_generations) {
+    let mut zero_std = 0;
+    for group in matrix.groups().map(|group| &rewards[group]) {
         let mean = mean(group).unwrap_or(0.0);
         let std = match scale {
             ScaleRewards::Batch => batch_std,
-            // Undivided advantages still report which groups have no spread.
-            ScaleRewards::Group | ScaleRewards::None if num_generations > 1 => deviation(group),
+            // Undivided advantages still report which groups have no deviation.
+            ScaleRewards::Group | ScaleRewards::None if group.len() > 1 => deviation(group),
             ScaleRewards::Group | ScaleRewards::None => Some(0.0),
         };
         if std.is_some_and(|s| s <= ZERO_STD) {
-            without_spread += group.len();
+            zero_std += group.len();
         }
         advantages.extend(group.iter().map(|reward| match (reward, scale, std) {
             (None, ..) => 0.0,
@@ -97,7 +105,7 @@ pub fn compute(matrix: &RewardMatrix, num_generations: usize, scale: ScaleReward
             (Some(_), _, None) => 0.0,
         }));
     }
-    let metrics = metrics(matrix, &rewards, without_spread);
+    let metrics = metrics(matrix, &rewards, zero_std);
     Advantages { advantages: per_sequence(&advantages), rewards, metrics }
 }
 
@@ -107,24 +115,36 @@ fn per_sequence(advantages: &[f64]) -> Vec<Advantage> {
 }
 
 impl RewardMatrix {
-    /// The weighted total of each sample. Panics if the rows are not whole groups or lack a column.
-    fn totals(&self, num_generations: usize) -> Vec<Option<f64>> {
+    /// The rows of each group.
+    pub fn groups(&self) -> impl Iterator<Item = Range<usize>> {
+        let mut first = 0;
+        self.rows.chunk_by(|a, b| a.group == b.group).map(move |group| {
+            let rows = first..first + group.len();
+            first = rows.end;
+            rows
+        })
+    }
+
+    /// The weighted total of each sample; `None` where no function scored it. Panics if a row lacks a column.
+    pub fn totals(&self) -> Vec<Option<f64>> {
         let functions = self.names.len();
-        assert!(num_generations > 0 && self.rewards.len().is_multiple_of(num_generations), "whole groups");
-        assert!(self.weights.len() == functions && self.rewards.iter().all(|row| row.len() == functions), "columns");
-        self.rewards.iter().map(|row| total(row, &self.weights)).collect()
+        assert!(
+            self.weights.len() == functions && self.rows.iter().all(|row| row.scores.len() == functions),
+            "columns"
+        );
+        self.rows.iter().map(|row| total(&row.scores, &self.weights)).collect()
     }
 }
 
-/// What TRL logs about rewards, of which `without_spread` lie in groups without a spread.
-fn metrics(matrix: &RewardMatrix, rewards: &[Option<f64>], without_spread: usize) -> Vec<(String, Option<f64>)> {
+/// What TRL logs about rewards, of which `zero_std` lie in groups whose standard deviation is zero.
+fn metrics(matrix: &RewardMatrix, rewards: &[Option<f64>], zero_std: usize) -> Vec<(String, Option<f64>)> {
     let mut metrics = Vec::new();
     for (k, name) in matrix.names.iter().enumerate() {
-        let column: Vec<_> = matrix.rewards.iter().map(|row| given(row[k])).collect();
+        let column: Vec<_> = matrix.rows.iter().map(|row| given(row.scores[k])).collect();
         metrics.push((format!("rewards/{name}/mean"), mean(&column)));
         metrics.push((format!("rewards/{name}/std"), deviation(&column)));
     }
-    let fraction = (!rewards.is_empty()).then(|| without_spread as f64 / rewards.len() as f64);
+    let fraction = (!rewards.is_empty()).then(|| zero_std as f64 / rewards.len() as f64);
     metrics.push(("reward".into(), mean(rewards)));
     metrics.push(("reward_std".into(), deviation(rewards)));
     metrics.push(("frac_reward_zero_std".into(), fraction));

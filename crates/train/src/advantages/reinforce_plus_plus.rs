@@ -28,28 +28,28 @@ pub enum Baseline {
 /// The least divisor.
 const LEAST: f64 = 1e-4;
 
-/// Computes the advantages of `samples`, which lie group by group, `num_generations` each, at the tokens that `masks` keep; 0
-/// elsewhere. `beta` acts with [`Baseline::Batch`] alone. The samples' own advantages are not read.
-///
-/// Panics if the rows are not a multiple of `num_generations`, or there is a β and no reference.
+/// Computes the advantages of `samples`, one for each row, at the tokens that `masks` keep; 0 elsewhere. `beta` acts with
+/// [`Baseline::Batch`] alone. The samples' own advantages are not read. Panics if there is a β and no reference.
 pub fn compute(
     matrix: &RewardMatrix,
     samples: &[Sample],
     masks: &[Vec<bool>],
-    num_generations: usize,
     beta: f64,
     baseline: Baseline,
 ) -> Advantages {
-    let rewards = matrix.totals(num_generations);
+    let rewards = matrix.totals();
     assert!(rewards.len() == samples.len() && masks.len() == samples.len());
     let penalised = beta != 0.0 && baseline == Baseline::Batch;
     let (mut all, mut kl_sum, mut tokens) = (Vec::with_capacity(samples.len()), 0.0, 0u64);
-    for (i, (sample, mask)) in samples.iter().zip(masks).enumerate() {
-        let group = &rewards[i / num_generations * num_generations..][..num_generations];
-        let base = if baseline == Baseline::Group { mean(group).unwrap_or(0.0) } else { 0.0 };
+    let base_of = |group: &[Option<f64>]| match baseline {
+        Baseline::Group => mean(group).unwrap_or(0.0),
+        Baseline::Batch => 0.0,
+    };
+    let bases = matrix.groups().flat_map(|group| std::iter::repeat_n(base_of(&rewards[group.clone()]), group.len()));
+    for (((sample, mask), reward), base) in samples.iter().zip(masks).zip(&rewards).zip(bases) {
         let mut to_go = vec![0.0; mask.len()];
         if penalised {
-            let reference = sample.ref_logps.as_deref().expect("beta needs reference log-probabilities");
+            let reference = sample.columns.ref_logps().expect("beta needs reference log-probabilities");
             to_go = kl(KlEstimator::K1, sample.old_logps(), reference, mask);
             kl_sum += to_go.iter().sum::<f64>();
             tokens += mask.iter().filter(|&&m| m).count() as u64;
@@ -57,7 +57,7 @@ pub fn compute(
                 to_go[t - 1] += to_go[t];
             }
         }
-        all.push(rewards[i].map(|r| to_go.iter().map(|k| r - base - beta * k).collect::<Vec<f64>>()));
+        all.push(reward.map(|r| to_go.iter().map(|k| r - base - beta * k).collect::<Vec<f64>>()));
     }
 
     let judged = || all.iter().zip(masks).filter_map(|(a, m)| Some((a.as_ref()?, m)));
@@ -76,9 +76,9 @@ pub fn compute(
             Advantage::Tokens((0..mask.len()).map(token).collect())
         })
         .collect();
-    let spread = |group: &&[Option<f64>]| group.len() > 1 && deviation(group).is_some_and(|s| s <= ZERO_STD);
-    let without_spread = rewards.chunks(num_generations).filter(spread).map(<[_]>::len).sum();
-    let mut metrics = metrics(matrix, &rewards, without_spread);
+    let is_zero_std = |group: &&[Option<f64>]| group.len() > 1 && deviation(group).is_some_and(|s| s <= ZERO_STD);
+    let zero_std = matrix.groups().map(|group| &rewards[group]).filter(is_zero_std).map(<[_]>::len).sum();
+    let mut metrics = metrics(matrix, &rewards, zero_std);
     if penalised {
         metrics.push(("kl".into(), Some(kl_sum / tokens.max(1) as f64)));
     }

@@ -36,11 +36,10 @@ impl Default for RlooRewards {
     }
 }
 
-/// Computes the advantages of `samples`, which lie group by group, `num_generations` each; their own advantages are not read.
-///
-/// Panics if the rows are not a multiple of `num_generations`, or there is a β and no reference.
-pub fn compute(matrix: &RewardMatrix, samples: &[Sample], num_generations: usize, config: &RlooRewards) -> Advantages {
-    let rewards = matrix.totals(num_generations);
+/// Computes the advantages of `samples`, one for each row; their own advantages are not read. Panics if there is a β and no
+/// reference.
+pub fn compute(matrix: &RewardMatrix, samples: &[Sample], config: &RlooRewards) -> Advantages {
+    let rewards = matrix.totals();
     assert_eq!(rewards.len(), samples.len());
     let mut penalised = rewards.clone();
     if let Some([low, high]) = config.reward_clip_range {
@@ -51,7 +50,7 @@ pub fn compute(matrix: &RewardMatrix, samples: &[Sample], num_generations: usize
         for (reward, sample) in penalised.iter_mut().zip(samples) {
             let out = config.mask_truncated_completions && sample.truncated;
             let mask: Vec<bool> = sample.mask.iter().map(|&m| m && !out).collect();
-            let reference = sample.ref_logps.as_deref().expect("beta needs reference log-probabilities");
+            let reference = sample.columns.ref_logps().expect("beta needs reference log-probabilities");
             let sum: f64 = kl(KlEstimator::K1, sample.old_logps(), reference, &mask).iter().sum();
             kl_sum += sum;
             tokens += mask.iter().filter(|&&m| m).count() as u64;
@@ -60,18 +59,18 @@ pub fn compute(matrix: &RewardMatrix, samples: &[Sample], num_generations: usize
     }
 
     let mut advantages: Vec<Option<f64>> = Vec::with_capacity(rewards.len());
-    let mut without_spread = 0;
-    for group in penalised.chunks(num_generations) {
-        let std = if num_generations > 1 { deviation(group) } else { Some(0.0) };
+    let mut zero_std = 0;
+    for group in matrix.groups().map(|group| &penalised[group]) {
+        let std = if group.len() > 1 { deviation(group) } else { Some(0.0) };
         if std.is_some_and(|s| s <= ZERO_STD) {
-            without_spread += group.len();
+            zero_std += group.len();
         }
         let scored = group.iter().flatten().count();
         let sum: f64 = group.iter().flatten().sum();
         // Alone, there is nothing to compare with: TRL's 0/0 becomes 0.
         advantages.extend(group.iter().map(|r| match r {
             Some(r) if scored > 1 => Some(r - (sum - r) / (scored - 1) as f64),
-            Some(_) if num_generations == 1 => Some(0.0),
+            Some(_) if group.len() == 1 => Some(0.0),
             _ => None,
         }));
     }
@@ -83,7 +82,7 @@ pub fn compute(matrix: &RewardMatrix, samples: &[Sample], num_generations: usize
         }
     }
     let advantages: Vec<f64> = advantages.iter().map(|a| a.unwrap_or(0.0)).collect();
-    let mut metrics = metrics(matrix, &rewards, without_spread);
+    let mut metrics = metrics(matrix, &rewards, zero_std);
     if config.beta != 0.0 {
         metrics.push(("kl".into(), Some(kl_sum / tokens.max(1) as f64)));
     }

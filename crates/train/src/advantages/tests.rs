@@ -2,17 +2,18 @@ use super::reinforce_plus_plus::Baseline;
 use super::rloo::RlooRewards;
 use super::*;
 use crate::Sample;
+use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
 
-fn matrix(rows: &[[Option<f64>; 2]], weights: [f64; 2]) -> RewardMatrix {
-    RewardMatrix {
-        rewards: rows.iter().map(|r| r.to_vec()).collect(),
-        names: vec!["a".into(), "b".into()],
-        weights: weights.to_vec(),
-    }
+/// Groups of `size` rows.
+fn rows<const N: usize>(rows: &[[Option<f64>; N]], size: usize) -> Vec<RewardRow> {
+    rows.iter().enumerate().map(|(i, r)| RewardRow { group: 7 - (i / size) as u64, scores: r.to_vec() }).collect()
 }
-fn one_function(rewards: &[Option<f64>]) -> RewardMatrix {
-    let rewards = rewards.iter().map(|&r| vec![r]).collect();
-    RewardMatrix { rewards, names: vec!["a".into()], weights: vec![1.0] }
+fn matrix(of: &[[Option<f64>; 2]], size: usize, weights: [f64; 2]) -> RewardMatrix {
+    RewardMatrix { rows: rows(of, size), names: vec!["a".into(), "b".into()], weights: weights.to_vec() }
+}
+fn one_function(rewards: &[Option<f64>], size: usize) -> RewardMatrix {
+    let one: Vec<[Option<f64>; 1]> = rewards.iter().map(|&r| [r]).collect();
+    RewardMatrix { rows: rows(&one, size), names: vec!["a".into()], weights: vec![1.0] }
 }
 fn close(got: &[Advantage], expected: &[f64]) {
     assert_eq!(got.len(), expected.len());
@@ -25,22 +26,22 @@ fn metric(a: &Advantages, name: &str) -> Option<f64> {
 #[test]
 fn by_hand() {
     // Groups (1, 3) and (2, 2): means 2, 2; deviations √2, 0; of the batch √(2/3).
-    let m = one_function(&[Some(1.0), Some(3.0), Some(2.0), Some(2.0)]);
+    let m = one_function(&[Some(1.0), Some(3.0), Some(2.0), Some(2.0)], 2);
     let (group, batch) = (2f64.sqrt() + 1e-4, (2.0 / 3.0f64).sqrt() + 1e-4);
-    close(&compute(&m, 2, ScaleRewards::Group).advantages, &[-1.0 / group, 1.0 / group, 0.0, 0.0]);
-    close(&compute(&m, 2, ScaleRewards::Batch).advantages, &[-1.0 / batch, 1.0 / batch, 0.0, 0.0]);
-    let none = compute(&m, 2, ScaleRewards::None);
+    close(&compute(&m, ScaleRewards::Group).advantages, &[-1.0 / group, 1.0 / group, 0.0, 0.0]);
+    close(&compute(&m, ScaleRewards::Batch).advantages, &[-1.0 / batch, 1.0 / batch, 0.0, 0.0]);
+    let none = compute(&m, ScaleRewards::None);
     close(&none.advantages, &[-1.0, 1.0, 0.0, 0.0]);
     assert_eq!(metric(&none, "reward"), Some(2.0));
     assert!((metric(&none, "reward_std").unwrap() - (2.0 / 3.0f64).sqrt()).abs() < 1e-12);
     assert_eq!(metric(&none, "frac_reward_zero_std"), Some(0.5));
-    assert_eq!(metric(&compute(&m, 2, ScaleRewards::Batch), "frac_reward_zero_std"), Some(0.0));
+    assert_eq!(metric(&compute(&m, ScaleRewards::Batch), "frac_reward_zero_std"), Some(0.0));
 }
 
 #[test]
 fn weights_and_missing_scores() {
     let rows = [[Some(1.0), Some(2.0)], [None, Some(4.0)], [None, None], [Some(3.0), None]];
-    let a = compute(&matrix(&rows, [1.0, 0.5]), 4, ScaleRewards::None);
+    let a = compute(&matrix(&rows, 4, [1.0, 0.5]), ScaleRewards::None);
     assert_eq!(a.rewards, [Some(2.0), Some(2.0), None, Some(3.0)]);
     let mean = 7.0 / 3.0;
     close(&a.advantages, &[2.0 - mean, 2.0 - mean, 0.0, 3.0 - mean]);
@@ -51,22 +52,22 @@ fn weights_and_missing_scores() {
 
 #[test]
 fn nothing_to_compare_gives_zero() {
-    let scored_once = compute(&one_function(&[Some(5.0), None]), 2, ScaleRewards::Group);
+    let scored_once = compute(&one_function(&[Some(5.0), None], 2), ScaleRewards::Group);
     close(&scored_once.advantages, &[0.0, 0.0]);
     assert_eq!(metric(&scored_once, "reward_std"), None);
-    let never = compute(&one_function(&[None, None]), 2, ScaleRewards::Group);
+    let never = compute(&one_function(&[None, None], 2), ScaleRewards::Group);
     close(&never.advantages, &[0.0, 0.0]);
     assert_eq!(metric(&never, "reward"), None);
-    let alone = compute(&one_function(&[Some(5.0), Some(7.0)]), 1, ScaleRewards::None);
+    let alone = compute(&one_function(&[Some(5.0), Some(7.0)], 1), ScaleRewards::None);
     close(&alone.advantages, &[0.0, 0.0]);
 }
 
 /// A sample of these tokens: log π_old 0, so that the KL estimate k of a token is −log π_ref.
 fn sample(kl: &[f32], mask: &[bool]) -> Sample {
-    let mut sample = Sample::supervised(Vec::new().into(), vec![0; kl.len()]);
+    let mut sample = Sample::supervised(model::Prompt::new([]), vec![0; kl.len()]);
     sample.mask = mask.to_vec();
-    sample.sampler_logps = vec![0.0; kl.len()];
-    sample.ref_logps = Some(kl.iter().map(|k| -k).collect());
+    sample.columns.set(SAMPLER_LOGPS, vec![0.0; kl.len()]);
+    sample.columns.set(REF_LOGPS, kl.iter().map(|k| -k).collect());
     sample
 }
 
@@ -74,23 +75,23 @@ fn sample(kl: &[f32], mask: &[bool]) -> Sample {
 fn gdpo_by_hand() {
     // Two functions, one group each of (0, 2) and (4, 4): deviations √2 and 0, so only the first tells.
     let rows = [[Some(0.0), Some(4.0)], [Some(2.0), Some(4.0)]];
-    let a = gdpo::compute(&matrix(&rows, [1.0, 3.0]), 2);
+    let a = gdpo::compute(&matrix(&rows, 2, [1.0, 3.0]));
     let one = 1.0 / (2f64.sqrt() + SMALL); // normalised, mean 0
     let scaled = one / (one * 2f64.sqrt() + SMALL);
     close(&a.advantages, &[-scaled, scaled]);
     assert_eq!(a.rewards, [Some(12.0), Some(14.0)]);
     // A function that scored one sample has no deviation and says nothing; a sample without a score is left out.
     let rows = [[Some(1.0), None], [Some(3.0), Some(9.0)], [None, None], [Some(2.0), None]];
-    let a = gdpo::compute(&matrix(&rows, [1.0, 1.0]), 4);
+    let a = gdpo::compute(&matrix(&rows, 4, [1.0, 1.0]));
     assert_eq!(a.advantages[2], Advantage::Sequence(0.0));
     close(&a.advantages[3..], &[0.0]);
     assert!((a.advantages[0].at(0) + a.advantages[1].at(0)).abs() < 1e-6 && a.advantages[1].at(0) > 0.9);
-    close(&gdpo::compute(&one_function(&[Some(1.0), None]), 2).advantages, &[0.0, 0.0]);
+    close(&gdpo::compute(&one_function(&[Some(1.0), None], 2)).advantages, &[0.0, 0.0]);
 }
 
 #[test]
 fn rloo_by_hand() {
-    let rewards = one_function(&[Some(1.0), Some(2.0), Some(6.0), None]);
+    let rewards = one_function(&[Some(1.0), Some(2.0), Some(6.0), None], 4);
     let samples = [
         sample(&[0.5, 0.5], &[true, true]),
         sample(&[1.0, f32::NAN], &[true, false]),
@@ -98,36 +99,36 @@ fn rloo_by_hand() {
         sample(&[], &[]),
     ];
     let plain = RlooRewards::default();
-    let a = rloo::compute(&rewards, &samples, 4, &RlooRewards { beta: 0.0, ..plain });
+    let a = rloo::compute(&rewards, &samples, &RlooRewards { beta: 0.0, ..plain });
     close(&a.advantages, &[1.0 - 4.0, 2.0 - 3.5, 6.0 - 1.5, 0.0]);
     assert!(a.metrics.iter().all(|(name, _)| name != "kl"));
     // With KL sums 1, 1, 0 at β = 1: rewards 0, 1, 6.
-    let a = rloo::compute(&rewards, &samples, 4, &RlooRewards { beta: 1.0, ..plain });
+    let a = rloo::compute(&rewards, &samples, &RlooRewards { beta: 1.0, ..plain });
     close(&a.advantages, &[0.0 - 3.5, 1.0 - 3.0, 6.0 - 0.5, 0.0]);
     assert_eq!(metric(&a, "kl"), Some(0.5));
     assert_eq!(metric(&a, "reward"), Some(3.0), "the penalty is not in the logged reward");
     // Clipped to 1.5 .. 4 before.
     let clip = RlooRewards { beta: 0.0, reward_clip_range: Some([1.5, 4.0]), ..plain };
-    let a = rloo::compute(&rewards, &samples, 4, &clip);
+    let a = rloo::compute(&rewards, &samples, &clip);
     close(&a.advantages, &[1.5 - 3.0, 2.0 - 2.75, 4.0 - 1.75, 0.0]);
-    let a = rloo::compute(&rewards, &samples, 4, &RlooRewards { normalize_advantages: true, beta: 0.0, ..plain });
+    let a = rloo::compute(&rewards, &samples, &RlooRewards { normalize_advantages: true, beta: 0.0, ..plain });
     let std = ((9.0 + 2.25 + 20.25) / 2.0f64).sqrt() + SMALL;
     close(&a.advantages, &[-3.0 / std, -1.5 / std, 4.5 / std, 0.0]);
     // Alone in its group, there is nothing to compare with.
-    let a = rloo::compute(&one_function(&[Some(5.0), None]), &samples[..2], 2, &plain);
+    let a = rloo::compute(&one_function(&[Some(5.0), None], 2), &samples[..2], &plain);
     close(&a.advantages, &[0.0, 0.0]);
-    let a = rloo::compute(&one_function(&[Some(5.0), Some(2.0)]), &samples[..2], 1, &plain);
+    let a = rloo::compute(&one_function(&[Some(5.0), Some(2.0)], 1), &samples[..2], &plain);
     close(&a.advantages, &[0.0, 0.0]);
 }
 
 #[test]
 fn reinforce_plus_plus_by_hand() {
-    let rewards = one_function(&[Some(1.0), None, Some(-1.0)]);
+    let rewards = |size| one_function(&[Some(1.0), None, Some(-1.0)], size);
     let samples =
         [sample(&[1.0, 2.0, 4.0], &[true, false, true]), sample(&[1.0], &[true]), sample(&[0.0, 0.0], &[true, true])];
     let masks: Vec<Vec<bool>> = samples.iter().map(|s| s.mask.clone()).collect();
     // Without division of what is by hand: tokens 1 − 0.1·5, 1 − 0.1·4, −1, −1.
-    let a = reinforce_plus_plus::compute(&rewards, &samples, &masks, 1, 0.1, Baseline::Batch);
+    let a = reinforce_plus_plus::compute(&rewards(1), &samples, &masks, 0.1, Baseline::Batch);
     let tokens = [0.5, 0.6, -1.0, -1.0f64];
     let mean = tokens.iter().sum::<f64>() / 4.0;
     let std = (tokens.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 4.0).sqrt();
@@ -142,54 +143,50 @@ fn reinforce_plus_plus_by_hand() {
     assert_eq!(metric(&a, "kl"), Some((1.0 + 4.0 + 1.0) / 5.0));
 
     // With the group's mean as baseline, and no KL in the reward: 1 and −1 against 0.
-    let a = reinforce_plus_plus::compute(&rewards, &samples, &masks, 3, 0.1, Baseline::Group);
+    let a = reinforce_plus_plus::compute(&rewards(3), &samples, &masks, 0.1, Baseline::Group);
     assert_eq!(a.advantages[0], Advantage::Tokens(vec![1.0, 0.0, 1.0]));
     assert_eq!(a.advantages[2], Advantage::Tokens(vec![-1.0, -1.0]));
     assert!(a.metrics.iter().all(|(name, _)| name != "kl"), "it is the loss that reports it");
 
     // All rewards equal: no deviation, no advantage, nothing that is not a number.
-    let same = one_function(&[Some(1.0), Some(1.0), Some(1.0)]);
-    let a = reinforce_plus_plus::compute(&same, &samples, &masks, 1, 0.0, Baseline::Batch);
+    let same = one_function(&[Some(1.0), Some(1.0), Some(1.0)], 1);
+    let a = reinforce_plus_plus::compute(&same, &samples, &masks, 0.0, Baseline::Batch);
     assert!(a.advantages.iter().all(|a| (0..1).all(|t| a.at(t) == 0.0)));
     let nothing =
-        reinforce_plus_plus::compute(&one_function(&[None]), &samples[..1], &masks[..1], 1, 0.0, Baseline::Batch);
+        reinforce_plus_plus::compute(&one_function(&[None], 1), &samples[..1], &masks[..1], 0.0, Baseline::Batch);
     assert_eq!(nothing.advantages, [Advantage::Tokens(vec![0.0; 3])]);
 }
 
 /// A reward of NaN is one that was not given: no mean, no deviation and no other sample's advantage notices it.
 #[test]
 fn nan_is_not_judged() {
-    let rows = |missing: Option<f64>| {
-        let m = matrix(
-            &[[Some(1.0), Some(2.0)], [missing, Some(4.0)], [missing, missing], [Some(3.0), missing]],
-            [1.0, 0.5],
-        );
-        let one = one_function(&[Some(1.0), missing, Some(-1.0), Some(0.5)]);
-        (m, one)
+    let rows = |missing: Option<f64>, size: usize| {
+        let rows = [[Some(1.0), Some(2.0)], [missing, Some(4.0)], [missing, missing], [Some(3.0), missing]];
+        (matrix(&rows, size, [1.0, 0.5]), one_function(&[Some(1.0), missing, Some(-1.0), Some(0.5)], size))
     };
-    let ((m, one), (nan, one_nan)) = (rows(None), rows(Some(f64::NAN)));
     let samples: Vec<Sample> = (0..4).map(|_| sample(&[0.5, -0.25], &[true, true])).collect();
     let masks: Vec<Vec<bool>> = samples.iter().map(|s| s.mask.clone()).collect();
-    for group in [1, 2, 4] {
+    for size in [1, 2, 4] {
+        let ((m, one), (nan, one_nan)) = (rows(None, size), rows(Some(f64::NAN), size));
         for scale in [ScaleRewards::Group, ScaleRewards::Batch, ScaleRewards::None] {
-            assert_eq!(compute(&nan, group, scale), compute(&m, group, scale));
+            assert_eq!(compute(&nan, scale), compute(&m, scale));
         }
-        assert_eq!(gdpo::compute(&nan, group), gdpo::compute(&m, group));
+        assert_eq!(gdpo::compute(&nan), gdpo::compute(&m));
         for normalize_advantages in [false, true] {
             let config =
                 RlooRewards { normalize_advantages, reward_clip_range: Some([-0.5, 2.5]), ..RlooRewards::default() };
-            let of = |m| rloo::compute(m, &samples, group, &config);
+            let of = |m| rloo::compute(m, &samples, &config);
             assert_eq!(of(&one_nan), of(&one));
         }
         for baseline in [Baseline::Batch, Baseline::Group] {
-            let of = |m| reinforce_plus_plus::compute(m, &samples, &masks, group, 0.1, baseline);
+            let of = |m| reinforce_plus_plus::compute(m, &samples, &masks, 0.1, baseline);
             assert_eq!(of(&one_nan), of(&one));
         }
     }
-    let all = compute(&one_function(&[Some(f64::NAN), Some(f64::NAN)]), 2, ScaleRewards::Group);
+    let all = compute(&one_function(&[Some(f64::NAN), Some(f64::NAN)], 2), ScaleRewards::Group);
     close(&all.advantages, &[0.0, 0.0]);
     assert_eq!((metric(&all, "reward"), all.rewards), (None, vec![None, None]));
     // What is infinite is no missing score: it must show.
-    let infinite = compute(&one_function(&[Some(f64::INFINITY), Some(0.0)]), 2, ScaleRewards::Group);
+    let infinite = compute(&one_function(&[Some(f64::INFINITY), Some(0.0)], 2), ScaleRewards::Group);
     assert!(infinite.advantages[0].at(0).is_nan());
 }

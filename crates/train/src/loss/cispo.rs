@@ -6,15 +6,15 @@
 //! ∂L/∂log π_θ = −min(r, ε_max) A. `epsilon_high` is ε_max itself, not its distance from 1; ScaleRL (arXiv:2510.13786)
 //! recommends 5.
 
-use super::{LossConfig, LossSums, PolicyLoss, Term, Token, Totals, Whole, clip};
+use super::{LossConfig, LossSums, Normalizer, PolicyLoss, Term, Token, Whole, clip};
 
 /// w_s = 1 / max(1, N)
 #[derive(Clone, Copy, Debug)]
 pub struct Cispo;
 
 impl PolicyLoss for Cispo {
-    fn weight(&self, _: &LossConfig, _: usize, totals: &Totals) -> f64 {
-        1.0 / totals.tokens.max(1) as f64
+    fn weight(&self, _: &LossConfig, _: usize, normalizer: &Normalizer) -> f64 {
+        1.0 / normalizer.tokens.max(1) as f64
     }
 
     fn term(&self, config: &LossConfig, token: &Token) -> Term {

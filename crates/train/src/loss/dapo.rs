@@ -3,14 +3,14 @@
 //! J = 1/max(1, N) Σ_s Σ_t m L, with N tokens in the loss of the whole optimizer step, over all processes. (With several
 //! optimizer steps per generation batch, TRL divides by the mean N of those steps.)
 
-use super::{LossConfig, PolicyLoss, Totals};
+use super::{LossConfig, Normalizer, PolicyLoss};
 
 /// w_s = 1 / max(1, N)
 #[derive(Clone, Copy, Debug)]
 pub struct Dapo;
 
 impl PolicyLoss for Dapo {
-    fn weight(&self, _: &LossConfig, _: usize, totals: &Totals) -> f64 {
-        1.0 / totals.tokens.max(1) as f64
+    fn weight(&self, _: &LossConfig, _: usize, normalizer: &Normalizer) -> f64 {
+        1.0 / normalizer.tokens.max(1) as f64
     }
 }

@@ -3,14 +3,14 @@
 //!
 //! J = 1/(B · max_completion_length) Σ_s Σ_t m L, with B sequences.
 
-use super::{LossConfig, PolicyLoss, Totals};
+use super::{LossConfig, Normalizer, PolicyLoss};
 
 /// w_s = 1 / (B · max_completion_length)
 #[derive(Clone, Copy, Debug)]
 pub struct DrGrpo;
 
 impl PolicyLoss for DrGrpo {
-    fn weight(&self, config: &LossConfig, _: usize, totals: &Totals) -> f64 {
-        1.0 / (totals.sequences as f64 * config.max_completion_length as f64)
+    fn weight(&self, config: &LossConfig, _: usize, normalizer: &Normalizer) -> f64 {
+        1.0 / (normalizer.sequences as f64 * config.max_completion_length as f64)
     }
 }

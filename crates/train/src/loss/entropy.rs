@@ -11,7 +11,7 @@
 //! Adaptive (Skywork-OR1, arXiv:2505.22312): after each step coef grows by `entropy_coef_delta` where H ≤ `entropy_target`,
 //! else it shrinks, between its bounds; it is applied in steps that follow an H ≤ `entropy_target`.
 
-use super::{LossSums, Totals};
+use super::{LossSums, Normalizer};
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
 
@@ -100,10 +100,16 @@ impl EntropyControl {
 }
 
 /// The bonus of one sequence: adds its kept entropies to `sums`, and overwrites `d_entropies` with ∂J/∂H_t.
-pub fn bonus<T: Float>(totals: &Totals, entropies: &[T], mask: &[bool], d_entropies: &mut [T], sums: &mut LossSums) {
-    let slope = -totals.entropy_coef / totals.entropy_tokens.max(1) as f64;
+pub fn bonus<T: Float>(
+    normalizer: &Normalizer,
+    entropies: &[T],
+    mask: &[bool],
+    d_entropies: &mut [T],
+    sums: &mut LossSums,
+) {
+    let slope = -normalizer.entropy_coef / normalizer.entropy_tokens.max(1) as f64;
     for t in 0..mask.len() {
-        let kept = mask[t] && totals.keeps(entropies[t].f64());
+        let kept = mask[t] && normalizer.keeps(entropies[t].f64());
         d_entropies[t] = T::of(if kept { slope } else { 0.0 });
         if kept {
             sums.entropy += entropies[t].f64();

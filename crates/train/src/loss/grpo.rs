@@ -2,14 +2,14 @@
 //!
 //! J = 1/B Σ_s 1/max(1, n_s) Σ_t m L, with B sequences, n_s tokens in the loss of sequence s.
 
-use super::{LossConfig, PolicyLoss, Totals};
+use super::{LossConfig, Normalizer, PolicyLoss};
 
 /// w_s = 1 / (B max(1, n_s))
 #[derive(Clone, Copy, Debug)]
 pub struct Grpo;
 
 impl PolicyLoss for Grpo {
-    fn weight(&self, _: &LossConfig, tokens: usize, totals: &Totals) -> f64 {
-        1.0 / (totals.sequences as f64 * tokens.max(1) as f64)
+    fn weight(&self, _: &LossConfig, tokens: usize, normalizer: &Normalizer) -> f64 {
+        1.0 / (normalizer.sequences as f64 * tokens.max(1) as f64)
     }
 }

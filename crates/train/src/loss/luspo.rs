@@ -3,14 +3,14 @@
 //!
 //! J = 1/B Σ_s Σ_t m L, with B sequences; L is the clipped surrogate.
 
-use super::{LossConfig, PolicyLoss, Totals};
+use super::{LossConfig, Normalizer, PolicyLoss};
 
 /// w_s = 1 / B
 #[derive(Clone, Copy, Debug)]
 pub struct Luspo;
 
 impl PolicyLoss for Luspo {
-    fn weight(&self, _: &LossConfig, _: usize, totals: &Totals) -> f64 {
-        1.0 / totals.sequences as f64
+    fn weight(&self, _: &LossConfig, _: usize, normalizer: &Normalizer) -> f64 {
+        1.0 / normalizer.sequences as f64
     }
 }

@@ -9,7 +9,7 @@
 //! - r = e^ρ, ρ = log π_θ − log π_old, of the token or of the sequence ([`ratio`]);
 //! - K: the KL divergence to the reference ([`kl`]);
 //! - w_s: the weight of the sequence's tokens, which is what tells [`grpo`], [`bnpo`], [`dr_grpo`], [`dapo`] and [`luspo`]
-//!   apart. It depends on [`Totals`] of the whole optimizer batch, known before the first micro-batch, so that cutting the
+//!   apart. It depends on [`Normalizer`] of the whole optimizer batch, known before the first micro-batch, so that cutting the
 //!   batch changes nothing;
 //! - k: 0 for tokens that [`off_policy`] or [`entropy`] leave out of the policy term, else 1;
 //! - c: the correction for a sampler that was not the old policy ([`sampling`]); a constant.
@@ -48,9 +48,9 @@ pub use sums::LossSums;
 use crate::Advantage;
 use kernels::check::Float;
 
-/// What losses need to know of the whole optimizer batch.
+/// What losses divide by: counts of the whole optimizer batch, known before its first part is accumulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Totals {
+pub struct Normalizer {
     /// Sequences, those without a token in the loss included.
     pub sequences: usize,
     /// Tokens in the loss.
@@ -63,12 +63,15 @@ pub struct Totals {
     pub entropy_coef: f64,
 }
 
-impl Totals {
+impl Normalizer {
     /// Of these masks, one per sequence; all tokens' entropies count, and there is no entropy bonus.
-    pub fn of(masks: &[Vec<bool>]) -> Totals {
-        let tokens = masks.iter().flatten().filter(|&&m| m).count();
-        let sequences = masks.len();
-        Totals { sequences, tokens, entropy_threshold: None, entropy_tokens: tokens, entropy_coef: 0.0 }
+    pub fn of<'a>(masks: impl IntoIterator<Item = &'a Vec<bool>>) -> Normalizer {
+        let (mut sequences, mut tokens) = (0, 0);
+        for mask in masks {
+            sequences += 1;
+            tokens += mask.iter().filter(|&&m| m).count();
+        }
+        Normalizer { sequences, tokens, entropy_threshold: None, entropy_tokens: tokens, entropy_coef: 0.0 }
     }
 
     /// Whether a token of this entropy is among those that the threshold leaves. What is not a number stays, so that it
@@ -144,7 +147,7 @@ pub struct Whole<'a> {
 /// What tells one policy loss from another.
 pub trait PolicyLoss {
     /// w: what each token of a sequence with `tokens` tokens in the loss counts.
-    fn weight(&self, config: &LossConfig, tokens: usize, totals: &Totals) -> f64;
+    fn weight(&self, config: &LossConfig, tokens: usize, normalizer: &Normalizer) -> f64;
 
     /// L of one token: the clipped surrogate, unless the loss has its own.
     fn term(&self, config: &LossConfig, token: &Token) -> Term {
@@ -166,7 +169,7 @@ pub trait PolicyLoss {
 /// Adds one sequence's part of J to `sums`, and overwrites `d_logps` with ∂J/∂log π_θ.
 pub fn policy<T: Float>(
     config: &LossConfig,
-    totals: &Totals,
+    normalizer: &Normalizer,
     sequence: &Sequence<'_, T>,
     d_logps: &mut [T],
     sums: &mut LossSums,
@@ -176,7 +179,7 @@ pub fn policy<T: Float>(
     if config.importance_sampling.enabled {
         sums.sampling.get_or_insert_default().add(&correction, old_logps, sampler_logps, mask);
     }
-    let case = Case { config, totals, sequence, correction: &correction };
+    let case = Case { config, normalizer, sequence, correction: &correction };
     match config.loss_type {
         LossType::Grpo => case.evaluate(&grpo::Grpo, d_logps, sums),
         LossType::Bnpo => case.evaluate(&bnpo::Bnpo, d_logps, sums),
@@ -192,7 +195,7 @@ pub fn policy<T: Float>(
 /// A sequence and what it is evaluated with.
 struct Case<'a, T> {
     config: &'a LossConfig,
-    totals: &'a Totals,
+    normalizer: &'a Normalizer,
     sequence: &'a Sequence<'a, T>,
     correction: &'a sampling::Weights,
 }
@@ -200,13 +203,13 @@ struct Case<'a, T> {
 impl<T: Float> Case<'_, T> {
     /// [`policy`] of a given loss. Arithmetic is f64 whatever `T` is: these are a few numbers per token.
     fn evaluate(&self, loss: &impl PolicyLoss, d_logps: &mut [T], sums: &mut LossSums) {
-        let (config, totals) = (self.config, self.totals);
+        let (config, normalizer) = (self.config, self.normalizer);
         let Sequence { logps, entropies, old_logps, sampler_logps, ref_logps, mask, advantage } = *self.sequence;
         assert!(logps.len() == mask.len() && old_logps.len() == mask.len() && d_logps.len() == mask.len());
         let ratio = ratio::Ratio::new(config.importance_sampling_level, logps, old_logps, mask);
         let near = off_policy::is_near(config.off_policy_mask_threshold, logps, sampler_logps, mask);
         let tokens = ratio.tokens();
-        let weight = loss.weight(config, tokens, totals);
+        let weight = loss.weight(config, tokens, normalizer);
 
         // At sequence level every token's term pulls at the one ratio.
         let mut d_sequence_ratio = 0.0;
@@ -221,7 +224,7 @@ impl<T: Float> Case<'_, T> {
             low += u64::from(term.low);
             high += u64::from(term.high);
             let kept = (near || token.advantage >= 0.0)
-                && (totals.entropy_threshold.is_none() || totals.keeps(entropies[t].f64()));
+                && (normalizer.entropy_threshold.is_none() || normalizer.keeps(entropies[t].f64()));
             if !kept {
                 term = Term::default();
             } else if !loss.corrects_itself() {

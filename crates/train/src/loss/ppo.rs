@@ -10,7 +10,7 @@
 //!
 //! Means have the names of TRL's `PPOTrainer`. Knows no model.
 
-use super::{LossConfig, LossSums, Totals, clip};
+use super::{LossConfig, LossSums, Normalizer, clip};
 use crate::Advantage;
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
@@ -64,7 +64,7 @@ pub struct Actions<'a, T> {
 /// ∂J/∂H.
 pub fn policy<T: Float>(
     config: &PpoConfig,
-    totals: &Totals,
+    normalizer: &Normalizer,
     actions: &Actions<'_, T>,
     d_logps: &mut [T],
     d_entropies: &mut [T],
@@ -74,7 +74,7 @@ pub fn policy<T: Float>(
     assert!(logps.len() == mask.len() && old_logps.len() == mask.len() && entropies.len() == mask.len());
     assert!(d_logps.len() == mask.len() && d_entropies.len() == mask.len());
     let surrogate = LossConfig { epsilon: config.cliprange, ..LossConfig::default() };
-    let weight = 1.0 / totals.tokens.max(1) as f64;
+    let weight = 1.0 / normalizer.tokens.max(1) as f64;
     let (mut tokens, mut low, mut high) = (0, 0, 0);
     let (mut loss, mut entropy, mut ratios, mut squares) = (0.0, 0.0, 0.0, 0.0);
     for t in 0..mask.len() {
@@ -123,7 +123,7 @@ pub struct States<'a, T> {
 /// Adds one completion's part of the value model's J to `sums`, and overwrites `d_values` with ∂J/∂V.
 pub fn value<T: Float>(
     config: &ValueConfig,
-    totals: &Totals,
+    normalizer: &Normalizer,
     states: &States<'_, T>,
     d_values: &mut [T],
     sums: &mut LossSums,
@@ -131,7 +131,7 @@ pub fn value<T: Float>(
     let States { values, old_values, returns, mask } = *states;
     assert!(values.len() == mask.len() && old_values.len() == mask.len() && returns.len() == mask.len());
     assert_eq!(d_values.len(), mask.len());
-    let weight = config.vf_coef / totals.tokens.max(1) as f64;
+    let weight = config.vf_coef / normalizer.tokens.max(1) as f64;
     let (mut loss, mut tokens, mut clipped) = (0.0, 0, 0);
     for t in 0..mask.len() {
         d_values[t] = T::of(0.0);

@@ -7,7 +7,7 @@
 //! The ratio is that of the whole completion, not GSPO's geometric mean; ∂ρ/∂log π_θ(t) = m_t. A sequence without a token
 //! in the loss has r = 1 and still counts −A, without a gradient.
 
-use super::{LossConfig, LossSums, Sequence, Totals, clip};
+use super::{LossConfig, LossSums, Normalizer, Sequence, clip};
 use crate::{Advantage, Sample};
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ impl RlooConfig {
 /// Adds one sequence's part of J to `sums`, and overwrites `d_logps` with ∂J/∂log π_θ. Panics if the advantage is per token.
 pub fn rloo<T: Float>(
     config: &RlooConfig,
-    totals: &Totals,
+    normalizer: &Normalizer,
     sequence: &Sequence<'_, T>,
     d_logps: &mut [T],
     sums: &mut LossSums,
@@ -50,7 +50,7 @@ pub fn rloo<T: Float>(
     let log_ratio: f64 = (0..mask.len()).filter(|&t| mask[t]).map(|t| logps[t].f64() - old_logps[t].f64()).sum();
     let clip = LossConfig { epsilon: config.epsilon, epsilon_high: config.epsilon_high, ..LossConfig::default() };
     let term = clip::surrogate(&clip, libm::exp(log_ratio), f64::from(advantage));
-    let weight = 1.0 / totals.sequences as f64;
+    let weight = 1.0 / normalizer.sequences as f64;
     for (d, &m) in d_logps.iter_mut().zip(mask) {
         *d = T::of(if m { weight * term.d_log_ratio } else { 0.0 });
     }

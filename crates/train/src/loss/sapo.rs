@@ -5,15 +5,15 @@
 //!
 //! ∂L/∂ρ = −4 σ (1 − σ) r A, which at r = 1 is −A, as without a gate. Averaged as [`super::grpo`].
 
-use super::{LossConfig, LossSums, PolicyLoss, Term, Token, Totals, Whole, grpo};
+use super::{LossConfig, LossSums, Normalizer, PolicyLoss, Term, Token, Whole, grpo};
 
 /// w_s = 1 / (B max(1, n_s))
 #[derive(Clone, Copy, Debug)]
 pub struct Sapo;
 
 impl PolicyLoss for Sapo {
-    fn weight(&self, config: &LossConfig, tokens: usize, totals: &Totals) -> f64 {
-        grpo::Grpo.weight(config, tokens, totals)
+    fn weight(&self, config: &LossConfig, tokens: usize, normalizer: &Normalizer) -> f64 {
+        grpo::Grpo.weight(config, tokens, normalizer)
     }
 
     fn term(&self, config: &LossConfig, token: &Token) -> Term {

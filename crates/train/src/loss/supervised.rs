@@ -2,13 +2,19 @@
 //!
 //! J = −1/max(1, N) Σ_s Σ_t m log π_θ; ∂J/∂log π_θ(t) = −m_t / max(1, N).
 
-use super::{LossSums, Totals};
+use super::{LossSums, Normalizer};
 use kernels::check::Float;
 
 /// Adds one sequence's part of J to `sums`, and overwrites `d_logps`.
-pub fn supervised<T: Float>(totals: &Totals, logps: &[T], mask: &[bool], d_logps: &mut [T], sums: &mut LossSums) {
+pub fn supervised<T: Float>(
+    normalizer: &Normalizer,
+    logps: &[T],
+    mask: &[bool],
+    d_logps: &mut [T],
+    sums: &mut LossSums,
+) {
     assert!(logps.len() == mask.len() && d_logps.len() == mask.len());
-    let weight = 1.0 / totals.tokens.max(1) as f64;
+    let weight = 1.0 / normalizer.tokens.max(1) as f64;
     for ((&logp, &m), d) in logps.iter().zip(mask).zip(d_logps) {
         *d = T::of(if m { -weight } else { 0.0 });
         if m {

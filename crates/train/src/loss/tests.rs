@@ -40,14 +40,14 @@ fn case() -> Case {
 }
 
 impl Case {
-    fn totals(&self) -> Totals {
-        Totals::of(&self.masks)
+    fn normalizer(&self) -> Normalizer {
+        Normalizer::of(&self.masks)
     }
     /// J and its gradient at these log-probabilities (all sequences' behind one another).
     fn evaluate(&self, config: &LossConfig, flat: &[f64]) -> (LossSums, Vec<f64>) {
-        self.evaluate_with(config, &self.totals(), flat)
+        self.evaluate_with(config, &self.normalizer(), flat)
     }
-    fn evaluate_with(&self, config: &LossConfig, totals: &Totals, flat: &[f64]) -> (LossSums, Vec<f64>) {
+    fn evaluate_with(&self, config: &LossConfig, normalizer: &Normalizer, flat: &[f64]) -> (LossSums, Vec<f64>) {
         let (mut sums, mut gradient, mut start) = (LossSums::default(), vec![f64::NAN; flat.len()], 0);
         for s in 0..self.masks.len() {
             let range = start..start + self.masks[s].len();
@@ -60,7 +60,7 @@ impl Case {
                 mask: &self.masks[s],
                 advantage: &self.advantages[s],
             };
-            policy(config, totals, &sequence, &mut gradient[range.clone()], &mut sums);
+            policy(config, normalizer, &sequence, &mut gradient[range.clone()], &mut sums);
             start = range.end;
         }
         (sums, gradient)
@@ -114,11 +114,11 @@ fn values_and_gradients_are_the_oracles() {
                 ];
                 for config in &variants {
                     for entropy_threshold in [None, Some(1.5)] {
-                        let totals = Totals { entropy_threshold, ..case.totals() };
-                        let (sums, gradient) = case.evaluate_with(config, &totals, &flat);
-                        let expected = oracle::loss(&case, config, &totals, &flat, &flat);
+                        let normalizer = Normalizer { entropy_threshold, ..case.normalizer() };
+                        let (sums, gradient) = case.evaluate_with(config, &normalizer, &flat);
+                        let expected = oracle::loss(&case, config, &normalizer, &flat, &flat);
                         assert!((sums.loss - expected).abs() <= 1e-12 * expected.abs(), "{config:?}: {expected}");
-                        let value = |x: &[f64]| oracle::loss(&case, config, &totals, x, &flat);
+                        let value = |x: &[f64]| oracle::loss(&case, config, &normalizer, x, &flat);
                         let error = directional_error(&flat, &gradient, value);
                         assert!(error < 1e-7, "{config:?}: {error}");
                         let mut spoiled = gradient;
@@ -137,7 +137,7 @@ fn on_policy_the_ratio_is_one_and_the_gradient_is_the_plain_policy_gradient() {
     case.old = case.logps.clone();
     let config = LossConfig { loss_type: LossType::Bnpo, ..LossConfig::default() };
     let (sums, gradient) = case.evaluate(&config, &case.logps.concat());
-    let n = case.totals().tokens as f64;
+    let n = case.normalizer().tokens as f64;
     let mut start = 0;
     for (mask, advantage) in case.masks.iter().zip(&case.advantages) {
         for (t, &m) in mask.iter().enumerate() {
@@ -196,10 +196,10 @@ fn nothing_in_the_loss_gives_nothing() {
 /// Σ w m L of a given matrix of token losses.
 fn reduce(loss: &impl PolicyLoss, values: &[Vec<f64>], masks: &[Vec<bool>]) -> f64 {
     let count = |m: &[bool]| m.iter().filter(|&&m| m).count();
-    let totals = Totals::of(masks);
+    let normalizer = Normalizer::of(masks);
     let mut sum = 0.0;
     for (values, mask) in values.iter().zip(masks) {
-        let weight = loss.weight(&LossConfig::default(), count(mask), &totals);
+        let weight = loss.weight(&LossConfig::default(), count(mask), &normalizer);
         sum += values.iter().zip(mask).filter(|(_, m)| **m).map(|(v, _)| weight * v).sum::<f64>();
     }
     sum
@@ -225,6 +225,12 @@ fn reductions_on_the_known_vectors() {
 fn supervised_is_the_mean_over_tokens() {
     let (logps, mask) = (vec![-1.0f64, -2.0, -4.0], vec![true, false, true]);
     let (mut d, mut sums) = (vec![f64::NAN; 3], LossSums::default());
-    supervised::supervised(&Totals { sequences: 1, tokens: 2, ..Totals::default() }, &logps, &mask, &mut d, &mut sums);
+    supervised::supervised(
+        &Normalizer { sequences: 1, tokens: 2, ..Normalizer::default() },
+        &logps,
+        &mask,
+        &mut d,
+        &mut sums,
+    );
     assert_eq!((sums.loss, sums.tokens, d), (2.5, 2, vec![-0.5, 0.0, -0.5]));
 }

@@ -11,7 +11,7 @@
 //! where A ≥ 0, else `vespo_k_neg`, `vespo_lambda_neg`. ∂L/∂log π_θ = −φ A.
 
 use super::sampling::Weights;
-use super::{LossConfig, LossSums, PolicyLoss, Term, Token, Totals, Whole};
+use super::{LossConfig, LossSums, Normalizer, PolicyLoss, Term, Token, Whole};
 use kernels::check::Float;
 
 const LOWEST: f64 = -18.420_680_743_952_367; // ln 1e-8
@@ -49,8 +49,8 @@ impl Vespo {
 }
 
 impl PolicyLoss for Vespo {
-    fn weight(&self, _: &LossConfig, _: usize, totals: &Totals) -> f64 {
-        1.0 / totals.tokens.max(1) as f64
+    fn weight(&self, _: &LossConfig, _: usize, normalizer: &Normalizer) -> f64 {
+        1.0 / normalizer.tokens.max(1) as f64
     }
 
     fn term(&self, config: &LossConfig, token: &Token) -> Term {

@@ -4,11 +4,12 @@
 
 pub mod model;
 
+use ::model::columns::{REF_LOGPS, SAMPLER_LOGPS};
+use ::model::{Columns, Prompt};
 use serde_json::Value;
 use std::path::PathBuf;
-use std::sync::Arc;
 use train::advantages::{self, Advantages};
-use train::{ImportanceSamplingLevel, LossConfig, RewardMatrix, Sample, ScaleRewards};
+use train::{ImportanceSamplingLevel, LossConfig, RewardMatrix, RewardRow, Sample, ScaleRewards};
 
 /// Where the fixture lies.
 pub fn directory() -> PathBuf {
@@ -65,15 +66,21 @@ impl Fixture {
         get(&self.json["common"]["num_generations"])
     }
 
+    /// The group of a completion.
+    fn group(&self, completion: usize) -> u64 {
+        (completion / self.num_generations()) as u64
+    }
+
     /// The advantages of a case, by this crate.
     pub fn advantages(&self, case: &Case) -> Advantages {
         let none = case.json["config"]["none_rewards"].as_bool().unwrap_or(false);
         let table = if none { "rewards_with_none" } else { "rewards" };
         let columns: Vec<Vec<Option<f64>>> = get(&self.json["rollouts"][table]);
-        let rewards = (0..self.completions.len()).map(|i| columns.iter().map(|c| c[i]).collect()).collect();
+        let row = |i: usize| RewardRow { group: self.group(i), scores: columns.iter().map(|c| c[i]).collect() };
+        let rows = (0..self.completions.len()).map(row).collect();
         let weights = get(&self.json["rollouts"]["reward_weights"]);
-        let matrix = RewardMatrix { rewards, names: vec!["first".into(), "second".into()], weights };
-        advantages::compute(&matrix, self.num_generations(), case.scale)
+        let matrix = RewardMatrix { rows, names: vec!["first".into(), "second".into()], weights };
+        advantages::compute(&matrix, case.scale)
     }
 
     /// The samples of a case: with `on` as the old policy's log-probabilities where that is the current policy.
@@ -81,18 +88,19 @@ impl Fixture {
         let advantages = self.advantages(case).advantages;
         let foreign: Option<Vec<Vec<u8>>> =
             case.json["config"].get("env_mask").map(|_| get(&self.json["rollouts"]["env_mask"]));
-        let prompts: Vec<Arc<[u32]>> = self.prompts.iter().map(|p| p.as_slice().into()).collect();
+        let prompts: Vec<_> = self.prompts.iter().map(|p| Prompt::new(p.as_slice())).collect();
         let limit = case.loss.max_completion_length;
         let sample = |(i, completion): (usize, &Vec<u32>)| Sample {
-            prompt: prompts[i / self.num_generations()].clone(),
+            group: self.group(i),
+            prompt: prompts[self.group(i) as usize].clone(),
             completion: completion.clone(),
             mask: (0..completion.len()).map(|t| foreign.as_ref().is_none_or(|m| m[i][t] == 1)).collect(),
-            sampler_logps: if case.changed { self.old_logps[i].clone() } else { on[i].clone() },
-            old_logps: None,
-            ref_logps: Some(self.ref_logps[i].clone()),
             versions: vec![if case.changed { version.wrapping_sub(1) } else { version }; completion.len()],
             advantage: advantages[i].clone(),
-            values: None,
+            columns: Columns::of([
+                (SAMPLER_LOGPS, if case.changed { self.old_logps[i].clone() } else { on[i].clone() }),
+                (REF_LOGPS, self.ref_logps[i].clone()),
+            ]),
             truncated: completion.len() == limit,
         };
         self.completions.iter().enumerate().map(sample).collect()

@@ -25,7 +25,7 @@ fn load(
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: template.then_some(&chat), kwargs: &Map::new() };
     let pairs = Pairs::load(&spec, &encoder, 40)?;
     let decode = |ids: &[u32]| tokenizer.decode(ids, false).unwrap();
-    let texts = pairs.all.iter().map(|p| [decode(&p.prompt), decode(&p.chosen), decode(&p.rejected)]);
+    let texts = pairs.all.iter().map(|p| [decode(&p.prompt.ids), decode(&p.chosen), decode(&p.rejected)]);
     Ok((texts.collect(), pairs))
 }
 

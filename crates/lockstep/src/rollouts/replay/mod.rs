@@ -18,11 +18,11 @@ use crate::data::prompts::Prompt;
 use crate::data::questions::context;
 use crate::error::{BadInput, OrBadInput};
 use crate::models::{Policy, Words};
-use crate::rollouts::Rollouts;
-use crate::rollouts::judge::Judged;
+use crate::rollouts::{Rollouts, ScoredCompletion, ScoredGroup};
 use kernels::Context;
+use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
 use model::tokenizer::Tokenizer;
-use model::{PromptCompletion, Scorer};
+use model::{Columns, PromptCompletion, PromptSet, Scorer};
 use rewards::Content;
 use rollout::{Completion, FinishReason};
 use serde_json::Map;
@@ -30,7 +30,6 @@ use sha2::{Digest, Sha256};
 use std::io::BufRead;
 use std::path::Path;
 use std::sync::Arc;
-use train::RewardMatrix;
 
 /// The version of weights that are not known: recorded log-probabilities are never compared with the trainer's.
 const NO_VERSION: u64 = u64::MAX;
@@ -44,6 +43,7 @@ struct Group {
 /// A rollout file in memory.
 pub struct Replay {
     groups: Vec<Group>,
+    prompts: PromptSet,
     /// Names of the reward functions.
     pub reward_names: Vec<String>,
     /// SHA-256 of the file.
@@ -82,7 +82,7 @@ impl Replay {
         let file = path.display();
         let bytes = std::fs::read(path).map_err(|e| BadInput::new(format!("cannot read the rollouts {file}: {e}")))?;
         let hash = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut replay = Replay { groups: Vec::new(), reward_names: Vec::new(), hash };
+        let mut replay = Replay { groups: Vec::new(), prompts: PromptSet::default(), reward_names: Vec::new(), hash };
         let mut functions = None;
         let mut lines = 0;
         for (i, text) in bytes.lines().enumerate() {
@@ -126,7 +126,7 @@ impl Replay {
             ));
         }
         match self.groups.last_mut().filter(|open| open.completions.len() < size) {
-            Some(open) if *open.prompt.ids == *line.prompt && completions == 1 => {
+            Some(open) if open.prompt.tokens.ids == line.prompt && completions == 1 => {
                 open.completions.extend(line.completions);
             }
             Some(open) => {
@@ -137,8 +137,8 @@ impl Replay {
             }
             None => {
                 let text = tokenizer.decode(&line.prompt, false).map_err(|e| e.to_string())?;
-                let (row, ids) = (self.groups.len(), line.prompt.into());
-                let prompt = Arc::new(Prompt { row, ids, content: Content::Text(text), columns: Map::new() });
+                let (row, tokens) = (self.groups.len(), self.prompts.share(model::Prompt::new(line.prompt)));
+                let prompt = Arc::new(Prompt { row, tokens, content: Content::Text(text), columns: Map::new() });
                 self.groups.push(Group { prompt, completions: line.completions });
             }
         }
@@ -157,7 +157,7 @@ impl Replay {
 
     /// Tokens of the longest prompt.
     pub fn longest(&self) -> usize {
-        self.groups.iter().map(|g| g.prompt.ids.len()).max().unwrap_or(0)
+        self.groups.iter().map(|g| g.prompt.tokens.ids.len()).max().unwrap_or(0)
     }
 
     /// Whether log-probabilities must be computed.
@@ -170,11 +170,13 @@ impl Replay {
         self.groups.iter().flat_map(|g| &g.completions).all(|c| c.ref_logps.is_some())
     }
 
-    /// The groups `picked`, as if the policy had just written them. Log-probabilities that the file lacks are those of the
-    /// policy as it is, so that the ratio is 1 at their first use.
+    /// The groups `picked`, as if the policy had just written them; the first of them has the number `first_id` in the run.
+    /// Log-probabilities that the file lacks are those of the policy as it is, so that the ratio is 1 at their first use.
+    #[allow(clippy::too_many_arguments)]
     pub fn rollouts(
         &self,
         picked: &[usize],
+        first_id: u64,
         ctx: &Context,
         policy: &Policy,
         scorer: &mut Scorer,
@@ -182,43 +184,57 @@ impl Replay {
         weights: &[f64],
     ) -> anyhow::Result<Rollouts> {
         let groups: Vec<&Group> = picked.iter().map(|&i| &self.groups[i]).collect();
-        let recorded = || groups.iter().flat_map(|g| g.completions.iter().map(move |c| (&g.prompt, c)));
-        let unscored: Vec<PromptCompletion<'_>> = recorded()
+        let recorded = groups.iter().flat_map(|g| g.completions.iter().map(move |c| (&g.prompt, c)));
+        let unscored: Vec<PromptCompletion<'_>> = recorded
             .filter(|(_, c)| c.logps.is_none())
-            .map(|(prompt, c)| PromptCompletion { prompt: &prompt.ids, completion: &c.ids })
+            .map(|(prompt, c)| PromptCompletion { prompt: &prompt.tokens.ids, completion: &c.ids })
             .collect();
         let mut computed = scorer.score(ctx, &policy.weights, &unscored, temperature)?.into_iter();
-
-        let mut rollouts = Rollouts::default();
-        let mut matrix =
-            RewardMatrix { rewards: Vec::new(), names: self.reward_names.clone(), weights: weights.to_vec() };
-        for (i, (prompt, c)) in recorded().enumerate() {
-            let tokens = c.ids.len();
-            let (logps, versions) = match &c.logps {
-                Some(logps) => (logps.clone(), vec![NO_VERSION; tokens]),
-                None => (computed.next().map_or(Vec::new(), |s| s.logps), vec![policy.weights.version(); tokens]),
-            };
-            // As TRL: a completion that does not end in an id that ends completions was cut.
-            let cut = || c.ids.last().is_none_or(|id| !policy.eos_ids.contains(id));
-            let size = groups[0].completions.len();
-            rollouts.completions.push(Completion {
-                request: i / size,
-                generation: i % size,
-                ids: c.ids.clone(),
-                logps,
-                mask: c.mask.clone().unwrap_or_else(|| vec![true; tokens]),
-                versions,
-                finish_reason: if c.truncated.unwrap_or_else(cut) { FinishReason::Length } else { FinishReason::Stop },
-            });
-            rollouts.ref_logps.push(c.ref_logps.clone());
-            rollouts.judged.prompts.push(prompt.content.clone());
-            rollouts.judged.completions.push(Content::Text(policy.tokenizer.decode(&c.ids, true)?));
-            matrix.rewards.push(c.rewards.clone());
+        let mut scored = |(generation, recorded): (usize, &Recorded)| {
+            let given = recorded.logps.clone().map(|logps| (logps, NO_VERSION));
+            let (logps, version) = given
+                .or_else(|| computed.next().map(|scores| (scores.logps, policy.weights.version())))
+                .expect("computed above");
+            scored_completion(recorded, generation, logps, version, policy)
+        };
+        let mut out = Vec::with_capacity(groups.len());
+        for (id, group) in (first_id..).zip(groups) {
+            let completions = group.completions.iter().enumerate().map(&mut scored).collect::<anyhow::Result<_>>()?;
+            out.push(ScoredGroup { id, prompt: group.prompt.clone(), completions });
         }
-        rollouts.prompts = groups.iter().map(|g| g.prompt.clone()).collect();
-        rollouts.judged = Judged { matrix, ..rollouts.judged };
-        Ok(rollouts)
+        Ok(Rollouts { groups: out, reward_names: self.reward_names.clone(), reward_weights: weights.to_vec() })
     }
+}
+
+/// A completion of a file as if the engine had written it, with log-probabilities of weights of this version.
+fn scored_completion(
+    recorded: &Recorded,
+    generation: usize,
+    logps: Vec<f32>,
+    version: u64,
+    policy: &Policy,
+) -> anyhow::Result<ScoredCompletion> {
+    let tokens = recorded.ids.len();
+    // As TRL: a completion that does not end in an id that ends completions was cut.
+    let cut = || recorded.ids.last().is_none_or(|id| !policy.eos_ids.contains(id));
+    let mut columns = Columns::of([(SAMPLER_LOGPS, logps)]);
+    recorded.ref_logps.iter().for_each(|given| columns.set(REF_LOGPS, given.clone()));
+    Ok(ScoredCompletion {
+        completion: Completion {
+            generation,
+            ids: recorded.ids.clone(),
+            mask: recorded.mask.clone().unwrap_or_else(|| vec![true; tokens]),
+            versions: vec![version; tokens],
+            columns,
+            finish_reason: match recorded.truncated.unwrap_or_else(cut) {
+                true => FinishReason::Length,
+                false => FinishReason::Stop,
+            },
+        },
+        content: Content::Text(policy.tokenizer.decode(&recorded.ids, true)?),
+        rewards: recorded.rewards.clone(),
+        extra: Map::new(),
+    })
 }
 
 impl Line {

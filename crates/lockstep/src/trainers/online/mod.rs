@@ -114,10 +114,11 @@ impl RolloutPipeline {
     }
 
     /// Takes up what [`state`](Self::state) gave.
-    pub fn restore(&mut self, state: PipelineState) {
+    pub fn restore(&mut self, state: PipelineState) -> anyhow::Result<()> {
         self.rollout_number = state.rollout_number;
         if let Some(buffer) = state.buffer {
-            self.batch = GenerationBatch { samples: buffer.samples(), used: buffer.used };
+            self.batch = GenerationBatch { used: buffer.used, samples: buffer.samples()? };
         }
+        Ok(())
     }
 }

@@ -1,111 +1,97 @@
 //! A generation batch as a checkpoint keeps it. Floating-point values are kept as their bits, so that reading gives what was
 //! written, infinities and NaN included.
 
+use model::{Columns, Prompt};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use train::{Advantage, Sample, StateValues};
+use train::{Advantage, Sample};
 
 /// A generation batch and the place in it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Buffer {
     /// Optimizer steps taken on this batch, of `num_iterations` × its optimizer batches.
     pub used: u64,
+    /// Each prompt once.
+    prompts: Vec<Vec<u32>>,
     samples: Vec<SavedSample>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct SavedSample {
+    /// Its place in the list.
+    prompt: usize,
+    group: u64,
+    completion: Vec<u32>,
+    mask: Vec<bool>,
+    versions: Vec<u64>,
+    truncated: bool,
+    advantage: SavedAdvantage,
+    columns: Columns,
+}
+
+/// As bits.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum SavedAdvantage {
+    Sequence(u32),
+    Tokens(Vec<u32>),
 }
 
 impl Buffer {
     /// Saves these samples.
     pub fn new(samples: &[Sample], used: u64) -> Buffer {
-        Buffer { used, samples: samples.iter().map(SavedSample::from).collect() }
-    }
-    /// The samples again; equal prompts are shared as they were.
-    pub fn samples(&self) -> Vec<Sample> {
-        let mut previous: Option<Arc<[u32]>> = None;
-        let restore = |saved: &SavedSample| {
-            let prompt = match &previous {
-                Some(p) if **p == *saved.prompt => p.clone(),
-                _ => Arc::from(saved.prompt.as_slice()),
-            };
-            previous = Some(prompt.clone());
-            saved.restore(prompt)
-        };
-        self.samples.iter().map(restore).collect()
-    }
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct SavedSample {
-    prompt: Vec<u32>,
-    completion: Vec<u32>,
-    mask: Vec<bool>,
-    sampler_logps: Vec<u32>,
-    #[serde(default)]
-    old_logps: Option<Vec<u32>>,
-    ref_logps: Option<Vec<u32>>,
-    versions: Vec<u64>,
-    advantage: Vec<u32>,
-    advantage_per_token: bool,
-    #[serde(default)]
-    values: Option<SavedValues>,
-    truncated: bool,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct SavedValues {
-    old: Vec<u32>,
-    returns: Vec<u32>,
-}
-
-fn to_bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|x| x.to_bits()).collect()
-}
-
-fn from_bits(bits: &[u32]) -> Vec<f32> {
-    bits.iter().map(|&x| f32::from_bits(x)).collect()
-}
-
-impl From<&Sample> for SavedSample {
-    fn from(s: &Sample) -> Self {
-        let (advantage, advantage_per_token) = match &s.advantage {
-            Advantage::Sequence(a) => (to_bits(&[*a]), false),
-            Advantage::Tokens(a) => (to_bits(a), true),
-        };
-        SavedSample {
-            prompt: s.prompt.to_vec(),
-            completion: s.completion.clone(),
-            mask: s.mask.clone(),
-            sampler_logps: to_bits(&s.sampler_logps),
-            old_logps: s.old_logps.as_deref().map(to_bits),
-            ref_logps: s.ref_logps.as_deref().map(to_bits),
-            versions: s.versions.clone(),
-            advantage,
-            advantage_per_token,
-            values: s.values.as_ref().map(|v| SavedValues { old: to_bits(&v.old), returns: to_bits(&v.returns) }),
-            truncated: s.truncated,
+        let mut prompts: Vec<&Arc<Prompt>> = Vec::new();
+        let mut saved = Vec::with_capacity(samples.len());
+        for sample in samples {
+            let known = prompts.iter().rposition(|known| Arc::ptr_eq(known, &sample.prompt));
+            let prompt = known.unwrap_or_else(|| {
+                prompts.push(&sample.prompt);
+                prompts.len() - 1
+            });
+            saved.push(SavedSample::new(sample, prompt));
         }
+        Buffer { used, prompts: prompts.into_iter().map(|p| p.ids.clone()).collect(), samples: saved }
+    }
+
+    /// The samples again; prompts are shared as they were.
+    pub fn samples(self) -> anyhow::Result<Vec<Sample>> {
+        let prompts: Vec<Arc<Prompt>> = self.prompts.into_iter().map(Prompt::new).collect();
+        let restore = |saved: SavedSample| prompts.get(saved.prompt).map(|prompt| saved.restore(prompt.clone()));
+        let samples: Option<Vec<Sample>> = self.samples.into_iter().map(restore).collect();
+        samples.ok_or_else(|| anyhow::anyhow!("the checkpoint's generation batch names a prompt that it lacks"))
     }
 }
 
 impl SavedSample {
-    fn restore(&self, prompt: Arc<[u32]>) -> Sample {
-        let advantage = from_bits(&self.advantage);
+    fn new(sample: &Sample, prompt: usize) -> SavedSample {
+        SavedSample {
+            prompt,
+            group: sample.group,
+            completion: sample.completion.clone(),
+            mask: sample.mask.clone(),
+            versions: sample.versions.clone(),
+            truncated: sample.truncated,
+            advantage: match &sample.advantage {
+                Advantage::Sequence(a) => SavedAdvantage::Sequence(a.to_bits()),
+                Advantage::Tokens(a) => SavedAdvantage::Tokens(a.iter().map(|a| a.to_bits()).collect()),
+            },
+            columns: sample.columns.clone(),
+        }
+    }
+
+    fn restore(self, prompt: Arc<Prompt>) -> Sample {
         Sample {
             prompt,
-            completion: self.completion.clone(),
-            mask: self.mask.clone(),
-            sampler_logps: from_bits(&self.sampler_logps),
-            old_logps: self.old_logps.as_deref().map(from_bits),
-            ref_logps: self.ref_logps.as_deref().map(from_bits),
-            versions: self.versions.clone(),
-            advantage: match self.advantage_per_token {
-                true => Advantage::Tokens(advantage),
-                false => Advantage::Sequence(advantage[0]),
-            },
-            values: self
-                .values
-                .as_ref()
-                .map(|v| StateValues { old: from_bits(&v.old), returns: from_bits(&v.returns) }),
+            group: self.group,
+            completion: self.completion,
+            mask: self.mask,
+            versions: self.versions,
             truncated: self.truncated,
+            advantage: match self.advantage {
+                SavedAdvantage::Sequence(a) => Advantage::Sequence(f32::from_bits(a)),
+                SavedAdvantage::Tokens(a) => Advantage::Tokens(a.into_iter().map(f32::from_bits).collect()),
+            },
+            columns: self.columns,
         }
     }
 }
@@ -113,35 +99,36 @@ impl SavedSample {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use model::columns::{REF_LOGPS, SAMPLER_LOGPS, VALUES};
 
     #[test]
     fn samples_come_back_bit_for_bit() {
-        let prompt: Arc<[u32]> = Arc::from([1u32, 2, 3].as_slice());
+        let prompt = Prompt::new([1, 2, 3]);
         let sample = Sample {
+            group: 1 << 40,
             prompt: prompt.clone(),
             completion: vec![4, 5],
             mask: vec![true, false],
-            sampler_logps: vec![-0.1, f32::NEG_INFINITY],
-            old_logps: Some(vec![-0.2, f32::NAN]),
-            ref_logps: Some(vec![f32::NAN, -0.0]),
             versions: vec![7, 8],
-            advantage: Advantage::Tokens(vec![0.5, f32::MIN_POSITIVE / 2.0]),
-            values: Some(StateValues { old: vec![0.1, -0.0], returns: vec![1.5, f32::MIN_POSITIVE / 4.0] }),
             truncated: true,
+            advantage: Advantage::Tokens(vec![0.5, f32::MIN_POSITIVE / 2.0]),
+            columns: Columns::of([(SAMPLER_LOGPS, vec![-0.1, f32::NEG_INFINITY]), (VALUES, vec![0.1, -0.0])]),
         };
-        let other = Sample { advantage: Advantage::Sequence(-1.25), ref_logps: None, values: None, ..sample.clone() };
-        let buffer = Buffer::new(&[sample.clone(), other.clone()], 3);
-        let text = serde_json::to_string(&buffer).unwrap();
-        let back: Buffer = serde_json::from_str(&text).unwrap();
-        let samples = back.samples();
+        // The same ids, but another prompt.
+        let mut other = Sample { advantage: Advantage::Sequence(-1.25), ..sample.clone() };
+        other.prompt = Prompt::new([1, 2, 3]);
+        other.columns.set(REF_LOGPS, vec![f32::NAN, -0.0]);
+        let buffer = Buffer::new(&[sample.clone(), sample.clone(), other.clone()], 3);
+        let back: Buffer = serde_json::from_str(&serde_json::to_string(&buffer).unwrap()).unwrap();
         assert_eq!(back.used, 3);
+        let samples = back.samples().unwrap();
+        assert_eq!(samples[..2], [sample.clone(), sample]);
         assert!(Arc::ptr_eq(&samples[0].prompt, &samples[1].prompt));
-        let bits = |x: &[f32]| to_bits(x);
-        assert_eq!(bits(&samples[0].sampler_logps), bits(&sample.sampler_logps));
-        assert_eq!(bits(samples[0].old_logps()), bits(sample.old_logps()));
-        assert_eq!(bits(samples[0].ref_logps.as_ref().unwrap()), bits(sample.ref_logps.as_ref().unwrap()));
-        assert_eq!((&samples[0].advantage, &samples[1].advantage), (&sample.advantage, &other.advantage));
-        assert_eq!((&samples[0].values, &samples[1].values), (&sample.values, &None));
-        assert_eq!(samples[0].versions, [7, 8]);
+        assert!(!Arc::ptr_eq(&samples[0].prompt, &samples[2].prompt));
+        assert_eq!(samples[2].advantage, other.advantage);
+        assert_eq!(samples[2].columns.ref_logps().unwrap()[0].to_bits(), f32::NAN.to_bits());
+
+        let broken = Buffer { prompts: vec![], ..buffer };
+        assert!(broken.samples().is_err());
     }
 }

@@ -4,11 +4,12 @@ use super::{GenerationBatch, RolloutPipeline, Source, StageTimes};
 use crate::data::prompts::Prompt;
 use crate::rollouts::Rollouts;
 use crate::rollouts::generation::Generation;
-use crate::rollouts::judge::{Judged, Judges};
+use crate::rollouts::manager::{Prompts, RewardManager, RewardOutput};
 use crate::rollouts::samples;
 use crate::run::completion_log;
 use crate::run::training::{TrainingRun, record_ops};
 use model::PromptCompletion;
+use model::columns::{OLD_LOGPS, REF_LOGPS};
 use rollout::{Completion, FinishReason, Request};
 use std::path::Path;
 use std::sync::Arc;
@@ -24,8 +25,7 @@ impl RolloutPipeline {
     fn generate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
         let mut generation = Generation::default();
         while let Some(prompts) = self.draw_prompts(run, &generation) {
-            let (completions, judged) = self.rollout_and_judge(run, &prompts)?;
-            generation.take(prompts, completions, judged);
+            generation.take(self.rollout_and_score(run, prompts)?);
         }
         Ok(self.end_generation(run, generation))
     }
@@ -35,11 +35,13 @@ impl RolloutPipeline {
         let Source::File(replay, scorer) = &mut self.source else { unreachable!("no file") };
         let picked = run.sampler.next_batch();
         // As if they had been asked for: PPO's mini-batches are drawn by this number.
+        let first_id = self.rollout_number;
         self.rollout_number += picked.len() as u64;
         let _span = run.stages.span("replay");
         let temperature = self.sampling.temperature;
-        let rollouts = replay.rollouts(&picked, &run.ctx, &run.policy, scorer, temperature, &self.reward_weights)?;
-        self.count_tokens(run, &rollouts.prompts, &rollouts.completions);
+        let rollouts =
+            replay.rollouts(&picked, first_id, &run.ctx, &run.policy, scorer, temperature, &self.reward_weights)?;
+        count_tokens(run, &rollouts);
         Ok(rollouts)
     }
 
@@ -49,7 +51,7 @@ impl RolloutPipeline {
         let rows = match generation.rounds() {
             0 => run.sampler.next_batch(),
             rounds if config.dynamic_sampling && rounds < config.dynamic_sampling_max_rounds => {
-                run.sampler.take(generation.without_spread().len())
+                run.sampler.take(generation.zero_std_groups().len())
             }
             _ => return None,
         };
@@ -75,89 +77,73 @@ impl RolloutPipeline {
         rollouts
     }
 
-    /// `num_generations` completions of each prompt, and the score of each by every reward: a group that has ended is judged
+    /// `num_generations` completions of each prompt, and the score of each by every reward: a group that has ended is scored
     /// while others are still generated, by the rewards that need no more than a group.
-    fn rollout_and_judge(
-        &mut self,
-        run: &mut TrainingRun,
-        prompts: &[Arc<Prompt>],
-    ) -> anyhow::Result<(Vec<Completion>, Judged)> {
-        let requests = self.requests(prompts);
+    fn rollout_and_score(&mut self, run: &mut TrainingRun, prompts: Vec<Arc<Prompt>>) -> anyhow::Result<Rollouts> {
+        let prompts: Prompts = (self.rollout_number..).zip(prompts).collect();
+        self.rollout_number += prompts.len() as u64;
+        let requests = self.requests(&prompts);
         let Some(engine) = &mut self.engine else { unreachable!("the source is no file") };
-        let judges = Judges {
+        let manager = RewardManager {
             rewards: &mut self.rewards,
             weights: &self.reward_weights,
             tokenizer: &run.policy.tokenizer,
             step: run.step,
         };
-        let (completions, judged) = std::thread::scope(|scope| -> anyhow::Result<_> {
-            let mut judging = judges.begin(scope, prompts, self.sizes.group)?;
+        let output = std::thread::scope(|scope| -> anyhow::Result<_> {
+            let mut job = manager.start(scope, &prompts)?;
             let span = run.stages.span("rollout");
             let before = kernels::context::counted();
-            let completions = engine.generate_with(&run.policy.weights, requests, |c| judging.ended(c))?;
+            let groups = engine.generate_with(&run.policy.weights, requests, |group| job.group_ended(group))?;
             record_ops(&span, before);
             self.times.rollout_time_s += span.end();
-            // What is left to judge: this is what rewards cost the run.
+            // What is left to score: this is what rewards cost the run.
             let span = run.stages.span("rewards");
-            let judged = judging.finish(&completions)?;
+            let output = job.finish(groups)?;
             self.times.reward_time_s += span.end();
-            Ok((completions, judged))
+            Ok(output)
         })?;
-        self.times.rollout_tokens += completions.iter().map(|c| c.ids.len()).sum::<usize>();
-        self.count_tokens(run, prompts, &completions);
-        self.report(run, &judged);
-        Ok((completions, judged))
+        self.times.rollout_tokens += output.rollouts.completions().map(|c| c.completion.ids.len()).sum::<usize>();
+        count_tokens(run, &output.rollouts);
+        self.report(run, &output);
+        Ok(output.rollouts)
     }
 
     /// What the engine is asked for.
-    fn requests(&mut self, prompts: &[Arc<Prompt>]) -> Vec<Request> {
-        let request = |prompt: &Arc<Prompt>| {
-            self.rollout_number += 1;
-            Request {
-                prompt: prompt.ids.clone(),
-                num_generations: self.sizes.group,
-                rollout_number: self.rollout_number - 1,
-                sampling: self.sampling.clone(),
-                pause_on_stop: false,
-            }
+    fn requests(&self, prompts: &Prompts) -> Vec<Request> {
+        let request = |(&id, prompt): (&u64, &Arc<Prompt>)| Request {
+            id,
+            prompt: prompt.tokens.clone(),
+            num_generations: self.sizes.group,
+            sampling: self.sampling.clone(),
+            pause_on_stop: false,
         };
         prompts.iter().map(request).collect()
     }
 
-    /// What rewards want said, and how long they took.
-    fn report(&mut self, run: &mut TrainingRun, judged: &Judged) {
-        for &(start, seconds) in &judged.hidden {
+    /// The warnings and metrics of rewards, and how long they took.
+    fn report(&mut self, run: &mut TrainingRun, output: &RewardOutput) {
+        for &(start, seconds) in &output.hidden {
             run.stages.record_overlapped("rewards", start, seconds);
             self.times.reward_hidden_time_s += seconds;
         }
         let reporter = &mut run.reporter;
-        for problem in &judged.problems {
+        for problem in &output.problems {
             reporter.sinks().warn(&problem.to_string());
         }
-        if let Some(warning) = judged.unscored() {
+        if let Some(warning) = output.unscored_warning() {
             reporter.sinks().warn(&warning);
         }
-        for (name, value) in &judged.metrics {
+        for (name, value) in &output.metrics {
             reporter.add(name, *value);
         }
-    }
-
-    /// TRL's `num_tokens`.
-    fn count_tokens(&self, run: &mut TrainingRun, prompts: &[Arc<Prompt>], completions: &[Completion]) {
-        let prompt_tokens: usize = prompts.iter().map(|p| p.ids.len() * self.sizes.group).sum();
-        let tokens: usize = completions.iter().map(|c| c.ids.len()).sum();
-        run.num_tokens += (prompt_tokens + tokens) as u64;
     }
 
     /// Completions become samples, without their advantages. Where there is a reference model, it scores them; those of
     /// another sampler are scored by the policy, where that is corrected for.
     pub fn samples(&mut self, run: &mut TrainingRun, rollouts: &Rollouts) -> anyhow::Result<Vec<Sample>> {
-        count_completions(run, &rollouts.completions);
-        let ids: Vec<_> = rollouts.prompts.iter().map(|p| p.ids.clone()).collect();
-        let mut samples = samples::join(&ids, &rollouts.completions);
-        for (sample, given) in samples.iter_mut().zip(&rollouts.ref_logps) {
-            sample.ref_logps.clone_from(given);
-        }
+        count_completions(run, rollouts);
+        let mut samples = samples::of_rollouts(rollouts);
         self.score_reference(run, &mut samples)?;
         self.score_stale(run, &mut samples)?;
         Ok(samples)
@@ -185,22 +171,24 @@ impl RolloutPipeline {
         samples: Vec<Sample>,
         advantages: &Advantages,
     ) -> anyhow::Result<()> {
-        for (i, sample) in samples.iter().enumerate() {
-            run.reporter.record_rollout(|| rollouts.line(i, sample, run.step + 1))?;
+        for (scored, sample) in rollouts.completions().zip(&samples) {
+            run.reporter.record_rollout(|| scored.line(sample, &rollouts.reward_names, run.step + 1))?;
         }
         self.batch = GenerationBatch { samples, used: 0 };
-        completion_log::log(&run, rollouts.judged, advantages)
+        completion_log::log(run, &rollouts, advantages)
     }
 
     fn score_reference(&mut self, run: &mut TrainingRun, samples: &mut [Sample]) -> anyhow::Result<()> {
         let Some(reference) = &mut self.reference else { return Ok(()) };
         let _span = run.stages.span("reference");
         let pairs: Vec<PromptCompletion<'_>> =
-            samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
+            samples.iter().map(|s| PromptCompletion { prompt: &s.prompt.ids, completion: &s.completion }).collect();
         let scores = reference.score(&run.ctx, &run.policy.weights, &pairs, self.sampling.temperature)?;
         for (sample, scores) in samples.iter_mut().zip(scores) {
             // What a file gave stays.
-            sample.ref_logps.get_or_insert(scores.logps);
+            if sample.columns.ref_logps().is_none() {
+                sample.columns.set(REF_LOGPS, scores.logps);
+            }
         }
         Ok(())
     }
@@ -215,11 +203,11 @@ impl RolloutPipeline {
         let stale = |s: &&mut Sample| s.versions.iter().any(|&v| v != weights.version());
         let mut stale: Vec<&mut Sample> = samples.iter_mut().filter(stale).collect();
         let pairs: Vec<PromptCompletion<'_>> =
-            stale.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
+            stale.iter().map(|s| PromptCompletion { prompt: &s.prompt.ids, completion: &s.completion }).collect();
         let _span = run.stages.span("stale");
         let scores = scorer.score(&run.ctx, weights, &pairs, self.sampling.temperature)?;
         for (sample, scores) in stale.iter_mut().zip(scores) {
-            sample.old_logps = Some(scores.logps);
+            sample.columns.set(OLD_LOGPS, scores.logps);
         }
         Ok(())
     }
@@ -265,11 +253,19 @@ impl RolloutPipeline {
     }
 }
 
+/// TRL's `num_tokens`.
+fn count_tokens(run: &mut TrainingRun, rollouts: &Rollouts) {
+    let prompts: usize = rollouts.groups.iter().map(|g| g.prompt.tokens.ids.len() * g.completions.len()).sum();
+    let tokens: usize = rollouts.completions().map(|c| c.completion.ids.len()).sum();
+    run.num_tokens += (prompts + tokens) as u64;
+}
+
 /// TRL's numbers about completions.
-fn count_completions(run: &mut TrainingRun, completions: &[Completion]) {
-    let lengths: Vec<f64> = completions.iter().map(|c| c.ids.len() as f64).collect();
-    let ended = |(c, &l): (&Completion, &f64)| (c.finish_reason == FinishReason::Stop).then_some(l);
-    let terminated: Vec<f64> = completions.iter().zip(&lengths).filter_map(ended).collect();
+fn count_completions(run: &mut TrainingRun, rollouts: &Rollouts) {
+    let length = |c: &Completion| c.ids.len() as f64;
+    let completions = || rollouts.completions().map(|c| &c.completion);
+    let lengths: Vec<f64> = completions().map(length).collect();
+    let terminated: Vec<f64> = completions().filter(|c| c.finish_reason == FinishReason::Stop).map(length).collect();
     let reporter = &mut run.reporter;
     for (kind, lengths) in [("", &lengths), ("terminated_", &terminated)] {
         // As TRL: where none ended by itself, the terminated lengths are 0.

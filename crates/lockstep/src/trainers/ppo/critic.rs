@@ -55,7 +55,7 @@ impl Critic {
     /// The value of the state in which each token of each sample was chosen.
     pub fn values(&mut self, ctx: &Context, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
         let pairs: Vec<PromptCompletion<'_>> =
-            samples.iter().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
+            samples.iter().map(|s| PromptCompletion { prompt: &s.prompt.ids, completion: &s.completion }).collect();
         Ok(self.scorer.values(ctx, &self.weights, &pairs)?)
     }
 

@@ -88,7 +88,7 @@ pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Ppo, TrainingRun)> {
     let (mut pipeline, run, state) = prepared.begin(inputs)?;
     if let Some(state) = state {
         let PpoState { pipeline: saved, critic: counters, kl_coef } = serde_json::from_value(state)?;
-        pipeline.restore(saved);
+        pipeline.restore(saved)?;
         critic.trainer.set_state(counters);
         kl.kl_coef = kl_coef;
     }

@@ -1,12 +1,13 @@
 //! The stages of a PPO step, in the order of the data. Formulas: [`train::gae`], [`train::loss::ppo`].
 
 use super::Ppo;
-use crate::rollouts::Rollouts;
+use crate::rollouts::{Rollouts, ScoredCompletion};
 use crate::run::training::{TrainingRun, record_ops};
 use kernels::rng::Stream;
+use model::columns::{RETURNS, VALUES};
 use rollout::FinishReason;
 use train::gae::{self, Estimates, KlTarget};
-use train::{Advantage, Advantages, Sample, ScaleRewards, StateValues, UpdateMetrics, advantages};
+use train::{Advantage, Advantages, Sample, ScaleRewards, UpdateMetrics, advantages};
 
 /// A generation whose policy has gone further than this many times `target_kl` is given up (as OpenAI's Spinning Up).
 const TOO_FAR: f64 = 1.5;
@@ -24,8 +25,7 @@ pub struct Scores {
 impl Ppo {
     /// The score of each completion: its weighted reward, less `missing_eos_penalty` if it did not end by itself.
     pub(super) fn scores(&mut self, run: &mut TrainingRun, rollouts: &Rollouts) -> Scores {
-        let group = self.pipeline.sizes.group;
-        let table = advantages::compute(&rollouts.judged.matrix, group, ScaleRewards::None);
+        let table = advantages::compute(&rollouts.rewards(), ScaleRewards::None);
         for (name, value) in &table.metrics {
             // Groups are not compared here.
             if let (Some(value), true) = (value, name != "frac_reward_zero_std") {
@@ -33,10 +33,10 @@ impl Ppo {
             }
         }
         let penalty = run.config.missing_eos_penalty.unwrap_or(0.0);
-        let score = |(reward, completion): (&Option<f64>, &rollout::Completion)| {
-            reward.map(|r| if completion.finish_reason == FinishReason::Length { r - penalty } else { r })
+        let score = |(reward, scored): (&Option<f64>, &ScoredCompletion)| {
+            reward.map(|r| if scored.completion.finish_reason == FinishReason::Length { r - penalty } else { r })
         };
-        let scores = table.rewards.iter().zip(&rollouts.completions).map(score).collect();
+        let scores = table.rewards.iter().zip(rollouts.completions()).map(score).collect();
         Scores { scores, table }
     }
 
@@ -81,7 +81,7 @@ impl Ppo {
         let mut judged = 0;
         for (sample, score) in samples.iter().zip(&scores.scores) {
             let (mask, old) = (&sample.mask, sample.old_logps());
-            let kl = match &sample.ref_logps {
+            let kl = match sample.columns.ref_logps() {
                 Some(reference) => gae::kl(config.kl_estimator, old, reference, mask),
                 None => vec![0.0; mask.len()],
             };
@@ -154,7 +154,8 @@ impl Ppo {
             let advantages = narrow(estimates.advantages);
             sample.advantage = Advantage::Tokens(advantages);
             table.advantages[i].clone_from(&sample.advantage);
-            sample.values = Some(StateValues { old: values[i].clone(), returns: narrow(estimates.returns) });
+            sample.columns.set(VALUES, values[i].clone());
+            sample.columns.set(RETURNS, narrow(estimates.returns));
         }
         self.pipeline.take_batch(run, rollouts, samples, &table)
     }
@@ -204,7 +205,8 @@ impl Ppo {
         let pass = batch.used / sizes.parts();
         let number = self.pipeline.rollout_number * sizes.iterations as u64 + pass;
         let mut stream = Stream::new(run.config.seed, SHUFFLES ^ number);
-        let mut groups: Vec<Vec<Sample>> = batch.samples.chunks(sizes.group).map(<[Sample]>::to_vec).collect();
+        let mut groups: Vec<Vec<Sample>> =
+            batch.samples.chunk_by(|a, b| a.group == b.group).map(<[Sample]>::to_vec).collect();
         stream.shuffle(&mut groups);
         batch.samples = groups.concat();
     }

@@ -4,12 +4,12 @@
 //! et al. 2015; Guo et al. 2017, arXiv:1706.04599): pairs in ten equal bins of the confidence max(p, 1 − p) ∈ [½, 1];
 //! the mean over pairs of |share of right pairs in the bin − mean confidence in the bin|.
 
-use super::PreferencePair;
+use crate::trainers::sequences;
 use kernels::Context;
-use model::{AdaptedWeights, PromptCompletion, Scorer};
-use train::RankingConfig;
+use model::{AdaptedWeights, Scorer};
 use train::loss::LossSums;
 use train::loss::bradley_terry::{ranking, sigmoid};
+use train::{PreferencePair, RankingConfig};
 
 /// Bins of confidence.
 const BINS: usize = 10;
@@ -22,14 +22,12 @@ pub(super) fn evaluate(
     config: &RankingConfig,
     pairs: &[PreferencePair],
 ) -> anyhow::Result<Vec<(String, f64)>> {
-    let sequences: Vec<PromptCompletion<'_>> =
-        pairs.iter().flatten().map(|s| PromptCompletion { prompt: &s.prompt, completion: &s.completion }).collect();
-    let values = scorer.values(ctx, model, &sequences)?;
-    let last = |values: &Vec<f32>| values.last().map_or(f64::NAN, |&r| f64::from(r));
-    let rewards: Vec<[f64; 2]> = values.chunks_exact(2).map(|v| [last(&v[0]), last(&v[1])]).collect();
+    let mut scores = scorer.sequence_scores(ctx, model, &sequences(pairs))?.into_iter().map(f64::from);
+    let mut next = || scores.next().unwrap_or(f64::NAN);
+    let rewards: Vec<[f64; 2]> = pairs.iter().map(|_| [next(), next()]).collect();
     let mut sums = LossSums::default();
     for (&rewards, pair) in rewards.iter().zip(pairs) {
-        ranking(config, pairs.len(), rewards, f64::from(pair[0].advantage.at(0)), &mut sums);
+        ranking(config, pairs.len(), rewards, f64::from(pair.margin), &mut sums);
     }
     let mut metrics = vec![("eval_loss".to_owned(), sums.loss)];
     metrics.extend(sums.means.entries().map(|(name, value)| (format!("eval_{name}"), value)));

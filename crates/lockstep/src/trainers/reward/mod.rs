@@ -6,7 +6,7 @@
 
 mod evaluation;
 
-use super::steps_over_rows;
+use super::{count_tokens, steps_over_rows};
 use crate::config::{Config, Purpose, trainer_config};
 use crate::data::pairs::strip_padding;
 use crate::data::questions::{context, encoder};
@@ -19,23 +19,19 @@ use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::{RunSetup, TrainingRun, sampler};
 use model::{Head, Scorer};
 use telemetry::Sinks;
-use train::{Objective, RankingConfig, Sample, Trainer, TrainerConfig};
-
-/// A pair as two samples, chosen first.
-type PreferencePair = [Sample; 2];
+use train::{Objective, PreferencePair, RankingConfig, Trainer, TrainerConfig};
 
 /// A run's own part.
 pub struct RewardModel {
     pairs: Vec<PreferencePair>,
     held_out: Option<(Vec<PreferencePair>, Scorer)>,
-    batch: Vec<Sample>,
+    batch: Vec<PreferencePair>,
 }
 
 impl TrainingTask for RewardModel {
     fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
-        self.batch = run.sampler.next_batch().into_iter().flat_map(|i| self.pairs[i].clone()).collect();
-        // The token behind an answer is no part of it.
-        run.num_tokens += self.batch.iter().map(|s| s.prompt.len() + s.completion.len() - 1).sum::<usize>() as u64;
+        self.batch = run.sampler.next_batch().into_iter().map(|i| self.pairs[i].clone()).collect();
+        run.num_tokens += count_tokens(&self.batch);
         Ok(NextBatch::Ready)
     }
 
@@ -122,7 +118,11 @@ fn planned(
     pairs: &[PreferencePair],
     held_out: &[PreferencePair],
 ) -> anyhow::Result<MemoryPlan> {
-    let lengths = pairs.iter().chain(held_out).flatten().map(|s| (s.prompt.len(), s.completion.len()));
+    // A response and the token that its score is asked for at.
+    let both = |pair: &PreferencePair| {
+        [&pair.chosen, &pair.rejected].map(|response| (pair.prompt.ids.len(), response.ids.len() + 1))
+    };
+    let lengths = pairs.iter().chain(held_out).flat_map(both);
     let objective = Objective::Ranking(ranking(config));
     memory_plan::plan_pairs(config, &words.config, objective, memory_plan::longest_of(lengths), held_out.len())
 }
@@ -154,21 +154,14 @@ fn samples(
         sinks.info(&format!("{}: {} pairs are longer than allowed and were left out", spec.name, pairs.left_out));
     }
     let pad = words.config.pad_token_id;
-    let sides = pairs.all.into_iter().map(|pair| sides(pair, pad)).collect::<anyhow::Result<_>>()?;
-    Ok((sides, pairs.hash))
-}
-
-fn sides(pair: Pair, pad: Option<u32>) -> anyhow::Result<PreferencePair> {
-    let answer = |mut ids: Vec<u32>| {
-        strip_padding(&mut ids, pad);
-        match ids.is_empty() {
-            true => Err(BadInput::new("an answer has only padding tokens (pad_token_id in config.json)")),
-            false => Ok(ids),
+    let without_padding = |mut pair: Pair| {
+        for ids in [&mut pair.chosen, &mut pair.rejected] {
+            strip_padding(ids, pad);
+            if ids.is_empty() {
+                return Err(BadInput::new("an answer has only padding tokens (pad_token_id in config.json)"));
+            }
         }
+        Ok(pair.into_preference_pair())
     };
-    let (chosen, rejected) = (answer(pair.chosen)?, answer(pair.rejected)?);
-    Ok([
-        Sample::ranked(pair.prompt.clone(), chosen, pair.margin.unwrap_or(0.0)),
-        Sample::ranked(pair.prompt, rejected, 0.0),
-    ])
+    Ok((pairs.all.into_iter().map(without_padding).collect::<anyhow::Result<_>>()?, pairs.hash))
 }

@@ -33,8 +33,8 @@ fn case() -> Case {
 }
 
 impl Case {
-    fn totals(&self) -> Totals {
-        Totals::of(&self.masks)
+    fn normalizer(&self) -> Normalizer {
+        Normalizer::of(&self.masks)
     }
 
     /// The policy's J and its gradient by log-probabilities, then entropies.
@@ -51,7 +51,7 @@ impl Case {
                 advantage,
             };
             let (d_logps, d_entropies) = (&mut d_logps[range.clone()], &mut d_entropies[range.clone()]);
-            policy(config, &self.totals(), &actions, d_logps, d_entropies, &mut sums);
+            policy(config, &self.normalizer(), &actions, d_logps, d_entropies, &mut sums);
             first = range.end;
         }
         (sums, [d_logps, d_entropies].concat())
@@ -67,7 +67,7 @@ impl Case {
                 returns: &self.returns[range.clone()],
                 mask,
             };
-            value(config, &self.totals(), &states, &mut d_values[range.clone()], &mut sums);
+            value(config, &self.normalizer(), &states, &mut d_values[range.clone()], &mut sums);
             first = range.end;
         }
         (sums, d_values)
@@ -112,7 +112,7 @@ fn at_the_first_step_it_is_reinforce_with_a_baseline() {
     let mut case = case();
     case.logps_and_entropies[..ALL].copy_from_slice(&case.old_logps);
     case.values = case.old_values.clone();
-    let n = case.totals().tokens as f64;
+    let n = case.normalizer().tokens as f64;
     for cliprange in [0.2, 1e9] {
         let (sums, gradient) = case.policy(&PpoConfig { cliprange, entropy_coef: 0.0 }, &case.logps_and_entropies);
         let mut first = 0;
@@ -143,7 +143,7 @@ fn each_side_of_the_value_clip() {
         let (mut sums, mut d) = (LossSums::default(), [f64::NAN]);
         let states = States { values: &[v], old_values: &[old], returns: &[target], mask: &[true] };
         let config = ValueConfig { cliprange_value: 0.2, vf_coef: 1.0 };
-        value(&config, &Totals { sequences: 1, tokens: 1, ..Totals::default() }, &states, &mut d, &mut sums);
+        value(&config, &Normalizer { sequences: 1, tokens: 1, ..Normalizer::default() }, &states, &mut d, &mut sums);
         (sums.loss, d[0], mean(&sums, "val/clipfrac_avg"))
     };
     let close = |got: (f64, f64, f64), expected: (f64, f64, f64)| {

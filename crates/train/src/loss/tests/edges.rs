@@ -7,7 +7,9 @@ use crate::advantages::rloo::RlooRewards;
 use crate::advantages::{self, gdpo, rloo as against_others};
 use crate::loss::ppo::{self, Actions, PpoConfig};
 use crate::loss::rloo::{RlooConfig, rloo};
-use crate::{RewardMatrix, Sample, ScaleRewards};
+use crate::{RewardMatrix, RewardRow, Sample, ScaleRewards};
+use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
+use model::{Columns, Prompt};
 
 /// Tokens of [`case`].
 const TOKENS: usize = 17;
@@ -55,11 +57,11 @@ impl Loss {
 
     /// J with its gradient by log-probabilities and entropies.
     fn evaluate(&self, case: &Case, logps: &[f64], entropies: &[f64]) -> (LossSums, Vec<f64>, Vec<f64>) {
-        let totals = case.totals();
+        let normalizer = case.normalizer();
         let (mut sums, mut d, mut d_entropies) = (LossSums::default(), vec![f64::NAN; TOKENS], vec![0.0; TOKENS]);
         match self {
-            Loss::Policy(config) => (sums, d) = case.evaluate_with(config, &totals, logps),
-            Loss::Rloo(config) => family::each(case, logps, &mut d, |s, d| rloo(config, &totals, s, d, &mut sums)),
+            Loss::Policy(config) => (sums, d) = case.evaluate_with(config, &normalizer, logps),
+            Loss::Rloo(config) => family::each(case, logps, &mut d, |s, d| rloo(config, &normalizer, s, d, &mut sums)),
             Loss::Ppo(config) => {
                 let mut start = 0;
                 for s in 0..case.masks.len() {
@@ -72,7 +74,7 @@ impl Loss {
                         advantage: &case.advantages[s],
                     };
                     let (d, d_entropies) = (&mut d[range.clone()], &mut d_entropies[range.clone()]);
-                    ppo::policy(config, &totals, &actions, d, d_entropies, &mut sums);
+                    ppo::policy(config, &normalizer, &actions, d, d_entropies, &mut sums);
                     start = range.end;
                 }
             }
@@ -83,7 +85,7 @@ impl Loss {
     /// J, plainly.
     fn value(&self, case: &Case, logps: &[f64], entropies: &[f64], frozen: &[f64]) -> f64 {
         match self {
-            Loss::Policy(config) => oracle::loss(case, config, &case.totals(), logps, frozen),
+            Loss::Policy(config) => oracle::loss(case, config, &case.normalizer(), logps, frozen),
             Loss::Rloo(config) => family::rloo_value(case, config, logps),
             Loss::Ppo(config) => {
                 let (mut sum, mut start) = (0.0, 0);
@@ -96,7 +98,7 @@ impl Loss {
                     }
                     start += mask.len();
                 }
-                sum / case.totals().tokens.max(1) as f64
+                sum / case.normalizer().tokens.max(1) as f64
             }
         }
     }
@@ -185,32 +187,33 @@ fn all_masked() {
 }
 
 /// Rewards of the five completions of [`case`], one of which is given as `missing`.
-fn rewards(missing: Option<f64>) -> RewardMatrix {
-    let rewards = [Some(0.3), missing, Some(1.0), Some(0.2), Some(-1.0)].map(|r| vec![r]).to_vec();
-    RewardMatrix { rewards, names: vec!["r".into()], weights: vec![1.0] }
+fn rewards(missing: Option<f64>, group: u64) -> RewardMatrix {
+    let row = |(i, score)| RewardRow { group: i / group, scores: vec![score] };
+    let rows = (0..).zip([Some(0.3), missing, Some(1.0), Some(0.2), Some(-1.0)]).map(row).collect();
+    RewardMatrix { rows, names: vec!["r".into()], weights: vec![1.0] }
 }
 
-/// Every way from rewards to advantages, in groups of `group`, by its name.
-fn ways(case: &Case, matrix: &RewardMatrix, group: usize) -> Vec<(String, Vec<Advantage>)> {
+/// Every way from rewards to advantages by its name.
+fn ways(case: &Case, matrix: &RewardMatrix) -> Vec<(String, Vec<Advantage>)> {
     let sample = |s: usize| {
         let narrow = |row: &[f64]| row.iter().map(|&x| x as f32).collect::<Vec<f32>>();
-        let plain = Sample::supervised(Vec::new().into(), vec![0; case.masks[s].len()]);
-        let (sampler_logps, ref_logps) = (narrow(&case.old[s]), Some(narrow(&case.reference[s])));
-        Sample { mask: case.masks[s].clone(), sampler_logps, ref_logps, ..plain }
+        let plain = Sample::supervised(Prompt::new([]), vec![0; case.masks[s].len()]);
+        let columns = Columns::of([(SAMPLER_LOGPS, narrow(&case.old[s])), (REF_LOGPS, narrow(&case.reference[s]))]);
+        Sample { mask: case.masks[s].clone(), columns, ..plain }
     };
     let samples: Vec<Sample> = (0..case.masks.len()).map(sample).collect();
     let mut all = Vec::new();
     for scale in [ScaleRewards::Group, ScaleRewards::Batch, ScaleRewards::None] {
-        all.push((format!("grpo {scale:?}"), advantages::compute(matrix, group, scale).advantages));
+        all.push((format!("grpo {scale:?}"), advantages::compute(matrix, scale).advantages));
     }
-    all.push(("gdpo".to_owned(), gdpo::compute(matrix, group).advantages));
+    all.push(("gdpo".to_owned(), gdpo::compute(matrix).advantages));
     for normalize_advantages in [false, true] {
         let config = RlooRewards { normalize_advantages, ..RlooRewards::default() };
         let name = format!("rloo normalized {normalize_advantages}");
-        all.push((name, against_others::compute(matrix, &samples, group, &config).advantages));
+        all.push((name, against_others::compute(matrix, &samples, &config).advantages));
     }
     for baseline in [Baseline::Batch, Baseline::Group] {
-        let of = reinforce_plus_plus::compute(matrix, &samples, &case.masks, group, 0.1, baseline);
+        let of = reinforce_plus_plus::compute(matrix, &samples, &case.masks, 0.1, baseline);
         all.push((format!("reinforce_plus_plus {baseline:?}"), of.advantages));
     }
     all
@@ -219,7 +222,7 @@ fn ways(case: &Case, matrix: &RewardMatrix, group: usize) -> Vec<(String, Vec<Ad
 #[test]
 fn a_group_of_one() {
     let mut case = shifted(0.02);
-    for (name, advantages) in ways(&case, &rewards(Some(0.7)), 1) {
+    for (name, advantages) in ways(&case, &rewards(Some(0.7), 1)) {
         // Nothing to compare with but the batch: that is what REINFORCE++ does.
         let compares = name == "reinforce_plus_plus Batch";
         let silent = advantages.iter().all(|a| match a {
@@ -241,8 +244,8 @@ fn a_group_of_one() {
 #[test]
 fn a_reward_of_nan_is_left_out() {
     let mut case = shifted(0.02);
-    let nan = ways(&case, &rewards(Some(f64::NAN)), 5);
-    assert_eq!(nan, ways(&case, &rewards(None), 5));
+    let nan = ways(&case, &rewards(Some(f64::NAN), 5));
+    assert_eq!(nan, ways(&case, &rewards(None, 5)));
     let silent = case.masks[0].len()..case.masks[0].len() + case.masks[1].len();
     assert!(case.masks[1].iter().any(|&m| m), "the completion without a score has a token in the loss");
     for (name, advantages) in nan {

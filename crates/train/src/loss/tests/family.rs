@@ -106,7 +106,7 @@ fn vespo_by_hand() {
 #[test]
 fn rloo_clips_whole_completions() {
     let config = RlooConfig { epsilon_high: Some(0.3), ..RlooConfig::default() };
-    let totals = Totals { sequences: 2, tokens: 2, ..Totals::default() };
+    let normalizer = Normalizer { sequences: 2, tokens: 2, ..Normalizer::default() };
     let run = |shift: f64, advantage: f32, mask: &[bool]| {
         let (mut sums, mut d) = (LossSums::default(), vec![f64::NAN; 2]);
         let (logps, old) = ([-1.0 + shift / 2.0, -2.0 + shift / 2.0], [-1.0, -2.0]);
@@ -119,7 +119,7 @@ fn rloo_clips_whole_completions() {
             mask,
             advantage: &Advantage::Sequence(advantage),
         };
-        rloo(&config, &totals, &sequence, &mut d, &mut sums);
+        rloo(&config, &normalizer, &sequence, &mut d, &mut sums);
         let clip = sums.clip_ratios();
         (sums.loss, d, (clip.low_mean, clip.high_mean))
     };
@@ -205,9 +205,9 @@ fn quantiles_are_torchs() {
     assert_eq!(quantile(Vec::new(), 0.5), None);
     assert!(quantile(vec![1.0, f32::NAN], 0.5).expect("values").is_nan());
     // A threshold that is not a number leaves nothing out.
-    assert!(Totals { entropy_threshold: Some(f32::NAN), ..Totals::default() }.keeps(0.0));
-    assert!(Totals { entropy_threshold: Some(1.0), ..Totals::default() }.keeps(f64::NAN));
-    assert!(!Totals { entropy_threshold: Some(1.0), ..Totals::default() }.keeps(0.5));
+    assert!(Normalizer { entropy_threshold: Some(f32::NAN), ..Normalizer::default() }.keeps(0.0));
+    assert!(Normalizer { entropy_threshold: Some(1.0), ..Normalizer::default() }.keeps(f64::NAN));
+    assert!(!Normalizer { entropy_threshold: Some(1.0), ..Normalizer::default() }.keeps(0.5));
 }
 
 #[test]

@@ -41,24 +41,24 @@ pub type Gradient<'a> = &'a dyn Fn(&[f64], &[f64]) -> (Vec<f64>, Vec<f64>);
 pub type Value<'a> = &'a dyn Fn(&[f64], &[f64], &[f64]) -> f64;
 
 /// J with its bonus, and ∂J/∂(log π, H), of any objective.
-type Objective<'a> = &'a dyn Fn(&Case, &Totals, &[f64], &mut [f64], &mut LossSums);
+type Objective<'a> = &'a dyn Fn(&Case, &Normalizer, &[f64], &mut [f64], &mut LossSums);
 
 fn evaluate(
     case: &Case,
-    totals: &Totals,
+    normalizer: &Normalizer,
     objective: Objective<'_>,
     logps: &[f64],
     entropies: &[f64],
 ) -> (f64, Vec<f64>, Vec<f64>) {
     let (mut d_logps, mut d_entropies) = (vec![f64::NAN; logps.len()], vec![f64::NAN; logps.len()]);
     let (mut sums, mut start) = (LossSums::default(), 0);
-    objective(case, totals, logps, &mut d_logps, &mut sums);
+    objective(case, normalizer, logps, &mut d_logps, &mut sums);
     for mask in &case.masks {
         let range = start..start + mask.len();
-        entropy::bonus(totals, &entropies[range.clone()], mask, &mut d_entropies[range.clone()], &mut sums);
+        entropy::bonus(normalizer, &entropies[range.clone()], mask, &mut d_entropies[range.clone()], &mut sums);
         start = range.end;
     }
-    let bonus = totals.entropy_coef * sums.entropy / totals.entropy_tokens.max(1) as f64;
+    let bonus = normalizer.entropy_coef * sums.entropy / normalizer.entropy_tokens.max(1) as f64;
     (sums.loss - bonus, d_logps, d_entropies)
 }
 
@@ -87,14 +87,20 @@ pub fn verify(name: &str, tokens: usize, gradient: Gradient<'_>, value: Value<'_
     gradient
 }
 
-fn check(case: &Case, name: &str, totals: &Totals, objective: Objective<'_>, value: &dyn Fn(&[f64], &[f64]) -> f64) {
+fn check(
+    case: &Case,
+    name: &str,
+    normalizer: &Normalizer,
+    objective: Objective<'_>,
+    value: &dyn Fn(&[f64], &[f64]) -> f64,
+) {
     let gradient = |logps: &[f64], entropies: &[f64]| {
-        let (_, d_logps, d_entropies) = evaluate(case, totals, objective, logps, entropies);
+        let (_, d_logps, d_entropies) = evaluate(case, normalizer, objective, logps, entropies);
         (d_logps, d_entropies)
     };
     let with_bonus = |logps: &[f64], entropies: &[f64], frozen: &[f64]| {
         let kept: Vec<f64> = entropies.iter().zip(case.masks.concat()).filter(|(_, m)| *m).map(|(h, _)| *h).collect();
-        value(logps, frozen) - totals.entropy_coef * kept.iter().sum::<f64>() / kept.len() as f64
+        value(logps, frozen) - normalizer.entropy_coef * kept.iter().sum::<f64>() / kept.len() as f64
     };
     verify(name, case.masks.concat().len(), &gradient, &with_bonus);
 }
@@ -107,18 +113,19 @@ fn every_policy_loss_through_its_logits() {
         |(i, m): (usize, &Vec<bool>)| normal::<f64>(70 + i as u64, m.len()).iter().map(|x| -2.0 + 0.5 * x).collect();
     case.old = case.masks.iter().enumerate().map(near).collect();
     case.reference = case.old.iter().map(|row| row.iter().map(|x| x - 0.1).collect()).collect();
-    let totals = Totals { entropy_coef: 0.3, ..case.totals() };
+    let normalizer = Normalizer { entropy_coef: 0.3, ..case.normalizer() };
     for loss_type in TYPES {
         for importance_sampling_level in LEVELS {
             let base = LossConfig { loss_type, importance_sampling_level, beta: 0.2, ..LossConfig::default() };
             let config = LossConfig { epsilon_high: Some(1.5), ..base };
-            let objective = |case: &Case, totals: &Totals, logps: &[f64], d: &mut [f64], sums: &mut LossSums| {
-                let (own, gradient) = case.evaluate_with(&config, totals, logps);
-                d.copy_from_slice(&gradient);
-                *sums = own;
-            };
-            let value = |x: &[f64], frozen: &[f64]| oracle::loss(&case, &config, &totals, x, frozen);
-            check(&case, &format!("{config:?}"), &totals, &objective, &value);
+            let objective =
+                |case: &Case, normalizer: &Normalizer, logps: &[f64], d: &mut [f64], sums: &mut LossSums| {
+                    let (own, gradient) = case.evaluate_with(&config, normalizer, logps);
+                    d.copy_from_slice(&gradient);
+                    *sums = own;
+                };
+            let value = |x: &[f64], frozen: &[f64]| oracle::loss(&case, &config, &normalizer, x, frozen);
+            check(&case, &format!("{config:?}"), &normalizer, &objective, &value);
         }
     }
 }
@@ -128,11 +135,11 @@ fn rloo_through_its_logits() {
     let mut case = case();
     let near = |m: &Vec<bool>| vec![-2.2; m.len()];
     case.old = case.masks.iter().map(near).collect();
-    let totals = Totals { entropy_coef: 0.1, ..case.totals() };
+    let normalizer = Normalizer { entropy_coef: 0.1, ..case.normalizer() };
     let config = RlooConfig { epsilon_high: Some(0.5), ..RlooConfig::default() };
-    let objective = |case: &Case, totals: &Totals, logps: &[f64], d: &mut [f64], sums: &mut LossSums| {
-        family::each(case, logps, d, |sequence, d| rloo(&config, totals, sequence, d, sums));
+    let objective = |case: &Case, normalizer: &Normalizer, logps: &[f64], d: &mut [f64], sums: &mut LossSums| {
+        family::each(case, logps, d, |sequence, d| rloo(&config, normalizer, sequence, d, sums));
     };
     let value = |x: &[f64], _: &[f64]| family::rloo_value(&case, &config, x);
-    check(&case, "rloo", &totals, &objective, &value);
+    check(&case, "rloo", &normalizer, &objective, &value);
 }

@@ -4,17 +4,17 @@
 use super::*;
 
 /// J at log-probabilities `x`, all sequences' behind one another.
-pub fn loss(case: &Case, config: &LossConfig, totals: &Totals, x: &[f64], frozen: &[f64]) -> f64 {
+pub fn loss(case: &Case, config: &LossConfig, normalizer: &Normalizer, x: &[f64], frozen: &[f64]) -> f64 {
     let (mut sum, mut start) = (0.0, 0);
     for s in 0..case.masks.len() {
         let n = case.masks[s].len();
-        sum += sequence(case, s, config, totals, &x[start..start + n], &frozen[start..start + n]);
+        sum += sequence(case, s, config, normalizer, &x[start..start + n], &frozen[start..start + n]);
         start += n;
     }
     sum
 }
 
-fn sequence(case: &Case, s: usize, config: &LossConfig, totals: &Totals, x: &[f64], frozen: &[f64]) -> f64 {
+fn sequence(case: &Case, s: usize, config: &LossConfig, normalizer: &Normalizer, x: &[f64], frozen: &[f64]) -> f64 {
     let kept: Vec<usize> = (0..x.len()).filter(|&t| case.masks[s][t]).collect();
     let (old, sampler) = (&case.old[s], &case.sampler[s]);
     let divisor = kept.len().max(1) as f64;
@@ -52,10 +52,10 @@ fn sequence(case: &Case, s: usize, config: &LossConfig, totals: &Totals, x: &[f6
     let w = bounded(log_w, 1e-8f64.ln()).exp();
 
     let weight = match config.loss_type {
-        LossType::Grpo | LossType::Sapo => 1.0 / (totals.sequences as f64 * divisor),
-        LossType::Bnpo | LossType::Dapo | LossType::Cispo | LossType::Vespo => 1.0 / totals.tokens as f64,
-        LossType::DrGrpo => 1.0 / (totals.sequences as f64 * config.max_completion_length as f64),
-        LossType::Luspo => 1.0 / totals.sequences as f64,
+        LossType::Grpo | LossType::Sapo => 1.0 / (normalizer.sequences as f64 * divisor),
+        LossType::Bnpo | LossType::Dapo | LossType::Cispo | LossType::Vespo => 1.0 / normalizer.tokens as f64,
+        LossType::DrGrpo => 1.0 / (normalizer.sequences as f64 * config.max_completion_length as f64),
+        LossType::Luspo => 1.0 / normalizer.sequences as f64,
     };
     let mut sum = 0.0;
     for &t in &kept {
@@ -84,7 +84,7 @@ fn sequence(case: &Case, s: usize, config: &LossConfig, totals: &Totals, x: &[f6
         if config.off_policy_mask_threshold.is_some_and(|limit| a < 0.0 && distance > limit) {
             term = 0.0;
         }
-        if totals.entropy_threshold.is_some_and(|least| case.entropies[s][t] < f64::from(least)) {
+        if normalizer.entropy_threshold.is_some_and(|least| case.entropies[s][t] < f64::from(least)) {
             term = 0.0;
         }
         if config.loss_type != LossType::Vespo {

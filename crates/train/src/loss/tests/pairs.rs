@@ -149,11 +149,11 @@ fn values_through_their_head() {
         let returns: Vec<f64> = values.iter().map(|v| v + target).collect();
         for (kind, mask) in [("all", &all), ("some", &some), ("none", &vec![false; n])] {
             let config = ValueConfig { cliprange_value: 0.2, vf_coef: 0.7 };
-            let totals = Totals::of(std::slice::from_ref(mask));
+            let normalizer = Normalizer::of(std::slice::from_ref(mask));
             let run = |values: &[f64]| {
                 let (mut sums, mut d) = (LossSums::default(), vec![f64::NAN; n]);
                 let states = States { values, old_values: &old, returns: &returns, mask };
-                ppo::value(&config, &totals, &states, &mut d, &mut sums);
+                ppo::value(&config, &normalizer, &states, &mut d, &mut sums);
                 (sums.loss, d)
             };
             let plain = |values: &[f64]| {

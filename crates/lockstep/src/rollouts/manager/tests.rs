@@ -1,15 +1,15 @@
-//! Whatever the order in which groups end, what was said is the same; and what is judged beside the engine really is.
+//! Whatever the order in which groups end, the scores are the same; and what is scored beside the engine really is.
 
 use super::*;
 use kernels::{Context, Isa};
 use model::tokenizer::SpecialTokens;
 use model::{ModelConfig, Weights};
 use rewards::RewardSpec;
-use rollout::{Engine, EngineConfig, FinishReason, Request, SamplingParams};
+use rollout::{Completion, Engine, EngineConfig, FinishReason, Request, SamplingParams};
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Completions of each question.
+/// Completions of each prompt.
 const GROUP: usize = 2;
 /// Far more than any machine needs, for what must happen.
 const LONG: Duration = Duration::from_secs(120);
@@ -19,55 +19,60 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::characters("abcdefghijklmnopqrstuvwxyz0123456789 ".chars(), &special).unwrap()
 }
 
-/// Four questions: one whose answer is no number, one that lacks the column.
-fn questions() -> Vec<Arc<Prompt>> {
+/// The number of the first group.
+const FIRST: u64 = 40;
+
+/// Four prompts: one whose answer is no number, one that lacks the column.
+fn prompts() -> Prompts {
     let answer = [Some("7"), Some("none"), Some("nothing"), None];
-    let question = |(row, answer): (usize, &Option<&str>)| {
+    let prompt = |(row, answer): (usize, &Option<&str>)| {
         let columns = answer.iter().map(|&answer| ("answer".to_owned(), answer.into())).collect();
-        Arc::new(Prompt { row, ids: [1, 2].into(), content: Content::Text(format!("q{row}")), columns })
+        let (tokens, content) = (model::Prompt::new([1, 2]), Content::Text(format!("q{row}")));
+        (FIRST + row as u64, Arc::new(Prompt { row, tokens, content, columns }))
     };
-    answer.iter().enumerate().map(question).collect()
+    answer.iter().enumerate().map(prompt).collect()
 }
 
-fn completion(tokenizer: &Tokenizer, request: usize, generation: usize) -> Completion {
-    let ids = tokenizer.encode(["is 7", "is 8", "none", "a"][(request + 3 * generation) % 4]).unwrap();
+fn completion(tokenizer: &Tokenizer, row: usize, generation: usize) -> Completion {
+    let ids = tokenizer.encode(["is 7", "is 8", "none", "a"][(row + 3 * generation) % 4]).unwrap();
     let n = ids.len();
     Completion {
-        request,
         generation,
         ids,
-        logps: vec![-1.0; n],
         mask: vec![true; n],
         versions: vec![0; n],
+        columns: model::Columns::default(),
         finish_reason: FinishReason::Stop,
     }
 }
 
-/// All completions of the questions, in their order.
-fn completions(tokenizer: &Tokenizer) -> Vec<Completion> {
-    (0..questions().len())
-        .flat_map(|q| (0..GROUP).map(move |g| (q, g)))
-        .map(|(q, g)| completion(tokenizer, q, g))
-        .collect()
+/// The groups of all prompts.
+fn groups(tokenizer: &Tokenizer) -> Vec<RolloutGroup> {
+    let group = |(&id, prompt): (&u64, &Arc<Prompt>)| RolloutGroup {
+        id,
+        prompt: prompt.tokens.clone(),
+        completions: (0..GROUP).map(|g| completion(tokenizer, prompt.row, g)).collect(),
+    };
+    prompts().iter().map(group).collect()
 }
 
-/// Feeds `order` (places in the list of completions) to the rewards.
-fn judged(rewards: &mut [Box<dyn Reward>], order: &[usize]) -> Judged {
-    let (tokenizer, questions) = (tokenizer(), questions());
-    let completions = completions(&tokenizer);
+/// Gives the groups to the rewards as if they had ended in this order.
+fn scored(rewards: &mut [Box<dyn Reward>], order: &[usize]) -> RewardOutput {
+    let (tokenizer, prompts) = (tokenizer(), prompts());
+    let groups = groups(&tokenizer);
     let weights = vec![1.0; rewards.len()];
     std::thread::scope(|scope| {
-        let judges = Judges { rewards, weights: &weights, tokenizer: &tokenizer, step: 3 };
-        let mut judging = judges.begin(scope, &questions, GROUP).unwrap();
-        order.iter().for_each(|&i| judging.ended(&completions[i]));
-        judging.finish(&completions).unwrap()
+        let manager = RewardManager { rewards, weights: &weights, tokenizer: &tokenizer, step: 3 };
+        let mut job = manager.start(scope, &prompts).unwrap();
+        order.iter().for_each(|&i| job.group_ended(&groups[i]));
+        job.finish(groups).unwrap()
     })
 }
 
 /// All of it but the times.
-fn said(judged: &Judged) -> String {
-    let Judged { matrix, prompts, completions, problems, metrics, extra, .. } = judged;
-    format!("{matrix:?}\n{prompts:?}\n{completions:?}\n{problems:?}\n{metrics:?}\n{extra:?}")
+fn lasting(output: &RewardOutput) -> String {
+    let RewardOutput { rollouts, problems, metrics, .. } = output;
+    format!("{rollouts:?}\n{problems:?}\n{metrics:?}")
 }
 
 /// A reward that is asked once about everything, as any that does not say otherwise.
@@ -124,11 +129,15 @@ fn the_order_in_which_groups_end_changes_nothing() {
         let all = own.chain([Box::new(Slow::default()) as Box<dyn Reward>]);
         all.map(|reward| if whole { Box::new(Whole(reward)) as Box<dyn Reward> } else { reward }).collect()
     };
-    let expected = judged(&mut build(true), &[0, 1, 2, 3, 4, 5, 6, 7]);
+    let expected = scored(&mut build(true), &[0, 1, 2, 3]);
     assert!(build(false).iter().all(|r| r.judges_by_group()) && !build(true).iter().any(|r| r.judges_by_group()));
     assert!(expected.hidden.is_empty());
-    for order in [[0, 1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1, 0], [4, 2, 7, 0, 6, 1, 5, 3]] {
-        assert_eq!(said(&judged(&mut build(false), &order)), said(&expected), "{order:?}");
+    for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
+        assert_eq!(lasting(&scored(&mut build(false), &order)), lasting(&expected), "{order:?}");
+    }
+    // What a reward adds to the table stands beside the completion that it is of.
+    for group in &expected.rollouts.groups {
+        assert!(group.completions.iter().all(|c| c.extra["row"] == group.prompt.row));
     }
     let problems: Vec<String> = expected.problems.iter().map(Problem::to_string).collect();
     let expected = [
@@ -145,11 +154,11 @@ fn the_order_in_which_groups_end_changes_nothing() {
 fn a_reward_that_compares_completions_is_asked_once_about_all() {
     let (whole, group) = (Slow { whole: true, ..Slow::default() }, Slow::default());
     let mut rewards: Vec<Box<dyn Reward>> = vec![Box::new(whole.clone()), Box::new(group.clone())];
-    let judged = judged(&mut rewards, &[6, 7, 0, 1, 4, 5, 3, 2]);
+    let output = scored(&mut rewards, &[3, 0, 2, 1]);
     assert_eq!(*whole.asked.lock().unwrap(), [8]);
     assert_eq!(*group.asked.lock().unwrap(), [2, 2, 2, 2]);
     // Each in its column.
-    assert!(judged.matrix.rewards.iter().all(|row| row.len() == 2 && row[0] == row[1]));
+    assert!(output.rollouts.completions().all(|c| c.rewards.len() == 2 && c.rewards[0] == c.rewards[1]));
 }
 
 /// Says that it was asked, and then waits until it may answer.
@@ -200,54 +209,53 @@ fn groups_are_judged_while_the_engine_writes_others() {
     };
     let mut engine = Engine::new(&ctx, &model, sizes).unwrap();
     let sampling = Arc::new(SamplingParams { max_new_tokens: 3, ..SamplingParams::default() });
-    let questions = questions();
-    let request = |(i, q): (usize, &Arc<Prompt>)| Request {
-        prompt: q.ids.clone(),
+    let prompts = prompts();
+    let request = |(&id, prompt): (&u64, &Arc<Prompt>)| Request {
+        id,
+        prompt: prompt.tokens.clone(),
         num_generations: GROUP,
-        rollout_number: i as u64,
         sampling: sampling.clone(),
         pause_on_stop: false,
     };
-    let requests = questions.iter().enumerate().map(request).collect();
+    let requests = prompts.iter().map(request).collect();
     let (mut rewards, was_asked, answer) = gate();
     let tokenizer = tokenizer();
     let mut ended = 0;
-    let (completions, judged) = std::thread::scope(|scope| {
-        let judges = Judges { rewards: &mut rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0 };
-        let mut judging = judges.begin(scope, &questions, GROUP).unwrap();
-        let on_end = |c: &Completion| {
-            judging.ended(c);
+    let output = std::thread::scope(|scope| {
+        let manager = RewardManager { rewards: &mut rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0 };
+        let mut job = manager.start(scope, &prompts).unwrap();
+        let on_end = |group: &RolloutGroup| {
+            job.group_ended(group);
             ended += 1;
-            if ended == GROUP {
-                assert_eq!(was_asked.recv_timeout(LONG).unwrap(), format!("q{}", c.request));
+            if ended == 1 {
+                assert_eq!(was_asked.recv_timeout(LONG).unwrap(), format!("q{}", group.id - FIRST));
             }
-            if ended == 2 * GROUP {
-                questions.iter().for_each(|_| answer.send(()).unwrap());
+            if ended == 2 {
+                prompts.iter().for_each(|_| answer.send(()).unwrap());
             }
         };
-        let completions = engine.generate_with(&weights, requests, on_end).unwrap();
-        let judged = judging.finish(&completions).unwrap();
-        (completions, judged)
+        let groups = engine.generate_with(&weights, requests, on_end).unwrap();
+        job.finish(groups).unwrap()
     });
-    assert_eq!((ended, completions.len()), (8, 8));
-    assert_eq!(judged.matrix.rewards, vec![vec![Some(1.0)]; 8]);
-    assert!(!judged.hidden.is_empty() && judged.hidden.len() <= 4);
-    // The texts are those of the completions, in their order.
-    for (text, c) in judged.completions.iter().zip(&completions) {
-        assert_eq!(*text, Content::Text(tokenizer.decode(&c.ids, true).unwrap()));
+    assert_eq!((ended, output.rollouts.completions().count()), (4, 8));
+    assert!(output.rollouts.completions().all(|c| c.rewards == [Some(1.0)]));
+    assert!(!output.hidden.is_empty() && output.hidden.len() <= 4);
+    // The texts are those of the completions.
+    for scored in output.rollouts.completions() {
+        assert_eq!(scored.content, Content::Text(tokenizer.decode(&scored.completion.ids, true).unwrap()));
     }
 }
 
 #[test]
 fn a_generation_that_fails_waits_for_one_group_and_no_more() {
-    let (tokenizer, questions) = (tokenizer(), questions());
+    let (tokenizer, prompts) = (tokenizer(), prompts());
     let (mut rewards, was_asked, answer) = gate();
     std::thread::scope(|scope| {
-        let judges = Judges { rewards: &mut rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0 };
-        let mut judging = judges.begin(scope, &questions, GROUP).unwrap();
-        completions(&tokenizer).iter().for_each(|c| judging.ended(c));
+        let manager = RewardManager { rewards: &mut rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0 };
+        let mut job = manager.start(scope, &prompts).unwrap();
+        groups(&tokenizer).iter().for_each(|group| job.group_ended(group));
         was_asked.recv_timeout(LONG).unwrap();
-        drop(judging);
+        drop(job);
         answer.send(()).unwrap();
     });
     assert!(was_asked.try_recv().is_err(), "it went on judging");
@@ -268,11 +276,11 @@ fn a_panic_is_not_lost() {
             panic!("a bug in a reward")
         }
     }
-    judged(&mut [Box::new(Bug)], &[0, 1, 2, 3, 4, 5, 6, 7]);
+    scored(&mut [Box::new(Bug)], &[0, 1, 2, 3]);
 }
 
 #[test]
-fn what_is_not_finite_is_no_score_and_is_said() {
+fn what_is_not_finite_is_no_score_and_is_reported() {
     let given = Scores::new(vec![Some(1.0), Some(f64::NAN), None, Some(f64::INFINITY), Some(-2.5)]);
     let Scores { values, problems, .. } = finite("odd", given);
     assert_eq!(values, [Some(1.0), None, None, None, Some(-2.5)]);

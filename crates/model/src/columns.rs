@@ -1,0 +1,146 @@
+//! Named numbers beside the tokens of a completion: what samplers record and scorers add, from the engine to the loss.
+//!
+//! A column has one row per token, of one number or several side by side (the k most likely tokens of a teacher, say).
+
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+/// log π of the sampler: of all logits / T, before penalty and truncation.
+pub const SAMPLER_LOGPS: &str = "sampler_logps";
+/// log π_old, where the sampler was not the old policy (another weight version, another engine).
+pub const OLD_LOGPS: &str = "old_logps";
+/// log π_ref
+pub const REF_LOGPS: &str = "ref_logps";
+/// The value of the state in which the token was chosen, at rollout.
+pub const VALUES: &str = "values";
+/// The return of that state, which its value is to come near.
+pub const RETURNS: &str = "returns";
+
+/// The columns of one completion, by name.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Columns(BTreeMap<Cow<'static, str>, Column>);
+
+/// Numbers of every token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Column {
+    /// Numbers per token.
+    pub width: usize,
+    /// Token by token.
+    pub values: Values,
+}
+
+/// The numbers of a column. Written as bits, so that NaN and infinities come back too.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Values {
+    /// Log-probabilities, values, rewards.
+    F32(#[serde(with = "bits")] Vec<f32>),
+    /// Token ids, numbers of experts.
+    U32(Vec<u32>),
+}
+
+impl Column {
+    /// Tokens that it has numbers of.
+    pub fn tokens(&self) -> usize {
+        let len = match &self.values {
+            Values::F32(values) => values.len(),
+            Values::U32(values) => values.len(),
+        };
+        len / self.width.max(1)
+    }
+}
+
+impl Columns {
+    /// Columns of one number per token.
+    pub fn of<const N: usize>(columns: [(&'static str, Vec<f32>); N]) -> Columns {
+        let mut out = Columns::default();
+        columns.into_iter().for_each(|(name, values)| out.set(name, values));
+        out
+    }
+
+    /// Sets a column of one number per token.
+    pub fn set(&mut self, name: &'static str, values: Vec<f32>) {
+        self.insert(name, Column { width: 1, values: Values::F32(values) });
+    }
+
+    /// Sets any column.
+    pub fn insert(&mut self, name: impl Into<Cow<'static, str>>, column: Column) {
+        self.0.insert(name.into(), column);
+    }
+
+    /// Takes a column out.
+    pub fn remove(&mut self, name: &str) -> Option<Column> {
+        self.0.remove(name)
+    }
+
+    /// A column.
+    pub fn get(&self, name: &str) -> Option<&Column> {
+        self.0.get(name)
+    }
+
+    /// A column of one f32 per token.
+    pub fn f32(&self, name: &str) -> Option<&[f32]> {
+        match self.0.get(name) {
+            Some(Column { width: 1, values: Values::F32(values) }) => Some(values),
+            _ => None,
+        }
+    }
+
+    /// [`SAMPLER_LOGPS`]
+    pub fn sampler_logps(&self) -> Option<&[f32]> {
+        self.f32(SAMPLER_LOGPS)
+    }
+
+    /// [`OLD_LOGPS`], or what the sampler recorded.
+    pub fn old_logps(&self) -> Option<&[f32]> {
+        self.f32(OLD_LOGPS).or_else(|| self.sampler_logps())
+    }
+
+    /// [`REF_LOGPS`]
+    pub fn ref_logps(&self) -> Option<&[f32]> {
+        self.f32(REF_LOGPS)
+    }
+
+    /// All of them, in the order of their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Column)> {
+        self.0.iter().map(|(name, column)| (name.as_ref(), column))
+    }
+}
+
+mod bits {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(values: &[f32], to: S) -> Result<S::Ok, S::Error> {
+        values.iter().map(|x| x.to_bits()).collect::<Vec<u32>>().serialize(to)
+    }
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f32>, D::Error> {
+        Ok(Vec::<u32>::deserialize(from)?.into_iter().map(f32::from_bits).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_come_back_bit_for_bit() {
+        let awkward = vec![-0.0, f32::NAN, f32::NEG_INFINITY, f32::MIN_POSITIVE / 2.0];
+        let mut columns = Columns::of([(SAMPLER_LOGPS, awkward.clone())]);
+        columns.insert("teacher_ids", Column { width: 2, values: Values::U32((0..8).collect()) });
+        let back: Columns = serde_json::from_str(&serde_json::to_string(&columns).unwrap()).unwrap();
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(back.sampler_logps().unwrap()), bits(&awkward));
+        assert_eq!(back.get("teacher_ids"), columns.get("teacher_ids"));
+        assert!(back.iter().all(|(_, column)| column.tokens() == 4));
+        assert_eq!(back.f32("teacher_ids"), None, "it is of ids, and two wide");
+    }
+
+    #[test]
+    fn the_old_policy_is_the_sampler_unless_another_is_given() {
+        let mut columns = Columns::of([(SAMPLER_LOGPS, vec![-1.0])]);
+        assert_eq!(columns.old_logps(), Some(&[-1.0][..]));
+        columns.set(OLD_LOGPS, vec![-2.0]);
+        assert_eq!((columns.old_logps(), columns.ref_logps()), (Some(&[-2.0][..]), None));
+    }
+}

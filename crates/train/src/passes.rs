@@ -1,0 +1,198 @@
+//! The passes of one micro-batch: forward, the loss on the host, backward; and what they measure.
+//!
+//! With an adapter's dropout, the gradient is that of a forward pass with dropout. A policy's loss compares its
+//! log-probabilities with those of sampler and reference, which know no dropout, so they come from a pass without it, and
+//! ∂J/∂log π_θ is taken there:
+//!
+//! ∇ = Σ_t ∂J/∂log π_θ(t) ∇ log π_θ,dropped(t)
+//!
+//! That costs a second forward pass. The other losses (supervised, of pairs, of scores) are those of the pass with dropout,
+//! which is then the only one.
+
+use crate::loss::{LossSums, Normalizer};
+use crate::objective::{Objective, Scored};
+use crate::optimizer_batch::Sequence;
+use crate::{Result, Sample, Trainer};
+use kernels::{Context, Tensor};
+use model::batch::Dropout;
+use model::net;
+use model::{BatchTensors, MicroBatch, ModelView};
+use std::time::Instant;
+
+/// What the model says of a micro-batch's scored tokens; the tape holds the rest.
+pub(crate) struct Forward {
+    tensors: BatchTensors,
+    /// What a second pass, which the gradient is of, drops.
+    dropout: Option<Dropout>,
+    logps: Vec<f32>,
+    pub(crate) entropies: Vec<f32>,
+}
+
+/// What the micro-batches of a step add up to.
+#[derive(Default)]
+pub(crate) struct Measured {
+    pub(crate) sums: LossSums,
+    pub(crate) entropy: f64,
+    pub(crate) compared: u64,
+    pub(crate) mismatches: u64,
+    pub(crate) max_difference: f64,
+    pub(crate) forward_time_s: f64,
+    pub(crate) backward_time_s: f64,
+}
+
+/// The loss of a call of [`Trainer::accumulate`], and what it is of.
+pub(crate) struct Work<'a> {
+    pub(crate) loss: &'a Objective,
+    pub(crate) normalizer: &'a Normalizer,
+    pub(crate) sequences: &'a [Sequence<'a>],
+    /// Sequences of the optimizer batch before these.
+    pub(crate) before: usize,
+}
+
+impl Trainer {
+    /// The chance that an input of the adapter is dropped.
+    pub(crate) fn dropout(&self) -> f64 {
+        self.config.adapter.as_ref().map_or(0.0, |lora| lora.dropout)
+    }
+
+    pub(crate) fn forward(
+        &mut self,
+        ctx: &Context,
+        model: ModelView<'_>,
+        work: &Work<'_>,
+        micro: &MicroBatch<'_>,
+        forward_time_s: &mut f64,
+    ) -> Result<Forward> {
+        let start = Instant::now();
+        let batch = micro.batch(self.config.prefix_sharing);
+        let mut tensors = BatchTensors::new(&self.memory.part("workspace"), &batch);
+        let p = self.dropout();
+        let mut dropout = (p > 0.0).then(|| {
+            let samples: Vec<u32> = micro.scored().map(|i| (work.before + i) as u32).collect();
+            // Skipped steps count, so that no two have the same noise.
+            let step = self.optimizer.steps + self.skipped_total;
+            Dropout::new(&self.memory, p, self.config.optimizer.seed, step, &batch, &samples)
+        });
+        if !work.loss.is_policy() {
+            tensors.set_dropout(dropout.take());
+        }
+        *forward_time_s += start.elapsed().as_secs_f64();
+        let (logps, entropies) = self.pass(ctx, model, work.loss, &tensors, forward_time_s)?;
+        Ok(Forward { tensors, dropout, logps, entropies })
+    }
+
+    /// A forward pass, kept on the tape: log-probabilities (or scores) and entropies.
+    fn pass(
+        &mut self,
+        ctx: &Context,
+        model: ModelView<'_>,
+        loss: &Objective,
+        tensors: &BatchTensors,
+        forward_time_s: &mut f64,
+    ) -> Result<(Vec<f32>, Vec<f32>)> {
+        let start = Instant::now();
+        let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
+        net::forward(ctx, model, rope, tensors, tape)?;
+        let (logps, entropies) = if loss.is_of_scores() {
+            net::score_forward(ctx, model, tensors, tape)?;
+            let scores = tape.scores().to_vec_f32();
+            let entropies = vec![0.0; scores.len()];
+            (scores, entropies)
+        } else {
+            net::head_forward(ctx, model, tensors, net::inv_temperature(self.config.temperature), tape)?;
+            (tape.logps().to_vec_f32(), tape.entropies().to_vec_f32())
+        };
+        *forward_time_s += start.elapsed().as_secs_f64();
+        Ok((logps, entropies))
+    }
+
+    /// Loss and backward pass of one micro-batch, whose forward pass was the last one.
+    pub(crate) fn backward(
+        &mut self,
+        ctx: &Context,
+        model: ModelView<'_>,
+        work: &Work<'_>,
+        micro: &MicroBatch<'_>,
+        mut forward: Forward,
+        measured: &mut Measured,
+    ) -> Result<()> {
+        if let Some(dropout) = forward.dropout.take() {
+            forward.tensors.set_dropout(Some(dropout));
+            self.pass(ctx, model, work.loss, &forward.tensors, &mut measured.forward_time_s)?;
+        }
+        let start = Instant::now();
+        let (d_logps, d_entropies) = loss_and_gradient(work, model.version().trained(), micro, &forward, measured);
+        measured.forward_time_s += start.elapsed().as_secs_f64();
+
+        let (start, tensors) = (Instant::now(), &forward.tensors);
+        let workspace = self.memory.part("workspace");
+        let d_logps = Tensor::from_f32(&workspace, &[d_logps.len()], &d_logps);
+        let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
+        if work.loss.is_of_scores() {
+            net::score_backward(ctx, model, tensors, d_logps.view(), tape, &mut self.grads)?;
+        } else {
+            let d_entropies = work.loss.has_entropy_grad(work.normalizer).then_some(d_entropies);
+            let d_entropies = d_entropies.map(|d| Tensor::from_f32(&workspace, &[d.len()], &d));
+            let d_entropies = d_entropies.as_ref().map(Tensor::view);
+            net::head_backward(ctx, model, tensors, d_logps.view(), d_entropies, tape, &mut self.grads)?;
+        }
+        net::backward(ctx, model, rope, tensors, tape, &mut self.grads)?;
+        measured.backward_time_s += start.elapsed().as_secs_f64();
+        Ok(())
+    }
+}
+
+/// Adds a micro-batch's part of J to the sums, and gives ∂J/∂log π_θ and ∂J/∂H of its tokens.
+fn loss_and_gradient(
+    work: &Work<'_>,
+    version: u64,
+    micro: &MicroBatch<'_>,
+    forward: &Forward,
+    measured: &mut Measured,
+) -> (Vec<f32>, Vec<f32>) {
+    let Forward { logps, entropies, .. } = forward;
+    let (mut d_logps, mut d_entropies) = (vec![0.0; logps.len()], vec![0.0; logps.len()]);
+    let (mut first, mut rest, mut rest_entropies) = (0, d_logps.as_mut_slice(), d_entropies.as_mut_slice());
+    for group in micro.scored_groups() {
+        let mut scored = Vec::new();
+        for i in group {
+            let Sequence { source, completion, mask, .. } = &work.sequences[i];
+            let tokens = first..first + completion.len();
+            let (own, others) = rest.split_at_mut(tokens.len());
+            let (own_entropies, other_entropies) = rest_entropies.split_at_mut(tokens.len());
+            let (logps, entropies) = (&logps[tokens.clone()], &entropies[tokens.clone()]);
+            if !work.loss.is_of_scores() {
+                let used = entropies.iter().zip(mask).filter(|(_, m)| **m);
+                measured.entropy += used.map(|(e, _)| f64::from(*e)).sum::<f64>();
+                source.sample().into_iter().for_each(|sample| measured.compare(sample, logps, version));
+            }
+            let source = *source;
+            scored.push(Scored { source, mask, logps, entropies, d_logps: own, d_entropies: own_entropies });
+            (first, rest, rest_entropies) = (tokens.end, others, other_entropies);
+        }
+        work.loss.evaluate(work.normalizer, &mut scored, &mut measured.sums);
+    }
+    (d_logps, d_entropies)
+}
+
+impl Measured {
+    /// Counts the tokens whose recorded log-probability is not, bit for bit, the trainer's, if all of the sample's tokens
+    /// were sampled with `version`. Tokens that were not sampled have no record.
+    fn compare(&mut self, sample: &Sample, logps: &[f32], version: u64) {
+        if sample.versions.is_empty() || sample.versions.iter().any(|&v| v != version) {
+            return;
+        }
+        let recorded = sample.columns.sampler_logps().unwrap_or_default();
+        for ((&recorded, &logp), &sampled) in recorded.iter().zip(logps).zip(&sample.mask) {
+            if sampled {
+                self.compared += 1;
+                self.mismatches += u64::from(recorded.to_bits() != logp.to_bits());
+                let difference = (f64::from(recorded) - f64::from(logp)).abs();
+                // Once NaN, it stays NaN: it must show.
+                if difference > self.max_difference || difference.is_nan() {
+                    self.max_difference = difference;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! One optimizer step: samples in, weights one version further.
+//!
+//! samples → groups → micro-batches → forward → log-probabilities → loss and its gradient → backward, adding to the
+//! gradients → clip → AdamW. The loss sees log-probabilities alone, on the host: T numbers.
+//!
+//! [`Trainer::update`] is [`accumulate`](Trainer::accumulate), once or for each part of the optimizer batch,
+//! [`reduce`](Trainer::reduce) and [`step`](Trainer::step). Losses divide by the counts of the whole optimizer batch
+//! ([`Trainer::normalizer`]), which are known before, so that the parts add up to the same bits.
+
+use crate::loss::Normalizer;
+use crate::loss::entropy::{EntropyControl, quantile};
+use crate::loss::sampling::SamplingSums;
+use crate::objective::{Objective, Scored};
+use crate::optimizer::{GradNorm, Optimizer};
+use crate::optimizer_batch::{Sequence, groups, sequences};
+use crate::passes::{Forward, Measured, Work};
+use crate::{Error, OptimizerConfig, Result, Samples, UpdateMetrics};
+use kernels::{Context, Memory};
+use model::net::{Rope, Tape};
+use model::packing::{longest, micro_batches};
+use model::scoring::grow_rope;
+use model::{Capacity, Grads, LoraConfig, MicroBatch, ModelConfig, ModelView, Trainable};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// This many skipped steps in a row end the run.
+pub const MAX_SKIPPED_IN_A_ROW: u32 = 3;
+
+/// How a [`Trainer`] works.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainerConfig {
+    /// What is minimised.
+    pub objective: Objective,
+    /// AdamW.
+    pub optimizer: OptimizerConfig,
+    /// The adapter that is trained, which the weights must have; none: every parameter is trained.
+    pub adapter: Option<LoraConfig>,
+    /// Logits are divided by it, as in sampling; above 0.
+    pub temperature: f64,
+    /// Rows of a micro-batch; a larger group is a micro-batch of its own. It changes memory, never the result.
+    pub max_tokens_per_micro_batch: usize,
+    /// Consecutive samples with the same prompt compute it once.
+    pub prefix_sharing: bool,
+    /// Keep only each layer's input, and compute the rest again in the backward pass.
+    pub gradient_checkpointing: bool,
+}
+
+/// What a trainer must remember from step to step besides the [moments](Trainer::optimizer). A checkpoint keeps it without
+/// looking inside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrainerState {
+    /// Optimizer steps taken (skipped ones not counted): the exponent of AdamW's bias correction.
+    steps: u64,
+    skipped_in_a_row: u32,
+    skipped_total: u64,
+    /// The weight of the entropy bonus, if it adapts.
+    #[serde(default)]
+    entropy: Option<EntropyControl>,
+}
+
+/// Gradients, moments and buffers of a training run. The weights stay the caller's.
+pub struct Trainer {
+    pub(crate) config: TrainerConfig,
+    pub(crate) memory: Memory,
+    pub(crate) grads: Grads,
+    pub(crate) optimizer: Optimizer,
+    pub(crate) rope: Option<(usize, Rope)>,
+    pub(crate) tape: Option<Tape>,
+    skipped_in_a_row: u32,
+    pub(crate) skipped_total: u64,
+    entropy: EntropyControl,
+    /// What was accumulated since the last step.
+    accumulated: Option<Accumulated>,
+}
+
+/// What the calls of [`Trainer::accumulate`] of a step add up to, besides the gradients.
+struct Accumulated {
+    /// The loss of the last call.
+    loss: Objective,
+    normalizer: Normalizer,
+    measured: Measured,
+    sequences: usize,
+    computed_tokens: usize,
+    micro_batches: usize,
+    optimizer_time_s: f64,
+    is_reduced: bool,
+}
+
+/// Forward passes that were made to know the [`Normalizer`], and can be gone on with.
+#[derive(Default)]
+struct Ahead {
+    forwards: Vec<Forward>,
+    forward_time_s: f64,
+}
+
+/// What a step is taken with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepParams {
+    /// The learning rate.
+    pub learning_rate: f64,
+}
+
+impl Trainer {
+    /// A trainer for weights of this shape, its moments zero. The tape is taken at [`reserve`](Self::reserve), or grows
+    /// with the samples.
+    pub fn new(memory: &Memory, model: &Arc<ModelConfig>, config: TrainerConfig) -> Result<Trainer> {
+        if !(config.temperature.is_finite() && config.temperature > 0.0) {
+            let why = "training needs a sampling temperature above 0: at 0 every completion has probability 1";
+            return Err(Error::Config(format!("temperature = {}: {why}", config.temperature)));
+        }
+        Ok(Trainer {
+            grads: Grads::trained(memory, model, config.adapter.as_ref()),
+            optimizer: Optimizer::new(memory, model, config.adapter.as_ref(), config.optimizer),
+            entropy: EntropyControl::new(&config.objective.entropy()),
+            memory: memory.clone(),
+            config,
+            rope: None,
+            tape: None,
+            skipped_in_a_row: 0,
+            skipped_total: 0,
+            accumulated: None,
+        })
+    }
+
+    /// How it works.
+    pub fn config(&self) -> &TrainerConfig {
+        &self.config
+    }
+
+    /// Takes the memory for updates of up to `tokens` rows, in micro-batches up to `capacity` and sequences up to
+    /// `positions`, now.
+    pub fn reserve(&mut self, model: &ModelConfig, tokens: usize, capacity: Capacity, positions: usize) {
+        self.grads.reserve(tokens);
+        let old = self.tape.as_ref().map_or(Capacity::default(), Tape::capacity);
+        if self.tape.is_none() || !old.holds(capacity) {
+            self.tape = None; // free before taking
+            let checkpointing = self.config.gradient_checkpointing;
+            self.tape = Some(Tape::new(&self.memory, model, old.max(capacity), checkpointing));
+        }
+        grow_rope(&mut self.rope, &self.memory, model, positions);
+    }
+
+    /// One optimizer step on all of `samples`: forward, loss, backward, clip, AdamW, and the next version of `model`. A
+    /// step whose loss or gradient is not finite changes nothing, is counted, and the third in a row is an error.
+    pub fn update<'a>(
+        &mut self,
+        ctx: &Context,
+        model: &mut impl Trainable,
+        samples: impl Into<Samples<'a>>,
+        learning_rate: f64,
+    ) -> Result<UpdateMetrics> {
+        let (samples, loss) = (samples.into(), self.config.objective.clone());
+        self.accumulated = None;
+        let (normalizer, ahead) = self.normalize(ctx, model.view(), samples, &loss)?;
+        self.accumulate_after(ctx, model.view(), samples, &loss, &normalizer, ahead)?;
+        self.reduce(ctx)?;
+        self.step(ctx, model, StepParams { learning_rate })
+    }
+
+    /// What `loss` divides by, where `samples` are the whole optimizer batch. Counts alone, unless the loss leaves out the
+    /// tokens of least entropy: then the model is asked for their entropies.
+    pub fn normalizer(
+        &mut self,
+        ctx: &Context,
+        model: ModelView<'_>,
+        samples: Samples<'_>,
+        loss: &Objective,
+    ) -> Result<Normalizer> {
+        Ok(self.normalize(ctx, model, samples, loss)?.0)
+    }
+
+    /// Adds the gradient of `loss` on `samples`, a part of the optimizer batch, to what was accumulated since the last step.
+    pub fn accumulate(
+        &mut self,
+        ctx: &Context,
+        model: ModelView<'_>,
+        samples: Samples<'_>,
+        loss: &Objective,
+        normalizer: &Normalizer,
+    ) -> Result<()> {
+        self.accumulate_after(ctx, model, samples, loss, normalizer, Ahead::default())
+    }
+
+    /// Makes the gradient of the optimizer batch of what was accumulated. The seam for several ranks: theirs are added
+    /// here, and [`Accumulated`]'s sums with them, in the order of the ranks.
+    pub fn reduce(&mut self, ctx: &Context) -> Result<()> {
+        let Some(accumulated) = &mut self.accumulated else { return Err(nothing_accumulated()) };
+        let start = Instant::now();
+        self.grads.finish(ctx)?;
+        accumulated.is_reduced = true;
+        accumulated.optimizer_time_s += start.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Takes the step, unless the loss or the gradient is not finite: clip, AdamW, and the next version of `model`.
+    pub fn step(&mut self, ctx: &Context, model: &mut impl Trainable, params: StepParams) -> Result<UpdateMetrics> {
+        let Some(accumulated) = self.accumulated.take().filter(|a| a.is_reduced) else {
+            return Err(nothing_accumulated());
+        };
+        let Accumulated { loss: objective, normalizer, measured, .. } = accumulated;
+        let start = Instant::now();
+        let norm = self.optimizer.measure(ctx, &self.grads)?;
+        let bonus = objective.entropy();
+        let kept_entropy = measured.sums.entropy / normalizer.entropy_tokens.max(1) as f64;
+        let loss = measured.sums.loss - if bonus.is_on() { normalizer.entropy_coef * kept_entropy } else { 0.0 };
+        let skipped = !self.check_finite(loss, norm)?;
+        if !skipped {
+            model.update(|weights| self.optimizer.step(ctx, weights, &self.grads, params.learning_rate))?;
+            self.entropy.adapt(&bonus, kept_entropy);
+        }
+        Ok(UpdateMetrics {
+            loss,
+            grad_norm: norm.norm,
+            learning_rate: params.learning_rate,
+            entropy: (!objective.is_of_scores()).then(|| measured.entropy / normalizer.tokens.max(1) as f64),
+            kl: objective.has_kl().then(|| measured.sums.kl_mean()),
+            means: measured.sums.means.clone(),
+            clip: objective.clips().then(|| measured.sums.clip_ratios()),
+            sampling: measured.sums.sampling.as_ref().map(SamplingSums::metrics),
+            policy_loss: bonus.is_on().then_some(measured.sums.loss),
+            entropy_coef: bonus.is_on().then_some(self.entropy.coef),
+            sampled: objective.is_policy(),
+            sequences: accumulated.sequences as u64,
+            loss_tokens: normalizer.tokens as u64,
+            computed_tokens: accumulated.computed_tokens as u64,
+            micro_batches: accumulated.micro_batches as u64,
+            logp_mismatch_tokens: measured.mismatches,
+            logp_compared_tokens: measured.compared,
+            max_logp_difference: measured.max_difference,
+            skipped,
+            skipped_total: self.skipped_total,
+            forward_time_s: measured.forward_time_s,
+            backward_time_s: measured.backward_time_s,
+            optimizer_time_s: accumulated.optimizer_time_s + start.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// [`normalizer`](Self::normalizer), with the forward passes that can be gone on with: that of a lone micro-batch, whose
+    /// tape is still there; with dropout, which has a pass to come, those of all.
+    fn normalize(
+        &mut self,
+        ctx: &Context,
+        model: ModelView<'_>,
+        samples: Samples<'_>,
+        loss: &Objective,
+    ) -> Result<(Normalizer, Ahead)> {
+        let sequences = sequences(loss, samples)?;
+        let entropy_coef = self.entropy.applied(&loss.entropy());
+        let mut normalizer = Normalizer { entropy_coef, ..Normalizer::of(sequences.iter().map(|s| &s.mask)) };
+        let mut ahead = Ahead::default();
+        let Some(q) = loss.entropy_quantile() else { return Ok((normalizer, ahead)) };
+        let groups = groups(model.config(), &sequences)?;
+        let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
+        self.reserve_for(model.config(), &micro, longest(&groups));
+        let keeps = micro.len() == 1 || self.dropout() > 0.0;
+        let work = Work { loss, normalizer: &normalizer, sequences: &sequences, before: 0 };
+        let mut entropies = Vec::with_capacity(normalizer.tokens);
+        for micro in &micro {
+            let forward = self.forward(ctx, model, &work, micro, &mut ahead.forward_time_s)?;
+            let mask = micro.scored().flat_map(|i| &sequences[i].mask);
+            entropies.extend(forward.entropies.iter().zip(mask).filter(|(_, m)| **m).map(|(e, _)| *e));
+            ahead.forwards.extend(keeps.then_some(forward));
+        }
+        normalizer.entropy_threshold = quantile(entropies.clone(), q);
+        normalizer.entropy_tokens = entropies.iter().filter(|&&e| normalizer.keeps(f64::from(e))).count();
+        Ok((normalizer, ahead))
+    }
+
+    fn accumulate_after(
+        &mut self,
+        ctx: &Context,
+        model: ModelView<'_>,
+        samples: Samples<'_>,
+        loss: &Objective,
+        normalizer: &Normalizer,
+        ahead: Ahead,
+    ) -> Result<()> {
+        if model.lora() != self.config.adapter.as_ref() {
+            return Err(Error::Config("the weights do not have the adapter that the trainer was made for".into()));
+        }
+        let sequences = sequences(loss, samples)?;
+        let groups = groups(model.config(), &sequences)?;
+        let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
+        let computed = self.reserve_for(model.config(), &micro, longest(&groups));
+        let mut accumulated = match self.accumulated.take() {
+            Some(accumulated) => accumulated,
+            None => {
+                self.grads.zero(ctx);
+                Accumulated::new(loss.clone(), *normalizer)
+            }
+        };
+        let work = Work { loss, normalizer, sequences: &sequences, before: accumulated.sequences };
+        let measured = &mut accumulated.measured;
+        measured.forward_time_s += ahead.forward_time_s;
+        let mut ahead = ahead.forwards.into_iter();
+        for micro in &micro {
+            let forward = match ahead.next() {
+                Some(forward) => forward,
+                None => self.forward(ctx, model, &work, micro, &mut measured.forward_time_s)?,
+            };
+            self.backward(ctx, model, &work, micro, forward, measured)?;
+        }
+        // Sequences without a token take no part in the model, but count in the metrics.
+        for Sequence { source, mask, .. } in sequences.iter().filter(|s| s.completion.is_empty()) {
+            let (d_logps, d_entropies): (&mut [f32], &mut [f32]) = (&mut [], &mut []);
+            let empty = Scored { source: *source, mask, logps: &[], entropies: &[], d_logps, d_entropies };
+            loss.evaluate(normalizer, &mut [empty], &mut measured.sums);
+        }
+        accumulated.sequences += sequences.len();
+        accumulated.computed_tokens += computed;
+        accumulated.micro_batches += micro.len();
+        self.accumulated = Some(accumulated);
+        Ok(())
+    }
+
+    /// Takes the memory for these micro-batches, and says how many rows they have.
+    fn reserve_for(&mut self, model: &ModelConfig, micro: &[MicroBatch<'_>], positions: usize) -> usize {
+        let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity()));
+        let rows = micro.iter().map(|m| m.capacity().tokens).sum();
+        self.reserve(model, rows, capacity, positions);
+        rows
+    }
+
+    /// Whether the step can be taken; an error if it is one too many that cannot.
+    fn check_finite(&mut self, loss: f64, norm: GradNorm) -> Result<bool> {
+        if loss.is_finite() && norm.finite {
+            self.skipped_in_a_row = 0;
+            return Ok(true);
+        }
+        self.skipped_in_a_row += 1;
+        self.skipped_total += 1;
+        if self.skipped_in_a_row < MAX_SKIPPED_IN_A_ROW {
+            return Ok(false);
+        }
+        let (what, value) = if loss.is_finite() { ("the gradient norm", norm.norm) } else { ("the loss", loss) };
+        Err(Error::NonFinite { count: self.skipped_in_a_row, what, value })
+    }
+
+    /// The moments, for a checkpoint.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// The moments, to overwrite when a run goes on.
+    pub fn optimizer_mut(&mut self) -> &mut Optimizer {
+        &mut self.optimizer
+    }
+
+    /// The gradients of the last update, before clipping.
+    pub fn grads(&self) -> &Grads {
+        &self.grads
+    }
+
+    /// Its counters, for a checkpoint.
+    pub fn state(&self) -> TrainerState {
+        TrainerState {
+            steps: self.optimizer.steps,
+            skipped_in_a_row: self.skipped_in_a_row,
+            skipped_total: self.skipped_total,
+            entropy: self.config.objective.entropy().use_adaptive_entropy.then_some(self.entropy),
+        }
+    }
+
+    /// Goes on from saved counters.
+    pub fn set_state(&mut self, state: TrainerState) {
+        self.optimizer.steps = state.steps;
+        (self.skipped_in_a_row, self.skipped_total) = (state.skipped_in_a_row, state.skipped_total);
+        self.entropy = state.entropy.unwrap_or(self.entropy);
+    }
+}
+
+impl TrainerState {
+    /// Optimizer steps taken.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+}
+
+impl Accumulated {
+    fn new(loss: Objective, normalizer: Normalizer) -> Accumulated {
+        Accumulated {
+            loss,
+            normalizer,
+            measured: Measured::default(),
+            sequences: 0,
+            computed_tokens: 0,
+            micro_batches: 0,
+            optimizer_time_s: 0.0,
+            is_reduced: false,
+        }
+    }
+}
+
+fn nothing_accumulated() -> Error {
+    Error::Config("a step follows `accumulate` and `reduce`".into())
+}
