@@ -10,7 +10,7 @@ use train::{Advantages, MultiObjectiveAggregation, Objective, RewardMatrix, Samp
 
 impl Config {
     /// What the policy's trainer minimises.
-    pub fn objective(&self) -> Objective {
+    pub(crate) fn objective(&self) -> Objective {
         match self.algorithm {
             Algorithm::Grpo | Algorithm::ReinforcePlusPlus | Algorithm::ReinforcePlusPlusBaseline => {
                 Objective::Policy(self.loss())
@@ -25,7 +25,7 @@ impl Config {
     }
 
     /// The advantages of `samples`, one for each row of `matrix`. With a `beta` that is in the reward they need their reference.
-    pub fn advantages(&self, matrix: &RewardMatrix, samples: &[Sample]) -> Advantages {
+    pub(crate) fn advantages(&self, matrix: &RewardMatrix, samples: &[Sample]) -> Advantages {
         let beta = self.beta;
         let plus_plus = |baseline| {
             let objective = self.objective();

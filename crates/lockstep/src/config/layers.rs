@@ -13,7 +13,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use toml::Value;
 
-/// What the configuration is for; it decides a few defaults and checks.
+/// What the configuration is for; it decides defaults and checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
     /// Reinforcement learning.
@@ -43,7 +43,7 @@ impl Purpose {
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub(super) enum Origin {
     /// Nobody set it.
     Default,
     /// The task's preset.
@@ -98,8 +98,8 @@ pub struct Resolved {
     /// The values.
     pub config: Config,
     /// Where each key's value came from; a key that is not in it has its default.
-    pub origins: BTreeMap<&'static str, Origin>,
-    /// Lines to say at the start: keys without meaning here, doubtful values.
+    pub(super) origins: BTreeMap<&'static str, Origin>,
+    /// Lines to report at the start: keys without meaning here, doubtful values.
     pub notes: Vec<String>,
 }
 
@@ -155,12 +155,12 @@ impl Layers {
 
 impl Resolved {
     /// Where the value of `key` came from.
-    pub fn origin(&self, key: &str) -> &Origin {
+    pub(super) fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)
     }
 
     /// Whether anybody set `key`.
-    pub fn is_set(&self, key: &str) -> bool {
+    pub(super) fn is_set(&self, key: &str) -> bool {
         self.origins.contains_key(key)
     }
 

@@ -6,7 +6,7 @@ use toml::Value;
 
 /// An argument's value.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Literal {
+pub(super) enum Literal {
     /// A value that TOML can hold.
     Value(Value),
     /// None.
@@ -16,10 +16,10 @@ pub enum Literal {
 }
 
 /// A call's arguments: name (empty for a positional one) and value.
-pub type Arguments = Vec<(String, Literal)>;
+pub(super) type Arguments = Vec<(String, Literal)>;
 
 /// The arguments of the first call of `function` in `script`.
-pub fn call(script: &str, function: &str) -> Option<Arguments> {
+pub(super) fn call(script: &str, function: &str) -> Option<Arguments> {
     let code = blank_comments(script);
     let start = find_call(&code, function)?;
     let names = assignments(&code);
@@ -38,8 +38,8 @@ pub fn call(script: &str, function: &str) -> Option<Arguments> {
     }
 }
 
-/// The texts given to `load_dataset("…")` in the script: the data set's name and its configuration.
-pub fn positional_strings(script: &str, function: &str) -> Vec<String> {
+/// The texts given to `load_dataset("…")` in the script: the dataset's name and its configuration.
+pub(super) fn positional_strings(script: &str, function: &str) -> Vec<String> {
     let arguments = call(script, function).unwrap_or_default();
     let text = |(name, value): (String, Literal)| match value {
         Literal::Value(Value::String(text)) if name.is_empty() => Some(text),

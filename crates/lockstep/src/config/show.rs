@@ -46,6 +46,8 @@ pub(super) fn inline(value: &toml::Value) -> String {
         toml::Value::Array(items) => format!("[{}]", items.iter().map(inline).collect::<Vec<_>>().join(", ")),
         // One line even where the text has several.
         toml::Value::String(text) => json_string(text),
+        // As people write a learning rate: 2e-5, not 0.00002. Both read back to the same bits.
+        toml::Value::Float(x) if *x != 0.0 && x.abs() < 1e-3 => format!("{x:e}"),
         other => other.to_string(),
     }
 }

@@ -5,20 +5,20 @@ use rewards::RewardSpec;
 
 /// What a task fills in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Preset {
+struct Preset {
     /// The prompt's column.
-    pub prompt_column: &'static str,
+    prompt_column: &'static str,
     /// The answer's column; the rewards' name for it is `answer`.
-    pub answer_column: &'static str,
+    answer_column: &'static str,
     /// The system prompt.
-    pub system_prompt: Option<&'static str>,
+    system_prompt: Option<&'static str>,
     /// The reward in training, and what evaluation counts as right where it is 1; none: the task is to learn a reward.
-    pub reward: Option<&'static str>,
+    reward: Option<&'static str>,
 }
 
 impl Task {
     /// What it fills in.
-    pub fn preset(self) -> Preset {
+    fn preset(self) -> Preset {
         match self {
             Task::Gsm8k => Preset {
                 prompt_column: "question",

@@ -4,7 +4,7 @@
 use super::keys::{adapter, batches, data, evaluation, loss, ppo, preferences, rewards, sampling};
 use super::table::KEYS;
 use super::values::ComputeDType;
-use super::{Purpose, Resolved, unused_keys};
+use super::{Purpose, Resolved, Strategy, unused_keys};
 use crate::bad_input;
 use crate::error::BadInput;
 
@@ -50,6 +50,12 @@ fn inputs(resolved: &Resolved, purpose: Purpose) -> anyhow::Result<()> {
     }
     if c.dataset_name.is_none() && c.replay.is_none() {
         bad_input!("no training data: give --dataset FILE, or dataset_name in the configuration");
+    }
+    if c.eval_strategy != Strategy::No && c.eval_dataset_name.is_none() {
+        bad_input!(
+            "`eval_strategy` asks for evaluation, but there is no data for it: set eval_dataset_name, or eval_strategy = \
+             \"no\""
+        );
     }
     Ok(())
 }

@@ -11,10 +11,9 @@ use train::{
 };
 
 /// A type that a key can have.
-pub trait KeyValue: Sized {
-    /// Its name as documented.
+pub(super) trait KeyValue: Sized {
+    /// As documented.
     fn type_name() -> String;
-    /// Its JSON Schema.
     fn schema() -> Json;
     /// Reads it; the error says what was expected.
     fn read(value: &Value) -> Result<Self, String>;
@@ -335,8 +334,7 @@ impl From<&str> for ComputeDType {
     }
 }
 
-/// How rewards become a gradient. Keys that an algorithm defaults otherwise than the table are in
-/// [`super::algorithms`].
+/// How rewards become a gradient.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Algorithm {
     /// Group-relative policy optimisation and its family (`loss_type`).
@@ -353,8 +351,8 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// Its name.
-    pub fn label(self) -> &'static str {
+    /// As runs print it.
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Algorithm::Grpo => "grpo",
             Algorithm::Ppo => "ppo",

@@ -37,7 +37,7 @@ pub(in crate::config) use adapter_keys;
 
 impl Config {
     /// The adapter that is trained; none: all weights are.
-    pub fn adapter(&self) -> Option<LoraConfig> {
+    pub(crate) fn adapter(&self) -> Option<LoraConfig> {
         let plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
         let target_modules = match self.lora_target_modules.as_deref() {
             None => LoraConfig::default().target_modules,

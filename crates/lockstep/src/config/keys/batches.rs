@@ -30,12 +30,12 @@ pub(in crate::config) use batches_keys;
 
 impl Config {
     /// Completions that one generation makes.
-    pub fn generation_batch(&self) -> usize {
+    pub(crate) fn generation_batch(&self) -> usize {
         self.generation_batch_size.unwrap_or_else(|| self.per_device_train_batch_size * self.steps_per_generation())
     }
 
     /// Micro-batches in TRL's sense that one generation serves.
-    pub fn steps_per_generation(&self) -> usize {
+    pub(crate) fn steps_per_generation(&self) -> usize {
         match (self.steps_per_generation, self.generation_batch_size) {
             (Some(steps), _) => steps,
             (None, Some(size)) => size / self.per_device_train_batch_size.max(1),
@@ -47,27 +47,27 @@ impl Config {
     }
 
     /// Prompts of one generation.
-    pub fn prompts_per_generation(&self) -> usize {
+    pub(crate) fn prompts_per_generation(&self) -> usize {
         self.generation_batch() / self.num_generations
     }
 
     /// Completions that one optimizer step sees.
-    pub fn completions_per_step(&self) -> usize {
+    pub(crate) fn completions_per_step(&self) -> usize {
         self.per_device_train_batch_size * self.gradient_accumulation_steps
     }
 
     /// Times that a generation is passed over.
-    pub fn passes(&self) -> usize {
+    pub(crate) fn passes(&self) -> usize {
         if self.algorithm == Algorithm::Ppo { self.num_ppo_epochs } else { self.num_iterations }
     }
 
     /// Optimizer steps of one pass over a generation; a generation is passed over [`passes`](Self::passes) times.
-    pub fn steps_per_pass(&self) -> usize {
+    pub(crate) fn steps_per_pass(&self) -> usize {
         self.steps_per_generation() / self.gradient_accumulation_steps
     }
 
     /// Optimizer steps of the run, with `chunks` generations in an epoch.
-    pub fn total_steps(&self, chunks: usize) -> u64 {
+    pub(crate) fn total_steps(&self, chunks: usize) -> u64 {
         if self.max_steps > 0 {
             return self.max_steps as u64;
         }
@@ -78,7 +78,7 @@ impl Config {
 
 impl Algorithm {
     /// The fewest completions of a prompt that it can compare.
-    pub fn least_generations(self) -> usize {
+    pub(crate) fn least_generations(self) -> usize {
         match self {
             Algorithm::Ppo | Algorithm::ReinforcePlusPlus => 1,
             Algorithm::Grpo | Algorithm::Rloo | Algorithm::ReinforcePlusPlusBaseline => 2,

@@ -41,7 +41,7 @@ pub(in crate::config) use data_keys;
 
 impl Config {
     /// The seed of shuffling, or `None` for the files' order, which replayed rollouts always keep.
-    pub fn shuffle_seed(&self) -> Option<u64> {
+    pub(crate) fn shuffle_seed(&self) -> Option<u64> {
         (self.shuffle_dataset && self.replay.is_none()).then(|| self.data_seed.unwrap_or(self.seed))
     }
 }

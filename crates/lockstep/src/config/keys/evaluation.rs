@@ -28,7 +28,7 @@ pub(in crate::config) use evaluation_keys;
 
 impl Config {
     /// Optimizer steps between evaluations.
-    pub fn eval_steps(&self) -> u64 {
+    pub(crate) fn eval_steps(&self) -> u64 {
         self.eval_steps.unwrap_or(self.logging_steps)
     }
 
@@ -44,11 +44,6 @@ impl Config {
 /// Evaluation, checkpoints and early stopping agree with each other.
 pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     let c = &resolved.config;
-    if c.eval_strategy != Strategy::No && c.eval_dataset_name.is_none() {
-        bad_input!(
-            "`eval_strategy` asks for evaluation, but there is no data for it: set eval_dataset_name, or eval_strategy = \"no\""
-        );
-    }
     let needs_eval = if c.load_best_model_at_end { Some("load_best_model_at_end") } else { None }
         .or(c.early_stopping_patience.map(|_| "early_stopping_patience"));
     if let Some(key) = needs_eval

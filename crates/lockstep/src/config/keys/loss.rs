@@ -96,17 +96,17 @@ pub(in crate::config) use loss_keys;
 
 impl Config {
     /// Whether the policy is held near a reference model.
-    pub fn has_reference(&self) -> bool {
+    pub(crate) fn has_reference(&self) -> bool {
         if self.algorithm == Algorithm::Ppo { self.kl_coef != 0.0 } else { self.beta != 0.0 }
     }
 
     /// The upper clip range.
-    pub fn epsilon_high(&self) -> f64 {
+    pub(crate) fn epsilon_high(&self) -> f64 {
         self.epsilon_high.unwrap_or(self.epsilon)
     }
 
     /// The loss that the keys describe.
-    pub fn loss(&self) -> train::LossConfig {
+    pub(crate) fn loss(&self) -> train::LossConfig {
         train::LossConfig {
             loss_type: self.loss_type,
             importance_sampling_level: self.importance_sampling_level,

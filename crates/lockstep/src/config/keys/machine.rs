@@ -30,7 +30,7 @@ pub(in crate::config) use machine_keys;
 
 impl Config {
     /// Rows of one training pass: without packing no group shares a pass, since a group is never cut.
-    pub fn micro_batch_tokens(&self) -> usize {
+    pub(crate) fn micro_batch_tokens(&self) -> usize {
         if self.packing { self.max_tokens_per_micro_batch } else { 1 }
     }
 }

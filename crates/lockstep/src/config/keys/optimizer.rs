@@ -30,7 +30,7 @@ pub(in crate::config) use optimizer_keys;
 
 impl Config {
     /// The optimizer that the keys describe.
-    pub fn optimizer(&self) -> train::OptimizerConfig {
+    pub(crate) fn optimizer(&self) -> train::OptimizerConfig {
         train::OptimizerConfig {
             adam_beta1: self.adam_beta1,
             adam_beta2: self.adam_beta2,
@@ -43,7 +43,7 @@ impl Config {
     }
 
     /// The learning-rate schedule over `total` optimizer steps.
-    pub fn schedule(&self, total: u64) -> train::Schedule {
+    pub(crate) fn schedule(&self, total: u64) -> train::Schedule {
         train::Schedule {
             kind: self.lr_scheduler_type,
             learning_rate: self.learning_rate,
@@ -53,7 +53,7 @@ impl Config {
     }
 
     /// Steps of rising learning rate in a run of `total` steps.
-    pub fn warmup(&self, total: u64) -> u64 {
+    pub(crate) fn warmup(&self, total: u64) -> u64 {
         let share = if self.warmup_steps == 0.0 { self.warmup_ratio.unwrap_or(0.0) } else { self.warmup_steps };
         // As transformers: below 1 it is a share, rounded up.
         let steps = if share < 1.0 || self.warmup_steps == 0.0 { (share * total as f64).ceil() } else { share };

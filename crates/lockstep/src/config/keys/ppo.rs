@@ -58,12 +58,12 @@ pub(in crate::config) use ppo_keys;
 
 impl Config {
     /// The policy's loss in PPO.
-    pub fn ppo(&self) -> PpoConfig {
+    pub(crate) fn ppo(&self) -> PpoConfig {
         PpoConfig { cliprange: self.cliprange, entropy_coef: self.entropy_coef }
     }
 
     /// The value model's loss in PPO.
-    pub fn value_loss(&self) -> ValueConfig {
+    pub(crate) fn value_loss(&self) -> ValueConfig {
         ValueConfig { cliprange_value: self.cliprange_value, vf_coef: self.vf_coef }
     }
 }

@@ -17,7 +17,7 @@ pub(in crate::config) use preferences_keys;
 
 impl Config {
     /// DPO's loss.
-    pub fn dpo(&self) -> DpoConfig {
+    pub(crate) fn dpo(&self) -> DpoConfig {
         DpoConfig { beta: self.beta, loss_type: self.dpo_loss_type, label_smoothing: self.label_smoothing }
     }
 }

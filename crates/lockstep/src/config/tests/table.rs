@@ -125,3 +125,14 @@ fn every_key_is_read() {
         }
     }
 }
+
+/// The trainer's structures have defaults of their own, for those who use it without a configuration: the same ones.
+#[test]
+fn defaults_of_the_trainer_are_those_of_the_keys() {
+    let c = Config::default();
+    assert_eq!(c.loss(), train::LossConfig::default());
+    assert_eq!(c.optimizer(), train::OptimizerConfig { seed: c.seed, ..Default::default() });
+    assert_eq!((c.ppo(), c.value_loss()), Default::default());
+    let dpo = Config { beta: 0.1, ..c };
+    assert_eq!(dpo.dpo(), train::loss::dpo::DpoConfig::default());
+}
