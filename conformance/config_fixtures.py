@@ -44,6 +44,8 @@ v4 = {
     "qwen 3": dict(base, model_type="qwen3", head_dim=128, max_position_embeddings=40960, rope_theta=1000000, attention_bias=False, tie_word_embeddings=True),
     "qwen 3 biased": dict(base, model_type="qwen3", attention_bias=True, use_sliding_window=True, sliding_window=64, layer_types=["full_attention", "sliding_attention"] * 2),
     "qwen 3 yarn": dict(base, model_type="qwen3", rope_theta=1000000.0, rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768, mscale=0.9, mscale_all_dim=0.7, beta_fast=24, beta_slow=2, truncate=False)),
+    "smollm 3": dict(base, model_type="smollm3", max_position_embeddings=65536, rope_theta=5000000.0, no_rope_layer_interval=4, eos_token_id=128012),
+    "smollm 3 sliding": dict(base, model_type="smollm3", rope_theta=5000000.0, no_rope_layers=[1, 0, 0, 1], use_sliding_window=True, sliding_window=64, tie_word_embeddings=False),
 }
 
 rows = []
@@ -55,7 +57,7 @@ for name, old in v4.items():
     inv_freq, scaling = compute(config)
     assert inv_freq.dtype == torch.float32
     window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None) if config.model_type.startswith("qwen") else None
+    types = getattr(config, "layer_types", None) if config.model_type.startswith(("qwen", "smollm")) else None
     slides = [t == "sliding_attention" for t in types] if types else [window is not None] * 4
     rows.append(
         {
@@ -64,6 +66,7 @@ for name, old in v4.items():
             "v5": new,
             "inv_freq_bits": [int(b) for b in inv_freq.view(torch.int32)],
             "attention_scaling": float(scaling),
+            "rotates": [bool(r) for r in getattr(config, "no_rope_layers", [1] * 4)],
             "windows": [window if s else None for s in slides],
             "kv_heads": config.num_key_value_heads,
             "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,

@@ -1,7 +1,7 @@
 """Random tiny models of each family, with what transformers computes for them in f64: logits, loss, every gradient.
 
     pip install torch==2.15.* transformers==5.23.* safetensors
-    python conformance/model_fixtures.py crates/model/tests/fixtures
+    python conformance/model_fixtures.py crates/model/tests/fixtures [FAMILY...]
 
 Weights are drawn so that every part matters (matrices N(0, 1.5/sqrt(fan_in)), biases N(0, 0.5), norms U(0.5, 1.5)): with
 the usual initialisation, deleting all biases and norms would change the logits by 1e-7 and a test would see nothing.
@@ -72,6 +72,16 @@ CONFIGS = {
         sliding_window=23,
         rope_parameters=dict(rope_type="default", rope_theta=10000.0),
     ),
+    # The layer without positions is the one with a window.
+    "smollm3": transformers.SmolLM3Config(
+        **{**SHAPE, "num_hidden_layers": 3, "tie_word_embeddings": True},
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        no_rope_layers=[1, 0, 1],
+        use_sliding_window=True,
+        sliding_window=23,
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0),
+    ),
 }
 
 
@@ -104,8 +114,10 @@ def version_4(config):
     return config
 
 
-def main(out):
+def main(out, names):
     for seed, (name, config) in enumerate(CONFIGS.items()):
+        if names and name not in names:
+            continue
         generator = torch.Generator().manual_seed(seed)
         folder = out / name
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
@@ -131,4 +143,4 @@ def main(out):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -37,7 +37,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     eprintln!(
         "{}: {} with {parameters} random parameters, seed {}",
         args.out.display(),
-        config.family.architecture(),
+        config.family.architecture,
         args.seed
     );
     Ok(())

@@ -7,6 +7,7 @@ pub mod batch;
 pub mod chat;
 pub mod columns;
 pub mod config;
+pub mod families;
 pub mod init;
 pub mod io;
 pub mod kv;

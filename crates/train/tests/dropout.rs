@@ -107,7 +107,6 @@ fn adapter(weights: &AdaptedWeights) -> &Adapter {
 
 /// The bits of what is trained.
 fn elements(weights: &AdaptedWeights) -> Vec<u32> {
-    assert_eq!(weights.base.current().version, 0);
     bits(&Named { params: &adapter(weights).params })
 }
 

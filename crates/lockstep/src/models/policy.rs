@@ -106,7 +106,7 @@ impl Policy {
         };
         format!(
             "{} · {:.2} M parameters{trained} · {} on {} · {} threads",
-            self.config().family.model_type(),
+            self.config().family.model_type,
             parameters as f64 / 1e6,
             if self.config().compute == kernels::DType::Bf16 { "bf16" } else { "f32" },
             ctx.describe(),

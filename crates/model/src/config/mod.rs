@@ -5,52 +5,36 @@
 //! error that names the field and its value; fields that transformers itself does not read for the family are not
 //! looked at. It does not know weights or files of weights.
 
-mod parse;
+mod common;
+mod fields;
 mod rope;
-#[cfg(test)]
-mod tests;
+mod rope_fields;
 
+pub(crate) use common::{Defaults, like_llama, only};
+pub(crate) use fields::{Fields, slides};
 pub use rope::{Rope, RopeScaling};
 
 use crate::{Error, Result};
 use kernels::DType;
-use std::path::Path;
 
-/// The model families, by `model_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
-    /// `llama`: Llama 2 and 3.x, and what shares their shape.
-    Llama,
-    /// `mistral`: a sliding window on every layer.
-    Mistral,
-    /// `qwen2`: Qwen 2 and 2.5, with biases on q, k and v.
-    Qwen2,
-    /// `qwen3`: Qwen 3 (dense), with norms on q and k.
-    Qwen3,
+/// A model family: what a `model_type` names.
+#[derive(Debug)]
+pub struct Family {
+    /// Its `model_type`.
+    pub model_type: &'static str,
+    /// Its `architectures` entry, of a language model.
+    pub architecture: &'static str,
+    /// Reads its configuration.
+    pub(crate) read: fn(&Fields<'_>, &'static Family) -> Result<ModelConfig>,
 }
 
-impl Family {
-    /// All families.
-    pub const ALL: [Family; 4] = [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3];
-
-    /// Its `model_type`.
-    pub fn model_type(self) -> &'static str {
-        match self {
-            Family::Llama => "llama",
-            Family::Mistral => "mistral",
-            Family::Qwen2 => "qwen2",
-            Family::Qwen3 => "qwen3",
-        }
-    }
-    /// Its `architectures` entry.
-    pub fn architecture(self) -> &'static str {
-        match self {
-            Family::Llama => "LlamaForCausalLM",
-            Family::Mistral => "MistralForCausalLM",
-            Family::Qwen2 => "Qwen2ForCausalLM",
-            Family::Qwen3 => "Qwen3ForCausalLM",
-        }
-    }
+/// How a layer rotates queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerRope {
+    /// By [`ModelConfig::rope`].
+    Global,
+    /// Not at all: the layer knows no positions.
+    Off,
 }
 
 /// What an element of a weight file is.
@@ -99,7 +83,7 @@ pub enum Head {
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
     /// The family.
-    pub family: Family,
+    pub family: &'static Family,
     /// H, the width of the residual stream.
     pub hidden_size: usize,
     /// F, the width of the MLP.
@@ -120,6 +104,8 @@ pub struct ModelConfig {
     pub rms_norm_eps: f32,
     /// Rotary positions.
     pub rope: Rope,
+    /// Which of them each layer has.
+    pub layer_ropes: Vec<LayerRope>,
     /// For each layer its sliding window: a query at position p sees the keys j with p − w < j ≤ p. None sees all.
     pub windows: Vec<Option<usize>>,
     /// Whether q, k and v have a bias.
@@ -152,22 +138,10 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads a `config.json`.
-    pub fn load(path: &Path) -> Result<ModelConfig> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-        ModelConfig::parse(&text).map_err(|e| match e {
-            Error::Config { .. } => Error::file(path, e.to_string().trim_start_matches("config.json: ")),
-            e => e,
-        })
-    }
-    /// Parses the text of a `config.json`.
-    pub fn parse(json: &str) -> Result<ModelConfig> {
-        parse::parse(json)
-    }
     /// The same trunk under a head of `labels` scores, in the words of transformers' `…ForSequenceClassification`.
     pub fn with_score_head(&self, labels: usize) -> ModelConfig {
         let mut config = ModelConfig { head: Head::Score(labels), ..self.clone() };
-        let architecture = self.family.architecture().replace("ForCausalLM", SCORES);
+        let architecture = self.family.architecture.replace("ForCausalLM", SCORES);
         let (mut names, mut numbers) = (serde_json::Map::new(), serde_json::Map::new());
         for label in 0..labels {
             names.insert(label.to_string(), format!("LABEL_{label}").into());
@@ -195,9 +169,14 @@ impl ModelConfig {
             Head::Score(labels) => Some(labels),
         }
     }
-    /// Rotary inverse frequencies `[head_dim / 2]` and the factor on cos and sin, as transformers computes them.
-    pub fn inv_freq(&self) -> (Vec<f32>, f32) {
-        self.rope.inv_freq(self.head_dim)
+    /// Rotary inverse frequencies `[head_dim / 2]` of such a layer, and the factor on cos and sin, as transformers computes
+    /// them.
+    pub fn inv_freq(&self, rope: LayerRope) -> (Vec<f32>, f32) {
+        match rope {
+            LayerRope::Global => self.rope.inv_freq(self.head_dim),
+            // A rotation by nothing: the same operations as elsewhere.
+            LayerRope::Off => (vec![0.0; self.head_dim / 2], 1.0),
+        }
     }
     /// Width of the fused query, key and value rows: (heads + 2 · kv heads) · head_dim.
     pub fn qkv_width(&self) -> usize {

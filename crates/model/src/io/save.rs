@@ -122,7 +122,7 @@ fn config_json(config: &ModelConfig, dtype: FileDType) -> Map<String, Value> {
     let mut json = config.raw.clone();
     let key = if json.contains_key("torch_dtype") && !json.contains_key("dtype") { "torch_dtype" } else { "dtype" };
     json.insert(key.into(), dtype.config_name().into());
-    json.entry("architectures").or_insert_with(|| json!([config.family.architecture()]));
+    json.entry("architectures").or_insert_with(|| json!([config.family.architecture]));
     json
 }
 

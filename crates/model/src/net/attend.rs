@@ -69,11 +69,12 @@ pub(super) fn forward(
         _ => w.qkv.forward(ctx, h, low_rank, qkv.reborrow())?,
     }
     match rounds {
-        false => rope::forward(ctx, rotate(pass, s.qkv.rows_mut(0..n)))?,
+        false => rope::forward(ctx, rotate(pass, layer, s.qkv.rows_mut(0..n)))?,
         true => {
             let (heads, head_dim, positions) =
                 (config.num_heads + config.num_kv_heads, config.head_dim, rows.positions);
-            let (x, y, table) = (work.wide.view(n, config.qkv_width()), s.qkv.rows_mut(0..n), &pass.rope.table);
+            let (x, y, table) =
+                (work.wide.view(n, config.qkv_width()), s.qkv.rows_mut(0..n), pass.rope.of(config.layer_ropes[layer]));
             rope::forward_into(ctx, rope::RotateInto { x, y, heads, head_dim, positions, table })?;
         }
     }
@@ -124,7 +125,7 @@ pub(super) fn backward(
         groups,
     };
     attention::backward(ctx, attend)?;
-    rope::backward(ctx, rotate(pass, b.wide.view_mut(n, qkv_width)))?;
+    rope::backward(ctx, rotate(pass, layer, b.wide.view_mut(n, qkv_width)))?;
 
     let mut d_qkv = b.wide.view(n, qkv_width);
     if let (Some((q_weight, k_weight)), Some((d_q_weight, d_k_weight)), Some((raw, rstd))) =
@@ -175,10 +176,10 @@ fn geometry(pass: &Pass<'_>, layer: usize) -> attention::Geometry {
 }
 
 /// Rotation of the query and key heads of fused rows.
-fn rotate<'a>(pass: &Pass<'a>, x: ViewMut<'a>) -> rope::Rotate<'a> {
+fn rotate<'a>(pass: &Pass<'a>, layer: usize, x: ViewMut<'a>) -> rope::Rotate<'a> {
     let Pass { config: c, rope, rows, .. } = *pass;
     let heads = c.num_heads + c.num_kv_heads;
-    rope::Rotate { x, heads, head_dim: c.head_dim, positions: rows.positions, table: &rope.table }
+    rope::Rotate { x, heads, head_dim: c.head_dim, positions: rows.positions, table: rope.of(c.layer_ropes[layer]) }
 }
 
 fn write_kv(pass: &Pass<'_>, layer: usize, s: &Saved, pages: &mut LayerPages) -> Result<()> {

@@ -3,7 +3,7 @@
 
 use super::*;
 use kernels::check::relative_error;
-use model::config::RopeScaling;
+use model::config::{LayerRope, RopeScaling};
 use model::weights::{Named, tensor_specs};
 
 pub const LOGITS: f64 = 5e-6;
@@ -149,6 +149,9 @@ fn positions_qk_norm_and_window_are_seen() {
     without("mistral", &|c| c.windows.fill(None));
     without("mistral", &|c| c.windows.fill(Some(24)));
     without("mistral", &|c| c.windows.fill(Some(22)));
+    without("smollm3", &|c| c.layer_ropes.fill(LayerRope::Global));
+    without("smollm3", &|c| c.windows.fill(None));
+    without("smollm3", &|c| c.windows.rotate_left(1));
 }
 
 #[test]

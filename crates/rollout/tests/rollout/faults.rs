@@ -227,7 +227,7 @@ fn each_planted_fault_is_seen() {
         if fault == Fault::SharedStraddlingBlock {
             share_straddling_block(&mut batch, prompt.len());
         }
-        let (inv_freq, scaling) = weights.config.inv_freq();
+        let (inv_freq, scaling) = weights.config.inv_freq(model::config::LayerRope::Global);
         let rope = rope::Table::new(ctx.memory(), &inv_freq, scaling, 256);
         let forward = Forward { ctx: &ctx, config: &weights.config, batch: &batch, rope, fault };
         let trainer = forward.logps(&weights, 1.0);

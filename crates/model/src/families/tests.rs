@@ -1,4 +1,5 @@
-use super::*;
+use crate::config::{FileDType, LayerRope, Rope, RopeScaling};
+use crate::{ModelConfig, Result};
 use serde_json::{Value, json};
 
 fn base() -> Value {
@@ -57,6 +58,8 @@ fn both_generations_mean_the_same_and_frequencies_are_those_of_transformers() {
         let windows: Vec<_> =
             row["windows"].as_array().unwrap().iter().map(|w| w.as_u64().map(|w| w as usize)).collect();
         assert_eq!(new.windows, windows, "{name}");
+        let rotates: Vec<bool> = new.layer_ropes.iter().map(|rope| *rope != LayerRope::Off).collect();
+        assert_eq!(json!(rotates), row["rotates"], "{name}");
         let eos = match &row["eos"] {
             Value::Array(ids) => ids.clone(),
             Value::Null => vec![],
@@ -64,7 +67,7 @@ fn both_generations_mean_the_same_and_frequencies_are_those_of_transformers() {
         };
         assert_eq!(json!(new.eos_token_ids), json!(eos), "{name}");
 
-        let (inv_freq, scaling) = new.inv_freq();
+        let (inv_freq, scaling) = new.inv_freq(LayerRope::Global);
         assert_eq!(scaling, row["attention_scaling"].as_f64().unwrap() as f32, "{name}");
         let bits = row["inv_freq_bits"].as_array().unwrap();
         assert_eq!(inv_freq.len(), bits.len(), "{name}");
@@ -90,8 +93,8 @@ fn refused(fields: Value, words: &[&str]) {
 
 #[test]
 fn what_is_not_honoured_is_refused_by_name_and_value() {
-    refused(json!({"model_type": "gpt2"}), &["model_type", "\"gpt2\"", "llama, mistral, qwen2, qwen3"]);
-    refused(json!({"model_type": "(absent)"}), &["model_type", "missing", "llama, mistral, qwen2, qwen3"]);
+    refused(json!({"model_type": "gpt2"}), &["model_type", "\"gpt2\"", "llama, mistral, qwen2, qwen3, smollm3"]);
+    refused(json!({"model_type": "(absent)"}), &["model_type", "missing", "llama, mistral, qwen2, qwen3, smollm3"]);
     refused(json!({"model_type": "qwen3_moe"}), &["qwen3_moe"]);
     refused(json!({"hidden_act": "gelu"}), &["hidden_act", "gelu", "silu"]);
     refused(json!({"attention_dropout": 0.1}), &["attention_dropout", "0.1"]);
@@ -113,6 +116,12 @@ fn what_is_not_honoured_is_refused_by_name_and_value() {
     refused(json!({"layer_types": ["full_attention"]}), &["layer_types", "2"]);
     refused(
         json!({"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}),
+        &["layer_types", "use_sliding_window"],
+    );
+    refused(json!({"model_type": "smollm3", "no_rope_layers": [1]}), &["no_rope_layers", "2"]);
+    refused(json!({"model_type": "smollm3", "no_rope_layers": [1, 2]}), &["no_rope_layers", "0 or 1"]);
+    refused(
+        json!({"model_type": "smollm3", "layer_types": ["full_attention", "sliding_attention"]}),
         &["layer_types", "use_sliding_window"],
     );
     // What a family's code in transformers does not read is not refused.
@@ -196,7 +205,7 @@ fn no_config_panics() {
         if let Ok(config) = ModelConfig::parse(&String::from_utf8_lossy(&text))
             && config.head_dim <= 1024
         {
-            let (inv_freq, _) = config.inv_freq();
+            let (inv_freq, _) = config.inv_freq(LayerRope::Global);
             assert_eq!(inv_freq.len(), config.head_dim / 2);
         }
     }

@@ -1,0 +1,179 @@
+//! What the configurations of all families have in common, and a refusal of all that is not honoured.
+
+use super::fields::Fields;
+use super::rope_fields::rope;
+use super::{Family, FileDType, Head, LayerRope, ModelConfig, SCORES};
+use crate::Result;
+use kernels::DType;
+use serde_json::Value;
+
+/// Fields that would change the arithmetic, and the values of them that change nothing. Null changes nothing either.
+const NEUTRAL: &[(&str, &[&str])] = &[
+    ("attention_dropout", &["0", "0.0"]),
+    ("hidden_dropout", &["0", "0.0"]),
+    ("resid_pdrop", &["0", "0.0"]),
+    ("embd_pdrop", &["0", "0.0"]),
+    ("partial_rotary_factor", &["1", "1.0"]),
+    ("attn_logit_softcapping", &[]),
+    ("final_logit_softcapping", &[]),
+    ("attention_chunk_size", &[]),
+    ("num_experts", &["0", "1"]),
+    ("num_local_experts", &["0", "1"]),
+    ("n_routed_experts", &["0"]),
+    ("quantization_config", &[]),
+    ("use_mrope", &["false"]),
+    ("is_encoder_decoder", &["false"]),
+    ("add_cross_attention", &["false"]),
+    ("embedding_multiplier", &["1", "1.0"]),
+    ("residual_multiplier", &["1", "1.0"]),
+    ("attention_multiplier", &[]),
+    ("logits_scaling", &["1", "1.0"]),
+];
+
+/// What a family's configuration class in transformers takes for a field that is absent.
+pub(crate) struct Defaults {
+    /// None: as many as there are query heads.
+    pub num_key_value_heads: Option<usize>,
+    /// None: `hidden_size / num_attention_heads`.
+    pub head_dim: Option<usize>,
+    pub max_position_embeddings: usize,
+    pub rms_norm_eps: f64,
+    pub rope_theta: f64,
+    pub tie_word_embeddings: bool,
+    pub bos_token_id: Option<u32>,
+    pub eos_token_id: Option<u32>,
+    pub pad_token_id: Option<u32>,
+}
+
+impl Default for Defaults {
+    /// What most classes take.
+    fn default() -> Defaults {
+        Defaults {
+            num_key_value_heads: None,
+            head_dim: None,
+            max_position_embeddings: 32_768,
+            rms_norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            tie_word_embeddings: false,
+            bos_token_id: None,
+            eos_token_id: None,
+            pad_token_id: None,
+        }
+    }
+}
+
+/// A model like Llama: RMS norms before attention and MLP, SwiGLU, rotary positions and full attention in every layer, no
+/// biases. The family's file changes what it has otherwise.
+pub(crate) fn like_llama(f: &Fields<'_>, family: &'static Family, defaults: Defaults) -> Result<ModelConfig> {
+    refuse_unhonoured(f)?;
+    let num_heads = f.size("num_attention_heads", None)?;
+    let hidden_size = f.size("hidden_size", None)?;
+    // Absent and null differ: absent takes the default of the family's configuration class, null means "as many as heads".
+    let kv_default = match f.map.contains_key("num_key_value_heads") {
+        false => defaults.num_key_value_heads.unwrap_or(num_heads),
+        true => num_heads,
+    };
+    let num_kv_heads = f.size("num_key_value_heads", Some(kv_default))?;
+    if num_heads % num_kv_heads != 0 {
+        return Err(f.error("num_key_value_heads", format!("does not divide num_attention_heads = {num_heads}")));
+    }
+    let head_dim = match (f.get("head_dim"), defaults.head_dim) {
+        (None, Some(head_dim)) => head_dim,
+        (None, None) if hidden_size % num_heads != 0 => {
+            return Err(f.error("hidden_size", format!("is not a multiple of num_attention_heads = {num_heads}")));
+        }
+        _ => f.size("head_dim", Some(hidden_size / num_heads))?,
+    };
+    if head_dim % 2 != 0 {
+        return Err(f.error("head_dim", "rotary positions need an even head_dim"));
+    }
+    let num_layers = f.size("num_hidden_layers", None)?;
+    if num_layers > 1 << 16 {
+        return Err(f.error("num_hidden_layers", "more layers than any model has"));
+    }
+    let max_position_embeddings = f.size("max_position_embeddings", Some(defaults.max_position_embeddings))?;
+    let id = |key: &str, default: Option<u32>| f.ids(key, default.as_slice());
+    Ok(ModelConfig {
+        family,
+        hidden_size,
+        intermediate_size: f.size("intermediate_size", None)?,
+        num_layers,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        vocab_size: f.size("vocab_size", None)?,
+        max_position_embeddings,
+        rms_norm_eps: f.number("rms_norm_eps")?.unwrap_or(defaults.rms_norm_eps) as f32,
+        rope: rope(f, max_position_embeddings, defaults.rope_theta)?,
+        layer_ropes: vec![LayerRope::Global; num_layers],
+        windows: vec![None; num_layers],
+        attention_bias: false,
+        attention_output_bias: false,
+        mlp_bias: false,
+        qk_norm: false,
+        head: head(f)?,
+        tie_word_embeddings: f.bool("tie_word_embeddings", defaults.tie_word_embeddings)?,
+        bos_token_id: id("bos_token_id", defaults.bos_token_id)?.first().copied(),
+        eos_token_ids: id("eos_token_id", defaults.eos_token_id)?,
+        pad_token_id: id("pad_token_id", defaults.pad_token_id)?.first().copied(),
+        dtype: dtype(f)?,
+        compute: DType::F32,
+        initializer_range: match f.get("initializer_range").map(Value::as_f64) {
+            None => 0.02,
+            Some(Some(x)) if (0.0..=1.0).contains(&x) => x as f32,
+            Some(_) => return Err(f.error("initializer_range", "expected a number from 0 to 1")),
+        },
+        raw: f.map.clone(),
+    })
+}
+
+/// A switch that the family does not have: its weights have no place for another value.
+pub(crate) fn only(f: &Fields<'_>, family: &Family, key: &str, value: bool) -> Result<()> {
+    match f.bool(key, value)? == value {
+        true => Ok(()),
+        false => Err(f.error(key, format!("is not supported for {}; supported: {value}", family.model_type))),
+    }
+}
+
+fn refuse_unhonoured(f: &Fields<'_>) -> Result<()> {
+    if let Some(act) = f.text("hidden_act")?
+        && act != "silu"
+        && act != "swish"
+    {
+        return Err(f.error("hidden_act", "is not supported; supported: silu"));
+    }
+    for (key, neutral) in NEUTRAL {
+        if let Some(v) = f.get(key)
+            && !neutral.contains(&v.to_string().as_str())
+        {
+            return Err(f.error(key, "is not supported"));
+        }
+    }
+    Ok(())
+}
+
+/// By the architecture that the weights were saved from.
+fn head(f: &Fields<'_>) -> Result<Head> {
+    let architecture = f.get("architectures").and_then(|a| a.get(0)).and_then(Value::as_str);
+    if !architecture.is_some_and(|a| a.ends_with(SCORES)) {
+        return Ok(Head::Lm);
+    }
+    let labels = match (f.get("id2label"), f.get("num_labels").and_then(Value::as_u64)) {
+        (Some(Value::Object(names)), _) => names.len(),
+        (_, Some(n)) => n as usize,
+        // What transformers leaves out.
+        _ => 2,
+    };
+    if labels == 0 { Err(f.error("id2label", "has no label")) } else { Ok(Head::Score(labels)) }
+}
+
+fn dtype(f: &Fields<'_>) -> Result<Option<FileDType>> {
+    let key = if f.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
+    match f.text(key)?.map(|t| t.trim_start_matches("torch.")) {
+        None | Some("auto") => Ok(None),
+        Some("float32" | "float64") => Ok(Some(FileDType::F32)),
+        Some("bfloat16") => Ok(Some(FileDType::Bf16)),
+        Some("float16") => Ok(Some(FileDType::F16)),
+        Some(_) => Err(f.error(key, "is not supported; supported: float32, bfloat16, float16")),
+    }
+}

@@ -1,0 +1,97 @@
+//! Fields of a JSON object, with errors that name the field and its value.
+
+use crate::{Error, Result};
+use serde_json::{Map, Value};
+
+/// Sizes past this are a mistake, and would overflow products of two of them.
+const MAX_SIZE: u64 = 1 << 31;
+
+/// The fields of one JSON object, under a prefix for messages.
+pub(crate) struct Fields<'a> {
+    pub map: &'a Map<String, Value>,
+    pub prefix: &'a str,
+}
+
+impl<'a> Fields<'a> {
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|v| !v.is_null())
+    }
+    pub fn error(&self, key: &str, message: impl Into<String>) -> Error {
+        // A value may be large: what names it is enough.
+        let value = self.map.get(key).map(|v| shorten(&v.to_string()));
+        Error::Config { field: format!("{}{key}", self.prefix), value, message: message.into() }
+    }
+    /// A positive size, or `default` where the field is absent or null.
+    pub fn size(&self, key: &str, default: Option<usize>) -> Result<usize> {
+        match (self.get(key), default) {
+            (None, Some(default)) => Ok(default),
+            (None, None) => Err(self.error(key, "is missing")),
+            (Some(v), _) => match v.as_u64() {
+                Some(n) if n > 0 && n <= MAX_SIZE => Ok(n as usize),
+                _ => Err(self.error(key, "expected a positive integer")),
+            },
+        }
+    }
+    pub fn bool(&self, key: &str, default: bool) -> Result<bool> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(v) => v.as_bool().ok_or_else(|| self.error(key, "expected true or false")),
+        }
+    }
+    /// A positive finite number.
+    pub fn number(&self, key: &str) -> Result<Option<f64>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(v) => match v.as_f64() {
+                Some(x) if x > 0.0 && x.is_finite() => Ok(Some(x)),
+                _ => Err(self.error(key, "expected a positive number")),
+            },
+        }
+    }
+    pub fn required(&self, key: &str) -> Result<f64> {
+        self.number(key)?.ok_or_else(|| self.error(key, "is missing"))
+    }
+    pub fn text(&self, key: &str) -> Result<Option<&'a str>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(v) => v.as_str().map(Some).ok_or_else(|| self.error(key, "expected a string")),
+        }
+    }
+    /// Token ids: one, several, or `default` where the field is absent; an explicit null is none. A negative id is how
+    /// old configs write "none".
+    pub fn ids(&self, key: &str, default: &[u32]) -> Result<Vec<u32>> {
+        let one = |v: &Value| match (v.as_u64(), v.as_i64()) {
+            (Some(id), _) if id <= u64::from(u32::MAX) => Ok(Some(id as u32)),
+            (None, Some(_)) => Ok(None),
+            _ => Err(self.error(key, "expected a token id")),
+        };
+        match self.map.get(key) {
+            None => Ok(default.to_vec()),
+            Some(Value::Null) => Ok(vec![]),
+            Some(Value::Array(ids)) => ids.iter().filter_map(|v| one(v).transpose()).collect(),
+            Some(v) => Ok(one(v)?.into_iter().collect()),
+        }
+    }
+}
+
+/// The field `layer_types`, one for each layer; none if it is absent.
+pub(crate) fn slides(f: &Fields<'_>, num_layers: usize) -> Result<Option<Vec<bool>>> {
+    let types = match f.get("layer_types") {
+        None => return Ok(None),
+        Some(Value::Array(types)) if types.len() == num_layers => types,
+        Some(_) => return Err(f.error("layer_types", format!("expected a list of {num_layers}, one for each layer"))),
+    };
+    let slides = |kind: &Value| match kind.as_str() {
+        Some("full_attention") => Ok(false),
+        Some("sliding_attention") => Ok(true),
+        _ => Err(f.error("layer_types", "is not supported; supported: full_attention, sliding_attention")),
+    };
+    types.iter().map(slides).collect::<Result<_>>().map(Some)
+}
+
+fn shorten(text: &str) -> String {
+    match text.char_indices().nth(80) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}

@@ -1,0 +1,44 @@
+//! The model families, one file each: `model_type`, how `config.json` is read, and what a model of it has otherwise than
+//! Llama. A new family is a file here and a line in [`FAMILIES`].
+
+mod llama;
+mod mistral;
+mod qwen2;
+mod qwen3;
+mod smollm3;
+#[cfg(test)]
+mod tests;
+
+use crate::config::Fields;
+use crate::{Error, Family, ModelConfig, Result};
+use serde_json::Value;
+use std::path::Path;
+
+/// All families.
+pub const FAMILIES: [&Family; 5] = [&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &smollm3::FAMILY];
+
+impl ModelConfig {
+    /// Reads a `config.json`.
+    pub fn load(path: &Path) -> Result<ModelConfig> {
+        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+        ModelConfig::parse(&text).map_err(|e| match e {
+            Error::Config { .. } => Error::file(path, e.to_string().trim_start_matches("config.json: ")),
+            e => e,
+        })
+    }
+    /// Parses the text of a `config.json`.
+    pub fn parse(json: &str) -> Result<ModelConfig> {
+        let bad = |message: String| Error::Config { field: "(file)".into(), value: None, message };
+        let raw: Value = serde_json::from_str(json).map_err(|e| bad(format!("not JSON: {e}")))?;
+        let Value::Object(raw) = raw else { return Err(bad("expected a JSON object".into())) };
+        let f = Fields { map: &raw, prefix: "" };
+        let supported = || FAMILIES.map(|family| family.model_type).join(", ");
+        let Some(model_type) = f.text("model_type")? else {
+            return Err(f.error("model_type", format!("is missing; supported: {}", supported())));
+        };
+        let Some(family) = FAMILIES.into_iter().find(|family| family.model_type == model_type) else {
+            return Err(f.error("model_type", format!("is not supported; supported: {}", supported())));
+        };
+        (family.read)(&f, family)
+    }
+}
