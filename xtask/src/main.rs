@@ -6,7 +6,8 @@ use std::time::Instant;
 const HELP: &str = "cargo xtask check    all checks that CI runs beside `cargo test --workspace`, the cheap ones first
 cargo xtask check layers    no import against the order of the crates, no circle of imports between the modules of one
 cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
-cargo xtask check fmt|clippy|docs|fixtures|demo    one of the others";
+cargo xtask check fmt|clippy|docs|fixtures|demo    one of the others
+cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)";
 
 /// A check: its name and how it is made.
 type Check = (&'static str, fn() -> Result<(), String>);
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let chosen: Vec<Check> = match words[..] {
+        ["miri"] => vec![("miri", miri)],
         ["check"] => CHECKS.to_vec(),
         ["check", name] => CHECKS.into_iter().filter(|check| check.0 == name).collect(),
         _ => Vec::new(),
@@ -48,6 +50,26 @@ fn main() -> ExitCode {
         println!("── {name} ok, {:.0} s", start.elapsed().as_secs_f64());
     }
     ExitCode::SUCCESS
+}
+
+/// Not among the checks that CI runs: Miri is a component of nightly, and takes minutes.
+fn miri() -> Result<(), String> {
+    // Memory, views and threads; every operation on its smallest shapes; the vectors' plain form.
+    let tests = ["memory::", "tensor::", "matrix::", "pool::", "isa::", "device::", "ops::small_tests::"];
+    // Files are read by nobody here; the pool's threads are joined, but a thread's own scratch is freed after Miri looks.
+    let flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks";
+    let arguments = ["run", "nightly", "cargo", "miri", "test", "-p", "lockstep-kernels", "--lib", "--"];
+    let mut command = std::process::Command::new("rustup");
+    command.args(arguments).args(tests).env("MIRIFLAGS", flags).env("CARGO_TARGET_DIR", "target/miri");
+    // Set by the cargo that runs this program, for a toolchain that is not nightly.
+    for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
+        command.env_remove(name);
+    }
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{status} (rustup component add --toolchain nightly miri rust-src)")),
+        Err(error) => Err(format!("rustup: {error}")),
+    }
 }
 
 fn fmt() -> Result<(), String> {

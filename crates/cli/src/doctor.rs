@@ -39,22 +39,18 @@ struct Findings {
 
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let isa = Isa::from_env().or_bad_input()?;
-    let threads = match args.threads {
-        Some(n) => usize::from(n),
-        None => kernels::context::threads_from_env().or_bad_input()?,
-    };
-    let (ctx, memory) = (Context::cpu(isa, threads), telemetry::system::memory_bytes());
+    let ctx = Context::from_env_with_threads(args.threads.map(usize::from)).or_bad_input()?;
+    let memory = telemetry::system::memory_bytes();
     let findings = Findings {
         cpu: cpu_name(),
         cores: std::thread::available_parallelism().map_or(1, |n| n.get()),
         present: Isa::present(),
-        ctx: ctx.clone(),
-        threads,
+        threads: ctx.threads(),
         total_memory: memory.0,
         available_memory: memory.1,
         memory_limit: telemetry::system::memory_limit_bytes(),
         ceilings: measure(&ctx, Duration::from_secs(1)),
+        ctx,
     };
     let text = if args.json {
         serde_json::to_string_pretty(&findings.json())? + "\n"

@@ -1,6 +1,7 @@
-//! What this machine can do at most, measured: multiply-adds that touch no memory, and reading memory that no cache holds.
-//! Other figures are given as shares of these.
+//! What this machine can do at most, measured: multiply-adds that touch no memory, and reading memory that no cache
+//! holds. Other figures are given as shares of these.
 
+use crate::device::{Backend, Cpu};
 use crate::pool::{Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 use crate::{Context, DType};
@@ -31,24 +32,25 @@ const ELEMENTS: usize = 64 << 20;
 /// Elements of one task: 1 MiB.
 const PIECE: usize = 1 << 18;
 
-/// Measures for about `time`, half of it the arithmetic (and takes 256 MiB of memory meanwhile). The best of several passes counts: a
-/// busy machine only makes passes slower.
+/// Measures for about `time`, half of it the arithmetic (and takes 256 MiB of memory meanwhile). The best of several
+/// passes counts: a busy machine only makes passes slower.
 pub fn measure(ctx: &Context, time: Duration) -> Ceilings {
+    let Backend::Cpu(cpu) = ctx.backend();
     let rounds = 1 << 14;
-    let tasks = ctx.threads() * 8;
-    let of_vectors = if ctx.isa().is_amx() { time / 4 } else { time / 2 };
-    let per_pass = best(of_vectors, || ctx.run(tasks, &Chains { rounds }));
-    let flops = ctx.isa().run(FlopsPerRound) * (rounds * tasks) as f64;
-    let tile_flops_per_s = tile_flops(ctx, time / 4);
+    let tasks = cpu.threads() * 8;
+    let of_vectors = if cpu.isa().is_amx() { time / 4 } else { time / 2 };
+    let per_pass = best(of_vectors, || cpu.run(tasks, &Chains { rounds }));
+    let flops = cpu.isa().run(FlopsPerRound) * (rounds * tasks) as f64;
+    let tile_flops_per_s = tile_flops(cpu, time / 4);
     // Written once, so that the pages exist: pages that were only reserved are all the same page of zeros.
     let data = vec![1.0f32; ELEMENTS];
-    let per_read = best(time / 2, || ctx.run(ELEMENTS / PIECE, &Reads { data: &data }));
+    let per_read = best(time / 2, || cpu.run(ELEMENTS / PIECE, &Reads { data: &data }));
     Ceilings { flops_per_s: flops / per_pass, tile_flops_per_s, read_bytes_per_s: (ELEMENTS * 4) as f64 / per_read }
 }
 
 /// What the threads' tile units do together.
 #[cfg(target_arch = "x86_64")]
-fn tile_flops(ctx: &Context, time: Duration) -> Option<f64> {
+fn tile_flops(cpu: &Cpu, time: Duration) -> Option<f64> {
     use crate::simd::amx;
     struct Spin(usize);
     impl Tasks for Spin {
@@ -58,17 +60,17 @@ fn tile_flops(ctx: &Context, time: Duration) -> Option<f64> {
             unsafe { amx::spin(self.0) };
         }
     }
-    if !ctx.isa().is_amx() {
+    if !cpu.isa().is_amx() {
         return None;
     }
-    let (rounds, tasks) = (1 << 12, ctx.threads() * 8);
-    let per_pass = best(time, || ctx.run(tasks, &Spin(rounds)));
+    let (rounds, tasks) = (1 << 12, cpu.threads() * 8);
+    let per_pass = best(time, || cpu.run(tasks, &Spin(rounds)));
     Some(amx::spin_flops(rounds) * tasks as f64 / per_pass)
 }
 
 /// No other architecture has them.
 #[cfg(not(target_arch = "x86_64"))]
-fn tile_flops(_ctx: &Context, _time: Duration) -> Option<f64> {
+fn tile_flops(_cpu: &Cpu, _time: Duration) -> Option<f64> {
     None
 }
 

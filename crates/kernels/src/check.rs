@@ -103,8 +103,8 @@ pub fn with_flush_to_zero<T>(f: impl FnOnce() -> T) -> T {
     let _restored = {
         const FLUSHING: u32 = 0x1f80 | 0x8040;
         let mut callers = 0u32;
-        // SAFETY: stores and loads the SSE control word, which is per thread and restored below. The compiler assumes the
-        // default word; what it folds at compile time is not what is tested here.
+        // SAFETY: stores and loads the SSE control word, which is per thread and restored below. The compiler assumes
+        // the default word; what it folds at compile time is not what is tested here.
         unsafe {
             std::arch::asm!("stmxcsr [{}]", in(reg) &mut callers, options(nostack));
             std::arch::asm!("ldmxcsr [{}]", in(reg) &FLUSHING, options(nostack));

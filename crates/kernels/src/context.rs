@@ -1,60 +1,78 @@
-//! What every operation is called with: the device, the instruction set, the threads, the memory.
+//! What every operation is called with: the device, what computes on it, and the memory to allocate from.
 
+use crate::device::{Backend, Cpu};
 use crate::matrix::PANEL;
-use crate::pool::{Pool, Tasks};
 use crate::{DType, Device, Isa, Matrix, Memory, Result};
 use std::cell::Cell;
 
 /// The device that operations run on. One per process is enough; clones share threads and ledger.
 #[derive(Clone)]
 pub struct Context {
-    isa: Isa,
-    pool: std::sync::Arc<Pool>,
+    backend: Backend,
     memory: Memory,
 }
 
 impl Context {
     /// The CPU with `threads` threads (the caller's is one of them) and the instruction set `isa`.
     pub fn cpu(isa: Isa, threads: usize) -> Context {
-        Context { isa, pool: std::sync::Arc::new(Pool::new(threads)), memory: Memory::new(Device::Cpu) }
+        Context::on(Device::Cpu, isa, threads)
     }
 
-    /// The CPU as the environment asks for it: `LOCKSTEP_ISA`, `LOCKSTEP_THREADS`, otherwise the best and all cores.
-    pub fn from_env() -> Result<Context> {
-        Ok(Context::cpu(Isa::from_env()?, threads_from_env()?))
+    /// The CPU, with memory of [`Device::CpuChecked`].
+    pub fn cpu_checked(isa: Isa, threads: usize) -> Context {
+        Context::on(Device::CpuChecked, isa, threads)
     }
 
     /// Shapes and byte counts only ([`Device::Meta`]): nothing that computes is run with it.
     pub fn meta() -> Context {
-        let memory = Memory::new(Device::Meta);
-        Context { isa: Isa::PORTABLE, pool: std::sync::Arc::new(Pool::new(1)), memory }
+        Context::on(Device::Meta, Isa::PORTABLE, 1)
+    }
+
+    fn on(device: Device, isa: Isa, threads: usize) -> Context {
+        Context { backend: Backend::Cpu(Cpu::new(isa, threads, device)), memory: Memory::new(device) }
+    }
+
+    /// As the environment asks for it: `LOCKSTEP_DEVICE`, `LOCKSTEP_ISA`, `LOCKSTEP_THREADS`, otherwise the CPU, its
+    /// best instruction set and all cores.
+    pub fn from_env() -> Result<Context> {
+        Context::from_env_with_threads(None)
+    }
+
+    /// [`from_env`](Self::from_env) with so many threads, if some are given.
+    pub fn from_env_with_threads(threads: Option<usize>) -> Result<Context> {
+        let (device, isa) = (Device::from_env()?, Isa::from_env()?);
+        Ok(Context::on(device, isa, threads.map_or_else(threads_from_env, Ok)?))
     }
 
     /// The same device and arithmetic with so many threads, and a ledger of its own.
     pub fn with_threads(&self, threads: usize) -> Context {
-        Context::cpu(self.isa, threads)
+        let Backend::Cpu(cpu) = &self.backend;
+        Context::on(cpu.device(), cpu.isa(), threads)
     }
 
     /// What computes, as a run's record names it: on a CPU the instruction set. Bits are promised between equal names.
     pub fn describe(&self) -> &'static str {
-        self.isa.name()
+        let Backend::Cpu(cpu) = &self.backend;
+        cpu.isa().name()
     }
 
-    /// The name of the formula that products of numbers of `dtype` are computed with (docs/arithmetic.md): contexts with the
-    /// same one give the same bits.
+    /// The name of the formula that products of numbers of `dtype` are computed with (docs/arithmetic.md): contexts
+    /// with the same one give the same bits.
     pub fn arithmetic(&self, dtype: DType) -> &'static str {
+        let Backend::Cpu(cpu) = &self.backend;
         match dtype {
-            DType::Bf16 if self.isa.has_tiles() => "bf16-amx",
+            DType::Bf16 if cpu.isa().has_tiles() => "bf16-amx",
             DType::Bf16 => "bf16-chain",
             DType::F32 | DType::U32 => "f32",
         }
     }
 
-    /// Whether gate and up of this weight, one below the other, are multiplied faster by [`crate::ops::swiglu::fused`] than by
-    /// a product and an activation: where tiles multiply, the way through memory costs more than packing rows and reading the
-    /// weight for each block of outputs.
+    /// Whether gate and up of this weight, one below the other, are multiplied faster by [`crate::ops::swiglu::fused`]
+    /// than by a product and an activation: where tiles multiply, the way through memory costs more than packing rows
+    /// and reading the weight for each block of outputs.
     pub fn fuses_gates(&self, gate_up: &Matrix) -> bool {
-        let on_tiles = self.isa.has_tiles() && gate_up.data().dtype() == DType::Bf16;
+        let Backend::Cpu(cpu) = &self.backend;
+        let on_tiles = cpu.isa().has_tiles() && gate_up.data().dtype() == DType::Bf16;
         on_tiles && gate_up.rows().is_multiple_of(2 * PANEL)
     }
 
@@ -63,21 +81,20 @@ impl Context {
         self.memory.rows_at_once()
     }
 
-    pub(crate) fn isa(&self) -> Isa {
-        self.isa
-    }
     /// Threads, the caller's included.
     pub fn threads(&self) -> usize {
-        self.pool.threads()
+        let Backend::Cpu(cpu) = &self.backend;
+        cpu.threads()
     }
+
     /// The memory to allocate from.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
-    /// Runs tasks `0..count` of `tasks` on all threads and returns when all are done. Which thread runs which task is
-    /// not fixed: tasks write disjoint outputs, and no sum runs across tasks, so the bits do not depend on it.
-    pub(crate) fn run<T: Tasks>(&self, count: usize, tasks: &T) {
-        self.pool.run(self.isa, count, tasks);
+
+    /// What operations dispatch by.
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
     }
 }
 

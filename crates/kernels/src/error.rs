@@ -41,6 +41,17 @@ pub enum Error {
     /// The instruction set asked for is not there.
     #[error("{0}")]
     Isa(String),
+    /// The device asked for is not there.
+    #[error("{0}")]
+    Device(String),
+    /// Memory could not be had.
+    #[error("out of memory: {part}: {bytes} bytes could not be had")]
+    OutOfMemory {
+        /// The part of the run that asked for it.
+        part: &'static str,
+        /// How much it asked for.
+        bytes: usize,
+    },
     /// A file could not be mapped.
     #[error("cannot map {path}: {source}")]
     Map {

@@ -1,8 +1,8 @@
 //! Which instruction set the kernels use, chosen once at run time.
 //!
 //! Every [`crate::simd::Simd`] implementation computes the same 16-lane formula with fused multiply-adds, so in f32 the
-//! bits agree on all of them; what differs is speed. AMX, whose bf16 products have a formula of their own, is an instruction
-//! set above AVX-512: those products run on tiles, and everything else as on AVX-512.
+//! bits agree on all of them; what differs is speed. AMX, whose bf16 products have a formula of their own, is an
+//! instruction set above AVX-512: those products run on tiles, and everything else as on AVX-512.
 
 use crate::simd::{Kernel, portable, tiles};
 #[cfg(target_arch = "x86_64")]
@@ -11,8 +11,8 @@ use crate::{Error, Result};
 
 /// An instruction set that this process may use, slowest first.
 ///
-/// Whoever holds one may run its instructions: a value is made only where the processor was asked first, or where none is
-/// needed ([`Isa::PORTABLE`], [`Isa::AMX_EMULATED`]).
+/// Whoever holds one may run its instructions: a value is made only where the processor was asked first, or where none
+/// is needed ([`Isa::PORTABLE`], [`Isa::AMX_EMULATED`]).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Isa(Kind);
 
@@ -91,8 +91,8 @@ impl Isa {
         self.0 == Kind::Amx
     }
 
-    /// Whether products of numbers in bf16 run on tiles, with the formula of [`crate::simd::tiles`] in place of the chains
-    /// that all others share.
+    /// Whether products of numbers in bf16 run on tiles, with the formula of [`crate::simd::tiles`] in place of the
+    /// chains that all others share.
     pub(crate) fn has_tiles(self) -> bool {
         self.tiles().is_some()
     }
@@ -145,7 +145,8 @@ impl Isa {
         })
     }
 
-    /// Runs `kernel` compiled for this instruction set: AMX is for products alone, all else runs on the vectors below it.
+    /// Runs `kernel` compiled for this instruction set: AMX is for products alone, all else runs on the vectors below
+    /// it.
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         let vectors = match self.0 {
             Kind::Amx => Kind::Avx512,
@@ -157,8 +158,8 @@ impl Isa {
         match vectors {
             Kind::Portable => portable::run(kernel),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: an `Isa` of this kind, or of AMX, which includes it, is only made by `Kind::checked`, which asked the
-            // processor; for the emulated tiles it was asked just now.
+            // SAFETY: an `Isa` of this kind, or of AMX, which includes it, is only made by `Kind::checked`, which asked
+            // the processor; for the emulated tiles it was asked just now.
             Kind::Avx2 => unsafe { avx2::run(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.

@@ -4,14 +4,16 @@
 //! touches the memory behind them except by an explicit copy.
 //!
 //! Read first: [`tensor`] (what is computed on), [`context`] (with what), [`simd`] (how one formula serves every
-//! instruction set), then any folder of [`ops`]: equation and shapes in `mod.rs`, the fast code in `cpu.rs`, the slow and
-//! obvious one in `reference.rs`.
+//! instruction set), then any folder of [`ops`]: equation and shapes in `mod.rs`, the fast code in `cpu.rs`, the slow
+//! and obvious one in `reference.rs`.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
 
 pub mod ceilings;
 pub mod check;
 pub mod context;
+pub(crate) mod device;
+mod dtype;
 pub mod error;
 pub(crate) mod gemm;
 pub mod isa;
@@ -25,8 +27,10 @@ pub(crate) mod simd;
 pub mod tensor;
 
 pub use context::Context;
+pub use device::Device;
+pub use dtype::DType;
 pub use error::{Error, Result};
 pub use isa::Isa;
 pub use matrix::{Layout, Matrix};
-pub use memory::{Device, Memory};
-pub use tensor::{DType, Tensor, View, ViewMut};
+pub use memory::{Copies, Memory};
+pub use tensor::{Tensor, View, ViewMut};

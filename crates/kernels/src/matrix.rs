@@ -1,17 +1,19 @@
 //! A weight matrix in the layout that products read.
 //!
-//! The rows (outputs) come in panels of 32, the last one padded with zeros, and a product streams them from start to end:
+//! The rows (outputs) come in panels of 32, the last one padded with zeros, and a product streams them from start to
+//! end:
 //!
 //! | layout            | of   | elements             |                                                            |
 //! |-------------------|------|----------------------|------------------------------------------------------------|
 //! | [`Layout::Panels`] | f32  | `[⌈N/32⌉][K][32]`    | input by input                                             |
 //! | [`Layout::Pairs`]  | bf16 | `[⌈N/32⌉][K/2][32][2]` | two inputs side by side, as tiles take them: K is even     |
 //!
-//! Master weights, moments and gradients are panels, so that the optimizer streams; an element of a panel of the one lies
-//! among the same 64 elements of the other. Padding has gradient 0 and stays 0.
+//! Master weights, moments and gradients are panels, so that the optimizer streams; an element of a panel of the one
+//! lies among the same 64 elements of the other. Padding has gradient 0 and stays 0.
 
+use crate::device::Cpu;
 use crate::tensor::Elements;
-use crate::{DType, Memory, Tensor};
+use crate::{DType, Device, Memory, Tensor};
 use half::bf16;
 use std::ops::Range;
 
@@ -28,9 +30,12 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// That of matrices that products read, of f32 or bf16.
-    pub fn of(dtype: DType) -> Layout {
-        if dtype == DType::Bf16 { Layout::Pairs } else { Layout::Panels }
+    /// That of matrices of f32 or bf16 that products on `device` read.
+    pub fn of(device: Device, dtype: DType) -> Layout {
+        match device {
+            Device::Cpu | Device::CpuChecked | Device::Meta if dtype == DType::Bf16 => Layout::Pairs,
+            Device::Cpu | Device::CpuChecked | Device::Meta => Layout::Panels,
+        }
     }
 
     /// Where element `(row, col)` of a matrix with `cols` inputs lies.
@@ -60,7 +65,7 @@ impl Matrix {
     }
     /// Zeros of f32, or of bf16, which takes an even number of `cols`.
     pub fn zeros_of(memory: &Memory, rows: usize, cols: usize, dtype: DType) -> Matrix {
-        let (panels, layout) = (rows.div_ceil(PANEL), Layout::of(dtype));
+        let (panels, layout) = (rows.div_ceil(PANEL), Layout::of(memory.device(), dtype));
         let data = match layout {
             Layout::Panels => Tensor::zeros(memory, &[panels, cols, PANEL], dtype),
             Layout::Pairs => {
@@ -104,23 +109,26 @@ impl Matrix {
             "rows of [{n}, {k}] from {first}"
         );
         let at = |row: usize, col: usize| self.layout.at(k, first + row, col);
-        match self.data.dtype() {
-            DType::Bf16 => scatter(self.data.view_mut().bf16(), k, from, at, bf16::from_f32),
-            _ => scatter(self.data.view_mut().f32(), k, from, at, |x| x),
+        let (len, mut data) = (self.data.shape().iter().product(), self.data.view_mut());
+        match data.dtype() {
+            DType::Bf16 => data.upload(len, |to: &mut [bf16]| scatter(to, k, from, at, bf16::from_f32)),
+            _ => data.upload(len, |to: &mut [f32]| scatter(to, k, from, at, |x| x)),
         }
     }
     /// A row-major copy of rows `range` (bf16 widened).
     pub fn unpack_rows(&self, range: Range<usize>) -> Vec<f32> {
         let at = |row: usize, col: usize| self.layout.at(self.cols, row, col);
-        match self.data.dtype() {
-            DType::Bf16 => gather(self.data.view().bf16(), range, self.cols, at, bf16::to_f32),
-            _ => gather(self.data.view().f32(), range, self.cols, at, |x| x),
+        let data = self.data.view();
+        match data.dtype() {
+            DType::Bf16 => data.download(|from: &[bf16]| gather(from, range, self.cols, at, bf16::to_f32)),
+            _ => data.download(|from: &[f32]| gather(from, range, self.cols, at, |x| x)),
         }
     }
     /// The elements as a product reads them: f32 in panels, or bf16 in pairs.
-    pub(crate) fn elements(&self) -> Elements<'_> {
-        assert_eq!(self.layout, Layout::of(self.data.dtype()), "no product reads these elements");
-        self.data.view().elements()
+    pub(crate) fn elements(&self, cpu: &Cpu) -> Elements<'_> {
+        let layout = Layout::of(self.data.device(), self.data.dtype());
+        assert_eq!(self.layout, layout, "no product reads these elements");
+        self.data.view().elements(cpu)
     }
 }
 
@@ -155,7 +163,6 @@ impl std::fmt::Debug for Matrix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Device;
 
     #[test]
     fn packs_and_unpacks_any_rows() {
@@ -201,7 +208,7 @@ mod tests {
         let memory = Memory::new(Device::Cpu);
         let mut moments = Matrix::zeros(&memory, 4, 8);
         *moments.data_mut() = Tensor::zeros(&memory, moments.data().shape(), DType::Bf16);
-        moments.elements();
+        moments.elements(&Cpu::new(crate::Isa::PORTABLE, 1, Device::Cpu));
     }
 
     #[test]

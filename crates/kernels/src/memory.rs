@@ -3,22 +3,24 @@
 //! [`Device::Meta`] allocates nothing and only counts: building a run's parts on it is how `lockstep plan` knows the
 //! memory of a run before it starts.
 
-use crate::{Error, Result};
-use std::collections::BTreeMap;
+use crate::device::Cpu;
+use crate::{DType, Device, Error, Result};
+use std::alloc::{self, alloc_zeroed};
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
-
-/// What memory is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Device {
-    /// The processor.
-    Cpu,
-    /// Nowhere: shapes and byte counts only.
-    Meta,
-}
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Bytes from here on come as whole, huge-page-advised maps of their own.
 const MAP_FROM: usize = 1 << 16;
+
+/// Buffers up to this size are kept when they are let go of, for the next one of their size: what a micro-batch or a
+/// step takes anew each time costs no allocation of the device's.
+const POOLED: usize = 1 << 20;
+/// So many of each size.
+const POOLED_EACH: usize = 16;
 
 /// A handle to allocate with: a device, the part of the run that the bytes are booked under, and the shared ledger.
 #[derive(Clone)]
@@ -31,6 +33,75 @@ pub struct Memory {
 #[derive(Default)]
 struct Ledger {
     parts: Mutex<BTreeMap<&'static str, Usage>>,
+    /// What could not be allocated first, until [`Memory::check`] reports it.
+    refused: Mutex<Option<Error>>,
+    checked: Checked,
+    /// Memory that nobody holds now, by its size, a power of two.
+    pool: Mutex<HashMap<usize, Vec<HostBytes>>>,
+}
+
+impl Ledger {
+    /// Zeroed bytes, of the pool if it has some of their size. None if they cannot be had.
+    fn host_bytes(&self, bytes: usize) -> Option<HostBytes> {
+        if bytes > POOLED {
+            return HostBytes::zeroed(bytes);
+        }
+        let size = bytes.next_power_of_two().max(64);
+        let Some(pooled) = lock(&self.pool).get_mut(&size).and_then(Vec::pop) else { return HostBytes::zeroed(size) };
+        // SAFETY: nobody else holds these `size` bytes.
+        unsafe { pooled.start.write_bytes(0, bytes) };
+        Some(pooled)
+    }
+
+    /// Takes `bytes` bytes back.
+    fn give_back(&self, host: HostBytes, bytes: usize) {
+        if bytes <= POOLED {
+            let mut pool = lock(&self.pool);
+            let of_size = pool.entry(bytes.next_power_of_two().max(64)).or_default();
+            if of_size.len() < POOLED_EACH {
+                of_size.push(host);
+            }
+        }
+    }
+}
+
+/// What stands behind the handles of [`Device::CpuChecked`], and what was copied.
+#[derive(Default)]
+struct Checked {
+    buffers: Mutex<HashMap<u64, HostBytes>>,
+    handles: AtomicU64,
+    to_device: [AtomicU64; 2],
+    to_host: [AtomicU64; 2],
+}
+
+/// Copies between the host and [`Device::CpuChecked`] since the memory was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copies {
+    /// From the host to the device.
+    pub to_device: u64,
+    /// Their bytes.
+    pub to_device_bytes: u64,
+    /// From the device to the host.
+    pub to_host: u64,
+    /// Their bytes.
+    pub to_host_bytes: u64,
+}
+
+impl std::ops::Sub for Copies {
+    type Output = Copies;
+    fn sub(self, before: Copies) -> Copies {
+        Copies {
+            to_device: self.to_device - before.to_device,
+            to_device_bytes: self.to_device_bytes - before.to_device_bytes,
+            to_host: self.to_host - before.to_host,
+            to_host_bytes: self.to_host_bytes - before.to_host_bytes,
+        }
+    }
+}
+
+/// A lock whose holder cannot have left half a change behind.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Bytes that a part holds now and held at most.
@@ -55,47 +126,114 @@ impl Memory {
     pub fn device(&self) -> Device {
         self.device
     }
-    /// Rows of wide activations that are best computed at a time on this device: what one op writes is still near when the next
-    /// reads it.
+    /// Rows of wide activations that are best computed at a time on this device: what one op writes is still near when
+    /// the next reads it.
     pub fn rows_at_once(&self) -> usize {
         256
     }
     /// Bytes by part.
     pub fn usage(&self) -> BTreeMap<&'static str, Usage> {
-        self.ledger.parts.lock().expect("ledger").clone()
+        lock(&self.ledger.parts).clone()
     }
-    /// `bytes` zeroed bytes, aligned to 64.
-    pub(crate) fn allocate(&self, bytes: usize) -> Buffer {
-        let storage = match self.device {
-            Device::Meta => Storage::Meta,
-            Device::Cpu if bytes >= MAP_FROM => Storage::Map(anonymous_map(bytes)),
-            Device::Cpu => Storage::Small(vec![Line([0; 64]); bytes.div_ceil(64)]),
-        };
-        let mut parts = self.ledger.parts.lock().expect("ledger");
+    /// What was copied; nothing on other devices than [`Device::CpuChecked`].
+    pub fn copies(&self) -> Copies {
+        let load = |counts: &[AtomicU64; 2]| [0, 1].map(|i| counts[i].load(Ordering::Relaxed));
+        let [to_device, to_device_bytes] = load(&self.ledger.checked.to_device);
+        let [to_host, to_host_bytes] = load(&self.ledger.checked.to_host);
+        Copies { to_device, to_device_bytes, to_host, to_host_bytes }
+    }
+    /// Whether all that was allocated so far could be had. Constructors allocate first and check at their end, so that
+    /// an allocation need not be a `Result` in each of a thousand places; what could not be had is never read before.
+    pub fn check(&self) -> Result<()> {
+        lock(&self.ledger.refused).take().map_or(Ok(()), Err)
+    }
+    /// `bytes` zeroed bytes, aligned to 64, for elements of `dtype`. If they cannot be had, [`Memory::check`] is an
+    /// error, and the buffer holds nothing.
+    pub(crate) fn allocate(&self, bytes: usize, dtype: DType) -> Buffer {
+        let storage = self.storage(bytes, dtype).unwrap_or_else(|error| {
+            lock(&self.ledger.refused).get_or_insert(error);
+            Storage::Refused(self.device)
+        });
+        let mut parts = lock(&self.ledger.parts);
         let usage = parts.entry(self.part).or_default();
         usage.bytes += bytes;
         usage.peak_bytes = usage.peak_bytes.max(usage.bytes);
         Buffer { storage, bytes, part: self.part, ledger: self.ledger.clone() }
     }
+
+    fn storage(&self, bytes: usize, dtype: DType) -> Result<Storage> {
+        let host = || self.ledger.host_bytes(bytes).ok_or(Error::OutOfMemory { part: self.part, bytes });
+        Ok(match self.device {
+            Device::Meta => Storage::Meta,
+            Device::Cpu => Storage::Host(host()?),
+            Device::CpuChecked => {
+                let checked = &self.ledger.checked;
+                let handle = checked.handles.fetch_add(1, Ordering::Relaxed);
+                lock(&checked.buffers).insert(handle, host()?);
+                let mirror = if dtype == DType::U32 { Some(host()?) } else { None };
+                Storage::Checked { handle, mirror, stale: AtomicBool::new(false) }
+            }
+        })
+    }
 }
 
-fn anonymous_map(bytes: usize) -> memmap2::MmapMut {
-    let map = memmap2::MmapOptions::new().len(bytes).map_anon();
-    let map = map.unwrap_or_else(|e| panic!("out of memory: {bytes} bytes: {e}"));
-    // Huge pages are an optimisation: a kernel without them is fine.
-    #[cfg(target_os = "linux")]
-    let _ = map.advise(memmap2::Advice::HugePage);
-    map
+/// Zeroed bytes of the host, aligned to 64.
+///
+/// Elements are reached through `start` alone, so that disjoint ranges may be borrowed at once.
+struct HostBytes {
+    start: NonNull<u8>,
+    owner: Owner,
 }
 
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line(#[allow(dead_code)] [u8; 64]);
+enum Owner {
+    Small(alloc::Layout),
+    Map(#[allow(dead_code, reason = "unmapped when it is dropped")] memmap2::MmapMut),
+}
+
+// SAFETY: it owns what `start` points to; who may touch which elements is what tensors and their views see to.
+unsafe impl Send for HostBytes {}
+// SAFETY: as above.
+unsafe impl Sync for HostBytes {}
+
+impl HostBytes {
+    /// None if they cannot be had.
+    fn zeroed(bytes: usize) -> Option<HostBytes> {
+        // Miri has no maps.
+        if bytes >= MAP_FROM && !cfg!(miri) {
+            let mut map = memmap2::MmapOptions::new().len(bytes).map_anon().ok()?;
+            // Huge pages are an optimisation: a kernel without them is fine.
+            #[cfg(target_os = "linux")]
+            let _ = map.advise(memmap2::Advice::HugePage);
+            return Some(HostBytes { start: NonNull::new(map.as_mut_ptr())?, owner: Owner::Map(map) });
+        }
+        let layout = alloc::Layout::from_size_align(bytes.next_multiple_of(64).max(64), 64).ok()?;
+        // SAFETY: the size is not 0.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(HostBytes { start, owner: Owner::Small(layout) })
+    }
+}
+
+impl Drop for HostBytes {
+    fn drop(&mut self) {
+        if let Owner::Small(layout) = self.owner {
+            // SAFETY: allocated with this layout; nobody borrows what is dropped.
+            unsafe { alloc::dealloc(self.start.as_ptr(), layout) }
+        }
+    }
+}
 
 enum Storage {
     Meta,
-    Small(Vec<Line>),
-    Map(memmap2::MmapMut),
+    Host(HostBytes),
+    /// The bytes are the ledger's, by this handle. Index tensors also have the host's copy of what it last wrote, which
+    /// is stale once an operation has written.
+    Checked {
+        handle: u64,
+        mirror: Option<HostBytes>,
+        stale: AtomicBool,
+    },
+    /// Memory of this device that could not be had.
+    Refused(Device),
 }
 
 /// Owned bytes, booked in a ledger until dropped.
@@ -114,37 +252,168 @@ impl Plain for half::bf16 {}
 
 impl Buffer {
     pub(crate) fn device(&self) -> Device {
-        match self.storage {
+        match &self.storage {
             Storage::Meta => Device::Meta,
-            _ => Device::Cpu,
+            Storage::Host(_) => Device::Cpu,
+            Storage::Checked { .. } => Device::CpuChecked,
+            Storage::Refused(device) => *device,
         }
     }
-    pub(crate) fn as_slice<T: Plain>(&self) -> &[T] {
-        let start: *const u8 = match &self.storage {
-            Storage::Meta => return &[],
-            Storage::Small(v) => v.as_ptr().cast(),
-            Storage::Map(m) => m.as_ptr(),
-        };
-        // SAFETY: `bytes` initialised bytes from `start`, aligned to 64 (a `Line` or a page); any bits are a `Plain`.
-        unsafe { std::slice::from_raw_parts(start.cast(), self.bytes / size_of::<T>()) }
+
+    /// The first byte, for an operation on the CPU.
+    fn start(&self, cpu: &Cpu) -> NonNull<u8> {
+        assert!(
+            cpu.device() == self.device(),
+            "an operation on {:?} was given memory of {:?}",
+            cpu.device(),
+            self.device()
+        );
+        match &self.storage {
+            Storage::Host(bytes) => bytes.start,
+            Storage::Checked { handle, .. } => lock(&self.ledger.checked.buffers)[handle].start,
+            Storage::Meta => panic!("an operation was run on shapes alone"),
+            Storage::Refused(_) => panic!("memory was used that could not be had: `Memory::check` was not asked"),
+        }
     }
-    pub(crate) fn as_mut_slice<T: Plain>(&mut self) -> &mut [T] {
-        let start: *mut u8 = match &mut self.storage {
-            Storage::Meta => return &mut [],
-            Storage::Small(v) => v.as_mut_ptr().cast(),
-            Storage::Map(m) => m.as_mut_ptr(),
+
+    /// Elements `range` for an operation on the CPU, to read.
+    ///
+    /// # Safety
+    /// Nobody writes them while the result lives.
+    pub(crate) unsafe fn slice<T: Plain>(&self, cpu: &Cpu, range: Range<usize>) -> &[T] {
+        // SAFETY: the caller's promise.
+        unsafe { self.elements(self.start(cpu), range) }
+    }
+
+    /// Elements `range` for an operation on the CPU, to write.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them while the result lives.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn slice_mut<T: Plain>(&self, cpu: &Cpu, range: Range<usize>) -> &mut [T] {
+        if let Storage::Checked { stale, .. } = &self.storage {
+            stale.store(true, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.elements_mut(self.start(cpu), range) }
+    }
+
+    /// Elements `range` as the host last wrote them, of an index tensor: reads no device.
+    ///
+    /// # Safety
+    /// Nobody writes them while the result lives.
+    pub(crate) unsafe fn mirror<T: Plain>(&self, range: Range<usize>) -> &[T] {
+        let start = match &self.storage {
+            Storage::Host(bytes) => bytes.start,
+            Storage::Checked { mirror: Some(mirror), stale, .. } => {
+                assert!(!stale.load(Ordering::Relaxed), "indices that an operation wrote are not known to the host");
+                mirror.start
+            }
+            _ => panic!("memory of {:?} has no mirror on the host", self.device()),
         };
-        // SAFETY: as in `as_slice`, and `self` is borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(start.cast(), self.bytes / size_of::<T>()) }
+        // SAFETY: the caller's promise.
+        unsafe { self.elements(start, range) }
+    }
+
+    /// Copies elements `range` to the host: shows them to `read`.
+    ///
+    /// # Safety
+    /// Nobody writes them meanwhile.
+    pub(crate) unsafe fn download<T: Plain, R>(&self, range: Range<usize>, read: impl FnOnce(&[T]) -> R) -> R {
+        let start = match &self.storage {
+            Storage::Host(bytes) => bytes.start,
+            Storage::Checked { handle, .. } => {
+                self.count(&self.ledger.checked.to_host, range.len() * size_of::<T>());
+                lock(&self.ledger.checked.buffers)[handle].start
+            }
+            _ => panic!("there is nothing to copy from memory of {:?}", self.device()),
+        };
+        // SAFETY: the caller's promise.
+        read(unsafe { self.elements(start, range) })
+    }
+
+    /// Copies from the host: elements `range` become what `write` makes of them. On [`Device::Meta`] nothing happens.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them meanwhile.
+    pub(crate) unsafe fn upload<T: Plain>(&self, range: Range<usize>, write: impl FnOnce(&mut [T])) {
+        match &self.storage {
+            Storage::Meta | Storage::Refused(_) => {}
+            // SAFETY: the caller's promise.
+            Storage::Host(bytes) => write(unsafe { self.elements_mut(bytes.start, range) }),
+            Storage::Checked { handle, mirror, stale } => {
+                self.count(&self.ledger.checked.to_device, range.len() * size_of::<T>());
+                let start = lock(&self.ledger.checked.buffers)[handle].start;
+                // SAFETY: the caller's promise.
+                let to = unsafe { self.elements_mut(start, range.clone()) };
+                write(to);
+                if let Some(mirror) = mirror {
+                    // SAFETY: the caller's promise; the mirror is memory of its own.
+                    unsafe { self.elements_mut::<T>(mirror.start, range.clone()) }.copy_from_slice(to);
+                    if range.len() * size_of::<T>() == self.bytes {
+                        stale.store(false, Ordering::Relaxed);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sets elements `range` to `x`, where they are: no copy.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them meanwhile.
+    pub(crate) unsafe fn fill<T: Plain>(&self, range: Range<usize>, x: T) {
+        let start = match &self.storage {
+            Storage::Meta | Storage::Refused(_) => return,
+            Storage::Host(bytes) => bytes.start,
+            Storage::Checked { handle, .. } => lock(&self.ledger.checked.buffers)[handle].start,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.elements_mut(start, range) }.fill(x);
+    }
+
+    fn count(&self, counts: &[AtomicU64; 2], bytes: usize) {
+        counts[0].fetch_add(1, Ordering::Relaxed);
+        counts[1].fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// # Safety
+    /// `start` is that of this buffer's bytes, and nobody writes elements `range` while the result lives.
+    unsafe fn elements<T: Plain>(&self, start: NonNull<u8>, range: Range<usize>) -> &[T] {
+        self.assert_holds::<T>(&range);
+        // SAFETY: inside `bytes` initialised bytes from `start`, aligned to 64; any bits are a `Plain`.
+        unsafe { std::slice::from_raw_parts(start.cast::<T>().add(range.start).as_ptr(), range.len()) }
+    }
+
+    /// # Safety
+    /// `start` is that of this buffer's bytes, and nobody else touches elements `range` while the result lives.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn elements_mut<T: Plain>(&self, start: NonNull<u8>, range: Range<usize>) -> &mut [T] {
+        self.assert_holds::<T>(&range);
+        // SAFETY: as in `elements`, and nobody else touches them.
+        unsafe { std::slice::from_raw_parts_mut(start.cast::<T>().add(range.start).as_ptr(), range.len()) }
+    }
+
+    fn assert_holds<T>(&self, range: &Range<usize>) {
+        assert!(
+            range.start <= range.end && range.end <= self.bytes / size_of::<T>(),
+            "{range:?} of {} bytes",
+            self.bytes
+        );
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // A poisoned ledger is no reason to panic while dropping.
-        if let Ok(mut parts) = self.ledger.parts.lock()
-            && let Some(usage) = parts.get_mut(self.part)
-        {
+        match std::mem::replace(&mut self.storage, Storage::Meta) {
+            Storage::Host(host) => self.ledger.give_back(host, self.bytes),
+            Storage::Checked { handle, mirror, .. } => {
+                let host = lock(&self.ledger.checked.buffers).remove(&handle);
+                host.into_iter().chain(mirror).for_each(|host| self.ledger.give_back(host, self.bytes));
+            }
+            Storage::Meta | Storage::Refused(_) => {}
+        }
+        if let Some(usage) = lock(&self.ledger.parts).get_mut(self.part) {
             usage.bytes -= self.bytes;
         }
     }
@@ -192,6 +461,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "it maps no files")]
     fn released_bytes_of_a_file_stay_readable() {
         let path = std::env::temp_dir().join(format!("lockstep-file-map-{}", std::process::id()));
         let data: Vec<u8> = (0..20_000u32).map(|i| (i % 251) as u8).collect();
@@ -205,39 +475,121 @@ mod tests {
         assert!(FileMap::open(&path).is_err());
     }
 
+    fn cpu(device: Device) -> Cpu {
+        Cpu::new(crate::Isa::PORTABLE, 1, device)
+    }
+
     #[test]
     fn bytes_are_zeroed_aligned_and_booked_by_part() {
-        for device in [Device::Cpu, Device::Meta] {
+        for device in [Device::Cpu, Device::CpuChecked, Device::Meta] {
             let memory = Memory::new(device);
             let weights = memory.part("weights");
-            let small = weights.allocate(100);
-            let large = weights.allocate(MAP_FROM + 4);
-            let other = memory.part("kv").allocate(8);
+            let small = weights.allocate(100, DType::U32);
+            let large = weights.allocate(MAP_FROM + 4, DType::F32);
+            let other = memory.part("kv").allocate(8, DType::U32);
             let total = 100 + MAP_FROM + 4;
             assert_eq!(memory.usage()["weights"], Usage { bytes: total, peak_bytes: total });
             assert_eq!(memory.usage()["kv"].bytes, 8);
             for buffer in [&small, &large, &other] {
                 assert_eq!(buffer.device(), device);
-                let data = buffer.as_slice::<u32>();
-                assert_eq!(data.len(), if device == Device::Cpu { buffer.bytes / 4 } else { 0 });
+                if device == Device::Meta {
+                    continue;
+                }
+                // SAFETY: nobody writes.
+                let data = unsafe { buffer.slice::<u32>(&cpu(device), 0..buffer.bytes / 4) };
                 assert!(data.iter().all(|&x| x == 0));
-                assert!(device == Device::Meta || data.as_ptr().align_offset(64) == 0);
+                assert!(data.as_ptr().align_offset(64) == 0);
             }
             drop(large);
             assert_eq!(memory.usage()["weights"], Usage { bytes: 100, peak_bytes: total });
             drop((small, other));
             assert_eq!(weights.usage()["weights"], Usage { bytes: 0, peak_bytes: total });
+            assert!(lock(&memory.ledger.checked.buffers).is_empty());
+            memory.check().unwrap();
         }
     }
 
     #[test]
     fn writes_are_kept() {
-        let mut buffer = Memory::new(Device::Cpu).allocate(MAP_FROM);
-        buffer.as_mut_slice::<f32>()[MAP_FROM / 4 - 1] = 2.5;
-        assert_eq!(buffer.as_slice::<f32>()[MAP_FROM / 4 - 1], 2.5);
+        for device in [Device::Cpu, Device::CpuChecked] {
+            let buffer = Memory::new(device).allocate(MAP_FROM, DType::F32);
+            let last = MAP_FROM / 4 - 1;
+            // SAFETY: nobody else has the buffer, and no two borrows live at once.
+            unsafe {
+                buffer.slice_mut::<f32>(&cpu(device), last..last + 1)[0] = 2.5;
+                assert_eq!(buffer.slice::<f32>(&cpu(device), last..last + 1), [2.5]);
+                buffer.upload(0..1, |to: &mut [f32]| to[0] = 1.5);
+                buffer.fill(1..2, 3.5f32);
+                assert_eq!(buffer.download(0..3, <[f32]>::to_vec), [1.5, 3.5, 0.0]);
+            }
+        }
     }
 
     #[test]
+    fn what_was_let_go_of_is_taken_again_and_zeroed() {
+        let memory = Memory::new(Device::Cpu);
+        let cpu = cpu(Device::Cpu);
+        let start = |buffer: &Buffer| buffer.start(&cpu);
+        for bytes in [100, 100_000] {
+            let first = memory.allocate(bytes, DType::F32);
+            let at = start(&first);
+            // SAFETY: nobody else has the buffer.
+            unsafe { first.fill(0..bytes / 4, 7.0f32) };
+            let other = memory.allocate(bytes, DType::F32);
+            assert_ne!(start(&other), at);
+            drop(first);
+            let again = memory.allocate(bytes - 8, DType::F32);
+            assert_eq!(start(&again), at);
+            // SAFETY: nobody writes.
+            assert!(unsafe { again.slice::<f32>(&cpu, 0..bytes / 4 - 2) }.iter().all(|&x| x == 0.0));
+        }
+        assert_eq!(memory.usage()["other"].bytes, 0);
+    }
+
+    #[test]
+    fn memory_that_cannot_be_had_is_an_error_that_names_the_part() {
+        let memory = Memory::new(Device::Cpu);
+        let buffer = memory.part("kv cache").allocate(1 << 60, DType::F32);
+        let small = memory.part("weights").allocate(1 << 10, DType::F32);
+        let message = memory.check().unwrap_err().to_string();
+        assert_eq!(message, format!("out of memory: kv cache: {} bytes could not be had", 1u64 << 60));
+        drop((buffer, small));
+        memory.check().unwrap();
+        assert_eq!(memory.usage()["kv cache"].bytes, 0);
+    }
+
+    #[test]
+    fn copies_are_counted_and_indices_are_mirrored() {
+        let memory = Memory::new(Device::CpuChecked);
+        let cpu = cpu(Device::CpuChecked);
+        let buffer = memory.allocate(16, DType::U32);
+        // SAFETY: nobody else has the buffer, and no two borrows live at once.
+        unsafe {
+            buffer.upload(0..4, |to: &mut [u32]| to.copy_from_slice(&[1, 2, 3, 4]));
+            assert_eq!(buffer.mirror::<u32>(1..3), [2, 3]);
+            assert_eq!(buffer.download(0..2, <[u32]>::to_vec), [1, 2]);
+            let expected = Copies { to_device: 1, to_device_bytes: 16, to_host: 1, to_host_bytes: 8 };
+            assert_eq!(memory.copies(), expected);
+            buffer.slice_mut::<u32>(&cpu, 0..1)[0] = 9;
+            let stale = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| buffer.mirror::<u32>(0..1).to_vec()));
+            assert!(stale.is_err(), "what an operation wrote was read without a copy");
+            assert_eq!(buffer.download(0..1, <[u32]>::to_vec), [9]);
+            buffer.upload(0..4, |to: &mut [u32]| to.fill(5));
+            assert_eq!(buffer.mirror::<u32>(0..4), [5; 4]);
+        }
+    }
+
+    #[test]
+    fn memory_of_another_device_is_refused() {
+        let buffer = Memory::new(Device::CpuChecked).allocate(16, DType::F32);
+        // SAFETY: nobody else has the buffer.
+        let read = || unsafe { buffer.slice::<f32>(&cpu(Device::Cpu), 0..1).len() };
+        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read)).unwrap_err();
+        assert!(refused.downcast_ref::<String>().is_some_and(|m| m.contains("memory of CpuChecked")));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it maps no files")]
     fn files_are_mapped_and_a_missing_one_is_named() {
         let path = std::env::temp_dir().join(format!("lockstep-map-{}", std::process::id()));
         for content in [&b""[..], b"some bytes"] {

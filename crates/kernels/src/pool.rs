@@ -78,7 +78,7 @@ impl<'a, T> Disjoint<'a, T> {
 }
 
 /// How many times a waiting thread looks before it parks (some 20 µs), and the caller before it yields.
-const SPINS: usize = 4000;
+const SPINS: usize = if cfg!(miri) { 20 } else { 4000 };
 
 type Job = dyn Fn(usize) + Sync;
 
@@ -95,7 +95,8 @@ struct Shared {
     wake: Condvar,
 }
 
-// SAFETY: `job` is written only while `pending == 0` (no worker reads it) and published by the release store of `epoch`.
+// SAFETY: `job` is written only while `pending == 0` (no worker reads it) and published by the release store of
+// `epoch`.
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is used only while the caller of `run` keeps the closure alive.
 unsafe impl Send for Shared {}
@@ -238,31 +239,32 @@ impl Drop for Pool {
 }
 
 /// Round to nearest, denormals kept, while it lives: a caller's own settings (flush-to-zero, say) must not change bits.
+/// (Miri knows no assembly, and no other settings.)
 struct FloatEnvironment {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     callers: u32,
 }
 
 impl FloatEnvironment {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     fn set() -> Self {
         const DEFAULT: u32 = 0x1f80;
         let mut callers = 0u32;
-        // SAFETY: stores and loads the SSE control word, which is per thread; `Drop` restores the caller's. The compiler
-        // assumes the default word, which is what is set here.
+        // SAFETY: stores and loads the SSE control word, which is per thread; `Drop` restores the caller's. The
+        // compiler assumes the default word, which is what is set here.
         unsafe {
             std::arch::asm!("stmxcsr [{}]", in(reg) &mut callers, options(nostack));
             std::arch::asm!("ldmxcsr [{}]", in(reg) &DEFAULT, options(nostack));
         }
         FloatEnvironment { callers }
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     fn set() -> Self {
         FloatEnvironment {}
     }
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 impl Drop for FloatEnvironment {
     fn drop(&mut self) {
         // SAFETY: restores the word that `set` saved on this thread.

@@ -1,7 +1,7 @@
 //! Counter-based randomness: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //!
-//! A number depends on its key and counter alone, so a sample's noise comes from its identity, whatever the order or the
-//! thread in which it is drawn.
+//! A number depends on its key and counter alone, so a sample's noise comes from its identity, whatever the order or
+//! the thread in which it is drawn.
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: (u32, u32) = (0xD251_1F53, 0xCD9E_8D57);

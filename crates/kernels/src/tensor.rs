@@ -1,36 +1,19 @@
 //! Tensors: a shape, a dtype, and memory on a device; views borrow rows of them.
 //!
-//! Owners hold [`Tensor`]s; operations take [`View`]s and [`ViewMut`]s. Element access is private to this crate: above
-//! it, data moves only by the explicit copies here.
+//! Owners hold [`Tensor`]s; operations take [`View`]s and [`ViewMut`]s. None of them is a slice: what computes on a
+//! device shows itself to get at elements, and everybody else moves data by the explicit copies here. Of index tensors
+//! (u32) checks read what the host last wrote ([`View::indices`]), so that they never wait for a device.
 
-use crate::memory::{Buffer, Device, Memory};
+use crate::device::Cpu;
+use crate::memory::{Buffer, Memory, Plain};
+use crate::{DType, Device};
 use half::bf16;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// These numbers, each rounded to the nearest bf16.
 pub fn rounded_to_bf16(data: &[f32]) -> Vec<f32> {
     data.iter().map(|&x| bf16::from_f32(x).to_f32()).collect()
-}
-
-/// What an element is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DType {
-    /// IEEE single.
-    F32,
-    /// bfloat16.
-    Bf16,
-    /// 32-bit unsigned: token ids, positions, block tables.
-    U32,
-}
-
-impl DType {
-    /// Bytes of an element.
-    pub fn bytes(self) -> usize {
-        match self {
-            DType::F32 | DType::U32 => 4,
-            DType::Bf16 => 2,
-        }
-    }
 }
 
 /// Up to five dimensions, by value.
@@ -87,7 +70,7 @@ impl Tensor {
     /// Zeros.
     pub fn zeros(memory: &Memory, shape: &[usize], dtype: DType) -> Tensor {
         let shape = Shape::new(shape);
-        Tensor { shape, dtype, buffer: memory.allocate(shape.len() * dtype.bytes()) }
+        Tensor { shape, dtype, buffer: memory.allocate(shape.len() * dtype.bytes(), dtype) }
     }
 
     /// An f32 tensor with these elements, row-major.
@@ -122,21 +105,11 @@ impl Tensor {
     }
     /// All of it, to read.
     pub fn view(&self) -> View<'_> {
-        let data = match self.dtype {
-            DType::F32 => Data::F32(self.buffer.as_slice()),
-            DType::Bf16 => Data::Bf16(self.buffer.as_slice()),
-            DType::U32 => Data::U32(self.buffer.as_slice()),
-        };
-        View { shape: self.shape, data }
+        View { shape: self.shape, dtype: self.dtype, buffer: &self.buffer, start: 0 }
     }
     /// All of it, to write.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        let data = match self.dtype {
-            DType::F32 => DataMut::F32(self.buffer.as_mut_slice()),
-            DType::Bf16 => DataMut::Bf16(self.buffer.as_mut_slice()),
-            DType::U32 => DataMut::U32(self.buffer.as_mut_slice()),
-        };
-        ViewMut { shape: self.shape, data }
+        ViewMut { shape: self.shape, dtype: self.dtype, buffer: &self.buffer, start: 0, borrow: PhantomData }
     }
     /// Rows `range` (of the first dimension), to read.
     pub fn rows(&self, range: Range<usize>) -> View<'_> {
@@ -172,19 +145,11 @@ impl<'a> Elements<'a> {
             Elements::Bf16(d) => d.len(),
         }
     }
-    /// Those of a range.
     #[inline(always)]
     pub(crate) fn range(self, range: Range<usize>) -> Elements<'a> {
         match self {
             Elements::F32(d) => Elements::F32(&d[range]),
             Elements::Bf16(d) => Elements::Bf16(&d[range]),
-        }
-    }
-    /// Bytes of them.
-    pub(crate) fn bytes(self) -> usize {
-        match self {
-            Elements::F32(d) => size_of_val(d),
-            Elements::Bf16(d) => size_of_val(d),
         }
     }
 }
@@ -195,30 +160,31 @@ impl<'a> From<&'a [f32]> for Elements<'a> {
     }
 }
 
-#[derive(Clone, Copy)]
-enum Data<'a> {
-    F32(&'a [f32]),
-    Bf16(&'a [bf16]),
-    U32(&'a [u32]),
-}
-
-enum DataMut<'a> {
-    F32(&'a mut [f32]),
-    Bf16(&'a mut [bf16]),
-    U32(&'a mut [u32]),
-}
-
 /// A borrowed tensor, to read.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     shape: Shape,
-    data: Data<'a>,
+    dtype: DType,
+    buffer: &'a Buffer,
+    /// Its first element.
+    start: usize,
 }
 
-/// A borrowed tensor, to write.
+/// A borrowed tensor, to write. Its elements are its own for as long as it lives: it is made of a tensor that is
+/// borrowed exclusively, and parts only into disjoint ones.
 pub struct ViewMut<'a> {
     shape: Shape,
-    data: DataMut<'a>,
+    dtype: DType,
+    buffer: &'a Buffer,
+    start: usize,
+    borrow: PhantomData<&'a mut Tensor>,
+}
+
+/// Where rows `range` of a tensor of this shape lie, as elements from its first.
+fn elements_of_rows(shape: &Shape, range: &Range<usize>) -> usize {
+    let rows = shape.dims()[0];
+    assert!(range.start <= range.end && range.end <= rows, "rows {range:?} of {shape:?}");
+    range.start * shape.row_len()
 }
 
 impl<'a> View<'a> {
@@ -228,84 +194,90 @@ impl<'a> View<'a> {
     }
     /// What an element is.
     pub fn dtype(&self) -> DType {
-        match self.data {
-            Data::F32(_) => DType::F32,
-            Data::Bf16(_) => DType::Bf16,
-            Data::U32(_) => DType::U32,
-        }
+        self.dtype
     }
     /// Rows `range` of the first dimension.
     pub fn rows(self, range: Range<usize>) -> View<'a> {
-        let row = self.shape.row_len();
-        let elements = range.start * row..range.end * row;
-        let data = match self.data {
-            Data::F32(d) => Data::F32(&d[elements]),
-            Data::Bf16(d) => Data::Bf16(&d[elements]),
-            Data::U32(d) => Data::U32(&d[elements]),
-        };
-        View { shape: self.shape.with_rows(range.len()), data }
+        let start = self.start + elements_of_rows(&self.shape, &range);
+        View { shape: self.shape.with_rows(range.len()), start, ..self }
     }
     /// The same elements in another shape.
     pub fn reshape(self, shape: &[usize]) -> View<'a> {
         let shape = Shape::new(shape);
         assert_eq!(shape.len(), self.shape.len(), "reshape {:?} to {:?}", self.shape, shape);
-        View { shape, data: self.data }
+        View { shape, ..self }
     }
     /// A copy of its elements (f32, or bf16 widened).
     pub fn to_vec_f32(&self) -> Vec<f32> {
-        match self.data {
-            Data::F32(d) => d.to_vec(),
-            Data::Bf16(d) => d.iter().map(|x| x.to_f32()).collect(),
-            Data::U32(_) => panic!("to_vec_f32 of a u32 tensor"),
+        match self.dtype {
+            DType::F32 => self.download(<[f32]>::to_vec),
+            DType::Bf16 => self.download(|d: &[bf16]| d.iter().map(|x| x.to_f32()).collect()),
+            DType::U32 => panic!("to_vec_f32 of a u32 tensor"),
         }
     }
     /// A copy of its elements.
     pub fn to_vec_u32(&self) -> Vec<u32> {
-        self.u32().to_vec()
+        self.expect(DType::U32);
+        self.download(<[u32]>::to_vec)
     }
     /// Copies its elements (f32, or bf16 widened) to `to`, which has as many.
     pub fn copy_to_f32(&self, to: &mut [f32]) {
-        match self.data {
-            Data::F32(d) => to.copy_from_slice(d),
-            Data::Bf16(d) => {
-                assert_eq!(to.len(), d.len(), "copy {:?}", self.shape);
-                to.iter_mut().zip(d).for_each(|(to, x)| *to = x.to_f32());
-            }
-            Data::U32(_) => panic!("copy_to_f32 of a u32 tensor"),
+        assert_eq!(to.len(), self.shape.len(), "copy {:?}", self.shape);
+        match self.dtype {
+            DType::F32 => self.download(|d| to.copy_from_slice(d)),
+            DType::Bf16 => self.download(|d: &[bf16]| to.iter_mut().zip(d).for_each(|(to, x)| *to = x.to_f32())),
+            DType::U32 => panic!("copy_to_f32 of a u32 tensor"),
         }
     }
     /// Copies its elements to `to`, which has as many.
     pub fn copy_to_u32(&self, to: &mut [u32]) {
-        to.copy_from_slice(self.u32());
+        self.expect(DType::U32);
+        self.download(|d| to.copy_from_slice(d));
     }
-    /// The elements, inside this crate only.
-    pub(crate) fn elements(&self) -> Elements<'a> {
-        match self.data {
-            Data::F32(d) => Elements::F32(d),
-            Data::Bf16(d) => Elements::Bf16(d),
-            Data::U32(_) => panic!("expected f32 or bf16, got u32"),
+    /// Copies its elements to the host, where `read` sees them.
+    pub(crate) fn download<T: Plain, R>(&self, read: impl FnOnce(&[T]) -> R) -> R {
+        // SAFETY: the tensor is borrowed, so nobody writes it.
+        unsafe { self.buffer.download(self.range(), read) }
+    }
+    /// Of an index tensor, what the host last wrote: reads no device.
+    pub(crate) fn indices(&self) -> &'a [u32] {
+        self.expect(DType::U32);
+        // SAFETY: the tensor is borrowed, so nobody writes it.
+        unsafe { self.buffer.mirror(self.range()) }
+    }
+    /// The elements, for an operation on the CPU.
+    pub(crate) fn elements(&self, cpu: &Cpu) -> Elements<'a> {
+        match self.dtype {
+            DType::F32 => Elements::F32(self.slice(cpu)),
+            DType::Bf16 => Elements::Bf16(self.slice(cpu)),
+            DType::U32 => panic!("expected f32 or bf16, got u32"),
         }
     }
-    /// The elements, inside this crate only.
-    pub(crate) fn f32(&self) -> &'a [f32] {
-        match self.data {
-            Data::F32(d) => d,
-            _ => panic!("expected f32, got {:?}", self.dtype()),
-        }
+    /// The elements, for an operation on the CPU.
+    pub(crate) fn f32(&self, cpu: &Cpu) -> &'a [f32] {
+        self.expect(DType::F32);
+        self.slice(cpu)
     }
-    /// The elements, inside this crate only.
-    pub(crate) fn bf16(&self) -> &'a [bf16] {
-        match self.data {
-            Data::Bf16(d) => d,
-            _ => panic!("expected bf16, got {:?}", self.dtype()),
-        }
+    /// The elements, for an operation on the CPU.
+    pub(crate) fn bf16(&self, cpu: &Cpu) -> &'a [bf16] {
+        self.expect(DType::Bf16);
+        self.slice(cpu)
     }
-    /// The elements, inside this crate only.
-    pub(crate) fn u32(&self) -> &'a [u32] {
-        match self.data {
-            Data::U32(d) => d,
-            _ => panic!("expected u32, got {:?}", self.dtype()),
-        }
+    /// The elements, for an operation on the CPU.
+    pub(crate) fn u32(&self, cpu: &Cpu) -> &'a [u32] {
+        self.expect(DType::U32);
+        self.slice(cpu)
+    }
+
+    fn slice<T: Plain>(&self, cpu: &Cpu) -> &'a [T] {
+        // SAFETY: the tensor is borrowed, so nobody writes it.
+        unsafe { self.buffer.slice(cpu, self.range()) }
+    }
+    fn range(&self) -> Range<usize> {
+        self.start..self.start + self.shape.len()
+    }
+    fn expect(&self, dtype: DType) {
+        assert!(self.dtype == dtype, "expected {dtype:?}, got {:?}", self.dtype);
     }
 }
 
@@ -316,89 +288,91 @@ impl<'a> ViewMut<'a> {
     }
     /// What an element is.
     pub fn dtype(&self) -> DType {
-        self.view().dtype()
+        self.dtype
     }
-    /// The same, to read, for as long as this borrow.
+    /// The same elements, to read, for as long as this borrow.
     pub fn view(&self) -> View<'_> {
-        let data = match &self.data {
-            DataMut::F32(d) => Data::F32(d),
-            DataMut::Bf16(d) => Data::Bf16(d),
-            DataMut::U32(d) => Data::U32(d),
-        };
-        View { shape: self.shape, data }
+        View { shape: self.shape, dtype: self.dtype, buffer: self.buffer, start: self.start }
     }
-    /// The same, for a shorter time.
+    /// The same elements, for a shorter time.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
-        let data = match &mut self.data {
-            DataMut::F32(d) => DataMut::F32(d),
-            DataMut::Bf16(d) => DataMut::Bf16(d),
-            DataMut::U32(d) => DataMut::U32(d),
-        };
-        ViewMut { shape: self.shape, data }
+        ViewMut { shape: self.shape, dtype: self.dtype, buffer: self.buffer, start: self.start, borrow: PhantomData }
     }
     /// Rows `range` of the first dimension.
     pub fn rows(self, range: Range<usize>) -> ViewMut<'a> {
-        let row = self.shape.row_len();
-        let elements = range.start * row..range.end * row;
-        let shape = self.shape.with_rows(range.len());
-        let data = match self.data {
-            DataMut::F32(d) => DataMut::F32(&mut d[elements]),
-            DataMut::Bf16(d) => DataMut::Bf16(&mut d[elements]),
-            DataMut::U32(d) => DataMut::U32(&mut d[elements]),
-        };
-        ViewMut { shape, data }
+        let start = self.start + elements_of_rows(&self.shape, &range);
+        ViewMut { shape: self.shape.with_rows(range.len()), start, ..self }
+    }
+    /// Rows before `row`, and those from it on.
+    pub fn split_rows(self, row: usize) -> (ViewMut<'a>, ViewMut<'a>) {
+        let (shape, rows) = (self.shape, self.shape.dims()[0]);
+        let start = self.start + elements_of_rows(&shape, &(row..rows));
+        let rest = ViewMut { shape: shape.with_rows(rows - row), start, ..self };
+        (ViewMut { shape: shape.with_rows(row), start: self.start, ..rest }, rest)
     }
     /// The same elements in another shape.
     pub fn reshape(self, shape: &[usize]) -> ViewMut<'a> {
         let shape = Shape::new(shape);
         assert_eq!(shape.len(), self.shape.len(), "reshape {:?} to {:?}", self.shape, shape);
-        ViewMut { shape, data: self.data }
+        ViewMut { shape, ..self }
+    }
+    /// The same bits as elements of another dtype, as wide: log-probabilities that leave a device beside ids, in one
+    /// copy.
+    pub fn reinterpret(self, dtype: DType) -> ViewMut<'a> {
+        assert_eq!(self.dtype.bytes(), dtype.bytes(), "{:?} as {dtype:?}", self.dtype);
+        ViewMut { dtype, ..self }
     }
     /// Overwrites it with these elements (rounded if it is bf16).
     pub fn copy_from_f32(&mut self, from: &[f32]) {
-        match &mut self.data {
-            DataMut::F32(d) => d.copy_from_slice(from),
-            DataMut::Bf16(d) => {
-                assert_eq!(d.len(), from.len());
+        match self.dtype {
+            DType::F32 => self.upload(from.len(), |d: &mut [f32]| d.copy_from_slice(from)),
+            DType::Bf16 => self.upload(from.len(), |d: &mut [bf16]| {
                 d.iter_mut().zip(from).for_each(|(d, &x)| *d = bf16::from_f32(x));
-            }
-            DataMut::U32(_) => panic!("copy_from_f32 into a u32 tensor"),
+            }),
+            DType::U32 => panic!("copy_from_f32 into a u32 tensor"),
         }
     }
     /// Overwrites it with these elements.
     pub fn copy_from_u32(&mut self, from: &[u32]) {
-        match &mut self.data {
-            DataMut::U32(d) => d.copy_from_slice(from),
-            _ => panic!("copy_from_u32 into a {:?} tensor", self.dtype()),
-        }
+        self.view().expect(DType::U32);
+        self.upload(from.len(), |d: &mut [u32]| d.copy_from_slice(from));
     }
     /// Sets every element to `x` (f32 and bf16).
     pub fn fill(&mut self, x: f32) {
-        match &mut self.data {
-            DataMut::F32(d) => d.fill(x),
-            DataMut::Bf16(d) => d.fill(bf16::from_f32(x)),
-            DataMut::U32(_) => panic!("fill of a u32 tensor"),
+        let range = self.view().range();
+        // SAFETY: the elements are this view's own.
+        unsafe {
+            match self.dtype {
+                DType::F32 => self.buffer.fill(range, x),
+                DType::Bf16 => self.buffer.fill(range, bf16::from_f32(x)),
+                DType::U32 => panic!("fill of a u32 tensor"),
+            }
         }
     }
-    /// The elements, inside this crate only.
-    pub(crate) fn bf16(self) -> &'a mut [bf16] {
-        match self.data {
-            DataMut::Bf16(d) => d,
-            _ => panic!("expected bf16"),
-        }
+    /// Copies `len` elements from the host, all of them: they become what `write` makes of them.
+    pub(crate) fn upload<T: Plain>(&mut self, len: usize, write: impl FnOnce(&mut [T])) {
+        assert_eq!(len, self.shape.len(), "copy to {:?}", self.shape);
+        // SAFETY: the elements are this view's own.
+        unsafe { self.buffer.upload(self.view().range(), write) }
     }
-    /// The elements, inside this crate only.
-    pub(crate) fn f32(self) -> &'a mut [f32] {
-        match self.data {
-            DataMut::F32(d) => d,
-            _ => panic!("expected f32"),
-        }
+    /// The elements, for an operation on the CPU.
+    pub(crate) fn bf16(self, cpu: &Cpu) -> &'a mut [bf16] {
+        self.view().expect(DType::Bf16);
+        self.slice(cpu)
     }
-    /// The elements, inside this crate only.
-    pub(crate) fn u32(self) -> &'a mut [u32] {
-        match self.data {
-            DataMut::U32(d) => d,
-            _ => panic!("expected u32"),
-        }
+    /// The elements, for an operation on the CPU.
+    pub(crate) fn f32(self, cpu: &Cpu) -> &'a mut [f32] {
+        self.view().expect(DType::F32);
+        self.slice(cpu)
+    }
+    /// The elements, for an operation on the CPU.
+    pub(crate) fn u32(self, cpu: &Cpu) -> &'a mut [u32] {
+        self.view().expect(DType::U32);
+        self.slice(cpu)
+    }
+
+    fn slice<T: Plain>(self, cpu: &Cpu) -> &'a mut [T] {
+        // SAFETY: the elements are this view's own, which gives them away.
+        unsafe { self.buffer.slice_mut(cpu, self.view().range()) }
     }
 }

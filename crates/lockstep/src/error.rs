@@ -58,7 +58,41 @@ pub fn paragraph(error: &anyhow::Error) -> String {
             text.push_str(&cause);
         }
     }
+    if let Some(keys) = error.chain().find_map(keys_to_lower) {
+        text.push_str(&format!(": lower {keys} (`lockstep plan` shows what each part takes)"));
+    }
     one_line(&text)
+}
+
+/// What lowers the memory of the part of a run that could not be had.
+fn keys_to_lower(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
+    // The errors of the crates between stand for the kernel's own.
+    let of_model = |error: &'_ model::Error| match error {
+        model::Error::Kernel(error) => part(error),
+        _ => None,
+    };
+    let part = match (cause.downcast_ref(), cause.downcast_ref(), cause.downcast_ref(), cause.downcast_ref()) {
+        (Some(kernel), ..) => part(kernel),
+        (_, Some(model), ..) => of_model(model),
+        (_, _, Some(train::Error::Kernel(kernel)), _) | (.., Some(rollout::Error::Kernel(kernel))) => part(kernel),
+        (_, _, Some(train::Error::Model(model)), _) => of_model(model),
+        _ => None,
+    };
+    Some(match part? {
+        "kv cache" => "max_num_seqs, kv_cache_blocks or max_completion_length",
+        "activations" | "workspace" => {
+            "max_tokens_per_micro_batch or max_num_seqs, or set gradient_checkpointing = true"
+        }
+        _ => "the size of the model, or train an adapter (use_peft)",
+    })
+}
+
+/// The part that was refused memory.
+fn part(error: &kernels::Error) -> Option<&'static str> {
+    match error {
+        kernels::Error::OutOfMemory { part, .. } => Some(part),
+        _ => None,
+    }
 }
 
 /// Lines joined; those that only point at a place of the line above are left out.
@@ -71,6 +105,17 @@ fn one_line(text: &str) -> String {
 mod tests {
     use super::*;
     use anyhow::Context;
+
+    #[test]
+    fn memory_that_could_not_be_had_says_what_to_lower() {
+        let error = || kernels::Error::OutOfMemory { part: "kv cache", bytes: 1 << 40 };
+        let text = paragraph(&anyhow::Error::from(rollout::Error::from(error())));
+        assert!(
+            text.starts_with("out of memory: kv cache: 1099511627776 bytes could not be had: lower max_num_seqs"),
+            "{text}"
+        );
+        assert!(paragraph(&anyhow::Error::from(model::Error::from(error()))).contains("max_num_seqs"));
+    }
 
     #[test]
     fn one_paragraph_says_each_cause_once() {

@@ -5,8 +5,8 @@
 //!     resave characters OUT                                a character tokenizer
 //!     resave encode DIR TEXT…                              one line of ids for each text
 
+use kernels::Device;
 use kernels::Memory;
-use kernels::memory::Device;
 use model::io::{SaveOptions, save_model};
 use model::{Error, FileDType, ModelConfig, Result, SpecialTokens, Tokenizer, Weights};
 use std::path::Path;

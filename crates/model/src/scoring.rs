@@ -126,6 +126,7 @@ impl Scorer {
         let micro = micro_batches(groups, self.max_tokens, self.prefix_sharing);
         let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity()));
         self.reserve(config, capacity, longest(groups));
+        self.memory.check()?;
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
         micro.iter().try_for_each(|micro| compute(rope, micro, &micro.batch(self.prefix_sharing), tape))
     }

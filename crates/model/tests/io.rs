@@ -1,7 +1,7 @@
 //! Model directories: what transformers wrote is read, what is written here is the same.
 
+use kernels::Device;
 use kernels::Memory;
-use kernels::memory::Device;
 use model::io::{SaveOptions, TensorSink, TensorSource, save_model};
 use model::{FileDType, ModelConfig, Result, Weights};
 use std::path::{Path, PathBuf};

@@ -82,7 +82,7 @@ impl Engine {
             max_model_len: config.max_model_len,
             chunked_prefill: config.chunked_prefill,
         };
-        Ok(Engine {
+        let engine = Engine {
             ctx: ctx.clone(),
             scheduler: Scheduler::new(config.kv_blocks, limits),
             rope: Rope::new(memory, model, config.max_model_len),
@@ -96,7 +96,9 @@ impl Engine {
             copies: Vec::new(),
             draws: Vec::with_capacity(config.max_num_seqs),
             config,
-        })
+        };
+        memory.check()?;
+        Ok(engine)
     }
 
     /// Gives it a way to see text, which stop strings need.
@@ -197,9 +199,12 @@ impl Engine {
             let (rope, rows, kv, workspace) = (&self.rope, &self.inputs.rows, &mut self.kv, &mut self.workspace);
             model::net::infer(&self.ctx, model, rope, rows, kv, workspace)?;
             self.scheduler.mark_computed(&self.chunks);
-            for draws in self.draws.chunks(self.sampler.capacity) {
-                let hidden = self.workspace.hidden();
-                let (ids, logps) = self.sampler.sample(&self.ctx, model, hidden, &self.scheduler, draws)?;
+            for (i, draws) in self.draws.chunks(self.sampler.capacity).enumerate() {
+                if i > 0 {
+                    self.inputs.sample_from(draws);
+                }
+                let from = (self.workspace.hidden(), self.inputs.rows.sampled());
+                let (ids, logps) = self.sampler.sample(&self.ctx, model, from, &self.scheduler, draws)?;
                 self.scheduler.postprocess(draws, ids, logps, version.trained(), &self.stop);
             }
             self.scheduler.share_prompts(&self.chunks);

@@ -5,7 +5,7 @@ use crate::sampler::Draw;
 use crate::scheduler::{Chunk, Scheduler};
 use crate::sequence::Role;
 use kernels::Memory;
-use model::batch::InferRows;
+use model::batch::{InferRows, StepRows};
 use model::kv::BLOCK;
 
 /// Buffers of a fixed size, filled anew in every step.
@@ -16,6 +16,7 @@ pub(crate) struct StepInputs {
     tables_of_rows: Vec<u32>,
     write_rows: Vec<u32>,
     write_slots: Vec<u32>,
+    sampled: Vec<u32>,
 }
 
 impl StepInputs {
@@ -27,6 +28,7 @@ impl StepInputs {
             tables_of_rows: Vec::with_capacity(max_rows),
             write_rows: Vec::with_capacity(max_rows),
             write_slots: Vec::with_capacity(max_rows),
+            sampled: Vec::with_capacity(config.max_num_seqs),
         }
     }
 
@@ -57,6 +59,22 @@ impl StepInputs {
                 Role::Prompt => draws.extend(scheduler.not_begun(s.group).map(|sequence| Draw { row, sequence })),
             }
         }
-        self.rows.set(&self.ids, &self.positions, &self.tables_of_rows, &self.write_rows, &self.write_slots);
+        self.sampled.clear();
+        self.sampled.extend(draws.iter().take(self.rows.max_sampled()).map(|draw| draw.row));
+        self.rows.set(StepRows {
+            ids: &self.ids,
+            positions: &self.positions,
+            tables_of_rows: &self.tables_of_rows,
+            write_rows: &self.write_rows,
+            write_slots: &self.write_slots,
+            sampled: &self.sampled,
+        });
+    }
+
+    /// Makes the rows to sample from those of `draws`: the first ones are, from [`prepare`](Self::prepare).
+    pub(crate) fn sample_from(&mut self, draws: &[Draw]) {
+        self.sampled.clear();
+        self.sampled.extend(draws.iter().map(|draw| draw.row));
+        self.rows.set_sampled(&self.sampled);
     }
 }

@@ -21,15 +21,14 @@ pub(crate) struct Draw {
 pub(crate) struct SamplerBuffers {
     /// Rows of one call.
     pub(crate) capacity: usize,
-    rows: Tensor,
     hidden: Tensor,
-    ids: Tensor,
-    logps: Tensor,
-    row_numbers: Vec<u32>,
+    /// Ids, then the bits of their log-probabilities: one tensor, so that one copy brings them to the host.
+    sampled: Tensor,
     /// Empty between calls.
     params: Vec<sample::RowParams<'static>>,
-    sampled_ids: Vec<u32>,
-    sampled_logps: Vec<f32>,
+    /// The same on the host.
+    words: Vec<u32>,
+    logps: Vec<f32>,
 }
 
 impl SamplerBuffers {
@@ -37,32 +36,26 @@ impl SamplerBuffers {
         let memory = memory.part("workspace");
         SamplerBuffers {
             capacity,
-            rows: Tensor::zeros(&memory, &[capacity], DType::U32),
             hidden: Tensor::zeros(&memory, &[capacity, model.hidden_size], model.compute),
-            ids: Tensor::zeros(&memory, &[capacity], DType::U32),
-            logps: Tensor::zeros(&memory, &[capacity], DType::F32),
-            row_numbers: Vec::with_capacity(capacity),
+            sampled: Tensor::zeros(&memory, &[2 * capacity], DType::U32),
             params: Vec::with_capacity(capacity),
-            sampled_ids: vec![0; capacity],
-            sampled_logps: vec![0.0; capacity],
+            words: vec![0; 2 * capacity],
+            logps: vec![0.0; capacity],
         }
     }
 
-    /// The token of each draw, and its log-probability. `hidden: [rows, C]` is what the model made of the step's rows.
+    /// The token of each draw, and its log-probability. `hidden: [rows, C]` is what the model made of the step's rows, and
+    /// `rows: [n]` those of the draws.
     pub(crate) fn sample(
         &mut self,
         ctx: &Context,
         model: ModelView<'_>,
-        hidden: View<'_>,
+        (hidden, rows): (View<'_>, View<'_>),
         scheduler: &Scheduler,
         draws: &[Draw],
     ) -> Result<(&[u32], &[f32])> {
         let n = draws.len();
-        self.row_numbers.clear();
-        self.row_numbers.extend(draws.iter().map(|d| d.row));
-        self.rows.rows_mut(0..n).copy_from_u32(&self.row_numbers);
-        let gather = rows::Gather { x: hidden, rows: self.rows.rows(0..n), out: self.hidden.rows_mut(0..n) };
-        rows::gather(ctx, gather)?;
+        rows::gather(ctx, rows::Gather { x: hidden, rows, out: self.hidden.rows_mut(0..n) })?;
         let mut params: Vec<sample::RowParams<'_>> = std::mem::take(&mut self.params);
         params.extend(draws.iter().map(|draw| {
             let s = &scheduler.sequences[draw.sequence];
@@ -70,21 +63,23 @@ impl SamplerBuffers {
             let Role::Completion(generation) = s.role else { unreachable!("prompts are not sampled for") };
             row_params(&request.sampling, request.id, generation, &s.tokens, s.prompt_len)
         }));
+        let (ids, logps) = self.sampled.rows_mut(0..2 * n).split_rows(n);
+        let logps = logps.reinterpret(DType::F32);
         sample::forward(
             ctx,
             sample::Forward {
                 hidden: self.hidden.rows(0..n),
                 weight: model.head()?,
                 rows: &params,
-                ids: self.ids.rows_mut(0..n),
-                logps: self.logps.rows_mut(0..n),
+                ids,
+                logps,
                 truncated_logps: None,
             },
         )?;
         self.params = emptied(params);
-        self.ids.rows(0..n).copy_to_u32(&mut self.sampled_ids[..n]);
-        self.logps.rows(0..n).copy_to_f32(&mut self.sampled_logps[..n]);
-        Ok((&self.sampled_ids[..n], &self.sampled_logps[..n]))
+        self.sampled.rows(0..2 * n).copy_to_u32(&mut self.words[..2 * n]);
+        self.logps.iter_mut().zip(&self.words[n..2 * n]).for_each(|(logp, &bits)| *logp = f32::from_bits(bits));
+        Ok((&self.words[..n], &self.logps[..n]))
     }
 }
 

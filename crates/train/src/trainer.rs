@@ -109,7 +109,7 @@ impl Trainer {
             let why = "training needs a sampling temperature above 0: at 0 every completion has probability 1";
             return Err(Error::Config(format!("temperature = {}: {why}", config.temperature)));
         }
-        Ok(Trainer {
+        let trainer = Trainer {
             grads: Grads::trained(memory, model, config.adapter.as_ref()),
             optimizer: Optimizer::new(memory, model, config.adapter.as_ref(), config.optimizer),
             entropy: EntropyControl::new(&config.objective.entropy()),
@@ -120,7 +120,9 @@ impl Trainer {
             skipped_in_a_row: 0,
             skipped_total: 0,
             accumulated: None,
-        })
+        };
+        memory.check()?;
+        Ok(trainer)
     }
 
     /// How it works.
@@ -252,7 +254,7 @@ impl Trainer {
         let Some(q) = loss.entropy_quantile() else { return Ok((normalizer, ahead)) };
         let groups = groups(model.config(), &sequences)?;
         let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        self.reserve_for(model.config(), &micro, longest(&groups));
+        self.reserve_for(model.config(), &micro, longest(&groups))?;
         let keeps = micro.len() == 1 || self.dropout() > 0.0;
         let work = Work { loss, normalizer: &normalizer, sequences: &sequences, before: 0 };
         let mut entropies = Vec::with_capacity(normalizer.tokens);
@@ -282,7 +284,7 @@ impl Trainer {
         let sequences = sequences(loss, samples)?;
         let groups = groups(model.config(), &sequences)?;
         let micro = micro_batches(&groups, self.config.max_tokens_per_micro_batch, self.config.prefix_sharing);
-        let computed = self.reserve_for(model.config(), &micro, longest(&groups));
+        let computed = self.reserve_for(model.config(), &micro, longest(&groups))?;
         let mut accumulated = match self.accumulated.take() {
             Some(accumulated) => accumulated,
             None => {
@@ -315,11 +317,12 @@ impl Trainer {
     }
 
     /// Takes the memory for these micro-batches, and says how many rows they have.
-    fn reserve_for(&mut self, model: &ModelConfig, micro: &[MicroBatch<'_>], positions: usize) -> usize {
+    fn reserve_for(&mut self, model: &ModelConfig, micro: &[MicroBatch<'_>], positions: usize) -> Result<usize> {
         let capacity = micro.iter().fold(Capacity::default(), |c, m| c.max(m.capacity()));
         let rows = micro.iter().map(|m| m.capacity().tokens).sum();
         self.reserve(model, rows, capacity, positions);
-        rows
+        self.memory.check()?;
+        Ok(rows)
     }
 
     /// Whether the step can be taken; an error if it is one too many that cannot.

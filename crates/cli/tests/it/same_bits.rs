@@ -86,6 +86,36 @@ fn nor_in_supervised_fine_tuning() {
     }
 }
 
+/// Behind opaque handles, where every access but a copy or an operation is refused, every kind of run gives the CPU's bits.
+#[test]
+fn nor_on_the_checked_device() {
+    let dir = directory();
+    let adapter =
+        ["use_peft=true", "lora_r=2", "lora_dropout=0.1", "num_generations=4", "per_device_train_batch_size=8"];
+    let ways: [(&str, &str, &[&str]); 5] = [
+        ("train", "f32", &["num_generations=4", "per_device_train_batch_size=8", "beta=0.04"]),
+        ("train", "bf16", &["dtype=bf16", "num_generations=4", "per_device_train_batch_size=8"]),
+        ("train", "adapter", &adapter),
+        ("train", "ppo", &["algorithm=ppo", "per_device_train_batch_size=8"]),
+        ("sft", "sft", &[]),
+    ];
+    for (purpose, out, set) in ways {
+        let checked = format!("{out}-checked");
+        good(dir.path(), &arguments(purpose, out, set));
+        let mut command = crate::support::command(dir.path(), &arguments(purpose, &checked, set));
+        let run = command.env("LOCKSTEP_DEVICE", "cpu-checked").output().unwrap();
+        let said = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.success() && said.contains("cpu-checked"), "{out}: {said}");
+        same(&dir.path().join(out), &dir.path().join(&checked));
+    }
+    let unknown =
+        crate::support::command(dir.path(), &arguments("train", "none", &[])).env("LOCKSTEP_DEVICE", "tpu").output();
+    let unknown = unknown.unwrap();
+    let said = String::from_utf8_lossy(&unknown.stderr);
+    assert_eq!(unknown.status.code(), Some(2), "{said}");
+    assert!(said.contains("LOCKSTEP_DEVICE=tpu: no such device; there are: cpu, cpu-checked"), "{said}");
+}
+
 /// The comparison would see a difference.
 #[test]
 fn another_seed_is_another_run() {

@@ -11,11 +11,12 @@ use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-/// bf16 panels that no more strips read than this are widened on the way to the registers, each time; others once, in memory.
+/// bf16 panels that no more strips read than this are widened on the way to the registers, each time; others once, in
+/// memory.
 const FEW_STRIPS: usize = 3;
 
 impl Product<'_> {
-    /// The same with these vectors.
+    /// [`block`](Self::block) with these vectors.
     ///
     /// # Safety
     /// As for [`block`](Self::block).
@@ -44,7 +45,8 @@ impl Product<'_> {
                 // Several panels at once only while all of the tile's vectors have one.
                 let of_group = panel..panel + if panel + most <= panels.end { most } else { 1 };
                 panel = of_group.end;
-                // Tiles of few rows and several panels read as fast as memory gives: what they asked for would come in the way.
+                // Tiles of few rows and several panels read as fast as memory gives: what they prefetched would evict
+                // what they read.
                 let next = if most > 1 {
                     Prefetch::NOTHING
                 } else if panel < panels.end || depth.end == self.depth {

@@ -9,8 +9,8 @@
 //! | backward_input  | `d_y`         | panels of Wᵀ, made on the fly | N     | `d_x`, row-major  |
 //! | backward_weight | columns of `x`| panels of `d_y`               | M     | panels of `d_W`   |
 //!
-//! Numbers in bf16 ([`ProductDType::Bf16`]) are multiplied on tiles where the instruction set has them (`tiles.rs`); what
-//! follows is about chains.
+//! Numbers in bf16 ([`ProductDType::Bf16`]) are multiplied on tiles where the instruction set has them (`tiles.rs`);
+//! what follows is about chains.
 //!
 //! Cutting the depth into blocks stores chains to f32 memory and loads them again, which is exact. Operands in bf16 are
 //! widened where they are packed, which is exact too: their chains are those of the widened numbers.
@@ -27,12 +27,13 @@ mod tiles;
 pub(crate) use pack_tiles::{Lines, halves, narrowed, pairs_to_lines, transpose_pairs, zip, zip_lines};
 pub(crate) use tiles::steps;
 
+use crate::Isa;
+use crate::device::Cpu;
 use crate::matrix::PANEL;
 use crate::pool::Scratch;
 use crate::simd::tiles::Unit;
 use crate::simd::{Kernel, LANES, Simd};
 use crate::tensor::Elements;
-use crate::{Context, Isa};
 use half::bf16;
 use plan::Plan;
 use std::marker::PhantomData;
@@ -138,7 +139,8 @@ pub(crate) struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// `c = x[rows] wᵀ + bias`: `[rows][outputs]`, where outputs begin a panel of the packed weight and `bias` is of them alone.
+    /// `c = x[rows] wᵀ + bias`: `[rows][outputs]`, where outputs begin a panel of the packed weight and `bias` is of
+    /// them alone.
     pub(crate) fn of_outputs(
         (x, w): (Elements<'a>, Elements<'a>),
         depth: usize,
@@ -212,21 +214,21 @@ impl<'a> Product<'a> {
     }
 
     /// Computes it on all threads.
-    pub(crate) fn run(&self, ctx: &Context) {
+    pub(crate) fn run(&self, cpu: &Cpu) {
         if self.m == 0 || self.n == 0 {
             return;
         }
-        if self.prepacks() { self.run_prepacked(ctx) } else { self.multiply(ctx) }
+        if self.prepacks() { self.run_prepacked(cpu) } else { self.multiply(cpu) }
     }
 
-    /// The same, its operands packed by the tasks themselves, but for rows that several of them read.
-    fn multiply(&self, ctx: &Context) {
-        let plan = Plan::new(self, ctx.threads());
+    /// Computes it with operands that the tasks pack themselves, but for rows that several of them read.
+    fn multiply(&self, cpu: &Cpu) {
+        let plan = Plan::new(self, cpu.threads());
         let tasks = plan.row_blocks * plan.groups;
         if self.shares_rows() && plan.groups > 1 {
-            plan.with_strips(ctx, |product| ctx.run(tasks, &Plan { product, ..plan }));
+            plan.with_strips(cpu, |product| cpu.run(tasks, &Plan { product, ..plan }));
         } else {
-            ctx.run(tasks, &plan);
+            cpu.run(tasks, &plan);
         }
     }
 
@@ -254,7 +256,7 @@ pub(crate) fn aligned(scratch: &mut Scratch, len: usize) -> &mut [f32] {
     at_line(scratch.f32(len + LANES), len)
 }
 
-/// The same of memory that grows as needed.
+/// [`aligned`] of memory that grows as needed.
 fn lines(memory: &mut Vec<f32>, len: usize) -> &mut [f32] {
     if memory.len() < len + LANES {
         memory.resize(len + LANES, 0.0);

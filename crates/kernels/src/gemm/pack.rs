@@ -108,8 +108,8 @@ impl Product<'_> {
     }
 }
 
-/// Rows of row-major data. Whole vectors are stored: what is past a strip's rows belongs to its next step, which is stored
-/// later, or is room at the end.
+/// Rows of row-major data. Whole vectors are stored: what is past a strip's rows belongs to its next step, which is
+/// stored later, or is room at the end.
 #[inline(always)]
 fn pack_rows<V: Simd, E: Element>(
     data: &[E],
@@ -151,8 +151,8 @@ fn pack_rows<V: Simd, E: Element>(
     }
 }
 
-/// Columns of row-major data, stored likewise; a few rows at a time, all of whose columns are read while the first cache
-/// holds them.
+/// Columns of row-major data, stored likewise; a few rows at a time, all of whose columns are read while the first
+/// cache holds them.
 #[inline(always)]
 fn pack_columns<V: Simd, E: Element>(
     data: &[E],

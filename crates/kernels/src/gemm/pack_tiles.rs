@@ -179,7 +179,7 @@ pub(crate) fn zip_columns<V: Simd>(
     }
 }
 
-/// The same of f32, rounded, and of a few panels at once: as many as there are `to`.
+/// [`zip_columns`] of f32, rounded, and of a few panels at once: as many as there are `to`.
 #[inline(always)]
 pub(super) fn zip_f32<V: Simd>(
     data: &[f32],
@@ -225,8 +225,8 @@ pub(crate) fn pairs_to_lines<V: Simd>(pairs: &[bf16], rows: usize, lines: &mut [
     }
 }
 
-/// `[rows ≤ 16][16 pairs]` to `[16 pairs][16 rows]`, a pair being moved as one; rows that do not exist become 0. Lines are
-/// so many elements apart.
+/// `[rows ≤ 16][16 pairs]` to `[16 pairs][16 rows]`, a pair being moved as one; rows that do not exist become 0. Lines
+/// are so many elements apart.
 #[inline(always)]
 pub(crate) fn transpose_pairs<V: Simd>(from: &[bf16], from_line: usize, rows: usize, to: &mut [bf16], to_line: usize) {
     debug_assert!(from.as_ptr().cast::<f32>().is_aligned() && to.as_ptr().cast::<f32>().is_aligned());
@@ -234,8 +234,8 @@ pub(crate) fn transpose_pairs<V: Simd>(from: &[bf16], from_line: usize, rows: us
     let mut lines = [V::splat(0.0); SIDE];
     for (i, line) in lines.iter_mut().enumerate().take(rows) {
         let from = &from[i * from_line..][..DEPTH];
-        // SAFETY: 16 pairs. A vector only carries their bits. Lines begin at multiples of 64 bytes of what is aligned to 4
-        // (weights and scratch are aligned to 64), so pairs are aligned as f32 are.
+        // SAFETY: 16 pairs. A vector only carries their bits. Lines begin at multiples of 64 bytes of what is aligned
+        // to 4 (weights and scratch are aligned to 64), so pairs are aligned as f32 are.
         *line = unsafe { V::load_ptr(from.as_ptr().cast()) };
     }
     for (i, line) in V::transpose(lines).into_iter().enumerate() {

@@ -8,8 +8,8 @@ use crate::pool::{Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 use std::ops::Range;
 
-/// The most rows of a task: their packed block, 1 MiB of it, stays in the second cache, or nearly. The more there are, the
-/// seldomer panels are packed and read.
+/// The most rows of a task: their packed block, 1 MiB of it, stays in the second cache, or nearly. The more there are,
+/// the seldomer panels are packed and read.
 const ROWS: usize = 480;
 /// Tasks for each thread, so that a thread that is interrupted delays the region little.
 const TASKS_PER_THREAD: usize = 4;
@@ -52,8 +52,8 @@ impl Strips {
     pub fn packed(&self) -> usize {
         self.count * self.pitch()
     }
-    /// Where those of block `block` of a product's depth are among all that are packed: after the blocks of rows before, which are
-    /// whole strips.
+    /// Where those of block `block` of a product's depth are among all that are packed: after the blocks of rows
+    /// before, which are whole strips.
     #[inline(always)]
     pub fn place<V: Simd>(&self, depth: usize, block: usize) -> usize {
         blocks(depth).count() * Strips::new::<V>(0..self.start).packed() + block * self.packed()

@@ -1,5 +1,5 @@
-//! Asking memory for operands before their turn. A line at each step of a tile costs nothing between multiply-adds; a loop
-//! that is left now and then to ask does, and so do many lines at once, which wait for each other.
+//! Prefetching operands. A line at each step of a tile costs nothing between multiply-adds; a loop that is left now and
+//! then to prefetch does, and so do many lines at once, which wait for each other.
 
 use super::{Product, Right};
 use crate::matrix::PANEL;
@@ -22,8 +22,8 @@ impl Prefetch {
     /// For nothing.
     pub(super) const NOTHING: Prefetch = Prefetch { from: std::ptr::null(), width: 0, pitch: 0, jump: 0, rows: 0..0 };
 
-    /// For a tile of `steps` steps: where it asks for a line at the first of them, and the bytes from step to step. Rows that do
-    /// not lie beside the first are asked for at once.
+    /// For a tile of `steps` steps: where it prefetches a line at the first of them, and the bytes from step to step.
+    /// Rows that do not lie beside the first are prefetched at once.
     #[inline(always)]
     pub(super) fn begin<V: Simd>(&self, steps: usize) -> (*const u8, usize) {
         let Range { start, end } = self.rows;
@@ -55,7 +55,8 @@ impl Prefetch {
 }
 
 impl Product<'_> {
-    /// Steps `depth` of panel `panel` of the right operand, as memory holds them; of a panel that does not exist, nothing.
+    /// Steps `depth` of panel `panel` of the right operand, as memory holds them; of a panel that does not exist,
+    /// nothing.
     #[inline(always)]
     pub(super) fn prefetch(&self, panel: usize, depth: Range<usize>) -> Prefetch {
         if panel >= self.n.div_ceil(PANEL) {

@@ -1,8 +1,8 @@
 //! Operands that memory does not hold as tiles read them, packed once for all tasks of a product.
 //!
-//! A task that packs for itself packs what others pack too; and of rows of a wide matrix it reads a line or two each, in as
-//! many pages as there are rows, which neither cache sets nor prefetchers bear. Here all threads pack first, a few rows of
-//! the depth at a time and all of their columns, and then multiply what is packed:
+//! A task that packs for itself packs what others pack too; and of rows of a wide matrix it reads a line or two each,
+//! in as many pages as there are rows, which neither cache sets nor prefetchers bear. Here all threads pack first, a
+//! few rows of the depth at a time and all of their columns, and then multiply what is packed:
 //!
 //! | product         | packed ahead                                   |
 //! |-----------------|------------------------------------------------|
@@ -12,13 +12,13 @@
 //! The depth is cut into spans, whose packed operands are of a fixed size; sums continue from one to the next in the
 //! outputs, which is exact.
 //!
-//! Of chains, rows are packed ahead that all tasks read: there are few rows then, so that each multiplies little with what it
-//! would pack for itself. Panels are not: in f32 they take twice the memory, and that was no faster.
+//! Of chains, rows are packed ahead that all tasks read: there are few rows then, so that each multiplies little with
+//! what it would pack for itself. Panels are not: in f32 they take twice the memory, and that was no faster.
 
 use super::plan::{Plan, Strips, blocks, cut};
 use super::tiles::{self, Steps};
 use super::{Left, Product, Right, lines, pack_tiles};
-use crate::Context;
+use crate::device::Cpu;
 use crate::matrix::PANEL;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::tiles::{DEPTH, SIDE, TILE, Unit};
@@ -28,7 +28,8 @@ use half::bf16;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Elements of f32 in whose memory a packed span fits, unless 32 terms need more: 8 MiB. (Small in tests, for several spans.)
+/// Elements of f32 in whose memory a packed span fits, unless 32 terms need more: 8 MiB. (Small in tests, for several
+/// spans.)
 const SPAN: usize = if cfg!(test) { 1 << 13 } else { 1 << 21 };
 /// Less than this many multiply-adds are not worth a parallel region of packing.
 const LEAST: usize = if cfg!(test) { 1 << 15 } else { 1 << 20 };
@@ -53,12 +54,12 @@ impl Product<'_> {
     }
 
     /// Packs and multiplies, span by span.
-    pub(super) fn run_prepacked(&self, ctx: &Context) {
+    pub(super) fn run_prepacked(&self, cpu: &Cpu) {
         let Some((unit, steps)) = &self.tiles else { unreachable!("tiles alone are packed ahead") };
-        PACKED.with_borrow_mut(|memory| self.spans(ctx, *unit, steps, memory));
+        PACKED.with_borrow_mut(|memory| self.spans(cpu, *unit, steps, memory));
     }
 
-    fn spans(&self, ctx: &Context, unit: Unit, steps: &Steps, memory: &mut Vec<f32>) {
+    fn spans(&self, cpu: &Cpu, unit: Unit, steps: &Steps, memory: &mut Vec<f32>) {
         // Elements of a step: those of A are packed here if they are columns.
         let a = if let Left::Columns(..) = self.left { self.m.div_ceil(SIDE) * TILE } else { 0 };
         let b = self.n.div_ceil(PANEL) * 2 * TILE;
@@ -67,12 +68,12 @@ impl Product<'_> {
             let (to_a, to_b) = packed.split_at_mut(a * taken.len());
             let tasks =
                 Tiles { product: self, steps, taken: taken.clone(), a: Disjoint::new(to_a), b: Disjoint::new(to_b) };
-            ctx.run(taken.len(), &tasks);
+            cpu.run(taken.len(), &tasks);
             let depth = steps.terms(taken.start).start..steps.terms(taken.end - 1).end;
             let left = if a > 0 { Left::Tiles(to_a) } else { self.left_from(&depth) };
             // The steps of columns are packed whole, with zeros where terms are missing.
             let terms = if a > 0 { DEPTH * taken.len() } else { depth.len() };
-            self.span(&depth, left, Right::Tiles(to_b), (unit, Steps::One(terms))).multiply(ctx);
+            self.span(&depth, left, Right::Tiles(to_b), (unit, Steps::One(terms))).multiply(cpu);
         }
     }
 
@@ -109,7 +110,7 @@ impl Product<'_> {
 
 impl Plan<'_> {
     /// Calls `f` with the product, whose rows are packed.
-    pub(super) fn with_strips(&self, ctx: &Context, f: impl FnOnce(&Product<'_>)) {
+    pub(super) fn with_strips(&self, cpu: &Cpu, f: impl FnOnce(&Product<'_>)) {
         /// Elements of all strips.
         struct Room<'a>(&'a Plan<'a>);
         impl Kernel for Room<'_> {
@@ -121,9 +122,9 @@ impl Plan<'_> {
             }
         }
         PACKED.with_borrow_mut(|memory| {
-            let (blocks, parts) = (blocks(self.product.depth).count(), ctx.threads());
-            let to = lines(memory, ctx.isa().run(Room(self)));
-            ctx.run(self.row_blocks * blocks * parts, &Rows { plan: self, blocks, parts, to: Disjoint::new(to) });
+            let (blocks, parts) = (blocks(self.product.depth).count(), cpu.threads());
+            let to = lines(memory, cpu.isa().run(Room(self)));
+            cpu.run(self.row_blocks * blocks * parts, &Rows { plan: self, blocks, parts, to: Disjoint::new(to) });
             f(&Product { left: Left::Strips(to), tiles: None, ..*self.product });
         });
     }

@@ -5,10 +5,10 @@ use crate::matrix::PANEL;
 use crate::simd::{Element, Kernel, LANES, Simd};
 use half::bf16;
 
-/// The most depth steps of a block: outputs are loaded and stored seldom. The panel, 64 KiB of it, streams from the second
-/// cache.
+/// The most depth steps of a block: outputs are loaded and stored seldom. The panel, 64 KiB of it, streams from the
+/// second cache.
 pub(super) const MAX_DEPTH: usize = 512;
-/// Steps of depth between what is multiplied and what is asked into the first cache.
+/// Steps of depth between what is multiplied and what is prefetched into the first cache.
 const AHEAD: usize = 8;
 /// Most rows of a tile on any instruction set.
 pub(super) const MAX_ROWS: usize = 12;
@@ -171,13 +171,13 @@ impl<E: Packed> Tile<E> {
                 V::prefetch(self.c.wrapping_add((ROWS + r) * self.c_row + offset(v, self.c_panel)));
             }
         }
-        // An address that exists, also for who asks for nothing: others would be looked up in vain at each step.
+        // An address that exists, also where nothing is prefetched: others would be looked up in vain at each step.
         let nothing = (self.b.cast(), 0);
         let (soon, pace) = if self.prefetch.rows.is_empty() { nothing } else { self.prefetch.begin::<V>(self.depth) };
         let ahead = if VECTORS > V::GEMM_VECTORS { E::FAR_AHEAD } else { AHEAD };
         for k in (0..self.depth).step_by(E::TOGETHER) {
-            // SAFETY: the packed operands hold `depth` steps, a multiple of those that lie together, of all rows and all
-            // vectors, padding included.
+            // SAFETY: the packed operands hold `depth` steps, a multiple of those that lie together, of all rows and
+            // all vectors, padding included.
             unsafe {
                 let from = self.b.add(k * PANEL);
                 let column = |v: usize| (v / 2) * self.b_panel + (v % 2) * LANES * E::TOGETHER;

@@ -1,14 +1,15 @@
 //! Products on tiles: both operands are packed into tiles block by block, and a [`Unit`] multiplies them.
 //!
-//! The depth is walked in steps of 32 from its start, or from the start of every segment of it, padded with zeros at the
-//! end: that, with the formula of [`crate::simd::tiles`], is what decides the bits. Everything else here does not: outputs
-//! are stored as f32 between blocks of depth, which is exact, and a row's tile is multiplied alike wherever it lies.
+//! The depth is walked in steps of 32 from its start, or from the start of every segment of it, padded with zeros at
+//! the end: that, with the formula of [`crate::simd::tiles`], is what decides the bits. Everything else here does not:
+//! outputs are stored as f32 between blocks of depth, which is exact, and a row's tile is multiplied alike wherever it
+//! lies.
 //!
-//! | product         | tiles of A `[16 rows][32 steps]`           | tiles of B `[16 pairs of steps][32 columns][2]`     |
-//! |-----------------|--------------------------------------------|-----------------------------------------------------|
-//! | forward         | rows of `x`                                | a panel of W                                        |
-//! | backward_input  | rows of `d_y`, rounded                     | 32 columns of Wᵀ, two outputs side by side          |
-//! | backward_weight | two rows of `x` side by side, transposed   | two rows of `d_y`, rounded, side by side            |
+//! | product         | tiles of A `[16 rows][32 steps]`         | tiles of B `[16 pairs of steps][32 columns][2]`     |
+//! |-----------------|-----------------------------------------|-----------------------------------------------------|
+//! | forward         | rows of `x`                              | a panel of W                                        |
+//! | backward_input  | rows of `d_y`, rounded                   | 32 columns of Wᵀ, two outputs side by side          |
+//! | backward_weight | two rows of `x` side by side, transposed | two rows of `d_y`, rounded, side by side            |
 //!
 //! Where the depth is a multiple of 32, rows of bf16 and panels of W are tiles as they lie, and nothing is packed.
 //!
@@ -27,7 +28,7 @@ use std::ops::Range;
 // Small in tests, so that small shapes reach every branch.
 /// Steps of a block of depth: 320 terms, whose tiles of A and B for 32 rows and 32 columns are 20 KiB each.
 const STEPS: usize = if cfg!(test) { 3 } else { 10 };
-/// The same where rows are few and B is passed over once.
+/// [`STEPS`] where rows are few and B is passed over once.
 const STEPS_OF_FEW: usize = if cfg!(test) { 5 } else { 32 };
 /// Rows of one or two tiles.
 pub(super) const FEW: usize = 2 * SIDE;
@@ -182,7 +183,7 @@ impl<'a> A<'a> {
     fn rows(data: &'a [bf16], stride: usize) -> A<'a> {
         A { data, row: stride, tile: SIDE * stride, step: DEPTH }
     }
-    /// The same without the first `steps` steps.
+    /// Without the first `steps` steps.
     fn from(self, steps: usize) -> A<'a> {
         A { data: &self.data[steps * self.step..], ..self }
     }
@@ -247,8 +248,8 @@ unsafe fn multiply<V: Simd>(
             rows: of_tiles,
         };
         assert!(b.len() >= 2 * depth * TILE && a.data.len() >= a.end(rows.len(), depth));
-        // SAFETY: A holds `depth` steps of every row, B two tiles for each, as just checked; C is either rows of 32 columns
-        // that exist or as many aside.
+        // SAFETY: A holds `depth` steps of every row, B two tiles for each, as just checked; C is either rows of 32
+        // columns that exist or as many aside.
         unsafe { unit(&[work]) };
     }
 

@@ -44,7 +44,7 @@ pub(crate) fn expect_below(op: &'static str, what: &'static str, indices: &[u32]
 /// That u32 `[S + 1]` are offsets of `S` segments of `len` elements: ascending from 0 to `len`.
 pub(crate) fn expect_offsets(op: &'static str, what: &'static str, view: View<'_>, len: usize) -> Result<()> {
     expect(op, what, view, DType::U32, &[view.shape().iter().product()])?;
-    let offsets = view.u32();
+    let offsets = view.indices();
     let ascending = offsets.is_sorted() && offsets.first() == Some(&0);
     match offsets.last() {
         Some(&end) if ascending && end as usize == len => Ok(()),

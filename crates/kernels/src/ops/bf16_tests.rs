@@ -1,6 +1,7 @@
-//! What bf16 in memory changes: nothing but the rounding. An operation on bf16 tensors has the bits of the same operation on
-//! the widened numbers, on every instruction set, and what it stores is rounded once. Products with f32 gradients are those
-//! of the rounded gradients. Products on tiles have a formula of their own ([`chains`]; `linear/tiles_tests.rs` has it).
+//! What bf16 in memory changes: nothing but the rounding. An operation on bf16 tensors has the bits of the same
+//! operation on the widened numbers, on every instruction set, and what it stores is rounded once. Products with f32
+//! gradients are those of the rounded gradients. Products on tiles have a formula of their own ([`chains`];
+//! `linear/tiles_tests.rs` has it).
 
 use crate::check::{normal, relative_error};
 use crate::ops::{adamw, attention, embedding, linear, lm_head, lora, rmsnorm, rope, rows, swiglu};
@@ -44,7 +45,7 @@ fn contexts() -> impl Iterator<Item = Context> {
 
 /// Those whose products of bf16 are chains, as in f32.
 fn chains() -> impl Iterator<Item = Context> {
-    contexts().filter(|ctx| !ctx.isa().has_tiles())
+    contexts().filter(|ctx| ctx.arithmetic(DType::Bf16) == "bf16-chain")
 }
 
 struct RoundTrip([f32; LANES]);
@@ -99,7 +100,7 @@ fn products_are_those_of_the_widened_numbers() {
                 linear::backward_weight(&ctx, args).unwrap();
                 [y.to_vec_f32(), d_x.to_vec_f32(), d_w.data().to_vec_f32()]
             });
-            assert!(results[0] == results[1], "{:?} {m}×{n}×{k}", ctx.isa());
+            assert!(results[0] == results[1], "{:?} {m}×{n}×{k}", ctx.describe());
         }
     }
 }
@@ -122,7 +123,7 @@ fn gradients_may_come_in_bf16() {
                 linear::backward_weight(&ctx, args).unwrap();
                 [d_x.to_vec_f32(), d_w.data().to_vec_f32(), d_b.to_vec_f32()]
             };
-            assert!(of(&d_ys[0]) == of(&d_ys[1]), "{:?} {m}×{n}×{k}", ctx.isa());
+            assert!(of(&d_ys[0]) == of(&d_ys[1]), "{:?} {m}×{n}×{k}", ctx.describe());
         }
         // The other operand is f32: nothing would round there.
         let mut d_x = poisoned(&[m, k], DType::F32);
@@ -148,7 +149,7 @@ fn adapters_read_bf16() {
                 lora::forward(&ctx, args).unwrap();
                 y.to_vec_f32()
             });
-            assert!(results[0] == results[1], "{:?}", ctx.isa());
+            assert!(results[0] == results[1], "{:?}", ctx.describe());
         }
     }
 }
@@ -169,7 +170,7 @@ fn embeddings_and_rows_are_copied() {
             rows::gather(&ctx, args).unwrap();
             [out.to_vec_f32(), gathered.to_vec_f32()]
         });
-        assert!(results[0] == results[1], "{:?}", ctx.isa());
+        assert!(results[0] == results[1], "{:?}", ctx.describe());
     }
 }
 
@@ -191,8 +192,8 @@ fn norms_rotations_and_gates_round_once() {
                 rmsnorm::Forward { x, delta: None, sum: None, weight, eps, y: y.view_mut(), rstd: rstd.view_mut() };
             rmsnorm::forward(&ctx, args).unwrap();
             let mut again = poisoned(&[t, h], dtype);
-            let args = rmsnorm::Again { x, weight, rstd: rstd.view(), y: again.view_mut() };
-            rmsnorm::again(&ctx, args).unwrap();
+            let args = rmsnorm::Recompute { x, weight, rstd: rstd.view(), y: again.view_mut() };
+            rmsnorm::recompute(&ctx, args).unwrap();
             assert!(again.to_vec_f32() == y.to_vec_f32());
             let mut rotated = poisoned(&[t, h], dtype);
             let (positions, table, y_mut) = (positions.view(), &table, rotated.view_mut());
@@ -201,14 +202,14 @@ fn norms_rotations_and_gates_round_once() {
             [y.to_vec_f32(), rotated.to_vec_f32()]
         };
         let ([norm, rotated], narrow) = (of(DType::F32), of(DType::Bf16));
-        assert!([rounded_to_bf16(&norm), rounded_to_bf16(&rotated)] == narrow, "{:?}", ctx.isa());
+        assert!([rounded_to_bf16(&norm), rounded_to_bf16(&rotated)] == narrow, "{:?}", ctx.describe());
         // Into another tensor is in place.
         let mut in_place = Tensor::from_f32(&memory(), &[t, h], &x.to_vec_f32());
         let (positions, table, x) = (positions.view(), &table, in_place.view_mut());
         rope::forward(&ctx, rope::Rotate { x, heads: heads - 2, head_dim: hd, positions, table }).unwrap();
-        assert!(in_place.to_vec_f32() == rotated, "{:?}", ctx.isa());
+        assert!(in_place.to_vec_f32() == rotated, "{:?}", ctx.describe());
 
-        // Gate and up are rounded, then gated; the way back sees them rounded.
+        // Gate and up are rounded, then gated; the backward pass sees them rounded.
         let gate = |gate_up: &Tensor, dtype: DType| {
             let (mut y, mut kept) = (poisoned(&[t, h], dtype), poisoned(&[t, 2 * h], dtype));
             let args = swiglu::Forward { gate_up: gate_up.view(), kept: Some(kept.view_mut()), y: y.view_mut() };
@@ -227,7 +228,7 @@ fn norms_rotations_and_gates_round_once() {
         };
         let first = Tensor::from_f32(&memory(), &[t, 2 * h], &rounded_to_bf16(&gate_up.to_vec_f32()));
         let ([y, kept, d], narrow) = (gate(&first, DType::F32), gate(&gate_up, DType::Bf16));
-        assert!([rounded_to_bf16(&y), kept, d] == narrow, "{:?}", ctx.isa());
+        assert!([rounded_to_bf16(&y), kept, d] == narrow, "{:?}", ctx.describe());
     }
 }
 
@@ -272,14 +273,14 @@ fn logits_are_those_of_the_widened_numbers() {
             (outputs, [d_hidden.to_vec_f32(), d_weight.data().to_vec_f32()])
         });
         let [(outputs, wide), (narrow_outputs, narrow)] = results;
-        assert!(outputs == narrow_outputs, "{:?}", ctx.isa());
+        assert!(outputs == narrow_outputs, "{:?}", ctx.describe());
         // The gradients of the logits were rounded (`lm_head/tests.rs` has the formula), everywhere alike.
         for (wide, narrow) in wide.iter().zip(&narrow) {
             let exact: Vec<f64> = wide.iter().map(|&x| x.into()).collect();
             let error = relative_error(narrow, &exact);
-            assert!(error > 1e-4 && error < 4e-3, "{:?}: {error}", ctx.isa());
+            assert!(error > 1e-4 && error < 4e-3, "{:?}: {error}", ctx.describe());
         }
-        assert!(*gradients.get_or_insert(narrow.clone()) == narrow, "{:?}", ctx.isa());
+        assert!(*gradients.get_or_insert(narrow.clone()) == narrow, "{:?}", ctx.describe());
     }
 }
 
@@ -324,12 +325,13 @@ fn attention_reads_and_keeps_bf16() {
         };
         let (wide, narrow) = (forward(&qkv[0]), forward(&qkv[1]));
         // Scores and their sum are those of f32; only exp(z − m) and the outcome are rounded.
-        assert!(wide.3.to_vec_f32() == narrow.3.to_vec_f32(), "{:?}", ctx.isa());
+        assert!(wide.3.to_vec_f32() == narrow.3.to_vec_f32(), "{:?}", ctx.describe());
         let exact: Vec<f64> = wide.2.to_vec_f32().into_iter().map(f64::from).collect();
         let error = relative_error(&narrow.2.to_vec_f32(), &exact);
-        assert!(error > 1e-4 && error < 4e-3, "{:?}: {error}", ctx.isa());
+        assert!(error > 1e-4 && error < 4e-3, "{:?}: {error}", ctx.describe());
 
-        // The way back takes the same scores; what it multiplies is rounded (`attention/tests/bf16.rs` has the formula).
+        // The backward pass takes the same scores; what it multiplies is rounded (`attention/tests/bf16.rs` has the
+        // formula).
         let backward = |dtype: DType, qkv: &Tensor, keys: &Tensor, values: &Tensor, out: &Tensor| {
             let mut d_qkv = poisoned(&[t, width], DType::F32);
             let [mut d_keys, mut d_values] = pages(DType::F32);
@@ -355,10 +357,10 @@ fn attention_reads_and_keeps_bf16() {
         let d = backward(DType::Bf16, &qkv[1], &narrow.0, &narrow.1, &narrow.2);
         let exact = backward(DType::F32, &qkv[0], &wide.0, &wide.1, &widened);
         let error = relative_error(&d, &exact.into_iter().map(f64::from).collect::<Vec<_>>());
-        assert!(error > 1e-4 && error < 4e-3, "{:?}: {error}", ctx.isa());
+        assert!(error > 1e-4 && error < 4e-3, "{:?}: {error}", ctx.describe());
 
         let bits = (narrow.2.to_vec_f32(), d);
-        assert!(*first.get_or_insert(bits.clone()) == bits, "{:?} {}", ctx.isa(), ctx.threads());
+        assert!(*first.get_or_insert(bits.clone()) == bits, "{:?} {}", ctx.describe(), ctx.threads());
     }
 }
 
@@ -390,13 +392,13 @@ fn the_optimizer_steps_in_f32_and_rounds_a_copy() {
             let alone = step(None);
             for dtype in [DType::Bf16, DType::F32] {
                 let mut rounded = poisoned(&[n], dtype);
-                assert!(step(Some(&mut rounded)) == alone, "{:?}", ctx.isa());
+                assert!(step(Some(&mut rounded)) == alone, "{:?}", ctx.describe());
                 let mut expected = rounded_to_bf16(&alone);
                 if dtype == DType::Bf16 {
                     // Panels become pairs: of two inputs of 32 rows, those of a row are side by side.
                     expected = expected.chunks(64).flat_map(|c| (0..64).map(|i| c[i % 2 * 32 + i / 2])).collect();
                 }
-                assert!(rounded.to_vec_f32() == expected, "{:?} {dtype:?}", ctx.isa());
+                assert!(rounded.to_vec_f32() == expected, "{:?} {dtype:?}", ctx.describe());
             }
         }
     }

@@ -17,7 +17,7 @@ pub(crate) fn store<V: Simd>(v: V, to: &mut [impl Element], at: usize) {
     if n >= LANES { Element::store(v, &mut to[at..]) } else { Element::store_partial(v, &mut to[at..], n) }
 }
 
-/// The same of lanes that [`Element::rounded`] gave.
+/// [`store`] of lanes that [`Element::rounded`] gave.
 #[inline(always)]
 pub(crate) fn store_rounded<V: Simd, E: Element>(v: V, to: &mut [E], at: usize) {
     if to.len() - at >= LANES { E::store_rounded(v, &mut to[at..]) } else { store(v, to, at) }
@@ -33,7 +33,7 @@ pub(crate) fn dot<V: Simd>(a: &[impl Element], b: &[impl Element]) -> f32 {
     sum.sum()
 }
 
-/// The same, of a rounded to what b is stored in.
+/// [`dot`] of a rounded to what b is stored in.
 #[inline(always)]
 pub(crate) fn dot_rounded<V: Simd, E: Element>(a: &[f32], b: &[E]) -> f32 {
     let mut sum = V::splat(0.0);
@@ -44,7 +44,8 @@ pub(crate) fn dot_rounded<V: Simd, E: Element>(a: &[f32], b: &[E]) -> f32 {
     sum.sum()
 }
 
-/// Rows of a task so that a task is some 16 thousand elements: tiny inputs make one task, which runs on the caller's thread.
+/// Rows of a task so that a task is some 16 thousand elements: tiny inputs make one task, which runs on the caller's
+/// thread.
 pub(crate) fn rows_of_task(width: usize) -> usize {
     (16384 / width.max(1)).max(1)
 }

@@ -1,5 +1,6 @@
 //! The operations. One folder each: `mod.rs` (equation, shapes, source, checks, dispatch by device), `cpu.rs` (fast),
-//! `reference.rs` (slow, obvious, generic over f32 and f64: the oracle, kept forever). Forward and backward stand together.
+//! `reference.rs` (slow, obvious, generic over f32 and f64: the oracle, kept forever). Forward and backward stand
+//! together.
 
 pub mod adamw;
 pub(crate) mod args;
@@ -24,3 +25,5 @@ pub use zero::zero;
 
 #[cfg(test)]
 mod bf16_tests;
+#[cfg(test)]
+mod small_tests;

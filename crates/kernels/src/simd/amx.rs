@@ -1,8 +1,8 @@
 //! The instructions of AMX: whether they are there, and [`Work`] done by them.
 //!
 //! Stable Rust has no intrinsics for tiles, so this is assembly. Tiles and their configuration live from `ldtilecfg` to
-//! `tilerelease`, both inside one block of it: the compiler, which knows nothing of that state, never runs in between, and
-//! a thread that does not compute has none for the system to save.
+//! `tilerelease`, both inside one block of it: the compiler, which knows nothing of that state, never runs in between,
+//! and a thread that does not compute has none for the system to save.
 
 use super::tiles::{self, Rows, SIDE, TILE, Work};
 use half::bf16;
@@ -84,8 +84,8 @@ fn granted() -> bool {
     const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
     const XFEATURE_XTILEDATA: u64 = 18;
     let mut result = ARCH_PRCTL;
-    // SAFETY: a system call that takes two numbers and touches no memory of this process; a kernel that does not know it
-    // returns an error. It overwrites rcx and r11, as declared.
+    // SAFETY: a system call that takes two numbers and touches no memory of this process; a kernel that does not know
+    // it returns an error. It overwrites rcx and r11, as declared.
     unsafe {
         asm!("syscall", inout("rax") result, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") XFEATURE_XTILEDATA,
             lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -93,7 +93,7 @@ fn granted() -> bool {
     result == 0
 }
 
-/// No other system is asked.
+/// Other systems have no such call.
 #[cfg(not(target_os = "linux"))]
 fn granted() -> bool {
     false
@@ -109,8 +109,9 @@ pub unsafe fn run(works: &[Work]) {
     let config = Config::new(first.rows);
     // Two rows of tiles, or one: an instruction may not name a tile that is not configured.
     if first.rows.lower > 0 {
-        // SAFETY: tile loads and stores touch what the caller promises: configured rows of 64 bytes, from `a`, `b` and `c` at
-        // their strides. All registers used are declared, tiles among them, and none of their state outlives the block.
+        // SAFETY: tile loads and stores touch what the caller promises: configured rows of 64 bytes, from `a`, `b` and
+        // `c` at their strides. All registers used are declared, tiles among them, and none of their state outlives the
+        // block.
         unsafe {
             asm!(
                 "ldtilecfg [{steps}]",
@@ -286,7 +287,8 @@ pub fn spin_flops(rounds: usize) -> f64 {
 /// [`refusal`] is nothing.
 pub unsafe fn spin(rounds: usize) {
     let config = Config::new(Rows { upper: SIDE as u8, lower: SIDE as u8 });
-    // SAFETY: touches no memory but the configuration; registers are declared, and the tiles' state ends with the block.
+    // SAFETY: touches no memory but the configuration; registers are declared, and the tiles' state ends with the
+    // block.
     unsafe {
         asm!(
             "ldtilecfg [{config}]",
@@ -310,7 +312,8 @@ pub unsafe fn spin(rounds: usize) {
     }
 }
 
-/// Whether `unit` gives the bits of the formula: every kind of block, sums that continue, tails, numbers large and small.
+/// Whether `unit` gives the bits of the formula: every kind of block, sums that continue, tails, numbers large and
+/// small.
 fn self_test(unit: impl Fn(&[Work])) -> bool {
     const DEPTH: usize = 3;
     let mut state = 1u32;

@@ -17,7 +17,8 @@ pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16>()
 }
 
-/// A value of the vector type exists only while [`run`] does, whose caller checked CPUID: this is the reason behind every
+/// A value of the vector type exists only while [`run`] does, whose caller checked CPUID: this is the reason behind
+/// every
 /// `unsafe` of register-only intrinsics below.
 macro_rules! both {
     ($f:ident, $($a:expr),+) => {{
@@ -77,7 +78,8 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn load_partial(from: &[f32], n: usize) -> Self {
         let from = &from[..n];
-        // SAFETY: masked lanes are not read; the first n elements exist. `wrapping_add` keeps the second address legal to form.
+        // SAFETY: masked lanes are not read; the first n elements exist. `wrapping_add` keeps the second address legal
+        // to form.
         unsafe {
             F32x16(
                 _mm256_maskload_ps(from.as_ptr(), half_mask(n, 0)),

@@ -17,7 +17,8 @@ pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16>()
 }
 
-/// A value of the vector type exists only while [`run`] does, whose caller checked CPUID: this is the reason behind every
+/// A value of the vector type exists only while [`run`] does, whose caller checked CPUID: this is the reason behind
+/// every
 /// `unsafe` of register-only intrinsics below.
 macro_rules! lanes {
     ($e:expr) => {{

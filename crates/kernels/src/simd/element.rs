@@ -14,7 +14,7 @@ pub trait Element: Copy + Default + Send + Sync + 'static {
     fn store<V: Simd>(v: V, to: &mut [Self]);
     /// Writes the first `n` ≤ 16 elements of `to`.
     fn store_partial<V: Simd>(v: V, to: &mut [Self], n: usize);
-    /// The same of 16 that [`Element::rounded`] gave.
+    /// [`store`](Self::store) of 16 that [`Element::rounded`] gave.
     fn store_rounded<V: Simd>(v: V, to: &mut [Self]);
     /// What is read again after `v` was stored.
     fn rounded<V: Simd>(v: V) -> V;

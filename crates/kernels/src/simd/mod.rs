@@ -1,8 +1,8 @@
 //! One formula, every instruction set: a vector of 16 f32 lanes and the operations that kernels are written in.
 //!
-//! A kernel is a struct that implements [`Kernel`]; [`crate::Isa::run`] compiles its body once per instruction set. Every
-//! operation is defined lane by lane (IEEE, round to nearest even, fused multiply-add), and horizontal sums have one
-//! fixed tree, so a kernel gives the same bits on all of them. No approximate reciprocal, no libm.
+//! A kernel is a struct that implements [`Kernel`]; [`crate::Isa::run`] compiles its body once per instruction set.
+//! Every operation is defined lane by lane (IEEE, round to nearest even, fused multiply-add), and horizontal sums have
+//! one fixed tree, so a kernel gives the same bits on all of them. No approximate reciprocal, no libm.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -23,22 +23,23 @@ use half::bf16;
 /// Lanes of a vector, on every instruction set.
 pub const LANES: usize = 16;
 
-/// Numbers near it have no fraction: of a small x, x + `SHIFT` is an integer n + `SHIFT`, n the nearest to x (ties to even), and n is
-/// its lowest bits.
+/// Numbers near it have no fraction: of a small x, x + `SHIFT` is an integer n + `SHIFT`, n the nearest to x (ties to
+/// even), and n is its lowest bits.
 pub const SHIFT: f32 = 12_582_912.0;
 
 /// A computation that [`crate::Isa::run`] compiles for an instruction set.
 pub trait Kernel {
     /// What it returns.
     type Output;
-    /// The body. Mark every implementation, and every function it calls with a `V`, `#[inline(always)]`: only code inlined
-    /// into the instruction set's entry point is compiled with its instructions.
+    /// The body. Mark every implementation, and every function it calls with a `V`, `#[inline(always)]`: only code
+    /// inlined into the instruction set's entry point is compiled with its instructions.
     fn run<V: Simd>(self) -> Self::Output;
 }
 
 /// A vector of 16 f32 lanes.
 ///
-/// Comparisons give a [`Simd::Mask`]; tails use [`Simd::load_partial`] and [`Simd::store_partial`], which touch only the first `n` elements.
+/// Comparisons give a [`Simd::Mask`]; tails use [`Simd::load_partial`] and [`Simd::store_partial`], which touch only
+/// the first `n` elements.
 pub trait Simd: Copy + Send + Sync + 'static {
     /// One truth value per lane.
     type Mask: Copy;
@@ -78,7 +79,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn store_bf16(self, to: &mut [bf16]) {
         to[..LANES].iter_mut().zip(self.to_array()).for_each(|(to, x)| *to = bf16::narrow(x));
     }
-    /// The same of lanes that are bf16 already.
+    /// [`Simd::store_bf16`] of lanes that are bf16 already.
     #[inline(always)]
     fn store_exact_bf16(self, to: &mut [bf16]) {
         self.store_bf16(to);
@@ -90,7 +91,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.store_bf16(&mut all);
         Self::load_bf16(&all)
     }
-    /// The first 32 elements of two rows side by side: `even[i]`, `odd[i]`, for i below 16 in `low` and from 16 in `high`.
+    /// The first 32 elements of two rows side by side: `even[i]`, `odd[i]`, for i below 16 in `low` and from 16 in
+    /// `high`.
     #[inline(always)]
     fn zip_bf16(even: &[bf16], odd: &[bf16], to: &mut [bf16]) {
         let pairs = even[..2 * LANES].iter().zip(&odd[..2 * LANES]);
@@ -113,10 +115,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
         (Self::load(&even), Self::load(&odd))
     }
 
-    /// Asks for the cache line at `at`, which need not exist, to be brought into the second cache. Changes no result.
+    /// Prefetches the cache line at `at`, which need not exist, into the second cache. Changes no result.
     #[inline(always)]
     fn prefetch<T>(_at: *const T) {}
-    /// The same, into the first cache.
+    /// [`Simd::prefetch`] into the first cache.
     #[inline(always)]
     fn prefetch_near<T>(_at: *const T) {}
 
@@ -136,8 +138,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn max(self, b: Self) -> Self;
     /// `b < self ? b : self`: if either is NaN, `self`.
     fn min(self, b: Self) -> Self;
-    /// `self · 2^n`, where lanes of `shifted` hold integers n + [`SHIFT`], and `self` and the result are normal: what is added to
-    /// the bits of the exponent.
+    /// `self · 2^n`, where lanes of `shifted` hold integers n + [`SHIFT`], and `self` and the result are normal: what
+    /// is added to the bits of the exponent.
     fn mul_pow2(self, shifted: Self) -> Self;
     /// For positive normal lanes: the exponent `e` (as f32) and the significand in [1, 2), `self = m · 2^e`.
     fn split_exponent(self) -> (Self, Self);
@@ -167,7 +169,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
         folded(self.to_array(), |a, b| a + b)
     }
 
-    /// Largest lane: halves folded onto each other with [`Simd::max`] in the same order. If any lane is NaN, one of the lanes.
+    /// Largest lane: halves folded onto each other with [`Simd::max`] in the same order. If any lane is NaN, one of the
+    /// lanes.
     #[inline(always)]
     fn max_lane(self) -> f32 {
         folded(self.to_array(), |a, b| if b > a { b } else { a })

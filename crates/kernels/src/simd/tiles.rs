@@ -1,7 +1,8 @@
 //! Products on tiles: the formula of TDPBF16PS, a piece of work in tiles, and that work done in plain Rust.
 //!
-//! A tile is 16 rows of 64 bytes. One instruction takes a tile A `[rows][32]` of bf16 and a tile B `[16][columns][2]` of
-//! bf16, which is 32 terms of each sum with the even and the odd ones side by side, and adds their product to a tile C
+//! A tile is 16 rows of 64 bytes. One instruction takes a tile A `[rows][32]` of bf16 and a tile B `[16][columns][2]`
+//! of bf16, which is 32 terms of each sum with the even and the odd ones side by side, and adds their product to a tile
+//! C
 //! `[rows][columns]` of f32 ("Intel 64 and IA-32 Architectures Software Developer's Manual", volume 2, TDPBF16PS):
 //!
 //! ```text
@@ -10,7 +11,8 @@
 //! c    = c + (even + odd)
 //! ```
 //!
-//! each operation rounded to nearest even, with denormals taken and left as zeros, whatever the thread's control word says.
+//! each operation rounded to nearest even, with denormals taken and left as zeros, whatever the thread's control word
+//! says.
 //! `amx.rs` runs the work on the instructions. It knows neither layouts of operands nor how a product is cut into work.
 
 use half::bf16;
@@ -68,8 +70,8 @@ pub struct Rows {
 
 /// `c = (from_c ? c : 0) + a · b` for `blocks` blocks of one or two tiles of rows, by two tiles of columns.
 ///
-/// All strides are in bytes. A row of a tile of A is 32 elements; the two tiles of B of a step of depth lie row by row beside
-/// each other, `[16 pairs of terms][32 columns][2]`, one step after the other.
+/// All strides are in bytes. A row of a tile of A is 32 elements; the two tiles of B of a step of depth lie row by row
+/// beside each other, `[16 pairs of terms][32 columns][2]`, one step after the other.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
@@ -101,8 +103,8 @@ pub struct Work {
     pub rows: Rows,
 }
 
-/// Something that does a list of [`Work`] in order, all with the same [`Work::rows`]: configuring tiles takes as long as
-/// several products do, so it is done once for the list.
+/// Something that does a list of [`Work`] in order, all with the same [`Work::rows`]: configuring tiles takes as long
+/// as several products do, so it is done once for the list.
 ///
 /// # Safety
 /// The tiles of A and B that a work names lie inside one allocation each, as do the rows of C, 32 elements of each;
@@ -129,8 +131,8 @@ pub unsafe fn run_all(unit: Unit, mut works: impl Iterator<Item = Work>) {
     unsafe { unit(&list[..len]) };
 }
 
-/// How `rows` rows are cut: for each cut its first row, its blocks and the rows of each. 32 as often as they go, then what
-/// is left.
+/// How `rows` rows are cut: for each cut its first row, its blocks and the rows of each. 32 as often as they go, then
+/// what is left.
 pub fn cuts(rows: usize) -> impl Iterator<Item = (usize, usize, Rows)> {
     let (tall, rest) = (rows / (2 * SIDE), rows % (2 * SIDE));
     let all = Rows { upper: SIDE as u8, lower: SIDE as u8 };

@@ -105,11 +105,15 @@ impl Policy {
             None => String::new(),
         };
         format!(
-            "{} · {:.2} M parameters{trained} · {} on {} · {} threads",
+            "{} · {:.2} M parameters{trained} · {} on {}{} · {} threads",
             self.config().family.model_type,
             parameters as f64 / 1e6,
             if self.config().compute == kernels::DType::Bf16 { "bf16" } else { "f32" },
             ctx.describe(),
+            match ctx.memory().device() {
+                kernels::Device::Cpu => String::new(),
+                device => format!(" ({})", device.name()),
+            },
             ctx.threads()
         )
     }

@@ -14,11 +14,11 @@ mod dropout;
 mod rows;
 
 pub use dropout::Dropout;
-pub use rows::InferRows;
 pub(crate) use rows::RowViews;
+pub use rows::{InferRows, StepRows};
 
 use crate::kv::BLOCK;
-use kernels::{Memory, Tensor};
+use kernels::{Memory, Tensor, View};
 use std::ops::Range;
 
 /// A prefix and the branches that continue it: a prompt and its completions.
@@ -244,14 +244,11 @@ pub struct BatchTensors {
     pub(crate) ids: Vec<u32>,
     /// First row and first branch of each independent group `[G + 1]`, on the host.
     group_starts: Vec<(u32, u32)>,
-    /// `[G + 1]`
-    pub(crate) groups: Tensor,
-    /// `[G + 1]`
-    pub(crate) score_groups: Tensor,
-    /// `[R]`
-    pub(crate) score_rows: Tensor,
-    /// `[R]`
-    pub(crate) targets: Tensor,
+    /// What else passes read, one list after the other, so that they come in one copy: groups and score groups
+    /// `[G + 1]`, score rows and targets `[R]`.
+    lists: Tensor,
+    /// Where each of the lists ends.
+    ends: [usize; 4],
     pub(crate) dropout: Option<Dropout>,
 }
 
@@ -259,21 +256,32 @@ impl BatchTensors {
     /// Copies a batch to the device. Booked under "workspace".
     pub fn new(memory: &Memory, batch: &Batch) -> BatchTensors {
         let tables = batch.tables.len().checked_div(batch.table_len).unwrap_or(0);
-        let mut rows = InferRows::with_writes(memory, batch.ids.len(), tables, batch.table_len, batch.write_rows.len());
-        rows.set(&batch.ids, &batch.positions, &batch.tables_of_rows, &batch.write_rows, &batch.write_slots);
+        let room = [batch.ids.len(), batch.write_rows.len(), 0];
+        let mut rows = InferRows::with_room(memory, room, tables, batch.table_len);
         for (i, table) in batch.tables.chunks_exact(batch.table_len.max(1)).enumerate() {
             rows.set_table(i, table);
         }
-        let tensor = |data: &[u32]| Tensor::from_u32(&memory.part("workspace"), &[data.len()], data);
+        rows.set(StepRows {
+            ids: &batch.ids,
+            positions: &batch.positions,
+            tables_of_rows: &batch.tables_of_rows,
+            write_rows: &batch.write_rows,
+            write_slots: &batch.write_slots,
+            sampled: &[],
+        });
+        let lists = [&batch.groups[..], &batch.score_groups, &batch.score_rows, &batch.targets];
+        let all = lists.concat();
+        let mut end = 0;
         BatchTensors {
             capacity: batch.capacity(),
             rows,
             ids: batch.ids.clone(),
             group_starts: batch.groups.iter().copied().zip(batch.branch_groups.iter().copied()).collect(),
-            groups: tensor(&batch.groups),
-            score_groups: tensor(&batch.score_groups),
-            score_rows: tensor(&batch.score_rows),
-            targets: tensor(&batch.targets),
+            lists: Tensor::from_u32(&memory.part("workspace"), &[all.len()], &all),
+            ends: lists.map(|list| {
+                end += list.len();
+                end
+            }),
             dropout: None,
         }
     }
@@ -290,6 +298,22 @@ impl BatchTensors {
     /// What it takes.
     pub fn capacity(&self) -> Capacity {
         self.capacity
+    }
+    /// `[G + 1]`
+    pub(crate) fn groups(&self) -> View<'_> {
+        self.lists.rows(0..self.ends[0])
+    }
+    /// `[G + 1]`
+    pub(crate) fn score_groups(&self) -> View<'_> {
+        self.lists.rows(self.ends[0]..self.ends[1])
+    }
+    /// `[R]`
+    pub(crate) fn score_rows(&self) -> View<'_> {
+        self.lists.rows(self.ends[1]..self.ends[2])
+    }
+    /// `[R]`
+    pub(crate) fn targets(&self) -> View<'_> {
+        self.lists.rows(self.ends[2]..self.ends[3])
     }
 }
 

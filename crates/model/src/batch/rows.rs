@@ -1,87 +1,128 @@
-//! Which rows a step computes: fixed-address tensors, so that a decode step can be captured and replayed.
+//! Which rows a step computes. All that the device must be told of a step is one tensor and goes there in one copy; where
+//! each list lies depends on the step's sizes alone, so that a decode step can be captured and replayed.
 
 use kernels::ops::attention;
 use kernels::{DType, Memory, Tensor, View};
 use std::ops::Range;
 
-/// The rows of a step: T rows of S sequences, W writes. The tensors have room for more and never move.
+/// The rows of a step: T rows of S sequences, W writes, D rows that a token is sampled from.
 #[derive(Debug)]
 pub struct InferRows {
-    ids: Tensor,
-    positions: Tensor,
-    tables_of_rows: Tensor,
-    tables: Tensor,
-    write_rows: Tensor,
-    write_slots: Tensor,
-    /// `tables_of_rows` on the host.
-    host_tables: Vec<u32>,
-    rows: usize,
-    writes: usize,
+    /// One list after the other, in the order of [`Lists`], with room for more.
+    device: Tensor,
+    /// The same on the host: what is copied.
+    staging: Vec<u32>,
+    /// Block tables as they were last set, `[tables][table_len]`.
+    tables: Vec<u32>,
+    table_len: usize,
+    lists: Lists,
+    /// Room for so many of D.
+    max_sampled: usize,
+}
+
+/// Where each list lies.
+#[derive(Clone, Debug, Default)]
+struct Lists {
+    ids: Range<usize>,
+    positions: Range<usize>,
+    tables_of_rows: Range<usize>,
+    write_rows: Range<usize>,
+    write_slots: Range<usize>,
+    tables: Range<usize>,
+    /// The last, so that it can be copied alone and be longer.
+    sampled: Range<usize>,
+}
+
+/// The rows of a step, on the host.
+#[derive(Clone, Copy, Default)]
+pub struct StepRows<'a> {
+    /// Token of each row.
+    pub ids: &'a [u32],
+    /// Its position in its sequence; rows of a sequence are in ascending order.
+    pub positions: &'a [u32],
+    /// Its block table.
+    pub tables_of_rows: &'a [u32],
+    /// Row `write_rows[i]` goes to slot (page · 64 + place) `write_slots[i]`; every row is written at least once.
+    pub write_rows: &'a [u32],
+    /// As many.
+    pub write_slots: &'a [u32],
+    /// Rows that a token is sampled from.
+    pub sampled: &'a [u32],
 }
 
 impl InferRows {
-    /// Room for `max_rows` rows and as many writes, and `max_sequences` block tables of `table_len` pages. Booked
-    /// under "workspace".
+    /// Room for `max_rows` rows and as many writes, `max_sequences` block tables of `table_len` pages, and as many rows to
+    /// sample from. Booked under "workspace".
     pub fn new(memory: &Memory, max_rows: usize, max_sequences: usize, table_len: usize) -> InferRows {
-        InferRows::with_writes(memory, max_rows, max_sequences, table_len, max_rows)
+        InferRows::with_room(memory, [max_rows, max_rows, max_sequences], max_sequences, table_len)
     }
-    /// As [`InferRows::new`], with room for another number of writes.
-    pub(crate) fn with_writes(
+    /// Room for rows, writes, and rows to sample from, and for block tables.
+    pub(crate) fn with_room(
         memory: &Memory,
-        rows: usize,
+        [rows, writes, max_sampled]: [usize; 3],
         tables: usize,
         table_len: usize,
-        writes: usize,
     ) -> InferRows {
-        let memory = memory.part("workspace");
-        let zeros = |shape: &[usize]| Tensor::zeros(&memory, shape, DType::U32);
+        let len = 3 * rows + 2 * writes + max_sampled + tables * table_len;
         InferRows {
-            ids: zeros(&[rows]),
-            positions: zeros(&[rows]),
-            tables_of_rows: zeros(&[rows]),
-            tables: zeros(&[tables, table_len]),
-            write_rows: zeros(&[writes]),
-            write_slots: zeros(&[writes]),
-            host_tables: Vec::with_capacity(rows),
-            rows: 0,
-            writes: 0,
+            device: Tensor::zeros(&memory.part("workspace"), &[len], DType::U32),
+            staging: Vec::with_capacity(len),
+            tables: vec![0; tables * table_len],
+            table_len,
+            lists: Lists::default(),
+            max_sampled,
         }
     }
-    /// Sets the rows: token, position and block table of each; then the writes: row `write_rows[i]` goes to slot
-    /// (page · 64 + place) `write_slots[i]`. Rows of a sequence in ascending positions; every row is written at least
-    /// once.
-    pub fn set(
-        &mut self,
-        ids: &[u32],
-        positions: &[u32],
-        tables_of_rows: &[u32],
-        write_rows: &[u32],
-        write_slots: &[u32],
-    ) {
-        let put = |t: &mut Tensor, from: &[u32]| t.rows_mut(0..from.len()).copy_from_u32(from);
-        put(&mut self.ids, ids);
-        put(&mut self.positions, positions);
-        put(&mut self.tables_of_rows, tables_of_rows);
-        put(&mut self.write_rows, write_rows);
-        put(&mut self.write_slots, write_slots);
-        self.host_tables.clear();
-        self.host_tables.extend_from_slice(tables_of_rows);
-        (self.rows, self.writes) = (ids.len(), write_rows.len());
-    }
-    /// Sets the first pages of block table `table`.
+    /// Sets the first pages of block table `table`; [`set`](Self::set) copies it.
     pub fn set_table(&mut self, table: usize, blocks: &[u32]) {
-        let len = self.tables.shape()[1];
-        self.tables.rows_mut(table..table + 1).reshape(&[len]).rows(0..blocks.len()).copy_from_u32(blocks);
+        self.tables[table * self.table_len..(table + 1) * self.table_len][..blocks.len()].copy_from_slice(blocks);
+    }
+    /// Sets the rows of a step, in one copy.
+    pub fn set(&mut self, step: StepRows<'_>) {
+        assert!(step.sampled.len() <= self.max_sampled, "{} rows to sample from", step.sampled.len());
+        let tables = step.tables_of_rows.iter().max().map_or(0, |&last| last as usize + 1);
+        let tables = &self.tables[..tables * self.table_len];
+        let staging = &mut self.staging;
+        staging.clear();
+        let mut put = |list: &[u32]| {
+            staging.extend_from_slice(list);
+            staging.len() - list.len()..staging.len()
+        };
+        self.lists = Lists {
+            ids: put(step.ids),
+            positions: put(step.positions),
+            tables_of_rows: put(step.tables_of_rows),
+            write_rows: put(step.write_rows),
+            write_slots: put(step.write_slots),
+            tables: put(tables),
+            sampled: put(step.sampled),
+        };
+        self.device.rows_mut(0..staging.len()).copy_from_u32(staging);
+    }
+    /// Sets other rows to sample from: of a step that has more of them than there is room for at once.
+    pub fn set_sampled(&mut self, rows: &[u32]) {
+        assert!(rows.len() <= self.max_sampled, "{} rows to sample from", rows.len());
+        let start = self.lists.sampled.start;
+        self.lists.sampled = start..start + rows.len();
+        self.device.rows_mut(start..start + rows.len()).copy_from_u32(rows);
+    }
+    /// D of them are set at most.
+    pub fn max_sampled(&self) -> usize {
+        self.max_sampled
+    }
+    /// The rows to sample from, u32 `[D]`.
+    pub fn sampled(&self) -> View<'_> {
+        self.device.rows(self.lists.sampled.clone())
     }
     /// T, the rows set.
     pub fn rows(&self) -> usize {
-        self.rows
+        self.lists.ids.len()
     }
 
     /// Runs of rows of one block table each, and that table: the sequences of a step.
     pub(crate) fn sequences(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         let mut start = 0;
-        self.host_tables.chunk_by(|a, b| a == b).map(move |run| {
+        self.staging[self.lists.tables_of_rows.clone()].chunk_by(|a, b| a == b).map(move |run| {
             let (rows, table) = (start..start + run.len(), run[0] as usize);
             start = rows.end;
             (rows, table..table + 1)
@@ -89,13 +130,15 @@ impl InferRows {
     }
 
     pub(crate) fn views(&self) -> RowViews<'_> {
+        let of = |list: &Range<usize>| self.device.rows(list.clone());
+        let (lists, len) = (&self.lists, self.table_len);
         RowViews {
-            ids: self.ids.rows(0..self.rows),
-            positions: self.positions.rows(0..self.rows),
-            tables_of_rows: self.tables_of_rows.rows(0..self.rows),
-            tables: self.tables.view(),
-            write_rows: self.write_rows.rows(0..self.writes),
-            write_slots: self.write_slots.rows(0..self.writes),
+            ids: of(&lists.ids),
+            positions: of(&lists.positions),
+            tables_of_rows: of(&lists.tables_of_rows),
+            tables: of(&lists.tables).reshape(&[lists.tables.len().checked_div(len).unwrap_or(0), len]),
+            write_rows: of(&lists.write_rows),
+            write_slots: of(&lists.write_slots),
         }
     }
 }

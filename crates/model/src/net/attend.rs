@@ -149,7 +149,7 @@ pub(super) fn backward(
     }
     let (low_rank, weight, rstd) =
         (pass.low_rank(layer, Linears::Qkv), w.attention_norm.view(), s.attend_rstd.rows(0..n));
-    rmsnorm::again(ctx, rmsnorm::Again { x: x.rows(0..n), weight, rstd, y: work.normed.rows_mut(0..n) })?;
+    rmsnorm::recompute(ctx, rmsnorm::Recompute { x: x.rows(0..n), weight, rstd, y: work.normed.rows_mut(0..n) })?;
     let (input, d_x) = (SavedInput { x: work.normed.rows(0..n), low_rank, groups }, b.d_normed.rows_mut(0..n));
     w.qkv.backward(ctx, input, d_qkv, d_x, &mut g.qkv)?;
     let norm = rmsnorm::Backward {

@@ -29,7 +29,7 @@ pub fn head_forward<'a>(
         ctx,
         rows::Gather {
             x: tape.activations.hidden.rows(0..n),
-            rows: batch.score_rows.view(),
+            rows: batch.score_rows(),
             out: head.hidden.rows_mut(0..r),
         },
     )?;
@@ -38,7 +38,7 @@ pub fn head_forward<'a>(
         lm_head::Forward {
             hidden: head.hidden.rows(0..r),
             weight: model.into().head()?,
-            targets: batch.targets.view(),
+            targets: batch.targets(),
             inv_temperature,
             logps: head.logps.rows_mut(0..r),
             lse: head.lse.rows_mut(0..r),
@@ -65,7 +65,7 @@ pub fn head_backward<'a>(
         lm_head::Backward {
             hidden: head.hidden.rows(0..r),
             weight: model.into().head()?,
-            targets: batch.targets.view(),
+            targets: batch.targets(),
             inv_temperature: head.inv_temperature,
             lse: head.lse.rows(0..r),
             d_logps,
@@ -73,7 +73,7 @@ pub fn head_backward<'a>(
             entropies: d_entropies.map(|_| head.entropies.rows(0..r)),
             d_hidden: back.d_score_rows.rows_mut(0..r),
             d_weight: grads.head_mut(),
-            segments: Some(batch.score_groups.view()),
+            segments: Some(batch.score_groups()),
         },
     )?;
     spread(ctx, batch, n, r, back)
@@ -91,7 +91,7 @@ pub fn score_forward<'a>(
 ) -> Result<()> {
     let (n, r, head) = (tape.activations.rows, batch.capacity.score_rows, &mut tape.head);
     head.rows = r;
-    let (x, rows) = (tape.activations.hidden.rows(0..n), batch.score_rows.view());
+    let (x, rows) = (tape.activations.hidden.rows(0..n), batch.score_rows());
     rows::gather(ctx, rows::Gather { x, rows, out: head.hidden.rows_mut(0..r) })?;
     let (x, y) = (head.hidden.rows(0..r), head.logps.rows_mut(0..r).reshape(&[r, 1]));
     linear::forward(ctx, linear::Forward { x, w: model.into().head()?, bias: None, y, accumulate: false })
@@ -111,7 +111,7 @@ pub fn score_backward<'a>(
     let (n, r, head) = (tape.activations.rows, tape.head.rows, &tape.head);
     let (x, d_y) = (head.hidden.rows(0..r), d_scores.reshape(&[r, 1]));
     if let Some(d_w) = grads.head_mut() {
-        let segments = Some(batch.score_groups.view());
+        let segments = Some(batch.score_groups());
         linear::backward_weight(ctx, linear::BackwardWeight { x, d_y, d_w, d_bias: None, segments })?;
     }
     let d_x = back.d_score_rows.rows_mut(0..r);
@@ -121,7 +121,7 @@ pub fn score_backward<'a>(
 
 /// From the gradient of the `r` scored rows to that of all `n` hidden rows, which it overwrites.
 fn spread(ctx: &Context, batch: &BatchTensors, n: usize, r: usize, back: &mut TapeBackward) -> Result<()> {
-    let (d_out, rows) = (back.d_score_rows.rows(0..r), batch.score_rows.view());
+    let (d_out, rows) = (back.d_score_rows.rows(0..r), batch.score_rows());
     zero(ctx, back.d_hidden.rows_mut(0..n));
     rows::scatter_add(ctx, rows::ScatterAdd { d_out, rows, d_x: back.d_hidden.rows_mut(0..n) })
 }

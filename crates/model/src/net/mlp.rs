@@ -76,7 +76,7 @@ pub(super) fn backward(
         return Err(Error::Value { op: "backward", message: "gate and up were not kept".into() });
     };
     let (weight, rstd) = (w.mlp_norm.view(), s.mlp_rstd.rows(0..n));
-    rmsnorm::again(ctx, rmsnorm::Again { x: s.mid.rows(0..n), weight, rstd, y: normed.rows_mut(0..n) })?;
+    rmsnorm::recompute(ctx, rmsnorm::Recompute { x: s.mid.rows(0..n), weight, rstd, y: normed.rows_mut(0..n) })?;
 
     // The gates' backward pass makes u by the way; but an adapter of down reads u before.
     let low_rank = pass.low_rank(layer, Linears::Down);

@@ -115,7 +115,7 @@ pub fn backward<'a>(
         return Err(Error::Value { op: "backward", message });
     }
     let pass = pass(ctx, weights, rope, batch, &adapters);
-    let (n, groups) = (a.rows, batch.groups.view());
+    let (n, groups) = (a.rows, batch.groups());
 
     zero(ctx, back.layer.d_x.rows_mut(0..n));
     rmsnorm::backward(

@@ -33,6 +33,7 @@ impl Adapter {
     pub fn zeros(memory: &Memory, base: &Weights, lora: &LoraConfig) -> Result<Adapter> {
         lora.check(&base.config)?;
         let params = Params::adapter(&memory.part("adapter"), &base.config, lora);
+        memory.check()?;
         let mut adapter = Adapter { lora: lora.clone(), params, version: 0, config: base.config.clone() };
         if let (Some(own), Some(head)) = (&mut adapter.params.head, &base.params.head)
             && own.rows() > 0

@@ -140,6 +140,7 @@ impl Weights {
     /// The weights of a Hugging Face directory whose `config.json` is `config`.
     pub fn load(memory: &Memory, dir: &Path, config: &Arc<ModelConfig>) -> Result<Weights> {
         let mut weights = Weights::zeros(memory, config);
+        memory.check()?;
         load_weights(dir, config, &mut weights)?;
         Ok(weights)
     }
@@ -147,6 +148,7 @@ impl Weights {
     /// one score that begins at 0. Version 0.
     pub fn load_scorer(memory: &Memory, dir: &Path, config: &ModelConfig) -> Result<Weights> {
         let mut weights = Weights::zeros(memory, &Arc::new(config.with_score_head(1)));
+        memory.check()?;
         load_weights(dir, config, &mut Trunk(&mut weights, tensor_specs(config)))?;
         Ok(weights)
     }
@@ -163,6 +165,7 @@ impl Weights {
     /// Random weights, as [`crate::init::random`] draws them.
     pub fn random(memory: &Memory, config: &Arc<ModelConfig>, seed: u64) -> Result<Weights> {
         let mut weights = Weights::zeros(memory, config);
+        memory.check()?;
         crate::init::random(config, seed, &mut weights)?;
         Ok(weights)
     }

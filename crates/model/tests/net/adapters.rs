@@ -4,7 +4,7 @@ use super::gradients::{batch, groups};
 use super::lora::{adapted, lora, some};
 use super::*;
 use kernels::check::normal;
-use model::batch::InferRows;
+use model::batch::{InferRows, StepRows};
 use model::net::Workspace;
 use model::{Adapters, KvCache, TargetModules};
 
@@ -98,7 +98,14 @@ fn each_sequence_of_a_step_has_its_own() {
         let all: Vec<u32> = (0..3 * LEN as u32).collect();
         let (tables, positions): (Vec<u32>, Vec<u32>) = all.iter().map(|i| (i / LEN as u32, i % LEN as u32)).unzip();
         let slots: Vec<u32> = tables.iter().zip(&positions).map(|(t, p)| t * 64 + p).collect();
-        rows.set(&positions.iter().map(|p| p + 3).collect::<Vec<_>>(), &positions, &tables, &all, &slots);
+        rows.set(StepRows {
+            ids: &positions.iter().map(|p| p + 3).collect::<Vec<_>>(),
+            positions: &positions,
+            tables_of_rows: &tables,
+            write_rows: &all,
+            write_slots: &slots,
+            sampled: &[],
+        });
         let mut workspace = Workspace::new(memory, &weights.config, 3 * LEN);
         let rope = Rope::new(memory, &weights.config, LEN);
         let model = ModelView { weights, adapters };

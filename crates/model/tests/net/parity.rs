@@ -3,7 +3,7 @@
 
 use super::*;
 use kernels::{Device, Memory};
-use model::batch::InferRows;
+use model::batch::{InferRows, StepRows};
 use model::kv::BLOCK;
 use model::net::Workspace;
 use model::{Capacity, KvCache};
@@ -60,7 +60,14 @@ fn inference_in_any_chunks_has_the_bits_of_training() {
                     break;
                 }
                 let all: Vec<u32> = (0..row_ids.len() as u32).collect();
-                rows.set(&row_ids, &positions, &tables, &all, &slots);
+                rows.set(StepRows {
+                    ids: &row_ids,
+                    positions: &positions,
+                    tables_of_rows: &tables,
+                    write_rows: &all,
+                    write_slots: &slots,
+                    sampled: &[],
+                });
                 net::infer(&ctx, &weights, &rope, &rows, &mut kv, &mut workspace).unwrap();
                 let hidden = workspace.hidden().to_vec_f32();
                 let mut hidden = hidden.as_slice();

@@ -1,6 +1,8 @@
 //! One pass over parameter, gradient and both moments.
 
-use super::{Factors, Rounding};
+use super::{Hyper, Rounding, Step};
+use crate::DType;
+use crate::device::Cpu;
 use crate::matrix::PANEL;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::rng::philox;
@@ -10,8 +12,65 @@ use half::bf16;
 /// Elements of a task; a multiple of the elements that share a random block, and of those of two inputs of a panel.
 pub(super) const ELEMENTS: usize = 1 << 14;
 
+pub(super) fn step(cpu: &Cpu, args: Step<'_>) {
+    let Step { param, rounded, grad, m, v, hyper, norm, max_norm, rounding } = args;
+    let len: usize = grad.shape().iter().product();
+    let (norm, finite) = (norm.f32(cpu)[0], norm.f32(cpu)[1] != 0.0);
+    if !finite {
+        return;
+    }
+    let clip = if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
+    let (grad, param, factors) = (grad.f32(cpu), Disjoint::new(param.f32(cpu)), Factors::new(&hyper));
+    let rounded = rounded.map(|to| match to.dtype() {
+        DType::Bf16 => Rounded::Bf16(Disjoint::new(to.bf16(cpu))),
+        _ => Rounded::F32(Disjoint::new(to.f32(cpu))),
+    });
+    let count = len.div_ceil(ELEMENTS);
+    if m.dtype() == DType::Bf16 {
+        let (m, v) = (Disjoint::new(m.bf16(cpu)), Disjoint::new(v.bf16(cpu)));
+        cpu.run(count, &StepBf16 { len, grad, param, rounded, m, v, clip, factors, rounding, step: hyper.step });
+    } else {
+        let (m, v) = (Disjoint::new(m.f32(cpu)), Disjoint::new(v.f32(cpu)));
+        cpu.run(count, &StepF32 { len, grad, param, rounded, m, v, clip, factors });
+    }
+}
+
+/// The factors of a step, each formed in f64 and rounded once.
+#[derive(Clone, Copy, Debug)]
+struct Factors {
+    /// `1 − lr · weight_decay`
+    decay: f32,
+    /// `1 − β1`
+    blend: f32,
+    /// `β2`
+    beta2: f32,
+    /// `1 − β2`
+    rest2: f32,
+    /// `√(1 − β2^t)`
+    root: f32,
+    eps: f32,
+    /// `lr / (1 − β1^t)`
+    step: f32,
+}
+
+impl Factors {
+    fn new(h: &Hyper) -> Factors {
+        // The power of the step as f64: what Python's `beta ** step` computes.
+        let t = h.step as f64;
+        Factors {
+            decay: (1.0 - h.lr * h.weight_decay) as f32,
+            blend: (1.0 - h.beta1) as f32,
+            beta2: h.beta2 as f32,
+            rest2: (1.0 - h.beta2) as f32,
+            root: (1.0 - libm::pow(h.beta2, t)).sqrt() as f32,
+            eps: h.eps as f32,
+            step: (h.lr / (1.0 - libm::pow(h.beta1, t))) as f32,
+        }
+    }
+}
+
 /// Where the parameter goes as products read it, rounded to bf16.
-pub(super) enum Rounded<'a> {
+enum Rounded<'a> {
     /// A matrix: panels become pairs (`matrix.rs`).
     Bf16(Disjoint<'a, bf16>),
     /// Vectors, which operations read as f32.
@@ -50,15 +109,15 @@ impl Rounded<'_> {
     }
 }
 
-pub(super) struct Step<'a> {
-    pub len: usize,
-    pub grad: &'a [f32],
-    pub param: Disjoint<'a, f32>,
-    pub rounded: Option<Rounded<'a>>,
-    pub m: Disjoint<'a, f32>,
-    pub v: Disjoint<'a, f32>,
-    pub clip: f32,
-    pub factors: Factors,
+struct StepF32<'a> {
+    len: usize,
+    grad: &'a [f32],
+    param: Disjoint<'a, f32>,
+    rounded: Option<Rounded<'a>>,
+    m: Disjoint<'a, f32>,
+    v: Disjoint<'a, f32>,
+    clip: f32,
+    factors: Factors,
 }
 
 /// The next parameter and moments, in f32.
@@ -72,7 +131,7 @@ fn advance<V: Simd>(f: &Factors, clip: f32, grad: V, param: V, m: V, v: V) -> (V
     (p.add(m1.mul(V::splat(-f.step)).div(denominator)), m1, v1)
 }
 
-impl Tasks for Step<'_> {
+impl Tasks for StepF32<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let start = index * ELEMENTS;
@@ -96,18 +155,18 @@ impl Tasks for Step<'_> {
     }
 }
 
-/// The same with moments in bf16, rounded stochastically.
-pub(super) struct StepBf16<'a> {
-    pub len: usize,
-    pub grad: &'a [f32],
-    pub param: Disjoint<'a, f32>,
-    pub rounded: Option<Rounded<'a>>,
-    pub m: Disjoint<'a, bf16>,
-    pub v: Disjoint<'a, bf16>,
-    pub clip: f32,
-    pub factors: Factors,
-    pub rounding: Rounding,
-    pub step: u64,
+/// A step with moments in bf16, rounded stochastically.
+struct StepBf16<'a> {
+    len: usize,
+    grad: &'a [f32],
+    param: Disjoint<'a, f32>,
+    rounded: Option<Rounded<'a>>,
+    m: Disjoint<'a, bf16>,
+    v: Disjoint<'a, bf16>,
+    clip: f32,
+    factors: Factors,
+    rounding: Rounding,
+    step: u64,
 }
 
 impl Tasks for StepBf16<'_> {

@@ -10,13 +10,13 @@
 //! p ← p − lr / (1 − β1^t) · m / (√v / √(1 − β2^t) + eps)
 //! ```
 //!
-//! The factors that depend on the step alone are formed in f64 and rounded once. Where the gradients are not all finite,
-//! nothing changes.
+//! The factors that depend on the step alone are formed in f64 and rounded once. Where the gradients are not all
+//! finite, nothing changes.
 //!
-//! Moments are f32, or bf16 by stochastic rounding: the step is that of f32 on the widened moments, the parameter sees the
-//! new moments unrounded, and each is then rounded up with the probability of its distance from the bf16 below, so that a
-//! change of less than half a bf16 step (1 − β2 of v is one) is kept on average. The 16 random bits of a moment come from
-//! Philox of (key, step, element): they depend on neither threads nor instruction set.
+//! Moments are f32, or bf16 by stochastic rounding: the step is that of f32 on the widened moments, the parameter sees
+//! the new moments unrounded, and each is then rounded up with the probability of its distance from the bf16 below, so
+//! that a change of less than half a bf16 step (1 − β2 of v is one) is kept on average. The 16 random bits of a moment
+//! come from Philox of (key, step, element): they depend on neither threads nor instruction set.
 //!
 //! ```text
 //! word = philox(key, counter = [block, step])[element mod 4], block = first_block + element / 4
@@ -30,7 +30,7 @@ mod tests;
 
 use super::args::{expect, expect_floats, expect_shape};
 use crate::context::count;
-use crate::pool::Disjoint;
+use crate::device::Backend;
 use crate::{Context, DType, Error, Result, View, ViewMut};
 
 /// What the step depends on besides the tensors.
@@ -66,12 +66,13 @@ impl Rounding {
     }
 }
 
-/// Arguments of [`step`]. The four tensors have the same number of elements in the same order; shapes are not looked at.
+/// Arguments of [`step`]. The four tensors have the same number of elements in the same order; shapes are not looked
+/// at.
 pub struct Step<'a> {
     /// *Updated.*
     pub param: ViewMut<'a>,
-    /// Where `param` is the f32 master of what products read: *overwrites* with it rounded to bf16. The tensor itself is bf16,
-    /// a matrix whose panels become pairs ([`crate::Layout`]), or f32 where operations read f32 (vectors).
+    /// Where `param` is the f32 master of what products read: *overwrites* with it rounded to bf16. The tensor itself
+    /// is bf16, a matrix whose panels become pairs ([`crate::Layout`]), or f32 where operations read f32 (vectors).
     pub rounded: Option<ViewMut<'a>>,
     /// Read.
     pub grad: View<'a>,
@@ -92,7 +93,7 @@ pub struct Step<'a> {
 /// One step of one tensor.
 pub fn step(ctx: &Context, args: Step<'_>) -> Result<()> {
     const OP: &str = "adamw::step";
-    let Step { param, rounded, grad, m, v, hyper, norm, max_norm, rounding } = args;
+    let Step { ref param, ref rounded, grad, ref m, ref v, hyper, norm, max_norm, .. } = args;
     let len: usize = param.shape().iter().product();
     let moments = if m.dtype() == DType::Bf16 { DType::Bf16 } else { DType::F32 };
     let all = [("param", param.view(), DType::F32), ("grad", grad, DType::F32)];
@@ -100,7 +101,7 @@ pub fn step(ctx: &Context, args: Step<'_>) -> Result<()> {
         expect(OP, what, view, dtype, view.shape())?;
         expect_shape(OP, what, &[view.shape().iter().product()], &[len])?;
     }
-    if let Some(rounded) = &rounded {
+    if let Some(rounded) = rounded {
         expect_floats(OP, "rounded", rounded.view(), rounded.shape())?;
         expect_shape(OP, "rounded", &[rounded.shape().iter().product()], &[len])?;
         if rounded.dtype() == DType::Bf16 && !len.is_multiple_of(cpu::TWO_INPUTS) {
@@ -115,57 +116,8 @@ pub fn step(ctx: &Context, args: Step<'_>) -> Result<()> {
         return Err(Error::Value { op: OP, message });
     }
     count(15 * len as u64, ((3 * size_of::<f32>() + 4 * moments.bytes()) * len) as u64);
-    let (norm, finite) = (norm.f32()[0], norm.f32()[1] != 0.0);
-    if !finite {
-        return Ok(());
-    }
-    let clip = if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
-    let (grad, param, factors) = (grad.f32(), Disjoint::new(param.f32()), Factors::new(&hyper));
-    let rounded = rounded.map(|to| match to.dtype() {
-        DType::Bf16 => cpu::Rounded::Bf16(Disjoint::new(to.bf16())),
-        _ => cpu::Rounded::F32(Disjoint::new(to.f32())),
-    });
-    let count = len.div_ceil(cpu::ELEMENTS);
-    if moments == DType::Bf16 {
-        let (m, v) = (Disjoint::new(m.bf16()), Disjoint::new(v.bf16()));
-        ctx.run(count, &cpu::StepBf16 { len, grad, param, rounded, m, v, clip, factors, rounding, step: hyper.step });
-    } else {
-        let (m, v) = (Disjoint::new(m.f32()), Disjoint::new(v.f32()));
-        ctx.run(count, &cpu::Step { len, grad, param, rounded, m, v, clip, factors });
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::step(cpu, args),
     }
     Ok(())
-}
-
-/// The factors of a step, each formed in f64 and rounded once.
-#[derive(Clone, Copy, Debug)]
-struct Factors {
-    /// `1 − lr · weight_decay`
-    decay: f32,
-    /// `1 − β1`
-    blend: f32,
-    /// `β2`
-    beta2: f32,
-    /// `1 − β2`
-    rest2: f32,
-    /// `√(1 − β2^t)`
-    root: f32,
-    eps: f32,
-    /// `lr / (1 − β1^t)`
-    step: f32,
-}
-
-impl Factors {
-    fn new(h: &Hyper) -> Factors {
-        // The power of the step as f64: what Python's `beta ** step` computes.
-        let t = h.step as f64;
-        Factors {
-            decay: (1.0 - h.lr * h.weight_decay) as f32,
-            blend: (1.0 - h.beta1) as f32,
-            beta2: h.beta2 as f32,
-            rest2: (1.0 - h.beta2) as f32,
-            root: (1.0 - libm::pow(h.beta2, t)).sqrt() as f32,
-            eps: h.eps as f32,
-            step: (h.lr / (1.0 - libm::pow(h.beta1, t))) as f32,
-        }
-    }
 }

@@ -1,20 +1,21 @@
-//! The way back of attention on the CPU.
+//! The backward pass of attention on the CPU.
 //!
-//! A task is an independent group of rows under one kv head. It takes the group's pages in the order of their place in the
-//! sequences, and for each page the rows that see it, ascending, in tiles: so a query's gradient sums its keys in
-//! ascending order, and a key's sums its rows in ascending order, however the tiles are cut. Gradients of pages are then
-//! gathered into rows through the list of writes.
+//! A task is an independent group of rows under one kv head. It takes the group's pages in the order of their place in
+//! the sequences, and for each page the rows that see it, ascending, in tiles: so a query's gradient sums its keys in
+//! ascending order, and a key's sums its rows in ascending order, however the tiles are cut. Gradients of pages are
+//! then gathered into rows through the list of writes.
 
 use super::backward_amx::BackwardTasks as OnTiles;
 use super::cpu::{Places, extent, on_tiles, staircase};
 use super::product::Product;
 use super::{BLOCK, Backward, Geometry};
+use crate::device::Cpu;
 use crate::math::exp_finite;
 use crate::ops::lanes::{dot_rounded, load};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::element::widen_into;
 use crate::simd::{Element, LANES, Simd};
-use crate::{Context, DType, Isa};
+use crate::{DType, Isa};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -218,8 +219,8 @@ impl<E: Element> BackwardTasks<'_, E> {
             }
         }
 
-        // d_k [hd, 64] += qᵗ · d_s and d_v [64, hd] += pᵗ · d_out: chains over the tile's pairs. What a row does not see
-        // has p = d_s = 0.
+        // d_k [hd, 64] += qᵗ · d_s and d_v [64, hd] += pᵗ · d_out: chains over the tile's pairs. What a row does not
+        // see has p = d_s = 0.
         self.isa.run(&mut Product {
             a: w.q,
             a_row: 1,
@@ -272,8 +273,8 @@ impl<E: Element> BackwardTasks<'_, E> {
     }
 }
 
-/// Scores `p` become probabilities exp(z − lse), and `d_s`, which holds d_out · v, becomes p · (d_s − delta) · scale; both
-/// 0 outside `slots`, and rounded to what values are stored in.
+/// Scores `p` become probabilities exp(z − lse), and `d_s`, which holds d_out · v, becomes p · (d_s − delta) · scale;
+/// both 0 outside `slots`, and rounded to what values are stored in.
 #[inline(always)]
 fn gradients<V: Simd, E: Element>(
     p: &mut [f32],
@@ -340,20 +341,20 @@ impl Tasks for GatherTasks<'_> {
     }
 }
 
-pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
-    let (g, places) = (args.geometry, Places::new(args.rows));
+pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
+    let (g, places) = (args.geometry, Places::new(cpu, args.rows));
     let mut pages = vec![Page::default(); args.pages.keys.shape()[0]];
-    for &slot in args.write_slots.u32() {
+    for &slot in args.write_slots.u32(cpu) {
         let end = &mut pages[slot as usize / BLOCK].end;
         *end = (*end).max(slot as usize % BLOCK + 1);
     }
-    let offsets = args.groups.u32();
+    let offsets = args.groups.u32(cpu);
     let groups: Vec<_> = offsets
         .windows(2)
         .map(|o| o[0] as usize..o[1] as usize)
         .map(|rows| (rows.clone(), visits(&g, &places, rows, &mut pages)))
         .collect();
-    let (d_keys, d_values, d_qkv) = (args.d_pages.keys.f32(), args.d_pages.values.f32(), args.d_qkv.f32());
+    let (d_keys, d_values, d_qkv) = (args.d_pages.keys.f32(cpu), args.d_pages.values.f32(cpu), args.d_qkv.f32(cpu));
     let count = groups.len() * g.kv_heads;
     let mut key_strides = [1, BLOCK];
     macro_rules! run {
@@ -363,31 +364,31 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
                 geometry: g,
                 places,
                 groups: &groups,
-                qkv: args.qkv.$of(),
-                keys: args.pages.keys.$of(),
-                values: args.pages.values.$of(),
-                out: args.out.$of(),
-                lse: args.lse.f32(),
-                d_out: args.d_out.f32(),
+                qkv: args.qkv.$of(cpu),
+                keys: args.pages.keys.$of(cpu),
+                values: args.pages.values.$of(cpu),
+                out: args.out.$of(cpu),
+                lse: args.lse.f32(cpu),
+                d_out: args.d_out.f32(cpu),
                 d_qkv: Disjoint::new(&mut *d_qkv),
                 d_keys: Disjoint::new(&mut *d_keys),
                 d_values: Disjoint::new(&mut *d_values),
             };
-            ctx.run(count, &tasks);
+            cpu.run(count, &tasks);
         };
     }
-    if let Some(unit) = on_tiles(ctx, args.qkv.dtype()) {
+    if let Some(unit) = on_tiles(cpu, args.qkv.dtype()) {
         key_strides = [g.head_dim, 1];
         run!(OnTiles, bf16, unit: unit);
     } else if args.qkv.dtype() == DType::Bf16 {
-        run!(BackwardTasks, bf16, isa: ctx.isa());
+        run!(BackwardTasks, bf16, isa: cpu.isa());
     } else {
-        run!(BackwardTasks, f32, isa: ctx.isa());
+        run!(BackwardTasks, f32, isa: cpu.isa());
     }
     let tasks = GatherTasks {
         geometry: g,
-        write_rows: args.write_rows.u32(),
-        write_slots: args.write_slots.u32(),
+        write_rows: args.write_rows.u32(cpu),
+        write_slots: args.write_slots.u32(cpu),
         pages: &pages,
         d_keys,
         key_strides,
@@ -395,5 +396,5 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
         d_qkv: Disjoint::new(d_qkv),
         rows: places.positions.len(),
     };
-    ctx.run(2 * g.kv_heads, &tasks);
+    cpu.run(2 * g.kv_heads, &tasks);
 }

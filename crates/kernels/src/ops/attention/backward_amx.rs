@@ -1,9 +1,9 @@
-//! Attention on tiles: the way back of bf16 where the instruction set has them.
+//! Attention on tiles: the backward pass of bf16 where the instruction set has them.
 //!
 //! A task is that of `backward.rs`: a group of rows under one kv head. Its pairs (row, query head), row by row from the
-//! group's first, are cut into steps of 32, which no page moves: so a page's gradients are sums over these steps, and rows
-//! of other groups are none of their business. Scores and their gradients are formed with keys as rows and pairs as
-//! columns, because that is how the sums over pairs want them:
+//! group's first, are cut into steps of 32, which no page moves: so a page's gradients are sums over these steps, and
+//! rows of other groups are none of their business. Scores and their gradients are formed with keys as rows and pairs
+//! as columns, because that is how the sums over pairs want them:
 //!
 //! | product              | A                | B                     | steps of 32                              |
 //! |----------------------|------------------|-----------------------|------------------------------------------|
@@ -13,8 +13,8 @@
 //! | d_K += dSᵀ · Q       | dSᵀ, rounded     | queries               | the same                                 |
 //! | d_Q += dS · K        | dS               | the page's keys       | the halves of each block, ascending      |
 //!
-//! d_out is rounded as it is read. What a row does not see has P = dS = 0. Neither how many pages are in work at once nor
-//! how many steps changes a bit: sums are stored as f32 in between.
+//! d_out is rounded as it is read. What a row does not see has P = dS = 0. Neither how many pages are in work at once
+//! nor how many steps changes a bit: sums are stored as f32 in between.
 
 use super::backward::Visit;
 use super::cpu::Places;
@@ -35,8 +35,8 @@ use std::ops::Range;
 /// Steps of pairs in work at once.
 const STEPS: usize = if cfg!(test) { 2 } else { 4 };
 const PAIRS: usize = STEPS * DEPTH;
-/// Elements of keys in work at once, per slot: pages' tiles and gradients stay in the second cache, and queries are packed
-/// once for all of them.
+/// Elements of keys in work at once, per slot: pages' tiles and gradients stay in the second cache, and queries are
+/// packed once for all of them.
 const WIDTH: usize = if cfg!(test) { 64 } else { 512 };
 
 pub(super) struct BackwardTasks<'a> {
@@ -380,7 +380,8 @@ impl BackwardTasks<'_> {
         let (s, d_p) = (b.s.as_mut_ptr(), b.d_p.as_mut_ptr());
         let works = steps.clone().map(|step| scores(page.keys, b.q.columns, s, step));
         let works = works.chain(steps.clone().map(|step| scores(page.values, b.d_out.columns, d_p, step)));
-        // SAFETY: lines of 64 keys for each step of hd, tiles of 32 pairs, and 64 rows of 32 columns for each; all this task's.
+        // SAFETY: lines of 64 keys for each step of hd, tiles of 32 pairs, and 64 rows of 32 columns for each; all this
+        // task's.
         unsafe { run_all(self.unit, works) };
 
         for step in steps.clone() {

@@ -1,22 +1,23 @@
-//! Attention on the CPU: writing pages, and the way forward. (`backward.rs` has the way back.)
+//! Attention on the CPU: writing pages, and the forward pass. (`backward.rs` has the backward pass.)
 //!
-//! A task is a tile of consecutive rows under one kv head. Block by block, rows of the tile that look at the same page are
-//! one product. A row's state is (m, l, O): m the largest score so far, l 16 lane sums of exp(z − m) (lane = slot mod 16,
-//! block after block), O the weighted sum of values. The one rule of rescaling: where a block's largest score is greater
-//! than m, l and O are multiplied by α = exp(m − new m); where it is not, they are left alone.
+//! A task is a tile of consecutive rows under one kv head. Block by block, rows of the tile that look at the same page
+//! are one product. A row's state is (m, l, O): m the largest score so far, l 16 lane sums of exp(z − m) (lane = slot
+//! mod 16, block after block), O the weighted sum of values. The one rule of rescaling: where a block's largest score
+//! is greater than m, l and O are multiplied by α = exp(m − new m); where it is not, they are left alone.
 //!
-//! So a row's bits depend on its query, and the keys and values of its own positions: not on the tile, the rows beside it,
-//! the pages' numbers, or the threads.
+//! So a row's bits depend on its query, and the keys and values of its own positions: not on the tile, the rows beside
+//! it, the pages' numbers, or the threads.
 
 use super::product::Product;
 use super::{BLOCK, Forward, Geometry, WriteKv, pages, tiles};
+use crate::device::Cpu;
 use crate::math::{exp_finite, exp1, ln1};
 use crate::ops::lanes::{load, rows, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::element::widen_into;
 use crate::simd::tiles::Unit;
 use crate::simd::{Element, LANES, Simd};
-use crate::{Context, DType, Isa};
+use crate::{DType, Isa};
 use std::ops::Range;
 
 impl Geometry {
@@ -51,11 +52,11 @@ pub(super) struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    pub fn new(rows: super::Rows<'a>) -> Self {
+    pub fn new(cpu: &Cpu, rows: super::Rows<'a>) -> Self {
         Places {
-            positions: rows.positions.u32(),
-            tables_of_rows: rows.tables_of_rows.u32(),
-            tables: rows.tables.u32(),
+            positions: rows.positions.u32(cpu),
+            tables_of_rows: rows.tables_of_rows.u32(cpu),
+            tables: rows.tables.u32(cpu),
             table_len: rows.tables.shape()[1],
         }
     }
@@ -96,7 +97,7 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Where results of the way forward go.
+/// Where results of the forward pass go.
 pub(super) struct Outputs<'a, E> {
     pub out: Disjoint<'a, E>,
     pub lse: Option<Disjoint<'a, f32>>,
@@ -157,22 +158,22 @@ impl<E: Element> Tasks for WriteTasks<'_, E> {
 }
 
 /// What multiplies these numbers on tiles, if anything does.
-pub(super) fn on_tiles(ctx: &Context, dtype: DType) -> Option<Unit> {
-    ctx.isa().tiles().filter(|_| dtype == DType::Bf16)
+pub(super) fn on_tiles(cpu: &Cpu, dtype: DType) -> Option<Unit> {
+    cpu.isa().tiles().filter(|_| dtype == DType::Bf16)
 }
 
-pub(super) fn write_kv(ctx: &Context, args: WriteKv<'_>) {
-    if on_tiles(ctx, args.qkv.dtype()).is_some() && pages::kept(args.geometry.head_dim) {
-        return pages::write(ctx, args);
+pub(super) fn write_kv(cpu: &Cpu, args: WriteKv<'_>) {
+    if on_tiles(cpu, args.qkv.dtype()).is_some() && pages::kept(args.geometry.head_dim) {
+        return pages::write(cpu, args);
     }
     let WriteKv { qkv, geometry, rows, slots, pages } = args;
-    let (rows, slots) = (rows.u32(), slots.u32());
+    let (rows, slots) = (rows.u32(cpu), slots.u32(cpu));
     if qkv.dtype() == DType::Bf16 {
-        let (keys, values) = (Disjoint::new(pages.keys.bf16()), Disjoint::new(pages.values.bf16()));
-        ctx.run(geometry.kv_heads, &WriteTasks { geometry, qkv: qkv.bf16(), rows, slots, keys, values });
+        let (keys, values) = (Disjoint::new(pages.keys.bf16(cpu)), Disjoint::new(pages.values.bf16(cpu)));
+        cpu.run(geometry.kv_heads, &WriteTasks { geometry, qkv: qkv.bf16(cpu), rows, slots, keys, values });
     } else {
-        let (keys, values) = (Disjoint::new(pages.keys.f32()), Disjoint::new(pages.values.f32()));
-        ctx.run(geometry.kv_heads, &WriteTasks { geometry, qkv: qkv.f32(), rows, slots, keys, values });
+        let (keys, values) = (Disjoint::new(pages.keys.f32(cpu)), Disjoint::new(pages.values.f32(cpu)));
+        cpu.run(geometry.kv_heads, &WriteTasks { geometry, qkv: qkv.f32(cpu), rows, slots, keys, values });
     }
 }
 
@@ -245,7 +246,8 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
 }
 
 impl<E: Element> ForwardTasks<'_, E> {
-    /// Rows `run` of the tile that begins with row `start` look at block `block` of their sequences, which lies in `page`.
+    /// Rows `run` of the tile that begins with row `start` look at block `block` of their sequences, which lies in
+    /// `page`.
     #[inline(always)]
     fn block<V: Simd>(
         &self,
@@ -310,8 +312,8 @@ impl<E: Element> ForwardTasks<'_, E> {
 /// Cuts what `rows` see of a block into products of rows and slots that all of these rows see, ascending for each row.
 ///
 /// What a row does not see may be NaN, so it is not even multiplied by 0. Rows that differ are taken a few at a time
-/// (`per` query heads each, some six in all): what all of them see at once, and what only some see, row by row, before and
-/// after it.
+/// (`per` query heads each, some six in all): what all of them see at once, and what only some see, row by row, before
+/// and after it.
 #[inline(always)]
 pub(super) fn staircase(
     rows: Range<usize>,
@@ -340,8 +342,8 @@ pub(super) fn staircase(
     }
 }
 
-/// What all of these ranges hold and what any holds, as one range each (the first may be empty, then it starts where the
-/// last range does).
+/// What all of these ranges hold and what any holds, as one range each (the first may be empty, then it starts where
+/// the last range does).
 #[inline(always)]
 pub(super) fn extent(ranges: impl Iterator<Item = Range<usize>>) -> (Range<usize>, Range<usize>) {
     let mut all = Range { start: 0, end: usize::MAX };
@@ -354,8 +356,8 @@ pub(super) fn extent(ranges: impl Iterator<Item = Range<usize>>) -> (Range<usize
     (all, any)
 }
 
-/// Scores `s` of a block become exp(z − m) (0 outside `slots`), rounded to what values are stored in, and the row's m, l (of
-/// exp(z − m) unrounded) and O follow.
+/// Scores `s` of a block become exp(z − m) (0 outside `slots`), rounded to what values are stored in, and the row's m,
+/// l (of exp(z − m) unrounded) and O follow.
 #[inline(always)]
 fn online_softmax<V: Simd, E: Element>(
     s: &mut [f32],
@@ -387,8 +389,8 @@ fn online_softmax<V: Simd, E: Element>(
     sum.store(l);
 }
 
-/// The rule of rescaling: if a block's largest score is above the row's m, m is raised to it and O follows. Gives the row's l
-/// (`sum`, 16 lanes), which follows too.
+/// The rule of rescaling: if a block's largest score is above the row's m, m is raised to it and O follows. Gives the
+/// row's l (`sum`, 16 lanes), which follows too.
 #[inline(always)]
 pub(super) fn raised<V: Simd>(largest: f32, m: &mut f32, sum: V, o: &mut [f32]) -> V {
     if largest > *m {
@@ -403,35 +405,35 @@ pub(super) fn raised<V: Simd>(largest: f32, m: &mut f32, sum: V, o: &mut [f32]) 
     }
 }
 
-pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
-    if let Some(unit) = on_tiles(ctx, args.qkv.dtype()) {
-        return tiles::forward(ctx, args, unit);
+pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
+    if let Some(unit) = on_tiles(cpu, args.qkv.dtype()) {
+        return tiles::forward(cpu, args, unit);
     }
-    let (g, places) = (args.geometry, Places::new(args.rows));
+    let (g, places) = (args.geometry, Places::new(cpu, args.rows));
     let rows = places.positions.len();
     // Fewer rows in a tile where threads would otherwise wait: tiles decide speed only.
-    let for_threads = (rows * g.kv_heads).div_ceil(4 * ctx.threads()).max(1);
+    let for_threads = (rows * g.kv_heads).div_ceil(4 * cpu.threads()).max(1);
     let rows_of_tile = (TILE / g.group()).max(1).min(for_threads);
-    let (count, lse) = (rows.div_ceil(rows_of_tile) * g.kv_heads, args.lse.map(|lse| Disjoint::new(lse.f32())));
+    let (count, lse) = (rows.div_ceil(rows_of_tile) * g.kv_heads, args.lse.map(|lse| Disjoint::new(lse.f32(cpu))));
     macro_rules! run {
         ($of:ident) => {{
-            let (qkv, keys, values) = (args.qkv.$of(), args.pages.keys.$of(), args.pages.values.$of());
-            let (isa, outputs) = (ctx.isa(), Outputs { out: Disjoint::new(args.out.$of()), lse });
+            let (qkv, keys, values) = (args.qkv.$of(cpu), args.pages.keys.$of(cpu), args.pages.values.$of(cpu));
+            let (isa, outputs) = (cpu.isa(), Outputs { out: Disjoint::new(args.out.$of(cpu)), lse });
             let tasks = ForwardTasks { isa, geometry: g, places, qkv, keys, values, outputs, rows_of_tile };
-            ctx.run(count, &tasks);
+            cpu.run(count, &tasks);
         }};
     }
     if args.qkv.dtype() == DType::Bf16 { run!(bf16) } else { run!(f32) }
 }
 
 /// Rows of a copy are whole pages; small enough for the caller's thread.
-pub(super) fn copy_block(from: usize, to: usize, pages: super::PagesMut<'_>) {
+pub(super) fn copy_block(cpu: &Cpu, from: usize, to: usize, pages: super::PagesMut<'_>) {
     for part in [pages.keys, pages.values] {
         let page: usize = part.shape()[1..].iter().product();
         let (page, to) = (from * page..(from + 1) * page, to * page);
         match part.dtype() {
-            DType::Bf16 => part.bf16().copy_within(page, to),
-            _ => part.f32().copy_within(page, to),
+            DType::Bf16 => part.bf16(cpu).copy_within(page, to),
+            _ => part.f32(cpu).copy_within(page, to),
         }
     }
 }

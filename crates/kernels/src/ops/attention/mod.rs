@@ -4,25 +4,26 @@
 //! Shapes: `T` rows (tokens), `nh` query heads, `nkv` kv heads, `hd` head_dim, `A = nh + 2·nkv` heads of a fused row
 //! `[q][k][v]`, `S` block tables, `W` writes. Query head h reads kv head `h / (nh / nkv)`.
 //!
-//! A page holds [`BLOCK`] positions: keys `[nkv, hd, 64]`, values `[nkv, 64, hd]` (of bf16 where there are tiles in an order
-//! of its own: `pages.rs`; [`write_kv`] and what reads its pages must run on one instruction set). Position j of a sequence lies in page
+//! A page holds [`BLOCK`] positions: keys `[nkv, hd, 64]`, values `[nkv, 64, hd]` (of bf16 where there are tiles in an
+//! order of its own: `pages.rs`; [`write_kv`] and what reads its pages must run on one instruction set). Position j of
+//! a sequence lies in page
 //! `tables[s][j / 64]`, slot `j % 64`, so key blocks are aligned to the sequence's own positions. The row at position p
-//! attends `max(0, p + 1 − window) ..= p`, and nothing beyond p is let into a result: later slots may hold anything (on tiles they must be finite once they are
-//! written: `tiles.rs`).
+//! attends `max(0, p + 1 − window) ..= p`, and nothing beyond p is let into a result: later slots may hold anything (on
+//! tiles they must be finite once they are written: `tiles.rs`).
 //!
 //! ```text
 //! z[j]   = (Σ_i q[i] · k[j,i]) · scale                     one ascending FMA chain over i
 //! out    = Σ_j exp(z[j] − lse) · v[j],   lse = ln Σ_j exp(z[j])
 //! ```
-//! computed block by block, ascending, in one pass (Milakov and Gimelshein, "Online normalizer calculation for softmax",
-//! 2018; Dao et al., "FlashAttention", 2022). Backward recomputes P from `lse`:
+//! computed block by block, ascending, in one pass (Milakov and Gimelshein, "Online normalizer calculation for
+//! softmax", 2018; Dao et al., "FlashAttention", 2022). Backward recomputes P from `lse`:
 //! ```text
 //! P[j]   = exp(z[j] − lse)          D = Σ_i d_out[i] · out[i]
 //! dP[j]  = Σ_i d_out[i] · v[j,i]    dS[j] = P[j] · (dP[j] − D) · scale
 //! d_q    = Σ_j dS[j] · k[j]         d_k[j] = Σ dS[j] · q        d_v[j] = Σ P[j] · d_out     over rows and query heads
 //! ```
-//! In bf16 exp(z − m), and in backward P, dS and d_out, are rounded where they are multiplied, on every instruction set; with
-//! AMX the products are those of tiles. `docs/arithmetic.md` has both.
+//! In bf16 exp(z − m), and in backward P, dS and d_out, are rounded where they are multiplied, on every instruction
+//! set; with AMX the products are those of tiles. `docs/arithmetic.md` has both.
 
 mod backward;
 mod backward_amx;
@@ -33,14 +34,15 @@ pub mod reference;
 mod tiles;
 
 use crate::DType::{F32, U32};
+use crate::device::Backend;
 use crate::ops::args::{expect, expect_below, expect_floats, two_dims};
 use crate::{Context, DType, Error, Result, View, ViewMut};
 
 /// Positions of a page, and keys of a step of the online softmax.
 pub const BLOCK: usize = 64;
 
-/// One layer's pages, to read. Keys, values, fused rows and outputs are f32, or all bf16 (widened when read, rounded when
-/// written; so are the exp(z − m) that multiply values, but not their sum).
+/// One layer's pages, to read. Keys, values, fused rows and outputs are f32, or all bf16 (widened when read, rounded
+/// when written; so are the exp(z − m) that multiply values, but not their sum).
 #[derive(Clone, Copy)]
 pub struct Pages<'a> {
     /// `[blocks, nkv, hd, 64]`: transposed, so that a product is vectorised over keys.
@@ -133,7 +135,8 @@ pub struct Backward<'a> {
     pub lse: View<'a>,
     /// `[T, nh·hd]`
     pub d_out: View<'a>,
-    /// `[T, A·hd]`: *overwrites*. A row that was written to several slots gets the sum of their gradients in list order.
+    /// `[T, A·hd]`: *overwrites*. A row that was written to several slots gets the sum of their gradients in list
+    /// order.
     pub d_qkv: ViewMut<'a>,
     /// Workspace of the pages' shape; zeroed inside, afterwards the gradient of each slot that a row sees (of keys
     /// `[blocks, nkv, 64, hd]` where products run on tiles). Others are left as they were.
@@ -150,21 +153,25 @@ pub fn write_kv(ctx: &Context, args: WriteKv<'_>) -> Result<()> {
     check_writes(OP, args.rows, args.slots, rows, pages)?;
     let written = args.rows.shape()[0] * args.geometry.kv_heads * args.geometry.head_dim;
     crate::context::count(0, 16 * written as u64);
-    cpu::write_kv(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::write_kv(cpu, args),
+    }
     Ok(())
 }
 
 /// Copies page `from` over page `to`.
-pub fn copy_block(_ctx: &Context, from: u32, to: u32, pages: PagesMut<'_>) -> Result<()> {
+pub fn copy_block(ctx: &Context, from: u32, to: u32, pages: PagesMut<'_>) -> Result<()> {
     const OP: &str = "attention::copy_block";
     let blocks = pages.keys.shape()[0].min(pages.values.shape()[0]);
     expect_below(OP, "pages", &[from, to], blocks)?;
     crate::context::count(0, 8 * pages.keys.shape().iter().product::<usize>() as u64 / blocks as u64);
-    cpu::copy_block(from as usize, to as usize, pages);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::copy_block(cpu, from as usize, to as usize, pages),
+    }
     Ok(())
 }
 
-/// Attends.
+/// Attention of every row to its sequence's keys.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "attention::forward";
     let (g, rows) = (args.geometry, check_geometry(OP, &args.geometry, args.qkv)?);
@@ -175,7 +182,9 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
         expect(OP, "lse", lse.view(), F32, &[rows, g.heads])?;
     }
     crate::context::count(4 * (seen * g.heads * g.head_dim) as u64, 8 * (rows * g.heads * g.head_dim) as u64);
-    cpu::forward(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::forward(cpu, args),
+    }
     Ok(())
 }
 
@@ -195,7 +204,9 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     expect(OP, "d_qkv", args.d_qkv.view(), F32, &[rows, g.width()])?;
     check_groups(OP, &g, args.groups, args.rows, pages)?;
     crate::context::count(10 * (seen * g.heads * g.head_dim) as u64, 32 * (rows * g.heads * g.head_dim) as u64);
-    backward::backward(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => backward::backward(cpu, args),
+    }
     Ok(())
 }
 
@@ -227,18 +238,18 @@ fn check_rows(op: &'static str, g: &Geometry, at: Rows<'_>, rows: usize, pages: 
     expect(op, "tables_of_rows", at.tables_of_rows, U32, &[rows])?;
     let [tables, table_len] = two_dims(op, "tables", at.tables)?;
     expect(op, "tables", at.tables, U32, &[tables, table_len])?;
-    expect_below(op, "tables_of_rows", at.tables_of_rows.u32(), tables)?;
-    expect_below(op, "positions", at.positions.u32(), table_len * BLOCK)?;
+    expect_below(op, "tables_of_rows", at.tables_of_rows.indices(), tables)?;
+    expect_below(op, "positions", at.positions.indices(), table_len * BLOCK)?;
     let mut seen = 0;
     // The row before, and the blocks of its table that are known to be pages.
     let mut known = (u32::MAX, 0..0);
-    for (&p, &table) in at.positions.u32().iter().zip(at.tables_of_rows.u32()) {
+    for (&p, &table) in at.positions.indices().iter().zip(at.tables_of_rows.indices()) {
         let keys = g.seen(p as usize);
         seen += keys.len();
         let blocks = keys.start / BLOCK..keys.end.div_ceil(BLOCK);
         if known.0 != table || blocks.start < known.1.start || blocks.end > known.1.end {
             let start = table as usize * table_len;
-            expect_below(op, "tables", &at.tables.u32()[start + blocks.start..start + blocks.end], pages)?;
+            expect_below(op, "tables", &at.tables.indices()[start + blocks.start..start + blocks.end], pages)?;
             known = (table, blocks);
         }
     }
@@ -249,21 +260,21 @@ fn check_writes(op: &'static str, rows: View<'_>, slots: View<'_>, of_rows: usiz
     let writes = rows.shape().first().copied().unwrap_or(0);
     expect(op, "rows", rows, U32, &[writes])?;
     expect(op, "slots", slots, U32, &[writes])?;
-    expect_below(op, "rows", rows.u32(), of_rows)?;
-    expect_below(op, "slots", slots.u32(), pages * BLOCK)
+    expect_below(op, "rows", rows.indices(), of_rows)?;
+    expect_below(op, "slots", slots.indices(), pages * BLOCK)
 }
 
 /// Groups cover the rows, and share no page: threads write gradients of different groups at once.
 fn check_groups(op: &'static str, g: &Geometry, groups: View<'_>, at: Rows<'_>, pages: usize) -> Result<()> {
     let fail = |message| Err(Error::Value { op, message });
-    let offsets = groups.u32();
+    let offsets = groups.indices();
     let (rows, table_len) = (at.positions.shape()[0], at.tables.shape()[1]);
     let ascending = offsets.windows(2).all(|o| o[0] <= o[1]);
     if !ascending || offsets.first() != Some(&0) || offsets.last().map(|&o| o as usize) != Some(rows) {
         return fail(format!("groups {offsets:?} do not cover {rows} rows"));
     }
     let mut owner = vec![u32::MAX; pages];
-    let (positions, of_rows, tables) = (at.positions.u32(), at.tables_of_rows.u32(), at.tables.u32());
+    let (positions, of_rows, tables) = (at.positions.indices(), at.tables_of_rows.indices(), at.tables.indices());
     for (group, o) in offsets.windows(2).enumerate() {
         // The row before's table, and the blocks of it that are known to be this group's.
         let mut known = (u32::MAX, 0..0);

@@ -1,7 +1,7 @@
 //! Pages of bf16 as tiles.
 //!
-//! Where products run on tiles and hd is a multiple of 32, a page is kept as the instruction takes its right operand, so
-//! that nothing lies between the cache and the product:
+//! Where products run on tiles and hd is a multiple of 32, a page is kept as the instruction takes its right operand,
+//! so that nothing lies between the cache and the product:
 //!
 //! ```text
 //! keys    [64/32][hd/32][16 pairs of dimensions][32 keys][2]      q · Kᵀ: sums over dimensions
@@ -12,7 +12,7 @@
 //! reads them. Knows no row but those it writes.
 
 use super::{BLOCK, Geometry, WriteKv};
-use crate::Context;
+use crate::device::Cpu;
 use crate::gemm::zip;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::Simd;
@@ -33,14 +33,14 @@ pub(super) fn kept(hd: usize) -> bool {
 /// Elements of a line: 32 pairs.
 const PAIRS: usize = 2 * DEPTH;
 
-/// Where in the tiles of keys the first two dimensions of key `slot` lie; the next two one line further, and the next 32
-/// two tiles further.
+/// Where in the tiles of keys the first two dimensions of key `slot` lie; the next two one line further, and the next
+/// 32 two tiles further.
 fn key_at(hd: usize, slot: usize) -> usize {
     slot / DEPTH * DEPTH * hd + slot % DEPTH * 2
 }
 
-/// Where in the tiles of values the first dimension of value `slot` lies; the next one two elements further, and from the
-/// 32nd on in the tiles of the next 32 dimensions.
+/// Where in the tiles of values the first dimension of value `slot` lies; the next one two elements further, and from
+/// the 32nd on in the tiles of the next 32 dimensions.
 fn value_at(slot: usize) -> usize {
     slot / 2 * PAIRS + slot % 2
 }
@@ -82,14 +82,15 @@ impl Tasks for WriteTasks<'_> {
 }
 
 /// [`super::write_kv`] of pages that are kept as tiles.
-pub(super) fn write(ctx: &Context, args: WriteKv<'_>) {
+pub(super) fn write(cpu: &Cpu, args: WriteKv<'_>) {
     let WriteKv { qkv, geometry, rows, slots, pages } = args;
-    let (keys, values) = (Disjoint::new(pages.keys.bf16()), Disjoint::new(pages.values.bf16()));
-    let tasks = WriteTasks { geometry, qkv: qkv.bf16(), rows: rows.u32(), slots: slots.u32(), keys, values };
-    ctx.run(geometry.kv_heads, &tasks);
+    let (keys, values) = (Disjoint::new(pages.keys.bf16(cpu)), Disjoint::new(pages.values.bf16(cpu)));
+    let tasks = WriteTasks { geometry, qkv: qkv.bf16(cpu), rows: rows.u32(cpu), slots: slots.u32(cpu), keys, values };
+    cpu.run(geometry.kv_heads, &tasks);
 }
 
-/// The tiles of a page's keys and values, as they lie or made in `room` (two times 64 · padded hd). Values of slots from
+/// The tiles of a page's keys and values, as they lie or made in `room` (two times 64 · padded hd). Values of slots
+/// from
 /// `end` on are 0, because what no row sees is multiplied by 0 and may be NaN; keys there hold anything.
 #[inline(always)]
 pub(super) fn tiles<'a, V: Simd>(

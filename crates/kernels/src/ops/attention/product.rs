@@ -1,5 +1,5 @@
-//! The small product that attention is made of, register-tiled: out (+)= a · b, one ascending FMA chain per element. What
-//! is bf16 in memory is widened as it is loaded.
+//! The small product that attention is made of, register-tiled: out (+)= a · b, one ascending FMA chain per element.
+//! What is bf16 in memory is widened as it is loaded.
 
 use crate::simd::{Element, Kernel, LANES, Simd};
 use std::ops::Range;

@@ -1,12 +1,13 @@
-//! Unfused attention, slow and obvious, from the masked softmax: scores of a row against every key, softmax, weighted sum
-//! of values. Keys and values are looked up in the rows that wrote them, so it knows no page but through the writes.
+//! Unfused attention, slow and obvious, from the masked softmax: scores of a row against every key, softmax, weighted
+//! sum of values. Keys and values are looked up in the rows that wrote them, so it knows no page but through the
+//! writes.
 
 use super::Geometry;
 use crate::check::Float;
 use crate::ops::softmax::reference as softmax;
 
-/// Which row of the batch holds the key and value of each position that each row sees: `[T]` lists, position by position
-/// from 0 to the row's own.
+/// Which row of the batch holds the key and value of each position that each row sees: `[T]` lists, position by
+/// position from 0 to the row's own.
 pub type Keys = [Vec<usize>];
 
 fn part(g: &Geometry, row: usize, head: usize) -> usize {

@@ -1,21 +1,23 @@
-//! Attention on tiles: the way forward of bf16 where the instruction set has them. (`backward_amx.rs` has the way back.)
+//! Attention on tiles: the forward pass of bf16 where the instruction set has them. (`backward_amx.rs` has the backward
+//! pass.)
 //!
-//! A task, the order of blocks, a row's state and the rule of rescaling are those of `cpu.rs`. The two products of a block
-//! are sums on tiles ([`crate::simd::tiles`]), in steps of 32:
+//! A task, the order of blocks, a row's state and the rule of rescaling are those of `cpu.rs`. The two products of a
+//! block are sums on tiles ([`crate::simd::tiles`]), in steps of 32:
 //!
 //! | product | A                             | B                 | steps                                              |
 //! |---------|-------------------------------|-------------------|----------------------------------------------------|
 //! | q · Kᵀ  | queries of the task's pairs   | the page's keys   | dimensions from the first, zeros after the last    |
-//! | P · V   | exp(z − m) of them, rounded   | the page's values | the block's halves, 0 for the keys that are not seen |
+//! | P · V   | exp(z − m) of them, rounded   | the page's values | the block's halves, 0 for unseen keys             |
 //!
-//! Both halves of a block are added to every row that sees any key of it. So a row's bits depend on what they depend on in
+//! Both halves of a block are added to every row that sees any key of it. So a row's bits depend on what they depend on
+//! in
 //! `cpu.rs`, but for one thing: a key that the row does not see and another row of its task does is multiplied by 0. If
 //! its value is infinite or NaN, which only a model that has lost its numbers has, the row is NaN too.
 
 use super::cpu::{Outputs, Places, extent, raised};
 use super::pages::{self, padded};
 use super::{BLOCK, Forward, Geometry};
-use crate::Context;
+use crate::device::Cpu;
 use crate::gemm::aligned;
 use crate::gemm::{halves, narrowed};
 use crate::math::exp_finite;
@@ -126,7 +128,8 @@ impl ForwardTasks<'_> {
         }
     }
 
-    /// Rows `run` of the tile that begins with row `start` look at block `block` of their sequences, which lies in `page`.
+    /// Rows `run` of the tile that begins with row `start` look at block `block` of their sequences, which lies in
+    /// `page`.
     #[inline(always)]
     fn block<V: Simd>(
         &self,
@@ -167,8 +170,8 @@ impl ForwardTasks<'_> {
                 from_c: 0,
                 rows,
             };
-            // SAFETY: lines of `count` pairs from `first` in each of the steps of q, the panels' tiles of keys, and as many rows
-            // of scores; all this task's.
+            // SAFETY: lines of `count` pairs from `first` in each of the steps of q, the panels' tiles of keys, and as
+            // many rows of scores; all this task's.
             unsafe { run_all(self.unit, (0..panels).map(work)) };
         }
 
@@ -208,8 +211,8 @@ impl ForwardTasks<'_> {
     }
 }
 
-/// From the scores `s` of a block to `p` = exp(z − m), rounded, 0 outside `slots`; the row's m, l (of exp(z − m) unrounded)
-/// and O follow. The arithmetic of the function of this name in `cpu.rs`.
+/// From the scores `s` of a block to `p` = exp(z − m), rounded, 0 outside `slots`; the row's m, l (of exp(z − m)
+/// unrounded) and O follow. The arithmetic of the function of this name in `cpu.rs`.
 #[inline(always)]
 fn online_softmax<V: Simd>(
     s: &[f32],
@@ -245,21 +248,24 @@ fn online_softmax<V: Simd>(
 }
 
 /// [`super::forward`] of bf16, with the unit that the instruction set has.
-pub(super) fn forward(ctx: &Context, args: Forward<'_>, unit: Unit) {
-    let (g, places) = (args.geometry, Places::new(args.rows));
+pub(super) fn forward(cpu: &Cpu, args: Forward<'_>, unit: Unit) {
+    let (g, places) = (args.geometry, Places::new(cpu, args.rows));
     let rows = places.positions.len();
     // Fewer rows in a tile where threads would otherwise wait, but not so few that tiles are empty.
-    let for_threads = (rows * g.kv_heads).div_ceil(2 * ctx.threads()).max(FEWEST / g.group());
+    let for_threads = (rows * g.kv_heads).div_ceil(2 * cpu.threads()).max(FEWEST / g.group());
     let rows_of_tile = (PAIRS / g.group()).min(for_threads).max(1);
     let tasks = ForwardTasks {
         unit,
         geometry: g,
         places,
-        qkv: args.qkv.bf16(),
-        keys: args.pages.keys.bf16(),
-        values: args.pages.values.bf16(),
-        outputs: Outputs { out: Disjoint::new(args.out.bf16()), lse: args.lse.map(|lse| Disjoint::new(lse.f32())) },
+        qkv: args.qkv.bf16(cpu),
+        keys: args.pages.keys.bf16(cpu),
+        values: args.pages.values.bf16(cpu),
+        outputs: Outputs {
+            out: Disjoint::new(args.out.bf16(cpu)),
+            lse: args.lse.map(|lse| Disjoint::new(lse.f32(cpu))),
+        },
         rows_of_tile,
     };
-    ctx.run(rows.div_ceil(rows_of_tile) * g.kv_heads, &tasks);
+    cpu.run(rows.div_ceil(rows_of_tile) * g.kv_heads, &tasks);
 }

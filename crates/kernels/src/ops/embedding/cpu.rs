@@ -1,23 +1,35 @@
 //! Gather from, and ordered scatter-add into, the packed layouts of [`crate::matrix`].
 
+use super::{Backward, Forward};
+use crate::device::Cpu;
 use crate::matrix::{Layout, PANEL};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, Simd};
+use crate::tensor::Elements;
 
 /// Tokens of a forward task.
-pub(super) const TOKENS: usize = 32;
+const TOKENS: usize = 32;
 /// Columns of a backward task.
-pub(super) const COLUMNS: usize = 64;
+const COLUMNS: usize = 64;
 
-pub(super) struct Forward<'a, E> {
-    pub ids: &'a [u32],
-    pub table: &'a [E],
-    pub layout: Layout,
-    pub hidden: usize,
-    pub out: Disjoint<'a, f32>,
+pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
+    let (ids, out, layout, hidden) = (args.ids.u32(cpu), args.out.f32(cpu), args.table.layout(), args.table.cols());
+    let (out, count) = (Disjoint::new(out), ids.len().div_ceil(TOKENS));
+    match args.table.elements(cpu) {
+        Elements::F32(table) => cpu.run(count, &ForwardTasks { ids, table, layout, hidden, out }),
+        Elements::Bf16(table) => cpu.run(count, &ForwardTasks { ids, table, layout, hidden, out }),
+    }
 }
 
-impl<E: Element> Tasks for Forward<'_, E> {
+struct ForwardTasks<'a, E> {
+    ids: &'a [u32],
+    table: &'a [E],
+    layout: Layout,
+    hidden: usize,
+    out: Disjoint<'a, f32>,
+}
+
+impl<E: Element> Tasks for ForwardTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         for token in index * TOKENS..self.ids.len().min((index + 1) * TOKENS) {
@@ -31,14 +43,21 @@ impl<E: Element> Tasks for Forward<'_, E> {
     }
 }
 
-pub(super) struct Backward<'a> {
-    pub ids: &'a [u32],
-    pub d_out: &'a [f32],
-    pub hidden: usize,
-    pub d_table: Disjoint<'a, f32>,
+pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
+    let hidden = args.d_table.cols();
+    let d_table = Disjoint::new(args.d_table.data_mut().view_mut().f32(cpu));
+    let tasks = BackwardTasks { ids: args.ids.u32(cpu), d_out: args.d_out.f32(cpu), hidden, d_table };
+    cpu.run(hidden.div_ceil(COLUMNS), &tasks);
 }
 
-impl Tasks for Backward<'_> {
+struct BackwardTasks<'a> {
+    ids: &'a [u32],
+    d_out: &'a [f32],
+    hidden: usize,
+    d_table: Disjoint<'a, f32>,
+}
+
+impl Tasks for BackwardTasks<'_> {
     /// All tokens in order for some columns, so that tasks write disjoint columns and each sum has one order.
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {

@@ -14,8 +14,7 @@ mod tests;
 
 use super::args::{expect, expect_below};
 use crate::context::count;
-use crate::pool::Disjoint;
-use crate::tensor::Elements;
+use crate::device::Backend;
 use crate::{Context, DType, Matrix, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
@@ -38,20 +37,17 @@ pub struct Backward<'a> {
     pub d_table: &'a mut Matrix,
 }
 
-/// Gathers.
+/// Looks rows up by id.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "embedding::forward";
-    let Forward { ids, table, out } = args;
+    let Forward { ids, table, ref out } = args;
     let (tokens, hidden) = (ids.shape().iter().product(), table.cols());
     expect(OP, "ids", ids, DType::U32, &[tokens])?;
     expect(OP, "out", out.view(), DType::F32, &[tokens, hidden])?;
-    expect_below(OP, "ids", ids.u32(), table.rows())?;
+    expect_below(OP, "ids", ids.indices(), table.rows())?;
     count(0, (2 * size_of::<f32>() * tokens * hidden) as u64);
-    let (ids, out, count) = (ids.u32(), Disjoint::new(out.f32()), tokens.div_ceil(cpu::TOKENS));
-    let layout = table.layout();
-    match table.elements() {
-        Elements::F32(table) => ctx.run(count, &cpu::Forward { ids, table, layout, hidden, out }),
-        Elements::Bf16(table) => ctx.run(count, &cpu::Forward { ids, table, layout, hidden, out }),
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::forward(cpu, args),
     }
     Ok(())
 }
@@ -59,18 +55,14 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
 /// Adds each token's gradient to its id's row.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "embedding::backward";
-    let Backward { ids, d_out, d_table } = args;
+    let Backward { ids, d_out, ref d_table } = args;
     let (tokens, hidden) = (ids.shape().iter().product(), d_table.cols());
     expect(OP, "ids", ids, DType::U32, &[tokens])?;
     expect(OP, "d_out", d_out, DType::F32, &[tokens, hidden])?;
-    expect_below(OP, "ids", ids.u32(), d_table.rows())?;
+    expect_below(OP, "ids", ids.indices(), d_table.rows())?;
     count((tokens * hidden) as u64, (3 * size_of::<f32>() * tokens * hidden) as u64);
-    let tasks = cpu::Backward {
-        ids: ids.u32(),
-        d_out: d_out.f32(),
-        hidden,
-        d_table: Disjoint::new(d_table.data_mut().view_mut().f32()),
-    };
-    ctx.run(hidden.div_ceil(cpu::COLUMNS), &tasks);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::backward(cpu, args),
+    }
     Ok(())
 }

@@ -1,14 +1,26 @@
 //! The sum of squares of each chunk: 16 partial sums (element index mod 16), ascending, folded 8, 4, 2, 1.
 
+use crate::device::Cpu;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
+use crate::{View, ViewMut};
 
 /// Elements of a chunk; it decides bits.
 pub(super) const CHUNK: usize = 1 << 16;
 
-pub(super) struct Squares<'a> {
-    pub chunks: &'a [&'a [f32]],
-    pub sums: Disjoint<'a, f64>,
+pub(super) fn global(cpu: &Cpu, grads: &[View<'_>], out: ViewMut<'_>) {
+    let chunks: Vec<&[f32]> = grads.iter().flat_map(|g| g.f32(cpu).chunks(CHUNK)).collect();
+    let mut sums = vec![0.0f64; chunks.len()];
+    cpu.run(chunks.len(), &Squares { chunks: &chunks, sums: Disjoint::new(&mut sums) });
+    let norm = sums.iter().sum::<f64>().sqrt() as f32;
+    // The square of an f32 does not overflow an f64, so one element that is not finite shows in the norm and nothing
+    // else does, but a norm beyond f32.
+    out.f32(cpu).copy_from_slice(&[norm, f32::from(u8::from(norm.is_finite()))]);
+}
+
+struct Squares<'a> {
+    chunks: &'a [&'a [f32]],
+    sums: Disjoint<'a, f64>,
 }
 
 impl Tasks for Squares<'_> {

@@ -15,7 +15,7 @@ mod tests;
 
 use super::args::expect;
 use crate::context::count;
-use crate::pool::Disjoint;
+use crate::device::Backend;
 use crate::{Context, DType, Result, View, ViewMut};
 
 /// The norm over all `grads` (f32, any shapes); `out: [2]` *overwrites*.
@@ -25,15 +25,10 @@ pub fn global(ctx: &Context, grads: &[View<'_>], out: ViewMut<'_>) -> Result<()>
     for grad in grads {
         expect(OP, "a gradient", *grad, DType::F32, grad.shape())?;
     }
-    let grads: Vec<&[f32]> = grads.iter().map(|g| g.f32()).collect();
-    let elements: usize = grads.iter().map(|g| g.len()).sum();
+    let elements: usize = grads.iter().map(|g| g.shape().iter().product::<usize>()).sum();
     count(2 * elements as u64, (size_of::<f32>() * elements) as u64);
-    let chunks: Vec<&[f32]> = grads.iter().flat_map(|g| g.chunks(cpu::CHUNK)).collect();
-    let mut sums = vec![0.0f64; chunks.len()];
-    ctx.run(chunks.len(), &cpu::Squares { chunks: &chunks, sums: Disjoint::new(&mut sums) });
-    let norm = sums.iter().sum::<f64>().sqrt() as f32;
-    // The square of an f32 does not overflow an f64, so one element that is not finite shows in the norm and nothing else does,
-    // but a norm beyond f32.
-    out.f32().copy_from_slice(&[norm, f32::from(u8::from(norm.is_finite()))]);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::global(cpu, grads, out),
+    }
     Ok(())
 }

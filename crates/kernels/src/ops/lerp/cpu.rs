@@ -1,20 +1,28 @@
 //! One pass over both tensors.
 
+use super::Lerp;
+use crate::device::Cpu;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 
 /// Elements of a task.
 pub(super) const ELEMENTS: usize = 1 << 15;
 
-pub(super) struct Lerp<'a> {
-    pub len: usize,
-    pub x: &'a [f32],
-    pub y: Disjoint<'a, f32>,
-    pub keep: f32,
-    pub take: f32,
+pub(super) fn lerp(cpu: &Cpu, args: Lerp<'_>) {
+    let (x, y) = (args.x.f32(cpu), Disjoint::new(args.y.f32(cpu)));
+    let (keep, take) = ((1.0 - args.alpha) as f32, args.alpha as f32);
+    cpu.run(x.len().div_ceil(ELEMENTS), &LerpTasks { len: x.len(), x, y, keep, take });
 }
 
-impl Tasks for Lerp<'_> {
+struct LerpTasks<'a> {
+    len: usize,
+    x: &'a [f32],
+    y: Disjoint<'a, f32>,
+    keep: f32,
+    take: f32,
+}
+
+impl Tasks for LerpTasks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let range = index * ELEMENTS..self.len.min((index + 1) * ELEMENTS);

@@ -13,7 +13,7 @@ mod tests;
 
 use super::args::{expect, expect_shape};
 use crate::context::count;
-use crate::pool::Disjoint;
+use crate::device::Backend;
 use crate::{Context, DType, Error, Result, View, ViewMut};
 
 /// Arguments of [`lerp`]. Both tensors have the same number of elements in the same order; shapes are not looked at.
@@ -29,7 +29,7 @@ pub struct Lerp<'a> {
 /// Moves `y` towards `x`.
 pub fn lerp(ctx: &Context, args: Lerp<'_>) -> Result<()> {
     const OP: &str = "lerp";
-    let Lerp { y, x, alpha } = args;
+    let Lerp { ref y, x, alpha } = args;
     let len: usize = y.shape().iter().product();
     expect(OP, "y", y.view(), DType::F32, y.shape())?;
     expect(OP, "x", x, DType::F32, x.shape())?;
@@ -38,8 +38,8 @@ pub fn lerp(ctx: &Context, args: Lerp<'_>) -> Result<()> {
         return Err(Error::Value { op: OP, message: format!("alpha is {alpha}, which is not in 0 ..= 1") });
     }
     count(3 * len as u64, 12 * len as u64);
-    let (keep, take) = ((1.0 - alpha) as f32, alpha as f32);
-    let tasks = cpu::Lerp { len, x: x.f32(), y: Disjoint::new(y.f32()), keep, take };
-    ctx.run(len.div_ceil(cpu::ELEMENTS), &tasks);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::lerp(cpu, args),
+    }
     Ok(())
 }

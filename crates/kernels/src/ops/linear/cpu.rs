@@ -1,74 +1,74 @@
 //! The three products of a linear layer, and the sum over rows that is its bias's gradient.
 
 use super::{BackwardInput, BackwardWeight, Forward};
-use crate::Context;
+use crate::device::Cpu;
 use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
 use crate::ops::lanes::{chunks, load, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
 
-pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
+pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     let Forward { x, w, bias, y, accumulate } = args;
     let ([m, k], n) = ([x.shape()[0], w.cols()], w.rows());
     let operands = Operands {
         m,
         n,
         depth: k,
-        left: Left::Rows(x.elements(), k),
-        right: Right::Panels(w.elements()),
-        c: y.f32(),
+        left: Left::Rows(x.elements(cpu), k),
+        right: Right::Panels(w.elements(cpu)),
+        c: y.f32(cpu),
         order: Order::Rows(n),
         accumulate,
-        bias: bias.map(|b| b.f32()),
-        dtype: ProductDType::of(&[x.elements(), w.elements()]),
+        bias: bias.map(|b| b.f32(cpu)),
+        dtype: ProductDType::of(&[x.elements(cpu), w.elements(cpu)]),
         segments: None,
     };
-    Product::new(ctx.isa(), operands).run(ctx);
+    Product::new(cpu.isa(), operands).run(cpu);
 }
 
-pub(super) fn backward_input(ctx: &Context, args: BackwardInput<'_>) {
+pub(super) fn backward_input(cpu: &Cpu, args: BackwardInput<'_>) {
     let BackwardInput { d_y, w, d_x, accumulate } = args;
     let ([m, n], k) = ([d_y.shape()[0], w.rows()], w.cols());
     let operands = Operands {
         m,
         n: k,
         depth: n,
-        left: Left::Rows(d_y.elements(), n),
-        right: Right::Transposed(w.elements()),
-        c: d_x.f32(),
+        left: Left::Rows(d_y.elements(cpu), n),
+        right: Right::Transposed(w.elements(cpu)),
+        c: d_x.f32(cpu),
         order: Order::Rows(k),
         accumulate,
         bias: None,
-        dtype: ProductDType::of(&[w.elements()]),
+        dtype: ProductDType::of(&[w.elements(cpu)]),
         segments: None,
     };
-    Product::new(ctx.isa(), operands).run(ctx);
+    Product::new(cpu.isa(), operands).run(cpu);
 }
 
-pub(super) fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) {
+pub(super) fn backward_weight(cpu: &Cpu, args: BackwardWeight<'_>) {
     let BackwardWeight { x, d_y, d_w, d_bias, segments } = args;
     let ([m, k], n) = ([x.shape()[0], d_w.cols()], d_w.rows());
-    let segments = segments.map(|s| s.u32());
+    let segments = segments.map(|s| s.u32(cpu));
     let operands = Operands {
         m: k,
         n,
         depth: m,
-        left: Left::Columns(x.elements(), k),
-        right: Right::Rows(d_y.elements(), n),
-        c: d_w.data_mut().view_mut().f32(),
+        left: Left::Columns(x.elements(cpu), k),
+        right: Right::Rows(d_y.elements(cpu), n),
+        c: d_w.data_mut().view_mut().f32(cpu),
         order: Order::Panels,
         accumulate: true,
         bias: None,
-        dtype: ProductDType::of(&[x.elements()]),
+        dtype: ProductDType::of(&[x.elements(cpu)]),
         segments,
     };
-    Product::new(ctx.isa(), operands).run(ctx);
+    Product::new(cpu.isa(), operands).run(cpu);
     if let Some(d_bias) = d_bias.filter(|_| n > 0) {
-        let (d_bias, tasks) = (Disjoint::new(d_bias.f32()), n.div_ceil(BIAS_COLUMNS));
-        match d_y.elements() {
-            Elements::F32(d_y) => ctx.run(tasks, &Bias { d_y, n, segments, d_bias }),
-            Elements::Bf16(d_y) => ctx.run(tasks, &Bias { d_y, n, segments, d_bias }),
+        let (d_bias, tasks) = (Disjoint::new(d_bias.f32(cpu)), n.div_ceil(BIAS_COLUMNS));
+        match d_y.elements(cpu) {
+            Elements::F32(d_y) => cpu.run(tasks, &Bias { d_y, n, segments, d_bias }),
+            Elements::Bf16(d_y) => cpu.run(tasks, &Bias { d_y, n, segments, d_bias }),
         }
     }
 }

@@ -14,10 +14,10 @@
 //! of `dW` continue the stored accumulator, so a batch may be cut between calls anywhere. `db` adds plainly, in chunks of 64 rows of a
 //! segment, from its first: each from 0, then onto the stored accumulator, so that a batch may be cut between segments.
 //!
-//! Numbers in bf16 are `x` and `W` on the way forward, `W` and `d_y` for `d_x`, `x` and `d_y` for `d_W`: `d_y`, if it is f32, is
-//! rounded for these products (not for `d_b`) on every instruction set. With AMX their formula is that of
-//! [`crate::simd::tiles`], over terms in steps of 32 from the first; for `d_W` from the first row of each segment, so that a
-//! batch may be cut between segments.
+//! Numbers in bf16 are `x` and `W` in the forward pass, `W` and `d_y` for `d_x`, `x` and `d_y` for `d_W`: `d_y`, if it
+//! is f32, is rounded for these products (not for `d_b`) on every instruction set. With AMX their formula is that of
+//! [`crate::simd::tiles`], over terms in steps of 32 from the first; for `d_W` from the first row of each segment, so
+//! that a batch may be cut between segments.
 
 mod cpu;
 pub mod reference;
@@ -28,6 +28,7 @@ mod tiles_tests;
 
 use super::args::{expect, expect_floats, expect_offsets, two_dims};
 use crate::context::count_product;
+use crate::device::Backend;
 use crate::{Context, DType, Matrix, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
@@ -82,7 +83,9 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
         expect(OP, "bias", bias, DType::F32, &[n])?;
     }
     count_product(m, n, k, w.data().bytes());
-    cpu::forward(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::forward(cpu, args),
+    }
     Ok(())
 }
 
@@ -95,7 +98,9 @@ pub fn backward_input(ctx: &Context, args: BackwardInput<'_>) -> Result<()> {
     expect_gradient(OP, d_y, w.data().dtype(), &[m, w.rows()])?;
     expect(OP, "d_x", d_x.view(), DType::F32, &[m, k])?;
     count_product(m, n, k, w.data().bytes());
-    cpu::backward_input(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::backward_input(cpu, args),
+    }
     Ok(())
 }
 
@@ -114,7 +119,9 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
         expect_offsets(OP, "segments", segments, m)?;
     }
     count_product(m, n, k, 2 * d_w.data().bytes());
-    cpu::backward_weight(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::backward_weight(cpu, args),
+    }
     Ok(())
 }
 

@@ -83,8 +83,8 @@ pub fn backward_input_on_tiles(k: usize, d_y: &[f32], w: &[f32], start: Option<&
     d_x
 }
 
-/// `d_w` of [`backward_weight`] as tiles give it, of `x` that bf16 has and any `d_y`, which is rounded. `segments` are the
-/// first row of each, and M at last.
+/// `d_w` of [`backward_weight`] as tiles give it, of `x` that bf16 has and any `d_y`, which is rounded. `segments` are
+/// the first row of each, and M at last.
 pub fn backward_weight_on_tiles(k: usize, x: &[f32], d_y: &[f32], d_w: &mut [f32], segments: &[u32]) {
     let n = d_w.len() / k;
     for ends in segments.windows(2) {

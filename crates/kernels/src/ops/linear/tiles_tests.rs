@@ -1,16 +1,17 @@
-//! Products on tiles against their formula, bit for bit: on every machine with the unit in plain Rust, and on one with AMX
-//! with its instructions too.
+//! Products on tiles against their formula, bit for bit: on every machine with the unit in plain Rust, and on one with
+//! AMX with its instructions too.
 
 use super::*;
 use crate::check::{normal, relative_error};
+use crate::device::Cpu;
 use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
 use crate::pool::Scratch;
 use crate::simd::{Kernel, Simd};
 use crate::tensor::rounded_to_bf16;
 use crate::{Device, Isa, Memory, Tensor};
 
-/// `[M, N, K]`: one, tails of rows, columns and depth on either side of a tile, and in tests' small blocks several blocks of
-/// depth, chunks of panels and blocks of rows.
+/// `[M, N, K]`: one, tails of rows, columns and depth on either side of a tile, and in tests' small blocks several
+/// blocks of depth, chunks of panels and blocks of rows.
 const SHAPES: [[usize; 3]; 15] = [
     [1, 1, 2],
     [3, 5, 6],
@@ -87,7 +88,8 @@ impl Case {
         w.pack_rows(0, &self.w);
         w
     }
-    /// What `y` holds afterwards, rows before and after those computed too; it starts as NaN unless it is accumulated into.
+    /// What `y` holds afterwards, rows before and after those computed too; it starts as NaN unless it is accumulated
+    /// into.
     fn forward(&self, ctx: &Context, rows: std::ops::Range<usize>, bias: bool, accumulate: bool) -> Vec<f32> {
         let Case { m, n, k, .. } = *self;
         let (x, w, b) = (narrow(&[m, k], &self.x), self.weight(), wide(&[n], &self.bias));
@@ -141,7 +143,7 @@ fn forward_equals_the_formula_bit_for_bit() {
         let plain = reference::forward_on_tiles(case.k, &case.x, &case.w, Some(&case.bias), None);
         let continued = reference::forward_on_tiles(case.k, &case.x, &case.w, None, Some(&case.y0));
         for ctx in contexts() {
-            let what = format!("{:?} {} {shape:?}", ctx.isa(), ctx.threads());
+            let what = format!("{:?} {} {shape:?}", ctx.describe(), ctx.threads());
             same(&case.forward(&ctx, 0..case.m, true, false), &plain, &what);
             same(&case.forward(&ctx, 0..case.m, false, true), &continued, &what);
         }
@@ -159,7 +161,7 @@ fn backward_equals_the_formula_bit_for_bit() {
             let mut d_w = case.w0.clone();
             reference::backward_weight_on_tiles(case.k, &case.x, &case.d_y, &mut d_w, &segments);
             for ctx in contexts() {
-                let what = format!("d_w {:?} {} {shape:?} {segments:?}", ctx.isa(), ctx.threads());
+                let what = format!("d_w {:?} {} {shape:?} {segments:?}", ctx.describe(), ctx.threads());
                 same(&case.backward_weight(&ctx, &segments, &[0, case.m]), &d_w, &what);
                 // Cut at a segment's end: the same bits.
                 let cuts = [0, segments[1] as usize, case.m];
@@ -167,7 +169,7 @@ fn backward_equals_the_formula_bit_for_bit() {
             }
         }
         for ctx in contexts() {
-            let what = format!("d_x {:?} {} {shape:?}", ctx.isa(), ctx.threads());
+            let what = format!("d_x {:?} {} {shape:?}", ctx.describe(), ctx.threads());
             same(&case.backward_input(&ctx, false), &fresh, &what);
             same(&case.backward_input(&ctx, true), &continued, &what);
         }
@@ -191,15 +193,18 @@ fn every_vector_packs_alike() {
     for [m, n, k] in [[37, 45, 70], [37, 45, 64]] {
         let case = Case::new([m, n, k]);
         let (x, w, d_y) = (narrow(&[m, k], &case.x), case.weight(), wide(&[m, n], &case.d_y));
-        let data = || w.elements();
+        let cpu = Cpu::new(Isa::PORTABLE, 1, Device::Cpu);
+        let data = || w.elements(&cpu);
         for isa in Isa::present() {
             for product in 0..3 {
                 let (left, right, order, [m, n, depth]) = match product {
-                    0 => (Left::Rows(x.view().elements(), k), Right::Panels(data()), Order::Rows(n), [m, n, k]),
-                    1 => (Left::Rows(d_y.view().elements(), n), Right::Transposed(data()), Order::Rows(k), [m, k, n]),
+                    0 => (Left::Rows(x.view().elements(&cpu), k), Right::Panels(data()), Order::Rows(n), [m, n, k]),
+                    1 => {
+                        (Left::Rows(d_y.view().elements(&cpu), n), Right::Transposed(data()), Order::Rows(k), [m, k, n])
+                    }
                     _ => (
-                        Left::Columns(x.view().elements(), k),
-                        Right::Rows(d_y.view().elements(), n),
+                        Left::Columns(x.view().elements(&cpu), k),
+                        Right::Rows(d_y.view().elements(&cpu), n),
                         Order::Panels,
                         [k, n, m],
                     ),

@@ -1,26 +1,23 @@
 //! Chunks of logits on the CPU: what the log-sum-exp keeps of them, and the gradient made from them.
 
-use super::CHUNK;
-use crate::context::count;
+use super::{BLOCK_ROWS, Backward, CHUNK, Forward};
+use crate::device::Cpu;
 use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
 use crate::gemm::{halves, steps};
 use crate::matrix::PANEL;
-use crate::ops::args::{expect_floats, two_dims};
 use crate::ops::lanes::{load, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
-use crate::{Context, Isa, Matrix, Result, View, math};
+use crate::{Isa, Matrix, View, math};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Rows of a block: the weight is read once for each, and its gradient read and written.
-const BLOCK_ROWS: usize = 512;
 /// Rows of a task: whole tiles, and logits of a chunk that stay in the second cache.
 const TASK_ROWS: usize = 120;
-/// The same on tiles, for which the weight is packed for each task.
+/// [`TASK_ROWS`] on tiles, for which the weight is packed for each task.
 const TASK_ROWS_ON_TILES: usize = 256;
-/// Logits of a row whose gradients are held at once, on the way back.
+/// Logits of a row whose gradients are held at once, in the backward pass.
 const WINDOW: usize = 8 * CHUNK;
 /// What is kept of a chunk of a row: m, Σ exp(z−m), Σ exp(z−m)(z−m).
 pub(crate) const KEPT: usize = 3;
@@ -41,16 +38,12 @@ pub(crate) struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    pub(crate) fn new(ctx: &Context, op: &'static str, hidden: View<'a>, weight: &'a Matrix) -> Result<Head<'a>> {
-        let [rows, width] = two_dims(op, "hidden", hidden)?;
-        expect_floats(op, "hidden", hidden, &[rows, weight.cols()])?;
-        let (hidden, data) = (hidden.elements(), weight.elements());
-        let (isa, dtype) = (ctx.isa(), ProductDType::of(&[hidden, data]));
+    pub(crate) fn new(cpu: &Cpu, hidden: View<'a>, weight: &'a Matrix) -> Head<'a> {
+        let (rows, width) = (hidden.shape()[0], weight.cols());
+        let (hidden, data) = (hidden.elements(cpu), weight.elements(cpu));
+        let (isa, dtype) = (cpu.isa(), ProductDType::of(&[hidden, data]));
         let task_rows = if isa.has_tiles() && dtype == ProductDType::Bf16 { TASK_ROWS_ON_TILES } else { TASK_ROWS };
-        Ok(Head { isa, hidden, weight: data, rows, task_rows, width, vocab: weight.rows() })
-    }
-    pub(crate) fn rows(&self) -> usize {
-        self.rows
+        Head { isa, hidden, weight: data, rows, task_rows, width, vocab: weight.rows() }
     }
     pub(crate) fn chunks(&self) -> usize {
         self.vocab.div_ceil(CHUNK)
@@ -62,11 +55,6 @@ impl<'a> Head<'a> {
     /// The rows in blocks.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         blocks(0..self.rows, BLOCK_ROWS)
-    }
-    /// Books `products` products of all rows, and the weight `passes` times.
-    pub(crate) fn count_product(&self, products: usize, passes: usize) {
-        let weight = self.weight.bytes() * passes * self.rows.div_ceil(BLOCK_ROWS);
-        count(2 * (products * self.rows * self.width * self.vocab) as u64, (weight + self.hidden.bytes()) as u64);
     }
     /// Runs `f` with room for the statistics of `rows` rows, `[rows][chunks][KEPT]`.
     pub(crate) fn with_partials<T>(&self, rows: usize, f: impl FnOnce(&mut [f32]) -> T) -> T {
@@ -82,7 +70,7 @@ impl<'a> Head<'a> {
         Product::new(self.isa, operands)
     }
 
-    /// The same for chunk `chunk`, on this thread. Returns the ids of the chunk.
+    /// Logits of chunk `chunk`, on this thread. Returns the ids of the chunk.
     pub(crate) fn logits(
         &self,
         rows: Range<usize>,
@@ -343,8 +331,8 @@ struct Window<'a, D> {
 }
 
 impl<D: Element> Window<'_, D> {
-    fn run(&self, ctx: &Context) {
-        ctx.run(self.ids.len().div_ceil(CHUNK) * self.tiles(), self);
+    fn run(&self, cpu: &Cpu) {
+        cpu.run(self.ids.len().div_ceil(CHUNK) * self.tiles(), self);
     }
 
     fn tiles(&self) -> usize {
@@ -368,15 +356,44 @@ impl<D: Element> Tasks for Window<'_, D> {
     }
 }
 
+/// Block by block: the statistics of its chunks, then what they give together.
+pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
+    let (head, inv_temperature) = (Head::new(cpu, args.hidden, args.weight), args.inv_temperature);
+    let targets = args.targets.u32(cpu);
+    let (logps, lse) = (Disjoint::new(args.logps.f32(cpu)), Disjoint::new(args.lse.f32(cpu)));
+    let entropies = args.entropies.map(|e| Disjoint::new(e.f32(cpu)));
+    for block in head.blocks() {
+        head.with_partials(block.len(), |partials| {
+            let partials = Disjoint::new(partials);
+            let beta = Beta::All(inv_temperature);
+            let picked = Some((targets, &logps));
+            let chunks = Chunks { head: &head, rows: block.clone(), beta, partials: &partials, picked, logits: None };
+            cpu.run(chunks.tasks(), &chunks);
+            let combine = Combine {
+                head: &head,
+                rows: block,
+                partials: &partials,
+                logps: &logps,
+                lse: &lse,
+                entropies: entropies.as_ref(),
+            };
+            cpu.run(combine.tasks(), &combine);
+        });
+    }
+}
+
 /// Window by window: the gradient of its logits, then what it adds to hidden rows and weight.
-pub(super) fn backward(
-    ctx: &Context,
-    head: &Head<'_>,
-    slopes: &Slopes<'_>,
-    d_hidden: &mut [f32],
-    mut d_weight: Option<&mut [f32]>,
-    segments: Option<&[u32]>,
-) {
+pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
+    let head = &Head::new(cpu, args.hidden, args.weight);
+    let slopes = &Slopes {
+        targets: args.targets.u32(cpu),
+        beta: args.inv_temperature,
+        lse: args.lse.f32(cpu),
+        d_logps: args.d_logps.f32(cpu),
+        entropies: args.d_entropies.zip(args.entropies).map(|(d, e)| (d.f32(cpu), e.f32(cpu))),
+    };
+    let (d_hidden, segments) = (args.d_hidden.f32(cpu), args.segments.map(|s| s.u32(cpu)));
+    let mut d_weight = args.d_weight.map(|w| w.data_mut().view_mut().f32(cpu));
     let h = head.width;
     // As its products read them, and in half the memory.
     let rounds = ProductDType::of(&[head.hidden, head.weight]) == ProductDType::Bf16;
@@ -387,10 +404,10 @@ pub(super) fn backward(
             with_workspace(if rounds { len.div_ceil(2) } else { len }, |workspace| {
                 let d_logits = if rounds {
                     let to = &mut halves(workspace)[..len];
-                    Window { head, slopes, rows: &rows, ids: &ids, d_logits: Disjoint::new(to) }.run(ctx);
+                    Window { head, slopes, rows: &rows, ids: &ids, d_logits: Disjoint::new(to) }.run(cpu);
                     Elements::Bf16(to)
                 } else {
-                    Window { head, slopes, rows: &rows, ids: &ids, d_logits: Disjoint::new(workspace) }.run(ctx);
+                    Window { head, slopes, rows: &rows, ids: &ids, d_logits: Disjoint::new(workspace) }.run(cpu);
                     Elements::F32(workspace)
                 };
                 let panels = ids.start * h..ids.end.next_multiple_of(PANEL) * h;
@@ -407,7 +424,7 @@ pub(super) fn backward(
                     dtype: ProductDType::of(&[head.weight]),
                     segments: None,
                 };
-                Product::new(ctx.isa(), operands).run(ctx);
+                Product::new(cpu.isa(), operands).run(cpu);
                 if let Some(d_weight) = d_weight.as_deref_mut() {
                     let operands = Operands {
                         m: h,
@@ -422,7 +439,7 @@ pub(super) fn backward(
                         dtype: ProductDType::of(&[hidden]),
                         segments: Some(&segments),
                     };
-                    Product::new(ctx.isa(), operands).run(ctx);
+                    Product::new(cpu.isa(), operands).run(cpu);
                 }
             });
         }

@@ -13,24 +13,26 @@
 //! dW[v,:]     += Σ_r β dz[r,v] hidden[r,:]      ascending r
 //! ```
 //!
-//! The vocabulary is cut into chunks of [`CHUNK`] whatever the threads. A chunk's logits live in a thread's scratch; what
-//! is kept of them is (m, Σ exp(z−m), Σ exp(z−m)(z−m)), m their maximum, and the chunks of a row are combined in ascending
-//! order. The bits of a row depend on that row and the weights alone. The sampler ([`super::sample`]) calls the same
-//! functions, which is why its log-probabilities are the trainer's. Where weight or hidden rows are bf16, β dz is rounded to
-//! it for the product with them, and where both are, as it is written. The way back recomputes the logits window by window.
+//! The vocabulary is cut into chunks of [`CHUNK`] whatever the threads. A chunk's logits live in a thread's scratch;
+//! what is kept of them is (m, Σ exp(z−m), Σ exp(z−m)(z−m)), m their maximum, and the chunks of a row are combined in
+//! ascending order. The bits of a row depend on that row and the weights alone. The sampler ([`super::sample`]) calls
+//! the same functions, which is why its log-probabilities are the trainer's. Where weight or hidden rows are bf16, β dz
+//! is rounded to it for the product with them, and where both are, as it is written. The backward pass recomputes the
+//! logits window by window.
 
 pub(crate) mod cpu;
 pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use super::args::{expect, expect_below, expect_offsets, expect_shape};
-use crate::pool::Disjoint;
+use super::args::{expect, expect_below, expect_floats, expect_offsets, expect_shape, two_dims};
+use crate::device::Backend;
 use crate::{Context, DType, Error, Matrix, Result, View, ViewMut};
-use cpu::{Beta, Head};
 
 /// Vocabulary entries of a chunk: 16 panels of the weight.
 pub const CHUNK: usize = 512;
+/// Rows of a block: the weight is read once for each, and its gradient read and written.
+const BLOCK_ROWS: usize = 512;
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
@@ -76,80 +78,72 @@ pub struct Backward<'a> {
     pub segments: Option<View<'a>>,
 }
 
-/// Log-probabilities, log-sum-exps and entropies. Beside its outputs it holds statistics of up to 512 rows, 12 bytes for
-/// each and every chunk, and 240 KiB of logits per thread (512 KiB on tiles).
+/// Log-probabilities, log-sum-exps and entropies. Beside its outputs it holds statistics of up to 512 rows, 12 bytes
+/// for each and every chunk, and 240 KiB of logits per thread (512 KiB on tiles).
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "lm_head::forward";
-    let Forward { hidden, weight, targets, inv_temperature, logps, lse, entropies } = args;
-    let head = Head::new(ctx, OP, hidden, weight)?;
-    let rows = head.rows();
+    let Forward { hidden, weight, targets, ref logps, ref lse, ref entropies, .. } = args;
+    let rows = check(OP, hidden, weight)?;
     expect(OP, "targets", targets, DType::U32, &[rows])?;
     expect(OP, "logps", logps.view(), DType::F32, &[rows])?;
     expect(OP, "lse", lse.view(), DType::F32, &[rows])?;
-    if let Some(entropies) = &entropies {
+    if let Some(entropies) = entropies {
         expect(OP, "entropies", entropies.view(), DType::F32, &[rows])?;
     }
-    let targets = targets.u32();
-    expect_below(OP, "targets", targets, head.vocab)?;
-    head.count_product(1, 1);
-    let (logps, lse) = (Disjoint::new(logps.f32()), Disjoint::new(lse.f32()));
-    let entropies = entropies.map(|e| Disjoint::new(e.f32()));
-    for block in head.blocks() {
-        head.with_partials(block.len(), |partials| {
-            let partials = Disjoint::new(partials);
-            let beta = Beta::All(inv_temperature);
-            let picked = Some((targets, &logps));
-            let chunks =
-                cpu::Chunks { head: &head, rows: block.clone(), beta, partials: &partials, picked, logits: None };
-            ctx.run(chunks.tasks(), &chunks);
-            let combine = cpu::Combine {
-                head: &head,
-                rows: block,
-                partials: &partials,
-                logps: &logps,
-                lse: &lse,
-                entropies: entropies.as_ref(),
-            };
-            ctx.run(combine.tasks(), &combine);
-        });
+    expect_below(OP, "targets", targets.indices(), weight.rows())?;
+    count_products(hidden, weight, 1, 1);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::forward(cpu, args),
     }
     Ok(())
 }
 
-/// Gradients of hidden rows and weight. Beside its outputs it holds gradients of at most 512 rows × 4096 logits (8 MiB, in
-/// bf16 half of it) and 240 KiB of logits per thread (512 KiB on tiles).
+/// Gradients of hidden rows and weight. Beside its outputs it holds gradients of at most 512 rows × 4096 logits (8 MiB,
+/// in bf16 half of it) and 240 KiB of logits per thread (512 KiB on tiles).
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "lm_head::backward";
-    let Backward { hidden, weight, targets, inv_temperature, lse, d_logps, d_entropies, entropies, .. } = args;
-    let (d_hidden, d_weight, segments) = (args.d_hidden, args.d_weight, args.segments);
-    let head = Head::new(ctx, OP, hidden, weight)?;
-    let (rows, h) = (head.rows(), head.width);
+    let Backward { hidden, weight, targets, lse, d_logps, d_entropies, entropies, ref d_hidden, ref d_weight, .. } =
+        args;
+    let (rows, h) = (check(OP, hidden, weight)?, weight.cols());
     expect(OP, "targets", targets, DType::U32, &[rows])?;
     expect(OP, "lse", lse, DType::F32, &[rows])?;
     expect(OP, "d_logps", d_logps, DType::F32, &[rows])?;
     expect(OP, "d_hidden", d_hidden.view(), DType::F32, &[rows, h])?;
-    let entropies = match (d_entropies, entropies) {
-        (None, _) => None,
+    match (d_entropies, entropies) {
+        (None, _) => {}
         (Some(_), None) => {
             return Err(Error::Value { op: OP, message: "d_entropies is given without entropies".into() });
         }
         (Some(d), Some(e)) => {
             expect(OP, "d_entropies", d, DType::F32, &[rows])?;
             expect(OP, "entropies", e, DType::F32, &[rows])?;
-            Some((d.f32(), e.f32()))
         }
-    };
-    if let Some(d_weight) = &d_weight {
-        expect_shape(OP, "d_weight", &[d_weight.rows(), d_weight.cols()], &[head.vocab, h])?;
     }
-    let targets = targets.u32();
-    expect_below(OP, "targets", targets, head.vocab)?;
-    if let Some(segments) = segments {
+    if let Some(d_weight) = d_weight {
+        expect_shape(OP, "d_weight", &[d_weight.rows(), d_weight.cols()], &[weight.rows(), h])?;
+    }
+    expect_below(OP, "targets", targets.indices(), weight.rows())?;
+    if let Some(segments) = args.segments {
         expect_offsets(OP, "segments", segments, rows)?;
     }
-    head.count_product(if d_weight.is_some() { 3 } else { 2 }, if d_weight.is_some() { 4 } else { 2 });
-    let slopes = cpu::Slopes { targets, beta: inv_temperature, lse: lse.f32(), d_logps: d_logps.f32(), entropies };
-    let d_weight = d_weight.map(|w| w.data_mut().view_mut().f32());
-    cpu::backward(ctx, &head, &slopes, d_hidden.f32(), d_weight, segments.map(|s| s.u32()));
+    let (products, passes) = if d_weight.is_some() { (3, 4) } else { (2, 2) };
+    count_products(hidden, weight, products, passes);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::backward(cpu, args),
+    }
     Ok(())
+}
+
+/// Rows of `hidden`, if they are of the weight's width.
+pub(crate) fn check(op: &'static str, hidden: View<'_>, weight: &Matrix) -> Result<usize> {
+    let [rows, _] = two_dims(op, "hidden", hidden)?;
+    expect_floats(op, "hidden", hidden, &[rows, weight.cols()])?;
+    Ok(rows)
+}
+
+/// Books `products` products of all rows, and the weight `passes` times for each block of them.
+pub(crate) fn count_products(hidden: View<'_>, weight: &Matrix, products: usize, passes: usize) {
+    let (rows, len) = (hidden.shape()[0], hidden.shape().iter().product::<usize>());
+    let bytes = weight.data().bytes() * passes * rows.div_ceil(BLOCK_ROWS) + len * hidden.dtype().bytes();
+    crate::context::count(2 * (products * len * weight.rows()) as u64, bytes as u64);
 }

@@ -26,7 +26,7 @@ pub fn chain<F: Float>(x: &[F], w: &[F]) -> F {
     x.iter().zip(w).fold(F::default(), |sum, (&x, &w)| x.mul_add(w, sum))
 }
 
-/// The same sum as tiles give it, of numbers that bf16 has.
+/// That sum as tiles give it, of numbers that bf16 has.
 pub fn dot_on_tiles(x: &[f32], w: &[f32]) -> f32 {
     linear::on_tiles(0.0, x.iter().copied().zip(w.iter().copied()).collect())
 }

@@ -175,13 +175,13 @@ fn forward_on_tiles_equals_the_formula_bit_for_bit() {
         let dot = reference::dot_on_tiles;
         let formula = reference::emulated(case.h, &case.hidden, &case.weight, &case.targets, case.beta, CHUNK, dot);
         for ctx in on_tiles() {
-            assert_eq!(case.forward(&ctx, 0..case.r), formula, "{:?} {shape:?}", ctx.isa());
+            assert_eq!(case.forward(&ctx, 0..case.r), formula, "{:?} {shape:?}", ctx.describe());
         }
     }
 }
 
-/// The gradients of the logits `[R, V]`, which are never in memory: what a row alone adds to the weights of an input that is
-/// 1, as the first one is.
+/// The gradients of the logits `[R, V]`, which are never in memory: what a row alone adds to the weights of an input
+/// that is 1, as the first one is.
 fn d_logits(ctx: &Context, case: &Case) -> Vec<f32> {
     let row = |r: usize| {
         let hidden = case.hidden[r * case.h..][..case.h].to_vec();
@@ -208,15 +208,15 @@ fn backward_in_bf16_equals_the_formula_bit_for_bit() {
         let d_hidden = linear::backward_input(40, &d_z, &wide.weight, None);
         let mut d_weight = wide.weight0.clone();
         linear::backward_weight(40, &wide.hidden, &d_z, &mut d_weight);
-        assert!(narrow.backward(&ctx, 0, |_| {}) == (d_hidden, d_weight), "{:?}", ctx.isa());
-        assert!(narrow.backward(&ctx, 0, |_| {}) != wide.backward(&ctx, 0, |_| {}), "{:?}", ctx.isa());
+        assert!(narrow.backward(&ctx, 0, |_| {}) == (d_hidden, d_weight), "{:?}", ctx.describe());
+        assert!(narrow.backward(&ctx, 0, |_| {}) != wide.backward(&ctx, 0, |_| {}), "{:?}", ctx.describe());
     }
     for ctx in on_tiles() {
         let d_z = d_logits(&ctx, &narrow);
         let d_hidden = linear::backward_input_on_tiles(40, &d_z, &wide.weight, None);
         let mut d_weight = wide.weight0.clone();
         linear::backward_weight_on_tiles(40, &wide.hidden, &d_z, &mut d_weight, &[0, 7]);
-        assert!(narrow.backward(&ctx, 0, |_| {}) == (d_hidden, d_weight), "{:?}", ctx.isa());
+        assert!(narrow.backward(&ctx, 0, |_| {}) == (d_hidden, d_weight), "{:?}", ctx.describe());
     }
 }
 

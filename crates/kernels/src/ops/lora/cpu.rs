@@ -1,13 +1,14 @@
 //! The products of an adapter, and its scale.
 
 use super::{Adapter, Backward, Dropout, Forward, dropout};
+use crate::Matrix;
 use crate::context::{count, count_product};
+use crate::device::Cpu;
 use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
 use crate::ops::lm_head::cpu::with_workspace;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 use crate::tensor::Elements;
-use crate::{Context, Matrix};
 
 /// Elements of a task of [`Scale`].
 const ELEMENTS: usize = 1 << 14;
@@ -28,7 +29,7 @@ impl Adapter<'_> {
     }
 
     /// `xa = s · x Aᵀ`: `[M, R]` overwrites.
-    fn lower(&self, ctx: &Context, m: usize, x: Elements<'_>, xa: &mut [f32]) {
+    fn lower(&self, cpu: &Cpu, m: usize, x: Elements<'_>, xa: &mut [f32]) {
         let (rank, k) = (self.a.rows(), self.a.cols());
         count_product(m, rank, k, self.a.data().bytes());
         let operands = Operands {
@@ -36,7 +37,7 @@ impl Adapter<'_> {
             n: rank,
             depth: k,
             left: Left::Rows(x, k),
-            right: Right::Panels(self.a.elements()),
+            right: Right::Panels(self.a.elements(cpu)),
             c: xa,
             order: Order::Rows(rank),
             accumulate: false,
@@ -44,22 +45,22 @@ impl Adapter<'_> {
             dtype: ProductDType::Stored,
             segments: None,
         };
-        Product::new(ctx.isa(), operands).run(ctx);
-        scale(ctx, xa, self.scale);
+        Product::new(cpu.isa(), operands).run(cpu);
+        scale(cpu, xa, self.scale);
     }
 }
 
-pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
+pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     let Forward { x, adapter, dropout, y } = args;
     let ([m, n], rank) = ([x.shape()[0], y.shape()[1]], adapter.a.rows());
-    let y = y.f32();
+    let y = y.f32(cpu);
     with_workspace(m * rank + adapter.spare(m, dropout.as_ref()), |all| {
         let (xa, spare) = all.split_at_mut(m * rank);
         match &dropout {
-            None => adapter.lower(ctx, m, x.elements(), xa),
+            None => adapter.lower(cpu, m, x.elements(cpu), xa),
             Some(dropout) => {
-                adapter.lower_dropped(ctx, x.elements(), dropout, xa, spare, None);
-                scale(ctx, xa, adapter.scale);
+                adapter.lower_dropped(cpu, x.elements(cpu), dropout, xa, spare, None);
+                scale(cpu, xa, adapter.scale);
             }
         }
         let xa = &*xa;
@@ -70,7 +71,7 @@ pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
                 n: b.rows(),
                 depth: b.cols(),
                 left: Left::Rows(xa[at..].into(), rank),
-                right: Right::Panels(b.elements()),
+                right: Right::Panels(b.elements(cpu)),
                 c: &mut y[first..],
                 order: Order::Rows(n),
                 accumulate: true,
@@ -78,15 +79,15 @@ pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
                 dtype: ProductDType::Stored,
                 segments: None,
             };
-            Product::new(ctx.isa(), operands).run(ctx);
+            Product::new(cpu.isa(), operands).run(cpu);
         }
     });
 }
 
-pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
+pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let Backward { x, adapter, dropout, d_y, mut d_x, d_a, d_b } = args;
     let ([m, n], rank) = ([x.shape()[0], d_y.shape()[1]], adapter.a.rows());
-    let (x, d_y) = (x.elements(), d_y.f32());
+    let (x, d_y) = (x.elements(cpu), d_y.f32(cpu));
     with_workspace(2 * m * rank + adapter.spare(m, dropout.as_ref()), |all| {
         let (xa, rest) = all.split_at_mut(m * rank);
         let (d_xa, spare) = rest.split_at_mut(m * rank);
@@ -97,7 +98,7 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
                 n: b.cols(),
                 depth: b.rows(),
                 left: Left::Rows(d_y[first..].into(), n),
-                right: Right::Transposed(b.elements()),
+                right: Right::Transposed(b.elements(cpu)),
                 c: &mut d_xa[at..],
                 order: Order::Rows(rank),
                 accumulate: false,
@@ -105,19 +106,19 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
                 dtype: ProductDType::Stored,
                 segments: None,
             };
-            Product::new(ctx.isa(), operands).run(ctx);
+            Product::new(cpu.isa(), operands).run(cpu);
         }
-        scale(ctx, d_xa, adapter.scale);
-        let (d_a, d_x) = (d_a.data_mut().view_mut().f32(), d_x.reborrow().f32());
+        scale(cpu, d_xa, adapter.scale);
+        let (d_a, d_x) = (d_a.data_mut().view_mut().f32(cpu), d_x.reborrow().f32(cpu));
         match &dropout {
             None => {
-                adapter.lower(ctx, m, x, xa);
-                lower_backward(ctx, m, x, &adapter, d_xa, d_a, d_x);
+                adapter.lower(cpu, m, x, xa);
+                lower_backward(cpu, m, x, &adapter, d_xa, d_a, d_x);
             }
             Some(dropout) => {
                 let back = dropout::Back { d_xa, d_a, d_x };
-                adapter.lower_dropped(ctx, x, dropout, xa, spare, Some(back));
-                scale(ctx, xa, adapter.scale);
+                adapter.lower_dropped(cpu, x, dropout, xa, spare, Some(back));
+                scale(cpu, xa, adapter.scale);
             }
         }
         for ((b, first, at), d_b) in adapter.blocks().zip(d_b) {
@@ -128,21 +129,21 @@ pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
                 depth: m,
                 left: Left::Columns(xa[at..].into(), rank),
                 right: Right::Rows(d_y[first..].into(), n),
-                c: d_b.data_mut().view_mut().f32(),
+                c: d_b.data_mut().view_mut().f32(cpu),
                 order: Order::Panels,
                 accumulate: true,
                 bias: None,
                 dtype: ProductDType::Stored,
                 segments: None,
             };
-            Product::new(ctx.isa(), operands).run(ctx);
+            Product::new(cpu.isa(), operands).run(cpu);
         }
     });
 }
 
 /// The gradients of A and `x`, of all blocks at once: *accumulates into* both.
 fn lower_backward(
-    ctx: &Context,
+    cpu: &Cpu,
     m: usize,
     x: Elements<'_>,
     adapter: &Adapter<'_>,
@@ -165,13 +166,13 @@ fn lower_backward(
         dtype: ProductDType::Stored,
         segments: None,
     };
-    Product::new(ctx.isa(), operands).run(ctx);
+    Product::new(cpu.isa(), operands).run(cpu);
     let operands = Operands {
         m,
         n: k,
         depth: rank,
         left: Left::Rows(d_xa.into(), rank),
-        right: Right::Transposed(adapter.a.elements()),
+        right: Right::Transposed(adapter.a.elements(cpu)),
         c: d_x,
         order: Order::Rows(k),
         accumulate: true,
@@ -179,14 +180,14 @@ fn lower_backward(
         dtype: ProductDType::Stored,
         segments: None,
     };
-    Product::new(ctx.isa(), operands).run(ctx);
+    Product::new(cpu.isa(), operands).run(cpu);
 }
 
 /// `x ← s · x`
-pub(super) fn scale(ctx: &Context, x: &mut [f32], scale: f32) {
+pub(super) fn scale(cpu: &Cpu, x: &mut [f32], scale: f32) {
     let len = x.len();
     count(len as u64, (2 * size_of::<f32>() * len) as u64);
-    ctx.run(len.div_ceil(ELEMENTS), &Scale { len, x: Disjoint::new(x), scale });
+    cpu.run(len.div_ceil(ELEMENTS), &Scale { len, x: Disjoint::new(x), scale });
 }
 
 struct Scale<'a> {

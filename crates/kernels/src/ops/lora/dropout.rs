@@ -9,10 +9,11 @@
 //! ```
 //!
 //! A factor depends on the key and on *which* row it is, not on where the row lies: however a batch is cut, and in
-//! whatever order it is computed, now or once more on the way back, the factors are the same.
+//! whatever order it is computed, now or once more in the backward pass, the factors are the same.
 
 use super::Adapter;
 use crate::context::count_product;
+use crate::device::Cpu;
 use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
 use crate::matrix::PANEL;
 use crate::ops::args::expect;
@@ -20,7 +21,7 @@ use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::rng::philox_lanes;
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
-use crate::{Context, DType, Error, Result, View};
+use crate::{DType, Error, Result, View};
 use std::ops::Range;
 
 /// Which inputs are dropped.
@@ -68,23 +69,23 @@ impl Dropout<'_> {
         (1.0 / (1.0 - self.p)) as f32
     }
     /// The factors of rows `first ..` under block `block`: `[rows, k]` overwrites.
-    pub(super) fn factors(&self, ctx: &Context, first: usize, block: usize, k: usize, factors: &mut [f32]) {
+    pub(super) fn factors(&self, cpu: &Cpu, first: usize, block: usize, k: usize, factors: &mut [f32]) {
         let rows = factors.len() / k.max(1);
         let tasks = Factors {
             key: self.key,
             threshold: self.threshold(),
             kept: self.kept(),
-            samples: &self.samples.u32()[first..first + rows],
-            positions: &self.positions.u32()[first..first + rows],
+            samples: &self.samples.u32(cpu)[first..first + rows],
+            positions: &self.positions.u32(cpu)[first..first + rows],
             block: block as u32,
             k,
             factors: Disjoint::new(factors),
         };
-        ctx.run(rows.div_ceil(TASK_ROWS), &tasks);
+        cpu.run(rows.div_ceil(TASK_ROWS), &tasks);
     }
 }
 
-/// What is computed of A on the way back, beside xa.
+/// What is computed of A in the backward pass, beside xa.
 pub(super) struct Back<'a> {
     /// `[M, R]`, the scale in it.
     pub d_xa: &'a [f32],
@@ -100,10 +101,11 @@ impl Adapter<'_> {
         m.min(ROWS) * (2 * self.a.cols() + self.a.rows())
     }
 
-    /// `xa = Σ_k f x A`: `[M, R]` overwrites, the scale not yet in it; and on the way back the gradients of A and `x`.
+    /// `xa = Σ_k f x A`: `[M, R]` overwrites, the scale not yet in it; and in the backward pass the gradients of A and
+    /// `x`.
     pub(super) fn lower_dropped(
         &self,
-        ctx: &Context,
+        cpu: &Cpu,
         x: Elements<'_>,
         dropout: &Dropout<'_>,
         xa: &mut [f32],
@@ -112,7 +114,7 @@ impl Adapter<'_> {
     ) {
         let (rank, k) = (self.a.rows(), self.a.cols());
         let m = xa.len() / rank;
-        let a = self.a.elements();
+        let a = self.a.elements(cpu);
         for first in (0..m).step_by(ROWS) {
             let rows = ROWS.min(m - first);
             let x = x.range(first * k..(first + rows) * k);
@@ -123,10 +125,10 @@ impl Adapter<'_> {
                 let (r, skip) = (b.cols(), at % PANEL);
                 let (width, panels) = (skip + r, a.range((at - skip) * k..a.len()));
                 let wide = &mut wide[..rows * width];
-                dropout.factors(ctx, first, i, k, f);
+                dropout.factors(cpu, first, i, k, f);
                 match x {
-                    Elements::F32(x) => multiply(ctx, f, x, dropped),
-                    Elements::Bf16(x) => multiply(ctx, f, x, dropped),
+                    Elements::F32(x) => multiply(cpu, f, x, dropped),
+                    Elements::Bf16(x) => multiply(cpu, f, x, dropped),
                 }
                 count_product(rows, width, k, size_of::<f32>() * width * k);
                 let operands = Operands {
@@ -142,7 +144,7 @@ impl Adapter<'_> {
                     dtype: ProductDType::Stored,
                     segments: None,
                 };
-                Product::new(ctx.isa(), operands).run(ctx);
+                Product::new(cpu.isa(), operands).run(cpu);
                 for (wide, xa) in wide.chunks_exact(width).zip(xa[first * rank..].chunks_exact_mut(rank)) {
                     xa[at..at + r].copy_from_slice(&wide[skip..]);
                 }
@@ -166,7 +168,7 @@ impl Adapter<'_> {
                     dtype: ProductDType::Stored,
                     segments: None,
                 };
-                Product::new(ctx.isa(), operands).run(ctx);
+                Product::new(cpu.isa(), operands).run(cpu);
                 let operands = Operands {
                     m: rows,
                     n: k,
@@ -180,8 +182,8 @@ impl Adapter<'_> {
                     dtype: ProductDType::Stored,
                     segments: None,
                 };
-                Product::new(ctx.isa(), operands).run(ctx);
-                multiply_add(ctx, f, dropped, &mut d_x[first * k..(first + rows) * k]);
+                Product::new(cpu.isa(), operands).run(cpu);
+                multiply_add(cpu, f, dropped, &mut d_x[first * k..(first + rows) * k]);
             }
         }
     }
@@ -223,19 +225,19 @@ impl Tasks for Factors<'_> {
 }
 
 /// `y ← f x`, element by element.
-pub(super) fn multiply(ctx: &Context, f: &[f32], x: &[impl Element], y: &mut [f32]) {
-    each(ctx, f, x, y, false);
+pub(super) fn multiply(cpu: &Cpu, f: &[f32], x: &[impl Element], y: &mut [f32]) {
+    each(cpu, f, x, y, false);
 }
 
 /// `y ← y + f x`, element by element, one rounding.
-pub(super) fn multiply_add(ctx: &Context, f: &[f32], x: &[f32], y: &mut [f32]) {
-    each(ctx, f, x, y, true);
+pub(super) fn multiply_add(cpu: &Cpu, f: &[f32], x: &[f32], y: &mut [f32]) {
+    each(cpu, f, x, y, true);
 }
 
-fn each(ctx: &Context, f: &[f32], x: &[impl Element], y: &mut [f32], add: bool) {
+fn each(cpu: &Cpu, f: &[f32], x: &[impl Element], y: &mut [f32], add: bool) {
     let len = y.len();
     assert!(f.len() == len && x.len() == len);
-    ctx.run(len.div_ceil(ELEMENTS), &Each { f, x, len, y: Disjoint::new(y), add });
+    cpu.run(len.div_ceil(ELEMENTS), &Each { f, x, len, y: Disjoint::new(y), add });
 }
 
 /// Elements of a task of [`Each`].

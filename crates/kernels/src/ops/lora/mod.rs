@@ -1,8 +1,9 @@
 //! Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685) of a product: `y += s · (x Aᵀ) Bᵀ`.
 //!
-//! Shapes: `M` rows (tokens), `K` inputs, `N` outputs; `s` the scale (`alpha / r`). Products with the same input are fused
-//! (q, k and v), and each has an adapter of its own: block `i` is `A_i: [r_i, K]`, `B_i: [N_i, r_i]`, and adds to the
-//! columns `first_i .. first_i + N_i` of `y`. The `A_i` lie one below the other in `A: [R, K]`, `R = Σ r_i`, so that
+//! Shapes: `M` rows (tokens), `K` inputs, `N` outputs; `s` the scale (`alpha / r`). Products with the same input are
+//! fused (q, k and v), and each has an adapter of its own: block `i` is `A_i: [r_i, K]`, `B_i: [N_i, r_i]`, and adds to
+//! the columns `first_i .. first_i + N_i` of `y`. The `A_i` lie one below the other in `A: [R, K]`, `R = Σ r_i`, so
+//! that
 //! `x` is read once; columns of `y` that no block reaches stay as they are.
 //!
 //! ```text
@@ -14,10 +15,11 @@
 //! dx[m,k]         += Σ_j dxa[m,j] A[j,k]                all j, ascending
 //! ```
 //!
-//! `xa` carries the scale, so `dB` needs no other factor. The backward computes it again, to the same bits: it costs less
-//! than keeping it for every layer.
+//! `xa` carries the scale, so `dB` needs no other factor. The backward computes it again, to the same bits: it costs
+//! less than keeping it for every layer.
 //!
-//! With [`Dropout`], block `i` reads `f_i[m,k] x[m,k]` in the place of `x`, where `f_i` is 0 or `1/(1−p)`: in `xa` and `dA`; and
+//! With [`Dropout`], block `i` reads `f_i[m,k] x[m,k]` in the place of `x`, where `f_i` is 0 or `1/(1−p)`: in `xa` and
+//! `dA`; and
 //!
 //! ```text
 //! dx[m,k]         += f_i[m,k] · Σ_j dxa[m,j] A[j,k]     j over block i, from 0; then the next block
@@ -32,6 +34,7 @@ mod tests;
 pub use dropout::Dropout;
 
 use super::args::{expect, expect_floats, expect_shape, two_dims};
+use crate::device::Backend;
 use crate::{Context, DType, Matrix, Result, View, ViewMut};
 
 /// An adapter, to read.
@@ -102,7 +105,9 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     if m == 0 || rank == 0 {
         return Ok(());
     }
-    cpu::forward(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::forward(cpu, args),
+    }
     Ok(())
 }
 
@@ -124,6 +129,8 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     if m == 0 || rank == 0 {
         return Ok(());
     }
-    cpu::backward(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::backward(cpu, args),
+    }
     Ok(())
 }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
+use crate::device::Cpu;
 use crate::ops::lm_head::cpu::with_workspace;
 use crate::{Device, Isa, Memory, Tensor};
 use reference::Block;
@@ -22,6 +23,11 @@ const CASES: [Case; 8] = [
 ];
 const SCALE: f32 = 0.375;
 const KEY: u64 = 0x0123_4567_89ab_cdef;
+
+fn cpu(ctx: &Context) -> &Cpu {
+    let Backend::Cpu(cpu) = ctx.backend();
+    cpu
+}
 
 fn blocks(seed: u64, k: usize, of: &[[usize; 3]]) -> Vec<Block<f32>> {
     let block = |(i, &[first, rows, rank]): (usize, &[usize; 3])| {
@@ -181,7 +187,7 @@ fn gradients(p: Option<f64>) {
         start += len;
     }
     if p.is_some() {
-        // The factors forgotten on the way back.
+        // The factors forgotten in the backward pass.
         let (mut spoiled, mut g) = (vec![0.0; m * k], at.iter().map(zero).collect::<Vec<_>>());
         let kept: Vec<_> = at.iter().map(|b| Block { factors: Vec::new(), ..b.clone() }).collect();
         reference::backward(k, n, &x, &kept, scale, &d_y, &mut spoiled, &mut g);
@@ -237,7 +243,7 @@ fn the_share_that_is_dropped_is_p_and_masks_are_independent() {
             .into_iter()
             .map(|(key, block)| {
                 let mut f = vec![f32::NAN; m * k];
-                dropout(p, key).factors(&ctx, 0, block, k, &mut f);
+                dropout(p, key).factors(cpu(&ctx), 0, block, k, &mut f);
                 f
             })
             .collect();
@@ -282,7 +288,7 @@ fn a_row_is_dropped_by_its_identity() {
         let (samples, positions) = (tensor(&pick(&samples)), tensor(&pick(&positions)));
         let dropout = Dropout { p: 0.4, key: KEY, samples: samples.view(), positions: positions.view() };
         let mut f = vec![f32::NAN; order.len() * k];
-        dropout.factors(&ctx, 0, 1, k, &mut f);
+        dropout.factors(cpu(&ctx), 0, 1, k, &mut f);
         f.chunks(k).map(<[f32]>::to_vec).collect()
     };
     let all = of(&(0..m).collect::<Vec<_>>());

@@ -1,7 +1,7 @@
 //! Per-head RMS norm on the CPU: `rmsnorm`'s row formulas on rows of head_dim.
 
 use super::{Backward, Forward};
-use crate::Context;
+use crate::device::Cpu;
 use crate::ops::lanes::{chunks, load, rows, rows_of_task, store};
 use crate::ops::rmsnorm::cpu::{backward_row, rstd_of, scale_row};
 use crate::pool::{Disjoint, Scratch, Tasks};
@@ -55,20 +55,20 @@ impl Tasks for ForwardTasks<'_> {
     }
 }
 
-pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
+pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     let heads = Heads { q: args.heads, kv: args.kv_heads, dim: args.head_dim };
     let rows = args.x.shape()[0];
     let tasks = ForwardTasks {
         heads,
-        x: args.x.f32(),
-        q_weight: args.q_weight.f32(),
-        k_weight: args.k_weight.f32(),
+        x: args.x.f32(cpu),
+        q_weight: args.q_weight.f32(cpu),
+        k_weight: args.k_weight.f32(cpu),
         eps: args.eps,
-        y: Disjoint::new(args.y.f32()),
-        rstd: Disjoint::new(args.rstd.f32()),
+        y: Disjoint::new(args.y.f32(cpu)),
+        rstd: Disjoint::new(args.rstd.f32(cpu)),
         rows,
     };
-    ctx.run(rows.div_ceil(rows_of_task(heads.width())), &tasks);
+    cpu.run(rows.div_ceil(rows_of_task(heads.width())), &tasks);
 }
 
 struct BackwardTasks<'a> {
@@ -140,16 +140,16 @@ impl Tasks for WeightTasks<'_> {
     }
 }
 
-pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
+pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let heads = Heads { q: args.heads, kv: args.kv_heads, dim: args.head_dim };
-    let (x, rstd, d_y, rows) = (args.x.f32(), args.rstd.f32(), args.d_y.f32(), args.x.shape()[0]);
-    let (q_weight, k_weight) = (args.q_weight.f32(), args.k_weight.f32());
-    let d_x = Disjoint::new(args.d_x.f32());
+    let (x, rstd, d_y, rows) = (args.x.f32(cpu), args.rstd.f32(cpu), args.d_y.f32(cpu), args.x.shape()[0]);
+    let (q_weight, k_weight) = (args.q_weight.f32(cpu), args.k_weight.f32(cpu));
+    let d_x = Disjoint::new(args.d_x.f32(cpu));
     let tasks = BackwardTasks { heads, x, q_weight, k_weight, rstd, d_y, d_x, rows };
-    ctx.run(rows.div_ceil(rows_of_task(heads.width())), &tasks);
+    cpu.run(rows.div_ceil(rows_of_task(heads.width())), &tasks);
     let Some((d_q_weight, d_k_weight)) = args.d_weights else { return };
-    let (d_q_weight, d_k_weight) = (Disjoint::new(d_q_weight.f32()), Disjoint::new(d_k_weight.f32()));
-    let segments = args.segments.map(|s| s.u32());
+    let (d_q_weight, d_k_weight) = (Disjoint::new(d_q_weight.f32(cpu)), Disjoint::new(d_k_weight.f32(cpu)));
+    let segments = args.segments.map(|s| s.u32(cpu));
     let tasks = WeightTasks { heads, x, rstd, d_y, d_q_weight, d_k_weight, segments, rows };
-    ctx.run(2 * heads.dim.div_ceil(LANES), &tasks);
+    cpu.run(2 * heads.dim.div_ceil(LANES), &tasks);
 }

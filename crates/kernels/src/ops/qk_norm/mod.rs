@@ -14,6 +14,7 @@
 mod cpu;
 pub mod reference;
 
+use crate::device::Backend;
 use crate::ops::args::{expect, expect_offsets, two_dims};
 use crate::{Context, DType::F32, Result, View, ViewMut};
 
@@ -76,7 +77,9 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     expect(OP, "y", args.y.view(), F32, &[t, width])?;
     expect(OP, "rstd", args.rstd.view(), F32, &[t, normed])?;
     crate::context::count(4 * (t * normed * args.head_dim) as u64, 8 * (t * width) as u64);
-    cpu::forward(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::forward(cpu, args),
+    }
     Ok(())
 }
 
@@ -99,7 +102,9 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
         expect_offsets(OP, "segments", segments, t)?;
     }
     crate::context::count(10 * (t * normed * args.head_dim) as u64, 12 * (t * width) as u64);
-    cpu::backward(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::backward(cpu, args),
+    }
     Ok(())
 }
 

@@ -1,10 +1,11 @@
 //! RMS norm on the CPU. A row's statistics are 16 lane sums, then the fixed tree.
 
-use super::{Again, Backward, Forward};
+use super::{Backward, Forward, Recompute};
+use crate::DType;
+use crate::device::Cpu;
 use crate::ops::lanes::{chunks, dot, load, rows, rows_of_task, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
-use crate::{Context, DType};
 
 /// 1 / √(mean square + eps)
 #[inline(always)]
@@ -78,17 +79,17 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
     }
 }
 
-pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
+pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     let (rows, h) = (args.x.shape()[0], args.weight.shape()[0]);
-    let sum = args.sum.map(|sum| Disjoint::new(sum.f32()));
-    let (x, delta, weight) = (args.x.f32(), args.delta.map(|d| d.f32()).zip(sum), args.weight.f32());
-    let (eps, rstd, tasks) = (args.eps, Disjoint::new(args.rstd.f32()), rows.div_ceil(rows_of_task(h)));
+    let sum = args.sum.map(|sum| Disjoint::new(sum.f32(cpu)));
+    let (x, delta, weight) = (args.x.f32(cpu), args.delta.map(|d| d.f32(cpu)).zip(sum), args.weight.f32(cpu));
+    let (eps, rstd, tasks) = (args.eps, Disjoint::new(args.rstd.f32(cpu)), rows.div_ceil(rows_of_task(h)));
     if args.y.dtype() == DType::Bf16 {
-        let y = Disjoint::new(args.y.bf16());
-        ctx.run(tasks, &ForwardTasks { x, delta, weight, eps, y, rstd, rows });
+        let y = Disjoint::new(args.y.bf16(cpu));
+        cpu.run(tasks, &ForwardTasks { x, delta, weight, eps, y, rstd, rows });
     } else {
-        let y = Disjoint::new(args.y.f32());
-        ctx.run(tasks, &ForwardTasks { x, delta, weight, eps, y, rstd, rows });
+        let y = Disjoint::new(args.y.f32(cpu));
+        cpu.run(tasks, &ForwardTasks { x, delta, weight, eps, y, rstd, rows });
     }
 }
 
@@ -112,15 +113,15 @@ impl<E: Element> Tasks for AgainTasks<'_, E> {
     }
 }
 
-pub(super) fn again(ctx: &Context, args: Again<'_>) {
-    let (x, weight, rstd) = (args.x.f32(), args.weight.f32(), args.rstd.f32());
+pub(super) fn recompute(cpu: &Cpu, args: Recompute<'_>) {
+    let (x, weight, rstd) = (args.x.f32(cpu), args.weight.f32(cpu), args.rstd.f32(cpu));
     let tasks = rstd.len().div_ceil(rows_of_task(weight.len()));
     if args.y.dtype() == DType::Bf16 {
-        let y = Disjoint::new(args.y.bf16());
-        ctx.run(tasks, &AgainTasks { x, weight, rstd, y });
+        let y = Disjoint::new(args.y.bf16(cpu));
+        cpu.run(tasks, &AgainTasks { x, weight, rstd, y });
     } else {
-        let y = Disjoint::new(args.y.f32());
-        ctx.run(tasks, &AgainTasks { x, weight, rstd, y });
+        let y = Disjoint::new(args.y.f32(cpu));
+        cpu.run(tasks, &AgainTasks { x, weight, rstd, y });
     }
 }
 
@@ -180,12 +181,12 @@ impl Tasks for WeightTasks<'_> {
     }
 }
 
-pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
-    let (x, weight, rstd, d_y) = (args.x.f32(), args.weight.f32(), args.rstd.f32(), args.d_y.f32());
+pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
+    let (x, weight, rstd, d_y) = (args.x.f32(cpu), args.weight.f32(cpu), args.rstd.f32(cpu), args.d_y.f32(cpu));
     let h = weight.len();
-    let d_x = Disjoint::new(args.d_x.f32());
-    ctx.run(rstd.len().div_ceil(rows_of_task(h)), &BackwardTasks { x, weight, rstd, d_y, d_x });
+    let d_x = Disjoint::new(args.d_x.f32(cpu));
+    cpu.run(rstd.len().div_ceil(rows_of_task(h)), &BackwardTasks { x, weight, rstd, d_y, d_x });
     let Some(d_weight) = args.d_weight else { return };
-    let (d_weight, segments) = (Disjoint::new(d_weight.f32()), args.segments.map(|s| s.u32()));
-    ctx.run(h.div_ceil(COLUMNS), &WeightTasks { x, rstd, d_y, d_weight, segments, h });
+    let (d_weight, segments) = (Disjoint::new(d_weight.f32(cpu)), args.segments.map(|s| s.u32(cpu)));
+    cpu.run(h.div_ceil(COLUMNS), &WeightTasks { x, rstd, d_y, d_weight, segments, h });
 }

@@ -1,4 +1,5 @@
-//! RMS norm, with the residual addition before it fused in (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019).
+//! RMS norm, with the residual addition before it fused in (Zhang and Sennrich, "Root Mean Square Layer Normalization",
+//! 2019).
 //!
 //! Shapes: `T` tokens, `H` hidden.
 //!
@@ -13,12 +14,14 @@
 //! d_weight[h] += Σ_t d_y[t,h] · (s[t,h] · rstd[t])         one chunk of tokens after the other
 //! ```
 //!
-//! A chunk is 64 tokens of a segment, from the segment's first; the last has fewer. Its terms are one chain of fused multiply-adds,
-//! ascending t, from 0, and what it gives is added to d_weight: ascending chunks, so that a batch may be cut between segments.
+//! A chunk is 64 tokens of a segment, from the segment's first; the last has fewer. Its terms are one chain of fused
+//! multiply-adds, ascending t, from 0, and what it gives is added to d_weight: ascending chunks, so that a batch may be
+//! cut between segments.
 
 pub(crate) mod cpu;
 pub mod reference;
 
+use crate::device::Backend;
 use crate::ops::args::{expect, expect_floats, expect_offsets, two_dims};
 use crate::{Context, DType::F32, Error, Result, View, ViewMut};
 
@@ -41,7 +44,7 @@ pub struct Forward<'a> {
 }
 
 /// Arguments of [`again`].
-pub struct Again<'a> {
+pub struct Recompute<'a> {
     /// `[T, H]`: what was normalised (the sum, if there was a delta).
     pub x: View<'a>,
     /// `[H]`
@@ -87,20 +90,24 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
         _ => return Err(Error::Value { op: OP, message: "sum is given exactly if delta is".into() }),
     }
     crate::context::count(4 * (t * h) as u64, 8 * (t * h) as u64);
-    cpu::forward(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::forward(cpu, args),
+    }
     Ok(())
 }
 
-/// What [`forward`] wrote to `y`, to the same bits: for a way back that did not keep it.
-pub fn again(ctx: &Context, args: Again<'_>) -> Result<()> {
-    const OP: &str = "rmsnorm::again";
+/// What [`forward`] wrote to `y`, to the same bits: for a backward pass that did not keep it.
+pub fn recompute(ctx: &Context, args: Recompute<'_>) -> Result<()> {
+    const OP: &str = "rmsnorm::recompute";
     let [t, h] = two_dims(OP, "x", args.x)?;
     expect(OP, "x", args.x, F32, &[t, h])?;
     expect(OP, "weight", args.weight, F32, &[h])?;
     expect(OP, "rstd", args.rstd, F32, &[t])?;
     expect_floats(OP, "y", args.y.view(), &[t, h])?;
     crate::context::count(2 * (t * h) as u64, 8 * (t * h) as u64);
-    cpu::again(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::recompute(cpu, args),
+    }
     Ok(())
 }
 
@@ -120,7 +127,9 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
         expect_offsets(OP, "segments", segments, t)?;
     }
     crate::context::count(10 * (t * h) as u64, 16 * (t * h) as u64);
-    cpu::backward(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::backward(cpu, args),
+    }
     Ok(())
 }
 

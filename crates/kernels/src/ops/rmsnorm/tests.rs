@@ -39,7 +39,7 @@ fn run(ctx: &Context, x: &[f32], delta: Option<&[f32]>, w: &[f32]) -> [Vec<f32>;
     forward(ctx, args).unwrap();
     let mut once_more = poisoned(ctx, &[t, h]);
     let x = if delta.is_some() { sum.view() } else { x.view() };
-    again(ctx, Again { x, weight: w.view(), rstd: rstd.view(), y: once_more.view_mut() }).unwrap();
+    recompute(ctx, Recompute { x, weight: w.view(), rstd: rstd.view(), y: once_more.view_mut() }).unwrap();
     assert!(once_more.to_vec_f32() == y.to_vec_f32());
     [y.to_vec_f32(), rstd.to_vec_f32(), sum.to_vec_f32()]
 }
@@ -93,12 +93,16 @@ fn equals_the_oracle_on_every_isa() {
             assert!(relative_error(&got[0], &y) < 1e-6 && relative_error(&got[1], &r) < 1e-6, "{t}×{h}");
             let mut back = run_back(&ctx, &sum, &w, &got[1], &d_y, [&d_x0, &d_w0], &[0, t as u32]);
             assert!(relative_error(&back[0], &d_x) < 1e-5 && relative_error(&back[1], &d_w) < 1e-5, "{t}×{h}");
-            assert!(*bits.get_or_insert((got.clone(), back.clone())) == (got.clone(), back.clone()), "{:?}", ctx.isa());
+            assert!(
+                *bits.get_or_insert((got.clone(), back.clone())) == (got.clone(), back.clone()),
+                "{:?}",
+                ctx.describe()
+            );
             for segments in [vec![0, t as u32], vec![0, t as u32 / 3, t as u32 / 3, t as u32]] {
                 let mut formula = d_w0.clone();
                 reference::weight_gradient(&sum, &got[1], &d_y, &segments, &mut formula);
                 let fast = &run_back(&ctx, &sum, &w, &got[1], &d_y, [&d_x0, &d_w0], &segments)[1];
-                assert!(*fast == formula, "{t}×{h} {segments:?} {:?}", ctx.isa());
+                assert!(*fast == formula, "{t}×{h} {segments:?} {:?}", ctx.describe());
             }
             if t > 0 {
                 back[1][0] += 0.1;

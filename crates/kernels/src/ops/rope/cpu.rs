@@ -1,10 +1,11 @@
 //! Rotation on the CPU, a row at a time.
 
 use super::{Rotate, RotateInto};
+use crate::DType;
+use crate::device::Cpu;
 use crate::ops::lanes::{load, rows, rows_of_task, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
-use crate::{Context, DType};
 
 struct RotateTasks<'a> {
     x: Disjoint<'a, f32>,
@@ -79,31 +80,31 @@ impl<E: Element> Tasks for IntoTasks<'_, E> {
     }
 }
 
-pub(super) fn rotate_into(ctx: &Context, args: RotateInto<'_>) {
+pub(super) fn rotate_into(cpu: &Cpu, args: RotateInto<'_>) {
     let (rows, width) = (args.x.shape()[0], args.x.shape()[1]);
-    let (x, positions, heads, head_dim) = (args.x.f32(), args.positions.u32(), args.heads, args.head_dim);
-    let (cos, sin) = (args.table.cos.view().f32(), args.table.sin.view().f32());
+    let (x, positions, heads, head_dim) = (args.x.f32(cpu), args.positions.u32(cpu), args.heads, args.head_dim);
+    let (cos, sin) = (args.table.cos.view().f32(cpu), args.table.sin.view().f32(cpu));
     let tasks = rows.div_ceil(rows_of_task(width));
     if args.y.dtype() == DType::Bf16 {
-        let y = Disjoint::new(args.y.bf16());
-        ctx.run(tasks, &IntoTasks { x, y, width, heads, head_dim, positions, cos, sin });
+        let y = Disjoint::new(args.y.bf16(cpu));
+        cpu.run(tasks, &IntoTasks { x, y, width, heads, head_dim, positions, cos, sin });
     } else {
-        let y = Disjoint::new(args.y.f32());
-        ctx.run(tasks, &IntoTasks { x, y, width, heads, head_dim, positions, cos, sin });
+        let y = Disjoint::new(args.y.f32(cpu));
+        cpu.run(tasks, &IntoTasks { x, y, width, heads, head_dim, positions, cos, sin });
     }
 }
 
-pub(super) fn rotate(ctx: &Context, args: Rotate<'_>, sign: f32) {
+pub(super) fn rotate(cpu: &Cpu, args: Rotate<'_>, sign: f32) {
     let (rows, width) = (args.x.shape()[0], args.x.shape()[1]);
     let tasks = RotateTasks {
-        x: Disjoint::new(args.x.f32()),
+        x: Disjoint::new(args.x.f32(cpu)),
         width,
         heads: args.heads,
         head_dim: args.head_dim,
-        positions: args.positions.u32(),
-        cos: args.table.cos.view().f32(),
-        sin: args.table.sin.view().f32(),
+        positions: args.positions.u32(cpu),
+        cos: args.table.cos.view().f32(cpu),
+        sin: args.table.sin.view().f32(cpu),
         sign,
     };
-    ctx.run(rows.div_ceil(rows_of_task(width)), &tasks);
+    cpu.run(rows.div_ceil(rows_of_task(width)), &tasks);
 }

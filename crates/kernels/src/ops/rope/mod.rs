@@ -8,12 +8,13 @@
 //! x'[t,a,i]       = x[t,a,i]        · c − x[t,a,i+hd/2] · s
 //! x'[t,a,i+hd/2]  = x[t,a,i+hd/2]   · c + x[t,a,i]      · s
 //! ```
-//! The way back is the transpose: s with the other sign.
+//! The backward pass is the transpose: s with the other sign.
 
 mod cpu;
 pub mod reference;
 
 use crate::DType::{F32, U32};
+use crate::device::Backend;
 use crate::ops::args::{expect, expect_below, expect_floats, two_dims};
 use crate::{Context, DType, Device, Error, Memory, Result, Tensor, View, ViewMut};
 
@@ -32,16 +33,15 @@ impl Table {
     /// Angles are f32 products, as transformers forms them; their cosine and sine are computed in f64 by our own series
     /// (error below 1e-14 for angles up to 1.6e6), so that no C library decides a bit, and rounded to f32.
     pub fn new(memory: &Memory, inv_freq: &[f32], attention_scaling: f32, max_positions: usize) -> Table {
-        let shape = [max_positions, inv_freq.len()];
-        let zeros = || Tensor::zeros(memory, &shape, DType::F32);
+        let zeros = || Tensor::zeros(memory, &[max_positions, inv_freq.len()], DType::F32);
         let mut table = Table { cos: zeros(), sin: zeros() };
         if memory.device() != Device::Meta {
-            let (cos, sin) = (table.cos.view_mut().f32(), table.sin.view_mut().f32());
             let angles = (0..max_positions).flat_map(|p| inv_freq.iter().map(move |f| p as f32 * f));
-            for ((angle, cos), sin) in angles.zip(cos).zip(sin) {
-                let (c, s) = cos_sin(f64::from(angle));
-                (*cos, *sin) = (c as f32 * attention_scaling, s as f32 * attention_scaling);
-            }
+            let both = angles.map(|angle| cos_sin(f64::from(angle)));
+            let (cos, sin): (Vec<f32>, Vec<f32>) =
+                both.map(|(c, s)| (c as f32 * attention_scaling, s as f32 * attention_scaling)).unzip();
+            table.cos.view_mut().copy_from_f32(&cos);
+            table.sin.view_mut().copy_from_f32(&sin);
         }
         table
     }
@@ -88,7 +88,9 @@ pub struct RotateInto<'a> {
 /// Rotates.
 pub fn forward(ctx: &Context, args: Rotate<'_>) -> Result<()> {
     check("rope::forward", args.x.view(), args.heads, args.head_dim, args.positions, args.table)?;
-    cpu::rotate(ctx, args, 1.0);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::rotate(cpu, args, 1.0),
+    }
     Ok(())
 }
 
@@ -97,14 +99,18 @@ pub fn forward_into(ctx: &Context, args: RotateInto<'_>) -> Result<()> {
     const OP: &str = "rope::forward_into";
     check(OP, args.x, args.heads, args.head_dim, args.positions, args.table)?;
     expect_floats(OP, "y", args.y.view(), args.x.shape())?;
-    cpu::rotate_into(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::rotate_into(cpu, args),
+    }
     Ok(())
 }
 
 /// Rotates a gradient back.
 pub fn backward(ctx: &Context, args: Rotate<'_>) -> Result<()> {
     check("rope::backward", args.x.view(), args.heads, args.head_dim, args.positions, args.table)?;
-    cpu::rotate(ctx, args, -1.0);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::rotate(cpu, args, -1.0),
+    }
     Ok(())
 }
 
@@ -117,7 +123,7 @@ fn check(op: &'static str, x: View<'_>, heads: usize, hd: usize, positions: View
         let message = format!("{heads} heads of {hd} in rows of {width} with a table of {half} angles");
         return Err(Error::Value { op, message });
     }
-    expect_below(op, "positions", positions.u32(), limit)?;
+    expect_below(op, "positions", positions.indices(), limit)?;
     crate::context::count(6 * (t * heads * half) as u64, 16 * (t * heads * half) as u64);
     Ok(())
 }

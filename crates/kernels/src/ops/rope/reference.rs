@@ -4,8 +4,8 @@
 
 use crate::check::Float;
 
-/// Rotates the first `heads` heads of each row of `x: [T, width]` in place, by angles f32(position) · inv_freq; backwards
-/// with `sign` −1. The angle is the f32 product, whatever `F`.
+/// Rotates the first `heads` heads of each row of `x: [T, width]` in place, by angles f32(position) · inv_freq;
+/// backwards with `sign` −1. The angle is the f32 product, whatever `F`.
 pub fn rotate<F: Float>(
     x: &mut [F],
     width: usize,

@@ -1,21 +1,33 @@
 //! A gather split over rows, and its transpose split over columns, so that each sum runs over the chosen rows in order.
 
+use super::{Gather, ScatterAdd};
+use crate::device::Cpu;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
+use crate::tensor::Elements;
 
 /// Rows of a gathering task.
-pub(super) const ROWS: usize = 32;
+const ROWS: usize = 32;
 /// Columns of a scattering task.
-pub(super) const COLUMNS: usize = 128;
+const COLUMNS: usize = 128;
 
-pub(super) struct Gather<'a, E> {
-    pub x: &'a [E],
-    pub rows: &'a [u32],
-    pub hidden: usize,
-    pub out: Disjoint<'a, E>,
+pub(super) fn gather(cpu: &Cpu, args: Gather<'_>) {
+    let (rows, hidden) = (args.rows.u32(cpu), args.x.shape()[1]);
+    let tasks = rows.len().div_ceil(ROWS);
+    match args.x.elements(cpu) {
+        Elements::F32(x) => cpu.run(tasks, &GatherTasks { x, rows, hidden, out: Disjoint::new(args.out.f32(cpu)) }),
+        Elements::Bf16(x) => cpu.run(tasks, &GatherTasks { x, rows, hidden, out: Disjoint::new(args.out.bf16(cpu)) }),
+    }
 }
 
-impl<E: Element> Tasks for Gather<'_, E> {
+struct GatherTasks<'a, E> {
+    x: &'a [E],
+    rows: &'a [u32],
+    hidden: usize,
+    out: Disjoint<'a, E>,
+}
+
+impl<E: Element> Tasks for GatherTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         for r in index * ROWS..self.rows.len().min((index + 1) * ROWS) {
@@ -27,14 +39,20 @@ impl<E: Element> Tasks for Gather<'_, E> {
     }
 }
 
-pub(super) struct ScatterAdd<'a> {
-    pub d_out: &'a [f32],
-    pub rows: &'a [u32],
-    pub hidden: usize,
-    pub d_x: Disjoint<'a, f32>,
+pub(super) fn scatter_add(cpu: &Cpu, args: ScatterAdd<'_>) {
+    let (hidden, d_x) = (args.d_x.shape()[1], Disjoint::new(args.d_x.f32(cpu)));
+    let tasks = ScatterAddTasks { d_out: args.d_out.f32(cpu), rows: args.rows.u32(cpu), hidden, d_x };
+    cpu.run(hidden.div_ceil(COLUMNS), &tasks);
 }
 
-impl Tasks for ScatterAdd<'_> {
+struct ScatterAddTasks<'a> {
+    d_out: &'a [f32],
+    rows: &'a [u32],
+    hidden: usize,
+    d_x: Disjoint<'a, f32>,
+}
+
+impl Tasks for ScatterAddTasks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let hidden = self.hidden;

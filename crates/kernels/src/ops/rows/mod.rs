@@ -14,8 +14,7 @@ mod tests;
 
 use super::args::{expect, expect_below, expect_floats, two_dims};
 use crate::context::count;
-use crate::pool::Disjoint;
-use crate::tensor::Elements;
+use crate::device::Backend;
 use crate::{Context, DType, Result, View, ViewMut};
 
 /// Arguments of [`gather`].
@@ -41,18 +40,16 @@ pub struct ScatterAdd<'a> {
 /// Copies the chosen rows.
 pub fn gather(ctx: &Context, args: Gather<'_>) -> Result<()> {
     const OP: &str = "rows::gather";
-    let Gather { x, rows, out } = args;
+    let Gather { x, rows, ref out } = args;
     let [from, hidden] = two_dims(OP, "x", x)?;
     let chosen = rows.shape().iter().product();
     expect_floats(OP, "x", x, &[from, hidden])?;
     expect(OP, "rows", rows, DType::U32, &[chosen])?;
     expect(OP, "out", out.view(), x.dtype(), &[chosen, hidden])?;
-    expect_below(OP, "rows", rows.u32(), from)?;
+    expect_below(OP, "rows", rows.indices(), from)?;
     count(0, (2 * x.dtype().bytes() * chosen * hidden) as u64);
-    let (rows, tasks) = (rows.u32(), chosen.div_ceil(cpu::ROWS));
-    match x.elements() {
-        Elements::F32(x) => ctx.run(tasks, &cpu::Gather { x, rows, hidden, out: Disjoint::new(out.f32()) }),
-        Elements::Bf16(x) => ctx.run(tasks, &cpu::Gather { x, rows, hidden, out: Disjoint::new(out.bf16()) }),
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::gather(cpu, args),
     }
     Ok(())
 }
@@ -60,15 +57,16 @@ pub fn gather(ctx: &Context, args: Gather<'_>) -> Result<()> {
 /// Adds each chosen row's gradient to its source.
 pub fn scatter_add(ctx: &Context, args: ScatterAdd<'_>) -> Result<()> {
     const OP: &str = "rows::scatter_add";
-    let ScatterAdd { d_out, rows, d_x } = args;
+    let ScatterAdd { d_out, rows, ref d_x } = args;
     let [to, hidden] = two_dims(OP, "d_x", d_x.view())?;
     let chosen = rows.shape().iter().product();
     expect(OP, "d_x", d_x.view(), DType::F32, &[to, hidden])?;
     expect(OP, "rows", rows, DType::U32, &[chosen])?;
     expect(OP, "d_out", d_out, DType::F32, &[chosen, hidden])?;
-    expect_below(OP, "rows", rows.u32(), to)?;
+    expect_below(OP, "rows", rows.indices(), to)?;
     count((chosen * hidden) as u64, (3 * size_of::<f32>() * chosen * hidden) as u64);
-    let tasks = cpu::ScatterAdd { d_out: d_out.f32(), rows: rows.u32(), hidden, d_x: Disjoint::new(d_x.f32()) };
-    ctx.run(hidden.div_ceil(cpu::COLUMNS), &tasks);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::scatter_add(cpu, args),
+    }
     Ok(())
 }

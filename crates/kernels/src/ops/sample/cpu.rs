@@ -1,26 +1,27 @@
 //! Draws on the CPU. A row's draw is one task.
 
-use super::RowParams;
 use super::truncate::{self, Drawn};
+use super::{Forward, RowParams};
+use crate::device::Cpu;
+use crate::math;
 use crate::ops::lm_head::CHUNK;
 use crate::ops::lm_head::cpu::{Beta, Chunks, Head, KEPT, blocks, combine, statistics, with_workspace};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::rng::{philox, unit_f64};
 use crate::simd::{LANES, Simd};
-use crate::{Context, math};
 use std::ops::Range;
 
 /// Rows whose logits are held at once when they are truncated or penalised.
 const TRUNCATED_ROWS: usize = 16;
-/// Rows whose logits are not more than this many (16 MiB) keep them until a chunk is drawn from; otherwise that chunk's are
-/// computed again, to the same bits. (Few in tests, for both ways.)
+/// Rows whose logits are not more than this many (16 MiB) keep them until a chunk is drawn from; otherwise that chunk's
+/// are computed again, to the same bits. (Few in tests, for both ways.)
 const KEPT_LOGITS: usize = if cfg!(test) { 1 << 12 } else { 1 << 22 };
 
 /// Where draws go; each `[R]`.
-pub(super) struct Outputs<'a> {
-    pub ids: Disjoint<'a, u32>,
-    pub logps: Disjoint<'a, f32>,
-    pub truncated_logps: Option<Disjoint<'a, f32>>,
+struct Outputs<'a> {
+    ids: Disjoint<'a, u32>,
+    logps: Disjoint<'a, f32>,
+    truncated_logps: Option<Disjoint<'a, f32>>,
 }
 
 impl Outputs<'_> {
@@ -39,29 +40,38 @@ impl Outputs<'_> {
     }
 }
 
+pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
+    let outputs = Outputs {
+        ids: Disjoint::new(args.ids.u32(cpu)),
+        logps: Disjoint::new(args.logps.f32(cpu)),
+        truncated_logps: args.truncated_logps.map(|t| Disjoint::new(t.f32(cpu))),
+    };
+    Draws { head: Head::new(cpu, args.hidden, args.weight), rows: args.rows, outputs }.run(cpu);
+}
+
 /// The draws of a call.
-pub(super) struct Draws<'a> {
-    pub head: Head<'a>,
-    pub rows: &'a [RowParams<'a>],
-    pub outputs: Outputs<'a>,
+struct Draws<'a> {
+    head: Head<'a>,
+    rows: &'a [RowParams<'a>],
+    outputs: Outputs<'a>,
 }
 
 impl Draws<'_> {
     /// Rows that need their logits and rows that don't, in runs of one kind.
-    pub(super) fn run(&self, ctx: &Context) {
+    fn run(&self, cpu: &Cpu) {
         let mut start = 0;
         for run in self.rows.chunk_by(|a, b| a.needs_logits() == b.needs_logits()) {
             let rows = start..start + run.len();
             start = rows.end;
             if run[0].needs_logits() {
-                blocks(rows, TRUNCATED_ROWS).for_each(|rows| self.truncated(ctx, rows));
+                blocks(rows, TRUNCATED_ROWS).for_each(|rows| self.truncated(cpu, rows));
             } else {
-                blocks(rows, 256).for_each(|rows| self.plain(ctx, rows));
+                blocks(rows, 256).for_each(|rows| self.plain(cpu, rows));
             }
         }
     }
 
-    fn plain(&self, ctx: &Context, rows: Range<usize>) {
+    fn plain(&self, cpu: &Cpu, rows: Range<usize>) {
         let of_partials = rows.len() * self.head.chunks() * KEPT;
         let of_logits = Some(rows.len() * self.head.vocab).filter(|&len| len <= KEPT_LOGITS);
         with_workspace(of_partials + of_logits.unwrap_or(0), |workspace| {
@@ -70,16 +80,16 @@ impl Draws<'_> {
             let beta = |row: usize| self.rows[row].inv_temperature();
             let (head, beta, logits) = (&self.head, Beta::Each(&beta), of_logits.map(|_| &logits));
             let chunks = Chunks { head, rows: rows.clone(), beta, partials: &partials, picked: None, logits };
-            ctx.run(chunks.tasks(), &chunks);
-            ctx.run(rows.len(), &Plain { draws: self, rows, partials: &partials, logits });
+            cpu.run(chunks.tasks(), &chunks);
+            cpu.run(rows.len(), &Plain { draws: self, rows, partials: &partials, logits });
         });
     }
 
-    fn truncated(&self, ctx: &Context, rows: Range<usize>) {
+    fn truncated(&self, cpu: &Cpu, rows: Range<usize>) {
         let vocab = self.head.vocab;
         with_workspace(rows.len() * vocab, |logits| {
-            self.head.product(rows.clone(), 0..vocab, logits).run(ctx);
-            ctx.run(rows.len(), &Truncated { draws: self, first: rows.start, logits: &Disjoint::new(logits) });
+            self.head.product(rows.clone(), 0..vocab, logits).run(cpu);
+            cpu.run(rows.len(), &Truncated { draws: self, first: rows.start, logits: &Disjoint::new(logits) });
         });
     }
 }

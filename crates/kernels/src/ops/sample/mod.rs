@@ -12,7 +12,8 @@
 //! depends on the row's own identity, never on the batch. Greedy (T = 0) takes the largest, on ties the lowest id.
 //!
 //! A row with neither penalty nor truncation keeps no logits: chunk statistics first ([`super::lm_head`]), the chunk by
-//! the uniform, then the logits of that chunk again and the token in it. Other rows take a tile of up to 16 rows of logits.
+//! the uniform, then the logits of that chunk again and the token in it. Other rows take a tile of up to 16 rows of
+//! logits.
 
 mod cpu;
 pub mod reference;
@@ -21,10 +22,9 @@ mod tests;
 mod truncate;
 
 use super::args::{expect, expect_below, expect_shape};
-use super::lm_head::cpu::Head;
-use crate::pool::Disjoint;
+use super::lm_head;
+use crate::device::Backend;
 use crate::{Context, DType, Error, Matrix, Result, View, ViewMut};
-use cpu::{Draws, Outputs};
 
 /// How one row is drawn.
 #[derive(Clone, Copy, Debug)]
@@ -67,25 +67,22 @@ pub struct Forward<'a> {
 /// penalty or a truncation 16 rows of logits, and 16 bytes per vocabulary entry and thread.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "sample::forward";
-    let Forward { hidden, weight, rows, ids, logps, truncated_logps } = args;
-    let head = Head::new(ctx, OP, hidden, weight)?;
-    expect_shape(OP, "rows", &[rows.len()], &[head.rows()])?;
+    let Forward { hidden, weight, rows, ref ids, ref logps, ref truncated_logps } = args;
+    let of_hidden = lm_head::check(OP, hidden, weight)?;
+    expect_shape(OP, "rows", &[rows.len()], &[of_hidden])?;
     expect(OP, "ids", ids.view(), DType::U32, &[rows.len()])?;
     expect(OP, "logps", logps.view(), DType::F32, &[rows.len()])?;
-    if let Some(logps) = &truncated_logps {
+    if let Some(logps) = truncated_logps {
         expect(OP, "truncated_logps", logps.view(), DType::F32, &[rows.len()])?;
     }
-    if head.vocab == 0 && !rows.is_empty() {
+    if weight.rows() == 0 && !rows.is_empty() {
         return Err(Error::Value { op: OP, message: "there is no vocabulary to draw from".into() });
     }
-    rows.iter().try_for_each(|row| row.check(OP, head.vocab))?;
-    head.count_product(1, 1);
-    let outputs = Outputs {
-        ids: Disjoint::new(ids.u32()),
-        logps: Disjoint::new(logps.f32()),
-        truncated_logps: truncated_logps.map(|t| Disjoint::new(t.f32())),
-    };
-    Draws { head, rows, outputs }.run(ctx);
+    rows.iter().try_for_each(|row| row.check(OP, weight.rows()))?;
+    lm_head::count_products(hidden, weight, 1, 1);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::forward(cpu, args),
+    }
     Ok(())
 }
 

@@ -4,7 +4,8 @@
 
 use super::RowParams;
 
-/// Probabilities `[V]` after penalty, temperature, top-k, top-p and min-p. Greedy is all on the largest, of equals the lowest id.
+/// Probabilities `[V]` after penalty, temperature, top-k, top-p and min-p. Greedy is all on the largest, of equals the
+/// lowest id.
 pub fn distribution(logits: &[f64], params: &RowParams<'_>) -> Vec<f64> {
     let mut z = logits.to_vec();
     let mut seen: Vec<u32> = params.history.to_vec();

@@ -26,7 +26,8 @@ pub(super) fn penalise(logits: &[f32], beta: f32, params: &RowParams<'_>, warped
     }
 }
 
-/// Truncates `z`, draws, and leaves exp(z − max z) in `weights`. `sorted` is as long as `z`; it and `ids` hold anything.
+/// Truncates `z`, draws, and leaves exp(z − max z) in `weights`. `sorted` is as long as `z`; it and `ids` hold
+/// anything.
 #[inline(always)]
 pub(super) fn draw<V: Simd>(
     params: &RowParams<'_>,
@@ -67,7 +68,8 @@ fn keep(params: &RowParams<'_>, z: &[f32], weights: &[f32], sorted: &mut [f32], 
     ids.sort_unstable();
 }
 
-/// Keeps, from the most likely on, every id before which less than `top_p` is gathered. Of equals, the lowest ids first.
+/// Keeps, from the most likely on, every id before which less than `top_p` is gathered. Of equals, the lowest ids
+/// first.
 fn nucleus(top_p: f64, z: &[f32], weights: &[f32], ids: &mut Vec<u32>) {
     let goal = top_p * ids.iter().map(|&id| f64::from(weights[id as usize])).sum::<f64>();
     let order = |a: &u32, b: &u32| z[*b as usize].total_cmp(&z[*a as usize]).then(a.cmp(b));

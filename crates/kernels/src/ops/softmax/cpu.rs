@@ -1,7 +1,7 @@
 //! Masked softmax on the CPU. Lane i of a row's sums takes the seen columns first + i, first + i + 16, … ascending.
 
 use super::{Backward, Forward};
-use crate::Context;
+use crate::device::Cpu;
 use crate::math::exp_finite;
 use crate::ops::lanes::{dot, load, rows, rows_of_task, store};
 use crate::pool::{Disjoint, Scratch, Tasks};
@@ -55,11 +55,11 @@ impl Tasks for ForwardTasks<'_> {
     }
 }
 
-pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
+pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     let (rows, columns) = (args.x.shape()[0], args.x.shape()[1]);
-    let (x, first, end) = (args.x.f32(), args.first.u32(), args.end.u32());
-    let tasks = ForwardTasks { x, scale: args.scale, first, end, y: Disjoint::new(args.y.f32()), columns };
-    ctx.run(rows.div_ceil(rows_of_task(columns)), &tasks);
+    let (x, first, end) = (args.x.f32(cpu), args.first.u32(cpu), args.end.u32(cpu));
+    let tasks = ForwardTasks { x, scale: args.scale, first, end, y: Disjoint::new(args.y.f32(cpu)), columns };
+    cpu.run(rows.div_ceil(rows_of_task(columns)), &tasks);
 }
 
 struct BackwardTasks<'a> {
@@ -93,9 +93,9 @@ impl Tasks for BackwardTasks<'_> {
     }
 }
 
-pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
+pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let (rows, columns) = (args.y.shape()[0], args.y.shape()[1]);
-    let (y, d_y, first, end) = (args.y.f32(), args.d_y.f32(), args.first.u32(), args.end.u32());
-    let tasks = BackwardTasks { y, scale: args.scale, first, end, d_y, d_x: Disjoint::new(args.d_x.f32()), columns };
-    ctx.run(rows.div_ceil(rows_of_task(columns)), &tasks);
+    let (y, d_y, first, end) = (args.y.f32(cpu), args.d_y.f32(cpu), args.first.u32(cpu), args.end.u32(cpu));
+    let tasks = BackwardTasks { y, scale: args.scale, first, end, d_y, d_x: Disjoint::new(args.d_x.f32(cpu)), columns };
+    cpu.run(rows.div_ceil(rows_of_task(columns)), &tasks);
 }

@@ -6,7 +6,7 @@
 //! ```text
 //! z[r,c]   = x[r,c] · scale
 //! m[r]     = max_c z[r,c]
-//! y[r,c]   = exp(z[r,c] − m[r]) / Σ_c exp(z[r,c] − m[r])     seen columns; 0 in the others, and in a row that sees none
+//! y[r,c]   = exp(z[r,c] − m[r]) / Σ_c exp(z[r,c] − m[r])     seen columns; 0 in others, and in a row that sees none
 //!
 //! d_x[r,c] = scale · y[r,c] · (d_y[r,c] − Σ_k d_y[r,k] · y[r,k])
 //! ```
@@ -16,6 +16,7 @@ mod cpu;
 pub mod reference;
 
 use crate::DType::{F32, U32};
+use crate::device::Backend;
 use crate::ops::args::{expect, expect_below, two_dims};
 use crate::{Context, Result, View, ViewMut};
 
@@ -57,7 +58,9 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     expect(OP, "y", args.y.view(), F32, &[r, c])?;
     expect_mask(OP, args.first, args.end, r, c)?;
     crate::context::count(20 * (r * c) as u64, 8 * (r * c) as u64);
-    cpu::forward(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::forward(cpu, args),
+    }
     Ok(())
 }
 
@@ -70,14 +73,16 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     expect(OP, "d_x", args.d_x.view(), F32, &[r, c])?;
     expect_mask(OP, args.first, args.end, r, c)?;
     crate::context::count(5 * (r * c) as u64, 12 * (r * c) as u64);
-    cpu::backward(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::backward(cpu, args),
+    }
     Ok(())
 }
 
 fn expect_mask(op: &'static str, first: View<'_>, end: View<'_>, rows: usize, columns: usize) -> Result<()> {
     expect(op, "first", first, U32, &[rows])?;
     expect(op, "end", end, U32, &[rows])?;
-    expect_below(op, "end", end.u32(), columns + 1)
+    expect_below(op, "end", end.indices(), columns + 1)
 }
 
 #[cfg(test)]

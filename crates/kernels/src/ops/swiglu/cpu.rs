@@ -1,12 +1,13 @@
 //! SwiGLU on the CPU, element by element.
 
 use super::{Backward, Forward};
+use crate::DType;
+use crate::device::Cpu;
 use crate::math::sigmoid;
 use crate::ops::lanes::{load, rows, rows_of_task, store, store_rounded};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
-use crate::{Context, DType};
 
 struct ForwardTasks<'a, G, E> {
     gate_up: &'a [G],
@@ -50,21 +51,21 @@ pub(super) fn gated<V: Simd, G: Element, E: Element>(
     }
 }
 
-pub(super) fn forward(ctx: &Context, args: Forward<'_>) {
+pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     let (rows, f) = (args.y.shape()[0], args.y.shape()[1]);
     let tasks = rows.div_ceil(rows_of_task(2 * f));
-    match (args.gate_up.elements(), args.y.dtype()) {
+    match (args.gate_up.elements(cpu), args.y.dtype()) {
         (Elements::F32(gate_up), DType::Bf16) => {
-            let (kept, y) = (args.kept.map(|k| Disjoint::new(k.bf16())), Disjoint::new(args.y.bf16()));
-            ctx.run(tasks, &ForwardTasks { gate_up, kept, y, rows, f });
+            let (kept, y) = (args.kept.map(|k| Disjoint::new(k.bf16(cpu))), Disjoint::new(args.y.bf16(cpu)));
+            cpu.run(tasks, &ForwardTasks { gate_up, kept, y, rows, f });
         }
         (Elements::F32(gate_up), _) => {
-            let (kept, y) = (args.kept.map(|k| Disjoint::new(k.f32())), Disjoint::new(args.y.f32()));
-            ctx.run(tasks, &ForwardTasks { gate_up, kept, y, rows, f });
+            let (kept, y) = (args.kept.map(|k| Disjoint::new(k.f32(cpu))), Disjoint::new(args.y.f32(cpu)));
+            cpu.run(tasks, &ForwardTasks { gate_up, kept, y, rows, f });
         }
         (Elements::Bf16(gate_up), _) => {
-            let (kept, y) = (args.kept.map(|k| Disjoint::new(k.bf16())), Disjoint::new(args.y.bf16()));
-            ctx.run(tasks, &ForwardTasks { gate_up, kept, y, rows, f });
+            let (kept, y) = (args.kept.map(|k| Disjoint::new(k.bf16(cpu))), Disjoint::new(args.y.bf16(cpu)));
+            cpu.run(tasks, &ForwardTasks { gate_up, kept, y, rows, f });
         }
     }
 }
@@ -104,21 +105,21 @@ impl<E: Element, D: Element> Tasks for BackwardTasks<'_, E, D> {
     }
 }
 
-pub(super) fn backward(ctx: &Context, args: Backward<'_>) {
+pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let (rows, f) = (args.d_y.shape()[0], args.d_y.shape()[1]);
-    let (d_y, tasks) = (args.d_y.f32(), rows.div_ceil(rows_of_task(2 * f)));
-    match (args.gate_up.elements(), args.d_gate_up.dtype()) {
+    let (d_y, tasks) = (args.d_y.f32(cpu), rows.div_ceil(rows_of_task(2 * f)));
+    match (args.gate_up.elements(cpu), args.d_gate_up.dtype()) {
         (Elements::F32(gate_up), _) => {
-            let (d_gate_up, y) = (Disjoint::new(args.d_gate_up.f32()), args.y.map(|y| Disjoint::new(y.f32())));
-            ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, y, rows, f });
+            let (d_gate_up, y) = (Disjoint::new(args.d_gate_up.f32(cpu)), args.y.map(|y| Disjoint::new(y.f32(cpu))));
+            cpu.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, y, rows, f });
         }
         (Elements::Bf16(gate_up), DType::Bf16) => {
-            let (d_gate_up, y) = (Disjoint::new(args.d_gate_up.bf16()), args.y.map(|y| Disjoint::new(y.bf16())));
-            ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, y, rows, f });
+            let (d_gate_up, y) = (Disjoint::new(args.d_gate_up.bf16(cpu)), args.y.map(|y| Disjoint::new(y.bf16(cpu))));
+            cpu.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, y, rows, f });
         }
         (Elements::Bf16(gate_up), _) => {
-            let (d_gate_up, y) = (Disjoint::new(args.d_gate_up.f32()), args.y.map(|y| Disjoint::new(y.bf16())));
-            ctx.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, y, rows, f });
+            let (d_gate_up, y) = (Disjoint::new(args.d_gate_up.f32(cpu)), args.y.map(|y| Disjoint::new(y.bf16(cpu))));
+            cpu.run(tasks, &BackwardTasks { gate_up, d_y, d_gate_up, y, rows, f });
         }
     }
 }

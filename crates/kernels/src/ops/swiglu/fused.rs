@@ -1,11 +1,13 @@
-//! SwiGLU as what ends a product: a task multiplies some rows by some columns of gate and of up, and gates them where they are.
+//! SwiGLU as what ends a product: a task multiplies some rows by some columns of gate and of up, and gates them where
+//! they are.
 
 use super::{Fused, cpu::gated};
+use crate::device::Cpu;
 use crate::gemm::{Operands, Product};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, Simd};
 use crate::tensor::Elements;
-use crate::{Context, DType, Isa};
+use crate::{DType, Isa};
 use std::ops::Range;
 
 /// Rows of a task, and its columns of gate and of up: what stays in the second cache.
@@ -63,17 +65,17 @@ impl<E: Element> Tasks for FusedTasks<'_, E> {
     }
 }
 
-pub(super) fn forward(ctx: &Context, args: Fused<'_>) {
+pub(super) fn forward(cpu: &Cpu, args: Fused<'_>) {
     let Fused { x, w, bias, kept, y } = args;
     let shape @ [t, _, f] = [y.shape()[0], w.cols(), y.shape()[1]];
-    let (x, w, isa, bias) = (x.elements(), w.elements(), ctx.isa(), bias.map(|b| b.f32()));
+    let (x, w, isa, bias) = (x.elements(cpu), w.elements(cpu), cpu.isa(), bias.map(|b| b.f32(cpu)));
     let [rows, columns] = BLOCK;
     let (row_blocks, tasks) = (t.div_ceil(rows), t.div_ceil(rows) * f.div_ceil(columns));
     if y.dtype() == DType::Bf16 {
-        let (kept, y) = (kept.map(|k| Disjoint::new(k.bf16())), Disjoint::new(y.bf16()));
-        ctx.run(tasks, &FusedTasks { isa, x, w, bias, kept, y, shape, row_blocks, columns });
+        let (kept, y) = (kept.map(|k| Disjoint::new(k.bf16(cpu))), Disjoint::new(y.bf16(cpu)));
+        cpu.run(tasks, &FusedTasks { isa, x, w, bias, kept, y, shape, row_blocks, columns });
     } else {
-        let (kept, y) = (kept.map(|k| Disjoint::new(k.f32())), Disjoint::new(y.f32()));
-        ctx.run(tasks, &FusedTasks { isa, x, w, bias, kept, y, shape, row_blocks, columns });
+        let (kept, y) = (kept.map(|k| Disjoint::new(k.f32(cpu))), Disjoint::new(y.f32(cpu)));
+        cpu.run(tasks, &FusedTasks { isa, x, w, bias, kept, y, shape, row_blocks, columns });
     }
 }

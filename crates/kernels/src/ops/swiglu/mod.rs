@@ -15,15 +15,17 @@ mod fused;
 pub mod reference;
 
 use crate::context::count_product;
+use crate::device::Backend;
 use crate::matrix::PANEL;
 use crate::ops::args::{expect, expect_floats, two_dims};
 use crate::{Context, DType::F32, Error, Matrix, Result, View, ViewMut};
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
-    /// `[T, 2F]`: gate, then up. Where `y` is bf16 they are rounded to bf16 first, or were: what was kept gives the same `y`.
+    /// `[T, 2F]`: gate, then up. Where `y` is bf16 they are rounded to bf16 first, or were: what was kept gives the
+    /// same `y`.
     pub gate_up: View<'a>,
-    /// `[T, 2F]`, of y's dtype: *overwrites* with gate and up as they were rounded, for the way back.
+    /// `[T, 2F]`, of y's dtype: *overwrites* with gate and up as they were rounded, for the backward pass.
     pub kept: Option<ViewMut<'a>>,
     /// `[T, F]`, f32 or bf16: *overwrites*.
     pub y: ViewMut<'a>,
@@ -37,7 +39,8 @@ pub struct Backward<'a> {
     pub d_y: View<'a>,
     /// `[T, 2F]`: *overwrites*; f32, or bf16 if `gate_up` is, rounded for the products that read it.
     pub d_gate_up: ViewMut<'a>,
-    /// `[T, F]`, of gate_up's dtype: *overwrites* with what [`forward`] gave, to the same bits, for whoever did not keep it.
+    /// `[T, F]`, of gate_up's dtype: *overwrites* with what [`forward`] gave, to the same bits, for whoever did not
+    /// keep it.
     pub y: Option<ViewMut<'a>>,
 }
 
@@ -67,12 +70,14 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     expect_floats(OP, "gate_up", args.gate_up, &[t, 2 * f])?;
     expect(OP, "gate_up", args.gate_up, dtype, &[t, 2 * f])?;
     crate::context::count(20 * (t * f) as u64, 12 * (t * f) as u64);
-    cpu::forward(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::forward(cpu, args),
+    }
     Ok(())
 }
 
-/// [`super::linear::forward`] and [`forward`] in one pass, to the same bits: gate and up go from the product's tiles to `y`
-/// without a way through memory.
+/// [`super::linear::forward`] and [`forward`] in one pass, to the same bits: gate and up go from the product's tiles to
+/// `y` without a way through memory.
 pub fn fused(ctx: &Context, args: Fused<'_>) -> Result<()> {
     const OP: &str = "swiglu::fused";
     let [t, f] = two_dims(OP, "y", args.y.view())?;
@@ -91,7 +96,9 @@ pub fn fused(ctx: &Context, args: Fused<'_>) -> Result<()> {
     }
     count_product(t, 2 * f, k, args.w.data().bytes());
     crate::context::count(20 * (t * f) as u64, 0);
-    fused::forward(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => fused::forward(cpu, args),
+    }
     Ok(())
 }
 
@@ -108,7 +115,9 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
         expect(OP, "y", y.view(), args.gate_up.dtype(), &[t, f])?;
     }
     crate::context::count(25 * (t * f) as u64, 20 * (t * f) as u64);
-    cpu::backward(ctx, args);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::backward(cpu, args),
+    }
     Ok(())
 }
 

@@ -1,36 +1,22 @@
 //! Zeros, written by all threads: the gradients of a large model are gigabytes.
 
-use crate::context::count;
-use crate::pool::{Disjoint, Scratch, Tasks};
-use crate::simd::Simd;
-use crate::{Context, ViewMut};
+mod cpu;
 
-/// Elements of a task.
-const ELEMENTS: usize = 1 << 18;
+use crate::context::count;
+use crate::device::Backend;
+use crate::{Context, ViewMut};
 
 /// f32, of any shape: *overwrites* with 0.
 pub fn zero(ctx: &Context, x: ViewMut<'_>) {
-    let x = x.f32();
-    let len = x.len();
-    count(0, size_of_val(x) as u64);
-    ctx.run(len.div_ceil(ELEMENTS), &Zero { len, x: Disjoint::new(x) });
-}
-
-struct Zero<'a> {
-    len: usize,
-    x: Disjoint<'a, f32>,
-}
-
-impl Tasks for Zero<'_> {
-    #[inline(always)]
-    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
-        // SAFETY: tasks have disjoint ranges.
-        unsafe { self.x.slice(index * ELEMENTS..self.len.min((index + 1) * ELEMENTS)) }.fill(0.0);
+    count(0, (x.dtype().bytes() * x.shape().iter().product::<usize>()) as u64);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::zero(cpu, x),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::cpu::ELEMENTS;
     use super::*;
     use crate::{DType, Isa, Tensor};
 

@@ -1,5 +1,5 @@
-//! Attention in bf16: the documented formula, in chains and on tiles, on every machine with the tiles in plain Rust and on
-//! one with AMX with its instructions too.
+//! Attention in bf16: the documented formula, in chains and on tiles, on every machine with the tiles in plain Rust and
+//! on one with AMX with its instructions too.
 
 use super::formula::{Arithmetic, BF16, TILES, emulated, emulated_backward};
 use super::*;
@@ -9,7 +9,8 @@ fn arithmetic(isa: Isa) -> Arithmetic {
     if isa.has_tiles() { TILES } else { BF16 }
 }
 
-/// All that are here, and tiles in plain Rust; or the one that `LOCKSTEP_ISA` names, for machines on which all take long.
+/// All that are here, and tiles in plain Rust; or the one that `LOCKSTEP_ISA` names, for machines on which all take
+/// long.
 fn isas() -> Vec<Isa> {
     match std::env::var("LOCKSTEP_ISA") {
         Ok(name) if !name.is_empty() => vec![Isa::from_name(&name).expect("LOCKSTEP_ISA")],
@@ -25,8 +26,9 @@ fn few_isas() -> Vec<Isa> {
     isas
 }
 
-/// Head dims below, at and beyond steps of 32, also those whose pages are kept as tiles; more pairs than a task or a step has
-/// rows, and pairs that fill none; shared pages, pages full to the last slot, windows that begin inside a page.
+/// Head dims below, at and beyond steps of 32, also those whose pages are kept as tiles; more pairs than a task or a
+/// step has rows, and pairs that fill none; shared pages, pages full to the last slot, windows that begin inside a
+/// page.
 fn cases() -> Vec<(Geometry, OwnedGroups)> {
     vec![
         (geometry(1, 1, 8, None), vec![(0, vec![1])]),

@@ -1,0 +1,37 @@
+//! The CPU: an instruction set and threads.
+
+use super::Device;
+use crate::Isa;
+use crate::pool::{Pool, Tasks};
+use std::sync::Arc;
+
+/// What an operation computes with on the CPU, and what it shows to get at elements.
+#[derive(Clone)]
+pub(crate) struct Cpu {
+    isa: Isa,
+    pool: Arc<Pool>,
+    device: Device,
+}
+
+impl Cpu {
+    /// `threads` threads (the caller's is one of them) and the instruction set `isa`, for memory of `device`.
+    pub(crate) fn new(isa: Isa, threads: usize, device: Device) -> Cpu {
+        Cpu { isa, pool: Arc::new(Pool::new(threads)), device }
+    }
+    pub(crate) fn isa(&self) -> Isa {
+        self.isa
+    }
+    /// Threads, the caller's included.
+    pub(crate) fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+    /// The memory that it computes on.
+    pub(crate) fn device(&self) -> Device {
+        self.device
+    }
+    /// Runs tasks `0..count` of `tasks` on all threads and returns when all are done. Which thread runs which task is
+    /// not fixed: tasks write disjoint outputs, and no sum runs across tasks, so the bits do not depend on it.
+    pub(crate) fn run<T: Tasks>(&self, count: usize, tasks: &T) {
+        self.pool.run(self.isa, count, tasks);
+    }
+}

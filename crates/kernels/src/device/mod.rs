@@ -1,0 +1,74 @@
+//! Where tensors lie and what computes on them: the seam that a second device fills.
+//!
+//! A tensor holds a handle, never a slice. Only what computes on a device gets at the elements, and shows for it what
+//! it computes with ([`Cpu`]); everybody else copies, or, of index tensors, reads the host's mirror. An operation's
+//! `mod.rs` checks its arguments, which reads no device, and dispatches by [`Backend`].
+
+mod cpu;
+
+pub(crate) use cpu::Cpu;
+
+use crate::{Error, Result};
+
+/// Where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Device {
+    /// The processor's own memory.
+    Cpu,
+    /// The processor's memory behind opaque handles, as another device's would be: what goes in or out is copied, and
+    /// counted ([`crate::Memory::copies`]); index tensors have a mirror on the host. For tests: the bits are those of
+    /// `Cpu`.
+    CpuChecked,
+    /// Nowhere: shapes and byte counts only.
+    Meta,
+}
+
+impl Device {
+    /// Those that compute.
+    const ALL: [Device; 2] = [Device::Cpu, Device::CpuChecked];
+
+    /// As `LOCKSTEP_DEVICE` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Device::Cpu => "cpu",
+            Device::CpuChecked => "cpu-checked",
+            Device::Meta => "meta",
+        }
+    }
+
+    /// The one that `LOCKSTEP_DEVICE` names, or the CPU.
+    pub fn from_env() -> Result<Device> {
+        match std::env::var("LOCKSTEP_DEVICE") {
+            Ok(name) if !name.is_empty() => Device::from_name(&name),
+            _ => Ok(Device::Cpu),
+        }
+    }
+
+    /// The one of this name.
+    pub fn from_name(name: &str) -> Result<Device> {
+        Device::ALL.into_iter().find(|device| device.name() == name).ok_or_else(|| {
+            let known = Device::ALL.map(Device::name).join(", ");
+            Error::Device(format!("LOCKSTEP_DEVICE={name}: no such device; there are: {known}"))
+        })
+    }
+}
+
+/// What computes, and with what.
+#[derive(Clone)]
+pub(crate) enum Backend {
+    /// Also for [`Device::CpuChecked`], whose memory differs and whose arithmetic does not.
+    Cpu(Cpu),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_found_by_name_or_refused_with_those_there_are() {
+        assert_eq!(Device::from_name("cpu").unwrap(), Device::Cpu);
+        assert_eq!(Device::from_name("cpu-checked").unwrap(), Device::CpuChecked);
+        let refused = Device::from_name("cuda").unwrap_err().to_string();
+        assert_eq!(refused, "LOCKSTEP_DEVICE=cuda: no such device; there are: cpu, cpu-checked");
+    }
+}

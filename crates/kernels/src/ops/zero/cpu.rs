@@ -1,0 +1,27 @@
+//! One pass, shared among threads.
+
+use crate::ViewMut;
+use crate::device::Cpu;
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::simd::Simd;
+
+/// Elements of a task.
+pub(super) const ELEMENTS: usize = 1 << 18;
+
+pub(super) fn zero(cpu: &Cpu, x: ViewMut<'_>) {
+    let x = x.f32(cpu);
+    cpu.run(x.len().div_ceil(ELEMENTS), &Zero { len: x.len(), x: Disjoint::new(x) });
+}
+
+struct Zero<'a> {
+    len: usize,
+    x: Disjoint<'a, f32>,
+}
+
+impl Tasks for Zero<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        // SAFETY: tasks have disjoint ranges.
+        unsafe { self.x.slice(index * ELEMENTS..self.len.min((index + 1) * ELEMENTS)) }.fill(0.0);
+    }
+}

@@ -1,0 +1,60 @@
+//! What passes between the host and a device: on the checked device, where nothing passes unseen.
+
+use crate::*;
+use kernels::Copies;
+
+const VOCAB: usize = 97;
+const SEQUENCES: usize = 6;
+
+fn sampling() -> SamplingParams {
+    SamplingParams { max_new_tokens: 12, seed: 5, ..SamplingParams::default() }
+}
+
+/// Fewer seats than sequences of the first step's draws, so that they come in several calls.
+fn config() -> EngineConfig {
+    EngineConfig { max_num_seqs: 4, ..roomy(64) }
+}
+
+fn generated(ctx: &Context, narrow: bool) -> Vec<(Vec<u32>, Vec<u32>)> {
+    let wide = qwen3(ctx, 24, 2, VOCAB);
+    let weights = if narrow { in_bf16(ctx, &wide) } else { wide };
+    let prompts = [prompt(VOCAB, 0, 5), prompt(VOCAB, 1, 9)];
+    let mut engine = poisoned(ctx, &weights, config());
+    bits(&engine.generate(&weights, requests(&prompts, SEQUENCES, sampling())).unwrap())
+}
+
+#[test]
+fn the_checked_device_gives_the_bits_of_the_cpu() {
+    for isa in [Isa::best(), Isa::AMX_EMULATED] {
+        for narrow in [false, true] {
+            let [here, behind_handles] =
+                [Context::cpu(isa, 2), Context::cpu_checked(isa, 2)].map(|ctx| generated(&ctx, narrow));
+            assert_eq!(here.len(), 2 * SEQUENCES);
+            assert!(here == behind_handles, "{isa:?} {narrow}");
+        }
+    }
+}
+
+#[test]
+fn a_decode_step_copies_once_each_way() {
+    let ctx = Context::cpu_checked(Isa::best(), 1);
+    let weights = qwen3(&ctx, 24, 2, VOCAB);
+    let mut engine = poisoned(&ctx, &weights, config());
+    for request in requests(&[prompt(VOCAB, 0, 5)], 4, sampling()) {
+        engine.submit(request).unwrap();
+    }
+    let mut steps = 0;
+    while !engine.is_idle() {
+        let before = ctx.memory().copies();
+        engine.step(&weights).unwrap();
+        let Copies { to_device, to_device_bytes, to_host, to_host_bytes } = ctx.memory().copies() - before;
+        assert_eq!((to_device, to_host), (1, 1), "step {steps}");
+        if steps > 0 {
+            // Of each sequence: token, position, table, two of its write, the row to sample from, and one page; then a token and
+            // its log-probability.
+            assert_eq!((to_device_bytes, to_host_bytes), (4 * 4 * 7, 4 * 4 * 2), "step {steps}");
+        }
+        steps += 1;
+    }
+    assert_eq!(steps, 12);
+}
