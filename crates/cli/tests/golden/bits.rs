@@ -1,0 +1,160 @@
+//! A run directory as hashes by name, and the file of them.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Eight hexadecimal digits for each name.
+pub type Bits = BTreeMap<String, String>;
+/// The columns of each run.
+pub type Table = BTreeMap<String, [Option<Bits>; 3]>;
+
+/// FNV-1a, 64 bits.
+struct Hash(u64);
+
+impl Hash {
+    fn new() -> Hash {
+        Hash(0xcbf2_9ce4_8422_2325)
+    }
+    fn add(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    }
+    /// Numbers by their bits, so that no way of writing them counts.
+    fn add_value(&mut self, value: &Value) {
+        match value {
+            Value::Number(number) => self.add(&number.as_f64().unwrap().to_bits().to_le_bytes()),
+            Value::Array(values) => {
+                self.add(b"[");
+                values.iter().for_each(|value| self.add_value(value));
+            }
+            other => self.add(other.to_string().as_bytes()),
+        }
+    }
+    fn digits(&self) -> String {
+        format!("{:08x}", (self.0 ^ (self.0 >> 32)) as u32)
+    }
+}
+
+/// What a finished run left: the tensors of the last checkpoint (of each name its weight, master and moments in one), those of the
+/// result, metrics, and columns of the rollouts.
+pub fn of(run: &Path, last: u64) -> Bits {
+    let mut hashes: BTreeMap<String, Hash> = BTreeMap::new();
+    let checkpoint = run.join(format!("checkpoints/step-{last:06}"));
+    for (file, key) in safetensors(&checkpoint) {
+        for (name, bytes) in tensors(&file) {
+            let hash = hashes.entry(format!("{key}{name}")).or_insert_with(Hash::new);
+            hash.add(file.file_stem().unwrap().as_encoded_bytes());
+            hash.add(&bytes);
+        }
+    }
+    assert!(!hashes.is_empty(), "{}: no tensor", checkpoint.display());
+    let result = hashes.entry("result".to_owned()).or_insert_with(Hash::new);
+    for (file, _) in safetensors(&run.join("model")) {
+        for (name, bytes) in tensors(&file) {
+            result.add(name.as_bytes());
+            result.add(&bytes);
+        }
+    }
+    for (file, kind) in [("metrics.jsonl", "metric"), ("rollouts.jsonl", "rollout")] {
+        let Ok(text) = fs::read_to_string(run.join(file)) else { continue };
+        for line in text.lines() {
+            let Value::Object(record) = serde_json::from_str(line).unwrap() else { panic!("{file}: {line}") };
+            let step = record.get("step").cloned().unwrap_or(Value::Null);
+            for (name, value) in record.iter().filter(|(name, _)| !measures(name)) {
+                let hash = hashes.entry(format!("{kind} {name}")).or_insert_with(Hash::new);
+                hash.add_value(&step);
+                hash.add_value(value);
+            }
+        }
+    }
+    hashes.into_iter().map(|(name, hash)| (name, hash.digits())).collect()
+}
+
+/// Whether a metric is of time, memory or throughput.
+fn measures(name: &str) -> bool {
+    name.ends_with("_time_s")
+        || name.ends_with("_tokens_per_s")
+        || ["step_time", "eval_runtime", "peak_bytes"].contains(&name)
+}
+
+/// Files of tensors below `directory`, each with the path of its own directory, ascending.
+fn safetensors(directory: &Path) -> Vec<(PathBuf, String)> {
+    let (mut found, mut open) = (Vec::new(), vec![(directory.to_owned(), String::new())]);
+    while let Some((next, prefix)) = open.pop() {
+        for entry in fs::read_dir(&next).unwrap_or_else(|e| panic!("{}: {e}", next.display())) {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                open.push((path.clone(), format!("{prefix}{}/", path.file_name().unwrap().to_str().unwrap())));
+            } else if path.extension().is_some_and(|extension| extension == "safetensors") {
+                found.push((path, prefix.clone()));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Names, and dtype, shape and values as bytes.
+fn tensors(file: &Path) -> Vec<(String, Vec<u8>)> {
+    let bytes = fs::read(file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let mut found: Vec<(String, Vec<u8>)> = Vec::new();
+    for (name, tensor) in header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__") {
+        let [start, end] = [0, 1].map(|i| tensor["data_offsets"][i].as_u64().unwrap() as usize + 8 + length);
+        let mut all = format!("{} {}", tensor["dtype"], tensor["shape"]).into_bytes();
+        all.extend_from_slice(&bytes[start..end]);
+        found.push((name.clone(), all));
+    }
+    found.sort();
+    found
+}
+
+/// In the place of a hash.
+const NONE: &str = "--------";
+const HEADER: &str = "# What the golden runs leave: hashes by name, written by LOCKSTEP_GOLDEN=write (see main.rs). Whoever changes a line says why.\n";
+
+/// Writes the file.
+pub fn write(file: &Path, table: &Table) {
+    let mut text = HEADER.to_owned();
+    for (run, columns) in table {
+        text += &format!(
+            "\n{:52} {:8} {:8} {}\n",
+            format!("[{run}]"),
+            super::COLUMNS[0],
+            super::COLUMNS[1],
+            super::COLUMNS[2]
+        );
+        let names: BTreeMap<&String, ()> =
+            columns.iter().flatten().flat_map(|bits| bits.keys()).map(|n| (n, ())).collect();
+        for name in names.into_keys() {
+            let [a, b, c] = columns.each_ref().map(|bits| bits.as_ref().and_then(|b| b.get(name)).map_or(NONE, |h| h));
+            text += &format!("{name:52} {a} {b} {c}\n");
+        }
+    }
+    fs::write(file, text).unwrap();
+}
+
+/// Reads it.
+pub fn read(file: &Path) -> Table {
+    let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    let mut table = Table::new();
+    let mut run = String::new();
+    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if let Some((name, _)) = line.strip_prefix('[').and_then(|line| line.split_once(']')) {
+            run = name.to_owned();
+            table.insert(run.clone(), [const { None }; 3]);
+            continue;
+        }
+        // Names may hold spaces; hashes do not.
+        let mut words: Vec<&str> = line.rsplitn(4, char::is_whitespace).filter(|word| !word.is_empty()).collect();
+        words.reverse();
+        let [name, hashes @ ..] = &words[..] else { continue };
+        let columns = table.get_mut(&run).expect("a run's name comes first");
+        for (column, hash) in columns.iter_mut().zip(hashes).filter(|(_, hash)| **hash != NONE) {
+            column.get_or_insert_default().insert(name.trim_end().to_owned(), (*hash).to_owned());
+        }
+    }
+    table
+}

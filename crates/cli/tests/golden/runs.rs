@@ -1,0 +1,303 @@
+//! What is run: tiny models that the program makes, and the shortest runs in which everything that decides bits takes part.
+
+use crate::bits::{self, Bits};
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A run: its command, model, and keys beside [`COMMON`].
+pub struct Run {
+    pub name: &'static str,
+    command: &'static str,
+    model: &'static str,
+    set: &'static [&'static str],
+}
+
+const STEPS: u64 = 6;
+/// The checkpoint that a run is cut back to: in the middle of a generation's uses, with metrics that are not logged yet.
+const CUT: u64 = 2;
+const COMMON: &[&str] = &[
+    "max_steps=6",
+    "per_device_train_batch_size=8",
+    "learning_rate=0.01",
+    "logging_steps=3",
+    "save_steps=2",
+    "eval_strategy=steps",
+    "eval_steps=3",
+];
+/// Where completions are sampled.
+const SAMPLED: &[&str] = &[
+    "dataset_name=d.jsonl",
+    "eval_dataset_name=e.jsonl",
+    "max_completion_length=10",
+    "num_generations_eval=2",
+    "record_rollouts=true",
+];
+
+/// `qwen3` has norms of q and k, tied embeddings and two layers; `qwen2` has biases and a head of its own.
+pub const RUNS: &[Run] = &[
+    // A generation of 16 completions serves four steps; a reference model; a cosine.
+    Run {
+        name: "grpo",
+        command: "train",
+        model: "qwen3",
+        set: &[
+            "reward_funcs=[\"unique_chars\"]",
+            "num_generations=4",
+            "num_iterations=2",
+            "steps_per_generation=2",
+            "beta=0.04",
+            "lr_scheduler_type=cosine",
+            "warmup_steps=1",
+            "weight_decay=0.1",
+        ],
+    },
+    Run {
+        name: "grpo-dynamic",
+        command: "train",
+        model: "qwen3",
+        set: &[
+            "reward_funcs=[\"format:^[a-j]\"]",
+            "num_generations=2",
+            "dynamic_sampling=true",
+            "dynamic_sampling_max_rounds=3",
+            "temperature=0.9",
+            "top_k=30",
+            "top_p=0.95",
+            "min_p=0.01",
+            "repetition_penalty=1.1",
+        ],
+    },
+    Run {
+        name: "grpo-lora",
+        command: "train",
+        model: "qwen2",
+        set: &[
+            "reward_funcs=[\"unique_chars\"]",
+            "num_generations=4",
+            "num_iterations=2",
+            "beta=0.04",
+            "use_peft=true",
+            "lora_r=4",
+            "lora_dropout=0.2",
+            "lora_target_modules=all-linear",
+        ],
+    },
+    Run {
+        name: "gdpo",
+        command: "train",
+        model: "qwen2",
+        set: &[
+            "reward_funcs=[\"unique_chars\", \"length:3\"]",
+            "reward_weights=[1, 0.5]",
+            "multi_objective_aggregation=normalize_then_sum",
+            "num_generations=4",
+            "eval_sampling=greedy",
+            "num_generations_eval=1",
+        ],
+    },
+    Run {
+        name: "cispo",
+        command: "train",
+        model: "qwen2",
+        set: &[
+            "reward_funcs=[\"unique_chars\"]",
+            "loss_type=cispo",
+            "num_generations=4",
+            "num_iterations=2",
+            "top_entropy_quantile=0.5",
+            "entropy_coef=0.02",
+        ],
+    },
+    // Moments in bf16 are rounded by chance.
+    Run {
+        name: "sapo",
+        command: "train",
+        model: "qwen3",
+        set: &[
+            "reward_funcs=[\"unique_chars\"]",
+            "loss_type=sapo",
+            "num_generations=4",
+            "num_iterations=2",
+            "adam_moments_dtype=bf16",
+        ],
+    },
+    Run {
+        name: "rloo",
+        command: "train",
+        model: "qwen2",
+        set: &["reward_funcs=[\"unique_chars\"]", "algorithm=rloo", "num_generations=4", "beta=0.05"],
+    },
+    Run {
+        name: "ppo",
+        command: "train",
+        model: "qwen2",
+        set: &[
+            "reward_funcs=[\"unique_chars\"]",
+            "algorithm=ppo",
+            "num_generations=1",
+            "num_mini_batches=2",
+            "num_ppo_epochs=2",
+            "per_device_train_batch_size=4",
+            "kl_estimator=k3",
+            "adap_kl_ctrl=true",
+            "whiten_rewards=true",
+        ],
+    },
+    Run {
+        name: "sft",
+        command: "sft",
+        model: "qwen2",
+        set: &["dataset_name=d.jsonl", "eval_dataset_name=e.jsonl", "lr_scheduler_type=cosine"],
+    },
+    Run { name: "dpo", command: "dpo", model: "qwen3", set: &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"] },
+    Run {
+        name: "reward",
+        command: "reward",
+        model: "qwen3",
+        set: &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl", "center_rewards_coefficient=0.01"],
+    },
+    // Of what `grpo` recorded, which is run for it first.
+    Run {
+        name: "replay",
+        command: "train",
+        model: "qwen3",
+        set: &[
+            "replay=recorded/rollouts.jsonl",
+            "num_generations=4",
+            "num_iterations=2",
+            "steps_per_generation=2",
+            "beta=0.04",
+            "loss_type=dr_grpo",
+        ],
+    },
+];
+
+/// A directory with models and data.
+pub struct Site(tempfile::TempDir);
+
+impl Site {
+    pub fn new() -> Site {
+        let site = Site(tempfile::tempdir().unwrap());
+        let root = site.0.path();
+        fs::create_dir(root.join("tokenizer")).unwrap();
+        fs::write(root.join("tokenizer/tokenizer.json"), tokenizer().to_string()).unwrap();
+        fs::write(root.join("tokenizer/tokenizer_config.json"), r#"{"eos_token": "<e>"}"#).unwrap();
+        let words =
+            ["ab", "sun", "moon", "tree", "x", "river", "a long road that winds by the lake and on", "sky", "oak"];
+        let rows = |words: &[&str], row: fn(&str) -> Value| -> String {
+            words.iter().map(|word| format!("{}\n", row(word))).collect()
+        };
+        let completed = |w: &str| json!({"prompt": format!("{w} "), "completion": format!("{w}, and {w}.")});
+        let pair = |w: &str| json!({"prompt": format!("{w} "), "chosen": format!("{w}."), "rejected": format!("{w}?")});
+        let held_out = ["sea", "hill", "a far place"];
+        for (name, text) in [
+            ("d.jsonl", rows(&words, completed)),
+            ("e.jsonl", rows(&held_out, completed)),
+            ("p.jsonl", rows(&words, pair)),
+            ("q.jsonl", rows(&held_out, pair)),
+        ] {
+            fs::write(root.join(name), text).unwrap();
+        }
+        for (name, own) in [
+            (
+                "qwen3",
+                json!({"model_type": "qwen3", "num_hidden_layers": 2, "tie_word_embeddings": true, "head_dim": 12}),
+            ),
+            ("qwen2", json!({"model_type": "qwen2", "num_hidden_layers": 1, "tie_word_embeddings": false})),
+        ] {
+            let mut config = json!({"vocab_size": 40, "hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 4,
+                "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+                "hidden_act": "silu", "initializer_range": 0.3, "bos_token_id": null, "eos_token_id": 0});
+            config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+            fs::write(root.join(format!("{name}.json")), config.to_string()).unwrap();
+            let config = format!("{name}.json");
+            let init = ["init", "--config", &config, "--tokenizer", "tokenizer", "--seed", "7", "--out", name];
+            good(site.program("portable", root, &init));
+        }
+        site
+    }
+
+    /// Whether the machine has an instruction set.
+    pub fn has(&self, isa: &str) -> bool {
+        let generate = ["generate", "--model", "qwen2", "--prompt", "a", "--max-new-tokens", "1"];
+        let output = self.program(isa, self.0.path(), &generate);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() || said.contains("this machine lacks it"), "{said}");
+        output.status.success()
+    }
+
+    /// What `run` leaves, and, `resumed`, leaves again after it was cut off.
+    pub fn bits(&self, run: &Run, isa: &str, column: usize, resumed: bool) -> Bits {
+        let directory = self.0.path().join(format!("{}-{isa}-{column}", run.name));
+        fs::create_dir(&directory).unwrap();
+        for name in ["qwen2", "qwen3", "d.jsonl", "e.jsonl", "p.jsonl", "q.jsonl"] {
+            std::os::unix::fs::symlink(self.0.path().join(name), directory.join(name)).unwrap();
+        }
+        if run.name == "replay" {
+            let recorded = RUNS.iter().find(|run| run.name == "grpo").unwrap();
+            good(self.program(isa, &directory, &arguments(recorded, column, "recorded")));
+        }
+        let arguments = arguments(run, column, "run");
+        good(self.program(isa, &directory, &arguments));
+        let out = directory.join("run");
+        let whole = bits::of(&out, STEPS);
+        if resumed {
+            cut(&out);
+            good(self.program(isa, &directory, &[run.command, "--resume", "run", "--set", "threads=2"]));
+            let found = bits::of(&out, STEPS);
+            let differing: Vec<_> = whole.iter().filter(|(name, hash)| found.get(*name) != Some(hash)).collect();
+            assert!(whole.len() == found.len() && differing.is_empty(), "{} resumed on {isa}: {differing:?}", run.name);
+        }
+        whole
+    }
+
+    fn program(&self, isa: &str, directory: &Path, arguments: &[impl AsRef<std::ffi::OsStr>]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("LOCKSTEP_")) {
+            command.env_remove(name);
+        }
+        command.args(arguments).current_dir(directory).env("LOCKSTEP_ISA", isa).env("HF_HUB_OFFLINE", "1");
+        command.output().unwrap()
+    }
+}
+
+fn arguments(run: &Run, column: usize, out: &str) -> Vec<String> {
+    let mut all: Vec<String> = [run.command, "--model", run.model, "--out", out].map(String::from).to_vec();
+    let sampled = if run.command == "train" && run.name != "replay" { SAMPLED } else { &[] };
+    let dtype = if column == 0 { "dtype=f32" } else { "dtype=bf16" };
+    let common = COMMON.iter().filter(|key| run.name != "replay" || !key.starts_with("eval"));
+    for set in common.chain(sampled).chain(run.set).chain(&[dtype, "threads=1", "tensorboard=false"]) {
+        all.extend(["--set".to_owned(), (*set).to_owned()]);
+    }
+    all
+}
+
+fn good(output: Output) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
+}
+
+/// As if it had been killed before it wrote the checkpoint after [`CUT`].
+fn cut(run: &Path) {
+    let later: Vec<PathBuf> = fs::read_dir(run.join("checkpoints")).unwrap().map(|e| e.unwrap().path()).collect();
+    let kept = run.join(format!("checkpoints/step-{CUT:06}"));
+    assert!(later.contains(&kept), "{later:?}");
+    later.iter().filter(|path| **path != kept).for_each(|path| fs::remove_dir_all(path).unwrap());
+    fs::remove_dir_all(run.join("model")).unwrap();
+}
+
+/// Letters, each a token.
+fn tokenizer() -> Value {
+    let mut vocabulary = Map::from_iter([("<e>".to_owned(), 0.into())]);
+    for (i, letter) in "abcdefghijklmnopqrstuvwxyz .,?".chars().enumerate() {
+        vocabulary.insert(letter.to_string(), (i + 1).into());
+    }
+    let added = json!([{"id": 0, "content": "<e>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true}]);
+    let split = json!({"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated", "invert": false});
+    json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": split, "post_processor": null, "decoder": {"type": "Fuse"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": ""}})
+}
