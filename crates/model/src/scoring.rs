@@ -139,3 +139,11 @@ pub fn grow_rope(rope: &mut Option<(usize, Rope)>, memory: &Memory, config: &Mod
         *rope = Some((positions, Rope::new(memory, config, positions)));
     }
 }
+
+/// Leaves out padding at the end: transformers takes the score of the last token that is none, and the end token may be
+/// the padding token.
+pub fn strip_padding(ids: &mut Vec<u32>, pad: Option<u32>) {
+    while ids.last().copied().is_some_and(|id| Some(id) == pad) {
+        ids.pop();
+    }
+}

@@ -3,24 +3,23 @@
 //! A [`Reward`] sees a [`RewardBatch`] (prompts, completions, token ids, the dataset's other columns) and returns one
 //! score for each completion, or none where it could not judge it. **A reward that failed is never a zero**: it gives
 //! `None` and a [`Problem`] that says why. Several rewards and their weights are combined by the trainer, not here.
-//! Knows no trainer, no model, no token ids' meaning.
+//! Knows no trainer and no policy.
 //!
-//! Read first: [`batch`] (what goes in and out), then any built-in ([`gsm8k`], [`mod@format`], [`length`],
-//! [`unique_chars`], [`exact_match`]), [`command`] (a reward in any language), and [`registry`] (names to rewards).
+//! Read first: [`RewardBatch`] and [`Scores`] (what goes in and out), then any file of `builtin/`, `command/` (a reward in any
+//! language), `reward_model` and `registry` (names to rewards).
 
-pub mod batch;
-pub mod command;
-pub mod error;
-pub mod exact_match;
-pub mod format;
-pub mod gsm8k;
-pub mod length;
-pub mod registry;
-pub mod unique_chars;
+mod batch;
+mod builtin;
+mod command;
+mod error;
+mod registry;
+mod reward_model;
 
-pub use batch::{Columns, Content, Problem, RewardBatch, Scores};
+pub use batch::{Columns, Problem, RewardBatch, Scores};
 pub use error::{Error, Result};
+pub use model::chat::Content;
 pub use registry::{RewardSpec, build};
+pub use reward_model::RewardModel;
 
 /// One source of scores.
 pub trait Reward: Send {

@@ -1,28 +1,17 @@
-//! From a name or a table in a configuration to a reward. Knows the built-in rewards and nothing of what they judge.
+//! From a name or a table in a configuration to a reward. Knows nothing of what a reward judges.
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::builtin::{BUILTIN, Kind, parse};
 use crate::command::CommandReward;
-use crate::exact_match::ExactMatch;
-use crate::format::Format;
-use crate::gsm8k::Gsm8k;
-use crate::length::Length;
-use crate::unique_chars::UniqueChars;
 use crate::{Error, Result, Reward};
 
-/// The built-in kinds, in the order of the documentation, each with its main option (what stands after the colon of the
-/// short form).
-pub const KINDS: [(&str, Option<&str>); 7] = [
-    ("gsm8k", Some("column")),
-    ("format", Some("pattern")),
-    ("length", Some("target")),
-    ("unique_chars", None),
-    ("exact_match", Some("column")),
-    ("command", Some("command")),
-    ("model", Some("model")),
-];
+/// What is no row of [`BUILTIN`], each with its main option: a program, and a reward model.
+const OTHERS: [(&str, &str); 2] = [("command", "command"), ("model", "model")];
+
+/// A reward that a program gives to its run; not listed, since no configuration file can give one.
+const FUNCTION: (&str, &str) = ("function", "function");
 
 /// How a configuration names a reward: `"gsm8k"`, `"format:REGEX"`, `"command:./my_reward.py --fast"`, or a table
 /// `{ kind = "format", name = "tags", pattern = "…" }`. What stands after the colon is the kind's main option.
@@ -42,8 +31,8 @@ impl From<&str> for RewardSpec {
 }
 
 impl RewardSpec {
-    /// Name and model of a reward model, if it is one (`"model:DIR"`, or a table with `model`). It needs an engine, so that
-    /// the application builds it.
+    /// Name and model of a reward model, if it is one (`"model:DIR"`, or a table with `model`). [`build`] does not read its
+    /// files: they may come from the Hub, and take memory. Whoever does builds a [`crate::RewardModel`].
     pub fn model(&self) -> Result<Option<(String, String)>> {
         let (kind, name, mut options) = self.parts()?;
         if kind != "model" {
@@ -74,12 +63,15 @@ impl RewardSpec {
                 let kind = kind.trim();
                 let mut options = Map::new();
                 if let Some(argument) = argument {
-                    let main = main_option(kind)?.ok_or_else(|| {
+                    let (main, value) = match (builtin(kind), OTHERS.iter().chain([&FUNCTION]).find(|(name, _)| *name == kind)) {
+                        (Some(builtin), _) => (builtin.main_option, (builtin.main_value)(argument)),
+                        (None, Some((_, main))) => (Some(*main), argument.into()),
+                        (None, None) => return Err(unknown(kind)),
+                    };
+                    let main = main.ok_or_else(|| {
                         Error::options(kind, format!("takes nothing after the colon, but has `{argument}`"))
                     })?;
-                    // A number where the option wants one.
-                    let number = argument.trim().parse::<u64>().ok().filter(|_| kind == "length").map(Value::from);
-                    options.insert(main.to_owned(), number.unwrap_or_else(|| argument.into()));
+                    options.insert(main.to_owned(), value);
                 }
                 Ok((kind.to_owned(), None, options))
             }
@@ -102,41 +94,30 @@ impl RewardSpec {
 /// Builds the reward that `spec` names; a `command` reward's program is started, so that a missing one is known here.
 pub fn build(spec: &RewardSpec) -> Result<Box<dyn Reward>> {
     let (kind, name, options) = spec.parts()?;
-    main_option(&kind)?;
-    let named = || name.clone().unwrap_or_else(|| kind.clone());
-    Ok(match kind.as_str() {
-        "gsm8k" => Box::new(Gsm8k::new(named(), parse(&kind, options)?)),
-        "format" => Box::new(Format::new(named(), parse(&kind, options)?)?),
-        "length" => Box::new(Length::new(named(), parse(&kind, options)?)?),
-        "unique_chars" => Box::new(UniqueChars::new(named(), parse(&kind, options)?)),
-        "exact_match" => Box::new(ExactMatch::new(named(), parse(&kind, options)?)?),
-        "command" => Box::new(CommandReward::new(name, parse(&kind, options)?)?),
-        "model" => return Err(Error::options("model", "is built by the application, which has the engine")),
-        "function" => return Err(Error::options("function", "is a program's own, which gives it to the run")),
-        _ => return Err(unknown(&kind)),
-    })
-}
-
-/// The options of a kind, with serde's words for what is wrong (they name the known keys).
-fn parse<T: DeserializeOwned>(kind: &str, options: Map<String, Value>) -> Result<T> {
-    serde_json::from_value(Value::Object(options)).map_err(|e| Error::options(kind, e.to_string()))
-}
-
-/// The main option of a known kind.
-fn main_option(kind: &str) -> Result<Option<&'static str>> {
-    // Not in the list: no configuration file can give one.
-    if kind == "function" {
-        return Ok(Some("function"));
+    match (builtin(&kind), kind.as_str()) {
+        (Some(builtin), _) => (builtin.build)(name.unwrap_or(kind), options),
+        (None, "command") => Ok(Box::new(CommandReward::new(name, parse(&kind, options)?)?)),
+        (None, "model") => Err(Error::options("model", "needs its files: ask RewardSpec::model for their name")),
+        (None, "function") => Err(Error::options("function", "is a program's own, which gives it to the run")),
+        _ => Err(unknown(&kind)),
     }
-    KINDS.iter().find(|(known, _)| *known == kind).map(|(_, main)| *main).ok_or_else(|| unknown(kind))
+}
+
+fn builtin(kind: &str) -> Option<Kind> {
+    BUILTIN.into_iter().find(|builtin| builtin.name == kind)
+}
+
+/// The names of all kinds, in the order of the documentation.
+fn names() -> impl Iterator<Item = &'static str> {
+    BUILTIN.into_iter().map(|builtin| builtin.name).chain(OTHERS.map(|(name, _)| name))
 }
 
 fn known() -> String {
-    KINDS.map(|(kind, _)| kind).join(", ")
+    names().collect::<Vec<_>>().join(", ")
 }
 
 fn unknown(name: &str) -> Error {
-    let nearest = KINDS.iter().map(|(kind, _)| (distance(name, kind), *kind)).min();
+    let nearest = names().map(|kind| (distance(name, kind), kind)).min();
     let nearest =
         nearest.filter(|(distance, kind)| *distance <= kind.len().max(6) / 3).map(|(_, kind)| kind.to_owned());
     Error::Unknown { name: name.to_owned(), nearest, known: known() }

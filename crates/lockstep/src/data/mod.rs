@@ -14,7 +14,7 @@ mod solutions;
 
 pub use load::DatasetSpec;
 pub use pairs::{Pair, Pairs};
-pub use prompts::{Encoded, Prompt, PromptEncoder};
+pub use prompts::{Encoded, Prompt, encode_all, encode_completion};
 pub use rows::{Row, Rows};
 pub use sampler::{Sampler, SamplerState};
 

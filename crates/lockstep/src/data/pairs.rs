@@ -6,11 +6,11 @@
 
 use super::load::content;
 use super::rows::Row;
-use super::{DatasetSpec, PromptEncoder, solutions};
+use super::{DatasetSpec, solutions};
 use crate::bad_input;
 use crate::config::Task;
 use crate::error::{BadInput, OrBadInput, paragraph};
-use model::chat::Chat;
+use model::chat::PromptEncoder;
 use model::{Prompt, PromptSet};
 use rewards::Content;
 use serde_json::Value;
@@ -76,7 +76,7 @@ impl Pairs {
             number += 1;
             let at = |e: anyhow::Error| BadInput::new(format!("{}: {}", place(), paragraph(&e)));
             for preference in preferences.map_err(at)? {
-                let mut pair = encoder.encode_pair(&preference).map_err(at)?;
+                let mut pair = encode_pair(encoder, &preference).map_err(at)?;
                 pair.prompt = prompts.share(pair.prompt);
                 if pair.prompt.ids.len() + pair.chosen.len().max(pair.rejected.len()) <= most {
                     pairs.all.push(pair);
@@ -173,60 +173,30 @@ fn common<T: PartialEq>(a: &[T], b: &[T]) -> usize {
     same.min(a.len().min(b.len()).saturating_sub(1))
 }
 
-impl PromptEncoder<'_> {
-    /// The ids of a prompt with an answer, as TRL encodes either side of a pair: a conversation as the template renders it
-    /// whole; a text with the end token behind it, unless it ends so already. A text after a conversation is the
-    /// assistant's message; a model without a chat template sees its text.
-    pub fn encode_answered(&self, prompt: &Content, answer: &Content) -> anyhow::Result<Vec<u32>> {
-        if let (Content::Messages(prompt), Some(template)) = (prompt, self.template) {
-            let said = match answer {
-                Content::Messages(messages) => messages.clone(),
-                Content::Text(text) => vec![serde_json::json!({"role": "assistant", "content": text})],
-            };
-            let messages: Vec<Value> = prompt.iter().cloned().chain(said).collect();
-            let chat = Chat { messages: &messages, kwargs: Some(self.kwargs), ..Chat::default() };
-            return self.tokenizer.encode_rendered(&template.render(&chat).or_bad_input()?).or_bad_input();
-        }
-        let text = self.render(prompt)? + &answer.text();
-        let mut ids = self.tokenizer.encode(&text).or_bad_input()?;
-        if let Some(eos) = self.tokenizer.eos_id()
-            && ids.last() != Some(&eos)
-        {
-            ids.push(eos);
-        }
-        Ok(ids)
+/// The ids of a pair. Where a token spans the end of the prompt and the beginning of an answer, it is the answer's.
+fn encode_pair(encoder: &PromptEncoder<'_>, preference: &Preference) -> anyhow::Result<Pair> {
+    let Preference { prompt, chosen, rejected, margin } = preference;
+    let (chosen, rejected) = (
+        encoder.encode_answered(prompt, chosen).or_bad_input()?,
+        encoder.encode_answered(prompt, rejected).or_bad_input()?,
+    );
+    if chosen == rejected {
+        bad_input!(
+            "`chosen` and `rejected` are the same tokens: there is nothing to learn from such a pair, remove it"
+        );
     }
-
-    /// The ids of a pair. Where a token spans the end of the prompt and the beginning of an answer, it is the answer's.
-    pub fn encode_pair(&self, preference: &Preference) -> anyhow::Result<Pair> {
-        let Preference { prompt, chosen, rejected, margin } = preference;
-        let (chosen, rejected) = (self.encode_answered(prompt, chosen)?, self.encode_answered(prompt, rejected)?);
-        if chosen == rejected {
-            bad_input!(
-                "`chosen` and `rejected` are the same tokens: there is nothing to learn from such a pair, remove it"
-            );
-        }
-        let alone = self.encode(prompt)?;
-        let shared = alone.iter().zip(&chosen).zip(&rejected).take_while(|((p, c), r)| p == c && p == r).count();
-        let shared = shared.min(chosen.len().min(rejected.len()).saturating_sub(1));
-        if shared == 0 {
-            bad_input!("the prompt has no token: give a `prompt` column, or answers that begin with the same text");
-        }
-        Ok(Pair {
-            prompt: Prompt::new(&chosen[..shared]),
-            chosen: chosen[shared..].to_vec(),
-            rejected: rejected[shared..].to_vec(),
-            margin: *margin,
-        })
+    let alone = encoder.encode(prompt).or_bad_input()?;
+    let shared = alone.iter().zip(&chosen).zip(&rejected).take_while(|((p, c), r)| p == c && p == r).count();
+    let shared = shared.min(chosen.len().min(rejected.len()).saturating_sub(1));
+    if shared == 0 {
+        bad_input!("the prompt has no token: give a `prompt` column, or answers that begin with the same text");
     }
-}
-
-/// Leaves out padding at the end: transformers takes the score of the last token that is none, and the end token may be
-/// the padding token.
-pub(crate) fn strip_padding(ids: &mut Vec<u32>, pad: Option<u32>) {
-    while ids.last().copied().is_some_and(|id| Some(id) == pad) {
-        ids.pop();
-    }
+    Ok(Pair {
+        prompt: Prompt::new(&chosen[..shared]),
+        chosen: chosen[shared..].to_vec(),
+        rejected: rejected[shared..].to_vec(),
+        margin: *margin,
+    })
 }
 
 #[cfg(test)]

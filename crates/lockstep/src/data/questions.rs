@@ -2,8 +2,9 @@
 
 use crate::config::Config;
 use crate::data::prompts::Prompt;
-use crate::data::{DatasetSpec, PromptEncoder};
+use crate::data::{DatasetSpec, encode_all};
 use crate::models::Words;
+use model::chat::PromptEncoder;
 use std::sync::Arc;
 
 /// The prompts of a data set.
@@ -23,7 +24,7 @@ impl Questions {
         let data = spec.load()?;
         let encoder = encoder(config, words);
         let context = context(config, words);
-        let encoded = encoder.encode_all(&data, config.max_prompt_length, context, room)?;
+        let encoded = encode_all(&encoder, &data, config.max_prompt_length, context, room)?;
         Ok(Questions { all: encoded.prompts, hash: data.hash, left_out: encoded.left_out })
     }
 

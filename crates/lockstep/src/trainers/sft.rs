@@ -2,8 +2,8 @@
 
 use super::steps_over_rows;
 use crate::config::{Config, Purpose, trainer_config};
-use crate::data::DatasetSpec;
 use crate::data::questions::{context, encoder};
+use crate::data::{DatasetSpec, encode_all, encode_completion};
 use crate::error::BadInput;
 use crate::models::{Found, Policy, Words, trained_weights};
 use crate::run::inputs::RunInputs;
@@ -108,12 +108,12 @@ fn samples(
     spec.needs_completion = true;
     let data = spec.load()?;
     let encoder = encoder(config, words);
-    let encoded = encoder.encode_all(&data, config.max_prompt_length, context(config, words), 1)?;
+    let encoded = encode_all(&encoder, &data, config.max_prompt_length, context(config, words), 1)?;
     let most = config.max_length.unwrap_or(usize::MAX).min(context(config, words));
     let mut samples = Vec::with_capacity(encoded.prompts.len());
     let mut left_out = encoded.left_out;
     for prompt in &encoded.prompts {
-        let completion = encoder.encode_completion(&data.examples[prompt.row])?;
+        let completion = encode_completion(&encoder, &data.examples[prompt.row])?;
         match prompt.tokens.ids.len() + completion.len() <= most {
             true => samples.push(Sample::supervised(prompt.tokens.clone(), completion)),
             false => left_out += 1,

@@ -5,10 +5,15 @@
 //! rendering (keys with null values are dropped, reasoning goes by several names). It does not know tokens, but for
 //! the names of special ones.
 
+mod content;
 mod environment;
+mod prompt;
 mod python;
 #[cfg(test)]
 mod tests;
+
+pub use content::Content;
+pub use prompt::PromptEncoder;
 
 use crate::tokenizer::{SpecialTokens, object};
 use crate::{Error, Result};

@@ -8,7 +8,6 @@ mod evaluation;
 
 use super::{count_tokens, steps_over_rows};
 use crate::config::{Config, Purpose, trainer_config};
-use crate::data::pairs::strip_padding;
 use crate::data::questions::{context, encoder};
 use crate::data::{DatasetSpec, Pair, Pairs};
 use crate::error::BadInput;
@@ -156,7 +155,7 @@ fn samples(
     let pad = words.config.pad_token_id;
     let without_padding = |mut pair: Pair| {
         for ids in [&mut pair.chosen, &mut pair.rejected] {
-            strip_padding(ids, pad);
+            model::scoring::strip_padding(ids, pad);
             if ids.is_empty() {
                 return Err(BadInput::new("an answer has only padding tokens (pad_token_id in config.json)"));
             }

@@ -5,13 +5,15 @@
 //! equation 13): 0 for n ≤ L − c, then (L − c − n) / c, and −1 for n > L. Exactly one of the two is given.
 
 use serde::Deserialize;
+use serde_json::Value;
 
+use super::Builtin;
 use crate::{Error, Result, Reward, RewardBatch, Scores};
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Unit {
+pub(crate) enum Unit {
     /// Token ids of the completion.
     #[default]
     Tokens,
@@ -22,7 +24,7 @@ pub enum Unit {
 /// Options of [`Length`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Options {
+pub(crate) struct Options {
     /// The best length.
     pub target: Option<u32>,
     /// The length above which the score is −1.
@@ -35,7 +37,7 @@ pub struct Options {
 
 /// The reward; see the module.
 #[derive(Clone, Debug)]
-pub struct Length {
+pub(crate) struct Length {
     name: String,
     rule: Rule,
     unit: Unit,
@@ -47,9 +49,16 @@ enum Rule {
     Max { max: f64, margin: f64 },
 }
 
-impl Length {
-    /// A reward logged as `name`.
-    pub fn new(name: impl Into<String>, options: Options) -> Result<Self> {
+impl Builtin for Length {
+    const KIND: &'static str = "length";
+    const MAIN_OPTION: Option<&'static str> = Some("target");
+    type Options = Options;
+
+    fn main_value(text: &str) -> Value {
+        text.trim().parse::<u64>().map_or_else(|_| text.into(), Value::from)
+    }
+
+    fn build(name: String, options: Options) -> Result<Self> {
         let rule = match (options.target, options.max) {
             (Some(target), None) if target > 0 && options.margin == 0 => Rule::Target(target.into()),
             (None, Some(max)) if options.margin <= max => Rule::Max { max: max.into(), margin: options.margin.into() },
@@ -61,7 +70,7 @@ impl Length {
             }
             (None, Some(_)) => return Err(Error::options("length", "`margin` must be at most `max`")),
         };
-        Ok(Length { name: name.into(), rule, unit: options.unit })
+        Ok(Length { name, rule, unit: options.unit })
     }
 }
 
@@ -111,7 +120,7 @@ mod tests {
             columns: &Columns::new(),
             step: 0,
         };
-        Length::new("length", options).unwrap().score(&batch).values
+        Length::build("length".into(), options).unwrap().score(&batch).values
     }
 
     #[test]
@@ -133,7 +142,7 @@ mod tests {
             Options { max: Some(1), margin: 2, ..Options::default() },
         ];
         for options in bad {
-            assert!(Length::new("length", options).is_err());
+            assert!(Length::build("length".into(), options).is_err());
         }
     }
 }

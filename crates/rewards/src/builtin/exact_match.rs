@@ -7,12 +7,13 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::Builtin;
 use crate::{Error, Problem, Result, Reward, RewardBatch, Scores};
 
 /// Options of [`ExactMatch`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Options {
+pub(crate) struct Options {
     /// The dataset column with the answer.
     pub column: String,
     /// Cut white space from both ends (after extraction).
@@ -43,21 +44,26 @@ impl Default for Options {
 
 /// The reward; see the module.
 #[derive(Clone, Debug)]
-pub struct ExactMatch {
+pub(crate) struct ExactMatch {
     name: String,
     options: Options,
     extract: Option<Regex>,
 }
 
-impl ExactMatch {
-    /// A reward logged as `name`; the pattern is compiled here.
-    pub fn new(name: impl Into<String>, options: Options) -> Result<Self> {
+impl Builtin for ExactMatch {
+    const KIND: &'static str = "exact_match";
+    const MAIN_OPTION: Option<&'static str> = Some("column");
+    type Options = Options;
+
+    fn build(name: String, options: Options) -> Result<Self> {
         let extract = options.extract.as_deref().map(Regex::new).transpose();
         let extract = extract
             .map_err(|e| Error::options("exact_match", format!("`extract` is not a regular expression: {e}")))?;
-        Ok(ExactMatch { name: name.into(), options, extract })
+        Ok(ExactMatch { name, options, extract })
     }
+}
 
+impl ExactMatch {
     fn normalise(&self, text: &str) -> String {
         let mut text = text.to_owned();
         if self.options.ignore_punctuation {
@@ -146,7 +152,7 @@ mod tests {
             columns: &columns,
             step: 0,
         };
-        ExactMatch::new("match", options).unwrap().score(&batch)
+        ExactMatch::build("match".into(), options).unwrap().score(&batch)
     }
 
     #[test]
@@ -166,7 +172,7 @@ mod tests {
         let extract = || Options { extract: Some("<a>(.*?)</a>".into()), ..plain() };
         assert_eq!(value(extract(), "<a>1</a> no, <a> 2 </a>", "2"), 1.0);
         assert_eq!(value(extract(), "2", "2"), 0.0);
-        assert!(ExactMatch::new("m", Options { extract: Some("(".into()), ..plain() }).is_err());
+        assert!(ExactMatch::build("m".into(), Options { extract: Some("(".into()), ..plain() }).is_err());
     }
 
     #[test]

@@ -10,12 +10,13 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{Problem, Reward, RewardBatch, Scores};
+use super::Builtin;
+use crate::{Problem, Result, Reward, RewardBatch, Scores};
 
 /// Options of [`Gsm8k`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Options {
+pub(crate) struct Options {
     /// The dataset column with the answer.
     pub column: String,
     /// Accept only a number after `####` or in `\boxed{}`, not just any last number.
@@ -30,15 +31,18 @@ impl Default for Options {
 
 /// The reward; see the module.
 #[derive(Clone, Debug)]
-pub struct Gsm8k {
+pub(crate) struct Gsm8k {
     name: String,
     options: Options,
 }
 
-impl Gsm8k {
-    /// A reward logged as `name`.
-    pub fn new(name: impl Into<String>, options: Options) -> Self {
-        Gsm8k { name: name.into(), options }
+impl Builtin for Gsm8k {
+    const KIND: &'static str = "gsm8k";
+    const MAIN_OPTION: Option<&'static str> = Some("column");
+    type Options = Options;
+
+    fn build(name: String, options: Options) -> Result<Self> {
+        Ok(Gsm8k { name, options })
     }
 }
 
@@ -192,7 +196,7 @@ fn is_negative(before: &str) -> bool {
 
 /// A decimal number in one canonical form, so that equality is exact: no leading or trailing zeros, no −0.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decimal {
+pub(crate) struct Decimal {
     negative: bool,
     whole: String,
     fraction: String,
@@ -299,7 +303,7 @@ mod tests {
             columns: &columns,
             step: 0,
         };
-        Gsm8k::new("gsm8k", Options::default()).score(&batch)
+        Gsm8k::build("gsm8k".into(), Options::default()).unwrap().score(&batch)
     }
 
     #[test]
@@ -343,11 +347,11 @@ mod tests {
             columns: &columns,
             step: 0,
         };
-        let mut reward = Gsm8k::new("gsm8k", Options::default());
+        let mut reward = Gsm8k::build("gsm8k".into(), Options::default()).unwrap();
         let scores = reward.score(&batch);
         assert_eq!(scores.values, [None]);
         assert!(scores.problems[0].message.contains("`answer`") && scores.problems[0].message.contains("`solution`"));
         let options = Options { column: "solution".into(), strict: true };
-        assert_eq!(Gsm8k::new("gsm8k", options).score(&batch).values, [Some(1.0)]);
+        assert_eq!(Gsm8k::build("gsm8k".into(), options).unwrap().score(&batch).values, [Some(1.0)]);
     }
 }

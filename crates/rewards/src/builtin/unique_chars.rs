@@ -5,27 +5,30 @@ use std::collections::HashSet;
 
 use serde::Deserialize;
 
-use crate::{Reward, RewardBatch, Scores};
+use super::Builtin;
+use crate::{Result, Reward, RewardBatch, Scores};
 
 /// Options of [`UniqueChars`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Options {
+pub(crate) struct Options {
     /// Divide by the number of characters.
     pub fraction: bool,
 }
 
 /// The reward; see the module.
 #[derive(Clone, Debug)]
-pub struct UniqueChars {
+pub(crate) struct UniqueChars {
     name: String,
     options: Options,
 }
 
-impl UniqueChars {
-    /// A reward logged as `name`.
-    pub fn new(name: impl Into<String>, options: Options) -> Self {
-        UniqueChars { name: name.into(), options }
+impl Builtin for UniqueChars {
+    const KIND: &'static str = "unique_chars";
+    type Options = Options;
+
+    fn build(name: String, options: Options) -> Result<Self> {
+        Ok(UniqueChars { name, options })
     }
 }
 
@@ -63,9 +66,9 @@ mod tests {
             columns: &Columns::new(),
             step: 0,
         };
-        let mut counts = UniqueChars::new("u", Options::default());
+        let mut counts = UniqueChars::build("u".into(), Options::default()).unwrap();
         assert_eq!(counts.score(&batch).values, [Some(0.0), Some(2.0), Some(3.0)]);
-        let mut fractions = UniqueChars::new("u", Options { fraction: true });
+        let mut fractions = UniqueChars::build("u".into(), Options { fraction: true }).unwrap();
         assert_eq!(fractions.score(&batch).values, [Some(0.0), Some(0.5), Some(0.75)]);
     }
 }

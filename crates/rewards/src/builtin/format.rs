@@ -6,12 +6,13 @@
 use regex::Regex;
 use serde::Deserialize;
 
+use super::Builtin;
 use crate::{Error, Result, Reward, RewardBatch, Scores};
 
 /// Options of [`Format`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Options {
+pub(crate) struct Options {
     /// The regular expression.
     pub pattern: String,
     /// The whole completion must match, from its first character to its last; otherwise a match anywhere is enough.
@@ -21,14 +22,17 @@ pub struct Options {
 
 /// The reward; see the module.
 #[derive(Clone, Debug)]
-pub struct Format {
+pub(crate) struct Format {
     name: String,
     regex: Regex,
 }
 
-impl Format {
-    /// A reward logged as `name`; the pattern is compiled here.
-    pub fn new(name: impl Into<String>, options: Options) -> Result<Self> {
+impl Builtin for Format {
+    const KIND: &'static str = "format";
+    const MAIN_OPTION: Option<&'static str> = Some("pattern");
+    type Options = Options;
+
+    fn build(name: String, options: Options) -> Result<Self> {
         let compile = |pattern: &str| {
             Regex::new(pattern).map_err(|e| {
                 Error::options("format", format!("the pattern is not a regular expression (no look-around here): {e}"))
@@ -39,7 +43,7 @@ impl Format {
         if options.full {
             regex = compile(&format!(r"\A(?:{}{})\z", options.pattern, line_feed_if_comments(&options.pattern)))?;
         }
-        Ok(Format { name: name.into(), regex })
+        Ok(Format { name, regex })
     }
 }
 
@@ -69,7 +73,7 @@ mod tests {
     use crate::{Columns, Content};
 
     fn score(pattern: &str, full: bool, completion: &str) -> f64 {
-        let mut reward = Format::new("tags", Options { pattern: pattern.into(), full }).unwrap();
+        let mut reward = Format::build("tags".into(), Options { pattern: pattern.into(), full }).unwrap();
         let completions = [Content::from(completion)];
         let batch = RewardBatch {
             prompts: &["".into()],
@@ -96,7 +100,8 @@ mod tests {
     #[test]
     fn a_bad_pattern_is_an_error() {
         for pattern in ["(", "a(?=b)", "a)|(b"] {
-            let error = Format::new("f", Options { pattern: pattern.into(), full: true }).unwrap_err().to_string();
+            let error =
+                Format::build("f".into(), Options { pattern: pattern.into(), full: true }).unwrap_err().to_string();
             assert!(error.contains("pattern"), "{error}");
         }
     }

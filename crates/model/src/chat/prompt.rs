@@ -1,0 +1,88 @@
+//! From prompts to token ids, as transformers makes them: the chat template for conversations, plain encoding for text.
+
+use super::{Chat, ChatTemplate, Content};
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
+use serde_json::{Map, Value};
+
+/// Encodes prompts.
+#[derive(Clone, Copy, Debug)]
+pub struct PromptEncoder<'a> {
+    /// The tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// The chat template, where the model has one.
+    pub template: Option<&'a ChatTemplate>,
+    /// `chat_template_kwargs`.
+    pub kwargs: &'a Map<String, Value>,
+}
+
+impl PromptEncoder<'_> {
+    /// What the model is shown: the rendered conversation ending in the header of the assistant's answer, or the text itself.
+    ///
+    /// A model without a chat template can be given a system message and one user message: they become two paragraphs.
+    pub fn render(&self, prompt: &Content) -> Result<String> {
+        let messages = match prompt {
+            Content::Text(text) => return Ok(text.clone()),
+            Content::Messages(messages) => messages,
+        };
+        if let Some(template) = self.template {
+            // As TRL: a conversation that ends in an assistant's message is continued, any other is answered.
+            let continued = messages.last().is_some_and(|m| m["role"] == "assistant");
+            let chat = Chat {
+                messages,
+                add_generation_prompt: !continued,
+                continue_final_message: continued,
+                kwargs: Some(self.kwargs),
+                ..Chat::default()
+            };
+            return template.render(&chat);
+        }
+        let text = |m: &Value| m["content"].as_str().map(str::to_owned);
+        match messages.as_slice() {
+            [system, user] if system["role"] == "system" && user["role"] == "user" => {
+                match (text(system), text(user)) {
+                    (Some(system), Some(user)) => Ok(format!("{system}\n\n{user}\n")),
+                    _ => Err(Error::Value(
+                        "the model has no chat template, and the prompt's messages are not plain text".into(),
+                    )),
+                }
+            }
+            _ => Err(Error::Value(
+                "the data has conversations, but the model has no chat template (chat_template.jinja or \
+                 tokenizer_config.json): use a model that has one, or text prompts"
+                    .into(),
+            )),
+        }
+    }
+
+    /// The ids of a prompt.
+    pub fn encode(&self, prompt: &Content) -> Result<Vec<u32>> {
+        let text = self.render(prompt)?;
+        // A rendered conversation has its start token already.
+        let rendered = matches!(prompt, Content::Messages(_)) && self.template.is_some();
+        if rendered { self.tokenizer.encode_rendered(&text) } else { self.tokenizer.encode(&text) }
+    }
+
+    /// The ids of a prompt with an answer, as TRL encodes either side of a pair: a conversation as the template renders it
+    /// whole; a text with the end token behind it, unless it ends so already. A text after a conversation is the
+    /// assistant's message; a model without a chat template sees its text.
+    pub fn encode_answered(&self, prompt: &Content, answer: &Content) -> Result<Vec<u32>> {
+        if let (Content::Messages(prompt), Some(template)) = (prompt, self.template) {
+            let said = match answer {
+                Content::Messages(messages) => messages.clone(),
+                Content::Text(text) => vec![serde_json::json!({"role": "assistant", "content": text})],
+            };
+            let messages: Vec<Value> = prompt.iter().cloned().chain(said).collect();
+            let chat = Chat { messages: &messages, kwargs: Some(self.kwargs), ..Chat::default() };
+            return self.tokenizer.encode_rendered(&template.render(&chat)?);
+        }
+        let text = self.render(prompt)? + &answer.text();
+        let mut ids = self.tokenizer.encode(&text)?;
+        if let Some(eos) = self.tokenizer.eos_id()
+            && ids.last() != Some(&eos)
+        {
+            ids.push(eos);
+        }
+        Ok(ids)
+    }
+}

@@ -1,0 +1,64 @@
+//! The rewards that come with the program: one file and one line of the table for each.
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::{Error, Result, Reward};
+
+mod exact_match;
+mod format;
+mod gsm8k;
+mod length;
+mod unique_chars;
+
+/// Every built-in reward, in the order of the documentation.
+pub(crate) const BUILTIN: [Kind; 5] = [
+    Kind::of::<gsm8k::Gsm8k>(),
+    Kind::of::<format::Format>(),
+    Kind::of::<length::Length>(),
+    Kind::of::<unique_chars::UniqueChars>(),
+    Kind::of::<exact_match::ExactMatch>(),
+];
+
+/// A reward that is made of nothing but its options.
+pub(crate) trait Builtin: Reward + Sized + 'static {
+    /// What a configuration calls it.
+    const KIND: &'static str;
+    /// The option that stands after the colon of the short form; `None` if there is none.
+    const MAIN_OPTION: Option<&'static str> = None;
+    /// What its table may hold beside `kind` and `name`.
+    type Options: DeserializeOwned;
+
+    /// The value of the main option in the short form.
+    fn main_value(text: &str) -> Value {
+        text.into()
+    }
+
+    /// The reward, logged as `name`.
+    fn build(name: String, options: Self::Options) -> Result<Self>;
+}
+
+/// A row of [`BUILTIN`].
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    pub name: &'static str,
+    pub main_option: Option<&'static str>,
+    pub main_value: fn(&str) -> Value,
+    pub build: fn(String, Map<String, Value>) -> Result<Box<dyn Reward>>,
+}
+
+impl Kind {
+    const fn of<R: Builtin>() -> Kind {
+        Kind {
+            name: R::KIND,
+            main_option: R::MAIN_OPTION,
+            main_value: R::main_value,
+            build: |name, options| Ok(Box::new(R::build(name, parse(R::KIND, options)?)?)),
+        }
+    }
+}
+
+/// The options of a kind, with serde's words for what is wrong (they name the known keys).
+pub(crate) fn parse<T: DeserializeOwned>(kind: &str, options: Map<String, Value>) -> Result<T> {
+    serde_json::from_value(Value::Object(options)).map_err(|e| Error::options(kind, e.to_string()))
+}

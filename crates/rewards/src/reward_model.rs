@@ -1,0 +1,90 @@
+//! `model`: the score of a reward model, `reward_funcs = ["model:DIR"]`.
+//!
+//! The model has its own tokenizer and chat template: it is shown the prompt and the completion as text, encoded as the
+//! sides of the pairs that it learned from, the end token included. Whoever builds it reads its files.
+
+use kernels::Context;
+use model::chat::{ChatTemplate, Content, PromptEncoder};
+use model::scoring::strip_padding;
+use model::{Adapter, ModelView, PromptCompletion, Scorer, Tokenizer, Weights};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+use crate::{Problem, Reward, RewardBatch, Scores};
+
+/// A reward model, loaded.
+pub struct RewardModel {
+    /// Under which its scores are logged.
+    pub name: String,
+    /// What it computes with.
+    pub ctx: Context,
+    /// A transformer with a head of one score.
+    pub weights: Weights,
+    /// What was trained in place of the weights, if it was.
+    pub adapter: Option<Adapter>,
+    /// Its own tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// How a conversation becomes text, if the model says so.
+    pub template: Option<Arc<ChatTemplate>>,
+    /// `chat_template_kwargs`.
+    pub kwargs: Map<String, Value>,
+    /// Computes the scores.
+    pub scorer: Scorer,
+}
+
+impl RewardModel {
+    /// The ids of prompt and completion, cut where those of the prompt alone end.
+    fn encode(&self, prompt: &Content, completion: &Content) -> model::Result<(Vec<u32>, Vec<u32>)> {
+        let encoder =
+            PromptEncoder { tokenizer: &self.tokenizer, template: self.template.as_deref(), kwargs: &self.kwargs };
+        let mut ids = encoder.encode_answered(prompt, completion)?;
+        strip_padding(&mut ids, self.weights.config.pad_token_id);
+        let most = self.weights.config.max_position_embeddings;
+        if ids.is_empty() || ids.len() > most {
+            return Err(model::Error::Value(format!(
+                "prompt and completion have {} tokens, and the reward model takes 1 to {most}",
+                ids.len()
+            )));
+        }
+        let alone = encoder.encode(prompt)?;
+        let shared = ids.iter().zip(&alone).take_while(|(a, b)| a == b).count().clamp(1, ids.len());
+        let rest = ids.split_off(shared);
+        Ok((ids, rest))
+    }
+
+    fn scores(&mut self, batch: &RewardBatch<'_>) -> model::Result<Scores> {
+        let mut scores = Scores::new(vec![None; batch.len()]);
+        let (mut places, mut encoded) = (Vec::new(), Vec::new());
+        for (i, (prompt, completion)) in batch.prompts.iter().zip(batch.completions).enumerate() {
+            match self.encode(prompt, completion) {
+                Ok(ids) => {
+                    places.push(i);
+                    encoded.push(ids);
+                }
+                Err(error) => scores.problems.push(Problem::new(&self.name, 1, error.to_string())),
+            }
+        }
+        let sequences: Vec<PromptCompletion<'_>> =
+            encoded.iter().map(|(prompt, completion)| PromptCompletion { prompt, completion }).collect();
+        let model = ModelView::new(&self.weights, self.adapter.as_ref());
+        let sequence_scores = self.scorer.sequence_scores(&self.ctx, model, &sequences)?;
+        for (i, score) in places.into_iter().zip(sequence_scores) {
+            scores.values[i] = Some(f64::from(score)).filter(|r| r.is_finite());
+            if scores.values[i].is_none() {
+                scores.problems.push(Problem::new(&self.name, 1, "the score is not a finite number"));
+            }
+        }
+        Ok(scores)
+    }
+}
+
+impl Reward for RewardModel {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        self.scores(batch)
+            .unwrap_or_else(|e| Scores::failed(batch.len(), Problem::new(&self.name, batch.len(), e.to_string())))
+    }
+}
