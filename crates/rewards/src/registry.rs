@@ -63,11 +63,12 @@ impl RewardSpec {
                 let kind = kind.trim();
                 let mut options = Map::new();
                 if let Some(argument) = argument {
-                    let (main, value) = match (builtin(kind), OTHERS.iter().chain([&FUNCTION]).find(|(name, _)| *name == kind)) {
-                        (Some(builtin), _) => (builtin.main_option, (builtin.main_value)(argument)),
-                        (None, Some((_, main))) => (Some(*main), argument.into()),
-                        (None, None) => return Err(unknown(kind)),
-                    };
+                    let (main, value) =
+                        match (builtin(kind), OTHERS.iter().chain([&FUNCTION]).find(|(name, _)| *name == kind)) {
+                            (Some(builtin), _) => (builtin.main_option, (builtin.main_value)(argument)),
+                            (None, Some((_, main))) => (Some(*main), argument.into()),
+                            (None, None) => return Err(unknown(kind)),
+                        };
                     let main = main.ok_or_else(|| {
                         Error::options(kind, format!("takes nothing after the colon, but has `{argument}`"))
                     })?;
