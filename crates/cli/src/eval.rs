@@ -1,6 +1,6 @@
 //! `lockstep eval`.
 
-use lockstep::config::{Config, Known, Layers, Purpose, engine_config, sampling};
+use lockstep::config::{Config, Layers, Purpose, WorkloadBounds, engine_config, sampling};
 use lockstep::data::DatasetSpec;
 use lockstep::data::questions::{self, Questions};
 use lockstep::error::{BadInput, OrBadInput};
@@ -81,7 +81,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let questions = Questions::load(&spec, &config, &words, config.max_completion_length)?;
     check_columns(&questions, &spec.name, &rewards)?;
     let mut rewards = load_rewards(rewards, &config, &ctx)?;
-    let known = Known::of_prompts(questions.longest(), questions.all.len() * config.generations_eval());
+    let known = WorkloadBounds::of_prompts(questions.longest(), questions.all.len() * config.generations_eval());
     let engine_config = engine_config(&config, questions::context(&config, &words), known);
     let mut engine = Engine::new(&ctx, &words.config, engine_config).or_bad_input()?;
     let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref(), args.dtype.as_str().into())?;

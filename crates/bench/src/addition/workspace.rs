@@ -3,7 +3,7 @@
 
 use super::task;
 use kernels::Context;
-use lockstep::config::{Config, EvalSampling, Known, Layers, Purpose, engine_config, sampling};
+use lockstep::config::{Config, EvalSampling, Layers, Purpose, WorkloadBounds, engine_config, sampling};
 use lockstep::data::DatasetSpec;
 use lockstep::data::questions::{Questions, context};
 use lockstep::models::{Policy, Words};
@@ -160,7 +160,7 @@ impl Workspace<'_> {
         let mut rewards = load_rewards(named_rewards(&config, Vec::new())?, &config, self.ctx)?;
         let weights = config.weights_of_rewards();
         let asked = questions.all.len() * config.generations_eval();
-        let known = Known::of_prompts(questions.longest(), asked);
+        let known = WorkloadBounds::of_prompts(questions.longest(), asked);
         let sizes = engine_config(&config, context(&config, &words), known);
         let mut engine = Engine::new(self.ctx, &words.config, sizes)?;
         let drawn = sampling(&config, &words.eos_ids);

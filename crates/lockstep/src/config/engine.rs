@@ -9,7 +9,7 @@ const PREFILL_ROWS: usize = 1024;
 
 /// What the data say that the memory of a run depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct WorkloadBounds {
     /// Tokens of the longest prompt.
     pub longest_prompt: usize,
     /// Completions that are generated at once, at most: those of a generation, or of an evaluation.
@@ -18,10 +18,10 @@ pub struct Known {
     pub ref_logps: bool,
 }
 
-impl Known {
+impl WorkloadBounds {
     /// Of prompts to which `sequences` completions are written at once.
-    pub fn of_prompts(longest_prompt: usize, sequences: usize) -> Known {
-        Known { longest_prompt, sequences, ref_logps: false }
+    pub fn of_prompts(longest_prompt: usize, sequences: usize) -> WorkloadBounds {
+        WorkloadBounds { longest_prompt, sequences, ref_logps: false }
     }
 }
 
@@ -42,7 +42,7 @@ pub fn sampling(config: &Config, eos_ids: &[u32]) -> SamplingParams {
 }
 
 /// The engine's sizes: room for the longest prompt and its completion, for as many sequences as are ever asked for at once.
-pub fn engine_config(config: &Config, context: usize, known: Known) -> EngineConfig {
+pub fn engine_config(config: &Config, context: usize, known: WorkloadBounds) -> EngineConfig {
     let max_model_len = context.min(known.longest_prompt + config.max_completion_length);
     let max_num_seqs = config.max_num_seqs.min(known.sequences).max(1);
     EngineConfig {
@@ -55,13 +55,15 @@ pub fn engine_config(config: &Config, context: usize, known: Known) -> EngineCon
     }
 }
 
-/// How the trainer works.
+/// How the trainer works. Pairs are compared at T = 1; a value model is trained whole.
 pub fn trainer_config(config: &Config, objective: Objective) -> TrainerConfig {
+    let pairs = matches!(objective, Objective::Preference(_) | Objective::Ranking(_));
+    let value_model = matches!(objective, Objective::Value(_));
     TrainerConfig {
         objective,
         optimizer: config.optimizer(),
-        adapter: None,
-        temperature: config.temperature,
+        adapter: if value_model { None } else { config.adapter() },
+        temperature: if pairs { 1.0 } else { config.temperature },
         max_tokens_per_micro_batch: config.micro_batch_tokens(),
         prefix_sharing: config.prefix_sharing,
         gradient_checkpointing: config.gradient_checkpointing,

@@ -25,7 +25,7 @@ mod unused_keys;
 mod validate;
 mod values;
 
-pub use engine::{Known, engine_config, sampling, trainer_config};
+pub use engine::{WorkloadBounds, engine_config, sampling, trainer_config};
 pub use explain::{explain, schema};
 pub use from_trl::translate as from_trl;
 use layers::Origin;

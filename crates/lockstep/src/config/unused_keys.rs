@@ -16,7 +16,8 @@ pub(super) fn check(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result
     let default = Config::default();
     // A configuration that a run has written names every key: one that has its default was asked for by nobody.
     let asked = |key: &&Key| {
-        let set = matches!(resolved.origin(key.name), Origin::File(_) | Origin::Environment(_) | Origin::Flag);
+        let origin = resolved.origin(key.name);
+        let set = matches!(origin, Origin::File(_) | Origin::Environment(_) | Origin::Flag | Origin::Program);
         set && key.value(c) != key.value(&default)
     };
     let (mut of_others, mut without, mut notes) = (Vec::new(), Vec::<(String, Vec<&str>)>::new(), Vec::new());

@@ -4,7 +4,7 @@
 //! completion as long as its limit, or as the longest of the data. It does not know what is allocated outside tensors but for an allowance.
 
 use crate::bad_input;
-use crate::config::{Algorithm, Config, Known, engine_config, trainer_config};
+use crate::config::{Algorithm, Config, WorkloadBounds, engine_config, trainer_config};
 use crate::data::DatasetSpec;
 use crate::data::questions::{Questions, context};
 use crate::error::{BadInput, OrBadInput};
@@ -17,7 +17,7 @@ use model::{Adapter, Capacity, Head, LoraConfig, ModelConfig, Scorer, Weights};
 use rollout::Engine;
 use std::sync::Arc;
 use telemetry::table::{Align, Table};
-use train::{Objective, Trainer, TrainerConfig};
+use train::{Objective, Trainer};
 
 /// Allowance for a thread: its stack as far as it is touched, and what products and attention hold while they run.
 const THREAD_BYTES: u64 = 2 << 20;
@@ -52,7 +52,7 @@ pub struct MemoryPlan {
 }
 
 /// Plans a run of `lockstep train`. Allocates nothing.
-pub fn plan(config: &Config, words: &Words, known: Known) -> anyhow::Result<MemoryPlan> {
+pub fn plan(config: &Config, words: &Words, known: WorkloadBounds) -> anyhow::Result<MemoryPlan> {
     let model = &words.config;
     let longest = Longest { prompt: known.longest_prompt, completion: config.max_completion_length };
     let group = config.num_generations;
@@ -209,13 +209,13 @@ fn training(
 ) -> anyhow::Result<()> {
     let memory = Memory::new(Device::Meta);
     let weights = Weights::zeros(&memory, model);
-    // A value model is trained whole.
-    let adapter = if matches!(objective, Objective::Value(_)) { None } else { config.adapter() };
-    let of_adapter = adapter.as_ref().map(|lora| Adapter::zeros(&memory, &weights, lora)).transpose().or_bad_input()?;
+    let settings = trainer_config(config, objective);
+    let of_adapter =
+        settings.adapter.as_ref().map(|lora| Adapter::zeros(&memory, &weights, lora)).transpose().or_bad_input()?;
     add(parts, &memory, names[0]);
     drop((weights, of_adapter));
     let memory = Memory::new(Device::Meta);
-    let mut trainer = Trainer::new(&memory, model, TrainerConfig { adapter, ..trainer_config(config, objective) })?;
+    let mut trainer = Trainer::new(&memory, model, settings)?;
     let tokens = completions.div_ceil(group) * of_group(config, longest, group).tokens;
     trainer.reserve(model, tokens, capacity(config, longest, group, completions), longest.positions());
     add(parts, &memory, names[1]);
@@ -375,7 +375,7 @@ pub fn longest_of(rows: impl Iterator<Item = (usize, usize)> + Clone) -> Longest
 }
 
 /// What the run's data say; without data, the longest prompt is what the context and the configuration allow.
-pub fn known(config: &Config, words: &Words) -> anyhow::Result<Known> {
+pub fn known(config: &Config, words: &Words) -> anyhow::Result<WorkloadBounds> {
     let replay = match &config.replay {
         Some(path) => Some(Replay::load(path, words, &Limits::of(config, words))?.known()),
         None => None,
@@ -402,5 +402,5 @@ pub fn known(config: &Config, words: &Words) -> anyhow::Result<Known> {
         ),
         None => config.max_prompt_length.map_or(room, |n| n.min(room)),
     };
-    Ok(Known { longest_prompt, sequences, ref_logps: replay.is_some_and(|known| known.ref_logps) })
+    Ok(WorkloadBounds { longest_prompt, sequences, ref_logps: replay.is_some_and(|known| known.ref_logps) })
 }

@@ -17,7 +17,7 @@ use model::columns::REF_LOGPS;
 use model::{Head, Scorer};
 use telemetry::Sinks;
 use train::loss::dpo::{Answer, pair};
-use train::{Means, Objective, PreferencePair, Trainer, TrainerConfig};
+use train::{Means, Objective, PreferencePair, Trainer};
 
 /// A run's own part.
 pub struct Dpo {
@@ -90,8 +90,7 @@ pub fn build(inputs: RunInputs) -> anyhow::Result<(Dpo, TrainingRun)> {
 
     let weights = trained_weights(&ctx, &found, inputs.resume_from.checkpoint(), &config, &words.config)?;
     let objective = Objective::Preference(config.dpo());
-    let settings = TrainerConfig { adapter: config.adapter(), temperature: 1.0, ..trainer_config(&config, objective) };
-    let trainer = Trainer::new(ctx.memory(), &words.config, settings)?;
+    let trainer = Trainer::new(ctx.memory(), &words.config, trainer_config(&config, objective))?;
     let policy = Policy::of(found.dir, words, weights);
     inputs.sinks.info(&policy.describe(&ctx));
     let setup = RunSetup {

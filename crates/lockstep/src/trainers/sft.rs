@@ -12,7 +12,7 @@ use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::{RunSetup, TrainingRun, sampler};
 use model::{Head, PromptCompletion, Scorer};
 use telemetry::Sinks;
-use train::{Objective, Sample, Trainer, TrainerConfig};
+use train::{Objective, Sample, Trainer};
 
 /// A supervised run's own part.
 pub struct Sft {
@@ -67,7 +67,7 @@ pub fn build(inputs: RunInputs) -> anyhow::Result<(Sft, TrainingRun)> {
     let sampler = sampler(samples.len(), config.completions_per_step(), &config)?;
     let chunks = sampler.chunks_per_epoch();
     let weights = trained_weights(&ctx, &found, inputs.resume_from.checkpoint(), &config, &words.config)?;
-    let settings = TrainerConfig { adapter: config.adapter(), ..trainer_config(&config, Objective::Supervised) };
+    let settings = trainer_config(&config, Objective::Supervised);
     let trainer = Trainer::new(ctx.memory(), &words.config, settings)?;
     let policy = Policy::of(found.dir, words, weights);
     inputs.sinks.info(&policy.describe(&ctx));

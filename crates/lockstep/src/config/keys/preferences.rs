@@ -2,6 +2,7 @@
 
 use crate::bad_input;
 use crate::config::Config;
+use train::RankingConfig;
 use train::loss::dpo::{DpoConfig, DpoLoss};
 
 macro_rules! preferences_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Preference pairs" {
@@ -16,6 +17,11 @@ macro_rules! preferences_keys { ($collect:ident $($rows:tt)*) => { $collect! { $
 pub(in crate::config) use preferences_keys;
 
 impl Config {
+    /// A reward model's loss.
+    pub(crate) fn ranking(&self) -> RankingConfig {
+        RankingConfig { center_rewards_coefficient: self.center_rewards_coefficient }
+    }
+
     /// DPO's loss.
     pub(crate) fn dpo(&self) -> DpoConfig {
         DpoConfig { beta: self.beta, loss_type: self.dpo_loss_type, label_smoothing: self.label_smoothing }

@@ -13,7 +13,7 @@ mod line;
 pub use line::{Line, Recorded};
 
 use crate::bad_input;
-use crate::config::{Config, Known};
+use crate::config::{Config, WorkloadBounds};
 use crate::data::prompts::Prompt;
 use crate::data::questions::context;
 use crate::error::{BadInput, OrBadInput};
@@ -73,8 +73,8 @@ impl Limits {
 
 impl Replay {
     /// What the memory of a run on it depends on.
-    pub fn known(&self) -> Known {
-        Known { longest_prompt: self.longest(), sequences: 0, ref_logps: self.has_ref_logps() }
+    pub fn known(&self) -> WorkloadBounds {
+        WorkloadBounds { longest_prompt: self.longest(), sequences: 0, ref_logps: self.has_ref_logps() }
     }
 
     /// Reads and checks a file; what is wrong with it is a [`BadInput`] that names file and line.

@@ -2,7 +2,7 @@
 
 use super::reference::Reference;
 use super::{BatchSizes, GenerationBatch, RolloutPipeline, Source, StageTimes};
-use crate::config::{Config, Known, Purpose, engine_config, sampling, trainer_config};
+use crate::config::{Config, Purpose, WorkloadBounds, engine_config, sampling, trainer_config};
 use crate::data::questions::{Questions, context};
 use crate::error::BadInput;
 use crate::models::{Detokenizer, Found, Policy, Words, trained_weights};
@@ -17,7 +17,7 @@ use model::{Head, Scorer};
 use rollout::Engine;
 use serde_json::Value;
 use std::sync::Arc;
-use train::{Trainer, TrainerConfig};
+use train::Trainer;
 
 /// A pipeline that can begin: all of its input is known to be good, and nothing was written.
 pub struct Prepared {
@@ -40,7 +40,7 @@ impl Prepared {
         }
         let longest = known.longest_prompt.max(held_out.as_ref().map_or(0, Questions::longest));
         let evaluated = held_out.as_ref().map_or(0, |q| q.all.len() * config.generations_eval());
-        let known = Known { longest_prompt: longest, sequences: known.sequences.max(evaluated), ..known };
+        let known = WorkloadBounds { longest_prompt: longest, sequences: known.sequences.max(evaluated), ..known };
         let sizes = BatchSizes {
             generation: config.generation_batch(),
             optimizer: config.completions_per_step(),
@@ -68,7 +68,7 @@ impl Prepared {
         };
         let sampling = Arc::new(sampling(&config, &words.eos_ids));
         let evaluation = held_out.map(|questions| Evaluation::new(&config, &questions, &sampling));
-        let settings = TrainerConfig { adapter: config.adapter(), ..trainer_config(&config, config.objective()) };
+        let settings = trainer_config(&config, config.objective());
         let trainer = Trainer::new(ctx.memory(), &words.config, settings)?;
         let engine = match memory_plan::generates(&config) {
             true => {
@@ -140,7 +140,7 @@ struct Data {
     source: Source,
     /// Rows of the data set, or groups of the file.
     rows: usize,
-    known: Known,
+    known: WorkloadBounds,
     /// SHA-256.
     hash: String,
 }
@@ -160,7 +160,7 @@ fn data(inputs: &RunInputs, words: &Words, rewards: &[Named]) -> anyhow::Result<
     if questions.left_out > 0 {
         inputs.sinks.info(&format!("{} prompts longer than max_prompt_length were left out", questions.left_out));
     }
-    let known = Known::of_prompts(questions.longest(), config.generation_batch());
+    let known = WorkloadBounds::of_prompts(questions.longest(), config.generation_batch());
     let (rows, hash) = (questions.all.len(), questions.hash);
     Ok(Data { source: Source::Prompts(questions.all), rows, known, hash })
 }

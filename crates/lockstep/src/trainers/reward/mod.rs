@@ -18,7 +18,7 @@ use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::{RunSetup, TrainingRun, sampler};
 use model::{Head, Scorer};
 use telemetry::Sinks;
-use train::{Objective, PreferencePair, RankingConfig, Trainer, TrainerConfig};
+use train::{Objective, PreferencePair, Trainer};
 
 /// A run's own part.
 pub struct RewardModel {
@@ -43,7 +43,7 @@ impl TrainingTask for RewardModel {
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let Some((pairs, scorer)) = &mut self.held_out else { return Ok(None) };
         let _span = run.stages.span("evaluation");
-        evaluation::evaluate(&run.ctx, &run.policy.weights, scorer, &ranking(&run.config), pairs).map(Some)
+        evaluation::evaluate(&run.ctx, &run.policy.weights, scorer, &run.config.ranking(), pairs).map(Some)
     }
 
     fn evaluates_at_end(&self) -> bool {
@@ -72,7 +72,8 @@ pub fn build(inputs: RunInputs) -> anyhow::Result<(RewardModel, TrainingRun)> {
     let sampler = sampler(pairs.len(), config.completions_per_step(), &config)?;
     let chunks = sampler.chunks_per_epoch();
     let weights = trained_scorer(&ctx, &found, inputs.resume_from.checkpoint(), &config)?;
-    let trainer = Trainer::new(ctx.memory(), &words.config, training(&config))?;
+    let trainer =
+        Trainer::new(ctx.memory(), &words.config, trainer_config(&config, Objective::Ranking(config.ranking())))?;
     let policy = Policy::of(found.dir, words, weights);
     inputs.sinks.info(&policy.describe(&ctx));
     let of_held_out = held_out.as_ref().map_or(String::new(), |(pairs, _)| format!(", {} held out", pairs.len()));
@@ -122,22 +123,8 @@ fn planned(
         [&pair.chosen, &pair.rejected].map(|response| (pair.prompt.ids.len(), response.ids.len() + 1))
     };
     let lengths = pairs.iter().chain(held_out).flat_map(both);
-    let objective = Objective::Ranking(ranking(config));
+    let objective = Objective::Ranking(config.ranking());
     memory_plan::plan_pairs(config, &words.config, objective, memory_plan::longest_of(lengths), held_out.len())
-}
-
-/// The loss that the keys describe.
-fn ranking(config: &Config) -> RankingConfig {
-    RankingConfig { center_rewards_coefficient: config.center_rewards_coefficient }
-}
-
-fn training(config: &Config) -> TrainerConfig {
-    // Scores have no temperature.
-    TrainerConfig {
-        adapter: config.adapter(),
-        temperature: 1.0,
-        ..trainer_config(config, Objective::Ranking(ranking(config)))
-    }
 }
 
 /// The pairs of a data set with its hash.
