@@ -107,6 +107,28 @@ fn the_oldest_checkpoints_go() {
 }
 
 #[test]
+fn without_checkpoints_only_a_signal_leaves_one() {
+    let dir = directory();
+    let root = dir.path();
+    for purpose in ["train", "sft"] {
+        good(root, &arguments(purpose, purpose, &["save_strategy=no"]));
+        let checkpoints = root.join(purpose).join("checkpoints");
+        assert!(fs::read_dir(&checkpoints).map_or(0, Iterator::count) == 0, "{purpose}: {checkpoints:?}");
+        assert!(root.join(purpose).join("model/model.safetensors").is_file());
+        refused(root, &[purpose, "--resume", purpose], &["left no checkpoint", "save_strategy"]);
+    }
+    let slow = reward(root, "0.05");
+    let all = arguments("train", "stopped", &[&slow, "save_strategy=no"]);
+    let child = start(root, &all);
+    wait_for(&root.join("stopped/metrics.jsonl"), true);
+    signal(&child, "INT");
+    assert!(child.wait_with_output().unwrap().status.success());
+    assert_eq!(fs::read_dir(root.join("stopped/checkpoints")).unwrap().count(), 1);
+    good(root, &[&all[..], &["--resume", "latest"]].concat());
+    assert!(root.join("stopped/model/model.safetensors").is_file());
+}
+
+#[test]
 fn completions_are_printed_and_the_log_has_it_all() {
     let dir = directory();
     let root = dir.path();

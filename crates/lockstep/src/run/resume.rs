@@ -46,8 +46,14 @@ pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunD
     }
     let dir = RunDir::existing(&path)?;
     checkpoint::sweep(&dir)?;
-    let from = checkpoint::latest(&dir).map_or(ResumeFrom::Beginning, ResumeFrom::Checkpoint);
-    Ok((dir, from))
+    match checkpoint::latest(&dir) {
+        Some(checkpoint) => Ok((dir, ResumeFrom::Checkpoint(checkpoint))),
+        None if dir.model().exists() => Err(BadInput::new(format!(
+            "{}: the run has ended and left no checkpoint to go on from (save_strategy = \"no\")",
+            path.display()
+        ))),
+        None => Ok((dir, ResumeFrom::Beginning)),
+    }
 }
 
 pub(super) fn check_resumable(state: &RunState, config: &Config, ctx: &Context, data_hash: &str) -> anyhow::Result<()> {

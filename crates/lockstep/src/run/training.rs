@@ -287,10 +287,14 @@ impl TrainingRun {
         self.callbacks.stops.then_some(StopReason::Requested)
     }
 
-    /// Whether a checkpoint is due: as configured, after the best evaluation, and at every end.
+    /// Whether a checkpoint is due: as configured, after the best evaluation, and at the end. With `save_strategy = "no"` only if a
+    /// signal stops the run: it has to go on from somewhere.
     pub(crate) fn saves_now(&self, ended: Option<StopReason>) -> bool {
         let best = self.config.load_best_model_at_end && self.best.as_ref().is_some_and(|b| b.step == self.step);
-        ended.is_some() || self.is_done() || best || self.is_due(self.config.save_strategy, self.config.save_steps)
+        let strategy = self.config.save_strategy;
+        let at_end = ended.is_some() || self.is_done();
+        ended == Some(StopReason::Interrupted)
+            || strategy != Strategy::No && (at_end || best || self.is_due(strategy, self.config.save_steps))
     }
 
     /// Writes a checkpoint of this step.
