@@ -1,6 +1,6 @@
 //! Which instruction set the kernels use, chosen once at run time.
 //!
-//! Every [`crate::simd::Simd`] implementation computes the same 16-lane formula with fused multiply-adds, so in f32 the
+//! Every `Simd` implementation computes the same 16-lane formula with fused multiply-adds, so in f32 the
 //! bits agree on all of them; what differs is speed. AMX, whose bf16 products have a formula of their own, is an
 //! instruction set above AVX-512: those products run on tiles, and everything else as on AVX-512.
 

@@ -3,7 +3,7 @@
 //! Knows no model, no prompt, no reward. Everything above this crate holds [`Tensor`]s and calls [`ops`]; it never
 //! touches the memory behind them except by an explicit copy.
 //!
-//! Read first: [`tensor`] (what is computed on), [`context`] (with what), [`simd`] (how one formula serves every
+//! Read first: [`tensor`] (what is computed on), [`context`] (with what), `simd` (how one formula serves every
 //! instruction set), then any folder of [`ops`]: equation and shapes in `mod.rs`, the fast code in `cpu.rs`, the slow
 //! and obvious one in `reference.rs`.
 

@@ -2,7 +2,7 @@
 //!
 //! Owners hold [`Tensor`]s; operations take [`View`]s and [`ViewMut`]s. None of them is a slice: what computes on a
 //! device shows itself to get at elements, and everybody else moves data by the explicit copies here. Of index tensors
-//! (u32) checks read what the host last wrote ([`View::indices`]), so that they never wait for a device.
+//! (u32) checks read what the host last wrote (`View::indices`), so that they never wait for a device.
 
 use crate::device::Cpu;
 use crate::memory::{Buffer, Memory, Plain};

@@ -145,6 +145,29 @@ fn accumulated_parts_are_the_whole() {
     assert!(bits(&weights) == bits(&parted));
 }
 
+/// What passes between the host and a device in an update: of each micro-batch its rows, its lists and the gradients of
+/// its losses one way, log-probabilities and entropies the other; once the norm of the gradients, and where the embedding
+/// is tied, the rows that occurred.
+#[test]
+fn copies_of_an_update_are_a_few_for_each_micro_batch() {
+    let ctx = Context::cpu_checked(Isa::best(), 1);
+    let mut weights = policy(ctx.memory());
+    let samples = samples(&ctx, &weights);
+    let mut updated = |budget: usize| {
+        let config = trainer_config(budget, false);
+        let mut trainer = Trainer::new(ctx.memory(), &weights.config, config).expect("trainer");
+        trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+        let before = ctx.memory().copies();
+        let metrics = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+        let copies = ctx.memory().copies() - before;
+        (metrics.micro_batches, copies.to_device, copies.to_host)
+    };
+    let (whole, cut) = (updated(10_000), updated(1));
+    assert_eq!((whole.0, cut.0), (1, 3));
+    let of_micro_batch = ((cut.1 - whole.1) / 2, (cut.2 - whole.2) / 2);
+    assert_eq!((of_micro_batch, whole.1 - of_micro_batch.0, whole.2 - of_micro_batch.1), ((4, 2), 0, 1));
+}
+
 #[test]
 fn shared_or_copied_prompts_give_the_same_log_probabilities_and_gradients() {
     let ctx = context(2);

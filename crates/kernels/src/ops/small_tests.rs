@@ -12,10 +12,9 @@ use crate::{Context, DType, Isa, Matrix, Tensor, View};
 fn same(run: impl Fn(&Context, DType) -> Vec<u32>) {
     for isa in [Isa::PORTABLE, Isa::AMX_EMULATED] {
         for dtype in [F32, Bf16] {
-            let contexts = [Context::cpu(isa, 1), Context::cpu(isa, 2), Context::cpu_checked(isa, 2)];
-            let [one, two, checked] = contexts.map(|ctx| run(&ctx, dtype));
-            assert!(one == two && one == checked, "{isa:?} {dtype:?}");
+            let one = run(&Context::cpu_checked(isa, 1), dtype);
             assert!(one.iter().all(|&x| f32::from_bits(x).is_finite()), "{isa:?} {dtype:?}");
+            assert!(one == run(&Context::cpu(isa, 2), dtype), "{isa:?} {dtype:?}");
         }
     }
 }

@@ -43,7 +43,7 @@ pub struct Forward<'a> {
     pub rstd: ViewMut<'a>,
 }
 
-/// Arguments of [`again`].
+/// Arguments of [`recompute`].
 pub struct Recompute<'a> {
     /// `[T, H]`: what was normalised (the sum, if there was a delta).
     pub x: View<'a>,

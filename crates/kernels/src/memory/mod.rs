@@ -3,18 +3,21 @@
 //! [`Device::Meta`] allocates nothing and only counts: building a run's parts on it is how `lockstep plan` knows the
 //! memory of a run before it starts.
 
+mod file_map;
+mod host;
+#[cfg(test)]
+mod tests;
+
+pub use file_map::FileMap;
+
 use crate::device::Cpu;
 use crate::{DType, Device, Error, Result};
-use std::alloc::{self, alloc_zeroed};
+use host::HostBytes;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-
-/// Bytes from here on come as whole, huge-page-advised maps of their own.
-const MAP_FROM: usize = 1 << 16;
 
 /// Buffers up to this size are kept when they are let go of, for the next one of their size: what a micro-batch or a
 /// step takes anew each time costs no allocation of the device's.
@@ -174,51 +177,6 @@ impl Memory {
                 Storage::Checked { handle, mirror, stale: AtomicBool::new(false) }
             }
         })
-    }
-}
-
-/// Zeroed bytes of the host, aligned to 64.
-///
-/// Elements are reached through `start` alone, so that disjoint ranges may be borrowed at once.
-struct HostBytes {
-    start: NonNull<u8>,
-    owner: Owner,
-}
-
-enum Owner {
-    Small(alloc::Layout),
-    Map(#[allow(dead_code, reason = "unmapped when it is dropped")] memmap2::MmapMut),
-}
-
-// SAFETY: it owns what `start` points to; who may touch which elements is what tensors and their views see to.
-unsafe impl Send for HostBytes {}
-// SAFETY: as above.
-unsafe impl Sync for HostBytes {}
-
-impl HostBytes {
-    /// None if they cannot be had.
-    fn zeroed(bytes: usize) -> Option<HostBytes> {
-        // Miri has no maps.
-        if bytes >= MAP_FROM && !cfg!(miri) {
-            let mut map = memmap2::MmapOptions::new().len(bytes).map_anon().ok()?;
-            // Huge pages are an optimisation: a kernel without them is fine.
-            #[cfg(target_os = "linux")]
-            let _ = map.advise(memmap2::Advice::HugePage);
-            return Some(HostBytes { start: NonNull::new(map.as_mut_ptr())?, owner: Owner::Map(map) });
-        }
-        let layout = alloc::Layout::from_size_align(bytes.next_multiple_of(64).max(64), 64).ok()?;
-        // SAFETY: the size is not 0.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(HostBytes { start, owner: Owner::Small(layout) })
-    }
-}
-
-impl Drop for HostBytes {
-    fn drop(&mut self) {
-        if let Owner::Small(layout) = self.owner {
-            // SAFETY: allocated with this layout; nobody borrows what is dropped.
-            unsafe { alloc::dealloc(self.start.as_ptr(), layout) }
-        }
     }
 }
 
@@ -416,188 +374,5 @@ impl Drop for Buffer {
         if let Some(usage) = lock(&self.ledger.parts).get_mut(self.part) {
             usage.bytes -= self.bytes;
         }
-    }
-}
-
-/// A file in memory, read only: weight files are read through it.
-pub struct FileMap(Option<memmap2::Mmap>);
-
-impl FileMap {
-    /// Maps the file. It must not be truncated while the map lives (the process would be killed on access).
-    pub fn open(path: &Path) -> Result<FileMap> {
-        let fail = |source| Error::Map { path: path.to_owned(), source };
-        let file = std::fs::File::open(path).map_err(fail)?;
-        if file.metadata().map_err(fail)?.len() == 0 {
-            return Ok(FileMap(None));
-        }
-        // SAFETY: read-only; the promise about truncation is the caller's, as documented.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
-        Ok(FileMap(Some(map)))
-    }
-    /// Its bytes.
-    pub fn bytes(&self) -> &[u8] {
-        self.0.as_deref().unwrap_or(&[])
-    }
-    /// Lets go of the memory of these bytes, which stay readable: from the file again, page by page, when touched.
-    pub fn release(&self, range: std::ops::Range<usize>) {
-        #[cfg(target_os = "linux")]
-        if let Some(map) = &self.0 {
-            // Only whole pages, so that neighbours which are still to be read stay.
-            let page = 4096;
-            let (from, to) = (range.start.next_multiple_of(page), range.end / page * page);
-            if from < to && to <= map.len() {
-                // SAFETY: the map is read-only and of a file, so dropped pages come back with the same bytes.
-                // Failing to release costs memory, nothing else.
-                let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, from, to - from) };
-            }
-        }
-        #[cfg(not(target_os = "linux"))]
-        let _ = range;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it maps no files")]
-    fn released_bytes_of_a_file_stay_readable() {
-        let path = std::env::temp_dir().join(format!("lockstep-file-map-{}", std::process::id()));
-        let data: Vec<u8> = (0..20_000u32).map(|i| (i % 251) as u8).collect();
-        std::fs::write(&path, &data).unwrap();
-        let map = FileMap::open(&path).unwrap();
-        for range in [0..20_000, 5..9000, 4096..8192, 19_999..20_000, 7..7, 0..1 << 40] {
-            map.release(range);
-            assert!(map.bytes() == data);
-        }
-        std::fs::remove_file(&path).unwrap();
-        assert!(FileMap::open(&path).is_err());
-    }
-
-    fn cpu(device: Device) -> Cpu {
-        Cpu::new(crate::Isa::PORTABLE, 1, device)
-    }
-
-    #[test]
-    fn bytes_are_zeroed_aligned_and_booked_by_part() {
-        for device in [Device::Cpu, Device::CpuChecked, Device::Meta] {
-            let memory = Memory::new(device);
-            let weights = memory.part("weights");
-            let small = weights.allocate(100, DType::U32);
-            let large = weights.allocate(MAP_FROM + 4, DType::F32);
-            let other = memory.part("kv").allocate(8, DType::U32);
-            let total = 100 + MAP_FROM + 4;
-            assert_eq!(memory.usage()["weights"], Usage { bytes: total, peak_bytes: total });
-            assert_eq!(memory.usage()["kv"].bytes, 8);
-            for buffer in [&small, &large, &other] {
-                assert_eq!(buffer.device(), device);
-                if device == Device::Meta {
-                    continue;
-                }
-                // SAFETY: nobody writes.
-                let data = unsafe { buffer.slice::<u32>(&cpu(device), 0..buffer.bytes / 4) };
-                assert!(data.iter().all(|&x| x == 0));
-                assert!(data.as_ptr().align_offset(64) == 0);
-            }
-            drop(large);
-            assert_eq!(memory.usage()["weights"], Usage { bytes: 100, peak_bytes: total });
-            drop((small, other));
-            assert_eq!(weights.usage()["weights"], Usage { bytes: 0, peak_bytes: total });
-            assert!(lock(&memory.ledger.checked.buffers).is_empty());
-            memory.check().unwrap();
-        }
-    }
-
-    #[test]
-    fn writes_are_kept() {
-        for device in [Device::Cpu, Device::CpuChecked] {
-            let buffer = Memory::new(device).allocate(MAP_FROM, DType::F32);
-            let last = MAP_FROM / 4 - 1;
-            // SAFETY: nobody else has the buffer, and no two borrows live at once.
-            unsafe {
-                buffer.slice_mut::<f32>(&cpu(device), last..last + 1)[0] = 2.5;
-                assert_eq!(buffer.slice::<f32>(&cpu(device), last..last + 1), [2.5]);
-                buffer.upload(0..1, |to: &mut [f32]| to[0] = 1.5);
-                buffer.fill(1..2, 3.5f32);
-                assert_eq!(buffer.download(0..3, <[f32]>::to_vec), [1.5, 3.5, 0.0]);
-            }
-        }
-    }
-
-    #[test]
-    fn what_was_let_go_of_is_taken_again_and_zeroed() {
-        let memory = Memory::new(Device::Cpu);
-        let cpu = cpu(Device::Cpu);
-        let start = |buffer: &Buffer| buffer.start(&cpu);
-        for bytes in [100, 100_000] {
-            let first = memory.allocate(bytes, DType::F32);
-            let at = start(&first);
-            // SAFETY: nobody else has the buffer.
-            unsafe { first.fill(0..bytes / 4, 7.0f32) };
-            let other = memory.allocate(bytes, DType::F32);
-            assert_ne!(start(&other), at);
-            drop(first);
-            let again = memory.allocate(bytes - 8, DType::F32);
-            assert_eq!(start(&again), at);
-            // SAFETY: nobody writes.
-            assert!(unsafe { again.slice::<f32>(&cpu, 0..bytes / 4 - 2) }.iter().all(|&x| x == 0.0));
-        }
-        assert_eq!(memory.usage()["other"].bytes, 0);
-    }
-
-    #[test]
-    fn memory_that_cannot_be_had_is_an_error_that_names_the_part() {
-        let memory = Memory::new(Device::Cpu);
-        let buffer = memory.part("kv cache").allocate(1 << 60, DType::F32);
-        let small = memory.part("weights").allocate(1 << 10, DType::F32);
-        let message = memory.check().unwrap_err().to_string();
-        assert_eq!(message, format!("out of memory: kv cache: {} bytes could not be had", 1u64 << 60));
-        drop((buffer, small));
-        memory.check().unwrap();
-        assert_eq!(memory.usage()["kv cache"].bytes, 0);
-    }
-
-    #[test]
-    fn copies_are_counted_and_indices_are_mirrored() {
-        let memory = Memory::new(Device::CpuChecked);
-        let cpu = cpu(Device::CpuChecked);
-        let buffer = memory.allocate(16, DType::U32);
-        // SAFETY: nobody else has the buffer, and no two borrows live at once.
-        unsafe {
-            buffer.upload(0..4, |to: &mut [u32]| to.copy_from_slice(&[1, 2, 3, 4]));
-            assert_eq!(buffer.mirror::<u32>(1..3), [2, 3]);
-            assert_eq!(buffer.download(0..2, <[u32]>::to_vec), [1, 2]);
-            let expected = Copies { to_device: 1, to_device_bytes: 16, to_host: 1, to_host_bytes: 8 };
-            assert_eq!(memory.copies(), expected);
-            buffer.slice_mut::<u32>(&cpu, 0..1)[0] = 9;
-            let stale = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| buffer.mirror::<u32>(0..1).to_vec()));
-            assert!(stale.is_err(), "what an operation wrote was read without a copy");
-            assert_eq!(buffer.download(0..1, <[u32]>::to_vec), [9]);
-            buffer.upload(0..4, |to: &mut [u32]| to.fill(5));
-            assert_eq!(buffer.mirror::<u32>(0..4), [5; 4]);
-        }
-    }
-
-    #[test]
-    fn memory_of_another_device_is_refused() {
-        let buffer = Memory::new(Device::CpuChecked).allocate(16, DType::F32);
-        // SAFETY: nobody else has the buffer.
-        let read = || unsafe { buffer.slice::<f32>(&cpu(Device::Cpu), 0..1).len() };
-        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read)).unwrap_err();
-        assert!(refused.downcast_ref::<String>().is_some_and(|m| m.contains("memory of CpuChecked")));
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it maps no files")]
-    fn files_are_mapped_and_a_missing_one_is_named() {
-        let path = std::env::temp_dir().join(format!("lockstep-map-{}", std::process::id()));
-        for content in [&b""[..], b"some bytes"] {
-            std::fs::write(&path, content).unwrap();
-            assert_eq!(FileMap::open(&path).unwrap().bytes(), content);
-        }
-        std::fs::remove_file(&path).unwrap();
-        let message = FileMap::open(&path).err().expect("no such file").to_string();
-        assert!(message.contains("lockstep-map-"), "{message}");
     }
 }

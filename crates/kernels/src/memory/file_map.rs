@@ -1,0 +1,41 @@
+//! Files that are read through memory.
+
+use crate::{Error, Result};
+use std::path::Path;
+
+/// A file in memory, read only: weight files are read through it.
+pub struct FileMap(Option<memmap2::Mmap>);
+
+impl FileMap {
+    /// Maps the file. It must not be truncated while the map lives (the process would be killed on access).
+    pub fn open(path: &Path) -> Result<FileMap> {
+        let fail = |source| Error::Map { path: path.to_owned(), source };
+        let file = std::fs::File::open(path).map_err(fail)?;
+        if file.metadata().map_err(fail)?.len() == 0 {
+            return Ok(FileMap(None));
+        }
+        // SAFETY: read-only; the promise about truncation is the caller's, as documented.
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
+        Ok(FileMap(Some(map)))
+    }
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.0.as_deref().unwrap_or(&[])
+    }
+    /// Lets go of the memory of these bytes, which stay readable: from the file again, page by page, when touched.
+    pub fn release(&self, range: std::ops::Range<usize>) {
+        #[cfg(target_os = "linux")]
+        if let Some(map) = &self.0 {
+            // Only whole pages, so that neighbours which are still to be read stay.
+            let page = 4096;
+            let (from, to) = (range.start.next_multiple_of(page), range.end / page * page);
+            if from < to && to <= map.len() {
+                // SAFETY: the map is read-only and of a file, so dropped pages come back with the same bytes.
+                // Failing to release costs memory, nothing else.
+                let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, from, to - from) };
+            }
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = range;
+    }
+}

@@ -1,0 +1,144 @@
+use super::host::MAP_FROM;
+use super::*;
+
+#[test]
+#[cfg_attr(miri, ignore = "it maps no files")]
+fn released_bytes_of_a_file_stay_readable() {
+    let path = std::env::temp_dir().join(format!("lockstep-file-map-{}", std::process::id()));
+    let data: Vec<u8> = (0..20_000u32).map(|i| (i % 251) as u8).collect();
+    std::fs::write(&path, &data).unwrap();
+    let map = FileMap::open(&path).unwrap();
+    for range in [0..20_000, 5..9000, 4096..8192, 19_999..20_000, 7..7, 0..1 << 40] {
+        map.release(range);
+        assert!(map.bytes() == data);
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert!(FileMap::open(&path).is_err());
+}
+
+fn cpu(device: Device) -> Cpu {
+    Cpu::new(crate::Isa::PORTABLE, 1, device)
+}
+
+#[test]
+fn bytes_are_zeroed_aligned_and_booked_by_part() {
+    for device in [Device::Cpu, Device::CpuChecked, Device::Meta] {
+        let memory = Memory::new(device);
+        let weights = memory.part("weights");
+        let small = weights.allocate(100, DType::U32);
+        let large = weights.allocate(MAP_FROM + 4, DType::F32);
+        let other = memory.part("kv").allocate(8, DType::U32);
+        let total = 100 + MAP_FROM + 4;
+        assert_eq!(memory.usage()["weights"], Usage { bytes: total, peak_bytes: total });
+        assert_eq!(memory.usage()["kv"].bytes, 8);
+        for buffer in [&small, &large, &other] {
+            assert_eq!(buffer.device(), device);
+            if device == Device::Meta {
+                continue;
+            }
+            // SAFETY: nobody writes.
+            let data = unsafe { buffer.slice::<u32>(&cpu(device), 0..buffer.bytes / 4) };
+            assert!(data.iter().all(|&x| x == 0));
+            assert!(data.as_ptr().align_offset(64) == 0);
+        }
+        drop(large);
+        assert_eq!(memory.usage()["weights"], Usage { bytes: 100, peak_bytes: total });
+        drop((small, other));
+        assert_eq!(weights.usage()["weights"], Usage { bytes: 0, peak_bytes: total });
+        assert!(lock(&memory.ledger.checked.buffers).is_empty());
+        memory.check().unwrap();
+    }
+}
+
+#[test]
+fn writes_are_kept() {
+    for device in [Device::Cpu, Device::CpuChecked] {
+        let buffer = Memory::new(device).allocate(MAP_FROM, DType::F32);
+        let last = MAP_FROM / 4 - 1;
+        // SAFETY: nobody else has the buffer, and no two borrows live at once.
+        unsafe {
+            buffer.slice_mut::<f32>(&cpu(device), last..last + 1)[0] = 2.5;
+            assert_eq!(buffer.slice::<f32>(&cpu(device), last..last + 1), [2.5]);
+            buffer.upload(0..1, |to: &mut [f32]| to[0] = 1.5);
+            buffer.fill(1..2, 3.5f32);
+            assert_eq!(buffer.download(0..3, <[f32]>::to_vec), [1.5, 3.5, 0.0]);
+        }
+    }
+}
+
+#[test]
+fn what_was_let_go_of_is_taken_again_and_zeroed() {
+    let memory = Memory::new(Device::Cpu);
+    let cpu = cpu(Device::Cpu);
+    let start = |buffer: &Buffer| buffer.start(&cpu);
+    for bytes in [100, 100_000] {
+        let first = memory.allocate(bytes, DType::F32);
+        let at = start(&first);
+        // SAFETY: nobody else has the buffer.
+        unsafe { first.fill(0..bytes / 4, 7.0f32) };
+        let other = memory.allocate(bytes, DType::F32);
+        assert_ne!(start(&other), at);
+        drop(first);
+        let again = memory.allocate(bytes - 8, DType::F32);
+        assert_eq!(start(&again), at);
+        // SAFETY: nobody writes.
+        assert!(unsafe { again.slice::<f32>(&cpu, 0..bytes / 4 - 2) }.iter().all(|&x| x == 0.0));
+    }
+    assert_eq!(memory.usage()["other"].bytes, 0);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it gives up instead")]
+fn memory_that_cannot_be_had_is_an_error_that_names_the_part() {
+    let memory = Memory::new(Device::Cpu);
+    let buffer = memory.part("kv cache").allocate(1 << 60, DType::F32);
+    let small = memory.part("weights").allocate(1 << 10, DType::F32);
+    let message = memory.check().unwrap_err().to_string();
+    assert_eq!(message, format!("out of memory: kv cache: {} bytes could not be had", 1u64 << 60));
+    drop((buffer, small));
+    memory.check().unwrap();
+    assert_eq!(memory.usage()["kv cache"].bytes, 0);
+}
+
+#[test]
+fn copies_are_counted_and_indices_are_mirrored() {
+    let memory = Memory::new(Device::CpuChecked);
+    let cpu = cpu(Device::CpuChecked);
+    let buffer = memory.allocate(16, DType::U32);
+    // SAFETY: nobody else has the buffer, and no two borrows live at once.
+    unsafe {
+        buffer.upload(0..4, |to: &mut [u32]| to.copy_from_slice(&[1, 2, 3, 4]));
+        assert_eq!(buffer.mirror::<u32>(1..3), [2, 3]);
+        assert_eq!(buffer.download(0..2, <[u32]>::to_vec), [1, 2]);
+        let expected = Copies { to_device: 1, to_device_bytes: 16, to_host: 1, to_host_bytes: 8 };
+        assert_eq!(memory.copies(), expected);
+        buffer.slice_mut::<u32>(&cpu, 0..1)[0] = 9;
+        let stale = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| buffer.mirror::<u32>(0..1).to_vec()));
+        assert!(stale.is_err(), "what an operation wrote was read without a copy");
+        assert_eq!(buffer.download(0..1, <[u32]>::to_vec), [9]);
+        buffer.upload(0..4, |to: &mut [u32]| to.fill(5));
+        assert_eq!(buffer.mirror::<u32>(0..4), [5; 4]);
+    }
+}
+
+#[test]
+fn memory_of_another_device_is_refused() {
+    let buffer = Memory::new(Device::CpuChecked).allocate(16, DType::F32);
+    // SAFETY: nobody else has the buffer.
+    let read = || unsafe { buffer.slice::<f32>(&cpu(Device::Cpu), 0..1).len() };
+    let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read)).unwrap_err();
+    assert!(refused.downcast_ref::<String>().is_some_and(|m| m.contains("memory of CpuChecked")));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it maps no files")]
+fn files_are_mapped_and_a_missing_one_is_named() {
+    let path = std::env::temp_dir().join(format!("lockstep-map-{}", std::process::id()));
+    for content in [&b""[..], b"some bytes"] {
+        std::fs::write(&path, content).unwrap();
+        assert_eq!(FileMap::open(&path).unwrap().bytes(), content);
+    }
+    std::fs::remove_file(&path).unwrap();
+    let message = FileMap::open(&path).err().expect("no such file").to_string();
+    assert!(message.contains("lockstep-map-"), "{message}");
+}
