@@ -43,7 +43,8 @@ Start here:
       what a key means, its default and TRL's
 
 Exit codes: 0 done, 2 bad usage, configuration or input, 1 failed.
-Environment: LOCKSTEP_THREADS, LOCKSTEP_ISA (portable, avx2, avx512, amx),
+Environment: LOCKSTEP_DEVICE (cpu, cpu-checked), LOCKSTEP_THREADS,
+LOCKSTEP_ISA (portable, avx2, avx512, amx),
 LOCKSTEP_LOG (error, warn, info, debug), NO_COLOR, and LOCKSTEP_<KEY> for every
 key of the configuration.";
 

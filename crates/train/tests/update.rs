@@ -145,9 +145,9 @@ fn accumulated_parts_are_the_whole() {
     assert!(bits(&weights) == bits(&parted));
 }
 
-/// What passes between the host and a device in an update: of each micro-batch its rows, its lists and the gradients of
-/// its losses one way, log-probabilities and entropies the other; once the norm of the gradients, and where the embedding
-/// is tied, the rows that occurred.
+/// What passes between the host and a device in an update: of each micro-batch its rows, its lists, the gradients of its
+/// losses and, as the embedding is tied, the sums that its tokens are added to one way, log-probabilities and entropies the
+/// other; once the tokens of those sums one way and the norm of the gradients the other.
 #[test]
 fn copies_of_an_update_are_a_few_for_each_micro_batch() {
     let ctx = Context::cpu_checked(Isa::best(), 1);
@@ -165,7 +165,7 @@ fn copies_of_an_update_are_a_few_for_each_micro_batch() {
     let (whole, cut) = (updated(10_000), updated(1));
     assert_eq!((whole.0, cut.0), (1, 3));
     let of_micro_batch = ((cut.1 - whole.1) / 2, (cut.2 - whole.2) / 2);
-    assert_eq!((of_micro_batch, whole.1 - of_micro_batch.0, whole.2 - of_micro_batch.1), ((4, 2), 0, 1));
+    assert_eq!((of_micro_batch, whole.1 - of_micro_batch.0, whole.2 - of_micro_batch.1), ((4, 2), 1, 1));
 }
 
 #[test]

@@ -104,7 +104,7 @@ pub struct Resolved {
 }
 
 /// `LOCKSTEP_` variables that are no keys.
-const NOT_KEYS: [&str; 4] = ["ISA", "LOG", "SHARED", "CACHE"];
+const NOT_KEYS: [&str; 5] = ["DEVICE", "ISA", "LOG", "SHARED", "CACHE"];
 
 impl Layers {
     /// With the `LOCKSTEP_*` variables of this process.
