@@ -1,5 +1,5 @@
-//! Fixtures are reference values made by the scripts under `conformance/`. Each script writes, beside what it makes, the
-//! versions it ran with; a script that changed after its fixtures were made is caught by its recorded hash.
+//! Fixtures are reference values made by the scripts under `conformance/`. Each script writes, beside what it makes,
+//! the versions it ran with; a script that changed after its fixtures were made is caught by its recorded hash.
 
 use std::collections::BTreeMap;
 use std::path::Path;

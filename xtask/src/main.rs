@@ -56,7 +56,8 @@ fn main() -> ExitCode {
 fn miri() -> Result<(), String> {
     // Memory, views and threads; every operation on its smallest shapes; the vectors' plain form.
     let tests = ["memory::", "tensor::", "matrix::", "pool::", "isa::", "device::", "ops::small_tests::"];
-    // Files are read by nobody here; the pool's threads are joined, but a thread's own scratch is freed after Miri looks.
+    // Files are read by nobody here; the pool's threads are joined, but a thread's own scratch is freed after Miri
+    // looks.
     let flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks";
     let arguments = ["run", "nightly", "cargo", "miri", "test", "-p", "lockstep-kernels", "--lib", "--"];
     let mut command = std::process::Command::new("rustup");

@@ -102,9 +102,9 @@ impl Scores {
         Scores { values: vec![None; rows], problems: vec![problem], ..Scores::default() }
     }
 
-    /// What was said of groups one by one, in the order of the groups, as if it had been said of all at once: values and extra
-    /// columns one after the other (null where a group lacks a column), problems with the same words as one, and of each
-    /// metric the mean over the groups that have it.
+    /// What was said of groups one by one, in the order of the groups, as if it had been said of all at once: values
+    /// and extra columns one after the other (null where a group lacks a column), problems with the same words as
+    /// one, and of each metric the mean over the groups that have it.
     pub fn of_groups(groups: impl IntoIterator<Item = Scores>) -> Self {
         let mut all = Scores::default();
         // Of each metric, how many groups have it.

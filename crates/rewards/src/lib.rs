@@ -5,8 +5,8 @@
 //! `None` and a [`Problem`] that says why. Several rewards and their weights are combined by the trainer, not here.
 //! Knows no trainer and no policy.
 //!
-//! Read first: [`RewardBatch`] and [`Scores`] (what goes in and out), then any file of `builtin/`, `command/` (a reward in any
-//! language), `reward_model` and `registry` (names to rewards).
+//! Read first: [`RewardBatch`] and [`Scores`] (what goes in and out), then any file of `builtin/`, `command/` (a
+//! reward in any language), `reward_model` and `registry` (names to rewards).
 
 mod batch;
 mod builtin;
@@ -31,9 +31,9 @@ pub trait Reward: Send {
         Vec::new()
     }
 
-    /// Whether what it says of a group (the completions of one prompt) depends on that group alone. Then it may be asked about
-    /// one group at a time, in any order, while others are still generated, and what it said is put together by
-    /// [`Scores::of_groups`]. Otherwise it is asked once, about the whole batch.
+    /// Whether what it says of a group (the completions of one prompt) depends on that group alone. Then it may be
+    /// asked about one group at a time, in any order, while others are still generated, and what it said is put
+    /// together by [`Scores::of_groups`]. Otherwise it is asked once, about the whole batch.
     fn judges_by_group(&self) -> bool {
         false
     }

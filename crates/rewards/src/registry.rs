@@ -31,8 +31,8 @@ impl From<&str> for RewardSpec {
 }
 
 impl RewardSpec {
-    /// Name and model of a reward model, if it is one (`"model:DIR"`, or a table with `model`). [`build`] does not read its
-    /// files: they may come from the Hub, and take memory. Whoever does builds a [`crate::RewardModel`].
+    /// Name and model of a reward model, if it is one (`"model:DIR"`, or a table with `model`). [`build`] does not
+    /// read its files: they may come from the Hub, and take memory. Whoever does builds a [`crate::RewardModel`].
     pub fn model(&self) -> Result<Option<(String, String)>> {
         let (kind, name, mut options) = self.parts()?;
         if kind != "model" {
@@ -45,7 +45,8 @@ impl RewardSpec {
         }
     }
 
-    /// The name of a function of the program that runs, if it is one (`"function:NAME"`): the program gives the reward itself.
+    /// The name of a function of the program that runs, if it is one (`"function:NAME"`): the program gives the
+    /// reward itself.
     pub fn function(&self) -> Result<Option<String>> {
         let (kind, _, mut options) = self.parts()?;
         match (kind.as_str(), options.remove("function")) {

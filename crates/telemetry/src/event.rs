@@ -1,7 +1,7 @@
 //! What a run reports while it goes on, as one value: metrics, completions, stages, progress, messages, checkpoints.
 //!
-//! An [`Event`] is plain data that can be serialised and read back by another process, without loss: numbers keep their bits,
-//! and NaN and infinities their names. Knows no sink.
+//! An [`Event`] is plain data that can be serialised and read back by another process, without loss: numbers keep
+//! their bits, and NaN and infinities their names. Knows no sink.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

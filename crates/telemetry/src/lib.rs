@@ -1,8 +1,8 @@
 //! Where a run's numbers go: metrics, TensorBoard events, stage times, traces, sample completions, the console.
 //!
-//! A run emits [`Event`]s; every [`Sink`] receives all of them. Takes numbers and text as arguments; knows no model, no
-//! trainer and no kernel, and nothing below the application imports it. Every file that a sink appends to is cut back to a
-//! checkpoint's length on resume, and recovers from a record that a kill tore.
+//! A run emits [`Event`]s; every [`Sink`] receives all of them. Takes numbers and text as arguments; knows no model,
+//! no trainer and no kernel, and nothing below the application imports it. Every file that a sink appends to is cut
+//! back to a checkpoint's length on resume, and recovers from a record that a kill tore.
 //!
 //! Read first: [`event`], then [`sinks`], then [`stages`].
 

@@ -1,5 +1,5 @@
-//! `record.json`: what a run was made of — versions, instruction set, seed, hashes of model and data — so that a run can be
-//! repeated, and a resumed one refuses inputs that changed. Does not know what the files mean.
+//! `record.json`: what a run was made of — versions, instruction set, seed, hashes of model and data — so that a run
+//! can be repeated, and a resumed one refuses inputs that changed. Does not know what the files mean.
 
 use std::io::Read;
 use std::path::Path;

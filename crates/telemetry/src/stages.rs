@@ -1,9 +1,10 @@
 //! Where the time of a run goes: nested spans with wall seconds, FLOPs and bytes of memory traffic.
 //!
-//! [`Stages::span`] opens a span that ends when it is dropped; a span opened meanwhile on the same thread lies inside it.
-//! A span's numbers include those of the spans inside. The totals are kept for each path of names (`step/rollout/prefill`):
-//! of the current step and of the run. Knows no kernel: FLOPs and bytes come from whoever counts them, and a stage for which
-//! nobody did shows none. [`Summary::bottleneck`] names in words what takes most, and what limits it.
+//! [`Stages::span`] opens a span that ends when it is dropped; a span opened meanwhile on the same thread lies inside
+//! it. A span's numbers include those of the spans inside. The totals are kept for each path of names
+//! (`step/rollout/prefill`): of the current step and of the run. Knows no kernel: FLOPs and bytes come from whoever
+//! counts them, and a stage for which nobody did shows none. [`Summary::bottleneck`] names in words what takes most,
+//! and what limits it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -141,8 +142,8 @@ impl Stages {
         Span { inner: Arc::clone(&self.inner), id }
     }
 
-    /// The totals of the spans that ended since the last call (those of one step), in the order of first appearance; the
-    /// totals of the run go on.
+    /// The totals of the spans that ended since the last call (those of one step), in the order of first appearance;
+    /// the totals of the run go on.
     pub fn take_step(&self) -> Vec<StageTotal> {
         let mut list = std::mem::take(&mut lock(&self.inner).step).list;
         list.retain(|total| total.count > 0);
@@ -156,8 +157,8 @@ impl Stages {
         Summary { wall_s: inner.start.elapsed().as_secs_f64(), stages }
     }
 
-    /// Reports what another thread did for `seconds` from `start` on, as a span in a row of its own. It is part of no total:
-    /// its time is already that of the stage that it overlapped.
+    /// Reports what another thread did for `seconds` from `start` on, as a span in a row of its own. It is part of no
+    /// total: its time is already that of the stage that it overlapped.
     pub fn record_overlapped(&self, name: &str, start: Instant, seconds: f64) {
         let mut inner = lock(&self.inner);
         let next = inner.next_row();
@@ -248,7 +249,8 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Stage (indented by nesting), seconds, share of the run's wall time, GFLOP/s, GB/s; then what no outermost stage covers.
+    /// Stage (indented by nesting), seconds, share of the run's wall time, GFLOP/s, GB/s; then what no outermost
+    /// stage covers.
     pub fn table(&self) -> Table {
         let right = Align::Right;
         let columns =

@@ -131,8 +131,8 @@ fn wrap(cell: &str, width: usize) -> Vec<String> {
     out
 }
 
-/// Prompts and completions of a step with their rewards and advantages, as TRL prints them. `value`s are strings or arrays
-/// of chat messages; a reward that was not given is shown as `-`. At most `max_rows` rows.
+/// Prompts and completions of a step with their rewards and advantages, as TRL prints them. `value`s are strings or
+/// arrays of chat messages; a reward that was not given is shown as `-`. At most `max_rows` rows.
 pub fn completions(rows: &crate::CompletionRows, max_rows: usize, width: usize) -> String {
     let mut columns = vec![("Prompt", Align::Left), ("Completion", Align::Left)];
     columns.extend(rows.rewards.iter().map(|(name, _)| (name.as_str(), Align::Right)));

@@ -1,9 +1,9 @@
 //! `gsm8k`: 1 if the completion's final number equals the answer's, else 0.
 //!
 //! The answer column holds GSM8K's solution text, whose number follows `####`, or just the number. The completion's
-//! number is the one after its last `####`; else the one in its last `\boxed{…}`; else (unless `strict`) the last number
-//! in it. Numbers are compared as exact decimals, never as floats: `1,000.50`, `$1000.5` and `1000.5 %` are equal.
-//! A row whose answer has no number gives `None` with a problem. Knows no other mathematics than decimals.
+//! number is the one after its last `####`; else the one in its last `\boxed{…}`; else (unless `strict`) the last
+//! number in it. Numbers are compared as exact decimals, never as floats: `1,000.50`, `$1000.5` and `1000.5 %` are
+//! equal. A row whose answer has no number gives `None` with a problem. Knows no other mathematics than decimals.
 //!
 //! Data set: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems", <https://arxiv.org/abs/2110.14168>.
 

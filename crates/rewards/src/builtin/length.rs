@@ -1,7 +1,7 @@
 //! `length`: a score for how long a completion is, in tokens or characters.
 //!
-//! With `target` t: 1 − |n − t| / t, at least 0 — best at t, falling linearly to 0 at length 0 and at 2t.
-//! With `max` L and `margin` c: the soft overlong punishment of DAPO (Yu et al. 2025, <https://arxiv.org/abs/2503.14476>,
+//! With `target` t: 1 − |n − t| / t, at least 0 — best at t, falling linearly to 0 at length 0 and at 2t. With `max`
+//! L and `margin` c: the soft overlong punishment of DAPO (Yu et al. 2025, <https://arxiv.org/abs/2503.14476>,
 //! equation 13): 0 for n ≤ L − c, then (L − c − n) / c, and −1 for n > L. Exactly one of the two is given.
 
 use serde::Deserialize;

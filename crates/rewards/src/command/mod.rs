@@ -1,22 +1,23 @@
 //! `command`: your own reward in any language — a program that is kept alive and answers one line for each batch.
 //!
 //! To its standard input goes one line of JSON for each batch, with the names that TRL gives to a reward function:
-//! `{"prompts": […], "completions": […], "completion_ids": […], "trainer_state": {"global_step": n}, "<column>": […], …}`;
-//! a prompt or completion is a string or a list of chat messages. On its standard output it answers with one line:
-//! `{"rewards": [number or null or bool, …]}`, optionally with `"extra": {"<column>": […]}` for the completions table and
-//! `"metrics": {"<name>": number}`; or `{"error": "what is wrong"}`. Standard error is kept, and its last lines are shown
-//! when something fails.
+//! `{"prompts": […], "completions": […], "completion_ids": […], "trainer_state": {"global_step": n}, "<column>": […],
+//! …}`; a prompt or completion is a string or a list of chat messages. On its standard output it answers with one
+//! line: `{"rewards": [number or null or bool, …]}`, optionally with `"extra": {"<column>": […]}` for the completions
+//! table and `"metrics": {"<name>": number}`; or `{"error": "what is wrong"}`. Standard error is kept, and its last
+//! lines are shown when something fails.
 //!
-//! A batch that takes longer than `timeout_s`, a crash, a line that is not such an answer, a wrong number of scores or
-//! one that is not finite: the whole batch gets `None`, never 0, and a [`Problem`] says why. After a crash, a time-out or
-//! a line that is not JSON the program is started again for the next batch, at most `max_restarts` times without a good
-//! batch in between. It runs in a process group of its own, which is killed when the reward is dropped.
+//! A batch that takes longer than `timeout_s`, a crash, a line that is not such an answer, a wrong number of scores
+//! or one that is not finite: the whole batch gets `None`, never 0, and a [`Problem`] says why. After a crash, a
+//! time-out or a line that is not JSON the program is started again for the next batch, at most `max_restarts` times
+//! without a good batch in between. It runs in a process group of its own, which is killed when the reward is
+//! dropped.
 //!
-//! A batch is all completions of a generation, so that a program may compare any of them. With `by_group = true` it is one
-//! group (the completions of one prompt), asked about as soon as the last of them has ended, while others are still generated:
-//! for programs that take time and judge a group by itself. Groups come in the order in which they end; `timeout_s` and the
-//! rest above then hold for each, and a metric is the mean over groups ([`Scores::of_groups`]).
-//! The program is the user's own and is *not* sandboxed. Knows nothing of what it computes.
+//! A batch is all completions of a generation, so that a program may compare any of them. With `by_group = true` it
+//! is one group (the completions of one prompt), asked about as soon as the last of them has ended, while others are
+//! still generated: for programs that take time and judge a group by itself. Groups come in the order in which they
+//! end; `timeout_s` and the rest above then hold for each, and a metric is the mean over groups
+//! ([`Scores::of_groups`]). The program is the user's own and is *not* sandboxed. Knows nothing of what it computes.
 
 mod process;
 mod protocol;

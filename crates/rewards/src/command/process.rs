@@ -1,8 +1,8 @@
 //! A child process that reads and writes lines: never blocks us, never outlives us. Knows no JSON.
 //!
-//! Three threads serve its pipes, so that a child that reads or writes nothing can only run into the caller's time limit;
-//! they end with the pipes. The child leads a process group of its own (Unix), so that whatever it started can be killed
-//! with it, and so that Ctrl-C at the terminal reaches only us.
+//! Three threads serve its pipes, so that a child that reads or writes nothing can only run into the caller's time
+//! limit; they end with the pipes. The child leads a process group of its own (Unix), so that whatever it started can
+//! be killed with it, and so that Ctrl-C at the terminal reaches only us.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};

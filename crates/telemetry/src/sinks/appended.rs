@@ -1,4 +1,5 @@
-//! A file that grows by whole records and can be cut back to a length: what metrics, TensorBoard's events and traces share.
+//! A file that grows by whole records and can be cut back to a length: what metrics, TensorBoard's events and traces
+//! share.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -16,8 +17,8 @@ pub(crate) struct Appended {
 }
 
 impl Appended {
-    /// Opens `path` (creating the file, not its directory). `whole` is given all bytes that are there and says how many of
-    /// them are whole records; the rest, which a kill in the middle of a write leaves, is cut off.
+    /// Opens `path` (creating the file, not its directory). `whole` is given all bytes that are there and says how
+    /// many of them are whole records; the rest, which a kill in the middle of a write leaves, is cut off.
     pub(crate) fn open(path: PathBuf, whole: impl FnOnce(&[u8]) -> usize) -> Result<Self> {
         let mut file = OpenOptions::new()
             .read(true)

@@ -1,10 +1,10 @@
 //! `completions/completions_00010.parquet`: the sampled completions of a logged step, in TRL's columns.
 //!
-//! `step, prompt, completion, <one column per reward>, <extra columns of rewards>, advantage`, one row for each completion,
-//! readable with `pandas.read_parquet`. Text is a string column; if all prompts (or completions) are conversations, the
-//! column is a list of structs with the messages' keys, as pandas writes it; a mixture becomes text, conversations as JSON.
-//! A reward that was not given is null. Not compressed. Without the
-//! feature `parquet` the same columns are written as JSON lines (`.jsonl`). Knows nothing of what is written in them.
+//! `step, prompt, completion, <one column per reward>, <extra columns of rewards>, advantage`, one row for each
+//! completion, readable with `pandas.read_parquet`. Text is a string column; if all prompts (or completions) are
+//! conversations, the column is a list of structs with the messages' keys, as pandas writes it; a mixture becomes
+//! text, conversations as JSON. A reward that was not given is null. Not compressed. Without the feature `parquet`
+//! the same columns are written as JSON lines (`.jsonl`). Knows nothing of what is written in them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,10 @@
 //! What a person sees while a run goes on: lines, tables and progress on a terminal, in a log file, or as JSON.
 //!
-//! Lines and bars go to standard error; [`Console::print`] (results, tables) to standard output. On a terminal, progress is
-//! a bar that lines do not tear; otherwise it is a plain line now and then. `NO_COLOR` (not empty) turns colour off,
-//! `LOCKSTEP_LOG` (error, warn, info, debug) sets the level. Each process has its own log file, which gets every level.
-//! A console that cannot be written to (a closed pipe) never stops the run. Knows nothing of what is said.
+//! Lines and bars go to standard error; [`Console::print`] (results, tables) to standard output. On a terminal,
+//! progress is a bar that lines do not tear; otherwise it is a plain line now and then. `NO_COLOR` (not empty) turns
+//! colour off, `LOCKSTEP_LOG` (error, warn, info, debug) sets the level. Each process has its own log file, which
+//! gets every level. A console that cannot be written to (a closed pipe) never stops the run. Knows nothing of what
+//! is said.
 
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
@@ -102,7 +103,8 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Console {
-    /// A console on standard error; colour and bars only if it is a terminal, colour only if `NO_COLOR` is unset or empty.
+    /// A console on standard error; colour and bars only if it is a terminal, colour only if `NO_COLOR` is unset or
+    /// empty.
     pub fn new(options: ConsoleOptions) -> Result<Self> {
         let terminal = !options.silent && options.format == LogFormat::Plain && std::io::stderr().is_terminal();
         let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -180,8 +182,9 @@ impl Console {
         self.log(Level::Debug, message, &Record::new());
     }
 
-    /// A block of text (a table) on standard output, whatever the level; also into the log file. In the JSON format it is a
-    /// line of level info, so that standard error and the file stay one object for each line, and standard output is empty.
+    /// A block of text (a table) on standard output, whatever the level; also into the log file. In the JSON format
+    /// it is a line of level info, so that standard error and the file stay one object for each line, and standard
+    /// output is empty.
     pub fn print(&self, text: &str) {
         if self.inner.format == LogFormat::Json {
             return self.info(text.trim_end());
@@ -191,7 +194,8 @@ impl Console {
         self.write(&text, true);
     }
 
-    /// Opens this process's log file (once the run directory exists), to append: first what was said before it was open.
+    /// Opens this process's log file (once the run directory exists), to append: first what was said before it was
+    /// open.
     pub fn set_log_file(&self, path: PathBuf) -> Result<()> {
         let mut file = OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io("open", &path))?;
         let mut log = self.file();

@@ -1,4 +1,5 @@
-//! `metrics.jsonl` and `rollouts.jsonl`: one JSON object for each logged step or recorded rollout, appended and flushed.
+//! `metrics.jsonl` and `rollouts.jsonl`: one JSON object for each logged step or recorded rollout, appended and
+//! flushed.
 //!
 //! Keys keep the order in which they were set. Numbers are written with the fewest digits that read back to the same
 //! bits; NaN and infinities are written as `null` (JSON has no other word for them), so every line is plain JSON.

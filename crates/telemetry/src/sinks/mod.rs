@@ -17,14 +17,14 @@ pub trait Sink: Send {
     /// An event happened. An error ends the run. Must not emit events itself.
     fn receive(&mut self, event: &Event) -> Result<()>;
 
-    /// A checkpoint is about to be written: puts everything received on the disk, and enters the length of the file that it
-    /// appends to, if it does, under its name.
+    /// A checkpoint is about to be written: puts everything received on the disk, and enters the length of the file
+    /// that it appends to, if it does, under its name.
     fn checkpoint(&mut self, _lengths: &mut BTreeMap<String, u64>) -> Result<()> {
         Ok(())
     }
 
-    /// The run goes on after `step`, with the lengths that [`checkpoint`](Self::checkpoint) had entered; a run that begins
-    /// has none. What came later is forgotten: it will be received again.
+    /// The run goes on after `step`, with the lengths that [`checkpoint`](Self::checkpoint) had entered; a run that
+    /// begins has none. What came later is forgotten: it will be received again.
     fn resume(&mut self, _step: u64, _lengths: &BTreeMap<String, u64>) -> Result<()> {
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! `trace.json`: spans for chrome://tracing and <https://ui.perfetto.dev> (Chrome's trace event format, array form).
 //!
-//! The closing bracket of that form is optional, so the file can be read while the run goes on and after a kill. It never
-//! grows beyond a bound: what comes later is left out, and a last event says so. Does not know what the spans mean.
+//! The closing bracket of that form is optional, so the file can be read while the run goes on and after a kill. It
+//! never grows beyond a bound: what comes later is left out, and a last event says so. Does not know what the spans
+//! mean.
 
 use std::path::PathBuf;
 
@@ -19,7 +20,8 @@ pub struct TraceSink {
 }
 
 impl TraceSink {
-    /// Opens `path` to append, creating it (not its directory) if needed. The file is kept below `max_bytes` (at least 1 KiB).
+    /// Opens `path` to append, creating it (not its directory) if needed. The file is kept below `max_bytes` (at
+    /// least 1 KiB).
     pub fn open(path: impl Into<PathBuf>, max_bytes: u64) -> Result<Self> {
         Ok(TraceSink { writer: Some(TraceWriter::open(path, max_bytes)?), failed: None })
     }
