@@ -1,32 +1,10 @@
 //! What the policy losses are told; names, meanings and defaults are TRL's.
 
+use super::LossType;
 use super::entropy::EntropyConfig;
 use super::sampling::Correction;
 use crate::Sample;
 use serde::{Deserialize, Serialize};
-
-/// The policy term and how it is averaged; the names are TRL's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LossType {
-    /// Mean over sequences of the mean over tokens.
-    Grpo,
-    /// Mean over all tokens of the optimizer batch.
-    Bnpo,
-    /// Sum over tokens, divided by sequences × `max_completion_length`.
-    DrGrpo,
-    /// Sum over tokens, divided by all tokens of the optimizer step.
-    #[default]
-    Dapo,
-    /// The clipped ratio weighs log π_θ, so that no token loses its gradient.
-    Cispo,
-    /// A sigmoid of the ratio in the place of the clip.
-    Sapo,
-    /// Mean over sequences of the sum over tokens; meant for the sequence's ratio.
-    Luspo,
-    /// A smooth weight of the whole sequence's ratio weighs log π_θ.
-    Vespo,
-}
 
 /// What the importance ratio is of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

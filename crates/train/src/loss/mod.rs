@@ -42,11 +42,12 @@ pub mod vespo;
 #[cfg(test)]
 mod tests;
 
-pub use config::{ImportanceSamplingLevel, LossConfig, LossType};
+pub use config::{ImportanceSamplingLevel, LossConfig};
 pub use sums::LossSums;
 
 use crate::Advantage;
 use kernels::check::Float;
+use serde::{Deserialize, Serialize};
 
 /// What losses divide by: counts of the whole optimizer batch, known before its first part is accumulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -142,6 +143,29 @@ pub struct Whole<'a> {
     pub high: u64,
     /// What they are counted of: tokens, or 1.
     pub counted: u64,
+}
+
+/// The policy term and how it is averaged; the names are TRL's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossType {
+    /// Mean over sequences of the mean over tokens.
+    Grpo,
+    /// Mean over all tokens of the optimizer batch.
+    Bnpo,
+    /// Sum over tokens, divided by sequences × `max_completion_length`.
+    DrGrpo,
+    /// Sum over tokens, divided by all tokens of the optimizer step.
+    #[default]
+    Dapo,
+    /// The clipped ratio weighs log π_θ, so that no token loses its gradient.
+    Cispo,
+    /// A sigmoid of the ratio in the place of the clip.
+    Sapo,
+    /// Mean over sequences of the sum over tokens; meant for the sequence's ratio.
+    Luspo,
+    /// A smooth weight of the whole sequence's ratio weighs log π_θ.
+    Vespo,
 }
 
 /// What tells one policy loss from another.
