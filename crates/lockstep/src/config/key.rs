@@ -159,6 +159,9 @@ impl Row {
     }
 }
 
+/// Gives a key of a configuration a default.
+pub(super) type SetDefault = fn(&mut Config);
+
 /// A key of the table.
 pub(crate) struct Key {
     pub(crate) name: &'static str,
@@ -172,7 +175,7 @@ pub(crate) struct Key {
     pub(super) read_text: fn(&mut Config, &str) -> Result<(), String>,
     pub(super) write: fn(&Config) -> Option<toml::Value>,
     /// Methods whose default is another than that of [`Config::default`], and what gives it to a configuration.
-    pub(super) defaults: &'static [(Methods, fn(&mut Config))],
+    pub(super) defaults: &'static [(Methods, SetDefault)],
 }
 
 impl Key {
