@@ -366,7 +366,7 @@ impl Algorithm {
 /// When something is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strategy {
-    /// Never (a checkpoint is still written at the end).
+    /// Never, but where a signal stops the run.
     #[default]
     No,
     /// Every so many optimizer steps.
