@@ -1,9 +1,8 @@
 //! What the model is given in a step: a row per token, with its position, its page table and where its key and value go.
 
-use crate::EngineConfig;
-use crate::sampler::Draw;
+use crate::config::EngineConfig;
 use crate::scheduler::{Chunk, Scheduler};
-use crate::sequence::Role;
+use crate::sequence::{Draw, Role};
 use kernels::Memory;
 use model::batch::{InferRows, StepRows};
 use model::kv::BLOCK;

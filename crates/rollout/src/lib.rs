@@ -8,6 +8,7 @@
 //! postprocess), `engine.rs` (the step), `inputs.rs` (its rows), `sampler.rs` (its tokens).
 
 mod blocks;
+mod config;
 mod engine;
 mod error;
 mod inputs;
@@ -17,6 +18,7 @@ mod scheduler;
 mod sequence;
 mod stop;
 
-pub use engine::{Engine, EngineConfig};
+pub use config::EngineConfig;
+pub use engine::Engine;
 pub use error::{Error, Result};
 pub use request::{Completion, Detokenize, FinishReason, Request, RolloutGroup, SamplingParams, SequenceId};

@@ -5,17 +5,11 @@
 use crate::Result;
 use crate::request::SamplingParams;
 use crate::scheduler::Scheduler;
+use crate::sequence::Draw;
 use crate::sequence::Role;
 use kernels::ops::{rows, sample};
 use kernels::{Context, DType, Memory, Tensor, View};
 use model::{ModelConfig, ModelView};
-
-/// A token to draw: the row of the step that it is drawn from, and the sequence that gets it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Draw {
-    pub(crate) row: u32,
-    pub(crate) sequence: usize,
-}
 
 /// Buffers of a fixed size, of which every call uses the first rows.
 pub(crate) struct SamplerBuffers {

@@ -6,8 +6,7 @@
 
 use crate::blocks::BlockPool;
 use crate::request::{FinishReason, RolloutGroup};
-use crate::sampler::Draw;
-use crate::sequence::{Role, Sequence, State};
+use crate::sequence::{Draw, Role, Sequence, State};
 use crate::stop::StopCheck;
 use model::kv::BLOCK;
 use std::collections::VecDeque;

@@ -93,3 +93,10 @@ impl Sequence {
         self.versions.push(version);
     }
 }
+
+/// A token to draw: the row of the step that it is drawn from, and the sequence that gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Draw {
+    pub(crate) row: u32,
+    pub(crate) sequence: usize,
+}

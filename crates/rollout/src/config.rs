@@ -1,0 +1,35 @@
+//! The sizes of an engine, and its two switches.
+
+use model::kv::BLOCK;
+
+/// Sizes and switches of an engine. None of them changes a bit of what it gives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineConfig {
+    /// Sequences of a step.
+    pub max_num_seqs: usize,
+    /// Pages of keys and values, of 64 tokens each.
+    pub kv_blocks: usize,
+    /// Tokens of the longest sequence, prompt included.
+    pub max_model_len: usize,
+    /// Rows of a step: prompts are computed in chunks that fit.
+    pub max_batched_tokens: usize,
+    /// Whether a prompt may be computed in several steps.
+    pub chunked_prefill: bool,
+    /// Whether a group's prompt is computed once and its pages shared.
+    pub prefix_sharing: bool,
+}
+
+impl EngineConfig {
+    /// Pages that hold `max_num_seqs` sequences of `max_model_len` tokens and their prompts, so that none is ever preempted.
+    pub fn blocks_for(max_num_seqs: usize, max_model_len: usize) -> usize {
+        (max_num_seqs + 1) * max_model_len.div_ceil(BLOCK)
+    }
+
+    /// Rows of a step.
+    pub(crate) fn rows(&self) -> usize {
+        match self.chunked_prefill {
+            true => self.max_batched_tokens.max(self.max_num_seqs),
+            false => self.max_batched_tokens.max(self.max_num_seqs).max(self.max_model_len),
+        }
+    }
+}
