@@ -24,8 +24,7 @@ use rollout::{Request, RolloutGroup, SamplingParams};
 use serde_json::json;
 use std::sync::Arc;
 use train::loss::{LossSums, Normalizer};
-use train::objective::{Scored, Source};
-use train::{Objective, Optimizer, OptimizerConfig, Sample};
+use train::{Objective, Optimizer, OptimizerConfig, Sample, Scored, Source};
 
 /// By how much losses and gradient norms of the levels may differ in f32: relatively, or absolutely near 0.
 const TOLERANCE: (f64, f64) = (1e-3, 1e-6);

@@ -83,7 +83,7 @@ impl Engine {
         self.version = None;
     }
 
-    /// Its sizes and switches.
+    /// What it was made with.
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }

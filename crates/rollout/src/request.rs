@@ -1,4 +1,4 @@
-//! What the engine is asked for and what it gives.
+//! Requests and what becomes of them: the types that go in and out of the engine.
 
 use model::{Columns, Prompt};
 use std::sync::Arc;

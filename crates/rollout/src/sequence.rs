@@ -23,7 +23,7 @@ pub(crate) enum State {
     Running,
     /// A computed prompt that completions share.
     Held,
-    /// Stopped, and asked to wait for more tokens; it keeps its pages.
+    /// Stopped, and waiting to be extended or finished; it keeps its pages.
     Paused,
     /// Done; it holds no pages.
     Finished(FinishReason),

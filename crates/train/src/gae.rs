@@ -11,7 +11,7 @@
 //! δ_t = r_t + γ V_{t+1} − V_t,  A_t = δ_t + γ λ A_{t+1},  R_t = A_t + V_t
 //!
 //! A completion is an episode and V after its last token is 0. That holds for a completion which the length limit cut, too: its
-//! score is of the text as it is, so a value of what might have followed would count beside what was already judged (TRL
+//! score is of the text as it is, so a value of what might have followed would count beside what was already scored (TRL
 //! and InstructGPT do the same; a missing-EOS penalty says that ending is wanted).
 //!
 //! Tokens that the mask leaves out (a tool's answer) are no actions but part of what happens between two: the recursion

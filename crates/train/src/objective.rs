@@ -53,7 +53,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A sequence with what the model says of it; the slices have one element per completion token.
+/// A sequence and the model's output for it; the slices have one element per completion token.
 #[derive(Debug)]
 pub struct Scored<'a> {
     /// The sequence.

@@ -49,7 +49,7 @@ pub struct Sample {
     pub truncated: bool,
     /// Ignored by supervised training.
     pub advantage: Advantage,
-    /// What samplers, scorers and value models said of each token.
+    /// What is known of each token: by its sampler, a reference model, a value model.
     pub columns: Columns,
 }
 

@@ -125,7 +125,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// How it works.
+    /// What it was made with.
     pub fn config(&self) -> &TrainerConfig {
         &self.config
     }
@@ -340,7 +340,7 @@ impl Trainer {
         Err(Error::NonFinite { count: self.skipped_in_a_row, what, value })
     }
 
-    /// The moments, for a checkpoint.
+    /// The moments and masters, which a checkpoint keeps.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
@@ -355,7 +355,7 @@ impl Trainer {
         &self.grads
     }
 
-    /// Its counters, for a checkpoint.
+    /// What a checkpoint keeps besides.
     pub fn state(&self) -> TrainerState {
         TrainerState {
             steps: self.optimizer.steps,

@@ -1,4 +1,4 @@
-//! Evaluation: completions of held-out prompts, judged by the same rewards, and pass@k.
+//! Evaluation: completions of held-out prompts, scored by the same rewards, and pass@k.
 
 use crate::config::{Config, EvalSampling};
 use crate::data::prompts::Prompt;
@@ -13,9 +13,9 @@ use std::sync::Arc;
 /// Rollout numbers of evaluation lie apart from those of training: evaluating changes no completion of training.
 const EVALUATION: u64 = 1 << 62;
 
-/// What is asked and how.
+/// Held-out prompts and how they are sampled.
 pub struct Evaluation {
-    questions: Vec<Arc<Prompt>>,
+    prompts: Vec<Arc<Prompt>>,
     sampling: Arc<SamplingParams>,
     generations: usize,
     pass_at_k: Vec<usize>,
@@ -43,7 +43,7 @@ pub fn find(metrics: &[(String, f64)], name: &str) -> Option<f64> {
     metrics.iter().find(|(n, _)| n == name || n.strip_prefix("eval_") == Some(name)).map(|(_, v)| *v)
 }
 
-/// The names of what an evaluation by `rewards` gives, where they judge anything.
+/// The names of what an evaluation by `rewards` gives, where they score anything.
 pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String> {
     let of_rewards =
         rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("eval_rewards/{}/{what}", r.name())));
@@ -60,19 +60,14 @@ impl Evaluation {
             sampling = SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..sampling };
         }
         Evaluation {
-            questions: questions.all.clone(),
+            prompts: questions.all.clone(),
             sampling: Arc::new(sampling),
             generations: config.generations_eval(),
             pass_at_k: config.eval_pass_at_k.clone(),
         }
     }
 
-    /// The prompts.
-    pub fn questions(&self) -> &[Arc<Prompt>] {
-        &self.questions
-    }
-
-    /// Asks everything and judges the answers. The same noise each time: evaluations of a run differ by the weights alone.
+    /// Completes all prompts and scores the completions. The same noise each time: evaluations of a run differ by the weights alone.
     pub fn run(
         &self,
         engine: &mut Engine,
@@ -81,7 +76,7 @@ impl Evaluation {
         weights: &[f64],
         step: u64,
     ) -> anyhow::Result<Outcome> {
-        let prompts: Prompts = (EVALUATION..).zip(self.questions.iter().cloned()).collect();
+        let prompts: Prompts = (EVALUATION..).zip(self.prompts.iter().cloned()).collect();
         let request = |(&id, prompt): (&u64, &Arc<Prompt>)| Request {
             id,
             prompt: prompt.tokens.clone(),

@@ -26,16 +26,16 @@ pub type Prompts = BTreeMap<u64, Arc<Prompt>>;
 pub struct RewardOutput {
     /// The groups with their scores, in the order of the requests.
     pub rollouts: Rollouts,
-    /// What kept rewards from judging.
+    /// What kept rewards from giving a score.
     pub problems: Vec<Problem>,
     /// Numbers that rewards want logged.
     pub metrics: Vec<(String, f64)>,
-    /// When, and for how many seconds, groups were judged while others were still generated.
+    /// When, and for how many seconds, groups were scored while others were still generated.
     pub hidden: Vec<(Instant, f64)>,
 }
 
 impl RewardOutput {
-    /// That completions have no score at all though no reward said why: every reward gave null. TRL warns of it too.
+    /// A warning that completions have no score and no reward reported why: every reward gave null. TRL warns of it too.
     pub fn unscored_warning(&self) -> Option<String> {
         let all = self.rollouts.completions().count();
         let unscored = self.rollouts.completions().filter(|c| c.rewards.iter().all(Option::is_none)).count();

@@ -48,7 +48,7 @@ pub enum MultiObjectiveAggregation {
     NormalizeThenSum,
 }
 
-/// What reward functions said of a sample.
+/// The scores of a sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RewardRow {
     /// The sample's group.

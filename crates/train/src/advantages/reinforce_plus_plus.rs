@@ -60,8 +60,8 @@ pub fn compute(
         all.push(reward.map(|r| to_go.iter().map(|k| r - base - beta * k).collect::<Vec<f64>>()));
     }
 
-    let judged = || all.iter().zip(masks).filter_map(|(a, m)| Some((a.as_ref()?, m)));
-    let kept = || judged().flat_map(|(a, m)| a.iter().zip(m).filter(|(_, m)| **m).map(|(a, _)| *a));
+    let scored = || all.iter().zip(masks).filter_map(|(a, m)| Some((a.as_ref()?, m)));
+    let kept = || scored().flat_map(|(a, m)| a.iter().zip(m).filter(|(_, m)| **m).map(|(a, _)| *a));
     let count = kept().count().max(1) as f64;
     let center = kept().sum::<f64>() / count;
     let std = (kept().map(|a| (a - center).powi(2)).sum::<f64>() / count).sqrt();

@@ -138,7 +138,7 @@ fn reinforce_plus_plus_by_hand() {
     close(first[0], 0.5);
     assert_eq!(first[1], 0.0, "a token that the model did not sample");
     close(first[2], 0.6);
-    assert_eq!(a.advantages[1], Advantage::Tokens(vec![0.0]), "nobody judged it");
+    assert_eq!(a.advantages[1], Advantage::Tokens(vec![0.0]), "it has no score");
     close(a.advantages[2].at(1), -1.0);
     assert_eq!(metric(&a, "kl"), Some((1.0 + 4.0 + 1.0) / 5.0));
 
@@ -159,7 +159,7 @@ fn reinforce_plus_plus_by_hand() {
 
 /// A reward of NaN is one that was not given: no mean, no deviation and no other sample's advantage notices it.
 #[test]
-fn nan_is_not_judged() {
+fn nan_is_no_score() {
     let rows = |missing: Option<f64>, size: usize| {
         let rows = [[Some(1.0), Some(2.0)], [missing, Some(4.0)], [missing, missing], [Some(3.0), missing]];
         (matrix(&rows, size, [1.0, 0.5]), one_function(&[Some(1.0), missing, Some(-1.0), Some(0.5)], size))

@@ -17,27 +17,27 @@
 //! A further loss is another file with a [`PolicyLoss`] and a line in [`policy`]. [`rloo`] is a sum over sequences instead,
 //! [`entropy`] a bonus beside any of them. Knows no model.
 
-pub mod bnpo;
+mod bnpo;
 pub mod bradley_terry;
-pub mod cispo;
-pub mod clip;
-pub mod config;
-pub mod dapo;
+mod cispo;
+mod clip;
+mod config;
+mod dapo;
 pub mod dpo;
-pub mod dr_grpo;
+mod dr_grpo;
 pub mod entropy;
-pub mod grpo;
-pub mod kl;
-pub mod luspo;
-pub mod off_policy;
+mod grpo;
+mod kl;
+mod luspo;
+mod off_policy;
 pub mod ppo;
-pub mod ratio;
+mod ratio;
 pub mod rloo;
 pub mod sampling;
-pub mod sapo;
-pub mod sums;
-pub mod supervised;
-pub mod vespo;
+mod sapo;
+mod sums;
+pub(crate) mod supervised;
+mod vespo;
 
 #[cfg(test)]
 mod tests;
@@ -104,7 +104,7 @@ pub struct Sequence<'a, T> {
 
 /// What the policy term of a token depends on.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Token {
+pub(crate) struct Token {
     /// r, of the token or the sequence.
     pub ratio: f64,
     /// log π_θ
@@ -115,7 +115,7 @@ pub struct Token {
 
 /// The policy term of one token.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Term {
+pub(crate) struct Term {
     /// L
     pub value: f64,
     /// ∂L/∂ρ, through the ratio (of the token or the sequence).
@@ -130,7 +130,7 @@ pub struct Term {
 
 /// A sequence after its last token, for what a loss reports.
 #[derive(Clone, Copy, Debug)]
-pub struct Whole<'a> {
+pub(crate) struct Whole<'a> {
     /// A
     pub advantage: &'a Advantage,
     /// Which tokens the loss uses.
@@ -169,7 +169,7 @@ pub enum LossType {
 }
 
 /// What tells one policy loss from another.
-pub trait PolicyLoss {
+pub(crate) trait PolicyLoss {
     /// w: what each token of a sequence with `tokens` tokens in the loss counts.
     fn weight(&self, config: &LossConfig, tokens: usize, normalizer: &Normalizer) -> f64;
 

@@ -190,7 +190,7 @@ fn gate() -> (Vec<Box<dyn Reward>>, Receiver<String>, Sender<()>) {
 /// Without a clock: in the middle of generation, the engine is held until the reward was asked about the first group, and
 /// the reward answers only after the engine has written another.
 #[test]
-fn groups_are_judged_while_the_engine_writes_others() {
+fn groups_are_scored_while_the_engine_writes_others() {
     let shape = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40, "hidden_size": 16,
         "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
         "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
@@ -258,7 +258,7 @@ fn a_generation_that_fails_waits_for_one_group_and_no_more() {
         drop(job);
         answer.send(()).unwrap();
     });
-    assert!(was_asked.try_recv().is_err(), "it went on judging");
+    assert!(was_asked.try_recv().is_err(), "it went on scoring");
 }
 
 #[test]
@@ -285,8 +285,8 @@ fn what_is_not_finite_is_no_score_and_is_reported() {
     let Scores { values, problems, .. } = finite("odd", given);
     assert_eq!(values, [Some(1.0), None, None, None, Some(-2.5)]);
     assert_eq!(problems.len(), 1);
-    let said = problems[0].to_string();
-    assert!(said.contains("`odd`") && said.contains("2 completions") && said.contains("NaN"), "{said}");
+    let problem = problems[0].to_string();
+    assert!(problem.contains("`odd`") && problem.contains("2 completions") && problem.contains("NaN"), "{problem}");
     let good = Scores::new(vec![Some(0.0), None]);
     assert_eq!(finite("good", good.clone()), good);
 }

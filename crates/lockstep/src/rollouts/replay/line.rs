@@ -34,7 +34,7 @@ pub struct Recorded {
     pub mask: Option<Vec<bool>>,
     /// Whether its length ended it, if given.
     pub truncated: Option<bool>,
-    /// One per reward function; `None` where it did not judge.
+    /// One per reward function; `None` where it gave no score.
     pub rewards: Vec<Option<f64>>,
 }
 

@@ -23,7 +23,7 @@ use train::Sample;
 
 /// Where groups come from.
 enum Source {
-    /// The policy answers prompts, rewards judge the answers.
+    /// The policy completes prompts, rewards score the completions.
     Prompts(Vec<Arc<Prompt>>),
     /// A file has both.
     File(Replay, Box<Scorer>),
@@ -66,9 +66,9 @@ pub(crate) struct GenerationBatch {
 struct StageTimes {
     rollout_time_s: f64,
     rollout_tokens: usize,
-    /// Judging that the run waited for.
+    /// Scoring that the run waited for.
     reward_time_s: f64,
-    /// Judging beside generation.
+    /// Scoring that generation hid.
     reward_hidden_time_s: f64,
 }
 

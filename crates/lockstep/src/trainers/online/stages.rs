@@ -16,7 +16,7 @@ use std::sync::Arc;
 use train::{Advantages, Sample, UpdateMetrics};
 
 impl RolloutPipeline {
-    /// The next groups of completions, judged: the policy's own, or a file's.
+    /// The next groups of completions with their scores: the policy's own, or a file's.
     pub fn rollouts(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
         if matches!(self.source, Source::File(..)) { self.recorded(run) } else { self.generate(run) }
     }
@@ -34,7 +34,7 @@ impl RolloutPipeline {
     fn recorded(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
         let Source::File(replay, scorer) = &mut self.source else { unreachable!("no file") };
         let picked = run.sampler.next_batch();
-        // As if they had been asked for: PPO's mini-batches are drawn by this number.
+        // As if they had been generated: PPO's mini-batches are drawn by this number.
         let first_id = self.rollout_number;
         self.rollout_number += picked.len() as u64;
         let _span = run.stages.span("replay");
@@ -109,7 +109,7 @@ impl RolloutPipeline {
         Ok(output.rollouts)
     }
 
-    /// What the engine is asked for.
+    /// The engine's requests.
     fn requests(&self, prompts: &Prompts) -> Vec<Request> {
         let request = |(&id, prompt): (&u64, &Arc<Prompt>)| Request {
             id,
@@ -238,7 +238,7 @@ impl RolloutPipeline {
         self.reference.as_ref().map_or(Ok(()), |reference| reference.save(checkpoint))
     }
 
-    /// Completions of held-out prompts, judged.
+    /// The metrics of an evaluation on held-out prompts.
     pub fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let (Some(evaluation), Some(engine)) = (&self.evaluation, &mut self.engine) else { return Ok(None) };
         let span = run.stages.span("evaluation");

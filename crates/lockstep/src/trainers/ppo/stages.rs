@@ -14,9 +14,9 @@ const TOO_FAR: f64 = 1.5;
 /// Tells the permutations of mini-batches from other streams of the seed.
 const SHUFFLES: u64 = 0x7070_6f00_0000_0000;
 
-/// How the completions of a generation were judged.
+/// The scores of the completions of a generation.
 pub struct Scores {
-    /// The weighted reward of each completion, with the penalty; `None` where nothing judged it.
+    /// The weighted reward of each completion, with the penalty; `None` where no reward gave one.
     scores: Vec<Option<f64>>,
     /// For the table of completions.
     table: Advantages,
@@ -40,7 +40,7 @@ impl Ppo {
         Scores { scores, table }
     }
 
-    /// The completions as samples, with what the reference model says of them. One that nothing judged, or that is left
+    /// The completions as samples, with what the reference model says of them. One without a score, or that is left
     /// out because it was cut, has no token to learn from.
     pub(super) fn samples(
         &mut self,
@@ -78,7 +78,7 @@ impl Ppo {
         let (config, kl_coef) = (&run.config, self.kl.kl_coef);
         let mut rewards = Vec::with_capacity(samples.len());
         let (mut divergence, mut surprise, mut score_sum) = (0.0, 0.0, 0.0);
-        let mut judged = 0;
+        let mut scored = 0;
         for (sample, score) in samples.iter().zip(&scores.scores) {
             let (mask, old) = (&sample.mask, sample.old_logps());
             let kl = match sample.columns.ref_logps() {
@@ -90,11 +90,11 @@ impl Ppo {
                 divergence += kl.iter().sum::<f64>();
                 surprise -= old.iter().zip(mask).filter(|(_, m)| **m).map(|(l, _)| f64::from(*l)).sum::<f64>();
                 score_sum += score;
-                judged += 1;
+                scored += 1;
             }
         }
-        if judged > 0 {
-            let mean = |sum: f64| sum / f64::from(judged);
+        if scored > 0 {
+            let mean = |sum: f64| sum / f64::from(scored);
             let (kl, score) = (mean(divergence), mean(score_sum));
             for (name, value) in [
                 ("objective/kl", kl),
