@@ -24,7 +24,8 @@ impl Config {
         }
     }
 
-    /// The advantages of `samples`, one for each row of `matrix`. With a `beta` that is in the reward they need their reference.
+    /// The advantages of `samples`, one for each row of `matrix`. With a `beta` that is in the reward they need their
+    /// reference.
     pub(crate) fn advantages(&self, matrix: &RewardMatrix, samples: &[Sample]) -> Advantages {
         let beta = self.beta;
         let plus_plus = |baseline| {

@@ -41,7 +41,8 @@ pub fn sampling(config: &Config, eos_ids: &[u32]) -> SamplingParams {
     }
 }
 
-/// The engine's sizes: room for the longest prompt and its completion, for as many sequences as are ever asked for at once.
+/// The engine's sizes: room for the longest prompt and its completion, for as many sequences as are ever asked for at
+/// once.
 pub fn engine_config(config: &Config, context: usize, known: WorkloadBounds) -> EngineConfig {
     let max_model_len = context.min(known.longest_prompt + config.max_completion_length);
     let max_num_seqs = config.max_num_seqs.min(known.sequences).max(1);

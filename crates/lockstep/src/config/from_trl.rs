@@ -1,6 +1,5 @@
-//! A TRL script's configuration as TOML: the literal arguments of `GRPOConfig(…)`, `GRPOTrainer(…)` (or their RLOO twins)
-//! and `load_dataset(…)`.
-//! What cannot be translated is listed in comments, never dropped in silence.
+//! A TRL script's configuration as TOML: the literal arguments of `GRPOConfig(…)`, `GRPOTrainer(…)` (or their RLOO
+//! twins) and `load_dataset(…)`. What cannot be translated is listed in comments, never dropped in silence.
 
 use super::Config;
 use super::python::{Literal, call, positional_strings};

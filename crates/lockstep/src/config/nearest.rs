@@ -6,8 +6,8 @@ pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) 
     known.into_iter().map(|k| (distance(name, k), k)).min().filter(|(d, _)| *d <= limit).map(|(_, k)| k)
 }
 
-/// Optimal string alignment distance: insertions, deletions, changes and swaps of neighbours; letter case is free, and so
-/// is `-` for `_`.
+/// Optimal string alignment distance: insertions, deletions, changes and swaps of neighbours; letter case is free, and
+/// so is `-` for `_`.
 fn distance(a: &str, b: &str) -> usize {
     let fold = |text: &str| text.to_lowercase().replace('-', "_").chars().collect::<Vec<char>>();
     let (a, b) = (fold(a), fold(b));

@@ -5,8 +5,8 @@ use super::key::{Key, OnResume};
 use super::table::KEYS;
 use crate::error::BadInput;
 
-/// What a resumed run changed against the configuration that it began with: lines to report, or an error that names every
-/// key that may not change.
+/// What a resumed run changed against the configuration that it began with: lines to report, or an error that names
+/// every key that may not change.
 pub fn changes_on_resume(began: &Config, now: &Config) -> anyhow::Result<Vec<String>> {
     let changed = |key: &&Key| key.value(began) != key.value(now);
     let line = |key: &Key| format!("{} was {}, now {}", key.name, key.value_text(began), key.value_text(now));

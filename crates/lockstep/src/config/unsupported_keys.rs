@@ -1,6 +1,6 @@
-//! Keys of TRL and of transformers' TrainingArguments that are not in the table. Those without meaning here are accepted,
-//! with one line saying so; those that ask for something that this build does not do are errors, unless they ask for
-//! nothing. Together with the table every field of TRL's configurations has its answer (a test proves it).
+//! Keys of TRL and of transformers' TrainingArguments that are not in the table. Those without meaning here are
+//! accepted, with one line saying so; those that ask for something that this build does not do are errors, unless they
+//! ask for nothing. Together with the table every field of TRL's configurations has its answer (a test proves it).
 
 use toml::Value;
 

@@ -1,5 +1,5 @@
-//! Keys that were set but that nothing reads: reported or refused, since a run that ignores what it was told looks like one
-//! that obeys.
+//! Keys that were set but that nothing reads: reported or refused, since a run that ignores what it was told looks like
+//! one that obeys.
 
 use super::key::Key;
 use super::methods::{Methods, PPO};

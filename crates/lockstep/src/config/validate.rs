@@ -1,5 +1,5 @@
-//! What a configuration must satisfy: each key its own range, and keys together what their topic says. Each refusal says
-//! how to mend it; what works, but hardly as meant, is a note.
+//! What a configuration must satisfy: each key its own range, and keys together what their topic says. Each refusal
+//! says how to mend it; what works, but hardly as meant, is a note.
 
 use super::keys::{adapter, batches, data, evaluation, loss, ppo, preferences, rewards, sampling};
 use super::table::KEYS;

@@ -305,8 +305,8 @@ pub enum ComputeDType {
     /// Everything in f32.
     #[default]
     F32,
-    /// Weights, keys, values and the inputs of products in bf16; sums, the residual stream, masters, gradients and moments in
-    /// f32.
+    /// Weights, keys, values and the inputs of products in bf16; sums, the residual stream, masters, gradients and
+    /// moments in f32.
     Bf16,
 }
 

@@ -56,8 +56,8 @@ impl Config {
     }
 }
 
-/// Where the model is an adapter's directory, the run goes on with that adapter: the keys say what it is, and one that says
-/// otherwise is refused.
+/// Where the model is an adapter's directory, the run goes on with that adapter: the keys say what it is, and one that
+/// says otherwise is refused.
 pub(in crate::config) fn adopt(resolved: &mut Resolved) -> anyhow::Result<()> {
     let Some(dir) = resolved.config.model_name_or_path.clone().filter(|name| is_adapter(Path::new(name))) else {
         return Ok(());

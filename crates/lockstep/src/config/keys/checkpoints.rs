@@ -1,7 +1,8 @@
 //! Checkpoints, the best of them, and early stopping.
 
 macro_rules! checkpoints_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Checkpoints" {
-    /// When to write checkpoints. One is also written at the end, unless this is "no", and always when a signal stops the run.
+    /// When to write checkpoints. One is also written at the end, unless this is "no", and always when a signal stops
+    /// the run.
     save_strategy: Strategy = Strategy::Steps => TRL.on_resume(Free);
     /// Optimizer steps between checkpoints.
     save_steps: u64 = 500 => TRL.range(at_least(1.0)).on_resume(Free);

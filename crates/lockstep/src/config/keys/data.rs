@@ -20,8 +20,8 @@ macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     system_prompt: Option<String> = None => OURS;
     /// Use the first rows only.
     max_samples: Option<usize> = None => OURS.range(at_least(1.0));
-    /// Leave out rows whose prompt has more tokens (how many is reported). Not set: a prompt that does not fit the context
-    /// is an error. A prompt is never cut.
+    /// Leave out rows whose prompt has more tokens (how many is reported). Not set: a prompt that does not fit the
+    /// context is an error. A prompt is never cut.
     max_prompt_length: Option<usize> = None
         => OURS.range(at_least(1.0)).read_by(ONLINE.and(SFT)).instead(&[(PAIRS, "max_length")]);
     /// The longest prompt + completion in supervised fine-tuning and of either side of a pair; longer rows are left

@@ -1,4 +1,5 @@
-//! The keys, one row each, by topic; beside them what keys of a topic must satisfy together, and what is built from them.
+//! The keys, one row each, by topic; beside them what keys of a topic must satisfy together, and what is built from
+//! them.
 
 pub(super) mod adapter;
 pub(super) mod batches;

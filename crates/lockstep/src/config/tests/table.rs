@@ -115,7 +115,8 @@ fn the_page_of_all_keys_is_current() {
     }
 }
 
-/// A key that all methods but some read says in its meaning or by its row what those have; one that none reads is no key.
+/// A key that all methods but some read says in its meaning or by its row what those have; one that none reads is no
+/// key.
 #[test]
 fn every_key_is_read() {
     for key in KEYS {
