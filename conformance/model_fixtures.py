@@ -82,6 +82,26 @@ CONFIGS = {
         sliding_window=23,
         rope_parameters=dict(rope_type="default", rope_theta=10000.0),
     ),
+    "olmo2": transformers.Olmo2Config(
+        **SHAPE,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0),
+    ),
+    # Only the layer without a window has scaled frequencies.
+    "olmo3": transformers.Olmo3Config(
+        **SHAPE,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=23,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters=dict(
+            full_attention=dict(
+                rope_type="yarn", rope_theta=10000.0, factor=8.0, original_max_position_embeddings=32
+            ),
+            sliding_attention=dict(rope_type="default", rope_theta=10000.0),
+        ),
+    ),
 }
 
 
@@ -106,7 +126,8 @@ def norm_in_f64(module):
 
 def version_4(config):
     config = dict(config)
-    rope = dict(config.pop("rope_parameters"))
+    rope = config.pop("rope_parameters")
+    rope = dict(rope.get("full_attention", rope))
     config["rope_theta"] = rope.pop("rope_theta")
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype")

@@ -21,7 +21,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-FAMILIES = ("llama3", "qwen2", "qwen3", "mistral", "smollm3")
+FAMILIES = ("llama3", "qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo3")
 TOKENS = 70  # crosses a page of 64 positions
 
 

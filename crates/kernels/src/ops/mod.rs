@@ -13,6 +13,7 @@ pub mod linear;
 pub mod lm_head;
 pub mod lora;
 pub mod qk_norm;
+pub mod residual;
 pub mod rmsnorm;
 pub mod rope;
 pub mod rows;

@@ -2,7 +2,7 @@
 
 use super::fields::Fields;
 use super::rope_fields::rope;
-use super::{Family, FileDType, Head, LayerRope, ModelConfig, SCORES};
+use super::{Family, FileDType, HalfNorms, Head, LayerNorms, LayerRope, ModelConfig, QkNorm, SCORES};
 use crate::Result;
 use kernels::DType;
 use serde_json::Value;
@@ -105,12 +105,17 @@ pub(crate) fn like_llama(f: &Fields<'_>, family: &'static Family, defaults: Defa
         max_position_embeddings,
         rms_norm_eps: f.number("rms_norm_eps")?.unwrap_or(defaults.rms_norm_eps) as f32,
         rope: rope(f, max_position_embeddings, defaults.rope_theta)?,
+        local_rope: None,
         layer_ropes: vec![LayerRope::Global; num_layers],
         windows: vec![None; num_layers],
         attention_bias: false,
         attention_output_bias: false,
         mlp_bias: false,
-        qk_norm: false,
+        qk_norm: QkNorm::Off,
+        norms: LayerNorms {
+            attention: HalfNorms { before: Some("input_layernorm"), after: None },
+            mlp: HalfNorms { before: Some("post_attention_layernorm"), after: None },
+        },
         head: head(f)?,
         tie_word_embeddings: f.bool("tie_word_embeddings", defaults.tie_word_embeddings)?,
         bos_token_id: id("bos_token_id", defaults.bos_token_id)?.first().copied(),

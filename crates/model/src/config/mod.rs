@@ -13,6 +13,7 @@ mod rope_fields;
 pub(crate) use common::{Defaults, like_llama, only};
 pub(crate) use fields::{Fields, slides};
 pub use rope::{Rope, RopeScaling};
+pub(crate) use rope_fields::rope;
 
 use crate::{Error, Result};
 use kernels::DType;
@@ -28,11 +29,42 @@ pub struct Family {
     pub(crate) read: fn(&Fields<'_>, &'static Family) -> Result<ModelConfig>,
 }
 
+/// How q and k are normed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Not at all.
+    Off,
+    /// Each head by itself (Qwen 3).
+    EachHead,
+    /// All heads together (OLMo 2).
+    AllHeads,
+}
+
+/// The norms of one half of a layer, by what files call them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HalfNorms {
+    /// Of what the half reads.
+    pub before: Option<&'static str>,
+    /// Of what it adds to the residual stream.
+    pub after: Option<&'static str>,
+}
+
+/// The norms of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerNorms {
+    /// Of the attention half.
+    pub attention: HalfNorms,
+    /// Of the MLP half.
+    pub mlp: HalfNorms,
+}
+
 /// How a layer rotates queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerRope {
     /// By [`ModelConfig::rope`].
     Global,
+    /// By [`ModelConfig::local_rope`].
+    Local,
     /// Not at all: the layer knows no positions.
     Off,
 }
@@ -104,6 +136,8 @@ pub struct ModelConfig {
     pub rms_norm_eps: f32,
     /// Rotary positions.
     pub rope: Rope,
+    /// Those of layers with a window, where they have others.
+    pub local_rope: Option<Rope>,
     /// Which of them each layer has.
     pub layer_ropes: Vec<LayerRope>,
     /// For each layer its sliding window: a query at position p sees the keys j with p − w < j ≤ p. None sees all.
@@ -114,8 +148,10 @@ pub struct ModelConfig {
     pub attention_output_bias: bool,
     /// Whether gate, up and down have a bias.
     pub mlp_bias: bool,
-    /// Whether q and k are normed per head (Qwen 3).
-    pub qk_norm: bool,
+    /// How q and k are normed.
+    pub qk_norm: QkNorm,
+    /// The norms of each layer.
+    pub norms: LayerNorms,
     /// What the model's hidden rows become.
     pub head: Head,
     /// Whether the head is the embedding, in a language model.
@@ -174,8 +210,17 @@ impl ModelConfig {
     pub fn inv_freq(&self, rope: LayerRope) -> (Vec<f32>, f32) {
         match rope {
             LayerRope::Global => self.rope.inv_freq(self.head_dim),
+            LayerRope::Local => self.local_rope.as_ref().unwrap_or(&self.rope).inv_freq(self.head_dim),
             // A rotation by nothing: the same operations as elsewhere.
             LayerRope::Off => (vec![0.0; self.head_dim / 2], 1.0),
+        }
+    }
+    /// Widths of the norm weights of q and k, and the number of norms in a row.
+    pub(crate) fn qk_norm_widths(&self) -> Option<(usize, usize, usize)> {
+        match self.qk_norm {
+            QkNorm::Off => None,
+            QkNorm::EachHead => Some((self.head_dim, self.head_dim, self.num_heads + self.num_kv_heads)),
+            QkNorm::AllHeads => Some((self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, 2)),
         }
     }
     /// Width of the fused query, key and value rows: (heads + 2 · kv heads) · head_dim.

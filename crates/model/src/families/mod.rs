@@ -3,6 +3,8 @@
 
 mod llama;
 mod mistral;
+mod olmo2;
+mod olmo3;
 mod qwen2;
 mod qwen3;
 mod smollm3;
@@ -15,7 +17,15 @@ use serde_json::Value;
 use std::path::Path;
 
 /// All families.
-pub const FAMILIES: [&Family; 5] = [&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &smollm3::FAMILY];
+pub const FAMILIES: [&Family; 7] = [
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &smollm3::FAMILY,
+    &olmo2::FAMILY,
+    &olmo3::FAMILY,
+];
 
 impl ModelConfig {
     /// Reads a `config.json`.

@@ -1,7 +1,7 @@
 //! Qwen 3 (dense): norms on each head of q and k, a head width of its own, windows as Qwen 2.
 
 use super::qwen2::windows;
-use crate::config::{Defaults, Fields, like_llama, only};
+use crate::config::{Defaults, Fields, QkNorm, like_llama, only};
 use crate::{Family, ModelConfig, Result};
 
 pub(super) static FAMILY: Family = Family { model_type: "qwen3", architecture: "Qwen3ForCausalLM", read };
@@ -12,7 +12,7 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     let mut c = like_llama(f, family, defaults)?;
     c.attention_bias = f.bool("attention_bias", false)?;
     c.attention_output_bias = c.attention_bias;
-    c.qk_norm = true;
+    c.qk_norm = QkNorm::EachHead;
     c.windows = windows(f, c.num_layers)?;
     Ok(c)
 }

@@ -1,4 +1,4 @@
-use crate::config::{FileDType, LayerRope, Rope, RopeScaling};
+use crate::config::{FileDType, LayerRope, QkNorm, Rope, RopeScaling};
 use crate::{ModelConfig, Result};
 use serde_json::{Value, json};
 
@@ -25,13 +25,18 @@ fn defaults_are_those_of_transformers() {
     assert_eq!((c.head_dim, c.max_position_embeddings, c.rms_norm_eps), (8, 2048, 1e-6));
     assert_eq!((c.bos_token_id, c.eos_token_ids, c.pad_token_id), (Some(1), vec![2], None));
     assert_eq!(c.rope, Rope { theta: 10_000.0, scaling: RopeScaling::Default });
-    assert_eq!((c.qk_norm, c.attention_bias, c.tie_word_embeddings, c.dtype), (false, false, false, None));
+    assert_eq!((c.qk_norm, c.attention_bias, c.tie_word_embeddings, c.dtype), (QkNorm::Off, false, false, None));
     let c = with(json!({"eos_token_id": null, "bos_token_id": null, "pad_token_id": -1})).unwrap();
     assert_eq!((c.bos_token_id, c.eos_token_ids, c.pad_token_id), (None, vec![], None));
     let c = with(json!({"model_type": "qwen2", "eos_token_id": [7, 8]})).unwrap();
     assert_eq!((c.attention_bias, c.attention_output_bias, c.eos_token_ids), (true, false, vec![7, 8]));
+    let c = with(json!({"model_type": "olmo3", "rope_theta": 7.0, "num_hidden_layers": 4})).unwrap();
+    let (rope, windows) =
+        (Rope { theta: 7.0, scaling: RopeScaling::Default }, [Some(4096), Some(4096), Some(4096), None]);
+    assert_eq!((&c.rope, &c.local_rope, c.rms_norm_eps), (&rope, &Some(rope.clone()), 1e-5));
+    assert_eq!((&c.windows[..], c.layer_ropes[3], c.pad_token_id), (&windows[..], LayerRope::Global, Some(1)));
     let c = with(json!({"model_type": "qwen3", "attention_bias": true})).unwrap();
-    assert_eq!((c.qk_norm, c.head_dim, c.attention_output_bias, c.qkv_width()), (true, 128, true, 2048));
+    assert_eq!((c.qk_norm, c.head_dim, c.attention_output_bias, c.qkv_width()), (QkNorm::EachHead, 128, true, 2048));
 }
 
 /// All that the model reads; `raw` is what differs.
@@ -93,8 +98,14 @@ fn refused(fields: Value, words: &[&str]) {
 
 #[test]
 fn what_is_not_honoured_is_refused_by_name_and_value() {
-    refused(json!({"model_type": "gpt2"}), &["model_type", "\"gpt2\"", "llama, mistral, qwen2, qwen3, smollm3"]);
-    refused(json!({"model_type": "(absent)"}), &["model_type", "missing", "llama, mistral, qwen2, qwen3, smollm3"]);
+    refused(
+        json!({"model_type": "gpt2"}),
+        &["model_type", "\"gpt2\"", "llama, mistral, qwen2, qwen3, smollm3, olmo2, olmo3"],
+    );
+    refused(
+        json!({"model_type": "(absent)"}),
+        &["model_type", "missing", "llama, mistral, qwen2, qwen3, smollm3, olmo2, olmo3"],
+    );
     refused(json!({"model_type": "qwen3_moe"}), &["qwen3_moe"]);
     refused(json!({"hidden_act": "gelu"}), &["hidden_act", "gelu", "silu"]);
     refused(json!({"attention_dropout": 0.1}), &["attention_dropout", "0.1"]);

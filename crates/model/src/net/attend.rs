@@ -2,19 +2,20 @@
 //!
 //! ```text
 //! x       = m + delta                        m, delta: what the layer before leaves
-//! h       = rmsnorm(x) · w
+//! h       = rmsnorm(x) · w                   or x, where the family has no norm here
 //! q, k, v = h Wqkvᵀ + b                      Qwen 3: each head of q and k normed; then both rotated by their positions
 //! a       = softmax(q Kᵀ / √hd) V            K, V: pages, which k and v are written to first
-//! delta   = a Woᵀ
+//! delta   = a Woᵀ                            through a norm, where the family has one here
 //! ```
 //!
 //! Because keys and values are read from pages here, too, a row's sums run in the same order whether the rows before it
 //! are in this pass or were computed long ago: training, prefill and decoding give the same bits.
 
 use super::layer::{BackwardBuffers, Buffers, Input, Linears, Pass, Saved};
+use super::norms::{self, HalfInput, InputBackward};
 use crate::kv::LayerPages;
 use crate::weights::{Layer, SavedInput, trained};
-use kernels::ops::{attention, qk_norm, rmsnorm, rope};
+use kernels::ops::{attention, qk_norm, rope};
 use kernels::{DType, Result, Tensor, View, ViewMut};
 
 /// From `input` to `x` and `delta`.
@@ -40,8 +41,7 @@ pub(super) fn forward(
         None => (x.rows(0..n), None, None),
         Some(mid) => (mid.rows(0..n), Some(delta.rows(0..n)), Some(x.rows_mut(0..n))),
     };
-    let weight = w.attention_norm.view();
-    rmsnorm::forward(ctx, rmsnorm::Forward { x, delta: delta_in, sum, weight, eps, y, rstd })?;
+    norms::input(pass, w.attention_norm.as_ref(), HalfInput { x, delta: delta_in, sum, y, rstd })?;
 
     let low_rank = pass.low_rank(layer, Linears::Qkv);
     let rounds = config.compute != DType::F32;
@@ -88,7 +88,14 @@ pub(super) fn forward(
         lse: Some(s.lse.rows_mut(0..n)),
     };
     attention::forward(ctx, attend)?;
-    w.o.forward(ctx, s.attended.rows(0..n), pass.low_rank(layer, Linears::O), delta.rows_mut(0..n))
+    let (a, low_rank) = (s.attended.rows(0..n), pass.low_rank(layer, Linears::O));
+    match (&w.attention_post_norm, &mut s.attention_out) {
+        (Some(weight), Some(out)) => {
+            w.o.forward(ctx, a, low_rank, out.0.rows_mut(0..n))?;
+            norms::output(pass, weight, out, delta)
+        }
+        _ => w.o.forward(ctx, a, low_rank, delta.rows_mut(0..n)),
+    }
 }
 
 /// `b.d_x` is the gradient of x + delta and becomes that of x.
@@ -106,8 +113,16 @@ pub(super) fn backward(
     let (n, width, qkv_width) = (rows.len(), config.num_heads * config.head_dim, config.qkv_width());
 
     let low_rank = pass.low_rank(layer, Linears::O);
-    let (d_y, d_x) = (b.d_x.rows(0..n), b.narrow.view_mut(n, width));
-    w.o.backward(ctx, SavedInput { x: s.attended.rows(0..n), low_rank, groups }, d_y, d_x, &mut g.o)?;
+    let d_y = match (&w.attention_post_norm, &s.attention_out, &mut b.d_out) {
+        (Some(weight), Some(out), Some(d_out)) => {
+            let weights = (weight, &mut g.attention_post_norm);
+            norms::output_backward(pass, weights, out, b.d_x.rows(0..n), d_out, groups)?;
+            d_out.rows(0..n)
+        }
+        _ => b.d_x.rows(0..n),
+    };
+    let (input, d_x) = (SavedInput { x: s.attended.rows(0..n), low_rank, groups }, b.narrow.view_mut(n, width));
+    w.o.backward(ctx, input, d_y, d_x, &mut g.o)?;
     // The layers above have overwritten the pages.
     write_kv(pass, layer, s, pages)?;
     let attend = attention::Backward {
@@ -147,21 +162,14 @@ pub(super) fn backward(
         qk_norm::backward(ctx, norm)?;
         d_qkv = b.narrow.view(n, qkv_width);
     }
-    let (low_rank, weight, rstd) =
-        (pass.low_rank(layer, Linears::Qkv), w.attention_norm.view(), s.attend_rstd.rows(0..n));
-    rmsnorm::recompute(ctx, rmsnorm::Recompute { x: x.rows(0..n), weight, rstd, y: work.normed.rows_mut(0..n) })?;
+    let (low_rank, rstd, norm) =
+        (pass.low_rank(layer, Linears::Qkv), s.attend_rstd.rows(0..n), w.attention_norm.as_ref());
+    norms::recompute_input(pass, norm, x.rows(0..n), rstd, work.normed.rows_mut(0..n))?;
     let (input, d_x) = (SavedInput { x: work.normed.rows(0..n), low_rank, groups }, b.d_normed.rows_mut(0..n));
     w.qkv.backward(ctx, input, d_qkv, d_x, &mut g.qkv)?;
-    let norm = rmsnorm::Backward {
-        x: x.rows(0..n),
-        weight,
-        rstd,
-        d_y: b.d_normed.rows(0..n),
-        d_x: b.d_x.rows_mut(0..n),
-        d_weight: trained(&mut g.attention_norm),
-        segments: Some(groups),
-    };
-    rmsnorm::backward(ctx, norm)
+    let (d_y, d_x) = (b.d_normed.rows(0..n), b.d_x.rows_mut(0..n));
+    let args = InputBackward { x: x.rows(0..n), rstd, d_y, d_x, groups };
+    norms::input_backward(pass, norm, &mut g.attention_norm, args)
 }
 
 fn geometry(pass: &Pass<'_>, layer: usize) -> attention::Geometry {

@@ -15,6 +15,7 @@
 use super::{Rope, attend, mlp};
 use crate::ModelConfig;
 use crate::batch::{Dropout, RowViews};
+use crate::config::QkNorm;
 use crate::kv::LayerPages;
 use crate::weights::{Layer, LowRankRows, RowAdapters};
 use kernels::{Context, DType, Memory, Result, Tensor, View, ViewMut};
@@ -67,8 +68,7 @@ pub(super) enum Input<'a> {
 pub(super) struct Saved {
     /// 1 / rms of x `[T]`
     pub attend_rstd: Tensor,
-    /// q, k, v before the norms of their heads `[T, (nh + 2 nkv)·hd]`, and 1 / rms of each q and k head `[T, nh +
-    /// nkv]`.
+    /// q, k, v before their norms `[T, (nh + 2 nkv)·hd]`, and 1 / rms of each norm `[T, nh + nkv]` or `[T, 2]`.
     pub raw_qkv: Option<(Tensor, Tensor)>,
     /// q, k, v `[T, (nh + 2 nkv)·hd]`
     pub qkv: Tensor,
@@ -76,6 +76,10 @@ pub(super) struct Saved {
     pub attended: Tensor,
     /// Log-sum-exp of each query's scores `[T, nh]`.
     pub lse: Tensor,
+    /// What attention gives before the norm after it `[T, H]`, and 1 / rms of it `[T]`; none without that norm.
+    pub attention_out: Option<(Tensor, Tensor)>,
+    /// The same of the MLP.
+    pub mlp_out: Option<(Tensor, Tensor)>,
     /// m `[T, H]`
     pub mid: Tensor,
     /// 1 / rms of m `[T]`
@@ -92,7 +96,9 @@ impl Saved {
         let column = || Tensor::zeros(memory, &[rows], DType::F32);
         Saved {
             attend_rstd: column(),
-            raw_qkv: c.qk_norm.then(|| (zeros(c.qkv_width()), zeros(c.num_heads + c.num_kv_heads))),
+            raw_qkv: c.qk_norm_widths().map(|(_, _, norms)| (zeros(c.qkv_width()), zeros(norms))),
+            attention_out: c.norms.attention.after.map(|_| (zeros(c.hidden_size), column())),
+            mlp_out: c.norms.mlp.after.map(|_| (zeros(c.hidden_size), column())),
             qkv: fed(c.qkv_width()),
             attended: fed(c.num_heads * c.head_dim),
             lse: zeros(c.num_heads),
@@ -143,6 +149,8 @@ pub(super) struct BackwardBuffers {
     pub d_x: Tensor,
     /// The gradient of a norm's output `[T, H]`.
     pub d_normed: Tensor,
+    /// The gradient of what a half gives, before the norm after it `[T, H]`; none without such a norm.
+    pub d_out: Option<Tensor>,
     /// Gradients of a, of u, and of q, k, v before the norms of their heads.
     pub narrow: Scratch,
     /// Gradients of q, k, v, and of gate and up where they are f32.
@@ -158,11 +166,12 @@ impl BackwardBuffers {
     pub fn new(memory: &Memory, c: &ModelConfig, rows: usize, blocks: usize) -> BackwardBuffers {
         let stream = || Tensor::zeros(memory, &[rows, c.hidden_size], DType::F32);
         let scratch = |width: usize| Scratch::new(memory, rows * width);
-        let raw = if c.qk_norm { c.qkv_width() } else { 0 };
+        let raw = if c.qk_norm == QkNorm::Off { 0 } else { c.qkv_width() };
         let gates = if c.compute == DType::F32 { rows } else { rows.min(memory.rows_at_once()) };
         BackwardBuffers {
             d_x: stream(),
             d_normed: stream(),
+            d_out: (c.norms.attention.after.or(c.norms.mlp.after)).map(|_| stream()),
             narrow: scratch(c.intermediate_size.max(c.num_heads * c.head_dim).max(raw)),
             wide: Scratch::new(memory, (rows * c.qkv_width()).max(2 * c.intermediate_size * gates)),
             d_gates: (c.compute != DType::F32)

@@ -2,17 +2,18 @@
 //!
 //! ```text
 //! m     = x + delta                          delta: what the attention half adds
-//! g     = rmsnorm(m) · w
+//! g     = rmsnorm(m) · w                   or m, where the family has no norm here
 //! u     = silu(g Wgateᵀ) ⊙ g Wupᵀ
-//! delta = u Wdownᵀ
+//! delta = u Wdownᵀ                         through a norm, where the family has one here
 //! ```
 //!
 //! On tiles gate and up go through u without being written as f32, but for adapters, which add to them in f32, and
 //! where F is no multiple of a panel. Otherwise they are written, some rows at a time unless f32 is kept.
 
 use super::layer::{BackwardBuffers, Buffers, Linears, Pass, Work};
-use crate::weights::{Layer, SavedInput, trained};
-use kernels::ops::{rmsnorm, swiglu};
+use super::norms::{self, HalfInput, InputBackward};
+use crate::weights::{Layer, SavedInput};
+use kernels::ops::swiglu;
 use kernels::{DType, Error, Result, Tensor, View};
 use std::ops::Range;
 
@@ -26,16 +27,14 @@ pub(super) fn forward(
 ) -> Result<()> {
     let Buffers { x, saved: s, work: Work { normed, gated, wide }, .. } = buffers;
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
-    let norm = rmsnorm::Forward {
+    let input = HalfInput {
         x: x.rows(0..n),
         delta: Some(delta.rows(0..n)),
         sum: Some(s.mid.rows_mut(0..n)),
-        weight: w.mlp_norm.view(),
-        eps: pass.config.rms_norm_eps,
         y: normed.rows_mut(0..n),
         rstd: s.mlp_rstd.rows_mut(0..n),
     };
-    rmsnorm::forward(ctx, norm)?;
+    norms::input(pass, w.mlp_norm.as_ref(), input)?;
     let low_rank = pass.low_rank(layer, Linears::GateUp);
     match &mut s.gate_up {
         kept if low_rank.is_empty() && w.gate_up.can_fuse_swiglu(ctx) => {
@@ -57,7 +56,14 @@ pub(super) fn forward(
             }
         }
     }
-    w.down.forward(ctx, gated.rows(0..n), pass.low_rank(layer, Linears::Down), delta.rows_mut(0..n))
+    let (u, low_rank) = (gated.rows(0..n), pass.low_rank(layer, Linears::Down));
+    match (&w.mlp_post_norm, &mut s.mlp_out) {
+        (Some(weight), Some(out)) => {
+            w.down.forward(ctx, u, low_rank, out.0.rows_mut(0..n))?;
+            norms::output(pass, weight, out, delta)
+        }
+        _ => w.down.forward(ctx, u, low_rank, delta.rows_mut(0..n)),
+    }
 }
 
 /// `b.d_x` is the gradient of m + delta and becomes that of m.
@@ -75,18 +81,26 @@ pub(super) fn backward(
     let Some(gate_up) = &s.gate_up else {
         return Err(Error::Value { op: "backward", message: "gate and up were not kept".into() });
     };
-    let (weight, rstd) = (w.mlp_norm.view(), s.mlp_rstd.rows(0..n));
-    rmsnorm::recompute(ctx, rmsnorm::Recompute { x: s.mid.rows(0..n), weight, rstd, y: normed.rows_mut(0..n) })?;
+    let (norm, rstd) = (w.mlp_norm.as_ref(), s.mlp_rstd.rows(0..n));
+    norms::recompute_input(pass, norm, s.mid.rows(0..n), rstd, normed.rows_mut(0..n))?;
+    let d_out = match (&w.mlp_post_norm, &s.mlp_out, &mut b.d_out) {
+        (Some(weight), Some(out), Some(d_out)) => {
+            let weights = (weight, &mut g.mlp_post_norm);
+            norms::output_backward(pass, weights, out, b.d_x.rows(0..n), d_out, groups)?;
+            d_out.rows(0..n)
+        }
+        _ => b.d_x.rows(0..n),
+    };
 
     // The gates' backward pass makes u by the way; but an adapter of down reads u before.
     let low_rank = pass.low_rank(layer, Linears::Down);
     let later = low_rank.is_empty();
-    let (d_y, d_x) = (b.d_x.rows(0..n), b.narrow.view_mut(n, f));
+    let d_x = b.narrow.view_mut(n, f);
     if later {
-        w.down.backward_input(ctx, d_y, d_x)?;
+        w.down.backward_input(ctx, d_out, d_x)?;
     } else {
         swiglu::forward(ctx, swiglu::Forward { gate_up: gate_up.rows(0..n), kept: None, y: gated.rows_mut(0..n) })?;
-        w.down.backward(ctx, SavedInput { x: gated.rows(0..n), low_rank, groups }, d_y, d_x, &mut g.down)?;
+        w.down.backward(ctx, SavedInput { x: gated.rows(0..n), low_rank, groups }, d_out, d_x, &mut g.down)?;
     }
     let low_rank = pass.low_rank(layer, Linears::GateUp);
     let adapted = !low_rank.is_empty();
@@ -105,18 +119,11 @@ pub(super) fn backward(
         w.gate_up.backward(ctx, input, d_gate_up.view(), d_x, &mut g.gate_up)?;
     }
     if later {
-        w.down.backward_weight(ctx, gated.rows(0..n), b.d_x.rows(0..n), groups, &mut g.down)?;
+        w.down.backward_weight(ctx, gated.rows(0..n), d_out, groups, &mut g.down)?;
     }
-    let norm = rmsnorm::Backward {
-        x: s.mid.rows(0..n),
-        weight,
-        rstd,
-        d_y: b.d_normed.rows(0..n),
-        d_x: b.d_x.rows_mut(0..n),
-        d_weight: trained(&mut g.mlp_norm),
-        segments: Some(groups),
-    };
-    rmsnorm::backward(ctx, norm)
+    let (d_y, d_x) = (b.d_normed.rows(0..n), b.d_x.rows_mut(0..n));
+    let args = InputBackward { x: s.mid.rows(0..n), rstd, d_y, d_x, groups };
+    norms::input_backward(pass, norm, &mut g.mlp_norm, args)
 }
 
 /// `0..n` in pieces of at most `most`.

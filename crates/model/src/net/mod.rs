@@ -9,6 +9,7 @@ mod attend;
 mod head;
 mod layer;
 mod mlp;
+mod norms;
 mod rope;
 mod tape;
 

@@ -38,10 +38,14 @@ pub struct Layer {
     /// `[H, F]`
     pub down: Linear,
     /// Weight of the norm before attention `[H]`.
-    pub attention_norm: Tensor,
+    pub attention_norm: Option<Tensor>,
+    /// Weight of the norm after it `[H]`.
+    pub attention_post_norm: Option<Tensor>,
     /// Weight of the norm before the MLP `[H]`.
-    pub mlp_norm: Tensor,
-    /// Weights of the norms of each query and each key head `[hd]` (Qwen 3).
+    pub mlp_norm: Option<Tensor>,
+    /// Weight of the norm after it `[H]`.
+    pub mlp_post_norm: Option<Tensor>,
+    /// Weights of the norms of queries and keys: of each head `[hd]`, or of all `[nh·hd]` and `[nkv·hd]`.
     pub qk_norm: Option<(Tensor, Tensor)>,
 }
 
@@ -89,6 +93,7 @@ impl Params {
         let size = |len: usize| if kept { len } else { 0 };
         let (h, f, v, hd) = (c.hidden_size, c.intermediate_size, c.vocab_size, c.head_dim);
         let vector = |len: usize| Tensor::zeros(memory, &[size(len)], DType::F32);
+        let norm = |name: Option<&str>| name.map(|_| vector(h));
         let whole = |rows: usize, cols: usize| Matrix::zeros_of(memory, rows, cols, dtype);
         let matrix = |rows: usize, cols: usize| whole(size(rows), size(cols));
         // A head of scores has no meaning before it is trained, so it is never frozen.
@@ -103,9 +108,11 @@ impl Params {
             o: linear(h, c.num_heads * hd, c.attention_output_bias),
             gate_up: linear(2 * f, h, c.mlp_bias),
             down: linear(h, f, c.mlp_bias),
-            attention_norm: vector(h),
-            mlp_norm: vector(h),
-            qk_norm: c.qk_norm.then(|| (vector(hd), vector(hd))),
+            attention_norm: norm(c.norms.attention.before),
+            attention_post_norm: norm(c.norms.attention.after),
+            mlp_norm: norm(c.norms.mlp.before),
+            mlp_post_norm: norm(c.norms.mlp.after),
+            qk_norm: c.qk_norm_widths().map(|(q, k, _)| (vector(q), vector(k))),
         };
         Params {
             embedding: matrix(v, h),
@@ -198,7 +205,8 @@ impl Params {
         let mut slots = vec![Slot::Matrix(&self.embedding)];
         for layer in &self.layers {
             layer.linears().into_iter().for_each(|l| linear(&mut slots, l));
-            slots.extend([Slot::Vector(&layer.attention_norm), Slot::Vector(&layer.mlp_norm)]);
+            let norms = [&layer.attention_norm, &layer.attention_post_norm, &layer.mlp_norm, &layer.mlp_post_norm];
+            slots.extend(norms.into_iter().flatten().map(Slot::Vector));
             if let Some((q, k)) = &layer.qk_norm {
                 slots.extend([Slot::Vector(q), Slot::Vector(k)]);
             }
@@ -221,7 +229,9 @@ impl Params {
                     adapters.extend(std::iter::once(&mut adapter.a).chain(&mut adapter.b).map(SlotMut::Matrix));
                 }
             }
-            slots.extend([SlotMut::Vector(&mut layer.attention_norm), SlotMut::Vector(&mut layer.mlp_norm)]);
+            let Layer { attention_norm, attention_post_norm, mlp_norm, mlp_post_norm, .. } = layer;
+            let norms = [attention_norm, attention_post_norm, mlp_norm, mlp_post_norm];
+            slots.extend(norms.into_iter().flatten().map(SlotMut::Vector));
             if let Some((q, k)) = &mut layer.qk_norm {
                 slots.extend([SlotMut::Vector(q), SlotMut::Vector(k)]);
             }

@@ -59,6 +59,12 @@ pub(super) fn stack(parts: &[(String, usize)], shape: impl Fn(usize) -> Vec<usiz
     parts.iter().map(&mut part).collect()
 }
 
+/// The norms of a layer in the order of its parameters.
+fn layer_norms(c: &ModelConfig) -> [Option<&'static str>; 4] {
+    let norms = c.norms;
+    [norms.attention.before, norms.attention.after, norms.mlp.before, norms.mlp.after]
+}
+
 /// The parameters of a model without adapters, in the order of [`Params::tensors`](super::Params::tensors).
 pub(super) fn specs(c: &ModelConfig) -> Vec<ParamSpec> {
     let (h, f, v, hd) = (c.hidden_size, c.intermediate_size, c.vocab_size, c.head_dim);
@@ -78,11 +84,12 @@ pub(super) fn specs(c: &ModelConfig) -> Vec<ParamSpec> {
         linear(q, c.attention_output_bias, &[("self_attn.o_proj", h)]);
         linear(h, c.mlp_bias, &[("mlp.gate_proj", f), ("mlp.up_proj", f)]);
         linear(f, c.mlp_bias, &[("mlp.down_proj", h)]);
-        specs.push(ParamSpec::vector(&[at("input_layernorm.weight", h)]));
-        specs.push(ParamSpec::vector(&[at("post_attention_layernorm.weight", h)]));
-        if c.qk_norm {
-            specs.push(ParamSpec::vector(&[at("self_attn.q_norm.weight", hd)]));
-            specs.push(ParamSpec::vector(&[at("self_attn.k_norm.weight", hd)]));
+        for name in layer_norms(c).into_iter().flatten() {
+            specs.push(ParamSpec::vector(&[at(&format!("{name}.weight"), h)]));
+        }
+        if let Some((q_norm, k_norm, _)) = c.qk_norm_widths() {
+            specs.push(ParamSpec::vector(&[at("self_attn.q_norm.weight", q_norm)]));
+            specs.push(ParamSpec::vector(&[at("self_attn.k_norm.weight", k_norm)]));
         }
     }
     specs.push(ParamSpec::vector(&[("model.norm.weight".into(), h)]));

@@ -3,7 +3,7 @@
 
 use super::*;
 use kernels::check::relative_error;
-use model::config::{LayerRope, RopeScaling};
+use model::config::{LayerRope, QkNorm, RopeScaling};
 use model::weights::{Named, tensor_specs};
 
 pub const LOGITS: f64 = 5e-6;
@@ -145,13 +145,19 @@ fn positions_qk_norm_and_window_are_seen() {
     }
     without("llama3", &|c| c.rope.scaling = RopeScaling::Default);
     without("qwen2", &|c| c.rope.theta = 10000.0);
-    without("qwen3", &|c| c.qk_norm = false);
+    without("qwen3", &|c| c.qk_norm = QkNorm::Off);
     without("mistral", &|c| c.windows.fill(None));
     without("mistral", &|c| c.windows.fill(Some(24)));
     without("mistral", &|c| c.windows.fill(Some(22)));
     without("smollm3", &|c| c.layer_ropes.fill(LayerRope::Global));
     without("smollm3", &|c| c.windows.fill(None));
     without("smollm3", &|c| c.windows.rotate_left(1));
+    without("olmo2", &|c| c.qk_norm = QkNorm::Off);
+    without("olmo2", &|c| c.norms.attention.after = None);
+    without("olmo2", &|c| c.norms.mlp.after = None);
+    without("olmo3", &|c| c.windows.rotate_left(1));
+    without("olmo3", &|c| c.layer_ropes.fill(LayerRope::Global));
+    without("olmo3", &|c| c.layer_ropes.fill(LayerRope::Local));
 }
 
 #[test]

@@ -74,7 +74,7 @@ impl Forward<'_> {
     /// One layer: the residual stream without the last product, and that product.
     fn layer(&self, w: &Layer, x: &Tensor, delta: Option<&Tensor>, rows: &Rows) -> (Tensor, Tensor) {
         let (c, t) = (self.config, self.t());
-        let (x, normed) = self.norm(x, delta, &w.attention_norm);
+        let (x, normed) = self.norm(x, delta, w.attention_norm.as_ref().unwrap());
         let (mut raw, mut qkv) = (self.zeros(&[t, c.qkv_width()]), self.zeros(&[t, c.qkv_width()]));
         self.product(&w.qkv, &normed, &mut raw);
         let (q_weight, k_weight) = w.qk_norm.as_ref().unwrap();
@@ -102,7 +102,7 @@ impl Forward<'_> {
         let attended = self.attend(&qkv, rows);
         let mut delta = self.zeros(&[t, c.hidden_size]);
         self.product(&w.o, &attended, &mut delta);
-        let (x, normed) = self.norm(&x, Some(&delta), &w.mlp_norm);
+        let (x, normed) = self.norm(&x, Some(&delta), w.mlp_norm.as_ref().unwrap());
         let (mut gate_up, mut gated) =
             (self.zeros(&[t, 2 * c.intermediate_size]), self.zeros(&[t, c.intermediate_size]));
         self.product(&w.gate_up, &normed, &mut gate_up);

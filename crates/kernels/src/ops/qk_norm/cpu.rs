@@ -1,31 +1,14 @@
 //! Per-head RMS norm on the CPU: `rmsnorm`'s row formulas on rows of head_dim.
 
-use super::{Backward, Forward};
+use super::{Backward, Forward, Parts};
 use crate::device::Cpu;
 use crate::ops::lanes::{chunks, load, rows, rows_of_task, store};
 use crate::ops::rmsnorm::cpu::{backward_row, rstd_of, scale_row};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 
-/// Which heads a row has.
-#[derive(Clone, Copy)]
-struct Heads {
-    q: usize,
-    kv: usize,
-    dim: usize,
-}
-
-impl Heads {
-    fn width(self) -> usize {
-        (self.q + 2 * self.kv) * self.dim
-    }
-    fn normed(self) -> usize {
-        self.q + self.kv
-    }
-}
-
 struct ForwardTasks<'a> {
-    heads: Heads,
+    parts: Parts,
     x: &'a [f32],
     q_weight: &'a [f32],
     k_weight: &'a [f32],
@@ -38,28 +21,28 @@ struct ForwardTasks<'a> {
 impl Tasks for ForwardTasks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
-        let (width, normed, hd) = (self.heads.width(), self.heads.normed(), self.heads.dim);
+        let (width, normed) = (self.parts.width, self.parts.normed());
         for t in rows(index, rows_of_task(width), self.rows) {
             let x = &self.x[t * width..(t + 1) * width];
             // SAFETY: row t is this task's alone.
             let (y, rstd) =
                 unsafe { (self.y.slice(t * width..(t + 1) * width), self.rstd.slice(t * normed..(t + 1) * normed)) };
             for (a, rstd) in rstd.iter_mut().enumerate() {
-                let weight = if a < self.heads.q { self.q_weight } else { self.k_weight };
-                let head = a * hd..(a + 1) * hd;
+                let weight = if a < self.parts.q { self.q_weight } else { self.k_weight };
+                let head = self.parts.part(a);
                 *rstd = rstd_of::<V>(&x[head.clone()], self.eps);
                 scale_row::<V>(&x[head.clone()], weight, *rstd, &mut y[head]);
             }
-            y[normed * hd..].copy_from_slice(&x[normed * hd..]);
+            let values = self.parts.values();
+            y[values..].copy_from_slice(&x[values..]);
         }
     }
 }
 
-pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
-    let heads = Heads { q: args.heads, kv: args.kv_heads, dim: args.head_dim };
+pub(super) fn forward(cpu: &Cpu, parts: Parts, args: Forward<'_>) {
     let rows = args.x.shape()[0];
     let tasks = ForwardTasks {
-        heads,
+        parts,
         x: args.x.f32(cpu),
         q_weight: args.q_weight.f32(cpu),
         k_weight: args.k_weight.f32(cpu),
@@ -68,11 +51,11 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
         rstd: Disjoint::new(args.rstd.f32(cpu)),
         rows,
     };
-    cpu.run(rows.div_ceil(rows_of_task(heads.width())), &tasks);
+    cpu.run(rows.div_ceil(rows_of_task(parts.width)), &tasks);
 }
 
 struct BackwardTasks<'a> {
-    heads: Heads,
+    parts: Parts,
     x: &'a [f32],
     q_weight: &'a [f32],
     k_weight: &'a [f32],
@@ -85,26 +68,27 @@ struct BackwardTasks<'a> {
 impl Tasks for BackwardTasks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
-        let (width, normed, hd) = (self.heads.width(), self.heads.normed(), self.heads.dim);
+        let (width, normed) = (self.parts.width, self.parts.normed());
         for t in rows(index, rows_of_task(width), self.rows) {
             let row = t * width..(t + 1) * width;
             let (x, d_y) = (&self.x[row.clone()], &self.d_y[row.clone()]);
             // SAFETY: row t is this task's alone.
             let d_x = unsafe { self.d_x.slice(row) };
             for a in 0..normed {
-                let weight = if a < self.heads.q { self.q_weight } else { self.k_weight };
-                let head = a * hd..(a + 1) * hd;
+                let weight = if a < self.parts.q { self.q_weight } else { self.k_weight };
+                let head = self.parts.part(a);
                 let rstd = self.rstd[t * normed + a];
                 backward_row::<V, false>(&x[head.clone()], weight, rstd, &d_y[head.clone()], &mut d_x[head]);
             }
-            d_x[normed * hd..].copy_from_slice(&d_y[normed * hd..]);
+            let values = self.parts.values();
+            d_x[values..].copy_from_slice(&d_y[values..]);
         }
     }
 }
 
 /// Task i: vector i/2 of the query's (i even) or the key's weight.
 struct WeightTasks<'a> {
-    heads: Heads,
+    parts: Parts,
     x: &'a [f32],
     rstd: &'a [f32],
     d_y: &'a [f32],
@@ -117,19 +101,23 @@ struct WeightTasks<'a> {
 impl Tasks for WeightTasks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
-        let (width, normed, hd) = (self.heads.width(), self.heads.normed(), self.heads.dim);
-        let (heads, d_weight) = match index % 2 {
-            0 => (0..self.heads.q, &self.d_q_weight),
-            _ => (self.heads.q..normed, &self.d_k_weight),
+        let (width, normed) = (self.parts.width, self.parts.normed());
+        let Parts { q, q_dim, k_dim, .. } = self.parts;
+        let (parts, dim, d_weight) = match index % 2 {
+            0 => (0..q, q_dim, &self.d_q_weight),
+            _ => (q..normed, k_dim, &self.d_k_weight),
         };
-        let columns = rows(index / 2, LANES, hd);
+        let columns = rows(index / 2, LANES, dim);
+        if columns.is_empty() {
+            return; // the other weight is longer
+        }
         // SAFETY: this vector of this weight is this task's alone.
         let d_weight = unsafe { d_weight.slice(columns.clone()) };
         for chunk in chunks(self.segments, self.rows) {
             let mut sum = V::splat(0.0);
             for t in chunk {
-                for a in heads.clone() {
-                    let at = t * width + a * hd;
+                for a in parts.clone() {
+                    let at = t * width + self.parts.part(a).start;
                     let here = at + columns.start..at + columns.end;
                     let rstd = V::splat(self.rstd[t * normed + a]);
                     sum = load::<V>(&self.d_y[here.clone()], 0).fma(load::<V>(&self.x[here], 0).mul(rstd), sum);
@@ -140,16 +128,15 @@ impl Tasks for WeightTasks<'_> {
     }
 }
 
-pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
-    let heads = Heads { q: args.heads, kv: args.kv_heads, dim: args.head_dim };
+pub(super) fn backward(cpu: &Cpu, parts: Parts, args: Backward<'_>) {
     let (x, rstd, d_y, rows) = (args.x.f32(cpu), args.rstd.f32(cpu), args.d_y.f32(cpu), args.x.shape()[0]);
     let (q_weight, k_weight) = (args.q_weight.f32(cpu), args.k_weight.f32(cpu));
     let d_x = Disjoint::new(args.d_x.f32(cpu));
-    let tasks = BackwardTasks { heads, x, q_weight, k_weight, rstd, d_y, d_x, rows };
-    cpu.run(rows.div_ceil(rows_of_task(heads.width())), &tasks);
+    let tasks = BackwardTasks { parts, x, q_weight, k_weight, rstd, d_y, d_x, rows };
+    cpu.run(rows.div_ceil(rows_of_task(parts.width)), &tasks);
     let Some((d_q_weight, d_k_weight)) = args.d_weights else { return };
     let (d_q_weight, d_k_weight) = (Disjoint::new(d_q_weight.f32(cpu)), Disjoint::new(d_k_weight.f32(cpu)));
     let segments = args.segments.map(|s| s.u32(cpu));
-    let tasks = WeightTasks { heads, x, rstd, d_y, d_q_weight, d_k_weight, segments, rows };
-    cpu.run(2 * heads.dim.div_ceil(LANES), &tasks);
+    let tasks = WeightTasks { parts, x, rstd, d_y, d_q_weight, d_k_weight, segments, rows };
+    cpu.run(2 * parts.q_dim.max(parts.k_dim).div_ceil(LANES), &tasks);
 }

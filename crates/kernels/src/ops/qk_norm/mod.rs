@@ -1,4 +1,5 @@
-//! RMS norm of each query head and each key head (Qwen3), on the fused qkv rows. Value heads are copied.
+//! RMS norm of each query head and each key head (Qwen3), or of all query heads together and all key heads together
+//! (OLMo 2), on the fused qkv rows. Value heads are copied.
 //!
 //! Shapes: `T` tokens, `nh` query heads, `nkv` kv heads, `hd` head_dim, `A = nh + 2·nkv` heads of a row `[q][k][v]`.
 //!
@@ -10,6 +11,9 @@
 //! d_x         = as in `rmsnorm`, per head
 //! d_w[i]     += Σ_{t, a} d_y[t,a,i] · (x[t,a,i] · rstd[t,a])        in `rmsnorm`'s chunks of tokens; in one, ascending t, then a
 //! ```
+//!
+//! Weights of nh·hd and nkv·hd elements ask for one norm over all heads: then there are 1 and 1 parts of these widths in the
+//! place of nh and nkv parts of width hd.
 
 mod cpu;
 pub mod reference;
@@ -28,15 +32,15 @@ pub struct Forward<'a> {
     pub kv_heads: usize,
     /// hd
     pub head_dim: usize,
-    /// `[hd]`
+    /// `[hd]`, or `[nh·hd]`
     pub q_weight: View<'a>,
-    /// `[hd]`
+    /// `[hd]`, or `[nkv·hd]`
     pub k_weight: View<'a>,
     /// Added to the mean square.
     pub eps: f32,
     /// `[T, A·hd]`: *overwrites*.
     pub y: ViewMut<'a>,
-    /// `[T, nh + nkv]`: *overwrites* with the reciprocal root mean squares.
+    /// `[T, nh + nkv]`, or `[T, 2]`: *overwrites* with the reciprocal root mean squares.
     pub rstd: ViewMut<'a>,
 }
 
@@ -50,35 +54,71 @@ pub struct Backward<'a> {
     pub kv_heads: usize,
     /// hd
     pub head_dim: usize,
-    /// `[hd]`
+    /// `[hd]`, or `[nh·hd]`
     pub q_weight: View<'a>,
-    /// `[hd]`
+    /// `[hd]`, or `[nkv·hd]`
     pub k_weight: View<'a>,
-    /// `[T, nh + nkv]`, from forward.
+    /// `[T, nh + nkv]`, or `[T, 2]`, from forward.
     pub rstd: View<'a>,
     /// `[T, A·hd]`
     pub d_y: View<'a>,
     /// `[T, A·hd]`: *overwrites*.
     pub d_x: ViewMut<'a>,
-    /// Of the query's and of the key's weight, `[hd]` each: *accumulates into*; none where they are frozen.
+    /// Of the query's and of the key's weight, as long as these: *accumulates into*; none where they are frozen.
     pub d_weights: Option<(ViewMut<'a>, ViewMut<'a>)>,
     /// u32 `[S + 1]`: the first row of each segment, and T at last; between segments a batch may be cut. None: one.
     pub segments: Option<View<'a>>,
+}
+
+/// What is normed of a row: `q` parts of `q_dim`, then `k` parts of `k_dim`; the rest is copied.
+#[derive(Clone, Copy)]
+struct Parts {
+    q: usize,
+    k: usize,
+    q_dim: usize,
+    k_dim: usize,
+    width: usize,
+}
+
+impl Parts {
+    fn of(heads: usize, kv_heads: usize, head_dim: usize, q_weight: View<'_>) -> Parts {
+        let width = (heads + 2 * kv_heads) * head_dim;
+        match q_weight.shape() == [head_dim] {
+            true => Parts { q: heads, k: kv_heads, q_dim: head_dim, k_dim: head_dim, width },
+            false => Parts { q: 1, k: 1, q_dim: heads * head_dim, k_dim: kv_heads * head_dim, width },
+        }
+    }
+    fn normed(self) -> usize {
+        self.q + self.k
+    }
+    /// Where the values begin.
+    fn values(self) -> usize {
+        self.q * self.q_dim + self.k * self.k_dim
+    }
+    /// The elements of part `a` in a row.
+    fn part(self, a: usize) -> std::ops::Range<usize> {
+        let (start, dim) = match a.checked_sub(self.q) {
+            None => (a * self.q_dim, self.q_dim),
+            Some(a) => (self.q * self.q_dim + a * self.k_dim, self.k_dim),
+        };
+        start..start + dim
+    }
 }
 
 /// Normalises query and key heads, copies value heads.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "qk_norm::forward";
     let t = two_dims(OP, "x", args.x)?[0];
-    let (normed, width) = (args.heads + args.kv_heads, (args.heads + 2 * args.kv_heads) * args.head_dim);
+    let parts = Parts::of(args.heads, args.kv_heads, args.head_dim, args.q_weight);
+    let (normed, width) = (parts.normed(), parts.width);
     expect(OP, "x", args.x, F32, &[t, width])?;
-    expect(OP, "q_weight", args.q_weight, F32, &[args.head_dim])?;
-    expect(OP, "k_weight", args.k_weight, F32, &[args.head_dim])?;
+    expect(OP, "q_weight", args.q_weight, F32, &[parts.q_dim])?;
+    expect(OP, "k_weight", args.k_weight, F32, &[parts.k_dim])?;
     expect(OP, "y", args.y.view(), F32, &[t, width])?;
     expect(OP, "rstd", args.rstd.view(), F32, &[t, normed])?;
-    crate::context::count(4 * (t * normed * args.head_dim) as u64, 8 * (t * width) as u64);
+    crate::context::count(4 * (t * parts.values()) as u64, 8 * (t * width) as u64);
     match ctx.backend() {
-        Backend::Cpu(cpu) => cpu::forward(cpu, args),
+        Backend::Cpu(cpu) => cpu::forward(cpu, parts, args),
     }
     Ok(())
 }
@@ -87,23 +127,24 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "qk_norm::backward";
     let t = two_dims(OP, "x", args.x)?[0];
-    let (normed, width) = (args.heads + args.kv_heads, (args.heads + 2 * args.kv_heads) * args.head_dim);
+    let parts = Parts::of(args.heads, args.kv_heads, args.head_dim, args.q_weight);
+    let (normed, width) = (parts.normed(), parts.width);
     expect(OP, "x", args.x, F32, &[t, width])?;
-    expect(OP, "q_weight", args.q_weight, F32, &[args.head_dim])?;
-    expect(OP, "k_weight", args.k_weight, F32, &[args.head_dim])?;
+    expect(OP, "q_weight", args.q_weight, F32, &[parts.q_dim])?;
+    expect(OP, "k_weight", args.k_weight, F32, &[parts.k_dim])?;
     expect(OP, "rstd", args.rstd, F32, &[t, normed])?;
     expect(OP, "d_y", args.d_y, F32, &[t, width])?;
     expect(OP, "d_x", args.d_x.view(), F32, &[t, width])?;
     if let Some((d_q_weight, d_k_weight)) = &args.d_weights {
-        expect(OP, "d_q_weight", d_q_weight.view(), F32, &[args.head_dim])?;
-        expect(OP, "d_k_weight", d_k_weight.view(), F32, &[args.head_dim])?;
+        expect(OP, "d_q_weight", d_q_weight.view(), F32, &[parts.q_dim])?;
+        expect(OP, "d_k_weight", d_k_weight.view(), F32, &[parts.k_dim])?;
     }
     if let Some(segments) = args.segments {
         expect_offsets(OP, "segments", segments, t)?;
     }
-    crate::context::count(10 * (t * normed * args.head_dim) as u64, 12 * (t * width) as u64);
+    crate::context::count(10 * (t * parts.values()) as u64, 12 * (t * width) as u64);
     match ctx.backend() {
-        Backend::Cpu(cpu) => cpu::backward(cpu, args),
+        Backend::Cpu(cpu) => cpu::backward(cpu, parts, args),
     }
     Ok(())
 }

@@ -193,3 +193,71 @@ fn a_spoiled_fast_backward_is_seen() {
         }
     }
 }
+
+/// One norm over all query heads and one over all key heads: `rmsnorm`'s oracle on these columns.
+#[test]
+fn weights_as_wide_as_all_heads_norm_them_together() {
+    use crate::ops::rmsnorm::reference as rmsnorm;
+    for c in [Case { t: 70, heads: 4, kv_heads: 2, hd: 5 }, Case { t: 3, heads: 2, kv_heads: 1, hd: 10 }] {
+        let (q_dim, k_dim) = (c.heads * c.hd, c.kv_heads * c.hd);
+        let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
+        let (q, k): (Vec<f32>, Vec<f32>) = (normal(3, q_dim), normal(4, k_dim));
+        let columns = |x: &[f32], from: usize, to: usize| -> Vec<f64> {
+            x.chunks_exact(c.width()).flat_map(|row| wide(&row[from..to])).collect()
+        };
+        for (isa, threads) in Isa::present().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+            let ctx = Context::cpu(isa, threads);
+            let m = ctx.memory();
+            let vector = |x: &[f32]| Tensor::from_f32(m, &[x.len()], x);
+            let tensor = |x: &[f32]| Tensor::from_f32(m, &[c.t, c.width()], x);
+            let (x_in, d_in, q_weight, k_weight) = (tensor(&x), tensor(&d_y), vector(&q), vector(&k));
+            let (mut y, mut d_x) = (tensor(&vec![f32::NAN; x.len()]), tensor(&vec![f32::NAN; x.len()]));
+            let mut rstd = Tensor::zeros(m, &[c.t, 2], DType::F32);
+            let (mut d_q, mut d_k) = (vector(&vec![0.0; q_dim]), vector(&vec![0.0; k_dim]));
+            let (heads, kv_heads, head_dim) = (c.heads, c.kv_heads, c.hd);
+            let args = Forward {
+                x: x_in.view(),
+                heads,
+                kv_heads,
+                head_dim,
+                q_weight: q_weight.view(),
+                k_weight: k_weight.view(),
+                eps: EPS,
+                y: y.view_mut(),
+                rstd: rstd.view_mut(),
+            };
+            forward(&ctx, args).unwrap();
+            let args = Backward {
+                x: x_in.view(),
+                heads,
+                kv_heads,
+                head_dim,
+                q_weight: q_weight.view(),
+                k_weight: k_weight.view(),
+                rstd: rstd.view(),
+                d_y: d_in.view(),
+                d_x: d_x.view_mut(),
+                d_weights: Some((d_q.view_mut(), d_k.view_mut())),
+                segments: None,
+            };
+            backward(&ctx, args).unwrap();
+            let (y, d_x) = (y.to_vec_f32(), d_x.to_vec_f32());
+            let parts = [(0, q_dim, &q, d_q.to_vec_f32()), (q_dim, q_dim + k_dim, &k, d_k.to_vec_f32())];
+            for (from, to, weight, d_weight) in parts {
+                let (x, d_y, weight) = (columns(&x, from, to), columns(&d_y, from, to), wide(weight));
+                let (oracle, r) = rmsnorm::forward(&x, &weight, EPS.into());
+                let (oracle_d_x, oracle_d_w) = rmsnorm::backward(&x, &weight, &r, &d_y);
+                let near = |got: &[f64], oracle: &[f64]| {
+                    let narrow: Vec<f32> = got.iter().map(|&x| x as f32).collect();
+                    assert!(relative_error(&narrow, oracle) < 1e-5, "{isa:?} {from}");
+                };
+                near(&columns(&y, from, to), &oracle);
+                near(&columns(&d_x, from, to), &oracle_d_x);
+                near(&wide(&d_weight), &oracle_d_w);
+            }
+            let rest = q_dim + k_dim;
+            assert!(columns(&y, rest, c.width()) == columns(&x, rest, c.width()));
+            assert!(columns(&d_x, rest, c.width()) == columns(&d_y, rest, c.width()));
+        }
+    }
+}

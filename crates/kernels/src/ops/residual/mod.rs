@@ -1,0 +1,73 @@
+//! The residual stream where no norm stands before the next product: the sum, and a copy of it in what the product reads.
+//!
+//! Shapes: `T` tokens, `H` hidden.
+//!
+//! ```text
+//! s[t,h]    = x[t,h] + delta[t,h]         (s = x without a delta)
+//! y[t,h]    = s[t,h]                      rounded where y is bf16
+//!
+//! d_x[t,h] += d_y[t,h]
+//! ```
+
+mod cpu;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::args::{expect, expect_floats, two_dims};
+use crate::device::Backend;
+use crate::{Context, DType::F32, Error, Result, View, ViewMut};
+
+/// Arguments of [`forward`].
+pub struct Forward<'a> {
+    /// `[T, H]`
+    pub x: View<'a>,
+    /// `[T, H]`, added to `x`.
+    pub delta: Option<View<'a>>,
+    /// `[T, H]`: *overwrites* with x + delta; given exactly if `delta` is.
+    pub sum: Option<ViewMut<'a>>,
+    /// `[T, H]`, f32 or bf16 (rounded): *overwrites*.
+    pub y: ViewMut<'a>,
+}
+
+/// Arguments of [`backward`].
+pub struct Backward<'a> {
+    /// `[T, H]`
+    pub d_y: View<'a>,
+    /// `[T, H]`: *accumulates into*.
+    pub d_x: ViewMut<'a>,
+}
+
+/// Adds and copies.
+pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
+    const OP: &str = "residual::forward";
+    let [t, h] = two_dims(OP, "x", args.x)?;
+    expect(OP, "x", args.x, F32, &[t, h])?;
+    expect_floats(OP, "y", args.y.view(), &[t, h])?;
+    match (&args.delta, &args.sum) {
+        (None, None) => {}
+        (Some(delta), Some(sum)) => {
+            expect(OP, "delta", *delta, F32, &[t, h])?;
+            expect(OP, "sum", sum.view(), F32, &[t, h])?;
+        }
+        _ => return Err(Error::Value { op: OP, message: "sum is given exactly if delta is".into() }),
+    }
+    crate::context::count((t * h) as u64, 8 * (t * h) as u64);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::forward(cpu, args),
+    }
+    Ok(())
+}
+
+/// The gradient of the stream.
+pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
+    const OP: &str = "residual::backward";
+    let [t, h] = two_dims(OP, "d_y", args.d_y)?;
+    expect(OP, "d_y", args.d_y, F32, &[t, h])?;
+    expect(OP, "d_x", args.d_x.view(), F32, &[t, h])?;
+    crate::context::count((t * h) as u64, 12 * (t * h) as u64);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::backward(cpu, args),
+    }
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! Where a half of a layer meets the residual stream: norms before it, after it, or neither.
+
+use super::layer::Pass;
+use crate::weights::trained;
+use kernels::ops::{residual, rmsnorm, zero};
+use kernels::{Result, Tensor, View, ViewMut};
+
+/// What a half of a layer reads: the residual stream, with the sum that it begins with, through its norm if it has one.
+pub(super) struct HalfInput<'a> {
+    pub x: View<'a>,
+    pub delta: Option<View<'a>>,
+    pub sum: Option<ViewMut<'a>>,
+    pub y: ViewMut<'a>,
+    pub rstd: ViewMut<'a>,
+}
+
+/// Forms it.
+pub(super) fn input(pass: &Pass<'_>, norm: Option<&Tensor>, input: HalfInput<'_>) -> Result<()> {
+    let HalfInput { x, delta, sum, y, rstd } = input;
+    match norm {
+        Some(weight) => {
+            let (weight, eps) = (weight.view(), pass.config.rms_norm_eps);
+            rmsnorm::forward(pass.ctx, rmsnorm::Forward { x, delta, sum, weight, eps, y, rstd })
+        }
+        None => residual::forward(pass.ctx, residual::Forward { x, delta, sum, y }),
+    }
+}
+
+/// What [`input`] wrote to `y`, from the stream, to the same bits.
+pub(super) fn recompute_input(
+    pass: &Pass<'_>,
+    norm: Option<&Tensor>,
+    x: View<'_>,
+    rstd: View<'_>,
+    y: ViewMut<'_>,
+) -> Result<()> {
+    match norm {
+        Some(weight) => rmsnorm::recompute(pass.ctx, rmsnorm::Recompute { x, weight: weight.view(), rstd, y }),
+        None => residual::forward(pass.ctx, residual::Forward { x, delta: None, sum: None, y }),
+    }
+}
+
+/// What the backward pass of [`input`] reads and writes.
+pub(super) struct InputBackward<'a> {
+    pub x: View<'a>,
+    pub rstd: View<'a>,
+    pub d_y: View<'a>,
+    /// *Accumulates into.*
+    pub d_x: ViewMut<'a>,
+    pub groups: View<'a>,
+}
+
+/// The backward pass of [`input`].
+pub(super) fn input_backward(
+    pass: &Pass<'_>,
+    norm: Option<&Tensor>,
+    d_norm: &mut Option<Tensor>,
+    args: InputBackward<'_>,
+) -> Result<()> {
+    let InputBackward { x, rstd, d_y, d_x, groups } = args;
+    match norm {
+        Some(weight) => {
+            let (weight, d_weight, segments) = (weight.view(), d_norm.as_mut().and_then(trained), Some(groups));
+            rmsnorm::backward(pass.ctx, rmsnorm::Backward { x, weight, rstd, d_y, d_x, d_weight, segments })
+        }
+        None => residual::backward(pass.ctx, residual::Backward { d_y, d_x }),
+    }
+}
+
+/// The norm after a half: from what the half gave, which is kept with its 1 / rms, to `delta`.
+pub(super) fn output(
+    pass: &Pass<'_>,
+    weight: &Tensor,
+    (out, rstd): &mut (Tensor, Tensor),
+    delta: &mut Tensor,
+) -> Result<()> {
+    let n = pass.rows.len();
+    let norm = rmsnorm::Forward {
+        x: out.rows(0..n),
+        delta: None,
+        sum: None,
+        weight: weight.view(),
+        eps: pass.config.rms_norm_eps,
+        y: delta.rows_mut(0..n),
+        rstd: rstd.rows_mut(0..n),
+    };
+    rmsnorm::forward(pass.ctx, norm)
+}
+
+/// The backward pass of [`output`], from the gradient of `delta`, which is the stream's: overwrites `d_out`.
+pub(super) fn output_backward(
+    pass: &Pass<'_>,
+    (weight, d_weight): (&Tensor, &mut Option<Tensor>),
+    (out, rstd): &(Tensor, Tensor),
+    d_y: View<'_>,
+    d_out: &mut Tensor,
+    groups: View<'_>,
+) -> Result<()> {
+    let n = pass.rows.len();
+    zero(pass.ctx, d_out.rows_mut(0..n));
+    let norm = rmsnorm::Backward {
+        x: out.rows(0..n),
+        weight: weight.view(),
+        rstd: rstd.rows(0..n),
+        d_y,
+        d_x: d_out.rows_mut(0..n),
+        d_weight: d_weight.as_mut().and_then(trained),
+        segments: Some(groups),
+    };
+    rmsnorm::backward(pass.ctx, norm)
+}
