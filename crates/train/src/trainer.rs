@@ -7,13 +7,15 @@
 //! [`reduce`](Trainer::reduce) and [`step`](Trainer::step). Losses divide by the counts of the whole optimizer batch
 //! ([`Trainer::normalizer`]), which are known before, so that the parts add up to the same bits.
 
+mod passes;
+
+use self::passes::{Forward, Measured, Work};
 use crate::loss::Normalizer;
 use crate::loss::entropy::{EntropyControl, quantile};
 use crate::loss::sampling::SamplingSums;
 use crate::objective::{Objective, Scored};
 use crate::optimizer::{GradNorm, Optimizer};
 use crate::optimizer_batch::{Sequence, groups, sequences};
-use crate::passes::{Forward, Measured, Work};
 use crate::{Error, OptimizerConfig, Result, Samples, UpdateMetrics};
 use kernels::{Context, Memory};
 use model::net::{Rope, Tape};
