@@ -7,7 +7,7 @@ use super::report::column;
 use super::{Machine, Report, Subject, Workload, median};
 use kernels::Context;
 use lockstep::error::{BadInput, OrBadInput};
-use lockstep::{bad_input, models};
+use lockstep::{bad_input, load_config, load_weights};
 use model::{ModelConfig, Prompt, Weights};
 use rollout::Engine;
 use serde_json::json;
@@ -38,7 +38,7 @@ pub struct Options {
 pub fn run(ctx: &Context, shape: Subject, args: &Options) -> anyhow::Result<Report> {
     check(args)?;
     let weights = match &args.model {
-        Some(dir) => models::load_weights(ctx, dir, &Arc::new(models::load_config(dir, shape.dtype.dtype())?))?,
+        Some(dir) => load_weights(ctx, dir, &Arc::new(load_config(dir, shape.dtype.dtype())?))?,
         None => shape.weights(ctx)?,
     };
     let prompt = prompt(args, &weights.config)?;

@@ -3,7 +3,7 @@
 
 use kernels::Context;
 use kernels::rng::Stream;
-use lockstep::rollouts::samples;
+use lockstep::samples_of_groups;
 use model::{ModelConfig, Prompt, Weights};
 use rollout::{Engine, EngineConfig, Request, RolloutGroup, SamplingParams};
 use std::sync::Arc;
@@ -147,7 +147,7 @@ impl Workload {
     /// Completions with random rewards, as samples.
     pub fn samples(&self, groups: &[RolloutGroup], seed: u64) -> Vec<Sample> {
         let mut stream = Stream::new(seed, STREAM + 1);
-        let mut samples = samples::of_groups(groups);
+        let mut samples = samples_of_groups(groups);
         let mut row = |s: &Sample| RewardRow { group: s.group, scores: vec![Some(stream.next_f64())] };
         let rows = samples.iter().map(&mut row).collect();
         let matrix = RewardMatrix { rows, names: vec!["random".into()], weights: vec![1.0] };

@@ -2,7 +2,7 @@
 
 use crate::bench_flags::{AlgorithmsFlags, GroupFlags, ScalingFlags, ShapeFlag};
 use kernels::Context;
-use lockstep::run::context;
+use lockstep::context;
 use lockstep_bench::{self as bench, Report, Shape, Subject};
 use std::io::Write;
 

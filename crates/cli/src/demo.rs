@@ -4,12 +4,12 @@
 //! `lockstep train` and `lockstep eval` call; nothing here knows how any of them works.
 
 use crate::options::LogArgs;
+use lockstep::Policy;
+use lockstep::RunDir;
+use lockstep::StopSignal;
 use lockstep::config::ComputeDType;
 use lockstep::config::Purpose;
-use lockstep::models::Policy;
-use lockstep::run::RunDir;
-use lockstep::run::context;
-use lockstep::run::stop::StopSignal;
+use lockstep::context;
 use lockstep_bench::addition::workspace::{Examined, SFT_STEPS, Workspace};
 use std::path::PathBuf;
 use std::time::Instant;

@@ -1,16 +1,8 @@
 //! `lockstep eval`.
 
-use lockstep::config::{Config, Layers, Purpose, WorkloadBounds, engine_config, sampling};
-use lockstep::data::DatasetSpec;
-use lockstep::data::questions::{self, Questions};
-use lockstep::error::{BadInput, OrBadInput};
-use lockstep::models::{Policy, Words};
-use lockstep::rollouts::evaluate::{Evaluation, Outcome};
-use lockstep::rollouts::rewards::{check_columns, load_rewards, named_rewards};
-use lockstep::run::context;
-use lockstep::run::run_dir::write_atomically;
-use lockstep::source::{HubKind, locate};
-use rollout::Engine;
+use lockstep::config::{Config, Layers, Purpose};
+use lockstep::error::BadInput;
+use lockstep::{Evaluator, HubKind, Outcome, Policy, context, locate, write_atomically};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -75,20 +67,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     let ctx = context(args.threads)?;
     let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
-    let words = Words::load(&model)?;
-    let rewards = named_rewards(&config, Vec::new())?;
-    let Some(spec) = DatasetSpec::eval(&config) else { return Err(BadInput::new("no data: give --dataset FILE")) };
-    let questions = Questions::load(&spec, &config, &words, config.max_completion_length)?;
-    check_columns(&questions, &spec.name, &rewards)?;
-    let mut rewards = load_rewards(rewards, &config, &ctx)?;
-    let known = WorkloadBounds::of_prompts(questions.longest(), questions.all.len() * config.generations_eval());
-    let engine_config = engine_config(&config, questions::context(&config, &words), known);
-    let mut engine = Engine::new(&ctx, &words.config, engine_config).or_bad_input()?;
+    let sampling = config.eval_sampling;
+    let mut evaluator = Evaluator::new(&ctx, config, &model)?;
     let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref(), args.dtype.as_str().into())?;
-    let drawn = sampling(&config, &words.eos_ids);
-    let evaluation = Evaluation::new(&config, &questions, &drawn);
     let start = Instant::now();
-    let outcome = evaluation.run(&mut engine, &policy, &mut rewards, &config.weights_of_rewards(), 0)?;
+    let outcome = evaluator.evaluate(&policy, sampling)?;
     for problem in &outcome.problems {
         eprintln!("warning: {problem}");
     }
@@ -103,7 +86,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return Ok(());
     }
     let mut table = Table::new([("metric", Align::Left), ("value", Align::Right)]);
-    table.row(["prompts".to_owned(), questions.all.len().to_string()]);
+    table.row(["prompts".to_owned(), evaluator.prompts().count().to_string()]);
     for (name, value) in metrics {
         table.row([name, format!("{value:.4}")]);
     }

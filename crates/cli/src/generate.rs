@@ -2,9 +2,7 @@
 
 use lockstep::bad_input;
 use lockstep::error::OrBadInput;
-use lockstep::models::{Detokenizer, Policy};
-use lockstep::run::context;
-use lockstep::source::{HubKind, locate};
+use lockstep::{Detokenizer, HubKind, Policy, context, locate};
 use model::{Chat, Prompt, TextStream, Tokenizer};
 use rollout::{Engine, EngineConfig, Request, SamplingParams};
 use serde_json::json;

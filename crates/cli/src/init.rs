@@ -2,7 +2,7 @@
 
 use kernels::{Device, Memory};
 use lockstep::error::OrBadInput;
-use lockstep::run::run_dir::new_directory;
+use lockstep::new_directory;
 use model::io::SaveOptions;
 use model::weights::tensor_specs;
 use model::{ModelConfig, Tokenizer, Weights};

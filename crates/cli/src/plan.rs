@@ -1,13 +1,8 @@
 //! `lockstep plan`.
 
 use crate::options::{ConfigArgs, LogArgs};
-use lockstep::bad_input;
 use lockstep::config::{Config, Purpose};
-use lockstep::error::paragraph;
-use lockstep::models::{Found, Words};
-use lockstep::run::memory_plan::{self, MemoryPlan, mib};
-use lockstep::trainers::{dpo, reward, sft};
-use model::Head;
+use lockstep::{MemoryPlan, error};
 use serde_json::json;
 use std::io::Write;
 use telemetry::{Console, ConsoleSink, Sinks};
@@ -41,13 +36,11 @@ pub enum Command {
 
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let (plan, config) = match args.command {
-        Command::Train => training(&args)?,
-        Command::Sft => supervised(&args)?,
-        Command::Reward => of_pairs(&args)?,
-        Command::Dpo => preference(&args)?,
-    };
-    let available = memory_plan::available_bytes();
+    let (purpose, config) = configuration(&args)?;
+    let sinks = Sinks::new();
+    sinks.add(ConsoleSink::new(Console::new(LogArgs::default().console()?)?));
+    let plan = lockstep::plan(purpose, &config, &sinks)?;
+    let available = MemoryPlan::available_bytes();
     let fits = plan.check(available, &config);
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -71,56 +64,33 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     };
     writeln!(out, "prompts of {} tokens, completions of {} ({of})", plan.longest.prompt, plan.longest.completion)?;
     match (fits, available) {
-        (Err(why), _) => writeln!(out, "does not fit: {}", paragraph(&why))?,
+        (Err(why), _) => writeln!(out, "does not fit: {}", error::paragraph(&why))?,
         (Ok(()), Some(available)) => writeln!(out, "fits: {} MiB are available", mib(available))?,
         (Ok(()), None) => {}
     }
     Ok(())
 }
 
-fn training(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
-    let shown = args.config.resolve(Purpose::Show)?;
-    // A configuration that could be trained is checked as training does; an unfinished one may still be planned.
-    let c = &shown.config;
-    let complete = c.replay.is_some() || (c.dataset_name.is_some() && !c.reward_funcs.is_empty());
-    let config = if complete { args.config.resolve(Purpose::Grpo)?.config } else { shown.config };
-    let words = words(&config)?;
-    let known = memory_plan::known(&config, &words)?;
-    let plan = memory_plan::plan(&config, &words, known)?;
-    Ok((plan, config))
+/// What is planned, and by which command.
+fn configuration(args: &Args) -> anyhow::Result<(Purpose, Config)> {
+    let purpose = match args.command {
+        Command::Train => {
+            let shown = args.config.resolve(Purpose::Show)?.config;
+            // A configuration that could be trained is checked as training does; an unfinished one may still be planned.
+            let complete = shown.replay.is_some() || (shown.dataset_name.is_some() && !shown.reward_funcs.is_empty());
+            if !complete {
+                return Ok((Purpose::Show, shown));
+            }
+            Purpose::Grpo
+        }
+        Command::Sft => Purpose::Sft,
+        Command::Reward => Purpose::Reward,
+        Command::Dpo => Purpose::Dpo,
+    };
+    Ok((purpose, args.config.resolve(purpose)?.config))
 }
 
-fn supervised(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
-    let resolved = args.config.resolve(Purpose::Sft)?;
-    let words = words(&resolved.config)?;
-    let plan = sft::plan(&resolved.config, &words, &sinks()?)?;
-    Ok((plan, resolved.config))
-}
-
-fn of_pairs(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
-    let config = args.config.resolve(Purpose::Reward)?.config;
-    let words = Words::load_scorer(&Found::of(&config, Head::Score(1))?.dir)?.computing_in(config.dtype)?;
-    let plan = reward::plan(&config, &words, &sinks()?)?;
-    Ok((plan, config))
-}
-
-fn preference(args: &Args) -> anyhow::Result<(MemoryPlan, Config)> {
-    let resolved = args.config.resolve(Purpose::Dpo)?;
-    let words = words(&resolved.config)?;
-    let plan = dpo::plan(&resolved.config, &words, &sinks()?)?;
-    Ok((plan, resolved.config))
-}
-
-/// What planning says on the way.
-fn sinks() -> anyhow::Result<Sinks> {
-    let sinks = Sinks::new();
-    sinks.add(ConsoleSink::new(Console::new(LogArgs::default().console()?)?));
-    Ok(sinks)
-}
-
-fn words(config: &Config) -> anyhow::Result<Words> {
-    match &config.model_name_or_path {
-        Some(_) => Words::load(&Found::of(config, Head::Lm)?.dir)?.computing_in(config.dtype),
-        None => bad_input!("no model: give --model DIR, or model_name_or_path in the configuration"),
-    }
+/// Bytes as MiB with one decimal.
+fn mib(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }

@@ -3,10 +3,10 @@
 use anyhow::Context as _;
 use lockstep::bad_input;
 use lockstep::config::ComputeDType;
+use lockstep::context;
 use lockstep::error::{BadInput, OrBadInput};
-use lockstep::models;
-use lockstep::run::context;
-use lockstep::source::{HubKind, locate};
+use lockstep::{HubKind, locate};
+use lockstep::{load_config, load_weights};
 use model::{ModelView, PromptCompletion, Scorer};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -60,10 +60,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     let ctx = context(args.threads.map(usize::from))?;
     let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
-    let config = Arc::new(models::load_config(&model, ComputeDType::from(args.dtype.as_str()).dtype())?);
+    let config = Arc::new(load_config(&model, ComputeDType::from(args.dtype.as_str()).dtype())?);
     // Every line is checked before the first is computed: a broken one at the end costs no minutes.
     let (name, lines) = read(&args.input, config.vocab_size)?;
-    let weights = models::load_weights(&ctx, &model, &config)?;
+    let weights = load_weights(&ctx, &model, &config)?;
     let load = |dir| model::peft::load_adapter(ctx.memory(), dir, &weights).or_bad_input();
     let adapter = args.adapter.as_deref().map(load).transpose()?;
     let view = ModelView::new(&weights, adapter.as_ref());

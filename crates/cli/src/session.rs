@@ -2,11 +2,11 @@
 
 use crate::options::{ConfigArgs, LogArgs};
 use kernels::Context;
+use lockstep::StopSignal;
 use lockstep::config::{Layers, Purpose, Resolved, changes_on_resume};
-use lockstep::run::resume::{ResumeFrom, find_run};
-use lockstep::run::stop::StopSignal;
-use lockstep::run::{RunDir, StopReason, context, provenance};
+use lockstep::{ResumeFrom, find_run};
 use lockstep::{Run, RunOptions, RunResult};
+use lockstep::{RunDir, StopReason, check_command, context};
 use std::path::PathBuf;
 use std::time::Duration;
 use telemetry::{Ceilings, Console};
@@ -63,7 +63,7 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
         // Killed before it had written anything: the command line must say all there is to know.
         return Ok(Session { resolved: args.resolve(purpose)?, run, resume_from });
     }
-    provenance::check_command(&run, purpose.command())?;
+    check_command(&run, purpose.command())?;
     let layers = |file: PathBuf| Layers { purpose, file: Some(file), ..Layers::default() };
     let began = layers(run.config()).resolve()?;
     let now = match &args.file {

@@ -1,22 +1,46 @@
-//! Reinforcement-learning post-training for language models, as a library: configuration, data, rollouts and rewards,
-//! trainers, run directories. It knows no command line and no terminal beyond the console that it is given.
+//! Reinforcement-learning post-training for language models, as a library. It knows no command line, and no terminal beyond
+//! the console that it is given.
 //!
-//! Rooms, from the ground up: [`source`] (names to files), [`config`] (every key), [`models`] (what a run trains), [`data`]
-//! (prompts and pairs), [`rollouts`] (completions, judged), [`run`] (the directory, steps, logs, checkpoints) and
-//! [`trainers`] (GRPO, PPO, supervised, DPO, reward models).
+//! A program makes a [`Config`] and [`RunOptions`] and drives a [`Run`]; `examples/reward_closure.rs` does it in thirty lines.
+//!
+//! | what | public items |
+//! |---|---|
+//! | a run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context`] |
+//! | what a program injects | [`RewardInput`], [`Rows`], [`LogRecord`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
+//! | what a run is told | [`Config`], [`Purpose`], [`config`] (layers, `explain`, JSON Schema, TRL's scripts) |
+//! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`check_command`], [`new_directory`], [`write_atomically`] |
+//! | before and after it | [`plan`], [`MemoryPlan`], [`Evaluator`], [`Outcome`] |
+//! | models | [`Policy`], [`Detokenizer`], [`load_config`], [`load_weights`], [`locate`], [`HubKind`], [`samples_of_groups`] |
+//! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
+//!
+//! Rooms, from the ground up: `source` (names to files), `config` (every key), `models` (what a run trains), `data` (prompts
+//! and pairs), `rollouts` (completions, judged), `run` (the directory, steps, logs, checkpoints), `trainers` (GRPO, PPO,
+//! supervised, DPO, reward models) and `session` (all of it as a [`Run`]).
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
 
 pub mod config;
-pub mod data;
+mod data;
 pub mod error;
-pub mod models;
-pub mod rollouts;
-pub mod run;
-pub mod session;
-pub mod source;
-pub mod trainers;
+mod models;
+mod rollouts;
+mod run;
+mod session;
+mod source;
+mod trainers;
 
-pub use config::Config;
+pub use config::{Config, Purpose};
+pub use data::Rows;
 pub use error::BadInput;
-pub use session::{Run, RunOptions, RunResult};
+pub use models::{Detokenizer, Policy, load_config, load_weights};
+pub use rollouts::evaluate::Outcome;
+pub use rollouts::samples::of_groups as samples_of_groups;
+pub use run::inputs::{Flow, LogRecord};
+pub use run::memory_plan::MemoryPlan;
+pub use run::provenance::check_command;
+pub use run::resume::{ResumeFrom, find_run};
+pub use run::run_dir::{new_directory, write_atomically};
+pub use run::stop::StopSignal;
+pub use run::{RunDir, StopReason, context};
+pub use session::{Evaluator, RewardInput, Run, RunOptions, RunResult, plan};
+pub use source::{HubKind, locate};

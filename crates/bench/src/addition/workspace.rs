@@ -3,20 +3,13 @@
 
 use super::task;
 use kernels::Context;
-use lockstep::config::{Config, EvalSampling, Layers, Purpose, WorkloadBounds, engine_config, sampling};
-use lockstep::data::DatasetSpec;
-use lockstep::data::questions::{Questions, context};
-use lockstep::models::{Policy, Words};
-use lockstep::rollouts::evaluate::{Evaluation, Outcome};
-use lockstep::rollouts::rewards::{load_rewards, named_rewards};
-use lockstep::run::resume::{ResumeFrom, find_run};
-use lockstep::run::run_dir::write_atomically;
-use lockstep::run::stop::StopSignal;
-use lockstep::run::{RunDir, StopReason};
-use lockstep::{Run, RunOptions, RunResult};
+use lockstep::config::{EvalSampling, Layers, Purpose};
+use lockstep::{
+    Evaluator, Outcome, Policy, ResumeFrom, Run, RunDir, RunOptions, RunResult, StopReason, StopSignal, find_run,
+    write_atomically,
+};
 use model::tokenizer::{SpecialTokens, Tokenizer};
 use model::{ModelConfig, Weights};
-use rollout::Engine;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -154,24 +147,10 @@ impl Workspace<'_> {
     /// Asks a model the held-out problems, at temperature 1 and greedily.
     pub fn examine(&self, policy: &Policy) -> anyhow::Result<Examined> {
         let layers = self.layers(Purpose::Grpo, "examination", &policy.dir, 1, &[]);
-        let mut config: Config = layers.resolve()?.config;
-        let words = Words::load(&policy.dir)?;
-        let Some(spec) = DatasetSpec::eval(&config) else { anyhow::bail!("no held-out problems") };
-        let questions = Questions::load(&spec, &config, &words, config.max_completion_length)?;
-        let mut rewards = load_rewards(named_rewards(&config, Vec::new())?, &config, self.ctx)?;
-        let weights = config.weights_of_rewards();
-        let asked = questions.all.len() * config.generations_eval();
-        let known = WorkloadBounds::of_prompts(questions.longest(), asked);
-        let sizes = engine_config(&config, context(&config, &words), known);
-        let mut engine = Engine::new(self.ctx, &words.config, sizes)?;
-        let drawn = sampling(&config, &words.eos_ids);
-        let mut ask = |config: &Config| {
-            Evaluation::new(config, &questions, &drawn).run(&mut engine, policy, &mut rewards, &weights, 0)
-        };
-        let sampled = ask(&config)?;
-        config.eval_sampling = EvalSampling::Greedy;
-        let greedy = ask(&config)?;
-        let prompts = questions.all.iter().map(|q| q.content.text().into_owned()).collect();
+        let mut evaluator = Evaluator::new(self.ctx, layers.resolve()?.config, &policy.dir)?;
+        let sampled = evaluator.evaluate(policy, EvalSampling::Sampled)?;
+        let greedy = evaluator.evaluate(policy, EvalSampling::Greedy)?;
+        let prompts = evaluator.prompts().map(|prompt| prompt.text().into_owned()).collect();
         Ok(Examined { sampled, greedy, prompts })
     }
 }

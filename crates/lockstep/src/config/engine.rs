@@ -43,9 +43,9 @@ pub fn sampling(config: &Config, eos_ids: &[u32]) -> SamplingParams {
 
 /// The engine's sizes: room for the longest prompt and its completion, for as many sequences as are ever asked for at
 /// once.
-pub fn engine_config(config: &Config, context: usize, known: WorkloadBounds) -> EngineConfig {
-    let max_model_len = context.min(known.longest_prompt + config.max_completion_length);
-    let max_num_seqs = config.max_num_seqs.min(known.sequences).max(1);
+pub fn engine_config(config: &Config, context: usize, bounds: WorkloadBounds) -> EngineConfig {
+    let max_model_len = context.min(bounds.longest_prompt + config.max_completion_length);
+    let max_num_seqs = config.max_num_seqs.min(bounds.sequences).max(1);
     EngineConfig {
         max_num_seqs,
         kv_blocks: config.kv_cache_blocks.unwrap_or_else(|| EngineConfig::blocks_for(max_num_seqs, max_model_len)),

@@ -1,21 +1,21 @@
 //! Data sets: from files to prompts, and the order in which training draws them.
 //!
-//! [`load`] reads JSONL and Parquet into [`Example`]s; [`prompts`] turns their prompts into token ids, [`questions`] all of a
+//! [`load`] reads JSONL and Parquet into [`Example`]s; [`prompts`] turns their prompts into token ids, [`prompt_dataset`] all of a
 //! set, [`pairs`] answers that are compared; [`sampler`] draws prompts in a seeded order that a checkpoint can continue. Knows no reward, and nothing of what is
 //! done with a prompt.
 
 pub mod load;
 pub mod pairs;
+pub mod prompt_dataset;
 pub mod prompts;
-pub mod questions;
 pub mod rows;
 pub mod sampler;
 mod solutions;
 
 pub use load::DatasetSpec;
 pub use pairs::{Pair, Pairs};
-pub use prompts::{Encoded, Prompt, encode_all, encode_completion};
-pub use rows::{Row, Rows};
+pub use prompts::{encode_all, encode_completion};
+pub use rows::Rows;
 pub use sampler::{Sampler, SamplerState};
 
 use rewards::Content;
@@ -45,17 +45,6 @@ pub struct Dataset {
     pub columns: Vec<String>,
     /// SHA-256 of the files read, in hexadecimal: the identity that a run records.
     pub hash: String,
-}
-
-impl Dataset {
-    /// Rows.
-    pub fn len(&self) -> usize {
-        self.examples.len()
-    }
-    /// Whether there are none (loading refuses that).
-    pub fn is_empty(&self) -> bool {
-        self.examples.is_empty()
-    }
 }
 
 #[cfg(test)]

@@ -71,12 +71,6 @@ impl Sampler {
         }
         self.state = state;
     }
-
-    /// Epochs drawn so far, in fractions by rows of whole chunks: the `epoch` of the metrics.
-    pub fn epochs(&self) -> f64 {
-        let whole = (self.chunks_per_epoch() * self.chunk) as f64;
-        self.state.epoch as f64 + self.state.cursor as f64 / whole
-    }
 }
 
 /// Random streams of shuffles, apart from every other use of the seed.
@@ -102,7 +96,7 @@ mod tests {
         let first: Vec<usize> = (0..2).flat_map(|_| sampler.next_batch()).collect();
         assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 8);
         assert!(first.iter().all(|&row| row < 11));
-        assert_eq!((sampler.state(), sampler.epochs()), (SamplerState { epoch: 0, cursor: 8 }, 1.0));
+        assert_eq!(sampler.state(), SamplerState { epoch: 0, cursor: 8 });
         let second: Vec<usize> = (0..2).flat_map(|_| sampler.next_batch()).collect();
         assert_eq!(sampler.state(), SamplerState { epoch: 1, cursor: 8 });
         assert_ne!(first, second, "each epoch has its own order");

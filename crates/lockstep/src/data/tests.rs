@@ -35,12 +35,12 @@ fn refused(text: &str, change: impl FnOnce(&mut DatasetSpec), words: &[&str]) {
 fn text_and_conversations_with_other_columns() {
     let text = "{\"prompt\": \"a\", \"answer\": 3}\n\n{\"prompt\": [{\"role\": \"user\", \"content\": \"b\"}], \"answer\": null}\r\n";
     let data = load(text, |_| {}).unwrap();
-    assert_eq!((data.len(), data.columns.as_slice()), (2, ["answer".to_owned()].as_slice()));
+    assert_eq!((data.examples.len(), data.columns.as_slice()), (2, ["answer".to_owned()].as_slice()));
     assert_eq!(data.examples[0].prompt, Content::Text("a".into()));
     assert_eq!(data.examples[1].columns["answer"], json!(null));
     assert_eq!(data.hash.len(), 64);
     assert_ne!(data.hash, load(&text.replace('a', "c"), |_| {}).unwrap().hash);
-    assert_eq!(load(text, |s| s.max_samples = Some(1)).unwrap().len(), 1);
+    assert_eq!(load(text, |s| s.max_samples = Some(1)).unwrap().examples.len(), 1);
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod policy;
 mod value_model;
 
 pub use policy::{
-    Detokenizer, Found, Policy, Words, load_config, load_scorer, load_weights, trained_scorer, trained_weights,
+    Detokenizer, ModelAssets, ModelSource, Policy, load_config, load_scorer, load_weights, trained_scorer,
+    trained_weights,
 };
 pub use value_model::{value_model_shape, value_model_shape_of};

@@ -29,21 +29,21 @@ pub struct Policy {
 
 impl Policy {
     /// The model of `dir` from its parts.
-    pub(crate) fn of(dir: PathBuf, words: Words, weights: AdaptedWeights) -> Policy {
-        let Words { tokenizer, chat, eos_ids, .. } = words;
+    pub(crate) fn of(dir: PathBuf, assets: ModelAssets, weights: AdaptedWeights) -> Policy {
+        let ModelAssets { tokenizer, chat, eos_ids, .. } = assets;
         Policy { dir, weights, tokenizer, chat, eos_ids }
     }
 
     /// Loads a directory. Whatever is wrong with it is the caller's input: exit code 2.
     pub fn load(ctx: &Context, dir: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
-        let words = Words::load(dir)?.computing_in(dtype)?;
-        let weights = load_weights(ctx, dir, &words.config)?;
+        let assets = ModelAssets::load(dir)?.computing_in(dtype)?;
+        let weights = load_weights(ctx, dir, &assets.config)?;
         Ok(Policy {
             dir: dir.to_owned(),
             weights: AdaptedWeights::new(ctx.memory(), weights, None),
-            tokenizer: words.tokenizer,
-            chat: words.chat,
-            eos_ids: words.eos_ids,
+            tokenizer: assets.tokenizer,
+            chat: assets.chat,
+            eos_ids: assets.eos_ids,
         })
     }
 
@@ -59,9 +59,9 @@ impl Policy {
         if !model::peft::load_adapter_config(adapter).or_bad_input()?.scores {
             return Policy::load_with(ctx, dir, Some(adapter), dtype);
         }
-        let words = Words::load_scorer(dir)?.computing_in(dtype)?;
-        let weights = AdaptedWeights::new(ctx.memory(), load_scorer(ctx, dir, words.config.compute)?, None);
-        let Words { tokenizer, chat, eos_ids, .. } = words;
+        let assets = ModelAssets::load_scorer(dir)?.computing_in(dtype)?;
+        let weights = AdaptedWeights::new(ctx.memory(), load_scorer(ctx, dir, assets.config.compute)?, None);
+        let ModelAssets { tokenizer, chat, eos_ids, .. } = assets;
         let mut policy = Policy { dir: dir.to_owned(), weights, tokenizer, chat, eos_ids };
         policy.adapt(ctx, adapter)?;
         Ok(policy)
@@ -125,7 +125,7 @@ impl Policy {
 }
 
 /// All of a model directory but the weights: enough to plan a run.
-pub struct Words {
+pub struct ModelAssets {
     /// The shape of the model.
     pub config: Arc<ModelConfig>,
     /// Text to ids and back.
@@ -138,19 +138,19 @@ pub struct Words {
     pub head_is_new: bool,
 }
 
-impl Words {
+impl ModelAssets {
     /// Loads them, and checks that they fit together.
-    pub fn load(dir: &Path) -> anyhow::Result<Words> {
-        Words::load_with(dir, Head::Lm)
+    pub fn load(dir: &Path) -> anyhow::Result<ModelAssets> {
+        ModelAssets::load_with(dir, Head::Lm)
     }
 
     /// The same, for computing in `dtype`.
-    pub fn computing_in(self, dtype: ComputeDType) -> anyhow::Result<Words> {
+    pub fn computing_in(self, dtype: ComputeDType) -> anyhow::Result<ModelAssets> {
         let config = Arc::new(self.config.computing_in(dtype.dtype()).or_bad_input()?);
-        Ok(Words { config, ..self })
+        Ok(ModelAssets { config, ..self })
     }
 
-    fn load_with(dir: &Path, head: Head) -> anyhow::Result<Words> {
+    fn load_with(dir: &Path, head: Head) -> anyhow::Result<ModelAssets> {
         if !dir.is_dir() {
             return Err(BadInput::new(format!(
                 "model {} is not a directory; give one with config.json, model.safetensors and tokenizer.json",
@@ -158,15 +158,15 @@ impl Words {
             )));
         }
         refuse_adapter(dir)?;
-        Words::read(dir, head).map_err(|e| BadInput::new(e.to_string()))
+        ModelAssets::read(dir, head).map_err(|e| BadInput::new(e.to_string()))
     }
 
-    /// Those of a reward model, or of the language model that one is made of: [`Words::config`] has a head of one score.
-    pub fn load_scorer(dir: &Path) -> anyhow::Result<Words> {
-        Words::load_with(dir, Head::Score(1))
+    /// Those of a reward model, or of the language model that one is made of: [`ModelAssets::config`] has a head of one score.
+    pub fn load_scorer(dir: &Path) -> anyhow::Result<ModelAssets> {
+        ModelAssets::load_with(dir, Head::Score(1))
     }
 
-    fn read(dir: &Path, head: Head) -> model::Result<Words> {
+    fn read(dir: &Path, head: Head) -> model::Result<ModelAssets> {
         let config = ModelConfig::load(&dir.join("config.json"))?;
         let refused = |message: String| Err(model::Error::file(dir.join("config.json"), message));
         let head_is_new = head != Head::Lm && config.head == Head::Lm;
@@ -187,7 +187,7 @@ impl Words {
         tokenizer.check_fits(&config)?;
         let chat = ChatTemplate::load(dir, tokenizer.special())?.map(Arc::new);
         let eos_ids = tokenizer.eos_ids(dir, &config)?;
-        Ok(Words { config, tokenizer: Arc::new(tokenizer), chat, eos_ids, head_is_new })
+        Ok(ModelAssets { config, tokenizer: Arc::new(tokenizer), chat, eos_ids, head_is_new })
     }
 }
 
@@ -219,7 +219,7 @@ pub fn load_weights(ctx: &Context, dir: &Path, config: &Arc<ModelConfig>) -> any
 /// for; as they were at a checkpoint, if one is given.
 pub fn trained_weights(
     ctx: &Context,
-    found: &Found,
+    found: &ModelSource,
     checkpoint: Option<&Path>,
     config: &Config,
     model: &Arc<ModelConfig>,
@@ -235,7 +235,7 @@ pub fn trained_weights(
 /// The weights of the reward model that a run trains: as [`trained_weights`]. A new head begins at 0.
 pub fn trained_scorer(
     ctx: &Context,
-    found: &Found,
+    found: &ModelSource,
     checkpoint: Option<&Path>,
     config: &Config,
 ) -> anyhow::Result<AdaptedWeights> {
@@ -263,18 +263,18 @@ fn with_adapter(
 
 /// The model that a run is given: a model's directory, or an adapter's with that of the model below.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct ModelSource {
     /// The model's directory.
     pub dir: PathBuf,
     /// The directory of the adapter on it that a run goes on with.
     pub adapter: Option<PathBuf>,
 }
 
-impl Found {
+impl ModelSource {
     /// What `model_name_or_path` names, to become, or be, a model with this head.
-    pub fn of(config: &Config, head: Head) -> anyhow::Result<Found> {
+    pub fn of(config: &Config, head: Head) -> anyhow::Result<ModelSource> {
         let name = config.model_name_or_path.as_deref().unwrap_or_default();
-        let found = Found::named(name, head)?;
+        let found = ModelSource::named(name, head)?;
         // Only then does the configuration know what adapter it is.
         if let Some(dir) = found.adapter.as_ref().filter(|_| !is_adapter(Path::new(name))) {
             bad_input!("the model {name} is an adapter: to go on with it give its directory, {}", dir.display());
@@ -283,10 +283,10 @@ impl Found {
     }
 
     /// The model or the adapter of this name.
-    pub fn named(name: &str, head: Head) -> anyhow::Result<Found> {
+    pub fn named(name: &str, head: Head) -> anyhow::Result<ModelSource> {
         let dir = locate(name, HubKind::Model)?;
         if !is_adapter(&dir) {
-            return Ok(Found { dir, adapter: None });
+            return Ok(ModelSource { dir, adapter: None });
         }
         let told = model::peft::load_adapter_config(&dir).or_bad_input()?;
         if told.scores != (head != Head::Lm) {
@@ -312,7 +312,7 @@ impl Found {
                 paragraph(&e)
             ))
         })?;
-        Ok(Found { dir: below, adapter: Some(dir) })
+        Ok(ModelSource { dir: below, adapter: Some(dir) })
     }
 }
 

@@ -1,8 +1,8 @@
 //! Evaluation: completions of held-out prompts, scored by the same rewards, and pass@k.
 
 use crate::config::{Config, EvalSampling};
+use crate::data::prompt_dataset::PromptDataset;
 use crate::data::prompts::Prompt;
-use crate::data::questions::Questions;
 use crate::models::Policy;
 use crate::rollouts::Rollouts;
 use crate::rollouts::manager::{Prompts, RewardManager};
@@ -54,7 +54,7 @@ pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String>
 
 impl Evaluation {
     /// An evaluation as the configuration asks for it, with the sampling of training or greedy.
-    pub fn new(config: &Config, questions: &Questions, training: &SamplingParams) -> Evaluation {
+    pub fn new(config: &Config, questions: &PromptDataset, training: &SamplingParams) -> Evaluation {
         let mut sampling = training.clone();
         if config.eval_sampling == EvalSampling::Greedy {
             sampling = SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..sampling };

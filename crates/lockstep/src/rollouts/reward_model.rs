@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::error::{BadInput, OrBadInput};
-use crate::models::{Found, Words, load_scorer};
+use crate::models::{ModelAssets, ModelSource, load_scorer};
 use kernels::Context;
 use model::{Head, Scorer};
 use rewards::RewardModel;
@@ -10,29 +10,29 @@ use rewards::RewardModel;
 /// A reward model of which all but the weights has been read.
 pub struct Opened {
     name: String,
-    found: Found,
-    words: Words,
+    found: ModelSource,
+    assets: ModelAssets,
 }
 
 impl Opened {
     /// Looks into the directory or Hub id `model`.
     pub fn open(name: String, model: &str) -> anyhow::Result<Opened> {
-        let found = Found::named(model, Head::Score(1))?;
-        let words = Words::load_scorer(&found.dir)?;
-        if words.head_is_new && found.adapter.is_none() {
+        let found = ModelSource::named(model, Head::Score(1))?;
+        let assets = ModelAssets::load_scorer(&found.dir)?;
+        if assets.head_is_new && found.adapter.is_none() {
             return Err(BadInput::new(format!(
                 "reward model:{model}: {} is a language model, which gives no scores: make a reward model of it with \
                  `lockstep reward`",
                 found.dir.display()
             )));
         }
-        Ok(Opened { name, found, words })
+        Ok(Opened { name, found, assets })
     }
 
     /// Reads the weights.
     pub fn load(self, config: &Config, ctx: &Context) -> anyhow::Result<RewardModel> {
-        let Opened { name, found, words } = self;
-        let weights = load_scorer(ctx, &found.dir, words.config.compute)?;
+        let Opened { name, found, assets } = self;
+        let weights = load_scorer(ctx, &found.dir, assets.config.compute)?;
         let load = |dir| model::peft::load_adapter(ctx.memory(), dir, &weights).or_bad_input();
         let adapter = found.adapter.as_deref().map(load).transpose()?;
         Ok(RewardModel {
@@ -40,8 +40,8 @@ impl Opened {
             ctx: ctx.clone(),
             weights,
             adapter,
-            tokenizer: words.tokenizer,
-            template: words.chat,
+            tokenizer: assets.tokenizer,
+            template: assets.chat,
             kwargs: config.chat_template_kwargs.clone(),
             scorer: Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing),
         })

@@ -2,7 +2,7 @@
 
 use super::reward_model::Opened;
 use crate::config::Config;
-use crate::data::questions::Questions;
+use crate::data::prompt_dataset::PromptDataset;
 use crate::error::{BadInput, OrBadInput};
 use kernels::Context;
 use rewards::{Reward, RewardSpec};
@@ -46,7 +46,7 @@ pub fn load_rewards(named: Vec<Named>, config: &Config, ctx: &Context) -> anyhow
 }
 
 /// Refuses rewards that read a column that is not there.
-pub fn check_columns(questions: &Questions, name: &str, rewards: &[Named]) -> anyhow::Result<()> {
+pub fn check_columns(questions: &PromptDataset, name: &str, rewards: &[Named]) -> anyhow::Result<()> {
     let Some(first) = questions.all.first() else { return Ok(()) };
     // A model reads prompts and completions alone.
     let ready = rewards.iter().filter_map(|r| if let Named::Ready(reward) = r { Some(reward) } else { None });

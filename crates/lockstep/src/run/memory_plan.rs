@@ -6,9 +6,9 @@
 use crate::bad_input;
 use crate::config::{Algorithm, Config, WorkloadBounds, engine_config, trainer_config};
 use crate::data::DatasetSpec;
-use crate::data::questions::{Questions, context};
+use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::{BadInput, OrBadInput};
-use crate::models::{Found, Words, load_config, value_model_shape};
+use crate::models::{ModelAssets, ModelSource, load_config, value_model_shape};
 use crate::rollouts::replay::{Limits, Replay};
 use kernels::context::threads_from_env;
 use kernels::{Context, Device, Memory};
@@ -52,9 +52,9 @@ pub struct MemoryPlan {
 }
 
 /// Plans a run of `lockstep train`. Allocates nothing.
-pub fn plan(config: &Config, words: &Words, known: WorkloadBounds) -> anyhow::Result<MemoryPlan> {
-    let model = &words.config;
-    let longest = Longest { prompt: known.longest_prompt, completion: config.max_completion_length };
+pub fn plan(config: &Config, assets: &ModelAssets, bounds: WorkloadBounds) -> anyhow::Result<MemoryPlan> {
+    let model = &assets.config;
+    let longest = Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length };
     let group = config.num_generations;
     let mut parts = Vec::new();
     let steps = [group, config.completions_per_step()];
@@ -70,7 +70,7 @@ pub fn plan(config: &Config, words: &Words, known: WorkloadBounds) -> anyhow::Re
         drop(scorer);
     }
 
-    if config.has_reference() && !known.ref_logps {
+    if config.has_reference() && !bounds.ref_logps {
         let memory = Memory::new(Device::Meta);
         // The model without its adapter is there already.
         let own = config.ref_model.is_some() || !config.use_peft;
@@ -89,7 +89,7 @@ pub fn plan(config: &Config, words: &Words, known: WorkloadBounds) -> anyhow::Re
     }
     if generates(config) {
         let memory = Memory::new(Device::Meta);
-        let sizes = engine_config(config, context(config, words), known);
+        let sizes = engine_config(config, context(config, assets), bounds);
         // It computes nothing here.
         let ctx = Context::meta();
         let engine = Engine::on(&ctx, &memory, model, sizes).map_err(|e| BadInput::new(e.to_string()))?;
@@ -123,7 +123,7 @@ fn reward_models(config: &Config) -> anyhow::Result<Vec<RewardModel>> {
     let mut found = Vec::new();
     for spec in &config.reward_funcs {
         if let Some((name, model)) = spec.model().or_bad_input()? {
-            let Found { dir, adapter } = Found::named(&model, Head::Score(1))?;
+            let ModelSource { dir, adapter } = ModelSource::named(&model, Head::Score(1))?;
             let shape = match load_config(&dir, kernels::DType::F32)? {
                 // Below an adapter, whose head it gets.
                 model if model.head == Head::Lm => model.with_score_head(1),
@@ -144,11 +144,11 @@ pub fn generates(config: &Config) -> bool {
 /// Plans a supervised run; `evaluated` is how many held-out rows it scores. Allocates nothing.
 pub fn plan_supervised(
     config: &Config,
-    words: &Words,
+    assets: &ModelAssets,
     longest: Longest,
     evaluated: usize,
 ) -> anyhow::Result<MemoryPlan> {
-    let model = &words.config;
+    let model = &assets.config;
     let mut parts = Vec::new();
     let steps = [1, config.completions_per_step()];
     training(&mut parts, config, model, Objective::Supervised, steps, longest, ["", "training"])?;
@@ -309,15 +309,15 @@ fn largest_tensor(model: &ModelConfig) -> u64 {
     tensor_specs(model).iter().map(|t| t.shape.iter().product::<usize>() as u64).max().unwrap_or(0)
 }
 
-/// Memory that this process can still take: what the machine has available, and what its control group leaves.
-pub fn available_bytes() -> Option<u64> {
-    let (_, available) = telemetry::system::memory_bytes();
-    let resident = telemetry::system::rss_bytes().unwrap_or(0);
-    let left = telemetry::system::memory_limit_bytes().map(|limit| limit.saturating_sub(resident));
-    available.into_iter().chain(left).min()
-}
-
 impl MemoryPlan {
+    /// Memory that this process can still take: what the machine has available, and what its control group leaves.
+    pub fn available_bytes() -> Option<u64> {
+        let (_, available) = telemetry::system::memory_bytes();
+        let resident = telemetry::system::rss_bytes().unwrap_or(0);
+        let left = telemetry::system::memory_limit_bytes().map(|limit| limit.saturating_sub(resident));
+        available.into_iter().chain(left).min()
+    }
+
     /// Bytes that are still to be taken.
     pub fn needed(&self) -> u64 {
         self.total.saturating_sub(self.resident)
@@ -375,15 +375,15 @@ pub fn longest_of(rows: impl Iterator<Item = (usize, usize)> + Clone) -> Longest
 }
 
 /// What the run's data say; without data, the longest prompt is what the context and the configuration allow.
-pub fn known(config: &Config, words: &Words) -> anyhow::Result<WorkloadBounds> {
+pub fn bounds(config: &Config, assets: &ModelAssets) -> anyhow::Result<WorkloadBounds> {
     let replay = match &config.replay {
-        Some(path) => Some(Replay::load(path, words, &Limits::of(config, words))?.known()),
+        Some(path) => Some(Replay::load(path, assets, &Limits::of(config, assets))?.bounds()),
         None => None,
     };
-    let mut longest = replay.map(|known| known.longest_prompt);
+    let mut longest = replay.map(|bounds| bounds.longest_prompt);
     let mut sequences = if replay.is_some() { 0 } else { config.generation_batch() };
     let train = if config.replay.is_some() { None } else { DatasetSpec::train(config) };
-    let load = |spec: &DatasetSpec| Questions::load(spec, config, words, config.max_completion_length);
+    let load = |spec: &DatasetSpec| PromptDataset::load(spec, config, assets, config.max_completion_length);
     if let Some(spec) = &train {
         longest = longest.max(Some(load(spec)?.longest()));
     }
@@ -392,7 +392,7 @@ pub fn known(config: &Config, words: &Words) -> anyhow::Result<WorkloadBounds> {
         longest = longest.max(Some(questions.longest()));
         sequences = sequences.max(questions.all.len() * config.generations_eval());
     }
-    let context = context(config, words);
+    let context = context(config, assets);
     let room = context.saturating_sub(config.max_completion_length);
     let longest_prompt = match longest {
         Some(longest) => longest,
@@ -402,5 +402,5 @@ pub fn known(config: &Config, words: &Words) -> anyhow::Result<WorkloadBounds> {
         ),
         None => config.max_prompt_length.map_or(room, |n| n.min(room)),
     };
-    Ok(WorkloadBounds { longest_prompt, sequences, ref_logps: replay.is_some_and(|known| known.ref_logps) })
+    Ok(WorkloadBounds { longest_prompt, sequences, ref_logps: replay.is_some_and(|bounds| bounds.ref_logps) })
 }

@@ -10,8 +10,10 @@ pub enum NextBatch {
     /// The task holds a batch for the next optimizer step.
     Ready,
     /// Not yet: ask again.
+    #[cfg_attr(not(test), expect(dead_code, reason = "of tasks that learn while others generate"))]
     Wait,
     /// There will be no more, though steps are left.
+    #[cfg_attr(not(test), expect(dead_code, reason = "of tasks that read streams"))]
     End,
 }
 

@@ -1,18 +1,24 @@
 //! A run from a program: built from a configuration, driven to its end or step by step.
 
+mod evaluator;
 mod options;
+mod plan;
 
+pub use evaluator::Evaluator;
 pub use options::{RewardInput, RunOptions};
+pub use plan::plan;
 
 use crate::config::{Config, Layers, Purpose, Resolved};
 use crate::models::Policy;
 use crate::run::inputs::RunInputs;
-use crate::run::resume::ResumeFrom;
+use crate::run::provenance;
+use crate::run::resume::{ResumeFrom, find_run};
 use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::TrainingRun;
 use crate::run::{self, RunDir, StopReason};
 use crate::{BadInput, trainers};
 use rewards::RewardSpec;
+use std::path::Path;
 use std::time::Duration;
 use telemetry::{Console, ConsoleOptions, ConsoleSink, Sinks, Summary};
 
@@ -79,6 +85,14 @@ impl Run {
         };
         let dir = RunDir::fresh(&out)?;
         Run::resolved(purpose, resolved, dir, ResumeFrom::Nothing, options)
+    }
+
+    /// Goes on with the run in `dir`, or after the checkpoint `dir`: what a program injected into it must be given again.
+    pub fn resume(purpose: Purpose, dir: &Path, options: RunOptions) -> anyhow::Result<Run> {
+        let (run, resume_from) = find_run(&dir.to_string_lossy(), None)?;
+        provenance::check_command(&run, purpose.command())?;
+        let resolved = Layers { purpose, file: Some(run.config()), ..Layers::default() }.resolve()?;
+        Run::resolved(purpose, resolved, run, resume_from, options)
     }
 
     /// A run of a configuration that was put together from its layers, in `dir`, or going on there.
@@ -214,3 +228,6 @@ impl Run {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ use crate::run::stop::StopSignal;
 use kernels::Context;
 use rewards::{Content, Problem, Reward, RewardBatch, Scores};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::path::Path;
 use telemetry::{Console, Sink};
 
@@ -100,15 +101,36 @@ impl RunOptions {
 
 /// A completion as a reward function sees it.
 pub struct RewardInput<'a> {
-    /// The prompt.
-    pub prompt: &'a Content,
-    /// The completion.
-    pub completion: &'a Content,
     batch: &'a RewardBatch<'a>,
     row: usize,
 }
 
 impl RewardInput<'_> {
+    /// The prompt, as the dataset has it.
+    pub fn prompt(&self) -> &Content {
+        &self.batch.prompts[self.row]
+    }
+
+    /// The completion; of a conversation, the assistant's message.
+    pub fn completion(&self) -> &Content {
+        &self.batch.completions[self.row]
+    }
+
+    /// The prompt as text.
+    pub fn prompt_text(&self) -> Cow<'_, str> {
+        self.prompt().text()
+    }
+
+    /// The completion as text.
+    pub fn completion_text(&self) -> Cow<'_, str> {
+        self.completion().text()
+    }
+
+    /// The completion's token ids.
+    pub fn completion_ids(&self) -> &[u32] {
+        &self.batch.completion_ids[self.row]
+    }
+
     /// The value of a column of the dataset.
     pub fn column(&self, name: &str) -> Option<&Value> {
         self.batch.columns.get(name)?.get(self.row)
@@ -133,8 +155,8 @@ impl Reward for FunctionReward {
     }
 
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let input = |row| RewardInput { prompt: &batch.prompts[row], completion: &batch.completions[row], batch, row };
-        let mut scores = Scores::new((0..batch.len()).map(|row| (self.score)(&input(row))).collect());
+        let judge = |row| (self.score)(&RewardInput { batch, row });
+        let mut scores = Scores::new((0..batch.len()).map(judge).collect());
         let unjudged = scores.values.iter().filter(|value| value.is_none()).count();
         if unjudged > 0 {
             scores.problems.push(Problem::new(&self.name, unjudged, "the function gave no score"));

@@ -5,10 +5,10 @@
 
 use super::{count_tokens, sequences, steps_over_rows};
 use crate::config::{Config, Purpose, trainer_config};
-use crate::data::questions::{context, encoder};
+use crate::data::prompt_dataset::{context, encoder};
 use crate::data::{DatasetSpec, Pair, Pairs};
 use crate::error::BadInput;
-use crate::models::{Found, Policy, Words, load_weights, trained_weights};
+use crate::models::{ModelAssets, ModelSource, Policy, load_weights, trained_weights};
 use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::{self, MemoryPlan};
 use crate::run::task::{NextBatch, TrainingTask};
@@ -69,16 +69,16 @@ impl TrainingTask for Dpo {
 /// Builds a run; nothing is written until all of its input is known to be good.
 pub fn build(inputs: RunInputs) -> anyhow::Result<(Dpo, TrainingRun)> {
     let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
-    let found = Found::of(&config, Head::Lm)?;
-    let words = Words::load(&found.dir)?.computing_in(config.dtype)?;
+    let found = ModelSource::of(&config, Head::Lm)?;
+    let assets = ModelAssets::load(&found.dir)?.computing_in(config.dtype)?;
     let specs = [inputs.train_data(), inputs.eval_data()];
-    let (mut pairs, mut held_out, data_hash) = data(&config, specs, &words, &inputs.sinks)?;
-    planned(&config, &words, &pairs, &held_out)?.check(memory_plan::available_bytes(), &config)?;
+    let (mut pairs, mut held_out, data_hash) = data(&config, specs, &assets, &inputs.sinks)?;
+    planned(&config, &assets, &pairs, &held_out)?.check(MemoryPlan::available_bytes(), &config)?;
     let sampler = sampler(pairs.len(), config.completions_per_step(), &config)?;
     let chunks = sampler.chunks_per_epoch();
 
     let mut scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
-    let reference = load_weights(&ctx, &found.dir, &words.config)?;
+    let reference = load_weights(&ctx, &found.dir, &assets.config)?;
     let count = pairs.len() + held_out.len();
     inputs.sinks.info(&format!("log-probabilities of the reference for {count} pairs, once"));
     for pairs in [&mut pairs, &mut held_out] {
@@ -88,10 +88,10 @@ pub fn build(inputs: RunInputs) -> anyhow::Result<(Dpo, TrainingRun)> {
     }
     drop(reference);
 
-    let weights = trained_weights(&ctx, &found, inputs.resume_from.checkpoint(), &config, &words.config)?;
+    let weights = trained_weights(&ctx, &found, inputs.resume_from.checkpoint(), &config, &assets.config)?;
     let objective = Objective::Preference(config.dpo());
-    let trainer = Trainer::new(ctx.memory(), &words.config, trainer_config(&config, objective))?;
-    let policy = Policy::of(found.dir, words, weights);
+    let trainer = Trainer::new(ctx.memory(), &assets.config, trainer_config(&config, objective))?;
+    let policy = Policy::of(found.dir, assets, weights);
     inputs.sinks.info(&policy.describe(&ctx));
     let setup = RunSetup {
         policy,
@@ -120,14 +120,14 @@ pub fn build(inputs: RunInputs) -> anyhow::Result<(Dpo, TrainingRun)> {
 }
 
 /// The memory that the run of a configuration will take.
-pub fn plan(config: &Config, words: &Words, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
-    let (pairs, held_out, _) = data(config, [DatasetSpec::train(config), DatasetSpec::eval(config)], words, sinks)?;
-    planned(config, words, &pairs, &held_out)
+pub fn plan(config: &Config, assets: &ModelAssets, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
+    let (pairs, held_out, _) = data(config, [DatasetSpec::train(config), DatasetSpec::eval(config)], assets, sinks)?;
+    planned(config, assets, &pairs, &held_out)
 }
 
 fn planned(
     config: &Config,
-    words: &Words,
+    assets: &ModelAssets,
     pairs: &[PreferencePair],
     held_out: &[PreferencePair],
 ) -> anyhow::Result<MemoryPlan> {
@@ -137,20 +137,20 @@ fn planned(
     let lengths = pairs.iter().chain(held_out).flat_map(both);
     // The reference is gone before the policy is loaded, and its scores come from the buffers that evaluation uses.
     let (objective, scored) = (Objective::Preference(config.dpo()), pairs.len().max(held_out.len()));
-    memory_plan::plan_pairs(config, &words.config, objective, memory_plan::longest_of(lengths), scored)
+    memory_plan::plan_pairs(config, &assets.config, objective, memory_plan::longest_of(lengths), scored)
 }
 
 /// Pairs to train on, held-out ones, and the hash of the former.
 fn data(
     config: &Config,
     [train, eval]: [Option<DatasetSpec>; 2],
-    words: &Words,
+    assets: &ModelAssets,
     sinks: &Sinks,
 ) -> anyhow::Result<(Vec<PreferencePair>, Vec<PreferencePair>, String)> {
     let Some(spec) = train else { return Err(BadInput::new("no training data")) };
-    let (pairs, hash) = load(config, &spec, words, sinks)?;
+    let (pairs, hash) = load(config, &spec, assets, sinks)?;
     let held_out = match eval {
-        Some(spec) => load(config, &spec, words, sinks)?.0,
+        Some(spec) => load(config, &spec, assets, sinks)?.0,
         None => Vec::new(),
     };
     Ok((pairs, held_out, hash))
@@ -159,11 +159,11 @@ fn data(
 fn load(
     config: &Config,
     spec: &DatasetSpec,
-    words: &Words,
+    assets: &ModelAssets,
     sinks: &Sinks,
 ) -> anyhow::Result<(Vec<PreferencePair>, String)> {
-    let most = config.max_length.unwrap_or(usize::MAX).min(context(config, words));
-    let pairs = Pairs::load(spec, &encoder(config, words), most)?;
+    let most = config.max_length.unwrap_or(usize::MAX).min(context(config, assets));
+    let pairs = Pairs::load(spec, &encoder(config, assets), most)?;
     if pairs.left_out > 0 {
         sinks.info(&format!("{}: {} pairs are longer than allowed and were left out", spec.name, pairs.left_out));
     }

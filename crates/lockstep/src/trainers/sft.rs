@@ -2,10 +2,10 @@
 
 use super::steps_over_rows;
 use crate::config::{Config, Purpose, trainer_config};
-use crate::data::questions::{context, encoder};
+use crate::data::prompt_dataset::{context, encoder};
 use crate::data::{DatasetSpec, encode_all, encode_completion};
 use crate::error::BadInput;
-use crate::models::{Found, Policy, Words, trained_weights};
+use crate::models::{ModelAssets, ModelSource, Policy, trained_weights};
 use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::{self, MemoryPlan};
 use crate::run::task::{NextBatch, TrainingTask};
@@ -53,23 +53,23 @@ impl TrainingTask for Sft {
 /// Builds a run; nothing is written until all of its input is known to be good.
 pub fn build(inputs: RunInputs) -> anyhow::Result<(Sft, TrainingRun)> {
     let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
-    let found = Found::of(&config, Head::Lm)?;
-    let words = Words::load(&found.dir)?.computing_in(config.dtype)?;
+    let found = ModelSource::of(&config, Head::Lm)?;
+    let assets = ModelAssets::load(&found.dir)?.computing_in(config.dtype)?;
     let Some(spec) = inputs.train_data() else { return Err(BadInput::new("no training data")) };
-    let (samples, data_hash) = samples(&config, spec, &words, &inputs.sinks)?;
+    let (samples, data_hash) = samples(&config, spec, &assets, &inputs.sinks)?;
     let scorer = || Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
     let held_out = match inputs.eval_data() {
-        Some(spec) => Some((self::samples(&config, spec, &words, &inputs.sinks)?.0, scorer())),
+        Some(spec) => Some((self::samples(&config, spec, &assets, &inputs.sinks)?.0, scorer())),
         None => None,
     };
-    planned(&config, &words, &samples, held_out.as_ref().map_or(&[], |(samples, _)| samples))?
-        .check(memory_plan::available_bytes(), &config)?;
+    planned(&config, &assets, &samples, held_out.as_ref().map_or(&[], |(samples, _)| samples))?
+        .check(MemoryPlan::available_bytes(), &config)?;
     let sampler = sampler(samples.len(), config.completions_per_step(), &config)?;
     let chunks = sampler.chunks_per_epoch();
-    let weights = trained_weights(&ctx, &found, inputs.resume_from.checkpoint(), &config, &words.config)?;
+    let weights = trained_weights(&ctx, &found, inputs.resume_from.checkpoint(), &config, &assets.config)?;
     let settings = trainer_config(&config, Objective::Supervised);
-    let trainer = Trainer::new(ctx.memory(), &words.config, settings)?;
-    let policy = Policy::of(found.dir, words, weights);
+    let trainer = Trainer::new(ctx.memory(), &assets.config, settings)?;
+    let policy = Policy::of(found.dir, assets, weights);
     inputs.sinks.info(&policy.describe(&ctx));
     let setup = RunSetup {
         policy,
@@ -87,29 +87,34 @@ pub fn build(inputs: RunInputs) -> anyhow::Result<(Sft, TrainingRun)> {
 }
 
 /// The memory that the run of a configuration will take.
-pub fn plan(config: &Config, words: &Words, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
-    let load = |spec| samples(config, spec, words, sinks).map(|(samples, _)| samples);
+pub fn plan(config: &Config, assets: &ModelAssets, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
+    let load = |spec| samples(config, spec, assets, sinks).map(|(samples, _)| samples);
     let Some(spec) = DatasetSpec::train(config) else { return Err(BadInput::new("no training data")) };
     let held_out = DatasetSpec::eval(config).map(load).transpose()?.unwrap_or_default();
-    planned(config, words, &load(spec)?, &held_out)
+    planned(config, assets, &load(spec)?, &held_out)
 }
 
-fn planned(config: &Config, words: &Words, samples: &[Sample], held_out: &[Sample]) -> anyhow::Result<MemoryPlan> {
+fn planned(
+    config: &Config,
+    assets: &ModelAssets,
+    samples: &[Sample],
+    held_out: &[Sample],
+) -> anyhow::Result<MemoryPlan> {
     let lengths = samples.iter().chain(held_out).map(|s| (s.prompt.ids.len(), s.completion.len()));
-    memory_plan::plan_supervised(config, words, memory_plan::longest_of(lengths), held_out.len())
+    memory_plan::plan_supervised(config, assets, memory_plan::longest_of(lengths), held_out.len())
 }
 
 fn samples(
     config: &Config,
     mut spec: DatasetSpec,
-    words: &Words,
+    assets: &ModelAssets,
     sinks: &Sinks,
 ) -> anyhow::Result<(Vec<Sample>, String)> {
     spec.needs_completion = true;
     let data = spec.load()?;
-    let encoder = encoder(config, words);
-    let encoded = encode_all(&encoder, &data, config.max_prompt_length, context(config, words), 1)?;
-    let most = config.max_length.unwrap_or(usize::MAX).min(context(config, words));
+    let encoder = encoder(config, assets);
+    let encoded = encode_all(&encoder, &data, config.max_prompt_length, context(config, assets), 1)?;
+    let most = config.max_length.unwrap_or(usize::MAX).min(context(config, assets));
     let mut samples = Vec::with_capacity(encoded.prompts.len());
     let mut left_out = encoded.left_out;
     for prompt in &encoded.prompts {

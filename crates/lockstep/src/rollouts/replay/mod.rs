@@ -14,10 +14,10 @@ pub use line::{Line, Recorded};
 
 use crate::bad_input;
 use crate::config::{Config, WorkloadBounds};
+use crate::data::prompt_dataset::context;
 use crate::data::prompts::Prompt;
-use crate::data::questions::context;
 use crate::error::{BadInput, OrBadInput};
-use crate::models::{Policy, Words};
+use crate::models::{ModelAssets, Policy};
 use crate::rollouts::{Rollouts, ScoredCompletion, ScoredGroup};
 use kernels::Context;
 use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
@@ -62,23 +62,23 @@ pub struct Limits {
 
 impl Limits {
     /// Those of a run.
-    pub fn of(config: &Config, words: &Words) -> Limits {
+    pub fn of(config: &Config, assets: &ModelAssets) -> Limits {
         Limits {
             num_generations: config.num_generations,
             max_completion_length: config.max_completion_length,
-            context: context(config, words),
+            context: context(config, assets),
         }
     }
 }
 
 impl Replay {
     /// What the memory of a run on it depends on.
-    pub fn known(&self) -> WorkloadBounds {
+    pub fn bounds(&self) -> WorkloadBounds {
         WorkloadBounds { longest_prompt: self.longest(), sequences: 0, ref_logps: self.has_ref_logps() }
     }
 
     /// Reads and checks a file; what is wrong with it is a [`BadInput`] that names file and line.
-    pub fn load(path: &Path, words: &Words, limits: &Limits) -> anyhow::Result<Replay> {
+    pub fn load(path: &Path, assets: &ModelAssets, limits: &Limits) -> anyhow::Result<Replay> {
         let file = path.display();
         let bytes = std::fs::read(path).map_err(|e| BadInput::new(format!("cannot read the rollouts {file}: {e}")))?;
         let hash = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -93,11 +93,11 @@ impl Replay {
             }
             lines = i + 1;
             let line =
-                Line::parse(&text, words.config.vocab_size).map_err(|e| BadInput::new(format!("{}: {e}", place())))?;
+                Line::parse(&text, assets.config.vocab_size).map_err(|e| BadInput::new(format!("{}: {e}", place())))?;
             line.check(limits, &mut functions, &mut replay.reward_names)
                 .map_err(|e| BadInput::new(format!("{}: {e}", place())))?;
             replay
-                .add(line, limits.num_generations, &words.tokenizer)
+                .add(line, limits.num_generations, &assets.tokenizer)
                 .map_err(|e| BadInput::new(format!("{}: {e}", place())))?;
         }
         let Some(last) = replay.groups.last() else { bad_input!("{file} is empty: it has no rollout") };
@@ -150,19 +150,9 @@ impl Replay {
         self.groups.len()
     }
 
-    /// Whether there are none (loading refuses that).
-    pub fn is_empty(&self) -> bool {
-        self.groups.is_empty()
-    }
-
     /// Tokens of the longest prompt.
     pub fn longest(&self) -> usize {
         self.groups.iter().map(|g| g.prompt.tokens.ids.len()).max().unwrap_or(0)
-    }
-
-    /// Whether log-probabilities must be computed.
-    pub fn lacks_logps(&self) -> bool {
-        self.groups.iter().flat_map(|g| &g.completions).any(|c| c.logps.is_none())
     }
 
     /// Whether every completion brings its reference log-probabilities.

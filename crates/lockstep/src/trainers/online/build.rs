@@ -3,14 +3,14 @@
 use super::reference::Reference;
 use super::{BatchSizes, GenerationBatch, RolloutPipeline, Source, StageTimes};
 use crate::config::{Config, Purpose, WorkloadBounds, engine_config, sampling, trainer_config};
-use crate::data::questions::{Questions, context};
+use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::BadInput;
-use crate::models::{Detokenizer, Found, Policy, Words, trained_weights};
+use crate::models::{Detokenizer, ModelAssets, ModelSource, Policy, trained_weights};
 use crate::rollouts::evaluate::{self, Evaluation};
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::rewards::{Named, check_columns, load_rewards, named_rewards};
 use crate::run::inputs::RunInputs;
-use crate::run::memory_plan;
+use crate::run::memory_plan::{self, MemoryPlan};
 use crate::run::training::{RunSetup, TrainingRun, sampler};
 use crate::source::{HubKind, locate};
 use model::{Head, Scorer};
@@ -29,18 +29,18 @@ impl Prepared {
     /// Reads everything, the policy and the reference model included.
     pub fn new(inputs: &mut RunInputs) -> anyhow::Result<Prepared> {
         let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
-        let found = Found::of(&config, Head::Lm)?;
-        let words = Words::load(&found.dir)?.computing_in(config.dtype)?;
+        let found = ModelSource::of(&config, Head::Lm)?;
+        let assets = ModelAssets::load(&found.dir)?.computing_in(config.dtype)?;
         let rewards = named_rewards(&config, std::mem::take(&mut inputs.rewards))?;
         let room = config.max_completion_length;
-        let Data { source, rows, known, hash } = data(inputs, &words, &rewards)?;
-        let held_out = inputs.eval_data().map(|spec| Questions::load(&spec, &config, &words, room)).transpose()?;
+        let Data { source, rows, bounds, hash } = data(inputs, &assets, &rewards)?;
+        let held_out = inputs.eval_data().map(|spec| PromptDataset::load(&spec, &config, &assets, room)).transpose()?;
         if let (Some(questions), Some(name)) = (&held_out, &config.eval_dataset_name) {
             check_columns(questions, name, &rewards)?;
         }
-        let longest = known.longest_prompt.max(held_out.as_ref().map_or(0, Questions::longest));
+        let longest = bounds.longest_prompt.max(held_out.as_ref().map_or(0, PromptDataset::longest));
         let evaluated = held_out.as_ref().map_or(0, |q| q.all.len() * config.generations_eval());
-        let known = WorkloadBounds { longest_prompt: longest, sequences: known.sequences.max(evaluated), ..known };
+        let bounds = WorkloadBounds { longest_prompt: longest, sequences: bounds.sequences.max(evaluated), ..bounds };
         let sizes = BatchSizes {
             generation: config.generation_batch(),
             optimizer: config.completions_per_step(),
@@ -49,37 +49,37 @@ impl Prepared {
         };
         let sampler = sampler(rows, config.prompts_per_generation(), &config)?;
         let chunks = sampler.chunks_per_epoch();
-        let engine_config = engine_config(&config, context(&config, &words), known);
+        let engine_config = engine_config(&config, context(&config, &assets), bounds);
         // Before the weights are read: a run that cannot fit would be killed much later, and without a word.
-        memory_plan::plan(&config, &words, known)?.check(memory_plan::available_bytes(), &config)?;
+        memory_plan::plan(&config, &assets, bounds)?.check(MemoryPlan::available_bytes(), &config)?;
 
         let rewards = load_rewards(rewards, &config, &ctx)?;
         let checkpoint = inputs.resume_from.checkpoint();
-        let weights = trained_weights(&ctx, &found, checkpoint, &config, &words.config)?;
-        let reference = match config.has_reference() && !known.ref_logps {
+        let weights = trained_weights(&ctx, &found, checkpoint, &config, &assets.config)?;
+        let reference = match config.has_reference() && !bounds.ref_logps {
             true => {
                 let other = config.ref_model.as_ref().map(|name| locate(name, HubKind::Model)).transpose()?;
                 // Without its adapter, the policy is the model below.
                 let own = other.or_else(|| (!config.use_peft).then(|| found.dir.clone()));
                 let synced = checkpoint.filter(|_| config.sync_ref_model);
-                Some(Reference::load(&ctx, own.as_deref(), synced, &words.config, &config)?)
+                Some(Reference::load(&ctx, own.as_deref(), synced, &assets.config, &config)?)
             }
             false => None,
         };
-        let sampling = Arc::new(sampling(&config, &words.eos_ids));
+        let sampling = Arc::new(sampling(&config, &assets.eos_ids));
         let evaluation = held_out.map(|questions| Evaluation::new(&config, &questions, &sampling));
         let settings = trainer_config(&config, config.objective());
-        let trainer = Trainer::new(ctx.memory(), &words.config, settings)?;
+        let trainer = Trainer::new(ctx.memory(), &assets.config, settings)?;
         let engine = match memory_plan::generates(&config) {
             true => {
                 let mut engine =
-                    Engine::new(&ctx, &words.config, engine_config).map_err(|e| BadInput::new(e.to_string()))?;
-                engine.set_detokenizer(Arc::new(Detokenizer(words.tokenizer.clone())));
+                    Engine::new(&ctx, &assets.config, engine_config).map_err(|e| BadInput::new(e.to_string()))?;
+                engine.set_detokenizer(Arc::new(Detokenizer(assets.tokenizer.clone())));
                 Some(engine)
             }
             false => None,
         };
-        let policy = Policy::of(found.dir, words, weights);
+        let policy = Policy::of(found.dir, assets, weights);
         let eval_weights = config.weights_of_rewards();
         let setup = RunSetup {
             policy,
@@ -140,29 +140,29 @@ struct Data {
     source: Source,
     /// Rows of the data set, or groups of the file.
     rows: usize,
-    known: WorkloadBounds,
+    bounds: WorkloadBounds,
     /// SHA-256.
     hash: String,
 }
 
-fn data(inputs: &RunInputs, words: &Words, rewards: &[Named]) -> anyhow::Result<Data> {
+fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[Named]) -> anyhow::Result<Data> {
     let (config, ctx) = (inputs.config(), &inputs.ctx);
     if let Some(path) = &config.replay {
-        let replay = Replay::load(path, words, &Limits::of(config, words))?;
+        let replay = Replay::load(path, assets, &Limits::of(config, assets))?;
         weights_of_file(config, &replay)?;
-        let (rows, known, hash) = (replay.len(), replay.known(), replay.hash.clone());
+        let (rows, bounds, hash) = (replay.len(), replay.bounds(), replay.hash.clone());
         let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
-        return Ok(Data { source: Source::File(replay, Box::new(scorer)), rows, known, hash });
+        return Ok(Data { source: Source::File(replay, Box::new(scorer)), rows, bounds, hash });
     }
     let Some(spec) = inputs.train_data() else { return Err(BadInput::new("no training data")) };
-    let questions = Questions::load(&spec, config, words, config.max_completion_length)?;
+    let questions = PromptDataset::load(&spec, config, assets, config.max_completion_length)?;
     check_columns(&questions, &spec.name, rewards)?;
     if questions.left_out > 0 {
         inputs.sinks.info(&format!("{} prompts longer than max_prompt_length were left out", questions.left_out));
     }
-    let known = WorkloadBounds::of_prompts(questions.longest(), config.generation_batch());
+    let bounds = WorkloadBounds::of_prompts(questions.longest(), config.generation_batch());
     let (rows, hash) = (questions.all.len(), questions.hash);
-    Ok(Data { source: Source::Prompts(questions.all), rows, known, hash })
+    Ok(Data { source: Source::Prompts(questions.all), rows, bounds, hash })
 }
 
 /// One weight for each reward function of a file.

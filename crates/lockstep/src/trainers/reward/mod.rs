@@ -8,10 +8,10 @@ mod evaluation;
 
 use super::{count_tokens, steps_over_rows};
 use crate::config::{Config, Purpose, trainer_config};
-use crate::data::questions::{context, encoder};
+use crate::data::prompt_dataset::{context, encoder};
 use crate::data::{DatasetSpec, Pair, Pairs};
 use crate::error::BadInput;
-use crate::models::{Found, Policy, Words, trained_scorer};
+use crate::models::{ModelAssets, ModelSource, Policy, trained_scorer};
 use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::{self, MemoryPlan};
 use crate::run::task::{NextBatch, TrainingTask};
@@ -58,23 +58,23 @@ impl TrainingTask for RewardModel {
 /// Builds a run; nothing is written until all of its input is known to be good.
 pub fn build(inputs: RunInputs) -> anyhow::Result<(RewardModel, TrainingRun)> {
     let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
-    let found = Found::of(&config, Head::Score(1))?;
-    let words = Words::load_scorer(&found.dir)?.computing_in(config.dtype)?;
+    let found = ModelSource::of(&config, Head::Score(1))?;
+    let assets = ModelAssets::load_scorer(&found.dir)?.computing_in(config.dtype)?;
     let Some(spec) = inputs.train_data() else { return Err(BadInput::new("no training data")) };
-    let (pairs, data_hash) = samples(&config, &spec, &words, &inputs.sinks)?;
+    let (pairs, data_hash) = samples(&config, &spec, &assets, &inputs.sinks)?;
     let scorer = || Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
     let held_out = match inputs.eval_data() {
-        Some(spec) => Some((samples(&config, &spec, &words, &inputs.sinks)?.0, scorer())),
+        Some(spec) => Some((samples(&config, &spec, &assets, &inputs.sinks)?.0, scorer())),
         None => None,
     };
-    planned(&config, &words, &pairs, held_out.as_ref().map_or(&[], |(pairs, _)| pairs))?
-        .check(memory_plan::available_bytes(), &config)?;
+    planned(&config, &assets, &pairs, held_out.as_ref().map_or(&[], |(pairs, _)| pairs))?
+        .check(MemoryPlan::available_bytes(), &config)?;
     let sampler = sampler(pairs.len(), config.completions_per_step(), &config)?;
     let chunks = sampler.chunks_per_epoch();
     let weights = trained_scorer(&ctx, &found, inputs.resume_from.checkpoint(), &config)?;
     let trainer =
-        Trainer::new(ctx.memory(), &words.config, trainer_config(&config, Objective::Ranking(config.ranking())))?;
-    let policy = Policy::of(found.dir, words, weights);
+        Trainer::new(ctx.memory(), &assets.config, trainer_config(&config, Objective::Ranking(config.ranking())))?;
+    let policy = Policy::of(found.dir, assets, weights);
     inputs.sinks.info(&policy.describe(&ctx));
     let of_held_out = held_out.as_ref().map_or(String::new(), |(pairs, _)| format!(", {} held out", pairs.len()));
     inputs.sinks.info(&format!("{} pairs to learn from{of_held_out}", pairs.len()));
@@ -105,16 +105,16 @@ pub fn build(inputs: RunInputs) -> anyhow::Result<(RewardModel, TrainingRun)> {
 }
 
 /// The memory that the run of a configuration will take.
-pub fn plan(config: &Config, words: &Words, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
-    let load = |spec| samples(config, &spec, words, sinks).map(|(pairs, _)| pairs);
+pub fn plan(config: &Config, assets: &ModelAssets, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
+    let load = |spec| samples(config, &spec, assets, sinks).map(|(pairs, _)| pairs);
     let Some(spec) = DatasetSpec::train(config) else { return Err(BadInput::new("no training data")) };
     let held_out = DatasetSpec::eval(config).map(load).transpose()?.unwrap_or_default();
-    planned(config, words, &load(spec)?, &held_out)
+    planned(config, assets, &load(spec)?, &held_out)
 }
 
 fn planned(
     config: &Config,
-    words: &Words,
+    assets: &ModelAssets,
     pairs: &[PreferencePair],
     held_out: &[PreferencePair],
 ) -> anyhow::Result<MemoryPlan> {
@@ -124,22 +124,22 @@ fn planned(
     };
     let lengths = pairs.iter().chain(held_out).flat_map(both);
     let objective = Objective::Ranking(config.ranking());
-    memory_plan::plan_pairs(config, &words.config, objective, memory_plan::longest_of(lengths), held_out.len())
+    memory_plan::plan_pairs(config, &assets.config, objective, memory_plan::longest_of(lengths), held_out.len())
 }
 
 /// The pairs of a data set with its hash.
 fn samples(
     config: &Config,
     spec: &DatasetSpec,
-    words: &Words,
+    assets: &ModelAssets,
     sinks: &Sinks,
 ) -> anyhow::Result<(Vec<PreferencePair>, String)> {
-    let most = config.max_length.unwrap_or(usize::MAX).min(context(config, words));
-    let pairs = Pairs::load(spec, &encoder(config, words), most)?;
+    let most = config.max_length.unwrap_or(usize::MAX).min(context(config, assets));
+    let pairs = Pairs::load(spec, &encoder(config, assets), most)?;
     if pairs.left_out > 0 {
         sinks.info(&format!("{}: {} pairs are longer than allowed and were left out", spec.name, pairs.left_out));
     }
-    let pad = words.config.pad_token_id;
+    let pad = assets.config.pad_token_id;
     let without_padding = |mut pair: Pair| {
         for ids in [&mut pair.chosen, &mut pair.rejected] {
             model::scoring::strip_padding(ids, pad);

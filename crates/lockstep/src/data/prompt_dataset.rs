@@ -3,13 +3,13 @@
 use crate::config::Config;
 use crate::data::prompts::Prompt;
 use crate::data::{DatasetSpec, encode_all};
-use crate::models::Words;
+use crate::models::ModelAssets;
 use model::chat::PromptEncoder;
 use std::sync::Arc;
 
 /// The prompts of a data set.
 #[derive(Clone, Debug)]
-pub struct Questions {
+pub struct PromptDataset {
     /// The prompts.
     pub all: Vec<Arc<Prompt>>,
     /// SHA-256 of the data.
@@ -18,14 +18,19 @@ pub struct Questions {
     pub left_out: usize,
 }
 
-impl Questions {
+impl PromptDataset {
     /// Reads and encodes `spec`; with `room` new tokens each, every prompt must fit the context.
-    pub fn load(spec: &DatasetSpec, config: &Config, words: &Words, room: usize) -> anyhow::Result<Questions> {
+    pub fn load(
+        spec: &DatasetSpec,
+        config: &Config,
+        assets: &ModelAssets,
+        room: usize,
+    ) -> anyhow::Result<PromptDataset> {
         let data = spec.load()?;
-        let encoder = encoder(config, words);
-        let context = context(config, words);
+        let encoder = encoder(config, assets);
+        let context = context(config, assets);
         let encoded = encode_all(&encoder, &data, config.max_prompt_length, context, room)?;
-        Ok(Questions { all: encoded.prompts, hash: data.hash, left_out: encoded.left_out })
+        Ok(PromptDataset { all: encoded.prompts, hash: data.hash, left_out: encoded.left_out })
     }
 
     /// Tokens of the longest.
@@ -35,12 +40,16 @@ impl Questions {
 }
 
 /// How prompts become ids.
-pub fn encoder<'a>(config: &'a Config, words: &'a Words) -> PromptEncoder<'a> {
-    PromptEncoder { tokenizer: &words.tokenizer, template: words.chat.as_deref(), kwargs: &config.chat_template_kwargs }
+pub fn encoder<'a>(config: &'a Config, assets: &'a ModelAssets) -> PromptEncoder<'a> {
+    PromptEncoder {
+        tokenizer: &assets.tokenizer,
+        template: assets.chat.as_deref(),
+        kwargs: &config.chat_template_kwargs,
+    }
 }
 
 /// The longest sequence that the model and the configuration allow.
-pub fn context(config: &Config, words: &Words) -> usize {
-    let model = words.config.max_position_embeddings;
+pub fn context(config: &Config, assets: &ModelAssets) -> usize {
+    let model = assets.config.max_position_embeddings;
     config.max_model_len.map_or(model, |n| n.min(model))
 }

@@ -1,0 +1,51 @@
+//! Evaluation outside a run: completions of held-out prompts by a given model, judged by the rewards of a configuration.
+
+use crate::config::{Config, EvalSampling, WorkloadBounds, engine_config, sampling};
+use crate::data::DatasetSpec;
+use crate::data::prompt_dataset::{PromptDataset, context};
+use crate::error::{BadInput, OrBadInput};
+use crate::models::{ModelAssets, Policy};
+use crate::rollouts::evaluate::{Evaluation, Outcome};
+use crate::rollouts::rewards::{check_columns, load_rewards, named_rewards};
+use kernels::Context;
+use rewards::{Content, Reward};
+use rollout::{Engine, SamplingParams};
+use std::path::Path;
+
+/// Held-out prompts and the rewards that judge their completions, for models that share a tokenizer and a shape.
+pub struct Evaluator {
+    config: Config,
+    questions: PromptDataset,
+    rewards: Vec<Box<dyn Reward>>,
+    sampling: SamplingParams,
+    engine: Engine,
+}
+
+impl Evaluator {
+    /// Reads the data that `eval_dataset_name` names, as the tokenizer in the directory `model` encodes it, and the rewards.
+    pub fn new(ctx: &Context, config: Config, model: &Path) -> anyhow::Result<Evaluator> {
+        let assets = ModelAssets::load(model)?;
+        let rewards = named_rewards(&config, Vec::new())?;
+        let Some(spec) = DatasetSpec::eval(&config) else { return Err(BadInput::new("no data: give --dataset FILE")) };
+        let questions = PromptDataset::load(&spec, &config, &assets, config.max_completion_length)?;
+        check_columns(&questions, &spec.name, &rewards)?;
+        let rewards = load_rewards(rewards, &config, ctx)?;
+        let bounds = WorkloadBounds::of_prompts(questions.longest(), questions.all.len() * config.generations_eval());
+        let sizes = engine_config(&config, context(&config, &assets), bounds);
+        let engine = Engine::new(ctx, &assets.config, sizes).or_bad_input()?;
+        let sampling = sampling(&config, &assets.eos_ids);
+        Ok(Evaluator { config, questions, rewards, sampling, engine })
+    }
+
+    /// The prompts, in the order of the outcome's groups.
+    pub fn prompts(&self) -> impl Iterator<Item = &Content> {
+        self.questions.all.iter().map(|question| &question.content)
+    }
+
+    /// The completions of `policy`, and what they are worth.
+    pub fn evaluate(&mut self, policy: &Policy, eval_sampling: EvalSampling) -> anyhow::Result<Outcome> {
+        self.config.eval_sampling = eval_sampling;
+        let evaluation = Evaluation::new(&self.config, &self.questions, &self.sampling);
+        evaluation.run(&mut self.engine, policy, &mut self.rewards, &self.config.weights_of_rewards(), 0)
+    }
+}

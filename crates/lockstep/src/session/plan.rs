@@ -1,0 +1,27 @@
+//! The memory that a run will take, before it starts.
+
+use crate::bad_input;
+use crate::config::{Config, Purpose};
+use crate::models::{ModelAssets, ModelSource};
+use crate::run::memory_plan::{self, MemoryPlan};
+use crate::trainers::{dpo, reward, sft};
+use model::Head;
+use telemetry::Sinks;
+
+/// Plans the run of a configuration: of its data, or without any of the longest prompt that it allows. Allocates nothing of it.
+/// What is noticed on the way goes to `sinks`.
+pub fn plan(purpose: Purpose, config: &Config, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
+    if config.model_name_or_path.is_none() {
+        bad_input!("no model: give --model DIR, or model_name_or_path in the configuration");
+    }
+    let head = if purpose == Purpose::Reward { Head::Score(1) } else { Head::Lm };
+    let dir = ModelSource::of(config, head)?.dir;
+    let assets = if purpose == Purpose::Reward { ModelAssets::load_scorer(&dir)? } else { ModelAssets::load(&dir)? };
+    let assets = assets.computing_in(config.dtype)?;
+    match purpose {
+        Purpose::Sft => sft::plan(config, &assets, sinks),
+        Purpose::Reward => reward::plan(config, &assets, sinks),
+        Purpose::Dpo => dpo::plan(config, &assets, sinks),
+        Purpose::Grpo | Purpose::Show => memory_plan::plan(config, &assets, memory_plan::bounds(config, &assets)?),
+    }
+}

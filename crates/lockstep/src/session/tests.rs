@@ -1,0 +1,254 @@
+//! Runs from a program, as a user of the library makes them.
+
+use super::{NextBatch, Run, RunOptions, TrainingRun, TrainingTask};
+use crate::config::{Config, Purpose, Strategy};
+use crate::{LogRecord, Rows, StopReason, StopSignal};
+use kernels::Context;
+use model::tokenizer::{SpecialTokens, Tokenizer};
+use model::{ModelConfig, Weights};
+use serde_json::{Value, json};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use telemetry::{Event, EventKind, Sink};
+
+const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40, "hidden_size": 16,
+"intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+"max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true,
+"attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
+
+fn one_thread() -> Context {
+    crate::context(Some(1)).unwrap()
+}
+
+/// A directory with a tiny model of random weights.
+fn directory() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Arc::new(ModelConfig::parse(SHAPE).unwrap());
+    let weights = Weights::random(one_thread().memory(), &config, 1).unwrap();
+    let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
+    let target = dir.path().join("model");
+    Tokenizer::characters("abcdefghijklmnopqrstuvwxyz .,?".chars(), &special).unwrap().save(&target).unwrap();
+    model::io::save_model(&target, &config, &weights, None, Default::default()).unwrap();
+    dir
+}
+
+fn rows() -> Rows {
+    let row = |(i, word)| json!({"prompt": format!("{word} "), "completion": format!("{word}."), "row": i});
+    let words = ["ab", "sun", "moon", "tree", "x", "river"];
+    Rows::try_from(words.into_iter().enumerate().map(row).collect::<Vec<Value>>()).unwrap()
+}
+
+/// Six steps that are logged in pairs.
+fn config(dir: &Path, out: &str) -> Config {
+    Config {
+        model_name_or_path: Some(dir.join("model").display().to_string()),
+        output_dir: Some(dir.join(out)),
+        num_generations: 2,
+        per_device_train_batch_size: 4,
+        max_completion_length: 6,
+        learning_rate: 0.01,
+        max_steps: 6,
+        logging_steps: 2,
+        save_steps: 2,
+        ..Config::default()
+    }
+}
+
+/// Rewards vowels.
+fn options() -> RunOptions {
+    RunOptions::new().context(one_thread()).train_rows(rows()).reward("vowels", |sample| {
+        Some(sample.completion_text().chars().filter(|c| "aeiou".contains(*c)).count() as f64)
+    })
+}
+
+fn weights_of(model: &Path) -> Vec<u8> {
+    std::fs::read(model.join("model.safetensors")).unwrap()
+}
+
+#[test]
+fn a_closure_judges_rows_in_memory_and_the_result_is_typed() {
+    let dir = directory();
+    let judged = Arc::new(AtomicUsize::new(0));
+    let count = judged.clone();
+    let options = RunOptions::new().context(one_thread()).train_rows(rows()).reward("row", move |sample| {
+        assert!(sample.prompt_text().ends_with(' '));
+        count.fetch_add(1, Ordering::Relaxed);
+        sample.column("row")?.as_f64()
+    });
+    let result = Run::new(Purpose::Grpo, config(dir.path(), "out"), options).unwrap().run().unwrap();
+    assert_eq!((result.stop_reason, result.step), (StopReason::Completed, 6));
+    assert_eq!(judged.load(Ordering::Relaxed), 6 * 4);
+    let mean = result.metric("rewards/row/mean").unwrap();
+    assert!((0.0..=5.0).contains(&mean) && result.metric("reward") == Some(mean), "{mean}");
+    assert!(result.num_tokens > 0 && result.dir.model().join("config.json").exists());
+    // The configuration of the run names what the program gave.
+    let written = std::fs::read_to_string(result.dir.config()).unwrap();
+    assert!(written.contains("function:row") && written.contains("dataset_name = \"memory\""), "{written}");
+}
+
+#[test]
+fn what_a_program_forgot_is_said() {
+    let dir = directory();
+    let refused = |config: Config, options: RunOptions, word: &str| {
+        let error = Run::new(Purpose::Grpo, config, options).err().expect("refused");
+        assert!(crate::error::is_bad_input(&error) && error.to_string().contains(word), "{error}");
+        assert!(!dir.path().join("out").exists());
+    };
+    let plain = || RunOptions::new().context(one_thread());
+    refused(config(dir.path(), "out"), plain().train_rows(rows()), "reward");
+    refused(config(dir.path(), "out"), plain().reward("r", |_| Some(1.0)), "training data");
+    let named = Config { reward_funcs: vec!["function:mine".into()], ..config(dir.path(), "out") };
+    refused(named, plain().train_rows(rows()), "function:mine");
+    refused(Config { output_dir: None, ..config(dir.path(), "out") }, options(), "output_dir");
+    assert!(Rows::try_from(vec![json!("no row")]).is_err());
+}
+
+#[test]
+fn step_by_step_has_the_bits_of_to_the_end() {
+    let dir = directory();
+    let whole = Run::new(Purpose::Grpo, config(dir.path(), "whole"), options()).unwrap().run().unwrap();
+    let mut run = Run::new(Purpose::Grpo, config(dir.path(), "steps"), options()).unwrap();
+    assert_eq!(run.total_steps(), 6);
+    for step in 1..6 {
+        assert_eq!((run.step().unwrap(), run.steps_done()), (None, step));
+    }
+    assert_eq!(run.step().unwrap(), Some(StopReason::Completed));
+    assert_eq!(run.step().unwrap(), Some(StopReason::Completed), "it stays ended");
+    let stepped = run.finish().unwrap();
+    assert_eq!(weights_of(&whole.dir.model()), weights_of(&stepped.dir.model()));
+    assert_ne!(weights_of(&whole.dir.model()), weights_of(&dir.path().join("model")));
+}
+
+#[test]
+fn a_callback_ends_the_run_and_an_interrupted_one_goes_on_to_the_same_bits() {
+    let dir = directory();
+    let whole = Run::new(Purpose::Grpo, config(dir.path(), "whole"), options()).unwrap().run().unwrap();
+
+    let stops = options().on_step(|step| if step == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
+    let stopped = Run::new(Purpose::Grpo, config(dir.path(), "stopped"), stops).unwrap().run().unwrap();
+    assert_eq!((stopped.stop_reason, stopped.step), (StopReason::Requested, 3));
+    assert!(stopped.dir.checkpoint(3).is_dir() && stopped.dir.model().is_dir());
+
+    let (stop, saved) = (StopSignal::new(), Arc::new(Mutex::new(Vec::new())));
+    let (signal, checkpoints) = (stop.clone(), saved.clone());
+    let interrupted = options().stop_signal(stop).on_checkpoint(move |step, path| {
+        checkpoints.lock().unwrap().push((step, path.join("run_state.json").exists()));
+        if step == 4 {
+            signal.request();
+        }
+        ControlFlow::Continue(())
+    });
+    let interrupted = Run::new(Purpose::Grpo, config(dir.path(), "interrupted"), interrupted).unwrap().run().unwrap();
+    // The wish came when the step had ended: the next one is the last.
+    assert_eq!((interrupted.stop_reason, interrupted.step), (StopReason::Interrupted, 5));
+    assert_eq!(*saved.lock().unwrap(), [(2, true), (4, true), (5, true)]);
+    assert!(!interrupted.dir.model().exists());
+    let resumed = Run::resume(Purpose::Grpo, interrupted.dir.root(), options()).unwrap().run().unwrap();
+    assert_eq!((resumed.stop_reason, resumed.step), (StopReason::Completed, 6));
+    assert_eq!(weights_of(&whole.dir.model()), weights_of(&resumed.dir.model()));
+}
+
+/// Waits before each batch, and has no third one.
+struct Patient {
+    task: Box<dyn TrainingTask>,
+    waits: usize,
+}
+
+impl TrainingTask for Patient {
+    fn shown_metrics(&self) -> &'static [&'static str] {
+        self.task.shown_metrics()
+    }
+    fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
+        self.waits += 1;
+        match (self.waits % 3, run.step) {
+            (0, 2) => Ok(NextBatch::End),
+            (0, _) => self.task.next_batch(run),
+            _ => Ok(NextBatch::Wait),
+        }
+    }
+    fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        self.task.step(run)
+    }
+    fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
+        self.task.evaluate(run)
+    }
+}
+
+#[test]
+fn a_task_is_waited_for_and_may_end_before_the_last_step() {
+    let dir = directory();
+    let sft = || RunOptions::new().context(one_thread()).train_rows(rows());
+    let mut run = Run::new(Purpose::Sft, config(dir.path(), "ends"), sft()).unwrap();
+    run.task = Box::new(Patient { task: run.task, waits: 0 });
+    let result = run.run().unwrap();
+    assert_eq!((result.stop_reason, result.step), (StopReason::Completed, 2));
+    assert!(result.dir.checkpoint(2).is_dir() && result.dir.model().is_dir());
+
+    // A wish to stop is heard while it waits.
+    let stop = StopSignal::new();
+    let mut run = Run::new(Purpose::Sft, config(dir.path(), "waits"), sft().stop_signal(stop.clone())).unwrap();
+    run.task = Box::new(Patient { task: run.task, waits: 0 });
+    stop.request();
+    let result = run.run().unwrap();
+    assert_eq!((result.stop_reason, result.step), (StopReason::Interrupted, 0));
+}
+
+/// Keeps what was logged.
+struct Logged(Arc<Mutex<Vec<(u64, usize)>>>);
+
+impl Sink for Logged {
+    fn receive(&mut self, event: &Event) -> telemetry::Result<()> {
+        if let EventKind::Metrics { step, values } = &event.kind {
+            self.0.lock().unwrap().push((*step, values.len()));
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn sinks_and_callbacks_see_what_the_files_have() {
+    let dir = directory();
+    let (events, logs) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
+    let seen = logs.clone();
+    let sft = RunOptions::new().context(one_thread()).train_rows(rows()).eval_rows(rows());
+    let sft = sft.sink(Logged(events.clone())).on_log(move |log: &LogRecord<'_>| {
+        seen.lock().unwrap().push((log.step, log.metrics.len()));
+        ControlFlow::Continue(())
+    });
+    let config = Config { eval_strategy: Strategy::Epoch, ..config(dir.path(), "sft") };
+    let result = Run::new(Purpose::Sft, config, sft).unwrap().run().unwrap();
+    let file = std::fs::read_to_string(result.dir.metrics()).unwrap();
+    let line = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        (line["step"].as_u64().unwrap(), line.as_object().unwrap().len() - 1)
+    };
+    let lines: Vec<(u64, usize)> = file.lines().map(line).collect();
+    assert!(file.contains("eval_loss") && lines.iter().any(|(step, _)| *step == 6), "{file}");
+    assert_eq!(*events.lock().unwrap(), lines);
+    assert_eq!(*logs.lock().unwrap(), lines);
+}
+
+/// Set for the child process of the test below.
+const CHILD: &str = "LOCKSTEP_TEST_SILENT";
+
+#[test]
+fn without_a_console_nothing_is_printed() {
+    let dir = directory();
+    if std::env::var_os(CHILD).is_some() {
+        let result = Run::new(Purpose::Grpo, config(dir.path(), "out"), options()).unwrap().run().unwrap();
+        assert!(std::fs::read_to_string(result.dir.log(0)).unwrap().contains("parameters"));
+        return;
+    }
+    let test = ["--exact", "session::tests::without_a_console_nothing_is_printed", "--nocapture", "--quiet"];
+    let child =
+        std::process::Command::new(std::env::current_exe().unwrap()).args(test).env(CHILD, "1").output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(child.status.success(), "{}", text(&child.stderr));
+    assert_eq!(text(&child.stderr), "");
+    let of_harness =
+        |line: &str| line.is_empty() || line == "." || line.starts_with("running") || line.contains("test result");
+    let printed = text(&child.stdout);
+    assert!(printed.lines().all(of_harness), "{printed}");
+}
