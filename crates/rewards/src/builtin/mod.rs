@@ -38,13 +38,16 @@ pub(crate) trait Builtin: Reward + Sized + 'static {
     fn build(name: String, options: Self::Options) -> Result<Self>;
 }
 
+/// Makes a reward of its name and its options.
+type Build = fn(String, Map<String, Value>) -> Result<Box<dyn Reward>>;
+
 /// A row of [`BUILTIN`].
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
     pub name: &'static str,
     pub main_option: Option<&'static str>,
     pub main_value: fn(&str) -> Value,
-    pub build: fn(String, Map<String, Value>) -> Result<Box<dyn Reward>>,
+    pub build: Build,
 }
 
 impl Kind {

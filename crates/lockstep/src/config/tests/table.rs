@@ -81,7 +81,7 @@ fn same(toml: &str, json: &Json) -> bool {
         Json::Number(n) => number(toml).is_some_and(|x| Some(x) == n.as_f64()),
         Json::Array(items) if items.len() == 1 => same(toml, &items[0]),
         Json::String(text) => toml == format!("\"{text}\""),
-        other => toml == other.to_string(),
+        other => other.to_string().as_str() == toml,
     }
 }
 
