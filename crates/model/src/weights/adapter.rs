@@ -5,7 +5,7 @@ use super::lora::{LoraConfig, adapter_name};
 use super::{Params, Weights};
 use crate::io::TensorSource;
 use crate::{ModelConfig, Result};
-use kernels::Memory;
+use kernels::{Device, Memory};
 use std::sync::Arc;
 
 /// A low-rank adapter over [`Weights`]. A model of scores has its head in it, which is trained beside it.
@@ -37,6 +37,8 @@ impl Adapter {
         let mut adapter = Adapter { lora: lora.clone(), params, version: 0, config: base.config.clone() };
         if let (Some(own), Some(head)) = (&mut adapter.params.head, &base.params.head)
             && own.rows() > 0
+            // Where memory is only counted, there is nothing to copy.
+            && memory.device() != Device::Meta
         {
             own.data_mut().view_mut().copy_from_f32(&head.data().to_vec_f32());
         }
