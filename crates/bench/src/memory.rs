@@ -46,7 +46,7 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
 }
 
 /// How far the resident memory rises above weight, hidden rows, their gradients and the outputs while log-probabilities and entropies are
-/// computed, and on the way back. None where the system does not say.
+/// computed, and in the backward pass. None where the system does not say.
 fn log_probabilities(ctx: &Context, shape: Subject) -> anyhow::Result<Option<u64>> {
     let (config, dtype, memory) = (shape.config()?, shape.dtype.dtype(), ctx.memory());
     let (v, h) = (config.vocab_size, config.hidden_size);

@@ -115,8 +115,7 @@ pub enum What {
     Algorithms(AlgorithmsFlags),
 }
 
-/// Runs it.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let report = |common: &Common, run: &dyn Fn(&Context, Subject) -> anyhow::Result<Report>| -> anyhow::Result<()> {
         let subject = Subject { shape: common.shape.into(), dtype: common.dtype.as_str().into() };
         let report = run(&context(common.threads)?, subject)?;

@@ -1,4 +1,4 @@
-//! The flags of `lockstep bench`: what each benchmark is told.
+//! The flags of `lockstep bench`: the options of each benchmark.
 
 use crate::options::LogArgs;
 use lockstep_bench::addition::workspace::SFT_STEPS;
@@ -101,7 +101,7 @@ pub struct AlgorithmsFlags {
 }
 
 impl AlgorithmsFlags {
-    /// What the benchmark is told.
+    /// The benchmark's options.
     pub fn options(&self) -> anyhow::Result<algorithms::Options> {
         let AlgorithmsFlags { table, seeds, steps, sft_steps, only, out, threads, json, log } = self.clone();
         let (table, console) = (table.into(), log.console()?);

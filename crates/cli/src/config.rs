@@ -48,8 +48,7 @@ enum Command {
     },
 }
 
-/// Runs it.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let text = match args.command {
         Command::Show { config: layers, json } => {
             let resolved = layers.resolve(Purpose::Show)?;

@@ -38,8 +38,7 @@ pub struct Args {
 /// Held-out completions that are shown before and after.
 const SHOWN: usize = 8;
 
-/// Runs it.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let started = Instant::now();
     let console = Console::new(args.log.console()?)?;
     let ctx = context(args.threads)?;

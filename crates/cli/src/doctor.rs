@@ -37,8 +37,7 @@ struct Findings {
     ceilings: Ceilings,
 }
 
-/// Runs it.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let ctx = Context::from_env_with_threads(args.threads.map(usize::from)).or_bad_input()?;
     let memory = telemetry::system::memory_bytes();
     let findings = Findings {

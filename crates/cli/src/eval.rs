@@ -55,8 +55,7 @@ pub struct Args {
     pub threads: Option<usize>,
 }
 
-/// Runs it.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let config = configuration(&args)?;
     if let Some(path) = &args.output {
         // Found out before the evaluation, not after it.

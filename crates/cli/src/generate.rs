@@ -71,8 +71,7 @@ pub struct Args {
     pub threads: Option<std::num::NonZeroUsize>,
 }
 
-/// Runs it.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     check(&args)?;
     let ctx = context(args.threads.map(usize::from))?;
     let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;

@@ -26,8 +26,7 @@ pub struct Args {
     pub out: PathBuf,
 }
 
-/// Runs it.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let config = Arc::new(ModelConfig::load(&args.config).or_bad_input()?);
     if let Some(dir) = &args.tokenizer {
         Tokenizer::load(dir).and_then(|t| t.check_fits(&config)).or_bad_input_in(dir.display())?;

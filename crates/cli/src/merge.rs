@@ -21,8 +21,7 @@ pub struct Args {
     pub out: PathBuf,
 }
 
-/// Runs it.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(None)?;
     new_directory(&args.out, |dir| {
         let mut policy = Policy::load_below(&ctx, &args.model, &args.adapter, ComputeDType::F32)?;

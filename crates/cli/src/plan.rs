@@ -34,8 +34,7 @@ pub enum Command {
     Dpo,
 }
 
-/// Runs it.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let (purpose, config) = configuration(&args)?;
     let sinks = Sinks::new();
     sinks.add(ConsoleSink::new(Console::new(LogArgs::default().console()?)?));

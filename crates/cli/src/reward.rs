@@ -17,7 +17,6 @@ pub struct Args {
     pub log: LogArgs,
 }
 
-/// Runs it.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     crate::session::run(Purpose::Reward, &args.config, args.resume.as_deref(), &args.log)
 }

@@ -53,8 +53,7 @@ struct Scored<'a> {
     entropies: &'a [f32],
 }
 
-/// Runs it.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if !(args.temperature.is_finite() && args.temperature > 0.0) {
         bad_input!("--temperature {}: expected a number above 0", args.temperature);
     }

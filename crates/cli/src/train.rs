@@ -9,7 +9,7 @@ pub struct Args {
     /// The configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Trains on the rollouts of a file instead of generating (replay); no data set, no reward.
+    /// Trains on the rollouts of a file instead of generating (replay); no dataset, no reward.
     #[arg(long, value_name = "FILE.jsonl")]
     pub replay: Option<std::path::PathBuf>,
     /// Continues a run: its directory, or `latest` for the newest checkpoint under the output directory.
@@ -20,8 +20,7 @@ pub struct Args {
     pub log: LogArgs,
 }
 
-/// Runs it.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let mut config = args.config;
     config.set.extend(args.replay.map(|file| format!("replay={}", file.display())));
     crate::session::run(Purpose::Grpo, &config, args.resume.as_deref(), &args.log)

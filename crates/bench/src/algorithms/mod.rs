@@ -70,7 +70,7 @@ struct Row {
     trained: bool,
 }
 
-/// Runs it.
+/// Trains every chosen arm over the seeds and prints the curves side by side.
 pub fn run(args: &Options) -> anyhow::Result<()> {
     let arms = chosen(args)?;
     if args.seeds.is_empty() {

@@ -1,4 +1,4 @@
-//! Models and data sets by their Hub ids, fetched from a server on this machine that serves two local directories.
+//! Models and datasets by their Hub ids, fetched from a server on this machine that serves two local directories.
 
 use crate::support::{Said, command, model};
 use std::fs;

@@ -1,4 +1,4 @@
-//! What a run is told: one flat table of keys, most of them TRL's.
+//! A run's configuration: one flat table of keys, most of them TRL's.
 //!
 //! [`keys`] has the rows of the table, by topic. From them come the typed [`Config`], its parsing, its checks, the
 //! notes on unused keys, `config explain`, the JSON Schema, docs/config.md and what may change on resume. [`layers`]

@@ -96,7 +96,7 @@ impl DatasetSpec {
             None => self.read_files(limit, &mut hash, take)?,
         };
         if taken == 0 {
-            bad_input!("the data set {} is empty: it has no row", self.name);
+            bad_input!("the dataset {} is empty: it has no row", self.name);
         }
         Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }

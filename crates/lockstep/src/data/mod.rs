@@ -1,4 +1,4 @@
-//! Data sets: from files to prompts, and the order in which training draws them.
+//! Datasets: from files to prompts, and the order in which training draws them.
 //!
 //! [`load`] reads JSONL and Parquet into [`Example`]s; [`prompts`] turns their prompts into token ids, [`prompt_dataset`] all of a
 //! set, [`pairs`] answers that are compared; [`sampler`] draws prompts in a seeded order that a checkpoint can continue. Knows no reward, and nothing of what is
@@ -24,7 +24,7 @@ use serde_json::{Map, Value};
 /// One row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Example {
-    /// Its number in the data set as read, from 0.
+    /// Its number in the dataset as read, from 0.
     pub row: usize,
     /// The prompt, with the system prompt if there is one.
     pub prompt: Content,

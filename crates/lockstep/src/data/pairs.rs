@@ -38,10 +38,10 @@ impl Pair {
     }
 }
 
-/// The pairs of a data set.
+/// The pairs of a dataset.
 #[derive(Clone, Debug)]
 pub struct Pairs {
-    /// Those that are used, in the data set's order.
+    /// Those that are used, in the dataset's order.
     pub all: Vec<Pair>,
     /// SHA-256 of the data.
     pub hash: String,
@@ -90,7 +90,7 @@ impl Pairs {
             bad_input!("{}: all {} pairs are longer than max_length = {most}: raise it", spec.name, pairs.left_out);
         }
         if pairs.all.is_empty() {
-            bad_input!("the data set {} has no pair", spec.name);
+            bad_input!("the dataset {} has no pair", spec.name);
         }
         Ok(pairs)
     }

@@ -7,7 +7,7 @@ use crate::models::ModelAssets;
 use model::chat::PromptEncoder;
 use std::sync::Arc;
 
-/// The prompts of a data set.
+/// The prompts of a dataset.
 #[derive(Clone, Debug)]
 pub struct PromptDataset {
     /// The prompts.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// A prompt as the model and the rewards see it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prompt {
-    /// The row of the data set, from 0.
+    /// The row of the dataset, from 0.
     pub row: usize,
     /// Its tokens; equal ones of a dataset are the same.
     pub tokens: Arc<model::Prompt>,
@@ -22,10 +22,10 @@ pub struct Prompt {
     pub columns: Map<String, Value>,
 }
 
-/// The prompts of a data set as ids.
+/// The prompts of a dataset as ids.
 #[derive(Clone, Debug, Default)]
 pub struct Encoded {
-    /// Those that are used, in the data set's order.
+    /// Those that are used, in the dataset's order.
     pub prompts: Vec<Arc<Prompt>>,
     /// How many were left out because they are longer than `max_prompt_length`.
     pub left_out: usize,

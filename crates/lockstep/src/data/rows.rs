@@ -33,7 +33,7 @@ pub fn read(path: &Path, content: &[u8], limit: usize) -> anyhow::Result<Vec<(us
     match path.extension().and_then(|e| e.to_str()) {
         Some("parquet") => parquet(path, limit),
         Some("gz" | "zst" | "csv" | "arrow") => bad_input!(
-            "{}: data sets are read as JSON lines (.jsonl) or Parquet (.parquet); unpack or convert it first",
+            "{}: datasets are read as JSON lines (.jsonl) or Parquet (.parquet); unpack or convert it first",
             path.display()
         ),
         _ => json_lines(path, content, limit),

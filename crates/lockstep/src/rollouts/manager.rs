@@ -44,7 +44,7 @@ impl RewardOutput {
     }
 }
 
-/// Reward functions, and what they are told.
+/// Reward functions, and what they are called with.
 pub struct RewardManager<'a> {
     /// The rewards.
     pub rewards: &'a mut [Box<dyn Reward>],

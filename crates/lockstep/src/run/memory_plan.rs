@@ -21,7 +21,7 @@ use train::{Objective, Trainer};
 
 /// Allowance for a thread: its stack as far as it is touched, and what products and attention hold while they run.
 const THREAD_BYTES: u64 = 2 << 20;
-/// What the head's way back holds: gradients of 256 rows × 4096 logits.
+/// What the head's backward pass holds: gradients of 256 rows × 4096 logits.
 const LOGITS_BYTES: u64 = 256 * 4096 * 4;
 /// Bytes for each element of the largest tensor while it is read or written: its elements as f32, and as they lie in the file.
 const WIDENED_BYTES: u64 = 8;

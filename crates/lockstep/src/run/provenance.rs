@@ -14,7 +14,7 @@ use telemetry::record::{FileHash, RunRecord, Start, hash_file, sha256};
 pub struct RunMetadata<'a> {
     /// The subcommand that makes such runs.
     pub command: &'a str,
-    /// What the run was told.
+    /// The resolved configuration.
     pub config: &'a Config,
     /// The same as its file says it.
     pub config_toml: &'a str,

@@ -26,7 +26,7 @@ use train::{Samples, Schedule, Trainer, UpdateMetrics};
 
 /// A run between two steps.
 pub struct TrainingRun {
-    /// What it was told.
+    /// The resolved configuration.
     pub config: Config,
     /// Where it writes.
     pub dir: RunDir,

@@ -1,6 +1,6 @@
 //! The Hugging Face Hub: its local cache, as its own tools lay it out, and downloads into it (feature `hub`).
 //!
-//! `models--ORG--NAME/refs/main` names the commit, and `snapshots/COMMIT/` has the files; models and data sets that other
+//! `models--ORG--NAME/refs/main` names the commit, and `snapshots/COMMIT/` has the files; models and datasets that other
 //! tools have fetched are found, and what is fetched here is found by them. A marker in the repository's folder says that
 //! a download was broken off; the next run goes on with it.
 
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 pub enum HubKind {
     /// A model.
     Model,
-    /// A data set.
+    /// A dataset.
     Dataset,
 }
 
@@ -21,7 +21,7 @@ impl HubKind {
     pub fn noun(self) -> &'static str {
         match self {
             HubKind::Model => "model",
-            HubKind::Dataset => "data set",
+            HubKind::Dataset => "dataset",
         }
     }
     fn folder(self) -> &'static str {
@@ -139,7 +139,7 @@ impl Hub {
     }
 }
 
-/// Whether a run reads `file`: of a model, the configuration, weights and words at its top; of a data set, its tables.
+/// Whether a run reads `file`: of a model, the configuration, weights and words at its top; of a dataset, its tables.
 #[cfg(feature = "hub")]
 fn wanted(file: &str, kind: HubKind) -> bool {
     let ending = Path::new(file).extension().and_then(|e| e.to_str()).unwrap_or_default();

@@ -22,7 +22,7 @@ fn locate_on(hub: &Hub, name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
     hub.find(name, kind)
 }
 
-/// The files of a data set: `path` itself, or in a directory those of the configuration and the split, sorted.
+/// The files of a dataset: `path` itself, or in a directory those of the configuration and the split, sorted.
 ///
 /// A file belongs to split `train` if its name, or its directory's, begins with `train` (`train.jsonl`,
 /// `train-00000-of-00002.parquet`, `train/0.parquet`). A directory that has no file of any split but data is one split.

@@ -5,7 +5,7 @@
 //! number in it. Numbers are compared as exact decimals, never as floats: `1,000.50`, `$1000.5` and `1000.5 %` are
 //! equal. A row whose answer has no number gives `None` with a problem. Knows no other mathematics than decimals.
 //!
-//! Data set: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems", <https://arxiv.org/abs/2110.14168>.
+//! Dataset: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems", <https://arxiv.org/abs/2110.14168>.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(scores.problems[0].rows, 1);
     }
 
-    /// The answers of the real data set all have a number, and a solution is judged right by its own answer.
+    /// The answers of the real dataset all have a number, and a solution is judged right by its own answer.
     #[test]
     fn judges_the_real_data_set() {
         let Some(file) = testing::shared("data/gsm8k/test.jsonl") else { return };

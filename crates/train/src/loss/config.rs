@@ -1,4 +1,4 @@
-//! What the policy losses are told; names, meanings and defaults are TRL's.
+//! Parameters of the policy losses; names, meanings and defaults are TRL's.
 
 use super::LossType;
 use super::entropy::EntropyConfig;

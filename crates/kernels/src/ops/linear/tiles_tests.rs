@@ -59,7 +59,7 @@ struct Case {
     k: usize,
     /// Numbers of bf16.
     x: Vec<f32>,
-    /// The same.
+    /// Numbers of bf16.
     w: Vec<f32>,
     bias: Vec<f32>,
     d_y: Vec<f32>,

@@ -138,7 +138,7 @@ impl Prepared {
 /// What a run learns from.
 struct Data {
     source: Source,
-    /// Rows of the data set, or groups of the file.
+    /// Rows of the dataset, or groups of the file.
     rows: usize,
     bounds: WorkloadBounds,
     /// SHA-256.

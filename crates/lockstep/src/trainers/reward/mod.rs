@@ -127,7 +127,7 @@ fn planned(
     memory_plan::plan_pairs(config, &assets.config, objective, memory_plan::longest_of(lengths), held_out.len())
 }
 
-/// The pairs of a data set with its hash.
+/// The pairs of a dataset with its hash.
 fn samples(
     config: &Config,
     spec: &DatasetSpec,
