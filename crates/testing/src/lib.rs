@@ -3,6 +3,8 @@
 //! Where it is missing the test is skipped, which is said on standard error though the test passes, with a count. With
 //! `CI=true` it fails: there nothing may be missing without a word.
 
+pub mod foreign;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;

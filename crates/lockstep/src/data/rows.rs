@@ -66,8 +66,15 @@ fn json_lines(path: &Path, content: &[u8], limit: usize) -> anyhow::Result<Vec<(
     Ok(rows)
 }
 
+/// The crate asserts some of what a damaged file breaks (that offsets are not below 0).
 #[cfg(feature = "parquet")]
 fn parquet(path: &Path, limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
+    std::panic::catch_unwind(|| parquet_rows(path, limit))
+        .unwrap_or_else(|_| bad_input!("{}: not a readable Parquet file: it is damaged", path.display()))
+}
+
+#[cfg(feature = "parquet")]
+fn parquet_rows(path: &Path, limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
     use crate::error::OrBadInput;
     use parquet::file::reader::{FileReader, SerializedFileReader};
     let bad = |e: parquet::errors::ParquetError| {

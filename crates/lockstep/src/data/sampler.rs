@@ -50,8 +50,8 @@ impl Sampler {
 
     /// The next `count` ≤ chunk row numbers, all of one epoch: where fewer are left in it, the next epoch's first.
     pub fn take(&mut self, count: usize) -> Vec<usize> {
-        if self.state.cursor + count > self.rows {
-            let epoch = self.state.epoch + 1;
+        if self.state.cursor.saturating_add(count) > self.rows {
+            let epoch = self.state.epoch.wrapping_add(1);
             self.restore(SamplerState { epoch, cursor: 0 });
         }
         let from = self.state.cursor;

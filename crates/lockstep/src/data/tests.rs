@@ -154,3 +154,54 @@ fn long_prompts_are_left_out_or_refused_and_never_cut() {
     let empty = load("{\"prompt\": \"\"}\n", |_| {}).unwrap();
     assert!(encode_all(&encoder, &empty, None, 10, 4).unwrap_err().to_string().contains("the prompt is empty"));
 }
+
+mod foreign {
+    use super::*;
+    use proptest::prelude::*;
+    use testing::foreign;
+
+    fn read(name: &str, bytes: &[u8]) -> anyhow::Result<Dataset> {
+        let dir = tempfile::tempdir()?;
+        std::fs::write(dir.path().join(name), bytes)?;
+        spec(&dir.path().join(name)).load()
+    }
+
+    fn row() -> serde_json::Value {
+        let messages = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
+        json!({"prompt": messages, "completion": "c", "answer": 3, "deep": {"a": [null, 1.5, "x"]}})
+    }
+
+    #[cfg(feature = "parquet")]
+    fn table() -> Vec<u8> {
+        let dir = tempfile::tempdir().unwrap();
+        let rows = telemetry::CompletionRows {
+            step: 3,
+            prompts: vec![json!("p"), json!("q")],
+            completions: vec![json!("c"), json!("d")],
+            rewards: vec![("length".into(), vec![Some(1.5), None])],
+            extra: vec![],
+            advantages: vec![0.5, -0.5],
+        };
+        let event = telemetry::EventKind::Completions { rows, shown: 0 };
+        telemetry::Sink::receive(&mut telemetry::CompletionsSink::new(dir.path()), &event.into()).unwrap();
+        std::fs::read(std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path()).unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(foreign::few())]
+
+        #[test]
+        fn rows(row in foreign::json(row())) {
+            let _ = read("d.jsonl", row.to_string().as_bytes());
+        }
+        #[test]
+        fn rows_as_text(bytes in foreign::bytes(row().to_string().into_bytes())) {
+            let _ = read("d.jsonl", &bytes);
+        }
+        #[cfg(feature = "parquet")]
+        #[test]
+        fn tables(bytes in foreign::bytes(table())) {
+            let _ = read("d.parquet", &bytes);
+        }
+    }
+}

@@ -8,9 +8,14 @@ use minijinja::{AutoEscape, Environment, ErrorKind};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// Instructions that rendering may take, a hundred or so for each message: a template with loops in loops ends with an
+/// error, not never. Strings and ranges of a template the crate limits itself.
+const FUEL: u64 = 10_000_000;
+
 pub(super) fn new(sources: &BTreeMap<String, String>) -> Result<Environment<'static>> {
     let mut env = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    env.set_fuel(Some(FUEL));
     env.set_syntax(syntax.expect("the default delimiters"));
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_formatter(|out, _, value| out.write_str(&python::print(value)).map_err(minijinja::Error::from));

@@ -163,11 +163,10 @@ fn head(f: &Fields<'_>) -> Result<Head> {
     if !architecture.is_some_and(|a| a.ends_with(SCORES)) {
         return Ok(Head::Lm);
     }
-    let labels = match (f.get("id2label"), f.get("num_labels").and_then(Value::as_u64)) {
-        (Some(Value::Object(names)), _) => names.len(),
-        (_, Some(n)) => n as usize,
-        // What transformers leaves out.
-        _ => 2,
+    let labels = match f.get("id2label") {
+        Some(Value::Object(names)) => names.len(),
+        // Two is what transformers leaves out.
+        _ => f.size("num_labels", Some(2))?,
     };
     if labels == 0 { Err(f.error("id2label", "has no label")) } else { Ok(Head::Score(labels)) }
 }

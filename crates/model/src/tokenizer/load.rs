@@ -10,7 +10,7 @@ use tokenizers::processors::template::TemplateProcessing;
 pub(super) fn load(dir: &Path) -> Result<Tokenizer> {
     let path = dir.join("tokenizer.json");
     let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
-    let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| Error::file(&path, e.to_string()))?;
+    let mut inner = parse(bytes).map_err(|message| Error::file(&path, message))?;
     // Files may carry the batch settings of whoever wrote them; ids here are of one text, and whole.
     inner.with_truncation(None).map_err(failed)?;
     inner.with_padding(None);
@@ -33,6 +33,19 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer> {
         surround(&mut inner, &special, bos == Some(true), eos == Some(true))?;
     }
     Ok(Tokenizer { inner, special, config })
+}
+
+/// A `tokenizer.json`. What is no JSON, and some settings that are wrong, the crate answers with a panic: when it reads
+/// them, or with the first text (a template that names a token it does not have).
+fn parse(bytes: Vec<u8>) -> std::result::Result<tokenizers::Tokenizer, String> {
+    serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).map_err(|e| format!("not JSON: {e}"))?;
+    let parse_and_try = || {
+        let tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
+        // Whether it is an error does not matter: that is told with the text that it is of.
+        let _ = tokenizer.encode("a b", true);
+        Ok(tokenizer)
+    };
+    std::panic::catch_unwind(parse_and_try).unwrap_or_else(|_| Err("its settings contradict each other".into()))
 }
 
 /// Puts the start token before every text, the end token after it.

@@ -98,3 +98,36 @@ pub(super) fn scores(answer: Answer, rows: usize) -> Result<Scores, String> {
         metrics: answer.metrics.into_iter().collect(),
     })
 }
+
+#[cfg(test)]
+mod foreign {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+    use testing::foreign;
+
+    fn valid() -> Value {
+        json!({"rewards": [1.0, null, true], "error": null, "extra": {"why": ["a", 2, null]}, "metrics": {"m": 0.5}})
+    }
+
+    fn read(line: &[u8]) -> Result<Scores, String> {
+        answer(line).and_then(|answer| scores(answer, 3))
+    }
+
+    proptest! {
+        #![proptest_config(foreign::few())]
+
+        /// An answer that is taken has a score or none for each completion, and no score that is not a number.
+        #[test]
+        fn answers(value in foreign::json(valid())) {
+            prop_assert!(read(valid().to_string().as_bytes()).is_ok());
+            if let Ok(scores) = read(value.to_string().as_bytes()) {
+                prop_assert!(scores.values.len() == 3 && scores.values.iter().flatten().all(|score| score.is_finite()));
+            }
+        }
+        #[test]
+        fn answers_as_text(line in foreign::bytes(valid().to_string().into_bytes())) {
+            let _ = read(&line);
+        }
+    }
+}

@@ -88,7 +88,8 @@ fn split(object: &Map<String, Value>) -> Result<Vec<Map<String, Value>>, String>
     let count = object["completion_ids"].as_array().map_or(0, Vec::len);
     let mut lines = vec![Map::new(); count];
     for key in PER_COMPLETION {
-        let Some(value) = object.get(key).filter(|v| !v.is_null()) else { continue };
+        // Null is as good as absent, but for rewards, which a line must have.
+        let Some(value) = object.get(key).filter(|v| !v.is_null() || key == "rewards") else { continue };
         let Some(items) = value.as_array().filter(|items| items.len() == count) else {
             let got = value.as_array().map_or("no list".to_owned(), |items| items.len().to_string());
             return Err(format!("`{key}` needs one element for each of the {count} completions, but has {got}"));
@@ -249,5 +250,35 @@ mod tests {
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "mask": [2]}"#, "mask[0] = 2");
         broken(r#"{"prompt_ids": [1], "completion_ids": [[1], [2]], "rewards": 1}"#, "each of the 2 completions");
         broken(r#"{"prompt_ids": [1], "completion_ids": [[1], 2], "rewards": [1, 2]}"#, "`completion_ids`");
+        broken(r#"{"prompt_ids": [1], "completion_ids": [[1], [2]], "rewards": null}"#, "`rewards` needs one element");
+    }
+}
+
+#[cfg(test)]
+mod foreign {
+    use super::*;
+    use proptest::prelude::*;
+    use testing::foreign;
+
+    fn valid() -> Value {
+        serde_json::json!({"prompt_ids": [7, 8], "completion_ids": [[1, 2], [3]], "rewards": [[0.5, null], [1, 2]],
+            "reward_names": ["a", "b"], "logprobs": [[-1.0, -2.5], [-0.5]], "truncated": [true, false], "step": 3})
+    }
+
+    proptest! {
+        #![proptest_config(foreign::few())]
+
+        #[test]
+        fn lines(value in foreign::json(valid())) {
+            prop_assert!(Line::parse(&valid().to_string(), 10).is_ok());
+            if let Ok(line) = Line::parse(&value.to_string(), 10) {
+                let ids = line.completions.iter().flat_map(|c| &c.ids).chain(&line.prompt);
+                prop_assert!(ids.into_iter().all(|&id| id < 10) && !line.completions.is_empty());
+            }
+        }
+        #[test]
+        fn lines_as_text(bytes in foreign::bytes(valid().to_string().into_bytes())) {
+            let _ = Line::parse(&String::from_utf8_lossy(&bytes), 10);
+        }
     }
 }

@@ -142,3 +142,39 @@ mod tests {
         assert!(back.take_means().is_empty());
     }
 }
+
+#[cfg(test)]
+mod foreign {
+    use super::*;
+    use proptest::prelude::*;
+    use testing::foreign;
+
+    fn valid() -> Value {
+        serde_json::json!({"format": FORMAT, "step": 2, "weights_version": 2, "isa": "avx2", "data_hash": "00",
+            "sampler": {"epoch": 0, "cursor": 4}, "trainer": {"steps": 2, "skipped_in_a_row": 0, "skipped_total": 0, "entropy": null},
+            "task": {"rollout_number": 3, "buffer": null}, "num_tokens": 9, "unlogged": {"loss": [4602678819172646912u64, 2]},
+            "best": {"step": 2, "metric": 1}, "evaluations_without_improvement": 0, "log_bytes": {"metrics.jsonl": 10}})
+    }
+
+    fn read(bytes: &[u8]) -> anyhow::Result<RunState> {
+        let dir = tempfile::tempdir()?;
+        std::fs::write(dir.path().join("run_state.json"), bytes)?;
+        RunState::read(dir.path())
+    }
+
+    proptest! {
+        #![proptest_config(foreign::few())]
+
+        #[test]
+        fn states(value in foreign::json(valid())) {
+            prop_assert!(read(valid().to_string().as_bytes()).is_ok());
+            if let Ok(mut state) = read(value.to_string().as_bytes()) {
+                state.unlogged.take_means();
+            }
+        }
+        #[test]
+        fn states_as_text(bytes in foreign::bytes(valid().to_string().into_bytes())) {
+            let _ = read(&bytes);
+        }
+    }
+}
