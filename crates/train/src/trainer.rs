@@ -187,7 +187,7 @@ impl Trainer {
     }
 
     /// Makes the gradient of the optimizer batch of what was accumulated. The seam for several ranks: theirs are added
-    /// here, and [`Accumulated`]'s sums with them, in the order of the ranks.
+    /// here, and `Accumulated`'s sums with them, in the order of the ranks.
     pub fn reduce(&mut self, ctx: &Context) -> Result<()> {
         let Some(accumulated) = &mut self.accumulated else { return Err(nothing_accumulated()) };
         let start = Instant::now();
