@@ -41,7 +41,7 @@ fn parse(bytes: Vec<u8>) -> std::result::Result<tokenizers::Tokenizer, String> {
     serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).map_err(|e| format!("not JSON: {e}"))?;
     let parse_and_try = || {
         let tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
-        // Whether it is an error does not matter: that is told with the text that it is of.
+        // Whether it is an error does not matter: encoding that text reports it.
         let _ = tokenizer.encode("a b", true);
         Ok(tokenizer)
     };
