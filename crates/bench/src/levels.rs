@@ -7,8 +7,8 @@
 //! | advanced | continuous batching; numbers in `--dtype` | packed, log-probabilities fused with the head; numbers in `--dtype` |
 //! | optimal | the prompt's pages shared by its completions | the prompt computed once for its completions |
 //!
-//! Baseline and basic compute in f32. All levels update on the samples of the optimal one, from the same weights: their losses and gradient
-//! norms must be equal within the rounding of the dtype.
+//! Baseline and basic compute in f32. All levels update on the samples of the optimal one, from the same weights: their
+//! losses and gradient norms must be equal within the rounding of the dtype.
 
 use super::report::column;
 use super::workload::timed;
@@ -28,7 +28,8 @@ use train::{Objective, Optimizer, OptimizerConfig, Sample, Scored, Source};
 
 /// By how much losses and gradient norms of the levels may differ in f32: relatively, or absolutely near 0.
 const TOLERANCE: (f64, f64) = (1e-3, 1e-6);
-/// And in bf16, whose numbers have eight bits. Terms of the loss are about 1 and their sum is near 0: it differs as they do.
+/// And in bf16, whose numbers have eight bits. Terms of the loss are about 1 and their sum is near 0: it differs as
+/// they do.
 const TOLERANCE_BF16: (f64, f64) = (3e-2, 3e-3);
 /// The draws of completion lengths and of the baseline's tokens.
 const STREAM: u64 = 0x6c65_7665_6c73;

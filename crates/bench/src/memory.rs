@@ -1,5 +1,5 @@
-//! What a step holds, by part: as the ledger counts it, beside what the process has resident. And what log-probabilities take beyond their
-//! inputs and outputs, which is where `[tokens, vocabulary]` logits would show.
+//! What a step holds, by part: as the ledger counts it, beside what the process has resident. And what
+//! log-probabilities take beyond their inputs and outputs, which is where `[tokens, vocabulary]` logits would show.
 
 use super::report::column;
 use super::workload::Bench;
@@ -45,13 +45,14 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// How far the resident memory rises above weight, hidden rows, their gradients and the outputs while log-probabilities and entropies are
-/// computed, and in the backward pass. None where the system does not say.
+/// How far the resident memory rises above weight, hidden rows, their gradients and the outputs while log-probabilities
+/// and entropies are computed, and in the backward pass. None where the system does not say.
 fn log_probabilities(ctx: &Context, shape: Subject) -> anyhow::Result<Option<u64>> {
     let (config, dtype, memory) = (shape.config()?, shape.dtype.dtype(), ctx.memory());
     let (v, h) = (config.vocab_size, config.hidden_size);
     let mut weight = Matrix::zeros_of(memory, v, h, dtype);
-    // Written, so that the pages are there. In small slices: what they leave behind is resident, and would hide what is taken below.
+    // Written, so that the pages are there. In small slices: what they leave behind is resident, and would hide what is
+    // taken below.
     for first in (0..v).step_by(64) {
         let rows = (v - first).min(64);
         weight.pack_rows(first, &vec![0.01; rows * h]);

@@ -1,4 +1,5 @@
-//! What the fixed order of sums costs: the products and the attention that a freer engine would split, as they are and split.
+//! What the fixed order of sums costs: the products and the attention that a freer engine would split, as they are and
+//! split.
 //!
 //! | work | in order | split |
 //! |---|---|---|
@@ -6,8 +7,8 @@
 //! | gradient of a weight | one chain over tokens; threads share outputs | each thread has half of the tokens, halves are added |
 //! | decode attention | keys block by block; threads share rows and heads | each thread has half of the keys, softmaxes are merged |
 //!
-//! Halves run on threads of their own that are kept spinning, and are put together by an average of the two outputs: the least that a right
-//! merge takes. So what is measured is the most that freedom can gain.
+//! Halves run on threads of their own that are kept spinning, and are put together by an average of the two outputs:
+//! the least that a right merge takes. So what is measured is the most that freedom can gain.
 
 use super::report::column;
 use super::workload::Bench;
@@ -87,7 +88,8 @@ trait Work: Send {
     fn output(&mut self) -> &mut Tensor;
 }
 
-/// Seconds of the work on both threads, and of two halves, one on each, with their merge. `make(n)` makes an n-th of it.
+/// Seconds of the work on both threads, and of two halves, one on each, with their merge. `make(n)` makes an n-th of
+/// it.
 fn both<W: Work>(ctx: &Context, make: impl Fn(usize) -> W) -> anyhow::Result<(f64, f64)> {
     let mut whole = make(1);
     let ordered = median(&repeat(5, SECONDS, || Ok(whole.run(ctx)?))?);

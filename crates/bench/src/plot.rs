@@ -1,4 +1,5 @@
-//! Lines with bands as an SVG: a few panels side by side that share their y axis and legend. Knows numbers and names only.
+//! Lines with bands as an SVG: a few panels side by side that share their y axis and legend. Knows numbers and names
+//! only.
 
 use std::fmt::Write;
 

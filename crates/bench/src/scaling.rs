@@ -20,7 +20,8 @@ pub struct Options {
     pub plot: Option<PathBuf>,
 }
 
-/// One step each (after a first one that takes the memory): completions 8 → most, length 128 → longest, threads 1 → all.
+/// One step each (after a first one that takes the memory): completions 8 → most, length 128 → longest, threads 1 →
+/// all.
 pub fn run(ctx: &Context, shape: Subject, args: &Options) -> anyhow::Result<Report> {
     let columns = [
         column("threads", "threads", 0),

@@ -127,7 +127,8 @@ impl Workload {
         prompts.iter().enumerate().map(request).collect()
     }
 
-    /// Seconds and booked FLOPs of each step in which all sequences draw a token (steps that compute prompts are left out).
+    /// Seconds and booked FLOPs of each step in which all sequences draw a token (steps that compute prompts are left
+    /// out).
     pub fn decode_steps(&self, ctx: &Context, weights: &Weights) -> anyhow::Result<Vec<(f64, f64)>> {
         let mut engine = self.engine(ctx, &weights.config)?;
         for request in self.requests(&self.random_prompts(&weights.config, 3), 3) {

@@ -3,9 +3,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// A prompt. It is shared by identity: what has the same `Arc` is computed once, and nobody compares ids to find that out.
+/// A prompt. It is shared by identity: what has the same `Arc` is computed once, and nobody compares ids to find that
+/// out.
 ///
-/// Its tokens stand at positions 0, 1, 2, …; prompts with other positions, or with attachments (images), get fields here.
+/// Its tokens stand at positions 0, 1, 2, …; prompts with other positions, or with attachments (images), get fields
+/// here.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Prompt {

@@ -67,8 +67,8 @@ impl Scorer {
         Ok(out)
     }
 
-    /// The score of each sequence, which is that of its last token, by a model with a head of one score. Runs of equal prompts
-    /// are computed as one group.
+    /// The score of each sequence, which is that of its last token, by a model with a head of one score. Runs of equal
+    /// prompts are computed as one group.
     pub fn sequence_scores<'a>(
         &mut self,
         ctx: &Context,

@@ -1,5 +1,5 @@
-//! Files of a model directory that somebody else wrote, damaged: an error or a value, never a panic, and no memory that a
-//! number in the file asks for.
+//! Files of a model directory that somebody else wrote, damaged: an error or a value, never a panic, and no memory that
+//! a number in the file asks for.
 
 use model::io::{TensorSink, TensorSpec, load_tensors};
 use model::peft::load_adapter_config;

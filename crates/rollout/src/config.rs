@@ -20,7 +20,8 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// Pages that hold `max_num_seqs` sequences of `max_model_len` tokens and their prompts, so that none is ever preempted.
+    /// Pages that hold `max_num_seqs` sequences of `max_model_len` tokens and their prompts, so that none is ever
+    /// preempted.
     pub fn blocks_for(max_num_seqs: usize, max_model_len: usize) -> usize {
         (max_num_seqs + 1) * max_model_len.div_ceil(BLOCK)
     }

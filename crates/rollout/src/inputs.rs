@@ -1,4 +1,5 @@
-//! What the model is given in a step: a row per token, with its position, its page table and where its key and value go.
+//! What the model is given in a step: a row per token, with its position, its page table and where its key and value
+//! go.
 
 use crate::config::EngineConfig;
 use crate::scheduler::{Chunk, Scheduler};

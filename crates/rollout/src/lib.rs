@@ -1,11 +1,12 @@
 //! Prompts in, completions with their log-probabilities out.
 //!
-//! Keys and values lie in pages of one preallocated pool. A group's prompt is computed once and its full pages are shared;
-//! sequences join and leave the batch at every step; when pages run out the youngest one is preempted and computed again
-//! later, to the same bits. It knows no text (but for stop strings, through [`Detokenize`]) and no reward.
+//! Keys and values lie in pages of one preallocated pool. A group's prompt is computed once and its full pages are
+//! shared; sequences join and leave the batch at every step; when pages run out the youngest one is preempted and
+//! computed again later, to the same bits. It knows no text (but for stop strings, through [`Detokenize`]) and no
+//! reward.
 //!
-//! Read in this order: `request.rs` (what goes in and out), `sequence.rs`, `blocks.rs`, `scheduler.rs` (schedule, preempt,
-//! postprocess), `engine.rs` (the step), `inputs.rs` (its rows), `sampler.rs` (its tokens).
+//! Read in this order: `request.rs` (what goes in and out), `sequence.rs`, `blocks.rs`, `scheduler.rs` (schedule,
+//! preempt, postprocess), `engine.rs` (the step), `inputs.rs` (its rows), `sampler.rs` (its tokens).
 
 mod blocks;
 mod config;

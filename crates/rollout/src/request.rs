@@ -45,8 +45,8 @@ impl Default for SamplingParams {
 /// A prompt and how many completions it wants.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The group's number, unique in the run: with the generation and the token index it names every draw, so that noise does
-    /// not depend on scheduling and a prompt drawn again gets new noise.
+    /// The group's number, unique in the run: with the generation and the token index it names every draw, so that
+    /// noise does not depend on scheduling and a prompt drawn again gets new noise.
     pub id: u64,
     /// The prompt.
     pub prompt: Arc<Prompt>,
@@ -96,8 +96,8 @@ pub struct RolloutGroup {
 /// One sequence after a prompt. Lists have one element per token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
-    /// Which of the group's episodes it is of. An episode is one sequence, whatever turns it has; one of several (agents that
-    /// talk, a context that is rewritten) is several completions of one number.
+    /// Which of the group's episodes it is of. An episode is one sequence, whatever turns it has; one of several
+    /// (agents that talk, a context that is rewritten) is several completions of one number.
     pub generation: usize,
     /// Token ids, the stop id included.
     pub ids: Vec<u32>,
@@ -105,8 +105,8 @@ pub struct Completion {
     pub mask: Vec<bool>,
     /// Version of the weights that the token was sampled with.
     pub versions: Vec<u64>,
-    /// What is known of each token. The engine records [`SAMPLER_LOGPS`](model::columns::SAMPLER_LOGPS): log-softmax of all logits / T, before penalty and
-    /// truncation (T = 1 when greedy); 0 where the model did not sample.
+    /// What is known of each token. The engine records [`SAMPLER_LOGPS`](model::columns::SAMPLER_LOGPS): log-softmax of
+    /// all logits / T, before penalty and truncation (T = 1 when greedy); 0 where the model did not sample.
     pub columns: Columns,
     /// Why it ended.
     pub finish_reason: FinishReason,

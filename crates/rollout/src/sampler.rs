@@ -38,8 +38,8 @@ impl SamplerBuffers {
         }
     }
 
-    /// The token of each draw, and its log-probability. `hidden: [rows, C]` is what the model made of the step's rows, and
-    /// `rows: [n]` those of the draws.
+    /// The token of each draw, and its log-probability. `hidden: [rows, C]` is what the model made of the step's rows,
+    /// and `rows: [n]` those of the draws.
     pub(crate) fn sample(
         &mut self,
         ctx: &Context,
@@ -77,8 +77,8 @@ impl SamplerBuffers {
     }
 }
 
-/// The memory of a list, for the next list of what is borrowed from elsewhere. (Collecting a list's own iterator keeps its
-/// memory; `tests/allocation.rs` would see if it did not.)
+/// The memory of a list, for the next list of what is borrowed from elsewhere. (Collecting a list's own iterator keeps
+/// its memory; `tests/allocation.rs` would see if it did not.)
 fn emptied(mut list: Vec<sample::RowParams<'_>>) -> Vec<sample::RowParams<'static>> {
     list.clear();
     list.into_iter().map(|_| unreachable!("it is empty")).collect()

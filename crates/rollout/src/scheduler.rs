@@ -1,8 +1,8 @@
 //! Who runs in a step: running sequences first, then waiting ones while rows, seats and pages last; the youngest is
 //! preempted when pages run out.
 //!
-//! A sequence's bits do not depend on any of this. It knows no weights and no tensor: copies of pages that a fork asks for
-//! are listed for the engine to make.
+//! A sequence's bits do not depend on any of this. It knows no weights and no tensor: copies of pages that a fork asks
+//! for are listed for the engine to make.
 
 use crate::blocks::BlockPool;
 use crate::request::{FinishReason, RolloutGroup};
@@ -219,7 +219,8 @@ impl Scheduler {
         Some(chunk)
     }
 
-    /// Gives back the pages of computed prompts; their completions compute the prompt for themselves from now on. False if there were none.
+    /// Gives back the pages of computed prompts; their completions compute the prompt for themselves from now on. False
+    /// if there were none.
     fn evict_prompts(&mut self) -> bool {
         let mut any = false;
         for group in &mut self.groups {
@@ -255,8 +256,8 @@ impl Scheduler {
         self.evict_prompts();
     }
 
-    /// The completions of a group that wait for their first token: the row that ends their prompt gives it to all of them. A
-    /// prompt that is computed a second time gives nothing to completions that have begun.
+    /// The completions of a group that wait for their first token: the row that ends their prompt gives it to all of
+    /// them. A prompt that is computed a second time gives nothing to completions that have begun.
     pub(crate) fn not_begun(&self, group: usize) -> impl Iterator<Item = usize> {
         let waits =
             |id: usize| self.sequences[id].state == State::Waiting && self.sequences[id].completion().is_empty();
@@ -328,8 +329,8 @@ impl Scheduler {
         self.release_prompt_if_done(group);
     }
 
-    /// A paused completion goes on after `tokens` that were not sampled, or ends if they fill it. It keeps no pages while
-    /// it waits for a seat.
+    /// A paused completion goes on after `tokens` that were not sampled, or ends if they fill it. It keeps no pages
+    /// while it waits for a seat.
     pub(crate) fn extend(&mut self, id: usize, tokens: &[u32], version: u64) {
         let s = &mut self.sequences[id];
         assert_eq!(s.state, State::Paused, "only a paused completion can be extended");

@@ -91,8 +91,8 @@ fn a_decode_step_allocates_nothing() {
                 for shared in [true, false] {
                     let count = || decoding(&ctx, weights, sampling, shared);
                     let mut counts = count();
-                    // A thread sizes its own memory when it first gets a task of a kind, which may be late on a busy machine:
-                    // what allocates in every step does so in every generation, too.
+                    // A thread sizes its own memory when it first gets a task of a kind, which may be late on a busy
+                    // machine: what allocates in every step does so in every generation, too.
                     for _ in 1..if threads > 1 { 5 } else { 1 } {
                         if counts.iter().any(|&n| n > 0) {
                             counts = count();

@@ -5,14 +5,14 @@
 //!
 //! r_t = −β k_t + [t is the last token] · score
 //!
-//! with k_t an estimate of the KL divergence from the sampling policy to the reference ([`KlEstimator`]). GAE (Schulman et
-//! al. 2016, arXiv:1506.02438), with V_t the value of the state in which token t is chosen:
+//! with k_t an estimate of the KL divergence from the sampling policy to the reference ([`KlEstimator`]). GAE (Schulman
+//! et al. 2016, arXiv:1506.02438), with V_t the value of the state in which token t is chosen:
 //!
 //! δ_t = r_t + γ V_{t+1} − V_t,  A_t = δ_t + γ λ A_{t+1},  R_t = A_t + V_t
 //!
-//! A completion is an episode and V after its last token is 0. That holds for a completion which the length limit cut, too: its
-//! score is of the text as it is, so a value of what might have followed would count beside what was already scored (TRL
-//! and InstructGPT do the same; a missing-EOS penalty says that ending is wanted).
+//! A completion is an episode and V after its last token is 0. That holds for a completion which the length limit cut,
+//! too: its score is of the text as it is, so a value of what might have followed would count beside what was already
+//! scored (TRL and InstructGPT do the same; a missing-EOS penalty says that ending is wanted).
 //!
 //! Tokens that the mask leaves out (a tool's answer) are no actions but part of what happens between two: the recursion
 //! runs over the others alone, and nothing of theirs is read. Arithmetic is f64. It knows no model and no loss.
@@ -136,7 +136,8 @@ impl Moments {
     }
 }
 
-/// β, fixed or controlled: after each generation with mean divergence KL per completion (Ziegler et al. 2019, section 2.2)
+/// β, fixed or controlled: after each generation with mean divergence KL per completion (Ziegler et al. 2019, section
+/// 2.2)
 ///
 /// e = clip(KL / target − 1, −0.2, 0.2),  β ← β (1 + e n / horizon), with n completions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -155,7 +156,8 @@ pub struct KlTarget {
 }
 
 impl KlController {
-    /// Moves β after `completions` completions whose mean divergence was `kl`. A divergence that is not a number moves nothing.
+    /// Moves β after `completions` completions whose mean divergence was `kl`. A divergence that is not a number moves
+    /// nothing.
     pub fn update(&mut self, target: &KlTarget, kl: f64, completions: usize) {
         let error = (kl / target.target - 1.0).clamp(-0.2, 0.2);
         if error.is_finite() {

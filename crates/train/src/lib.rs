@@ -1,11 +1,11 @@
 //! Samples in, new weights out: advantages, losses, the optimizer, and one update step.
 //!
-//! Knows token ids, log-probabilities and numbers called advantages. Does not know prompt text, rewards' meaning, files,
-//! or how the samples were made.
+//! Knows token ids, log-probabilities and numbers called advantages. Does not know prompt text, rewards' meaning,
+//! files, or how the samples were made.
 //!
-//! Read first: `sample.rs` (what comes in), [`advantages`] and [`gae`] (rewards to advantages), [`loss`] (value and gradient of
-//! each loss, one file each), `objective.rs` (which loss, on what), `trainer.rs` (accumulate, reduce, step) with `passes.rs`,
-//! `optimizer.rs` and `schedule.rs`.
+//! Read first: `sample.rs` (what comes in), [`advantages`] and [`gae`] (rewards to advantages), [`loss`] (value and
+//! gradient of each loss, one file each), `objective.rs` (which loss, on what), `trainer.rs` (accumulate, reduce, step)
+//! with `passes.rs`, `optimizer.rs` and `schedule.rs`.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
 

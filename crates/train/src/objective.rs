@@ -1,8 +1,8 @@
 //! What is minimised: from what the model says of every completion token to a loss, and back.
 //!
-//! The trainer hands over one group at a time: sequences of a prompt that lie behind one another, so that a loss may compare
-//! the two of a pair. A loss is a file in [`loss`](crate::loss); this one says which, what it needs of a sample, and what it
-//! reports. It knows no weights.
+//! The trainer hands over one group at a time: sequences of a prompt that lie behind one another, so that a loss may
+//! compare the two of a pair. A loss is a file in [`loss`](crate::loss); this one says which, what it needs of a
+//! sample, and what it reports. It knows no weights.
 
 use crate::loss::bradley_terry::{RankingConfig, ranking};
 use crate::loss::dpo::{Answer, DpoConfig, dpo};
@@ -139,8 +139,8 @@ impl Objective {
         }
     }
 
-    /// Adds a group's part of J to `sums`, and overwrites its gradient. `normalizer` are those of the whole optimizer batch. The
-    /// entropy bonus is not in [`LossSums::loss`], but its entropies in [`LossSums::entropy`].
+    /// Adds a group's part of J to `sums`, and overwrites its gradient. `normalizer` are those of the whole optimizer
+    /// batch. The entropy bonus is not in [`LossSums::loss`], but its entropies in [`LossSums::entropy`].
     pub fn evaluate(&self, normalizer: &Normalizer, group: &mut [Scored<'_>], sums: &mut LossSums) {
         match self {
             Objective::Ranking(config) => {

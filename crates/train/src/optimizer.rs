@@ -1,7 +1,7 @@
 //! AdamW over all parameters of a model, with clipping by the global gradient norm.
 //!
-//! The update itself is [`kernels::ops::adamw`]; this file knows which parameter decays, where the f32 masters of weights
-//! that compute in bf16 are, and what a checkpoint needs.
+//! The update itself is [`kernels::ops::adamw`]; this file knows which parameter decays, where the f32 masters of
+//! weights that compute in bf16 are, and what a checkpoint needs.
 
 use crate::Result;
 use kernels::ops::{adamw, grad_norm};
@@ -21,8 +21,8 @@ pub enum MomentsDType {
     Bf16,
 }
 
-/// AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) with clipping by the global gradient norm; names and defaults are
-/// transformers'.
+/// AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) with clipping by the global gradient norm; names and defaults
+/// are transformers'.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerConfig {
     /// Decay of the first moment.
@@ -67,8 +67,8 @@ pub struct GradNorm {
     pub finite: bool,
 }
 
-/// Both moments of every parameter that is trained, in the order in which the weights lie in memory; and the f32 masters of
-/// those that compute in bf16. In f32 a weight is its own master.
+/// Both moments of every parameter that is trained, in the order in which the weights lie in memory; and the f32
+/// masters of those that compute in bf16. In f32 a weight is its own master.
 pub struct Optimizer {
     config: OptimizerConfig,
     masters: Option<Params>,
@@ -165,7 +165,8 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The f32 masters of weights that compute in bf16, under the names and in the row-major order of Hugging Face files.
+    /// The f32 masters of weights that compute in bf16, under the names and in the row-major order of Hugging Face
+    /// files.
     pub fn masters(&self) -> Option<Named<'_>> {
         self.masters.as_ref().map(|params| Named { params })
     }

@@ -48,8 +48,8 @@ pub struct TrainerConfig {
     pub gradient_checkpointing: bool,
 }
 
-/// What a trainer must remember from step to step besides the [moments](Trainer::optimizer). A checkpoint keeps it without
-/// looking inside.
+/// What a trainer must remember from step to step besides the [moments](Trainer::optimizer). A checkpoint keeps it
+/// without looking inside.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
     /// Optimizer steps taken (skipped ones not counted): the exponent of AdamW's bias correction.
@@ -162,8 +162,8 @@ impl Trainer {
         self.step(ctx, model, StepParams { learning_rate })
     }
 
-    /// What `loss` divides by, where `samples` are the whole optimizer batch. Counts alone, unless the loss leaves out the
-    /// tokens of least entropy: then the model is asked for their entropies.
+    /// What `loss` divides by, where `samples` are the whole optimizer batch. Counts alone, unless the loss leaves out
+    /// the tokens of least entropy: then the model is asked for their entropies.
     pub fn normalizer(
         &mut self,
         ctx: &Context,
@@ -174,7 +174,8 @@ impl Trainer {
         Ok(self.normalize(ctx, model, samples, loss)?.0)
     }
 
-    /// Adds the gradient of `loss` on `samples`, a part of the optimizer batch, to what was accumulated since the last step.
+    /// Adds the gradient of `loss` on `samples`, a part of the optimizer batch, to what was accumulated since the last
+    /// step.
     pub fn accumulate(
         &mut self,
         ctx: &Context,
@@ -240,8 +241,8 @@ impl Trainer {
         })
     }
 
-    /// [`normalizer`](Self::normalizer), with the forward passes that can be gone on with: that of a lone micro-batch, whose
-    /// tape is still there; with dropout, which has a pass to come, those of all.
+    /// [`normalizer`](Self::normalizer), with the forward passes that can be gone on with: that of a lone micro-batch,
+    /// whose tape is still there; with dropout, which has a pass to come, those of all.
     fn normalize(
         &mut self,
         ctx: &Context,

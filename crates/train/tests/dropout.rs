@@ -1,5 +1,5 @@
-//! Steps on an adapter with dropout: what the loss compares knows none, the gradient is that of the noise, and nothing but
-//! the seed and the step decides the noise.
+//! Steps on an adapter with dropout: what the loss compares knows none, the gradient is that of the noise, and nothing
+//! but the seed and the step decides the noise.
 
 mod common;
 
@@ -129,7 +129,8 @@ fn what_the_loss_compares_knows_no_dropout_and_the_gradient_does() {
     }
 }
 
-/// On policy, with advantage 1 and completions of one length, a policy's gradient is the supervised one: of the same noise.
+/// On policy, with advantage 1 and completions of one length, a policy's gradient is the supervised one: of the same
+/// noise.
 #[test]
 fn the_gradient_is_that_of_the_pass_with_dropout() {
     let ctx = context(2);

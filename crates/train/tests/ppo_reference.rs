@@ -1,4 +1,5 @@
-//! PPO's rewards, advantages, losses, gradients and metrics against `conformance/ppo_reference.py`, a slow reference in f64.
+//! PPO's rewards, advantages, losses, gradients and metrics against `conformance/ppo_reference.py`, a slow reference in
+//! f64.
 
 use kernels::check::relative_error;
 use serde_json::Value;

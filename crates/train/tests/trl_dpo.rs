@@ -1,5 +1,5 @@
-//! A step on preference pairs, through the model, against TRL 1.16's `DPOTrainer`: `conformance/dpo_fixtures.py` says how TRL's
-//! numbers were made.
+//! A step on preference pairs, through the model, against TRL 1.16's `DPOTrainer`: `conformance/dpo_fixtures.py` says
+//! how TRL's numbers were made.
 
 mod common;
 

@@ -1,5 +1,6 @@
-//! Whole optimizer steps, through the model, against TRL 1.16: the losses, masks, corrections and bonuses beyond the clipped
-//! surrogate, GDPO's advantages, and RLOOTrainer. `conformance/trl_family_fixtures.py` says how TRL's numbers were made.
+//! Whole optimizer steps, through the model, against TRL 1.16: the losses, masks, corrections and bonuses beyond the
+//! clipped surrogate, GDPO's advantages, and RLOOTrainer. `conformance/trl_family_fixtures.py` says how TRL's numbers
+//! were made.
 
 mod common;
 
@@ -166,8 +167,8 @@ fn number(config: &Value, name: &str, default: f64) -> f64 {
     config[name].as_f64().unwrap_or(default)
 }
 
-/// What TRL logged of a step, against `entries` of ours; every name of TRL's must be there, but those that begin with what
-/// is `skipped`.
+/// What TRL logged of a step, against `entries` of ours; every name of TRL's must be there, but those that begin with
+/// what is `skipped`.
 fn compare(logged: &Value, entries: &[(String, f64)], skipped: &[&str], title: &str) {
     for (name, theirs) in logged["metrics"].as_object().expect("metrics") {
         // TRL has no number where nothing is left to average.
@@ -205,7 +206,8 @@ fn every_step_is_trls() {
             .iter()
             .zip(get::<Vec<f64>>(&case["advantages"]))
             .any(|(s, theirs)| s.advantage.mean().abs() < 1e-6 && theirs != 0.0 && theirs.abs() < 1e-6);
-        // TRL logs the ratio after its bounds, and we the raw one: they are comparable where the bounds are out of reach.
+        // TRL logs the ratio after its bounds, and we the raw one: they are comparable where the bounds are out of
+        // reach.
         let bounded = number(&case["config"], "vllm_importance_sampling_clip_max", f64::INFINITY) < 1e6;
         let skipped: Vec<&str> = [(zeros, "clip_ratio/"), (bounded, "sampling/importance_sampling_ratio/")]
             .into_iter()

@@ -1,5 +1,5 @@
-//! A step of a reward model, trunk and head, against TRL 1.16's `RewardTrainer`: `conformance/reward_fixtures.py` says how
-//! TRL's numbers were made.
+//! A step of a reward model, trunk and head, against TRL 1.16's `RewardTrainer`: `conformance/reward_fixtures.py` says
+//! how TRL's numbers were made.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! A whole optimizer step, through the model, against TRL 1.16's `GRPOTrainer` on the same rollouts, rewards and weights:
-//! `conformance/trl_fixtures.py` says how TRL's numbers were made.
+//! A whole optimizer step, through the model, against TRL 1.16's `GRPOTrainer` on the same rollouts, rewards and
+//! weights: `conformance/trl_fixtures.py` says how TRL's numbers were made.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! What an optimizer step promises besides its numbers: the same bits however it is cut, exact continuation, skipped steps.
+//! What an optimizer step promises besides its numbers: the same bits however it is cut, exact continuation, skipped
+//! steps.
 
 mod common;
 
@@ -145,9 +146,9 @@ fn accumulated_parts_are_the_whole() {
     assert!(bits(&weights) == bits(&parted));
 }
 
-/// What passes between the host and a device in an update: of each micro-batch its rows, its lists, the gradients of its
-/// losses and, as the embedding is tied, the sums that its tokens are added to one way, log-probabilities and entropies the
-/// other; once the tokens of those sums one way and the norm of the gradients the other.
+/// What passes between the host and a device in an update: of each micro-batch its rows, its lists, the gradients of
+/// its losses and, as the embedding is tied, the sums that its tokens are added to one way, log-probabilities and
+/// entropies the other; once the tokens of those sums one way and the norm of the gradients the other.
 #[test]
 fn copies_of_an_update_are_a_few_for_each_micro_batch() {
     let ctx = Context::cpu_checked(Isa::best(), 1);

@@ -11,7 +11,8 @@ pub struct Arm {
     pub settings: &'static [(&'static str, &'static str)],
 }
 
-/// Keys of every run: two optimizer steps on each generation, so that the second is off-policy and ratios and clips matter.
+/// Keys of every run: two optimizer steps on each generation, so that the second is off-policy and ratios and clips
+/// matter.
 pub const SHARED: &[(&str, &str)] = &[
     ("per_device_train_batch_size", "256"),
     ("steps_per_generation", "2"),
@@ -42,7 +43,8 @@ pub const ALGORITHMS: &[Arm] = &[
         settings: &[
             ("loss_type", "grpo"),
             ("importance_sampling_level", "sequence"),
-            // The paper's 3e-4 and 4e-4 are for long answers and small learning rates: they would clip every second step here.
+            // The paper's 3e-4 and 4e-4 are for long answers and small learning rates: they would clip every second
+            // step here.
             ("epsilon", "0.1"),
             ("epsilon_high", "0.1"),
         ],

@@ -1,7 +1,7 @@
 //! `lockstep bench algorithms`: every algorithm learns the demo's task from the same SFT model, several seeds each.
 //!
-//! It makes what `lockstep demo` makes, runs what `lockstep train` runs, and reads the figures from the runs' own metrics.
-//! A run that is done leaves its result beside it: started again in the same directory, the benchmark goes on.
+//! It makes what `lockstep demo` makes, runs what `lockstep train` runs, and reads the figures from the runs' own
+//! metrics. A run that is done leaves its result beside it: started again in the same directory, the benchmark goes on.
 
 pub mod arms;
 pub mod outcome;

@@ -59,8 +59,8 @@ pub(crate) fn rows(index: usize, rows_of_task: usize, all: usize) -> Range<usize
 /// Tokens of a partial sum of a vector's gradient (norm weights, biases).
 pub(crate) const CHUNK: usize = 64;
 
-/// The chunks of rows whose terms of a vector's gradient are summed from 0 before they are added to it, ascending: at most
-/// [`CHUNK`] rows, from the first row of each segment. None: all `rows` are one segment.
+/// The chunks of rows whose terms of a vector's gradient are summed from 0 before they are added to it, ascending: at
+/// most [`CHUNK`] rows, from the first row of each segment. None: all `rows` are one segment.
 pub(crate) fn chunks(segments: Option<&[u32]>, rows: usize) -> impl Iterator<Item = Range<usize>> {
     let whole = [0, rows as u32];
     let ends = move |s: usize| segments.unwrap_or(&whole)[s] as usize;

@@ -1,6 +1,6 @@
-//! Every operation with `unsafe` in it, forward and backward, on the smallest shapes that have a tail everywhere: for Miri
-//! (`cargo xtask miri`), which is a thousand times slower than the processor. What it sees beside that is that threads and
-//! the device change no bit.
+//! Every operation with `unsafe` in it, forward and backward, on the smallest shapes that have a tail everywhere: for
+//! Miri (`cargo xtask miri`), which is a thousand times slower than the processor. What it sees beside that is that
+//! threads and the device change no bit.
 
 use super::attention::{self, BLOCK, Geometry, Pages, PagesMut, Rows};
 use super::*;

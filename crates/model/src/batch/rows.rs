@@ -1,5 +1,5 @@
-//! Which rows a step computes. All that the device must be told of a step is one tensor and goes there in one copy; where
-//! each list lies depends on the step's sizes alone, so that a decode step can be captured and replayed.
+//! Which rows a step computes. All that the device must be told of a step is one tensor and goes there in one copy;
+//! where each list lies depends on the step's sizes alone, so that a decode step can be captured and replayed.
 
 use kernels::ops::attention;
 use kernels::{DType, Memory, Tensor, View};
@@ -51,8 +51,8 @@ pub struct StepRows<'a> {
 }
 
 impl InferRows {
-    /// Room for `max_rows` rows and as many writes, `max_sequences` block tables of `table_len` pages, and as many rows to
-    /// sample from. Booked under "workspace".
+    /// Room for `max_rows` rows and as many writes, `max_sequences` block tables of `table_len` pages, and as many rows
+    /// to sample from. Booked under "workspace".
     pub fn new(memory: &Memory, max_rows: usize, max_sequences: usize, table_len: usize) -> InferRows {
         InferRows::with_room(memory, [max_rows, max_rows, max_sequences], max_sequences, table_len)
     }

@@ -17,7 +17,8 @@ pub struct PromptEncoder<'a> {
 }
 
 impl PromptEncoder<'_> {
-    /// What the model is shown: the rendered conversation ending in the header of the assistant's answer, or the text itself.
+    /// What the model is shown: the rendered conversation ending in the header of the assistant's answer, or the text
+    /// itself.
     ///
     /// A model without a chat template can be given a system message and one user message: they become two paragraphs.
     pub fn render(&self, prompt: &Content) -> Result<String> {
@@ -63,8 +64,8 @@ impl PromptEncoder<'_> {
         if rendered { self.tokenizer.encode_rendered(&text) } else { self.tokenizer.encode(&text) }
     }
 
-    /// The ids of a prompt with an answer, as TRL encodes either side of a pair: a conversation as the template renders it
-    /// whole; a text with the end token behind it, unless it ends so already. A text after a conversation is the
+    /// The ids of a prompt with an answer, as TRL encodes either side of a pair: a conversation as the template renders
+    /// it whole; a text with the end token behind it, unless it ends so already. A text after a conversation is the
     /// assistant's message; a model without a chat template sees its text.
     pub fn encode_answered(&self, prompt: &Content, answer: &Content) -> Result<Vec<u32>> {
         if let (Content::Messages(prompt), Some(template)) = (prompt, self.template) {

@@ -62,13 +62,14 @@ impl Default for Defaults {
     }
 }
 
-/// A model like Llama: RMS norms before attention and MLP, SwiGLU, rotary positions and full attention in every layer, no
-/// biases. The family's file changes what it has otherwise.
+/// A model like Llama: RMS norms before attention and MLP, SwiGLU, rotary positions and full attention in every layer,
+/// no biases. The family's file changes what it has otherwise.
 pub(crate) fn like_llama(f: &Fields<'_>, family: &'static Family, defaults: Defaults) -> Result<ModelConfig> {
     refuse_unhonoured(f)?;
     let num_heads = f.size("num_attention_heads", None)?;
     let hidden_size = f.size("hidden_size", None)?;
-    // Absent and null differ: absent takes the default of the family's configuration class, null means "as many as heads".
+    // Absent and null differ: absent takes the default of the family's configuration class, null means "as many as
+    // heads".
     let kv_default = match f.map.contains_key("num_key_value_heads") {
         false => defaults.num_key_value_heads.unwrap_or(num_heads),
         true => num_heads,

@@ -205,8 +205,8 @@ impl ModelConfig {
             Head::Score(labels) => Some(labels),
         }
     }
-    /// Rotary inverse frequencies `[head_dim / 2]` of such a layer, and the factor on cos and sin, as transformers computes
-    /// them.
+    /// Rotary inverse frequencies `[head_dim / 2]` of such a layer, and the factor on cos and sin, as transformers
+    /// computes them.
     pub fn inv_freq(&self, rope: LayerRope) -> (Vec<f32>, f32) {
         match rope {
             LayerRope::Global => self.rope.inv_freq(self.head_dim),

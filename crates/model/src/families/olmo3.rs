@@ -27,8 +27,8 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     Ok(c)
 }
 
-/// The fields with the rotary settings of one kind of layers: transformers 5 writes them under its name; of transformers 4,
-/// `rope_scaling` is for full attention and θ for both.
+/// The fields with the rotary settings of one kind of layers: transformers 5 writes them under its name; of
+/// transformers 4, `rope_scaling` is for full attention and θ for both.
 fn of_layers(f: &Fields<'_>, kind: &str) -> Map<String, Value> {
     let mut map = f.map.clone();
     if kind == "sliding_attention" {

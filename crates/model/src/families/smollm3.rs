@@ -1,5 +1,5 @@
-//! SmolLM 3: every fourth layer has no positions (NoPE, Kazemnejad et al. 2023, arXiv 2305.19466), and it is these that a
-//! sliding window is for, if it is switched on.
+//! SmolLM 3: every fourth layer has no positions (NoPE, Kazemnejad et al. 2023, arXiv 2305.19466), and it is these that
+//! a sliding window is for, if it is switched on.
 
 use crate::config::{Defaults, Fields, LayerRope, like_llama, slides};
 use crate::{Family, ModelConfig, Result};

@@ -5,7 +5,8 @@ use crate::config::LayerRope;
 use kernels::Memory;
 use kernels::ops::rope;
 
-/// Rotary angles of a model on the device, for positions `0..max_positions`: a table for each kind of layer that it has.
+/// Rotary angles of a model on the device, for positions `0..max_positions`: a table for each kind of layer that it
+/// has.
 pub struct Rope {
     tables: Vec<(LayerRope, rope::Table)>,
 }

@@ -62,8 +62,8 @@ impl Adapter {
 }
 
 impl Weights {
-    /// Adds the adapter to the matrices, W ← W + s · B A (summed in f64, then rounded), and takes its head of scores: the
-    /// same function, but for rounding, without the adapter's work.
+    /// Adds the adapter to the matrices, W ← W + s · B A (summed in f64, then rounded), and takes its head of scores:
+    /// the same function, but for rounding, without the adapter's work.
     pub fn merge(&mut self, adapter: &Adapter) {
         let (scale, r) = (f64::from(adapter.lora.scale()), adapter.lora.r);
         let parts: Vec<_> = adapter.lora.targets(self.params.specs()).into_iter().flatten().collect();

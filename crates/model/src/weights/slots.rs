@@ -59,8 +59,8 @@ impl Versioned for Adapter {
 /// The current version, and slots of earlier ones.
 ///
 /// An update is made in place where nobody else holds the current version: a synchronous run has one slot and copies
-/// nothing. Otherwise it is made in a slot that nobody holds any more, or in a new one, from a copy of the current version;
-/// [`slots`](Self::slots) and [`copies`](Self::copies) say how often.
+/// nothing. Otherwise it is made in a slot that nobody holds any more, or in a new one, from a copy of the current
+/// version; [`slots`](Self::slots) and [`copies`](Self::copies) say how often.
 pub struct WeightSlots<T> {
     memory: Memory,
     current: Arc<T>,

@@ -16,8 +16,8 @@ pub enum Adapters<'a> {
     Off,
     /// One for every sequence.
     One(&'a Adapter),
-    /// One or none for each sequence: each branch of a batch, as given, or each block table of a step. Branches that share
-    /// their prefix must name the same.
+    /// One or none for each sequence: each branch of a batch, as given, or each block table of a step. Branches that
+    /// share their prefix must name the same.
     PerSequence(&'a [Option<&'a Adapter>]),
 }
 

@@ -1,4 +1,5 @@
-//! An adapter for each sequence of a pass: every sequence gets the bits that it has alone with its adapter, or with none.
+//! An adapter for each sequence of a pass: every sequence gets the bits that it has alone with its adapter, or with
+//! none.
 
 use super::gradients::{batch, groups};
 use super::lora::{adapted, lora, some};

@@ -1,5 +1,5 @@
-//! Computing in bf16: nearer to f64 than transformers in bf16 is (`conformance/bf16_fixtures.py`), gradients near those of
-//! f32, and the same bits however a batch is laid out.
+//! Computing in bf16: nearer to f64 than transformers in bf16 is (`conformance/bf16_fixtures.py`), gradients near those
+//! of f32, and the same bits however a batch is laid out.
 
 use super::fixtures::Expected;
 use super::*;
@@ -84,8 +84,8 @@ fn gradients_are_near(ctx: &Context) {
     }
 }
 
-/// Threads, the cut into batches, checkpointing, and the instruction set: one formula where products are chains, another
-/// where they run on tiles.
+/// Threads, the cut into batches, checkpointing, and the instruction set: one formula where products are chains,
+/// another where they run on tiles.
 #[test]
 fn no_bit_depends_on_how_it_is_computed() {
     let ids: Vec<u32> = (0..150).map(|i| (i * i + 3 * i) % 43).collect();

@@ -1,5 +1,5 @@
-//! Low-rank adapters in the whole model: against PEFT in f64 (`conformance/lora_fixtures.py`), switched off, merged, frozen
-//! weights, bits.
+//! Low-rank adapters in the whole model: against PEFT in f64 (`conformance/lora_fixtures.py`), switched off, merged,
+//! frozen weights, bits.
 
 use super::fixtures::{Expected, GRADIENT, LOGITS, gradient_errors_of};
 use super::gradients::{batch, groups};
@@ -271,8 +271,8 @@ fn an_adapter_that_is_saved_is_the_one_that_is_loaded() {
     }
 }
 
-/// Adapters that Lockstep wrote (`examples/adapter.rs`), in `MODEL/ours`: the rank, and the modules. The last one has a head of
-/// scores beside it.
+/// Adapters that Lockstep wrote (`examples/adapter.rs`), in `MODEL/ours`: the rank, and the modules. The last one has a
+/// head of scores beside it.
 const OURS: [(&str, usize, &[&str]); 3] = [
     ("qwen2", 2, &["q_proj", "v_proj", "down_proj"]),
     ("qwen3", 3, &["all-linear"]),

@@ -1,5 +1,5 @@
-//! Decoding and prefill compute the same bits as training, whatever the rows of a step; and what a plan counts is what a
-//! run takes.
+//! Decoding and prefill compute the same bits as training, whatever the rows of a step; and what a plan counts is what
+//! a run takes.
 
 use super::*;
 use kernels::{Device, Memory};

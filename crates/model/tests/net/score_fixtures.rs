@@ -1,5 +1,5 @@
-//! Models of one score against transformers' `…ForSequenceClassification` in f64 (`conformance/score_fixtures.py`), from the
-//! directories that transformers wrote.
+//! Models of one score against transformers' `…ForSequenceClassification` in f64 (`conformance/score_fixtures.py`),
+//! from the directories that transformers wrote.
 
 use super::fixtures::{Expected, GRADIENT, LOGITS};
 use super::*;
@@ -15,7 +15,8 @@ fn scorer(ctx: &Context, family: &str) -> Weights {
     load(ctx, &format!("{family}/score"))
 }
 
-/// What is compared, by name, with its error: the score of every position, the last one, Σ weightᵢ · scoreᵢ, every gradient.
+/// What is compared, by name, with its error: the score of every position, the last one, Σ weightᵢ · scoreᵢ, every
+/// gradient.
 fn errors(ctx: &Context, family: &str, weights: &Weights) -> Vec<(String, f64)> {
     let (config, memory, expected) = (&weights.config, ctx.memory(), expected(family));
     let (ids, factors) = (expected.ids(), expected.f64("weights"));

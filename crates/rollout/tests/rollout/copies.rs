@@ -50,8 +50,8 @@ fn a_decode_step_copies_once_each_way() {
         let Copies { to_device, to_device_bytes, to_host, to_host_bytes } = ctx.memory().copies() - before;
         assert_eq!((to_device, to_host), (1, 1), "step {steps}");
         if steps > 0 {
-            // Of each sequence: token, position, table, two of its write, the row to sample from, and one page; then a token and
-            // its log-probability.
+            // Of each sequence: token, position, table, two of its write, the row to sample from, and one page; then a
+            // token and its log-probability.
             assert_eq!((to_device_bytes, to_host_bytes), (4 * 4 * 7, 4 * 4 * 2), "step {steps}");
         }
         steps += 1;

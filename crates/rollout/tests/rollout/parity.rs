@@ -27,7 +27,8 @@ impl Load {
     }
 }
 
-/// Generates with every engine, scores with every trainer, and compares all of it to the first. Returns the tokens compared.
+/// Generates with every engine, scores with every trainer, and compares all of it to the first. Returns the tokens
+/// compared.
 fn matrix<'a>(
     model: impl Into<ModelView<'a>>,
     load: &Load,
@@ -86,8 +87,8 @@ fn matrix<'a>(
     compared
 }
 
-/// Every instruction set sees the whole matrix; portable code, which is slow where it emulates fused products, with fewer
-/// tokens.
+/// Every instruction set sees the whole matrix; portable code, which is slow where it emulates fused products, with
+/// fewer tokens.
 fn all_isas(weights: &Weights) {
     let vocab = weights.config.vocab_size;
     for isa in Isa::present() {
@@ -114,8 +115,8 @@ fn a_random_qwen3_in_bf16() {
 }
 
 /// Products on tiles, in plain Rust: slow, so fewer of everything. Chunks of a prompt are longer than a tile has rows;
-/// completions cross a page. Heads of 24 are filled up to a step of 32 where they are read, heads of 64 lie in pages as the
-/// instruction takes them.
+/// completions cross a page. Heads of 24 are filled up to a step of 32 where they are read, heads of 64 lie in pages as
+/// the instruction takes them.
 #[test]
 fn on_tiles() {
     for head_dim in [24, 64] {
@@ -143,7 +144,8 @@ fn the_pretrained_stories() {
 }
 
 /// K over three depth blocks of the product and no multiple of 32, a vocabulary over three chunks with a ragged tail, a
-/// prompt that ends inside a page, completions that cross two pages, a poisoned pool, and a caller that flushes to zero.
+/// prompt that ends inside a page, completions that cross two pages, a poisoned pool, and a caller that flushes to
+/// zero.
 #[test]
 fn the_shape_that_bites() {
     bites(&qwen3(&portable(), 600, 1, 3 * 512 + 77));

@@ -1,5 +1,5 @@
-//! GDPO, group reward-decoupled normalisation (arXiv:2601.05242): each reward is compared within its group before they are
-//! summed, so that rewards of different size or spread do not drown each other.
+//! GDPO, group reward-decoupled normalisation (arXiv:2601.05242): each reward is compared within its group before they
+//! are summed, so that rewards of different size or spread do not drown each other.
 //!
 //! ```text
 //! z_ik = (r_ik − mean of k in its group) / (s_k + 1e-4)   s_k: the group's standard deviation of k
@@ -11,7 +11,8 @@
 
 use super::{Advantages, RewardMatrix, SMALL, ZERO_STD, deviation, given, mean, metrics, per_sequence};
 
-/// Computes the advantages of samples; `scale_rewards` has no part in it. Panics if a row has the wrong number of columns.
+/// Computes the advantages of samples; `scale_rewards` has no part in it. Panics if a row has the wrong number of
+/// columns.
 pub fn compute(matrix: &RewardMatrix) -> Advantages {
     let rewards = matrix.totals();
     let mut sums: Vec<Option<f64>> = rewards.iter().map(|r| r.map(|_| 0.0)).collect();

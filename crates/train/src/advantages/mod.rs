@@ -1,4 +1,5 @@
-//! Rewards to advantages, one file for each way; here GRPO's, and what all share. As TRL's trainers compute them, in f64.
+//! Rewards to advantages, one file for each way; here GRPO's, and what all share. As TRL's trainers compute them, in
+//! f64.
 //!
 //! ```text
 //! r_i = Σ_k w_k r_ik                            r_ik: reward of sample i by function k, w_k its weight; over the k that gave one
@@ -6,11 +7,11 @@
 //! A_i = r_i − mean of its group                 without division
 //! ```
 //!
-//! A sample that no function scored is left out of every mean and deviation, and its advantage is 0. A score of NaN is none, as
-//! in TRL, where the two are one; an infinite one stays, so that it shows in the loss.
+//! A sample that no function scored is left out of every mean and deviation, and its advantage is 0. A score of NaN is
+//! none, as in TRL, where the two are one; an infinite one stays, so that it shows in the loss.
 //!
-//! GRPO: Shao et al. 2024, arXiv:2402.03300. Without division: Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783. Several rewards,
-//! each normalised first: [`gdpo`]. Against the others of the group: [`rloo`]. Per token, over the batch:
+//! GRPO: Shao et al. 2024, arXiv:2402.03300. Without division: Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783. Several
+//! rewards, each normalised first: [`gdpo`]. Against the others of the group: [`rloo`]. Per token, over the batch:
 //! [`reinforce_plus_plus`]. (PPO's are in [`crate::gae`].)
 
 pub mod gdpo;
@@ -75,8 +76,8 @@ pub struct Advantages {
     pub advantages: Vec<Advantage>,
     /// The weighted total of each sample; `None` where no function scored it.
     pub rewards: Vec<Option<f64>>,
-    /// TRL's `reward`, `reward_std`, `frac_reward_zero_std`, `rewards/<name>/mean` and `rewards/<name>/std`; `None` where
-    /// TRL has NaN (nothing to average).
+    /// TRL's `reward`, `reward_std`, `frac_reward_zero_std`, `rewards/<name>/mean` and `rewards/<name>/std`; `None`
+    /// where TRL has NaN (nothing to average).
     pub metrics: Vec<(String, Option<f64>)>,
 }
 

@@ -1,5 +1,5 @@
-//! REINFORCE++ (Hu et al. 2025, arXiv:2501.03262): advantages of tokens, normalised over the whole batch instead of within a
-//! group, so that one completion per prompt is enough.
+//! REINFORCE++ (Hu et al. 2025, arXiv:2501.03262): advantages of tokens, normalised over the whole batch instead of
+//! within a group, so that one completion per prompt is enough.
 //!
 //! ```text
 //! A_t = r − β Σ_{i ≥ t} k_i,  k_i = log π_old(i) − log π_ref(i)    the reward comes at the last token, the KL at each
@@ -28,8 +28,8 @@ pub enum Baseline {
 /// The least divisor.
 const LEAST: f64 = 1e-4;
 
-/// Computes the advantages of `samples`, one for each row, at the tokens that `masks` keep; 0 elsewhere. `beta` acts with
-/// [`Baseline::Batch`] alone. The samples' own advantages are not read. Panics if there is a β and no reference.
+/// Computes the advantages of `samples`, one for each row, at the tokens that `masks` keep; 0 elsewhere. `beta` acts
+/// with [`Baseline::Batch`] alone. The samples' own advantages are not read. Panics if there is a β and no reference.
 pub fn compute(
     matrix: &RewardMatrix,
     samples: &[Sample],

@@ -1,5 +1,5 @@
-//! RLOO's advantages (Ahmadian et al. 2024, arXiv:2402.14740), as TRL's `RLOOTrainer` computes them: against the mean of the
-//! *other* completions of the group, with the KL divergence in the reward.
+//! RLOO's advantages (Ahmadian et al. 2024, arXiv:2402.14740), as TRL's `RLOOTrainer` computes them: against the mean
+//! of the *other* completions of the group, with the KL divergence in the reward.
 //!
 //! ```text
 //! r_i ← clamp(r_i, reward_clip_range) − β Σ_t m (log π_old − log π_ref)
@@ -36,8 +36,8 @@ impl Default for RlooRewards {
     }
 }
 
-/// Computes the advantages of `samples`, one for each row; their own advantages are not read. Panics if there is a β and no
-/// reference.
+/// Computes the advantages of `samples`, one for each row; their own advantages are not read. Panics if there is a β
+/// and no reference.
 pub fn compute(matrix: &RewardMatrix, samples: &[Sample], config: &RlooRewards) -> Advantages {
     let rewards = matrix.totals();
     assert_eq!(rewards.len(), samples.len());

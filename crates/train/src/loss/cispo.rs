@@ -1,5 +1,5 @@
-//! CISPO (MiniMax-M1, Chen et al. 2025, arXiv:2506.13585): the ratio is bounded and held constant, and log π_θ carries the
-//! gradient, so that no token drops out of it.
+//! CISPO (MiniMax-M1, Chen et al. 2025, arXiv:2506.13585): the ratio is bounded and held constant, and log π_θ carries
+//! the gradient, so that no token drops out of it.
 //!
 //! L = −sg[min(r, ε_max)] A log π_θ, J = 1/N Σ_s Σ_t m L
 //!

@@ -1,5 +1,5 @@
-//! The clipped surrogate of PPO (Schulman et al. 2017, arXiv:1707.06347), with a wider upper side (DAPO, Yu et al. 2025,
-//! arXiv:2503.14476) and an upper bound δ of the unclipped side (INTELLECT-2, arXiv:2505.07291):
+//! The clipped surrogate of PPO (Schulman et al. 2017, arXiv:1707.06347), with a wider upper side (DAPO, Yu et al.
+//! 2025, arXiv:2503.14476) and an upper bound δ of the unclipped side (INTELLECT-2, arXiv:2505.07291):
 //!
 //! L = −min(min(r, δ) A, clip(r, 1 − ε, 1 + ε_high) A)
 //!

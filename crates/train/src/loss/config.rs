@@ -49,8 +49,8 @@ pub struct LossConfig {
     pub use_bias_correction_kl: bool,
     /// Leave completions that the length limit cut out of the loss.
     pub mask_truncated_completions: bool,
-    /// Leave sequences with a negative advantage out of the policy term where the mean of log π_sampler − log π_θ is above
-    /// this.
+    /// Leave sequences with a negative advantage out of the policy term where the mean of log π_sampler − log π_θ is
+    /// above this.
     pub off_policy_mask_threshold: Option<f64>,
     /// The share ρ of tokens, those of highest entropy, that stay in the policy term; 1 for all.
     pub top_entropy_quantile: f64,

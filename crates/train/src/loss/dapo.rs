@@ -1,7 +1,7 @@
 //! DAPO's token-level loss (Yu et al. 2025, arXiv:2503.14476): every token of the optimizer step counts the same.
 //!
-//! J = 1/max(1, N) Σ_s Σ_t m L, with N tokens in the loss of the whole optimizer step, over all processes. (With several
-//! optimizer steps per generation batch, TRL divides by the mean N of those steps.)
+//! J = 1/max(1, N) Σ_s Σ_t m L, with N tokens in the loss of the whole optimizer step, over all processes. (With
+//! several optimizer steps per generation batch, TRL divides by the mean N of those steps.)
 
 use super::{LossConfig, Normalizer, PolicyLoss};
 

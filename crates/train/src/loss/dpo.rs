@@ -1,9 +1,11 @@
-//! Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290): pairs of answers to one prompt, no reward model.
+//! Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290): pairs of answers to one prompt, no reward
+//! model.
 //!
 //! J = 1/P Σ_pairs φ(β (ρ_c − ρ_r)), ρ = Σ_t m (log π_θ − log π_ref) of the chosen and of the rejected answer
 //!
-//! [`DpoLoss`] lists φ. The pull on a token of the chosen answer is ∂φ/∂ρ_c, and on one of the rejected answer −∂φ/∂ρ_c; where
-//! a loss takes means instead of sums over tokens, each divided by its answer's tokens. Knows no model and no data.
+//! [`DpoLoss`] lists φ. The pull on a token of the chosen answer is ∂φ/∂ρ_c, and on one of the rejected answer
+//! −∂φ/∂ρ_c; where a loss takes means instead of sums over tokens, each divided by its answer's tokens. Knows no model
+//! and no data.
 
 use super::LossSums;
 use kernels::check::Float;
@@ -20,8 +22,8 @@ pub enum DpoLoss {
     Hinge,
     /// (ρ̄_c − ρ̄_r − 1/(2β))², ρ̄ the mean over tokens (Azar et al. 2023, arXiv:2310.12036).
     Ipo,
-    /// −((1 − ε) log σ(x) − ε log σ(−x)) / (1 − 2ε), ε = `label_smoothing`: unbiased where that share of the pairs is the wrong
-    /// way round (Chowdhury et al. 2024, arXiv:2403.00409).
+    /// −((1 − ε) log σ(x) − ε log σ(−x)) / (1 − 2ε), ε = `label_smoothing`: unbiased where that share of the pairs is
+    /// the wrong way round (Chowdhury et al. 2024, arXiv:2403.00409).
     Robust,
     /// −log σ(β (ρ̄_c − ρ̄_r)), ρ̄ the mean over tokens.
     SigmoidNorm,
@@ -116,8 +118,8 @@ pub fn pair<T: Float>(config: &DpoConfig, [chosen, rejected]: [&Answer<'_, T>; 2
     }
 }
 
-/// Adds a pair's part of J, one of `pairs`, to `sums` with the metrics of TRL's `DPOTrainer`, and overwrites `d_logps`, chosen
-/// first, with ∂J/∂log π_θ.
+/// Adds a pair's part of J, one of `pairs`, to `sums` with the metrics of TRL's `DPOTrainer`, and overwrites `d_logps`,
+/// chosen first, with ∂J/∂log π_θ.
 pub fn dpo<T: Float>(
     config: &DpoConfig,
     pairs: usize,

@@ -1,5 +1,5 @@
-//! Dr. GRPO (Liu et al. 2025, arXiv:2503.20783): a constant divisor, so that a token counts the same in a short and in a
-//! long completion, and from batch to batch.
+//! Dr. GRPO (Liu et al. 2025, arXiv:2503.20783): a constant divisor, so that a token counts the same in a short and in
+//! a long completion, and from batch to batch.
 //!
 //! J = 1/(B · max_completion_length) Σ_s Σ_t m L, with B sequences.
 

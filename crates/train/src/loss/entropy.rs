@@ -4,12 +4,12 @@
 //! J ← J − coef · H, H = 1/max(1, n) Σ H_t over the n tokens that are kept;  ∂J/∂H_t = −coef/n
 //! ```
 //!
-//! The bonus is a mean over tokens whatever the loss divides by. Kept are the tokens in the loss whose entropy is at least
-//! the (1 − ρ) quantile of all tokens of the optimizer batch, ρ = `top_entropy_quantile` (Wang et al. 2025, Beyond the
-//! 80/20 Rule, arXiv:2506.01939).
+//! The bonus is a mean over tokens whatever the loss divides by. Kept are the tokens in the loss whose entropy is at
+//! least the (1 − ρ) quantile of all tokens of the optimizer batch, ρ = `top_entropy_quantile` (Wang et al. 2025,
+//! Beyond the 80/20 Rule, arXiv:2506.01939).
 //!
-//! Adaptive (Skywork-OR1, arXiv:2505.22312): after each step coef grows by `entropy_coef_delta` where H ≤ `entropy_target`,
-//! else it shrinks, between its bounds; it is applied in steps that follow an H ≤ `entropy_target`.
+//! Adaptive (Skywork-OR1, arXiv:2505.22312): after each step coef grows by `entropy_coef_delta` where H ≤
+//! `entropy_target`, else it shrinks, between its bounds; it is applied in steps that follow an H ≤ `entropy_target`.
 
 use super::{LossSums, Normalizer};
 use kernels::check::Float;
@@ -52,8 +52,8 @@ impl EntropyConfig {
     }
 }
 
-/// The weight of the bonus and what it adapts to: what a checkpoint holds of it. Kept as bits, since nothing is measured
-/// yet (∞) at the start.
+/// The weight of the bonus and what it adapts to: what a checkpoint holds of it. Kept as bits, since nothing is
+/// measured yet (∞) at the start.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "[u64; 2]", from = "[u64; 2]")]
 pub struct EntropyControl {
@@ -117,8 +117,8 @@ pub fn bonus<T: Float>(
     }
 }
 
-/// The q quantile of `values`, 0 ≤ q ≤ 1, between neighbours by linear interpolation in f32, as `torch.quantile`; `None` of
-/// nothing. NaN where one value is.
+/// The q quantile of `values`, 0 ≤ q ≤ 1, between neighbours by linear interpolation in f32, as `torch.quantile`;
+/// `None` of nothing. NaN where one value is.
 pub fn quantile(mut values: Vec<f32>, q: f64) -> Option<f32> {
     if values.iter().any(|v| v.is_nan()) {
         return Some(f32::NAN);

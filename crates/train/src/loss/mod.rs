@@ -4,18 +4,18 @@
 //!
 //! J = Σ_s w_s Σ_t m_{s,t} (k_{s,t} c_{s,t} L_{s,t} + β K_{s,t})
 //!
-//! - L: the policy term of the importance ratio r and the advantage A: the clipped surrogate (`clip`), or the loss's own
-//!   (`cispo`, `sapo`, `vespo`);
+//! - L: the policy term of the importance ratio r and the advantage A: the clipped surrogate (`clip`), or the loss's
+//!   own (`cispo`, `sapo`, `vespo`);
 //! - r = e^ρ, ρ = log π_θ − log π_old, of the token or of the sequence (`ratio`);
 //! - K: the KL divergence to the reference (`kl`);
-//! - w_s: the weight of the sequence's tokens, which is what tells `grpo`, `bnpo`, `dr_grpo`, `dapo` and `luspo`
-//!   apart. It depends on [`Normalizer`] of the whole optimizer batch, known before the first micro-batch, so that cutting the
+//! - w_s: the weight of the sequence's tokens, which is what tells `grpo`, `bnpo`, `dr_grpo`, `dapo` and `luspo` apart.
+//!   It depends on [`Normalizer`] of the whole optimizer batch, known before the first micro-batch, so that cutting the
 //!   batch changes nothing;
 //! - k: 0 for tokens that `off_policy` or [`entropy`] leave out of the policy term, else 1;
 //! - c: the correction for a sampler that was not the old policy ([`sampling`]); a constant.
 //!
-//! A further loss is another file with a `PolicyLoss` and a line in [`policy`]. [`rloo`] is a sum over sequences instead,
-//! [`entropy`] a bonus beside any of them. Knows no model.
+//! A further loss is another file with a `PolicyLoss` and a line in [`policy`]. [`rloo`] is a sum over sequences
+//! instead, [`entropy`] a bonus beside any of them. Knows no model.
 
 mod bnpo;
 pub mod bradley_terry;

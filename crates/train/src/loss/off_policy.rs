@@ -1,8 +1,8 @@
-//! Off-policy sequence masking (DeepSeek-V3.2, arXiv:2512.02556, equation 9): what the policy would hardly write any more
-//! is not pushed down further.
+//! Off-policy sequence masking (DeepSeek-V3.2, arXiv:2512.02556, equation 9): what the policy would hardly write any
+//! more is not pushed down further.
 //!
-//! A token stays in the policy term where A ≥ 0, or 1/max(1, n) Σ_t m (log π_sampler − log π_θ) ≤ threshold. The KL term
-//! is not masked, and no count that losses divide by changes.
+//! A token stays in the policy term where A ≥ 0, or 1/max(1, n) Σ_t m (log π_sampler − log π_θ) ≤ threshold. The KL
+//! term is not masked, and no count that losses divide by changes.
 
 use kernels::check::Float;
 

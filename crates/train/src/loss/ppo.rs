@@ -1,12 +1,12 @@
-//! PPO's two losses (Schulman et al. 2017, arXiv:1707.06347; for language models Ziegler et al. 2019, arXiv:1909.08593), with
-//! N tokens in the loss of the optimizer batch:
+//! PPO's two losses (Schulman et al. 2017, arXiv:1707.06347; for language models Ziegler et al. 2019,
+//! arXiv:1909.08593), with N tokens in the loss of the optimizer batch:
 //!
 //! policy: J = 1/N Σ m (−min(r A, clip(r, 1 − ε, 1 + ε) A) − c_H H),  r = π_θ / π_old
 //! value:  J = c_V/N Σ m ½ max((V − R)², (clip(V, V_old − ε_V, V_old + ε_V) − R)²)
 //!
-//! H is the entropy of the distribution that the token comes from, V the value of the state in which it is chosen. A and R
-//! are those of [`gae`](crate::gae). The value loss is clipped as the policy's is: where V has left the range around what it
-//! was at rollout and the clipped side is worse, its gradient is 0.
+//! H is the entropy of the distribution that the token comes from, V the value of the state in which it is chosen. A
+//! and R are those of [`gae`](crate::gae). The value loss is clipped as the policy's is: where V has left the range
+//! around what it was at rollout and the clipped side is worse, its gradient is 0.
 //!
 //! Means have the names of TRL's `PPOTrainer`. Knows no model.
 

@@ -1,8 +1,8 @@
 //! The importance ratio r = e^ρ of new to old policy.
 //!
 //! - token: ρ_t = log π_θ(t) − log π_old(t);
-//! - sequence (GSPO, Zheng et al. 2025, arXiv:2507.18071): ρ = Σ_t m_t (log π_θ(t) − log π_old(t)) / max(1, Σ_t m_t), one
-//!   for all tokens. Its gradient goes to every token of the sequence: ∂ρ/∂log π_θ(t) = m_t / max(1, Σ m).
+//! - sequence (GSPO, Zheng et al. 2025, arXiv:2507.18071): ρ = Σ_t m_t (log π_θ(t) − log π_old(t)) / max(1, Σ_t m_t),
+//!   one for all tokens. Its gradient goes to every token of the sequence: ∂ρ/∂log π_θ(t) = m_t / max(1, Σ m).
 
 use super::ImportanceSamplingLevel;
 use kernels::check::Float;

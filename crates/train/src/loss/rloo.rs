@@ -4,8 +4,8 @@
 //!
 //! J = −1/B Σ_s min(r A, clip(r, 1 − ε, 1 + ε_high) A), r = e^ρ, ρ = Σ_t m (log π_θ − log π_old)
 //!
-//! The ratio is that of the whole completion, not GSPO's geometric mean; ∂ρ/∂log π_θ(t) = m_t. A sequence without a token
-//! in the loss has r = 1 and still counts −A, without a gradient.
+//! The ratio is that of the whole completion, not GSPO's geometric mean; ∂ρ/∂log π_θ(t) = m_t. A sequence without a
+//! token in the loss has r = 1 and still counts −A, without a gradient.
 
 use super::{LossConfig, LossSums, Normalizer, Sequence, clip};
 use crate::{Advantage, Sample};
@@ -37,7 +37,8 @@ impl RlooConfig {
     }
 }
 
-/// Adds one sequence's part of J to `sums`, and overwrites `d_logps` with ∂J/∂log π_θ. Panics if the advantage is per token.
+/// Adds one sequence's part of J to `sums`, and overwrites `d_logps` with ∂J/∂log π_θ. Panics if the advantage is per
+/// token.
 pub fn rloo<T: Float>(
     config: &RlooConfig,
     normalizer: &Normalizer,

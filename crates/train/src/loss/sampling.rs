@@ -6,10 +6,10 @@
 //! ```
 //!
 //! c multiplies the policy term, not the KL term, and is a constant. Where the sampler is the old policy, as in every
-//! synchronous run, c is exactly 1. Truncated weights are those of IMPALA (Espeholt et al. 2018, arXiv:1802.01561); leaving out
-//! whole sequences that are too far away is also in Li et al. 2025 (arXiv:2512.23075), who judge by the worst token where
-//! here it is the product over tokens, as in TRL. The metrics are of c **before** it is truncated or masked (TRL logs it
-//! after, where nothing above `clip_max` can be seen).
+//! synchronous run, c is exactly 1. Truncated weights are those of IMPALA (Espeholt et al. 2018, arXiv:1802.01561);
+//! leaving out whole sequences that are too far away is also in Li et al. 2025 (arXiv:2512.23075), who judge by the
+//! worst token where here it is the product over tokens, as in TRL. The metrics are of c **before** it is truncated or
+//! masked (TRL logs it after, where nothing above `clip_max` can be seen).
 
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
-//! SAPO, soft adaptive policy optimisation (Gao et al. 2025, arXiv:2511.20347): a sigmoid gate in the place of the clip,
-//! narrower where the advantage is not positive.
+//! SAPO, soft adaptive policy optimisation (Gao et al. 2025, arXiv:2511.20347): a sigmoid gate in the place of the
+//! clip, narrower where the advantage is not positive.
 //!
 //! L = −(4/τ) σ(τ (r − 1)) A, τ = `sapo_temperature_pos` where A > 0, else `sapo_temperature_neg`
 //!

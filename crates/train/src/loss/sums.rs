@@ -50,8 +50,8 @@ impl LossSums {
         self.kl / self.tokens.max(1) as f64
     }
 
-    /// The clip ratios. Where no sequence has a token, the extremes are 0 (TRL has NaN); a loss that does not clip reports
-    /// none, and all are 0.
+    /// The clip ratios. Where no sequence has a token, the extremes are 0 (TRL has NaN); a loss that does not clip
+    /// reports none, and all are 0.
     pub fn clip_ratios(&self) -> ClipRatios {
         let per = |x: f64| x / self.counted.max(1) as f64;
         let finite = |x: f64| if x.is_finite() { x } else { 0.0 };

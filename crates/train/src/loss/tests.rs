@@ -9,7 +9,8 @@ use crate::ClipRatios;
 use kernels::check::{directional_error, normal};
 use sampling::{Correction, CorrectionMode};
 
-/// Five sequences of odd lengths, one without a token in the loss, one empty; ratios spread over both sides of the clip.
+/// Five sequences of odd lengths, one without a token in the loss, one empty; ratios spread over both sides of the
+/// clip.
 struct Case {
     logps: Vec<Vec<f64>>,
     entropies: Vec<Vec<f64>>,

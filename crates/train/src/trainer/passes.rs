@@ -1,13 +1,13 @@
 //! The passes of one micro-batch: forward, the loss on the host, backward; and what they measure.
 //!
 //! With an adapter's dropout, the gradient is that of a forward pass with dropout. A policy's loss compares its
-//! log-probabilities with those of sampler and reference, which know no dropout, so they come from a pass without it, and
-//! ∂J/∂log π_θ is taken there:
+//! log-probabilities with those of sampler and reference, which know no dropout, so they come from a pass without it,
+//! and ∂J/∂log π_θ is taken there:
 //!
 //! ∇ = Σ_t ∂J/∂log π_θ(t) ∇ log π_θ,dropped(t)
 //!
-//! That costs a second forward pass. The other losses (supervised, of pairs, of scores) are those of the pass with dropout,
-//! which is then the only one.
+//! That costs a second forward pass. The other losses (supervised, of pairs, of scores) are those of the pass with
+//! dropout, which is then the only one.
 
 use crate::loss::{LossSums, Normalizer};
 use crate::objective::{Objective, Scored};
@@ -176,8 +176,8 @@ fn loss_and_gradient(
 }
 
 impl Measured {
-    /// Counts the tokens whose recorded log-probability is not, bit for bit, the trainer's, if all of the sample's tokens
-    /// were sampled with `version`. Tokens that were not sampled have no record.
+    /// Counts the tokens whose recorded log-probability is not, bit for bit, the trainer's, if all of the sample's
+    /// tokens were sampled with `version`. Tokens that were not sampled have no record.
     fn compare(&mut self, sample: &Sample, logps: &[f32], version: u64) {
         if sample.versions.is_empty() || sample.versions.iter().any(|&v| v != version) {
             return;

@@ -10,9 +10,10 @@
 //! ```
 //!
 //! Every sum is one ascending chain of fused multiply-adds per element, from 0 or from what the output held, on every
-//! instruction set: an element depends on its own row and the weights, never on the number of rows or threads. The chains
-//! of `dW` continue the stored accumulator, so a batch may be cut between calls anywhere. `db` adds plainly, in chunks of 64 rows of a
-//! segment, from its first: each from 0, then onto the stored accumulator, so that a batch may be cut between segments.
+//! instruction set: an element depends on its own row and the weights, never on the number of rows or threads. The
+//! chains of `dW` continue the stored accumulator, so a batch may be cut between calls anywhere. `db` adds plainly, in
+//! chunks of 64 rows of a segment, from its first: each from 0, then onto the stored accumulator, so that a batch may
+//! be cut between segments.
 //!
 //! Numbers in bf16 are `x` and `W` in the forward pass, `W` and `d_y` for `d_x`, `x` and `d_y` for `d_W`: `d_y`, if it
 //! is f32, is rounded for these products (not for `d_b`) on every instruction set. With AMX their formula is that of

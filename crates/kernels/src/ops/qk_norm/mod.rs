@@ -12,8 +12,8 @@
 //! d_w[i]     += Σ_{t, a} d_y[t,a,i] · (x[t,a,i] · rstd[t,a])        in `rmsnorm`'s chunks of tokens; in one, ascending t, then a
 //! ```
 //!
-//! Weights of nh·hd and nkv·hd elements ask for one norm over all heads: then there are 1 and 1 parts of these widths in the
-//! place of nh and nkv parts of width hd.
+//! Weights of nh·hd and nkv·hd elements ask for one norm over all heads: then there are 1 and 1 parts of these widths
+//! in the place of nh and nkv parts of width hd.
 
 mod cpu;
 pub mod reference;

@@ -1,4 +1,5 @@
-//! The residual stream where no norm stands before the next product: the sum, and a copy of it in what the product reads.
+//! The residual stream where no norm stands before the next product: the sum, and a copy of it in what the product
+//! reads.
 //!
 //! Shapes: `T` tokens, `H` hidden.
 //!

@@ -106,7 +106,8 @@ fn gradients_are_those_of_the_values() {
     assert!(directional_error(&case.values, &spoiled, of) > 1e-5);
 }
 
-/// One step, no clip: the gradient of REINFORCE with the value as baseline, −1/N Σ A ∇log π; the value learns by least squares.
+/// One step, no clip: the gradient of REINFORCE with the value as baseline, −1/N Σ A ∇log π; the value learns by least
+/// squares.
 #[test]
 fn at_the_first_step_it_is_reinforce_with_a_baseline() {
     let mut case = case();

@@ -1,5 +1,6 @@
-//! Every loss of a policy at its edges, through the logits: ratio 1, each side of the clip, advantage 0, all masked, a group
-//! of one, a reward of NaN. At each, the gradient is the slope of the value written out plainly, and 0 exactly where it must be.
+//! Every loss of a policy at its edges, through the logits: ratio 1, each side of the clip, advantage 0, all masked, a
+//! group of one, a reward of NaN. At each, the gradient is the slope of the value written out plainly, and 0 exactly
+//! where it must be.
 
 use super::*;
 use crate::advantages::reinforce_plus_plus::{self, Baseline};
@@ -22,8 +23,8 @@ enum Loss {
     Ppo(PpoConfig),
 }
 
-/// All of them: every type at both levels (GSPO is `grpo` at that of sequences), with and without a KL divergence; RLOO; PPO with
-/// and without an entropy bonus. REINFORCE++ is one of the first with an advantage for each token.
+/// All of them: every type at both levels (GSPO is `grpo` at that of sequences), with and without a KL divergence;
+/// RLOO; PPO with and without an entropy bonus. REINFORCE++ is one of the first with an advantage for each token.
 fn losses() -> Vec<Loss> {
     let mut all = vec![Loss::Rloo(RlooConfig { epsilon_high: Some(0.3), ..RlooConfig::default() })];
     all.extend([0.0, 0.05].map(|entropy_coef| Loss::Ppo(PpoConfig { cliprange: 0.2, entropy_coef })));

@@ -1,5 +1,5 @@
-//! Through the logits: log-probabilities and entropies of a softmax, each loss on top, the entropy bonus beside it. What the
-//! model's head does with ∂J/∂log π and ∂J/∂H is here in f64.
+//! Through the logits: log-probabilities and entropies of a softmax, each loss on top, the entropy bonus beside it.
+//! What the model's head does with ∂J/∂log π and ∂J/∂H is here in f64.
 
 use super::*;
 use crate::loss::rloo::{RlooConfig, rloo};
@@ -7,8 +7,8 @@ use crate::loss::rloo::{RlooConfig, rloo};
 const WORDS: usize = 6;
 const TEMPERATURE: f64 = 0.7;
 
-/// Log-probabilities and entropies of every token of `case` under `logits: [tokens, WORDS]`, at `temperature`; token t is
-/// word t mod `WORDS`.
+/// Log-probabilities and entropies of every token of `case` under `logits: [tokens, WORDS]`, at `temperature`; token t
+/// is word t mod `WORDS`.
 fn head(logits: &[f64], temperature: f64) -> (Vec<f64>, Vec<f64>) {
     let row = |(t, z): (usize, &[f64])| {
         let lse = z.iter().map(|z| (z / temperature).exp()).sum::<f64>().ln();
@@ -69,8 +69,8 @@ pub fn point(tokens: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     (logits, logps, entropies)
 }
 
-/// Holds a loss's gradient at [`point`], taken through the head, against the slope of its value. A spoiled gradient must be
-/// seen. Returns the gradient by the logits.
+/// Holds a loss's gradient at [`point`], taken through the head, against the slope of its value. A spoiled gradient
+/// must be seen. Returns the gradient by the logits.
 pub fn verify(name: &str, tokens: usize, gradient: Gradient<'_>, value: Value<'_>) -> Vec<f64> {
     let (logits, frozen, entropies) = point(tokens);
     let (d_logps, d_entropies) = gradient(&frozen, &entropies);

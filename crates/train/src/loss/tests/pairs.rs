@@ -1,5 +1,5 @@
-//! The losses of pairs and of scores at their edges: DPO through the logits, the value loss and Bradley–Terry through the
-//! head of scores.
+//! The losses of pairs and of scores at their edges: DPO through the logits, the value loss and Bradley–Terry through
+//! the head of scores.
 
 use super::*;
 use crate::loss::bradley_terry::{RankingConfig, ranking};
@@ -72,8 +72,8 @@ fn dpo_through_its_logits() {
         let (_, at, _) = logits::point(tokens);
         let all = vec![true; tokens];
         let some: Vec<bool> = (0..tokens).map(|t| t % 4 != 2).collect();
-        // What the chosen answers' tokens, then the rejected ones', have more than the reference gives them: equal, right by
-        // far, wrong by far.
+        // What the chosen answers' tokens, then the rejected ones', have more than the reference gives them: equal,
+        // right by far, wrong by far.
         for (chosen, rejected) in [(0.0, 0.0), (0.3, -0.2), (2.5, -2.5), (-2.5, 2.5)] {
             let mut reference = at.clone();
             for [c, r] in places(pairs) {
@@ -102,7 +102,8 @@ fn dpo_through_its_logits() {
     }
 }
 
-/// What scores do to their head and its input: `gradient` by each score becomes one by every h_t and by w, score_t = w · h_t.
+/// What scores do to their head and its input: `gradient` by each score becomes one by every h_t and by w, score_t = w
+/// · h_t.
 fn through_scores(
     name: &str,
     scores: &[f64],
@@ -183,7 +184,8 @@ fn values_through_their_head() {
 fn rankings_through_their_head() {
     for c in [None, Some(0.05), Some(0.7)] {
         let config = RankingConfig { center_rewards_coefficient: c };
-        // A draw, a small and a large difference of either sign; one pair alone; margins on both sides of the difference.
+        // A draw, a small and a large difference of either sign; one pair alone; margins on both sides of the
+        // difference.
         for scores in [&[0.3, 0.3][..], &[2.0, -1.0, -0.5, 1.5, 0.2, 0.1], &[9.0, -9.0], &[-9.0, 9.0]] {
             for margin in [0.0, 0.5, 12.0] {
                 let pairs = scores.len() / 2;
