@@ -5,6 +5,7 @@ use std::time::Instant;
 
 const HELP: &str = "cargo xtask check    all checks that CI runs beside `cargo test --workspace`, the cheap ones first
 cargo xtask check layers    no import against the order of the crates, no circle of imports between the modules of one
+cargo xtask check size      files and lines that are too long
 cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
 cargo xtask check fmt|clippy|docs|fixtures|demo    one of the others
 cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)";
@@ -12,8 +13,9 @@ cargo xtask miri            undefined behaviour in kernels, on small shapes (nee
 /// A check: its name and how it is made.
 type Check = (&'static str, fn() -> Result<(), String>);
 
-const CHECKS: [Check; 7] = [
+const CHECKS: [Check; 8] = [
     ("fmt", fmt),
+    ("size", size::check),
     ("layers", layers::check),
     ("fixtures", fixtures::check),
     ("deny", deny),
@@ -26,6 +28,7 @@ mod cargo;
 mod demo;
 mod fixtures;
 mod layers;
+mod size;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

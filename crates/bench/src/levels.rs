@@ -134,7 +134,8 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
         );
     }
     report.note(format!(
-        "{} (baseline and basic: f32), {} prompts of {} tokens × {} completions of up to {} tokens, in {} seats; buffers are taken within the times",
+        "{} (baseline and basic: f32), {} prompts of {} tokens × {} completions of up to {} tokens, in {} seats; \
+         buffers are taken within the times",
         shape.name(),
         workload.prompts,
         workload.prompt_tokens,

@@ -38,8 +38,8 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
         report.row([json!("peak of resident memory"), json!(mib(peak as f64))]);
     }
     report.note(format!(
-        "{}, {completions} completions × {tokens} tokens, full fine-tuning. Log-probabilities: what is resident beyond weight, hidden states \
-         and their gradients, not part of the sum",
+        "{}, {completions} completions × {tokens} tokens, full fine-tuning. Log-probabilities: what is resident beyond \
+         weight, hidden states and their gradients, not part of the sum",
         shape.name()
     ));
     Ok(report)

@@ -59,8 +59,8 @@ pub fn run(
     let (flops, bytes) =
         (steps[0].rollout_work.0 + steps[0].update_work.0, steps[0].rollout_work.1 + steps[0].update_work.1);
     report.note(format!(
-        "{:.0} GFLOP and {:.1} GB, as operations booked them: the roofline counts each operation's inputs and outputs as \
-         memory traffic even where a cache holds them",
+        "{:.0} GFLOP and {:.1} GB, as operations booked them: the roofline counts each operation's inputs and outputs \
+         as memory traffic even where a cache holds them",
         flops / 1e9,
         bytes / 1e9
     ));

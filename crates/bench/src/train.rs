@@ -68,8 +68,8 @@ pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Repo
         let [shared, apart] = of_sharing[..] else { unreachable!("two rows each") };
         let (gain, most) = (apart.0 / shared.0, apart.2 / shared.2);
         report.note(format!(
-            "{case}: with the prompt shared, forward and backward are {gain:.2} × as fast, {:.0} % of what their FLOPs allow ({most:.2} ×), \
-             the whole update {:.2} ×",
+            "{case}: with the prompt shared, forward and backward are {gain:.2} × as fast, {:.0} % of what their FLOPs \
+             allow ({most:.2} ×), the whole update {:.2} ×",
             100.0 * gain / most,
             apart.1 / shared.1
         ));

@@ -1,7 +1,8 @@
 //! Writes adapters for `conformance/lora_fixtures.py`: a PEFT directory, and the logits that it gives here.
 //!
 //! ```text
-//! adapter MODEL OUT RANK MODULE…     an adapter of these modules (or all-linear) in OUT/adapter, logits in OUT/logits.json
+//! adapter MODEL OUT RANK MODULE…     an adapter of these modules (or all-linear) in OUT/adapter,
+//!                                    logits in OUT/logits.json
 //! ```
 //!
 //! `check` compares these logits with PEFT's, for any model. The directory `FAMILY/ours` of a fixture is written so,

@@ -90,7 +90,8 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
         && ["pissa", "olora", "corda", "loftq", "lora_ga"].iter().any(|w| way.to_lowercase().starts_with(w))
     {
         return Err(format!(
-            "`init_lora_weights` = \"{way}\" changes the base model's weights: convert the adapter to a plain one with PEFT"
+            "`init_lora_weights` = \"{way}\" changes the base model's weights: convert the adapter to a plain one \
+             with PEFT"
         ));
     }
     let number = |key: &str| json.get(key).ok_or_else(|| format!("`{key}` is missing"));

@@ -43,9 +43,11 @@ fn read(bytes: &[u8]) -> model::Result<usize> {
 
 fn config() -> Value {
     json!({"model_type": "llama", "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
-        "hidden_act": "silu", "tie_word_embeddings": false, "bos_token_id": 1, "eos_token_id": [0, 2], "torch_dtype": "bfloat16"})
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        "hidden_act": "silu", "tie_word_embeddings": false, "bos_token_id": 1, "eos_token_id": [0, 2],
+        "torch_dtype": "bfloat16"})
 }
 
 fn tokenizer() -> [(&'static str, Value); 2] {
@@ -85,9 +87,9 @@ fn load_tokenizer(files: [(&str, Vec<u8>); 2]) {
 }
 
 fn adapter() -> Value {
-    json!({"peft_type": "LORA", "base_model_name_or_path": "x", "r": 4, "lora_alpha": 8, "lora_dropout": 0.1, "bias": "none",
-        "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", "use_rslora": false, "modules_to_save": null,
-        "rank_pattern": {}, "fan_in_fan_out": false})
+    json!({"peft_type": "LORA", "base_model_name_or_path": "x", "r": 4, "lora_alpha": 8, "lora_dropout": 0.1,
+        "bias": "none", "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", "use_rslora": false,
+        "modules_to_save": null, "rank_pattern": {}, "fan_in_fan_out": false})
 }
 
 fn load_adapter(bytes: &[u8]) {
@@ -96,8 +98,9 @@ fn load_adapter(bytes: &[u8]) {
     let _ = load_adapter_config(dir.path());
 }
 
-const TEMPLATE: &str = "{%- for m in messages %}{{ m['role'] | upper }}: {{ m.content.split('a')[0] }}\n{% if loop.last and \
-     add_generation_prompt %}A:{{ x[1:] | default('z') }}{% endif %}{% endfor %}{{ messages | tojson(indent=2) }}";
+const TEMPLATE: &str = "{%- for m in messages %}{{ m['role'] | upper }}: {{ m.content.split('a')[0] }}\n\
+     {% if loop.last and add_generation_prompt %}A:{{ x[1:] | default('z') }}{% endif %}{% endfor %}\
+     {{ messages | tojson(indent=2) }}";
 
 fn render(template: &str, messages: &[Value]) {
     if let Ok(template) = ChatTemplate::new(template, &SpecialTokens::default()) {
@@ -152,8 +155,11 @@ proptest! {
         let _ = ModelConfig::parse(&String::from_utf8_lossy(&bytes));
     }
     #[test]
-    fn tokenizers(tokens in foreign::json(tokenizer()[0].1.clone()), config in foreign::json(tokenizer()[1].1.clone())) {
-        load_tokenizer([("tokenizer.json", tokens.to_string().into()), ("tokenizer_config.json", config.to_string().into())]);
+    fn tokenizers(
+        tokens in foreign::json(tokenizer()[0].1.clone()), config in foreign::json(tokenizer()[1].1.clone())
+    ) {
+        let (tokens, config) = (tokens.to_string(), config.to_string());
+        load_tokenizer([("tokenizer.json", tokens.into()), ("tokenizer_config.json", config.into())]);
     }
     #[test]
     fn byte_pair_tokenizers(tokens in foreign::json(byte_pairs())) {
@@ -176,7 +182,9 @@ proptest! {
         render(&String::from_utf8_lossy(&bytes), &[json!({"role": "user", "content": "bab"})]);
     }
     #[test]
-    fn chat_messages(messages in foreign::json(json!([{"role": "user", "content": "bab"}, {"role": "assistant", "content": "x"}]))) {
+    fn chat_messages(
+        messages in foreign::json(json!([{"role": "user", "content": "bab"}, {"role": "assistant", "content": "x"}]))
+    ) {
         render(TEMPLATE, messages.as_array().map_or(&[], Vec::as_slice));
     }
 }

@@ -4,7 +4,7 @@
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The name is none of the built-in ones.
-    #[error("unknown reward `{name}`{}; known: {known}", nearest.as_ref().map(|n| format!(", did you mean `{n}`?")).unwrap_or_default())]
+    #[error("unknown reward `{name}`{}; known: {known}", did_you_mean(nearest))]
     Unknown {
         /// What was asked for.
         name: String,
@@ -33,6 +33,10 @@ pub enum Error {
 
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
+
+fn did_you_mean(nearest: &Option<String>) -> String {
+    nearest.as_ref().map(|name| format!(", did you mean `{name}`?")).unwrap_or_default()
+}
 
 impl Error {
     /// An [`Error::Options`].

@@ -8,7 +8,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// The prompt leaves no room for a token.
     #[error(
-        "a prompt of {prompt} tokens leaves no room in a context of {max_model_len}: raise max_model_len or shorten the prompt"
+        "a prompt of {prompt} tokens leaves no room in a context of {max_model_len}: raise max_model_len or shorten \
+         the prompt"
     )]
     PromptTooLong {
         /// Its tokens.

@@ -319,7 +319,8 @@ impl Summary {
         };
         let why = match (of(slowest.flops, ceilings.flops_per_s), of(slowest.bytes, ceilings.bytes_per_s)) {
             (Some(compute), Some(memory)) if compute.max(memory) < 25.0 => format!(
-                "neither arithmetic ({compute:.0} % of the measured ceiling) nor memory ({memory:.0} %) limits it: the time goes to waiting or overhead"
+                "neither arithmetic ({compute:.0} % of the measured ceiling) nor memory ({memory:.0} %) limits it: the \
+                 time goes to waiting or overhead"
             ),
             (Some(compute), Some(memory)) if memory > compute => {
                 format!("limited by memory: {memory:.0} % of the measured bandwidth, {compute:.0} % of the arithmetic")

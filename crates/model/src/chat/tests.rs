@@ -47,7 +47,8 @@ fn blocks_are_trimmed_and_generation_tags_print_nothing() {
     assert_eq!(render(template, json!({})), "hiend");
     let template = "a  {%- generation -%}  b  {%- endgeneration -%}  c{% set g = 'generation' %}{{ g }}";
     assert_eq!(render(template, json!({})), "abcgeneration");
-    let template = "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% elif i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}";
+    let template = "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% elif i == 3 %}{% break %}{% endif %}\
+                    {{ i }}{% endfor %}";
     assert_eq!(render(template, json!({})), "02");
     let template =
         "{% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}";
@@ -64,7 +65,8 @@ fn raise_exception_is_an_error_with_its_message() {
 #[test]
 fn messages_lose_nulls_and_reasoning_goes_by_all_names() {
     let messages = json!([{"role": "assistant", "content": null, "reasoning": "r"}]);
-    let template = "{{ bos_token }}{% for m in messages %}{{ 'content' in m }}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}";
+    let template = "{{ bos_token }}{% for m in messages %}{{ 'content' in m }}{{ m.reasoning_content }}\
+                    {{ m.thinking }}{% endfor %}";
     assert_eq!(render_with(template, messages, json!({"bos_token": "<b>"})).unwrap(), "<b>Falserr");
     assert!(render_with("x", json!([]), json!({})).is_err());
     assert!(render_with("x", json!(["hi"]), json!({})).is_err());

@@ -153,7 +153,8 @@ impl Tokenizer {
         if ours > rows {
             let token = self.token(ours as u32 - 1).unwrap_or_default();
             let message = format!(
-                "the vocabulary has ids up to {} ({token:?}), but the embedding has {rows} rows (`vocab_size` in config.json)",
+                "the vocabulary has ids up to {} ({token:?}), but the embedding has {rows} rows \
+                 (`vocab_size` in config.json)",
                 ours - 1
             );
             return Err(Error::Tokenizer(message));

@@ -80,8 +80,8 @@ impl LoraConfig {
             TargetModules::AllLinear => Ok(()),
             TargetModules::Names(list) => match list.iter().find(|n| !modules.iter().any(|m| names(n, m))) {
                 Some(name) => bad(format!(
-                    "`lora_target_modules`: no linear layer of the model is called `{name}`; there are {known} (the head and the \
-                     embedding cannot be adapted)"
+                    "`lora_target_modules`: no linear layer of the model is called `{name}`; there are {known} (the \
+                     head and the embedding cannot be adapted)"
                 )),
                 None if list.is_empty() => {
                     bad(format!("`lora_target_modules` is empty; name some of {known}, or all-linear"))
@@ -93,7 +93,8 @@ impl LoraConfig {
                 match modules.iter().any(|m| regex.is_match(m)) {
                     true => Ok(()),
                     false => bad(format!(
-                        "`lora_target_modules`: `{pattern}` matches no linear layer of the model; their names are like {}",
+                        "`lora_target_modules`: `{pattern}` matches no linear layer of the model; their names \
+                         are like {}",
                         modules.first().map_or("", |m| m)
                     )),
                 }

@@ -65,7 +65,8 @@ fn the_request_has_trls_names() {
     let dir = tempfile::tempdir().unwrap();
     let seen = dir.path().join("seen.jsonl");
     let body = format!(
-        r#"while read -r line; do printf '%s\n' "$line" > '{}'; echo '{{"rewards": [1], "extra": {{"why": ["so"]}}, "metrics": {{"m": 2.5}}}}'; done"#,
+        r#"while read -r line; do printf '%s\n' "$line" > '{}'
+echo '{{"rewards": [1], "extra": {{"why": ["so"]}}, "metrics": {{"m": 2.5}}}}'; done"#,
         seen.display()
     );
     let mut reward = reward(&script(dir.path(), &body), 30.0, 0);

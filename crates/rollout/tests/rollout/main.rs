@@ -20,10 +20,10 @@ fn qwen3(ctx: &Context, hidden: usize, layers: usize, vocab: usize) -> Weights {
 /// The same with heads of another size.
 fn qwen3_of(ctx: &Context, hidden: usize, layers: usize, vocab: usize, head_dim: usize) -> Weights {
     let json = format!(
-        r#"{{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu", "hidden_size": {hidden},
-            "intermediate_size": 72, "num_hidden_layers": {layers}, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "head_dim": {head_dim}, "vocab_size": {vocab}, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
-            "rope_theta": 10000.0, "tie_word_embeddings": false, "attention_bias": false,
+        r#"{{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu",
+            "hidden_size": {hidden}, "intermediate_size": 72, "num_hidden_layers": {layers}, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": {head_dim}, "vocab_size": {vocab}, "max_position_embeddings": 512,
+            "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false, "attention_bias": false,
             "initializer_range": {}}}"#,
         1.2 / (hidden as f64).sqrt()
     );

@@ -76,7 +76,8 @@ impl TraceWriter {
     /// memory traffic (shown when clicked).
     fn span(&mut self, name: &str, thread: u64, start_us: f64, duration_us: f64, flops: f64, bytes: f64) -> Result<()> {
         let mut event = json!({
-            "name": name, "ph": "X", "pid": std::process::id(), "tid": thread, "ts": round(start_us), "dur": round(duration_us),
+            "name": name, "ph": "X", "pid": std::process::id(), "tid": thread,
+            "ts": round(start_us), "dur": round(duration_us),
         });
         if flops > 0.0 || bytes > 0.0 {
             event["args"] = json!({ "flops": flops, "bytes": bytes });

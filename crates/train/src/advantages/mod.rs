@@ -2,7 +2,7 @@
 //! f64.
 //!
 //! ```text
-//! r_i = Σ_k w_k r_ik                            r_ik: reward of sample i by function k, w_k its weight; over the k that gave one
+//! r_i = Σ_k w_k r_ik                            r_ik: reward of sample i by function k, if it gave one; w_k: weight
 //! A_i = (r_i − mean of its group) / (s + 1e-4)  s: standard deviation of the group or the batch (Bessel-corrected)
 //! A_i = r_i − mean of its group                 without division
 //! ```

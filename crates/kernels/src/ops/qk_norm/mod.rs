@@ -9,7 +9,7 @@
 //! y[t,a,i]    = w[i] · (x[t,a,i] · rstd[t,a])
 //!
 //! d_x         = as in `rmsnorm`, per head
-//! d_w[i]     += Σ_{t, a} d_y[t,a,i] · (x[t,a,i] · rstd[t,a])        in `rmsnorm`'s chunks of tokens; in one, ascending t, then a
+//! d_w[i]     += Σ_{t, a} d_y[t,a,i] · (x[t,a,i] · rstd[t,a])    in `rmsnorm`'s chunks of tokens; ascending t, then a
 //! ```
 //!
 //! Weights of nh·hd and nkv·hd elements ask for one norm over all heads: then there are 1 and 1 parts of these widths
