@@ -18,8 +18,7 @@ pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
 }
 
 /// A value of the vector type exists only while [`run`] does, whose caller checked CPUID: this is the reason behind
-/// every
-/// `unsafe` of register-only intrinsics below.
+/// every `unsafe` of register-only intrinsics below.
 macro_rules! lanes {
     ($e:expr) => {{
         // SAFETY: register-only intrinsic inside `run` (see the macro's comment).
