@@ -7,7 +7,7 @@
 //! |---|---|
 //! | a run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context`] |
 //! | what a program injects | [`RewardInput`], [`Rows`], [`LogRecord`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
-//! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (layers, `explain`, JSON Schema, TRL's scripts) |
+//! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
 //! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`check_command`], [`new_directory`], [`write_atomically`] |
 //! | before and after it | [`plan`], [`MemoryPlan`], [`Evaluator`], [`Outcome`] |
 //! | models | [`Policy`], [`Detokenizer`], [`load_config`], [`load_weights`], [`locate`], [`HubKind`], [`samples_of_groups`] |

@@ -7,7 +7,7 @@ use std::fmt;
 
 /// Whether a resumed run may have another value than the run began with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OnResume {
+pub enum OnResume {
     /// It may: no bit of the result depends on it.
     Free,
     /// It may, with a warning: from there on the run differs from one that was never stopped.
@@ -163,10 +163,11 @@ impl Row {
 pub(super) type SetDefault = fn(&mut Config);
 
 /// A key of the table.
-pub(crate) struct Key {
-    pub(crate) name: &'static str,
+pub struct Key {
+    /// As configurations spell it.
+    pub name: &'static str,
     /// The heading that it is shown under.
-    pub(super) section: &'static str,
+    pub section: &'static str,
     pub(super) doc: &'static str,
     pub(super) row: Row,
     pub(super) type_name: fn() -> String,
@@ -180,13 +181,13 @@ pub(crate) struct Key {
 
 impl Key {
     /// Its value in `config` as TOML, `None` where it is not set.
-    pub(crate) fn value(&self, config: &Config) -> Option<toml::Value> {
+    pub fn value(&self, config: &Config) -> Option<toml::Value> {
         (self.write)(config)
     }
 
     /// Its value in `config` as TOML's text, or `none`.
     pub(super) fn value_text(&self, config: &Config) -> String {
-        self.value(config).map_or_else(|| "none".to_owned(), |v| super::show::inline(&v))
+        self.value(config).map_or_else(|| "none".to_owned(), |v| super::show::toml_on_one_line(&v))
     }
 
     /// Gives it the default that it has in `method`; whether that is another than the table's.
@@ -227,7 +228,7 @@ impl Key {
     }
 
     /// Its default, and those of methods that have another.
-    pub(super) fn defaults_text(&self) -> String {
+    pub fn defaults_text(&self) -> String {
         let unset = |text: String| if text == "none" { "not set".to_owned() } else { text };
         let default = self.value_text(&Config::default());
         let of = |(method, name): &(Methods, &str)| {
@@ -240,7 +241,7 @@ impl Key {
     }
 
     /// What TRL has for it.
-    pub(super) fn trl_text(&self) -> String {
+    pub fn trl_text(&self) -> String {
         let (name, defaults) = match self.row.trl {
             Trl::Nothing => return "no such key".to_owned(),
             Trl::Other(words) => return words.to_owned(),
@@ -258,18 +259,38 @@ impl Key {
     }
 
     /// What it means, on one line.
-    pub(super) fn meaning(&self) -> String {
+    pub fn meaning(&self) -> String {
         self.doc.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     /// Its type and range in words.
-    pub(super) fn type_text(&self) -> String {
+    pub fn type_text(&self) -> String {
         let name = (self.type_name)();
         self.row.range.map_or(name.clone(), |range| format!("{name}, {range}"))
     }
 
+    /// The commands, and algorithms of `train`, that read it.
+    pub fn read_by(&self) -> String {
+        self.row.read_by.to_string()
+    }
+
+    /// Whether a resumed run may have another value.
+    pub fn on_resume(&self) -> OnResume {
+        self.row.on_resume
+    }
+
+    /// The key, and its value as TOML, without which it changes nothing.
+    pub fn needs(&self) -> Option<(&'static str, &'static str)> {
+        self.row.needs
+    }
+
+    /// Whether it can hold `value`; the error says what was expected.
+    pub fn check(&self, value: &toml::Value) -> Result<(), String> {
+        (self.read)(&mut Config::default(), value)
+    }
+
     /// The JSON Schema of its values.
-    pub(super) fn schema(&self) -> Json {
+    pub fn schema(&self) -> Json {
         let mut schema = (self.type_schema)();
         if let Some(range) = self.row.range {
             // Of `T or "none"`, T is the first.

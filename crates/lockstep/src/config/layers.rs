@@ -3,7 +3,7 @@
 use super::Config;
 use super::key::Key;
 use super::methods::{Methods, ONLINE};
-use super::nearest::nearest;
+use super::nearest::did_you_mean;
 use super::table::KEYS;
 use super::unsupported_keys::{self, UnsupportedKey, unsupported_key};
 use crate::bad_input;
@@ -101,6 +101,15 @@ pub struct Resolved {
     pub(super) origins: BTreeMap<&'static str, Origin>,
     /// Lines to report at the start: keys without meaning here, doubtful values.
     pub notes: Vec<String>,
+}
+
+/// That there is no key `name`, and the nearest that there is.
+pub fn unknown_key(name: &str) -> String {
+    let mut hint = did_you_mean(name, KEYS.iter().map(|key| key.name));
+    if hint.is_empty() {
+        hint = did_you_mean(name, unsupported_keys::names());
+    }
+    format!("unknown key `{name}`{hint}")
 }
 
 /// `LOCKSTEP_` variables that are no keys.
@@ -228,11 +237,8 @@ impl Resolved {
             }
             Some(UnsupportedKey::Refused(what)) => bad_input!("{place}: `{name} = {value}`: {what}"),
             None => {
-                let near =
-                    nearest(name, KEYS.iter().map(|key| key.name)).or_else(|| nearest(name, unsupported_keys::names()));
-                let hint = near.map_or_else(String::new, |n| format!("; did you mean `{n}`?"));
                 let table = if value.is_table() { " Keys are flat: there are no sections." } else { "" };
-                bad_input!("{place}: unknown key `{name}`{hint}{table} (`lockstep config show` lists all keys)")
+                bad_input!("{place}: {}{table} (`lockstep config show` lists all keys)", unknown_key(name))
             }
         }
     }

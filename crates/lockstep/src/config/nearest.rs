@@ -1,9 +1,14 @@
 //! The nearest of known names, for misspelt ones.
 
 /// The name nearest to `name`, if any is near enough to be meant.
-pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let limit = (name.chars().count() / 3).max(2);
     known.into_iter().map(|k| (distance(name, k), k)).min().filter(|(d, _)| *d <= limit).map(|(_, k)| k)
+}
+
+/// The question that ends a message about an unknown name; nothing if none is near.
+pub(crate) fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(name, known).map_or_else(String::new, |near| format!("; did you mean `{near}`?"))
 }
 
 /// Optimal string alignment distance: insertions, deletions, changes and swaps of neighbours; letter case is free, and

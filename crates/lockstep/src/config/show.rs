@@ -19,7 +19,7 @@ impl Resolved {
             }
             let origin = self.origin(key.name);
             let _ = match key.value(&self.config) {
-                Some(value) => writeln!(text, "{} = {}  # {origin}", key.name, inline(&value)),
+                Some(value) => writeln!(text, "{} = {}  # {origin}", key.name, toml_on_one_line(&value)),
                 // An unset key is a comment, unless it was unset on purpose where the default is a value.
                 None if *origin != Origin::Default => writeln!(text, "{} = \"none\"  # {origin}", key.name),
                 None => writeln!(text, "# {} =  # not set", key.name),
@@ -36,14 +36,14 @@ impl Resolved {
 }
 
 /// A TOML value on one line.
-pub(super) fn inline(value: &toml::Value) -> String {
+pub fn toml_on_one_line(value: &toml::Value) -> String {
     match value {
         // A table's Display may spread it over sections; inside an array it is inline.
         toml::Value::Table(table) => {
-            let pairs: Vec<String> = table.iter().map(|(k, v)| format!("{} = {}", quoted_key(k), inline(v))).collect();
+            let pairs: Vec<String> = table.iter().map(|(k, v)| format!("{} = {}", quoted_key(k), toml_on_one_line(v))).collect();
             if pairs.is_empty() { "{}".to_owned() } else { format!("{{ {} }}", pairs.join(", ")) }
         }
-        toml::Value::Array(items) => format!("[{}]", items.iter().map(inline).collect::<Vec<_>>().join(", ")),
+        toml::Value::Array(items) => format!("[{}]", items.iter().map(toml_on_one_line).collect::<Vec<_>>().join(", ")),
         // One line even where the text has several.
         toml::Value::String(text) => json_string(text),
         // As people write a learning rate: 2e-5, not 0.00002. Both read back to the same bits.

@@ -65,14 +65,19 @@ collect! { [
     adapter_keys evaluation_keys checkpoints_keys logging_keys machine_keys
 ] }
 
+/// Every key, in the order in which it is shown.
+pub fn keys() -> &'static [Key] {
+    KEYS
+}
+
 impl Config {
     /// The key of this name.
-    pub(super) fn key(name: &str) -> Option<&'static Key> {
+    pub fn key(name: &str) -> Option<&'static Key> {
         KEYS.iter().find(|key| key.name == name)
     }
 
     /// The key that has another name in TRL.
-    pub(super) fn key_of_trl(name: &str) -> Option<&'static Key> {
+    pub fn key_of_trl(name: &str) -> Option<&'static Key> {
         KEYS.iter().find(|key| matches!(key.row.trl, Trl::Field { name: Some(theirs), .. } if theirs == name))
     }
 }

@@ -6,7 +6,7 @@ use toml::Value;
 
 /// What becomes of a key of TRL's that is not in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum UnsupportedKey {
+pub enum UnsupportedKey {
     /// Accepted; the line says why it changes nothing.
     Ignored(&'static str),
     /// Asks for what cannot be done; the text says what to do instead.
@@ -14,7 +14,7 @@ pub(super) enum UnsupportedKey {
 }
 
 /// What becomes of key `name` with `value`; `None` if TRL has no such key either.
-pub(super) fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKey> {
+pub fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKey> {
     let (answer, neutral) = entry(name)?;
     Some(match answer {
         UnsupportedKey::Refused(_) if asks_for_nothing(value, neutral) => {
@@ -25,7 +25,7 @@ pub(super) fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKe
 }
 
 /// What becomes of key `name`, and the value besides false and none with which it is not refused.
-pub(super) fn entry(name: &str) -> Option<(UnsupportedKey, &'static str)> {
+fn entry(name: &str) -> Option<(UnsupportedKey, &'static str)> {
     if let Some((_, why)) = IGNORED.iter().find(|(keys, _)| keys.contains(&name)) {
         return Some((UnsupportedKey::Ignored(why), ""));
     }
@@ -33,10 +33,15 @@ pub(super) fn entry(name: &str) -> Option<(UnsupportedKey, &'static str)> {
     Some((UnsupportedKey::Refused(what), neutral))
 }
 
+/// All of them: names that share what becomes of them.
+pub fn unsupported_keys() -> impl Iterator<Item = (&'static [&'static str], UnsupportedKey)> {
+    let ignored = IGNORED.iter().map(|(names, why)| (*names, UnsupportedKey::Ignored(why)));
+    ignored.chain(REFUSED.iter().map(|(names, _, instead)| (*names, UnsupportedKey::Refused(instead))))
+}
+
 /// All names known here, for the nearest one.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    let (ignored, refused) = (IGNORED.iter().map(|(keys, _)| *keys), REFUSED.iter().map(|(keys, _, _)| *keys));
-    ignored.chain(refused).flatten().copied()
+    unsupported_keys().flat_map(|(names, _)| names).copied()
 }
 
 /// Whether `value` is the neutral one, or false (where true is not neutral), or empty, or a word for nothing.
@@ -59,7 +64,7 @@ const HUB: &str = "nothing is uploaded to the Hub; the run's directory has every
 const LOOKS: &str =
     "it is about how TRL prints or reports; see log_completions, --log-format, LOCKSTEP_LOG and tensorboard";
 
-pub(super) static IGNORED: &[(&[&str], &str)] = &[
+static IGNORED: &[(&[&str], &str)] = &[
     (
         &[
             "use_vllm",
@@ -208,7 +213,7 @@ const FP16: &str = "compute is f32 or bf16 here: remove it, or set dtype = \"bf1
 const ONE: &str = "this build trains in one process on one machine; remove it";
 
 /// Keys, the value besides false and none that asks for nothing, and what to do instead.
-pub(super) static REFUSED: &[(&[&str], &str, &str)] = &[
+static REFUSED: &[(&[&str], &str, &str)] = &[
     (&["bf16", "bf16_full_eval"], "", BF16),
     (&["fp16", "fp16_full_eval"], "", FP16),
     (&["torch_dtype"], "float32", BF16),

@@ -308,31 +308,6 @@ fn changes_on_resume_are_free_said_or_refused() {
 }
 
 #[test]
-fn every_key_is_explained_and_in_the_schema() {
-    let schema = schema();
-    for key in KEYS {
-        let text = explain(key.name).unwrap();
-        assert!(text.contains(key.name) && text.contains("change on resume"), "{text}");
-        assert!(!schema["properties"][key.name]["description"].as_str().unwrap().is_empty());
-    }
-    assert_eq!(schema["properties"]["num_generations"]["default"], 8);
-    assert!(explain("num_generations").unwrap().contains("type               integer"));
-    let (dropout, threads) = (&schema["properties"]["lora_dropout"], &schema["properties"]["threads"]["anyOf"][0]);
-    assert!(dropout["minimum"] == 0.0 && dropout["exclusiveMaximum"] == 1.0, "{dropout}");
-    assert!(threads["minimum"] == 1 && threads.get("maximum").is_none(), "{threads}");
-    let text = explain("lora_r").unwrap();
-    for line in ["integer, at least 1", "the same default", "every command", "use_peft = true", "change on resume   no"]
-    {
-        assert!(text.contains(line), "`{line}` is not in {text}");
-    }
-    let text = explain("learning_rate").unwrap();
-    assert!(text.contains("1e-6 (ppo: 3e-6, sft: 2e-5, reward: 1e-4)"), "{text}");
-    assert!(explain("use_vllm").unwrap().contains("without meaning"));
-    let error = explain("num_generatons").unwrap_err();
-    assert!(is_bad_input(&error) && error.to_string().contains("`num_generations`"));
-}
-
-#[test]
 fn every_example_is_a_configuration() {
     let examples = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let mut count = 0;

@@ -104,17 +104,6 @@ fn every_field_of_trl_has_an_answer() {
     assert!(count > 700, "{count} fields");
 }
 
-#[test]
-fn the_page_of_all_keys_is_current() {
-    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/config.md");
-    let (page, now) = (std::fs::read_to_string(&file).unwrap_or_default(), crate::config::markdown());
-    if page != now {
-        let made = std::env::temp_dir().join("lockstep-config.md");
-        std::fs::write(&made, now).unwrap();
-        panic!("docs/config.md is not what the table says: {} is (as `lockstep config markdown`)", made.display());
-    }
-}
-
 /// A key that all methods but some read says in its meaning or by its row what those have; one that none reads is no
 /// key.
 #[test]

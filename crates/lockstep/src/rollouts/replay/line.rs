@@ -1,5 +1,6 @@
 //! One line of a rollout file, read and written. Knows JSON and lengths; not what a line is used for.
 
+use crate::config::did_you_mean;
 use serde_json::{Map, Value, json};
 
 /// Keys that a line may have; the last is for people and programs that look at the file.
@@ -58,8 +59,7 @@ impl Line {
             Err(e) => return Err(format!("broken JSON: {e}")),
         };
         if let Some(unknown) = object.keys().find(|key| !KEYS.contains(&key.as_str())) {
-            let hint = crate::config::nearest(unknown, KEYS);
-            let hint = hint.map_or_else(String::new, |n| format!("; did you mean `{n}`?"));
+            let hint = did_you_mean(unknown, KEYS);
             return Err(format!("unknown key `{unknown}`{hint} (keys are {})", KEYS.join(", ")));
         }
         let lacks = ["prompt_ids", "completion_ids", "rewards"].into_iter().find(|key| !object.contains_key(*key));

@@ -1,10 +1,8 @@
 //! A TRL script's configuration as TOML: the literal arguments of `GRPOConfig(…)`, `GRPOTrainer(…)` (or their RLOO
 //! twins) and `load_dataset(…)`. What cannot be translated is listed in comments, never dropped in silence.
 
-use super::Config;
 use super::python::{Literal, call, positional_strings};
-use super::table::KEYS;
-use super::unsupported_keys::{UnsupportedKey, unsupported_key};
+use lockstep::config::{Config, UnsupportedKey, keys, toml_on_one_line, unsupported_key};
 use std::fmt::Write;
 use toml::Value;
 
@@ -12,7 +10,7 @@ use toml::Value;
 const RENAMED: [(&str, &str); 2] = [("model", "model_name_or_path"), ("stop_strings", "stop")];
 
 /// The TOML of `script`.
-pub fn translate(script: &str) -> anyhow::Result<String> {
+pub(super) fn translate(script: &str) -> anyhow::Result<String> {
     let (rloo_config, rloo_trainer) = (call(script, "RLOOConfig"), call(script, "RLOOTrainer"));
     let rloo = rloo_config.is_some() || rloo_trainer.is_some();
     let config = rloo_config.or_else(|| call(script, "GRPOConfig"));
@@ -58,7 +56,7 @@ pub fn translate(script: &str) -> anyhow::Result<String> {
 
     let mut text =
         String::from("# Translated from a TRL script. `lockstep config show FILE` completes and checks it.\n");
-    for key in KEYS {
+    for key in keys() {
         if let Some((_, value)) = found.iter().rfind(|(name, _)| *name == key.name) {
             let _ = writeln!(text, "{} = {value}", key.name);
         }
@@ -74,7 +72,7 @@ pub fn translate(script: &str) -> anyhow::Result<String> {
 
 fn text_of(literal: &Literal) -> String {
     match literal {
-        Literal::Value(value) => super::show::inline(value),
+        Literal::Value(value) => toml_on_one_line(value),
         Literal::None => "None".to_owned(),
         Literal::Expression(text) => text.clone(),
     }
@@ -96,8 +94,8 @@ fn translate_one(name: &str, value: Literal, found: &mut Vec<(&'static str, Stri
         }
     };
     if let Some(key) = Config::key(name).or_else(|| Config::key_of_trl(name)) {
-        match (key.read)(&mut Config::default(), &toml) {
-            Ok(()) => found.push((key.name, super::show::inline(&toml))),
+        match key.check(&toml) {
+            Ok(()) => found.push((key.name, toml_on_one_line(&toml))),
             Err(why) => open.push(format!("{name} = {written}: {why}")),
         }
         return;
@@ -115,7 +113,7 @@ fn dataset(script: &str, found: &mut Vec<(&'static str, String)>, open: &mut Vec
         open.push("train_dataset: no load_dataset(…) was found; set dataset_name".to_owned());
         return;
     };
-    let quoted = |text: &str| super::show::inline(&Value::String(text.to_owned()));
+    let quoted = |text: &str| toml_on_one_line(&Value::String(text.to_owned()));
     let positional = positional_strings(script, "load_dataset");
     for (key, value) in ["dataset_name", "dataset_config"].into_iter().zip(&positional) {
         found.push((key, quoted(value)));

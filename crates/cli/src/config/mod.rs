@@ -1,8 +1,13 @@
 //! `lockstep config`: shows, explains and translates configurations.
 
+mod explain;
+mod from_trl;
+mod markdown;
+mod python;
+
 use crate::options::ConfigArgs;
 use clap::Subcommand;
-use lockstep::config::{self, Purpose};
+use lockstep::config::Purpose;
 use lockstep::error::OrBadInput;
 use std::io::Write;
 use std::path::PathBuf;
@@ -58,13 +63,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             if json { serde_json::to_string_pretty(&resolved.to_json())? + "\n" } else { resolved.to_toml() }
         }
         Command::Explain { keys } => {
-            keys.iter().map(|key| config::explain(key)).collect::<anyhow::Result<Vec<_>>>()?.join("\n")
+            keys.iter().map(|key| explain::explain(key)).collect::<anyhow::Result<Vec<_>>>()?.join("\n")
         }
-        Command::Schema => serde_json::to_string_pretty(&config::schema())? + "\n",
-        Command::Markdown => config::markdown(),
+        Command::Schema => serde_json::to_string_pretty(&explain::schema())? + "\n",
+        Command::Markdown => markdown::page(),
         Command::FromTrl { file } => {
             let script = std::fs::read_to_string(&file).or_bad_input_in(format!("cannot read {}", file.display()))?;
-            config::from_trl(&script).or_bad_input_in(file.display())?
+            from_trl::translate(&script).or_bad_input_in(file.display())?
         }
     };
     std::io::stdout().write_all(text.as_bytes())?;

@@ -1,8 +1,6 @@
 //! docs/config.md: the table for people.
 
-use super::key::{Key, OnResume};
-use super::table::KEYS;
-use super::unsupported_keys::{IGNORED, REFUSED};
+use lockstep::config::{Key, OnResume, UnsupportedKey, keys, unsupported_keys};
 use std::fmt::Write;
 
 const INTRODUCTION: &str = "\
@@ -22,7 +20,7 @@ TRL 1.16.0 and transformers 5.23.0 where the column TRL says \"the same default\
   stopped; *fixed*, it cannot change.
 ";
 
-const UNSUPPORTED: &str = "
+const IGNORED: &str = "
 ## Fields of TRL's configurations that are no keys
 
 Accepted, with one line that says why they change nothing:
@@ -31,7 +29,7 @@ Accepted, with one line that says why they change nothing:
 |---|---|
 ";
 
-const REFUSED_HEAD: &str = "
+const REFUSED: &str = "
 Refused, unless they ask for nothing (false, none, or what is done anyway):
 
 | fields | instead |
@@ -39,10 +37,10 @@ Refused, unless they ask for nothing (false, none, or what is done anyway):
 ";
 
 /// The page.
-pub fn page() -> String {
+pub(super) fn page() -> String {
     let mut page = INTRODUCTION.to_owned();
     let mut section = "";
-    for key in KEYS {
+    for key in keys() {
         if key.section != section {
             section = key.section;
             let _ = write!(page, "\n## {section}\n\n");
@@ -52,20 +50,20 @@ pub fn page() -> String {
         }
         page.push_str(&row(key));
     }
-    let code = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    page.push_str(UNSUPPORTED);
-    for (names, why) in IGNORED {
-        let _ = writeln!(page, "| {} | {} |", code(names), cell(why));
-    }
-    page.push_str(REFUSED_HEAD);
-    for (names, _, instead) in REFUSED {
-        let _ = writeln!(page, "| {} | {} |", code(names), cell(instead));
-    }
+    let mut unsupported = |head: &str, text: fn(UnsupportedKey) -> Option<&'static str>| {
+        page.push_str(head);
+        for (names, text) in unsupported_keys().filter_map(|(names, answer)| Some((names, text(answer)?))) {
+            let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+            let _ = writeln!(page, "| {} | {} |", names.join(", "), cell(text));
+        }
+    };
+    unsupported(IGNORED, |answer| if let UnsupportedKey::Ignored(why) = answer { Some(why) } else { None });
+    unsupported(REFUSED, |answer| if let UnsupportedKey::Refused(instead) = answer { Some(instead) } else { None });
     page
 }
 
 fn row(key: &Key) -> String {
-    let on_resume = match key.row.on_resume {
+    let on_resume = match key.on_resume() {
         OnResume::Free => "free",
         OnResume::Warn => "warned",
         OnResume::Fixed => "fixed",
@@ -74,7 +72,7 @@ fn row(key: &Key) -> String {
         format!("`{}`", key.name),
         cell(&key.type_text()),
         cell(&key.defaults_text()),
-        key.row.read_by.to_string(),
+        key.read_by(),
         cell(&key.trl_text()),
         on_resume.to_owned(),
         cell(&key.meaning()),
@@ -85,4 +83,18 @@ fn row(key: &Key) -> String {
 /// Text that neither ends a cell nor begins markup.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('*', "\\*").replace('<', "&lt;")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_page_of_all_keys_is_current() {
+        let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/config.md");
+        let (page, now) = (std::fs::read_to_string(&file).unwrap_or_default(), super::page());
+        if page != now {
+            let made = std::env::temp_dir().join("lockstep-config.md");
+            std::fs::write(&made, now).unwrap();
+            panic!("docs/config.md is not what the table says: {} is (as `lockstep config markdown`)", made.display());
+        }
+    }
 }
