@@ -2,7 +2,7 @@
 
 use lockstep::bad_input;
 use lockstep::error::OrBadInput;
-use lockstep::{Detokenizer, HubKind, Policy, context, locate};
+use lockstep::{HubKind, Policy, context, locate};
 use model::{Chat, Prompt, TextStream, Tokenizer};
 use rollout::{Engine, EngineConfig, Request, SamplingParams};
 use serde_json::json;
@@ -101,7 +101,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             prefix_sharing: true,
         },
     )?;
-    engine.set_detokenizer(Arc::new(Detokenizer(policy.tokenizer.clone())));
+    engine.set_detokenizer(policy.tokenizer.clone());
     let request = Request {
         id: 0,
         prompt: Prompt::new(ids),

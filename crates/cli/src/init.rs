@@ -1,8 +1,8 @@
 //! `lockstep init`.
 
+use crate::new_directory::new_directory;
 use kernels::{Device, Memory};
 use lockstep::error::OrBadInput;
-use lockstep::new_directory;
 use model::io::SaveOptions;
 use model::weights::tensor_specs;
 use model::{ModelConfig, Tokenizer, Weights};

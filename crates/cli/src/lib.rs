@@ -11,6 +11,7 @@ mod examples;
 mod generate;
 mod init;
 mod merge;
+mod new_directory;
 mod options;
 mod plan;
 mod reward;

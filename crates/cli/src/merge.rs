@@ -1,9 +1,9 @@
 //! `lockstep merge`.
 
+use crate::new_directory::new_directory;
 use lockstep::Policy;
 use lockstep::config::ComputeDType;
 use lockstep::context;
-use lockstep::new_directory;
 use std::path::PathBuf;
 
 /// Adds a low-rank adapter to the model that it was trained on, and writes a model of its own (of a reward model's adapter, a

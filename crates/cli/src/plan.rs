@@ -5,6 +5,7 @@ use lockstep::config::{Config, Purpose};
 use lockstep::{MemoryPlan, error};
 use serde_json::json;
 use std::io::Write;
+use telemetry::table::{Align, Table};
 use telemetry::{Console, ConsoleSink, Sinks};
 
 /// Says what memory a run will take, by part, before it starts.
@@ -55,7 +56,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         writeln!(out, "{object}")?;
         return Ok(());
     }
-    write!(out, "{}", plan.table().render(110))?;
+    write!(out, "{}", table(&plan).render(110))?;
     let of = if config.dataset_name.is_some() || config.replay.is_some() {
         "the longest of the data"
     } else {
@@ -87,6 +88,17 @@ fn configuration(args: &Args) -> anyhow::Result<(Purpose, Config)> {
         Command::Dpo => Purpose::Dpo,
     };
     Ok((purpose, args.config.resolve(purpose)?.config))
+}
+
+/// The parts and their sum.
+fn table(plan: &MemoryPlan) -> Table {
+    let columns = [("part", Align::Left), ("MiB", Align::Right), ("lowered by", Align::Left)];
+    let mut table = Table::new(columns);
+    for part in &plan.parts {
+        table.row([part.name.as_str(), &mib(part.bytes), part.lowered_by]);
+    }
+    table.row(["predicted peak", &mib(plan.total), ""]);
+    table
 }
 
 /// Bytes as MiB with one decimal.

@@ -8,9 +8,9 @@
 //! | a run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context`] |
 //! | what a program injects | [`RewardInput`], [`Rows`], [`LogRecord`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
-//! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`check_command`], [`new_directory`], [`write_atomically`] |
+//! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`check_command`], [`write_atomically`] |
 //! | before and after it | [`plan`], [`MemoryPlan`], [`Evaluator`], [`Outcome`] |
-//! | models | [`Policy`], [`Detokenizer`], [`load_config`], [`load_weights`], [`locate`], [`HubKind`], [`samples_of_groups`] |
+//! | models | [`Policy`], [`load_config`], [`load_weights`], [`locate`], [`HubKind`], [`samples_of_groups`] |
 //! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
 //!
 //! Rooms, from the ground up: `source` (names to files), `config` (every key), `models` (what a run trains), `data` (prompts
@@ -32,15 +32,16 @@ mod trainers;
 pub use config::{Config, Purpose};
 pub use data::Rows;
 pub use error::BadInput;
-pub use models::{Detokenizer, Policy, load_config, load_weights};
+pub use models::{Policy, load_config, load_weights};
 pub use rollouts::evaluate::Outcome;
 pub use rollouts::samples::of_groups as samples_of_groups;
 pub use run::inputs::{Flow, LogRecord};
 pub use run::memory_plan::MemoryPlan;
 pub use run::provenance::check_command;
 pub use run::resume::{ResumeFrom, find_run};
-pub use run::run_dir::{new_directory, write_atomically};
+pub use run::run_dir::write_atomically;
 pub use run::stop::StopSignal;
 pub use run::{RunDir, StopReason, context};
-pub use session::{Evaluator, RewardInput, Run, RunOptions, RunResult, plan};
+pub use rewards::RewardInput;
+pub use session::{Evaluator, Run, RunOptions, RunResult, plan};
 pub use source::{HubKind, locate};

@@ -1,6 +1,7 @@
 //! A decoder-only transformer as Hugging Face directories describe it: configuration, weight files, tokenizer, chat
 //! template, forward and backward. It knows no prompt's text, no reward and no optimizer.
 
+mod assets;
 mod error;
 
 pub mod batch;
@@ -19,6 +20,7 @@ pub mod scoring;
 pub mod tokenizer;
 pub mod weights;
 
+pub use assets::ModelAssets;
 pub use batch::{Batch, BatchTensors, Capacity, GroupSegment};
 pub use chat::{Chat, ChatTemplate};
 pub use columns::Columns;

@@ -6,17 +6,19 @@
 //! Knows no trainer and no policy.
 //!
 //! Read first: [`RewardBatch`] and [`Scores`] (what goes in and out), then any file of `builtin/`, `command/` (a
-//! reward in any language), `reward_model` and `registry` (names to rewards).
+//! reward in any language), `function` (a closure), `reward_model` and `registry` (names to rewards).
 
 mod batch;
 mod builtin;
 mod command;
 mod error;
+mod function;
 mod registry;
 mod reward_model;
 
 pub use batch::{Columns, Problem, RewardBatch, Scores};
 pub use error::{Error, Result};
+pub use function::{FunctionReward, RewardInput};
 pub use model::chat::Content;
 pub use registry::{RewardSpec, build};
 pub use reward_model::RewardModel;

@@ -124,3 +124,11 @@ pub trait Detokenize: Send + Sync {
     /// The text of `ids`.
     fn decode(&self, ids: &[u32]) -> String;
 }
+
+/// Special tokens are kept, so that one may be a stop string.
+impl Detokenize for model::Tokenizer {
+    fn decode(&self, ids: &[u32]) -> String {
+        // Decoding fails for no ids of a vocabulary; text that cannot be made holds no stop string.
+        model::Tokenizer::decode(self, ids, false).unwrap_or_default()
+    }
+}

@@ -19,6 +19,7 @@ mod objective;
 mod optimizer;
 mod optimizer_batch;
 mod sample;
+mod saved;
 mod schedule;
 mod trainer;
 
@@ -32,5 +33,6 @@ pub use metrics::UpdateMetrics;
 pub use objective::{Objective, Scored, Source};
 pub use optimizer::{MomentsDType, Optimizer, OptimizerConfig};
 pub use sample::{Advantage, PreferencePair, Response, Sample, Samples};
+pub use saved::SavedBatch;
 pub use schedule::{Schedule, ScheduleKind};
 pub use trainer::{StepParams, Trainer, TrainerConfig, TrainerState};

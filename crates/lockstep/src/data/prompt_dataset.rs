@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::data::prompts::Prompt;
 use crate::data::{DatasetSpec, encode_all};
-use crate::models::ModelAssets;
+use model::ModelAssets;
 use model::chat::PromptEncoder;
 use std::sync::Arc;
 

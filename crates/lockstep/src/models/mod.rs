@@ -4,7 +4,6 @@ mod policy;
 mod value_model;
 
 pub use policy::{
-    Detokenizer, ModelAssets, ModelSource, Policy, load_config, load_scorer, load_weights, trained_scorer,
-    trained_weights,
+    ModelSource, Policy, load_assets, load_config, load_scorer, load_weights, trained_weights,
 };
 pub use value_model::{value_model_shape, value_model_shape_of};

@@ -9,7 +9,7 @@ use kernels::Context;
 use model::chat::ChatTemplate;
 use model::io::{SaveOptions, TensorSource};
 use model::tokenizer::Tokenizer;
-use model::{AdaptedWeights, Adapter, Head, LoraConfig, ModelConfig, WeightSlots, Weights};
+use model::{AdaptedWeights, Adapter, Head, ModelAssets, ModelConfig, WeightSlots, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -36,15 +36,9 @@ impl Policy {
 
     /// Loads a directory. Whatever is wrong with it is the caller's input: exit code 2.
     pub fn load(ctx: &Context, dir: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
-        let assets = ModelAssets::load(dir)?.computing_in(dtype)?;
+        let assets = load_assets(dir, Head::Lm, dtype)?;
         let weights = load_weights(ctx, dir, &assets.config)?;
-        Ok(Policy {
-            dir: dir.to_owned(),
-            weights: AdaptedWeights::new(ctx.memory(), weights, None),
-            tokenizer: assets.tokenizer,
-            chat: assets.chat,
-            eos_ids: assets.eos_ids,
-        })
+        Ok(Policy::of(dir.to_owned(), assets, AdaptedWeights::new(ctx.memory(), weights, None)))
     }
 
     /// The same, with the adapter of a PEFT directory on it.
@@ -59,10 +53,9 @@ impl Policy {
         if !model::peft::load_adapter_config(adapter).or_bad_input()?.scores {
             return Policy::load_with(ctx, dir, Some(adapter), dtype);
         }
-        let assets = ModelAssets::load_scorer(dir)?.computing_in(dtype)?;
+        let assets = load_assets(dir, Head::Score(1), dtype)?;
         let weights = AdaptedWeights::new(ctx.memory(), load_scorer(ctx, dir, assets.config.compute)?, None);
-        let ModelAssets { tokenizer, chat, eos_ids, .. } = assets;
-        let mut policy = Policy { dir: dir.to_owned(), weights, tokenizer, chat, eos_ids };
+        let mut policy = Policy::of(dir.to_owned(), assets, weights);
         policy.adapt(ctx, adapter)?;
         Ok(policy)
     }
@@ -124,71 +117,17 @@ impl Policy {
     }
 }
 
-/// All of a model directory but the weights: enough to plan a run.
-pub struct ModelAssets {
-    /// The shape of the model.
-    pub config: Arc<ModelConfig>,
-    /// Text to ids and back.
-    pub tokenizer: Arc<Tokenizer>,
-    /// How a conversation becomes text, if the model says so.
-    pub chat: Option<Arc<ChatTemplate>>,
-    /// Ids that end a completion.
-    pub eos_ids: Vec<u32>,
-    /// The directory is of a language model, and `config` has a head of one score in its place.
-    pub head_is_new: bool,
-}
-
-impl ModelAssets {
-    /// Loads them, and checks that they fit together.
-    pub fn load(dir: &Path) -> anyhow::Result<ModelAssets> {
-        ModelAssets::load_with(dir, Head::Lm)
+/// What is read of a model's directory before its weights, to become, or be, a model with this head that computes in `dtype`.
+pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType) -> anyhow::Result<ModelAssets> {
+    if !dir.is_dir() {
+        return Err(BadInput::new(format!(
+            "model {} is not a directory; give one with config.json, model.safetensors and tokenizer.json",
+            dir.display()
+        )));
     }
-
-    /// The same, for computing in `dtype`.
-    pub fn computing_in(self, dtype: ComputeDType) -> anyhow::Result<ModelAssets> {
-        let config = Arc::new(self.config.computing_in(dtype.dtype()).or_bad_input()?);
-        Ok(ModelAssets { config, ..self })
-    }
-
-    fn load_with(dir: &Path, head: Head) -> anyhow::Result<ModelAssets> {
-        if !dir.is_dir() {
-            return Err(BadInput::new(format!(
-                "model {} is not a directory; give one with config.json, model.safetensors and tokenizer.json",
-                dir.display()
-            )));
-        }
-        refuse_adapter(dir)?;
-        ModelAssets::read(dir, head).map_err(|e| BadInput::new(e.to_string()))
-    }
-
-    /// Those of a reward model, or of the language model that one is made of: [`ModelAssets::config`] has a head of one score.
-    pub fn load_scorer(dir: &Path) -> anyhow::Result<ModelAssets> {
-        ModelAssets::load_with(dir, Head::Score(1))
-    }
-
-    fn read(dir: &Path, head: Head) -> model::Result<ModelAssets> {
-        let config = ModelConfig::load(&dir.join("config.json"))?;
-        let refused = |message: String| Err(model::Error::file(dir.join("config.json"), message));
-        let head_is_new = head != Head::Lm && config.head == Head::Lm;
-        let config = match (head, config.head) {
-            (Head::Score(labels), Head::Lm) => Arc::new(config.with_score_head(labels)),
-            (Head::Lm, Head::Score(_)) => {
-                return refused(
-                    "is of a model that gives scores (…ForSequenceClassification); here a language model is needed"
-                        .into(),
-                );
-            }
-            (Head::Score(1), Head::Score(labels)) if labels != 1 => {
-                return refused(format!("is of a model with {labels} labels; a reward model has one"));
-            }
-            _ => Arc::new(config),
-        };
-        let tokenizer = Tokenizer::load(dir)?;
-        tokenizer.check_fits(&config)?;
-        let chat = ChatTemplate::load(dir, tokenizer.special())?.map(Arc::new);
-        let eos_ids = tokenizer.eos_ids(dir, &config)?;
-        Ok(ModelAssets { config, tokenizer: Arc::new(tokenizer), chat, eos_ids, head_is_new })
-    }
+    refuse_adapter(dir)?;
+    let assets = ModelAssets::load(dir, head).and_then(|assets| assets.computing_in(dtype.dtype()));
+    assets.map_err(|e| BadInput::new(e.to_string()))
 }
 
 /// The shape of the model in a directory, where its words are not needed, for computing in `compute`.
@@ -196,16 +135,6 @@ pub fn load_config(dir: &Path, compute: kernels::DType) -> anyhow::Result<ModelC
     refuse_adapter(dir)?;
     let config = ModelConfig::load(&dir.join("config.json")).map_err(|e| BadInput::new(e.to_string()))?;
     Ok(ModelConfig { compute, ..config })
-}
-
-/// Ids to text as the engine looks for stop strings in it: special tokens are kept, so that one may be a stop string.
-pub struct Detokenizer(pub Arc<Tokenizer>);
-
-impl rollout::Detokenize for Detokenizer {
-    fn decode(&self, ids: &[u32]) -> String {
-        // Decoding fails for no ids of a vocabulary; text that cannot be made holds no stop string.
-        self.0.decode(ids, false).unwrap_or_default()
-    }
 }
 
 /// The weights of a directory.
@@ -216,47 +145,25 @@ pub fn load_weights(ctx: &Context, dir: &Path, config: &Arc<ModelConfig>) -> any
 }
 
 /// The weights that a run trains: those of the model, with the adapter that it goes on with, or that the configuration asks
-/// for; as they were at a checkpoint, if one is given.
+/// for; as they were at a checkpoint, if one is given. A new head of scores begins at 0.
 pub fn trained_weights(
     ctx: &Context,
-    found: &ModelSource,
+    source: &ModelSource,
     checkpoint: Option<&Path>,
     config: &Config,
     model: &Arc<ModelConfig>,
 ) -> anyhow::Result<AdaptedWeights> {
+    let load = |dir: &Path| match model.head {
+        Head::Lm => load_weights(ctx, dir, model),
+        Head::Score(_) => load_scorer(ctx, dir, model.compute),
+    };
     let Some(lora) = config.adapter() else {
-        let weights = load_weights(ctx, checkpoint.unwrap_or(&found.dir), model)?;
+        let weights = load(checkpoint.unwrap_or(&source.dir))?;
         return Ok(AdaptedWeights::new(ctx.memory(), weights, None));
     };
-    let weights = load_weights(ctx, &found.dir, model)?;
-    with_adapter(ctx, weights, &lora, checkpoint.or(found.adapter.as_deref()), config.seed)
-}
-
-/// The weights of the reward model that a run trains: as [`trained_weights`]. A new head begins at 0.
-pub fn trained_scorer(
-    ctx: &Context,
-    found: &ModelSource,
-    checkpoint: Option<&Path>,
-    config: &Config,
-) -> anyhow::Result<AdaptedWeights> {
-    let compute = config.dtype.dtype();
-    let Some(lora) = config.adapter() else {
-        let weights = load_scorer(ctx, checkpoint.unwrap_or(&found.dir), compute)?;
-        return Ok(AdaptedWeights::new(ctx.memory(), weights, None));
-    };
-    let weights = load_scorer(ctx, &found.dir, compute)?;
-    with_adapter(ctx, weights, &lora, checkpoint.or(found.adapter.as_deref()), config.seed)
-}
-
-/// `weights` with an adapter: that of the PEFT directory `from`, or else a new one.
-fn with_adapter(
-    ctx: &Context,
-    weights: Weights,
-    lora: &LoraConfig,
-    from: Option<&Path>,
-    seed: u64,
-) -> anyhow::Result<AdaptedWeights> {
-    let mut adapter = Adapter::new(ctx.memory(), &weights, lora, seed).or_bad_input()?;
+    let weights = load(&source.dir)?;
+    let mut adapter = Adapter::new(ctx.memory(), &weights, &lora, config.seed).or_bad_input()?;
+    let from = checkpoint.or(source.adapter.as_deref());
     from.map_or(Ok(()), |dir| model::peft::read_adapter(dir, &mut adapter).or_bad_input())?;
     Ok(AdaptedWeights::new(ctx.memory(), weights, Some(adapter)))
 }

@@ -1,10 +1,10 @@
 //! The files of a reward model that is one of the rewards of a run: `reward_funcs = ["model:DIR"]`.
 
-use crate::config::Config;
+use crate::config::{ComputeDType, Config};
 use crate::error::{BadInput, OrBadInput};
-use crate::models::{ModelAssets, ModelSource, load_scorer};
+use crate::models::{ModelSource, load_assets, load_scorer};
 use kernels::Context;
-use model::{Head, Scorer};
+use model::{Head, ModelAssets, Scorer};
 use rewards::RewardModel;
 
 /// A reward model of which all but the weights has been read.
@@ -18,7 +18,7 @@ impl Opened {
     /// Looks into the directory or Hub id `model`.
     pub fn open(name: String, model: &str) -> anyhow::Result<Opened> {
         let found = ModelSource::named(model, Head::Score(1))?;
-        let assets = ModelAssets::load_scorer(&found.dir)?;
+        let assets = load_assets(&found.dir, Head::Score(1), ComputeDType::F32)?;
         if assets.head_is_new && found.adapter.is_none() {
             return Err(BadInput::new(format!(
                 "reward model:{model}: {} is a language model, which gives no scores: make a reward model of it with \

@@ -8,15 +8,13 @@ use crate::config::{Algorithm, Config, WorkloadBounds, engine_config, trainer_co
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::{BadInput, OrBadInput};
-use crate::models::{ModelAssets, ModelSource, load_config, value_model_shape};
+use crate::models::{ModelSource, load_config, value_model_shape};
 use crate::rollouts::replay::{Limits, Replay};
 use kernels::context::threads_from_env;
 use kernels::{Context, Device, Memory};
-use model::weights::tensor_specs;
-use model::{Adapter, Capacity, Head, LoraConfig, ModelConfig, Scorer, Weights};
+use model::{Adapter, Capacity, Head, LoraConfig, ModelAssets, ModelConfig, Scorer, Weights};
 use rollout::Engine;
 use std::sync::Arc;
-use telemetry::table::{Align, Table};
 use train::{Objective, Trainer};
 
 /// Allowance for a thread: its stack as far as it is touched, and what products and attention hold while they run.
@@ -55,59 +53,41 @@ pub struct MemoryPlan {
 pub fn plan(config: &Config, assets: &ModelAssets, bounds: WorkloadBounds) -> anyhow::Result<MemoryPlan> {
     let model = &assets.config;
     let longest = Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length };
-    let group = config.num_generations;
-    let mut parts = Vec::new();
-    let steps = [group, config.completions_per_step()];
-    training(&mut parts, config, model, config.objective(), steps, longest, ["", "training"])?;
+    let mut planner = Planner { config, group: config.num_generations, longest, parts: Vec::new() };
+    let (step, generation) = (config.completions_per_step(), config.generation_batch());
+    planner.training(["", "training"], model, config.objective(), step)?;
     if config.algorithm == Algorithm::Ppo {
         let shape = value_model_shape(config, model)?;
-        let names = ["value model", "value training"];
-        let objective = Objective::Value(config.value_loss());
-        training(&mut parts, config, &shape, objective, steps, longest, names)?;
-        let memory = Memory::new(Device::Meta);
-        let scorer = scorer(&memory, config, &shape, longest, group, config.generation_batch());
-        add(&mut parts, &memory, "values");
-        drop(scorer);
+        planner.training(["value model", "value training"], &shape, Objective::Value(config.value_loss()), step)?;
+        planner.count("values", |planner, memory| Ok(planner.scorer(memory, &shape, generation)))?;
     }
-
     if config.has_reference() && !bounds.ref_logps {
-        let memory = Memory::new(Device::Meta);
         // The model without its adapter is there already.
         let own = config.ref_model.is_some() || !config.use_peft;
-        let weights = own.then(|| Weights::zeros(&memory, model));
-        let scorer = scorer(&memory, config, model, longest, group, config.generation_batch());
-        add(&mut parts, &memory, "reference");
-        drop((weights, scorer));
+        planner.count("reference", |planner, memory| {
+            Ok((own.then(|| Weights::zeros(memory, model)), planner.scorer(memory, model, generation)))
+        })?;
     }
-
     if config.replay.is_some() {
         // It may lack log-probabilities.
-        let memory = Memory::new(Device::Meta);
-        let scorer = scorer(&memory, config, model, longest, group, config.generation_batch());
-        add(&mut parts, &memory, "replay");
-        drop(scorer);
+        planner.count("replay", |planner, memory| Ok(planner.scorer(memory, model, generation)))?;
     }
     if generates(config) {
-        let memory = Memory::new(Device::Meta);
         let sizes = engine_config(config, context(config, assets), bounds);
         // It computes nothing here.
         let ctx = Context::meta();
-        let engine = Engine::on(&ctx, &memory, model, sizes).map_err(|e| BadInput::new(e.to_string()))?;
-        add(&mut parts, &memory, "generation");
-        drop(engine);
+        let engine = |memory: &Memory| Engine::on(&ctx, memory, model, sizes);
+        planner.count("generation", |_, memory| engine(memory).map_err(|e| BadInput::new(e.to_string())))?;
     }
+    // A reward model's own words may cut the text into more tokens; a completion has one more for what ends the text.
+    planner.longest.completion += 1;
     for RewardModel { name, shape, lora } in reward_models(config)? {
-        let memory = Memory::new(Device::Meta);
-        let weights = Weights::zeros(&memory, &shape);
-        let adapter = lora.as_ref().map(|lora| Adapter::zeros(&memory, &weights, lora)).transpose().or_bad_input()?;
-        // Its own words may cut the text into more tokens; a completion has one more for what ends the text.
-        let longest = Longest { completion: longest.completion + 1, ..longest };
-        let scorer = scorer(&memory, config, &shape, longest, group, config.generation_batch());
-        add(&mut parts, &memory, &format!("reward {name}"));
-        drop((weights, adapter, scorer));
+        planner.count(&format!("reward {name}"), |planner, memory| {
+            Ok((weights(memory, &shape, lora.as_ref())?, planner.scorer(memory, &shape, generation)))
+        })?;
     }
-
-    finish(parts, config, model, longest)
+    planner.longest = longest;
+    planner.finish(model)
 }
 
 /// A model among the rewards.
@@ -141,44 +121,21 @@ pub fn generates(config: &Config) -> bool {
     config.replay.is_none() || config.eval_dataset_name.is_some()
 }
 
-/// Plans a supervised run; `evaluated` is how many held-out rows it scores. Allocates nothing.
-pub fn plan_supervised(
-    config: &Config,
-    assets: &ModelAssets,
-    longest: Longest,
-    evaluated: usize,
-) -> anyhow::Result<MemoryPlan> {
-    let model = &assets.config;
-    let mut parts = Vec::new();
-    let steps = [1, config.completions_per_step()];
-    training(&mut parts, config, model, Objective::Supervised, steps, longest, ["", "training"])?;
-    if evaluated > 0 {
-        let memory = Memory::new(Device::Meta);
-        let scorer = scorer(&memory, config, model, longest, 1, evaluated);
-        add(&mut parts, &memory, "evaluation");
-        drop(scorer);
-    }
-    finish(parts, config, model, longest)
-}
-
-/// Plans a run that learns from pairs of answers; `evaluated` is how many held-out pairs it scores. Allocates nothing.
-pub fn plan_pairs(
+/// Plans a run on rows of data of `sequences` sequences each, of which `evaluated` are scored at once. Allocates nothing.
+pub fn plan_rows(
     config: &Config,
     model: &Arc<ModelConfig>,
     objective: Objective,
+    sequences: usize,
     longest: Longest,
     evaluated: usize,
 ) -> anyhow::Result<MemoryPlan> {
-    let mut parts = Vec::new();
-    let steps = [2, 2 * config.completions_per_step()];
-    training(&mut parts, config, model, objective, steps, longest, ["", "training"])?;
+    let mut planner = Planner { config, group: sequences, longest, parts: Vec::new() };
+    planner.training(["", "training"], model, objective, sequences * config.completions_per_step())?;
     if evaluated > 0 {
-        let memory = Memory::new(Device::Meta);
-        let scorer = scorer(&memory, config, model, longest, 2, 2 * evaluated);
-        add(&mut parts, &memory, "evaluation");
-        drop(scorer);
+        planner.count("evaluation", |planner, memory| Ok(planner.scorer(memory, model, sequences * evaluated)))?;
     }
-    finish(parts, config, model, longest)
+    planner.finish(model)
 }
 
 /// The longest prompt and the longest completion that meet in a sequence.
@@ -197,86 +154,98 @@ impl Longest {
     }
 }
 
-/// Weights, and what an optimizer step on groups of completions takes, so many in a group and in all; under these two names.
-fn training(
-    parts: &mut Vec<Part>,
-    config: &Config,
-    model: &Arc<ModelConfig>,
-    objective: Objective,
-    [group, completions]: [usize; 2],
-    longest: Longest,
-    names: [&str; 2],
-) -> anyhow::Result<()> {
-    let memory = Memory::new(Device::Meta);
-    let weights = Weights::zeros(&memory, model);
-    let settings = trainer_config(config, objective);
-    let of_adapter =
-        settings.adapter.as_ref().map(|lora| Adapter::zeros(&memory, &weights, lora)).transpose().or_bad_input()?;
-    add(parts, &memory, names[0]);
-    drop((weights, of_adapter));
-    let memory = Memory::new(Device::Meta);
-    let mut trainer = Trainer::new(&memory, model, settings)?;
-    let tokens = completions.div_ceil(group) * of_group(config, longest, group).tokens;
-    trainer.reserve(model, tokens, capacity(config, longest, group, completions), longest.positions());
-    add(parts, &memory, names[1]);
-    Ok(())
-}
-
-fn scorer(
+/// Weights with their adapter, if they have one.
+fn weights(
     memory: &Memory,
-    config: &Config,
-    model: &ModelConfig,
-    longest: Longest,
+    model: &Arc<ModelConfig>,
+    lora: Option<&LoraConfig>,
+) -> anyhow::Result<(Weights, Option<Adapter>)> {
+    let weights = Weights::zeros(memory, model);
+    let adapter = lora.map(|lora| Adapter::zeros(memory, &weights, lora)).transpose().or_bad_input()?;
+    Ok((weights, adapter))
+}
+
+/// Parts of a run on groups of `group` completions.
+struct Planner<'a> {
+    config: &'a Config,
     group: usize,
-    completions: usize,
-) -> Scorer {
-    let mut scorer = Scorer::new(memory, config.micro_batch_tokens(), config.prefix_sharing);
-    scorer.reserve(model, capacity(config, longest, group, completions), longest.positions());
-    scorer
+    longest: Longest,
+    parts: Vec<Part>,
 }
 
-/// Adds what no tensor of a run accounts for, and sums up.
-fn finish(mut parts: Vec<Part>, config: &Config, model: &ModelConfig, longest: Longest) -> anyhow::Result<MemoryPlan> {
-    let threads = config.threads.map_or_else(threads_from_env, Ok)? as u64;
-    let resident = telemetry::system::rss_bytes().unwrap_or(0);
-    let widened = largest_tensor(model) * WIDENED_BYTES;
-    let widened = match config.adapter() {
-        None => widened,
-        // Only the adapter is written; the model is read before anything of the training is touched.
-        Some(lora) => {
-            let of_model = |p: &&Part| ["weights", "adapter"].contains(&p.name.as_str());
-            let later: u64 = parts.iter().filter(|p| !of_model(p)).map(|p| p.bytes).sum();
-            widened.saturating_sub(later).max(largest_adapter(model, &lora) * WIDENED_BYTES)
-        }
-    };
-    let rest = [
-        ("reading and writing: largest tensor", widened, ""),
-        ("threads", threads * THREAD_BYTES + LOGITS_BYTES, "threads"),
-        ("program, tokenizer, data", resident, ""),
-    ];
-    parts.extend(rest.map(|(name, bytes, lowered_by)| Part { name: name.to_owned(), bytes, lowered_by }));
-    let total = parts.iter().map(|p| p.bytes).sum();
-    Ok(MemoryPlan { parts, total, resident, longest })
-}
+impl Planner<'_> {
+    /// Builds a part on memory that only counts, and adds what it takes.
+    fn count<T>(
+        &mut self,
+        whose: &str,
+        build: impl FnOnce(&Self, &Memory) -> anyhow::Result<T>,
+    ) -> anyhow::Result<()> {
+        let memory = Memory::new(Device::Meta);
+        // Alive while it is counted.
+        let _part = build(self, &memory)?;
+        add(&mut self.parts, &memory, whose);
+        Ok(())
+    }
 
-/// The largest group.
-fn of_group(config: &Config, longest: Longest, group: usize) -> Capacity {
-    Capacity::of_group(longest.prompt, &vec![longest.completion; group], config.prefix_sharing)
-}
+    /// Weights, and what an optimizer step on `completions` completions takes; under these two names.
+    fn training(
+        &mut self,
+        names: [&str; 2],
+        model: &Arc<ModelConfig>,
+        objective: Objective,
+        completions: usize,
+    ) -> anyhow::Result<()> {
+        let settings = trainer_config(self.config, objective);
+        self.count(names[0], |_, memory| weights(memory, model, settings.adapter.as_ref()))?;
+        self.count(names[1], |planner, memory| {
+            let mut trainer = Trainer::new(memory, model, settings)?;
+            let tokens = completions.div_ceil(planner.group) * planner.of_group(planner.group).tokens;
+            trainer.reserve(model, tokens, planner.capacity(completions), planner.longest.positions());
+            Ok(trainer)
+        })
+    }
 
-/// The largest micro-batch that `completions` completions in groups of `group` can be cut into.
-fn capacity(config: &Config, longest: Longest, group: usize, completions: usize) -> Capacity {
-    let group = group.min(completions).max(1);
-    let one = of_group(config, longest, group);
-    let groups = completions.div_ceil(group);
-    // A group is never cut, so one that is larger than the budget is a micro-batch of its own. Shorter groups share a
-    // micro-batch up to the budget; each of their sequences may leave its own last page unfilled, and the prompt's.
-    let tokens = one.tokens.max(config.micro_batch_tokens().min(groups * one.tokens));
-    let blocks = tokens.div_ceil(model::kv::BLOCK) + 2 * completions;
-    Capacity {
-        tokens,
-        blocks: one.blocks.max(blocks.min(groups * one.blocks)),
-        score_rows: one.score_rows.max((tokens + completions).min(groups * one.score_rows)),
+    fn scorer(&self, memory: &Memory, model: &ModelConfig, completions: usize) -> Scorer {
+        let mut scorer = Scorer::new(memory, self.config.micro_batch_tokens(), self.config.prefix_sharing);
+        scorer.reserve(model, self.capacity(completions), self.longest.positions());
+        scorer
+    }
+
+    /// The largest group of `group` completions.
+    fn of_group(&self, group: usize) -> Capacity {
+        Capacity::of_group(self.longest.prompt, &vec![self.longest.completion; group], self.config.prefix_sharing)
+    }
+
+    /// The largest micro-batch that `completions` completions can be cut into.
+    fn capacity(&self, completions: usize) -> Capacity {
+        let group = self.group.min(completions).max(1);
+        let groups = completions.div_ceil(group);
+        Capacity::of_micro_batch(self.of_group(group), groups, completions, self.config.micro_batch_tokens())
+    }
+
+    /// Adds what no tensor of a run accounts for, and sums up.
+    fn finish(self, model: &ModelConfig) -> anyhow::Result<MemoryPlan> {
+        let Planner { config, longest, mut parts, .. } = self;
+        let threads = config.threads.map_or_else(threads_from_env, Ok)? as u64;
+        let resident = telemetry::system::rss_bytes().unwrap_or(0);
+        let widened = model.largest_tensor() as u64 * WIDENED_BYTES;
+        let widened = match config.adapter() {
+            None => widened,
+            // Only the adapter is written; the model is read before anything of the training is touched.
+            Some(lora) => {
+                let of_model = |p: &&Part| ["weights", "adapter"].contains(&p.name.as_str());
+                let later: u64 = parts.iter().filter(|p| !of_model(p)).map(|p| p.bytes).sum();
+                widened.saturating_sub(later).max(lora.largest_tensor(model) as u64 * WIDENED_BYTES)
+            }
+        };
+        let rest = [
+            ("reading and writing: largest tensor", widened, ""),
+            ("threads", threads * THREAD_BYTES + LOGITS_BYTES, "threads"),
+            ("program, tokenizer, data", resident, ""),
+        ];
+        parts.extend(rest.map(|(name, bytes, lowered_by)| Part { name: name.to_owned(), bytes, lowered_by }));
+        let total = parts.iter().map(|p| p.bytes).sum();
+        Ok(MemoryPlan { parts, total, resident, longest })
     }
 }
 
@@ -297,16 +266,6 @@ fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
         let name = if whose.is_empty() { part.to_owned() } else { format!("{whose}: {part}") };
         parts.push(Part { name, bytes: usage.bytes as u64, lowered_by });
     }
-}
-
-/// Elements of the largest matrix of an adapter, or more: B of the widest product.
-fn largest_adapter(model: &ModelConfig, lora: &LoraConfig) -> u64 {
-    let widths = [model.intermediate_size, model.hidden_size, model.num_heads * model.head_dim];
-    (lora.r * widths.into_iter().max().unwrap_or(0)) as u64
-}
-
-fn largest_tensor(model: &ModelConfig) -> u64 {
-    tensor_specs(model).iter().map(|t| t.shape.iter().product::<usize>() as u64).max().unwrap_or(0)
 }
 
 impl MemoryPlan {
@@ -349,28 +308,17 @@ impl MemoryPlan {
             mend.join(", ")
         )
     }
-
-    /// The parts and their sum as a table.
-    pub fn table(&self) -> Table {
-        let columns = [("part", Align::Left), ("MiB", Align::Right), ("lowered by", Align::Left)];
-        let mut table = Table::new(columns);
-        for part in &self.parts {
-            table.row([part.name.as_str(), &mib(part.bytes), part.lowered_by]);
-        }
-        table.row(["predicted peak", &mib(self.total), ""]);
-        table
-    }
 }
 
 /// Bytes as MiB with one decimal.
-pub fn mib(bytes: u64) -> String {
+fn mib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }
 
 /// The longest sequence and the longest completion among `rows` of (prompt, completion) tokens.
-pub fn longest_of(rows: impl Iterator<Item = (usize, usize)> + Clone) -> Longest {
-    let total = rows.clone().map(|(p, c)| p + c).max().unwrap_or(0);
-    let completion = rows.map(|(_, c)| c).max().unwrap_or(0);
+pub fn longest_of(rows: &[(usize, usize)]) -> Longest {
+    let total = rows.iter().map(|(p, c)| p + c).max().unwrap_or(0);
+    let completion = rows.iter().map(|(_, c)| *c).max().unwrap_or(0);
     Longest { prompt: total - completion, completion }
 }
 

@@ -1,13 +1,14 @@
 //! Evaluation outside a run: completions of held-out prompts by a given model, judged by the rewards of a configuration.
 
-use crate::config::{Config, EvalSampling, WorkloadBounds, engine_config, sampling};
+use crate::config::{ComputeDType, Config, EvalSampling, WorkloadBounds, engine_config, sampling};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::{BadInput, OrBadInput};
-use crate::models::{ModelAssets, Policy};
+use crate::models::{Policy, load_assets};
 use crate::rollouts::evaluate::{Evaluation, Outcome};
 use crate::rollouts::rewards::{check_columns, load_rewards, named_rewards};
 use kernels::Context;
+use model::Head;
 use rewards::{Content, Reward};
 use rollout::{Engine, SamplingParams};
 use std::path::Path;
@@ -24,7 +25,7 @@ pub struct Evaluator {
 impl Evaluator {
     /// Reads the data that `eval_dataset_name` names, as the tokenizer in the directory `model` encodes it, and the rewards.
     pub fn new(ctx: &Context, config: Config, model: &Path) -> anyhow::Result<Evaluator> {
-        let assets = ModelAssets::load(model)?;
+        let assets = load_assets(model, Head::Lm, ComputeDType::F32)?;
         let rewards = named_rewards(&config, Vec::new())?;
         let Some(spec) = DatasetSpec::eval(&config) else { return Err(BadInput::new("no data: give --dataset FILE")) };
         let questions = PromptDataset::load(&spec, &config, &assets, config.max_completion_length)?;

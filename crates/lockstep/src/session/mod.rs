@@ -5,7 +5,7 @@ mod options;
 mod plan;
 
 pub use evaluator::Evaluator;
-pub use options::{RewardInput, RunOptions};
+pub use options::RunOptions;
 pub use plan::plan;
 
 use crate::config::{Config, Layers, Purpose, Resolved};

@@ -4,9 +4,7 @@ use crate::data::Rows;
 use crate::run::inputs::{Callbacks, Flow, LogRecord};
 use crate::run::stop::StopSignal;
 use kernels::Context;
-use rewards::{Content, Problem, Reward, RewardBatch, Scores};
-use serde_json::Value;
-use std::borrow::Cow;
+use rewards::{FunctionReward, Reward, RewardInput};
 use std::path::Path;
 use telemetry::{Console, Sink};
 
@@ -89,78 +87,12 @@ impl RunOptions {
         name: impl Into<String>,
         score: impl FnMut(&RewardInput<'_>) -> Option<f64> + Send + 'static,
     ) -> Self {
-        self.reward_of_batch(FunctionReward { name: name.into(), score: Box::new(score) })
+        self.reward_of_batch(FunctionReward::new(name, score))
     }
 
     /// Adds a reward that judges whole batches. It is logged and weighted under its own name, `function:NAME` in `reward_funcs`.
     pub fn reward_of_batch(mut self, reward: impl Reward + 'static) -> Self {
         self.rewards.push(Box::new(reward));
         self
-    }
-}
-
-/// A completion as a reward function sees it.
-pub struct RewardInput<'a> {
-    batch: &'a RewardBatch<'a>,
-    row: usize,
-}
-
-impl RewardInput<'_> {
-    /// The prompt, as the dataset has it.
-    pub fn prompt(&self) -> &Content {
-        &self.batch.prompts[self.row]
-    }
-
-    /// The completion; of a conversation, the assistant's message.
-    pub fn completion(&self) -> &Content {
-        &self.batch.completions[self.row]
-    }
-
-    /// The prompt as text.
-    pub fn prompt_text(&self) -> Cow<'_, str> {
-        self.prompt().text()
-    }
-
-    /// The completion as text.
-    pub fn completion_text(&self) -> Cow<'_, str> {
-        self.completion().text()
-    }
-
-    /// The completion's token ids.
-    pub fn completion_ids(&self) -> &[u32] {
-        &self.batch.completion_ids[self.row]
-    }
-
-    /// The value of a column of the dataset.
-    pub fn column(&self, name: &str) -> Option<&Value> {
-        self.batch.columns.get(name)?.get(self.row)
-    }
-}
-
-type ScoreFunction = Box<dyn FnMut(&RewardInput<'_>) -> Option<f64> + Send>;
-
-/// A closure as a reward.
-struct FunctionReward {
-    name: String,
-    score: ScoreFunction,
-}
-
-impl Reward for FunctionReward {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn judges_by_group(&self) -> bool {
-        true
-    }
-
-    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let judge = |row| (self.score)(&RewardInput { batch, row });
-        let mut scores = Scores::new((0..batch.len()).map(judge).collect());
-        let unjudged = scores.values.iter().filter(|value| value.is_none()).count();
-        if unjudged > 0 {
-            scores.problems.push(Problem::new(&self.name, unjudged, "the function gave no score"));
-        }
-        scores
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::bad_input;
 use crate::config::{Config, Purpose};
-use crate::models::{ModelAssets, ModelSource};
-use crate::run::memory_plan::{self, MemoryPlan};
-use crate::trainers::{dpo, reward, sft};
+use crate::models::{ModelSource, load_assets};
+use crate::run::memory_plan::MemoryPlan;
+use crate::trainers;
 use model::Head;
 use telemetry::Sinks;
 
@@ -16,12 +16,6 @@ pub fn plan(purpose: Purpose, config: &Config, sinks: &Sinks) -> anyhow::Result<
     }
     let head = if purpose == Purpose::Reward { Head::Score(1) } else { Head::Lm };
     let dir = ModelSource::of(config, head)?.dir;
-    let assets = if purpose == Purpose::Reward { ModelAssets::load_scorer(&dir)? } else { ModelAssets::load(&dir)? };
-    let assets = assets.computing_in(config.dtype)?;
-    match purpose {
-        Purpose::Sft => sft::plan(config, &assets, sinks),
-        Purpose::Reward => reward::plan(config, &assets, sinks),
-        Purpose::Dpo => dpo::plan(config, &assets, sinks),
-        Purpose::Grpo | Purpose::Show => memory_plan::plan(config, &assets, memory_plan::bounds(config, &assets)?),
-    }
+    let assets = load_assets(&dir, head, config.dtype)?;
+    trainers::plan(purpose, config, &assets, sinks)
 }

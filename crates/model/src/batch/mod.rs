@@ -64,6 +64,19 @@ impl Capacity {
             score_rows: branches.iter().map(|&b| if prefix == 0 { rows(b) } else { b }).sum(),
         }
     }
+    /// The largest micro-batch of up to `max_tokens` tokens that `groups` groups, each as large as `one`, of
+    /// `completions` completions in all can be cut into.
+    pub fn of_micro_batch(one: Capacity, groups: usize, completions: usize, max_tokens: usize) -> Capacity {
+        // A group is never cut, so one that is larger than the budget is a micro-batch of its own. Shorter groups share a
+        // micro-batch up to the budget; each of their sequences may leave its own last page unfilled, and the prompt's.
+        let tokens = one.tokens.max(max_tokens.min(groups * one.tokens));
+        let blocks = tokens.div_ceil(BLOCK) + 2 * completions;
+        Capacity {
+            tokens,
+            blocks: one.blocks.max(blocks.min(groups * one.blocks)),
+            score_rows: one.score_rows.max((tokens + completions).min(groups * one.score_rows)),
+        }
+    }
     /// Room for either.
     pub fn max(self, other: Capacity) -> Capacity {
         Capacity {

@@ -136,6 +136,13 @@ impl TensorSink for Trunk<'_> {
     }
 }
 
+impl ModelConfig {
+    /// Elements of the largest tensor.
+    pub fn largest_tensor(&self) -> usize {
+        tensor_specs(self).iter().map(|t| t.shape.iter().product()).max().unwrap_or(0)
+    }
+}
+
 impl Weights {
     /// The weights of a Hugging Face directory whose `config.json` is `config`.
     pub fn load(memory: &Memory, dir: &Path, config: &Arc<ModelConfig>) -> Result<Weights> {

@@ -56,6 +56,12 @@ fn names(name: &str, module: &str) -> bool {
 }
 
 impl LoraConfig {
+    /// Elements of the largest matrix, or more: of B of the widest product.
+    pub fn largest_tensor(&self, config: &ModelConfig) -> usize {
+        let widths = [config.intermediate_size, config.hidden_size, config.num_heads * config.head_dim];
+        self.r * widths.into_iter().max().unwrap_or(0)
+    }
+
     /// What `B (A x)` is multiplied with.
     pub fn scale(&self) -> f32 {
         let r = self.r as f64;

@@ -5,7 +5,7 @@ use super::{BatchSizes, GenerationBatch, RolloutPipeline, Source, StageTimes};
 use crate::config::{Config, Purpose, WorkloadBounds, engine_config, sampling, trainer_config};
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::BadInput;
-use crate::models::{Detokenizer, ModelAssets, ModelSource, Policy, trained_weights};
+use crate::models::{ModelSource, Policy, load_assets, trained_weights};
 use crate::rollouts::evaluate::{self, Evaluation};
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::rewards::{Named, check_columns, load_rewards, named_rewards};
@@ -13,7 +13,7 @@ use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::{self, MemoryPlan};
 use crate::run::training::{RunSetup, TrainingRun, sampler};
 use crate::source::{HubKind, locate};
-use model::{Head, Scorer};
+use model::{Head, ModelAssets, Scorer};
 use rollout::Engine;
 use serde_json::Value;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Prepared {
     pub fn new(inputs: &mut RunInputs) -> anyhow::Result<Prepared> {
         let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
         let found = ModelSource::of(&config, Head::Lm)?;
-        let assets = ModelAssets::load(&found.dir)?.computing_in(config.dtype)?;
+        let assets = load_assets(&found.dir, Head::Lm, config.dtype)?;
         let rewards = named_rewards(&config, std::mem::take(&mut inputs.rewards))?;
         let room = config.max_completion_length;
         let Data { source, rows, bounds, hash } = data(inputs, &assets, &rewards)?;
@@ -74,7 +74,7 @@ impl Prepared {
             true => {
                 let mut engine =
                     Engine::new(&ctx, &assets.config, engine_config).map_err(|e| BadInput::new(e.to_string()))?;
-                engine.set_detokenizer(Arc::new(Detokenizer(assets.tokenizer.clone())));
+                engine.set_detokenizer(assets.tokenizer.clone());
                 Some(engine)
             }
             false => None,

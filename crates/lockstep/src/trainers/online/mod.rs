@@ -4,7 +4,6 @@
 
 mod build;
 mod reference;
-mod saved;
 mod stages;
 
 pub use build::Prepared;
@@ -12,14 +11,14 @@ pub use build::Prepared;
 use crate::data::prompts::Prompt;
 use crate::rollouts::evaluate::Evaluation;
 use crate::rollouts::replay::Replay;
+use anyhow::Context as _;
 use model::Scorer;
 use reference::Reference;
 use rewards::Reward;
 use rollout::{Engine, SamplingParams};
-use saved::Buffer;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use train::Sample;
+use train::{Sample, SavedBatch};
 
 /// Where groups come from.
 enum Source {
@@ -98,7 +97,7 @@ pub struct PipelineState {
     /// The next rollout number: half of every sample's random stream.
     rollout_number: u64,
     /// The generation batch in use, and how far.
-    buffer: Option<Buffer>,
+    buffer: Option<SavedBatch>,
 }
 
 impl RolloutPipeline {
@@ -109,7 +108,7 @@ impl RolloutPipeline {
 
     /// What a checkpoint keeps of it; the reference model, if it moves, is a file of its own.
     pub fn state(&self) -> PipelineState {
-        let buffer = (!self.batch_is_used_up()).then(|| Buffer::new(&self.batch.samples, self.batch.used));
+        let buffer = (!self.batch_is_used_up()).then(|| SavedBatch::new(&self.batch.samples, self.batch.used));
         PipelineState { rollout_number: self.rollout_number, buffer }
     }
 
@@ -117,7 +116,9 @@ impl RolloutPipeline {
     pub fn restore(&mut self, state: PipelineState) -> anyhow::Result<()> {
         self.rollout_number = state.rollout_number;
         if let Some(buffer) = state.buffer {
-            self.batch = GenerationBatch { used: buffer.used, samples: buffer.samples()? };
+            let (used, samples) = (buffer.used, buffer.samples());
+            let samples = samples.context("the checkpoint's generation batch names a prompt that it lacks")?;
+            self.batch = GenerationBatch { used, samples };
         }
         Ok(())
     }

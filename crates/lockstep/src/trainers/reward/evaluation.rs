@@ -4,7 +4,7 @@
 //! et al. 2015; Guo et al. 2017, arXiv:1706.04599): pairs in ten equal bins of the confidence max(p, 1 − p) ∈ [½, 1];
 //! the mean over pairs of |share of right pairs in the bin − mean confidence in the bin|.
 
-use crate::trainers::sequences;
+use crate::trainers::offline::Row;
 use kernels::Context;
 use model::{AdaptedWeights, Scorer};
 use train::loss::LossSums;
@@ -22,7 +22,7 @@ pub(super) fn evaluate(
     config: &RankingConfig,
     pairs: &[PreferencePair],
 ) -> anyhow::Result<Vec<(String, f64)>> {
-    let mut scores = scorer.sequence_scores(ctx, model, &sequences(pairs))?.into_iter().map(f64::from);
+    let mut scores = scorer.sequence_scores(ctx, model, &PreferencePair::sequences(pairs))?.into_iter().map(f64::from);
     let mut next = || scores.next().unwrap_or(f64::NAN);
     let rewards: Vec<[f64; 2]> = pairs.iter().map(|_| [next(), next()]).collect();
     let mut sums = LossSums::default();

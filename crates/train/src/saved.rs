@@ -1,15 +1,15 @@
 //! A generation batch as a checkpoint keeps it. Floating-point values are kept as their bits, so that reading gives what was
 //! written, infinities and NaN included.
 
+use crate::{Advantage, Sample};
 use model::{Columns, Prompt};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use train::{Advantage, Sample};
 
 /// A generation batch and the place in it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Buffer {
-    /// Optimizer steps taken on this batch, of `num_iterations` × its optimizer batches.
+pub struct SavedBatch {
+    /// Optimizer steps taken on it, of `num_iterations` × its optimizer batches.
     pub used: u64,
     /// Each prompt once.
     prompts: Vec<Vec<u32>>,
@@ -37,9 +37,9 @@ enum SavedAdvantage {
     Tokens(Vec<u32>),
 }
 
-impl Buffer {
+impl SavedBatch {
     /// Saves these samples.
-    pub fn new(samples: &[Sample], used: u64) -> Buffer {
+    pub fn new(samples: &[Sample], used: u64) -> SavedBatch {
         let mut prompts: Vec<&Arc<Prompt>> = Vec::new();
         let mut saved = Vec::with_capacity(samples.len());
         for sample in samples {
@@ -50,15 +50,14 @@ impl Buffer {
             });
             saved.push(SavedSample::new(sample, prompt));
         }
-        Buffer { used, prompts: prompts.into_iter().map(|p| p.ids.clone()).collect(), samples: saved }
+        SavedBatch { used, prompts: prompts.into_iter().map(|p| p.ids.clone()).collect(), samples: saved }
     }
 
-    /// The samples again; prompts are shared as they were.
-    pub fn samples(self) -> anyhow::Result<Vec<Sample>> {
+    /// The samples again, prompts shared as they were; `None` if one names a prompt that is not there.
+    pub fn samples(self) -> Option<Vec<Sample>> {
         let prompts: Vec<Arc<Prompt>> = self.prompts.into_iter().map(Prompt::new).collect();
         let restore = |saved: SavedSample| prompts.get(saved.prompt).map(|prompt| saved.restore(prompt.clone()));
-        let samples: Option<Vec<Sample>> = self.samples.into_iter().map(restore).collect();
-        samples.ok_or_else(|| anyhow::anyhow!("the checkpoint's generation batch names a prompt that it lacks"))
+        self.samples.into_iter().map(restore).collect()
     }
 }
 
@@ -118,8 +117,8 @@ mod tests {
         let mut other = Sample { advantage: Advantage::Sequence(-1.25), ..sample.clone() };
         other.prompt = Prompt::new([1, 2, 3]);
         other.columns.set(REF_LOGPS, vec![f32::NAN, -0.0]);
-        let buffer = Buffer::new(&[sample.clone(), sample.clone(), other.clone()], 3);
-        let back: Buffer = serde_json::from_str(&serde_json::to_string(&buffer).unwrap()).unwrap();
+        let batch = SavedBatch::new(&[sample.clone(), sample.clone(), other.clone()], 3);
+        let back: SavedBatch = serde_json::from_str(&serde_json::to_string(&batch).unwrap()).unwrap();
         assert_eq!(back.used, 3);
         let samples = back.samples().unwrap();
         assert_eq!(samples[..2], [sample.clone(), sample]);
@@ -128,7 +127,7 @@ mod tests {
         assert_eq!(samples[2].advantage, other.advantage);
         assert_eq!(samples[2].columns.ref_logps().unwrap()[0].to_bits(), f32::NAN.to_bits());
 
-        let broken = Buffer { prompts: vec![], ..buffer };
-        assert!(broken.samples().is_err());
+        let broken = SavedBatch { prompts: vec![], ..batch };
+        assert!(broken.samples().is_none());
     }
 }

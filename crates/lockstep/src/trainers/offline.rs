@@ -1,0 +1,236 @@
+//! What supervised training, DPO and reward models share: rows of data that are all there when the run begins, drawn in the
+//! sampler's order, and held-out ones that are scored. What a row is, and what is measured on it, each says as an [`Offline`].
+
+use crate::config::{Config, Purpose, trainer_config};
+use crate::data::prompt_dataset::{context, encoder};
+use crate::data::{DatasetSpec, Pairs};
+use crate::error::BadInput;
+use crate::models::{ModelSource, Policy, load_assets, trained_weights};
+use crate::run::inputs::RunInputs;
+use crate::run::memory_plan::{self, MemoryPlan};
+use crate::run::task::{NextBatch, TrainingTask};
+use crate::run::training::{RunSetup, TrainingRun, sampler};
+use model::{Head, ModelAssets, PromptCompletion, Scorer};
+use telemetry::Sinks;
+use train::{Objective, PreferencePair, Sample, Samples, Trainer};
+
+/// What is trained on: one sequence, or two to compare.
+pub trait Row: Clone + Sized {
+    /// Sequences of a row.
+    const SEQUENCES: usize;
+    /// The sequences of rows, for scoring.
+    fn sequences(rows: &[Self]) -> Vec<PromptCompletion<'_>>;
+    /// As the trainer takes rows.
+    fn samples(rows: &[Self]) -> Samples<'_>;
+}
+
+impl Row for Sample {
+    const SEQUENCES: usize = 1;
+
+    fn sequences(rows: &[Sample]) -> Vec<PromptCompletion<'_>> {
+        rows.iter().map(|s| PromptCompletion { prompt: &s.prompt.ids, completion: &s.completion }).collect()
+    }
+
+    fn samples(rows: &[Sample]) -> Samples<'_> {
+        rows.into()
+    }
+}
+
+impl Row for PreferencePair {
+    const SEQUENCES: usize = 2;
+
+    /// Each chosen response before its rejected one.
+    fn sequences(rows: &[PreferencePair]) -> Vec<PromptCompletion<'_>> {
+        let both = |pair: &'_ PreferencePair| [&pair.chosen, &pair.rejected];
+        let of = |pair| both(pair).map(|response| PromptCompletion { prompt: &pair.prompt.ids, completion: &response.ids });
+        rows.iter().flat_map(of).collect()
+    }
+
+    fn samples(rows: &[PreferencePair]) -> Samples<'_> {
+        rows.into()
+    }
+}
+
+/// A way to learn from rows of data.
+pub trait Offline {
+    /// What it learns from.
+    type Row: Row;
+    /// The command.
+    const PURPOSE: Purpose;
+    /// What the model ends in.
+    const HEAD: Head;
+    /// Names of the metrics that an evaluation gives, without the `eval_` before each.
+    const EVALUATION_METRICS: &'static [&'static str];
+    /// The metrics that progress shows.
+    const SHOWN_METRICS: &'static [&'static str];
+    /// Whether the last step is evaluated even if no evaluation is due.
+    const EVALUATES_AT_END: bool = false;
+    /// Tokens of a sequence beyond its prompt and completion.
+    const MORE_TOKENS: usize = 0;
+
+    /// What its trainer minimises.
+    fn objective(config: &Config) -> Objective;
+
+    /// The rows of a dataset, with its hash.
+    fn load(
+        config: &Config,
+        spec: DatasetSpec,
+        assets: &ModelAssets,
+        sinks: &Sinks,
+    ) -> anyhow::Result<(Vec<Self::Row>, String)>;
+
+    /// Rows that are scored at once, at most, of so many to train on and held-out ones.
+    fn scored([_, held_out]: [usize; 2]) -> usize {
+        held_out
+    }
+
+    /// Computes what training needs to know of rows, before the weights that are trained are read.
+    fn prepare(
+        _inputs: &RunInputs,
+        _model: (&ModelSource, &ModelAssets),
+        _scorer: &mut Scorer,
+        _rows: &mut Rows<Self::Row>,
+    ) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    /// A line about so many rows to train on and held-out ones.
+    fn describe(_rows: [usize; 2]) -> Option<String> {
+        None
+    }
+
+    /// The metrics of held-out rows, [`EVALUATION_METRICS`](Self::EVALUATION_METRICS) or some of them with `eval_` before each.
+    fn evaluate(run: &TrainingRun, scorer: &mut Scorer, rows: &[Self::Row]) -> anyhow::Result<Vec<(String, f64)>>;
+}
+
+/// The rows of a run.
+pub struct Rows<R> {
+    /// Those that are trained on.
+    pub train: Vec<R>,
+    /// Those that evaluation scores.
+    pub held_out: Vec<R>,
+    /// SHA-256 of the former.
+    hash: String,
+}
+
+impl<R: Row> Rows<R> {
+    fn load<O: Offline<Row = R>>(
+        config: &Config,
+        [train, eval]: [Option<DatasetSpec>; 2],
+        assets: &ModelAssets,
+        sinks: &Sinks,
+    ) -> anyhow::Result<Rows<R>> {
+        let Some(spec) = train else { return Err(BadInput::new("no training data")) };
+        let (train, hash) = O::load(config, spec, assets, sinks)?;
+        let held_out = match eval {
+            Some(spec) => O::load(config, spec, assets, sinks)?.0,
+            None => Vec::new(),
+        };
+        Ok(Rows { train, held_out, hash })
+    }
+
+    fn counts(&self) -> [usize; 2] {
+        [self.train.len(), self.held_out.len()]
+    }
+
+    fn memory<O: Offline<Row = R>>(&self, config: &Config, assets: &ModelAssets) -> anyhow::Result<MemoryPlan> {
+        let sequences = R::sequences(&self.train).into_iter().chain(R::sequences(&self.held_out));
+        let lengths = sequences.map(|s| (s.prompt.len(), s.completion.len() + O::MORE_TOKENS)).collect::<Vec<_>>();
+        let (longest, scored) = (memory_plan::longest_of(&lengths), O::scored(self.counts()));
+        memory_plan::plan_rows(config, &assets.config, O::objective(config), R::SEQUENCES, longest, scored)
+    }
+}
+
+/// A run's own part.
+pub struct OfflineTask<O: Offline> {
+    rows: Rows<O::Row>,
+    /// None without held-out rows.
+    scorer: Option<Scorer>,
+    batch: Vec<O::Row>,
+}
+
+impl<O: Offline> TrainingTask for OfflineTask<O> {
+    fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
+        self.batch = run.sampler.next_batch().into_iter().map(|i| self.rows.train[i].clone()).collect();
+        let tokens = O::Row::sequences(&self.batch).iter().map(|s| s.prompt.len() + s.completion.len()).sum::<usize>();
+        run.num_tokens += tokens as u64;
+        Ok(NextBatch::Ready)
+    }
+
+    fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        run.update_policy(O::Row::samples(&self.batch))?;
+        Ok(())
+    }
+
+    fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
+        let Some(scorer) = &mut self.scorer else { return Ok(None) };
+        let _span = run.stages.span("evaluation");
+        O::evaluate(run, scorer, &self.rows.held_out).map(Some)
+    }
+
+    fn evaluates_at_end(&self) -> bool {
+        O::EVALUATES_AT_END
+    }
+
+    fn shown_metrics(&self) -> &'static [&'static str] {
+        O::SHOWN_METRICS
+    }
+}
+
+/// Builds a run; nothing is written until all of its input is known to be good.
+pub fn build<O: Offline>(inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, TrainingRun)> {
+    let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
+    let source = ModelSource::of(&config, O::HEAD)?;
+    let assets = load_assets(&source.dir, O::HEAD, config.dtype)?;
+    let specs = [inputs.train_data(), inputs.eval_data()];
+    let mut rows = Rows::load::<O>(&config, specs, &assets, &inputs.sinks)?;
+    rows.memory::<O>(&config, &assets)?.check(MemoryPlan::available_bytes(), &config)?;
+    let sampler = sampler(rows.train.len(), config.completions_per_step(), &config)?;
+    let chunks = sampler.chunks_per_epoch();
+    let mut scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
+    O::prepare(&inputs, (&source, &assets), &mut scorer, &mut rows)?;
+    let scorer = (!rows.held_out.is_empty()).then_some(scorer);
+    let weights = trained_weights(&ctx, &source, inputs.resume_from.checkpoint(), &config, &assets.config)?;
+    let trainer = Trainer::new(ctx.memory(), &assets.config, trainer_config(&config, O::objective(&config)))?;
+    let policy = Policy::of(source.dir, assets, weights);
+    inputs.sinks.info(&policy.describe(&ctx));
+    if let Some(line) = O::describe(rows.counts()) {
+        inputs.sinks.info(&line);
+    }
+    let setup = RunSetup {
+        policy,
+        trainer,
+        sampler,
+        steps_per_epoch: chunks as u64,
+        total_steps: match config.max_steps > 0 {
+            true => config.max_steps as u64,
+            false => (config.num_train_epochs * chunks as f64).ceil() as u64,
+        },
+        data_hash: std::mem::take(&mut rows.hash),
+        purpose: O::PURPOSE,
+        label: O::PURPOSE.command(),
+        evaluation_metrics: O::EVALUATION_METRICS.iter().map(|name| format!("eval_{name}")).collect(),
+    };
+    let (run, _) = TrainingRun::begin(inputs, setup)?;
+    Ok((OfflineTask { rows, scorer, batch: Vec::new() }, run))
+}
+
+/// The memory that the run of a configuration will take.
+pub fn plan<O: Offline>(config: &Config, assets: &ModelAssets, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
+    let specs = [DatasetSpec::train(config), DatasetSpec::eval(config)];
+    Rows::load::<O>(config, specs, assets, sinks)?.memory::<O>(config, assets)
+}
+
+/// The most tokens of a prompt with its completion.
+pub fn longest_row(config: &Config, assets: &ModelAssets) -> usize {
+    config.max_length.unwrap_or(usize::MAX).min(context(config, assets))
+}
+
+/// The pairs of a dataset that are no longer than allowed.
+pub fn load_pairs(config: &Config, spec: &DatasetSpec, assets: &ModelAssets, sinks: &Sinks) -> anyhow::Result<Pairs> {
+    let pairs = Pairs::load(spec, &encoder(config, assets), longest_row(config, assets))?;
+    if pairs.left_out > 0 {
+        sinks.info(&format!("{}: {} pairs are longer than allowed and were left out", spec.name, pairs.left_out));
+    }
+    Ok(pairs)
+}

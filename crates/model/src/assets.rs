@@ -1,0 +1,53 @@
+//! What is read of a model's directory before its weights.
+
+use crate::{ChatTemplate, Error, Head, ModelConfig, Result, Tokenizer};
+use kernels::DType;
+use std::path::Path;
+use std::sync::Arc;
+
+/// All of a model directory but the weights: enough to plan a run.
+pub struct ModelAssets {
+    /// The shape of the model.
+    pub config: Arc<ModelConfig>,
+    /// Text to ids and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// How a conversation becomes text, if the model says so.
+    pub chat: Option<Arc<ChatTemplate>>,
+    /// Ids that end a completion.
+    pub eos_ids: Vec<u32>,
+    /// The directory is of a language model, and `config` has a head of one score in its place.
+    pub head_is_new: bool,
+}
+
+impl ModelAssets {
+    /// Loads them, and checks that they fit together. A language model can become one of scores, whose head is then new:
+    /// [`ModelAssets::config`] has it.
+    pub fn load(dir: &Path, head: Head) -> Result<ModelAssets> {
+        let config = ModelConfig::load(&dir.join("config.json"))?;
+        let refused = |message: String| Err(Error::file(dir.join("config.json"), message));
+        let head_is_new = head != Head::Lm && config.head == Head::Lm;
+        let config = match (head, config.head) {
+            (Head::Score(labels), Head::Lm) => Arc::new(config.with_score_head(labels)),
+            (Head::Lm, Head::Score(_)) => {
+                return refused(
+                    "is of a model that gives scores (…ForSequenceClassification); here a language model is needed"
+                        .into(),
+                );
+            }
+            (Head::Score(1), Head::Score(labels)) if labels != 1 => {
+                return refused(format!("is of a model with {labels} labels; a reward model has one"));
+            }
+            _ => Arc::new(config),
+        };
+        let tokenizer = Tokenizer::load(dir)?;
+        tokenizer.check_fits(&config)?;
+        let chat = ChatTemplate::load(dir, tokenizer.special())?.map(Arc::new);
+        let eos_ids = tokenizer.eos_ids(dir, &config)?;
+        Ok(ModelAssets { config, tokenizer: Arc::new(tokenizer), chat, eos_ids, head_is_new })
+    }
+
+    /// The same, for computing in `dtype`.
+    pub fn computing_in(self, dtype: DType) -> Result<ModelAssets> {
+        Ok(ModelAssets { config: Arc::new(self.config.computing_in(dtype)?), ..self })
+    }
+}

@@ -1,0 +1,81 @@
+//! A program's own function as a reward: `reward_funcs = ["function:NAME"]`.
+
+use crate::{Content, Problem, Reward, RewardBatch, Scores};
+use serde_json::Value;
+use std::borrow::Cow;
+
+/// A completion as a reward function sees it.
+pub struct RewardInput<'a> {
+    batch: &'a RewardBatch<'a>,
+    row: usize,
+}
+
+impl RewardInput<'_> {
+    /// The prompt, as the dataset has it.
+    pub fn prompt(&self) -> &Content {
+        &self.batch.prompts[self.row]
+    }
+
+    /// The completion; of a conversation, the assistant's message.
+    pub fn completion(&self) -> &Content {
+        &self.batch.completions[self.row]
+    }
+
+    /// The prompt as text.
+    pub fn prompt_text(&self) -> Cow<'_, str> {
+        self.prompt().text()
+    }
+
+    /// The completion as text.
+    pub fn completion_text(&self) -> Cow<'_, str> {
+        self.completion().text()
+    }
+
+    /// The completion's token ids.
+    pub fn completion_ids(&self) -> &[u32] {
+        &self.batch.completion_ids[self.row]
+    }
+
+    /// The value of a column of the dataset.
+    pub fn column(&self, name: &str) -> Option<&Value> {
+        self.batch.columns.get(name)?.get(self.row)
+    }
+}
+
+type ScoreFunction = Box<dyn FnMut(&RewardInput<'_>) -> Option<f64> + Send>;
+
+/// A closure as a reward, asked about one completion after the other.
+pub struct FunctionReward {
+    name: String,
+    score: ScoreFunction,
+}
+
+impl FunctionReward {
+    /// The score of one completion, or `None` where it gives none.
+    pub fn new(
+        name: impl Into<String>,
+        score: impl FnMut(&RewardInput<'_>) -> Option<f64> + Send + 'static,
+    ) -> FunctionReward {
+        FunctionReward { name: name.into(), score: Box::new(score) }
+    }
+}
+
+impl Reward for FunctionReward {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn judges_by_group(&self) -> bool {
+        true
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        let score = |row| (self.score)(&RewardInput { batch, row });
+        let mut scores = Scores::new((0..batch.len()).map(score).collect());
+        let unscored = scores.values.iter().filter(|value| value.is_none()).count();
+        if unscored > 0 {
+            scores.problems.push(Problem::new(&self.name, unscored, "the function gave no score"));
+        }
+        scores
+    }
+}
