@@ -65,7 +65,7 @@ impl Reward for FunctionReward {
         &self.name
     }
 
-    fn judges_by_group(&self) -> bool {
+    fn scores_by_group(&self) -> bool {
         true
     }
 

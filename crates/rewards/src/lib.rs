@@ -1,24 +1,26 @@
 //! Text in, scores out: the rewards that a reinforcement-learning run maximises.
 //!
 //! A [`Reward`] sees a [`RewardBatch`] (prompts, completions, token ids, the dataset's other columns) and returns one
-//! score for each completion, or none where it could not judge it. **A reward that failed is never a zero**: it gives
+//! score for each completion, or none where it could not score it. **A reward that failed is never a zero**: it gives
 //! `None` and a [`Problem`] that says why. Several rewards and their weights are combined by the trainer, not here.
 //! Knows no trainer and no policy.
 //!
 //! Read first: [`RewardBatch`] and [`Scores`] (what goes in and out), then any file of `builtin/`, `command/` (a
-//! reward in any language), `function` (a closure), `reward_model` and `registry` (names to rewards).
+//! reward in any language), `function` (a closure), `reward_model` and `registry` (names to rewards); `manager` asks them all.
 
 mod batch;
 mod builtin;
 mod command;
 mod error;
 mod function;
+mod manager;
 mod registry;
 mod reward_model;
 
 pub use batch::{Columns, Problem, RewardBatch, Scores};
 pub use error::{Error, Result};
 pub use function::{FunctionReward, RewardInput};
+pub use manager::{CompletionScores, MakeInputs, RewardInputs, RewardJob, RewardManager, RewardOutput};
 pub use model::chat::Content;
 pub use registry::{RewardSpec, build};
 pub use reward_model::RewardModel;
@@ -36,7 +38,7 @@ pub trait Reward: Send {
     /// Whether what it says of a group (the completions of one prompt) depends on that group alone. Then it may be
     /// asked about one group at a time, in any order, while others are still generated, and what it said is put
     /// together by [`Scores::of_groups`]. Otherwise it is asked once, about the whole batch.
-    fn judges_by_group(&self) -> bool {
+    fn scores_by_group(&self) -> bool {
         false
     }
 

@@ -5,7 +5,7 @@ use crate::data::prompt_dataset::PromptDataset;
 use crate::data::prompts::Prompt;
 use crate::models::Policy;
 use crate::rollouts::Rollouts;
-use crate::rollouts::manager::{Prompts, RewardManager};
+use crate::rollouts::scoring::{Prompts, RolloutScorer};
 use rewards::{Problem, Reward};
 use rollout::{Engine, FinishReason, Request, SamplingParams};
 use std::sync::Arc;
@@ -85,9 +85,9 @@ impl Evaluation {
             pause_on_stop: false,
         };
         let requests = prompts.iter().map(request).collect();
-        let manager = RewardManager { rewards, weights, tokenizer: &policy.tokenizer, step };
+        let scorer = RolloutScorer { rewards, weights, tokenizer: &policy.tokenizer, step };
         let output = std::thread::scope(|scope| -> anyhow::Result<_> {
-            let mut job = manager.start(scope, &prompts)?;
+            let mut job = scorer.start(scope, &prompts)?;
             let groups = engine.generate_with(&policy.weights, requests, |group| job.group_ended(group))?;
             job.finish(groups)
         })?;

@@ -3,10 +3,10 @@
 pub mod evaluate;
 pub mod generation;
 mod groups;
-pub mod manager;
 pub mod replay;
 pub mod reward_model;
 pub mod rewards;
 pub mod samples;
+pub mod scoring;
 
 pub use groups::{Rollouts, ScoredCompletion, ScoredGroup};

@@ -109,7 +109,7 @@ impl Reward for ExactMatch {
         vec![self.options.column.clone()]
     }
 
-    fn judges_by_group(&self) -> bool {
+    fn scores_by_group(&self) -> bool {
         true
     }
 

@@ -57,7 +57,7 @@ impl Reward for Format {
         &self.name
     }
 
-    fn judges_by_group(&self) -> bool {
+    fn scores_by_group(&self) -> bool {
         true
     }
 

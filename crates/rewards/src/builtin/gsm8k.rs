@@ -55,7 +55,7 @@ impl Reward for Gsm8k {
         vec![self.options.column.clone()]
     }
 
-    fn judges_by_group(&self) -> bool {
+    fn scores_by_group(&self) -> bool {
         true
     }
 

@@ -92,7 +92,7 @@ impl Reward for Length {
         &self.name
     }
 
-    fn judges_by_group(&self) -> bool {
+    fn scores_by_group(&self) -> bool {
         true
     }
 

@@ -37,7 +37,7 @@ impl Reward for UniqueChars {
         &self.name
     }
 
-    fn judges_by_group(&self) -> bool {
+    fn scores_by_group(&self) -> bool {
         true
     }
 

@@ -204,7 +204,7 @@ impl Reward for CommandReward {
         &self.name
     }
 
-    fn judges_by_group(&self) -> bool {
+    fn scores_by_group(&self) -> bool {
         self.by_group
     }
 

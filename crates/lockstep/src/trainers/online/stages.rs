@@ -4,7 +4,7 @@ use super::{GenerationBatch, RolloutPipeline, Source, StageTimes};
 use crate::data::prompts::Prompt;
 use crate::rollouts::Rollouts;
 use crate::rollouts::generation::Generation;
-use crate::rollouts::manager::{Prompts, RewardManager, RewardOutput};
+use crate::rollouts::scoring::{Prompts, RolloutScorer, ScoredRollouts};
 use crate::rollouts::samples;
 use crate::run::completion_log;
 use crate::run::training::{TrainingRun, record_ops};
@@ -84,14 +84,14 @@ impl RolloutPipeline {
         self.rollout_number += prompts.len() as u64;
         let requests = self.requests(&prompts);
         let Some(engine) = &mut self.engine else { unreachable!("the source is no file") };
-        let manager = RewardManager {
+        let scorer = RolloutScorer {
             rewards: &mut self.rewards,
             weights: &self.reward_weights,
             tokenizer: &run.policy.tokenizer,
             step: run.step,
         };
         let output = std::thread::scope(|scope| -> anyhow::Result<_> {
-            let mut job = manager.start(scope, &prompts)?;
+            let mut job = scorer.start(scope, &prompts)?;
             let span = run.stages.span("rollout");
             let before = kernels::context::counted();
             let groups = engine.generate_with(&run.policy.weights, requests, |group| job.group_ended(group))?;
@@ -122,7 +122,7 @@ impl RolloutPipeline {
     }
 
     /// The warnings and metrics of rewards, and how long they took.
-    fn report(&mut self, run: &mut TrainingRun, output: &RewardOutput) {
+    fn report(&mut self, run: &mut TrainingRun, output: &ScoredRollouts) {
         for &(start, seconds) in &output.hidden {
             run.stages.record_overlapped("rewards", start, seconds);
             self.times.reward_hidden_time_s += seconds;

@@ -4,9 +4,10 @@ use super::*;
 use kernels::{Context, Isa};
 use model::tokenizer::SpecialTokens;
 use model::{ModelConfig, Weights};
-use rewards::RewardSpec;
+use rewards::{RewardBatch, RewardSpec, Scores};
 use rollout::{Completion, Engine, EngineConfig, FinishReason, Request, SamplingParams};
 use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 /// Completions of each prompt.
@@ -57,21 +58,21 @@ fn groups(tokenizer: &Tokenizer) -> Vec<RolloutGroup> {
 }
 
 /// Gives the groups to the rewards as if they had ended in this order.
-fn scored(rewards: &mut [Box<dyn Reward>], order: &[usize]) -> RewardOutput {
+fn scored(rewards: &mut [Box<dyn Reward>], order: &[usize]) -> ScoredRollouts {
     let (tokenizer, prompts) = (tokenizer(), prompts());
     let groups = groups(&tokenizer);
     let weights = vec![1.0; rewards.len()];
     std::thread::scope(|scope| {
-        let manager = RewardManager { rewards, weights: &weights, tokenizer: &tokenizer, step: 3 };
-        let mut job = manager.start(scope, &prompts).unwrap();
+        let scorer = RolloutScorer { rewards, weights: &weights, tokenizer: &tokenizer, step: 3 };
+        let mut job = scorer.start(scope, &prompts).unwrap();
         order.iter().for_each(|&i| job.group_ended(&groups[i]));
         job.finish(groups).unwrap()
     })
 }
 
 /// All of it but the times.
-fn lasting(output: &RewardOutput) -> String {
-    let RewardOutput { rollouts, problems, metrics, .. } = output;
+fn lasting(output: &ScoredRollouts) -> String {
+    let ScoredRollouts { rollouts, problems, metrics, .. } = output;
     format!("{rollouts:?}\n{problems:?}\n{metrics:?}")
 }
 
@@ -98,7 +99,7 @@ impl Reward for Slow {
     fn name(&self) -> &str {
         "slow"
     }
-    fn judges_by_group(&self) -> bool {
+    fn scores_by_group(&self) -> bool {
         !self.whole
     }
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
@@ -130,7 +131,7 @@ fn the_order_in_which_groups_end_changes_nothing() {
         all.map(|reward| if whole { Box::new(Whole(reward)) as Box<dyn Reward> } else { reward }).collect()
     };
     let expected = scored(&mut build(true), &[0, 1, 2, 3]);
-    assert!(build(false).iter().all(|r| r.judges_by_group()) && !build(true).iter().any(|r| r.judges_by_group()));
+    assert!(build(false).iter().all(|r| r.scores_by_group()) && !build(true).iter().any(|r| r.scores_by_group()));
     assert!(expected.hidden.is_empty());
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
         assert_eq!(lasting(&scored(&mut build(false), &order)), lasting(&expected), "{order:?}");
@@ -171,7 +172,7 @@ impl Reward for Gate {
     fn name(&self) -> &str {
         "gate"
     }
-    fn judges_by_group(&self) -> bool {
+    fn scores_by_group(&self) -> bool {
         true
     }
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
@@ -222,8 +223,8 @@ fn groups_are_scored_while_the_engine_writes_others() {
     let tokenizer = tokenizer();
     let mut ended = 0;
     let output = std::thread::scope(|scope| {
-        let manager = RewardManager { rewards: &mut rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0 };
-        let mut job = manager.start(scope, &prompts).unwrap();
+        let scorer = RolloutScorer { rewards: &mut rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0 };
+        let mut job = scorer.start(scope, &prompts).unwrap();
         let on_end = |group: &RolloutGroup| {
             job.group_ended(group);
             ended += 1;
@@ -251,8 +252,8 @@ fn a_generation_that_fails_waits_for_one_group_and_no_more() {
     let (tokenizer, prompts) = (tokenizer(), prompts());
     let (mut rewards, was_asked, answer) = gate();
     std::thread::scope(|scope| {
-        let manager = RewardManager { rewards: &mut rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0 };
-        let mut job = manager.start(scope, &prompts).unwrap();
+        let scorer = RolloutScorer { rewards: &mut rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0 };
+        let mut job = scorer.start(scope, &prompts).unwrap();
         groups(&tokenizer).iter().for_each(|group| job.group_ended(group));
         was_asked.recv_timeout(LONG).unwrap();
         drop(job);
@@ -269,7 +270,7 @@ fn a_panic_is_not_lost() {
         fn name(&self) -> &str {
             "bug"
         }
-        fn judges_by_group(&self) -> bool {
+        fn scores_by_group(&self) -> bool {
             true
         }
         fn score(&mut self, _: &RewardBatch<'_>) -> Scores {
@@ -277,16 +278,4 @@ fn a_panic_is_not_lost() {
         }
     }
     scored(&mut [Box::new(Bug)], &[0, 1, 2, 3]);
-}
-
-#[test]
-fn what_is_not_finite_is_no_score_and_is_reported() {
-    let given = Scores::new(vec![Some(1.0), Some(f64::NAN), None, Some(f64::INFINITY), Some(-2.5)]);
-    let Scores { values, problems, .. } = finite("odd", given);
-    assert_eq!(values, [Some(1.0), None, None, None, Some(-2.5)]);
-    assert_eq!(problems.len(), 1);
-    let problem = problems[0].to_string();
-    assert!(problem.contains("`odd`") && problem.contains("2 completions") && problem.contains("NaN"), "{problem}");
-    let good = Scores::new(vec![Some(0.0), None]);
-    assert_eq!(finite("good", good.clone()), good);
 }

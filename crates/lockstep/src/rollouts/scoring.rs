@@ -1,0 +1,131 @@
+//! Completions to scored groups: what rewards see of a completion, and what becomes of their scores.
+//! [`rewards::RewardManager`] asks them.
+
+use super::groups::{Rollouts, ScoredCompletion, ScoredGroup};
+use crate::data::prompts::Prompt;
+use model::tokenizer::Tokenizer;
+use rewards::{CompletionScores, Content, MakeInputs, Problem, Reward, RewardInputs, RewardJob, RewardManager};
+use rollout::RolloutGroup;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::thread::Scope;
+use std::time::Instant;
+
+/// The dataset's row of each group, by the group's number.
+pub type Prompts = BTreeMap<u64, Arc<Prompt>>;
+
+/// The scores of a generation.
+#[derive(Default)]
+pub struct ScoredRollouts {
+    /// The groups with their scores, in the order of the requests.
+    pub rollouts: Rollouts,
+    /// What kept rewards from giving a score.
+    pub problems: Vec<Problem>,
+    /// Numbers that rewards want logged.
+    pub metrics: Vec<(String, f64)>,
+    /// When, and for how many seconds, groups were scored while others were still generated.
+    pub hidden: Vec<(Instant, f64)>,
+}
+
+impl ScoredRollouts {
+    /// A warning that completions have no score and no reward reported why: every reward gave null. TRL warns of it too.
+    pub fn unscored_warning(&self) -> Option<String> {
+        let all = self.rollouts.completions().count();
+        let unscored = self.rollouts.completions().filter(|c| c.rewards.iter().all(Option::is_none)).count();
+        (unscored > 0 && self.problems.is_empty())
+            .then(|| format!("no reward gave a score for {unscored} of {all} completions: they teach nothing"))
+    }
+}
+
+/// Scores the completions of a generation.
+pub struct RolloutScorer<'a> {
+    /// The rewards.
+    pub rewards: &'a mut [Box<dyn Reward>],
+    /// The weight of each.
+    pub weights: &'a [f64],
+    /// Makes completions texts.
+    pub tokenizer: &'a Tokenizer,
+    /// The training step.
+    pub step: u64,
+}
+
+/// A generation whose completions are being scored.
+pub struct ScoringJob<'scope, 'a> {
+    prompts: &'a Prompts,
+    weights: &'a [f64],
+    job: RewardJob<'scope, 'a>,
+}
+
+impl<'a> RolloutScorer<'a> {
+    /// Begins to score the groups of `prompts`, which are still to be generated.
+    pub fn start<'scope>(
+        self,
+        scope: &'scope Scope<'scope, '_>,
+        prompts: &'a Prompts,
+    ) -> anyhow::Result<ScoringJob<'scope, 'a>>
+    where
+        'a: 'scope,
+    {
+        let RolloutScorer { rewards, weights, tokenizer, step } = self;
+        let manager = RewardManager { rewards, make_inputs: make_inputs(tokenizer, prompts), step };
+        Ok(ScoringJob { prompts, weights, job: manager.start(scope)? })
+    }
+}
+
+impl ScoringJob<'_, '_> {
+    /// A group ended: the rewards that need no more are asked about it.
+    pub fn group_ended(&mut self, group: &RolloutGroup) {
+        self.job.group_ended(group.id, || completion_ids(group));
+    }
+
+    /// All of them ended: waits for the groups that are still being scored, and asks the rewards that want to see all.
+    pub fn finish(self, groups: Vec<RolloutGroup>) -> anyhow::Result<ScoredRollouts> {
+        let ScoringJob { prompts, weights, job } = self;
+        let reward_names = job.names().to_vec();
+        let output = job.finish(groups.iter().map(|group| (group.id, completion_ids(group))))?;
+        let mut scores = output.completions.into_iter();
+        let mut score = |completion| {
+            let (content, CompletionScores { rewards, extra }) = scores.next().expect("scores of each completion");
+            ScoredCompletion { completion, content, rewards, extra }
+        };
+        let scored = |group: RolloutGroup| ScoredGroup {
+            id: group.id,
+            prompt: prompts[&group.id].clone(),
+            completions: group.completions.into_iter().map(&mut score).collect(),
+        };
+        let groups = groups.into_iter().map(scored).collect();
+        let rollouts = Rollouts { groups, reward_names, reward_weights: weights.to_vec() };
+        Ok(ScoredRollouts { rollouts, problems: output.problems, metrics: output.metrics, hidden: output.hidden })
+    }
+}
+
+fn completion_ids(group: &RolloutGroup) -> Vec<Vec<u32>> {
+    group.completions.iter().map(|c| c.ids.clone()).collect()
+}
+
+/// Completions as text, or as the message that answers a conversation, with the columns that any prompt has.
+fn make_inputs<'a>(tokenizer: &'a Tokenizer, prompts: &'a Prompts) -> MakeInputs<'a> {
+    let columns: BTreeSet<&str> =
+        prompts.values().flat_map(|prompt| prompt.columns.keys()).map(String::as_str).collect();
+    Arc::new(move |group, ids| {
+        let prompt = &prompts[&group];
+        let mut completions = Vec::with_capacity(ids.len());
+        for ids in &ids {
+            let text = tokenizer.decode(ids, true)?;
+            completions.push(match prompt.content {
+                Content::Text(_) => Content::Text(text),
+                Content::Messages(_) => Content::assistant(text),
+            });
+        }
+        let column = |&name: &&str| {
+            let value = prompt.columns.get(name).cloned().unwrap_or(Value::Null);
+            (name.to_owned(), vec![value; ids.len()])
+        };
+        let columns = columns.iter().map(column).collect();
+        Ok(RewardInputs { prompts: vec![prompt.content.clone(); ids.len()], completions, ids, columns })
+    })
+}
+
+#[cfg(test)]
+mod tests;

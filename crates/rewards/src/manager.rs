@@ -1,0 +1,281 @@
+//! Asks every reward function about a generation, some beside the engine.
+//!
+//! A reward that scores a group by itself ([`Reward::scores_by_group`]) is asked as soon as the group's last completion has
+//! ended, on a thread beside the engine, which goes on with the others; so a reward that takes its time (a program outside)
+//! costs the run only what is left when generation has ended. Every other reward is asked once, about all completions, after
+//! that. When groups end changes no bit: scores are put together in the order of the groups that is asked for.
+
+use crate::{Columns, Content, Problem, Reward, RewardBatch, Scores};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::Instant;
+
+/// Completions as rewards see them: what a [`RewardBatch`] shows. All lists are as long.
+#[derive(Default)]
+pub struct RewardInputs {
+    /// The prompt of each completion.
+    pub prompts: Vec<Content>,
+    /// The completions.
+    pub completions: Vec<Content>,
+    /// Their token ids.
+    pub ids: Vec<Vec<u32>>,
+    /// The other columns of the dataset.
+    pub columns: Columns,
+}
+
+impl RewardInputs {
+    fn batch(&self, step: u64) -> RewardBatch<'_> {
+        let RewardInputs { prompts, completions, ids, columns } = self;
+        RewardBatch { prompts, completions, completion_ids: ids, columns, step }
+    }
+
+    fn append(&mut self, next: RewardInputs) {
+        self.prompts.extend(next.prompts);
+        self.completions.extend(next.completions);
+        self.ids.extend(next.ids);
+        for (name, values) in next.columns {
+            self.columns.entry(name).or_default().extend(values);
+        }
+    }
+}
+
+/// Makes the inputs of a group, by its number, from the token ids of its completions.
+pub type MakeInputs<'a> = Arc<dyn Fn(u64, Vec<Vec<u32>>) -> model::Result<RewardInputs> + Send + Sync + 'a>;
+
+/// Reward functions, and what they are called with.
+pub struct RewardManager<'a> {
+    /// The rewards.
+    pub rewards: &'a mut [Box<dyn Reward>],
+    /// Texts and columns of completions.
+    pub make_inputs: MakeInputs<'a>,
+    /// The training step.
+    pub step: u64,
+}
+
+/// What rewards say of one completion.
+#[derive(Clone, Debug, Default)]
+pub struct CompletionScores {
+    /// One per reward function; `None` where it gave no score.
+    pub rewards: Vec<Option<f64>>,
+    /// What rewards add to the completions table, by column.
+    pub extra: Map<String, Value>,
+}
+
+/// The scores of a generation.
+#[derive(Default)]
+pub struct RewardOutput {
+    /// Each completion as rewards saw it, with its scores.
+    pub completions: Vec<(Content, CompletionScores)>,
+    /// What kept rewards from giving a score.
+    pub problems: Vec<Problem>,
+    /// Numbers that rewards want logged.
+    pub metrics: Vec<(String, f64)>,
+    /// When, and for how many seconds, groups were scored while others were still generated.
+    pub hidden: Vec<(Instant, f64)>,
+}
+
+/// A generation whose completions are being scored.
+pub struct RewardJob<'scope, 'a> {
+    make_inputs: MakeInputs<'a>,
+    step: u64,
+    names: Vec<String>,
+    /// The rewards that wait for all completions, with their places.
+    late: Vec<(usize, &'a mut Box<dyn Reward>)>,
+    /// None if all of them do.
+    worker: Option<RewardWorker<'scope>>,
+}
+
+/// The thread that scores groups.
+struct RewardWorker<'scope> {
+    /// Before the others, so that a generation that failed does not wait for what nobody will read.
+    cancel: CancelOnDrop,
+    groups: Sender<(u64, Vec<Vec<u32>>)>,
+    thread: ScopedJoinHandle<'scope, model::Result<EarlyScores>>,
+}
+
+/// Tells the thread, when dropped, to score no further group.
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What the thread found.
+struct EarlyScores {
+    /// The places of its rewards.
+    places: Vec<usize>,
+    groups: BTreeMap<u64, (RewardInputs, Vec<Scores>)>,
+    times: Vec<(Instant, Instant)>,
+}
+
+impl<'a> RewardManager<'a> {
+    /// Begins to score groups that are still to be generated.
+    pub fn start<'scope>(self, scope: &'scope Scope<'scope, '_>) -> std::io::Result<RewardJob<'scope, 'a>>
+    where
+        'a: 'scope,
+    {
+        let RewardManager { rewards, make_inputs, step } = self;
+        let names = rewards.iter().map(|r| r.name().to_owned()).collect();
+        let (early, late): (Vec<_>, Vec<_>) =
+            rewards.iter_mut().enumerate().partition(|(_, reward)| reward.scores_by_group());
+        let worker = match early.is_empty() {
+            true => None,
+            false => Some(RewardWorker::start(scope, early, make_inputs.clone(), step)?),
+        };
+        Ok(RewardJob { make_inputs, step, names, late, worker })
+    }
+}
+
+impl RewardJob<'_, '_> {
+    /// Names of the reward functions.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// A group ended, with these completions: the rewards that need no more are asked about it.
+    pub fn group_ended(&mut self, group: u64, completions: impl FnOnce() -> Vec<Vec<u32>>) {
+        if let Some(worker) = &self.worker {
+            // If nobody receives it, `finish` says why.
+            let _ = worker.groups.send((group, completions()));
+        }
+    }
+
+    /// All of these groups ended: waits for those that are still being scored, and asks the rewards that want to see all.
+    pub fn finish(self, groups: impl ExactSizeIterator<Item = (u64, Vec<Vec<u32>>)>) -> model::Result<RewardOutput> {
+        let generated = Instant::now();
+        let RewardJob { make_inputs, step, names, late, worker } = self;
+        let mut scores: Vec<Scores> = names.iter().map(|_| Scores::default()).collect();
+        let mut hidden = Vec::new();
+        let mut inputs = RewardInputs::default();
+        match worker {
+            Some(worker) => {
+                let EarlyScores { places, groups: mut scored, times } = worker.finish()?;
+                let mut by_reward: Vec<Vec<Scores>> = vec![Vec::with_capacity(groups.len()); places.len()];
+                for (group, _) in groups {
+                    let (own, scores) = scored.remove(&group).expect("every group has ended");
+                    inputs.append(own);
+                    by_reward.iter_mut().zip(scores).for_each(|(of_groups, scores)| of_groups.push(scores));
+                }
+                for (place, of_groups) in places.into_iter().zip(by_reward) {
+                    scores[place] = Scores::of_groups(of_groups);
+                }
+                let until = |(from, to): (Instant, Instant)| to.min(generated).saturating_duration_since(from);
+                hidden.extend(times.iter().map(|&time| (time.0, until(time).as_secs_f64())));
+                hidden.retain(|(_, seconds)| *seconds > 0.0);
+            }
+            None => {
+                for (group, ids) in groups {
+                    inputs.append(make_inputs(group, ids)?);
+                }
+            }
+        }
+        for (place, reward) in late {
+            scores[place] = ask(reward.as_mut(), &inputs.batch(step));
+        }
+        let (mut problems, mut metrics) = (Vec::new(), Vec::new());
+        let mut rows = vec![CompletionScores::default(); inputs.ids.len()];
+        for (name, scores) in names.iter().zip(scores) {
+            let scores = finite(name, scores);
+            rows.iter_mut().zip(scores.values).for_each(|(row, value)| row.rewards.push(value));
+            for (column, values) in scores.extra {
+                rows.iter_mut().zip(values).for_each(|(row, value)| drop(row.extra.insert(column.clone(), value)));
+            }
+            problems.extend(scores.problems);
+            metrics.extend(scores.metrics);
+        }
+        let completions = inputs.completions.into_iter().zip(rows).collect();
+        Ok(RewardOutput { completions, problems, metrics, hidden })
+    }
+}
+
+impl<'scope> RewardWorker<'scope> {
+    fn start<'a: 'scope>(
+        scope: &'scope Scope<'scope, '_>,
+        rewards: Vec<(usize, &'a mut Box<dyn Reward>)>,
+        make_inputs: MakeInputs<'a>,
+        step: u64,
+    ) -> std::io::Result<RewardWorker<'scope>> {
+        let (groups, received) = channel();
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let stop = cancelled.clone();
+        let thread = std::thread::Builder::new().name("rewards".into());
+        let thread = thread.spawn_scoped(scope, move || score_groups(rewards, &make_inputs, step, &received, &stop))?;
+        Ok(RewardWorker { cancel: CancelOnDrop(cancelled), groups, thread })
+    }
+
+    fn finish(self) -> model::Result<EarlyScores> {
+        let RewardWorker { cancel, groups, thread } = self;
+        drop(groups);
+        let early = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        drop(cancel);
+        early
+    }
+}
+
+fn score_groups(
+    mut rewards: Vec<(usize, &mut Box<dyn Reward>)>,
+    make_inputs: &MakeInputs<'_>,
+    step: u64,
+    received: &Receiver<(u64, Vec<Vec<u32>>)>,
+    cancelled: &AtomicBool,
+) -> model::Result<EarlyScores> {
+    let places = rewards.iter().map(|(place, _)| *place).collect();
+    let mut early = EarlyScores { places, groups: BTreeMap::new(), times: Vec::new() };
+    while let Ok((group, ids)) = received.recv() {
+        if cancelled.load(Ordering::Relaxed) {
+            break;
+        }
+        let from = Instant::now();
+        let inputs = make_inputs(group, ids)?;
+        let batch = inputs.batch(step);
+        let scores = rewards.iter_mut().map(|(_, reward)| ask(reward.as_mut(), &batch)).collect();
+        early.groups.insert(group, (inputs, scores));
+        early.times.push((from, Instant::now()));
+    }
+    Ok(early)
+}
+
+fn ask(reward: &mut dyn Reward, batch: &RewardBatch<'_>) -> Scores {
+    let scores = reward.score(batch);
+    assert_eq!(scores.values.len(), batch.len(), "scores of reward `{}`", reward.name());
+    scores
+}
+
+/// Scores that are not finite numbers are none, and reported: in a mean they would spoil every other score.
+fn finite(name: &str, mut scores: Scores) -> Scores {
+    let mut bad = Vec::new();
+    for value in &mut scores.values {
+        if let Some(number) = value.filter(|x| !x.is_finite()) {
+            bad.push(number);
+            *value = None;
+        }
+    }
+    if let Some(first) = bad.first() {
+        let message = format!("it gave {first}, which is not a finite number");
+        scores.problems.push(Problem::new(name, bad.len(), message));
+    }
+    scores
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_finite_is_no_score_and_is_reported() {
+        let given = Scores::new(vec![Some(1.0), Some(f64::NAN), None, Some(f64::INFINITY), Some(-2.5)]);
+        let Scores { values, problems, .. } = finite("odd", given);
+        assert_eq!(values, [Some(1.0), None, None, None, Some(-2.5)]);
+        assert_eq!(problems.len(), 1);
+        let problem = problems[0].to_string();
+        assert!(problem.contains("`odd`") && problem.contains("2 completions") && problem.contains("NaN"), "{problem}");
+        let good = Scores::new(vec![Some(0.0), None]);
+        assert_eq!(finite("good", good.clone()), good);
+    }
+}
