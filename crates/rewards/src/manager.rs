@@ -147,7 +147,10 @@ impl RewardJob<'_, '_> {
     }
 
     /// All of these groups ended: waits for those that are still being scored, and asks the rewards that want to see all.
-    pub fn finish(self, groups: impl ExactSizeIterator<Item = (u64, Vec<Vec<u32>>)>) -> model::Result<RewardOutput> {
+    pub fn finish(
+        self,
+        groups: impl ExactSizeIterator<Item = (u64, impl FnOnce() -> Vec<Vec<u32>>)>,
+    ) -> model::Result<RewardOutput> {
         let generated = Instant::now();
         let RewardJob { make_inputs, step, names, late, worker } = self;
         let mut scores: Vec<Scores> = names.iter().map(|_| Scores::default()).collect();
@@ -171,7 +174,7 @@ impl RewardJob<'_, '_> {
             }
             None => {
                 for (group, ids) in groups {
-                    inputs.append(make_inputs(group, ids)?);
+                    inputs.append(make_inputs(group, ids())?);
                 }
             }
         }

@@ -17,6 +17,10 @@
 //! Tokens that the mask leaves out (a tool's answer) are no actions but part of what happens between two: the recursion
 //! runs over the others alone, and nothing of theirs is read. Arithmetic is f64. It knows no model and no loss.
 
+mod samples;
+
+pub use samples::{TokenRewards, estimate_samples, rewards_of_samples, whiten_samples};
+
 use serde::{Deserialize, Serialize};
 
 /// How the KL divergence to the reference is estimated at a token, d = log π_ref − log π (Schulman 2020,

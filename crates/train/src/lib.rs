@@ -11,6 +11,7 @@
 
 pub mod advantages;
 mod error;
+pub mod evaluation;
 pub mod gae;
 pub mod loss;
 mod means;

@@ -1,7 +1,7 @@
 //! What the trainer is given: sequences with what is known of each token, or pairs of responses to compare.
 
 use model::columns::{RETURNS, VALUES};
-use model::{Columns, Prompt};
+use model::{Columns, Prompt, PromptCompletion};
 use std::sync::Arc;
 
 /// How much better than expected a completion was.
@@ -67,6 +67,11 @@ impl Sample {
             advantage: Advantage::Sequence(0.0),
             columns: Columns::default(),
         }
+    }
+
+    /// What is scored of it.
+    pub fn sequence(&self) -> PromptCompletion<'_> {
+        PromptCompletion { prompt: &self.prompt.ids, completion: &self.completion }
     }
 
     /// log π_old of each token; none of supervised samples.

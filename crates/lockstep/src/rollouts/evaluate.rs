@@ -9,6 +9,7 @@ use crate::rollouts::scoring::{Prompts, RolloutScorer};
 use rewards::{Problem, Reward};
 use rollout::{Engine, FinishReason, Request, SamplingParams};
 use std::sync::Arc;
+use train::evaluation::pass_at_k;
 
 /// Rollout numbers of evaluation lie apart from those of training: evaluating changes no completion of training.
 const EVALUATION: u64 = 1 << 62;
@@ -113,33 +114,5 @@ impl Evaluation {
             metrics.push((format!("eval_pass@{k}"), pass_at_k(&groups, k)));
         }
         Ok(Outcome { metrics, problems: output.problems, rollouts: output.rollouts })
-    }
-}
-
-/// The unbiased estimate 1 − C(n − c, k) / C(n, k), with c of a prompt's n completions right (reward ≥ 1), averaged over
-/// prompts (Chen et al. 2021, arXiv:2107.03374).
-fn pass_at_k(groups: &[&[Option<f64>]], k: usize) -> f64 {
-    let of_group = |group: &&[Option<f64>]| {
-        let n = group.len();
-        let right = group.iter().filter(|r| r.is_some_and(|r| r >= 1.0)).count();
-        if n - right < k {
-            return 1.0;
-        }
-        1.0 - ((n - right + 1)..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
-    };
-    groups.iter().map(of_group).sum::<f64>() / groups.len().max(1) as f64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pass_at_k_counts_prompts_that_one_of_k_solves() {
-        let r = [Some(1.0), Some(0.0), None, Some(0.0)];
-        assert!((pass_at_k(&[&r], 1) - 0.25).abs() < 1e-12);
-        assert!((pass_at_k(&[&r], 2) - 0.5).abs() < 1e-12);
-        assert_eq!(pass_at_k(&[&r], 4), 1.0);
-        assert_eq!(pass_at_k(&[&[Some(0.0); 2][..]; 2], 2), 0.0);
     }
 }

@@ -83,7 +83,7 @@ impl ScoringJob<'_, '_> {
     pub fn finish(self, groups: Vec<RolloutGroup>) -> anyhow::Result<ScoredRollouts> {
         let ScoringJob { prompts, weights, job } = self;
         let reward_names = job.names().to_vec();
-        let output = job.finish(groups.iter().map(|group| (group.id, completion_ids(group))))?;
+        let output = job.finish(groups.iter().map(|group| (group.id, || completion_ids(group))))?;
         let mut scores = output.completions.into_iter();
         let mut score = |completion| {
             let (content, CompletionScores { rewards, extra }) = scores.next().expect("scores of each completion");

@@ -28,7 +28,7 @@ impl Row for Sample {
     const SEQUENCES: usize = 1;
 
     fn sequences(rows: &[Sample]) -> Vec<PromptCompletion<'_>> {
-        rows.iter().map(|s| PromptCompletion { prompt: &s.prompt.ids, completion: &s.completion }).collect()
+        rows.iter().map(Sample::sequence).collect()
     }
 
     fn samples(rows: &[Sample]) -> Samples<'_> {

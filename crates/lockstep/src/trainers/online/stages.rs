@@ -8,9 +8,8 @@ use crate::rollouts::scoring::{Prompts, RolloutScorer, ScoredRollouts};
 use crate::rollouts::samples;
 use crate::run::completion_log;
 use crate::run::training::{TrainingRun, record_ops};
-use model::PromptCompletion;
 use model::columns::{OLD_LOGPS, REF_LOGPS};
-use rollout::{Completion, FinishReason, Request};
+use rollout::Request;
 use std::path::Path;
 use std::sync::Arc;
 use train::{Advantages, Sample, UpdateMetrics};
@@ -142,7 +141,9 @@ impl RolloutPipeline {
     /// Completions become samples, without their advantages. Where there is a reference model, it scores them; those of
     /// another sampler are scored by the policy, where that is corrected for.
     pub fn samples(&mut self, run: &mut TrainingRun, rollouts: &Rollouts) -> anyhow::Result<Vec<Sample>> {
-        count_completions(run, rollouts);
+        for (name, value) in rollout::length_metrics(rollouts.completions().map(|c| &c.completion)) {
+            run.reporter.add(&name, value);
+        }
         let mut samples = samples::of_rollouts(rollouts);
         self.score_reference(run, &mut samples)?;
         self.score_stale(run, &mut samples)?;
@@ -181,9 +182,8 @@ impl RolloutPipeline {
     fn score_reference(&mut self, run: &mut TrainingRun, samples: &mut [Sample]) -> anyhow::Result<()> {
         let Some(reference) = &mut self.reference else { return Ok(()) };
         let _span = run.stages.span("reference");
-        let pairs: Vec<PromptCompletion<'_>> =
-            samples.iter().map(|s| PromptCompletion { prompt: &s.prompt.ids, completion: &s.completion }).collect();
-        let scores = reference.score(&run.ctx, &run.policy.weights, &pairs, self.sampling.temperature)?;
+        let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
+        let scores = reference.score(&run.ctx, &run.policy.weights, &sequences, self.sampling.temperature)?;
         for (sample, scores) in samples.iter_mut().zip(scores) {
             // What a file gave stays.
             if sample.columns.ref_logps().is_none() {
@@ -202,10 +202,9 @@ impl RolloutPipeline {
         let weights = &run.policy.weights;
         let stale = |s: &&mut Sample| s.versions.iter().any(|&v| v != weights.version());
         let mut stale: Vec<&mut Sample> = samples.iter_mut().filter(stale).collect();
-        let pairs: Vec<PromptCompletion<'_>> =
-            stale.iter().map(|s| PromptCompletion { prompt: &s.prompt.ids, completion: &s.completion }).collect();
+        let sequences: Vec<_> = stale.iter().map(|sample| sample.sequence()).collect();
         let _span = run.stages.span("stale");
-        let scores = scorer.score(&run.ctx, weights, &pairs, self.sampling.temperature)?;
+        let scores = scorer.score(&run.ctx, weights, &sequences, self.sampling.temperature)?;
         for (sample, scores) in stale.iter_mut().zip(scores) {
             sample.columns.set(OLD_LOGPS, scores.logps);
         }
@@ -258,24 +257,4 @@ fn count_tokens(run: &mut TrainingRun, rollouts: &Rollouts) {
     let prompts: usize = rollouts.groups.iter().map(|g| g.prompt.tokens.ids.len() * g.completions.len()).sum();
     let tokens: usize = rollouts.completions().map(|c| c.completion.ids.len()).sum();
     run.num_tokens += (prompts + tokens) as u64;
-}
-
-/// TRL's numbers about completions.
-fn count_completions(run: &mut TrainingRun, rollouts: &Rollouts) {
-    let length = |c: &Completion| c.ids.len() as f64;
-    let completions = || rollouts.completions().map(|c| &c.completion);
-    let lengths: Vec<f64> = completions().map(length).collect();
-    let terminated: Vec<f64> = completions().filter(|c| c.finish_reason == FinishReason::Stop).map(length).collect();
-    let reporter = &mut run.reporter;
-    for (kind, lengths) in [("", &lengths), ("terminated_", &terminated)] {
-        // As TRL: where none ended by itself, the terminated lengths are 0.
-        let some = !lengths.is_empty();
-        let mean = if some { lengths.iter().sum::<f64>() / lengths.len() as f64 } else { 0.0 };
-        let least = if some { lengths.iter().copied().fold(f64::INFINITY, f64::min) } else { 0.0 };
-        reporter.add(&format!("completions/mean_{kind}length"), mean);
-        reporter.add(&format!("completions/min_{kind}length"), least);
-        reporter.add(&format!("completions/max_{kind}length"), lengths.iter().copied().fold(0.0, f64::max));
-    }
-    let clipped = 1.0 - terminated.len() as f64 / lengths.len().max(1) as f64;
-    reporter.add("completions/clipped_ratio", clipped);
 }

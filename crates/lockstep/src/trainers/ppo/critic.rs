@@ -9,7 +9,7 @@ use crate::run::checkpoint::moments::{restore_moments, save_moments};
 use crate::run::resume::ResumeFrom;
 use crate::source::{HubKind, locate};
 use kernels::Context;
-use model::{ModelConfig, PromptCompletion, Scorer, Weights};
+use model::{ModelConfig, Scorer, Weights};
 use std::path::Path;
 use std::sync::Arc;
 use train::{Objective, Sample, Trainer, UpdateMetrics};
@@ -54,9 +54,8 @@ impl Critic {
 
     /// The value of the state in which each token of each sample was chosen.
     pub fn values(&mut self, ctx: &Context, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
-        let pairs: Vec<PromptCompletion<'_>> =
-            samples.iter().map(|s| PromptCompletion { prompt: &s.prompt.ids, completion: &s.completion }).collect();
-        Ok(self.scorer.values(ctx, &self.weights, &pairs)?)
+        let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
+        Ok(self.scorer.values(ctx, &self.weights, &sequences)?)
     }
 
     /// One optimizer step.

@@ -6,7 +6,7 @@ use crate::run::training::{TrainingRun, record_ops};
 use kernels::rng::Stream;
 use model::columns::{RETURNS, VALUES};
 use rollout::FinishReason;
-use train::gae::{self, Estimates, KlTarget};
+use train::gae::{self, Estimates, KlTarget, TokenRewards};
 use train::{Advantage, Advantages, Sample, ScaleRewards, UpdateMetrics, advantages};
 
 /// A generation whose policy has gone further than this many times `target_kl` is given up (as OpenAI's Spinning Up).
@@ -75,41 +75,14 @@ impl Ppo {
         scores: &Scores,
         samples: &[Sample],
     ) -> Vec<Vec<f64>> {
-        let (config, kl_coef) = (&run.config, self.kl.kl_coef);
-        let mut rewards = Vec::with_capacity(samples.len());
-        let (mut divergence, mut surprise, mut score_sum) = (0.0, 0.0, 0.0);
-        let mut scored = 0;
-        for (sample, score) in samples.iter().zip(&scores.scores) {
-            let (mask, old) = (&sample.mask, sample.old_logps());
-            let kl = match sample.columns.ref_logps() {
-                Some(reference) => gae::kl(config.kl_estimator, old, reference, mask),
-                None => vec![0.0; mask.len()],
-            };
-            rewards.push(gae::token_rewards(kl_coef, &kl, score.unwrap_or(0.0), mask));
-            if let Some(score) = score {
-                divergence += kl.iter().sum::<f64>();
-                surprise -= old.iter().zip(mask).filter(|(_, m)| **m).map(|(l, _)| f64::from(*l)).sum::<f64>();
-                score_sum += score;
-                scored += 1;
-            }
+        let TokenRewards { rewards, kl, metrics } =
+            gae::rewards_of_samples(run.config.kl_estimator, self.kl.kl_coef, samples, &scores.scores);
+        for (name, value) in metrics {
+            run.reporter.add(name, value);
         }
-        if scored > 0 {
-            let mean = |sum: f64| sum / f64::from(scored);
-            let (kl, score) = (mean(divergence), mean(score_sum));
-            for (name, value) in [
-                ("objective/kl", kl),
-                ("objective/kl_coef", kl_coef),
-                ("objective/entropy", mean(surprise)),
-                ("objective/non_score_reward", -kl_coef * kl),
-                ("objective/rlhf_reward", score - kl_coef * kl),
-                ("objective/scores", score),
-            ] {
-                run.reporter.add(name, value);
-            }
-            if run.config.adap_kl_ctrl {
-                let target = KlTarget { target: run.config.kl_target, horizon: run.config.kl_horizon };
-                self.kl.update(&target, kl, samples.len());
-            }
+        if let (Some(kl), true) = (kl, run.config.adap_kl_ctrl) {
+            let target = KlTarget { target: run.config.kl_target, horizon: run.config.kl_horizon };
+            self.kl.update(&target, kl, samples.len());
         }
         rewards
     }
@@ -122,20 +95,15 @@ impl Ppo {
         values: &[Vec<f32>],
         samples: &[Sample],
     ) -> Vec<Estimates> {
-        let config = &run.config;
-        let masks: Vec<Vec<bool>> = samples.iter().map(|s| s.mask.clone()).collect();
-        if config.whiten_rewards {
-            gae::whiten(&mut rewards, &masks, false);
+        if run.config.whiten_rewards {
+            gae::whiten_samples(&mut rewards, samples);
         }
-        let values: Vec<Vec<f64>> = values.iter().map(|row| row.iter().map(|&v| f64::from(v)).collect()).collect();
-        let of = |i: usize| gae::estimate(config.gamma, config.lam, &rewards[i], &values[i], &masks[i]);
-        let (mut advantages, returns): (Vec<_>, Vec<_>) =
-            (0..samples.len()).map(of).map(|e| (e.advantages, e.returns)).unzip();
-        gae::whiten(&mut advantages, &masks, true);
-        if let Some(explained) = gae::explained_variance(&returns, &values, &masks) {
+        let (estimates, explained) =
+            gae::estimate_samples(run.config.gamma, run.config.lam, &rewards, values, samples);
+        if let Some(explained) = explained {
             run.reporter.add("val/explained_variance", explained);
         }
-        advantages.into_iter().zip(returns).map(|(advantages, returns)| Estimates { advantages, returns }).collect()
+        estimates
     }
 
     /// The samples, complete.

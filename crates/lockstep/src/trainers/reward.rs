@@ -1,18 +1,18 @@
-//! Reward models: learned from pairs of answers, the training.
+//! Reward models: learned from pairs of answers. `rollouts/reward_model.rs` makes one a reward of a run.
 //!
-//! Training stands here; [`evaluation`] says how good a model is on held-out pairs, `rollouts/reward_model.rs` makes it one of
-//! the rewards of a run. A model is the trunk of a language model under a head of one score (transformers'
+//! A model is the trunk of a language model under a head of one score (transformers'
 //! `…ForSequenceClassification` with one label); the score of a text is that of its last token that is no padding.
 
-mod evaluation;
-
-use super::offline::{Offline, load_pairs};
+use super::offline::{Offline, Row, load_pairs};
 use crate::config::{Config, Purpose};
 use crate::data::{DatasetSpec, Pair};
 use crate::error::BadInput;
 use crate::run::training::TrainingRun;
 use model::{Head, ModelAssets, Scorer};
 use telemetry::Sinks;
+use train::evaluation::{brier_score, calibration_error};
+use train::loss::LossSums;
+use train::loss::bradley_terry::ranking;
 use train::{Objective, PreferencePair};
 
 /// Training a reward model.
@@ -66,8 +66,20 @@ impl Offline for RewardModel {
         Some(format!("{train} pairs to learn from{held_out}"))
     }
 
-    /// How the model ranks held-out pairs.
+    /// How the model ranks held-out pairs: the loss and what TRL reports of training, and how far its probabilities can be
+    /// believed.
     fn evaluate(run: &TrainingRun, scorer: &mut Scorer, rows: &[PreferencePair]) -> anyhow::Result<Vec<(String, f64)>> {
-        evaluation::evaluate(&run.ctx, &run.policy.weights, scorer, &run.config.ranking(), rows)
+        let scores = scorer.sequence_scores(&run.ctx, &run.policy.weights, &PreferencePair::sequences(rows))?;
+        let rewards: Vec<[f64; 2]> = scores.chunks_exact(2).map(|pair| [pair[0].into(), pair[1].into()]).collect();
+        let mut sums = LossSums::default();
+        for (&rewards, pair) in rewards.iter().zip(rows) {
+            ranking(&run.config.ranking(), rows.len(), rewards, f64::from(pair.margin), &mut sums);
+        }
+        let mut metrics = vec![("eval_loss".to_owned(), sums.loss)];
+        metrics.extend(sums.means.entries().map(|(name, value)| (format!("eval_{name}"), value)));
+        let differences: Vec<f64> = rewards.iter().map(|[chosen, rejected]| chosen - rejected).collect();
+        metrics.push(("eval_brier_score".to_owned(), brier_score(&differences)));
+        metrics.push(("eval_calibration_error".to_owned(), calibration_error(&differences)));
+        Ok(metrics)
     }
 }

@@ -1,0 +1,51 @@
+//! What is reported of the completions of a generation: their lengths, and how many were cut.
+
+use crate::{Completion, FinishReason};
+
+/// TRL's numbers, under its names: mean, least and largest length of all completions and of those that ended by themselves,
+/// and the share of the others.
+pub fn length_metrics<'a>(completions: impl Iterator<Item = &'a Completion> + Clone) -> Vec<(String, f64)> {
+    let length = |c: &Completion| c.ids.len() as f64;
+    let lengths: Vec<f64> = completions.clone().map(length).collect();
+    let terminated: Vec<f64> = completions.filter(|c| c.finish_reason == FinishReason::Stop).map(length).collect();
+    let mut metrics = Vec::new();
+    for (kind, lengths) in [("", &lengths), ("terminated_", &terminated)] {
+        // As TRL: where none ended by itself, the terminated lengths are 0.
+        let some = !lengths.is_empty();
+        let mean = if some { lengths.iter().sum::<f64>() / lengths.len() as f64 } else { 0.0 };
+        let least = if some { lengths.iter().copied().fold(f64::INFINITY, f64::min) } else { 0.0 };
+        metrics.push((format!("completions/mean_{kind}length"), mean));
+        metrics.push((format!("completions/min_{kind}length"), least));
+        metrics.push((format!("completions/max_{kind}length"), lengths.iter().copied().fold(0.0, f64::max)));
+    }
+    let clipped = 1.0 - terminated.len() as f64 / lengths.len().max(1) as f64;
+    metrics.push(("completions/clipped_ratio".to_owned(), clipped));
+    metrics
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completion(tokens: usize, finish_reason: FinishReason) -> Completion {
+        Completion {
+            generation: 0,
+            ids: vec![1; tokens],
+            mask: vec![true; tokens],
+            versions: vec![0; tokens],
+            columns: model::Columns::default(),
+            finish_reason,
+        }
+    }
+
+    #[test]
+    fn lengths_of_all_and_of_those_that_ended() {
+        let values = |completions: &[Completion]| -> Vec<f64> {
+            length_metrics(completions.iter()).into_iter().map(|(_, value)| value).collect()
+        };
+        let (stop, cut) = (FinishReason::Stop, FinishReason::Length);
+        let all = [completion(2, stop), completion(4, stop), completion(9, cut)];
+        assert_eq!(values(&all), [5.0, 2.0, 9.0, 3.0, 2.0, 4.0, 1.0 - 2.0 / 3.0]);
+        assert_eq!(values(&all[2..]), [9.0, 9.0, 9.0, 0.0, 0.0, 0.0, 1.0]);
+    }
+}

@@ -1,0 +1,75 @@
+//! Measures of held-out data: pass@k of completions, and how far a reward model's probabilities can be believed.
+//!
+//! Of a pair whose rewards differ by d = r_c − r_r, P(chosen ≻ rejected) = p = σ(d). Brier score (Brier 1950): the mean of
+//! (1 − p)². Expected calibration error (Naeini et al. 2015; Guo et al. 2017, arXiv:1706.04599): pairs in ten equal bins of the
+//! confidence max(p, 1 − p) ∈ [½, 1]; the mean over pairs of |share of right pairs in the bin − mean confidence in the bin|.
+
+use crate::loss::bradley_terry::sigmoid;
+
+/// Bins of confidence.
+const BINS: usize = 10;
+
+/// The unbiased estimate 1 − C(n − c, k) / C(n, k), with c of a prompt's n completions right (reward ≥ 1), averaged over
+/// prompts (Chen et al. 2021, arXiv:2107.03374).
+pub fn pass_at_k(groups: &[&[Option<f64>]], k: usize) -> f64 {
+    let of_group = |group: &&[Option<f64>]| {
+        let n = group.len();
+        let right = group.iter().filter(|r| r.is_some_and(|r| r >= 1.0)).count();
+        if n - right < k {
+            return 1.0;
+        }
+        1.0 - ((n - right + 1)..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
+    };
+    groups.iter().map(of_group).sum::<f64>() / groups.len().max(1) as f64
+}
+
+/// The Brier score of pairs whose rewards differ by so much.
+pub fn brier_score(differences: &[f64]) -> f64 {
+    differences.iter().map(|d| sigmoid(-d).powi(2)).sum::<f64>() / differences.len().max(1) as f64
+}
+
+/// The expected calibration error of pairs whose rewards differ by so much.
+pub fn calibration_error(differences: &[f64]) -> f64 {
+    // Of each bin: right pairs (a draw is half right) minus the sum of confidences.
+    let mut bins = [0.0; BINS];
+    for &d in differences {
+        let confidence = sigmoid(d.abs());
+        let bin = (((confidence - 0.5) * 2.0 * BINS as f64) as usize).min(BINS - 1);
+        let right = if d == 0.0 { 0.5 } else { f64::from(u8::from(d > 0.0)) };
+        bins[bin] += right - confidence;
+    }
+    bins.iter().map(|gap| gap.abs()).sum::<f64>() / differences.len().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pass_at_k_counts_prompts_that_one_of_k_solves() {
+        let r = [Some(1.0), Some(0.0), None, Some(0.0)];
+        assert!((pass_at_k(&[&r], 1) - 0.25).abs() < 1e-12);
+        assert!((pass_at_k(&[&r], 2) - 0.5).abs() < 1e-12);
+        assert_eq!(pass_at_k(&[&r], 4), 1.0);
+        assert_eq!(pass_at_k(&[&[Some(0.0); 2][..]; 2], 2), 0.0);
+    }
+
+    /// The difference at which the model gives this probability.
+    fn logit(p: f64) -> f64 {
+        (p / (1.0 - p)).ln()
+    }
+
+    #[test]
+    fn hand_computed() {
+        // Nine of ten right at 0.9 is calibrated; nine of ten right at 0.6 is 0.3 too timid.
+        let nine = |p: f64| -> Vec<f64> { (0..10).map(|i| if i == 0 { -logit(p) } else { logit(p) }).collect() };
+        assert!(calibration_error(&nine(0.92)).abs() - 0.02 < 1e-12);
+        assert!((calibration_error(&nine(0.6)) - 0.3).abs() < 1e-12);
+        let both = [nine(0.92), nine(0.62)].concat();
+        assert!((calibration_error(&both) - (0.02 + 0.28) / 2.0).abs() < 1e-12);
+        assert!((brier_score(&nine(0.6)) - (9.0 * 0.16 + 0.36) / 10.0).abs() < 1e-12);
+        // A model that knows nothing.
+        assert_eq!((calibration_error(&[0.0; 7]), brier_score(&[0.0; 7])), (0.0, 0.25));
+        assert_eq!(calibration_error(&[1e4, 1e4]), 0.0);
+    }
+}

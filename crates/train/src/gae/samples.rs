@@ -1,0 +1,84 @@
+//! Rewards, advantages and returns of all samples of a generation.
+
+use super::{Estimates, KlEstimator, estimate, explained_variance, kl, token_rewards, whiten};
+use crate::Sample;
+
+/// The rewards of the tokens of a generation.
+pub struct TokenRewards {
+    /// One row per sample, one element per token.
+    pub rewards: Vec<Vec<f64>>,
+    /// The mean divergence from the reference per completion, in nats; none if no completion has a score.
+    pub kl: Option<f64>,
+    /// What TRL logs of them.
+    pub metrics: Vec<(&'static str, f64)>,
+}
+
+/// The reward of each token: its divergence from the reference, weighed with `kl_coef`, and the completion's score at its end.
+/// A completion without a score has no part in means.
+pub fn rewards_of_samples(
+    estimator: KlEstimator,
+    kl_coef: f64,
+    samples: &[Sample],
+    scores: &[Option<f64>],
+) -> TokenRewards {
+    let mut rewards = Vec::with_capacity(samples.len());
+    let (mut divergence, mut surprise, mut score_sum) = (0.0, 0.0, 0.0);
+    let mut scored = 0;
+    for (sample, score) in samples.iter().zip(scores) {
+        let (mask, old) = (&sample.mask, sample.old_logps());
+        let kl = match sample.columns.ref_logps() {
+            Some(reference) => kl(estimator, old, reference, mask),
+            None => vec![0.0; mask.len()],
+        };
+        rewards.push(token_rewards(kl_coef, &kl, score.unwrap_or(0.0), mask));
+        if let Some(score) = score {
+            divergence += kl.iter().sum::<f64>();
+            surprise -= old.iter().zip(mask).filter(|(_, m)| **m).map(|(l, _)| f64::from(*l)).sum::<f64>();
+            score_sum += score;
+            scored += 1;
+        }
+    }
+    if scored == 0 {
+        return TokenRewards { rewards, kl: None, metrics: Vec::new() };
+    }
+    let mean = |sum: f64| sum / f64::from(scored);
+    let (kl, score) = (mean(divergence), mean(score_sum));
+    let metrics = vec![
+        ("objective/kl", kl),
+        ("objective/kl_coef", kl_coef),
+        ("objective/entropy", mean(surprise)),
+        ("objective/non_score_reward", -kl_coef * kl),
+        ("objective/rlhf_reward", score - kl_coef * kl),
+        ("objective/scores", score),
+    ];
+    TokenRewards { rewards, kl: Some(kl), metrics }
+}
+
+/// Divides the rewards of tokens by their standard deviation over the generation.
+pub fn whiten_samples(rewards: &mut [Vec<f64>], samples: &[Sample]) {
+    whiten(rewards, &masks(samples), false);
+}
+
+/// The advantage and the return of each token, advantages whitened over the generation; and the share of the returns' variance
+/// that `values` explain, where they vary.
+pub fn estimate_samples(
+    gamma: f64,
+    lambda: f64,
+    rewards: &[Vec<f64>],
+    values: &[Vec<f32>],
+    samples: &[Sample],
+) -> (Vec<Estimates>, Option<f64>) {
+    let masks = masks(samples);
+    let values: Vec<Vec<f64>> = values.iter().map(|row| row.iter().map(|&v| f64::from(v)).collect()).collect();
+    let of = |i: usize| estimate(gamma, lambda, &rewards[i], &values[i], &masks[i]);
+    let (mut advantages, returns): (Vec<_>, Vec<_>) =
+        (0..samples.len()).map(of).map(|e| (e.advantages, e.returns)).unzip();
+    whiten(&mut advantages, &masks, true);
+    let explained = explained_variance(&returns, &values, &masks);
+    let both = advantages.into_iter().zip(returns);
+    (both.map(|(advantages, returns)| Estimates { advantages, returns }).collect(), explained)
+}
+
+fn masks(samples: &[Sample]) -> Vec<Vec<bool>> {
+    samples.iter().map(|s| s.mask.clone()).collect()
+}
