@@ -13,7 +13,7 @@
 //! | models | [`Policy`], [`load_config`], [`load_weights`], [`locate`], [`HubKind`], [`samples_of_groups`] |
 //! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
 //!
-//! Rooms, from the ground up: `source` (names to files), `config` (every key), `models` (what a run trains), `data` (prompts
+//! Rooms, from the ground up: `config` (every key), `models` (what a run trains), `data` (prompts
 //! and pairs), `rollouts` (completions, judged), `run` (the directory, steps, logs, checkpoints), `trainers` (GRPO, PPO,
 //! supervised, DPO, reward models) and `session` (all of it as a [`Run`]).
 
@@ -26,13 +26,14 @@ mod models;
 mod rollouts;
 mod run;
 mod session;
-mod source;
 mod trainers;
 
 pub use config::{Config, Purpose};
 pub use data::Rows;
 pub use error::BadInput;
-pub use models::{Policy, load_config, load_weights};
+pub use model::hub::HubKind;
+pub use models::{Policy, load_config, load_weights, locate};
+pub use rewards::RewardInput;
 pub use rollouts::evaluate::Outcome;
 pub use rollouts::samples::of_groups as samples_of_groups;
 pub use run::inputs::{Flow, LogRecord};
@@ -42,6 +43,4 @@ pub use run::resume::{ResumeFrom, find_run};
 pub use run::run_dir::write_atomically;
 pub use run::stop::StopSignal;
 pub use run::{RunDir, StopReason, context};
-pub use rewards::RewardInput;
 pub use session::{Evaluator, Run, RunOptions, RunResult, plan};
-pub use source::{HubKind, locate};

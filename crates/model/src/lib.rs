@@ -9,6 +9,7 @@ pub mod chat;
 pub mod columns;
 pub mod config;
 pub mod families;
+pub mod hub;
 pub mod init;
 pub mod io;
 pub mod kv;

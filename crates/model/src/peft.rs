@@ -2,8 +2,10 @@
 //!
 //! A field that asks for something that is not done here is an error, never ignored.
 
-use crate::io::{load_tensors, save_tensors, write_json};
-use crate::weights::{Adapter, AdapterFiles, AdapterFilesMut, LINEAR_MODULES, LoraConfig, TargetModules, Weights};
+use crate::io::{SaveOptions, copy_tokenizer, load_tensors, load_weights, save_model, save_tensors, write_json};
+use crate::weights::{
+    AdaptedWeights, Adapter, AdapterFiles, AdapterFilesMut, LINEAR_MODULES, LoraConfig, TargetModules, Weights,
+};
 use crate::{Error, FileDType, Head, Result};
 use kernels::Memory;
 use serde_json::{Map, Value, json};
@@ -11,6 +13,11 @@ use std::path::Path;
 
 /// The file that makes a directory one of an adapter.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+
+/// Whether a directory is an adapter's: PEFT's files, and no model beside them.
+pub fn is_adapter(dir: &Path) -> bool {
+    dir.join(ADAPTER_CONFIG).exists() && !dir.join("config.json").exists()
+}
 const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// Fields that say nothing about what is computed, or only about what another field would have to switch on.
@@ -195,4 +202,27 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter, base: &str) -> Result<()> {
     });
     save_tensors(&dir.join(WEIGHTS), &AdapterFiles(&adapter.params), FileDType::F32)?;
     write_json(&dir.join(ADAPTER_CONFIG), &config)
+}
+
+impl AdaptedWeights {
+    /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT does. The
+    /// tokenizer is that of the directory `from`, which is the adapter's base. The weights are what they compute in: every
+    /// bit of them, and no more.
+    pub fn save(&self, dir: &Path, from: &Path) -> Result<()> {
+        if let Some(adapter) = &self.adapter {
+            save_adapter(dir, adapter.current(), &from.display().to_string())?;
+            return copy_tokenizer(from, dir);
+        }
+        let options = SaveOptions::exact(self.config());
+        save_model(dir, self.config(), self.base.current(), Some(from), options)
+    }
+
+    /// Takes up the weights that [`save`](Self::save) wrote to `dir`: the adapter's, where there is one.
+    pub fn restore(&mut self, dir: &Path) -> Result<()> {
+        let config = self.config().clone();
+        match &mut self.adapter {
+            Some(adapter) => adapter.overwrite(|adapter| read_adapter(dir, adapter)),
+            None => self.base.overwrite(|weights| load_weights(dir, &config, weights)),
+        }
+    }
 }

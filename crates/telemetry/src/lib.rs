@@ -9,6 +9,7 @@
 pub mod error;
 pub mod event;
 pub mod record;
+mod rollout_line;
 pub mod sinks;
 pub mod stages;
 pub mod system;
@@ -18,6 +19,7 @@ mod whole;
 pub use error::{Error, Result};
 pub use event::{CompletionRows, Event, EventKind, Level, Record};
 pub use record::RunRecord;
+pub use rollout_line::{RecordedCompletion, RolloutLine};
 pub use sinks::completions::CompletionsSink;
 pub use sinks::console::{Console, ConsoleOptions, ConsoleSink, LogFormat, Progress, duration};
 pub use sinks::metrics::{self, MetricsSink, RolloutSink};

@@ -40,7 +40,8 @@ pub fn toml_on_one_line(value: &toml::Value) -> String {
     match value {
         // A table's Display may spread it over sections; inside an array it is inline.
         toml::Value::Table(table) => {
-            let pairs: Vec<String> = table.iter().map(|(k, v)| format!("{} = {}", quoted_key(k), toml_on_one_line(v))).collect();
+            let pairs: Vec<String> =
+                table.iter().map(|(k, v)| format!("{} = {}", quoted_key(k), toml_on_one_line(v))).collect();
             if pairs.is_empty() { "{}".to_owned() } else { format!("{{ {} }}", pairs.join(", ")) }
         }
         toml::Value::Array(items) => format!("[{}]", items.iter().map(toml_on_one_line).collect::<Vec<_>>().join(", ")),

@@ -1,14 +1,16 @@
 //! From files to examples: columns chosen and renamed, the system prompt put before each prompt.
 
+use super::files::files;
 use super::rows::{self, Row, Rows};
 use super::{Dataset, Example};
 use crate::Config;
 use crate::bad_input;
 use crate::config::Task;
 use crate::error::{BadInput, OrBadInput};
-use crate::source::{HubKind, files, locate};
+use crate::models::locate;
+use model::hub::HubKind;
 use rewards::Content;
-use serde_json::{Value, json};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -141,7 +143,7 @@ impl DatasetSpec {
             );
         };
         let prompt =
-            content(prompt).map_err(|e| BadInput::new(format!("{}: `{}`: {e}", place(), self.prompt_column)))?;
+            Content::read(prompt).map_err(|e| BadInput::new(format!("{}: `{}`: {e}", place(), self.prompt_column)))?;
         if let Some((_, old)) = self.columns.iter().find(|(_, old)| !row.contains_key(old)) {
             bad_input!(
                 "{}: there is no column `{old}`, which `columns` renames; the columns are {}",
@@ -151,7 +153,7 @@ impl DatasetSpec {
         }
         let completion = match row.get(&self.completion_column) {
             Some(completion) => Some(
-                content(completion)
+                Content::read(completion)
                     .map_err(|e| BadInput::new(format!("{}: `{}`: {e}", place(), self.completion_column)))?,
             ),
             None if self.needs_completion => bad_input!(
@@ -178,48 +180,13 @@ impl DatasetSpec {
 
     /// The prompt after the system prompt, which does not replace one that the data has.
     pub(super) fn with_system(&self, prompt: Content) -> Content {
-        let Some(system) = &self.system_prompt else { return prompt };
-        let message = |role: &str, text: &str| json!({"role": role, "content": text});
-        match prompt {
-            Content::Text(text) => Content::Messages(vec![message("system", system), message("user", &text)]),
-            Content::Messages(messages) if messages[0]["role"] == "system" => Content::Messages(messages),
-            Content::Messages(messages) => {
-                Content::Messages(std::iter::once(message("system", system)).chain(messages).collect())
-            }
+        match &self.system_prompt {
+            Some(system) => prompt.after_system(system),
+            None => prompt,
         }
     }
 }
 
 fn is_parquet(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "parquet")
-}
-
-/// Text, or messages that each have a role and a content.
-pub(super) fn content(value: &Value) -> Result<Content, String> {
-    match value {
-        Value::String(text) => Ok(Content::Text(text.clone())),
-        Value::Array(messages) if !messages.is_empty() => {
-            for (i, message) in messages.iter().enumerate() {
-                let role = message.get("role").is_some_and(Value::is_string);
-                // A message that only calls tools has no content.
-                if !role || (message.get("content").is_none() && message.get("tool_calls").is_none()) {
-                    return Err(format!(
-                        "message {} of the conversation has no `role` or no `content`: {}",
-                        i + 1,
-                        short(message)
-                    ));
-                }
-            }
-            Ok(Content::Messages(messages.clone()))
-        }
-        other => {
-            Err(format!("expected a text, or a list of messages {{\"role\": …, \"content\": …}}, got {}", short(other)))
-        }
-    }
-}
-
-/// The beginning of a value's JSON.
-fn short(value: &Value) -> String {
-    let text = value.to_string();
-    if text.chars().count() <= 60 { text } else { text.chars().take(60).chain("…".chars()).collect() }
 }

@@ -4,6 +4,7 @@
 //! set, [`pairs`] answers that are compared; [`sampler`] draws prompts in a seeded order that a checkpoint can continue. Knows no reward, and nothing of what is
 //! done with a prompt.
 
+mod files;
 pub mod load;
 pub mod pairs;
 pub mod prompt_dataset;

@@ -4,7 +4,6 @@
 //! prompt, or with one that is no conversation where the answers are, the prompt is what both begin with, as in TRL.
 //! It knows no model and nothing of what is learned from a pair.
 
-use super::load::content;
 use super::rows::Row;
 use super::{DatasetSpec, solutions};
 use crate::bad_input;
@@ -110,7 +109,7 @@ impl Preference {
                     row.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ")
                 );
             };
-            content(value).map_err(|e| BadInput::new(format!("`{column}`: {e}")))
+            Content::read(value).map_err(|e| BadInput::new(format!("`{column}`: {e}")))
         };
         let (chosen, rejected) = (answer("chosen")?, answer("rejected")?);
         for (name, content) in [("chosen", &chosen), ("rejected", &rejected)] {
@@ -130,7 +129,9 @@ impl Preference {
         };
         let prompt = match row.get(&spec.prompt_column) {
             None | Some(Value::Null) => None,
-            Some(value) => Some(content(value).map_err(|e| BadInput::new(format!("`{}`: {e}", spec.prompt_column)))?),
+            Some(value) => {
+                Some(Content::read(value).map_err(|e| BadInput::new(format!("`{}`: {e}", spec.prompt_column)))?)
+            }
         };
         let conversation = |content: &Content| matches!(content, Content::Messages(_));
         let (prompt, chosen, rejected) = match prompt {

@@ -3,7 +3,18 @@
 mod policy;
 mod value_model;
 
-pub use policy::{
-    ModelSource, Policy, load_assets, load_config, load_scorer, load_weights, trained_weights,
-};
+pub use policy::{ModelSource, Policy, load_assets, load_config, load_scorer, load_weights, trained_weights};
 pub use value_model::{value_model_shape, value_model_shape_of};
+
+use crate::error::BadInput;
+use model::hub::HubKind;
+use std::path::PathBuf;
+
+/// The path that `name` stands for: itself if it exists, else a Hub id's snapshot, fetched where it is not yet cached.
+pub fn locate(name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
+    model::hub::locate(name, kind).map_err(|error| match error {
+        // A full disk, say.
+        model::Error::Io { .. } => error.into(),
+        wrong => BadInput::new(wrong.to_string()),
+    })
+}

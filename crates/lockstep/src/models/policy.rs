@@ -1,13 +1,14 @@
 //! A model directory, loaded: weights, tokenizer, chat template, and the ids that end a completion.
 
+use super::locate;
 use crate::bad_input;
-use crate::config::ComputeDType;
-use crate::config::Config;
+use crate::config::{ComputeDType, Config};
 use crate::error::{BadInput, OrBadInput, paragraph};
-use crate::source::{HubKind, is_adapter, locate};
 use kernels::Context;
 use model::chat::ChatTemplate;
-use model::io::{SaveOptions, TensorSource};
+use model::hub::HubKind;
+use model::io::TensorSource;
+use model::peft::is_adapter;
 use model::tokenizer::Tokenizer;
 use model::{AdaptedWeights, Adapter, Head, ModelAssets, ModelConfig, WeightSlots, Weights};
 use std::path::{Path, PathBuf};
@@ -69,22 +70,13 @@ impl Policy {
 
     /// Takes up the weights that [`save`](Self::save) wrote to `dir`: the adapter's, where there is one.
     pub fn restore(&mut self, dir: &Path) -> anyhow::Result<()> {
-        let config = self.config().clone();
-        match &mut self.weights.adapter {
-            Some(adapter) => adapter.overwrite(|a| model::peft::read_adapter(dir, a)).or_bad_input(),
-            None => self.weights.base.overwrite(|w| model::io::load_weights(dir, &config, w)).or_bad_input(),
-        }
+        self.weights.restore(dir).or_bad_input()
     }
 
     /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT does.
     /// The weights are what they compute in: every bit of them, and no more.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
-        if let Some(adapter) = &self.weights.adapter {
-            model::peft::save_adapter(dir, adapter.current(), &self.dir.display().to_string())?;
-            return Ok(model::io::copy_tokenizer(&self.dir, dir)?);
-        }
-        let options = SaveOptions::exact(self.config());
-        Ok(model::io::save_model(dir, self.config(), self.weights.base.current(), Some(&self.dir), options)?)
+        Ok(self.weights.save(dir, &self.dir)?)
     }
 
     /// A line about what is trained, and on what.

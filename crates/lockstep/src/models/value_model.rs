@@ -1,9 +1,9 @@
 //! Which model can be the value model of a policy.
 
-use super::load_config;
+use super::{load_config, locate};
 use crate::bad_input;
 use crate::config::Config;
-use crate::source::{HubKind, locate};
+use model::hub::HubKind;
 use model::{Head, ModelConfig};
 use std::path::Path;
 use std::sync::Arc;

@@ -2,11 +2,11 @@
 //! is forgotten here.
 
 use crate::data::prompts::Prompt;
-use crate::rollouts::replay::Recorded;
 use rewards::Content;
 use rollout::{Completion, FinishReason};
 use serde_json::{Map, Value};
 use std::sync::Arc;
+use telemetry::RecordedCompletion;
 use train::{RewardMatrix, RewardRow, Sample};
 
 /// A completion and what the rewards say of it.
@@ -46,7 +46,7 @@ pub struct Rollouts {
 
 impl Rollouts {
     /// The completions of all groups.
-    pub fn completions(&self) -> impl Iterator<Item = &ScoredCompletion> {
+    pub fn completions(&self) -> impl Iterator<Item = &ScoredCompletion> + Clone {
         self.groups.iter().flat_map(|group| &group.completions)
     }
 
@@ -68,7 +68,7 @@ impl ScoredCompletion {
     /// The line of a rollout file; it became `sample`, and `step` is the first optimizer step on it.
     pub fn line(&self, sample: &Sample, reward_names: &[String], step: u64) -> Map<String, Value> {
         let c = &self.completion;
-        let recorded = Recorded {
+        let recorded = RecordedCompletion {
             ids: c.ids.clone(),
             logps: Some(c.logps().to_vec()),
             ref_logps: sample.columns.ref_logps().map(<[f32]>::to_vec),

@@ -175,11 +175,7 @@ struct Planner<'a> {
 
 impl Planner<'_> {
     /// Builds a part on memory that only counts, and adds what it takes.
-    fn count<T>(
-        &mut self,
-        whose: &str,
-        build: impl FnOnce(&Self, &Memory) -> anyhow::Result<T>,
-    ) -> anyhow::Result<()> {
+    fn count<T>(&mut self, whose: &str, build: impl FnOnce(&Self, &Memory) -> anyhow::Result<T>) -> anyhow::Result<()> {
         let memory = Memory::new(Device::Meta);
         // Alive while it is counted.
         let _part = build(self, &memory)?;

@@ -4,7 +4,6 @@ use crate::config::Config;
 use crate::error::BadInput;
 use crate::models::Policy;
 use crate::run::run_dir::RunDir;
-use crate::source::is_adapter;
 use kernels::Context;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -50,7 +49,9 @@ pub fn write(run: &RunDir, metadata: &RunMetadata<'_>) -> anyhow::Result<()> {
     record.data.retain(|file| !file.sha256.is_empty());
     if record.model.is_empty() {
         let mut files = model_files(&metadata.policy.dir)?;
-        if let Some(adapter) = config.model_name_or_path.as_ref().map(Path::new).filter(|dir| is_adapter(dir)) {
+        if let Some(adapter) =
+            config.model_name_or_path.as_ref().map(Path::new).filter(|dir| model::peft::is_adapter(dir))
+        {
             files.extend(model_files(adapter)?);
         }
         record.model = files.iter().map(|f| hash_file(f)).collect::<Result<_, _>>()?;

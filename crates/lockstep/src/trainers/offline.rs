@@ -41,9 +41,12 @@ impl Row for PreferencePair {
 
     /// Each chosen response before its rejected one.
     fn sequences(rows: &[PreferencePair]) -> Vec<PromptCompletion<'_>> {
-        let both = |pair: &'_ PreferencePair| [&pair.chosen, &pair.rejected];
-        let of = |pair| both(pair).map(|response| PromptCompletion { prompt: &pair.prompt.ids, completion: &response.ids });
-        rows.iter().flat_map(of).collect()
+        let mut out = Vec::with_capacity(2 * rows.len());
+        for PreferencePair { prompt, chosen, rejected, .. } in rows {
+            let prompt = &prompt.ids;
+            out.extend([chosen, rejected].map(|response| PromptCompletion { prompt, completion: &response.ids }));
+        }
+        out
     }
 
     fn samples(rows: &[PreferencePair]) -> Samples<'_> {

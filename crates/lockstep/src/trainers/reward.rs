@@ -22,16 +22,8 @@ impl Offline for RewardModel {
     type Row = PreferencePair;
     const PURPOSE: Purpose = Purpose::Reward;
     const HEAD: Head = Head::Score(1);
-    const EVALUATION_METRICS: &'static [&'static str] = &[
-        "loss",
-        "accuracy",
-        "margin",
-        "mean_reward",
-        "min_reward",
-        "max_reward",
-        "brier_score",
-        "calibration_error",
-    ];
+    const EVALUATION_METRICS: &'static [&'static str] =
+        &["loss", "accuracy", "margin", "mean_reward", "min_reward", "max_reward", "brier_score", "calibration_error"];
     const SHOWN_METRICS: &'static [&'static str] = &["loss", "accuracy", "margin"];
     const EVALUATES_AT_END: bool = true;
     /// The token that the score is asked for at.

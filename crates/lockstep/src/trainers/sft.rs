@@ -48,7 +48,10 @@ impl Offline for Sft {
             sinks.info(&format!("{}: {left_out} rows are longer than allowed and were left out", data.name));
         }
         if samples.is_empty() {
-            return Err(BadInput::new(format!("{}: every row is longer than max_length = {most}: raise it", data.name)));
+            return Err(BadInput::new(format!(
+                "{}: every row is longer than max_length = {most}: raise it",
+                data.name
+            )));
         }
         Ok((samples, data.hash))
     }

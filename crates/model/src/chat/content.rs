@@ -23,7 +23,44 @@ impl Content {
         Content::Messages(vec![serde_json::json!({"role": "assistant", "content": text.into()})])
     }
 
-    /// The text to judge: the text itself, or the text of all messages joined by line feeds.
+    /// Reads a text, or messages that each have a role and a content; the error says what is wrong.
+    pub fn read(value: &Value) -> Result<Content, String> {
+        match value {
+            Value::String(text) => Ok(Content::Text(text.clone())),
+            Value::Array(messages) if !messages.is_empty() => {
+                for (i, message) in messages.iter().enumerate() {
+                    let role = message.get("role").is_some_and(Value::is_string);
+                    // A message that only calls tools has no content.
+                    if !role || (message.get("content").is_none() && message.get("tool_calls").is_none()) {
+                        return Err(format!(
+                            "message {} of the conversation has no `role` or no `content`: {}",
+                            i + 1,
+                            beginning(message)
+                        ));
+                    }
+                }
+                Ok(Content::Messages(messages.clone()))
+            }
+            other => Err(format!(
+                "expected a text, or a list of messages {{\"role\": …, \"content\": …}}, got {}",
+                beginning(other)
+            )),
+        }
+    }
+
+    /// A prompt with a system prompt before it, unless it has one itself.
+    pub fn after_system(self, system: &str) -> Content {
+        let message = |role: &str, text: &str| serde_json::json!({"role": role, "content": text});
+        match self {
+            Content::Text(text) => Content::Messages(vec![message("system", system), message("user", &text)]),
+            Content::Messages(messages) if messages[0]["role"] == "system" => Content::Messages(messages),
+            Content::Messages(messages) => {
+                Content::Messages(std::iter::once(message("system", system)).chain(messages).collect())
+            }
+        }
+    }
+
+    /// The text to score: the text itself, or the text of all messages joined by line feeds.
     ///
     /// A message's `content` may be a string or a list of parts, of which those with a `text` count.
     pub fn text(&self) -> Cow<'_, str> {
@@ -32,6 +69,12 @@ impl Content {
             Content::Messages(messages) => Cow::Owned(messages.iter().map(message_text).collect::<Vec<_>>().join("\n")),
         }
     }
+}
+
+/// The beginning of a value's JSON.
+fn beginning(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().count() <= 60 { text } else { text.chars().take(60).chain("…".chars()).collect() }
 }
 
 /// The text of one message, empty if it has none.

@@ -5,7 +5,7 @@ use crate::config::key::{Row, TRL};
 use crate::config::table::KEYS;
 use crate::config::{Config, Origin, Resolved};
 use crate::error::OrBadInput;
-use crate::source::is_adapter;
+use model::peft::is_adapter;
 use model::weights::LINEAR_MODULES;
 use model::{LoraConfig, TargetModules};
 use std::path::Path;

@@ -4,11 +4,11 @@
 
 use crate::config::{Config, trainer_config};
 use crate::error::OrBadInput;
-use crate::models::{load_weights, value_model_shape_of};
+use crate::models::{load_weights, locate, value_model_shape_of};
 use crate::run::checkpoint::moments::{restore_moments, save_moments};
 use crate::run::resume::ResumeFrom;
-use crate::source::{HubKind, locate};
 use kernels::Context;
+use model::hub::HubKind;
 use model::{ModelConfig, Scorer, Weights};
 use std::path::Path;
 use std::sync::Arc;

@@ -98,8 +98,7 @@ impl Ppo {
         if run.config.whiten_rewards {
             gae::whiten_samples(&mut rewards, samples);
         }
-        let (estimates, explained) =
-            gae::estimate_samples(run.config.gamma, run.config.lam, &rewards, values, samples);
+        let (estimates, explained) = gae::estimate_samples(run.config.gamma, run.config.lam, &rewards, values, samples);
         if let Some(explained) = explained {
             run.reporter.add("val/explained_variance", explained);
         }

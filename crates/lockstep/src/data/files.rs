@@ -1,32 +1,15 @@
-//! From a name to files: paths as they are, Hub ids through [`super::hub`].
+//! The files of a dataset, of a split.
 
-use super::DATA_ENDINGS;
-use super::hub::{Hub, HubKind, is_hub_id};
 use crate::bad_input;
 use crate::error::BadInput;
+use model::hub::DATA_ENDINGS;
 use std::path::{Path, PathBuf};
-
-/// The path that `name` stands for: itself if it exists, else a Hub id's snapshot, fetched where it is not yet cached.
-pub fn locate(name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
-    locate_on(&Hub::from_env(), name, kind)
-}
-
-fn locate_on(hub: &Hub, name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
-    let path = PathBuf::from(name);
-    if path.exists() {
-        return Ok(path);
-    }
-    if !is_hub_id(name) {
-        bad_input!("the {} {name} does not exist: no such file or directory", kind.noun());
-    }
-    hub.find(name, kind)
-}
 
 /// The files of a dataset: `path` itself, or in a directory those of the configuration and the split, sorted.
 ///
 /// A file belongs to split `train` if its name, or its directory's, begins with `train` (`train.jsonl`,
 /// `train-00000-of-00002.parquet`, `train/0.parquet`). A directory that has no file of any split but data is one split.
-pub fn files(path: &Path, configuration: Option<&str>, split: &str) -> anyhow::Result<Vec<PathBuf>> {
+pub(super) fn files(path: &Path, configuration: Option<&str>, split: &str) -> anyhow::Result<Vec<PathBuf>> {
     if path.is_file() {
         return Ok(vec![path.to_owned()]);
     }
@@ -84,32 +67,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hub_id_is_found_in_the_cache_by_its_reference() {
-        let cache = tempfile::tempdir().unwrap();
-        let repository = cache.path().join("datasets--openai--gsm8k");
-        let snapshot = repository.join("snapshots/abc/main");
-        std::fs::create_dir_all(&snapshot).unwrap();
-        std::fs::create_dir_all(repository.join("refs")).unwrap();
-        std::fs::write(repository.join("refs/main"), "abc\n").unwrap();
+    fn a_split_is_found_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let main = dir.path().join("main");
+        std::fs::create_dir(&main).unwrap();
         for name in ["train-00000-of-00001.parquet", "test-00000-of-00001.parquet"] {
-            std::fs::write(snapshot.join(name), "").unwrap();
+            std::fs::write(main.join(name), "").unwrap();
         }
-        let hub = Hub { cache: cache.path().to_owned(), endpoint: String::new(), offline: true };
-        let found = locate_on(&hub, "openai/gsm8k", HubKind::Dataset).unwrap();
-        assert_eq!(found, repository.join("snapshots/abc"));
-        let names = |split| files(&found, Some("main"), split).unwrap();
-        assert_eq!(names("train"), [snapshot.join("train-00000-of-00001.parquet")]);
-        assert_eq!(names("test"), [snapshot.join("test-00000-of-00001.parquet")]);
-        let error = files(&found, Some("main"), "validation").unwrap_err().to_string();
+        let names = |split| files(dir.path(), Some("main"), split).unwrap();
+        assert_eq!(names("train"), [main.join("train-00000-of-00001.parquet")]);
+        assert_eq!(names("test"), [main.join("test-00000-of-00001.parquet")]);
+        let error = files(dir.path(), Some("main"), "validation").unwrap_err().to_string();
         assert!(error.contains("`validation`") && error.contains("train-00000"), "{error}");
-        let error = files(&found, Some("socratic"), "train").unwrap_err().to_string();
+        let error = files(dir.path(), Some("socratic"), "train").unwrap_err().to_string();
         assert!(error.contains("`socratic`"), "{error}");
-
-        let error = locate_on(&hub, "openai/other", HubKind::Dataset).unwrap_err().to_string();
-        assert!(error.contains("HF_HUB_OFFLINE"), "{error}");
-        let error = locate_on(&hub, "./no/such/file.jsonl", HubKind::Dataset).unwrap_err().to_string();
-        assert!(error.contains("does not exist"), "{error}");
-        assert!(!is_hub_id("data/train.jsonl") && !is_hub_id("modle") && is_hub_id("Qwen/Qwen2.5-0.5B"));
     }
 
     #[test]

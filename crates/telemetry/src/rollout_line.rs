@@ -1,20 +1,7 @@
-//! One line of a rollout file, read and written. Knows JSON and lengths; not what a line is used for.
+//! One line of a rollout file (`rollouts.jsonl`), read and written: a prompt and one completion, or all of its group. Knows
+//! JSON and lengths; not what a line is used for.
 
-use crate::config::did_you_mean;
 use serde_json::{Map, Value, json};
-
-/// Keys that a line may have; the last is for people and programs that look at the file.
-const KEYS: [&str; 9] = [
-    "prompt_ids",
-    "completion_ids",
-    "rewards",
-    "reward_names",
-    "logprobs",
-    "ref_logprobs",
-    "mask",
-    "truncated",
-    "step",
-];
 
 /// Keys with one element for each completion where a line is a group.
 const PER_COMPLETION: [&str; 6] = ["completion_ids", "rewards", "logprobs", "ref_logprobs", "mask", "truncated"];
@@ -24,7 +11,7 @@ const MOST: f64 = 1e-3;
 
 /// A completion of a file. The vectors have one element per token.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Recorded {
+pub struct RecordedCompletion {
     /// Token ids.
     pub ids: Vec<u32>,
     /// log π_old of each token, if given.
@@ -41,27 +28,31 @@ pub struct Recorded {
 
 /// A line: a prompt and one completion, or all of its group.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Line {
+pub struct RolloutLine {
     /// Prompt ids.
     pub prompt: Vec<u32>,
     /// At least one.
-    pub completions: Vec<Recorded>,
+    pub completions: Vec<RecordedCompletion>,
     /// Names of the reward functions, if given.
     pub reward_names: Option<Vec<String>>,
 }
 
-impl Line {
-    /// Reads a line; the error says what is wrong with it.
-    pub fn parse(text: &str, vocabulary: usize) -> Result<Line, String> {
-        let object: Map<String, Value> = match serde_json::from_str(text) {
-            Ok(Value::Object(object)) => object,
-            Ok(other) => return Err(format!("expected an object {{\"prompt_ids\": [...], ...}}, got {other}")),
-            Err(e) => return Err(format!("broken JSON: {e}")),
-        };
-        if let Some(unknown) = object.keys().find(|key| !KEYS.contains(&key.as_str())) {
-            let hint = did_you_mean(unknown, KEYS);
-            return Err(format!("unknown key `{unknown}`{hint} (keys are {})", KEYS.join(", ")));
-        }
+impl RolloutLine {
+    /// Keys that a line may have; the last is for people and programs that look at the file.
+    pub const KEYS: [&str; 9] = [
+        "prompt_ids",
+        "completion_ids",
+        "rewards",
+        "reward_names",
+        "logprobs",
+        "ref_logprobs",
+        "mask",
+        "truncated",
+        "step",
+    ];
+
+    /// Reads a line of [`KEYS`](Self::KEYS), whose ids are below `vocabulary`; the error says what is wrong with it.
+    pub fn read(object: &Map<String, Value>, vocabulary: usize) -> Result<RolloutLine, String> {
         let lacks = ["prompt_ids", "completion_ids", "rewards"].into_iter().find(|key| !object.contains_key(*key));
         if let Some(key) = lacks {
             return Err(format!("`{key}` is missing"));
@@ -76,10 +67,12 @@ impl Line {
         };
         let group = object["completion_ids"].get(0).is_some_and(Value::is_array);
         let completions = match group {
-            false => vec![Recorded::parse(&object, vocabulary)?],
-            true => split(&object)?.iter().map(|one| Recorded::parse(one, vocabulary)).collect::<Result<_, _>>()?,
+            false => vec![RecordedCompletion::read(object, vocabulary)?],
+            true => {
+                split(object)?.iter().map(|one| RecordedCompletion::read(one, vocabulary)).collect::<Result<_, _>>()?
+            }
         };
-        Ok(Line { prompt, completions, reward_names })
+        Ok(RolloutLine { prompt, completions, reward_names })
     }
 }
 
@@ -101,8 +94,8 @@ fn split(object: &Map<String, Value>) -> Result<Vec<Map<String, Value>>, String>
     Ok(lines)
 }
 
-impl Recorded {
-    fn parse(object: &Map<String, Value>, vocabulary: usize) -> Result<Recorded, String> {
+impl RecordedCompletion {
+    fn read(object: &Map<String, Value>, vocabulary: usize) -> Result<RecordedCompletion, String> {
         let get = |key: &str| object.get(key).filter(|v| !v.is_null());
         let completion = ids(&object["completion_ids"], "completion_ids", vocabulary)?;
         let per_token = |key: &str| -> Result<Option<Vec<f32>>, String> {
@@ -136,10 +129,10 @@ impl Recorded {
             return Err("`rewards` is empty: give a number, or one for each reward function".to_owned());
         }
         let (logps, ref_logps) = (per_token("logprobs")?, per_token("ref_logprobs")?);
-        Ok(Recorded { ids: completion, logps, ref_logps, mask, truncated, rewards })
+        Ok(RecordedCompletion { ids: completion, logps, ref_logps, mask, truncated, rewards })
     }
 
-    /// The line that [`Line::parse`] reads back to the same bits. `step` is the first optimizer step on it.
+    /// The line that [`RolloutLine::read`] reads back to the same bits. `step` is the first optimizer step on it.
     pub fn line(&self, step: u64, prompt: &[u32], reward_names: &[String]) -> Map<String, Value> {
         let mut line = Map::new();
         let mut put = |key: &str, value: Value| line.insert(key.to_owned(), value);
@@ -189,15 +182,19 @@ fn ids(value: &Value, key: &str, vocabulary: usize) -> Result<Vec<u32>, String> 
 mod tests {
     use super::*;
 
+    fn parse(text: &str) -> Result<RolloutLine, String> {
+        RolloutLine::read(serde_json::from_str::<Value>(text).unwrap().as_object().unwrap(), 10)
+    }
+
     fn broken(text: &str, words: &str) {
-        let error = Line::parse(text, 10).unwrap_err();
+        let error = parse(text).unwrap_err();
         assert!(error.contains(words), "{text}: {error}");
     }
 
     #[test]
     fn a_line_comes_back_bit_for_bit() {
         let awkward = [-0.0, -f32::MIN_POSITIVE / 2.0, -1.000_000_1, -103.972_08, f32::MIN, -1e-7];
-        let recorded = Recorded {
+        let recorded = RecordedCompletion {
             ids: vec![1, 2, 3, 4, 5, 6],
             logps: Some(awkward.to_vec()),
             ref_logps: Some(awkward.iter().rev().copied().collect()),
@@ -207,7 +204,7 @@ mod tests {
         };
         let names = ["a".to_owned(), "b".to_owned()];
         let line = Value::Object(recorded.line(3, &[7, 8], &names)).to_string();
-        let read = Line::parse(&line, 10).unwrap();
+        let read = parse(&line).unwrap();
         let bits = |logps: &Option<Vec<f32>>| logps.as_ref().unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&read.completions[0].logps), bits(&recorded.logps));
         assert_eq!(bits(&read.completions[0].ref_logps), bits(&recorded.ref_logps));
@@ -221,30 +218,27 @@ mod tests {
     fn a_group_is_its_completions() {
         let group = r#"{"prompt_ids": [1], "completion_ids": [[2], [], [3, 4]], "rewards": [1, null, [0.5]],
             "logprobs": [[-1], [], [-2, -3]], "mask": [[1], [], [0, 1]], "truncated": [false, true, false]}"#;
-        let line = Line::parse(group, 10).unwrap();
+        let line = parse(group).unwrap();
         assert_eq!(line.completions.len(), 3);
         assert_eq!(line.completions[1].rewards, [None]);
         assert_eq!(line.completions[1].truncated, Some(true));
         assert_eq!(line.completions[2].ids, [3, 4]);
         assert_eq!(line.completions[2].mask, Some(vec![false, true]));
-        let empty = Line::parse(r#"{"prompt_ids": [1], "completion_ids": [], "rewards": 0}"#, 10).unwrap();
-        assert_eq!(empty.completions, [Recorded { rewards: vec![Some(0.0)], ..Recorded::default() }]);
+        let empty = parse(r#"{"prompt_ids": [1], "completion_ids": [], "rewards": 0}"#).unwrap();
+        assert_eq!(
+            empty.completions,
+            [RecordedCompletion { rewards: vec![Some(0.0)], ..RecordedCompletion::default() }]
+        );
     }
 
     #[test]
     fn what_is_broken_is_named() {
-        broken("{\"prompt_ids\": [1", "broken JSON");
-        broken("[1]", "expected an object");
         broken(r#"{"prompt_ids": [1], "completion_ids": [1]}"#, "`rewards` is missing");
         broken(r#"{"prompt_ids": [], "completion_ids": [1], "rewards": 1}"#, "`prompt_ids` is empty");
         broken(r#"{"prompt_ids": [1, 10], "completion_ids": [1], "rewards": 1}"#, "prompt_ids[1] = 10");
         broken(r#"{"prompt_ids": [1], "completion_ids": [-1], "rewards": 1}"#, "completion_ids[0] = -1");
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": "x"}"#, "`rewards`");
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": []}"#, "`rewards` is empty");
-        broken(
-            r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "logprob": [0]}"#,
-            "did you mean `logprobs`?",
-        );
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "logprobs": [0, 0]}"#, "has 2 elements");
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "logprobs": [0.5]}"#, "logprobs[0] = 0.5");
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "mask": [2]}"#, "mask[0] = 2");
@@ -265,20 +259,20 @@ mod foreign {
             "reward_names": ["a", "b"], "logprobs": [[-1.0, -2.5], [-0.5]], "truncated": [true, false], "step": 3})
     }
 
+    fn read(value: &Value) -> Result<RolloutLine, String> {
+        RolloutLine::read(value.as_object().ok_or("no object")?, 10)
+    }
+
     proptest! {
         #![proptest_config(foreign::few())]
 
         #[test]
         fn lines(value in foreign::json(valid())) {
-            prop_assert!(Line::parse(&valid().to_string(), 10).is_ok());
-            if let Ok(line) = Line::parse(&value.to_string(), 10) {
+            prop_assert!(read(&valid()).is_ok());
+            if let Ok(line) = read(&value) {
                 let ids = line.completions.iter().flat_map(|c| &c.ids).chain(&line.prompt);
                 prop_assert!(ids.into_iter().all(|&id| id < 10) && !line.completions.is_empty());
             }
-        }
-        #[test]
-        fn lines_as_text(bytes in foreign::bytes(valid().to_string().into_bytes())) {
-            let _ = Line::parse(&String::from_utf8_lossy(&bytes), 10);
         }
     }
 }

@@ -1,11 +1,36 @@
-//! The Hugging Face Hub: its local cache, as its own tools lay it out, and downloads into it (feature `hub`).
+//! From names to files: paths as they are, ids of the Hugging Face Hub through its local cache, as its own tools lay it out,
+//! and downloads into it (feature `hub`).
 //!
 //! `models--ORG--NAME/refs/main` names the commit, and `snapshots/COMMIT/` has the files; models and datasets that other
 //! tools have fetched are found, and what is fetched here is found by them. A marker in the repository's folder says that
 //! a download was broken off; the next run goes on with it.
 
-use crate::bad_input;
+use crate::{Error, Result};
 use std::path::{Path, PathBuf};
+
+/// The endings of data files.
+pub const DATA_ENDINGS: [&str; 3] = ["jsonl", "json", "parquet"];
+
+/// Returns early with a message.
+macro_rules! bad {
+    ($($format:tt)*) => { return Err(Error::Value(format!($($format)*))) };
+}
+
+/// The path that `name` stands for: itself if it exists, else a Hub id's snapshot, fetched where it is not yet cached.
+pub fn locate(name: &str, kind: HubKind) -> Result<PathBuf> {
+    locate_on(&Hub::from_env(), name, kind)
+}
+
+fn locate_on(hub: &Hub, name: &str, kind: HubKind) -> Result<PathBuf> {
+    let path = PathBuf::from(name);
+    if path.exists() {
+        return Ok(path);
+    }
+    if !is_hub_id(name) {
+        bad!("the {} {name} does not exist: no such file or directory", kind.noun());
+    }
+    hub.find(name, kind)
+}
 
 /// What a Hub id names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +43,7 @@ pub enum HubKind {
 
 impl HubKind {
     /// In words.
-    pub fn noun(self) -> &'static str {
+    fn noun(self) -> &'static str {
         match self {
             HubKind::Model => "model",
             HubKind::Dataset => "dataset",
@@ -32,15 +57,13 @@ impl HubKind {
     }
 }
 
-/// Where the Hub and its cache are.
+/// Where the Hub's cache is, and whether the Hub may be asked.
 #[derive(Clone, Debug)]
-pub struct Hub {
+struct Hub {
     /// The cache.
-    pub cache: PathBuf,
-    /// The server.
-    pub endpoint: String,
+    cache: PathBuf,
     /// Nothing is fetched.
-    pub offline: bool,
+    offline: bool,
 }
 
 /// The file that stands in a repository's folder while it is fetched.
@@ -49,33 +72,32 @@ const UNFINISHED: &str = ".lockstep-unfinished";
 impl Hub {
     /// As huggingface_hub reads the environment: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`;
     /// `HF_ENDPOINT`; `HF_HUB_OFFLINE`.
-    pub fn from_env() -> Hub {
+    fn from_env() -> Hub {
         let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let cache = variable("HF_HUB_CACHE")
             .or_else(|| variable("HF_HOME").map(|home| home.join("hub")))
             .or_else(|| variable("XDG_CACHE_HOME").map(|cache| cache.join("huggingface/hub")))
             .or_else(|| variable("HOME").map(|home| home.join(".cache/huggingface/hub")))
             .unwrap_or_default();
-        let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| "https://huggingface.co".to_owned());
         let yes = |text: String| ["1", "true", "yes", "on"].contains(&text.to_lowercase().as_str());
-        Hub { cache, endpoint, offline: std::env::var("HF_HUB_OFFLINE").is_ok_and(yes) }
+        Hub { cache, offline: std::env::var("HF_HUB_OFFLINE").is_ok_and(yes) }
     }
 
     /// The files of `name`: from the cache, or fetched into it.
-    pub fn find(&self, name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
+    fn find(&self, name: &str, kind: HubKind) -> Result<PathBuf> {
         if let Some(snapshot) = self.cached(name, kind) {
             return Ok(snapshot);
         }
         let (what, cache) = (kind.noun(), self.cache.display());
         if self.offline {
-            bad_input!(
+            bad!(
                 "the {what} {name} is neither a path nor in the Hub cache ({cache}), and HF_HUB_OFFLINE forbids to fetch it"
             );
         }
         self.fetch(name, kind)?;
         match self.cached(name, kind) {
             Some(snapshot) => Ok(snapshot),
-            None => bad_input!("the {what} {name} was fetched, but is not in the Hub cache ({cache})"),
+            None => bad!("the {what} {name} was fetched, but is not in the Hub cache ({cache})"),
         }
     }
 
@@ -93,9 +115,9 @@ impl Hub {
     }
 
     #[cfg(not(feature = "hub"))]
-    fn fetch(&self, name: &str, kind: HubKind) -> anyhow::Result<()> {
+    fn fetch(&self, name: &str, kind: HubKind) -> Result<()> {
         let flag = if kind == HubKind::Dataset { " --repo-type dataset" } else { "" };
-        bad_input!(
+        bad!(
             "the {} {name} is neither a path nor in the Hub cache ({}), and this program was built without the feature \
              `hub`: `hf download {name}{flag}` puts it there",
             kind.noun(),
@@ -105,17 +127,18 @@ impl Hub {
 
     /// Fetches the files that a run can use.
     #[cfg(feature = "hub")]
-    fn fetch(&self, name: &str, kind: HubKind) -> anyhow::Result<()> {
+    fn fetch(&self, name: &str, kind: HubKind) -> Result<()> {
         use hf_hub::{Cache, Repo, api::sync::ApiBuilder};
+        let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| "https://huggingface.co".to_owned());
         let cache = Cache::new(self.cache.clone());
         let token = std::env::var("HF_TOKEN").ok().filter(|t| !t.is_empty()).or_else(|| cache.token());
         let progress = std::io::IsTerminal::is_terminal(&std::io::stderr());
-        let api = ApiBuilder::from_cache(cache).with_endpoint(self.endpoint.clone()).with_token(token);
+        let api = ApiBuilder::from_cache(cache).with_endpoint(endpoint.clone()).with_token(token);
         let failed = |error: hf_hub::api::sync::ApiError| {
-            crate::error::BadInput::new(format!(
-                "the {} {name} is no path, and fetching it from {} failed: {error}. A gated or private one needs HF_TOKEN",
-                kind.noun(),
-                self.endpoint
+            Error::Value(format!(
+                "the {} {name} is no path, and fetching it from {endpoint} failed: {error}. A gated or private one needs \
+                 HF_TOKEN",
+                kind.noun()
             ))
         };
         let api = api.with_progress(progress).with_retries(3).build().map_err(failed)?;
@@ -127,15 +150,16 @@ impl Hub {
         let present: Vec<String> = repo.info().map_err(failed)?.siblings.into_iter().map(|s| s.rfilename).collect();
         let wanted: Vec<&String> = present.iter().filter(|file| wanted(file, kind)).collect();
         if wanted.is_empty() {
-            bad_input!("the {} {name} on {} has no file that can be read here", kind.noun(), self.endpoint);
+            bad!("the {} {name} on {endpoint} has no file that can be read here", kind.noun());
         }
         let repository = self.repository(name, kind);
-        std::fs::create_dir_all(&repository)?;
-        std::fs::write(repository.join(UNFINISHED), "")?;
+        let io = |error| Error::io(&repository, error);
+        std::fs::create_dir_all(&repository).map_err(io)?;
+        std::fs::write(repository.join(UNFINISHED), "").map_err(io)?;
         for file in wanted {
             repo.get(file).map_err(failed)?;
         }
-        Ok(std::fs::remove_file(repository.join(UNFINISHED))?)
+        std::fs::remove_file(repository.join(UNFINISHED)).map_err(io)
     }
 }
 
@@ -145,12 +169,12 @@ fn wanted(file: &str, kind: HubKind) -> bool {
     let ending = Path::new(file).extension().and_then(|e| e.to_str()).unwrap_or_default();
     match kind {
         HubKind::Model => !file.contains('/') && ["json", "safetensors", "jinja"].contains(&ending),
-        HubKind::Dataset => super::DATA_ENDINGS.contains(&ending),
+        HubKind::Dataset => DATA_ENDINGS.contains(&ending),
     }
 }
 
 /// `ORG/NAME`, in the Hub's letters. (A mistyped path is more often one word than the id of an old model is.)
-pub fn is_hub_id(name: &str) -> bool {
+fn is_hub_id(name: &str) -> bool {
     let word = |part: &str| {
         !part.is_empty()
             && !part.starts_with(['.', '-'])
@@ -158,5 +182,30 @@ pub fn is_hub_id(name: &str) -> bool {
     };
     let parts: Vec<&str> = name.split('/').collect();
     let ending = Path::new(name).extension().and_then(|e| e.to_str());
-    parts.len() == 2 && parts.into_iter().all(word) && !ending.is_some_and(|e| super::DATA_ENDINGS.contains(&e))
+    parts.len() == 2 && parts.into_iter().all(word) && !ending.is_some_and(|e| DATA_ENDINGS.contains(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hub_id_is_found_in_the_cache_by_its_reference() {
+        let cache = tempfile::tempdir().unwrap();
+        let repository = cache.path().join("datasets--openai--gsm8k");
+        std::fs::create_dir_all(repository.join("snapshots/abc")).unwrap();
+        std::fs::create_dir_all(repository.join("refs")).unwrap();
+        std::fs::write(repository.join("refs/main"), "abc\n").unwrap();
+        let hub = Hub { cache: cache.path().to_owned(), offline: true };
+        let found = locate_on(&hub, "openai/gsm8k", HubKind::Dataset).unwrap();
+        assert_eq!(found, repository.join("snapshots/abc"));
+        std::fs::write(repository.join(UNFINISHED), "").unwrap();
+        let error = locate_on(&hub, "openai/gsm8k", HubKind::Dataset).unwrap_err().to_string();
+        assert!(error.contains("HF_HUB_OFFLINE"), "a download that was broken off: {error}");
+        let error = locate_on(&hub, "openai/other", HubKind::Dataset).unwrap_err().to_string();
+        assert!(error.contains("HF_HUB_OFFLINE"), "{error}");
+        let error = locate_on(&hub, "./no/such/file.jsonl", HubKind::Dataset).unwrap_err().to_string();
+        assert!(error.contains("does not exist"), "{error}");
+        assert!(!is_hub_id("data/train.jsonl") && !is_hub_id("modle") && is_hub_id("Qwen/Qwen2.5-0.5B"));
+    }
 }

@@ -8,28 +8,25 @@
 //!
 //! All of it is read and checked before the run begins. It knows no reward: the file's scores are taken as they are.
 
-mod line;
-
-pub use line::{Line, Recorded};
-
 use crate::bad_input;
-use crate::config::{Config, WorkloadBounds};
+use crate::config::{Config, WorkloadBounds, did_you_mean};
 use crate::data::prompt_dataset::context;
 use crate::data::prompts::Prompt;
 use crate::error::{BadInput, OrBadInput};
-use crate::models::{ModelAssets, Policy};
+use crate::models::Policy;
 use crate::rollouts::{Rollouts, ScoredCompletion, ScoredGroup};
 use kernels::Context;
 use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
 use model::tokenizer::Tokenizer;
-use model::{Columns, PromptCompletion, PromptSet, Scorer};
+use model::{Columns, ModelAssets, PromptCompletion, PromptSet, Scorer};
 use rewards::Content;
 use rollout::{Completion, FinishReason};
-use serde_json::Map;
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::io::BufRead;
 use std::path::Path;
 use std::sync::Arc;
+use telemetry::{RecordedCompletion, RolloutLine};
 
 /// The version of weights that are not known: recorded log-probabilities are never compared with the trainer's.
 const NO_VERSION: u64 = u64::MAX;
@@ -37,7 +34,7 @@ const NO_VERSION: u64 = u64::MAX;
 /// A prompt and its completions.
 struct Group {
     prompt: Arc<Prompt>,
-    completions: Vec<Recorded>,
+    completions: Vec<RecordedCompletion>,
 }
 
 /// A rollout file in memory.
@@ -92,13 +89,11 @@ impl Replay {
                 continue;
             }
             lines = i + 1;
-            let line =
-                Line::parse(&text, assets.config.vocab_size).map_err(|e| BadInput::new(format!("{}: {e}", place())))?;
-            line.check(limits, &mut functions, &mut replay.reward_names)
-                .map_err(|e| BadInput::new(format!("{}: {e}", place())))?;
-            replay
-                .add(line, limits.num_generations, &assets.tokenizer)
-                .map_err(|e| BadInput::new(format!("{}: {e}", place())))?;
+            let added = parse(&text, assets.config.vocab_size).and_then(|line| {
+                check(&line, limits, &mut functions, &mut replay.reward_names)?;
+                replay.add(line, limits.num_generations, &assets.tokenizer)
+            });
+            added.map_err(|e| BadInput::new(format!("{}: {e}", place())))?;
         }
         let Some(last) = replay.groups.last() else { bad_input!("{file} is empty: it has no rollout") };
         if last.completions.len() < limits.num_generations {
@@ -118,7 +113,7 @@ impl Replay {
     }
 
     /// Adds a line to the group that it belongs to.
-    fn add(&mut self, line: Line, size: usize, tokenizer: &Tokenizer) -> Result<(), String> {
+    fn add(&mut self, line: RolloutLine, size: usize, tokenizer: &Tokenizer) -> Result<(), String> {
         let completions = line.completions.len();
         if completions > 1 && completions != size {
             return Err(format!(
@@ -180,7 +175,7 @@ impl Replay {
             .map(|(prompt, c)| PromptCompletion { prompt: &prompt.tokens.ids, completion: &c.ids })
             .collect();
         let mut computed = scorer.score(ctx, &policy.weights, &unscored, temperature)?.into_iter();
-        let mut scored = |(generation, recorded): (usize, &Recorded)| {
+        let mut scored = |(generation, recorded): (usize, &RecordedCompletion)| {
             let given = recorded.logps.clone().map(|logps| (logps, NO_VERSION));
             let (logps, version) = given
                 .or_else(|| computed.next().map(|scores| (scores.logps, policy.weights.version())))
@@ -198,7 +193,7 @@ impl Replay {
 
 /// A completion of a file as if the engine had written it, with log-probabilities of weights of this version.
 fn scored_completion(
-    recorded: &Recorded,
+    recorded: &RecordedCompletion,
     generation: usize,
     logps: Vec<f32>,
     version: u64,
@@ -227,36 +222,82 @@ fn scored_completion(
     })
 }
 
-impl Line {
-    /// Whether it agrees with the configuration and with the lines before.
-    fn check(&self, limits: &Limits, functions: &mut Option<usize>, names: &mut Vec<String>) -> Result<(), String> {
-        for c in &self.completions {
-            if c.ids.len() > limits.max_completion_length {
-                return Err(format!(
-                    "a completion has {} tokens, more than max_completion_length = {}: raise it",
-                    c.ids.len(),
-                    limits.max_completion_length
-                ));
-            }
-            let length = self.prompt.len() + c.ids.len();
-            if length > limits.context {
-                return Err(format!("prompt and completion have {length} tokens, the context has {}", limits.context));
-            }
-            let expected = *functions.get_or_insert(c.rewards.len());
-            if c.rewards.len() != expected {
-                return Err(format!("`rewards` has {} numbers, the lines before have {expected}", c.rewards.len()));
-            }
+/// Reads a line; the error says what is wrong with it.
+fn parse(text: &str, vocabulary: usize) -> Result<RolloutLine, String> {
+    let object: Map<String, Value> = match serde_json::from_str(text) {
+        Ok(Value::Object(object)) => object,
+        Ok(other) => return Err(format!("expected an object {{\"prompt_ids\": [...], ...}}, got {other}")),
+        Err(e) => return Err(format!("broken JSON: {e}")),
+    };
+    if let Some(unknown) = object.keys().find(|key| !RolloutLine::KEYS.contains(&key.as_str())) {
+        let (hint, keys) = (did_you_mean(unknown, RolloutLine::KEYS), RolloutLine::KEYS.join(", "));
+        return Err(format!("unknown key `{unknown}`{hint} (keys are {keys})"));
+    }
+    RolloutLine::read(&object, vocabulary)
+}
+
+/// Whether a line agrees with the configuration and with the lines before.
+fn check(
+    line: &RolloutLine,
+    limits: &Limits,
+    functions: &mut Option<usize>,
+    names: &mut Vec<String>,
+) -> Result<(), String> {
+    for c in &line.completions {
+        if c.ids.len() > limits.max_completion_length {
+            return Err(format!(
+                "a completion has {} tokens, more than max_completion_length = {}: raise it",
+                c.ids.len(),
+                limits.max_completion_length
+            ));
         }
-        let Some(own) = &self.reward_names else { return Ok(()) };
-        if Some(own.len()) != *functions {
-            return Err(format!("`reward_names` has {} names for {} rewards", own.len(), functions.unwrap_or(0)));
+        let length = line.prompt.len() + c.ids.len();
+        if length > limits.context {
+            return Err(format!("prompt and completion have {length} tokens, the context has {}", limits.context));
         }
-        if names.is_empty() {
-            *names = own.clone();
+        let expected = *functions.get_or_insert(c.rewards.len());
+        if c.rewards.len() != expected {
+            return Err(format!("`rewards` has {} numbers, the lines before have {expected}", c.rewards.len()));
         }
-        if own != names {
-            return Err(format!("`reward_names` is {own:?}, in the lines before {names:?}"));
+    }
+    let Some(own) = &line.reward_names else { return Ok(()) };
+    if Some(own.len()) != *functions {
+        return Err(format!("`reward_names` has {} names for {} rewards", own.len(), functions.unwrap_or(0)));
+    }
+    if names.is_empty() {
+        *names = own.clone();
+    }
+    if own != names {
+        return Err(format!("`reward_names` is {own:?}, in the lines before {names:?}"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use testing::foreign;
+
+    #[test]
+    fn what_is_no_line_is_named() {
+        let error = |text: &str| parse(text, 10).unwrap_err();
+        assert!(error("{\"prompt_ids\": [1").contains("broken JSON"));
+        assert!(error("[1]").contains("expected an object"));
+        let misspelt = error(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "logprob": [0]}"#);
+        assert!(misspelt.contains("did you mean `logprobs`?"), "{misspelt}");
+    }
+
+    const LINE: &str =
+        r#"{"prompt_ids": [7, 8], "completion_ids": [[1], [3]], "rewards": [0.5, null], "mask": [[1], [0]]}"#;
+
+    proptest! {
+        #![proptest_config(foreign::few())]
+
+        #[test]
+        fn lines_as_text(bytes in foreign::bytes(LINE.as_bytes().to_vec())) {
+            prop_assert!(parse(LINE, 10).is_ok());
+            let _ = parse(&String::from_utf8_lossy(&bytes), 10);
         }
-        Ok(())
     }
 }
