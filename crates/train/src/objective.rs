@@ -9,7 +9,7 @@ use crate::loss::dpo::{Answer, DpoConfig, dpo};
 use crate::loss::entropy::{self, EntropyConfig};
 use crate::loss::ppo::{self, Actions, PpoConfig, States, ValueConfig};
 use crate::loss::rloo::{RlooConfig, rloo};
-use crate::loss::{LossConfig, LossSums, LossType, Normalizer, Sequence, policy, supervised::supervised};
+use crate::loss::{LossConfig, LossSums, Normalizer, Sequence, policy, supervised::supervised};
 use crate::{Advantage, Error, PreferencePair, Result, Sample, Samples};
 use model::Columns;
 
@@ -103,9 +103,7 @@ impl Objective {
     pub fn clips(&self) -> bool {
         match self {
             Objective::Supervised | Objective::Value(_) | Objective::Ranking(_) | Objective::Preference(_) => false,
-            Objective::Policy(config) => {
-                !matches!(config.loss_type, LossType::Cispo | LossType::Sapo | LossType::Vespo)
-            }
+            Objective::Policy(config) => config.loss_type.clips(),
             Objective::Rloo(_) | Objective::Ppo(_) => true,
         }
     }

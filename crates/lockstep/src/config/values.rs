@@ -235,34 +235,30 @@ impl KeyValue for RewardSpec {
 /// Enumerations: the words and what they stand for.
 macro_rules! words {
     ($($type:ty { $($word:literal => $variant:path),* $(,)? })*) => {$(
+        words!($type = &[$(($word, $variant)),*]);
+    )*};
+    ($type:ty = $names:expr) => {
         impl KeyValue for $type {
             fn type_name() -> String {
-                [$($word),*].join(" | ")
+                $names.iter().map(|name| name.0).collect::<Vec<_>>().join(" | ")
             }
             fn schema() -> Json {
-                json!({"enum": [$($word),*]})
+                json!({"enum": $names.iter().map(|name| name.0).collect::<Vec<_>>()})
             }
             fn read(value: &Value) -> Result<Self, String> {
-                match value.as_str() {
-                    $(Some($word) => Ok($variant),)*
-                    _ => Err(expected(&format!("one of {}", [$($word),*].join(", ")), value)),
-                }
+                let name = $names.iter().find(|name| value.as_str() == Some(name.0));
+                let expected = || expected(&format!("one of {}", Self::type_name().replace(" |", ",")), value);
+                name.map(|name| name.1).ok_or_else(expected)
             }
             fn write(&self) -> Option<Value> {
-                $(if *self == $variant {
-                    return Some(Value::String($word.to_owned()));
-                })*
-                None
+                $names.iter().find(|name| name.1 == *self).map(|name| Value::String(name.0.to_owned()))
             }
         }
-    )*};
+    };
 }
 
+words!(LossType = LossType::NAMES);
 words! {
-    LossType {
-        "grpo" => LossType::Grpo, "bnpo" => LossType::Bnpo, "dr_grpo" => LossType::DrGrpo, "dapo" => LossType::Dapo,
-        "cispo" => LossType::Cispo, "sapo" => LossType::Sapo, "luspo" => LossType::Luspo, "vespo" => LossType::Vespo,
-    }
     CorrectionMode {
         "token_truncate" => CorrectionMode::TokenTruncate, "token_mask" => CorrectionMode::TokenMask,
         "sequence_truncate" => CorrectionMode::SequenceTruncate, "sequence_mask" => CorrectionMode::SequenceMask,

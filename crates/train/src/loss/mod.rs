@@ -168,6 +168,25 @@ pub enum LossType {
     Vespo,
 }
 
+impl LossType {
+    /// All, with their names in TRL.
+    pub const NAMES: [(&str, LossType); 8] = [
+        ("grpo", LossType::Grpo),
+        ("bnpo", LossType::Bnpo),
+        ("dr_grpo", LossType::DrGrpo),
+        ("dapo", LossType::Dapo),
+        ("cispo", LossType::Cispo),
+        ("sapo", LossType::Sapo),
+        ("luspo", LossType::Luspo),
+        ("vespo", LossType::Vespo),
+    ];
+
+    /// Whether tokens outside the clip range lose their gradient, and their share is reported as `clip_ratio`.
+    pub(crate) fn clips(self) -> bool {
+        !matches!(self, LossType::Cispo | LossType::Sapo | LossType::Vespo)
+    }
+}
+
 /// What tells one policy loss from another.
 pub(crate) trait PolicyLoss {
     /// w: what each token of a sequence with `tokens` tokens in the loss counts.

@@ -68,16 +68,6 @@ impl Case {
     }
 }
 
-const TYPES: [LossType; 8] = [
-    LossType::Grpo,
-    LossType::Bnpo,
-    LossType::DrGrpo,
-    LossType::Dapo,
-    LossType::Cispo,
-    LossType::Sapo,
-    LossType::Luspo,
-    LossType::Vespo,
-];
 const LEVELS: [ImportanceSamplingLevel; 2] = [ImportanceSamplingLevel::Token, ImportanceSamplingLevel::Sequence];
 
 #[test]
@@ -89,7 +79,7 @@ fn values_and_gradients_are_the_oracles() {
             let per_token = |m: &Vec<bool>| Advantage::Tokens(normal::<f32>(m.len() as u64, m.len()));
             case.advantages = case.masks.iter().map(per_token).collect();
         }
-        for loss_type in TYPES {
+        for (_, loss_type) in LossType::NAMES {
             for importance_sampling_level in LEVELS {
                 let base = LossConfig {
                     loss_type,
@@ -181,7 +171,7 @@ fn nothing_in_the_loss_gives_nothing() {
     case.masks.iter_mut().for_each(|m| m.fill(false));
     // Values outside the mask are never read.
     case.old.iter_mut().chain(&mut case.sampler).for_each(|x| x.fill(f64::NAN));
-    for loss_type in TYPES {
+    for (_, loss_type) in LossType::NAMES {
         for importance_sampling_level in LEVELS {
             let importance_sampling = Correction { enabled: true, ..Correction::default() };
             let off_policy_mask_threshold = Some(0.1);

@@ -28,7 +28,7 @@ enum Loss {
 fn losses() -> Vec<Loss> {
     let mut all = vec![Loss::Rloo(RlooConfig { epsilon_high: Some(0.3), ..RlooConfig::default() })];
     all.extend([0.0, 0.05].map(|entropy_coef| Loss::Ppo(PpoConfig { cliprange: 0.2, entropy_coef })));
-    for loss_type in TYPES {
+    for (_, loss_type) in LossType::NAMES {
         for importance_sampling_level in LEVELS {
             for beta in [0.0, 0.2] {
                 let epsilon_high = Some(if loss_type == LossType::Cispo { 1.2 } else { 0.3 });
@@ -43,8 +43,7 @@ fn losses() -> Vec<Loss> {
 impl Loss {
     /// Whether the clip stops the gradient.
     fn clips(&self) -> bool {
-        use LossType::{Cispo, Sapo, Vespo};
-        !matches!(self, Loss::Policy(LossConfig { loss_type: Cispo | Sapo | Vespo, .. }))
+        !matches!(self, Loss::Policy(config) if !config.loss_type.clips())
     }
 
     /// Whether something else than the advantage pulls.

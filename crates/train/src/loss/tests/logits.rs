@@ -114,7 +114,7 @@ fn every_policy_loss_through_its_logits() {
     case.old = case.masks.iter().enumerate().map(near).collect();
     case.reference = case.old.iter().map(|row| row.iter().map(|x| x - 0.1).collect()).collect();
     let normalizer = Normalizer { entropy_coef: 0.3, ..case.normalizer() };
-    for loss_type in TYPES {
+    for (_, loss_type) in LossType::NAMES {
         for importance_sampling_level in LEVELS {
             let base = LossConfig { loss_type, importance_sampling_level, beta: 0.2, ..LossConfig::default() };
             let config = LossConfig { epsilon_high: Some(1.5), ..base };
