@@ -1,6 +1,7 @@
 //! The flags of `lockstep bench`: the options of each benchmark.
 
 use crate::options::LogArgs;
+use crate::signals::stop_on_signals;
 use lockstep_bench::addition::workspace::SFT_STEPS;
 use lockstep_bench::{Shape, algorithms, group, scaling};
 use std::path::PathBuf;
@@ -104,8 +105,9 @@ impl AlgorithmsFlags {
     /// The benchmark's options.
     pub fn options(&self) -> anyhow::Result<algorithms::Options> {
         let AlgorithmsFlags { table, seeds, steps, sft_steps, only, out, threads, json, log } = self.clone();
-        let (table, console) = (table.into(), log.console()?);
-        Ok(algorithms::Options { table, seeds, steps, sft_steps, only, out, threads, json, console })
+        let (table, console) = (table.into(), log.open()?);
+        let stop = stop_on_signals(&console, "the run stops, and the benchmark with it")?;
+        Ok(algorithms::Options { table, seeds, steps, sft_steps, only, out, threads, json, console, stop })
     }
 }
 

@@ -4,16 +4,17 @@
 //! `lockstep train` and `lockstep eval` call; nothing here knows how any of them works.
 
 use crate::options::LogArgs;
+use crate::signals::stop_on_signals;
 use lockstep::Policy;
 use lockstep::RunDir;
-use lockstep::StopSignal;
+use lockstep::Stopped;
 use lockstep::config::ComputeDType;
 use lockstep::config::Purpose;
 use lockstep::context;
 use lockstep_bench::addition::workspace::{Examined, SFT_STEPS, Workspace};
 use std::path::PathBuf;
 use std::time::Instant;
-use telemetry::{Align, Console, Table};
+use telemetry::{Align, Table};
 
 /// Trains a small model from nothing, then with GRPO; no network, no files needed.
 #[derive(Debug, clap::Args)]
@@ -40,11 +41,11 @@ const SHOWN: usize = 8;
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let started = Instant::now();
-    let console = Console::new(args.log.console()?)?;
+    let console = args.log.open()?;
     let ctx = context(args.threads)?;
     let root = args.out.clone().unwrap_or_else(default_root);
     RunDir::fresh(&root)?;
-    let stop = StopSignal::from_signals()?;
+    let stop = stop_on_signals(&console, "the demo stops")?;
 
     console.print(&format!(
         "Two-digit addition, one character a token. A model of random weights first imitates a careless teacher, who drops\n\
@@ -58,14 +59,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     console.print(&untaught.line("before", "SFT"));
 
     let Some(taught) = workspace.run(&workspace.layers(Purpose::Sft, "sft", &base, SFT_STEPS, &[]))? else {
-        return Ok(());
+        return Err(Stopped.into());
     };
     let before = workspace.examine(&taught.policy)?;
     console.print(&before.line("after", "SFT"));
 
     let taught_dir = taught.dir.model();
     let rewarded = workspace.run(&workspace.layers(Purpose::Grpo, "grpo", &taught_dir, args.steps, &[]))?;
-    let Some(rewarded) = rewarded else { return Ok(()) };
+    let Some(rewarded) = rewarded else { return Err(Stopped.into()) };
     let after = workspace.examine(&rewarded.policy)?;
 
     console.print(&show(&before, &after, &rewarded.policy)?.render(console.width()));

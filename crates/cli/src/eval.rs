@@ -1,12 +1,15 @@
 //! `lockstep eval`.
 
+use crate::signals::stop_on_signals;
+use anyhow::anyhow;
 use lockstep::config::{Config, Layers, Purpose};
 use lockstep::error::BadInput;
 use lockstep::{Evaluator, HubKind, Outcome, Policy, context, locate, write_atomically};
+use rewards::Problem;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use telemetry::{Align, Table};
+use telemetry::{Align, Console, ConsoleOptions, Table};
 
 /// Scores a model on a task.
 #[derive(Debug, clap::Args)]
@@ -67,7 +70,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(args.threads)?;
     let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
     let sampling = config.eval_sampling;
-    let mut evaluator = Evaluator::new(&ctx, config, &model)?;
+    let stop = stop_on_signals(&Console::new(ConsoleOptions::default())?, "the evaluation stops, without a result")?;
+    let mut evaluator = Evaluator::new(&ctx, config, &model, stop)?;
     let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref(), args.dtype.as_str().into())?;
     let start = Instant::now();
     let outcome = evaluator.evaluate(&policy, sampling)?;
@@ -77,20 +81,37 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if let Some(path) = &args.output {
         write_atomically(path, lines(&outcome, &policy)?.as_bytes())?;
     }
+    let completions = outcome.rollouts.completions().count();
+    let judged = outcome.rollouts.judged();
     let mut metrics = outcome.metrics;
     metrics.push(("eval_runtime".into(), start.elapsed().as_secs_f64()));
     if args.json {
-        let map: serde_json::Map<String, Value> = metrics.into_iter().map(|(n, v)| (n, json!(v))).collect();
+        let mut map: serde_json::Map<String, Value> = metrics.into_iter().map(|(n, v)| (n, json!(v))).collect();
+        let of = |(name, n): &(String, usize)| (name.clone(), json!([n, completions]));
+        map.insert("judged".to_owned(), Value::Object(judged.iter().map(of).collect()));
         println!("{}", Value::Object(map));
-        return Ok(());
+        return all_judged(&judged, &outcome.problems);
     }
     let mut table = Table::new([("metric", Align::Left), ("value", Align::Right)]);
     table.row(["prompts".to_owned(), evaluator.prompts().count().to_string()]);
     for (name, value) in metrics {
         table.row([name, format!("{value:.4}")]);
     }
+    for (name, n) in &judged {
+        table.row([format!("judged by {name}"), format!("{n}/{completions}")]);
+    }
     println!("{}", table.render(100));
-    Ok(())
+    all_judged(&judged, &outcome.problems)
+}
+
+/// An error where a reward judged nothing, unless it left that to others: no figure above speaks of it.
+fn all_judged(judged: &[(String, usize)], problems: &[Problem]) -> anyhow::Result<()> {
+    let nobody = judged.iter().all(|(_, n)| *n == 0);
+    let failed = |name: &str| nobody || problems.iter().any(|problem| problem.reward == name);
+    match judged.iter().find(|(name, n)| *n == 0 && failed(name)) {
+        Some((name, _)) => Err(anyhow!("reward `{name}` judged no completion")),
+        None => Ok(()),
+    }
 }
 
 /// The flags as a configuration: what evaluation during training would have.

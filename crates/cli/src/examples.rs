@@ -15,8 +15,8 @@ Data: JSON lines or Parquet with a `prompt` column (text or chat messages); the
 other columns go to the rewards.
 Rewards: gsm8k, exact_match, format:REGEX, length:N, unique_chars,
 command:PROGRAM, model:DIR (a reward model); --reward may be repeated.
-A stop (Ctrl-C, SIGTERM, SIGUSR1) finishes the step and writes a checkpoint; a
-second one exits at once.
+A stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) ends the step, writes a checkpoint and
+exits with 128 + the signal's number (Ctrl-C: 130); a second one ends it at once.
 `lockstep plan` says what memory a run will take; `lockstep config show` lists
 every key.";
 

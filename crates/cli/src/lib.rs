@@ -18,10 +18,13 @@ mod reward;
 mod score;
 mod session;
 mod sft;
+mod signals;
 mod train;
 
 use clap::{Parser, Subcommand};
 use lockstep::error::{is_bad_input, paragraph};
+use lockstep::is_stopped;
+use options::CONSOLE;
 use std::process::ExitCode;
 
 /// Reinforcement-learning post-training for language models: rollout and training in one engine.
@@ -43,7 +46,8 @@ Start here:
   lockstep config explain num_generations
       what a key means, its default and TRL's
 
-Exit codes: 0 done, 2 bad usage, configuration or input, 1 failed.
+Exit codes: 0 done, 1 failed, 2 bad usage, configuration or input, 128 + n
+stopped by signal n (130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1).
 Environment: LOCKSTEP_DEVICE (cpu, cpu-checked), LOCKSTEP_THREADS,
 LOCKSTEP_ISA (portable, avx2, avx512, amx),
 LOCKSTEP_LOG (error, warn, info, debug), NO_COLOR, and LOCKSTEP_<KEY> for every
@@ -108,8 +112,13 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // `lockstep … | head`: the reader has enough; that is no failure of ours.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if is_stopped(&error) => signals::exit_code(),
         Err(error) => {
-            eprintln!("error: {}", paragraph(&error));
+            let text = paragraph(&error);
+            match CONSOLE.get() {
+                Some(console) => console.fatal(&text),
+                None => eprintln!("error: {text}"),
+            }
             ExitCode::from(if is_bad_input(&error) { 2 } else { 1 })
         }
     }

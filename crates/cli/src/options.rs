@@ -4,7 +4,8 @@ use clap::ValueEnum;
 use lockstep::config::{Layers, Purpose, Resolved};
 use lockstep::error::BadInput;
 use std::path::PathBuf;
-use telemetry::{ConsoleOptions, Level, LogFormat};
+use std::sync::OnceLock;
+use telemetry::{Console, ConsoleOptions, Level, LogFormat};
 
 /// How the configuration is put together: file, environment, `--set`, short flags.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -89,9 +90,18 @@ pub enum LogFormatArg {
     Json,
 }
 
+/// The console that an error which ends the program is shown on; none in commands that have none.
+pub static CONSOLE: OnceLock<Console> = OnceLock::new();
+
 impl LogArgs {
+    /// The console of this process.
+    pub fn open(&self) -> anyhow::Result<Console> {
+        let console = Console::new(self.options()?)?;
+        Ok(CONSOLE.get_or_init(|| console).clone())
+    }
+
     /// The console's options; the level is `LOCKSTEP_LOG`'s.
-    pub fn console(&self) -> anyhow::Result<ConsoleOptions> {
+    fn options(&self) -> anyhow::Result<ConsoleOptions> {
         let format = match self.log_format {
             LogFormatArg::Plain => LogFormat::Plain,
             LogFormatArg::Json => LogFormat::Json,

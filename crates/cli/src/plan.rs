@@ -6,7 +6,7 @@ use lockstep::{MemoryPlan, error};
 use serde_json::json;
 use std::io::Write;
 use telemetry::table::{Align, Table};
-use telemetry::{Console, ConsoleSink, Sinks};
+use telemetry::{ConsoleSink, Sinks};
 
 /// Says what memory a run will take, by part, before it starts.
 #[derive(Debug, clap::Args)]
@@ -38,7 +38,7 @@ pub enum Command {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let (purpose, config) = configuration(&args)?;
     let sinks = Sinks::new();
-    sinks.add(ConsoleSink::new(Console::new(LogArgs::default().console()?)?));
+    sinks.add(ConsoleSink::new(LogArgs::default().open()?));
     let plan = lockstep::plan(purpose, &config, &sinks)?;
     let available = MemoryPlan::available_bytes();
     let fits = plan.check(available, &config);

@@ -1,12 +1,13 @@
 //! `train`, `sft` and `reward` from flags to result: which run, which configuration, and what is said at the end.
 
 use crate::options::{ConfigArgs, LogArgs};
+use crate::signals::stop_on_signals;
 use kernels::Context;
-use lockstep::StopSignal;
 use lockstep::config::{Layers, Purpose, Resolved, changes_on_resume};
 use lockstep::{ResumeFrom, find_run};
 use lockstep::{Run, RunOptions, RunResult};
 use lockstep::{RunDir, StopReason, check_command, context};
+use lockstep::{Stopped, is_stopped};
 use std::path::PathBuf;
 use std::time::Duration;
 use telemetry::{Ceilings, Console};
@@ -26,17 +27,23 @@ struct Session {
 
 /// Runs `train`, `sft` or `reward` as the command line asks.
 pub fn run(purpose: Purpose, args: &ConfigArgs, resume: Option<&str>, log: &LogArgs) -> anyhow::Result<()> {
-    let console = Console::new(log.console()?)?;
+    let console = log.open()?;
+    let stop = stop_on_signals(&console, "the run stops, with a checkpoint to go on from")?;
     let session = match resume {
         None => fresh(purpose, args)?,
         Some(resume) => resumed(purpose, args, resume, &console)?,
     };
     let ctx = context(session.resolved.config.threads)?;
-    let options =
-        RunOptions::new().context(ctx.clone()).console(console.clone()).stop_signal(StopSignal::from_signals()?);
-    let finished = Run::resolved(purpose, session.resolved, session.run, session.resume_from, options)?.run()?;
+    let options = RunOptions::new().context(ctx.clone()).console(console.clone()).stop_signal(stop);
+    let finished = Run::resolved(purpose, session.resolved, session.run, session.resume_from, options)
+        .inspect_err(|error| {
+            if is_stopped(error) {
+                console.info("stopped as asked, before the first step")
+            }
+        })?
+        .run()?;
     summarize(&finished, &ctx, &console);
-    Ok(())
+    if finished.stop_reason == StopReason::Interrupted { Err(Stopped.into()) } else { Ok(()) }
 }
 
 fn fresh(purpose: Purpose, args: &ConfigArgs) -> anyhow::Result<Session> {

@@ -95,10 +95,21 @@ fn part(error: &kernels::Error) -> Option<&'static str> {
     }
 }
 
-/// Lines joined; those that only point at a place of the line above are left out.
+/// Lines joined; those that only point at a place of the line above are left out. What a program printed (`| …`) stays in lines.
 fn one_line(text: &str) -> String {
-    let lines = text.lines().map(str::trim).filter(|line| !line.chars().all(|c| c == '^'));
-    lines.collect::<Vec<_>>().join(" ")
+    let mut out = String::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.chars().all(|c| c == '^')) {
+        let printed = line.strip_prefix("| ").is_some_and(|rest| !rest.trim().chars().all(|c| c == '^'));
+        out += if out.is_empty() {
+            ""
+        } else if printed {
+            "\n  "
+        } else {
+            " "
+        };
+        out += line;
+    }
+    out
 }
 
 #[cfg(test)]
@@ -123,6 +134,8 @@ mod tests {
         let error = Err::<(), _>(error).context("reward `format`").unwrap_err();
         assert_eq!(paragraph(&error), "reward `format`: regex parse error: ( error: unclosed group");
         assert!(is_bad_input(&error));
+        let printed = anyhow::anyhow!("it ended:\n  | line 1\n  |   line 2");
+        assert_eq!(paragraph(&printed), "it ended:\n  | line 1\n  |   line 2");
         let quoted = Err::<(), _>(anyhow::anyhow!("no such file")).context("a.toml: no such file").unwrap_err();
         assert_eq!(paragraph(&quoted), "a.toml: no such file");
         assert!(!is_bad_input(&quoted) && is_bad_input(&Err::<(), _>(quoted).or_bad_input().unwrap_err()));

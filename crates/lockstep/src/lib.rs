@@ -41,6 +41,6 @@ pub use run::memory_plan::MemoryPlan;
 pub use run::provenance::check_command;
 pub use run::resume::{ResumeFrom, find_run};
 pub use run::run_dir::write_atomically;
-pub use run::stop::StopSignal;
+pub use run::stop::{StopSignal, Stopped, is_stopped};
 pub use run::{RunDir, StopReason, context};
 pub use session::{Evaluator, Run, RunOptions, RunResult, plan};

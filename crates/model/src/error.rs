@@ -61,6 +61,9 @@ pub enum Error {
     /// Arguments that do not fit each other.
     #[error("{0}")]
     Value(String),
+    /// The flag of [`Scorer::stop_with`](crate::Scorer::stop_with) was set.
+    #[error("stopped as asked")]
+    Stopped,
     /// An error of an operation.
     #[error(transparent)]
     Kernel(#[from] kernels::Error),

@@ -6,8 +6,10 @@ use crate::packing::{
     MicroBatch, PromptCompletion, PromptGroup, check_groups, followed, longest, micro_batches, sequences,
 };
 use crate::weights::ModelView;
-use crate::{Batch, BatchTensors, Capacity, ModelConfig, Result};
+use crate::{Batch, BatchTensors, Capacity, Error, ModelConfig, Result};
 use kernels::{Context, Memory};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Buffers for scoring. They grow to the largest micro-batch seen.
 pub struct Scorer {
@@ -16,12 +18,21 @@ pub struct Scorer {
     tape: Option<Tape>,
     max_tokens: usize,
     prefix_sharing: bool,
+    /// Set from outside: no further micro-batch is wanted.
+    stopped: Arc<AtomicBool>,
 }
 
 impl Scorer {
     /// A scorer that computes up to `max_tokens` rows at once (more for a group larger than that).
     pub fn new(memory: &Memory, max_tokens: usize, prefix_sharing: bool) -> Scorer {
-        Scorer { memory: memory.clone(), rope: None, tape: None, max_tokens, prefix_sharing }
+        let stopped = Arc::default();
+        Scorer { memory: memory.clone(), rope: None, tape: None, max_tokens, prefix_sharing, stopped }
+    }
+
+    /// Shares a flag that, once set, ends scoring before its next micro-batch, with [`Error::Stopped`].
+    pub fn stop_with(mut self, stopped: Arc<AtomicBool>) -> Scorer {
+        self.stopped = stopped;
+        self
     }
 
     /// Takes the memory for micro-batches up to `capacity` and sequences up to `positions` now.
@@ -128,7 +139,10 @@ impl Scorer {
         self.reserve(config, capacity, longest(groups));
         self.memory.check()?;
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
-        micro.iter().try_for_each(|micro| compute(rope, micro, &micro.batch(self.prefix_sharing), tape))
+        micro.iter().try_for_each(|micro| match self.stopped.load(Ordering::Relaxed) {
+            true => Err(Error::Stopped),
+            false => compute(rope, micro, &micro.batch(self.prefix_sharing), tape),
+        })
     }
 }
 

@@ -62,12 +62,14 @@ pub struct Problem {
     pub message: String,
     /// The first of several cases, where one says more than the message.
     pub example: Option<String>,
+    /// The reward will judge no later batch either.
+    pub fatal: bool,
 }
 
 impl Problem {
     /// Nothing could be said of `rows` completions, because of `message`.
     pub fn new(reward: impl Into<String>, rows: usize, message: impl Into<String>) -> Self {
-        Problem { reward: reward.into(), rows, message: message.into(), example: None }
+        Problem { reward: reward.into(), rows, message: message.into(), example: None, fatal: false }
     }
 }
 
@@ -121,7 +123,10 @@ impl Scores {
             for problem in group.problems {
                 let same = |p: &&mut Problem| p.reward == problem.reward && p.message == problem.message;
                 match all.problems.iter_mut().find(same) {
-                    Some(same) => same.rows += problem.rows,
+                    Some(same) => {
+                        same.rows += problem.rows;
+                        same.fatal |= problem.fatal;
+                    }
                     None => all.problems.push(problem),
                 }
             }

@@ -21,6 +21,9 @@ pub enum Error {
         /// What is wrong, and what is accepted.
         message: String,
     },
+    /// A name that another reward, or the completions table, has.
+    #[error("reward_funcs: {0}")]
+    Name(String),
     /// The program of a `command` reward is missing, not executable, or did not start.
     #[error("reward `command`: cannot run `{program}`: {message}")]
     Program {

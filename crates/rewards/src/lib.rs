@@ -18,12 +18,16 @@ mod registry;
 mod reward_model;
 
 pub use batch::{Columns, Problem, RewardBatch, Scores};
+pub use command::end_programs;
 pub use error::{Error, Result};
 pub use function::{FunctionReward, RewardInput};
 pub use manager::{CompletionScores, MakeInputs, RewardInputs, RewardJob, RewardManager, RewardOutput};
 pub use model::chat::Content;
-pub use registry::{RewardSpec, build};
+pub use registry::{RewardSpec, TABLE_COLUMNS, build, names};
 pub use reward_model::RewardModel;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// One source of scores.
 pub trait Reward: Send {
@@ -41,6 +45,10 @@ pub trait Reward: Send {
     fn scores_by_group(&self) -> bool {
         false
     }
+
+    /// Shares a flag that says, once set, that nobody waits for scores any more: a long wait may then end early, with
+    /// any answer.
+    fn stop_with(&mut self, _stop: Arc<AtomicBool>) {}
 
     /// One score for each completion of the batch, in its order. A failure gives `None` and a [`Problem`], never 0.
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores;

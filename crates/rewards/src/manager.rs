@@ -5,9 +5,9 @@
 //! costs the run only what is left when generation has ended. Every other reward is asked once, about all completions, after
 //! that. When groups end changes no bit: scores are put together in the order of the groups that is asked for.
 
-use crate::{Columns, Content, Problem, Reward, RewardBatch, Scores};
+use crate::{Columns, Content, Problem, Reward, RewardBatch, Scores, TABLE_COLUMNS};
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -72,7 +72,7 @@ pub struct RewardOutput {
     pub completions: Vec<(Content, CompletionScores)>,
     /// What kept rewards from giving a score.
     pub problems: Vec<Problem>,
-    /// Numbers that rewards want logged.
+    /// Numbers that rewards want logged, each under its reward's name: none hides one of the run's.
     pub metrics: Vec<(String, f64)>,
     /// When, and for how many seconds, groups were scored while others were still generated.
     pub hidden: Vec<(Instant, f64)>,
@@ -183,14 +183,19 @@ impl RewardJob<'_, '_> {
         }
         let (mut problems, mut metrics) = (Vec::new(), Vec::new());
         let mut rows = vec![CompletionScores::default(); inputs.ids.len()];
+        let mut taken: BTreeSet<String> = TABLE_COLUMNS.map(str::to_owned).into_iter().chain(names.clone()).collect();
         for (name, scores) in names.iter().zip(scores) {
             let scores = finite(name, scores);
             rows.iter_mut().zip(scores.values).for_each(|(row, value)| row.rewards.push(value));
-            for (column, values) in scores.extra {
+            for (mut column, values) in scores.extra {
+                // No column of the table stands for two things.
+                while !taken.insert(column.clone()) {
+                    column = format!("{name}_{column}");
+                }
                 rows.iter_mut().zip(values).for_each(|(row, value)| drop(row.extra.insert(column.clone(), value)));
             }
             problems.extend(scores.problems);
-            metrics.extend(scores.metrics);
+            metrics.extend(scores.metrics.into_iter().map(|(metric, value)| (metric_name(name, &metric), value)));
         }
         let completions = inputs.completions.into_iter().zip(rows).collect();
         Ok(RewardOutput { completions, problems, metrics, hidden })
@@ -248,6 +253,15 @@ fn ask(reward: &mut dyn Reward, batch: &RewardBatch<'_>) -> Scores {
     let scores = reward.score(batch);
     assert_eq!(scores.values.len(), batch.len(), "scores of reward `{}`", reward.name());
     scores
+}
+
+/// As what a run logs a reward's own metric.
+fn metric_name(reward: &str, metric: &str) -> String {
+    match metric {
+        // These the run logs itself.
+        "mean" | "std" => format!("rewards/{reward}/metric_{metric}"),
+        _ => format!("rewards/{reward}/{metric}"),
+    }
 }
 
 /// Scores that are not finite numbers are none, and reported: in a mean they would spoil every other score.

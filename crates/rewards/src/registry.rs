@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::builtin::{BUILTIN, Kind, parse};
-use crate::command::CommandReward;
+use crate::command::{self, CommandReward};
 use crate::{Error, Result, Reward};
 
 /// What is no row of [`BUILTIN`], each with its main option: a program, and a reward model.
@@ -12,6 +12,12 @@ const OTHERS: [(&str, &str); 2] = [("command", "command"), ("model", "model")];
 
 /// A reward that a program gives to its run; not listed, since no configuration file can give one.
 const FUNCTION: (&str, &str) = ("function", "function");
+
+/// The columns of the completions table that no reward can be called.
+pub const TABLE_COLUMNS: [&str; 4] = ["step", "prompt", "completion", "advantage"];
+
+/// The most bytes of arguments in a name.
+const TAG_BYTES: usize = 40;
 
 /// How a configuration names a reward: `"gsm8k"`, `"format:REGEX"`, `"command:./my_reward.py --fast"`, or a table
 /// `{ kind = "format", name = "tags", pattern = "…" }`. What stands after the colon is the kind's main option.
@@ -31,16 +37,16 @@ impl From<&str> for RewardSpec {
 }
 
 impl RewardSpec {
-    /// Name and model of a reward model, if it is one (`"model:DIR"`, or a table with `model`). [`build`] does not
+    /// The model of a reward model, if it is one (`"model:DIR"`, or a table with `model`). [`build`] does not
     /// read its files: they may come from the Hub, and take memory. Whoever does builds a [`crate::RewardModel`].
-    pub fn model(&self) -> Result<Option<(String, String)>> {
-        let (kind, name, mut options) = self.parts()?;
+    pub fn model(&self) -> Result<Option<String>> {
+        let (kind, _, mut options) = self.parts()?;
         if kind != "model" {
             return Ok(None);
         }
         match (options.remove("model"), options.keys().next()) {
             (_, Some(other)) => Err(Error::options("model", format!("unknown option `{other}`; there is `model`"))),
-            (Some(Value::String(model)), None) if !model.is_empty() => Ok(Some((name.unwrap_or(kind), model))),
+            (Some(Value::String(model)), None) if !model.is_empty() => Ok(Some(model)),
             _ => Err(Error::options("model", "give the reward model's directory, as in \"model:DIR\"")),
         }
     }
@@ -93,11 +99,74 @@ impl RewardSpec {
     }
 }
 
-/// Builds the reward that `spec` names; a `command` reward's program is started, so that a missing one is known here.
-pub fn build(spec: &RewardSpec) -> Result<Box<dyn Reward>> {
-    let (kind, name, options) = spec.parts()?;
+/// The name under which each of several rewards is logged: the `name` that it was given, else its kind, its program or
+/// its function. Where these are equal, what it was given beside makes them different: `serve_a` and `serve_b` for
+/// `command:python3 serve.py a` and `… b`. Names that are still equal, or that the completions table has, are refused.
+pub fn names(specs: &[RewardSpec]) -> Result<Vec<String>> {
+    let labels = specs.iter().map(RewardSpec::label).collect::<Result<Vec<_>>>()?;
+    let plain = |label: &Label| label.given.as_ref().unwrap_or(&label.base).clone();
+    let mut names: Vec<String> = labels.iter().map(plain).collect();
+    for (i, label) in labels.iter().enumerate().filter(|(_, label)| label.given.is_none()) {
+        if !label.tag.is_empty() && labels.iter().enumerate().any(|(j, other)| i != j && plain(other) == label.base) {
+            names[i] = format!("{}_{}", label.base, label.tag);
+        }
+        if TABLE_COLUMNS.contains(&names[i].as_str()) {
+            names[i] = format!("{}_{}", label.kind, names[i]);
+        }
+    }
+    for (i, name) in names.iter().enumerate() {
+        let problem = match TABLE_COLUMNS.contains(&name.as_str()) {
+            true => format!("no reward can have the name `{name}`, which is a column of the completions table"),
+            false if names[..i].contains(name) => format!("two rewards have the name `{name}`"),
+            false => continue,
+        };
+        let mend = match labels[i].kind.as_str() {
+            "function" => "give the function another name".to_owned(),
+            kind => format!("name it yourself, as in {{ kind = \"{kind}\", name = \"my_{name}\", … }}"),
+        };
+        return Err(Error::Name(format!("{problem}: {mend}")));
+    }
+    Ok(names)
+}
+
+/// What a reward can be called by.
+struct Label {
+    kind: String,
+    /// The name that it was given.
+    given: Option<String>,
+    /// Its kind, its program or its function.
+    base: String,
+    /// What it was given beside, in letters that a name may have.
+    tag: String,
+}
+
+impl RewardSpec {
+    fn label(&self) -> Result<Label> {
+        let (kind, mut given, options) = self.parts()?;
+        let (base, tag) = match kind.as_str() {
+            "command" => command::label(parse::<command::Options>(&kind, options)?.command)?,
+            "function" => {
+                given = self.function()?;
+                Default::default()
+            }
+            _ => {
+                let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                (kind.clone(), options.values().map(text).collect::<Vec<_>>().join(" "))
+            }
+        };
+        let words = tag.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '.'));
+        let words = words.map(|word| word.trim_matches(['-', '.']));
+        let tag = words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join("_");
+        Ok(Label { kind, given, base, tag: tag[..tag.len().min(TAG_BYTES)].to_owned() })
+    }
+}
+
+/// Builds the reward that `spec` names, logged as `name`; a `command` reward's program is started, so that a missing
+/// one is known here.
+pub fn build(spec: &RewardSpec, name: String) -> Result<Box<dyn Reward>> {
+    let (kind, _, options) = spec.parts()?;
     match (builtin(&kind), kind.as_str()) {
-        (Some(builtin), _) => (builtin.build)(name.unwrap_or(kind), options),
+        (Some(builtin), _) => (builtin.build)(name, options),
         (None, "command") => Ok(Box::new(CommandReward::new(name, parse(&kind, options)?)?)),
         (None, "model") => Err(Error::options("model", "needs its files: ask RewardSpec::model for their name")),
         (None, "function") => Err(Error::options("function", "is a program's own, which gives it to the run")),
@@ -110,16 +179,16 @@ fn builtin(kind: &str) -> Option<Kind> {
 }
 
 /// The names of all kinds, in the order of the documentation.
-fn names() -> impl Iterator<Item = &'static str> {
+fn kinds() -> impl Iterator<Item = &'static str> {
     BUILTIN.into_iter().map(|builtin| builtin.name).chain(OTHERS.map(|(name, _)| name))
 }
 
 fn known() -> String {
-    names().collect::<Vec<_>>().join(", ")
+    kinds().collect::<Vec<_>>().join(", ")
 }
 
 fn unknown(name: &str) -> Error {
-    let nearest = names().map(|kind| (distance(name, kind), kind)).min();
+    let nearest = kinds().map(|kind| (distance(name, kind), kind)).min();
     let nearest =
         nearest.filter(|(distance, kind)| *distance <= kind.len().max(6) / 3).map(|(_, kind)| kind.to_owned());
     Error::Unknown { name: name.to_owned(), nearest, known: known() }
@@ -146,7 +215,7 @@ mod tests {
     use super::*;
 
     fn error(spec: impl Into<RewardSpec>) -> String {
-        match build(&spec.into()) {
+        match build(&spec.into(), "r".to_owned()) {
             Err(error) => error.to_string(),
             Ok(reward) => panic!("built {}", reward.name()),
         }
@@ -167,12 +236,46 @@ mod tests {
             ("exact_match".into(), "exact_match", vec!["answer"]),
             (table(serde_json::json!({"kind": "length", "name": "short", "max": 9, "unit": "chars"})), "short", vec![]),
         ] {
-            let reward = build(&spec).unwrap();
+            let names = names(std::slice::from_ref(&spec)).unwrap();
+            let reward = build(&spec, names[0].clone()).unwrap();
             assert_eq!(
                 (reward.name(), reward.required_columns()),
                 (name, columns.iter().map(|c| c.to_string()).collect())
             );
         }
+    }
+
+    #[test]
+    fn names_are_unique_by_what_rewards_are_given() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, "").unwrap();
+            path.display().to_string()
+        };
+        let (serve, prompt) = (file("serve.py"), file("prompt.py"));
+        let named = |specs: &[RewardSpec]| names(specs).map_err(|error| error.to_string());
+        let of = |texts: &[&str]| named(&texts.iter().map(|&text| text.into()).collect::<Vec<_>>());
+        let [a, b] = ["a", "b --fast"].map(|word| format!("command:python3 {serve} {word}"));
+        let bare = format!("command:python3 {serve}");
+        assert_eq!(of(&[&a, &b, "gsm8k"]).unwrap(), ["serve_a", "serve_b_fast", "gsm8k"]);
+        assert_eq!(of(&[&bare, &a]).unwrap(), ["serve", "serve_a"]);
+        assert_eq!(of(&["format:<b>.*</b>", "format:<i>", "length:20"]).unwrap(), ["format_b_b", "format_i", "length"]);
+        assert_eq!(of(&["model:a/one", "model:a/two"]).unwrap(), ["model_a_one", "model_a_two"]);
+        let short = |max: u32| table(serde_json::json!({"kind": "length", "max": max, "unit": "chars"}));
+        assert_eq!(named(&[short(9), short(8)]).unwrap(), ["length_9_chars", "length_8_chars"]);
+        let given = |name: &str| table(serde_json::json!({"kind": "length", "name": name, "max": 9}));
+        assert_eq!(named(&[given("length"), "length:9".into()]).unwrap(), ["length", "length_9"]);
+        for equal in [vec![given("x"), given("x")], vec![a.as_str().into(), a.as_str().into()]] {
+            let message = named(&equal).unwrap_err();
+            assert!(message.contains("two rewards have the name `") && message.contains("name = \"my_"), "{message}");
+        }
+        assert!(of(&["function:f", "function:f"]).unwrap_err().contains("another name"));
+        // Columns of the completions table.
+        assert_eq!(of(&[&format!("command:python3 {prompt}")]).unwrap(), ["command_prompt"]);
+        assert!(of(&["function:step"]).unwrap_err().contains("`step`"));
+        let message = named(&[given("advantage")]).unwrap_err();
+        assert!(message.contains("`advantage`") && message.contains("my_advantage"), "{message}");
     }
 
     #[test]

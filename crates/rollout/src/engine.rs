@@ -14,6 +14,7 @@ use model::net::{Rope, Workspace};
 use model::weights::Version;
 use model::{ModelConfig, ModelView};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Owns pages and sequences, never weights.
 pub struct Engine {
@@ -26,6 +27,8 @@ pub struct Engine {
     workspace: Workspace,
     sampler: SamplerBuffers,
     stop: StopCheck,
+    /// Set from outside: no further step is wanted.
+    stopped: Arc<AtomicBool>,
     /// Version of the weights that the pages were computed with.
     version: Option<Version>,
     /// Of the step: rows, pages to copy before it, tokens to draw after it.
@@ -47,21 +50,16 @@ impl Engine {
             return Err(Error::PoolTooSmall { blocks: config.kv_blocks, max_model_len: config.max_model_len, needed });
         }
         let max_rows = config.rows();
-        let limits = Limits {
-            max_num_seqs: config.max_num_seqs,
-            max_rows,
-            max_model_len: config.max_model_len,
-            chunked_prefill: config.chunked_prefill,
-        };
         let engine = Engine {
             ctx: ctx.clone(),
-            scheduler: Scheduler::new(config.kv_blocks, limits),
+            scheduler: scheduler(&config),
             rope: Rope::new(memory, model, config.max_model_len),
             kv: KvCache::new(memory, model, config.kv_blocks),
             inputs: StepInputs::new(memory, max_rows, &config),
             workspace: Workspace::new(memory, model, max_rows),
             sampler: SamplerBuffers::new(memory, model, config.max_num_seqs),
             stop: StopCheck::default(),
+            stopped: Arc::default(),
             version: None,
             chunks: Vec::new(),
             copies: Vec::new(),
@@ -75,6 +73,11 @@ impl Engine {
     /// Gives it a way to see text, which stop strings need.
     pub fn set_detokenizer(&mut self, detokenizer: Arc<dyn Detokenize>) {
         self.stop.detokenizer = Some(detokenizer);
+    }
+
+    /// Shares a flag that, once set, ends a generation before its next step, with [`Error::Stopped`].
+    pub fn stop_with(&mut self, stopped: Arc<AtomicBool>) {
+        self.stopped = stopped;
     }
 
     /// Overwrites every page with `x`: tests poison the pool with NaN to show that nothing unwritten is read.
@@ -140,6 +143,11 @@ impl Engine {
         }
         let mut groups = Vec::new();
         while !self.is_idle() {
+            if self.stopped.load(Ordering::Relaxed) {
+                // What was begun is forgotten, with its pages.
+                self.scheduler = scheduler(&self.config);
+                return Err(Error::Stopped);
+            }
             self.compute(model)?;
             let ended = self.scheduler.take_finished();
             ended.iter().for_each(|(_, group)| on_end(group));
@@ -214,4 +222,14 @@ impl Engine {
     pub fn finish(&mut self, id: SequenceId) {
         self.scheduler.finish_paused(id.0);
     }
+}
+
+fn scheduler(config: &EngineConfig) -> Scheduler {
+    let limits = Limits {
+        max_num_seqs: config.max_num_seqs,
+        max_rows: config.rows(),
+        max_model_len: config.max_model_len,
+        chunked_prefill: config.chunked_prefill,
+    };
+    Scheduler::new(config.kv_blocks, limits)
 }

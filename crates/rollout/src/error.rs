@@ -32,6 +32,9 @@ pub enum Error {
         /// Pages that it needs.
         needed: usize,
     },
+    /// The flag of [`Engine::stop_with`](crate::Engine::stop_with) was set.
+    #[error("stopped as asked")]
+    Stopped,
     /// A kernel refused.
     #[error(transparent)]
     Kernel(#[from] kernels::Error),

@@ -147,7 +147,7 @@ impl Workspace<'_> {
     /// Asks a model the held-out problems, at temperature 1 and greedily.
     pub fn examine(&self, policy: &Policy) -> anyhow::Result<Examined> {
         let layers = self.layers(Purpose::Grpo, "examination", &policy.dir, 1, &[]);
-        let mut evaluator = Evaluator::new(self.ctx, layers.resolve()?.config, &policy.dir)?;
+        let mut evaluator = Evaluator::new(self.ctx, layers.resolve()?.config, &policy.dir, self.stop.clone())?;
         let sampled = evaluator.evaluate(policy, EvalSampling::Sampled)?;
         let greedy = evaluator.evaluate(policy, EvalSampling::Greedy)?;
         let prompts = evaluator.prompts().map(|prompt| prompt.text().into_owned()).collect();

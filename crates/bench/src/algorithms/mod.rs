@@ -10,18 +10,18 @@ use super::plot::{self, Panel, Series};
 use crate::addition::workspace::Workspace;
 use arms::{ALGORITHMS, Arm, KL, SHARED};
 use lockstep::Policy;
-use lockstep::StopSignal;
 use lockstep::config::ComputeDType;
 use lockstep::config::Purpose;
 use lockstep::context;
 use lockstep::error::BadInput;
 use lockstep::write_atomically;
 use lockstep::{RunResult, bad_input};
+use lockstep::{StopSignal, Stopped};
 use outcome::{Outcome, curve, mean_std};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use telemetry::{Align, Console, ConsoleOptions, Table};
+use telemetry::{Align, Console, Table};
 
 /// Evaluations in a run.
 const EVALUATIONS: u64 = 12;
@@ -58,7 +58,9 @@ pub struct Options {
     /// As JSON.
     pub json: bool,
     /// Where it talks.
-    pub console: ConsoleOptions,
+    pub console: Console,
+    /// Ends the run that goes on, and the benchmark with it.
+    pub stop: StopSignal,
 }
 
 /// A row of the table.
@@ -77,15 +79,14 @@ pub fn run(args: &Options) -> anyhow::Result<()> {
         bad_input!("--seeds: give at least one");
     }
     let ctx = context(args.threads)?;
-    let console = Console::new(args.console.clone())?;
-    let stop = StopSignal::from_signals()?;
+    let Options { console, stop, .. } = args;
     let mut rows = first_rows(args.table);
     let before = rows.len();
     rows.extend(arms.iter().map(|arm| Row { label: arm.label.into(), outcomes: Vec::new(), trained: true }));
     for &seed in &args.seeds {
         let root = args.out.join(format!("seed-{seed}"));
-        let workspace = Workspace { root: &root, seed, ctx: &ctx, console: &console, stop: &stop };
-        let Some(done) = one_seed(args, &workspace, &arms, before)? else { return Ok(()) };
+        let workspace = Workspace { root: &root, seed, ctx: &ctx, console, stop };
+        let Some(done) = one_seed(args, &workspace, &arms, before)? else { return Err(Stopped.into()) };
         rows.iter_mut().zip(done).for_each(|(row, outcome)| row.outcomes.push(outcome));
     }
     std::fs::create_dir_all(&args.out)?;

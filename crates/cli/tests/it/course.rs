@@ -1,74 +1,9 @@
-//! The course of a run as its user sees it: signals, early stopping, which checkpoints stay, what is printed and logged.
+//! The course of a run as its user sees it: early stopping, which checkpoints stay, what is printed and logged.
 
-use crate::support::runs::{arguments, directory, good, metrics, same};
-use crate::support::{command, refused};
+use crate::stopping::{reward, signal, start, wait_for};
+use crate::support::runs::{arguments, directory, good, metrics};
+use crate::support::{lockstep, refused};
 use std::fs;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-/// A reward program that takes `seconds` for each batch of four completions, notes that it was asked, and always says the same.
-fn reward(directory: &Path, seconds: &str) -> String {
-    let program =
-        format!("while read -r line; do touch asked; sleep {seconds}; echo '{{\"rewards\": [1, 2, 0, 1]}}'; done\n");
-    fs::write(directory.join("reward.sh"), program).unwrap();
-    "reward_funcs=[\"command:sh reward.sh\"]".to_owned()
-}
-
-/// Waits until a file is there and not empty, or only there.
-fn wait_for(file: &Path, full: bool) {
-    let started = Instant::now();
-    while !fs::metadata(file).is_ok_and(|m| !full || m.len() > 0) {
-        assert!(started.elapsed() < Duration::from_secs(60), "{} does not come", file.display());
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-fn start(directory: &Path, arguments: &[&str]) -> Child {
-    command(directory, arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
-fn signal(child: &Child, name: &str) {
-    assert!(Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap().success());
-}
-
-#[test]
-fn a_signal_ends_the_step_and_the_run_goes_on_with_the_same_bits() {
-    let dir = directory();
-    let root = dir.path();
-    let slow = reward(root, "0.05");
-    let set = [&*slow, "save_steps=1"];
-    good(root, &arguments("train", "whole", &set));
-    for name in ["INT", "TERM", "USR1"] {
-        let all = arguments("train", name, &set);
-        let child = start(root, &all);
-        // After the third step.
-        wait_for(&root.join(name).join("metrics.jsonl"), true);
-        signal(&child, name);
-        let ended = child.wait_with_output().unwrap();
-        let said = String::from_utf8(ended.stderr).unwrap();
-        assert!(ended.status.success() && said.contains("stopped as asked after step"), "{name}: {said}");
-        assert!(!root.join(name).join("model").exists(), "{name}: unfinished, and has a result");
-        good(root, &[&all[..], &["--resume", "latest"]].concat());
-        same(&root.join("whole"), &root.join(name));
-    }
-}
-
-#[test]
-fn a_second_signal_exits_at_once() {
-    let dir = directory();
-    let root = dir.path();
-    let slow = reward(root, "20");
-    let mut child = start(root, &arguments("train", "run", &[&slow]));
-    wait_for(&root.join("asked"), false);
-    signal(&child, "INT");
-    std::thread::sleep(Duration::from_millis(100));
-    assert!(child.try_wait().unwrap().is_none(), "the first signal waits for the step");
-    signal(&child, "INT");
-    let started = Instant::now();
-    assert_eq!(child.wait().unwrap().code(), Some(1));
-    assert!(started.elapsed() < Duration::from_secs(10));
-}
 
 #[test]
 fn it_stops_early_and_leaves_the_best() {
@@ -90,6 +25,8 @@ fn it_stops_early_and_leaves_the_best() {
     refused(root, &arguments("train", "other", &misspelt), &["`metric_for_best_model` = rewrad", "eval_reward"]);
     let unnamed = [&set[..], &["metric_for_best_model=none"]].concat();
     refused(root, &arguments("train", "other", &unnamed), &["`load_best_model_at_end`", "metric_for_best_model"]);
+    let unused = ["metric_for_best_model=rewrad", "eval_strategy=no"];
+    refused(root, &arguments("train", "other", &unused), &["`metric_for_best_model` = rewrad"]);
     let supervised = ["early_stopping_patience=1", "metric_for_best_model=reward"];
     refused(root, &arguments("sft", "other", &supervised), &["`metric_for_best_model` = reward", "eval_loss"]);
 }
@@ -122,7 +59,7 @@ fn without_checkpoints_only_a_signal_leaves_one() {
     let child = start(root, &all);
     wait_for(&root.join("stopped/metrics.jsonl"), true);
     signal(&child, "INT");
-    assert!(child.wait_with_output().unwrap().status.success());
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
     assert_eq!(fs::read_dir(root.join("stopped/checkpoints")).unwrap().count(), 1);
     good(root, &[&all[..], &["--resume", "latest"]].concat());
     assert!(root.join("stopped/model/model.safetensors").is_file());
@@ -153,9 +90,13 @@ fn completions_that_nobody_judges_are_said() {
     let root = dir.path();
     fs::write(root.join("null.sh"), "while read -r line; do echo '{\"rewards\": [null, null, null, null]}'; done\n")
         .unwrap();
-    let said = good(root, &arguments("train", "run", &["reward_funcs=[\"command:sh null.sh\"]"]));
+    let null = "reward_funcs=[\"command:sh null.sh\"]";
+    let said = good(root, &arguments("train", "run", &[null, "reward_errors=continue"]));
     assert!(said.err.contains("no reward gave a score for 4 of 4 completions"), "{}", said.err);
-    assert!(metrics(&root.join("run")).iter().all(|line| !line.contains("\"reward\"")));
+    let without = |line: &String| !line.contains("\"reward\"") && !line.contains("frac_reward_zero_std");
+    assert!(metrics(&root.join("run")).iter().all(without), "not 0: nobody knows");
+    let said = lockstep(root, &arguments("train", "other", &[null]));
+    assert!(said.code == Some(1) && said.err.contains("it gave null for every completion"), "{}", said.err);
 }
 
 #[test]

@@ -49,6 +49,20 @@ fn groups_without_spread_are_drawn_again() {
     assert_eq!(groups.values().map(flat).collect::<Vec<_>>(), left);
 }
 
+/// Where no group ever has a spread, every step takes the rounds that are allowed, and no more.
+#[test]
+fn rounds_have_a_bound() {
+    let dir = directory();
+    let root = dir.path();
+    let set =
+        [&SET[..], &["dynamic_sampling_max_rounds=3", "reward_funcs=[\"format:.*\"]", "eval_strategy=no"]].concat();
+    good(root, &arguments("train", "run", &set));
+    let run = root.join("run");
+    for (name, value) in [("rounds", 3.0), ("groups_replaced", 4.0), ("groups_without_spread", 2.0), ("reward", 1.0)] {
+        assert_eq!(values(&run, &format!("dynamic_sampling/{name}")), [value; 12], "{name}");
+    }
+}
+
 #[test]
 fn no_bit_depends_on_a_kill_or_on_threads() {
     let dir = directory();

@@ -7,6 +7,7 @@ mod combined;
 mod commands;
 mod course;
 mod dynamic_sampling;
+mod failing_rewards;
 mod full_disk;
 #[cfg(feature = "hub")]
 mod hub;
@@ -19,7 +20,9 @@ mod replay;
 mod resume;
 mod reward;
 mod reward_lora;
+mod reward_names;
 mod rewards_beside;
 mod same_bits;
+mod stopping;
 mod support;
 mod tools;

@@ -1,6 +1,6 @@
 //! Rollouts recorded and replayed: the same bits; other sources of rollouts; and what is refused.
 
-use crate::support::runs::{arguments, directory, files, good, metrics, same};
+use crate::support::runs::{arguments, directory, files, good, metrics, of_lines, same};
 use crate::support::{lockstep, refused};
 use serde_json::{Value, json};
 use std::fs;
@@ -119,6 +119,55 @@ fn groups_on_one_line_are_their_completions() {
 
 /// π_old / π_sampler is 1, to the bit, where the file's rollouts are those of the weights that read them, and is measured and
 /// bounded where they are not.
+/// Lengths 1, 2, 4 and 6, of which the last two were cut: what is said of them can be counted on fingers.
+#[test]
+fn completions_are_counted() {
+    let dir = directory();
+    let root = dir.path();
+    let line = |ids: &[u32], truncated: bool| json!({"prompt_ids": [5, 6], "completion_ids": ids, "rewards": ids.len(), "truncated": truncated});
+    let group =
+        [line(&[7], false), line(&[7, 8], false), line(&[7, 8, 9, 10], true), line(&[7, 8, 9, 10, 11, 12], true)];
+    write(root, "f.jsonl", &group);
+    good(root, &replay("f.jsonl", "run", &["num_generations=4", "max_steps=1", "logging_steps=1"]));
+    let expected = [
+        ("mean_length", 3.25),
+        ("min_length", 1.0),
+        ("max_length", 6.0),
+        ("mean_terminated_length", 1.5),
+        ("min_terminated_length", 1.0),
+        ("max_terminated_length", 2.0),
+        ("clipped_ratio", 0.5),
+    ];
+    for (name, value) in expected {
+        assert_eq!(of_lines(&root.join("run"), &format!("completions/{name}")), [value], "{name}");
+    }
+}
+
+/// A file may know some reference log-probabilities: those stay, and the reference is asked for the others alone.
+#[test]
+fn ref_logprobs_of_a_file_stay() {
+    let dir = directory();
+    let root = dir.path();
+    let line = |ids: &[u32], given: Option<[f32; 2]>| {
+        let mut line = json!({"prompt_ids": [5, 6], "completion_ids": ids, "rewards": ids[1]});
+        given.map(|given| line.as_object_mut().unwrap().insert("ref_logprobs".into(), json!(given)));
+        line
+    };
+    let given = [-9.25f32, -8.5];
+    write(
+        root,
+        "f.jsonl",
+        &[line(&[7, 8], Some(given)), line(&[7, 9], None), line(&[7, 8], None), line(&[9, 9], None)],
+    );
+    let set = ["beta=0.5", "max_steps=1", "logging_steps=1", "record_rollouts=true"];
+    good(root, &replay("f.jsonl", "run", &set));
+    let found: Vec<Value> = lines(&root.join("run")).into_iter().map(|line| line["ref_logprobs"].clone()).collect();
+    let of = |given: [f32; 2]| json!(given);
+    assert_eq!(found.iter().filter(|found| **found == of(given)).count(), 1, "{found:?}");
+    let asked: Vec<f64> = found.iter().filter(|found| **found != of(given)).map(|f| f[0].as_f64().unwrap()).collect();
+    assert!(asked.len() == 3 && asked.iter().all(|&logp| (-7.0..0.0).contains(&logp)), "{found:?}");
+}
+
 #[test]
 fn stale_rollouts_are_corrected_for() {
     let dir = directory();

@@ -12,7 +12,7 @@ use super::key::{Key, OURS, TRL, Trl, above, at_least};
 use super::keys::{adapter::*, batches::*, checkpoints::*, data::*, evaluation::*, logging::*, loss::*};
 use super::keys::{machine::*, model::*, optimizer::*, ppo::*, preferences::*, rewards::*, sampling::*};
 use super::methods::{ALL, DPO, GRPO, ONLINE, PAIRS, POLICY_LOSS, PPO, REWARD, RLOO, RPP, SFT};
-use super::values::{Algorithm, ComputeDType, EvalSampling, KeyValue, Strategy, Task};
+use super::values::{Algorithm, ComputeDType, EvalSampling, KeyValue, RewardErrors, Strategy, Task};
 use rewards::RewardSpec;
 use serde_json::{Map, Value as Json};
 use std::path::PathBuf;

@@ -24,7 +24,7 @@ pub fn unsupported_key(name: &str, value: &Value) -> Option<UnsupportedKey> {
     })
 }
 
-/// What becomes of key `name`, and the value besides false and none with which it is not refused.
+/// What becomes of key `name`, and the values (with | between them) besides false and none with which it is not refused.
 fn entry(name: &str) -> Option<(UnsupportedKey, &'static str)> {
     if let Some((_, why)) = IGNORED.iter().find(|(keys, _)| keys.contains(&name)) {
         return Some((UnsupportedKey::Ignored(why), ""));
@@ -48,7 +48,9 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 fn asks_for_nothing(value: &Value, neutral: &str) -> bool {
     match value {
         Value::Boolean(b) => *b == (neutral == "true"),
-        Value::String(s) => matches!(s.as_str(), "" | "no" | "none" | "None" | "null") || s == neutral,
+        Value::String(s) => {
+            matches!(s.as_str(), "" | "no" | "none" | "None" | "null") || neutral.split('|').any(|word| word == s)
+        }
         Value::Integer(n) => n.to_string() == neutral,
         Value::Float(x) => neutral.parse() == Ok(*x),
         Value::Array(a) => a.is_empty(),
@@ -180,7 +182,6 @@ static IGNORED: &[(&[&str], &str)] = &[
         ],
         LOOKS,
     ),
-    (&["optim", "optim_args", "optim_target_modules"], "the optimizer is AdamW (in f32, fused) whatever its spelling"),
     (&["dataloader_drop_last"], "the incomplete last batch of an epoch is always left out"),
     (&["do_train", "do_eval", "do_predict"], "the command says what is done"),
     (&["resume_from_checkpoint"], "resuming is the flag --resume DIR|latest"),
@@ -212,7 +213,11 @@ const BF16: &str =
 const FP16: &str = "compute is f32 or bf16 here: remove it, or set dtype = \"bf16\" (the checkpoint's own dtype is read whatever it is)";
 const ONE: &str = "this build trains in one process on one machine; remove it";
 
-/// Keys, the value besides false and none that asks for nothing, and what to do instead.
+/// The spellings of the one optimizer.
+const ADAMW: &str = "adamw|adamw_torch|adamw_torch_fused|adamw_hf|adamw_apex_fused|adamw_torch_xla|\
+                     adamw_torch_npu_fused|paged_adamw|paged_adamw_32bit";
+
+/// Keys, the values (with | between them) besides false and none that ask for nothing, and what to do instead.
 static REFUSED: &[(&[&str], &str, &str)] = &[
     (&["bf16", "bf16_full_eval"], "", BF16),
     (&["fp16", "fp16_full_eval"], "", FP16),
@@ -229,6 +234,16 @@ static REFUSED: &[(&[&str], &str, &str)] = &[
     (&["model_init_kwargs"], "", "models are read as their config.json says; remove it"),
     (&["model_revision"], "main", "the newest revision of a Hub id is read; for another, give its local directory"),
     (&["activation_checkpointing"], "", "the key is gradient_checkpointing here"),
+    (
+        &["optim"],
+        ADAMW,
+        "the optimizer is AdamW: adamw_torch or adamw_torch_fused, in f32 (adam_moments_dtype = \"bf16\" takes half the memory)",
+    ),
+    (
+        &["optim_args", "optim_target_modules"],
+        "",
+        "the optimizer is AdamW, set by learning_rate, weight_decay, adam_beta1, adam_beta2 and adam_epsilon; remove it",
+    ),
     (&["lr_scheduler_kwargs"], "", "the schedules here take no arguments; remove it"),
     (&["label_smoothing_factor"], "0", "there is no label smoothing; remove it"),
     (&["neftune_noise_alpha"], "", "there is no embedding noise; remove it"),

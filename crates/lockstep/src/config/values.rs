@@ -274,6 +274,7 @@ words! {
         "sigmoid_norm" => DpoLoss::SigmoidNorm,
     }
     Strategy { "no" => Strategy::No, "steps" => Strategy::Steps, "epoch" => Strategy::Epoch }
+    RewardErrors { "stop" => RewardErrors::Stop, "continue" => RewardErrors::Continue }
     EvalSampling { "sampled" => EvalSampling::Sampled, "greedy" => EvalSampling::Greedy }
     Algorithm {
         "grpo" => Algorithm::Grpo, "ppo" => Algorithm::Ppo, "rloo" => Algorithm::Rloo,
@@ -369,6 +370,16 @@ pub enum Strategy {
     Steps,
     /// At the end of each epoch.
     Epoch,
+}
+
+/// What follows when a reward judges no more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RewardErrors {
+    /// The run ends, with a checkpoint.
+    #[default]
+    Stop,
+    /// It goes on without that reward's scores.
+    Continue,
 }
 
 /// How completions are drawn in evaluation.

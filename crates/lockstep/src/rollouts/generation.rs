@@ -70,7 +70,7 @@ impl Generation {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::data::prompts::Prompt;
     use crate::rollouts::ScoredCompletion;
@@ -80,7 +80,7 @@ mod tests {
     use std::sync::Arc;
 
     /// A round of groups of two completions, each named by its number.
-    fn round(groups: &[(u32, [Option<f64>; 2])]) -> Rollouts {
+    pub fn round(groups: &[(u32, [Option<f64>; 2])]) -> Rollouts {
         let completion = |id: u32, reward: Option<f64>| ScoredCompletion {
             completion: Completion {
                 generation: 0,

@@ -57,6 +57,12 @@ impl Rollouts {
         RewardMatrix { rows, names: self.reward_names.clone(), weights: self.reward_weights.clone() }
     }
 
+    /// How many completions each reward judged.
+    pub fn judged(&self) -> Vec<(String, usize)> {
+        let judged = |k: usize| self.completions().filter(|c| c.rewards[k].is_some()).count();
+        self.reward_names.iter().enumerate().map(|(k, name)| (name.clone(), judged(k))).collect()
+    }
+
     /// The weighted rewards of a group's completions, of those that have one.
     pub fn totals<'a>(&'a self, group: &'a ScoredGroup) -> impl Iterator<Item = f64> {
         let scored = group.completions.iter().map(|c| &c.rewards).filter(|rewards| rewards.iter().any(Option::is_some));

@@ -3,6 +3,7 @@
 pub mod evaluate;
 pub mod generation;
 mod groups;
+pub mod health;
 pub mod replay;
 pub mod reward_model;
 pub mod rewards;

@@ -6,6 +6,8 @@ use crate::data::prompt_dataset::PromptDataset;
 use crate::error::{BadInput, OrBadInput};
 use kernels::Context;
 use rewards::{Reward, RewardSpec};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// A reward that the configuration names.
 pub enum Named {
@@ -19,7 +21,7 @@ pub enum Named {
 ///
 /// `injected` has those that a program gives: `function:NAME` names one of them.
 pub fn named_rewards(config: &Config, mut injected: Vec<Box<dyn Reward>>) -> anyhow::Result<Vec<Named>> {
-    let mut name = |spec: &RewardSpec| -> anyhow::Result<Named> {
+    let mut ready = |(spec, name): (&RewardSpec, String)| -> anyhow::Result<Named> {
         if let Some(function) = spec.function().or_bad_input()? {
             let place = injected.iter().position(|reward| reward.name() == function);
             return place.map(|place| Named::Ready(injected.remove(place))).ok_or_else(|| {
@@ -27,20 +29,37 @@ pub fn named_rewards(config: &Config, mut injected: Vec<Box<dyn Reward>>) -> any
             });
         }
         match spec.model().or_bad_input()? {
-            Some((name, model)) => Ok(Named::Model(Opened::open(name, &model)?)),
-            None => Ok(Named::Ready(rewards::build(spec).or_bad_input()?)),
+            Some(model) => Ok(Named::Model(Opened::open(name, &model)?)),
+            None => Ok(Named::Ready(rewards::build(spec, name).or_bad_input()?)),
         }
     };
-    config.reward_funcs.iter().map(&mut name).collect()
+    let names = rewards::names(&config.reward_funcs).or_bad_input()?;
+    let all = config.reward_funcs.iter().zip(names).map(&mut ready).collect::<anyhow::Result<_>>()?;
+    match injected.first() {
+        None => Ok(all),
+        Some(left) => Err(BadInput::new(format!(
+            "the function `{}` was given, but reward_funcs has no \"function:{0}\" for it (or two have this name)",
+            left.name()
+        ))),
+    }
 }
 
 /// Makes all of them ready to judge.
-pub fn load_rewards(named: Vec<Named>, config: &Config, ctx: &Context) -> anyhow::Result<Vec<Box<dyn Reward>>> {
+///
+/// None of them is waited for once `stop` is set.
+pub fn load_rewards(
+    named: Vec<Named>,
+    config: &Config,
+    ctx: &Context,
+    stop: &Arc<AtomicBool>,
+) -> anyhow::Result<Vec<Box<dyn Reward>>> {
     let load = |named| -> anyhow::Result<Box<dyn Reward>> {
-        match named {
-            Named::Ready(reward) => Ok(reward),
-            Named::Model(opened) => Ok(Box::new(opened.load(config, ctx)?)),
-        }
+        let mut reward = match named {
+            Named::Ready(reward) => reward,
+            Named::Model(opened) => Box::new(opened.load(config, ctx)?),
+        };
+        reward.stop_with(stop.clone());
+        Ok(reward)
     };
     named.into_iter().map(load).collect()
 }

@@ -7,7 +7,7 @@ use telemetry::CompletionRows;
 use train::{Advantage, Advantages};
 
 /// Reports the completions that the step after `run.step` trains on, if it is one of those asked for.
-pub fn log(run: &TrainingRun, rollouts: &Rollouts, advantages: &Advantages) -> anyhow::Result<()> {
+pub fn log(run: &mut TrainingRun, rollouts: &Rollouts, advantages: &Advantages) -> anyhow::Result<()> {
     let config = &run.config;
     let step = run.step + 1;
     let last = step >= run.schedule.total_steps;
@@ -38,5 +38,6 @@ pub fn log(run: &TrainingRun, rollouts: &Rollouts, advantages: &Advantages) -> a
     };
     let prints = step.is_multiple_of(config.log_completions_steps.unwrap_or(config.logging_steps)) || last;
     let shown = if prints { config.num_completions_to_print.unwrap_or(rows.prompts.len()) } else { 0 };
-    run.reporter.completions(rows, shown)
+    run.reporter.completions(rows, shown);
+    Ok(())
 }

@@ -101,8 +101,9 @@ struct RewardModel {
 /// The models among the rewards.
 fn reward_models(config: &Config) -> anyhow::Result<Vec<RewardModel>> {
     let mut found = Vec::new();
-    for spec in &config.reward_funcs {
-        if let Some((name, model)) = spec.model().or_bad_input()? {
+    let names = rewards::names(&config.reward_funcs).or_bad_input()?;
+    for (spec, name) in config.reward_funcs.iter().zip(names) {
+        if let Some(model) = spec.model().or_bad_input()? {
             let ModelSource { dir, adapter } = ModelSource::named(&model, Head::Score(1))?;
             let shape = match load_config(&dir, kernels::DType::F32)? {
                 // Below an adapter, whose head it gets.

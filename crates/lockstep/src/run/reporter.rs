@@ -20,6 +20,8 @@ pub struct Reporter {
     logging_steps: u64,
     first_step: bool,
     sums: MetricSums,
+    /// A table of completions could not be written, which was said.
+    lacks_tables: bool,
 }
 
 impl Reporter {
@@ -40,6 +42,7 @@ impl Reporter {
             logging_steps: config.logging_steps,
             first_step: config.logging_first_step,
             sums: MetricSums::default(),
+            lacks_tables: false,
         })
     }
 
@@ -63,14 +66,23 @@ impl Reporter {
         }
     }
 
-    /// Reports the completions of a step, of which a console shows some.
-    pub fn completions(&self, rows: CompletionRows, shown: usize) -> anyhow::Result<()> {
-        Ok(self.sinks.emit(EventKind::Completions { rows, shown })?)
+    /// Reports the completions of a step, of which a console shows some. No run ends because their table cannot be written.
+    pub fn completions(&mut self, rows: CompletionRows, shown: usize) {
+        if let Err(error) = self.sinks.emit(EventKind::Completions { rows, shown })
+            && !std::mem::replace(&mut self.lacks_tables, true)
+        {
+            self.sinks.warn(&format!("{error}; the run goes on without such tables"));
+        }
     }
 
     /// The sums not yet logged: for a checkpoint.
     pub fn unlogged(&self) -> &MetricSums {
         &self.sums
+    }
+
+    /// Takes the sums back to what [`unlogged`](Self::unlogged) gave.
+    pub fn restore(&mut self, sums: MetricSums) {
+        self.sums = sums;
     }
 
     /// Adds a value to the mean that is logged next.

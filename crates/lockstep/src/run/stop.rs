@@ -1,10 +1,12 @@
-//! SIGINT, SIGTERM, SIGUSR1, or a program's own wish: finish the step, write a checkpoint, end. A second signal exits at once.
+//! The wish to stop a run: its step ends or is given up, a checkpoint is written, it can be resumed.
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether a run is asked to stop; a clone is another handle to the same wish.
+/// Whether a run, or an evaluation, is asked to stop; a clone is another handle to the same wish.
+///
+/// A step that computes is finished. A rollout, an evaluation or a wait for rewards is given up: it is done again, to the
+/// same bits, when the run goes on.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal(Arc<AtomicBool>);
 
@@ -14,24 +16,37 @@ impl StopSignal {
         StopSignal::default()
     }
 
-    /// One that this process's signals give, from now on.
-    pub fn from_signals() -> anyhow::Result<StopSignal> {
-        let requested = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM, SIGUSR1] {
-            // In this order: the first signal finds the flag unset, passes the shutdown by, and sets it; the second exits.
-            signal_hook::flag::register_conditional_shutdown(signal, 1, requested.clone())?;
-            signal_hook::flag::register(signal, requested.clone())?;
-        }
-        Ok(StopSignal(requested))
-    }
-
-    /// Asks the run to stop after its step.
+    /// Asks to stop.
     pub fn request(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the run is to stop after its step.
+    /// Whether somebody asked.
     pub fn is_requested(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
+
+    /// For those who look while they work.
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+        self.0.clone()
+    }
+
+    /// [`Stopped`] once somebody asked.
+    pub(crate) fn check(&self) -> Result<(), Stopped> {
+        if self.is_requested() { Err(Stopped) } else { Ok(()) }
+    }
+}
+
+/// Given up because a [`StopSignal`] was given.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped as asked")]
+pub struct Stopped;
+
+/// Whether `error` says no more than that a [`StopSignal`] was given.
+pub fn is_stopped(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.is::<Stopped>()
+            || matches!(cause.downcast_ref(), Some(rollout::Error::Stopped))
+            || matches!(cause.downcast_ref(), Some(model::Error::Stopped))
+    })
 }

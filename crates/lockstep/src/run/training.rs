@@ -57,7 +57,10 @@ pub struct TrainingRun {
     /// The metrics that were logged last.
     pub(crate) last_logged: Vec<(String, f64)>,
     label: &'static str,
-    stop: StopSignal,
+    /// Whether to stop.
+    pub stop: StopSignal,
+    /// The step is done, and an evaluation of it is not.
+    pub evaluation_due: bool,
     evaluations_without_improvement: u32,
     data_hash: String,
     step_started: Instant,
@@ -156,10 +159,11 @@ impl TrainingRun {
             last_logged: Vec::new(),
             label,
             stop,
+            evaluation_due: state.as_ref().is_some_and(|state| state.evaluation_due),
             evaluations_without_improvement: state.as_ref().map_or(0, |state| state.evaluations_without_improvement),
             data_hash,
             step_started: Instant::now(),
-            saved_at: state.as_ref().map(|_| step),
+            saved_at: state.as_ref().filter(|state| !state.evaluation_due).map(|_| step),
         };
         run.report_progress(String::new())?;
         Ok((run, state.map(|state| state.task)))
@@ -316,6 +320,7 @@ impl TrainingRun {
             unlogged: self.reporter.unlogged().clone(),
             best: self.best.clone(),
             evaluations_without_improvement: self.evaluations_without_improvement,
+            evaluation_due: self.evaluation_due,
             log_bytes: self.reporter.sinks().checkpoint()?,
         };
         let checkpoint = checkpoint::write(&self.dir, self.step, |dir| {
@@ -363,8 +368,7 @@ fn kept_best(config: &Config, best: Option<&Best>) -> Option<u64> {
 /// A best model by a metric that no evaluation gives would be found out hours later.
 fn check_best_metric(config: &Config, known: &[String]) -> anyhow::Result<()> {
     let Some(name) = &config.metric_for_best_model else { return Ok(()) };
-    if config.eval_strategy == Strategy::No || known.iter().any(|n| n == name || n.strip_prefix("eval_") == Some(name))
-    {
+    if known.iter().any(|n| n == name || n.strip_prefix("eval_") == Some(name)) {
         return Ok(());
     }
     Err(BadInput::new(format!(

@@ -10,9 +10,11 @@ pub use plan::plan;
 
 use crate::config::{Config, Layers, Purpose, Resolved};
 use crate::models::Policy;
+use crate::rollouts::health::RewardFailed;
 use crate::run::inputs::RunInputs;
 use crate::run::provenance;
 use crate::run::resume::{ResumeFrom, find_run};
+use crate::run::stop::is_stopped;
 use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::TrainingRun;
 use crate::run::{self, RunDir, StopReason};
@@ -148,20 +150,43 @@ impl Run {
     }
 
     /// One optimizer step, with the logs, the evaluation and the checkpoint that are due after it; says why the run has ended,
-    /// once it has.
+    /// once it has. Where the run cannot go on, the last step is saved, and the error says how to resume it.
     pub fn step(&mut self) -> anyhow::Result<Option<StopReason>> {
         if self.ended.is_none() {
-            self.ended = self.advance()?;
+            self.ended = match self.advance() {
+                Err(error) if is_stopped(&error) => {
+                    self.save_step()?;
+                    Some(StopReason::Interrupted)
+                }
+                Err(error) if error.is::<RewardFailed>() => {
+                    self.save_step()?;
+                    let (step, root) = (self.training.step, self.training.dir.root().display());
+                    return Err(error.context(format!(
+                        "stopped after step {step}; mend the reward and go on with --resume {root}, or without it with \
+                         reward_errors = \"continue\""
+                    )));
+                }
+                outcome => outcome?,
+            };
         }
         Ok(self.ended)
     }
 
+    /// Saves the last step, as what was begun after it has been given up. Before the first there is nothing to save.
+    fn save_step(&mut self) -> anyhow::Result<()> {
+        if self.training.step > 0 { self.training.save(&*self.task) } else { Ok(()) }
+    }
+
     fn advance(&mut self) -> anyhow::Result<Option<StopReason>> {
+        self.training.stop.check()?;
         if !std::mem::replace(&mut self.has_begun, true)
             && self.training.step == 0
             && self.training.config.eval_on_start
         {
             self.evaluate()?;
+        }
+        if self.training.evaluation_due {
+            return self.end_step();
         }
         if self.training.is_done() {
             return Ok(Some(StopReason::Completed));
@@ -175,15 +200,19 @@ impl Run {
                 }
                 NextBatch::Wait => std::thread::sleep(WAIT),
             }
-            if let Some(reason) = self.training.stop_reason(false) {
-                self.training.save(&*self.task)?;
-                return Ok(Some(reason));
-            }
+            self.training.stop.check()?;
         }
         self.task.step(&mut self.training)?;
         self.training.log_step(self.task.shown_metrics())?;
-        let evaluates = self.training.evaluates_now() || (self.task.evaluates_at_end() && self.training.is_done());
-        let early = evaluates && self.evaluate()?;
+        self.training.evaluation_due =
+            self.training.evaluates_now() || (self.task.evaluates_at_end() && self.training.is_done());
+        self.end_step()
+    }
+
+    /// The evaluation and the checkpoint that are due after a step.
+    fn end_step(&mut self) -> anyhow::Result<Option<StopReason>> {
+        let early = self.training.evaluation_due && self.evaluate()?;
+        self.training.evaluation_due = false;
         let ended = self.training.stop_reason(early);
         if self.training.saves_now(ended) {
             self.training.save(&*self.task)?;

@@ -10,8 +10,8 @@
 //! A batch that takes longer than `timeout_s`, a crash, a line that is not such an answer, a wrong number of scores
 //! or one that is not finite: the whole batch gets `None`, never 0, and a [`Problem`] says why. After a crash, a
 //! time-out or a line that is not JSON the program is started again for the next batch, at most `max_restarts` times
-//! without a good batch in between. It runs in a process group of its own, which is killed when the reward is
-//! dropped.
+//! without a good batch in between; the problem of the failure after that is fatal, and repeated for every later batch.
+//! The program runs in a process group of its own, which is killed when the reward is dropped.
 //!
 //! A batch is all completions of a generation, so that a program may compare any of them. With `by_group = true` it
 //! is one group (the completions of one prompt), asked about as soon as the last of them has ended, while others are
@@ -24,10 +24,13 @@ mod protocol;
 #[cfg(all(test, unix))]
 mod tests;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
+pub use self::process::end_programs;
 use self::process::{Process, Silence};
 use crate::{Error, Problem, Result, Reward, RewardBatch, Scores};
 
@@ -125,15 +128,14 @@ pub struct CommandReward {
     /// None after a failure, until the next batch.
     process: Option<Process>,
     restarts_in_a_row: u32,
-    last_failure: String,
+    /// Why it is not started again.
+    given_up: Option<String>,
+    stop: Arc<AtomicBool>,
 }
 
 impl CommandReward {
     /// Starts the program; one that is missing, not executable, or that ends at once is an error here.
-    ///
-    /// `name`: under which scores are logged; by default the file stem of the first argument that looks like a script,
-    /// else of the program.
-    pub fn new(name: Option<String>, options: Options) -> Result<Self> {
+    pub fn new(name: String, options: Options) -> Result<Self> {
         if !(options.timeout_s.is_finite() && options.timeout_s > 0.0 && options.timeout_s < 1e9) {
             return Err(Error::options("command", "`timeout_s` must be a positive number of seconds"));
         }
@@ -145,26 +147,21 @@ impl CommandReward {
             return Err(failed(process.epitaph()));
         }
         Ok(CommandReward {
-            name: name.unwrap_or_else(|| default_name(&words)),
+            name,
             timeout: Duration::from_secs_f64(options.timeout_s),
             max_restarts: options.max_restarts,
             by_group: options.by_group,
             process: Some(process),
             restarts_in_a_row: 0,
-            last_failure: String::new(),
+            given_up: None,
+            stop: Arc::default(),
             words,
         })
     }
 
-    /// The running program, started again if it may be.
+    /// The running program, started again if it has ended.
     fn process(&mut self) -> std::result::Result<&mut Process, String> {
         if self.process.is_none() {
-            if self.restarts_in_a_row >= self.max_restarts {
-                return Err(format!(
-                    "not started again after {} restarts without a good batch; the last failure: {}",
-                    self.restarts_in_a_row, self.last_failure
-                ));
-            }
             self.restarts_in_a_row += 1;
             self.process = Some(Process::start(&self.words).map_err(|e| format!("cannot restart: {}", explain(&e)))?);
         }
@@ -174,18 +171,19 @@ impl CommandReward {
     /// Sends a batch and reads the answer.
     fn ask(&mut self, batch: &RewardBatch<'_>) -> std::result::Result<Scores, String> {
         let request = protocol::request(batch)?;
-        let timeout = self.timeout;
+        let (timeout, stop) = (self.timeout, self.stop.clone());
         let process = self.process()?;
         let outcome = if process.has_unread_line() {
             Err("it printed a line that answers no batch; print debugging output to standard error".to_owned())
         } else {
             process.send(request);
-            match process.line_until(Instant::now() + timeout) {
+            match process.line_until(Instant::now() + timeout, &stop) {
                 Ok(line) => protocol::answer(&line).map_err(|message| process.with_stderr(message)),
                 Err(Silence::TimedOut) => {
                     Err(process.with_stderr(format!("no answer within {} s; it was killed", timeout.as_secs_f64())))
                 }
                 Err(Silence::TooLong) => Err(process.with_stderr("its answer is longer than 256 MiB".to_owned())),
+                Err(Silence::Stopped) => Err("nobody waits for its answer any more".to_owned()),
                 Err(Silence::Ended) => Err(process.epitaph()),
             }
         };
@@ -212,10 +210,24 @@ impl Reward for CommandReward {
         if batch.is_empty() {
             return Scores::default();
         }
-        self.ask(batch).unwrap_or_else(|message| {
-            self.last_failure = message.lines().next().unwrap_or_default().to_owned();
-            Scores::failed(batch.len(), Problem::new(&self.name, batch.len(), message))
+        let outcome = match &self.given_up {
+            Some(cause) => Err(cause.clone()),
+            None => self.ask(batch),
+        };
+        outcome.unwrap_or_else(|mut message| {
+            let restarts = self.restarts_in_a_row;
+            let stopped = self.stop.load(Ordering::Relaxed);
+            if self.given_up.is_none() && self.process.is_none() && restarts >= self.max_restarts && !stopped {
+                message = format!("not started again after {restarts} restarts without a good batch: {message}");
+                self.given_up = Some(message.clone());
+            }
+            let problem = Problem::new(&self.name, batch.len(), message);
+            Scores::failed(batch.len(), Problem { fatal: self.given_up.is_some(), ..problem })
         })
+    }
+
+    fn stop_with(&mut self, stop: Arc<AtomicBool>) {
+        self.stop = stop;
     }
 }
 
@@ -230,10 +242,13 @@ fn explain(error: &std::io::Error) -> String {
     }
 }
 
-/// `my_reward` for `["python3", "path/my_reward.py"]` and for `["./my_reward.sh", "x"]`.
-fn default_name(words: &[String]) -> String {
+/// How a command is called, and its arguments: `my_reward` and `x` for `python3 path/my_reward.py x` and for
+/// `./my_reward.sh x`.
+pub(crate) fn label(command: Words) -> Result<(String, String)> {
+    let words = command.split()?;
     let path = |word: &String| std::path::PathBuf::from(word);
-    let script = words[1..].iter().take_while(|word| !word.starts_with('-')).find(|word| path(word).is_file());
-    let stem = path(script.unwrap_or(&words[0])).file_stem().map(|stem| stem.to_string_lossy().into_owned());
-    stem.unwrap_or_else(|| "command".to_owned())
+    let mut arguments = words.iter().enumerate().skip(1).take_while(|(_, word)| !word.starts_with('-'));
+    let script = arguments.find(|(_, word)| path(word).is_file()).map_or(0, |(place, _)| place);
+    let stem = path(&words[script]).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    Ok((stem.unwrap_or_else(|| "command".to_owned()), words[script + 1..].join(" ")))
 }

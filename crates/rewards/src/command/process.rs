@@ -7,8 +7,9 @@
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How many of the last lines of standard error are kept, and how much of each.
@@ -18,12 +19,47 @@ const STDERR_LINE_BYTES: usize = 1_000;
 const MAX_LINE_BYTES: u64 = 256 << 20;
 /// How long a child may take to end by itself once its input is closed.
 const GRACE: Duration = Duration::from_secs(1);
+/// How often a wait looks whether it is still wanted.
+const POLL: Duration = Duration::from_millis(50);
+
+/// The children that run, for [`end_programs`].
+static RUNNING: Mutex<Running> = Mutex::new(Running { ids: Vec::new(), closed: false });
+
+struct Running {
+    /// None of them has been reaped, so each number is still that of its group.
+    ids: Vec<u32>,
+    closed: bool,
+}
+
+fn running() -> MutexGuard<'static, Running> {
+    RUNNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Kills every reward program of this process with its process group. No other can be started: it is for a process that
+/// ends at once, without dropping its rewards.
+pub fn end_programs() {
+    let mut running = running();
+    running.closed = true;
+    running.ids.iter().for_each(|&id| kill_group(id));
+}
+
+/// An error means that nobody is left in the group.
+#[cfg(unix)]
+fn kill_group(id: u32) {
+    if let Some(pid) = rustix::process::Pid::from_raw(id as i32) {
+        let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+    }
+}
+
+#[cfg(not(unix))]
+fn kill_group(_: u32) {}
 
 /// Why there is no line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Silence {
     TimedOut,
     TooLong,
+    Stopped,
     Ended,
 }
 
@@ -52,7 +88,15 @@ impl Process {
         command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        let mut child = command.spawn()?;
+        let mut child = {
+            let mut running = running();
+            if running.closed {
+                return Err(std::io::Error::other("this process is ending"));
+            }
+            let child = command.spawn()?;
+            running.ids.push(child.id());
+            child
+        };
         let (mut stdin, stdout) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
         let child_stderr = child.stderr.take().expect("piped");
 
@@ -89,15 +133,20 @@ impl Process {
         matches!(self.unread, Some(Ok(_)))
     }
 
-    /// The next line of output.
-    pub(super) fn line_until(&mut self, deadline: Instant) -> Result<Vec<u8>, Silence> {
+    /// The next line of output, waited for until `deadline` or `stop`.
+    pub(super) fn line_until(&mut self, deadline: Instant, stop: &AtomicBool) -> Result<Vec<u8>, Silence> {
         if let Some(line) = self.unread.take() {
             return line;
         }
-        match self.output.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => Err(Silence::TimedOut),
-            Err(RecvTimeoutError::Disconnected) => Err(Silence::Ended),
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.output.recv_timeout(left.min(POLL)) {
+                Ok(line) => return line,
+                Err(RecvTimeoutError::Disconnected) => return Err(Silence::Ended),
+                Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => return Err(Silence::Stopped),
+                Err(RecvTimeoutError::Timeout) if left <= POLL => return Err(Silence::TimedOut),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
         }
     }
 
@@ -134,12 +183,10 @@ impl Process {
         if self.status.is_some() {
             return;
         }
-        #[cfg(unix)]
-        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
-            // Not reaped yet, so the number is still this group's. An error means that nobody is left in it.
-            let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
-        }
+        // Not reaped yet, so the number is still this group's.
+        kill_group(self.child.id());
         let _ = self.child.kill();
+        running().ids.retain(|&id| id != self.child.id());
         self.status = self.child.wait().ok();
     }
 

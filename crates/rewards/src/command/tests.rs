@@ -18,7 +18,7 @@ fn script(dir: &Path, body: &str) -> PathBuf {
 /// Runs the script with /bin/sh: no exec bit is written, so no "text file busy" when tests run side by side.
 fn reward(path: &Path, timeout_s: f64, max_restarts: u32) -> CommandReward {
     let words = Words::List(vec!["/bin/sh".into(), path.to_str().unwrap().into()]);
-    CommandReward::new(None, Options { command: words, timeout_s, max_restarts, by_group: false }).unwrap()
+    CommandReward::new("reward".into(), Options { command: words, timeout_s, max_restarts, by_group: false }).unwrap()
 }
 
 fn score_with(reward: &mut CommandReward, columns: &Columns, completions: &[Content]) -> Scores {
@@ -140,14 +140,13 @@ fn restarts_in_a_row_are_bounded() {
     let starts = dir.path().join("starts");
     let body = format!("echo x >> '{}'; read -r line; exit 1", starts.display());
     let mut reward = reward(&script(dir.path(), &body), 30.0, 2);
-    for _ in 0..3 {
-        assert!(failure(&score(&mut reward)).contains("it ended (exit status: 1)"));
-    }
-    for _ in 0..2 {
-        let scores = score(&mut reward);
-        let message = failure(&scores);
-        assert!(message.contains("after 2 restarts") && message.contains("exit status: 1"), "{message}");
-    }
+    let failures: Vec<Problem> = (0..5).flat_map(|_| score(&mut reward).problems).collect();
+    assert_eq!(failures.iter().map(|problem| problem.fatal).collect::<Vec<_>>(), [false, false, true, true, true]);
+    let ended = "it ended (exit status: 1)";
+    assert_eq!([&*failures[0].message, &failures[1].message], [ended; 2]);
+    // Nobody starts it any more, and no message grows.
+    let last = format!("not started again after 2 restarts without a good batch: {ended}");
+    assert_eq!([2, 3, 4].map(|i| &*failures[i].message), [&*last; 3]);
     assert_eq!(std::fs::read_to_string(starts).unwrap().lines().count(), 3);
 }
 
@@ -166,6 +165,23 @@ fn a_time_out_kills_the_whole_group() {
     std::fs::remove_file(&alive).unwrap();
     std::thread::sleep(Duration::from_millis(300));
     assert!(!alive.exists(), "the grandchild lives");
+}
+
+#[test]
+fn a_stop_ends_the_wait_and_is_no_failure() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut reward = reward(&script(dir.path(), "read -r line; sleep 100"), 60.0, 0);
+    let stop = Arc::new(AtomicBool::new(false));
+    reward.stop_with(stop.clone());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            stop.store(true, Ordering::Relaxed);
+        });
+        let start = Instant::now();
+        let scores = score(&mut reward);
+        assert!(start.elapsed() < Duration::from_secs(30) && !scores.problems[0].fatal, "{scores:?}");
+    });
 }
 
 #[test]
@@ -215,7 +231,7 @@ fn a_program_that_cannot_run_is_an_error_at_start() {
     let path = script(dir.path(), GOOD);
     let start = |words: Words| {
         let options = Options { command: words, timeout_s: 1.0, max_restarts: 0, by_group: false };
-        CommandReward::new(None, options).err().map(|error| error.to_string())
+        CommandReward::new("reward".into(), options).err().map(|error| error.to_string())
     };
     let message = start(Words::List(vec![path.to_str().unwrap().into()])).unwrap();
     assert!(message.contains("not executable"), "{message}");
@@ -228,7 +244,7 @@ fn a_program_that_cannot_run_is_an_error_at_start() {
     let message = message.unwrap();
     assert!(message.contains("it ended") && message.contains("/no/such/script.sh"), "{message}");
     let bad_timeout = Options { command: "sh".into(), timeout_s: 0.0, max_restarts: 0, by_group: false };
-    assert!(CommandReward::new(None, bad_timeout).is_err());
+    assert!(CommandReward::new("reward".into(), bad_timeout).is_err());
 }
 
 #[test]
@@ -236,10 +252,11 @@ fn the_python_example_works() {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/rewards/my_reward.py");
     let Some(()) = testing::program("python3") else { return };
     let words = Words::List(vec!["python3".into(), example.to_str().unwrap().into()]);
-    let mut reward =
-        CommandReward::new(None, Options { command: words, timeout_s: 60.0, max_restarts: 0, by_group: false })
-            .unwrap();
-    assert_eq!(reward.name(), "my_reward");
+    let mut reward = CommandReward::new(
+        "reward".into(),
+        Options { command: words, timeout_s: 60.0, max_restarts: 0, by_group: false },
+    )
+    .unwrap();
     let columns = Columns::from([("answer".to_owned(), vec!["5".into(), "5".into(), serde_json::Value::Null])]);
     let completions = ["so it is 5".into(), Content::assistant("6"), "5".into()];
     let scores = score_with(&mut reward, &columns, &completions);

@@ -150,15 +150,27 @@ impl Console {
 
     /// Says a line: a message and named values.
     pub fn log(&self, level: Level, message: &str, fields: &Record) {
-        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
-        let elapsed = self.inner.start.elapsed().as_secs_f64();
-        let line = |colour: bool| match self.inner.format {
-            LogFormat::Json => json_line(now_s, level, message, fields),
-            LogFormat::Plain => plain_line(elapsed, level, message, fields, colour),
-        };
+        let line = |colour| self.line(level, message, fields, colour);
         let _ = writeln!(self.file(), "{}", line(false));
         if level <= self.inner.level {
             self.write(&(line(self.inner.colour) + "\n"), false);
+        }
+    }
+
+    /// The error that ends the program: a line of the log file as any other; for people it is shown without a time.
+    pub fn fatal(&self, message: &str) {
+        let line = self.line(Level::Error, message, &Record::new(), false);
+        let _ = writeln!(self.file(), "{line}");
+        let shown = if self.inner.format == LogFormat::Json { line } else { format!("error: {message}") };
+        self.write(&(shown + "\n"), false);
+    }
+
+    fn line(&self, level: Level, message: &str, fields: &Record, colour: bool) -> String {
+        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
+        let elapsed = self.inner.start.elapsed().as_secs_f64();
+        match self.inner.format {
+            LogFormat::Json => json_line(now_s, level, message, fields),
+            LogFormat::Plain => plain_line(elapsed, level, message, fields, colour),
         }
     }
 

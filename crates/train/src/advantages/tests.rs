@@ -57,7 +57,7 @@ fn nothing_to_compare_gives_zero() {
     assert_eq!(metric(&scored_once, "reward_std"), None);
     let never = compute(&one_function(&[None, None], 2), ScaleRewards::Group);
     close(&never.advantages, &[0.0, 0.0]);
-    assert_eq!(metric(&never, "reward"), None);
+    assert_eq!([metric(&never, "reward"), metric(&never, "frac_reward_zero_std")], [None; 2], "not 0: nobody knows");
     let alone = compute(&one_function(&[Some(5.0), Some(7.0)], 1), ScaleRewards::None);
     close(&alone.advantages, &[0.0, 0.0]);
 }

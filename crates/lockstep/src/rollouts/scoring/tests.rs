@@ -126,7 +126,9 @@ impl Reward for Slow {
 fn the_order_in_which_groups_end_changes_nothing() {
     let build = |whole: bool| -> Vec<Box<dyn Reward>> {
         let specs = ["gsm8k", "exact_match", "gsm8k:solution", "format:7", "length:3", "unique_chars"];
-        let own = specs.iter().map(|&spec| rewards::build(&RewardSpec::from(spec)).unwrap());
+        let own = specs
+            .iter()
+            .map(|&spec| rewards::build(&RewardSpec::from(spec), spec.split(':').next().unwrap().into()).unwrap());
         let all = own.chain([Box::new(Slow::default()) as Box<dyn Reward>]);
         all.map(|reward| if whole { Box::new(Whole(reward)) as Box<dyn Reward> } else { reward }).collect()
     };

@@ -44,6 +44,9 @@ pub struct RunState {
     pub best: Option<Best>,
     /// Evaluations in a row without improvement.
     pub evaluations_without_improvement: u32,
+    /// The evaluation that is due after this step was given up.
+    #[serde(default)]
+    pub evaluation_due: bool,
     /// Bytes of every append-only file at this step; resume truncates to them.
     pub log_bytes: BTreeMap<String, u64>,
 }

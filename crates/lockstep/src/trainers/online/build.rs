@@ -7,6 +7,7 @@ use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::BadInput;
 use crate::models::{ModelSource, Policy, load_assets, locate, trained_weights};
 use crate::rollouts::evaluate::{self, Evaluation};
+use crate::rollouts::health::RewardHealth;
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::rewards::{Named, check_columns, load_rewards, named_rewards};
 use crate::run::inputs::RunInputs;
@@ -53,7 +54,7 @@ impl Prepared {
         // Before the weights are read: a run that cannot fit would be killed much later, and without a word.
         memory_plan::plan(&config, &assets, bounds)?.check(MemoryPlan::available_bytes(), &config)?;
 
-        let rewards = load_rewards(rewards, &config, &ctx)?;
+        let rewards = load_rewards(rewards, &config, &ctx, &inputs.stop.flag())?;
         let checkpoint = inputs.resume_from.checkpoint();
         let weights = trained_weights(&ctx, &found, checkpoint, &config, &assets.config)?;
         let reference = match config.has_reference() && !bounds.ref_logps {
@@ -75,6 +76,7 @@ impl Prepared {
                 let mut engine =
                     Engine::new(&ctx, &assets.config, engine_config).map_err(|e| BadInput::new(e.to_string()))?;
                 engine.set_detokenizer(assets.tokenizer.clone());
+                engine.stop_with(inputs.stop.flag());
                 Some(engine)
             }
             false => None,
@@ -101,6 +103,7 @@ impl Prepared {
             reference,
             engine,
             rewards,
+            health: RewardHealth::default(),
             sampling,
             sizes,
             source,

@@ -10,6 +10,7 @@ pub use build::Prepared;
 
 use crate::data::prompts::Prompt;
 use crate::rollouts::evaluate::Evaluation;
+use crate::rollouts::health::RewardHealth;
 use crate::rollouts::replay::Replay;
 use anyhow::Context as _;
 use model::Scorer;
@@ -78,6 +79,7 @@ pub struct RolloutPipeline {
     /// None if nothing is generated.
     engine: Option<Engine>,
     rewards: Vec<Box<dyn Reward>>,
+    health: RewardHealth,
     /// Of the rewards of training: those of a replayed file may be others than those that evaluation asks.
     reward_weights: Vec<f64>,
     /// Of `rewards`.

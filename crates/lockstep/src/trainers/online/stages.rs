@@ -9,6 +9,7 @@ use crate::rollouts::scoring::{Prompts, RolloutScorer, ScoredRollouts};
 use crate::run::completion_log;
 use crate::run::training::{TrainingRun, record_ops};
 use model::columns::{OLD_LOGPS, REF_LOGPS};
+use rewards::Problem;
 use rollout::Request;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,8 +21,21 @@ impl RolloutPipeline {
         if matches!(self.source, Source::File(..)) { self.recorded(run) } else { self.generate(run) }
     }
 
-    /// Once; with dynamic sampling again for the groups whose rewards do not differ.
+    /// The policy's next groups. If they are given up (a wish to stop, a reward that judges no more), it is as if they had never
+    /// been begun: a checkpoint draws the same prompts again.
     fn generate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
+        let (rows, tokens, sums) = (run.sampler.state(), run.num_tokens, run.reporter.unlogged().clone());
+        let number = self.rollout_number;
+        self.generate_rounds(run).inspect_err(|_| {
+            run.sampler.restore(rows);
+            run.num_tokens = tokens;
+            run.reporter.restore(sums);
+            self.rollout_number = number;
+        })
+    }
+
+    /// Once; with dynamic sampling again for the groups whose rewards do not differ.
+    fn generate_rounds(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
         let mut generation = Generation::default();
         while let Some(prompts) = self.draw_prompts(run, &generation) {
             generation.take(self.rollout_and_score(run, prompts)?);
@@ -102,6 +116,9 @@ impl RolloutPipeline {
             self.times.reward_time_s += span.end();
             Ok(output)
         })?;
+        // Rewards that nobody waits for may have said anything.
+        run.stop.check()?;
+        self.warn_of(run, &output.rollouts, &output.problems)?;
         self.times.rollout_tokens += output.rollouts.completions().map(|c| c.completion.ids.len()).sum::<usize>();
         count_tokens(run, &output.rollouts);
         self.report(run, &output);
@@ -120,16 +137,20 @@ impl RolloutPipeline {
         prompts.iter().map(request).collect()
     }
 
-    /// The warnings and metrics of rewards, and how long they took.
+    /// Warns of what rewards could not judge; an error if the run cannot go on without it.
+    fn warn_of(&mut self, run: &TrainingRun, rollouts: &Rollouts, problems: &[Problem]) -> anyhow::Result<()> {
+        let warnings = self.health.check(rollouts, problems, &run.config)?;
+        warnings.iter().for_each(|warning| run.warn(warning));
+        Ok(())
+    }
+
+    /// The metrics of rewards, and how long they took.
     fn report(&mut self, run: &mut TrainingRun, output: &ScoredRollouts) {
         for &(start, seconds) in &output.hidden {
             run.stages.record_overlapped("rewards", start, seconds);
             self.times.reward_hidden_time_s += seconds;
         }
         let reporter = &mut run.reporter;
-        for problem in &output.problems {
-            reporter.sinks().warn(&problem.to_string());
-        }
         if let Some(warning) = output.unscored_warning() {
             reporter.sinks().warn(&warning);
         }
@@ -243,9 +264,8 @@ impl RolloutPipeline {
         let span = run.stages.span("evaluation");
         let outcome = evaluation.run(engine, &run.policy, &mut self.rewards, &self.eval_weights, run.step)?;
         let seconds = span.end();
-        for problem in &outcome.problems {
-            run.warn(&problem.to_string());
-        }
+        run.stop.check()?;
+        self.warn_of(run, &outcome.rollouts, &outcome.problems)?;
         let mut metrics = outcome.metrics;
         metrics.push(("eval_runtime".into(), seconds));
         Ok(Some(metrics))

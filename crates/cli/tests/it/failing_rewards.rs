@@ -1,0 +1,141 @@
+//! Rewards that die or judge nothing: the run ends with the cause and a checkpoint, and goes on once the reward is mended.
+
+use crate::support::runs::{arguments, directory, good, metrics, same};
+use crate::support::{Said, lockstep};
+use std::fs;
+use std::path::Path;
+
+/// A program that starts, and ends at its first batch as one with a missing module does.
+fn broken(directory: &Path) {
+    let program = "sleep 0.4; read -r line; echo 'ModuleNotFoundError: No module named x' >&2; exit 1\n";
+    fs::write(directory.join("serve.sh"), program).unwrap();
+}
+
+fn mended(directory: &Path) {
+    fs::write(directory.join("serve.sh"), "while read -r line; do echo '{\"rewards\": [1, 2, 0, 1]}'; done\n").unwrap();
+}
+
+/// Its last words: the error.
+fn failed(said: &Said, words: &[&str]) -> String {
+    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
+    let error = &said.err[said.err.find("\nerror: ").expect(&said.err) + 1..];
+    for word in words {
+        assert!(error.contains(word), "`{word}`: {}", said.err);
+    }
+    assert_eq!(said.err.matches("error: ").count() - said.err.matches("standard error: ").count(), 1, "{}", said.err);
+    error.to_owned()
+}
+
+#[test]
+fn a_reward_that_judges_nothing_ends_the_run_and_says_why_once() {
+    let dir = directory();
+    let root = dir.path();
+    broken(root);
+    let command = "reward_funcs=[\"command:sh serve.sh\"]";
+    let said = lockstep(root, &arguments("train", "run", &[command]));
+    let error = failed(
+        &said,
+        &[
+            "stopped after step 2",
+            "--resume run",
+            "reward_errors = \"continue\"",
+            "reward `serve` judged nothing in 3 batches in a row (reward_patience): it ended (exit status: 1)",
+            "\n  | ModuleNotFoundError: No module named x",
+        ],
+    );
+    // When it failed first, and in the error.
+    assert_eq!(said.err.matches("ModuleNotFoundError").count(), 2, "{}", said.err);
+    assert!(!said.err.contains("done:") && !root.join("run/model").exists(), "{}", said.err);
+    let log = fs::read_to_string(root.join("run/lockstep-0.log")).unwrap();
+    assert!(log.ends_with(&error), "the log file has it, too: {log}");
+    let names = |run: &str| -> Vec<String> {
+        fs::read_dir(root.join(run)).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    };
+    assert_eq!(names("run/checkpoints"), ["step-000002"]);
+    mended(root);
+    assert!(good(root, &["train", "--resume", "run"]).err.contains("done: 12 steps"));
+
+    // As it was before there was such a key: it goes on, and no message grows.
+    broken(root);
+    let set = [command, "reward_errors=continue", "logging_steps=1"];
+    let said = good(root, &arguments("train", "on", &set));
+    assert!(said.err.contains("done: 12 steps"), "{}", said.err);
+    let message = "not started again after 3 restarts without a good batch: it ended (exit status: 1)";
+    // In 9 of 12 steps, and in 3 evaluations.
+    assert_eq!(said.err.matches(message).count(), 12, "{}", said.err);
+    assert!(said.err.lines().all(|line| line.len() < 300), "{}", said.err);
+    assert!(said.err.matches("ModuleNotFoundError").count() <= 2, "{}", said.err);
+    assert!(metrics(&root.join("on")).iter().all(|line| !line.contains("frac_reward_zero_std")), "not 0: nobody knows");
+}
+
+#[test]
+fn restarts_that_are_used_up_end_the_run_at_once_and_as_json() {
+    let dir = directory();
+    let root = dir.path();
+    broken(root);
+    let command = "reward_funcs=[{kind = \"command\", command = \"sh serve.sh\", max_restarts = 0}]";
+    let all = arguments("train", "run", &[command]);
+    let said = lockstep(root, &[&all[..], &["--log-format", "json"]].concat());
+    assert_eq!(said.code, Some(1), "{}", said.err);
+    let lines: Vec<serde_json::Value> = said.err.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let last = lines.last().unwrap();
+    let message = last["message"].as_str().unwrap();
+    assert!(last["level"] == "error" && message.contains("reward `serve` judges no more"), "{last}");
+    assert_eq!(said.err.matches("ModuleNotFoundError").count(), 1, "the cause, once: {}", said.err);
+    let log = fs::read_to_string(root.join("run/lockstep-0.log")).unwrap();
+    assert_eq!(log.lines().last(), said.err.lines().last());
+    // Bad input is JSON, too.
+    let said = lockstep(root, &["train", "--log-format", "json", "--model", "nowhere", "--dataset", "d.jsonl"]);
+    let line: serde_json::Value = serde_json::from_str(said.err.lines().last().unwrap()).unwrap();
+    assert_eq!((said.code, &line["level"]), (Some(2), &"error".into()), "{}", said.err);
+}
+
+/// The batch that could not be judged is drawn again: the run is, bit for bit, one whose reward never failed.
+#[test]
+fn a_run_goes_on_from_where_its_reward_died() {
+    let dir = directory();
+    let root = dir.path();
+    let program = "while read -r line; do\ncase \"$line\" in *'\"global_step\":5}'*) [ -e mended ] || exit 3;; esac\n\
+                   echo '{\"rewards\": [1, 2, 0, 1], \"metrics\": {\"length\": 3}}'\ndone\n";
+    fs::write(root.join("serve.sh"), program).unwrap();
+    let command = "reward_funcs=[{kind = \"command\", command = \"sh serve.sh\", max_restarts = 0}]";
+    let set = [command, "save_steps=1", "record_rollouts=true"];
+    // Evaluation has another number of completions.
+    let set = [&set[..], &["num_generations_eval=2"]].concat();
+    let said = lockstep(root, &arguments("train", "cut", &set));
+    failed(&said, &["stopped after step 5", "exit status: 3"]);
+    fs::write(root.join("mended"), "").unwrap();
+    good(root, &["train", "--resume", "cut"]);
+    good(root, &arguments("train", "whole", &set));
+    same(&root.join("whole"), &root.join("cut"));
+}
+
+#[test]
+fn an_evaluation_in_which_nothing_was_judged_is_no_success() {
+    let dir = directory();
+    let root = dir.path();
+    let all =
+        ["eval", "--model", "model", "--dataset", "a.jsonl", "--task", "prompt_answer", "--max-completion-length", "4"];
+    fs::write(root.join("a.jsonl"), "{\"prompt\": \"ab\", \"answer\": \"c\"}\n".repeat(3)).unwrap();
+    let eval = |rewards: &str, more: &[&str]| {
+        let rewards = format!("reward_funcs={rewards}");
+        lockstep(root, &[&all[..], &["--set", &rewards], more].concat())
+    };
+    let said = eval("[\"unique_chars\"]", &[]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let row = |said: &Said, name: &str, share: &str| {
+        let row = said.out.lines().find(|line| line.contains(&format!("judged by {name} "))).expect(&said.out);
+        assert!(row.contains(share), "{row}");
+    };
+    row(&said, "unique_chars", "3/3");
+
+    broken(root);
+    let both = "[\"unique_chars\", {kind = \"command\", command = \"sh serve.sh\", max_restarts = 0}]";
+    let said = eval(both, &[]);
+    assert!(said.code == Some(1) && said.err.contains("error: reward `serve` judged no completion"), "{}", said.err);
+    row(&said, "unique_chars", "3/3");
+    row(&said, "serve", "0/3");
+    let said = eval(both, &["--json"]);
+    let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((said.code, &json["judged"]), (Some(1), &serde_json::json!({"unique_chars": [3, 3], "serve": [0, 3]})));
+}

@@ -1,0 +1,218 @@
+//! Runs that a signal stops: acknowledged at once, honoured wherever the run is, told by the exit code, and resumed to the same bits.
+
+use crate::support::command;
+use crate::support::runs::{arguments, directory, good, same};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// The signals that stop a run, and the codes that it exits with.
+const SIGNALS: [(&str, i32); 4] = [("INT", 130), ("TERM", 143), ("HUP", 129), ("USR1", 138)];
+
+/// A reward program that takes `seconds` for each batch of four completions, notes that it was asked, and always says the same.
+pub fn reward(directory: &Path, seconds: &str) -> String {
+    let program =
+        format!("while read -r line; do touch asked; sleep {seconds}; echo '{{\"rewards\": [1, 2, 0, 1]}}'; done\n");
+    fs::write(directory.join("reward.sh"), program).unwrap();
+    "reward_funcs=[\"command:sh reward.sh\"]".to_owned()
+}
+
+/// Waits until a file is there and not empty, or only there.
+pub fn wait_for(file: &Path, full: bool) {
+    until(&format!("{} comes", file.display()), || fs::metadata(file).is_ok_and(|m| !full || m.len() > 0));
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < Duration::from_secs(60), "a minute, and not yet: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub fn start(directory: &Path, arguments: &[&str]) -> Child {
+    command(directory, arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+pub fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap().success());
+}
+
+fn is_alive(pid: &str) -> bool {
+    // One that is dead may wait for somebody to take notice.
+    if let Ok(state) = fs::read_to_string(format!("/proc/{}/stat", pid.trim())) {
+        return !state.contains(") Z ");
+    }
+    Command::new("kill").args(["-0", pid.trim()]).stderr(Stdio::null()).status().unwrap().success()
+}
+
+/// What it said, and how it ended.
+fn ended(child: Child) -> (ExitStatus, String) {
+    let output = child.wait_with_output().unwrap();
+    (output.status, String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn a_signal_stops_the_run_which_goes_on_to_the_same_bits() {
+    let dir = directory();
+    let root = dir.path();
+    let slow = reward(root, "0.05");
+    let set = [&*slow, "save_steps=1"];
+    good(root, &arguments("train", "whole", &set));
+    for (name, code) in SIGNALS {
+        let all = arguments("train", name, &set);
+        let child = start(root, &all);
+        // After the third step.
+        wait_for(&root.join(name).join("metrics.jsonl"), true);
+        signal(&child, name);
+        let (status, said) = ended(child);
+        assert_eq!(status.code(), Some(code), "{name}: {said}");
+        let acknowledged = format!("SIG{name}: the run stops, with a checkpoint to go on from");
+        for words in [&*acknowledged, "stopped as asked after step", "--resume"] {
+            assert!(said.contains(words), "{name}: `{words}`: {said}");
+        }
+        assert!(!root.join(name).join("model").exists(), "{name}: unfinished, and has a result");
+        good(root, &[&all[..], &["--resume", "latest"]].concat());
+        same(&root.join("whole"), &root.join(name));
+    }
+}
+
+/// Rewards by a program that answers at once, but sleeps while `slow` is there and the request has `word`.
+fn slow_at(directory: &Path, word: &str, answer: &str) -> String {
+    let program = format!(
+        "echo $$ > pid\nwhile read -r line; do\ncase \"$line\" in *'{word}'*) \
+         if [ -e slow ]; then touch asked; sleep 300; fi;; esac\necho '{answer}'\ndone\n"
+    );
+    fs::write(directory.join("reward.sh"), program).unwrap();
+    "{kind = \"command\", command = \"sh reward.sh\", timeout_s = 600, by_group = true}".to_owned()
+}
+
+/// A run is stopped in the middle of waiting for a reward, and goes on to what it would have been.
+fn stopped_while_waiting(word: &str, after: u64) {
+    let dir = directory();
+    let root = dir.path();
+    let rewards = format!("reward_funcs=[{}]", slow_at(root, word, "{\"rewards\": [1, 2]}"));
+    let best = "metric_for_best_model=reward";
+    let set = [&*rewards, "num_generations_eval=2", "save_steps=2", "record_rollouts=true", best];
+    good(root, &arguments("train", "whole", &set));
+    fs::write(root.join("slow"), "").unwrap();
+    let all = arguments("train", "cut", &set);
+    let child = start(root, &all);
+    wait_for(&root.join("asked"), false);
+    let pid = fs::read_to_string(root.join("pid")).unwrap();
+    signal(&child, "TERM");
+    let (status, said) = ended(child);
+    assert_eq!(status.code(), Some(143), "{said}");
+    assert!(said.contains(&format!("stopped as asked after step {after};")), "{said}");
+    assert!(!is_alive(&pid), "the reward program lives");
+    fs::remove_file(root.join("slow")).unwrap();
+    good(root, &[&all[..], &["--resume", "latest"]].concat());
+    // A signal leaves a checkpoint of its own.
+    if after % 2 == 1 {
+        fs::remove_dir_all(root.join(format!("cut/checkpoints/step-{after:06}"))).unwrap();
+    }
+    same(&root.join("whole"), &root.join("cut"));
+}
+
+#[test]
+fn a_wait_for_rewards_is_given_up_and_done_again() {
+    stopped_while_waiting("\"global_step\":5}", 5);
+}
+
+#[test]
+fn an_evaluation_is_given_up_and_done_again() {
+    // Held-out prompts begin with it.
+    stopped_while_waiting("\"prompts\":[\"sea ", 4);
+}
+
+/// Blocks where no run can look up: until then a signal can only be acknowledged, and a second one ends the program at once.
+#[test]
+fn the_first_signal_is_acknowledged_at_once_and_the_second_ends_programs_and_all() {
+    let dir = directory();
+    let root = dir.path();
+    assert!(Command::new("mkfifo").arg(root.join("fifo.jsonl")).status().unwrap().success());
+    // Ignores the end of its input, and has a child.
+    fs::write(root.join("reward.sh"), "sleep 1000 & echo $$ $! > pids; while :; do sleep 1; done\n").unwrap();
+    let set = ["reward_funcs=[\"command:sh reward.sh\"]", "dataset_name=fifo.jsonl"];
+    for (name, code) in [("INT", 130), ("TERM", 143)] {
+        let mut child = start(root, &arguments("train", "run", &set));
+        wait_for(&root.join("pids"), true);
+        let pids = fs::read_to_string(root.join("pids")).unwrap();
+        fs::remove_file(root.join("pids")).unwrap();
+        signal(&child, "HUP");
+        let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+        let acknowledged = said.find(|line| line.as_ref().is_ok_and(|line| line.contains("SIGHUP")));
+        assert!(acknowledged.is_some(), "{name}: no word before it ended");
+        // A terminal that is closed sends it twice.
+        signal(&child, "HUP");
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(child.try_wait().unwrap().is_none(), "{name}: it waits for what it cannot give up");
+        signal(&child, name);
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{name}");
+        until("the programs end", || pids.split_whitespace().all(|pid| !is_alive(pid)));
+    }
+}
+
+#[test]
+fn nohup_keeps_its_word() {
+    let dir = directory();
+    let root = dir.path();
+    let slow = reward(root, "0.05");
+    let all = arguments("train", "run", &[&slow]);
+    let words: Vec<String> = all.iter().map(|word| format!("'{word}'")).collect();
+    let script = format!("trap '' HUP; exec '{}' {}", env!("CARGO_BIN_EXE_lockstep"), words.join(" "));
+    let mut sh = Command::new("sh");
+    let child =
+        sh.args(["-c", &script]).current_dir(root).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    wait_for(&root.join("run/metrics.jsonl"), true);
+    signal(&child, "HUP");
+    let (status, said) = ended(child);
+    assert!(status.success() && said.contains("done: 12 steps"), "{said}");
+}
+
+#[test]
+fn every_way_to_train_is_stopped_and_goes_on() {
+    let dir = directory();
+    let root = dir.path();
+    for purpose in ["sft", "dpo", "reward"] {
+        let data = if purpose == "sft" { "dataset_name=d.jsonl" } else { "dataset_name=p.jsonl" };
+        let held_out = if purpose == "sft" { "eval_dataset_name=e.jsonl" } else { "eval_dataset_name=q.jsonl" };
+        let all = arguments(purpose, purpose, &[data, held_out, "max_steps=1000000", "save_steps=1000000"]);
+        let child = start(root, &all);
+        wait_for(&root.join(purpose).join("metrics.jsonl"), true);
+        signal(&child, "INT");
+        let (status, said) = ended(child);
+        assert_eq!(status.code(), Some(130), "{purpose}: {said}");
+        let checkpoints = || fs::read_dir(root.join(purpose).join("checkpoints")).unwrap().count();
+        assert_eq!(checkpoints(), 1, "{purpose}: {said}");
+        let before = fs::metadata(root.join(purpose).join("metrics.jsonl")).unwrap().len();
+        let child = start(root, &[purpose, "--resume", purpose]);
+        until("it goes on", || fs::metadata(root.join(purpose).join("metrics.jsonl")).unwrap().len() > before);
+        signal(&child, "INT");
+        assert_eq!(ended(child).0.code(), Some(130), "{purpose}");
+    }
+}
+
+#[test]
+fn an_evaluation_of_a_model_is_stopped_without_a_result() {
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("slow"), "").unwrap();
+    let rewards = format!("reward_funcs=[{}]", slow_at(root, "prompts", "{\"rewards\": [1]}"));
+    let all =
+        ["eval", "--model", "model", "--dataset", "e.jsonl", "--max-completion-length", "6", "--task", "prompt_answer"];
+    let more = ["--set", &rewards, "--output", "lines.jsonl"];
+    fs::write(root.join("e.jsonl"), "{\"prompt\": \"sea \", \"answer\": \"x\"}\n").unwrap();
+    let child =
+        command(root, &[&all[..], &more].concat()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for(&root.join("asked"), false);
+    let pid = fs::read_to_string(root.join("pid")).unwrap();
+    signal(&child, "TERM");
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(143) && output.stdout.is_empty(), "{said}");
+    assert!(said.contains("SIGTERM: the evaluation stops") && !said.contains("error"), "{said}");
+    assert!(!is_alive(&pid) && !root.join("lines.jsonl").exists());
+}

@@ -1,0 +1,132 @@
+//! Whether rewards still judge. One that no longer does ends the run: a run that goes on without it learns something else
+//! than was asked for, and hours later nobody knows since when.
+
+use super::Rollouts;
+use crate::config::{Config, RewardErrors};
+use rewards::Problem;
+use std::collections::BTreeSet;
+
+/// Different messages that are remembered.
+const REMEMBERED: usize = 100;
+
+/// A reward that judges no more.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct RewardFailed(String);
+
+/// What rewards did in the batches so far.
+#[derive(Default)]
+pub struct RewardHealth {
+    /// For how many batches in a row each reward has judged nothing.
+    silent: Vec<usize>,
+    /// The messages of several lines that were shown.
+    shown: BTreeSet<String>,
+}
+
+impl RewardHealth {
+    /// Takes a batch and what kept rewards from judging it: what to warn of, or why the run cannot go on.
+    ///
+    /// A reward that judged nothing counts as silent if it said that something failed, or if no other judged either. One
+    /// of several may leave a batch to the others (TRL's `None`).
+    pub fn check(
+        &mut self,
+        rollouts: &Rollouts,
+        problems: &[Problem],
+        config: &Config,
+    ) -> Result<Vec<String>, RewardFailed> {
+        let judged = rollouts.judged();
+        let all = rollouts.completions().count();
+        let nobody = rollouts.completions().all(|c| c.rewards.iter().all(Option::is_none));
+        self.silent.resize(judged.len(), 0);
+        for ((name, judged), silent) in judged.into_iter().zip(&mut self.silent) {
+            let own = || problems.iter().filter(|problem| problem.reward == name);
+            let failed = own().map(|problem| problem.rows).sum::<usize>() >= all;
+            *silent = if judged == 0 && all > 0 && (failed || nobody) { *silent + 1 } else { 0 };
+            let fatal = own().find(|problem| problem.fatal);
+            if config.reward_errors == RewardErrors::Continue || fatal.is_none() && *silent < config.reward_patience {
+                continue;
+            }
+            let last = fatal.or(own().last()).map_or("it gave null for every completion", |problem| &problem.message);
+            return Err(RewardFailed(match fatal {
+                Some(_) => format!("reward `{name}` judges no more: {last}"),
+                None => {
+                    let batches = config.reward_patience;
+                    format!("reward `{name}` judged nothing in {batches} batches in a row (reward_patience): {last}")
+                }
+            }));
+        }
+        Ok(problems.iter().map(|problem| self.warning(problem)).collect())
+    }
+
+    /// The problem in words; what a program printed is shown once.
+    fn warning(&mut self, problem: &Problem) -> String {
+        let mut problem = problem.clone();
+        if let Some((first, _)) = problem.message.split_once('\n') {
+            let first = format!("{first} as before");
+            if !self.shown.insert(problem.message.clone()) {
+                problem.message = first;
+            }
+            if self.shown.len() > REMEMBERED {
+                self.shown.clear();
+            }
+        }
+        problem.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rollouts::generation::tests::round;
+
+    /// A batch of two groups, judged by one reward.
+    fn batch(scores: [Option<f64>; 2]) -> Rollouts {
+        round(&[(1, scores), (2, scores)])
+    }
+
+    fn failed(rows: usize) -> Problem {
+        Problem::new("r", rows, "it ended (exit status: 1); the last lines of its standard error:\n  | ImportError")
+    }
+
+    #[test]
+    fn patience_is_with_batches_in_a_row_in_which_nothing_was_judged() {
+        let config = Config { reward_patience: 2, ..Config::default() };
+        let mut health = RewardHealth::default();
+        let mut check = |scores, problems: &[Problem]| {
+            health.check(&batch(scores), problems, &config).map_err(|error| error.to_string())
+        };
+        assert_eq!(check([None, None], &[failed(4)]).unwrap(), [failed(4).to_string()]);
+        let again = check([None, Some(1.0)], &[failed(2)]).unwrap();
+        assert!(again[0].ends_with("standard error: as before") && !again[0].contains("ImportError"), "{again:?}");
+        assert!(check([None, None], &[]).unwrap().is_empty());
+        let error = check([None, None], &[failed(4)]).unwrap_err();
+        for words in ["`r`", "2 batches in a row", "reward_patience", "exit status: 1", "\n  | ImportError"] {
+            assert!(error.contains(words), "`{words}`: {error}");
+        }
+        assert!(check([None, None], &[]).unwrap_err().contains("null for every completion"));
+        // It goes on if that is asked for.
+        let config = Config { reward_errors: RewardErrors::Continue, ..config };
+        assert!(health.check(&batch([None, None]), &[failed(4)], &config).is_ok());
+    }
+
+    #[test]
+    fn a_fatal_problem_ends_the_run_at_once() {
+        let fatal = Problem { fatal: true, ..failed(4) };
+        let config = Config::default();
+        let check = |config: &Config| RewardHealth::default().check(&batch([None, None]), &[fatal.clone()], config);
+        assert!(check(&config).unwrap_err().to_string().starts_with("reward `r` judges no more: it ended"));
+        assert!(check(&Config { reward_errors: RewardErrors::Continue, ..config }).is_ok());
+    }
+
+    #[test]
+    fn one_of_several_rewards_may_leave_a_batch_to_the_others() {
+        let config = Config { reward_patience: 1, ..Config::default() };
+        let mut two = batch([Some(1.0), Some(0.0)]);
+        two.reward_names.push("other".into());
+        two.groups.iter_mut().flat_map(|group| &mut group.completions).for_each(|c| c.rewards.push(None));
+        let mut health = RewardHealth::default();
+        assert!(health.check(&two, &[], &config).is_ok());
+        let failed = Problem { reward: "other".into(), ..failed(4) };
+        assert!(health.check(&two, &[failed], &config).unwrap_err().to_string().contains("`other`"));
+    }
+}
