@@ -67,7 +67,7 @@ impl Context {
         }
     }
 
-    /// Whether gate and up of this weight, one below the other, are multiplied faster by [`crate::ops::swiglu::fused`]
+    /// Whether gate and up of this weight, one below the other, are multiplied faster by [`crate::ops::glu::fused`]
     /// than by a product and an activation: where tiles multiply, the way through memory costs more than packing rows
     /// and reading the weight for each block of outputs.
     pub fn fuses_gates(&self, gate_up: &Matrix) -> bool {

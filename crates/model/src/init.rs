@@ -1,4 +1,4 @@
-//! Random weights of a shape: matrices N(0, `initializer_range`²), norms 1, biases 0.
+//! Random weights of a shape: matrices N(0, `initializer_range`²), norms that multiply with 1, biases 0.
 //!
 //! An element depends on the seed, its tensor's name and its place in it alone, so a model with more layers starts with
 //! the same first layers, and the order of filling does not matter.
@@ -11,7 +11,8 @@ use kernels::rng::Stream;
 pub fn random(config: &ModelConfig, seed: u64, sink: &mut dyn TensorSink) -> Result<()> {
     for spec in sink.tensors() {
         let count = spec.shape.iter().product();
-        sink.put(&spec.name, &tensor(&spec.name, count, config.initializer_range, seed))?;
+        let (std, norm) = (config.initializer_range, 1.0 - config.norm_offset);
+        sink.put(&spec.name, &tensor(&spec.name, count, std, norm, seed))?;
     }
     Ok(())
 }
@@ -28,12 +29,12 @@ pub(crate) fn adapter(seed: u64, sink: &mut dyn TensorSink) -> Result<()> {
     Ok(())
 }
 
-/// The first `count` elements of the tensor `name`.
-fn tensor(name: &str, count: usize, std: f32, seed: u64) -> Vec<f32> {
+/// The first `count` elements of the tensor `name`: `norm` where it is the weight of one.
+fn tensor(name: &str, count: usize, std: f32, norm: f32, seed: u64) -> Vec<f32> {
     if name.ends_with(".bias") {
         vec![0.0; count]
     } else if name.ends_with("norm.weight") {
-        vec![1.0; count]
+        vec![norm; count]
     } else {
         let mut stream = Stream::new(seed, fnv1a(name));
         (0..count).map(|_| (stream.next_normal() * f64::from(std)) as f32).collect()
@@ -51,20 +52,20 @@ mod tests {
 
     #[test]
     fn values_depend_on_name_and_seed_alone() {
-        let q = |count, seed| tensor("model.layers.0.self_attn.q_proj.weight", count, 0.02, seed);
+        let q = |count, seed| tensor("model.layers.0.self_attn.q_proj.weight", count, 0.02, 1.0, seed);
         assert_eq!(q(10, 7), q(20, 7)[..10]);
         assert_ne!(q(10, 7), q(10, 8));
-        assert_ne!(q(10, 7), tensor("model.layers.1.self_attn.q_proj.weight", 10, 0.02, 7));
+        assert_ne!(q(10, 7), tensor("model.layers.1.self_attn.q_proj.weight", 10, 0.02, 1.0, 7));
     }
 
     #[test]
     fn mean_and_variance_are_those_of_the_config() {
-        let x = tensor("lm_head.weight", 20_000, 0.02, 1);
+        let x = tensor("lm_head.weight", 20_000, 0.02, 1.0, 1);
         let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / 20_000.0;
         let var = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / 20_000.0;
         assert!(mean.abs() < 6e-4 && (var.sqrt() - 0.02).abs() < 4e-4, "{mean} {var}");
-        assert_eq!(tensor("model.norm.weight", 2, 0.02, 1), [1.0; 2]);
-        assert_eq!(tensor("model.layers.0.self_attn.q_norm.weight", 1, 0.02, 1), [1.0]);
-        assert_eq!(tensor("model.layers.0.self_attn.q_proj.bias", 1, 0.02, 1), [0.0]);
+        assert_eq!(tensor("model.norm.weight", 2, 0.02, 1.0, 1), [1.0; 2]);
+        assert_eq!(tensor("model.layers.0.self_attn.q_norm.weight", 1, 0.02, 0.0, 1), [0.0]);
+        assert_eq!(tensor("model.layers.0.self_attn.q_proj.bias", 1, 0.02, 1.0, 1), [0.0]);
     }
 }

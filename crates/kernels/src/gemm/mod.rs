@@ -1,5 +1,5 @@
 //! Matrix products on the CPU: operands are packed block by block into the thread's scratch, and tiles run over them.
-//! Knows no operation: `linear`, `lora`, `swiglu`, `lm_head` and `attention` build theirs from it.
+//! Knows no operation: `linear`, `lora`, `glu`, `lm_head` and `attention` build theirs from it.
 //!
 //! One driver serves the three products; they differ in how operands are packed and where the outputs lie:
 //!

@@ -4,7 +4,7 @@
 //! `linear/tiles_tests.rs` has it).
 
 use crate::check::{normal, relative_error};
-use crate::ops::{adamw, attention, embedding, linear, lm_head, lora, rmsnorm, rope, rows, swiglu};
+use crate::ops::{adamw, attention, embedding, glu, linear, lm_head, lora, rmsnorm, rope, rows};
 use crate::simd::{Element, Kernel, LANES, Simd};
 use crate::tensor::rounded_to_bf16;
 use crate::{Context, DType, Device, Isa, Matrix, Memory, Tensor};
@@ -155,7 +155,7 @@ fn adapters_read_bf16() {
 }
 
 #[test]
-fn embeddings_and_rows_are_copied() {
+fn embeddings_and_rows_are_widened() {
     let (v, h) = (70, 38);
     let tables = both_matrices(v, h, &numbers(1, v * h));
     let ids = Tensor::from_u32(&memory(), &[4], &[69, 0, 33, 33]);
@@ -163,7 +163,7 @@ fn embeddings_and_rows_are_copied() {
     for ctx in contexts() {
         let results = [0, 1].map(|i| {
             let mut out = poisoned(&[4, h], DType::F32);
-            let args = embedding::Forward { ids: ids.view(), table: &tables[i], out: out.view_mut() };
+            let args = embedding::Forward { ids: ids.view(), table: &tables[i], scale: 4.5, out: out.view_mut() };
             embedding::forward(&ctx, args).unwrap();
             let mut gathered = poisoned(&[4, h], x[i].dtype());
             let args = rows::Gather { x: x[i].view(), rows: ids.view(), out: gathered.view_mut() };
@@ -187,12 +187,12 @@ fn norms_rotations_and_gates_round_once() {
         let table = rope::Table::new(&memory(), &[1.0, 0.5, 0.25, 0.1, 0.01, 0.3, 0.2, 0.7, 0.9, 0.4], 1.0, t);
         let of = |dtype: DType| {
             let (mut y, mut rstd) = (poisoned(&[t, h], dtype), poisoned(&[t], DType::F32));
-            let (x, weight, eps) = (x.view(), weight.view(), 1e-6);
-            let args =
-                rmsnorm::Forward { x, delta: None, sum: None, weight, eps, y: y.view_mut(), rstd: rstd.view_mut() };
+            let (x, weight, offset, eps) = (x.view(), weight.view(), 1.0, 1e-6);
+            let (y_out, rstd_out) = (y.view_mut(), rstd.view_mut());
+            let args = rmsnorm::Forward { x, delta: None, sum: None, weight, offset, eps, y: y_out, rstd: rstd_out };
             rmsnorm::forward(&ctx, args).unwrap();
             let mut again = poisoned(&[t, h], dtype);
-            let args = rmsnorm::Recompute { x, weight, rstd: rstd.view(), y: again.view_mut() };
+            let args = rmsnorm::Recompute { x, weight, offset, rstd: rstd.view(), y: again.view_mut() };
             rmsnorm::recompute(&ctx, args).unwrap();
             assert!(again.to_vec_f32() == y.to_vec_f32());
             let mut rotated = poisoned(&[t, h], dtype);
@@ -210,25 +210,30 @@ fn norms_rotations_and_gates_round_once() {
         assert!(in_place.to_vec_f32() == rotated, "{:?}", ctx.describe());
 
         // Gate and up are rounded, then gated; the backward pass sees them rounded.
-        let gate = |gate_up: &Tensor, dtype: DType| {
+        let gate = |activation: glu::Activation, gate_up: &Tensor, dtype: DType| {
             let (mut y, mut kept) = (poisoned(&[t, h], dtype), poisoned(&[t, 2 * h], dtype));
-            let args = swiglu::Forward { gate_up: gate_up.view(), kept: Some(kept.view_mut()), y: y.view_mut() };
-            swiglu::forward(&ctx, args).unwrap();
+            let (gate_up, kept_out) = (gate_up.view(), Some(kept.view_mut()));
+            let args = glu::Forward { activation, gate_up, kept: kept_out, y: y.view_mut() };
+            glu::forward(&ctx, args).unwrap();
             // What was kept gives the same once more.
             let mut again = poisoned(&[t, h], dtype);
-            let args = swiglu::Forward { gate_up: kept.view(), kept: None, y: again.view_mut() };
-            swiglu::forward(&ctx, args).unwrap();
+            let args = glu::Forward { activation, gate_up: kept.view(), kept: None, y: again.view_mut() };
+            glu::forward(&ctx, args).unwrap();
             assert!(again.to_vec_f32() == y.to_vec_f32());
             let mut d = poisoned(&[t, 2 * h], DType::F32);
             again.view_mut().fill(f32::NAN);
             let (gate_up, d_y, y_again) = (kept.view(), d_y.view(), Some(again.view_mut()));
-            swiglu::backward(&ctx, swiglu::Backward { gate_up, d_y, d_gate_up: d.view_mut(), y: y_again }).unwrap();
+            let d_gate_up = d.view_mut();
+            glu::backward(&ctx, glu::Backward { activation, gate_up, d_y, d_gate_up, y: y_again }).unwrap();
             assert!(again.to_vec_f32() == y.to_vec_f32());
             [y.to_vec_f32(), kept.to_vec_f32(), d.to_vec_f32()]
         };
         let first = Tensor::from_f32(&memory(), &[t, 2 * h], &rounded_to_bf16(&gate_up.to_vec_f32()));
-        let ([y, kept, d], narrow) = (gate(&first, DType::F32), gate(&gate_up, DType::Bf16));
-        assert!([rounded_to_bf16(&y), kept, d] == narrow, "{:?}", ctx.describe());
+        for activation in [glu::Activation::Silu, glu::Activation::GeluTanh] {
+            let [y, kept, d] = gate(activation, &first, DType::F32);
+            let narrow = gate(activation, &gate_up, DType::Bf16);
+            assert!([rounded_to_bf16(&y), kept, d] == narrow, "{:?}", ctx.describe());
+        }
     }
 }
 

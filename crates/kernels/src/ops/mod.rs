@@ -6,6 +6,7 @@ pub mod adamw;
 pub(crate) mod args;
 pub mod attention;
 pub mod embedding;
+pub mod glu;
 pub mod grad_norm;
 pub(crate) mod lanes;
 pub mod lerp;
@@ -19,7 +20,6 @@ pub mod rope;
 pub mod rows;
 pub mod sample;
 pub mod softmax;
-pub mod swiglu;
 mod zero;
 
 pub use zero::zero;

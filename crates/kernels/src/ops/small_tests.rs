@@ -185,8 +185,9 @@ fn rows_and_steps() {
         let ids = Tensor::from_u32(ctx.memory(), &[t], &[4, 0, 4]);
         let stream = || Tensor::zeros(ctx.memory(), &[t, h], F32);
         let (mut x, mut chosen, mut d_table) = (stream(), stream(), Matrix::zeros(ctx.memory(), 5, h));
-        embedding::forward(ctx, embedding::Forward { ids: ids.view(), table: &table, out: x.view_mut() }).unwrap();
-        let args = embedding::Backward { ids: ids.view(), d_out: x.view(), d_table: &mut d_table };
+        let args = embedding::Forward { ids: ids.view(), table: &table, scale: 2.0, out: x.view_mut() };
+        embedding::forward(ctx, args).unwrap();
+        let args = embedding::Backward { ids: ids.view(), d_out: x.view(), scale: 2.0, d_table: &mut d_table };
         embedding::backward(ctx, args).unwrap();
         let last = Tensor::from_u32(ctx.memory(), &[t], &[2, 1, 2]);
         rows::gather(ctx, rows::Gather { x: x.view(), rows: last.view(), out: chosen.view_mut() }).unwrap();

@@ -2,7 +2,7 @@
 
 use super::fields::Fields;
 use super::rope_fields::rope;
-use super::{Family, FileDType, HalfNorms, Head, LayerNorms, LayerRope, ModelConfig, QkNorm, SCORES};
+use super::{Activation, Family, FileDType, HalfNorms, Head, LayerNorms, LayerRope, ModelConfig, QkNorm, SCORES};
 use crate::Result;
 use kernels::DType;
 use serde_json::Value;
@@ -105,6 +105,10 @@ pub(crate) fn like_llama(f: &Fields<'_>, family: &'static Family, defaults: Defa
         vocab_size: f.size("vocab_size", None)?,
         max_position_embeddings,
         rms_norm_eps: f.number("rms_norm_eps")?.unwrap_or(defaults.rms_norm_eps) as f32,
+        norm_offset: 0.0,
+        activation: Activation::Silu,
+        embedding_multiplier: 1.0,
+        query_pre_attn_scalar: head_dim as f64,
         rope: rope(f, max_position_embeddings, defaults.rope_theta)?,
         local_rope: None,
         layer_ropes: vec![LayerRope::Global; num_layers],

@@ -17,6 +17,7 @@ pub(crate) use rope_fields::rope;
 
 use crate::{Error, Result};
 use kernels::DType;
+pub use kernels::ops::glu::Activation;
 
 /// A model family: what a `model_type` names.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub struct Family {
     pub model_type: &'static str,
     /// Its `architectures` entry, of a language model.
     pub architecture: &'static str,
+    /// The same of a model that gives scores.
+    pub score_architecture: &'static str,
     /// Reads its configuration.
     pub(crate) read: fn(&Fields<'_>, &'static Family) -> Result<ModelConfig>,
 }
@@ -34,7 +37,7 @@ pub struct Family {
 pub enum QkNorm {
     /// Not at all.
     Off,
-    /// Each head by itself (Qwen 3).
+    /// Each head by itself (Qwen 3, Gemma 3).
     EachHead,
     /// All heads together (OLMo 2).
     AllHeads,
@@ -134,6 +137,14 @@ pub struct ModelConfig {
     pub max_position_embeddings: usize,
     /// ε of every RMS norm.
     pub rms_norm_eps: f32,
+    /// Added to the weight of every RMS norm: 1 where files hold it less 1.
+    pub norm_offset: f32,
+    /// What the MLP passes its gate through.
+    pub activation: Activation,
+    /// What the embedding's rows are multiplied with: 1, or √[`hidden_size`](Self::hidden_size).
+    pub embedding_multiplier: f32,
+    /// Scores of attention are divided by its root: [`head_dim`](Self::head_dim), where the family has no other.
+    pub query_pre_attn_scalar: f64,
     /// Rotary positions.
     pub rope: Rope,
     /// Those of layers with a window, where they have others.
@@ -177,13 +188,12 @@ impl ModelConfig {
     /// The same trunk under a head of `labels` scores, in the words of transformers' `…ForSequenceClassification`.
     pub fn with_score_head(&self, labels: usize) -> ModelConfig {
         let mut config = ModelConfig { head: Head::Score(labels), ..self.clone() };
-        let architecture = self.family.architecture.replace("ForCausalLM", SCORES);
         let (mut names, mut numbers) = (serde_json::Map::new(), serde_json::Map::new());
         for label in 0..labels {
             names.insert(label.to_string(), format!("LABEL_{label}").into());
             numbers.insert(format!("LABEL_{label}"), label.into());
         }
-        config.raw.insert("architectures".into(), serde_json::json!([architecture]));
+        config.raw.insert("architectures".into(), serde_json::json!([self.family.score_architecture]));
         config.raw.insert("id2label".into(), names.into());
         config.raw.insert("label2id".into(), numbers.into());
         config
@@ -197,6 +207,18 @@ impl ModelConfig {
             return Err(Error::Config { field: field.into(), value: Some(size.to_string()), message });
         }
         Ok(ModelConfig { compute, ..self.clone() })
+    }
+    /// [`embedding_multiplier`](Self::embedding_multiplier), rounded to what the model computes in, as transformers has
+    /// it.
+    pub fn embedding_scale(&self) -> f32 {
+        match self.compute {
+            DType::F32 => self.embedding_multiplier,
+            _ => half::bf16::from_f32(self.embedding_multiplier).to_f32(),
+        }
+    }
+    /// What scores of attention are multiplied with.
+    pub fn attention_scale(&self) -> f32 {
+        (1.0 / self.query_pre_attn_scalar.sqrt()) as f32
     }
     /// Rows of a head that has a matrix of its own.
     pub fn head_rows(&self) -> Option<usize> {

@@ -3,7 +3,12 @@
 use crate::config::{Defaults, Fields, like_llama, slides};
 use crate::{Family, ModelConfig, Result};
 
-pub(super) static FAMILY: Family = Family { model_type: "llama", architecture: "LlamaForCausalLM", read };
+pub(super) static FAMILY: Family = Family {
+    model_type: "llama",
+    architecture: "LlamaForCausalLM",
+    score_architecture: "LlamaForSequenceClassification",
+    read,
+};
 
 fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     let defaults =

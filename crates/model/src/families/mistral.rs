@@ -4,7 +4,12 @@ use crate::config::{Defaults, Fields, like_llama, only, slides};
 use crate::{Family, ModelConfig, Result};
 use serde_json::Value;
 
-pub(super) static FAMILY: Family = Family { model_type: "mistral", architecture: "MistralForCausalLM", read };
+pub(super) static FAMILY: Family = Family {
+    model_type: "mistral",
+    architecture: "MistralForCausalLM",
+    score_architecture: "MistralForSequenceClassification",
+    read,
+};
 
 fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     only(f, family, "attention_bias", false)?;

@@ -3,7 +3,12 @@
 use crate::config::{Defaults, Fields, HalfNorms, LayerNorms, QkNorm, like_llama};
 use crate::{Family, ModelConfig, Result};
 
-pub(super) static FAMILY: Family = Family { model_type: "olmo2", architecture: "Olmo2ForCausalLM", read };
+pub(super) static FAMILY: Family = Family {
+    model_type: "olmo2",
+    architecture: "Olmo2ForCausalLM",
+    score_architecture: "Olmo2ForSequenceClassification",
+    read,
+};
 
 fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     if f.get("layer_types").is_some() {

@@ -5,7 +5,12 @@ use crate::config::{Fields, LayerRope, rope, slides};
 use crate::{Family, ModelConfig, Result};
 use serde_json::{Map, Value};
 
-pub(super) static FAMILY: Family = Family { model_type: "olmo3", architecture: "Olmo3ForCausalLM", read };
+pub(super) static FAMILY: Family = Family {
+    model_type: "olmo3",
+    architecture: "Olmo3ForCausalLM",
+    score_architecture: "Olmo3ForSequenceClassification",
+    read,
+};
 
 const THETA: f64 = 500_000.0;
 
@@ -29,7 +34,7 @@ fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
 
 /// The fields with the rotary settings of one kind of layers: transformers 5 writes them under its name; of
 /// transformers 4, `rope_scaling` is for full attention and θ for both.
-fn of_layers(f: &Fields<'_>, kind: &str) -> Map<String, Value> {
+pub(super) fn of_layers(f: &Fields<'_>, kind: &str) -> Map<String, Value> {
     let mut map = f.map.clone();
     if kind == "sliding_attention" {
         map.remove("rope_scaling");

@@ -4,7 +4,12 @@ use crate::config::{Defaults, Fields, like_llama, only, slides};
 use crate::{Family, ModelConfig, Result};
 use serde_json::Value;
 
-pub(super) static FAMILY: Family = Family { model_type: "qwen2", architecture: "Qwen2ForCausalLM", read };
+pub(super) static FAMILY: Family = Family {
+    model_type: "qwen2",
+    architecture: "Qwen2ForCausalLM",
+    score_architecture: "Qwen2ForSequenceClassification",
+    read,
+};
 
 fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     only(f, family, "attention_bias", true)?;

@@ -4,7 +4,12 @@ use super::qwen2::windows;
 use crate::config::{Defaults, Fields, QkNorm, like_llama, only};
 use crate::{Family, ModelConfig, Result};
 
-pub(super) static FAMILY: Family = Family { model_type: "qwen3", architecture: "Qwen3ForCausalLM", read };
+pub(super) static FAMILY: Family = Family {
+    model_type: "qwen3",
+    architecture: "Qwen3ForCausalLM",
+    score_architecture: "Qwen3ForSequenceClassification",
+    read,
+};
 
 fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     only(f, family, "mlp_bias", false)?;

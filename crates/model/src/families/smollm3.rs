@@ -5,7 +5,12 @@ use crate::config::{Defaults, Fields, LayerRope, like_llama, slides};
 use crate::{Family, ModelConfig, Result};
 use serde_json::Value;
 
-pub(super) static FAMILY: Family = Family { model_type: "smollm3", architecture: "SmolLM3ForCausalLM", read };
+pub(super) static FAMILY: Family = Family {
+    model_type: "smollm3",
+    architecture: "SmolLM3ForCausalLM",
+    score_architecture: "SmolLM3ForSequenceClassification",
+    read,
+};
 
 fn read(f: &Fields<'_>, family: &'static Family) -> Result<ModelConfig> {
     let defaults = Defaults {

@@ -3,8 +3,8 @@
 //! ```text
 //! x       = m + delta                        m, delta: what the layer before leaves
 //! h       = rmsnorm(x) · w                   or x, where the family has no norm here
-//! q, k, v = h Wqkvᵀ + b                      Qwen 3: each head of q and k normed; then both rotated by their positions
-//! a       = softmax(q Kᵀ / √hd) V            K, V: pages, which k and v are written to first
+//! q, k, v = h Wqkvᵀ + b                      where the family has norms here, q and k normed; then both rotated
+//! a       = softmax(q Kᵀ / √s) V             K, V: pages, which k and v are written to first; s: mostly hd
 //! delta   = a Woᵀ                            through a norm, where the family has one here
 //! ```
 //!
@@ -60,6 +60,7 @@ pub(super) fn forward(
                 head_dim: config.head_dim,
                 q_weight: q_weight.view(),
                 k_weight: k_weight.view(),
+                offset: config.norm_offset,
                 eps,
                 y: qkv.reborrow(),
                 rstd: rstd.rows_mut(0..n),
@@ -153,6 +154,7 @@ pub(super) fn backward(
             head_dim: config.head_dim,
             q_weight: q_weight.view(),
             k_weight: k_weight.view(),
+            offset: config.norm_offset,
             rstd: rstd.rows(0..n),
             d_y: d_qkv,
             d_x: b.narrow.view_mut(n, qkv_width),
@@ -178,7 +180,7 @@ fn geometry(pass: &Pass<'_>, layer: usize) -> attention::Geometry {
         heads: c.num_heads,
         kv_heads: c.num_kv_heads,
         head_dim: c.head_dim,
-        scale: (1.0 / (c.head_dim as f64).sqrt()) as f32,
+        scale: c.attention_scale(),
         window: c.windows[layer],
     }
 }

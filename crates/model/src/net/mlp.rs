@@ -3,7 +3,7 @@
 //! ```text
 //! m     = x + delta                          delta: what the attention half adds
 //! g     = rmsnorm(m) · w                   or m, where the family has no norm here
-//! u     = silu(g Wgateᵀ) ⊙ g Wupᵀ
+//! u     = f(g Wgateᵀ) ⊙ g Wupᵀ            f: silu, or GELU
 //! delta = u Wdownᵀ                         through a norm, where the family has one here
 //! ```
 //!
@@ -13,7 +13,7 @@
 use super::layer::{BackwardBuffers, Buffers, Linears, Pass, Work};
 use super::norms::{self, HalfInput, InputBackward};
 use crate::weights::{Layer, SavedInput};
-use kernels::ops::swiglu;
+use kernels::ops::glu;
 use kernels::{DType, Error, Result, Tensor, View};
 use std::ops::Range;
 
@@ -27,6 +27,7 @@ pub(super) fn forward(
 ) -> Result<()> {
     let Buffers { x, saved: s, work: Work { normed, gated, wide }, .. } = buffers;
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
+    let activation = pass.config.activation;
     let input = HalfInput {
         x: x.rows(0..n),
         delta: Some(delta.rows(0..n)),
@@ -37,14 +38,14 @@ pub(super) fn forward(
     norms::input(pass, w.mlp_norm.as_ref(), input)?;
     let low_rank = pass.low_rank(layer, Linears::GateUp);
     match &mut s.gate_up {
-        kept if low_rank.is_empty() && w.gate_up.can_fuse_swiglu(ctx) => {
+        kept if low_rank.is_empty() && w.gate_up.can_fuse_gates(ctx) => {
             let kept = kept.as_mut().map(|kept| kept.rows_mut(0..n));
-            w.gate_up.forward_swiglu(ctx, normed.rows(0..n), kept, gated.rows_mut(0..n))?;
+            w.gate_up.forward_gated(ctx, activation, normed.rows(0..n), kept, gated.rows_mut(0..n))?;
         }
         Some(kept) if pass.config.compute == DType::F32 => {
             w.gate_up.forward(ctx, normed.rows(0..n), low_rank, kept.rows_mut(0..n))?;
             let (gate_up, y) = (kept.rows(0..n), gated.rows_mut(0..n));
-            swiglu::forward(ctx, swiglu::Forward { gate_up, kept: None, y })?;
+            glu::forward(ctx, glu::Forward { activation, gate_up, kept: None, y })?;
         }
         kept => {
             for rows in pieces(n, ctx.rows_at_once()) {
@@ -52,7 +53,7 @@ pub(super) fn forward(
                 w.gate_up.forward(ctx, x, low_rank, wide.view_mut(rows.len(), 2 * f))?;
                 let kept = kept.as_mut().map(|kept| kept.rows_mut(rows.clone()));
                 let (gate_up, y) = (wide.view(rows.len(), 2 * f), gated.rows_mut(rows));
-                swiglu::forward(ctx, swiglu::Forward { gate_up, kept, y })?;
+                glu::forward(ctx, glu::Forward { activation, gate_up, kept, y })?;
             }
         }
     }
@@ -78,6 +79,7 @@ pub(super) fn backward(
 ) -> Result<()> {
     let Buffers { saved: s, work: Work { normed, gated, .. }, .. } = buffers;
     let (ctx, n, f) = (pass.ctx, pass.rows.len(), pass.config.intermediate_size);
+    let activation = pass.config.activation;
     let Some(gate_up) = &s.gate_up else {
         return Err(Error::Value { op: "backward", message: "gate and up were not kept".into() });
     };
@@ -99,7 +101,8 @@ pub(super) fn backward(
     if later {
         w.down.backward_input(ctx, d_out, d_x)?;
     } else {
-        swiglu::forward(ctx, swiglu::Forward { gate_up: gate_up.rows(0..n), kept: None, y: gated.rows_mut(0..n) })?;
+        let (gate_up, y) = (gate_up.rows(0..n), gated.rows_mut(0..n));
+        glu::forward(ctx, glu::Forward { activation, gate_up, kept: None, y })?;
         w.down.backward(ctx, SavedInput { x: gated.rows(0..n), low_rank, groups }, d_out, d_x, &mut g.down)?;
     }
     let low_rank = pass.low_rank(layer, Linears::GateUp);
@@ -113,7 +116,7 @@ pub(super) fn backward(
             _ => b.wide.view_mut(rows.len(), 2 * f),
         };
         let y = later.then(|| gated.rows_mut(rows.clone()));
-        swiglu::backward(ctx, swiglu::Backward { gate_up, d_y, d_gate_up: d_gate_up.reborrow(), y })?;
+        glu::backward(ctx, glu::Backward { activation, gate_up, d_y, d_gate_up: d_gate_up.reborrow(), y })?;
         let (x, low_rank) = (normed.rows(rows.clone()), low_rank.rows(rows.clone()));
         let (input, d_x) = (SavedInput { x, low_rank, groups }, b.d_normed.rows_mut(rows));
         w.gate_up.backward(ctx, input, d_gate_up.view(), d_x, &mut g.gate_up)?;

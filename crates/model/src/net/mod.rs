@@ -70,8 +70,8 @@ fn layers_forward(pass: &Pass<'_>, weights: &Weights, kv: &mut KvCache, a: &mut 
     let Pass { ctx, config, rows, .. } = *pass;
     a.begin(rows.len())?;
     let n = rows.len();
-    let table = &weights.params.embedding;
-    embedding::forward(ctx, embedding::Forward { ids: rows.ids, table, out: a.inputs[0].rows_mut(0..n) })?;
+    let (table, scale, out) = (&weights.params.embedding, config.embedding_scale(), a.inputs[0].rows_mut(0..n));
+    embedding::forward(ctx, embedding::Forward { ids: rows.ids, table, scale, out })?;
     for (l, w) in weights.params.layers.iter().enumerate() {
         let (x, s) = (a.input_of(l), a.saved_of(l));
         let (before, here) = a.saved.split_at_mut(s);
@@ -91,6 +91,7 @@ fn layers_forward(pass: &Pass<'_>, weights: &Weights, kv: &mut KvCache, a: &mut 
             delta: Some(a.delta.rows(0..n)),
             sum: Some(a.last.rows_mut(0..n)),
             weight: weights.params.norm.view(),
+            offset: config.norm_offset,
             eps: config.rms_norm_eps,
             y: a.hidden.rows_mut(0..n),
             rstd: a.rstd.rows_mut(0..n),
@@ -124,6 +125,7 @@ pub fn backward<'a>(
         rmsnorm::Backward {
             x: a.last.rows(0..n),
             weight: weights.params.norm.view(),
+            offset: weights.config.norm_offset,
             rstd: a.rstd.rows(0..n),
             d_y: back.d_hidden.rows(0..n),
             d_x: back.layer.d_x.rows_mut(0..n),

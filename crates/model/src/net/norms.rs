@@ -19,8 +19,8 @@ pub(super) fn input(pass: &Pass<'_>, norm: Option<&Tensor>, input: HalfInput<'_>
     let HalfInput { x, delta, sum, y, rstd } = input;
     match norm {
         Some(weight) => {
-            let (weight, eps) = (weight.view(), pass.config.rms_norm_eps);
-            rmsnorm::forward(pass.ctx, rmsnorm::Forward { x, delta, sum, weight, eps, y, rstd })
+            let (weight, offset, eps) = (weight.view(), pass.config.norm_offset, pass.config.rms_norm_eps);
+            rmsnorm::forward(pass.ctx, rmsnorm::Forward { x, delta, sum, weight, offset, eps, y, rstd })
         }
         None => residual::forward(pass.ctx, residual::Forward { x, delta, sum, y }),
     }
@@ -35,7 +35,10 @@ pub(super) fn recompute_input(
     y: ViewMut<'_>,
 ) -> Result<()> {
     match norm {
-        Some(weight) => rmsnorm::recompute(pass.ctx, rmsnorm::Recompute { x, weight: weight.view(), rstd, y }),
+        Some(weight) => {
+            let (weight, offset) = (weight.view(), pass.config.norm_offset);
+            rmsnorm::recompute(pass.ctx, rmsnorm::Recompute { x, weight, offset, rstd, y })
+        }
         None => residual::forward(pass.ctx, residual::Forward { x, delta: None, sum: None, y }),
     }
 }
@@ -60,8 +63,9 @@ pub(super) fn input_backward(
     let InputBackward { x, rstd, d_y, d_x, groups } = args;
     match norm {
         Some(weight) => {
-            let (weight, d_weight, segments) = (weight.view(), d_norm.as_mut().and_then(trained), Some(groups));
-            rmsnorm::backward(pass.ctx, rmsnorm::Backward { x, weight, rstd, d_y, d_x, d_weight, segments })
+            let (weight, offset) = (weight.view(), pass.config.norm_offset);
+            let (d_weight, segments) = (d_norm.as_mut().and_then(trained), Some(groups));
+            rmsnorm::backward(pass.ctx, rmsnorm::Backward { x, weight, offset, rstd, d_y, d_x, d_weight, segments })
         }
         None => residual::backward(pass.ctx, residual::Backward { d_y, d_x }),
     }
@@ -80,6 +84,7 @@ pub(super) fn output(
         delta: None,
         sum: None,
         weight: weight.view(),
+        offset: pass.config.norm_offset,
         eps: pass.config.rms_norm_eps,
         y: delta.rows_mut(0..n),
         rstd: rstd.rows_mut(0..n),
@@ -101,6 +106,7 @@ pub(super) fn output_backward(
     let norm = rmsnorm::Backward {
         x: out.rows(0..n),
         weight: weight.view(),
+        offset: pass.config.norm_offset,
         rstd: rstd.rows(0..n),
         d_y,
         d_x: d_out.rows_mut(0..n),

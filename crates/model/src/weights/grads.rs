@@ -18,6 +18,8 @@ pub struct Grads {
     pub params: Params,
     /// What a tied matrix gets as the embedding.
     tied: Option<TiedEmbeddingGrads>,
+    /// What embeddings are multiplied with.
+    scale: f32,
 }
 
 impl Grads {
@@ -32,6 +34,7 @@ impl Grads {
         Grads {
             params: Params::trained(&memory, config, lora),
             tied: tied.then(|| TiedEmbeddingGrads::new(&memory, config.vocab_size, config.hidden_size)),
+            scale: config.embedding_scale(),
         }
     }
     /// Whether they are those of an adapter.
@@ -66,7 +69,8 @@ impl Grads {
             (Some(tied), _) => tied.add(ctx, ids, d_out),
             (None, Some(d_table)) => {
                 let ids = on_device(ctx, ids);
-                embedding::backward(ctx, embedding::Backward { ids: ids.view(), d_out, d_table })
+                let args = embedding::Backward { ids: ids.view(), d_out, scale: self.scale, d_table };
+                embedding::backward(ctx, args)
             }
             (None, None) => Ok(()),
         }
@@ -74,7 +78,7 @@ impl Grads {
     /// Adds what was kept apart. Once, after the last micro-batch of an update.
     pub fn finish(&mut self, ctx: &Context) -> Result<()> {
         match &mut self.tied {
-            Some(tied) => tied.add_to(ctx, &mut self.params.embedding),
+            Some(tied) => tied.add_to(ctx, self.scale, &mut self.params.embedding),
             None => Ok(()),
         }
     }
@@ -147,10 +151,10 @@ impl TiedEmbeddingGrads {
         rows::scatter_add(ctx, rows::ScatterAdd { d_out, rows: places.view(), d_x: self.sums.view_mut() })
     }
 
-    /// Adds the sums to `gradient`, and forgets them.
-    fn add_to(&mut self, ctx: &Context, gradient: &mut Matrix) -> Result<()> {
+    /// Adds the sums, times `scale`, to the gradient `d_table`, and forgets them.
+    fn add_to(&mut self, ctx: &Context, scale: f32, d_table: &mut Matrix) -> Result<()> {
         let (ids, d_out) = (on_device(ctx, &self.ids), self.sums.rows(0..self.ids.len()));
-        embedding::backward(ctx, embedding::Backward { ids: ids.view(), d_out, d_table: gradient })?;
+        embedding::backward(ctx, embedding::Backward { ids: ids.view(), d_out, scale, d_table })?;
         self.clear(ctx);
         Ok(())
     }

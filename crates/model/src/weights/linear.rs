@@ -4,7 +4,7 @@ use super::lora::LoraConfig;
 use super::spec::Part;
 use super::trained;
 use super::view::LowRankRows;
-use kernels::ops::{linear, lora, swiglu};
+use kernels::ops::{glu, linear, lora};
 use kernels::{Context, Error, Matrix, Memory, Result, Tensor, View, ViewMut};
 
 /// A linear layer's weight, and how its product is computed.
@@ -83,23 +83,24 @@ impl Linear {
         })
     }
 
-    /// Whether [`forward_swiglu`](Self::forward_swiglu) does what [`forward`](Self::forward) does, and faster. Not
+    /// Whether [`forward_gated`](Self::forward_gated) does what [`forward`](Self::forward) does, and faster. Not
     /// with an adapter, which adds to gate and up in f32.
-    pub(crate) fn can_fuse_swiglu(&self, ctx: &Context) -> bool {
+    pub(crate) fn can_fuse_gates(&self, ctx: &Context) -> bool {
         ctx.fuses_gates(&self.matrix)
     }
 
-    /// Of gate and up, one below the other: y = silu(x Wgateᵀ) ⊙ x Wupᵀ (`y: [T, N/2]` overwrites), and in `kept: [T,
+    /// Of gate and up, one below the other: y = f(x Wgateᵀ) ⊙ x Wupᵀ (`y: [T, N/2]` overwrites), and in `kept: [T,
     /// N]` what the backward pass of that needs.
-    pub(crate) fn forward_swiglu(
+    pub(crate) fn forward_gated(
         &self,
         ctx: &Context,
+        activation: glu::Activation,
         x: View<'_>,
         kept: Option<ViewMut<'_>>,
         y: ViewMut<'_>,
     ) -> Result<()> {
         let bias = self.bias.as_ref().map(Tensor::view);
-        swiglu::fused(ctx, swiglu::Fused { x, w: &self.matrix, bias, kept, y })
+        glu::fused(ctx, glu::Fused { activation, x, w: &self.matrix, bias, kept, y })
     }
 
     /// dX = dY W + s · (dY B) A (`d_x: [T, K]` overwrites); dW += dYᵀ X, db += Σₜ dY, and the adapter's (accumulate

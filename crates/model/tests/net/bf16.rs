@@ -16,7 +16,8 @@ fn load_in_bf16(ctx: &Context, dir: &Path) -> Weights {
 
 /// The same numbers, computed with in f32.
 fn in_f32(ctx: &Context, weights: &Weights) -> Weights {
-    with_config(ctx, weights, ModelConfig { compute: DType::F32, ..(*weights.config).clone() })
+    let embedding_multiplier = weights.config.embedding_scale();
+    with_config(ctx, weights, ModelConfig { compute: DType::F32, embedding_multiplier, ..(*weights.config).clone() })
 }
 
 /// Those of this machine, and the tiles in plain Rust, which are everywhere.

@@ -4,7 +4,7 @@
 #![allow(clippy::disallowed_methods)]
 
 use crate::*;
-use kernels::ops::{attention, embedding, linear, lm_head, qk_norm, rmsnorm, rope, rows, swiglu};
+use kernels::ops::{attention, embedding, glu, linear, lm_head, qk_norm, rmsnorm, rope, rows};
 use kernels::{DType, Tensor, View, ViewMut};
 use model::kv::BLOCK;
 use model::weights::{Layer, Linear};
@@ -55,6 +55,7 @@ impl Forward<'_> {
             delta: delta.map(Tensor::view),
             sum: delta.is_some().then(|| sum.view_mut()),
             weight: weight.view(),
+            offset: self.config.norm_offset,
             eps: self.config.rms_norm_eps,
             y: y.view_mut(),
             rstd: rstd.view_mut(),
@@ -86,6 +87,7 @@ impl Forward<'_> {
             head_dim: c.head_dim,
             q_weight: q_weight.view(),
             k_weight: k_weight.view(),
+            offset: c.norm_offset,
             eps: c.rms_norm_eps,
             y: qkv.view_mut(),
             rstd: rstd.view_mut(),
@@ -106,8 +108,8 @@ impl Forward<'_> {
         let (mut gate_up, mut gated) =
             (self.zeros(&[t, 2 * c.intermediate_size]), self.zeros(&[t, c.intermediate_size]));
         self.product(&w.gate_up, &normed, &mut gate_up);
-        swiglu::forward(self.ctx, swiglu::Forward { gate_up: gate_up.view(), kept: None, y: gated.view_mut() })
-            .unwrap();
+        let (activation, gate_up, y) = (c.activation, gate_up.view(), gated.view_mut());
+        glu::forward(self.ctx, glu::Forward { activation, gate_up, kept: None, y }).unwrap();
         self.product(&w.down, &gated, &mut delta);
         (x, delta)
     }
@@ -119,7 +121,7 @@ impl Forward<'_> {
             heads: c.num_heads,
             kv_heads: c.num_kv_heads,
             head_dim: c.head_dim,
-            scale: (1.0 / (c.head_dim as f64).sqrt()) as f32,
+            scale: c.attention_scale(),
             window: None,
         };
         let args = attention::WriteKv {
@@ -175,7 +177,8 @@ impl Forward<'_> {
             write_slots: self.u32s(&[b.write_slots.len()], &b.write_slots),
         };
         let (ids, mut x) = (self.u32s(&[self.t()], &b.ids), self.zeros(&[self.t(), h]));
-        let args = embedding::Forward { ids: ids.view(), table: &w.params.embedding, out: x.view_mut() };
+        let (table, scale) = (&w.params.embedding, self.config.embedding_scale());
+        let args = embedding::Forward { ids: ids.view(), table, scale, out: x.view_mut() };
         embedding::forward(self.ctx, args).unwrap();
         let mut delta = None;
         for layer in &w.params.layers {

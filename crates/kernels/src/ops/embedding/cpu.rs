@@ -14,10 +14,10 @@ const COLUMNS: usize = 64;
 
 pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     let (ids, out, layout, hidden) = (args.ids.u32(cpu), args.out.f32(cpu), args.table.layout(), args.table.cols());
-    let (out, count) = (Disjoint::new(out), ids.len().div_ceil(TOKENS));
+    let (out, scale, count) = (Disjoint::new(out), args.scale, ids.len().div_ceil(TOKENS));
     match args.table.elements(cpu) {
-        Elements::F32(table) => cpu.run(count, &ForwardTasks { ids, table, layout, hidden, out }),
-        Elements::Bf16(table) => cpu.run(count, &ForwardTasks { ids, table, layout, hidden, out }),
+        Elements::F32(table) => cpu.run(count, &ForwardTasks { ids, table, layout, hidden, scale, out }),
+        Elements::Bf16(table) => cpu.run(count, &ForwardTasks { ids, table, layout, hidden, scale, out }),
     }
 }
 
@@ -26,6 +26,7 @@ struct ForwardTasks<'a, E> {
     table: &'a [E],
     layout: Layout,
     hidden: usize,
+    scale: f32,
     out: Disjoint<'a, f32>,
 }
 
@@ -37,7 +38,7 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
             // SAFETY: a token is in one task.
             let out = unsafe { self.out.slice(token * hidden..(token + 1) * hidden) };
             for (h, out) in out.iter_mut().enumerate() {
-                *out = self.table[self.layout.at(hidden, id, h)].widen();
+                *out = self.scale * self.table[self.layout.at(hidden, id, h)].widen();
             }
         }
     }
@@ -46,13 +47,15 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
 pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let hidden = args.d_table.cols();
     let d_table = Disjoint::new(args.d_table.data_mut().view_mut().f32(cpu));
-    let tasks = BackwardTasks { ids: args.ids.u32(cpu), d_out: args.d_out.f32(cpu), hidden, d_table };
+    let tasks =
+        BackwardTasks { ids: args.ids.u32(cpu), d_out: args.d_out.f32(cpu), scale: args.scale, hidden, d_table };
     cpu.run(hidden.div_ceil(COLUMNS), &tasks);
 }
 
 struct BackwardTasks<'a> {
     ids: &'a [u32],
     d_out: &'a [f32],
+    scale: f32,
     hidden: usize,
     d_table: Disjoint<'a, f32>,
 }
@@ -69,7 +72,7 @@ impl Tasks for BackwardTasks<'_> {
             // SAFETY: these columns, of every panel, belong to this task.
             let d_table = unsafe { self.d_table.slice((panel + columns.start) * PANEL..(panel + columns.end) * PANEL) };
             for (sums, &d) in d_table.chunks_exact_mut(PANEL).zip(&d_out[columns.clone()]) {
-                sums[id % PANEL] += d;
+                sums[id % PANEL] += self.scale * d;
             }
         }
     }

@@ -3,8 +3,8 @@
 //! Shapes: `T` tokens, `V` vocabulary, `H` hidden.
 //!
 //! ```text
-//! out[t,:]       = table[ids[t],:]
-//! d_table[v,:]  += Σ_{t: ids[t] = v} d_out[t,:]        ascending t
+//! out[t,:]       = scale · table[ids[t],:]
+//! d_table[v,:]  += Σ_{t: ids[t] = v} scale · d_out[t,:]        ascending t
 //! ```
 
 mod cpu;
@@ -23,6 +23,8 @@ pub struct Forward<'a> {
     pub ids: View<'a>,
     /// `[V, H]`, f32 or bf16 (widened).
     pub table: &'a Matrix,
+    /// 1, or what the family multiplies embeddings with.
+    pub scale: f32,
     /// `[T, H]`: *overwrites*.
     pub out: ViewMut<'a>,
 }
@@ -33,6 +35,8 @@ pub struct Backward<'a> {
     pub ids: View<'a>,
     /// `[T, H]`
     pub d_out: View<'a>,
+    /// As in [`Forward`].
+    pub scale: f32,
     /// `[V, H]`: *accumulates into*.
     pub d_table: &'a mut Matrix,
 }
@@ -40,7 +44,7 @@ pub struct Backward<'a> {
 /// Looks rows up by id.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "embedding::forward";
-    let Forward { ids, table, ref out } = args;
+    let Forward { ids, table, ref out, .. } = args;
     let (tokens, hidden) = (ids.shape().iter().product(), table.cols());
     expect(OP, "ids", ids, DType::U32, &[tokens])?;
     expect(OP, "out", out.view(), DType::F32, &[tokens, hidden])?;
@@ -55,7 +59,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
 /// Adds each token's gradient to its id's row.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     const OP: &str = "embedding::backward";
-    let Backward { ids, d_out, ref d_table } = args;
+    let Backward { ids, d_out, ref d_table, .. } = args;
     let (tokens, hidden) = (ids.shape().iter().product(), d_table.cols());
     expect(OP, "ids", ids, DType::U32, &[tokens])?;
     expect(OP, "d_out", d_out, DType::F32, &[tokens, hidden])?;

@@ -3,15 +3,15 @@
 use super::{Backward, Forward, Parts};
 use crate::device::Cpu;
 use crate::ops::lanes::{chunks, load, rows, rows_of_task, store};
-use crate::ops::rmsnorm::cpu::{backward_row, rstd_of, scale_row};
+use crate::ops::rmsnorm::cpu::{Weight, backward_row, rstd_of, scale_row};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{LANES, Simd};
 
 struct ForwardTasks<'a> {
     parts: Parts,
     x: &'a [f32],
-    q_weight: &'a [f32],
-    k_weight: &'a [f32],
+    q_weight: Weight<'a>,
+    k_weight: Weight<'a>,
     eps: f32,
     y: Disjoint<'a, f32>,
     rstd: Disjoint<'a, f32>,
@@ -41,11 +41,13 @@ impl Tasks for ForwardTasks<'_> {
 
 pub(super) fn forward(cpu: &Cpu, parts: Parts, args: Forward<'_>) {
     let rows = args.x.shape()[0];
+    let [q_weight, k_weight] =
+        [args.q_weight, args.k_weight].map(|weight| Weight { weight: weight.f32(cpu), offset: args.offset });
     let tasks = ForwardTasks {
         parts,
         x: args.x.f32(cpu),
-        q_weight: args.q_weight.f32(cpu),
-        k_weight: args.k_weight.f32(cpu),
+        q_weight,
+        k_weight,
         eps: args.eps,
         y: Disjoint::new(args.y.f32(cpu)),
         rstd: Disjoint::new(args.rstd.f32(cpu)),
@@ -57,8 +59,8 @@ pub(super) fn forward(cpu: &Cpu, parts: Parts, args: Forward<'_>) {
 struct BackwardTasks<'a> {
     parts: Parts,
     x: &'a [f32],
-    q_weight: &'a [f32],
-    k_weight: &'a [f32],
+    q_weight: Weight<'a>,
+    k_weight: Weight<'a>,
     rstd: &'a [f32],
     d_y: &'a [f32],
     d_x: Disjoint<'a, f32>,
@@ -130,7 +132,8 @@ impl Tasks for WeightTasks<'_> {
 
 pub(super) fn backward(cpu: &Cpu, parts: Parts, args: Backward<'_>) {
     let (x, rstd, d_y, rows) = (args.x.f32(cpu), args.rstd.f32(cpu), args.d_y.f32(cpu), args.x.shape()[0]);
-    let (q_weight, k_weight) = (args.q_weight.f32(cpu), args.k_weight.f32(cpu));
+    let [q_weight, k_weight] =
+        [args.q_weight, args.k_weight].map(|weight| Weight { weight: weight.f32(cpu), offset: args.offset });
     let d_x = Disjoint::new(args.d_x.f32(cpu));
     let tasks = BackwardTasks { parts, x, q_weight, k_weight, rstd, d_y, d_x, rows };
     cpu.run(rows.div_ceil(rows_of_task(parts.width)), &tasks);

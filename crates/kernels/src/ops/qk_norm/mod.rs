@@ -1,9 +1,9 @@
-//! RMS norm of each query head and each key head (Qwen3), or of all query heads together and all key heads together
-//! (OLMo 2), on the fused qkv rows. Value heads are copied.
+//! RMS norm of each query head and each key head (Qwen 3, Gemma 3), or of all query heads together and all key heads
+//! together (OLMo 2), on the fused qkv rows. Value heads are copied.
 //!
 //! Shapes: `T` tokens, `nh` query heads, `nkv` kv heads, `hd` head_dim, `A = nh + 2·nkv` heads of a row `[q][k][v]`.
 //!
-//! For head `a < nh + nkv`, with weight w = q_weight (a < nh) or k_weight:
+//! For head `a < nh + nkv`, with w = q_weight (a < nh) or k_weight, or that + offset:
 //! ```text
 //! rstd[t,a]   = 1 / √(Σ_i x[t,a,i]² / hd + eps)
 //! y[t,a,i]    = w[i] · (x[t,a,i] · rstd[t,a])
@@ -36,6 +36,8 @@ pub struct Forward<'a> {
     pub q_weight: View<'a>,
     /// `[hd]`, or `[nkv·hd]`
     pub k_weight: View<'a>,
+    /// Added to every weight: 0, or 1 where a weight of 0 changes nothing (Gemma).
+    pub offset: f32,
     /// Added to the mean square.
     pub eps: f32,
     /// `[T, A·hd]`: *overwrites*.
@@ -58,6 +60,8 @@ pub struct Backward<'a> {
     pub q_weight: View<'a>,
     /// `[hd]`, or `[nkv·hd]`
     pub k_weight: View<'a>,
+    /// As in [`Forward`].
+    pub offset: f32,
     /// `[T, nh + nkv]`, or `[T, 2]`, from forward.
     pub rstd: View<'a>,
     /// `[T, A·hd]`

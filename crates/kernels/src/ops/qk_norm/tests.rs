@@ -47,6 +47,18 @@ fn run_segments(
     start: [&[f32]; 2],
     segments: &[u32],
 ) -> [Vec<f32>; 5] {
+    run_with(ctx, c, x, (w, 0.0), d_y, start, segments)
+}
+
+fn run_with(
+    ctx: &Context,
+    c: &Case,
+    x: &[f32],
+    (w, offset): ([&[f32]; 2], f32),
+    d_y: &[f32],
+    start: [&[f32]; 2],
+    segments: &[u32],
+) -> [Vec<f32>; 5] {
     let m = ctx.memory();
     let segments = Tensor::from_u32(m, &[segments.len()], segments);
     let tensor = |x: &[f32]| Tensor::from_f32(m, &[c.t, c.width()], x);
@@ -67,6 +79,7 @@ fn run_segments(
         head_dim,
         q_weight: q_weight.view(),
         k_weight: k_weight.view(),
+        offset,
         eps: EPS,
         y: y.view_mut(),
         rstd: rstd.view_mut(),
@@ -79,6 +92,7 @@ fn run_segments(
         head_dim,
         q_weight: q_weight.view(),
         k_weight: k_weight.view(),
+        offset,
         rstd: rstd.view(),
         d_y: d_y.view(),
         d_x: d_x.view_mut(),
@@ -121,6 +135,24 @@ fn equals_the_oracle_on_every_isa() {
                     assert!(fast[3..] == [d_q, d_k], "{isa:?} {segments:?}");
                 }
             }
+        }
+    }
+}
+
+/// An offset is weights that are larger by it; the oracle's test covers those.
+#[test]
+fn an_offset_is_added_to_both_weights() {
+    for c in CASES {
+        let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, c.t * c.width()), normal(2, c.t * c.width()));
+        let (q, k, zeros): (Vec<f32>, Vec<f32>, _) = (normal(3, c.hd), normal(4, c.hd), vec![0.0; c.hd]);
+        let [larger_q, larger_k] = [&q, &k].map(|w| w.iter().map(|w| w + 1.0).collect::<Vec<_>>());
+        for (isa, threads) in Isa::present().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+            let ctx = Context::cpu(isa, threads);
+            let of = |w| run_with(&ctx, &c, &x, w, &d_y, [&zeros, &zeros], &[0, c.t as u32]);
+            let got = of(([&q, &k], 1.0));
+            assert!(got == of(([&larger_q, &larger_k], 0.0)), "{isa:?} {threads}");
+            let without = of(([&q, &k], 0.0));
+            assert!(c.t == 0 || got[0] != without[0] && got[2] != without[2], "{isa:?} {threads}");
         }
     }
 }
@@ -222,6 +254,7 @@ fn weights_as_wide_as_all_heads_norm_them_together() {
                 head_dim,
                 q_weight: q_weight.view(),
                 k_weight: k_weight.view(),
+                offset: 0.0,
                 eps: EPS,
                 y: y.view_mut(),
                 rstd: rstd.view_mut(),
@@ -234,6 +267,7 @@ fn weights_as_wide_as_all_heads_norm_them_together() {
                 head_dim,
                 q_weight: q_weight.view(),
                 k_weight: k_weight.view(),
+                offset: 0.0,
                 rstd: rstd.view(),
                 d_y: d_in.view(),
                 d_x: d_x.view_mut(),

@@ -13,12 +13,28 @@ pub(crate) fn rstd_of<V: Simd>(x: &[f32], eps: f32) -> f32 {
     1.0 / (dot::<V>(x, x) / x.len() as f32 + eps).sqrt()
 }
 
-/// y = weight · (x · rstd)
+/// What a norm multiplies with: a weight, and what is added to it.
+#[derive(Clone, Copy)]
+pub(crate) struct Weight<'a> {
+    pub weight: &'a [f32],
+    pub offset: f32,
+}
+
+impl Weight<'_> {
+    /// 16 of its sums. Without an offset they are the weight's own bits: −0 + 0 would not be −0.
+    #[inline(always)]
+    fn load<V: Simd>(self, at: usize) -> V {
+        let weight = load::<V>(self.weight, at);
+        if self.offset == 0.0 { weight } else { weight.add(V::splat(self.offset)) }
+    }
+}
+
+/// y = w · (x · rstd)
 #[inline(always)]
-pub(crate) fn scale_row<V: Simd>(x: &[f32], weight: &[f32], rstd: f32, y: &mut [impl Element]) {
+pub(crate) fn scale_row<V: Simd>(x: &[f32], w: Weight<'_>, rstd: f32, y: &mut [impl Element]) {
     let rstd = V::splat(rstd);
     for at in (0..x.len()).step_by(LANES) {
-        store(load::<V>(weight, at).mul(load::<V>(x, at).mul(rstd)), y, at);
+        store(w.load::<V>(at).mul(load::<V>(x, at).mul(rstd)), y, at);
     }
 }
 
@@ -26,20 +42,20 @@ pub(crate) fn scale_row<V: Simd>(x: &[f32], weight: &[f32], rstd: f32, y: &mut [
 #[inline(always)]
 pub(crate) fn backward_row<V: Simd, const ACCUMULATE: bool>(
     x: &[f32],
-    weight: &[f32],
+    w: Weight<'_>,
     rstd: f32,
     d_y: &[f32],
     d_x: &mut [f32],
 ) {
     let mut sum = V::splat(0.0);
     for at in (0..x.len()).step_by(LANES) {
-        let g = load::<V>(d_y, at).mul(load(weight, at));
+        let g = load::<V>(d_y, at).mul(w.load(at));
         sum = g.fma(load(x, at), sum);
     }
     let c = sum.sum() * rstd * rstd * rstd / x.len() as f32;
     let (rstd, minus_c) = (V::splat(rstd), V::splat(-c));
     for at in (0..x.len()).step_by(LANES) {
-        let g = load::<V>(d_y, at).mul(load(weight, at));
+        let g = load::<V>(d_y, at).mul(w.load(at));
         let start = if ACCUMULATE { load::<V>(d_x, at) } else { V::splat(0.0) };
         store(minus_c.fma(load(x, at), g.fma(rstd, start)), d_x, at);
     }
@@ -48,7 +64,7 @@ pub(crate) fn backward_row<V: Simd, const ACCUMULATE: bool>(
 struct ForwardTasks<'a, E> {
     x: &'a [f32],
     delta: Option<(&'a [f32], Disjoint<'a, f32>)>,
-    weight: &'a [f32],
+    weight: Weight<'a>,
     eps: f32,
     y: Disjoint<'a, E>,
     rstd: Disjoint<'a, f32>,
@@ -58,7 +74,7 @@ struct ForwardTasks<'a, E> {
 impl<E: Element> Tasks for ForwardTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
-        let h = self.weight.len();
+        let h = self.weight.weight.len();
         for t in rows(index, rows_of_task(h), self.rows) {
             let row = t * h..(t + 1) * h;
             let mut x = &self.x[row.clone()];
@@ -82,7 +98,8 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
 pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     let (rows, h) = (args.x.shape()[0], args.weight.shape()[0]);
     let sum = args.sum.map(|sum| Disjoint::new(sum.f32(cpu)));
-    let (x, delta, weight) = (args.x.f32(cpu), args.delta.map(|d| d.f32(cpu)).zip(sum), args.weight.f32(cpu));
+    let (x, delta) = (args.x.f32(cpu), args.delta.map(|d| d.f32(cpu)).zip(sum));
+    let weight = Weight { weight: args.weight.f32(cpu), offset: args.offset };
     let (eps, rstd, tasks) = (args.eps, Disjoint::new(args.rstd.f32(cpu)), rows.div_ceil(rows_of_task(h)));
     if args.y.dtype() == DType::Bf16 {
         let y = Disjoint::new(args.y.bf16(cpu));
@@ -95,7 +112,7 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
 
 struct AgainTasks<'a, E> {
     x: &'a [f32],
-    weight: &'a [f32],
+    weight: Weight<'a>,
     rstd: &'a [f32],
     y: Disjoint<'a, E>,
 }
@@ -103,7 +120,7 @@ struct AgainTasks<'a, E> {
 impl<E: Element> Tasks for AgainTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
-        let h = self.weight.len();
+        let h = self.weight.weight.len();
         for t in rows(index, rows_of_task(h), self.rstd.len()) {
             let row = t * h..(t + 1) * h;
             // SAFETY: row t is this task's alone.
@@ -114,8 +131,9 @@ impl<E: Element> Tasks for AgainTasks<'_, E> {
 }
 
 pub(super) fn recompute(cpu: &Cpu, args: Recompute<'_>) {
-    let (x, weight, rstd) = (args.x.f32(cpu), args.weight.f32(cpu), args.rstd.f32(cpu));
-    let tasks = rstd.len().div_ceil(rows_of_task(weight.len()));
+    let (x, rstd) = (args.x.f32(cpu), args.rstd.f32(cpu));
+    let weight = Weight { weight: args.weight.f32(cpu), offset: args.offset };
+    let tasks = rstd.len().div_ceil(rows_of_task(weight.weight.len()));
     if args.y.dtype() == DType::Bf16 {
         let y = Disjoint::new(args.y.bf16(cpu));
         cpu.run(tasks, &AgainTasks { x, weight, rstd, y });
@@ -127,7 +145,7 @@ pub(super) fn recompute(cpu: &Cpu, args: Recompute<'_>) {
 
 struct BackwardTasks<'a> {
     x: &'a [f32],
-    weight: &'a [f32],
+    weight: Weight<'a>,
     rstd: &'a [f32],
     d_y: &'a [f32],
     d_x: Disjoint<'a, f32>,
@@ -136,7 +154,7 @@ struct BackwardTasks<'a> {
 impl Tasks for BackwardTasks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
-        let h = self.weight.len();
+        let h = self.weight.weight.len();
         for t in rows(index, rows_of_task(h), self.rstd.len()) {
             let row = t * h..(t + 1) * h;
             // SAFETY: row t is this task's alone.
@@ -182,8 +200,9 @@ impl Tasks for WeightTasks<'_> {
 }
 
 pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
-    let (x, weight, rstd, d_y) = (args.x.f32(cpu), args.weight.f32(cpu), args.rstd.f32(cpu), args.d_y.f32(cpu));
-    let h = weight.len();
+    let (x, rstd, d_y) = (args.x.f32(cpu), args.rstd.f32(cpu), args.d_y.f32(cpu));
+    let weight = Weight { weight: args.weight.f32(cpu), offset: args.offset };
+    let h = weight.weight.len();
     let d_x = Disjoint::new(args.d_x.f32(cpu));
     cpu.run(rstd.len().div_ceil(rows_of_task(h)), &BackwardTasks { x, weight, rstd, d_y, d_x });
     let Some(d_weight) = args.d_weight else { return };

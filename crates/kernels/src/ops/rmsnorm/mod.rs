@@ -6,9 +6,9 @@
 //! ```text
 //! s[t,:]       = x[t,:] + delta[t,:]                       (s = x without a delta)
 //! rstd[t]      = 1 / √(Σ_h s[t,h]² / H + eps)
-//! y[t,h]       = weight[h] · (s[t,h] · rstd[t])
+//! y[t,h]       = w[h] · (s[t,h] · rstd[t])                 w = weight, or weight + offset
 //!
-//! g[t,h]       = d_y[t,h] · weight[h]
+//! g[t,h]       = d_y[t,h] · w[h]
 //! c[t]         = Σ_h g[t,h] · s[t,h] · rstd[t]³ / H
 //! d_x[t,h]    += g[t,h] · rstd[t] − c[t] · s[t,h]
 //! d_weight[h] += Σ_t d_y[t,h] · (s[t,h] · rstd[t])         one chunk of tokens after the other
@@ -35,6 +35,8 @@ pub struct Forward<'a> {
     pub sum: Option<ViewMut<'a>>,
     /// `[H]`
     pub weight: View<'a>,
+    /// Added to every weight: 0, or 1 where a weight of 0 changes nothing (Gemma).
+    pub offset: f32,
     /// Added to the mean square.
     pub eps: f32,
     /// `[T, H]`, f32 or bf16 (rounded): *overwrites*.
@@ -49,6 +51,8 @@ pub struct Recompute<'a> {
     pub x: View<'a>,
     /// `[H]`
     pub weight: View<'a>,
+    /// As in [`Forward`].
+    pub offset: f32,
     /// `[T]`, from forward.
     pub rstd: View<'a>,
     /// `[T, H]`, f32 or bf16 (rounded): *overwrites*.
@@ -61,6 +65,8 @@ pub struct Backward<'a> {
     pub x: View<'a>,
     /// `[H]`
     pub weight: View<'a>,
+    /// As in [`Forward`].
+    pub offset: f32,
     /// `[T]`, from forward.
     pub rstd: View<'a>,
     /// `[T, H]`

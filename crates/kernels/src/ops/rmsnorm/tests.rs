@@ -21,6 +21,10 @@ fn wide(x: &[f32]) -> Vec<f64> {
 
 /// y, rstd, sum.
 fn run(ctx: &Context, x: &[f32], delta: Option<&[f32]>, w: &[f32]) -> [Vec<f32>; 3] {
+    run_with(ctx, x, delta, w, 0.0)
+}
+
+fn run_with(ctx: &Context, x: &[f32], delta: Option<&[f32]>, w: &[f32], offset: f32) -> [Vec<f32>; 3] {
     let (h, m) = (w.len(), ctx.memory());
     let t = x.len() / h;
     let tensor = |x: &[f32]| Tensor::from_f32(m, &[t, h], x);
@@ -32,6 +36,7 @@ fn run(ctx: &Context, x: &[f32], delta: Option<&[f32]>, w: &[f32]) -> [Vec<f32>;
         sum: delta.is_some().then(|| sum.view_mut()),
         delta: delta.as_ref().map(|d| d.view()),
         weight: w.view(),
+        offset,
         eps: EPS,
         y: y.view_mut(),
         rstd: rstd.view_mut(),
@@ -39,7 +44,7 @@ fn run(ctx: &Context, x: &[f32], delta: Option<&[f32]>, w: &[f32]) -> [Vec<f32>;
     forward(ctx, args).unwrap();
     let mut once_more = poisoned(ctx, &[t, h]);
     let x = if delta.is_some() { sum.view() } else { x.view() };
-    recompute(ctx, Recompute { x, weight: w.view(), rstd: rstd.view(), y: once_more.view_mut() }).unwrap();
+    recompute(ctx, Recompute { x, weight: w.view(), offset, rstd: rstd.view(), y: once_more.view_mut() }).unwrap();
     assert!(once_more.to_vec_f32() == y.to_vec_f32());
     [y.to_vec_f32(), rstd.to_vec_f32(), sum.to_vec_f32()]
 }
@@ -49,6 +54,18 @@ fn run_back(
     ctx: &Context,
     x: &[f32],
     w: &[f32],
+    rstd: &[f32],
+    d_y: &[f32],
+    start: [&[f32]; 2],
+    segments: &[u32],
+) -> [Vec<f32>; 2] {
+    run_back_with(ctx, x, (w, 0.0), rstd, d_y, start, segments)
+}
+
+fn run_back_with(
+    ctx: &Context,
+    x: &[f32],
+    (w, offset): (&[f32], f32),
     rstd: &[f32],
     d_y: &[f32],
     [d_x, d_w]: [&[f32]; 2],
@@ -63,6 +80,7 @@ fn run_back(
     let args = Backward {
         x: x.view(),
         weight: w.view(),
+        offset,
         rstd: rstd.view(),
         d_y: d_y.view(),
         d_x: d_x.view_mut(),
@@ -130,6 +148,39 @@ fn the_weights_gradient_does_not_know_at_which_segment_a_batch_is_cut() {
     }
 }
 
+/// An offset is a weight that is larger by it: with the oracle of that weight, the gradient of both is one.
+#[test]
+fn an_offset_is_added_to_the_weight() {
+    for (t, h) in SHAPES {
+        let (x, d_y): (Vec<f32>, Vec<f32>) = (normal(1, t * h), normal(3, t * h));
+        let (w, d_x0, d_w0): (Vec<f32>, Vec<f32>, Vec<f32>) = (normal(4, h), normal(5, t * h), normal(6, h));
+        let larger: Vec<f32> = w.iter().map(|w| w + 1.0).collect();
+        let exact: Vec<f64> = w.iter().map(|&w| f64::from(w) + 1.0).collect();
+        let (y, r) = reference::forward(&wide(&x), &exact, EPS.into());
+        let (d_x, d_w) = reference::backward(&wide(&x), &exact, &r, &wide(&d_y));
+        let zeros = vec![0.0; t * h + h];
+        for ctx in contexts() {
+            let [got, rstd, _] = run_with(&ctx, &x, None, &w, 1.0);
+            assert!(got == run(&ctx, &x, None, &larger)[0], "{t}×{h}");
+            assert!(relative_error(&got, &y) < 1e-6);
+            let segments = [0, t as u32];
+            let back = |w, start| run_back_with(&ctx, &x, w, &rstd, &d_y, start, &segments);
+            assert!(back((&w, 1.0), [&d_x0, &d_w0]) == back((&larger, 0.0), [&d_x0, &d_w0]), "{t}×{h}");
+            let [got_x, got_w] = back((&w, 1.0), [&zeros[..t * h], &zeros[..h]]);
+            // d_x of a row of one element is all cancellation.
+            assert!(h == 1 || relative_error(&got_x, &d_x) < 1e-5, "{t}×{h}");
+            assert!(relative_error(&got_w, &d_w) < 1e-5, "{t}×{h}");
+            if t > 0 && h > 1 {
+                assert!(relative_error(&back((&w, 0.0), [&zeros[..t * h], &zeros[..h]])[0], &d_x) > 1e-3, "no offset");
+            }
+        }
+    }
+    // No offset leaves the weight's bits, of which −0 + 0 would lose one.
+    let ctx = Context::cpu(Isa::best(), 1);
+    let [y, ..] = run(&ctx, &[1.0, 2.0], None, &[-0.0, 1.0]);
+    assert!(y[0] == 0.0 && y[0].is_sign_negative());
+}
+
 #[test]
 fn the_oracle_is_its_own_gradient() {
     let (t, h) = (3, 5);
@@ -149,7 +200,7 @@ fn a_wrong_shape_is_an_error_that_names_it() {
     let zeros = |shape: &[usize]| Tensor::zeros(ctx.memory(), shape, DType::F32);
     let (x, w, mut y, mut rstd) = (zeros(&[2, 3]), zeros(&[4]), zeros(&[2, 3]), zeros(&[2]));
     let (y, rstd) = (y.view_mut(), rstd.view_mut());
-    let args = Forward { x: x.view(), delta: None, sum: None, weight: w.view(), eps: EPS, y, rstd };
+    let args = Forward { x: x.view(), delta: None, sum: None, weight: w.view(), offset: 0.0, eps: EPS, y, rstd };
     let message = forward(&ctx, args).unwrap_err().to_string();
     assert_eq!(message, "rmsnorm::forward: weight has shape [4], expected [3]");
 }

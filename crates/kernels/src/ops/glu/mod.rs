@@ -1,14 +1,20 @@
-//! SwiGLU (Shazeer, "GLU Variants Improve Transformer", 2020), gate and up projections in one row.
+//! Gated linear units (Shazeer, "GLU Variants Improve Transformer", 2020), gate and up projections in one row: SwiGLU,
+//! and GeGLU with the GELU that is formed with tanh (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016).
 //!
 //! Shapes: `T` tokens, `F` ffn.
 //!
-//! With g = gate_up[t, f], u = gate_up[t, F + f], σ the logistic function:
+//! With g = gate_up[t, f], u = gate_up[t, F + f], σ the logistic function, and z(g) of the [`Activation`]:
 //! ```text
-//! y[t,f]               = (g · σ(g)) · u
+//! y[t,f]               = (g · σ(z)) · u
 //!
-//! d_gate_up[t, f]      = d_y[t,f] · u · σ(g) · (1 + g · (1 − σ(g)))
-//! d_gate_up[t, F + f]  = d_y[t,f] · g · σ(g)
+//! d_gate_up[t, f]      = d_y[t,f] · u · σ(z) · (1 + g · (1 − σ(z)) · z′)
+//! d_gate_up[t, F + f]  = d_y[t,f] · g · σ(z)
+//!
+//! SiLU                 z = g                                    z′ = 1
+//! GELU                 z = 2 √(2/π) · g · (1 + 0.044715 g²)     z′ = 2 √(2/π) · (1 + 3 · 0.044715 g²)
 //! ```
+//!
+//! GELU is this because ½ (1 + tanh x) = σ(2x).
 
 mod cpu;
 mod fused;
@@ -20,8 +26,19 @@ use crate::matrix::PANEL;
 use crate::ops::args::{expect, expect_floats, two_dims};
 use crate::{Context, DType::F32, Error, Matrix, Result, View, ViewMut};
 
+/// What a gate is passed through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `silu`: SwiGLU.
+    Silu,
+    /// `gelu_pytorch_tanh`: GeGLU.
+    GeluTanh,
+}
+
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
+    /// Of the gate.
+    pub activation: Activation,
     /// `[T, 2F]`: gate, then up. Where `y` is bf16 they are rounded to bf16 first, or were: what was kept gives the
     /// same `y`.
     pub gate_up: View<'a>,
@@ -33,6 +50,8 @@ pub struct Forward<'a> {
 
 /// Arguments of [`backward`].
 pub struct Backward<'a> {
+    /// Of the gate.
+    pub activation: Activation,
     /// `[T, 2F]`, f32 or bf16.
     pub gate_up: View<'a>,
     /// `[T, F]`
@@ -46,6 +65,8 @@ pub struct Backward<'a> {
 
 /// Arguments of [`fused`].
 pub struct Fused<'a> {
+    /// Of the gate.
+    pub activation: Activation,
     /// `[T, K]`, f32 or bf16.
     pub x: View<'a>,
     /// `[2F, K]`: gate, then up. F is a multiple of [`PANEL`].
@@ -60,7 +81,7 @@ pub struct Fused<'a> {
 
 /// Gates.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
-    const OP: &str = "swiglu::forward";
+    const OP: &str = "glu::forward";
     let [t, f] = two_dims(OP, "y", args.y.view())?;
     expect_floats(OP, "y", args.y.view(), &[t, f])?;
     if let Some(kept) = &args.kept {
@@ -79,7 +100,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
 /// [`super::linear::forward`] and [`forward`] in one pass, to the same bits: gate and up go from the product's tiles to
 /// `y` without a way through memory.
 pub fn fused(ctx: &Context, args: Fused<'_>) -> Result<()> {
-    const OP: &str = "swiglu::fused";
+    const OP: &str = "glu::fused";
     let [t, f] = two_dims(OP, "y", args.y.view())?;
     let k = args.w.cols();
     expect_floats(OP, "x", args.x, &[t, k])?;
@@ -104,7 +125,7 @@ pub fn fused(ctx: &Context, args: Fused<'_>) -> Result<()> {
 
 /// Gradients of gate and up.
 pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
-    const OP: &str = "swiglu::backward";
+    const OP: &str = "glu::backward";
     let [t, f] = two_dims(OP, "d_y", args.d_y)?;
     expect(OP, "d_y", args.d_y, F32, &[t, f])?;
     expect_floats(OP, "gate_up", args.gate_up, &[t, 2 * f])?;

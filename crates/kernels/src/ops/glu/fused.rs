@@ -1,19 +1,22 @@
-//! SwiGLU as what ends a product: a task multiplies some rows by some columns of gate and of up, and gates them where
-//! they are.
+//! The gates as what ends a product: a task multiplies some rows by some columns of gate and of up, and gates them
+//! where they are.
 
-use super::{Fused, cpu::gated};
+use super::cpu::{Gate, GeluTanh, Silu, gated};
+use super::{Activation, Fused};
 use crate::device::Cpu;
 use crate::gemm::{Operands, Product};
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, Simd};
 use crate::tensor::Elements;
 use crate::{DType, Isa};
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Rows of a task, and its columns of gate and of up: what stays in the second cache.
 const BLOCK: [usize; 2] = [256, 128];
 
-struct FusedTasks<'a, E> {
+struct FusedTasks<'a, A, E> {
+    gate: PhantomData<A>,
     isa: Isa,
     x: Elements<'a>,
     w: Elements<'a>,
@@ -26,7 +29,7 @@ struct FusedTasks<'a, E> {
     columns: usize,
 }
 
-impl<E> FusedTasks<'_, E> {
+impl<A, E> FusedTasks<'_, A, E> {
     /// `to = x[rows] wᵀ + bias` of outputs `columns`, which begin a panel.
     fn product(&self, rows: &Range<usize>, columns: Range<usize>, to: &mut [f32], scratch: &mut Scratch) {
         let [_, k, _] = self.shape;
@@ -38,7 +41,7 @@ impl<E> FusedTasks<'_, E> {
     }
 }
 
-impl<E: Element> Tasks for FusedTasks<'_, E> {
+impl<A: Gate, E: Element> Tasks for FusedTasks<'_, A, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let [t, _, f] = self.shape;
@@ -60,22 +63,30 @@ impl<E: Element> Tasks for FusedTasks<'_, E> {
                 // SAFETY: as above; gate and up of a row do not overlap.
                 unsafe { (kept.slice(at..at + width), kept.slice(at + f..at + f + width)) }
             });
-            gated::<V, f32, E>([gate, up], kept, y);
+            gated::<V, A, f32, E>([gate, up], kept, y);
         }
     }
 }
 
 pub(super) fn forward(cpu: &Cpu, args: Fused<'_>) {
-    let Fused { x, w, bias, kept, y } = args;
+    match args.activation {
+        Activation::Silu => forward_of::<Silu>(cpu, args),
+        Activation::GeluTanh => forward_of::<GeluTanh>(cpu, args),
+    }
+}
+
+fn forward_of<A: Gate>(cpu: &Cpu, args: Fused<'_>) {
+    let gate = PhantomData::<A>;
+    let Fused { x, w, bias, kept, y, .. } = args;
     let shape @ [t, _, f] = [y.shape()[0], w.cols(), y.shape()[1]];
     let (x, w, isa, bias) = (x.elements(cpu), w.elements(cpu), cpu.isa(), bias.map(|b| b.f32(cpu)));
     let [rows, columns] = BLOCK;
     let (row_blocks, tasks) = (t.div_ceil(rows), t.div_ceil(rows) * f.div_ceil(columns));
     if y.dtype() == DType::Bf16 {
         let (kept, y) = (kept.map(|k| Disjoint::new(k.bf16(cpu))), Disjoint::new(y.bf16(cpu)));
-        cpu.run(tasks, &FusedTasks { isa, x, w, bias, kept, y, shape, row_blocks, columns });
+        cpu.run(tasks, &FusedTasks { gate, isa, x, w, bias, kept, y, shape, row_blocks, columns });
     } else {
         let (kept, y) = (kept.map(|k| Disjoint::new(k.f32(cpu))), Disjoint::new(y.f32(cpu)));
-        cpu.run(tasks, &FusedTasks { isa, x, w, bias, kept, y, shape, row_blocks, columns });
+        cpu.run(tasks, &FusedTasks { gate, isa, x, w, bias, kept, y, shape, row_blocks, columns });
     }
 }
