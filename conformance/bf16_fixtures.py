@@ -17,7 +17,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-FAMILIES = ["llama3", "qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo3"]
+FAMILIES = ["llama3", "qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo3", "gemma3"]
 STORY = [1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421]
 
 

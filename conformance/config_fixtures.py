@@ -2,7 +2,8 @@
 
 Run from the repository root: python conformance/config_fixtures.py
 Made with transformers 5.23.0. Each entry has a config as transformers 4 wrote it and the same as 5.23 writes it, the
-inverse frequencies as bits of f32, the factor on cos and sin, and each layer's sliding window.
+inverse frequencies as bits of f32, the factor on cos and sin, the same of layers with a window where they have their own, and
+each layer's sliding window.
 """
 
 import json
@@ -12,7 +13,9 @@ import torch
 import transformers
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.olmo3.modeling_olmo3 import Olmo3RotaryEmbedding
 
 base = dict(
     vocab_size=100,
@@ -27,6 +30,8 @@ base = dict(
     torch_dtype="bfloat16",
 )
 llama3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+
+gemma = {k: v for k, v in base.items() if k != "hidden_act"} | dict(model_type="gemma3_text", hidden_activation="gelu_pytorch_tanh")
 
 v4 = {
     "llama 2": dict(base, model_type="llama", max_position_embeddings=4096, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2),
@@ -46,26 +51,44 @@ v4 = {
     "qwen 3 yarn": dict(base, model_type="qwen3", rope_theta=1000000.0, rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768, mscale=0.9, mscale_all_dim=0.7, beta_fast=24, beta_slow=2, truncate=False)),
     "smollm 3": dict(base, model_type="smollm3", max_position_embeddings=65536, rope_theta=5000000.0, no_rope_layer_interval=4, eos_token_id=128012),
     "smollm 3 sliding": dict(base, model_type="smollm3", rope_theta=5000000.0, no_rope_layers=[1, 0, 0, 1], use_sliding_window=True, sliding_window=64, tie_word_embeddings=False),
+    "olmo 2": dict(base, model_type="olmo2", max_position_embeddings=4096, rope_theta=500000, eos_token_id=100257, pad_token_id=100277),
+    "olmo 3": dict(base, model_type="olmo3", max_position_embeddings=8192, rope_theta=500000, sliding_window=4096, eos_token_id=100257),
+    "olmo 3 yarn": dict(base, model_type="olmo3", max_position_embeddings=65536, rope_theta=500000, rope_scaling=dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=8192, attention_factor=1.2079441541679836, beta_fast=32, beta_slow=1), sliding_window=128, layer_types=["sliding_attention", "full_attention"] * 2),
+    "gemma 3": dict(gemma, head_dim=256, max_position_embeddings=32768, query_pre_attn_scalar=256, rope_theta=1000000, rope_local_base_freq=10000, rope_scaling=None, sliding_window=512, sliding_window_pattern=3, attn_logit_softcapping=None, final_logit_softcapping=None, bos_token_id=2, eos_token_id=[1, 106], pad_token_id=0),
+    "gemma 3 linear": dict(gemma, head_dim=128, max_position_embeddings=131072, query_pre_attn_scalar=168, rope_theta=1000000.0, rope_local_base_freq=20000.0, rope_scaling=dict(rope_type="linear", factor=8.0), sliding_window=1024, layer_types=["sliding_attention", "full_attention"] * 2),
+    "gemma 3 bare": {k: v for k, v in gemma.items() if k != "num_key_value_heads"},
 }
+
+DEFAULTS = {"olmo3": Olmo3RotaryEmbedding, "gemma3_text": Gemma3RotaryEmbedding}
+
+
+def frequencies(config, layer_type):
+    """Bits of the inverse frequencies of such layers, and the factor on cos and sin."""
+    nested = "full_attention" in config.rope_parameters
+    kind = (config.rope_parameters[layer_type] if nested else config.rope_parameters)["rope_type"]
+    default = DEFAULTS.get(config.model_type, LlamaRotaryEmbedding).compute_default_rope_parameters
+    compute = default if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
+    inv_freq, scaling = compute(config, layer_type=layer_type) if nested else compute(config)
+    assert inv_freq.dtype == torch.float32
+    return [int(b) for b in inv_freq.view(torch.int32)], float(scaling)
+
 
 rows = []
 for name, old in v4.items():
     config = AutoConfig.for_model(**json.loads(json.dumps(old)))
     new = json.loads(config.to_json_string(use_diff=False))
-    kind = config.rope_parameters["rope_type"]
-    compute = LlamaRotaryEmbedding.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
-    inv_freq, scaling = compute(config)
-    assert inv_freq.dtype == torch.float32
+    inv_freq, scaling = frequencies(config, "full_attention")
     window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None) if config.model_type.startswith(("qwen", "smollm")) else None
+    types = getattr(config, "layer_types", None) if config.model_type.startswith(("qwen", "smollm", "olmo3", "gemma")) else None
     slides = [t == "sliding_attention" for t in types] if types else [window is not None] * 4
     rows.append(
         {
             "name": name,
             "v4": old,
             "v5": new,
-            "inv_freq_bits": [int(b) for b in inv_freq.view(torch.int32)],
-            "attention_scaling": float(scaling),
+            "inv_freq_bits": inv_freq,
+            "attention_scaling": scaling,
+            "local": frequencies(config, "sliding_attention") if "full_attention" in config.rope_parameters else None,
             "rotates": [bool(r) for r in getattr(config, "no_rope_layers", [1] * 4)],
             "windows": [window if s else None for s in slides],
             "kv_heads": config.num_key_value_heads,

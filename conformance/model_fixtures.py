@@ -102,13 +102,29 @@ CONFIGS = {
             sliding_attention=dict(rope_type="default", rope_theta=10000.0),
         ),
     ),
+    # Scores are divided by the root of what is not head_dim, which is not hidden_size / num_attention_heads.
+    "gemma3": transformers.Gemma3TextConfig(
+        **{**SHAPE, "num_hidden_layers": 3, "tie_word_embeddings": True},
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        query_pre_attn_scalar=11,
+        sliding_window=23,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=dict(
+            full_attention=dict(rope_type="linear", rope_theta=50000.0, factor=8.0),
+            sliding_attention=dict(rope_type="default", rope_theta=10000.0),
+        ),
+    ),
 }
 
 
 def draw(model, generator):
+    # Gemma's norms multiply with 1 + weight.
+    norm = -0.5 if model.config.model_type.startswith("gemma") else 0.5
     for name, p in model.named_parameters():
         if name.endswith("norm.weight"):
-            p.data = torch.rand(p.shape, generator=generator) + 0.5
+            p.data = torch.rand(p.shape, generator=generator) + norm
         elif p.dim() == 1:
             p.data = torch.randn(p.shape, generator=generator) * 0.5
         else:
@@ -117,9 +133,11 @@ def draw(model, generator):
 
 def norm_in_f64(module):
     """transformers computes RMS norms in f32 whatever the dtype of the model; the expected values are exact."""
+    gemma = type(module).__name__.startswith("Gemma")
 
     def forward(x):
-        return module.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+        weight, eps = (1 + module.weight, module.eps) if gemma else (module.weight, module.variance_epsilon)
+        return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
     module.forward = forward
 
@@ -127,6 +145,10 @@ def norm_in_f64(module):
 def version_4(config):
     config = dict(config)
     rope = config.pop("rope_parameters")
+    if config["model_type"] == "gemma3_text":
+        config.pop("_sliding_window_pattern")
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        config["sliding_window_pattern"] = config.pop("layer_types").index("full_attention") + 1
     rope = dict(rope.get("full_attention", rope))
     config["rope_theta"] = rope.pop("rope_theta")
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope

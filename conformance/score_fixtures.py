@@ -21,15 +21,17 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-FAMILIES = ("llama3", "qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo3")
+FAMILIES = ("llama3", "qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo3", "gemma3")
 TOKENS = 70  # crosses a page of 64 positions
 
 
 def norm_in_f64(module):
     """transformers computes RMS norms in f32 whatever the dtype of the model; the expected values are exact."""
+    gemma = type(module).__name__.startswith("Gemma")
 
     def forward(x):
-        return module.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+        weight, eps = (1 + module.weight, module.eps) if gemma else (module.weight, module.variance_epsilon)
+        return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
     module.forward = forward
 

@@ -9,6 +9,7 @@ mod course;
 mod dynamic_sampling;
 mod failing_rewards;
 mod full_disk;
+mod gemma3;
 #[cfg(feature = "hub")]
 mod hub;
 mod lora;

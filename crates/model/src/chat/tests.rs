@@ -89,6 +89,52 @@ fn a_final_message_is_continued_where_it_ends() {
     assert!(ChatTemplate::new(plain, &special()).unwrap().render(&both).is_err());
 }
 
+/// The constructs of Gemma 3's template: slices, conditions compared, contents that are strings or lists, a role renamed.
+/// Expected texts are what jinja2 makes of it with transformers' settings.
+#[test]
+fn a_template_like_gemmas() {
+    let template = "{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set said = messages[0]['content'] -%}
+    {%- set prefix = (said if said is string else said[0]['text']) + '\n\n' -%}
+    {%- set turns = messages[1:] -%}
+{%- else -%}
+    {%- set prefix = '' -%}
+    {%- set turns = messages -%}
+{%- endif -%}
+{%- for turn in turns -%}
+    {%- if (turn['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception('roles must alternate') }}
+    {%- endif -%}
+    {%- set role = 'model' if turn['role'] == 'assistant' else turn['role'] -%}
+    {{ '<start_of_turn>' + role + '\n' + (prefix if loop.first else '') }}
+    {%- if turn['content'] is string -%}
+        {{ turn['content'] | trim }}
+    {%- elif turn['content'] is iterable -%}
+        {%- for item in turn['content'] -%}
+            {%- if item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}
+        {%- endfor -%}
+    {%- else -%}
+        {{ raise_exception('no content') }}
+    {%- endif -%}
+    {{ '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}
+";
+    let chat = |messages: Value| {
+        let Value::Array(messages) = messages else { panic!("a list") };
+        let chat = Chat { messages: &messages, add_generation_prompt: true, ..Chat::default() };
+        ChatTemplate::new(template, &special())?.render(&chat)
+    };
+    let turns = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": " 2+2? "},
+        {"role": "assistant", "content": "4"}, {"role": "user", "content": [{"type": "text", "text": "And\n3+3? "}]}]);
+    let expected = "<s><start_of_turn>user\nBe brief.\n\n2+2?<end_of_turn>\n<start_of_turn>model\n4<end_of_turn>\n\
+        <start_of_turn>user\nAnd\n3+3?<end_of_turn>\n<start_of_turn>model\n";
+    assert_eq!(chat(turns).unwrap(), expected);
+    let twice = chat(json!([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]));
+    assert!(twice.unwrap_err().to_string().contains("roles must alternate"));
+}
+
 #[test]
 fn templates_are_found_where_models_have_them() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,7 @@
 //! The model families, one file each: `model_type`, how `config.json` is read, and what a model of it has otherwise
 //! than Llama. A new family is a file here and a line in [`FAMILIES`].
 
+mod gemma3;
 mod llama;
 mod mistral;
 mod olmo2;
@@ -17,7 +18,7 @@ use serde_json::Value;
 use std::path::Path;
 
 /// All families.
-pub const FAMILIES: [&Family; 7] = [
+pub const FAMILIES: [&Family; 8] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -25,6 +26,7 @@ pub const FAMILIES: [&Family; 7] = [
     &smollm3::FAMILY,
     &olmo2::FAMILY,
     &olmo3::FAMILY,
+    &gemma3::FAMILY,
 ];
 
 impl ModelConfig {
@@ -47,6 +49,12 @@ impl ModelConfig {
             return Err(f.error("model_type", format!("is missing; supported: {}", supported())));
         };
         let Some(family) = FAMILIES.into_iter().find(|family| family.model_type == model_type) else {
+            // Such as "gemma3", whose text model is the family gemma3_text.
+            if f.get("vision_config").is_some() {
+                let supported = supported();
+                let message = format!("is of text and images (vision_config), not supported; supported: {supported}");
+                return Err(f.error("model_type", message));
+            }
             return Err(f.error("model_type", format!("is not supported; supported: {}", supported())));
         };
         (family.read)(&f, family)

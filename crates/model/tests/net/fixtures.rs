@@ -3,7 +3,7 @@
 
 use super::*;
 use kernels::check::relative_error;
-use model::config::{LayerRope, QkNorm, RopeScaling};
+use model::config::{Activation, LayerRope, QkNorm, RopeScaling};
 use model::weights::{Named, tensor_specs};
 
 pub const LOGITS: f64 = 5e-6;
@@ -121,7 +121,7 @@ fn every_bias_and_every_norm_is_seen() {
     for family in FAMILIES {
         for spec in tensor_specs(&load(&ctx, family).config).into_iter().filter(|s| s.shape.len() == 1) {
             let mut weights = load(&ctx, family);
-            let nothing = if spec.name.ends_with("bias") { 0.0 } else { 1.0 };
+            let nothing = if spec.name.ends_with("bias") { 0.0 } else { 1.0 - weights.config.norm_offset };
             weights.put(&spec.name, &vec![nothing; spec.shape[0]]).unwrap();
             let error = logits_error(&ctx, family, &weights);
             assert!(error > 200.0 * LOGITS, "{family} without {}: {error:e}", spec.name);
@@ -158,6 +158,23 @@ fn positions_qk_norm_and_window_are_seen() {
     without("olmo3", &|c| c.windows.rotate_left(1));
     without("olmo3", &|c| c.layer_ropes.fill(LayerRope::Global));
     without("olmo3", &|c| c.layer_ropes.fill(LayerRope::Local));
+    without("gemma3", &|c| c.qk_norm = QkNorm::Off);
+    without("gemma3", &|c| c.norm_offset = 0.0);
+    without("gemma3", &|c| c.activation = Activation::Silu);
+    without("gemma3", &|c| c.embedding_multiplier = 1.0);
+    without("gemma3", &|c| c.query_pre_attn_scalar = c.head_dim as f64);
+    without("gemma3", &|c| c.windows.rotate_left(1));
+    without("gemma3", &|c| c.layer_ropes.rotate_left(1));
+    without("gemma3", &|c| c.local_rope.as_mut().unwrap().theta = 20_000.0);
+    without("gemma3", &|c| c.rope.scaling = RopeScaling::Default);
+    for name in ["attention.before", "attention.after", "mlp.before", "mlp.after"] {
+        without("gemma3", &|c| match name {
+            "attention.before" => c.norms.attention.before = None,
+            "attention.after" => c.norms.attention.after = None,
+            "mlp.before" => c.norms.mlp.before = None,
+            _ => c.norms.mlp.after = None,
+        });
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ use model::{AdaptedWeights, Adapter, Batch, BatchTensors, Grads, GroupSegment, M
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-const FAMILIES: [&str; 7] = ["llama3", "qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo3"];
+const FAMILIES: [&str; 8] = ["llama3", "qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo3", "gemma3"];
 
 fn folder(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(family)

@@ -27,8 +27,13 @@ const GRPO: &[&str] =
 
 /// A directory with a model, ten rows of training data and two held-out rows, as prompts and as pairs.
 pub fn directory() -> tempfile::TempDir {
+    directory_of(QWEN3)
+}
+
+/// The same with a model of another shape.
+pub fn directory_of(config: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    model_of(&dir.path().join("model"), QWEN3);
+    model_of(&dir.path().join("model"), config);
     let rows = |words: &[&str]| -> String {
         words.iter().map(|w| format!("{{\"prompt\": \"{w} \", \"completion\": \"{w}.\"}}\n")).collect()
     };
