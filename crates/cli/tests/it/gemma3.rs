@@ -1,5 +1,5 @@
-//! A tiny Gemma 3 from `init` to trained weights: another activation, other norms, scaled embeddings and two rotary bases
-//! in all that a run does.
+//! A tiny Gemma 3 from `init` to trained weights: another activation, other norms, scaled embeddings and two rotary
+//! bases in all that a run does.
 
 use crate::support::runs::{arguments, directory_of, files, good, of_lines, same};
 use crate::support::tensors;

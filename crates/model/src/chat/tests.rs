@@ -89,8 +89,8 @@ fn a_final_message_is_continued_where_it_ends() {
     assert!(ChatTemplate::new(plain, &special()).unwrap().render(&both).is_err());
 }
 
-/// The constructs of Gemma 3's template: slices, conditions compared, contents that are strings or lists, a role renamed.
-/// Expected texts are what jinja2 makes of it with transformers' settings.
+/// The constructs of Gemma 3's template: slices, conditions compared, contents that are strings or lists, a role
+/// renamed. Expected texts are what jinja2 makes of it with transformers' settings.
 #[test]
 fn a_template_like_gemmas() {
     let template = "{{ bos_token }}
