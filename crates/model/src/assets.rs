@@ -20,8 +20,8 @@ pub struct ModelAssets {
 }
 
 impl ModelAssets {
-    /// Loads them, and checks that they fit together. A language model can become one of scores, whose head is then new:
-    /// [`ModelAssets::config`] has it.
+    /// Loads them, and checks that they fit together. A language model can become one of scores, whose head is then
+    /// new: [`ModelAssets::config`] has it.
     pub fn load(dir: &Path, head: Head) -> Result<ModelAssets> {
         let config = ModelConfig::load(&dir.join("config.json"))?;
         let refused = |message: String| Err(Error::file(dir.join("config.json"), message));

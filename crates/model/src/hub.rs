@@ -1,9 +1,9 @@
-//! From names to files: paths as they are, ids of the Hugging Face Hub through its local cache, as its own tools lay it out,
-//! and downloads into it (feature `hub`).
+//! From names to files: paths as they are, ids of the Hugging Face Hub through its local cache, as its own tools lay it
+//! out, and downloads into it (feature `hub`).
 //!
-//! `models--ORG--NAME/refs/main` names the commit, and `snapshots/COMMIT/` has the files; models and datasets that other
-//! tools have fetched are found, and what is fetched here is found by them. A marker in the repository's folder says that
-//! a download was broken off; the next run goes on with it.
+//! `models--ORG--NAME/refs/main` names the commit, and `snapshots/COMMIT/` has the files; models and datasets that
+//! other tools have fetched are found, and what is fetched here is found by them. A marker in the repository's folder
+//! says that a download was broken off; the next run goes on with it.
 
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -91,7 +91,8 @@ impl Hub {
         let (what, cache) = (kind.noun(), self.cache.display());
         if self.offline {
             bad!(
-                "the {what} {name} is neither a path nor in the Hub cache ({cache}), and HF_HUB_OFFLINE forbids to fetch it"
+                "the {what} {name} is neither a path nor in the Hub cache ({cache}), and HF_HUB_OFFLINE forbids to \
+                 fetch it"
             );
         }
         self.fetch(name, kind)?;
@@ -136,8 +137,8 @@ impl Hub {
         let api = ApiBuilder::from_cache(cache).with_endpoint(endpoint.clone()).with_token(token);
         let failed = |error: hf_hub::api::sync::ApiError| {
             Error::Value(format!(
-                "the {} {name} is no path, and fetching it from {endpoint} failed: {error}. A gated or private one needs \
-                 HF_TOKEN",
+                "the {} {name} is no path, and fetching it from {endpoint} failed: {error}. A gated or private one \
+                 needs HF_TOKEN",
                 kind.noun()
             ))
         };

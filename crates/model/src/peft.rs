@@ -205,9 +205,9 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter, base: &str) -> Result<()> {
 }
 
 impl AdaptedWeights {
-    /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT does. The
-    /// tokenizer is that of the directory `from`, which is the adapter's base. The weights are what they compute in: every
-    /// bit of them, and no more.
+    /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT
+    /// does. The tokenizer is that of the directory `from`, which is the adapter's base. The weights are what they
+    /// compute in: every bit of them, and no more.
     pub fn save(&self, dir: &Path, from: &Path) -> Result<()> {
         if let Some(adapter) = &self.adapter {
             save_adapter(dir, adapter.current(), &from.display().to_string())?;

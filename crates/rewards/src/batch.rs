@@ -8,7 +8,7 @@ use serde_json::Value;
 /// The dataset's other columns: name → one value for each completion (a prompt's value repeated for its group).
 pub type Columns = BTreeMap<String, Vec<Value>>;
 
-/// What one call judges. All lists are as long as [`RewardBatch::len`] and in the same order.
+/// What one call scores. All lists are as long as [`RewardBatch::len`] and in the same order.
 #[derive(Clone, Copy, Debug)]
 pub struct RewardBatch<'a> {
     /// The prompt of each completion, repeated for each completion of its group.
@@ -29,7 +29,7 @@ impl RewardBatch<'_> {
         self.completions.len()
     }
 
-    /// True when there is nothing to judge.
+    /// True when there is nothing to score.
     pub fn is_empty(&self) -> bool {
         self.completions.is_empty()
     }
@@ -51,7 +51,7 @@ impl RewardBatch<'_> {
     }
 }
 
-/// Something that kept a reward from judging some completions, to be shown and counted.
+/// Something that kept a reward from scoring some completions, to be shown and counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The reward's name.
@@ -83,7 +83,7 @@ impl std::fmt::Display for Problem {
 /// What a reward returns.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores {
-    /// One entry for each completion; `None` = not judged (left out of the mean and of the baseline), always finite.
+    /// One entry for each completion; `None` = no score (left out of the mean and of the baseline), always finite.
     pub values: Vec<Option<f64>>,
     /// Why entries are `None`, if they should not be.
     pub problems: Vec<Problem>,

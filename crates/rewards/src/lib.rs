@@ -6,7 +6,8 @@
 //! Knows no trainer and no policy.
 //!
 //! Read first: [`RewardBatch`] and [`Scores`] (what goes in and out), then any file of `builtin/`, `command/` (a
-//! reward in any language), `function` (a closure), `reward_model` and `registry` (names to rewards); `manager` asks them all.
+//! reward in any language), `function` (a closure), `reward_model` and `registry` (names to rewards); `manager` asks
+//! them all.
 
 mod batch;
 mod builtin;

@@ -1,9 +1,10 @@
 //! Asks every reward function about a generation, some beside the engine.
 //!
-//! A reward that scores a group by itself ([`Reward::scores_by_group`]) is asked as soon as the group's last completion has
-//! ended, on a thread beside the engine, which goes on with the others; so a reward that takes its time (a program outside)
-//! costs the run only what is left when generation has ended. Every other reward is asked once, about all completions, after
-//! that. When groups end changes no bit: scores are put together in the order of the groups that is asked for.
+//! A reward that scores a group by itself ([`Reward::scores_by_group`]) is asked as soon as the group's last completion
+//! has ended, on a thread beside the engine, which goes on with the others; so a reward that takes its time (a program
+//! outside) costs the run only what is left when generation has ended. Every other reward is asked once, about all
+//! completions, after that. When groups end changes no bit: scores are put together in the order of the groups that is
+//! asked for.
 
 use crate::{Columns, Content, Problem, Reward, RewardBatch, Scores, TABLE_COLUMNS};
 use serde_json::{Map, Value};
@@ -146,7 +147,8 @@ impl RewardJob<'_, '_> {
         }
     }
 
-    /// All of these groups ended: waits for those that are still being scored, and asks the rewards that want to see all.
+    /// All of these groups ended: waits for those that are still being scored, and asks the rewards that want to see
+    /// all.
     pub fn finish(
         self,
         groups: impl ExactSizeIterator<Item = (u64, impl FnOnce() -> Vec<Vec<u32>>)>,

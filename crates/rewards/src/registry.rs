@@ -1,4 +1,4 @@
-//! From a name or a table in a configuration to a reward. Knows nothing of what a reward judges.
+//! From a name or a table in a configuration to a reward. Knows nothing of what a reward scores.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

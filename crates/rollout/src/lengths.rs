@@ -2,8 +2,8 @@
 
 use crate::{Completion, FinishReason};
 
-/// TRL's numbers, under its names: mean, least and largest length of all completions and of those that ended by themselves,
-/// and the share of the others.
+/// TRL's numbers, under its names: mean, least and largest length of all completions and of those that ended by
+/// themselves, and the share of the others.
 pub fn length_metrics<'a>(completions: impl Iterator<Item = &'a Completion> + Clone) -> Vec<(String, f64)> {
     let length = |c: &Completion| c.ids.len() as f64;
     let lengths: Vec<f64> = completions.clone().map(length).collect();

@@ -1,5 +1,5 @@
-//! One line of a rollout file (`rollouts.jsonl`), read and written: a prompt and one completion, or all of its group. Knows
-//! JSON and lengths; not what a line is used for.
+//! One line of a rollout file (`rollouts.jsonl`), read and written: a prompt and one completion, or all of its group.
+//! Knows JSON and lengths; not what a line is used for.
 
 use serde_json::{Map, Value, json};
 

@@ -1,16 +1,17 @@
 //! Measures of held-out data: pass@k of completions, and how far a reward model's probabilities can be believed.
 //!
-//! Of a pair whose rewards differ by d = r_c − r_r, P(chosen ≻ rejected) = p = σ(d). Brier score (Brier 1950): the mean of
-//! (1 − p)². Expected calibration error (Naeini et al. 2015; Guo et al. 2017, arXiv:1706.04599): pairs in ten equal bins of the
-//! confidence max(p, 1 − p) ∈ [½, 1]; the mean over pairs of |share of right pairs in the bin − mean confidence in the bin|.
+//! Of a pair whose rewards differ by d = r_c − r_r, P(chosen ≻ rejected) = p = σ(d). Brier score (Brier 1950): the mean
+//! of (1 − p)². Expected calibration error (Naeini et al. 2015; Guo et al. 2017, arXiv:1706.04599): pairs in ten equal
+//! bins of the confidence max(p, 1 − p) ∈ [½, 1]; the mean over pairs of |share of right pairs in the bin − mean
+//! confidence in the bin|.
 
 use crate::loss::bradley_terry::sigmoid;
 
 /// Bins of confidence.
 const BINS: usize = 10;
 
-/// The unbiased estimate 1 − C(n − c, k) / C(n, k), with c of a prompt's n completions right (reward ≥ 1), averaged over
-/// prompts (Chen et al. 2021, arXiv:2107.03374).
+/// The unbiased estimate 1 − C(n − c, k) / C(n, k), with c of a prompt's n completions right (reward ≥ 1), averaged
+/// over prompts (Chen et al. 2021, arXiv:2107.03374).
 pub fn pass_at_k(groups: &[&[Option<f64>]], k: usize) -> f64 {
     let of_group = |group: &&[Option<f64>]| {
         let n = group.len();

@@ -1,5 +1,5 @@
-//! A generation batch as a checkpoint keeps it. Floating-point values are kept as their bits, so that reading gives what was
-//! written, infinities and NaN included.
+//! A generation batch as a checkpoint keeps it. Floating-point values are kept as their bits, so that reading gives
+//! what was written, infinities and NaN included.
 
 use crate::{Advantage, Sample};
 use model::{Columns, Prompt};

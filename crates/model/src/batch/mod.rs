@@ -67,8 +67,9 @@ impl Capacity {
     /// The largest micro-batch of up to `max_tokens` tokens that `groups` groups, each as large as `one`, of
     /// `completions` completions in all can be cut into.
     pub fn of_micro_batch(one: Capacity, groups: usize, completions: usize, max_tokens: usize) -> Capacity {
-        // A group is never cut, so one that is larger than the budget is a micro-batch of its own. Shorter groups share a
-        // micro-batch up to the budget; each of their sequences may leave its own last page unfilled, and the prompt's.
+        // A group is never cut, so one that is larger than the budget is a micro-batch of its own. Shorter groups share
+        // a micro-batch up to the budget; each of their sequences may leave its own last page unfilled, and the
+        // prompt's.
         let tokens = one.tokens.max(max_tokens.min(groups * one.tokens));
         let blocks = tokens.div_ceil(BLOCK) + 2 * completions;
         Capacity {

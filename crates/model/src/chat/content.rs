@@ -60,6 +60,33 @@ impl Content {
         }
     }
 
+    /// Splits off what two answers both begin with: messages of conversations; characters of texts, without a space at
+    /// the end. Neither answer is left empty.
+    pub fn split_common(chosen: Content, rejected: Content) -> Result<[Content; 3], String> {
+        match (chosen, rejected) {
+            (Content::Text(chosen), Content::Text(rejected)) => {
+                let (c, r): (Vec<char>, Vec<char>) = (chosen.chars().collect(), rejected.chars().collect());
+                let mut at = common(&c, &r);
+                if at > 0 && c[at - 1] == ' ' {
+                    at -= 1;
+                }
+                let text = |chars: &[char]| Content::Text(chars.iter().collect());
+                Ok([text(&c[..at]), text(&c[at..]), text(&r[at..])])
+            }
+            (Content::Messages(c), Content::Messages(r)) => {
+                let at = common(&c, &r);
+                if at == 0 {
+                    return Err("there is no prompt, and `chosen` and `rejected` do not begin with the same message: \
+                                give a `prompt` column"
+                        .to_owned());
+                }
+                let messages = |messages: &[Value]| Content::Messages(messages.to_vec());
+                Ok([messages(&c[..at]), messages(&c[at..]), messages(&r[at..])])
+            }
+            _ => Err("one of `chosen` and `rejected` is a text and the other a conversation".to_owned()),
+        }
+    }
+
     /// The text to score: the text itself, or the text of all messages joined by line feeds.
     ///
     /// A message's `content` may be a string or a list of parts, of which those with a `text` count.
@@ -69,6 +96,12 @@ impl Content {
             Content::Messages(messages) => Cow::Owned(messages.iter().map(message_text).collect::<Vec<_>>().join("\n")),
         }
     }
+}
+
+/// Elements that both begin with, but never all of either.
+fn common<T: PartialEq>(a: &[T], b: &[T]) -> usize {
+    let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    same.min(a.len().min(b.len()).saturating_sub(1))
 }
 
 /// The beginning of a value's JSON.

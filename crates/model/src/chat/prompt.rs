@@ -86,4 +86,56 @@ impl PromptEncoder<'_> {
         }
         Ok(ids)
     }
+
+    /// The ids of a prompt that two answers share, and of what follows it in either. Where a token spans the end of the
+    /// prompt and the beginning of an answer, it is the answer's. No list is empty, and the answers differ.
+    pub fn encode_pair(&self, prompt: &Content, chosen: &Content, rejected: &Content) -> Result<[Vec<u32>; 3]> {
+        let bad = |message: &str| Err(Error::Value(message.to_owned()));
+        let (chosen, rejected) = (self.encode_answered(prompt, chosen)?, self.encode_answered(prompt, rejected)?);
+        if chosen == rejected {
+            return bad(
+                "`chosen` and `rejected` are the same tokens: there is nothing to learn from such a pair, remove it",
+            );
+        }
+        let alone = self.encode(prompt)?;
+        let shared = alone.iter().zip(&chosen).zip(&rejected).take_while(|((p, c), r)| p == c && p == r).count();
+        let shared = shared.min(chosen.len().min(rejected.len()).saturating_sub(1));
+        if shared == 0 {
+            return bad("the prompt has no token: give a `prompt` column, or answers that begin with the same text");
+        }
+        Ok([chosen[..shared].to_vec(), chosen[shared..].to_vec(), rejected[shared..].to_vec()])
+    }
+
+    /// The ids of what supervised fine-tuning learns after `prompt`: for a conversation the answer as the template
+    /// renders it, for a text the text; then the end token, unless it is there already.
+    pub fn encode_completion(&self, prompt: &Content, completion: &Content) -> Result<Vec<u32>> {
+        let bad = |message: &str| Err(Error::Value(message.to_owned()));
+        let mut ids = match (prompt, completion) {
+            (_, Content::Text(text)) => self.tokenizer.encode_rendered(text)?,
+            (Content::Text(_), Content::Messages(_)) => {
+                return bad("the prompt is a text, but the completion is a conversation");
+            }
+            (Content::Messages(before), Content::Messages(answer)) => {
+                let Some(template) = self.template else {
+                    return bad("the data has conversations, but the model has no chat template");
+                };
+                let messages: Vec<Value> = before.iter().chain(answer).cloned().collect();
+                let chat = Chat { messages: &messages, kwargs: Some(self.kwargs), ..Chat::default() };
+                let whole = template.render(&chat)?;
+                let Some(rest) = whole.strip_prefix(&self.render(prompt)?) else {
+                    return bad(
+                        "the chat template does not render the prompt alone as it renders it before the answer, so \
+                         that where the completion begins is unknown",
+                    );
+                };
+                self.tokenizer.encode_rendered(rest)?
+            }
+        };
+        if let Some(eos) = self.tokenizer.eos_id()
+            && !ids.contains(&eos)
+        {
+            ids.push(eos);
+        }
+        Ok(ids)
+    }
 }

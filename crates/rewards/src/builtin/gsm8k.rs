@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(scores.problems[0].rows, 1);
     }
 
-    /// The answers of the real dataset all have a number, and a solution is judged right by its own answer.
+    /// The answers of the real dataset all have a number, and a solution is right by its own answer.
     #[test]
     fn judges_the_real_data_set() {
         let Some(file) = testing::shared("data/gsm8k/test.jsonl") else { return };

@@ -15,7 +15,7 @@
 //!
 //! A batch is all completions of a generation, so that a program may compare any of them. With `by_group = true` it
 //! is one group (the completions of one prompt), asked about as soon as the last of them has ended, while others are
-//! still generated: for programs that take time and judge a group by itself. Groups come in the order in which they
+//! still generated: for programs that take time and score a group by itself. Groups come in the order in which they
 //! end; `timeout_s` and the rest above then hold for each, and a metric is the mean over groups
 //! ([`Scores::of_groups`]). The program is the user's own and is *not* sandboxed. Knows nothing of what it computes.
 
@@ -46,7 +46,7 @@ pub struct Options {
     /// How often the program may be started again without a good batch in between.
     #[serde(default = "default_max_restarts")]
     pub max_restarts: u32,
-    /// Whether a batch is one group, judged while others are still generated.
+    /// Whether a batch is one group, scored while others are still generated.
     #[serde(default)]
     pub by_group: bool,
 }

@@ -13,8 +13,8 @@ pub struct TokenRewards {
     pub metrics: Vec<(&'static str, f64)>,
 }
 
-/// The reward of each token: its divergence from the reference, weighed with `kl_coef`, and the completion's score at its end.
-/// A completion without a score has no part in means.
+/// The reward of each token: its divergence from the reference, weighed with `kl_coef`, and the completion's score at
+/// its end. A completion without a score has no part in means.
 pub fn rewards_of_samples(
     estimator: KlEstimator,
     kl_coef: f64,
@@ -59,8 +59,8 @@ pub fn whiten_samples(rewards: &mut [Vec<f64>], samples: &[Sample]) {
     whiten(rewards, &masks(samples), false);
 }
 
-/// The advantage and the return of each token, advantages whitened over the generation; and the share of the returns' variance
-/// that `values` explain, where they vary.
+/// The advantage and the return of each token, advantages whitened over the generation; and the share of the returns'
+/// variance that `values` explain, where they vary.
 pub fn estimate_samples(
     gamma: f64,
     lambda: f64,
