@@ -95,7 +95,8 @@ fn part(error: &kernels::Error) -> Option<&'static str> {
     }
 }
 
-/// Lines joined; those that only point at a place of the line above are left out. What a program printed (`| …`) stays in lines.
+/// Lines joined; those that only point at a place of the line above are left out. What a program printed (`| …`) stays
+/// in lines.
 fn one_line(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines().map(str::trim).filter(|line| !line.chars().all(|c| c == '^')) {

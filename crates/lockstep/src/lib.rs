@@ -1,12 +1,13 @@
-//! Reinforcement-learning post-training for language models, as a library. It knows no command line, and no terminal beyond
-//! the console that it is given.
+//! Reinforcement-learning post-training for language models, as a library. It knows no command line, and no terminal
+//! beyond the console that it is given.
 //!
-//! A program makes a [`Config`] and [`RunOptions`] and drives a [`Run`]; `examples/reward_closure.rs` does it in thirty lines.
+//! A program makes a [`Config`] and [`RunOptions`] and drives a [`Run`]; `examples/reward_closure.rs` does it in thirty
+//! lines.
 //!
 //! | what | public items |
 //! |---|---|
 //! | a run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context`] |
-//! | what a program injects | [`RewardInput`], [`Rows`], [`LogRecord`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
+//! | what it injects | [`RewardInput`], [`Rows`], [`LogRecord`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
 //! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`check_command`], [`write_atomically`] |
 //! | before and after it | [`plan`], [`MemoryPlan`], [`Evaluator`], [`Outcome`] |
@@ -14,8 +15,8 @@
 //! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
 //!
 //! Rooms, from the ground up: `config` (every key), `models` (what a run trains), `data` (prompts
-//! and pairs), `rollouts` (completions, judged), `run` (the directory, steps, logs, checkpoints), `trainers` (GRPO, PPO,
-//! supervised, DPO, reward models) and `session` (all of it as a [`Run`]).
+//! and pairs), `rollouts` (completions, scored), `run` (the directory, steps, logs, checkpoints), `trainers` (GRPO,
+//! PPO, supervised, DPO, reward models) and `session` (all of it as a [`Run`]).
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
 

@@ -1,7 +1,7 @@
 //! A run's configuration: one flat table of keys, most of them TRL's.
 //!
-//! `keys/` has the rows of the table, by topic. From them come the typed [`Config`], its parsing, its checks, the notes on
-//! unused keys, what may change on resume, and what a program shows of each [`Key`]. `layers` puts a configuration
+//! `keys/` has the rows of the table, by topic. From them come the typed [`Config`], its parsing, its checks, the notes
+//! on unused keys, what may change on resume, and what a program shows of each [`Key`]. `layers` puts a configuration
 //! together (defaults, file, environment, flags) and remembers where each value came from. Knows no model and no data
 //! beyond their names, but for an adapter to go on with, which says what it is.
 

@@ -14,7 +14,8 @@ pub fn changes_on_resume(began: &Config, now: &Config) -> anyhow::Result<Vec<Str
         KEYS.iter().filter(changed).filter(|key| key.row.on_resume == OnResume::Fixed).map(line).collect();
     if !refused.is_empty() {
         return Err(BadInput::new(format!(
-            "a resumed run cannot change these keys: {}. Give them their old values, or start a new run in another directory",
+            "a resumed run cannot change these keys: {}. Give them their old values, or start a new run in another \
+             directory",
             refused.join("; ")
         )));
     }

@@ -24,7 +24,8 @@ impl Task {
                 prompt_column: "question",
                 answer_column: "answer",
                 system_prompt: Some(
-                    "Solve the problem step by step. End with one line that holds #### and then the answer as a plain number.",
+                    "Solve the problem step by step. End with one line that holds #### and then the answer as a plain \
+                     number.",
                 ),
                 reward: Some("gsm8k"),
             },

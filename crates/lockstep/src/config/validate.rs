@@ -53,14 +53,14 @@ fn inputs(resolved: &Resolved, purpose: Purpose) -> anyhow::Result<()> {
     }
     if c.eval_strategy != Strategy::No && c.eval_dataset_name.is_none() {
         bad_input!(
-            "`eval_strategy` asks for evaluation, but there is no data for it: set eval_dataset_name, or eval_strategy = \
-             \"no\""
+            "`eval_strategy` asks for evaluation, but there is no data for it: set eval_dataset_name, or eval_strategy \
+             = \"no\""
         );
     }
     Ok(())
 }
 
-/// What holds where completions are generated and judged.
+/// What holds where completions are generated and scored.
 fn online(resolved: &mut Resolved) -> anyhow::Result<()> {
     loss::check(resolved)?;
     let c = &resolved.config;
@@ -69,13 +69,14 @@ fn online(resolved: &mut Resolved) -> anyhow::Result<()> {
     batches::check(c)?;
     if c.sync_ref_model && !c.has_reference() {
         bad_input!(
-            "`sync_ref_model` = true, but with beta = 0 (in PPO: kl_coef = 0) there is no reference model: set it above 0, or \
-             sync_ref_model = false"
+            "`sync_ref_model` = true, but with beta = 0 (in PPO: kl_coef = 0) there is no reference model: set it \
+             above 0, or sync_ref_model = false"
         );
     }
     if c.sync_ref_model && c.dtype == ComputeDType::Bf16 {
         bad_input!(
-            "`sync_ref_model` = true needs `dtype` = \"f32\": steps of ref_model_mixup_alpha are too small for a reference in bf16"
+            "`sync_ref_model` = true needs `dtype` = \"f32\": steps of ref_model_mixup_alpha are too small for a \
+             reference in bf16"
         );
     }
     rewards::check(c)?;

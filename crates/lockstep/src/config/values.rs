@@ -263,7 +263,9 @@ words! {
         "token_truncate" => CorrectionMode::TokenTruncate, "token_mask" => CorrectionMode::TokenMask,
         "sequence_truncate" => CorrectionMode::SequenceTruncate, "sequence_mask" => CorrectionMode::SequenceMask,
     }
-    ImportanceSamplingLevel { "token" => ImportanceSamplingLevel::Token, "sequence" => ImportanceSamplingLevel::Sequence }
+    ImportanceSamplingLevel {
+        "token" => ImportanceSamplingLevel::Token, "sequence" => ImportanceSamplingLevel::Sequence,
+    }
     ScaleRewards { "group" => ScaleRewards::Group, "batch" => ScaleRewards::Batch, "none" => ScaleRewards::None }
     ScheduleKind {
         "constant" => ScheduleKind::Constant, "constant_with_warmup" => ScheduleKind::ConstantWithWarmup,

@@ -136,7 +136,8 @@ impl DatasetSpec {
         let present = || row.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ");
         let Some(prompt) = row.get(&self.prompt_column) else {
             bad_input!(
-                "{}: there is no column `{}` for the prompt; the columns are {}: set prompt_column (or task) to the one that holds it",
+                "{}: there is no column `{}` for the prompt; the columns are {}: set prompt_column (or task) to the \
+                 one that holds it",
                 place(),
                 self.prompt_column,
                 present()
@@ -157,7 +158,8 @@ impl DatasetSpec {
                     .map_err(|e| BadInput::new(format!("{}: `{}`: {e}", place(), self.completion_column)))?,
             ),
             None if self.needs_completion => bad_input!(
-                "{}: there is no column `{}` for the completion; the columns are {}: set completion_column to the one that holds it",
+                "{}: there is no column `{}` for the completion; the columns are {}: set completion_column to the one \
+                 that holds it",
                 place(),
                 self.completion_column,
                 present()

@@ -1,8 +1,8 @@
 //! Datasets: from files to prompts, and the order in which training draws them.
 //!
-//! [`load`] reads JSONL and Parquet into [`Example`]s; [`prompts`] turns their prompts into token ids, [`prompt_dataset`] all of a
-//! set, [`pairs`] answers that are compared; [`sampler`] draws prompts in a seeded order that a checkpoint can continue. Knows no reward, and nothing of what is
-//! done with a prompt.
+//! [`load`] reads JSONL and Parquet into [`Example`]s; [`prompts`] turns their prompts into token ids,
+//! [`prompt_dataset`] all of a set, [`pairs`] answers that are compared; [`sampler`] draws prompts in a seeded order
+//! that a checkpoint can continue. Knows no reward, and nothing of what is done with a prompt.
 
 mod files;
 pub mod load;

@@ -103,8 +103,8 @@ impl Preference {
             let column = named(name).unwrap_or_else(|| name.to_owned());
             let Some(value) = row.get(&column) else {
                 bad_input!(
-                    "there is no column `{column}`; a pair has the columns `chosen` and `rejected`, and may have `{}` and \
-                     `margin`; here are {}. Rename one with columns = {{ {name} = \"…\" }}",
+                    "there is no column `{column}`; a pair has the columns `chosen` and `rejected`, and may have `{}` \
+                     and `margin`; here are {}. Rename one with columns = {{ {name} = \"…\" }}",
                     spec.prompt_column,
                     row.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ")
                 );
@@ -136,68 +136,17 @@ impl Preference {
         let conversation = |content: &Content| matches!(content, Content::Messages(_));
         let (prompt, chosen, rejected) = match prompt {
             Some(prompt) if conversation(&prompt) == conversation(&chosen) => (prompt, chosen, rejected),
-            _ => common_beginning(chosen, rejected)?,
+            _ => Content::split_common(chosen, rejected).map_err(BadInput::new)?.into(),
         };
         Ok(Preference { prompt: spec.with_system(prompt), chosen, rejected, margin })
     }
 }
 
-/// Splits off what both begin with: messages of conversations; characters of texts, without a space at the end.
-fn common_beginning(chosen: Content, rejected: Content) -> anyhow::Result<(Content, Content, Content)> {
-    match (chosen, rejected) {
-        (Content::Text(chosen), Content::Text(rejected)) => {
-            let (c, r): (Vec<char>, Vec<char>) = (chosen.chars().collect(), rejected.chars().collect());
-            let mut at = common(&c, &r);
-            if at > 0 && c[at - 1] == ' ' {
-                at -= 1;
-            }
-            let text = |chars: &[char]| Content::Text(chars.iter().collect());
-            Ok((text(&c[..at]), text(&c[at..]), text(&r[at..])))
-        }
-        (Content::Messages(c), Content::Messages(r)) => {
-            let at = common(&c, &r);
-            if at == 0 {
-                bad_input!(
-                    "there is no prompt, and `chosen` and `rejected` do not begin with the same message: give a `prompt` column"
-                );
-            }
-            let messages = |messages: &[Value]| Content::Messages(messages.to_vec());
-            Ok((messages(&c[..at]), messages(&c[at..]), messages(&r[at..])))
-        }
-        _ => bad_input!("one of `chosen` and `rejected` is a text and the other a conversation"),
-    }
-}
-
-/// Elements that both begin with, but never all of either.
-fn common<T: PartialEq>(a: &[T], b: &[T]) -> usize {
-    let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
-    same.min(a.len().min(b.len()).saturating_sub(1))
-}
-
-/// The ids of a pair. Where a token spans the end of the prompt and the beginning of an answer, it is the answer's.
+/// The ids of a pair.
 fn encode_pair(encoder: &PromptEncoder<'_>, preference: &Preference) -> anyhow::Result<Pair> {
     let Preference { prompt, chosen, rejected, margin } = preference;
-    let (chosen, rejected) = (
-        encoder.encode_answered(prompt, chosen).or_bad_input()?,
-        encoder.encode_answered(prompt, rejected).or_bad_input()?,
-    );
-    if chosen == rejected {
-        bad_input!(
-            "`chosen` and `rejected` are the same tokens: there is nothing to learn from such a pair, remove it"
-        );
-    }
-    let alone = encoder.encode(prompt).or_bad_input()?;
-    let shared = alone.iter().zip(&chosen).zip(&rejected).take_while(|((p, c), r)| p == c && p == r).count();
-    let shared = shared.min(chosen.len().min(rejected.len()).saturating_sub(1));
-    if shared == 0 {
-        bad_input!("the prompt has no token: give a `prompt` column, or answers that begin with the same text");
-    }
-    Ok(Pair {
-        prompt: Prompt::new(&chosen[..shared]),
-        chosen: chosen[shared..].to_vec(),
-        rejected: rejected[shared..].to_vec(),
-        margin: *margin,
-    })
+    let [prompt, chosen, rejected] = encoder.encode_pair(prompt, chosen, rejected).or_bad_input()?;
+    Ok(Pair { prompt: Prompt::new(prompt), chosen, rejected, margin: *margin })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::{Dataset, Example};
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
 use model::PromptSet;
-use model::chat::{Chat, PromptEncoder};
+use model::chat::PromptEncoder;
 use rewards::Content;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -31,38 +31,10 @@ pub struct Encoded {
     pub left_out: usize,
 }
 
-/// The ids of what supervised fine-tuning learns after `prompt`: for a conversation the answer as the template renders
-/// it, for a text the text; then the end token, unless it is there already.
+/// The ids of what supervised fine-tuning learns after a prompt.
 pub fn encode_completion(encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<Vec<u32>> {
-    let mut ids = match (&example.prompt, &example.completion) {
-        (_, None) => bad_input!("row {} has no completion", example.row),
-        (_, Some(Content::Text(text))) => encoder.tokenizer.encode_rendered(text).or_bad_input()?,
-        (Content::Text(_), Some(Content::Messages(_))) => {
-            bad_input!("row {}: the prompt is a text, but the completion is a conversation", example.row)
-        }
-        (Content::Messages(prompt), Some(Content::Messages(answer))) => {
-            let Some(template) = encoder.template else {
-                bad_input!("the data has conversations, but the model has no chat template");
-            };
-            let messages: Vec<Value> = prompt.iter().chain(answer).cloned().collect();
-            let chat = Chat { messages: &messages, kwargs: Some(encoder.kwargs), ..Chat::default() };
-            let whole = template.render(&chat).or_bad_input()?;
-            let before = encoder.render(&example.prompt).or_bad_input()?;
-            let Some(rest) = whole.strip_prefix(&before) else {
-                bad_input!(
-                    "row {}: the chat template does not render the prompt alone as it renders it before the answer, so that where the completion begins is unknown",
-                    example.row
-                );
-            };
-            encoder.tokenizer.encode_rendered(rest).or_bad_input()?
-        }
-    };
-    if let Some(eos) = encoder.tokenizer.eos_id()
-        && !ids.contains(&eos)
-    {
-        ids.push(eos);
-    }
-    Ok(ids)
+    let Some(completion) = &example.completion else { bad_input!("row {} has no completion", example.row) };
+    encoder.encode_completion(&example.prompt, completion).or_bad_input_in(format!("row {}", example.row))
 }
 
 /// All prompts of `data`. One that has more than `max_prompt_length` tokens is left out and counted; one that has no
@@ -94,7 +66,8 @@ pub fn encode_all(
                 format!("set max_prompt_length = {fits} to leave such rows out, or lower max_completion_length")
             };
             bad_input!(
-                "{}, row {}: the prompt has {} tokens, and with max_completion_length = {room} that is more than the context of {context} tokens: {mend}",
+                "{}, row {}: the prompt has {} tokens, and with max_completion_length = {room} that is more than the \
+                 context of {context} tokens: {mend}",
                 data.name,
                 example.row + 1,
                 ids.len()
@@ -106,7 +79,8 @@ pub fn encode_all(
     }
     if encoded.prompts.is_empty() {
         bad_input!(
-            "{}: all {} prompts have more than max_prompt_length = {} tokens, and nothing is left to train on: raise it",
+            "{}: all {} prompts have more than max_prompt_length = {} tokens, and nothing is left to train on: raise \
+             it",
             data.name,
             encoded.left_out,
             max_prompt_length.unwrap_or(0)

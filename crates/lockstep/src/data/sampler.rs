@@ -28,8 +28,8 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Draws chunks of `chunk` of `rows` rows, 1 ≤ chunk ≤ rows (else `None`), in the order of the files or, with a seed,
-    /// in one permutation for each epoch.
+    /// Draws chunks of `chunk` of `rows` rows, 1 ≤ chunk ≤ rows (else `None`), in the order of the files or, with a
+    /// seed, in one permutation for each epoch.
     pub fn new(rows: usize, chunk: usize, shuffle_seed: Option<u64>) -> Option<Sampler> {
         if chunk == 0 || chunk > rows {
             return None;

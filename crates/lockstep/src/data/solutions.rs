@@ -1,9 +1,9 @@
-//! GSM8K's labelled solutions (Cobbe et al. 2021, arXiv:2110.14168) as pairs: every correct solution of a problem against
-//! every incorrect one.
+//! GSM8K's labelled solutions (Cobbe et al. 2021, arXiv:2110.14168) as pairs: every correct solution of a problem
+//! against every incorrect one.
 //!
-//! A row is a problem: `question`, and for each of several systems a solution that is marked as correct or not. The file
-//! has no split of its own; here every fifth problem is held out (`test`), and the others are `train`, so that no problem
-//! is in both.
+//! A row is a problem: `question`, and for each of several systems a solution that is marked as correct or not. The
+//! file has no split of its own; here every fifth problem is held out (`test`), and the others are `train`, so that no
+//! problem is in both.
 
 use super::DatasetSpec;
 use super::pairs::Preference;
@@ -29,14 +29,14 @@ pub(super) fn preferences(spec: &DatasetSpec, row: usize, columns: &Row) -> anyh
     let Some(Value::String(question)) = columns.get(&spec.prompt_column) else {
         bad_input!("there is no text `{}`", spec.prompt_column);
     };
-    let mut judged = [Vec::new(), Vec::new()];
+    let mut solutions = [Vec::new(), Vec::new()];
     for value in columns.values() {
         if let (Some(Value::Bool(right)), Some(Value::String(text))) = (value.get("is_correct"), value.get("solution"))
         {
-            judged[usize::from(*right)].push(text);
+            solutions[usize::from(*right)].push(text);
         }
     }
-    let [wrong, right] = judged;
+    let [wrong, right] = solutions;
     if wrong.is_empty() && right.is_empty() {
         bad_input!("no column holds a solution {{\"is_correct\": …, \"solution\": …}}");
     }

@@ -33,7 +33,8 @@ fn refused(text: &str, change: impl FnOnce(&mut DatasetSpec), words: &[&str]) {
 
 #[test]
 fn text_and_conversations_with_other_columns() {
-    let text = "{\"prompt\": \"a\", \"answer\": 3}\n\n{\"prompt\": [{\"role\": \"user\", \"content\": \"b\"}], \"answer\": null}\r\n";
+    let text = "{\"prompt\": \"a\", \"answer\": 3}\n\n{\"prompt\": [{\"role\": \"user\", \"content\": \"b\"}], \
+                \"answer\": null}\r\n";
     let data = load(text, |_| {}).unwrap();
     assert_eq!((data.examples.len(), data.columns.as_slice()), (2, ["answer".to_owned()].as_slice()));
     assert_eq!(data.examples[0].prompt, Content::Text("a".into()));
@@ -114,10 +115,16 @@ fn tokenizer() -> Tokenizer {
 #[test]
 fn prompts_to_ids() {
     let (tokenizer, kwargs) = (tokenizer(), Map::new());
-    let source = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    let source = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt \
+                  %}assistant:{% endif %}";
     let template = ChatTemplate::new(source, tokenizer.special()).unwrap();
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: Some(&template), kwargs: &kwargs };
-    let data = load("{\"prompt\": \"abc\", \"completion\": \"de\"}\n{\"prompt\": [{\"role\": \"user\", \"content\": \"hi\"}], \"completion\": [{\"role\": \"assistant\", \"content\": \"yo\"}]}", |_| {}).unwrap();
+    let data = load(
+        "{\"prompt\": \"abc\", \"completion\": \"de\"}\n{\"prompt\": [{\"role\": \"user\", \"content\": \
+         \"hi\"}], \"completion\": [{\"role\": \"assistant\", \"content\": \"yo\"}]}",
+        |_| {},
+    )
+    .unwrap();
     let text = |ids: &[u32]| tokenizer.decode(ids, false).unwrap();
     assert_eq!(text(&encoder.encode(&data.examples[0].prompt).unwrap()), "abc");
     assert_eq!(text(&encode_completion(&encoder, &data.examples[0]).unwrap()), "de<e>");

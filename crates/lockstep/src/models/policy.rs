@@ -73,8 +73,8 @@ impl Policy {
         self.weights.restore(dir).or_bad_input()
     }
 
-    /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT does.
-    /// The weights are what they compute in: every bit of them, and no more.
+    /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT
+    /// does. The weights are what they compute in: every bit of them, and no more.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
         Ok(self.weights.save(dir, &self.dir)?)
     }
@@ -109,7 +109,8 @@ impl Policy {
     }
 }
 
-/// What is read of a model's directory before its weights, to become, or be, a model with this head that computes in `dtype`.
+/// What is read of a model's directory before its weights, to become, or be, a model with this head that computes in
+/// `dtype`.
 pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType) -> anyhow::Result<ModelAssets> {
     if !dir.is_dir() {
         return Err(BadInput::new(format!(
@@ -136,8 +137,8 @@ pub fn load_weights(ctx: &Context, dir: &Path, config: &Arc<ModelConfig>) -> any
     Ok(weights)
 }
 
-/// The weights that a run trains: those of the model, with the adapter that it goes on with, or that the configuration asks
-/// for; as they were at a checkpoint, if one is given. A new head of scores begins at 0.
+/// The weights that a run trains: those of the model, with the adapter that it goes on with, or that the configuration
+/// asks for; as they were at a checkpoint, if one is given. A new head of scores begins at 0.
 pub fn trained_weights(
     ctx: &Context,
     source: &ModelSource,
@@ -173,12 +174,12 @@ impl ModelSource {
     /// What `model_name_or_path` names, to become, or be, a model with this head.
     pub fn of(config: &Config, head: Head) -> anyhow::Result<ModelSource> {
         let name = config.model_name_or_path.as_deref().unwrap_or_default();
-        let found = ModelSource::named(name, head)?;
+        let source = ModelSource::named(name, head)?;
         // Only then does the configuration know what adapter it is.
-        if let Some(dir) = found.adapter.as_ref().filter(|_| !is_adapter(Path::new(name))) {
+        if let Some(dir) = source.adapter.as_ref().filter(|_| !is_adapter(Path::new(name))) {
             bad_input!("the model {name} is an adapter: to go on with it give its directory, {}", dir.display());
         }
-        Ok(found)
+        Ok(source)
     }
 
     /// The model or the adapter of this name.
@@ -187,18 +188,19 @@ impl ModelSource {
         if !is_adapter(&dir) {
             return Ok(ModelSource { dir, adapter: None });
         }
-        let told = model::peft::load_adapter_config(&dir).or_bad_input()?;
-        if told.scores != (head != Head::Lm) {
-            let (is, needed) = match told.scores {
+        let adapter = model::peft::load_adapter_config(&dir).or_bad_input()?;
+        if adapter.scores != (head != Head::Lm) {
+            let (is, needed) = match adapter.scores {
                 true => ("a reward model (SEQ_CLS)", "a language model is needed here"),
                 false => ("a language model", "a reward model begins from one of a reward model, or from a model"),
             };
             bad_input!(
-                "{} is an adapter of {is}, and {needed}: make one model of it and what it was trained on (`lockstep merge`)",
+                "{} is an adapter of {is}, and {needed}: make one model of it and what it was trained on (`lockstep \
+                 merge`)",
                 dir.display()
             );
         }
-        let Some(base) = told.base else {
+        let Some(base) = adapter.base else {
             bad_input!(
                 "{}: `base_model_name_or_path` is missing: put the model there that the adapter was trained on",
                 dir.join(model::peft::ADAPTER_CONFIG).display()
@@ -219,8 +221,8 @@ impl ModelSource {
 fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
     if is_adapter(dir) {
         return Err(BadInput::new(format!(
-            "{} is an adapter: give the model that it was trained on as the model (generate, score and eval take the adapter with \
-             --adapter; `lockstep merge` makes one model of both)",
+            "{} is an adapter: give the model that it was trained on as the model (generate, score and eval take the \
+             adapter with --adapter; `lockstep merge` makes one model of both)",
             dir.display()
         )));
     }

@@ -26,8 +26,8 @@ pub fn value_model_shape_of(dir: &Path, policy: &ModelConfig) -> anyhow::Result<
     };
     if let Some(found) = found {
         bad_input!(
-            "`value_model`: {} {found}; a value model has one score (…ForSequenceClassification with num_labels = 1): train one, or \
-             set value_model = \"policy\"",
+            "`value_model`: {} {found}; a value model has one score (…ForSequenceClassification with num_labels = 1): \
+             train one, or set value_model = \"policy\"",
             dir.display()
         );
     }

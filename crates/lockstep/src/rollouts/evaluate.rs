@@ -26,7 +26,7 @@ pub struct Evaluation {
 pub struct Outcome {
     /// `eval_reward`, `eval_rewards/<name>/mean`, `eval_completions/…`, `eval_pass@k`.
     pub metrics: Vec<(String, f64)>,
-    /// What kept rewards from judging.
+    /// What kept rewards from giving a score.
     pub problems: Vec<Problem>,
     /// The scored completions of each prompt.
     pub rollouts: Rollouts,
@@ -55,20 +55,21 @@ pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String>
 
 impl Evaluation {
     /// An evaluation as the configuration asks for it, with the sampling of training or greedy.
-    pub fn new(config: &Config, questions: &PromptDataset, training: &SamplingParams) -> Evaluation {
+    pub fn new(config: &Config, prompts: &PromptDataset, training: &SamplingParams) -> Evaluation {
         let mut sampling = training.clone();
         if config.eval_sampling == EvalSampling::Greedy {
             sampling = SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..sampling };
         }
         Evaluation {
-            prompts: questions.all.clone(),
+            prompts: prompts.all.clone(),
             sampling: Arc::new(sampling),
             generations: config.generations_eval(),
             pass_at_k: config.eval_pass_at_k.clone(),
         }
     }
 
-    /// Completes all prompts and scores the completions. The same noise each time: evaluations of a run differ by the weights alone.
+    /// Completes all prompts and scores the completions. The same noise each time: evaluations of a run differ by the
+    /// weights alone.
     pub fn run(
         &self,
         engine: &mut Engine,

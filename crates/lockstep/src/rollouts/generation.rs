@@ -1,9 +1,9 @@
 //! A generation in the making, round by round.
 //!
 //! Dynamic sampling (DAPO, Yu et al. 2025, arXiv:2503.14476): a group whose rewards are all equal has no advantage and
-//! teaches nothing, so fresh prompts are drawn in its place until the batch is full of groups whose rewards differ, or a number
-//! of rounds is reached. At that bound, groups without a deviation stay in the batch. A group keeps its place, so the order
-//! depends on the prompts alone.
+//! teaches nothing, so fresh prompts are drawn in its place until the batch is full of groups whose rewards differ, or
+//! a number of rounds is reached. At that bound, groups without a deviation stay in the batch. A group keeps its place,
+//! so the order depends on the prompts alone.
 
 use super::{Rollouts, ScoredGroup};
 

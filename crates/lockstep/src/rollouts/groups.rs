@@ -1,5 +1,5 @@
-//! A generation: groups of completions with their rewards, before advantages. Where they came from (the policy, or a file)
-//! is forgotten here.
+//! A generation: groups of completions with their rewards, before advantages. Where they came from (the policy, or a
+//! file) is forgotten here.
 
 use crate::data::prompts::Prompt;
 use rewards::Content;

@@ -1,5 +1,5 @@
-//! Whether rewards still judge. One that no longer does ends the run: a run that goes on without it learns something else
-//! than was asked for, and hours later nobody knows since when.
+//! Whether rewards still judge. One that no longer does ends the run: a run that goes on without it learns something
+//! else than was asked for, and hours later nobody knows since when.
 
 use super::Rollouts;
 use crate::config::{Config, RewardErrors};
@@ -26,8 +26,8 @@ pub struct RewardHealth {
 impl RewardHealth {
     /// Takes a batch and what kept rewards from judging it: what to warn of, or why the run cannot go on.
     ///
-    /// A reward that judged nothing counts as silent if it said that something failed, or if no other judged either. One
-    /// of several may leave a batch to the others (TRL's `None`).
+    /// A reward that judged nothing counts as silent if it said that something failed, or if no other judged either.
+    /// One of several may leave a batch to the others (TRL's `None`).
     pub fn check(
         &mut self,
         rollouts: &Rollouts,

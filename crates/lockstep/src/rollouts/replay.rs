@@ -1,10 +1,10 @@
 //! Rollouts from a file instead of from the model: for conformance, debugging, offline comparison.
 //!
 //! A file has one JSON object per line: `prompt_ids`, `completion_ids`, `rewards` (a number, or one for each reward
-//! function; null where it gave no score), and, where known, `logprobs`, `ref_logprobs`, `mask` (the tokens that the model
-//! sampled), `truncated`, `reward_names`. A line is a completion, or a group: then all but `prompt_ids` and `reward_names`
-//! are lists with one element per completion. Groups lie in the order in which they are trained on, `num_generations`
-//! completions each. `record_rollouts = true` writes such a file.
+//! function; null where it gave no score), and, where known, `logprobs`, `ref_logprobs`, `mask` (the tokens that the
+//! model sampled), `truncated`, `reward_names`. A line is a completion, or a group: then all but `prompt_ids` and
+//! `reward_names` are lists with one element per completion. Groups lie in the order in which they are trained on,
+//! `num_generations` completions each. `record_rollouts = true` writes such a file.
 //!
 //! All of it is read and checked before the run begins. It knows no reward: the file's scores are taken as they are.
 
@@ -117,7 +117,8 @@ impl Replay {
         let completions = line.completions.len();
         if completions > 1 && completions != size {
             return Err(format!(
-                "the group has {completions} completions, but num_generations is {size}: set num_generations = {completions}"
+                "the group has {completions} completions, but num_generations is {size}: set num_generations = \
+                 {completions}"
             ));
         }
         match self.groups.last_mut().filter(|open| open.completions.len() < size) {
@@ -155,8 +156,9 @@ impl Replay {
         self.groups.iter().flat_map(|g| &g.completions).all(|c| c.ref_logps.is_some())
     }
 
-    /// The groups `picked`, as if the policy had just written them; the first of them has the number `first_id` in the run.
-    /// Log-probabilities that the file lacks are those of the policy as it is, so that the ratio is 1 at their first use.
+    /// The groups `picked`, as if the policy had just written them; the first of them has the number `first_id` in the
+    /// run. Log-probabilities that the file lacks are those of the policy as it is, so that the ratio is 1 at their
+    /// first use.
     #[allow(clippy::too_many_arguments)]
     pub fn rollouts(
         &self,

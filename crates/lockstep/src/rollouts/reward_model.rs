@@ -8,33 +8,33 @@ use model::{Head, ModelAssets, Scorer};
 use rewards::RewardModel;
 
 /// A reward model of which all but the weights has been read.
-pub struct Opened {
+pub struct RewardModelFiles {
     name: String,
-    found: ModelSource,
+    source: ModelSource,
     assets: ModelAssets,
 }
 
-impl Opened {
+impl RewardModelFiles {
     /// Looks into the directory or Hub id `model`.
-    pub fn open(name: String, model: &str) -> anyhow::Result<Opened> {
-        let found = ModelSource::named(model, Head::Score(1))?;
-        let assets = load_assets(&found.dir, Head::Score(1), ComputeDType::F32)?;
-        if assets.head_is_new && found.adapter.is_none() {
+    pub fn open(name: String, model: &str) -> anyhow::Result<RewardModelFiles> {
+        let source = ModelSource::named(model, Head::Score(1))?;
+        let assets = load_assets(&source.dir, Head::Score(1), ComputeDType::F32)?;
+        if assets.head_is_new && source.adapter.is_none() {
             return Err(BadInput::new(format!(
                 "reward model:{model}: {} is a language model, which gives no scores: make a reward model of it with \
                  `lockstep reward`",
-                found.dir.display()
+                source.dir.display()
             )));
         }
-        Ok(Opened { name, found, assets })
+        Ok(RewardModelFiles { name, source, assets })
     }
 
     /// Reads the weights.
     pub fn load(self, config: &Config, ctx: &Context) -> anyhow::Result<RewardModel> {
-        let Opened { name, found, assets } = self;
-        let weights = load_scorer(ctx, &found.dir, assets.config.compute)?;
+        let RewardModelFiles { name, source, assets } = self;
+        let weights = load_scorer(ctx, &source.dir, assets.config.compute)?;
         let load = |dir| model::peft::load_adapter(ctx.memory(), dir, &weights).or_bad_input();
-        let adapter = found.adapter.as_deref().map(load).transpose()?;
+        let adapter = source.adapter.as_deref().map(load).transpose()?;
         Ok(RewardModel {
             name,
             ctx: ctx.clone(),

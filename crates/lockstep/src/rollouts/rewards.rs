@@ -1,6 +1,6 @@
-//! The rewards that a configuration names, made ready to judge.
+//! The rewards that a configuration names, made ready to score.
 
-use super::reward_model::Opened;
+use super::reward_model::RewardModelFiles;
 use crate::config::Config;
 use crate::data::prompt_dataset::PromptDataset;
 use crate::error::{BadInput, OrBadInput};
@@ -10,27 +10,27 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// A reward that the configuration names.
-pub enum Named {
-    /// It can judge.
+pub enum ConfiguredReward {
+    /// It can score.
     Ready(Box<dyn Reward>),
     /// A model, whose weights are still to be read.
-    Model(Opened),
+    Model(RewardModelFiles),
 }
 
 /// The rewards that the configuration names, checked as far as that takes no memory.
 ///
 /// `injected` has those that a program gives: `function:NAME` names one of them.
-pub fn named_rewards(config: &Config, mut injected: Vec<Box<dyn Reward>>) -> anyhow::Result<Vec<Named>> {
-    let mut ready = |(spec, name): (&RewardSpec, String)| -> anyhow::Result<Named> {
+pub fn named_rewards(config: &Config, mut injected: Vec<Box<dyn Reward>>) -> anyhow::Result<Vec<ConfiguredReward>> {
+    let mut ready = |(spec, name): (&RewardSpec, String)| -> anyhow::Result<ConfiguredReward> {
         if let Some(function) = spec.function().or_bad_input()? {
             let place = injected.iter().position(|reward| reward.name() == function);
-            return place.map(|place| Named::Ready(injected.remove(place))).ok_or_else(|| {
+            return place.map(|place| ConfiguredReward::Ready(injected.remove(place))).ok_or_else(|| {
                 BadInput::new(format!("reward function:{function} is a program's own: run it from that program"))
             });
         }
         match spec.model().or_bad_input()? {
-            Some(model) => Ok(Named::Model(Opened::open(name, &model)?)),
-            None => Ok(Named::Ready(rewards::build(spec, name).or_bad_input()?)),
+            Some(model) => Ok(ConfiguredReward::Model(RewardModelFiles::open(name, &model)?)),
+            None => Ok(ConfiguredReward::Ready(rewards::build(spec, name).or_bad_input()?)),
         }
     };
     let names = rewards::names(&config.reward_funcs).or_bad_input()?;
@@ -44,19 +44,19 @@ pub fn named_rewards(config: &Config, mut injected: Vec<Box<dyn Reward>>) -> any
     }
 }
 
-/// Makes all of them ready to judge.
+/// Makes all of them ready to score.
 ///
 /// None of them is waited for once `stop` is set.
 pub fn load_rewards(
-    named: Vec<Named>,
+    named: Vec<ConfiguredReward>,
     config: &Config,
     ctx: &Context,
     stop: &Arc<AtomicBool>,
 ) -> anyhow::Result<Vec<Box<dyn Reward>>> {
     let load = |named| -> anyhow::Result<Box<dyn Reward>> {
         let mut reward = match named {
-            Named::Ready(reward) => reward,
-            Named::Model(opened) => Box::new(opened.load(config, ctx)?),
+            ConfiguredReward::Ready(reward) => reward,
+            ConfiguredReward::Model(files) => Box::new(files.load(config, ctx)?),
         };
         reward.stop_with(stop.clone());
         Ok(reward)
@@ -65,10 +65,11 @@ pub fn load_rewards(
 }
 
 /// Refuses rewards that read a column that is not there.
-pub fn check_columns(questions: &PromptDataset, name: &str, rewards: &[Named]) -> anyhow::Result<()> {
-    let Some(first) = questions.all.first() else { return Ok(()) };
+pub fn check_columns(prompts: &PromptDataset, name: &str, rewards: &[ConfiguredReward]) -> anyhow::Result<()> {
+    let Some(first) = prompts.all.first() else { return Ok(()) };
     // A model reads prompts and completions alone.
-    let ready = rewards.iter().filter_map(|r| if let Named::Ready(reward) = r { Some(reward) } else { None });
+    let ready =
+        rewards.iter().filter_map(|r| if let ConfiguredReward::Ready(reward) = r { Some(reward) } else { None });
     for reward in ready {
         for column in reward.required_columns() {
             if !first.columns.contains_key(&column) {

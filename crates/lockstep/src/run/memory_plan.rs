@@ -1,7 +1,8 @@
 //! What memory a run will take, by part, before it starts: the parts are built on [`Device::Meta`], which only counts.
 //!
 //! The sizes are those of the worst case that the configuration allows: every prompt as long as the longest, every
-//! completion as long as its limit, or as the longest of the data. It does not know what is allocated outside tensors but for an allowance.
+//! completion as long as its limit, or as the longest of the data. It does not know what is allocated outside tensors
+//! but for an allowance.
 
 use crate::bad_input;
 use crate::config::{Algorithm, Config, WorkloadBounds, engine_config, trainer_config};
@@ -21,7 +22,8 @@ use train::{Objective, Trainer};
 const THREAD_BYTES: u64 = 2 << 20;
 /// What the head's backward pass holds: gradients of 256 rows × 4096 logits.
 const LOGITS_BYTES: u64 = 256 * 4096 * 4;
-/// Bytes for each element of the largest tensor while it is read or written: its elements as f32, and as they lie in the file.
+/// Bytes for each element of the largest tensor while it is read or written: its elements as f32, and as they lie in
+/// the file.
 const WIDENED_BYTES: u64 = 8;
 
 /// Memory of one part of a run.
@@ -111,7 +113,7 @@ fn reward_models(config: &Config) -> anyhow::Result<Vec<RewardModel>> {
                 scorer => scorer,
             };
             let lora = adapter.map(|dir| model::peft::load_adapter_config(&dir)).transpose().or_bad_input()?;
-            found.push(RewardModel { name, shape: Arc::new(shape), lora: lora.map(|told| told.lora) });
+            found.push(RewardModel { name, shape: Arc::new(shape), lora: lora.map(|adapter| adapter.lora) });
         }
     }
     Ok(found)
@@ -122,7 +124,8 @@ pub fn generates(config: &Config) -> bool {
     config.replay.is_none() || config.eval_dataset_name.is_some()
 }
 
-/// Plans a run on rows of data of `sequences` sequences each, of which `evaluated` are scored at once. Allocates nothing.
+/// Plans a run on rows of data of `sequences` sequences each, of which `evaluated` are scored at once. Allocates
+/// nothing.
 pub fn plan_rows(
     config: &Config,
     model: &Arc<ModelConfig>,
@@ -287,8 +290,9 @@ impl MemoryPlan {
         let fixed = fixed.saturating_sub(self.resident);
         if fixed > available {
             bad_input!(
-                "the run needs {needed} MiB of memory and {available_mib} MiB are available; weights, gradients and the optimizer's \
-                 moments alone need {} MiB, which no key lowers: train a smaller model, or on a machine with more memory",
+                "the run needs {needed} MiB of memory and {available_mib} MiB are available; weights, gradients and \
+                 the optimizer's moments alone need {} MiB, which no key lowers: train a smaller model, or on a \
+                 machine with more memory",
                 mib(fixed)
             );
         }
@@ -301,7 +305,8 @@ impl MemoryPlan {
             mend.push("or set gradient_checkpointing = true".to_owned());
         }
         bad_input!(
-            "the run needs {needed} MiB of memory and {available_mib} MiB are available: lower {} (`lockstep plan` shows the parts)",
+            "the run needs {needed} MiB of memory and {available_mib} MiB are available: lower {} (`lockstep plan` \
+             shows the parts)",
             mend.join(", ")
         )
     }
@@ -333,9 +338,9 @@ pub fn bounds(config: &Config, assets: &ModelAssets) -> anyhow::Result<WorkloadB
         longest = longest.max(Some(load(spec)?.longest()));
     }
     if let Some(spec) = &DatasetSpec::eval(config) {
-        let questions = load(spec)?;
-        longest = longest.max(Some(questions.longest()));
-        sequences = sequences.max(questions.all.len() * config.generations_eval());
+        let prompts = load(spec)?;
+        longest = longest.max(Some(prompts.longest()));
+        sequences = sequences.max(prompts.all.len() * config.generations_eval());
     }
     let context = context(config, assets);
     let room = context.saturating_sub(config.max_completion_length);

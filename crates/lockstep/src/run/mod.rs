@@ -1,5 +1,5 @@
-//! What every run has: a directory, steps, logs, checkpoints, a plan of its memory, an end. Knows no algorithm: that is a
-//! [`TrainingTask`](task::TrainingTask).
+//! What every run has: a directory, steps, logs, checkpoints, a plan of its memory, an end. Knows no algorithm: that is
+//! a [`TrainingTask`](task::TrainingTask).
 
 pub mod checkpoint;
 pub mod completion_log;

@@ -1,4 +1,5 @@
-//! What a run was made of, for `record.json`: which command, versions, instruction set, hashes of model and data, each start.
+//! What a run was made of, for `record.json`: which command, versions, instruction set, hashes of model and data, each
+//! start.
 
 use crate::config::Config;
 use crate::error::BadInput;

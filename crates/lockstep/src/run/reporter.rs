@@ -1,5 +1,5 @@
-//! What a run reports: means of metrics every `logging_steps`, as TRL logs them, and everything else as it happens, as events
-//! for the run's sinks. It does not know what a metric means, nor where it goes.
+//! What a run reports: means of metrics every `logging_steps`, as TRL logs them, and everything else as it happens, as
+//! events for the run's sinks. It does not know what a metric means, nor where it goes.
 
 use super::RunDir;
 use super::checkpoint::state::MetricSums;
@@ -66,7 +66,8 @@ impl Reporter {
         }
     }
 
-    /// Reports the completions of a step, of which a console shows some. No run ends because their table cannot be written.
+    /// Reports the completions of a step, of which a console shows some. No run ends because their table cannot be
+    /// written.
     pub fn completions(&mut self, rows: CompletionRows, shown: usize) {
         if let Err(error) = self.sinks.emit(EventKind::Completions { rows, shown })
             && !std::mem::replace(&mut self.lacks_tables, true)

@@ -59,14 +59,15 @@ pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunD
 pub(super) fn check_resumable(state: &RunState, config: &Config, ctx: &Context, data_hash: &str) -> anyhow::Result<()> {
     if state.data_hash != data_hash {
         return Err(BadInput::new(
-            "the training data is not what the run began with (its SHA-256 differs): give the old file, or start a new run",
+            "the training data is not what the run began with (its SHA-256 differs): give the old file, or start a new \
+             run",
         ));
     }
     let isa = ctx.describe();
     if state.isa != isa && !config.allow_other_isa {
         return Err(BadInput::new(format!(
-            "the run began on {}, this is {isa}: bits are promised on one instruction set only. Set LOCKSTEP_ISA={} if this \
-             machine has it, or allow_other_isa = true to go on with {isa}",
+            "the run began on {}, this is {isa}: bits are promised on one instruction set only. Set LOCKSTEP_ISA={} if \
+             this machine has it, or allow_other_isa = true to go on with {isa}",
             state.isa, state.isa
         )));
     }

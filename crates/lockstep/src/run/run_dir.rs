@@ -24,8 +24,8 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// A new run in `root`, which must not exist or be empty. Nothing is written yet: call [`RunDir::create`] once every
-    /// input is known to be good.
+    /// A new run in `root`, which must not exist or be empty. Nothing is written yet: call [`RunDir::create`] once
+    /// every input is known to be good.
     pub fn fresh(root: &Path) -> anyhow::Result<RunDir> {
         if root.is_file() {
             return Err(BadInput::new(format!("output_dir {} is a file; give a directory", root.display())));

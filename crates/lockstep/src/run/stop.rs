@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether a run, or an evaluation, is asked to stop; a clone is another handle to the same wish.
 ///
-/// A step that computes is finished. A rollout, an evaluation or a wait for rewards is given up: it is done again, to the
-/// same bits, when the run goes on.
+/// A step that computes is finished. A rollout, an evaluation or a wait for rewards is given up: it is done again, to
+/// the same bits, when the run goes on.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal(Arc<AtomicBool>);
 

@@ -17,8 +17,8 @@ pub enum NextBatch {
     End,
 }
 
-/// A way to train: GRPO, PPO, supervised, preference pairs, reward models. The run that drives it counts steps, logs, evaluates,
-/// saves and stops; the task knows what is learned from what.
+/// A way to train: GRPO, PPO, supervised, preference pairs, reward models. The run that drives it counts steps, logs,
+/// evaluates, saves and stops; the task knows what is learned from what.
 pub trait TrainingTask {
     /// The metrics that progress shows.
     fn shown_metrics(&self) -> &'static [&'static str];

@@ -1,7 +1,7 @@
 //! A run between two steps: what every way to train shares. Steps, logs, checkpoints, the best evaluation, the end.
 //!
-//! It does not know where samples come from: a [`TrainingTask`](super::task::TrainingTask) does, whose own state goes into
-//! the same checkpoint as a value that is opaque here.
+//! It does not know where samples come from: a [`TrainingTask`](super::task::TrainingTask) does, whose own state goes
+//! into the same checkpoint as a value that is opaque here.
 
 use super::checkpoint::{self, moments, state};
 use super::inputs::{Callbacks, RunInputs};
@@ -90,8 +90,8 @@ pub struct RunSetup {
 }
 
 impl TrainingRun {
-    /// Opens the run's directory and logs, and takes up the state of a checkpoint; with it comes what the task saved there.
-    /// Everything that can be wrong with the input was found before: this is where files begin to be written.
+    /// Opens the run's directory and logs, and takes up the state of a checkpoint; with it comes what the task saved
+    /// there. Everything that can be wrong with the input was found before: this is where files begin to be written.
     pub fn begin(inputs: RunInputs, setup: RunSetup) -> anyhow::Result<(TrainingRun, Option<Value>)> {
         let RunInputs { resolved, dir, resume_from, ctx, console, sinks, stop, callbacks, .. } = inputs;
         let RunSetup { mut policy, mut trainer, mut sampler, data_hash, label, .. } = setup;
@@ -260,7 +260,7 @@ impl TrainingRun {
         self.reporter.sinks().info(&format!("step {}: {}", self.step, summary.join(" · ")));
         let Some(name) = &self.config.metric_for_best_model else { return Ok(false) };
         let Some(value) = find(&metrics, name) else {
-            // The name is a known one: nothing was judged.
+            // The name is a known one: nothing was scored.
             self.warn(&format!("step {}: this evaluation has no {name}, and does not count", self.step));
             return Ok(false);
         };
@@ -291,8 +291,8 @@ impl TrainingRun {
         self.callbacks.stops.then_some(StopReason::Requested)
     }
 
-    /// Whether a checkpoint is due: as configured, after the best evaluation, and at the end. With `save_strategy = "no"` only if a
-    /// signal stops the run: it has to go on from somewhere.
+    /// Whether a checkpoint is due: as configured, after the best evaluation, and at the end. With `save_strategy =
+    /// "no"` only if a signal stops the run: it has to go on from somewhere.
     pub(crate) fn saves_now(&self, ended: Option<StopReason>) -> bool {
         let best = self.config.load_best_model_at_end && self.best.as_ref().is_some_and(|b| b.step == self.step);
         let strategy = self.config.save_strategy;
@@ -338,7 +338,8 @@ impl TrainingRun {
         Ok(())
     }
 
-    /// Writes the run's result: the weights as they are, or those of the best checkpoint. An interrupted run has none yet.
+    /// Writes the run's result: the weights as they are, or those of the best checkpoint. An interrupted run has none
+    /// yet.
     pub(crate) fn write_result(&mut self, reason: StopReason) -> anyhow::Result<()> {
         if reason != StopReason::Interrupted {
             if let (true, Some(best)) = (self.config.load_best_model_at_end, &self.best)

@@ -1,4 +1,5 @@
-//! Evaluation outside a run: completions of held-out prompts by a given model, judged by the rewards of a configuration.
+//! Evaluation outside a run: completions of held-out prompts by a given model, scored by the rewards of a
+//! configuration.
 
 use crate::config::{ComputeDType, Config, EvalSampling, WorkloadBounds, engine_config, sampling};
 use crate::data::DatasetSpec;
@@ -14,10 +15,10 @@ use rewards::{Content, Reward};
 use rollout::{Engine, SamplingParams};
 use std::path::Path;
 
-/// Held-out prompts and the rewards that judge their completions, for models that share a tokenizer and a shape.
+/// Held-out prompts and the rewards that score their completions, for models that share a tokenizer and a shape.
 pub struct Evaluator {
     config: Config,
-    questions: PromptDataset,
+    prompts: PromptDataset,
     rewards: Vec<Box<dyn Reward>>,
     sampling: SamplingParams,
     engine: Engine,
@@ -25,32 +26,32 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// Reads the data that `eval_dataset_name` names, as the tokenizer in the directory `model` encodes it, and the rewards.
-    /// Once `stop` is given, an evaluation is given up.
+    /// Reads the data that `eval_dataset_name` names, as the tokenizer in the directory `model` encodes it, and the
+    /// rewards. Once `stop` is given, an evaluation is given up.
     pub fn new(ctx: &Context, config: Config, model: &Path, stop: StopSignal) -> anyhow::Result<Evaluator> {
         let assets = load_assets(model, Head::Lm, ComputeDType::F32)?;
         let rewards = named_rewards(&config, Vec::new())?;
         let Some(spec) = DatasetSpec::eval(&config) else { return Err(BadInput::new("no data: give --dataset FILE")) };
-        let questions = PromptDataset::load(&spec, &config, &assets, config.max_completion_length)?;
-        check_columns(&questions, &spec.name, &rewards)?;
+        let prompts = PromptDataset::load(&spec, &config, &assets, config.max_completion_length)?;
+        check_columns(&prompts, &spec.name, &rewards)?;
         let rewards = load_rewards(rewards, &config, ctx, &stop.flag())?;
-        let bounds = WorkloadBounds::of_prompts(questions.longest(), questions.all.len() * config.generations_eval());
+        let bounds = WorkloadBounds::of_prompts(prompts.longest(), prompts.all.len() * config.generations_eval());
         let sizes = engine_config(&config, context(&config, &assets), bounds);
         let mut engine = Engine::new(ctx, &assets.config, sizes).or_bad_input()?;
         engine.stop_with(stop.flag());
         let sampling = sampling(&config, &assets.eos_ids);
-        Ok(Evaluator { config, questions, rewards, sampling, engine, stop })
+        Ok(Evaluator { config, prompts, rewards, sampling, engine, stop })
     }
 
     /// The prompts, in the order of the outcome's groups.
     pub fn prompts(&self) -> impl Iterator<Item = &Content> {
-        self.questions.all.iter().map(|question| &question.content)
+        self.prompts.all.iter().map(|prompt| &prompt.content)
     }
 
     /// The completions of `policy`, and what they are worth.
     pub fn evaluate(&mut self, policy: &Policy, eval_sampling: EvalSampling) -> anyhow::Result<Outcome> {
         self.config.eval_sampling = eval_sampling;
-        let evaluation = Evaluation::new(&self.config, &self.questions, &self.sampling);
+        let evaluation = Evaluation::new(&self.config, &self.prompts, &self.sampling);
         let weights = self.config.weights_of_rewards();
         let outcome = evaluation.run(&mut self.engine, policy, &mut self.rewards, &weights, 0)?;
         // Rewards that nobody waits for may have said anything.

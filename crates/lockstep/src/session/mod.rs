@@ -66,8 +66,8 @@ impl RunResult {
 }
 
 impl Run {
-    /// A run of `config` in a new directory, its `output_dir`: of GRPO or its relatives, or of another `purpose`. What is wrong
-    /// with the input is a [`BadInput`], and nothing was written then.
+    /// A run of `config` in a new directory, its `output_dir`: of GRPO or its relatives, or of another `purpose`. What
+    /// is wrong with the input is a [`BadInput`], and nothing was written then.
     pub fn new(purpose: Purpose, mut config: Config, options: RunOptions) -> anyhow::Result<Run> {
         if options.train_rows.is_some() {
             config.dataset_name.get_or_insert_with(|| IN_MEMORY.to_owned());
@@ -89,7 +89,8 @@ impl Run {
         Run::resolved(purpose, resolved, dir, ResumeFrom::Nothing, options)
     }
 
-    /// Goes on with the run in `dir`, or after the checkpoint `dir`: what a program injected into it must be given again.
+    /// Goes on with the run in `dir`, or after the checkpoint `dir`: what a program injected into it must be given
+    /// again.
     pub fn resume(purpose: Purpose, dir: &Path, options: RunOptions) -> anyhow::Result<Run> {
         let (run, resume_from) = find_run(&dir.to_string_lossy(), None)?;
         provenance::check_command(&run, purpose.command())?;
@@ -149,8 +150,8 @@ impl Run {
         &self.training.policy
     }
 
-    /// One optimizer step, with the logs, the evaluation and the checkpoint that are due after it; says why the run has ended,
-    /// once it has. Where the run cannot go on, the last step is saved, and the error says how to resume it.
+    /// One optimizer step, with the logs, the evaluation and the checkpoint that are due after it; says why the run has
+    /// ended, once it has. Where the run cannot go on, the last step is saved, and the error says how to resume it.
     pub fn step(&mut self) -> anyhow::Result<Option<StopReason>> {
         if self.ended.is_none() {
             self.ended = match self.advance() {
@@ -234,7 +235,8 @@ impl Run {
         self.finish()
     }
 
-    /// Writes the model that the run leaves, unless it was interrupted. Before the end, this ends it: with a checkpoint.
+    /// Writes the model that the run leaves, unless it was interrupted. Before the end, this ends it: with a
+    /// checkpoint.
     pub fn finish(mut self) -> anyhow::Result<RunResult> {
         let stop_reason = match self.ended {
             Some(reason) => reason,

@@ -81,7 +81,7 @@ impl RunOptions {
         self
     }
 
-    /// Adds a reward function: the score of one completion, or `None` where it cannot judge.
+    /// Adds a reward function: the score of one completion, or `None` where it gives none.
     pub fn reward(
         self,
         name: impl Into<String>,
@@ -90,7 +90,8 @@ impl RunOptions {
         self.reward_of_batch(FunctionReward::new(name, score))
     }
 
-    /// Adds a reward that judges whole batches. It is logged and weighted under its own name, `function:NAME` in `reward_funcs`.
+    /// Adds a reward that scores whole batches. It is logged and weighted under its own name, `function:NAME` in
+    /// `reward_funcs`.
     pub fn reward_of_batch(mut self, reward: impl Reward + 'static) -> Self {
         self.rewards.push(Box::new(reward));
         self

@@ -8,8 +8,8 @@ use crate::trainers;
 use model::Head;
 use telemetry::Sinks;
 
-/// Plans the run of a configuration: of its data, or without any of the longest prompt that it allows. Allocates nothing of it.
-/// What is noticed on the way goes to `sinks`.
+/// Plans the run of a configuration: of its data, or without any of the longest prompt that it allows. Allocates
+/// nothing of it. What is noticed on the way goes to `sinks`.
 pub fn plan(purpose: Purpose, config: &Config, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
     if config.model_name_or_path.is_none() {
         bad_input!("no model: give --model DIR, or model_name_or_path in the configuration");

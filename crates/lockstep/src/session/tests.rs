@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use telemetry::{Event, EventKind, Sink};
 
-const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40, "hidden_size": 16,
-"intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
-"max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true,
-"attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
+const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40,
+"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+"head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+"tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
 fn one_thread() -> Context {
     crate::context(Some(1)).unwrap()
@@ -70,8 +70,8 @@ fn weights_of(model: &Path) -> Vec<u8> {
 #[test]
 fn a_closure_judges_rows_in_memory_and_the_result_is_typed() {
     let dir = directory();
-    let judged = Arc::new(AtomicUsize::new(0));
-    let count = judged.clone();
+    let scored = Arc::new(AtomicUsize::new(0));
+    let count = scored.clone();
     let options = RunOptions::new().context(one_thread()).train_rows(rows()).reward("row", move |sample| {
         assert!(sample.prompt_text().ends_with(' '));
         count.fetch_add(1, Ordering::Relaxed);
@@ -79,7 +79,7 @@ fn a_closure_judges_rows_in_memory_and_the_result_is_typed() {
     });
     let result = Run::new(Purpose::Grpo, config(dir.path(), "out"), options).unwrap().run().unwrap();
     assert_eq!((result.stop_reason, result.step), (StopReason::Completed, 6));
-    assert_eq!(judged.load(Ordering::Relaxed), 6 * 4);
+    assert_eq!(scored.load(Ordering::Relaxed), 6 * 4);
     let mean = result.metric("rewards/row/mean").unwrap();
     assert!((0.0..=5.0).contains(&mean) && result.metric("reward") == Some(mean), "{mean}");
     assert!(result.num_tokens > 0 && result.dir.model().join("config.json").exists());

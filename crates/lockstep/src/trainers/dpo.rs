@@ -48,7 +48,8 @@ impl Offline for Dpo {
         Ok((pairs.all.into_iter().map(Pair::into_preference_pair).collect(), pairs.hash))
     }
 
-    /// The reference scores both. It is gone before the policy is loaded, and its scores come from the buffers of evaluation.
+    /// The reference scores both. It is gone before the policy is loaded, and its scores come from the buffers of
+    /// evaluation.
     fn scored([train, held_out]: [usize; 2]) -> usize {
         train.max(held_out)
     }

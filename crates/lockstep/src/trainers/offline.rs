@@ -1,5 +1,6 @@
-//! What supervised training, DPO and reward models share: rows of data that are all there when the run begins, drawn in the
-//! sampler's order, and held-out ones that are scored. What a row is, and what is measured on it, each says as an [`Offline`].
+//! What supervised training, DPO and reward models share: rows of data that are all there when the run begins, drawn in
+//! the sampler's order, and held-out ones that are scored. What a row is, and what is measured on it, each says as an
+//! [`Offline`].
 
 use crate::config::{Config, Purpose, trainer_config};
 use crate::data::prompt_dataset::{context, encoder};
@@ -102,7 +103,8 @@ pub trait Offline {
         None
     }
 
-    /// The metrics of held-out rows, [`EVALUATION_METRICS`](Self::EVALUATION_METRICS) or some of them with `eval_` before each.
+    /// The metrics of held-out rows, [`EVALUATION_METRICS`](Self::EVALUATION_METRICS) or some of them with `eval_`
+    /// before each.
     fn evaluate(run: &TrainingRun, scorer: &mut Scorer, rows: &[Self::Row]) -> anyhow::Result<Vec<(String, f64)>>;
 }
 

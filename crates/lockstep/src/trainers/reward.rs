@@ -58,8 +58,8 @@ impl Offline for RewardModel {
         Some(format!("{train} pairs to learn from{held_out}"))
     }
 
-    /// How the model ranks held-out pairs: the loss and what TRL reports of training, and how far its probabilities can be
-    /// believed.
+    /// How the model ranks held-out pairs: the loss and what TRL reports of training, and how far its probabilities can
+    /// be believed.
     fn evaluate(run: &TrainingRun, scorer: &mut Scorer, rows: &[PreferencePair]) -> anyhow::Result<Vec<(String, f64)>> {
         let scores = scorer.sequence_scores(&run.ctx, &run.policy.weights, &PreferencePair::sequences(rows))?;
         let rewards: Vec<[f64; 2]> = scores.chunks_exact(2).map(|pair| [pair[0].into(), pair[1].into()]).collect();

@@ -114,8 +114,8 @@ fn listed(config: &Config) -> Option<Vec<String>> {
 pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     if c.use_peft && c.sync_ref_model {
         bad_input!(
-            "`sync_ref_model` = true, but with use_peft the reference is the model without its adapter, which does not move: set \
-             sync_ref_model = false"
+            "`sync_ref_model` = true, but with use_peft the reference is the model without its adapter, which does not \
+             move: set sync_ref_model = false"
         );
     }
     Ok(())

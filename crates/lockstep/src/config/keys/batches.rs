@@ -123,8 +123,8 @@ pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
         // Batch sizes per micro-batch that work with these steps.
         let unit = g / gcd(g, steps);
         bad_input!(
-            "the generation batch ({formula} completions) must be a multiple of num_generations = {g}, so that groups are whole: \
-             set per_device_train_batch_size to {}, or num_generations to {}",
+            "the generation batch ({formula} completions) must be a multiple of num_generations = {g}, so that groups \
+             are whole: set per_device_train_batch_size to {}, or num_generations to {}",
             multiples(per_device, unit),
             divisors(size)
         );
@@ -132,8 +132,8 @@ pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     if !c.steps_per_generation().is_multiple_of(accumulation) {
         let steps = c.steps_per_generation();
         bad_input!(
-            "one generation serves {steps} micro-batches, which are no whole number of optimizer steps of {accumulation} \
-             (gradient_accumulation_steps): set steps_per_generation to {}",
+            "one generation serves {steps} micro-batches, which are no whole number of optimizer steps of \
+             {accumulation} (gradient_accumulation_steps): set steps_per_generation to {}",
             multiples(steps, accumulation)
         );
     }

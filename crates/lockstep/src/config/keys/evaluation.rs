@@ -55,7 +55,8 @@ pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
         && c.metric_for_best_model.is_none()
     {
         bad_input!(
-            "`{key}` needs to know what is better: set metric_for_best_model to an evaluation metric (\"reward\" with rewards, else \"loss\")"
+            "`{key}` needs to know what is better: set metric_for_best_model to an evaluation metric (\"reward\" with \
+             rewards, else \"loss\")"
         );
     }
     if c.load_best_model_at_end {
@@ -67,7 +68,8 @@ pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
         let (save, eval) = (c.save_steps, c.eval_steps());
         if c.save_strategy == Strategy::Steps && !save.is_multiple_of(eval) {
             bad_input!(
-                "`load_best_model_at_end` needs save_steps ({save}) to be a multiple of eval_steps ({eval}): set save_steps = {}",
+                "`load_best_model_at_end` needs save_steps ({save}) to be a multiple of eval_steps ({eval}): set \
+                 save_steps = {}",
                 save.div_ceil(eval) * eval
             );
         }
@@ -75,7 +77,8 @@ pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     let most = c.generations_eval();
     if let Some(k) = c.eval_pass_at_k.iter().find(|&&k| k == 0 || k > most) {
         bad_input!(
-            "`eval_pass_at_k` has {k}, but there are {most} completions of each prompt: set num_generations_eval = {k} or more"
+            "`eval_pass_at_k` has {k}, but there are {most} completions of each prompt: set num_generations_eval = {k} \
+             or more"
         );
     }
     if c.eval_dataset_name.is_some() && c.eval_strategy == Strategy::No {

@@ -180,8 +180,8 @@ pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
         }
         if c.loss_type == LossType::Vespo && !matches!(mode, TokenTruncate | TokenMask) {
             bad_input!(
-                "`loss_type` = \"vespo\" weighs sequences itself: set vllm_importance_sampling_mode to \"token_truncate\" or \
-                 \"token_mask\""
+                "`loss_type` = \"vespo\" weighs sequences itself: set vllm_importance_sampling_mode to \
+                 \"token_truncate\" or \"token_mask\""
             );
         }
     }
@@ -189,8 +189,8 @@ pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     let mut notes = Vec::new();
     if c.loss_type == LossType::Cispo && c.epsilon_high() < 1.0 {
         notes.push(format!(
-            "loss_type \"cispo\" bounds the ratio at epsilon_high itself, here {}: unchanged tokens weigh less than 1; 5.0 is \
-             recommended",
+            "loss_type \"cispo\" bounds the ratio at epsilon_high itself, here {}: unchanged tokens weigh less than 1; \
+             5.0 is recommended",
             c.epsilon_high()
         ));
     }

@@ -12,7 +12,8 @@ macro_rules! optimizer_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($
     warmup_steps: f64 = 0.0 => TRL.range(at_least(0.0)).on_resume(Warn);
     /// The same as a share of all steps, used where warmup_steps is 0.
     warmup_ratio: Option<f64> = None
-        => OURS.trl_has("the same in transformers 4, now warmup_steps below 1").range(at_least(0.0).at_most(1.0)).on_resume(Warn);
+        => OURS.trl_has("the same in transformers 4, now warmup_steps below 1")
+            .range(at_least(0.0).at_most(1.0)).on_resume(Warn);
     /// AdamW's decoupled weight decay; biases and norms do not decay.
     weight_decay: f64 = 0.0 => TRL.range(at_least(0.0)).on_resume(Warn);
     /// AdamW's decay of the first moment.

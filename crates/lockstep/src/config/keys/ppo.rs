@@ -6,7 +6,7 @@ use crate::config::methods::PPO;
 use crate::config::{Algorithm, Config};
 use train::loss::ppo::{PpoConfig, ValueConfig};
 
-/// TRL had a PPO trainer until 1.0; names and defaults are those of its last configuration.
+/// TRL has no PPO trainer any more; names and defaults are those of its last PPOConfig.
 pub(in crate::config) const OF_PPO: Row =
     OURS.trl_has("the same in PPOConfig, while TRL had it").read_by(PPO).on_resume(Warn);
 
@@ -97,8 +97,9 @@ pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     let (step, group) = (c.completions_per_step(), c.num_generations);
     if !step.is_multiple_of(group) {
         bad_input!(
-            "a mini-batch of {step} completions (per_device_train_batch_size × gradient_accumulation_steps) must be a multiple of \
-             num_generations = {group}, so that groups are whole: set num_generations = 1, or another batch size"
+            "a mini-batch of {step} completions (per_device_train_batch_size × gradient_accumulation_steps) must be a \
+             multiple of num_generations = {group}, so that groups are whole: set num_generations = 1, or another \
+             batch size"
         );
     }
     if c.adap_kl_ctrl && c.kl_coef == 0.0 {

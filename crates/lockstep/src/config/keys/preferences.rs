@@ -38,7 +38,8 @@ pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     }
     if c.ref_model.is_some() || c.sync_ref_model {
         bad_input!(
-            "in direct preference optimization the reference is the model that training begins with: remove ref_model and sync_ref_model"
+            "in direct preference optimization the reference is the model that training begins with: remove ref_model \
+             and sync_ref_model"
         );
     }
     if c.label_smoothing != 0.0 && c.dpo_loss_type != DpoLoss::Robust {

@@ -1,4 +1,4 @@
-//! What completions are judged by, and how scores become advantages.
+//! What scores completions, and how scores become advantages.
 
 use crate::bad_input;
 use crate::config::Config;
@@ -11,10 +11,11 @@ macro_rules! rewards_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
         => OURS.trl_has("an argument of GRPOTrainer and RLOOTrainer").read_by(ONLINE);
     /// One weight for each reward; not set: all 1.
     reward_weights: Option<Vec<f64>> = None => TRL.read_by(ONLINE);
-    /// What follows when a reward judges no more: the run writes a checkpoint and ends with the cause, or it goes on without it.
+    /// What follows when a reward judges no more: the run writes a checkpoint and ends with the cause, or it goes on
+    /// without it.
     reward_errors: RewardErrors = RewardErrors::Stop => OURS.read_by(ONLINE).on_resume(Free);
-    /// Generations in a row in which a reward may judge nothing, because it fails or because nobody judges, before reward_errors
-    /// applies. To a program that may not be started again (max_restarts) it applies at once.
+    /// Generations in a row in which a reward may judge nothing, because it fails or because nobody judges, before
+    /// reward_errors applies. To a program that may not be started again (max_restarts) it applies at once.
     reward_patience: usize = 3 => OURS.range(at_least(1.0)).read_by(ONLINE).on_resume(Free);
     /// What group advantages are divided by: the group's standard deviation, the batch's, or nothing.
     scale_rewards: ScaleRewards = ScaleRewards::Group => TRL.read_by(GRPO);
@@ -48,8 +49,8 @@ pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     }
     if c.reward_funcs.is_empty() {
         bad_input!(
-            "no reward: give --reward gsm8k (or format:REGEX, length:N, exact_match, unique_chars, command:PROGRAM, model:DIR), or \
-             reward_funcs in the configuration"
+            "no reward: give --reward gsm8k (or format:REGEX, length:N, exact_match, unique_chars, command:PROGRAM, \
+             model:DIR), or reward_funcs in the configuration"
         );
     }
     if let Some(weights) = &c.reward_weights

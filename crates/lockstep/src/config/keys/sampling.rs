@@ -62,7 +62,8 @@ pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     let c = &resolved.config;
     if c.temperature == 0.0 {
         bad_input!(
-            "`temperature` = 0 gives all completions of a group the same text, and then nothing can be learned: set it above 0 (1.0 is usual)"
+            "`temperature` = 0 gives all completions of a group the same text, and then nothing can be learned: set it \
+             above 0 (1.0 is usual)"
         );
     }
     let truncated = [
@@ -74,7 +75,8 @@ pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     let named: Vec<&str> = truncated.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
     if !named.is_empty() {
         resolved.notes.push(format!(
-            "{} changes the distribution that is sampled, but log-probabilities are the model's own: the policy gradient is biased",
+            "{} changes the distribution that is sampled, but log-probabilities are the model's own: the policy \
+             gradient is biased",
             named.join(", ")
         ));
     }

@@ -20,7 +20,8 @@ fn load(
     change(&mut spec);
     let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
     let tokenizer = Tokenizer::characters("abcdefghijklmnopqrstuvwxyz<>:\n ".chars(), &special).unwrap();
-    let source = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    let source = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt \
+                  %}assistant:{% endif %}";
     let chat = ChatTemplate::new(source, tokenizer.special()).unwrap();
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: template.then_some(&chat), kwargs: &Map::new() };
     let pairs = Pairs::load(&spec, &encoder, 40)?;
@@ -72,7 +73,8 @@ fn conversations_as_the_template_renders_them() {
 
 #[test]
 fn other_names_and_long_pairs() {
-    let text = "{\"q\": \"ab\", \"good\": \"c\", \"bad\": \"d\"}\n{\"q\": \"ab\", \"good\": \"cccccccccccccccccccccccccccccccccccccccccccccc\", \"bad\": \"d\"}\n";
+    let text = "{\"q\": \"ab\", \"good\": \"c\", \"bad\": \"d\"}\n{\"q\": \"ab\", \"good\": \
+                \"cccccccccccccccccccccccccccccccccccccccccccccc\", \"bad\": \"d\"}\n";
     let renamed = |s: &mut DatasetSpec| {
         s.prompt_column = "q".into();
         s.columns = vec![("chosen".into(), "good".into()), ("rejected".into(), "bad".into())];

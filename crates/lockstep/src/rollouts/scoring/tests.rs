@@ -190,13 +190,13 @@ fn gate() -> (Vec<Box<dyn Reward>>, Receiver<String>, Sender<()>) {
     (vec![Box::new(Gate { asked, may_answer })], was_asked, answer)
 }
 
-/// Without a clock: in the middle of generation, the engine is held until the reward was asked about the first group, and
-/// the reward answers only after the engine has written another.
+/// Without a clock: in the middle of generation, the engine is held until the reward was asked about the first group,
+/// and the reward answers only after the engine has written another.
 #[test]
 fn groups_are_scored_while_the_engine_writes_others() {
     let shape = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40, "hidden_size": 16,
-        "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
-        "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+        "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
         "tie_word_embeddings": false, "bos_token_id": null, "eos_token_id": 0}"#;
     let ctx = Context::cpu(Isa::best(), 1);
     let model = Arc::new(ModelConfig::parse(shape).unwrap());

@@ -17,7 +17,8 @@ fn moments_dtype(trainer: &Trainer) -> model::FileDType {
     }
 }
 
-/// Reads a trainer's moments, and masters where it has some, from a checkpoint; `prefix` tells one trainer's files from another's.
+/// Reads a trainer's moments, and masters where it has some, from a checkpoint; `prefix` tells one trainer's files from
+/// another's.
 pub fn restore_moments(dir: &Path, prefix: &str, trainer: &mut Trainer) -> anyhow::Result<()> {
     if let Some(mut masters) = trainer.optimizer_mut().masters_mut() {
         let file = dir.join(format!("{prefix}{MASTERS}"));

@@ -154,8 +154,10 @@ mod foreign {
 
     fn valid() -> Value {
         serde_json::json!({"format": FORMAT, "step": 2, "weights_version": 2, "isa": "avx2", "data_hash": "00",
-            "sampler": {"epoch": 0, "cursor": 4}, "trainer": {"steps": 2, "skipped_in_a_row": 0, "skipped_total": 0, "entropy": null},
-            "task": {"rollout_number": 3, "buffer": null}, "num_tokens": 9, "unlogged": {"loss": [4602678819172646912u64, 2]},
+            "sampler": {"epoch": 0, "cursor": 4},
+            "trainer": {"steps": 2, "skipped_in_a_row": 0, "skipped_total": 0, "entropy": null},
+            "task": {"rollout_number": 3, "buffer": null}, "num_tokens": 9,
+            "unlogged": {"loss": [4602678819172646912u64, 2]},
             "best": {"step": 2, "metric": 1}, "evaluations_without_improvement": 0, "log_bytes": {"metrics.jsonl": 10}})
     }
 

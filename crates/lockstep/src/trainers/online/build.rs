@@ -9,7 +9,7 @@ use crate::models::{ModelSource, Policy, load_assets, locate, trained_weights};
 use crate::rollouts::evaluate::{self, Evaluation};
 use crate::rollouts::health::RewardHealth;
 use crate::rollouts::replay::{Limits, Replay};
-use crate::rollouts::rewards::{Named, check_columns, load_rewards, named_rewards};
+use crate::rollouts::rewards::{ConfiguredReward, check_columns, load_rewards, named_rewards};
 use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::{self, MemoryPlan};
 use crate::run::training::{RunSetup, TrainingRun, sampler};
@@ -30,14 +30,14 @@ impl Prepared {
     /// Reads everything, the policy and the reference model included.
     pub fn new(inputs: &mut RunInputs) -> anyhow::Result<Prepared> {
         let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
-        let found = ModelSource::of(&config, Head::Lm)?;
-        let assets = load_assets(&found.dir, Head::Lm, config.dtype)?;
+        let model = ModelSource::of(&config, Head::Lm)?;
+        let assets = load_assets(&model.dir, Head::Lm, config.dtype)?;
         let rewards = named_rewards(&config, std::mem::take(&mut inputs.rewards))?;
         let room = config.max_completion_length;
         let Data { source, rows, bounds, hash } = data(inputs, &assets, &rewards)?;
         let held_out = inputs.eval_data().map(|spec| PromptDataset::load(&spec, &config, &assets, room)).transpose()?;
-        if let (Some(questions), Some(name)) = (&held_out, &config.eval_dataset_name) {
-            check_columns(questions, name, &rewards)?;
+        if let (Some(prompts), Some(name)) = (&held_out, &config.eval_dataset_name) {
+            check_columns(prompts, name, &rewards)?;
         }
         let longest = bounds.longest_prompt.max(held_out.as_ref().map_or(0, PromptDataset::longest));
         let evaluated = held_out.as_ref().map_or(0, |q| q.all.len() * config.generations_eval());
@@ -56,19 +56,19 @@ impl Prepared {
 
         let rewards = load_rewards(rewards, &config, &ctx, &inputs.stop.flag())?;
         let checkpoint = inputs.resume_from.checkpoint();
-        let weights = trained_weights(&ctx, &found, checkpoint, &config, &assets.config)?;
+        let weights = trained_weights(&ctx, &model, checkpoint, &config, &assets.config)?;
         let reference = match config.has_reference() && !bounds.ref_logps {
             true => {
                 let other = config.ref_model.as_ref().map(|name| locate(name, HubKind::Model)).transpose()?;
                 // Without its adapter, the policy is the model below.
-                let own = other.or_else(|| (!config.use_peft).then(|| found.dir.clone()));
+                let own = other.or_else(|| (!config.use_peft).then(|| model.dir.clone()));
                 let synced = checkpoint.filter(|_| config.sync_ref_model);
                 Some(Reference::load(&ctx, own.as_deref(), synced, &assets.config, &config)?)
             }
             false => None,
         };
         let sampling = Arc::new(sampling(&config, &assets.eos_ids));
-        let evaluation = held_out.map(|questions| Evaluation::new(&config, &questions, &sampling));
+        let evaluation = held_out.map(|prompts| Evaluation::new(&config, &prompts, &sampling));
         let settings = trainer_config(&config, config.objective());
         let trainer = Trainer::new(ctx.memory(), &assets.config, settings)?;
         let engine = match memory_plan::generates(&config) {
@@ -81,7 +81,7 @@ impl Prepared {
             }
             false => None,
         };
-        let policy = Policy::of(found.dir, assets, weights);
+        let policy = Policy::of(model.dir, assets, weights);
         let eval_weights = config.weights_of_rewards();
         let setup = RunSetup {
             policy,
@@ -126,7 +126,8 @@ impl Prepared {
         let sizes = pipeline.sizes;
         inputs.sinks.info(&setup.policy.describe(&inputs.ctx));
         inputs.sinks.info(&format!(
-            "a generation is {} prompts × {} completions and serves {} optimizer steps of {} completions · prompts shared: {}",
+            "a generation is {} prompts × {} completions and serves {} optimizer steps of {} completions · prompts \
+             shared: {}",
             sizes.generation / sizes.group,
             sizes.group,
             sizes.steps(),
@@ -148,7 +149,7 @@ struct Data {
     hash: String,
 }
 
-fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[Named]) -> anyhow::Result<Data> {
+fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) -> anyhow::Result<Data> {
     let (config, ctx) = (inputs.config(), &inputs.ctx);
     if let Some(path) = &config.replay {
         let replay = Replay::load(path, assets, &Limits::of(config, assets))?;
@@ -158,14 +159,14 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[Named]) -> anyhow::
         return Ok(Data { source: Source::File(replay, Box::new(scorer)), rows, bounds, hash });
     }
     let Some(spec) = inputs.train_data() else { return Err(BadInput::new("no training data")) };
-    let questions = PromptDataset::load(&spec, config, assets, config.max_completion_length)?;
-    check_columns(&questions, &spec.name, rewards)?;
-    if questions.left_out > 0 {
-        inputs.sinks.info(&format!("{} prompts longer than max_prompt_length were left out", questions.left_out));
+    let prompts = PromptDataset::load(&spec, config, assets, config.max_completion_length)?;
+    check_columns(&prompts, &spec.name, rewards)?;
+    if prompts.left_out > 0 {
+        inputs.sinks.info(&format!("{} prompts longer than max_prompt_length were left out", prompts.left_out));
     }
-    let bounds = WorkloadBounds::of_prompts(questions.longest(), config.generation_batch());
-    let (rows, hash) = (questions.all.len(), questions.hash);
-    Ok(Data { source: Source::Prompts(questions.all), rows, bounds, hash })
+    let bounds = WorkloadBounds::of_prompts(prompts.longest(), config.generation_batch());
+    let (rows, hash) = (prompts.all.len(), prompts.hash);
+    Ok(Data { source: Source::Prompts(prompts.all), rows, bounds, hash })
 }
 
 /// One weight for each reward function of a file.

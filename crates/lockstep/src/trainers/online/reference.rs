@@ -1,7 +1,8 @@
 //! The reference model: what the KL term holds the policy near. Frozen, or following the policy at a distance.
 //!
 //! With `sync_ref_model` (as TRL, after Gorbatovski et al. 2024, arXiv:2404.09656), after every `ref_model_sync_steps`
-//! optimizer steps: π_ref ← α π + (1 − α) π_ref, parameter by parameter. A reference that moves is part of every checkpoint.
+//! optimizer steps: π_ref ← α π + (1 − α) π_ref, parameter by parameter. A reference that moves is part of every
+//! checkpoint.
 
 use crate::config::Config;
 use crate::error::BadInput;
@@ -26,7 +27,8 @@ pub(super) struct Reference {
 }
 
 impl Reference {
-    /// Loads it from a model directory (none: it is the policy without its adapter); as it was at the checkpoint `synced`, if it had moved.
+    /// Loads it from a model directory (none: it is the policy without its adapter); as it was at the checkpoint
+    /// `synced`, if it had moved.
     pub fn load(
         ctx: &Context,
         dir: Option<&Path>,

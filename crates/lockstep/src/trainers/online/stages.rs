@@ -21,8 +21,8 @@ impl RolloutPipeline {
         if matches!(self.source, Source::File(..)) { self.recorded(run) } else { self.generate(run) }
     }
 
-    /// The policy's next groups. If they are given up (a wish to stop, a reward that judges no more), it is as if they had never
-    /// been begun: a checkpoint draws the same prompts again.
+    /// The policy's next groups. If they are given up (a wish to stop, a reward that judges no more), it is as if they
+    /// had never been begun: a checkpoint draws the same prompts again.
     fn generate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
         let (rows, tokens, sums) = (run.sampler.state(), run.num_tokens, run.reporter.unlogged().clone());
         let number = self.rollout_number;
@@ -68,8 +68,8 @@ impl RolloutPipeline {
             }
             _ => return None,
         };
-        let Source::Prompts(questions) = &self.source else { unreachable!("no prompts") };
-        (!rows.is_empty()).then(|| rows.into_iter().map(|i| questions[i].clone()).collect())
+        let Source::Prompts(all) = &self.source else { unreachable!("no prompts") };
+        (!rows.is_empty()).then(|| rows.into_iter().map(|i| all[i].clone()).collect())
     }
 
     /// The complete generation.
@@ -90,8 +90,8 @@ impl RolloutPipeline {
         rollouts
     }
 
-    /// `num_generations` completions of each prompt, and the score of each by every reward: a group that has ended is scored
-    /// while others are still generated, by the rewards that need no more than a group.
+    /// `num_generations` completions of each prompt, and the score of each by every reward: a group that has ended is
+    /// scored while others are still generated, by the rewards that need no more than a group.
     fn rollout_and_score(&mut self, run: &mut TrainingRun, prompts: Vec<Arc<Prompt>>) -> anyhow::Result<Rollouts> {
         let prompts: Prompts = (self.rollout_number..).zip(prompts).collect();
         self.rollout_number += prompts.len() as u64;

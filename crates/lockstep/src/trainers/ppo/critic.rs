@@ -1,6 +1,7 @@
 //! The value model: a network of its own under a head of one score, and what trains it.
 //!
-//! The value of the state in which a token is chosen is the score of the row that predicts it. It does not know rewards.
+//! The value of the state in which a token is chosen is the score of the row that predicts it. It does not know
+//! rewards.
 
 use crate::config::{Config, trainer_config};
 use crate::error::OrBadInput;
@@ -28,8 +29,8 @@ pub struct Critic {
 }
 
 impl Critic {
-    /// As the checkpoint has it; or as `value_model` says: the layers of the policy in `dir` under a score that is 0, or a
-    /// model of scores.
+    /// As the checkpoint has it; or as `value_model` says: the layers of the policy in `dir` under a score that is 0,
+    /// or a model of scores.
     pub fn load(
         ctx: &Context,
         config: &Config,

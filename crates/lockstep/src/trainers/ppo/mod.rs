@@ -2,8 +2,8 @@
 //!
 //! `prompts → rollout → scores → rewards of tokens → advantages → samples → update → (the same weights) → rollout`
 //!
-//! Each line of [`next_batch`](TrainingTask::next_batch) is one stage: of [`RolloutPipeline`] in `online/stages.rs`, or of
-//! [`Ppo`] in `stages.rs`.
+//! Each line of [`next_batch`](TrainingTask::next_batch) is one stage: of [`RolloutPipeline`] in `online/stages.rs`, or
+//! of [`Ppo`] in `stages.rs`.
 
 mod critic;
 mod stages;

@@ -150,7 +150,8 @@ impl Ppo {
         run.reporter.add("value_update_time_s", span.end());
         if metrics.skipped {
             run.reporter.sinks().warn(&format!(
-                "step {}: the value model's loss or gradient is not finite (loss {}, gradient norm {}); it was left as it is",
+                "step {}: the value model's loss or gradient is not finite (loss {}, gradient norm {}); it was left as \
+                 it is",
                 run.step + 1,
                 metrics.loss,
                 metrics.grad_norm
