@@ -96,7 +96,6 @@ pub struct AlgorithmsFlags {
     /// As JSON.
     #[arg(long)]
     pub json: bool,
-    /// How it talks.
     #[command(flatten)]
     pub log: LogArgs,
 }

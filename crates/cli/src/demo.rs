@@ -1,7 +1,7 @@
 //! `lockstep demo`: a small model from nothing, taught by a careless teacher, then by reward. No network, no files.
 //!
-//! It writes what a user would bring (a model directory, data files) into its run directory, then calls what `lockstep sft`,
-//! `lockstep train` and `lockstep eval` call; nothing here knows how any of them works.
+//! It writes what a user would bring (a model directory, data files) into its run directory, then calls what `lockstep
+//! sft`, `lockstep train` and `lockstep eval` call; nothing here knows how any of them works.
 
 use crate::options::LogArgs;
 use crate::signals::stop_on_signals;
@@ -31,7 +31,6 @@ pub struct Args {
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// How it talks.
     #[command(flatten)]
     pub log: LogArgs,
 }
@@ -48,8 +47,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let stop = stop_on_signals(&console, "the demo stops")?;
 
     console.print(&format!(
-        "Two-digit addition, one character a token. A model of random weights first imitates a careless teacher, who drops\n\
-         the carries in half of the answers: imitation is capped by its data. Then GRPO rewards right answers.\n\
+        "Two-digit addition, one character a token. A model of random weights first imitates a careless teacher, who \
+         drops\nthe carries in half of the answers: imitation is capped by its data. Then GRPO rewards right answers.\n\
          Run directory: {}",
         root.display()
     ));

@@ -1,4 +1,5 @@
-//! `lockstep doctor`: what this machine has, what will be used, and why. Every figure is measured or read, none assumed.
+//! `lockstep doctor`: what this machine has, what will be used, and why. Every figure is measured or read, none
+//! assumed.
 
 use kernels::ceilings::{Ceilings, measure};
 use kernels::{Context, DType, Isa};
@@ -137,7 +138,8 @@ impl Findings {
             (
                 "balance",
                 format!(
-                    "{balance:.0} operations for each byte read: work with fewer waits for memory (decoding a few sequences does)"
+                    "{balance:.0} operations for each byte read: work with fewer waits for memory (decoding a few \
+                     sequences does)"
                 ),
             ),
             ("GPU", "none is supported in this build, and none is looked for".to_owned()),
@@ -154,7 +156,10 @@ impl Findings {
             );
         }
         if self.ctx.describe() == Isa::PORTABLE.name() {
-            text.push_str("warning: the portable kernels are many times slower than vector ones; they are for tests and other processors\n");
+            text.push_str(
+                "warning: the portable kernels are many times slower than vector ones; they are for tests \
+                 and other processors\n",
+            );
         }
         text
     }

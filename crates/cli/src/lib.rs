@@ -5,7 +5,6 @@ mod bench_flags;
 mod config;
 mod demo;
 mod doctor;
-mod dpo;
 mod eval;
 mod examples;
 mod generate;
@@ -14,17 +13,16 @@ mod merge;
 mod new_directory;
 mod options;
 mod plan;
-mod reward;
 mod score;
 mod session;
-mod sft;
 mod signals;
 mod train;
 
 use clap::{Parser, Subcommand};
+use lockstep::config::Purpose;
 use lockstep::error::{is_bad_input, paragraph};
 use lockstep::is_stopped;
-use options::CONSOLE;
+use options::{CONSOLE, RunArgs};
 use std::process::ExitCode;
 
 /// Reinforcement-learning post-training for language models: rollout and training in one engine.
@@ -59,12 +57,15 @@ enum Command {
     Demo(demo::Args),
     #[command(after_help = examples::TRAIN)]
     Train(train::Args),
+    /// Trains a model on given completions (supervised fine-tuning; the loss is on the completion only).
     #[command(after_help = examples::SFT)]
-    Sft(sft::Args),
+    Sft(RunArgs),
+    /// Trains a reward model on pairs of a better and a worse answer (Bradley–Terry).
     #[command(after_help = examples::REWARD)]
-    Reward(reward::Args),
+    Reward(RunArgs),
+    /// Trains a model on pairs of a better and a worse answer (direct preference optimization); no reward is needed.
     #[command(after_help = examples::DPO)]
-    Dpo(dpo::Args),
+    Dpo(RunArgs),
     #[command(after_help = examples::GENERATE)]
     Generate(generate::Args),
     #[command(after_help = examples::SCORE)]
@@ -95,9 +96,9 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Demo(args) => demo::run(args),
         Command::Train(args) => train::run(args),
-        Command::Sft(args) => sft::run(args),
-        Command::Reward(args) => reward::run(args),
-        Command::Dpo(args) => dpo::run(args),
+        Command::Sft(args) => session::run(Purpose::Sft, &args),
+        Command::Reward(args) => session::run(Purpose::Reward, &args),
+        Command::Dpo(args) => session::run(Purpose::Dpo, &args),
         Command::Generate(args) => generate::run(args),
         Command::Score(args) => score::run(args),
         Command::Eval(args) => eval::run(args),

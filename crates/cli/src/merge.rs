@@ -6,8 +6,8 @@ use lockstep::config::ComputeDType;
 use lockstep::context;
 use std::path::PathBuf;
 
-/// Adds a low-rank adapter to the model that it was trained on, and writes a model of its own (of a reward model's adapter, a
-/// reward model).
+/// Adds a low-rank adapter to the model that it was trained on, and writes a model of its own (of a reward model's
+/// adapter, a reward model).
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The model: a Hugging Face directory.

@@ -6,8 +6,8 @@ use lockstep::error::OrBadInput;
 use std::fs;
 use std::path::Path;
 
-/// Makes the directory `out`, which must not exist or be empty: `fill` writes into one beside it, which gets the name when
-/// it is whole, so that no half-written directory is ever found under it.
+/// Makes the directory `out`, which must not exist or be empty: `fill` writes into one beside it, which gets the name
+/// when it is whole, so that no half-written directory is ever found under it.
 pub(crate) fn new_directory(out: &Path, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let path = std::path::absolute(out).or_bad_input_in(out.display())?;
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {

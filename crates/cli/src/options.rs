@@ -72,7 +72,19 @@ impl ConfigArgs {
     }
 }
 
-/// How a run talks.
+/// What every command that trains takes.
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Continues a run: its directory, or `latest` for the newest checkpoint under the output directory.
+    #[arg(long, value_name = "DIR|latest")]
+    pub resume: Option<String>,
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// What a run prints, and in which form.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct LogArgs {
     /// Lines for people, or one JSON object for each line.

@@ -76,7 +76,8 @@ fn configuration(args: &Args) -> anyhow::Result<(Purpose, Config)> {
     let purpose = match args.command {
         Command::Train => {
             let shown = args.config.resolve(Purpose::Show)?.config;
-            // A configuration that could be trained is checked as training does; an unfinished one may still be planned.
+            // A configuration that could be trained is checked as training does; an unfinished one may still be
+            // planned.
             let complete = shown.replay.is_some() || (shown.dataset_name.is_some() && !shown.reward_funcs.is_empty());
             if !complete {
                 return Ok((Purpose::Show, shown));

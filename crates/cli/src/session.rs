@@ -1,6 +1,6 @@
 //! `train`, `sft` and `reward` from flags to result: which run, which configuration, and what is said at the end.
 
-use crate::options::{ConfigArgs, LogArgs};
+use crate::options::{ConfigArgs, RunArgs};
 use crate::signals::stop_on_signals;
 use kernels::Context;
 use lockstep::config::{Layers, Purpose, Resolved, changes_on_resume};
@@ -25,13 +25,13 @@ struct Session {
     resume_from: ResumeFrom,
 }
 
-/// Runs `train`, `sft` or `reward` as the command line asks.
-pub fn run(purpose: Purpose, args: &ConfigArgs, resume: Option<&str>, log: &LogArgs) -> anyhow::Result<()> {
-    let console = log.open()?;
+/// Runs a command that trains as the command line asks.
+pub fn run(purpose: Purpose, args: &RunArgs) -> anyhow::Result<()> {
+    let console = args.log.open()?;
     let stop = stop_on_signals(&console, "the run stops, with a checkpoint to go on from")?;
-    let session = match resume {
-        None => fresh(purpose, args)?,
-        Some(resume) => resumed(purpose, args, resume, &console)?,
+    let session = match &args.resume {
+        None => fresh(purpose, &args.config)?,
+        Some(resume) => resumed(purpose, &args.config, resume, &console)?,
     };
     let ctx = context(session.resolved.config.threads)?;
     let options = RunOptions::new().context(ctx.clone()).console(console.clone()).stop_signal(stop);

@@ -1,5 +1,5 @@
-//! SIGINT, SIGTERM, SIGHUP and SIGUSR1. The first asks for a stop and says so at once; a second SIGINT or SIGTERM ends the
-//! program at once, and its reward programs with it.
+//! SIGINT, SIGTERM, SIGHUP and SIGUSR1. The first asks for a stop and says so at once; a second SIGINT or SIGTERM ends
+//! the program at once, and its reward programs with it.
 
 use lockstep::StopSignal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -12,7 +12,8 @@ use telemetry::Console;
 /// The first signal; 0 if none came.
 static FIRST: AtomicI32 = AtomicI32::new(0);
 
-/// A wish to stop that this process's signals give from now on; `promise` is what a person at the console is told of it.
+/// A wish to stop that this process's signals give from now on; `promise` is what a person at the console is told of
+/// it.
 pub fn stop_on_signals(console: &Console, promise: &'static str) -> anyhow::Result<StopSignal> {
     let (stop, console) = (StopSignal::new(), console.clone());
     // nohup's wish: a run that is to outlive its terminal.

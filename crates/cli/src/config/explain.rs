@@ -31,7 +31,7 @@ pub(super) fn explain(name: &str) -> anyhow::Result<String> {
 
 /// What is answered to a key of TRL's that is not in the table.
 fn answer(name: &str) -> Option<String> {
-    let (_, answer) = unsupported_keys().find(|(names, _)| names.contains(&name))?;
+    let (_, answer) = unsupported_keys().find(|(names, _)| names.iter().any(|n| n == name))?;
     Some(match answer {
         UnsupportedKey::Ignored(why) => format!("TRL's key, accepted and without meaning here: {why}."),
         UnsupportedKey::Refused(what) => format!("TRL's key, not supported here: {what}."),
@@ -53,7 +53,7 @@ pub(super) fn schema() -> Json {
     };
     let mut properties: Map<String, Json> = config::keys().iter().map(property).collect();
     for name in unsupported_keys().flat_map(|(names, _)| names) {
-        properties.insert((*name).to_owned(), json!({"description": answer(name), "deprecated": true}));
+        properties.insert(name.clone(), json!({"description": answer(name), "deprecated": true}));
     }
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",

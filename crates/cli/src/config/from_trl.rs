@@ -35,13 +35,13 @@ pub(super) fn translate(script: &str) -> anyhow::Result<String> {
     for (name, value) in trainer.into_iter().flatten() {
         match (name.as_str(), value) {
             ("args" | "processing_class" | "train_dataset", Literal::Expression(_)) => {}
-            ("eval_dataset", value) => open.push(format!(
-                "eval_dataset = {}: set eval_dataset_name (and eval_strategy)",
-                text_of(&value)
-            )),
+            ("eval_dataset", value) => {
+                open.push(format!("eval_dataset = {}: set eval_dataset_name (and eval_strategy)", text_of(&value)))
+            }
             ("reward_funcs", value) => open.push(format!(
                 "reward_funcs = {}: Python functions cannot be translated; set reward_funcs to built-in rewards \
-                 (\"gsm8k\", \"format:REGEX\", …) or to \"command:python my_reward.py\", a program that reads and writes JSON lines",
+                 (\"gsm8k\", \"format:REGEX\", …) or to \"command:python my_reward.py\", a program that reads and \
+                 writes JSON lines",
                 text_of(&value)
             )),
             ("model" | "reward_weights", value) => translate_one(&name, value, &mut found, &mut open),
@@ -138,8 +138,8 @@ fn dataset(script: &str, found: &mut Vec<(&'static str, String)>, open: &mut Vec
     }
     if script.contains("dataset.map(") || script.contains(".map(") {
         open.push(
-            "dataset.map(…): Python that changes rows cannot be translated; prompt_column, columns, system_prompt and task \
-             cover the usual cases"
+            "dataset.map(…): Python that changes rows cannot be translated; prompt_column, columns, system_prompt and \
+             task cover the usual cases"
                 .to_owned(),
         );
     }

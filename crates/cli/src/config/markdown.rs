@@ -6,18 +6,18 @@ use std::fmt::Write;
 const INTRODUCTION: &str = "\
 # Keys of a configuration
 
-Made by `lockstep config markdown > docs/config.md` from the table in `crates/lockstep/src/config/keys/`; a test keeps it
-current. `lockstep config explain KEY` says the same of one key, `lockstep config schema` is the JSON Schema for an editor,
-`lockstep config show FILE` completes and checks a file.
+Made by `lockstep config markdown > docs/config.md` from the table in `crates/lockstep/src/config/keys/`; a test keeps
+it current. `lockstep config explain KEY` says the same of one key, `lockstep config schema` is the JSON Schema for an
+editor, `lockstep config show FILE` completes and checks a file.
 
 A configuration is a flat TOML file. Over its defaults lie, the later winning: the file, environment variables
-(`LOCKSTEP_LEARNING_RATE=1e-5`), flags (`--set learning_rate=1e-5`). `\"none\"` unsets a key. Names and defaults are those of
-TRL 1.16.0 and transformers 5.23.0 where the column TRL says \"the same default\".
+(`LOCKSTEP_LEARNING_RATE=1e-5`), flags (`--set learning_rate=1e-5`). `\"none\"` unsets a key. Names and defaults are
+those of TRL 1.16.0 and transformers 5.23.0 where the column TRL says \"the same default\".
 
-- **read by**: the commands; `train` has several algorithms, and keys that only some of them read name these. A key that is
-  set where nothing reads it is reported; one that would change what another algorithm minimises is refused.
-- **on resume**: *free*, no bit of the result depends on it; *warned*, from there on the run differs from one that was never
-  stopped; *fixed*, it cannot change.
+- **read by**: the commands; `train` has several algorithms, and keys that only some of them read name these. A key
+  that is set where nothing reads it is reported; one that would change what another algorithm minimises is refused.
+- **on resume**: *free*, no bit of the result depends on it; *warned*, from there on the run differs from one that was
+  never stopped; *fixed*, it cannot change.
 ";
 
 const IGNORED: &str = "

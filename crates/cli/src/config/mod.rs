@@ -45,7 +45,8 @@ enum Command {
     Schema,
     /// Prints docs/config.md: every key, and what becomes of TRL's other ones.
     Markdown,
-    /// Translates the GRPOConfig and GRPOTrainer arguments of a TRL script to TOML, and lists what it could not translate.
+    /// Translates the GRPOConfig and GRPOTrainer arguments of a TRL script to TOML, and lists what it could not
+    /// translate.
     FromTrl {
         /// The script.
         #[arg(value_name = "FILE.py")]

@@ -364,7 +364,8 @@ mod tests {
     #[test]
     fn calls_among_comments_names_and_definitions() {
         let script = "# GRPOConfig(beta=1)\nclass GRPOConfig(Base): pass\nG: int = 4  # group\nOUT = \"runs/é # 1\"\n\
-                      args = trl.GRPOConfig(\n    OUT, # where\n    num_generations=G,\n    learning_rate=lr(), **more)\n";
+                      args = trl.GRPOConfig(\n    OUT, # where\n    num_generations=G,\n    learning_rate=lr(), \
+                      **more)\n";
         let arguments = call(script, "GRPOConfig").unwrap();
         assert_eq!(arguments[0], (String::new(), Literal::Value(Value::String("runs/é # 1".to_owned()))));
         assert_eq!(arguments[1], ("num_generations".to_owned(), Literal::Value(Value::Integer(4))));

@@ -36,8 +36,8 @@ impl Hash {
     }
 }
 
-/// What a finished run left: the tensors of the last checkpoint (of each name its weight, master and moments in one), those of the
-/// result, metrics, and columns of the rollouts.
+/// What a finished run left: the tensors of the last checkpoint (of each name its weight, master and moments in one),
+/// those of the result, metrics, and columns of the rollouts.
 pub fn of(run: &Path, last: u64) -> Bits {
     let mut hashes: BTreeMap<String, Hash> = BTreeMap::new();
     let checkpoint = run.join(format!("checkpoints/step-{last:06}"));
@@ -113,7 +113,8 @@ fn tensors(file: &Path) -> Vec<(String, Vec<u8>)> {
 
 /// In the place of a hash.
 const NONE: &str = "--------";
-const HEADER: &str = "# What the golden runs leave: hashes by name, written by LOCKSTEP_GOLDEN=write (see main.rs). Whoever changes a line says why.\n";
+const HEADER: &str = "# What the golden runs leave: hashes by name, written by LOCKSTEP_GOLDEN=write (see main.rs). \
+                      Whoever changes a line says why.\n";
 
 /// Writes the file.
 pub fn write(file: &Path, table: &Table) {

@@ -1,8 +1,9 @@
-//! Golden bits: what short runs of every kind leave behind, hashed by name and compared with `bits.txt`. A change that should change no
-//! result keeps the file equal; one that must change results writes it anew and says why.
+//! Golden bits: what short runs of every kind leave behind, hashed by name and compared with `bits.txt`. A change that
+//! should change no result keeps the file equal; one that must change results writes it anew and says why.
 //!
-//! Nothing here is a type of the library: the program makes the models, trains, is cut off and resumed, and its run directory is
-//! read. A hash is of a tensor's, a metric's or a column's values, never of a file's bytes, and of nothing that measures time or memory.
+//! Nothing here is a type of the library: the program makes the models, trains, is cut off and resumed, and its run
+//! directory is read. A hash is of a tensor's, a metric's or a column's values, never of a file's bytes, and of nothing
+//! that measures time or memory.
 //!
 //! | column | computed as | by the instruction sets |
 //! |---|---|---|
@@ -10,8 +11,8 @@
 //! | bf16 | bf16, chains | all without AMX |
 //! | bf16-amx | bf16, the formula of AMX's tiles | amx, amx-emulated |
 //!
-//! `LOCKSTEP_GOLDEN=all cargo test -p lockstep-cli --test golden` takes every instruction set that the machine has; without it the best is
-//! taken for all runs, and others for some. `LOCKSTEP_GOLDEN=write` writes the file.
+//! `LOCKSTEP_GOLDEN=all cargo test -p lockstep-cli --test golden` takes every instruction set that the machine has;
+//! without it the best is taken for all runs, and others for some. `LOCKSTEP_GOLDEN=write` writes the file.
 
 mod bits;
 mod runs;

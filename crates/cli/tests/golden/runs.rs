@@ -1,4 +1,5 @@
-//! What is run: tiny models that the program makes, and the shortest runs in which everything that decides bits takes part.
+//! What is run: tiny models that the program makes, and the shortest runs in which everything that decides bits takes
+//! part.
 
 use crate::bits::{self, Bits};
 use serde_json::{Map, Value, json};
@@ -15,7 +16,8 @@ pub struct Run {
 }
 
 const STEPS: u64 = 6;
-/// The checkpoint that a run is cut back to: in the middle of a generation's uses, with metrics that are not logged yet.
+/// The checkpoint that a run is cut back to: in the middle of a generation's uses, with metrics that are not logged
+/// yet.
 const CUT: u64 = 2;
 const COMMON: &[&str] = &[
     "max_steps=6",
@@ -207,9 +209,10 @@ impl Site {
             ),
             ("qwen2", json!({"model_type": "qwen2", "num_hidden_layers": 1, "tie_word_embeddings": false})),
         ] {
-            let mut config = json!({"vocab_size": 40, "hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 4,
-                "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-                "hidden_act": "silu", "initializer_range": 0.3, "bos_token_id": null, "eos_token_id": 0});
+            let mut config = json!({"vocab_size": 40, "hidden_size": 40, "intermediate_size": 72,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+                "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+                "initializer_range": 0.3, "bos_token_id": null, "eos_token_id": 0});
             config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
             fs::write(root.join(format!("{name}.json")), config.to_string()).unwrap();
             let config = format!("{name}.json");

@@ -1,4 +1,5 @@
-//! Dynamic sampling through the program: what it counts, what it leaves out, and that no bit depends on a kill or on threads.
+//! Dynamic sampling through the program: what it counts, what it leaves out, and that no bit depends on a kill or on
+//! threads.
 
 use crate::support::runs::{arguments, directory, good, metrics, same};
 use serde_json::Value;

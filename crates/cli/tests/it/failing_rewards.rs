@@ -1,4 +1,5 @@
-//! Rewards that die or judge nothing: the run ends with the cause and a checkpoint, and goes on once the reward is mended.
+//! Rewards that die or judge nothing: the run ends with the cause and a checkpoint, and goes on once the reward is
+//! mended.
 
 use crate::support::runs::{arguments, directory, good, metrics, same};
 use crate::support::{Said, lockstep};

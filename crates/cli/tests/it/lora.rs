@@ -65,7 +65,8 @@ fn dropout_is_in_the_gradient_and_in_nothing_that_is_compared() {
     let mismatches = of_lines(&base, "sampling/logp_mismatch_tokens");
     assert!(mismatches.len() == 4 && mismatches.iter().all(|&n| n == 0.0), "{mismatches:?}");
 
-    // Until the first step is taken, nothing tells it from a run without: all that is compared is the same. Then its weights do.
+    // Until the first step is taken, nothing tells it from a run without: all that is compared is the same. Then its
+    // weights do.
     good(root, &arguments("train", "plain", &[&set[..], &["lora_dropout=0"]].concat()));
     good(root, &arguments("train", "off", &[&set[..], &["disable_dropout=true"]].concat()));
     let first = |run: &str, name: &str| {

@@ -1,5 +1,5 @@
-//! Low-rank adapters under the objectives beside GRPO's: DPO and PPO. What they leave, that the model below stays, and that a
-//! run which was cut is resumed exactly.
+//! Low-rank adapters under the objectives beside GRPO's: DPO and PPO. What they leave, that the model below stays, and
+//! that a run which was cut is resumed exactly.
 
 #![allow(clippy::disallowed_methods)]
 

@@ -173,10 +173,10 @@ fn what_means_nothing_is_said() {
 /// The value model may have another shape than the policy; only the words must be the same.
 #[test]
 fn a_value_model_of_another_shape() {
-    const SMALL: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40, "hidden_size": 8,
-"intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
-"max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false,
-"bos_token_id": null, "eos_token_id": 0}"#;
+    const SMALL: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40,
+"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+"head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+"tie_word_embeddings": false, "bos_token_id": null, "eos_token_id": 0}"#;
     let dir = directory();
     let root = dir.path();
     model_of(&root.join("small"), SMALL);

@@ -117,8 +117,8 @@ fn groups_on_one_line_are_their_completions() {
     assert_eq!(weights(&root.join("lines")), weights(&root.join("groups")));
 }
 
-/// π_old / π_sampler is 1, to the bit, where the file's rollouts are those of the weights that read them, and is measured and
-/// bounded where they are not.
+/// π_old / π_sampler is 1, to the bit, where the file's rollouts are those of the weights that read them, and is
+/// measured and bounded where they are not.
 /// Lengths 1, 2, 4 and 6, of which the last two were cut: what is said of them can be counted on fingers.
 #[test]
 fn completions_are_counted() {

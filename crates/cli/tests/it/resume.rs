@@ -135,7 +135,8 @@ fn grpo_with_dropout() {
     survives("dpo", &[&adapter[..], &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"]].concat(), 4, 13);
 }
 
-/// The value model and its optimizer, the weight of the divergence, and mini-batches in a drawn order are in a checkpoint.
+/// The value model and its optimizer, the weight of the divergence, and mini-batches in a drawn order are in a
+/// checkpoint.
 #[test]
 fn ppo() {
     let set = [
@@ -261,7 +262,8 @@ fn grpo_with_bf16_moments() {
     survives("train", &["adam_moments_dtype=bf16", "save_steps=1"], 10, 7);
 }
 
-/// The reference moves every second step: checkpoints of odd steps hold one that has moved, and generations scored by it.
+/// The reference moves every second step: checkpoints of odd steps hold one that has moved, and generations scored by
+/// it.
 #[test]
 fn grpo_with_a_reference_that_follows() {
     let set = ["beta=0.2", "sync_ref_model=true", "ref_model_sync_steps=2", "num_iterations=3", "save_steps=1"];

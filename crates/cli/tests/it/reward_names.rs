@@ -36,7 +36,8 @@ fn what_a_reward_reports_hides_nothing() {
     let root = dir.path();
     let program = "while read -r line; do echo '{\"rewards\": [1, 2, 0, 1], \
         \"metrics\": {\"loss\": 99, \"step\": 99, \"reward\": 99, \"learning_rate\": 99, \"mean\": 99}, \
-        \"extra\": {\"prompt\": [1, 2, 3, 4], \"step\": [1, 2, 3, 4], \"advantage\": [1, 2, 3, 4], \"other\": [5, 6, 7, 8]}}'\ndone\n";
+        \"extra\": {\"prompt\": [1, 2, 3, 4], \"step\": [1, 2, 3, 4], \"advantage\": [1, 2, 3, 4], \"other\": [5, 6, \
+        7, 8]}}'\ndone\n";
     for name in ["serve.sh", "other.sh"] {
         fs::write(root.join(name), program).unwrap();
     }

@@ -1,5 +1,5 @@
-//! A reward program that is asked group by group, while others are generated: the same run, bit for bit, as one that is asked
-//! about whole batches; and it ends with the run.
+//! A reward program that is asked group by group, while others are generated: the same run, bit for bit, as one that is
+//! asked about whole batches; and it ends with the run.
 
 use crate::support::command;
 use crate::support::runs::{arguments, directory, good, same};
@@ -9,7 +9,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Scores by length, answers after a time that depends on the prompt, and appends to `<name>` how many completions it was asked about.
+/// Scores by length, answers after a time that depends on the prompt, and appends to `<name>` how many completions it
+/// was asked about.
 const PROGRAM: &str = r#"
 import json, sys, time
 for line in sys.stdin:

@@ -1,5 +1,5 @@
-//! Packing, the size of micro-batches, threads, the engine's room and activation checkpointing change memory and time, and
-//! no bit of a run.
+//! Packing, the size of micro-batches, threads, the engine's room and activation checkpointing change memory and time,
+//! and no bit of a run.
 
 use crate::support::runs::{arguments, directory, good, same};
 
@@ -86,7 +86,8 @@ fn nor_in_supervised_fine_tuning() {
     }
 }
 
-/// Behind opaque handles, where every access but a copy or an operation is refused, every kind of run gives the CPU's bits.
+/// Behind opaque handles, where every access but a copy or an operation is refused, every kind of run gives the CPU's
+/// bits.
 #[test]
 fn nor_on_the_checked_device() {
     let dir = directory();

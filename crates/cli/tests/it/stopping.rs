@@ -1,4 +1,5 @@
-//! Runs that a signal stops: acknowledged at once, honoured wherever the run is, told by the exit code, and resumed to the same bits.
+//! Runs that a signal stops: acknowledged at once, honoured wherever the run is, told by the exit code, and resumed to
+//! the same bits.
 
 use crate::support::command;
 use crate::support::runs::{arguments, directory, good, same};
@@ -11,7 +12,8 @@ use std::time::{Duration, Instant};
 /// The signals that stop a run, and the codes that it exits with.
 const SIGNALS: [(&str, i32); 4] = [("INT", 130), ("TERM", 143), ("HUP", 129), ("USR1", 138)];
 
-/// A reward program that takes `seconds` for each batch of four completions, notes that it was asked, and always says the same.
+/// A reward program that takes `seconds` for each batch of four completions, notes that it was asked, and always says
+/// the same.
 pub fn reward(directory: &Path, seconds: &str) -> String {
     let program =
         format!("while read -r line; do touch asked; sleep {seconds}; echo '{{\"rewards\": [1, 2, 0, 1]}}'; done\n");
@@ -127,7 +129,8 @@ fn an_evaluation_is_given_up_and_done_again() {
     stopped_while_waiting("\"prompts\":[\"sea ", 4);
 }
 
-/// Blocks where no run can look up: until then a signal can only be acknowledged, and a second one ends the program at once.
+/// Blocks where no run can look up: until then a signal can only be acknowledged, and a second one ends the program at
+/// once.
 #[test]
 fn the_first_signal_is_acknowledged_at_once_and_the_second_ends_programs_and_all() {
     let dir = directory();

@@ -55,7 +55,8 @@ fn streamed_text_is_the_whole_text() {
 #[test]
 fn a_chat_template_is_used_unless_raw() {
     let dir = model();
-    let template = "{{ bos_token }}{% for m in messages %}{{ m.role[0] }}.{{ m.content }}!{% endfor %}{% if add_generation_prompt %}a.{% endif %}";
+    let template = "{{ bos_token }}{% for m in messages %}{{ m.role[0] }}.{{ m.content }}!{% endfor %}{% if \
+                    add_generation_prompt %}a.{% endif %}";
     std::fs::write(dir.path().join("model/chat_template.jinja"), template).unwrap();
     let prompt_ids = |arguments: &[&str]| {
         let out = generate(dir.path(), &[arguments, &["--json"]].concat()).ok();

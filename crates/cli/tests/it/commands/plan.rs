@@ -70,7 +70,8 @@ fn reward_models_are_counted_and_a_reference_that_is_not_loaded_is_not() {
 
     let line = |more: &str| {
         format!(
-            "{{\"prompt_ids\": [1], \"completion_ids\": [[2], [3]], \"rewards\": [0, 1], \"logprobs\": [[-1], [-1]]{more}}}\n"
+            "{{\"prompt_ids\": [1], \"completion_ids\": [[2], [3]], \"rewards\": [0, 1], \"logprobs\": [[-1], \
+             [-1]]{more}}}\n"
         )
     };
     std::fs::write(root.join("without.jsonl"), line("")).unwrap();

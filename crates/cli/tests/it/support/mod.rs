@@ -80,10 +80,10 @@ pub fn refused(directory: &Path, arguments: &[&str], words: &[&str]) {
 }
 
 /// The shape of the tiny model.
-pub const CONFIG: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40, "hidden_size": 16,
-"intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
-"max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false,
-"bos_token_id": null, "eos_token_id": 0}"#;
+pub const CONFIG: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40,
+"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+"head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+"tie_word_embeddings": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
 /// Writes a model directory with random weights and a tokenizer of lower-case letters.
 pub fn model(directory: &Path) {

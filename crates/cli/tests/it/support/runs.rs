@@ -1,4 +1,5 @@
-//! Short training runs on a tiny Qwen3-shaped model, and what of a finished run must have the same bits however it came about.
+//! Short training runs on a tiny Qwen3-shaped model, and what of a finished run must have the same bits however it came
+//! about.
 
 use super::{Said, lockstep, model_of};
 use serde_json::{Map, Value};
@@ -6,10 +7,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-const QWEN3: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40, "hidden_size": 16,
-"intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
-"max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true,
-"attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
+const QWEN3: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40,
+"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+"head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+"tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
 /// Twelve steps that leave sums pending at checkpoints, log completions and evaluate between checkpoints.
 const COMMON: &[&str] = &[
