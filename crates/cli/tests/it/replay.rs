@@ -117,8 +117,6 @@ fn groups_on_one_line_are_their_completions() {
     assert_eq!(weights(&root.join("lines")), weights(&root.join("groups")));
 }
 
-/// π_old / π_sampler is 1, to the bit, where the file's rollouts are those of the weights that read them, and is
-/// measured and bounded where they are not.
 /// Lengths 1, 2, 4 and 6, of which the last two were cut: what is said of them can be counted on fingers.
 #[test]
 fn completions_are_counted() {
@@ -168,6 +166,8 @@ fn ref_logprobs_of_a_file_stay() {
     assert!(asked.len() == 3 && asked.iter().all(|&logp| (-7.0..0.0).contains(&logp)), "{found:?}");
 }
 
+/// π_old / π_sampler is 1, to the bit, where the file's rollouts are those of the weights that read them, and is
+/// measured and bounded where they are not.
 #[test]
 fn stale_rollouts_are_corrected_for() {
     let dir = directory();

@@ -46,7 +46,8 @@ impl RewardHealth {
             if config.reward_errors == RewardErrors::Continue || fatal.is_none() && *silent < config.reward_patience {
                 continue;
             }
-            let last = fatal.or(own().last()).map_or("it gave null for every completion", |problem| &problem.message);
+            let last =
+                fatal.or(own().next_back()).map_or("it gave null for every completion", |problem| &problem.message);
             return Err(RewardFailed(match fatal {
                 Some(_) => format!("reward `{name}` judges no more: {last}"),
                 None => {
@@ -113,7 +114,8 @@ mod tests {
     fn a_fatal_problem_ends_the_run_at_once() {
         let fatal = Problem { fatal: true, ..failed(4) };
         let config = Config::default();
-        let check = |config: &Config| RewardHealth::default().check(&batch([None, None]), &[fatal.clone()], config);
+        let check =
+            |config: &Config| RewardHealth::default().check(&batch([None, None]), std::slice::from_ref(&fatal), config);
         assert!(check(&config).unwrap_err().to_string().starts_with("reward `r` judges no more: it ended"));
         assert!(check(&Config { reward_errors: RewardErrors::Continue, ..config }).is_ok());
     }
