@@ -1,55 +1,66 @@
 //! `lockstep eval`.
 
+use crate::options::utf8;
 use crate::signals::stop_on_signals;
-use anyhow::anyhow;
-use lockstep::config::{Config, Layers, Purpose};
-use lockstep::error::BadInput;
-use lockstep::{Evaluator, HubKind, Outcome, Policy, context, locate, write_atomically};
-use rewards::Problem;
-use serde_json::{Value, json};
+use lockstep::config::{Config, EvalSampling, Layers, Purpose, Resolved};
+use lockstep::{Evaluator, Outcome, Policy, RunDir, bad_input, context, locate_model, write_atomically};
+use rewards::Content;
+use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use telemetry::{Align, Console, ConsoleOptions, Table};
 
-/// Scores a model on a task.
+/// Of the first prompt, so many characters are shown.
+const SHOWN: usize = 600;
+
+/// Evaluates a model as its run does: on the evaluation data of a run's configuration, or on a file.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A Hugging Face model directory, or a Hub id.
+    /// A run's directory or one of its checkpoints, or a TOML file of keys: evaluates as that run does.
+    #[arg(value_name = "RUN|CONFIG.toml")]
+    pub source: Option<PathBuf>,
+    /// The model: a Hugging Face directory, a Hub id, or an adapter's PEFT directory. Not given: the run's.
     #[arg(long, value_name = "DIR")]
-    pub model: PathBuf,
+    pub model: Option<String>,
     /// A low-rank adapter of it: a PEFT directory.
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
-    /// The task: gsm8k or prompt_answer.
-    #[arg(long, value_name = "TASK", default_value = "gsm8k")]
-    pub task: String,
-    /// JSONL or Parquet.
-    #[arg(long, value_name = "FILE")]
-    pub dataset: PathBuf,
-    /// Completions of each prompt; with more than one, pass@k too. One is greedy unless --temperature is given.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub n: usize,
-    /// The sampling temperature; not given: greedy with --n 1, else 1.
+    /// JSONL or Parquet, in the place of the configuration's; NAME=FILE, repeated, for several sets.
+    #[arg(long, value_name = "[NAME=]FILE")]
+    pub dataset: Vec<String>,
+    /// A task's preset: columns, system prompt and reward of gsm8k or prompt_answer (task).
+    #[arg(long, value_name = "TASK")]
+    pub task: Option<String>,
+    /// A reward: gsm8k, format:REGEX, command:./reward.py, …; may be repeated (reward_funcs).
+    #[arg(long, value_name = "REWARD")]
+    pub reward: Vec<String>,
+    /// Completions of each prompt; several are sampled (num_generations_eval). Without a configuration: 1, greedy.
+    #[arg(long, value_name = "N")]
+    pub n: Option<usize>,
+    /// The sampling temperature; 0: greedy.
     #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
-    /// The first rows only.
+    /// The k of pass@k (eval_pass_at_k). Without a configuration: 1 and N.
+    #[arg(long, value_name = "K,…", value_delimiter = ',')]
+    pub pass_at_k: Vec<usize>,
+    /// The first rows only (eval_max_samples).
     #[arg(long, value_name = "N")]
     pub max_samples: Option<usize>,
     /// The most tokens of a completion.
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    pub max_completion_length: usize,
+    #[arg(long, value_name = "N")]
+    pub max_completion_length: Option<usize>,
     /// What products compute in.
-    #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
-    pub dtype: String,
+    #[arg(long, value_parser = ["f32", "bf16"])]
+    pub dtype: Option<String>,
     /// The seed.
-    #[arg(long, value_name = "S", default_value_t = 42)]
-    pub seed: u64,
-    /// Sets any other key (prompt_column, system_prompt, …).
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// Sets any other key (prompt_column, system_prompt, …); may be repeated.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Writes each prompt, completion and score as JSON lines.
-    #[arg(long, value_name = "FILE.jsonl")]
-    pub output: Option<PathBuf>,
+    #[arg(long, alias = "output", value_name = "FILE.jsonl")]
+    pub out: Option<PathBuf>,
     /// The result as JSON on standard output.
     #[arg(long)]
     pub json: bool,
@@ -59,102 +70,291 @@ pub struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let config = configuration(&args)?;
-    if let Some(path) = &args.output {
+    let Resolved { config, notes, .. } = configuration(&args)?;
+    notes.iter().for_each(|note| eprintln!("note: {note}"));
+    if let Some(path) = &args.out {
         // Found out before the evaluation, not after it.
         let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if path.is_dir() || !directory.is_dir() {
-            return Err(BadInput::new(format!("--output {}: not a file in a directory that exists", path.display())));
+            bad_input!("--out {}: not a file in a directory that exists", path.display());
         }
     }
-    let ctx = context(args.threads)?;
-    let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
-    let sampling = config.eval_sampling;
+    let ctx = context(config.threads)?;
+    let (model, below) = locate_model(config.model_name_or_path.as_deref().unwrap_or_default())?;
+    let adapter = match (&below, &args.adapter) {
+        (Some(own), Some(_)) => bad_input!("--adapter: the model {} is an adapter already", own.display()),
+        (own, given) => own.as_deref().or(given.as_deref()),
+    };
     let stop = stop_on_signals(&Console::new(ConsoleOptions::default())?, "the evaluation stops, without a result")?;
-    let mut evaluator = Evaluator::new(&ctx, config, &model, stop)?;
-    let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref(), args.dtype.as_str().into())?;
+    let mut evaluator = Evaluator::new(&ctx, config.clone(), &model, stop)?;
+    let policy = Policy::load_with(&ctx, &model, adapter, config.dtype)?;
+    let adapter = adapter.map(|dir| dir.display().to_string());
+    let settings = Settings { config: &config, model: model.display().to_string(), adapter, evaluator: &evaluator };
+    if !args.json {
+        eprint!("{}", settings.text(&policy)?);
+    }
+    let mut report = settings.json();
     let start = Instant::now();
-    let outcome = evaluator.evaluate(&policy, sampling)?;
-    for problem in &outcome.problems {
-        eprintln!("warning: {problem}");
+    let outcomes = evaluator.evaluate(&policy, config.eval_sampling)?;
+    let seconds = start.elapsed().as_secs_f64();
+    for outcome in &outcomes {
+        let warnings = outcome.problems.iter().map(ToString::to_string).chain(outcome.unscored.clone());
+        warnings.for_each(|warning| eprintln!("warning: {warning}"));
     }
-    if let Some(path) = &args.output {
-        write_atomically(path, lines(&outcome, &policy)?.as_bytes())?;
+    if let Some(path) = &args.out {
+        write_atomically(path, lines(&outcomes, &policy)?.as_bytes())?;
     }
-    let completions = outcome.rollouts.completions().count();
-    let judged = outcome.rollouts.judged();
-    let mut metrics = outcome.metrics;
-    metrics.push(("eval_runtime".into(), start.elapsed().as_secs_f64()));
+    let metrics = outcomes.iter().flat_map(|outcome| outcome.metrics.iter().cloned());
+    let metrics: Vec<_> = metrics.chain([("eval_runtime".to_owned(), seconds)]).collect();
     if args.json {
-        let mut map: serde_json::Map<String, Value> = metrics.into_iter().map(|(n, v)| (n, json!(v))).collect();
-        let of = |(name, n): &(String, usize)| (name.clone(), json!([n, completions]));
-        map.insert("judged".to_owned(), Value::Object(judged.iter().map(of).collect()));
-        println!("{}", Value::Object(map));
-        return all_judged(&judged, &outcome.problems);
+        report.extend(metrics.into_iter().map(|(name, value)| (name, json!(value))));
+        report.insert("rewards".into(), outcomes.iter().flat_map(summaries).map(|s| s.json()).collect());
+        println!("{}", Value::Object(report));
+    } else {
+        let mut table = Table::new([("metric", Align::Left), ("value", Align::Right)]);
+        for (name, value) in metrics {
+            table.row([name, format!("{value:.4}")]);
+        }
+        println!("{}{}", table.render(100), rewards_table(&outcomes).render(100));
     }
-    let mut table = Table::new([("metric", Align::Left), ("value", Align::Right)]);
-    table.row(["prompts".to_owned(), evaluator.prompts().count().to_string()]);
-    for (name, value) in metrics {
-        table.row([name, format!("{value:.4}")]);
-    }
-    for (name, n) in &judged {
-        table.row([format!("judged by {name}"), format!("{n}/{completions}")]);
-    }
-    println!("{}", table.render(100));
-    all_judged(&judged, &outcome.problems)
+    outcomes.iter().try_for_each(all_judged)
 }
 
 /// An error where a reward judged nothing, unless it left that to others: no figure above speaks of it.
-fn all_judged(judged: &[(String, usize)], problems: &[Problem]) -> anyhow::Result<()> {
+fn all_judged(outcome: &Outcome) -> anyhow::Result<()> {
+    let judged = outcome.rollouts.judged();
     let nobody = judged.iter().all(|(_, n)| *n == 0);
-    let failed = |name: &str| nobody || problems.iter().any(|problem| problem.reward == name);
+    let failed = |name: &str| nobody || outcome.problems.iter().any(|problem| problem.reward == name);
     match judged.iter().find(|(name, n)| *n == 0 && failed(name)) {
-        Some((name, _)) => Err(anyhow!("reward `{name}` judged no completion")),
+        Some((name, _)) if outcome.name.is_empty() => anyhow::bail!("reward `{name}` judged no completion"),
+        Some((name, _)) => anyhow::bail!("reward `{name}` judged no completion of {}", outcome.name),
         None => Ok(()),
     }
 }
 
-/// The flags as a configuration: what evaluation during training would have.
-fn configuration(args: &Args) -> anyhow::Result<Config> {
-    let greedy = args.temperature.map_or(args.n == 1, |t| t == 0.0);
-    let mut set = vec![
-        ("model_name_or_path".to_owned(), args.model.display().to_string()),
-        ("task".to_owned(), args.task.clone()),
-        ("eval_dataset_name".to_owned(), args.dataset.display().to_string()),
-        ("num_generations_eval".to_owned(), args.n.to_string()),
-        ("eval_sampling".to_owned(), if greedy { "greedy" } else { "sampled" }.to_owned()),
-        ("max_completion_length".to_owned(), args.max_completion_length.to_string()),
-        ("seed".to_owned(), args.seed.to_string()),
-    ];
-    if let Some(temperature) = args.temperature.filter(|t| *t != 0.0) {
-        set.push(("temperature".to_owned(), temperature.to_string()));
+/// The run's configuration, the environment, and over them the flags.
+fn configuration(args: &Args) -> anyhow::Result<Resolved> {
+    let (file, model) = match &args.source {
+        Some(path) => source(path)?,
+        None => (None, None),
+    };
+    // Without a configuration: the likeliest completion of each prompt.
+    let base = Config { eval_sampling: EvalSampling::Greedy, num_generations_eval: Some(1), ..Config::default() };
+    let config = file.is_none().then_some(base);
+    let mut set = Vec::new();
+    let mut flag = |key: &str, value: Option<String>| set.extend(value.map(|v| (key.to_owned(), v)));
+    flag("model_name_or_path", args.model.clone().or(model));
+    flag("task", args.task.clone());
+    if !args.reward.is_empty() {
+        flag("reward_funcs", Some(serde_json::to_string(&args.reward)?));
     }
-    if args.n > 1 {
-        set.push(("eval_pass_at_k".to_owned(), format!("[1, {}]", args.n)));
+    if !args.dataset.is_empty() {
+        let (unnamed, named) = datasets(&args.dataset)?;
+        flag("eval_dataset_name", Some(unnamed.unwrap_or_else(|| "none".to_owned())));
+        flag("eval_datasets", Some(format!("{{{}}}", named.join(", "))));
     }
-    set.extend(args.max_samples.map(|n| ("eval_max_samples".to_owned(), n.to_string())));
+    flag("num_generations_eval", args.n.map(|n| n.to_string()));
+    let several = args.n.is_some_and(|n| n > 1);
+    let sampling = match args.temperature {
+        Some(0.0) => Some("greedy"),
+        Some(_) => Some("sampled"),
+        None => several.then_some("sampled"),
+    };
+    flag("eval_sampling", sampling.map(str::to_owned));
+    flag("temperature", args.temperature.filter(|t| *t != 0.0).map(|t| t.to_string()));
+    if !args.pass_at_k.is_empty() {
+        flag("eval_pass_at_k", Some(format!("{:?}", args.pass_at_k)));
+    } else if let (None, true, Some(n)) = (&file, several, args.n) {
+        flag("eval_pass_at_k", Some(format!("[1, {n}]")));
+    }
+    flag("eval_max_samples", args.max_samples.map(|n| n.to_string()));
+    flag("max_completion_length", args.max_completion_length.map(|n| n.to_string()));
+    flag("dtype", args.dtype.clone());
+    flag("seed", args.seed.map(|n| n.to_string()));
+    flag("threads", args.threads.map(|n| n.to_string()));
     for pair in &args.set {
-        let Some((key, value)) = pair.split_once('=') else {
-            return Err(BadInput::new(format!("--set {pair}: expected KEY=VALUE")));
-        };
+        let Some((key, value)) = pair.split_once('=') else { bad_input!("--set {pair}: expected KEY=VALUE") };
         set.push((key.trim().to_owned(), value.trim().to_owned()));
     }
-    Ok(Layers { purpose: Purpose::Show, set, ..Layers::default() }.resolve()?.config)
+    Layers { purpose: Purpose::Eval, config, file, set, ..Layers::default() }.with_environment()?.resolve()
 }
 
-/// Prompt, completion and reward of each completion, as JSON lines.
-fn lines(outcome: &Outcome, policy: &Policy) -> anyhow::Result<String> {
+/// The configuration that `path` names, and of a run the model that it left: the result, or else the newest checkpoint.
+fn source(path: &Path) -> anyhow::Result<(Option<PathBuf>, Option<String>)> {
+    if !path.is_dir() {
+        return Ok((Some(path.to_owned()), None));
+    }
+    let name = |path: &Path| utf8("RUN", path).map(Some);
+    if path.join("run_state.json").is_file() {
+        let path = path.canonicalize()?;
+        let root = path.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
+        return Ok((Some(RunDir::existing(root)?.config()), name(&path)?));
+    }
+    if !path.join("config.toml").is_file() && path.join("config.json").is_file() {
+        bad_input!("{0} is a model, not a run: give it as --model {0}", path.display());
+    }
+    let run = RunDir::existing(path)?;
+    if run.model().is_dir() {
+        return Ok((Some(run.config()), name(&run.model())?));
+    }
+    let checkpoints = std::fs::read_dir(run.checkpoints()).into_iter().flatten().flatten().map(|entry| entry.path());
+    let Some(newest) = checkpoints.filter(|checkpoint| checkpoint.join("run_state.json").is_file()).max() else {
+        bad_input!("{}: the run has neither a model nor a checkpoint yet", path.display());
+    };
+    Ok((Some(run.config()), name(&newest)?))
+}
+
+/// The file without a name, and `name = "file"` of those that have one.
+fn datasets(given: &[String]) -> anyhow::Result<(Option<String>, Vec<String>)> {
+    let (mut unnamed, mut named) = (None, Vec::new());
+    for text in given {
+        match text.split_once('=') {
+            // A file may have such a name.
+            Some((name, file)) if !Path::new(text).exists() => {
+                named.push(format!("{} = {}", json!(name.trim()), json!(file.trim())));
+            }
+            _ if unnamed.is_some() => {
+                bad_input!("--dataset {text}: give each of several sets a name: --dataset NAME=FILE")
+            }
+            _ => unnamed = Some(text.clone()),
+        }
+    }
+    Ok((unnamed, named))
+}
+
+/// What is evaluated, and how.
+struct Settings<'a> {
+    config: &'a Config,
+    model: String,
+    adapter: Option<String>,
+    evaluator: &'a Evaluator,
+}
+
+impl Settings<'_> {
+    /// Whether the template renders anything.
+    fn template(&self) -> Option<&str> {
+        let conversations = self.evaluator.prompts().any(|prompt| matches!(prompt, Content::Messages(_)));
+        self.evaluator.template().filter(|_| conversations)
+    }
+
+    fn text(&self, policy: &Policy) -> anyhow::Result<String> {
+        let c = self.config;
+        let adapter = self.adapter.as_ref().map_or(String::new(), |dir| format!(" with the adapter {dir}"));
+        let template = match (self.template(), self.evaluator.template()) {
+            (Some(source), _) => format!("the model's, of {} characters", source.chars().count()),
+            (None, Some(_)) => "not used: the prompts are texts".to_owned(),
+            (None, None) => "none: the model has none, and the prompts are texts".to_owned(),
+        };
+        let sampling = match c.eval_sampling {
+            EvalSampling::Greedy => "greedy".to_owned(),
+            EvalSampling::Sampled => format!("sampled at temperature {}", c.temperature),
+        };
+        let first = policy.tokenizer.decode(self.evaluator.first_prompt(), false)?;
+        let shown: String = first.chars().take(SHOWN).collect();
+        let more = if shown.len() < first.len() { "…" } else { "" };
+        Ok(format!(
+            "model          {}{adapter}\n\
+             prompts        {}\n\
+             chat template  {template}\n\
+             system prompt  {}\n\
+             completions    {} of each prompt, {sampling}, of up to {} tokens\n\
+             first prompt   {shown:?}{more}\n",
+            self.model,
+            self.evaluator.prompts().count(),
+            c.system_prompt.as_ref().map_or_else(|| "none".to_owned(), |text| format!("{text:?}")),
+            c.generations_eval(),
+            c.max_completion_length
+        ))
+    }
+
+    fn json(&self) -> Map<String, Value> {
+        let c = self.config;
+        let sampling = if c.eval_sampling == EvalSampling::Greedy { "greedy" } else { "sampled" };
+        let object = json!({
+            "model": self.model,
+            "adapter": self.adapter,
+            "prompts": self.evaluator.prompts().count(),
+            "chat_template": self.template(),
+            "system_prompt": c.system_prompt,
+            "sampling": sampling,
+            "num_generations": c.generations_eval(),
+        });
+        if let Value::Object(object) = object { object } else { Map::new() }
+    }
+}
+
+/// What a reward said of a set.
+struct Summary<'a> {
+    set: &'a str,
+    reward: &'a str,
+    weight: f64,
+    /// None where it judged nothing, or too little.
+    mean: Option<f64>,
+    std: Option<f64>,
+    judged: usize,
+    of: usize,
+}
+
+fn summaries(outcome: &Outcome) -> impl Iterator<Item = Summary<'_>> {
+    let rollouts = &outcome.rollouts;
+    let names = rollouts.reward_names.iter().zip(&rollouts.reward_weights).enumerate();
+    names.map(|(place, (reward, &weight))| Summary {
+        set: &outcome.name,
+        reward,
+        weight,
+        mean: outcome.metric(&format!("rewards/{reward}/mean")),
+        std: outcome.metric(&format!("rewards/{reward}/std")),
+        judged: rollouts.completions().filter(|c| c.rewards[place].is_some()).count(),
+        of: rollouts.completions().count(),
+    })
+}
+
+impl Summary<'_> {
+    fn json(&self) -> Value {
+        let Summary { set, reward, weight, mean, std, judged, of } = self;
+        json!({"set": set, "reward": reward, "weight": weight, "mean": mean, "std": std, "judged": judged, "of": of})
+    }
+}
+
+fn rewards_table(outcomes: &[Outcome]) -> Table {
+    let mut table = Table::new([
+        ("set", Align::Left),
+        ("reward", Align::Left),
+        ("weight", Align::Right),
+        ("mean", Align::Right),
+        ("std", Align::Right),
+        ("judged", Align::Right),
+    ]);
+    let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.4}"));
+    for s in outcomes.iter().flat_map(summaries) {
+        let judged = format!("{}/{}", s.judged, s.of);
+        let set = if s.set.is_empty() { "-" } else { s.set };
+        table.row([set.into(), s.reward.into(), s.weight.to_string(), number(s.mean), number(s.std), judged]);
+    }
+    table
+}
+
+/// Prompt, completion and rewards of each completion, as JSON lines.
+fn lines(outcomes: &[Outcome], policy: &Policy) -> anyhow::Result<String> {
     let mut text = String::new();
-    let mut rewards = outcome.rollouts.rewards().totals().into_iter();
-    for group in &outcome.rollouts.groups {
-        for (scored, reward) in group.completions.iter().zip(&mut rewards) {
-            let line = json!({
-                "prompt": group.prompt.content,
-                "completion": policy.tokenizer.decode(&scored.completion.ids, true)?,
-                "reward": reward,
-            });
-            text.push_str(&line.to_string());
-            text.push('\n');
+    for outcome in outcomes {
+        let names = &outcome.rollouts.reward_names;
+        let mut totals = outcome.rollouts.rewards().totals().into_iter();
+        for group in &outcome.rollouts.groups {
+            for (scored, total) in group.completions.iter().zip(&mut totals) {
+                let rewards: Map<String, Value> =
+                    names.iter().cloned().zip(scored.rewards.iter().map(|score| json!(score))).collect();
+                let line = json!({
+                    "set": outcome.name,
+                    "prompt": group.prompt.content,
+                    "completion": policy.tokenizer.decode(&scored.completion.ids, true)?,
+                    "finish_reason": scored.completion.finish_reason.name(),
+                    "reward": total,
+                    "rewards": rewards,
+                });
+                text.push_str(&line.to_string());
+                text.push('\n');
+            }
         }
     }
     Ok(text)

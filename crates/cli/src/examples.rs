@@ -84,8 +84,17 @@ Each input line gives one line {\"logprobs\": […], \"entropies\": […]}, in n
 /// Of `lockstep eval`.
 pub const EVAL: &str = "\
 Examples:
+  lockstep eval runs/first                   a run's model, as the run evaluated it
+  lockstep eval runs/first/checkpoints/step-000100     the same of a checkpoint
+  lockstep eval my.toml --model DIR          another model, on the run's terms
   lockstep eval --model DIR --task gsm8k --dataset test.jsonl         greedy
-  lockstep eval --model DIR --task gsm8k --dataset test.jsonl --n 8   and pass@k";
+  lockstep eval --model DIR --task gsm8k --dataset test.jsonl --n 8   and pass@k
+  lockstep eval runs/first --dataset easy=a.jsonl --dataset hard=b.jsonl
+
+Nothing is assumed: columns, system prompt and rewards are those of the run, of
+--task, or of the flags. A completion is right (pass@k) if the first reward, or
+eval_pass_at_k_reward, gives 1 or more; what no reward judged is left out.
+Exit code 1 if nothing was judged.";
 
 /// Of `lockstep init`.
 pub const INIT: &str = "\

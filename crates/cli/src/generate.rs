@@ -1,5 +1,6 @@
 //! `lockstep generate`.
 
+use crate::options::utf8;
 use lockstep::bad_input;
 use lockstep::error::OrBadInput;
 use lockstep::{HubKind, Policy, context, locate};
@@ -12,6 +13,8 @@ use std::sync::Arc;
 
 /// Sequences that are generated at the same time.
 const MAX_NUM_SEQS: usize = 64;
+/// Completions of one call: all of them are kept until the last has ended.
+const MAX_COMPLETIONS: usize = 1 << 16;
 /// Rows of a step of the engine: a long prompt is computed in portions of as many.
 const MAX_BATCHED_TOKENS: usize = 1024;
 
@@ -74,7 +77,7 @@ pub struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     check(&args)?;
     let ctx = context(args.threads.map(usize::from))?;
-    let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
+    let model = locate(&utf8("--model", &args.model)?, HubKind::Model)?;
     let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref(), args.dtype.as_str().into())?;
     let ids = encode(&args, &policy)?;
     let context = policy.config().max_position_embeddings;
@@ -84,8 +87,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if ids.len() >= context {
         bad_input!("the prompt has {} tokens, which leaves no room in the model's context of {context}", ids.len());
     }
-    let max_model_len = context.min(ids.len() + args.max_new_tokens);
-    if max_model_len < ids.len() + args.max_new_tokens {
+    let max_model_len = context.min(ids.len().saturating_add(args.max_new_tokens));
+    if max_model_len - ids.len() < args.max_new_tokens {
         eprintln!("note: the model's context of {context} tokens leaves room for {}", context - ids.len());
     }
     let max_num_seqs = args.n.min(MAX_NUM_SEQS);
@@ -147,10 +150,17 @@ struct Generated<'a> {
 }
 
 fn check(args: &Args) -> anyhow::Result<()> {
-    for (flag, value) in [("--n", args.n), ("--max-new-tokens", args.max_new_tokens)] {
+    for (flag, value, most) in [("--n", args.n, MAX_COMPLETIONS), ("--max-new-tokens", args.max_new_tokens, usize::MAX)]
+    {
         if value == 0 {
             bad_input!("{flag} 0: give 1 or more");
         }
+        if value > most {
+            bad_input!("{flag} {value}: give {most} or less");
+        }
+    }
+    if args.stop.iter().any(String::is_empty) {
+        bad_input!("--stop \"\": every text ends with an empty one: give the text that a completion ends with");
     }
     let ranges = [
         ("--temperature", args.temperature, 0.0..=f64::MAX, "0 (greedy) or more"),

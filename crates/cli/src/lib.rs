@@ -49,7 +49,7 @@ stopped by signal n (130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1).
 Environment: LOCKSTEP_DEVICE (cpu, cpu-checked), LOCKSTEP_THREADS,
 LOCKSTEP_ISA (portable, avx2, avx512, amx),
 LOCKSTEP_LOG (error, warn, info, debug), NO_COLOR, and LOCKSTEP_<KEY> for every
-key of the configuration.";
+key of a configuration, in the commands that read one (the others refuse it).";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -93,7 +93,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }
     };
-    let result = match cli.command {
+    let result = check_environment(&cli.command).and_then(|()| match cli.command {
         Command::Demo(args) => demo::run(args),
         Command::Train(args) => train::run(args),
         Command::Sft(args) => session::run(Purpose::Sft, &args),
@@ -108,7 +108,7 @@ pub fn main() -> ExitCode {
         Command::Config(args) => config::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
-    };
+    });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         // `lockstep … | head`: the reader has enough; that is no failure of ours.
@@ -123,6 +123,23 @@ pub fn main() -> ExitCode {
             ExitCode::from(if is_bad_input(&error) { 2 } else { 1 })
         }
     }
+}
+
+/// A variable that a command would not obey is said, not passed over.
+fn check_environment(command: &Command) -> anyhow::Result<()> {
+    let name = match command {
+        Command::Demo(_) => "demo",
+        Command::Generate(_) => "generate",
+        Command::Score(_) => "score",
+        Command::Init(_) => "init",
+        Command::Merge(_) => "merge",
+        Command::Doctor(_) => "doctor",
+        Command::Bench(_) => "bench",
+        // Those that read a configuration take every key from the environment, too.
+        Command::Train(_) | Command::Sft(_) | Command::Reward(_) | Command::Dpo(_) | Command::Eval(_) => return Ok(()),
+        Command::Plan(_) | Command::Config(_) => return Ok(()),
+    };
+    lockstep::config::refuse_environment(name)
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use lockstep::config::{Layers, Purpose, Resolved};
 use lockstep::error::BadInput;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use telemetry::{Console, ConsoleOptions, Level, LogFormat};
 
@@ -50,7 +50,7 @@ impl ConfigArgs {
         flag("model_name_or_path", self.model.clone());
         flag("dataset_name", self.dataset.clone());
         flag("task", self.task.clone());
-        flag("output_dir", self.out.as_ref().map(|p| p.to_string_lossy().into_owned()));
+        flag("output_dir", self.out.as_deref().map(|path| utf8("--out", path)).transpose()?);
         flag("seed", self.seed.map(|n| n.to_string()));
         flag("max_steps", self.steps.map(|n| n.to_string()));
         flag("threads", self.threads.map(|n| n.to_string()));
@@ -63,13 +63,19 @@ impl ConfigArgs {
             })?;
             set.push((key.trim().to_owned(), value.trim().to_owned()));
         }
-        Ok(Layers { purpose, file: self.file.clone(), set, ..Layers::default() }.with_environment())
+        Layers { purpose, file: self.file.clone(), set, ..Layers::default() }.with_environment()
     }
 
     /// The configuration.
     pub fn resolve(&self, purpose: Purpose) -> anyhow::Result<Resolved> {
         self.layers(purpose)?.resolve()
     }
+}
+
+/// A path as text: another name than the one that was asked for must not come into the world.
+pub fn utf8(flag: &str, path: &Path) -> anyhow::Result<String> {
+    let refuse = || BadInput::new(format!("{flag} {}: the path is not UTF-8: give it another name", path.display()));
+    path.to_str().map(str::to_owned).ok_or_else(refuse)
 }
 
 /// What every command that trains takes.
@@ -118,7 +124,8 @@ impl LogArgs {
             LogFormatArg::Plain => LogFormat::Plain,
             LogFormatArg::Json => LogFormat::Json,
         };
-        let level = match std::env::var("LOCKSTEP_LOG").unwrap_or_default().to_ascii_lowercase().as_str() {
+        let level = std::env::var_os("LOCKSTEP_LOG").unwrap_or_default();
+        let level = match level.to_string_lossy().to_ascii_lowercase().as_str() {
             "" | "info" => Level::Info,
             "error" => Level::Error,
             "warn" => Level::Warn,

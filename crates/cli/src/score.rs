@@ -1,5 +1,6 @@
 //! `lockstep score`.
 
+use crate::options::utf8;
 use anyhow::Context as _;
 use lockstep::bad_input;
 use lockstep::config::ComputeDType;
@@ -58,10 +59,19 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         bad_input!("--temperature {}: expected a number above 0", args.temperature);
     }
     let ctx = context(args.threads.map(usize::from))?;
-    let model = locate(&args.model.to_string_lossy(), HubKind::Model)?;
+    let model = locate(&utf8("--model", &args.model)?, HubKind::Model)?;
     let config = Arc::new(load_config(&model, ComputeDType::from(args.dtype.as_str()).dtype())?);
     // Every line is checked before the first is computed: a broken one at the end costs no minutes.
     let (name, lines) = read(&args.input, config.vocab_size)?;
+    let length = |line: &Line| line.prompt_ids.len() + line.completion_ids.len();
+    let longest = lines.iter().enumerate().max_by_key(|(_, line)| length(line)).map(|(i, line)| (i + 1, length(line)));
+    if let Some((line, tokens)) = longest.filter(|(_, tokens)| *tokens > config.max_position_embeddings) {
+        eprintln!(
+            "warning: {name}, line {line}: {tokens} tokens are more than the model's context of {}: what is said of \
+             those behind it means little",
+            config.max_position_embeddings
+        );
+    }
     let weights = load_weights(&ctx, &model, &config)?;
     let load = |dir| model::peft::load_adapter(ctx.memory(), dir, &weights).or_bad_input();
     let adapter = args.adapter.as_deref().map(load).transpose()?;

@@ -2,8 +2,11 @@
 
 use crate::device::{Backend, Cpu};
 use crate::matrix::PANEL;
-use crate::{DType, Device, Isa, Matrix, Memory, Result};
+use crate::{DType, Device, Error, Isa, Matrix, Memory, Result};
 use std::cell::Cell;
+
+/// More threads than any machine has cores for: a slip of the pen, which would take stacks and seconds to find out.
+const MAX_THREADS: usize = 4096;
 
 /// The device that operations run on. One per process is enough; clones share threads and ledger.
 #[derive(Clone)]
@@ -15,21 +18,26 @@ pub struct Context {
 impl Context {
     /// The CPU with `threads` threads (the caller's is one of them) and the instruction set `isa`.
     pub fn cpu(isa: Isa, threads: usize) -> Context {
-        Context::on(Device::Cpu, isa, threads)
+        Context::given(Device::Cpu, isa, threads)
     }
 
     /// The CPU, with memory of [`Device::CpuChecked`].
     pub fn cpu_checked(isa: Isa, threads: usize) -> Context {
-        Context::on(Device::CpuChecked, isa, threads)
+        Context::given(Device::CpuChecked, isa, threads)
     }
 
     /// Shapes and byte counts only ([`Device::Meta`]): nothing that computes is run with it.
     pub fn meta() -> Context {
-        Context::on(Device::Meta, Isa::PORTABLE, 1)
+        Context::given(Device::Meta, Isa::PORTABLE, 1)
     }
 
-    fn on(device: Device, isa: Isa, threads: usize) -> Context {
-        Context { backend: Backend::Cpu(Cpu::new(isa, threads, device)), memory: Memory::new(device) }
+    fn on(device: Device, isa: Isa, threads: usize) -> Result<Context> {
+        Ok(Context { backend: Backend::Cpu(Cpu::new(isa, threads, device)?), memory: Memory::new(device) })
+    }
+
+    /// Threads that a program asks for, not its user, are there.
+    fn given(device: Device, isa: Isa, threads: usize) -> Context {
+        Context::on(device, isa, threads).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// As the environment asks for it: `LOCKSTEP_DEVICE`, `LOCKSTEP_ISA`, `LOCKSTEP_THREADS`, otherwise the CPU, its
@@ -41,13 +49,18 @@ impl Context {
     /// [`from_env`](Self::from_env) with so many threads, if some are given.
     pub fn from_env_with_threads(threads: Option<usize>) -> Result<Context> {
         let (device, isa) = (Device::from_env()?, Isa::from_env()?);
-        Ok(Context::on(device, isa, threads.map_or_else(threads_from_env, Ok)?))
+        let threads = threads.map_or_else(threads_from_env, Ok)?;
+        if threads > MAX_THREADS {
+            let message = format!("{threads} is more than {MAX_THREADS}; as many as the machine has cores are best");
+            return Err(Error::Value { op: "threads", message });
+        }
+        Context::on(device, isa, threads)
     }
 
     /// The same device and arithmetic with so many threads, and a ledger of its own.
     pub fn with_threads(&self, threads: usize) -> Context {
         let Backend::Cpu(cpu) = &self.backend;
-        Context::on(cpu.device(), cpu.isa(), threads)
+        Context::given(cpu.device(), cpu.isa(), threads)
     }
 
     /// What computes, as a run's record names it: on a CPU the instruction set. Bits are promised between equal names.
@@ -101,7 +114,7 @@ impl Context {
 /// `LOCKSTEP_THREADS`, or the cores that this process may use.
 pub fn threads_from_env() -> Result<usize> {
     match std::env::var("LOCKSTEP_THREADS") {
-        Ok(n) if !n.is_empty() => n.parse().ok().filter(|&n| n > 0).ok_or_else(|| crate::Error::Value {
+        Ok(n) if !n.is_empty() => n.parse().ok().filter(|&n| n > 0).ok_or_else(|| Error::Value {
             op: "LOCKSTEP_THREADS",
             message: format!("{n:?} is not a number of threads; give 1 or more"),
         }),

@@ -208,7 +208,7 @@ mod tests {
         let memory = Memory::new(Device::Cpu);
         let mut moments = Matrix::zeros(&memory, 4, 8);
         *moments.data_mut() = Tensor::zeros(&memory, moments.data().shape(), DType::Bf16);
-        moments.elements(&Cpu::new(crate::Isa::PORTABLE, 1, Device::Cpu));
+        moments.elements(&Cpu::new(crate::Isa::PORTABLE, 1, Device::Cpu).unwrap());
     }
 
     #[test]

@@ -110,8 +110,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` ≥ 1, of which the caller's is one.
-    pub fn new(threads: usize) -> Pool {
+    /// A pool of `threads` ≥ 1, of which the caller's is one. Fails where the system gives no more threads.
+    pub fn new(threads: usize) -> std::io::Result<Pool> {
         let shared = Arc::new(Shared {
             job: UnsafeCell::new(None),
             epoch: AtomicUsize::new(0),
@@ -122,12 +122,13 @@ impl Pool {
             sleepers: Mutex::new(0),
             wake: Condvar::new(),
         });
-        let workers = (1..threads.max(1)).map(|i| {
-            let shared = shared.clone();
-            let name = format!("kernel-{i}");
-            std::thread::Builder::new().name(name).spawn(move || work(&shared)).expect("spawn a kernel thread")
-        });
-        Pool { workers: workers.collect(), shared, region: Mutex::new(()) }
+        // Dropped with the threads that it has, if there are not enough.
+        let mut pool = Pool { workers: Vec::new(), shared, region: Mutex::new(()) };
+        for i in 1..threads.max(1) {
+            let shared = pool.shared.clone();
+            pool.workers.push(std::thread::Builder::new().name(format!("kernel-{i}")).spawn(move || work(&shared))?);
+        }
+        Ok(pool)
     }
 
     /// Threads, the caller's included.

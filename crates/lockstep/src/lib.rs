@@ -11,7 +11,7 @@
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
 //! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`check_command`], [`write_atomically`] |
 //! | before and after it | [`plan`], [`MemoryPlan`], [`Evaluator`], [`Outcome`] |
-//! | models | [`Policy`], [`load_config`], [`load_weights`], [`locate`], [`HubKind`], [`samples_of_groups`] |
+//! | models | [`Policy`], [`load_config`], [`load_weights`], [`locate`], [`locate_model`], [`HubKind`], [`samples_of_groups`] |
 //! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
 //!
 //! Rooms, from the ground up: `config` (every key), `models` (what a run trains), `data` (prompts
@@ -33,7 +33,7 @@ pub use config::{Config, Purpose};
 pub use data::Rows;
 pub use error::BadInput;
 pub use model::hub::HubKind;
-pub use models::{Policy, load_config, load_weights, locate};
+pub use models::{Policy, load_config, load_weights, locate, locate_model};
 pub use rewards::RewardInput;
 pub use rollouts::evaluate::Outcome;
 pub use rollouts::samples::of_groups as samples_of_groups;

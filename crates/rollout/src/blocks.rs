@@ -3,25 +3,34 @@
 /// The pages of a pool, by number.
 #[derive(Debug)]
 pub(crate) struct BlockPool {
-    /// Free pages, the next one last.
+    blocks: usize,
+    /// Pages that were held once and are free, the next one last; behind them come those that never were.
     free: Vec<u32>,
-    /// Holders of each page.
+    /// Holders of each page that was ever held.
     holders: Vec<u32>,
 }
 
 impl BlockPool {
     pub(crate) fn new(blocks: usize) -> BlockPool {
-        BlockPool { free: (0..blocks as u32).rev().collect(), holders: vec![0; blocks] }
+        let mut pool = BlockPool { blocks, free: Vec::new(), holders: Vec::new() };
+        // So that a step allocates nothing; room that cannot be had now is not needed, perhaps.
+        let _ = pool.free.try_reserve_exact(blocks).and_then(|()| pool.holders.try_reserve_exact(blocks));
+        pool
     }
     /// Free pages.
     pub(crate) fn available(&self) -> usize {
-        self.free.len()
+        self.free.len() + self.blocks - self.holders.len()
     }
     /// A page with one holder.
     pub(crate) fn take(&mut self) -> Option<u32> {
-        let block = self.free.pop()?;
-        self.holders[block as usize] = 1;
-        Some(block)
+        if let Some(block) = self.free.pop() {
+            self.holders[block as usize] = 1;
+            return Some(block);
+        }
+        (self.holders.len() < self.blocks).then(|| {
+            self.holders.push(1);
+            self.holders.len() as u32 - 1
+        })
     }
     /// One more holder of `block`.
     pub(crate) fn share(&mut self, block: u32) -> u32 {

@@ -49,6 +49,10 @@ impl Engine {
         if config.kv_blocks < needed {
             return Err(Error::PoolTooSmall { blocks: config.kv_blocks, max_model_len: config.max_model_len, needed });
         }
+        let most = u32::MAX as usize / BLOCK;
+        if config.kv_blocks > most {
+            return Err(Error::PoolTooLarge { blocks: config.kv_blocks, most });
+        }
         let max_rows = config.rows();
         let engine = Engine {
             ctx: ctx.clone(),

@@ -32,6 +32,14 @@ pub enum Error {
         /// Pages that it needs.
         needed: usize,
     },
+    /// The pool has more tokens than are numbered.
+    #[error("{blocks} pages of keys and values are too many: give at most {most} (max_num_seqs, kv_cache_blocks)")]
+    PoolTooLarge {
+        /// Pages of the pool.
+        blocks: usize,
+        /// As many as can be.
+        most: usize,
+    },
     /// The flag of [`Engine::stop_with`](crate::Engine::stop_with) was set.
     #[error("stopped as asked")]
     Stopped,

@@ -75,7 +75,8 @@ impl Scheduler {
     /// Takes a group in: its prompt first if it is shared, else all completions by themselves.
     pub(crate) fn submit(&mut self, request: Arc<crate::Request>, sharing: bool) {
         let group = self.groups.len();
-        let room = request.sampling.max_new_tokens;
+        let room = self.limits.max_model_len.saturating_sub(request.prompt.ids.len());
+        let room = request.sampling.max_new_tokens.min(room);
         let first = self.sequences.len();
         let prompt = &request.prompt.ids;
         let completion = |g| Sequence::new(group, Role::Completion(g as u32), prompt, room);
@@ -278,7 +279,7 @@ impl Scheduler {
             let s = &mut self.sequences[id];
             s.push(token, logp, true, version);
             let request = &self.groups[s.group].request;
-            if stop.stops(&request.sampling, s.completion()) {
+            if stop.stops(&request.sampling, &s.tokens) {
                 match request.pause_on_stop {
                     true => self.leave(id, State::Paused),
                     false => self.finish(id, FinishReason::Stop),

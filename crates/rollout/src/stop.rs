@@ -3,6 +3,9 @@
 use crate::request::{Detokenize, SamplingParams};
 use std::sync::Arc;
 
+/// Tokens without a text (a few special ones) that may stand within a stop string.
+const EMPTY_TOKENS: usize = 8;
+
 /// How texts are seen, which stop strings need.
 #[derive(Default)]
 pub(crate) struct StopCheck {
@@ -10,17 +13,19 @@ pub(crate) struct StopCheck {
 }
 
 impl StopCheck {
-    /// Whether the last token of `completion` is a stop id or completes a stop string.
-    pub(crate) fn stops(&self, sampling: &SamplingParams, completion: &[u32]) -> bool {
-        completion.last().is_some_and(|last| sampling.stop_ids.contains(last))
-            || self.reached_stop_string(sampling, completion)
+    /// Whether the last of `tokens`, prompt and completion, is a stop id or completes a stop string.
+    pub(crate) fn stops(&self, sampling: &SamplingParams, tokens: &[u32]) -> bool {
+        tokens.last().is_some_and(|last| sampling.stop_ids.contains(last)) || self.reached_stop_string(sampling, tokens)
     }
 
-    fn reached_stop_string(&self, sampling: &SamplingParams, completion: &[u32]) -> bool {
+    /// As transformers, the text that is looked at goes on from the prompt: a completion's first word has the space
+    /// before it, which decoding the completion alone would take away, and a string may begin in the prompt.
+    fn reached_stop_string(&self, sampling: &SamplingParams, tokens: &[u32]) -> bool {
         let Some(longest) = sampling.stop_strings.iter().map(String::len).max() else { return false };
         let Some(detokenizer) = &self.detokenizer else { return false };
-        // A token is a byte at least, but for a few special ones: the string's end lies in this many last tokens.
-        let tail = &completion[completion.len().saturating_sub(longest + 8)..];
+        // A token is a byte at least, but for a few special ones: the string lies in this many last tokens, after one
+        // whose leading space is taken away.
+        let tail = &tokens[tokens.len().saturating_sub(longest + EMPTY_TOKENS + 1)..];
         let (before, text) = (detokenizer.decode(&tail[..tail.len() - 1]), detokenizer.decode(tail));
         // Only a string that the last token completes: one that an extended sequence stopped at before is past.
         let common = before.bytes().zip(text.bytes()).take_while(|(a, b)| a == b).count();
@@ -28,5 +33,54 @@ impl StopCheck {
             let from = text.floor_char_boundary((common + 1).saturating_sub(stop.len()));
             text[from..].contains(stop.as_str())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What each id stands for; decoding takes the space before the first word away, as SentencePiece's does.
+    struct Words(&'static [&'static str]);
+
+    impl Detokenize for Words {
+        fn decode(&self, ids: &[u32]) -> String {
+            let text: String = ids.iter().map(|&id| self.0[id as usize]).collect();
+            text.strip_prefix(' ').map_or(text.clone(), str::to_owned)
+        }
+    }
+
+    fn stops(stop: &str, tokens: &[u32]) -> bool {
+        let words = Words(&[" Once", " upon", " a", " time", "", "s", "top", ",", "é"]);
+        let check = StopCheck { detokenizer: Some(Arc::new(words)) };
+        let sampling = SamplingParams { stop_strings: vec![stop.to_owned()], ..SamplingParams::default() };
+        check.stops(&sampling, tokens)
+    }
+
+    #[test]
+    fn the_text_goes_on_from_the_prompt() {
+        // The prompt is "Once upon a", the completion begins with " time".
+        assert!(stops(" time", &[0, 1, 2, 3]) && stops("time", &[0, 1, 2, 3]));
+        assert!(stops("a time", &[0, 1, 2, 3]), "a string may begin in the prompt");
+        assert!(!stops(" time", &[0, 1, 2]) && !stops(" upon", &[0, 1, 2]), "and must not end there");
+        assert!(!stops(" time", &[5, 6]));
+    }
+
+    #[test]
+    fn a_string_that_is_past_does_not_stop_again() {
+        assert!(stops("stop", &[0, 5, 6]) && stops("top", &[0, 5, 6]));
+        assert!(!stops("stop", &[0, 5, 6, 7]) && !stops("stop", &[0, 5, 6, 8]) && !stops("stop", &[0, 5, 6, 4]));
+        assert!(stops("stop", &[0, 5, 6, 7, 5, 6]), "but a second one does");
+        assert!(stops("op,", &[0, 5, 6, 7]));
+    }
+
+    #[test]
+    fn tokens_without_a_text_may_stand_within_it() {
+        let within = |count: usize| [&[0, 5][..], &vec![4; count], &[6]].concat();
+        for count in 0..=EMPTY_TOKENS {
+            assert!(stops("stop", &within(count)), "{count}");
+        }
+        // As many as the string has bytes, and the margin on top.
+        assert!(stops("stop", &within(EMPTY_TOKENS + 2)) && !stops("stop", &within(40)));
     }
 }

@@ -10,18 +10,20 @@ use crate::loss::bradley_terry::sigmoid;
 /// Bins of confidence.
 const BINS: usize = 10;
 
-/// The unbiased estimate 1 − C(n − c, k) / C(n, k), with c of a prompt's n completions right (reward ≥ 1), averaged
-/// over prompts (Chen et al. 2021, arXiv:2107.03374).
-pub fn pass_at_k(groups: &[&[Option<f64>]], k: usize) -> f64 {
-    let of_group = |group: &&[Option<f64>]| {
+/// The unbiased estimate 1 − C(n − c, k) / C(n, k), with c of a prompt's n judged completions right, averaged over the
+/// prompts of which k were judged (Chen et al. 2021, arXiv:2107.03374); none if there is no such prompt.
+pub fn pass_at_k(groups: &[Vec<bool>], k: usize) -> Option<f64> {
+    let of_group = |group: &Vec<bool>| {
         let n = group.len();
-        let right = group.iter().filter(|r| r.is_some_and(|r| r >= 1.0)).count();
-        if n - right < k {
+        let wrong = group.iter().filter(|right| !**right).count();
+        if wrong < k {
             return 1.0;
         }
-        1.0 - ((n - right + 1)..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
+        1.0 - ((wrong + 1)..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
     };
-    groups.iter().map(of_group).sum::<f64>() / groups.len().max(1) as f64
+    let judged = || groups.iter().filter(|group| group.len() >= k);
+    let count = judged().count();
+    (count > 0).then(|| judged().map(of_group).sum::<f64>() / count as f64)
 }
 
 /// The Brier score of pairs whose rewards differ by so much.
@@ -48,11 +50,20 @@ mod tests {
 
     #[test]
     fn pass_at_k_counts_prompts_that_one_of_k_solves() {
-        let r = [Some(1.0), Some(0.0), None, Some(0.0)];
-        assert!((pass_at_k(&[&r], 1) - 0.25).abs() < 1e-12);
-        assert!((pass_at_k(&[&r], 2) - 0.5).abs() < 1e-12);
-        assert_eq!(pass_at_k(&[&r], 4), 1.0);
-        assert_eq!(pass_at_k(&[&[Some(0.0); 2][..]; 2], 2), 0.0);
+        let one_of_four = vec![true, false, false, false];
+        let of = |k| pass_at_k(std::slice::from_ref(&one_of_four), k).unwrap();
+        assert!((of(1) - 0.25).abs() < 1e-12 && (of(2) - 0.5).abs() < 1e-12);
+        assert_eq!(of(4), 1.0);
+        assert_eq!(pass_at_k(&[vec![false; 2], vec![false; 2]], 2), Some(0.0));
+    }
+
+    /// A crashed reward is no wrong answer.
+    #[test]
+    fn what_was_not_judged_is_left_out() {
+        assert_eq!(pass_at_k(&[vec![], vec![]], 1), None);
+        assert_eq!(pass_at_k(&[vec![true], vec![]], 1), Some(1.0));
+        let few = pass_at_k(&[vec![true], vec![false, true]], 2);
+        assert_eq!(few, Some(1.0), "of the first prompt too few were judged");
     }
 
     /// The difference at which the model gives this probability.

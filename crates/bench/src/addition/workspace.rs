@@ -148,8 +148,8 @@ impl Workspace<'_> {
     pub fn examine(&self, policy: &Policy) -> anyhow::Result<Examined> {
         let layers = self.layers(Purpose::Grpo, "examination", &policy.dir, 1, &[]);
         let mut evaluator = Evaluator::new(self.ctx, layers.resolve()?.config, &policy.dir, self.stop.clone())?;
-        let sampled = evaluator.evaluate(policy, EvalSampling::Sampled)?;
-        let greedy = evaluator.evaluate(policy, EvalSampling::Greedy)?;
+        let sampled = evaluator.evaluate(policy, EvalSampling::Sampled)?.remove(0);
+        let greedy = evaluator.evaluate(policy, EvalSampling::Greedy)?.remove(0);
         let prompts = evaluator.prompts().map(|prompt| prompt.text().into_owned()).collect();
         Ok(Examined { sampled, greedy, prompts })
     }

@@ -81,7 +81,7 @@ mod tests {
         assert!(explain("num_generations").unwrap().contains("type               integer"));
         let (dropout, threads) = (&schema["properties"]["lora_dropout"], &schema["properties"]["threads"]["anyOf"][0]);
         assert!(dropout["minimum"] == 0.0 && dropout["exclusiveMaximum"] == 1.0, "{dropout}");
-        assert!(threads["minimum"] == 1 && threads.get("maximum").is_none(), "{threads}");
+        assert!(threads["minimum"] == 1 && threads["maximum"] == 4096, "{threads}");
         let text = explain("lora_r").unwrap();
         let lines = ["integer, at least 1", "the same default", "every command", "use_peft = true", "on resume   no"];
         for line in lines {

@@ -1,6 +1,6 @@
 //! Bad input gives one clear paragraph, exit code 2, and nothing half-written: no output directory either.
 
-use crate::support::{lockstep, model, refused};
+use crate::support::{command, lockstep, model, refused};
 use std::path::Path;
 
 /// A directory with a model and data in which everything is right.
@@ -170,4 +170,122 @@ fn what_is_right_runs() {
     assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
     assert!(dir.path().join("run/config.toml").is_file() && dir.path().join("run/metrics.jsonl").is_file());
     refused(dir.path(), &arguments, &["run", "already holds a run", "--resume"]);
+}
+
+/// Numbers that no machine has room for are refused, each by its name: no panic, no abort.
+#[test]
+fn absurd_sizes() {
+    let dir = good();
+    for (key, words) in [
+        ("threads=100000", "`threads`"),
+        ("kv_cache_blocks=1000000000000", "`kv_cache_blocks`"),
+        ("kv_cache_blocks=60000000", "MiB of memory"),
+        ("max_num_seqs=1000000000", "`max_num_seqs`"),
+        ("num_generations=1000000000000", "`num_generations`"),
+        ("per_device_train_batch_size=4000000000000000000", "`per_device_train_batch_size`"),
+        ("gradient_accumulation_steps=1000000", "rows of the training data"),
+        ("generation_batch_size=4000000000000", "`generation_batch_size`"),
+        ("max_completion_length=9000000000000000000", "`max_completion_length`"),
+        ("num_iterations=9000000000000000000", "`num_iterations`"),
+    ] {
+        train(dir.path(), &["--set", key], &[words]);
+    }
+    train(dir.path(), &["--threads", "100000"], &["`threads`", "4096"]);
+    let model = ["--model", "model", "--prompt", "ab"];
+    for (flag, value) in [("--n", "1000000000000"), ("--threads", "100000")] {
+        refused(dir.path(), &[&["generate"], &model[..], &[flag, value]].concat(), &[value]);
+    }
+    // As many as the context holds.
+    let long = [&["generate"], &model[..], &["--max-new-tokens", "9000000000000000000", "--n", "2"]].concat();
+    assert_eq!(lockstep(dir.path(), &long).code, Some(0));
+}
+
+/// A stop string ends a completion; an empty one would end each at once.
+#[test]
+fn empty_stop_strings() {
+    let dir = good();
+    train(dir.path(), &["--set", "stop=[\"a\", \"\"]"], &["`stop`", "empty"]);
+    refused(dir.path(), &["generate", "--model", "model", "--prompt", "ab", "--stop", ""], &["--stop"]);
+}
+
+#[cfg(unix)]
+mod not_utf8 {
+    use super::*;
+    use crate::support::{command, listing};
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    fn bytes(text: &[u8]) -> &OsStr {
+        OsStr::from_bytes(text)
+    }
+
+    /// What it said, once it was refused.
+    #[track_caller]
+    fn refused(mut command: std::process::Command, directory: &Path) -> String {
+        let before = listing(directory);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(!said.contains("panicked") && listing(directory) == before, "{said}");
+        said
+    }
+
+    #[test]
+    fn in_the_environment() {
+        let dir = good();
+        let show = || command(dir.path(), &["config", "show"]);
+        let mut other = show();
+        assert!(other.env("OTHER", bytes(b"\xff")).output().unwrap().status.success(), "not ours, and not read");
+        for (name, value) in
+            [(&b"LOCKSTEP_SEED"[..], &b"\xff"[..]), (b"LOCKSTEP_\xff", b"1"), (b"LOCKSTEP_LOG", b"\xff")]
+        {
+            let mut ours = show();
+            ours.env(bytes(name), bytes(value));
+            assert!(refused(ours, dir.path()).contains("LOCKSTEP_"));
+        }
+        let mut generate = command(dir.path(), &["generate", "--model", "model", "--prompt", "ab"]);
+        generate.env("LOCKSTEP_THREADS", bytes(b"\xff"));
+        assert!(refused(generate, dir.path()).contains("LOCKSTEP_THREADS"));
+    }
+
+    #[test]
+    fn in_a_path() {
+        let dir = good();
+        let train = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars", "--out"];
+        let mut out = command(dir.path(), &train);
+        out.arg(bytes(b"run\xff"));
+        assert!(refused(out, dir.path()).contains("--out"));
+        for arguments in [
+            &["generate", "--prompt", "ab", "--model"][..],
+            &["score", "--input", "-", "--model"],
+            &["eval", "--model"],
+        ] {
+            let mut command = command(dir.path(), arguments);
+            command.arg(bytes(b"model\xff"));
+            refused(command, dir.path());
+        }
+    }
+}
+
+/// Every variable is obeyed or refused, by every command.
+#[test]
+fn variables_of_the_environment() {
+    let dir = good();
+    let with = |arguments: &[&str], variable: &str, value: &str| {
+        let output = command(dir.path(), arguments).env(variable, value).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let generate = ["generate", "--model", "model", "--prompt", "ab", "--max-new-tokens", "2"];
+    for arguments in [&generate[..], &["score", "--model", "model", "--input", "none"], &["doctor"], &["demo"]] {
+        let (code, said) = with(arguments, "LOCKSTEP_TEMPERATURE", "0.5");
+        assert!(code == Some(2) && said.contains("LOCKSTEP_TEMPERATURE") && said.contains("flag"), "{said}");
+        let (code, said) = with(arguments, "LOCKSTEP_TEMPRATURE", "0.5");
+        assert!(code == Some(2) && said.contains("LOCKSTEP_TEMPRATURE") && said.contains("`temperature`"), "{said}");
+    }
+    assert_eq!(with(&generate, "LOCKSTEP_THREADS", "1").0, Some(0));
+    assert_eq!(with(&generate, "LOCKSTEP_TEMPERATURE", "").0, Some(0), "an empty variable is an unset one");
+    let eval = ["eval", "--model", "model", "--reward", "unique_chars", "--json", "--max-completion-length", "6"];
+    let (code, said) = with(&eval, "LOCKSTEP_EVAL_DATASET_NAME", "d.jsonl");
+    assert_eq!(code, Some(0), "{said}");
+    assert!(with(&eval, "LOCKSTEP_EVAL_DATASET", "d.jsonl").1.contains("unknown key"));
 }

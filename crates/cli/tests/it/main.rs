@@ -7,6 +7,7 @@ mod combined;
 mod commands;
 mod course;
 mod dynamic_sampling;
+mod eval;
 mod failing_rewards;
 mod full_disk;
 mod gemma3;

@@ -115,7 +115,7 @@ fn what_cannot_be_is_refused() {
     refuse(&["steps_per_generation=2"], &["`steps_per_generation`", "num_mini_batches"]);
     refuse(&["dynamic_sampling=true"], &["`dynamic_sampling`", "set it to false"]);
     refuse(&["num_generations=3"], &["mini-batch of 4", "num_generations = 3", "set num_generations = 1"]);
-    refuse(&["num_generations=0"], &["num_generations = 0", "set num_generations = 1"]);
+    refuse(&["num_generations=0"], &["`num_generations` must be at least 1"]);
     refuse(&["num_ppo_epochs=0"], &["`num_ppo_epochs` must be at least 1"]);
     refuse(&["num_mini_batches=0"], &["`num_mini_batches` must be at least 1"]);
     // The divergence.

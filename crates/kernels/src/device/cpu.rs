@@ -1,8 +1,8 @@
 //! The CPU: an instruction set and threads.
 
 use super::Device;
-use crate::Isa;
 use crate::pool::{Pool, Tasks};
+use crate::{Error, Isa, Result};
 use std::sync::Arc;
 
 /// What an operation computes with on the CPU, and what it shows to get at elements.
@@ -15,8 +15,12 @@ pub(crate) struct Cpu {
 
 impl Cpu {
     /// `threads` threads (the caller's is one of them) and the instruction set `isa`, for memory of `device`.
-    pub(crate) fn new(isa: Isa, threads: usize, device: Device) -> Cpu {
-        Cpu { isa, pool: Arc::new(Pool::new(threads)), device }
+    pub(crate) fn new(isa: Isa, threads: usize, device: Device) -> Result<Cpu> {
+        let pool = Pool::new(threads).map_err(|e| Error::Value {
+            op: "threads",
+            message: format!("this machine does not give {threads} threads: {e}; ask for fewer"),
+        })?;
+        Ok(Cpu { isa, pool: Arc::new(pool), device })
     }
     pub(crate) fn isa(&self) -> Isa {
         self.isa

@@ -17,7 +17,7 @@ fn released_bytes_of_a_file_stay_readable() {
 }
 
 fn cpu(device: Device) -> Cpu {
-    Cpu::new(crate::Isa::PORTABLE, 1, device)
+    Cpu::new(crate::Isa::PORTABLE, 1, device).unwrap()
 }
 
 #[test]

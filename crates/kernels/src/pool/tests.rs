@@ -19,7 +19,7 @@ fn counters(n: usize) -> Vec<AtomicU32> {
 #[test]
 fn every_task_runs_once_for_all_counts_and_threads() {
     for threads in [1, 2, 3, 8] {
-        let pool = Pool::new(threads);
+        let pool = Pool::new(threads).unwrap();
         assert_eq!(pool.threads(), threads);
         for count in [0, 1, 2, 3, 7, 100, 1000].into_iter().filter(|&n| n < 100 || !cfg!(miri)) {
             let counters = counters(count);
@@ -33,7 +33,7 @@ fn every_task_runs_once_for_all_counts_and_threads() {
 /// wake-up that arrives while a thread is about to sleep.
 #[test]
 fn parked_and_spinning_threads_miss_no_region() {
-    let pool = Pool::new(4);
+    let pool = Pool::new(4).unwrap();
     let counters = counters(16);
     let mut stream = crate::rng::Stream::new(1, 1);
     const REGIONS: u32 = if cfg!(miri) { 30 } else { 2000 };
@@ -52,7 +52,7 @@ fn parked_and_spinning_threads_miss_no_region() {
 #[test]
 fn callers_on_several_threads_take_turns() {
     const CALLS: u32 = if cfg!(miri) { 3 } else { 100 };
-    let pool = Pool::new(3);
+    let pool = Pool::new(3).unwrap();
     let counters = counters(50);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -75,7 +75,7 @@ impl Tasks for PanicAt {
 fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
     const TASKS: usize = if cfg!(miri) { 6 } else { 100 };
     for threads in [1, 3] {
-        let pool = Pool::new(threads);
+        let pool = Pool::new(threads).unwrap();
         for at in [0, 5, TASKS - 1] {
             let run = std::panic::AssertUnwindSafe(|| pool.run(Isa::PORTABLE, TASKS, &PanicAt(at)));
             assert!(std::panic::catch_unwind(run).is_err(), "{threads} threads, task {at}");
@@ -111,7 +111,7 @@ fn flush_to_zero_of_the_caller_changes_no_bits_and_is_given_back() {
     /// Flush to zero, denormals are zero, round towards zero: what other libraries may leave behind.
     const FOREIGN: u32 = 0x1f80 | 0x8000 | 0x0040 | 0x6000;
     for threads in [1, 3] {
-        let pool = Pool::new(threads);
+        let pool = Pool::new(threads).unwrap();
         for isa in Isa::present() {
             let mut out = vec![f32::NAN; 20 * LANES];
             let before = control();

@@ -41,6 +41,12 @@ pub(crate) struct Range {
     high_is_in: bool,
 }
 
+/// More completions, sequences or repetitions than any run has: a slip of the pen, whose products and lists would not
+/// fit in memory before anything could say so.
+pub(super) const MANY: f64 = (1 << 20) as f64;
+/// The same of tokens.
+pub(super) const LONG: f64 = (1u64 << 31) as f64;
+
 /// `low` and more.
 pub(super) const fn at_least(low: f64) -> Range {
     Range { low, low_is_in: true, high: f64::INFINITY, high_is_in: false }

@@ -25,6 +25,8 @@ pub enum Purpose {
     Reward,
     /// Direct preference optimization.
     Dpo,
+    /// Evaluating a model as a run of reinforcement learning evaluates its own.
+    Eval,
     /// To be looked at only: nothing need be complete.
     Show,
 }
@@ -34,6 +36,7 @@ impl Purpose {
     pub fn command(self) -> &'static str {
         match self {
             Purpose::Grpo | Purpose::Show => "train",
+            Purpose::Eval => "eval",
             Purpose::Sft => "sft",
             Purpose::Reward => "reward",
             Purpose::Dpo => "dpo",
@@ -115,12 +118,50 @@ pub fn unknown_key(name: &str) -> String {
 /// `LOCKSTEP_` variables that are no keys.
 const NOT_KEYS: [&str; 5] = ["DEVICE", "ISA", "LOG", "SHARED", "CACHE"];
 
+/// The `LOCKSTEP_*` variables of this process, sorted.
+fn environment() -> anyhow::Result<Vec<(String, String)>> {
+    let ours = std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"LOCKSTEP_"));
+    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| match (name.into_string(), value.into_string())
+    {
+        (Ok(name), Ok(value)) => Ok((name, value)),
+        (name, value) => Err(BadInput::new(format!(
+            "environment variable {} = {}: not UTF-8",
+            name.unwrap_or_else(|name| name.display().to_string()),
+            value.unwrap_or_else(|value| value.display().to_string())
+        ))),
+    };
+    let mut all = ours.map(text).collect::<anyhow::Result<Vec<_>>>()?;
+    all.sort();
+    Ok(all)
+}
+
+/// The name after `LOCKSTEP_` of a variable that should be a key; an empty variable is an unset one.
+fn key_of_variable<'a>(variable: &'a str, text: &str) -> Option<&'a str> {
+    let name = variable.trim_start_matches("LOCKSTEP_");
+    (!NOT_KEYS.contains(&name) && !name.starts_with("TEST_") && !text.is_empty()).then_some(name)
+}
+
+/// Refuses variables that `command` would not obey: it reads no configuration, but for `LOCKSTEP_THREADS`.
+pub fn refuse_environment(command: &str) -> anyhow::Result<()> {
+    for (variable, text) in environment()? {
+        let Some(name) = key_of_variable(&variable, &text).filter(|name| *name != "THREADS") else { continue };
+        let name = name.to_ascii_lowercase();
+        if Config::key(&name).is_none() && unsupported_key(&name, &Value::String(text)).is_none() {
+            bad_input!("environment variable {variable}: {}", unknown_key(&name));
+        }
+        bad_input!(
+            "environment variable {variable} sets a key of configurations, and `lockstep {command}` reads none: unset \
+             it, and give what you need as a flag"
+        );
+    }
+    Ok(())
+}
+
 impl Layers {
     /// With the `LOCKSTEP_*` variables of this process.
-    pub fn with_environment(mut self) -> Self {
-        self.environment = std::env::vars().filter(|(name, _)| name.starts_with("LOCKSTEP_")).collect();
-        self.environment.sort();
-        self
+    pub fn with_environment(mut self) -> anyhow::Result<Self> {
+        self.environment = environment()?;
+        Ok(self)
     }
 
     /// Puts them together and checks the result. What is wrong is a [`BadInput`] that says how to mend it.
@@ -133,11 +174,7 @@ impl Layers {
             resolved.apply_file(path)?;
         }
         for (variable, text) in &self.environment {
-            let name = variable.trim_start_matches("LOCKSTEP_");
-            // An empty variable is an unset one.
-            if NOT_KEYS.contains(&name) || name.starts_with("TEST_") || text.is_empty() {
-                continue;
-            }
+            let Some(name) = key_of_variable(variable, text) else { continue };
             let origin = Origin::Environment(variable.clone());
             resolved.apply_text(
                 &name.to_ascii_lowercase(),
@@ -149,7 +186,10 @@ impl Layers {
         for (name, text) in &self.set {
             resolved.apply_text(name, text, Origin::Flag, "command line")?;
         }
-        super::keys::adapter::adopt(&mut resolved)?;
+        // An evaluation takes an adapter as it is.
+        if self.purpose != Purpose::Eval {
+            super::keys::adapter::adopt(&mut resolved)?;
+        }
         super::tasks::apply(&mut resolved);
         if resolved.config.replay.is_some() && !resolved.is_set("num_train_epochs") {
             resolved.config.num_train_epochs = 1.0;

@@ -63,18 +63,18 @@ impl Methods {
             (Purpose::Sft, _) => SFT,
             (Purpose::Dpo, _) => DPO,
             (Purpose::Reward, _) => REWARD,
-            (Purpose::Grpo | Purpose::Show, Algorithm::Grpo) => GRPO,
-            (Purpose::Grpo | Purpose::Show, Algorithm::Rloo) => RLOO,
-            (Purpose::Grpo | Purpose::Show, Algorithm::ReinforcePlusPlus) => RPP,
-            (Purpose::Grpo | Purpose::Show, Algorithm::ReinforcePlusPlusBaseline) => RPP_BASELINE,
-            (Purpose::Grpo | Purpose::Show, Algorithm::Ppo) => PPO,
+            (Purpose::Grpo | Purpose::Eval | Purpose::Show, Algorithm::Grpo) => GRPO,
+            (Purpose::Grpo | Purpose::Eval | Purpose::Show, Algorithm::Rloo) => RLOO,
+            (Purpose::Grpo | Purpose::Eval | Purpose::Show, Algorithm::ReinforcePlusPlus) => RPP,
+            (Purpose::Grpo | Purpose::Eval | Purpose::Show, Algorithm::ReinforcePlusPlusBaseline) => RPP_BASELINE,
+            (Purpose::Grpo | Purpose::Eval | Purpose::Show, Algorithm::Ppo) => PPO,
         }
     }
 
     /// All methods of a command.
     pub(super) fn of_command(purpose: Purpose) -> Methods {
         match purpose {
-            Purpose::Grpo | Purpose::Show => ONLINE,
+            Purpose::Grpo | Purpose::Eval | Purpose::Show => ONLINE,
             Purpose::Sft => SFT,
             Purpose::Dpo => DPO,
             Purpose::Reward => REWARD,

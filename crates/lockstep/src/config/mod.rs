@@ -24,7 +24,7 @@ mod values;
 pub use engine::{WorkloadBounds, engine_config, sampling, trainer_config};
 pub use key::{Key, OnResume};
 use layers::Origin;
-pub use layers::{Layers, Purpose, Resolved, unknown_key};
+pub use layers::{Layers, Purpose, Resolved, refuse_environment, unknown_key};
 pub(crate) use nearest::did_you_mean;
 pub use resume::changes_on_resume;
 pub use show::toml_on_one_line;

@@ -8,7 +8,7 @@
 //! where `row` is a [`Row`](super::key::Row), begun with `TRL` or `OURS`.
 
 use super::key::OnResume::{Fixed, Free, Warn};
-use super::key::{Key, OURS, TRL, Trl, above, at_least};
+use super::key::{Key, LONG, MANY, OURS, TRL, Trl, above, at_least};
 use super::keys::{adapter::*, batches::*, checkpoints::*, data::*, evaluation::*, logging::*, loss::*};
 use super::keys::{machine::*, model::*, optimizer::*, ppo::*, preferences::*, rewards::*, sampling::*};
 use super::methods::{ALL, DPO, GRPO, ONLINE, PAIRS, POLICY_LOSS, PPO, REWARD, RLOO, RPP, SFT};

@@ -14,6 +14,8 @@ pub(super) fn check(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result
     let (command, method) = (Methods::of_command(purpose), Methods::of(purpose, c.algorithm));
     let algorithm = KeyValue::write(&c.algorithm).map_or_else(String::new, |v| v.to_string());
     let default = Config::default();
+    // To show a configuration, it need not be known what it is for; evaluation reads one that is of training.
+    let any_use = matches!(purpose, Purpose::Show | Purpose::Eval);
     // A configuration that a run has written names every key: one that has its default was asked for by nobody.
     let asked = |key: &&Key| {
         let origin = resolved.origin(key.name);
@@ -25,10 +27,9 @@ pub(super) fn check(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result
         let readers = key.row.read_by;
         let hint = key.row.instead.iter().find(|(methods, _)| methods.contain(method));
         let hint = hint.map_or(String::new(), |(_, other)| format!(" ({other} in its place)"));
-        // To show a configuration, it need not be known what it is for.
-        if purpose != Purpose::Show && !readers.meet(command) {
+        if !any_use && !readers.meet(command) {
             of_others.push(format!("{}{hint}", key.name));
-        } else if purpose != Purpose::Show && !readers.contain(method) {
+        } else if !any_use && !readers.contain(method) {
             if method != PPO && readers != PPO {
                 bad_input!("`{}` has no part in algorithm = {algorithm}: remove it{hint}", key.name);
             }

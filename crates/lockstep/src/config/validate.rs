@@ -4,7 +4,7 @@
 use super::keys::{adapter, batches, data, evaluation, loss, ppo, preferences, rewards, sampling};
 use super::table::KEYS;
 use super::values::ComputeDType;
-use super::{Purpose, Resolved, Strategy, unused_keys};
+use super::{Config, Purpose, Resolved, Strategy, unused_keys};
 use crate::bad_input;
 use crate::error::BadInput;
 
@@ -19,16 +19,30 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
         bad_input!("`max_steps` must be at least 1, or -1 for num_train_epochs passes, but is {}", c.max_steps);
     }
     data::renames(&c.columns).map_err(BadInput::new)?;
+    sampling::check_stop(c)?;
     adapter::check(c)?;
-    evaluation::check(resolved)?;
-    if purpose != Purpose::Show {
-        inputs(resolved, purpose)?;
+    evaluation::check(resolved, purpose)?;
+    match purpose {
+        Purpose::Show => {}
+        Purpose::Eval => evaluated(&resolved.config)?,
+        _ => inputs(resolved, purpose)?,
     }
     unused_keys::check(resolved, purpose)?;
     if purpose == Purpose::Grpo {
         online(resolved)?;
     }
     Ok(())
+}
+
+/// What an evaluation outside a run reads must be named.
+fn evaluated(c: &Config) -> anyhow::Result<()> {
+    if c.model_name_or_path.is_none() {
+        bad_input!("no model: give --model DIR, or a configuration with model_name_or_path");
+    }
+    if !c.has_eval_data() {
+        bad_input!("no data: give --dataset FILE, or a configuration with eval_dataset_name or eval_datasets");
+    }
+    rewards::check(c)
 }
 
 /// What a run reads must be named.
@@ -40,7 +54,7 @@ fn inputs(resolved: &Resolved, purpose: Purpose) -> anyhow::Result<()> {
     let learns = match purpose {
         Purpose::Sft | Purpose::Reward => "supervised fine-tuning and reward models learn",
         Purpose::Dpo => "direct preference optimization learns",
-        Purpose::Grpo | Purpose::Show => "",
+        Purpose::Grpo | Purpose::Eval | Purpose::Show => "",
     };
     if c.replay.is_some() && !learns.is_empty() {
         bad_input!("`replay` is for `lockstep train`: {learns} from dataset_name");
@@ -51,7 +65,9 @@ fn inputs(resolved: &Resolved, purpose: Purpose) -> anyhow::Result<()> {
     if c.dataset_name.is_none() && c.replay.is_none() {
         bad_input!("no training data: give --dataset FILE, or dataset_name in the configuration");
     }
-    if c.eval_strategy != Strategy::No && c.eval_dataset_name.is_none() {
+    // Of several sets, only completions are evaluated.
+    let has_eval_data = if purpose == Purpose::Grpo { c.has_eval_data() } else { c.eval_dataset_name.is_some() };
+    if c.eval_strategy != Strategy::No && !has_eval_data {
         bad_input!(
             "`eval_strategy` asks for evaluation, but there is no data for it: set eval_dataset_name, or eval_strategy \
              = \"no\""

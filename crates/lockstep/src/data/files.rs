@@ -15,6 +15,11 @@ pub(super) fn files(path: &Path, configuration: Option<&str>, split: &str) -> an
     }
     let mut all = Vec::new();
     collect(path, &mut all, 3).map_err(|e| BadInput::new(format!("cannot list {}: {e}", path.display())))?;
+    // Beside tables, what ends in `.json` describes them.
+    let is_json = |file: &Path| file.extension().is_some_and(|e| e == "json");
+    if all.iter().any(|file| !is_json(file)) {
+        all.retain(|file| !is_json(file));
+    }
     all.sort();
     let relative = |file: &Path| file.strip_prefix(path).unwrap_or(file).to_string_lossy().into_owned();
     if let Some(configuration) = configuration {
@@ -54,8 +59,7 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>, depth: usize) -> std::io:
         let path = entry?.path();
         if path.is_dir() && depth > 0 {
             collect(&path, files, depth - 1)?;
-        } else if path.is_file()
-            && path.extension().and_then(|e| e.to_str()).is_some_and(|e| e == "jsonl" || e == "parquet")
+        } else if path.is_file() && path.extension().and_then(|e| e.to_str()).is_some_and(|e| DATA_ENDINGS.contains(&e))
         {
             files.push(path);
         }
@@ -82,6 +86,16 @@ mod tests {
         assert!(error.contains("`validation`") && error.contains("train-00000"), "{error}");
         let error = files(dir.path(), Some("socratic"), "train").unwrap_err().to_string();
         assert!(error.contains("`socratic`"), "{error}");
+    }
+
+    #[test]
+    fn json_is_data_where_there_is_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("train.json"), "").unwrap();
+        assert_eq!(files(dir.path(), None, "train").unwrap(), [dir.path().join("train.json")]);
+        assert!(files(dir.path(), None, "test").unwrap_err().to_string().contains("train.json"));
+        std::fs::write(dir.path().join("rows.parquet"), "").unwrap();
+        assert_eq!(files(dir.path(), None, "train").unwrap(), [dir.path().join("rows.parquet")]);
     }
 
     #[test]

@@ -59,6 +59,15 @@ impl DatasetSpec {
         Some(Self::of(config, name, split, config.eval_max_samples))
     }
 
+    /// All evaluation data that `config` names: of `eval_dataset_name`, without a name, then of `eval_datasets`.
+    pub fn eval_sets(config: &Config) -> Vec<(String, DatasetSpec)> {
+        let named = config.eval_datasets.iter().filter_map(|(set, data)| {
+            let split = config.eval_dataset_split.clone().unwrap_or_else(|| "test".to_owned());
+            Some((set.clone(), Self::of(config, data.as_str()?.to_owned(), split, config.eval_max_samples)))
+        });
+        Self::eval(config).into_iter().map(|spec| (String::new(), spec)).chain(named).collect()
+    }
+
     fn of(config: &Config, name: String, split: String, max_samples: Option<usize>) -> DatasetSpec {
         let text = |v: &serde_json::Value| v.as_str().map(str::to_owned);
         DatasetSpec {
@@ -122,8 +131,9 @@ impl DatasetSpec {
             let content = std::fs::read(&file).or_bad_input_in(format!("cannot read {}", file.display()))?;
             hash.update(&content);
             for (place, row) in rows::read(&file, &content, limit - taken)? {
-                let place =
-                    || format!("{}, {} {place}", file.display(), if is_parquet(&file) { "row" } else { "line" });
+                let place = || {
+                    format!("{}, {} {place}", file.display(), if is_lines(&file, &content) { "line" } else { "row" })
+                };
                 take(row, &place)?;
                 taken += 1;
             }
@@ -189,6 +199,8 @@ impl DatasetSpec {
     }
 }
 
-fn is_parquet(path: &Path) -> bool {
-    path.extension().is_some_and(|e| e == "parquet")
+/// Whether rows are counted by lines: not in Parquet, nor in a list of objects.
+fn is_lines(path: &Path, content: &[u8]) -> bool {
+    let ending = path.extension().and_then(|e| e.to_str());
+    ending != Some("parquet") && !(ending == Some("json") && content.trim_ascii_start().starts_with(b"["))
 }

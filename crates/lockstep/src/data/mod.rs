@@ -7,6 +7,8 @@
 mod files;
 pub mod load;
 pub mod pairs;
+#[cfg(feature = "parquet")]
+mod parquet;
 pub mod prompt_dataset;
 pub mod prompts;
 pub mod rows;

@@ -1,5 +1,6 @@
 //! Prompts, ready to be asked: ids for the model, text and columns for the rewards.
 
+use crate::bad_input;
 use crate::config::Config;
 use crate::data::prompts::Prompt;
 use crate::data::{DatasetSpec, encode_all};
@@ -27,7 +28,7 @@ impl PromptDataset {
         room: usize,
     ) -> anyhow::Result<PromptDataset> {
         let data = spec.load()?;
-        let encoder = encoder(config, assets);
+        let encoder = encoder(config, assets)?;
         let context = context(config, assets);
         let encoded = encode_all(&encoder, &data, config.max_prompt_length, context, room)?;
         Ok(PromptDataset { all: encoded.prompts, hash: data.hash, left_out: encoded.left_out })
@@ -40,12 +41,18 @@ impl PromptDataset {
 }
 
 /// How prompts become ids.
-pub fn encoder<'a>(config: &'a Config, assets: &'a ModelAssets) -> PromptEncoder<'a> {
-    PromptEncoder {
+pub fn encoder<'a>(config: &'a Config, assets: &'a ModelAssets) -> anyhow::Result<PromptEncoder<'a>> {
+    if let (Some(system), None) = (&config.system_prompt, &assets.chat) {
+        bad_input!(
+            "`system_prompt` = \"{system}\": the model has no chat template (chat_template.jinja or \
+             tokenizer_config.json) to put it in: set system_prompt = \"none\", or take a model that has one"
+        );
+    }
+    Ok(PromptEncoder {
         tokenizer: &assets.tokenizer,
         template: assets.chat.as_deref(),
         kwargs: &config.chat_template_kwargs,
-    }
+    })
 }
 
 /// The longest sequence that the model and the configuration allow.

@@ -31,11 +31,17 @@ impl TryFrom<Vec<Value>> for Rows {
 /// Reads up to `limit` rows of a file's content, each with where it stands (a line of JSONL, a row of Parquet, from 1).
 pub fn read(path: &Path, content: &[u8], limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
     match path.extension().and_then(|e| e.to_str()) {
-        Some("parquet") => parquet(path, limit),
+        #[cfg(feature = "parquet")]
+        Some("parquet") => super::parquet::read(path, limit),
+        #[cfg(not(feature = "parquet"))]
+        Some("parquet") => {
+            bad_input!("{}: this program was built without Parquet (feature `parquet`); use JSON lines", path.display())
+        }
         Some("gz" | "zst" | "csv" | "arrow") => bad_input!(
             "{}: datasets are read as JSON lines (.jsonl) or Parquet (.parquet); unpack or convert it first",
             path.display()
         ),
+        Some("json") if content.trim_ascii_start().starts_with(b"[") => json_array(path, content, limit),
         _ => json_lines(path, content, limit),
     }
 }
@@ -66,33 +72,9 @@ fn json_lines(path: &Path, content: &[u8], limit: usize) -> anyhow::Result<Vec<(
     Ok(rows)
 }
 
-/// The crate asserts some of what a damaged file breaks (that offsets are not below 0).
-#[cfg(feature = "parquet")]
-fn parquet(path: &Path, limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
-    std::panic::catch_unwind(|| parquet_rows(path, limit))
-        .unwrap_or_else(|_| bad_input!("{}: not a readable Parquet file: it is damaged", path.display()))
-}
-
-#[cfg(feature = "parquet")]
-fn parquet_rows(path: &Path, limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
-    use crate::error::OrBadInput;
-    use parquet::file::reader::{FileReader, SerializedFileReader};
-    let bad = |e: parquet::errors::ParquetError| {
-        BadInput::new(format!("{}: not a readable Parquet file: {e}", path.display()))
-    };
-    let file = std::fs::File::open(path).or_bad_input_in(path.display())?;
-    let reader = SerializedFileReader::new(file).map_err(bad)?;
-    let mut rows = Vec::new();
-    for (index, row) in reader.get_row_iter(None).map_err(bad)?.enumerate().take(limit) {
-        match row.map_err(bad)?.to_json_value() {
-            Value::Object(row) => rows.push((index + 1, row)),
-            other => bad_input!("{}, row {}: not a record: {other}", path.display(), index + 1),
-        }
-    }
-    Ok(rows)
-}
-
-#[cfg(not(feature = "parquet"))]
-fn parquet(path: &Path, _limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
-    bad_input!("{}: this program was built without Parquet (feature `parquet`); use JSON lines", path.display())
+/// One list of objects, as `.json` files often are.
+fn json_array(path: &Path, content: &[u8], limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
+    let rows: Vec<Row> = serde_json::from_slice(content)
+        .map_err(|e| BadInput::new(format!("{}: broken JSON, or no list of objects: {e}", path.display())))?;
+    Ok((1..).zip(rows).take(limit).collect())
 }

@@ -135,7 +135,7 @@ fn prompts_to_ids() {
     let error = plain.encode(&data.examples[1].prompt).unwrap_err();
     assert!(error.to_string().contains("no chat template"), "{error}");
     let with_system = load("{\"prompt\": \"q\"}", |s| s.system_prompt = Some("sys".into())).unwrap();
-    assert_eq!(plain.render(&with_system.examples[0].prompt).unwrap(), "sys\n\nq\n");
+    assert!(plain.render(&with_system.examples[0].prompt).is_err(), "two messages are no text");
 }
 
 #[test]
@@ -210,5 +210,66 @@ mod foreign {
         fn tables(bytes in foreign::bytes(table())) {
             let _ = read("d.parquet", &bytes);
         }
+    }
+}
+
+/// Files of another writer, in every compression and both versions of pages.
+#[cfg(feature = "parquet")]
+#[test]
+fn parquet_in_every_compression() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet");
+    let read = |name: &str, limit: usize| {
+        let path = fixtures.join(name);
+        super::rows::read(&path, &std::fs::read(&path).unwrap(), limit)
+    };
+    for codec in ["none", "snappy", "gzip", "brotli", "lz4", "zstd"] {
+        for version in [1, 2] {
+            let name = format!("{codec}-{version}.parquet");
+            let rows = read(&name, 100).unwrap();
+            assert_eq!(rows.len(), 40, "{name}");
+            for (i, (number, row)) in rows.into_iter().enumerate() {
+                let turns = vec![json!({"role": "user", "content": format!("hi {i}")}); i % 3];
+                let expected = json!({
+                    "prompt": format!("question {}: {}", i % 7, "word ".repeat(30)),
+                    "answer": format!("ünïcode {i}"),
+                    "maybe": (i % 3 == 0).then_some(i),
+                    "nothing": null,
+                    "chat": turns,
+                });
+                assert_eq!((number, Value::Object(row)), (i + 1, expected), "{name}");
+            }
+            assert_eq!(read(&name, 30).unwrap().len(), 30, "{name}: across row groups");
+        }
+    }
+    let image = read("image.parquet", 1).unwrap();
+    assert_eq!(image[0].1["image"], "plain");
+    let error = read("image.parquet", 2).unwrap_err();
+    let said = error.to_string();
+    assert!(is_bad_input(&error) && said.contains("row 2") && said.contains("`image`"), "{said}");
+    // Damaged pages of those that are unpacked here.
+    for name in ["zstd-1.parquet", "brotli-2.parquet"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut bytes = std::fs::read(fixtures.join(name)).unwrap();
+        bytes[60..300].fill(0x5a);
+        let path = dir.path().join(name);
+        std::fs::write(&path, &bytes).unwrap();
+        assert!(is_bad_input(&super::rows::read(&path, &bytes, 100).unwrap_err()), "{name}");
+    }
+}
+
+#[test]
+fn a_json_file_is_lines_or_a_list() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("train.json");
+    let read = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        let rows = super::rows::read(&path, text.as_bytes(), 2)?;
+        anyhow::Ok(rows.into_iter().map(|(place, row)| (place, row["prompt"].clone())).collect::<Vec<_>>())
+    };
+    let both = vec![(1, json!("a")), (2, json!("b"))];
+    assert_eq!(read("{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n").unwrap(), both);
+    assert_eq!(read(" [\n {\"prompt\": \"a\"},\n {\"prompt\": \"b\"}, {\"prompt\": \"c\"}]").unwrap(), both);
+    for broken in ["[1]", "[{\"prompt\": \"a\"}"] {
+        assert!(is_bad_input(&read(broken).unwrap_err()), "{broken}");
     }
 }

@@ -3,7 +3,9 @@
 mod policy;
 mod value_model;
 
-pub use policy::{ModelSource, Policy, load_assets, load_config, load_scorer, load_weights, trained_weights};
+pub use policy::{
+    ModelSource, Policy, load_assets, load_config, load_scorer, load_weights, locate_model, trained_weights,
+};
 pub use value_model::{value_model_shape, value_model_shape_of};
 
 use crate::error::BadInput;

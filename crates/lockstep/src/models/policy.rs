@@ -217,6 +217,12 @@ impl ModelSource {
     }
 }
 
+/// The directory of the language model that `name` names, and, where that is an adapter, the adapter's.
+pub fn locate_model(name: &str) -> anyhow::Result<(PathBuf, Option<PathBuf>)> {
+    let ModelSource { dir, adapter } = ModelSource::named(name, Head::Lm)?;
+    Ok((dir, adapter))
+}
+
 /// An adapter is not a model: says so, before files are missed.
 fn refuse_adapter(dir: &Path) -> anyhow::Result<()> {
     if is_adapter(dir) {

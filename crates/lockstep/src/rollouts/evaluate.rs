@@ -1,11 +1,16 @@
-//! Evaluation: completions of held-out prompts, scored by the same rewards, and pass@k.
+//! Evaluation: completions of held-out prompts, scored by the same rewards, and pass@k. What no reward judged is in no
+//! mean.
 
-use crate::config::{Config, EvalSampling};
+use crate::config::{Config, EvalSampling, WorkloadBounds};
+use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::PromptDataset;
 use crate::data::prompts::Prompt;
+use crate::error::BadInput;
 use crate::models::Policy;
-use crate::rollouts::Rollouts;
+use crate::rollouts::rewards::{ConfiguredReward, check_columns};
 use crate::rollouts::scoring::{Prompts, RolloutScorer};
+use crate::rollouts::{Rollouts, ScoredCompletion};
+use model::ModelAssets;
 use rewards::{Problem, Reward};
 use rollout::{Engine, FinishReason, Request, SamplingParams};
 use std::sync::Arc;
@@ -14,29 +19,79 @@ use train::evaluation::pass_at_k;
 /// Rollout numbers of evaluation lie apart from those of training: evaluating changes no completion of training.
 const EVALUATION: u64 = 1 << 62;
 
-/// Held-out prompts and how they are sampled.
+/// A completion is right if the reward that decides it (`eval_pass_at_k_reward`) gives so much, whatever its weight.
+const RIGHT: f64 = 1.0;
+
+/// Held-out prompts, a set or several, and how they are sampled.
 pub struct Evaluation {
-    prompts: Vec<Arc<Prompt>>,
+    sets: Vec<EvalSet>,
     sampling: Arc<SamplingParams>,
     generations: usize,
     pass_at_k: Vec<usize>,
+    /// The place of the reward that says whether a completion is right.
+    right: usize,
 }
 
-/// What came out.
+/// A set of held-out prompts.
+#[derive(Clone)]
+pub struct EvalSet {
+    /// Its name in `eval_datasets`; empty for that of `eval_dataset_name`.
+    pub name: String,
+    /// The prompts.
+    pub questions: PromptDataset,
+}
+
+/// What came out of a set.
 pub struct Outcome {
-    /// `eval_reward`, `eval_rewards/<name>/mean`, `eval_completions/…`, `eval_pass@k`.
+    /// The set's name; empty for that of `eval_dataset_name`.
+    pub name: String,
+    /// `eval_reward`, `eval_rewards/<name>/mean`, `eval_completions/…`, `eval_pass@k`; of a named set
+    /// `eval_<set>_reward`, ….
     pub metrics: Vec<(String, f64)>,
     /// What kept rewards from giving a score.
     pub problems: Vec<Problem>,
+    /// Completions that no reward judged, where none says why.
+    pub unscored: Option<String>,
     /// The scored completions of each prompt.
     pub rollouts: Rollouts,
 }
 
 impl Outcome {
-    /// The value of a metric, with or without `eval_`.
+    /// The value of a metric, without `eval_` and the set's name.
     pub fn metric(&self, name: &str) -> Option<f64> {
-        find(&self.metrics, name)
+        find(&self.metrics, &format!("{}{name}", prefix(&self.name)))
     }
+}
+
+/// Reads and encodes these sets. Every reward must find its columns in each.
+pub fn load_sets(
+    specs: Vec<(String, DatasetSpec)>,
+    config: &Config,
+    assets: &ModelAssets,
+    rewards: &[ConfiguredReward],
+) -> anyhow::Result<Vec<EvalSet>> {
+    let load = |(name, spec): (String, DatasetSpec)| -> anyhow::Result<EvalSet> {
+        let questions = PromptDataset::load(&spec, config, assets, config.max_completion_length)?;
+        check_columns(&questions, &spec.name, rewards)?;
+        Ok(EvalSet { name, questions })
+    };
+    specs.into_iter().map(load).collect()
+}
+
+/// `bounds` widened to what evaluating these sets takes.
+pub fn with_sets(bounds: WorkloadBounds, sets: &[EvalSet], config: &Config) -> WorkloadBounds {
+    let longest = sets.iter().map(|set| set.questions.longest()).max().unwrap_or(0);
+    let most = sets.iter().map(|set| set.questions.all.len()).max().unwrap_or(0);
+    WorkloadBounds {
+        longest_prompt: bounds.longest_prompt.max(longest),
+        sequences: bounds.sequences.max(most * config.generations_eval()),
+        ..bounds
+    }
+}
+
+/// What the metrics of a set begin with, as transformers' Trainer names them.
+fn prefix(set: &str) -> String {
+    if set.is_empty() { "eval_".to_owned() } else { format!("eval_{set}_") }
 }
 
 /// The value of an evaluation metric, with or without `eval_`.
@@ -46,30 +101,49 @@ pub fn find(metrics: &[(String, f64)], name: &str) -> Option<f64> {
 
 /// The names of what an evaluation by `rewards` gives, where they score anything.
 pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String> {
-    let of_rewards =
-        rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("eval_rewards/{}/{what}", r.name())));
-    let fixed = ["reward", "reward_std", "completions/mean_length", "completions/clipped_ratio", "runtime"];
-    let pass = config.eval_pass_at_k.iter().map(|k| format!("eval_pass@{k}"));
-    of_rewards.chain(fixed.map(|name| format!("eval_{name}"))).chain(pass).collect()
+    let of_rewards = rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("rewards/{}/{what}", r.name())));
+    let fixed = ["reward", "reward_std", "completions/mean_length", "completions/clipped_ratio"].map(str::to_owned);
+    let pass = config.eval_pass_at_k.iter().map(|k| format!("pass@{k}"));
+    let of_set: Vec<String> = of_rewards.chain(fixed).chain(pass).collect();
+    let sets = config.eval_dataset_name.iter().map(|_| "").chain(config.eval_datasets.keys().map(String::as_str));
+    let names = sets.flat_map(|set| of_set.iter().map(move |name| prefix(set) + name));
+    names.chain(["eval_runtime".to_owned()]).collect()
 }
 
 impl Evaluation {
     /// An evaluation as the configuration asks for it, with the sampling of training or greedy.
-    pub fn new(config: &Config, prompts: &PromptDataset, training: &SamplingParams) -> Evaluation {
+    pub fn new(
+        config: &Config,
+        sets: Vec<EvalSet>,
+        training: &SamplingParams,
+        rewards: &[Box<dyn Reward>],
+    ) -> anyhow::Result<Evaluation> {
         let mut sampling = training.clone();
         if config.eval_sampling == EvalSampling::Greedy {
             sampling = SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..sampling };
         }
-        Evaluation {
-            prompts: prompts.all.clone(),
+        let right = match &config.eval_pass_at_k_reward {
+            None => 0,
+            Some(name) => rewards.iter().position(|reward| reward.name() == name).ok_or_else(|| {
+                let names: Vec<&str> = rewards.iter().map(|reward| reward.name()).collect();
+                BadInput::new(format!(
+                    "`eval_pass_at_k_reward` = {name}: no such reward; there are: {}",
+                    names.join(", ")
+                ))
+            })?,
+        };
+        Ok(Evaluation {
+            sets,
             sampling: Arc::new(sampling),
             generations: config.generations_eval(),
             pass_at_k: config.eval_pass_at_k.clone(),
-        }
+            right,
+        })
     }
 
-    /// Completes all prompts and scores the completions. The same noise each time: evaluations of a run differ by the
-    /// weights alone.
+    /// Completes all prompts of each set and scores the completions. The same noise each time and in each set:
+    /// evaluations of a run differ by the weights alone, and a set's numbers do not depend on what other sets there
+    /// are.
     pub fn run(
         &self,
         engine: &mut Engine,
@@ -77,8 +151,20 @@ impl Evaluation {
         rewards: &mut [Box<dyn Reward>],
         weights: &[f64],
         step: u64,
+    ) -> anyhow::Result<Vec<Outcome>> {
+        self.sets.iter().map(|set| self.run_set(set, engine, policy, rewards, weights, step)).collect()
+    }
+
+    fn run_set(
+        &self,
+        set: &EvalSet,
+        engine: &mut Engine,
+        policy: &Policy,
+        rewards: &mut [Box<dyn Reward>],
+        weights: &[f64],
+        step: u64,
     ) -> anyhow::Result<Outcome> {
-        let prompts: Prompts = (EVALUATION..).zip(self.prompts.iter().cloned()).collect();
+        let prompts: Prompts = (EVALUATION..).zip(set.questions.all.iter().cloned()).collect();
         let request = |(&id, prompt): (&u64, &Arc<Prompt>)| Request {
             id,
             prompt: prompt.tokens.clone(),
@@ -93,27 +179,31 @@ impl Evaluation {
             let groups = engine.generate_with(&policy.weights, requests, |group| job.group_ended(group))?;
             job.finish(groups)
         })?;
-        let rewards = output.rollouts.rewards();
-        let totals = train::advantages::compute(&rewards, train::ScaleRewards::None);
+        let prefix = prefix(&set.name);
+        let unscored = output.unscored_warning();
+        let rollouts = output.rollouts;
+        let totals = train::advantages::compute(&rollouts.rewards(), train::ScaleRewards::None);
         let mut metrics: Vec<(String, f64)> = Vec::new();
         for (name, value) in &totals.metrics {
             // Of the metrics of advantages, those about rewards mean something here.
             if name != "frac_reward_zero_std"
                 && let Some(value) = value
             {
-                metrics.push((format!("eval_{name}"), *value));
+                metrics.push((format!("{prefix}{name}"), *value));
             }
         }
-        let completions = || output.rollouts.completions().map(|c| &c.completion);
+        let completions = || rollouts.completions().map(|c| &c.completion);
         let count = completions().count().max(1) as f64;
         let tokens: usize = completions().map(|c| c.ids.len()).sum();
         let cut = completions().filter(|c| c.finish_reason == FinishReason::Length).count();
-        metrics.push(("eval_completions/mean_length".into(), tokens as f64 / count));
-        metrics.push(("eval_completions/clipped_ratio".into(), cut as f64 / count));
+        metrics.push((format!("{prefix}completions/mean_length"), tokens as f64 / count));
+        metrics.push((format!("{prefix}completions/clipped_ratio"), cut as f64 / count));
+        let right = |c: &ScoredCompletion| c.rewards[self.right].map(|score| score >= RIGHT);
+        let groups: Vec<Vec<bool>> =
+            rollouts.groups.iter().map(|group| group.completions.iter().filter_map(right).collect()).collect();
         for &k in &self.pass_at_k {
-            let groups: Vec<_> = rewards.groups().map(|group| &totals.rewards[group]).collect();
-            metrics.push((format!("eval_pass@{k}"), pass_at_k(&groups, k)));
+            metrics.extend(pass_at_k(&groups, k).map(|value| (format!("{prefix}pass@{k}"), value)));
         }
-        Ok(Outcome { metrics, problems: output.problems, rollouts: output.rollouts })
+        Ok(Outcome { name: set.name.clone(), metrics, problems: output.problems, unscored, rollouts })
     }
 }

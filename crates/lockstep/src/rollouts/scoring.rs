@@ -29,13 +29,12 @@ pub struct ScoredRollouts {
 }
 
 impl ScoredRollouts {
-    /// A warning that completions have no score and no reward reported why: every reward gave null. TRL warns of it
-    /// too.
+    /// That completions have no score and no reward reported why: every reward gave null. TRL warns of it too.
     pub fn unscored_warning(&self) -> Option<String> {
         let all = self.rollouts.completions().count();
         let unscored = self.rollouts.completions().filter(|c| c.rewards.iter().all(Option::is_none)).count();
         (unscored > 0 && self.problems.is_empty())
-            .then(|| format!("no reward gave a score for {unscored} of {all} completions: they teach nothing"))
+            .then(|| format!("no reward gave a score for {unscored} of {all} completions"))
     }
 }
 

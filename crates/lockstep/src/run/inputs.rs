@@ -52,6 +52,15 @@ impl RunInputs {
     pub fn eval_data(&self) -> Option<DatasetSpec> {
         DatasetSpec::eval(self.config()).map(|spec| DatasetSpec { rows: self.eval_rows.clone(), ..spec })
     }
+
+    /// All held-out data, by name; that of `eval_dataset_name` has none.
+    pub fn eval_sets(&self) -> Vec<(String, DatasetSpec)> {
+        let mut sets = DatasetSpec::eval_sets(self.config());
+        for (_, spec) in sets.iter_mut().filter(|(name, _)| name.is_empty()) {
+            spec.rows.clone_from(&self.eval_rows);
+        }
+        sets
+    }
 }
 
 /// What a callback says: go on, or end the run after this step.

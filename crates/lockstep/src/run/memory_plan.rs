@@ -8,7 +8,7 @@ use crate::bad_input;
 use crate::config::{Algorithm, Config, WorkloadBounds, engine_config, trainer_config};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::{PromptDataset, context};
-use crate::error::{BadInput, OrBadInput};
+use crate::error::OrBadInput;
 use crate::models::{ModelSource, load_config, value_model_shape};
 use crate::rollouts::replay::{Limits, Replay};
 use kernels::context::threads_from_env;
@@ -75,21 +75,20 @@ pub fn plan(config: &Config, assets: &ModelAssets, bounds: WorkloadBounds) -> an
         planner.count("replay", |planner, memory| Ok(planner.scorer(memory, model, generation)))?;
     }
     if generates(config) {
-        let sizes = engine_config(config, context(config, assets), bounds);
-        // It computes nothing here.
-        let ctx = Context::meta();
-        let engine = |memory: &Memory| Engine::on(&ctx, memory, model, sizes);
-        planner.count("generation", |_, memory| engine(memory).map_err(|e| BadInput::new(e.to_string())))?;
+        planner.generation(assets, bounds)?;
     }
-    // A reward model's own words may cut the text into more tokens; a completion has one more for what ends the text.
-    planner.longest.completion += 1;
-    for RewardModel { name, shape, lora } in reward_models(config)? {
-        planner.count(&format!("reward {name}"), |planner, memory| {
-            Ok((weights(memory, &shape, lora.as_ref())?, planner.scorer(memory, &shape, generation)))
-        })?;
-    }
-    planner.longest = longest;
+    planner.reward_models(generation)?;
     planner.finish(model)
+}
+
+/// Plans an evaluation outside a run. Allocates nothing.
+pub fn plan_evaluation(config: &Config, assets: &ModelAssets, bounds: WorkloadBounds) -> anyhow::Result<MemoryPlan> {
+    let longest = Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length };
+    let mut planner = Planner { config, group: config.generations_eval(), longest, parts: Vec::new() };
+    planner.count("", |_, memory| weights(memory, &assets.config, None))?;
+    planner.generation(assets, bounds)?;
+    planner.reward_models(bounds.sequences)?;
+    planner.finish(&assets.config)
 }
 
 /// A model among the rewards.
@@ -121,7 +120,7 @@ fn reward_models(config: &Config) -> anyhow::Result<Vec<RewardModel>> {
 
 /// Whether a run needs an engine: one that replays a file does not, unless it evaluates.
 pub fn generates(config: &Config) -> bool {
-    config.replay.is_none() || config.eval_dataset_name.is_some()
+    config.replay.is_none() || config.has_eval_data()
 }
 
 /// Plans a run on rows of data of `sequences` sequences each, of which `evaluated` are scored at once. Allocates
@@ -203,6 +202,28 @@ impl Planner<'_> {
             trainer.reserve(model, tokens, planner.capacity(completions), planner.longest.positions());
             Ok(trainer)
         })
+    }
+
+    /// What generates.
+    fn generation(&mut self, assets: &ModelAssets, bounds: WorkloadBounds) -> anyhow::Result<()> {
+        let sizes = engine_config(self.config, context(self.config, assets), bounds);
+        // It computes nothing here.
+        let ctx = Context::meta();
+        self.count("generation", |_, memory| Engine::on(&ctx, memory, &assets.config, sizes).or_bad_input())
+    }
+
+    /// The models among the rewards, which score `completions` completions at once.
+    fn reward_models(&mut self, completions: usize) -> anyhow::Result<()> {
+        let longest = self.longest;
+        // Its own words may cut the text into more tokens; a completion has one more for what ends the text.
+        self.longest.completion += 1;
+        for RewardModel { name, shape, lora } in reward_models(self.config)? {
+            self.count(&format!("reward {name}"), |planner, memory| {
+                Ok((weights(memory, &shape, lora.as_ref())?, planner.scorer(memory, &shape, completions)))
+            })?;
+        }
+        self.longest = longest;
+        Ok(())
     }
 
     fn scorer(&self, memory: &Memory, model: &ModelConfig, completions: usize) -> Scorer {
@@ -337,10 +358,10 @@ pub fn bounds(config: &Config, assets: &ModelAssets) -> anyhow::Result<WorkloadB
     if let Some(spec) = &train {
         longest = longest.max(Some(load(spec)?.longest()));
     }
-    if let Some(spec) = &DatasetSpec::eval(config) {
-        let prompts = load(spec)?;
-        longest = longest.max(Some(prompts.longest()));
-        sequences = sequences.max(prompts.all.len() * config.generations_eval());
+    for (_, spec) in &DatasetSpec::eval_sets(config) {
+        let questions = load(spec)?;
+        longest = longest.max(Some(questions.longest()));
+        sequences = sequences.max(questions.all.len() * config.generations_eval());
     }
     let context = context(config, assets);
     let room = context.saturating_sub(config.max_completion_length);

@@ -1,13 +1,14 @@
-//! Evaluation outside a run: completions of held-out prompts by a given model, scored by the rewards of a
-//! configuration.
+//! Evaluation outside a run: completions of held-out prompts by a given model, judged by the rewards of a
+//! configuration, as a run evaluates its own model.
 
-use crate::config::{ComputeDType, Config, EvalSampling, WorkloadBounds, engine_config, sampling};
+use crate::config::{Config, EvalSampling, WorkloadBounds, engine_config, sampling};
 use crate::data::DatasetSpec;
-use crate::data::prompt_dataset::{PromptDataset, context};
-use crate::error::{BadInput, OrBadInput};
+use crate::data::prompt_dataset::context;
+use crate::error::OrBadInput;
 use crate::models::{Policy, load_assets};
-use crate::rollouts::evaluate::{Evaluation, Outcome};
-use crate::rollouts::rewards::{check_columns, load_rewards, named_rewards};
+use crate::rollouts::evaluate::{EvalSet, Evaluation, Outcome, load_sets, with_sets};
+use crate::rollouts::rewards::{load_rewards, named_rewards};
+use crate::run::memory_plan::{MemoryPlan, plan_evaluation};
 use crate::run::stop::StopSignal;
 use kernels::Context;
 use model::Head;
@@ -18,44 +19,56 @@ use std::path::Path;
 /// Held-out prompts and the rewards that score their completions, for models that share a tokenizer and a shape.
 pub struct Evaluator {
     config: Config,
-    prompts: PromptDataset,
+    sets: Vec<EvalSet>,
     rewards: Vec<Box<dyn Reward>>,
     sampling: SamplingParams,
     engine: Engine,
+    template: Option<String>,
     stop: StopSignal,
 }
 
 impl Evaluator {
-    /// Reads the data that `eval_dataset_name` names, as the tokenizer in the directory `model` encodes it, and the
-    /// rewards. Once `stop` is given, an evaluation is given up.
+    /// Reads the data that `eval_dataset_name` and `eval_datasets` name, as the tokenizer in the directory `model`
+    /// encodes it, and the rewards. Once `stop` is given, an evaluation is given up.
     pub fn new(ctx: &Context, config: Config, model: &Path, stop: StopSignal) -> anyhow::Result<Evaluator> {
-        let assets = load_assets(model, Head::Lm, ComputeDType::F32)?;
+        let assets = load_assets(model, Head::Lm, config.dtype)?;
         let rewards = named_rewards(&config, Vec::new())?;
-        let Some(spec) = DatasetSpec::eval(&config) else { return Err(BadInput::new("no data: give --dataset FILE")) };
-        let prompts = PromptDataset::load(&spec, &config, &assets, config.max_completion_length)?;
-        check_columns(&prompts, &spec.name, &rewards)?;
+        let sets = load_sets(DatasetSpec::eval_sets(&config), &config, &assets, &rewards)?;
+        let bounds = with_sets(WorkloadBounds::of_prompts(0, 0), &sets, &config);
+        plan_evaluation(&config, &assets, bounds)?.check(MemoryPlan::available_bytes(), &config)?;
         let rewards = load_rewards(rewards, &config, ctx, &stop.flag())?;
-        let bounds = WorkloadBounds::of_prompts(prompts.longest(), prompts.all.len() * config.generations_eval());
         let sizes = engine_config(&config, context(&config, &assets), bounds);
         let mut engine = Engine::new(ctx, &assets.config, sizes).or_bad_input()?;
+        engine.set_detokenizer(assets.tokenizer.clone());
         engine.stop_with(stop.flag());
         let sampling = sampling(&config, &assets.eos_ids);
-        Ok(Evaluator { config, prompts, rewards, sampling, engine, stop })
+        let template = assets.chat.map(|template| template.source().to_owned());
+        Ok(Evaluator { config, sets, rewards, sampling, engine, template, stop })
     }
 
-    /// The prompts, in the order of the outcome's groups.
+    /// The prompts of all sets, in the order of the outcomes' groups.
     pub fn prompts(&self) -> impl Iterator<Item = &Content> {
-        self.prompts.all.iter().map(|prompt| &prompt.content)
+        self.sets.iter().flat_map(|set| &set.questions.all).map(|question| &question.content)
     }
 
-    /// The completions of `policy`, and what they are worth.
-    pub fn evaluate(&mut self, policy: &Policy, eval_sampling: EvalSampling) -> anyhow::Result<Outcome> {
+    /// The tokens of the first prompt.
+    pub fn first_prompt(&self) -> &[u32] {
+        self.sets.first().and_then(|set| set.questions.all.first()).map_or(&[], |question| &question.tokens.ids)
+    }
+
+    /// The chat template that renders prompts which are conversations, where the model has one.
+    pub fn template(&self) -> Option<&str> {
+        self.template.as_deref()
+    }
+
+    /// The completions of `policy`, and what they are worth, by set.
+    pub fn evaluate(&mut self, policy: &Policy, eval_sampling: EvalSampling) -> anyhow::Result<Vec<Outcome>> {
         self.config.eval_sampling = eval_sampling;
-        let evaluation = Evaluation::new(&self.config, &self.prompts, &self.sampling);
+        let evaluation = Evaluation::new(&self.config, self.sets.clone(), &self.sampling, &self.rewards)?;
         let weights = self.config.weights_of_rewards();
-        let outcome = evaluation.run(&mut self.engine, policy, &mut self.rewards, &weights, 0)?;
+        let outcomes = evaluation.run(&mut self.engine, policy, &mut self.rewards, &weights, 0)?;
         // Rewards that nobody waits for may have said anything.
         self.stop.check()?;
-        Ok(outcome)
+        Ok(outcomes)
     }
 }

@@ -29,7 +29,7 @@ pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn Tra
         Purpose::Sft => offline::build::<Sft>(inputs).map(boxed),
         Purpose::Reward => offline::build::<RewardModel>(inputs).map(boxed),
         Purpose::Dpo => offline::build::<Dpo>(inputs).map(boxed),
-        Purpose::Grpo | Purpose::Show => match inputs.config().algorithm {
+        Purpose::Grpo | Purpose::Eval | Purpose::Show => match inputs.config().algorithm {
             Algorithm::Ppo => ppo::build(inputs).map(boxed),
             _ => grpo::build(inputs).map(boxed),
         },
@@ -42,6 +42,8 @@ pub fn plan(purpose: Purpose, config: &Config, assets: &ModelAssets, sinks: &Sin
         Purpose::Sft => offline::plan::<Sft>(config, assets, sinks),
         Purpose::Reward => offline::plan::<RewardModel>(config, assets, sinks),
         Purpose::Dpo => offline::plan::<Dpo>(config, assets, sinks),
-        Purpose::Grpo | Purpose::Show => memory_plan::plan(config, assets, memory_plan::bounds(config, assets)?),
+        Purpose::Grpo | Purpose::Eval | Purpose::Show => {
+            memory_plan::plan(config, assets, memory_plan::bounds(config, assets)?)
+        }
     }
 }

@@ -234,7 +234,7 @@ pub fn longest_row(config: &Config, assets: &ModelAssets) -> usize {
 
 /// The pairs of a dataset that are no longer than allowed.
 pub fn load_pairs(config: &Config, spec: &DatasetSpec, assets: &ModelAssets, sinks: &Sinks) -> anyhow::Result<Pairs> {
-    let pairs = Pairs::load(spec, &encoder(config, assets), longest_row(config, assets))?;
+    let pairs = Pairs::load(spec, &encoder(config, assets)?, longest_row(config, assets))?;
     if pairs.left_out > 0 {
         sinks.info(&format!("{}: {} pairs are longer than allowed and were left out", spec.name, pairs.left_out));
     }

@@ -32,7 +32,7 @@ impl Offline for Sft {
     ) -> anyhow::Result<(Vec<Sample>, String)> {
         spec.needs_completion = true;
         let data = spec.load()?;
-        let encoder = encoder(config, assets);
+        let encoder = encoder(config, assets)?;
         let encoded = encode_all(&encoder, &data, config.max_prompt_length, context(config, assets), 1)?;
         let most = longest_row(config, assets);
         let mut samples = Vec::with_capacity(encoded.prompts.len());

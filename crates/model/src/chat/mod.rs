@@ -76,6 +76,11 @@ impl ChatTemplate {
         ChatTemplate::named(sources, special).map(Some)
     }
 
+    /// The text of the template; of several, the default.
+    pub fn source(&self) -> &str {
+        self.sources.get("default").or(self.sources.values().next()).map_or("", String::as_str)
+    }
+
     /// Renders a conversation.
     pub fn render(&self, chat: &Chat<'_>) -> Result<String> {
         if chat.messages.is_empty() {

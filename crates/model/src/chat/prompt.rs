@@ -19,8 +19,6 @@ pub struct PromptEncoder<'a> {
 impl PromptEncoder<'_> {
     /// What the model is shown: the rendered conversation ending in the header of the assistant's answer, or the text
     /// itself.
-    ///
-    /// A model without a chat template can be given a system message and one user message: they become two paragraphs.
     pub fn render(&self, prompt: &Content) -> Result<String> {
         let messages = match prompt {
             Content::Text(text) => return Ok(text.clone()),
@@ -38,22 +36,11 @@ impl PromptEncoder<'_> {
             };
             return template.render(&chat);
         }
-        let text = |m: &Value| m["content"].as_str().map(str::to_owned);
-        match messages.as_slice() {
-            [system, user] if system["role"] == "system" && user["role"] == "user" => {
-                match (text(system), text(user)) {
-                    (Some(system), Some(user)) => Ok(format!("{system}\n\n{user}\n")),
-                    _ => Err(Error::Value(
-                        "the model has no chat template, and the prompt's messages are not plain text".into(),
-                    )),
-                }
-            }
-            _ => Err(Error::Value(
-                "the data has conversations, but the model has no chat template (chat_template.jinja or \
-                 tokenizer_config.json): use a model that has one, or text prompts"
-                    .into(),
-            )),
-        }
+        Err(Error::Value(
+            "the data has conversations, but the model has no chat template (chat_template.jinja or \
+             tokenizer_config.json): use a model that has one, or text prompts"
+                .into(),
+        ))
     }
 
     /// The ids of a prompt.

@@ -18,6 +18,20 @@ fn the_small_story_teller_tells_its_story() {
     assert!(text.starts_with(story), "{text}");
 }
 
+/// As transformers: the string is looked for in the text that goes on from the prompt.
+#[test]
+fn a_stop_string_may_begin_with_the_space_before_a_word_or_in_the_prompt() {
+    let Some(stories) = testing::shared("models/stories260k") else { return };
+    let stories = stories.canonicalize().unwrap();
+    for (stop, tokens) in [(" time", 1), ("a time", 1), (", there", 3), ("no such words", 9)] {
+        let base = ["generate", "--model", stories.to_str().unwrap(), "--prompt", "Once upon a", "--json"];
+        let greedy = ["--temperature", "0", "--max-new-tokens", "9", "--stop", stop];
+        let out = lockstep(Path::new("."), &[&base[..], &greedy].concat(), "").ok();
+        let made: Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(made["completion_ids"].as_array().unwrap().len(), tokens, "{stop}: {out}");
+    }
+}
+
 #[test]
 fn score_gives_the_log_probabilities_that_generate_recorded() {
     let dir = model();

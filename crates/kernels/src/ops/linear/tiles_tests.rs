@@ -193,7 +193,7 @@ fn every_vector_packs_alike() {
     for [m, n, k] in [[37, 45, 70], [37, 45, 64]] {
         let case = Case::new([m, n, k]);
         let (x, w, d_y) = (narrow(&[m, k], &case.x), case.weight(), wide(&[m, n], &case.d_y));
-        let cpu = Cpu::new(Isa::PORTABLE, 1, Device::Cpu);
+        let cpu = Cpu::new(Isa::PORTABLE, 1, Device::Cpu).unwrap();
         let data = || w.elements(&cpu);
         for isa in Isa::present() {
             for product in 0..3 {

@@ -209,6 +209,50 @@ fn greedy_takes_the_lowest_of_equals() {
     }
 }
 
+/// Rows of one hidden number 1: logits as they are given.
+fn of_logits(logits: &[f32]) -> Case {
+    Case { h: 1, v: logits.len(), hidden: vec![1.0; 400], weight: logits.to_vec() }
+}
+
+/// The ids that 400 draws give, and the log-probability of each in the distribution drawn from.
+fn drawn(case: &Case, params: RowParams<'_>) -> std::collections::BTreeMap<u32, f32> {
+    let rows: Vec<_> = (0..400).map(|i| RowParams { counter: [i, 0, 0, 5], ..params }).collect();
+    let (ids, _, logps) = case.sample(&Context::cpu(Isa::best(), 1), 0, &rows);
+    ids.into_iter().zip(logps).collect()
+}
+
+/// As transformers' top-k: what ties with the k-th stays.
+#[test]
+fn ties_with_the_kth_are_kept() {
+    let case = of_logits(&[1.0, 3.0, 2.0, 2.0, 0.0, 2.0]);
+    let ids = |top_k| drawn(&case, RowParams { top_k, ..PLAIN }).into_keys().collect::<Vec<_>>();
+    assert_eq!((ids(1), ids(2), ids(4)), (vec![1], vec![1, 2, 3, 5], vec![1, 2, 3, 5]));
+    assert_eq!(ids(5), [0, 1, 2, 3, 5]);
+}
+
+/// Two equal logits: each is exactly as likely as the most likely, and a weight of min_p itself stays.
+#[test]
+fn what_is_exactly_min_p_times_as_likely_is_kept() {
+    let case = of_logits(&[2.0, 2.0, 1.0]);
+    let drawn = drawn(&case, RowParams { min_p: 1.0, ..PLAIN });
+    assert_eq!(drawn.keys().copied().collect::<Vec<_>>(), [0, 1]);
+    assert!(drawn.values().all(|logp| (logp + std::f32::consts::LN_2).abs() < 1e-6), "{drawn:?}");
+}
+
+/// However often a token stands in the history, its logit is divided (or, below 0, multiplied) once.
+#[test]
+fn a_token_is_penalised_once() {
+    let case = of_logits(&[4.0, -1.0, 0.5]);
+    let logps = |history| drawn(&case, RowParams { repetition_penalty: 2.0, history, ..PLAIN });
+    let once = logps(&[0, 1]);
+    assert_eq!(logps(&[0, 1, 0, 0, 1, 0]), once);
+    // exp(4 / 2), exp(−1 × 2), exp(0.5)
+    let total = (2.0f64.exp() + (-2.0f64).exp() + 0.5f64.exp()).ln();
+    for (id, logit) in [(0, 2.0), (1, -2.0), (2, 0.5)] {
+        assert!((f64::from(once[&id]) - (logit - total)).abs() < 1e-6, "{id}: {once:?}");
+    }
+}
+
 /// A nucleus that needs more than the first few, and one that everything belongs to.
 #[test]
 fn a_wide_nucleus_is_whole() {

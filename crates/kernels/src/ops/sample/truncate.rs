@@ -65,32 +65,169 @@ fn keep(params: &RowParams<'_>, z: &[f32], weights: &[f32], sorted: &mut [f32], 
     if params.min_p > 0.0 {
         ids.retain(|&id| f64::from(weights[id as usize]) >= params.min_p);
     }
+}
+
+/// Keeps, from the most likely on, every id before which less than `top_p` is gathered, summed in that order. Of
+/// equals, the lowest ids first. `ids` ascend, before and after.
+fn nucleus(top_p: f64, z: &[f32], weights: &[f32], ids: &mut Vec<u32>) {
+    let total = ids.iter().map(|&id| f64::from(weights[id as usize])).sum::<f64>();
+    match last_kept(top_p * total, total, z, weights, ids) {
+        Some((least, last)) => ids.retain(|&id| {
+            let key = descending(z[id as usize]);
+            key < least || (key == least && id <= last)
+        }),
+        None => sorted_nucleus(top_p * total, z, weights, ids),
+    }
+}
+
+/// The order of `total_cmp`, the largest first.
+#[inline(always)]
+fn descending(z: f32) -> u32 {
+    let bits = z.to_bits();
+    if bits >> 31 == 0 { !(bits | 1 << 31) } else { bits }
+}
+
+/// How many bits of an id's key each pass over the ids decides.
+const DIGITS: [u32; 3] = [12, 10, 10];
+
+/// Key and id of the last that [`sorted_nucleus`] keeps, without sorting; `None` if rounding could decide.
+///
+/// A radix select by weight: each pass adds up the weights of keys that agree in the digits so far, by the next digit,
+/// and goes on with the digit in which `goal` is reached. Sums of `n` numbers that are not negative, whatever their
+/// order, are within n u Σ of their true value (u = 2⁻⁵³), so two of them within twice that of one another: where the
+/// sums before and behind the last id are farther than that from `goal`, sums in sorted order end at the same id.
+fn last_kept(goal: f64, total: f64, z: &[f32], weights: &[f32], ids: &[u32]) -> Option<(u32, u32)> {
+    // Twice what is needed, for the products above and the sum here.
+    let slack = 2.0 * f64::EPSILON * ids.len() as f64 * total;
+    let (mut before, mut prefix, mut shift) = (0.0, 0, u32::BITS);
+    for bits in DIGITS {
+        let of_prefix = |key: u32| shift == u32::BITS || key >> shift == prefix;
+        let mut sums = [0.0f64; 1 << DIGITS[0]];
+        for &id in ids {
+            let key = descending(z[id as usize]);
+            if of_prefix(key) {
+                sums[(key >> (shift - bits)) as usize & ((1 << bits) - 1)] += f64::from(weights[id as usize]);
+            }
+        }
+        let digit = sums[..1 << bits].iter().position(|sum| {
+            let reached = before + sum >= goal;
+            before += if reached { 0.0 } else { *sum };
+            reached
+        })?;
+        shift -= bits;
+        prefix = prefix << bits | digit as u32;
+    }
+    for &id in ids.iter().filter(|&&id| descending(z[id as usize]) == prefix) {
+        let with = before + f64::from(weights[id as usize]);
+        if with >= goal {
+            return (before < goal - slack && with >= goal + slack).then_some((prefix, id));
+        }
+        before = with;
+    }
+    None
+}
+
+/// [`nucleus`] by its definition.
+fn sorted_nucleus(goal: f64, z: &[f32], weights: &[f32], ids: &mut Vec<u32>) {
+    ids.sort_unstable_by_key(|&id| (descending(z[id as usize]), id));
+    let mut before = 0.0;
+    let reached = ids.iter().position(|&id| {
+        let reached = before >= goal;
+        before += f64::from(weights[id as usize]);
+        reached
+    });
+    ids.truncate(reached.map_or(ids.len(), |at| at.max(1)));
     ids.sort_unstable();
 }
 
-/// Keeps, from the most likely on, every id before which less than `top_p` is gathered. Of equals, the lowest ids
-/// first.
-fn nucleus(top_p: f64, z: &[f32], weights: &[f32], ids: &mut Vec<u32>) {
-    let goal = top_p * ids.iter().map(|&id| f64::from(weights[id as usize])).sum::<f64>();
-    let order = |a: &u32, b: &u32| z[*b as usize].total_cmp(&z[*a as usize]).then(a.cmp(b));
-    // A nucleus is small, most often: sort the first few, and more only if they do not reach.
-    let mut sorted = 256;
-    loop {
-        let n = sorted.min(ids.len());
-        if n < ids.len() {
-            ids.select_nth_unstable_by(n, order);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::normal;
+
+    /// What a nucleus was before it was selected: the first few sorted, and more only if they do not reach.
+    fn oracle(top_p: f64, z: &[f32], weights: &[f32], ids: &mut Vec<u32>) {
+        let goal = top_p * ids.iter().map(|&id| f64::from(weights[id as usize])).sum::<f64>();
+        let order = |a: &u32, b: &u32| z[*b as usize].total_cmp(&z[*a as usize]).then(a.cmp(b));
+        let mut sorted = 256;
+        loop {
+            let n = sorted.min(ids.len());
+            if n < ids.len() {
+                ids.select_nth_unstable_by(n, order);
+            }
+            ids[..n].sort_unstable_by(order);
+            let mut before = 0.0;
+            let reached = ids[..n].iter().position(|&id| {
+                let reached = before >= goal;
+                before += f64::from(weights[id as usize]);
+                reached
+            });
+            match reached {
+                Some(at) => return ids.truncate(at.max(1)),
+                None if n == ids.len() => return,
+                None => sorted *= 8,
+            }
         }
-        ids[..n].sort_unstable_by(order);
-        let mut before = 0.0;
-        let reached = ids[..n].iter().position(|&id| {
-            let reached = before >= goal;
-            before += f64::from(weights[id as usize]);
-            reached
-        });
-        match reached {
-            Some(at) => return ids.truncate(at.max(1)),
-            None if n == ids.len() => return,
-            None => sorted *= 8,
+    }
+
+    /// Whether the selection decided; either way it must keep what the oracle keeps.
+    #[track_caller]
+    fn same(top_p: f64, z: &[f32], ids: &[u32]) -> bool {
+        let max = z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weights: Vec<f32> = z.iter().map(|z| libm::expf(z - max)).collect();
+        let (mut expected, mut found, mut sorted) = (ids.to_vec(), ids.to_vec(), ids.to_vec());
+        oracle(top_p, z, &weights, &mut expected);
+        expected.sort_unstable();
+        nucleus(top_p, z, &weights, &mut found);
+        assert_eq!(found, expected, "top_p {top_p} of {}", ids.len());
+        let total = ids.iter().map(|&id| f64::from(weights[id as usize])).sum::<f64>();
+        sorted_nucleus(top_p * total, z, &weights, &mut sorted);
+        assert_eq!(sorted, expected, "sorted, top_p {top_p} of {}", ids.len());
+        last_kept(top_p * total, total, z, &weights, ids).is_some()
+    }
+
+    #[test]
+    fn a_selected_nucleus_is_the_sorted_one() {
+        let (mut decided, mut all) = (0, 0);
+        for (case, n) in [1usize, 2, 255, 256, 257, 3000, 20_000].into_iter().enumerate() {
+            let drawn = normal::<f32>(case as u64, n);
+            for scale in [0.0, 1e-3, 0.3, 4.0, 60.0] {
+                for top_p in [1e-9, 0.3, 0.5, 0.95, 0.999_99] {
+                    // As drawn, around other powers of two, and in steps that many share.
+                    for step in [0.0, 0.25] {
+                        let near = |x: &f32| 20.0 + scale * x;
+                        let tied = |x: f32| if step > 0.0 { (x / step).round() * step } else { x };
+                        let z: Vec<f32> = drawn.iter().map(|x| tied(near(x))).collect();
+                        let some: Vec<u32> = (0..n as u32).filter(|id| id % 3 != 1).collect();
+                        decided += usize::from(same(top_p, &z, &(0..n as u32).collect::<Vec<_>>()));
+                        decided += usize::from(same(top_p, &z, &some));
+                        all += 2;
+                    }
+                }
+            }
         }
+        // The rest is ties of weight 1 whose sums meet the goal, and tails that weigh less than rounding.
+        assert!(decided * 10 > all * 8, "{decided} of {all} without sorting");
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_and_both_zeros_keep_their_order() {
+        let z = [0.0, -0.0, -f32::INFINITY, 1.0, -0.0, 0.0, -3.0, f32::MIN_POSITIVE / 2.0, -f32::MIN_POSITIVE / 2.0];
+        let ids: Vec<u32> = (0..z.len() as u32).collect();
+        for i in 1..100 {
+            same(f64::from(i) / 100.0, &z, &ids);
+        }
+        for odd in [f32::NAN, f32::INFINITY] {
+            let mut z = z;
+            z[4] = odd;
+            assert!(!same(0.5, &z, &ids), "nothing to select by");
+        }
+    }
+
+    #[test]
+    fn goals_that_a_sum_meets_are_left_to_the_sort() {
+        let ids: Vec<u32> = (0..1024).collect();
+        assert!(!same(0.5, &[1.0; 1024], &ids));
+        assert!(same(0.5 + 1e-6, &[1.0; 1024], &ids));
     }
 }

@@ -6,21 +6,22 @@ use crate::config::{Algorithm, Config};
 
 macro_rules! batches_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Batches" {
     /// Completions of each prompt (the group, G). At least 2 where they are compared with each other.
-    num_generations: usize = 8, RLOO = 2, RPP = 1, PPO = 1 => TRL.read_by(ONLINE);
+    num_generations: usize = 8, RLOO = 2, RPP = 1, PPO = 1 => TRL.range(at_least(1.0).at_most(MANY)).read_by(ONLINE);
     /// Completions of one micro-batch in TRL's sense: times gradient_accumulation_steps is what one optimizer step
     /// sees. How many are computed at once is max_tokens_per_micro_batch.
-    per_device_train_batch_size: usize = 8 => TRL.range(at_least(1.0));
+    per_device_train_batch_size: usize = 8 => TRL.range(at_least(1.0).at_most(MANY));
     /// One optimizer step sees per_device_train_batch_size × this many completions.
-    gradient_accumulation_steps: usize = 1 => TRL.range(at_least(1.0));
+    gradient_accumulation_steps: usize = 1 => TRL.range(at_least(1.0).at_most(MANY));
     /// Completions made at once; not set: per_device_train_batch_size × steps_per_generation. Divisible by
     /// num_generations.
     generation_batch_size: Option<usize> = None
-        => TRL.range(at_least(1.0)).read_by(ONLINE.but(PPO)).instead(&[(PPO, "num_mini_batches")]);
+        => TRL.range(at_least(1.0).at_most(MANY)).read_by(ONLINE.but(PPO)).instead(&[(PPO, "num_mini_batches")]);
     /// Micro-batches (of per_device_train_batch_size) that one generation serves; not set: gradient_accumulation_steps.
     steps_per_generation: Option<usize> = None
-        => TRL.range(at_least(1.0)).read_by(ONLINE.but(PPO)).instead(&[(PPO, "num_mini_batches")]);
+        => TRL.range(at_least(1.0).at_most(MANY)).read_by(ONLINE.but(PPO)).instead(&[(PPO, "num_mini_batches")]);
     /// Times that each generation is trained on (μ).
-    num_iterations: usize = 1 => TRL.range(at_least(1.0)).read_by(ONLINE.but(PPO)).instead(&[(PPO, "num_ppo_epochs")]);
+    num_iterations: usize = 1
+        => TRL.range(at_least(1.0).at_most(MANY)).read_by(ONLINE.but(PPO)).instead(&[(PPO, "num_ppo_epochs")]);
     /// Optimizer steps of the run; -1: as num_train_epochs says.
     max_steps: i64 = -1 => TRL.on_resume(Warn);
     /// Passes over the dataset, where max_steps is not set.
@@ -150,9 +151,9 @@ fn multiples(n: usize, unit: usize) -> String {
     if low == 0 { high.to_string() } else { format!("{low} or {high}") }
 }
 
-/// The divisors ≥ 2 of `n`, the largest few, in words.
+/// The divisors of `n` from 2 to 4096, the largest few, in words.
 fn divisors(n: usize) -> String {
-    let all: Vec<String> = (2..=n).filter(|d| n.is_multiple_of(*d)).map(|d| d.to_string()).collect();
+    let all: Vec<String> = (2..=n.min(4096)).filter(|d| n.is_multiple_of(*d)).map(|d| d.to_string()).collect();
     match all.as_slice() {
         [] => "nothing (the batch is too small)".to_owned(),
         [one] => one.clone(),

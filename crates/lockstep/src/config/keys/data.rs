@@ -27,7 +27,7 @@ macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     /// The longest prompt + completion in supervised fine-tuning and of either side of a pair; longer rows are left
     /// out, and how many is reported.
     max_length: Option<usize> = Some(1024)
-        => TRL.range(at_least(1.0)).read_by(SFT.and(PAIRS))
+        => TRL.range(at_least(1.0).at_most(LONG)).read_by(SFT.and(PAIRS))
             .instead(&[(ONLINE, "max_prompt_length and max_completion_length")]);
     /// Train on the rollouts of this file instead of generating (`lockstep train --replay FILE`); then no dataset and
     /// no reward is needed, and num_train_epochs is 1 where it is not set. See docs/algorithms.md for the lines.

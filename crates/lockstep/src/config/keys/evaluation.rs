@@ -1,11 +1,15 @@
 //! Evaluation while a run goes on.
 
 use crate::bad_input;
-use crate::config::{Config, EvalSampling, Resolved, Strategy};
+use crate::config::{Config, EvalSampling, Purpose, Resolved, Strategy};
 
 macro_rules! evaluation_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Evaluation" {
     /// The evaluation data; not set: none.
     eval_dataset_name: Option<String> = None => OURS.on_resume(Warn);
+    /// More evaluation data, each with a name of its own: { easy = "easy.jsonl", hard = "hard.jsonl" } gives
+    /// eval_easy_reward, eval_hard_reward and so on.
+    eval_datasets: Map<String, Json> = Map::new()
+        => OURS.trl_has("a dict as GRPOTrainer's eval_dataset").read_by(ONLINE).on_resume(Warn);
     /// The split of the evaluation data; not set: `test`, and all of a single file.
     eval_dataset_split: Option<String> = None
         => TRL.trl_name("dataset_test_split").trl_defaults(&[(ALL, "\"test\"")]).on_resume(Warn);
@@ -20,9 +24,13 @@ macro_rules! evaluation_keys { ($collect:ident $($rows:tt)*) => { $collect! { $(
     /// How completions are drawn in evaluation.
     eval_sampling: EvalSampling = EvalSampling::Sampled => OURS.trl_has("sampled").read_by(ONLINE).on_resume(Warn);
     /// Completions of each evaluation prompt; not set: num_generations if sampled, 1 if greedy.
-    num_generations_eval: Option<usize> = None => TRL.range(at_least(1.0)).read_by(ONLINE).on_resume(Warn);
+    num_generations_eval: Option<usize> = None
+        => TRL.range(at_least(1.0).at_most(MANY)).read_by(ONLINE).on_resume(Warn);
     /// The k of pass@k (a prompt counts if one of k completions is right); each at most num_generations_eval.
     eval_pass_at_k: Vec<usize> = Vec::new() => OURS.read_by(ONLINE).on_resume(Warn);
+    /// The name of the reward that says what is right in pass@k: a completion to which it gives 1 or more, whatever
+    /// reward_weights say. Not set: the first. What it did not judge is left out.
+    eval_pass_at_k_reward: Option<String> = None => OURS.read_by(ONLINE).on_resume(Warn);
 } } } }
 pub(in crate::config) use evaluation_keys;
 
@@ -30,6 +38,11 @@ impl Config {
     /// Optimizer steps between evaluations.
     pub(crate) fn eval_steps(&self) -> u64 {
         self.eval_steps.unwrap_or(self.logging_steps)
+    }
+
+    /// Whether there is anything to evaluate on.
+    pub(crate) fn has_eval_data(&self) -> bool {
+        self.eval_dataset_name.is_some() || !self.eval_datasets.is_empty()
     }
 
     /// Completions of each evaluation prompt.
@@ -42,7 +55,7 @@ impl Config {
 }
 
 /// Evaluation, checkpoints and early stopping agree with each other.
-pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
+pub(in crate::config) fn check(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result<()> {
     let c = &resolved.config;
     let needs_eval = if c.load_best_model_at_end { Some("load_best_model_at_end") } else { None }
         .or(c.early_stopping_patience.map(|_| "early_stopping_patience"));
@@ -81,9 +94,16 @@ pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
              or more"
         );
     }
-    if c.eval_dataset_name.is_some() && c.eval_strategy == Strategy::No {
+    let word = |name: &String| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
+    if let Some((name, data)) = c.eval_datasets.iter().find(|(name, data)| !word(name) || !data.is_string()) {
+        bad_input!(
+            "`eval_datasets`: {name} = {data}: expected a name of letters, digits, _, - and ., and a \
+             file or a Hub id in quotes"
+        );
+    }
+    if c.has_eval_data() && c.eval_strategy == Strategy::No && purpose != Purpose::Eval {
         resolved.notes.push(
-            "eval_dataset_name is set, but eval_strategy is \"no\": nothing is evaluated while the run goes on"
+            "evaluation data is set, but eval_strategy is \"no\": nothing is evaluated while the run goes on"
                 .to_owned(),
         );
     }

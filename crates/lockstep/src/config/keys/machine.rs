@@ -4,9 +4,9 @@ use crate::config::Config;
 
 macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Machine" {
     /// Threads; not set: all cores that the process may use. No bit depends on it.
-    threads: Option<usize> = None => OURS.range(at_least(1.0)).on_resume(Free);
+    threads: Option<usize> = None => OURS.range(at_least(1.0).at_most(4096.0)).on_resume(Free);
     /// Rows (tokens) of one forward and backward pass. Less takes less memory; no bit depends on it.
-    max_tokens_per_micro_batch: usize = 4096 => OURS.range(at_least(1.0)).on_resume(Free);
+    max_tokens_per_micro_batch: usize = 4096 => OURS.range(at_least(1.0).at_most(LONG)).on_resume(Free);
     /// Keep only each layer's input and compute the rest again in the backward pass: less memory, more work. No bit
     /// depends on it. (TRL's default, true, is for GPUs.)
     gradient_checkpointing: bool = false => TRL.trl_defaults(&[(ALL, "true")]).on_resume(Free);
@@ -18,9 +18,10 @@ macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     packing: bool = true
         => OURS.trl_has("packing of SFTConfig, which cuts and joins rows (false there)").on_resume(Free);
     /// The most sequences that are generated at the same time. No bit depends on it.
-    max_num_seqs: usize = 64 => OURS.range(at_least(1.0)).read_by(ONLINE).on_resume(Free);
+    max_num_seqs: usize = 64 => OURS.range(at_least(1.0).at_most(65536.0)).read_by(ONLINE).on_resume(Free);
     /// Memory of the KV cache in blocks of 64 tokens; not set: enough for max_num_seqs of max_model_len.
-    kv_cache_blocks: Option<usize> = None => OURS.range(at_least(1.0)).read_by(ONLINE).on_resume(Free);
+    kv_cache_blocks: Option<usize> = None
+        => OURS.range(at_least(1.0).at_most(67_108_863.0)).read_by(ONLINE).on_resume(Free);
     /// The longest prompt + completion; not set: the model's context, or less where no prompt needs it.
     max_model_len: Option<usize> = None => TRL.trl_name("vllm_max_model_length").range(at_least(1.0)).on_resume(Free);
     /// Resume on another instruction set than the run began with (other bits in the last place).

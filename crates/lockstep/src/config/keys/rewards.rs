@@ -44,7 +44,7 @@ pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
         bad_input!("`reward_clip_range` must be two numbers, the lower first, but is {range:?}");
     }
     // A replayed file brings the rewards of training.
-    if c.replay.is_some() && c.eval_dataset_name.is_none() {
+    if c.replay.is_some() && !c.has_eval_data() {
         return Ok(());
     }
     if c.reward_funcs.is_empty() {

@@ -7,7 +7,7 @@ use crate::error::BadInput;
 macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Sampling" {
     /// The most tokens of a completion.
     max_completion_length: usize = 512
-        => TRL.range(at_least(1.0)).read_by(ONLINE).instead(&[(SFT.and(PAIRS), "max_length")]);
+        => TRL.range(at_least(1.0).at_most(LONG)).read_by(ONLINE).instead(&[(SFT.and(PAIRS), "max_length")]);
     /// Logits are divided by it, in sampling and in the loss.
     temperature: f64 = 1.0 => TRL.range(at_least(0.0)).read_by(ONLINE.and(SFT));
     /// Sample from the likeliest tokens whose probabilities reach this sum; 1: all.
@@ -33,6 +33,14 @@ macro_rules! sampling_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($r
     generation_kwargs: Map<String, Json> = Map::new() => TRL.read_by(ONLINE).on_resume(Warn);
 } } } }
 pub(in crate::config) use sampling_keys;
+
+/// Every text ends with an empty one.
+pub(in crate::config) fn check_stop(c: &Config) -> anyhow::Result<()> {
+    if c.stop.iter().any(String::is_empty) {
+        bad_input!("`stop` has an empty text, with which every completion ends at once: remove it");
+    }
+    Ok(())
+}
 
 /// `generation_kwargs` are transformers' names for keys of the table; each wins over its key, as in TRL.
 pub(in crate::config) fn generation_kwargs(c: &mut Config) -> anyhow::Result<()> {

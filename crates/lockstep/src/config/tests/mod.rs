@@ -194,7 +194,7 @@ fn keys_that_change_nothing_are_reported() {
 #[test]
 fn groups_and_batches() {
     refused(&[("num_generations", "1")], &["`num_generations` must be at least 2"]);
-    refused(&[("num_generations", "0")], &["at least 2"]);
+    refused(&[("num_generations", "0")], &["at least 1"]);
     refused(
         &[("num_generations", "3")],
         &[

@@ -33,15 +33,9 @@ impl Prepared {
         let model = ModelSource::of(&config, Head::Lm)?;
         let assets = load_assets(&model.dir, Head::Lm, config.dtype)?;
         let rewards = named_rewards(&config, std::mem::take(&mut inputs.rewards))?;
-        let room = config.max_completion_length;
         let Data { source, rows, bounds, hash } = data(inputs, &assets, &rewards)?;
-        let held_out = inputs.eval_data().map(|spec| PromptDataset::load(&spec, &config, &assets, room)).transpose()?;
-        if let (Some(prompts), Some(name)) = (&held_out, &config.eval_dataset_name) {
-            check_columns(prompts, name, &rewards)?;
-        }
-        let longest = bounds.longest_prompt.max(held_out.as_ref().map_or(0, PromptDataset::longest));
-        let evaluated = held_out.as_ref().map_or(0, |q| q.all.len() * config.generations_eval());
-        let bounds = WorkloadBounds { longest_prompt: longest, sequences: bounds.sequences.max(evaluated), ..bounds };
+        let held_out = evaluate::load_sets(inputs.eval_sets(), &config, &assets, &rewards)?;
+        let bounds = evaluate::with_sets(bounds, &held_out, &config);
         let sizes = BatchSizes {
             generation: config.generation_batch(),
             optimizer: config.completions_per_step(),
@@ -68,7 +62,10 @@ impl Prepared {
             false => None,
         };
         let sampling = Arc::new(sampling(&config, &assets.eos_ids));
-        let evaluation = held_out.map(|prompts| Evaluation::new(&config, &prompts, &sampling));
+        let evaluation = match held_out.is_empty() {
+            true => None,
+            false => Some(Evaluation::new(&config, held_out, &sampling, &rewards)?),
+        };
         let settings = trainer_config(&config, config.objective());
         let trainer = Trainer::new(ctx.memory(), &assets.config, settings)?;
         let engine = match memory_plan::generates(&config) {

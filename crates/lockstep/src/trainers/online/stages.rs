@@ -152,7 +152,7 @@ impl RolloutPipeline {
         }
         let reporter = &mut run.reporter;
         if let Some(warning) = output.unscored_warning() {
-            reporter.sinks().warn(&warning);
+            reporter.sinks().warn(&format!("{warning}: they teach nothing"));
         }
         for (name, value) in &output.metrics {
             reporter.add(name, *value);
@@ -262,11 +262,15 @@ impl RolloutPipeline {
     pub fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let (Some(evaluation), Some(engine)) = (&self.evaluation, &mut self.engine) else { return Ok(None) };
         let span = run.stages.span("evaluation");
-        let outcome = evaluation.run(engine, &run.policy, &mut self.rewards, &self.eval_weights, run.step)?;
+        let outcomes = evaluation.run(engine, &run.policy, &mut self.rewards, &self.eval_weights, run.step)?;
         let seconds = span.end();
         run.stop.check()?;
-        self.warn_of(run, &outcome.rollouts, &outcome.problems)?;
-        let mut metrics = outcome.metrics;
+        let mut metrics = Vec::new();
+        for outcome in outcomes {
+            self.warn_of(run, &outcome.rollouts, &outcome.problems)?;
+            outcome.unscored.iter().for_each(|warning| run.warn(&format!("evaluation: {warning}")));
+            metrics.extend(outcome.metrics);
+        }
         metrics.push(("eval_runtime".into(), seconds));
         Ok(Some(metrics))
     }

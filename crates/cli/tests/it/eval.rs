@@ -1,0 +1,201 @@
+//! `lockstep eval` beside the evaluations of a run: the same numbers, from the same settings, and nothing assumed.
+
+use crate::support::runs::{arguments, directory, good, metrics};
+use crate::support::{lockstep, refused};
+use serde_json::{Map, Value};
+use std::fs;
+use std::path::Path;
+
+/// What leaves room for a prompt in the model's context.
+const SHORT: &[&str] = &["--max-completion-length", "6"];
+
+/// What `eval` says as JSON.
+fn evaluated(root: &Path, arguments: &[&str]) -> Map<String, Value> {
+    let said = good(root, &[&["eval", "--json"], arguments].concat());
+    serde_json::from_str(&said.out).unwrap()
+}
+
+/// The evaluation that `run` logged at `step`, without its time.
+fn logged(run: &Path, step: u64) -> Map<String, Value> {
+    let lines = metrics(run).into_iter().map(|line| serde_json::from_str::<Map<String, Value>>(&line).unwrap());
+    let is_it = |line: &Map<String, Value>| line["step"] == step && line.keys().any(|name| name.starts_with("eval_"));
+    let mut line = lines.into_iter().find(is_it).unwrap_or_else(|| panic!("no evaluation at {step}"));
+    line.retain(|name, _| name.starts_with("eval_"));
+    line
+}
+
+/// Every number of `expected` is in `found`, to the last digit.
+#[track_caller]
+fn agrees(expected: &Map<String, Value>, found: &Map<String, Value>) {
+    assert!(expected.contains_key("eval_reward") && expected.contains_key("eval_pass@2"), "{expected:?}");
+    for (name, value) in expected {
+        assert_eq!(found.get(name), Some(value), "{name}");
+    }
+}
+
+#[test]
+fn a_run_and_eval_give_the_same_numbers() {
+    let dir = directory();
+    let root = dir.path();
+    // Of a temperature, a stop string and a reward that tell a wrong setting; one set more, which is the training data.
+    let set = [
+        "temperature=1.3",
+        "stop=[\"a\"]",
+        "reward_funcs=[\"unique_chars\", \"length:3\"]",
+        "reward_weights=[1, 0.25]",
+        "eval_pass_at_k=[1, 2]",
+        "eval_datasets={ seen = \"d.jsonl\" }",
+    ];
+    for (run, more) in [
+        ("whole", &[][..]),
+        ("adapted", &["use_peft=true"]),
+        ("greedy", &["eval_sampling=greedy", "num_generations_eval=2"]),
+    ] {
+        good(root, &arguments("train", run, &[&set[..], more].concat()));
+        let last = logged(&root.join(run), 12);
+        assert!(last.contains_key("eval_seen_rewards/length/mean"), "{last:?}");
+        agrees(&last, &evaluated(root, &[run]));
+        let fourth = logged(&root.join(run), 4);
+        agrees(&fourth, &evaluated(root, &[&format!("{run}/checkpoints/step-000004")]));
+        let model = format!("{run}/checkpoints/step-000004");
+        agrees(&fourth, &evaluated(root, &[&format!("{run}/config.toml"), "--model", &model]));
+        assert!(run == "greedy" || fourth != last, "training changed nothing, and the test sees nothing");
+    }
+}
+
+#[test]
+fn greedy_evaluation_takes_the_likeliest_tokens() {
+    let dir = directory();
+    let root = dir.path();
+    let of_seed = |sampling: &str, seed: &str| {
+        let out = format!("{sampling}{seed}");
+        let set = [sampling, seed, "eval_on_start=true", "max_steps=1", "num_generations_eval=2", "eval_pass_at_k=[1]"];
+        good(root, &arguments("train", &out, &set));
+        logged(&root.join(out), 0)
+    };
+    let greedy = of_seed("eval_sampling=greedy", "seed=1");
+    assert_eq!(greedy, of_seed("eval_sampling=greedy", "seed=2"));
+    assert_ne!(of_seed("eval_sampling=sampled", "seed=1"), of_seed("eval_sampling=sampled", "seed=2"));
+
+    // Without a configuration, greedy is the default.
+    let base = ["eval", "--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars"];
+    good(root, &[&base[..], SHORT, &["--out", "o.jsonl"]].concat());
+    let lines = fs::read_to_string(root.join("o.jsonl")).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2);
+    for line in lines {
+        let prompt = line["prompt"].as_str().unwrap();
+        let arguments =
+            ["generate", "--model", "model", "--temperature", "0", "--max-new-tokens", "6", "--json", "--prompt"];
+        let generated = good(root, &[&arguments[..], &[prompt]].concat()).out;
+        assert_eq!(serde_json::from_str::<Value>(&generated).unwrap()["text"], line["completion"], "{prompt}");
+        assert!(line["rewards"]["unique_chars"].is_f64() && line["reward"].is_f64(), "{line}");
+    }
+}
+
+#[test]
+fn nothing_is_assumed_and_what_is_used_is_said() {
+    let dir = directory();
+    let root = dir.path();
+    let base = ["eval", "--model", "model", "--dataset", "e.jsonl"];
+    refused(root, &base, &["no reward"]);
+    refused(root, &["eval", "--model", "model", "--reward", "unique_chars"], &["no data"]);
+    refused(root, &["eval", "--dataset", "e.jsonl", "--reward", "unique_chars"], &["no model"]);
+    refused(root, &["eval", "model", "--dataset", "e.jsonl"], &["is a model", "--model model"]);
+    refused(root, &[&base[..], &["--task", "gsm8k"]].concat(), &["`question`"]);
+    let base = [&base[..], &["--reward", "unique_chars"], SHORT].concat();
+    let said = good(root, &base);
+    for words in ["system prompt  none", "chat template  none", "greedy", "first prompt   \"sea \""] {
+        assert!(said.err.contains(words), "`{words}`: {}", said.err);
+    }
+    assert!(said.out.contains("2/2") && said.out.contains("unique_chars"), "{}", said.out);
+    refused(root, &[&base[..], &["--task", "prompt_answer", "--reward", "exact_match"]].concat(), &["`answer`"]);
+
+    let json = evaluated(root, &[&base[1..], &["--n", "4", "--seed", "3"]].concat());
+    assert_eq!((&json["num_generations"], &json["sampling"]), (&4.into(), &"sampled".into()));
+    assert!(
+        json["eval_pass@1"].is_f64() && json["eval_pass@4"].is_f64() && json["system_prompt"].is_null(),
+        "{json:?}"
+    );
+    let sets = [
+        "--max-completion-length",
+        "6",
+        "--n",
+        "4",
+        "--seed",
+        "3",
+        "--dataset",
+        "held=e.jsonl",
+        "--dataset",
+        "seen=d.jsonl",
+    ];
+    let named = evaluated(root, &[&["--model", "model", "--reward", "unique_chars"], &sets[..]].concat());
+    assert_eq!(named["eval_held_reward"], json["eval_reward"], "other sets change nothing");
+    assert_ne!(named["eval_seen_reward"], named["eval_held_reward"]);
+    assert!(!named.contains_key("eval_reward") && named["prompts"] == 12, "{named:?}");
+}
+
+#[test]
+fn right_is_what_the_deciding_reward_says_whatever_its_weight() {
+    let dir = directory();
+    let root = dir.path();
+    // Both rewards judge all completions: one finds all of them right, one none.
+    let rewards = "reward_funcs=[\"format:(?s).*\", { kind = \"format\", name = \"never\", pattern = \"Z\" }]";
+    let base = ["--model", "model", "--dataset", "e.jsonl", "--pass-at-k", "1", "--set", rewards];
+    let base = [&base[..], SHORT, &["--set", "reward_weights=[0.5, 3]"]].concat();
+    let of = |more: &[&str]| evaluated(root, &[&base[..], more].concat());
+    let json = of(&[]);
+    assert_eq!((json["eval_reward"].as_f64(), json["eval_pass@1"].as_f64()), (Some(0.5), Some(1.0)));
+    assert_eq!(of(&["--set", "eval_pass_at_k_reward=never"])["eval_pass@1"].as_f64(), Some(0.0));
+    let unknown = [&["eval"], &base[..], &["--set", "eval_pass_at_k_reward=nobody"]].concat();
+    refused(root, &unknown, &["`eval_pass_at_k_reward` = nobody", "format, never"]);
+}
+
+/// A reward that gives no score is no zero: not in pass@k, and not where the best checkpoint is chosen.
+#[test]
+fn what_nobody_judged_counts_nowhere() {
+    let dir = directory();
+    let root = dir.path();
+    let program = |rewards: &str| format!("while read -r line; do echo '{{\"rewards\": {rewards}}}'; done\n");
+    fs::write(root.join("null.sh"), program("[null, null]")).unwrap();
+    fs::write(root.join("half.sh"), program("[null, 1]")).unwrap();
+    let base = ["eval", "--model", "model", "--dataset", "e.jsonl", "--pass-at-k", "1", "--reward"];
+    let said = lockstep(root, &[&base[..], &["command:sh null.sh"], SHORT].concat());
+    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
+    assert!(said.out.contains("0/2") && !said.out.contains("pass@1"), "{}", said.out);
+    assert!(said.err.contains("judged no completion"), "{}", said.err);
+    let half = evaluated(root, &[&base[1..], &["command:sh half.sh"], SHORT].concat());
+    assert_eq!((half["eval_pass@1"].as_f64(), &half["rewards"][0]["judged"]), (Some(1.0), &1.into()), "{half:?}");
+
+    fs::write(root.join("null.sh"), program("[null, null, null, null]")).unwrap();
+    let best = [
+        "load_best_model_at_end=true",
+        "metric_for_best_model=pass@1",
+        "save_steps=4",
+        "eval_pass_at_k=[1]",
+        "reward_errors=continue",
+    ];
+    let said =
+        good(root, &arguments("train", "run", &[&["reward_funcs=[\"command:sh null.sh\"]"], &best[..]].concat()));
+    assert!(said.err.contains("has no pass@1, and does not count"), "{}", said.err);
+    assert!(metrics(&root.join("run")).iter().all(|line| !line.contains("pass@1")));
+}
+
+#[test]
+fn a_system_prompt_needs_a_chat_template() {
+    let dir = directory();
+    let root = dir.path();
+    let system = "system_prompt=be brief";
+    for purpose in ["train", "sft"] {
+        refused(root, &arguments(purpose, "run", &[system]), &["`system_prompt`", "no chat template"]);
+    }
+    let eval = ["eval", "--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars", "--set", system];
+    let eval = [&eval[..], SHORT].concat();
+    refused(root, &eval, &["`system_prompt`", "no chat template"]);
+    let template = "{% for m in messages %}{{ m.content }}.{% endfor %}";
+    fs::write(root.join("model/chat_template.jinja"), template).unwrap();
+    let said = good(root, &eval);
+    assert!(said.err.contains("first prompt   \"be brief.sea .\""), "{}", said.err);
+    let json = evaluated(root, &eval[1..]);
+    assert_eq!((&json["chat_template"], &json["system_prompt"]), (&template.into(), &"be brief".into()));
+}

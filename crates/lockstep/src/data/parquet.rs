@@ -1,0 +1,217 @@
+//! Parquet files as rows. Snappy, gzip and LZ4 pages are unpacked by the crate `parquet`; Zstandard and Brotli here,
+//! since the crate's own way needs a C compiler, or a compressor that nothing uses.
+
+use super::rows::Row;
+use crate::bad_input;
+use crate::error::{BadInput, OrBadInput};
+use parquet::basic::Compression;
+use parquet::column::page::{Page, PageMetadata, PageReader};
+use parquet::errors::{ParquetError, Result};
+use parquet::file::metadata::RowGroupMetaData;
+use parquet::file::reader::{FileReader, RowGroupReader};
+use parquet::file::serialized_reader::{SerializedFileReader, SerializedPageReader};
+use parquet::record::Field;
+use parquet::record::reader::RowIter;
+use parquet::schema::types::Type;
+use serde_json::Value;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Up to `limit` rows, each with its number from 1. The crate asserts some of what a damaged file breaks (that offsets
+/// are not below 0).
+pub(super) fn read(path: &Path, limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
+    std::panic::catch_unwind(|| rows(path, limit))
+        .unwrap_or_else(|_| bad_input!("{}: not a readable Parquet file: it is damaged", path.display()))
+}
+
+fn rows(path: &Path, limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
+    let bad = |e: ParquetError| BadInput::new(format!("{}: not a readable Parquet file: {e}", path.display()));
+    let file = Arc::new(File::open(path).or_bad_input_in(path.display())?);
+    let reader = SerializedFileReader::new(file.try_clone()?).map_err(bad)?;
+    let mut rows = Vec::new();
+    for group in 0..reader.num_row_groups() {
+        let group = RowGroup { inner: reader.get_row_group(group).map_err(bad)?, file: file.clone() };
+        for row in RowIter::from_row_group(None, &group).map_err(bad)? {
+            if rows.len() == limit {
+                return Ok(rows);
+            }
+            let row = row.map_err(bad)?;
+            let number = rows.len() + 1;
+            let value = |(column, field): (&String, &Field)| match json(field) {
+                Ok(value) => Ok((column.clone(), value)),
+                Err(what) => Err(BadInput::new(format!("{}, row {number}: column `{column}` {what}", path.display()))),
+            };
+            let row = row.get_column_iter().map(value).collect::<anyhow::Result<Row>>()?;
+            rows.push((number, row));
+        }
+    }
+    Ok(rows)
+}
+
+/// What is wrong with a value.
+type NotText = &'static str;
+
+/// A value as a line of JSON would have it. Bytes are text that some writer did not call text.
+fn json(field: &Field) -> std::result::Result<Value, NotText> {
+    let mut entries = Row::new();
+    match field {
+        Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
+            Ok(text) => return Ok(text.into()),
+            Err(_) => return Err("holds bytes that are not UTF-8 text: make it text, or leave it out"),
+        },
+        Field::ListInternal(list) => return list.elements().iter().map(json).collect(),
+        Field::Group(row) => {
+            for (name, field) in row.get_column_iter() {
+                entries.insert(name.clone(), json(field)?);
+            }
+        }
+        Field::MapInternal(map) => {
+            for (key, field) in map.entries() {
+                let key = json(key)?;
+                entries.insert(key.as_str().map_or_else(|| key.to_string(), str::to_owned), json(field)?);
+            }
+        }
+        other => return Ok(other.to_json_value()),
+    }
+    Ok(Value::Object(entries))
+}
+
+/// How the pages of a column are packed, where the crate does not unpack them.
+#[derive(Clone, Copy)]
+enum Packing {
+    Zstd,
+    Brotli,
+}
+
+impl Packing {
+    fn of(compression: Compression) -> Option<Packing> {
+        match compression {
+            Compression::ZSTD(_) => Some(Packing::Zstd),
+            Compression::BROTLI(_) => Some(Packing::Brotli),
+            _ => None,
+        }
+    }
+
+    fn unpack(self, packed: &[u8], to: &mut Vec<u8>) -> Result<()> {
+        let bad = |e: &dyn std::fmt::Display| ParquetError::General(format!("a damaged page: {e}"));
+        match self {
+            Packing::Zstd => {
+                let mut decoder = ruzstd::decoding::StreamingDecoder::new(packed).map_err(|e| bad(&e))?;
+                decoder.read_to_end(to).map_err(|e| bad(&e))?;
+            }
+            Packing::Brotli => {
+                let mut decoder = brotli_decompressor::Decompressor::new(packed, packed.len().clamp(1, 1 << 16));
+                decoder.read_to_end(to).map_err(|e| bad(&e))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `page` as the crate would have unpacked it: the levels of a version 2 page are not packed.
+    fn page(self, page: Page) -> Result<Page> {
+        let whole = |buf: &[u8], levels: usize| -> Result<Vec<u8>> {
+            let levels = buf.get(..levels).ok_or_else(|| ParquetError::General("a damaged page".into()))?;
+            let (mut unpacked, packed) = (levels.to_vec(), &buf[levels.len()..]);
+            // A page of nulls has no values to pack.
+            if !packed.is_empty() {
+                self.unpack(packed, &mut unpacked)?;
+            }
+            Ok(unpacked)
+        };
+        Ok(match page {
+            Page::DataPage { buf, num_values, encoding, def_level_encoding, rep_level_encoding, statistics } => {
+                let buf = whole(&buf, 0)?.into();
+                Page::DataPage { buf, num_values, encoding, def_level_encoding, rep_level_encoding, statistics }
+            }
+            Page::DataPageV2 {
+                buf,
+                num_values,
+                encoding,
+                num_nulls,
+                num_rows,
+                def_levels_byte_len,
+                rep_levels_byte_len,
+                is_compressed: true,
+                statistics,
+            } => Page::DataPageV2 {
+                buf: whole(&buf, def_levels_byte_len as usize + rep_levels_byte_len as usize)?.into(),
+                num_values,
+                encoding,
+                num_nulls,
+                num_rows,
+                def_levels_byte_len,
+                rep_levels_byte_len,
+                is_compressed: false,
+                statistics,
+            },
+            Page::DictionaryPage { buf, num_values, encoding, is_sorted } => {
+                Page::DictionaryPage { buf: whole(&buf, 0)?.into(), num_values, encoding, is_sorted }
+            }
+            unpacked @ Page::DataPageV2 { .. } => unpacked,
+        })
+    }
+}
+
+/// A row group of which some columns are unpacked here.
+struct RowGroup<'a> {
+    inner: Box<dyn RowGroupReader + 'a>,
+    file: Arc<File>,
+}
+
+impl RowGroupReader for RowGroup<'_> {
+    fn metadata(&self) -> &RowGroupMetaData {
+        self.inner.metadata()
+    }
+
+    fn num_columns(&self) -> usize {
+        self.inner.num_columns()
+    }
+
+    fn get_column_page_reader(&self, i: usize) -> Result<Box<dyn PageReader>> {
+        let column = self.metadata().column(i);
+        let Some(packing) = Packing::of(column.compression()) else { return self.inner.get_column_page_reader(i) };
+        // Told that nothing is packed, the crate hands pages over as they lie in the file.
+        let as_it_lies = column.clone().into_builder().set_compression(Compression::UNCOMPRESSED).build()?;
+        let rows = usize::try_from(self.metadata().num_rows())?;
+        let packed = SerializedPageReader::new(self.file.clone(), &as_it_lies, rows, None)?;
+        Ok(Box::new(UnpackedPages { packed, packing }))
+    }
+
+    fn get_column_bloom_filter(&self, i: usize) -> Option<&parquet::bloom_filter::Sbbf> {
+        self.inner.get_column_bloom_filter(i)
+    }
+
+    fn get_row_iter(&self, projection: Option<Type>) -> Result<RowIter<'_>> {
+        RowIter::from_row_group(projection, self)
+    }
+}
+
+/// The pages of a column, unpacked.
+struct UnpackedPages {
+    packed: SerializedPageReader<File>,
+    packing: Packing,
+}
+
+impl PageReader for UnpackedPages {
+    fn get_next_page(&mut self) -> Result<Option<Page>> {
+        self.packed.get_next_page()?.map(|page| self.packing.page(page)).transpose()
+    }
+
+    fn peek_next_page(&mut self) -> Result<Option<PageMetadata>> {
+        self.packed.peek_next_page()
+    }
+
+    fn skip_next_page(&mut self) -> Result<()> {
+        self.packed.skip_next_page()
+    }
+}
+
+impl Iterator for UnpackedPages {
+    type Item = Result<Page>;
+
+    fn next(&mut self) -> Option<Result<Page>> {
+        self.get_next_page().transpose()
+    }
+}
