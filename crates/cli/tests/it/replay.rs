@@ -122,7 +122,10 @@ fn groups_on_one_line_are_their_completions() {
 fn completions_are_counted() {
     let dir = directory();
     let root = dir.path();
-    let line = |ids: &[u32], truncated: bool| json!({"prompt_ids": [5, 6], "completion_ids": ids, "rewards": ids.len(), "truncated": truncated});
+    let line = |ids: &[u32], truncated: bool| {
+        let rewards = ids.len();
+        json!({"prompt_ids": [5, 6], "completion_ids": ids, "rewards": rewards, "truncated": truncated})
+    };
     let group =
         [line(&[7], false), line(&[7, 8], false), line(&[7, 8, 9, 10], true), line(&[7, 8, 9, 10, 11, 12], true)];
     write(root, "f.jsonl", &group);
