@@ -158,6 +158,13 @@ mod tests {
     }
 
     #[test]
+    fn prompts_of_the_same_length_are_groups_of_their_own() {
+        let of = |prompt, completion| PromptCompletion { prompt, completion };
+        let groups = PromptGroup::by_prompt(&[of(A, &[5]), of(&[1, 2, 4], &[6]), of(&[1, 2, 4], &[7])]);
+        assert_eq!(groups.iter().map(|g| g.completions.len()).collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
     fn cuts_between_groups_only() {
         let groups = groups();
         let cut = |budget| -> Vec<String> {

@@ -50,6 +50,7 @@ fn configuration() {
     for optim in ["muon", "adafactor", "adamw_8bit"] {
         set(&format!("optim={optim}"), &["`optim = ", optim, "AdamW: adamw_torch or adamw_torch_fused"]);
     }
+    set("stop_token_ids=[3, 40]", &["`stop_token_ids` has 40", "vocabulary ends before 40"]);
     set("optim_args=betas=0.5", &["`optim_args = ", "adam_beta1"]);
     set("beta", &["--set beta", "KEY=VALUE"]);
     write(dir.path(), "broken.toml", "beta = 0.1\nseed = \n");

@@ -159,3 +159,24 @@ impl TiedEmbeddingGrads {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::Isa;
+
+    /// Room is taken as tokens come; what was summed before stays.
+    #[test]
+    fn sums_of_a_tied_embedding_survive_growth() {
+        let ctx = Context::cpu(Isa::best(), 1);
+        let mut grads = TiedEmbeddingGrads::new(ctx.memory(), 8, 2);
+        let mut add = |ids: &[u32], d_out: &[f32]| {
+            let d_out = Tensor::from_f32(ctx.memory(), &[ids.len(), 2], d_out);
+            grads.add(&ctx, ids, d_out.view()).unwrap();
+        };
+        add(&[3], &[1.0, 2.0]);
+        add(&[5, 3, 6], &[10.0, 20.0, 0.5, 0.5, 30.0, 40.0]);
+        assert_eq!(grads.ids, [3, 5, 6]);
+        assert_eq!(grads.sums.to_vec_f32()[..6], [1.5, 2.5, 10.0, 20.0, 30.0, 40.0]);
+    }
+}

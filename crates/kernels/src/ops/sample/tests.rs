@@ -265,6 +265,34 @@ fn a_wide_nucleus_is_whole() {
     }
 }
 
+/// Logits as they are.
+fn logits(row: &[f32]) -> Case {
+    Case { h: 1, v: row.len(), hidden: vec![1.0], weight: row.to_vec() }
+}
+
+#[test]
+fn a_token_that_was_seen_twice_is_penalised_once() {
+    // 4 / 1.2 is more than 3, 4 / 1.44 is not.
+    let seen_twice = RowParams { temperature: 0.0, repetition_penalty: 1.2, history: &[0, 0], ..PLAIN };
+    for isa in Isa::present() {
+        assert_eq!(logits(&[4.0, 3.0, 1.0]).sample(&Context::cpu(isa, 1), 0, &[seen_twice]).0, [0]);
+    }
+}
+
+#[test]
+fn what_is_as_likely_as_the_last_that_stays_stays() {
+    let ctx = Context::cpu(Isa::best(), 1);
+    let kept = |row: &[f32], params: RowParams<'_>| -> f64 {
+        let (ids, _, logps) = logits(row).sample(&ctx, 0, &[params]);
+        let below = f64::from(row[0] - row[ids[0] as usize]);
+        (-below - f64::from(logps[0])).exp()
+    };
+    // Sums of exp(z − max) over what stays.
+    let three = 1.0 + 2.0 * (-2.0f64).exp();
+    assert!((kept(&[3.0, 1.0, 1.0, 0.0], RowParams { top_k: 2, ..PLAIN }) - three).abs() < 1e-5);
+    assert!((kept(&[2.0, 2.0, 1.0], RowParams { min_p: 1.0, ..PLAIN }) - 2.0).abs() < 1e-5);
+}
+
 #[test]
 fn a_row_that_is_not_finite_ends_with_a_log_probability_that_says_so() {
     let mut case = Case::new(9, 8, 700);

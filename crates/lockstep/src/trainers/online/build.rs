@@ -2,6 +2,7 @@
 
 use super::reference::Reference;
 use super::{BatchSizes, GenerationBatch, RolloutPipeline, Source, StageTimes};
+use crate::bad_input;
 use crate::config::{Config, Purpose, WorkloadBounds, engine_config, sampling, trainer_config};
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::BadInput;
@@ -32,6 +33,10 @@ impl Prepared {
         let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
         let model = ModelSource::of(&config, Head::Lm)?;
         let assets = load_assets(&model.dir, Head::Lm, config.dtype)?;
+        let vocabulary = assets.config.vocab_size;
+        if let Some(id) = config.stop_token_ids.iter().find(|&&id| id >= vocabulary as u64) {
+            bad_input!("`stop_token_ids` has {id}, but the model's vocabulary ends before {vocabulary}");
+        }
         let rewards = named_rewards(&config, std::mem::take(&mut inputs.rewards))?;
         let Data { source, rows, bounds, hash } = data(inputs, &assets, &rewards)?;
         let held_out = evaluate::load_sets(inputs.eval_sets(), &config, &assets, &rewards)?;

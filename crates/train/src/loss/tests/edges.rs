@@ -274,3 +274,14 @@ fn an_advantage_of_nan_shows() {
         assert!(loss.evaluate(&case, &logps, &entropies).0.loss.is_nan(), "{loss:?}");
     }
 }
+
+/// The least and the greatest share of a sequence, wherever it stands.
+#[test]
+fn extremes_of_clip_ratios() {
+    let mut sums = LossSums::default();
+    for (low, high) in [(2, 1), (1, 3), (3, 0)] {
+        sums.count_clipped(low, high, 4);
+    }
+    let ClipRatios { low_mean, low_min, high_mean, high_max, region_mean } = sums.clip_ratios();
+    assert_eq!([low_mean, low_min, high_mean, high_max, region_mean], [0.5, 0.25, 1.0 / 3.0, 0.75, 10.0 / 12.0]);
+}

@@ -145,6 +145,7 @@ fn what_is_far_is_not_pushed_down() {
     };
     assert!(near(0.5, &[-1.0, -2.0, 9.0], &[-0.6, -1.6, 0.0]));
     assert!(!near(0.3, &[-1.0, -2.0, 9.0], &[-0.6, -1.6, 0.0]));
+    assert!(near(0.5, &[-1.0, -2.0, 9.0], &[-0.5, -1.5, 0.0]), "at the threshold");
     assert!(near(0.3, &[-1.0, -2.0, 9.0], &[-0.6, f64::NAN, 0.0]), "an unknown token counts as equal: mean 0.2");
     assert!(near(0.3, &[f64::NAN, -2.0, 9.0], &[-0.6, -1.6, 0.0]), "NaN stays in the loss");
     assert!(off_policy::is_near(None, &[f64::NEG_INFINITY], &[0.0], &[true]));
