@@ -30,9 +30,8 @@ impl Scorer {
     }
 
     /// Shares a flag that, once set, ends scoring before its next micro-batch, with [`Error::Stopped`].
-    pub fn stop_with(mut self, stopped: Arc<AtomicBool>) -> Scorer {
+    pub fn stop_with(&mut self, stopped: Arc<AtomicBool>) {
         self.stopped = stopped;
-        self
     }
 
     /// Takes the memory for micro-batches up to `capacity` and sequences up to `positions` now.

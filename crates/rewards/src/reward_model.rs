@@ -9,6 +9,7 @@ use model::scoring::strip_padding;
 use model::{Adapter, ModelView, PromptCompletion, Scorer, Tokenizer, Weights};
 use serde_json::{Map, Value};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::{Problem, Reward, RewardBatch, Scores};
 
@@ -81,6 +82,10 @@ impl RewardModel {
 impl Reward for RewardModel {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn stop_with(&mut self, stop: Arc<AtomicBool>) {
+        self.scorer.stop_with(stop);
     }
 
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {

@@ -192,8 +192,8 @@ pub fn build<O: Offline>(inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, T
     rows.memory::<O>(&config, &assets)?.check(MemoryPlan::available_bytes(), &config)?;
     let sampler = sampler(rows.train.len(), config.completions_per_step(), &config)?;
     let chunks = sampler.chunks_per_epoch();
-    let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
-    let mut scorer = scorer.stop_with(inputs.stop.flag());
+    let mut scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
+    scorer.stop_with(inputs.stop.flag());
     O::prepare(&inputs, (&source, &assets), &mut scorer, &mut rows)?;
     let scorer = (!rows.held_out.is_empty()).then_some(scorer);
     let weights = trained_weights(&ctx, &source, inputs.resume_from.checkpoint(), &config, &assets.config)?;
