@@ -3,7 +3,7 @@
 use crate::new_directory::new_directory;
 use kernels::{Device, Memory};
 use lockstep::error::OrBadInput;
-use model::io::SaveOptions;
+use model::io::{CopiedFiles, SaveOptions};
 use model::weights::tensor_specs;
 use model::{ModelConfig, Tokenizer, Weights};
 use std::path::{Path, PathBuf};
@@ -44,5 +44,6 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 
 fn write(args: &Args, config: &Arc<ModelConfig>, dir: &Path) -> anyhow::Result<()> {
     let weights = Weights::random(&Memory::new(Device::Cpu), config, args.seed)?;
-    Ok(model::io::save_model(dir, config, &weights, args.tokenizer.as_deref(), SaveOptions::default())?)
+    let copied = args.tokenizer.as_deref().map(CopiedFiles::read).transpose()?;
+    Ok(model::io::save_model(dir, config, &weights, copied.as_ref(), SaveOptions::default())?)
 }

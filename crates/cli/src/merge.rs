@@ -2,6 +2,7 @@
 
 use crate::new_directory::new_directory;
 use lockstep::Policy;
+use lockstep::check_base;
 use lockstep::config::ComputeDType;
 use lockstep::context;
 use std::path::PathBuf;
@@ -16,12 +17,18 @@ pub struct Args {
     /// The adapter: a PEFT directory.
     #[arg(long, value_name = "DIR")]
     pub adapter: PathBuf,
+    /// Merge even if the model's weights are not those that the adapter says it was trained on.
+    #[arg(long)]
+    pub other_base: bool,
     /// The directory to write; must not exist, or be empty.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    if !args.other_base {
+        check_base(&args.adapter, &args.model)?;
+    }
     let ctx = context(None)?;
     new_directory(&args.out, |dir| {
         let mut policy = Policy::load_below(&ctx, &args.model, &args.adapter, ComputeDType::F32)?;

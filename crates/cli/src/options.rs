@@ -83,8 +83,9 @@ pub fn utf8(flag: &str, path: &Path) -> anyhow::Result<String> {
 pub struct RunArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Continues a run: its directory, or `latest` for the newest checkpoint under the output directory.
-    #[arg(long, value_name = "DIR|latest")]
+    /// Continues a run: its directory, a checkpoint of it (later ones are set aside), or `latest` for the output
+    /// directory's.
+    #[arg(long, value_name = "RUN|CHECKPOINT|latest")]
     pub resume: Option<String>,
     #[command(flatten)]
     pub log: LogArgs,

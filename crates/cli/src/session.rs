@@ -52,10 +52,10 @@ fn fresh(purpose: Purpose, args: &ConfigArgs) -> anyhow::Result<Session> {
     Ok(Session { run: RunDir::fresh(&out)?, resolved, resume_from: ResumeFrom::Nothing })
 }
 
-/// A name that sorts by time.
+/// A name that sorts by time, and that no two runs have which start in the same second.
 fn new_name() -> String {
-    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    format!("run-{seconds}")
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    format!("run-{}-{:06}-{}", now.as_secs(), now.subsec_micros(), std::process::id())
 }
 
 /// A run that goes on: its own configuration, over it what the command line says, if that may change.

@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let data: Vec<f32> = (0..spec.shape.iter().product()).map(at).collect();
         NamedMut { params: &mut adapter.params }.put(&spec.name, &data)?;
     }
-    save_adapter(&out.join("adapter"), &adapter, &dir.display().to_string())?;
+    save_adapter(&out.join("adapter"), &adapter, dir.display().to_string().as_str())?;
 
     let ids: Vec<u32> = (0..TOKENS as u32).map(|i| i * 7 % config.vocab_size as u32).collect();
     let batch = Batch::new(&[GroupSegment { prefix: &ids, branches: &[] }], true);

@@ -1,5 +1,6 @@
 //! What is read of a model's directory before its weights.
 
+use crate::io::CopiedFiles;
 use crate::{ChatTemplate, Error, Head, ModelConfig, Result, Tokenizer};
 use kernels::DType;
 use std::path::Path;
@@ -15,6 +16,8 @@ pub struct ModelAssets {
     pub chat: Option<Arc<ChatTemplate>>,
     /// Ids that end a completion.
     pub eos_ids: Vec<u32>,
+    /// What is written beside the weights when the model is saved.
+    pub copied: CopiedFiles,
     /// The directory is of a language model, and `config` has a head of one score in its place.
     pub head_is_new: bool,
 }
@@ -43,7 +46,8 @@ impl ModelAssets {
         tokenizer.check_fits(&config)?;
         let chat = ChatTemplate::load(dir, tokenizer.special())?.map(Arc::new);
         let eos_ids = tokenizer.eos_ids(dir, &config)?;
-        Ok(ModelAssets { config, tokenizer: Arc::new(tokenizer), chat, eos_ids, head_is_new })
+        let copied = CopiedFiles::read(dir)?;
+        Ok(ModelAssets { config, tokenizer: Arc::new(tokenizer), chat, eos_ids, copied, head_is_new })
     }
 
     /// The same, for computing in `dtype`.

@@ -2,7 +2,9 @@
 //!
 //! A field that asks for something that is not done here is an error, never ignored.
 
-use crate::io::{SaveOptions, copy_tokenizer, load_tensors, load_weights, save_model, save_tensors, write_json};
+use crate::io::{
+    CopiedFiles, SaveOptions, load_tensors, load_weights, read_metadata, save_model, save_tensors_with, write_json,
+};
 use crate::weights::{
     AdaptedWeights, Adapter, AdapterFiles, AdapterFilesMut, LINEAR_MODULES, LoraConfig, TargetModules, Weights,
 };
@@ -19,6 +21,29 @@ pub fn is_adapter(dir: &Path) -> bool {
     dir.join(ADAPTER_CONFIG).exists() && !dir.join("config.json").exists()
 }
 const WEIGHTS: &str = "adapter_model.safetensors";
+/// The metadata entry of the weights' file that says what model they were trained on. PEFT refuses fields that it does
+/// not know in `adapter_config.json`, and reads over those here.
+const BASE_SHA256: &str = "base_model_sha256";
+
+/// The model that an adapter is for.
+#[derive(Clone, Copy, Debug)]
+pub struct BaseModel<'a> {
+    /// A path or a Hub id.
+    pub name: &'a str,
+    /// A hash of its weights, if it is known.
+    pub sha256: Option<&'a str>,
+}
+
+impl<'a> From<&'a str> for BaseModel<'a> {
+    fn from(name: &'a str) -> Self {
+        BaseModel { name, sha256: None }
+    }
+}
+
+/// The hash of the base model's weights with which the adapter in `dir` was saved.
+pub fn base_sha256(dir: &Path) -> Result<Option<String>> {
+    read_metadata(&dir.join(WEIGHTS), BASE_SHA256)
+}
 
 /// Fields that say nothing about what is computed, or only about what another field would have to switch on.
 const ABOUT: &[&str] = &[
@@ -169,10 +194,10 @@ pub fn read_adapter(dir: &Path, adapter: &mut Adapter) -> Result<()> {
     load_tensors(&dir.join(WEIGHTS), &mut AdapterFilesMut(&mut adapter.params))
 }
 
-/// Writes an adapter, and its head of scores, as a directory that PEFT, and this crate, load; `base` is the name of the
-/// model that it is for.
-pub fn save_adapter(dir: &Path, adapter: &Adapter, base: &str) -> Result<()> {
-    let lora = &adapter.lora;
+/// Writes an adapter, and its head of scores, as a directory that PEFT, and this crate, load; `base` is the model that
+/// it is for.
+pub fn save_adapter<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel<'a>>) -> Result<()> {
+    let (lora, base) = (&adapter.lora, base.into());
     std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
     let target_modules = match &lora.target_modules {
         TargetModules::AllLinear => json!(LINEAR_MODULES),
@@ -186,7 +211,7 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter, base: &str) -> Result<()> {
     let config = json!({
         "peft_type": "LORA",
         "task_type": task_type,
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": base.name,
         "inference_mode": true,
         "r": lora.r,
         "lora_alpha": lora.alpha,
@@ -200,21 +225,22 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter, base: &str) -> Result<()> {
         "rank_pattern": {},
         "alpha_pattern": {},
     });
-    save_tensors(&dir.join(WEIGHTS), &AdapterFiles(&adapter.params), FileDType::F32)?;
+    let metadata: Vec<_> = base.sha256.iter().map(|sha256| (BASE_SHA256, *sha256)).collect();
+    save_tensors_with(&dir.join(WEIGHTS), &AdapterFiles(&adapter.params), FileDType::F32, &metadata)?;
     write_json(&dir.join(ADAPTER_CONFIG), &config)
 }
 
 impl AdaptedWeights {
     /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT
-    /// does. The tokenizer is that of the directory `from`, which is the adapter's base. The weights are what they
-    /// compute in: every bit of them, and no more.
-    pub fn save(&self, dir: &Path, from: &Path) -> Result<()> {
+    /// does. The files beside the weights are `copied` from the model's directory, which is the adapter's base. The
+    /// weights are what they compute in: every bit of them, and no more.
+    pub fn save(&self, dir: &Path, base: BaseModel<'_>, copied: &CopiedFiles) -> Result<()> {
         if let Some(adapter) = &self.adapter {
-            save_adapter(dir, adapter.current(), &from.display().to_string())?;
-            return copy_tokenizer(from, dir);
+            save_adapter(dir, adapter.current(), base)?;
+            return copied.write_tokenizer(dir);
         }
         let options = SaveOptions::exact(self.config());
-        save_model(dir, self.config(), self.base.current(), Some(from), options)
+        save_model(dir, self.config(), self.base.current(), Some(copied), options)
     }
 
     /// Takes up the weights that [`save`](Self::save) wrote to `dir`: the adapter's, where there is one.

@@ -31,9 +31,12 @@ pub struct RunRecord {
     pub config_sha256: String,
     /// The model's files.
     pub model: Vec<FileHash>,
+    /// The files of a reference model of its own (`ref_model`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reference: Vec<FileHash>,
     /// The dataset's files.
     pub data: Vec<FileHash>,
-    /// The program's arguments.
+    /// The program's arguments at the first start.
     pub command: Vec<String>,
     /// Each start of the run: the first, then every resume.
     pub starts: Vec<Start>,
@@ -48,6 +51,12 @@ pub struct Start {
     pub step: u64,
     /// The instruction set used from here on.
     pub isa: String,
+    /// The program's arguments.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// The keys of the configuration that are no longer what they were, each with both values.
+    #[serde(default)]
+    pub changed: Vec<String>,
 }
 
 /// A file and its contents' hash; or the hash of several files read one after the other.
@@ -127,7 +136,7 @@ mod tests {
         let path = dir.path().join("record.json");
         let mut record = RunRecord { seed: u64::MAX, isa: "avx2".into(), threads: 2, ..RunRecord::default() };
         record.versions.insert("lockstep".into(), "0.1.0".into());
-        record.starts.push(Start { time_s: 1, step: 0, isa: "avx2".into() });
+        record.starts.push(Start { time_s: 1, isa: "avx2".into(), ..Start::default() });
         record.write(&path).unwrap();
         assert_eq!(RunRecord::read(&path).unwrap(), record);
         std::fs::write(&path, "{").unwrap();

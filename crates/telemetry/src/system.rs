@@ -25,6 +25,13 @@ pub fn memory_limit_bytes() -> Option<u64> {
     std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?.trim().parse().ok()
 }
 
+/// This machine's name, in letters, digits and `-`.
+pub fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name: String = name.trim().chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+    if name.is_empty() { "localhost".to_owned() } else { name }
+}
+
 /// A line of `/proc/self/status` that gives kB.
 fn status_kib(key: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;

@@ -38,7 +38,8 @@ fn a_reward_that_judges_nothing_ends_the_run_and_says_why_once() {
         &said,
         &[
             "stopped after step 2",
-            "--resume run",
+            "--resume /",
+            "/run, or",
             "reward_errors = \"continue\"",
             "reward `serve` judged nothing in 3 batches in a row (reward_patience): it ended (exit status: 1)",
             "\n  | ModuleNotFoundError: No module named x",

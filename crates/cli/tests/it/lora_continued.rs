@@ -90,8 +90,9 @@ fn what_contradicts_the_adapter_is_refused() {
 
     let path = root.join("first/model/adapter_config.json");
     let config = fs::read_to_string(&path).unwrap();
+    let below = format!("\"{}\"", root.join("model").display());
     for (base, words) in [("\"nowhere/at/all\"", "nowhere/at/all"), ("null", "is missing")] {
-        fs::write(&path, config.replace("\"model\"", base)).unwrap();
+        fs::write(&path, config.replace(&below, base)).unwrap();
         refuse("sft", &[], &["adapter_config.json", "`base_model_name_or_path`", words]);
     }
     fs::write(&path, config.replace("\"r\": 4", "\"r\": 3")).unwrap();

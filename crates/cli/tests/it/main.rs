@@ -3,6 +3,7 @@
 mod bad_input;
 mod bench_algorithms;
 mod bench_rollout;
+mod best;
 mod combined;
 mod commands;
 mod course;
@@ -11,11 +12,13 @@ mod eval;
 mod failing_rewards;
 mod full_disk;
 mod gemma3;
+mod going_on;
 #[cfg(feature = "hub")]
 mod hub;
 mod lora;
 mod lora_continued;
 mod lora_objectives;
+mod one_writer;
 mod ppo;
 mod reference;
 mod replay;

@@ -39,7 +39,7 @@ fn survives(purpose: &str, set: &[&str], kills: usize, seed: u64) {
     good(dir.path(), &arguments(purpose, "whole", set));
     let length = started.elapsed();
     let mut random = Random(seed);
-    let (mut killed, mut runs) = (0, 0);
+    let (mut killed, mut after_checkpoints, mut runs) = (0, 0, 0);
     while killed < kills {
         let out = format!("killed-{runs}");
         runs += 1;
@@ -58,12 +58,16 @@ fn survives(purpose: &str, set: &[&str], kills: usize, seed: u64) {
                 break;
             }
             killed += 1;
+            let saved = fs::read_dir(dir.path().join(&out).join("checkpoints")).into_iter().flatten().flatten();
+            after_checkpoints +=
+                usize::from(saved.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with("step-")));
             arguments = &resumed;
         }
         same(&dir.path().join("whole"), &dir.path().join(&out));
     }
+    assert!(after_checkpoints > 0, "{killed} kills, and none after a checkpoint: nothing was resumed");
     eprintln!(
-        "{purpose} {set:?}: {killed} kills in {runs} runs of {:.2} s, {:.1} s in all",
+        "{purpose} {set:?}: {killed} kills, {after_checkpoints} after a checkpoint, in {runs} runs of {:.2} s, {:.1} s",
         length.as_secs_f64(),
         started.elapsed().as_secs_f64()
     );
@@ -205,6 +209,20 @@ fn a_half_written_checkpoint_is_swept_away() {
     // A run that is done and resumed stays as it is.
     good(dir.path(), &["train", "--resume", "half"]);
     same(&dir.path().join("whole"), &dir.path().join("half"));
+}
+
+/// Tables of steps that a resumed run does not come to again.
+#[test]
+fn tables_of_later_steps_are_removed() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "whole", &[]));
+    died(root, "half");
+    good(root, &["train", "--resume", "half", "--set", "max_steps=6"]);
+    let tables = fs::read_dir(root.join("half/completions")).unwrap();
+    let mut tables: Vec<_> = tables.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    tables.sort();
+    assert_eq!(tables, ["completions_00003.parquet", "completions_00006.parquet"]);
 }
 
 /// Killed after the last checkpoint was written and before an older one was deleted.

@@ -186,6 +186,7 @@ impl Layers {
         for (name, text) in &self.set {
             resolved.apply_text(name, text, Origin::Flag, "command line")?;
         }
+        super::paths::make_absolute(&mut resolved)?;
         // An evaluation takes an adapter as it is.
         if self.purpose != Purpose::Eval {
             super::keys::adapter::adopt(&mut resolved)?;

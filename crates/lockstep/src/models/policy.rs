@@ -7,8 +7,8 @@ use crate::error::{BadInput, OrBadInput, paragraph};
 use kernels::Context;
 use model::chat::ChatTemplate;
 use model::hub::HubKind;
-use model::io::TensorSource;
-use model::peft::is_adapter;
+use model::io::{CopiedFiles, TensorSource};
+use model::peft::{BaseModel, is_adapter};
 use model::tokenizer::Tokenizer;
 use model::{AdaptedWeights, Adapter, Head, ModelAssets, ModelConfig, WeightSlots, Weights};
 use std::path::{Path, PathBuf};
@@ -16,8 +16,12 @@ use std::sync::Arc;
 
 /// A language model with its words.
 pub struct Policy {
-    /// Where it came from: tokenizer files are copied from there when it is saved.
+    /// Where it came from.
     pub dir: PathBuf,
+    /// A hash of the weights there, if an adapter on them is to record it.
+    pub base_sha256: Option<String>,
+    /// What is written beside the weights when it is saved.
+    pub copied: CopiedFiles,
     /// Its parameters.
     pub weights: AdaptedWeights,
     /// Text to ids and back.
@@ -31,8 +35,8 @@ pub struct Policy {
 impl Policy {
     /// The model of `dir` from its parts.
     pub(crate) fn of(dir: PathBuf, assets: ModelAssets, weights: AdaptedWeights) -> Policy {
-        let ModelAssets { tokenizer, chat, eos_ids, .. } = assets;
-        Policy { dir, weights, tokenizer, chat, eos_ids }
+        let ModelAssets { tokenizer, chat, eos_ids, copied, .. } = assets;
+        Policy { dir, base_sha256: None, copied, weights, tokenizer, chat, eos_ids }
     }
 
     /// Loads a directory. Whatever is wrong with it is the caller's input: exit code 2.
@@ -76,7 +80,9 @@ impl Policy {
     /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT
     /// does. The weights are what they compute in: every bit of them, and no more.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
-        Ok(self.weights.save(dir, &self.dir)?)
+        let name = self.dir.display().to_string();
+        let base = BaseModel { name: &name, sha256: self.base_sha256.as_deref() };
+        Ok(self.weights.save(dir, base, &self.copied)?)
     }
 
     /// A line about what is trained, and on what.

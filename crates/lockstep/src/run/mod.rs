@@ -1,10 +1,12 @@
 //! What every run has: a directory, steps, logs, checkpoints, a plan of its memory, an end. Knows no algorithm: that is
 //! a [`TrainingTask`](task::TrainingTask).
 
+mod abandoned;
 pub mod checkpoint;
 pub mod completion_log;
 mod context;
 pub mod inputs;
+mod lock;
 pub mod memory_plan;
 pub mod provenance;
 pub mod reporter;

@@ -1,12 +1,15 @@
 //! What a run was made of, for `record.json`: which command, versions, instruction set, hashes of model and data, each
 //! start.
 
-use crate::config::Config;
-use crate::error::BadInput;
-use crate::models::Policy;
+use crate::bad_input;
+use crate::config::{Config, Purpose};
+use crate::error::{BadInput, OrBadInput};
+use crate::models::locate;
 use crate::run::run_dir::RunDir;
 use kernels::Context;
-use std::path::{Path, PathBuf};
+use model::hub::HubKind;
+use model::peft::is_adapter;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 use telemetry::record::{FileHash, RunRecord, Start, hash_file, sha256};
 
@@ -20,17 +23,19 @@ pub struct RunMetadata<'a> {
     pub config_toml: &'a str,
     /// What it computes with.
     pub ctx: &'a Context,
-    /// The model that it trains.
-    pub policy: &'a Policy,
+    /// The files that it began from.
+    pub models: &'a Models,
     /// SHA-256 of the training data.
     pub data_hash: &'a str,
     /// The step that this start continues after.
     pub step: u64,
+    /// The keys that this start changed.
+    pub changed: Vec<String>,
 }
 
 /// Writes the record of a run that starts, or adds this start to it.
-pub fn write(run: &RunDir, metadata: &RunMetadata<'_>) -> anyhow::Result<()> {
-    let RunMetadata { config, ctx, .. } = metadata;
+pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
+    let RunMetadata { config, ctx, changed, .. } = metadata;
     let mut record = RunRecord::read(&run.record()).unwrap_or_default();
     record.versions.insert("lockstep".into(), env!("CARGO_PKG_VERSION").into());
     record.kind = metadata.command.to_owned();
@@ -49,30 +54,118 @@ pub fn write(run: &RunDir, metadata: &RunMetadata<'_>) -> anyhow::Result<()> {
     }];
     record.data.retain(|file| !file.sha256.is_empty());
     if record.model.is_empty() {
-        let mut files = model_files(&metadata.policy.dir)?;
-        if let Some(adapter) =
-            config.model_name_or_path.as_ref().map(Path::new).filter(|dir| model::peft::is_adapter(dir))
-        {
-            files.extend(model_files(adapter)?);
+        record.model = metadata.models.model.clone();
+        if let Some(adapter) = config.model_name_or_path.as_ref().map(Path::new).filter(|dir| is_adapter(dir)) {
+            record.model.extend(hashes(adapter, |_| true)?);
         }
-        record.model = files.iter().map(|f| hash_file(f)).collect::<Result<_, _>>()?;
     }
-    record.command = std::env::args().collect();
+    if record.reference.is_empty() {
+        record.reference.clone_from(&metadata.models.reference);
+    }
+    let command: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    if record.starts.is_empty() {
+        record.command.clone_from(&command);
+    }
     let time_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    record.starts.push(Start { time_s, step: metadata.step, isa: ctx.describe().into() });
+    record.starts.push(Start { time_s, step: metadata.step, isa: ctx.describe().into(), command, changed });
     Ok(record.write(&run.record())?)
 }
 
-/// The files that make a model what it is, sorted: shape, tokenizer, and all weights, which may be in several files.
-fn model_files(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let decides = |file: &PathBuf| {
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
+/// The files of the models that a run reads when it starts.
+pub struct Models {
+    model: Vec<FileHash>,
+    reference: Vec<FileHash>,
+}
+
+impl Models {
+    /// Hashes the files of the model in `dir`, and of a reference model of its own. A run that goes on after a
+    /// checkpoint must find what it began with, in the record of `run`: the model's shape and tokenizer, and its
+    /// weights if it still reads them.
+    pub fn hashed(
+        run: &RunDir,
+        config: &Config,
+        purpose: Purpose,
+        dir: &Path,
+        goes_on: bool,
+    ) -> anyhow::Result<Models> {
+        let reads_weights = !goes_on || config.use_peft || config.has_reference() || purpose == Purpose::Dpo;
+        let model = hashes(dir, |name| reads_weights || !name.ends_with(".safetensors"))?;
+        let reference =
+            config.ref_model.as_ref().filter(|_| config.has_reference() && !(goes_on && config.sync_ref_model));
+        let other = reference.map(|name| locate(name, HubKind::Model)).transpose()?;
+        let reference = other.as_ref().map_or(Ok(Vec::new()), |dir| hashes(dir, |_| true))?;
+        if let (true, Ok(record)) = (goes_on, RunRecord::read(&run.record())) {
+            check_unchanged("model", dir, &record.model, &model)?;
+            if let Some(dir) = &other {
+                check_unchanged("reference model", dir, &record.reference, &reference)?;
+            }
+        }
+        Ok(Models { model, reference })
+    }
+
+    /// A hash of the model's weights, which an adapter on them records.
+    pub fn weights_sha256(&self) -> String {
+        of_weights(&self.model)
+    }
+}
+
+/// Refuses files that are not those of the record. Without one there is nothing to compare with.
+fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileHash]) -> anyhow::Result<()> {
+    for file in found {
+        if let Some(old) = recorded.iter().find(|old| old.name == file.name)
+            && old.sha256 != file.sha256
+        {
+            bad_input!(
+                "{}: the {what} is not the one that the run began with: its SHA-256 is {}, and was {}. Put the old \
+                 file back, or start a new run",
+                dir.join(&file.name).display(),
+                file.sha256,
+                old.sha256
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Refuses to put the adapter in `adapter` on other weights than those that it was trained on, as far as it says which.
+pub fn check_base(adapter: &Path, model: &Path) -> anyhow::Result<()> {
+    let base = model::peft::load_adapter_config(adapter).or_bad_input()?.base.unwrap_or_default();
+    let Some(recorded) = model::peft::base_sha256(adapter).or_bad_input()? else { return Ok(()) };
+    let found = of_weights(&hashes(model, |name| name.ends_with(".safetensors"))?);
+    if found == recorded {
+        return Ok(());
+    }
+    bad_input!(
+        "the adapter {} was trained on {base}, whose weights have the SHA-256 {recorded}, and those of {} have \
+         {found}: give the model that it was trained on",
+        adapter.display(),
+        model.display()
+    )
+}
+
+/// The hash of the only file of weights; of several, that of their hashes in the order of their names, a line each.
+fn of_weights(files: &[FileHash]) -> String {
+    let weights: Vec<&str> =
+        files.iter().filter(|file| file.name.ends_with(".safetensors")).map(|file| &*file.sha256).collect();
+    match weights[..] {
+        [one] => one.to_owned(),
+        _ => sha256(weights.iter().map(|hash| format!("{hash}\n")).collect::<String>().as_bytes()),
+    }
+}
+
+/// Hashes of the files that make a model what it is, by name: shape, tokenizer, and all weights, which may be in
+/// several files.
+fn hashes(dir: &Path, which: impl Fn(&str) -> bool) -> anyhow::Result<Vec<FileHash>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(dir).or_bad_input_in(dir.display())? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let listed = ["config.json", "tokenizer.json", "model.safetensors.index.json", model::peft::ADAPTER_CONFIG];
-        listed.contains(&&*name) || name.ends_with(".safetensors")
-    };
-    let files: std::io::Result<Vec<PathBuf>> = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect();
-    let mut files: Vec<PathBuf> = files?.into_iter().filter(|f| f.is_file() && decides(f)).collect();
-    files.sort();
+        if path.is_file() && (listed.contains(&&*name) || name.ends_with(".safetensors")) && which(&name) {
+            files.push(hash_file(&path)?);
+        }
+    }
+    files.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(files)
 }
 

@@ -28,10 +28,12 @@ impl Reporter {
     /// Adds the files of `run` to the sinks that the caller has.
     pub fn open(run: &RunDir, sinks: Sinks, config: &Config) -> anyhow::Result<Reporter> {
         sinks.add(MetricsSink::open(run.metrics())?);
-        if config.tensorboard {
-            sinks.add(TensorBoardSink::open(&run.tensorboard())?);
+        // A log that a resumed run no longer writes is still cut back and kept with its checkpoints.
+        let has_events = std::fs::read_dir(run.tensorboard()).is_ok_and(|mut files| files.next().is_some());
+        if config.tensorboard || has_events {
+            sinks.add(TensorBoardSink::open(&run.tensorboard())?.writing(config.tensorboard));
         }
-        if config.record_rollouts {
+        if config.record_rollouts || run.rollouts().exists() {
             sinks.add(RolloutSink::open(run.rollouts())?);
         }
         sinks.add(CompletionsSink::new(run.completions()));
@@ -53,7 +55,7 @@ impl Reporter {
 
     /// Cuts the files back to what they were at a checkpoint after `step`, and takes up its unlogged sums.
     pub fn resume(&mut self, step: u64, log_bytes: &BTreeMap<String, u64>, sums: MetricSums) -> anyhow::Result<()> {
-        self.sinks.resume(step, log_bytes)?;
+        self.sinks.resume(step, log_bytes)?.iter().for_each(|note| self.sinks.warn(note));
         self.sums = sums;
         Ok(())
     }

@@ -3,8 +3,8 @@
 use super::RunDir;
 use super::checkpoint;
 use super::checkpoint::state::RunState;
-use crate::config::Config;
-use crate::error::BadInput;
+use crate::config::{Config, Layers, Purpose};
+use crate::error::{BadInput, paragraph};
 use kernels::Context;
 use std::path::{Path, PathBuf};
 
@@ -27,25 +27,36 @@ impl ResumeFrom {
             _ => None,
         }
     }
+
+    /// The configuration with which the run in `dir` went on until now; none of a new run.
+    pub(super) fn configuration(&self, dir: &RunDir, purpose: Purpose) -> anyhow::Result<Option<Config>> {
+        if matches!(self, ResumeFrom::Nothing) || !dir.config().exists() {
+            return Ok(None);
+        }
+        let layers = Layers { purpose, file: Some(dir.config()), ..Layers::default() };
+        Ok(Some(layers.resolve()?.config))
+    }
 }
 
 /// The run and the checkpoint that `resume` names. `latest` means the run of the output directory.
 pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunDir, ResumeFrom)> {
-    let path = match resume {
+    let named = match resume {
         "latest" => output_dir.map(Path::to_owned).ok_or_else(|| {
             BadInput::new("--resume latest: of which run? Give --out DIR, or --resume DIR".to_owned())
         })?,
         dir => PathBuf::from(dir),
     };
-    if resume == "latest" && RunDir::is_new(&path) {
-        return Ok((RunDir::fresh(&path)?, ResumeFrom::Beginning));
+    if resume == "latest" && RunDir::is_new(&named) {
+        return Ok((RunDir::fresh(&named)?, ResumeFrom::Beginning));
     }
+    // A checkpoint may be named from within its run's directory, or by a link.
+    let path = named.canonicalize().unwrap_or(named);
     if path.join("run_state.json").is_file() {
         let root = path.parent().and_then(Path::parent).unwrap_or(Path::new("."));
         return Ok((RunDir::existing(root)?, ResumeFrom::Checkpoint(path)));
     }
     let dir = RunDir::existing(&path)?;
-    checkpoint::sweep(&dir)?;
+    checkpoint::put_back(&dir)?;
     match checkpoint::latest(&dir) {
         Some(checkpoint) => Ok((dir, ResumeFrom::Checkpoint(checkpoint))),
         None if dir.model().exists() => Err(BadInput::new(format!(
@@ -54,6 +65,21 @@ pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunD
         ))),
         None => Ok((dir, ResumeFrom::Beginning)),
     }
+}
+
+/// What is wrong with the checkpoint that a run begins from may be right in the one before it.
+pub fn or_earlier<T>(result: anyhow::Result<T>, resume_from: &ResumeFrom, dir: &RunDir) -> anyhow::Result<T> {
+    let (Err(error), Some(checkpoint)) = (&result, resume_from.checkpoint()) else { return result };
+    let text = paragraph(error);
+    if !text.contains(&*checkpoint.to_string_lossy()) {
+        return result;
+    }
+    let earlier = checkpoint::all(dir).into_iter().map(|(_, path)| path).take_while(|path| path != checkpoint).last();
+    let mend = match earlier {
+        Some(earlier) => format!("go on from the checkpoint before it with --resume {}", earlier.display()),
+        None => "there is no checkpoint before it: start the run anew in another directory".to_owned(),
+    };
+    Err(BadInput::new(format!("{text}; {mend}")))
 }
 
 pub(super) fn check_resumable(state: &RunState, config: &Config, ctx: &Context, data_hash: &str) -> anyhow::Result<()> {

@@ -11,16 +11,21 @@
 //!     model/                   the final model
 //!     trace.json               spans of the last steps, for chrome://tracing
 //!     lockstep-0.log           the log of process 0
+//!     run.lock                 which process writes into it
+//!     abandoned/               what came after a checkpoint from which an older state of the run was resumed
 //! ```
 
-use crate::error::BadInput;
+use super::lock::{self, RunLock};
+use crate::error::{BadInput, OrBadInput};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// The directory of one run.
+/// The directory of one run, whose lock the clones share.
 #[derive(Clone, Debug)]
 pub struct RunDir {
     root: PathBuf,
+    lock: Arc<Mutex<Option<RunLock>>>,
 }
 
 impl RunDir {
@@ -31,7 +36,7 @@ impl RunDir {
             return Err(BadInput::new(format!("output_dir {} is a file; give a directory", root.display())));
         }
         let occupied = !RunDir::is_new(root);
-        let run = RunDir { root: root.to_owned() };
+        let run = RunDir::at(&std::path::absolute(root).or_bad_input_in("output_dir")?);
         if occupied && run.config().exists() {
             return Err(BadInput::new(format!(
                 "output_dir {0} already holds a run; resume it with --resume {0}, or give another --out",
@@ -52,7 +57,7 @@ impl RunDir {
         let not_yet_a_run = |entry: std::io::Result<fs::DirEntry>| {
             entry.is_ok_and(|e| {
                 let name = e.file_name().to_string_lossy().into_owned();
-                name.starts_with(".config.toml.") && name.ends_with(".partial")
+                name == lock::FILE || name.starts_with(".config.toml.") && name.ends_with(".partial")
             })
         };
         match fs::read_dir(root) {
@@ -61,19 +66,39 @@ impl RunDir {
         }
     }
 
-    /// The existing run in `root`.
+    /// The existing run in `root`, which no other process writes into until this one ends.
     pub fn existing(root: &Path) -> anyhow::Result<RunDir> {
-        let run = RunDir { root: root.to_owned() };
+        let run = RunDir::at(&std::path::absolute(root).or_bad_input_in(root.display())?);
         if !run.config().is_file() {
             return Err(BadInput::new(format!("{} is not a run: it has no config.toml", root.display())));
         }
+        run.lock()?;
         Ok(run)
+    }
+
+    /// The names that a run in `root` has.
+    pub(super) fn at(root: &Path) -> RunDir {
+        RunDir { root: root.to_owned(), lock: Arc::default() }
+    }
+
+    /// Takes the lock of the directory, which is made if need be, unless a clone has it. Says who was killed while it
+    /// had it.
+    pub(super) fn lock(&self) -> anyhow::Result<Option<String>> {
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if lock.is_none() {
+            make(&self.root)?;
+            *lock = Some(RunLock::take(&self.root)?);
+        }
+        Ok(lock.as_ref().and_then(|lock| lock.killed.as_ref()).map(ToString::to_string))
+    }
+
+    /// Gives the lock back, for all clones.
+    pub(crate) fn unlock(&self) {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// Makes the directories. The configuration comes before all else: a run killed at any later moment can be resumed.
     pub fn create(&self, config_toml: &str) -> anyhow::Result<()> {
-        let make =
-            |dir: &Path| fs::create_dir_all(dir).map_err(|e| anyhow::anyhow!("cannot make {}: {e}", dir.display()));
         make(&self.root)?;
         write_atomically(&self.config(), config_toml.as_bytes())?;
         [self.checkpoints(), self.completions(), self.tensorboard()].iter().try_for_each(|dir| make(dir))
@@ -127,6 +152,10 @@ impl RunDir {
     pub fn log(&self, rank: usize) -> PathBuf {
         self.root.join(format!("lockstep-{rank}.log"))
     }
+}
+
+fn make(dir: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(dir).map_err(|e| anyhow::anyhow!("cannot make {}: {e}", dir.display()))
 }
 
 /// Writes a file so that a reader sees the old bytes or the new ones, never a part.

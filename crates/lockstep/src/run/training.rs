@@ -3,22 +3,25 @@
 //! It does not know where samples come from: a [`TrainingTask`](super::task::TrainingTask) does, whose own state goes
 //! into the same checkpoint as a value that is opaque here.
 
+use super::abandoned;
 use super::checkpoint::{self, moments, state};
 use super::inputs::{Callbacks, RunInputs};
-use super::provenance::{self, RunMetadata};
+use super::provenance::{self, Models, RunMetadata};
 use super::reporter::Reporter;
 use super::resume::{ResumeFrom, check_resumable};
 use super::stop::StopSignal;
 use super::task::TrainingTask;
 use super::{RunDir, StopReason};
-use crate::config::{Config, Purpose, Strategy};
+use crate::bad_input;
+use crate::config::{Config, Purpose, Strategy, changes};
 use crate::data::Sampler;
-use crate::error::BadInput;
+use crate::error::{BadInput, OrBadInput};
 use crate::models::Policy;
 use crate::rollouts::evaluate::find;
 use kernels::Context;
 use serde_json::Value;
 use state::{Best, RunState};
+use std::path::Path;
 use std::time::Instant;
 use telemetry::stages::Span;
 use telemetry::{EventKind, Stages};
@@ -90,57 +93,96 @@ pub struct RunSetup {
 }
 
 impl TrainingRun {
-    /// Opens the run's directory and logs, and takes up the state of a checkpoint; with it comes what the task saved
-    /// there. Everything that can be wrong with the input was found before: this is where files begin to be written.
-    pub fn begin(inputs: RunInputs, setup: RunSetup) -> anyhow::Result<(TrainingRun, Option<Value>)> {
-        let RunInputs { resolved, dir, resume_from, ctx, console, sinks, stop, callbacks, .. } = inputs;
+    /// Takes up the state of a checkpoint, with `restore` what the task saved there, and then opens the run's directory
+    /// and logs: everything that can be wrong with the input is found before the first file is written.
+    pub fn begin(
+        inputs: RunInputs,
+        setup: RunSetup,
+        restore: impl FnOnce(Value) -> anyhow::Result<()>,
+    ) -> anyhow::Result<TrainingRun> {
+        let RunInputs { mut resolved, dir, resume_from, ctx, console, sinks, stop, callbacks, .. } = inputs;
         let RunSetup { mut policy, mut trainer, mut sampler, data_hash, label, .. } = setup;
+        resolved.config.output_dir = Some(dir.root().to_owned());
         let config_toml = resolved.to_toml();
         let config = resolved.config;
         check_best_metric(&config, &setup.evaluation_metrics)?;
-        let state = match &resume_from {
-            ResumeFrom::Checkpoint(checkpoint) => {
-                let state = RunState::read(checkpoint)?;
+        let state = match resume_from.checkpoint() {
+            Some(from) => {
+                let mut state = RunState::read(from)?;
                 check_resumable(&state, &config, &ctx, &data_hash)?;
-                Some(state)
-            }
-            _ => None,
-        };
-        dir.create(&config_toml)?;
-        checkpoint::sweep(&dir)?;
-        console.set_log_file(dir.log(0))?;
-        let mut reporter = Reporter::open(&dir, sinks, &config)?;
-        match (&state, resume_from.checkpoint()) {
-            (Some(state), Some(from)) => {
                 moments::restore_moments(from, "", &mut trainer)?;
                 trainer.set_state(state.trainer);
                 policy.weights.set_version(state.weights_version);
                 sampler.restore(state.sampler);
-                reporter.resume(state.step, &state.log_bytes, state.unlogged.clone())?;
-                if checkpoint::all(&dir).last().is_some_and(|(newest, _)| *newest == state.step) {
-                    // Killed when this one was written and an old one not yet deleted.
-                    checkpoint::prune(&dir, config.save_total_limit, kept_best(&config, state.best.as_ref()))?;
-                }
-                reporter.sinks().info(&format!("resuming after step {} from {}", state.step, from.display()));
+                let file = from.join(state::FILE);
+                restore(state.task.take()).or_bad_input_in(format!("{} is damaged", file.display()))?;
+                Some(state)
             }
-            _ => {
-                reporter.resume(0, &Default::default(), Default::default())?;
-                if matches!(resume_from, ResumeFrom::Beginning) {
-                    reporter.sinks().warn("the run has no checkpoint: it starts again from step 0");
-                }
+            None => None,
+        };
+        let models = Models::hashed(&dir, &config, setup.purpose, &policy.dir, state.is_some())?;
+        policy.base_sha256 = policy.weights.adapter.is_some().then(|| models.weights_sha256());
+        let began = resume_from.configuration(&dir, setup.purpose)?;
+
+        let killed = dir.lock()?;
+        // Another process may have been given the same directory, and been quicker.
+        match resume_from {
+            ResumeFrom::Nothing => drop(RunDir::fresh(dir.root())?),
+            ResumeFrom::Beginning if checkpoint::latest(&dir).is_some() => {
+                bad_input!(
+                    "{}: another process has begun this run meanwhile: resume it once more",
+                    dir.root().display()
+                )
             }
+            _ => {}
         }
-        let step = state.as_ref().map_or(0, |state| state.step);
+        let (step, log_bytes, unlogged) = match &state {
+            Some(state) => (state.step, state.log_bytes.clone(), state.unlogged.clone()),
+            None => Default::default(),
+        };
+        let abandoned = abandoned::set_aside(&dir, step, &log_bytes)?;
+        dir.create(&config_toml)?;
+        checkpoint::sweep(&dir)?;
+        console.set_log_file(dir.log(0))?;
+        let mut reporter = Reporter::open(&dir, sinks, &config)?;
+        reporter.resume(step, &log_bytes, unlogged)?;
+        let sinks = reporter.sinks();
+        let place = |dir: &Path| dir.canonicalize().ok();
+        if let Some(old) = began.as_ref().and_then(|began| began.output_dir.as_deref())
+            && place(old) != place(dir.root())
+        {
+            sinks.info(&format!("the run's directory was {}, and is now {}", old.display(), dir.root().display()));
+        }
+        if let Some(killed) = killed {
+            sinks.info(&format!("{killed} was killed while it wrote into this directory"));
+        }
+        if let Some(kept) = abandoned {
+            sinks.warn(&format!("what the run did after step {step} is kept in {}", kept.display()));
+        }
+        match resume_from {
+            ResumeFrom::Checkpoint(from) => {
+                // Killed when this one was written and an old one not yet deleted.
+                let best = state.as_ref().and_then(|state| state.best.as_ref());
+                checkpoint::prune(&dir, config.save_total_limit, kept_best(&config, best))?;
+                sinks.info(&format!("resuming after step {step} from {}", from.display()));
+            }
+            ResumeFrom::Beginning => {
+                let root = dir.root().display();
+                sinks.warn(&format!("{root} has no checkpoint: the run starts again from step 0"));
+            }
+            ResumeFrom::Nothing => {}
+        }
         let metadata = RunMetadata {
             command: setup.purpose.command(),
             config: &config,
             config_toml: &config_toml,
             ctx: &ctx,
-            policy: &policy,
+            models: &models,
             data_hash: &data_hash,
             step,
+            changed: began.map_or(Vec::new(), |began| changes(&began, &config)),
         };
-        provenance::write(&dir, &metadata)?;
+        provenance::write(&dir, metadata)?;
         let run = TrainingRun {
             schedule: config.schedule(setup.total_steps),
             config,
@@ -166,7 +208,32 @@ impl TrainingRun {
             saved_at: state.as_ref().filter(|state| !state.evaluation_due).map(|_| step),
         };
         run.report_progress(String::new())?;
-        Ok((run, state.map(|state| state.task)))
+        Ok(run)
+    }
+
+    /// Why a run that is resumed has nothing left to do, which is said; `None` if it goes on.
+    pub(crate) fn ended_before(&self) -> Option<StopReason> {
+        let (step, total) = (self.step, self.schedule.total_steps);
+        let (reason, why) = match self.saved_at {
+            None => return None,
+            Some(_) if self.is_done() => (StopReason::Completed, format!("all {total} steps are done")),
+            Some(_) if self.out_of_patience() => (
+                StopReason::EarlyStopping,
+                format!(
+                    "it stopped early after step {step} of {total}: {} evaluations in a row were no better (a higher \
+                     early_stopping_patience goes on)",
+                    self.evaluations_without_improvement
+                ),
+            ),
+            Some(_) => return None,
+        };
+        self.reporter.sinks().info(&format!("the run has ended already: {why}"));
+        Some(reason)
+    }
+
+    fn out_of_patience(&self) -> bool {
+        let patience = self.config.early_stopping_patience;
+        patience.is_some_and(|patience| self.evaluations_without_improvement as usize >= patience)
     }
 
     /// Whether the last step is done.
@@ -258,7 +325,10 @@ impl TrainingRun {
         self.callbacks.log(self.step, &metrics);
         let summary: Vec<String> = metrics.iter().map(|(n, v)| format!("{n} {v:.4}")).collect();
         self.reporter.sinks().info(&format!("step {}: {}", self.step, summary.join(" · ")));
-        let Some(name) = &self.config.metric_for_best_model else { return Ok(false) };
+        let Some(name) = self.config.metric_for_best_model.as_ref().filter(|_| self.step > 0) else {
+            // Before the first step there is no checkpoint that could be the best.
+            return Ok(false);
+        };
         let Some(value) = find(&metrics, name) else {
             // The name is a known one: nothing was scored.
             self.warn(&format!("step {}: this evaluation has no {name}, and does not count", self.step));
@@ -273,8 +343,7 @@ impl TrainingRun {
         if better {
             self.best = Some(Best { step: self.step, metric: value });
         }
-        let patience = self.config.early_stopping_patience;
-        Ok(patience.is_some_and(|p| self.evaluations_without_improvement as usize >= p))
+        Ok(self.out_of_patience())
     }
 
     /// Why the run ends before its last step, if it does; `early` as [`log_evaluation`](Self::log_evaluation) says.
@@ -344,11 +413,14 @@ impl TrainingRun {
         if reason != StopReason::Interrupted {
             if let (true, Some(best)) = (self.config.load_best_model_at_end, &self.best)
                 && best.step != self.step
-                && self.dir.checkpoint(best.step).is_dir()
             {
-                self.policy.restore(&self.dir.checkpoint(best.step))?;
-                let note = format!("the result is the best checkpoint, of step {}", best.step);
-                self.reporter.sinks().info(&note);
+                let (step, checkpoint) = (best.step, self.dir.checkpoint(best.step));
+                if checkpoint.is_dir() {
+                    self.policy.restore(&checkpoint)?;
+                    self.reporter.sinks().info(&format!("the result is the best checkpoint, of step {step}"));
+                } else {
+                    self.warn(&format!("the best checkpoint, of step {step}, is gone: the result is the last weights"));
+                }
             }
             let target = self.dir.model();
             let temporary = self.dir.root().join(".unfinished-model");

@@ -13,7 +13,7 @@ use crate::models::Policy;
 use crate::rollouts::health::RewardFailed;
 use crate::run::inputs::RunInputs;
 use crate::run::provenance;
-use crate::run::resume::{ResumeFrom, find_run};
+use crate::run::resume::{ResumeFrom, find_run, or_earlier};
 use crate::run::stop::is_stopped;
 use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::TrainingRun;
@@ -118,6 +118,7 @@ impl Run {
         for note in &resolved.notes {
             sinks.info(note);
         }
+        let (from, place) = (resume_from.clone(), dir.clone());
         let inputs = RunInputs {
             resolved,
             dir,
@@ -131,8 +132,9 @@ impl Run {
             eval_rows,
             rewards,
         };
-        let (task, training) = trainers::build(purpose, inputs)?;
-        Ok(Run { task, training, has_begun: false, ended: None })
+        let (task, training) = or_earlier(trainers::build(purpose, inputs), &from, &place)?;
+        let ended = training.ended_before();
+        Ok(Run { task, training, has_begun: false, ended })
     }
 
     /// Optimizer steps done.
@@ -246,6 +248,7 @@ impl Run {
             }
         };
         self.training.write_result(stop_reason)?;
+        self.training.dir.unlock();
         let TrainingRun { step, num_tokens, best, last_logged, dir, policy, stages, .. } = self.training;
         Ok(RunResult {
             stop_reason,

@@ -66,9 +66,7 @@ fn advantages(run: &mut TrainingRun, rollouts: &Rollouts, samples: &[Sample]) ->
 
 /// Builds a run; nothing is written until all of its input is known to be good.
 pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Grpo, TrainingRun)> {
-    let (mut pipeline, run, state) = Prepared::new(&mut inputs)?.begin(inputs)?;
-    if let Some(state) = state {
-        pipeline.restore(serde_json::from_value(state)?)?;
-    }
+    let restore = |pipeline: &mut RolloutPipeline, state| pipeline.restore(serde_json::from_value(state)?);
+    let (pipeline, run) = Prepared::new(&mut inputs)?.begin(inputs, restore)?;
     Ok((Grpo { pipeline }, run))
 }

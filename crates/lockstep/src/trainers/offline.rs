@@ -217,7 +217,7 @@ pub fn build<O: Offline>(inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, T
         label: O::PURPOSE.command(),
         evaluation_metrics: O::EVALUATION_METRICS.iter().map(|name| format!("eval_{name}")).collect(),
     };
-    let (run, _) = TrainingRun::begin(inputs, setup)?;
+    let run = TrainingRun::begin(inputs, setup, |_| Ok(()))?;
     Ok((OfflineTask { rows, scorer, batch: Vec::new() }, run))
 }
 

@@ -12,11 +12,31 @@ mod save;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use read::read_metadata;
 pub use read::{load_tensors, load_weights};
-pub(crate) use save::write_json;
-pub use save::{SaveOptions, copy_tokenizer, save_model, save_tensors, write_atomically};
+pub use save::{CopiedFiles, SaveOptions, WriteSeek, save_model, save_tensors, write_atomically};
+pub(crate) use save::{save_tensors_with, write_json};
 
 use crate::Result;
+use std::ops::Range;
+
+/// The metadata entry that holds a file's checksum: XXH3 (64 bits) of the whole file with 0s in its own place.
+const CHECKSUM: &str = "xxh3";
+/// What stands in its place until it is known.
+const ZERO_CHECKSUM: &str = "0000000000000000";
+
+/// The checksum of bytes that are no file of tensors, in the digits of one.
+pub fn checksum(bytes: &[u8]) -> String {
+    format!("{:016x}", twox_hash::XxHash3_64::oneshot(bytes))
+}
+
+/// Where the digits of the checksum are in a header, if it has one.
+fn find_checksum(header: &[u8]) -> Option<Range<usize>> {
+    let before = format!("\"{CHECKSUM}\":\"");
+    let start = header.windows(before.len()).position(|bytes| bytes == before.as_bytes())? + before.len();
+    let end = start + ZERO_CHECKSUM.len();
+    (header.get(end) == Some(&b'"')).then_some(start..end)
+}
 
 /// A tensor's name in files and its shape there.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,11 +1,13 @@
 //! Reading weight files into a sink.
 
-use super::safetensors::{Entry, elements, entries};
-use super::{TensorSink, TensorSpec};
+use super::safetensors::{Entry, elements, entries, metadata};
+use super::{TensorSink, TensorSpec, ZERO_CHECKSUM, find_checksum};
 use crate::{Error, ModelConfig, Result};
 use kernels::memory::FileMap;
 use std::collections::HashMap;
+use std::hash::Hasher;
 use std::path::{Path, PathBuf};
+use twox_hash::XxHash3_64;
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
@@ -20,6 +22,7 @@ struct File {
 impl File {
     fn open(path: PathBuf) -> Result<File> {
         let map = FileMap::open(&path)?;
+        verify(&path, &map)?;
         let entries = entries(&path, map.bytes())?.into_iter().map(|e| (e.name.clone(), e)).collect();
         Ok(File { path, map, entries })
     }
@@ -28,6 +31,33 @@ impl File {
         self.map.release(entry.bytes.clone());
         Ok(data)
     }
+}
+
+/// Compares the bytes with the checksum that the file has, if it has one: those of this crate do.
+fn verify(path: &Path, map: &FileMap) -> Result<()> {
+    /// Bytes that are resident at the same time.
+    const PIECE: usize = 16 << 20;
+    let bytes = map.bytes();
+    // The metadata comes first.
+    let header = bytes.first_chunk().map_or(0, |length| u64::from_le_bytes(*length)).min(bytes.len().min(4096) as u64);
+    let Some(digits) = find_checksum(&bytes[..header as usize]) else { return Ok(()) };
+    let mut hash = XxHash3_64::default();
+    hash.write(&bytes[..digits.start]);
+    hash.write(ZERO_CHECKSUM.as_bytes());
+    for start in (digits.end..bytes.len()).step_by(PIECE) {
+        let piece = start..(start + PIECE).min(bytes.len());
+        hash.write(&bytes[piece.clone()]);
+        map.release(piece);
+    }
+    if format!("{:016x}", hash.finish()).as_bytes() == &bytes[digits] {
+        return Ok(());
+    }
+    Err(Error::file(path, "is damaged: its bytes do not have the checksum (XXH3) that was written with them"))
+}
+
+/// A text of the metadata of a safetensors file.
+pub(crate) fn read_metadata(path: &Path, name: &str) -> Result<Option<String>> {
+    metadata(path, FileMap::open(path)?.bytes(), name)
 }
 
 /// The files of a model, and where each tensor is.

@@ -56,8 +56,8 @@ fn bits(dtype: &str) -> Option<usize> {
     })
 }
 
-/// The tensors that the header of `file` (all bytes of it) lists, in the order of their bytes.
-pub(super) fn entries(path: &Path, file: &[u8]) -> Result<Vec<Entry>> {
+/// The header of `file`, and where the tensors' bytes begin.
+fn parsed_header(path: &Path, file: &[u8]) -> Result<(Map<String, Value>, usize)> {
     let bad = |message: String| Error::file(path, message);
     let Some(length) = file.first_chunk::<8>() else {
         return Err(bad(format!("is truncated: {} bytes are no safetensors file", file.len())));
@@ -70,9 +70,15 @@ pub(super) fn entries(path: &Path, file: &[u8]) -> Result<Vec<Entry>> {
     let Some(header) = file.get(8..start) else {
         return Err(bad(format!("is truncated: the header takes {length} bytes, the file has {}", file.len())));
     };
-    let header: Map<String, Value> = serde_json::from_slice(header)
+    let header = serde_json::from_slice(header)
         .map_err(|e| bad(format!("is not a safetensors file: its header is not a JSON object ({e})")))?;
+    Ok((header, start))
+}
 
+/// The tensors that the header of `file` (all bytes of it) lists, in the order of their bytes.
+pub(super) fn entries(path: &Path, file: &[u8]) -> Result<Vec<Entry>> {
+    let bad = |message: String| Error::file(path, message);
+    let (header, start) = parsed_header(path, file)?;
     let mut entries = Vec::with_capacity(header.len());
     for (name, info) in header {
         if name != "__metadata__" {
@@ -132,10 +138,18 @@ pub(super) fn elements(path: &Path, entry: &Entry, file: &[u8]) -> Result<Vec<f3
     })
 }
 
+/// Text entries of the header's metadata.
+pub(super) fn metadata(path: &Path, file: &[u8], name: &str) -> Result<Option<String>> {
+    let (header, _) = parsed_header(path, file)?;
+    Ok(header.get("__metadata__").and_then(|m| m.get(name)?.as_str()).map(str::to_owned))
+}
+
 /// The length and the header of a file of these tensors, in this order. transformers asks for the format entry.
-pub(super) fn header(specs: &[super::TensorSpec], dtype: FileDType) -> Vec<u8> {
+pub(super) fn header(specs: &[super::TensorSpec], dtype: FileDType, metadata: &[(&str, &str)]) -> Vec<u8> {
     let mut header = Map::new();
-    header.insert("__metadata__".into(), json!({"format": "pt"}));
+    let metadata = [("format", "pt")].into_iter().chain(metadata.iter().copied());
+    let metadata: Map<String, Value> = metadata.map(|(name, value)| (name.to_owned(), value.into())).collect();
+    header.insert("__metadata__".into(), metadata.into());
     let mut end = 0;
     for spec in specs {
         let from = end;

@@ -1,12 +1,14 @@
 //! Writing a model directory.
 
 use super::safetensors::{header, narrowed};
-use super::{TensorSource, TensorSpec};
+use super::{CHECKSUM, TensorSource, TensorSpec, ZERO_CHECKSUM, find_checksum};
 use crate::{Error, FileDType, ModelConfig, Result};
 use serde_json::{Map, Value, json};
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::hash::Hasher;
+use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
+use twox_hash::XxHash3_64;
 
 /// How weights are written.
 #[derive(Clone, Copy, Debug)]
@@ -44,10 +46,45 @@ const TOKENIZER_FILES: &[&str] = &[
     "chat_template.json",
 ];
 
+const GENERATION_CONFIG: &str = "generation_config.json";
+
+/// The files of a model's directory that are copied when it is saved again. They are held in memory: the directory may
+/// be gone by then.
+#[derive(Clone, Debug, Default)]
+pub struct CopiedFiles(Vec<(&'static str, Vec<u8>)>);
+
+impl CopiedFiles {
+    /// Reads those that `dir` has: of the tokenizer, the chat template, and `generation_config.json`.
+    pub fn read(dir: &Path) -> Result<CopiedFiles> {
+        let names = TOKENIZER_FILES.iter().copied().chain([GENERATION_CONFIG]).filter(|name| dir.join(name).exists());
+        let read = |name: &'static str| {
+            let path = dir.join(name);
+            Ok((name, std::fs::read(&path).map_err(|e| Error::io(&path, e))?))
+        };
+        Ok(CopiedFiles(names.map(read).collect::<Result<_>>()?))
+    }
+
+    /// Writes the tokenizer and the chat template to `dir`.
+    pub fn write_tokenizer(&self, dir: &Path) -> Result<()> {
+        self.write(dir, |name| name != GENERATION_CONFIG)
+    }
+
+    fn write(&self, dir: &Path, which: impl Fn(&str) -> bool) -> Result<()> {
+        self.0.iter().filter(|(name, _)| which(name)).try_for_each(|(name, bytes)| {
+            let path = dir.join(name);
+            write_atomically(&path, |out| out.write_all(bytes).map_err(|e| Error::io(&path, e)))
+        })
+    }
+}
+
+/// A file while it is written: what has been written can be mended.
+pub trait WriteSeek: Write + Seek {}
+impl<T: Write + Seek> WriteSeek for T {}
+
 /// Writes a file under a temporary name, flushes it to the disk, and only then gives it its name.
 ///
 /// Whoever reads `path` sees the old file or the whole new one, even after a power failure.
-pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> Result<()>) -> Result<()> {
     let fail = |e| Error::io(path, e);
     let name = path.file_name().ok_or_else(|| Error::file(path, "is no file name"))?;
     let temporary = path.with_file_name(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
@@ -70,46 +107,38 @@ fn sync_directory(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io(dir, e))
 }
 
-/// Writes a directory that transformers, and this crate, load: config, weights, generation config, and the tokenizer
-/// files of `tokenizer_from`, if given (its generation config, too).
+/// Writes a directory that transformers, and this crate, load: config, weights, generation config, and the files that
+/// come from another directory, if given (its generation config, too).
 pub fn save_model(
     dir: &Path,
     config: &ModelConfig,
     source: &dyn TensorSource,
-    tokenizer_from: Option<&Path>,
+    copied: Option<&CopiedFiles>,
     options: SaveOptions,
 ) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
     write_json(&dir.join("config.json"), &Value::Object(config_json(config, options.dtype)))?;
     save_weights(dir, source, options)?;
-    if let Some(from) = tokenizer_from {
-        copy_tokenizer(from, dir)?;
-        copy_if_there(from, dir, "generation_config.json")?;
-    }
-    if !dir.join("generation_config.json").exists() {
-        write_json(&dir.join("generation_config.json"), &generation_json(config))?;
+    copied.map_or(Ok(()), |copied| copied.write(dir, |_| true))?;
+    if !dir.join(GENERATION_CONFIG).exists() {
+        write_json(&dir.join(GENERATION_CONFIG), &generation_json(config))?;
     }
     Ok(())
 }
 
 /// Writes one safetensors file of everything in `source`.
 pub fn save_tensors(path: &Path, source: &dyn TensorSource, dtype: FileDType) -> Result<()> {
-    write_file(path, &source.tensors(), source, dtype)
+    save_tensors_with(path, source, dtype, &[])
 }
 
-/// Copies the tokenizer files and the chat template that `from` has to `to`.
-pub fn copy_tokenizer(from: &Path, to: &Path) -> Result<()> {
-    TOKENIZER_FILES.iter().try_for_each(|name| copy_if_there(from, to, name))
-}
-
-fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<()> {
-    let (from, to) = (from.join(name), to.join(name));
-    let same = || from.canonicalize().ok().is_some_and(|f| to.canonicalize().is_ok_and(|t| t == f));
-    if !from.exists() || same() {
-        return Ok(());
-    }
-    let mut file = File::open(&from).map_err(|e| Error::io(&from, e))?;
-    write_atomically(&to, |out| std::io::copy(&mut file, out).map(drop).map_err(|e| Error::io(&from, e)))
+/// [`save_tensors`] with more entries of the file's metadata.
+pub(crate) fn save_tensors_with(
+    path: &Path,
+    source: &dyn TensorSource,
+    dtype: FileDType,
+    metadata: &[(&str, &str)],
+) -> Result<()> {
+    write_file(path, &source.tensors(), source, dtype, metadata)
 }
 
 pub(crate) fn write_json(path: &Path, json: &Value) -> Result<()> {
@@ -161,7 +190,7 @@ fn save_weights(dir: &Path, source: &dyn TensorSource, options: SaveOptions) -> 
     };
     let mut map = Map::new();
     for (i, shard) in shards.iter().enumerate() {
-        write_file(&dir.join(name(i)), shard, source, options.dtype)?;
+        write_file(&dir.join(name(i)), shard, source, options.dtype, &[])?;
         map.extend(shard.iter().map(|s| (s.name.clone(), name(i).into())));
     }
     let index = "model.safetensors.index.json";
@@ -182,10 +211,24 @@ fn save_weights(dir: &Path, source: &dyn TensorSource, options: SaveOptions) -> 
     sync_directory(dir)
 }
 
-fn write_file(path: &Path, specs: &[TensorSpec], source: &dyn TensorSource, dtype: FileDType) -> Result<()> {
+/// The file's checksum is taken on the way and put into its header at last.
+fn write_file(
+    path: &Path,
+    specs: &[TensorSpec],
+    source: &dyn TensorSource,
+    dtype: FileDType,
+    metadata: &[(&str, &str)],
+) -> Result<()> {
+    let metadata: Vec<_> = metadata.iter().copied().chain([(CHECKSUM, ZERO_CHECKSUM)]).collect();
     write_atomically(path, |out| {
         let fail = |e| Error::io(path, e);
-        out.write_all(&header(specs, dtype)).map_err(fail)?;
+        let mut hash = XxHash3_64::default();
+        let mut put = |out: &mut dyn WriteSeek, bytes: &[u8]| {
+            hash.write(bytes);
+            out.write_all(bytes).map_err(fail)
+        };
+        let header = header(specs, dtype, &metadata);
+        put(out, &header)?;
         let mut bytes = Vec::new();
         for spec in specs {
             let data = source.get(&spec.name)?;
@@ -198,8 +241,10 @@ fn write_file(path: &Path, specs: &[TensorSpec], source: &dyn TensorSource, dtyp
                 let message = format!("has an element too large for {}", dtype.config_name());
                 return Err(Error::tensor(path, &spec.name, message));
             }
-            out.write_all(&bytes).map_err(fail)?;
+            put(out, &bytes)?;
         }
-        Ok(())
+        let at = find_checksum(&header).expect("it was put there").start;
+        out.seek(SeekFrom::Start(at as u64)).map_err(fail)?;
+        out.write_all(format!("{:016x}", hash.finish()).as_bytes()).map_err(fail)
     })
 }

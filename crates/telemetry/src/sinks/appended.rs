@@ -52,13 +52,8 @@ impl Appended {
         &self.path
     }
 
-    pub(crate) fn truncate_to(&mut self, len: u64) -> Result<()> {
-        if len > self.len {
-            return Err(Error::format(
-                &self.path,
-                format!("has {} bytes, fewer than the {len} that the checkpoint recorded", self.len),
-            ));
-        }
+    /// Cuts it to `len`, which is not more than there is.
+    fn truncate_to(&mut self, len: u64) -> Result<()> {
         self.file.set_len(len).map_err(Error::io("truncate", &self.path))?;
         self.file.seek(SeekFrom::Start(len)).map_err(Error::io("seek in", &self.path))?;
         self.len = len;
@@ -72,8 +67,32 @@ impl Appended {
         Ok(())
     }
 
-    /// Cuts the file back to the length that a checkpoint has under `name`, or empties it.
-    pub(crate) fn resume(&mut self, name: &str, lengths: &BTreeMap<String, u64>) -> Result<()> {
-        self.truncate_to(lengths.get(name).copied().unwrap_or(0))
+    /// Cuts the file back to the length that a checkpoint has under `name`, or empties it; never inside a record. A
+    /// file that is not what it was at the checkpoint (deleted, shortened, written anew) goes on from what is left,
+    /// which is said.
+    pub(crate) fn resume(
+        &mut self,
+        name: &str,
+        lengths: &BTreeMap<String, u64>,
+        whole: impl FnOnce(&[u8]) -> usize,
+    ) -> Result<Option<String>> {
+        let (recorded, path) = (lengths.get(name).copied().unwrap_or(0), self.path.display());
+        if recorded > self.len {
+            return Ok(Some(format!(
+                "{path} was deleted or shortened: it had {recorded} bytes at the checkpoint and has {}; the run goes \
+                 on with what is left of it",
+                self.len
+            )));
+        }
+        let mut kept = vec![0; recorded as usize];
+        self.file.rewind().and_then(|()| self.file.read_exact(&mut kept)).map_err(Error::io("read", &self.path))?;
+        let end = whole(&kept) as u64;
+        let note = (end < recorded).then(|| {
+            format!(
+                "{path} is not the file of the checkpoint, whose end falls into a record: cut before it, at byte {end}"
+            )
+        });
+        self.truncate_to(end)?;
+        Ok(note)
     }
 }

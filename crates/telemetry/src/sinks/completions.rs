@@ -38,7 +38,7 @@ impl Sink for CompletionsSink {
     }
 
     /// Removes the tables of later steps, and half-written ones.
-    fn resume(&mut self, step: u64, _lengths: &BTreeMap<String, u64>) -> Result<()> {
+    fn resume(&mut self, step: u64, _lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         for entry in std::fs::read_dir(&self.directory).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let number = name.strip_prefix("completions_").and_then(|n| n.split('.').next()?.parse::<u64>().ok());
@@ -47,7 +47,7 @@ impl Sink for CompletionsSink {
                 std::fs::remove_file(entry.path()).map_err(Error::io("remove", &entry.path()))?;
             }
         }
-        Ok(())
+        Ok(None)
     }
 }
 

@@ -24,8 +24,7 @@ impl JsonLines {
     /// Opens `path` to append, creating it (not its directory) if needed. A last line without its line feed, which a
     /// kill in the middle of a write leaves, is cut off.
     fn open(path: impl Into<PathBuf>) -> Result<Self> {
-        let whole = |bytes: &[u8]| bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
-        Ok(JsonLines { file: Appended::open(path.into(), whole)? })
+        Ok(JsonLines { file: Appended::open(path.into(), whole_lines)? })
     }
 
     /// Appends one line and hands it to the operating system.
@@ -34,6 +33,11 @@ impl JsonLines {
         line.push(b'\n');
         self.file.append(&line)
     }
+}
+
+/// The bytes of the whole lines.
+fn whole_lines(bytes: &[u8]) -> usize {
+    bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1)
 }
 
 /// Writes `metrics.jsonl`.
@@ -64,8 +68,8 @@ impl Sink for MetricsSink {
         self.lines.file.checkpoint("metrics.jsonl", lengths)
     }
 
-    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<()> {
-        self.lines.file.resume("metrics.jsonl", lengths)
+    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+        self.lines.file.resume("metrics.jsonl", lengths, whole_lines)
     }
 }
 
@@ -92,8 +96,8 @@ impl Sink for RolloutSink {
         self.lines.file.checkpoint("rollouts.jsonl", lengths)
     }
 
-    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<()> {
-        self.lines.file.resume("rollouts.jsonl", lengths)
+    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+        self.lines.file.resume("rollouts.jsonl", lengths, whole_lines)
     }
 }
 
@@ -155,8 +159,13 @@ mod tests {
 
         let mut sink = MetricsSink::open(&path).unwrap();
         assert_eq!(read(&path).unwrap().len(), 2);
-        assert!(sink.resume(1, &BTreeMap::from([("metrics.jsonl".to_owned(), 10_000)])).is_err());
-        sink.resume(1, &at_checkpoint).unwrap();
+        // A file that was shortened is said, and kept; one of another length is cut at the end of a line.
+        let note = sink.resume(1, &BTreeMap::from([("metrics.jsonl".to_owned(), 10_000)])).unwrap().unwrap();
+        assert!(note.contains("metrics.jsonl") && note.contains("10000") && read(&path).unwrap().len() == 2, "{note}");
+        let inside = BTreeMap::from([("metrics.jsonl".to_owned(), at_checkpoint["metrics.jsonl"] + 3)]);
+        assert!(sink.resume(1, &inside).unwrap().unwrap().contains("falls into a record"));
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), at_checkpoint["metrics.jsonl"]);
+        assert_eq!(sink.resume(1, &at_checkpoint).unwrap(), None);
         logged(&mut sink, 22, &[]);
         let steps: Vec<_> = read(&path).unwrap().iter().map(|r| r.number("step").unwrap()).collect();
         assert_eq!(steps, [1.0, 22.0]);

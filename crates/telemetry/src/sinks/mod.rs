@@ -24,9 +24,10 @@ pub trait Sink: Send {
     }
 
     /// The run goes on after `step`, with the lengths that [`checkpoint`](Self::checkpoint) had entered; a run that
-    /// begins has none. What came later is forgotten: it will be received again.
-    fn resume(&mut self, _step: u64, _lengths: &BTreeMap<String, u64>) -> Result<()> {
-        Ok(())
+    /// begins has none. What came later is forgotten: it will be received again. Returns what a person should know: a
+    /// file that is no longer what it was at the checkpoint ends no run.
+    fn resume(&mut self, _step: u64, _lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+        Ok(None)
     }
 
     /// The run ended.
@@ -104,9 +105,10 @@ impl Sinks {
         Ok(lengths)
     }
 
-    /// Takes every sink back to a checkpoint, or to the beginning with step 0 and no lengths.
-    pub fn resume(&self, step: u64, lengths: &BTreeMap<String, u64>) -> Result<()> {
-        self.lock().sinks.iter_mut().try_for_each(|sink| sink.resume(step, lengths))
+    /// Takes every sink back to a checkpoint, or to the beginning with step 0 and no lengths. Returns what they have to
+    /// say about it.
+    pub fn resume(&self, step: u64, lengths: &BTreeMap<String, u64>) -> Result<Vec<String>> {
+        self.lock().sinks.iter_mut().filter_map(|sink| sink.resume(step, lengths).transpose()).collect()
     }
 
     /// Tells every sink that the run ended; the first failure is the result.

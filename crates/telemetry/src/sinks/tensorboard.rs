@@ -12,12 +12,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Sink;
 use super::appended::Appended;
+use crate::system::host;
 use crate::{Error, Event, EventKind, Result};
 
 /// Writes an event file.
 #[derive(Debug)]
 pub struct TensorBoardSink {
     file: Appended,
+    writes: bool,
 }
 
 impl TensorBoardSink {
@@ -32,10 +34,15 @@ impl TensorBoardSink {
                 directory.join(format!("events.out.tfevents.{:010}.{host}.{pid}.0", now_s() as u64))
             }
         };
-        let file = Appended::open(path, |bytes| records(bytes).map(|(end, _)| end).last().unwrap_or(0))?;
-        let mut sink = TensorBoardSink { file };
+        let file = Appended::open(path, whole_records)?;
+        let mut sink = TensorBoardSink { file, writes: true };
         sink.begin()?;
         Ok(sink)
+    }
+
+    /// Takes part in checkpoints and resumes alone: a history that exists is kept while nothing is added to it.
+    pub fn writing(self, writes: bool) -> Self {
+        TensorBoardSink { writes, ..self }
     }
 
     /// An empty file gets the record of the format's version, with which every file begins.
@@ -72,7 +79,7 @@ impl TensorBoardSink {
 
 impl Sink for TensorBoardSink {
     fn receive(&mut self, event: &Event) -> Result<()> {
-        let EventKind::Metrics { step, values } = &event.kind else { return Ok(()) };
+        let (EventKind::Metrics { step, values }, true) = (&event.kind, self.writes) else { return Ok(()) };
         values.iter().try_for_each(|(name, value)| self.scalar(*step, name, *value))
     }
 
@@ -80,9 +87,10 @@ impl Sink for TensorBoardSink {
         self.file.checkpoint("tensorboard", lengths)
     }
 
-    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<()> {
-        self.file.resume("tensorboard", lengths)?;
-        self.begin()
+    fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
+        let note = self.file.resume("tensorboard", lengths, whole_records)?;
+        self.begin()?;
+        Ok(note)
     }
 }
 
@@ -97,12 +105,6 @@ fn existing(directory: &Path) -> Result<Option<PathBuf>> {
         }
     }
     Ok(last)
-}
-
-fn host() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name: String = name.trim().chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
-    if name.is_empty() { "localhost".to_owned() } else { name }
 }
 
 /// Seconds since 1970.
@@ -147,6 +149,11 @@ fn record(data: &[u8]) -> Vec<u8> {
     out.extend_from_slice(data);
     out.extend_from_slice(&masked_crc(data).to_le_bytes());
     out
+}
+
+/// The bytes of the whole, undamaged records at the beginning of a file.
+fn whole_records(file: &[u8]) -> usize {
+    records(file).last().map_or(0, |(end, _)| end)
 }
 
 /// The whole, undamaged records at the beginning of a file: offset of each one's end, and its data.
@@ -298,7 +305,14 @@ mod tests {
         let mut file = std::fs::read(&path).unwrap();
         *file.last_mut().unwrap() ^= 1;
         assert_eq!(records(&file).count(), 2, "the damaged record is not taken");
-        assert!(sink.resume(1, &BTreeMap::from([("tensorboard".to_owned(), 1 << 40)])).is_err());
+        // What was shortened stays as it is, which is said.
+        assert!(sink.resume(1, &BTreeMap::from([("tensorboard".to_owned(), 1 << 40)])).unwrap().is_some());
+        assert_eq!(read(&path).len(), 2);
+        // A sink that writes nothing keeps what is there.
+        let mut paused = TensorBoardSink::open(dir.path()).unwrap().writing(false);
+        assert_eq!(paused.resume(1, &at_checkpoint).unwrap(), None);
+        logged(&mut paused, 2, &[("c", 1.0)]);
+        assert_eq!(read(&path).len(), 1);
         // A run that begins again keeps the file, and its version.
         sink.resume(0, &BTreeMap::new()).unwrap();
         assert!(read(&path).is_empty());

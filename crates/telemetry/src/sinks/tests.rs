@@ -22,10 +22,10 @@ impl Sink for Keep {
         Ok(())
     }
 
-    fn resume(&mut self, step: u64, lengths: &BTreeMap<String, u64>) -> Result<()> {
+    fn resume(&mut self, step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
         self.0.lock().unwrap().truncate(lengths.get("kept").copied().unwrap_or(0) as usize);
         self.0.lock().unwrap().push(format!("after {step}"));
-        Ok(())
+        Ok((step == 0).then(|| "from the beginning".to_owned()))
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -64,8 +64,8 @@ fn sinks_go_back_to_a_checkpoint() {
     let lengths = sinks.checkpoint().unwrap();
     assert_eq!(lengths, BTreeMap::from([("kept".to_owned(), 1)]));
     sinks.emit(checkpoint(2)).unwrap();
-    sinks.resume(1, &lengths).unwrap();
+    assert!(sinks.resume(1, &lengths).unwrap().is_empty());
     assert_eq!(heard.lock().unwrap()[..], ["checkpoint 1", "after 1"]);
-    sinks.resume(0, &BTreeMap::new()).unwrap();
+    assert_eq!(sinks.resume(0, &BTreeMap::new()).unwrap(), ["from the beginning"]);
     assert_eq!(heard.lock().unwrap()[..], ["after 0"]);
 }

@@ -97,6 +97,26 @@ pub fn of_lines(run: &Path, name: &str) -> Vec<f64> {
     lines.filter_map(|l| l[name].as_f64()).collect()
 }
 
+/// Steps, tags and values of a run's TensorBoard file but those of time, memory and throughput.
+pub fn events(run: &Path) -> Vec<(u64, String, u32)> {
+    let (path, _) = super::listing(&run.join("tensorboard")).pop().unwrap();
+    let bytes = fs::read(path).unwrap();
+    let (mut found, mut at) = (Vec::new(), 0);
+    while at < bytes.len() {
+        let length = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+        let event = &bytes[at + 12..at + 12 + length];
+        at += length + 16;
+        // A double of the time, then a one-byte step, the summary, its value, its tag; the number comes last.
+        if event[9] == 0x10 {
+            let tag = String::from_utf8(event[17..17 + event[16] as usize].to_vec()).unwrap();
+            let value = u32::from_le_bytes(event[length - 4..].try_into().unwrap());
+            found.push((event[10].into(), tag, value));
+        }
+    }
+    found.retain(|(_, tag, _)| !measured(tag));
+    found
+}
+
 /// What a finished run left, by relative path: weights, optimizer state, run state, completions, rollouts.
 pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
@@ -111,7 +131,7 @@ pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
         if name.ends_with("run_state.json") {
             let mut state: Map<String, Value> = serde_json::from_slice(&bytes).unwrap();
             // Lengths of logs that hold times, written with more digits or fewer.
-            state.remove("log_bytes").unwrap();
+            ["log_bytes", "xxh3"].iter().for_each(|name| drop(state.remove(*name).unwrap()));
             let unlogged = state.remove("unlogged").unwrap().as_object().unwrap().clone();
             state.insert("unlogged".into(), lasting(unlogged).into());
             bytes = Value::Object(state).to_string().into_bytes();
@@ -125,6 +145,9 @@ pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
 #[track_caller]
 pub fn same(expected: &Path, found: &Path) {
     assert_eq!(metrics(expected), metrics(found), "metrics.jsonl");
+    if fs::read_dir(expected.join("tensorboard")).unwrap().count() > 0 {
+        assert_eq!(events(expected), events(found), "TensorBoard's events");
+    }
     let (expected, found) = (files(expected), files(found));
     assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>());
     let result = ["model/model.safetensors", "model/adapter_model.safetensors"];

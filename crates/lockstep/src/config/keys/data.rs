@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Data" {
     /// The training data: a JSONL or Parquet file, a directory of them, or a Hub id (fetched into the local cache).
-    dataset_name: Option<String> = None => TRL;
+    dataset_name: Option<String> = None => TRL.on_resume(Warn);
     /// A configuration of the dataset: the sub-directory or file-name part that stands for it.
     dataset_config: Option<String> = None => TRL;
     /// The split: in a directory, files whose name starts with it.
@@ -31,7 +31,7 @@ macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
             .instead(&[(ONLINE, "max_prompt_length and max_completion_length")]);
     /// Train on the rollouts of this file instead of generating (`lockstep train --replay FILE`); then no dataset and
     /// no reward is needed, and num_train_epochs is 1 where it is not set. See docs/algorithms.md for the lines.
-    replay: Option<PathBuf> = None => OURS.read_by(ONLINE);
+    replay: Option<PathBuf> = None => OURS.read_by(ONLINE).on_resume(Warn);
     /// Draw prompts in a new random order each epoch.
     shuffle_dataset: bool = true => TRL.trl_defaults(&[(SFT, "false")]);
     /// More values for the chat template, for example { enable_thinking = false }.

@@ -37,8 +37,8 @@ fn write_to(temporary: &Path, target: &Path, fill: impl FnOnce(&Path) -> anyhow:
     fs::create_dir_all(temporary)?;
     fill(temporary)?;
     sync_tree(temporary)?;
-    // A checkpoint of the same step can be there after a resume from an earlier one: it is moved aside first, because a
-    // rename does not replace a directory that is not empty.
+    // A checkpoint of the same step is there if it was written before the evaluation that was due: it is moved aside
+    // first, because a rename does not replace a directory that is not empty.
     let aside = temporary.with_extension("old");
     remove_if_there(&aside)?;
     if target.exists() {
@@ -103,20 +103,30 @@ pub fn prune(run: &RunDir, limit: Option<usize>, best: Option<u64>) -> anyhow::R
     Ok(())
 }
 
-/// Removes what a killed process left under temporary names.
-pub fn sweep(run: &RunDir) -> anyhow::Result<()> {
-    for entry in fs::read_dir(run.checkpoints()).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
-            // `step-N` moved aside for a newer `step-N` that never arrived goes back.
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let original = name.trim_start_matches(TEMPORARY).strip_suffix(".old").map(|n| run.checkpoints().join(n));
-            match original {
-                Some(original) if !original.exists() => fs::rename(entry.path(), original)?,
-                _ => fs::remove_dir_all(entry.path())?,
-            }
+/// Gives a checkpoint its name back that was moved aside for a newer one of the same step, which never arrived.
+pub fn put_back(run: &RunDir) -> anyhow::Result<()> {
+    for (name, path) in unfinished(run) {
+        if let Some(original) = name.strip_suffix(".old").map(|name| run.checkpoints().join(name))
+            && !original.exists()
+        {
+            fs::rename(path, original)?;
         }
     }
     Ok(())
+}
+
+/// Removes what a killed process left under temporary names.
+pub fn sweep(run: &RunDir) -> anyhow::Result<()> {
+    put_back(run)?;
+    Ok(unfinished(run).try_for_each(|(_, path)| fs::remove_dir_all(path))?)
+}
+
+/// What has a temporary name: the rest of the name, and the path.
+fn unfinished(run: &RunDir) -> impl Iterator<Item = (String, PathBuf)> {
+    fs::read_dir(run.checkpoints()).into_iter().flatten().flatten().filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        Some((name.strip_prefix(TEMPORARY)?.to_owned(), entry.path()))
+    })
 }
 
 #[cfg(test)]
@@ -166,6 +176,7 @@ mod tests {
         fs::create_dir(run.checkpoints().join(".unfinished-step-000008")).unwrap();
         sweep(&run).unwrap();
         assert_eq!(all(&run), [(7, run.checkpoint(7))]);
+        assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 1);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Floating-point values are kept as their bits, so that reading gives what was written, infinities and NaN included.
 
 use crate::data::SamplerState;
+use crate::error::BadInput;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -10,6 +11,12 @@ use std::path::Path;
 
 /// Version of the file; any other is refused.
 const FORMAT: u32 = 2;
+
+/// Its name in a checkpoint.
+pub const FILE: &str = "run_state.json";
+
+/// How the file begins; then 16 digits, and the checksum is of all the rest as an object.
+const CHECKSUM: &str = "{\"xxh3\":\"";
 
 /// What every version of the file has.
 #[derive(Deserialize)]
@@ -101,19 +108,26 @@ impl RunState {
     /// The number that `format` has in files of this version.
     pub const FORMAT: u32 = FORMAT;
 
-    /// Writes it into the checkpoint directory `dir`.
+    /// Writes it into the checkpoint directory `dir`, its checksum first.
     pub fn write(&self, dir: &Path) -> anyhow::Result<()> {
-        Ok(std::fs::write(dir.join("run_state.json"), serde_json::to_vec(self)?)?)
+        let text = serde_json::to_string(self)?;
+        let checksum = model::io::checksum(text.as_bytes());
+        Ok(std::fs::write(dir.join(FILE), format!("{CHECKSUM}{checksum}\",{}", &text[1..]))?)
     }
 
     /// Reads it from the checkpoint directory `dir`.
     pub fn read(dir: &Path) -> anyhow::Result<RunState> {
-        let path = dir.join("run_state.json");
-        let bytes = std::fs::read(&path).map_err(|e| {
-            crate::error::BadInput::new(format!("{}: {e}; is {} a checkpoint?", path.display(), dir.display()))
-        })?;
-        let damaged = |e| crate::error::BadInput::new(format!("{} is damaged: {e}", path.display()));
-        let Format { format } = serde_json::from_slice(&bytes).map_err(damaged)?;
+        let path = dir.join(FILE);
+        let bytes = std::fs::read(&path)
+            .map_err(|e| BadInput::new(format!("{}: {e}; is {} a checkpoint?", path.display(), dir.display())))?;
+        let damaged = |e: &dyn std::fmt::Display| BadInput::new(format!("{} is damaged: {e}", path.display()));
+        if let Some((checksum, rest)) =
+            bytes.strip_prefix(CHECKSUM.as_bytes()).and_then(|rest| rest.split_at_checked(16))
+            && model::io::checksum(&[b"{", rest.get(2..).unwrap_or_default()].concat()).as_bytes() != checksum
+        {
+            return Err(damaged(&"it does not have the checksum (XXH3) that was written with it"));
+        }
+        let Format { format } = serde_json::from_slice(&bytes).map_err(|e| damaged(&e))?;
         if format != FORMAT {
             let mend = match format < FORMAT {
                 true => {
@@ -121,12 +135,12 @@ impl RunState {
                 }
                 false => "use a newer one",
             };
-            return Err(crate::error::BadInput::new(format!(
+            return Err(BadInput::new(format!(
                 "{} has format {format}; this program reads format {FORMAT}: {mend}",
                 path.display()
             )));
         }
-        serde_json::from_slice(&bytes).map_err(damaged)
+        serde_json::from_slice(&bytes).map_err(|e| damaged(&e))
     }
 }
 

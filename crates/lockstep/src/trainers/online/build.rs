@@ -122,9 +122,13 @@ impl Prepared {
         &self.setup.policy
     }
 
-    /// Begins the run; with it comes what its task saved in a checkpoint.
-    pub fn begin(self, inputs: RunInputs) -> anyhow::Result<(RolloutPipeline, TrainingRun, Option<Value>)> {
-        let Prepared { pipeline, setup } = self;
+    /// Begins the run; `restore` takes up what its task saved in a checkpoint.
+    pub fn begin(
+        self,
+        inputs: RunInputs,
+        restore: impl FnOnce(&mut RolloutPipeline, Value) -> anyhow::Result<()>,
+    ) -> anyhow::Result<(RolloutPipeline, TrainingRun)> {
+        let Prepared { mut pipeline, setup } = self;
         let sizes = pipeline.sizes;
         inputs.sinks.info(&setup.policy.describe(&inputs.ctx));
         inputs.sinks.info(&format!(
@@ -136,8 +140,8 @@ impl Prepared {
             sizes.optimizer,
             if inputs.config().prefix_sharing { "yes" } else { "no" }
         ));
-        let (run, state) = TrainingRun::begin(inputs, setup)?;
-        Ok((pipeline, run, state))
+        let run = TrainingRun::begin(inputs, setup, |state| restore(&mut pipeline, state))?;
+        Ok((pipeline, run))
     }
 }
 

@@ -10,6 +10,7 @@ use crate::run::checkpoint::moments::{restore_moments, save_moments};
 use crate::run::resume::ResumeFrom;
 use kernels::Context;
 use model::hub::HubKind;
+use model::io::CopiedFiles;
 use model::{ModelConfig, Scorer, Weights};
 use std::path::Path;
 use std::sync::Arc;
@@ -64,11 +65,11 @@ impl Critic {
         Ok(self.trainer.update(ctx, &mut self.weights, samples, learning_rate)?)
     }
 
-    /// Writes it into a checkpoint: a directory that loads again, with the tokenizer of `policy`, and the moments.
-    pub fn save(&self, dir: &Path, policy: &Path) -> anyhow::Result<()> {
+    /// Writes it into a checkpoint: a directory that loads again, with the tokenizer of the policy, and the moments.
+    pub fn save(&self, dir: &Path, copied: &CopiedFiles) -> anyhow::Result<()> {
         let own = dir.join(DIRECTORY);
         let options = model::io::SaveOptions::exact(&self.weights.config);
-        model::io::save_model(&own, &self.weights.config, &self.weights, Some(policy), options)?;
+        model::io::save_model(&own, &self.weights.config, &self.weights, Some(copied), options)?;
         save_moments(dir, MOMENTS, &self.trainer)
     }
 }

@@ -71,7 +71,7 @@ impl TrainingTask for Ppo {
 
     fn save_tensors(&self, run: &TrainingRun, checkpoint: &Path) -> anyhow::Result<()> {
         self.pipeline.save_tensors(checkpoint)?;
-        self.critic.save(checkpoint, &run.policy.dir)
+        self.critic.save(checkpoint, &run.policy.copied)
     }
 
     fn shown_metrics(&self) -> &'static [&'static str] {
@@ -85,12 +85,11 @@ pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Ppo, TrainingRun)> {
     let (config, policy) = (inputs.config(), prepared.policy());
     let mut kl = KlController { kl_coef: config.kl_coef };
     let mut critic = Critic::load(&inputs.ctx, config, &policy.dir, policy.config(), &inputs.resume_from)?;
-    let (mut pipeline, run, state) = prepared.begin(inputs)?;
-    if let Some(state) = state {
+    let (pipeline, run) = prepared.begin(inputs, |pipeline, state| {
         let PpoState { pipeline: saved, critic: counters, kl_coef } = serde_json::from_value(state)?;
-        pipeline.restore(saved)?;
         critic.trainer.set_state(counters);
         kl.kl_coef = kl_coef;
-    }
+        pipeline.restore(saved)
+    })?;
     Ok((Ppo { pipeline, critic, kl }, run))
 }

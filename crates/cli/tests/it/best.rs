@@ -1,0 +1,105 @@
+//! Which evaluation is the best, what of it stays, and when evaluations end a run.
+
+use crate::stopping::reward;
+use crate::support::runs::{arguments, directory, good, of_lines};
+use std::fs;
+use std::path::Path;
+
+const BEST: [&str; 2] = ["load_best_model_at_end=true", "save_steps=4"];
+
+fn weights(run: &Path, of: &str) -> Vec<u8> {
+    fs::read(run.join(of).join("model.safetensors")).unwrap()
+}
+
+/// A loss is better where it is less; `greater_is_better` says otherwise.
+#[test]
+fn of_losses_the_least_is_the_best() {
+    let dir = directory();
+    let root = dir.path();
+    for (out, greater) in [("least", "none"), ("most", "true")] {
+        let greater = format!("greater_is_better={greater}");
+        let set = [&BEST[..], &["metric_for_best_model=loss", "learning_rate=0.3", &greater]].concat();
+        good(root, &arguments("sft", out, &set));
+        let run = root.join(out);
+        let losses = of_lines(&run, "eval_loss");
+        let (mut least, mut most) = (0, 0);
+        for (i, loss) in losses.iter().enumerate() {
+            least = if *loss < losses[least] { i } else { least };
+            most = if *loss > losses[most] { i } else { most };
+        }
+        assert!(losses.len() == 3 && least != most, "{losses:?}");
+        let best = if out == "least" { least } else { most };
+        assert_eq!(
+            weights(&run, "model"),
+            weights(&run, &format!("checkpoints/step-{:06}", 4 * (best + 1))),
+            "{losses:?}"
+        );
+    }
+}
+
+/// Every evaluation gives the same reward, so that the first one after a step is the best: its weights are kept
+/// although no checkpoint is due, and one before the first step has none.
+#[test]
+fn the_best_is_one_that_is_kept() {
+    let dir = directory();
+    let root = dir.path();
+    let constant = reward(root, "0");
+    let best = [&*constant, "load_best_model_at_end=true", "save_steps=8", "metric_for_best_model=reward"];
+    for (out, start) in [("plain", "eval_on_start=false"), ("from-start", "eval_on_start=true")] {
+        let said = good(root, &arguments("train", out, &[&best[..], &[start]].concat()));
+        assert!(said.err.contains("the best checkpoint, of step 4"), "{}", said.err);
+        let run = root.join(out);
+        assert_eq!(weights(&run, "model"), weights(&run, "checkpoints/step-000004"));
+        assert_eq!(of_lines(&run, "eval_reward").len(), if out == "plain" { 3 } else { 4 });
+        // Nor does it count for patience.
+        let patient = [&best[..], &[start, "early_stopping_patience=1"]].concat();
+        let said = good(root, &arguments("train", &format!("{out}-patient"), &patient));
+        assert!(said.err.contains("stopped early after step 8"), "{}", said.err);
+    }
+    // A best checkpoint that somebody deleted is missed aloud.
+    let all = arguments("train", "gone", &[&best[..], &["max_steps=8"]].concat());
+    good(root, &all);
+    fs::remove_dir_all(root.join("gone/checkpoints/step-000004")).unwrap();
+    let said = good(root, &["train", "--resume", "gone", "--set", "max_steps=12"]);
+    assert!(said.err.contains("the best checkpoint, of step 4, is gone"), "{}", said.err);
+}
+
+#[test]
+fn patience_and_the_first_evaluation_outlive_a_resume() {
+    let dir = directory();
+    let root = dir.path();
+    let constant = reward(root, "0");
+    let set = [&*constant, "early_stopping_patience=2", "metric_for_best_model=reward", "eval_on_start=true"];
+    good(root, &arguments("train", "run", &[&set[..], &["max_steps=10"]].concat()));
+    // Worse twice in a row, in step 8 and, after the resume, in step 12.
+    let said = good(root, &["train", "--resume", "run", "--set", "max_steps=20"]);
+    assert!(said.err.contains("stopped early after step 12"), "{}", said.err);
+    assert_eq!(of_lines(&root.join("run"), "eval_reward").len(), 4, "steps 0, 4, 8 and 12");
+}
+
+#[test]
+fn a_gain_below_the_threshold_does_not_count() {
+    let dir = directory();
+    let root = dir.path();
+    let set =
+        ["early_stopping_patience=1", "metric_for_best_model=loss", "load_best_model_at_end=true", "save_steps=4"];
+    let said = good(root, &arguments("sft", "any", &set));
+    assert!(said.err.contains("done: 12 steps"), "{}", said.err);
+    let losses = of_lines(&root.join("any"), "eval_loss");
+    assert!(losses[1] < losses[0], "{losses:?}");
+    let said = good(root, &arguments("sft", "much", &[&set[..], &["early_stopping_threshold=100"]].concat()));
+    assert!(said.err.contains("stopped early after step 8"), "{}", said.err);
+    // Less gain than counts is a gain: step 8 is still the best.
+    assert_eq!(weights(&root.join("much"), "model"), weights(&root.join("much"), "checkpoints/step-000008"));
+}
+
+#[test]
+fn the_last_step_is_logged() {
+    let dir = directory();
+    good(dir.path(), &arguments("sft", "run", &["max_steps=5"]));
+    assert_eq!(
+        of_lines(&dir.path().join("run"), "step"),
+        [3.0, 4.0, 5.0],
+        "logged every third step, evaluated every fourth"
+    );
+}

@@ -1,0 +1,66 @@
+//! One process writes into a run's directory: a second one is refused, and runs that start together do not mix.
+
+use crate::stopping::{reward, start, wait_for};
+use crate::support::lockstep;
+use crate::support::runs::{arguments, directory, good, same};
+use std::fs;
+
+#[test]
+fn a_second_process_is_refused_and_touches_nothing() {
+    let dir = directory();
+    let root = dir.path();
+    let slow = reward(root, "0.3");
+    let all = arguments("train", "run", &[&slow, "save_steps=1"]);
+    let mut first = start(root, &all);
+    wait_for(&root.join("run/checkpoints/step-000001/run_state.json"), true);
+    // As if it were in the middle of writing a checkpoint.
+    fs::create_dir_all(root.join("run/checkpoints/.unfinished-step-000099")).unwrap();
+    let started = fs::metadata(root.join("run/config.toml")).unwrap().modified().unwrap();
+    let by_name = [&all[..], &["--resume", "latest"]].concat();
+    let older = ["train", "--resume", "run/checkpoints/step-000001"];
+    for second in [&["train", "--resume", "run"][..], &older, &by_name] {
+        let said = lockstep(root, second);
+        assert_eq!(said.code, Some(2), "{second:?}: {}", said.err);
+        for words in [&*format!("process {}", first.id()), "run is in use", "since", "--out"] {
+            assert!(said.err.contains(words), "`{words}`: {}", said.err);
+        }
+    }
+    assert!(root.join("run/checkpoints/.unfinished-step-000099").exists(), "a live run's checkpoint was swept away");
+    assert_eq!(fs::metadata(root.join("run/config.toml")).unwrap().modified().unwrap(), started);
+
+    // Killed, it holds nothing any more, and whoever goes on says whose place it takes.
+    first.kill().unwrap();
+    first.wait().unwrap();
+    reward(root, "0");
+    let said = good(root, &["train", "--resume", "run"]);
+    let killed = format!("process {}", first.id());
+    assert!(said.err.contains(&killed) && said.err.contains("was killed"), "{}", said.err);
+    assert!(!root.join("run/checkpoints/.unfinished-step-000099").exists());
+    assert_eq!(fs::read(root.join("run/run.lock")).unwrap(), b"", "a run that has ended says nothing");
+    assert!(!good(root, &["train", "--resume", "run"]).err.contains("was killed"));
+}
+
+#[test]
+fn runs_that_start_together_do_not_mix() {
+    let dir = directory();
+    let root = dir.path();
+    let whole = arguments("sft", "whole", &[]);
+    good(root, &whole);
+    let together = |arguments: &[&str]| {
+        let children: Vec<_> = (0..3).map(|_| start(root, arguments)).collect();
+        let ended = children.into_iter().map(|child| child.wait_with_output().unwrap());
+        let mut codes: Vec<_> = ended.map(|output| output.status.code()).collect();
+        codes.sort();
+        codes
+    };
+    // One directory for three: one of them has it.
+    assert_eq!(together(&arguments("sft", "run", &[])), [Some(0), Some(2), Some(2)]);
+    same(&root.join("whole"), &root.join("run"));
+    // None given: each has its own.
+    let out = whole.iter().position(|word| *word == "--out").unwrap();
+    let nameless = [&whole[..out], &whole[out + 2..]].concat();
+    assert_eq!(together(&nameless), [Some(0); 3]);
+    let made: Vec<_> = fs::read_dir(root.join("runs")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(made.len(), 3, "{made:?}");
+    made.iter().for_each(|run| same(&root.join("whole"), run));
+}

@@ -1,0 +1,90 @@
+//! Paths in a configuration become absolute, so that a run can be resumed from anywhere: those in a file are relative
+//! to that file, those of the command line, the environment and a program to the working directory.
+
+use super::{Config, Origin, Resolved};
+use crate::bad_input;
+use crate::error::OrBadInput;
+use rewards::RewardSpec;
+use std::path::{Path, PathBuf, absolute};
+
+type NameOf = fn(&mut Config) -> Option<&mut String>;
+type PathOf = fn(&mut Config) -> Option<&mut PathBuf>;
+
+/// Keys that hold a path or another name: a Hub id, or what a program has in memory.
+const NAMES: [(&str, NameOf); 5] = [
+    ("model_name_or_path", |c| c.model_name_or_path.as_mut()),
+    ("ref_model", |c| c.ref_model.as_mut()),
+    ("value_model", |c| Some(&mut c.value_model).filter(|name| *name != "policy")),
+    ("dataset_name", |c| c.dataset_name.as_mut()),
+    ("eval_dataset_name", |c| c.eval_dataset_name.as_mut()),
+];
+/// Keys that hold a path and nothing else.
+const PATHS: [(&str, PathOf); 2] = [("output_dir", |c| c.output_dir.as_mut()), ("replay", |c| c.replay.as_mut())];
+
+/// Makes the paths of all keys absolute.
+pub(super) fn make_absolute(resolved: &mut Resolved) -> anyhow::Result<()> {
+    let working = std::env::current_dir().or_bad_input_in("the working directory")?;
+    for (key, path) in PATHS {
+        let base = base(resolved.origin(key), &working)?;
+        if let Some(path) = path(&mut resolved.config) {
+            *path = absolute(base.join(&*path)).or_bad_input_in(format!("`{key}`"))?;
+        }
+    }
+    for (key, name) in NAMES {
+        let origin = resolved.origin(key).clone();
+        if let Some(name) = name(&mut resolved.config) {
+            *name = located(key, name, &origin, &working)?;
+        }
+    }
+    let origin = resolved.origin("eval_datasets").clone();
+    for name in resolved.config.eval_datasets.values_mut() {
+        if let serde_json::Value::String(name) = name {
+            *name = located("eval_datasets", name, &origin, &working)?;
+        }
+    }
+    let origin = resolved.origin("reward_funcs").clone();
+    for spec in &mut resolved.config.reward_funcs {
+        match spec {
+            RewardSpec::Short(text) => {
+                if let Some(name) = text.strip_prefix("model:") {
+                    *text = format!("model:{}", located("reward_funcs", name, &origin, &working)?);
+                }
+            }
+            RewardSpec::Table(table) if table.get("kind").is_some_and(|kind| kind == "model") => {
+                if let Some(serde_json::Value::String(name)) = table.get_mut("model") {
+                    *name = located("reward_funcs", name, &origin, &working)?;
+                }
+            }
+            RewardSpec::Table(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// The directory that paths of this origin are relative to.
+fn base(origin: &Origin, working: &Path) -> anyhow::Result<PathBuf> {
+    let Origin::File(file) = origin else { return Ok(working.to_owned()) };
+    let file = absolute(file).or_bad_input_in(file.display())?;
+    Ok(file.parent().unwrap_or(working).to_owned())
+}
+
+/// The path that `name` stands for, if it exists; else the name.
+fn located(key: &str, name: &str, origin: &Origin, working: &Path) -> anyhow::Result<String> {
+    let (path, base) = (Path::new(name), base(origin, working)?);
+    if name.is_empty() || path.is_absolute() {
+        return Ok(name.to_owned());
+    }
+    let beside = base.join(path);
+    if beside.exists() {
+        return Ok(absolute(&beside).or_bad_input_in(beside.display())?.display().to_string());
+    }
+    if working.join(path).exists() {
+        bad_input!(
+            "{origin}: `{key}` = {name}: paths in a file are relative to it, and {} does not exist; there is one in \
+             the working directory: write {}, or give it on the command line",
+            beside.display(),
+            working.join(path).display()
+        );
+    }
+    Ok(name.to_owned())
+}

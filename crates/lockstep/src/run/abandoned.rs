@@ -1,0 +1,59 @@
+//! A resume from an older checkpoint leaves later ones behind: they are kept, with their logs, as a run of their own.
+
+use super::RunDir;
+use super::checkpoint;
+use super::run_dir::sync_directory;
+use anyhow::Context as _;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Moves what `run` did after `step` into `abandoned/after-step-N`, a run directory that can be resumed: checkpoints,
+/// tables of completions and the result, with copies of the logs (which are cut afterwards). Without later checkpoints
+/// there is nothing that going on would not make again; but at step 0 there may be logs whose checkpoints are gone.
+///
+/// Copies come first and the newest checkpoint is moved first: a kill on the way leaves a run whose newest checkpoint
+/// fits its logs.
+pub fn set_aside(run: &RunDir, step: u64, log_bytes: &BTreeMap<String, u64>) -> anyhow::Result<Option<PathBuf>> {
+    let later: Vec<_> = checkpoint::all(run).into_iter().filter(|(other, _)| *other > step).collect();
+    let logged = fs::metadata(run.metrics()).is_ok_and(|file| file.len() > 0);
+    if later.is_empty() && (!log_bytes.is_empty() || !logged) {
+        return Ok(None);
+    }
+    let name = |n: u32| format!("after-step-{step:06}{}", if n == 1 { String::new() } else { format!("-{n}") });
+    let parent = run.root().join("abandoned");
+    let target = (1..).map(|n| parent.join(name(n))).find(|dir| !dir.exists()).expect("numbers do not end");
+    move_to(run, &target, step, &later).with_context(|| format!("cannot move later steps to {}", target.display()))?;
+    Ok(Some(target))
+}
+
+fn move_to(run: &RunDir, target: &Path, step: u64, later: &[(u64, PathBuf)]) -> anyhow::Result<()> {
+    let kept = RunDir::at(target);
+    for dir in [kept.checkpoints(), kept.completions(), kept.tensorboard()] {
+        fs::create_dir_all(dir)?;
+    }
+    let logs = [run.config(), run.record(), run.metrics(), run.rollouts(), run.log(0)];
+    for file in logs.into_iter().chain(files(&run.tensorboard())).filter(|file| file.is_file()) {
+        let copy = target.join(file.strip_prefix(run.root())?);
+        fs::copy(&file, &copy)?;
+        fs::File::open(&copy)?.sync_all()?;
+    }
+    let of_later = |file: &PathBuf| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let number = name.strip_prefix("completions_").and_then(|name| name.split('.').next()?.parse::<u64>().ok());
+        number.is_some_and(|number| number > step)
+    };
+    let tables = files(&run.completions()).into_iter().filter(of_later);
+    let newest_first = later.iter().rev().map(|(_, path)| path.clone());
+    for path in tables.chain([run.model()]).chain(newest_first).filter(|path| path.exists()) {
+        fs::rename(&path, target.join(path.strip_prefix(run.root())?))?;
+    }
+    for dir in [kept.checkpoints(), kept.completions(), target.to_owned(), run.checkpoints()] {
+        sync_directory(&dir)?;
+    }
+    Ok(())
+}
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
