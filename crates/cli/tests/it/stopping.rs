@@ -34,8 +34,26 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Starts the program with the signals' usual effect: who runs the tests under `nohup` has SIGHUP ignored, and what is
+/// ignored is inherited.
 pub fn start(directory: &Path, arguments: &[&str]) -> Child {
-    command(directory, arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    let program = command(directory, arguments);
+    let mut usual = Command::new("env");
+    // GNU's `env` alone can do it; elsewhere the signals are taken for what they should be.
+    if usual.args(["--default-signal=HUP", "true"]).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    {
+        usual = Command::new("env");
+        usual.arg("--default-signal=HUP").arg(program.get_program()).args(program.get_args()).current_dir(directory);
+        for (name, value) in program.get_envs() {
+            match value {
+                Some(value) => usual.env(name, value),
+                None => usual.env_remove(name),
+            };
+        }
+    } else {
+        usual = program;
+    }
+    usual.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 pub fn signal(child: &Child, name: &str) {
