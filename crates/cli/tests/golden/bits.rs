@@ -113,7 +113,7 @@ fn tensors(file: &Path) -> Vec<(String, Vec<u8>)> {
 
 /// In the place of a hash.
 const NONE: &str = "--------";
-const HEADER: &str = "# What the golden runs leave: hashes by name, written by LOCKSTEP_GOLDEN=write (see main.rs). \
+const HEADER: &str = "# What the golden runs leave: hashes by name, written by GOLDEN_RUNS=write (see main.rs). \
                       Whoever changes a line says why.\n";
 
 /// Writes the file.

@@ -11,8 +11,8 @@
 //! | bf16 | bf16, chains | all without AMX |
 //! | bf16-amx | bf16, the formula of AMX's tiles | amx, amx-emulated |
 //!
-//! `LOCKSTEP_GOLDEN=all cargo test -p lockstep-cli --test golden` takes every instruction set that the machine has;
-//! without it the best is taken for all runs, and others for some. `LOCKSTEP_GOLDEN=write` writes the file.
+//! `GOLDEN_RUNS=all cargo test -p lockstep-cli --test golden` takes every instruction set that the machine has;
+//! without it the best is taken for all runs, and others for some. `GOLDEN_RUNS=write` writes the file.
 
 mod bits;
 mod runs;
@@ -58,8 +58,8 @@ fn jobs(site: &Site, all: bool) -> Vec<Job> {
 
 #[test]
 fn runs_leave_the_bits_of_the_file() {
-    let mode = std::env::var("LOCKSTEP_GOLDEN").unwrap_or_default();
-    assert!(["", "all", "write"].contains(&mode.as_str()), "LOCKSTEP_GOLDEN={mode}: all or write");
+    let mode = std::env::var("GOLDEN_RUNS").unwrap_or_default();
+    assert!(["", "all", "write"].contains(&mode.as_str()), "GOLDEN_RUNS={mode}: all or write");
     let site = Site::new();
     let (jobs, next) = (jobs(&site, mode == "all"), AtomicUsize::new(0));
     let results = Mutex::new(Vec::new());

@@ -185,6 +185,9 @@ fn nohup_keeps_its_word() {
     let words: Vec<String> = all.iter().map(|word| format!("'{word}'")).collect();
     let script = format!("trap '' HUP; exec '{}' {}", env!("CARGO_BIN_EXE_lockstep"), words.join(" "));
     let mut sh = Command::new("sh");
+    for (name, _) in command(root, &[]).get_envs().filter(|(_, value)| value.is_none()) {
+        sh.env_remove(name);
+    }
     let child =
         sh.args(["-c", &script]).current_dir(root).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     wait_for(&root.join("run/metrics.jsonl"), true);

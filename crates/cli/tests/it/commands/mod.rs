@@ -7,7 +7,7 @@ mod score;
 
 use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 /// A small Qwen 3: every part that the family has.
 const CONFIG: &str = r#"{"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -39,8 +39,8 @@ impl Ran {
 
 /// Runs the program on `arguments`, in the directory `dir`, with `input`.
 fn lockstep(dir: &Path, arguments: &[&str], input: &str) -> Ran {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
-    command.args(arguments).current_dir(dir).env("LOCKSTEP_THREADS", "2");
+    let mut command = crate::support::command(dir, arguments);
+    command.env("LOCKSTEP_THREADS", "2");
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program");
     // A program that refuses its arguments does not read.
