@@ -90,8 +90,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 }
 
 fn default_root() -> PathBuf {
-    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    PathBuf::from("runs").join(format!("demo-{seconds}"))
+    PathBuf::from("runs").join(format!("demo-{}", telemetry::system::since_1970().as_secs()))
 }
 
 /// A few held-out problems, with what was drawn before and after.

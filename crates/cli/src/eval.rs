@@ -3,7 +3,7 @@
 use crate::options::utf8;
 use crate::signals::stop_on_signals;
 use lockstep::config::{Config, EvalSampling, Layers, Purpose, Resolved};
-use lockstep::{Evaluator, Outcome, Policy, RunDir, bad_input, context, locate_model, write_atomically};
+use lockstep::{Evaluator, Outcome, Policy, bad_input, context, find_model, locate_model, write_atomically};
 use rewards::Content;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -184,24 +184,8 @@ fn source(path: &Path) -> anyhow::Result<(Option<PathBuf>, Option<String>)> {
     if !path.is_dir() {
         return Ok((Some(path.to_owned()), None));
     }
-    let name = |path: &Path| utf8("RUN", path).map(Some);
-    if path.join("run_state.json").is_file() {
-        let path = path.canonicalize()?;
-        let root = path.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
-        return Ok((Some(RunDir::existing(root)?.config()), name(&path)?));
-    }
-    if !path.join("config.toml").is_file() && path.join("config.json").is_file() {
-        bad_input!("{0} is a model, not a run: give it as --model {0}", path.display());
-    }
-    let run = RunDir::existing(path)?;
-    if run.model().is_dir() {
-        return Ok((Some(run.config()), name(&run.model())?));
-    }
-    let checkpoints = std::fs::read_dir(run.checkpoints()).into_iter().flatten().flatten().map(|entry| entry.path());
-    let Some(newest) = checkpoints.filter(|checkpoint| checkpoint.join("run_state.json").is_file()).max() else {
-        bad_input!("{}: the run has neither a model nor a checkpoint yet", path.display());
-    };
-    Ok((Some(run.config()), name(&newest)?))
+    let (run, model) = find_model(path)?;
+    Ok((Some(run.config()), Some(utf8("RUN", &model)?)))
 }
 
 /// The file without a name, and `name = "file"` of those that have one.
@@ -286,7 +270,7 @@ impl Settings<'_> {
 /// What a reward said of a set.
 struct Summary<'a> {
     set: &'a str,
-    reward: &'a str,
+    reward: String,
     weight: f64,
     /// None where it judged nothing, or too little.
     mean: Option<f64>,
@@ -297,14 +281,13 @@ struct Summary<'a> {
 
 fn summaries(outcome: &Outcome) -> impl Iterator<Item = Summary<'_>> {
     let rollouts = &outcome.rollouts;
-    let names = rollouts.reward_names.iter().zip(&rollouts.reward_weights).enumerate();
-    names.map(|(place, (reward, &weight))| Summary {
+    rollouts.judged().into_iter().zip(&rollouts.reward_weights).map(|((reward, judged), &weight)| Summary {
         set: &outcome.name,
-        reward,
-        weight,
         mean: outcome.metric(&format!("rewards/{reward}/mean")),
         std: outcome.metric(&format!("rewards/{reward}/std")),
-        judged: rollouts.completions().filter(|c| c.rewards[place].is_some()).count(),
+        reward,
+        weight,
+        judged,
         of: rollouts.completions().count(),
     })
 }
@@ -329,7 +312,7 @@ fn rewards_table(outcomes: &[Outcome]) -> Table {
     for s in outcomes.iter().flat_map(summaries) {
         let judged = format!("{}/{}", s.judged, s.of);
         let set = if s.set.is_empty() { "-" } else { s.set };
-        table.row([set.into(), s.reward.into(), s.weight.to_string(), number(s.mean), number(s.std), judged]);
+        table.row([set.into(), s.reward, s.weight.to_string(), number(s.mean), number(s.std), judged]);
     }
     table
 }

@@ -54,7 +54,7 @@ fn fresh(purpose: Purpose, args: &ConfigArgs) -> anyhow::Result<Session> {
 
 /// A name that sorts by time, and that no two runs have which start in the same second.
 fn new_name() -> String {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let now = telemetry::system::since_1970();
     format!("run-{}-{:06}-{}", now.as_secs(), now.subsec_micros(), std::process::id())
 }
 

@@ -12,11 +12,11 @@ use telemetry::Console;
 /// The first signal; 0 if none came.
 static FIRST: AtomicI32 = AtomicI32::new(0);
 
-/// A wish to stop that this process's signals give from now on; `promise` is what a person at the console is told of
+/// A stop request that this process's signals make from now on; `promise` is what a person at the console is told of
 /// it.
 pub fn stop_on_signals(console: &Console, promise: &'static str) -> anyhow::Result<StopSignal> {
     let (stop, console) = (StopSignal::new(), console.clone());
-    // nohup's wish: a run that is to outlive its terminal.
+    // Under nohup: a run that is to outlive its terminal.
     let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1].into_iter().chain(hang_up))?;
     let asked = stop.clone();

@@ -3,8 +3,6 @@
 //! An [`Event`] is plain data that can be serialised and read back by another process, without loss: numbers keep
 //! their bits, and NaN and infinities their names. Knows no sink.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -72,7 +70,7 @@ impl Event {
 impl From<EventKind> for Event {
     /// Happens now.
     fn from(kind: EventKind) -> Self {
-        let time_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
+        let time_s = crate::system::since_1970().as_secs_f64();
         Event { version: Event::VERSION, time_s, kind }
     }
 }

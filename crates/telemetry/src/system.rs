@@ -1,4 +1,6 @@
-//! What the operating system says of this process and of the memory it may take.
+//! What the operating system says of this process, of the time, and of the memory that it may take.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The most memory that this process has had resident, in bytes; `None` where the system does not say.
 pub fn peak_rss_bytes() -> Option<u64> {
@@ -30,6 +32,16 @@ pub fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name: String = name.trim().chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
     if name.is_empty() { "localhost".to_owned() } else { name }
+}
+
+/// The time since 1970; zero if the clock stands before that.
+pub fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// The words of this process's command line.
+pub fn command_line() -> Vec<String> {
+    std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
 /// A line of `/proc/self/status` that gives kB.

@@ -1,4 +1,4 @@
-//! The course of a run as its user sees it: early stopping, which checkpoints stay, what is printed and logged.
+//! A run as its user sees it: early stopping, which checkpoints stay, what is printed and logged.
 
 use crate::stopping::{reward, signal, start, wait_for};
 use crate::support::runs::{arguments, directory, good, metrics};

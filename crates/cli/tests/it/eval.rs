@@ -1,5 +1,6 @@
 //! `lockstep eval` beside the evaluations of a run: the same numbers, from the same settings, and nothing assumed.
 
+use crate::stopping::{reward, start, wait_for};
 use crate::support::runs::{arguments, directory, good, metrics};
 use crate::support::{lockstep, refused};
 use serde_json::{Map, Value};
@@ -61,6 +62,21 @@ fn a_run_and_eval_give_the_same_numbers() {
         agrees(&fourth, &evaluated(root, &[&format!("{run}/config.toml"), "--model", &model]));
         assert!(run == "greedy" || fourth != last, "training changed nothing, and the test sees nothing");
     }
+}
+
+#[test]
+fn a_run_that_is_being_trained_can_be_evaluated() {
+    let dir = directory();
+    let root = dir.path();
+    let slow = reward(root, "0.3");
+    let mut training = start(root, &arguments("train", "run", &[&slow, "save_steps=1"]));
+    wait_for(&root.join("run/checkpoints/step-000001/run_state.json"), true);
+    let lock = fs::read(root.join("run/run.lock")).unwrap();
+    evaluated(root, &["run", "--reward", "unique_chars"]);
+    assert!(training.try_wait().unwrap().is_none(), "it has ended, and the test sees nothing");
+    assert_eq!(fs::read(root.join("run/run.lock")).unwrap(), lock);
+    training.kill().unwrap();
+    training.wait().unwrap();
 }
 
 #[test]

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 /// The signals that stop a run, and the codes that it exits with.
 const SIGNALS: [(&str, i32); 4] = [("INT", 130), ("TERM", 143), ("HUP", 129), ("USR1", 138)];
 
-/// A reward program that takes `seconds` for each batch of four completions, notes that it was asked, and always says
-/// the same.
+/// A reward program that takes `seconds` for each batch of four completions, notes that it was asked, and gives
+/// the same scores each time.
 pub fn reward(directory: &Path, seconds: &str) -> String {
     let program =
         format!("while read -r line; do touch asked; sleep {seconds}; echo '{{\"rewards\": [1, 2, 0, 1]}}'; done\n");

@@ -4,15 +4,14 @@
 use crate::config::{Config, EvalSampling, WorkloadBounds};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::PromptDataset;
-use crate::data::prompts::Prompt;
 use crate::error::BadInput;
 use crate::models::Policy;
 use crate::rollouts::rewards::{ConfiguredReward, check_columns};
-use crate::rollouts::scoring::{Prompts, RolloutScorer};
+use crate::rollouts::scoring::{Prompts, RolloutScorer, requests};
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use model::ModelAssets;
 use rewards::{Problem, Reward};
-use rollout::{Engine, FinishReason, Request, SamplingParams};
+use rollout::{Engine, FinishReason, SamplingParams};
 use std::sync::Arc;
 use train::evaluation::pass_at_k;
 
@@ -165,14 +164,7 @@ impl Evaluation {
         step: u64,
     ) -> anyhow::Result<Outcome> {
         let prompts: Prompts = (EVALUATION..).zip(set.questions.all.iter().cloned()).collect();
-        let request = |(&id, prompt): (&u64, &Arc<Prompt>)| Request {
-            id,
-            prompt: prompt.tokens.clone(),
-            num_generations: self.generations,
-            sampling: self.sampling.clone(),
-            pause_on_stop: false,
-        };
-        let requests = prompts.iter().map(request).collect();
+        let requests = requests(&prompts, self.generations, &self.sampling);
         let scorer = RolloutScorer { rewards, weights, tokenizer: &policy.tokenizer, step };
         let output = std::thread::scope(|scope| -> anyhow::Result<_> {
             let mut job = scorer.start(scope, &prompts)?;

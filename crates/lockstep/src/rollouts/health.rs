@@ -36,7 +36,7 @@ impl RewardHealth {
     ) -> Result<Vec<String>, RewardFailed> {
         let judged = rollouts.judged();
         let all = rollouts.completions().count();
-        let nobody = rollouts.completions().all(|c| c.rewards.iter().all(Option::is_none));
+        let nobody = judged.iter().all(|(_, n)| *n == 0);
         self.silent.resize(judged.len(), 0);
         for ((name, judged), silent) in judged.into_iter().zip(&mut self.silent) {
             let own = || problems.iter().filter(|problem| problem.reward == name);

@@ -5,7 +5,7 @@ use super::groups::{Rollouts, ScoredCompletion, ScoredGroup};
 use crate::data::prompts::Prompt;
 use model::tokenizer::Tokenizer;
 use rewards::{CompletionScores, Content, MakeInputs, Problem, Reward, RewardInputs, RewardJob, RewardManager};
-use rollout::RolloutGroup;
+use rollout::{Request, RolloutGroup, SamplingParams};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,6 +14,18 @@ use std::time::Instant;
 
 /// The dataset's row of each group, by the group's number.
 pub type Prompts = BTreeMap<u64, Arc<Prompt>>;
+
+/// What the engine is asked for: so many completions of each prompt.
+pub fn requests(prompts: &Prompts, num_generations: usize, sampling: &Arc<SamplingParams>) -> Vec<Request> {
+    let request = |(&id, prompt): (&u64, &Arc<Prompt>)| Request {
+        id,
+        prompt: prompt.tokens.clone(),
+        num_generations,
+        sampling: sampling.clone(),
+        pause_on_stop: false,
+    };
+    prompts.iter().map(request).collect()
+}
 
 /// The scores of a generation.
 #[derive(Default)]

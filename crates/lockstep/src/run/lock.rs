@@ -11,7 +11,7 @@ use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use telemetry::system::since_1970;
 
 /// The file's name in a run's directory.
 pub const FILE: &str = "run.lock";
@@ -88,21 +88,17 @@ impl Holder {
         Holder {
             pid: std::process::id(),
             host: telemetry::system::host(),
-            since_s: now_s(),
-            command: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
+            since_s: since_1970().as_secs(),
+            command: telemetry::system::command_line(),
         }
     }
 }
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let age = telemetry::duration(now_s().saturating_sub(self.since_s) as f64);
+        let age = telemetry::duration(since_1970().as_secs().saturating_sub(self.since_s) as f64);
         write!(f, "process {} on {} (`{}`, since {age})", self.pid, self.host, self.command.join(" "))
     }
-}
-
-fn now_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
 #[cfg(test)]

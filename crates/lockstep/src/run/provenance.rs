@@ -10,8 +10,8 @@ use kernels::Context;
 use model::hub::HubKind;
 use model::peft::is_adapter;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 use telemetry::record::{FileHash, RunRecord, Start, hash_file, sha256};
+use telemetry::system;
 
 /// What of the record the caller of [`write()`] knows.
 pub struct RunMetadata<'a> {
@@ -62,11 +62,11 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     if record.reference.is_empty() {
         record.reference.clone_from(&metadata.models.reference);
     }
-    let command: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    let command = system::command_line();
     if record.starts.is_empty() {
         record.command.clone_from(&command);
     }
-    let time_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let time_s = system::since_1970().as_secs();
     record.starts.push(Start { time_s, step: metadata.step, isa: ctx.describe().into(), command, changed });
     Ok(record.write(&run.record())?)
 }

@@ -2,9 +2,10 @@
 
 use super::RunDir;
 use super::checkpoint;
-use super::checkpoint::state::RunState;
+use super::checkpoint::state::{self, RunState};
+use crate::bad_input;
 use crate::config::{Config, Layers, Purpose};
-use crate::error::{BadInput, paragraph};
+use crate::error::{BadInput, OrBadInput, paragraph};
 use kernels::Context;
 use std::path::{Path, PathBuf};
 
@@ -51,8 +52,7 @@ pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunD
     }
     // A checkpoint may be named from within its run's directory, or by a link.
     let path = named.canonicalize().unwrap_or(named);
-    if path.join("run_state.json").is_file() {
-        let root = path.parent().and_then(Path::parent).unwrap_or(Path::new("."));
+    if let Some(root) = run_of(&path) {
         return Ok((RunDir::existing(root)?, ResumeFrom::Checkpoint(path)));
     }
     let dir = RunDir::existing(&path)?;
@@ -65,6 +65,30 @@ pub fn find_run(resume: &str, output_dir: Option<&Path>) -> anyhow::Result<(RunD
         ))),
         None => Ok((dir, ResumeFrom::Beginning)),
     }
+}
+
+/// The run that `path` is, or is a checkpoint of, and a model of it: that checkpoint, or the result, or the newest
+/// checkpoint. Neither takes the run's lock nor writes: another process may be training it.
+pub fn find_model(path: &Path) -> anyhow::Result<(RunDir, PathBuf)> {
+    // As find_run: a checkpoint may be named by a link.
+    let real = path.canonicalize().or_bad_input_in(path.display())?;
+    if let Some(root) = run_of(&real) {
+        return Ok((RunDir::open(root)?, real));
+    }
+    if !path.join("config.toml").is_file() && path.join("config.json").is_file() {
+        bad_input!("{0} is a model, not a run: give it as --model {0}", path.display());
+    }
+    let run = RunDir::open(path)?;
+    let model = Some(run.model()).filter(|model| model.is_dir()).or_else(|| checkpoint::latest(&run));
+    match model {
+        Some(model) => Ok((run, model)),
+        None => bad_input!("{}: the run has neither a model nor a checkpoint yet", path.display()),
+    }
+}
+
+/// The directory of the run that the absolute `path` is a checkpoint of.
+fn run_of(path: &Path) -> Option<&Path> {
+    path.join(state::FILE).is_file().then(|| path.parent().and_then(Path::parent).unwrap_or(Path::new("/")))
 }
 
 /// What is wrong with the checkpoint that a run begins from may be right in the one before it.

@@ -66,12 +66,18 @@ impl RunDir {
         }
     }
 
-    /// The existing run in `root`, which no other process writes into until this one ends.
-    pub fn existing(root: &Path) -> anyhow::Result<RunDir> {
+    /// The existing run in `root`, to read from: another process may write into it.
+    pub fn open(root: &Path) -> anyhow::Result<RunDir> {
         let run = RunDir::at(&std::path::absolute(root).or_bad_input_in(root.display())?);
         if !run.config().is_file() {
             return Err(BadInput::new(format!("{} is not a run: it has no config.toml", root.display())));
         }
+        Ok(run)
+    }
+
+    /// The existing run in `root`, which no other process writes into until this one ends.
+    pub fn existing(root: &Path) -> anyhow::Result<RunDir> {
+        let run = RunDir::open(root)?;
         run.lock()?;
         Ok(run)
     }

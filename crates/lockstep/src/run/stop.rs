@@ -1,9 +1,9 @@
-//! The wish to stop a run: its step ends or is given up, a checkpoint is written, it can be resumed.
+//! The request to stop a run: its step ends or is given up, a checkpoint is written, it can be resumed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether a run, or an evaluation, is asked to stop; a clone is another handle to the same wish.
+/// Whether a run, or an evaluation, is asked to stop; a clone is another handle to the same request.
 ///
 /// A step that computes is finished. A rollout, an evaluation or a wait for rewards is given up: it is done again, to
 /// the same bits, when the run goes on.

@@ -141,7 +141,7 @@ fn a_callback_ends_the_run_and_an_interrupted_one_goes_on_to_the_same_bits() {
         ControlFlow::Continue(())
     });
     let interrupted = Run::new(Purpose::Grpo, config(dir.path(), "interrupted"), interrupted).unwrap().run().unwrap();
-    // The wish came when the step had ended: no other is begun.
+    // The request came when the step had ended: no other is begun.
     assert_eq!((interrupted.stop_reason, interrupted.step), (StopReason::Interrupted, 4));
     assert_eq!(*saved.lock().unwrap(), [(2, true), (4, true)]);
     assert!(!interrupted.dir.model().exists());
@@ -186,7 +186,7 @@ fn a_task_is_waited_for_and_may_end_before_the_last_step() {
     assert_eq!((result.stop_reason, result.step), (StopReason::Completed, 2));
     assert!(result.dir.checkpoint(2).is_dir() && result.dir.model().is_dir());
 
-    // A wish to stop is heard while it waits.
+    // A stop request is heard while it waits.
     let stop = StopSignal::new();
     let mut run = Run::new(Purpose::Sft, config(dir.path(), "waits"), sft().stop_signal(stop.clone())).unwrap();
     run.task = Box::new(Patient { task: run.task, waits: 0 });

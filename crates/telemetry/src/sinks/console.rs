@@ -10,7 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use indicatif::{MultiProgress, ProgressDrawTarget};
 use serde_json::Value;
@@ -166,7 +166,7 @@ impl Console {
     }
 
     fn line(&self, level: Level, message: &str, fields: &Record, colour: bool) -> String {
-        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
+        let now_s = crate::system::since_1970().as_secs_f64();
         let elapsed = self.inner.start.elapsed().as_secs_f64();
         match self.inner.format {
             LogFormat::Json => json_line(now_s, level, message, fields),

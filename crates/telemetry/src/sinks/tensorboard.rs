@@ -8,11 +8,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Sink;
 use super::appended::Appended;
 use crate::system::host;
+use crate::system::since_1970;
 use crate::{Error, Event, EventKind, Result};
 
 /// Writes an event file.
@@ -31,7 +31,7 @@ impl TensorBoardSink {
             Some(path) => path,
             None => {
                 let (host, pid) = (host(), std::process::id());
-                directory.join(format!("events.out.tfevents.{:010}.{host}.{pid}.0", now_s() as u64))
+                directory.join(format!("events.out.tfevents.{:010}.{host}.{pid}.0", since_1970().as_secs_f64() as u64))
             }
         };
         let file = Appended::open(path, whole_records)?;
@@ -51,7 +51,7 @@ impl TensorBoardSink {
             return Ok(());
         }
         let mut event = Vec::new();
-        double(&mut event, 1, now_s());
+        double(&mut event, 1, since_1970().as_secs_f64());
         bytes(&mut event, 3, b"brain.Event:2");
         self.file.append(&record(&event))
     }
@@ -69,7 +69,7 @@ impl TensorBoardSink {
         let mut summary = Vec::new();
         bytes(&mut summary, 1, entry);
         let mut event = Vec::new();
-        double(&mut event, 1, now_s());
+        double(&mut event, 1, since_1970().as_secs_f64());
         key(&mut event, 2, 0);
         varint(&mut event, step);
         bytes(&mut event, 5, &summary);
@@ -105,11 +105,6 @@ fn existing(directory: &Path) -> Result<Option<PathBuf>> {
         }
     }
     Ok(last)
-}
-
-/// Seconds since 1970.
-fn now_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
 // Protobuf, written by hand.

@@ -5,12 +5,11 @@ use crate::data::prompts::Prompt;
 use crate::rollouts::Rollouts;
 use crate::rollouts::generation::Generation;
 use crate::rollouts::samples;
-use crate::rollouts::scoring::{Prompts, RolloutScorer, ScoredRollouts};
+use crate::rollouts::scoring::{Prompts, RolloutScorer, ScoredRollouts, requests};
 use crate::run::completion_log;
 use crate::run::training::{TrainingRun, record_ops};
 use model::columns::{OLD_LOGPS, REF_LOGPS};
 use rewards::Problem;
-use rollout::Request;
 use std::path::Path;
 use std::sync::Arc;
 use train::{Advantages, Sample, UpdateMetrics};
@@ -21,7 +20,7 @@ impl RolloutPipeline {
         if matches!(self.source, Source::File(..)) { self.recorded(run) } else { self.generate(run) }
     }
 
-    /// The policy's next groups. If they are given up (a wish to stop, a reward that judges no more), it is as if they
+    /// The policy's next groups. If they are given up (a stop request, a reward that judges no more), it is as if they
     /// had never been begun: a checkpoint draws the same prompts again.
     fn generate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
         let (rows, tokens, sums) = (run.sampler.state(), run.num_tokens, run.reporter.unlogged().clone());
@@ -95,7 +94,7 @@ impl RolloutPipeline {
     fn rollout_and_score(&mut self, run: &mut TrainingRun, prompts: Vec<Arc<Prompt>>) -> anyhow::Result<Rollouts> {
         let prompts: Prompts = (self.rollout_number..).zip(prompts).collect();
         self.rollout_number += prompts.len() as u64;
-        let requests = self.requests(&prompts);
+        let requests = requests(&prompts, self.sizes.group, &self.sampling);
         let Some(engine) = &mut self.engine else { unreachable!("the source is no file") };
         let scorer = RolloutScorer {
             rewards: &mut self.rewards,
@@ -123,18 +122,6 @@ impl RolloutPipeline {
         count_tokens(run, &output.rollouts);
         self.report(run, &output);
         Ok(output.rollouts)
-    }
-
-    /// The engine's requests.
-    fn requests(&self, prompts: &Prompts) -> Vec<Request> {
-        let request = |(&id, prompt): (&u64, &Arc<Prompt>)| Request {
-            id,
-            prompt: prompt.tokens.clone(),
-            num_generations: self.sizes.group,
-            sampling: self.sampling.clone(),
-            pause_on_stop: false,
-        };
-        prompts.iter().map(request).collect()
     }
 
     /// Warns of what rewards could not judge; an error if the run cannot go on without it.
