@@ -82,7 +82,7 @@ impl Reward for Gsm8k {
 }
 
 /// The number of a dataset answer: a JSON number, a text with `####`, or a text that is a number.
-fn gold(answer: &Value) -> Option<Decimal> {
+pub(super) fn gold(answer: &Value) -> Option<Decimal> {
     match answer {
         Value::Number(number) => Decimal::parse(&number.to_string()),
         Value::String(text) => match text.rsplit_once("####") {
@@ -110,7 +110,7 @@ pub fn answer_of(completion: &str, strict: bool) -> Option<Decimal> {
 }
 
 /// The inside of the last `\boxed{…}` whose braces are balanced.
-fn last_boxed(text: &str) -> Option<&str> {
+pub(super) fn last_boxed(text: &str) -> Option<&str> {
     let mut end = text.len();
     while let Some(start) = text[..end].rfind("\\boxed{") {
         let inside = &text[start + "\\boxed{".len()..];
@@ -131,7 +131,7 @@ fn last_boxed(text: &str) -> Option<&str> {
 }
 
 /// The number in `text` if there is exactly one (beside units and signs of currency).
-fn only_number(text: &str) -> Option<Decimal> {
+pub(super) fn only_number(text: &str) -> Option<Decimal> {
     // LaTeX writes thousands as `1{,}000` or `1\,000`.
     let plain = text.replace("{,}", ",").replace("\\,", "").replace("\\!", "");
     let mut found = numbers(&plain);
@@ -226,6 +226,15 @@ impl Decimal {
         let whole = whole.trim_start_matches('0').to_owned();
         let fraction = fraction.trim_end_matches('0').to_owned();
         Some(Decimal { negative: negative && !(whole.is_empty() && fraction.is_empty()), whole, fraction })
+    }
+}
+
+impl std::fmt::Display for Decimal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let sign = if self.negative { "-" } else { "" };
+        let whole = if self.whole.is_empty() { "0" } else { &self.whole };
+        let point = if self.fraction.is_empty() { "" } else { "." };
+        write!(f, "{sign}{whole}{point}{}", self.fraction)
     }
 }
 
@@ -336,6 +345,30 @@ mod tests {
         let unmarked: Vec<&str> = solutions.iter().map(|s| s.split("####").next().unwrap()).collect();
         let found = score(&unmarked, answers()).values.iter().flatten().sum::<f64>();
         assert!(found > 1200.0, "{found}");
+    }
+
+    /// Of the solutions that four models wrote, exactly those are right that the dataset's authors counted. They end in
+    /// `A: 18`.
+    #[test]
+    fn counts_the_published_solutions_as_their_authors_did() {
+        let Some(file) = testing::shared("data/gsm8k/example_model_solutions.jsonl") else { return };
+        let text = std::fs::read_to_string(file).unwrap();
+        let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let golds: Vec<Value> = rows.iter().map(|row| row["ground_truth"].clone()).collect();
+        let own: Vec<&str> = golds.iter().map(|gold| gold.as_str().unwrap()).collect();
+        assert_eq!(score(&own, golds.clone()).values, vec![Some(1.0); 1319]);
+        for (model, right) in
+            [("6b_finetuning", 286), ("6b_verification", 515), ("175b_finetuning", 458), ("175b_verification", 742)]
+        {
+            let solutions: Vec<&str> = rows.iter().map(|row| row[model]["solution"].as_str().unwrap()).collect();
+            let labels: Vec<bool> = rows.iter().map(|row| row[model]["is_correct"].as_bool().unwrap()).collect();
+            let scores = score(&solutions, golds.clone());
+            assert!(scores.problems.is_empty());
+            let judged: Vec<bool> = scores.values.iter().map(|value| *value == Some(1.0)).collect();
+            let other = (0..1319).filter(|&i| judged[i] != labels[i]).map(|i| solutions[i]).collect::<Vec<_>>();
+            assert!(other.is_empty(), "{model}: judged otherwise: {other:#?}");
+            assert_eq!(judged.iter().filter(|right| **right).count(), right, "{model}");
+        }
     }
 
     #[test]

@@ -5,17 +5,32 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result, Reward};
 
+mod countdown;
 mod exact_match;
 mod format;
 mod gsm8k;
+mod gsm8k_staged;
+mod keyword;
 mod length;
+mod math;
+mod multiple_choice;
+mod rational;
+mod repetition;
+mod think_answer;
 mod unique_chars;
 
 /// Every built-in reward, in the order of the documentation.
-pub(crate) const BUILTIN: [Kind; 5] = [
+pub(crate) const BUILTIN: [Kind; 12] = [
     Kind::of::<gsm8k::Gsm8k>(),
+    Kind::of::<gsm8k_staged::Staged>(),
+    Kind::of::<math::Math>(),
+    Kind::of::<multiple_choice::MultipleChoice>(),
+    Kind::of::<countdown::Countdown>(),
+    Kind::of::<think_answer::ThinkAnswer>(),
     Kind::of::<format::Format>(),
+    Kind::of::<keyword::Keyword>(),
     Kind::of::<length::Length>(),
+    Kind::of::<repetition::Repetition>(),
     Kind::of::<unique_chars::UniqueChars>(),
     Kind::of::<exact_match::ExactMatch>(),
 ];

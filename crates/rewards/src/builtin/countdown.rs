@@ -1,0 +1,337 @@
+//! `countdown`: 1 if the completion's expression uses exactly the given numbers and has the target's value, else 0.
+//!
+//! The expression is in the last `<answer>…</answer>`, else in the last `\boxed{}`, else the last line; a part from `=`
+//! on is left away. It may have whole numbers, `+ - * /` (also `×`, `÷`, `\times`, `\div`) and brackets; it is parsed
+//! and computed with exact fractions, never given to an interpreter. Each number is used once (with `use_all = false`:
+//! at most once), no other number is. `format_score` is what an expression of the right numbers is worth whose value is
+//! another. Knows no other operation: no sign, no power, no digits put together.
+//!
+//! Task: Gandhi et al. 2024, "Stream of Search", <https://arxiv.org/abs/2404.03683>; TinyZero's reward.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::Builtin;
+use super::gsm8k::last_boxed;
+use super::rational::Rational;
+use crate::{Error, Problem, Result, Reward, RewardBatch, Scores};
+
+/// Brackets in brackets, at most.
+const MAX_DEPTH: usize = 50;
+
+/// Options of [`Countdown`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Options {
+    /// The dataset column with the numbers: a list, or a text such as `3, 7, 25`.
+    pub numbers: String,
+    /// The dataset column with the target.
+    pub target: String,
+    /// Every number must be used.
+    pub use_all: bool,
+    /// The score of the right numbers with the wrong value.
+    pub format_score: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { numbers: "nums".into(), target: "target".into(), use_all: true, format_score: 0.0 }
+    }
+}
+
+/// The reward; see the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Countdown {
+    name: String,
+    options: Options,
+}
+
+impl Builtin for Countdown {
+    const KIND: &'static str = "countdown";
+    type Options = Options;
+
+    fn build(name: String, options: Options) -> Result<Self> {
+        if !options.format_score.is_finite() {
+            return Err(Error::options(
+                "countdown",
+                format!("`format_score` must be a number, not {}", options.format_score),
+            ));
+        }
+        Ok(Countdown { name, options })
+    }
+}
+
+impl Countdown {
+    fn score_of(&self, text: &str, numbers: &[i128], target: i128) -> f64 {
+        let Some(computed) = compute(expression(text)) else { return 0.0 };
+        let mut left = numbers.to_vec();
+        let given = computed
+            .numbers
+            .iter()
+            .all(|number| left.iter().position(|own| own == number).map(|place| left.swap_remove(place)).is_some());
+        match given && (left.is_empty() || !self.options.use_all) {
+            false => 0.0,
+            true if computed.value.is_some_and(|value| value.integer() == Some(target)) => 1.0,
+            true => self.options.format_score,
+        }
+    }
+}
+
+impl Reward for Countdown {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn required_columns(&self) -> Vec<String> {
+        vec![self.options.numbers.clone(), self.options.target.clone()]
+    }
+
+    fn scores_by_group(&self) -> bool {
+        true
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        let columns = batch.column(&self.name, &self.options.numbers);
+        let columns = columns.and_then(|numbers| Ok((numbers, batch.column(&self.name, &self.options.target)?)));
+        let (numbers, targets) = match columns {
+            Ok(columns) => columns,
+            Err(problem) => return Scores::failed(batch.len(), problem),
+        };
+        let puzzles =
+            numbers.iter().zip(targets).map(|(numbers, target)| Some((whole_numbers(numbers)?, whole(target)?)));
+        let values = puzzles.zip(batch.completions).map(|(puzzle, completion)| {
+            let (numbers, target) = puzzle?;
+            Some(self.score_of(&completion.text(), &numbers, target))
+        });
+        let mut scores = Scores::new(values.collect());
+        if let Some(first) = scores.values.iter().position(Option::is_none) {
+            let rows = scores.values.iter().filter(|value| value.is_none()).count();
+            let Options { numbers: column, target, .. } = &self.options;
+            let message = format!("columns `{column}` and `{target}` are not whole numbers and a whole number");
+            let example = Some(format!("{} and {}", numbers[first], targets[first]));
+            scores.problems.push(Problem { example, ..Problem::new(&self.name, rows, message) });
+        }
+        scores
+    }
+}
+
+fn whole(value: &Value) -> Option<i128> {
+    match value {
+        Value::Number(number) => number.as_i64().map(i128::from),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    }
+}
+
+fn whole_numbers(value: &Value) -> Option<Vec<i128>> {
+    match value {
+        Value::Array(items) => items.iter().map(whole).collect(),
+        Value::String(text) => {
+            let plain = text.trim().trim_start_matches('[').trim_end_matches(']');
+            plain
+                .split(|c: char| c == ',' || c.is_whitespace())
+                .filter(|word| !word.is_empty())
+                .map(|w| w.parse().ok())
+                .collect()
+        }
+        _ => None,
+    }
+}
+
+/// The expression of a completion.
+fn expression(text: &str) -> &str {
+    let tagged = text.rsplit_once("<answer>").and_then(|(_, rest)| Some(rest.split_once("</answer>")?.0));
+    let last_line = || text.trim().lines().next_back();
+    let part = tagged.or_else(|| last_boxed(text)).or_else(last_line).unwrap_or_default();
+    part.split('=').next().unwrap_or_default().trim().trim_matches('$')
+}
+
+/// An expression's numbers, and its value unless it divides by zero.
+struct Computed {
+    numbers: Vec<i128>,
+    value: Option<Rational>,
+}
+
+fn compute(text: &str) -> Option<Computed> {
+    let text = text.replace("\\times", "*").replace("\\cdot", "*").replace("\\div", "/");
+    let text = text.replace("\\left", "").replace("\\right", "");
+    let signs = text.chars().filter(|c| !c.is_whitespace()).map(|c| match c {
+        '×' | '·' | 'x' => '*',
+        '÷' => '/',
+        '−' | '–' => '-',
+        c => c,
+    });
+    // Digits with a space between are two numbers, not one.
+    let apart = text.split_whitespace().collect::<Vec<_>>();
+    let digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
+    if apart.windows(2).any(|pair| digit(pair[0].chars().next_back()) && digit(pair[1].chars().next())) {
+        return None;
+    }
+    let mut parser = Parser { signs: signs.collect(), at: 0, depth: 0, numbers: Vec::new() };
+    let value = parser.sum()?;
+    (parser.at == parser.signs.len()).then_some(Computed { numbers: parser.numbers, value })
+}
+
+struct Parser {
+    signs: Vec<char>,
+    at: usize,
+    depth: usize,
+    numbers: Vec<i128>,
+}
+
+/// Each gives nothing for what is no expression, and no value where one is divided by zero.
+impl Parser {
+    fn sign(&mut self, accepted: [char; 2]) -> Option<char> {
+        let sign = self.signs.get(self.at).copied().filter(|sign| accepted.contains(sign))?;
+        self.at += 1;
+        Some(sign)
+    }
+
+    fn sum(&mut self) -> Option<Option<Rational>> {
+        let mut sum = self.product()?;
+        while let Some(sign) = self.sign(['+', '-']) {
+            let term = self.product()?;
+            let signed = if sign == '-' { term.and_then(Rational::neg) } else { term };
+            sum = sum.zip(signed).and_then(|(sum, term)| sum.add(term));
+        }
+        Some(sum)
+    }
+
+    fn product(&mut self) -> Option<Option<Rational>> {
+        let mut product = self.factor()?;
+        while let Some(sign) = self.sign(['*', '/']) {
+            let factor = self.factor()?;
+            product = product.zip(factor).and_then(|(a, b)| if sign == '*' { a.mul(b) } else { a.div(b) });
+        }
+        Some(product)
+    }
+
+    fn factor(&mut self) -> Option<Option<Rational>> {
+        if self.sign(['(', '[']).is_some() {
+            self.depth += 1;
+            if self.depth > MAX_DEPTH {
+                return None;
+            }
+            let inside = self.sum()?;
+            self.depth -= 1;
+            self.sign([')', ']'])?;
+            return Some(inside);
+        }
+        let digits: String = self.signs[self.at..].iter().take_while(|c| c.is_ascii_digit()).collect();
+        self.at += digits.len();
+        let number = digits.parse().ok()?;
+        self.numbers.push(number);
+        Some(Rational::new(number, 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Columns, Content};
+    use proptest::prelude::*;
+
+    fn score(text: &str, numbers: &[i128], target: i128) -> f64 {
+        let options = Options { format_score: 0.1, ..Options::default() };
+        Countdown::build("c".into(), options).unwrap().score_of(text, numbers, target)
+    }
+
+    #[test]
+    fn an_expression_uses_exactly_the_numbers_and_reaches_the_target() {
+        for (expression, expected) in [
+            ("(3 + 7) * 25", 1.0),
+            ("25 * (7+3) = 250", 1.0),
+            ("[3 + 7] × 25", 1.0),
+            ("$25 \\times \\left(3 + 7\\right)$", 1.0),
+            ("3 + 7 * 25", 0.1),
+            ("25 / (3 - 7)", 0.1),
+            ("25 / (7 - 7)", 0.0),
+            ("(3 + 7) * 25 + 0", 0.0),
+            ("250", 0.0),
+            ("(3 + 7) * 5 * 5", 0.0),
+            ("3 + 7", 0.0),
+            ("(3 + 7) * 25 * 25 / 25", 0.0),
+            ("37 + 25", 0.0),
+            ("3 7 + 25", 0.0),
+            ("-(-3 - 7) * 25", 0.0),
+            ("(3 + 7) ** 25", 0.0),
+            ("(3 + 7) * 25)", 0.0),
+            ("((3 + 7) * 25", 0.0),
+            ("__import__('os').system('x') or 250", 0.0),
+            ("", 0.0),
+        ] {
+            assert_eq!(score(&format!("so <answer>{expression}</answer>"), &[25, 3, 7], 250), expected, "{expression}");
+        }
+        // Fractions on the way are exact.
+        assert_eq!(score("(1 / 3) * 6 * 2", &[1, 2, 3, 6], 4), 1.0);
+        assert_eq!(score("7 / 2 + 7 / 2", &[7, 2, 7, 2], 7), 1.0);
+        assert_eq!(score("8 / (3 - 8 / 3)", &[3, 3, 8, 8], 24), 1.0);
+        assert_eq!(score("6 / (3 - 3)", &[3, 3, 6], 0), 0.1);
+    }
+
+    #[test]
+    fn the_expression_is_found() {
+        for text in ["try 1+2\n\\boxed{1 + 2}", "<answer>9</answer> <answer> 1 + 2 = 3 </answer>", "thinking\n1 + 2"] {
+            assert_eq!(score(text, &[1, 2], 3), 1.0, "{text}");
+        }
+        let some = Options { use_all: false, ..Options::default() };
+        assert_eq!(Countdown::build("c".into(), some).unwrap().score_of("1 + 2", &[1, 2, 9], 3), 1.0);
+        assert_eq!(score("1 + 2", &[1, 2, 9], 3), 0.0);
+    }
+
+    #[test]
+    fn numbers_are_lists_or_texts_and_what_is_neither_is_not_judged() {
+        let completions: Vec<Content> = ["1 + 2"; 4].iter().map(|&c| c.into()).collect();
+        let columns = Columns::from([
+            ("nums".to_owned(), vec![serde_json::json!([1, 2]), "1,2".into(), "[2, 1]".into(), "one".into()]),
+            ("target".to_owned(), vec![3.into(), "3".into(), 4.into(), 3.into()]),
+        ]);
+        let batch = RewardBatch {
+            prompts: &vec!["q".into(); 4],
+            completions: &completions,
+            completion_ids: &vec![vec![]; 4],
+            columns: &columns,
+            step: 0,
+        };
+        let scores = Countdown::build("c".into(), Options::default()).unwrap().score(&batch);
+        assert_eq!(scores.values, [Some(1.0), Some(1.0), Some(0.0), None]);
+        assert!(scores.problems[0].to_string().contains("\"one\" and 3"), "{}", scores.problems[0]);
+    }
+
+    /// Every puzzle of the real dataset is found by a search, and what the search wrote is worth 1.
+    #[test]
+    fn solutions_of_the_real_puzzles_are_right() {
+        let Some(file) = testing::shared("data/countdown/countdown_cd3_test.jsonl") else { return };
+        let text = std::fs::read_to_string(file).unwrap();
+        let mut solved = 0;
+        for line in text.lines() {
+            let row: Value = serde_json::from_str(line).unwrap();
+            let (numbers, target) = (whole_numbers(&row["input"]).unwrap(), whole(&row["output"]).unwrap());
+            let solution = search(&numbers, target).unwrap_or_else(|| panic!("no solution: {line}"));
+            assert_eq!(score(&solution, &numbers, target), 1.0, "{solution}");
+            assert_eq!(score(&solution, &numbers, target + 1), 0.1, "{solution}");
+            solved += 1;
+        }
+        assert_eq!(solved, 256);
+    }
+
+    /// An expression of three numbers, found by trying all.
+    fn search(numbers: &[i128], target: i128) -> Option<String> {
+        let value = |text: &str| compute(text).and_then(|computed| computed.value)?.integer();
+        let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+        orders.iter().find_map(|order| {
+            let [a, b, c] = order.map(|i| numbers[i]);
+            let pairs = ["+", "-", "*", "/"].into_iter().flat_map(|p| ["+", "-", "*", "/"].map(|q| (p, q)));
+            let texts = pairs.flat_map(|(p, q)| [format!("({a} {p} {b}) {q} {c}"), format!("{a} {p} ({b} {q} {c})")]);
+            texts.into_iter().find(|text| value(text) == Some(target))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_judged(text in "[-+*/() 0-9x=]{0,40}") {
+            let value = score(&text, &[1, 2, 3], 6);
+            prop_assert!([0.0, 0.1, 1.0].contains(&value));
+        }
+    }
+}

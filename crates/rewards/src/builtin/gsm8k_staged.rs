@@ -1,0 +1,236 @@
+//! `gsm8k_staged`: GSM8K in stages, for models that do not know the form yet: points for the form, for each of its tags,
+//! and for how close the number is.
+//!
+//! The form is `<start_working_out>…<end_working_out><SOLUTION>…</SOLUTION>` (the names are options). A completion gets
+//! 1. +3 if it has the form to its end, whatever stands before it;
+//! 2. +0.5 for each of the four tags that it has exactly once, else −0.5 for it;
+//! 3. for what stands between the solution tags, against the number of the answer column: 5 if it is written the same,
+//!    3.5 if it is the same number (spaces, `$`, `18.0`), 2 within 10 %, 1.5 within 20 %, −2.5 for another number, and
+//!    −4.5 for what is no number, or where nothing is.
+//!
+//! Commas of thousands are no part of how a number is written: with Python's `float`, which knows none, `1,000` counted
+//! as no number at all. Knows no other mathematics than decimals.
+
+use serde::Deserialize;
+
+use super::Builtin;
+use super::gsm8k::{gold, only_number};
+use crate::{Error, Problem, Result, Reward, RewardBatch, Scores};
+
+/// Options of [`Staged`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Options {
+    /// The dataset column with the answer.
+    pub column: String,
+    /// What opens the reasoning.
+    pub reasoning_start: String,
+    /// What closes it.
+    pub reasoning_end: String,
+    /// What opens the solution.
+    pub solution_start: String,
+    /// What closes it.
+    pub solution_end: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            column: "answer".into(),
+            reasoning_start: "<start_working_out>".into(),
+            reasoning_end: "<end_working_out>".into(),
+            solution_start: "<SOLUTION>".into(),
+            solution_end: "</SOLUTION>".into(),
+        }
+    }
+}
+
+/// The reward; see the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Staged {
+    name: String,
+    options: Options,
+}
+
+impl Builtin for Staged {
+    const KIND: &'static str = "gsm8k_staged";
+    const MAIN_OPTION: Option<&'static str> = Some("column");
+    type Options = Options;
+
+    fn build(name: String, options: Options) -> Result<Self> {
+        let staged = Staged { name, options };
+        let tags = staged.tags();
+        if tags.iter().any(|tag| tag.is_empty()) || (0..4).any(|i| tags[..i].contains(&tags[i])) {
+            return Err(Error::options(
+                "gsm8k_staged",
+                format!("the four tags must differ, and none be empty: {tags:?}"),
+            ));
+        }
+        Ok(staged)
+    }
+}
+
+impl Staged {
+    fn tags(&self) -> [&str; 4] {
+        let Options { reasoning_start, reasoning_end, solution_start, solution_end, .. } = &self.options;
+        [reasoning_start, reasoning_end, solution_start, solution_end]
+    }
+
+    /// The solution of a completion that has the form.
+    fn formed<'t>(&self, text: &'t str) -> Option<&'t str> {
+        let [start, end, open, close] = self.tags();
+        let (_, rest) = text.split_once(start)?;
+        let (_, rest) = rest.split_once(end)?;
+        let (_, rest) = rest.split_once(open)?;
+        let (solution, rest) = rest.split_once(close)?;
+        (rest.trim().is_empty() && !solution.trim().is_empty()).then_some(solution)
+    }
+
+    /// What stands between the solution tags, the form aside.
+    fn solution<'t>(&self, text: &'t str) -> Option<&'t str> {
+        let (_, rest) = text.rsplit_once(&self.options.solution_start)?;
+        Some(rest.split_once(&self.options.solution_end)?.0)
+    }
+
+    /// The points for form, tags and answer.
+    fn points(&self, text: &str, gold: &str) -> [f64; 3] {
+        let form = if self.formed(text).is_some() { 3.0 } else { 0.0 };
+        let tag = |tag: &str| if text.matches(tag).count() == 1 { 0.5 } else { -0.5 };
+        let answer = self.solution(text).map_or(-4.5, |solution| closeness(solution, gold));
+        [form, self.tags().into_iter().map(tag).sum(), answer]
+    }
+}
+
+fn closeness(solution: &str, gold: &str) -> f64 {
+    if solution.replace(',', "") == gold {
+        return 5.0;
+    }
+    let Some(given) = only_number(solution) else { return -4.5 };
+    let (given, gold) = (given.to_string(), gold.to_owned());
+    if given == gold {
+        return 3.5;
+    }
+    let (Ok(given), Ok(gold)) = (given.parse::<f64>(), gold.parse::<f64>()) else { return -4.5 };
+    match (given - gold).abs() / gold.abs() {
+        off if off <= 0.1 => 2.0,
+        off if off <= 0.2 => 1.5,
+        _ => -2.5,
+    }
+}
+
+impl Reward for Staged {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn required_columns(&self) -> Vec<String> {
+        vec![self.options.column.clone()]
+    }
+
+    fn scores_by_group(&self) -> bool {
+        true
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        let answers = match batch.column(&self.name, &self.options.column) {
+            Ok(answers) => answers,
+            Err(problem) => return Scores::failed(batch.len(), problem),
+        };
+        let mut stages: [Vec<serde_json::Value>; 3] = Default::default();
+        let values = answers.iter().zip(batch.completions).map(|(answer, completion)| {
+            let points = gold(answer).map(|gold| self.points(&completion.text(), &gold.to_string()));
+            for (i, stage) in stages.iter_mut().enumerate() {
+                stage.push(points.map(|points| points[i]).into());
+            }
+            points.map(|points| points.iter().sum())
+        });
+        let mut scores = Scores::new(values.collect());
+        scores.extra = ["form", "tags", "closeness"].map(str::to_owned).into_iter().zip(stages).collect();
+        let rows = scores.values.iter().filter(|value| value.is_none()).count();
+        if rows > 0 {
+            let message = format!("no number in column `{}`", self.options.column);
+            scores.problems.push(Problem::new(&self.name, rows, message));
+        }
+        scores
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Columns, Content};
+
+    fn staged() -> Staged {
+        Staged::build("s".into(), Options::default()).unwrap()
+    }
+
+    fn formed(solution: &str) -> String {
+        format!("<start_working_out>because<end_working_out>\n<SOLUTION>{solution}</SOLUTION>\n")
+    }
+
+    #[test]
+    fn closeness_has_six_steps() {
+        for (solution, gold, expected) in [
+            ("1000", "1000", 5.0),
+            ("1,000", "1000", 5.0),
+            ("12,345,678", "12345678", 5.0),
+            ("-7", "-7", 5.0),
+            (" 1000 ", "1000", 3.5),
+            ("$1,000", "1000", 3.5),
+            ("18.0", "18", 3.5),
+            ("the answer is 18", "18", 3.5),
+            ("1100", "1000", 2.0),
+            ("1,100", "1000", 2.0),
+            ("900", "1000", 2.0),
+            ("1101", "1000", 1.5),
+            ("800", "1000", 1.5),
+            ("-8", "-10", 1.5),
+            ("799", "1000", -2.5),
+            ("-1000", "1000", -2.5),
+            ("1", "0", -2.5),
+            ("0.0", "0", 3.5),
+            ("1 or 2", "1", -4.5),
+            ("none", "1", -4.5),
+            ("", "1", -4.5),
+        ] {
+            assert_eq!(closeness(solution, gold), expected, "{solution} for {gold}");
+        }
+    }
+
+    #[test]
+    fn points_for_form_tags_and_answer_are_added() {
+        let points = |text: &str| staged().points(text, "18");
+        assert_eq!(points(&formed("18")), [3.0, 2.0, 5.0]);
+        assert_eq!(points(&format!("So: {}", formed("18"))), [3.0, 2.0, 5.0]);
+        assert_eq!(points(&format!("{}!", formed("18"))), [0.0, 2.0, 5.0]);
+        assert_eq!(points("<SOLUTION>18</SOLUTION>"), [0.0, 0.0, 5.0]);
+        assert_eq!(points("<SOLUTION>17</SOLUTION><SOLUTION>18</SOLUTION>"), [0.0, -2.0, 5.0]);
+        assert_eq!(points("<SOLUTION>18"), [0.0, -1.0, -4.5]);
+        assert_eq!(points("18"), [0.0, -2.0, -4.5]);
+        // An empty solution is not the form.
+        assert_eq!(points(&formed(" ")), [0.0, 2.0, -4.5]);
+    }
+
+    #[test]
+    fn scores_with_a_column_for_each_stage_and_says_what_it_cannot_judge() {
+        let completions: Vec<Content> = [formed("1,018"), formed("18")].into_iter().map(Content::Text).collect();
+        let columns = Columns::from([("answer".to_owned(), vec!["9 * 2\n#### 1,018".into(), "eighteen".into()])]);
+        let batch = RewardBatch {
+            prompts: &vec!["q".into(); 2],
+            completions: &completions,
+            completion_ids: &vec![vec![]; 2],
+            columns: &columns,
+            step: 0,
+        };
+        let scores = staged().score(&batch);
+        assert_eq!(scores.values, [Some(10.0), None]);
+        assert_eq!(scores.problems[0].rows, 1);
+        let of = |name: &str| scores.extra.iter().find(|(own, _)| own == name).unwrap().1.clone();
+        assert_eq!(
+            (of("form"), of("closeness")),
+            (vec![3.0.into(), serde_json::Value::Null], vec![5.0.into(), serde_json::Value::Null])
+        );
+        let same = Options { reasoning_start: "<x>".into(), reasoning_end: "<x>".into(), ..Options::default() };
+        assert!(Staged::build("s".into(), same).unwrap_err().to_string().contains("must differ"));
+    }
+}

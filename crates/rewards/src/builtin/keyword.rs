@@ -1,0 +1,159 @@
+//! `keyword`: whether words occur in a completion: 1 if any of them does, or all (`match = "all"`), or the share of them
+//! that does (`match = "share"`). With `whole_words` (the default) "art" is not in "start". Knows no grammar.
+
+use serde::Deserialize;
+
+use super::Builtin;
+use crate::{Error, Result, Reward, RewardBatch, Scores};
+
+/// One word or several.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Words {
+    One(String),
+    Several(Vec<String>),
+}
+
+/// How many of them count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Match {
+    #[default]
+    Any,
+    All,
+    Share,
+}
+
+/// Options of [`Keyword`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Options {
+    /// A text, or a list of texts.
+    pub words: Words,
+    /// Any, all or the share of them.
+    #[serde(default, rename = "match")]
+    pub which: Match,
+    /// Letters count as equal in either case.
+    #[serde(default)]
+    pub ignore_case: bool,
+    /// No letter or digit stands beside an occurrence.
+    #[serde(default = "yes")]
+    pub whole_words: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// The reward; see the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Keyword {
+    name: String,
+    words: Vec<String>,
+    options: Options,
+}
+
+impl Builtin for Keyword {
+    const KIND: &'static str = "keyword";
+    const MAIN_OPTION: Option<&'static str> = Some("words");
+    type Options = Options;
+
+    fn build(name: String, options: Options) -> Result<Self> {
+        let mut words = match &options.words {
+            Words::One(word) => vec![word.clone()],
+            Words::Several(words) => words.clone(),
+        };
+        if words.is_empty() || words.iter().any(|word| word.trim().is_empty()) {
+            return Err(Error::options(
+                "keyword",
+                "give at least one word, and none that is empty, as in \"keyword:happy\"",
+            ));
+        }
+        if options.ignore_case {
+            words.iter_mut().for_each(|word| *word = word.to_lowercase());
+        }
+        Ok(Keyword { name, words, options })
+    }
+}
+
+impl Keyword {
+    fn score_of(&self, text: &str) -> f64 {
+        let lower;
+        let text = match self.options.ignore_case {
+            true => {
+                lower = text.to_lowercase();
+                &lower
+            }
+            false => text,
+        };
+        let found = self.words.iter().filter(|word| self.occurs(word, text)).count();
+        let share = found as f64 / self.words.len() as f64;
+        match self.options.which {
+            Match::Any => f64::from(u8::from(found > 0)),
+            Match::All => share.floor(),
+            Match::Share => share,
+        }
+    }
+
+    fn occurs(&self, word: &str, text: &str) -> bool {
+        let inner = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
+        // Beside a sign ("C++") anything may stand.
+        let bound = |end: Option<char>, beside: Option<char>| !(inner(end) && inner(beside));
+        text.match_indices(word).any(|(at, _)| {
+            let (before, after) = (text[..at].chars().next_back(), text[at + word.len()..].chars().next());
+            !self.options.whole_words || bound(word.chars().next(), before) && bound(word.chars().next_back(), after)
+        })
+    }
+}
+
+impl Reward for Keyword {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn scores_by_group(&self) -> bool {
+        true
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        Scores::new(batch.completions.iter().map(|completion| Some(self.score_of(&completion.text()))).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn score(options: Value, text: &str) -> f64 {
+        Keyword::build("k".into(), serde_json::from_value(options).unwrap()).unwrap().score_of(text)
+    }
+
+    #[test]
+    fn words_are_found_whole_or_anywhere() {
+        let art = || json!({"words": "art"});
+        for (text, expected) in
+            [("art", 1.0), ("of art.", 1.0), ("start", 0.0), ("arts", 0.0), ("start art", 1.0), ("Art", 0.0)]
+        {
+            assert_eq!(score(art(), text), expected, "{text}");
+        }
+        assert_eq!(score(json!({"words": "art", "whole_words": false}), "start"), 1.0);
+        assert_eq!(score(json!({"words": "ART", "ignore_case": true}), "Art"), 1.0);
+        assert_eq!(score(json!({"words": "C++"}), "in C++11"), 1.0);
+        assert_eq!(score(json!({"words": "é"}), "café"), 0.0);
+    }
+
+    #[test]
+    fn any_all_or_the_share() {
+        let words = |which| json!({"words": ["red", "green", "blue", "dog"], "match": which});
+        for (which, expected) in [("any", 1.0), ("all", 0.0), ("share", 0.5)] {
+            assert_eq!(score(words(which), "a red dog"), expected, "{which}");
+        }
+        assert_eq!(score(words("all"), "red green blue dog"), 1.0);
+        assert_eq!(score(words("any"), "a cat"), 0.0);
+        for bad in [json!([]), json!(""), json!(["a", " "])] {
+            let options = serde_json::from_value(json!({"words": bad})).unwrap();
+            assert!(Keyword::build("k".into(), options).is_err());
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! When two answers are equal. Knows nothing of completions.
+
+use super::eval::{Complex, exact, value, variables};
+use super::parse::{Node, Op, parse};
+use super::units::unit;
+use std::collections::BTreeSet;
+
+/// Two irrational values are equal that differ by less than this part of them.
+const PRECISION: f64 = 1e-10;
+
+/// Sets of values that the variables are given, one after the other.
+const POINTS: u64 = 6;
+
+/// Longer answers are compared as text alone.
+const MAX_BYTES: usize = 2000;
+
+/// Whether the answer `given` is the answer `gold`.
+pub(super) fn equal(gold: &str, given: &str) -> bool {
+    let (left, right) = (text_form(gold), text_form(given));
+    if left == right {
+        return !left.is_empty();
+    }
+    if gold.len() > MAX_BYTES || given.len() > MAX_BYTES {
+        return false;
+    }
+    // "1,234" is one number or two: what the other answer says decides.
+    let readings = |text| [true, false].map(|thousands| parse(text, thousands));
+    let (golds, givens) = (readings(gold), readings(given));
+    golds.iter().flatten().any(|gold| givens.iter().flatten().any(|given| same(gold, given)))
+}
+
+/// An answer as text, without what only changes how it looks: `\text{(C)}` is `C`.
+fn text_form(text: &str) -> String {
+    let mut text = text.to_owned();
+    for command in ["\\text", "\\mbox", "\\mathrm", "\\textbf", "\\mathbf", "\\left", "\\right", "\\!", "\\,", "\\ "] {
+        text = text.replace(command, "");
+    }
+    let words = !text.contains(['\\', '^', '_']);
+    text.retain(|c| !c.is_whitespace() && c != '$' && !(words && matches!(c, '{' | '}')));
+    let text = text.trim_end_matches('.');
+    let inside = text.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
+    inside.filter(|inside| inside.len() == 1).unwrap_or(text).to_owned()
+}
+
+/// An answer in the form that is compared.
+fn canonical(node: &Node) -> Node {
+    let list = |items: Vec<Node>| Node::List { open: ' ', close: ' ', items };
+    match node {
+        // "x ∈ S" and "S" say the same, as do "x = 5" and "5", which `same` knows.
+        Node::Member(_, set) => canonical(set),
+        Node::List { open: ' ' | '{', items, .. } => {
+            let flat = items.iter().map(canonical).flat_map(|item| match item {
+                Node::List { open: ' ', items, .. } => items,
+                other => vec![other],
+            });
+            let mut items: Vec<Node> = flat.collect();
+            if items.len() == 1 { items.remove(0) } else { list(items) }
+        }
+        _ => match [plus_minus(node, false), plus_minus(node, true)] {
+            [Some(plus), Some(minus)] => list(vec![plus, minus]),
+            _ => inequality(node).unwrap_or_else(|| node.clone()),
+        },
+    }
+}
+
+/// The node with its `±` as a plus or as a minus; none if it has none.
+fn plus_minus(node: &Node, minus: bool) -> Option<Node> {
+    match node {
+        Node::Op(Op::PlusMinus, parts) => {
+            let second = if minus { Node::Op(Op::Neg, vec![parts[1].clone()]) } else { parts[1].clone() };
+            Some(Node::Op(Op::Add, vec![parts[0].clone(), second]))
+        }
+        Node::Op(op, parts) => {
+            let changed: Vec<_> = parts.iter().map(|part| plus_minus(part, minus)).collect();
+            changed.iter().any(Option::is_some).then(|| {
+                let parts = changed.into_iter().zip(parts).map(|(new, old)| new.unwrap_or_else(|| old.clone()));
+                Node::Op(*op, parts.collect())
+            })
+        }
+        Node::Relation(sides, signs) if sides.len() == 2 => {
+            let right = plus_minus(&sides[1], minus)?;
+            Some(Node::Relation(vec![sides[0].clone(), right], signs.clone()))
+        }
+        Node::Unit(inside, name) => Some(Node::Unit(plus_minus(inside, minus)?.into(), name.clone())),
+        _ => None,
+    }
+}
+
+/// `x > 3` and `1 < x ≤ 2` as intervals.
+fn inequality(node: &Node) -> Option<Node> {
+    let Node::Relation(sides, signs) = node else { return None };
+    let variable = |node: &Node| matches!(node, Node::Symbol(name) if !["pi", "e", "i"].contains(&name.as_str()));
+    let up = |sign: char| matches!(sign, '<' | '≤');
+    let closed = |sign: char| matches!(sign, '≤' | '≥');
+    if signs.iter().any(|sign| matches!(sign, '=' | '≠')) {
+        return None;
+    }
+    let interval =
+        |open, low: &Node, high: &Node, close| Node::List { open, close, items: vec![low.clone(), high.clone()] };
+    let bracket = |sign: char, pair: [char; 2]| pair[usize::from(closed(sign))];
+    let (low, high) = (|sign| bracket(sign, ['(', '[']), |sign| bracket(sign, [')', ']']));
+    let infinite = Node::Op(Op::Neg, vec![Node::Infinity]);
+    match (sides.as_slice(), signs.as_slice()) {
+        ([x, a], &[sign]) if variable(x) => Some(match up(sign) {
+            true => interval('(', &infinite, a, high(sign)),
+            false => interval(low(sign), a, &Node::Infinity, ')'),
+        }),
+        ([a, x], &[sign]) if variable(x) => Some(match up(sign) {
+            true => interval(low(sign), a, &Node::Infinity, ')'),
+            false => interval('(', &infinite, a, high(sign)),
+        }),
+        ([a, x, b], &[first, second]) if variable(x) && up(first) == up(second) => Some(match up(first) {
+            true => interval(low(first), a, b, high(second)),
+            false => interval(low(second), b, a, high(first)),
+        }),
+        _ => None,
+    }
+}
+
+fn same(gold: &Node, given: &Node) -> bool {
+    let (gold, given) = (&canonical(gold), &canonical(given));
+    match (gold, given) {
+        (Node::List { open, close, items }, Node::List { open: open2, close: close2, items: items2 }) => {
+            (open, close) == (open2, close2)
+                && items.len() == items2.len()
+                && if *open == ' ' { unordered(items, items2) } else { ordered(items, items2) }
+        }
+        (Node::Union(parts), Node::Union(parts2)) => unordered(parts, parts2),
+        (Node::Matrix(rows), Node::Matrix(rows2)) => {
+            rows.len() == rows2.len() && rows.iter().zip(rows2).all(|(row, row2)| ordered(row, row2))
+        }
+        (Node::Text(text), Node::Text(text2)) => text_form(text).to_lowercase() == text_form(text2).to_lowercase(),
+        // A relation is no value of the other side, but the value of a variable is one.
+        (Node::Relation(sides, signs), Node::Relation(sides2, signs2)) => relations([sides, sides2], [signs, signs2]),
+        (Node::Relation(sides, signs), other) => named_value(sides, signs).is_some_and(|side| same(side, other)),
+        (other, Node::Relation(sides, signs)) => named_value(sides, signs).is_some_and(|side| same(other, side)),
+        _ => same_value(gold, given),
+    }
+}
+
+fn ordered(left: &[Node], right: &[Node]) -> bool {
+    left.len() == right.len() && left.iter().zip(right).all(|(left, right)| same(left, right))
+}
+
+/// Whether each of one list has its own equal in the other.
+fn unordered(left: &[Node], right: &[Node]) -> bool {
+    let mut free = vec![true; right.len()];
+    left.len() == right.len()
+        && left.iter().all(|node| {
+            let place = (0..right.len()).find(|&i| free[i] && same(node, &right[i]));
+            place.is_some_and(|i| std::mem::replace(&mut free[i], false))
+        })
+}
+
+/// The 5 of `x = 5`, and of `f(x) = 5`.
+fn named_value<'n>(sides: &'n [Node], signs: &[char]) -> Option<&'n Node> {
+    let [name, side] = sides else { return None };
+    let named = match name {
+        Node::Symbol(_) => true,
+        Node::Op(Op::Mul, parts) => matches!(&parts[..], [Node::Symbol(_), Node::Symbol(_)]),
+        _ => false,
+    };
+    (named && signs == ['=']).then_some(side)
+}
+
+/// Equations are equal whose differences of both sides are the same but for a factor.
+fn relations(sides: [&[Node]; 2], signs: [&[char]; 2]) -> bool {
+    if signs[0] != signs[1] {
+        return false;
+    }
+    if ordered(sides[0], sides[1]) {
+        return true;
+    }
+    let [[left, right], [left2, right2]] = sides else { return false };
+    if *signs[0] != ['='] {
+        return false;
+    }
+    let minus = |a: &Node, b: &Node| Node::Op(Op::Add, vec![a.clone(), Node::Op(Op::Neg, vec![b.clone()])]);
+    let (first, second) = (minus(left, right), minus(left2, right2));
+    let names = names([&first, &second]);
+    let mut ratios = Vec::new();
+    for point in 0..POINTS {
+        let at = |name: &str| coordinate(name, point);
+        let (Some(first), Some(second)) = (value(&first, &at), value(&second, &at)) else { return false };
+        if first.abs() < PRECISION || second.abs() < PRECISION {
+            return false;
+        }
+        ratios.push(first.div(second));
+    }
+    !names.is_empty() && ratios.windows(2).all(|pair| near(pair[0], pair[1]))
+}
+
+fn names(nodes: [&Node; 2]) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    nodes.into_iter().for_each(|node| variables(node, &mut all));
+    all
+}
+
+/// The value of a variable at a point: between −3 and 3, another for each name.
+fn coordinate(name: &str, point: u64) -> f64 {
+    // FNV-1a, and a multiplication that spreads its last bits.
+    let hash = name
+        .bytes()
+        .chain(point.to_le_bytes())
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let unit = (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 11) as f64 / (1u64 << 53) as f64;
+    6.0 * unit - 3.0
+}
+
+fn near(a: Complex, b: Complex) -> bool {
+    // Equal infinities have no difference.
+    a == b || a.abs().max(b.abs()).is_finite() && a.sub(b).abs() <= PRECISION * a.abs().max(b.abs()) + 1e-13
+}
+
+/// What an answer's value may be read as: without its unit; `50 %` is a half, and, as its sign may be left out, 50.
+fn same_value(gold: &Node, given: &Node) -> bool {
+    match (gold, given) {
+        (Node::Unit(x, name), Node::Unit(y, name2)) => {
+            let differ = matches!((unit(name), unit(name2)), (Some(unit), Some(unit2)) if unit != unit2);
+            !differ && same(x, y)
+        }
+        (Node::Percent(x), Node::Percent(y)) => same_value(x, y),
+        (Node::Percent(x), Node::Unit(y, name)) | (Node::Unit(y, name), Node::Percent(x)) => {
+            unit(name) == Some("percent") && same(x, y)
+        }
+        (Node::Unit(x, name), y) | (y, Node::Unit(x, name)) => {
+            let percent = || same_value(&Node::Percent(x.clone()), y);
+            same(x, y) || unit(name) == Some("percent") && percent()
+        }
+        (Node::Percent(x), y) | (y, Node::Percent(x)) => {
+            let whole = value(y, &|_| 0.0).is_some_and(|y| y.abs() >= 1.0);
+            let hundredfold = Node::Op(Op::Mul, vec![y.clone(), Node::Number(hundred())]);
+            whole && same(x, y) || numbers(x, &hundredfold)
+        }
+        // Digits whose base is left out.
+        (Node::Based(digits, base), Node::Based(digits2, base2)) => {
+            base == base2 && digits == digits2 || base != base2 && numbers(gold, given)
+        }
+        (Node::Based(digits, _), Node::Number(number)) | (Node::Number(number), Node::Based(digits, _)) => {
+            number.integer().is_some_and(|n| n.to_string() == *digits)
+        }
+        (Node::Large(digits), Node::Large(digits2)) => {
+            digits.trim_start_matches('0') == digits2.trim_start_matches('0')
+        }
+        _ => numbers(gold, given),
+    }
+}
+
+fn hundred() -> super::super::rational::Rational {
+    super::super::rational::Rational::new(100, 1).expect("a fraction")
+}
+
+/// Equal values: exactly where both are fractions, else at each of several points.
+fn numbers(gold: &Node, given: &Node) -> bool {
+    if let (Some(x), Some(y)) = (exact(gold), exact(given)) {
+        return x == y;
+    }
+    let points = if names([gold, given]).is_empty() { 1 } else { POINTS };
+    let mut compared = 0;
+    for point in 0..points {
+        let at = |name: &str| coordinate(name, point);
+        match (value(gold, &at), value(given, &at)) {
+            (Some(x), Some(y)) if near(x, y) => compared += 1,
+            (None, None) => {}
+            _ => return false,
+        }
+    }
+    compared > 0
+}

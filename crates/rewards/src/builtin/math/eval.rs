@@ -1,0 +1,217 @@
+//! The value of a [`Node`]: an exact fraction where it is one, else a complex number in f64 at given values of its
+//! variables. Knows nothing of when two answers are equal.
+
+use super::super::rational::Rational;
+use super::parse::{Node, Op};
+use std::collections::BTreeSet;
+
+/// The value if it is a fraction and has room.
+pub(super) fn exact(node: &Node) -> Option<Rational> {
+    match node {
+        Node::Number(number) => Some(*number),
+        Node::Unit(inside, _) => exact(inside),
+        Node::Percent(inside) => exact(inside)?.div(Rational::new(100, 1)?),
+        Node::Based(digits, base) => Rational::new(i128::from_str_radix(digits, *base).ok()?, 1),
+        Node::Op(op, parts) => {
+            let x = exact(&parts[0])?;
+            let y = || exact(parts.get(1)?);
+            match op {
+                Op::Add => x.add(y()?),
+                Op::Neg => x.neg(),
+                Op::Mul => x.mul(y()?),
+                Op::Div => x.div(y()?),
+                Op::Pow => match y()?.integer() {
+                    Some(power) => x.pow(power),
+                    None => None,
+                },
+                Op::Root => y()?.root(u32::try_from(x.integer()?).ok().filter(|degree| *degree > 0)?),
+                Op::Factorial => (1..=x.integer().filter(|n| (0..=33).contains(n))?)
+                    .try_fold(Rational::new(1, 1)?, |product, n| product.mul(Rational::new(n, 1)?)),
+                Op::Binomial => {
+                    let (n, k) = (x.integer()?, y()?.integer().filter(|k| (0..=1000).contains(k))?);
+                    (0..k).try_fold(Rational::new(1, 1)?, |product, i| product.mul(Rational::new(n - i, i + 1)?))
+                }
+                Op::Abs if x.to_f64() < 0.0 => x.neg(),
+                Op::Abs => Some(x),
+                Op::Floor | Op::Ceil | Op::PlusMinus => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+/// A complex number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Complex {
+    pub re: f64,
+    pub im: f64,
+}
+
+impl Complex {
+    fn real(re: f64) -> Complex {
+        Complex { re, im: 0.0 }
+    }
+
+    pub fn abs(self) -> f64 {
+        libm::hypot(self.re, self.im)
+    }
+
+    pub fn sub(self, other: Complex) -> Complex {
+        Complex { re: self.re - other.re, im: self.im - other.im }
+    }
+
+    fn add(self, other: Complex) -> Complex {
+        Complex { re: self.re + other.re, im: self.im + other.im }
+    }
+
+    fn mul(self, other: Complex) -> Complex {
+        if self.im == 0.0 && other.im == 0.0 {
+            // Without inf × 0.
+            return Complex::real(self.re * other.re);
+        }
+        Complex { re: self.re * other.re - self.im * other.im, im: self.re * other.im + self.im * other.re }
+    }
+
+    pub fn div(self, other: Complex) -> Complex {
+        if self.im == 0.0 && other.im == 0.0 {
+            return Complex::real(self.re / other.re);
+        }
+        let norm = other.re * other.re + other.im * other.im;
+        self.mul(Complex { re: other.re / norm, im: -other.im / norm })
+    }
+
+    fn exp(self) -> Complex {
+        let size = libm::exp(self.re);
+        Complex { re: size * libm::cos(self.im), im: size * libm::sin(self.im) }
+    }
+
+    fn ln(self) -> Complex {
+        Complex { re: libm::log(self.abs()), im: libm::atan2(self.im, self.re) }
+    }
+
+    fn pow(self, power: Complex) -> Complex {
+        if power.im == 0.0 && power.re.fract() == 0.0 && power.re.abs() <= 1024.0 {
+            let product = (0..power.re.abs() as u32).fold(Complex::real(1.0), |product, _| product.mul(self));
+            return if power.re < 0.0 { Complex::real(1.0).div(product) } else { product };
+        }
+        if self.im == 0.0 && self.re >= 0.0 && power.im == 0.0 {
+            return Complex::real(libm::pow(self.re, power.re));
+        }
+        power.mul(self.ln()).exp()
+    }
+
+    fn sin(self) -> Complex {
+        Complex { re: libm::sin(self.re) * libm::cosh(self.im), im: libm::cos(self.re) * libm::sinh(self.im) }
+    }
+
+    fn cos(self) -> Complex {
+        Complex { re: libm::cos(self.re) * libm::cosh(self.im), im: -libm::sin(self.re) * libm::sinh(self.im) }
+    }
+}
+
+/// The value with each variable's value from `point`; none for what has no value.
+pub(super) fn value(node: &Node, point: &dyn Fn(&str) -> f64) -> Option<Complex> {
+    let of = |node: &Node| value(node, point);
+    let value = match node {
+        Node::Large(digits) => Complex::real(digits.parse().ok()?),
+        Node::Infinity => Complex::real(f64::INFINITY),
+        Node::Symbol(name) => match name.as_str() {
+            "pi" => Complex::real(std::f64::consts::PI),
+            "e" => Complex::real(std::f64::consts::E),
+            "i" => Complex { re: 0.0, im: 1.0 },
+            name => Complex::real(point(name)),
+        },
+        Node::Unit(inside, _) => of(inside)?,
+        Node::Percent(inside) => of(inside)?.div(Complex::real(100.0)),
+        Node::Function(name, argument, base) => {
+            function(name, of(argument)?, base.as_ref().map_or(Some(None), |base| of(base).map(Some))?)?
+        }
+        Node::Op(op, parts) => {
+            if let Some(exact) = exact(node) {
+                return Some(Complex::real(exact.to_f64()));
+            }
+            let x = of(&parts[0])?;
+            let y = || of(parts.get(1)?);
+            let integer = |x: Complex| (x.im == 0.0 && x.re.fract() == 0.0 && x.re >= 0.0).then_some(x.re);
+            match op {
+                Op::Add => x.add(y()?),
+                Op::Neg => Complex::real(-1.0).mul(x),
+                Op::Mul => x.mul(y()?),
+                Op::Div => x.div(y()?),
+                Op::Pow => x.pow(y()?),
+                Op::Root => root(y()?, x)?,
+                Op::Factorial => {
+                    Complex::real((1..=integer(x).filter(|n| *n <= 170.0)? as u32).map(f64::from).product())
+                }
+                Op::Binomial => {
+                    let (n, k) = (x, integer(y()?).filter(|k| *k <= 1000.0)?);
+                    (0..k as u32).map(f64::from).fold(Complex::real(1.0), |product, i| {
+                        product.mul(n.sub(Complex::real(i))).div(Complex::real(i + 1.0))
+                    })
+                }
+                Op::Abs => Complex::real(x.abs()),
+                Op::Floor if x.im == 0.0 => Complex::real(x.re.floor()),
+                Op::Ceil if x.im == 0.0 => Complex::real(x.re.ceil()),
+                Op::Floor | Op::Ceil | Op::PlusMinus => return None,
+            }
+        }
+        other => Complex::real(exact(other)?.to_f64()),
+    };
+    (!value.re.is_nan() && !value.im.is_nan()).then_some(value)
+}
+
+/// The principal root; of a negative real number of odd degree, the real one.
+fn root(x: Complex, degree: Complex) -> Option<Complex> {
+    let odd = degree.im == 0.0 && degree.re.rem_euclid(2.0) == 1.0;
+    Some(match (x.im == 0.0, x.re < 0.0) {
+        (true, true) if odd => Complex::real(-libm::pow(-x.re, 1.0 / degree.re)),
+        (true, false) if degree.re == 2.0 => Complex::real(x.re.sqrt()),
+        (true, true) if degree.re == 2.0 => Complex { re: 0.0, im: (-x.re).sqrt() },
+        _ => x.pow(Complex::real(1.0).div(degree)),
+    })
+}
+
+fn function(name: &str, x: Complex, base: Option<Complex>) -> Option<Complex> {
+    let one = Complex::real(1.0);
+    let real = |f: fn(f64) -> f64| (x.im == 0.0).then(|| Complex::real(f(x.re)));
+    Some(match name {
+        "sin" => x.sin(),
+        "cos" => x.cos(),
+        "tan" => x.sin().div(x.cos()),
+        "cot" => x.cos().div(x.sin()),
+        "sec" => one.div(x.cos()),
+        "csc" => one.div(x.sin()),
+        "exp" => x.exp(),
+        "arcsin" => real(libm::asin)?,
+        "arccos" => real(libm::acos)?,
+        "arctan" => real(libm::atan)?,
+        "lg" => x.ln().div(Complex::real(std::f64::consts::LN_10)),
+        // "log" without a base is the natural one, as in sympy.
+        "ln" | "log" => match base {
+            Some(base) => x.ln().div(base.ln()),
+            None => x.ln(),
+        },
+        _ => return None,
+    })
+}
+
+/// The variables of a node.
+pub(super) fn variables(node: &Node, names: &mut BTreeSet<String>) {
+    match node {
+        Node::Symbol(name) if !["pi", "e", "i"].contains(&name.as_str()) => {
+            names.insert(name.clone());
+        }
+        Node::Op(_, parts) | Node::Union(parts) | Node::Relation(parts, _) => {
+            parts.iter().for_each(|part| variables(part, names));
+        }
+        Node::List { items, .. } => items.iter().for_each(|item| variables(item, names)),
+        Node::Function(_, argument, base) => {
+            variables(argument, names);
+            base.iter().for_each(|base| variables(base, names));
+        }
+        Node::Unit(inside, _) | Node::Percent(inside) => variables(inside, names),
+        Node::Member(left, right) => [left, right].into_iter().for_each(|side| variables(side, names)),
+        Node::Matrix(rows) => rows.iter().flatten().for_each(|item| variables(item, names)),
+        _ => {}
+    }
+}

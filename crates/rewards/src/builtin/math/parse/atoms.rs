@@ -1,0 +1,292 @@
+//! The parts of a product: numbers, variables, brackets, commands, matrices.
+
+use super::super::super::rational::Rational;
+use super::super::lex::Token;
+use super::{MAX_DEPTH, Node, Op, Parser};
+
+const FUNCTIONS: [&str; 13] =
+    ["sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan", "lg"];
+
+const LETTERS: [&str; 25] = [
+    "pi",
+    "theta",
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "epsilon",
+    "varepsilon",
+    "lambda",
+    "mu",
+    "nu",
+    "omega",
+    "phi",
+    "varphi",
+    "psi",
+    "rho",
+    "sigma",
+    "tau",
+    "xi",
+    "zeta",
+    "eta",
+    "kappa",
+    "Delta",
+    "Omega",
+    "ell",
+];
+
+impl Parser {
+    pub(super) fn power(&mut self) -> Option<Node> {
+        let mut base = self.primary()?;
+        loop {
+            if self.skip('^') {
+                let circle = self.tokens.get(self.at..self.at + 3);
+                let braced =
+                    matches!(circle, Some([Token::Char('{'), Token::Command(c), Token::Char('}')]) if c == "circ");
+                if braced || self.peek_command() == Some("circ") {
+                    self.at += if braced { 3 } else { 1 };
+                    base = Node::Unit(base.into(), "degree".into());
+                    continue;
+                }
+                let power = self.exponent()?;
+                base = Node::Op(Op::Pow, vec![base, power]);
+            } else if self.skip('!') {
+                base = Node::Op(Op::Factorial, vec![base]);
+            } else if self.skip('%') || self.skip_command("%") {
+                base = Node::Percent(base.into());
+            } else {
+                return Some(base);
+            }
+        }
+    }
+
+    /// `^2`, `^{-1}`, and as models write it `^10` and `^-1`.
+    pub(super) fn exponent(&mut self) -> Option<Node> {
+        match self.peek()? {
+            Token::Number(_) => self.primary(),
+            Token::Char('-') => self.signed_power(),
+            _ => self.argument(),
+        }
+    }
+
+    /// `{…}`, or one sign: `\frac12` is a half.
+    pub(super) fn argument(&mut self) -> Option<Node> {
+        if self.skip('{') {
+            let node = self.list()?;
+            return self.skip('}').then_some(node);
+        }
+        if let Some(Token::Number(digits)) = self.tokens.get_mut(self.at) {
+            let first = digits.remove(0);
+            if digits.is_empty() {
+                self.at += 1;
+            }
+            return Some(Node::Number(Rational::new(first.to_digit(10)?.into(), 1)?));
+        }
+        self.depth += 1;
+        let node = if self.depth > MAX_DEPTH { None } else { self.primary() };
+        self.depth -= 1;
+        node
+    }
+
+    pub(super) fn primary(&mut self) -> Option<Node> {
+        match self.take()? {
+            Token::Number(digits) => self.number(digits),
+            Token::Command(name) => self.command(&name),
+            Token::Char(open @ ('(' | '[')) => self.brackets(open),
+            Token::Char('{') => {
+                let node = self.list()?;
+                self.skip('}').then_some(node)
+            }
+            Token::Char('|') => {
+                self.bars += 1;
+                let inside = self.list()?;
+                self.bars -= 1;
+                self.skip('|').then_some(Node::Op(Op::Abs, vec![inside]))
+            }
+            Token::Char(c) if c.is_alphabetic() => self.symbol(c.to_string()),
+            Token::Text(text) => Some(Node::Text(text)),
+            Token::Char(_) => None,
+        }
+    }
+
+    fn number(&mut self, digits: String) -> Option<Node> {
+        if self.skip('_') {
+            let Node::Number(base) = self.exponent()? else { return None };
+            let base = u32::try_from(base.integer()?).ok().filter(|base| (2..=36).contains(base))?;
+            return Some(Node::Based(digits, base));
+        }
+        if self.peek_command() == Some("overline") && digits.contains('.') {
+            self.at += 1;
+            return repeating(&digits, &self.braced_digits()?);
+        }
+        Some(Rational::decimal(&digits).map_or(Node::Large(digits), Node::Number))
+    }
+
+    fn braced_digits(&mut self) -> Option<String> {
+        let braces = self.skip('{');
+        let Token::Number(digits) = self.take()? else { return None };
+        (!digits.contains('.') && (!braces || self.skip('}'))).then_some(digits)
+    }
+
+    fn symbol(&mut self, mut name: String) -> Option<Node> {
+        if self.skip('_') {
+            let index = self.argument()?;
+            name = format!(
+                "{name}_{}",
+                match index {
+                    Node::Number(n) => n.integer()?.to_string(),
+                    Node::Symbol(index) | Node::Text(index) => index,
+                    _ => return None,
+                }
+            );
+        }
+        Some(Node::Symbol(name))
+    }
+
+    /// `(…)` of one is a group, of several a tuple or an interval.
+    fn brackets(&mut self, open: char) -> Option<Node> {
+        let bars = std::mem::take(&mut self.bars);
+        let mut items = self.items()?;
+        self.bars = bars;
+        let Token::Char(close @ (')' | ']')) = self.take()? else { return None };
+        match items.len() {
+            1 if (open == '(') == (close == ')') => Some(items.remove(0)),
+            1 => None,
+            _ => Some(Node::List { open, close, items }),
+        }
+    }
+
+    fn command(&mut self, name: &str) -> Option<Node> {
+        match name {
+            "frac" => Some(Node::Op(Op::Div, vec![self.argument()?, self.argument()?])),
+            "binom" => Some(Node::Op(Op::Binomial, vec![self.argument()?, self.argument()?])),
+            "sqrt" => {
+                let degree = match self.skip('[') {
+                    true => self.list()?,
+                    false => Node::Number(Rational::new(2, 1)?),
+                };
+                if matches!(self.peek_char(), Some(']')) {
+                    self.at += 1;
+                }
+                let under = match self.peek()? {
+                    // As models write it without LaTeX: sqrt 51, sqrt(51).
+                    Token::Number(digits) if digits.len() > 1 && self.tokens.get(self.at + 1).is_none() => {
+                        self.primary()?
+                    }
+                    _ => self.argument()?,
+                };
+                Some(Node::Op(Op::Root, vec![degree, under]))
+            }
+            "infty" => Some(Node::Infinity),
+            "emptyset" => Some(Node::List { open: '{', close: '}', items: Vec::new() }),
+            "$" => {
+                let amount = self.power()?;
+                Some(Node::Unit(amount.into(), "dollar".into()))
+            }
+            "{" => {
+                if self.skip_command("}") {
+                    return Some(Node::List { open: '{', close: '}', items: Vec::new() });
+                }
+                let bars = std::mem::take(&mut self.bars);
+                let items = self.items()?;
+                self.bars = bars;
+                self.skip_command("}").then_some(Node::List { open: '{', close: '}', items })
+            }
+            "|" => {
+                let inside = self.list()?;
+                self.skip_command("|").then_some(Node::Op(Op::Abs, vec![inside]))
+            }
+            "lfloor" | "lceil" => {
+                let inside = self.list()?;
+                let (op, close) = if name == "lfloor" { (Op::Floor, "rfloor") } else { (Op::Ceil, "rceil") };
+                self.skip_command(close).then_some(Node::Op(op, vec![inside]))
+            }
+            "begin" => self.matrix(),
+            "mathbb" | "overline" | "vec" | "hat" | "mathcal" => {
+                let Node::Symbol(inside) = self.argument()? else { return None };
+                self.symbol(if name == "mathbb" { inside } else { format!("{name} {inside}") })
+            }
+            name if FUNCTIONS.contains(&name) => self.function(name),
+            name if LETTERS.contains(&name) => self.symbol(name.to_owned()),
+            _ => None,
+        }
+    }
+
+    fn function(&mut self, name: &str) -> Option<Node> {
+        let base = if self.skip('_') { Some(Box::new(self.exponent()?)) } else { None };
+        let power = if self.skip('^') { Some(self.exponent()?) } else { None };
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return None;
+        }
+        // "sin 2x" is the sine of 2x, "sin(2)x" is not.
+        let bracket = matches!(self.peek_char(), Some('(' | '{' | '['));
+        let mut argument = self.primary_or_power(bracket)?;
+        while !bracket && self.starts_factor() && !self.peek_command().is_some_and(|c| FUNCTIONS.contains(&c)) {
+            argument = Node::Op(Op::Mul, vec![argument, self.power()?]);
+        }
+        self.depth -= 1;
+        let inverse = matches!(&power, Some(Node::Op(Op::Neg, one)) if one[0] == Node::Number(Rational::new(1, 1)?));
+        if inverse && ["sin", "cos", "tan"].contains(&name) {
+            return Some(Node::Function(format!("arc{name}"), argument.into(), base));
+        }
+        let node = Node::Function(name.to_owned(), argument.into(), base);
+        Some(match power {
+            Some(power) => Node::Op(Op::Pow, vec![node, power]),
+            None => node,
+        })
+    }
+
+    fn primary_or_power(&mut self, bracket: bool) -> Option<Node> {
+        if bracket { self.primary() } else { self.power() }
+    }
+
+    fn matrix(&mut self) -> Option<Node> {
+        let kind = self.environment()?;
+        if !["pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix"].contains(&kind.as_str()) {
+            return None;
+        }
+        let mut rows = vec![Vec::new()];
+        loop {
+            if self.skip_command("end") {
+                self.environment().filter(|end| *end == kind)?;
+                break;
+            }
+            if self.skip('\\') {
+                rows.push(Vec::new());
+            } else if !self.skip('&') {
+                let item = self.relation()?;
+                rows.last_mut()?.push(item);
+            }
+        }
+        rows.retain(|row| !row.is_empty());
+        let width = rows.first()?.len();
+        rows.iter().all(|row| row.len() == width).then_some(Node::Matrix(rows))
+    }
+
+    /// `{pmatrix}`
+    fn environment(&mut self) -> Option<String> {
+        if !self.skip('{') {
+            return None;
+        }
+        let mut name = String::new();
+        while !self.skip('}') {
+            match self.take()? {
+                Token::Text(text) => name.push_str(&text),
+                Token::Char(c) => name.push(c),
+                _ => return None,
+            }
+        }
+        Some(name)
+    }
+}
+
+/// `0.1` and `6` are 0.1666…
+fn repeating(digits: &str, period: &str) -> Option<Node> {
+    let start = Rational::decimal(digits)?;
+    let places = digits.len() - digits.find('.')? - 1;
+    let ten = Rational::new(10, 1)?;
+    let nines = ten.pow(period.len() as i128)?.add(Rational::new(-1, 1)?)?;
+    let rest = Rational::decimal(period)?.div(nines)?.div(ten.pow(places as i128)?)?;
+    Some(Node::Number(start.add(rest)?))
+}

@@ -1,0 +1,321 @@
+//! Tokens to a [`Node`]: the grammar of short answers, of which a whole text or nothing is understood.
+
+mod atoms;
+
+use super::super::rational::Rational;
+use super::lex::{Token, tokens};
+
+/// How a sum, a root, … is made of its parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Op {
+    Add,
+    Neg,
+    Mul,
+    Div,
+    Pow,
+    /// First one value, then the other.
+    PlusMinus,
+    /// The degree, then what is under the root.
+    Root,
+    Factorial,
+    Binomial,
+    Abs,
+    Floor,
+    Ceil,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Node {
+    Number(Rational),
+    /// A number without room in a [`Rational`].
+    Large(String),
+    Symbol(String),
+    Infinity,
+    Op(Op, Vec<Node>),
+    /// `sin`, …, of one argument; `log` with its base.
+    Function(String, Box<Node>, Option<Box<Node>>),
+    /// Digits in a base.
+    Based(String, u32),
+    Text(String),
+    /// `(…)`, `[…)`, `{…}`, … of several, or a list without brackets (both spaces).
+    List {
+        open: char,
+        close: char,
+        items: Vec<Node>,
+    },
+    Union(Vec<Node>),
+    Matrix(Vec<Vec<Node>>),
+    /// Sides, and the signs between them: `=`, `<`, `>`, `≤`, `≥`, `≠`.
+    Relation(Vec<Node>, Vec<char>),
+    /// The second, of which the first is an element.
+    Member(Box<Node>, Box<Node>),
+    Unit(Box<Node>, String),
+    Percent(Box<Node>),
+}
+
+/// Deeper answers are not understood.
+const MAX_DEPTH: usize = 60;
+
+/// The answer that `text` writes; none if any part of it is not understood.
+pub(super) fn parse(text: &str, thousands: bool) -> Option<Node> {
+    let mut parser = Parser { tokens: tokens(text, thousands), at: 0, depth: 0, bars: 0 };
+    while parser.tokens.last().is_some_and(|t| matches!(t, Token::Char('.' | ',' | ';'))) {
+        parser.tokens.pop();
+    }
+    let node = parser.list()?;
+    (parser.at == parser.tokens.len()).then_some(node)
+}
+
+struct Parser {
+    tokens: Vec<Token>,
+    at: usize,
+    depth: usize,
+    /// Open `|`.
+    bars: usize,
+}
+
+impl Parser {
+    fn peek(&self) -> Option<&Token> {
+        self.tokens.get(self.at)
+    }
+
+    fn peek_char(&self) -> Option<char> {
+        match self.peek()? {
+            Token::Char(c) => Some(*c),
+            _ => None,
+        }
+    }
+
+    fn peek_command(&self) -> Option<&str> {
+        match self.peek()? {
+            Token::Command(name) => Some(name),
+            _ => None,
+        }
+    }
+
+    fn take(&mut self) -> Option<Token> {
+        self.at += 1;
+        self.tokens.get(self.at - 1).cloned()
+    }
+
+    fn skip(&mut self, c: char) -> bool {
+        let found = self.peek_char() == Some(c);
+        self.at += usize::from(found);
+        found
+    }
+
+    fn skip_command(&mut self, name: &str) -> bool {
+        let found = self.peek_command() == Some(name);
+        self.at += usize::from(found);
+        found
+    }
+
+    fn separator(&mut self) -> bool {
+        let mut found = false;
+        loop {
+            let word =
+                matches!(self.peek(), Some(Token::Text(word)) if matches!(word.trim(), "and" | "or" | "," | ", "));
+            if !(word || matches!(self.peek_char(), Some(',' | ';'))) {
+                return found;
+            }
+            self.at += 1;
+            found = true;
+        }
+    }
+
+    /// Answers between commas: one stands for itself.
+    fn list(&mut self) -> Option<Node> {
+        let mut items = self.items()?;
+        Some(if items.len() == 1 { items.remove(0) } else { Node::List { open: ' ', close: ' ', items } })
+    }
+
+    fn items(&mut self) -> Option<Vec<Node>> {
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return None;
+        }
+        let mut items = vec![self.relation()?];
+        while self.separator() {
+            items.push(self.relation()?);
+        }
+        self.depth -= 1;
+        Some(items)
+    }
+
+    fn relation(&mut self) -> Option<Node> {
+        // "about 5", "the answer is 5": words before mathematics.
+        if let (Some(Token::Text(text)), Some(next)) = (self.peek().cloned(), self.tokens.get(self.at + 1)) {
+            let starts = !matches!(next, Token::Char(',' | ';' | ')' | '}' | ']' | '&') | Token::Text(_));
+            self.at += usize::from(starts);
+            if !starts {
+                self.at += 1;
+                return self.words(text);
+            }
+        }
+        let first = self.sum()?;
+        if self.skip_command("in") {
+            return Some(Node::Member(first.into(), self.sum()?.into()));
+        }
+        let (mut sides, mut signs) = (vec![first], Vec::new());
+        while let Some(sign) = self.sign() {
+            signs.push(sign);
+            sides.push(self.sum()?);
+        }
+        Some(if signs.is_empty() { sides.remove(0) } else { Node::Relation(sides, signs) })
+    }
+
+    /// Words that follow `first`.
+    fn words(&mut self, first: String) -> Option<Node> {
+        let mut text = first;
+        while let Some(Token::Text(more)) = self.peek() {
+            if matches!(more.trim(), "and" | "or") {
+                break;
+            }
+            text = format!("{text} {more}");
+            self.at += 1;
+        }
+        Some(Node::Text(text))
+    }
+
+    fn sign(&mut self) -> Option<char> {
+        let sign = match self.peek()? {
+            Token::Char(c @ ('=' | '<' | '>')) => *c,
+            Token::Command(name) => match name.as_str() {
+                "le" => '≤',
+                "ge" => '≥',
+                "ne" => '≠',
+                "approx" | "equiv" => '=',
+                _ => return None,
+            },
+            _ => return None,
+        };
+        self.at += 1;
+        let or_equal = matches!(sign, '<' | '>') && self.skip('=');
+        Some(match sign {
+            '<' if or_equal => '≤',
+            '>' if or_equal => '≥',
+            sign => sign,
+        })
+    }
+
+    fn sum(&mut self) -> Option<Node> {
+        let mut sum: Option<Node> = None;
+        loop {
+            let (minus, both) = match self.peek()? {
+                Token::Char('+') => (false, false),
+                Token::Char('-') => (true, false),
+                Token::Command(name) if name == "pm" || name == "mp" => (false, true),
+                _ if sum.is_none() => (false, false),
+                _ => break,
+            };
+            let signed = matches!(self.peek()?, Token::Char('+' | '-')) || both;
+            self.at += usize::from(signed);
+            let term = self.product()?;
+            sum = Some(match (sum, minus, both) {
+                (None, false, false) => term,
+                (None, true, _) => Node::Op(Op::Neg, vec![term]),
+                (None, _, true) => Node::Op(Op::PlusMinus, vec![Node::Number(Rational::new(0, 1)?), term]),
+                (Some(sum), _, true) => Node::Op(Op::PlusMinus, vec![sum, term]),
+                (Some(sum), true, _) => Node::Op(Op::Add, vec![sum, Node::Op(Op::Neg, vec![term])]),
+                (Some(sum), _, _) => Node::Op(Op::Add, vec![sum, term]),
+            });
+            if self.peek().is_none() {
+                break;
+            }
+        }
+        let mut sum = sum?;
+        while self.skip_command("cup") {
+            let mut parts = if let Node::Union(parts) = sum { parts } else { vec![sum] };
+            parts.push(self.product()?);
+            sum = Node::Union(parts);
+        }
+        Some(sum)
+    }
+
+    fn product(&mut self) -> Option<Node> {
+        let mut product = self.signed_power()?;
+        loop {
+            if self.skip('*') {
+                product = Node::Op(Op::Mul, vec![product, self.signed_power()?]);
+            } else if self.skip('/') {
+                product = Node::Op(Op::Div, vec![product, self.signed_power()?]);
+            } else if let Some(Token::Text(text)) = self.peek().cloned() {
+                if matches!(text.trim(), "and" | "or") {
+                    return Some(product);
+                }
+                self.at += 1;
+                let Node::Text(name) = self.words(text)? else { return None };
+                // The power of a unit.
+                if self.skip('^') {
+                    self.argument()?;
+                }
+                product = Node::Unit(product.into(), name);
+            } else if let Some(mixed) = self.mixed(&product) {
+                product = mixed;
+            } else if self.starts_factor() {
+                product = Node::Op(Op::Mul, vec![product, self.power()?]);
+            } else {
+                return Some(product);
+            }
+        }
+    }
+
+    /// `1 \frac{4}{5}` and `1 4/5` are sums.
+    fn mixed(&mut self, whole: &Node) -> Option<Node> {
+        let Node::Number(number) = whole else { return None };
+        number.integer()?;
+        let start = self.at;
+        let fraction = if self.peek_command() == Some("frac") {
+            self.power()
+        } else {
+            match self.tokens.get(start..start + 3)? {
+                [Token::Number(top), Token::Char('/'), Token::Number(bottom)] => {
+                    let parts = [Rational::decimal(top), Rational::decimal(bottom)];
+                    self.at += 3;
+                    let [Some(top), Some(bottom)] = parts else { return None };
+                    Some(Node::Op(Op::Div, vec![Node::Number(top), Node::Number(bottom)]))
+                }
+                _ => None,
+            }
+        };
+        let proper = |node: &Node| {
+            let Node::Op(Op::Div, parts) = node else { return false };
+            parts.iter().all(|part| matches!(part, Node::Number(n) if n.integer().is_some()))
+        };
+        match fraction {
+            Some(fraction) if proper(&fraction) => Some(Node::Op(Op::Add, vec![whole.clone(), fraction])),
+            _ => {
+                self.at = start;
+                None
+            }
+        }
+    }
+
+    fn starts_factor(&self) -> bool {
+        match self.peek() {
+            Some(Token::Char('|')) => self.bars == 0,
+            Some(Token::Char(c)) => c.is_alphabetic() || matches!(c, '(' | '{' | '['),
+            Some(Token::Command(name)) => !matches!(
+                name.as_str(),
+                "in" | "le" | "ge" | "ne" | "approx" | "equiv" | "pm" | "mp" | "cup" | "}" | "rfloor" | "rceil" | "end"
+            ),
+            Some(Token::Number(_) | Token::Text(_)) | None => false,
+        }
+    }
+
+    fn signed_power(&mut self) -> Option<Node> {
+        if self.skip('-') {
+            return Some(Node::Op(Op::Neg, vec![self.signed_power_again()?]));
+        }
+        self.skip('+');
+        self.power()
+    }
+
+    fn signed_power_again(&mut self) -> Option<Node> {
+        self.depth += 1;
+        let node = if self.depth > MAX_DEPTH { None } else { self.signed_power() };
+        self.depth -= 1;
+        node
+    }
+}

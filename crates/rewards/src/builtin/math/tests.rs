@@ -1,0 +1,190 @@
+use super::equal::equal;
+use super::*;
+use crate::{Columns, Content};
+use proptest::prelude::*;
+
+/// The table of pairs: `=` or `!`, and two answers.
+fn pairs() -> impl Iterator<Item = (bool, &'static str, &'static str)> {
+    include_str!("pairs.tsv").lines().filter(|line| !line.starts_with('#')).map(|line| {
+        let mut cells = line.split('\t');
+        let mut cell = || cells.next().unwrap_or_else(|| panic!("three cells: {line}"));
+        (cell() == "=", cell(), cell())
+    })
+}
+
+#[test]
+fn the_table_of_pairs_is_judged_as_it_says_in_both_directions() {
+    assert!(pairs().filter(|pair| pair.0).count() >= 150 && pairs().filter(|pair| !pair.0).count() >= 80);
+    let wrong: Vec<_> =
+        pairs().filter(|&(expected, a, b)| equal(a, b) != expected || equal(b, a) != expected).collect();
+    assert!(wrong.is_empty(), "{} judged otherwise:\n{wrong:#?}", wrong.len());
+}
+
+fn score(completions: &[&str], answers: &[&str], options: Options) -> Scores {
+    let completions: Vec<Content> = completions.iter().map(|&c| c.into()).collect();
+    let columns = Columns::from([("answer".to_owned(), answers.iter().map(|&a| a.into()).collect())]);
+    let batch = RewardBatch {
+        prompts: &vec!["q".into(); completions.len()],
+        completions: &completions,
+        completion_ids: &vec![vec![]; completions.len()],
+        columns: &columns,
+        step: 0,
+    };
+    Math::build("math".into(), options).unwrap().score(&batch)
+}
+
+#[test]
+fn the_final_answer_is_found() {
+    for (completion, answer) in [
+        ("so \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("\\boxed{1} no, \\boxed{2}", "2"),
+        ("The answer is $x = 5$. Done.", "x = 5"),
+        ("Therefore the answer is 12 cm.", "12 cm"),
+        ("**Answer:** 3/4", "3/4"),
+        ("we get $a$ and then $b+1$", "b+1"),
+        ("in all 1,234 ways", "1,234"),
+        ("it is -3/4", "-3/4"),
+        ("so #### 18", "18"),
+    ] {
+        assert_eq!(answer_of(completion, false), Some(answer), "{completion}");
+    }
+    for text in ["", "no idea", "the answer is "] {
+        assert_eq!(answer_of(text, false), None, "{text}");
+    }
+    assert_eq!(answer_of("the answer is 5", true), None);
+}
+
+#[test]
+fn scores_and_says_what_it_cannot_judge() {
+    let completions = ["\\boxed{0.5}", "\\boxed{0.6}", "I do not know", "$\\frac12$", "5"];
+    let scores = score(&completions, &["\\frac{1}{2}", "1/2", "1/2", "so \\boxed{0.5}", " "], Options::default());
+    assert_eq!(scores.values, [Some(1.0), Some(0.0), Some(0.0), Some(1.0), None]);
+    assert_eq!((scores.problems.len(), scores.problems[0].rows), (1, 1));
+    let strict = Options { strict: true, ..Options::default() };
+    assert_eq!(score(&["the answer is 5"], &["5"], strict).values, [Some(0.0)]);
+}
+
+/// How a solution may write an answer.
+fn rewritings(answer: &str) -> Vec<String> {
+    let mut all = vec![
+        format!("${answer}$"),
+        format!(" {answer} "),
+        format!("{answer}."),
+        answer.replace(' ', ""),
+        answer.replace("\\frac", "\\dfrac").replace("\\dd", "\\d"),
+        answer.replace("\\left", "").replace("\\right", ""),
+        answer.replace('(', "\\left(").replace("\\left\\left", "\\left"),
+        answer.replace("\\text", "\\mbox"),
+        answer.replace("^\\circ", "^{\\circ}"),
+        answer.replace("pmatrix", "bmatrix"),
+        answer.replace(",\\!", ","),
+    ];
+    if answer.parse::<f64>().is_ok() {
+        all.extend([
+            format!("\\text{{about }} {answer}"),
+            format!("{answer} \\text{{ units}}"),
+            format!("x = {answer}"),
+        ]);
+    }
+    all
+}
+
+/// Every answer of MATH-500 equals itself and its rewritings, and not the answer of the next problem, but for the
+/// neighbours that have the same one.
+#[test]
+fn judges_the_answers_of_math_500() {
+    let Some(file) = testing::shared("data/math/math500.jsonl") else { return };
+    let text = std::fs::read_to_string(file).unwrap();
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let answers: Vec<&str> = rows.iter().map(|row| row["answer"].as_str().unwrap()).collect();
+    assert_eq!(answers.len(), 500);
+    let mut wrong = Vec::new();
+    for answer in &answers {
+        wrong.extend(rewritings(answer).into_iter().filter(|new| !equal(answer, new)).map(|new| (*answer, new)));
+    }
+    assert!(wrong.is_empty(), "not equal: {wrong:#?}");
+    let not_understood: Vec<_> = answers.iter().filter(|a| parse::parse(a, true).is_none()).collect();
+    assert!(not_understood.is_empty(), "not parsed: {not_understood:?}");
+    let neighbours: Vec<_> =
+        answers.windows(2).filter(|pair| equal(pair[0], pair[1])).map(|pair| (pair[0], pair[1])).collect();
+    assert_eq!(neighbours, NEIGHBOURS);
+    // The solutions box these answers.
+    let solutions: Vec<&str> = rows.iter().map(|row| row["solution"].as_str().unwrap()).collect();
+    let scores = score(&solutions, &answers, Options { strict: true, ..Options::default() });
+    let missed: Vec<_> = (0..500).filter(|&i| scores.values[i] != Some(1.0)).map(|i| answers[i]).collect();
+    assert!(missed.is_empty(), "{missed:?}");
+}
+
+/// Neighbouring problems of MATH-500 with equal answers, judged by hand.
+const NEIGHBOURS: [(&str, &str); 3] = [("5", "x=5"), ("7", "7"), ("3", "3")];
+
+proptest! {
+    /// Whatever a model writes is judged, in time and without a panic, and equals itself.
+    #[test]
+    fn any_text_is_judged(text in "[-+*/^_=<>(){}\\[\\]|,.;!%$&\\\\0-9a-zπ√ ]{0,60}", other in "\\PC{0,40}") {
+        let _ = (equal(&text, &other), equal("\\frac{1}{2}", &text), equal(&text, "x^2+1"));
+        prop_assert!(text.trim().is_empty() || equal("5", &text) == equal(&text, "5"));
+    }
+    #[test]
+    fn commands_in_any_order_are_judged(words in proptest::collection::vec(0usize..WORDS.len(), 0..25)) {
+        let text: String = words.iter().map(|&i| WORDS[i]).collect();
+        let _ = (equal("3", &text), equal(&text, "x+1"), equal(&text, "(1,2)"));
+    }
+    /// Sums of fractions, written in two ways.
+    #[test]
+    fn sums_of_fractions(a in -999i64..999, b in 1i64..99, c in -999i64..999, d in 1i64..99) {
+        let (sum, top) = (format!("\\frac{{{a}}}{{{b}}}+{c}/{d}"), a * d + c * b);
+        let over = |top: i64| format!("{top}/{}", b * d);
+        prop_assert!(equal(&sum, &over(top)) && !equal(&sum, &over(top + 1)));
+    }
+}
+
+const WORDS: [&str; 30] = [
+    "\\frac",
+    "{",
+    "}",
+    "(",
+    ")",
+    "[",
+    "]",
+    "\\{",
+    "\\}",
+    "1",
+    "23",
+    "x",
+    "\\sqrt",
+    "^",
+    "_",
+    "\\pi ",
+    "\\pm ",
+    ",",
+    "=",
+    "<",
+    "\\cup ",
+    "\\text{a}",
+    "|",
+    "\\begin{pmatrix}",
+    "\\end{pmatrix}",
+    "&",
+    "\\\\",
+    "\\sin ",
+    "!",
+    "\\%",
+];
+
+#[test]
+fn nesting_and_large_numbers_end() {
+    for text in [
+        "(".repeat(5000),
+        "{".repeat(1900),
+        "-".repeat(1900),
+        "\\sqrt".repeat(390),
+        "9^".repeat(900) + "9",
+        "5!".repeat(900),
+    ] {
+        assert!(!equal("5", &text), "{}", &text[..20]);
+    }
+    for text in ["9^{9^{9^9}}", "(10^9)!", "\\binom{10^9}{10^9}", "2^{-1000000000}"] {
+        assert!(!equal("5", text), "{text}");
+    }
+}

@@ -1,0 +1,119 @@
+//! Exact fractions of two `i128`; an operation whose result has no room gives none. Knows no text but decimals.
+
+/// A fraction in lowest terms, its denominator above 0: equal numbers are equal fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rational {
+    numerator: i128,
+    denominator: i128,
+}
+
+impl Rational {
+    /// `numerator` / `denominator`; none for a denominator of 0.
+    pub fn new(numerator: i128, denominator: i128) -> Option<Rational> {
+        let divisor = i128::try_from(gcd(numerator.unsigned_abs(), denominator.unsigned_abs())).ok()?;
+        if denominator == 0 {
+            return None;
+        }
+        let sign = denominator.signum();
+        let numerator = (numerator / divisor).checked_mul(sign)?;
+        Some(Rational { numerator, denominator: (denominator / divisor).checked_mul(sign)? })
+    }
+
+    /// A decimal number without sign: `12`, `.5`, `3.`, `2.50`.
+    pub fn decimal(text: &str) -> Option<Rational> {
+        let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+        let fraction = fraction.trim_end_matches('0');
+        let numerator = format!("0{whole}{fraction}").parse().ok()?;
+        Rational::new(numerator, 10i128.checked_pow(u32::try_from(fraction.len()).ok()?)?)
+    }
+
+    /// The number if it is whole.
+    pub fn integer(self) -> Option<i128> {
+        (self.denominator == 1).then_some(self.numerator)
+    }
+
+    pub fn to_f64(self) -> f64 {
+        self.numerator as f64 / self.denominator as f64
+    }
+
+    pub fn neg(self) -> Option<Rational> {
+        Some(Rational { numerator: self.numerator.checked_neg()?, ..self })
+    }
+
+    pub fn add(self, other: Rational) -> Option<Rational> {
+        let left = self.numerator.checked_mul(other.denominator)?;
+        let right = other.numerator.checked_mul(self.denominator)?;
+        Rational::new(left.checked_add(right)?, self.denominator.checked_mul(other.denominator)?)
+    }
+
+    pub fn mul(self, other: Rational) -> Option<Rational> {
+        // Crosswise first, so that nothing overflows whose result has room.
+        let (a, b) =
+            (Rational::new(self.numerator, other.denominator)?, Rational::new(other.numerator, self.denominator)?);
+        let numerator = a.numerator.checked_mul(b.numerator)?;
+        Rational::new(numerator, a.denominator.checked_mul(b.denominator)?)
+    }
+
+    pub fn div(self, other: Rational) -> Option<Rational> {
+        self.mul(Rational::new(other.denominator, other.numerator)?)
+    }
+
+    /// A whole power; 0⁰ is 1.
+    pub fn pow(self, exponent: i128) -> Option<Rational> {
+        let power = u32::try_from(exponent.unsigned_abs()).ok()?;
+        let (n, d) = (self.numerator.checked_pow(power)?, self.denominator.checked_pow(power)?);
+        if exponent < 0 { Rational::new(d, n) } else { Rational::new(n, d) }
+    }
+
+    /// The real root of that degree if it is a fraction; of a negative number, if the degree is odd.
+    pub fn root(self, degree: u32) -> Option<Rational> {
+        if self.numerator < 0 && degree.is_multiple_of(2) {
+            return None;
+        }
+        let root = |n: i128| {
+            let near = libm::pow((n as f64).abs(), 1.0 / f64::from(degree)).round() as i128 * n.signum();
+            (near.checked_pow(degree)? == n).then_some(near)
+        };
+        Rational::new(root(self.numerator)?, root(self.denominator)?)
+    }
+}
+
+fn gcd(mut a: u128, mut b: u128) -> u128 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn q(n: i128, d: i128) -> Rational {
+        Rational::new(n, d).unwrap()
+    }
+
+    #[test]
+    fn fractions_are_exact_and_in_lowest_terms() {
+        assert_eq!((q(2, -4), Rational::new(1, 0), Rational::new(0, 0)), (q(-1, 2), None, None));
+        assert_eq!(Rational::decimal("0.250"), Some(q(1, 4)));
+        assert_eq!((Rational::decimal(".5"), Rational::decimal("3.")), (Some(q(1, 2)), Some(q(3, 1))));
+        assert_eq!(Rational::decimal("1.2.3"), None);
+        assert_eq!(q(1, 3).add(q(1, 6)), Some(q(1, 2)));
+        assert_eq!((q(2, 3).mul(q(3, 4)), q(2, 3).div(q(4, 3))), (Some(q(1, 2)), Some(q(1, 2))));
+        assert_eq!(q(1, 3).div(q(0, 1)), None);
+        assert_eq!((q(2, 3).pow(-2), q(0, 1).pow(-1), q(-2, 1).pow(3)), (Some(q(9, 4)), None, Some(q(-8, 1))));
+        assert_eq!((q(4, 9).root(2), q(2, 1).root(2), q(-8, 27).root(3)), (Some(q(2, 3)), None, Some(q(-2, 3))));
+        assert_eq!(q(-4, 1).root(2), None);
+    }
+
+    #[test]
+    fn what_has_no_room_is_none() {
+        let large = q(i128::MAX, 1);
+        assert_eq!((large.add(q(1, 1)), large.mul(large), large.pow(2)), (None, None, None));
+        assert_eq!(Rational::new(i128::MIN, -1), None);
+        assert_eq!(large.mul(q(1, i128::MAX)), Some(q(1, 1)));
+        assert_eq!(Rational::new(i128::MIN, i128::MIN), None);
+        assert_eq!(Rational::decimal(&"9".repeat(60)), None);
+    }
+}

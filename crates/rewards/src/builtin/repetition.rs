@@ -1,0 +1,140 @@
+//! `repetition`: a punishment for saying the same again: −`weight` · (1 − distinct n-grams / n-grams), of words or
+//! tokens; 0 for a completion that has no n-gram. Knows no meaning.
+//!
+//! As in Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs", <https://arxiv.org/abs/2502.03373>,
+//! appendix, and Open-R1's `repetition_penalty`.
+
+use std::collections::HashSet;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::Builtin;
+use crate::{Error, Result, Reward, RewardBatch, Scores};
+
+/// What n-grams are made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Unit {
+    /// Between white space, in lower case.
+    #[default]
+    Words,
+    /// Token ids.
+    Tokens,
+}
+
+/// Options of [`Repetition`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Options {
+    /// Words or tokens that follow each other.
+    pub ngram: usize,
+    /// The punishment where all are the same.
+    pub weight: f64,
+    /// Words (the default) or tokens.
+    pub unit: Unit,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { ngram: 3, weight: 1.0, unit: Unit::default() }
+    }
+}
+
+/// The reward; see the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Repetition {
+    name: String,
+    options: Options,
+}
+
+impl Builtin for Repetition {
+    const KIND: &'static str = "repetition";
+    const MAIN_OPTION: Option<&'static str> = Some("ngram");
+    type Options = Options;
+
+    fn main_value(text: &str) -> Value {
+        text.trim().parse::<u64>().map_or_else(|_| text.into(), Value::from)
+    }
+
+    fn build(name: String, options: Options) -> Result<Self> {
+        if options.ngram == 0 {
+            return Err(Error::options("repetition", "`ngram` must be at least 1"));
+        }
+        if !(options.weight.is_finite() && options.weight >= 0.0) {
+            return Err(Error::options("repetition", "`weight` must be a number that is not negative"));
+        }
+        Ok(Repetition { name, options })
+    }
+}
+
+impl Repetition {
+    fn score_of<T: std::hash::Hash + Eq>(&self, items: &[T]) -> f64 {
+        let all = items.windows(self.options.ngram);
+        let (count, distinct) = (all.len(), all.collect::<HashSet<_>>().len());
+        if count == 0 { 0.0 } else { -self.options.weight * (count - distinct) as f64 / count as f64 }
+    }
+}
+
+impl Reward for Repetition {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn scores_by_group(&self) -> bool {
+        true
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        let words = |text: &str| {
+            let lower = text.to_lowercase();
+            self.score_of(&lower.split_whitespace().collect::<Vec<_>>())
+        };
+        Scores::new(match self.options.unit {
+            Unit::Tokens => batch.completion_ids.iter().map(|ids| Some(self.score_of(ids))).collect(),
+            Unit::Words => batch.completions.iter().map(|completion| Some(words(&completion.text()))).collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Columns, Content};
+
+    fn score(options: Options, text: &str, ids: &[u32]) -> f64 {
+        let batch = RewardBatch {
+            prompts: &["".into()],
+            completions: &[Content::from(text)],
+            completion_ids: &[ids.to_vec()],
+            columns: &Columns::new(),
+            step: 0,
+        };
+        Repetition::build("r".into(), options).unwrap().score(&batch).values[0].unwrap()
+    }
+
+    #[test]
+    fn the_share_of_ngrams_that_came_before_is_punished() {
+        let pairs = || Options { ngram: 2, ..Options::default() };
+        assert_eq!(score(pairs(), "a b c d", &[]), 0.0);
+        // ab ba ab ba: two of four.
+        assert_eq!(score(pairs(), "a b A\nb a", &[]), -0.5);
+        assert_eq!(score(Options { weight: 2.0, ..pairs() }, "a b a b a", &[]), -1.0);
+        // Three of four are the first again.
+        let tokens = Options { unit: Unit::Tokens, ..pairs() };
+        assert_eq!(score(tokens, "nothing", &[7, 7, 7, 7, 7]), -0.75);
+        assert_eq!(score(Options::default(), "no no", &[]), 0.0);
+        assert_eq!(score(Options::default(), "", &[]), 0.0);
+    }
+
+    #[test]
+    fn wrong_options_are_errors() {
+        for options in [
+            Options { ngram: 0, ..Options::default() },
+            Options { weight: -1.0, ..Options::default() },
+            Options { weight: f64::NAN, ..Options::default() },
+        ] {
+            assert!(Repetition::build("r".into(), options).is_err());
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! `think_answer`: whether a completion is `<think>…</think>` and then `<answer>…</answer>`, as DeepSeek-R1's prompt asks.
+//!
+//! 1 for exactly that: each tag once, in order, something in both, and nothing but white space before, between and
+//! after. Else, with `partial`, an eighth for each of the four tags that is there exactly once, so at most a half;
+//! without it 0. An empty answer, or one tag repeated, is never worth the whole. Knows nothing of what is answered.
+//!
+//! Source: DeepSeek-AI 2025, "DeepSeek-R1", <https://arxiv.org/abs/2501.12948>, section 2.2.2.
+
+use serde::Deserialize;
+
+use super::Builtin;
+use crate::{Error, Result, Reward, RewardBatch, Scores};
+
+/// Options of [`ThinkAnswer`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Options {
+    /// The name of the first tag.
+    pub think: String,
+    /// The name of the second tag.
+    pub answer: String,
+    /// Whether single tags are worth something.
+    pub partial: bool,
+    /// Whether the prompt ends with the first opening tag, so that the completion lacks it.
+    pub think_in_prompt: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { think: "think".into(), answer: "answer".into(), partial: true, think_in_prompt: false }
+    }
+}
+
+/// The reward; see the module.
+#[derive(Clone, Debug)]
+pub(crate) struct ThinkAnswer {
+    name: String,
+    /// `<think>`, `</think>`, `<answer>`, `</answer>`.
+    tags: [String; 4],
+    options: Options,
+}
+
+impl Builtin for ThinkAnswer {
+    const KIND: &'static str = "think_answer";
+    type Options = Options;
+
+    fn build(name: String, options: Options) -> Result<Self> {
+        let Options { think, answer, .. } = &options;
+        let usable = |tag: &str| !tag.is_empty() && tag.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-'));
+        if !usable(think) || !usable(answer) || think == answer {
+            let message = format!("`think` and `answer` must be two different names of tags: {think:?}, {answer:?}");
+            return Err(Error::options("think_answer", message));
+        }
+        let tags = [format!("<{think}>"), format!("</{think}>"), format!("<{answer}>"), format!("</{answer}>")];
+        Ok(ThinkAnswer { name, tags, options })
+    }
+}
+
+impl ThinkAnswer {
+    fn score_of(&self, text: &str) -> f64 {
+        let opened;
+        let text = match self.options.think_in_prompt {
+            true => {
+                opened = format!("{}{text}", self.tags[0]);
+                &opened
+            }
+            false => text,
+        };
+        let once = self.tags.iter().filter(|tag| text.matches(tag.as_str()).count() == 1).count();
+        if once == 4 && self.parts(text).is_some() {
+            return 1.0;
+        }
+        if self.options.partial { once as f64 / 8.0 } else { 0.0 }
+    }
+
+    /// What stands between the tags, if nothing stands outside.
+    fn parts<'t>(&self, text: &'t str) -> Option<[&'t str; 2]> {
+        let [open, close, open_answer, close_answer] = &self.tags;
+        let (thought, rest) = text.trim().strip_prefix(open)?.split_once(close)?;
+        let answer = rest.trim_start().strip_prefix(open_answer)?.strip_suffix(close_answer)?;
+        (!thought.trim().is_empty() && !answer.trim().is_empty()).then_some([thought, answer])
+    }
+}
+
+impl Reward for ThinkAnswer {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn scores_by_group(&self) -> bool {
+        true
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        Scores::new(batch.completions.iter().map(|completion| Some(self.score_of(&completion.text()))).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn score(text: &str, options: Options) -> f64 {
+        ThinkAnswer::build("t".into(), options).unwrap().score_of(text)
+    }
+
+    #[test]
+    fn the_whole_form_is_1_and_its_tags_are_eighths() {
+        for (text, expected) in [
+            ("<think>a</think><answer>b</answer>", 1.0),
+            ("\n<think>\na\n</think>\n\n<answer> b </answer>\n", 1.0),
+            ("<think></think><answer>b</answer>", 0.5),
+            ("<think>a</think><answer> </answer>", 0.5),
+            ("<think>a</think> so <answer>b</answer>", 0.5),
+            ("<think>a</think><answer>b</answer> and more", 0.5),
+            ("<answer>b</answer><think>a</think>", 0.5),
+            ("<think><answer>b</answer></think>", 0.5),
+            ("<think>a</think><answer>b", 0.375),
+            ("<think>a</think><answer>b</answer><answer>c</answer>", 0.25),
+            ("</think>", 0.125),
+            ("<Think>", 0.0),
+            ("", 0.0),
+        ] {
+            assert_eq!(score(text, Options::default()), expected, "{text}");
+        }
+        let whole = Options { partial: false, ..Options::default() };
+        assert_eq!(score("<think>a</think><answer>b", whole), 0.0);
+    }
+
+    #[test]
+    fn tags_have_other_names_and_the_prompt_may_open_the_first() {
+        let own = Options { think: "reasoning".into(), ..Options::default() };
+        assert_eq!(score("<reasoning>a</reasoning><answer>b</answer>", own), 1.0);
+        let open = || Options { think_in_prompt: true, ..Options::default() };
+        assert_eq!(score("a</think><answer>b</answer>", open()), 1.0);
+        assert_eq!(score("<think>a</think><answer>b</answer>", open()), 0.375);
+        for bad in ["", "a>", "answer"] {
+            let options = Options { think: bad.into(), ..Options::default() };
+            assert!(ThinkAnswer::build("t".into(), options).unwrap_err().to_string().contains("tags"), "{bad}");
+        }
+    }
+}
