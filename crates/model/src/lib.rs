@@ -33,6 +33,6 @@ pub use prompt::{Prompt, PromptSet};
 pub use scoring::Scorer;
 pub use tokenizer::{SpecialTokens, TextStream, Tokenizer};
 pub use weights::{
-    AdaptedWeights, Adapter, Adapters, Grads, LoraConfig, ModelView, Params, TargetModules, Trainable, WeightSlots,
-    Weights,
+    AdaptedWeights, Adapter, Adapters, Grads, HeldWeights, LoraConfig, ModelView, Params, TargetModules, Trainable,
+    WeightSlots, Weights,
 };

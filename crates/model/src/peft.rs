@@ -6,7 +6,8 @@ use crate::io::{
     CopiedFiles, SaveOptions, load_tensors, load_weights, read_metadata, save_model, save_tensors_with, write_json,
 };
 use crate::weights::{
-    AdaptedWeights, Adapter, AdapterFiles, AdapterFilesMut, LINEAR_MODULES, LoraConfig, TargetModules, Weights,
+    AdaptedWeights, Adapter, AdapterFiles, AdapterFilesMut, HeldWeights, LINEAR_MODULES, LoraConfig, TargetModules,
+    Weights,
 };
 use crate::{Error, FileDType, Head, Result};
 use kernels::Memory;
@@ -230,20 +231,22 @@ pub fn save_adapter<'a>(dir: &Path, adapter: &Adapter, base: impl Into<BaseModel
     write_json(&dir.join(ADAPTER_CONFIG), &config)
 }
 
-impl AdaptedWeights {
+impl HeldWeights {
     /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT
     /// does. The files beside the weights are `copied` from the model's directory, which is the adapter's base. The
     /// weights are what they compute in: every bit of them, and no more.
     pub fn save(&self, dir: &Path, base: BaseModel<'_>, copied: &CopiedFiles) -> Result<()> {
         if let Some(adapter) = &self.adapter {
-            save_adapter(dir, adapter.current(), base)?;
+            save_adapter(dir, adapter, base)?;
             return copied.write_tokenizer(dir);
         }
-        let options = SaveOptions::exact(self.config());
-        save_model(dir, self.config(), self.base.current(), Some(copied), options)
+        let config = &self.base.config;
+        save_model(dir, config, &*self.base, Some(copied), SaveOptions::exact(config))
     }
+}
 
-    /// Takes up the weights that [`save`](Self::save) wrote to `dir`: the adapter's, where there is one.
+impl AdaptedWeights {
+    /// Takes up the weights that [`HeldWeights::save`] wrote to `dir`: the adapter's, where there is one.
     pub fn restore(&mut self, dir: &Path) -> Result<()> {
         let config = self.config().clone();
         match &mut self.adapter {

@@ -23,6 +23,9 @@ pub enum Error {
         /// What does not fit.
         message: String,
     },
+    /// A step while somebody holds the optimizer's state.
+    #[error("an optimizer step while its state is held, by a checkpoint that is still written: wait for that first")]
+    Held,
     /// Three optimizer steps in a row had a loss or gradient that is not finite.
     #[error(
         "{count} optimizer steps in a row were skipped because {what} was not finite (now {value}): training cannot go \

@@ -3,12 +3,13 @@
 //! The update itself is [`kernels::ops::adamw`]; this file knows which parameter decays, where the f32 masters of
 //! weights that compute in bf16 are, and what a checkpoint needs.
 
-use crate::Result;
+use crate::{Error, Result};
 use kernels::ops::{adamw, grad_norm};
 use kernels::{Context, DType, Memory, Tensor};
 use model::weights::{Named, NamedMut, Params};
 use model::{Grads, LoraConfig, ModelConfig};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// What the moments are kept in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,17 +68,22 @@ pub struct GradNorm {
     pub finite: bool,
 }
 
-/// Both moments of every parameter that is trained, in the order in which the weights lie in memory; and the f32
-/// masters of those that compute in bf16. In f32 a weight is its own master.
+/// AdamW's state and what it steps with.
 pub struct Optimizer {
     config: OptimizerConfig,
-    masters: Option<Params>,
-    m: Params,
-    v: Params,
+    state: Arc<OptimizerState>,
     /// What [`grad_norm::global`] writes.
     norm: Tensor,
     /// Steps taken.
     pub(crate) steps: u64,
+}
+
+/// Both moments of every parameter that is trained, in the order in which the weights lie in memory; and the f32
+/// masters of those that compute in bf16. In f32 a weight is its own master.
+pub struct OptimizerState {
+    masters: Option<Params>,
+    m: Params,
+    v: Params,
 }
 
 impl Optimizer {
@@ -95,17 +101,23 @@ impl Optimizer {
         };
         let masters = (model.compute != DType::F32).then(|| Params::masters(&memory, model, adapter));
         let norm = Tensor::zeros(&memory, &[2], DType::F32);
-        Optimizer { config, masters, m: moments(), v: moments(), norm, steps: 0 }
+        Optimizer { config, state: Arc::new(OptimizerState { masters, m: moments(), v: moments() }), norm, steps: 0 }
     }
 
-    /// Makes the weights the masters' first values, before the first step.
-    fn adopt(&mut self, weights: &Params) {
-        let Some(masters) = &mut self.masters else { return };
-        for part in masters.specs().iter().flat_map(|s| &s.parts).map(|p| p.name.clone()).collect::<Vec<_>>() {
-            if let Some(data) = weights.read(&part) {
-                masters.write(&part, &data); // not where it is frozen
-            }
-        }
+    /// The state, to look at.
+    pub fn state(&self) -> &OptimizerState {
+        &self.state
+    }
+
+    /// The state, to keep: a checkpoint is written from it meanwhile. [`step`](Self::step) is an error until it is
+    /// dropped.
+    pub fn hold(&self) -> Arc<OptimizerState> {
+        self.state.clone()
+    }
+
+    /// The state, to overwrite when a run goes on.
+    pub fn state_mut(&mut self) -> Result<&mut OptimizerState> {
+        Arc::get_mut(&mut self.state).ok_or(Error::Held)
     }
 
     /// The global norm of `grads`, which [`step`](Self::step) clips with.
@@ -118,15 +130,16 @@ impl Optimizer {
 
     /// One step of AdamW on every parameter that is trained, with the norm measured last.
     pub fn step(&mut self, ctx: &Context, weights: &mut Params, grads: &Grads, learning_rate: f64) -> Result<()> {
+        let state = Arc::get_mut(&mut self.state).ok_or(Error::Held)?;
         if self.steps == 0 {
-            self.adopt(weights);
+            state.adopt(weights);
         }
         self.steps += 1;
         let decays: Vec<bool> = weights.specs().iter().map(|s| s.matrix).collect();
         let mut first_block = 0;
-        let (params, moments) = (weights.tensors_mut(), self.m.tensors_mut().into_iter().zip(self.v.tensors_mut()));
+        let (params, moments) = (weights.tensors_mut(), state.m.tensors_mut().into_iter().zip(state.v.tensors_mut()));
         // Adapters come last, and have no master.
-        let mut masters = self.masters.as_mut().map(Params::tensors_mut).unwrap_or_default().into_iter();
+        let mut masters = state.masters.as_mut().map(Params::tensors_mut).unwrap_or_default().into_iter();
         for (((weight, grad), (m, v)), decays) in
             params.into_iter().zip(grads.params.tensors()).zip(moments).zip(decays)
         {
@@ -163,6 +176,18 @@ impl Optimizer {
             adamw::step(ctx, step)?;
         }
         Ok(())
+    }
+}
+
+impl OptimizerState {
+    /// Makes the weights the masters' first values, before the first step.
+    fn adopt(&mut self, weights: &Params) {
+        let Some(masters) = &mut self.masters else { return };
+        for part in masters.specs().iter().flat_map(|s| &s.parts).map(|p| p.name.clone()).collect::<Vec<_>>() {
+            if let Some(data) = weights.read(&part) {
+                masters.write(&part, &data); // not where it is frozen
+            }
+        }
     }
 
     /// The f32 masters of weights that compute in bf16, under the names and in the row-major order of Hugging Face

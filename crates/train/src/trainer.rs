@@ -154,12 +154,18 @@ impl Trainer {
         samples: impl Into<Samples<'a>>,
         learning_rate: f64,
     ) -> Result<UpdateMetrics> {
+        self.gradient(ctx, model.view(), samples)?;
+        self.step(ctx, model, StepParams { learning_rate })
+    }
+
+    /// The gradient on all of `samples`, for the [`step`](Self::step) that follows: an [`update`](Self::update) up to
+    /// where it changes anything.
+    pub fn gradient<'a>(&mut self, ctx: &Context, model: ModelView<'_>, samples: impl Into<Samples<'a>>) -> Result<()> {
         let (samples, loss) = (samples.into(), self.config.objective.clone());
         self.accumulated = None;
-        let (normalizer, ahead) = self.normalize(ctx, model.view(), samples, &loss)?;
-        self.accumulate_after(ctx, model.view(), samples, &loss, &normalizer, ahead)?;
-        self.reduce(ctx)?;
-        self.step(ctx, model, StepParams { learning_rate })
+        let (normalizer, ahead) = self.normalize(ctx, model, samples, &loss)?;
+        self.accumulate_after(ctx, model, samples, &loss, &normalizer, ahead)?;
+        self.reduce(ctx)
     }
 
     /// What `loss` divides by, where `samples` are the whole optimizer batch. Counts alone, unless the loss leaves out

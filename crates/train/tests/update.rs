@@ -102,7 +102,7 @@ fn same_bits(isa: Isa, dtype: DType) {
             metrics.push(trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update"));
         }
         let micro_batches = metrics[0].micro_batches;
-        let [m, v] = trainer.optimizer().moments();
+        let [m, v] = trainer.optimizer().state().moments();
         let bits = (bits(&weights), bits(&m), bits(&v));
         (micro_batches, metrics.into_iter().map(lasting).collect::<Vec<_>>(), bits)
     };
@@ -207,7 +207,13 @@ fn goes_on_from_saved_moments() {
     let (mut again, mut resumed) = (policy(ctx.memory()), new());
     for spec in TensorSource::tensors(&weights) {
         again.put(&spec.name, &weights.get(&spec.name).expect("tensor")).expect("tensor");
-        for (from, mut to) in trainer.optimizer().moments().into_iter().zip(resumed.optimizer_mut().moments_mut()) {
+        for (from, mut to) in trainer
+            .optimizer()
+            .state()
+            .moments()
+            .into_iter()
+            .zip(resumed.optimizer_mut().state_mut().expect("not held").moments_mut())
+        {
             to.put(&spec.name, &from.get(&spec.name).expect("moment")).expect("moment");
         }
     }

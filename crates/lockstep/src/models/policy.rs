@@ -14,6 +14,9 @@ use model::{AdaptedWeights, Adapter, Head, ModelAssets, ModelConfig, WeightSlots
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Writes files into a directory, from any thread: it holds what it writes.
+pub type WriteFiles = Box<dyn FnOnce(&Path) -> anyhow::Result<()> + Send>;
+
 /// A language model with its words.
 pub struct Policy {
     /// Where it came from.
@@ -21,7 +24,7 @@ pub struct Policy {
     /// A hash of the weights there, if an adapter on them is to record it.
     pub base_sha256: Option<String>,
     /// What is written beside the weights when it is saved.
-    pub copied: CopiedFiles,
+    pub copied: Arc<CopiedFiles>,
     /// Its parameters.
     pub weights: AdaptedWeights,
     /// Text to ids and back.
@@ -36,7 +39,7 @@ impl Policy {
     /// The model of `dir` from its parts.
     pub(crate) fn of(dir: PathBuf, assets: ModelAssets, weights: AdaptedWeights) -> Policy {
         let ModelAssets { tokenizer, chat, eos_ids, copied, .. } = assets;
-        Policy { dir, base_sha256: None, copied, weights, tokenizer, chat, eos_ids }
+        Policy { dir, base_sha256: None, copied: Arc::new(copied), weights, tokenizer, chat, eos_ids }
     }
 
     /// Loads a directory. Whatever is wrong with it is the caller's input: exit code 2.
@@ -80,9 +83,17 @@ impl Policy {
     /// Writes a directory that loads again, here and in transformers; of a model with an adapter only that, as PEFT
     /// does. The weights are what they compute in: every bit of them, and no more.
     pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
-        let name = self.dir.display().to_string();
-        let base = BaseModel { name: &name, sha256: self.base_sha256.as_deref() };
-        Ok(self.weights.save(dir, base, &self.copied)?)
+        self.writer()(dir)
+    }
+
+    /// The same of the weights as they are now, whatever becomes of the policy's meanwhile.
+    pub(crate) fn writer(&self) -> WriteFiles {
+        let (weights, copied) = (self.weights.hold(), self.copied.clone());
+        let (name, sha256) = (self.dir.display().to_string(), self.base_sha256.clone());
+        Box::new(move |dir| {
+            let base = BaseModel { name: &name, sha256: sha256.as_deref() };
+            Ok(weights.save(dir, base, &copied)?)
+        })
     }
 
     /// A line about what is trained, and on what.

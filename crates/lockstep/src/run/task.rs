@@ -1,8 +1,8 @@
 //! What a way to train is to the run that drives it.
 
 use super::training::TrainingRun;
+use crate::models::WriteFiles;
 use serde_json::Value;
-use std::path::Path;
 
 /// Whether there is something to learn from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +42,9 @@ pub trait TrainingTask {
         Ok(Value::Null)
     }
 
-    /// Writes the tensors of that state into the checkpoint's directory.
-    fn save_tensors(&self, _run: &TrainingRun, _checkpoint: &Path) -> anyhow::Result<()> {
-        Ok(())
+    /// What writes the tensors of that state into the checkpoint's directory, while the next batch is made.
+    /// [`TrainingRun::finish_checkpoint`] is called before they change.
+    fn write_tensors(&self, _run: &TrainingRun) -> Vec<WriteFiles> {
+        Vec::new()
     }
 }

@@ -4,7 +4,7 @@
 //! into the same checkpoint as a value that is opaque here.
 
 use super::abandoned;
-use super::checkpoint::{self, moments, state};
+use super::checkpoint::{self, CheckpointWriter, moments, state};
 use super::inputs::{Callbacks, RunInputs};
 use super::provenance::{self, Models, RunMetadata};
 use super::reporter::Reporter;
@@ -19,13 +19,14 @@ use crate::error::{BadInput, OrBadInput};
 use crate::models::Policy;
 use crate::rollouts::evaluate::find;
 use kernels::Context;
+use model::Trainable;
 use serde_json::Value;
 use state::{Best, RunState};
 use std::path::Path;
 use std::time::Instant;
 use telemetry::stages::Span;
 use telemetry::{EventKind, Stages};
-use train::{Samples, Schedule, Trainer, UpdateMetrics};
+use train::{Samples, Schedule, StepParams, Trainer, UpdateMetrics};
 
 /// A run between two steps.
 pub struct TrainingRun {
@@ -68,6 +69,7 @@ pub struct TrainingRun {
     data_hash: String,
     step_started: Instant,
     saved_at: Option<u64>,
+    writing: Option<CheckpointWriter>,
 }
 
 /// What a task adds to the [`RunInputs`] of its run.
@@ -206,6 +208,7 @@ impl TrainingRun {
             data_hash,
             step_started: Instant::now(),
             saved_at: state.as_ref().filter(|state| !state.evaluation_due).map(|_| step),
+            writing: None,
         };
         run.report_progress(String::new())?;
         Ok(run)
@@ -254,11 +257,16 @@ impl TrainingRun {
     /// One optimizer step of the policy on these samples.
     pub fn update_policy<'a>(&mut self, samples: impl Into<Samples<'a>>) -> anyhow::Result<UpdateMetrics> {
         let learning_rate = self.schedule.at(self.step);
-        let span = self.stages.span("update");
-        let before = kernels::context::counted();
-        let metrics = self.trainer.update(&self.ctx, &mut self.policy.weights, samples, learning_rate)?;
+        let (span, before) = (self.stages.span("update"), kernels::context::counted());
+        self.trainer.gradient(&self.ctx, self.policy.weights.view(), samples)?;
         record_ops(&span, before);
-        self.count_update(&metrics, span.end());
+        let seconds = span.end();
+        self.finish_checkpoint()?;
+        let (span, before) = (self.stages.span("update"), kernels::context::counted());
+        let params = StepParams { learning_rate };
+        let metrics = self.trainer.step(&self.ctx, &mut self.policy.weights, params)?;
+        record_ops(&span, before);
+        self.count_update(&metrics, seconds + span.end());
         Ok(metrics)
     }
 
@@ -370,12 +378,13 @@ impl TrainingRun {
             || strategy != Strategy::No && (at_end || best || self.is_due(strategy, self.config.save_steps))
     }
 
-    /// Writes a checkpoint of this step.
+    /// Begins to write a checkpoint of this step; [`finish_checkpoint`](Self::finish_checkpoint) ends it.
     pub(crate) fn save(&mut self, task: &dyn TrainingTask) -> anyhow::Result<()> {
         if self.saved_at == Some(self.step) {
             return Ok(());
         }
-        let span = self.stages.span("checkpoint");
+        self.finish_checkpoint()?;
+        let _span = self.stages.span("checkpoint");
         let state = RunState {
             format: RunState::FORMAT,
             step: self.step,
@@ -392,31 +401,45 @@ impl TrainingRun {
             evaluation_due: self.evaluation_due,
             log_bytes: self.reporter.sinks().checkpoint()?,
         };
-        let checkpoint = checkpoint::write(&self.dir, self.step, |dir| {
-            self.policy.save(dir)?;
-            moments::save_moments(dir, "", &self.trainer)?;
-            task.save_tensors(self, dir)?;
-            state.write(dir)
-        })?;
-        let path = checkpoint.display().to_string();
-        self.reporter.sinks().emit(EventKind::Checkpoint { step: self.step, path })?;
-        checkpoint::prune(&self.dir, self.config.save_total_limit, kept_best(&self.config, self.best.as_ref()))?;
+        let mut writes = vec![self.policy.writer(), moments::write_moments("", &self.trainer)];
+        writes.extend(task.write_tensors(self));
+        writes.push(Box::new(move |dir| state.write(dir)));
+        self.writing = Some(CheckpointWriter::start(&self.dir, self.step, writes)?);
         self.saved_at = Some(self.step);
+        Ok(())
+    }
+
+    /// Waits for the checkpoint that is being written, if one is, and deletes those that it replaces. Comes before
+    /// anything that a checkpoint holds is changed.
+    pub(crate) fn finish_checkpoint(&mut self) -> anyhow::Result<()> {
+        let Some(writer) = self.writing.take() else { return Ok(()) };
+        let span = self.stages.span("checkpoint");
+        let (step, started, waits_from) = (writer.step, writer.started, Instant::now());
+        let checkpoint = writer.finish().inspect_err(|_| self.saved_at = None)?;
+        self.stages.record_overlapped("checkpoint", started, (waits_from - started).as_secs_f64());
+        let path = checkpoint.display().to_string();
+        self.reporter.sinks().emit(EventKind::Checkpoint { step, path })?;
+        checkpoint::prune(&self.dir, self.config.save_total_limit, kept_best(&self.config, self.best.as_ref()))?;
         span.end();
-        self.callbacks.checkpoint(self.step, &checkpoint);
+        self.callbacks.checkpoint(step, &checkpoint);
         Ok(())
     }
 
     /// Writes the run's result: the weights as they are, or those of the best checkpoint. An interrupted run has none
     /// yet.
     pub(crate) fn write_result(&mut self, reason: StopReason) -> anyhow::Result<()> {
+        self.finish_checkpoint()?;
         if reason != StopReason::Interrupted {
+            let _span = self.stages.span("result");
+            let mut saved = self.dir.checkpoint(self.step);
             if let (true, Some(best)) = (self.config.load_best_model_at_end, &self.best)
                 && best.step != self.step
             {
-                let (step, checkpoint) = (best.step, self.dir.checkpoint(best.step));
-                if checkpoint.is_dir() {
-                    self.policy.restore(&checkpoint)?;
+                let step = best.step;
+                let of_best = self.dir.checkpoint(step);
+                if of_best.is_dir() {
+                    saved = of_best;
+                    self.policy.restore(&saved)?;
                     self.reporter.sinks().info(&format!("the result is the best checkpoint, of step {step}"));
                 } else {
                     self.warn(&format!("the best checkpoint, of step {step}, is gone: the result is the last weights"));
@@ -425,7 +448,10 @@ impl TrainingRun {
             let target = self.dir.model();
             let temporary = self.dir.root().join(".unfinished-model");
             let _ = std::fs::remove_dir_all(&temporary);
-            self.policy.save(&temporary)?;
+            match saved.is_dir() {
+                true => checkpoint::link_model(&saved, &temporary)?,
+                false => self.policy.save(&temporary)?,
+            }
             let _ = std::fs::remove_dir_all(&target);
             std::fs::rename(&temporary, &target)?;
         }

@@ -152,8 +152,8 @@ impl Run {
         &self.training.policy
     }
 
-    /// One optimizer step, with the logs, the evaluation and the checkpoint that are due after it; says why the run has
-    /// ended, once it has. Where the run cannot go on, the last step is saved, and the error says how to resume it.
+    /// One optimizer step, with the logs, the evaluation and the checkpoint that are due after it (which is written while
+    /// the next step is prepared); says why the run has ended, once it has. Where the run cannot go on, the last step is saved, and the error says how to resume it.
     pub fn step(&mut self) -> anyhow::Result<Option<StopReason>> {
         if self.ended.is_none() {
             self.ended = match self.advance() {
@@ -177,7 +177,10 @@ impl Run {
 
     /// Saves the last step, as what was begun after it has been given up. Before the first there is nothing to save.
     fn save_step(&mut self) -> anyhow::Result<()> {
-        if self.training.step > 0 { self.training.save(&*self.task) } else { Ok(()) }
+        if self.training.step > 0 {
+            self.training.save(&*self.task)?;
+        }
+        self.training.finish_checkpoint()
     }
 
     fn advance(&mut self) -> anyhow::Result<Option<StopReason>> {
@@ -220,7 +223,11 @@ impl Run {
         if self.training.saves_now(ended) {
             self.training.save(&*self.task)?;
         }
-        Ok(ended.or(self.training.is_done().then_some(StopReason::Completed)))
+        let ended = ended.or(self.training.is_done().then_some(StopReason::Completed));
+        if ended.is_some() {
+            self.training.finish_checkpoint()?;
+        }
+        Ok(ended)
     }
 
     /// Evaluates, and says whether to stop early.

@@ -63,7 +63,8 @@ impl RunOptions {
         self
     }
 
-    /// Called with the step and the directory of each checkpoint, once it is whole.
+    /// Called with the step and the directory of each checkpoint, once it is whole: before the optimizer step that
+    /// follows it, or at the end.
     pub fn on_checkpoint(mut self, call: impl FnMut(u64, &Path) -> Flow + 'static) -> Self {
         self.callbacks.on_checkpoint.push(Box::new(call));
         self

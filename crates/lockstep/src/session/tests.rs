@@ -141,9 +141,9 @@ fn a_callback_ends_the_run_and_an_interrupted_one_goes_on_to_the_same_bits() {
         ControlFlow::Continue(())
     });
     let interrupted = Run::new(Purpose::Grpo, config(dir.path(), "interrupted"), interrupted).unwrap().run().unwrap();
-    // The request came when the step had ended: no other is begun.
-    assert_eq!((interrupted.stop_reason, interrupted.step), (StopReason::Interrupted, 4));
-    assert_eq!(*saved.lock().unwrap(), [(2, true), (4, true)]);
+    // The checkpoint was written while the fifth step was prepared, which is taken; no other is begun.
+    assert_eq!((interrupted.stop_reason, interrupted.step), (StopReason::Interrupted, 5));
+    assert_eq!(*saved.lock().unwrap(), [(2, true), (4, true), (5, true)]);
     assert!(!interrupted.dir.model().exists());
     let resumed = Run::resume(Purpose::Grpo, interrupted.dir.root(), options()).unwrap().run().unwrap();
     assert_eq!((resumed.stop_reason, resumed.step), (StopReason::Completed, 6));

@@ -6,12 +6,12 @@
 //! [`RolloutPipeline`] in `online/stages.rs`, or below.
 
 use super::online::{Prepared, RolloutPipeline};
+use crate::models::WriteFiles;
 use crate::rollouts::Rollouts;
 use crate::run::inputs::RunInputs;
 use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::TrainingRun;
 use serde_json::Value;
-use std::path::Path;
 use train::{Advantages, Sample};
 
 /// A GRPO run's own part.
@@ -44,8 +44,8 @@ impl TrainingTask for Grpo {
         Ok(serde_json::to_value(self.pipeline.state())?)
     }
 
-    fn save_tensors(&self, _run: &TrainingRun, checkpoint: &Path) -> anyhow::Result<()> {
-        self.pipeline.save_tensors(checkpoint)
+    fn write_tensors(&self, _run: &TrainingRun) -> Vec<WriteFiles> {
+        self.pipeline.write_tensors()
     }
 
     fn shown_metrics(&self) -> &'static [&'static str] {

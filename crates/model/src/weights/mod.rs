@@ -23,7 +23,7 @@ pub(crate) use linear::SavedInput;
 pub use linear::{Linear, LowRank};
 pub use lora::{LINEAR_MODULES, LoraConfig, TargetModules};
 pub use params::{Layer, Params};
-pub use slots::{AdaptedWeights, Trainable, Versioned, WeightSlots};
+pub use slots::{AdaptedWeights, HeldWeights, Trainable, Versioned, WeightSlots};
 pub use spec::{ParamSpec, Part, Role};
 pub use view::{Adapters, ModelView, Version};
 pub(crate) use view::{LowRankRows, RowAdapters};

@@ -133,7 +133,19 @@ pub struct AdaptedWeights {
     pub adapter: Option<WeightSlots<Adapter>>,
 }
 
+/// The versions of a model that somebody keeps.
+pub struct HeldWeights {
+    /// The base.
+    pub base: Arc<Weights>,
+    /// The adapter.
+    pub adapter: Option<Arc<Adapter>>,
+}
+
 impl AdaptedWeights {
+    /// The current versions, to keep: they stay as they are until this is dropped.
+    pub fn hold(&self) -> HeldWeights {
+        HeldWeights { base: self.base.hold(), adapter: self.adapter.as_ref().map(WeightSlots::hold) }
+    }
     /// The first version of both.
     pub fn new(memory: &Memory, weights: Weights, adapter: Option<Adapter>) -> AdaptedWeights {
         let adapter = adapter.map(|adapter| WeightSlots::new(memory, adapter));

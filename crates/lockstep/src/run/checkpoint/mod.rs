@@ -6,6 +6,9 @@
 
 pub mod moments;
 pub mod state;
+mod writer;
+
+pub use writer::CheckpointWriter;
 
 use crate::run::run_dir::{RunDir, sync_directory};
 use anyhow::Context as _;
@@ -13,6 +16,10 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 const TEMPORARY: &str = ".unfinished-";
+
+/// What files of a checkpoint begin with that are not the model's: the optimizer's, the value model's, the reference
+/// model's.
+const OF_RUN: [&str; 3] = ["optimizer_", "value_", "reference."];
 
 /// Writes the checkpoint of `step`: `fill` gets an empty directory to write into. On any error (a full disk, say) what
 /// was written is removed and older checkpoints stay as they are.
@@ -64,6 +71,25 @@ fn sync_tree(dir: &Path) -> std::io::Result<()> {
         if path.is_dir() { sync_tree(&path)? } else { File::open(&path)?.sync_all()? }
     }
     sync_directory(dir)
+}
+
+/// Puts the model of `checkpoint` into the new directory `target`, without what only a run needs. Weights, which nobody
+/// changes in place, are not written a second time where the file system has links.
+pub fn link_model(checkpoint: &Path, target: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(target)?;
+    for entry in fs::read_dir(checkpoint)? {
+        let from = entry?.path();
+        let name = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let to = target.join(&name);
+        let of_run = name == state::FILE || OF_RUN.iter().any(|prefix| name.starts_with(prefix));
+        if of_run || !from.is_file() {
+            continue;
+        }
+        if !name.ends_with(".safetensors") || fs::hard_link(&from, &to).is_err() {
+            fs::copy(&from, &to)?;
+        }
+    }
+    Ok(sync_tree(target)?)
 }
 
 /// All complete checkpoints, oldest first.

@@ -1,6 +1,7 @@
 //! What a checkpoint holds of an optimizer: both moments, and the f32 masters of weights that compute in bf16.
 
 use crate::error::BadInput;
+use crate::models::WriteFiles;
 use std::path::Path;
 use train::Trainer;
 
@@ -20,24 +21,28 @@ fn moments_dtype(trainer: &Trainer) -> model::FileDType {
 /// Reads a trainer's moments, and masters where it has some, from a checkpoint; `prefix` tells one trainer's files from
 /// another's.
 pub fn restore_moments(dir: &Path, prefix: &str, trainer: &mut Trainer) -> anyhow::Result<()> {
-    if let Some(mut masters) = trainer.optimizer_mut().masters_mut() {
+    let state = trainer.optimizer_mut().state_mut()?;
+    if let Some(mut masters) = state.masters_mut() {
         let file = dir.join(format!("{prefix}{MASTERS}"));
         model::io::load_tensors(&file, &mut masters).map_err(|e| BadInput::new(e.to_string()))?;
     }
-    for (name, mut moments) in MOMENTS.iter().zip(trainer.optimizer_mut().moments_mut()) {
+    for (name, mut moments) in MOMENTS.iter().zip(state.moments_mut()) {
         let file = dir.join(format!("{prefix}{name}"));
         model::io::load_tensors(&file, &mut moments).map_err(|e| BadInput::new(e.to_string()))?;
     }
     Ok(())
 }
 
-/// Writes them.
-pub fn save_moments(dir: &Path, prefix: &str, trainer: &Trainer) -> anyhow::Result<()> {
-    if let Some(masters) = trainer.optimizer().masters() {
-        model::io::save_tensors(&dir.join(format!("{prefix}{MASTERS}")), &masters, model::FileDType::F32)?;
-    }
-    for (name, moments) in MOMENTS.iter().zip(trainer.optimizer().moments()) {
-        model::io::save_tensors(&dir.join(format!("{prefix}{name}")), &moments, moments_dtype(trainer))?;
-    }
-    Ok(())
+/// Writes them. No step is taken until that is done.
+pub fn write_moments(prefix: &'static str, trainer: &Trainer) -> WriteFiles {
+    let (state, dtype) = (trainer.optimizer().hold(), moments_dtype(trainer));
+    Box::new(move |dir| {
+        if let Some(masters) = state.masters() {
+            model::io::save_tensors(&dir.join(format!("{prefix}{MASTERS}")), &masters, model::FileDType::F32)?;
+        }
+        for (name, moments) in MOMENTS.iter().zip(state.moments()) {
+            model::io::save_tensors(&dir.join(format!("{prefix}{name}")), &moments, dtype)?;
+        }
+        Ok(())
+    })
 }

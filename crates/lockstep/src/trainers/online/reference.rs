@@ -6,11 +6,11 @@
 
 use crate::config::Config;
 use crate::error::BadInput;
-use crate::models::load_weights;
+use crate::models::{WriteFiles, load_weights};
 use kernels::Context;
 use kernels::ops::lerp::{Lerp, lerp};
 use model::net::Scores;
-use model::{AdaptedWeights, ModelConfig, PromptCompletion, Scorer, Weights};
+use model::{AdaptedWeights, ModelConfig, PromptCompletion, Scorer, WeightSlots, Weights};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const FILE: &str = "reference.safetensors";
 /// Weights beside the policy's, and what scores with them.
 pub(super) struct Reference {
     /// None: the policy without its adapter.
-    weights: Option<Weights>,
+    weights: Option<WeightSlots<Weights>>,
     scorer: Scorer,
     /// α, and the optimizer steps between two moves; none if it stays as it is.
     moves: Option<(f64, u64)>,
@@ -46,6 +46,7 @@ impl Reference {
                 Some(weights)
             }
         };
+        let weights = weights.map(|weights| WeightSlots::new(ctx.memory(), weights));
         let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
         let moves = config.sync_ref_model.then_some((config.ref_model_mixup_alpha, config.ref_model_sync_steps));
         Ok(Reference { weights, scorer, moves })
@@ -60,7 +61,7 @@ impl Reference {
         temperature: f64,
     ) -> anyhow::Result<Vec<Scores>> {
         // Without weights of its own it is the policy's base.
-        let weights = self.weights.as_ref().unwrap_or(policy.base.current());
+        let weights = self.weights.as_ref().unwrap_or(&policy.base).current();
         Ok(self.scorer.score(ctx, weights, sequences, temperature)?)
     }
 
@@ -70,18 +71,17 @@ impl Reference {
         if !step.is_multiple_of(every) {
             return Ok(());
         }
-        for (own, policy) in weights.params.tensors_mut().into_iter().zip(policy.base.current().params.tensors()) {
-            lerp(ctx, Lerp { y: own.view_mut(), x: policy.view(), alpha })?;
-        }
-        weights.publish();
-        Ok(())
+        weights.update(|own| {
+            for (own, policy) in own.tensors_mut().into_iter().zip(policy.base.current().params.tensors()) {
+                lerp(ctx, Lerp { y: own.view_mut(), x: policy.view(), alpha })?;
+            }
+            Ok(())
+        })
     }
 
     /// Writes it into a checkpoint, if it moves.
-    pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
-        match (self.moves, &self.weights) {
-            (Some(_), Some(weights)) => Ok(model::io::save_tensors(&dir.join(FILE), weights, model::FileDType::F32)?),
-            _ => Ok(()),
-        }
+    pub fn write(&self) -> Option<WriteFiles> {
+        let weights = self.weights.as_ref().filter(|_| self.moves.is_some())?.hold();
+        Some(Box::new(move |dir| Ok(model::io::save_tensors(&dir.join(FILE), &*weights, model::FileDType::F32)?)))
     }
 }

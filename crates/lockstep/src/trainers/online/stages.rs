@@ -1,7 +1,9 @@
 //! The stages of a step, in the order of the data.
 
+use super::reference::Reference;
 use super::{GenerationBatch, RolloutPipeline, Source, StageTimes};
 use crate::data::prompts::Prompt;
+use crate::models::WriteFiles;
 use crate::rollouts::Rollouts;
 use crate::rollouts::generation::Generation;
 use crate::rollouts::samples;
@@ -10,7 +12,6 @@ use crate::run::completion_log;
 use crate::run::training::{TrainingRun, record_ops};
 use model::columns::{OLD_LOGPS, REF_LOGPS};
 use rewards::Problem;
-use std::path::Path;
 use std::sync::Arc;
 use train::{Advantages, Sample, UpdateMetrics};
 
@@ -241,8 +242,8 @@ impl RolloutPipeline {
     }
 
     /// Writes what moves beside the policy into a checkpoint.
-    pub fn save_tensors(&self, checkpoint: &Path) -> anyhow::Result<()> {
-        self.reference.as_ref().map_or(Ok(()), |reference| reference.save(checkpoint))
+    pub fn write_tensors(&self) -> Vec<WriteFiles> {
+        self.reference.iter().filter_map(Reference::write).collect()
     }
 
     /// The metrics of an evaluation on held-out prompts.

@@ -5,16 +5,16 @@
 
 use crate::config::{Config, trainer_config};
 use crate::error::OrBadInput;
-use crate::models::{load_weights, locate, value_model_shape_of};
-use crate::run::checkpoint::moments::{restore_moments, save_moments};
+use crate::models::{WriteFiles, load_weights, locate, value_model_shape_of};
+use crate::run::checkpoint::moments::{restore_moments, write_moments};
 use crate::run::resume::ResumeFrom;
 use kernels::Context;
 use model::hub::HubKind;
 use model::io::CopiedFiles;
-use model::{ModelConfig, Scorer, Weights};
+use model::{AdaptedWeights, ModelConfig, Scorer, Trainable, Weights};
 use std::path::Path;
 use std::sync::Arc;
-use train::{Objective, Sample, Trainer, UpdateMetrics};
+use train::{Objective, Sample, StepParams, Trainer, UpdateMetrics};
 
 /// Its directory in a checkpoint.
 const DIRECTORY: &str = "value_model";
@@ -23,7 +23,7 @@ const MOMENTS: &str = "value_";
 
 /// A value model in training.
 pub struct Critic {
-    weights: Weights,
+    weights: AdaptedWeights,
     /// Gradients, moments, buffers.
     pub trainer: Trainer,
     scorer: Scorer,
@@ -51,7 +51,7 @@ impl Critic {
             restore_moments(checkpoint, MOMENTS, &mut trainer)?;
         }
         let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
-        Ok(Critic { weights, trainer, scorer })
+        Ok(Critic { weights: AdaptedWeights::new(ctx.memory(), weights, None), trainer, scorer })
     }
 
     /// The value of the state in which each token of each sample was chosen.
@@ -60,17 +60,24 @@ impl Critic {
         Ok(self.scorer.values(ctx, &self.weights, &sequences)?)
     }
 
+    /// The gradient on these samples, for the [`step`](Self::step) that follows.
+    pub fn gradient(&mut self, ctx: &Context, samples: &[Sample]) -> anyhow::Result<()> {
+        Ok(self.trainer.gradient(ctx, self.weights.view(), samples)?)
+    }
+
     /// One optimizer step.
-    pub fn update(&mut self, ctx: &Context, samples: &[Sample], learning_rate: f64) -> anyhow::Result<UpdateMetrics> {
-        Ok(self.trainer.update(ctx, &mut self.weights, samples, learning_rate)?)
+    pub fn step(&mut self, ctx: &Context, learning_rate: f64) -> anyhow::Result<UpdateMetrics> {
+        Ok(self.trainer.step(ctx, &mut self.weights, StepParams { learning_rate })?)
     }
 
     /// Writes it into a checkpoint: a directory that loads again, with the tokenizer of the policy, and the moments.
-    pub fn save(&self, dir: &Path, copied: &CopiedFiles) -> anyhow::Result<()> {
-        let own = dir.join(DIRECTORY);
-        let options = model::io::SaveOptions::exact(&self.weights.config);
-        model::io::save_model(&own, &self.weights.config, &self.weights, Some(copied), options)?;
-        save_moments(dir, MOMENTS, &self.trainer)
+    pub fn write(&self, copied: &Arc<CopiedFiles>) -> [WriteFiles; 2] {
+        let (weights, copied) = (self.weights.base.hold(), copied.clone());
+        let write_model: WriteFiles = Box::new(move |dir| {
+            let options = model::io::SaveOptions::exact(&weights.config);
+            Ok(model::io::save_model(&dir.join(DIRECTORY), &weights.config, &*weights, Some(&copied), options)?)
+        });
+        [write_model, write_moments(MOMENTS, &self.trainer)]
     }
 }
 

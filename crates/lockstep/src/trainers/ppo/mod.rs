@@ -9,6 +9,7 @@ mod critic;
 mod stages;
 
 use super::online::{PipelineState, Prepared, RolloutPipeline};
+use crate::models::WriteFiles;
 use crate::run::checkpoint::state::bits64;
 use crate::run::inputs::RunInputs;
 use crate::run::task::{NextBatch, TrainingTask};
@@ -16,7 +17,6 @@ use crate::run::training::TrainingRun;
 use critic::Critic;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::path::Path;
 use train::gae::KlController;
 
 /// A PPO run's own part.
@@ -69,9 +69,10 @@ impl TrainingTask for Ppo {
         Ok(serde_json::to_value(PpoState { pipeline, critic, kl_coef: self.kl.kl_coef })?)
     }
 
-    fn save_tensors(&self, run: &TrainingRun, checkpoint: &Path) -> anyhow::Result<()> {
-        self.pipeline.save_tensors(checkpoint)?;
-        self.critic.save(checkpoint, &run.policy.copied)
+    fn write_tensors(&self, run: &TrainingRun) -> Vec<WriteFiles> {
+        let mut writes = self.pipeline.write_tensors();
+        writes.extend(self.critic.write(&run.policy.copied));
+        writes
     }
 
     fn shown_metrics(&self) -> &'static [&'static str] {

@@ -145,9 +145,14 @@ impl Ppo {
         schedule.learning_rate = run.config.value_learning_rate.unwrap_or(schedule.learning_rate);
         let span = run.stages.span("value update");
         let before = kernels::context::counted();
-        let metrics = self.critic.update(&run.ctx, &part, schedule.at(run.step))?;
+        self.critic.gradient(&run.ctx, &part)?;
         record_ops(&span, before);
-        run.reporter.add("value_update_time_s", span.end());
+        let seconds = span.end();
+        run.finish_checkpoint()?;
+        let (span, before) = (run.stages.span("value update"), kernels::context::counted());
+        let metrics = self.critic.step(&run.ctx, schedule.at(run.step))?;
+        record_ops(&span, before);
+        run.reporter.add("value_update_time_s", seconds + span.end());
         if metrics.skipped {
             run.reporter.sinks().warn(&format!(
                 "step {}: the value model's loss or gradient is not finite (loss {}, gradient norm {}); it was left as \
