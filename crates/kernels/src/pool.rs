@@ -1,13 +1,29 @@
-//! A small pool of threads for kernels: a parallel region costs a microsecond or two, because waiting threads spin
-//! briefly before they park.
+//! A small pool of threads for kernels. A parallel region costs a microsecond or two, because waiting threads spin
+//! briefly before they sleep; and it never waits for a thread that has not begun a task, because the processor may be
+//! somebody else's just then (a reward's program, another run): who comes takes tasks, the caller among them.
+
+mod crowd;
+mod float;
+mod region;
+mod scratch;
+mod sleep;
+
+#[cfg(test)]
+mod tests;
+
+pub use scratch::{Disjoint, Scratch};
 
 use crate::Isa;
 use crate::simd::{Kernel, Simd};
-use std::cell::{RefCell, UnsafeCell};
-use std::marker::PhantomData;
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use crowd::{Crowd, Watch};
+use float::FloatEnvironment;
+use region::{Job, Region};
+use sleep::Sleepers;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Work cut into tasks that may run in any order on any thread.
 pub trait Tasks: Sync {
@@ -15,118 +31,48 @@ pub trait Tasks: Sync {
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch);
 }
 
-/// Memory that a thread keeps from task to task.
-#[derive(Default)]
-pub struct Scratch {
-    buffer: Vec<f32>,
-    ids: Vec<u32>,
-    inner: Option<Box<Scratch>>,
-}
-
-impl Scratch {
-    /// `len` elements with unspecified contents.
-    pub fn f32(&mut self, len: usize) -> &mut [f32] {
-        if self.buffer.len() < len {
-            self.buffer.resize(len, 0.0);
-        }
-        &mut self.buffer[..len]
-    }
-    /// `len` elements with unspecified contents, and a list of ids with unspecified contents.
-    pub fn with_ids(&mut self, len: usize) -> (&mut [f32], &mut Vec<u32>) {
-        if self.buffer.len() < len {
-            self.buffer.resize(len, 0.0);
-        }
-        (&mut self.buffer[..len], &mut self.ids)
-    }
-    /// `len` elements with unspecified contents, and another scratch for what is called while they are in use.
-    pub fn split(&mut self, len: usize) -> (&mut [f32], &mut Scratch) {
-        if self.buffer.len() < len {
-            self.buffer.resize(len, 0.0);
-        }
-        (&mut self.buffer[..len], self.inner.get_or_insert_default())
-    }
-}
-
-/// A mutable slice that tasks write disjoint ranges of.
-pub struct Disjoint<'a, T> {
-    start: *mut T,
-    len: usize,
-    _borrow: PhantomData<&'a mut [T]>,
-}
-
-// SAFETY: it hands out ranges only through `slice`, whose callers promise that they are disjoint.
-unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Send for Disjoint<'_, T> {}
-
-impl<'a, T> Disjoint<'a, T> {
-    /// Shares `slice` among tasks.
-    pub fn new(slice: &'a mut [T]) -> Self {
-        Disjoint { start: slice.as_mut_ptr(), len: slice.len(), _borrow: PhantomData }
-    }
-    /// Elements `range`.
-    ///
-    /// # Safety
-    /// While the result lives, no other task holds an overlapping range.
-    #[allow(clippy::mut_from_ref)]
-    #[inline(always)]
-    pub unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
-        // SAFETY: inside the borrowed slice; disjointness is the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
-    }
-}
-
-/// How many times a waiting thread looks before it parks (some 20 µs), and the caller before it yields.
-const SPINS: usize = if cfg!(miri) { 20 } else { 4000 };
-
-type Job = dyn Fn(usize) + Sync;
+/// How long a thread that waits looks again and again before it sleeps: longer than what lies between most regions of a
+/// decode step; waking up costs about as much.
+const SPIN: Duration = Duration::from_micros(if cfg!(miri) { 0 } else { 50 });
+/// Looks between two readings of the clock.
+const LOOKS: usize = if cfg!(miri) { 2 } else { 64 };
 
 struct Shared {
-    /// The job of the current epoch; written by the caller while every worker waits.
-    job: UnsafeCell<Option<(*const Job, usize)>>,
-    epoch: AtomicUsize,
-    next: AtomicUsize,
-    /// Workers that have not finished the current epoch.
-    pending: AtomicUsize,
-    panicked: AtomicBool,
+    region: Region,
     stop: AtomicBool,
-    sleepers: Mutex<usize>,
-    wake: Condvar,
+    /// Whether a worker's task of the region panicked.
+    panicked: AtomicBool,
+    /// Workers that wait for a region.
+    workers: Sleepers,
+    /// The caller, while it waits for tasks that workers have begun.
+    caller: Sleepers,
+    crowd: Crowd,
 }
-
-// SAFETY: `job` is written only while `pending == 0` (no worker reads it) and published by the release store of
-// `epoch`.
-unsafe impl Sync for Shared {}
-// SAFETY: the pointer in `job` is used only while the caller of `run` keeps the closure alive.
-unsafe impl Send for Shared {}
 
 /// Threads that run [`Tasks`].
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<std::thread::JoinHandle<()>>,
     /// One region at a time: a second caller waits here.
-    region: Mutex<()>,
+    turn: Mutex<Watch>,
+}
+
+thread_local! {
+    /// Borrowed while the thread runs a task.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 impl Pool {
     /// A pool of `threads` ≥ 1, of which the caller's is one. Fails where the system gives no more threads.
     pub fn new(threads: usize) -> std::io::Result<Pool> {
-        let shared = Arc::new(Shared {
-            job: UnsafeCell::new(None),
-            epoch: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
-            pending: AtomicUsize::new(0),
-            panicked: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            sleepers: Mutex::new(0),
-            wake: Condvar::new(),
-        });
+        let threads = threads.max(1);
+        let (shared, turn) = (Arc::new(Shared::new(threads)), Mutex::new(Watch::new(threads)));
         // Dropped with the threads that it has, if there are not enough.
-        let mut pool = Pool { workers: Vec::new(), shared, region: Mutex::new(()) };
-        for i in 1..threads.max(1) {
+        let mut pool = Pool { workers: Vec::new(), shared, turn };
+        for i in 1..threads {
             let shared = pool.shared.clone();
-            pool.workers.push(std::thread::Builder::new().name(format!("kernel-{i}")).spawn(move || work(&shared))?);
+            let name = format!("kernel-{i}");
+            pool.workers.push(std::thread::Builder::new().name(name).spawn(move || shared.work(i))?);
         }
         Ok(pool)
     }
@@ -136,7 +82,7 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs tasks `0..count`; returns when all are done. Not to be called from inside a task.
+    /// Runs tasks `0..count`; returns when all are done. Panics if called from inside a task: regions do not nest.
     pub fn run<T: Tasks>(&self, isa: Isa, count: usize, tasks: &T) {
         struct One<'a, T>(&'a T, usize, &'a mut Scratch);
         impl<T: Tasks> Kernel for One<'_, T> {
@@ -146,132 +92,146 @@ impl Pool {
                 self.0.task::<V>(self.1, self.2);
             }
         }
+        assert!(SCRATCH.with(|scratch| scratch.try_borrow_mut().is_ok()), "a parallel region inside a task of another");
         let job = |index: usize| SCRATCH.with_borrow_mut(|scratch| isa.run(One(tasks, index, scratch)));
         let _environment = FloatEnvironment::set();
         if self.workers.is_empty() || count <= 1 {
             (0..count).for_each(job);
             return;
         }
-        let _region = self.region.lock().unwrap_or_else(|e| e.into_inner());
-        let shared = &*self.shared;
-        let erased: &(dyn Fn(usize) + Sync) = &job;
-        // SAFETY: only the lifetime is erased; `run` does not return before every worker has left the job.
-        let erased: *const Job = unsafe { std::mem::transmute(erased) };
-        // SAFETY: `pending` is 0: every worker waits for the next epoch.
-        unsafe { *shared.job.get() = Some((erased, count)) };
-        shared.next.store(0, Ordering::Relaxed);
-        shared.pending.store(self.workers.len(), Ordering::Relaxed);
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
-        if *shared.sleepers.lock().expect("pool") > 0 {
-            shared.wake.notify_all();
-        }
-        let mine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| claim(shared, count, &job)));
-        let mut spins = 0;
-        while shared.pending.load(Ordering::Acquire) > 0 {
-            spins += 1;
-            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
-        }
-        let theirs = shared.panicked.swap(false, Ordering::Relaxed);
-        if let Err(panic) = mine {
-            std::panic::resume_unwind(panic);
-        }
-        assert!(!theirs, "a kernel thread panicked; its message is above");
-    }
-}
-
-thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
-}
-
-fn claim(shared: &Shared, count: usize, job: &(dyn Fn(usize) + Sync)) {
-    loop {
-        let index = shared.next.fetch_add(1, Ordering::Relaxed);
-        if index >= count {
+        let mut watch = self.turn.lock().unwrap_or_else(|e| e.into_inner());
+        watch.look(&self.shared.crowd);
+        if self.shared.crowd.limit() == 1 {
+            (0..count).for_each(job);
             return;
         }
-        job(index);
+        for first in (0..count).step_by(region::MOST) {
+            let job = |index: usize| job(first + index);
+            // SAFETY: `job` is Sync, as `tasks` is, and lives until `region` returns, which it does, by value or panic,
+            // when every task that was begun has ended.
+            let waited = unsafe { self.shared.region(region::MOST.min(count - first), &Job::new(&job)) };
+            watch.waited(waited);
+        }
     }
 }
 
-fn work(shared: &Shared) {
-    let _environment = FloatEnvironment::set();
-    let mut seen = 0;
-    loop {
-        let mut spins = 0;
-        while shared.epoch.load(Ordering::Acquire) == seen {
-            spins += 1;
-            if spins < SPINS {
-                std::hint::spin_loop();
+impl Shared {
+    fn new(threads: usize) -> Shared {
+        Shared {
+            region: Region::default(),
+            stop: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+            workers: Sleepers::default(),
+            caller: Sleepers::default(),
+            crowd: Crowd::new(threads),
+        }
+    }
+
+    /// Runs one region as its caller, one at a time. Gives the time that it waited for workers.
+    ///
+    /// # Safety
+    /// The job's closure is [`Sync`] and lives until this returns.
+    unsafe fn region(&self, count: usize, job: &Job) -> Duration {
+        // SAFETY: the caller's promise; the region before was closed below, and what was claimed of it was done.
+        unsafe { self.region.open(count, job) };
+        self.workers.call((count - 1).min(self.crowd.limit() - 1));
+        let (start, mut mine) = (Instant::now(), 0);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            while let Some(claim) = self.region.claim() {
+                mine += 1;
+                // SAFETY: the caller's promise.
+                unsafe { claim.run() };
+            }
+        }));
+        // After a panic nobody begins another task.
+        let theirs = self.region.close() - mine;
+        let of_one = start.elapsed() / mine.max(1) as u32;
+        let waited = self.wait_for(theirs, SPIN + 2 * of_one);
+        let panicked = self.panicked.swap(false, Ordering::Relaxed);
+        if let Err(panic) = result {
+            resume_unwind(panic);
+        }
+        assert!(!panicked, "a kernel thread panicked; its message is above");
+        waited
+    }
+
+    /// Waits for `theirs` tasks that workers have begun, so long without sleeping. Gives the time that it took.
+    fn wait_for(&self, theirs: usize, spin: Duration) -> Duration {
+        let done = || self.region.done() >= theirs;
+        if done() {
+            return Duration::ZERO;
+        }
+        let start = Instant::now();
+        while start.elapsed() < spin {
+            if looks(done) {
+                return start.elapsed();
+            }
+        }
+        // The worker does not run, or its task is an exceptional one. Whichever it is, an idle core invites it.
+        while !done() {
+            self.caller.sleep(done);
+        }
+        start.elapsed()
+    }
+
+    /// The life of worker `i` ≥ 1.
+    fn work(&self, i: usize) {
+        let _environment = FloatEnvironment::set();
+        self.crowd.enter(i);
+        while !self.stops() {
+            if i >= self.crowd.limit() {
+                self.crowd.rest(i, || self.stops());
                 continue;
             }
-            let mut sleepers = shared.sleepers.lock().expect("pool");
-            *sleepers += 1;
-            while shared.epoch.load(Ordering::SeqCst) == seen {
-                sleepers = shared.wake.wait(sleepers).expect("pool");
+            if !self.region.is_open() {
+                self.wait();
+                continue;
             }
-            *sleepers -= 1;
+            let start = Instant::now();
+            while let Some(claim) = self.region.claim() {
+                // SAFETY: the region's caller keeps the job alive until every claimed task is done.
+                if catch_unwind(AssertUnwindSafe(|| unsafe { claim.run() })).is_err() {
+                    self.panicked.store(true, Ordering::Relaxed);
+                }
+                claim.done();
+                self.caller.call(1);
+            }
+            self.crowd.worked(i, start.elapsed());
         }
-        seen += 1;
-        if shared.stop.load(Ordering::Relaxed) {
-            return;
-        }
-        // SAFETY: published by the epoch just seen; the caller keeps the closure alive until `pending` is 0.
-        let (job, count) = unsafe { (*shared.job.get()).expect("a job of this epoch") };
-        // SAFETY: as above.
-        let job = unsafe { &*job };
-        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| claim(shared, count, job))).is_err() {
-            shared.panicked.store(true, Ordering::Relaxed);
-        }
-        shared.pending.fetch_sub(1, Ordering::Release);
     }
+
+    /// A worker's wait for a region, or for the end.
+    fn wait(&self) {
+        let come = || self.region.is_open() || self.stops();
+        let start = Instant::now();
+        while start.elapsed() < SPIN {
+            if looks(come) {
+                return;
+            }
+        }
+        self.workers.sleep(come);
+    }
+
+    fn stops(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+}
+
+/// Looks [`LOOKS`] times whether `come` is true.
+fn looks(come: impl Fn() -> bool) -> bool {
+    (0..LOOKS).any(|_| {
+        std::hint::spin_loop();
+        come()
+    })
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
-        let _sleepers = self.shared.sleepers.lock();
-        self.shared.wake.notify_all();
-        drop(_sleepers);
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.workers.call(usize::MAX);
+        self.shared.crowd.call_all();
         for worker in self.workers.drain(..) {
             let _ = worker.join();
         }
     }
 }
-
-/// Round to nearest, denormals kept, while it lives: a caller's own settings (flush-to-zero, say) must not change bits.
-/// (Miri knows no assembly, and no other settings.)
-struct FloatEnvironment {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    callers: u32,
-}
-
-impl FloatEnvironment {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    fn set() -> Self {
-        const DEFAULT: u32 = 0x1f80;
-        let mut callers = 0u32;
-        // SAFETY: stores and loads the SSE control word, which is per thread; `Drop` restores the caller's. The
-        // compiler assumes the default word, which is what is set here.
-        unsafe {
-            std::arch::asm!("stmxcsr [{}]", in(reg) &mut callers, options(nostack));
-            std::arch::asm!("ldmxcsr [{}]", in(reg) &DEFAULT, options(nostack));
-        }
-        FloatEnvironment { callers }
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    fn set() -> Self {
-        FloatEnvironment {}
-    }
-}
-
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-impl Drop for FloatEnvironment {
-    fn drop(&mut self) {
-        // SAFETY: restores the word that `set` saved on this thread.
-        unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &self.callers, options(nostack)) }
-    }
-}
-
-#[cfg(test)]
-mod tests;

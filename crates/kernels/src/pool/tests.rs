@@ -39,7 +39,9 @@ fn parked_and_spinning_threads_miss_no_region() {
     const REGIONS: u32 = if cfg!(miri) { 30 } else { 2000 };
     for _ in 0..REGIONS {
         pool.run(Isa::PORTABLE, counters.len(), &Count(&counters));
-        for _ in 0..stream.below(3 * SPINS as u64) {
+        let start = Instant::now();
+        let pause = Duration::from_nanos(stream.below(3 * SPIN.as_nanos() as u64 + 1));
+        while start.elapsed() < pause {
             std::hint::spin_loop();
         }
         if stream.below(50) == 0 {
@@ -47,6 +49,150 @@ fn parked_and_spinning_threads_miss_no_region() {
         }
     }
     assert!(counters.iter().all(|c| c.load(Ordering::Relaxed) == REGIONS));
+}
+
+/// A region whose tasks add up which of them ran.
+fn sum_of_region(shared: &Shared, count: usize) -> u32 {
+    let sum = AtomicU32::new(0);
+    let job = |index: usize| {
+        sum.fetch_add(1 << index, Ordering::Relaxed);
+    };
+    // SAFETY: the closure is Sync and outlives the region.
+    unsafe { shared.region(count, &Job::new(&job)) };
+    sum.into_inner()
+}
+
+/// Workers whose cores are others' just now: none comes, and the caller does all of it.
+#[test]
+fn a_region_waits_for_nobody_who_has_not_begun() {
+    let shared = Shared::new(3);
+    for _ in 0..3 {
+        assert_eq!(sum_of_region(&shared, 20), (1 << 20) - 1);
+    }
+}
+
+#[test]
+fn workers_beyond_the_limit_rest_until_it_is_raised() {
+    let pool = Pool::new(3).unwrap();
+    for _ in 0..if cfg!(miri) { 2 } else { 50 } {
+        pool.shared.crowd.set_limit(1);
+        // Nobody is called, and who is awake rests; so the region is the caller's when both are asleep.
+        while pool.shared.workers.asleep() + pool.shared.crowd.resting() < 2 {
+            std::thread::yield_now();
+        }
+        let caller = std::thread::current().id();
+        let alone = |_: usize| assert_eq!(std::thread::current().id(), caller);
+        // SAFETY: the closure is Sync and outlives the region.
+        unsafe { pool.shared.region(20, &Job::new(&alone)) };
+
+        // Three tasks wait for each other: each needs a thread of its own.
+        pool.shared.crowd.set_limit(3);
+        let met = AtomicU32::new(0);
+        let meet = |_: usize| {
+            met.fetch_add(1, Ordering::SeqCst);
+            while met.load(Ordering::SeqCst) < 3 {
+                std::thread::yield_now();
+            }
+        };
+        // SAFETY: as above.
+        unsafe { pool.shared.region(3, &Job::new(&meet)) };
+    }
+}
+
+#[test]
+fn claims_are_of_one_region() {
+    let region = Region::default();
+    let sum = AtomicU32::new(0);
+    let job = |index: usize| {
+        sum.fetch_add(1 << index, Ordering::Relaxed);
+    };
+    assert!(region.claim().is_none());
+    // SAFETY: the closure lives to the end, and every claim is run.
+    unsafe { region.open(3, &Job::new(&job)) };
+    let (first, second) = (region.claim().unwrap(), region.claim().unwrap());
+    // SAFETY: as above.
+    unsafe { (second.run(), first.run()) };
+    assert_eq!(sum.load(Ordering::Relaxed), 0b11);
+    second.done();
+    assert_eq!((region.done(), region.close()), (1, 2), "the third task is given up");
+    assert!(region.claim().is_none() && !region.is_open());
+    // SAFETY: as above.
+    unsafe { region.open(1, &Job::new(&job)) };
+    assert_eq!(region.done(), 0);
+    let last = region.claim().unwrap();
+    assert!(region.claim().is_none() && region.claim().is_none());
+    // SAFETY: as above.
+    unsafe { last.run() };
+    assert_eq!((sum.load(Ordering::Relaxed), region.close()), (0b100, 1));
+}
+
+/// A worker that took a task and lost its core: the caller sleeps until the task is done.
+#[test]
+fn the_caller_waits_for_what_was_claimed() {
+    let shared = Shared::new(2);
+    let (begun, may_end) = (AtomicBool::new(false), AtomicBool::new(false));
+    let caller = std::thread::current().id();
+    let done = AtomicU32::new(0);
+    let job = |index: usize| {
+        if std::thread::current().id() == caller {
+            // The worker has a task before the caller has finished one.
+            while !begun.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+        } else {
+            begun.store(true, Ordering::SeqCst);
+            while !may_end.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+        }
+        done.fetch_add(1 << index, Ordering::Relaxed);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while shared.caller.asleep() == 0 {
+                std::thread::yield_now();
+            }
+            assert_eq!(done.load(Ordering::Relaxed).count_ones(), 2, "the caller sleeps when nothing else is left");
+            may_end.store(true, Ordering::SeqCst);
+        });
+        scope.spawn(|| {
+            let claim = loop {
+                if let Some(claim) = shared.region.claim() {
+                    break claim;
+                }
+                std::thread::yield_now();
+            };
+            // SAFETY: the closure outlives the region.
+            unsafe { claim.run() };
+            claim.done();
+            shared.caller.call(1);
+        });
+        // SAFETY: the closure is Sync and outlives the region.
+        unsafe { shared.region(3, &Job::new(&job)) };
+        assert_eq!(done.load(Ordering::Relaxed), 0b111);
+    });
+}
+
+/// A region inside a task.
+struct Nested<'a>(&'a Pool);
+
+impl Tasks for Nested<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, _index: usize, _scratch: &mut Scratch) {
+        self.0.run(Isa::PORTABLE, 2, &PanicAt(9));
+    }
+}
+
+#[test]
+fn a_region_inside_a_task_is_refused_and_does_not_hang() {
+    for threads in [1, 3] {
+        let pool = Pool::new(threads).unwrap();
+        let run = AssertUnwindSafe(|| pool.run(Isa::PORTABLE, 4, &Nested(&pool)));
+        assert!(catch_unwind(run).is_err(), "{threads} threads");
+        let counters = counters(4);
+        pool.run(Isa::PORTABLE, 4, &Count(&counters));
+        assert!(counters.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+    }
 }
 
 #[test]

@@ -1,0 +1,324 @@
+//! How many threads are worth having.
+//!
+//! Where other programs compute too, a thread more may share a core: it stops in the middle of a task for the
+//! milliseconds that the scheduler gives to another program, and the caller waits for the task; or it is woken on the
+//! caller's own core, and stops the caller. So the pool compares, some milliseconds at a time, what its workers did
+//! with what they cost the caller, sends home those that had to wait for a core where they cost more, and tries from
+//! time to time whether there is room again.
+//!
+//! With w for the time of a window, u for what the workers did in it, and d for how long the caller was kept from a
+//! core or waited for what a worker had begun, w − d + u was done, where the caller alone does w: so workers are
+//! worth having while u > d.
+
+use super::sleep::Sleepers;
+use std::fs::File;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+/// Time between two looks, of some microseconds each: two or three time slices of the scheduler's.
+const WINDOW: Duration = Duration::from_millis(8);
+/// A thread that waited for a core for more than this part of the time shares it.
+const SHARE: u32 = 8;
+/// How long it lasts until one thread more is tried: at first, and after one failure after another.
+const REST: Duration = Duration::from_millis(16);
+const LONGEST_REST: Duration = Duration::from_millis(640);
+
+/// What workers see of it.
+pub(super) struct Crowd {
+    /// Threads that take tasks, the caller's included: at least 1.
+    limit: AtomicUsize,
+    /// Workers beyond the limit.
+    resting: Sleepers,
+    workers: Box<[Worker]>,
+}
+
+/// What a worker says of itself, on cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Worker {
+    /// Nanoseconds in which it ran tasks, or waited for a core to go on with one.
+    busy: AtomicU64,
+    clock: OnceLock<Clock>,
+}
+
+impl Crowd {
+    pub fn new(threads: usize) -> Crowd {
+        let workers = (1..threads).map(|_| Worker::default()).collect();
+        Crowd { limit: AtomicUsize::new(threads), resting: Sleepers::default(), workers }
+    }
+
+    /// Threads that take tasks, the caller's included.
+    pub fn limit(&self) -> usize {
+        self.limit.load(Ordering::SeqCst)
+    }
+
+    /// Worker `i` ≥ 1 of these threads has come into being.
+    pub fn enter(&self, i: usize) {
+        if let Some(clock) = Clock::of_this_thread() {
+            let _ = self.workers[i - 1].clock.set(clock);
+        }
+    }
+
+    /// Worker `i` had tasks for so long.
+    pub fn worked(&self, i: usize, time: Duration) {
+        self.workers[i - 1].busy.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Worker `i` rests while it is beyond the limit, unless `stop`.
+    pub fn rest(&self, i: usize, stop: impl Fn() -> bool) {
+        self.resting.sleep(|| i < self.limit() || stop());
+    }
+
+    /// So many threads take tasks from now on. Those in the middle of one finish it.
+    pub fn set_limit(&self, limit: usize) {
+        if self.limit.swap(limit, Ordering::SeqCst) < limit {
+            self.call_all();
+        }
+    }
+
+    #[cfg(test)]
+    pub fn resting(&self) -> usize {
+        self.resting.asleep()
+    }
+
+    /// Has those who rest look whether they still should.
+    pub fn call_all(&self) {
+        self.resting.call(usize::MAX);
+    }
+}
+
+/// What the caller of regions remembers of it.
+pub(super) struct Watch {
+    /// The thread that was the caller, its clock, and what the clock said.
+    caller: Option<(ThreadId, Clock)>,
+    caller_delay: Duration,
+    /// How long the caller waited for workers since the last look.
+    waited: Duration,
+    /// What each worker's clocks said: busy, and ready to run without a core.
+    readings: Vec<(Duration, Duration)>,
+    since: Instant,
+    /// What workers did and cost lately.
+    balance: Balance,
+    /// When one thread more is tried, and how long it lasts after the next failure.
+    again: Instant,
+    rest: Duration,
+}
+
+/// Of a window, or of the last ones, each counting for three quarters of the next.
+#[derive(Clone, Copy, Default)]
+struct Balance {
+    /// Threads that shared a core.
+    sharing: usize,
+    gain: Duration,
+    cost: Duration,
+}
+
+impl Watch {
+    pub fn new(threads: usize) -> Watch {
+        let now = Instant::now();
+        Watch {
+            caller: None,
+            caller_delay: Duration::ZERO,
+            waited: Duration::ZERO,
+            readings: vec![Default::default(); threads - 1],
+            since: now,
+            balance: Balance::default(),
+            again: now,
+            rest: REST,
+        }
+    }
+
+    /// The caller waited so long for tasks that workers had begun.
+    pub fn waited(&mut self, time: Duration) {
+        self.waited += time;
+    }
+
+    /// Between two regions of its caller: sets the limit as it should be.
+    pub fn look(&mut self, crowd: &Crowd) {
+        let now = Instant::now();
+        if now - self.since < WINDOW {
+            return;
+        }
+        let here = std::thread::current().id();
+        let anew = self.caller.as_ref().is_none_or(|(id, _)| *id != here);
+        if anew {
+            self.caller = Clock::of_this_thread().map(|clock| (here, clock));
+        }
+        let (limit, window) = (crowd.limit(), now - self.since);
+        let balance = self.read(crowd, limit, window);
+        self.since = now;
+        if !anew {
+            let limit = self.next_limit(limit, crowd.workers.len() + 1, balance, window, now);
+            if limit != crowd.limit() {
+                crowd.set_limit(limit);
+            }
+        }
+    }
+
+    /// Reads all clocks: what the workers of `limit` threads that shared a core, or all of them if it was none, did
+    /// since the last look, and what the other threads lost by them.
+    fn read(&mut self, crowd: &Crowd, limit: usize, window: Duration) -> Balance {
+        let (mut sharing, mut delays, mut theirs, mut all) = (0, Duration::ZERO, Duration::ZERO, Duration::ZERO);
+        for (i, (worker, before)) in crowd.workers.iter().zip(&mut self.readings).enumerate() {
+            let busy = Duration::from_nanos(worker.busy.load(Ordering::Relaxed));
+            let delay = worker.clock.get().and_then(Clock::read).unwrap_or_default();
+            let (new_busy, new_delay) = (busy.saturating_sub(before.0), delay.saturating_sub(before.1));
+            *before = (busy, delay);
+            if i + 1 >= limit {
+                continue;
+            }
+            let did = new_busy.saturating_sub(new_delay);
+            all += did;
+            if new_delay > window / SHARE {
+                (sharing, delays, theirs) = (sharing + 1, delays + new_delay, theirs + did);
+            }
+        }
+        let delay = self.caller.as_ref().and_then(|(_, clock)| clock.read()).unwrap_or_default();
+        let lost = delay.saturating_sub(self.caller_delay) + std::mem::take(&mut self.waited).min(delays);
+        self.caller_delay = delay;
+        let gain = if sharing == 0 { all } else { theirs };
+        let others = if sharing == 0 { 1 } else { limit - sharing };
+        Balance { sharing: sharing.max(1), gain, cost: lost * others as u32 }
+    }
+
+    /// How many of `limit` threads, of at most `threads`, go on after a window of this balance.
+    fn next_limit(&mut self, limit: usize, threads: usize, new: Balance, window: Duration, now: Instant) -> usize {
+        let faded = |old: Duration, new: Duration| old - old / 4 + new;
+        self.balance.gain = faded(self.balance.gain, new.gain);
+        self.balance.cost = faded(self.balance.cost, new.cost);
+        let Balance { gain, cost, .. } = self.balance;
+        if limit > 1 && new.cost > window / SHARE && cost > gain {
+            // Regions may be longer than the window.
+            self.again = now + self.rest.max(16 * window);
+            self.rest = (2 * self.rest).min(LONGEST_REST);
+            self.balance = Balance::default();
+            return limit.saturating_sub(new.sharing).max(1);
+        }
+        if limit < threads && now >= self.again {
+            self.balance = Balance::default();
+            return limit + 1;
+        }
+        if limit == threads {
+            // One good window may be what a thread that slept for long has saved up.
+            self.rest = (self.rest - self.rest / 8).max(REST);
+        }
+        limit
+    }
+}
+
+/// How long a thread has been ready to run and did not: Linux's run delay. Elsewhere there is none.
+struct Clock(File);
+
+impl Clock {
+    fn of_this_thread() -> Option<Clock> {
+        let there = cfg!(all(target_os = "linux", not(miri)));
+        there.then(|| File::open("/proc/thread-self/schedstat")).and_then(Result::ok).map(Clock)
+    }
+
+    #[cfg(unix)]
+    fn read(&self) -> Option<Duration> {
+        let mut text = [0; 80];
+        let len = std::os::unix::fs::FileExt::read_at(&self.0, &mut text, 0).ok()?;
+        run_delay(&text[..len])
+    }
+    #[cfg(not(unix))]
+    fn read(&self) -> Option<Duration> {
+        None
+    }
+}
+
+/// The second number of "time on a core, run delay (both in ns), time slices".
+fn run_delay(text: &[u8]) -> Option<Duration> {
+    let mut numbers = str::from_utf8(text).ok()?.split_ascii_whitespace();
+    numbers.nth(1)?.parse().ok().map(Duration::from_nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LATER: Duration = Duration::from_secs(1);
+
+    fn balance(sharing: usize, gain: u64, cost: u64) -> Balance {
+        Balance { sharing, gain: Duration::from_millis(gain), cost: Duration::from_millis(cost) }
+    }
+
+    #[test]
+    fn threads_that_cost_more_than_they_give_go_home_and_are_tried_again_ever_later() {
+        let (mut watch, mut now) = (Watch::new(8), Instant::now());
+        let (good, bad) = (balance(1, 12, 1), |sharing| balance(sharing, 1, 7));
+        assert_eq!(watch.next_limit(8, 8, good, WINDOW, now), 8);
+        assert_eq!(watch.next_limit(8, 8, bad(3), WINDOW, now), 8, "what was won before counts, too");
+        assert_eq!(watch.next_limit(8, 8, bad(3), WINDOW, now), 5);
+        assert_eq!(watch.next_limit(5, 8, bad(5), WINDOW, now), 1, "the caller stays");
+        assert_eq!(watch.next_limit(1, 8, bad(1), WINDOW, now), 1);
+        let mut limit = 1;
+        let mut rests = Vec::new();
+        for _ in 0..8 {
+            let start = now;
+            while limit == 1 {
+                now += WINDOW;
+                limit = watch.next_limit(1, 8, balance(1, 0, 0), WINDOW, now);
+            }
+            assert_eq!(limit, 2, "one more at a time");
+            rests.push(now - start);
+            limit = watch.next_limit(2, 8, bad(1), WINDOW, now);
+        }
+        assert!(rests.is_sorted(), "{rests:?}");
+        assert!(rests[7] >= LONGEST_REST && rests[7] < LONGEST_REST + 2 * WINDOW, "{rests:?}");
+        // Where there is room, all come back at once, and after some time a failure is a first one again.
+        now += LATER;
+        for limit in 1..8 {
+            assert_eq!(watch.next_limit(limit, 8, good, WINDOW, now), limit + 1);
+        }
+        for _ in 0..100 {
+            assert_eq!(watch.next_limit(8, 8, good, WINDOW, now), 8);
+        }
+        assert_eq!(watch.rest, REST);
+    }
+
+    #[test]
+    fn delays_that_cost_little_send_nobody_home() {
+        let (mut watch, now) = (Watch::new(2), Instant::now());
+        for _ in 0..100 {
+            let little = Balance { sharing: 1, gain: Duration::ZERO, cost: WINDOW / (SHARE + 1) };
+            assert_eq!(watch.next_limit(2, 2, little, WINDOW, now), 2);
+        }
+    }
+
+    #[test]
+    fn a_region_longer_than_the_window_is_not_followed_by_a_trial() {
+        let (mut watch, now) = (Watch::new(2), Instant::now());
+        assert_eq!(watch.next_limit(2, 2, balance(1, 0, 500), LATER, now), 1);
+        assert_eq!(watch.next_limit(1, 2, balance(1, 0, 0), LATER, now + 15 * LATER), 1);
+        assert_eq!(watch.next_limit(1, 2, balance(1, 0, 0), LATER, now + 16 * LATER), 2);
+    }
+
+    #[test]
+    fn a_balance_is_of_those_who_shared_a_core() {
+        let crowd = Crowd::new(4);
+        let ms = Duration::from_millis;
+        for i in 1..4 {
+            crowd.worked(i, ms(6));
+        }
+        let mut watch = Watch::new(4);
+        watch.waited(ms(5));
+        // No clock says that a worker had to wait: what the caller waited was the end of their tasks.
+        let balance = watch.read(&crowd, 3, WINDOW);
+        assert_eq!((balance.sharing, balance.gain, balance.cost), (1, ms(12), ms(0)), "two workers within the limit");
+        let balance = watch.read(&crowd, 4, WINDOW);
+        assert_eq!((balance.gain, balance.cost), (ms(0), ms(0)), "each look counts from the one before");
+    }
+
+    #[test]
+    fn linux_says_how_long_a_thread_waited() {
+        assert_eq!(run_delay(b"1234 56789 3\n"), Some(Duration::from_nanos(56789)));
+        assert_eq!(run_delay(b""), None);
+        assert_eq!(run_delay(b"12 x 3"), None);
+        let Some(clock) = Clock::of_this_thread() else { return };
+        let first = clock.read().unwrap();
+        assert!(clock.read().unwrap() >= first);
+    }
+}

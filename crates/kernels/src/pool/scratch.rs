@@ -1,0 +1,66 @@
+//! What a task works in: memory of its thread, and its own range of a shared output.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Memory that a thread keeps from task to task.
+#[derive(Default)]
+pub struct Scratch {
+    buffer: Vec<f32>,
+    ids: Vec<u32>,
+    inner: Option<Box<Scratch>>,
+}
+
+impl Scratch {
+    /// `len` elements with unspecified contents.
+    pub fn f32(&mut self, len: usize) -> &mut [f32] {
+        if self.buffer.len() < len {
+            self.buffer.resize(len, 0.0);
+        }
+        &mut self.buffer[..len]
+    }
+    /// `len` elements with unspecified contents, and a list of ids with unspecified contents.
+    pub fn with_ids(&mut self, len: usize) -> (&mut [f32], &mut Vec<u32>) {
+        if self.buffer.len() < len {
+            self.buffer.resize(len, 0.0);
+        }
+        (&mut self.buffer[..len], &mut self.ids)
+    }
+    /// `len` elements with unspecified contents, and another scratch for what is called while they are in use.
+    pub fn split(&mut self, len: usize) -> (&mut [f32], &mut Scratch) {
+        if self.buffer.len() < len {
+            self.buffer.resize(len, 0.0);
+        }
+        (&mut self.buffer[..len], self.inner.get_or_insert_default())
+    }
+}
+
+/// A mutable slice that tasks write disjoint ranges of.
+pub struct Disjoint<'a, T> {
+    start: *mut T,
+    len: usize,
+    _borrow: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it hands out ranges only through `slice`, whose callers promise that they are disjoint.
+unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Disjoint<'_, T> {}
+
+impl<'a, T> Disjoint<'a, T> {
+    /// Shares `slice` among tasks.
+    pub fn new(slice: &'a mut [T]) -> Self {
+        Disjoint { start: slice.as_mut_ptr(), len: slice.len(), _borrow: PhantomData }
+    }
+    /// Elements `range`.
+    ///
+    /// # Safety
+    /// While the result lives, no other task holds an overlapping range.
+    #[allow(clippy::mut_from_ref)]
+    #[inline(always)]
+    pub unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        // SAFETY: inside the borrowed slice; disjointness is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
