@@ -13,8 +13,9 @@ Examples:
 
 Data: JSON lines or Parquet with a `prompt` column (text or chat messages); the
 other columns go to the rewards.
-Rewards: gsm8k, exact_match, format:REGEX, length:N, unique_chars,
-command:PROGRAM, model:DIR (a reward model); --reward may be repeated.
+Rewards: gsm8k, math, exact_match, format:REGEX, length:N, … (docs/rewards.md),
+command:PROGRAM, model:DIR (a reward model); --reward may be repeated. Try them
+on completions of your own with `lockstep score-rewards`.
 A stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) ends the step, writes a checkpoint and
 exits with 128 + the signal's number (Ctrl-C: 130); a second one ends it at once.
 `lockstep plan` says what memory a run will take; `lockstep config show` lists
@@ -80,6 +81,18 @@ Examples:
   lockstep score --model DIR --input ids.jsonl > logprobs.jsonl
 
 Each input line gives one line {\"logprobs\": […], \"entropies\": […]}, in nats.";
+
+/// Of `lockstep score-rewards`.
+pub const SCORE_REWARDS: &str = "\
+Examples:
+  lockstep score-rewards --input completions.jsonl --reward gsm8k
+  lockstep score-rewards my.toml --input completions.jsonl --json
+  lockstep eval --model DIR --task gsm8k --dataset test.jsonl --out c.jsonl
+
+Each line has a `completion` (text or chat messages), where the reward needs them
+a `prompt` and the dataset's columns, and `completion_ids` for rewards of tokens
+(--tokenizer makes them). Lines with the same prompt that follow each other are a
+group. Exit code 1 if a reward judged nothing.";
 
 /// Of `lockstep eval`.
 pub const EVAL: &str = "\

@@ -14,6 +14,7 @@ mod new_directory;
 mod options;
 mod plan;
 mod score;
+mod score_rewards;
 mod session;
 mod signals;
 mod train;
@@ -70,6 +71,8 @@ enum Command {
     Generate(generate::Args),
     #[command(after_help = examples::SCORE)]
     Score(score::Args),
+    #[command(after_help = examples::SCORE_REWARDS)]
+    ScoreRewards(score_rewards::Args),
     #[command(after_help = examples::EVAL)]
     Eval(eval::Args),
     #[command(after_help = examples::INIT)]
@@ -101,6 +104,7 @@ pub fn main() -> ExitCode {
         Command::Dpo(args) => session::run(Purpose::Dpo, &args),
         Command::Generate(args) => generate::run(args),
         Command::Score(args) => score::run(args),
+        Command::ScoreRewards(args) => score_rewards::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Init(args) => init::run(args),
         Command::Merge(args) => merge::run(args),
@@ -137,7 +141,7 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Bench(_) => "bench",
         // Those that read a configuration take every key from the environment, too.
         Command::Train(_) | Command::Sft(_) | Command::Reward(_) | Command::Dpo(_) | Command::Eval(_) => return Ok(()),
-        Command::Plan(_) | Command::Config(_) => return Ok(()),
+        Command::Plan(_) | Command::Config(_) | Command::ScoreRewards(_) => return Ok(()),
     };
     lockstep::config::refuse_environment(name)
 }

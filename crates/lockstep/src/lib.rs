@@ -37,6 +37,7 @@ pub use models::{Policy, load_config, load_weights, locate, locate_model};
 pub use rewards::RewardInput;
 pub use rollouts::evaluate::Outcome;
 pub use rollouts::samples::of_groups as samples_of_groups;
+pub use rollouts::score_file::{ScoredFile, ScoredRow, score_file};
 pub use run::inputs::{Flow, LogRecord};
 pub use run::memory_plan::MemoryPlan;
 pub use run::provenance::{check_base, check_command};

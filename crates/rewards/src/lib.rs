@@ -40,6 +40,11 @@ pub trait Reward: Send {
         Vec::new()
     }
 
+    /// Whether it reads the token ids of completions: without them its scores would be wrong, not missing.
+    fn reads_ids(&self) -> bool {
+        false
+    }
+
     /// Whether what it says of a group (the completions of one prompt) depends on that group alone. Then it may be
     /// asked about one group at a time, in any order, while others are still generated, and what it said is put
     /// together by [`Scores::of_groups`]. Otherwise it is asked once, about the whole batch.

@@ -68,6 +68,12 @@ impl DatasetSpec {
         Self::eval(config).into_iter().map(|spec| (String::new(), spec)).chain(named).collect()
     }
 
+    /// Completions in the file `name`, with the columns that `config` names.
+    pub fn completions(config: &Config, name: String) -> DatasetSpec {
+        let spec = Self::of(config, name, config.dataset_split.clone(), config.max_samples);
+        DatasetSpec { needs_completion: true, system_prompt: None, ..spec }
+    }
+
     fn of(config: &Config, name: String, split: String, max_samples: Option<usize>) -> DatasetSpec {
         let text = |v: &serde_json::Value| v.as_str().map(str::to_owned);
         DatasetSpec {
@@ -87,9 +93,15 @@ impl DatasetSpec {
 
     /// Reads it. Whatever is wrong with the data is a [`crate::BadInput`] that names file and line.
     pub fn load(&self) -> anyhow::Result<Dataset> {
+        self.load_with(&mut |_| {})
+    }
+
+    /// The same, each row changed before it is looked at.
+    pub fn load_with(&self, change: &mut dyn FnMut(&mut Row)) -> anyhow::Result<Dataset> {
         let mut examples = Vec::new();
         let mut columns = BTreeSet::new();
-        let hash = self.read(&mut |row, place| {
+        let hash = self.read(&mut |mut row, place| {
+            change(&mut row);
             let example = self.example(examples.len(), row, place)?;
             columns.extend(example.columns.keys().cloned());
             examples.push(example);

@@ -8,6 +8,7 @@ pub mod replay;
 pub mod reward_model;
 pub mod rewards;
 pub mod samples;
+pub mod score_file;
 pub mod scoring;
 
 pub use groups::{Rollouts, ScoredCompletion, ScoredGroup};

@@ -6,6 +6,7 @@ use crate::data::prompt_dataset::PromptDataset;
 use crate::error::{BadInput, OrBadInput};
 use kernels::Context;
 use rewards::{Reward, RewardSpec};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -66,14 +67,18 @@ pub fn load_rewards(
 
 /// Refuses rewards that read a column that is not there.
 pub fn check_columns(prompts: &PromptDataset, name: &str, rewards: &[ConfiguredReward]) -> anyhow::Result<()> {
-    let Some(first) = prompts.all.first() else { return Ok(()) };
+    prompts.all.first().map_or(Ok(()), |first| check_columns_of(&first.columns, name, rewards))
+}
+
+/// The same of one row's columns.
+pub fn check_columns_of(columns: &Map<String, Value>, name: &str, rewards: &[ConfiguredReward]) -> anyhow::Result<()> {
     // A model reads prompts and completions alone.
     let ready =
         rewards.iter().filter_map(|r| if let ConfiguredReward::Ready(reward) = r { Some(reward) } else { None });
     for reward in ready {
         for column in reward.required_columns() {
-            if !first.columns.contains_key(&column) {
-                let present: Vec<&str> = first.columns.keys().map(String::as_str).collect();
+            if !columns.contains_key(&column) {
+                let present: Vec<&str> = columns.keys().map(String::as_str).collect();
                 return Err(BadInput::new(format!(
                     "reward {} reads column `{column}`, which {name} lacks; its columns beside the prompt are: {}. \
                      Rename one with columns = {{ {column} = \"…\" }}",

@@ -96,6 +96,10 @@ impl Reward for Length {
         true
     }
 
+    fn reads_ids(&self) -> bool {
+        self.unit == Unit::Tokens
+    }
+
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
         let lengths: Vec<usize> = match self.unit {
             Unit::Tokens => batch.completion_ids.iter().map(Vec::len).collect(),

@@ -85,6 +85,10 @@ impl Reward for Repetition {
         true
     }
 
+    fn reads_ids(&self) -> bool {
+        self.options.unit == Unit::Tokens
+    }
+
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
         let words = |text: &str| {
             let lower = text.to_lowercase();

@@ -4,6 +4,7 @@ mod generate;
 mod init;
 mod plan;
 mod score;
+mod score_rewards;
 
 use std::io::Write;
 use std::path::Path;

@@ -1,0 +1,245 @@
+//! `lockstep score-rewards`.
+
+use crate::options::utf8;
+use crate::signals::stop_on_signals;
+use lockstep::config::{Layers, Purpose, Resolved};
+use lockstep::{BadInput, ScoredFile, ScoredRow, bad_input, score_file, write_atomically};
+use rewards::RewardSpec;
+use serde_json::{Map, Value, json};
+use std::io::Write;
+use std::path::PathBuf;
+use telemetry::{Align, Console, ConsoleOptions, Table};
+
+/// So many characters of an example are shown, its last ones.
+const SHOWN: usize = 300;
+/// With no more different scores than this each is counted, else ten bins are.
+const FEW: usize = 10;
+
+/// Tries rewards on a file of completions, without a model: how scores are spread, what was not judged, examples.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A TOML file of keys: its reward_funcs, columns, prompt_column, completion_column, max_samples.
+    #[arg(value_name = "CONFIG.toml")]
+    pub config: Option<PathBuf>,
+    /// JSONL or Parquet with a `completion` in each row.
+    #[arg(long, value_name = "FILE")]
+    pub input: PathBuf,
+    /// A reward: gsm8k, format:REGEX, command:./reward.py, …; may be repeated (reward_funcs).
+    #[arg(long, value_name = "REWARD")]
+    pub reward: Vec<String>,
+    /// A task's preset of columns and rewards: gsm8k or prompt_answer (task).
+    #[arg(long, value_name = "TASK")]
+    pub task: Option<String>,
+    /// Makes token ids of completions, for rewards that count them: a model's directory.
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+    /// Examples of the highest and of the lowest score of each reward, and of those not judged.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub examples: usize,
+    /// Sets a key; may be repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Writes each completion with its scores as JSON lines.
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub out: Option<PathBuf>,
+    /// The result as JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    let Resolved { config, .. } = configuration(&args)?;
+    if config.reward_funcs.is_empty() {
+        bad_input!("no reward to try: give --reward, or a configuration with reward_funcs");
+    }
+    let input = utf8("--input", &args.input)?;
+    if !args.input.is_file() {
+        bad_input!("--input {input}: there is no such file");
+    }
+    let stop = stop_on_signals(&Console::new(ConsoleOptions::default())?, "scoring stops, without a result")?;
+    let scored = score_file(&config, &input, args.tokenizer.as_deref(), &stop)?;
+    let command = |spec: &RewardSpec| serde_json::to_value(spec).is_ok_and(|spec| spec.to_string().contains("command"));
+    if scored.without_ids && config.reward_funcs.iter().any(command) {
+        eprintln!("note: completion_ids are empty: {input} has none, and --tokenizer is not given");
+    }
+    if let Some(path) = &args.out {
+        write_atomically(path, lines(&scored).as_bytes())?;
+    }
+    let summaries: Vec<Summary<'_>> = (0..scored.names.len()).map(|place| Summary::of(&scored, place)).collect();
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", report(&scored, &summaries, args.examples))?;
+    } else {
+        write!(out, "{}", text(&scored, &summaries, args.examples))?;
+    }
+    out.flush()?;
+    match summaries.iter().find(|summary| summary.sorted.is_empty()) {
+        Some(Summary { name, .. }) => anyhow::bail!("reward `{name}` judged no completion of {input}"),
+        None => Ok(()),
+    }
+}
+
+fn configuration(args: &Args) -> anyhow::Result<Resolved> {
+    let mut set = Vec::new();
+    let mut flag = |key: &str, value: Option<String>| set.extend(value.map(|v| (key.to_owned(), v)));
+    flag("task", args.task.clone());
+    if !args.reward.is_empty() {
+        flag("reward_funcs", Some(serde_json::to_string(&args.reward)?));
+    }
+    for pair in &args.set {
+        let (key, value) =
+            pair.split_once('=').ok_or_else(|| BadInput::new(format!("--set {pair}: expected KEY=VALUE")))?;
+        set.push((key.trim().to_owned(), value.trim().to_owned()));
+    }
+    let layers = Layers { purpose: Purpose::Show, file: args.config.clone(), set, ..Layers::default() };
+    layers.with_environment()?.resolve()
+}
+
+/// What a reward said of the file.
+struct Summary<'a> {
+    name: &'a str,
+    of: usize,
+    /// Its scores.
+    sorted: Vec<f64>,
+    /// The rows, from the highest score to the lowest.
+    judged: Vec<&'a ScoredRow>,
+    unjudged: Vec<&'a ScoredRow>,
+    place: usize,
+}
+
+impl<'a> Summary<'a> {
+    fn of(scored: &'a ScoredFile, place: usize) -> Summary<'a> {
+        let (mut judged, unjudged): (Vec<_>, Vec<_>) = scored.rows.iter().partition(|row| row.rewards[place].is_some());
+        let score = |row: &ScoredRow| row.rewards[place].unwrap_or_default();
+        judged.sort_by(|a, b| score(b).total_cmp(&score(a)));
+        let sorted = judged.iter().rev().map(|row| score(row)).collect();
+        Summary { name: &scored.names[place], of: scored.rows.len(), sorted, judged, unjudged, place }
+    }
+
+    fn mean(&self) -> Option<f64> {
+        (!self.sorted.is_empty()).then(|| self.sorted.iter().sum::<f64>() / self.sorted.len() as f64)
+    }
+
+    /// The sample's standard deviation.
+    fn std(&self) -> Option<f64> {
+        let mean = self.mean().filter(|_| self.sorted.len() > 1)?;
+        let squares: f64 = self.sorted.iter().map(|score| (score - mean) * (score - mean)).sum();
+        Some((squares / (self.sorted.len() - 1) as f64).sqrt())
+    }
+
+    /// The score below which a part of them lies.
+    fn quantile(&self, part: f64) -> Option<f64> {
+        let last = self.sorted.len().checked_sub(1)?;
+        Some(self.sorted[(last as f64 * part).round() as usize])
+    }
+
+    /// How many scores are in each bin, from its first to its last value.
+    fn counts(&self) -> Vec<(f64, f64, usize)> {
+        let distinct: Vec<(f64, f64, usize)> =
+            self.sorted.chunk_by(|a, b| a == b).map(|same| (same[0], same[0], same.len())).collect();
+        if distinct.len() <= FEW {
+            return distinct;
+        }
+        let (low, high) = (self.sorted[0], self.sorted[self.sorted.len() - 1]);
+        let width = (high - low) / FEW as f64;
+        let edge = |i: usize| if i == FEW { high } else { low + width * i as f64 };
+        let bin = |score: f64| (((score - low) / width) as usize).min(FEW - 1);
+        let count = |i| self.sorted.iter().filter(|&&score| bin(score) == i).count();
+        (0..FEW).map(|i| (edge(i), edge(i + 1), count(i))).collect()
+    }
+
+    /// The first and last of its rows, and of those that it did not judge, with what each is an example of.
+    fn examples(&self, most: usize) -> Vec<(&'static str, &'a ScoredRow)> {
+        let few = self.judged.len().min(most);
+        let rest = &self.judged[few..];
+        let highest = self.judged[..few].iter().map(|row| ("highest", *row));
+        let lowest = rest.iter().rev().take(most).map(|row| ("lowest", *row));
+        highest.chain(lowest).chain(self.unjudged.iter().take(most).map(|row| ("not judged", *row))).collect()
+    }
+
+    fn json(&self, examples: usize) -> Value {
+        let counts = self.counts().into_iter().map(|(from, to, n)| json!({"from": from, "to": to, "count": n}));
+        let example = |(what, row): (&str, &ScoredRow)| {
+            json!({"of": what, "row": row.row, "score": row.rewards[self.place], "prompt": row.prompt,
+                   "completion": row.completion})
+        };
+        json!({
+            "reward": self.name,
+            "judged": self.sorted.len(),
+            "of": self.of,
+            "mean": self.mean(),
+            "std": self.std(),
+            "min": self.quantile(0.0),
+            "p25": self.quantile(0.25),
+            "median": self.quantile(0.5),
+            "p75": self.quantile(0.75),
+            "max": self.quantile(1.0),
+            "distribution": counts.collect::<Vec<_>>(),
+            "examples": self.examples(examples).into_iter().map(example).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn report(scored: &ScoredFile, summaries: &[Summary<'_>], examples: usize) -> Value {
+    let problem =
+        |p: &rewards::Problem| json!({"reward": p.reward, "rows": p.rows, "message": p.message, "example": p.example});
+    json!({
+        "rows": scored.rows.len(),
+        "seconds": scored.seconds,
+        "rewards": summaries.iter().map(|summary| summary.json(examples)).collect::<Vec<_>>(),
+        "problems": scored.problems.iter().map(problem).collect::<Vec<_>>(),
+        "metrics": scored.metrics.iter().map(|(name, value)| (name.clone(), json!(value))).collect::<Map<_, _>>(),
+    })
+}
+
+fn text(scored: &ScoredFile, summaries: &[Summary<'_>], examples: usize) -> String {
+    let right = ["judged", "mean", "std", "min", "p25", "median", "p75", "max"].map(|name| (name, Align::Right));
+    let mut table = Table::new([("reward", Align::Left)].into_iter().chain(right));
+    let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.4}"));
+    for s in summaries {
+        let numbers = [s.mean(), s.std()].into_iter().chain([0.0, 0.25, 0.5, 0.75, 1.0].map(|part| s.quantile(part)));
+        let judged = format!("{}/{}", s.sorted.len(), s.of);
+        table.row([s.name.to_owned(), judged].into_iter().chain(numbers.map(number)));
+    }
+    let mut text = format!("{} completions, {:.2} s\n{}", scored.rows.len(), scored.seconds, table.render(100));
+    for summary in summaries {
+        text.push_str(&format!("\n{}\n", summary.name));
+        for (from, to, count) in summary.counts() {
+            let bar = "#".repeat((count * 40).div_ceil(summary.of));
+            let range = if from == to { format!("{from}") } else { format!("{from:.4} to {to:.4}") };
+            text.push_str(&format!("  {range:>20}  {count:>7}  {bar}\n"));
+        }
+        for problem in scored.problems.iter().filter(|problem| problem.reward == summary.name) {
+            text.push_str(&format!("  not judged: {problem}\n"));
+        }
+        for (what, row) in summary.examples(examples) {
+            let score = row.rewards[summary.place].map_or_else(|| "no score".to_owned(), |score| score.to_string());
+            text.push_str(&format!("  {what}, row {}: {score}: {:?}\n", row.row + 1, end(&row.completion.text())));
+        }
+    }
+    for (name, value) in &scored.metrics {
+        text.push_str(&format!("{name} {value}\n"));
+    }
+    text
+}
+
+/// The end of a text, where an answer stands.
+fn end(text: &str) -> String {
+    let skipped = text.chars().count().saturating_sub(SHOWN);
+    let more = if skipped > 0 { "…" } else { "" };
+    more.chars().chain(text.chars().skip(skipped)).collect()
+}
+
+/// Prompt, completion and scores of each row, as JSON lines.
+fn lines(scored: &ScoredFile) -> String {
+    let line = |row: &ScoredRow| {
+        let rewards: Map<String, Value> =
+            scored.names.iter().cloned().zip(row.rewards.iter().map(|score| json!(score))).collect();
+        let mut line = json!({"row": row.row, "prompt": row.prompt, "completion": row.completion, "rewards": rewards});
+        if let (Value::Object(line), false) = (&mut line, row.extra.is_empty()) {
+            line.insert("extra".to_owned(), Value::Object(row.extra.clone()));
+        }
+        format!("{line}\n")
+    };
+    scored.rows.iter().map(line).collect()
+}

@@ -1,0 +1,146 @@
+//! The completions of a file, scored by the rewards of a configuration as a run would: what tries a reward before a run.
+//! No model is read, but of reward models.
+
+use super::rewards::{check_columns_of, load_rewards, named_rewards};
+use crate::bad_input;
+use crate::config::Config;
+use crate::data::{DatasetSpec, Example};
+use crate::error::OrBadInput;
+use crate::run::stop::StopSignal;
+use model::Tokenizer;
+use rewards::{Content, Problem, RewardInputs, RewardManager};
+use serde_json::{Map, Value};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A completion and what the rewards said of it.
+pub struct ScoredRow {
+    /// The row of the file, from 0.
+    pub row: usize,
+    /// What it answers; empty if the file has none.
+    pub prompt: Content,
+    /// What was scored.
+    pub completion: Content,
+    /// One per reward; `None` where it gave no score.
+    pub rewards: Vec<Option<f64>>,
+    /// What rewards add, by column.
+    pub extra: Map<String, Value>,
+}
+
+/// The scores of a file.
+pub struct ScoredFile {
+    /// The rewards' names.
+    pub names: Vec<String>,
+    /// The completions, in the file's order.
+    pub rows: Vec<ScoredRow>,
+    /// What kept rewards from giving a score.
+    pub problems: Vec<Problem>,
+    /// Numbers that rewards want logged.
+    pub metrics: Vec<(String, f64)>,
+    /// Whether rewards were given empty token ids, because the file has none.
+    pub without_ids: bool,
+    /// How long the rewards took.
+    pub seconds: f64,
+}
+
+/// Scores the completions in `path`. Their token ids are the column `completion_ids`, else those of the tokenizer in a
+/// directory.
+pub fn score_file(
+    config: &Config,
+    path: &str,
+    tokenizer: Option<&Path>,
+    stop: &StopSignal,
+) -> anyhow::Result<ScoredFile> {
+    let spec = DatasetSpec::completions(config, path.to_owned());
+    let prompt = spec.prompt_column.clone();
+    let data = spec.load_with(&mut |row| {
+        row.entry(prompt.as_str()).or_insert_with(|| "".into());
+    })?;
+    let named = named_rewards(config, Vec::new())?;
+    data.examples.iter().try_for_each(|example| {
+        check_columns_of(&example.columns, &format!("{path}, row {}", example.row + 1), &named)
+    })?;
+    let ctx = crate::context(config.threads)?;
+    let mut rewards = load_rewards(named, config, &ctx, &stop.flag())?;
+    let tokenizer = tokenizer.map(|dir| Tokenizer::load(dir).or_bad_input_in(dir.display())).transpose()?;
+    let mut without_ids = false;
+    let groups = data.examples.chunk_by(|a, b| a.prompt == b.prompt && a.prompt != Content::from(""));
+    let mut inputs = Vec::new();
+    for group in groups {
+        inputs.push(group_inputs(group, &data.columns, path, tokenizer.as_ref(), &mut without_ids)?);
+    }
+    if let Some(reward) = rewards.iter().find(|reward| without_ids && reward.reads_ids()) {
+        bad_input!(
+            "reward {} reads token ids, and {path} has no column `completion_ids`: give --tokenizer DIR, a model's \
+             directory",
+            reward.name()
+        );
+    }
+    let ids: Vec<Vec<Vec<u32>>> = inputs.iter().map(|inputs| inputs.ids.clone()).collect();
+    let inputs: Vec<_> = inputs.into_iter().map(|inputs| std::sync::Mutex::new(Some(inputs))).collect();
+    let make_inputs = |group: u64, _| {
+        let mut place = inputs[group as usize].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        Ok(place.take().expect("each group is asked for once"))
+    };
+    let start = Instant::now();
+    let (names, output) = std::thread::scope(|scope| -> anyhow::Result<_> {
+        let manager = RewardManager { rewards: &mut rewards, make_inputs: Arc::new(make_inputs), step: 0 };
+        let mut job = manager.start(scope)?;
+        let numbered = || (0u64..).zip(&ids);
+        numbered().for_each(|(group, ids)| job.group_ended(group, || ids.clone()));
+        let names = job.names().to_vec();
+        let groups: Vec<_> = numbered().map(|(group, ids)| (group, move || ids.clone())).collect();
+        Ok((names, job.finish(groups.into_iter())?))
+    })?;
+    stop.check()?;
+    let row = |(example, (completion, scores)): (Example, (Content, rewards::CompletionScores))| ScoredRow {
+        row: example.row,
+        prompt: example.prompt,
+        completion,
+        rewards: scores.rewards,
+        extra: scores.extra,
+    };
+    Ok(ScoredFile {
+        names,
+        rows: data.examples.into_iter().zip(output.completions).map(row).collect(),
+        problems: output.problems,
+        metrics: output.metrics,
+        without_ids,
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+/// Completions of one prompt as rewards see them.
+fn group_inputs(
+    group: &[Example],
+    columns: &[String],
+    path: &str,
+    tokenizer: Option<&Tokenizer>,
+    without_ids: &mut bool,
+) -> anyhow::Result<RewardInputs> {
+    let mut inputs = RewardInputs::default();
+    for example in group {
+        let completion = example.completion.clone().unwrap_or_else(|| "".into());
+        let ids = match (example.columns.get("completion_ids"), tokenizer) {
+            (Some(ids), _) => serde_json::from_value(ids.clone()).or_bad_input_in(format!(
+                "{path}, row {}: `completion_ids` is no list of token ids",
+                example.row + 1
+            ))?,
+            (None, Some(tokenizer)) => tokenizer.encode(&completion.text())?,
+            (None, None) => {
+                *without_ids = true;
+                Vec::new()
+            }
+        };
+        inputs.prompts.push(example.prompt.clone());
+        inputs.completions.push(completion);
+        inputs.ids.push(ids);
+    }
+    let column = |name: &String| {
+        let value = |example: &Example| example.columns.get(name).cloned().unwrap_or(Value::Null);
+        (name.clone(), group.iter().map(value).collect())
+    };
+    inputs.columns = columns.iter().filter(|name| *name != "completion_ids").map(column).collect();
+    Ok(inputs)
+}
