@@ -45,13 +45,18 @@ impl Machine {
     }
 
     fn line(&self) -> String {
-        let tiles = self.ceilings.tile_flops_per_s == Some(self.ceilings.flops_per_s);
+        let own = Some(self.ceilings.flops_per_s);
+        let (tiles, pairs) = (self.ceilings.tile_flops_per_s == own, self.ceilings.pair_flops_per_s == own);
         format!(
             "{} · {} threads · ceilings measured now: {:.0} GFLOP/s of {}, {:.1} GB/s of memory reads",
             self.device,
             self.threads,
             self.ceilings.flops_per_s / 1e9,
-            if tiles { "bf16 products on tiles" } else { "f32 multiply-adds" },
+            match (tiles, pairs) {
+                (true, _) => "bf16 products on tiles",
+                (_, true) => "bf16 products in pairs",
+                _ => "f32 multiply-adds",
+            },
             self.ceilings.read_bytes_per_s / 1e9
         )
     }

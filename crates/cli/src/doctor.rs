@@ -77,8 +77,11 @@ impl Findings {
             "memory_limit_bytes": self.memory_limit,
             "dtypes": ["f32", "bf16"],
             "amx": Isa::amx_refusal().unwrap_or("usable"),
+            "bf16_pairs": Isa::dots_refusal().unwrap_or("usable"),
+            "bf16_pairs_gain": Isa::dots_gain(),
             "flops_per_s": self.ceilings.flops_per_s,
             "tile_flops_per_s": self.ceilings.tile_flops_per_s,
+            "pair_flops_per_s": self.ceilings.pair_flops_per_s,
             "read_bytes_per_s": self.ceilings.read_bytes_per_s,
             "gpu": null,
         })
@@ -102,10 +105,19 @@ impl Findings {
         }
         let amx = Isa::amx_refusal()
             .map_or("usable: its products were tested just now".to_owned(), |why| format!("not used: {why}"));
-        let tiles = self
-            .ceilings
-            .tile_flops_per_s
-            .map_or(String::new(), |flops| format!(", {:.1} GFLOP/s (bf16 products on tiles)", flops / 1e9));
+        let pairs = match (Isa::dots_refusal(), Isa::dots_gain()) {
+            (Some(why), _) => format!("not used: {why}"),
+            (None, gain) => format!(
+                "{}: they do {:.2} times the multiply-adds of f32 with the same bits, tested and measured just now",
+                if self.ctx.describe() == "avx512-bf16" { "used" } else { "not used" },
+                gain.unwrap_or(0.0)
+            ),
+        };
+        let of_bf16 = |flops: Option<f64>, kind: &str| {
+            flops.map_or(String::new(), |flops| format!(", {:.1} GFLOP/s (bf16 products {kind})", flops / 1e9))
+        };
+        let peaks =
+            of_bf16(self.ceilings.tile_flops_per_s, "on tiles") + &of_bf16(self.ceilings.pair_flops_per_s, "in pairs");
         let balance = self.ceilings.flops_per_s / self.ceilings.read_bytes_per_s;
         let lines = [
             (
@@ -118,21 +130,22 @@ impl Findings {
             ("kernels present", present.join(", ")),
             ("kernels used", format!("{}: {why_isa}", self.ctx.describe())),
             ("AMX", amx),
+            ("AVX-512 BF16", pairs),
             ("threads", format!("{}: {why_threads}", self.threads)),
             (
                 "compute",
                 format!(
                     "f32, or bf16 (dtype = \"bf16\"), {}: halves the memory and the reading of weights",
-                    if self.ctx.arithmetic(DType::Bf16) == "bf16-amx" {
-                        "its products on tiles"
-                    } else {
-                        "by widening to f32"
+                    match (self.ctx.arithmetic(DType::Bf16), self.ceilings.pair_flops_per_s) {
+                        ("bf16-amx", _) => "its products on tiles",
+                        (_, Some(_)) => "its products in pairs",
+                        _ => "by widening to f32",
                     }
                 ),
             ),
             (
                 "peak, measured",
-                format!("{:.1} GFLOP/s (fused multiply-adds in registers){tiles}", self.ceilings.flops_per_s / 1e9),
+                format!("{:.1} GFLOP/s (fused multiply-adds in registers){peaks}", self.ceilings.flops_per_s / 1e9),
             ),
             ("memory, measured", format!("{:.1} GB/s (reading 256 MiB)", self.ceilings.read_bytes_per_s / 1e9)),
             (

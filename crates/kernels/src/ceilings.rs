@@ -3,8 +3,9 @@
 
 use crate::device::{Backend, Cpu};
 use crate::pool::{Scratch, Tasks};
+use crate::simd::dots::Spin;
 use crate::simd::{LANES, Simd};
-use crate::{Context, DType};
+use crate::{Context, DType, Isa};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -15,15 +16,18 @@ pub struct Ceilings {
     pub flops_per_s: f64,
     /// bf16 operations per second on tiles, where the instruction set has them.
     pub tile_flops_per_s: Option<f64>,
+    /// bf16 operations per second in products of pairs, where the instruction set has them.
+    pub pair_flops_per_s: Option<f64>,
     /// Bytes per second read from memory.
     pub read_bytes_per_s: f64,
 }
 
 impl Ceilings {
-    /// Those of work whose products are of `dtype`: where they run on tiles, the arithmetic's is that of tiles.
+    /// Those of work whose products are of `dtype`: where they run on tiles or in pairs, the arithmetic's is that of
+    /// tiles or pairs.
     pub fn of_dtype(self, dtype: DType) -> Ceilings {
-        let tiles = self.tile_flops_per_s.filter(|_| dtype == DType::Bf16);
-        Ceilings { flops_per_s: tiles.unwrap_or(self.flops_per_s), ..self }
+        let own = self.tile_flops_per_s.or(self.pair_flops_per_s).filter(|_| dtype == DType::Bf16);
+        Ceilings { flops_per_s: own.unwrap_or(self.flops_per_s), ..self }
     }
 }
 
@@ -38,14 +42,19 @@ pub fn measure(ctx: &Context, time: Duration) -> Ceilings {
     let Backend::Cpu(cpu) = ctx.backend();
     let rounds = 1 << 14;
     let tasks = cpu.threads() * 8;
-    let of_vectors = if cpu.isa().is_amx() { time / 4 } else { time / 2 };
+    let of_vectors = if cpu.isa().is_amx() || cpu.isa().has_dots() { time / 4 } else { time / 2 };
     let per_pass = best(of_vectors, || cpu.run(tasks, &Chains { rounds }));
     let flops = cpu.isa().run(FlopsPerRound) * (rounds * tasks) as f64;
     let tile_flops_per_s = tile_flops(cpu, time / 4);
+    let pair_flops_per_s = cpu.isa().has_dots().then(|| {
+        let per_pass = best(time / 4, || cpu.run(tasks, &Pairs { isa: cpu.isa(), rounds }));
+        Spin::<true> { rounds }.flops() * tasks as f64 / per_pass
+    });
     // Written once, so that the pages exist: pages that were only reserved are all the same page of zeros.
     let data = vec![1.0f32; ELEMENTS];
     let per_read = best(time / 2, || cpu.run(ELEMENTS / PIECE, &Reads { data: &data }));
-    Ceilings { flops_per_s: flops / per_pass, tile_flops_per_s, read_bytes_per_s: (ELEMENTS * 4) as f64 / per_read }
+    let read_bytes_per_s = (ELEMENTS * 4) as f64 / per_read;
+    Ceilings { flops_per_s: flops / per_pass, tile_flops_per_s, pair_flops_per_s, read_bytes_per_s }
 }
 
 /// What the threads' tile units do together.
@@ -136,6 +145,19 @@ fn chain<V: Simd, const N: usize>(rounds: usize, index: usize) {
     black_box(sum.sum());
 }
 
+/// Chains of products of pairs.
+struct Pairs {
+    isa: Isa,
+    rounds: usize,
+}
+
+impl Tasks for Pairs {
+    #[inline(always)]
+    fn task<V: Simd>(&self, _index: usize, _scratch: &mut Scratch) {
+        self.isa.run_dots(Spin::<true> { rounds: self.rounds }, false);
+    }
+}
+
 struct Reads<'a> {
     data: &'a [f32],
 }
@@ -156,7 +178,6 @@ impl Tasks for Reads<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Isa;
 
     #[test]
     fn every_instruction_set_gives_positive_figures() {
@@ -166,8 +187,10 @@ mod tests {
             assert!(measured.flops_per_s.is_finite() && measured.flops_per_s > 1e5, "{isa:?} {measured:?}");
             assert_eq!(measured.tile_flops_per_s.is_some(), isa.is_amx());
             let of_bf16 = measured.of_dtype(DType::Bf16).flops_per_s;
-            assert_eq!(of_bf16, measured.tile_flops_per_s.unwrap_or(measured.flops_per_s));
-            assert!(measured.tile_flops_per_s.is_none_or(|flops| flops.is_finite() && flops > 1e5));
+            assert_eq!(measured.pair_flops_per_s.is_some(), isa.has_dots());
+            let of_products = measured.tile_flops_per_s.or(measured.pair_flops_per_s);
+            assert_eq!(of_bf16, of_products.unwrap_or(measured.flops_per_s));
+            assert!(of_products.is_none_or(|flops| flops.is_finite() && flops > 1e5));
             assert!(measured.read_bytes_per_s.is_finite() && measured.read_bytes_per_s > 1e5, "{isa:?} {measured:?}");
         }
     }

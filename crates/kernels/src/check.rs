@@ -3,6 +3,8 @@
 #![allow(clippy::disallowed_methods)]
 
 use crate::rng::Stream;
+use crate::simd::tiles;
+use half::bf16;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
@@ -60,6 +62,105 @@ macro_rules! float {
 }
 float!(f32);
 float!(f64);
+
+/// f32 whose sums, products and multiply-adds take and leave denormals as zeros: an oracle over it is that of products
+/// of bf16 in chains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+pub struct Flushed(pub f32);
+
+impl Flushed {
+    /// A slice of them.
+    pub fn all(x: &[f32]) -> Vec<Flushed> {
+        x.iter().map(|&x| Flushed(x)).collect()
+    }
+    /// What they hold.
+    pub fn values(x: &[Flushed]) -> Vec<f32> {
+        x.iter().map(|x| x.0).collect()
+    }
+}
+
+impl Float for Flushed {
+    fn of(x: f64) -> Flushed {
+        Flushed(x as f32)
+    }
+    fn f64(self) -> f64 {
+        self.0.into()
+    }
+    fn mul_add(self, b: Flushed, c: Flushed) -> Flushed {
+        Flushed(tiles::fma(self.0, b.0, c.0))
+    }
+    fn exp(self) -> Flushed {
+        unimplemented!("products alone flush")
+    }
+    fn ln(self) -> Flushed {
+        unimplemented!("products alone flush")
+    }
+    fn sqrt(self) -> Flushed {
+        unimplemented!("products alone flush")
+    }
+}
+impl Add for Flushed {
+    type Output = Flushed;
+    fn add(self, b: Flushed) -> Flushed {
+        Flushed(tiles::add(self.0, b.0))
+    }
+}
+impl Sub for Flushed {
+    type Output = Flushed;
+    fn sub(self, b: Flushed) -> Flushed {
+        self + -b
+    }
+}
+impl Mul for Flushed {
+    type Output = Flushed;
+    fn mul(self, b: Flushed) -> Flushed {
+        Flushed(tiles::fma(self.0, b.0, -0.0))
+    }
+}
+impl Div for Flushed {
+    type Output = Flushed;
+    fn div(self, _: Flushed) -> Flushed {
+        unimplemented!("products do not divide")
+    }
+}
+impl Neg for Flushed {
+    type Output = Flushed;
+    fn neg(self) -> Flushed {
+        Flushed(-self.0)
+    }
+}
+impl AddAssign for Flushed {
+    fn add_assign(&mut self, b: Flushed) {
+        *self = *self + b;
+    }
+}
+impl Sum for Flushed {
+    fn sum<I: Iterator<Item = Flushed>>(all: I) -> Flushed {
+        all.fold(Flushed::default(), |sum, x| sum + x)
+    }
+}
+
+/// `[rows, columns]` of numbers that bf16 has, most of whose products lie where denormals begin: rows of ordinary ones,
+/// rows whose products with their like are some 2⁻¹²⁶, rows of all kinds with denormals among them, rows of −0.
+pub fn planted(seed: u64, rows: usize, columns: usize) -> Vec<f32> {
+    let mut stream = Stream::new(0x6c6f_636b, seed);
+    let mut numbers = Vec::with_capacity(rows * columns);
+    for row in 0..rows {
+        for _ in 0..columns {
+            let x = bf16::from_f64(stream.next_normal()).to_f32();
+            let kind = if row % 4 == 2 { 2 + stream.below(6) } else { (row % 4) as u64 };
+            numbers.push(match kind {
+                1 | 4 => x * 2.0f32.powi(-63),
+                3 => -0.0,
+                5 => f32::MIN_POSITIVE.copysign(x),
+                6 => bf16::from_bits((stream.below(0x80) | u64::from(x.is_sign_negative()) << 15) as u16).to_f32(),
+                7 => x * 2.0f32.powi(-100),
+                _ => x,
+            });
+        }
+    }
+    numbers
+}
 
 /// `n` standard normal numbers of stream `seed`.
 pub fn normal<T: Float>(seed: u64, n: usize) -> Vec<T> {

@@ -3,7 +3,6 @@
 //! somebody else's just then (a reward's program, another run): who comes takes tasks, the caller among them.
 
 mod crowd;
-mod float;
 mod region;
 mod scratch;
 mod sleep;
@@ -14,9 +13,9 @@ mod tests;
 pub use scratch::{Disjoint, Scratch};
 
 use crate::Isa;
+use crate::simd::control::FloatEnvironment;
 use crate::simd::{Kernel, Simd};
 use crowd::{Crowd, Watch};
-use float::FloatEnvironment;
 use region::{Job, Region};
 use sleep::Sleepers;
 use std::cell::RefCell;

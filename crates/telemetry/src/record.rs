@@ -21,6 +21,9 @@ pub struct RunRecord {
     pub versions: Map<String, Value>,
     /// The instruction set whose arithmetic made the bits.
     pub isa: String,
+    /// The formula of its products: runs with the same one have the same bits.
+    #[serde(default)]
+    pub arithmetic: String,
     /// The compute dtype.
     pub dtype: String,
     /// Threads that computed (they change no bit).

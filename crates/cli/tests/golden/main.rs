@@ -34,23 +34,26 @@ struct Job {
     isa: &'static str,
     column: usize,
     run: &'static Run,
-    /// Cut off in the middle and resumed.
-    resumed: bool,
+    /// Cut off in the middle and resumed, on this instruction set.
+    resumed: Option<&'static str>,
 }
 
 /// What is run, best instruction set first.
 fn jobs(site: &Site, all: bool) -> Vec<Job> {
-    let present: Vec<&str> = ["avx512", "avx2", "portable"].into_iter().filter(|isa| site.has(isa)).collect();
+    let present: Vec<&str> =
+        ["avx512-bf16", "avx512", "avx2", "portable"].into_iter().filter(|isa| site.has(isa)).collect();
     let mut jobs = Vec::new();
     for (i, &isa) in present.iter().enumerate() {
         let last = i + 1 == present.len();
         for run in RUNS.iter().filter(|run| all || i == 0 || last && EVERYWHERE.contains(&run.name)) {
-            jobs.extend([0, 1].map(|column| Job { isa, column, run, resumed: all || i == 0 }));
+            // On another one: that changes no bit either.
+            let resumed = (all || i == 0).then(|| present[(i + 1) % present.len()]);
+            jobs.extend([0, 1].map(|column| Job { isa, column, run, resumed }));
         }
     }
     for (i, isa) in ["amx", "amx-emulated"].into_iter().filter(|isa| site.has(isa)).enumerate() {
         for run in RUNS.iter().filter(|run| all || i == 0 || EVERYWHERE.contains(&run.name)) {
-            jobs.push(Job { isa, column: 2, run, resumed: all || isa == "amx" });
+            jobs.push(Job { isa, column: 2, run, resumed: (all || isa == "amx").then_some(isa) });
         }
     }
     jobs

@@ -231,8 +231,8 @@ impl Site {
         output.status.success()
     }
 
-    /// What `run` leaves, and, `resumed`, leaves again after it was cut off.
-    pub fn bits(&self, run: &Run, isa: &str, column: usize, resumed: bool) -> Bits {
+    /// What `run` leaves, and leaves again after it was cut off and `resumed` on that instruction set.
+    pub fn bits(&self, run: &Run, isa: &str, column: usize, resumed: Option<&str>) -> Bits {
         let directory = self.0.path().join(format!("{}-{isa}-{column}", run.name));
         fs::create_dir(&directory).unwrap();
         for name in ["qwen2", "qwen3", "d.jsonl", "e.jsonl", "p.jsonl", "q.jsonl"] {
@@ -246,7 +246,7 @@ impl Site {
         good(self.program(isa, &directory, &arguments));
         let out = directory.join("run");
         let whole = bits::of(&out, STEPS);
-        if resumed {
+        if let Some(isa) = resumed {
             cut(&out);
             good(self.program(isa, &directory, &[run.command, "--resume", "run", "--set", "threads=2"]));
             let found = bits::of(&out, STEPS);

@@ -2,7 +2,7 @@
 
 use crate::stopping::{reward, start, wait_for};
 use crate::support::runs::{arguments, directory, events, good, metrics, of_lines, same};
-use crate::support::{listing, lockstep, refused};
+use crate::support::{command, listing, lockstep, refused};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -360,4 +360,32 @@ fn a_run_goes_on_from_anywhere() {
     let said = good(&elsewhere, &["sft", "--resume", "../../moved", "--set", "max_steps=5"]);
     assert!(said.err.contains("the run's directory was") && said.err.contains("moved"), "{}", said.err);
     assert!(root.join("moved/checkpoints/step-000005").is_dir() && !work.join("run").exists());
+}
+
+/// In bf16 the instruction sets without tiles share a formula, and tiles have their own; in f32 all share one.
+#[test]
+fn a_run_goes_on_where_its_products_have_the_same_formula() {
+    let dir = directory();
+    let root = dir.path();
+    let on = |isa: &str, arguments: &[&str]| {
+        let output = command(root, arguments).env("LOCKSTEP_ISA", isa).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for (out, dtype, formula) in [("narrow", "dtype=bf16", "bf16-chain"), ("wide", "dtype=f32", "f32")] {
+        good(root, &arguments("train", out, &[dtype, "max_steps=2", "save_steps=2"]));
+        let there = on("portable", &["train", "--resume", out, "--set", "max_steps=3"]);
+        if record(&root.join(out))["starts"][0]["isa"] == "amx" && dtype == "dtype=bf16" {
+            assert_eq!(there.0, Some(2), "{}", there.1);
+            continue;
+        }
+        assert_eq!(there.0, Some(0), "{}", there.1);
+        assert_eq!(record(&root.join(out))["arithmetic"], formula);
+    }
+    let (code, said) = on("amx-emulated", &["train", "--resume", "narrow", "--set", "max_steps=4"]);
+    if record(&root.join("narrow"))["arithmetic"] == "bf16-chain" {
+        assert_eq!(code, Some(2), "{said}");
+        for word in ["bf16-chain", "portable", "bf16-amx", "amx-emulated", "allow_other_isa"] {
+            assert!(said.contains(word), "{word}: {said}");
+        }
+    }
 }

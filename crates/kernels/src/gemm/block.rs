@@ -1,9 +1,9 @@
 //! One task of a product in chains: strips of packed rows times groups of panels.
 
-use super::plan::{Strips, blocks};
+use super::plan::Strips;
 use super::prefetch::Prefetch;
-use super::tile::{MAX_DEPTH, Packed, Tile};
-use super::{Left, Order, Product, Right, aligned, tiles};
+use super::tile::{MAX_DEPTH, Packed, Pair, Tile, Word};
+use super::{Left, Order, Product, ProductDType, Right, aligned, tiles};
 use crate::matrix::PANEL;
 use crate::pool::Scratch;
 use crate::simd::{LANES, Simd};
@@ -11,8 +11,8 @@ use crate::tensor::Elements;
 use half::bf16;
 use std::ops::Range;
 
-/// bf16 panels that no more strips read than this are widened on the way to the registers, each time; others once, in
-/// memory.
+/// bf16 panels that no more strips read than this are widened, or turned into words, on the way to the registers, each
+/// time; others once, in memory.
 const FEW_STRIPS: usize = 3;
 
 impl Product<'_> {
@@ -32,9 +32,11 @@ impl Product<'_> {
         let own = if let Left::Strips(_) = self.left { 0 } else { strips.packed() };
         let scratch = aligned(scratch, own + most * MAX_DEPTH * PANEL);
         let (own, b) = scratch.split_at_mut(own);
-        for (i, depth) in blocks(self.depth).enumerate() {
+        let blocks = self.blocks();
+        let count = blocks.len();
+        for (i, depth) in blocks.enumerate() {
             let a = match self.left {
-                Left::Strips(packed) => &packed[strips.place::<V>(self.depth, i)..][..strips.packed()],
+                Left::Strips(packed) => &packed[strips.place::<V>(count, i)..][..strips.packed()],
                 _ => {
                     self.pack_left::<V>(&strips, 0..strips.count, depth.clone(), own);
                     &*own
@@ -54,13 +56,28 @@ impl Product<'_> {
                 } else {
                     self.prefetch(panels.start, depth.end..self.depth.min(depth.end + depth.len()))
                 };
-                if let (Right::Panels(Elements::Bf16(data)), 1..=FEW_STRIPS) = (self.right, strips.count) {
-                    let whole = self.depth * PANEL;
-                    let right = (data[of_group.start * whole + depth.start * PANEL..].as_ptr(), whole);
-                    self.group::<V, bf16>(&strips, a, &Group { panels: of_group, depth: depth.clone(), right, next });
-                } else {
-                    let right = self.right::<V>(of_group.clone(), depth.clone(), b);
-                    self.group::<V, f32>(&strips, a, &Group { panels: of_group, depth: depth.clone(), right, next });
+                let few = match (self.right, strips.count) {
+                    (Right::Panels(Elements::Bf16(data)), 1..=FEW_STRIPS) => {
+                        let whole = self.depth * PANEL;
+                        Some((data[of_group.start * whole + depth.start * PANEL..].as_ptr(), whole))
+                    }
+                    _ => None,
+                };
+                let (panels, depth) = (of_group.clone(), depth.clone());
+                match (few, self.together()) {
+                    (Some(right), 1) => self.group::<V, bf16>(&strips, a, &Group { panels, depth, right, next }),
+                    (Some((from, pitch)), _) => {
+                        let right = (from.cast(), pitch / 2);
+                        self.group::<V, Pair>(&strips, a, &Group { panels, depth, right, next });
+                    }
+                    (None, 1) => {
+                        let right = self.right::<V>(of_group, depth.clone(), b);
+                        self.group::<V, f32>(&strips, a, &Group { panels, depth, right, next });
+                    }
+                    (None, _) => {
+                        let (from, pitch) = self.words::<V>(of_group, depth.clone(), b);
+                        self.group::<V, Word>(&strips, a, &Group { panels, depth, right: (from.cast(), pitch), next });
+                    }
                 }
             }
         }
@@ -94,10 +111,10 @@ impl Product<'_> {
             }
             let last = depth.end == self.depth;
             let bias = self.bias.filter(|_| last).map_or(std::ptr::null(), |bias| bias[column..].as_ptr());
-            self.isa.run(&Tile {
+            let tile = &Tile {
                 rows: rows.len(),
                 vectors,
-                depth: depth.len(),
+                depth: depth.len().div_ceil(self.together()),
                 a,
                 a_pitch: strips.most,
                 b: b.wrapping_add(at.0 * b_panel + at.1 * E::TOGETHER),
@@ -109,7 +126,12 @@ impl Product<'_> {
                 from_c: self.accumulate || depth.start > 0,
                 bias,
                 prefetch: if vector == 0 { next.part(strip, strips.count) } else { Prefetch::NOTHING },
-            });
+            };
+            match self.dtype {
+                _ if E::DOTS => self.isa.run_dots(tile, !bias.is_null()),
+                ProductDType::Stored => self.isa.run(tile),
+                ProductDType::Bf16 => self.isa.run_flushing(tile),
+            }
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Operands of a product into the layouts that register tiles read: strips of the left one, panels of the right one.
 
 use super::plan::Strips;
-use super::tile::Packed;
 use super::{Left, Product, ProductDType, Right};
 use crate::matrix::PANEL;
 use crate::simd::element::widen_into;
@@ -17,6 +16,9 @@ impl Product<'_> {
     /// Packs strips `which` of rows: `[depth][strips.most]` each.
     #[inline(always)]
     pub(super) fn pack_left<V: Simd>(&self, strips: &Strips, which: Range<usize>, depth: Range<usize>, to: &mut [f32]) {
+        if self.together() == 2 {
+            return self.pack_left_words::<V>(strips, which, depth, to);
+        }
         let of = (strips, which);
         let rounds = self.dtype == ProductDType::Bf16;
         match self.left {
@@ -42,7 +44,7 @@ impl Product<'_> {
 
     /// Panels `panels` of the transpose of a packed weight.
     #[inline(always)]
-    fn transposed<V: Simd, E: Packed>(
+    fn transposed<V: Simd, E: OfWeight>(
         &self,
         data: &[E],
         panels: Range<usize>,
@@ -192,9 +194,36 @@ fn unzip<V: Simd>(from: &[bf16], to: &mut [f32]) {
     }
 }
 
+/// A weight's elements, in panels of 32 outputs.
+pub(super) trait OfWeight: Element {
+    /// 16 columns of steps `row` and `row + 1` of a panel, `row` being even; where there is no such step, 0.
+    fn rows<V: Simd>(panel: &[Self], row: usize, column: usize) -> [V; 2];
+}
+
+impl OfWeight for f32 {
+    #[inline(always)]
+    fn rows<V: Simd>(panel: &[f32], row: usize, column: usize) -> [V; 2] {
+        let of = |row: usize| match panel.get(row * PANEL + column..) {
+            Some(from) if !from.is_empty() => V::load(from),
+            _ => V::splat(0.0),
+        };
+        [of(row), of(row + 1)]
+    }
+}
+
+impl OfWeight for bf16 {
+    #[inline(always)]
+    fn rows<V: Simd>(panel: &[bf16], row: usize, column: usize) -> [V; 2] {
+        match panel.get(row * PANEL + 2 * column..) {
+            Some(from) if !from.is_empty() => V::load_pairs(from).into(),
+            _ => [V::splat(0.0); 2],
+        }
+    }
+}
+
 /// `[c ≤ 32][32]`, as `E` lies, to `[32][32]`; columns past `c` become 0.
 #[inline(always)]
-fn transpose<V: Simd, E: Packed>(from: &[E], to: &mut [f32]) {
+fn transpose<V: Simd, E: OfWeight>(from: &[E], to: &mut [f32]) {
     for c in [0, LANES] {
         for k in [0, LANES] {
             // A closure would not be compiled with the instruction set's features.

@@ -1,8 +1,8 @@
 //! How a product is cut: its depth into blocks, its rows into strips, and all of it into tasks.
 
-use super::Product;
 use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, vectors};
 use super::tiles;
+use super::{Product, ProductDType};
 use crate::matrix::PANEL;
 use crate::pool::{Scratch, Tasks};
 use crate::simd::{LANES, Simd};
@@ -16,12 +16,21 @@ const TASKS_PER_THREAD: usize = 4;
 /// A task of less work than this many multiply-adds is not worth handing to another thread.
 const TASK_WORK: usize = 1 << 17;
 
-/// The depth in blocks of nearly equal length, panels of a weight's outputs but for the last one.
-#[inline(always)]
-pub(super) fn blocks(depth: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = depth.div_ceil(MAX_DEPTH).max(1);
-    let step = depth.div_ceil(count).next_multiple_of(PANEL);
-    (0..count).map(move |i| (i * step).min(depth)..((i + 1) * step).min(depth))
+impl Product<'_> {
+    /// Terms of a sum that a step of a chain takes: two where words are multiplied.
+    #[inline(always)]
+    pub(super) fn together(&self) -> usize {
+        if self.isa.has_dots() && self.dtype == ProductDType::Bf16 { 2 } else { 1 }
+    }
+
+    /// The depth in blocks of nearly equal length, panels of a weight's outputs but for the last one.
+    #[inline(always)]
+    pub(super) fn blocks(&self) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
+        let depth = self.depth;
+        let count = depth.div_ceil(MAX_DEPTH * self.together()).max(1);
+        let step = depth.div_ceil(count).next_multiple_of(PANEL);
+        (0..count).map(move |i| (i * step).min(depth)..((i + 1) * step).min(depth))
+    }
 }
 
 /// Rows cut into strips of nearly equal height, at most the tile's.
@@ -52,11 +61,11 @@ impl Strips {
     pub fn packed(&self) -> usize {
         self.count * self.pitch()
     }
-    /// Where those of block `block` of a product's depth are among all that are packed: after the blocks of rows
-    /// before, which are whole strips.
+    /// Where those of block `block` of the `blocks` of a product's depth are among all that are packed: after the blocks
+    /// of rows before, which are whole strips.
     #[inline(always)]
-    pub fn place<V: Simd>(&self, depth: usize, block: usize) -> usize {
-        blocks(depth).count() * Strips::new::<V>(0..self.start).packed() + block * self.packed()
+    pub fn place<V: Simd>(&self, blocks: usize, block: usize) -> usize {
+        blocks * Strips::new::<V>(0..self.start).packed() + block * self.packed()
     }
     #[inline(always)]
     pub fn rows(&self, strip: usize) -> Range<usize> {

@@ -15,7 +15,7 @@
 //! Of chains, rows are packed ahead that all tasks read: there are few rows then, so that each multiplies little with
 //! what it would pack for itself. Panels are not: in f32 they take twice the memory, and that was no faster.
 
-use super::plan::{Plan, Strips, blocks, cut};
+use super::plan::{Plan, Strips, cut};
 use super::tiles::{self, Steps};
 use super::{Left, Product, Right, lines, pack_tiles};
 use crate::device::Cpu;
@@ -117,12 +117,12 @@ impl Plan<'_> {
             type Output = usize;
             #[inline(always)]
             fn run<V: Simd>(self) -> usize {
-                let (depth, last) = (self.0.product.depth, self.0.rows::<V>(self.0.row_blocks - 1));
-                Strips::new::<V>(last).place::<V>(depth, blocks(depth).count())
+                let (blocks, last) = (self.0.product.blocks().len(), self.0.rows::<V>(self.0.row_blocks - 1));
+                Strips::new::<V>(last).place::<V>(blocks, blocks)
             }
         }
         PACKED.with_borrow_mut(|memory| {
-            let (blocks, parts) = (blocks(self.product.depth).count(), cpu.threads());
+            let (blocks, parts) = (self.product.blocks().len(), cpu.threads());
             let to = lines(memory, cpu.isa().run(Room(self)));
             cpu.run(self.row_blocks * blocks * parts, &Rows { plan: self, blocks, parts, to: Disjoint::new(to) });
             f(&Product { left: Left::Strips(to), tiles: None, ..*self.product });
@@ -145,10 +145,10 @@ impl Tasks for Rows<'_> {
         let (rows, block) = (self.plan.rows::<V>(of_rows / self.blocks), of_rows % self.blocks);
         let strips = Strips::new::<V>(rows);
         let which = cut(part, strips.count, self.parts);
-        let (at, pitch) = (strips.place::<V>(product.depth, block), strips.pitch());
+        let (at, pitch) = (strips.place::<V>(self.blocks, block), strips.pitch());
         // SAFETY: each task has its own strips of its blocks.
         let to = unsafe { self.to.slice(at + which.start * pitch..at + which.end * pitch) };
-        if let Some(depth) = blocks(product.depth).nth(block) {
+        if let Some(depth) = product.blocks().nth(block) {
             product.pack_left::<V>(&strips, which, depth, to);
         }
     }

@@ -2,7 +2,7 @@
 
 use super::prefetch::Prefetch;
 use crate::matrix::PANEL;
-use crate::simd::{Element, Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd};
 use half::bf16;
 
 /// The most depth steps of a block: outputs are loaded and stored seldom. The panel, 64 KiB of it, streams from the
@@ -35,7 +35,7 @@ pub(super) struct Tile<E> {
     pub vectors: usize,
     /// Steps of the chains.
     pub depth: usize,
-    /// Packed left strip: `[depth][a_pitch]`.
+    /// Packed left strip: `[depth][a_pitch]`, of words if `E` is.
     pub a: *const f32,
     /// At least the rows.
     pub a_pitch: usize,
@@ -59,8 +59,10 @@ pub(super) struct Tile<E> {
     pub prefetch: Prefetch,
 }
 
-/// What the right operand holds, in panels.
-pub(super) trait Packed: Element {
+/// What tiles read of the right operand, in panels.
+pub(super) trait Packed: Copy + 'static {
+    /// Whether a step multiplies words, so two terms of each sum.
+    const DOTS: bool;
     /// Steps of depth that lie side by side: `[depth / TOGETHER][32][TOGETHER]`.
     const TOGETHER: usize;
     /// [`AHEAD`] of tiles that read several panels, which wait for memory more than they multiply.
@@ -70,11 +72,10 @@ pub(super) trait Packed: Element {
     /// # Safety
     /// They are readable.
     unsafe fn steps<V: Simd>(from: *const Self) -> [V; 2];
-    /// 16 columns of steps `row` and `row + 1` of a panel, `row` being even; where there is no such step, 0.
-    fn rows<V: Simd>(panel: &[Self], row: usize, column: usize) -> [V; 2];
 }
 
 impl Packed for f32 {
+    const DOTS: bool = false;
     const TOGETHER: usize = 1;
     const FAR_AHEAD: usize = AHEAD;
     #[inline(always)]
@@ -82,17 +83,10 @@ impl Packed for f32 {
         // SAFETY: the caller's promise.
         [unsafe { V::load_ptr(from) }; 2]
     }
-    #[inline(always)]
-    fn rows<V: Simd>(panel: &[f32], row: usize, column: usize) -> [V; 2] {
-        let of = |row: usize| match panel.get(row * PANEL + column..) {
-            Some(from) if !from.is_empty() => V::load(from),
-            _ => V::splat(0.0),
-        };
-        [of(row), of(row + 1)]
-    }
 }
 
 impl Packed for bf16 {
+    const DOTS: bool = false;
     const TOGETHER: usize = 2;
     const FAR_AHEAD: usize = 3 * AHEAD;
     #[inline(always)]
@@ -101,12 +95,37 @@ impl Packed for bf16 {
         let (even, odd) = V::load_pairs(unsafe { std::slice::from_raw_parts(from, 2 * LANES) });
         [even, odd]
     }
+}
+
+/// Two terms, packed for [`Simd::dot`].
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Word(#[allow(dead_code)] f32);
+
+impl Packed for Word {
+    const DOTS: bool = true;
+    const TOGETHER: usize = 1;
+    const FAR_AHEAD: usize = AHEAD;
     #[inline(always)]
-    fn rows<V: Simd>(panel: &[bf16], row: usize, column: usize) -> [V; 2] {
-        match panel.get(row * PANEL + 2 * column..) {
-            Some(from) if !from.is_empty() => V::load_pairs(from).into(),
-            _ => [V::splat(0.0); 2],
-        }
+    unsafe fn steps<V: Simd>(from: *const Word) -> [V; 2] {
+        // SAFETY: the caller's promise.
+        [unsafe { V::load_ptr(from.cast()) }; 2]
+    }
+}
+
+/// Two terms as a weight of bf16 holds them.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Pair(#[allow(dead_code)] [bf16; 2]);
+
+impl Packed for Pair {
+    const DOTS: bool = true;
+    const TOGETHER: usize = 1;
+    const FAR_AHEAD: usize = 3 * AHEAD / 2;
+    #[inline(always)]
+    unsafe fn steps<V: Simd>(from: *const Pair) -> [V; 2] {
+        // SAFETY: the caller's promise: 16 columns of two terms.
+        [V::load_words(unsafe { std::slice::from_raw_parts(from.cast(), 2 * LANES) }); 2]
     }
 }
 
@@ -191,7 +210,7 @@ impl<E: Packed> Tile<E> {
                     for (r, row) in chains.iter_mut().enumerate() {
                         let a = V::splat(*a.add(r));
                         for (chain, b) in row.iter_mut().zip(&b) {
-                            *chain = a.fma(b[step], *chain);
+                            *chain = if E::DOTS { chain.dot(a, b[step]) } else { a.fma(b[step], *chain) };
                         }
                     }
                 }

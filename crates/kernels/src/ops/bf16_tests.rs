@@ -40,7 +40,10 @@ fn poisoned(shape: &[usize], dtype: DType) -> Tensor {
 }
 
 fn contexts() -> impl Iterator<Item = Context> {
-    Isa::present().into_iter().flat_map(|isa| [1, 3].map(|threads| Context::cpu(isa, threads)))
+    Isa::present()
+        .into_iter()
+        .chain([Isa::DOTS_EMULATED])
+        .flat_map(|isa| [1, 3].map(|threads| Context::cpu(isa, threads)))
 }
 
 /// Those whose products of bf16 are chains, as in f32.

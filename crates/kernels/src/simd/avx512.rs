@@ -1,12 +1,15 @@
 //! The 16-lane vector as one AVX-512 register.
+//!
+//! VDPBF16PS takes two multiply-adds of each lane, on Zen 4 in the time of one. Of a pair it takes the second first, so
+//! words hold theirs the other way round. `dots.rs` compares its arithmetic with the formula.
 
 use super::{Kernel, LANES, Simd};
 use half::bf16;
 use std::arch::x86_64::*;
 
-/// 16 lanes in a ZMM register.
+/// 16 lanes in a ZMM register. With `DOTS`, [`Simd::dot`] is an instruction.
 #[derive(Clone, Copy)]
-pub(super) struct F32x16(__m512);
+pub(super) struct F32x16<const DOTS: bool = false>(__m512);
 
 /// Runs `kernel` compiled with AVX-512.
 ///
@@ -15,6 +18,15 @@ pub(super) struct F32x16(__m512);
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16>()
+}
+
+/// Runs `kernel` compiled with AVX-512 and its products of pairs.
+///
+/// # Safety
+/// As for [`run`], and the machine has AVX-512 BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
+pub unsafe fn run_dots<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<F32x16<true>>()
 }
 
 /// A value of the vector type exists only while [`run`] does, whose caller checked CPUID: this is the reason behind
@@ -49,7 +61,7 @@ fn nearest_bf16(x: __m512) -> __m512i {
 /// Halves folded onto each other: 8, 4, 2, 1.
 macro_rules! folded {
     ($with:ident, $x:expr) => {{
-        let x: F32x16 = $x;
+        let x: Self = $x;
         let x = x.$with(F32x16(lanes!(_mm512_shuffle_f32x4::<0b01_00_11_10>(x.0, x.0))));
         let x = x.$with(F32x16(lanes!(_mm512_shuffle_f32x4::<0b10_11_00_01>(x.0, x.0))));
         let x = x.$with(F32x16(lanes!(_mm512_permute_ps::<0b01_00_11_10>(x.0))));
@@ -58,7 +70,7 @@ macro_rules! folded {
     }};
 }
 
-impl Simd for F32x16 {
+impl<const DOTS: bool> Simd for F32x16<DOTS> {
     type Mask = __mmask16;
     const GEMM_ROWS: usize = 12;
     const GEMM_VECTORS: usize = 2;
@@ -110,7 +122,7 @@ impl Simd for F32x16 {
     }
     #[inline(always)]
     fn store_bf16(self, to: &mut [bf16]) {
-        F32x16(lanes!(_mm512_castsi512_ps(nearest_bf16(self.0)))).store_exact_bf16(to);
+        Self(lanes!(_mm512_castsi512_ps(nearest_bf16(self.0)))).store_exact_bf16(to);
     }
     #[inline(always)]
     fn store_exact_bf16(self, to: &mut [bf16]) {
@@ -167,6 +179,39 @@ impl Simd for F32x16 {
         let pairs = unsafe { _mm512_loadu_si512(from.as_ptr().cast()) };
         let odd = lanes!(_mm512_and_si512(pairs, _mm512_set1_epi32(!0xffff)));
         (F32x16(lanes!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)))), F32x16(lanes!(_mm512_castsi512_ps(odd))))
+    }
+    #[inline(always)]
+    fn load_words(from: &[bf16]) -> Self {
+        let from = &from[..2 * LANES];
+        // SAFETY: 32 elements of two bytes, just checked.
+        let pairs = unsafe { _mm512_loadu_si512(from.as_ptr().cast()) };
+        F32x16(lanes!(_mm512_castsi512_ps(_mm512_rol_epi32::<16>(pairs))))
+    }
+    #[inline(always)]
+    fn word(first: Self, second: Self) -> Self {
+        F32x16(lanes!({
+            let second = _mm512_srli_epi32::<16>(_mm512_castps_si512(second.0));
+            _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(first.0), second))
+        }))
+    }
+    #[inline(always)]
+    fn halves(self) -> [Self; 2] {
+        lanes!({
+            let words = _mm512_castps_si512(self.0);
+            let first = _mm512_and_si512(words, _mm512_set1_epi32(!0xffff));
+            [first, _mm512_slli_epi32::<16>(words)].map(|half| F32x16(_mm512_castsi512_ps(half)))
+        })
+    }
+    #[inline(always)]
+    fn dot(self, a: Self, b: Self) -> Self {
+        if DOTS {
+            // The instruction takes the lower halves last. Its second factor may come from memory, the same in all
+            // lanes.
+            let [a, b] = [a, b].map(|words| lanes!(std::mem::transmute::<__m512, __m512bh>(words.0)));
+            return F32x16(lanes!(_mm512_dpbf16_ps(self.0, b, a)));
+        }
+        let ([a0, a1], [b0, b1]) = (a.halves(), b.halves());
+        a1.fma(b1, a0.fma(b0, self))
     }
     #[inline(always)]
     fn prefetch<T>(at: *const T) {

@@ -6,6 +6,8 @@ use half::bf16;
 /// A number in memory. Lanes are f32 whatever it is: a kernel written over an `Element` computes in f32 and rounds only
 /// where it stores bf16.
 pub trait Element: Copy + Default + Send + Sync + 'static {
+    /// Whether chains of products of such numbers take and leave denormals as zeros.
+    const FLUSHES: bool;
     /// The first 16 elements of `from`.
     fn load<V: Simd>(from: &[Self]) -> V;
     /// The first `n` ≤ 16 elements of `from`, the rest 0.
@@ -25,6 +27,7 @@ pub trait Element: Copy + Default + Send + Sync + 'static {
 }
 
 impl Element for f32 {
+    const FLUSHES: bool = false;
     #[inline(always)]
     fn load<V: Simd>(from: &[f32]) -> V {
         V::load(from)
@@ -60,6 +63,7 @@ impl Element for f32 {
 }
 
 impl Element for bf16 {
+    const FLUSHES: bool = true;
     #[inline(always)]
     fn load<V: Simd>(from: &[bf16]) -> V {
         V::load_bf16(from)

@@ -10,6 +10,8 @@ pub(crate) mod amx;
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+pub(crate) mod control;
+pub(crate) mod dots;
 pub(crate) mod element;
 pub(crate) mod portable;
 #[cfg(test)]
@@ -113,6 +115,34 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn load_pairs(from: &[bf16]) -> (Self, Self) {
         let [even, odd]: [[f32; LANES]; 2] = [0, 1].map(|i| std::array::from_fn(|lane| from[2 * lane + i].widen()));
         (Self::load(&even), Self::load(&odd))
+    }
+
+    /// 16 words of the first 32 elements of `from`: neighbours together, the first in the upper half of its lane.
+    #[inline(always)]
+    fn load_words(from: &[bf16]) -> Self {
+        let (first, second) = Self::load_pairs(from);
+        Self::word(first, second)
+    }
+    /// Words of lanes that bf16 has: `first` in the upper halves, `second` in the lower ones.
+    #[inline(always)]
+    fn word(first: Self, second: Self) -> Self {
+        let (first, second) = (first.to_array(), second.to_array());
+        let words: [f32; LANES] =
+            std::array::from_fn(|i| f32::from_bits(first[i].to_bits() | second[i].to_bits() >> 16));
+        Self::load(&words)
+    }
+    /// The reverse of it.
+    #[inline(always)]
+    fn halves(self) -> [Self; 2] {
+        let words = self.to_array().map(f32::to_bits);
+        [Self::load(&words.map(|w| f32::from_bits(w & !0xffff))), Self::load(&words.map(|w| f32::from_bits(w << 16)))]
+    }
+    /// `self` plus the products of the words' first halves, then of their second ones: two multiply-adds that flush
+    /// denormals, where this vector's do.
+    #[inline(always)]
+    fn dot(self, a: Self, b: Self) -> Self {
+        let ([a0, a1], [b0, b1]) = (a.halves(), b.halves());
+        a1.fma(b1, a0.fma(b0, self))
     }
 
     /// Prefetches the cache line at `at`, which need not exist, into the second cache. Changes no result.

@@ -1,22 +1,28 @@
 //! The 16-lane vector in plain Rust, for every architecture.
 
-use super::{Kernel, LANES, Simd};
+use super::{Kernel, LANES, Simd, tiles};
 
-/// 16 lanes in an array; `mul_add` is fused on every target (in software where there is no instruction).
+/// 16 lanes in an array; `mul_add` is fused on every target (in software where there is no instruction). Sums and
+/// products take and leave denormals as zeros if they are `FLUSHED`, as x86 does with a control word that asks for it.
 #[derive(Clone, Copy)]
-pub(crate) struct F32x16([f32; LANES]);
+pub(crate) struct F32x16<const FLUSHED: bool = false>([f32; LANES]);
 
 /// Runs `kernel` with it.
 pub fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<F32x16>()
 }
 
+/// Runs `kernel`, a product, with denormals as zeros.
+pub fn run_flushing<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<F32x16<true>>()
+}
+
 #[inline(always)]
-fn zip(a: F32x16, b: F32x16, f: impl Fn(f32, f32) -> f32) -> F32x16 {
+fn zip<const FLUSHED: bool>(a: F32x16<FLUSHED>, b: F32x16<FLUSHED>, f: impl Fn(f32, f32) -> f32) -> F32x16<FLUSHED> {
     F32x16(std::array::from_fn(|i| f(a.0[i], b.0[i])))
 }
 
-impl Simd for F32x16 {
+impl<const FLUSHED: bool> Simd for F32x16<FLUSHED> {
     type Mask = [bool; LANES];
     const GEMM_ROWS: usize = 4;
     const GEMM_VECTORS: usize = 1;
@@ -55,15 +61,15 @@ impl Simd for F32x16 {
     }
     #[inline(always)]
     fn add(self, b: Self) -> Self {
-        zip(self, b, |a, b| a + b)
+        zip(self, b, |a, b| if FLUSHED { tiles::add(a, b) } else { a + b })
     }
     #[inline(always)]
     fn sub(self, b: Self) -> Self {
-        zip(self, b, |a, b| a - b)
+        zip(self, b, |a, b| if FLUSHED { tiles::add(a, -b) } else { a - b })
     }
     #[inline(always)]
     fn mul(self, b: Self) -> Self {
-        zip(self, b, |a, b| a * b)
+        zip(self, b, |a, b| if FLUSHED { tiles::fma(a, b, -0.0) } else { a * b })
     }
     #[inline(always)]
     fn div(self, b: Self) -> Self {
@@ -71,7 +77,10 @@ impl Simd for F32x16 {
     }
     #[inline(always)]
     fn fma(self, b: Self, c: Self) -> Self {
-        F32x16(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
+        F32x16(std::array::from_fn(|i| {
+            let (a, b, c) = (self.0[i], b.0[i], c.0[i]);
+            if FLUSHED { tiles::fma(a, b, c) } else { a.mul_add(b, c) }
+        }))
     }
     #[inline(always)]
     fn sqrt(self) -> Self {

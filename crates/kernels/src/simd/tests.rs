@@ -1,6 +1,6 @@
 //! Every operation on every instruction set of this machine against plain Rust, lane by lane, as bits.
 
-use super::{Kernel, LANES, SHIFT, Simd};
+use super::{Kernel, LANES, SHIFT, Simd, tiles};
 use crate::Isa;
 
 /// Ordinary, tiny, huge, signed zeros, infinities, NaN, denormals, ties.
@@ -85,6 +85,60 @@ fn every_lane_is_what_ieee_says() {
             }
         }
     }
+}
+
+/// What products of bf16 are made of.
+struct Flushing([[f32; LANES]; 3]);
+
+impl Kernel for Flushing {
+    type Output = Vec<(&'static str, [f32; LANES], Op)>;
+    #[inline(always)]
+    fn run<V: Simd>(self) -> Self::Output {
+        let [a, b, c] = self.0.map(|x| V::load(&x));
+        vec![
+            ("add", a.add(b).to_array(), |a, b, _| tiles::add(a, b)),
+            ("sub", a.sub(b).to_array(), |a, b, _| tiles::add(a, -b)),
+            ("mul", a.mul(b).to_array(), |a, b, _| tiles::fma(a, b, -0.0)),
+            ("fma", a.fma(b, c).to_array(), |a, b, c| tiles::fma(a, b, c)),
+        ]
+    }
+}
+
+/// Lanes near the smallest normal number: sums that round to it, from both sides, and a little more or less.
+fn near_denormals(stream: &mut crate::rng::Stream) -> [[f32; LANES]; 3] {
+    let mut below = |n: u64| stream.below(n) as i32;
+    let a = std::array::from_fn(|_| (1 + below(3)) as f32 * 2.0f32.powi(-70 - below(8)));
+    let b = std::array::from_fn(|_| (below(3) - 1) as f32 * 2.0f32.powi(-70 - below(8)));
+    let c = std::array::from_fn(|_| {
+        let bits = f32::MIN_POSITIVE.to_bits().wrapping_add_signed(below(5) - 2);
+        f32::from_bits(bits | (below(2) as u32) << 31)
+    });
+    [a, b, c]
+}
+
+#[test]
+fn products_of_bf16_flush_denormals_alike() {
+    let (vectors, mut decided) = (vectors(), 0);
+    let mut all: Vec<_> = (0..vectors.len())
+        .map(|i| [vectors[i], vectors[(i * 7 + 3) % vectors.len()], vectors[(i * 5 + 1) % vectors.len()]])
+        .collect();
+    let mut stream = crate::rng::Stream::new(5, 0);
+    all.extend((0..400).map(|_| near_denormals(&mut stream)));
+    for isa in Isa::present() {
+        for &[a, b, c] in &all {
+            for (name, got, expected) in isa.run_flushing(Flushing([a, b, c])) {
+                let expected = std::array::from_fn(|l| expected(a[l], b[l], c[l]));
+                assert_eq!(bits(got), bits(expected), "{name} on {isa:?} of {a:?}, {b:?}, {c:?}");
+            }
+            // Denormals are kept before and after.
+            for (name, got, expected) in isa.run(Lanes([a, b, c])) {
+                let expected = std::array::from_fn(|l| expected(a[l], b[l], c[l]));
+                assert_eq!(bits(got), bits(expected), "{name} on {isa:?} of {a:?}, {b:?}, {c:?}");
+                decided += expected.iter().filter(|x| x.is_subnormal()).count();
+            }
+        }
+    }
+    assert!(decided > 1000, "few results are denormal: {decided}");
 }
 
 struct Horizontal([f32; LANES], usize);

@@ -40,6 +40,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     record.versions.insert("lockstep".into(), env!("CARGO_PKG_VERSION").into());
     record.kind = metadata.command.to_owned();
     record.isa = ctx.describe().into();
+    record.arithmetic = ctx.arithmetic(config.dtype.dtype()).into();
     record.dtype = config.dtype.name().into();
     record.threads = ctx.threads();
     record.seed = config.seed;

@@ -113,12 +113,14 @@ pub(super) fn check_resumable(state: &RunState, config: &Config, ctx: &Context, 
              run",
         ));
     }
-    let isa = ctx.describe();
-    if state.isa != isa && !config.allow_other_isa {
+    let (isa, arithmetic) = (ctx.describe(), ctx.arithmetic(config.dtype.dtype()));
+    let same = state.arithmetic.as_ref().map_or(state.isa == isa, |began| began == arithmetic);
+    if !same && !config.allow_other_isa {
+        let began = state.arithmetic.as_deref().unwrap_or("an older version's formula");
         return Err(BadInput::new(format!(
-            "the run began on {}, this is {isa}: bits are promised on one instruction set only. Set LOCKSTEP_ISA={} if \
-             this machine has it, or allow_other_isa = true to go on with {isa}",
-            state.isa, state.isa
+            "the run's products are {began} on {0}, here they would be {arithmetic} on {isa}: bits are promised with one \
+             formula only. Set LOCKSTEP_ISA={0} if this machine has it, or allow_other_isa = true to go on with {isa}",
+            state.isa
         )));
     }
     Ok(())

@@ -390,6 +390,7 @@ impl TrainingRun {
             step: self.step,
             weights_version: self.policy.weights.version(),
             isa: self.ctx.describe().to_owned(),
+            arithmetic: Some(self.ctx.arithmetic(self.config.dtype.dtype()).to_owned()),
             data_hash: self.data_hash.clone(),
             sampler: self.sampler.state(),
             trainer: self.trainer.state(),

@@ -205,9 +205,10 @@ impl<E: Element> BackwardTasks<'_, E> {
         // Scores, as forward forms them, and d_out · v.
         let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
         let (a, b, out) = (&*w.q, &self.keys[at..at + BLOCK * hd], &mut *w.p);
-        self.isa.run(&mut Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: k.clone(), accumulate });
+        Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: k.clone(), accumulate }
+            .compute::<E>(self.isa);
         let (a, b, out) = (&*w.d_out, &*w.values, &mut *w.d_s);
-        self.isa.run(&mut Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate });
+        Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
         for (i, row) in tile.clone().enumerate() {
             let slots = slots(row);
             for h in 0..per {
@@ -221,7 +222,7 @@ impl<E: Element> BackwardTasks<'_, E> {
 
         // d_k [hd, 64] += qᵗ · d_s and d_v [64, hd] += pᵗ · d_out: chains over the tile's pairs. What a row does not
         // see has p = d_s = 0.
-        self.isa.run(&mut Product {
+        Product {
             a: w.q,
             a_row: 1,
             a_k: hd,
@@ -233,8 +234,9 @@ impl<E: Element> BackwardTasks<'_, E> {
             columns,
             k: 0..pairs,
             accumulate: true,
-        });
-        self.isa.run(&mut Product {
+        }
+        .compute::<E>(self.isa);
+        Product {
             a: w.p,
             a_row: 1,
             a_k: BLOCK,
@@ -246,12 +248,13 @@ impl<E: Element> BackwardTasks<'_, E> {
             columns: hd,
             k: 0..pairs,
             accumulate: true,
-        });
+        }
+        .compute::<E>(self.isa);
 
         // d_q += d_s · k, over no key that the row does not see: it may be NaN.
         let of = |row: usize, width: usize| (row - tile.start) * per * width;
         staircase(tile.clone(), per, slots, |rows, k| {
-            self.isa.run(&mut Product {
+            Product {
                 a: &w.d_s[of(rows.start, BLOCK)..of(rows.end, BLOCK)],
                 a_row: BLOCK,
                 a_k: 1,
@@ -263,7 +266,8 @@ impl<E: Element> BackwardTasks<'_, E> {
                 columns: hd,
                 k,
                 accumulate: true,
-            });
+            }
+            .compute::<E>(self.isa);
         });
         for (i, row) in tile.enumerate() {
             // SAFETY: this row's queries under this kv head are this task's alone.

@@ -265,7 +265,7 @@ impl<E: Element> ForwardTasks<'_, E> {
         let (keys, values) = (&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]);
         let pairs = (run.start - start) * group..(run.end - start) * group;
 
-        self.isa.run(&mut Product {
+        Product {
             a: &t.q[pairs.start * hd..pairs.end * hd],
             a_row: hd,
             a_k: 1,
@@ -278,7 +278,8 @@ impl<E: Element> ForwardTasks<'_, E> {
             columns: any_sees.end.next_multiple_of(LANES),
             k: 0..hd,
             accumulate: false,
-        });
+        }
+        .compute::<E>(self.isa);
 
         for row in run.clone() {
             let slots = slots(row);
@@ -292,7 +293,7 @@ impl<E: Element> ForwardTasks<'_, E> {
 
         let at = |row: usize, width: usize| (row - start) * group * width;
         staircase(run, group, slots, |rows, k| {
-            self.isa.run(&mut Product {
+            Product {
                 a: &t.s[at(rows.start, BLOCK)..at(rows.end, BLOCK)],
                 a_row: BLOCK,
                 a_k: 1,
@@ -304,7 +305,8 @@ impl<E: Element> ForwardTasks<'_, E> {
                 columns: hd,
                 k,
                 accumulate: true,
-            });
+            }
+            .compute::<E>(self.isa);
         });
     }
 }

@@ -1,6 +1,7 @@
 //! The small product that attention is made of, register-tiled: out (+)= a · b, one ascending FMA chain per element.
 //! What is bf16 in memory is widened as it is loaded.
 
+use crate::Isa;
 use crate::simd::{Element, Kernel, LANES, Simd};
 use std::ops::Range;
 
@@ -18,6 +19,15 @@ pub(super) struct Product<'a, E> {
     pub k: Range<usize>,
     /// Continue from what `out` holds; otherwise overwrite it.
     pub accumulate: bool,
+}
+
+impl<E: Element> Product<'_, E> {
+    /// Computes it. `F` is what the numbers were stored in, whatever they were widened to: their chains flush denormals
+    /// or keep them.
+    #[inline(always)]
+    pub fn compute<F: Element>(&mut self, isa: Isa) {
+        if F::FLUSHES { isa.run_flushing(self) } else { isa.run(self) }
+    }
 }
 
 /// By reference, so that its fields are not copied at each call.

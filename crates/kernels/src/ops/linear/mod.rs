@@ -16,10 +16,13 @@
 //! be cut between segments.
 //!
 //! Numbers in bf16 are `x` and `W` in the forward pass, `W` and `d_y` for `d_x`, `x` and `d_y` for `d_W`: `d_y`, if it
-//! is f32, is rounded for these products (not for `d_b`) on every instruction set. With AMX their formula is that of
+//! is f32, is rounded for these products (not for `d_b`) on every instruction set, and their chains take and leave
+//! denormals as zeros. With AMX their formula is that of
 //! `simd::tiles`, over terms in steps of 32 from the first; for `d_W` from the first row of each segment, so
 //! that a batch may be cut between segments.
 
+#[cfg(test)]
+mod chain_tests;
 mod cpu;
 pub mod reference;
 #[cfg(test)]

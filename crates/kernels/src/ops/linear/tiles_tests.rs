@@ -12,7 +12,7 @@ use crate::{Device, Isa, Memory, Tensor};
 
 /// `[M, N, K]`: one, tails of rows, columns and depth on either side of a tile, and in tests' small blocks several
 /// blocks of depth, chunks of panels and blocks of rows.
-const SHAPES: [[usize; 3]; 15] = [
+pub(super) const SHAPES: [[usize; 3]; 15] = [
     [1, 1, 2],
     [3, 5, 6],
     [2, 129, 34],
@@ -53,23 +53,23 @@ fn wide(shape: &[usize], data: &[f32]) -> Tensor {
     Tensor::from_f32(&memory(), shape, data)
 }
 
-struct Case {
-    m: usize,
-    n: usize,
-    k: usize,
+pub(super) struct Case {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
     /// Numbers of bf16.
-    x: Vec<f32>,
+    pub x: Vec<f32>,
     /// Numbers of bf16.
-    w: Vec<f32>,
-    bias: Vec<f32>,
-    d_y: Vec<f32>,
-    y0: Vec<f32>,
-    x0: Vec<f32>,
-    w0: Vec<f32>,
+    pub w: Vec<f32>,
+    pub bias: Vec<f32>,
+    pub d_y: Vec<f32>,
+    pub y0: Vec<f32>,
+    pub x0: Vec<f32>,
+    pub w0: Vec<f32>,
 }
 
 impl Case {
-    fn new([m, n, k]: [usize; 3]) -> Case {
+    pub fn new([m, n, k]: [usize; 3]) -> Case {
         Case {
             m,
             n,
@@ -90,7 +90,7 @@ impl Case {
     }
     /// What `y` holds afterwards, rows before and after those computed too; it starts as NaN unless it is accumulated
     /// into.
-    fn forward(&self, ctx: &Context, rows: std::ops::Range<usize>, bias: bool, accumulate: bool) -> Vec<f32> {
+    pub fn forward(&self, ctx: &Context, rows: std::ops::Range<usize>, bias: bool, accumulate: bool) -> Vec<f32> {
         let Case { m, n, k, .. } = *self;
         let (x, w, b) = (narrow(&[m, k], &self.x), self.weight(), wide(&[n], &self.bias));
         let mut y = wide(&[m, n], &if accumulate { self.y0.clone() } else { vec![f32::NAN; m * n] });
@@ -99,7 +99,7 @@ impl Case {
         forward(ctx, args).unwrap();
         y.to_vec_f32()
     }
-    fn backward_input(&self, ctx: &Context, accumulate: bool) -> Vec<f32> {
+    pub fn backward_input(&self, ctx: &Context, accumulate: bool) -> Vec<f32> {
         let Case { m, n, k, .. } = *self;
         let (d_y, w) = (wide(&[m, n], &self.d_y), self.weight());
         let mut d_x = wide(&[m, k], &if accumulate { self.x0.clone() } else { vec![f32::NAN; m * k] });
@@ -107,7 +107,7 @@ impl Case {
         d_x.to_vec_f32()
     }
     /// The rows given in calls between these cuts.
-    fn backward_weight(&self, ctx: &Context, segments: &[u32], cuts: &[usize]) -> Vec<f32> {
+    pub fn backward_weight(&self, ctx: &Context, segments: &[u32], cuts: &[usize]) -> Vec<f32> {
         let Case { m, n, k, .. } = *self;
         let (x, d_y) = (narrow(&[m, k], &self.x), wide(&[m, n], &self.d_y));
         let mut d_w = Matrix::from_f32(&memory(), n, k, &self.w0);
@@ -127,7 +127,7 @@ impl Case {
     }
 }
 
-fn same(got: &[f32], expected: &[f32], what: &str) {
+pub(super) fn same(got: &[f32], expected: &[f32], what: &str) {
     let at = got.iter().zip(expected).position(|(a, b)| a.to_bits() != b.to_bits());
     assert!(
         got.len() == expected.len() && at.is_none(),

@@ -203,7 +203,8 @@ fn backward_in_bf16_equals_the_formula_bit_for_bit() {
         case
     };
     let (narrow, wide) = (case(DType::Bf16), case(DType::F32));
-    for ctx in Isa::present().into_iter().filter(|isa| !isa.has_tiles()).map(|isa| Context::cpu(isa, 2)) {
+    let chains = Isa::present().into_iter().filter(|isa| !isa.has_tiles()).chain([Isa::DOTS_EMULATED]);
+    for ctx in chains.map(|isa| Context::cpu(isa, 2)) {
         let d_z = rounded_to_bf16(&d_logits(&ctx, &wide));
         let d_hidden = linear::backward_input(40, &d_z, &wide.weight, None);
         let mut d_weight = wide.weight0.clone();

@@ -33,8 +33,11 @@ pub struct RunState {
     pub step: u64,
     /// Version of the weights.
     pub weights_version: u64,
-    /// Instruction set that the bits so far come from.
+    /// Instruction set that computed it.
     pub isa: String,
+    /// The formula of products that the bits so far come from; checkpoints of older versions do not say it.
+    #[serde(default)]
+    pub arithmetic: Option<String>,
     /// Hash of the training data.
     pub data_hash: String,
     /// Where the sampler of rows stands.
@@ -167,7 +170,7 @@ mod foreign {
     use testing::foreign;
 
     fn valid() -> Value {
-        serde_json::json!({"format": FORMAT, "step": 2, "weights_version": 2, "isa": "avx2", "data_hash": "00",
+        serde_json::json!({"format": FORMAT, "step": 2, "weights_version": 2, "isa": "avx2", "arithmetic": "f32", "data_hash": "00",
             "sampler": {"epoch": 0, "cursor": 4},
             "trainer": {"steps": 2, "skipped_in_a_row": 0, "skipped_total": 0, "entropy": null},
             "task": {"rollout_number": 3, "buffer": null}, "num_tokens": 9,

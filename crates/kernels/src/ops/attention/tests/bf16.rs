@@ -3,18 +3,19 @@
 
 use super::formula::{Arithmetic, BF16, TILES, emulated, emulated_backward};
 use super::*;
+use crate::check::planted;
 use crate::tensor::rounded_to_bf16;
 
 fn arithmetic(isa: Isa) -> Arithmetic {
     if isa.has_tiles() { TILES } else { BF16 }
 }
 
-/// All that are here, and tiles in plain Rust; or the one that `LOCKSTEP_ISA` names, for machines on which all take
+/// All that are here, and words and tiles without their instructions; or the one that `LOCKSTEP_ISA` names, for machines on which all take
 /// long.
 fn isas() -> Vec<Isa> {
     match std::env::var("LOCKSTEP_ISA") {
         Ok(name) if !name.is_empty() => vec![Isa::from_name(&name).expect("LOCKSTEP_ISA")],
-        _ => Isa::present().into_iter().chain([Isa::AMX_EMULATED]).collect(),
+        _ => Isa::present().into_iter().chain([Isa::DOTS_EMULATED, Isa::AMX_EMULATED]).collect(),
     }
 }
 
@@ -145,6 +146,36 @@ fn backward_equals_the_formula_bit_for_bit() {
             }
         }
     }
+}
+
+/// Where denormals begin: rows whose products with their like are some 2⁻¹²⁶, denormals among the others, and −0. The
+/// sum over rows takes a product with 0 for what a row beside it sees and it does not.
+#[test]
+fn denormals_are_flushed_as_the_formula_says_bit_for_bit() {
+    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    for (g, groups) in cases() {
+        let l = super::of(&groups, 1);
+        let (qkv, d_out) =
+            (planted(3, l.positions.len(), g.width()), planted(4, l.positions.len(), g.heads * g.head_dim));
+        let (out, lse) = formula(&g, &l, &qkv, BF16);
+        let mut first = None;
+        for isa in isas().into_iter().filter(|isa| !isa.has_tiles()) {
+            for threads in [1, 3] {
+                let run = Run::of(DType::Bf16, &Context::cpu(isa, threads), g, &l, &qkv);
+                let (o, s) = run.all();
+                assert!((bits(&o), bits(&s)) == (bits(&out), bits(&lse)), "{isa:?} {threads} {g:?}");
+                let formula = || emulated_backward(&run, &qkv, [&out, &lse, &d_out], BF16);
+                same(&run.backward(&d_out), first.get_or_insert_with(formula), &format!("{isa:?} {threads} {g:?}"));
+            }
+        }
+    }
+    // The cases decide.
+    let (g, groups) = &cases()[2];
+    let l = super::of(groups, 1);
+    let qkv = planted(3, l.positions.len(), g.width());
+    let kept =
+        Arithmetic { sum: |start, terms| terms.into_iter().fold(start, |sum, (a, b)| a.mul_add(b, sum)), ..BF16 };
+    assert!(formula(g, &l, &qkv, kept) != formula(g, &l, &qkv, BF16));
 }
 
 /// Near the f64 oracle of the same numbers, as near as bf16 allows; not so if a gradient is spoiled.

@@ -4,7 +4,7 @@ use super::*;
 use crate::math::{exp1, ln1};
 use crate::ops::linear::reference::on_tiles;
 use crate::ops::linear::reference::rounded;
-use crate::simd::tiles::DEPTH;
+use crate::simd::tiles::{self, DEPTH};
 use crate::simd::{LANES, portable::F32x16 as Portable};
 use std::collections::BTreeMap;
 
@@ -20,11 +20,22 @@ pub(super) struct Arithmetic {
 }
 
 pub(super) const F32: Arithmetic = Arithmetic { sum: chain, round: |x| x, step: 1 };
-pub(super) const BF16: Arithmetic = Arithmetic { sum: chain, round: rounded, step: 1 };
+pub(super) const BF16: Arithmetic = Arithmetic { sum: flushed_chain, round: rounded, step: 1 };
 pub(super) const TILES: Arithmetic = Arithmetic { sum: on_tiles, round: rounded, step: DEPTH };
 
 fn chain(start: f32, terms: Vec<(f32, f32)>) -> f32 {
     terms.into_iter().fold(start, |sum, (a, b)| a.mul_add(b, sum))
+}
+
+fn flushed_chain(start: f32, terms: Vec<(f32, f32)>) -> f32 {
+    terms.into_iter().fold(start, |sum, (a, b)| tiles::fma(a, b, sum))
+}
+
+impl Arithmetic {
+    /// A term that is a key's: 0 for those that are not seen where they are multiplied, nothing where they are not.
+    fn of_seen(self, a: f32, b: Option<f32>) -> Option<(f32, f32)> {
+        if self.step == 1 { b.map(|b| (a, b)) } else { Some((a, b.unwrap_or(0.0))) }
+    }
 }
 
 fn part<'a>(g: &Geometry, qkv: &'a [f32], row: usize, head: usize) -> &'a [f32] {
@@ -67,7 +78,7 @@ pub(super) fn emulated(g: &Geometry, qkv: &[f32], keys: &[usize], head: usize, a
         p.iter().enumerate().for_each(|(j, p)| l[j % LANES] += p);
         let values = of_head(v_head);
         for (i, o) in o.iter_mut().enumerate() {
-            let terms = p.iter().zip(&values).map(|(&p, v)| ((a.round)(p), v.map_or(0.0, |v| v[i])));
+            let terms = p.iter().zip(&values).filter_map(|(&p, v)| a.of_seen((a.round)(p), v.map(|v| v[i])));
             *o = (a.sum)(*o, terms.collect());
         }
     }
@@ -117,7 +128,7 @@ pub(super) fn emulated_backward(run: &Run, qkv: &[f32], [out, lse, d_out]: [&[f3
                     });
                     let at = (row * g.width()) + h * hd;
                     for i in 0..hd {
-                        let terms = d_s.iter().zip(&keys).map(|(&d_s, k)| (d_s, k.map_or(0.0, |k| k[i])));
+                        let terms = d_s.iter().zip(&keys).filter_map(|(&d_s, k)| a.of_seen(d_s, k.map(|k| k[i])));
                         d_qkv[at + i] = (a.sum)(d_qkv[at + i], terms.collect());
                     }
                     let page = l.tables[l.tables_of_rows[row] as usize * l.table_len + block];

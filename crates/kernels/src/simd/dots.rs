@@ -1,0 +1,184 @@
+//! VDPBF16PS: whether the instruction is there, whether it computes the chains' formula, and whether it is worth it.
+//!
+//! Two terms of a sum at once, the second of a pair first, each step rounded to nearest even with denormals as zeros: so
+//! Zen 4 does it, measured. No manual promises it; therefore the process compares.
+
+use super::{Kernel, LANES, Simd, tiles};
+#[cfg(target_arch = "x86_64")]
+use super::{avx512, control};
+use std::hint::black_box;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// What [`refusal`] says of a processor whose instruction computes something else.
+const OTHER_BITS: &str = "the processor has products of pairs, but they are not two multiply-adds that flush denormals";
+
+/// Why this process may not use them, on a processor with AVX-512; nothing if it may. Found out once.
+#[cfg(target_arch = "x86_64")]
+pub fn refusal() -> Option<&'static str> {
+    static FOUND: OnceLock<Option<&'static str>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        if !is_x86_feature_detected!("avx512bf16") {
+            return Some("this processor has no products of pairs of bf16 (avx512_bf16)");
+        }
+        // SAFETY: the processor has AVX-512, as the caller asked, and BF16.
+        let agrees = self_test(|sums| unsafe { control::flushing(avx512::run_dots::<Sums<'_>>, Sums(sums)) });
+        (!agrees).then_some(OTHER_BITS)
+    })
+}
+
+/// How many times the multiply-adds of FMA the instruction does, measured once, in some 0.1 ms; nothing where it may
+/// not be used, and may not be asked for without AVX-512. (The shortest of several passes counts: a busy machine only
+/// makes passes longer.)
+#[cfg(target_arch = "x86_64")]
+pub fn gain() -> Option<f64> {
+    static FOUND: OnceLock<Option<f64>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        if refusal().is_some() {
+            return None;
+        }
+        let seconds = |pass: &dyn Fn()| {
+            let start = Instant::now();
+            pass();
+            start.elapsed().as_secs_f64()
+        };
+        let (mut of_fma, mut of_dots) = (f64::INFINITY, f64::INFINITY);
+        let rounds = 1 << 10;
+        for _ in 0..12 {
+            // SAFETY: the processor has AVX-512 and the products of pairs: nothing refuses them.
+            let (fma, dots) = unsafe {
+                (
+                    seconds(&|| avx512::run(Spin::<false> { rounds })),
+                    seconds(&|| control::flushing(avx512::run_dots::<Spin<true>>, Spin { rounds })),
+                )
+            };
+            (of_fma, of_dots) = (of_fma.min(fma), of_dots.min(dots));
+        }
+        Some(2.0 * of_fma / of_dots.max(1e-9))
+    })
+}
+
+/// Chains of [`Spin`]: enough to hide the latency, few enough to stay in registers.
+const CHAINS: usize = 20;
+
+/// Independent chains that touch no memory, of products of pairs or of multiply-adds.
+pub struct Spin<const DOTS: bool> {
+    /// Steps of each chain.
+    pub rounds: usize,
+}
+
+impl<const DOTS: bool> Spin<DOTS> {
+    /// Operations, a multiply-add counted as two.
+    pub fn flops(&self) -> f64 {
+        let of_step = if DOTS { 4 } else { 2 };
+        (self.rounds * CHAINS * LANES * of_step) as f64
+    }
+}
+
+impl<const DOTS: bool> Kernel for Spin<DOTS> {
+    type Output = ();
+    #[inline(always)]
+    fn run<V: Simd>(self) {
+        let mut sums = [V::splat(black_box(1.0)); CHAINS];
+        // Sums stay as they are: no denormal, no infinity slows them.
+        let (a, b) = (V::splat(black_box(1.0)), V::splat(black_box(-0.0)));
+        for _ in 0..self.rounds {
+            for sum in &mut sums {
+                *sum = if DOTS { sum.dot(a, b) } else { a.fma(b, *sum) };
+            }
+        }
+        let all = sums.into_iter().fold(V::splat(0.0), |all, sum| all.add(sum));
+        black_box(all.to_array());
+    }
+}
+
+/// Sums, and the words that are multiplied and added to them.
+struct Sum {
+    start: [f32; LANES],
+    a: [f32; LANES],
+    b: [f32; LANES],
+}
+
+struct Sums<'a>(&'a [Sum]);
+
+impl Kernel for Sums<'_> {
+    type Output = Vec<[f32; LANES]>;
+    #[inline(always)]
+    fn run<V: Simd>(self) -> Self::Output {
+        let mut out = vec![[0.0; LANES]; self.0.len()];
+        for (sum, out) in self.0.iter().zip(&mut out) {
+            *out = V::load(&sum.start).dot(V::load(&sum.a), V::load(&sum.b)).to_array();
+        }
+        out
+    }
+}
+
+/// Whether `dot` gives the bits of the formula, of numbers of every size and many results at the edge of denormals.
+fn self_test(dot: impl Fn(&[Sum]) -> Vec<[f32; LANES]>) -> bool {
+    let mut state = 1u32;
+    let mut next = |n: u32| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) % n
+    };
+    let sums: Vec<Sum> = (0..768)
+        .map(|i| {
+            // Exponents: all of them; factors whose products are half of the smallest denormal, or near 2^-126, and sums
+            // that begin there; ordinary ones.
+            let (least, most) = [(0, 255), (50, 55), (110, 140), (0, 140), (0, 255), (52, 76)][i % 6];
+            let half = |next: &mut dyn FnMut(u32) -> u32| {
+                let bits = if i % 6 == 1 { next(4) << 5 } else { next(128) };
+                f32::from_bits((next(2) << 15 | (least + next(most - least)) << 7 | bits) << 16)
+            };
+            let mut word = || {
+                let (first, second) = (half(&mut next), half(&mut next));
+                f32::from_bits(first.to_bits() | second.to_bits() >> 16)
+            };
+            let (a, b) = (std::array::from_fn(|_| word()), std::array::from_fn(|_| word()));
+            let start = std::array::from_fn(|_| match i % 6 {
+                1 | 5 => {
+                    f32::from_bits(next(2) << 31 | f32::MIN_POSITIVE.to_bits().wrapping_add(next(5)).wrapping_sub(2))
+                }
+                _ => f32::from_bits(next(2) << 31 | (least + next(most - least)) << 23 | next(1 << 23)),
+            });
+            Sum { start, a, b }
+        })
+        .collect();
+    let halves = |x: f32| (f32::from_bits(x.to_bits() & !0xffff), f32::from_bits(x.to_bits() << 16));
+    dot(&sums).iter().zip(&sums).all(|(got, sum)| {
+        (0..LANES).all(|lane| {
+            let ((a0, a1), (b0, b1)) = (halves(sum.a[lane]), halves(sum.b[lane]));
+            let expected = tiles::fma(a1, b1, tiles::fma(a0, b0, sum.start[lane]));
+            got[lane].to_bits() == expected.to_bits() || got[lane].is_nan() && expected.is_nan()
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+
+    /// Two multiply-adds that flush pass, on every vector. Those that keep denormals do not, nor does the other order,
+    /// nor a flush of what only denormal rounding makes normal.
+    #[test]
+    fn the_self_test_bites() {
+        for isa in Isa::present() {
+            assert!(self_test(|sums| isa.run_flushing(Sums(sums))), "{isa:?}");
+            assert!(!self_test(|sums| isa.run(Sums(sums))), "{isa:?}");
+        }
+        let of = |dot: fn([f32; 2], [f32; 2], f32) -> f32| {
+            self_test(|sums| {
+                let halves = |x: f32| [x.to_bits() & !0xffff, x.to_bits() << 16].map(f32::from_bits);
+                let lane = |sum: &Sum, l: usize| dot(halves(sum.a[l]), halves(sum.b[l]), sum.start[l]);
+                sums.iter().map(|sum| std::array::from_fn(|l| lane(sum, l))).collect()
+            })
+        };
+        assert!(of(|a, b, c| tiles::fma(a[1], b[1], tiles::fma(a[0], b[0], c))));
+        assert!(!of(|a, b, c| tiles::fma(a[0], b[0], tiles::fma(a[1], b[1], c))));
+        assert!(!of(|a, b, c| {
+            let flushed = |x: f32| if x.abs() < f32::MIN_POSITIVE { 0.0f32.copysign(x) } else { x };
+            let fma = |a: f32, b: f32, c: f32| flushed(flushed(a).mul_add(flushed(b), flushed(c)));
+            fma(a[1], b[1], fma(a[0], b[0], c))
+        }));
+    }
+}
