@@ -168,13 +168,14 @@ mod tests {
         };
         let second = Scores {
             values: vec![None],
-            problems: vec![problem(1, "no number", "in B"), problem(1, "crashed", "")],
+            problems: vec![Problem { fatal: true, ..problem(1, "no number", "in B") }, problem(1, "crashed", "")],
             extra: vec![("how".into(), vec!["c".into()])],
             metrics: vec![("n".into(), 5.0), ("m".into(), 2.0)],
         };
         let all = Scores::of_groups([first.clone(), second, Scores::new(vec![Some(4.0)])]);
         assert_eq!(all.values, [Some(1.0), None, None, Some(4.0)]);
-        assert_eq!(all.problems, [problem(2, "no number", "in A"), problem(1, "crashed", "")]);
+        let both = Problem { fatal: true, ..problem(2, "no number", "in A") };
+        assert_eq!(all.problems, [both, problem(1, "crashed", "")]);
         let column = |values: [Option<&str>; 4]| values.map(|v| v.map_or(Value::Null, Value::from)).to_vec();
         let why = column([Some("a"), Some("b"), None, None]);
         assert_eq!(all.extra, [("why".into(), why), ("how".into(), column([None, None, Some("c"), None]))]);

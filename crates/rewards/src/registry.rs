@@ -62,6 +62,35 @@ impl RewardSpec {
         }
     }
 
+    /// Puts what `absolute` makes of it in the place of each path: a reward model's directory; a program that is given
+    /// by its path, and its script. A program's further arguments are its own. What is wrong is left for [`build`] to
+    /// refuse.
+    pub fn map_paths<E>(
+        &mut self,
+        absolute: impl Fn(&str) -> std::result::Result<String, E>,
+    ) -> std::result::Result<(), E> {
+        let Ok((kind, _, options)) = self.parts() else { return Ok(()) };
+        let path = match (kind.as_str(), options.get("model")) {
+            ("model", Some(Value::String(model))) => Some(Value::String(absolute(model)?)),
+            ("command", _) => match parse::<command::Options>(&kind, options) {
+                Ok(options) => command::map_paths(options.command, absolute)?,
+                Err(_) => None,
+            },
+            _ => None,
+        };
+        let Some(path) = path else { return Ok(()) };
+        // The main option has its kind's name.
+        match (&mut *self, path) {
+            (RewardSpec::Table(table), path) => drop(table.insert(kind, path)),
+            (RewardSpec::Short(text), Value::String(path)) => *text = format!("{kind}:{path}"),
+            (RewardSpec::Short(_), words) => {
+                let table = [("kind".to_owned(), Value::String(kind.clone())), (kind, words)];
+                *self = RewardSpec::Table(table.into_iter().collect());
+            }
+        }
+        Ok(())
+    }
+
     /// Kind, name if given, options.
     fn parts(&self) -> Result<(String, Option<String>, Map<String, Value>)> {
         match self {

@@ -19,6 +19,7 @@ mod lora;
 mod lora_continued;
 mod lora_objectives;
 mod one_writer;
+mod paths;
 mod ppo;
 mod reference;
 mod replay;

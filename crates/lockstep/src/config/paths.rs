@@ -4,7 +4,6 @@
 use super::{Config, Origin, Resolved};
 use crate::bad_input;
 use crate::error::OrBadInput;
-use rewards::RewardSpec;
 use std::path::{Path, PathBuf, absolute};
 
 type NameOf = fn(&mut Config) -> Option<&mut String>;
@@ -44,19 +43,7 @@ pub(super) fn make_absolute(resolved: &mut Resolved) -> anyhow::Result<()> {
     }
     let origin = resolved.origin("reward_funcs").clone();
     for spec in &mut resolved.config.reward_funcs {
-        match spec {
-            RewardSpec::Short(text) => {
-                if let Some(name) = text.strip_prefix("model:") {
-                    *text = format!("model:{}", located("reward_funcs", name, &origin, &working)?);
-                }
-            }
-            RewardSpec::Table(table) if table.get("kind").is_some_and(|kind| kind == "model") => {
-                if let Some(serde_json::Value::String(name)) = table.get_mut("model") {
-                    *name = located("reward_funcs", name, &origin, &working)?;
-                }
-            }
-            RewardSpec::Table(_) => {}
-        }
+        spec.map_paths(|path| located("reward_funcs", path, &origin, &working))?;
     }
     Ok(())
 }

@@ -122,5 +122,13 @@ pub(super) mod tests {
         assert_eq!(matrix.totals(), [zero, one, one, zero, zero, zero, one, zero]);
         let values: Vec<f64> = metrics.iter().map(|m| m.1).collect();
         assert_eq!(values, [2.0, 3.0, 1.0, 6.0 / 13.0]);
+
+        // Of the weighted sum: what weighs nothing has no deviation.
+        for (weight, places) in [(0.5, vec![]), (0.0, vec![0])] {
+            let mut generation = Generation::default();
+            generation.take(Rollouts { reward_weights: vec![weight], ..round(&[(1, [one, zero])]) });
+            assert_eq!(generation.zero_std_groups(), places);
+            assert_eq!(generation.finish().1[3].1, weight / 2.0);
+        }
     }
 }

@@ -191,6 +191,19 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
+    /// What a run that was killed before its configuration was whole leaves behind is in nobody's way.
+    #[test]
+    fn a_directory_that_was_only_locked_is_new() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(RunDir::is_new(dir.path()) && RunDir::is_new(&dir.path().join("not there")));
+        for name in [lock::FILE, ".config.toml.12.partial"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        assert!(RunDir::is_new(dir.path()) && RunDir::fresh(dir.path()).is_ok());
+        fs::write(dir.path().join("other.partial"), "").unwrap();
+        assert!(!RunDir::is_new(dir.path()));
+    }
+
     #[test]
     fn an_atomic_write_leaves_no_temporary_file() {
         let dir = tempfile::tempdir().unwrap();

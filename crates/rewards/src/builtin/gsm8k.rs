@@ -273,6 +273,7 @@ mod tests {
             ("10 -12", "12"),
             ("The answer is -3", "-3"),
             ("we have 5-3", "3"),
+            ("it is x-5", "5"),
             ("of 1,2,3", "3"),
             ("of 1,2345", "2345"),
             ("of 1,234,5678", "5678"),
@@ -289,6 +290,14 @@ mod tests {
         assert_eq!(answer_of("it is 5", true), None);
         assert_eq!(answer_of("it is #### 5", true), number("5"));
         assert_eq!(answer_of("it is \\boxed{5}", true), number("5"));
+    }
+
+    #[test]
+    fn of_a_solution_the_last_mark_counts() {
+        let solution = |text: &str| gold(&Value::from(text));
+        assert_eq!(solution("2 + 2 = 4, not #### 5\n#### 4 apples"), number("4"));
+        assert_eq!(solution("so 7"), number("7"));
+        assert_eq!(solution("#### none"), None);
     }
 
     #[test]

@@ -131,6 +131,8 @@ mod tests {
     fn target_and_soft_maximum() {
         let target = Options { target: Some(4), unit: Unit::Chars, ..Options::default() };
         assert_eq!(scores(target), [Some(0.0), Some(0.5), Some(1.0), Some(0.0)]);
+        let short = Options { target: Some(2), unit: Unit::Chars, ..Options::default() };
+        assert_eq!(scores(short), [Some(0.0), Some(1.0), Some(0.0), Some(0.0)], "never below 0");
         let max = Options { max: Some(9), margin: 2, ..Options::default() };
         assert_eq!(scores(max), [Some(0.0), Some(-1.0), Some(-0.5), Some(0.0)]);
         let hard = Options { max: Some(8), ..Options::default() };

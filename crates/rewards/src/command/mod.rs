@@ -242,6 +242,28 @@ fn explain(error: &std::io::Error) -> String {
     }
 }
 
+/// `command` with its program, if that is given by its path, and its script as `absolute` has them; as a line if its
+/// words can stand in one. `None` if it is no command.
+pub(crate) fn map_paths<E>(
+    command: Words,
+    absolute: impl Fn(&str) -> std::result::Result<String, E>,
+) -> std::result::Result<Option<serde_json::Value>, E> {
+    let Ok(mut words) = command.split() else { return Ok(None) };
+    if words[0].contains('/') {
+        words[0] = absolute(&words[0])?;
+    }
+    // Of `python3 -u a.py b.json` the first; a word without a point or a slash may be anything.
+    for word in words.iter_mut().skip(1).filter(|word| !word.starts_with('-') && word.contains(['.', '/'])) {
+        let path = absolute(word)?;
+        if std::path::Path::new(&path).is_file() {
+            *word = path;
+            break;
+        }
+    }
+    let line = words.join(" ");
+    Ok(Some(if split_line(&line).as_ref() == Some(&words) { line.into() } else { words.into() }))
+}
+
 /// How a command is called, and its arguments: `my_reward` and `x` for `python3 path/my_reward.py x` and for
 /// `./my_reward.sh x`.
 pub(crate) fn label(command: Words) -> Result<(String, String)> {

@@ -135,6 +135,16 @@ fn a_crash_shows_the_last_words_and_the_next_batch_is_served() {
 }
 
 #[test]
+fn of_standard_error_the_last_lines_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let body = r#"read -r line; i=1; while [ $i -le 30 ]; do echo "line $i." >&2; i=$((i+1)); done; exit 1"#;
+    let scores = score(&mut reward(&script(dir.path(), body), 30.0, 0));
+    let said: Vec<&str> = failure(&scores).lines().filter_map(|line| line.trim().strip_prefix("| ")).collect();
+    let last: Vec<String> = (11..=30).map(|i| format!("line {i}.")).collect();
+    assert_eq!(said, last);
+}
+
+#[test]
 fn restarts_in_a_row_are_bounded() {
     let dir = tempfile::tempdir().unwrap();
     let starts = dir.path().join("starts");

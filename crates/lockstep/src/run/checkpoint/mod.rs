@@ -205,6 +205,19 @@ mod tests {
         assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 1);
     }
 
+    /// Killed when the newer one had arrived, and the older one was still to be deleted.
+    #[test]
+    fn sweeping_keeps_the_newer_of_two() {
+        let (_dir, run) = run();
+        put(&run, 7);
+        let aside = run.checkpoints().join(".unfinished-step-000007.old");
+        fs::create_dir(&aside).unwrap();
+        fs::write(aside.join("x"), "older").unwrap();
+        sweep(&run).unwrap();
+        assert_eq!(fs::read_to_string(run.checkpoint(7).join("x")).unwrap(), "7");
+        assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 1);
+    }
+
     #[test]
     fn writing_a_step_again_replaces_it() {
         let (_dir, run) = run();

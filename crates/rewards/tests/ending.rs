@@ -1,0 +1,34 @@
+//! When the process ends, no reward's program may outlive it; in a process of its own, since it cannot be taken back.
+
+#![cfg(unix)]
+
+use rewards::{RewardSpec, build, end_programs};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+#[test]
+fn programs_are_killed_and_none_is_started_any_more() {
+    let dir = tempfile::tempdir().unwrap();
+    // Held open by the program and what it starts; without a reader nobody can open it to write.
+    let fifo = dir.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let script = dir.path().join("reward.sh");
+    std::fs::write(&script, format!("exec 3<>'{}'\nsleep 600\n", fifo.display())).unwrap();
+    let spec = RewardSpec::from(format!("command:sh {}", script.display()).as_str());
+    let _reward = build(&spec, "r".to_owned()).unwrap();
+    let start = Instant::now();
+    let until_alive = |alive: bool| loop {
+        let of = format!("of={}", fifo.display());
+        let opened = Command::new("dd").args([&of, "oflag=nonblock", "conv=notrunc", "count=0"]).output().unwrap();
+        if opened.status.success() == alive {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "waited a minute");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    until_alive(true);
+    end_programs();
+    until_alive(false);
+    let refusal = build(&spec, "r".to_owned()).err().expect("refused").to_string();
+    assert!(refusal.contains("this process is ending"), "{refusal}");
+}
