@@ -9,7 +9,7 @@ const MOST_COLUMNS: usize = 120;
 
 pub fn check() -> Result<(), String> {
     let mut wrong = Vec::new();
-    for top in ["crates", "xtask"] {
+    for top in ["crates", "python", "xtask"] {
         look(Path::new(top), &mut wrong).map_err(|e| format!("{top}: {e}"))?;
     }
     match wrong.is_empty() {

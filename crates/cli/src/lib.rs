@@ -24,7 +24,7 @@ use lockstep::config::Purpose;
 use lockstep::error::{is_bad_input, paragraph};
 use lockstep::is_stopped;
 use options::{CONSOLE, RunArgs};
-use std::process::ExitCode;
+use std::ffi::OsString;
 
 /// Reinforcement-learning post-training for language models: rollout and training in one engine.
 #[derive(Debug, Parser)]
@@ -86,14 +86,14 @@ enum Command {
     Bench(bench::Args),
 }
 
-/// Parses the process's arguments, runs the command, says what went wrong, and returns the exit code.
-pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+/// Parses the arguments, the program's name first, runs the command, says what went wrong, and returns the exit code.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are no errors; clap prints each where it belongs.
             let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+            return if error.use_stderr() { 2 } else { 0 };
         }
     };
     let result = check_environment(&cli.command).and_then(|()| match cli.command {
@@ -114,9 +114,9 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
     });
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         // `lockstep … | head`: the reader has enough; that is no failure of ours.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&error) => 0,
         Err(error) if is_stopped(&error) => signals::exit_code(),
         Err(error) => {
             let text = paragraph(&error);
@@ -124,7 +124,7 @@ pub fn main() -> ExitCode {
                 Some(console) => console.fatal(&text),
                 None => eprintln!("error: {text}"),
             }
-            ExitCode::from(if is_bad_input(&error) { 2 } else { 1 })
+            if is_bad_input(&error) { 2 } else { 1 }
         }
     }
 }

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    lockstep_cli::main()
+    ExitCode::from(lockstep_cli::main(std::env::args_os()))
 }

@@ -3,8 +3,8 @@
 use crate::options::{ConfigArgs, RunArgs};
 use crate::signals::stop_on_signals;
 use kernels::Context;
-use lockstep::config::{Layers, Purpose, Resolved, changes_on_resume};
-use lockstep::{ResumeFrom, find_run};
+use lockstep::config::{Purpose, Resolved};
+use lockstep::{ResumeFrom, find_run, resolve_resumed};
 use lockstep::{Run, RunOptions, RunResult};
 use lockstep::{RunDir, StopReason, check_command, context};
 use lockstep::{Stopped, is_stopped};
@@ -71,17 +71,11 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
         return Ok(Session { resolved: args.resolve(purpose)?, run, resume_from });
     }
     check_command(&run, purpose.command())?;
-    let layers = |file: PathBuf| Layers { purpose, file: Some(file), ..Layers::default() };
-    let began = layers(run.config()).resolve()?;
-    let now = match &args.file {
-        Some(_) => args.layers(purpose)?,
-        None => Layers { file: Some(run.config()), ..args.layers(purpose)? },
-    };
-    let now = now.resolve()?;
-    for change in changes_on_resume(&began.config, &now.config)? {
+    let (resolved, changes) = resolve_resumed(&run, args.layers(purpose)?)?;
+    for change in changes {
         console.warn(&format!("changed on resume: {change}"));
     }
-    Ok(Session { resolved: now, run, resume_from })
+    Ok(Session { resolved, run, resume_from })
 }
 
 /// The last words of a run.

@@ -5,7 +5,6 @@ use lockstep::StopSignal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
-use std::process::ExitCode;
 use std::sync::atomic::{AtomicI32, Ordering};
 use telemetry::Console;
 
@@ -39,8 +38,8 @@ pub fn stop_on_signals(console: &Console, promise: &'static str) -> anyhow::Resu
 }
 
 /// The exit code of a program that a signal stopped: 130 after Ctrl-C.
-pub fn exit_code() -> ExitCode {
-    ExitCode::from(code(FIRST.load(Ordering::Relaxed)) as u8)
+pub fn exit_code() -> u8 {
+    code(FIRST.load(Ordering::Relaxed)) as u8
 }
 
 /// As shells count.

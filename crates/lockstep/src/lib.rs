@@ -9,7 +9,7 @@
 //! | a run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context`] |
 //! | what it injects | [`RewardInput`], [`Rows`], [`LogRecord`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
-//! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`check_command`], [`check_base`], [`write_atomically`] |
+//! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`resolve_resumed`], [`check_command`], [`check_base`], [`write_atomically`] |
 //! | before and after it | [`plan`], [`MemoryPlan`], [`Evaluator`], [`Outcome`] |
 //! | models | [`Policy`], [`load_config`], [`load_weights`], [`locate`], [`locate_model`], [`HubKind`], [`samples_of_groups`] |
 //! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
@@ -41,7 +41,7 @@ pub use rollouts::score_file::{ScoredFile, ScoredRow, score_file};
 pub use run::inputs::{Flow, LogRecord};
 pub use run::memory_plan::MemoryPlan;
 pub use run::provenance::{check_base, check_command};
-pub use run::resume::{ResumeFrom, find_model, find_run};
+pub use run::resume::{ResumeFrom, find_model, find_run, resolve_resumed};
 pub use run::run_dir::write_atomically;
 pub use run::stop::{StopSignal, Stopped, is_stopped};
 pub use run::{RunDir, StopReason, context};

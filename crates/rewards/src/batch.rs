@@ -19,6 +19,8 @@ pub struct RewardBatch<'a> {
     pub completion_ids: &'a [Vec<u32>],
     /// The other columns of the dataset.
     pub columns: &'a Columns,
+    /// The row of the dataset that each completion answers, from 0.
+    pub rows: &'a [usize],
     /// The training step, given to reward programs as `trainer_state.global_step`.
     pub step: u64,
 }

@@ -36,6 +36,11 @@ impl RewardInput<'_> {
         &self.batch.completion_ids[self.row]
     }
 
+    /// The row of the dataset, from 0.
+    pub fn row(&self) -> usize {
+        self.batch.rows[self.row]
+    }
+
     /// The value of a column of the dataset.
     pub fn column(&self, name: &str) -> Option<&Value> {
         self.batch.columns.get(name)?.get(self.row)

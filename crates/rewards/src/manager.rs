@@ -26,18 +26,21 @@ pub struct RewardInputs {
     pub ids: Vec<Vec<u32>>,
     /// The other columns of the dataset.
     pub columns: Columns,
+    /// The row of the dataset of each, from 0.
+    pub rows: Vec<usize>,
 }
 
 impl RewardInputs {
     fn batch(&self, step: u64) -> RewardBatch<'_> {
-        let RewardInputs { prompts, completions, ids, columns } = self;
-        RewardBatch { prompts, completions, completion_ids: ids, columns, step }
+        let RewardInputs { prompts, completions, ids, columns, rows } = self;
+        RewardBatch { prompts, completions, completion_ids: ids, columns, rows, step }
     }
 
     fn append(&mut self, next: RewardInputs) {
         self.prompts.extend(next.prompts);
         self.completions.extend(next.completions);
         self.ids.extend(next.ids);
+        self.rows.extend(next.rows);
         for (name, values) in next.columns {
             self.columns.entry(name).or_default().extend(values);
         }

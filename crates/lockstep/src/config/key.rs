@@ -1,7 +1,7 @@
 //! What there is to say about a key beside its name, type and default: the [`Row`] of the table.
 
-use super::Config;
 use super::methods::{ALL, EACH, Methods};
+use super::{Algorithm, Config, Purpose};
 use serde_json::{Value as Json, json};
 use std::fmt;
 
@@ -262,6 +262,16 @@ impl Key {
             [] => format!("{name}the same default"),
             defaults => name + &defaults.iter().map(of).collect::<Vec<_>>().join(", "),
         }
+    }
+
+    /// TRL's name for it, where that is another.
+    pub fn trl_name(&self) -> Option<&'static str> {
+        if let Trl::Field { name, .. } = self.row.trl { name } else { None }
+    }
+
+    /// Whether the runs of a command, of `train` those of an algorithm, read it.
+    pub fn is_read_by(&self, purpose: Purpose, algorithm: Algorithm) -> bool {
+        self.row.read_by.contain(Methods::of(purpose, algorithm))
     }
 
     /// What it means, on one line.

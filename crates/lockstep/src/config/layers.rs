@@ -89,6 +89,8 @@ pub struct Layers {
     pub config: Option<Config>,
     /// A TOML file.
     pub file: Option<PathBuf>,
+    /// Values that a program gives by their names, TRL's included, in order.
+    pub values: Vec<(String, Value)>,
     /// Environment variables; [`Layers::with_environment`] takes the process's.
     pub environment: Vec<(String, String)>,
     /// `key=value` pairs of flags, in order.
@@ -173,6 +175,9 @@ impl Layers {
         if let Some(path) = &self.file {
             resolved.apply_file(path)?;
         }
+        for (name, value) in &self.values {
+            resolved.apply_value(name, value, Origin::Program, "argument")?;
+        }
         for (variable, text) in &self.environment {
             let Some(name) = key_of_variable(variable, text) else { continue };
             let origin = Origin::Environment(variable.clone());
@@ -249,12 +254,14 @@ impl Resolved {
                 e.message().replace('\n', " ")
             ))
         })?;
-        for (name, value) in &table {
-            let Some(key) = self.find(name, value, &path.display().to_string())? else { continue };
-            (key.read)(&mut self.config, value)
-                .map_err(|e| BadInput::new(format!("{}: `{name}`: {e}", path.display())))?;
-            self.origins.insert(key.name, Origin::File(path.to_owned()));
-        }
+        let place = path.display().to_string();
+        table.iter().try_for_each(|(name, value)| self.apply_value(name, value, Origin::File(path.to_owned()), &place))
+    }
+
+    fn apply_value(&mut self, name: &str, value: &Value, origin: Origin, place: &str) -> anyhow::Result<()> {
+        let Some(key) = self.find(name, value, place)? else { return Ok(()) };
+        (key.read)(&mut self.config, value).map_err(|e| BadInput::new(format!("{place}: `{name}`: {e}")))?;
+        self.origins.insert(key.name, origin);
         Ok(())
     }
 

@@ -28,7 +28,7 @@ use layers::Origin;
 pub use layers::{Layers, Purpose, Resolved, refuse_environment, unknown_key};
 pub(crate) use nearest::did_you_mean;
 pub(crate) use resume::changes;
-pub use resume::changes_on_resume;
+pub(crate) use resume::changes_on_resume;
 pub use show::toml_on_one_line;
 pub use table::{Config, keys};
 pub use unsupported_keys::{UnsupportedKey, unsupported_key, unsupported_keys};

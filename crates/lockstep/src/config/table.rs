@@ -7,11 +7,12 @@
 //! ```
 //! where `row` is a [`Row`](super::key::Row), begun with `TRL` or `OURS`.
 
+use super::Purpose;
 use super::key::OnResume::{Fixed, Free, Warn};
 use super::key::{Key, LONG, MANY, OURS, TRL, Trl, above, at_least};
 use super::keys::{adapter::*, batches::*, checkpoints::*, data::*, evaluation::*, logging::*, loss::*};
 use super::keys::{machine::*, model::*, optimizer::*, ppo::*, preferences::*, rewards::*, sampling::*};
-use super::methods::{ALL, DPO, GRPO, ONLINE, PAIRS, POLICY_LOSS, PPO, REWARD, RLOO, RPP, SFT};
+use super::methods::{ALL, DPO, GRPO, Methods, ONLINE, PAIRS, POLICY_LOSS, PPO, REWARD, RLOO, RPP, SFT};
 use super::values::{Algorithm, ComputeDType, EvalSampling, KeyValue, RewardErrors, Strategy, Task};
 use rewards::RewardSpec;
 use serde_json::{Map, Value as Json};
@@ -71,6 +72,15 @@ pub fn keys() -> &'static [Key] {
 }
 
 impl Config {
+    /// The defaults of a command, of `train` those of an algorithm.
+    pub fn defaults(purpose: Purpose, algorithm: Algorithm) -> Config {
+        let mut config = Config { algorithm, ..Config::default() };
+        for key in KEYS {
+            key.set_default(&mut config, Methods::of(purpose, algorithm));
+        }
+        config
+    }
+
     /// The key of this name.
     pub fn key(name: &str) -> Option<&'static Key> {
         KEYS.iter().find(|key| key.name == name)

@@ -135,7 +135,8 @@ fn make_inputs<'a>(tokenizer: &'a Tokenizer, prompts: &'a Prompts) -> MakeInputs
             (name.to_owned(), vec![value; ids.len()])
         };
         let columns = columns.iter().map(column).collect();
-        Ok(RewardInputs { prompts: vec![prompt.content.clone(); ids.len()], completions, ids, columns })
+        let rows = vec![prompt.row; ids.len()];
+        Ok(RewardInputs { prompts: vec![prompt.content.clone(); ids.len()], completions, ids, columns, rows })
     })
 }
 

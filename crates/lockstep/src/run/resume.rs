@@ -4,7 +4,7 @@ use super::RunDir;
 use super::checkpoint;
 use super::checkpoint::state::{self, RunState};
 use crate::bad_input;
-use crate::config::{Config, Layers, Purpose};
+use crate::config::{Config, Layers, Purpose, Resolved, changes_on_resume};
 use crate::error::{BadInput, OrBadInput, paragraph};
 use kernels::Context;
 use std::path::{Path, PathBuf};
@@ -89,6 +89,15 @@ pub fn find_model(path: &Path) -> anyhow::Result<(RunDir, PathBuf)> {
 /// The directory of the run that the absolute `path` is a checkpoint of.
 fn run_of(path: &Path) -> Option<&Path> {
     path.join(state::FILE).is_file().then(|| path.parent().and_then(Path::parent).unwrap_or(Path::new("/")))
+}
+
+/// The configuration with which `run` goes on: the one that it began with, or the file that `layers` names, and over it
+/// what else `layers` says, as far as it may change; and those changes of which a person should know.
+pub fn resolve_resumed(run: &RunDir, layers: Layers) -> anyhow::Result<(Resolved, Vec<String>)> {
+    let began = Layers { purpose: layers.purpose, file: Some(run.config()), ..Layers::default() }.resolve()?;
+    let now = Layers { file: layers.file.clone().or(Some(run.config())), ..layers }.resolve()?;
+    let changes = changes_on_resume(&began.config, &now.config)?;
+    Ok((now, changes))
 }
 
 /// What is wrong with the checkpoint that a run begins from may be right in the one before it.

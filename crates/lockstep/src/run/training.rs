@@ -302,10 +302,12 @@ impl TrainingRun {
             let value = |name: &str| find(&means, name).filter(|v| v.is_finite());
             let part = |name: &&str| value(name).map(|v| format!("{name} {v:.4}"));
             self.report_progress(shown.iter().filter_map(part).collect::<Vec<_>>().join(" · "))?;
+            self.callbacks.step(step);
             self.callbacks.log(step, &means);
             self.last_logged = means;
+        } else {
+            self.callbacks.step(step);
         }
-        self.callbacks.step(step);
         Ok(())
     }
 

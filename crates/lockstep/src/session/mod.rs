@@ -147,13 +147,24 @@ impl Run {
         self.training.schedule.total_steps
     }
 
+    /// Optimizer steps of one pass over the data.
+    pub fn steps_per_epoch(&self) -> u64 {
+        self.training.steps_per_epoch
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &RunDir {
+        &self.training.dir
+    }
+
     /// The model as it is now.
     pub fn policy(&self) -> &Policy {
         &self.training.policy
     }
 
-    /// One optimizer step, with the logs, the evaluation and the checkpoint that are due after it (which is written while
-    /// the next step is prepared); says why the run has ended, once it has. Where the run cannot go on, the last step is saved, and the error says how to resume it.
+    /// One optimizer step, with the logs, the evaluation and the checkpoint that are due after it (which is written
+    /// while the next step is prepared); says why the run has ended, once it has. Where the run cannot go on, the last
+    /// step is saved, and the error says how to resume it.
     pub fn step(&mut self) -> anyhow::Result<Option<StopReason>> {
         if self.ended.is_none() {
             self.ended = match self.advance() {
@@ -173,6 +184,19 @@ impl Run {
             };
         }
         Ok(self.ended)
+    }
+
+    /// Writes a checkpoint of the last step, whether or not one is due; there is none before the first.
+    pub fn save_checkpoint(&mut self) -> anyhow::Result<()> {
+        self.save_step()
+    }
+
+    /// Evaluates now, whether or not that is due, and logs it. An early stop that it asks for ends the run.
+    pub fn evaluate_now(&mut self) -> anyhow::Result<()> {
+        if self.evaluate()? && self.ended.is_none() {
+            self.ended = Some(StopReason::EarlyStopping);
+        }
+        Ok(())
     }
 
     /// Saves the last step, as what was begun after it has been given up. Before the first there is nothing to save.

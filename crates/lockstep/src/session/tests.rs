@@ -75,6 +75,7 @@ fn a_closure_judges_rows_in_memory_and_the_result_is_typed() {
     let options = RunOptions::new().context(one_thread()).train_rows(rows()).reward("row", move |sample| {
         assert!(sample.prompt_text().ends_with(' '));
         count.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(Some(sample.row() as f64), sample.column("row")?.as_f64());
         sample.column("row")?.as_f64()
     });
     let result = Run::new(Purpose::Grpo, config(dir.path(), "out"), options).unwrap().run().unwrap();
@@ -119,6 +120,32 @@ fn step_by_step_has_the_bits_of_to_the_end() {
     let stepped = run.finish().unwrap();
     assert_eq!(weights_of(&whole.dir.model()), weights_of(&stepped.dir.model()));
     assert_ne!(weights_of(&whole.dir.model()), weights_of(&dir.path().join("model")));
+}
+
+#[test]
+fn a_program_saves_and_evaluates_when_it_likes() {
+    let dir = directory();
+    let config = Config { save_strategy: Strategy::No, logging_steps: 1, ..config(dir.path(), "out") };
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let (steps, logs) = (order.clone(), order.clone());
+    let options = options().eval_rows(rows()).on_log(move |log: &LogRecord<'_>| {
+        logs.lock().unwrap().push((log.step, if log.get("eval_reward").is_some() { "evaluation" } else { "log" }));
+        ControlFlow::Continue(())
+    });
+    let options = options.on_step(move |step| {
+        steps.lock().unwrap().push((step, "step"));
+        ControlFlow::Continue(())
+    });
+    let mut run = Run::new(Purpose::Grpo, config, options).unwrap();
+    run.save_checkpoint().unwrap();
+    assert_eq!(std::fs::read_dir(run.dir().checkpoints()).unwrap().count(), 0, "nothing is done yet");
+    run.step().unwrap();
+    run.save_checkpoint().unwrap();
+    run.step().unwrap();
+    run.evaluate_now().unwrap();
+    assert!(run.dir().checkpoint(1).is_dir() && !run.dir().checkpoint(2).exists() && run.steps_per_epoch() > 0);
+    let expected = [(1, "step"), (1, "log"), (2, "step"), (2, "log"), (2, "evaluation")];
+    assert_eq!(*order.lock().unwrap(), expected);
 }
 
 #[test]

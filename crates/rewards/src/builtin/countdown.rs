@@ -291,6 +291,7 @@ mod tests {
             completions: &completions,
             completion_ids: &vec![vec![]; 4],
             columns: &columns,
+            rows: &[],
             step: 0,
         };
         let scores = Countdown::build("c".into(), Options::default()).unwrap().score(&batch);

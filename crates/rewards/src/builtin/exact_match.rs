@@ -150,6 +150,7 @@ mod tests {
             completions: &[Content::from(completion)],
             completion_ids: &[vec![]],
             columns: &columns,
+            rows: &[],
             step: 0,
         };
         ExactMatch::build("match".into(), options).unwrap().score(&batch)

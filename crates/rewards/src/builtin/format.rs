@@ -80,6 +80,7 @@ mod tests {
             completions: &completions,
             completion_ids: &[vec![]],
             columns: &Columns::new(),
+            rows: &[],
             step: 0,
         };
         reward.score(&batch).values[0].unwrap()

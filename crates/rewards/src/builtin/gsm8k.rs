@@ -322,6 +322,7 @@ mod tests {
             completions: &completions,
             completion_ids: &ids,
             columns: &columns,
+            rows: &[],
             step: 0,
         };
         Gsm8k::build("gsm8k".into(), Options::default()).unwrap().score(&batch)
@@ -390,6 +391,7 @@ mod tests {
             completions: &completions,
             completion_ids: &[vec![]],
             columns: &columns,
+            rows: &[],
             step: 0,
         };
         let mut reward = Gsm8k::build("gsm8k".into(), Options::default()).unwrap();

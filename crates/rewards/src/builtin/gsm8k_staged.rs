@@ -220,6 +220,7 @@ mod tests {
             completions: &completions,
             completion_ids: &vec![vec![]; 2],
             columns: &columns,
+            rows: &[],
             step: 0,
         };
         let scores = staged().score(&batch);

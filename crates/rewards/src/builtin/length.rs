@@ -122,6 +122,7 @@ mod tests {
             completions: &completions,
             completion_ids: &ids,
             columns: &Columns::new(),
+            rows: &[],
             step: 0,
         };
         Length::build("length".into(), options).unwrap().score(&batch).values

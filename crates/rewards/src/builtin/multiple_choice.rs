@@ -213,6 +213,7 @@ mod tests {
             completions: &completions,
             completion_ids: &vec![vec![]; 3],
             columns: &columns,
+            rows: &[],
             step: 0,
         };
         let scores = reward(4, false).score(&batch);

@@ -112,6 +112,7 @@ mod tests {
             completions: &[Content::from(text)],
             completion_ids: &[ids.to_vec()],
             columns: &Columns::new(),
+            rows: &[],
             step: 0,
         };
         Repetition::build("r".into(), options).unwrap().score(&batch).values[0].unwrap()

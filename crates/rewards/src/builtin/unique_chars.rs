@@ -64,6 +64,7 @@ mod tests {
             completions: &completions,
             completion_ids: &vec![vec![]; 3],
             columns: &Columns::new(),
+            rows: &[],
             step: 0,
         };
         let mut counts = UniqueChars::build("u".into(), Options::default()).unwrap();

@@ -1,10 +1,10 @@
 //! The rows of the table agree with each other and with TRL's configurations.
 
-use crate::config::Config;
 use crate::config::key::{Key, Trl};
 use crate::config::methods::{DPO, EACH, GRPO, Methods, REWARD, RLOO, SFT};
 use crate::config::table::KEYS;
 use crate::config::unsupported_keys;
+use crate::config::{Algorithm, Config, Layers, Purpose};
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
 
@@ -113,6 +113,44 @@ fn every_key_is_read() {
         for (methods, _) in key.defaults {
             assert!(key.row.read_by.contain(*methods), "{} has a default where it is not read", key.name);
         }
+    }
+}
+
+/// A program that asks for the defaults of a method has those that a run of it resolves to.
+#[test]
+fn defaults_of_methods_are_those_of_their_runs() {
+    let of = |purpose, algorithm| Config::defaults(purpose, algorithm);
+    assert_eq!(of(Purpose::Grpo, Algorithm::Grpo), Config::default());
+    let (sft, rloo) = (of(Purpose::Sft, Algorithm::Grpo), of(Purpose::Grpo, Algorithm::Rloo));
+    assert_eq!((sft.learning_rate, rloo.num_generations, rloo.algorithm), (2e-5, 2, Algorithm::Rloo));
+    let (num_generations, max_length) = (Config::key("num_generations").unwrap(), Config::key("max_length").unwrap());
+    let read = |key: &Key, purpose| key.is_read_by(purpose, Algorithm::Grpo);
+    assert!(read(num_generations, Purpose::Grpo) && !read(num_generations, Purpose::Sft));
+    assert!(!read(max_length, Purpose::Grpo) && read(max_length, Purpose::Dpo));
+    let trl_name = Config::key("dpo_loss_type").unwrap().trl_name();
+    assert_eq!((trl_name, max_length.trl_name()), (Some("loss_type"), None));
+}
+
+/// Values that a program gives by name lie over a file and under the command line, and are checked as a file's are.
+#[test]
+fn values_of_a_program() {
+    let resolve = |values: &[(&str, toml::Value)], set: &[(&str, &str)]| {
+        let values = values.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        let set = set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Layers { purpose: Purpose::Show, values, set, ..Layers::default() }.resolve()
+    };
+    let given = [("num_generations", 4.into()), ("beta", 0.5.into()), ("use_vllm", true.into())];
+    let resolved = resolve(&given, &[("beta", "0.25")]).unwrap();
+    assert_eq!((resolved.config.num_generations, resolved.config.beta), (4, 0.25));
+    assert!(resolved.notes.iter().any(|note| note.contains("use_vllm")), "{:?}", resolved.notes);
+    assert!(resolved.to_toml().contains("num_generations = 4  # program"));
+    for (name, value, words) in [
+        ("num_generatons", toml::Value::Integer(4), "did you mean `num_generations`?"),
+        ("num_generations", "four".into(), "argument: `num_generations`: expected an integer"),
+        ("fsdp", "full_shard".into(), "remove it"),
+    ] {
+        let error = resolve(&[(name, value)], &[]).unwrap_err();
+        assert!(crate::error::is_bad_input(&error) && error.to_string().contains(words), "{error}");
     }
 }
 

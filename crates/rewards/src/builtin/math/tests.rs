@@ -28,6 +28,7 @@ fn score(completions: &[&str], answers: &[&str], options: Options) -> Scores {
         completions: &completions,
         completion_ids: &vec![vec![]; completions.len()],
         columns: &columns,
+        rows: &[],
         step: 0,
     };
     Math::build("math".into(), options).unwrap().score(&batch)

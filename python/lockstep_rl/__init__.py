@@ -1,0 +1,34 @@
+"""GRPO, PPO and their relatives under TRL's names: a TRL script runs when its import is changed.
+
+The engine is Rust; neither torch nor transformers is needed. Both are used where they are installed and their objects
+are given: models, tokenizers, callbacks.
+"""
+
+from ._config import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig, SFTConfig, field_table
+from ._callbacks import TrainerCallback, TrainerControl, TrainerState
+from ._native import StopSignal, __version__
+from ._rewards import by_group
+from ._trainers import DPOTrainer, GRPOTrainer, PPOTrainer, RewardTrainer, RLOOTrainer, SFTTrainer, TrainOutput
+
+__all__ = [
+    "DPOConfig",
+    "DPOTrainer",
+    "GRPOConfig",
+    "GRPOTrainer",
+    "PPOConfig",
+    "PPOTrainer",
+    "RLOOConfig",
+    "RLOOTrainer",
+    "RewardConfig",
+    "RewardTrainer",
+    "SFTConfig",
+    "SFTTrainer",
+    "StopSignal",
+    "TrainOutput",
+    "TrainerCallback",
+    "TrainerControl",
+    "TrainerState",
+    "__version__",
+    "by_group",
+    "field_table",
+]

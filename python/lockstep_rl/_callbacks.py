@@ -1,0 +1,126 @@
+"""What callbacks see of a run and may ask of it: transformers' names."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass
+class TrainerState:
+    """Where a run stands, under transformers' names."""
+
+    epoch: float | None = None
+    global_step: int = 0
+    max_steps: int = 0
+    logging_steps: int = 10
+    eval_steps: int | None = None
+    save_steps: int = 500
+    train_batch_size: int = 0
+    num_train_epochs: float = 0
+    num_input_tokens_seen: int = 0
+    total_flos: float = 0
+    log_history: list[dict] = dataclasses.field(default_factory=list)
+    best_metric: float | None = None
+    best_global_step: int | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: str | None = None
+    trial_params: dict | None = None
+    stateful_callbacks: dict = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class TrainerControl:
+    """What a callback asks for by setting a field."""
+
+    should_training_stop: bool = False
+    should_epoch_stop: bool = False
+    should_save: bool = False
+    should_evaluate: bool = False
+    should_log: bool = False
+
+
+class TrainerCallback:
+    """Base class of callbacks; one of transformers' serves as well. Each method gets the arguments, the state and the
+    control of the trainer, and `model`, `processing_class` and more as keyword arguments."""
+
+    def on_init_end(self, args, state, control, **kwargs):
+        """The trainer was made."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Training begins."""
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Training has ended."""
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        """An epoch begins."""
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        """An epoch has ended."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        """A step begins."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """A step has ended."""
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        """An evaluation was made."""
+
+    def on_save(self, args, state, control, **kwargs):
+        """A checkpoint is on the disk."""
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        """Metrics were logged."""
+
+
+# Methods of transformers' callbacks that have nothing to tell here.
+NEVER_CALLED = {
+    "on_predict": "predict is not supported",
+    "on_prediction_step": "evaluation has no prediction steps",
+    "on_substep_end": "gradients are accumulated inside the engine",
+    "on_pre_optimizer_step": "the optimizer is inside the engine",
+    "on_optimizer_step": "the optimizer is inside the engine",
+    "on_push_begin": "nothing is uploaded while training",
+}
+
+
+class CallbackList:
+    """Calls callbacks in order, and remembers what they ask for."""
+
+    def __init__(self, callbacks: list, trainer: Any):
+        self.callbacks: list = []
+        self.trainer = trainer
+        for callback in callbacks:
+            self.add(callback)
+
+    def add(self, callback: Any) -> None:
+        callback = callback() if isinstance(callback, type) else callback
+        if not any(callable(getattr(callback, event, None)) for event in vars(TrainerCallback) if event[:3] == "on_"):
+            raise TypeError(f"{callback!r} is no callback: it has no method such as on_step_end (see TrainerCallback)")
+        self.callbacks.append(callback)
+
+    def pop(self, callback: Any) -> Any:
+        """Takes out a callback, or the first of a class."""
+        for own in self.callbacks:
+            if own is callback or (isinstance(callback, type) and isinstance(own, callback)):
+                self.callbacks.remove(own)
+                return own
+        return None
+
+    def call(self, event: str, **kwargs: Any) -> None:
+        trainer = self.trainer
+        for callback in self.callbacks:
+            method = getattr(callback, event, None)
+            if method is None:
+                continue
+            control = method(
+                trainer.args, trainer.state, trainer.control,
+                model=trainer.model, processing_class=trainer.processing_class, **kwargs,
+            )
+            if control is not None:
+                trainer.control = control

@@ -1,0 +1,264 @@
+"""TRL's configuration classes, made of the engine's own table of keys (`lockstep config explain`).
+
+Every field of TRL's classes and of `TrainingArguments` is one of: supported; accepted without meaning here, which is
+said once; refused, with what to do instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import math
+import warnings
+from typing import Any
+
+from . import _native
+
+# Set by a trainer's arguments and by the class, not by its user.
+_NOT_FIELDS = {"model_name_or_path", "reward_funcs"}
+
+# Why a field does nothing was said already.
+_said: set[str] = set()
+
+
+def warn_once(text: str, category: type[Warning] = UserWarning, stacklevel: int = 3) -> None:
+    """Warns of `text`, the first time only."""
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, category, stacklevel=stacklevel + 1)
+
+
+def asks_for_nothing(value: Any) -> bool:
+    """Whether a field without meaning here was left as good as unset."""
+    return value is None or value is False or (isinstance(value, (str, list, tuple, dict)) and len(value) == 0)
+
+
+def plain(value: Any, name: str) -> Any:
+    """`value` as JSON has it: enums as their values, NumPy's scalars as Python's, paths as text."""
+    if value is None or isinstance(value, (bool, int, str)) and type(value) in (bool, int, str):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"`{name}` = {value}: expected a finite number")
+        return float(value)
+    if hasattr(value, "__fspath__"):
+        return value.__fspath__()
+    if hasattr(value, "value") and hasattr(value, "name"):  # an enum, such as transformers' IntervalStrategy
+        return plain(value.value, name)
+    if isinstance(value, dict):
+        return {str(key): plain(item, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [plain(item, name) for item in value]
+    if isinstance(value, (int, str)):
+        return value.__class__.__mro__[-2](value)
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return plain(value.item(), name)
+    raise TypeError(f"`{name}` = {value!r}: {type(value).__name__} is no value of a configuration")
+
+
+_TYPES = {
+    "integer": ((int,), "an integer"),
+    "number": ((int, float), "a number"),
+    "boolean": ((bool,), "True or False"),
+    "string": ((str,), "a text"),
+    "array": ((list, str), "a list"),
+    "object": ((dict,), "a dict"),
+}
+
+
+def _check_type(name: str, value: Any, schema: dict) -> None:
+    """Raises a TypeError where `value` is of another kind than the key's JSON Schema says."""
+    kinds = [part.get("type") for part in schema.get("anyOf", [schema])]
+    expected = [_TYPES[kind] for kind in kinds if kind in _TYPES]
+    if not expected or value is None:
+        return
+    is_bool_for_number = isinstance(value, bool) and "boolean" not in kinds
+    whole = isinstance(value, float) and value.is_integer() and "integer" in kinds
+    texts_for_none = isinstance(value, str) and value in ("none", "None")
+    if whole or texts_for_none or (any(isinstance(value, types) for types, _ in expected) and not is_bool_for_number):
+        return
+    words = " or ".join(words for _, words in expected)
+    raise TypeError(f"`{name}` must be {words}, but is {value!r} ({type(value).__name__})")
+
+
+class Field:
+    """A field of TRL's: what becomes of it."""
+
+    def __init__(self, row: dict):
+        self.name: str = row["name"]
+        self.status: str = row["status"]
+        self.doc: str = row["doc"]
+        self.default: Any = row.get("default")
+        self.schema: dict = row.get("schema") or {}
+        self.trl_name: str | None = row.get("trl_name")
+        self.type: str = row.get("type", "")
+        self.trl: str = row.get("trl", "")
+
+
+# What TRL's field asks for, in the engine's keys: name → (value → values), where the names alone are not enough.
+def _of_bf16(on: Any) -> dict:
+    return {"dtype": "bf16"} if on else {}
+
+
+def _of_scale_rewards(value: Any) -> dict:
+    return {"scale_rewards": {True: "group", False: "none"}.get(value, value) if isinstance(value, bool) else value}
+
+
+def _of_report_to(value: Any) -> dict:
+    names = [value] if isinstance(value, str) else list(value or [])
+    for name in names:
+        if name not in ("none", "all", "tensorboard"):
+            warn_once(f"report_to={name!r} is not supported in this build: metrics go to metrics.jsonl and TensorBoard")
+    return {"tensorboard": False} if names and not {"tensorboard", "all"} & set(names) else {}
+
+
+def _of_model_init_kwargs(value: Any) -> dict:
+    values = {}
+    for name, item in (value or {}).items():
+        if name in ("torch_dtype", "dtype"):
+            dtype = str(item).removeprefix("torch.")
+            if dtype == "float16":
+                raise ValueError(f"`model_init_kwargs`: {name} = {item}: compute is float32 or bfloat16 here")
+            if dtype != "auto":
+                values["dtype"] = dtype
+        elif name in ("attn_implementation", "device_map", "use_cache", "low_cpu_mem_usage", "trust_remote_code"):
+            if not asks_for_nothing(item):
+                warn_once(f"model_init_kwargs: {name} has no meaning here: the engine has its own")
+        else:
+            raise ValueError(
+                f"`model_init_kwargs`: {name} = {item!r} is not supported: models are read as their config.json says; "
+                "remove it"
+            )
+    return values
+
+
+_SPECIAL = {
+    "bf16": _of_bf16,
+    "scale_rewards": _of_scale_rewards,
+    "report_to": _of_report_to,
+    "model_init_kwargs": _of_model_init_kwargs,
+    "disable_tqdm": lambda value: {},
+    "overwrite_output_dir": lambda value: {},
+    "resume_from_checkpoint": lambda value: {},
+}
+
+
+class _Config:
+    """What the configuration classes share."""
+
+    method = ""
+    _algorithm: str | None = None
+    _fields: dict[str, Field] = {}
+    _aliases: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            field = self._fields.get(name)
+            if field is not None and field.status == "supported" and name not in _SPECIAL:
+                _check_type(name, value, field.schema)
+        values = self.values()
+        # What a trainer's arguments say is not known yet.
+        values.setdefault("model_name_or_path", "model")
+        values.setdefault("dataset_name", "memory")
+        if values.get("eval_strategy", "no") != "no":
+            values.setdefault("eval_dataset_name", "memory")
+        if self.method in ("grpo", "rloo", "ppo"):
+            count = len(values.get("reward_weights") or [0])
+            values["reward_funcs"] = [f"function:f{i}" for i in range(count)]
+        _native.check(self.method, json.dumps(values))
+
+    def values(self) -> dict:
+        """What was set, as the engine's keys. Warns of what has no meaning here, and refuses what cannot be done."""
+        values: dict = {} if self._algorithm is None else {"algorithm": self._algorithm}
+        for name, value in vars(self).items():
+            field = self._fields.get(name)
+            if field is None:  # of a subclass
+                continue
+            if value == field.default:
+                continue
+            if name in _SPECIAL:
+                values.update(plain(_SPECIAL[name](value), name))
+            elif field.status == "supported":
+                values[name] = plain(value, name)
+            elif not asks_for_nothing(value):
+                if name in self._aliases:
+                    values[self._aliases[name]] = plain(value, name)
+                elif field.status == "ignored":
+                    warn_once(f"{name} has no meaning here: {field.doc}")
+                else:
+                    values[name] = plain(value, name)
+        return values
+
+    def to_dict(self) -> dict:
+        """The fields with their values."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def to_json_string(self) -> str:
+        """The fields as JSON."""
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+
+def _annotation(field: Field) -> Any:
+    """The Python type of a field's values, which command-line parsers read."""
+    types = {"integer": int, "number": float, "boolean": bool, "string": str, "array": list[str], "object": dict}
+    parts = field.schema.get("anyOf", [field.schema])
+    known = types.get(parts[0].get("type"), str)
+    return known if field.status == "supported" and len(parts) == 1 and field.default is not None else known | None
+
+
+def _config(name: str, method: str, trl: str | None, algorithm: str | None = None) -> type:
+    rows = [Field(row) for row in _native.fields(method)]
+    hidden = _NOT_FIELDS | ({"algorithm"} if algorithm is not None or method not in ("grpo",) else set())
+    fields = {row.name: row for row in rows if row.name not in hidden}
+    aliases = {row.trl_name: row.name for row in rows if row.trl_name and row.trl_name not in fields}
+    # A field of TRL's that is a key under another name, and is listed as none, is that key.
+    for alias, own in aliases.items():
+        fields[alias] = Field({"name": alias, "status": "alias", "doc": f"{own} under TRL's name"})
+    aliases |= {row.trl_name: row.name for row in rows if row.trl_name and fields[row.trl_name].status != "supported"}
+    specs: list = [("output_dir", str | None, None)]
+    for field in (field for field in fields.values() if field.name != "output_dir"):
+        default: Any = field.default
+        if isinstance(default, (list, dict)):
+            default = dataclasses.field(default_factory=lambda value=default: value.copy())
+        specs.append((field.name, _annotation(field), default))
+    namespace = {
+        "method": method,
+        "_algorithm": algorithm,
+        "_fields": fields,
+        "_aliases": aliases,
+        "__doc__": f"{trl or name}: {len(fields)} fields; `lockstep_rl.field_table({method!r})` says what each does.",
+    }
+    cls = dataclasses.make_dataclass(name, specs, bases=(_Config,), namespace=namespace, repr=False)
+    cls.__module__ = __name__.rpartition(".")[0]
+    cls.__init__ = _naming_the_nearest(cls.__init__, name, list(fields))
+    return cls
+
+
+def _naming_the_nearest(init: Any, name: str, fields: list[str]) -> Any:
+    """`init`, whose error about an unknown field names the nearest that there is."""
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        for unknown in kwargs.keys() - set(fields):
+            near = difflib.get_close_matches(unknown, fields, n=1)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            raise TypeError(f"{name} has no field `{unknown}`{hint}")
+        init(self, *args, **kwargs)
+
+    return checked
+
+
+GRPOConfig = _config("GRPOConfig", "grpo", "TRL's GRPOConfig")
+RLOOConfig = _config("RLOOConfig", "rloo", "TRL's RLOOConfig", "rloo")
+PPOConfig = _config("PPOConfig", "ppo", None, "ppo")
+SFTConfig = _config("SFTConfig", "sft", "TRL's SFTConfig")
+DPOConfig = _config("DPOConfig", "dpo", "TRL's DPOConfig")
+RewardConfig = _config("RewardConfig", "reward", "TRL's RewardConfig")
+
+
+def field_table(method: str) -> list[dict]:
+    """Every field of a configuration class (`grpo`, `rloo`, `ppo`, `sft`, `dpo`, `reward`): its name, its status
+    (`supported`, `ignored`, `refused`), default and meaning."""
+    return list(_native.fields(method))

@@ -1,0 +1,36 @@
+//! `lockstep_rl._native`: what the Python package `lockstep_rl` calls. It knows no field of TRL's and no dataset: these
+//! are Python's; here values become a configuration, rows JSON, functions rewards, and a run goes on with the
+//! interpreter released.
+
+mod errors;
+mod fields;
+mod json;
+mod observer;
+mod reward;
+mod run;
+
+use pyo3::prelude::*;
+use std::ffi::OsString;
+
+/// The program `lockstep`, on these arguments (its name first): its exit code.
+#[pyfunction]
+fn main(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| lockstep_cli::main(arguments))
+}
+
+/// Ends the programs that rewards run: for a process that is about to end.
+#[pyfunction]
+fn end_programs() {
+    rewards::end_programs();
+}
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<run::StopSignal>()?;
+    module.add_function(wrap_pyfunction!(main, module)?)?;
+    module.add_function(wrap_pyfunction!(end_programs, module)?)?;
+    module.add_function(wrap_pyfunction!(fields::fields, module)?)?;
+    module.add_function(wrap_pyfunction!(fields::check, module)?)?;
+    module.add_function(wrap_pyfunction!(run::run, module)?)
+}

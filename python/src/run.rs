@@ -1,0 +1,246 @@
+//! A run from Python: built and driven to its end with the interpreter released.
+
+use crate::errors::{exception, of_panic};
+use crate::fields::method;
+use crate::json;
+use crate::observer::{EVALUATE, Failure, Observer, SAVE};
+use crate::reward::PythonReward;
+use lockstep::config::{Layers, Purpose, RewardErrors};
+use lockstep::error::{BadInput, OrBadInput};
+use lockstep::{Flow, ResumeFrom, Rows, Run, RunDir, RunOptions, RunResult, StopReason};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use telemetry::{Console, ConsoleOptions, Level};
+
+/// A wish to stop that any thread may give, and how far the run has come: a callback that was interrupted may not have
+/// heard of it.
+#[pyclass(frozen)]
+#[derive(Default)]
+pub struct StopSignal {
+    signal: lockstep::StopSignal,
+    steps_done: Arc<AtomicU64>,
+}
+
+#[pymethods]
+impl StopSignal {
+    #[new]
+    fn new() -> StopSignal {
+        StopSignal::default()
+    }
+
+    /// Asks the run to stop, with a checkpoint.
+    fn request(&self) {
+        self.signal.request();
+    }
+
+    /// Whether somebody asked.
+    fn is_requested(&self) -> bool {
+        self.signal.is_requested()
+    }
+
+    /// Optimizer steps done.
+    fn steps_done(&self) -> u64 {
+        self.steps_done.load(Ordering::Relaxed)
+    }
+}
+
+/// A Python reward: its name, what is called, and whether it judges groups by themselves.
+type GivenReward = (String, Py<PyAny>, bool);
+
+/// What a run is made of.
+struct Job {
+    purpose: Purpose,
+    layers: Layers,
+    resume: Option<String>,
+    train_rows: Option<Vec<String>>,
+    eval_rows: Option<Vec<String>>,
+    rewards: Vec<GivenReward>,
+    observer: Observer,
+    stop: lockstep::StopSignal,
+    failure: Failure,
+    steps_done: Arc<AtomicU64>,
+    silent: bool,
+    only_evaluate: bool,
+}
+
+/// Trains: `values` is a JSON object of configuration values, rows are JSON objects, `rewards` are
+/// `(name, function, by_group)`. The methods of `observer` are called with keyword arguments: `begin`, `step_begin`,
+/// `step_end`, `log`, `save`. With `only_evaluate` no step is made.
+#[pyfunction]
+#[pyo3(signature = (
+    name, values, *, rewards, observer, stop, train_rows=None, eval_rows=None, resume=None, silent=false,
+    only_evaluate=false
+))]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+pub fn run<'py>(
+    py: Python<'py>,
+    name: &str,
+    values: &str,
+    rewards: Vec<GivenReward>,
+    observer: Py<PyAny>,
+    stop: &Bound<'py, StopSignal>,
+    train_rows: Option<Vec<String>>,
+    eval_rows: Option<Vec<String>>,
+    resume: Option<String>,
+    silent: bool,
+    only_evaluate: bool,
+) -> PyResult<Bound<'py, PyDict>> {
+    let (purpose, _) = method(name)?;
+    let StopSignal { signal, steps_done } = stop.get();
+    let (failure, stop) = (Failure::default(), signal.clone());
+    let values = json::values(values).map_err(|error| exception(&error))?;
+    let job = Job {
+        purpose,
+        layers: Layers { purpose, values, ..Layers::default() },
+        resume,
+        train_rows,
+        eval_rows,
+        rewards,
+        observer: Observer::new(observer, failure.clone(), stop.clone()),
+        stop,
+        failure: failure.clone(),
+        steps_done: steps_done.clone(),
+        silent,
+        only_evaluate,
+    };
+    let ended = py.detach(|| {
+        // A run is not shared with other threads; it is made, driven and dropped here.
+        catch_unwind(AssertUnwindSafe(|| job.run().map(Ended::of)))
+    });
+    if let Some(error) = failure.take() {
+        // Why the run had to end says less than the exception itself, but for where it can go on.
+        if let Ok(Err(context)) = &ended {
+            let _ = error.value(py).call_method1("add_note", (lockstep::error::paragraph(context),));
+        }
+        return Err(error);
+    }
+    match ended {
+        Ok(Ok(ended)) => ended.to_python(py),
+        Ok(Err(error)) => Err(exception(&error)),
+        Err(panic) => Err(of_panic(&*panic)),
+    }
+}
+
+impl Job {
+    fn run(self) -> anyhow::Result<RunResult> {
+        let console = Console::new(ConsoleOptions {
+            level: Level::from_env().map_err(BadInput::new)?,
+            silent: self.silent,
+            ..ConsoleOptions::default()
+        })?;
+        let (resolved, dir, resume_from) = match &self.resume {
+            None => {
+                let resolved = self.layers.resolve()?;
+                let Some(out) = resolved.config.output_dir.clone() else {
+                    return Err(BadInput::new("`output_dir` is missing: the directory that the run writes"));
+                };
+                (resolved, RunDir::fresh(&out)?, ResumeFrom::Nothing)
+            }
+            Some(resume) => {
+                let (dir, resume_from) = lockstep::find_run(resume, None)?;
+                lockstep::check_command(&dir, self.purpose.command())?;
+                let (resolved, changes) = lockstep::resolve_resumed(&dir, self.layers.clone())?;
+                changes.iter().for_each(|change| console.warn(&format!("changed on resume: {change}")));
+                (resolved, dir, resume_from)
+            }
+        };
+        let forgives = resolved.config.reward_errors == RewardErrors::Continue;
+        let mut options = RunOptions::new().console(console).stop_signal(self.stop.clone());
+        let steps_done = self.steps_done.clone();
+        options = options.on_step(move |step| {
+            steps_done.store(step, Ordering::Relaxed);
+            Flow::Continue(())
+        });
+        options = self.observer.told_by(options);
+        if let Some(rows) = self.train_rows {
+            options = options.train_rows(parsed(&rows)?);
+        }
+        if let Some(rows) = self.eval_rows {
+            options = options.eval_rows(parsed(&rows)?);
+        }
+        for (name, call, by_group) in self.rewards {
+            let (failure, stop) = (self.failure.clone(), self.stop.clone());
+            options = options.reward_of_batch(PythonReward { name, call, by_group, failure, stop, forgives });
+        }
+        let mut run = Run::resolved(self.purpose, resolved, dir, resume_from, options)?;
+        self.steps_done.store(run.steps_done(), Ordering::Relaxed);
+        let begun = (run.steps_done(), run.total_steps(), run.steps_per_epoch(), run.dir().root().to_owned());
+        let _ = self.observer.call("begin", |py| {
+            let arguments = PyDict::new(py);
+            arguments.set_item("step", begun.0)?;
+            arguments.set_item("total_steps", begun.1)?;
+            arguments.set_item("steps_per_epoch", begun.2)?;
+            arguments.set_item("dir", begun.3)?;
+            Ok(arguments)
+        });
+        if self.only_evaluate {
+            run.evaluate_now()?;
+            return run.finish();
+        }
+        loop {
+            let step = run.steps_done();
+            let _ = self.observer.call("step_begin", |py| {
+                let arguments = PyDict::new(py);
+                arguments.set_item("step", step)?;
+                Ok(arguments)
+            });
+            let ended = run.step()?;
+            let wishes = self.observer.take_wishes();
+            if wishes & EVALUATE != 0 {
+                run.evaluate_now()?;
+            }
+            if wishes & SAVE != 0 {
+                run.save_checkpoint()?;
+            }
+            if ended.is_some() {
+                return run.finish();
+            }
+        }
+    }
+}
+
+fn parsed(rows: &[String]) -> anyhow::Result<Rows> {
+    let rows = rows.iter().map(|row| serde_json::from_str(row)).collect::<Result<Vec<_>, _>>().or_bad_input()?;
+    Rows::try_from(rows)
+}
+
+/// What Python is told of a run that has ended; the model and its memory are gone.
+struct Ended {
+    stop_reason: &'static str,
+    step: u64,
+    num_tokens: u64,
+    best: Option<(u64, f64)>,
+    metrics: Vec<(String, f64)>,
+    dir: RunDir,
+    time_table: String,
+}
+
+impl Ended {
+    fn of(result: RunResult) -> Ended {
+        let stop_reason = match result.stop_reason {
+            StopReason::Completed => "completed",
+            StopReason::Requested => "requested",
+            StopReason::EarlyStopping => "early_stopping",
+            StopReason::Interrupted => "interrupted",
+        };
+        let RunResult { step, num_tokens, best, metrics, dir, summary, .. } = result;
+        Ended { stop_reason, step, num_tokens, best, metrics, dir, time_table: summary.table().render(100) }
+    }
+
+    fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (ended, metrics) = (PyDict::new(py), PyDict::new(py));
+        self.metrics.iter().try_for_each(|(name, value)| metrics.set_item(name, value))?;
+        ended.set_item("stop_reason", self.stop_reason)?;
+        ended.set_item("step", self.step)?;
+        ended.set_item("num_tokens", self.num_tokens)?;
+        ended.set_item("best", self.best)?;
+        ended.set_item("metrics", metrics)?;
+        ended.set_item("dir", self.dir.root())?;
+        ended.set_item("model", self.dir.model())?;
+        ended.set_item("time_table", &self.time_table)?;
+        Ok(ended)
+    }
+}

@@ -1,0 +1,100 @@
+"""A tiny model with a tokenizer of lower-case letters, made by the program; rows; rewards."""
+
+import json
+import os
+import sys
+
+import pytest
+
+import lockstep_rl
+from lockstep_rl import _native
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz .,?"
+SHAPE = {
+    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40, "hidden_size": 16,
+    "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+    "tie_word_embeddings": True, "attention_bias": False, "bos_token_id": None, "eos_token_id": 0,
+}
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}.{% endif %}"
+
+
+def write_tokenizer(directory):
+    vocab = {token: i for i, token in enumerate(["<e>", *LETTERS])}
+    end = {"id": 0, "content": "<e>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+           "special": True}
+    split = {"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated", "invert": False}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [end], "normalizer": None,
+        "pre_tokenizer": split, "post_processor": None, "decoder": {"type": "Fuse"},
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": ""},
+    }
+    config = {"eos_token": "<e>", "pad_token": "<e>", "tokenizer_class": "PreTrainedTokenizerFast",
+              "clean_up_tokenization_spaces": False, "chat_template": TEMPLATE}
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """The directory of a tiny model."""
+    root = tmp_path_factory.mktemp("model")
+    write_tokenizer(root / "tokenizer")
+    (root / "config.json").write_text(json.dumps(SHAPE))
+    out = root / "model"
+    arguments = ["lockstep", "init", "--config", root / "config.json", "--tokenizer", root / "tokenizer",
+                 "--seed", "1", "--out", out]
+    assert _native.main([os.fspath(word) for word in arguments]) == 0
+    return str(out)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """Every test works in a directory of its own, and is told of everything anew."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lockstep_rl._config, "_said", set())
+    for name in [name for name in os.environ if name.startswith("LOCKSTEP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+WORDS = ["ab", "sun", "moon", "tree", "x", "river"]
+
+
+@pytest.fixture
+def rows():
+    return [{"prompt": f"{word} ", "answer": i, "word": word} for i, word in enumerate(WORDS)]
+
+
+def vowels(completions, **kwargs):
+    """The number of vowels."""
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [float(sum(letter in "aeiou" for letter in text)) for text in texts]
+
+
+SMALL = dict(
+    num_generations=2, per_device_train_batch_size=4, max_completion_length=6, learning_rate=0.01, max_steps=4,
+    logging_steps=1, threads=1, disable_tqdm=True,
+)
+
+
+def grpo(model, rows, reward_funcs=vowels, callbacks=None, trainer=None, **fields):
+    """A GRPO trainer of four small steps."""
+    args = lockstep_rl.GRPOConfig("out", **{**SMALL, **fields})
+    return lockstep_rl.GRPOTrainer(
+        model=model, reward_funcs=reward_funcs, args=args, train_dataset=rows, callbacks=callbacks, **(trainer or {})
+    )
+
+
+def weights(directory):
+    with open(os.path.join(directory, "model.safetensors"), "rb") as file:
+        return file.read()
+
+
+def python(*arguments, **kwargs):
+    """Another interpreter."""
+    import subprocess
+
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, **kwargs)

@@ -1,0 +1,154 @@
+"""The package as a process: the program, Ctrl-C, fork, and imports."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import python, weights
+
+SCRIPT = """
+import sys, time
+from lockstep_rl import GRPOConfig, GRPOTrainer
+
+def slow(completions, **kwargs):
+    print("scored", flush=True)
+    for _ in range(int(sys.argv[2])):
+        time.sleep(0.01)
+    return [float(len(set(text))) for text in completions]
+
+args = GRPOConfig("out", num_generations=2, per_device_train_batch_size=4, max_completion_length=int(sys.argv[3]),
+                  max_steps=100000, logging_steps=1000, threads=1)
+trainer = GRPOTrainer(sys.argv[1], slow, args, [{"prompt": "ab "}, {"prompt": "sun "}])
+try:
+    trainer.train()
+except KeyboardInterrupt:
+    print("stopped after", trainer.state.global_step, flush=True)
+    raise
+"""
+
+
+def start(*arguments):
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, *map(str, arguments)], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    for _ in range(4):
+        assert process.stdout.readline() == "scored\n", process.stderr.read()
+    return process
+
+
+@pytest.mark.parametrize("reward", [0, 100_000], ids=["while the engine works", "inside a reward"])
+def test_ctrl_c_stops_with_a_checkpoint(model, reward):
+    process = start(model, 0 if reward == 0 else 1, 6)
+    if reward:
+        process.kill()
+        process.wait()
+        os.rename("out", "killed")
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, model, str(reward), "6"], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "scored\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT, err
+    assert "Ctrl-C: the run stops, with a checkpoint" in err and "KeyboardInterrupt" in err
+    steps = int(out.rsplit("stopped after ", 1)[1])
+    if reward:
+        assert steps == 0
+    else:
+        assert os.listdir("out/checkpoints") == [f"step-{steps:06}"] and steps >= 3
+        assert f"stopped after step {steps}" in err and "resume_from_checkpoint=True" in err
+
+
+def test_a_second_ctrl_c_ends_it_at_once(model):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.replace("time.sleep(0.01)", "hold()").replace("def slow", '''
+def hold():
+    said = False
+    while True:  # A reward that swallows the first one.
+        try:
+            if not said:
+                said = True
+                print("holding", flush=True)
+            time.sleep(1)
+        except KeyboardInterrupt:
+            print("swallowed", flush=True)
+
+def slow'''), model, "1", "6"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert [process.stdout.readline() for _ in range(2)] == ["scored\n", "holding\n"]
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "swallowed\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGINT
+
+
+def test_stop_from_another_thread(model):
+    said = python("-c", SCRIPT.replace("try:\n", """
+import threading
+threading.Timer(1.0, trainer.stop).start()
+try:
+"""), model, "0", "6")
+    assert "stopped after" in said.stdout and "KeyboardInterrupt" in said.stderr, said
+
+
+def test_the_package_is_the_program(model):
+    said = python("-m", "lockstep_rl", "config", "explain", "num_generations")
+    assert said.returncode == 0 and "Completions of each prompt" in said.stdout
+    said = python("-m", "lockstep_rl", "train", "--model", "nowhere/at/all")
+    assert said.returncode == 2 and said.stderr.startswith("error: ")
+    said = python("-m", "lockstep_rl", "generate", "--model", model, "--prompt", "ab ", "--max-new-tokens", "4")
+    assert said.returncode == 0, said.stderr
+
+
+def test_neither_torch_nor_transformers_is_imported(model):
+    said = python("-c", """
+import sys, lockstep_rl
+lockstep_rl.GRPOConfig()
+heavy = {"torch", "transformers", "trl", "peft", "datasets", "numpy", "pandas"} & set(sys.modules)
+assert not heavy, heavy
+""")
+    assert said.returncode == 0, said.stderr
+
+
+def test_fork_after_import_is_harmless(model):
+    said = python("-c", SCRIPT.replace("max_steps=100000", "max_steps=2").replace("try:\n", """
+import os
+if os.fork() == 0:
+    os._exit(len("ab"))
+_, status = os.wait()
+assert os.waitstatus_to_exitcode(status) == 2
+try:
+"""), model, "0", "6")
+    assert said.returncode == 0, said.stderr
+
+
+def test_many_runs_leave_no_memory_behind(model, rows):
+    said = python("-c", """
+import os, shutil, sys
+from lockstep_rl import GRPOConfig, GRPOTrainer
+
+def pages():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
+
+def run():
+    args = GRPOConfig("out", num_generations=2, per_device_train_batch_size=4, max_completion_length=6, max_steps=1,
+                      threads=1, disable_tqdm=True, save_strategy="no")
+    GRPOTrainer(sys.argv[1], lambda completions, **kwargs: [len(c) for c in completions], args,
+                [{"prompt": "ab "}, {"prompt": "sun "}]).train()
+    shutil.rmtree("out")
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+for _ in range(15):
+    run()
+before, threads_before = pages(), threads()
+for _ in range(40):
+    run()
+grown = (pages() - before) * os.sysconf("SC_PAGE_SIZE")
+assert threads() == threads_before, (threads(), threads_before)
+assert grown < 8 << 20, grown
+""", model)
+    assert said.returncode == 0, said.stderr
