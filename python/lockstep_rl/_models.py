@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from typing import Any
@@ -151,7 +152,12 @@ def lora_values(peft_config: Any) -> dict:
         values["lora_target_modules"] = sorted(modules) if isinstance(modules, (set, frozenset)) else modules
         if isinstance(modules, str):
             values["lora_target_modules"] = [modules]
+    # What PEFT has by itself asks for nothing, such as the parameters of variants that are off.
+    own = dataclasses.fields(peft_config) if dataclasses.is_dataclass(peft_config) else ()
+    defaults = {field.name: field.default for field in own}
     for name, value in fields.items():
+        if name in defaults and value == defaults[name]:
+            continue
         if name in _LORA or name.startswith("_") or value in _LORA_NEUTRAL.get(name, (None, False)) or value == {}:
             continue
         if name in _LORA_IGNORED or value == []:

@@ -174,6 +174,18 @@ def test_peft_configs(model):
         "use_peft": True, "lora_r": 16, "lora_alpha": 64, "lora_dropout": 0.05, "use_rslora": False,
         "lora_target_modules": ["q_proj", "v_proj"],
     }
+
+    @dataclasses.dataclass
+    class Own:
+        r: int = 8
+        peft_type: str = "LORA"
+        use_dora: bool = False
+        group_size: int = 16
+
+    assert lora_values(Own(r=4))["lora_r"] == 4, "what PEFT has by itself asks for nothing"
+    for field, value in [("use_dora", True), ("group_size", 8)]:
+        with pytest.raises(ValueError, match=field):
+            lora_values(Own(**{field: value}))
     assert lora_values({"target_modules": "all-linear"})["lora_target_modules"] == ["all-linear"]
     assert lora_values(None) == {}
 
