@@ -93,7 +93,9 @@ impl<'a> Plan<'a> {
         let (m, n) = (product.m, product.n);
         let panels = n.div_ceil(PANEL);
         let work = m * n * product.depth.max(1) / TASK_WORK;
-        let tasks = if threads == 1 { 1 } else { (threads * TASKS_PER_THREAD).min(work + 1) };
+        // Rows that each task packs for itself are packed as often as there are tasks.
+        let of_thread = if product.packs_few_rows() { TASKS_PER_THREAD / 2 } else { TASKS_PER_THREAD };
+        let tasks = if threads == 1 { 1 } else { (threads * of_thread).min(work + 1) };
         let row_blocks = if product.tiles.is_some() {
             m.div_ceil(tiles::ROWS)
         } else if product.shares_rows() {

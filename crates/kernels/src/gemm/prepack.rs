@@ -34,8 +34,9 @@ const SPAN: usize = if cfg!(test) { 1 << 13 } else { 1 << 21 };
 /// Less than this many multiply-adds are not worth a parallel region of packing.
 const LEAST: usize = if cfg!(test) { 1 << 15 } else { 1 << 20 };
 
-/// Elements of rows that are worth a parallel region of packing them for chains, and the most that are packed at once.
-const LEAST_SHARED: usize = if cfg!(test) { 1 << 6 } else { 1 << 12 };
+/// Elements of rows that are worth a parallel region of packing them for chains (less is packed sooner by each thread
+/// than fetched from the core that packed it), and the most that are packed at once.
+const LEAST_SHARED: usize = if cfg!(test) { 1 << 6 } else { 1 << 16 };
 const MOST_SHARED: usize = 1 << 22;
 
 /// Panels of rows that are packed together: what is read of a row in one go.
@@ -103,8 +104,16 @@ impl Product<'_> {
 impl Product<'_> {
     /// Whether rows that several groups of panels read are packed once for all of them.
     pub(super) fn shares_rows(&self) -> bool {
-        let packed = matches!(self.left, Left::Rows(..) | Left::Columns(..)) && self.tiles.is_none() && self.m > 1;
-        packed && (LEAST_SHARED..=MOST_SHARED).contains(&(self.m * self.depth))
+        self.packs_rows() && (LEAST_SHARED..=MOST_SHARED).contains(&(self.m * self.depth))
+    }
+
+    /// Whether there are so few rows that each task packs them for itself.
+    pub(super) fn packs_few_rows(&self) -> bool {
+        self.packs_rows() && self.m * self.depth < LEAST_SHARED
+    }
+
+    fn packs_rows(&self) -> bool {
+        matches!(self.left, Left::Rows(..) | Left::Columns(..)) && self.tiles.is_none() && self.m > 1
     }
 }
 

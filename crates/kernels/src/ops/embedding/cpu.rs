@@ -7,8 +7,8 @@ use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, Simd};
 use crate::tensor::Elements;
 
-/// Tokens of a forward task.
-const TOKENS: usize = 32;
+/// Tokens of a forward task: each element of a token's row lies on a cache line of its own.
+const TOKENS: usize = 8;
 /// Columns of a backward task.
 const COLUMNS: usize = 64;
 
