@@ -8,7 +8,8 @@ cargo xtask check layers    no import against the order of the crates, no circle
 cargo xtask check size      files and lines that are too long
 cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
 cargo xtask check fmt|clippy|docs|fixtures|demo    one of the others
-cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)";
+cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)
+cargo xtask mutants [LIST|NUMBER]…    which planted changes the tests notice (docs/testing.md)";
 
 /// A check: its name and how it is made.
 type Check = (&'static str, fn() -> Result<(), String>);
@@ -28,11 +29,21 @@ mod cargo;
 mod demo;
 mod fixtures;
 mod layers;
+mod mutants;
 mod size;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if let ["mutants", chosen @ ..] = &words[..] {
+        return match mutants::run(chosen) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(why) => {
+                eprintln!("{why}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let chosen: Vec<Check> = match words[..] {
         ["miri"] => vec![("miri", miri)],
         ["check"] => CHECKS.to_vec(),

@@ -250,6 +250,34 @@ fn a_step_that_is_not_finite_is_skipped_and_three_end_the_run() {
     assert_eq!((after.skipped_total, weights.version), (5, 3));
 }
 
+/// A recorded log-probability that is another by one bit is counted, and one that is no number shows.
+#[test]
+fn a_record_that_is_not_the_trainers_is_counted() {
+    let ctx = context(1);
+    let mut weights = policy(ctx.memory());
+    let good = samples(&ctx, &weights);
+    let config = trainer_config(100, false);
+    let mut counted = |spoil: &dyn Fn(&mut f32)| {
+        let mut samples = good.clone();
+        let mut logps = samples[4].columns.sampler_logps().expect("recorded").to_vec();
+        spoil(&mut logps[1]);
+        samples[4].columns.set(SAMPLER_LOGPS, logps);
+        // Nothing is learned, so that the weights stay those of the record.
+        let mut trainer = Trainer::new(ctx.memory(), &weights.config, config.clone()).expect("trainer");
+        let version = weights.version;
+        let metrics = trainer.update(&ctx, &mut weights, &samples, 0.0).expect("update");
+        weights.version = version;
+        (metrics.logp_mismatch_tokens, metrics.max_logp_difference)
+    };
+    assert_eq!(counted(&|_| ()), (0, 0.0));
+    let (mismatches, difference) = counted(&|logp| *logp = f32::from_bits(logp.to_bits() + 1));
+    assert!(mismatches == 1 && difference > 0.0 && difference < 1e-5, "{mismatches} {difference}");
+    let (mismatches, difference) = counted(&|logp| *logp -= 0.5);
+    assert!(mismatches == 1 && (difference - 0.5).abs() < 1e-5, "{mismatches} {difference}");
+    let (mismatches, difference) = counted(&|logp| *logp = f32::NAN);
+    assert!(mismatches == 1 && difference.is_nan(), "{mismatches} {difference}");
+}
+
 #[test]
 fn supervised_loss_is_the_mean_and_falls() {
     let ctx = context(1);
