@@ -7,8 +7,8 @@
 
 use super::backward_amx::BackwardTasks as OnTiles;
 use super::cpu::{Places, extent, on_tiles, staircase};
-use super::product::Product;
-use super::{BLOCK, Backward, Geometry};
+use super::product::{Product, Right};
+use super::{BLOCK, Backward, Geometry, pages};
 use crate::device::Cpu;
 use crate::math::exp_finite;
 use crate::ops::lanes::{dot_rounded, load};
@@ -96,12 +96,16 @@ struct BackwardTasks<'a, E> {
     d_qkv: Disjoint<'a, f32>,
     d_keys: Disjoint<'a, f32>,
     d_values: Disjoint<'a, f32>,
+    /// Whether keys and values are kept in pairs.
+    pairs: bool,
 }
 
 /// A page under one kv head, and room for its tiles.
 struct Work<'s> {
     /// `[64, hd]`
     keys: &'s mut [f32],
+    /// `[hd, 64]`, if they do not lie so.
+    keys_of_dims: &'s mut [f32],
     /// `[hd, 64]`
     values: &'s mut [f32],
     /// `[pairs, hd]` each. Pairs are (row, query head), row by row.
@@ -116,7 +120,7 @@ struct Work<'s> {
     delta: &'s [f32],
 }
 
-impl<E: Element> Tasks for BackwardTasks<'_, E> {
+impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let (g, hd, per) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
@@ -124,8 +128,10 @@ impl<E: Element> Tasks for BackwardTasks<'_, E> {
         let rows_of_tile = (TILE / per).max(1);
         let pairs = rows_of_tile * per;
 
-        let scratch = scratch.f32(rows.len() * per + 2 * BLOCK * hd + pairs * (3 * hd + 2 * BLOCK));
+        let of_dims = if self.pairs { BLOCK * hd } else { 0 };
+        let scratch = scratch.f32(rows.len() * per + of_dims + 2 * BLOCK * hd + pairs * (3 * hd + 2 * BLOCK));
         let (delta, rest) = scratch.split_at_mut(rows.len() * per);
+        let (keys_of_dims, rest) = rest.split_at_mut(of_dims);
         let (keys, rest) = rest.split_at_mut(BLOCK * hd);
         let (values, rest) = rest.split_at_mut(BLOCK * hd);
         let (q, rest) = rest.split_at_mut(pairs * hd);
@@ -142,7 +148,7 @@ impl<E: Element> Tasks for BackwardTasks<'_, E> {
             // SAFETY: this row's queries under this kv head are this task's alone.
             unsafe { self.d_qkv.slice(at..at + per * hd) }.fill(0.0);
         }
-        let mut work = Work { keys, values, q, d_out, d_q, p, d_s, delta };
+        let mut work = Work { keys, keys_of_dims, values, q, d_out, d_q, p, d_s, delta };
         for visit in visits {
             let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
             // SAFETY: the group's pages under this kv head are this task's alone.
@@ -156,10 +162,14 @@ impl<E: Element> Tasks for BackwardTasks<'_, E> {
             // Both transposed: short sequences fill little of a page, so only slots in use.
             let (keys, values) = (&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]);
             for (slot, to) in work.keys.chunks_exact_mut(hd).take(visit.end).enumerate() {
-                to.iter_mut().enumerate().for_each(|(i, to)| *to = keys[i * BLOCK + slot].widen());
+                to.iter_mut().enumerate().for_each(|(i, to)| *to = keys[pages::key(self.pairs, slot, i)].widen());
+            }
+            for (i, to) in work.keys_of_dims.chunks_exact_mut(BLOCK).enumerate() {
+                to.iter_mut().enumerate().for_each(|(slot, to)| *to = keys[pages::key(true, slot, i)].widen());
             }
             for (i, to) in work.values.chunks_exact_mut(BLOCK).enumerate() {
-                to[..visit.end].iter_mut().enumerate().for_each(|(slot, to)| *to = values[slot * hd + i].widen());
+                let of_slot = |slot| values[pages::value(self.pairs, hd, slot, i)].widen();
+                to[..visit.end].iter_mut().enumerate().for_each(|(slot, to)| *to = of_slot(slot));
             }
             for run in &visit.rows {
                 for start in run.clone().step_by(rows_of_tile) {
@@ -171,7 +181,7 @@ impl<E: Element> Tasks for BackwardTasks<'_, E> {
     }
 }
 
-impl<E: Element> BackwardTasks<'_, E> {
+impl<E: Element + Right> BackwardTasks<'_, E> {
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     fn tile<V: Simd>(
@@ -204,9 +214,16 @@ impl<E: Element> BackwardTasks<'_, E> {
 
         // Scores, as forward forms them, and d_out · v.
         let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
-        let (a, b, out) = (&*w.q, &self.keys[at..at + BLOCK * hd], &mut *w.p);
-        Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: k.clone(), accumulate }
-            .compute::<E>(self.isa);
+        let (a, out, of_hd) = (&*w.q, &mut *w.p, k.clone());
+        if self.pairs {
+            let b = &*w.keys_of_dims;
+            Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }
+                .compute::<E>(self.isa);
+        } else {
+            let b = &self.keys[at..at + BLOCK * hd];
+            Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }
+                .compute::<E>(self.isa);
+        }
         let (a, b, out) = (&*w.d_out, &*w.values, &mut *w.d_s);
         Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
         for (i, row) in tile.clone().enumerate() {
@@ -362,9 +379,9 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let count = groups.len() * g.kv_heads;
     let mut key_strides = [1, BLOCK];
     macro_rules! run {
-        ($tasks:ident, $of:ident, $field:ident: $value:expr) => {
+        ($tasks:ident, $of:ident, $($field:ident: $value:expr),+) => {
             let tasks = $tasks {
-                $field: $value,
+                $($field: $value,)+
                 geometry: g,
                 places,
                 groups: &groups,
@@ -385,9 +402,10 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
         key_strides = [g.head_dim, 1];
         run!(OnTiles, bf16, unit: unit);
     } else if args.qkv.dtype() == DType::Bf16 {
-        run!(BackwardTasks, bf16, isa: cpu.isa());
+        let pairs = pages::in_pairs(cpu.isa(), DType::Bf16, g.head_dim);
+        run!(BackwardTasks, bf16, isa: cpu.isa(), pairs: pairs);
     } else {
-        run!(BackwardTasks, f32, isa: cpu.isa());
+        run!(BackwardTasks, f32, isa: cpu.isa(), pairs: false);
     }
     let tasks = GatherTasks {
         geometry: g,

@@ -8,7 +8,7 @@
 //! So a row's bits depend on its query, and the keys and values of its own positions: not on the tile, the rows beside
 //! it, the pages' numbers, or the threads.
 
-use super::product::Product;
+use super::product::{Product, Right};
 use super::{BLOCK, Forward, Geometry, WriteKv, pages, tiles};
 use crate::device::Cpu;
 use crate::math::{exp_finite, exp1, ln1};
@@ -18,6 +18,7 @@ use crate::simd::element::widen_into;
 use crate::simd::tiles::Unit;
 use crate::simd::{Element, LANES, Simd};
 use crate::{DType, Isa};
+use half::bf16;
 use std::ops::Range;
 
 impl Geometry {
@@ -131,6 +132,7 @@ struct WriteTasks<'a, E> {
     slots: &'a [u32],
     keys: Disjoint<'a, E>,
     values: Disjoint<'a, E>,
+    pairs: bool,
 }
 
 impl<E: Element> Tasks for WriteTasks<'_, E> {
@@ -145,14 +147,14 @@ impl<E: Element> Tasks for WriteTasks<'_, E> {
             let key = row as usize * width + (heads + head) * hd;
             let value = key + kv_heads * hd;
             // SAFETY: this head's part of a page is this task's alone.
-            let (keys, values) = unsafe {
-                let slot = start + slot * hd;
-                (self.keys.slice(start..start + BLOCK * hd), self.values.slice(slot..slot + hd))
-            };
+            let (keys, values) =
+                unsafe { (self.keys.slice(start..start + BLOCK * hd), self.values.slice(start..start + BLOCK * hd)) };
             for (i, &k) in self.qkv[key..key + hd].iter().enumerate() {
-                keys[i * BLOCK + slot] = k;
+                keys[pages::key(self.pairs, slot, i)] = k;
             }
-            values.copy_from_slice(&self.qkv[value..value + hd]);
+            for (i, &v) in self.qkv[value..value + hd].iter().enumerate() {
+                values[pages::value(self.pairs, hd, slot, i)] = v;
+            }
         }
     }
 }
@@ -170,10 +172,12 @@ pub(super) fn write_kv(cpu: &Cpu, args: WriteKv<'_>) {
     let (rows, slots) = (rows.u32(cpu), slots.u32(cpu));
     if qkv.dtype() == DType::Bf16 {
         let (keys, values) = (Disjoint::new(pages.keys.bf16(cpu)), Disjoint::new(pages.values.bf16(cpu)));
-        cpu.run(geometry.kv_heads, &WriteTasks { geometry, qkv: qkv.bf16(cpu), rows, slots, keys, values });
+        let pairs = pages::in_pairs(cpu.isa(), DType::Bf16, geometry.head_dim);
+        cpu.run(geometry.kv_heads, &WriteTasks { geometry, qkv: qkv.bf16(cpu), rows, slots, keys, values, pairs });
     } else {
         let (keys, values) = (Disjoint::new(pages.keys.f32(cpu)), Disjoint::new(pages.values.f32(cpu)));
-        cpu.run(geometry.kv_heads, &WriteTasks { geometry, qkv: qkv.f32(cpu), rows, slots, keys, values });
+        let qkv = qkv.f32(cpu);
+        cpu.run(geometry.kv_heads, &WriteTasks { geometry, qkv, rows, slots, keys, values, pairs: false });
     }
 }
 
@@ -189,13 +193,15 @@ struct ForwardTasks<'a, E> {
     values: &'a [E],
     outputs: Outputs<'a, E>,
     rows_of_tile: usize,
+    /// Keys and values, if they are kept in pairs.
+    pairs: Option<[&'a [[bf16; 2]]; 2]>,
 }
 
 /// A tile's state. Pairs are (row, query head), row by row.
 struct Tile<'s> {
-    /// `[pairs, hd]`
+    /// `[pairs, hd]`, or `[pairs, hd/2]` words with room for as many.
     q: &'s mut [f32],
-    /// `[pairs, 64]`: scores, then probabilities.
+    /// `[pairs, 64]`: scores, then probabilities, or words of them.
     s: &'s mut [f32],
     /// `[pairs, hd]`
     o: &'s mut [f32],
@@ -205,7 +211,7 @@ struct Tile<'s> {
     l: &'s mut [f32],
 }
 
-impl<E: Element> Tasks for ForwardTasks<'_, E> {
+impl<E: Element + Right> Tasks for ForwardTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let (g, hd, group) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
@@ -227,6 +233,9 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
         for (row, q) in rows.clone().zip(t.q.chunks_exact_mut(group * hd)) {
             let at = row * g.width() + head * group * hd;
             widen_into::<V, E>(&self.qkv[at..at + group * hd], q);
+            if self.pairs.is_some() {
+                q.chunks_exact_mut(hd).for_each(|q| words_of::<V>(q));
+            }
         }
 
         for block in self.places.blocks(g, rows.clone()) {
@@ -245,7 +254,7 @@ impl<E: Element> Tasks for ForwardTasks<'_, E> {
     }
 }
 
-impl<E: Element> ForwardTasks<'_, E> {
+impl<E: Element + Right> ForwardTasks<'_, E> {
     /// Rows `run` of the tile that begins with row `start` look at block `block` of their sequences, which lies in
     /// `page`.
     #[inline(always)]
@@ -262,24 +271,23 @@ impl<E: Element> ForwardTasks<'_, E> {
         let slots = |row: usize| g.slots(self.places.positions[row] as usize, block);
         let (_, any_sees) = extent(run.clone().map(slots));
         let at = (page * g.kv_heads + head) * BLOCK * hd;
-        let (keys, values) = (&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]);
+        let page = at..at + BLOCK * hd;
         let pairs = (run.start - start) * group..(run.end - start) * group;
 
-        Product {
-            a: &t.q[pairs.start * hd..pairs.end * hd],
-            a_row: hd,
-            a_k: 1,
-            b: keys,
-            b_row: BLOCK,
-            out: &mut t.s[pairs.start * BLOCK..pairs.end * BLOCK],
-            out_row: BLOCK,
-            rows: pairs.len(),
-            // Whole vectors: lanes past the last key hold anything, and are masked.
-            columns: any_sees.end.next_multiple_of(LANES),
-            k: 0..hd,
-            accumulate: false,
+        // Whole vectors: lanes past the last key hold anything, and are masked.
+        let (a, columns) = (&t.q[pairs.start * hd..pairs.end * hd], any_sees.end.next_multiple_of(LANES));
+        let (out, rows) = (&mut t.s[pairs.start * BLOCK..pairs.end * BLOCK], pairs.len());
+        let (a_row, a_k, b_row, out_row, k, accumulate) = (hd, 1, BLOCK, BLOCK, 0..hd, false);
+        match self.pairs {
+            None => {
+                let b = &self.keys[page.clone()];
+                Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
+            }
+            Some([keys, _]) => {
+                let b = &keys[page.start / 2..page.end / 2];
+                Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
+            }
         }
-        .compute::<E>(self.isa);
 
         for row in run.clone() {
             let slots = slots(row);
@@ -288,26 +296,48 @@ impl<E: Element> ForwardTasks<'_, E> {
                 let l = &mut t.l[pair * LANES..(pair + 1) * LANES];
                 let o = &mut t.o[pair * hd..(pair + 1) * hd];
                 online_softmax::<V, E>(s, g.scale, slots.clone(), &mut t.m[pair], l, o);
+                if self.pairs.is_some() {
+                    words_of::<V>(s);
+                }
             }
         }
 
         let at = |row: usize, width: usize| (row - start) * group * width;
         staircase(run, group, slots, |rows, k| {
-            Product {
-                a: &t.s[at(rows.start, BLOCK)..at(rows.end, BLOCK)],
-                a_row: BLOCK,
-                a_k: 1,
-                b: values,
-                b_row: hd,
-                out: &mut t.o[at(rows.start, hd)..at(rows.end, hd)],
-                out_row: hd,
-                rows: rows.len() * group,
-                columns: hd,
-                k,
-                accumulate: true,
+            let a = &t.s[at(rows.start, BLOCK)..at(rows.end, BLOCK)];
+            let out = &mut t.o[at(rows.start, hd)..at(rows.end, hd)];
+            let (a_row, a_k, b_row, out_row, accumulate) = (BLOCK, 1, hd, hd, true);
+            let (rows, columns) = (rows.len() * group, hd);
+            match self.pairs {
+                None => {
+                    let b = &self.values[page.clone()];
+                    Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }
+                        .compute::<E>(self.isa);
+                }
+                Some([_, values]) => {
+                    let b = &values[page.start / 2..page.end / 2];
+                    Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }
+                        .compute::<E>(self.isa);
+                }
             }
-            .compute::<E>(self.isa);
         });
+    }
+}
+
+/// Numbers that bf16 has, an even number of them, to words of two in the first half of their place.
+#[inline(always)]
+fn words_of<V: Simd>(numbers: &mut [f32]) {
+    for at in (0..numbers.len()).step_by(2 * LANES) {
+        let n = (numbers.len() - at).min(2 * LANES);
+        let mut narrow = [bf16::ZERO; 2 * LANES];
+        for (from, to) in numbers[at..at + n].chunks(LANES).zip(narrow.chunks_exact_mut(LANES)) {
+            if from.len() == LANES {
+                V::load(from).store_exact_bf16(to);
+            } else {
+                bf16::store_partial(V::load_partial(from, from.len()), to, from.len());
+            }
+        }
+        V::load_words(&narrow).store_partial(&mut numbers[at / 2..], n / 2);
     }
 }
 
@@ -417,11 +447,13 @@ pub(super) fn forward(cpu: &Cpu, args: Forward<'_>) {
     let for_threads = (rows * g.kv_heads).div_ceil(4 * cpu.threads()).max(1);
     let rows_of_tile = (TILE / g.group()).max(1).min(for_threads);
     let (count, lse) = (rows.div_ceil(rows_of_tile) * g.kv_heads, args.lse.map(|lse| Disjoint::new(lse.f32(cpu))));
+    let pairs = pages::in_pairs(cpu.isa(), args.qkv.dtype(), g.head_dim)
+        .then(|| [args.pages.keys, args.pages.values].map(|pages| pages.bf16(cpu).as_chunks().0));
     macro_rules! run {
         ($of:ident) => {{
             let (qkv, keys, values) = (args.qkv.$of(cpu), args.pages.keys.$of(cpu), args.pages.values.$of(cpu));
             let (isa, outputs) = (cpu.isa(), Outputs { out: Disjoint::new(args.out.$of(cpu)), lse });
-            let tasks = ForwardTasks { isa, geometry: g, places, qkv, keys, values, outputs, rows_of_tile };
+            let tasks = ForwardTasks { isa, geometry: g, places, qkv, keys, values, outputs, rows_of_tile, pairs };
             cpu.run(count, &tasks);
         }};
     }

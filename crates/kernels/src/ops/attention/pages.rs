@@ -1,4 +1,4 @@
-//! Pages of bf16 as tiles.
+//! Pages of bf16 as tiles, or in pairs.
 //!
 //! Where products run on tiles and hd is a multiple of 32, a page is kept as the instruction takes its right operand,
 //! so that nothing lies between the cache and the product:
@@ -9,7 +9,16 @@
 //! ```
 //!
 //! Pages of other head_dims are kept as everywhere else, and made into such tiles, padded with zeros, by the task that
-//! reads them. Knows no row but those it writes.
+//! reads them.
+//!
+//! Where two terms of a product are multiplied at once and hd is even, two dimensions of a key and two values lie side
+//! by side:
+//!
+//! ```text
+//! keys    [hd/2][64][2]       values  [64/2][hd][2]
+//! ```
+//!
+//! Knows no row but those it writes.
 
 use super::{BLOCK, Geometry, WriteKv};
 use crate::device::Cpu;
@@ -18,6 +27,7 @@ use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::Simd;
 use crate::simd::tiles::{DEPTH, TILE};
 use crate::tensor::Elements;
+use crate::{DType, Isa};
 use half::bf16;
 
 /// hd, filled up to whole steps of depth.
@@ -28,6 +38,23 @@ pub(super) fn padded(hd: usize) -> usize {
 /// Whether pages are kept as tiles.
 pub(super) fn kept(hd: usize) -> bool {
     hd.is_multiple_of(DEPTH)
+}
+
+/// Whether pages are kept in pairs, for these products.
+pub(super) fn in_pairs(isa: Isa, dtype: DType, hd: usize) -> bool {
+    isa.has_dots() && dtype == DType::Bf16 && hd.is_multiple_of(2)
+}
+
+/// Where dimension `i` of key `slot` lies in a page.
+#[inline(always)]
+pub(super) fn key(pairs: bool, slot: usize, i: usize) -> usize {
+    if pairs { (i / 2 * BLOCK + slot) * 2 + i % 2 } else { i * BLOCK + slot }
+}
+
+/// Where dimension `i` of value `slot` lies in a page.
+#[inline(always)]
+pub(super) fn value(pairs: bool, hd: usize, slot: usize, i: usize) -> usize {
+    if pairs { (slot / 2 * hd + i) * 2 + slot % 2 } else { slot * hd + i }
 }
 
 /// Elements of a line: 32 pairs.

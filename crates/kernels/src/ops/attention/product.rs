@@ -1,16 +1,99 @@
 //! The small product that attention is made of, register-tiled: out (+)= a · b, one ascending FMA chain per element.
-//! What is bf16 in memory is widened as it is loaded.
+//! What is bf16 in memory is widened as it is loaded, or multiplied in pairs, with the same bits.
 
 use crate::Isa;
 use crate::simd::{Element, Kernel, LANES, Simd};
+use half::bf16;
 use std::ops::Range;
 
-/// `out[m, n] (+)= Σ_{k in range} a[m·a_row + k·a_k] · b[k·b_row + n]` for m < `rows`, n < `columns`, k ascending.
-pub(super) struct Product<'a, E> {
+/// What a right operand holds.
+pub(super) trait Right: Copy {
+    /// Terms of each sum that an element has: two are multiplied at once ([`Simd::dot`]).
+    const TERMS: usize;
+    /// The first 16 elements of `from`.
+    fn load<V: Simd>(from: &[Self]) -> V;
+    /// The first `n` < 16 elements of `from`, the rest 0.
+    fn load_partial<V: Simd>(from: &[Self], n: usize) -> V;
+}
+
+macro_rules! single {
+    ($of:ty) => {
+        impl Right for $of {
+            const TERMS: usize = 1;
+            #[inline(always)]
+            fn load<V: Simd>(from: &[Self]) -> V {
+                <$of as Element>::load(from)
+            }
+            #[inline(always)]
+            fn load_partial<V: Simd>(from: &[Self], n: usize) -> V {
+                <$of as Element>::load_partial(from, n)
+            }
+        }
+    };
+}
+single!(f32);
+single!(bf16);
+
+/// Two terms, the first first.
+impl Right for [bf16; 2] {
+    const TERMS: usize = 2;
+    #[inline(always)]
+    fn load<V: Simd>(from: &[Self]) -> V {
+        V::load_words(from.as_flattened())
+    }
+    #[inline(always)]
+    fn load_partial<V: Simd>(from: &[Self], n: usize) -> V {
+        let mut all = [[bf16::ZERO; 2]; LANES];
+        all[..n].copy_from_slice(&from[..n]);
+        V::load_words(all.as_flattened())
+    }
+}
+
+/// Which terms of an element are multiplied.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    All,
+    First,
+    Second,
+}
+
+/// Runs `$body` for the elements of `b` that hold the terms `$terms`, ascending, with which of theirs. (A closure would
+/// not be compiled with the instruction set's features.)
+macro_rules! elements {
+    ($terms:expr, $of:ty, |$k:ident, $part:ident| $body:block) => {{
+        let Range { mut start, mut end } = $terms;
+        if <$of>::TERMS == 1 {
+            for $k in start..end {
+                let $part = Part::All;
+                $body
+            }
+        } else {
+            if start < end && !start.is_multiple_of(2) {
+                let ($k, $part) = (start / 2, Part::Second);
+                $body
+                start += 1;
+            }
+            let half = start < end && !end.is_multiple_of(2);
+            end -= usize::from(half);
+            for $k in start / 2..end.max(start) / 2 {
+                let $part = Part::All;
+                $body
+            }
+            if half {
+                let ($k, $part) = (end / 2, Part::First);
+                $body
+            }
+        }
+    }};
+}
+
+/// `out[m, n] (+)= Σ_{k in range} a[m·a_row + k·a_k] · b[k·b_row + n]` for m < `rows`, n < `columns`, k ascending. Where
+/// elements of `b` hold two terms, those of `a` are words of two, too: at `k/2` in place of `k`.
+pub(super) struct Product<'a, B> {
     pub a: &'a [f32],
     pub a_row: usize,
     pub a_k: usize,
-    pub b: &'a [E],
+    pub b: &'a [B],
     pub b_row: usize,
     pub out: &'a mut [f32],
     pub out_row: usize,
@@ -21,17 +104,36 @@ pub(super) struct Product<'a, E> {
     pub accumulate: bool,
 }
 
-impl<E: Element> Product<'_, E> {
+impl<B: Right> Product<'_, B> {
     /// Computes it. `F` is what the numbers were stored in, whatever they were widened to: their chains flush denormals
     /// or keep them.
     #[inline(always)]
     pub fn compute<F: Element>(&mut self, isa: Isa) {
-        if F::FLUSHES { isa.run_flushing(self) } else { isa.run(self) }
+        if B::TERMS == 2 {
+            // Half an element is multiplied by itself.
+            let halves = !self.k.start.is_multiple_of(2) || !self.k.end.is_multiple_of(2);
+            isa.run_dots(self, halves);
+        } else if F::FLUSHES {
+            isa.run_flushing(self);
+        } else {
+            isa.run(self);
+        }
+    }
+
+    /// `sum` plus the product of these terms of `left` and `right`.
+    #[inline(always)]
+    fn add<V: Simd>(part: Part, left: V, right: V, sum: V) -> V {
+        match part {
+            Part::All if B::TERMS == 2 => sum.dot(left, right),
+            Part::All => left.fma(right, sum),
+            Part::First => left.halves()[0].fma(right.halves()[0], sum),
+            Part::Second => left.halves()[1].fma(right.halves()[1], sum),
+        }
     }
 }
 
 /// By reference, so that its fields are not copied at each call.
-impl<E: Element> Kernel for &mut Product<'_, E> {
+impl<B: Right> Kernel for &mut Product<'_, B> {
     type Output = ();
     #[inline(always)]
     fn run<V: Simd>(self) {
@@ -40,6 +142,7 @@ impl<E: Element> Kernel for &mut Product<'_, E> {
         }
         // Every access below lies under these last ones.
         if let Some(k) = self.k.clone().last() {
+            let k = k / B::TERMS;
             assert!((self.rows - 1) * self.a_row + k * self.a_k < self.a.len());
             assert!(k * self.b_row + self.columns <= self.b.len());
         }
@@ -64,10 +167,10 @@ impl<E: Element> Kernel for &mut Product<'_, E> {
                     macro_rules! tile {
                         ($($r:literal)*) => {
                             match rows {
-                                $($r if vectors == 4 => micro::<V, E, $r, 4>(self, out, m, n),
-                                $r if vectors == 2 => micro::<V, E, $r, 2>(self, out, m, n),
-                                $r if left >= LANES => micro::<V, E, $r, 1>(self, out, m, n),
-                                $r => edge::<V, E, $r>(self, out, m, n, left),)*
+                                $($r if vectors == 4 => micro::<V, B, $r, 4>(self, out, m, n),
+                                $r if vectors == 2 => micro::<V, B, $r, 2>(self, out, m, n),
+                                $r if left >= LANES => micro::<V, B, $r, 1>(self, out, m, n),
+                                $r => edge::<V, B, $r>(self, out, m, n, left),)*
                                 _ => unreachable!("at most six rows"),
                             }
                         };
@@ -86,8 +189,8 @@ impl<E: Element> Kernel for &mut Product<'_, E> {
 /// # Safety
 /// The tile lies inside the product, whose accesses are in bounds.
 #[inline(always)]
-unsafe fn micro<V: Simd, E: Element, const R: usize, const N: usize>(
-    p: &Product<'_, E>,
+unsafe fn micro<V: Simd, B: Right, const R: usize, const N: usize>(
+    p: &Product<'_, B>,
     out: *mut f32,
     m: usize,
     n: usize,
@@ -105,18 +208,18 @@ unsafe fn micro<V: Simd, E: Element, const R: usize, const N: usize>(
                 }
             }
         }
-        for k in p.k.clone() {
+        elements!(p.k.clone(), B, |k, part| {
             let mut right = [V::splat(0.0); N];
             for (v, right) in right.iter_mut().enumerate() {
-                *right = E::load(std::slice::from_raw_parts(b.add(k * p.b_row + v * LANES), LANES));
+                *right = B::load(std::slice::from_raw_parts(b.add(k * p.b_row + v * LANES), LANES));
             }
             for (r, row) in sums.iter_mut().enumerate() {
                 let left = V::splat(*a.add(r * p.a_row + k * p.a_k));
                 for (sum, &right) in row.iter_mut().zip(&right) {
-                    *sum = left.fma(right, *sum);
+                    *sum = Product::<B>::add(part, left, right, *sum);
                 }
             }
-        }
+        });
         for (r, row) in sums.iter().enumerate() {
             for (v, sum) in row.iter().enumerate() {
                 sum.store_ptr(out.add(r * p.out_row + v * LANES));
@@ -130,13 +233,7 @@ unsafe fn micro<V: Simd, E: Element, const R: usize, const N: usize>(
 /// # Safety
 /// As [`micro`].
 #[inline(always)]
-unsafe fn edge<V: Simd, E: Element, const R: usize>(
-    p: &Product<'_, E>,
-    out: *mut f32,
-    m: usize,
-    n: usize,
-    left: usize,
-) {
+unsafe fn edge<V: Simd, B: Right, const R: usize>(p: &Product<'_, B>, out: *mut f32, m: usize, n: usize, left: usize) {
     // SAFETY: the caller's promise, for every slice below. `out` is borrowed exclusively by the product.
     unsafe {
         let a = p.a.as_ptr().add(m * p.a_row);
@@ -148,12 +245,12 @@ unsafe fn edge<V: Simd, E: Element, const R: usize>(
                 *sum = V::load_partial(std::slice::from_raw_parts(out.add(r * p.out_row), left), left);
             }
         }
-        for k in p.k.clone() {
-            let right = E::load_partial::<V>(std::slice::from_raw_parts(b.add(k * p.b_row), left), left);
+        elements!(p.k.clone(), B, |k, part| {
+            let right = B::load_partial::<V>(std::slice::from_raw_parts(b.add(k * p.b_row), left), left);
             for (r, sum) in sums.iter_mut().enumerate() {
-                *sum = V::splat(*a.add(r * p.a_row + k * p.a_k)).fma(right, *sum);
+                *sum = Product::<B>::add(part, V::splat(*a.add(r * p.a_row + k * p.a_k)), right, *sum);
             }
-        }
+        });
         for (r, sum) in sums.iter().enumerate() {
             sum.store_partial(std::slice::from_raw_parts_mut(out.add(r * p.out_row), left), left);
         }
