@@ -2,8 +2,8 @@
 //!
 //! Every `Simd` implementation computes the same 16-lane formula with fused multiply-adds, so in f32 the
 //! bits agree on all of them; what differs is speed. AMX, whose bf16 products have a formula of their own, is an
-//! instruction set above AVX-512: those products run on tiles, and everything else as on AVX-512. Another above it takes
-//! two terms of such products at once, with the bits of all others.
+//! instruction set above AVX-512: those products run on tiles, and everything else as on AVX-512. Another above it
+//! takes two terms of such products at once, with the bits of all others.
 
 use crate::simd::{Kernel, portable, tiles};
 #[cfg(target_arch = "x86_64")]

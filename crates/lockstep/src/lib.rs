@@ -10,7 +10,7 @@
 //! | what it injects | [`RewardInput`], [`Rows`], [`LogRecord`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
 //! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`resolve_resumed`], [`check_command`], [`check_base`], [`write_atomically`] |
-//! | before and after it | [`plan`], [`MemoryPlan`], [`Evaluator`], [`Outcome`] |
+//! | before and after it | [`plan`], [`MemoryPlan`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
 //! | models | [`Policy`], [`load_config`], [`load_weights`], [`locate`], [`locate_model`], [`HubKind`], [`samples_of_groups`] |
 //! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
 //!
@@ -37,7 +37,6 @@ pub use models::{Policy, load_config, load_weights, locate, locate_model};
 pub use rewards::RewardInput;
 pub use rollouts::evaluate::Outcome;
 pub use rollouts::samples::of_groups as samples_of_groups;
-pub use rollouts::score_file::{ScoredFile, ScoredRow, score_file};
 pub use run::inputs::{Flow, LogRecord};
 pub use run::memory_plan::MemoryPlan;
 pub use run::provenance::{check_base, check_command};
@@ -45,4 +44,4 @@ pub use run::resume::{ResumeFrom, find_model, find_run, resolve_resumed};
 pub use run::run_dir::write_atomically;
 pub use run::stop::{StopSignal, Stopped, is_stopped};
 pub use run::{RunDir, StopReason, context};
-pub use session::{Evaluator, Run, RunOptions, RunResult, plan};
+pub use session::{Evaluator, Run, RunOptions, RunResult, ScoredFile, ScoredRow, plan, score_file};

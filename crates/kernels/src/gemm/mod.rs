@@ -10,8 +10,8 @@
 //! | backward_weight | columns of `x`| panels of `d_y`               | M     | panels of `d_W`   |
 //!
 //! Numbers in bf16 ([`ProductDType::Bf16`]) are multiplied on tiles where the instruction set has them (`tiles.rs`);
-//! what follows is about chains. Where two of their terms are multiplied by one instruction ([`Isa::has_dots`]), they are
-//! packed as words of two; the bits are the same.
+//! what follows is about chains. Where two of their terms are multiplied by one instruction ([`Isa::has_dots`]), they
+//! are packed as words of two; the bits are the same.
 //!
 //! Cutting the depth into blocks stores chains to f32 memory and loads them again, which is exact. Operands in bf16 are
 //! widened where they are packed, which is exact too: their chains are those of the widened numbers.

@@ -61,8 +61,8 @@ impl Strips {
     pub fn packed(&self) -> usize {
         self.count * self.pitch()
     }
-    /// Where those of block `block` of the `blocks` of a product's depth are among all that are packed: after the blocks
-    /// of rows before, which are whole strips.
+    /// Where those of block `block` of the `blocks` of a product's depth are among all that are packed: after the
+    /// blocks of rows before, which are whole strips.
     #[inline(always)]
     pub fn place<V: Simd>(&self, blocks: usize, block: usize) -> usize {
         blocks * Strips::new::<V>(0..self.start).packed() + block * self.packed()

@@ -1,7 +1,7 @@
 //! VDPBF16PS: whether the instruction is there, whether it computes the chains' formula, and whether it is worth it.
 //!
-//! Two terms of a sum at once, the second of a pair first, each step rounded to nearest even with denormals as zeros: so
-//! Zen 4 does it, measured. No manual promises it; therefore the process compares.
+//! Two terms of a sum at once, the second of a pair first, each step rounded to nearest even with denormals as zeros:
+//! so Zen 4 does it, measured. No manual promises it; therefore the process compares.
 
 use super::{Kernel, LANES, Simd, tiles};
 #[cfg(target_arch = "x86_64")]
@@ -122,8 +122,8 @@ fn self_test(dot: impl Fn(&[Sum]) -> Vec<[f32; LANES]>) -> bool {
     };
     let sums: Vec<Sum> = (0..768)
         .map(|i| {
-            // Exponents: all of them; factors whose products are half of the smallest denormal, or near 2^-126, and sums
-            // that begin there; ordinary ones.
+            // Exponents: all of them; factors whose products are half of the smallest denormal, or near 2^-126, and
+            // sums that begin there; ordinary ones.
             let (least, most) = [(0, 255), (50, 55), (110, 140), (0, 140), (0, 255), (52, 76)][i % 6];
             let half = |next: &mut dyn FnMut(u32) -> u32| {
                 let bits = if i % 6 == 1 { next(4) << 5 } else { next(128) };

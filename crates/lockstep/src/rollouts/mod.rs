@@ -8,7 +8,6 @@ pub mod replay;
 pub mod reward_model;
 pub mod rewards;
 pub mod samples;
-pub mod score_file;
 pub mod scoring;
 
 pub use groups::{Rollouts, ScoredCompletion, ScoredGroup};

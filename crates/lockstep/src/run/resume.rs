@@ -127,8 +127,9 @@ pub(super) fn check_resumable(state: &RunState, config: &Config, ctx: &Context, 
     if !same && !config.allow_other_isa {
         let began = state.arithmetic.as_deref().unwrap_or("an older version's formula");
         return Err(BadInput::new(format!(
-            "the run's products are {began} on {0}, here they would be {arithmetic} on {isa}: bits are promised with one \
-             formula only. Set LOCKSTEP_ISA={0} if this machine has it, or allow_other_isa = true to go on with {isa}",
+            "the run's products are {began} on {0}, here they would be {arithmetic} on {isa}: bits are promised with \
+             one formula only. Set LOCKSTEP_ISA={0} if this machine has it, or allow_other_isa = true to go on with \
+             {isa}",
             state.isa
         )));
     }

@@ -3,10 +3,12 @@
 mod evaluator;
 mod options;
 mod plan;
+mod score_file;
 
 pub use evaluator::Evaluator;
 pub use options::RunOptions;
 pub use plan::plan;
+pub use score_file::{ScoredFile, ScoredRow, score_file};
 
 use crate::config::{Config, Layers, Purpose, Resolved};
 use crate::models::Policy;

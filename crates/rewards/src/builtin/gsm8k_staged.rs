@@ -1,5 +1,5 @@
-//! `gsm8k_staged`: GSM8K in stages, for models that do not know the form yet: points for the form, for each of its tags,
-//! and for how close the number is.
+//! `gsm8k_staged`: GSM8K in stages, for models that do not know the form yet: points for the form, for each of its
+//! tags, and for how close the number is.
 //!
 //! The form is `<start_working_out>…<end_working_out><SOLUTION>…</SOLUTION>` (the names are options). A completion gets
 //! 1. +3 if it has the form to its end, whatever stands before it;

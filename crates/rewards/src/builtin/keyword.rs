@@ -1,5 +1,5 @@
-//! `keyword`: whether words occur in a completion: 1 if any of them does, or all (`match = "all"`), or the share of them
-//! that does (`match = "share"`). With `whole_words` (the default) "art" is not in "start". Knows no grammar.
+//! `keyword`: whether words occur in a completion: 1 if any of them does, or all (`match = "all"`), or the share of
+//! them that does (`match = "share"`). With `whole_words` (the default) "art" is not in "start". Knows no grammar.
 
 use serde::Deserialize;
 

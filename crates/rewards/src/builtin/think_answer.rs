@@ -1,4 +1,5 @@
-//! `think_answer`: whether a completion is `<think>…</think>` and then `<answer>…</answer>`, as DeepSeek-R1's prompt asks.
+//! `think_answer`: whether a completion is `<think>…</think>` and then `<answer>…</answer>`, as DeepSeek-R1's prompt
+//! asks.
 //!
 //! 1 for exactly that: each tag once, in order, something in both, and nothing but white space before, between and
 //! after. Else, with `partial`, an eighth for each of the four tags that is there exactly once, so at most a half;

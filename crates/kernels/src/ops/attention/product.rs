@@ -87,8 +87,8 @@ macro_rules! elements {
     }};
 }
 
-/// `out[m, n] (+)= Σ_{k in range} a[m·a_row + k·a_k] · b[k·b_row + n]` for m < `rows`, n < `columns`, k ascending. Where
-/// elements of `b` hold two terms, those of `a` are words of two, too: at `k/2` in place of `k`.
+/// `out[m, n] (+)= Σ_{k in range} a[m·a_row + k·a_k] · b[k·b_row + n]` for m < `rows`, n < `columns`, k ascending.
+/// Where elements of `b` hold two terms, those of `a` are words of two, too: at `k/2` in place of `k`.
 pub(super) struct Product<'a, B> {
     pub a: &'a [f32],
     pub a_row: usize,

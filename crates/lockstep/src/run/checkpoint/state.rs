@@ -170,7 +170,8 @@ mod foreign {
     use testing::foreign;
 
     fn valid() -> Value {
-        serde_json::json!({"format": FORMAT, "step": 2, "weights_version": 2, "isa": "avx2", "arithmetic": "f32", "data_hash": "00",
+        serde_json::json!({"format": FORMAT, "step": 2, "weights_version": 2, "isa": "avx2",
+            "arithmetic": "f32", "data_hash": "00",
             "sampler": {"epoch": 0, "cursor": 4},
             "trainer": {"steps": 2, "skipped_in_a_row": 0, "skipped_total": 0, "entropy": null},
             "task": {"rollout_number": 3, "buffer": null}, "num_tokens": 9,

@@ -10,8 +10,8 @@ fn arithmetic(isa: Isa) -> Arithmetic {
     if isa.has_tiles() { TILES } else { BF16 }
 }
 
-/// All that are here, and words and tiles without their instructions; or the one that `LOCKSTEP_ISA` names, for machines on which all take
-/// long.
+/// All that are here, and words and tiles without their instructions; or the one that `LOCKSTEP_ISA` names, for
+/// machines on which all take long.
 fn isas() -> Vec<Isa> {
     match std::env::var("LOCKSTEP_ISA") {
         Ok(name) if !name.is_empty() => vec![Isa::from_name(&name).expect("LOCKSTEP_ISA")],

@@ -1,11 +1,11 @@
-//! The completions of a file, scored by the rewards of a configuration as a run would: what tries a reward before a run.
-//! No model is read, but of reward models.
+//! The completions of a file, scored by the rewards of a configuration as a run would: what tries a reward before a
+//! run. No model is read, but of reward models.
 
-use super::rewards::{check_columns_of, load_rewards, named_rewards};
 use crate::bad_input;
 use crate::config::Config;
 use crate::data::{DatasetSpec, Example};
 use crate::error::OrBadInput;
+use crate::rollouts::rewards::{check_columns_of, load_rewards, named_rewards};
 use crate::run::stop::StopSignal;
 use model::Tokenizer;
 use rewards::{Content, Problem, RewardInputs, RewardManager};
