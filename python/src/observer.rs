@@ -1,4 +1,4 @@
-//! The Python object that is told how a run goes on, and what it wishes.
+//! The Python object whose callbacks a run calls, and what they request.
 
 use lockstep::{Flow, LogRecord, RunOptions};
 use pyo3::exceptions::PyKeyboardInterrupt;

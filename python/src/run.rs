@@ -207,7 +207,7 @@ fn parsed(rows: &[String]) -> anyhow::Result<Rows> {
     Rows::try_from(rows)
 }
 
-/// What Python is told of a run that has ended; the model and its memory are gone.
+/// The result of a run for Python; the model and its memory are gone.
 struct Ended {
     stop_reason: &'static str,
     step: u64,

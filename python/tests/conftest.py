@@ -51,7 +51,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    """Every test works in a directory of its own, and is told of everything anew."""
+    """Every test has a directory of its own, and warnings that are shown once are shown again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lockstep_rl._config, "_said", set())
     for name in [name for name in os.environ if name.startswith("LOCKSTEP_")]:

@@ -11,8 +11,7 @@ use telemetry::Console;
 /// The first signal; 0 if none came.
 static FIRST: AtomicI32 = AtomicI32::new(0);
 
-/// A stop request that this process's signals make from now on; `promise` is what a person at the console is told of
-/// it.
+/// A stop request that signals to this process make from now on; the first one prints `promise` on the console.
 pub fn stop_on_signals(console: &Console, promise: &'static str) -> anyhow::Result<StopSignal> {
     let (stop, console) = (StopSignal::new(), console.clone());
     // Under nohup: a run that is to outlive its terminal.

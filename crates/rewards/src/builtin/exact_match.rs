@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Builtin;
-use crate::{Error, Problem, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result, Reward, RewardBatch, Scores};
 
 /// Options of [`ExactMatch`].
 #[derive(Clone, Debug, Deserialize)]
@@ -114,27 +114,17 @@ impl Reward for ExactMatch {
     }
 
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let answers = match batch.column(&self.name, &self.options.column) {
-            Ok(answers) => answers,
-            Err(problem) => return Scores::failed(batch.len(), problem),
-        };
-        let values = answers.iter().zip(batch.completions).map(|(answer, completion)| {
+        let column = &self.options.column;
+        let unread = |_: &Value| (format!("column `{column}` is empty there"), None);
+        batch.score_by_answer(&self.name, column, unread, |answer, text| {
             let accepted = accepted(answer);
             if accepted.is_empty() {
                 return None;
             }
-            let text = completion.text();
-            let given = self.part(&text).map(|part| self.normalise(part));
+            let given = self.part(text).map(|part| self.normalise(part));
             let right = given.is_some_and(|given| accepted.iter().any(|answer| self.normalise(answer) == given));
             Some(f64::from(u8::from(right)))
-        });
-        let mut scores = Scores::new(values.collect());
-        let rows = scores.values.iter().filter(|value| value.is_none()).count();
-        if rows > 0 {
-            let message = format!("column `{}` is empty there", self.options.column);
-            scores.problems.push(Problem::new(&self.name, rows, message));
-        }
-        scores
+        })
     }
 }
 

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Builtin;
-use crate::{Problem, Result, Reward, RewardBatch, Scores};
+use crate::{Result, Reward, RewardBatch, Scores};
 
 /// Options of [`Gsm8k`].
 #[derive(Clone, Debug, Deserialize)]
@@ -60,24 +60,12 @@ impl Reward for Gsm8k {
     }
 
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let answers = match batch.column(&self.name, &self.options.column) {
-            Ok(answers) => answers,
-            Err(problem) => return Scores::failed(batch.len(), problem),
-        };
-        let golds: Vec<Option<Decimal>> = answers.iter().map(gold).collect();
-        let values = golds.iter().zip(batch.completions).map(|(gold, completion)| {
-            let gold = gold.as_ref()?;
-            let given = answer_of(&completion.text(), self.options.strict);
-            Some(f64::from(u8::from(given.as_ref() == Some(gold))))
-        });
-        let mut scores = Scores::new(values.collect());
-        if let Some(first) = golds.iter().position(Option::is_none) {
-            let rows = golds.iter().filter(|gold| gold.is_none()).count();
-            let message = format!("no number in column `{}`", self.options.column);
-            let example = Some(format!("in {}", answers[first]));
-            scores.problems.push(Problem { example, ..Problem::new(&self.name, rows, message) });
-        }
-        scores
+        let Options { column, strict } = &self.options;
+        let unread = |answer: &Value| (format!("no number in column `{column}`"), Some(format!("in {answer}")));
+        batch.score_by_answer(&self.name, column, unread, |answer, text| {
+            let gold = gold(answer)?;
+            Some(f64::from(u8::from(answer_of(text, *strict) == Some(gold))))
+        })
     }
 }
 

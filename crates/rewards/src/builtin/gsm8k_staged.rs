@@ -12,10 +12,11 @@
 //! as no number at all. Knows no other mathematics than decimals.
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::Builtin;
 use super::gsm8k::{gold, only_number};
-use crate::{Error, Problem, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result, Reward, RewardBatch, Scores};
 
 /// Options of [`Staged`].
 #[derive(Clone, Debug, Deserialize)]
@@ -132,24 +133,18 @@ impl Reward for Staged {
     }
 
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let answers = match batch.column(&self.name, &self.options.column) {
-            Ok(answers) => answers,
-            Err(problem) => return Scores::failed(batch.len(), problem),
-        };
-        let mut stages: [Vec<serde_json::Value>; 3] = Default::default();
-        let values = answers.iter().zip(batch.completions).map(|(answer, completion)| {
-            let points = gold(answer).map(|gold| self.points(&completion.text(), &gold.to_string()));
+        let column = &self.options.column;
+        let unread = |_: &Value| (format!("no number in column `{column}`"), None);
+        let mut stages: [Vec<Value>; 3] = Default::default();
+        let mut scores = batch.score_by_answer(&self.name, column, unread, |answer, text| {
+            let points = gold(answer).map(|gold| self.points(text, &gold.to_string()));
             for (i, stage) in stages.iter_mut().enumerate() {
                 stage.push(points.map(|points| points[i]).into());
             }
             points.map(|points| points.iter().sum())
         });
-        let mut scores = Scores::new(values.collect());
-        scores.extra = ["form", "tags", "closeness"].map(str::to_owned).into_iter().zip(stages).collect();
-        let rows = scores.values.iter().filter(|value| value.is_none()).count();
-        if rows > 0 {
-            let message = format!("no number in column `{}`", self.options.column);
-            scores.problems.push(Problem::new(&self.name, rows, message));
+        if scores.values.len() == stages[0].len() {
+            scores.extra = ["form", "tags", "closeness"].map(str::to_owned).into_iter().zip(stages).collect();
         }
         scores
     }

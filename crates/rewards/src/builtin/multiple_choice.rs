@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::Builtin;
 use super::gsm8k::last_boxed;
-use crate::{Error, Problem, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Result, Reward, RewardBatch, Scores};
 
 /// Options of [`MultipleChoice`].
 #[derive(Clone, Debug, Deserialize)]
@@ -116,24 +116,13 @@ impl Reward for MultipleChoice {
     }
 
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let answers = match batch.column(&self.name, &self.options.column) {
-            Ok(answers) => answers,
-            Err(problem) => return Scores::failed(batch.len(), problem),
-        };
-        let golds: Vec<Option<usize>> = answers.iter().map(|answer| self.gold(answer)).collect();
-        let values = golds.iter().zip(batch.completions).map(|(gold, completion)| {
-            let gold = (*gold)?;
-            Some(f64::from(u8::from(self.choice(&completion.text()) == Some(gold))))
-        });
-        let mut scores = Scores::new(values.collect());
-        if let Some(first) = golds.iter().position(Option::is_none) {
-            let rows = golds.iter().filter(|gold| gold.is_none()).count();
-            let Options { column, choices, .. } = &self.options;
-            let message = format!("no choice of {choices} in column `{column}`");
-            let example = Some(format!("in {}", answers[first]));
-            scores.problems.push(Problem { example, ..Problem::new(&self.name, rows, message) });
-        }
-        scores
+        let Options { column, choices, .. } = &self.options;
+        let unread =
+            |answer: &Value| (format!("no choice of {choices} in column `{column}`"), Some(format!("in {answer}")));
+        batch.score_by_answer(&self.name, column, unread, |answer, text| {
+            let gold = self.gold(answer)?;
+            Some(f64::from(u8::from(self.choice(text) == Some(gold))))
+        })
     }
 }
 

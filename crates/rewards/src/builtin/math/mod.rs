@@ -23,7 +23,7 @@ use std::sync::LazyLock;
 
 use super::Builtin;
 use super::gsm8k::last_boxed;
-use crate::{Problem, Result, Reward, RewardBatch, Scores};
+use crate::{Result, Reward, RewardBatch, Scores};
 
 /// Options of [`Math`].
 #[derive(Clone, Debug, Deserialize)]
@@ -72,24 +72,13 @@ impl Reward for Math {
     }
 
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
-        let answers = match batch.column(&self.name, &self.options.column) {
-            Ok(answers) => answers,
-            Err(problem) => return Scores::failed(batch.len(), problem),
-        };
-        let golds: Vec<Option<String>> = answers.iter().map(gold).collect();
-        let values = golds.iter().zip(batch.completions).map(|(gold, completion)| {
-            let gold = gold.as_ref()?;
-            let text = completion.text();
-            let right = answer_of(&text, self.options.strict).is_some_and(|given| equal::equal(gold, given));
+        let Options { column, strict } = &self.options;
+        let unread = |_: &Value| (format!("no answer in column `{column}`"), None);
+        batch.score_by_answer(&self.name, column, unread, |answer, text| {
+            let gold = gold(answer)?;
+            let right = answer_of(text, *strict).is_some_and(|given| equal::equal(&gold, given));
             Some(f64::from(u8::from(right)))
-        });
-        let mut scores = Scores::new(values.collect());
-        let missing = golds.iter().filter(|gold| gold.is_none()).count();
-        if missing > 0 {
-            let message = format!("no answer in column `{}`", self.options.column);
-            scores.problems.push(Problem::new(&self.name, missing, message));
-        }
-        scores
+        })
     }
 }
 
