@@ -53,8 +53,8 @@ impl RewardBatch<'_> {
     }
 
     /// The scores of completions beside the answers in a column. `judge` takes an answer and a completion's text, and
-    /// gives nothing where the answer cannot be read; `unread` says of the first such answer what is wrong, and shows it
-    /// where that says more.
+    /// gives nothing where the answer cannot be read; `unread` says of the first such answer what is wrong, and shows
+    /// it where that says more.
     pub(crate) fn score_by_answer(
         &self,
         reward: &str,
