@@ -1,6 +1,6 @@
 //! `lockstep eval`.
 
-use crate::options::utf8;
+use crate::options::{settings, utf8};
 use crate::signals::stop_on_signals;
 use lockstep::config::{Config, EvalSampling, Layers, Purpose, Resolved};
 use lockstep::{Evaluator, Outcome, Policy, bad_input, context, find_model, locate_model, write_atomically};
@@ -172,10 +172,7 @@ fn configuration(args: &Args) -> anyhow::Result<Resolved> {
     flag("dtype", args.dtype.clone());
     flag("seed", args.seed.map(|n| n.to_string()));
     flag("threads", args.threads.map(|n| n.to_string()));
-    for pair in &args.set {
-        let Some((key, value)) = pair.split_once('=') else { bad_input!("--set {pair}: expected KEY=VALUE") };
-        set.push((key.trim().to_owned(), value.trim().to_owned()));
-    }
+    set.extend(settings(&args.set)?);
     Layers { purpose: Purpose::Eval, config, file, set, ..Layers::default() }.with_environment()?.resolve()
 }
 

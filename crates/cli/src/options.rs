@@ -57,12 +57,7 @@ impl ConfigArgs {
         if !self.reward.is_empty() {
             flag("reward_funcs", Some(serde_json::to_string(&self.reward)?));
         }
-        for pair in &self.set {
-            let (key, value) = pair.split_once('=').ok_or_else(|| {
-                BadInput::new(format!("--set {pair}: expected KEY=VALUE, for example --set num_generations=4"))
-            })?;
-            set.push((key.trim().to_owned(), value.trim().to_owned()));
-        }
+        set.extend(settings(&self.set)?);
         Layers { purpose, file: self.file.clone(), set, ..Layers::default() }.with_environment()
     }
 
@@ -70,6 +65,17 @@ impl ConfigArgs {
     pub fn resolve(&self, purpose: Purpose) -> anyhow::Result<Resolved> {
         self.layers(purpose)?.resolve()
     }
+}
+
+/// The keys and values of `--set KEY=VALUE`.
+pub fn settings(pairs: &[String]) -> anyhow::Result<Vec<(String, String)>> {
+    let split = |pair: &String| {
+        let (key, value) = pair.split_once('=').ok_or_else(|| {
+            BadInput::new(format!("--set {pair}: expected KEY=VALUE, for example --set num_generations=4"))
+        })?;
+        Ok((key.trim().to_owned(), value.trim().to_owned()))
+    };
+    pairs.iter().map(split).collect()
 }
 
 /// A path as text: another name than the one that was asked for must not come into the world.

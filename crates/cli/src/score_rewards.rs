@@ -1,9 +1,9 @@
 //! `lockstep score-rewards`.
 
-use crate::options::utf8;
+use crate::options::{settings, utf8};
 use crate::signals::stop_on_signals;
 use lockstep::config::{Layers, Purpose, Resolved};
-use lockstep::{BadInput, ScoredFile, ScoredRow, bad_input, score_file, write_atomically};
+use lockstep::{ScoredFile, ScoredRow, bad_input, score_file, write_atomically};
 use rewards::RewardSpec;
 use serde_json::{Map, Value, json};
 use std::io::Write;
@@ -86,11 +86,7 @@ fn configuration(args: &Args) -> anyhow::Result<Resolved> {
     if !args.reward.is_empty() {
         flag("reward_funcs", Some(serde_json::to_string(&args.reward)?));
     }
-    for pair in &args.set {
-        let (key, value) =
-            pair.split_once('=').ok_or_else(|| BadInput::new(format!("--set {pair}: expected KEY=VALUE")))?;
-        set.push((key.trim().to_owned(), value.trim().to_owned()));
-    }
+    set.extend(settings(&args.set)?);
     let layers = Layers { purpose: Purpose::Show, file: args.config.clone(), set, ..Layers::default() };
     layers.with_environment()?.resolve()
 }
