@@ -204,12 +204,12 @@ pub fn build(spec: &RewardSpec, name: String) -> Result<Box<dyn Reward>> {
 }
 
 fn builtin(kind: &str) -> Option<Kind> {
-    BUILTIN.into_iter().find(|builtin| builtin.name == kind)
+    BUILTIN.iter().find(|builtin| builtin.name == kind).copied()
 }
 
 /// The names of all kinds, in the order of the documentation.
 fn kinds() -> impl Iterator<Item = &'static str> {
-    BUILTIN.into_iter().map(|builtin| builtin.name).chain(OTHERS.map(|(name, _)| name))
+    BUILTIN.iter().map(|builtin| builtin.name).chain(OTHERS.map(|(name, _)| name))
 }
 
 fn known() -> String {
@@ -310,7 +310,8 @@ mod tests {
     #[test]
     fn errors_name_the_known_and_the_nearest() {
         let message = error("gsm8");
-        let known = [&BUILTIN.map(|kind| kind.name)[..], &["command", "model"]].concat().join(", ");
+        let known: Vec<_> = BUILTIN.iter().map(|kind| kind.name).chain(["command", "model"]).collect();
+        let known = known.join(", ");
         assert!(message.contains("did you mean `gsm8k`?") && message.ends_with(&known), "{message}");
         assert!(error("Exact-Match").contains("`exact_match`"));
         let far = error("something_else_entirely");

@@ -5,6 +5,8 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result, Reward};
 
+#[cfg(unix)]
+mod code;
 mod countdown;
 mod exact_match;
 mod format;
@@ -20,12 +22,14 @@ mod think_answer;
 mod unique_chars;
 
 /// Every built-in reward, in the order of the documentation.
-pub(crate) const BUILTIN: [Kind; 12] = [
+pub(crate) const BUILTIN: &[Kind] = &[
     Kind::of::<gsm8k::Gsm8k>(),
     Kind::of::<gsm8k_staged::Staged>(),
     Kind::of::<math::Math>(),
     Kind::of::<multiple_choice::MultipleChoice>(),
     Kind::of::<countdown::Countdown>(),
+    #[cfg(unix)]
+    Kind::of::<code::Code>(),
     Kind::of::<think_answer::ThinkAnswer>(),
     Kind::of::<format::Format>(),
     Kind::of::<keyword::Keyword>(),

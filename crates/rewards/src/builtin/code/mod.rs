@@ -1,0 +1,421 @@
+//! `code`: runs the program that a completion has, isolated, and compares what it prints with what it should.
+//!
+//! The tests are a column with pairs of standard input and expected output: `[{"input": "1", "output": "2"}, …]`, or
+//! `{"inputs": […], "outputs": […]}`, or either as a text of JSON. The score is 1 if every test passes, with
+//! `partial` the share that does: the program ends by itself with exit code 0 in time, and its output is the expected
+//! one but for white space at the ends of lines. Expected outputs never enter the sandbox, so nothing that a program
+//! prints, patches or reads can pass for a result. The program is the completion's last code block in the language
+//! (or without a mark), else all of it. What cannot be compiled is worth 0. Programs run beside each other, `workers`
+//! at once; a source is compiled once.
+//!
+//! Without isolation nothing is run: the reward is refused when it is built. Knows no mathematics and no unit tests.
+
+mod language;
+mod sandbox;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use self::language::{Language, LanguageOption, NAMES, named};
+use self::sandbox::{End, JOB, Limits, Outcome};
+use serde::Deserialize;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::Builtin;
+use crate::{Error, Problem, Result, Reward, RewardBatch, Scores};
+
+/// Sources that are kept ready to run.
+const CACHED: usize = 256;
+/// A compiled program's most bytes.
+const PROGRAM_BYTES: usize = 64 << 20;
+
+/// Options of [`Code`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Options {
+    /// A name, or a table `{ file = "main.lua", run = ["lua", "{source}"] }`.
+    language: LanguageOption,
+    /// The dataset column with the tests.
+    #[serde(default = "tests_column")]
+    column: String,
+    /// The share of passed tests is the score.
+    #[serde(default)]
+    partial: bool,
+    /// Seconds that one test may take.
+    #[serde(default = "ten")]
+    timeout_s: f64,
+    /// Seconds that compiling may take.
+    #[serde(default = "thirty")]
+    compile_timeout_s: f64,
+    /// Address space of each process, in MiB.
+    #[serde(default = "half_a_gib")]
+    memory_mb: u64,
+    /// Processes and threads at once.
+    #[serde(default = "processes")]
+    processes: u64,
+    /// Bytes that a program may print.
+    #[serde(default = "a_mib")]
+    output_bytes: usize,
+    /// Programs that run at once; not set: one for each core.
+    #[serde(default)]
+    workers: Option<usize>,
+}
+
+fn tests_column() -> String {
+    "tests".to_owned()
+}
+fn ten() -> f64 {
+    10.0
+}
+fn thirty() -> f64 {
+    30.0
+}
+fn half_a_gib() -> u64 {
+    512
+}
+fn processes() -> u64 {
+    64
+}
+fn a_mib() -> usize {
+    1 << 20
+}
+
+/// The reward; see the module.
+pub(crate) struct Code {
+    name: String,
+    language: Language,
+    options: Options,
+    run_limits: Limits,
+    compile_limits: Limits,
+    /// By source, what is ready to run, or why it cannot be.
+    cache: HashMap<String, Arc<Prepared>>,
+    stop: Arc<AtomicBool>,
+}
+
+/// A source in a directory, compiled if its language wants it.
+enum Prepared {
+    Ready(TempDir),
+    /// The compiler's words.
+    Refused(String),
+}
+
+/// Standard input and what is expected on standard output.
+struct Test {
+    input: String,
+    output: String,
+}
+
+/// What became of a program.
+#[derive(Debug, PartialEq)]
+struct Verdict {
+    passed: usize,
+    of: usize,
+    /// Of the first test that failed, why; empty if none did.
+    failure: String,
+}
+
+impl Builtin for Code {
+    const KIND: &'static str = "code";
+    const MAIN_OPTION: Option<&'static str> = Some("language");
+    type Options = Options;
+
+    fn build(name: String, options: Options) -> Result<Self> {
+        let refuse = |message: String| Error::options("code", message);
+        let language = match &options.language {
+            LanguageOption::Own(language) => language.clone(),
+            LanguageOption::Named(name) => named(name).ok_or_else(|| {
+                refuse(format!("unknown language `{name}`; known: {}, or a table of your own", NAMES.join(", ")))
+            })?,
+        };
+        let plain = Path::new(&language.file).components().count() == 1 && !language.file.contains("..");
+        if language.run.is_empty() || !plain {
+            return Err(refuse(format!("a language needs a `file` name and a `run` command: {language:?}")));
+        }
+        let seconds = |key: &str, seconds: f64| match seconds.is_finite() && seconds > 0.0 && seconds < 1e6 {
+            true => Ok(Duration::from_secs_f64(seconds)),
+            false => Err(refuse(format!("`{key}` must be a positive number of seconds, not {seconds}"))),
+        };
+        if options.workers == Some(0) || options.memory_mb == 0 || options.processes == 0 {
+            return Err(refuse("`workers`, `memory_mb` and `processes` must be at least 1".to_owned()));
+        }
+        let run_limits = Limits {
+            wall: seconds("timeout_s", options.timeout_s)?,
+            memory_mb: options.memory_mb + language.base_memory_mb,
+            processes: options.processes,
+            output: options.output_bytes,
+            disk_mb: 64,
+        };
+        let compile_limits = Limits {
+            wall: seconds("compile_timeout_s", options.compile_timeout_s)?,
+            memory_mb: 4096 + language.base_memory_mb,
+            output: PROGRAM_BYTES,
+            disk_mb: 256,
+            ..run_limits
+        };
+        let programs = [language.run.first(), language.compile.first()];
+        let programs: Vec<&str> =
+            programs.into_iter().flatten().map(String::as_str).filter(|p| !p.contains('{')).collect();
+        let directory = directory().map_err(|error| refuse(format!("cannot make a temporary directory: {error}")))?;
+        sandbox::check(directory.path(), &programs).map_err(refuse)?;
+        let (cache, stop) = (HashMap::new(), Arc::default());
+        Ok(Code { name, language, options, run_limits, compile_limits, cache, stop })
+    }
+}
+
+/// A directory that the sandbox's user can read.
+fn directory() -> std::io::Result<TempDir> {
+    tempfile::Builder::new().prefix("lockstep-code-").permissions(std::fs::Permissions::from_mode(0o755)).tempdir()
+}
+
+impl Code {
+    fn words(&self, words: &[String], program: &str) -> Vec<String> {
+        let source = format!("{JOB}/{}", self.language.file);
+        words.iter().map(|word| word.replace("{source}", &source).replace("{program}", program)).collect()
+    }
+
+    /// Writes and compiles a source. What the compiler makes comes out on standard output: nothing in the sandbox can
+    /// write into the machine's file system.
+    fn prepare(&self, source: &str) -> std::io::Result<Prepared> {
+        let directory = directory()?;
+        let write = |name: &str, bytes: &[u8]| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, bytes)?;
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))
+        };
+        write(&self.language.file, source.as_bytes())?;
+        if self.language.compile.is_empty() {
+            return Ok(Prepared::Ready(directory));
+        }
+        // Compilers write beside the source.
+        let script = format!(r#"cp {JOB}/* /tmp/ && "$@" >&2 && cat /tmp/program"#);
+        let mut words: Vec<String> = ["/bin/sh", "-c", &script, "sh"].map(str::to_owned).to_vec();
+        words.extend(self.words(&self.language.compile, "/tmp/program"));
+        let outcome = sandbox::run(directory.path(), &words, b"", self.compile_limits, &self.stop)?;
+        match outcome.end {
+            End::Exit(0) => {
+                write("program", &outcome.stdout)?;
+                Ok(Prepared::Ready(directory))
+            }
+            _ => {
+                self.still_isolated(directory.path(), &outcome)?;
+                Ok(Prepared::Refused(format!("not compiled: {}", words_of(&outcome))))
+            }
+        }
+    }
+
+    /// Bubblewrap that could not start looks like a program that failed: only one that still works makes it a
+    /// failure.
+    fn still_isolated(&self, directory: &Path, outcome: &Outcome) -> std::io::Result<()> {
+        match outcome.stderr.contains("bwrap:") {
+            true => sandbox::check(directory, &[]).map_err(std::io::Error::other),
+            false => Ok(()),
+        }
+    }
+
+    /// Runs all tests of a program, to the first failure unless each counts.
+    fn judge(&self, prepared: &Prepared, tests: &[Test]) -> std::io::Result<Verdict> {
+        let mut verdict = Verdict { passed: 0, of: tests.len(), failure: String::new() };
+        let directory = match prepared {
+            Prepared::Ready(directory) => directory.path(),
+            Prepared::Refused(message) => {
+                verdict.failure.clone_from(message);
+                return Ok(verdict);
+            }
+        };
+        let words = self.words(&self.language.run, &format!("{JOB}/program"));
+        for (i, test) in tests.iter().enumerate() {
+            let outcome = sandbox::run(directory, &words, test.input.as_bytes(), self.run_limits, &self.stop)?;
+            let failure = match outcome.end {
+                End::Exit(0) if same_output(&outcome.stdout, &test.output) => {
+                    verdict.passed += 1;
+                    continue;
+                }
+                End::Exit(0) => "another output".to_owned(),
+                End::Stopped => return Err(std::io::Error::other("nobody waits for its score any more")),
+                _ => {
+                    self.still_isolated(directory, &outcome)?;
+                    words_of(&outcome)
+                }
+            };
+            if verdict.failure.is_empty() {
+                verdict.failure = format!("test {}: {failure}", i + 1);
+            }
+            if !self.options.partial {
+                break;
+            }
+        }
+        Ok(verdict)
+    }
+
+    /// The program of a completion.
+    fn source(&self, text: &str) -> String {
+        let mut blocks = Vec::new();
+        let mut lines = text.lines();
+        while let Some(line) = lines.next() {
+            let Some(mark) = line.trim_start().strip_prefix("```") else { continue };
+            let inside: Vec<&str> = lines.by_ref().take_while(|line| !line.trim_start().starts_with("```")).collect();
+            let mark = mark.trim().to_lowercase();
+            if mark.is_empty() || self.language.fences.is_empty() || self.language.fences.contains(&mark) {
+                blocks.push(inside.join("\n") + "\n");
+            }
+        }
+        blocks.pop().unwrap_or_else(|| text.to_owned())
+    }
+}
+
+/// How a program failed, in words.
+fn words_of(outcome: &Outcome) -> String {
+    let last = outcome.stderr.trim().lines().next_back().unwrap_or_default();
+    match &outcome.end {
+        End::Exit(code) if last.is_empty() => format!("exit code {code}"),
+        End::Exit(code) => format!("exit code {code}: {last}"),
+        End::TimedOut => "timed out".to_owned(),
+        End::TooMuchOutput => "too much output".to_owned(),
+        End::Stopped => "stopped".to_owned(),
+    }
+}
+
+/// Equal but for white space at the ends of lines and of the whole.
+fn same_output(given: &[u8], expected: &str) -> bool {
+    let Ok(given) = std::str::from_utf8(given) else { return false };
+    given.trim_end().lines().map(str::trim_end).eq(expected.trim_end().lines().map(str::trim_end))
+}
+
+/// The tests of a dataset's row.
+fn tests_of(cell: &Value) -> Option<Vec<Test>> {
+    let text = |value: &Value| match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Null => None,
+        other => Some(other.to_string()),
+    };
+    let test = |input: &Value, output: &Value| Some(Test { input: text(input)?, output: text(output)? });
+    let tests: Vec<Test> = match cell {
+        Value::String(json) => return tests_of(&serde_json::from_str(json).ok().filter(|v: &Value| !v.is_string())?),
+        Value::Array(tests) => tests.iter().map(|t| test(t.get("input")?, t.get("output")?)).collect::<Option<_>>()?,
+        Value::Object(lists) => {
+            let list = |name: &str| lists.get(name)?.as_array();
+            let (inputs, outputs) = (list("inputs")?, list("outputs")?);
+            let pairs = inputs.iter().zip(outputs).map(|(input, output)| test(input, output));
+            pairs.collect::<Option<_>>().filter(|_| inputs.len() == outputs.len())?
+        }
+        _ => return None,
+    };
+    (!tests.is_empty()).then_some(tests)
+}
+
+impl Reward for Code {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn required_columns(&self) -> Vec<String> {
+        vec![self.options.column.clone()]
+    }
+
+    fn scores_by_group(&self) -> bool {
+        true
+    }
+
+    fn stop_with(&mut self, stop: Arc<AtomicBool>) {
+        self.stop = stop;
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        let cells = match batch.column(&self.name, &self.options.column) {
+            Ok(cells) => cells,
+            Err(problem) => return Scores::failed(batch.len(), problem),
+        };
+        let tests: Vec<Option<Vec<Test>>> = cells.iter().map(tests_of).collect();
+        let sources: Vec<String> = batch.completions.iter().map(|completion| self.source(&completion.text())).collect();
+        // Each different source of a row that has tests is made ready once.
+        let mut wanted: Vec<&String> =
+            sources.iter().zip(&tests).filter(|(_, t)| t.is_some()).map(|(s, _)| s).collect();
+        wanted.sort();
+        wanted.dedup();
+        if self.cache.len() + wanted.len() > CACHED {
+            self.cache.clear();
+        }
+        wanted.retain(|source| !self.cache.contains_key(*source));
+        let prepared = self.beside(wanted.len(), |i| self.prepare(wanted[i]));
+        let mut failed = Vec::new();
+        let mut ready = Vec::new();
+        for (source, prepared) in wanted.into_iter().zip(prepared) {
+            match prepared {
+                Ok(prepared) => ready.push((source.clone(), Arc::new(prepared))),
+                Err(error) => failed.push(error.to_string()),
+            }
+        }
+        self.cache.extend(ready);
+        let verdicts = self.beside(batch.len(), |i| {
+            let (tests, prepared) = (tests[i].as_ref()?, self.cache.get(&sources[i])?);
+            Some(self.judge(prepared, tests))
+        });
+        let mut scores = Scores::new(Vec::with_capacity(batch.len()));
+        let mut failures = Vec::with_capacity(batch.len());
+        let mut outside = None;
+        for verdict in verdicts {
+            let (value, failure) = match verdict {
+                Some(Ok(v)) if self.options.partial => (Some(v.passed as f64 / v.of as f64), v.failure.into()),
+                Some(Ok(v)) => (Some(f64::from(u8::from(v.passed == v.of))), v.failure.into()),
+                Some(Err(error)) => {
+                    failed.push(error.to_string());
+                    (None, Value::Null)
+                }
+                None => (None, Value::Null),
+            };
+            scores.values.push(value);
+            failures.push(failure);
+        }
+        let untested = tests.iter().filter(|tests| tests.is_none()).count();
+        if untested > 0 {
+            let message = format!(
+                "column `{}` has no tests such as [{{\"input\": \"1\", \"output\": \"2\"}}]",
+                self.options.column
+            );
+            scores.problems.push(Problem::new(&self.name, untested, message));
+        }
+        if let Some(error) = failed.first() {
+            outside = Some(format!("the program could not be run: {error}"));
+        }
+        if let Some(message) = outside {
+            let rows = scores.values.iter().filter(|value| value.is_none()).count() - untested;
+            scores.problems.push(Problem::new(&self.name, rows, message));
+        }
+        scores.extra.push(("failure".to_owned(), failures));
+        scores
+    }
+}
+
+impl Code {
+    /// `work(0)`, `work(1)`, …, by several threads; in order.
+    fn beside<T: Send>(&self, count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let workers = self.options.workers.unwrap_or_else(cores).min(count);
+        let next = AtomicUsize::new(0);
+        let done = Mutex::new(Vec::with_capacity(count));
+        std::thread::scope(|scope| {
+            for _ in 0..workers {
+                scope.spawn(|| {
+                    loop {
+                        let i = next.fetch_add(1, Ordering::Relaxed);
+                        if i >= count {
+                            break;
+                        }
+                        let result = work(i);
+                        done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((i, result));
+                    }
+                });
+            }
+        });
+        let mut done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        done.sort_by_key(|(i, _)| *i);
+        done.into_iter().map(|(_, result)| result).collect()
+    }
+}

@@ -1,0 +1,258 @@
+//! What programs can do, and above all what they cannot. Needs bubblewrap, and the languages' programs under /usr.
+
+use super::*;
+use crate::{Columns, Content};
+use serde_json::json;
+use std::time::Instant;
+
+/// Whether programs are installed under /usr; where one is missing the test is skipped, which is said. With CI=true
+/// that is a failure, but for what CI does not install, and if `SANDBOX_TESTS=skip` (from `.ci/run`): nothing can be
+/// isolated.
+fn installed(programs: &[&str]) -> bool {
+    let missing: Vec<_> = programs.iter().filter(|program| !Path::new("/usr/bin").join(program).exists()).collect();
+    let skip = std::env::var("SANDBOX_TESTS").as_deref() == Ok("skip");
+    let why = format!("/usr/bin has no {missing:?} (apt install bubblewrap ocaml-nox python3 nodejs gcc)");
+    match missing.is_empty() {
+        true if skip => eprintln!("skipped: nothing can be isolated here (SANDBOX_TESTS=skip)"),
+        true => return true,
+        false if skip || missing == [&"node"] => eprintln!("skipped: {why}"),
+        false => drop(testing::skip::<()>(&why)),
+    }
+    false
+}
+
+fn code(options: Value) -> Code {
+    Code::build("code".into(), serde_json::from_value(options).unwrap()).unwrap()
+}
+
+/// Scores programs, each on the same tests; with why they failed.
+fn score(options: Value, programs: &[&str], tests: &Value) -> (Scores, Vec<String>) {
+    let completions: Vec<Content> = programs.iter().map(|&program| program.into()).collect();
+    let columns = Columns::from([("tests".to_owned(), vec![tests.clone(); programs.len()])]);
+    let batch = RewardBatch {
+        prompts: &vec!["q".into(); programs.len()],
+        completions: &completions,
+        completion_ids: &vec![vec![]; programs.len()],
+        columns: &columns,
+        rows: &vec![0; programs.len()],
+        step: 0,
+    };
+    let scores = code(options).score(&batch);
+    let failures = scores.extra[0].1.iter().map(|v| v.as_str().unwrap_or("no verdict").to_owned()).collect();
+    (scores, failures)
+}
+
+fn doubled() -> Value {
+    json!([{"input": "4\n", "output": "8\n"}, {"input": "-3\n", "output": "-6"}])
+}
+
+#[test]
+fn every_language_runs_right_and_wrong_programs() {
+    for (language, needs, right, wrong, broken) in [
+        ("python", &["bwrap", "python3"][..], "print(2 * int(input()))", "print(int(input()) + 4)", "print(("),
+        ("shell", &["bwrap"], "read n; echo $((2 * n))", "read n; echo $((n + 4))", "if"),
+        (
+            "c",
+            &["bwrap", "cc"],
+            "#include <stdio.h>\nint main() { int n; scanf(\"%d\", &n); printf(\"%d\\n\", 2 * n); return 0; }",
+            "#include <stdio.h>\nint main() { int n; scanf(\"%d\", &n); printf(\"%d\\n\", n + 4); return 0; }",
+            "int main() {",
+        ),
+        (
+            "javascript",
+            &["bwrap", "node"],
+            "console.log(2 * require('fs').readFileSync(0))",
+            "console.log(4 + Number(require('fs').readFileSync(0)))",
+            "console.log((",
+        ),
+        (
+            "ocaml",
+            &["bwrap", "ocamlc"],
+            "let () = Scanf.scanf \"%d\" (fun n -> Printf.printf \"%d\\n\" (2 * n))",
+            "let () = Scanf.scanf \"%d\" (fun n -> Printf.printf \"%d\\n\" (n + 4))",
+            "let () = 1 + \"a\"",
+        ),
+    ] {
+        if !installed(needs) {
+            continue;
+        }
+        let options = json!({"language": language, "partial": true});
+        let (scores, failures) = score(options, &[right, wrong, broken], &doubled());
+        assert_eq!(scores.values, [Some(1.0), Some(0.5), Some(0.0)], "{language}: {failures:?}");
+        assert!(scores.problems.is_empty(), "{language}: {:?}", scores.problems);
+        assert_eq!((failures[0].as_str(), failures[1].as_str()), ("", "test 2: another output"), "{language}");
+        let compiled = ["c", "ocaml"].contains(&language);
+        assert_eq!(failures[2].starts_with("not compiled: "), compiled, "{language}: {failures:?}");
+    }
+}
+
+#[test]
+fn a_language_of_ones_own_and_all_or_nothing() {
+    if !installed(&["bwrap", "awk"]) {
+        return;
+    }
+    let awk = json!({"file": "main.awk", "run": ["awk", "-f", "{source}"], "fences": ["awk"]});
+    let programs = ["So:\n```awk\n{ print 2 * $1 }\n```\nand\n```text\nno program\n```", "{ print $1 + 4 }"];
+    let (scores, _) = score(json!({"language": awk}), &programs, &doubled());
+    assert_eq!(scores.values, [Some(1.0), Some(0.0)]);
+}
+
+/// Each attack is worth 0, ends in time, and leaves the machine as it was.
+#[test]
+fn attacks_are_worth_nothing_and_leave_nothing() {
+    if !installed(&["bwrap", "python3"]) {
+        return;
+    }
+    let home = tempfile::tempdir_in(std::env::temp_dir()).unwrap();
+    let secret = home.path().join("secret");
+    std::fs::write(&secret, "8").unwrap();
+    std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let read_secret = format!("print(open({:?}).read())", secret.display().to_string());
+    let write_outside = format!("open({:?}, 'w').write('x')\nprint(8)", home.path().join("new").display().to_string());
+    let connect = format!("import socket\ns = socket.socket()\ns.connect(('127.0.0.1', {port}))\nprint(8)");
+    // If what is attempted succeeds, the right answer is printed.
+    let attacks = [
+        ("fork bomb", "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"),
+        ("memory bomb", "x = []\nwhile True:\n    x.append(bytearray(1 << 24))"),
+        ("full disk", "n = 0\nwhile True:\n    open(f'/tmp/{n}', 'wb').write(bytes(1 << 23))\n    n += 1"),
+        ("full shared memory", "open('/dev/shm/x', 'wb').write(bytes(1 << 20))\nprint(8)"),
+        ("a file in /dev", "open('/dev/x', 'w').write('x')\nprint(8)"),
+        ("a file in /", "open('/x', 'w').write('x')\nprint(8)"),
+        ("a file in /usr", "open('/usr/x', 'w').write('x')\nprint(8)"),
+        ("endless output", "while True:\n    print('8' * 1000)"),
+        ("endless errors", "import sys\nwhile True:\n    sys.stderr.write('x' * 1000)"),
+        ("loop without SIGTERM", "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True:\n    pass"),
+        ("sleep", "import time\ntime.sleep(1000)"),
+        ("shadow", "print(open('/etc/shadow').read() and 8)"),
+        ("home", "import os\nprint(8 if os.listdir('/root') or os.listdir('/home') else 1)"),
+        ("a file of ours", &read_secret),
+        ("writing outside", &write_outside),
+        ("localhost", &connect),
+        ("resolver", "import socket\nsocket.create_connection(('1.1.1.1', 53), 2)\nprint(8)"),
+        (
+            "killing the parent",
+            "import os, time\nos.kill(os.getppid(), 9)\nos.kill(1, 9)\ntime.sleep(100)",
+        ),
+        ("killing all", "import os, signal\nos.kill(-1, signal.SIGKILL)"),
+        ("ptrace", "import ctypes\nc = ctypes.CDLL(None, use_errno=True)\nassert c.ptrace(16, 1, 0, 0) == 0\nprint(8)"),
+        ("a namespace of its own", "import os\nos.unshare(os.CLONE_NEWUSER)\nprint(8)"),
+        (
+            "mount",
+            "import ctypes\nc = ctypes.CDLL(None)\nassert c.mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0\nprint(8)",
+        ),
+        ("a forged result", "print('PASSED 2/2')\nprint('{\"passed\": true}')"),
+        ("patched exit", "import os, sys\nsys.exit = print\nprint(8)\nos._exit(7)"),
+        ("exit before the answer", "import os\nos._exit(0)"),
+        ("overwriting its source", "open('/job/main.py', 'w').write('print(8)')\nprint(8)"),
+        ("the right answer, killed", "import os, signal\nprint(8, flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)"),
+    ];
+    let (names, programs): (Vec<_>, Vec<&str>) = attacks.into_iter().unzip();
+    let tests = json!([{"input": "4\n", "output": "8\n"}]);
+    let start = Instant::now();
+    let (scores, failures) = score(json!({"language": "python", "timeout_s": 2.0}), &programs, &tests);
+    assert!(start.elapsed().as_secs() < 100, "{:?}", start.elapsed());
+    for ((name, value), failure) in names.iter().zip(&scores.values).zip(&failures) {
+        assert!(*value == Some(0.0) && !failure.is_empty(), "{name}: {value:?}, {failure}");
+    }
+    let of = |name: &str| &failures[names.iter().position(|own| *own == name).unwrap()];
+    assert_eq!(of("endless output"), "test 1: too much output");
+    assert_eq!(of("loop without SIGTERM"), "test 1: timed out");
+    assert!(of("memory bomb").contains("MemoryError"), "{}", of("memory bomb"));
+    assert!(of("full disk").contains("Errno 28"), "{}", of("full disk"));
+    // Nothing is left: no file, and no process of the sandbox's directory.
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
+    assert_eq!(std::fs::read_to_string(&secret).unwrap(), "8");
+    assert!(!["/x", "/usr/x", "/dev/x", "/dev/shm/x"].iter().any(|path| Path::new(path).exists()));
+}
+
+#[test]
+fn a_process_in_the_background_does_not_outlive_its_program() {
+    if !installed(&["bwrap", "sh"]) {
+        return;
+    }
+    // The sleeping child keeps no output open, so that the program ends at once and well.
+    let mark = format!("31{}", std::process::id());
+    let program = format!("(sleep {mark}) </dev/null >/dev/null 2>&1 &\nread n; echo $((2 * n))");
+    let (scores, failures) = score(json!({"language": "shell"}), &[&program], &doubled());
+    assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
+    let running = || {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let lines = processes.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok());
+        lines.filter(|line| String::from_utf8_lossy(line).contains(&mark)).count()
+    };
+    // The kernel kills a namespace's processes when its first has ended; that is a moment.
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while running() > 0 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(running(), 0);
+}
+
+#[test]
+fn a_source_is_compiled_once() {
+    if !installed(&["bwrap", "cc"]) {
+        return;
+    }
+    let mut reward = code(json!({"language": "c"}));
+    let program = "#include <stdio.h>\nint main() { puts(\"8\"); return 0; }";
+    let ask = |reward: &mut Code, program: &str| {
+        let columns = Columns::from([("tests".to_owned(), vec![json!([{"input": "", "output": "8"}]); 2])]);
+        let batch = RewardBatch {
+            prompts: &vec!["q".into(); 2],
+            completions: &[program.into(), program.into()],
+            completion_ids: &vec![vec![]; 2],
+            columns: &columns,
+            rows: &[0; 2],
+            step: 0,
+        };
+        reward.score(&batch).values
+    };
+    assert_eq!(ask(&mut reward, program), [Some(1.0); 2]);
+    let directory = |reward: &Code| match &**reward.cache.values().next().unwrap() {
+        Prepared::Ready(directory) => directory.path().to_owned(),
+        Prepared::Refused(message) => panic!("{message}"),
+    };
+    let first = directory(&reward);
+    assert_eq!(ask(&mut reward, program), [Some(1.0); 2]);
+    assert_eq!((reward.cache.len(), directory(&reward)), (1, first.clone()));
+    drop(reward);
+    assert!(!first.exists(), "its directory is removed");
+}
+
+#[test]
+fn what_cannot_be_judged_is_no_zero() {
+    if !installed(&["bwrap", "python3"]) {
+        return;
+    }
+    for tests in
+        [json!(null), json!([]), json!("no json"), json!([{"input": 1}]), json!({"inputs": ["1"], "outputs": []})]
+    {
+        let (scores, _) = score(json!({"language": "python"}), &["print(1)"], &tests);
+        assert_eq!(scores.values, [None], "{tests}");
+        assert_eq!((scores.problems.len(), scores.problems[0].rows), (1, 1), "{tests}");
+    }
+    for tests in [json!("[{\"input\": \"4\", \"output\": 8}]"), json!({"inputs": [4], "outputs": ["8"]})] {
+        let (scores, failures) = score(json!({"language": "python"}), &["print(2 * int(input()))"], &tests);
+        assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
+    }
+}
+
+/// Without isolation the reward is refused when it is built, and says what to do.
+#[test]
+fn without_isolation_nothing_is_run() {
+    let error = |options: Value| {
+        let options = serde_json::from_value(options).unwrap();
+        Code::build("c".into(), options).map(|_| ()).unwrap_err().to_string()
+    };
+    assert!(error(json!({"language": "cobol"})).contains("known: python"));
+    assert!(error(json!({"language": "python", "timeout_s": 0})).contains("timeout_s"));
+    assert!(error(json!({"language": {"file": "../x", "run": ["sh"]}})).contains("`file`"));
+    if installed(&["bwrap"]) {
+        let own = json!({"language": {"file": "x", "run": ["no-such-interpreter", "{source}"]}});
+        assert!(error(own).contains("`no-such-interpreter` is not installed under /usr"));
+    } else {
+        assert!(error(json!({"language": "shell"})).contains("apt install bubblewrap"));
+    }
+}
