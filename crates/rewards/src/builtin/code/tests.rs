@@ -131,10 +131,7 @@ fn attacks_are_worth_nothing_and_leave_nothing() {
         ("writing outside", &write_outside),
         ("localhost", &connect),
         ("resolver", "import socket\nsocket.create_connection(('1.1.1.1', 53), 2)\nprint(8)"),
-        (
-            "killing the parent",
-            "import os, time\nos.kill(os.getppid(), 9)\nos.kill(1, 9)\ntime.sleep(100)",
-        ),
+        ("killing the parent", "import os, time\nos.kill(os.getppid(), 9)\nos.kill(1, 9)\ntime.sleep(100)"),
         ("killing all", "import os, signal\nos.kill(-1, signal.SIGKILL)"),
         ("ptrace", "import ctypes\nc = ctypes.CDLL(None, use_errno=True)\nassert c.ptrace(16, 1, 0, 0) == 0\nprint(8)"),
         ("a namespace of its own", "import os\nos.unshare(os.CLONE_NEWUSER)\nprint(8)"),
