@@ -1,17 +1,18 @@
-//! `code`: runs the program that a completion has, isolated, and compares what it prints with what it should.
+//! `code`: runs the program that a completion has, isolated, on the tests of its row.
 //!
-//! The tests are a column with pairs of standard input and expected output: `[{"input": "1", "output": "2"}, …]`, or
-//! `{"inputs": […], "outputs": […]}`, or either as a text of JSON. The score is 1 if every test passes, with
-//! `partial` the share that does: the program ends by itself with exit code 0 in time, and its output is the expected
-//! one but for white space at the ends of lines. Expected outputs never enter the sandbox, so nothing that a program
-//! prints, patches or reads can pass for a result. The program is the completion's last code block in the language
-//! (or without a mark), else all of it. What cannot be compiled is worth 0. Programs run beside each other, `workers`
-//! at once; a source is compiled once.
+//! Tests of a whole program are pairs of standard input and expected output. One is passed if the program ends by
+//! itself with exit code 0 in time and prints the expected output, but for white space at the ends of lines. Expected
+//! outputs never enter the sandbox, so nothing that a program prints, patches or reads can pass for a result. Unit
+//! tests are in `python`, the forms that tests have in `source`. The score is 1 if every test passes, with `partial`
+//! the share that does. What cannot be compiled is worth 0. Programs run beside each other, `workers` at once; a
+//! source is compiled once.
 //!
-//! Without isolation nothing is run: the reward is refused when it is built. Knows no mathematics and no unit tests.
+//! Without isolation nothing is run: the reward is refused when it is built.
 
 mod language;
+mod python;
 mod sandbox;
+mod source;
 #[cfg(test)]
 mod tests;
 
@@ -24,12 +25,13 @@ use std::time::Duration;
 
 use self::language::{Language, LanguageOption, NAMES, named};
 use self::sandbox::{End, JOB, Limits, Outcome};
+use self::source::{StreamTest, Tests, code_of, tests_of};
 use serde::Deserialize;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::Builtin;
-use crate::{Error, Problem, Result, Reward, RewardBatch, Scores};
+use crate::{Content, Error, Problem, Result, Reward, RewardBatch, Scores};
 
 /// Sources that are kept ready to run.
 const CACHED: usize = 256;
@@ -91,6 +93,8 @@ fn a_mib() -> usize {
 pub(crate) struct Code {
     name: String,
     language: Language,
+    /// Whose functions can be tested.
+    python: bool,
     options: Options,
     run_limits: Limits,
     compile_limits: Limits,
@@ -104,12 +108,6 @@ enum Prepared {
     Ready(TempDir),
     /// The compiler's words.
     Refused(String),
-}
-
-/// Standard input and what is expected on standard output.
-struct Test {
-    input: String,
-    output: String,
 }
 
 /// What became of a program.
@@ -165,8 +163,24 @@ impl Builtin for Code {
         let directory = directory().map_err(|error| refuse(format!("cannot make a temporary directory: {error}")))?;
         sandbox::check(directory.path(), &programs).map_err(refuse)?;
         let (cache, stop) = (HashMap::new(), Arc::default());
-        Ok(Code { name, language, options, run_limits, compile_limits, cache, stop })
+        let python = matches!(&options.language, LanguageOption::Named(name) if name == "python");
+        Ok(Code { name, language, python, options, run_limits, compile_limits, cache, stop })
     }
+}
+
+/// A number that a program cannot guess.
+fn nonce() -> std::io::Result<String> {
+    use std::io::Read;
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
+}
+
+/// Writes a file that the sandbox's user can read, and run.
+fn write(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
+    let path = directory.join(name);
+    std::fs::write(&path, bytes)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))
 }
 
 /// A directory that the sandbox's user can read.
@@ -184,12 +198,7 @@ impl Code {
     /// write into the machine's file system.
     fn prepare(&self, source: &str) -> std::io::Result<Prepared> {
         let directory = directory()?;
-        let write = |name: &str, bytes: &[u8]| {
-            let path = directory.path().join(name);
-            std::fs::write(&path, bytes)?;
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))
-        };
-        write(&self.language.file, source.as_bytes())?;
+        write(directory.path(), &self.language.file, source.as_bytes())?;
         if self.language.compile.is_empty() {
             return Ok(Prepared::Ready(directory));
         }
@@ -200,7 +209,7 @@ impl Code {
         let outcome = sandbox::run(directory.path(), &words, b"", self.compile_limits, &self.stop)?;
         match outcome.end {
             End::Exit(0) => {
-                write("program", &outcome.stdout)?;
+                write(directory.path(), "program", &outcome.stdout)?;
                 Ok(Prepared::Ready(directory))
             }
             _ => {
@@ -220,7 +229,7 @@ impl Code {
     }
 
     /// Runs all tests of a program, to the first failure unless each counts.
-    fn judge(&self, prepared: &Prepared, tests: &[Test]) -> std::io::Result<Verdict> {
+    fn judge(&self, prepared: &Prepared, tests: &[StreamTest]) -> std::io::Result<Verdict> {
         let mut verdict = Verdict { passed: 0, of: tests.len(), failure: String::new() };
         let directory = match prepared {
             Prepared::Ready(directory) => directory.path(),
@@ -253,21 +262,6 @@ impl Code {
         }
         Ok(verdict)
     }
-
-    /// The program of a completion.
-    fn source(&self, text: &str) -> String {
-        let mut blocks = Vec::new();
-        let mut lines = text.lines();
-        while let Some(line) = lines.next() {
-            let Some(mark) = line.trim_start().strip_prefix("```") else { continue };
-            let inside: Vec<&str> = lines.by_ref().take_while(|line| !line.trim_start().starts_with("```")).collect();
-            let mark = mark.trim().to_lowercase();
-            if mark.is_empty() || self.language.fences.is_empty() || self.language.fences.contains(&mark) {
-                blocks.push(inside.join("\n") + "\n");
-            }
-        }
-        blocks.pop().unwrap_or_else(|| text.to_owned())
-    }
 }
 
 /// How a program failed, in words.
@@ -286,28 +280,6 @@ fn words_of(outcome: &Outcome) -> String {
 fn same_output(given: &[u8], expected: &str) -> bool {
     let Ok(given) = std::str::from_utf8(given) else { return false };
     given.trim_end().lines().map(str::trim_end).eq(expected.trim_end().lines().map(str::trim_end))
-}
-
-/// The tests of a dataset's row.
-fn tests_of(cell: &Value) -> Option<Vec<Test>> {
-    let text = |value: &Value| match value {
-        Value::String(text) => Some(text.clone()),
-        Value::Null => None,
-        other => Some(other.to_string()),
-    };
-    let test = |input: &Value, output: &Value| Some(Test { input: text(input)?, output: text(output)? });
-    let tests: Vec<Test> = match cell {
-        Value::String(json) => return tests_of(&serde_json::from_str(json).ok().filter(|v: &Value| !v.is_string())?),
-        Value::Array(tests) => tests.iter().map(|t| test(t.get("input")?, t.get("output")?)).collect::<Option<_>>()?,
-        Value::Object(lists) => {
-            let list = |name: &str| lists.get(name)?.as_array();
-            let (inputs, outputs) = (list("inputs")?, list("outputs")?);
-            let pairs = inputs.iter().zip(outputs).map(|(input, output)| test(input, output));
-            pairs.collect::<Option<_>>().filter(|_| inputs.len() == outputs.len())?
-        }
-        _ => return None,
-    };
-    (!tests.is_empty()).then_some(tests)
 }
 
 impl Reward for Code {
@@ -332,11 +304,13 @@ impl Reward for Code {
             Ok(cells) => cells,
             Err(problem) => return Scores::failed(batch.len(), problem),
         };
-        let tests: Vec<Option<Vec<Test>>> = cells.iter().map(tests_of).collect();
-        let sources: Vec<String> = batch.completions.iter().map(|completion| self.source(&completion.text())).collect();
-        // Each different source of a row that has tests is made ready once.
+        let tests: Vec<Option<Tests>> = cells.iter().enumerate().map(|(i, cell)| tests_of(cell, batch, i)).collect();
+        let code = |text: &Content| code_of(&text.text(), &self.language.fences);
+        let sources: Vec<String> = batch.completions.iter().map(code).collect();
+        // Each different program that is run as a whole is made ready once.
+        let whole = |tests: &Option<Tests>| matches!(tests, Some(Tests::Streams(_)));
         let mut wanted: Vec<&String> =
-            sources.iter().zip(&tests).filter(|(_, t)| t.is_some()).map(|(s, _)| s).collect();
+            sources.iter().zip(&tests).filter(|(_, tests)| whole(tests)).map(|(source, _)| source).collect();
         wanted.sort();
         wanted.dedup();
         if self.cache.len() + wanted.len() > CACHED {
@@ -353,9 +327,17 @@ impl Reward for Code {
             }
         }
         self.cache.extend(ready);
-        let verdicts = self.beside(batch.len(), |i| {
-            let (tests, prepared) = (tests[i].as_ref()?, self.cache.get(&sources[i])?);
-            Some(self.judge(prepared, tests))
+        let verdicts = self.beside(batch.len(), |i| match tests[i].as_ref()? {
+            Tests::Streams(tests) => Some(self.judge(self.cache.get(&sources[i])?, tests)),
+            Tests::Unit(_) if !self.python => Some(Err(std::io::Error::other(format!(
+                "column `{}` has assertions, which are run for language \"python\" alone",
+                self.options.column
+            )))),
+            Tests::Unit(unit) => {
+                let prompt = code(&batch.prompts[i]);
+                let (all, limits) = (self.options.partial, self.run_limits);
+                Some(python::judge(&sources[i], &prompt, unit, all, limits, &self.stop))
+            }
         });
         let mut scores = Scores::new(Vec::with_capacity(batch.len()));
         let mut failures = Vec::with_capacity(batch.len());
@@ -376,13 +358,14 @@ impl Reward for Code {
         let untested = tests.iter().filter(|tests| tests.is_none()).count();
         if untested > 0 {
             let message = format!(
-                "column `{}` has no tests such as [{{\"input\": \"1\", \"output\": \"2\"}}]",
+                "column `{}` has no tests such as [{{\"input\": \"1\", \"output\": \"2\"}}], [\"assert f(1) == 2\"], \
+                 or a `check(candidate)` beside a column `entry_point`",
                 self.options.column
             );
             scores.problems.push(Problem::new(&self.name, untested, message));
         }
         if let Some(error) = failed.first() {
-            outside = Some(format!("the program could not be run: {error}"));
+            outside = Some(format!("a program could not be judged: {error}"));
         }
         if let Some(message) = outside {
             let rows = scores.values.iter().filter(|value| value.is_none()).count() - untested;

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 pub(super) const JOB: &str = "/job";
 /// Of standard error, so much is kept.
 const STDERR_BYTES: usize = 4_000;
+/// A judge's verdicts are shorter.
+const JUDGE_BYTES: usize = 1 << 20;
 /// How often a running program is looked at.
 const POLL: Duration = Duration::from_millis(2);
 
@@ -91,6 +93,64 @@ pub(super) fn run(
     limits: Limits,
     stop: &AtomicBool,
 ) -> std::io::Result<Outcome> {
+    let deadline = Instant::now() + limits.wall;
+    let mut child = command(job, words, limits).spawn()?;
+    let (mut input, stdout) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+    let stderr = child.stderr.take().expect("piped");
+    let too_much = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // A program need not read its input.
+        scope.spawn(move || drop(input.write_all(stdin)));
+        let stdout = scope.spawn(|| read(stdout, limits.output, &too_much));
+        // Of standard error the rest is thrown away.
+        let stderr = scope.spawn(|| read(stderr, STDERR_BYTES, &AtomicBool::new(false)));
+        let end = wait(&mut child, deadline, &too_much, stop)?;
+        let stdout = stdout.join().unwrap_or_default();
+        let stderr = String::from_utf8_lossy(&stderr.join().unwrap_or_default()).into_owned();
+        // It may have ended before all that it wrote was read.
+        let end = if too_much.load(Ordering::Relaxed) { End::TooMuchOutput } else { end };
+        Ok(Outcome { end, stdout, stderr })
+    })
+}
+
+/// Runs a program and its judge, each in a sandbox of its own: what one writes the other reads. Over when the judge is;
+/// the outcome is the judge's, who speaks through standard error.
+pub(super) fn run_judged(
+    program: (&Path, &[String]),
+    judge: (&Path, &[String]),
+    limits: Limits,
+    stop: &AtomicBool,
+) -> std::io::Result<Outcome> {
+    let deadline = Instant::now() + limits.wall;
+    let mut running = command(program.0, program.1, limits).spawn()?;
+    let (calls, replies) = (running.stdin.take().expect("piped"), running.stdout.take().expect("piped"));
+    let program_words = running.stderr.take().expect("piped");
+    // Its own limits are none of the program's; its command is dropped, so that a pipe ends when its writer does.
+    let judge_limits = Limits { memory_mb: 2048, output: JUDGE_BYTES, ..limits };
+    let judge = command(judge.0, judge.1, judge_limits).stdin(replies).stdout(calls).spawn();
+    let outcome = judge.and_then(|mut judge| {
+        let verdict = judge.stderr.take().expect("piped");
+        let too_much = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let verdict = scope.spawn(|| read(verdict, JUDGE_BYTES, &too_much));
+            let words = scope.spawn(|| read(program_words, STDERR_BYTES, &AtomicBool::new(false)));
+            let end = wait(&mut judge, deadline, &too_much, stop);
+            // The program's end closes what the other thread reads.
+            running.kill()?;
+            running.wait()?;
+            let stdout = verdict.join().unwrap_or_default();
+            let stderr = String::from_utf8_lossy(&words.join().unwrap_or_default()).into_owned();
+            Ok(Outcome { end: end?, stdout, stderr })
+        })
+    });
+    // A judge that could not be started leaves nobody behind.
+    running.kill()?;
+    running.wait()?;
+    outcome
+}
+
+/// Bubblewrap's command line, with all three streams piped.
+fn command(job: &Path, words: &[String], limits: Limits) -> Command {
     let mut command = Command::new("bwrap");
     command.args(["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]);
     command.args(["--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv"]);
@@ -120,24 +180,7 @@ pub(super) fn run(
     command.arg("--").args(words);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     as_nobody(&mut command);
-    let deadline = Instant::now() + limits.wall;
-    let mut child = command.spawn()?;
-    let (mut input, stdout) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
-    let stderr = child.stderr.take().expect("piped");
-    let too_much = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        // A program need not read its input.
-        scope.spawn(move || drop(input.write_all(stdin)));
-        let stdout = scope.spawn(|| read(stdout, limits.output, &too_much));
-        // Of standard error the rest is thrown away.
-        let stderr = scope.spawn(|| read(stderr, STDERR_BYTES, &AtomicBool::new(false)));
-        let end = wait(&mut child, deadline, &too_much, stop)?;
-        let stdout = stdout.join().unwrap_or_default();
-        let stderr = String::from_utf8_lossy(&stderr.join().unwrap_or_default()).into_owned();
-        // It may have ended before all that it wrote was read.
-        let end = if too_much.load(Ordering::Relaxed) { End::TooMuchOutput } else { end };
-        Ok(Outcome { end, stdout, stderr })
-    })
+    command
 }
 
 /// Root's processes are counted by no limit.

@@ -8,7 +8,7 @@ use std::time::Instant;
 /// Whether programs are installed under /usr; where one is missing the test is skipped, which is said. With CI=true
 /// that is a failure, but for what CI does not install, and if `SANDBOX_TESTS=skip` (from `.ci/run`): nothing can be
 /// isolated.
-fn installed(programs: &[&str]) -> bool {
+pub(super) fn installed(programs: &[&str]) -> bool {
     let missing: Vec<_> = programs.iter().filter(|program| !Path::new("/usr/bin").join(program).exists()).collect();
     let skip = std::env::var("SANDBOX_TESTS").as_deref() == Ok("skip");
     let why = format!("/usr/bin has no {missing:?} (apt install bubblewrap ocaml-nox python3 nodejs gcc)");
@@ -21,7 +21,7 @@ fn installed(programs: &[&str]) -> bool {
     false
 }
 
-fn code(options: Value) -> Code {
+pub(super) fn code(options: Value) -> Code {
     Code::build("code".into(), serde_json::from_value(options).unwrap()).unwrap()
 }
 

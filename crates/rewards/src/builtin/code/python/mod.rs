@@ -1,0 +1,105 @@
+//! Unit tests of Python: assertions about calls of a program's functions.
+//!
+//! Two sandboxes, one for the program (`program.py`) and one for its tests (`judge.py`). They share two pipes and
+//! nothing else: the tests call the program's functions by name with plain values, and compare the plain values that
+//! come back (`values.py`). Where an assertion is decided there is no code, file, process or memory of the program;
+//! what is expected is never where the program is. Each call has a fresh number, each verdict the run's nonce. Knows
+//! no score.
+
+use super::sandbox::{self, End, JOB, Limits};
+use super::{Verdict, directory, words_of, write};
+use serde::Deserialize;
+use serde_json::json;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+const VALUES: &str = include_str!("values.py");
+const PROGRAM: &str = include_str!("program.py");
+const JUDGE: &str = include_str!("judge.py");
+
+/// The tests of a row.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct UnitTests {
+    /// Statements that each are a test, or, with an entry point, what defines `check(candidate)`.
+    pub tests: Vec<String>,
+    /// Runs after the program, in its sandbox.
+    pub setup: String,
+    /// The function that `check` is given.
+    pub entry_point: Option<String>,
+}
+
+/// What the judge says of a test, or of all.
+#[derive(Deserialize)]
+enum Word {
+    #[serde(rename = "failure")]
+    Test(Option<String>),
+    /// The tests themselves cannot be run.
+    #[serde(rename = "broken")]
+    Broken(String),
+}
+
+/// Judges `source`, the completion's program. `prompt` is code that a completion may go on with.
+pub(super) fn judge(
+    source: &str,
+    prompt: &str,
+    unit: &UnitTests,
+    all: bool,
+    limits: Limits,
+    stop: &AtomicBool,
+) -> std::io::Result<Verdict> {
+    let (program, judge) = (directory()?, directory()?);
+    let prompt = if unit.entry_point.is_some() { prompt } else { "" };
+    for (name, text) in [
+        ("program.py", [VALUES, PROGRAM].concat().as_str()),
+        ("main.py", source),
+        ("prompt.py", prompt),
+        ("setup.py", &unit.setup),
+    ] {
+        write(program.path(), name, text.as_bytes())?;
+    }
+    let nonce = super::nonce()?;
+    let given =
+        json!({"nonce": nonce, "tests": unit.tests, "entry_point": unit.entry_point, "prompt": prompt, "all": all});
+    write(judge.path(), "judge.py", [VALUES, JUDGE].concat().as_bytes())?;
+    write(judge.path(), "tests.json", given.to_string().as_bytes())?;
+    let python = |more: &[&str], file: &str| -> Vec<String> {
+        let words = ["python3", "-I", "-B"].iter().chain(more).map(|word| (*word).to_owned());
+        words.chain([format!("{JOB}/{file}")]).collect()
+    };
+    let (runs, judges) = (python(&[], "program.py"), python(&["-S"], "judge.py"));
+    let outcome = sandbox::run_judged((program.path(), &runs), (judge.path(), &judges), limits, stop)?;
+    verdict(program.path(), unit, &nonce, &outcome)
+}
+
+fn verdict(directory: &Path, unit: &UnitTests, nonce: &str, outcome: &sandbox::Outcome) -> std::io::Result<Verdict> {
+    let of = if unit.entry_point.is_some() { 1 } else { unit.tests.len() };
+    let mut verdict = Verdict { passed: 0, of, failure: String::new() };
+    let text = String::from_utf8_lossy(&outcome.stdout);
+    let mut judged = 0;
+    for line in text.lines().filter_map(|line| line.strip_prefix(nonce)) {
+        judged += 1;
+        match serde_json::from_str(line).map_err(std::io::Error::other)? {
+            Word::Test(None) => verdict.passed += 1,
+            Word::Test(Some(why)) if verdict.failure.is_empty() => verdict.failure = format!("test {judged}: {why}"),
+            Word::Test(Some(_)) => {}
+            Word::Broken(why) => return Err(std::io::Error::other(format!("its tests cannot be run: {why}"))),
+        }
+    }
+    if outcome.end == End::Stopped {
+        return Err(std::io::Error::other("nobody waits for its score any more"));
+    }
+    if judged == 0 || outcome.end != End::Exit(0) && judged < of && verdict.failure.is_empty() {
+        // A sandbox that did not start is no failure of the program.
+        if text.contains("bwrap:") || outcome.stderr.contains("bwrap:") {
+            sandbox::check(directory, &[]).map_err(std::io::Error::other)?;
+        }
+        verdict.failure = match outcome.end {
+            End::Exit(_) => return Err(std::io::Error::other(format!("the judge failed: {}", text.trim()))),
+            _ => format!("test {}: {}", judged + 1, words_of(outcome)),
+        };
+    }
+    Ok(verdict)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,215 @@
+//! HumanEval, MBPP, and programs that would rather pass than be right.
+
+use super::super::tests::{code, installed};
+use crate::{Columns, Content, Reward, RewardBatch, Scores};
+use serde_json::{Value, json};
+use std::process::Command;
+
+/// Scores completions, each with its prompt and its columns.
+fn score(options: Value, rows: &[(&str, &str, Value)]) -> (Scores, Vec<String>) {
+    let contents = |texts: Vec<&str>| texts.into_iter().map(Content::from).collect::<Vec<_>>();
+    let mut columns = Columns::new();
+    for (_, _, row) in rows {
+        for (name, value) in row.as_object().unwrap() {
+            columns.entry(name.clone()).or_default().push(value.clone());
+        }
+    }
+    let batch = RewardBatch {
+        prompts: &contents(rows.iter().map(|row| row.0).collect()),
+        completions: &contents(rows.iter().map(|row| row.1).collect()),
+        completion_ids: &vec![vec![]; rows.len()],
+        columns: &columns,
+        rows: &vec![0; rows.len()],
+        step: 0,
+    };
+    let scores = code(options).score(&batch);
+    let failures = scores.extra[0].1.iter().map(|v| v.as_str().unwrap_or("no verdict").to_owned()).collect();
+    (scores, failures)
+}
+
+fn asserted(tests: &[&str], programs: &[&str]) -> (Vec<Option<f64>>, Vec<String>) {
+    let rows: Vec<_> = programs.iter().map(|program| ("q", *program, json!({"test_list": tests}))).collect();
+    let options = json!({"language": "python", "column": "test_list", "timeout_s": 2.0});
+    let (scores, failures) = score(options, &rows);
+    assert!(scores.problems.is_empty(), "{:?}", scores.problems);
+    (scores.values, failures)
+}
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// However a program gets at what runs it, a wrong answer stays wrong.
+#[test]
+fn results_cannot_be_forged() {
+    if !installed(&["bwrap", "python3"]) {
+        return;
+    }
+    let search = "import os
+found = []
+for root in ('/job', '/tmp', '/proc'):
+    for directory, _, files in os.walk(root):
+        for file in files if 'kcore' not in files else []:
+            try:
+                text = open(os.path.join(directory, file), 'rb').read(1 << 20)
+                found += [1] if b'ass' + b'ert f(4)' in text else []
+            except OSError:
+                pass
+f = lambda x: 2 * x if found else 0";
+    let forge = r#"import os
+for descriptor in range(1, 30):
+    for line in ('{"id": "start", "value": 8}', '{"id": "start"}', '0 {"failure": null}', '{"failure": null}'):
+        try:
+            os.write(descriptor, line.encode() + b'\n')
+        except OSError:
+            pass
+def f(x): return 0"#;
+    let attacks = [
+        ("nothing", "f = 1"),
+        ("another name", "def g(x): return 2 * x"),
+        ("syntax error", "def f(x) return 2 * x"),
+        ("exit 0 before the tests", "import os\nos._exit(0)"),
+        ("sys.exit before the tests", "import sys\nsys.exit(0)"),
+        ("exit 0 in a test", "import os\ndef f(x): os._exit(0)"),
+        ("sys.exit in a test", "import sys\ndef f(x): sys.exit(0)"),
+        ("patched exits", "import os, sys\nsys.exit = os._exit = lambda *a: None\ndef f(x): raise SystemExit(0)"),
+        ("a signal", "import os\ndef f(x): os.kill(os.getpid(), 11)"),
+        ("killing all", "import os\nos.kill(-1, 9)"),
+        (
+            "equal to all",
+            "class E:\n    __eq__ = lambda a, b: True\n    __ne__ = lambda a, b: False\ndef f(x): return E()",
+        ),
+        (
+            "an equal number",
+            "class N(int):\n    __eq__ = lambda a, b: True\n    __hash__ = None\ndef f(x): return N(0)",
+        ),
+        (
+            "patched assertions",
+            "import builtins\nbuiltins.AssertionError = type(None)\n__debug__ or 1\ndef f(x): return 0",
+        ),
+        (
+            "patched comparison",
+            "import builtins, operator\nbuiltins.abs = operator.eq = lambda *a: True\ndef f(x): return 0",
+        ),
+        ("patched runner", "import __main__\n__main__.answer = lambda call, scope: 8"),
+        ("forged lines", forge),
+        (
+            "forged result lines",
+            "print('PASSED 2/2')\nimport sys\nsys.stderr.write('{\"failure\": null}\\n' * 2)\nf = print",
+        ),
+        ("looking for the tests", search),
+        ("overwriting the tests", "open('/job/tests.json', 'w').write('{}')\ndef f(x): return 2 * x"),
+        ("overwriting the runner", "open('/job/program.py', 'w').write('')\ndef f(x): return 2 * x"),
+        ("a value within itself", "def f(x):\n    x = []\n    x.append(x)\n    return x"),
+        ("a value too large", "def f(x): return 'x' * (1 << 26)"),
+        ("a hanging program", "while True: pass"),
+        ("a hanging function", "import time\ndef f(x): time.sleep(100)"),
+        ("a reader of the calls", "import os\nos.read(3, 1 << 16)\ndef f(x): return 0"),
+        ("debris", "import os\nif os.fork() == 0:\n    while True: pass\nos._exit(0)"),
+    ];
+    let programs: Vec<_> = attacks.iter().map(|attack| attack.1).collect();
+    let (values, failures) = asserted(&["assert f(4) == 8", "assert f(3) == 6"], &programs);
+    for ((name, _), (value, failure)) in attacks.iter().zip(values.iter().zip(&failures)) {
+        assert!(*value == Some(0.0) && !failure.is_empty(), "{name}: {value:?} {failure}");
+    }
+    // Neither does an answer that is another thing each time it is looked at.
+    let truth =
+        "class T:\n    n = 0\n    def __bool__(self):\n        T.n += 1\n        return T.n == 1\ndef f(x): return T()";
+    let (values, failures) = asserted(&["assert f(3)", "assert not f(4)"], &[truth, "f = lambda x: x % 2 == 1"]);
+    assert_eq!(values, [Some(0.0), Some(1.0)], "{failures:?}");
+}
+
+#[test]
+fn tests_may_use_what_the_program_defines_and_what_python_has() {
+    if !installed(&["bwrap", "python3"]) {
+        return;
+    }
+    let pair = "from dataclasses import dataclass\n@dataclass\nclass Pair:\n    a: int\n    b: int\nprint('noise')
+def f(pair): return {'sum': (pair.a + pair.b, 0.5), 'all': {1, 2}}
+def g(n): yield from range(n)
+def big(n): return [2 ** n, -1j, b'x', float('inf'), None, True]
+def bad(x): raise ValueError('no')
+def sum(a, b): return a * b
+if __name__ == '__main__': 1 / 0";
+    let tests = [
+        "assert f(Pair(3, b=4)) == {'sum': (7, 0.5), 'all': {2, 1}}",
+        "assert list(g(3)) == [0, 1, 2] and math.isclose(Pair(1, 2).b, 2.0)",
+        "assert big(200) == [2 ** 200, -1j, b'x', float('inf'), None, True]",
+        "try:\n    bad(1)\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'no'",
+    ];
+    let (values, failures) = asserted(&tests, &[pair]);
+    assert_eq!(values, [Some(1.0)], "{failures:?}");
+    assert_eq!(asserted(&["assert sum(3, 5) == 15"], &[pair]).0, [Some(1.0)]);
+    let shares = json!({"language": "python", "column": "t", "partial": true});
+    let half = json!({"t": ["assert f(1) == 2", "assert f(2) == 5", "assert f(1 / 0)", "assert f(3) == 6"]});
+    let (scores, failures) = score(shares, &[("q", "f = lambda x: 2 * x", half)]);
+    assert_eq!((scores.values, failures[0].as_str()), (vec![Some(0.5)], "test 2: AssertionError"));
+}
+
+/// Tests that cannot be run say nothing of the program.
+#[test]
+fn broken_tests_are_no_zero() {
+    if !installed(&["bwrap", "python3"]) {
+        return;
+    }
+    for (tests, why) in [
+        (json!({"t": ["assert f(4 == 8"]}), "SyntaxError"),
+        (json!({"t": ["assert f(lambda: 1) == 8"]}), "Broken: it gives the program a function"),
+        (json!({"t": "def check(candidate):\n    assert candidate(helper(1)) == 1", "entry_point": "f"}), "NameError"),
+        (json!({"t": "def check(candidate):\n    pass"}), "no tests such as"),
+    ] {
+        let (scores, _) = score(json!({"language": "python", "column": "t"}), &[("q", "f = lambda x: x", tests)]);
+        assert_eq!((scores.values.as_slice(), scores.problems.len()), (&[None][..], 1));
+        assert!(scores.problems[0].message.contains(why), "{}", scores.problems[0].message);
+    }
+    let other = json!({"t": ["assert 1"]});
+    let (scores, _) = score(json!({"language": "shell", "column": "t"}), &[("q", "true", other)]);
+    assert!(scores.problems[0].message.contains("\"python\" alone"), "{}", scores.problems[0].message);
+}
+
+#[test]
+fn humaneval_canonical_solutions_pass_and_stubs_do_not() {
+    let Some(path) = testing::shared("data/humaneval/HumanEval.jsonl.gz") else { return };
+    if !installed(&["bwrap", "python3"]) {
+        return;
+    }
+    let text = Command::new("gzip").arg("-dc").arg(path).output().unwrap().stdout;
+    let tasks = lines(&String::from_utf8(text).unwrap());
+    assert_eq!(tasks.len(), 164);
+    let text = |task: &Value, key: &str| task[key].as_str().unwrap().to_owned();
+    let prompts: Vec<String> = tasks.iter().map(|task| text(task, "prompt")).collect();
+    // A completion goes on with the prompt, or is the whole function in a code block.
+    let bodies: Vec<String> = tasks.iter().map(|task| text(task, "canonical_solution")).collect();
+    let whole: Vec<String> =
+        prompts.iter().zip(&bodies).map(|(prompt, body)| format!("So:\n```python\n{prompt}{body}```\n")).collect();
+    let stubs = vec!["    pass\n".to_owned(); 164];
+    for (completions, right, of) in [(&bodies, 164, 164), (&stubs, 0, 164), (&whole, 20, 20)] {
+        let rows = tasks.iter().zip(&prompts).zip(completions);
+        let rows: Vec<_> = rows.map(|((task, prompt), text)| (prompt.as_str(), text.as_str(), task.clone())).collect();
+        let options = json!({"language": "python", "column": "test", "timeout_s": 30.0});
+        let (scores, failures) = score(options, &rows[..of]);
+        assert!(scores.problems.is_empty(), "{:?}", scores.problems);
+        let passed: Vec<_> = (0..of).filter(|&i| scores.values[i] == Some(1.0)).collect();
+        let wrong: Vec<_> = (0..of).filter(|i| passed.contains(i) != (right > 0)).map(|i| (i, &failures[i])).collect();
+        assert_eq!(passed.len(), right, "{wrong:?}");
+    }
+}
+
+#[test]
+fn every_reference_solution_of_mbpp_passes() {
+    let Some(path) = testing::shared("data/mbpp/mbpp.jsonl") else { return };
+    if !installed(&["bwrap", "python3"]) {
+        return;
+    }
+    let tasks = lines(&std::fs::read_to_string(path).unwrap());
+    assert_eq!(tasks.len(), 974);
+    let rows: Vec<_> = tasks
+        .iter()
+        .map(|task| (task["text"].as_str().unwrap(), task["code"].as_str().unwrap(), task.clone()))
+        .collect();
+    let options = json!({"language": "python", "column": "test_list", "timeout_s": 60.0});
+    let (scores, failures) = score(options, &rows);
+    let wrong: Vec<_> = (0..rows.len()).filter(|&i| scores.values[i] != Some(1.0)).collect();
+    let wrong: Vec<_> = wrong.iter().map(|&i| (&tasks[i]["task_id"], scores.values[i], &failures[i])).collect();
+    assert!(wrong.is_empty(), "{wrong:?} {:?}", scores.problems);
+}
