@@ -4,6 +4,7 @@ The engine is Rust; neither torch nor transformers is needed. Both are used wher
 are given: models, tokenizers, callbacks.
 """
 
+from . import rewards
 from ._config import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig, SFTConfig, field_table
 from ._callbacks import TrainerCallback, TrainerControl, TrainerState
 from ._native import StopSignal, __version__
@@ -31,4 +32,5 @@ __all__ = [
     "__version__",
     "by_group",
     "field_table",
+    "rewards",
 ]

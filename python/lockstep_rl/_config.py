@@ -68,9 +68,15 @@ _TYPES = {
 }
 
 
+def alternatives(schema: dict) -> list[dict]:
+    """The schemas that a value may fit, none of which has others inside."""
+    parts = schema.get("anyOf")
+    return [schema] if parts is None else [leaf for part in parts for leaf in alternatives(part)]
+
+
 def _check_type(name: str, value: Any, schema: dict) -> None:
     """Raises a TypeError where `value` is of another kind than the key's JSON Schema says."""
-    kinds = [part.get("type") for part in schema.get("anyOf", [schema])]
+    kinds = [part.get("type") for part in alternatives(schema)]
     expected = [_TYPES[kind] for kind in kinds if kind in _TYPES]
     if not expected or value is None:
         return
@@ -97,6 +103,9 @@ class Field:
         self.trl: str = row.get("trl", "")
 
 
+# Where metrics may go; wandb, trackio and mlflow by way of their own packages.
+REPORTERS = ("none", "all", "tensorboard", "wandb", "trackio", "mlflow")
+
 # What TRL's field asks for, in the engine's keys: name → (value → values), where the names alone are not enough.
 def _of_bf16(on: Any) -> dict:
     return {"dtype": "bf16"} if on else {}
@@ -109,9 +118,13 @@ def _of_scale_rewards(value: Any) -> dict:
 def _of_report_to(value: Any) -> dict:
     names = [value] if isinstance(value, str) else list(value or [])
     for name in names:
-        if name not in ("none", "all", "tensorboard"):
-            warn_once(f"report_to={name!r} is not supported in this build: metrics go to metrics.jsonl and TensorBoard")
+        if name not in REPORTERS:
+            raise ValueError(f"`report_to` = {name!r}: expected one or several of {', '.join(REPORTERS)}")
     return {"tensorboard": False} if names and not {"tensorboard", "all"} & set(names) else {}
+
+
+def _of_text_field(value: Any) -> dict:
+    return {"columns": {"text": value}} if value is not None else {}
 
 
 def _of_model_init_kwargs(value: Any) -> dict:
@@ -138,8 +151,10 @@ _SPECIAL = {
     "bf16": _of_bf16,
     "scale_rewards": _of_scale_rewards,
     "report_to": _of_report_to,
+    "dataset_text_field": _of_text_field,
     "model_init_kwargs": _of_model_init_kwargs,
     "disable_tqdm": lambda value: {},
+    "project": lambda value: {},
     "overwrite_output_dir": lambda value: {},
     "resume_from_checkpoint": lambda value: {},
 }
@@ -203,7 +218,7 @@ class _Config:
 def _annotation(field: Field) -> Any:
     """The Python type of a field's values, which command-line parsers read."""
     types = {"integer": int, "number": float, "boolean": bool, "string": str, "array": list[str], "object": dict}
-    parts = field.schema.get("anyOf", [field.schema])
+    parts = alternatives(field.schema)
     known = types.get(parts[0].get("type"), str)
     return known if field.status == "supported" and len(parts) == 1 and field.default is not None else known | None
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
+from collections.abc import Callable
 from typing import Any
 
-from ._config import plain, warn_once
+from . import _peft
 
 
 class Model:
@@ -52,18 +52,16 @@ def stage(model: Any, processing_class: Any, output_dir: str) -> str:
         return target
     if not hasattr(model, "save_pretrained"):
         raise TypeError(f"`model` must be a directory, a Hub id or a transformers model, but is {type(model).__name__}")
-    if hasattr(model, "peft_config"):
-        raise TypeError(
-            "`model` is a PeftModel: give the model below it (model.unload()) and peft_config, or the directory of "
-            "the saved adapter, whose training then goes on"
-        )
     tokenizer = processing_class
     if tokenizer is None or isinstance(tokenizer, (str, os.PathLike)):
-        tokenizer = _tokenizer_of(os.fspath(tokenizer or getattr(model, "name_or_path", "")))
+        tokenizer = _tokenizer_of(os.fspath(tokenizer or name_of(model)))
     target = f"{output_dir}-model"
     shutil.rmtree(target, ignore_errors=True)
-    model.save_pretrained(target)
-    tokenizer.save_pretrained(target)
+    if _peft.is_peft_model(model):
+        tokenizer.save_pretrained(_peft.save_base(model, target))
+    else:
+        model.save_pretrained(target)
+        tokenizer.save_pretrained(target)
     return target
 
 
@@ -111,67 +109,38 @@ def _is_of_tokenizer(name: str) -> bool:
     )
 
 
-def sync_weights(model: Any, directory: str) -> None:
-    """Writes the engine's weights into a transformers model, in place."""
-    import torch
-    from safetensors.torch import load_file
+def name_of(model: Any) -> str:
+    """The name or directory that a model was loaded from; empty where nobody knows."""
+    inner = model.get_base_model() if _peft.is_peft_model(model) else model
+    return getattr(inner, "name_or_path", "") or ""
 
+
+def sync_weights(model: Any, directory: str) -> None:
+    """Writes the engine's weights into a transformers model, or an adapter's into a PeftModel, in place."""
     own = model.state_dict()
+    of_adapter = _peft.is_peft_model(model)
     seen = set()
     for file in sorted(os.listdir(directory)):
         if file.endswith(".safetensors"):
-            for name, tensor in load_file(os.path.join(directory, file)).items():
-                if name not in own:
-                    raise RuntimeError(f"the trained model has `{name}`, which the model that was given has not")
-                with torch.no_grad():
-                    own[name].copy_(tensor)
-                seen.add(name)
+            seen |= _copy(os.path.join(directory, file), own, _peft.name_in_model if of_adapter else str)
     tied = {name for name in own if any(own[name].data_ptr() == own[other].data_ptr() for other in seen)}
-    missing = [name for name in own if name not in seen | tied]
+    expected = [name for name in own if not of_adapter or ".lora_" in name]
+    missing = [name for name in expected if name not in seen | tied]
     if missing:
         raise RuntimeError(f"the trained model lacks `{missing[0]}`")
 
 
-def lora_values(peft_config: Any) -> dict:
-    """A `peft.LoraConfig`, or a dict of its fields, as the engine's keys."""
-    if peft_config is None:
-        return {}
-    fields = peft_config if isinstance(peft_config, dict) else getattr(peft_config, "__dict__", None)
-    if fields is None:
-        raise TypeError(f"`peft_config` must be a peft.LoraConfig or a dict, but is {type(peft_config).__name__}")
-    kind = str(getattr(fields.get("peft_type"), "value", fields.get("peft_type") or "LORA"))
-    if kind != "LORA":
-        raise ValueError(f"`peft_config`: adapters are LoRA here, not {kind}")
-    values: dict = {"use_peft": True}
-    # PEFT's defaults, which are others than those of the engine's keys.
-    values.update(lora_r=fields.get("r", 8), lora_alpha=fields.get("lora_alpha", 8))
-    values["lora_dropout"] = fields.get("lora_dropout", 0.0)
-    values["use_rslora"] = bool(fields.get("use_rslora", False))
-    modules = fields.get("target_modules")
-    if modules is not None:
-        values["lora_target_modules"] = sorted(modules) if isinstance(modules, (set, frozenset)) else modules
-        if isinstance(modules, str):
-            values["lora_target_modules"] = [modules]
-    # What PEFT has by itself asks for nothing, such as the parameters of variants that are off.
-    own = dataclasses.fields(peft_config) if dataclasses.is_dataclass(peft_config) else ()
-    defaults = {field.name: field.default for field in own}
-    for name, value in fields.items():
-        if name in defaults and value == defaults[name]:
-            continue
-        if name in _LORA or name.startswith("_") or value in _LORA_NEUTRAL.get(name, (None, False)) or value == {}:
-            continue
-        if name in _LORA_IGNORED or value == []:
-            continue
-        raise ValueError(f"`peft_config`: {name} = {value!r} is not supported: adapters are plain LoRA here; remove it")
-    return {name: plain(value, f"peft_config.{name}") for name, value in values.items()}
+def _copy(file: str, own: dict, rename: Callable[[str], str]) -> set[str]:
+    """Copies the tensors of a file into those of a model, and gives their names."""
+    import torch
+    from safetensors.torch import load_file
 
-
-_LORA = {"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "peft_type"}
-_LORA_IGNORED = {
-    "task_type", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "auto_mapping",
-    "runtime_config", "layers_pattern", "fan_in_fan_out", "megatron_core", "ensure_weight_tying",
-}
-# The values besides none and false that ask for plain LoRA.
-_LORA_NEUTRAL = {"bias": ("none", None), "init_lora_weights": (True, None)}
-
-__all__ = ["Model", "check_path", "lora_values", "stage", "sync_weights", "warn_once"]
+    seen = set()
+    for name, tensor in load_file(file).items():
+        name = rename(name)
+        if name not in own:
+            raise RuntimeError(f"the trained model has `{name}`, which the model that was given has not")
+        with torch.no_grad():
+            own[name].copy_(tensor)
+        seen.add(name)
+    return seen

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._data import Encoder
+from .rewards import Builtin
 
 # Columns that are no keyword arguments, or are given as others.
 _RESERVED = ("prompt", "completion", "completion_ids")
@@ -58,12 +59,14 @@ class RewardSet:
         given = reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
         if reward_funcs is None or not given:
             raise ValueError("`reward_funcs` is missing: give a function, the name of a built-in reward or a model")
-        self.specs: list[str] = []
+        self.specs: list[str | dict] = []
         self.functions: list[_Function] = []
         taken: set[str] = set()
         for function in given:
             if isinstance(function, (str, os.PathLike)):
                 self.specs.append(_spec_of(os.fspath(function)))
+            elif isinstance(function, Builtin):
+                self.specs.append(function.spec)
             elif callable(function) and not _is_model(function):
                 name = name_of(function)
                 number = 2

@@ -4,6 +4,7 @@
 
 mod errors;
 mod fields;
+mod grade;
 mod json;
 mod observer;
 mod reward;
@@ -28,6 +29,7 @@ fn end_programs() {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<run::StopSignal>()?;
+    module.add_class::<grade::Grader>()?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(end_programs, module)?)?;
     module.add_function(wrap_pyfunction!(fields::fields, module)?)?;

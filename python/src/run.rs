@@ -57,6 +57,7 @@ struct Job {
     resume: Option<String>,
     train_rows: Option<Vec<String>>,
     eval_rows: Option<Vec<String>>,
+    eval_sets: Vec<(String, Vec<String>)>,
     rewards: Vec<GivenReward>,
     observer: Observer,
     stop: lockstep::StopSignal,
@@ -71,8 +72,8 @@ struct Job {
 /// `step_end`, `log`, `save`. With `only_evaluate` no step is made.
 #[pyfunction]
 #[pyo3(signature = (
-    name, values, *, rewards, observer, stop, train_rows=None, eval_rows=None, resume=None, silent=false,
-    only_evaluate=false
+    name, values, *, rewards, observer, stop, train_rows=None, eval_rows=None, eval_sets=vec![], resume=None,
+    silent=false, only_evaluate=false
 ))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
 pub fn run<'py>(
@@ -84,6 +85,7 @@ pub fn run<'py>(
     stop: &Bound<'py, StopSignal>,
     train_rows: Option<Vec<String>>,
     eval_rows: Option<Vec<String>>,
+    eval_sets: Vec<(String, Vec<String>)>,
     resume: Option<String>,
     silent: bool,
     only_evaluate: bool,
@@ -98,6 +100,7 @@ pub fn run<'py>(
         resume,
         train_rows,
         eval_rows,
+        eval_sets,
         rewards,
         observer: Observer::new(observer, failure.clone(), stop.clone()),
         stop,
@@ -160,6 +163,9 @@ impl Job {
         }
         if let Some(rows) = self.eval_rows {
             options = options.eval_rows(parsed(&rows)?);
+        }
+        for (name, rows) in self.eval_sets {
+            options = options.eval_set(name, parsed(&rows)?);
         }
         for (name, call, by_group) in self.rewards {
             let (failure, stop) = (self.failure.clone(), self.stop.clone());

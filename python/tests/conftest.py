@@ -36,17 +36,56 @@ def write_tokenizer(directory):
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
 
 
+def write_byte_tokenizer(directory):
+    """Byte-level BPE without merges: each byte under the character that GPT-2 shows it as."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    names = {byte: chr(byte) for byte in shown}
+    names |= {byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in names)}
+    special = ["<e>", "<|im_start|>", "<|im_end|>"]
+    vocab = {token: i for i, token in enumerate([*special, *(names[byte] for byte in range(256))])}
+    added = [{"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+              "special": True} for i, token in enumerate(special)]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+        "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": None},
+    }
+    template = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+                "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    config = {"eos_token": "<e>", "pad_token": "<e>", "tokenizer_class": "PreTrainedTokenizerFast",
+              "clean_up_tokenization_spaces": False, "chat_template": template}
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def init(root):
+    """A model of random weights from the shape and the tokenizer in `root`."""
+    out = root / "model"
+    arguments = ["lockstep", "init", "--config", root / "config.json", "--tokenizer", root / "tokenizer",
+                 "--seed", "1", "--out", out]
+    assert _native.main([os.fspath(word) for word in arguments]) == 0
+    return str(out)
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
     """The directory of a tiny model."""
     root = tmp_path_factory.mktemp("model")
     write_tokenizer(root / "tokenizer")
     (root / "config.json").write_text(json.dumps(SHAPE))
-    out = root / "model"
-    arguments = ["lockstep", "init", "--config", root / "config.json", "--tokenizer", root / "tokenizer",
-                 "--seed", "1", "--out", out]
-    assert _native.main([os.fspath(word) for word in arguments]) == 0
-    return str(out)
+    return init(root)
+
+
+@pytest.fixture(scope="session")
+def bytes_model(tmp_path_factory):
+    """A tiny model that reads any text, byte by byte, with a chat template."""
+    root = tmp_path_factory.mktemp("bytes")
+    write_byte_tokenizer(root / "tokenizer")
+    shape = {**SHAPE, "vocab_size": 264, "max_position_embeddings": 2048}
+    (root / "config.json").write_text(json.dumps(shape))
+    return init(root)
 
 
 @pytest.fixture(autouse=True)

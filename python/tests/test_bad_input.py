@@ -54,6 +54,7 @@ FIELDS = [
     (dict(stop=[""]), ValueError, "`stop`"),
     (dict(sync_ref_model=True), ValueError, "beta"),
     (dict(threads=0), ValueError, "`threads`"),
+    (dict(report_to="wandbb"), ValueError, "one or several of.*wandb"),
 ]
 
 
@@ -88,6 +89,8 @@ ARGUMENTS = [
     (dict(train_dataset=[*ROWS, {"prompt": None}]), ValueError, "row 8: `prompt` is None"),
     (dict(train_dataset="./no.jsonl"), FileNotFoundError, "no.jsonl"),
     (dict(eval_dataset=[]), ValueError, "eval_dataset"),
+    (dict(eval_dataset={}), ValueError, "empty dict"),
+    (dict(eval_dataset={"easy": []}), ValueError, "eval_dataset.'easy'.* is empty"),
     (dict(callbacks=[3]), TypeError, "no callback"),
     (dict(peft_config=3), TypeError, "LoraConfig"),
     (dict(peft_config={"peft_type": "IA3"}), ValueError, "not IA3"),
@@ -171,8 +174,12 @@ def test_methods_that_have_no_meaning_say_so(model, rows):
 
 
 def test_other_trainers(model):
-    with pytest.raises(ValueError, match="language modelling on `text`"):
-        SFTTrainer(model, SFTConfig("out"), [{"text": "ab"}] * 8)
+    with pytest.raises(ValueError, match="row 0: `text` is None"):
+        SFTTrainer(model, SFTConfig("out"), [{"text": None}] * 8)
+    with pytest.raises(ValueError, match="no column `prompt`.*`body`"):
+        SFTTrainer(model, SFTConfig("out"), [{"body": "ab"}] * 8).train()
+    with pytest.raises(ValueError, match="SFTTrainer evaluates one.*metric_key_prefix"):
+        SFTTrainer(model, SFTConfig("out"), [{"text": "ab"}] * 8, {"a": [{"text": "ab"}]})
     with pytest.raises(ValueError, match="row 0: `chosen` is None"):
         DPOTrainer(model, None, DPOConfig("out"), [{"prompt": "a", "chosen": None, "rejected": "b"}] * 8)
     with pytest.raises(TypeError, match="no field `reward_fns`"):

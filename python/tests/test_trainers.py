@@ -162,14 +162,14 @@ def test_datasets_of_the_library(model, rows):
 
 
 def test_peft_configs(model):
-    from lockstep_rl._models import lora_values
+    from lockstep_rl._peft import lora_values
 
     class LoraConfig:
         def __init__(self, **fields):
             self.__dict__.update(fields)
 
-    given = LoraConfig(peft_type="LORA", task_type="CAUSAL_LM", r=16, lora_alpha=64, target_modules={"v_proj", "q_proj"},
-                       lora_dropout=0.05, bias="none", init_lora_weights=True, use_dora=False, rank_pattern={})
+    given = LoraConfig(peft_type="LORA", task_type="CAUSAL_LM", r=16, lora_alpha=64,
+                       target_modules={"v_proj", "q_proj"}, lora_dropout=0.05, bias="none", init_lora_weights=True, use_dora=False, rank_pattern={})
     assert lora_values(given) == {
         "use_peft": True, "lora_r": 16, "lora_alpha": 64, "lora_dropout": 0.05, "use_rslora": False,
         "lora_target_modules": ["q_proj", "v_proj"],

@@ -28,7 +28,7 @@ fn look(directory: &Path, wrong: &mut Vec<String>) -> std::io::Result<()> {
             if !path.ends_with("target") {
                 look(&path, wrong)?;
             }
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "py") {
             of_file(&path.display().to_string(), &std::fs::read_to_string(&path)?, wrong);
         }
     }

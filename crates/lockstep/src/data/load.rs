@@ -10,7 +10,7 @@ use crate::error::{BadInput, OrBadInput};
 use crate::models::locate;
 use model::hub::HubKind;
 use rewards::Content;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -33,6 +33,8 @@ pub struct DatasetSpec {
     pub completion_column: String,
     /// Whether every row must have a completion.
     pub needs_completion: bool,
+    /// Whether a row may be a whole `text`, or a conversation in `messages`, in the place of prompt and completion.
+    pub whole_texts: bool,
     /// New name → old name.
     pub columns: Vec<(String, String)>,
     /// Put before every prompt.
@@ -83,6 +85,7 @@ impl DatasetSpec {
             prompt_column: config.prompt_column.clone(),
             completion_column: config.completion_column.clone(),
             needs_completion: false,
+            whole_texts: false,
             columns: config.columns.iter().filter_map(|(new, old)| Some((new.clone(), text(old)?))).collect(),
             system_prompt: config.system_prompt.clone(),
             max_samples,
@@ -155,6 +158,11 @@ impl DatasetSpec {
 
     /// A row under its new names, prompt and completion taken out.
     fn example(&self, index: usize, mut row: Row, place: &dyn Fn() -> String) -> anyhow::Result<Example> {
+        if let Some(whole) = self.whole_text(&row) {
+            let content =
+                Content::read(&row[whole]).map_err(|e| BadInput::new(format!("{}: `{whole}`: {e}", place())))?;
+            return Ok(Example { row: index, prompt: content, completion: None, columns: Map::new() });
+        }
         let present = || row.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ");
         let Some(prompt) = row.get(&self.prompt_column) else {
             bad_input!(
@@ -200,6 +208,16 @@ impl DatasetSpec {
             row.shift_remove(&self.completion_column);
         }
         Ok(Example { row: index, prompt: self.with_system(prompt), completion, columns: row })
+    }
+
+    /// The column of a row that is to be learned whole.
+    fn whole_text<'a>(&'a self, row: &Row) -> Option<&'a str> {
+        if !self.whole_texts || [&self.prompt_column, &self.completion_column].iter().any(|c| row.contains_key(*c)) {
+            return None;
+        }
+        let column =
+            |name: &'static str| self.columns.iter().find(|(new, _)| new == name).map_or(name, |(_, old)| old.as_str());
+        ["text", "messages"].map(column).into_iter().find(|name| row.contains_key(*name))
     }
 
     /// The prompt after the system prompt, which does not replace one that the data has.

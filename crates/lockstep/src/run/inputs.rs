@@ -33,6 +33,8 @@ pub struct RunInputs {
     pub train_rows: Option<Rows>,
     /// Held-out rows in the place of those that `eval_dataset_name` names.
     pub eval_rows: Option<Rows>,
+    /// Those in the place of what `eval_datasets` names, by name.
+    pub eval_sets: Vec<(String, Rows)>,
     /// The rewards that `reward_funcs` names `function:NAME`.
     pub rewards: Vec<Box<dyn Reward>>,
 }
@@ -56,8 +58,11 @@ impl RunInputs {
     /// All held-out data, by name; that of `eval_dataset_name` has none.
     pub fn eval_sets(&self) -> Vec<(String, DatasetSpec)> {
         let mut sets = DatasetSpec::eval_sets(self.config());
-        for (_, spec) in sets.iter_mut().filter(|(name, _)| name.is_empty()) {
-            spec.rows.clone_from(&self.eval_rows);
+        for (name, spec) in &mut sets {
+            spec.rows = match name.is_empty() {
+                true => self.eval_rows.clone(),
+                false => self.eval_sets.iter().find(|(own, _)| own == name).map(|(_, rows)| rows.clone()),
+            };
         }
         sets
     }

@@ -77,6 +77,9 @@ impl Run {
         if options.eval_rows.is_some() {
             config.eval_dataset_name.get_or_insert_with(|| IN_MEMORY.to_owned());
         }
+        for (name, _) in &options.eval_sets {
+            config.eval_datasets.entry(name.as_str()).or_insert_with(|| IN_MEMORY.into());
+        }
         for reward in &options.rewards {
             let spec = RewardSpec::from(format!("function:{}", reward.name()).as_str());
             if !config.reward_funcs.contains(&spec) {
@@ -108,7 +111,8 @@ impl Run {
         resume_from: ResumeFrom,
         options: RunOptions,
     ) -> anyhow::Result<Run> {
-        let RunOptions { ctx, console, stop, sinks: injected, callbacks, train_rows, eval_rows, rewards } = options;
+        let RunOptions { ctx, console, stop, sinks: injected, callbacks, train_rows, eval_rows, eval_sets, rewards } =
+            options;
         let ctx = ctx.map_or_else(|| run::context(resolved.config.threads), Ok)?;
         let console = match console {
             Some(console) => console,
@@ -132,6 +136,7 @@ impl Run {
             callbacks,
             train_rows,
             eval_rows,
+            eval_sets,
             rewards,
         };
         let (task, training) = or_earlier(trainers::build(purpose, inputs), &from, &place)?;

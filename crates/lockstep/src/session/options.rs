@@ -18,6 +18,7 @@ pub struct RunOptions {
     pub(super) callbacks: Callbacks,
     pub(super) train_rows: Option<Rows>,
     pub(super) eval_rows: Option<Rows>,
+    pub(super) eval_sets: Vec<(String, Rows)>,
     pub(super) rewards: Vec<Box<dyn Reward>>,
 }
 
@@ -79,6 +80,12 @@ impl RunOptions {
     /// Evaluates on these rows in the place of those that `eval_dataset_name` names.
     pub fn eval_rows(mut self, rows: Rows) -> Self {
         self.eval_rows = Some(rows);
+        self
+    }
+
+    /// Evaluates on these rows, too: as the set `name` of `eval_datasets`, in the place of what that names.
+    pub fn eval_set(mut self, name: impl Into<String>, rows: Rows) -> Self {
+        self.eval_sets.push((name.into(), rows));
         self
     }
 

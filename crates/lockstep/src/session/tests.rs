@@ -222,6 +222,40 @@ fn a_task_is_waited_for_and_may_end_before_the_last_step() {
     assert_eq!((result.stop_reason, result.step), (StopReason::Interrupted, 0));
 }
 
+#[test]
+fn a_text_is_learned_from_its_second_token_on() {
+    let dir = directory();
+    let words = ["ab.", "sun.", "moon.", "tree.", "xy.", "river."];
+    let texts = words.map(|text| json!({"body": text}));
+    let split = words.map(|text| json!({"prompt": text[..1], "completion": text[1..]}));
+    let train = |rows: Vec<Value>, out: &str, change: fn(&mut Config)| {
+        let mut config = config(dir.path(), out);
+        change(&mut config);
+        let options = RunOptions::new().context(one_thread()).train_rows(Rows::try_from(rows).unwrap());
+        Run::new(Purpose::Sft, config, options).map(|run| weights_of(&run.run().unwrap().dir.model()))
+    };
+    let renamed = |c: &mut Config| drop(c.columns.insert("text".into(), "body".into()));
+    let whole = train(texts.to_vec(), "whole", renamed).unwrap();
+    assert_eq!(whole, train(split.to_vec(), "split", |_| {}).unwrap());
+    let mixed = vec![json!({"text": "ab."}), split[1].clone()];
+    let refused = |error: anyhow::Error| error.to_string();
+    assert!(refused(train(mixed, "mixed", |_| {}).unwrap_err()).contains("no completion"));
+    let short = vec![json!({"text": ""})];
+    assert!(refused(train(short, "short", |_| {}).unwrap_err()).contains("no token to learn"));
+}
+
+#[test]
+fn rows_in_memory_are_named_sets_of_evaluation() {
+    let dir = directory();
+    let config = Config { eval_strategy: Strategy::Steps, eval_steps: Some(6), ..config(dir.path(), "sets") };
+    let options = options().eval_rows(rows()).eval_set("easy", rows());
+    let result = Run::new(Purpose::Grpo, config, options).unwrap().run().unwrap();
+    let file = std::fs::read_to_string(result.dir.metrics()).unwrap();
+    let line = file.lines().find(|line| line.contains("eval_")).expect("nothing was evaluated");
+    let metrics: Value = serde_json::from_str(line).unwrap();
+    assert_eq!(metrics["eval_easy_reward"].as_f64().expect("no such set"), metrics["eval_reward"].as_f64().unwrap());
+}
+
 /// Keeps what was logged.
 struct Logged(Arc<Mutex<Vec<(u64, usize)>>>);
 

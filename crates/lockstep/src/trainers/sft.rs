@@ -1,12 +1,16 @@
-//! Supervised fine-tuning: the mean negative log-likelihood of given completions.
+//! Supervised fine-tuning: the mean negative log-likelihood of given completions, or of whole texts and conversations
+//! from their second token on.
 
 use super::offline::{Offline, Row, longest_row};
+use crate::bad_input;
 use crate::config::{Config, Purpose};
 use crate::data::prompt_dataset::{context, encoder};
-use crate::data::{DatasetSpec, encode_all, encode_completion};
-use crate::error::BadInput;
+use crate::data::{Dataset, DatasetSpec, encode_all, encode_completion};
+use crate::error::OrBadInput;
 use crate::run::training::TrainingRun;
-use model::{Head, ModelAssets, Scorer};
+use model::chat::PromptEncoder;
+use model::{Head, ModelAssets, Prompt, Scorer};
+use rewards::Content;
 use telemetry::Sinks;
 use train::{Objective, Sample};
 
@@ -30,11 +34,15 @@ impl Offline for Sft {
         assets: &ModelAssets,
         sinks: &Sinks,
     ) -> anyhow::Result<(Vec<Sample>, String)> {
-        spec.needs_completion = true;
+        (spec.needs_completion, spec.whole_texts) = (true, true);
         let data = spec.load()?;
         let encoder = encoder(config, assets)?;
-        let encoded = encode_all(&encoder, &data, config.max_prompt_length, context(config, assets), 1)?;
         let most = longest_row(config, assets);
+        if data.examples.iter().all(|example| example.completion.is_none()) {
+            let (samples, left_out) = whole_texts(&encoder, &data, most)?;
+            return kept(samples, left_out, data, most, sinks);
+        }
+        let encoded = encode_all(&encoder, &data, config.max_prompt_length, context(config, assets), 1)?;
         let mut samples = Vec::with_capacity(encoded.prompts.len());
         let mut left_out = encoded.left_out;
         for prompt in &encoded.prompts {
@@ -44,16 +52,7 @@ impl Offline for Sft {
                 false => left_out += 1,
             }
         }
-        if left_out > 0 {
-            sinks.info(&format!("{}: {left_out} rows are longer than allowed and were left out", data.name));
-        }
-        if samples.is_empty() {
-            return Err(BadInput::new(format!(
-                "{}: every row is longer than max_length = {most}: raise it",
-                data.name
-            )));
-        }
-        Ok((samples, data.hash))
+        kept(samples, left_out, data, most, sinks)
     }
 
     /// The loss on held-out completions.
@@ -63,4 +62,45 @@ impl Offline for Sft {
         let sum: f64 = scores.iter().flat_map(|s| &s.logps).map(|&l| f64::from(l)).sum();
         Ok(vec![("eval_loss".into(), -sum / tokens.max(1) as f64)])
     }
+}
+
+/// Each text with the end token behind it, each conversation as the template renders it: its first token is what the
+/// others follow, and every other one is learned. Those that have more than `most` tokens are counted.
+fn whole_texts(encoder: &PromptEncoder<'_>, data: &Dataset, most: usize) -> anyhow::Result<(Vec<Sample>, usize)> {
+    let (mut samples, mut left_out) = (Vec::with_capacity(data.examples.len()), 0);
+    for example in &data.examples {
+        let nothing = match &example.prompt {
+            Content::Text(_) => Content::Text(String::new()),
+            Content::Messages(_) => Content::Messages(Vec::new()),
+        };
+        let place = || format!("{}, row {}", data.name, example.row + 1);
+        let mut ids = encoder.encode_answered(&example.prompt, &nothing).or_bad_input_in(place())?;
+        if ids.len() < 2 {
+            bad_input!("{}: the text has no token to learn after its first one", place());
+        }
+        if ids.len() > most {
+            left_out += 1;
+            continue;
+        }
+        let learned = ids.split_off(1);
+        samples.push(Sample::supervised(Prompt::new(ids), learned));
+    }
+    Ok((samples, left_out))
+}
+
+/// The samples, with a line about those that are not among them.
+fn kept(
+    samples: Vec<Sample>,
+    left_out: usize,
+    data: Dataset,
+    most: usize,
+    sinks: &Sinks,
+) -> anyhow::Result<(Vec<Sample>, String)> {
+    if left_out > 0 {
+        sinks.info(&format!("{}: {left_out} rows are longer than allowed and were left out", data.name));
+    }
+    if samples.is_empty() {
+        bad_input!("{}: every row is longer than max_length = {most}: raise it", data.name);
+    }
+    Ok((samples, data.hash))
 }

@@ -12,7 +12,8 @@ macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     dataset_split: String = "train".to_owned() => TRL.trl_name("dataset_train_split");
     /// The column that holds the prompt: text, or a list of chat messages.
     prompt_column: String = "prompt".to_owned() => OURS;
-    /// The column that holds the completion to learn from (supervised fine-tuning only).
+    /// The column that holds the completion to learn from (supervised fine-tuning only). Rows that have neither it nor
+    /// the prompt's are learned whole: a column `text`, or a conversation in `messages`.
     completion_column: String = "completion".to_owned() => OURS.read_by(SFT);
     /// New names for columns, new = "old": rewards read the new names. For example { answer = "ground_truth" }.
     columns: Map<String, Json> = Map::new() => OURS;

@@ -1,0 +1,97 @@
+"""PEFT's configurations and models, without importing it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+from ._config import plain
+
+_ADAPTER = "default"
+
+
+def is_peft_model(model: Any) -> bool:
+    """Whether it is a PeftModel: a model with adapters on it."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def config_of(model: Any) -> Any:
+    """The configuration of a PeftModel's only adapter."""
+    configs = model.peft_config
+    if list(configs) != [_ADAPTER]:
+        raise ValueError(
+            f"`model` is a PeftModel with the adapters {', '.join(configs)}: give one with a single adapter, named "
+            f"{_ADAPTER!r}"
+        )
+    return configs[_ADAPTER]
+
+
+def save_base(model: Any, target: str) -> str:
+    """Writes a PeftModel as the engine reads one: the adapter in `target`, and the model below in a directory there,
+    which is returned."""
+    config_of(model)
+    below = os.path.join(os.path.abspath(target), "base")
+    base = model.get_base_model()
+    weights = {
+        name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name
+    }
+    base.save_pretrained(below, state_dict=weights)
+    model.save_pretrained(target)
+    path = os.path.join(target, "adapter_config.json")
+    with open(path) as file:
+        config = json.load(file)
+    with open(path, "w") as file:
+        json.dump({**config, "base_model_name_or_path": below}, file, indent=2)
+    return below
+
+
+def name_in_model(name: str) -> str:
+    """A tensor of an adapter's file under its name in the PeftModel."""
+    stem, _, leaf = name.rpartition(".")
+    return f"{stem}.{_ADAPTER}.{leaf}"
+
+
+def lora_values(peft_config: Any, has_weights: bool = False) -> dict:
+    """A `peft.LoraConfig`, or a dict of its fields, as the engine's keys. How weights begin is of no interest where an
+    adapter has them."""
+    if peft_config is None:
+        return {}
+    fields = peft_config if isinstance(peft_config, dict) else getattr(peft_config, "__dict__", None)
+    if fields is None:
+        raise TypeError(f"`peft_config` must be a peft.LoraConfig or a dict, but is {type(peft_config).__name__}")
+    kind = str(getattr(fields.get("peft_type"), "value", fields.get("peft_type") or "LORA"))
+    if kind != "LORA":
+        raise ValueError(f"`peft_config`: adapters are LoRA here, not {kind}")
+    values: dict = {"use_peft": True}
+    # PEFT's defaults, which are others than those of the engine's keys.
+    values.update(lora_r=fields.get("r", 8), lora_alpha=fields.get("lora_alpha", 8))
+    values["lora_dropout"] = fields.get("lora_dropout", 0.0)
+    values["use_rslora"] = bool(fields.get("use_rslora", False))
+    modules = fields.get("target_modules")
+    if modules is not None:
+        values["lora_target_modules"] = sorted(modules) if isinstance(modules, (set, frozenset)) else modules
+        if isinstance(modules, str):
+            values["lora_target_modules"] = [modules]
+    # What PEFT has by itself asks for nothing, such as the parameters of variants that are off.
+    own = dataclasses.fields(peft_config) if dataclasses.is_dataclass(peft_config) else ()
+    defaults = {field.name: field.default for field in own}
+    for name, value in fields.items():
+        if name in defaults and value == defaults[name]:
+            continue
+        if name in _LORA or name.startswith("_") or value in _LORA_NEUTRAL.get(name, (None, False)) or value == {}:
+            continue
+        if name in _LORA_IGNORED or value == [] or (has_weights and name == "init_lora_weights"):
+            continue
+        raise ValueError(f"`peft_config`: {name} = {value!r} is not supported: adapters are plain LoRA here; remove it")
+    return {name: plain(value, f"peft_config.{name}") for name, value in values.items()}
+
+
+_LORA = {"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "peft_type"}
+_LORA_IGNORED = {
+    "task_type", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "auto_mapping",
+    "runtime_config", "layers_pattern", "fan_in_fan_out", "megatron_core", "ensure_weight_tying",
+}
+# The values besides none and false that ask for plain LoRA.
+_LORA_NEUTRAL = {"bias": ("none", None), "init_lora_weights": (True, None)}

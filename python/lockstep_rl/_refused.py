@@ -1,0 +1,63 @@
+"""Arguments and methods of TRL's trainers that are not supported, each with its reason; arguments under old names."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+from ._config import plain
+
+_LATER = "it comes in a later version"
+REFUSED_ARGUMENTS = {
+    "tools": _LATER,
+    "environment_factory": _LATER,
+    "rollout_func": _LATER,
+    "compute_metrics": "rewards and metrics of evaluation are the engine's; log_metric in a reward adds one",
+    "optimizers": "the optimizer is AdamW, set by learning_rate, weight_decay, adam_beta1, adam_beta2 and adam_epsilon",
+    "optimizer_cls_and_kwargs": "the optimizer is AdamW, set by the fields of the configuration",
+    "quantization_config": "weights are not quantised in this build",
+    "data_collator": "batches are packed by the engine",
+    "preprocess_logits_for_metrics": "logits never leave the engine",
+    "formatting_func": "format the rows before they are given (columns prompt and completion)",
+    "compute_loss_func": "losses are the engine's: loss_type",
+    "value_model": "set value_model of PPOConfig to a directory",
+    "reward_processing_classes": "a reward model is read with its own tokenizer",
+    "tokenizer": "the argument is processing_class",
+    "gen_kwargs": "set the fields of the configuration",
+}
+REFUSED_METHODS = {
+    "get_train_dataloader": "the engine draws its rows itself; no data loader is made",
+    "get_eval_dataloader": "the engine draws its rows itself; no data loader is made",
+    "create_optimizer": "the optimizer is inside the engine",
+    "create_scheduler": "the schedule is inside the engine",
+    "create_optimizer_and_scheduler": "the optimizer is inside the engine",
+    "compute_loss": "the loss is inside the engine: loss_type",
+    "training_step": "steps are made inside the engine: use callbacks",
+    "prediction_step": "evaluation is inside the engine",
+    "predict": "generate completions with `lockstep generate`, or use evaluate",
+    "optimizer": "the optimizer is inside the engine",
+    "lr_scheduler": "the schedule is inside the engine",
+    "accelerator": "one process trains; there is no accelerate",
+    "hyperparameter_search": "make a trainer for each trial",
+}
+
+# What gen_kwargs (transformers' generate) says under another name.
+_GENERATION = {"max_new_tokens": "max_completion_length", "max_length": "max_completion_length"}
+
+
+def with_gen_kwargs(args: Any, gen_kwargs: dict) -> Any:
+    """Old scripts give the trainer arguments of `generate`."""
+    warnings.warn("`gen_kwargs` is old: set these fields of the configuration instead", FutureWarning, stacklevel=4)
+    args = copy.copy(args)
+    for name, value in gen_kwargs.items():
+        if name in ("use_cache", "pad_token_id") or (name == "do_sample" and value):
+            continue
+        if name == "do_sample":
+            raise ValueError("gen_kwargs: do_sample=False gives each prompt the same completion G times: remove it")
+        field = _GENERATION.get(name, name)
+        if field not in ("max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+            raise ValueError(f"gen_kwargs: `{name}` is not supported: set the fields of {type(args).__name__}")
+        setattr(args, field, plain(value, name))
+    args.__post_init__()
+    return args

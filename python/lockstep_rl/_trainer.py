@@ -1,0 +1,365 @@
+"""What TRL's trainers share, over the engine's runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from typing import Any, NamedTuple
+
+from . import _native
+from ._callbacks import CallbackList, TrainerControl, TrainerState
+from ._config import warn_once
+from ._data import json_of, rows_of
+from ._models import Model, check_path, name_of, stage, sync_weights
+from ._observer import Observer
+from ._peft import config_of, is_peft_model, lora_values
+from ._refused import REFUSED_ARGUMENTS, REFUSED_METHODS, with_gen_kwargs
+from ._reporters import reporters
+from ._rewards import RewardSet, Source, note
+from ._signals import Interrupts, in_notebook
+
+
+class TrainOutput(NamedTuple):
+    """What `train` gives, as in transformers."""
+
+    global_step: int
+    training_loss: float
+    metrics: dict
+
+
+class RowSet(NamedTuple):
+    """Rows in memory, as they were given and as JSON; none where the engine reads a file."""
+
+    rows: list[dict] = []
+    texts: list[str] | None = None
+
+
+class EvalData(NamedTuple):
+    """Held-out data: the engine's keys that name it, and what is in memory, by name where there are several sets."""
+
+    values: dict = {}
+    rows: RowSet = RowSet()
+    sets: dict[str, RowSet] = {}
+
+
+_EVAL_KEYS = {"eval_dataset_name", "eval_datasets"}
+
+
+class Trainer:
+    """What the trainers share: a model, data, callbacks, and one run of the engine at a time."""
+
+    config_class: Any = None
+    # Columns of the data that the engine itself reads.
+    columns: tuple[str, ...] = ("prompt",)
+    # Whether held-out data may be several sets.
+    evaluates_sets = False
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        callbacks: list | None = None,
+        peft_config: Any = None,
+        **others: Any,
+    ):
+        kind = type(self).__name__
+        if "tokenizer" in others:
+            warnings.warn("`tokenizer` is old: the argument is processing_class", FutureWarning, stacklevel=3)
+            processing_class = processing_class or others.pop("tokenizer")
+        gen_kwargs = others.pop("gen_kwargs", None)
+        self._refuse(kind, others)
+        if model is None:
+            raise TypeError(f"{kind} needs a model: a directory, a Hub id or a transformers model")
+        if args is None:
+            args = self.config_class(f"{_short_name(model)}-{kind.removesuffix('Trainer')}")
+        if not isinstance(args, self.config_class):
+            raise TypeError(
+                f"`args` must be a {self.config_class.__name__} of lockstep_rl, but is {type(args).__module__}."
+                f"{type(args).__name__}: import it from here, too"
+            )
+        self.args = args if gen_kwargs is None else with_gen_kwargs(args, gen_kwargs)
+        self.processing_class = processing_class
+        self._given_model = model
+        self._train = RowSet()
+        self._values = self.args.values()
+        of_adapter = is_peft_model(model)
+        if of_adapter:
+            if peft_config is not None:
+                raise ValueError("`model` is a PeftModel already: give the model below it, or no `peft_config`")
+            peft_config = config_of(model)
+        self._values.update(lora_values(peft_config, has_weights=of_adapter))
+        self._values["output_dir"] = self._output_dir(model)
+        self._values["model_name_or_path"] = stage(model, processing_class, self._values["output_dir"])
+        self._take_data(train_dataset, eval_dataset)
+        self.state = TrainerState(
+            logging_steps=self._values.get("logging_steps", 10),
+            save_steps=self._values.get("save_steps", 500),
+            eval_steps=self._values.get("eval_steps"),
+            num_train_epochs=self.args.num_train_epochs,
+            train_batch_size=self.args.per_device_train_batch_size,
+        )
+        self.control = TrainerControl()
+        self.is_trained = False
+        self._stop: Any = None
+        self._result: dict | None = None
+        self._callbacks = CallbackList([*reporters(self.args), *(callbacks or [])], self)
+        self._callbacks.call("on_init_end")
+
+    def _refuse(self, kind: str, others: dict) -> None:
+        """Arguments that are TRL's and not supported, and those that nobody knows."""
+        for name, value in others.items():
+            why = REFUSED_ARGUMENTS.get(name)
+            if why is None:
+                raise TypeError(f"{kind} has no argument `{name}`")
+            empty = value is None or value == (None, None) or (isinstance(value, (list, dict)) and not value)
+            if not empty:
+                raise ValueError(f"{kind}: `{name}` is not supported: {why}")
+
+    def _output_dir(self, model: Any) -> str:
+        """The directory that was asked for; of those that nobody named, the first that holds no run yet."""
+        name = self._values.get("output_dir")
+        if name is not None:
+            return os.path.abspath(os.fspath(name))
+        name = os.path.abspath("trainer_output")
+        number = 2
+        while os.path.exists(name):
+            name, number = os.path.abspath(f"trainer_output-{number}"), number + 1
+        return name
+
+    def _take_data(self, train: Any, evaluation: Any) -> None:
+        if train is None and "dataset_name" not in self._values:
+            raise ValueError("`train_dataset` is missing: a datasets.Dataset, a list of dicts, or a file's path")
+        if train is not None:
+            self._values["dataset_name"], self._train = self._rows(train, "train_dataset", "max_samples")
+        self._eval = self._eval_data(evaluation)
+        self._values.update(self._eval.values)
+
+    def _eval_data(self, dataset: Any) -> EvalData:
+        """Held-out rows, or several sets of them under names."""
+        if dataset is None:
+            return EvalData()
+        if not isinstance(dataset, dict):
+            name, rows = self._rows(dataset, "eval_dataset", "eval_max_samples")
+            return EvalData({"eval_dataset_name": name}, rows, {})
+        if not self.evaluates_sets:
+            raise ValueError(
+                f"`eval_dataset` is a dict of datasets: {type(self).__name__} evaluates one ({', '.join(dataset)}); "
+                "give the others to evaluate(eval_dataset=…, metric_key_prefix=\"eval_NAME\")"
+            )
+        if not dataset:
+            raise ValueError("`eval_dataset` is an empty dict")
+        names, sets = {}, {}
+        for key, rows in dataset.items():
+            names[key], rows = self._rows(rows, f"eval_dataset[{key!r}]", "eval_max_samples")
+            if rows.texts is not None:
+                sets[key] = rows
+        return EvalData({"eval_datasets": names}, RowSet(), sets)
+
+    def _rows(self, dataset: Any, name: str, most: str) -> tuple[str, RowSet]:
+        """What the engine calls a dataset, and its rows where it is in memory."""
+        if isinstance(dataset, (str, os.PathLike)):
+            return check_path(os.fspath(dataset), name), RowSet()
+        rows = rows_of(dataset, name, self._values.get(most))
+        return "memory", RowSet(rows, json_of(rows, name, self.columns))
+
+    # What a user asks for.
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **others: Any) -> TrainOutput:
+        """Trains to the end, or goes on: after the newest checkpoint of `output_dir` (True), or after the one whose
+        directory is given."""
+        for name in others:
+            raise TypeError(f"train() has no argument `{name}`")
+        self._warn_of_torch_contexts()
+        resume = resume_from_checkpoint
+        if resume is None or resume is False:
+            resume = getattr(self.args, "resume_from_checkpoint", None) or None
+        if resume is True:
+            resume = self._values["output_dir"]
+        elif resume is not None:
+            resume = check_path(os.fspath(resume), "resume_from_checkpoint")
+        began = time.monotonic()
+        steps_before = self.state.global_step
+        self._callbacks.call("on_train_begin")
+        self._result = self._run(resume=resume)
+        self.is_trained = True
+        if self._result["best"] is not None:
+            self.state.best_global_step, self.state.best_metric = self._result["best"]
+        seconds = time.monotonic() - began
+        losses = [entry["loss"] for entry in self.state.log_history if "loss" in entry]
+        loss = sum(losses) / len(losses) if losses else float("nan")
+        steps = self.state.global_step - steps_before
+        metrics = {
+            "train_runtime": seconds,
+            "train_samples_per_second": steps * self._samples_per_step() / seconds,
+            "train_steps_per_second": steps / seconds,
+            "train_loss": loss,
+        }
+        self._log({**metrics, "epoch": self.state.epoch})
+        self._callbacks.call("on_train_end")
+        return TrainOutput(self.state.global_step, loss, metrics)
+
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict:
+        """Evaluates the model as it is now, and logs the metrics."""
+        values = {key: value for key, value in self._values.items() if key not in _EVAL_KEYS}
+        data = self._eval if eval_dataset is None else self._eval_data(eval_dataset)
+        given = {key: self._values[key] for key in _EVAL_KEYS if key in self._values}
+        values.update(given if eval_dataset is None else data.values)
+        if not _EVAL_KEYS & values.keys():
+            raise ValueError("evaluate: there is no eval_dataset: give one here or to the trainer")
+        metrics: dict = {}
+        with tempfile.TemporaryDirectory(prefix="lockstep-evaluate-") as place:
+            # A run that takes no step: the model as it is now, in a directory that nobody keeps.
+            values.update(output_dir=os.path.join(place, "run"), model_name_or_path=self._current_model())
+            values.update(eval_strategy="steps", load_best_model_at_end=False, tensorboard=False)
+            values.pop("metric_for_best_model", None), values.pop("early_stopping_patience", None)
+            self._run(values=values, evaluation=data, only_evaluate=metrics)
+        if metric_key_prefix != "eval":
+            metrics = {metric_key_prefix + key.removeprefix("eval"): value for key, value in metrics.items()}
+        self._log(metrics)
+        self._callbacks.call("on_evaluate", metrics=metrics)
+        return metrics
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Writes the model as it is now, with its tokenizer; without a directory, into `output_dir`."""
+        source, target = self._current_model(), os.fspath(output_dir or self.args.output_dir or "trainer_output")
+        if not os.path.isdir(source):
+            raise ValueError(f"save_model: the model {source} is not trained yet, and is not a directory")
+        shutil.copytree(source, target, dirs_exist_ok=True)
+
+    def push_to_hub(self, commit_message: str = "End of training", **kwargs: Any) -> Any:
+        """Uploads the model with huggingface_hub, where that is installed."""
+        try:
+            import huggingface_hub
+        except ImportError:
+            raise RuntimeError("push_to_hub needs the package huggingface_hub: pip install huggingface_hub") from None
+        name = kwargs.pop("repo_id", None) or getattr(self.args, "hub_model_id", None)
+        if name is None:
+            raise ValueError("push_to_hub: give hub_model_id in the arguments, or repo_id=\"you/name\"")
+        api = huggingface_hub.HfApi(token=kwargs.pop("token", None) or getattr(self.args, "hub_token", None))
+        api.create_repo(name, exist_ok=True)
+        return api.upload_folder(repo_id=name, folder_path=self._current_model(), commit_message=commit_message)
+
+    def add_callback(self, callback: Any) -> None:
+        """Adds a callback, or the class of one."""
+        self._callbacks.add(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Takes out a callback, or the first of a class."""
+        self._callbacks.pop(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """The same, and gives it."""
+        return self._callbacks.pop(callback)
+
+    def stop(self) -> None:
+        """Asks the run to stop, from any thread: with a checkpoint, as Ctrl-C does."""
+        if self._stop is not None:
+            self._stop.request()
+
+    @property
+    def model(self) -> Any:
+        """The model: the transformers model that was given, with its weights as they are now, or a handle to files."""
+        if isinstance(self._given_model, (str, os.PathLike)):
+            return Model(self._current_model())
+        if self._result is not None and self._result.get("model_is_new"):
+            sync_weights(self._given_model, self._result["model"])
+            self._result["model_is_new"] = False
+        return self._given_model
+
+    def __getattr__(self, name: str) -> Any:
+        if name in REFUSED_METHODS:
+            raise AttributeError(f"{type(self).__name__} has no `{name}`: {REFUSED_METHODS[name]}")
+        raise AttributeError(f"{type(self).__name__} has no `{name}`")
+
+    # What the engine asks for.
+
+    def _rewards(self) -> RewardSet | None:
+        return None
+
+    def _samples_per_step(self) -> int:
+        return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
+
+    def _current_model(self) -> str:
+        return self._result["model"] if self._result is not None else self._values["model_name_or_path"]
+
+    def _run(
+        self,
+        resume: str | None = None,
+        values: dict | None = None,
+        evaluation: EvalData | None = None,
+        only_evaluate: dict | None = None,
+    ) -> dict:
+        values = dict(self._values if values is None else values)
+        evaluation = self._eval if evaluation is None else evaluation
+        rewards = self._rewards()
+        given = []
+        if rewards is not None:
+            sets = [self._train, evaluation.rows, *evaluation.sets.values()]
+            rewards.sources = [Source(rows, texts) for rows, texts in sets if texts]
+            rewards.state = self.state
+            given = [(function.name, function, function.by_group) for function in rewards.functions]
+            values["reward_funcs"] = rewards.specs
+        if self._stop is not None:
+            raise RuntimeError("this trainer is training already; make another one")
+        observer = Observer(self, rewards, only_evaluate)
+        self._stop = _native.StopSignal()
+        silent = only_evaluate is not None or bool(getattr(self.args, "disable_tqdm", False)) or in_notebook()
+        try:
+            with Interrupts(self._stop):
+                ended = _native.run(
+                    self.args.method,
+                    json.dumps(values),
+                    rewards=given,
+                    observer=observer,
+                    stop=self._stop,
+                    train_rows=self._train.texts,
+                    eval_rows=evaluation.rows.texts,
+                    eval_sets=[(name, rows.texts) for name, rows in evaluation.sets.items()],
+                    resume=resume,
+                    silent=silent,
+                    only_evaluate=only_evaluate is not None,
+                )
+                # A signal that came while the engine worked is raised by now.
+                time.sleep(0)
+        except KeyboardInterrupt as interrupt:
+            if only_evaluate is None:
+                # A callback that was interrupted may not have heard of the last step.
+                self.state.global_step = self._stop.steps_done()
+                place = values["output_dir"]
+                note(interrupt, f"stopped after step {self.state.global_step}; "
+                                f"train(resume_from_checkpoint=True) goes on in {place}")
+            raise
+        finally:
+            self._stop = None
+        ended = {**ended, "model": os.fspath(ended["model"]), "dir": os.fspath(ended["dir"]), "model_is_new": True}
+        if ended["stop_reason"] == "interrupted" and only_evaluate is None:
+            raise KeyboardInterrupt(
+                f"stopped after step {ended['step']}; train(resume_from_checkpoint=True) goes on in {ended['dir']}"
+            )
+        return ended
+
+    def _log(self, logs: dict) -> None:
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self._callbacks.call("on_log", logs=logs)
+        if in_notebook():
+            print("  ".join(f"{key} {value:.4g}" for key, value in logs.items() if value is not None))
+
+    @staticmethod
+    def _warn_of_torch_contexts() -> None:
+        import sys
+
+        torch = sys.modules.get("torch")
+        if torch is not None and not torch.is_grad_enabled():
+            warn_once("train() is called under torch.no_grad(): that has no meaning here, the engine has gradients")
+
+
+def _short_name(model: Any) -> str:
+    name = model if isinstance(model, (str, os.PathLike)) else name_of(model) or "model"
+    return os.path.basename(os.path.normpath(os.fspath(name)))

@@ -1,0 +1,132 @@
+"""What datasets may look like, several sets of them to evaluate, and where metrics go."""
+
+import sys
+import types
+
+import pytest
+from conftest import SMALL, WORDS, grpo, weights
+
+from lockstep_rl import GRPOConfig, SFTConfig, SFTTrainer
+
+OFFLINE = dict(per_device_train_batch_size=2, max_steps=3, logging_steps=1, learning_rate=0.01, threads=1,
+               disable_tqdm=True)
+
+
+def sft(model, rows, out, **fields):
+    trainer = SFTTrainer(model, SFTConfig(out, **{**OFFLINE, **fields}), rows)
+    trainer.train()
+    return weights(f"{out}/model")
+
+
+def test_sft_learns_a_text_from_its_second_token_on(model):
+    whole = sft(model, [{"text": word} for word in WORDS if len(word) > 1], "whole")
+    split = sft(model, [{"prompt": word[0], "completion": word[1:]} for word in WORDS if len(word) > 1], "split")
+    assert whole == split != weights(model)
+    other = sft(model, [{"body": word} for word in WORDS if len(word) > 1], "other", dataset_text_field="body")
+    assert other == whole
+
+
+def test_sft_learns_a_conversation_as_the_template_renders_it(model):
+    def said(word):
+        return {"messages": [{"role": "user", "content": f"{word} "}, {"role": "assistant", "content": f"{word}<e>"}]}
+
+    # The template of the tests puts contents one behind the other.
+    conversations = sft(model, [said(word) for word in WORDS], "conversations")
+    assert conversations == sft(model, [{"text": f"{word} {word}"} for word in WORDS], "texts") != weights(model)
+
+
+def test_rows_that_are_longer_than_allowed_are_left_out(model):
+    long = [{"text": "a" * 40}]
+    assert sft(model, [{"text": "ab"}] * 2 + long, "a", max_length=8) == sft(model, [{"text": "ab"}] * 2, "b")
+    with pytest.raises(ValueError, match="every row is longer"):
+        sft(model, long, "c", max_length=8)
+
+
+def test_several_sets_are_evaluated_under_their_names(model, rows):
+    sets = {"easy": rows[:2], "hard": rows[2:]}
+    trainer = grpo(model, rows, eval_strategy="steps", eval_steps=2, trainer={"eval_dataset": sets})
+    trainer.train()
+    logged = {key for entry in trainer.state.log_history for key in entry}
+    assert {"eval_easy_reward", "eval_hard_reward"} <= logged and "eval_reward" not in logged
+    again = trainer.evaluate()
+    assert {"eval_easy_rewards/vowels/mean", "eval_hard_rewards/vowels/mean"} <= again.keys()
+    one = trainer.evaluate(rows[:2])
+    assert "eval_reward" in one and "eval_easy_reward" not in one
+    named = trainer.evaluate({"third": rows[:2]}, metric_key_prefix="test")
+    assert named["test_third_reward"] == one["eval_reward"]
+
+
+def test_a_reward_sees_the_columns_of_every_set(model, rows):
+    seen = set()
+
+    def reward(completions, kind, **kwargs):
+        seen.update(kind)
+        return [0.0] * len(completions)
+
+    def marked(kind):
+        return [{**row, "kind": (kind, 1)} for row in rows]
+
+    sets = {"a": marked("of a"), "b": marked("of b")}
+    grpo(model, marked("train"), reward, eval_strategy="steps", eval_steps=4, trainer={"eval_dataset": sets}).train()
+    assert seen == {("train", 1), ("of a", 1), ("of b", 1)}
+
+
+class Service(types.ModuleType):
+    """A package of a service that keeps what it is told."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.run, self.told = None, []
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self.told.append((name, args, kwargs))
+
+
+@pytest.fixture
+def service(monkeypatch):
+    def make(name):
+        made = Service(name)
+        monkeypatch.setitem(sys.modules, name, made)
+        return made
+
+    return make
+
+
+def calls(service, name):
+    return [(args, kwargs) for called, args, kwargs in service.told if called == name]
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_metrics_go_to_wandb_and_trackio(model, rows, service, name, monkeypatch):
+    package = service(name)
+    trainer = grpo(model, rows, report_to=name, run_name="first", project="lab")
+    trainer.train()
+    ((_, begun),) = calls(package, "init")
+    assert (begun["project"], begun["name"], begun["config"]["num_generations"]) == ("lab", "first", 2)
+    logs = [args[0] for args, _ in calls(package, "log")]
+    assert [entry["train/global_step"] for entry in logs] == [1, 2, 3, 4, 4]
+    assert "train/reward" in logs[0] and "train/train_runtime" in logs[-1]
+    assert len(calls(package, "finish")) == (name == "trackio")
+    trainer.evaluate(rows)
+    assert "eval/reward" in calls(package, "log")[-1][0][0]
+
+
+def test_metrics_go_to_mlflow(model, rows, service):
+    package = service("mlflow")
+    package.active_run = lambda: None
+    grpo(model, rows, report_to=["mlflow", "tensorboard"], run_name="first").train()
+    assert calls(package, "start_run") == [((), {"run_name": "first"})] and len(calls(package, "end_run")) == 1
+    fields = [args[0] for args, _ in calls(package, "log_params")]
+    assert any("num_generations" in part for part in fields) and all(len(part) <= 100 for part in fields)
+    logs = calls(package, "log_metrics")
+    assert [kwargs["step"] for _, kwargs in logs] == [1, 2, 3, 4, 4]
+    assert all(isinstance(value, float) for args, _ in logs for value in args[0].values())
+
+
+def test_a_service_whose_package_is_missing_is_named(model, rows, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match="pip install wandb"):
+        grpo(model, rows, report_to="wandb")
+    assert GRPOConfig(report_to="all").values() == {}
