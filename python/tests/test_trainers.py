@@ -169,7 +169,8 @@ def test_peft_configs(model):
             self.__dict__.update(fields)
 
     given = LoraConfig(peft_type="LORA", task_type="CAUSAL_LM", r=16, lora_alpha=64,
-                       target_modules={"v_proj", "q_proj"}, lora_dropout=0.05, bias="none", init_lora_weights=True, use_dora=False, rank_pattern={})
+                       target_modules={"v_proj", "q_proj"}, lora_dropout=0.05, bias="none",
+                       init_lora_weights=True, use_dora=False, rank_pattern={})
     assert lora_values(given) == {
         "use_peft": True, "lora_r": 16, "lora_alpha": 64, "lora_dropout": 0.05, "use_rslora": False,
         "lora_target_modules": ["q_proj", "v_proj"],
