@@ -12,7 +12,7 @@ const SHAPES: [[usize; 3]; 6] =
 
 /// Times every product of numbers in `dtype` (inputs and weight; gradients and outputs are f32) for about `seconds`.
 pub fn run(ctx: &Context, dtype: DType, seconds: f64) -> anyhow::Result<Report> {
-    let machine = Machine::measure(ctx).of_dtype(dtype);
+    let machine = Machine::measure(ctx)?.of_dtype(dtype);
     let columns = [
         column("shape", "M × K × N", 0),
         column("forward_gflops", "forward GFLOP/s", 1),

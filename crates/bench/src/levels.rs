@@ -56,7 +56,7 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
         column("loss", "loss", 6),
         column("grad_norm", "gradient norm", 5),
     ];
-    let mut report = Report::new("levels", Machine::measure(ctx), &columns);
+    let mut report = Report::new("levels", Machine::measure(ctx)?, &columns);
     let (config, plain) = (shape.config()?, Subject { dtype: ComputeDType::F32, ..shape });
     let prompts = workload.random_prompts(&config, 0);
     let lengths = lengths(&workload);

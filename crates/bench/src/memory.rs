@@ -13,7 +13,7 @@ const TOKENS: usize = 4096;
 
 /// One step of `shape`; in a process of its own, so that the peak is its own.
 pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
-    let machine = Machine::measure(ctx);
+    let machine = Machine::measure(ctx)?;
     let columns = [column("part", "part", 0), column("mib", "MiB", 1)];
     let mut report = Report::new("memory", machine, &columns);
     let mib = |bytes: f64| bytes / f64::from(1 << 20);

@@ -44,7 +44,7 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
         column("gain", "in order / split", 2),
         column("of_step_percent", "gain of its step %", 2),
     ];
-    let mut report = Report::new("order", Machine::measure(ctx).of_dtype(shape.dtype.dtype()), &columns);
+    let mut report = Report::new("order", Machine::measure(ctx)?.of_dtype(shape.dtype.dtype()), &columns);
     let mut row = |work: String, (ordered, split): (f64, f64), step: f64| {
         let gain = (ordered - split).max(0.0) * layers;
         report.row([

@@ -20,7 +20,7 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
         column("sampler_mismatches", "≠ first run", 0),
         column("trainer_mismatches", "≠ trainer", 0),
     ];
-    let mut report = Report::new("parity", Machine::measure(ctx), &columns);
+    let mut report = Report::new("parity", Machine::measure(ctx)?, &columns);
     let weights = shape.weights(ctx)?;
     let workload =
         Workload { prompts: 3, prompt_tokens: 77, generations: 4, max_num_seqs: 12, ..Workload::grpo(12, 24) };

@@ -19,9 +19,9 @@ pub struct Machine {
 
 impl Machine {
     /// Measures `ctx` for about a second.
-    pub fn measure(ctx: &Context) -> Machine {
-        let ceilings = kernels::ceilings::measure(ctx, Duration::from_secs(1));
-        Machine { device: ctx.describe(), threads: ctx.threads(), ceilings }
+    pub fn measure(ctx: &Context) -> kernels::Result<Machine> {
+        let ceilings = kernels::ceilings::measure(ctx, Duration::from_secs(1))?;
+        Ok(Machine { device: ctx.describe(), threads: ctx.threads(), ceilings })
     }
 
     /// The same for work whose products are of `dtype`: the ceiling is that of tiles where they run on them.

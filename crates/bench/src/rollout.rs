@@ -16,7 +16,7 @@ const PROMPT: usize = 128;
 
 /// Times at least `steps` decode steps of each batch, in which all of its sequences draw a token.
 pub fn run(ctx: &Context, shape: Subject, steps: usize) -> anyhow::Result<Report> {
-    let machine = Machine::measure(ctx).of_dtype(shape.dtype.dtype());
+    let machine = Machine::measure(ctx)?.of_dtype(shape.dtype.dtype());
     let columns = [
         column("sampling", "sampling", 0),
         column("batch", "batch", 0),

@@ -32,7 +32,7 @@ pub fn run(ctx: &Context, shape: Subject, args: &Options) -> anyhow::Result<Repo
         column("rollout_s", "rollout s", 2),
         column("update_s", "update s", 2),
     ];
-    let mut report = Report::new("scaling", Machine::measure(ctx).of_dtype(shape.dtype.dtype()), &columns);
+    let mut report = Report::new("scaling", Machine::measure(ctx)?.of_dtype(shape.dtype.dtype()), &columns);
     let mut cases: Vec<(usize, usize, usize)> = vec![(1, 32, 128)];
     let doubling =
         |from: usize, to: usize| std::iter::successors(Some(from), |n| Some(n * 2)).take_while(move |n| *n <= to);

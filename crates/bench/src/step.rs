@@ -17,7 +17,7 @@ pub fn run(
     if completions > 8 && !completions.is_multiple_of(8) {
         bad_input!("--completions {completions}: groups have eight; expected a multiple, or at most one group");
     }
-    let machine = Machine::measure(ctx).of_dtype(shape.dtype.dtype());
+    let machine = Machine::measure(ctx)?.of_dtype(shape.dtype.dtype());
     let columns = [
         column("shape", "shape", 0),
         column("completions", "completions", 0),

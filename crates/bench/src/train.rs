@@ -18,7 +18,7 @@ const TOKENS: usize = 64;
 
 /// Times updates (forward, backward, optimizer), `repeats` of each case.
 pub fn run(ctx: &Context, shape: Subject, repeats: usize) -> anyhow::Result<Report> {
-    let machine = Machine::measure(ctx).of_dtype(shape.dtype.dtype());
+    let machine = Machine::measure(ctx)?.of_dtype(shape.dtype.dtype());
     let columns = [
         column("case", "groups × (prompt + G × completion)", 0),
         column("prefix_sharing", "shared", 0),

@@ -49,7 +49,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         total_memory: memory.0,
         available_memory: memory.1,
         memory_limit: telemetry::system::memory_limit_bytes(),
-        ceilings: measure(&ctx, Duration::from_secs(1)),
+        ceilings: measure(&ctx, Duration::from_secs(1))?,
         ctx,
     };
     let text = if args.json {

@@ -81,12 +81,13 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
 /// The last words of a run.
 fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
     console.print(&finished.summary.table().render(console.width()));
-    let ceilings = if finished.summary.wall_s < WORTH_JUDGING_S {
-        Ceilings::default()
-    } else {
-        let measured = kernels::ceilings::measure(ctx, CEILINGS_TIME).of_dtype(finished.policy.config().compute);
-        Ceilings { flops_per_s: Some(measured.flops_per_s), bytes_per_s: Some(measured.read_bytes_per_s) }
-    };
+    let mut ceilings = Ceilings::default();
+    if finished.summary.wall_s >= WORTH_JUDGING_S
+        && let Ok(measured) = kernels::ceilings::measure(ctx, CEILINGS_TIME)
+    {
+        let measured = measured.of_dtype(finished.policy.config().compute);
+        ceilings = Ceilings { flops_per_s: Some(measured.flops_per_s), bytes_per_s: Some(measured.read_bytes_per_s) };
+    }
     console.info(&finished.summary.bottleneck(&ceilings));
     let root = finished.dir.root().display();
     let end = match finished.stop_reason {

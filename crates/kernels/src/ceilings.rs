@@ -5,7 +5,7 @@ use crate::device::{Backend, Cpu};
 use crate::pool::{Scratch, Tasks};
 use crate::simd::dots::Spin;
 use crate::simd::{LANES, Simd};
-use crate::{Context, DType, Isa};
+use crate::{Context, DType, Isa, Result};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -38,8 +38,11 @@ const PIECE: usize = 1 << 18;
 
 /// Measures for about `time`, half of it the arithmetic (and takes 256 MiB of memory meanwhile). The best of several
 /// passes counts: a busy machine only makes passes slower.
-pub fn measure(ctx: &Context, time: Duration) -> Ceilings {
-    let Backend::Cpu(cpu) = ctx.backend();
+pub fn measure(ctx: &Context, time: Duration) -> Result<Ceilings> {
+    let cpu = match ctx.backend() {
+        Backend::Cpu(cpu) => cpu,
+        Backend::Cuda(cuda) => return Err(cuda.lacks("a measurement of its ceilings")),
+    };
     let rounds = 1 << 14;
     let tasks = cpu.threads() * 8;
     let of_vectors = if cpu.isa().is_amx() || cpu.isa().has_dots() { time / 4 } else { time / 2 };
@@ -54,7 +57,7 @@ pub fn measure(ctx: &Context, time: Duration) -> Ceilings {
     let data = vec![1.0f32; ELEMENTS];
     let per_read = best(time / 2, || cpu.run(ELEMENTS / PIECE, &Reads { data: &data }));
     let read_bytes_per_s = (ELEMENTS * 4) as f64 / per_read;
-    Ceilings { flops_per_s: flops / per_pass, tile_flops_per_s, pair_flops_per_s, read_bytes_per_s }
+    Ok(Ceilings { flops_per_s: flops / per_pass, tile_flops_per_s, pair_flops_per_s, read_bytes_per_s })
 }
 
 /// What the threads' tile units do together.
@@ -182,7 +185,7 @@ mod tests {
     #[test]
     fn every_instruction_set_gives_positive_figures() {
         for isa in Isa::present() {
-            let measured = measure(&Context::cpu(isa, 1), Duration::from_millis(2));
+            let measured = measure(&Context::cpu(isa, 1), Duration::from_millis(2)).unwrap();
             // Only what cannot depend on how busy the machine is.
             assert!(measured.flops_per_s.is_finite() && measured.flops_per_s > 1e5, "{isa:?} {measured:?}");
             assert_eq!(measured.tile_flops_per_s.is_some(), isa.is_amx());

@@ -1,6 +1,6 @@
 //! What every operation is called with: the device, what computes on it, and the memory to allocate from.
 
-use crate::device::{Backend, Cpu};
+use crate::device::{Backend, Cpu, Cuda};
 use crate::matrix::PANEL;
 use crate::{DType, Device, Error, Isa, Matrix, Memory, Result};
 use std::cell::Cell;
@@ -32,7 +32,22 @@ impl Context {
     }
 
     fn on(device: Device, isa: Isa, threads: usize) -> Result<Context> {
-        Ok(Context { backend: Backend::Cpu(Cpu::new(isa, threads, device)?), memory: Memory::new(device) })
+        match device {
+            Device::Cpu | Device::CpuChecked | Device::Meta => {
+                Ok(Context { backend: Backend::Cpu(Cpu::new(isa, threads, device)?), memory: Memory::new(device) })
+            }
+            Device::CudaEmulated => Ok(Context::of(Cuda::open(device)?)),
+        }
+    }
+
+    fn of(cuda: Cuda) -> Context {
+        Context { memory: Memory::of_queue(cuda.queue().clone()), backend: Backend::Cuda(cuda) }
+    }
+
+    /// A device that computes with kernels in CUDA.
+    #[cfg(test)]
+    pub(crate) fn cuda(cuda: Cuda) -> Context {
+        Context::of(cuda)
     }
 
     /// Threads that a program asks for, not its user, are there.
@@ -59,24 +74,28 @@ impl Context {
 
     /// The same device and arithmetic with so many threads, and a ledger of its own.
     pub fn with_threads(&self, threads: usize) -> Context {
-        let Backend::Cpu(cpu) = &self.backend;
-        Context::given(cpu.device(), cpu.isa(), threads)
+        match &self.backend {
+            Backend::Cpu(cpu) => Context::given(cpu.device(), cpu.isa(), threads),
+            Backend::Cuda(cuda) => Context::of(cuda.clone()),
+        }
     }
 
     /// What computes, as a run's record names it: on a CPU the instruction set. Bits are promised between equal names.
     pub fn describe(&self) -> &'static str {
-        let Backend::Cpu(cpu) = &self.backend;
-        cpu.isa().name()
+        match &self.backend {
+            Backend::Cpu(cpu) => cpu.isa().name(),
+            Backend::Cuda(cuda) => cuda.device().name(),
+        }
     }
 
     /// The name of the formula that products of numbers of `dtype` are computed with (docs/arithmetic.md): contexts
     /// with the same one give the same bits.
     pub fn arithmetic(&self, dtype: DType) -> &'static str {
-        let Backend::Cpu(cpu) = &self.backend;
-        match dtype {
-            DType::Bf16 if cpu.isa().has_tiles() => "bf16-amx",
-            DType::Bf16 => "bf16-chain",
-            DType::F32 | DType::U32 => "f32",
+        match (dtype, &self.backend) {
+            (DType::F32 | DType::U32, _) => "f32",
+            (DType::Bf16, Backend::Cpu(cpu)) if cpu.isa().has_tiles() => "bf16-amx",
+            (DType::Bf16, Backend::Cpu(_)) => "bf16-chain",
+            (DType::Bf16, Backend::Cuda(_)) => "none",
         }
     }
 
@@ -84,7 +103,7 @@ impl Context {
     /// than by a product and an activation: where tiles multiply, the way through memory costs more than packing rows
     /// and reading the weight for each block of outputs.
     pub fn fuses_gates(&self, gate_up: &Matrix) -> bool {
-        let Backend::Cpu(cpu) = &self.backend;
+        let Backend::Cpu(cpu) = &self.backend else { return false };
         let on_tiles = cpu.isa().has_tiles() && gate_up.data().dtype() == DType::Bf16;
         on_tiles && gate_up.rows().is_multiple_of(2 * PANEL)
     }
@@ -94,10 +113,12 @@ impl Context {
         self.memory.rows_at_once()
     }
 
-    /// Threads, the caller's included.
+    /// Threads of the host that compute, the caller's included.
     pub fn threads(&self) -> usize {
-        let Backend::Cpu(cpu) = &self.backend;
-        cpu.threads()
+        match &self.backend {
+            Backend::Cpu(cpu) => cpu.threads(),
+            Backend::Cuda(_) => 1,
+        }
     }
 
     /// The memory to allocate from.

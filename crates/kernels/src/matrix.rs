@@ -33,8 +33,10 @@ impl Layout {
     /// That of matrices of f32 or bf16 that products on `device` read.
     pub fn of(device: Device, dtype: DType) -> Layout {
         match device {
-            Device::Cpu | Device::CpuChecked | Device::Meta if dtype == DType::Bf16 => Layout::Pairs,
-            Device::Cpu | Device::CpuChecked | Device::Meta => Layout::Panels,
+            Device::Cpu | Device::CpuChecked | Device::CudaEmulated | Device::Meta => match dtype {
+                DType::Bf16 => Layout::Pairs,
+                DType::F32 | DType::U32 => Layout::Panels,
+            },
         }
     }
 
@@ -109,10 +111,10 @@ impl Matrix {
             "rows of [{n}, {k}] from {first}"
         );
         let at = |row: usize, col: usize| self.layout.at(k, first + row, col);
-        let (len, mut data) = (self.data.shape().iter().product(), self.data.view_mut());
+        let mut data = self.data.view_mut();
         match data.dtype() {
-            DType::Bf16 => data.upload(len, |to: &mut [bf16]| scatter(to, k, from, at, bf16::from_f32)),
-            _ => data.upload(len, |to: &mut [f32]| scatter(to, k, from, at, |x| x)),
+            DType::Bf16 => data.update(|to: &mut [bf16]| scatter(to, k, from, at, bf16::from_f32)),
+            _ => data.update(|to: &mut [f32]| scatter(to, k, from, at, |x| x)),
         }
     }
     /// A row-major copy of rows `range` (bf16 widened).

@@ -4,9 +4,10 @@
 //! device shows itself to get at elements, and everybody else moves data by the explicit copies here. Of index tensors
 //! (u32) checks read what the host last wrote (`View::indices`), so that they never wait for a device.
 
-use crate::device::Cpu;
+use crate::device::cuda::Arg;
+use crate::device::{Cpu, Cuda};
 use crate::memory::{Buffer, Memory, Plain};
-use crate::{DType, Device};
+use crate::{DType, Device, Result};
 use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -269,6 +270,16 @@ impl<'a> View<'a> {
         self.slice(cpu)
     }
 
+    /// Where the elements lie, f32, for a kernel on a CUDA device that reads them.
+    pub(crate) fn f32_at(&self, cuda: &Cuda) -> Result<Arg> {
+        at(self, cuda, false)
+    }
+    /// Where the elements lie, u32, for a kernel on a CUDA device that reads them.
+    pub(crate) fn u32_at(&self, cuda: &Cuda) -> Arg {
+        self.expect(DType::U32);
+        Arg::Pointer(self.buffer.address::<u32>(cuda, self.start, false).0)
+    }
+
     fn slice<T: Plain>(&self, cpu: &Cpu) -> &'a [T] {
         // SAFETY: the tensor is borrowed, so nobody writes it.
         unsafe { self.buffer.slice(cpu, self.range()) }
@@ -355,6 +366,11 @@ impl<'a> ViewMut<'a> {
         // SAFETY: the elements are this view's own.
         unsafe { self.buffer.upload(self.view().range(), write) }
     }
+    /// [`upload`](Self::upload) of elements that `write` changes some of.
+    pub(crate) fn update<T: Plain>(&mut self, write: impl FnOnce(&mut [T])) {
+        // SAFETY: the elements are this view's own.
+        unsafe { self.buffer.update(self.view().range(), write) }
+    }
     /// The elements, for an operation on the CPU.
     pub(crate) fn bf16(self, cpu: &Cpu) -> &'a mut [bf16] {
         self.view().expect(DType::Bf16);
@@ -371,8 +387,26 @@ impl<'a> ViewMut<'a> {
         self.slice(cpu)
     }
 
+    /// Where the elements lie, f32, for a kernel on a CUDA device that writes them.
+    pub(crate) fn f32_at(&mut self, cuda: &Cuda) -> Result<Arg> {
+        at(&self.view(), cuda, true)
+    }
+    #[cfg(test)]
+    /// Where the elements lie, u32, for a kernel on a CUDA device that writes them.
+    pub(crate) fn u32_at(&mut self, cuda: &Cuda) -> Arg {
+        self.view().expect(DType::U32);
+        Arg::Pointer(self.buffer.address::<u32>(cuda, self.start, true).0)
+    }
+
     fn slice<T: Plain>(self, cpu: &Cpu) -> &'a mut [T] {
         // SAFETY: the elements are this view's own, which gives them away.
         unsafe { self.buffer.slice_mut(cpu, self.view().range()) }
+    }
+}
+
+fn at(view: &View<'_>, cuda: &Cuda, writes: bool) -> Result<Arg> {
+    match view.dtype {
+        DType::F32 => Ok(Arg::Pointer(view.buffer.address::<f32>(cuda, view.start, writes).0)),
+        dtype => Err(cuda.lacks(&format!("{dtype:?}"))),
     }
 }

@@ -1,12 +1,14 @@
 //! Where tensors lie and what computes on them: the seam that a second device fills.
 //!
 //! A tensor holds a handle, never a slice. Only what computes on a device gets at the elements, and shows for it what
-//! it computes with ([`Cpu`]); everybody else copies, or, of index tensors, reads the host's mirror. An operation's
+//! it computes with ([`Cpu`], [`Cuda`]); everybody else copies, or, of index tensors, reads the host's mirror. An operation's
 //! `mod.rs` checks its arguments, which reads no device, and dispatches by [`Backend`].
 
 mod cpu;
+pub(crate) mod cuda;
 
 pub(crate) use cpu::Cpu;
+pub(crate) use cuda::Cuda;
 
 use crate::{Error, Result};
 
@@ -19,19 +21,22 @@ pub enum Device {
     /// counted ([`crate::Memory::copies`]); index tensors have a mirror on the host. For tests: the bits are those of
     /// `Cpu`.
     CpuChecked,
+    /// The CPU as if it were a GPU: the kernels that a GPU runs, compiled by a C++ compiler. For tests, and slow.
+    CudaEmulated,
     /// Nowhere: shapes and byte counts only.
     Meta,
 }
 
 impl Device {
     /// Those that compute.
-    const ALL: [Device; 2] = [Device::Cpu, Device::CpuChecked];
+    const ALL: [Device; 3] = [Device::Cpu, Device::CpuChecked, Device::CudaEmulated];
 
     /// As `LOCKSTEP_DEVICE` names it.
     pub fn name(self) -> &'static str {
         match self {
             Device::Cpu => "cpu",
             Device::CpuChecked => "cpu-checked",
+            Device::CudaEmulated => "cuda-emulated",
             Device::Meta => "meta",
         }
     }
@@ -58,6 +63,7 @@ impl Device {
 pub(crate) enum Backend {
     /// Also for [`Device::CpuChecked`], whose memory differs and whose arithmetic does not.
     Cpu(Cpu),
+    Cuda(Cuda),
 }
 
 #[cfg(test)]
@@ -69,6 +75,6 @@ mod tests {
         assert_eq!(Device::from_name("cpu").unwrap(), Device::Cpu);
         assert_eq!(Device::from_name("cpu-checked").unwrap(), Device::CpuChecked);
         let refused = Device::from_name("cuda").unwrap_err().to_string();
-        assert_eq!(refused, "LOCKSTEP_DEVICE=cuda: no such device; there are: cpu, cpu-checked");
+        assert_eq!(refused, "LOCKSTEP_DEVICE=cuda: no such device; there are: cpu, cpu-checked, cuda-emulated");
     }
 }

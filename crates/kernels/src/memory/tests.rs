@@ -1,5 +1,6 @@
 use super::host::MAP_FROM;
 use super::*;
+use crate::device::Cpu;
 
 #[test]
 #[cfg_attr(miri, ignore = "it maps no files")]
@@ -110,7 +111,7 @@ fn copies_are_counted_and_indices_are_mirrored() {
         buffer.upload(0..4, |to: &mut [u32]| to.copy_from_slice(&[1, 2, 3, 4]));
         assert_eq!(buffer.mirror::<u32>(1..3), [2, 3]);
         assert_eq!(buffer.download(0..2, <[u32]>::to_vec), [1, 2]);
-        let expected = Copies { to_device: 1, to_device_bytes: 16, to_host: 1, to_host_bytes: 8 };
+        let expected = Copies { to_device: 1, to_device_bytes: 16, to_host: 1, to_host_bytes: 8, ..Copies::default() };
         assert_eq!(memory.copies(), expected);
         buffer.slice_mut::<u32>(&cpu, 0..1)[0] = 9;
         let stale = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| buffer.mirror::<u32>(0..1).to_vec()));

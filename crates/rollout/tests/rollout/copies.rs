@@ -47,7 +47,7 @@ fn a_decode_step_copies_once_each_way() {
     while !engine.is_idle() {
         let before = ctx.memory().copies();
         engine.step(&weights).unwrap();
-        let Copies { to_device, to_device_bytes, to_host, to_host_bytes } = ctx.memory().copies() - before;
+        let Copies { to_device, to_device_bytes, to_host, to_host_bytes, .. } = ctx.memory().copies() - before;
         assert_eq!((to_device, to_host), (1, 1), "step {steps}");
         if steps > 0 {
             // Of each sequence: token, position, table, two of its write, the row to sample from, and one page; then a

@@ -155,6 +155,7 @@ pub fn write_kv(ctx: &Context, args: WriteKv<'_>) -> Result<()> {
     crate::context::count(0, 16 * written as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::write_kv(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }
@@ -167,6 +168,7 @@ pub fn copy_block(ctx: &Context, from: u32, to: u32, pages: PagesMut<'_>) -> Res
     crate::context::count(0, 8 * pages.keys.shape().iter().product::<usize>() as u64 / blocks as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::copy_block(cpu, from as usize, to as usize, pages),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }
@@ -184,6 +186,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     crate::context::count(4 * (seen * g.heads * g.head_dim) as u64, 8 * (rows * g.heads * g.head_dim) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }
@@ -206,6 +209,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     crate::context::count(10 * (seen * g.heads * g.head_dim) as u64, 32 * (rows * g.heads * g.head_dim) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => backward::backward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }

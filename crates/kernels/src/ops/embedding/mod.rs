@@ -8,6 +8,7 @@
 //! ```
 
 mod cpu;
+mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -52,6 +53,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     count(0, (2 * size_of::<f32>() * tokens * hidden) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
+        Backend::Cuda(cuda) => cuda::forward(cuda, args)?,
     }
     Ok(())
 }
@@ -67,6 +69,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     count((tokens * hidden) as u64, (3 * size_of::<f32>() * tokens * hidden) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward(cpu, args),
+        Backend::Cuda(cuda) => cuda::backward(cuda, args)?,
     }
     Ok(())
 }

@@ -93,6 +93,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     crate::context::count(20 * (t * f) as u64, 12 * (t * f) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }
@@ -119,6 +120,7 @@ pub fn fused(ctx: &Context, args: Fused<'_>) -> Result<()> {
     crate::context::count(20 * (t * f) as u64, 0);
     match ctx.backend() {
         Backend::Cpu(cpu) => fused::forward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }
@@ -138,6 +140,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     crate::context::count(25 * (t * f) as u64, 20 * (t * f) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }

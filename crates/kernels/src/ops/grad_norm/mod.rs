@@ -29,6 +29,7 @@ pub fn global(ctx: &Context, grads: &[View<'_>], out: ViewMut<'_>) -> Result<()>
     count(2 * elements as u64, (size_of::<f32>() * elements) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::global(cpu, grads, out),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }

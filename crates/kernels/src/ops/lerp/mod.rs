@@ -7,6 +7,7 @@
 //! Both factors are formed in f64 and rounded once. No gradient passes through.
 
 mod cpu;
+mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,7 @@ pub fn lerp(ctx: &Context, args: Lerp<'_>) -> Result<()> {
     count(3 * len as u64, 12 * len as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::lerp(cpu, args),
+        Backend::Cuda(cuda) => cuda::lerp(cuda, args)?,
     }
     Ok(())
 }

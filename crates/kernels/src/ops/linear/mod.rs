@@ -89,6 +89,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     count_product(m, n, k, w.data().bytes());
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }
@@ -104,6 +105,7 @@ pub fn backward_input(ctx: &Context, args: BackwardInput<'_>) -> Result<()> {
     count_product(m, n, k, w.data().bytes());
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward_input(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }
@@ -125,6 +127,7 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
     count_product(m, n, k, 2 * d_w.data().bytes());
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward_weight(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }

@@ -94,6 +94,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     count_products(hidden, weight, 1, 1);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }
@@ -130,6 +131,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     count_products(hidden, weight, products, passes);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }

@@ -107,6 +107,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     }
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }
@@ -131,6 +132,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     }
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }

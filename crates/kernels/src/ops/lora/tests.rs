@@ -25,8 +25,10 @@ const SCALE: f32 = 0.375;
 const KEY: u64 = 0x0123_4567_89ab_cdef;
 
 fn cpu(ctx: &Context) -> &Cpu {
-    let Backend::Cpu(cpu) = ctx.backend();
-    cpu
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu,
+        Backend::Cuda(_) => unreachable!("these tests make contexts of the CPU"),
+    }
 }
 
 fn blocks(seed: u64, k: usize, of: &[[usize; 3]]) -> Vec<Block<f32>> {

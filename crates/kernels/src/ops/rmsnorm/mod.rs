@@ -98,6 +98,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     crate::context::count(4 * (t * h) as u64, 8 * (t * h) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }
@@ -113,6 +114,7 @@ pub fn recompute(ctx: &Context, args: Recompute<'_>) -> Result<()> {
     crate::context::count(2 * (t * h) as u64, 8 * (t * h) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::recompute(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }
@@ -135,6 +137,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     crate::context::count(10 * (t * h) as u64, 16 * (t * h) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }

@@ -90,6 +90,7 @@ pub fn forward(ctx: &Context, args: Rotate<'_>) -> Result<()> {
     check("rope::forward", args.x.view(), args.heads, args.head_dim, args.positions, args.table)?;
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::rotate(cpu, args, 1.0),
+        Backend::Cuda(cuda) => return Err(cuda.lacks("rope::forward")),
     }
     Ok(())
 }
@@ -101,6 +102,7 @@ pub fn forward_into(ctx: &Context, args: RotateInto<'_>) -> Result<()> {
     expect_floats(OP, "y", args.y.view(), args.x.shape())?;
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::rotate_into(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }
@@ -110,6 +112,7 @@ pub fn backward(ctx: &Context, args: Rotate<'_>) -> Result<()> {
     check("rope::backward", args.x.view(), args.heads, args.head_dim, args.positions, args.table)?;
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::rotate(cpu, args, -1.0),
+        Backend::Cuda(cuda) => return Err(cuda.lacks("rope::backward")),
     }
     Ok(())
 }

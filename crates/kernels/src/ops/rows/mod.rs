@@ -8,6 +8,7 @@
 //! ```
 
 mod cpu;
+mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -50,6 +51,7 @@ pub fn gather(ctx: &Context, args: Gather<'_>) -> Result<()> {
     count(0, (2 * x.dtype().bytes() * chosen * hidden) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::gather(cpu, args),
+        Backend::Cuda(cuda) => cuda::gather(cuda, args)?,
     }
     Ok(())
 }
@@ -67,6 +69,7 @@ pub fn scatter_add(ctx: &Context, args: ScatterAdd<'_>) -> Result<()> {
     count((chosen * hidden) as u64, (3 * size_of::<f32>() * chosen * hidden) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::scatter_add(cpu, args),
+        Backend::Cuda(cuda) => cuda::scatter_add(cuda, args)?,
     }
     Ok(())
 }

@@ -82,6 +82,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     lm_head::count_products(hidden, weight, 1, 1);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }

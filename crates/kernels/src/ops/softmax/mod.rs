@@ -60,6 +60,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     crate::context::count(20 * (r * c) as u64, 8 * (r * c) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }
@@ -75,6 +76,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     crate::context::count(5 * (r * c) as u64, 12 * (r * c) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward(cpu, args),
+        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
     }
     Ok(())
 }

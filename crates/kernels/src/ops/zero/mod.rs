@@ -7,10 +7,11 @@ use crate::device::Backend;
 use crate::{Context, ViewMut};
 
 /// f32, of any shape: *overwrites* with 0.
-pub fn zero(ctx: &Context, x: ViewMut<'_>) {
+pub fn zero(ctx: &Context, mut x: ViewMut<'_>) {
     count(0, (x.dtype().bytes() * x.shape().iter().product::<usize>()) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::zero(cpu, x),
+        Backend::Cuda(_) => x.fill(0.0),
     }
 }
 

@@ -1,0 +1,294 @@
+//! The CPU as a CUDA device, for tests: kernels are compiled by the host's C++ compiler against `emulator.h`, which says
+//! what it is strict about.
+//!
+//! `LOCKSTEP_EMULATOR_SCHEDULE` is the order of blocks and threads (0, the default: ascending; 1: descending; other
+//! numbers: random by that seed), `LOCKSTEP_EMULATOR_SECONDS` how long a launch may take (60).
+
+use super::driver::{Address, Arg, Driver, Function, Grid, Outcome};
+use super::sources::{Source, cached};
+use libloading::Library;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+const EMULATOR: &str = include_str!("emulator.h");
+/// Without kernels: device memory.
+const MEMORY: Source = Source { name: "emulator", text: "" };
+
+/// `Launch` of `emulator.h`.
+#[repr(C)]
+struct Launch {
+    grid: [c_uint; 3],
+    threads: c_uint,
+    schedule: c_uint,
+    seconds: c_uint,
+    arguments: *mut *mut c_void,
+    error: *mut c_char,
+    error_bytes: usize,
+    fault: u64,
+}
+
+/// A source that was compiled and loaded, for as long as the process lives.
+#[derive(Clone, Copy)]
+struct Module {
+    launch: unsafe extern "C" fn(c_uint, *mut Launch) -> c_int,
+    find: unsafe extern "C" fn(*const c_char) -> c_int,
+    signature: unsafe extern "C" fn(c_uint) -> *const c_char,
+    allocate: unsafe extern "C" fn(usize) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut c_void, usize) -> c_int,
+}
+
+/// All modules of the process. Launches of all emulated devices hold the lock: they handle signals.
+static MODULES: Mutex<BTreeMap<&'static str, Module>> = Mutex::new(BTreeMap::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The C++ compiler and what it says of its version.
+fn compiler() -> Outcome<&'static (String, String)> {
+    static FOUND: OnceLock<Option<(String, String)>> = OnceLock::new();
+    let version = |name: &str| {
+        let output = Command::new(name).arg("--version").output().ok().filter(|output| output.status.success())?;
+        Some((name.to_owned(), String::from_utf8_lossy(&output.stdout).into_owned()))
+    };
+    let find =
+        || std::env::var("CXX").ok().iter().map(String::as_str).chain(["c++", "g++", "clang++"]).find_map(version);
+    FOUND.get_or_init(find).as_ref().ok_or_else(|| {
+        "kernels are emulated by compiling them for the CPU, and no C++ compiler was found (CXX, c++, g++, clang++); \
+         install one (Debian: apt install g++)"
+            .into()
+    })
+}
+
+fn compile(source: &Source) -> Outcome<Module> {
+    let (compiler, version) = compiler()?;
+    let mut options = vec!["-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas"];
+    options.extend(["-Wno-unused", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]);
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("fma") {
+        options.push("-mfma");
+    }
+    let text = source.complete(&format!("#line 1 \"emulator.h\"\n{EMULATOR}"));
+    let inputs = [version.as_str(), &options.join(" "), &text];
+    let path = cached(source.name, "so", &inputs, |output| {
+        let input = output.with_extension("cu");
+        std::fs::write(&input, &text).map_err(|e| format!("{} cannot be written: {e}", input.display()))?;
+        let run = Command::new(compiler).args(&options).arg(&input).arg("-o").arg(output).output();
+        let _ = std::fs::remove_file(&input);
+        let run = run.map_err(|e| format!("{compiler}: {e}"))?;
+        let said = String::from_utf8_lossy(&run.stderr);
+        match run.status.success() {
+            true => Ok(()),
+            false => Err(format!("{compiler} refused {}.cu:\n{}", source.name, said.trim())),
+        }
+    })?;
+    let fail = |e: libloading::Error| format!("{}: {e}", path.display());
+    // SAFETY: the library was compiled of `emulator.h`; its initialisers register its kernels, no more.
+    let library = Box::leak(Box::new(unsafe { Library::new(&path) }.map_err(fail)?));
+    // SAFETY: the types are those that `emulator.h` declares.
+    unsafe {
+        Ok(Module {
+            launch: *library.get(b"emulator_launch\0").map_err(fail)?,
+            find: *library.get(b"emulator_find\0").map_err(fail)?,
+            signature: *library.get(b"emulator_signature\0").map_err(fail)?,
+            allocate: *library.get(b"emulator_allocate\0").map_err(fail)?,
+            free: *library.get(b"emulator_free\0").map_err(fail)?,
+        })
+    }
+}
+
+/// The module of a source, compiled and loaded once in a process.
+fn module(source: &Source) -> Outcome<Module> {
+    let mut modules = lock(&MODULES);
+    if let Some(module) = modules.get(source.name) {
+        return Ok(*module);
+    }
+    let module = compile(source)?;
+    modules.insert(source.name, module);
+    Ok(module)
+}
+
+/// A number from the environment.
+fn number(name: &str, default: u32) -> Outcome<u32> {
+    match std::env::var(name) {
+        Ok(text) if !text.is_empty() => text.parse().map_err(|_| format!("{name}={text} is not a whole number")),
+        _ => Ok(default),
+    }
+}
+
+/// Opens the emulator.
+pub(super) fn open() -> Outcome<Box<dyn Driver>> {
+    Ok(Box::new(Emulated::open()?))
+}
+
+pub(super) struct Emulated {
+    memory: Module,
+    pub(super) schedule: u32,
+    pub(super) seconds: u32,
+    functions: Mutex<Vec<(Module, u32)>>,
+    held: Mutex<Held>,
+}
+
+/// Memory, and copies that have not happened yet: they happen as late as a stream's order allows, so that a host which
+/// does not leave its side alone is found out.
+#[derive(Default)]
+struct Held {
+    allocations: BTreeMap<u64, usize>,
+    copies: Vec<(u64, *const u8, usize)>,
+    pinned: Vec<Vec<u64>>,
+    /// Writes beside an allocation, seen when it was freed.
+    spoiled: Option<String>,
+}
+
+// SAFETY: the pointers are to memory that whoever asked for a copy leaves alone until it has happened.
+unsafe impl Send for Held {}
+
+impl Held {
+    fn catch_up(&mut self) {
+        for (to, from, bytes) in self.copies.drain(..) {
+            // SAFETY: both sides are as `Driver::to_device` asks.
+            unsafe { std::ptr::copy_nonoverlapping(from, to as *mut u8, bytes) };
+        }
+    }
+    /// An access at `fault`, in words.
+    fn place(&self, fault: u64) -> String {
+        let below = self.allocations.range(..=fault).next_back();
+        let above = self.allocations.range(fault..).next();
+        match (below, above) {
+            (Some((&at, &bytes)), _) if fault - at < bytes as u64 + (1 << 20) => {
+                format!("{} bytes past the end of one of {bytes} bytes", fault - at - bytes as u64)
+            }
+            (_, Some((&at, &bytes))) => format!("{} bytes before one of {bytes} bytes", at - fault),
+            _ => format!("at {fault:#x}"),
+        }
+    }
+}
+
+impl Emulated {
+    pub(super) fn open() -> Outcome<Emulated> {
+        Ok(Emulated {
+            memory: module(&MEMORY)?,
+            schedule: number("LOCKSTEP_EMULATOR_SCHEDULE", 0)?,
+            seconds: number("LOCKSTEP_EMULATOR_SECONDS", 60)?.max(1),
+            functions: Mutex::default(),
+            held: Mutex::default(),
+        })
+    }
+}
+
+impl Driver for Emulated {
+    fn allocate(&self, bytes: usize) -> Outcome<Option<Address>> {
+        // SAFETY: any number of bytes is fine.
+        let at = unsafe { (self.memory.allocate)(bytes) } as u64;
+        if at == 0 {
+            return Ok(None);
+        }
+        lock(&self.held).allocations.insert(at, bytes);
+        Ok(Some(Address(at)))
+    }
+
+    fn free(&self, at: Address) {
+        let mut held = lock(&self.held);
+        held.catch_up();
+        let Some(bytes) = held.allocations.remove(&at.0) else { return };
+        // SAFETY: allocated with as many bytes, and nobody has it any more.
+        if unsafe { (self.memory.free)(at.0 as *mut c_void, bytes) } == 0 {
+            held.spoiled = Some(format!("a kernel wrote beside an allocation of {bytes} bytes"));
+        }
+    }
+
+    fn pinned(&self, bytes: usize) -> Outcome<*mut u8> {
+        let mut memory = vec![0u64; bytes.div_ceil(8) + 8];
+        let start = memory.as_mut_ptr().cast::<u8>();
+        lock(&self.held).pinned.push(memory);
+        Ok(start.wrapping_add(start.align_offset(64)))
+    }
+
+    unsafe fn to_device(&self, to: Address, from: *const u8, bytes: usize) -> Outcome<()> {
+        lock(&self.held).copies.push((to.0, from, bytes));
+        Ok(())
+    }
+
+    unsafe fn to_host(&self, from: Address, to: *mut u8, bytes: usize) -> Outcome<()> {
+        lock(&self.held).catch_up();
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from.0 as *const u8, to, bytes) };
+        Ok(())
+    }
+
+    unsafe fn fill(&self, at: Address, word: u32, width: usize, count: usize) -> Outcome<()> {
+        lock(&self.held).catch_up();
+        // SAFETY: the caller's promise; memory is aligned to 16, and a range of it to its elements.
+        unsafe {
+            match width {
+                2 => std::slice::from_raw_parts_mut(at.0 as *mut u16, count).fill(word as u16),
+                _ => std::slice::from_raw_parts_mut(at.0 as *mut u32, count).fill(word),
+            }
+        }
+        Ok(())
+    }
+
+    fn function(&self, source: &Source, kernel: &'static str) -> Outcome<Function> {
+        let module = module(source)?;
+        let name = CString::new(kernel).map_err(|e| e.to_string())?;
+        // SAFETY: a string that ends.
+        let index = unsafe { (module.find)(name.as_ptr()) };
+        let index = u32::try_from(index).map_err(|_| format!("{}.cu has no kernel {kernel}", source.name))?;
+        let mut functions = lock(&self.functions);
+        functions.push((module, index));
+        Ok(Function(functions.len() - 1))
+    }
+
+    unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Outcome<()> {
+        let (module, index) = lock(&self.functions)[function.0];
+        // SAFETY: a kernel of this module, whose signature is a string that ends.
+        let expected = unsafe { CStr::from_ptr((module.signature)(index)) }.to_bytes();
+        let given: Vec<u8> = args.iter().map(|arg| arg.kind()).collect();
+        if given != expected {
+            let text = String::from_utf8_lossy;
+            return Err(format!("a kernel of arguments {} is called with {}", text(expected), text(&given)));
+        }
+        let mut held = lock(&self.held);
+        held.catch_up();
+        let mut bits: Vec<u64> = args.iter().map(|arg| arg.bits()).collect();
+        let mut arguments: Vec<*mut c_void> = bits.iter_mut().map(|bits| std::ptr::from_mut(bits).cast()).collect();
+        let mut error = [0u8; 600];
+        let mut launch = Launch {
+            grid: grid.blocks,
+            threads: grid.threads,
+            schedule: self.schedule,
+            seconds: self.seconds,
+            arguments: arguments.as_mut_ptr(),
+            error: error.as_mut_ptr().cast(),
+            error_bytes: error.len(),
+            fault: 0,
+        };
+        let modules = lock(&MODULES);
+        // SAFETY: arguments of the types that the kernel declares; the emulator ends a launch that leaves its memory.
+        let outcome = unsafe { (module.launch)(index, &mut launch) };
+        drop(modules);
+        if outcome == 0 {
+            return Ok(());
+        }
+        let message = CStr::from_bytes_until_nul(&error).map_or_else(|_| "".into(), CStr::to_string_lossy);
+        Err(if launch.fault == 0 { message.into_owned() } else { format!("{message}: {}", held.place(launch.fault)) })
+    }
+
+    fn synchronise(&self) -> Outcome<()> {
+        let mut held = lock(&self.held);
+        held.catch_up();
+        held.spoiled.take().map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Emulated {
+    fn drop(&mut self) {
+        let held = self.held.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for (&at, &bytes) in &held.allocations {
+            // SAFETY: allocated with as many bytes; the queue that hands out addresses is gone.
+            unsafe { (self.memory.free)(at as *mut c_void, bytes) };
+        }
+    }
+}

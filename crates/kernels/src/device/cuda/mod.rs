@@ -1,0 +1,63 @@
+//! CUDA: kernels in CUDA C++ (`ops/*/*.cu`), which NVRTC compiles at run time, on a GPU; or, for tests, which the host's
+//! C++ compiler compiles, on the CPU.
+//!
+//! [`queue`] is one stream of a device: memory, copies, launches. It asks a [`driver`], of which there are two: libcuda
+//! and the emulator ([`emulated`]). An operation's `cuda.rs` launches kernels with [`Cuda`], which it is handed after
+//! the checks. `kernel.cuh` is what kernels begin with.
+
+pub(crate) mod driver;
+mod emulated;
+pub(crate) mod queue;
+mod sources;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub(crate) use driver::{Arg, Grid};
+pub(crate) use queue::Queue;
+pub(crate) use sources::Source;
+
+use super::Device;
+use crate::{Error, Result};
+use std::sync::Arc;
+
+/// The kernels of an operation, in `name.cu` beside the file that says so.
+macro_rules! source {
+    ($name:literal) => {
+        $crate::device::cuda::Source { name: $name, text: include_str!(concat!($name, ".cu")) }
+    };
+}
+pub(crate) use source;
+
+/// What an operation computes with on a CUDA device, and what it shows to get at addresses.
+#[derive(Clone)]
+pub(crate) struct Cuda {
+    queue: Arc<Queue>,
+}
+
+impl Cuda {
+    /// Opens the device.
+    pub(crate) fn open(device: Device) -> Result<Cuda> {
+        let driver = match device {
+            Device::CudaEmulated => emulated::open(),
+            _ => Err("the program cannot open NVIDIA devices yet".into()),
+        };
+        let driver = driver.map_err(|why| Error::Device(format!("{}: {why}", device.name())))?;
+        Ok(Cuda { queue: Arc::new(Queue::new(device, driver)?) })
+    }
+    pub(crate) fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+    pub(crate) fn device(&self) -> Device {
+        self.queue.device()
+    }
+    /// The error of an operation, or a dtype, that this device does not have.
+    pub(crate) fn lacks(&self, what: &str) -> Error {
+        Error::Device(format!("{}: {what} is not there yet; the device \"cpu\" has it", self.device().name()))
+    }
+    /// Runs a kernel; an empty grid is no launch. The arguments are what the kernel declares, and what they point to is
+    /// as large as it takes it for: an operation has checked shapes, and the emulator looks at the rest.
+    pub(crate) fn launch(&self, source: &Source, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
+        // SAFETY: as above; only operations of this crate launch.
+        unsafe { self.queue.launch(source, kernel, grid, args) }
+    }
+}

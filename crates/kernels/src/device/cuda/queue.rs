@@ -1,0 +1,208 @@
+//! One stream of a device: memory, copies and launches, counted.
+//!
+//! Nothing is waited for but by copies to the host, and where the staging memory is full. What fails later than it was
+//! asked for is remembered, and is the error of every operation from then on.
+
+use super::driver::{Address, Arg, Driver, Function, Grid, Outcome};
+use super::sources::Source;
+use crate::device::Device;
+use crate::{Error, Result};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+/// Pinned host memory of a queue. What is larger travels through memory that is not, and is waited for.
+const STAGING: usize = 4 << 20;
+
+/// What a queue has done.
+#[derive(Default)]
+struct Counters {
+    launches: AtomicU64,
+    waits: AtomicU64,
+    to_device: [AtomicU64; 2],
+    to_host: [AtomicU64; 2],
+}
+
+pub(crate) struct Queue {
+    device: Device,
+    driver: Box<dyn Driver>,
+    functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
+    staging: Mutex<Staging>,
+    failure: Mutex<Option<String>>,
+    counters: Counters,
+}
+
+/// Memory that copies read while the host goes on: used from start to end, then waited for.
+struct Staging {
+    start: *mut u8,
+    used: usize,
+}
+
+// SAFETY: it is memory of its own; who holds the lock uses it.
+unsafe impl Send for Staging {}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn count(counter: &[AtomicU64; 2], bytes: usize) {
+    counter[0].fetch_add(1, Ordering::Relaxed);
+    counter[1].fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
+impl Queue {
+    pub(crate) fn new(device: Device, driver: Box<dyn Driver>) -> Result<Queue> {
+        let start = driver.pinned(STAGING).map_err(|why| Error::Device(format!("{}: {why}", device.name())))?;
+        Ok(Queue {
+            device,
+            driver,
+            functions: Mutex::default(),
+            staging: Mutex::new(Staging { start, used: 0 }),
+            failure: Mutex::default(),
+            counters: Counters::default(),
+        })
+    }
+    pub(crate) fn device(&self) -> Device {
+        self.device
+    }
+
+    /// `bytes` bytes of 0. None if they cannot be had.
+    pub(crate) fn zeroed(&self, bytes: usize) -> Option<Address> {
+        let at = self.driver.allocate(bytes.max(4)).unwrap_or_else(|why| self.fail(why)?)?;
+        // SAFETY: the memory was just allocated, whole words of it.
+        self.note(unsafe { self.driver.fill(at, 0, 2, bytes.div_ceil(2)) });
+        Some(at)
+    }
+    pub(crate) fn free(&self, at: Address) {
+        self.driver.free(at);
+    }
+
+    /// Copies from the host: `bytes` bytes that `write` writes, from an address aligned to 64.
+    ///
+    /// # Safety
+    /// `to..to + bytes` is memory of this queue, and `write` initialises as many bytes.
+    pub(crate) unsafe fn upload(&self, to: Address, bytes: usize, write: impl FnOnce(*mut u8)) {
+        count(&self.counters.to_device, bytes);
+        if bytes > STAGING {
+            let mut host = host_bytes(bytes);
+            write(host.as_mut_ptr().cast());
+            // SAFETY: `host` lives until the copy has happened; the caller's promise.
+            self.note(unsafe { self.driver.to_device(to, host.as_ptr().cast(), bytes) });
+            return self.note(self.wait());
+        }
+        let mut staging = lock(&self.staging);
+        if staging.used + bytes > STAGING {
+            // Copies of what it held may not have happened yet.
+            self.note(self.wait());
+            staging.used = 0;
+        }
+        // SAFETY: inside the staging memory, which nobody else uses, and from which nothing is still copied.
+        let from = unsafe { staging.start.add(staging.used) };
+        staging.used += bytes.next_multiple_of(64);
+        write(from);
+        // SAFETY: `from` is left alone until the queue was waited for; the caller's promise.
+        self.note(unsafe { self.driver.to_device(to, from, bytes) });
+    }
+
+    /// Copies to the host, where `read` sees the bytes, aligned to 8 at least. Waits.
+    ///
+    /// # Panics
+    /// If the queue has failed: there is nothing to show, and zeros might be kept as results.
+    ///
+    /// # Safety
+    /// `from..from + bytes` is memory of this queue.
+    pub(crate) unsafe fn download<R>(&self, from: Address, bytes: usize, read: impl FnOnce(*const u8) -> R) -> R {
+        count(&self.counters.to_host, bytes);
+        let (mut host, staging) = (Vec::new(), lock(&self.staging));
+        let to: *mut u8 = if bytes <= STAGING {
+            // What was to be copied from the staging memory is copied before.
+            self.note(self.wait_if(staging.used > 0));
+            staging.start
+        } else {
+            host = host_bytes(bytes);
+            host.as_mut_ptr().cast()
+        };
+        // SAFETY: `to` has as many bytes and nobody else uses it; the caller's promise.
+        self.note(unsafe { self.driver.to_host(from, to, bytes) });
+        self.note(self.wait());
+        self.check().unwrap_or_else(|error| panic!("a copy from a device that failed: {error}"));
+        let result = read(to);
+        drop((staging, host));
+        result
+    }
+
+    /// # Safety
+    /// As of [`Driver::fill`].
+    pub(crate) unsafe fn fill(&self, at: Address, word: u32, width: usize, count: usize) {
+        // SAFETY: the caller's promise.
+        self.note(unsafe { self.driver.fill(at, word, width, count) });
+    }
+
+    /// Runs a kernel; an empty grid is no launch.
+    ///
+    /// # Safety
+    /// As of [`Driver::launch`].
+    pub(crate) unsafe fn launch(&self, source: &Source, kernel: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
+        self.check()?;
+        if grid.is_empty() {
+            return Ok(());
+        }
+        let function = {
+            let mut functions = lock(&self.functions);
+            match functions.get(&(source.name, kernel)) {
+                Some(&function) => function,
+                None => {
+                    let function = self.driver.function(source, kernel).map_err(|why| self.error(&why))?;
+                    *functions.entry((source.name, kernel)).or_insert(function)
+                }
+            }
+        };
+        self.counters.launches.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        self.note(unsafe { self.driver.launch(function, grid, args) });
+        self.check()
+    }
+
+    fn wait(&self) -> Outcome<()> {
+        self.counters.waits.fetch_add(1, Ordering::Relaxed);
+        self.driver.synchronise()
+    }
+    fn wait_if(&self, wait: bool) -> Outcome<()> {
+        if wait { self.driver.synchronise() } else { Ok(()) }
+    }
+
+    /// Remembers the first failure.
+    pub(crate) fn note(&self, outcome: Outcome<()>) {
+        if let Err(why) = outcome {
+            self.fail::<()>(why);
+        }
+    }
+    fn fail<T>(&self, why: String) -> Option<T> {
+        lock(&self.failure).get_or_insert(why);
+        None
+    }
+    fn error(&self, why: &str) -> Error {
+        Error::Device(format!("{}: {why}", self.device.name()))
+    }
+    /// Whether all went well so far, as far as is known without waiting.
+    pub(crate) fn check(&self) -> Result<()> {
+        lock(&self.failure).as_ref().map_or(Ok(()), |why| Err(self.error(why)))
+    }
+
+    /// Launches, waits, and copies to the device and to the host with their bytes.
+    pub(crate) fn counts(&self) -> [u64; 6] {
+        let Counters { launches, waits, to_device, to_host } = &self.counters;
+        [launches, waits, &to_device[0], &to_device[1], &to_host[0], &to_host[1]].map(|n| n.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // Staging memory goes with the driver: nothing may still be copied from it.
+        let _ = self.driver.synchronise();
+    }
+}
+
+fn host_bytes(bytes: usize) -> Vec<u64> {
+    vec![0; bytes.div_ceil(8)]
+}

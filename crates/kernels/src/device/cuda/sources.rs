@@ -1,0 +1,69 @@
+//! CUDA C++ sources, which are part of the program, and where what was compiled of them is kept.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+
+/// What every source begins with.
+pub(super) const PRELUDE: &str = include_str!("kernel.cuh");
+
+/// The kernels of an operation.
+pub(crate) struct Source {
+    /// Of its file.
+    pub name: &'static str,
+    pub text: &'static str,
+}
+
+impl Source {
+    /// What a compiler is given, after `before`.
+    pub(super) fn complete(&self, before: &str) -> String {
+        let Source { name, text } = self;
+        format!("{before}\n#line 1 \"kernel.cuh\"\n{PRELUDE}\n#line 1 \"{name}.cu\"\n{text}")
+    }
+}
+
+/// The directory of what was compiled: `LOCKSTEP_KERNEL_CACHE`, or the user's cache.
+fn directory() -> PathBuf {
+    let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    of("LOCKSTEP_KERNEL_CACHE")
+        .or_else(|| of("XDG_CACHE_HOME").map(|dir| dir.join("lockstep/kernels")))
+        .or_else(|| of("HOME").map(|dir| dir.join(".cache/lockstep/kernels")))
+        .unwrap_or_else(|| std::env::temp_dir().join("lockstep-kernels"))
+}
+
+/// 128 bits of all that decides what is compiled.
+fn digest(of: &[&str]) -> String {
+    let half = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        (salt, of).hash(&mut hasher);
+        hasher.finish()
+    };
+    format!("{:016x}{:016x}", half(0), half(1))
+}
+
+/// The file that `compile` writes for these inputs, written now if it is not there: to another name first, so that no
+/// process sees half of it.
+pub(super) fn cached(
+    name: &str,
+    extension: &str,
+    inputs: &[&str],
+    compile: impl FnOnce(&Path) -> Result<(), String>,
+) -> Result<PathBuf, String> {
+    let directory = directory();
+    let path = directory.join(format!("{name}-{}.{extension}", digest(inputs)));
+    if path.exists() {
+        return Ok(path);
+    }
+    std::fs::create_dir_all(&directory).map_err(|e| {
+        format!(
+            "{} cannot be made: {e}; set LOCKSTEP_KERNEL_CACHE to a directory that can be written",
+            directory.display()
+        )
+    })?;
+    let unfinished = path.with_extension(format!("{}.{extension}", std::process::id()));
+    let made = compile(&unfinished).and_then(|()| {
+        std::fs::rename(&unfinished, &path).map_err(|e| format!("{} cannot be written: {e}", path.display()))
+    });
+    // Of a compiler that failed.
+    let _ = std::fs::remove_file(&unfinished);
+    made.map(|()| path)
+}

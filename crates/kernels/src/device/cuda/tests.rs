@@ -1,0 +1,56 @@
+//! What tests of CUDA kernels share, and the tests of the queue and the emulator themselves.
+
+use super::Cuda;
+use super::emulated::Emulated;
+use super::queue::Queue;
+use crate::check::normal;
+use crate::{Context, Device, Isa, Result, Tensor};
+use std::sync::Arc;
+
+mod functions;
+mod planted;
+mod queue;
+
+/// The emulator with this schedule. None, and a line that says so, where no C++ compiler is: an error in CI.
+pub(crate) fn emulated(schedule: u32) -> Option<Cuda> {
+    match Emulated::open() {
+        Ok(mut driver) => {
+            driver.schedule = schedule;
+            let queue = Queue::new(Device::CudaEmulated, Box::new(driver)).expect("host memory");
+            Some(Cuda { queue: Arc::new(queue) })
+        }
+        Err(why) if std::env::var("CI").is_ok_and(|ci| ci == "true") => panic!("{why}"),
+        Err(why) => {
+            eprintln!("skipped 1: {why}");
+            None
+        }
+    }
+}
+
+/// One schedule, or as many as `LOCKSTEP_EMULATOR_SCHEDULES` says.
+fn schedules() -> u32 {
+    std::env::var("LOCKSTEP_EMULATOR_SCHEDULES").ok().map_or(1, |n| n.parse().expect("a number of schedules"))
+}
+
+/// That `run` gives the same bits on the CPU and on the emulator.
+pub(crate) fn same(run: impl Fn(&Context) -> Result<Vec<u32>>) {
+    let expected = run(&Context::cpu(Isa::best(), 2)).expect("the CPU");
+    for schedule in 0..schedules() {
+        let Some(cuda) = emulated(schedule) else { return };
+        let got = run(&Context::cuda(cuda)).expect("the emulator");
+        assert_eq!(got.len(), expected.len());
+        let differ = expected.iter().zip(&got).position(|(a, b)| a != b);
+        if let Some(at) = differ {
+            let [expected, got] = [expected[at], got[at]].map(f32::from_bits);
+            panic!("schedule {schedule}, element {at}: {got:e} is not the CPU's {expected:e}");
+        }
+    }
+}
+
+pub(crate) fn bits(tensors: &[&Tensor]) -> Vec<u32> {
+    tensors.iter().flat_map(|t| t.to_vec_f32()).map(f32::to_bits).collect()
+}
+
+pub(crate) fn random(ctx: &Context, seed: u64, shape: &[usize]) -> Tensor {
+    Tensor::from_f32(ctx.memory(), shape, &normal(seed, shape.iter().product()))
+}

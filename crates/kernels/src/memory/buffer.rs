@@ -1,0 +1,329 @@
+//! A buffer: bytes on a device, which only what computes there gets at.
+
+use super::host::HostBytes;
+use super::{Ledger, lock};
+use crate::Device;
+use crate::device::cuda::Queue;
+use crate::device::cuda::driver::Address;
+use crate::device::{Cpu, Cuda};
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const NOT_HAD: &str = "memory was used that could not be had: `Memory::check` was not asked";
+
+pub(super) enum Storage {
+    Meta,
+    Host(HostBytes),
+    /// The bytes are the ledger's, by this handle.
+    Checked {
+        handle: u64,
+        mirror: Mirror,
+    },
+    Cuda {
+        queue: Arc<Queue>,
+        at: Address,
+        mirror: Mirror,
+    },
+    /// Memory of this device that could not be had.
+    Refused(Device),
+}
+
+/// The host's copy of what it last wrote to an index tensor, which is stale once an operation has written.
+pub(super) struct Mirror {
+    bytes: Option<HostBytes>,
+    stale: AtomicBool,
+}
+
+impl Mirror {
+    pub(super) fn of(bytes: HostBytes) -> Mirror {
+        Mirror { bytes: Some(bytes), stale: AtomicBool::new(false) }
+    }
+    pub(super) fn none() -> Mirror {
+        Mirror { bytes: None, stale: AtomicBool::new(false) }
+    }
+    fn outdate(&self) {
+        self.stale.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Owned bytes, booked in a ledger until dropped.
+pub(crate) struct Buffer {
+    pub(super) storage: Storage,
+    pub(super) bytes: usize,
+    pub(super) part: &'static str,
+    pub(super) ledger: Arc<Ledger>,
+}
+
+/// Element types that any bit pattern is a value of, aligned to at most 64.
+pub(crate) trait Plain: Copy {
+    /// Its bits, the lowest ones of a word.
+    fn word(self) -> u32;
+}
+impl Plain for f32 {
+    fn word(self) -> u32 {
+        self.to_bits()
+    }
+}
+impl Plain for u32 {
+    fn word(self) -> u32 {
+        self
+    }
+}
+impl Plain for half::bf16 {
+    fn word(self) -> u32 {
+        self.to_bits().into()
+    }
+}
+
+impl Buffer {
+    pub(crate) fn device(&self) -> Device {
+        match &self.storage {
+            Storage::Meta => Device::Meta,
+            Storage::Host(_) => Device::Cpu,
+            Storage::Checked { .. } => Device::CpuChecked,
+            Storage::Cuda { queue, .. } => queue.device(),
+            Storage::Refused(device) => *device,
+        }
+    }
+
+    /// The first byte, for an operation on the CPU.
+    pub(super) fn start(&self, cpu: &Cpu) -> NonNull<u8> {
+        assert!(
+            cpu.device() == self.device(),
+            "an operation on {:?} was given memory of {:?}",
+            cpu.device(),
+            self.device()
+        );
+        match &self.storage {
+            Storage::Host(bytes) => bytes.start,
+            Storage::Checked { handle, .. } => lock(&self.ledger.checked.buffers)[handle].start,
+            Storage::Cuda { .. } => unreachable!("no CPU computes on memory of a CUDA device"),
+            Storage::Meta => panic!("an operation was run on shapes alone"),
+            Storage::Refused(_) => panic!("{NOT_HAD}"),
+        }
+    }
+
+    /// Where its elements from `start` on lie, for an operation on a CUDA device, which writes them if it `writes`.
+    pub(crate) fn address<T: Plain>(&self, cuda: &Cuda, start: usize, writes: bool) -> Address {
+        match &self.storage {
+            Storage::Cuda { queue, at, mirror } if Arc::ptr_eq(queue, cuda.queue()) => {
+                if writes {
+                    mirror.outdate();
+                }
+                at.after(start * size_of::<T>())
+            }
+            Storage::Refused(_) => panic!("{NOT_HAD}"),
+            _ => panic!(
+                "an operation on {:?} was given memory of {:?} or of another queue",
+                cuda.device(),
+                self.device()
+            ),
+        }
+    }
+
+    /// Elements `range` for an operation on the CPU, to read.
+    ///
+    /// # Safety
+    /// Nobody writes them while the result lives.
+    pub(crate) unsafe fn slice<T: Plain>(&self, cpu: &Cpu, range: Range<usize>) -> &[T] {
+        // SAFETY: the caller's promise.
+        unsafe { self.elements(self.start(cpu), range) }
+    }
+
+    /// Elements `range` for an operation on the CPU, to write.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them while the result lives.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn slice_mut<T: Plain>(&self, cpu: &Cpu, range: Range<usize>) -> &mut [T] {
+        if let Storage::Checked { mirror, .. } = &self.storage {
+            mirror.outdate();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.elements_mut(self.start(cpu), range) }
+    }
+
+    /// Elements `range` as the host last wrote them, of an index tensor: reads no device.
+    ///
+    /// # Safety
+    /// Nobody writes them while the result lives.
+    pub(crate) unsafe fn mirror<T: Plain>(&self, range: Range<usize>) -> &[T] {
+        let start = match &self.storage {
+            Storage::Host(bytes) => bytes.start,
+            Storage::Checked { mirror: Mirror { bytes: Some(bytes), stale }, .. }
+            | Storage::Cuda { mirror: Mirror { bytes: Some(bytes), stale }, .. } => {
+                assert!(!stale.load(Ordering::Relaxed), "indices that an operation wrote are not known to the host");
+                bytes.start
+            }
+            _ => panic!("memory of {:?} has no mirror on the host", self.device()),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.elements(start, range) }
+    }
+
+    /// Copies elements `range` to the host: shows them to `read`.
+    ///
+    /// # Safety
+    /// Nobody writes them meanwhile.
+    pub(crate) unsafe fn download<T: Plain, R>(&self, range: Range<usize>, read: impl FnOnce(&[T]) -> R) -> R {
+        let start = match &self.storage {
+            Storage::Host(bytes) => bytes.start,
+            Storage::Checked { handle, .. } => {
+                self.count(&self.ledger.checked.to_host, range.len() * size_of::<T>());
+                lock(&self.ledger.checked.buffers)[handle].start
+            }
+            Storage::Cuda { queue, at, .. } => {
+                self.assert_holds::<T>(&range);
+                let bytes = range.len() * size_of::<T>();
+                let show = |start: *const u8| {
+                    // SAFETY: the queue shows as many bytes, aligned; any bits are a `Plain`.
+                    read(unsafe { std::slice::from_raw_parts(start.cast::<T>(), range.len()) })
+                };
+                // SAFETY: inside this buffer, which nobody writes.
+                return unsafe { queue.download(at.after(range.start * size_of::<T>()), bytes, show) };
+            }
+            _ => panic!("there is nothing to copy from memory of {:?}", self.device()),
+        };
+        // SAFETY: the caller's promise.
+        read(unsafe { self.elements(start, range) })
+    }
+
+    /// Copies from the host: elements `range` become what `write` makes of them. On [`Device::Meta`] nothing happens.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them meanwhile.
+    pub(crate) unsafe fn upload<T: Plain>(&self, range: Range<usize>, write: impl FnOnce(&mut [T])) {
+        match &self.storage {
+            Storage::Meta | Storage::Refused(_) => {}
+            // SAFETY: the caller's promise.
+            Storage::Host(bytes) => write(unsafe { self.elements_mut(bytes.start, range) }),
+            Storage::Cuda { queue, at, mirror } => {
+                self.assert_holds::<T>(&range);
+                let bytes = range.len() * size_of::<T>();
+                let fill = |start: *mut u8| {
+                    // SAFETY: the queue shows as many bytes, aligned, of its own.
+                    let to = unsafe {
+                        start.write_bytes(0, bytes);
+                        std::slice::from_raw_parts_mut(start.cast::<T>(), range.len())
+                    };
+                    write(to);
+                    // SAFETY: the caller's promise.
+                    unsafe { self.reflect(mirror, range.clone(), to) };
+                };
+                // SAFETY: inside this buffer, which nobody else touches.
+                unsafe { queue.upload(at.after(range.start * size_of::<T>()), bytes, fill) };
+            }
+            Storage::Checked { handle, mirror } => {
+                self.count(&self.ledger.checked.to_device, range.len() * size_of::<T>());
+                let start = lock(&self.ledger.checked.buffers)[handle].start;
+                // SAFETY: the caller's promise.
+                let to = unsafe { self.elements_mut(start, range.clone()) };
+                write(to);
+                // SAFETY: the caller's promise.
+                unsafe { self.reflect(mirror, range, to) };
+            }
+        }
+    }
+
+    /// Keeps in the mirror what the host wrote.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes elements `range` meanwhile.
+    unsafe fn reflect<T: Plain>(&self, mirror: &Mirror, range: Range<usize>, written: &[T]) {
+        let Some(bytes) = &mirror.bytes else { return };
+        // SAFETY: the caller's promise; the mirror is memory of its own.
+        unsafe { self.elements_mut::<T>(bytes.start, range) }.copy_from_slice(written);
+        if size_of_val(written) == self.bytes {
+            mirror.stale.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// [`Buffer::upload`] of elements that `write` changes some of: on a device whose memory the host cannot reach they
+    /// are copied from it first.
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn update<T: Plain>(&self, range: Range<usize>, write: impl FnOnce(&mut [T])) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !matches!(self.storage, Storage::Cuda { .. }) {
+                return self.upload(range, write);
+            }
+            let mut host = self.download(range.clone(), <[T]>::to_vec);
+            write(&mut host);
+            self.upload(range, |to: &mut [T]| to.copy_from_slice(&host));
+        }
+    }
+
+    /// Sets elements `range` to `x`, where they are: no copy.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them meanwhile.
+    pub(crate) unsafe fn fill<T: Plain>(&self, range: Range<usize>, x: T) {
+        let start = match &self.storage {
+            Storage::Meta | Storage::Refused(_) => return,
+            Storage::Host(bytes) => bytes.start,
+            Storage::Checked { handle, .. } => lock(&self.ledger.checked.buffers)[handle].start,
+            Storage::Cuda { queue, at, .. } => {
+                self.assert_holds::<T>(&range);
+                let at = at.after(range.start * size_of::<T>());
+                // SAFETY: inside this buffer, which nobody else touches.
+                return unsafe { queue.fill(at, x.word(), size_of::<T>(), range.len()) };
+            }
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.elements_mut(start, range) }.fill(x);
+    }
+
+    fn count(&self, counts: &[AtomicU64; 2], bytes: usize) {
+        counts[0].fetch_add(1, Ordering::Relaxed);
+        counts[1].fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// # Safety
+    /// `start` is that of this buffer's bytes, and nobody writes elements `range` while the result lives.
+    unsafe fn elements<T: Plain>(&self, start: NonNull<u8>, range: Range<usize>) -> &[T] {
+        self.assert_holds::<T>(&range);
+        // SAFETY: inside `bytes` initialised bytes from `start`, aligned to 64; any bits are a `Plain`.
+        unsafe { std::slice::from_raw_parts(start.cast::<T>().add(range.start).as_ptr(), range.len()) }
+    }
+
+    /// # Safety
+    /// `start` is that of this buffer's bytes, and nobody else touches elements `range` while the result lives.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn elements_mut<T: Plain>(&self, start: NonNull<u8>, range: Range<usize>) -> &mut [T] {
+        self.assert_holds::<T>(&range);
+        // SAFETY: as in `elements`, and nobody else touches them.
+        unsafe { std::slice::from_raw_parts_mut(start.cast::<T>().add(range.start).as_ptr(), range.len()) }
+    }
+
+    fn assert_holds<T>(&self, range: &Range<usize>) {
+        assert!(
+            range.start <= range.end && range.end <= self.bytes / size_of::<T>(),
+            "{range:?} of {} bytes",
+            self.bytes
+        );
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        match std::mem::replace(&mut self.storage, Storage::Meta) {
+            Storage::Host(host) => self.ledger.give_back(host, self.bytes),
+            Storage::Checked { handle, mirror } => {
+                let host = lock(&self.ledger.checked.buffers).remove(&handle);
+                host.into_iter().chain(mirror.bytes).for_each(|host| self.ledger.give_back(host, self.bytes));
+            }
+            Storage::Cuda { queue, at, mirror } => {
+                queue.free(at);
+                mirror.bytes.into_iter().for_each(|host| self.ledger.give_back(host, self.bytes));
+            }
+            Storage::Meta | Storage::Refused(_) => {}
+        }
+        if let Some(usage) = lock(&self.ledger.parts).get_mut(self.part) {
+            usage.bytes -= self.bytes;
+        }
+    }
+}

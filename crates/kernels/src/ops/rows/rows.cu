@@ -1,0 +1,16 @@
+// out[r,h] = x[rows[r],h]
+KERNEL(rows_gather, 256, const float* x, const u32* rows, float* out, u64 chosen, u64 hidden) {
+    u64 i = thread_of_grid();
+    if (i < chosen * hidden) out[i] = x[rows[i / hidden] * hidden + i % hidden];
+}
+
+// A thread adds, to one column of the rows whose number modulo the blocks of the second dimension is its own, ascending r.
+KERNEL(rows_scatter_add, 128, const float* d_out, const u32* rows, float* d_x, u64 chosen, u64 hidden) {
+    u64 h = thread_of_grid();
+    if (h >= hidden) return;
+    for (u64 r = 0; r < chosen; r++) {
+        u32 row = rows[r];
+        if (row % gridDim.y != blockIdx.y) continue;
+        d_x[row * hidden + h] = d_x[row * hidden + h] + d_out[r * hidden + h];
+    }
+}
