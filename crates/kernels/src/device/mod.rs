@@ -1,8 +1,8 @@
 //! Where tensors lie and what computes on them: the seam that a second device fills.
 //!
 //! A tensor holds a handle, never a slice. Only what computes on a device gets at the elements, and shows for it what
-//! it computes with ([`Cpu`], [`Cuda`]); everybody else copies, or, of index tensors, reads the host's mirror. An operation's
-//! `mod.rs` checks its arguments, which reads no device, and dispatches by [`Backend`].
+//! it computes with ([`Cpu`], [`Cuda`]); everybody else copies, or, of index tensors, reads the host's mirror. An
+//! operation's `mod.rs` checks its arguments, which reads no device, and dispatches by [`Backend`].
 
 mod cpu;
 pub(crate) mod cuda;

@@ -1,5 +1,5 @@
-//! The CPU as a CUDA device, for tests: kernels are compiled by the host's C++ compiler against `emulator.h`, which says
-//! what it is strict about.
+//! The CPU as a CUDA device, for tests: kernels are compiled by the host's C++ compiler against `emulator.h`, which
+//! says what it is strict about.
 //!
 //! `LOCKSTEP_EMULATOR_SCHEDULE` is the order of blocks and threads (0, the default: ascending; 1: descending; other
 //! numbers: random by that seed), `LOCKSTEP_EMULATOR_SECONDS` how long a launch may take (60).

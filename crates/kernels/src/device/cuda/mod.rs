@@ -1,5 +1,5 @@
-//! CUDA: kernels in CUDA C++ (`ops/*/*.cu`), which NVRTC compiles at run time, on a GPU; or, for tests, which the host's
-//! C++ compiler compiles, on the CPU.
+//! CUDA: kernels in CUDA C++ (`ops/*/*.cu`), which NVRTC compiles at run time, on a GPU; or, for tests, which the
+//! host's C++ compiler compiles, on the CPU.
 //!
 //! [`queue`] is one stream of a device: memory, copies, launches. It asks a [`driver`], of which there are two: libcuda
 //! and the emulator ([`emulated`]). An operation's `cuda.rs` launches kernels with [`Cuda`], which it is handed after

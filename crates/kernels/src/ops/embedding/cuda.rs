@@ -1,4 +1,5 @@
-//! A gather by element, and its transpose by column and residue of the id, so that each sum runs over the tokens in order.
+//! A gather by element, and its transpose by column and residue of the id, so that each sum runs over the tokens in
+//! order.
 
 use super::{Backward, Forward};
 use crate::Result;
