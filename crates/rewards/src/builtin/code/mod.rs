@@ -10,6 +10,7 @@
 //! Without isolation nothing is run: the reward is refused when it is built.
 
 mod language;
+mod ocaml;
 mod python;
 mod sandbox;
 mod source;
@@ -25,7 +26,7 @@ use std::time::Duration;
 
 use self::language::{Language, LanguageOption, NAMES, named};
 use self::sandbox::{End, JOB, Limits, Outcome};
-use self::source::{StreamTest, Tests, code_of, tests_of};
+use self::source::{StreamTest, Tests, UnitTests, code_of, tests_of};
 use serde::Deserialize;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -50,6 +51,9 @@ pub(crate) struct Options {
     /// The share of passed tests is the score.
     #[serde(default)]
     partial: bool,
+    /// OCaml's score by stages.
+    #[serde(default)]
+    staged: bool,
     /// Seconds that one test may take.
     #[serde(default = "ten")]
     timeout_s: f64,
@@ -93,14 +97,23 @@ fn a_mib() -> usize {
 pub(crate) struct Code {
     name: String,
     language: Language,
-    /// Whose functions can be tested.
-    python: bool,
+    /// What its functions are tested by.
+    units: Option<Units>,
     options: Options,
     run_limits: Limits,
     compile_limits: Limits,
     /// By source, what is ready to run, or why it cannot be.
     cache: HashMap<String, Arc<Prepared>>,
+    /// By source and tests, what OCaml made of them.
+    built: Mutex<HashMap<(String, Vec<String>), Arc<ocaml::Built>>>,
     stop: Arc<AtomicBool>,
+}
+
+/// How functions of a language are tested.
+#[derive(Clone, Copy, PartialEq)]
+enum Units {
+    Python,
+    Ocaml,
 }
 
 /// A source in a directory, compiled if its language wants it.
@@ -111,12 +124,14 @@ enum Prepared {
 }
 
 /// What became of a program.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 struct Verdict {
     passed: usize,
     of: usize,
     /// Of the first test that failed, why; empty if none did.
     failure: String,
+    /// The score by stages, if that is asked for.
+    staged: Option<ocaml::Staged>,
 }
 
 impl Builtin for Code {
@@ -163,8 +178,16 @@ impl Builtin for Code {
         let directory = directory().map_err(|error| refuse(format!("cannot make a temporary directory: {error}")))?;
         sandbox::check(directory.path(), &programs).map_err(refuse)?;
         let (cache, stop) = (HashMap::new(), Arc::default());
-        let python = matches!(&options.language, LanguageOption::Named(name) if name == "python");
-        Ok(Code { name, language, python, options, run_limits, compile_limits, cache, stop })
+        let units = match &options.language {
+            LanguageOption::Named(name) if name == "python" => Some(Units::Python),
+            LanguageOption::Named(name) if name == "ocaml" => Some(Units::Ocaml),
+            _ => None,
+        };
+        if options.staged && units != Some(Units::Ocaml) {
+            return Err(refuse("`staged` is of language = \"ocaml\" alone".to_owned()));
+        }
+        let built = Mutex::default();
+        Ok(Code { name, language, units, built, options, run_limits, compile_limits, cache, stop })
     }
 }
 
@@ -230,7 +253,7 @@ impl Code {
 
     /// Runs all tests of a program, to the first failure unless each counts.
     fn judge(&self, prepared: &Prepared, tests: &[StreamTest]) -> std::io::Result<Verdict> {
-        let mut verdict = Verdict { passed: 0, of: tests.len(), failure: String::new() };
+        let mut verdict = Verdict { passed: 0, of: tests.len(), ..Verdict::default() };
         let directory = match prepared {
             Prepared::Ready(directory) => directory.path(),
             Prepared::Refused(message) => {
@@ -329,21 +352,25 @@ impl Reward for Code {
         self.cache.extend(ready);
         let verdicts = self.beside(batch.len(), |i| match tests[i].as_ref()? {
             Tests::Streams(tests) => Some(self.judge(self.cache.get(&sources[i])?, tests)),
-            Tests::Unit(_) if !self.python => Some(Err(std::io::Error::other(format!(
-                "column `{}` has assertions, which are run for language \"python\" alone",
-                self.options.column
-            )))),
-            Tests::Unit(unit) => {
-                let prompt = code(&batch.prompts[i]);
-                let (all, limits) = (self.options.partial, self.run_limits);
-                Some(python::judge(&sources[i], &prompt, unit, all, limits, &self.stop))
-            }
+            Tests::Unit(unit) => Some(match self.units {
+                Some(Units::Python) => {
+                    let prompt = code(&batch.prompts[i]);
+                    let (all, limits) = (self.options.partial, self.run_limits);
+                    python::judge(&sources[i], &prompt, unit, all, limits, &self.stop)
+                }
+                Some(Units::Ocaml) => self.judge_ocaml(&batch.completions[i].text(), &sources[i], unit),
+                None => Err(std::io::Error::other(format!(
+                    "column `{}` has assertions, which are run for \"python\" and \"ocaml\" alone",
+                    self.options.column
+                ))),
+            }),
         });
         let mut scores = Scores::new(Vec::with_capacity(batch.len()));
         let mut failures = Vec::with_capacity(batch.len());
         let mut outside = None;
         for verdict in verdicts {
             let (value, failure) = match verdict {
+                Some(Ok(Verdict { staged: Some(staged), failure, .. })) => (Some(staged.score()), failure.into()),
                 Some(Ok(v)) if self.options.partial => (Some(v.passed as f64 / v.of as f64), v.failure.into()),
                 Some(Ok(v)) => (Some(f64::from(u8::from(v.passed == v.of))), v.failure.into()),
                 Some(Err(error)) => {
@@ -377,6 +404,48 @@ impl Reward for Code {
 }
 
 impl Code {
+    fn judge_ocaml(&self, completion: &str, source: &str, unit: &UnitTests) -> std::io::Result<Verdict> {
+        if unit.check {
+            return Err(std::io::Error::other("tests of OCaml are assertions, not a function `check`"));
+        }
+        let key = (source.to_owned(), unit.tests.clone());
+        let cache = || self.built.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let known = cache().get(&key).cloned();
+        let built = match known {
+            Some(built) => built,
+            None => {
+                let built = ocaml::build(source, unit, self.options.staged, self.compile_limits, &self.stop)?;
+                let built = Arc::new(built);
+                let mut cache = cache();
+                if cache.len() >= CACHED {
+                    cache.clear();
+                }
+                cache.insert(key, built.clone());
+                built
+            }
+        };
+        let of = unit.tests.len();
+        let (mut verdict, staged) = match &*built {
+            ocaml::Built::Not { why, words } => {
+                let failure = why.to_string() + words;
+                (Verdict { of, failure, ..Verdict::default() }, ocaml::Staged::not_built(*why))
+            }
+            ocaml::Built::Program { directory, warnings } => {
+                let verdict = ocaml::run(directory.path(), of, self.run_limits, &self.stop)?;
+                let staged = ocaml::Staged::tested(verdict.passed, of, *warnings, source);
+                (verdict, staged)
+            }
+        };
+        if self.options.staged {
+            let staged = staged.of(completion, source);
+            if let Some(why) = staged.degenerate {
+                verdict.failure = format!("{} (degenerate: {why})", verdict.failure).trim_start().to_owned();
+            }
+            verdict.staged = Some(staged);
+        }
+        Ok(verdict)
+    }
+
     /// `work(0)`, `work(1)`, …, by several threads; in order.
     fn beside<T: Send>(&self, count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);

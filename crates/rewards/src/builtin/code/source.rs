@@ -2,7 +2,6 @@
 
 use serde_json::Value;
 
-use super::python::UnitTests;
 use crate::RewardBatch;
 
 /// The tests of a row.
@@ -14,6 +13,19 @@ pub(super) enum Tests {
     Unit(UnitTests),
 }
 
+/// Tests of a program's functions.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct UnitTests {
+    /// Assertions that each are a test; for `check`, what defines it.
+    pub tests: Vec<String>,
+    /// What stands before them.
+    pub setup: String,
+    /// The function that is asked for.
+    pub entry_point: Option<String>,
+    /// The one test is `check(entry_point)`.
+    pub check: bool,
+}
+
 /// Standard input and what is expected on standard output.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct StreamTest {
@@ -22,27 +34,45 @@ pub(super) struct StreamTest {
 }
 
 /// The tests of row `i`, whose tests' cell is `cell`: `[{"input", "output"}]` or `{"inputs", "outputs"}`, a list of
-/// assertions (MBPP's `test_list`, with `test_setup_code`), a text of JSON, or one that defines `check` (HumanEval's
-/// `test`, with `entry_point`).
+/// assertions (MBPP's `test_list`, with `test_setup_code`) or a text of them, a text of JSON, or one that defines
+/// `check` (HumanEval's `test`, with `entry_point`).
 pub(super) fn tests_of(cell: &Value, batch: &RewardBatch<'_>, i: usize) -> Option<Tests> {
     let column = |name: &str| batch.columns.get(name)?.get(i)?.as_str().map(str::to_owned);
-    let unit = |tests: Vec<String>, entry_point: Option<String>| {
-        Tests::Unit(UnitTests { tests, setup: column("test_setup_code").unwrap_or_default(), entry_point })
+    let unit = |tests: Vec<String>, check: bool| {
+        let setup = column("test_setup_code").unwrap_or_default();
+        Tests::Unit(UnitTests { tests, setup, entry_point: column("entry_point"), check })
     };
     match cell {
         Value::String(text) => match serde_json::from_str(text) {
             Ok(Value::String(_)) => None,
             Ok(json) => tests_of(&json, batch, i),
+            Err(_) if text.contains("check") && column("entry_point").is_some() => Some(unit(vec![text.clone()], true)),
             Err(_) => {
-                let entry_point = column("entry_point").filter(|_| text.contains("check"))?;
-                Some(unit(vec![text.clone()], Some(entry_point)))
+                let (setup, tests) = assertions(text);
+                let Tests::Unit(unit) = unit(tests, false) else { return None };
+                let setup = format!("{}{setup}", unit.setup);
+                (!unit.tests.is_empty()).then_some(Tests::Unit(UnitTests { setup, ..unit }))
             }
         },
         Value::Array(tests) if !tests.is_empty() && tests.iter().all(Value::is_string) => {
-            Some(unit(tests.iter().filter_map(Value::as_str).map(str::to_owned).collect(), None))
+            Some(unit(tests.iter().filter_map(Value::as_str).map(str::to_owned).collect(), false))
         }
         _ => stream_tests(cell).filter(|tests| !tests.is_empty()).map(Tests::Streams),
     }
+}
+
+/// The assertions of a text, each from a line that begins one to the next, and what stands before the first.
+fn assertions(text: &str) -> (String, Vec<String>) {
+    let (mut setup, mut tests) = (String::new(), Vec::<String>::new());
+    for line in text.split_inclusive('\n') {
+        let begins = line.starts_with("assert") || line.starts_with("let () =");
+        match tests.last_mut() {
+            _ if begins => tests.push(line.to_owned()),
+            Some(test) => test.push_str(line),
+            None => setup.push_str(line),
+        }
+    }
+    (setup, tests)
 }
 
 fn stream_tests(cell: &Value) -> Option<Vec<StreamTest>> {

@@ -25,21 +25,38 @@ pub(super) fn code(options: Value) -> Code {
     Code::build("code".into(), serde_json::from_value(options).unwrap()).unwrap()
 }
 
-/// Scores programs, each on the same tests; with why they failed.
-fn score(options: Value, programs: &[&str], tests: &Value) -> (Scores, Vec<String>) {
-    let completions: Vec<Content> = programs.iter().map(|&program| program.into()).collect();
-    let columns = Columns::from([("tests".to_owned(), vec![tests.clone(); programs.len()])]);
+/// Scores completions, each with its prompt and its columns.
+pub(super) fn scored_with_prompts(options: Value, rows: &[(&str, &str, Value)]) -> (Scores, Vec<String>) {
+    let contents = |texts: Vec<&str>| texts.into_iter().map(Content::from).collect::<Vec<_>>();
+    let mut columns = Columns::new();
+    for (_, _, row) in rows {
+        for (name, value) in row.as_object().unwrap() {
+            columns.entry(name.clone()).or_default().push(value.clone());
+        }
+    }
     let batch = RewardBatch {
-        prompts: &vec!["q".into(); programs.len()],
-        completions: &completions,
-        completion_ids: &vec![vec![]; programs.len()],
+        prompts: &contents(rows.iter().map(|row| row.0).collect()),
+        completions: &contents(rows.iter().map(|row| row.1).collect()),
+        completion_ids: &vec![vec![]; rows.len()],
         columns: &columns,
-        rows: &vec![0; programs.len()],
+        rows: &vec![0; rows.len()],
         step: 0,
     };
     let scores = code(options).score(&batch);
     let failures = scores.extra[0].1.iter().map(|v| v.as_str().unwrap_or("no verdict").to_owned()).collect();
     (scores, failures)
+}
+
+/// The same without prompts.
+pub(super) fn scored(options: Value, rows: &[(&str, Value)]) -> (Scores, Vec<String>) {
+    let rows: Vec<_> = rows.iter().map(|(completion, row)| ("q", *completion, row.clone())).collect();
+    scored_with_prompts(options, &rows)
+}
+
+/// Scores programs, each on the same tests; with why they failed.
+fn score(options: Value, programs: &[&str], tests: &Value) -> (Scores, Vec<String>) {
+    let rows: Vec<_> = programs.iter().map(|program| (*program, json!({"tests": tests}))).collect();
+    scored(options, &rows)
 }
 
 fn doubled() -> Value {

@@ -7,6 +7,7 @@
 //! no score.
 
 use super::sandbox::{self, End, JOB, Limits};
+use super::source::UnitTests;
 use super::{Verdict, directory, words_of, write};
 use serde::Deserialize;
 use serde_json::json;
@@ -16,17 +17,6 @@ use std::sync::atomic::AtomicBool;
 const VALUES: &str = include_str!("values.py");
 const PROGRAM: &str = include_str!("program.py");
 const JUDGE: &str = include_str!("judge.py");
-
-/// The tests of a row.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct UnitTests {
-    /// Statements that each are a test, or, with an entry point, what defines `check(candidate)`.
-    pub tests: Vec<String>,
-    /// Runs after the program, in its sandbox.
-    pub setup: String,
-    /// The function that `check` is given.
-    pub entry_point: Option<String>,
-}
 
 /// What the judge says of a test, or of all.
 #[derive(Deserialize)]
@@ -48,7 +38,8 @@ pub(super) fn judge(
     stop: &AtomicBool,
 ) -> std::io::Result<Verdict> {
     let (program, judge) = (directory()?, directory()?);
-    let prompt = if unit.entry_point.is_some() { prompt } else { "" };
+    let prompt = if unit.check { prompt } else { "" };
+    let entry_point = unit.entry_point.as_ref().filter(|_| unit.check);
     for (name, text) in [
         ("program.py", [VALUES, PROGRAM].concat().as_str()),
         ("main.py", source),
@@ -58,8 +49,7 @@ pub(super) fn judge(
         write(program.path(), name, text.as_bytes())?;
     }
     let nonce = super::nonce()?;
-    let given =
-        json!({"nonce": nonce, "tests": unit.tests, "entry_point": unit.entry_point, "prompt": prompt, "all": all});
+    let given = json!({"nonce": nonce, "tests": unit.tests, "entry_point": entry_point, "prompt": prompt, "all": all});
     write(judge.path(), "judge.py", [VALUES, JUDGE].concat().as_bytes())?;
     write(judge.path(), "tests.json", given.to_string().as_bytes())?;
     let python = |more: &[&str], file: &str| -> Vec<String> {
@@ -72,8 +62,8 @@ pub(super) fn judge(
 }
 
 fn verdict(directory: &Path, unit: &UnitTests, nonce: &str, outcome: &sandbox::Outcome) -> std::io::Result<Verdict> {
-    let of = if unit.entry_point.is_some() { 1 } else { unit.tests.len() };
-    let mut verdict = Verdict { passed: 0, of, failure: String::new() };
+    let of = if unit.check { 1 } else { unit.tests.len() };
+    let mut verdict = Verdict { of, ..Verdict::default() };
     let text = String::from_utf8_lossy(&outcome.stdout);
     let mut judged = 0;
     for line in text.lines().filter_map(|line| line.strip_prefix(nonce)) {

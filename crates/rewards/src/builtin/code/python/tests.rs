@@ -1,31 +1,8 @@
 //! HumanEval, MBPP, and programs that would rather pass than be right.
 
-use super::super::tests::{code, installed};
-use crate::{Columns, Content, Reward, RewardBatch, Scores};
+use super::super::tests::{installed, scored_with_prompts as score};
 use serde_json::{Value, json};
 use std::process::Command;
-
-/// Scores completions, each with its prompt and its columns.
-fn score(options: Value, rows: &[(&str, &str, Value)]) -> (Scores, Vec<String>) {
-    let contents = |texts: Vec<&str>| texts.into_iter().map(Content::from).collect::<Vec<_>>();
-    let mut columns = Columns::new();
-    for (_, _, row) in rows {
-        for (name, value) in row.as_object().unwrap() {
-            columns.entry(name.clone()).or_default().push(value.clone());
-        }
-    }
-    let batch = RewardBatch {
-        prompts: &contents(rows.iter().map(|row| row.0).collect()),
-        completions: &contents(rows.iter().map(|row| row.1).collect()),
-        completion_ids: &vec![vec![]; rows.len()],
-        columns: &columns,
-        rows: &vec![0; rows.len()],
-        step: 0,
-    };
-    let scores = code(options).score(&batch);
-    let failures = scores.extra[0].1.iter().map(|v| v.as_str().unwrap_or("no verdict").to_owned()).collect();
-    (scores, failures)
-}
 
 fn asserted(tests: &[&str], programs: &[&str]) -> (Vec<Option<f64>>, Vec<String>) {
     let rows: Vec<_> = programs.iter().map(|program| ("q", *program, json!({"test_list": tests}))).collect();
@@ -164,7 +141,7 @@ fn broken_tests_are_no_zero() {
     }
     let other = json!({"t": ["assert 1"]});
     let (scores, _) = score(json!({"language": "shell", "column": "t"}), &[("q", "true", other)]);
-    assert!(scores.problems[0].message.contains("\"python\" alone"), "{}", scores.problems[0].message);
+    assert!(scores.problems[0].message.contains("and \"ocaml\" alone"), "{}", scores.problems[0].message);
 }
 
 #[test]

@@ -1,0 +1,104 @@
+//! The staged reward of OCaml: 0.25 for types, 0.10 for compiling with the tests, 0.65 × the share of tests passed.
+//!
+//! Each ill-typed definition takes 0.05 of the 0.25; what cannot be parsed, or uses what is refused, is worth 0. A
+//! full score loses up to 0.10 for style: 0.02 for each warning of the compiler, 0.01 for each line that is longer than
+//! 100 characters or ends in a blank. A degenerate completion has 0.3 of its score. Runs nothing.
+
+use super::NotBuilt;
+use std::collections::HashSet;
+
+/// What a completion has earned.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(in super::super) struct Staged {
+    pub types: f64,
+    pub compile: f64,
+    pub tests: f64,
+    pub style: f64,
+    /// Why the completion is degenerate, if it is.
+    pub degenerate: Option<&'static str>,
+}
+
+impl Staged {
+    /// Of a solution that was not built.
+    pub fn not_built(why: NotBuilt) -> Staged {
+        let types = match why {
+            NotBuilt::Syntax | NotBuilt::Refused => 0.0,
+            NotBuilt::Types(errors) => (0.25 - 0.05 * errors as f64).max(0.0),
+            NotBuilt::Tests => 0.25,
+        };
+        Staged { types, ..Staged::default() }
+    }
+
+    /// Of a solution that was tested.
+    pub fn tested(passed: usize, of: usize, warnings: usize, solution: &str) -> Staged {
+        let tests = 0.65 * passed as f64 / of as f64;
+        let untidy = |line: &&str| line.chars().count() > 100 || line.ends_with([' ', '\t']);
+        let untidy = solution.lines().filter(untidy).count();
+        let style = if passed == of { (0.02 * warnings as f64 + 0.01 * untidy as f64).min(0.10) } else { 0.0 };
+        Staged { types: 0.25, compile: 0.10, tests, style, degenerate: None }
+    }
+
+    /// The score of `completion`, whose program is `solution`.
+    pub fn of(mut self, completion: &str, solution: &str) -> Staged {
+        self.degenerate = degenerate(completion, solution);
+        self
+    }
+
+    pub fn score(&self) -> f64 {
+        let score = self.types + self.compile + self.tests - self.style;
+        // Hundredths are sums of binary fractions.
+        let score = (score * 1e9).round() / 1e9;
+        if self.degenerate.is_some() { 0.3 * score } else { score }
+    }
+}
+
+/// Whether a completion is one that earns without solving: repetition, prose, a spam of code blocks, stubs.
+fn degenerate(completion: &str, solution: &str) -> Option<&'static str> {
+    let fences = completion.lines().filter(|line| line.trim_start().starts_with("```")).count();
+    if fences > 8 {
+        return Some("more than four code blocks");
+    }
+    let words: Vec<&str> = completion.split_whitespace().collect();
+    let fours: HashSet<&[&str]> = words.windows(4).collect();
+    if words.len() >= 60 && 2 * fours.len() < words.len() - 3 {
+        return Some("repetition");
+    }
+    let code = without_comments(solution);
+    let letters = |text: &str| text.chars().filter(|c| c.is_alphabetic()).count();
+    let (all, useful) = (letters(completion), letters(&code));
+    if all > 400 && all > 4 * useful {
+        return Some("prose");
+    }
+    let body = |line: &str| line.split_once('=').map(|(_, body)| body.trim().to_owned());
+    let stub = |body: &String| {
+        let body = body.trim_end_matches(";;").trim().trim_matches(['(', ')']);
+        let begins = ["failwith", "assert false", "raise ", "invalid_arg", "exit "];
+        begins.iter().any(|begin| body.starts_with(begin)) || body.is_empty()
+    };
+    let items: Vec<&str> = code.split("\nlet ").collect();
+    let stubs = items.iter().filter(|item| {
+        // A body of several lines, or with a condition, is a definition.
+        let text = item.trim();
+        body(text).is_some_and(|body| !body.contains('\n') && !body.contains(" then ") && stub(&body))
+    });
+    let stubs = stubs.count();
+    (!code.contains("let ") || stubs > 0 && 2 * stubs >= items.len()).then_some("a stub")
+}
+
+/// A source without its comments; strings that look like comments do not matter here.
+fn without_comments(source: &str) -> String {
+    let (mut code, mut depth, mut rest) = (String::new(), 0usize, source);
+    while let Some(c) = rest.chars().next() {
+        let (open, close) = (rest.starts_with("(*"), rest.starts_with("*)") && depth > 0);
+        if open || close {
+            depth = if open { depth + 1 } else { depth - 1 };
+            rest = &rest[2..];
+            continue;
+        }
+        if depth == 0 {
+            code.push(c);
+        }
+        rest = &rest[c.len_utf8()..];
+    }
+    code
+}
