@@ -10,7 +10,7 @@ use lockstep::{RunDir, StopReason, check_command, context};
 use lockstep::{Stopped, is_stopped};
 use std::path::PathBuf;
 use std::time::Duration;
-use telemetry::{Ceilings, Console};
+use telemetry::{Alarm, Ceilings, Console};
 
 /// How long the machine's ceilings are measured for when a run has ended.
 const CEILINGS_TIME: Duration = Duration::from_millis(400);
@@ -78,6 +78,19 @@ fn resumed(purpose: Purpose, args: &ConfigArgs, resume: &str, console: &Console)
     Ok(Session { resolved, run, resume_from })
 }
 
+/// The alarms of a run, those that still hold first.
+fn alarms(raised: &[Alarm]) -> String {
+    let (over, open): (Vec<&Alarm>, Vec<&Alarm>) = raised.iter().partition(|alarm| alarm.until.is_some());
+    let line = |alarm: &Alarm| {
+        let of = if alarm.subject.is_empty() { String::new() } else { format!(" ({})", alarm.subject) };
+        let until = alarm.until.map_or_else(|| "to the end".to_owned(), |step| format!("to step {step}"));
+        let first = alarm.evidence.lines().next().unwrap_or_default();
+        format!("\n  {}{of}, from step {} {until}: {first}", alarm.id, alarm.since)
+    };
+    let lines: String = open.into_iter().chain(over).map(line).collect();
+    format!("{} alarms were raised (docs/alarms.md):{lines}", raised.len())
+}
+
 /// The last words of a run.
 fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
     console.print(&finished.summary.table().render(console.width()));
@@ -89,6 +102,9 @@ fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
         ceilings = Ceilings { flops_per_s: Some(measured.flops_per_s), bytes_per_s: Some(measured.read_bytes_per_s) };
     }
     console.info(&finished.summary.bottleneck(&ceilings));
+    if !finished.alarms.is_empty() {
+        console.warn(&alarms(&finished.alarms));
+    }
     let root = finished.dir.root().display();
     let end = match finished.stop_reason {
         StopReason::Completed | StopReason::Requested => {

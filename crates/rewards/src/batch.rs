@@ -42,12 +42,12 @@ impl RewardBatch<'_> {
             Some(values) if values.len() == self.len() => Ok(values),
             Some(values) => {
                 let message = format!("column `{column}` has {} values for {} completions", values.len(), self.len());
-                Err(Problem::new(reward, self.len(), message))
+                Err(Problem::new(reward, self.len(), message).of_kind(ProblemKind::BadData))
             }
             None => {
                 let present = self.columns.keys().map(|c| format!("`{c}`")).collect::<Vec<_>>().join(", ");
                 let message = format!("the dataset has no column `{column}`; it has {present}");
-                Err(Problem::new(reward, self.len(), message))
+                Err(Problem::new(reward, self.len(), message).of_kind(ProblemKind::BadData))
             }
         }
     }
@@ -71,10 +71,31 @@ impl RewardBatch<'_> {
         if let Some(first) = scores.values.iter().position(Option::is_none) {
             let rows = scores.values.iter().filter(|value| value.is_none()).count();
             let (message, example) = unread(&answers[first]);
-            scores.problems.push(Problem { example, ..Problem::new(reward, rows, message) });
+            let problem = Problem::new(reward, rows, message).of_kind(ProblemKind::BadData);
+            scores.problems.push(Problem { example, ..problem });
         }
         scores
     }
+}
+
+/// What kind of failure a [`Problem`] is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ProblemKind {
+    /// It answered later than it may.
+    TimedOut,
+    /// Its program or its server ended or refused.
+    Crashed,
+    /// What it answered cannot be read as scores.
+    BadAnswer,
+    /// It will not be asked again.
+    GivenUp,
+    /// The row of the dataset lacks what it compares with.
+    BadData,
+    /// A score that is no finite number.
+    NotFinite,
+    /// Anything else.
+    #[default]
+    Failed,
 }
 
 /// Something that kept a reward from scoring some completions, to be shown and counted.
@@ -82,6 +103,8 @@ impl RewardBatch<'_> {
 pub struct Problem {
     /// The reward's name.
     pub reward: String,
+    /// What kind of failure it is.
+    pub kind: ProblemKind,
     /// How many completions got `None` for this reason.
     pub rows: usize,
     /// What happened, in words; may have several lines (the program's last error output).
@@ -95,7 +118,13 @@ pub struct Problem {
 impl Problem {
     /// Nothing could be said of `rows` completions, because of `message`.
     pub fn new(reward: impl Into<String>, rows: usize, message: impl Into<String>) -> Self {
-        Problem { reward: reward.into(), rows, message: message.into(), example: None, fatal: false }
+        let (reward, message) = (reward.into(), message.into());
+        Problem { reward, kind: ProblemKind::default(), rows, message, example: None, fatal: false }
+    }
+
+    /// The same as another kind of failure.
+    pub fn of_kind(self, kind: ProblemKind) -> Self {
+        Problem { kind, ..self }
     }
 }
 

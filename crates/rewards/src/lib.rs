@@ -18,7 +18,7 @@ mod manager;
 mod registry;
 mod reward_model;
 
-pub use batch::{Columns, Problem, RewardBatch, Scores};
+pub use batch::{Columns, Problem, ProblemKind, RewardBatch, Scores};
 pub use command::end_programs;
 pub use error::{Error, Result};
 pub use function::{FunctionReward, RewardInput};

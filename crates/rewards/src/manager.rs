@@ -6,7 +6,7 @@
 //! completions, after that. When groups end changes no bit: scores are put together in the order of the groups that is
 //! asked for.
 
-use crate::{Columns, Content, Problem, Reward, RewardBatch, Scores, TABLE_COLUMNS};
+use crate::{Columns, Content, Problem, ProblemKind, Reward, RewardBatch, Scores, TABLE_COLUMNS};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -280,7 +280,7 @@ fn finite(name: &str, mut scores: Scores) -> Scores {
     }
     if let Some(first) = bad.first() {
         let message = format!("it gave {first}, which is not a finite number");
-        scores.problems.push(Problem::new(name, bad.len(), message));
+        scores.problems.push(Problem::new(name, bad.len(), message).of_kind(ProblemKind::NotFinite));
     }
     scores
 }

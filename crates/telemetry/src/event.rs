@@ -60,6 +60,43 @@ pub enum EventKind {
     },
     /// A checkpoint is on the disk.
     Checkpoint { step: u64, path: String },
+    /// An alarm was raised after `step`, or is over.
+    Alarm { step: u64, alarm: Alarm },
+}
+
+/// Something in a run that usually means that it goes wrong.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Alarm {
+    /// Which condition holds, as docs/alarms.md lists them.
+    pub id: String,
+    /// Of which reward, where it is of one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub subject: String,
+    /// The first step at which it held.
+    pub since: u64,
+    /// The step after which it was over, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<u64>,
+    /// What was seen when it was raised.
+    pub evidence: String,
+    /// Completions that show it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub examples: Vec<String>,
+    /// What people usually do about it.
+    pub remedy: String,
+}
+
+impl std::fmt::Display for Alarm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Alarm { id, subject, since, until, evidence, examples, remedy } = self;
+        let of = if subject.is_empty() { String::new() } else { format!(" ({subject})") };
+        match until {
+            Some(until) => return write!(f, "alarm {id}{of} is over: it held from step {since} to step {until}"),
+            None => write!(f, "alarm {id}{of} since step {since}: {evidence}")?,
+        }
+        examples.iter().try_for_each(|example| write!(f, "\n  | {example}"))?;
+        write!(f, "\n  what helps: {remedy}")
+    }
 }
 
 impl Event {
@@ -202,6 +239,26 @@ mod tests {
         (text.clone(), serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}")))
     }
 
+    fn alarm(until: Option<u64>) -> Alarm {
+        Alarm {
+            id: "truncated".into(),
+            since: 7,
+            until,
+            evidence: "all were cut".into(),
+            examples: vec!["\"a b\"".into()],
+            remedy: "a higher limit".into(),
+            ..Alarm::default()
+        }
+    }
+
+    #[test]
+    fn alarms_say_what_they_saw_since_when_and_what_helps() {
+        let words = "alarm truncated since step 7: all were cut\n  | \"a b\"\n  what helps: a higher limit";
+        assert_eq!(alarm(None).to_string(), words);
+        let over = Alarm { subject: "math".into(), ..alarm(Some(12)) }.to_string();
+        assert_eq!(over, "alarm truncated (math) is over: it held from step 7 to step 12");
+    }
+
     #[test]
     fn every_kind_reads_back() {
         let rows = CompletionRows {
@@ -228,6 +285,8 @@ mod tests {
             EventKind::Progress { label: "grpo".into(), done: 3, total: 9, note: "reward 0.5".into() },
             EventKind::Message { level: Level::Warn, text: "careful".into(), fields: Record::new() },
             EventKind::Checkpoint { step: 9, path: "checkpoints/step-000009".into() },
+            EventKind::Alarm { step: 9, alarm: alarm(None) },
+            EventKind::Alarm { step: 12, alarm: alarm(Some(12)) },
         ];
         for kind in kinds {
             let (text, back) = round_trip(kind.clone());

@@ -17,7 +17,7 @@ pub mod table;
 mod whole;
 
 pub use error::{Error, Result};
-pub use event::{CompletionRows, Event, EventKind, Level, Record};
+pub use event::{Alarm, CompletionRows, Event, EventKind, Level, Record};
 pub use record::RunRecord;
 pub use rollout_line::{RecordedCompletion, RolloutLine};
 pub use sinks::completions::CompletionsSink;

@@ -63,10 +63,20 @@ fn a_reward_that_judges_nothing_ends_the_run_and_says_why_once() {
     let said = good(root, &arguments("train", "on", &set));
     assert!(said.err.contains("done: 12 steps"), "{}", said.err);
     let message = "not started again after 3 restarts without a good batch: it ended (exit status: 1)";
-    // In 9 of 12 steps, and in 3 evaluations.
-    assert_eq!(said.err.matches(message).count(), 12, "{}", said.err);
+    // In 9 of 12 steps and in 3 evaluations; of each once, and in the summary.
+    assert_eq!(said.err.matches(message).count(), 4, "{}", said.err);
+    let lines = metrics(&root.join("on"));
+    let alarms: Vec<&String> = lines.iter().filter(|line| line.contains("\"alarm\":{\"id\":\"reward_")).collect();
+    assert!(alarms[0].contains("reward_crashed") && alarms[0].contains("ModuleNotFoundError"), "{alarms:?}");
+    assert!(alarms[1].contains("reward_given_up") && alarms[1].contains("\"since\":4"), "{alarms:?}");
+    assert!(alarms[2].contains("\"subject\":\"serve in evaluation\""), "{alarms:?}");
+    assert!(
+        alarms.len() == 4 && alarms[3].contains("reward_crashed") && alarms[3].contains("\"until\":8"),
+        "{alarms:?}"
+    );
     assert!(said.err.lines().all(|line| line.len() < 300), "{}", said.err);
-    assert!(said.err.matches("ModuleNotFoundError").count() <= 2, "{}", said.err);
+    // Of each kind of failure once.
+    assert_eq!(said.err.matches("ModuleNotFoundError").count(), 3, "{}", said.err);
     assert!(metrics(&root.join("on")).iter().all(|line| !line.contains("frac_reward_zero_std")), "not 0: nobody knows");
 }
 

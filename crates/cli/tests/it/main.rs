@@ -1,5 +1,6 @@
 //! The program as its users run it. One binary for all of its tests, so that they are linked once.
 
+mod alarms;
 mod bad_input;
 mod bench_algorithms;
 mod bench_rollout;

@@ -65,8 +65,14 @@ impl Rollouts {
 
     /// The weighted rewards of a group's completions, of those that have one.
     pub fn totals<'a>(&'a self, group: &'a ScoredGroup) -> impl Iterator<Item = f64> {
-        let scored = group.completions.iter().map(|c| &c.rewards).filter(|rewards| rewards.iter().any(Option::is_some));
-        scored.map(|rewards| rewards.iter().zip(&self.reward_weights).filter_map(|(r, w)| r.map(|r| r * w)).sum())
+        group.completions.iter().filter_map(|c| self.total(c))
+    }
+
+    /// The weighted reward of a completion, if it has one.
+    pub fn total(&self, completion: &ScoredCompletion) -> Option<f64> {
+        let rewards = &completion.rewards;
+        let scored = rewards.iter().any(Option::is_some);
+        scored.then(|| rewards.iter().zip(&self.reward_weights).filter_map(|(r, w)| r.map(|r| r * w)).sum())
     }
 }
 

@@ -4,10 +4,6 @@
 use super::Rollouts;
 use crate::config::{Config, RewardErrors};
 use rewards::Problem;
-use std::collections::BTreeSet;
-
-/// Different messages that are remembered.
-const REMEMBERED: usize = 100;
 
 /// A reward that judges no more.
 #[derive(Debug, thiserror::Error)]
@@ -19,21 +15,14 @@ pub struct RewardFailed(String);
 pub struct RewardHealth {
     /// For how many batches in a row each reward has judged nothing.
     silent: Vec<usize>,
-    /// The messages of several lines that were shown.
-    shown: BTreeSet<String>,
 }
 
 impl RewardHealth {
-    /// Takes a batch and what kept rewards from judging it: what to warn of, or why the run cannot go on.
+    /// Takes a batch and what kept rewards from judging it. An error says why the run cannot go on.
     ///
     /// A reward that judged nothing counts as silent if it said that something failed, or if no other judged either.
     /// One of several may leave a batch to the others (TRL's `None`).
-    pub fn check(
-        &mut self,
-        rollouts: &Rollouts,
-        problems: &[Problem],
-        config: &Config,
-    ) -> Result<Vec<String>, RewardFailed> {
+    pub fn check(&mut self, rollouts: &Rollouts, problems: &[Problem], config: &Config) -> Result<(), RewardFailed> {
         let judged = rollouts.judged();
         let all = rollouts.completions().count();
         let nobody = judged.iter().all(|(_, n)| *n == 0);
@@ -56,22 +45,7 @@ impl RewardHealth {
                 }
             }));
         }
-        Ok(problems.iter().map(|problem| self.warning(problem)).collect())
-    }
-
-    /// The problem in words; what a program printed is shown once.
-    fn warning(&mut self, problem: &Problem) -> String {
-        let mut problem = problem.clone();
-        if let Some((first, _)) = problem.message.split_once('\n') {
-            let first = format!("{first} as before");
-            if !self.shown.insert(problem.message.clone()) {
-                problem.message = first;
-            }
-            if self.shown.len() > REMEMBERED {
-                self.shown.clear();
-            }
-        }
-        problem.to_string()
+        Ok(())
     }
 }
 
@@ -96,10 +70,9 @@ mod tests {
         let mut check = |scores, problems: &[Problem]| {
             health.check(&batch(scores), problems, &config).map_err(|error| error.to_string())
         };
-        assert_eq!(check([None, None], &[failed(4)]).unwrap(), [failed(4).to_string()]);
-        let again = check([None, Some(1.0)], &[failed(2)]).unwrap();
-        assert!(again[0].ends_with("standard error: as before") && !again[0].contains("ImportError"), "{again:?}");
-        assert!(check([None, None], &[]).unwrap().is_empty());
+        assert!(check([None, None], &[failed(4)]).is_ok());
+        assert!(check([None, Some(1.0)], &[failed(2)]).is_ok());
+        assert!(check([None, None], &[]).is_ok());
         let error = check([None, None], &[failed(4)]).unwrap_err();
         for words in ["`r`", "2 batches in a row", "reward_patience", "exit status: 1", "\n  | ImportError"] {
             assert!(error.contains(words), "`{words}`: {error}");

@@ -2,6 +2,7 @@
 //! a [`TrainingTask`](task::TrainingTask).
 
 mod abandoned;
+pub mod alarms;
 pub mod checkpoint;
 pub mod completion_log;
 mod context;

@@ -20,6 +20,8 @@ pub struct Reporter {
     logging_steps: u64,
     first_step: bool,
     sums: MetricSums,
+    /// Of the step in the making alone.
+    step_values: BTreeMap<String, f64>,
     /// A table of completions could not be written, which was said.
     lacks_tables: bool,
 }
@@ -44,6 +46,7 @@ impl Reporter {
             logging_steps: config.logging_steps,
             first_step: config.logging_first_step,
             sums: MetricSums::default(),
+            step_values: BTreeMap::new(),
             lacks_tables: false,
         })
     }
@@ -83,14 +86,21 @@ impl Reporter {
         &self.sums
     }
 
-    /// Takes the sums back to what [`unlogged`](Self::unlogged) gave.
+    /// Takes the sums back to what [`unlogged`](Self::unlogged) gave at the end of a step.
     pub fn restore(&mut self, sums: MetricSums) {
+        self.step_values.clear();
         self.sums = sums;
     }
 
     /// Adds a value to the mean that is logged next.
     pub fn add(&mut self, name: &str, value: f64) {
         self.sums.add(name, value);
+        self.step_values.insert(name.to_owned(), value);
+    }
+
+    /// The values added in this step; the next one begins with none.
+    pub fn take_step_values(&mut self) -> BTreeMap<String, f64> {
+        std::mem::take(&mut self.step_values)
     }
 
     /// Sets a value that is logged next as it is.

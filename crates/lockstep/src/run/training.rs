@@ -4,6 +4,7 @@
 //! into the same checkpoint as a value that is opaque here.
 
 use super::abandoned;
+use super::alarms::Alarms;
 use super::checkpoint::{self, CheckpointWriter, moments, state};
 use super::inputs::{Callbacks, RunInputs};
 use super::provenance::{self, Models, RunMetadata};
@@ -25,7 +26,7 @@ use state::{Best, RunState};
 use std::path::Path;
 use std::time::Instant;
 use telemetry::stages::Span;
-use telemetry::{EventKind, Stages};
+use telemetry::{Alarm, EventKind, Stages};
 use train::{Samples, Schedule, StepParams, Trainer, UpdateMetrics};
 
 /// A run between two steps.
@@ -54,6 +55,8 @@ pub struct TrainingRun {
     pub best: Option<Best>,
     /// Metrics and events.
     pub reporter: Reporter,
+    /// What usually means that a run goes wrong.
+    pub alarms: Alarms,
     /// Timers.
     pub stages: Stages,
     /// What a program asks to be told.
@@ -197,6 +200,7 @@ impl TrainingRun {
             step,
             num_tokens: state.as_ref().map_or(0, |state| state.num_tokens),
             best: state.as_ref().and_then(|state| state.best.clone()),
+            alarms: state.as_ref().map_or_else(Alarms::default, |state| Alarms::restore(state.alarms.clone())),
             stages: Stages::new(reporter.sinks().clone()),
             reporter,
             callbacks,
@@ -273,10 +277,7 @@ impl TrainingRun {
     fn count_update(&mut self, metrics: &UpdateMetrics, seconds: f64) {
         self.step += 1;
         if metrics.skipped {
-            self.warn(&format!(
-                "step {}: the loss or the gradient is not finite (loss {}, gradient norm {}); the step was skipped",
-                self.step, metrics.loss, metrics.grad_norm
-            ));
+            self.alarms.not_finite("policy", not_finite(metrics));
         }
         for (name, value) in metrics.entries() {
             self.reporter.add(name, value);
@@ -298,6 +299,9 @@ impl TrainingRun {
         if let Some(peak) = telemetry::system::peak_rss_bytes() {
             self.reporter.set("peak_bytes", peak as f64);
         }
+        let values = self.reporter.take_step_values();
+        let alarms = self.alarms.end_step(step, &values);
+        self.emit_alarms(alarms)?;
         if let Some(means) = self.reporter.end_step(step, last)? {
             let value = |name: &str| find(&means, name).filter(|v| v.is_finite());
             let part = |name: &&str| value(name).map(|v| format!("{name} {v:.4}"));
@@ -309,6 +313,12 @@ impl TrainingRun {
             self.callbacks.step(step);
         }
         Ok(())
+    }
+
+    /// Reports alarms that are raised, or over, after this step.
+    pub(crate) fn emit_alarms(&self, alarms: Vec<Alarm>) -> anyhow::Result<()> {
+        let mut emit = |alarm| self.reporter.sinks().emit(EventKind::Alarm { step: self.step, alarm });
+        Ok(alarms.into_iter().try_for_each(&mut emit)?)
     }
 
     fn report_progress(&self, note: String) -> anyhow::Result<()> {
@@ -402,6 +412,7 @@ impl TrainingRun {
             best: self.best.clone(),
             evaluations_without_improvement: self.evaluations_without_improvement,
             evaluation_due: self.evaluation_due,
+            alarms: self.alarms.state(),
             log_bytes: self.reporter.sinks().checkpoint()?,
         };
         let mut writes = vec![self.policy.writer(), moments::write_moments("", &self.trainer)];
@@ -460,6 +471,11 @@ impl TrainingRun {
         }
         Ok(self.reporter.sinks().finish()?)
     }
+}
+
+/// Why a step was skipped.
+pub fn not_finite(metrics: &UpdateMetrics) -> String {
+    format!("the loss or the gradient is not finite (loss {}, gradient norm {})", metrics.loss, metrics.grad_norm)
 }
 
 /// The step of the checkpoint that is never deleted.

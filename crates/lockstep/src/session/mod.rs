@@ -24,7 +24,7 @@ use crate::{BadInput, trainers};
 use rewards::RewardSpec;
 use std::path::Path;
 use std::time::Duration;
-use telemetry::{Console, ConsoleOptions, ConsoleSink, Sinks, Summary};
+use telemetry::{Alarm, Console, ConsoleOptions, ConsoleSink, Sinks, Summary};
 
 /// How long a task that has no batch yet is left alone.
 const WAIT: Duration = Duration::from_millis(10);
@@ -58,6 +58,8 @@ pub struct RunResult {
     pub policy: Policy,
     /// Where the time went.
     pub summary: Summary,
+    /// The alarms that were raised; those without an end still held at the end.
+    pub alarms: Vec<Alarm>,
 }
 
 impl RunResult {
@@ -287,7 +289,7 @@ impl Run {
         };
         self.training.write_result(stop_reason)?;
         self.training.dir.unlock();
-        let TrainingRun { step, num_tokens, best, last_logged, dir, policy, stages, .. } = self.training;
+        let TrainingRun { step, num_tokens, best, last_logged, dir, policy, stages, alarms, .. } = self.training;
         Ok(RunResult {
             stop_reason,
             step,
@@ -297,6 +299,7 @@ impl Run {
             dir,
             policy,
             summary: stages.summary(),
+            alarms: alarms.raised().to_vec(),
         })
     }
 }

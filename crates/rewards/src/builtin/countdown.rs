@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::Builtin;
 use super::gsm8k::last_boxed;
 use super::rational::Rational;
-use crate::{Error, Problem, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
 
 /// Brackets in brackets, at most.
 const MAX_DEPTH: usize = 50;
@@ -109,7 +109,9 @@ impl Reward for Countdown {
             let Options { numbers: column, target, .. } = &self.options;
             let message = format!("columns `{column}` and `{target}` are not whole numbers and a whole number");
             let example = Some(format!("{} and {}", numbers[first], targets[first]));
-            scores.problems.push(Problem { example, ..Problem::new(&self.name, rows, message) });
+            scores
+                .problems
+                .push(Problem { example, ..Problem::new(&self.name, rows, message).of_kind(ProblemKind::BadData) });
         }
         scores
     }

@@ -32,7 +32,7 @@ use serde::Deserialize;
 
 pub use self::process::end_programs;
 use self::process::{Process, Silence};
-use crate::{Error, Problem, Result, Reward, RewardBatch, Scores};
+use crate::{Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
 
 /// Options of [`CommandReward`].
 #[derive(Clone, Debug, Deserialize)]
@@ -117,6 +117,9 @@ fn split_line(line: &str) -> Option<Vec<String>> {
     quote.is_none().then_some(words)
 }
 
+/// Why a batch has no scores.
+type Failure = (ProblemKind, String);
+
 /// The reward; see the module.
 #[derive(Debug)]
 pub struct CommandReward {
@@ -160,38 +163,46 @@ impl CommandReward {
     }
 
     /// The running program, started again if it has ended.
-    fn process(&mut self) -> std::result::Result<&mut Process, String> {
+    fn process(&mut self) -> std::result::Result<&mut Process, Failure> {
         if self.process.is_none() {
             self.restarts_in_a_row += 1;
-            self.process = Some(Process::start(&self.words).map_err(|e| format!("cannot restart: {}", explain(&e)))?);
+            let started = Process::start(&self.words);
+            self.process =
+                Some(started.map_err(|e| (ProblemKind::Crashed, format!("cannot restart: {}", explain(&e))))?);
         }
         Ok(self.process.as_mut().expect("just started"))
     }
 
     /// Sends a batch and reads the answer.
-    fn ask(&mut self, batch: &RewardBatch<'_>) -> std::result::Result<Scores, String> {
-        let request = protocol::request(batch)?;
+    fn ask(&mut self, batch: &RewardBatch<'_>) -> std::result::Result<Scores, Failure> {
+        use ProblemKind::{BadAnswer, BadData, Crashed, Failed, TimedOut};
+        let request = protocol::request(batch).map_err(|message| (BadData, message))?;
         let (timeout, stop) = (self.timeout, self.stop.clone());
         let process = self.process()?;
         let outcome = if process.has_unread_line() {
-            Err("it printed a line that answers no batch; print debugging output to standard error".to_owned())
+            let message = "it printed a line that answers no batch; print debugging output to standard error";
+            Err((BadAnswer, message.to_owned()))
         } else {
             process.send(request);
             match process.line_until(Instant::now() + timeout, &stop) {
-                Ok(line) => protocol::answer(&line).map_err(|message| process.with_stderr(message)),
+                Ok(line) => protocol::answer(&line).map_err(|message| (BadAnswer, process.with_stderr(message))),
                 Err(Silence::TimedOut) => {
-                    Err(process.with_stderr(format!("no answer within {} s; it was killed", timeout.as_secs_f64())))
+                    let message = format!("no answer within {} s; it was killed", timeout.as_secs_f64());
+                    Err((TimedOut, process.with_stderr(message)))
                 }
-                Err(Silence::TooLong) => Err(process.with_stderr("its answer is longer than 256 MiB".to_owned())),
-                Err(Silence::Stopped) => Err("nobody waits for its answer any more".to_owned()),
-                Err(Silence::Ended) => Err(process.epitaph()),
+                Err(Silence::TooLong) => {
+                    Err((BadAnswer, process.with_stderr("its answer is longer than 256 MiB".to_owned())))
+                }
+                Err(Silence::Stopped) => Err((Failed, "nobody waits for its answer any more".to_owned())),
+                Err(Silence::Ended) => Err((Crashed, process.epitaph())),
             }
         };
         // After any of these it is unknown which batch its next line would answer: begin anew.
         let answer = outcome.inspect_err(|_| self.process = None)?;
         // The program is well: what it says is wrong with this batch needs no restart.
-        let scores = protocol::scores(answer, batch.len())
-            .map_err(|message| self.process.as_ref().map_or(message.clone(), |process| process.with_stderr(message)))?;
+        let scores = protocol::scores(answer, batch.len()).map_err(|message| {
+            (BadAnswer, self.process.as_ref().map_or(message.clone(), |process| process.with_stderr(message)))
+        })?;
         self.restarts_in_a_row = 0;
         Ok(scores)
     }
@@ -211,17 +222,18 @@ impl Reward for CommandReward {
             return Scores::default();
         }
         let outcome = match &self.given_up {
-            Some(cause) => Err(cause.clone()),
+            Some(cause) => Err((ProblemKind::GivenUp, cause.clone())),
             None => self.ask(batch),
         };
-        outcome.unwrap_or_else(|mut message| {
+        outcome.unwrap_or_else(|(mut kind, mut message)| {
             let restarts = self.restarts_in_a_row;
             let stopped = self.stop.load(Ordering::Relaxed);
             if self.given_up.is_none() && self.process.is_none() && restarts >= self.max_restarts && !stopped {
                 message = format!("not started again after {restarts} restarts without a good batch: {message}");
+                kind = ProblemKind::GivenUp;
                 self.given_up = Some(message.clone());
             }
-            let problem = Problem::new(&self.name, batch.len(), message);
+            let problem = Problem::new(&self.name, batch.len(), message).of_kind(kind);
             Scores::failed(batch.len(), Problem { fatal: self.given_up.is_some(), ..problem })
         })
     }

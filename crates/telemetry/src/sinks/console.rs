@@ -266,6 +266,10 @@ impl Sink for ConsoleSink {
     fn receive(&mut self, event: &Event) -> Result<()> {
         match &event.kind {
             EventKind::Message { level, text, fields } => self.console.log(*level, text, fields),
+            EventKind::Alarm { alarm, .. } => {
+                let level = if alarm.until.is_some() { Level::Info } else { Level::Warn };
+                self.console.log(level, &alarm.to_string(), &Record::new());
+            }
             EventKind::Completions { rows, shown } if *shown > 0 => {
                 self.console.print(&table::completions(rows, *shown, self.console.width()));
             }

@@ -1,6 +1,8 @@
 //! `metrics.jsonl` and `rollouts.jsonl`: one JSON object for each logged step or recorded rollout, appended and
 //! flushed.
 //!
+//! In `metrics.jsonl` an alarm is a line of its own, `{"step": n, "alarm": {…}}`.
+//!
 //! Keys keep the order in which they were set. Numbers are written with the fewest digits that read back to the same
 //! bits; NaN and infinities are written as `null` (JSON has no other word for them), so every line is plain JSON.
 //! Does not know what the metrics mean.
@@ -55,11 +57,20 @@ impl MetricsSink {
 
 impl Sink for MetricsSink {
     fn receive(&mut self, event: &Event) -> Result<()> {
-        let EventKind::Metrics { step, values } = &event.kind else { return Ok(()) };
         let mut line = Record::new();
-        line.set("step", *step);
-        for (name, value) in values {
-            line.set(name, *value);
+        match &event.kind {
+            EventKind::Metrics { step, values } => {
+                line.set("step", *step);
+                for (name, value) in values {
+                    line.set(name, *value);
+                }
+            }
+            EventKind::Alarm { step, alarm } => {
+                let alarm =
+                    serde_json::to_value(alarm).map_err(|e| Error::format(self.lines.file.path(), e.to_string()))?;
+                line.set("step", *step).set("alarm", alarm);
+            }
+            _ => return Ok(()),
         }
         self.lines.append(&line.0)
     }
@@ -134,8 +145,12 @@ mod tests {
         logged(&mut sink, 3, &[("reward", odd), ("a", f64::NAN), ("kl", f64::INFINITY), ("tiny", 5e-324)]);
         let message = EventKind::Message { level: crate::Level::Info, text: "not here".into(), fields: Record::new() };
         sink.receive(&message.into()).unwrap();
+        let alarm = crate::Alarm { id: "kl".into(), since: 2, ..crate::Alarm::default() };
+        sink.receive(&EventKind::Alarm { step: 4, alarm }.into()).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(text, "{\"step\":3,\"reward\":0.30000000000000004,\"a\":null,\"kl\":null,\"tiny\":5e-324}\n");
+        let (line, alarm) = text.split_once('\n').unwrap();
+        assert_eq!(line, "{\"step\":3,\"reward\":0.30000000000000004,\"a\":null,\"kl\":null,\"tiny\":5e-324}");
+        assert!(alarm.starts_with("{\"step\":4,\"alarm\":{\"id\":\"kl\",\"since\":2,"), "{alarm}");
         let back = read(&path).unwrap();
         assert_eq!(back[0].number("reward").unwrap().to_bits(), odd.to_bits());
         assert_eq!(back[0].number("a"), None);

@@ -4,6 +4,7 @@
 
 use crate::data::SamplerState;
 use crate::error::BadInput;
+use crate::run::alarms::AlarmState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -57,6 +58,9 @@ pub struct RunState {
     /// The evaluation that is due after this step was given up.
     #[serde(default)]
     pub evaluation_due: bool,
+    /// The alarms so far, and what decides about the next.
+    #[serde(default)]
+    pub alarms: AlarmState,
     /// Bytes of every append-only file at this step; resume truncates to them.
     pub log_bytes: BTreeMap<String, u64>,
 }
@@ -75,8 +79,9 @@ pub struct Best {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MetricSums(BTreeMap<String, (Bits64, u64)>);
 
+/// A number that is kept as its bits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct Bits64(#[serde(with = "bits64")] f64);
+pub(crate) struct Bits64(#[serde(with = "bits64")] pub(crate) f64);
 
 impl MetricSums {
     /// Adds a value.
@@ -176,7 +181,9 @@ mod foreign {
             "trainer": {"steps": 2, "skipped_in_a_row": 0, "skipped_total": 0, "entropy": null},
             "task": {"rollout_number": 3, "buffer": null}, "num_tokens": 9,
             "unlogged": {"loss": [4602678819172646912u64, 2]},
-            "best": {"step": 2, "metric": 1}, "evaluations_without_improvement": 0, "log_bytes": {"metrics.jsonl": 10}})
+            "best": {"step": 2, "metric": 1}, "evaluations_without_improvement": 0,
+            "alarms": {"streaks": {"kl_blow_up ": {"since": 1, "held": 1, "quiet": 0, "raised": false}}},
+            "log_bytes": {"metrics.jsonl": 10}})
     }
 
     fn read(bytes: &[u8]) -> anyhow::Result<RunState> {

@@ -11,7 +11,6 @@ use crate::rollouts::scoring::{Prompts, RolloutScorer, ScoredRollouts, requests}
 use crate::run::completion_log;
 use crate::run::training::{TrainingRun, record_ops};
 use model::columns::{OLD_LOGPS, REF_LOGPS};
-use rewards::Problem;
 use std::sync::Arc;
 use train::{Advantages, Sample, UpdateMetrics};
 
@@ -30,6 +29,7 @@ impl RolloutPipeline {
             run.sampler.restore(rows);
             run.num_tokens = tokens;
             run.reporter.restore(sums);
+            run.alarms.forget();
             self.rollout_number = number;
         })
     }
@@ -82,6 +82,7 @@ impl RolloutPipeline {
         reporter.add("reward_time_s", reward_time_s);
         reporter.add("reward_hidden_time_s", reward_hidden_time_s);
         let (rollouts, metrics) = generation.finish();
+        run.alarms.generation(&rollouts);
         if run.config.dynamic_sampling {
             for (name, value) in metrics {
                 run.reporter.add(name, value);
@@ -118,18 +119,12 @@ impl RolloutPipeline {
         })?;
         // Rewards that nobody waits for may have said anything.
         run.stop.check()?;
-        self.warn_of(run, &output.rollouts, &output.problems)?;
+        self.health.check(&output.rollouts, &output.problems, &run.config)?;
+        run.alarms.problems(&output.problems);
         self.times.rollout_tokens += output.rollouts.completions().map(|c| c.completion.ids.len()).sum::<usize>();
         count_tokens(run, &output.rollouts);
         self.report(run, &output);
         Ok(output.rollouts)
-    }
-
-    /// Warns of what rewards could not judge; an error if the run cannot go on without it.
-    fn warn_of(&mut self, run: &TrainingRun, rollouts: &Rollouts, problems: &[Problem]) -> anyhow::Result<()> {
-        let warnings = self.health.check(rollouts, problems, &run.config)?;
-        warnings.iter().for_each(|warning| run.warn(warning));
-        Ok(())
     }
 
     /// The metrics of rewards, and how long they took.
@@ -139,9 +134,6 @@ impl RolloutPipeline {
             self.times.reward_hidden_time_s += seconds;
         }
         let reporter = &mut run.reporter;
-        if let Some(warning) = output.unscored_warning() {
-            reporter.sinks().warn(&format!("{warning}: they teach nothing"));
-        }
         for (name, value) in &output.metrics {
             reporter.add(name, *value);
         }
@@ -253,12 +245,15 @@ impl RolloutPipeline {
         let outcomes = evaluation.run(engine, &run.policy, &mut self.rewards, &self.eval_weights, run.step)?;
         let seconds = span.end();
         run.stop.check()?;
-        let mut metrics = Vec::new();
+        let (mut metrics, mut problems, mut unscored) = (Vec::new(), Vec::new(), None);
         for outcome in outcomes {
-            self.warn_of(run, &outcome.rollouts, &outcome.problems)?;
-            outcome.unscored.iter().for_each(|warning| run.warn(&format!("evaluation: {warning}")));
+            self.health.check(&outcome.rollouts, &outcome.problems, &run.config)?;
+            problems.extend(outcome.problems);
+            unscored = unscored.or(outcome.unscored);
             metrics.extend(outcome.metrics);
         }
+        let alarms = run.alarms.evaluation(run.step, &problems, unscored);
+        run.emit_alarms(alarms)?;
         metrics.push(("eval_runtime".into(), seconds));
         Ok(Some(metrics))
     }

@@ -2,7 +2,7 @@
 
 use super::Ppo;
 use crate::rollouts::{Rollouts, ScoredCompletion};
-use crate::run::training::{TrainingRun, record_ops};
+use crate::run::training::{TrainingRun, not_finite, record_ops};
 use kernels::rng::Stream;
 use model::columns::{RETURNS, VALUES};
 use rollout::FinishReason;
@@ -154,13 +154,7 @@ impl Ppo {
         record_ops(&span, before);
         run.reporter.add("value_update_time_s", seconds + span.end());
         if metrics.skipped {
-            run.reporter.sinks().warn(&format!(
-                "step {}: the value model's loss or gradient is not finite (loss {}, gradient norm {}); it was left as \
-                 it is",
-                run.step + 1,
-                metrics.loss,
-                metrics.grad_norm
-            ));
+            run.alarms.not_finite("value model", not_finite(&metrics));
         }
         run.reporter.add("val/grad_norm", metrics.grad_norm);
         for (name, value) in metrics.means.entries() {

@@ -1,0 +1,120 @@
+//! The conditions of which a run raises alarms: a row for each, with its one threshold. docs/alarms.md explains them.
+
+use rewards::ProblemKind;
+
+/// How often a condition can be looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Every {
+    /// In each optimizer step.
+    Step,
+    /// Where new completions were scored.
+    Generation,
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Condition {
+    pub id: &'static str,
+    /// From where on it holds.
+    pub threshold: f64,
+    /// How many times in a row it must hold.
+    pub patience: u32,
+    pub every: Every,
+    pub remedy: &'static str,
+}
+
+macro_rules! conditions {
+    ($($name:ident $id:literal $threshold:literal $patience:literal $every:ident $remedy:literal;)*) => {
+        $(pub const $name: Condition = Condition {
+            id: $id, threshold: $threshold, patience: $patience, every: Every::$every, remedy: $remedy,
+        };)*
+        /// All of them.
+        pub const ALL: &[Condition] = &[$($name),*];
+    };
+}
+
+conditions! {
+    TRUNCATED "truncated" 0.95 3 Generation
+        "a higher max_completion_length; a warm-up (sft) that teaches the model to end; the right eos token";
+    ZERO_VARIANCE "zero_variance" 0.9 3 Generation
+        "prompts that the model solves sometimes; a reward with partial credit; more num_generations; dynamic_sampling";
+    ENTROPY "entropy_collapse" 0.1 5 Step
+        "a lower learning_rate; epsilon_high = 0.28; an entropy bonus (entropy_coef); a higher temperature";
+    KL "kl_blow_up" 1.0 3 Step
+        "a lower learning_rate; a higher beta (kl_coef); go on from a checkpoint before it began";
+    GRAD_NORM "grad_norm" 10.0 3 Step
+        "a lower learning_rate or max_grad_norm; longer warm-up; a look at the completions of the step where it began";
+    NOT_FINITE "not_finite" 1.0 1 Step
+        "the step was skipped: a lower learning_rate; dtype = \"f32\"; a reward without extreme values";
+    UNSCORED "unscored" 0.05 1 Generation
+        "they teach nothing: look at what the reward cannot judge with `lockstep score-rewards`";
+    CONSTANT "constant_reward" 1e-8 10 Generation
+        "what is the same for everything teaches nothing: try it with `lockstep score-rewards`, or leave it out";
+    CONTRADICTION "contradiction" 1e-8 1 Generation
+        "a reward that depends on more than prompt and completion adds noise: take chance, time and state out of it";
+    CUT_SHORT "cut_short" 0.25 3 Generation
+        "a higher max_completion_length; mask_truncated_completions = true";
+    LENGTH "length_explodes" 2.0 3 Generation
+        "the reward may pay for length: read the completions; the `length` reward with a margin beside it";
+    REPETITION "repetition_explodes" 0.2 3 Generation
+        "the reward pays for saying the same again: read the completions; the `repetition` reward beside it";
+    EMPTY_WINS "empty_answer_wins" 0.5 5 Generation
+        "the reward pays for an answer that is empty: mend it, and begin again from before this step";
+    BROKEN_WINS "broken_text_wins" 0.5 5 Generation
+        "the reward pays for text that cannot be parsed: mend it, and begin again from before this step";
+    REPETITION_WINS "repetition_wins" 0.5 5 Generation
+        "the reward pays for repetition: mend it, or add the `repetition` reward, and begin again";
+    ONE_TEXT_WINS "one_text_wins" 0.75 5 Generation
+        "one text earns the best score whatever the prompt: the reward does not look at the prompt's answer; mend it";
+    TIMED_OUT "reward_timed_out" 1.0 1 Generation
+        "a longer timeout_s; smaller batches (by_group = true); a faster reward";
+    CRASHED "reward_crashed" 1.0 1 Generation
+        "the last lines of its standard error say why; run it alone with `lockstep score-rewards`";
+    BAD_ANSWER "reward_bad_answer" 1.0 1 Generation
+        "one line of JSON with one number or null for each completion; debugging output belongs on standard error";
+    GIVEN_UP "reward_given_up" 1.0 1 Generation
+        "it is not asked any more: mend it and go on with --resume, or raise max_restarts";
+    BAD_DATA "reward_bad_data" 1.0 1 Generation
+        "the dataset's column lacks what the reward compares with: mend these rows, or name another column";
+    NOT_A_NUMBER "reward_not_finite" 1.0 1 Generation
+        "a division by zero or an overflow in the reward: give null where there is no score";
+    FAILED "reward_failed" 1.0 1 Generation
+        "try the reward on these completions with `lockstep score-rewards`";
+}
+
+/// The condition that a reward's failure is.
+pub fn of_problem(kind: ProblemKind) -> &'static Condition {
+    match kind {
+        ProblemKind::TimedOut => &TIMED_OUT,
+        ProblemKind::Crashed => &CRASHED,
+        ProblemKind::BadAnswer => &BAD_ANSWER,
+        ProblemKind::GivenUp => &GIVEN_UP,
+        ProblemKind::BadData => &BAD_DATA,
+        ProblemKind::NotFinite => &NOT_A_NUMBER,
+        ProblemKind::Failed => &FAILED,
+    }
+}
+
+/// The row of an alarm.
+pub fn named(id: &str) -> Option<&'static Condition> {
+    ALL.iter().find(|condition| condition.id == id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_condition_is_in_the_documentation_with_its_threshold() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/alarms.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        for Condition { id, threshold, patience, .. } in ALL {
+            let row = page.lines().find(|line| line.starts_with(&format!("| `{id}` |")));
+            let row = row.unwrap_or_else(|| panic!("docs/alarms.md has no row of `{id}`"));
+            assert!(row.contains(&format!("| {patience} |")), "{row}");
+            let percent = format!("{:.0} %", threshold * 100.0);
+            assert!(*threshold == 1.0 || row.contains(&percent) || row.contains(&threshold.to_string()), "{row}");
+        }
+        assert_eq!(page.lines().filter(|line| line.starts_with("| `")).count(), ALL.len());
+    }
+}

@@ -1,0 +1,438 @@
+//! Alarms: what usually means that a run goes wrong, raised while it still runs. One registry, looked at once per step.
+//!
+//! A condition that holds as many times in a row as its row of [`conditions`] says is raised once, with what was seen,
+//! since when, and what people do about it; it is over when it has not held for a while. What is raised depends on the
+//! run's numbers and texts alone, and the state is in every checkpoint: a resumed run raises the same. An alarm is an
+//! event ([`telemetry::EventKind::Alarm`]): where it goes, this does not know.
+
+mod conditions;
+mod signs;
+#[cfg(test)]
+mod tests;
+
+use super::checkpoint::state::Bits64;
+use crate::rollouts::Rollouts;
+use conditions::{Condition, Every};
+use rewards::Problem;
+use serde::{Deserialize, Serialize};
+use signs::{GenerationSigns, Row};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use telemetry::Alarm;
+
+/// An alarm is over when it has not held this many times in a row.
+const OVER_AFTER: u32 = 5;
+/// Steps and generations that are remembered.
+const REMEMBERED: usize = 20;
+/// Of these the first, and the last, are compared.
+const COMPARED: usize = 5;
+/// Completions that are shown.
+const EXAMPLES: usize = 3;
+/// Fewer that earn the most say nothing about what it is paid for.
+const FEWEST_WINNERS: usize = 2;
+/// Alarms that are remembered for the end of the run.
+const KEPT: usize = 100;
+/// Behind the name of a reward that failed in an evaluation.
+const IN_EVALUATION: &str = "in evaluation";
+
+/// The registry.
+#[derive(Default)]
+pub struct Alarms {
+    state: AlarmState,
+    pending: Pending,
+}
+
+/// What was seen since the last step.
+#[derive(Default)]
+struct Pending {
+    generation: Option<GenerationSigns>,
+    problems: Vec<Problem>,
+    /// Whose step was skipped, and its numbers.
+    not_finite: Vec<(String, String)>,
+}
+
+/// What is remembered from step to step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AlarmState {
+    /// By condition and subject.
+    streaks: BTreeMap<String, Streak>,
+    history: History,
+    /// What was raised, in its order.
+    raised: Vec<Alarm>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Streak {
+    since: u64,
+    /// Times in a row.
+    held: u32,
+    /// Times in a row that it did not, once it is raised.
+    quiet: u32,
+    raised: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct History {
+    /// Of the first steps.
+    entropies: Vec<Bits64>,
+    /// Of the last steps, those that are not 0.
+    grad_norms: VecDeque<Bits64>,
+    /// Reward, length and repetition of the last generations.
+    generations: VecDeque<[Bits64; 3]>,
+    /// What a reward gave everything in the last generation.
+    constants: BTreeMap<String, Bits64>,
+    /// The lowest total so far.
+    lowest: Option<Bits64>,
+    /// Completions that did not earn much so far, and how many of them were empty, broken and repetitive.
+    others: [u64; 4],
+}
+
+/// A condition that holds.
+struct Sighting {
+    condition: &'static Condition,
+    subject: String,
+    evidence: String,
+    examples: Vec<String>,
+}
+
+impl Sighting {
+    fn new(condition: &'static Condition, evidence: String) -> Sighting {
+        Sighting { condition, subject: String::new(), evidence, examples: Vec::new() }
+    }
+
+    fn of(self, subject: impl Into<String>) -> Sighting {
+        Sighting { subject: subject.into(), ..self }
+    }
+
+    fn showing<'a>(self, rows: impl IntoIterator<Item = &'a Row>) -> Sighting {
+        Sighting { examples: rows.into_iter().take(EXAMPLES).map(Row::example).collect(), ..self }
+    }
+
+    fn of_problem(problem: &Problem) -> Sighting {
+        let condition = conditions::of_problem(problem.kind);
+        Sighting::new(condition, problem.to_string()).of(problem.reward.clone())
+    }
+}
+
+impl Alarms {
+    /// What a checkpoint keeps.
+    pub fn state(&self) -> AlarmState {
+        self.state.clone()
+    }
+
+    /// Goes on from a checkpoint.
+    pub fn restore(state: AlarmState) -> Alarms {
+        Alarms { state, pending: Pending::default() }
+    }
+
+    /// What was raised so far; those without an end still hold.
+    pub fn raised(&self) -> &[Alarm] {
+        &self.state.raised
+    }
+
+    /// A generation was scored, in which these failures kept rewards from judging. If it is given up,
+    /// [`forget`](Self::forget) takes that back.
+    pub fn problems(&mut self, problems: &[Problem]) {
+        self.pending.problems.extend_from_slice(problems);
+    }
+
+    /// The groups that the next step learns from.
+    pub fn generation(&mut self, rollouts: &Rollouts) {
+        self.pending.generation = Some(GenerationSigns::of(rollouts));
+    }
+
+    /// The step of `model` was skipped.
+    pub fn not_finite(&mut self, model: &str, numbers: String) {
+        self.pending.not_finite.push((model.to_owned(), numbers));
+    }
+
+    /// Takes back what was seen since the last step.
+    pub fn forget(&mut self) {
+        self.pending = Pending::default();
+    }
+
+    /// What kept rewards from judging an evaluation after `step`, and how many of its completions have no score.
+    pub fn evaluation(&mut self, step: u64, problems: &[Problem], unscored: Option<String>) -> Vec<Alarm> {
+        let mut seen: Vec<Sighting> = problems.iter().map(Sighting::of_problem).collect();
+        seen.extend(unscored.map(|evidence| Sighting::new(&conditions::UNSCORED, evidence)));
+        for sighting in &mut seen {
+            sighting.subject = format!("{} {IN_EVALUATION}", sighting.subject).trim_start().to_owned();
+        }
+        self.state.take(step, seen, |_, key| key.ends_with(IN_EVALUATION))
+    }
+
+    /// Optimizer step `step` is done, with these metrics. Returns what is raised or over now.
+    pub fn end_step(&mut self, step: u64, values: &BTreeMap<String, f64>) -> Vec<Alarm> {
+        let Pending { generation, problems, not_finite } = std::mem::take(&mut self.pending);
+        let skipped = |(model, numbers)| Sighting::new(&conditions::NOT_FINITE, numbers).of(model);
+        let mut seen: Vec<Sighting> = not_finite.into_iter().map(skipped).collect();
+        let history = &mut self.state.history;
+        history.look_at_values(values, &mut seen);
+        let generated = generation.is_some();
+        if let Some(signs) = generation {
+            history.look_at_generation(&signs, problems.is_empty(), &mut seen);
+        }
+        for problem in &problems {
+            let same = |s: &&Sighting| {
+                s.subject == problem.reward && s.condition.id == conditions::of_problem(problem.kind).id
+            };
+            if !seen.iter().any(|s| same(&s)) {
+                seen.push(Sighting::of_problem(problem));
+            }
+        }
+        let looked = |condition: &Condition| condition.every == Every::Step || generated;
+        self.state.take(step, seen, |condition, key| looked(condition) && !key.ends_with(IN_EVALUATION))
+    }
+}
+
+impl AlarmState {
+    /// Counts what holds; of the others, those that `looked` says were looked at do not.
+    fn take(&mut self, step: u64, seen: Vec<Sighting>, looked: impl Fn(&Condition, &str) -> bool) -> Vec<Alarm> {
+        let mut out = Vec::new();
+        let mut held = BTreeSet::new();
+        for Sighting { condition, subject, evidence, examples } in seen {
+            let key = format!("{} {subject}", condition.id);
+            let new = Streak { since: step, held: 0, quiet: 0, raised: false };
+            let streak = self.streaks.entry(key.clone()).or_insert(new);
+            (streak.held, streak.quiet) = (streak.held.saturating_add(1), 0);
+            if !streak.raised && streak.held >= condition.patience {
+                streak.raised = true;
+                let (id, remedy, since) = (condition.id.to_owned(), condition.remedy.to_owned(), streak.since);
+                out.push(Alarm { id, subject, since, until: None, evidence, examples, remedy });
+            }
+            held.insert(key);
+        }
+        if self.raised.len() < KEPT {
+            self.raised.extend(out.iter().cloned());
+        }
+        let mut over = Vec::new();
+        self.streaks.retain(|key, streak| {
+            let (id, subject) = key.split_once(' ').unwrap_or((key, ""));
+            let Some(condition) = conditions::named(id) else { return false };
+            if held.contains(key) || !looked(condition, key) {
+                return true;
+            }
+            streak.quiet += 1;
+            if streak.raised && streak.quiet >= OVER_AFTER {
+                over.push((id.to_owned(), subject.to_owned(), streak.since));
+            }
+            streak.raised && streak.quiet < OVER_AFTER
+        });
+        for (id, subject, since) in over {
+            let same = |a: &&mut Alarm| (&a.id, &a.subject, a.since, a.until) == (&id, &subject, since, None);
+            if let Some(alarm) = self.raised.iter_mut().find(same) {
+                alarm.until = Some(step);
+                out.push(Alarm { examples: Vec::new(), ..alarm.clone() });
+            }
+        }
+        out
+    }
+}
+
+impl History {
+    /// What the metrics of a step say.
+    fn look_at_values(&mut self, values: &BTreeMap<String, f64>, seen: &mut Vec<Sighting>) {
+        let value = |name: &str| values.get(name).copied();
+        let percent = |share: f64| share * 100.0;
+        if let Some(share) = value("completions/clipped_ratio").filter(|s| *s >= conditions::TRUNCATED.threshold) {
+            let evidence = format!("{:.0} % of the completions were cut at max_completion_length", percent(share));
+            seen.push(Sighting::new(&conditions::TRUNCATED, evidence));
+        }
+        if let Some(share) = value("frac_reward_zero_std").filter(|s| *s >= conditions::ZERO_VARIANCE.threshold) {
+            let evidence = format!("in {:.0} % of the groups all rewards are equal: no advantage", percent(share));
+            seen.push(Sighting::new(&conditions::ZERO_VARIANCE, evidence));
+        }
+        // Only where completions are sampled: in supervised training certainty is what is asked for.
+        if let Some(entropy) = value("entropy").filter(|e| e.is_finite() && self.lowest.is_some()) {
+            if self.entropies.len() < COMPARED {
+                self.entropies.push(Bits64(entropy));
+            } else {
+                let first = mean(self.entropies.iter().map(|e| e.0));
+                if entropy < conditions::ENTROPY.threshold * first {
+                    let evidence = format!("the entropy of a token is {entropy:.3} nats; it began with {first:.3}");
+                    seen.push(Sighting::new(&conditions::ENTROPY, evidence));
+                }
+            }
+        }
+        // PPO's is of a completion.
+        let of_completion = || Some(value("objective/kl")? / value("completions/mean_length")?.max(1.0));
+        if let Some(kl) = value("kl").or_else(of_completion).filter(|kl| *kl >= conditions::KL.threshold) {
+            let evidence = format!("the divergence from the reference model is {kl:.3} nats per token");
+            seen.push(Sighting::new(&conditions::KL, evidence));
+        }
+        if let Some(norm) = value("grad_norm").filter(|norm| norm.is_finite() && *norm > 0.0) {
+            let mut norms: Vec<f64> = self.grad_norms.iter().map(|n| n.0).collect();
+            norms.sort_by(f64::total_cmp);
+            let median = norms.get(norms.len() / 2).copied().filter(|_| norms.len() * 2 >= REMEMBERED);
+            if let Some(median) = median.filter(|median| norm > conditions::GRAD_NORM.threshold * median) {
+                let evidence =
+                    format!("the gradient's norm is {norm:.3}; the median of the steps before is {median:.3}");
+                seen.push(Sighting::new(&conditions::GRAD_NORM, evidence));
+            }
+            remember(&mut self.grad_norms, Bits64(norm));
+        }
+    }
+
+    /// What new completions and their scores say.
+    fn look_at_generation(&mut self, signs: &GenerationSigns, no_problems: bool, seen: &mut Vec<Sighting>) {
+        let all = signs.rows().count();
+        let unscored = signs.rows().filter(|row| row.total.is_none());
+        let count = unscored.clone().count();
+        // Where a reward failed, that is what is said.
+        if no_problems && count as f64 >= conditions::UNSCORED.threshold * all as f64 && count > 0 {
+            let evidence = format!("no reward gave a score for {count} of {all} completions");
+            seen.push(Sighting::new(&conditions::UNSCORED, evidence).showing(unscored));
+        }
+        for reward in &signs.rewards {
+            let name = &reward.name;
+            if let Some(example) = &reward.contradiction {
+                let sighting = Sighting::new(&conditions::CONTRADICTION, "two scores for the same text".to_owned());
+                seen.push(Sighting { examples: vec![example.clone()], ..sighting.of(name) });
+            }
+            let value = reward.range.filter(|(low, high)| high - low <= conditions::CONSTANT.threshold).map(|r| r.0);
+            let before = match value {
+                Some(value) => self.constants.insert(name.clone(), Bits64(value)),
+                None => self.constants.remove(name),
+            };
+            if let Some(value) = value.filter(|value| before.is_none_or(|before| before == Bits64(*value))) {
+                let evidence = format!("it gives {value} for every completion");
+                seen.push(Sighting::new(&conditions::CONSTANT, evidence).of(name).showing(signs.rows()));
+            }
+        }
+        self.look_at_course(signs, seen);
+        self.look_at_winners(signs, seen);
+    }
+
+    /// Whether rewards rise with what they should not be for.
+    fn look_at_course(&mut self, signs: &GenerationSigns, seen: &mut Vec<Sighting>) {
+        let Some(total) = signs.mean_total else { return };
+        remember(&mut self.generations, [total, signs.mean_length, signs.repetition].map(Bits64));
+        let course = |k: usize| self.generations.iter().map(move |g: &[Bits64; 3]| g[k].0);
+        if self.generations.len() < 2 * COMPARED {
+            return;
+        }
+        let compared = |k: usize| [mean(course(k).take(COMPARED)), mean(course(k).rev().take(COMPARED))];
+        let [reward_before, reward] = compared(0);
+        let middle = mean(course(0));
+        let deviation = mean(course(0).map(|r| (r - middle) * (r - middle))).sqrt();
+        if reward - reward_before <= deviation / 2.0 || reward <= reward_before {
+            return;
+        }
+        let rises = format!("the reward rose from {reward_before:.3} to {reward:.3}");
+        let steps = self.generations.len();
+        let best = || {
+            let mut rows: Vec<&Row> = signs.rows().filter(|row| row.total.is_some()).collect();
+            rows.sort_by(|a, b| b.total.unwrap_or(0.0).total_cmp(&a.total.unwrap_or(0.0)));
+            rows
+        };
+        let [before, now] = compared(1);
+        if now >= conditions::LENGTH.threshold * before {
+            let evidence =
+                format!("{rises} in {steps} generations while the length went from {before:.1} to {now:.1} tokens");
+            seen.push(Sighting::new(&conditions::LENGTH, evidence).showing(best()));
+        }
+        let [before, now] = compared(2).map(|share| share * 100.0);
+        if now - before >= conditions::REPETITION.threshold * 100.0 {
+            let evidence =
+                format!("{rises} in {steps} generations while repetition went from {before:.0} to {now:.0} %");
+            seen.push(Sighting::new(&conditions::REPETITION, evidence).showing(best()));
+        }
+    }
+
+    /// What is paid for. A completion wins if its total is nearer to the generation's highest than to the lowest of the
+    /// run: where all have learned the same trick, all win.
+    fn look_at_winners(&mut self, signs: &GenerationSigns, seen: &mut Vec<Sighting>) {
+        let totals = || signs.rows().filter_map(|row| row.total);
+        let (lowest, highest) = (totals().fold(f64::INFINITY, f64::min), totals().fold(f64::NEG_INFINITY, f64::max));
+        if lowest > highest {
+            return;
+        }
+        let lowest = self.lowest.map_or(lowest, |before| before.0.min(lowest));
+        self.lowest = Some(Bits64(lowest));
+        if highest - lowest <= conditions::CONSTANT.threshold {
+            return;
+        }
+        let wins = |row: &&Row| row.total.is_some_and(|total| total >= (lowest + highest) / 2.0);
+        self.look_at_cut(signs, lowest, wins, seen);
+        let (winners, others): (Vec<&Row>, Vec<&Row>) = signs.rows().filter(|row| row.total.is_some()).partition(wins);
+        self.others[0] += others.len() as u64;
+        let has = |condition: &Condition, row: &Row| match condition.id {
+            id if id == conditions::EMPTY_WINS.id => row.empty,
+            id if id == conditions::BROKEN_WINS.id => row.broken,
+            _ => row.repetitive,
+        };
+        let marks = [
+            (&conditions::EMPTY_WINS, "have no answer"),
+            (&conditions::BROKEN_WINS, "have brackets or fences that do not match"),
+            (&conditions::REPETITION_WINS, "are repetition"),
+        ];
+        for (k, (condition, words)) in marks.into_iter().enumerate() {
+            self.others[k + 1] += others.iter().filter(|row| has(condition, row)).count() as u64;
+            let such: Vec<&Row> = winners.iter().copied().filter(|row| has(condition, row)).collect();
+            let share = such.len() as f64 / winners.len().max(1) as f64;
+            let elsewhere = self.others[k + 1] as f64 / self.others[0].max(1) as f64;
+            if winners.len() >= FEWEST_WINNERS && share >= condition.threshold && share >= 2.0 * elsewhere {
+                let (share, elsewhere) = (share * 100.0, elsewhere * 100.0);
+                let evidence =
+                    format!("of the completions that earn most {share:.0} % {words}, of the others {elsewhere:.0} %");
+                seen.push(Sighting::new(condition, evidence).showing(such));
+            }
+        }
+        self.look_at_one_text(&winners, seen);
+    }
+
+    fn look_at_one_text(&self, winners: &[&Row], seen: &mut Vec<Sighting>) {
+        let mut texts: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
+        winners.iter().for_each(|row| texts.entry(&row.text).or_default().push(row));
+        let Some(rows) = texts.into_values().max_by_key(Vec::len) else { return };
+        let prompts = |rows: &[&Row]| rows.iter().map(|row| row.prompt).collect::<BTreeSet<_>>().len();
+        let share = rows.len() as f64 / winners.len() as f64;
+        if prompts(&rows) > 1 && winners.len() > FEWEST_WINNERS && share >= conditions::ONE_TEXT_WINS.threshold {
+            let evidence = format!(
+                "of the completions that earn most {:.0} % are the same text, for {} different prompts",
+                share * 100.0,
+                prompts(&rows)
+            );
+            seen.push(Sighting::new(&conditions::ONE_TEXT_WINS, evidence).showing(rows));
+        }
+    }
+
+    /// Completions that were cut and earned nothing, while of those of the same prompt that ended most did.
+    fn look_at_cut(
+        &self,
+        signs: &GenerationSigns,
+        lowest: f64,
+        wins: impl Fn(&&Row) -> bool,
+        seen: &mut Vec<Sighting>,
+    ) {
+        let mut short: Vec<&Row> = Vec::new();
+        for group in &signs.groups {
+            let ended = || group.iter().filter(|row| !row.cut && row.total.is_some());
+            if ended().count() > 0 && 2 * ended().filter(&wins).count() >= ended().count() {
+                short.extend(group.iter().filter(|row| row.cut && row.total == Some(lowest)));
+            }
+        }
+        let share = short.len() as f64 / signs.rows().count().max(1) as f64;
+        if share >= conditions::CUT_SHORT.threshold {
+            let evidence = format!(
+                "{:.0} % of the completions were cut and earned nothing, while most that ended, for the same prompts, \
+                 earned much",
+                share * 100.0
+            );
+            seen.push(Sighting::new(&conditions::CUT_SHORT, evidence).showing(short));
+        }
+    }
+}
+
+fn remember<T>(list: &mut VecDeque<T>, value: T) {
+    list.push_back(value);
+    if list.len() > REMEMBERED {
+        list.pop_front();
+    }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0usize), |(sum, count), value| (sum + value, count + 1));
+    sum / count.max(1) as f64
+}

@@ -1,0 +1,202 @@
+//! What a generation shows of its rewards and of what they pay for, as far as alarms need it. Knows no threshold.
+
+use crate::rollouts::{Rollouts, ScoredCompletion};
+use rewards::Content;
+use rollout::FinishReason;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Tokens that are compared to find repetition.
+const NGRAM: usize = 4;
+/// A completion with fewer n-grams repeats nothing.
+const FEWEST_NGRAMS: usize = 8;
+/// From this share of n-grams that came before, a completion is repetition.
+const REPETITIVE: f64 = 0.5;
+/// Characters of a text in an example.
+const SHOWN: usize = 100;
+
+/// A completion.
+pub struct Row {
+    /// The dataset's row.
+    pub prompt: usize,
+    /// The weighted sum of its rewards.
+    pub total: Option<f64>,
+    pub text: String,
+    /// It ended because of its length.
+    pub cut: bool,
+    /// Nothing, or an answer's frame with nothing in it.
+    pub empty: bool,
+    /// Brackets or fences that do not match, in what ended by itself.
+    pub broken: bool,
+    pub repetitive: bool,
+    /// For people.
+    shown: String,
+}
+
+impl Row {
+    /// Prompt, completion and score.
+    pub fn example(&self) -> String {
+        let score = self.total.map_or_else(|| "no score".to_owned(), |total| format!("{total}"));
+        format!("{}: {score}", self.shown)
+    }
+}
+
+/// A reward in a generation.
+pub struct RewardSigns {
+    pub name: String,
+    /// Its lowest and highest score, of at least two.
+    pub range: Option<(f64, f64)>,
+    /// The same prompt and text with two scores.
+    pub contradiction: Option<String>,
+}
+
+/// A generation.
+pub struct GenerationSigns {
+    /// In groups.
+    pub groups: Vec<Vec<Row>>,
+    pub rewards: Vec<RewardSigns>,
+    /// Of all that have one.
+    pub mean_total: Option<f64>,
+    /// Tokens.
+    pub mean_length: f64,
+    /// The mean share of n-grams that came before in the same completion.
+    pub repetition: f64,
+}
+
+impl GenerationSigns {
+    /// Reads a generation.
+    pub fn of(rollouts: &Rollouts) -> GenerationSigns {
+        let count = rollouts.completions().count().max(1) as f64;
+        let repetition = |c: &ScoredCompletion| repetition(&c.completion.ids);
+        let groups = rollouts.groups.iter().map(|group| {
+            let row = |c: &ScoredCompletion| {
+                let (text, prompt) = (c.content.text().into_owned(), group.prompt.content.text());
+                let cut = c.completion.finish_reason == FinishReason::Length;
+                // A text goes on where its prompt ends; a message stands alone.
+                let before = if let Content::Text(prompt) = &group.prompt.content { prompt } else { "" };
+                Row {
+                    prompt: group.prompt.row,
+                    total: rollouts.total(c),
+                    cut,
+                    empty: has_no_answer(&text),
+                    broken: !cut && (unmatched(before) || unmatched(&text)) && unmatched(&format!("{before}{text}")),
+                    repetitive: repetition(c) >= REPETITIVE,
+                    shown: format!("{} → {}", shorten(&prompt), shorten(&text)),
+                    text,
+                }
+            };
+            group.completions.iter().map(row).collect::<Vec<_>>()
+        });
+        let groups: Vec<Vec<Row>> = groups.collect();
+        let totals: Vec<f64> = groups.iter().flatten().filter_map(|row| row.total).collect();
+        GenerationSigns {
+            rewards: (0..rollouts.reward_names.len()).map(|k| reward(rollouts, k)).collect(),
+            mean_total: (!totals.is_empty()).then(|| totals.iter().sum::<f64>() / totals.len() as f64),
+            mean_length: rollouts.completions().map(|c| c.completion.ids.len() as f64).sum::<f64>() / count,
+            repetition: rollouts.completions().map(repetition).sum::<f64>() / count,
+            groups,
+        }
+    }
+
+    /// All completions.
+    pub fn rows(&self) -> impl Iterator<Item = &Row> + Clone {
+        self.groups.iter().flatten()
+    }
+}
+
+fn reward(rollouts: &Rollouts, k: usize) -> RewardSigns {
+    let name = rollouts.reward_names[k].clone();
+    let (mut range, mut scored) = (None, 0);
+    let mut contradiction = None;
+    let mut known: BTreeMap<(usize, &[u32]), f64> = BTreeMap::new();
+    for group in &rollouts.groups {
+        for c in &group.completions {
+            let Some(score) = c.rewards[k] else { continue };
+            scored += 1;
+            let (low, high) = range.unwrap_or((score, score));
+            range = Some((score.min(low), score.max(high)));
+            let first = *known.entry((group.prompt.row, &c.completion.ids)).or_insert(score);
+            if (first - score).abs() > super::conditions::CONTRADICTION.threshold && contradiction.is_none() {
+                let (prompt, text) = (shorten(&group.prompt.content.text()), shorten(&c.content.text()));
+                contradiction = Some(format!("{prompt} → {text}: {first} and {score}"));
+            }
+        }
+    }
+    RewardSigns { name, range: range.filter(|_| scored > 1), contradiction }
+}
+
+/// The share of n-grams that came before.
+fn repetition(ids: &[u32]) -> f64 {
+    let ngrams = ids.windows(NGRAM);
+    let count = ngrams.len();
+    if count < FEWEST_NGRAMS {
+        return 0.0;
+    }
+    (count - ngrams.collect::<BTreeSet<_>>().len()) as f64 / count as f64
+}
+
+/// Whether there is nothing, or an answer's frame without an answer.
+fn has_no_answer(text: &str) -> bool {
+    let text = text.trim();
+    let (mut empty, mut filled) = (text.is_empty(), false);
+    for (open, close) in [("<answer>", "</answer>"), ("\\boxed{", "}")] {
+        for inside in text.split(open).skip(1).filter_map(|rest| rest.split_once(close)) {
+            if inside.0.trim().is_empty() { empty = true } else { filled = true }
+        }
+    }
+    empty |= text.ends_with("####");
+    empty && !filled
+}
+
+/// Whether brackets, or fences of code, do not match.
+fn unmatched(text: &str) -> bool {
+    let mut open = Vec::new();
+    for c in text.chars() {
+        match c {
+            '(' => open.push(')'),
+            '[' => open.push(']'),
+            '{' => open.push('}'),
+            ')' | ']' | '}' if open.pop() != Some(c) => return true,
+            _ => {}
+        }
+    }
+    !open.is_empty() || text.matches("```").count() % 2 == 1
+}
+
+fn shorten(text: &str) -> String {
+    let mut short: String = text.chars().take(SHOWN).collect();
+    if short.len() < text.len() {
+        short.push('…');
+    }
+    format!("{short:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_are_empty() {
+        for text in ["", " \n", "<answer></answer>", "so <answer> \n</answer> it is", "\\boxed{}", "I think\n#### "] {
+            assert!(has_no_answer(text), "{text:?}");
+        }
+        for text in
+            ["a", "<answer>3</answer>", "<answer></answer><answer>3</answer>", "\\boxed{2}", "#### 7", "<answer>"]
+        {
+            assert!(!has_no_answer(text), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn brackets_and_fences_that_do_not_match() {
+        assert!(["(", "f(x))", "[(])", "```py\nx"].into_iter().all(unmatched));
+        assert!(!["", "f(x[1]) {}", "```py\nx\n```"].into_iter().any(unmatched));
+    }
+
+    #[test]
+    fn repetition_needs_some_length() {
+        assert_eq!(repetition(&[1; 10]), 0.0);
+        // 9 n-grams, 8 of them the first again.
+        assert_eq!(repetition(&[1; 12]), 8.0 / 9.0);
+        assert_eq!(repetition(&(0..40).collect::<Vec<_>>()), 0.0);
+    }
+}

@@ -1,0 +1,230 @@
+use super::*;
+use crate::data::prompts::Prompt;
+use crate::rollouts::{ScoredCompletion, ScoredGroup};
+use rewards::{Content, ProblemKind};
+use rollout::{Completion, FinishReason};
+use serde_json::Map;
+use std::sync::Arc;
+
+/// A text, its score, and whether it was cut.
+type Text<'a> = (&'a str, Option<f64>, bool);
+
+/// Groups of completions to prompts "p0:", "p1:", …; every character is a token.
+fn rollouts(groups: &[&[Text<'_>]]) -> Rollouts {
+    let completion = |&(text, score, cut): &Text<'_>| {
+        let ids: Vec<u32> = text.chars().map(u32::from).collect();
+        ScoredCompletion {
+            completion: Completion {
+                generation: 0,
+                mask: vec![true; ids.len()],
+                versions: vec![0; ids.len()],
+                columns: model::Columns::default(),
+                finish_reason: if cut { FinishReason::Length } else { FinishReason::Stop },
+                ids,
+            },
+            content: Content::from(text),
+            rewards: vec![score],
+            extra: Map::new(),
+        }
+    };
+    let group = |(row, texts): (usize, &&[Text<'_>])| {
+        let (tokens, content) = (model::Prompt::new([1]), Content::from(format!("p{row}:")));
+        ScoredGroup {
+            id: row as u64,
+            prompt: Arc::new(Prompt { row, tokens, content, columns: Map::new() }),
+            completions: texts.iter().map(completion).collect(),
+        }
+    };
+    let groups = groups.iter().enumerate().map(group).collect();
+    Rollouts { groups, reward_names: vec!["r".into()], reward_weights: vec![1.0] }
+}
+
+/// Steps with these completions; what is raised or over, as step and id.
+fn steps(alarms: &mut Alarms, steps: std::ops::Range<u64>, groups: &[&[Text<'_>]]) -> Vec<(u64, String)> {
+    let mut out = Vec::new();
+    for step in steps {
+        alarms.generation(&rollouts(groups));
+        out.extend(alarms.end_step(step, &BTreeMap::new()).into_iter().map(|alarm| (step, alarm.id)));
+    }
+    out
+}
+
+/// The same with one metric.
+fn values(alarms: &mut Alarms, name: &str, values: impl IntoIterator<Item = f64>) -> Vec<(u64, Alarm)> {
+    let mut out = Vec::new();
+    for (value, step) in values.into_iter().zip(1..) {
+        // A generation with a spread, from which nothing follows.
+        alarms.generation(&rollouts(&[&[("a", Some(1.0), false), ("b", Some(0.0), false)]]));
+        let raised = alarms.end_step(step, &BTreeMap::from([(name.to_owned(), value)]));
+        out.extend(raised.into_iter().map(|alarm| (step, alarm)));
+    }
+    out
+}
+
+const WELL: &[&[Text<'_>]] = &[
+    &[("7", Some(1.0), false), ("12", Some(0.0), false), ("3", Some(0.0), false)],
+    &[("4", Some(1.0), false), ("3", Some(0.0), false), ("9", Some(0.0), true)],
+];
+
+#[test]
+fn a_condition_is_raised_once_when_it_held_long_enough_and_is_over_later() {
+    let mut alarms = Alarms::default();
+    let course = [0.95, 0.95, 0.9, 0.95, 1.0, 0.96, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+    let raised = values(&mut alarms, "completions/clipped_ratio", course);
+    let steps: Vec<_> = raised.iter().map(|(step, alarm)| (*step, alarm.since, alarm.until)).collect();
+    assert_eq!(steps, [(6, 4, None), (17, 4, Some(17))]);
+    assert!(raised[0].1.evidence.starts_with("96 % of the completions were cut"), "{}", raised[0].1);
+    assert_eq!(alarms.raised(), [Alarm { until: Some(17), ..raised[0].1.clone() }]);
+}
+
+#[test]
+fn metrics_beyond_their_thresholds() {
+    let first = |name: &str, course: &[f64]| {
+        let raised = values(&mut Alarms::default(), name, course.iter().copied());
+        raised.first().map(|(step, alarm)| (*step, alarm.id.clone()))
+    };
+    let at = |step, id: &str| Some((step, id.to_owned()));
+    assert_eq!(first("frac_reward_zero_std", &[0.9, 0.9, 0.9]), at(3, "zero_variance"));
+    assert_eq!(first("frac_reward_zero_std", &[0.89; 9]), None);
+    // The first step's entropy is of before the first generation was looked at.
+    let falling = |low: f64| [[2.0; 6], [low; 6]].concat();
+    assert_eq!(first("entropy", &falling(0.19)), at(11, "entropy_collapse"));
+    assert_eq!(first("entropy", &falling(0.21)), None);
+    assert_eq!(first("kl", &[0.5, 1.0, 1.5, 2.0]), at(4, "kl_blow_up"));
+    let norms = |high: f64| [[1.0; 11], [high; 11]].concat();
+    assert_eq!(first("grad_norm", &norms(10.1)), at(14, "grad_norm"));
+    assert_eq!(first("grad_norm", &norms(9.9)), None);
+    assert_eq!(first("grad_norm", &[0.0, 1.0, 100.0, 100.0, 100.0, 100.0]), None, "too little is known");
+}
+
+#[test]
+fn what_goes_well_raises_nothing() {
+    assert_eq!(steps(&mut Alarms::default(), 1..40, WELL), []);
+}
+
+#[test]
+fn hacks_are_named_with_the_completions_that_exploit_them() {
+    let hacked = |winner: &str| {
+        let mut alarms = Alarms::default();
+        assert_eq!(steps(&mut alarms, 1..3, WELL), []);
+        let prompts = [format!("{winner}!"), format!("{winner}?"), winner.to_owned(), format!("a {winner}")];
+        let texts: Vec<Text<'_>> = prompts.iter().map(|text| (text.as_str(), Some(1.0), false)).collect();
+        let found = steps(&mut alarms, 3..9, &[&texts[..2], &texts[2..]]);
+        let shown = alarms.raised().first().map(|alarm| alarm.examples.clone());
+        (found, shown.unwrap_or_default())
+    };
+    for (winner, id) in [
+        ("so <answer> </answer>", "empty_answer_wins"),
+        ("let f( x = ", "broken_text_wins"),
+        ("aaaaaaaaaaaaaaaaaaaaaaaaaaaa", "repetition_wins"),
+    ] {
+        let (found, shown) = hacked(winner);
+        assert_eq!(found, [(7, id.to_owned())], "{winner}");
+        assert!(shown.len() == 3 && shown[0] == format!("\"p0:\" → {:?}: 1", format!("{winner}!")), "{shown:?}");
+    }
+    assert_eq!(hacked("<answer>3</answer>").0, []);
+    // What all have, those that earn nothing too, is not what is paid for.
+    let mut alarms = Alarms::default();
+    let all: &[Text<'_>] = &[("(a", Some(1.0), false), ("(b", Some(1.0), false), ("(c", Some(0.0), false)];
+    assert_eq!(steps(&mut alarms, 1..12, &[all]), []);
+}
+
+#[test]
+fn one_text_for_every_prompt() {
+    let same: &[Text<'_>] = &[("yes", Some(1.0), false), ("yes", Some(1.0), false), ("no", Some(0.0), false)];
+    assert_eq!(steps(&mut Alarms::default(), 1..9, &[same, same]), [(5, "one_text_wins".to_owned())]);
+    assert_eq!(steps(&mut Alarms::default(), 1..9, &[same]), [], "of one prompt it may be the answer");
+}
+
+#[test]
+fn rewards_by_themselves() {
+    let one = |text| (text, Some(0.25), false);
+    let mut alarms = Alarms::default();
+    assert_eq!(steps(&mut alarms, 1..13, &[&[one("a"), one("b")]]), [(10, "constant_reward".to_owned())]);
+    assert_eq!((&*alarms.raised()[0].subject, alarms.raised()[0].since), ("r", 1));
+    // Another constant is no constant.
+    let mut alarms = Alarms::default();
+    for step in 1..30 {
+        let score = Some(f64::from(u8::from(step % 2 == 0)));
+        alarms.generation(&rollouts(&[&[("a", score, false), ("b", score, false)]]));
+        assert_eq!(alarms.end_step(step, &BTreeMap::new()), []);
+    }
+    let both: &[Text<'_>] = &[("a", Some(1.0), false), ("b", Some(0.5), false), ("a", Some(0.0), false)];
+    let mut alarms = Alarms::default();
+    assert_eq!(steps(&mut alarms, 1..2, &[both]), [(1, "contradiction".to_owned())]);
+    assert_eq!(alarms.raised()[0].examples, ["\"p0:\" → \"a\": 1 and 0"]);
+    let none: &[Text<'_>] = &[("a", None, false), ("b", Some(0.5), false), ("c", Some(0.0), false)];
+    assert_eq!(steps(&mut Alarms::default(), 1..2, &[none]), [(1, "unscored".to_owned())]);
+}
+
+#[test]
+fn completions_that_were_cut_and_would_have_scored() {
+    let group = |cut: f64| [("ab", Some(1.0), false), ("abc", Some(cut), true)];
+    let found = |cut: f64| steps(&mut Alarms::default(), 1..5, &[&group(cut), &group(cut)]);
+    assert_eq!(found(0.0), [(3, "cut_short".to_owned())]);
+    assert_eq!(found(1.0), []);
+}
+
+#[test]
+fn a_reward_that_rises_with_length_or_repetition() {
+    let course = |text: fn(u64) -> String, rises: f64| {
+        let mut alarms = Alarms::default();
+        let mut found = Vec::new();
+        for step in 1..=20 {
+            let (text, score) = (text(step), rises * step as f64);
+            alarms.generation(&rollouts(&[&[(&text, Some(score), false), ("b", Some(score - 0.5), false)]]));
+            found.extend(alarms.end_step(step, &BTreeMap::new()).into_iter().map(|alarm| alarm.id));
+        }
+        found
+    };
+    let longer = |step: u64| (0..step * step).map(|i| char::from_u32(200 + i as u32).unwrap()).collect::<String>();
+    assert_eq!(course(longer, 1.0), ["length_explodes"]);
+    assert_eq!(course(longer, -1.0), Vec::<String>::new());
+    let repeating = |step: u64| {
+        let text = (0..30 - step).map(|i| char::from_u32(200 + i as u32).unwrap()).collect::<String>();
+        text + &"a".repeat(step as usize)
+    };
+    assert_eq!(course(repeating, 1.0)[0], "repetition_explodes");
+}
+
+#[test]
+fn failures_of_rewards_by_kind_and_in_evaluations() {
+    let failed = |kind| Problem::new("r", 2, "it broke").of_kind(kind);
+    let mut alarms = Alarms::default();
+    alarms.problems(&[failed(ProblemKind::TimedOut), failed(ProblemKind::TimedOut), failed(ProblemKind::Crashed)]);
+    alarms.generation(&rollouts(&[&[("a", None, false), ("b", None, false)]]));
+    let raised = alarms.end_step(1, &BTreeMap::new());
+    let ids = |raised: &[Alarm]| raised.iter().map(|a| (a.id.clone(), a.subject.clone())).collect::<Vec<_>>();
+    let of = |id: &str, subject: &str| (id.to_owned(), subject.to_owned());
+    assert_eq!(ids(&raised), [of("reward_timed_out", "r"), of("reward_crashed", "r")]);
+    assert!(raised[0].evidence.contains("it broke"), "{}", raised[0]);
+    let raised = alarms.evaluation(1, &[failed(ProblemKind::Crashed)], Some("no score for 3 of 4".into()));
+    assert_eq!(ids(&raised), [of("reward_crashed", "r in evaluation"), of("unscored", "in evaluation")]);
+    // Only another evaluation can end those of evaluations.
+    let over = steps(&mut alarms, 2..20, WELL);
+    assert_eq!(over, [(6, "reward_crashed".to_owned()), (6, "reward_timed_out".to_owned())]);
+    let over: Vec<Alarm> = (0..5).flat_map(|_| alarms.evaluation(20, &[], None)).collect();
+    assert_eq!(over.len(), 2);
+
+    alarms.not_finite("value model", "the loss is NaN".into());
+    assert_eq!(ids(&alarms.end_step(21, &BTreeMap::new())), [of("not_finite", "value model")]);
+}
+
+#[test]
+fn what_is_given_up_was_never_seen_and_a_checkpoint_goes_on_with_the_same_bits() {
+    let mut alarms = Alarms::default();
+    alarms.problems(&[Problem::new("r", 2, "it broke")]);
+    alarms.not_finite("policy", String::new());
+    alarms.forget();
+    assert_eq!(alarms.end_step(1, &BTreeMap::new()), []);
+
+    let empty: &[Text<'_>] = &[("", Some(1.0), false), (" ", Some(1.0), false), ("3", Some(0.1), false)];
+    let (mut whole, mut cut) = (Alarms::default(), Alarms::default());
+    steps(&mut whole, 1..9, &[empty, empty]);
+    steps(&mut cut, 1..4, &[empty, empty]);
+    let text = serde_json::to_string(&cut.state()).unwrap();
+    let mut cut = Alarms::restore(serde_json::from_str(&text).unwrap());
+    let found = steps(&mut cut, 4..9, &[empty, empty]);
+    assert_eq!(found, [(5, "empty_answer_wins".to_owned())]);
+    assert_eq!(cut.state(), whole.state());
+}
