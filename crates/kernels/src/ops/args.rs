@@ -1,5 +1,7 @@
 //! Checks that the operations share: a wrong argument is an error that names the operation and both shapes.
 
+use crate::device::Cuda;
+use crate::device::cuda::Arg;
 use crate::{DType, Error, Result, View};
 
 /// That `view` is of this dtype and shape.
@@ -58,4 +60,9 @@ pub(crate) fn two_dims(op: &'static str, what: &'static str, view: View<'_>) -> 
         [rows, columns] => Ok([rows, columns]),
         ref other => Err(Error::Value { op, message: format!("{what} has shape {other:?}, expected two dimensions") }),
     }
+}
+
+/// Where checked offsets of segments lie, and how many segments there are: without offsets, one.
+pub(crate) fn segments_at(cuda: &Cuda, segments: Option<View<'_>>) -> (Arg, Arg) {
+    segments.map_or((Arg::NULL, 1usize.into()), |s| (s.u32_at(cuda), (s.shape()[0] - 1).into()))
 }

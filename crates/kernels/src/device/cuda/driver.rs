@@ -91,7 +91,6 @@ impl Grid {
         const THREADS: u32 = 256;
         Grid { blocks: [blocks(count.div_ceil(THREADS as usize)), 1, 1], threads: THREADS }
     }
-    #[cfg(test)]
     /// A block of `threads` threads for each of `count`.
     pub(crate) fn each(count: usize, threads: u32) -> Grid {
         Grid { blocks: [blocks(count), 1, 1], threads }
@@ -100,6 +99,19 @@ impl Grid {
     pub(crate) fn columns(columns: usize, shares: u32) -> Grid {
         const THREADS: u32 = 128;
         Grid { blocks: [blocks(columns.div_ceil(THREADS as usize)), shares, 1], threads: THREADS }
+    }
+    /// What `product` of `sums.cuh` takes for `rows` x `cols` elements.
+    pub(crate) fn product(rows: usize, cols: usize) -> Grid {
+        const TILE: usize = 64;
+        Grid { blocks: [blocks(cols.div_ceil(TILE)), blocks(rows.div_ceil(TILE)), 1], threads: 256 }
+    }
+    /// What `add_chunks` of `sums.cuh` takes for so many columns.
+    pub(crate) fn chunks(columns: usize) -> Grid {
+        Grid { blocks: [blocks(columns.div_ceil(32)), 1, 1], threads: 256 }
+    }
+    /// 16 lanes for each of `rows`.
+    pub(crate) fn lanes(rows: usize) -> Grid {
+        Grid { blocks: [blocks(rows.div_ceil(8)), 1, 1], threads: 128 }
     }
     pub(super) fn is_empty(&self) -> bool {
         self.blocks.contains(&0)

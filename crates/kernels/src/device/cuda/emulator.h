@@ -502,6 +502,7 @@ struct Register {
 #define __shfl_sync(lanes, value, from) emulator::shuffle(lanes, value, __LINE__, from)
 
 #define DEVICE static inline
+#define DEVICE_METHOD inline
 #define KERNEL(name, threads, ...)                                                    \
     static void name(__VA_ARGS__);                                                    \
     static emulator::Register registered_##name(#name, threads, name);                \

@@ -73,6 +73,14 @@ impl Queue {
         self.note(unsafe { self.driver.fill(at, 0, 2, bytes.div_ceil(2)) });
         Some(at)
     }
+    /// Memory for one operation, with any content. It is let go of in the stream's order.
+    pub(crate) fn scratch(&self, bytes: usize) -> Result<Scratch<'_>> {
+        let refused = || Error::OutOfMemory { part: "workspace", bytes };
+        match self.driver.allocate(bytes.max(4)) {
+            Ok(at) => Ok(Scratch { queue: self, at: at.ok_or_else(refused)? }),
+            Err(why) => Err(self.error(&why)),
+        }
+    }
     pub(crate) fn free(&self, at: Address) {
         self.driver.free(at);
     }
@@ -193,6 +201,25 @@ impl Queue {
     pub(crate) fn counts(&self) -> [u64; 6] {
         let Counters { launches, waits, to_device, to_host } = &self.counters;
         [launches, waits, &to_device[0], &to_device[1], &to_host[0], &to_host[1]].map(|n| n.load(Ordering::Relaxed))
+    }
+}
+
+/// Memory that goes back when this is dropped: what was launched before still has it.
+pub(crate) struct Scratch<'a> {
+    queue: &'a Queue,
+    at: Address,
+}
+
+impl Scratch<'_> {
+    /// So many bytes after its start.
+    pub(crate) fn at(&self, bytes: usize) -> Arg {
+        Arg::Pointer(self.at.after(bytes).0)
+    }
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        self.queue.free(self.at);
     }
 }
 

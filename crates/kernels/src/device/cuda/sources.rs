@@ -4,7 +4,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 /// What every source begins with.
-pub(super) const PRELUDE: &str = include_str!("kernel.cuh");
+const PRELUDE: &str = include_str!("kernel.cuh");
+const SUMS: &str = include_str!("sums.cuh");
 
 /// The kernels of an operation.
 pub(crate) struct Source {
@@ -17,7 +18,9 @@ impl Source {
     /// What a compiler is given, after `before`.
     pub(super) fn complete(&self, before: &str) -> String {
         let Source { name, text } = self;
-        format!("{before}\n#line 1 \"kernel.cuh\"\n{PRELUDE}\n#line 1 \"{name}.cu\"\n{text}")
+        format!(
+            "{before}\n#line 1 \"kernel.cuh\"\n{PRELUDE}\n#line 1 \"sums.cuh\"\n{SUMS}\n#line 1 \"{name}.cu\"\n{text}"
+        )
     }
 }
 

@@ -37,24 +37,24 @@ pub(super) fn step(cpu: &Cpu, args: Step<'_>) {
 
 /// The factors of a step, each formed in f64 and rounded once.
 #[derive(Clone, Copy, Debug)]
-struct Factors {
+pub(super) struct Factors {
     /// `1 − lr · weight_decay`
-    decay: f32,
+    pub(super) decay: f32,
     /// `1 − β1`
-    blend: f32,
+    pub(super) blend: f32,
     /// `β2`
-    beta2: f32,
+    pub(super) beta2: f32,
     /// `1 − β2`
-    rest2: f32,
+    pub(super) rest2: f32,
     /// `√(1 − β2^t)`
-    root: f32,
-    eps: f32,
+    pub(super) root: f32,
+    pub(super) eps: f32,
     /// `lr / (1 − β1^t)`
-    step: f32,
+    pub(super) step: f32,
 }
 
 impl Factors {
-    fn new(h: &Hyper) -> Factors {
+    pub(super) fn new(h: &Hyper) -> Factors {
         // The power of the step as f64: what Python's `beta ** step` computes.
         let t = h.step as f64;
         Factors {

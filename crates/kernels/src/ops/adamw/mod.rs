@@ -24,6 +24,7 @@
 //! ```
 
 mod cpu;
+mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -118,7 +119,7 @@ pub fn step(ctx: &Context, args: Step<'_>) -> Result<()> {
     count(15 * len as u64, ((3 * size_of::<f32>() + 4 * moments.bytes()) * len) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::step(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::step(cuda, args)?,
     }
     Ok(())
 }

@@ -17,6 +17,7 @@
 //! GELU is this because ½ (1 + tanh x) = σ(2x).
 
 mod cpu;
+mod cuda;
 mod fused;
 pub mod reference;
 
@@ -93,7 +94,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     crate::context::count(20 * (t * f) as u64, 12 * (t * f) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::forward(cuda, args)?,
     }
     Ok(())
 }
@@ -140,7 +141,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     crate::context::count(25 * (t * f) as u64, 20 * (t * f) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::backward(cuda, args)?,
     }
     Ok(())
 }

@@ -9,6 +9,7 @@
 //! depend on the threads. Both results stay in a tensor: no host waits for them.
 
 mod cpu;
+mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -29,7 +30,7 @@ pub fn global(ctx: &Context, grads: &[View<'_>], out: ViewMut<'_>) -> Result<()>
     count(2 * elements as u64, (size_of::<f32>() * elements) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::global(cpu, grads, out),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::global(cuda, grads, out)?,
     }
     Ok(())
 }

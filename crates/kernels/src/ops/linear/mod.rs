@@ -24,6 +24,7 @@
 #[cfg(test)]
 mod chain_tests;
 mod cpu;
+mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -89,7 +90,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     count_product(m, n, k, w.data().bytes());
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::forward(cuda, args)?,
     }
     Ok(())
 }
@@ -105,7 +106,7 @@ pub fn backward_input(ctx: &Context, args: BackwardInput<'_>) -> Result<()> {
     count_product(m, n, k, w.data().bytes());
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward_input(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::backward_input(cuda, args)?,
     }
     Ok(())
 }
@@ -127,7 +128,7 @@ pub fn backward_weight(ctx: &Context, args: BackwardWeight<'_>) -> Result<()> {
     count_product(m, n, k, 2 * d_w.data().bytes());
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward_weight(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::backward_weight(cuda, args)?,
     }
     Ok(())
 }

@@ -16,6 +16,7 @@
 //! in the place of nh and nkv parts of width hd.
 
 mod cpu;
+mod cuda;
 pub mod reference;
 
 use crate::device::Backend;
@@ -123,7 +124,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     crate::context::count(4 * (t * parts.values()) as u64, 8 * (t * width) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, parts, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::forward(cuda, parts, args)?,
     }
     Ok(())
 }
@@ -150,7 +151,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     crate::context::count(10 * (t * parts.values()) as u64, 12 * (t * width) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward(cpu, parts, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::backward(cuda, parts, args)?,
     }
     Ok(())
 }

@@ -19,6 +19,7 @@
 //! cut between segments.
 
 pub(crate) mod cpu;
+mod cuda;
 pub mod reference;
 
 use crate::device::Backend;
@@ -98,7 +99,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     crate::context::count(4 * (t * h) as u64, 8 * (t * h) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::forward(cuda, args)?,
     }
     Ok(())
 }
@@ -114,7 +115,7 @@ pub fn recompute(ctx: &Context, args: Recompute<'_>) -> Result<()> {
     crate::context::count(2 * (t * h) as u64, 8 * (t * h) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::recompute(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::recompute(cuda, args)?,
     }
     Ok(())
 }
@@ -137,7 +138,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     crate::context::count(10 * (t * h) as u64, 16 * (t * h) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::backward(cuda, args)?,
     }
     Ok(())
 }

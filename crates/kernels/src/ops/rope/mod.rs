@@ -11,6 +11,7 @@
 //! The backward pass is the transpose: s with the other sign.
 
 mod cpu;
+mod cuda;
 pub mod reference;
 
 use crate::DType::{F32, U32};
@@ -90,7 +91,7 @@ pub fn forward(ctx: &Context, args: Rotate<'_>) -> Result<()> {
     check("rope::forward", args.x.view(), args.heads, args.head_dim, args.positions, args.table)?;
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::rotate(cpu, args, 1.0),
-        Backend::Cuda(cuda) => return Err(cuda.lacks("rope::forward")),
+        Backend::Cuda(cuda) => cuda::rotate(cuda, args, 1.0)?,
     }
     Ok(())
 }
@@ -102,7 +103,7 @@ pub fn forward_into(ctx: &Context, args: RotateInto<'_>) -> Result<()> {
     expect_floats(OP, "y", args.y.view(), args.x.shape())?;
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::rotate_into(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::rotate_into(cuda, args)?,
     }
     Ok(())
 }
@@ -112,7 +113,7 @@ pub fn backward(ctx: &Context, args: Rotate<'_>) -> Result<()> {
     check("rope::backward", args.x.view(), args.heads, args.head_dim, args.positions, args.table)?;
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::rotate(cpu, args, -1.0),
-        Backend::Cuda(cuda) => return Err(cuda.lacks("rope::backward")),
+        Backend::Cuda(cuda) => cuda::rotate(cuda, args, -1.0)?,
     }
     Ok(())
 }

@@ -13,6 +13,7 @@
 //! Unseen columns are not read: they may hold anything.
 
 mod cpu;
+mod cuda;
 pub mod reference;
 
 use crate::DType::{F32, U32};
@@ -60,7 +61,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     crate::context::count(20 * (r * c) as u64, 8 * (r * c) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::forward(cuda, args)?,
     }
     Ok(())
 }
@@ -76,7 +77,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     crate::context::count(5 * (r * c) as u64, 12 * (r * c) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::backward(cuda, args)?,
     }
     Ok(())
 }

@@ -1,0 +1,58 @@
+//! A thread for each element.
+
+use super::{Activation, Backward, Forward};
+use crate::Result;
+use crate::device::Cuda;
+use crate::device::cuda::{Arg, Grid, Source, source};
+
+const SOURCE: Source = source!("glu");
+
+impl Activation {
+    fn is_gelu(self) -> Arg {
+        u32::from(self == Activation::GeluTanh).into()
+    }
+}
+
+pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
+    let (rows, width) = (args.y.shape()[0], args.y.shape()[1]);
+    let kept = args.kept.as_mut().map_or(Ok(Arg::NULL), |kept| kept.f32_at(cuda))?;
+    let (gate_up, y) = (args.gate_up.f32_at(cuda)?, args.y.f32_at(cuda)?);
+    let arguments = [gate_up, kept, y, args.activation.is_gelu(), rows.into(), width.into()];
+    cuda.launch(&SOURCE, "glu_forward", Grid::over(rows * width), &arguments)
+}
+
+pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
+    let (rows, width) = (args.d_y.shape()[0], args.d_y.shape()[1]);
+    let y = args.y.as_mut().map_or(Ok(Arg::NULL), |y| y.f32_at(cuda))?;
+    let (gate_up, d_y, d_gate_up) = (args.gate_up.f32_at(cuda)?, args.d_y.f32_at(cuda)?, args.d_gate_up.f32_at(cuda)?);
+    let arguments = [gate_up, d_y, d_gate_up, y, args.activation.is_gelu(), rows.into(), width.into()];
+    cuda.launch(&SOURCE, "glu_backward", Grid::over(rows * width), &arguments)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::*;
+    use crate::device::cuda::tests::{bits, random, same};
+
+    #[test]
+    fn the_bits_are_the_cpu_s() {
+        for (t, f) in [(1, 1), (3, 5), (40, 131), (0, 4)] {
+            for activation in [Activation::Silu, Activation::GeluTanh] {
+                same(|ctx| {
+                    let wide = |seed| random(ctx, seed, &[t, 2 * f]);
+                    let (mut gate_up, mut kept, mut d_gate_up) = (wide(1), wide(2), wide(3));
+                    if t * f > 0 {
+                        // Far out, where sigmoids are 0 and 1.
+                        gate_up.rows_mut(0..1).fill(-90.0);
+                    }
+                    let [d_y, mut y, mut again] = [4, 5, 6].map(|seed| random(ctx, seed, &[t, f]));
+                    let gate_up = gate_up.view();
+                    forward(ctx, Forward { activation, gate_up, kept: Some(kept.view_mut()), y: y.view_mut() })?;
+                    let (d_out, y_again) = (d_gate_up.view_mut(), Some(again.view_mut()));
+                    backward(ctx, Backward { activation, gate_up, d_y: d_y.view(), d_gate_up: d_out, y: y_again })?;
+                    Ok(bits(&[&kept, &y, &d_gate_up, &again]))
+                });
+            }
+        }
+    }
+}

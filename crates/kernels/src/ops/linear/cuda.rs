@@ -1,0 +1,83 @@
+//! The three products of a linear layer, a chain per element, and its bias's gradient.
+
+use super::{BackwardInput, BackwardWeight, Forward};
+use crate::Result;
+use crate::device::Cuda;
+use crate::device::cuda::{Arg, Grid, Source, source};
+use crate::ops::args::segments_at;
+
+const SOURCE: Source = source!("linear");
+
+pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
+    let ([m, k], n) = ([args.x.shape()[0], args.w.cols()], args.w.rows());
+    let bias = args.bias.map_or(Ok(Arg::NULL), |bias| bias.f32_at(cuda))?;
+    let (x, w, y) = (args.x.f32_at(cuda)?, args.w.data().view().f32_at(cuda)?, args.y.f32_at(cuda)?);
+    let arguments = [x, w, bias, y, m.into(), n.into(), k.into(), u32::from(args.accumulate).into()];
+    cuda.launch(&SOURCE, "linear_forward", Grid::product(m, n), &arguments)
+}
+
+pub(super) fn backward_input(cuda: &Cuda, mut args: BackwardInput<'_>) -> Result<()> {
+    let ([m, n], k) = ([args.d_y.shape()[0], args.w.rows()], args.w.cols());
+    let (d_y, w, d_x) = (args.d_y.f32_at(cuda)?, args.w.data().view().f32_at(cuda)?, args.d_x.f32_at(cuda)?);
+    let arguments = [d_y, w, d_x, m.into(), n.into(), k.into(), u32::from(args.accumulate).into()];
+    cuda.launch(&SOURCE, "linear_backward_input", Grid::product(m, k), &arguments)
+}
+
+pub(super) fn backward_weight(cuda: &Cuda, args: BackwardWeight<'_>) -> Result<()> {
+    let ([m, k], n) = ([args.x.shape()[0], args.d_w.cols()], args.d_w.rows());
+    let (x, d_y, d_w) = (args.x.f32_at(cuda)?, args.d_y.f32_at(cuda)?, args.d_w.data_mut().view_mut().f32_at(cuda)?);
+    let arguments = [x, d_y, d_w, m.into(), n.into(), k.into()];
+    cuda.launch(&SOURCE, "linear_backward_weight", Grid::product(k, n), &arguments)?;
+    let Some(mut d_bias) = args.d_bias else { return Ok(()) };
+    let (segments, count) = segments_at(cuda, args.segments);
+    let arguments = [d_y, segments, d_bias.f32_at(cuda)?, count, m.into(), n.into()];
+    cuda.launch(&SOURCE, "linear_backward_bias", Grid::chunks(n), &arguments)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::*;
+    use crate::Tensor;
+    use crate::check::normal;
+    use crate::device::cuda::tests::{bits, random, same};
+
+    #[test]
+    fn the_bits_are_the_cpu_s() {
+        for (m, k, n, segments) in [
+            (1, 1, 1, None),
+            (3, 5, 2, Some(&[0, 1, 1, 3][..])),
+            (2, 129, 33, None),
+            (70, 17, 66, Some(&[0, 70])),
+            (300, 9, 31, Some(&[0, 5, 150, 300])),
+            (700, 2, 3, None),
+            (0, 3, 4, Some(&[0])),
+            (4, 0, 5, None),
+        ] {
+            same(|ctx| {
+                let w = Matrix::from_f32(ctx.memory(), n, k, &normal(1, n * k));
+                let mut d_w = Matrix::from_f32(ctx.memory(), n, k, &normal(2, n * k));
+                let (x, d_y, bias) = (random(ctx, 3, &[m, k]), random(ctx, 4, &[m, n]), random(ctx, 5, &[n]));
+                let (mut y, mut d_x, mut d_bias) =
+                    (random(ctx, 6, &[m, n]), random(ctx, 7, &[m, k]), random(ctx, 8, &[n]));
+                let mut all = Vec::new();
+                for accumulate in [true, false] {
+                    let bias = accumulate.then(|| bias.view());
+                    forward(ctx, Forward { x: x.view(), w: &w, bias, y: y.view_mut(), accumulate })?;
+                    backward_input(ctx, BackwardInput { d_y: d_y.view(), w: &w, d_x: d_x.view_mut(), accumulate })?;
+                    all.extend(bits(&[&y, &d_x]));
+                }
+                let segments = segments.map(|s| Tensor::from_u32(ctx.memory(), &[s.len()], s));
+                let args = BackwardWeight {
+                    x: x.view(),
+                    d_y: d_y.view(),
+                    d_w: &mut d_w,
+                    d_bias: Some(d_bias.view_mut()),
+                    segments: segments.as_ref().map(Tensor::view),
+                };
+                backward_weight(ctx, args)?;
+                all.extend(bits(&[d_w.data(), &d_bias]));
+                Ok(all)
+            });
+        }
+    }
+}
