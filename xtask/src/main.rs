@@ -8,6 +8,7 @@ cargo xtask check layers    no import against the order of the crates, no circle
 cargo xtask check size      files and lines that are too long
 cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
 cargo xtask check fmt|clippy|docs|fixtures|demo    one of the others
+cargo xtask cuda            NVIDIA's compiler over every CUDA kernel, without a GPU (python3 with pip fetches it)
 cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)
 cargo xtask mutants [LIST|NUMBER]…    which planted changes the tests notice (docs/testing.md)";
 
@@ -26,6 +27,7 @@ const CHECKS: [Check; 8] = [
 ];
 
 mod cargo;
+mod cuda;
 mod demo;
 mod fixtures;
 mod layers;
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
         };
     }
     let chosen: Vec<Check> = match words[..] {
+        ["cuda"] => vec![("cuda", cuda::check)],
         ["miri"] => vec![("miri", miri)],
         ["check"] => CHECKS.to_vec(),
         ["check", name] => CHECKS.into_iter().filter(|check| check.0 == name).collect(),

@@ -36,7 +36,7 @@ impl Context {
             Device::Cpu | Device::CpuChecked | Device::Meta => {
                 Ok(Context { backend: Backend::Cpu(Cpu::new(isa, threads, device)?), memory: Memory::new(device) })
             }
-            Device::CudaEmulated => Ok(Context::of(Cuda::open(device)?)),
+            Device::Cuda(_) | Device::CudaEmulated => Ok(Context::of(Cuda::open(device)?)),
         }
     }
 

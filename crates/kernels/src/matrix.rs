@@ -33,7 +33,7 @@ impl Layout {
     /// That of matrices of f32 or bf16 that products on `device` read.
     pub fn of(device: Device, dtype: DType) -> Layout {
         match device {
-            Device::Cpu | Device::CpuChecked | Device::CudaEmulated | Device::Meta => match dtype {
+            Device::Cpu | Device::CpuChecked | Device::Cuda(_) | Device::CudaEmulated | Device::Meta => match dtype {
                 DType::Bf16 => Layout::Pairs,
                 DType::F32 | DType::U32 => Layout::Panels,
             },

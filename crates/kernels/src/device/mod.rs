@@ -21,6 +21,8 @@ pub enum Device {
     /// counted ([`crate::Memory::copies`]); index tensors have a mirror on the host. For tests: the bits are those of
     /// `Cpu`.
     CpuChecked,
+    /// The NVIDIA GPU of this number.
+    Cuda(u8),
     /// The CPU as if it were a GPU: the kernels that a GPU runs, compiled by a C++ compiler. For tests, and slow.
     CudaEmulated,
     /// Nowhere: shapes and byte counts only.
@@ -28,14 +30,15 @@ pub enum Device {
 }
 
 impl Device {
-    /// Those that compute.
-    const ALL: [Device; 3] = [Device::Cpu, Device::CpuChecked, Device::CudaEmulated];
+    /// Those that compute; of the GPUs the first.
+    const ALL: [Device; 4] = [Device::Cpu, Device::CpuChecked, Device::Cuda(0), Device::CudaEmulated];
 
     /// As `LOCKSTEP_DEVICE` names it.
     pub fn name(self) -> &'static str {
         match self {
             Device::Cpu => "cpu",
             Device::CpuChecked => "cpu-checked",
+            Device::Cuda(number) => GPUS.get(usize::from(number)).copied().unwrap_or("cuda"),
             Device::CudaEmulated => "cuda-emulated",
             Device::Meta => "meta",
         }
@@ -51,12 +54,22 @@ impl Device {
 
     /// The one of this name.
     pub fn from_name(name: &str) -> Result<Device> {
+        let gpu = if name == "cuda:0" { "cuda" } else { name };
+        if let Some(number) = GPUS.iter().position(|&known| known == gpu) {
+            return Ok(Device::Cuda(number as u8));
+        }
         Device::ALL.into_iter().find(|device| device.name() == name).ok_or_else(|| {
             let known = Device::ALL.map(Device::name).join(", ");
             Error::Device(format!("LOCKSTEP_DEVICE={name}: no such device; there are: {known}"))
         })
     }
 }
+
+/// The names of GPUs; the first is "cuda:0", too.
+const GPUS: [&str; 16] = [
+    "cuda", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:7", "cuda:8", "cuda:9", "cuda:10",
+    "cuda:11", "cuda:12", "cuda:13", "cuda:14", "cuda:15",
+];
 
 /// What computes, and with what.
 #[derive(Clone)]
@@ -74,7 +87,14 @@ mod tests {
     fn devices_are_found_by_name_or_refused_with_those_there_are() {
         assert_eq!(Device::from_name("cpu").unwrap(), Device::Cpu);
         assert_eq!(Device::from_name("cpu-checked").unwrap(), Device::CpuChecked);
-        let refused = Device::from_name("cuda").unwrap_err().to_string();
-        assert_eq!(refused, "LOCKSTEP_DEVICE=cuda: no such device; there are: cpu, cpu-checked, cuda-emulated");
+        assert_eq!(Device::from_name("cuda").unwrap(), Device::Cuda(0));
+        assert_eq!(Device::from_name("cuda:0").unwrap(), Device::Cuda(0));
+        assert_eq!(Device::from_name("cuda:15").unwrap(), Device::Cuda(15));
+        assert_eq!(Device::Cuda(3).name(), "cuda:3");
+        for wrong in ["cuda:16", "cuda:", "gpu"] {
+            let refused = Device::from_name(wrong).unwrap_err().to_string();
+            let known = "there are: cpu, cpu-checked, cuda, cuda-emulated";
+            assert_eq!(refused, format!("LOCKSTEP_DEVICE={wrong}: no such device; {known}"));
+        }
     }
 }

@@ -199,7 +199,7 @@ impl Memory {
                 lock(&checked.buffers).insert(handle, host()?);
                 Storage::Checked { handle, mirror: mirror()? }
             }
-            Device::CudaEmulated => {
+            Device::Cuda(_) | Device::CudaEmulated => {
                 let missing = || Error::Device(format!("memory of {} comes with its context", self.device.name()));
                 let queue = self.ledger.queue.as_ref().ok_or_else(missing)?;
                 let at = queue.zeroed(bytes).ok_or_else(refused)?;

@@ -9,8 +9,9 @@ typedef unsigned long long u64;
 #ifndef EMULATED
 #define DEVICE static __device__ __forceinline__
 #define DEVICE_METHOD __device__ __forceinline__
-// A kernel for blocks of at most `threads` threads, whole warps of them.
-#define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
+// A kernel for blocks of at most `threads` threads, whole warps of them. One block on a processor is enough: the compiler
+// shall rather use registers than spill them so that more fit.
+#define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 1) name(__VA_ARGS__)
 // An array that the threads of a block share.
 #define SHARED(type, name, count) __shared__ __align__(128) type name[count]
 #endif

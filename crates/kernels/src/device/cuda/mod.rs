@@ -1,12 +1,15 @@
 //! CUDA: kernels in CUDA C++ (`ops/*/*.cu`), which NVRTC compiles at run time, on a GPU; or, for tests, which the
 //! host's C++ compiler compiles, on the CPU.
 //!
-//! [`queue`] is one stream of a device: memory, copies, launches. It asks a [`driver`], of which there are two: libcuda
-//! and the emulator ([`emulated`]). An operation's `cuda.rs` launches kernels with [`Cuda`], which it is handed after
-//! the checks. `kernel.cuh` is what kernels begin with.
+//! [`queue`] is one stream of a device: memory, copies, launches. It asks a [`driver`], of which there are two:
+//! [`libcuda`] and the emulator ([`emulated`]). An operation's `cuda.rs` launches kernels with [`Cuda`], which it is
+//! handed after the checks. `kernel.cuh` is what kernels begin with.
 
 pub(crate) mod driver;
 mod emulated;
+mod libcuda;
+mod library;
+mod nvrtc;
 pub(crate) mod queue;
 mod sources;
 #[cfg(test)]
@@ -38,8 +41,8 @@ impl Cuda {
     /// Opens the device.
     pub(crate) fn open(device: Device) -> Result<Cuda> {
         let driver = match device {
-            Device::CudaEmulated => emulated::open(),
-            _ => Err("the program cannot open NVIDIA devices yet".into()),
+            Device::Cuda(number) => libcuda::open_device(number),
+            _ => emulated::open(),
         };
         let driver = driver.map_err(|why| Error::Device(format!("{}: {why}", device.name())))?;
         Ok(Cuda { queue: Arc::new(Queue::new(device, driver)?) })

@@ -7,7 +7,9 @@ use crate::check::normal;
 use crate::{Context, Device, Isa, Result, Tensor};
 use std::sync::Arc;
 
+mod compile;
 mod functions;
+mod libcuda;
 mod planted;
 mod queue;
 

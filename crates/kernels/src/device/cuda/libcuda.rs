@@ -1,0 +1,298 @@
+//! A GPU, by NVIDIA's driver. None of this has run on one yet (docs/cuda.md): the test's library has the driver's
+//! functions and computes nothing.
+
+use super::driver::{Address, Arg, Driver, Function, Grid, Outcome};
+use super::library::{functions, open};
+use super::nvrtc::Nvrtc;
+use super::sources::{Source, cached};
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::{Mutex, OnceLock};
+
+type Handle = *mut c_void;
+
+functions! {
+    /// As cuda.h declares them; names with a version are those that its macros stand for.
+    Functions {
+        init = "cuInit"(c_uint);
+        device_count = "cuDeviceGetCount"(*mut c_int);
+        device = "cuDeviceGet"(*mut c_int, c_int);
+        attribute = "cuDeviceGetAttribute"(*mut c_int, c_int, c_int);
+        retain_context = "cuDevicePrimaryCtxRetain"(*mut Handle, c_int);
+        release_context = "cuDevicePrimaryCtxRelease_v2"(c_int);
+        set_context = "cuCtxSetCurrent"(Handle);
+        pool = "cuDeviceGetDefaultMemPool"(*mut Handle, c_int);
+        set_pool = "cuMemPoolSetAttribute"(Handle, c_int, *mut c_void);
+        create_stream = "cuStreamCreate"(*mut Handle, c_uint);
+        destroy_stream = "cuStreamDestroy_v2"(Handle);
+        synchronise = "cuStreamSynchronize"(Handle);
+        allocate = "cuMemAllocAsync"(*mut u64, usize, Handle);
+        free = "cuMemFreeAsync"(u64, Handle);
+        allocate_host = "cuMemHostAlloc"(*mut *mut c_void, usize, c_uint);
+        free_host = "cuMemFreeHost"(*mut c_void);
+        to_device = "cuMemcpyHtoDAsync_v2"(u64, *const c_void, usize, Handle);
+        to_host = "cuMemcpyDtoHAsync_v2"(*mut c_void, u64, usize, Handle);
+        fill16 = "cuMemsetD16Async"(u64, u16, usize, Handle);
+        fill32 = "cuMemsetD32Async"(u64, c_uint, usize, Handle);
+        load = "cuModuleLoadData"(*mut Handle, *const c_void);
+        unload = "cuModuleUnload"(Handle);
+        function = "cuModuleGetFunction"(*mut Handle, Handle, *const c_char);
+        launch = "cuLaunchKernel"(
+            Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void,
+        );
+        error_name = "cuGetErrorName"(c_int, *mut *const c_char);
+        error_text = "cuGetErrorString"(c_int, *mut *const c_char);
+    }
+}
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`
+const OUT_OF_MEMORY: c_int = 2;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`
+const CAPABILITY: [c_int; 2] = [75, 76];
+/// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED`
+const MEMORY_POOLS: c_int = 115;
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`
+const RELEASE_THRESHOLD: c_int = 4;
+/// `CU_STREAM_NON_BLOCKING`
+const NON_BLOCKING: c_uint = 1;
+
+impl Functions {
+    /// The driver of this process, opened once.
+    fn get() -> Outcome<&'static Functions> {
+        static FOUND: OnceLock<Outcome<Functions>> = OnceLock::new();
+        let find = || {
+            let given = std::env::var("LOCKSTEP_LIBCUDA").ok().filter(|path| !path.is_empty());
+            Functions::open(&given.unwrap_or_else(|| "libcuda.so.1".into()))
+        };
+        let found: &Outcome<Functions> = FOUND.get_or_init(find);
+        found.as_ref().map_err(|why| format!("NVIDIA's driver cannot be used: {why}"))
+    }
+
+    pub(super) fn open(path: &str) -> Outcome<Functions> {
+        let functions = Functions::of(open(&[path.into()])?)?;
+        // SAFETY: no flags are defined.
+        functions.check("cuInit", unsafe { (functions.init)(0) })?;
+        Ok(functions)
+    }
+
+    /// A code of the driver's in words.
+    fn check(&self, what: &str, code: c_int) -> Outcome<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        let text = |get: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
+            let mut at = std::ptr::null();
+            // SAFETY: a place to write to; what comes is a string of the driver's that ends, or null.
+            unsafe {
+                get(code, &mut at);
+                if at.is_null() { "unknown".into() } else { CStr::from_ptr(at).to_string_lossy() }
+            }
+        };
+        Err(format!("{what}: {} ({})", text(self.error_text), text(self.error_name)))
+    }
+}
+
+/// A device, its primary context and one stream.
+pub(super) struct LibCuda {
+    cuda: &'static Functions,
+    nvrtc: &'static Nvrtc,
+    device: c_int,
+    context: Handle,
+    stream: Handle,
+    /// Compute capability: "90".
+    arch: String,
+    modules: Mutex<HashMap<&'static str, Handle>>,
+    pinned: Mutex<Vec<*mut c_void>>,
+}
+
+// SAFETY: the driver's handles may be used from any thread whose current context is theirs, which each call sees to.
+unsafe impl Send for LibCuda {}
+// SAFETY: as above; what changes is behind locks, and the driver itself is safe to call from several threads.
+unsafe impl Sync for LibCuda {}
+
+/// Opens the device of this number.
+pub(super) fn open_device(number: u8) -> Outcome<Box<dyn Driver>> {
+    // A machine that has a driver and no compiler should hear of it before it has loaded a model.
+    open_with(Functions::get()?, Nvrtc::get()?, number)
+}
+
+pub(super) fn open_with(cuda: &'static Functions, nvrtc: &'static Nvrtc, number: u8) -> Outcome<Box<dyn Driver>> {
+    let mut count = 0;
+    // SAFETY: a place to write to.
+    cuda.check("cuDeviceGetCount", unsafe { (cuda.device_count)(&mut count) })?;
+    if c_int::from(number) >= count {
+        return Err(format!("there are {count} devices, counted from 0"));
+    }
+    let mut driver = LibCuda {
+        cuda,
+        nvrtc,
+        device: 0,
+        context: null_mut(),
+        stream: null_mut(),
+        arch: String::new(),
+        modules: Mutex::default(),
+        pinned: Mutex::default(),
+    };
+    // SAFETY: places to write to, and a device that there is.
+    unsafe {
+        cuda.check("cuDeviceGet", (cuda.device)(&mut driver.device, c_int::from(number)))?;
+        let [major, minor, pools] = [CAPABILITY[0], CAPABILITY[1], MEMORY_POOLS].map(|attribute| {
+            let mut value = 0;
+            let code = (cuda.attribute)(&mut value, attribute, driver.device);
+            cuda.check("cuDeviceGetAttribute", code).map(|()| value)
+        });
+        let (major, minor) = (major?, minor?);
+        if major < 7 || pools? == 0 {
+            return Err(format!("compute capability {major}.{minor}: 7.0 is the least, with a driver for CUDA 11.2"));
+        }
+        driver.arch = format!("{major}{minor}");
+        cuda.check("cuDevicePrimaryCtxRetain", (cuda.retain_context)(&mut driver.context, driver.device))?;
+        driver.enter()?;
+        cuda.check("cuStreamCreate", (cuda.create_stream)(&mut driver.stream, NON_BLOCKING))?;
+        let mut pool = null_mut();
+        cuda.check("cuDeviceGetDefaultMemPool", (cuda.pool)(&mut pool, driver.device))?;
+        // Memory that was let go of stays for the next that is asked for.
+        let mut keep = u64::MAX;
+        let set = (cuda.set_pool)(pool, RELEASE_THRESHOLD, std::ptr::from_mut(&mut keep).cast());
+        cuda.check("cuMemPoolSetAttribute", set)?;
+    }
+    Ok(Box::new(driver))
+}
+
+impl LibCuda {
+    /// Makes the device's context the calling thread's.
+    fn enter(&self) -> Outcome<()> {
+        // SAFETY: a context that was retained.
+        self.cuda.check("cuCtxSetCurrent", unsafe { (self.cuda.set_context)(self.context) })
+    }
+
+    fn module(&self, source: &Source) -> Outcome<Handle> {
+        let mut modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(&module) = modules.get(source.name) {
+            return Ok(module);
+        }
+        let nvrtc = self.nvrtc;
+        let (version, text) = (format!("{:?}", nvrtc.version), source.complete(""));
+        let inputs = [version.as_str(), &Nvrtc::options(&self.arch).join(" "), &text];
+        let path = cached(source.name, "cubin", &inputs, |to| {
+            let cubin = nvrtc.compile(source, &self.arch)?.cubin;
+            std::fs::write(to, cubin).map_err(|e| format!("{} cannot be written: {e}", to.display()))
+        })?;
+        let cubin = std::fs::read(&path).map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
+        let mut module = null_mut();
+        // SAFETY: the whole of a binary, which names its own length.
+        let code = unsafe { (self.cuda.load)(&mut module, cubin.as_ptr().cast()) };
+        self.cuda.check(&format!("cuModuleLoadData of {}", path.display()), code)?;
+        modules.insert(source.name, module);
+        Ok(module)
+    }
+}
+
+impl Driver for LibCuda {
+    fn allocate(&self, bytes: usize) -> Outcome<Option<Address>> {
+        self.enter()?;
+        let mut at = 0;
+        // SAFETY: a place to write to; our stream.
+        match unsafe { (self.cuda.allocate)(&mut at, bytes, self.stream) } {
+            OUT_OF_MEMORY => Ok(None),
+            code => self.cuda.check("cuMemAllocAsync", code).map(|()| Some(Address(at))),
+        }
+    }
+
+    fn free(&self, at: Address) {
+        // What fails here has failed before, and was heard of then.
+        if self.enter().is_ok() {
+            // SAFETY: what was allocated, once, after all that used it.
+            unsafe { (self.cuda.free)(at.0, self.stream) };
+        }
+    }
+
+    fn pinned(&self, bytes: usize) -> Outcome<*mut u8> {
+        self.enter()?;
+        let mut at = null_mut();
+        // SAFETY: a place to write to; no flags.
+        self.cuda.check("cuMemHostAlloc", unsafe { (self.cuda.allocate_host)(&mut at, bytes, 0) })?;
+        self.pinned.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(at);
+        Ok(at.cast())
+    }
+
+    unsafe fn to_device(&self, to: Address, from: *const u8, bytes: usize) -> Outcome<()> {
+        self.enter()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.cuda.to_device)(to.0, from.cast(), bytes, self.stream) };
+        self.cuda.check("cuMemcpyHtoDAsync", code)
+    }
+
+    unsafe fn to_host(&self, from: Address, to: *mut u8, bytes: usize) -> Outcome<()> {
+        self.enter()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.cuda.to_host)(to.cast(), from.0, bytes, self.stream) };
+        self.cuda.check("cuMemcpyDtoHAsync", code)
+    }
+
+    unsafe fn fill(&self, at: Address, word: u32, width: usize, count: usize) -> Outcome<()> {
+        self.enter()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe {
+            match width {
+                2 => (self.cuda.fill16)(at.0, word as u16, count, self.stream),
+                _ => (self.cuda.fill32)(at.0, word, count, self.stream),
+            }
+        };
+        self.cuda.check("cuMemsetAsync", code)
+    }
+
+    fn function(&self, source: &Source, kernel: &'static str) -> Outcome<Function> {
+        self.enter()?;
+        let (module, name) = (self.module(source)?, CString::new(kernel).map_err(|e| e.to_string())?);
+        let mut function = null_mut();
+        // SAFETY: a module that is loaded, a string that ends.
+        let code = unsafe { (self.cuda.function)(&mut function, module, name.as_ptr()) };
+        self.cuda.check(&format!("kernel {kernel} of {}.cu", source.name), code)?;
+        Ok(Function(function as usize))
+    }
+
+    unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Outcome<()> {
+        self.enter()?;
+        let mut bits: Vec<u64> = args.iter().map(|arg| arg.bits()).collect();
+        let mut arguments: Vec<*mut c_void> = bits.iter_mut().map(|bits| std::ptr::from_mut(bits).cast()).collect();
+        let [x, y, z] = grid.blocks;
+        let (function, arguments) = (function.0 as Handle, arguments.as_mut_ptr());
+        // SAFETY: the caller's promise; the driver copies the arguments before it returns.
+        let code =
+            unsafe { (self.cuda.launch)(function, x, y, z, grid.threads, 1, 1, 0, self.stream, arguments, null_mut()) };
+        self.cuda.check("cuLaunchKernel", code)
+    }
+
+    fn synchronise(&self) -> Outcome<()> {
+        self.enter()?;
+        // SAFETY: our stream.
+        self.cuda.check("cuStreamSynchronize", unsafe { (self.cuda.synchronise)(self.stream) })
+    }
+}
+
+impl Drop for LibCuda {
+    fn drop(&mut self) {
+        if self.context.is_null() {
+            return;
+        }
+        let modules = std::mem::take(self.modules.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        let pinned = std::mem::take(self.pinned.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        // SAFETY: all of it is ours, and nobody uses it any more. What fails now changes nothing.
+        unsafe {
+            (self.cuda.set_context)(self.context);
+            if !self.stream.is_null() {
+                (self.cuda.synchronise)(self.stream);
+                (self.cuda.destroy_stream)(self.stream);
+            }
+            for module in modules.into_values() {
+                (self.cuda.unload)(module);
+            }
+            for at in pinned {
+                (self.cuda.free_host)(at);
+            }
+            (self.cuda.release_context)(self.device);
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Libraries of NVIDIA's that are opened when they are needed, and may be missing.
+
+use super::driver::Outcome;
+use libloading::Library;
+
+/// The first of these that there is, for as long as the process lives.
+pub(super) fn open(names: &[String]) -> Outcome<&'static Library> {
+    // SAFETY: they are NVIDIA's, or what the user names in their place; loading them does nothing that others rely on.
+    let found = names.iter().find_map(|name| unsafe { Library::new(name) }.ok());
+    found.map(|library| &*Box::leak(Box::new(library))).ok_or_else(|| format!("none of {} was found", names.join(", ")))
+}
+
+/// A struct of a library's functions, all of which return a code that is 0 where they succeeded.
+macro_rules! functions {
+    ($(#[$doc:meta])* $name:ident { $($field:ident = $symbol:literal($($argument:ty),* $(,)?);)* }) => {
+        $(#[$doc])*
+        pub(super) struct $name {
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> std::ffi::c_int,)*
+        }
+        impl $name {
+            pub(super) fn of(library: &libloading::Library) -> $crate::device::cuda::driver::Outcome<$name> {
+                Ok($name {
+                    $($field: {
+                        let missing = |error| format!("{} is not in the library: {error}", $symbol);
+                        // SAFETY: the type is what NVIDIA's header declares of this name.
+                        *unsafe { library.get(concat!($symbol, "\0").as_bytes()) }.map_err(missing)?
+                    },)*
+                })
+            }
+        }
+    };
+}
+pub(super) use functions;

@@ -1,0 +1,122 @@
+//! NVRTC, NVIDIA's compiler as a library: a source to the binary of one architecture.
+//!
+//! `LOCKSTEP_NVRTC` is its path; otherwise the loader's own search finds versions 13 and 12.
+
+use super::driver::Outcome;
+use super::library::{functions, open};
+use super::sources::Source;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
+
+functions! {
+    Functions {
+        version = "nvrtcVersion"(*mut c_int, *mut c_int);
+        create = "nvrtcCreateProgram"(
+            *mut *mut c_void, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char,
+        );
+        compile = "nvrtcCompileProgram"(*mut c_void, c_int, *const *const c_char);
+        destroy = "nvrtcDestroyProgram"(*mut *mut c_void);
+        log_size = "nvrtcGetProgramLogSize"(*mut c_void, *mut usize);
+        log = "nvrtcGetProgramLog"(*mut c_void, *mut c_char);
+        ptx_size = "nvrtcGetPTXSize"(*mut c_void, *mut usize);
+        ptx = "nvrtcGetPTX"(*mut c_void, *mut c_char);
+        cubin_size = "nvrtcGetCUBINSize"(*mut c_void, *mut usize);
+        cubin = "nvrtcGetCUBIN"(*mut c_void, *mut c_char);
+    }
+}
+
+pub(super) struct Nvrtc {
+    functions: Functions,
+    /// Major and minor.
+    pub version: (i32, i32),
+}
+
+/// What became of a source.
+pub(super) struct Compiled {
+    pub cubin: Vec<u8>,
+    #[cfg_attr(not(test), allow(dead_code, reason = "what the compile gate looks at"))]
+    pub ptx: String,
+    #[cfg_attr(not(test), allow(dead_code, reason = "what the compile gate looks at"))]
+    pub log: String,
+}
+
+/// No a·b + c becomes one rounding that the source does not write, and nothing is approximate: division and square
+/// roots are rounded correctly, denormals kept.
+const OPTIONS: [&str; 7] =
+    ["--std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-w", "--ptxas-options=-v"];
+
+impl Nvrtc {
+    /// The library of this process, opened once.
+    pub(super) fn get() -> Outcome<&'static Nvrtc> {
+        static FOUND: OnceLock<Outcome<Nvrtc>> = OnceLock::new();
+        let given = || std::env::var("LOCKSTEP_NVRTC").ok().filter(|path| !path.is_empty());
+        let usual = || ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(String::from).to_vec();
+        let find = || Nvrtc::open(&given().map_or_else(usual, |path| vec![path]));
+        FOUND.get_or_init(find).as_ref().map_err(|why| {
+            format!(
+                "NVRTC, which compiles kernels, cannot be used: {why}; install CUDA, or \
+                 `pip install nvidia-cuda-nvrtc` and set LOCKSTEP_NVRTC to its libnvrtc.so"
+            )
+        })
+    }
+
+    pub(super) fn open(paths: &[String]) -> Outcome<Nvrtc> {
+        let functions = Functions::of(open(paths)?)?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: two places to write to.
+        let code = unsafe { (functions.version)(&mut major, &mut minor) };
+        if code != 0 {
+            return Err(format!("nvrtcVersion gives {code}"));
+        }
+        Ok(Nvrtc { functions, version: (major, minor) })
+    }
+
+    /// Options for `arch`, a compute capability as "90" or "90a".
+    pub(super) fn options(arch: &str) -> Vec<String> {
+        let arch = format!("--gpu-architecture=sm_{arch}");
+        std::iter::once(arch).chain(OPTIONS.map(String::from)).collect()
+    }
+
+    /// Compiles a source for `arch`.
+    pub(super) fn compile(&self, source: &Source, arch: &str) -> Outcome<Compiled> {
+        let options: Vec<CString> = Nvrtc::options(arch).into_iter().map(c_string).collect();
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let (text, name) = (c_string(source.complete("")), c_string(format!("{}.cu", source.name)));
+        let f = &self.functions;
+        let mut program = null_mut();
+        // SAFETY: strings that end and live until the program was made; no headers.
+        let made = unsafe { (f.create)(&mut program, text.as_ptr(), name.as_ptr(), 0, null(), null()) };
+        if made != 0 {
+            return Err(format!("nvrtcCreateProgram gives {made}"));
+        }
+        // SAFETY: a program; as many options as are counted, strings that end.
+        let code = unsafe { (f.compile)(program, options.len() as c_int, options.as_ptr()) };
+        let take = |size: unsafe extern "C" fn(*mut c_void, *mut usize) -> c_int,
+                    get: unsafe extern "C" fn(*mut c_void, *mut c_char) -> c_int| {
+            let mut bytes = 0;
+            // SAFETY: a program, and as much memory as it says it needs.
+            unsafe {
+                size(program, &mut bytes);
+                let mut to = vec![0u8; bytes];
+                get(program, to.as_mut_ptr().cast());
+                to
+            }
+        };
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned();
+        let log = text(take(f.log_size, f.log));
+        let compiled = match code {
+            0 => Ok(Compiled { cubin: take(f.cubin_size, f.cubin), ptx: text(take(f.ptx_size, f.ptx)), log }),
+            _ => {
+                Err(format!("NVRTC {}.{} refused {}.cu:\n{}", self.version.0, self.version.1, source.name, log.trim()))
+            }
+        };
+        // SAFETY: the program that was made, once.
+        unsafe { (f.destroy)(&mut program) };
+        compiled
+    }
+}
+
+fn c_string(text: String) -> CString {
+    CString::new(text).expect("sources and options have no byte 0")
+}

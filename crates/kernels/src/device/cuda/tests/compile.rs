@@ -1,0 +1,96 @@
+//! NVIDIA's compiler takes every kernel, for every architecture: no spilled register, nothing approximate. Needs NVRTC,
+//! but neither a driver nor a GPU; `cargo xtask cuda` brings it.
+
+use crate::device::cuda::Source;
+use crate::device::cuda::nvrtc::Nvrtc;
+use std::path::Path;
+
+/// Every `ops/*/*.cu`.
+fn sources() -> Vec<Source> {
+    let leak = |text: String| -> &'static str { Box::leak(text.into()) };
+    let entries = |dir: &Path| std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let ops = entries(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops"));
+    let mut files: Vec<_> = ops.iter().filter(|path| path.is_dir()).flat_map(|op| entries(op)).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "cu"));
+    files.sort();
+    assert!(files.len() >= 12, "{files:?}");
+    let source = |file: &std::path::PathBuf| Source {
+        name: leak(file.file_stem().unwrap().to_string_lossy().into_owned()),
+        text: leak(std::fs::read_to_string(file).unwrap()),
+    };
+    files.iter().map(source).collect()
+}
+
+/// Those that a version of NVRTC compiles for.
+fn architectures(version: (i32, i32)) -> Vec<&'static str> {
+    let oldest = if version.0 < 13 { &["70"][..] } else { &[] };
+    [oldest, &["75", "80", "86", "89", "90", "90a", "100", "120"]].concat()
+}
+
+/// What is wrong with a kernel as it was compiled, and the registers that each takes.
+fn judge(nvrtc: &Nvrtc, arch: &str, source: &Source) -> (Vec<String>, Vec<String>) {
+    let compiled = nvrtc.compile(source, arch).unwrap();
+    assert!(compiled.ptx.contains(".entry") && !compiled.cubin.is_empty(), "{}", source.name);
+    let (mut wrong, mut registers, mut kernel) = (Vec::new(), Vec::new(), "");
+    for line in compiled.log.lines() {
+        if let Some(rest) = line.split("Function properties for ").nth(1) {
+            kernel = rest.trim();
+        }
+        if line.contains("spill stores") && !line.contains(" 0 bytes spill stores, 0 bytes spill loads") {
+            wrong.push(format!("sm_{arch} {kernel}: {}", line.trim()));
+        }
+        if let Some(used) = line.split("Used ").nth(1).and_then(|rest| rest.split(' ').next()) {
+            registers.push(format!("{kernel} {used}"));
+        }
+    }
+    assert_eq!(registers.len(), source.text.matches("KERNEL(").count(), "sm_{arch} {}", compiled.log);
+    for line in compiled.ptx.lines() {
+        let instruction = line.split("//").next().unwrap_or("");
+        if [".approx", ".ftz"].iter().any(|word| instruction.contains(word)) {
+            wrong.push(format!("sm_{arch} {}.cu: {}", source.name, line.trim()));
+        }
+    }
+    (wrong, registers)
+}
+
+/// NVRTC, or none and a line that says so; `LOCKSTEP_NVRTC` must be one.
+fn nvrtc() -> Option<&'static Nvrtc> {
+    Nvrtc::get()
+        .map_err(|why| {
+            assert!(std::env::var("LOCKSTEP_NVRTC").is_err(), "{why}");
+            eprintln!("skipped 1: {why}");
+        })
+        .ok()
+}
+
+#[test]
+fn every_kernel_compiles_for_every_architecture() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let (sources, mut wrong) = (sources(), Vec::new());
+    for arch in architectures(nvrtc.version) {
+        for source in &sources {
+            let (found, registers) = judge(nvrtc, arch, source);
+            wrong.extend(found);
+            // To be recorded: what a kernel needs decides how many of its blocks a processor holds.
+            println!("sm_{arch} {}.cu: registers {}", source.name, registers.join(", "));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_is_approximate_is_found_and_nothing_is_contracted() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let kernel = |value: &str| -> Source {
+        let text = format!("KERNEL(planted, 32, float* x, float a) {{ x[threadIdx.x] = {value}; }}");
+        Source { name: "planted_for_the_compiler", text: Box::leak(text.into()) }
+    };
+    for approximate in ["__expf(a)", "__fdividef(a, x[1])", "rsqrtf(a)"] {
+        let (wrong, _) = judge(nvrtc, "80", &kernel(approximate));
+        assert!(!wrong.is_empty(), "{approximate}");
+    }
+    let (wrong, _) = judge(nvrtc, "80", &kernel("a * x[1] + 1.0f / sqrtf(x[2])"));
+    assert_eq!(wrong, [""; 0]);
+    let ptx = nvrtc.compile(&kernel("a * x[1] + x[2]"), "80").unwrap().ptx;
+    assert!(ptx.contains("mul.rn.f32") && !ptx.contains("fma"), "{ptx}");
+}

@@ -1,0 +1,83 @@
+// The functions of NVIDIA's driver and compiler that are called, on the host's memory. Nothing is computed: a launch writes
+// what it was given to its first argument. For the test of the calls themselves.
+#include <cstdlib>
+#include <cstring>
+#define API extern "C" int
+static int live = 0;
+API fake_live() { return live; }
+API cuInit(unsigned) { return 0; }
+API cuDeviceGetCount(int* count) { return *count = 2, 0; }
+API cuDeviceGet(int* device, int number) { return *device = 40 + number, 0; }
+API cuDeviceGetAttribute(int* value, int attribute, int device) {
+    if (device != 41) return 1;
+    *value = attribute == 75 ? 8 : attribute == 76 ? 6 : attribute == 115 ? 1 : -1;
+    return 0;
+}
+API cuDevicePrimaryCtxRetain(void** context, int) { return live++, *context = (void*)0xc0, 0; }
+API cuDevicePrimaryCtxRelease_v2(int) { return live--, 0; }
+API cuCtxSetCurrent(void* context) { return context == (void*)0xc0 ? 0 : 201; }
+API cuDeviceGetDefaultMemPool(void** pool, int) { return *pool = (void*)0xb0, 0; }
+API cuMemPoolSetAttribute(void* pool, int attribute, void* value) {
+    return pool == (void*)0xb0 && attribute == 4 && *(unsigned long long*)value == ~0ull ? 0 : 1;
+}
+API cuStreamCreate(void** stream, unsigned flags) { return live++, *stream = (void*)0x50, flags != 1; }
+API cuStreamDestroy_v2(void*) { return live--, 0; }
+API cuStreamSynchronize(void* stream) { return stream != (void*)0x50; }
+API cuMemAllocAsync(unsigned long long* at, size_t bytes, void* stream) {
+    if (bytes > 1ull << 40) return 2;
+    return live++, *at = (unsigned long long)malloc(bytes), stream != (void*)0x50;
+}
+API cuMemFreeAsync(unsigned long long at, void*) { return live--, free((void*)at), 0; }
+API cuMemHostAlloc(void** at, size_t bytes, unsigned) { return live++, *at = malloc(bytes), 0; }
+API cuMemFreeHost(void* at) { return live--, free(at), 0; }
+API cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, void* stream) {
+    return memcpy((void*)to, from, bytes), stream != (void*)0x50;
+}
+API cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t bytes, void* stream) {
+    return memcpy(to, (void*)from, bytes), stream != (void*)0x50;
+}
+API cuMemsetD16Async(unsigned long long at, unsigned short value, size_t count, void*) {
+    for (size_t i = 0; i < count; i++) ((unsigned short*)at)[i] = value;
+    return 0;
+}
+API cuMemsetD32Async(unsigned long long at, unsigned value, size_t count, void*) {
+    for (size_t i = 0; i < count; i++) ((unsigned*)at)[i] = value;
+    return 0;
+}
+API cuModuleLoadData(void** module, const void* image) {
+    return live++, *module = (void*)0x30, strncmp((const char*)image, "cubin of sm_86", 14) ? 200 : 0;
+}
+API cuModuleUnload(void*) { return live--, 0; }
+API cuModuleGetFunction(void** function, void* module, const char* name) {
+    return *function = (void*)0xf0, module != (void*)0x30 || strcmp(name, "there") ? 500 : 0;
+}
+API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void* stream, void** arguments, void** extra) {
+    if (function != (void*)0xf0 || stream != (void*)0x50 || extra || shared) return 1;
+    float* to = *(float**)arguments[0];
+    float all[] = {(float)gx, (float)gy, (float)gz, (float)bx, (float)(by * bz), *(float*)arguments[1], (float)*(unsigned*)arguments[2]};
+    memcpy(to, all, sizeof all);
+    return *(float*)arguments[1] < 0 ? 700 : 0;
+}
+API cuGetErrorName(int code, const char** text) { return *text = code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : nullptr, 0; }
+API cuGetErrorString(int code, const char** text) { return *text = code == 700 ? "an illegal memory access" : nullptr, 0; }
+
+API nvrtcVersion(int* major, int* minor) { return *major = 12, *minor = 9, 0; }
+API nvrtcCreateProgram(void** program, const char* text, const char*, int, const char* const*, const char* const*) {
+    return *program = (void*)text, 0;
+}
+static char arch[40];
+static bool broken;
+API nvrtcCompileProgram(void* program, int count, const char* const* options) {
+    broken = strstr((const char*)program, "broken") != nullptr;
+    for (int i = 0; i < count; i++)
+        if (!strncmp(options[i], "--gpu-architecture=", 19)) strncpy(arch, options[i] + 19, 20);
+    return broken ? 6 : 0;
+}
+API nvrtcDestroyProgram(void**) { return 0; }
+API nvrtcGetProgramLogSize(void*, size_t* bytes) { return *bytes = 16, 0; }
+API nvrtcGetProgramLog(void*, char* to) { return memcpy(to, "a line of a log", 16), 0; }
+API nvrtcGetPTXSize(void*, size_t* bytes) { return *bytes = 1, 0; }
+API nvrtcGetPTX(void*, char* to) { return *to = 0, 0; }
+API nvrtcGetCUBINSize(void*, size_t* bytes) { return *bytes = 40, 0; }
+API nvrtcGetCUBIN(void*, char* to) { return memset(to, 0, 40), strcat(strcat(to, "cubin of "), arch), 0; }

@@ -1,0 +1,76 @@
+//! The calls of NVIDIA's driver, to a library that has its functions and no GPU.
+
+use crate::device::cuda::libcuda::{Functions, open_with};
+use crate::device::cuda::nvrtc::Nvrtc;
+use crate::device::cuda::{Arg, Cuda, Grid, Queue, Source};
+use crate::{Context, DType, Device, Tensor};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+/// The library, compiled. None, and a line that says so, without a compiler.
+fn library() -> Option<PathBuf> {
+    let path = std::env::temp_dir().join(format!("lockstep-fake-cuda-{}.so", std::process::id()));
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/device/cuda/tests/fake_cuda.cpp");
+    let run = Command::new("c++").args(["-shared", "-fPIC", "-o"]).arg(&path).arg(source).status();
+    match run {
+        Ok(status) => assert!(status.success()),
+        Err(why) => {
+            eprintln!("skipped 1: c++: {why}");
+            return None;
+        }
+    }
+    Some(path)
+}
+
+#[test]
+fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
+    let Some(path) = library() else { return };
+    let name = path.to_string_lossy().into_owned();
+    let cuda: &'static Functions = Box::leak(Box::new(Functions::open(&name).unwrap()));
+    let nvrtc: &'static Nvrtc = Box::leak(Box::new(Nvrtc::open(std::slice::from_ref(&name)).unwrap()));
+    // SAFETY: the library is open already; a function without arguments.
+    let live = || unsafe {
+        let library = libloading::Library::new(&path).unwrap();
+        library.get::<unsafe extern "C" fn() -> i32>(b"fake_live\0").unwrap()()
+    };
+    let refused = |number| open_with(cuda, nvrtc, number).err().unwrap();
+    assert_eq!(refused(2), "there are 2 devices, counted from 0");
+    assert!(refused(0).starts_with("cuDeviceGetAttribute: unknown"), "{}", refused(0));
+    {
+        let open = || {
+            let queue = Queue::new(Device::Cuda(1), open_with(cuda, nvrtc, 1).unwrap()).unwrap();
+            Cuda { queue: Arc::new(queue) }
+        };
+        let cuda = open();
+        let ctx = Context::cuda(cuda.clone());
+        assert_eq!((ctx.describe(), ctx.arithmetic(DType::F32)), ("cuda:1", "f32"));
+        let mut x = Tensor::zeros(ctx.memory(), &[7], DType::F32);
+        assert_eq!(x.to_vec_f32(), [0.0; 7]);
+        x.rows_mut(2..4).copy_from_f32(&[1.5, 2.5]);
+        x.rows_mut(5..7).fill(3.0);
+        assert_eq!(x.to_vec_f32(), [0.0, 0.0, 1.5, 2.5, 0.0, 3.0, 3.0]);
+        // Named by the process: another run must not find what this one compiled.
+        let name: &'static str = Box::leak(format!("fake{}", std::process::id()).into());
+        let source = Source { name, text: "" };
+        let args = |scale: f32| [x.view().f32_at(&cuda).unwrap(), Arg::F32(scale), Arg::U32(9)];
+        let grid = Grid { blocks: [3, 4, 5], threads: 64 };
+        cuda.launch(&source, "there", grid, &args(0.5)).unwrap();
+        assert_eq!(x.to_vec_f32(), [3.0, 4.0, 5.0, 64.0, 1.0, 0.5, 9.0]);
+        let missing = cuda.launch(&source, "elsewhere", grid, &args(0.5)).unwrap_err().to_string();
+        assert!(missing.starts_with(&format!("cuda:1: kernel elsewhere of {name}.cu: unknown")), "{missing}");
+        let broken = Source { name: "refused", text: "broken" };
+        let message = cuda.launch(&broken, "there", grid, &args(0.5)).unwrap_err().to_string();
+        assert_eq!(message, "cuda:1: NVRTC 12.9 refused refused.cu:\na line of a log");
+        // What failed is the error of all that follows, in another operation, too.
+        let failed = "cuda:1: cuLaunchKernel: an illegal memory access (CUDA_ERROR_ILLEGAL_ADDRESS)";
+        assert_eq!(cuda.launch(&source, "there", grid, &args(-1.0)).unwrap_err().to_string(), failed);
+        assert_eq!(cuda.launch(&source, "there", grid, &args(0.5)).unwrap_err().to_string(), failed);
+        assert_eq!(ctx.memory().check().unwrap_err().to_string(), failed);
+        let other = Context::cuda(open());
+        let _refused = Tensor::zeros(&other.memory().part("kv cache"), &[1 << 40], DType::F32);
+        assert!(other.memory().check().unwrap_err().to_string().starts_with("out of memory: kv cache"));
+    }
+    assert_eq!(live(), 0, "what was asked for was given back");
+    std::fs::remove_file(&path).unwrap();
+}
