@@ -4,18 +4,23 @@ The engine is Rust; neither torch nor transformers is needed. Both are used wher
 are given: models, tokenizers, callbacks.
 """
 
-from . import rewards
+from . import ops, rewards
 from ._config import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig, SFTConfig, field_table
 from ._callbacks import TrainerCallback, TrainerControl, TrainerState
+from ._loop import Completion, Engine, Group, Model, Sampling, Scores, Trainer
 from ._native import StopSignal, __version__
 from ._rewards import by_group
 from ._trainers import DPOTrainer, GRPOTrainer, PPOTrainer, RewardTrainer, RLOOTrainer, SFTTrainer, TrainOutput
 
 __all__ = [
+    "Completion",
     "DPOConfig",
     "DPOTrainer",
+    "Engine",
     "GRPOConfig",
     "GRPOTrainer",
+    "Group",
+    "Model",
     "PPOConfig",
     "PPOTrainer",
     "RLOOConfig",
@@ -24,13 +29,17 @@ __all__ = [
     "RewardTrainer",
     "SFTConfig",
     "SFTTrainer",
+    "Sampling",
+    "Scores",
     "StopSignal",
     "TrainOutput",
+    "Trainer",
     "TrainerCallback",
     "TrainerControl",
     "TrainerState",
     "__version__",
     "by_group",
     "field_table",
+    "ops",
     "rewards",
 ]

@@ -159,6 +159,18 @@ _SPECIAL = {
     "resume_from_checkpoint": lambda value: {},
 }
 
+# What becomes of these fields, for the documentation.
+MAPPED = {
+    "bf16": "dtype = \"bf16\"",
+    "report_to": "tensorboard (on by itself): the engine's; wandb, trackio and mlflow through their own packages",
+    "model_init_kwargs": "torch_dtype or dtype is the field dtype; what is about PyTorch has no meaning; others are refused",
+    "dataset_text_field": "columns = {\"text\": NAME}",
+    "project": "the project of wandb and trackio",
+    "disable_tqdm": "nothing is printed while training",
+    "overwrite_output_dir": "a directory that holds a run is never overwritten: remove it, or resume the run",
+    "resume_from_checkpoint": "the argument of train()",
+}
+
 
 class _Config:
     """What the configuration classes share."""
@@ -215,11 +227,15 @@ class _Config:
         return json.dumps(self.to_dict(), indent=2, default=str)
 
 
+_PYTHON = {"integer": int, "number": float, "boolean": bool, "string": str, "object": dict}
+
+
 def _annotation(field: Field) -> Any:
     """The Python type of a field's values, which command-line parsers read."""
-    types = {"integer": int, "number": float, "boolean": bool, "string": str, "array": list[str], "object": dict}
     parts = alternatives(field.schema)
-    known = types.get(parts[0].get("type"), str)
+    kind = parts[0].get("type")
+    items = alternatives(parts[0].get("items", {}))[0].get("type")
+    known = list[_PYTHON.get(items, str)] if kind == "array" else _PYTHON.get(kind, str)
     return known if field.status == "supported" and len(parts) == 1 and field.default is not None else known | None
 
 

@@ -11,10 +11,12 @@ import warnings
 from typing import Any, NamedTuple
 
 from . import _native
+from ._background import BackgroundRun
 from ._callbacks import CallbackList, TrainerControl, TrainerState
 from ._config import warn_once
 from ._data import json_of, rows_of
 from ._models import Model, check_path, name_of, stage, sync_weights
+from ._notebook import NotebookProgress
 from ._observer import Observer
 from ._peft import config_of, is_peft_model, lora_values
 from ._refused import REFUSED_ARGUMENTS, REFUSED_METHODS, with_gen_kwargs
@@ -109,7 +111,8 @@ class Trainer:
         self.is_trained = False
         self._stop: Any = None
         self._result: dict | None = None
-        self._callbacks = CallbackList([*reporters(self.args), *(callbacks or [])], self)
+        shown = [NotebookProgress()] if in_notebook() and not getattr(self.args, "disable_tqdm", False) else []
+        self._callbacks = CallbackList([*reporters(self.args), *shown, *(callbacks or [])], self)
         self._callbacks.call("on_init_end")
 
     def _refuse(self, kind: str, others: dict) -> None:
@@ -204,6 +207,11 @@ class Trainer:
         self._log({**metrics, "epoch": self.state.epoch})
         self._callbacks.call("on_train_end")
         return TrainOutput(self.state.global_step, loss, metrics)
+
+    def start(self, resume_from_checkpoint: str | bool | None = None) -> BackgroundRun:
+        """Trains on a thread of its own, and returns at once: `step` and `metrics` of the result are live, `result()`
+        waits for the end."""
+        return BackgroundRun(self, lambda: self.train(resume_from_checkpoint=resume_from_checkpoint))
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict:
         """Evaluates the model as it is now, and logs the metrics."""
@@ -348,8 +356,6 @@ class Trainer:
     def _log(self, logs: dict) -> None:
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self._callbacks.call("on_log", logs=logs)
-        if in_notebook():
-            print("  ".join(f"{key} {value:.4g}" for key, value in logs.items() if value is not None))
 
     @staticmethod
     def _warn_of_torch_contexts() -> None:

@@ -30,6 +30,11 @@ class Builtin:
         self._grader = _native.Grader(json.dumps(spec))
         self.__name__ = self._grader.name
 
+    @property
+    def kind(self) -> str:
+        """The name of the grader."""
+        return self.spec["kind"] if isinstance(self.spec, dict) else self.spec.partition(":")[0]
+
     def __call__(
         self, completions: list, prompts: list | None = None, completion_ids: list | None = None, **columns: Any
     ) -> list[float | None]:

@@ -2,21 +2,27 @@
 //! are Python's; here values become a configuration, rows JSON, functions rewards, and a run goes on with the
 //! interpreter released.
 
+mod engine;
 mod errors;
 mod fields;
 mod grade;
 mod json;
+mod language_model;
 mod observer;
+mod ops;
+mod process;
 mod reward;
 mod run;
+mod step;
 
 use pyo3::prelude::*;
 use std::ffi::OsString;
 
 /// The program `lockstep`, on these arguments (its name first): its exit code.
 #[pyfunction]
-fn main(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
-    py.detach(|| lockstep_cli::main(arguments))
+fn main(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<u8> {
+    process::use_engine()?;
+    Ok(py.detach(|| lockstep_cli::main(arguments)))
 }
 
 /// Ends the programs that rewards run: for a process that is about to end.
@@ -30,6 +36,12 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<run::StopSignal>()?;
     module.add_class::<grade::Grader>()?;
+    module.add_class::<language_model::LanguageModel>()?;
+    module.add_class::<engine::Generator>()?;
+    module.add_class::<step::Stepper>()?;
+    module.add_class::<ops::DeviceWords>()?;
+    module.add_function(wrap_pyfunction!(ops::masked_softmax, module)?)?;
+    module.add_function(wrap_pyfunction!(ops::fused_sample, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(end_programs, module)?)?;
     module.add_function(wrap_pyfunction!(fields::fields, module)?)?;

@@ -4,6 +4,7 @@ use crate::errors::{exception, of_panic};
 use crate::fields::method;
 use crate::json;
 use crate::observer::{EVALUATE, Failure, Observer, SAVE};
+use crate::process::use_engine;
 use crate::reward::PythonReward;
 use lockstep::config::{Layers, Purpose, RewardErrors};
 use lockstep::error::{BadInput, OrBadInput};
@@ -90,6 +91,7 @@ pub fn run<'py>(
     silent: bool,
     only_evaluate: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
+    use_engine()?;
     let (purpose, _) = method(name)?;
     let StopSignal { signal, steps_done } = stop.get();
     let (failure, stop) = (Failure::default(), signal.clone());

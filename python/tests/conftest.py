@@ -121,7 +121,7 @@ SMALL = dict(
 
 def grpo(model, rows, reward_funcs=vowels, callbacks=None, trainer=None, **fields):
     """A GRPO trainer of four small steps."""
-    args = lockstep_rl.GRPOConfig("out", **{**SMALL, **fields})
+    args = lockstep_rl.GRPOConfig(**{"output_dir": "out", **SMALL, **fields})
     return lockstep_rl.GRPOTrainer(
         model=model, reward_funcs=reward_funcs, args=args, train_dataset=rows, callbacks=callbacks, **(trainer or {})
     )

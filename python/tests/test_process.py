@@ -123,6 +123,26 @@ try:
     assert said.returncode == 0, said.stderr
 
 
+def test_a_forked_child_that_calls_the_engine_errs_clearly(model):
+    said = python("-c", SCRIPT.replace("max_steps=100000", "max_steps=2").replace("try:\n", """
+import os, shutil
+trainer.train()
+shutil.rmtree("out")
+read, write = os.pipe()
+if os.fork() == 0:
+    try:
+        lockstep_rl.GRPOConfig("out", num_generations=4)
+        trainer.train()
+    except RuntimeError as error:
+        os.write(write, str(error).encode())
+    os._exit(0)
+os.wait()
+print("CHILD", os.read(read, 4096).decode())
+try:
+""").replace("import os", "import os, lockstep_rl", 1), model, "0", "6")
+    assert "was forked from one" in said.stdout and "spawn" in said.stdout, said
+
+
 def test_many_runs_leave_no_memory_behind(model, rows):
     said = python("-c", """
 import os, shutil, sys

@@ -28,6 +28,19 @@ def logits(model):
         return model(torch.tensor(IDS)).logits
 
 
+def scores(directory):
+    """The engine's own log-probabilities of IDS after its first token."""
+    from lockstep_rl import Model
+
+    return torch.tensor(Model(directory).score([(IDS[0][:1], IDS[0][1:])])[0].logprobs)
+
+
+def of_torch(model):
+    """The same by torch."""
+    logps = torch.log_softmax(logits(model)[0], -1)
+    return torch.tensor([logps[at, token] for at, token in enumerate(IDS[0][1:])])
+
+
 def test_a_model_goes_in_and_comes_back(model, rows):
     given = load(model)
     before = logits(given)
@@ -36,6 +49,7 @@ def test_a_model_goes_in_and_comes_back(model, rows):
     assert trainer.model is given
     assert (logits(given) - before).abs().max() > 1e-3
     assert (logits(given) - logits(load("out/model"))).abs().max() <= 1e-5
+    assert (of_torch(given) - scores("out/model")).abs().max() <= 1e-5
 
 
 def test_a_peft_model_goes_in_and_comes_back(model, rows):

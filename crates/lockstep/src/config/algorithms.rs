@@ -10,7 +10,7 @@ use train::{Advantages, MultiObjectiveAggregation, Objective, RewardMatrix, Samp
 
 impl Config {
     /// What the policy's trainer minimises.
-    pub(crate) fn objective(&self) -> Objective {
+    pub fn objective(&self) -> Objective {
         match self.algorithm {
             Algorithm::Grpo | Algorithm::ReinforcePlusPlus | Algorithm::ReinforcePlusPlusBaseline => {
                 Objective::Policy(self.loss())

@@ -1,0 +1,82 @@
+"""Progress and metrics of a run below a notebook's cell: a bar, and a table of what was logged."""
+
+from __future__ import annotations
+
+import html
+import time
+from typing import Any
+
+from ._callbacks import TrainerCallback
+
+# The bar moves so often, and the table shows so many rows.
+_PERIOD_S, _ROWS = 0.25, 20
+# Columns in this order, where there are such metrics, and so many of the rewards.
+_COLUMNS = ("loss", "reward", "reward_std", "kl", "entropy", "completions/mean_length", "eval_loss", "eval_reward")
+_REWARDS = 4
+
+
+class NotebookProgress(TrainerCallback):
+    """Shows a run in Jupyter."""
+
+    def __init__(self) -> None:
+        self.handle: Any = None
+        self.logs: list[dict] = []
+        self.began = self.shown = 0.0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Training begins: an empty table."""
+        from IPython.display import HTML, display
+
+        self.logs, self.began = [], time.monotonic()
+        self.handle = display(HTML(self.render(state)), display_id=True)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """A step has ended."""
+        if time.monotonic() - self.shown > _PERIOD_S:
+            self.update(state)
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        """A row of the table."""
+        if "train_runtime" not in logs:
+            self.logs.append({"step": state.global_step, **logs})
+        self.update(state)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """The last state stays."""
+        self.update(state)
+
+    def update(self, state: Any) -> None:
+        """Shows what there is now, if training has begun."""
+        if self.handle is not None:
+            from IPython.display import HTML
+
+            self.shown = time.monotonic()
+            self.handle.update(HTML(self.render(state)))
+
+    def render(self, state: Any) -> str:
+        """The bar and the table as HTML."""
+        steps, most = state.global_step, max(state.max_steps, 1)
+        seconds = time.monotonic() - self.began
+        left = f", about {seconds / steps * (most - steps):.0f} s left" if 0 < steps < most else ""
+        bar = f'<progress value="{steps}" max="{most}" style="width:20em"></progress>'
+        return f"<div>{bar} step {steps} of {state.max_steps or '…'}, {seconds:.0f} s{left}</div>{self.table()}"
+
+    def table(self) -> str:
+        """What was logged last, as a table."""
+        rows = self.logs[-_ROWS:]
+        if not rows:
+            return ""
+        seen = {name for row in rows for name, value in row.items() if value is not None}
+        rewards = sorted(name for name in seen if name.startswith("rewards/") and name.endswith("/mean"))
+        columns = ["step", *(name for name in _COLUMNS if name in seen), *rewards[:_REWARDS]]
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{_shown(row.get(name))}</td>" for name in columns) + "</tr>" for row in rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else html.escape(f"{value:.4g}")

@@ -1,0 +1,133 @@
+//! A language model in memory, for loops of one's own: what the engine samples from and the trainer steps.
+
+use crate::errors::exception;
+use crate::process::use_engine;
+use kernels::Context;
+use lockstep::config::ComputeDType;
+use lockstep::error::OrBadInput;
+use lockstep::{HubKind, Policy, locate};
+use model::{PromptCompletion, Scorer};
+use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Tokens that go through the model together.
+const MAX_TOKENS: usize = 4096;
+
+/// Token ids without a copy: a NumPy array of u32.
+pub type Ids<'py> = PyReadonlyArray1<'py, u32>;
+/// A column of the tokens of a completion.
+pub type Column<'py> = Bound<'py, PyArray1<f32>>;
+
+/// A model of a directory or the Hub, with its tokenizer. One thread at a time computes with it.
+#[pyclass(frozen)]
+#[derive(Clone)]
+pub struct LanguageModel {
+    pub ctx: Context,
+    policy: Arc<Mutex<Policy>>,
+    /// Entries of the vocabulary.
+    #[pyo3(get)]
+    pub vocab_size: usize,
+    /// Tokens of the longest sequence.
+    #[pyo3(get)]
+    pub max_position_embeddings: usize,
+    /// Ids that end a completion.
+    #[pyo3(get)]
+    pub eos_ids: Vec<u32>,
+}
+
+#[pymethods]
+impl LanguageModel {
+    #[new]
+    #[pyo3(signature = (name, *, adapter=None, dtype="f32", threads=None))]
+    fn new(
+        py: Python<'_>,
+        name: &str,
+        adapter: Option<PathBuf>,
+        dtype: &str,
+        threads: Option<usize>,
+    ) -> PyResult<LanguageModel> {
+        use_engine()?;
+        let load = || -> anyhow::Result<LanguageModel> {
+            let ctx = lockstep::context(threads)?;
+            let dir = locate(name, HubKind::Model)?;
+            let policy = Policy::load_with(&ctx, &dir, adapter.as_deref(), ComputeDType::from(dtype))?;
+            let (vocab_size, eos_ids) = (policy.config().vocab_size, policy.eos_ids.clone());
+            let max_position_embeddings = policy.config().max_position_embeddings;
+            let policy = Arc::new(Mutex::new(policy));
+            Ok(LanguageModel { ctx, policy, vocab_size, max_position_embeddings, eos_ids })
+        };
+        py.detach(load).map_err(|error| exception(&error))
+    }
+
+    /// How many steps the weights have come from those of the files.
+    #[getter]
+    fn version(&self) -> u64 {
+        self.policy().weights.version()
+    }
+
+    /// The ids of a text.
+    fn encode<'py>(&self, py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyArray1<u32>>> {
+        let ids = self.policy().tokenizer.encode(text).or_bad_input().map_err(|error| exception(&error))?;
+        Ok(ids.into_pyarray(py))
+    }
+
+    /// The text of ids.
+    fn decode(&self, ids: Ids<'_>, skip_special: bool) -> PyResult<String> {
+        let ids = slice(&ids)?;
+        self.policy().tokenizer.decode(ids, skip_special).or_bad_input().map_err(|error| exception(&error))
+    }
+
+    /// The log-probabilities and entropies of every completion token at a temperature.
+    fn score<'py>(
+        &self,
+        py: Python<'py>,
+        prompts: Vec<Ids<'py>>,
+        completions: Vec<Ids<'py>>,
+        temperature: f64,
+    ) -> PyResult<Vec<(Column<'py>, Column<'py>)>> {
+        use_engine()?;
+        let prompts = prompts.iter().map(slice).collect::<PyResult<Vec<_>>>()?;
+        let completions = completions.iter().map(slice).collect::<PyResult<Vec<_>>>()?;
+        for (i, ids) in prompts.iter().chain(&completions).enumerate() {
+            self.check(ids, i % prompts.len())?;
+        }
+        let scored = py.detach(|| {
+            let pairs = prompts.iter().zip(&completions);
+            let pairs: Vec<_> = pairs.map(|(prompt, completion)| PromptCompletion { prompt, completion }).collect();
+            let mut scorer = Scorer::new(self.ctx.memory(), MAX_TOKENS, true);
+            scorer.score(&self.ctx, &self.policy().weights, &pairs, temperature)
+        });
+        let scored = scored.map_err(|error| exception(&error.into()))?;
+        Ok(scored.into_iter().map(|s| (s.logps.into_pyarray(py), s.entropies.into_pyarray(py))).collect())
+    }
+
+    /// Writes a directory that loads again, here and in transformers.
+    fn save(&self, py: Python<'_>, dir: PathBuf) -> PyResult<()> {
+        py.detach(|| self.policy().save(Path::new(&dir))).map_err(|error| exception(&error))
+    }
+}
+
+impl LanguageModel {
+    pub fn policy(&self) -> MutexGuard<'_, Policy> {
+        self.policy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ids of the vocabulary, which sequence `row` may have.
+    pub fn check(&self, ids: &[u32], row: usize) -> PyResult<()> {
+        match ids.iter().find(|&&id| id as usize >= self.vocab_size) {
+            Some(id) => Err(PyValueError::new_err(format!(
+                "sequence {row}: token {id} is not in the model's vocabulary of {}",
+                self.vocab_size
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The elements of an array, which must lie behind one another.
+pub fn slice<'a, T: numpy::Element>(array: &'a PyReadonlyArray1<'_, T>) -> PyResult<&'a [T]> {
+    array.as_slice().map_err(|error| PyValueError::new_err(error.to_string()))
+}

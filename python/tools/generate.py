@@ -1,0 +1,153 @@
+"""Writes what follows from the package itself: `docs/python/fields.md` (what becomes of every field of TRL's),
+`docs/python/api.md` (the public names), and the type stubs of the configuration classes. With `--check` it only says
+what differs from the files.
+"""
+
+import dataclasses
+import inspect
+import pathlib
+import sys
+
+import lockstep_rl
+from lockstep_rl import _config
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+METHODS = {"grpo": "GRPO", "rloo": "RLOO", "ppo": "PPO", "sft": "SFT", "dpo": "DPO", "reward": "Reward"}
+CLASSES = {name: getattr(lockstep_rl, f"{label}Config") for name, label in METHODS.items()}
+
+FIELDS = """# Fields of TRL's configurations
+
+Made by `python python/tools/generate.py` from the engine's table of keys, which `lockstep config explain` reads, too; a
+test keeps it current. Every field of TRL 1.16.0's `GRPOConfig`, `RLOOConfig`, `SFTConfig`, `DPOConfig` and `RewardConfig`
+and of transformers 5.23.0's `TrainingArguments` is here.
+
+- **supported**: it does what it does in TRL; fields without a TRL name are the engine's own.
+- **no meaning here**: accepted, and said once where it is set.
+- **refused**: setting it is a `ValueError`, which says what to do instead; values that ask for nothing are accepted.
+"""
+API = """# Python: the public names
+
+Made by `python python/tools/generate.py` from the package's own documentation; a test keeps it current. The fields of
+the configuration classes are in [fields.md](fields.md), what graders score in [rewards.md](../rewards.md).
+"""
+
+
+def main() -> int:
+    files = {
+        ROOT / "docs/python/fields.md": fields(),
+        ROOT / "docs/python/api.md": api(),
+        ROOT / "python/lockstep_rl/_config.pyi": stubs(),
+    }
+    if "--check" in sys.argv:
+        stale = [str(path.relative_to(ROOT)) for path, text in files.items() if not is_current(path, text)]
+        if stale:
+            print(f"python python/tools/generate.py would change {', '.join(stale)}", file=sys.stderr)
+        return 1 if stale else 0
+    for path, text in files.items():
+        path.write_text(text)
+    return 0
+
+
+def is_current(path: pathlib.Path, text: str) -> bool:
+    return path.exists() and path.read_text() == text
+
+
+def cell(text: object) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def fields() -> str:
+    """One table of each status, with the classes that have the field."""
+    rows: dict[tuple, list[str]] = {}
+    for method, label in METHODS.items():
+        for name, field in CLASSES[method]._fields.items():
+            status = field.status if name not in _config._SPECIAL or field.status == "supported" else "mapped"
+            default = repr(field.default) if field.status == "supported" else ""
+            rows.setdefault((status, name, default, field.doc), []).append(label)
+    out = [FIELDS]
+    titles = {"supported": "Supported", "mapped": "Supported by another field", "alias": "TRL's name of another field",
+              "ignored": "No meaning here", "refused": "Refused"}
+    for status, title in titles.items():
+        out.append(f"\n## {title}\n")
+        heads = ("field", "classes", "default", "meaning") if status == "supported" else ("field", "classes", "answer")
+        out.append("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
+        for (_, name, default, doc), labels in sorted(row for row in rows.items() if row[0][0] == status):
+            classes = "all" if len(labels) == len(METHODS) else ", ".join(labels)
+            doc = _config.MAPPED.get(name, doc) if status == "mapped" else doc
+            cells = [f"`{name}`", classes, *([f"`{default}`"] if status == "supported" else []), doc]
+            out.append("| " + " | ".join(map(cell, cells)) + " |")
+    return "\n".join(out) + "\n"
+
+
+def signature(member: object) -> str:
+    try:
+        text = str(inspect.signature(member))
+    except (TypeError, ValueError):
+        return "(…)"
+    text = text.replace("'", "").replace("typing.", "").replace("lockstep_rl.", "")
+    return text.replace("(self, ", "(").replace("(self)", "()")
+
+
+def entry(level: str, name: str, member: object) -> list[str]:
+    shown = signature(member) if callable(member) else ""
+    return [f"\n{level} `{name}{shown}`\n", inspect.getdoc(member) or ""]
+
+
+def members(cls: type, own: type) -> list[str]:
+    """The public methods and properties of a class that it or a base of this package defines, but not `own`."""
+    out = []
+    for name, value in inspect.getmembers(cls):
+        home = next((base for base in cls.__mro__ if name in vars(base)), object)
+        is_ours = home.__module__.startswith("lockstep_rl") and home is not own
+        if is_ours and not name.startswith("_") and (isinstance(value, property) or inspect.isfunction(value)):
+            out += entry("###", f"{cls.__name__}.{name}", value)
+    return out
+
+
+def api() -> str:
+    out = [API]
+    base = lockstep_rl.GRPOTrainer.__mro__[1]
+    for name in lockstep_rl.__all__:
+        member = getattr(lockstep_rl, name)
+        if inspect.ismodule(member):
+            out += [f"\n## `lockstep_rl.{name}`\n", inspect.getdoc(member) or ""]
+            for inner in member.__all__:
+                value = getattr(member, inner)
+                if isinstance(value, lockstep_rl.rewards.Builtin):
+                    out += [f"\n### `{inner}`\n", f"The engine's `{value.kind}`."]
+                else:
+                    out += entry("###", inner, value)
+        elif inspect.isclass(member) and name.endswith("Config"):
+            out += [f"\n## `{name}`\n", member.__doc__]
+        elif inspect.isclass(member):
+            out += entry("##", name, member)
+            out += [] if issubclass(member, tuple) else members(member, base)
+        elif callable(member):
+            out += entry("##", name, member)
+    out += ["\n## Every trainer\n", "What the trainers above have, too."]
+    out += [line.replace("### `Trainer.", "### `") for line in members(base, object)]
+    return "\n".join(out) + "\n"
+
+
+def kind(cls: type, field: dataclasses.Field) -> str:
+    """The type of a field's values; of those that take several kinds, any."""
+    name = field.type.__name__ if isinstance(field.type, type) and "[" not in str(field.type) else str(field.type)
+    return "Any" if field.name in _config._SPECIAL or "dict" in name else name
+
+
+def stubs() -> str:
+    """Dataclasses are made when the package is imported; type checkers read them here."""
+    out = ['"""Made by `python python/tools/generate.py`; a test keeps it current."""\n', "import dataclasses",
+           "from typing import Any\n", "class _Config:", "    method: str",
+           "    def values(self) -> dict[str, Any]: ...", "    def to_dict(self) -> dict[str, Any]: ...",
+           "    def to_json_string(self) -> str: ...\n"]
+    for cls in CLASSES.values():
+        out += ["@dataclasses.dataclass", f"class {cls.__name__}(_Config):"]
+        out += [f"    {field.name}: {kind(cls, field)} = ..." for field in dataclasses.fields(cls)]
+        out.append("")
+    out += ["def field_table(method: str) -> list[dict[str, Any]]: ...", "def __getattr__(name: str) -> Any: ..."]
+    return "\n".join(out) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
