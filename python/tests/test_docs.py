@@ -25,8 +25,8 @@ def test_the_tables_and_stubs_are_current():
 
 def test_every_field_has_its_row():
     text = (ROOT / "docs/python/fields.md").read_text()
-    for method in ("grpo", "rloo", "ppo", "sft", "dpo", "reward"):
-        fields = getattr(lockstep_rl, f"{ {'sft': 'SFT', 'reward': 'Reward'}.get(method, method.upper()) }Config")._fields
+    for method in ("GRPO", "RLOO", "PPO", "SFT", "DPO", "Reward"):
+        fields = getattr(lockstep_rl, f"{method}Config")._fields
         missing = [name for name in fields if f"| `{name}` |" not in text]
         assert not missing, missing
 

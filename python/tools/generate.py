@@ -18,8 +18,8 @@ CLASSES = {name: getattr(lockstep_rl, f"{label}Config") for name, label in METHO
 FIELDS = """# Fields of TRL's configurations
 
 Made by `python python/tools/generate.py` from the engine's table of keys, which `lockstep config explain` reads, too; a
-test keeps it current. Every field of TRL 1.16.0's `GRPOConfig`, `RLOOConfig`, `SFTConfig`, `DPOConfig` and `RewardConfig`
-and of transformers 5.23.0's `TrainingArguments` is here.
+test keeps it current. Every field of TRL 1.16.0's `GRPOConfig`, `RLOOConfig`, `SFTConfig`, `DPOConfig` and
+`RewardConfig` and of transformers 5.23.0's `TrainingArguments` is here.
 
 - **supported**: it does what it does in TRL; fields without a TRL name are the engine's own.
 - **no meaning here**: accepted, and said once where it is set.
