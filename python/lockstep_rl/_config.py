@@ -163,7 +163,8 @@ _SPECIAL = {
 MAPPED = {
     "bf16": "dtype = \"bf16\"",
     "report_to": "tensorboard (on by itself): the engine's; wandb, trackio and mlflow through their own packages",
-    "model_init_kwargs": "torch_dtype or dtype is the field dtype; what is about PyTorch has no meaning; others are refused",
+    "model_init_kwargs": "torch_dtype or dtype is the field dtype; what is about PyTorch has no meaning; the rest is "
+    "refused",
     "dataset_text_field": "columns = {\"text\": NAME}",
     "project": "the project of wandb and trackio",
     "disable_tqdm": "nothing is printed while training",

@@ -12,8 +12,8 @@ pub fn use_engine() -> PyResult<()> {
     let own = std::process::id();
     match OWNER.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed) {
         Err(owner) if owner != own => Err(PyRuntimeError::new_err(format!(
-            "this process ({own}) was forked from one ({owner}) in which lockstep_rl had been used, and has none of its \
-             threads: start it anew instead, with multiprocessing.get_context(\"spawn\")"
+            "this process ({own}) was forked from one ({owner}) in which lockstep_rl had been used, and has none of \
+             its threads: start it anew instead, with multiprocessing.get_context(\"spawn\")"
         ))),
         _ => Ok(()),
     }
