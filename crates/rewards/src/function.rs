@@ -84,3 +84,35 @@ impl Reward for FunctionReward {
         scores
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Columns;
+
+    #[test]
+    fn what_the_function_does_not_judge_is_said() {
+        let mut reward = FunctionReward::new("even", |input: &RewardInput<'_>| {
+            let n: f64 = input.completion_text().parse().ok()?;
+            Some(f64::from(u8::from(n % 2.0 == 0.0)))
+        });
+        let mut score = |completions: [&str; 3]| {
+            let completions = completions.map(Content::from);
+            let (prompts, ids, columns) = (completions.clone(), vec![vec![]; 3], Columns::new());
+            reward.score(&RewardBatch {
+                prompts: &prompts,
+                completions: &completions,
+                completion_ids: &ids,
+                columns: &columns,
+                rows: &[0, 1, 2],
+                step: 0,
+            })
+        };
+        let all = score(["1", "2", "4"]);
+        assert_eq!((all.values, all.problems.len()), (vec![Some(0.0), Some(1.0), Some(1.0)], 0));
+        let some = score(["one", "2", "two"]);
+        assert_eq!(some.values, [None, Some(1.0), None]);
+        let [problem] = &some.problems[..] else { panic!("{:?}", some.problems) };
+        assert_eq!((problem.rows, &problem.message[..]), (2, "the function gave no score"));
+    }
+}

@@ -93,3 +93,48 @@ impl Reward for RewardModel {
             .unwrap_or_else(|e| Scores::failed(batch.len(), Problem::new(&self.name, batch.len(), e.to_string())))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Columns;
+    use kernels::Isa;
+    use model::ModelConfig;
+    use model::tokenizer::SpecialTokens;
+
+    const CONFIG: &str = r#"{"model_type": "llama", "architectures": ["LlamaForSequenceClassification"],
+        "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 12,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false,
+        "num_labels": 1, "pad_token_id": 0, "eos_token_id": 0}"#;
+
+    #[test]
+    fn a_text_beyond_its_context_has_no_score_and_spoils_no_other() {
+        let ctx = Context::cpu(Isa::best(), 1);
+        let weights = Weights::random(ctx.memory(), &Arc::new(ModelConfig::parse(CONFIG).unwrap()), 1).unwrap();
+        let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
+        let mut reward = RewardModel {
+            name: "rm".into(),
+            weights,
+            adapter: None,
+            tokenizer: Arc::new(Tokenizer::characters("abcdefghijklmnopqrstuvwxyz ".chars(), &special).unwrap()),
+            template: None,
+            kwargs: Map::new(),
+            scorer: Scorer::new(ctx.memory(), 100, true),
+            ctx,
+        };
+        // 12 tokens, which are all that there is room for, and 13.
+        let (prompts, completions) = (["ab"; 2].map(Content::from), ["cdefghijkl", "cdefghijklm"].map(Content::from));
+        let scores = reward.score(&RewardBatch {
+            prompts: &prompts,
+            completions: &completions,
+            completion_ids: &[vec![], vec![]],
+            columns: &Columns::new(),
+            rows: &[0, 1],
+            step: 0,
+        });
+        assert!(scores.values[0].is_some() && scores.values[1].is_none(), "{:?}", scores.values);
+        let [problem] = &scores.problems[..] else { panic!("{:?}", scores.problems) };
+        assert!(problem.rows == 1 && problem.message.contains("13 tokens, and the reward model takes 1 to 12"));
+    }
+}

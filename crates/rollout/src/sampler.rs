@@ -102,3 +102,17 @@ fn row_params<'a>(
         counter: [(tokens.len() - prompt_len) as u32, generation, id as u32, (id >> 32) as u32],
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs of an older version draw the same only as long as this stays.
+    #[test]
+    fn noise_is_named_by_seed_token_generation_and_group() {
+        let sampling = SamplingParams { seed: 9, ..SamplingParams::default() };
+        let tokens = [7; 13];
+        let params = row_params(&sampling, (3 << 32) + 4, 2, &tokens, 10);
+        assert_eq!((params.key, params.counter, params.history), (9, [3, 2, 4, 3], &tokens[..]));
+    }
+}

@@ -437,6 +437,53 @@ mod tests {
     }
 
     #[test]
+    fn the_preempted_goes_on_before_others_begin() {
+        let mut s = scheduler(3, &[63, 63, 10], 1, false);
+        s.limits.max_num_seqs = 2;
+        step(&mut s);
+        step(&mut s);
+        assert_eq!(step(&mut s), [(0, 64, 65)], "a page is left, which the third could have");
+        s.finish(0, FinishReason::Length);
+        assert_eq!(step(&mut s), [(1, 0, 65), (2, 0, 10)]);
+    }
+
+    #[test]
+    fn a_prompt_is_cut_only_if_it_may_be() {
+        for (chunked, first, second) in [(true, 212, 212), (false, 0, 0)] {
+            let mut s = scheduler(12, &[300, 300], 1, false);
+            s.limits.chunked_prefill = chunked;
+            let expected = [(0, 0, 300), (1, 0, first)];
+            assert_eq!(step(&mut s), expected[..if chunked { 2 } else { 1 }]);
+            assert_eq!(step(&mut s), [(0, 300, 301), (1, second, 300)]);
+        }
+    }
+
+    #[test]
+    fn a_prompt_computed_again_gives_nothing_to_what_has_begun() {
+        let mut s = scheduler(10, &[70], 2, true);
+        let (mut chunks, mut copies) = (Vec::new(), Vec::new());
+        s.schedule(&mut chunks, &mut copies);
+        s.mark_computed(&chunks);
+        // Drawing fails for the second completion, and then the weights change.
+        s.postprocess(&[Draw { row: 69, sequence: 0 }], &[5], &[0.0], 0, &StopCheck::default());
+        s.invalidate();
+        assert_eq!(step(&mut s), [(2, 0, 70)]);
+        assert_eq!([0, 1].map(|id| s.sequences[id].completion().to_vec()), [[5], [0]]);
+    }
+
+    #[test]
+    fn paused_sequences_give_stale_pages_back_at_once() {
+        let mut s = scheduler(3, &[60], 1, false);
+        step(&mut s);
+        s.leave(0, State::Paused);
+        assert_eq!(s.blocks.available(), 2);
+        s.invalidate();
+        assert_eq!(s.blocks.available(), 3);
+        s.extend(0, &[], 1);
+        assert_eq!(step(&mut s), [(0, 0, 61)]);
+    }
+
+    #[test]
     fn a_group_shares_full_pages_and_copies_the_last() {
         let mut s = scheduler(10, &[130], 3, true);
         assert_eq!(step(&mut s), [(3, 0, 130)], "the prompt, once");

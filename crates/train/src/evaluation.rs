@@ -64,6 +64,7 @@ mod tests {
         assert_eq!(pass_at_k(&[vec![true], vec![]], 1), Some(1.0));
         let few = pass_at_k(&[vec![true], vec![false, true]], 2);
         assert_eq!(few, Some(1.0), "of the first prompt too few were judged");
+        assert_eq!(pass_at_k(&[vec![true], vec![false; 2]], 2), Some(0.0), "and it has no part in the mean");
     }
 
     /// The difference at which the model gives this probability.

@@ -211,3 +211,56 @@ impl OptimizerState {
         [NamedMut { params: &mut self.m }, NamedMut { params: &mut self.v }]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::Isa;
+    use model::Weights;
+    use model::io::TensorSource;
+
+    const CONFIG: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40,
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false}"#;
+
+    /// A model, an optimizer with bf16 moments, and a gradient that is 0.3 everywhere.
+    fn parts(ctx: &Context) -> (Weights, Optimizer, Grads) {
+        let model = Arc::new(ModelConfig::parse(CONFIG).unwrap());
+        let weights = Weights::random(ctx.memory(), &model, 1).unwrap();
+        let config = OptimizerConfig { moments: MomentsDType::Bf16, ..OptimizerConfig::default() };
+        let mut grads = Grads::trained(ctx.memory(), &model, None);
+        grads.params.tensors_mut().into_iter().for_each(|t| t.view_mut().fill(0.3));
+        (weights, Optimizer::new(ctx.memory(), &model, None, config), grads)
+    }
+
+    #[test]
+    fn bf16_moments_of_each_tensor_are_rounded_with_noise_of_their_own() {
+        let ctx = Context::cpu(Isa::best(), 1);
+        let (mut weights, mut optimizer, grads) = parts(&ctx);
+        optimizer.measure(&ctx, &grads).unwrap();
+        optimizer.step(&ctx, &mut weights.params, &grads, 1e-3).unwrap();
+        let [m, _] = optimizer.state().moments();
+        let of_layer = |i: usize| m.get(&format!("model.layers.{i}.mlp.down_proj.weight")).unwrap();
+        let (first, second) = (of_layer(0), of_layer(1));
+        // The same number everywhere, rounded up or down.
+        assert!(first != second && first.iter().chain(&second).all(|x| (x / first[0] - 1.0).abs() < 0.01));
+    }
+
+    #[test]
+    fn one_element_that_is_no_number_makes_the_gradient_not_finite() {
+        let ctx = Context::cpu(Isa::best(), 1);
+        let (_, mut optimizer, mut grads) = parts(&ctx);
+        let measured = optimizer.measure(&ctx, &grads).unwrap();
+        let n: usize = grads.params.tensors().iter().map(|t| t.to_vec_f32().len()).sum();
+        assert!(measured.finite && (measured.norm / (0.3 * (n as f64).sqrt()) - 1.0).abs() < 1e-6, "{measured:?}");
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut tensors = grads.params.tensors_mut();
+            let last = tensors.last_mut().unwrap();
+            let mut values = last.to_vec_f32();
+            values[3] = bad;
+            last.view_mut().copy_from_f32(&values);
+            assert!(!optimizer.measure(&ctx, &grads).unwrap().finite, "{bad}");
+        }
+    }
+}

@@ -160,3 +160,15 @@ impl<'a> From<&'a Vec<PreferencePair>> for Samples<'a> {
         Samples::Pairs(pairs)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_advantage_per_token_is_shown_as_its_mean() {
+        assert_eq!(Advantage::Sequence(1.5).mean(), 1.5);
+        assert_eq!(Advantage::Tokens(vec![1.0, -2.0, 4.0, 3.0]).mean(), 1.5);
+        assert_eq!(Advantage::Tokens(vec![]).mean(), 0.0);
+    }
+}

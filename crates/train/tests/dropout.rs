@@ -10,7 +10,9 @@ use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
 use model::io::{TensorSink, TensorSource};
 use model::weights::{Named, NamedMut};
 use model::{AdaptedWeights, Adapter, Columns, LoraConfig, PromptCompletion, Scorer, TargetModules};
-use train::{Advantage, LossConfig, Objective, OptimizerConfig, Sample, Trainer, TrainerConfig, UpdateMetrics};
+use train::{
+    Advantage, Error, LossConfig, Objective, OptimizerConfig, Sample, StepParams, Trainer, TrainerConfig, UpdateMetrics,
+};
 
 fn lora(dropout: f64) -> LoraConfig {
     LoraConfig { r: 3, dropout, target_modules: TargetModules::AllLinear, ..LoraConfig::default() }
@@ -165,6 +167,59 @@ fn the_gradient_is_that_of_the_pass_with_dropout() {
         assert!(relative_error(&gradient(dropout, false, seed).1, &wide(&supervised)) > 1e-2);
         let (other, _) = gradient(dropout, true, seed);
         assert!(other != loss && (other / loss - 1.0).abs() < 0.3, "{other} {loss}");
+    }
+}
+
+/// Noise is named by a sequence's place in the optimizer batch, wherever it is cut.
+#[test]
+fn accumulated_parts_have_the_noise_of_the_whole() {
+    let ctx = context(1);
+    let new = || {
+        let weights = adapted(&ctx, 0.2);
+        let trainer = Trainer::new(ctx.memory(), weights.config(), trainer_config(0.2, loss())).expect("trainer");
+        (weights, trainer)
+    };
+    let ((mut weights, mut trainer), (mut parted, mut in_parts)) = (new(), new());
+    let samples = samples(&ctx, &weights);
+    let whole = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+    let objective = Objective::Policy(loss());
+    let normalizer = in_parts.normalizer(&ctx, (&parted).into(), (&samples).into(), &objective).expect("counts");
+    for part in [&samples[..3], &samples[3..]] {
+        in_parts.accumulate(&ctx, (&parted).into(), part.into(), &objective, &normalizer).expect("a part");
+    }
+    in_parts.reduce(&ctx).expect("reduce");
+    let metrics = in_parts.step(&ctx, &mut parted, StepParams { learning_rate: 1e-3 }).expect("step");
+    assert_eq!(lasting(metrics), lasting(whole));
+    assert!(elements(&weights) == elements(&parted));
+}
+
+#[test]
+fn the_step_after_a_skipped_one_has_other_noise() {
+    let ctx = context(1);
+    let gradient = |skipped: usize| {
+        let mut weights = adapted(&ctx, 0.2);
+        let good = samples(&ctx, &weights);
+        let mut bad = good.clone();
+        bad[4].advantage = Advantage::Sequence(f32::INFINITY);
+        let mut trainer = Trainer::new(ctx.memory(), weights.config(), trainer_config(0.2, loss())).expect("trainer");
+        for _ in 0..skipped {
+            assert!(trainer.update(&ctx, &mut weights, &bad, 1e-3).expect("update").skipped);
+        }
+        trainer.update(&ctx, &mut weights, &good, 1e-3).expect("update").grad_norm
+    };
+    assert_eq!(gradient(0), gradient(0));
+    assert_ne!(gradient(0), gradient(1));
+}
+
+#[test]
+fn another_adapter_than_the_trainers_is_refused() {
+    let ctx = context(1);
+    let mut weights = adapted(&ctx, 0.0);
+    let samples = samples(&ctx, &weights);
+    let mut trainer = Trainer::new(ctx.memory(), weights.config(), trainer_config(0.2, loss())).expect("trainer");
+    match trainer.update(&ctx, &mut weights, &samples, 1e-3) {
+        Err(Error::Config(said)) => assert!(said.contains("adapter that the trainer was made for"), "{said}"),
+        other => panic!("{other:?}"),
     }
 }
 

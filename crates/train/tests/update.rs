@@ -9,6 +9,7 @@ use kernels::{Context, DType, Isa};
 use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
 use model::io::{TensorSink, TensorSource};
 use model::{ModelConfig, Prompt, PromptCompletion, Scorer, Weights};
+use train::loss::entropy::EntropyConfig;
 use train::{
     Advantage, Error, ImportanceSamplingLevel, LossConfig, Objective, OptimizerConfig, Sample, StepParams, Trainer,
     TrainerConfig, UpdateMetrics,
@@ -192,6 +193,46 @@ fn shared_or_copied_prompts_give_the_same_log_probabilities_and_gradients() {
     }
     assert!((shared.grad_norm - copied.grad_norm).abs() < 1e-5 * shared.grad_norm);
     assert!(shared.computed_tokens + 100 < copied.computed_tokens);
+}
+
+/// Prompts are shared by identity: another one of the same length is another one.
+#[test]
+fn prompts_of_one_length_are_not_one_prompt() {
+    let ctx = context(1);
+    let mut weights = policy(ctx.memory());
+    let samples = [[5, 6, 7], [8, 9, 10]].map(|prompt| Sample::supervised(Prompt::new(prompt), vec![11, 12])).to_vec();
+    let pairs: Vec<_> =
+        samples.iter().map(|s| PromptCompletion { prompt: &s.prompt.ids, completion: &s.completion }).collect();
+    let scores = Scorer::new(ctx.memory(), 50, false).score(&ctx, &weights, &pairs, 1.0).expect("scores");
+    let mean = -scores.iter().flat_map(|s| &s.logps).map(|&x| f64::from(x)).sum::<f64>() / 4.0;
+    let config = TrainerConfig { objective: Objective::Supervised, temperature: 1.0, ..trainer_config(100, false) };
+    let mut trainer = Trainer::new(ctx.memory(), &weights.config, config).expect("trainer");
+    let loss = trainer.update(&ctx, &mut weights, &samples, 1e-2).expect("update").loss;
+    assert!((loss - mean).abs() < 1e-9 * mean, "{loss} {mean}");
+}
+
+#[test]
+fn the_weight_of_an_adaptive_entropy_bonus_is_kept() {
+    let ctx = context(1);
+    let entropy = EntropyConfig {
+        entropy_coef: 0.5,
+        use_adaptive_entropy: true,
+        entropy_target: 1e9,
+        ..EntropyConfig::default()
+    };
+    let Objective::Policy(loss) = trainer_config(100, false).objective else { panic!("a policy's") };
+    let objective = Objective::Policy(LossConfig { entropy, ..loss });
+    let config = TrainerConfig { objective, ..trainer_config(100, false) };
+    let mut weights = policy(ctx.memory());
+    let samples = samples(&ctx, &weights);
+    let new = || Trainer::new(ctx.memory(), &weights.config, config.clone()).expect("trainer");
+    let (mut trainer, mut resumed) = (new(), new());
+    trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+    assert_ne!(resumed.state(), trainer.state());
+    resumed.set_state(trainer.state());
+    assert_eq!(resumed.state(), trainer.state());
+    let bonus = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update").entropy_coef;
+    assert_eq!(resumed.update(&ctx, &mut weights, &samples, 1e-3).expect("update").entropy_coef, bonus);
 }
 
 #[test]

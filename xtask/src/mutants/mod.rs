@@ -3,7 +3,7 @@
 //! The lists under `xtask/mutants` name changes of single expressions. All of them go into one copy of the tree, each
 //! behind a switch (the variable `MUTANT` with its number), so that one build serves them all; the source itself never
 //! has one. A test is run against a mutant only if it evaluates the changed expression, which is found out first, by
-//! running every test by itself without any change.
+//! running every test by itself without any change. The word `quick` leaves slow tests out.
 
 mod list;
 mod suite;
@@ -48,6 +48,8 @@ struct Shard {
 /// Runs the mutants that `words` name, by number or by list; all without any.
 pub fn run(words: &[&str]) -> Result<(), String> {
     let shards = read()?;
+    let quick = words.contains(&"quick");
+    let words: Vec<&str> = words.iter().copied().filter(|word| *word != "quick").collect();
     let numbers: Vec<usize> = words.iter().filter_map(|word| word.parse().ok()).collect();
     if let Some(word) = words.iter().find(|w| w.parse::<usize>().is_err() && shards.iter().all(|s| s.name != **w)) {
         return Err(format!("{word} is no list under {LISTS}, and no number"));
@@ -65,13 +67,14 @@ pub fn run(words: &[&str]) -> Result<(), String> {
     suite.look_at(&mutants.iter().map(|(_, mutant)| *mutant).collect::<Vec<_>>())?;
     let file = Mutex::new(());
     suite::in_parallel(&mutants, |(shard, mutant)| {
+        let path = Path::new(LISTS).join(format!("{}.results", shard.name));
+        let before = known_results(&path).remove(&mutant.id).unwrap_or_default();
         let outcome = match &mutant.equivalent {
             Some(_) => "equivalent".to_owned(),
-            None => said(suite.outcome(mutant)?),
+            None => said(suite.outcome(mutant, before.trim_start_matches("killed by "), quick)?),
         };
         println!("{} {outcome}  ({})", mutant.id, mutant.what);
         let _one = file.lock().map_err(|e| e.to_string())?;
-        let path = Path::new(LISTS).join(format!("{}.results", shard.name));
         let mut known = known_results(&path);
         known.retain(|id, _| shard.mutants.iter().any(|m| m.id == *id));
         known.insert(mutant.id, outcome);
@@ -85,8 +88,9 @@ pub fn run(words: &[&str]) -> Result<(), String> {
 fn said(outcome: Outcome) -> String {
     match outcome {
         Outcome::Killed(by) => format!("killed by {by}"),
-        Outcome::Survived(0) => "reached by no test".to_owned(),
-        Outcome::Survived(tests) => format!("survived {tests} tests"),
+        Outcome::Survived(0, 0) => "reached by no test".to_owned(),
+        Outcome::Survived(tests, 0) => format!("survived {tests} tests"),
+        Outcome::Survived(tests, slow) => format!("survived {tests} tests, {slow} slow ones not asked"),
     }
 }
 

@@ -3,6 +3,8 @@
 use super::list::Mutant;
 use crate::cargo;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -13,19 +15,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// A test that hangs is killed after this, and the multiple of what it took without a change.
-const PATIENCE: (Duration, u32) = (Duration::from_secs(60), 10);
+/// A test hangs that has not ended after this, and the multiple of what it took without a change.
+const PATIENCE: (Duration, u32) = (Duration::from_secs(90), 8);
+/// What no test may take even without a change.
+const ENDLESS: Duration = Duration::from_secs(900);
 /// Test binaries that run at a time.
-const WORKERS: usize = 4;
-/// The quickest are asked first.
+const WORKERS: usize = 3;
+/// The quickest are asked first, then twice as many, and so on.
 const FIRST: usize = 8;
+/// Slower tests are not asked in a quick run.
+const QUICK: Duration = Duration::from_secs(6);
 
 /// What became of a mutant.
 pub enum Outcome {
     /// The crate and its test, or what else ended.
     Killed(String),
-    /// So many tests evaluated it.
-    Survived(usize),
+    /// So many tests evaluated it, and so many more would, but are slow.
+    Survived(usize, usize),
 }
 
 struct Binary {
@@ -73,9 +79,9 @@ impl Suite {
     }
 
     /// Runs every test that `mutants` need and that is not known yet by itself, to see how long it takes and what it
-    /// reaches: those of their crates, and of the program.
+    /// reaches: those of their crates, of the run skeleton and of the program.
     pub fn look_at(&mut self, mutants: &[&Mutant]) -> Result<(), String> {
-        let needed = |binary: &Binary| is_program(binary) || mutants.iter().any(|mutant| is_own(binary, mutant));
+        let needed = |binary: &Binary| is_above(binary) || mutants.iter().any(|mutant| is_own(binary, mutant));
         let mut all = Vec::new();
         for (at, binary) in self.binaries.iter().enumerate().filter(|(_, binary)| needed(binary)) {
             let listed = binary.command(&["--list", "--format", "terse"]).output().map_err(|e| e.to_string())?;
@@ -91,8 +97,9 @@ impl Suite {
             let start = Instant::now();
             let mut command = self.binaries[test.0].command(&["--exact", &test.1]);
             command.env("MUTANTS_REACHED", &reached);
-            if let Some(failed) = watch(&mut command, Duration::from_secs(600))? {
-                println!("{key} fails without any change, and is left out: {failed}");
+            let limits = BTreeMap::from([(test.1.clone(), ENDLESS)]);
+            if let Some(failure) = watch(&mut command, limits)? {
+                println!("{key} without any change: {failure}; it is left out");
                 return Ok(());
             }
             let seconds = start.elapsed().as_secs_f64();
@@ -118,39 +125,40 @@ impl Suite {
         Ok(())
     }
 
-    /// Runs the tests that reach `mutant` until one notices it: of its own crate first, then of the program, the quick
-    /// ones first.
-    pub fn outcome(&self, mutant: &Mutant) -> Result<Outcome, String> {
-        let mut count = 0;
-        for own in [true, false] {
-            let part = |binary: &Binary| if own { is_own(binary, mutant) } else { is_program(binary) };
-            let reaches = |test: &&Test| part(&self.binaries[test.binary]) && test.reaches.contains(&mutant.id);
-            let mut reaching: Vec<&Test> = self.tests.iter().filter(reaches).collect();
-            reaching.sort_by_key(|test| test.time);
-            count += reaching.len();
-            let (first, rest) = reaching.split_at(reaching.len().min(FIRST));
-            for tests in [first, rest] {
-                if let Some(by) = self.first_failure(mutant, tests)? {
-                    return Ok(Outcome::Killed(by));
-                }
+    /// Runs the tests that reach `mutant` until one notices it: the one that noticed it before, then the quick ones
+    /// first. A failure counts when it comes again, and not without the mutant: no result rests on chance.
+    pub fn outcome(&self, mutant: &Mutant, before: &str, quick: bool) -> Result<Outcome, String> {
+        let asked = |binary: &Binary| is_own(binary, mutant) || is_above(binary);
+        let reaches = |test: &&Test| asked(&self.binaries[test.binary]) && test.reaches.contains(&mutant.id);
+        let named = |test: &Test| format!("{} {}", self.binaries[test.binary].name, test.name) == before;
+        let mut tests: Vec<&Test> = self.tests.iter().filter(reaches).collect();
+        let all = tests.len();
+        tests.retain(|test| !quick || test.time < QUICK || named(test));
+        tests.sort_by_key(|test| (!named(test), test.time));
+        let (mut begin, mut size) = (0, if tests.first().is_some_and(|test| named(test)) { 1 } else { FIRST });
+        while begin < tests.len() {
+            let end = tests.len().min(begin + size);
+            if let Some(by) = self.first_failure(mutant, &tests[begin..end])? {
+                return Ok(Outcome::Killed(by));
             }
+            (begin, size) = (end, FIRST.max(2 * size));
         }
-        Ok(Outcome::Survived(count))
+        Ok(Outcome::Survived(tests.len(), all - tests.len()))
     }
 
     fn first_failure(&self, mutant: &Mutant, tests: &[&Test]) -> Result<Option<String>, String> {
         for (at, binary) in self.binaries.iter().enumerate() {
-            let chosen: Vec<&&Test> = tests.iter().filter(|test| test.binary == at).collect();
-            if chosen.is_empty() {
-                continue;
-            }
-            let mut arguments = vec!["--exact"];
-            arguments.extend(chosen.iter().map(|test| test.name.as_str()));
-            let mut command = binary.command(&arguments);
-            command.env("MUTANT", mutant.id.to_string());
-            let limit = PATIENCE.0 + PATIENCE.1 * chosen.iter().map(|test| test.time).sum::<Duration>();
-            if let Some(by) = watch(&mut command, limit)? {
-                return Ok(Some(format!("{} {by}", binary.name)));
+            let mut asked: Vec<&Test> = tests.iter().copied().filter(|test| test.binary == at).collect();
+            while let Some(first) = binary.failure(&asked, Some(mutant))? {
+                let mut suspects = asked.clone();
+                suspects.retain(|test| first.suspects.is_empty() || first.suspects.contains(&test.name));
+                if let Some(again) = binary.failure(&suspects, Some(mutant))?
+                    && binary.failure(&suspects, None)?.is_none()
+                {
+                    return Ok(Some(format!("{} {again}", binary.name)));
+                }
+                println!("{}: {} {first} by chance, and is not asked", mutant.id, binary.name);
+                asked.retain(|test| suspects.iter().all(|suspect| suspect.name != test.name));
             }
         }
         Ok(None)
@@ -162,8 +170,9 @@ fn is_own(binary: &Binary, mutant: &Mutant) -> bool {
     package == mutant.file.split('/').nth(1)
 }
 
-fn is_program(binary: &Binary) -> bool {
-    binary.name.starts_with("lockstep-cli ")
+/// Everything can be reached from the run skeleton and the program.
+fn is_above(binary: &Binary) -> bool {
+    binary.name == "lockstep" || binary.name.starts_with("lockstep-cli ")
 }
 
 /// `f` of all items, some at a time; the first error.
@@ -199,6 +208,20 @@ fn binary(message: &Value) -> Option<Binary> {
 }
 
 impl Binary {
+    /// The first failure among `tests`.
+    fn failure(&self, tests: &[&Test], mutant: Option<&Mutant>) -> Result<Option<Failure>, String> {
+        if tests.is_empty() {
+            return Ok(None);
+        }
+        let mut arguments = vec!["--exact"];
+        arguments.extend(tests.iter().map(|test| test.name.as_str()));
+        let mut command = self.command(&arguments);
+        if let Some(mutant) = mutant {
+            command.env("MUTANT", mutant.id.to_string());
+        }
+        watch(&mut command, tests.iter().map(|test| (test.name.clone(), PATIENCE.0 + PATIENCE.1 * test.time)).collect())
+    }
+
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.path);
         command.args(arguments).args(["--test-threads", "2"]).current_dir(&self.directory);
@@ -211,29 +234,58 @@ impl Binary {
     }
 }
 
-/// The first test that fails, or what else went wrong with the binary; all processes that it started are ended.
-fn watch(command: &mut Command, limit: Duration) -> Result<Option<String>, String> {
+/// What went wrong with tests of one binary.
+struct Failure {
+    /// Those that may have to do with it.
+    suspects: Vec<String>,
+    /// Unless a test just failed.
+    how: Option<String>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.suspects.as_slice(), &self.how) {
+            ([test], None) => write!(f, "{test}"),
+            ([test], Some(how)) => write!(f, "{test} ({how})"),
+            (tests, how) => write!(f, "({}, one of {} tests)", how.as_deref().unwrap_or("failure"), tests.len()),
+        }
+    }
+}
+
+/// The first failure among the tests in `left`, each of which ends within a time; all processes that it started are
+/// ended.
+fn watch(command: &mut Command, mut left: BTreeMap<String, Duration>) -> Result<Option<Failure>, String> {
     let mut child = command.stdout(Stdio::piped()).process_group(0).spawn().map_err(|e| e.to_string())?;
     let Some(stdout) = child.stdout.take() else { return Err("no output".to_owned()) };
     let (lines, received) = channel();
     std::thread::spawn(move || BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|l| lines.send(l)));
-    let deadline = Instant::now() + limit;
-    let outcome = loop {
-        match received.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+    let mut failed = None;
+    let how = loop {
+        let longest = left.values().max().copied().unwrap_or(PATIENCE.0);
+        match received.recv_timeout(longest) {
             Ok(line) => {
-                if let Some(name) = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED")) {
-                    break Some(name.to_owned());
+                let Some((name, outcome)) = line.strip_prefix("test ").and_then(|l| l.split_once(" ... ")) else {
+                    continue;
+                };
+                let name = name.trim_end_matches(" - should panic");
+                left.remove(name);
+                if outcome == "FAILED" {
+                    failed = Some(name.to_owned());
+                    break None;
                 }
             }
-            Err(RecvTimeoutError::Timeout) => break Some("(time-out)".to_owned()),
+            Err(RecvTimeoutError::Timeout) => break Some("time-out".to_owned()),
             Err(RecvTimeoutError::Disconnected) => {
                 let status = child.wait().map_err(|e| e.to_string())?;
-                break (!status.success()).then(|| format!("({status})"));
+                if status.success() {
+                    return Ok(None);
+                }
+                break Some(status.to_string());
             }
         }
     };
     end(&mut child);
-    Ok(outcome)
+    Ok(Some(Failure { suspects: failed.map_or_else(|| left.into_keys().collect(), |name| vec![name]), how }))
 }
 
 fn end(child: &mut Child) {

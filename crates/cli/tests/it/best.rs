@@ -1,6 +1,7 @@
 //! Which evaluation is the best, what of it stays, and when evaluations end a run.
 
 use crate::stopping::reward;
+use crate::support::refused;
 use crate::support::runs::{arguments, directory, good, of_lines};
 use std::fs;
 use std::path::Path;
@@ -102,4 +103,35 @@ fn the_last_step_is_logged() {
         [3.0, 4.0, 5.0],
         "logged every third step, evaluated every fourth"
     );
+    good(dir.path(), &arguments("sft", "first", &["max_steps=5", "logging_first_step=true", "eval_strategy=no"]));
+    assert_eq!(of_lines(&dir.path().join("first"), "step"), [1.0, 3.0, 5.0]);
+    // Ten rows are two batches of four, and a rest that no epoch has.
+    assert_eq!(of_lines(&dir.path().join("first"), "epoch"), [0.5, 1.5, 2.5]);
+}
+
+/// What is begun of an epoch is done.
+#[test]
+fn a_part_of_an_epoch_is_rounded_up() {
+    let dir = directory();
+    for (epochs, steps) in [("1", 2), ("1.3", 3), ("1.6", 4)] {
+        let epochs = format!("num_train_epochs={epochs}");
+        let out = format!("{steps}-steps");
+        let said = good(dir.path(), &arguments("sft", &out, &["max_steps=-1", &epochs, "eval_strategy=no"]));
+        assert!(said.err.contains(&format!("done: {steps} steps")), "{epochs}: {}", said.err);
+    }
+}
+
+/// A row as long as `max_length` stays.
+#[test]
+fn rows_longer_than_max_length_are_left_out() {
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("one.jsonl"), "{\"prompt\": \"a long road \", \"completion\": \"and a sea.\"}\n").unwrap();
+    let one = ["dataset_name=one.jsonl", "per_device_train_batch_size=1", "max_steps=1", "eval_strategy=no"];
+    good(root, &arguments("sft", "whole", &one));
+    let length = of_lines(&root.join("whole"), "num_tokens")[0];
+    assert!((22.0..=24.0).contains(&length), "{length}");
+    good(root, &arguments("sft", "just", &[&one[..], &[&format!("max_length={length}")]].concat()));
+    let less = format!("max_length={}", length - 1.0);
+    refused(root, &arguments("sft", "less", &[&one[..], &[&less]].concat()), &["every row is longer", &less[11..]]);
 }

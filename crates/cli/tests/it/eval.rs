@@ -1,7 +1,7 @@
 //! `lockstep eval` beside the evaluations of a run: the same numbers, from the same settings, and nothing assumed.
 
 use crate::stopping::{reward, start, wait_for};
-use crate::support::runs::{arguments, directory, good, metrics};
+use crate::support::runs::{arguments, directory, good, metrics, of_lines};
 use crate::support::{lockstep, refused};
 use serde_json::{Map, Value};
 use std::fs;
@@ -109,6 +109,36 @@ fn greedy_evaluation_takes_the_likeliest_tokens() {
     }
 }
 
+/// The weights, the prompts and the seed are those of the first generation, and the completions are others.
+#[test]
+fn evaluations_draw_noise_of_their_own() {
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("same.jsonl"), "{\"prompt\": \"ab \"}\n".repeat(2)).unwrap();
+    let same = ["dataset_name=same.jsonl", "eval_dataset_name=same.jsonl", "eval_on_start=true", "eval_steps=100"];
+    let set = ["max_steps=1", "num_generations_eval=2", "logging_steps=1"];
+    good(root, &arguments("train", "run", &[&same[..], &set].concat()));
+    let (evaluation, names) = (logged(&root.join("run"), 0), ["reward", "reward_std", "completions/mean_length"]);
+    let of_evaluation = names.map(|name| evaluation[&format!("eval_{name}")].as_f64().unwrap());
+    let of_training = names.map(|name| of_lines(&root.join("run"), name)[0]);
+    assert_ne!(of_evaluation, of_training);
+}
+
+#[test]
+fn what_the_length_cuts_is_counted() {
+    let dir = directory();
+    let root = dir.path();
+    let base = ["--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars", "--n", "8", "--seed", "5"];
+    let of = |most: &str| evaluated(root, &[&base[..], &["--max-completion-length", most]].concat());
+    let [short, long] = ["1", "48"].map(of).map(|json| {
+        let of = |name: &str| json[&format!("eval_completions/{name}")].as_f64().unwrap();
+        (of("mean_length"), of("clipped_ratio"))
+    });
+    // One token in forty ends a completion.
+    assert!(short.0 == 1.0 && short.1 > 0.8, "{short:?}");
+    assert!(long.0 < 48.0 && long.1 < 0.8, "{long:?}");
+}
+
 #[test]
 fn nothing_is_assumed_and_what_is_used_is_said() {
     let dir = directory();
@@ -180,6 +210,10 @@ fn what_nobody_judged_counts_nowhere() {
     assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
     assert!(said.out.contains("0/2") && !said.out.contains("pass@1"), "{}", said.out);
     assert!(said.err.contains("judged no completion"), "{}", said.err);
+    // Right is what has the whole score.
+    fs::write(root.join("part.sh"), program("[0.5, 1]")).unwrap();
+    let part = evaluated(root, &[&base[1..], &["command:sh part.sh"], SHORT].concat());
+    assert_eq!((part["eval_pass@1"].as_f64(), part["eval_reward"].as_f64()), (Some(0.5), Some(0.75)));
     let half = evaluated(root, &[&base[1..], &["command:sh half.sh"], SHORT].concat());
     assert_eq!((half["eval_pass@1"].as_f64(), &half["rewards"][0]["judged"]), (Some(1.0), &1.into()), "{half:?}");
 

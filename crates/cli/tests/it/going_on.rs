@@ -58,6 +58,21 @@ fn an_older_checkpoint_sets_later_ones_aside() {
     assert!(good(root, &["train", "--resume", "run"]).err.contains("resuming after step 8"));
 }
 
+/// Where the checkpoints are gone, a run begins anew, but what it had logged is kept.
+#[test]
+fn logs_whose_checkpoints_are_gone_are_set_aside() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("sft", "run", &["max_steps=4"]));
+    let run = root.join("run");
+    let logged = metrics(&run);
+    fs::remove_dir_all(run.join("checkpoints")).unwrap();
+    fs::remove_dir_all(run.join("model")).unwrap();
+    let said = good(root, &["sft", "--resume", "run"]);
+    assert!(said.err.contains("abandoned/after-step-000000"), "{}", said.err);
+    assert_eq!((metrics(&run.join("abandoned/after-step-000000")), metrics(&run)), (logged.clone(), logged));
+}
+
 /// The first record is the format's version, whatever was switched on and off.
 fn begins_with_its_version(run: &Path) {
     let (file, _) = listing(&run.join("tensorboard")).pop().unwrap();
@@ -157,7 +172,8 @@ fn a_run_that_has_ended_says_so() {
     assert_eq!(metrics(&root.join("early")), lines, "not a step more");
     // With more patience it goes on, and the evaluations that were no better still count.
     let more = good(root, &["sft", "--resume", "early", "--set", "early_stopping_patience=2"]);
-    assert!(more.err.contains("stopped early after step 12") || more.err.contains("done: 12 steps"), "{}", more.err);
+    // At the last step there is nothing to stop.
+    assert!(more.err.contains("done: 12 steps") && !more.err.contains("stopped early"), "{}", more.err);
 }
 
 /// A resume that is refused has changed nothing: no configuration, no log, no checkpoint.
@@ -191,6 +207,11 @@ fn a_refused_resume_changes_nothing() {
     broken.as_object_mut().unwrap().shift_remove("xxh3");
     fs::write(checkpoint.join("run_state.json"), broken.to_string()).unwrap();
     again(&[], &["run_state.json"]);
+    let mut elsewhere: Value = serde_json::from_str(&state).unwrap();
+    elsewhere["arithmetic"] = "another-formula".into();
+    elsewhere.as_object_mut().unwrap().shift_remove("xxh3");
+    fs::write(checkpoint.join("run_state.json"), elsewhere.to_string()).unwrap();
+    again(&[], &["another-formula", "allow_other_isa"]);
     fs::write(checkpoint.join("run_state.json"), state).unwrap();
     again(&["--set", "metric_for_best_model=rewrad"], &["rewrad"]);
     good(root, &["train", "--resume", "run", "--set", "max_steps=8"]);

@@ -66,11 +66,48 @@ fn a_generation_is_given_up_once_the_policy_has_gone_too_far() {
     assert_eq!((rollouts("far"), stops("far")), (12 / 2 * 8, [0.0, 1.0].repeat(6)));
     let divergences = of_lines(&root.join("far"), "policy/approxkl_avg");
     assert!(divergences.chunks(2).all(|d| d[0] == 0.0 && d[1] > 1.5e-12), "{divergences:?}");
+    // Half more than the target is too far, and not the target itself.
+    for (out, part, stop) in [("near", 1.2, 0.0), ("beyond", 1.8, 1.0)] {
+        let target = format!("target_kl={}", divergences[1] / part);
+        good(root, &run(out, &[&set[..], &[&target]].concat()));
+        assert_eq!(stops(out)[..2], [0.0, stop], "{target}");
+    }
     // A bound that nothing reaches changes no bit.
     good(root, &run("wide", &[&set[..], &["target_kl=1e9"]].concat()));
     assert_eq!((rollouts("wide"), stops("wide")), (rollouts("free"), vec![0.0; 12]));
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("wide") == weights("free") && weights("far") != weights("free"));
+}
+
+/// A completion that was cut may teach nothing.
+#[test]
+fn cut_completions_are_left_out() {
+    let dir = directory();
+    let root = dir.path();
+    let set = ["max_steps=2", "record_rollouts=true"];
+    good(root, &run("all", &set));
+    good(root, &run("ended", &[&set[..], &["mask_truncated_completions=true"]].concat()));
+    let lines = fs::read_to_string(root.join("all/rollouts.jsonl")).unwrap();
+    assert!(lines.contains("\"truncated\":true"), "nothing was cut, and the test sees nothing");
+    let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
+    assert!(weights("all") != weights("ended"));
+    // Or costs something.
+    good(root, &run("costs", &[&set[..], &["missing_eos_penalty=2"]].concat()));
+    let score = |run: &str| of_lines(&root.join(run), "objective/scores")[0];
+    assert!(score("costs") < score("all"), "{} {}", score("costs"), score("all"));
+}
+
+/// At rate 0 nothing but its samples tells one mini-batch from another.
+#[test]
+fn every_pass_has_mini_batches_of_its_own() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &run("run", &["num_ppo_epochs=2", "learning_rate=0", "value_learning_rate=0"]));
+    let entropies = of_lines(&root.join("run"), "policy/entropy_avg");
+    assert_eq!(entropies.len(), 12);
+    // Three generations, two passes over each, two mini-batches in a pass.
+    assert!(entropies.chunks(4).all(|e| e[0] != e[1]), "{entropies:?}");
+    assert!(entropies.chunks(4).any(|e| e[0] != e[2] && e[0] != e[3]), "{entropies:?}");
 }
 
 #[test]

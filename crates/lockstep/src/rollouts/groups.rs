@@ -91,3 +91,27 @@ impl ScoredCompletion {
         recorded.line(step, &sample.prompt.ids, reward_names)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rollouts::generation::tests::round;
+    use crate::rollouts::samples::of_rollouts;
+
+    #[test]
+    fn a_line_says_what_was_cut_and_what_the_model_did_not_sample() {
+        let mut rollouts = round(&[(3, [Some(1.0), None])]);
+        let [cut, whole] = &mut rollouts.groups[0].completions[..] else { panic!("two") };
+        cut.completion.ids = vec![5, 6];
+        cut.completion.mask = vec![true, false];
+        cut.completion.finish_reason = FinishReason::Length;
+        whole.completion.ids = vec![7];
+        let samples = of_rollouts(&rollouts);
+        assert_eq!((samples[0].truncated, samples[1].truncated), (true, false));
+        let lines: Vec<_> =
+            rollouts.completions().zip(&samples).map(|(c, s)| c.line(s, &rollouts.reward_names, 4)).collect();
+        let masks = lines.iter().filter_map(|line| line.iter().find(|(name, _)| name.contains("mask")));
+        assert_eq!(masks.map(|(_, mask)| mask).collect::<Vec<_>>(), [&serde_json::json!([true, false])]);
+        assert_eq!((&lines[0]["truncated"], &lines[1]["truncated"]), (&true.into(), &false.into()));
+    }
+}

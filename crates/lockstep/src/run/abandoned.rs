@@ -48,8 +48,9 @@ fn move_to(run: &RunDir, target: &Path, step: u64, later: &[(u64, PathBuf)]) -> 
     for path in tables.chain([run.model()]).chain(newest_first).filter(|path| path.exists()) {
         fs::rename(&path, target.join(path.strip_prefix(run.root())?))?;
     }
-    for dir in [kept.checkpoints(), kept.completions(), target.to_owned(), run.checkpoints()] {
-        sync_directory(&dir)?;
+    let changed = [kept.checkpoints(), kept.completions(), target.to_owned(), run.checkpoints()];
+    for dir in changed.iter().filter(|dir| dir.is_dir()) {
+        sync_directory(dir)?;
     }
     Ok(())
 }

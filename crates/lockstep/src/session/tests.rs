@@ -141,9 +141,18 @@ fn a_program_saves_and_evaluates_when_it_likes() {
     assert_eq!(std::fs::read_dir(run.dir().checkpoints()).unwrap().count(), 0, "nothing is done yet");
     run.step().unwrap();
     run.save_checkpoint().unwrap();
+    // What is saved is not written again.
+    let mark = run.dir().checkpoint(1).join("mark");
+    std::fs::write(&mark, "").unwrap();
+    run.save_checkpoint().unwrap();
+    assert!(mark.exists());
     run.step().unwrap();
     run.evaluate_now().unwrap();
     assert!(run.dir().checkpoint(1).is_dir() && !run.dir().checkpoint(2).exists() && run.steps_per_epoch() > 0);
+    // Ended before its last step, it can be gone on with.
+    let result = run.finish().unwrap();
+    assert_eq!((result.stop_reason, result.step), (StopReason::Requested, 2));
+    assert!(result.dir.checkpoint(2).is_dir() && result.dir.model().is_dir());
     let expected = [(1, "step"), (1, "log"), (2, "step"), (2, "log"), (2, "evaluation")];
     assert_eq!(*order.lock().unwrap(), expected);
 }
@@ -175,6 +184,154 @@ fn a_callback_ends_the_run_and_an_interrupted_one_goes_on_to_the_same_bits() {
     let resumed = Run::resume(Purpose::Grpo, interrupted.dir.root(), options()).unwrap().run().unwrap();
     assert_eq!((resumed.stop_reason, resumed.step), (StopReason::Completed, 6));
     assert_eq!(weights_of(&whole.dir.model()), weights_of(&resumed.dir.model()));
+}
+
+/// A signal during a step, with checkpoints switched off: the run has to go on from somewhere.
+#[test]
+fn a_stop_leaves_a_checkpoint_whatever_is_configured() {
+    let dir = directory();
+    let stop = StopSignal::new();
+    let signal = stop.clone();
+    let options = options().stop_signal(stop).on_step(move |step| {
+        if step == 3 {
+            signal.request();
+        }
+        ControlFlow::Continue(())
+    });
+    let config = Config { save_strategy: Strategy::No, ..config(dir.path(), "out") };
+    let result = Run::new(Purpose::Grpo, config, options).unwrap().run().unwrap();
+    assert_eq!((result.stop_reason, result.step), (StopReason::Interrupted, 3));
+    assert!(result.dir.checkpoint(3).is_dir() && !result.dir.model().exists());
+}
+
+/// Gives 1 for everything, and a number to log: 0 in the first round of each step, 1 in the second.
+const ROUNDS: &str = r#"i=0; while read -r line; do
+echo "{\"rewards\": [1, 1, 1, 1], \"metrics\": {\"second_round\": $((i % 2))}}"; i=$((i + 1)); done
+"#;
+
+/// A generation of two rounds that is given up in the second: what the first had counted is counted once.
+#[test]
+fn a_generation_that_is_given_up_was_never_begun() {
+    let dir = directory();
+    let program = dir.path().join("rounds.sh");
+    std::fs::write(&program, ROUNDS).unwrap();
+    // All rewards are equal, so that each group is replaced: eight completions a step.
+    let run = |out: &str| Config {
+        dynamic_sampling: true,
+        dynamic_sampling_max_rounds: 2,
+        logging_steps: 1,
+        reward_funcs: vec![format!("command:sh {}", program.display()).as_str().into()],
+        ..config(dir.path(), out)
+    };
+    let stopping_at = |completion: usize| {
+        let (asked, stop) = (AtomicUsize::new(0), StopSignal::new());
+        let plain = RunOptions::new().context(one_thread()).train_rows(rows()).stop_signal(stop.clone());
+        plain.reward("one", move |_| {
+            if asked.fetch_add(1, Ordering::Relaxed) + 1 == completion {
+                stop.request();
+            }
+            Some(1.0)
+        })
+    };
+    let whole = Run::new(Purpose::Grpo, run("whole"), stopping_at(0)).unwrap().run().unwrap();
+    let given_up = Run::new(Purpose::Grpo, run("run"), stopping_at(3 * 8 + 8)).unwrap().run().unwrap();
+    // No checkpoint was due after the third step: it is saved once the generation is given up.
+    assert_eq!((given_up.stop_reason, given_up.step), (StopReason::Interrupted, 3));
+    let resumed = Run::resume(Purpose::Grpo, given_up.dir.root(), stopping_at(0)).unwrap().run().unwrap();
+    assert_eq!((resumed.step, resumed.num_tokens), (6, whole.num_tokens));
+    let lines = std::fs::read_to_string(resumed.dir.metrics()).unwrap();
+    let second = |line: &str| {
+        let line: serde_json::Map<String, Value> = serde_json::from_str(line).unwrap();
+        line.iter().find(|(name, _)| name.ends_with("second_round")).and_then(|(_, value)| value.as_f64())
+    };
+    assert_eq!(lines.lines().map(second).collect::<Vec<_>>(), [Some(0.5); 6], "{lines}");
+}
+
+#[test]
+fn a_prompt_counts_for_each_of_its_completions() {
+    let dir = directory();
+    let config = Config { max_completion_length: 1, max_steps: 3, ..config(dir.path(), "out") };
+    let result = Run::new(Purpose::Grpo, config, options()).unwrap().run().unwrap();
+    // Three steps of two prompts: all of them once, which have 25 tokens, with two completions of one token.
+    assert_eq!(result.num_tokens, 2 * 25 + 3 * 4);
+}
+
+/// At rate 0 nothing but the samples makes the steps on a generation differ.
+#[test]
+fn each_step_on_a_generation_has_its_own_part() {
+    let dir = directory();
+    let entropies = Arc::new(Mutex::new(Vec::new()));
+    let seen = entropies.clone();
+    let options = options().on_log(move |log: &LogRecord<'_>| {
+        seen.lock().unwrap().push(log.get("entropy").unwrap());
+        ControlFlow::Continue(())
+    });
+    let config = Config {
+        steps_per_generation: Some(3),
+        learning_rate: 0.0,
+        max_steps: 3,
+        logging_steps: 1,
+        ..config(dir.path(), "out")
+    };
+    Run::new(Purpose::Grpo, config, options).unwrap().run().unwrap();
+    let found = entropies.lock().unwrap();
+    assert!(found.len() == 3 && found[0] != found[1] && found[1] != found[2] && found[0] != found[2], "{found:?}");
+}
+
+/// A last checkpoint that could not be written is no reason to train on.
+#[test]
+fn a_run_that_is_done_takes_no_further_step() {
+    let dir = directory();
+    let mut run = Run::new(Purpose::Grpo, Config { max_steps: 1, ..config(dir.path(), "out") }, options()).unwrap();
+    let checkpoints = run.dir().checkpoints();
+    std::fs::remove_dir_all(&checkpoints).unwrap();
+    std::fs::write(&checkpoints, "in the way").unwrap();
+    assert!(run.step().is_err());
+    assert_eq!((run.step().unwrap(), run.steps_done()), (Some(StopReason::Completed), 1));
+}
+
+/// Evaluations that were made before.
+struct Judged {
+    task: Box<dyn TrainingTask>,
+    losses: std::vec::IntoIter<f64>,
+}
+
+impl TrainingTask for Judged {
+    fn shown_metrics(&self) -> &'static [&'static str] {
+        self.task.shown_metrics()
+    }
+    fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
+        self.task.next_batch(run)
+    }
+    fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        self.task.step(run)
+    }
+    fn evaluate(&mut self, _run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
+        Ok(self.losses.next().map(|loss| vec![("eval_loss".to_owned(), loss)]))
+    }
+}
+
+#[test]
+fn patience_is_of_evaluations_in_a_row() {
+    let dir = directory();
+    let ends = |out: &str, losses: [f64; 6]| {
+        let config = Config {
+            eval_strategy: Strategy::Steps,
+            eval_steps: Some(1),
+            early_stopping_patience: Some(2),
+            metric_for_best_model: Some("loss".into()),
+            ..config(dir.path(), out)
+        };
+        let sft = RunOptions::new().context(one_thread()).train_rows(rows()).eval_rows(rows());
+        let mut run = Run::new(Purpose::Sft, config, sft).unwrap();
+        run.task = Box::new(Judged { task: run.task, losses: losses.to_vec().into_iter() });
+        let result = run.run().unwrap();
+        (result.stop_reason, result.step, result.best)
+    };
+    let early = ends("early", [3.0, 4.0, 5.0, 0.0, 0.0, 0.0]);
+    assert_eq!(early, (StopReason::EarlyStopping, 3, Some((1, 3.0))));
+    let apart = ends("apart", [3.0, 4.0, 2.0, 2.5, 1.0, 1.5]);
+    assert_eq!(apart, (StopReason::Completed, 6, Some((5, 1.0))));
 }
 
 /// Waits before each batch, and has no third one.

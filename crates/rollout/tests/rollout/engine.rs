@@ -2,6 +2,7 @@
 
 use crate::*;
 use rollout::{Detokenize, Error, FinishReason};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const VOCAB: usize = 97;
 
@@ -63,13 +64,36 @@ fn requests_that_cannot_be_served_are_refused() {
     let (ctx, weights) = small();
     let mut engine = poisoned(&ctx, &weights, roomy(64));
     let message = |e: Error| e.to_string();
-    let long = requests(&[prompt(VOCAB, 0, 70)], 1, sampling(5)).remove(0);
-    let refused = message(engine.submit(long).unwrap_err());
-    assert!(refused.contains("70") && refused.contains("64"), "{refused}");
+    // A prompt that fills the context leaves no room for a token.
+    for len in [64, 70] {
+        let long = requests(&[prompt(VOCAB, 0, len)], 1, sampling(5)).remove(0);
+        let refused = message(engine.submit(long).unwrap_err());
+        assert!(refused.contains(&len.to_string()) && refused.contains("64"), "{refused}");
+    }
+    engine.submit(requests(&[prompt(VOCAB, 0, 63)], 1, sampling(5)).remove(0)).unwrap();
     let empty = requests(&[prompt(VOCAB, 0, 0)], 1, sampling(5)).remove(0);
     assert!(message(engine.submit(empty).unwrap_err()).contains("empty prompt"));
-    let config = EngineConfig { kv_blocks: 1, ..roomy(128) };
-    assert!(message(Engine::new(&ctx, &weights.config, config).err().unwrap()).contains("1 pages"));
+    // Two pages for a sequence of 128 tokens, and one for the copy of a prompt's last.
+    for kv_blocks in [1, 2] {
+        let config = EngineConfig { kv_blocks, ..roomy(128) };
+        let refused = message(Engine::new(&ctx, &weights.config, config).err().unwrap());
+        assert!(refused.contains(&format!("{kv_blocks} pages")), "{refused}");
+    }
+    assert!(Engine::new(&ctx, &weights.config, EngineConfig { kv_blocks: 3, ..roomy(128) }).is_ok());
+}
+
+/// A prompt is computed in several steps, or, where it may not be cut, in one that has room for it.
+#[test]
+fn few_rows_of_a_step_change_nothing() {
+    let (ctx, weights) = small();
+    let prompts = [prompt(VOCAB, 0, 40), prompt(VOCAB, 1, 6)];
+    let generate = |config: EngineConfig| {
+        bits(&poisoned(&ctx, &weights, config).generate(&weights, requests(&prompts, 1, sampling(3))).unwrap())
+    };
+    for chunked_prefill in [true, false] {
+        let narrow = EngineConfig { max_num_seqs: 2, max_batched_tokens: 8, chunked_prefill, ..roomy(64) };
+        assert_eq!(generate(narrow), generate(roomy(64)), "{chunked_prefill}");
+    }
 }
 
 /// Every page is free again, whatever happened on the way.
@@ -138,6 +162,54 @@ fn a_new_version_of_the_weights_is_used_at_once() {
     assert_eq!(bits(&groups), bits(&before));
     assert!(completions(&groups).all(|c| c.versions.is_sorted() && c.versions[0] == 0 && c.versions[9] == 1));
     assert_eq!(other.version, 0);
+}
+
+/// Other weights in the middle: keys and values of the older ones are not read any more.
+#[test]
+fn keys_and_values_of_older_weights_are_computed_again() {
+    let ctx = Context::cpu(Isa::best(), 1);
+    let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
+    let generate = |forget: bool| {
+        let weights = qwen3(&ctx, 24, 2, VOCAB);
+        let mut other = Weights::random(ctx.memory(), &weights.config, 8).unwrap();
+        other.publish();
+        let mut engine = poisoned(&ctx, &weights, roomy(128));
+        for request in requests(&prompts, 2, sampling(10)) {
+            engine.submit(request).unwrap();
+        }
+        let mut groups = Vec::new();
+        for step in 0.. {
+            if engine.is_idle() {
+                break;
+            }
+            if step == 5 && forget {
+                engine.fill_pages(f32::NAN);
+            }
+            groups.extend(engine.step(if step < 5 { &weights } else { &other }).unwrap());
+        }
+        groups.sort_by_key(|group| group.id);
+        bits(&groups)
+    };
+    assert_eq!(generate(false), generate(true));
+}
+
+/// A flag set from outside ends a generation before its next step; what was begun is forgotten, with its pages.
+#[test]
+fn a_stop_leaves_an_engine_that_can_go_on() {
+    let (ctx, weights) = small();
+    let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
+    let mut engine = poisoned(&ctx, &weights, roomy(128));
+    let whole = engine.generate(&weights, requests(&prompts, 2, sampling(10))).unwrap();
+    let stopped = Arc::new(AtomicBool::new(false));
+    engine.stop_with(stopped.clone());
+    let mut mixed = requests(&prompts, 2, sampling(10));
+    mixed[1].sampling = Arc::new(sampling(3));
+    let said = engine.generate_with(&weights, mixed, |_| stopped.store(true, Ordering::Relaxed));
+    assert!(matches!(said, Err(Error::Stopped)), "{said:?}");
+    assert_eq!((engine.free_blocks(), engine.is_idle()), (engine.config().kv_blocks, true));
+    stopped.store(false, Ordering::Relaxed);
+    let again = engine.generate(&weights, requests(&prompts, 2, sampling(10))).unwrap();
+    assert_eq!(bits(&again), bits(&whole));
 }
 
 /// Tokens that the model did not sample go in between; what it samples after them is conditioned on them.

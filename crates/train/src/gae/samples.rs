@@ -82,3 +82,38 @@ pub fn estimate_samples(
 fn masks(samples: &[Sample]) -> Vec<Vec<bool>> {
     samples.iter().map(|s| s.mask.clone()).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
+    use model::{Columns, Prompt};
+
+    fn sample(logps: [f32; 2], reference: [f32; 2]) -> Sample {
+        let columns = Columns::of([(SAMPLER_LOGPS, logps.to_vec()), (REF_LOGPS, reference.to_vec())]);
+        Sample { columns, ..Sample::supervised(Prompt::new([1]), vec![2, 3]) }
+    }
+
+    #[test]
+    fn means_of_a_generation_by_hand() {
+        // Divergences 0.5 − 0.25 and 1; the third completion has no score.
+        let samples = [([-1.0, -2.0], [-1.5, -1.75]), ([-0.5, -1.0], [-1.5, -1.0]), ([-9.0, -9.0], [-1.0, -1.0])];
+        let samples = samples.map(|(logps, reference)| sample(logps, reference));
+        let of = rewards_of_samples(KlEstimator::K1, 0.5, &samples, &[Some(3.0), Some(1.0), None]);
+        assert_eq!(of.rewards, [[-0.25, 3.125], [-0.5, 1.0], [4.0, 4.0]]);
+        assert_eq!(of.kl, Some(0.625));
+        let metric = |name: &str| of.metrics.iter().find(|(n, _)| *n == name).unwrap().1;
+        let names = ["kl", "kl_coef", "entropy", "non_score_reward", "rlhf_reward", "scores"];
+        let found = names.map(|name| metric(&format!("objective/{name}")));
+        assert_eq!(found, [0.625, 0.5, 2.25, -0.3125, 2.0 - 0.3125, 2.0]);
+    }
+
+    #[test]
+    fn whitened_rewards_keep_their_mean() {
+        let samples = [sample([0.0; 2], [0.0; 2]), sample([0.0; 2], [0.0; 2])];
+        let mut rewards = vec![vec![1.0, 2.0], vec![3.0, 6.0]];
+        whiten_samples(&mut rewards, &samples);
+        assert!((rewards.iter().flatten().sum::<f64>() / 4.0 - 3.0).abs() < 1e-12, "{rewards:?}");
+        assert!((rewards[1][1] - rewards[0][0] - 5.0 / (14.0f64 / 3.0).sqrt()).abs() < 1e-6, "{rewards:?}");
+    }
+}

@@ -81,6 +81,12 @@ fn other_names_and_long_pairs() {
     };
     let (texts, pairs) = load(text, false, renamed).unwrap();
     assert_eq!((texts[0][1].as_str(), texts.len(), pairs.left_out), ("c<e>", 1, 1));
+    // As long as allowed, with the end token: 2 + 38.
+    for (length, all) in [(37, 1), (38, 0)] {
+        let row = json!({"prompt": "ab", "chosen": "d", "rejected": "c".repeat(length)}).to_string();
+        let fits = load(&row, false, |_| ());
+        assert_eq!(fits.map_or(0, |(texts, _)| texts.len()), all, "{length}");
+    }
     let error = load(&text[text.find('\n').unwrap()..], false, renamed).unwrap_err();
     assert!(error.to_string().contains("all 1 pairs are longer than max_length = 40"), "{error}");
 }

@@ -123,6 +123,15 @@ impl Reward for Slow {
 }
 
 #[test]
+fn what_a_reward_has_explained_is_not_said_again() {
+    let rollouts = crate::rollouts::generation::tests::round(&[(1, [None, Some(1.0)]), (2, [None, None])]);
+    let mut scored = ScoredRollouts { rollouts, ..ScoredRollouts::default() };
+    assert_eq!(scored.unscored_warning().unwrap(), "no reward gave a score for 3 of 4 completions");
+    scored.problems.push(Problem::new("r", 3, "it crashed"));
+    assert_eq!(scored.unscored_warning(), None);
+}
+
+#[test]
 fn the_order_in_which_groups_end_changes_nothing() {
     let build = |whole: bool| -> Vec<Box<dyn Reward>> {
         let specs = ["gsm8k", "exact_match", "gsm8k:solution", "format:7", "length:3", "unique_chars"];

@@ -192,6 +192,16 @@ mod foreign {
         RunState::read(dir.path())
     }
 
+    #[test]
+    fn another_format_is_refused_with_what_to_do() {
+        for (format, mend) in [(FORMAT - 1, "the version that began it"), (FORMAT + 1, "use a newer one")] {
+            let mut other = valid();
+            other["format"] = format.into();
+            let said = read(other.to_string().as_bytes()).unwrap_err().to_string();
+            assert!(said.contains(&format!("has format {format}")) && said.contains(mend), "{said}");
+        }
+    }
+
     proptest! {
         #![proptest_config(foreign::few())]
 
