@@ -6,7 +6,7 @@ import types
 import pytest
 from conftest import SMALL, WORDS, grpo, weights
 
-from lockstep_rl import GRPOConfig, SFTConfig, SFTTrainer
+from lockstep_rl import GRPOConfig, SFTConfig, SFTTrainer, TrainerCallback
 
 OFFLINE = dict(per_device_train_batch_size=2, max_steps=3, logging_steps=1, learning_rate=0.01, threads=1,
                disable_tqdm=True)
@@ -130,3 +130,36 @@ def test_a_service_whose_package_is_missing_is_named(model, rows, monkeypatch):
     with pytest.raises(ImportError, match="pip install wandb"):
         grpo(model, rows, report_to="wandb")
     assert GRPOConfig(report_to="all").values() == {}
+
+
+class Stream:
+    """An endless dataset that can only be gone through, from its beginning each time."""
+
+    def __init__(self, words=WORDS):
+        self.words = words
+
+    def __iter__(self):
+        while True:
+            yield from ({"prompt": f"{word} "} for word in self.words)
+
+
+def test_a_stream_is_bounded_and_resumed_to_the_same_bits(model):
+    whole = grpo(model, Stream(), output_dir="whole", max_samples=12, save_steps=2)
+    whole.train()
+    assert len(whole._train.rows) == 12
+    stopped = grpo(model, Stream(), max_samples=12, save_steps=2, callbacks=[StopAfterTwo])
+    assert stopped.train().global_step == 2
+    resumed = grpo(model, Stream(), max_samples=12, save_steps=2)
+    assert resumed.train(resume_from_checkpoint=True).global_step == 4
+    assert weights("out/model") == weights("whole/model")
+
+
+def test_a_stream_without_an_end_needs_a_bound(model, monkeypatch):
+    monkeypatch.setattr("lockstep_rl._data.STREAM_ROWS", 100)
+    with pytest.raises(ValueError, match="stream of more than 100 rows: set max_samples"):
+        grpo(model, Stream())
+
+
+class StopAfterTwo(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == 2

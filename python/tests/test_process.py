@@ -162,10 +162,10 @@ def run():
 def threads():
     return len(os.listdir("/proc/self/task"))
 
-for _ in range(15):
+for _ in range(20):
     run()
 before, threads_before = pages(), threads()
-for _ in range(40):
+for _ in range(180):
     run()
 grown = (pages() - before) * os.sysconf("SC_PAGE_SIZE")
 assert threads() == threads_before, (threads(), threads_before)
