@@ -25,6 +25,13 @@ pub(crate) enum Arg {
 
 impl Arg {
     pub(crate) const NULL: Arg = Arg::Pointer(0);
+    /// So many elements of `T` further on.
+    pub(crate) fn after<T>(self, elements: usize) -> Arg {
+        match self {
+            Arg::Pointer(at) => Arg::Pointer(at + (elements * size_of::<T>()) as u64),
+            other => panic!("{other:?} points to nothing"),
+        }
+    }
     /// The letter of its type in the emulator's signatures.
     pub(super) fn kind(self) -> u8 {
         match self {

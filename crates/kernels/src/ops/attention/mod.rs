@@ -28,6 +28,7 @@
 mod backward;
 mod backward_amx;
 mod cpu;
+mod cuda;
 mod pages;
 mod product;
 pub mod reference;
@@ -155,7 +156,7 @@ pub fn write_kv(ctx: &Context, args: WriteKv<'_>) -> Result<()> {
     crate::context::count(0, 16 * written as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::write_kv(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::write_kv(cuda, args)?,
     }
     Ok(())
 }
@@ -168,7 +169,7 @@ pub fn copy_block(ctx: &Context, from: u32, to: u32, pages: PagesMut<'_>) -> Res
     crate::context::count(0, 8 * pages.keys.shape().iter().product::<usize>() as u64 / blocks as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::copy_block(cpu, from as usize, to as usize, pages),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::copy_block(cuda, from as usize, to as usize, pages)?,
     }
     Ok(())
 }
@@ -186,7 +187,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     crate::context::count(4 * (seen * g.heads * g.head_dim) as u64, 8 * (rows * g.heads * g.head_dim) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::forward(cuda, args)?,
     }
     Ok(())
 }

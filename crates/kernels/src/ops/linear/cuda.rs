@@ -8,30 +8,85 @@ use crate::ops::args::segments_at;
 
 const SOURCE: Source = source!("linear");
 
+/// Rows of numbers on the device, from one to the next so many.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows {
+    pub at: Arg,
+    pub width: usize,
+}
+
+/// A product's rows, outputs and inputs: M, N, K.
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+}
+
+impl Sizes {
+    fn arguments(self) -> [Arg; 3] {
+        [self.m, self.n, self.k].map(Arg::from)
+    }
+}
+
+/// `y = x Wᵀ + b`, from 0 or (`accumulate`) from `y`.
+pub(crate) fn product(
+    cuda: &Cuda,
+    sizes: Sizes,
+    x: Rows,
+    [w, bias]: [Arg; 2],
+    y: Rows,
+    accumulate: bool,
+) -> Result<()> {
+    let [m, n, k] = sizes.arguments();
+    let arguments = [x.at, x.width.into(), w, bias, y.at, y.width.into(), m, n, k, u32::from(accumulate).into()];
+    cuda.launch(&SOURCE, "linear_forward", Grid::product(sizes.m, sizes.n), &arguments)
+}
+
+/// `d_x = d_y W`, from 0 or (`accumulate`) from `d_x`.
+pub(crate) fn product_of_inputs(
+    cuda: &Cuda,
+    sizes: Sizes,
+    d_y: Rows,
+    w: Arg,
+    d_x: Rows,
+    accumulate: bool,
+) -> Result<()> {
+    let [m, n, k] = sizes.arguments();
+    let arguments = [d_y.at, d_y.width.into(), w, d_x.at, d_x.width.into(), m, n, k, u32::from(accumulate).into()];
+    cuda.launch(&SOURCE, "linear_backward_input", Grid::product(sizes.m, sizes.k), &arguments)
+}
+
+/// `d_W += d_yᵀ x`
+pub(crate) fn product_of_weight(cuda: &Cuda, sizes: Sizes, x: Rows, d_y: Rows, d_w: Arg) -> Result<()> {
+    let [m, n, k] = sizes.arguments();
+    let arguments = [x.at, x.width.into(), d_y.at, d_y.width.into(), d_w, m, n, k];
+    cuda.launch(&SOURCE, "linear_backward_weight", Grid::product(sizes.k, sizes.n), &arguments)
+}
+
 pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
-    let ([m, k], n) = ([args.x.shape()[0], args.w.cols()], args.w.rows());
+    let sizes = Sizes { m: args.x.shape()[0], n: args.w.rows(), k: args.w.cols() };
     let bias = args.bias.map_or(Ok(Arg::NULL), |bias| bias.f32_at(cuda))?;
-    let (x, w, y) = (args.x.f32_at(cuda)?, args.w.data().view().f32_at(cuda)?, args.y.f32_at(cuda)?);
-    let arguments = [x, w, bias, y, m.into(), n.into(), k.into(), u32::from(args.accumulate).into()];
-    cuda.launch(&SOURCE, "linear_forward", Grid::product(m, n), &arguments)
+    let (x, w) = (args.x.f32_at(cuda)?, args.w.data().view().f32_at(cuda)?);
+    let (x, y) = (Rows { at: x, width: sizes.k }, Rows { at: args.y.f32_at(cuda)?, width: sizes.n });
+    product(cuda, sizes, x, [w, bias], y, args.accumulate)
 }
 
 pub(super) fn backward_input(cuda: &Cuda, mut args: BackwardInput<'_>) -> Result<()> {
-    let ([m, n], k) = ([args.d_y.shape()[0], args.w.rows()], args.w.cols());
-    let (d_y, w, d_x) = (args.d_y.f32_at(cuda)?, args.w.data().view().f32_at(cuda)?, args.d_x.f32_at(cuda)?);
-    let arguments = [d_y, w, d_x, m.into(), n.into(), k.into(), u32::from(args.accumulate).into()];
-    cuda.launch(&SOURCE, "linear_backward_input", Grid::product(m, k), &arguments)
+    let sizes = Sizes { m: args.d_y.shape()[0], n: args.w.rows(), k: args.w.cols() };
+    let (d_y, w) = (args.d_y.f32_at(cuda)?, args.w.data().view().f32_at(cuda)?);
+    let (d_y, d_x) = (Rows { at: d_y, width: sizes.n }, Rows { at: args.d_x.f32_at(cuda)?, width: sizes.k });
+    product_of_inputs(cuda, sizes, d_y, w, d_x, args.accumulate)
 }
 
 pub(super) fn backward_weight(cuda: &Cuda, args: BackwardWeight<'_>) -> Result<()> {
-    let ([m, k], n) = ([args.x.shape()[0], args.d_w.cols()], args.d_w.rows());
+    let sizes = Sizes { m: args.x.shape()[0], n: args.d_w.rows(), k: args.d_w.cols() };
     let (x, d_y, d_w) = (args.x.f32_at(cuda)?, args.d_y.f32_at(cuda)?, args.d_w.data_mut().view_mut().f32_at(cuda)?);
-    let arguments = [x, d_y, d_w, m.into(), n.into(), k.into()];
-    cuda.launch(&SOURCE, "linear_backward_weight", Grid::product(k, n), &arguments)?;
+    product_of_weight(cuda, sizes, Rows { at: x, width: sizes.k }, Rows { at: d_y, width: sizes.n }, d_w)?;
     let Some(mut d_bias) = args.d_bias else { return Ok(()) };
     let (segments, count) = segments_at(cuda, args.segments);
-    let arguments = [d_y, segments, d_bias.f32_at(cuda)?, count, m.into(), n.into()];
-    cuda.launch(&SOURCE, "linear_backward_bias", Grid::chunks(n), &arguments)
+    let arguments = [d_y, segments, d_bias.f32_at(cuda)?, count, sizes.m.into(), sizes.n.into()];
+    cuda.launch(&SOURCE, "linear_backward_bias", Grid::chunks(sizes.n), &arguments)
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@
 #[cfg(test)]
 mod chain_tests;
 mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;

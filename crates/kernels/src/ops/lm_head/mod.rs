@@ -21,6 +21,7 @@
 //! logits window by window.
 
 pub(crate) mod cpu;
+mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -94,7 +95,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     count_products(hidden, weight, 1, 1);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::forward(cuda, args)?,
     }
     Ok(())
 }
@@ -131,7 +132,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     count_products(hidden, weight, products, passes);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::backward(cuda, args)?,
     }
     Ok(())
 }

@@ -26,6 +26,7 @@
 //! ```
 
 mod cpu;
+mod cuda;
 mod dropout;
 pub mod reference;
 #[cfg(test)]
@@ -107,7 +108,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     }
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::forward(cuda, args)?,
     }
     Ok(())
 }
@@ -132,7 +133,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     }
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::backward(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::backward(cuda, args)?,
     }
     Ok(())
 }

@@ -41,7 +41,8 @@ mod tests {
                 let (mut out, rows) =
                     (random(ctx, 3, &[chosen.len(), h]), Tensor::from_u32(ctx.memory(), &[chosen.len()], chosen));
                 gather(ctx, Gather { x: x.view(), rows: rows.view(), out: out.view_mut() })?;
-                scatter_add(ctx, ScatterAdd { d_out: out.view(), rows: rows.view(), d_x: d_x.view_mut() })?;
+                let d_out = random(ctx, 4, &[chosen.len(), h]);
+                scatter_add(ctx, ScatterAdd { d_out: d_out.view(), rows: rows.view(), d_x: d_x.view_mut() })?;
                 Ok(bits(&[&out, &d_x]))
             });
         }

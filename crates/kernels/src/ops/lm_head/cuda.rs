@@ -1,0 +1,152 @@
+//! Windows of logits of a block of rows: a product, then what is kept of it or made of it.
+
+use super::cpu::{KEPT, blocks};
+use super::{BLOCK_ROWS, Backward, CHUNK, Forward};
+use crate::device::Cuda;
+use crate::device::cuda::{Arg, Grid, Source, source};
+use crate::ops::linear::cuda::{Rows, Sizes, product, product_of_inputs, product_of_weight};
+use crate::{Matrix, Result};
+use std::ops::Range;
+
+const SOURCE: Source = source!("lm_head");
+
+/// Logits of a row that are in memory at once.
+const WINDOW: usize = 8 * CHUNK;
+
+/// Hidden rows and the weight.
+struct Head {
+    hidden: Arg,
+    weight: Arg,
+    width: usize,
+    vocab: usize,
+}
+
+impl Head {
+    fn new(cuda: &Cuda, hidden: crate::View<'_>, weight: &Matrix) -> Result<Head> {
+        let (width, vocab) = (weight.cols(), weight.rows());
+        Ok(Head { hidden: hidden.f32_at(cuda)?, weight: weight.data().view().f32_at(cuda)?, width, vocab })
+    }
+    fn rows(&self, rows: &Range<usize>) -> Rows {
+        Rows { at: self.hidden.after::<f32>(rows.start * self.width), width: self.width }
+    }
+    fn sizes(&self, rows: &Range<usize>, ids: &Range<usize>) -> Sizes {
+        Sizes { m: rows.len(), n: ids.len(), k: self.width }
+    }
+    /// Rows of the weight, which start at a panel.
+    fn of_ids(&self, weight: Arg, ids: &Range<usize>) -> Arg {
+        weight.after::<f32>(ids.start * self.width)
+    }
+    /// `[rows][ids]`
+    fn logits(&self, cuda: &Cuda, rows: &Range<usize>, ids: &Range<usize>, to: Arg) -> Result<()> {
+        let (weight, to) = (self.of_ids(self.weight, ids), Rows { at: to, width: ids.len() });
+        product(cuda, self.sizes(rows, ids), self.rows(rows), [weight, Arg::NULL], to, false)
+    }
+}
+
+pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
+    let (head, all) = (Head::new(cuda, args.hidden, args.weight)?, args.hidden.shape()[0]);
+    let (logps, lse, targets) = (args.logps.f32_at(cuda)?, args.lse.f32_at(cuda)?, args.targets.u32_at(cuda));
+    let entropies = args.entropies.as_mut().map_or(Ok(Arg::NULL), |entropies| entropies.f32_at(cuda))?;
+    let (most, chunks) = (all.min(BLOCK_ROWS), head.vocab.div_ceil(CHUNK));
+    let logits = cuda.queue().scratch(most * head.vocab.min(WINDOW) * size_of::<f32>())?;
+    let partials = cuda.queue().scratch(most * chunks * KEPT * size_of::<f32>())?;
+    let (logits, partials) = (logits.at(0), partials.at(0));
+    for rows in blocks(0..all, BLOCK_ROWS) {
+        let of_rows = |column: Arg| if column == Arg::NULL { column } else { column.after::<f32>(rows.start) };
+        for ids in blocks(0..head.vocab, WINDOW) {
+            head.logits(cuda, &rows, &ids, logits)?;
+            let mut arguments = vec![logits, partials, of_rows(targets), of_rows(logps), args.inv_temperature.into()];
+            arguments.extend([rows.len(), ids.len(), ids.start, CHUNK, chunks].map(Arg::from));
+            let grid = Grid::lanes(rows.len() * ids.len().div_ceil(CHUNK));
+            cuda.launch(&SOURCE, "lm_head_statistics", grid, &arguments)?;
+        }
+        let mut arguments = vec![partials, of_rows(logps), of_rows(lse), of_rows(entropies)];
+        arguments.extend([rows.len(), chunks].map(Arg::from));
+        cuda.launch(&SOURCE, "lm_head_combine", Grid::each(rows.len().div_ceil(128), 128), &arguments)?;
+    }
+    Ok(())
+}
+
+pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
+    let (head, all) = (Head::new(cuda, args.hidden, args.weight)?, args.hidden.shape()[0]);
+    let (targets, beta) = (args.targets.u32_at(cuda), args.inv_temperature);
+    let column = |column: Option<crate::View<'_>>| column.map_or(Ok(Arg::NULL), |column| column.f32_at(cuda));
+    let (lse, d_logps) = (args.lse.f32_at(cuda)?, args.d_logps.f32_at(cuda)?);
+    let (d_entropies, entropies) = (column(args.d_entropies)?, column(args.entropies)?);
+    let d_hidden = args.d_hidden.f32_at(cuda)?;
+    let d_weight = args.d_weight.map(|d_weight| d_weight.data_mut().view_mut().f32_at(cuda)).transpose()?;
+    let logits = cuda.queue().scratch(all.min(BLOCK_ROWS) * head.vocab.min(WINDOW) * size_of::<f32>())?;
+    let logits = logits.at(0);
+    for rows in blocks(0..all, BLOCK_ROWS) {
+        let of_rows = |column: Arg| if column == Arg::NULL { column } else { column.after::<f32>(rows.start) };
+        for ids in blocks(0..head.vocab, WINDOW) {
+            head.logits(cuda, &rows, &ids, logits)?;
+            let mut arguments = vec![logits, of_rows(targets), beta.into()];
+            arguments.extend([lse, d_logps, d_entropies, entropies].map(of_rows));
+            arguments.extend([rows.len(), ids.len(), ids.start].map(Arg::from));
+            cuda.launch(&SOURCE, "lm_head_slopes", Grid::over(rows.len() * ids.len()), &arguments)?;
+            let (sizes, d_logits) = (head.sizes(&rows, &ids), Rows { at: logits, width: ids.len() });
+            let to = Rows { at: d_hidden.after::<f32>(rows.start * head.width), width: head.width };
+            product_of_inputs(cuda, sizes, d_logits, head.of_ids(head.weight, &ids), to, ids.start > 0)?;
+            if let Some(d_weight) = d_weight {
+                product_of_weight(cuda, sizes, head.rows(&rows), d_logits, head.of_ids(d_weight, &ids))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::*;
+    use crate::Tensor;
+    use crate::check::normal;
+    use crate::device::cuda::tests::{bits, random, same};
+
+    #[test]
+    fn the_bits_are_the_cpu_s() {
+        // One chunk, several, several windows; more rows than a block.
+        for (r, h, v) in [(1, 1, 1), (3, 5, 40), (5, 9, 1100), (2, 3, 4200), (514, 2, 33), (0, 2, 3)] {
+            same(|ctx| {
+                let weight = Matrix::from_f32(ctx.memory(), v, h, &normal(1, v * h));
+                let mut d_weight = Matrix::from_f32(ctx.memory(), v, h, &normal(2, v * h));
+                let hidden = random(ctx, 3, &[r, h]);
+                let targets: Vec<u32> = (0..r as u32).map(|i| (i * 997 + 5) % v as u32).collect();
+                let targets = Tensor::from_u32(ctx.memory(), &[r], &targets);
+                let [mut logps, mut lse, mut entropies, d_logps, d_entropies] =
+                    [4, 5, 6, 7, 8].map(|seed| random(ctx, seed, &[r]));
+                let mut d_hidden = random(ctx, 9, &[r, h]);
+                let args = Forward {
+                    hidden: hidden.view(),
+                    weight: &weight,
+                    targets: targets.view(),
+                    inv_temperature: 1.25,
+                    logps: logps.view_mut(),
+                    lse: lse.view_mut(),
+                    entropies: Some(entropies.view_mut()),
+                };
+                forward(ctx, args)?;
+                let mut all = bits(&[&logps, &lse, &entropies]);
+                for with_entropies in [false, true] {
+                    let args = Backward {
+                        hidden: hidden.view(),
+                        weight: &weight,
+                        targets: targets.view(),
+                        inv_temperature: 1.25,
+                        lse: lse.view(),
+                        d_logps: d_logps.view(),
+                        d_entropies: with_entropies.then(|| d_entropies.view()),
+                        entropies: with_entropies.then(|| entropies.view()),
+                        d_hidden: d_hidden.view_mut(),
+                        d_weight: with_entropies.then_some(&mut d_weight),
+                        segments: None,
+                    };
+                    backward(ctx, args)?;
+                    all.extend(bits(&[&d_hidden]));
+                }
+                all.extend(bits(&[d_weight.data()]));
+                Ok(all)
+            });
+        }
+    }
+}

@@ -1,0 +1,67 @@
+// Below it exp is 0, and it stands for -infinity where that 0 is multiplied.
+#define FAR -1e4f
+// m, sum of exp(z - m), sum of exp(z - m)(z - m)
+#define KEPT 3
+
+// 16 lanes to a chunk of a row of a window of logits, `[rows][ids]` from id `first` on: scales them and keeps what the
+// log-sum-exp needs in partials[row][chunk], and the target's z in `picked`.
+KERNEL(lm_head_statistics, 128, float* logits, float* partials, const u32* targets, float* picked, float beta, u64 rows,
+       u64 ids, u64 first, u64 chunk, u64 chunks) {
+    u64 i = thread_of_grid() / LANES, here = (ids + chunk - 1) / chunk, row = i / here, start = i % here * chunk;
+    u32 lane = threadIdx.x % LANES;
+    bool there = row < rows;
+    u64 count = !there ? 0 : ids - start < chunk ? ids - start : chunk;
+    float* z = logits + row * ids + start;
+    float minus_infinity = __uint_as_float(0xff800000u), largest = minus_infinity;
+    for (u64 at = lane; at < count; at += LANES) {
+        float scaled = z[at] * beta;
+        z[at] = scaled;
+        largest = larger(largest, scaled);
+        if (targets && first + start + at == targets[row]) picked[row] = scaled;
+    }
+    float m = largest_of_16(largest), sum = 0.0f, slope = 0.0f;
+    for (u64 at = 0; at < count; at += LANES) {
+        float below = (at + lane < count ? z[at + lane] : minus_infinity) - m, e = exp_(below);
+        sum = sum + e;
+        slope = __fmaf_rn(e, larger(below, FAR), slope);
+    }
+    sum = sum_of_16(sum);
+    slope = sum_of_16(slope);
+    if (!there || lane > 0) return;
+    float* kept = partials + (row * chunks + (first + start) / chunk) * KEPT;
+    kept[0] = m;
+    kept[1] = sum;
+    kept[2] = slope;
+}
+
+// A thread for each row: its chunks, ascending, onto the largest maximum.
+KERNEL(lm_head_combine, 128, const float* partials, float* logps, float* lse, float* entropies, u64 rows, u64 chunks) {
+    u64 row = thread_of_grid();
+    if (row >= rows) return;
+    const float* kept = partials + row * chunks * KEPT;
+    float max = __uint_as_float(0xff800000u), sum = 0.0f, slope = 0.0f;
+    for (u64 c = 0; c < chunks; c++) max = larger(max, kept[c * KEPT]);
+    for (u64 c = 0; c < chunks; c++) {
+        float below = kept[c * KEPT] - max, factor = exp_(below), of_chunk = kept[c * KEPT + 1];
+        sum = __fmaf_rn(of_chunk, factor, sum);
+        slope = __fmaf_rn(__fmaf_rn(of_chunk, below > FAR ? below : FAR, kept[c * KEPT + 2]), factor, slope);
+    }
+    // Anything else than a positive normal number is a row that is not finite, and says so.
+    bool finite = (__float_as_uint(sum) & 0x7fffffffu) < 0x7f800000u;
+    float ln = sum >= 1.0f && finite ? ln_(sum) : __uint_as_float(0x7fc00000u);
+    logps[row] = logps[row] - (max + ln);
+    lse[row] = max + ln;
+    if (entropies) entropies[row] = ln - slope / sum;
+}
+
+// Logits of a window become the gradients of what they are before 1/T: beta dz.
+KERNEL(lm_head_slopes, 256, float* logits, const u32* targets, float beta, const float* lse, const float* d_logps,
+       const float* d_entropies, const float* entropies, u64 rows, u64 ids, u64 first) {
+    u64 i = thread_of_grid();
+    if (i >= rows * ids) return;
+    u64 row = i / ids, id = first + i % ids;
+    float a = -beta * d_logps[row], b = -beta * (d_entropies ? d_entropies[row] : 0.0f);
+    float entropy = d_entropies ? entropies[row] : 0.0f, ln_p = logits[i] * beta - lse[row];
+    float slope = exp_(ln_p) * __fmaf_rn(larger(ln_p, FAR) + entropy, b, a);
+    logits[i] = id == targets[row] ? slope + beta * d_logps[row] : slope;
+}
