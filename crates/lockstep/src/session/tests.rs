@@ -293,7 +293,7 @@ fn a_run_that_is_done_takes_no_further_step() {
 /// Evaluations that were made before.
 struct Judged {
     task: Box<dyn TrainingTask>,
-    losses: std::vec::IntoIter<f64>,
+    losses: std::array::IntoIter<f64, 6>,
 }
 
 impl TrainingTask for Judged {
@@ -324,7 +324,7 @@ fn patience_is_of_evaluations_in_a_row() {
         };
         let sft = RunOptions::new().context(one_thread()).train_rows(rows()).eval_rows(rows());
         let mut run = Run::new(Purpose::Sft, config, sft).unwrap();
-        run.task = Box::new(Judged { task: run.task, losses: losses.to_vec().into_iter() });
+        run.task = Box::new(Judged { task: run.task, losses: losses.into_iter() });
         let result = run.run().unwrap();
         (result.stop_reason, result.step, result.best)
     };
