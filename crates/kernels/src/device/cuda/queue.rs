@@ -81,6 +81,17 @@ impl Queue {
             Err(why) => Err(self.error(&why)),
         }
     }
+    /// [`scratch`](Self::scratch) that holds these words.
+    pub(crate) fn scratch_of(&self, words: &[u32]) -> Result<Scratch<'_>> {
+        let scratch = self.scratch(size_of_val(words))?;
+        let write = |to: *mut u8| {
+            // SAFETY: as many bytes, which nobody else has.
+            unsafe { to.copy_from_nonoverlapping(words.as_ptr().cast(), size_of_val(words)) }
+        };
+        // SAFETY: memory of this queue, all of it initialised.
+        unsafe { self.upload(scratch.at, size_of_val(words), write) };
+        Ok(scratch)
+    }
     pub(crate) fn free(&self, at: Address) {
         self.driver.free(at);
     }

@@ -86,3 +86,134 @@ KERNEL(attention_forward, BLOCK, const float* qkv, const u32* positions, const u
         if (thread + d * BLOCK < hd) out[pair * hd + thread + d * BLOCK] = o[d] / sum;
     if (lse && thread == 0) lse[pair] = m + ln_(sum);
 }
+
+// 16 lanes to a pair of a row and a head: D = d_out . out
+KERNEL(attention_delta, 128, const float* d_out, const float* out, float* delta, u64 pairs, u64 hd) {
+    u64 pair = thread_of_grid() / LANES;
+    u32 lane = threadIdx.x % LANES;
+    float sum = 0.0f;
+    for (u64 at = 0; at < hd; at += LANES) {
+        bool mine = pair < pairs && at + lane < hd;
+        u64 i = pair * hd + at + lane;
+        sum = __fmaf_rn(mine ? d_out[i] : 0.0f, mine ? out[i] : 0.0f, sum);
+    }
+    sum = sum_of_16(sum);
+    if (pair < pairs && lane == 0) delta[pair] = sum;
+}
+
+// P and the gradient of the product q . k, of a slot that is seen.
+struct Slopes {
+    float p, d_s;
+};
+
+// q and d_out are functions of a dimension; the slot's key is keys[i * 64], its value values[i].
+template <class Q, class D>
+DEVICE Slopes slopes_of(Q q, D d_out, const float* keys, const float* values, u32 hd, float scale, float lse, float delta) {
+    float z = 0.0f, d_p = 0.0f;
+    for (u32 i = 0; i < hd; i++) z = __fmaf_rn(q(i), keys[i * BLOCK], z);
+    for (u32 i = 0; i < hd; i++) d_p = __fmaf_rn(d_out(i), values[i], d_p);
+    float p = exp_(z * scale - lse);
+    return Slopes{p, p * (d_p - delta) * scale};
+}
+
+// A block for a row and a query head, as forward: d_q is a chain over the keys, ascending.
+KERNEL(attention_backward_queries, BLOCK, const float* qkv, const u32* positions, const u32* tables_of_rows,
+       const u32* tables, const float* keys, const float* values, const float* lse, const float* d_out, const float* delta,
+       float* d_qkv, u32 heads, u32 kv_heads, u32 hd, float scale, u32 window, u64 table_len) {
+    SHARED(float, q, MOST_DIM);
+    SHARED(float, d, MOST_DIM);
+    SHARED(float, d_s, BLOCK);
+    u32 thread = threadIdx.x, head = blockIdx.y;
+    u64 row = blockIdx.x, kv_head = head / (heads / kv_heads), pair = row * heads + head;
+    u64 at = row * width_of(heads, kv_heads, hd) + head * hd;
+    u32 position = positions[row];
+    u32 first = window && position + 1 > window ? position + 1 - window : 0;
+    const u32* table = tables + tables_of_rows[row] * table_len;
+    for (u32 i = thread; i < hd; i += BLOCK) {
+        q[i] = qkv[at + i];
+        d[i] = d_out[pair * hd + i];
+    }
+    float d_q[MOST_DIM / BLOCK];
+#pragma unroll
+    for (u32 k = 0; k < MOST_DIM / BLOCK; k++) d_q[k] = 0.0f;
+    __syncthreads();
+    for (u32 block = first / BLOCK; block <= position / BLOCK; block++) {
+        u64 page = (table[block] * (u64)kv_heads + kv_head) * BLOCK * hd;
+        u32 start = first > block * BLOCK ? first - block * BLOCK : 0;
+        u32 end = position - block * BLOCK < BLOCK - 1 ? position - block * BLOCK + 1 : BLOCK;
+        if (thread >= start && thread < end)
+            d_s[thread] = slopes_of([=](u32 i) -> float { return q[i]; }, [=](u32 i) -> float { return d[i]; },
+                                    keys + page + thread, values + page + thread * hd, hd, scale, lse[pair], delta[pair])
+                              .d_s;
+        __syncthreads();
+        for (u32 slot = start; slot < end; slot++) {
+            float of_slot = d_s[slot];
+#pragma unroll
+            for (u32 k = 0; k < MOST_DIM / BLOCK; k++)
+                if (thread + k * BLOCK < hd)
+                    d_q[k] = __fmaf_rn(of_slot, keys[page + (thread + k * BLOCK) * BLOCK + slot], d_q[k]);
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (u32 k = 0; k < MOST_DIM / BLOCK; k++)
+        if (thread + k * BLOCK < hd) d_qkv[at + thread + k * BLOCK] = d_q[k];
+}
+
+// A block for a page and a kv head, a thread for a slot: chains over the rows that see it, query head by query head, from
+// 0. Of page pages[i] these are looks[first[i]..first[i + 1]]: a row, and the place of the page in its sequence.
+KERNEL(attention_backward_pages, BLOCK, const float* qkv, const u32* positions, const float* keys, const float* values,
+       const float* lse, const float* d_out, const float* delta, const u32* pages, const u32* first, const u32* looks,
+       float* d_keys, float* d_values, u32 heads, u32 kv_heads, u32 hd, float scale, u32 window) {
+    SHARED(float, q, MOST_DIM);
+    SHARED(float, d, MOST_DIM);
+    u32 slot = threadIdx.x, per = heads / kv_heads, kv_head = blockIdx.y;
+    u64 page = (pages[blockIdx.x] * (u64)kv_heads + kv_head) * BLOCK * hd;
+    bool touched = false;
+    for (u32 look = first[blockIdx.x]; look < first[blockIdx.x + 1]; look++) {
+        u64 row = looks[2 * look];
+        u32 position = positions[row], key = looks[2 * look + 1] * BLOCK + slot;
+        bool seen = key <= position && !(window && key + window <= position);
+        for (u32 head = kv_head * per; head < (kv_head + 1) * per; head++) {
+            u64 pair = row * heads + head;
+            for (u32 i = slot; i < hd; i += BLOCK) {
+                q[i] = qkv[row * width_of(heads, kv_heads, hd) + head * hd + i];
+                d[i] = d_out[pair * hd + i];
+            }
+            __syncthreads();
+            if (seen) {
+                Slopes slopes =
+                    slopes_of([=](u32 i) -> float { return q[i]; }, [=](u32 i) -> float { return d[i]; },
+                              keys + page + slot, values + page + slot * hd, hd, scale, lse[pair], delta[pair]);
+                for (u32 i = 0; i < hd; i++) {
+                    float* d_k = &d_keys[page + i * BLOCK + slot];
+                    float* d_v = &d_values[page + slot * hd + i];
+                    *d_k = __fmaf_rn(q[i], slopes.d_s, touched ? *d_k : 0.0f);
+                    *d_v = __fmaf_rn(slopes.p, d[i], touched ? *d_v : 0.0f);
+                }
+                touched = true;
+            }
+            __syncthreads();
+        }
+    }
+    // A slot of the page that nobody sees may have been written: its gradient is 0.
+    if (!touched)
+        for (u32 i = 0; i < hd; i++) d_keys[page + i * BLOCK + slot] = d_values[page + slot * hd + i] = 0.0f;
+}
+
+// d_k and d_v of each write onto its row, in the order of the list. A thread has a dimension of a kv head, and the rows
+// whose number modulo the blocks of the second dimension is its own.
+KERNEL(attention_gather, 128, const u32* rows, const u32* slots, const float* d_keys, const float* d_values, float* d_qkv,
+       u32 heads, u32 kv_heads, u32 hd, u64 writes, u64 all) {
+    u64 i = thread_of_grid(), of_row = (u64)kv_heads * hd;
+    if (i >= of_row) return;
+    u64 head = i / hd, dim = i % hd, width = width_of(heads, kv_heads, hd), at = (u64)heads * hd + i;
+    for (u64 row = blockIdx.y; row < all; row += gridDim.y) d_qkv[row * width + at] = d_qkv[row * width + at + of_row] = 0.0f;
+    for (u64 write = 0; write < writes; write++) {
+        if (rows[write] % gridDim.y != blockIdx.y) continue;
+        u64 page = slots[write] / BLOCK, slot = slots[write] % BLOCK, start = (page * kv_heads + head) * BLOCK * hd;
+        float* to = &d_qkv[rows[write] * width + at];
+        *to = *to + d_keys[start + dim * BLOCK + slot];
+        to[of_row] = to[of_row] + d_values[start + slot * hd + dim];
+    }
+}

@@ -1,6 +1,7 @@
-//! Writing pages, and the forward pass: a block of threads for each row and query head.
+//! Writing pages, and both passes: a block of threads for each row and query head, and backward one for each page and
+//! kv head.
 
-use super::{BLOCK, Forward, Geometry, PagesMut, WriteKv};
+use super::{BLOCK, Backward, Forward, Geometry, PagesMut, Rows, WriteKv};
 use crate::Result;
 use crate::device::Cuda;
 use crate::device::cuda::{Arg, Grid, Source, source};
@@ -8,10 +9,22 @@ use crate::device::cuda::{Arg, Grid, Source, source};
 const SOURCE: Source = source!("attention");
 /// The longest head that a thread's share of the output is in registers for.
 const MOST_DIM: usize = 256;
+/// Threads that share a dimension when gradients of pages are gathered: each looks at all writes.
+const RESIDUES: u32 = 16;
 
 impl Geometry {
     fn arguments(&self) -> [Arg; 3] {
         [self.heads, self.kv_heads, self.head_dim].map(|n| Arg::U32(n as u32))
+    }
+    /// 0 is none, and so is one longer than any sequence.
+    fn window_argument(&self) -> Arg {
+        Arg::U32(self.window.map_or(0, |window| u32::try_from(window).unwrap_or(0)))
+    }
+    fn fits(&self, cuda: &Cuda) -> Result<()> {
+        match self.head_dim > MOST_DIM {
+            true => Err(cuda.lacks(&format!("a head_dim of {}, above {MOST_DIM},", self.head_dim))),
+            false => Ok(()),
+        }
     }
 }
 
@@ -36,20 +49,89 @@ pub(super) fn copy_block(cuda: &Cuda, from: usize, to: usize, pages: PagesMut<'_
 
 pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let (g, rows) = (args.geometry, args.qkv.shape()[0]);
-    if g.head_dim > MOST_DIM {
-        return Err(cuda.lacks(&format!("a head_dim of {}, above {MOST_DIM},", g.head_dim)));
-    }
+    g.fits(cuda)?;
     let lse = args.lse.as_mut().map_or(Ok(Arg::NULL), |lse| lse.f32_at(cuda))?;
     let at = args.rows;
     let mut arguments = vec![args.qkv.f32_at(cuda)?];
     arguments.extend([at.positions, at.tables_of_rows, at.tables].map(|indices| indices.u32_at(cuda)));
     arguments.extend([args.pages.keys.f32_at(cuda)?, args.pages.values.f32_at(cuda)?, args.out.f32_at(cuda)?, lse]);
     arguments.extend(g.arguments());
-    // A window longer than any sequence is none.
-    let window = g.window.map_or(0, |window| u32::try_from(window).unwrap_or(0));
-    arguments.extend([Arg::F32(g.scale), Arg::U32(window), at.tables.shape()[1].into()]);
+    arguments.extend([g.scale.into(), g.window_argument(), at.tables.shape()[1].into()]);
     let grid = Grid { blocks: [rows as u32, g.heads as u32, 1], threads: BLOCK as u32 };
     cuda.launch(&SOURCE, "attention_forward", grid, &arguments)
+}
+
+/// Which rows see each page, from the host's mirrors.
+#[derive(Default)]
+struct Looks {
+    /// Pages that a row sees.
+    pages: Vec<u32>,
+    /// Where each page's looks begin, and where the last one's end.
+    first: Vec<u32>,
+    /// A row, and the place of the page in its sequence: by place, then rows ascending.
+    looks: Vec<u32>,
+}
+
+impl Looks {
+    fn new(g: &Geometry, rows: Rows<'_>) -> Looks {
+        let (tables, table_len) = (rows.tables.indices(), rows.tables.shape()[1]);
+        let mut all = Vec::new();
+        for (row, (&p, &table)) in rows.positions.indices().iter().zip(rows.tables_of_rows.indices()).enumerate() {
+            let seen = g.seen(p as usize);
+            for block in seen.start / BLOCK..seen.end.div_ceil(BLOCK) {
+                all.push((tables[table as usize * table_len + block], block as u32, row as u32));
+            }
+        }
+        all.sort_unstable();
+        let mut of = Looks::default();
+        for (i, (page, block, row)) in all.into_iter().enumerate() {
+            if of.pages.last() != Some(&page) {
+                of.pages.push(page);
+                of.first.push(i as u32);
+            }
+            of.looks.extend([row, block]);
+        }
+        of.first.push(of.looks.len() as u32 / 2);
+        of
+    }
+}
+
+pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
+    let (g, rows, at) = (args.geometry, args.qkv.shape()[0], args.rows);
+    g.fits(cuda)?;
+    let looks = Looks::new(&g, at);
+    // Writes of pages that no row sees have no gradient.
+    let seen = |slot: u32| looks.pages.binary_search(&(slot / BLOCK as u32)).is_ok();
+    let writes = args.write_rows.indices().iter().zip(args.write_slots.indices());
+    let (written, slots): (Vec<u32>, Vec<u32>) = writes.filter(|(_, slot)| seen(**slot)).unzip();
+    let (queue, pairs) = (cuda.queue(), rows * g.heads);
+    let delta = queue.scratch(pairs * size_of::<f32>())?;
+    let [pages, first, looks_at] = [&looks.pages, &looks.first, &looks.looks].map(|list| queue.scratch_of(list));
+    let (pages, first, looks_at) = (pages?, first?, looks_at?);
+    let (written_at, slots_at) = (queue.scratch_of(&written)?, queue.scratch_of(&slots)?);
+
+    let (qkv, lse, d_out) = (args.qkv.f32_at(cuda)?, args.lse.f32_at(cuda)?, args.d_out.f32_at(cuda)?);
+    let (keys, values) = (args.pages.keys.f32_at(cuda)?, args.pages.values.f32_at(cuda)?);
+    let (d_keys, d_values) = (args.d_pages.keys.f32_at(cuda)?, args.d_pages.values.f32_at(cuda)?);
+    let (d_qkv, delta, positions) = (args.d_qkv.f32_at(cuda)?, delta.at(0), at.positions.u32_at(cuda));
+    let [heads, kv_heads, head_dim] = g.arguments();
+    let (scale, window) = (Arg::F32(g.scale), g.window_argument());
+
+    let arguments = [d_out, args.out.f32_at(cuda)?, delta, pairs.into(), g.head_dim.into()];
+    cuda.launch(&SOURCE, "attention_delta", Grid::lanes(pairs), &arguments)?;
+    let mut arguments = vec![qkv, positions, at.tables_of_rows.u32_at(cuda), at.tables.u32_at(cuda), keys, values];
+    arguments.extend([lse, d_out, delta, d_qkv, heads, kv_heads, head_dim, scale, window]);
+    arguments.push(at.tables.shape()[1].into());
+    let grid = Grid { blocks: [rows as u32, g.heads as u32, 1], threads: BLOCK as u32 };
+    cuda.launch(&SOURCE, "attention_backward_queries", grid, &arguments)?;
+    let mut arguments = vec![qkv, positions, keys, values, lse, d_out, delta, pages.at(0), first.at(0), looks_at.at(0)];
+    arguments.extend([d_keys, d_values, heads, kv_heads, head_dim, scale, window]);
+    let grid = Grid { blocks: [looks.pages.len() as u32, g.kv_heads as u32, 1], threads: BLOCK as u32 };
+    cuda.launch(&SOURCE, "attention_backward_pages", grid, &arguments)?;
+    let mut arguments = vec![written_at.at(0), slots_at.at(0), d_keys, d_values, d_qkv, heads, kv_heads, head_dim];
+    arguments.extend([written.len(), rows].map(Arg::from));
+    let grid = Grid::columns(g.kv_heads * g.head_dim, RESIDUES);
+    cuda.launch(&SOURCE, "attention_gather", grid, &arguments)
 }
 
 #[cfg(test)]
@@ -59,26 +141,31 @@ mod tests {
     use crate::device::cuda::tests::{bits, random, same};
 
     /// Sequences of these lengths whose pages are scattered, the rest of the pages NaN; a page is copied over another.
-    fn attend(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>, lengths: &[usize]) {
+    /// All but the first begin after so many blocks of the first.
+    fn attend([heads, kv_heads, head_dim]: [usize; 3], window: Option<usize>, shared: usize, lengths: &[usize]) {
         same(|ctx| {
             let geometry = Geometry { heads, kv_heads, head_dim, scale: 0.3, window };
-            let (t, width) = (lengths.iter().sum::<usize>(), (heads + 2 * kv_heads) * head_dim);
+            let width = (heads + 2 * kv_heads) * head_dim;
             let longest = lengths.iter().map(|len| len.div_ceil(BLOCK)).max().unwrap_or(0).max(1);
             let pages = lengths.len() * longest + 1;
             // A permutation of the pages but the last one.
             let page = |s: usize, b: usize| ((s * longest + b) * 5 + 2) % (pages - 1);
             let scattered = !(pages - 1).is_multiple_of(5);
-            let page = |s: usize, b: usize| if scattered { page(s, b) } else { s * longest + b };
+            let page = |s: usize, b: usize| {
+                let s = if b < shared { 0 } else { s };
+                if scattered { page(s, b) } else { s * longest + b }
+            };
             let tables: Vec<u32> =
                 (0..lengths.len()).flat_map(|s| (0..longest).map(move |b| page(s, b) as u32)).collect();
             let (mut positions, mut of_rows, mut slots) = (Vec::new(), Vec::new(), Vec::new());
             for (s, &len) in lengths.iter().enumerate() {
-                for p in 0..len {
+                for p in if s > 0 { shared * BLOCK } else { 0 }..len {
                     positions.push(p as u32);
                     of_rows.push(s as u32);
                     slots.push((page(s, p / BLOCK) * BLOCK + p % BLOCK) as u32);
                 }
             }
+            let t = positions.len();
             let list = |list: &[u32]| Tensor::from_u32(ctx.memory(), &[list.len()], list);
             let (positions, of_rows, slots) = (list(&positions), list(&of_rows), list(&slots));
             let rows = list(&(0..t as u32).collect::<Vec<_>>());
@@ -97,16 +184,42 @@ mod tests {
             let pages = Pages { keys: keys.view(), values: values.view() };
             let (qkv, out_mut, lse_mut) = (qkv.view(), out.view_mut(), Some(lse.view_mut()));
             forward(ctx, Forward { qkv, geometry, rows, pages, out: out_mut, lse: lse_mut })?;
-            Ok(bits(&[&out, &lse, &keys, &values]))
+            let (d_out, mut d_qkv) = (random(ctx, 6, &[t, heads * head_dim]), random(ctx, 7, &[t, width]));
+            let (mut d_keys, mut d_values) = (random(ctx, 8, keys.shape()), random(ctx, 9, values.shape()));
+            // A row that is written twice, and one to a page that no row sees.
+            let last = (keys.shape()[0] - 1) * BLOCK;
+            let mut write_rows: Vec<u32> = (0..t as u32).collect();
+            let mut write_slots = slots.indices().to_vec();
+            write_rows.extend([0, 0]);
+            write_slots.extend([write_slots[t - 1] / 64 * 64 + (t > 1) as u32, last as u32]);
+            let groups = list(&[0, t as u32]);
+            let (write_rows, write_slots) = (list(&write_rows), list(&write_slots));
+            let args = Backward {
+                qkv,
+                geometry,
+                rows,
+                pages,
+                write_rows: write_rows.view(),
+                write_slots: write_slots.view(),
+                out: out.view(),
+                lse: lse.view(),
+                d_out: d_out.view(),
+                d_qkv: d_qkv.view_mut(),
+                d_pages: PagesMut { keys: d_keys.view_mut(), values: d_values.view_mut() },
+                groups: groups.view(),
+            };
+            backward(ctx, args)?;
+            Ok(bits(&[&out, &lse, &keys, &values, &d_qkv]))
         });
     }
 
     #[test]
     fn the_bits_are_the_cpu_s() {
-        attend(1, 1, 2, None, &[1]);
-        attend(4, 2, 10, None, &[70, 3, 64]);
-        attend(2, 1, 66, Some(5), &[9, 66]);
-        attend(3, 3, 16, Some(64), &[130]);
-        attend(1, 1, 200, None, &[2]);
+        attend([1, 1, 2], None, 0, &[1]);
+        attend([4, 2, 10], None, 0, &[70, 3, 64]);
+        attend([2, 1, 66], Some(5), 0, &[9, 66]);
+        attend([3, 3, 16], Some(64), 0, &[130]);
+        attend([1, 1, 200], None, 0, &[2]);
+        attend([2, 1, 6], None, 1, &[67, 70, 65]);
     }
 }

@@ -210,7 +210,7 @@ pub fn backward(ctx: &Context, args: Backward<'_>) -> Result<()> {
     crate::context::count(10 * (seen * g.heads * g.head_dim) as u64, 32 * (rows * g.heads * g.head_dim) as u64);
     match ctx.backend() {
         Backend::Cpu(cpu) => backward::backward(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::backward(cuda, args)?,
     }
     Ok(())
 }
