@@ -391,7 +391,6 @@ impl<'a> ViewMut<'a> {
     pub(crate) fn f32_at(&mut self, cuda: &Cuda) -> Result<Arg> {
         at(&self.view(), cuda, true)
     }
-    #[cfg(test)]
     /// Where the elements lie, u32, for a kernel on a CUDA device that writes them.
     pub(crate) fn u32_at(&mut self, cuda: &Cuda) -> Arg {
         self.view().expect(DType::U32);

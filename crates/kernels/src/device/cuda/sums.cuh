@@ -158,3 +158,27 @@ DEVICE void norm_backward(const float* x, const float* weight, float offset, flo
         d_x[h] = __fmaf_rn(-c, x[h], __fmaf_rn(g, rstd, accumulate ? d_x[h] : 0.0f));
     }
 }
+
+// What is kept of a chunk of a row's logits z: their largest m, the sum of exp(z - m), that of exp(z - m)(z - m).
+#define KEPT 3
+// Below it exp is 0, and it stands for -infinity where that 0 is multiplied.
+#define FAR -1e4f
+
+struct HeadRow {
+    float max, lse, entropy;
+};
+
+// Combines the chunks of a row, [chunks][KEPT], ascending, onto the largest maximum.
+DEVICE HeadRow combine_chunks(const float* kept, u64 chunks) {
+    float max = __uint_as_float(0xff800000u), sum = 0.0f, slope = 0.0f;
+    for (u64 c = 0; c < chunks; c++) max = larger(max, kept[c * KEPT]);
+    for (u64 c = 0; c < chunks; c++) {
+        float below = kept[c * KEPT] - max, factor = exp_(below), of_chunk = kept[c * KEPT + 1];
+        sum = __fmaf_rn(of_chunk, factor, sum);
+        slope = __fmaf_rn(__fmaf_rn(of_chunk, below > FAR ? below : FAR, kept[c * KEPT + 2]), factor, slope);
+    }
+    // Anything else than a positive normal number is a row that is not finite, and says so.
+    bool finite = (__float_as_uint(sum) & 0x7fffffffu) < 0x7f800000u;
+    float ln = sum >= 1.0f && finite ? ln_(sum) : __uint_as_float(0x7fc00000u);
+    return HeadRow{max, max + ln, ln - slope / sum};
+}

@@ -14,15 +14,21 @@ const SOURCE: Source = source!("lm_head");
 const WINDOW: usize = 8 * CHUNK;
 
 /// Hidden rows and the weight.
-struct Head {
+pub(crate) struct Head {
     hidden: Arg,
     weight: Arg,
     width: usize,
-    vocab: usize,
+    pub(crate) vocab: usize,
+}
+
+/// 1/T, of all rows or of each.
+pub(crate) enum Beta {
+    All(f32),
+    Each(Arg),
 }
 
 impl Head {
-    fn new(cuda: &Cuda, hidden: crate::View<'_>, weight: &Matrix) -> Result<Head> {
+    pub(crate) fn new(cuda: &Cuda, hidden: crate::View<'_>, weight: &Matrix) -> Result<Head> {
         let (width, vocab) = (weight.cols(), weight.rows());
         Ok(Head { hidden: hidden.f32_at(cuda)?, weight: weight.data().view().f32_at(cuda)?, width, vocab })
     }
@@ -37,9 +43,33 @@ impl Head {
         weight.after::<f32>(ids.start * self.width)
     }
     /// `[rows][ids]`
-    fn logits(&self, cuda: &Cuda, rows: &Range<usize>, ids: &Range<usize>, to: Arg) -> Result<()> {
+    pub(crate) fn logits(&self, cuda: &Cuda, rows: &Range<usize>, ids: &Range<usize>, to: Arg) -> Result<()> {
         let (weight, to) = (self.of_ids(self.weight, ids), Rows { at: to, width: ids.len() });
         product(cuda, self.sizes(rows, ids), self.rows(rows), [weight, Arg::NULL], to, false)
+    }
+    pub(crate) fn chunks(&self) -> usize {
+        self.vocab.div_ceil(CHUNK)
+    }
+    /// Scales `[rows][ids]` logits and keeps of their chunks what the log-sum-exp needs, and of `picked` ids their z.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn statistics(
+        &self,
+        cuda: &Cuda,
+        rows: usize,
+        ids: &Range<usize>,
+        logits: Arg,
+        partials: Arg,
+        [targets, picked]: [Arg; 2],
+        beta: Beta,
+    ) -> Result<()> {
+        let (betas, beta) = match beta {
+            Beta::All(beta) => (Arg::NULL, beta),
+            Beta::Each(betas) => (betas, 0.0),
+        };
+        let mut arguments = vec![logits, partials, targets, picked, betas, beta.into()];
+        arguments.extend([rows, ids.len(), ids.start, CHUNK, self.chunks()].map(Arg::from));
+        let grid = Grid::lanes(rows * ids.len().div_ceil(CHUNK));
+        cuda.launch(&SOURCE, "lm_head_statistics", grid, &arguments)
     }
 }
 
@@ -47,7 +77,7 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let (head, all) = (Head::new(cuda, args.hidden, args.weight)?, args.hidden.shape()[0]);
     let (logps, lse, targets) = (args.logps.f32_at(cuda)?, args.lse.f32_at(cuda)?, args.targets.u32_at(cuda));
     let entropies = args.entropies.as_mut().map_or(Ok(Arg::NULL), |entropies| entropies.f32_at(cuda))?;
-    let (most, chunks) = (all.min(BLOCK_ROWS), head.vocab.div_ceil(CHUNK));
+    let (most, chunks) = (all.min(BLOCK_ROWS), head.chunks());
     let logits = cuda.queue().scratch(most * head.vocab.min(WINDOW) * size_of::<f32>())?;
     let partials = cuda.queue().scratch(most * chunks * KEPT * size_of::<f32>())?;
     let (logits, partials) = (logits.at(0), partials.at(0));
@@ -55,10 +85,8 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
         let of_rows = |column: Arg| if column == Arg::NULL { column } else { column.after::<f32>(rows.start) };
         for ids in blocks(0..head.vocab, WINDOW) {
             head.logits(cuda, &rows, &ids, logits)?;
-            let mut arguments = vec![logits, partials, of_rows(targets), of_rows(logps), args.inv_temperature.into()];
-            arguments.extend([rows.len(), ids.len(), ids.start, CHUNK, chunks].map(Arg::from));
-            let grid = Grid::lanes(rows.len() * ids.len().div_ceil(CHUNK));
-            cuda.launch(&SOURCE, "lm_head_statistics", grid, &arguments)?;
+            let (beta, picked) = (Beta::All(args.inv_temperature), [of_rows(targets), of_rows(logps)]);
+            head.statistics(cuda, rows.len(), &ids, logits, partials, picked, beta)?;
         }
         let mut arguments = vec![partials, of_rows(logps), of_rows(lse), of_rows(entropies)];
         arguments.extend([rows.len(), chunks].map(Arg::from));

@@ -1,15 +1,11 @@
-// Below it exp is 0, and it stands for -infinity where that 0 is multiplied.
-#define FAR -1e4f
-// m, sum of exp(z - m), sum of exp(z - m)(z - m)
-#define KEPT 3
-
 // 16 lanes to a chunk of a row of a window of logits, `[rows][ids]` from id `first` on: scales them and keeps what the
-// log-sum-exp needs in partials[row][chunk], and the target's z in `picked`.
-KERNEL(lm_head_statistics, 128, float* logits, float* partials, const u32* targets, float* picked, float beta, u64 rows,
-       u64 ids, u64 first, u64 chunk, u64 chunks) {
+// log-sum-exp needs in partials[row][chunk], and the target's z in `picked`. 1/T is `betas[row]`, or without them `beta`.
+KERNEL(lm_head_statistics, 128, float* logits, float* partials, const u32* targets, float* picked, const float* betas,
+       float beta, u64 rows, u64 ids, u64 first, u64 chunk, u64 chunks) {
     u64 i = thread_of_grid() / LANES, here = (ids + chunk - 1) / chunk, row = i / here, start = i % here * chunk;
     u32 lane = threadIdx.x % LANES;
     bool there = row < rows;
+    if (betas && there) beta = betas[row];
     u64 count = !there ? 0 : ids - start < chunk ? ids - start : chunk;
     float* z = logits + row * ids + start;
     float minus_infinity = __uint_as_float(0xff800000u), largest = minus_infinity;
@@ -38,20 +34,10 @@ KERNEL(lm_head_statistics, 128, float* logits, float* partials, const u32* targe
 KERNEL(lm_head_combine, 128, const float* partials, float* logps, float* lse, float* entropies, u64 rows, u64 chunks) {
     u64 row = thread_of_grid();
     if (row >= rows) return;
-    const float* kept = partials + row * chunks * KEPT;
-    float max = __uint_as_float(0xff800000u), sum = 0.0f, slope = 0.0f;
-    for (u64 c = 0; c < chunks; c++) max = larger(max, kept[c * KEPT]);
-    for (u64 c = 0; c < chunks; c++) {
-        float below = kept[c * KEPT] - max, factor = exp_(below), of_chunk = kept[c * KEPT + 1];
-        sum = __fmaf_rn(of_chunk, factor, sum);
-        slope = __fmaf_rn(__fmaf_rn(of_chunk, below > FAR ? below : FAR, kept[c * KEPT + 2]), factor, slope);
-    }
-    // Anything else than a positive normal number is a row that is not finite, and says so.
-    bool finite = (__float_as_uint(sum) & 0x7fffffffu) < 0x7f800000u;
-    float ln = sum >= 1.0f && finite ? ln_(sum) : __uint_as_float(0x7fc00000u);
-    logps[row] = logps[row] - (max + ln);
-    lse[row] = max + ln;
-    if (entropies) entropies[row] = ln - slope / sum;
+    HeadRow done = combine_chunks(partials + row * chunks * KEPT, chunks);
+    logps[row] = logps[row] - done.lse;
+    lse[row] = done.lse;
+    if (entropies) entropies[row] = done.entropy;
 }
 
 // Logits of a window become the gradients of what they are before 1/T: beta dz.

@@ -21,7 +21,7 @@
 //! logits window by window.
 
 pub(crate) mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;

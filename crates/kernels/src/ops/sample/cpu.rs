@@ -95,7 +95,7 @@ impl Draws<'_> {
 }
 
 /// The uniform of a row.
-fn uniform(row: &RowParams<'_>) -> f64 {
+pub(super) fn uniform(row: &RowParams<'_>) -> f64 {
     let words = philox(row.key, row.counter);
     unit_f64(words[0], words[1])
 }

@@ -16,6 +16,7 @@
 //! logits.
 
 mod cpu;
+mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -82,7 +83,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     lm_head::count_products(hidden, weight, 1, 1);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
-        Backend::Cuda(cuda) => return Err(cuda.lacks(OP)),
+        Backend::Cuda(cuda) => cuda::forward(cuda, args)?,
     }
     Ok(())
 }
