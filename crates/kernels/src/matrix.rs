@@ -12,6 +12,7 @@
 //! lies among the same 64 elements of the other. Padding has gradient 0 and stays 0.
 
 use crate::device::Cpu;
+use crate::simd::Element;
 use crate::tensor::Elements;
 use crate::{DType, Device, Memory, Tensor};
 use half::bf16;
@@ -119,11 +120,21 @@ impl Matrix {
     }
     /// A row-major copy of rows `range` (bf16 widened).
     pub fn unpack_rows(&self, range: Range<usize>) -> Vec<f32> {
-        let at = |row: usize, col: usize| self.layout.at(self.cols, row, col);
-        let data = self.data.view();
-        match data.dtype() {
-            DType::Bf16 => data.download(|from: &[bf16]| gather(from, range, self.cols, at, bf16::to_f32)),
-            _ => data.download(|from: &[f32]| gather(from, range, self.cols, at, |x| x)),
+        let mut to = vec![0.0; range.len() * self.cols];
+        self.unpack_rows_into(range, &mut to);
+        to
+    }
+    /// Overwrites `to` with rows `range`, row-major (bf16 widened).
+    pub fn unpack_rows_into(&self, range: Range<usize>, to: &mut [f32]) {
+        let (n, k) = (self.rows, self.cols);
+        assert!(range.end <= n && to.len() == range.len() * k, "rows {range:?} of [{n}, {k}] into {}", to.len());
+        // Of a device these panels alone are copied.
+        let data = self.data.rows(range.start / PANEL..range.end.div_ceil(PANEL).max(range.start / PANEL));
+        // Pairs hold two inputs side by side, panels one.
+        match (data.dtype(), self.layout) {
+            (DType::Bf16, Layout::Pairs) => data.download(|from: &[bf16]| gather::<_, 2>(from, range, k, to)),
+            (DType::Bf16, Layout::Panels) => data.download(|from: &[bf16]| gather::<_, 1>(from, range, k, to)),
+            _ => data.download(|from: &[f32]| gather::<_, 1>(from, range, k, to)),
         }
     }
     /// The elements as a product reads them: f32 in panels, or bf16 in pairs.
@@ -141,19 +152,31 @@ fn scatter<T>(data: &mut [T], k: usize, from: &[f32], at: impl Fn(usize, usize) 
     }
 }
 
-/// Rows `range` with `k` inputs, row-major, from where they lie.
-fn gather<T: Copy>(
-    data: &[T],
-    range: Range<usize>,
-    k: usize,
-    at: impl Fn(usize, usize) -> usize,
-    widen: impl Fn(T) -> f32,
-) -> Vec<f32> {
-    let mut out = Vec::with_capacity(range.len() * k);
-    for row in range {
-        out.extend((0..k).map(|k| widen(data[at(row, k)])));
+/// Inputs of a panel that are taken together, while the first cache holds them.
+const TOGETHER: usize = 32;
+
+/// Rows `range` with `k` inputs, row-major, from panels of `[k / SIDE][32][SIDE]`, of which the first has row
+/// `range.start`.
+fn gather<T: Element, const SIDE: usize>(data: &[T], range: Range<usize>, k: usize, to: &mut [f32]) {
+    let mut row = range.start;
+    while row < range.end {
+        let panel = row / PANEL;
+        let rows = row..range.end.min((panel + 1) * PANEL);
+        let (from, to) =
+            (&data[(panel - range.start / PANEL) * PANEL * k..][..PANEL * k], &mut to[(row - range.start) * k..]);
+        for (block, from) in from.chunks(TOGETHER * PANEL).enumerate() {
+            let inputs = block * TOGETHER..k.min((block + 1) * TOGETHER);
+            for (row, to) in rows.clone().zip(to.chunks_exact_mut(k)) {
+                let at = row % PANEL * SIDE;
+                for (to, from) in to[inputs.clone()].chunks_exact_mut(SIDE).zip(from.chunks_exact(PANEL * SIDE)) {
+                    for (to, from) in to.iter_mut().zip(&from[at..at + SIDE]) {
+                        *to = from.widen();
+                    }
+                }
+            }
+        }
+        row = rows.end;
     }
-    out
 }
 
 impl std::fmt::Debug for Matrix {

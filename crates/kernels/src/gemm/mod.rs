@@ -11,7 +11,7 @@
 //!
 //! Numbers in bf16 ([`ProductDType::Bf16`]) are multiplied on tiles where the instruction set has them (`tiles.rs`);
 //! what follows is about chains. Where two of their terms are multiplied by one instruction ([`Isa::has_dots`]), they
-//! are packed as words of two; the bits are the same.
+//! are packed as words of two; the bits are the same. What is packed ahead of the tasks, by all threads: `prepack.rs`.
 //!
 //! Cutting the depth into blocks stores chains to f32 memory and loads them again, which is exact. Operands in bf16 are
 //! widened where they are packed, which is exact too: their chains are those of the widened numbers.
@@ -66,6 +66,8 @@ pub(crate) enum Right<'a> {
     Rows(Elements<'a>, usize),
     /// `[⌈n/32⌉][depth/32][16][32][2]`: packed tiles.
     Tiles(&'a [bf16]),
+    /// `[⌈n/32⌉][⌈depth/2⌉][32]`: packed words.
+    Words(&'a [f32]),
 }
 
 /// What the factors of a product are.
@@ -186,7 +188,7 @@ impl<'a> Product<'a> {
             Right::Panels(data) => assert!(data.len() >= panels * depth * PANEL && paired(data, depth)),
             Right::Transposed(data) => assert!(data.len() >= depth.div_ceil(PANEL) * n * PANEL && paired(data, n)),
             Right::Rows(data, stride) => strided(data.len(), depth, n, stride),
-            Right::Tiles(_) => unreachable!("packed by the product itself"),
+            Right::Tiles(_) | Right::Words(_) => unreachable!("packed by the product itself"),
         }
         match o.order {
             Order::Rows(stride) => strided(o.c.len(), m, n, stride),
@@ -220,15 +222,21 @@ impl<'a> Product<'a> {
         if self.m == 0 || self.n == 0 {
             return;
         }
-        if self.prepacks() { self.run_prepacked(cpu) } else { self.multiply(cpu) }
+        if self.prepacks() {
+            self.run_prepacked(cpu);
+        } else if self.zips() {
+            self.run_zipped(cpu);
+        } else {
+            self.multiply(cpu);
+        }
     }
 
     /// Computes it with operands that the tasks pack themselves, but for rows that several of them read.
     fn multiply(&self, cpu: &Cpu) {
         let plan = Plan::new(self, cpu.threads());
         let tasks = plan.row_blocks * plan.groups;
-        if self.shares_rows() && plan.groups > 1 {
-            plan.with_strips(cpu, |product| cpu.run(tasks, &Plan { product, ..plan }));
+        if self.zips() || self.shares_rows() && plan.groups > 1 {
+            plan.with_packed(cpu, |product| cpu.run(tasks, &Plan { product, ..plan }));
         } else {
             cpu.run(tasks, &plan);
         }

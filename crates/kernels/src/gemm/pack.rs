@@ -105,7 +105,7 @@ impl Product<'_> {
                 }
                 (to.as_ptr(), panel)
             }
-            Right::Tiles(_) => unreachable!("tiles are not read by chains"),
+            Right::Tiles(_) | Right::Words(_) => unreachable!("not read term by term"),
         }
     }
 }

@@ -105,7 +105,7 @@ pub(super) fn pack_right<V: Simd>(product: &Product<'_>, steps: &Steps, panel: u
         Right::Panels(Elements::F32(_)) | Right::Transposed(Elements::F32(_)) => {
             unreachable!("a weight in f32 is not multiplied on tiles")
         }
-        Right::Tiles(_) => unreachable!("packed already"),
+        Right::Tiles(_) | Right::Words(_) => unreachable!("packed already"),
     }
 }
 

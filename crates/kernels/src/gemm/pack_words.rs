@@ -44,6 +44,10 @@ impl Product<'_> {
         depth: Range<usize>,
         to: &mut [f32],
     ) -> (*const f32, usize) {
+        if let Right::Words(packed) = self.right {
+            let pitch = self.depth.div_ceil(2) * PANEL;
+            return (packed[panels.start * pitch + depth.start / 2 * PANEL..].as_ptr(), pitch);
+        }
         let pitch = depth.len().next_multiple_of(PANEL) / 2 * PANEL;
         for (panel, to) in panels.zip(to.chunks_exact_mut(pitch.max(1))) {
             let columns = panel * PANEL..self.n.min((panel + 1) * PANEL);
@@ -61,15 +65,25 @@ impl Product<'_> {
                         transpose::<V>(&data[of(columns.start)..of(columns.end)], to);
                     }
                 }
-                Right::Rows(Elements::F32(data), stride) => zip::<V, f32>(data, stride, depth.clone(), columns, to),
-                Right::Rows(Elements::Bf16(data), stride) => zip::<V, bf16>(data, stride, depth.clone(), columns, to),
+                Right::Rows(..) => self.zip::<V>(depth.clone(), panel, &mut [to]),
                 Right::Panels(Elements::F32(_)) | Right::Transposed(Elements::F32(_)) => {
                     unreachable!("a weight in f32 is not multiplied in words")
                 }
-                Right::Tiles(_) => unreachable!("tiles are not read by chains"),
+                Right::Tiles(_) | Right::Words(_) => unreachable!("packed already, or for tiles"),
             }
         }
         (to.as_ptr(), pitch)
+    }
+
+    /// Rows `depth` of the right operand, from an even one on, in panels from `first` on: `[⌈rows/2⌉][32]` words each.
+    #[inline(always)]
+    pub(super) fn zip<V: Simd>(&self, depth: Range<usize>, first: usize, to: &mut [&mut [f32]]) {
+        let columns = first * PANEL..self.n.min((first + to.len()) * PANEL);
+        match self.right {
+            Right::Rows(Elements::F32(data), stride) => zip::<V, f32>(data, stride, depth, columns, to),
+            Right::Rows(Elements::Bf16(data), stride) => zip::<V, bf16>(data, stride, depth, columns, to),
+            _ => unreachable!("only rows are zipped"),
+        }
     }
 }
 
@@ -162,19 +176,21 @@ fn columns<V: Simd, E: Element>(
         for (strip, to) in which.clone().zip(to.chunks_mut(strips.pitch())) {
             let columns = strips.rows(strip);
             for word in first..words.min(first + ROWS_TOGETHER) {
-                let row = |row: usize| {
-                    if row >= depth.end {
-                        return V::splat(-0.0);
-                    }
-                    let from = &data[row * stride + columns.start..];
-                    // What lies beside the columns is not used, but faster read than masked.
-                    bf16_of::<V, E>(from, if from.len() >= LANES { LANES } else { columns.len() })
-                };
                 let k = depth.start + 2 * word;
-                V::word(row(k), row(k + 1)).store(&mut to[word * strips.most..]);
+                let at = |row: usize| row * stride + columns.start;
+                let even = beside::<V, E>(&data[at(k)..], columns.len());
+                let odd =
+                    if k + 1 < depth.end { beside::<V, E>(&data[at(k + 1)..], columns.len()) } else { V::splat(-0.0) };
+                V::word(even, odd).store(&mut to[word * strips.most..]);
             }
         }
     }
+}
+
+/// The first `n` ≤ 16 elements of `from` as bf16. What lies beside them is not used, but faster read than masked.
+#[inline(always)]
+fn beside<V: Simd, E: Element>(from: &[E], n: usize) -> V {
+    bf16_of::<V, E>(from, if from.len() >= LANES { LANES } else { n })
 }
 
 /// The first `n` ≤ 16 elements of `from`, rounded if they are f32, the rest 0.
@@ -184,19 +200,34 @@ fn bf16_of<V: Simd, E: Element>(from: &[E], n: usize) -> V {
     if E::FLUSHES { lanes } else { lanes.rounded_to_bf16() }
 }
 
-/// Rows `depth` of row-major data, two by two: `[⌈depth/2⌉][32]`; what does not exist is 0.
+/// Rows `depth` of row-major data, two by two, 32 columns to each of `to`: `[⌈depth/2⌉][32]`; what does not exist is 0.
 #[inline(always)]
-fn zip<V: Simd, E: Element>(data: &[E], stride: usize, depth: Range<usize>, columns: Range<usize>, to: &mut [f32]) {
-    for (k, to) in depth.clone().step_by(2).zip(to.chunks_exact_mut(PANEL)) {
-        for (at, to) in (columns.start..).step_by(LANES).zip(to.chunks_exact_mut(LANES)) {
-            let n = columns.end.saturating_sub(at).min(LANES);
-            let row = |k: usize| {
-                if k >= depth.end || n == 0 {
-                    return V::splat(0.0);
+fn zip<V: Simd, E: Element>(
+    data: &[E],
+    stride: usize,
+    depth: Range<usize>,
+    columns: Range<usize>,
+    to: &mut [&mut [f32]],
+) {
+    for (word, k) in depth.clone().step_by(2).enumerate() {
+        for (to, first) in to.iter_mut().zip((columns.start..).step_by(PANEL)) {
+            let to = &mut to[word * PANEL..][..PANEL];
+            if k + 1 < depth.end && first + PANEL <= columns.end {
+                let (even, odd) = (&data[k * stride + first..][..PANEL], &data[(k + 1) * stride + first..][..PANEL]);
+                for (at, to) in [0, LANES].into_iter().zip(to.chunks_exact_mut(LANES)) {
+                    let (even, odd) = (&even[at..], &odd[at..]);
+                    V::word(bf16_of::<V, E>(even, LANES), bf16_of::<V, E>(odd, LANES)).store(to);
                 }
-                bf16_of::<V, E>(&data[k * stride + at..][..n], n)
-            };
-            V::word(row(k), row(k + 1)).store(to);
+                continue;
+            }
+            for (at, to) in (first..).step_by(LANES).zip(to.chunks_exact_mut(LANES)) {
+                let n = columns.end.saturating_sub(at).min(LANES);
+                let mut rows = [V::splat(0.0); 2];
+                for (k, row) in (k..depth.end).zip(&mut rows).take(if n == 0 { 0 } else { 2 }) {
+                    *row = bf16_of::<V, E>(&data[k * stride + at..][..n], n);
+                }
+                V::word(rows[0], rows[1]).store(to);
+            }
         }
     }
 }

@@ -70,6 +70,10 @@ impl Product<'_> {
                 (data, (depth.start * self.n) + panel * PANEL * PANEL, PANEL, self.n * PANEL)
             }
             Right::Rows(data, stride) => (data, depth.start * stride + panel * PANEL, stride, stride * PANEL),
+            Right::Words(data) => {
+                let of_panel = self.depth.div_ceil(2) * PANEL;
+                (Elements::F32(data), panel * of_panel + depth.start / 2 * PANEL, PANEL, PANEL * PANEL)
+            }
             Right::Tiles(_) => unreachable!("tiles are not read by chains"),
         };
         let (from, size) = match data {
@@ -81,7 +85,7 @@ impl Product<'_> {
             width: PANEL * size,
             pitch: pitch * size,
             jump: jump * size,
-            rows: 0..depth.len(),
+            rows: 0..if let Right::Words(_) = self.right { depth.len().div_ceil(2) } else { depth.len() },
         }
     }
 }

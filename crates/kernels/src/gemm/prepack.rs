@@ -13,16 +13,18 @@
 //! outputs, which is exact.
 //!
 //! Of chains, rows are packed ahead that all tasks read: there are few rows then, so that each multiplies little with
-//! what it would pack for itself. Panels are not: in f32 they take twice the memory, and that was no faster.
+//! what it would pack for itself. Panels are not in f32, where they take twice the memory and that was no faster; but
+//! `d_y` is, where words of two rows are multiplied.
 
 use super::plan::{Plan, Strips, cut};
+use super::tile::MAX_DEPTH;
 use super::tiles::{self, Steps};
 use super::{Left, Product, Right, lines, pack_tiles};
 use crate::device::Cpu;
 use crate::matrix::PANEL;
 use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::tiles::{DEPTH, SIDE, TILE, Unit};
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, LANES, Simd};
 use crate::tensor::Elements;
 use half::bf16;
 use std::cell::RefCell;
@@ -39,6 +41,13 @@ const LEAST: usize = if cfg!(test) { 1 << 15 } else { 1 << 20 };
 const LEAST_SHARED: usize = if cfg!(test) { 1 << 6 } else { 1 << 16 };
 const MOST_SHARED: usize = 1 << 22;
 
+/// The most elements of both operands that are zipped at once: 16 MiB, in words.
+const ZIPPED: usize = if cfg!(test) { 1 << 11 } else { 1 << 23 };
+/// Fewer outputs than this are not worth a parallel region of zipping.
+const LEAST_ZIPPED: usize = if cfg!(test) { 1 << 8 } else { 1 << 14 };
+/// Words of a column that a task zips: what is read of a page is read in one go, and what is written of a panel, too.
+const WORDS: usize = 8;
+
 /// Panels of rows that are packed together: what is read of a row in one go.
 const TOGETHER: usize = 4;
 
@@ -49,7 +58,7 @@ impl Product<'_> {
             Right::Rows(..) => true,
             // Whole panels of the weight, so that none has padding inside the depth.
             Right::Transposed(_) => self.m > tiles::ROWS && self.depth.is_multiple_of(PANEL),
-            Right::Panels(_) | Right::Tiles(_) => false,
+            Right::Panels(_) | Right::Tiles(_) | Right::Words(_) => false,
         };
         several && self.tiles.is_some() && self.m * self.n * self.depth >= LEAST
     }
@@ -71,18 +80,18 @@ impl Product<'_> {
                 Tiles { product: self, steps, taken: taken.clone(), a: Disjoint::new(to_a), b: Disjoint::new(to_b) };
             cpu.run(taken.len(), &tasks);
             let depth = steps.terms(taken.start).start..steps.terms(taken.end - 1).end;
-            let left = if a > 0 { Left::Tiles(to_a) } else { self.left_from(&depth) };
+            let left = if a > 0 { Left::Tiles(to_a) } else { self.left_from(depth.start) };
             // The steps of columns are packed whole, with zeros where terms are missing.
             let terms = if a > 0 { DEPTH * taken.len() } else { depth.len() };
             self.span(&depth, left, Right::Tiles(to_b), (unit, Steps::One(terms))).multiply(cpu);
         }
     }
 
-    /// The left operand from term `depth.start` on.
-    fn left_from(&self, depth: &Range<usize>) -> Left<'_> {
+    /// The left operand from term `start` on.
+    fn left_from(&self, start: usize) -> Left<'_> {
         match self.left {
-            Left::Rows(data, stride) => Left::Rows(data.range(depth.start..data.len()), stride),
-            Left::Columns(data, stride) => Left::Columns(data.range(depth.start * stride..data.len()), stride),
+            Left::Rows(data, stride) => Left::Rows(data.range(start..data.len()), stride),
+            Left::Columns(data, stride) => Left::Columns(data.range(start * stride..data.len()), stride),
             Left::Tiles(_) | Left::Strips(_) => unreachable!("packed already"),
         }
     }
@@ -102,14 +111,43 @@ impl Product<'_> {
 }
 
 impl Product<'_> {
+    /// Whether both operands are packed ahead, as words.
+    pub(super) fn zips(&self) -> bool {
+        let words = self.together() == 2 && self.tiles.is_none();
+        words
+            && matches!(self.right, Right::Rows(..))
+            && self.depth > 0
+            && self.m > 1
+            && self.m * self.n >= LEAST_ZIPPED
+    }
+
+    /// Zips and multiplies, a block of the depth at a time.
+    pub(super) fn run_zipped(&self, cpu: &Cpu) {
+        let Right::Rows(data, stride) = self.right else { unreachable!("only rows are zipped") };
+        for words in spans(self.depth.div_ceil(2), (ZIPPED / 2 / (self.m + self.n)).min(MAX_DEPTH)) {
+            let depth = 2 * words.start..self.depth.min(2 * words.end);
+            let product = Product {
+                depth: depth.len(),
+                left: self.left_from(depth.start),
+                right: Right::Rows(data.range(depth.start * stride..data.len()), stride),
+                accumulate: self.accumulate || depth.start > 0,
+                bias: self.bias.filter(|_| depth.end == self.depth),
+                tiles: None,
+                ..*self
+            };
+            product.multiply(cpu);
+        }
+    }
+
     /// Whether rows that several groups of panels read are packed once for all of them.
     pub(super) fn shares_rows(&self) -> bool {
-        self.packs_rows() && (LEAST_SHARED..=MOST_SHARED).contains(&(self.m * self.depth))
+        let shared = (LEAST_SHARED..=MOST_SHARED).contains(&(self.m * self.depth));
+        self.packs_rows() && (shared || self.zips())
     }
 
     /// Whether there are so few rows that each task packs them for itself.
     pub(super) fn packs_few_rows(&self) -> bool {
-        self.packs_rows() && self.m * self.depth < LEAST_SHARED
+        self.packs_rows() && self.m * self.depth < LEAST_SHARED && !self.zips()
     }
 
     fn packs_rows(&self) -> bool {
@@ -118,8 +156,8 @@ impl Product<'_> {
 }
 
 impl Plan<'_> {
-    /// Calls `f` with the product, whose rows are packed.
-    pub(super) fn with_strips(&self, cpu: &Cpu, f: impl FnOnce(&Product<'_>)) {
+    /// Calls `f` with the product, whose rows are packed, and whose columns are where it [zips](Product::zips).
+    pub(super) fn with_packed(&self, cpu: &Cpu, f: impl FnOnce(&Product<'_>)) {
         /// Elements of all strips.
         struct Room<'a>(&'a Plan<'a>);
         impl Kernel for Room<'_> {
@@ -132,10 +170,43 @@ impl Plan<'_> {
         }
         PACKED.with_borrow_mut(|memory| {
             let (blocks, parts) = (self.product.blocks().len(), cpu.threads());
-            let to = lines(memory, cpu.isa().run(Room(self)));
-            cpu.run(self.row_blocks * blocks * parts, &Rows { plan: self, blocks, parts, to: Disjoint::new(to) });
-            f(&Product { left: Left::Strips(to), tiles: None, ..*self.product });
+            let of_strips = cpu.isa().run(Room(self)).next_multiple_of(LANES);
+            let words = if self.product.zips() { self.product.depth.div_ceil(2) } else { 0 };
+            let to = lines(memory, of_strips + self.panels * words * PANEL);
+            let (strips, panels) = to.split_at_mut(of_strips);
+            let rows = Rows { plan: self, blocks, parts, to: Disjoint::new(strips) };
+            let tasks = Packing { rows, words, to: Disjoint::new(panels) };
+            cpu.run(tasks.rows.tasks() + words.div_ceil(WORDS), &tasks);
+            let right = if words > 0 { Right::Words(panels) } else { self.product.right };
+            f(&Product { left: Left::Strips(strips), right, tiles: None, ..*self.product });
         });
+    }
+}
+
+/// Packs rows, then zips columns, [`WORDS`] of all of them in a task.
+struct Packing<'a> {
+    rows: Rows<'a>,
+    /// Of each column; none: only rows are packed.
+    words: usize,
+    /// `[⌈n/32⌉][words][32]`
+    to: Disjoint<'a, f32>,
+}
+
+impl Tasks for Packing<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        let Some(index) = index.checked_sub(self.rows.tasks()) else { return self.rows.task::<V>(index) };
+        let (plan, words) = (self.rows.plan, index * WORDS..self.words.min((index + 1) * WORDS));
+        let depth = 2 * words.start..plan.product.depth.min(2 * words.end);
+        for first in (0..plan.panels).step_by(TOGETHER) {
+            let mut to: [&mut [f32]; TOGETHER] = [0, 1, 2, 3].map(|i| {
+                let len = if first + i < plan.panels { words.len() * PANEL } else { 0 };
+                let at = ((first + i) * self.words + words.start) * PANEL * len.min(1);
+                // SAFETY: each task has its own words.
+                unsafe { self.to.slice(at..at + len) }
+            });
+            plan.product.zip::<V>(depth.clone(), first, &mut to[..TOGETHER.min(plan.panels - first)]);
+        }
     }
 }
 
@@ -147,9 +218,13 @@ struct Rows<'a> {
     to: Disjoint<'a, f32>,
 }
 
-impl Tasks for Rows<'_> {
+impl Rows<'_> {
+    fn tasks(&self) -> usize {
+        self.plan.row_blocks * self.blocks * self.parts
+    }
+
     #[inline(always)]
-    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+    fn task<V: Simd>(&self, index: usize) {
         let (product, of_rows, part) = (self.plan.product, index / self.parts, index % self.parts);
         let (rows, block) = (self.plan.rows::<V>(of_rows / self.blocks), of_rows % self.blocks);
         let strips = Strips::new::<V>(rows);

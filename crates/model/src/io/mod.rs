@@ -1,11 +1,12 @@
 //! Weight files: Hugging Face directories in, Hugging Face directories out.
 //!
 //! Reading: `model.safetensors`, or the shards that `model.safetensors.index.json` lists; f32, f16 or bf16,
-//! memory-mapped, and widened, handed over and released one tensor after the other. Writing: the same, each file
-//! under a temporary name until it is complete and on disk.
+//! memory-mapped, and widened, handed over and released one tensor after the other. Writing: the same in pieces that
+//! the cache holds, each file under a temporary name until it is complete and on disk.
 //!
 //! It does not know how weights are held in memory: whoever holds them is a [`TensorSink`] or a [`TensorSource`].
 
+mod direct;
 mod read;
 mod safetensors;
 mod save;
@@ -59,6 +60,15 @@ pub trait TensorSink {
 pub trait TensorSource {
     /// Every tensor that it has, in the order in which they are written.
     fn tensors(&self) -> Vec<TensorSpec>;
-    /// The elements, row-major, of one of its tensors.
-    fn get(&self, name: &str) -> Result<Vec<f32>>;
+    /// Hands over the elements, row-major, of one of its tensors, piece after piece.
+    fn read(&self, name: &str, take: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()>;
+    /// All of them.
+    fn get(&self, name: &str) -> Result<Vec<f32>> {
+        let mut all = Vec::new();
+        self.read(name, &mut |piece| {
+            all.extend_from_slice(piece);
+            Ok(())
+        })?;
+        Ok(all)
+    }
 }

@@ -167,18 +167,19 @@ pub(super) fn header(specs: &[super::TensorSpec], dtype: FileDType, metadata: &[
 
 /// The bytes of `data` as `dtype`; none if a finite element is too large for it.
 pub(super) fn narrowed(data: &[f32], dtype: FileDType, bytes: &mut Vec<u8>) -> Option<()> {
-    bytes.clear();
+    /// Vectors come of lengths that are known; `extend` asks for room at each element.
+    fn put<const N: usize>(data: &[f32], bytes: &mut Vec<u8>, narrow: impl Fn(f32) -> [u8; N]) {
+        bytes.resize(N * data.len(), 0);
+        bytes.as_chunks_mut().0.iter_mut().zip(data).for_each(|(to, &x)| *to = narrow(x));
+    }
     match dtype {
-        FileDType::F32 => data.iter().for_each(|x| bytes.extend(x.to_le_bytes())),
-        FileDType::Bf16 => data.iter().for_each(|&x| bytes.extend(bf16::from_f32(x).to_le_bytes())),
+        FileDType::F32 => put(data, bytes, f32::to_le_bytes),
+        FileDType::Bf16 => put(data, bytes, |x| bf16::from_f32(x).to_le_bytes()),
         FileDType::F16 => {
-            for &x in data {
-                let narrow = f16::from_f32(x);
-                if x.is_finite() && !narrow.is_finite() {
-                    return None;
-                }
-                bytes.extend(narrow.to_le_bytes());
+            if data.iter().any(|&x| x.is_finite() && !f16::from_f32(x).is_finite()) {
+                return None;
             }
+            put(data, bytes, |x| f16::from_f32(x).to_le_bytes());
         }
     }
     Some(())

@@ -1,12 +1,13 @@
 //! Writing a model directory.
 
+use super::direct::DirectFile;
 use super::safetensors::{header, narrowed};
 use super::{CHECKSUM, TensorSource, TensorSpec, ZERO_CHECKSUM, find_checksum};
 use crate::{Error, FileDType, ModelConfig, Result};
 use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::hash::Hasher;
-use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use twox_hash::XxHash3_64;
 
@@ -89,9 +90,9 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> R
     let name = path.file_name().ok_or_else(|| Error::file(path, "is no file name"))?;
     let temporary = path.with_file_name(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
     let attempt = || {
-        let mut file = BufWriter::with_capacity(1 << 20, File::create(&temporary).map_err(fail)?);
+        let mut file = DirectFile::create(&temporary).map_err(fail)?;
         write(&mut file)?;
-        file.into_inner().map_err(|e| fail(e.into_error()))?.sync_all().map_err(fail)?;
+        file.finish().map_err(fail)?;
         std::fs::rename(&temporary, path).map_err(fail)?;
         sync_directory(path.parent().unwrap_or(Path::new(".")))
     };
@@ -231,17 +232,20 @@ fn write_file(
         put(out, &header)?;
         let mut bytes = Vec::new();
         for spec in specs {
-            let data = source.get(&spec.name)?;
+            let mut count = 0;
+            source.read(&spec.name, &mut |piece| {
+                if narrowed(piece, dtype, &mut bytes).is_none() {
+                    let message = format!("has an element too large for {}", dtype.config_name());
+                    return Err(Error::tensor(path, &spec.name, message));
+                }
+                count += piece.len();
+                put(out, &bytes)
+            })?;
             let expected: usize = spec.shape.iter().product();
-            if data.len() != expected {
-                let message = format!("has {} elements, its shape {:?} has {expected}", data.len(), spec.shape);
+            if count != expected {
+                let message = format!("has {count} elements, its shape {:?} has {expected}", spec.shape);
                 return Err(Error::tensor(path, &spec.name, message));
             }
-            if narrowed(&data, dtype, &mut bytes).is_none() {
-                let message = format!("has an element too large for {}", dtype.config_name());
-                return Err(Error::tensor(path, &spec.name, message));
-            }
-            put(out, &bytes)?;
         }
         let at = find_checksum(&header).expect("it was put there").start;
         out.seek(SeekFrom::Start(at as u64)).map_err(fail)?;

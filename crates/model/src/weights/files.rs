@@ -35,8 +35,11 @@ fn listed(params: &Params, role: Option<Role>) -> Vec<TensorSpec> {
     parts.map(|p| TensorSpec { name: p.name.clone(), shape: p.shape.clone() }).collect()
 }
 
-fn get(params: &Params, name: &str) -> Result<Vec<f32>> {
-    params.read(name).ok_or_else(|| unknown(name))
+/// What takes the pieces of a tensor.
+type Take<'a> = &'a mut dyn FnMut(&[f32]) -> Result<()>;
+
+fn read(params: &Params, name: &str, take: Take<'_>) -> Result<()> {
+    params.read_pieces(name, take).ok_or_else(|| unknown(name))?
 }
 
 fn put(params: &mut Params, name: &str, data: &[f32]) -> Result<()> {
@@ -51,8 +54,8 @@ impl TensorSource for Named<'_> {
     fn tensors(&self) -> Vec<TensorSpec> {
         listed(self.params, None)
     }
-    fn get(&self, name: &str) -> Result<Vec<f32>> {
-        get(self.params, name)
+    fn read(&self, name: &str, take: Take<'_>) -> Result<()> {
+        read(self.params, name, take)
     }
 }
 
@@ -70,8 +73,8 @@ impl TensorSource for Weights {
     fn tensors(&self) -> Vec<TensorSpec> {
         tensor_specs(&self.config)
     }
-    fn get(&self, name: &str) -> Result<Vec<f32>> {
-        get(&self.params, name)
+    fn read(&self, name: &str, take: Take<'_>) -> Result<()> {
+        read(&self.params, name, take)
     }
 }
 
@@ -110,8 +113,8 @@ impl TensorSource for AdapterFiles<'_> {
     fn tensors(&self) -> Vec<TensorSpec> {
         of_adapter(self.0)
     }
-    fn get(&self, name: &str) -> Result<Vec<f32>> {
-        get(self.0, own_name(name))
+    fn read(&self, name: &str, take: Take<'_>) -> Result<()> {
+        read(self.0, own_name(name), take)
     }
 }
 

@@ -3,9 +3,13 @@
 use super::linear::{Linear, LowRank};
 use super::lora::{LoraConfig, adapter_specs};
 use super::spec::{ParamSpec, specs};
-use crate::{Head, ModelConfig};
+use crate::{Head, ModelConfig, Result};
+use kernels::matrix::PANEL;
 use kernels::{DType, Matrix, Memory, Tensor};
 use std::ops::Range;
+
+/// Elements of a piece of a tensor: 1 MiB. (Small in tests, for several of them.)
+const PIECE: usize = if cfg!(test) { 1 << 7 } else { 1 << 18 };
 
 /// One number per parameter of a decoder.
 ///
@@ -171,6 +175,24 @@ impl Params {
             Slot::Matrix(m) => (rows.end <= m.rows()).then(|| m.unpack_rows(rows))?,
             Slot::Vector(v) => (rows.end <= v.shape()[0]).then(|| v.rows(rows).to_vec_f32())?,
         })
+    }
+    /// [`Params::read`] piece after piece, each of which is in the cache when it is taken.
+    pub fn read_pieces(&self, name: &str, take: &mut dyn FnMut(&[f32]) -> Result<()>) -> Option<Result<()>> {
+        let (index, rows) = self.find(name)?;
+        match self.slots()[index] {
+            Slot::Matrix(m) if rows.end <= m.rows() => {
+                let step = (PIECE / m.cols().max(1) / PANEL).max(1) * PANEL;
+                let mut room = vec![0.0; step.min(rows.len()) * m.cols()];
+                Some(rows.clone().step_by(step).try_for_each(|first| {
+                    let some = first..rows.end.min(first + step);
+                    let piece = &mut room[..some.len() * m.cols()];
+                    m.unpack_rows_into(some, piece);
+                    take(piece)
+                }))
+            }
+            Slot::Vector(v) if rows.end <= v.shape()[0] => Some(take(&v.rows(rows).to_vec_f32())),
+            _ => None,
+        }
     }
     /// Overwrites the tensor that files call `name` with row-major elements, rounded if the tree is bf16; false if
     /// there is none of that name, or it is frozen here.

@@ -6,6 +6,7 @@
 //! then gathered into rows through the list of writes.
 
 use super::backward_amx::BackwardTasks as OnTiles;
+use super::backward_pairs::BackwardTasks as InPairs;
 use super::cpu::{Places, extent, on_tiles, staircase};
 use super::product::{Product, Right};
 use super::{BLOCK, Backward, Geometry, pages};
@@ -82,6 +83,43 @@ fn visits(g: &Geometry, places: &Places<'_>, group: Range<usize>, pages: &mut [P
 /// Query heads in a tile, about.
 const TILE: usize = 36;
 
+/// Rows in a tile.
+pub(super) fn rows_of_tile(g: &Geometry) -> usize {
+    (TILE / g.group()).max(1)
+}
+
+/// Sets Σ d_out · out of all pairs of a group under one kv head, and their queries' gradients to 0.
+#[inline(always)]
+pub(super) fn begin<V: Simd, E: Element>(
+    g: &Geometry,
+    rows: Range<usize>,
+    head: usize,
+    (d_out, out): (&[f32], &[E]),
+    d_qkv: &Disjoint<'_, f32>,
+    delta: &mut [f32],
+) {
+    let (hd, per) = (g.head_dim, g.group());
+    for (i, row) in rows.enumerate() {
+        for h in 0..per {
+            let at = (row * g.heads + head * per + h) * hd;
+            delta[i * per + h] = dot_rounded::<V, E>(&d_out[at..at + hd], &out[at..at + hd]);
+        }
+        let at = row * g.width() + head * per * hd;
+        // SAFETY: this row's queries under this kv head are the task's alone.
+        unsafe { d_qkv.slice(at..at + per * hd) }.fill(0.0);
+    }
+}
+
+/// Sets the gradients of a page's slots to 0 before the group's first rows look at it.
+#[inline(always)]
+pub(super) fn clear(visit: &Visit, hd: usize, d_keys: &mut [f32], d_values: &mut [f32]) {
+    if visit.first {
+        let columns = visit.end.next_multiple_of(LANES);
+        d_keys.chunks_exact_mut(BLOCK).for_each(|key| key[..columns].fill(0.0));
+        d_values[..visit.end * hd].fill(0.0);
+    }
+}
+
 struct BackwardTasks<'a, E> {
     isa: Isa,
     geometry: Geometry,
@@ -96,16 +134,12 @@ struct BackwardTasks<'a, E> {
     d_qkv: Disjoint<'a, f32>,
     d_keys: Disjoint<'a, f32>,
     d_values: Disjoint<'a, f32>,
-    /// Whether keys and values are kept in pairs.
-    pairs: bool,
 }
 
 /// A page under one kv head, and room for its tiles.
 struct Work<'s> {
     /// `[64, hd]`
     keys: &'s mut [f32],
-    /// `[hd, 64]`, if they do not lie so.
-    keys_of_dims: &'s mut [f32],
     /// `[hd, 64]`
     values: &'s mut [f32],
     /// `[pairs, hd]` each. Pairs are (row, query head), row by row.
@@ -125,13 +159,11 @@ impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let (g, hd, per) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
         let ((rows, visits), head) = (&self.groups[index / g.kv_heads], index % g.kv_heads);
-        let rows_of_tile = (TILE / per).max(1);
+        let rows_of_tile = rows_of_tile(g);
         let pairs = rows_of_tile * per;
 
-        let of_dims = if self.pairs { BLOCK * hd } else { 0 };
-        let scratch = scratch.f32(rows.len() * per + of_dims + 2 * BLOCK * hd + pairs * (3 * hd + 2 * BLOCK));
+        let scratch = scratch.f32(rows.len() * per + 2 * BLOCK * hd + pairs * (3 * hd + 2 * BLOCK));
         let (delta, rest) = scratch.split_at_mut(rows.len() * per);
-        let (keys_of_dims, rest) = rest.split_at_mut(of_dims);
         let (keys, rest) = rest.split_at_mut(BLOCK * hd);
         let (values, rest) = rest.split_at_mut(BLOCK * hd);
         let (q, rest) = rest.split_at_mut(pairs * hd);
@@ -139,36 +171,21 @@ impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
         let (d_q, rest) = rest.split_at_mut(pairs * hd);
         let (p, d_s) = rest.split_at_mut(pairs * BLOCK);
 
-        for (i, row) in rows.clone().enumerate() {
-            for h in 0..per {
-                let at = (row * g.heads + head * per + h) * hd;
-                delta[i * per + h] = dot_rounded::<V, E>(&self.d_out[at..at + hd], &self.out[at..at + hd]);
-            }
-            let at = row * g.width() + head * per * hd;
-            // SAFETY: this row's queries under this kv head are this task's alone.
-            unsafe { self.d_qkv.slice(at..at + per * hd) }.fill(0.0);
-        }
-        let mut work = Work { keys, keys_of_dims, values, q, d_out, d_q, p, d_s, delta };
+        begin::<V, E>(g, rows.clone(), head, (self.d_out, self.out), &self.d_qkv, delta);
+        let mut work = Work { keys, values, q, d_out, d_q, p, d_s, delta };
         for visit in visits {
             let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
             // SAFETY: the group's pages under this kv head are this task's alone.
             let (d_keys, d_values) =
                 unsafe { (self.d_keys.slice(at..at + BLOCK * hd), self.d_values.slice(at..at + BLOCK * hd)) };
-            if visit.first {
-                let columns = visit.end.next_multiple_of(LANES);
-                d_keys.chunks_exact_mut(BLOCK).for_each(|key| key[..columns].fill(0.0));
-                d_values[..visit.end * hd].fill(0.0);
-            }
+            clear(visit, hd, d_keys, d_values);
             // Both transposed: short sequences fill little of a page, so only slots in use.
             let (keys, values) = (&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]);
             for (slot, to) in work.keys.chunks_exact_mut(hd).take(visit.end).enumerate() {
-                to.iter_mut().enumerate().for_each(|(i, to)| *to = keys[pages::key(self.pairs, slot, i)].widen());
-            }
-            for (i, to) in work.keys_of_dims.chunks_exact_mut(BLOCK).enumerate() {
-                to.iter_mut().enumerate().for_each(|(slot, to)| *to = keys[pages::key(true, slot, i)].widen());
+                to.iter_mut().enumerate().for_each(|(i, to)| *to = keys[i * BLOCK + slot].widen());
             }
             for (i, to) in work.values.chunks_exact_mut(BLOCK).enumerate() {
-                let of_slot = |slot| values[pages::value(self.pairs, hd, slot, i)].widen();
+                let of_slot = |slot: usize| values[slot * hd + i].widen();
                 to[..visit.end].iter_mut().enumerate().for_each(|(slot, to)| *to = of_slot(slot));
             }
             for run in &visit.rows {
@@ -215,15 +232,8 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
         // Scores, as forward forms them, and d_out · v.
         let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
         let (a, out, of_hd) = (&*w.q, &mut *w.p, k.clone());
-        if self.pairs {
-            let b = &*w.keys_of_dims;
-            Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }
-                .compute::<E>(self.isa);
-        } else {
-            let b = &self.keys[at..at + BLOCK * hd];
-            Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }
-                .compute::<E>(self.isa);
-        }
+        let b = &self.keys[at..at + BLOCK * hd];
+        Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }.compute::<E>(self.isa);
         let (a, b, out) = (&*w.d_out, &*w.values, &mut *w.d_s);
         Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
         for (i, row) in tile.clone().enumerate() {
@@ -297,7 +307,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
 /// Scores `p` become probabilities exp(z − lse), and `d_s`, which holds d_out · v, becomes p · (d_s − delta) · scale;
 /// both 0 outside `slots`, and rounded to what values are stored in.
 #[inline(always)]
-fn gradients<V: Simd, E: Element>(
+pub(super) fn gradients<V: Simd, E: Element>(
     p: &mut [f32],
     d_s: &mut [f32],
     scale: f32,
@@ -401,11 +411,12 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     if let Some(unit) = on_tiles(cpu, args.qkv.dtype()) {
         key_strides = [g.head_dim, 1];
         run!(OnTiles, bf16, unit: unit);
+    } else if pages::in_pairs(cpu.isa(), args.qkv.dtype(), g.head_dim) {
+        run!(InPairs, bf16, isa: cpu.isa());
     } else if args.qkv.dtype() == DType::Bf16 {
-        let pairs = pages::in_pairs(cpu.isa(), DType::Bf16, g.head_dim);
-        run!(BackwardTasks, bf16, isa: cpu.isa(), pairs: pairs);
+        run!(BackwardTasks, bf16, isa: cpu.isa());
     } else {
-        run!(BackwardTasks, f32, isa: cpu.isa(), pairs: false);
+        run!(BackwardTasks, f32, isa: cpu.isa());
     }
     let tasks = GatherTasks {
         geometry: g,

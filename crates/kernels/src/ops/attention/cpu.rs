@@ -326,7 +326,7 @@ impl<E: Element + Right> ForwardTasks<'_, E> {
 
 /// Numbers that bf16 has, an even number of them, to words of two in the first half of their place.
 #[inline(always)]
-fn words_of<V: Simd>(numbers: &mut [f32]) {
+pub(super) fn words_of<V: Simd>(numbers: &mut [f32]) {
     for at in (0..numbers.len()).step_by(2 * LANES) {
         let n = (numbers.len() - at).min(2 * LANES);
         let mut narrow = [bf16::ZERO; 2 * LANES];

@@ -27,6 +27,7 @@
 
 mod backward;
 mod backward_amx;
+mod backward_pairs;
 mod cpu;
 mod cuda;
 mod pages;

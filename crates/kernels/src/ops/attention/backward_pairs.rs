@@ -1,0 +1,265 @@
+//! Attention in pairs: the backward pass of bf16 where two terms of a sum are multiplied at once.
+//!
+//! Tasks, tiles and sums are those of `backward.rs`, and so are the bits. What the five products read lies in twos
+//! along their sums (words of the left operand, pairs of the right one):
+//!
+//! | product         | sum over   | left                            | right                                        |
+//! |-----------------|------------|---------------------------------|----------------------------------------------|
+//! | S = Q · Kᵀ      | dimensions | q `[pairs][hd/2]`               | the page's keys `[hd/2][64][2]`, as they lie |
+//! | dP = d_out · Vᵀ | dimensions | d_out `[pairs][hd/2]`           | values `[hd/2][64][2]`, turned over          |
+//! | d_K += Qᵀ · dS  | rows       | q `[pairs/2][hd]`               | dS `[pairs/2][64][2]`                        |
+//! | d_V += Pᵀ · d_out | rows     | P `[pairs/2][64]`               | d_out `[pairs/2][hd][2]`                     |
+//! | d_Q += dS · K   | slots      | dS `[pairs][64/2]`              | keys `[64/2][hd][2]`, turned over            |
+//!
+//! A sum over an odd number of rows ends with −0 · 0, which changes nothing.
+
+use super::backward::{Visit, begin, clear, gradients, rows_of_tile};
+use super::cpu::{Places, extent, staircase, words_of};
+use super::product::Product;
+use super::{BLOCK, Geometry};
+use crate::Isa;
+use crate::gemm::halves;
+use crate::ops::lanes::{load, store};
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::simd::element::widen_into;
+use crate::simd::{LANES, Simd};
+use half::bf16;
+use std::ops::Range;
+
+pub(super) struct BackwardTasks<'a> {
+    pub isa: Isa,
+    pub geometry: Geometry,
+    pub places: Places<'a>,
+    pub groups: &'a [(Range<usize>, Vec<Visit>)],
+    pub qkv: &'a [bf16],
+    pub keys: &'a [bf16],
+    pub values: &'a [bf16],
+    pub out: &'a [bf16],
+    pub lse: &'a [f32],
+    pub d_out: &'a [f32],
+    pub d_qkv: Disjoint<'a, f32>,
+    pub d_keys: Disjoint<'a, f32>,
+    pub d_values: Disjoint<'a, f32>,
+}
+
+/// A page under one kv head, and room for its tiles.
+struct Work<'s> {
+    /// `[64/2][hd][2]`
+    keys: &'s mut [bf16],
+    /// `[hd/2][64][2]`
+    values: &'s mut [bf16],
+    /// `[pairs, hd]` each; q and d_out as words in the first half of their rows. Pairs are (row, query head).
+    q: &'s mut [f32],
+    d_out: &'s mut [f32],
+    d_q: &'s mut [f32],
+    /// `[pairs/2][hd]` words, and `[pairs/2][hd][2]`.
+    q_of_rows: &'s mut [f32],
+    d_out_of_rows: &'s mut [bf16],
+    /// `[pairs, 64]`: scores, then probabilities.
+    p: &'s mut [f32],
+    /// `[pairs, 64]`: gradients of the probabilities, then of the products q·k, at last as words in the first half.
+    d_s: &'s mut [f32],
+    /// `[pairs/2][64]` words, and `[pairs/2][64][2]`.
+    p_of_rows: &'s mut [f32],
+    d_s_of_rows: &'s mut [bf16],
+    /// Of all the group's pairs: Σ d_out · out.
+    delta: &'s [f32],
+}
+
+impl Tasks for BackwardTasks<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
+        let (g, hd, per) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
+        let ((rows, visits), head) = (&self.groups[index / g.kv_heads], index % g.kv_heads);
+        let rows_of_tile = rows_of_tile(g);
+        // An even number, so that all are zipped.
+        let pairs = (rows_of_tile * per).next_multiple_of(2);
+
+        let scratch = scratch.f32(rows.len() * per + BLOCK * hd + pairs * (4 * hd + 3 * BLOCK));
+        let (delta, rest) = scratch.split_at_mut(rows.len() * per);
+        let (keys, rest) = rest.split_at_mut(BLOCK / 2 * hd);
+        let (values, rest) = rest.split_at_mut(BLOCK / 2 * hd);
+        let (q, rest) = rest.split_at_mut(pairs * hd);
+        let (d_out, rest) = rest.split_at_mut(pairs * hd);
+        let (d_q, rest) = rest.split_at_mut(pairs * hd);
+        let (q_of_rows, rest) = rest.split_at_mut(pairs / 2 * hd);
+        let (d_out_of_rows, rest) = rest.split_at_mut(pairs / 2 * hd);
+        let (p, rest) = rest.split_at_mut(pairs * BLOCK);
+        let (d_s, rest) = rest.split_at_mut(pairs * BLOCK);
+        let (p_of_rows, d_s_of_rows) = rest.split_at_mut(pairs / 2 * BLOCK);
+        let [keys, values, d_out_of_rows, d_s_of_rows] = [keys, values, d_out_of_rows, d_s_of_rows].map(halves);
+
+        begin::<V, bf16>(g, rows.clone(), head, (self.d_out, self.out), &self.d_qkv, delta);
+        let delta = &*delta;
+        let mut work =
+            Work { keys, values, q, d_out, d_q, q_of_rows, d_out_of_rows, p, d_s, p_of_rows, d_s_of_rows, delta };
+        for visit in visits {
+            let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
+            // SAFETY: the group's pages under this kv head are this task's alone.
+            let (d_keys, d_values) =
+                unsafe { (self.d_keys.slice(at..at + BLOCK * hd), self.d_values.slice(at..at + BLOCK * hd)) };
+            clear(visit, hd, d_keys, d_values);
+            let (keys, values) = (&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]);
+            turn_over::<V>(keys, BLOCK, visit.end, work.keys);
+            turn_over::<V>(values, hd, hd, work.values);
+            for run in &visit.rows {
+                for start in run.clone().step_by(rows_of_tile) {
+                    let tile = start..(start + rows_of_tile).min(run.end);
+                    self.tile::<V>(&mut work, tile, rows.start, head, visit, keys, [d_keys, d_values]);
+                }
+            }
+        }
+    }
+}
+
+impl BackwardTasks<'_> {
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    fn tile<V: Simd>(
+        &self,
+        w: &mut Work<'_>,
+        tile: Range<usize>,
+        group_start: usize,
+        head: usize,
+        visit: &Visit,
+        page: &[bf16],
+        [d_keys, d_values]: [&mut [f32]; 2],
+    ) {
+        let (g, hd, per) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
+        let slots = |row: usize| g.slots(self.places.positions[row] as usize, visit.block);
+        let (_, any_sees) = extent(tile.clone().map(slots));
+        let pairs = tile.len() * per;
+        let columns = any_sees.end.next_multiple_of(LANES);
+        let part = |row: usize| row * g.width() + head * per * hd;
+        for (i, row) in tile.clone().enumerate() {
+            let here = i * per * hd..(i + 1) * per * hd;
+            widen_into::<V, bf16>(&self.qkv[part(row)..part(row) + per * hd], &mut w.q[here.clone()]);
+            let at = (row * g.heads + head * per) * hd;
+            for (from, to) in self.d_out[at..at + per * hd].chunks(LANES).zip(w.d_out[here.clone()].chunks_mut(LANES)) {
+                load::<V>(from, 0).rounded_to_bf16().store_partial(to, from.len());
+            }
+            // SAFETY: this row's queries under this kv head are this task's alone.
+            w.d_q[here].copy_from_slice(unsafe { self.d_qkv.slice(part(row)..part(row) + per * hd) });
+        }
+        words_of_rows::<V>(&w.q[..pairs * hd], hd, hd, w.q_of_rows);
+        pairs_of_rows::<V>(&w.d_out[..pairs * hd], hd, hd, w.d_out_of_rows);
+        for rows in [&mut *w.q, &mut *w.d_out] {
+            for row in rows[..pairs * hd].chunks_exact_mut(hd) {
+                words_of::<V>(row);
+            }
+        }
+
+        // Scores, as forward forms them, and d_out · v.
+        let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
+        let (a, b, out, of_hd) = (&*w.q, page.as_chunks::<2>().0, &mut *w.p, k.clone());
+        Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }
+            .compute::<bf16>(self.isa);
+        let (a, b, out) = (&*w.d_out, w.values.as_chunks::<2>().0, &mut *w.d_s);
+        Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<bf16>(self.isa);
+        for (i, row) in tile.clone().enumerate() {
+            let slots = slots(row);
+            for h in 0..per {
+                let pair = i * per + h;
+                let block = pair * BLOCK..pair * BLOCK + columns;
+                let delta = w.delta[(row - group_start) * per + h];
+                let lse = self.lse[row * g.heads + head * per + h];
+                gradients::<V, bf16>(&mut w.p[block.clone()], &mut w.d_s[block], g.scale, lse, delta, slots.clone());
+            }
+        }
+        words_of_rows::<V>(&w.p[..pairs * BLOCK], BLOCK, columns, w.p_of_rows);
+        pairs_of_rows::<V>(&w.d_s[..pairs * BLOCK], BLOCK, columns, w.d_s_of_rows);
+        for d_s in w.d_s[..pairs * BLOCK].chunks_exact_mut(BLOCK) {
+            words_of::<V>(&mut d_s[..columns]);
+        }
+
+        // d_k [hd, 64] += qᵗ · d_s and d_v [64, hd] += pᵗ · d_out: chains over the tile's pairs. What a row does not
+        // see has p = d_s = 0.
+        let k = 0..pairs.next_multiple_of(2);
+        let (a, b, out) = (&*w.q_of_rows, w.d_s_of_rows.as_chunks::<2>().0, &mut *d_keys);
+        let (a_row, a_k, b_row, out_row, rows, accumulate) = (1, hd, BLOCK, BLOCK, hd, true);
+        Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: k.clone(), accumulate }
+            .compute::<bf16>(self.isa);
+        let (a, b, out) = (&*w.p_of_rows, w.d_out_of_rows.as_chunks::<2>().0, &mut *d_values);
+        let (a_row, a_k, b_row, out_row, rows, columns) = (1, BLOCK, hd, hd, any_sees.end, hd);
+        Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<bf16>(self.isa);
+
+        // d_q += d_s · k, over no key that the row does not see: it may be NaN.
+        let of = |row: usize, width: usize| (row - tile.start) * per * width;
+        let (d_s, d_q, b) = (&*w.d_s, &mut *w.d_q, w.keys.as_chunks::<2>().0);
+        staircase(tile.clone(), per, slots, |rows, k| {
+            let a = &d_s[of(rows.start, BLOCK)..of(rows.end, BLOCK)];
+            let out = &mut d_q[of(rows.start, hd)..of(rows.end, hd)];
+            let (a_row, a_k, b_row, out_row, rows) = (BLOCK, 1, hd, hd, rows.len() * per);
+            Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns: hd, k, accumulate: true }
+                .compute::<bf16>(self.isa);
+        });
+        for (i, row) in tile.enumerate() {
+            // SAFETY: this row's queries under this kv head are this task's alone.
+            unsafe { self.d_qkv.slice(part(row)..part(row) + per * hd) }
+                .copy_from_slice(&w.d_q[i * per * hd..(i + 1) * per * hd]);
+        }
+    }
+}
+
+/// The first `columns` of rows of `width` numbers that bf16 has, two rows to a row of words; beside an odd one −0.
+#[inline(always)]
+fn words_of_rows<V: Simd>(rows: &[f32], width: usize, columns: usize, to: &mut [f32]) {
+    for (two, to) in rows.chunks(2 * width).zip(to.chunks_exact_mut(width)) {
+        let (first, second) = two.split_at(width);
+        for at in (0..columns).step_by(LANES) {
+            let second = if second.is_empty() { V::splat(-0.0) } else { load(second, at) };
+            store(V::word(load(first, at), second), to, at);
+        }
+    }
+}
+
+/// [`words_of_rows`] as pairs; beside an odd row 0.
+#[inline(always)]
+fn pairs_of_rows<V: Simd>(rows: &[f32], width: usize, columns: usize, to: &mut [bf16]) {
+    for (two, to) in rows.chunks(2 * width).zip(to.chunks_exact_mut(2 * width)) {
+        let (first, second) = two.split_at(width);
+        for at in (0..columns).step_by(LANES) {
+            let second = if second.is_empty() { V::splat(0.0) } else { load(second, at) };
+            store_pairs(load::<V>(first, at), second, &mut to[2 * at..]);
+        }
+    }
+}
+
+/// As many pairs as `to` has room for.
+#[inline(always)]
+fn store_pairs<V: Simd>(even: V, odd: V, to: &mut [bf16]) {
+    if to.len() >= 2 * LANES {
+        return V::store_pairs(even, odd, to);
+    }
+    let mut all = [bf16::ZERO; 2 * LANES];
+    V::store_pairs(even, odd, &mut all);
+    let n = to.len();
+    to.copy_from_slice(&all[..n]);
+}
+
+/// `[a/2][b][2]` to `[b/2][a][2]`: the first `used` of the b columns, or some more.
+#[inline(always)]
+fn turn_over<V: Simd>(from: &[bf16], b: usize, used: usize, to: &mut [bf16]) {
+    let a = from.len() / b;
+    for column in (0..used).step_by(LANES) {
+        let n = LANES.min(b - column);
+        for row in (0..a).step_by(LANES) {
+            let mut lines = [V::splat(0.0); LANES];
+            for (lines, two) in lines.chunks_exact_mut(2).zip(from.chunks_exact(2 * b).skip(row / 2)) {
+                let two = &two[2 * column..2 * (column + n)];
+                let (even, odd) = if n == LANES {
+                    V::load_pairs(two)
+                } else {
+                    let mut all = [bf16::ZERO; 2 * LANES];
+                    all[..2 * n].copy_from_slice(two);
+                    V::load_pairs(&all)
+                };
+                lines.copy_from_slice(&[even, odd]);
+            }
+            let lines = V::transpose(lines);
+            for (two, to) in lines.chunks_exact(2).take(n / 2).zip(to.chunks_exact_mut(2 * a).skip(column / 2)) {
+                store_pairs(two[0], two[1], &mut to[2 * row..]);
+            }
+        }
+    }
+}
