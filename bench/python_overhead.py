@@ -1,0 +1,112 @@
+"""What Python costs: the same run through `lockstep_rl.GRPOTrainer` and through the program `lockstep train`, in turns;
+and how much of a slow reward in Python hides behind generation. Prints JSON.
+
+    python bench/python_overhead.py MODEL_DIR [PAIRS]
+"""
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+FIELDS = dict(
+    num_generations=8, per_device_train_batch_size=32, max_completion_length=64, max_steps=15, logging_steps=1,
+    learning_rate=1e-4, save_strategy="no", threads=2,
+)  # fmt: skip
+PROMPTS = ["Once upon a time", "The little dog", "A big red ball", "Tom and Lily went", "In the park", "One day, a cat"]
+
+TRAIN = """
+import json, sys
+from lockstep_rl import GRPOConfig, GRPOTrainer
+model, out, rows, fields = sys.argv[1:]
+args = GRPOConfig(out, disable_tqdm=True, **json.loads(fields))
+GRPOTrainer(model, "unique_chars", args, [json.loads(line) for line in open(rows)]).train()
+"""
+
+
+def measured(arguments):
+    """Seconds of the clock and of the processors that a process takes."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    begun = time.perf_counter()
+    subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wall = time.perf_counter() - begun
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def steps_of(out):
+    """Seconds of the steps after the first, by the run's own clock."""
+    with open(os.path.join(out, "metrics.jsonl")) as file:
+        return sum(json.loads(line)["step_time"] for line in list(file)[1:])
+
+
+def overhead(model, place, pairs):
+    rows = os.path.join(place, "rows.jsonl")
+    with open(rows, "w") as file:
+        file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS)
+    sets = [word for key, value in FIELDS.items() for word in ("--set", f"{key}={value}")]
+    found = {"python": [], "program": []}
+    for pair in range(pairs):
+        for who in ("python", "program") if pair % 2 == 0 else ("program", "python"):
+            out = os.path.join(place, f"{who}-{pair}")
+            if who == "python":
+                arguments = [sys.executable, "-c", TRAIN, model, out, rows, json.dumps(FIELDS)]
+            else:
+                arguments = [sys.executable, "-m", "lockstep_rl", "train", "--model", model, "--dataset", rows,
+                             "--reward", "unique_chars", "--out", out, *sets]  # fmt: skip
+            wall, processor = measured(arguments)
+            found[who].append(dict(wall_s=wall, processor_s=processor, steps_s=steps_of(out)))
+    result = {}
+    for key in ("wall_s", "processor_s", "steps_s"):
+        python, program = ([run[key] for run in found[who]] for who in ("python", "program"))
+        result[key] = dict(
+            python=statistics.median(python), program=statistics.median(program),
+            ratio=statistics.median(a / b for a, b in zip(python, program)),
+        )  # fmt: skip
+    return result
+
+
+def timeline(model, place):
+    """A reward of 50 ms a completion, asked once a batch, and by group beside generation. Eight completions are written
+    at a time, so that groups end one after another."""
+    from lockstep_rl import GRPOConfig, GRPOTrainer, by_group
+
+    result = {}
+    for name in ("batch", "group"):
+        calls = []
+
+        def slow(completions, **kwargs):
+            begun = time.perf_counter()
+            for _ in completions:
+                end = time.perf_counter() + 0.05
+                while time.perf_counter() < end:  # pure Python, which holds the interpreter
+                    pass
+            calls.append((begun, time.perf_counter()))
+            return [float(len(text)) for text in completions]
+
+        fields = {**FIELDS, "max_completion_length": 400, "max_steps": 3, "max_num_seqs": 8}
+        args = GRPOConfig(os.path.join(place, name), disable_tqdm=True, **fields)
+        rows = [{"prompt": prompt} for prompt in PROMPTS]
+        trainer = GRPOTrainer(model, by_group(slow) if name == "group" else slow, args, rows)
+        trainer.train()
+        keys = ("rollout_time_s", "reward_time_s", "reward_hidden_time_s", "step_time", "rewards/slow/gil_wait_s")
+        entries = [entry for entry in trainer.state.log_history if "reward_time_s" in entry]
+        logs = [{key: round(entry[key], 4) for key in keys} for entry in entries]
+        last = calls[-len(calls) // 3 :]
+        result[name] = dict(steps=logs, last_step=[[round(t - last[0][0], 3) for t in call] for call in last])
+    return result
+
+
+def main():
+    model, pairs = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5
+    with tempfile.TemporaryDirectory() as place:
+        costs = overhead(model, place, pairs) if pairs else None
+        print(json.dumps(dict(overhead=costs, slow_reward=timeline(model, place)), indent=1))
+
+
+if __name__ == "__main__":
+    main()
