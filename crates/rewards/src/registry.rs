@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::builtin::{BUILTIN, Kind, parse};
+use crate::builtin::{self, BUILTIN, Kind, parse};
 use crate::command::{self, CommandReward};
 use crate::{Error, Result, Reward};
 
@@ -89,6 +89,17 @@ impl RewardSpec {
             }
         }
         Ok(())
+    }
+
+    /// How programs that completions contain are kept apart from this machine, if it runs any; probed anew.
+    pub fn isolation(&self) -> Option<&'static str> {
+        #[cfg(unix)]
+        if let Ok((kind, _, options)) = self.parts()
+            && kind == "code"
+        {
+            return builtin::code::isolation(parse(&kind, options).ok()?);
+        }
+        None
     }
 
     /// Kind, name if given, options.

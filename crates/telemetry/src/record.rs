@@ -39,6 +39,9 @@ pub struct RunRecord {
     pub reference: Vec<FileHash>,
     /// The dataset's files.
     pub data: Vec<FileHash>,
+    /// Name of a reward that runs programs of completions → what they are isolated by, at the last start.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub isolation: Map<String, Value>,
     /// The program's arguments at the first start.
     pub command: Vec<String>,
     /// Each start of the run: the first, then every resume.

@@ -5,6 +5,7 @@ mod bad_input;
 mod bench_algorithms;
 mod bench_rollout;
 mod best;
+mod code_reward;
 mod combined;
 mod commands;
 mod course;

@@ -63,6 +63,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     if record.reference.is_empty() {
         record.reference.clone_from(&metadata.models.reference);
     }
+    record.isolation = isolation(config, metadata.command).into_iter().map(|(name, by)| (name, by.into())).collect();
     let command = system::command_line();
     if record.starts.is_empty() {
         record.command.clone_from(&command);
@@ -70,6 +71,13 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     let time_s = system::since_1970().as_secs();
     record.starts.push(Start { time_s, step: metadata.step, isa: ctx.describe().into(), command, changed });
     Ok(record.write(&run.record())?)
+}
+
+/// What isolates the programs that rewards run, by the rewards' names.
+pub fn isolation(config: &Config, command: &str) -> Vec<(String, &'static str)> {
+    let names = rewards::names(&config.reward_funcs).unwrap_or_default();
+    let rewards = names.into_iter().zip(&config.reward_funcs).filter(|_| command == Purpose::Grpo.command());
+    rewards.filter_map(|(name, spec)| Some((name, spec.isolation()?))).collect()
 }
 
 /// The files of the models that a run reads when it starts.

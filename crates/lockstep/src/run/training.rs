@@ -187,6 +187,11 @@ impl TrainingRun {
             step,
             changed: began.map_or(Vec::new(), |began| changes(&began, &config)),
         };
+        for (name, by) in provenance::isolation(&config, metadata.command) {
+            if by.starts_with("none") {
+                sinks.warn(&format!("reward `{name}` runs programs WITHOUT ISOLATION: unsafe_no_sandbox = true"));
+            }
+        }
         provenance::write(&dir, metadata)?;
         let run = TrainingRun {
             schedule: config.schedule(setup.total_steps),

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use crate::{Error, Result, Reward};
 
 #[cfg(unix)]
-mod code;
+pub(crate) mod code;
 mod countdown;
 mod exact_match;
 mod format;

@@ -6,7 +6,8 @@ use crate::config::Config;
 macro_rules! rewards_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Rewards" {
     /// The rewards: names ("gsm8k"), names with their main option ("format:REGEX", "command:./reward.py"), or tables
     /// ({ kind = "length", target = 40 }); "model:DIR" is a reward model. { kind = "command", command = "./reward.py",
-    /// by_group = true } is asked about each group as soon as it has ended, while others are generated.
+    /// by_group = true } is asked about each group as soon as it has ended, while others are generated. "code:python"
+    /// runs the completion's program in a sandbox on the row's tests (docs/rewards.md).
     reward_funcs: Vec<RewardSpec> = Vec::new()
         => OURS.trl_has("an argument of GRPOTrainer and RLOOTrainer").read_by(ONLINE);
     /// One weight for each reward; not set: all 1.

@@ -16,6 +16,8 @@ mod sandbox;
 mod source;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod throughput;
 
 use std::collections::HashMap;
 use std::os::unix::fs::PermissionsExt;
@@ -25,7 +27,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use self::language::{Language, LanguageOption, NAMES, named};
-use self::sandbox::{End, JOB, Limits, Outcome};
+use self::sandbox::{End, JOB, Limits, Outcome, Sandbox};
 use self::source::{StreamTest, Tests, UnitTests, code_of, tests_of};
 use serde::Deserialize;
 use serde_json::Value;
@@ -69,11 +71,20 @@ pub(crate) struct Options {
     /// Bytes that a program may print.
     #[serde(default = "a_mib")]
     output_bytes: usize,
+    /// Where no isolation can be had, programs are run without.
+    #[serde(default)]
+    unsafe_no_sandbox: bool,
+    /// Bubblewrap's program.
+    #[serde(default = "bwrap")]
+    bwrap: String,
     /// Programs that run at once; not set: one for each core.
     #[serde(default)]
     workers: Option<usize>,
 }
 
+fn bwrap() -> String {
+    "bwrap".to_owned()
+}
 fn tests_column() -> String {
     "tests".to_owned()
 }
@@ -105,9 +116,11 @@ pub(crate) struct Code {
     /// By source, what is ready to run, or why it cannot be.
     cache: HashMap<String, Arc<Prepared>>,
     /// By source and tests, what OCaml made of them.
-    built: Mutex<HashMap<(String, Vec<String>), Arc<ocaml::Built>>>,
-    stop: Arc<AtomicBool>,
+    built: Mutex<BuiltCache>,
+    sandbox: Sandbox,
 }
+
+type BuiltCache = HashMap<(String, Vec<String>), Arc<ocaml::Built>>;
 
 /// How functions of a language are tested.
 #[derive(Clone, Copy, PartialEq)]
@@ -175,9 +188,8 @@ impl Builtin for Code {
         let programs = [language.run.first(), language.compile.first()];
         let programs: Vec<&str> =
             programs.into_iter().flatten().map(String::as_str).filter(|p| !p.contains('{')).collect();
-        let directory = directory().map_err(|error| refuse(format!("cannot make a temporary directory: {error}")))?;
-        sandbox::check(directory.path(), &programs).map_err(refuse)?;
-        let (cache, stop) = (HashMap::new(), Arc::default());
+        let sandbox = Sandbox::find(&options.bwrap, options.unsafe_no_sandbox, &programs).map_err(refuse)?;
+        let cache = HashMap::new();
         let units = match &options.language {
             LanguageOption::Named(name) if name == "python" => Some(Units::Python),
             LanguageOption::Named(name) if name == "ocaml" => Some(Units::Ocaml),
@@ -187,8 +199,14 @@ impl Builtin for Code {
             return Err(refuse("`staged` is of language = \"ocaml\" alone".to_owned()));
         }
         let built = Mutex::default();
-        Ok(Code { name, language, units, built, options, run_limits, compile_limits, cache, stop })
+        Ok(Code { name, language, units, built, options, run_limits, compile_limits, cache, sandbox })
     }
+}
+
+/// How a reward with these options keeps programs apart from the machine; none if it cannot.
+pub(crate) fn isolation(options: Options) -> Option<&'static str> {
+    let sandbox = Sandbox::find(&options.bwrap, options.unsafe_no_sandbox, &[]).ok()?;
+    Some(sandbox.isolation.name())
 }
 
 /// A number that a program cannot guess.
@@ -229,25 +247,16 @@ impl Code {
         let script = format!(r#"cp {JOB}/* /tmp/ && "$@" >&2 && cat /tmp/program"#);
         let mut words: Vec<String> = ["/bin/sh", "-c", &script, "sh"].map(str::to_owned).to_vec();
         words.extend(self.words(&self.language.compile, "/tmp/program"));
-        let outcome = sandbox::run(directory.path(), &words, b"", self.compile_limits, &self.stop)?;
+        let outcome = self.sandbox.run(directory.path(), &words, b"", self.compile_limits)?;
         match outcome.end {
             End::Exit(0) => {
                 write(directory.path(), "program", &outcome.stdout)?;
                 Ok(Prepared::Ready(directory))
             }
             _ => {
-                self.still_isolated(directory.path(), &outcome)?;
+                self.sandbox.still_works(&outcome)?;
                 Ok(Prepared::Refused(format!("not compiled: {}", words_of(&outcome))))
             }
-        }
-    }
-
-    /// Bubblewrap that could not start looks like a program that failed: only one that still works makes it a
-    /// failure.
-    fn still_isolated(&self, directory: &Path, outcome: &Outcome) -> std::io::Result<()> {
-        match outcome.stderr.contains("bwrap:") {
-            true => sandbox::check(directory, &[]).map_err(std::io::Error::other),
-            false => Ok(()),
         }
     }
 
@@ -263,7 +272,7 @@ impl Code {
         };
         let words = self.words(&self.language.run, &format!("{JOB}/program"));
         for (i, test) in tests.iter().enumerate() {
-            let outcome = sandbox::run(directory, &words, test.input.as_bytes(), self.run_limits, &self.stop)?;
+            let outcome = self.sandbox.run(directory, &words, test.input.as_bytes(), self.run_limits)?;
             let failure = match outcome.end {
                 End::Exit(0) if same_output(&outcome.stdout, &test.output) => {
                     verdict.passed += 1;
@@ -272,7 +281,7 @@ impl Code {
                 End::Exit(0) => "another output".to_owned(),
                 End::Stopped => return Err(std::io::Error::other("nobody waits for its score any more")),
                 _ => {
-                    self.still_isolated(directory, &outcome)?;
+                    self.sandbox.still_works(&outcome)?;
                     words_of(&outcome)
                 }
             };
@@ -319,7 +328,7 @@ impl Reward for Code {
     }
 
     fn stop_with(&mut self, stop: Arc<AtomicBool>) {
-        self.stop = stop;
+        self.sandbox.stop = stop;
     }
 
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
@@ -356,7 +365,7 @@ impl Reward for Code {
                 Some(Units::Python) => {
                     let prompt = code(&batch.prompts[i]);
                     let (all, limits) = (self.options.partial, self.run_limits);
-                    python::judge(&sources[i], &prompt, unit, all, limits, &self.stop)
+                    python::judge(&sources[i], &prompt, unit, all, limits, &self.sandbox)
                 }
                 Some(Units::Ocaml) => self.judge_ocaml(&batch.completions[i].text(), &sources[i], unit),
                 None => Err(std::io::Error::other(format!(
@@ -414,7 +423,7 @@ impl Code {
         let built = match known {
             Some(built) => built,
             None => {
-                let built = ocaml::build(source, unit, self.options.staged, self.compile_limits, &self.stop)?;
+                let built = ocaml::build(source, unit, self.options.staged, self.compile_limits, &self.sandbox)?;
                 let built = Arc::new(built);
                 let mut cache = cache();
                 if cache.len() >= CACHED {
@@ -431,7 +440,7 @@ impl Code {
                 (Verdict { of, failure, ..Verdict::default() }, ocaml::Staged::not_built(*why))
             }
             ocaml::Built::Program { directory, warnings } => {
-                let verdict = ocaml::run(directory.path(), of, self.run_limits, &self.stop)?;
+                let verdict = ocaml::run(directory.path(), of, self.run_limits, &self.sandbox)?;
                 let staged = ocaml::Staged::tested(verdict.passed, of, *warnings, source);
                 (verdict, staged)
             }

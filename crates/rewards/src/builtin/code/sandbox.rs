@@ -7,13 +7,18 @@
 //! so as root the whole is started as the user 65534. Knows no language and no test.
 
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// Where the directory of a job is seen.
 pub(super) const JOB: &str = "/job";
+/// Where programs are looked for.
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 /// Of standard error, so much is kept.
 const STDERR_BYTES: usize = 4_000;
 /// A judge's verdicts are shorter.
@@ -55,132 +60,289 @@ pub(super) struct Outcome {
     pub stderr: String,
 }
 
-/// Checks that programs can be isolated here, and that each of `programs` can be run; else says what to do.
-pub(super) fn check(job: &Path, programs: &[&str]) -> Result<(), String> {
-    let limits = Limits { wall: Duration::from_secs(20), memory_mb: 1024, processes: 32, output: 1 << 16, disk_mb: 1 };
-    let script = r#"for program do command -v "$program" >/dev/null || { echo "$program"; exit 3; }; done"#;
-    let words: Vec<String> =
-        ["/bin/sh", "-c", script, "sh"].iter().chain(programs).map(|word| (*word).to_owned()).collect();
-    let outcome = run(job, &words, b"", limits, &AtomicBool::new(false));
-    match outcome {
-        Ok(Outcome { end: End::Exit(0), .. }) => Ok(()),
-        Ok(Outcome { end: End::Exit(3), stdout, .. }) => Err(format!(
-            "`{}` is not installed under /usr, all that programs can see of this machine",
-            String::from_utf8_lossy(&stdout).trim()
-        )),
-        Ok(outcome) => Err(format!(
-            "bubblewrap cannot isolate programs here ({:?}: {}). It needs user namespaces: on the host, \
-             `sysctl -w kernel.unprivileged_userns_clone=1` (with AppArmor also \
-             kernel.apparmor_restrict_unprivileged_userns=0); \
-             in a container, allow them (Docker: --security-opt seccomp=unconfined \
-             --security-opt systempaths=unconfined)",
-            outcome.end,
-            outcome.stderr.trim()
-        )),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(
-            "bubblewrap is not installed, and nothing is run without it: install it (Debian: apt install bubblewrap)"
-                .to_owned(),
-        ),
-        Err(error) => Err(format!("cannot start bubblewrap: {error}")),
+/// What keeps programs apart from this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Isolation {
+    Bubblewrap,
+    /// `unsafe_no_sandbox`: limits, a private directory and the end of its process group, no more.
+    Nothing,
+}
+
+/// Where programs run.
+pub(super) struct Sandbox {
+    pub isolation: Isolation,
+    bwrap: String,
+    /// Once set, nobody waits for a program any more.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Isolation {
+    /// What a run's record says.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isolation::Bubblewrap => "bubblewrap",
+            Isolation::Nothing => "none (unsafe_no_sandbox)",
+        }
     }
 }
 
-/// Runs `words` with `stdin`; the directory `job` is seen, read-only, as [`JOB`].
-pub(super) fn run(
-    job: &Path,
-    words: &[String],
-    stdin: &[u8],
-    limits: Limits,
-    stop: &AtomicBool,
-) -> std::io::Result<Outcome> {
-    let deadline = Instant::now() + limits.wall;
-    let mut child = command(job, words, limits).spawn()?;
-    let (mut input, stdout) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
-    let stderr = child.stderr.take().expect("piped");
-    let too_much = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        // A program need not read its input.
-        scope.spawn(move || drop(input.write_all(stdin)));
-        let stdout = scope.spawn(|| read(stdout, limits.output, &too_much));
-        // Of standard error the rest is thrown away.
-        let stderr = scope.spawn(|| read(stderr, STDERR_BYTES, &AtomicBool::new(false)));
-        let end = wait(&mut child, deadline, &too_much, stop)?;
-        let stdout = stdout.join().unwrap_or_default();
-        let stderr = String::from_utf8_lossy(&stderr.join().unwrap_or_default()).into_owned();
-        // It may have ended before all that it wrote was read.
-        let end = if too_much.load(Ordering::Relaxed) { End::TooMuchOutput } else { end };
-        Ok(Outcome { end, stdout, stderr })
-    })
-}
+impl Sandbox {
+    /// The isolation that can be had with this `bwrap`, in which each of `programs` can be run; nothing if that is
+    /// allowed and there is none. Else what to do.
+    pub fn find(bwrap: &str, unsafe_no_sandbox: bool, programs: &[&str]) -> Result<Sandbox, String> {
+        let isolation = Isolation::Bubblewrap;
+        let mut sandbox = Sandbox { isolation, bwrap: bwrap.to_owned(), stop: Arc::default() };
+        if unsafe_no_sandbox && sandbox.check(&[]).is_err() {
+            sandbox.isolation = Isolation::Nothing;
+        }
+        sandbox.check(programs).map(|()| sandbox)
+    }
 
-/// Runs a program and its judge, each in a sandbox of its own: what one writes the other reads. Over when the judge is;
-/// the outcome is the judge's, who speaks through standard error.
-pub(super) fn run_judged(
-    program: (&Path, &[String]),
-    judge: (&Path, &[String]),
-    limits: Limits,
-    stop: &AtomicBool,
-) -> std::io::Result<Outcome> {
-    let deadline = Instant::now() + limits.wall;
-    let mut running = command(program.0, program.1, limits).spawn()?;
-    let (calls, replies) = (running.stdin.take().expect("piped"), running.stdout.take().expect("piped"));
-    let program_words = running.stderr.take().expect("piped");
-    // Its own limits are none of the program's; its command is dropped, so that a pipe ends when its writer does.
-    let judge_limits = Limits { memory_mb: 2048, output: JUDGE_BYTES, ..limits };
-    let judge = command(judge.0, judge.1, judge_limits).stdin(replies).stdout(calls).spawn();
-    let outcome = judge.and_then(|mut judge| {
+    /// Checks that programs are still isolated, and that each of these can be run.
+    pub fn check(&self, programs: &[&str]) -> Result<(), String> {
+        let limits =
+            Limits { wall: Duration::from_secs(20), memory_mb: 1024, processes: 32, output: 1 << 16, disk_mb: 1 };
+        let script = r#"for program do command -v "$program" >/dev/null || { echo "$program"; exit 3; }; done"#;
+        let words: Vec<String> =
+            ["/bin/sh", "-c", script, "sh"].iter().chain(programs).map(|word| (*word).to_owned()).collect();
+        let never = Sandbox { stop: Arc::default(), bwrap: self.bwrap.clone(), isolation: self.isolation };
+        let outcome = super::directory().and_then(|job| never.run(job.path(), &words, b"", limits));
+        let refusal = match outcome {
+            Ok(Outcome { end: End::Exit(0), .. }) => return Ok(()),
+            Ok(Outcome { end: End::Exit(3), stdout, .. }) => {
+                let name = String::from_utf8_lossy(&stdout);
+                return Err(match self.isolation {
+                    Isolation::Bubblewrap => format!(
+                        "`{}` is not installed under /usr, all that programs can see of this machine",
+                        name.trim()
+                    ),
+                    Isolation::Nothing => format!("`{}` is not installed", name.trim()),
+                });
+            }
+            _ if self.isolation == Isolation::Nothing => {
+                return Err(format!("programs cannot be run here (is util-linux's prlimit installed?): {outcome:?}"));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                "bubblewrap is not installed, and nothing is run without it: install it (apt install bubblewrap)"
+                    .to_owned()
+            }
+            Err(error) => format!("cannot start bubblewrap: {error}"),
+            Ok(outcome) => format!(
+                "bubblewrap cannot isolate programs here ({:?}: {}). It needs user namespaces: on the host, \
+                 `sysctl -w kernel.unprivileged_userns_clone=1` (with AppArmor also \
+                 kernel.apparmor_restrict_unprivileged_userns=0); in a container, allow them (Docker: --security-opt \
+                 seccomp=unconfined --security-opt systempaths=unconfined)",
+                outcome.end,
+                outcome.stderr.trim()
+            ),
+        };
+        Err(format!(
+            "{refusal}. Where all programs may do what you may do, and only there, `unsafe_no_sandbox = true` in the \
+             reward's table runs them without isolation"
+        ))
+    }
+
+    /// Bubblewrap that could not start looks like a program that failed: only one that still works makes it a failure.
+    pub fn still_works(&self, outcome: &Outcome) -> std::io::Result<()> {
+        match outcome.stderr.contains("bwrap:") {
+            true => self.check(&[]).map_err(std::io::Error::other),
+            false => Ok(()),
+        }
+    }
+
+    /// Runs `words` with `stdin`; the directory `job` is seen, read-only, as [`JOB`].
+    pub fn run(&self, job: &Path, words: &[String], stdin: &[u8], limits: Limits) -> std::io::Result<Outcome> {
+        let deadline = Instant::now() + limits.wall;
+        let mut child = self.start(job, words, limits, None)?;
+        let (mut input, stdout) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+        let stderr = child.stderr.take().expect("piped");
+        let too_much = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // A program need not read its input.
+            scope.spawn(move || drop(input.write_all(stdin)));
+            let stdout = scope.spawn(|| read(stdout, limits.output, &too_much));
+            // Of standard error the rest is thrown away.
+            let stderr = scope.spawn(|| read(stderr, STDERR_BYTES, &AtomicBool::new(false)));
+            let end = child.wait(deadline, &too_much, &self.stop)?;
+            let stdout = stdout.join().unwrap_or_default();
+            let stderr = String::from_utf8_lossy(&stderr.join().unwrap_or_default()).into_owned();
+            // It may have ended before all that it wrote was read.
+            let end = if too_much.load(Ordering::Relaxed) { End::TooMuchOutput } else { end };
+            Ok(Outcome { end, stdout, stderr })
+        })
+    }
+
+    /// Runs a program and its judge, each in a sandbox of its own: what one writes the other reads. Over when the judge
+    /// is; the outcome is the judge's, who speaks through standard error.
+    pub fn run_judged(
+        &self,
+        program: (&Path, &[String]),
+        judge: (&Path, &[String]),
+        limits: Limits,
+    ) -> std::io::Result<Outcome> {
+        let deadline = Instant::now() + limits.wall;
+        let mut running = self.start(program.0, program.1, limits, None)?;
+        let (calls, replies) = (running.stdin.take().expect("piped"), running.stdout.take().expect("piped"));
+        let program_words = running.stderr.take().expect("piped");
+        // Its own limits are none of the program's.
+        let judge_limits = Limits { memory_mb: 2048, output: JUDGE_BYTES, ..limits };
+        let mut judge = self.start(judge.0, judge.1, judge_limits, Some((replies.into(), calls.into())))?;
         let verdict = judge.stderr.take().expect("piped");
         let too_much = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let verdict = scope.spawn(|| read(verdict, JUDGE_BYTES, &too_much));
             let words = scope.spawn(|| read(program_words, STDERR_BYTES, &AtomicBool::new(false)));
-            let end = wait(&mut judge, deadline, &too_much, stop);
+            let end = judge.wait(deadline, &too_much, &self.stop);
             // The program's end closes what the other thread reads.
-            running.kill()?;
-            running.wait()?;
+            drop(running);
             let stdout = verdict.join().unwrap_or_default();
             let stderr = String::from_utf8_lossy(&words.join().unwrap_or_default()).into_owned();
             Ok(Outcome { end: end?, stdout, stderr })
         })
-    });
-    // A judge that could not be started leaves nobody behind.
-    running.kill()?;
-    running.wait()?;
-    outcome
+    }
+
+    /// Starts `words` with its streams piped, standard input and output to `streams` if given.
+    fn start(
+        &self,
+        job: &Path,
+        words: &[String],
+        limits: Limits,
+        streams: Option<(Stdio, Stdio)>,
+    ) -> std::io::Result<Running> {
+        let (mut command, directory) = match self.isolation {
+            Isolation::Bubblewrap => (self.isolated(job, words, limits), None),
+            Isolation::Nothing => {
+                let directory = super::directory()?;
+                std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777))?;
+                (unsafe_command(job, directory.path(), words, limits), Some(directory))
+            }
+        };
+        let (stdin, stdout) = streams.unwrap_or_else(|| (Stdio::piped(), Stdio::piped()));
+        command.stdin(stdin).stdout(stdout).stderr(Stdio::piped());
+        as_nobody(&mut command);
+        Ok(Running { child: command.spawn()?, directory })
+    }
+
+    /// Bubblewrap's command line.
+    fn isolated(&self, job: &Path, words: &[String], limits: Limits) -> Command {
+        let mut command = Command::new(&self.bwrap);
+        command.args(["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]);
+        command.args(["--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv"]);
+        for (name, value) in [("PATH", PATH), ("HOME", "/tmp"), ("TMPDIR", "/tmp"), ("LANG", "C.UTF-8")] {
+            command.args(["--setenv", name, value]);
+        }
+        command.args(["--ro-bind", "/usr", "/usr"]);
+        for directory in ["bin", "sbin", "lib", "lib64"] {
+            // Where they are no links into /usr, they are a part of the system, too.
+            match Path::new("/").join(directory).read_link() {
+                Ok(target) => command.arg("--symlink").arg(target).arg(format!("/{directory}")),
+                Err(_) => command.args(["--ro-bind-try".to_owned(), format!("/{directory}"), format!("/{directory}")]),
+            };
+        }
+        for file in ["/etc/alternatives", "/etc/ld.so.cache"] {
+            command.args(["--ro-bind-try", file, file]);
+        }
+        let disk = (limits.disk_mb << 20).to_string();
+        command.args([
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+            "--size",
+            "4096",
+            "--tmpfs",
+            "/dev/shm",
+            "--remount-ro",
+            "/dev",
+        ]);
+        command.args(["--perms", "1777", "--size", &disk, "--tmpfs", "/tmp"]);
+        command.arg("--ro-bind").arg(job).args([JOB, "--remount-ro", "/", "--chdir", "/tmp", "--"]);
+        command.args(["/usr/bin/prlimit", &format!("--nproc={}", limits.processes)]).args(prlimits(limits));
+        command.arg("--").args(words);
+        command
+    }
 }
 
-/// Bubblewrap's command line, with all three streams piped.
-fn command(job: &Path, words: &[String], limits: Limits) -> Command {
-    let mut command = Command::new("bwrap");
-    command.args(["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]);
-    command.args(["--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv"]);
-    for (name, value) in
-        [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("HOME", "/tmp"), ("TMPDIR", "/tmp"), ("LANG", "C.UTF-8")]
-    {
-        command.args(["--setenv", name, value]);
-    }
-    command.args(["--ro-bind", "/usr", "/usr"]);
-    for directory in ["bin", "sbin", "lib", "lib64"] {
-        // Where they are no links into /usr, they are a part of the system, too.
-        match Path::new("/").join(directory).read_link() {
-            Ok(target) => command.arg("--symlink").arg(target).arg(format!("/{directory}")),
-            Err(_) => command.args(["--ro-bind-try".to_owned(), format!("/{directory}"), format!("/{directory}")]),
-        };
-    }
-    for file in ["/etc/alternatives", "/etc/ld.so.cache"] {
-        command.args(["--ro-bind-try", file, file]);
-    }
-    let disk = (limits.disk_mb << 20).to_string();
-    command.args(["--proc", "/proc", "--dev", "/dev", "--size", "4096", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]);
-    command.args(["--perms", "1777", "--size", &disk, "--tmpfs", "/tmp"]);
-    command.arg("--ro-bind").arg(job).args([JOB, "--remount-ro", "/", "--chdir", "/tmp", "--"]);
-    command.args(["/usr/bin/prlimit", "--core=0", "--nofile=256", &format!("--fsize={disk}")]);
-    command.arg(format!("--cpu={}", limits.wall.as_secs() + 1));
-    command.args([format!("--as={}", limits.memory_mb << 20), format!("--nproc={}", limits.processes)]);
-    command.arg("--").args(words);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    as_nobody(&mut command);
+/// What util-linux's `prlimit` bounds, but for processes.
+fn prlimits(limits: Limits) -> [String; 5] {
+    let (disk, memory, cpu) = (limits.disk_mb << 20, limits.memory_mb << 20, limits.wall.as_secs() + 1);
+    [("core", 0), ("nofile", 256), ("fsize", disk), ("cpu", cpu), ("as", memory)]
+        .map(|(name, n)| format!("--{name}={n}"))
+}
+
+/// A command line without isolation. The two directories of a sandbox are others there.
+fn unsafe_command(job: &Path, tmp: &Path, words: &[String], limits: Limits) -> Command {
+    let place = |path: &Path| format!("{}/", path.display());
+    let mut command = Command::new("prlimit");
+    command.args(prlimits(limits)).arg("--");
+    // Those of a sandbox first: a name of ours may hold the other.
+    let real = |word: &String| {
+        let parts: Vec<String> = word.split("/job/").map(|part| part.replace("/tmp/", &place(tmp))).collect();
+        parts.join(&place(job))
+    };
+    command.args(words.iter().map(real)).current_dir(tmp).env_clear();
+    command.envs([("PATH", PATH), ("LANG", "C.UTF-8")]).env("HOME", tmp).env("TMPDIR", tmp);
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
     command
+}
+
+/// A started program, which does not outlive this.
+struct Running {
+    child: Child,
+    /// Without isolation, the one that it may write into.
+    directory: Option<TempDir>,
+}
+
+impl std::ops::Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.child
+    }
+}
+
+impl std::ops::DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.child
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Running {
+    /// Kills whatever is left of it; bubblewrap takes its namespace with it.
+    fn end(&mut self) {
+        if self.directory.is_some()
+            && let Some(group) = rustix::process::Pid::from_raw(self.child.id().cast_signed())
+        {
+            // Gone already, if nothing of it is left.
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Waits for the program's end, or gives up; it is over with this value.
+    fn wait(&mut self, deadline: Instant, too_much: &AtomicBool, stop: &AtomicBool) -> std::io::Result<End> {
+        let end = loop {
+            if let Some(status) = self.child.try_wait()? {
+                use std::os::unix::process::ExitStatusExt;
+                break End::Exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
+            }
+            match () {
+                () if too_much.load(Ordering::Relaxed) => break End::TooMuchOutput,
+                () if stop.load(Ordering::Relaxed) => break End::Stopped,
+                () if Instant::now() >= deadline => break End::TimedOut,
+                () => std::thread::sleep(POLL),
+            }
+        };
+        self.end();
+        Ok(end)
+    }
 }
 
 /// Root's processes are counted by no limit.
@@ -208,23 +370,4 @@ fn read(mut stream: impl Read, most: usize, more: &AtomicBool) -> Vec<u8> {
             }
         }
     }
-}
-
-/// Waits for the program's end, or ends it: bubblewrap takes its namespace with it.
-fn wait(child: &mut Child, deadline: Instant, too_much: &AtomicBool, stop: &AtomicBool) -> std::io::Result<End> {
-    let end = loop {
-        if let Some(status) = child.try_wait()? {
-            use std::os::unix::process::ExitStatusExt;
-            return Ok(End::Exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())));
-        }
-        match () {
-            () if too_much.load(Ordering::Relaxed) => break End::TooMuchOutput,
-            () if stop.load(Ordering::Relaxed) => break End::Stopped,
-            () if Instant::now() >= deadline => break End::TimedOut,
-            () => std::thread::sleep(POLL),
-        }
-    };
-    child.kill()?;
-    child.wait()?;
-    Ok(end)
 }

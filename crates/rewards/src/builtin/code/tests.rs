@@ -181,6 +181,13 @@ fn attacks_are_worth_nothing_and_leave_nothing() {
     assert!(!["/x", "/usr/x", "/dev/x", "/dev/shm/x"].iter().any(|path| Path::new(path).exists()));
 }
 
+/// How many processes have `mark` in their command line.
+fn running(mark: &str) -> usize {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let lines = processes.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok());
+    lines.filter(|line| String::from_utf8_lossy(line).contains(mark)).count()
+}
+
 #[test]
 fn a_process_in_the_background_does_not_outlive_its_program() {
     if !installed(&["bwrap", "sh"]) {
@@ -191,17 +198,12 @@ fn a_process_in_the_background_does_not_outlive_its_program() {
     let program = format!("(sleep {mark}) </dev/null >/dev/null 2>&1 &\nread n; echo $((2 * n))");
     let (scores, failures) = score(json!({"language": "shell"}), &[&program], &doubled());
     assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
-    let running = || {
-        let processes = std::fs::read_dir("/proc").unwrap().flatten();
-        let lines = processes.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok());
-        lines.filter(|line| String::from_utf8_lossy(line).contains(&mark)).count()
-    };
     // The kernel kills a namespace's processes when its first has ended; that is a moment.
     let deadline = Instant::now() + Duration::from_secs(5);
-    while running() > 0 && Instant::now() < deadline {
+    while running(&mark) > 0 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(running(), 0);
+    assert_eq!(running(&mark), 0);
 }
 
 #[test]
@@ -253,20 +255,138 @@ fn what_cannot_be_judged_is_no_zero() {
     }
 }
 
+fn refusal(options: Value) -> String {
+    let options = serde_json::from_value(options).unwrap();
+    Code::build("c".into(), options).map(|_| ()).unwrap_err().to_string()
+}
+
+#[test]
+fn wrong_options_are_refused() {
+    assert!(refusal(json!({"language": "cobol"})).contains("known: python"));
+    assert!(refusal(json!({"language": "python", "timeout_s": 0})).contains("timeout_s"));
+    assert!(refusal(json!({"language": "python", "staged": true})).contains("ocaml"));
+    assert!(refusal(json!({"language": {"file": "../x", "run": ["sh"]}})).contains("`file`"));
+    if installed(&["bwrap"]) {
+        let own = json!({"language": {"file": "x", "run": ["no-such-interpreter", "{source}"]}});
+        assert!(refusal(own).contains("`no-such-interpreter` is not installed under /usr"));
+    }
+}
+
+/// A `bwrap` that cannot make a namespace, as in a container that does not allow it.
+fn forbidden_bwrap(directory: &Path) -> String {
+    let path = directory.join("bwrap");
+    let words = "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n";
+    std::fs::write(&path, words).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path.display().to_string()
+}
+
 /// Without isolation the reward is refused when it is built, and says what to do.
 #[test]
 fn without_isolation_nothing_is_run() {
-    let error = |options: Value| {
-        let options = serde_json::from_value(options).unwrap();
-        Code::build("c".into(), options).map(|_| ()).unwrap_err().to_string()
-    };
-    assert!(error(json!({"language": "cobol"})).contains("known: python"));
-    assert!(error(json!({"language": "python", "timeout_s": 0})).contains("timeout_s"));
-    assert!(error(json!({"language": {"file": "../x", "run": ["sh"]}})).contains("`file`"));
-    if installed(&["bwrap"]) {
-        let own = json!({"language": {"file": "x", "run": ["no-such-interpreter", "{source}"]}});
-        assert!(error(own).contains("`no-such-interpreter` is not installed under /usr"));
-    } else {
-        assert!(error(json!({"language": "shell"})).contains("apt install bubblewrap"));
+    let missing = refusal(json!({"language": "shell", "bwrap": "/no/such/bwrap"}));
+    assert!(missing.contains("apt install bubblewrap") && missing.contains("unsafe_no_sandbox = true"), "{missing}");
+    let directory = directory().unwrap();
+    let forbidden = refusal(json!({"language": "shell", "bwrap": forbidden_bwrap(directory.path())}));
+    for words in ["No permissions to create new namespace", "kernel.unprivileged_userns_clone", "--security-opt"] {
+        assert!(forbidden.contains(words), "{forbidden}");
     }
+}
+
+/// One that stops working while a run goes on is no failure of a program.
+#[test]
+fn isolation_that_is_lost_is_no_zero() {
+    if !installed(&["bwrap", "python3"]) {
+        return;
+    }
+    let directory = directory().unwrap();
+    let path = directory.path().join("bwrap");
+    std::os::unix::fs::symlink("/usr/bin/bwrap", &path).unwrap();
+    let mut reward = code(json!({"language": "shell", "bwrap": path}));
+    std::fs::remove_file(&path).unwrap();
+    forbidden_bwrap(directory.path());
+    let columns = Columns::from([("tests".to_owned(), vec![doubled()])]);
+    let batch = RewardBatch {
+        prompts: &["q".into()],
+        completions: &["echo 8".into()],
+        completion_ids: &[vec![]],
+        columns: &columns,
+        rows: &[0],
+        step: 0,
+    };
+    let scores = reward.score(&batch);
+    assert_eq!(scores.values, [None]);
+    assert!(scores.problems[0].message.contains("No permissions"), "{}", scores.problems[0].message);
+}
+
+/// If that is asked for, and there is no isolation, programs are run with limits alone, and to their end.
+#[test]
+fn unsafe_no_sandbox_runs_without_isolation() {
+    if !installed(&["prlimit", "python3"]) {
+        return;
+    }
+    let options = |more: Value| {
+        let mut all = json!({"unsafe_no_sandbox": true, "bwrap": "/no/such/bwrap", "timeout_s": 20.0});
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        all
+    };
+    assert_eq!(code(options(json!({"language": "shell"}))).sandbox.isolation.name(), "none (unsafe_no_sandbox)");
+    let mark = format!("32{}", std::process::id());
+    let background =
+        format!("(sleep {mark}) </dev/null >/dev/null 2>&1 &\nread n; echo $((2 * n)) >/tmp/x; cat /tmp/x");
+    let shell = ["read n; echo $((2 * n))", "echo 1", &background.replace("/tmp/", "")];
+    let (scores, failures) = score(options(json!({"language": "shell"})), &shell, &doubled());
+    assert_eq!(scores.values, [Some(1.0), Some(0.0), Some(1.0)], "{failures:?}");
+    assert_eq!(running(&mark), 0);
+    let assertions = json!({"tests": ["assert f(2) == 4"]});
+    let rows = [("def f(x): return 2 * x", assertions.clone()), ("def f(x): return x", assertions)];
+    let (scores, failures) = scored(options(json!({"language": "python"})), &rows);
+    assert_eq!(scores.values, [Some(1.0), Some(0.0)], "{failures:?}");
+    if installed(&["ocamlc"]) {
+        let rows = [("let f x = 2 * x", json!({"tests": ["assert (f 2 = 4)"]}))];
+        let (scores, failures) = scored(options(json!({"language": "ocaml"})), &rows);
+        assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
+    }
+    // Where there is isolation, it is used.
+    if installed(&["bwrap"]) {
+        let options = json!({"language": "shell", "unsafe_no_sandbox": true});
+        assert_eq!(code(options).sandbox.isolation, sandbox::Isolation::Bubblewrap);
+    }
+}
+
+/// As root, the same as an ordinary user: bubblewrap then makes a user namespace without any right.
+#[test]
+fn an_ordinary_user_is_isolated_too() {
+    if !installed(&["bwrap", "python3"]) || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    use std::os::unix::process::CommandExt;
+    let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+    test.args(["--exact", "builtin::code::tests::a_namespace_has_no_way_out", "--nocapture"]);
+    match test.uid(1000).gid(1000).env("TMPDIR", "/tmp").current_dir("/").output() {
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        }
+        // The directory of this program may be root's alone.
+        Err(error) => eprintln!("skipped: {error}"),
+    }
+}
+
+#[test]
+fn a_namespace_has_no_way_out() {
+    if !installed(&["bwrap", "python3"]) {
+        return;
+    }
+    let attacks = [
+        "import os\nprint(8 if os.path.exists('/home') or os.path.exists('/root') else 1)",
+        "import socket\nsocket.create_connection(('1.1.1.1', 53), 1)\nprint(8)",
+        "import os\nos.kill(os.getppid(), 9)\nos.kill(1, 9)\nprint(8 if os.getppid() != 1 else 1)",
+        "open('/usr/x', 'w')\nprint(8)",
+        "import os\nprint(8 if len([p for p in os.listdir('/proc') if p.isdigit()]) > 4 else 1)",
+    ];
+    let tests = json!([{"input": "4\n", "output": "8\n"}]);
+    let (scores, failures) = score(json!({"language": "python", "timeout_s": 5.0}), &attacks, &tests);
+    assert_eq!(scores.values, [Some(0.0); 5], "{failures:?}");
+    assert_eq!(score(json!({"language": "python"}), &["print(2 * int(input()))"], &tests).0.values, [Some(1.0)]);
 }

@@ -7,13 +7,12 @@
 //! prints. After `open Solution` tests get the operators, functions and modules of the standard library back, so that a
 //! solution cannot redefine `=`. Knows no score.
 
-use super::sandbox::{self, End, JOB, Limits, Outcome};
+use super::sandbox::{End, JOB, Limits, Outcome, Sandbox};
 use super::source::UnitTests;
 use super::{Verdict, directory, nonce, words_of, write};
 use regex::Regex;
 use std::path::Path;
 use std::sync::LazyLock;
-use std::sync::atomic::AtomicBool;
 use tempfile::TempDir;
 
 mod staged;
@@ -73,17 +72,17 @@ pub(super) fn build(
     unit: &UnitTests,
     count_errors: bool,
     limits: Limits,
-    stop: &AtomicBool,
+    sandbox: &Sandbox,
 ) -> std::io::Result<Built> {
     let harness = format!("h{}", nonce()?);
-    let report = compile(solution, &tests_file(unit, &harness), &harness, "all", limits, stop)?;
+    let report = compile(solution, &tests_file(unit, &harness), &harness, "all", limits, sandbox)?;
     let first = report.words.lines().find(|line| line.starts_with("Error")).unwrap_or(&report.words).trim().to_owned();
     if let Some(name) = refused(&report.tree) {
         return Ok(Built::Not { why: NotBuilt::Refused, words: format!("`{name}` is not allowed here") });
     }
     let why = match report.status.as_str() {
         "syntax" => NotBuilt::Syntax,
-        "types" if count_errors => NotBuilt::Types(type_errors(solution, report, &harness, limits, stop)?),
+        "types" if count_errors => NotBuilt::Types(type_errors(solution, report, &harness, limits, sandbox)?),
         "types" => NotBuilt::Types(1),
         "tests" => NotBuilt::Tests,
         "ok" => {
@@ -103,7 +102,7 @@ fn compile(
     harness: &str,
     what: &str,
     limits: Limits,
-    stop: &AtomicBool,
+    sandbox: &Sandbox,
 ) -> std::io::Result<Report> {
     let job = directory()?;
     let (own, any) = (format!("{harness}.ml"), format!("any_{harness}.mli"));
@@ -113,15 +112,13 @@ fn compile(
         write(job.path(), name, text.as_bytes())?;
     }
     let words = ["/bin/sh", &format!("{JOB}/build.sh"), harness, what].map(str::to_owned);
-    let outcome = sandbox::run(job.path(), &words, b"", limits, stop)?;
+    let outcome = sandbox.run(job.path(), &words, b"", limits)?;
     let failed = || match outcome.end {
         End::Stopped => std::io::Error::other("nobody waits for its score any more"),
         _ => std::io::Error::other(format!("compiling: {}", words_of(&outcome))),
     };
     if outcome.end != End::Exit(0) {
-        if outcome.stderr.contains("bwrap:") {
-            sandbox::check(job.path(), &[]).map_err(std::io::Error::other)?;
-        }
+        sandbox.still_works(&outcome)?;
         return Err(failed());
     }
     let line = outcome.stdout.iter().position(|&byte| byte == b'\n').ok_or_else(failed)?;
@@ -215,7 +212,7 @@ fn type_errors(
     mut report: Report,
     harness: &str,
     limits: Limits,
-    stop: &AtomicBool,
+    sandbox: &Sandbox,
 ) -> std::io::Result<usize> {
     let mut solution = solution.to_owned();
     for found in 1..MOST_TYPE_ERRORS {
@@ -223,7 +220,7 @@ fn type_errors(
             Some(next) => solution = next,
             None => return Ok(found),
         }
-        report = compile(&solution, "", harness, "types", limits, stop)?;
+        report = compile(&solution, "", harness, "types", limits, sandbox)?;
         if report.status != "types" {
             return Ok(found);
         }
@@ -275,16 +272,14 @@ fn without_error(solution: &str, report: &Report, harness: &str) -> Option<Strin
 }
 
 /// Runs the tests of a program that was built.
-pub(super) fn run(directory: &Path, of: usize, limits: Limits, stop: &AtomicBool) -> std::io::Result<Verdict> {
+pub(super) fn run(directory: &Path, of: usize, limits: Limits, sandbox: &Sandbox) -> std::io::Result<Verdict> {
     let nonces = (0..of).map(|_| nonce()).collect::<std::io::Result<Vec<_>>>()?;
     let words = ["ocamlrun", &format!("{JOB}/program")].map(str::to_owned);
-    let outcome = sandbox::run(directory, &words, (nonces.join("\n") + "\n").as_bytes(), limits, stop)?;
+    let outcome = sandbox.run(directory, &words, (nonces.join("\n") + "\n").as_bytes(), limits)?;
     if outcome.end == End::Stopped {
         return Err(std::io::Error::other("nobody waits for its score any more"));
     }
-    if outcome.stderr.contains("bwrap:") {
-        sandbox::check(directory, &[]).map_err(std::io::Error::other)?;
-    }
+    sandbox.still_works(&outcome)?;
     Ok(verdict(&nonces, &outcome))
 }
 

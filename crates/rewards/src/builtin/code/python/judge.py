@@ -171,7 +171,7 @@ def judge(job):
             break
 
 
-with open("/job/tests.json", encoding="utf-8") as file:
+with open(os.path.join(os.path.dirname(__file__), "tests.json"), encoding="utf-8") as file:
     given = json.load(file)
 try:
     judge(given)

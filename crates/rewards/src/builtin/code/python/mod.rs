@@ -6,13 +6,11 @@
 //! what is expected is never where the program is. Each call has a fresh number, each verdict the run's nonce. Knows
 //! no score.
 
-use super::sandbox::{self, End, JOB, Limits};
+use super::sandbox::{End, JOB, Limits, Outcome, Sandbox};
 use super::source::UnitTests;
 use super::{Verdict, directory, words_of, write};
 use serde::Deserialize;
 use serde_json::json;
-use std::path::Path;
-use std::sync::atomic::AtomicBool;
 
 const VALUES: &str = include_str!("values.py");
 const PROGRAM: &str = include_str!("program.py");
@@ -35,7 +33,7 @@ pub(super) fn judge(
     unit: &UnitTests,
     all: bool,
     limits: Limits,
-    stop: &AtomicBool,
+    sandbox: &Sandbox,
 ) -> std::io::Result<Verdict> {
     let (program, judge) = (directory()?, directory()?);
     let prompt = if unit.check { prompt } else { "" };
@@ -57,11 +55,11 @@ pub(super) fn judge(
         words.chain([format!("{JOB}/{file}")]).collect()
     };
     let (runs, judges) = (python(&[], "program.py"), python(&["-S"], "judge.py"));
-    let outcome = sandbox::run_judged((program.path(), &runs), (judge.path(), &judges), limits, stop)?;
-    verdict(program.path(), unit, &nonce, &outcome)
+    let outcome = sandbox.run_judged((program.path(), &runs), (judge.path(), &judges), limits)?;
+    verdict(sandbox, unit, &nonce, &outcome)
 }
 
-fn verdict(directory: &Path, unit: &UnitTests, nonce: &str, outcome: &sandbox::Outcome) -> std::io::Result<Verdict> {
+fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) -> std::io::Result<Verdict> {
     let of = if unit.check { 1 } else { unit.tests.len() };
     let mut verdict = Verdict { of, ..Verdict::default() };
     let text = String::from_utf8_lossy(&outcome.stdout);
@@ -81,7 +79,7 @@ fn verdict(directory: &Path, unit: &UnitTests, nonce: &str, outcome: &sandbox::O
     if judged == 0 || outcome.end != End::Exit(0) && judged < of && verdict.failure.is_empty() {
         // A sandbox that did not start is no failure of the program.
         if text.contains("bwrap:") || outcome.stderr.contains("bwrap:") {
-            sandbox::check(directory, &[]).map_err(std::io::Error::other)?;
+            sandbox.check(&[]).map_err(std::io::Error::other)?;
         }
         verdict.failure = match outcome.end {
             End::Exit(_) => return Err(std::io::Error::other(format!("the judge failed: {}", text.trim()))),

@@ -32,7 +32,7 @@ def compiles(source):
 
 def read(name):
     try:
-        with open("/job/" + name, encoding="utf-8") as file:
+        with open(os.path.join(os.path.dirname(__file__), name), encoding="utf-8") as file:
             return file.read()
     except FileNotFoundError:
         return ""

@@ -1,0 +1,32 @@
+//! Rewards that run programs: refused where nothing isolates them, and recorded where that is allowed.
+
+use crate::support::lockstep;
+use crate::support::runs::{arguments, directory, good};
+use serde_json::{Value, json};
+use std::fs;
+
+#[test]
+fn programs_without_isolation_are_refused_or_named_in_the_record() {
+    if testing::program("prlimit").is_none() {
+        return;
+    }
+    let dir = directory();
+    let root = dir.path();
+    let row = json!({"prompt": "ab ", "completion": "x", "tests": [{"input": "", "output": "8"}]}).to_string() + "\n";
+    fs::write(root.join("d.jsonl"), row.repeat(4)).unwrap();
+    fs::write(root.join("e.jsonl"), &row).unwrap();
+    let reward = |more: &str| {
+        format!("reward_funcs=[{{kind = \"code\", language = \"shell\", bwrap = \"/no/such/bwrap\"{more}}}]")
+    };
+    let said = lockstep(root, &arguments("train", "run", &[&reward("")]));
+    assert_eq!(said.code, Some(2), "{}", said.err);
+    for words in ["bubblewrap is not installed", "apt install bubblewrap", "unsafe_no_sandbox = true"] {
+        assert!(said.err.contains(words), "`{words}`: {}", said.err);
+    }
+    assert!(!root.join("run").exists());
+
+    let said = good(root, &arguments("train", "run", &[&reward(", unsafe_no_sandbox = true"), "max_steps=2"]));
+    assert!(said.err.contains("reward `code` runs programs WITHOUT ISOLATION"), "{}", said.err);
+    let record: Value = serde_json::from_slice(&fs::read(root.join("run/record.json")).unwrap()).unwrap();
+    assert_eq!(record["isolation"], json!({"code": "none (unsafe_no_sandbox)"}));
+}
