@@ -93,7 +93,7 @@ impl RewardSpec {
 
     /// How programs that completions contain are kept apart from this machine, if it runs any; probed anew.
     pub fn isolation(&self) -> Option<&'static str> {
-        #[cfg(unix)]
+        #[cfg(target_os = "linux")]
         if let Ok((kind, _, options)) = self.parts()
             && kind == "code"
         {

@@ -16,7 +16,8 @@ fn programs_without_isolation_are_refused_or_named_in_the_record() {
     fs::write(root.join("d.jsonl"), row.repeat(4)).unwrap();
     fs::write(root.join("e.jsonl"), &row).unwrap();
     let reward = |more: &str| {
-        format!("reward_funcs=[{{kind = \"code\", language = \"shell\", bwrap = \"/no/such/bwrap\"{more}}}]")
+        let own = "kind = \"code\", language = \"shell\", isolation = \"bubblewrap\", bwrap = \"/no/such/bwrap\"";
+        format!("reward_funcs=[{{{own}{more}}}]")
     };
     let said = lockstep(root, &arguments("train", "run", &[&reward("")]));
     assert_eq!(said.code, Some(2), "{}", said.err);

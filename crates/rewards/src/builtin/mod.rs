@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result, Reward};
 
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 pub(crate) mod code;
 mod countdown;
 mod exact_match;
@@ -28,7 +28,7 @@ pub(crate) const BUILTIN: &[Kind] = &[
     Kind::of::<math::Math>(),
     Kind::of::<multiple_choice::MultipleChoice>(),
     Kind::of::<countdown::Countdown>(),
-    #[cfg(unix)]
+    #[cfg(target_os = "linux")]
     Kind::of::<code::Code>(),
     Kind::of::<think_answer::ThinkAnswer>(),
     Kind::of::<format::Format>(),

@@ -9,6 +9,7 @@
 //!
 //! Without isolation nothing is run: the reward is refused when it is built.
 
+mod confined;
 mod language;
 mod ocaml;
 mod python;
@@ -27,7 +28,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use self::language::{Language, LanguageOption, NAMES, named};
-use self::sandbox::{End, JOB, Limits, Outcome, Sandbox};
+use self::sandbox::{End, Isolation, JOB, Limits, Outcome, Sandbox};
 use self::source::{StreamTest, Tests, UnitTests, code_of, tests_of};
 use serde::Deserialize;
 use serde_json::Value;
@@ -74,6 +75,9 @@ pub(crate) struct Options {
     /// Where no isolation can be had, programs are run without.
     #[serde(default)]
     unsafe_no_sandbox: bool,
+    /// The only isolation that will do; not set: the best there is.
+    #[serde(default)]
+    isolation: Option<Isolation>,
     /// Bubblewrap's program.
     #[serde(default = "bwrap")]
     bwrap: String,
@@ -102,6 +106,12 @@ fn processes() -> u64 {
 }
 fn a_mib() -> usize {
     1 << 20
+}
+
+impl Options {
+    fn sandbox(&self, programs: &[&str]) -> std::result::Result<Sandbox, String> {
+        Sandbox::find(&self.bwrap, self.isolation, self.unsafe_no_sandbox, programs)
+    }
 }
 
 /// The reward; see the module.
@@ -177,18 +187,20 @@ impl Builtin for Code {
             processes: options.processes,
             output: options.output_bytes,
             disk_mb: 64,
+            compiles: false,
         };
         let compile_limits = Limits {
             wall: seconds("compile_timeout_s", options.compile_timeout_s)?,
             memory_mb: 4096 + language.base_memory_mb,
             output: PROGRAM_BYTES,
             disk_mb: 256,
+            compiles: true,
             ..run_limits
         };
         let programs = [language.run.first(), language.compile.first()];
         let programs: Vec<&str> =
             programs.into_iter().flatten().map(String::as_str).filter(|p| !p.contains('{')).collect();
-        let sandbox = Sandbox::find(&options.bwrap, options.unsafe_no_sandbox, &programs).map_err(refuse)?;
+        let sandbox = options.sandbox(&programs).map_err(refuse)?;
         let cache = HashMap::new();
         let units = match &options.language {
             LanguageOption::Named(name) if name == "python" => Some(Units::Python),
@@ -205,8 +217,7 @@ impl Builtin for Code {
 
 /// How a reward with these options keeps programs apart from the machine; none if it cannot.
 pub(crate) fn isolation(options: Options) -> Option<&'static str> {
-    let sandbox = Sandbox::find(&options.bwrap, options.unsafe_no_sandbox, &[]).ok()?;
-    Some(sandbox.isolation.name())
+    Some(options.sandbox(&[]).ok()?.isolation.name())
 }
 
 /// A number that a program cannot guess.

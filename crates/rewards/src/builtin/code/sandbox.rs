@@ -4,10 +4,14 @@
 //! that is memory of bounded size, and gets no variable of our environment. Processor time, memory, processes, files
 //! and output are limited (util-linux's `prlimit`); when its wall time is over, or it has ended, every process that
 //! it has started is killed with its process namespace. We are not root in there: root's processes are not counted,
-//! so as root the whole is started as the user 65534. Knows no language and no test.
+//! so as root the whole is started as the user 65534. What holds it without bubblewrap is in `confined`. Knows no
+//! language and no test.
 
+use super::confined;
+use serde::Deserialize;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -19,6 +23,8 @@ use tempfile::TempDir;
 pub(super) const JOB: &str = "/job";
 /// Where programs are looked for.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+/// The user as whom programs run if we are root.
+const NOBODY: u32 = 65534;
 /// Of standard error, so much is kept.
 const STDERR_BYTES: usize = 4_000;
 /// A judge's verdicts are shorter.
@@ -38,6 +44,8 @@ pub(super) struct Limits {
     pub output: usize,
     /// What fits into `/tmp`, and the most that one file holds, in MiB.
     pub disk_mb: u64,
+    /// It is a compiler's run, which must write files even where their whole size cannot be bounded.
+    pub compiles: bool,
 }
 
 /// How a program ended.
@@ -61,10 +69,14 @@ pub(super) struct Outcome {
 }
 
 /// What keeps programs apart from this machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Isolation {
     Bubblewrap,
+    /// See [`confined`].
+    Landlock,
     /// `unsafe_no_sandbox`: limits, a private directory and the end of its process group, no more.
+    #[serde(skip)]
     Nothing,
 }
 
@@ -81,68 +93,92 @@ impl Isolation {
     pub fn name(self) -> &'static str {
         match self {
             Isolation::Bubblewrap => "bubblewrap",
+            Isolation::Landlock => "landlock and seccomp",
             Isolation::Nothing => "none (unsafe_no_sandbox)",
         }
     }
 }
 
 impl Sandbox {
-    /// The isolation that can be had with this `bwrap`, in which each of `programs` can be run; nothing if that is
-    /// allowed and there is none. Else what to do.
-    pub fn find(bwrap: &str, unsafe_no_sandbox: bool, programs: &[&str]) -> Result<Sandbox, String> {
-        let isolation = Isolation::Bubblewrap;
-        let mut sandbox = Sandbox { isolation, bwrap: bwrap.to_owned(), stop: Arc::default() };
-        if unsafe_no_sandbox && sandbox.check(&[]).is_err() {
-            sandbox.isolation = Isolation::Nothing;
+    /// Not checked.
+    pub fn with(bwrap: &str, isolation: Isolation) -> Sandbox {
+        Sandbox { isolation, bwrap: bwrap.to_owned(), stop: Arc::default() }
+    }
+
+    /// The best isolation that can be had with this `bwrap`, or the one that is asked for, in which each of
+    /// `programs` can be run; nothing if that is allowed and there is none. Else what to do.
+    pub fn find(
+        bwrap: &str,
+        asked: Option<Isolation>,
+        unsafe_no_sandbox: bool,
+        programs: &[&str],
+    ) -> Result<Sandbox, String> {
+        let mut refusals = Vec::new();
+        for isolation in [Isolation::Bubblewrap, Isolation::Landlock] {
+            if asked.is_none_or(|asked| asked == isolation) {
+                let sandbox = Sandbox::with(bwrap, isolation);
+                match sandbox.check(&[]) {
+                    Ok(()) => return sandbox.check(programs).map(|()| sandbox),
+                    Err(refusal) => refusals.push(refusal),
+                }
+            }
         }
-        sandbox.check(programs).map(|()| sandbox)
+        if unsafe_no_sandbox {
+            let sandbox = Sandbox::with(bwrap, Isolation::Nothing);
+            return sandbox.check(programs).map(|()| sandbox);
+        }
+        Err(format!(
+            "{}. Where all programs may do what you may do, and only there, `unsafe_no_sandbox = true` in the reward's \
+             table runs them without isolation",
+            refusals.join(". ")
+        ))
     }
 
     /// Checks that programs are still isolated, and that each of these can be run.
     pub fn check(&self, programs: &[&str]) -> Result<(), String> {
-        let limits =
-            Limits { wall: Duration::from_secs(20), memory_mb: 1024, processes: 32, output: 1 << 16, disk_mb: 1 };
+        let limits = Limits {
+            wall: Duration::from_secs(20),
+            memory_mb: 1024,
+            processes: 32,
+            output: 1 << 16,
+            disk_mb: 1,
+            compiles: false,
+        };
         let script = r#"for program do command -v "$program" >/dev/null || { echo "$program"; exit 3; }; done"#;
         let words: Vec<String> =
             ["/bin/sh", "-c", script, "sh"].iter().chain(programs).map(|word| (*word).to_owned()).collect();
-        let never = Sandbox { stop: Arc::default(), bwrap: self.bwrap.clone(), isolation: self.isolation };
+        let never = Sandbox::with(&self.bwrap, self.isolation);
         let outcome = super::directory().and_then(|job| never.run(job.path(), &words, b"", limits));
-        let refusal = match outcome {
-            Ok(Outcome { end: End::Exit(0), .. }) => return Ok(()),
-            Ok(Outcome { end: End::Exit(3), stdout, .. }) => {
-                let name = String::from_utf8_lossy(&stdout);
-                return Err(match self.isolation {
-                    Isolation::Bubblewrap => format!(
-                        "`{}` is not installed under /usr, all that programs can see of this machine",
-                        name.trim()
-                    ),
-                    Isolation::Nothing => format!("`{}` is not installed", name.trim()),
-                });
+        match (outcome, self.isolation) {
+            (Ok(Outcome { end: End::Exit(0), .. }), _) => Ok(()),
+            (Ok(Outcome { end: End::Exit(3), stdout, .. }), _) => Err(format!(
+                "`{}` is not installed under /usr, all that programs can see of this machine",
+                String::from_utf8_lossy(&stdout).trim()
+            )),
+            (Err(error), Isolation::Landlock) => Err(format!(
+                "landlock and seccomp cannot isolate programs here; they need Linux 6.2 or newer ({error})"
+            )),
+            (outcome, Isolation::Landlock | Isolation::Nothing) => {
+                Err(format!("Programs cannot be run here (is util-linux's prlimit installed?): {outcome:?}"))
             }
-            _ if self.isolation == Isolation::Nothing => {
-                return Err(format!("programs cannot be run here (is util-linux's prlimit installed?): {outcome:?}"));
+            (Err(error), _) if error.kind() == std::io::ErrorKind::NotFound => {
+                Err("bubblewrap is not installed, and nothing is run without it: install it (apt install bubblewrap)"
+                    .to_owned())
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                "bubblewrap is not installed, and nothing is run without it: install it (apt install bubblewrap)"
-                    .to_owned()
-            }
-            Err(error) => format!("cannot start bubblewrap: {error}"),
-            Ok(outcome) => format!(
+            (Err(error), _) => Err(format!("cannot start bubblewrap: {error}")),
+            (Ok(outcome), _) => Err(format!(
                 "bubblewrap cannot isolate programs here ({:?}: {}). It needs user namespaces: on the host, \
                  `sysctl -w kernel.unprivileged_userns_clone=1` (with AppArmor also \
                  kernel.apparmor_restrict_unprivileged_userns=0); in a container, allow them (Docker: --security-opt \
                  seccomp=unconfined --security-opt systempaths=unconfined)",
                 outcome.end,
                 outcome.stderr.trim()
-            ),
-        };
-        Err(format!(
-            "{refusal}. Where all programs may do what you may do, and only there, `unsafe_no_sandbox = true` in the \
-             reward's table runs them without isolation"
-        ))
+            )),
+        }
     }
 
-    /// Bubblewrap that could not start looks like a program that failed: only one that still works makes it a failure.
+    /// Bubblewrap that could not start looks like a program that failed: only one that still works makes it a
+    /// failure.
     pub fn still_works(&self, outcome: &Outcome) -> std::io::Result<()> {
         match outcome.stderr.contains("bwrap:") {
             true => self.check(&[]).map_err(std::io::Error::other),
@@ -172,8 +208,8 @@ impl Sandbox {
         })
     }
 
-    /// Runs a program and its judge, each in a sandbox of its own: what one writes the other reads. Over when the judge
-    /// is; the outcome is the judge's, who speaks through standard error.
+    /// Runs a program and its judge, each in a sandbox of its own: what one writes the other reads. Over when the
+    /// judge is; the outcome is the judge's, who speaks through standard error.
     pub fn run_judged(
         &self,
         program: (&Path, &[String]),
@@ -209,18 +245,27 @@ impl Sandbox {
         limits: Limits,
         streams: Option<(Stdio, Stdio)>,
     ) -> std::io::Result<Running> {
-        let (mut command, directory) = match self.isolation {
-            Isolation::Bubblewrap => (self.isolated(job, words, limits), None),
-            Isolation::Nothing => {
-                let directory = super::directory()?;
-                std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777))?;
-                (unsafe_command(job, directory.path(), words, limits), Some(directory))
-            }
-        };
         let (stdin, stdout) = streams.unwrap_or_else(|| (Stdio::piped(), Stdio::piped()));
+        if self.isolation == Isolation::Bubblewrap {
+            let mut command = self.isolated(job, words, limits);
+            command.stdin(stdin).stdout(stdout).stderr(Stdio::piped());
+            as_nobody(&mut command);
+            return Ok(Running { child: command.spawn()?, leader: None, directory: None });
+        }
+        let directory = super::directory()?;
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777))?;
+        let mut command = plain_command(job, directory.path(), words, limits);
         command.stdin(stdin).stdout(stdout).stderr(Stdio::piped());
         as_nobody(&mut command);
-        Ok(Running { child: command.spawn()?, directory })
+        let (child, leader) = match self.isolation {
+            Isolation::Nothing => (command.process_group(0).spawn()?, None),
+            _ => {
+                let tmp = limits.compiles.then_some(directory.path());
+                let (child, leader) = confined::spawn(&mut command, job, tmp)?;
+                (child, Some(leader))
+            }
+        };
+        Ok(Running { child, leader, directory: Some(directory) })
     }
 
     /// Bubblewrap's command line.
@@ -270,11 +315,12 @@ fn prlimits(limits: Limits) -> [String; 5] {
         .map(|(name, n)| format!("--{name}={n}"))
 }
 
-/// A command line without isolation. The two directories of a sandbox are others there.
-fn unsafe_command(job: &Path, tmp: &Path, words: &[String], limits: Limits) -> Command {
+/// A command line without bubblewrap. The two directories of a sandbox are others there.
+fn plain_command(job: &Path, tmp: &Path, words: &[String], limits: Limits) -> Command {
     let place = |path: &Path| format!("{}/", path.display());
     let mut command = Command::new("prlimit");
-    command.args(prlimits(limits)).arg("--");
+    // The limit counts all threads of the user, those of other programs, too.
+    command.arg(format!("--nproc={}", threads_of_user() + limits.processes)).args(prlimits(limits)).arg("--");
     // Those of a sandbox first: a name of ours may hold the other.
     let real = |word: &String| {
         let parts: Vec<String> = word.split("/job/").map(|part| part.replace("/tmp/", &place(tmp))).collect();
@@ -282,14 +328,25 @@ fn unsafe_command(job: &Path, tmp: &Path, words: &[String], limits: Limits) -> C
     };
     command.args(words.iter().map(real)).current_dir(tmp).env_clear();
     command.envs([("PATH", PATH), ("LANG", "C.UTF-8")]).env("HOME", tmp).env("TMPDIR", tmp);
-    std::os::unix::process::CommandExt::process_group(&mut command, 0);
     command
+}
+
+/// How many threads the user has whom programs run as.
+fn threads_of_user() -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let user = rustix::process::geteuid();
+    let user = if user.is_root() { NOBODY } else { user.as_raw() };
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let own = processes.filter(|process| process.metadata().is_ok_and(|metadata| metadata.uid() == user));
+    own.map(|process| std::fs::read_dir(process.path().join("task")).map_or(0, |tasks| tasks.count() as u64)).sum()
 }
 
 /// A started program, which does not outlive this.
 struct Running {
     child: Child,
-    /// Without isolation, the one that it may write into.
+    /// Of its process group, if not itself.
+    leader: Option<Child>,
+    /// Without bubblewrap, where it runs.
     directory: Option<TempDir>,
 }
 
@@ -317,13 +374,17 @@ impl Running {
     /// Kills whatever is left of it; bubblewrap takes its namespace with it.
     fn end(&mut self) {
         if self.directory.is_some()
-            && let Some(group) = rustix::process::Pid::from_raw(self.child.id().cast_signed())
+            && let leader = self.leader.as_ref().unwrap_or(&self.child)
+            && let Some(group) = rustix::process::Pid::from_raw(leader.id().cast_signed())
         {
             // Gone already, if nothing of it is left.
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if let Some(leader) = &mut self.leader {
+            let _ = leader.wait();
+        }
     }
 
     /// Waits for the program's end, or gives up; it is over with this value.
@@ -348,8 +409,7 @@ impl Running {
 /// Root's processes are counted by no limit.
 fn as_nobody(command: &mut Command) {
     if rustix::process::geteuid().is_root() {
-        std::os::unix::process::CommandExt::uid(command, 65534);
-        std::os::unix::process::CommandExt::gid(command, 65534);
+        command.uid(NOBODY).gid(NOBODY);
     }
 }
 

@@ -59,7 +59,7 @@ fn score(options: Value, programs: &[&str], tests: &Value) -> (Scores, Vec<Strin
     scored(options, &rows)
 }
 
-fn doubled() -> Value {
+pub(super) fn doubled() -> Value {
     json!([{"input": "4\n", "output": "8\n"}, {"input": "-3\n", "output": "-6"}])
 }
 
@@ -117,9 +117,32 @@ fn a_language_of_ones_own_and_all_or_nothing() {
 /// Each attack is worth 0, ends in time, and leaves the machine as it was.
 #[test]
 fn attacks_are_worth_nothing_and_leave_nothing() {
-    if !installed(&["bwrap", "python3"]) {
-        return;
+    if installed(&["bwrap", "python3"]) {
+        attack("bwrap");
     }
+}
+
+/// Where bubblewrap is missing, landlock and seccomp hold the same attacks.
+#[test]
+fn attacks_are_worth_nothing_without_bubblewrap() {
+    if confines() {
+        attack("/no/such/bwrap");
+    }
+}
+
+/// Whether this kernel has landlock; else the test is skipped, which is said.
+fn confines() -> bool {
+    let options = json!({"language": "python", "bwrap": "/no/such/bwrap"});
+    match Code::build("c".into(), serde_json::from_value(options).unwrap()) {
+        Ok(_) => true,
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            false
+        }
+    }
+}
+
+fn attack(bwrap: &str) {
     let home = tempfile::tempdir_in(std::env::temp_dir()).unwrap();
     let secret = home.path().join("secret");
     std::fs::write(&secret, "8").unwrap();
@@ -131,7 +154,6 @@ fn attacks_are_worth_nothing_and_leave_nothing() {
     let connect = format!("import socket\ns = socket.socket()\ns.connect(('127.0.0.1', {port}))\nprint(8)");
     // If what is attempted succeeds, the right answer is printed.
     let attacks = [
-        ("fork bomb", "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"),
         ("memory bomb", "x = []\nwhile True:\n    x.append(bytearray(1 << 24))"),
         ("full disk", "n = 0\nwhile True:\n    open(f'/tmp/{n}', 'wb').write(bytes(1 << 23))\n    n += 1"),
         ("full shared memory", "open('/dev/shm/x', 'wb').write(bytes(1 << 20))\nprint(8)"),
@@ -151,7 +173,10 @@ fn attacks_are_worth_nothing_and_leave_nothing() {
         ("killing the parent", "import os, time\nos.kill(os.getppid(), 9)\nos.kill(1, 9)\ntime.sleep(100)"),
         ("killing all", "import os, signal\nos.kill(-1, signal.SIGKILL)"),
         ("ptrace", "import ctypes\nc = ctypes.CDLL(None, use_errno=True)\nassert c.ptrace(16, 1, 0, 0) == 0\nprint(8)"),
-        ("a namespace of its own", "import os\nos.unshare(os.CLONE_NEWUSER)\nprint(8)"),
+        ("a namespace of its own", "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0\nprint(8)"),
+        ("a group of its own", "import os\nos.setpgid(0, 0)\nos.setsid()\nprint(4)"),
+        ("another's signal", "import os, time\nos.kill(os.getppid(), 0)\nos.kill(1, 19)\nprint(4)"),
+        ("a mode", "import os\nos.chmod('/job', 0o777)\nos.chmod('/usr', 0o777)\nprint(8)"),
         (
             "mount",
             "import ctypes\nc = ctypes.CDLL(None)\nassert c.mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0\nprint(8)",
@@ -161,11 +186,13 @@ fn attacks_are_worth_nothing_and_leave_nothing() {
         ("exit before the answer", "import os\nos._exit(0)"),
         ("overwriting its source", "open('/job/main.py', 'w').write('print(8)')\nprint(8)"),
         ("the right answer, killed", "import os, signal\nprint(8, flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)"),
+        // Last, so that it keeps no other from its processor.
+        ("fork bomb", "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"),
     ];
     let (names, programs): (Vec<_>, Vec<&str>) = attacks.into_iter().unzip();
     let tests = json!([{"input": "4\n", "output": "8\n"}]);
     let start = Instant::now();
-    let (scores, failures) = score(json!({"language": "python", "timeout_s": 2.0}), &programs, &tests);
+    let (scores, failures) = score(json!({"language": "python", "timeout_s": 3.0, "bwrap": bwrap}), &programs, &tests);
     assert!(start.elapsed().as_secs() < 100, "{:?}", start.elapsed());
     for ((name, value), failure) in names.iter().zip(&scores.values).zip(&failures) {
         assert!(*value == Some(0.0) && !failure.is_empty(), "{name}: {value:?}, {failure}");
@@ -174,7 +201,9 @@ fn attacks_are_worth_nothing_and_leave_nothing() {
     assert_eq!(of("endless output"), "test 1: too much output");
     assert_eq!(of("loop without SIGTERM"), "test 1: timed out");
     assert!(of("memory bomb").contains("MemoryError"), "{}", of("memory bomb"));
-    assert!(of("full disk").contains("Errno 28"), "{}", of("full disk"));
+    // No room, or no right to write.
+    let full = of("full disk");
+    assert!(full.contains(if bwrap == "bwrap" { "Errno 28" } else { "Errno 13" }), "{full}");
     // Nothing is left: no file, and no process of the sandbox's directory.
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "8");
@@ -281,15 +310,55 @@ fn forbidden_bwrap(directory: &Path) -> String {
     path.display().to_string()
 }
 
-/// Without isolation the reward is refused when it is built, and says what to do.
+/// Without bubblewrap the message says what to do; landlock and seccomp are taken where they are.
 #[test]
-fn without_isolation_nothing_is_run() {
-    let missing = refusal(json!({"language": "shell", "bwrap": "/no/such/bwrap"}));
-    assert!(missing.contains("apt install bubblewrap") && missing.contains("unsafe_no_sandbox = true"), "{missing}");
+fn without_bubblewrap_there_is_landlock_or_nothing_is_run() {
+    let check = |bwrap: &str| {
+        let isolation = sandbox::Isolation::Bubblewrap;
+        sandbox::Sandbox::with(bwrap, isolation).check(&[]).unwrap_err()
+    };
+    let missing = check("/no/such/bwrap");
+    assert!(missing.contains("apt install bubblewrap"), "{missing}");
     let directory = directory().unwrap();
-    let forbidden = refusal(json!({"language": "shell", "bwrap": forbidden_bwrap(directory.path())}));
+    let bwrap = forbidden_bwrap(directory.path());
+    let forbidden = check(&bwrap);
     for words in ["No permissions to create new namespace", "kernel.unprivileged_userns_clone", "--security-opt"] {
         assert!(forbidden.contains(words), "{forbidden}");
+    }
+    match Code::build("c".into(), serde_json::from_value(json!({"language": "shell", "bwrap": bwrap})).unwrap()) {
+        Ok(reward) => assert_eq!(reward.sandbox.isolation.name(), "landlock and seccomp"),
+        Err(error) => {
+            let error = error.to_string();
+            for words in ["No permissions", "Linux 6.2", "unsafe_no_sandbox = true"] {
+                assert!(error.contains(words), "{error}");
+            }
+        }
+    }
+}
+
+/// Programs, unit tests and compilers run confined as they run in namespaces, and leave no process.
+#[test]
+fn confined_programs_run() {
+    if !confines() || !installed(&["python3"]) {
+        return;
+    }
+    let options = |language: &str| json!({"language": language, "bwrap": "/no/such/bwrap", "timeout_s": 20.0});
+    let mark = format!("33{}", std::process::id());
+    let background = format!("(sleep {mark}) </dev/null >/dev/null 2>&1 &\nread n; echo $((2 * n))");
+    let (scores, failures) = score(options("shell"), &["read n; echo $((2 * n))", "echo 1", &background], &doubled());
+    assert_eq!(scores.values, [Some(1.0), Some(0.0), Some(1.0)], "{failures:?}");
+    assert_eq!(running(&mark), 0);
+    let assertions = json!({"tests": ["assert f(2) == 4"]});
+    let rows = [("def f(x): return 2 * x", assertions.clone()), ("def f(x): return x", assertions)];
+    let (scores, failures) = scored(options("python"), &rows);
+    assert_eq!(scores.values, [Some(1.0), Some(0.0)], "{failures:?}");
+    if installed(&["ocamlc", "cc"]) {
+        let rows = [("let f x = 2 * x", json!({"tests": ["assert (f 2 = 4)"]}))];
+        let (scores, failures) = scored(options("ocaml"), &rows);
+        assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
+        let c = "#include <stdio.h>\nint main() { int n; scanf(\"%d\", &n); printf(\"%d\", 2 * n); return 0; }";
+        let (scores, failures) = score(options("c"), &[c], &doubled());
+        assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
     }
 }
 
@@ -325,28 +394,21 @@ fn unsafe_no_sandbox_runs_without_isolation() {
     if !installed(&["prlimit", "python3"]) {
         return;
     }
-    let options = |more: Value| {
-        let mut all = json!({"unsafe_no_sandbox": true, "bwrap": "/no/such/bwrap", "timeout_s": 20.0});
-        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        all
+    let unsafe_code = |language: &str| {
+        let mut reward = code(json!({"language": language, "unsafe_no_sandbox": true, "timeout_s": 20.0}));
+        reward.sandbox = Sandbox::with("/no/such/bwrap", sandbox::Isolation::Nothing);
+        reward
     };
-    assert_eq!(code(options(json!({"language": "shell"}))).sandbox.isolation.name(), "none (unsafe_no_sandbox)");
+    assert_eq!(unsafe_code("shell").sandbox.isolation.name(), "none (unsafe_no_sandbox)");
+    let tests = [StreamTest { input: "4\n".into(), output: "8".into() }];
     let mark = format!("32{}", std::process::id());
-    let background =
-        format!("(sleep {mark}) </dev/null >/dev/null 2>&1 &\nread n; echo $((2 * n)) >/tmp/x; cat /tmp/x");
-    let shell = ["read n; echo $((2 * n))", "echo 1", &background.replace("/tmp/", "")];
-    let (scores, failures) = score(options(json!({"language": "shell"})), &shell, &doubled());
-    assert_eq!(scores.values, [Some(1.0), Some(0.0), Some(1.0)], "{failures:?}");
-    assert_eq!(running(&mark), 0);
-    let assertions = json!({"tests": ["assert f(2) == 4"]});
-    let rows = [("def f(x): return 2 * x", assertions.clone()), ("def f(x): return x", assertions)];
-    let (scores, failures) = scored(options(json!({"language": "python"})), &rows);
-    assert_eq!(scores.values, [Some(1.0), Some(0.0)], "{failures:?}");
-    if installed(&["ocamlc"]) {
-        let rows = [("let f x = 2 * x", json!({"tests": ["assert (f 2 = 4)"]}))];
-        let (scores, failures) = scored(options(json!({"language": "ocaml"})), &rows);
-        assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
+    let background = format!("(sleep {mark}) </dev/null >/dev/null 2>&1 &\nread n; echo $((2 * n)) >x; cat x");
+    for (source, passed) in [("read n; echo $((2 * n))", 1), ("echo 1", 0), (&background, 1)] {
+        let reward = unsafe_code("shell");
+        let verdict = reward.judge(&reward.prepare(source).unwrap(), &tests).unwrap();
+        assert_eq!(verdict.passed, passed, "{source}: {}", verdict.failure);
     }
+    assert_eq!(running(&mark), 0);
     // Where there is isolation, it is used.
     if installed(&["bwrap"]) {
         let options = json!({"language": "shell", "unsafe_no_sandbox": true});

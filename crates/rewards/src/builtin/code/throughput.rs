@@ -29,8 +29,7 @@ fn overhead_and_throughput() {
         let tests = [StreamTest { input: "4\n".into(), output: "8\n".into() }];
         let own = directory.path().join("program").display().to_string();
         let words = reward.words(&reward.language.run, &own);
-        let words: Vec<_> =
-            words.iter().map(|w| w.replace(JOB, &directory.path().display().to_string())).collect();
+        let words: Vec<_> = words.iter().map(|w| w.replace(JOB, &directory.path().display().to_string())).collect();
         let (mut bare, mut isolated) = (Vec::new(), Vec::new());
         for round in 0..ROUNDS + 5 {
             let start = Instant::now();
