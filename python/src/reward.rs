@@ -60,7 +60,7 @@ impl PythonReward {
         let (values, extra, metrics): (Vec<Option<f64>>, String, Vec<(String, f64)>) = answer.extract()?;
         let extra: Vec<(String, Vec<Value>)> = serde_json::from_str(&extra)
             .map_err(|e| pyo3::exceptions::PyValueError::new_err(format!("log_extra: {e}")))?;
-        Ok(Scores { values, problems: Vec::new(), extra, metrics })
+        Ok(Scores { values, extra, metrics, ..Scores::default() })
     }
 
     fn failed(&self, py: Python<'_>, error: PyErr, rows: usize) -> Scores {

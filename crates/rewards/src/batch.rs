@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use model::chat::Content;
 use serde_json::Value;
 
+use crate::StepScore;
+
 /// The dataset's other columns: name → one value for each completion (a prompt's value repeated for its group).
 pub type Columns = BTreeMap<String, Vec<Value>>;
 
@@ -140,6 +142,8 @@ impl std::fmt::Display for Problem {
 pub struct Scores {
     /// One entry for each completion; `None` = no score (left out of the mean and of the baseline), always finite.
     pub values: Vec<Option<f64>>,
+    /// Scores of steps, for each completion that has them, whose value is then their sum; empty where none has.
+    pub steps: Vec<Option<Vec<StepScore>>>,
     /// Why entries are `None`, if they should not be.
     pub problems: Vec<Problem>,
     /// Extra columns for the completions table (TRL's `log_extra`): name → one value for each completion.
@@ -169,6 +173,10 @@ impl Scores {
         for group in groups {
             let (before, rows) = (all.values.len(), group.values.len());
             all.values.extend(group.values);
+            if !group.steps.is_empty() {
+                all.steps.resize(before, None);
+                all.steps.extend(group.steps);
+            }
             for (name, values) in group.extra {
                 let at = place(&mut all.extra, name);
                 all.extra[at].1.resize(before, Value::Null);
@@ -191,6 +199,9 @@ impl Scores {
                 all.metrics[at].1 += value;
                 counts[at] += 1.0;
             }
+        }
+        if !all.steps.is_empty() {
+            all.steps.resize(all.values.len(), None);
         }
         all.metrics.iter_mut().zip(counts).for_each(|((_, sum), count)| *sum /= count);
         all
@@ -220,12 +231,14 @@ mod tests {
             problems: vec![problem(1, "no number", "in A")],
             extra: vec![("why".into(), vec!["a".into(), "b".into()])],
             metrics: vec![("m".into(), 1.0)],
+            ..Scores::default()
         };
         let second = Scores {
             values: vec![None],
             problems: vec![Problem { fatal: true, ..problem(1, "no number", "in B") }, problem(1, "crashed", "")],
             extra: vec![("how".into(), vec!["c".into()])],
             metrics: vec![("n".into(), 5.0), ("m".into(), 2.0)],
+            ..Scores::default()
         };
         let all = Scores::of_groups([first.clone(), second, Scores::new(vec![Some(4.0)])]);
         assert_eq!(all.values, [Some(1.0), None, None, Some(4.0)]);
@@ -236,6 +249,11 @@ mod tests {
         assert_eq!(all.extra, [("why".into(), why), ("how".into(), column([None, None, Some("c"), None]))]);
         assert_eq!(all.metrics, [("m".into(), 1.5), ("n".into(), 5.0)]);
         assert_eq!(Scores::of_groups([first.clone()]), first);
+        assert!(all.steps.is_empty());
+        let steps = Some(vec![StepScore { end: crate::StepEnd::Token(0), score: 4.0 }]);
+        let stepped = Scores { steps: vec![steps.clone()], ..Scores::new(vec![Some(4.0)]) };
+        let with_steps = Scores::of_groups([first.clone(), stepped, Scores::new(vec![None])]);
+        assert_eq!(with_steps.steps, [None, None, steps, None]);
         assert!(all.problems[0].to_string().ends_with("for 2 completions: no number, for example in A"));
     }
 }

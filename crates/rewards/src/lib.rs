@@ -17,15 +17,17 @@ mod function;
 mod manager;
 mod registry;
 mod reward_model;
+mod steps;
 
 pub use batch::{Columns, Problem, ProblemKind, RewardBatch, Scores};
 pub use command::end_programs;
 pub use error::{Error, Result};
 pub use function::{FunctionReward, RewardInput};
-pub use manager::{CompletionScores, MakeInputs, RewardInputs, RewardJob, RewardManager, RewardOutput};
+pub use manager::{Asked, CompletionScores, MakeInputs, RewardInputs, RewardJob, RewardManager, RewardOutput};
 pub use model::chat::Content;
 pub use registry::{RewardSpec, TABLE_COLUMNS, build, names};
 pub use reward_model::RewardModel;
+pub use steps::{StepEnd, StepScore};
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -56,6 +58,7 @@ pub trait Reward: Send {
     /// any answer.
     fn stop_with(&mut self, _stop: Arc<AtomicBool>) {}
 
-    /// One score for each completion of the batch, in its order. A failure gives `None` and a [`Problem`], never 0.
+    /// One score for each completion of the batch, in its order, or one for each of its steps. A failure gives `None`
+    /// and a [`Problem`], never 0.
     fn score(&mut self, batch: &RewardBatch<'_>) -> Scores;
 }

@@ -6,14 +6,15 @@
 //! completions, after that. When groups end changes no bit: scores are put together in the order of the groups that is
 //! asked for.
 
-use crate::{Columns, Content, Problem, ProblemKind, Reward, RewardBatch, Scores, TABLE_COLUMNS};
+use crate::steps::misplaced;
+use crate::{Columns, Content, Problem, ProblemKind, Reward, RewardBatch, Scores, StepScore, TABLE_COLUMNS};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{Scope, ScopedJoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Completions as rewards see them: what a [`RewardBatch`] shows. All lists are as long.
 #[derive(Default)]
@@ -65,6 +66,8 @@ pub struct RewardManager<'a> {
 pub struct CompletionScores {
     /// One per reward function; `None` where it gave no score.
     pub rewards: Vec<Option<f64>>,
+    /// One per reward function: the scores of its steps, where it gave them.
+    pub steps: Vec<Option<Vec<StepScore>>>,
     /// What rewards add to the completions table, by column.
     pub extra: Map<String, Value>,
 }
@@ -80,6 +83,34 @@ pub struct RewardOutput {
     pub metrics: Vec<(String, f64)>,
     /// When, and for how many seconds, groups were scored while others were still generated.
     pub hidden: Vec<(Instant, f64)>,
+    /// Seconds that each reward took.
+    pub seconds: Vec<f64>,
+}
+
+/// Which rewards are being asked now, and since when: for whoever waits, on any thread.
+#[derive(Clone, Default)]
+pub struct Asked(Arc<Mutex<Vec<(String, Instant)>>>);
+
+impl Asked {
+    /// The one that takes longest, and for how long it has been asked.
+    pub fn longest(&self) -> Option<(String, Duration)> {
+        let asked = self.list();
+        asked.iter().min_by_key(|(_, since)| *since).map(|(name, since)| (name.clone(), since.elapsed()))
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<(String, Instant)>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The answer, and the seconds that it took.
+    fn ask(&self, reward: &mut dyn Reward, batch: &RewardBatch<'_>) -> (Scores, f64) {
+        let since = Instant::now();
+        self.list().push((reward.name().to_owned(), since));
+        let scores = reward.score(batch);
+        self.list().retain(|(name, _)| name != reward.name());
+        assert_eq!(scores.values.len(), batch.len(), "scores of reward `{}`", reward.name());
+        (scores, since.elapsed().as_secs_f64())
+    }
 }
 
 /// A generation whose completions are being scored.
@@ -87,6 +118,7 @@ pub struct RewardJob<'scope, 'a> {
     make_inputs: MakeInputs<'a>,
     step: u64,
     names: Vec<String>,
+    asked: Asked,
     /// The rewards that wait for all completions, with their places.
     late: Vec<(usize, &'a mut Box<dyn Reward>)>,
     /// None if all of them do.
@@ -114,7 +146,8 @@ impl Drop for CancelOnDrop {
 struct EarlyScores {
     /// The places of its rewards.
     places: Vec<usize>,
-    groups: BTreeMap<u64, (RewardInputs, Vec<Scores>)>,
+    /// The inputs of a group, and what each of its rewards said, in how many seconds.
+    groups: BTreeMap<u64, (RewardInputs, Vec<(Scores, f64)>)>,
     times: Vec<(Instant, Instant)>,
 }
 
@@ -128,11 +161,12 @@ impl<'a> RewardManager<'a> {
         let names = rewards.iter().map(|r| r.name().to_owned()).collect();
         let (early, late): (Vec<_>, Vec<_>) =
             rewards.iter_mut().enumerate().partition(|(_, reward)| reward.scores_by_group());
+        let asked = Asked::default();
         let worker = match early.is_empty() {
             true => None,
-            false => Some(RewardWorker::start(scope, early, make_inputs.clone(), step)?),
+            false => Some(RewardWorker::start(scope, early, make_inputs.clone(), step, asked.clone())?),
         };
-        Ok(RewardJob { make_inputs, step, names, late, worker })
+        Ok(RewardJob { make_inputs, step, names, asked, late, worker })
     }
 }
 
@@ -140,6 +174,11 @@ impl RewardJob<'_, '_> {
     /// Names of the reward functions.
     pub fn names(&self) -> &[String] {
         &self.names
+    }
+
+    /// What is waited for.
+    pub fn asked(&self) -> Asked {
+        self.asked.clone()
     }
 
     /// A group ended, with these completions: the rewards that need no more are asked about it.
@@ -157,7 +196,8 @@ impl RewardJob<'_, '_> {
         groups: impl ExactSizeIterator<Item = (u64, impl FnOnce() -> Vec<Vec<u32>>)>,
     ) -> model::Result<RewardOutput> {
         let generated = Instant::now();
-        let RewardJob { make_inputs, step, names, late, worker } = self;
+        let RewardJob { make_inputs, step, names, asked, late, worker } = self;
+        let mut seconds = vec![0.0; names.len()];
         let mut scores: Vec<Scores> = names.iter().map(|_| Scores::default()).collect();
         let mut hidden = Vec::new();
         let mut inputs = RewardInputs::default();
@@ -168,7 +208,10 @@ impl RewardJob<'_, '_> {
                 for (group, _) in groups {
                     let (own, scores) = scored.remove(&group).expect("every group has ended");
                     inputs.append(own);
-                    by_reward.iter_mut().zip(scores).for_each(|(of_groups, scores)| of_groups.push(scores));
+                    for (k, (scores, took)) in scores.into_iter().enumerate() {
+                        by_reward[k].push(scores);
+                        seconds[places[k]] += took;
+                    }
                 }
                 for (place, of_groups) in places.into_iter().zip(by_reward) {
                     scores[place] = Scores::of_groups(of_groups);
@@ -184,14 +227,16 @@ impl RewardJob<'_, '_> {
             }
         }
         for (place, reward) in late {
-            scores[place] = ask(reward.as_mut(), &inputs.batch(step));
+            (scores[place], seconds[place]) = asked.ask(reward.as_mut(), &inputs.batch(step));
         }
         let (mut problems, mut metrics) = (Vec::new(), Vec::new());
         let mut rows = vec![CompletionScores::default(); inputs.ids.len()];
         let mut taken: BTreeSet<String> = TABLE_COLUMNS.map(str::to_owned).into_iter().chain(names.clone()).collect();
         for (name, scores) in names.iter().zip(scores) {
-            let scores = finite(name, scores);
+            let mut scores = placed(name, finite(name, scores), &inputs);
             rows.iter_mut().zip(scores.values).for_each(|(row, value)| row.rewards.push(value));
+            scores.steps.resize(rows.len(), None);
+            rows.iter_mut().zip(scores.steps).for_each(|(row, steps)| row.steps.push(steps));
             for (mut column, values) in scores.extra {
                 // No column of the table stands for two things.
                 while !taken.insert(column.clone()) {
@@ -203,7 +248,7 @@ impl RewardJob<'_, '_> {
             metrics.extend(scores.metrics.into_iter().map(|(metric, value)| (metric_name(name, &metric), value)));
         }
         let completions = inputs.completions.into_iter().zip(rows).collect();
-        Ok(RewardOutput { completions, problems, metrics, hidden })
+        Ok(RewardOutput { completions, problems, metrics, hidden, seconds })
     }
 }
 
@@ -213,12 +258,14 @@ impl<'scope> RewardWorker<'scope> {
         rewards: Vec<(usize, &'a mut Box<dyn Reward>)>,
         make_inputs: MakeInputs<'a>,
         step: u64,
+        asked: Asked,
     ) -> std::io::Result<RewardWorker<'scope>> {
         let (groups, received) = channel();
         let cancelled = Arc::new(AtomicBool::new(false));
         let stop = cancelled.clone();
         let thread = std::thread::Builder::new().name("rewards".into());
-        let thread = thread.spawn_scoped(scope, move || score_groups(rewards, &make_inputs, step, &received, &stop))?;
+        let score = move || score_groups(rewards, &make_inputs, step, &received, &stop, &asked);
+        let thread = thread.spawn_scoped(scope, score)?;
         Ok(RewardWorker { cancel: CancelOnDrop(cancelled), groups, thread })
     }
 
@@ -237,6 +284,7 @@ fn score_groups(
     step: u64,
     received: &Receiver<(u64, Vec<Vec<u32>>)>,
     cancelled: &AtomicBool,
+    asked: &Asked,
 ) -> model::Result<EarlyScores> {
     let places = rewards.iter().map(|(place, _)| *place).collect();
     let mut early = EarlyScores { places, groups: BTreeMap::new(), times: Vec::new() };
@@ -247,17 +295,11 @@ fn score_groups(
         let from = Instant::now();
         let inputs = make_inputs(group, ids)?;
         let batch = inputs.batch(step);
-        let scores = rewards.iter_mut().map(|(_, reward)| ask(reward.as_mut(), &batch)).collect();
+        let scores = rewards.iter_mut().map(|(_, reward)| asked.ask(reward.as_mut(), &batch)).collect();
         early.groups.insert(group, (inputs, scores));
         early.times.push((from, Instant::now()));
     }
     Ok(early)
-}
-
-fn ask(reward: &mut dyn Reward, batch: &RewardBatch<'_>) -> Scores {
-    let scores = reward.score(batch);
-    assert_eq!(scores.values.len(), batch.len(), "scores of reward `{}`", reward.name());
-    scores
 }
 
 /// As what a run logs a reward's own metric.
@@ -267,6 +309,21 @@ fn metric_name(reward: &str, metric: &str) -> String {
         "mean" | "std" => format!("rewards/{reward}/metric_{metric}"),
         _ => format!("rewards/{reward}/{metric}"),
     }
+}
+
+/// Steps that do not lie within their completion are no score, and reported.
+fn placed(name: &str, mut scores: Scores, inputs: &RewardInputs) -> Scores {
+    let Scores { values, steps, problems, .. } = &mut scores;
+    for (row, (steps, value)) in steps.iter_mut().zip(values).enumerate() {
+        let Some(given) = steps else { continue };
+        if value.is_none() {
+            *steps = None;
+        } else if let Some(message) = misplaced(given, inputs.ids[row].len(), &inputs.completions[row].text()) {
+            problems.push(Problem::new(name, 1, message).of_kind(ProblemKind::BadAnswer));
+            (*steps, *value) = (None, None);
+        }
+    }
+    scores
 }
 
 /// Scores that are not finite numbers are none, and reported: in a mean they would spoil every other score.
@@ -288,6 +345,23 @@ fn finite(name: &str, mut scores: Scores) -> Scores {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_outside_of_their_completion_are_no_score() {
+        use crate::StepEnd::{Char, Token};
+        let inputs = RewardInputs {
+            completions: vec!["ab".into(), "ab".into(), "ab".into()],
+            ids: vec![vec![1, 2], vec![1], vec![1]],
+            ..RewardInputs::default()
+        };
+        let step = |end| Some(vec![StepScore { end, score: 1.0 }]);
+        let given =
+            Scores { steps: vec![step(Token(1)), step(Token(1)), step(Char(2))], ..Scores::new(vec![Some(1.0); 3]) };
+        let Scores { values, steps, problems, .. } = placed("r", given, &inputs);
+        assert_eq!(values, [Some(1.0), None, Some(1.0)]);
+        assert_eq!(steps, [step(Token(1)), None, step(Char(2))]);
+        assert!(problems.len() == 1 && problems[0].message.contains("token 1"), "{problems:?}");
+    }
 
     #[test]
     fn what_is_not_finite_is_no_score_and_is_reported() {

@@ -5,8 +5,9 @@
 //!
 //! r_t = −β k_t + [t is the last token] · score
 //!
-//! with k_t an estimate of the KL divergence from the sampling policy to the reference ([`KlEstimator`]). GAE (Schulman
-//! et al. 2016, arXiv:1506.02438), with V_t the value of the state in which token t is chosen:
+//! or, where steps of the completion have scores (process rewards), each at the last token of its step. k_t is an
+//! estimate of the KL divergence from the sampling policy to the reference ([`KlEstimator`]). GAE (Schulman et al.
+//! 2016, arXiv:1506.02438), with V_t the value of the state in which token t is chosen:
 //!
 //! δ_t = r_t + γ V_{t+1} − V_t,  A_t = δ_t + γ λ A_{t+1},  R_t = A_t + V_t
 //!

@@ -22,6 +22,7 @@ mod optimizer_batch;
 mod sample;
 mod saved;
 mod schedule;
+mod step_rewards;
 mod trainer;
 
 pub use advantages::{Advantages, MultiObjectiveAggregation, RewardMatrix, RewardRow, ScaleRewards};
@@ -36,4 +37,5 @@ pub use optimizer::{MomentsDType, Optimizer, OptimizerConfig};
 pub use sample::{Advantage, PreferencePair, Response, Sample, Samples};
 pub use saved::SavedBatch;
 pub use schedule::{Schedule, ScheduleKind};
+pub use step_rewards::StepRewards;
 pub use trainer::{StepParams, Trainer, TrainerConfig, TrainerState};

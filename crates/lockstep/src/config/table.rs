@@ -17,6 +17,7 @@ use super::values::{Algorithm, ComputeDType, EvalSampling, KeyValue, RewardError
 use rewards::RewardSpec;
 use serde_json::{Map, Value as Json};
 use std::path::PathBuf;
+use train::advantages::process::ProcessRewards;
 use train::loss::dpo::DpoLoss;
 use train::loss::sampling::CorrectionMode;
 use train::{

@@ -4,6 +4,7 @@ use rewards::RewardSpec;
 use serde_json::{Map, Value as Json, json};
 use std::path::PathBuf;
 use toml::Value;
+use train::advantages::process::ProcessRewards;
 use train::loss::dpo::DpoLoss;
 use train::loss::sampling::CorrectionMode;
 use train::{
@@ -293,6 +294,7 @@ words! {
         "sum_then_normalize" => MultiObjectiveAggregation::SumThenNormalize,
         "normalize_then_sum" => MultiObjectiveAggregation::NormalizeThenSum,
     }
+    ProcessRewards { "sum" => ProcessRewards::Sum, "per_step" => ProcessRewards::PerStep }
     Task {
         "gsm8k" => Task::Gsm8k, "prompt_answer" => Task::PromptAnswer, "gsm8k_solutions" => Task::Gsm8kSolutions,
     }

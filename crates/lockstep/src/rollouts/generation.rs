@@ -92,6 +92,7 @@ pub(super) mod tests {
             },
             content: Content::Text(id.to_string()),
             rewards: vec![reward],
+            steps: Vec::new(),
             extra: Map::new(),
         };
         let group = |&(id, rewards): &(u32, [Option<f64>; 2])| {

@@ -7,7 +7,7 @@ use rollout::{Completion, FinishReason};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use telemetry::RecordedCompletion;
-use train::{RewardMatrix, RewardRow, Sample};
+use train::{RewardMatrix, RewardRow, Sample, StepRewards};
 
 /// A completion and what the rewards say of it.
 #[derive(Clone, Debug)]
@@ -18,6 +18,9 @@ pub struct ScoredCompletion {
     pub content: Content,
     /// One per reward function; `None` where it gave no score.
     pub rewards: Vec<Option<f64>>,
+    /// One per reward function that gave scores of steps: the last token of each step, and its score. Empty where none
+    /// did.
+    pub steps: Vec<Option<Vec<(usize, f64)>>>,
     /// What rewards add to the completions table, by column.
     pub extra: Map<String, Value>,
 }
@@ -66,6 +69,27 @@ impl Rollouts {
     /// The weighted rewards of a group's completions, of those that have one.
     pub fn totals<'a>(&'a self, group: &'a ScoredGroup) -> impl Iterator<Item = f64> {
         group.completions.iter().filter_map(|c| self.total(c))
+    }
+
+    /// The weighted rewards of the steps of each completion, where it has such.
+    pub fn step_rewards(&self) -> Vec<Option<StepRewards>> {
+        let of = |c: &ScoredCompletion| {
+            if c.steps.iter().all(Option::is_none) {
+                return None;
+            }
+            let mut rewards = StepRewards::default();
+            for (k, weight) in self.reward_weights.iter().enumerate() {
+                match (&c.steps[k], c.rewards[k]) {
+                    (Some(steps), _) => {
+                        rewards.steps.extend(steps.iter().map(|(token, score)| (*token, score * weight)))
+                    }
+                    (None, Some(score)) => *rewards.at_end.get_or_insert(0.0) += score * weight,
+                    (None, None) => {}
+                }
+            }
+            Some(rewards)
+        };
+        self.completions().map(of).collect()
     }
 
     /// The weighted reward of a completion, if it has one.

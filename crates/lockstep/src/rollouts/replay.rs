@@ -220,6 +220,7 @@ fn scored_completion(
         },
         content: Content::Text(policy.tokenizer.decode(&recorded.ids, true)?),
         rewards: recorded.rewards.clone(),
+        steps: Vec::new(),
         extra: Map::new(),
     })
 }

@@ -4,8 +4,9 @@
 use super::groups::{Rollouts, ScoredCompletion, ScoredGroup};
 use crate::data::prompts::Prompt;
 use model::tokenizer::Tokenizer;
+use rewards::{Asked, RewardOutput, StepEnd, StepScore};
 use rewards::{CompletionScores, Content, MakeInputs, Problem, Reward, RewardInputs, RewardJob, RewardManager};
-use rollout::{Request, RolloutGroup, SamplingParams};
+use rollout::{Completion, Request, RolloutGroup, SamplingParams};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub struct ScoredRollouts {
     pub metrics: Vec<(String, f64)>,
     /// When, and for how many seconds, groups were scored while others were still generated.
     pub hidden: Vec<(Instant, f64)>,
+    /// Seconds that each reward took.
+    pub seconds: Vec<f64>,
 }
 
 impl ScoredRollouts {
@@ -66,6 +69,7 @@ pub struct RolloutScorer<'a> {
 pub struct ScoringJob<'scope, 'a> {
     prompts: &'a Prompts,
     weights: &'a [f64],
+    tokenizer: &'a Tokenizer,
     job: RewardJob<'scope, 'a>,
 }
 
@@ -81,11 +85,16 @@ impl<'a> RolloutScorer<'a> {
     {
         let RolloutScorer { rewards, weights, tokenizer, step } = self;
         let manager = RewardManager { rewards, make_inputs: make_inputs(tokenizer, prompts), step };
-        Ok(ScoringJob { prompts, weights, job: manager.start(scope)? })
+        Ok(ScoringJob { prompts, weights, tokenizer, job: manager.start(scope)? })
     }
 }
 
 impl ScoringJob<'_, '_> {
+    /// What is waited for.
+    pub fn asked(&self) -> Asked {
+        self.job.asked()
+    }
+
     /// A group ended: the rewards that need no more are asked about it.
     pub fn group_ended(&mut self, group: &RolloutGroup) {
         self.job.group_ended(group.id, || completion_ids(group));
@@ -93,23 +102,58 @@ impl ScoringJob<'_, '_> {
 
     /// All of them ended: waits for the groups that are still being scored, and asks the rewards that want to see all.
     pub fn finish(self, groups: Vec<RolloutGroup>) -> anyhow::Result<ScoredRollouts> {
-        let ScoringJob { prompts, weights, job } = self;
+        let ScoringJob { prompts, weights, tokenizer, job } = self;
         let reward_names = job.names().to_vec();
-        let output = job.finish(groups.iter().map(|group| (group.id, || completion_ids(group))))?;
-        let mut scores = output.completions.into_iter();
-        let mut score = |completion| {
-            let (content, CompletionScores { rewards, extra }) = scores.next().expect("scores of each completion");
-            ScoredCompletion { completion, content, rewards, extra }
+        let mut output = job.finish(groups.iter().map(|group| (group.id, || completion_ids(group))))?;
+        let mut scores = std::mem::take(&mut output.completions).into_iter();
+        let mut score = |completion: Completion| -> anyhow::Result<_> {
+            let (content, scores) = scores.next().expect("scores of each completion");
+            let CompletionScores { rewards, steps, extra } = scores;
+            let steps = match steps.iter().all(Option::is_none) {
+                true => Vec::new(),
+                false => steps_at_tokens(tokenizer, &completion.ids, steps)?,
+            };
+            Ok(ScoredCompletion { completion, content, rewards, steps, extra })
         };
-        let scored = |group: RolloutGroup| ScoredGroup {
-            id: group.id,
-            prompt: prompts[&group.id].clone(),
-            completions: group.completions.into_iter().map(&mut score).collect(),
+        let scored = |group: RolloutGroup| -> anyhow::Result<_> {
+            let (id, prompt) = (group.id, prompts[&group.id].clone());
+            let completions = group.completions.into_iter().map(&mut score).collect::<anyhow::Result<_>>()?;
+            Ok(ScoredGroup { id, prompt, completions })
         };
-        let groups = groups.into_iter().map(scored).collect();
+        let groups = groups.into_iter().map(scored).collect::<anyhow::Result<_>>()?;
         let rollouts = Rollouts { groups, reward_names, reward_weights: weights.to_vec() };
-        Ok(ScoredRollouts { rollouts, problems: output.problems, metrics: output.metrics, hidden: output.hidden })
+        let RewardOutput { problems, metrics, hidden, seconds, .. } = output;
+        Ok(ScoredRollouts { rollouts, problems, metrics, hidden, seconds })
     }
+}
+
+/// The last token of each step, and its score.
+fn steps_at_tokens(
+    tokenizer: &Tokenizer,
+    ids: &[u32],
+    steps: Vec<Option<Vec<StepScore>>>,
+) -> anyhow::Result<Vec<Option<Vec<(usize, f64)>>>> {
+    let token = |step: StepScore| -> anyhow::Result<(usize, f64)> {
+        let at = match step.end {
+            StepEnd::Token(token) => token,
+            StepEnd::Char(end) => token_of(tokenizer, ids, end)?,
+        };
+        Ok((at, step.score))
+    };
+    let of = |steps: Option<Vec<StepScore>>| steps.map(|steps| steps.into_iter().map(token).collect()).transpose();
+    steps.into_iter().map(of).collect()
+}
+
+/// The first token with which the text has `end` characters: a letter of several tokens is there with the last of them.
+fn token_of(tokenizer: &Tokenizer, ids: &[u32], end: usize) -> anyhow::Result<usize> {
+    let (mut low, mut high) = (0, ids.len().saturating_sub(1));
+    while low < high {
+        let middle = (low + high) / 2;
+        let text = tokenizer.decode(&ids[..=middle], true)?;
+        let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).chars().count();
+        if whole >= end { high = middle } else { low = middle + 1 }
+    }
+    Ok(low)
 }
 
 fn completion_ids(group: &RolloutGroup) -> Vec<Vec<u32>> {

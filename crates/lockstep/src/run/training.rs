@@ -61,9 +61,11 @@ pub struct TrainingRun {
     pub stages: Stages,
     /// What a program asks to be told.
     pub(crate) callbacks: Callbacks,
+    /// What the next line of progress says beside metrics.
+    pub(crate) remark: Option<String>,
     /// The metrics that were logged last.
     pub(crate) last_logged: Vec<(String, f64)>,
-    label: &'static str,
+    pub(crate) label: &'static str,
     /// Whether to stop.
     pub stop: StopSignal,
     /// The step is done, and an evaluation of it is not.
@@ -209,6 +211,7 @@ impl TrainingRun {
             stages: Stages::new(reporter.sinks().clone()),
             reporter,
             callbacks,
+            remark: None,
             last_logged: Vec::new(),
             label,
             stop,
@@ -304,13 +307,13 @@ impl TrainingRun {
         if let Some(peak) = telemetry::system::peak_rss_bytes() {
             self.reporter.set("peak_bytes", peak as f64);
         }
-        let values = self.reporter.take_step_values();
-        let alarms = self.alarms.end_step(step, &values);
+        let alarms = self.alarms.end_step(step, &self.reporter.take_step_values());
         self.emit_alarms(alarms)?;
         if let Some(means) = self.reporter.end_step(step, last)? {
             let value = |name: &str| find(&means, name).filter(|v| v.is_finite());
             let part = |name: &&str| value(name).map(|v| format!("{name} {v:.4}"));
-            self.report_progress(shown.iter().filter_map(part).collect::<Vec<_>>().join(" · "))?;
+            let remark = self.remark.take();
+            self.report_progress(shown.iter().filter_map(part).chain(remark).collect::<Vec<_>>().join(" · "))?;
             self.callbacks.step(step);
             self.callbacks.log(step, &means);
             self.last_logged = means;
@@ -322,8 +325,8 @@ impl TrainingRun {
 
     /// Reports alarms that are raised, or over, after this step.
     pub(crate) fn emit_alarms(&self, alarms: Vec<Alarm>) -> anyhow::Result<()> {
-        let mut emit = |alarm| self.reporter.sinks().emit(EventKind::Alarm { step: self.step, alarm });
-        Ok(alarms.into_iter().try_for_each(&mut emit)?)
+        let emit = |alarm| self.reporter.sinks().emit(EventKind::Alarm { step: self.step, alarm });
+        Ok(alarms.into_iter().try_for_each(emit)?)
     }
 
     fn report_progress(&self, note: String) -> anyhow::Result<()> {

@@ -12,6 +12,7 @@ use crate::run::inputs::RunInputs;
 use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::TrainingRun;
 use serde_json::Value;
+use train::advantages::process::{self, ProcessRewards};
 use train::{Advantages, Sample};
 
 /// A GRPO run's own part.
@@ -55,7 +56,12 @@ impl TrainingTask for Grpo {
 
 /// How much better than its group (or its batch) each completion is.
 fn advantages(run: &mut TrainingRun, rollouts: &Rollouts, samples: &[Sample]) -> Advantages {
-    let advantages = run.config.advantages(&rollouts.rewards(), samples);
+    let matrix = rollouts.rewards();
+    let mut advantages = run.config.advantages(&matrix, samples);
+    if run.config.process_rewards == ProcessRewards::PerStep {
+        let (steps, scale) = (rollouts.step_rewards(), run.config.scale_rewards);
+        process::per_step(&mut advantages, &matrix, samples, &steps, scale);
+    }
     for (name, value) in &advantages.metrics {
         if let Some(value) = value {
             run.add_metric(name, *value);

@@ -3,9 +3,10 @@
 //! To its standard input goes one line of JSON for each batch, with the names that TRL gives to a reward function:
 //! `{"prompts": […], "completions": […], "completion_ids": […], "trainer_state": {"global_step": n}, "<column>": […],
 //! …}`; a prompt or completion is a string or a list of chat messages. On its standard output it answers with one
-//! line: `{"rewards": [number or null or bool, …]}`, optionally with `"extra": {"<column>": […]}` for the completions
-//! table and `"metrics": {"<name>": number}`; or `{"error": "what is wrong"}`. Standard error is kept, and its last
-//! lines are shown when something fails.
+//! line: `{"rewards": [number or null or bool, …]}` (in the place of a number also the scores of a completion's steps:
+//! docs/rewards.md), optionally with `"extra": {"<column>": […]}` for the completions table and `"metrics":
+//! {"<name>": number}`; or `{"error": "what is wrong"}`. Standard error is kept, and its last lines are shown
+//! when something fails.
 //!
 //! A batch that takes longer than `timeout_s`, a crash, a line that is not such an answer, a wrong number of scores
 //! or one that is not finite: the whole batch gets `None`, never 0, and a [`Problem`] says why. After a crash, a
@@ -200,7 +201,8 @@ impl CommandReward {
         // After any of these it is unknown which batch its next line would answer: begin anew.
         let answer = outcome.inspect_err(|_| self.process = None)?;
         // The program is well: what it says is wrong with this batch needs no restart.
-        let scores = protocol::scores(answer, batch.len()).map_err(|message| {
+        let tokens: Vec<usize> = batch.completion_ids.iter().map(Vec::len).collect();
+        let scores = protocol::scores(answer, &tokens).map_err(|message| {
             (BadAnswer, self.process.as_ref().map_or(message.clone(), |process| process.with_stderr(message)))
         })?;
         self.restarts_in_a_row = 0;

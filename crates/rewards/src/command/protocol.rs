@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::steps::CompletionReward;
 use crate::{Content, RewardBatch, Scores};
 
 #[derive(Serialize)]
@@ -69,8 +70,9 @@ pub(super) fn answer(line: &[u8]) -> Result<Answer, String> {
     })
 }
 
-/// The scores of an answer to a batch of `rows` completions.
-pub(super) fn scores(answer: Answer, rows: usize) -> Result<Scores, String> {
+/// The scores of an answer to a batch of completions of so many tokens.
+pub(super) fn scores(answer: Answer, tokens: &[usize]) -> Result<Scores, String> {
+    let rows = tokens.len();
     if let Some(error) = answer.error {
         return Err(format!("it answered with an error: {error}"));
     }
@@ -78,21 +80,21 @@ pub(super) fn scores(answer: Answer, rows: usize) -> Result<Scores, String> {
     if rewards.len() != rows {
         return Err(format!("it answered {} scores for {rows} completions", rewards.len()));
     }
-    let value = |(row, value): (usize, &Value)| match value {
-        Value::Null => Ok(None),
-        Value::Bool(yes) => Ok(Some(f64::from(u8::from(*yes)))),
-        Value::Number(number) => match number.as_f64().filter(|number| number.is_finite()) {
-            Some(number) => Ok(Some(number)),
-            None => Err(format!("score {row} is {number}, which is not finite")),
-        },
-        other => Err(format!("score {row} is {other}, neither a number nor null")),
-    };
-    let values = rewards.iter().enumerate().map(value).collect::<Result<_, _>>()?;
+    let (mut values, mut steps) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
+    for (row, (value, &tokens)) in rewards.iter().zip(tokens).enumerate() {
+        let reward = CompletionReward::read(value, tokens).map_err(|error| format!("score {row} {error}"))?;
+        values.push(reward.value);
+        steps.push(reward.steps);
+    }
+    if steps.iter().all(Option::is_none) {
+        steps.clear();
+    }
     if let Some((name, column)) = answer.extra.iter().find(|(_, column)| column.len() != rows) {
         return Err(format!("its extra column `{name}` has {} values for {rows} completions", column.len()));
     }
     Ok(Scores {
         values,
+        steps,
         problems: Vec::new(),
         extra: answer.extra.into_iter().collect(),
         metrics: answer.metrics.into_iter().collect(),
@@ -107,11 +109,12 @@ mod foreign {
     use testing::foreign;
 
     fn valid() -> Value {
-        json!({"rewards": [1.0, null, true], "error": null, "extra": {"why": ["a", 2, null]}, "metrics": {"m": 0.5}})
+        json!({"rewards": [[0.5, null], null, [{"end": 3, "score": 1}, {"token": 1, "score": 2}]], "error": null,
+            "extra": {"why": ["a", 2, null]}, "metrics": {"m": 0.5}})
     }
 
     fn read(line: &[u8]) -> Result<Scores, String> {
-        answer(line).and_then(|answer| scores(answer, 3))
+        answer(line).and_then(|answer| scores(answer, &[2; 3]))
     }
 
     proptest! {

@@ -12,9 +12,10 @@
 //!
 //! GRPO: Shao et al. 2024, arXiv:2402.03300. Without division: Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783. Several
 //! rewards, each normalised first: [`gdpo`]. Against the others of the group: [`rloo`]. Per token, over the batch:
-//! [`reinforce_plus_plus`]. (PPO's are in [`crate::gae`].)
+//! [`reinforce_plus_plus`]. Of steps: [`process`]. (PPO's are in [`crate::gae`].)
 
 pub mod gdpo;
+pub mod process;
 pub mod reinforce_plus_plus;
 pub mod rloo;
 

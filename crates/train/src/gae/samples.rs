@@ -1,7 +1,7 @@
 //! Rewards, advantages and returns of all samples of a generation.
 
 use super::{Estimates, KlEstimator, estimate, explained_variance, kl, token_rewards, whiten};
-use crate::Sample;
+use crate::{Sample, StepRewards};
 
 /// The rewards of the tokens of a generation.
 pub struct TokenRewards {
@@ -14,23 +14,32 @@ pub struct TokenRewards {
 }
 
 /// The reward of each token: its divergence from the reference, weighed with `kl_coef`, and the completion's score at
-/// its end. A completion without a score has no part in means.
+/// its end, or in its place the rewards of `steps`, where it has them (none: no completion has). A completion
+/// without a score has no part in means.
 pub fn rewards_of_samples(
     estimator: KlEstimator,
     kl_coef: f64,
     samples: &[Sample],
     scores: &[Option<f64>],
+    steps: &[Option<StepRewards>],
 ) -> TokenRewards {
     let mut rewards = Vec::with_capacity(samples.len());
     let (mut divergence, mut surprise, mut score_sum) = (0.0, 0.0, 0.0);
     let mut scored = 0;
-    for (sample, score) in samples.iter().zip(scores) {
+    for (i, (sample, score)) in samples.iter().zip(scores).enumerate() {
         let (mask, old) = (&sample.mask, sample.old_logps());
         let kl = match sample.columns.ref_logps() {
             Some(reference) => kl(estimator, old, reference, mask),
             None => vec![0.0; mask.len()],
         };
-        rewards.push(token_rewards(kl_coef, &kl, score.unwrap_or(0.0), mask));
+        rewards.push(match steps.get(i).and_then(Option::as_ref) {
+            None => token_rewards(kl_coef, &kl, score.unwrap_or(0.0), mask),
+            Some(steps) => {
+                let mut rewards = token_rewards(kl_coef, &kl, 0.0, mask);
+                steps.placed(mask).into_iter().for_each(|(token, reward)| rewards[token] += reward);
+                rewards
+            }
+        });
         if let Some(score) = score {
             divergence += kl.iter().sum::<f64>();
             surprise -= old.iter().zip(mask).filter(|(_, m)| **m).map(|(l, _)| f64::from(*l)).sum::<f64>();
@@ -99,7 +108,7 @@ mod tests {
         // Divergences 0.5 − 0.25 and 1; the third completion has no score.
         let samples = [([-1.0, -2.0], [-1.5, -1.75]), ([-0.5, -1.0], [-1.5, -1.0]), ([-9.0, -9.0], [-1.0, -1.0])];
         let samples = samples.map(|(logps, reference)| sample(logps, reference));
-        let of = rewards_of_samples(KlEstimator::K1, 0.5, &samples, &[Some(3.0), Some(1.0), None]);
+        let of = rewards_of_samples(KlEstimator::K1, 0.5, &samples, &[Some(3.0), Some(1.0), None], &[]);
         assert_eq!(of.rewards, [[-0.25, 3.125], [-0.5, 1.0], [4.0, 4.0]]);
         assert_eq!(of.kl, Some(0.625));
         let metric = |name: &str| of.metrics.iter().find(|(n, _)| *n == name).unwrap().1;

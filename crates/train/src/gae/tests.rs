@@ -108,3 +108,32 @@ fn beta_follows_the_divergence() {
     close(&[after(6.0), after(6.6), after(600.0), after(0.0)], &[0.2, 0.2 * 1.01, 0.2 * 1.02, 0.2 * 0.98]);
     assert_eq!(after(f64::NAN), 0.2);
 }
+
+#[test]
+fn rewards_of_steps_by_hand() {
+    use crate::{Sample, StepRewards};
+    use model::Columns;
+    use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
+    let prompt = model::Prompt::new([1]);
+    let sample = |logps: [f32; 3], reference: [f32; 3]| Sample {
+        columns: Columns::of([(SAMPLER_LOGPS, logps.to_vec()), (REF_LOGPS, reference.to_vec())]),
+        ..Sample::supervised(prompt.clone(), vec![7, 8, 9])
+    };
+    let samples = [sample([-1.0; 3], [-1.5, -1.0, -0.5]), sample([-1.0; 3], [-1.0; 3])];
+    // One step ends at the first token and one at the second; −0.25 is of the whole.
+    let steps = [Some(StepRewards { steps: vec![(0, 1.0), (1, 0.5)], at_end: Some(-0.25) }), None];
+    let scores = [Some(1.25), Some(2.0)];
+    let placed = rewards_of_samples(KlEstimator::K1, 0.1, &samples, &scores, &steps);
+    // k₁ = 0.5, 0, −0.5.
+    close(&placed.rewards[0], &[1.0 - 0.05, 0.5, -0.25 + 0.05]);
+    close(&placed.rewards[1], &[0.0, 0.0, 2.0]);
+    // γ = 1, λ = 0.5, V = 0.5, 0.25, 0: δ = 0.7, 0.25, −0.2; A₂ = −0.2, A₁ = 0.25 − 0.1, A₀ = 0.7 + 0.075.
+    let e = estimate(1.0, 0.5, &placed.rewards[0], &[0.5, 0.25, 0.0], &[true; 3]);
+    close(&e.advantages, &[0.775, 0.15, -0.2]);
+    close(&e.returns, &[1.275, 0.4, -0.2]);
+    let metric = |name: &str| placed.metrics.iter().find(|(n, _)| *n == name).unwrap().1;
+    close(&[metric("objective/scores")], &[(1.25 + 2.0) / 2.0]);
+    // As one number, at the end.
+    let whole = rewards_of_samples(KlEstimator::K1, 0.1, &samples, &scores, &[]);
+    close(&whole.rewards[0], &[-0.05, 0.0, 1.25 + 0.05]);
+}

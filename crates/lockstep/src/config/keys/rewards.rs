@@ -2,6 +2,8 @@
 
 use crate::bad_input;
 use crate::config::Config;
+use train::MultiObjectiveAggregation;
+use train::advantages::process::ProcessRewards;
 
 macro_rules! rewards_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Rewards" {
     /// The rewards: names ("gsm8k"), names with their main option ("format:REGEX", "command:./reward.py"), or tables
@@ -24,6 +26,9 @@ macro_rules! rewards_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// summed and compared within the batch (GDPO; scale_rewards then has no part).
     multi_objective_aggregation: MultiObjectiveAggregation = MultiObjectiveAggregation::SumThenNormalize
         => TRL.read_by(GRPO);
+    /// What GRPO makes of rewards of steps (process rewards): their sum is the completion's reward, or each step has an
+    /// advantage of its own (DeepSeekMath). PPO places them at their tokens.
+    process_rewards: ProcessRewards = ProcessRewards::Sum => OURS.read_by(GRPO).on_resume(Warn);
     /// algorithm "rloo": bounds of the summed reward, as [low, high].
     reward_clip_range: Option<Vec<f64>> = None => TRL.read_by(RLOO);
     /// algorithm "rloo": bring advantages to mean 0 and deviation 1 over the batch.
@@ -43,6 +48,14 @@ pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
         && !matches!(range.as_slice(), [low, high] if low < high)
     {
         bad_input!("`reward_clip_range` must be two numbers, the lower first, but is {range:?}");
+    }
+    if c.process_rewards == ProcessRewards::PerStep
+        && c.multi_objective_aggregation == MultiObjectiveAggregation::NormalizeThenSum
+    {
+        bad_input!(
+            "`process_rewards` = \"per_step\" compares the steps of all rewards, and `multi_objective_aggregation` = \
+             \"normalize_then_sum\" compares rewards one by one: choose one of them"
+        );
     }
     // A replayed file brings the rewards of training.
     if c.replay.is_some() && !c.has_eval_data() {

@@ -24,6 +24,7 @@ fn rollouts(groups: &[&[Text<'_>]]) -> Rollouts {
             },
             content: Content::from(text),
             rewards: vec![score],
+            steps: Vec::new(),
             extra: Map::new(),
         }
     };

@@ -5,6 +5,7 @@
 mod build;
 mod reference;
 mod stages;
+mod waiting;
 
 pub use build::Prepared;
 
@@ -18,6 +19,7 @@ use reference::Reference;
 use rewards::Reward;
 use rollout::{Engine, SamplingParams};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use train::{Sample, SavedBatch};
 
@@ -70,6 +72,8 @@ struct StageTimes {
     reward_time_s: f64,
     /// Scoring that generation hid.
     reward_hidden_time_s: f64,
+    /// Seconds that each reward took.
+    of_rewards: BTreeMap<String, f64>,
 }
 
 /// From prompts, or a file, to the samples of an optimizer step.

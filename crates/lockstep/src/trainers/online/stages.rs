@@ -1,6 +1,7 @@
 //! The stages of a step, in the order of the data.
 
 use super::reference::Reference;
+use super::waiting::{self, Progress};
 use super::{GenerationBatch, RolloutPipeline, Source, StageTimes};
 use crate::data::prompts::Prompt;
 use crate::models::WriteFiles;
@@ -74,8 +75,9 @@ impl RolloutPipeline {
 
     /// The complete generation.
     fn end_generation(&mut self, run: &mut TrainingRun, generation: Generation) -> Rollouts {
-        let StageTimes { rollout_time_s, rollout_tokens, reward_time_s, reward_hidden_time_s } =
+        let StageTimes { rollout_time_s, rollout_tokens, reward_time_s, reward_hidden_time_s, of_rewards } =
             std::mem::take(&mut self.times);
+        run.remark = waiting::slow_reward(rollout_time_s, reward_time_s, &of_rewards);
         let reporter = &mut run.reporter;
         reporter.add("rollout_time_s", rollout_time_s);
         reporter.add("rollout_tokens_per_s", rollout_tokens as f64 / rollout_time_s);
@@ -113,10 +115,12 @@ impl RolloutPipeline {
             self.times.rollout_time_s += span.end();
             // What is left to score: this is what rewards cost the run.
             let span = run.stages.span("rewards");
-            let output = job.finish(groups)?;
+            let output = waiting::watched(scope, Progress::of(run), job.asked(), || job.finish(groups))?;
             self.times.reward_time_s += span.end();
             Ok(output)
         })?;
+        let names = output.rollouts.reward_names.iter().zip(&output.seconds);
+        names.for_each(|(name, seconds)| *self.times.of_rewards.entry(name.clone()).or_default() += seconds);
         // Rewards that nobody waits for may have said anything.
         run.stop.check()?;
         self.health.check(&output.rollouts, &output.problems, &run.config)?;

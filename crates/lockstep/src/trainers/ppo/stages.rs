@@ -7,7 +7,7 @@ use kernels::rng::Stream;
 use model::columns::{RETURNS, VALUES};
 use rollout::FinishReason;
 use train::gae::{self, Estimates, KlTarget, TokenRewards};
-use train::{Advantage, Advantages, Sample, ScaleRewards, UpdateMetrics, advantages};
+use train::{Advantage, Advantages, Sample, ScaleRewards, StepRewards, UpdateMetrics, advantages};
 
 /// A generation whose policy has gone further than this many times `target_kl` is given up (as OpenAI's Spinning Up).
 const TOO_FAR: f64 = 1.5;
@@ -18,6 +18,8 @@ const SHUFFLES: u64 = 0x7070_6f00_0000_0000;
 pub struct Scores {
     /// The weighted reward of each completion, with the penalty; `None` where no reward gave one.
     scores: Vec<Option<f64>>,
+    /// The rewards of steps, where a completion has them, with the penalty.
+    steps: Vec<Option<StepRewards>>,
     /// For the table of completions.
     table: Advantages,
 }
@@ -37,7 +39,16 @@ impl Ppo {
             reward.map(|r| if scored.completion.finish_reason == FinishReason::Length { r - penalty } else { r })
         };
         let scores = table.rewards.iter().zip(rollouts.completions()).map(score).collect();
-        Scores { scores, table }
+        let mut steps = rollouts.step_rewards();
+        for (steps, scored) in steps.iter_mut().zip(rollouts.completions()) {
+            if let Some(steps) = steps
+                && penalty != 0.0
+                && scored.completion.finish_reason == FinishReason::Length
+            {
+                *steps.at_end.get_or_insert(0.0) -= penalty;
+            }
+        }
+        Scores { scores, steps, table }
     }
 
     /// The completions as samples, with what the reference model says of them. One without a score, or that is left
@@ -76,7 +87,7 @@ impl Ppo {
         samples: &[Sample],
     ) -> Vec<Vec<f64>> {
         let TokenRewards { rewards, kl, metrics } =
-            gae::rewards_of_samples(run.config.kl_estimator, self.kl.kl_coef, samples, &scores.scores);
+            gae::rewards_of_samples(run.config.kl_estimator, self.kl.kl_coef, samples, &scores.scores, &scores.steps);
         for (name, value) in metrics {
             run.reporter.add(name, value);
         }

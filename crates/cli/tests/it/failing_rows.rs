@@ -1,0 +1,68 @@
+//! A reward program that crashes, hangs and answers nonsense for some prompts: the run goes on, what it did not judge
+//! has no score, alarms say so, and a resumed run has the same bits.
+
+use crate::support::runs::{arguments, directory, files, good, metrics, same};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+
+/// For the prompts "x", "sun" and "moon" it fails, each time in the same way.
+const PROGRAM: &str = r#"while read -r line; do case "$line" in
+  *'"prompts":["x '*) echo 'cannot judge x' >&2; exit 3;;
+  *'"prompts":["sun '*) sleep 60;;
+  *'"prompts":["moon '*) echo 'what?';;
+  *) echo '{"rewards": [1, 0]}';;
+esac; done
+"#;
+
+#[test]
+fn a_run_goes_on_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("serve.sh"), PROGRAM).unwrap();
+    let reward = "reward_funcs=[{kind = \"command\", command = \"sh serve.sh\", by_group = true, timeout_s = 2, \
+                  max_restarts = 100}]";
+    let set = [reward, "reward_errors=continue", "num_generations_eval=2", "record_rollouts=true"];
+    let said = good(root, &arguments("train", "whole", &set));
+    let whole = root.join("whole");
+
+    // Each way of failing is an alarm of its own, with its reason.
+    let lines: Vec<Value> = metrics(&whole).iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for (id, words) in [
+        ("reward_crashed", "it ended (exit status: 3); the last lines of its standard error:\n  | cannot judge x"),
+        ("reward_timed_out", "no answer within 2 s; it was killed"),
+        ("reward_bad_answer", "it begins: what?"),
+    ] {
+        let alarm = lines.iter().map(|line| &line["alarm"]).find(|alarm| alarm["id"] == id);
+        let alarm = alarm.unwrap_or_else(|| panic!("{id}: {}", said.err));
+        assert!(alarm["subject"] == "serve" && alarm["evidence"].as_str().unwrap().contains(words), "{alarm}");
+        assert!(
+            said.err.contains(&format!("warning: alarm {id} (serve) since step {}", alarm["since"])),
+            "{}",
+            said.err
+        );
+    }
+
+    // Groups that failed have no score, all others have theirs.
+    let prompts: Vec<(Value, Value)> = fs::read_to_string(whole.join("rollouts.jsonl"))
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .map(|line| (line["prompt_ids"].clone(), line["rewards"][0].clone()))
+        .collect();
+    let unscored = |ids: &Value| prompts.iter().filter(|(prompt, _)| prompt == ids).all(|(_, score)| score.is_null());
+    let scored = |ids: &Value| prompts.iter().filter(|(prompt, _)| prompt == ids).all(|(_, score)| score.is_number());
+    let all: BTreeMap<String, &Value> = prompts.iter().map(|(prompt, _)| (prompt.to_string(), prompt)).collect();
+    assert_eq!(all.len(), 10, "every prompt was drawn");
+    assert_eq!(
+        (all.values().filter(|ids| unscored(ids)).count(), all.values().filter(|ids| scored(ids)).count()),
+        (3, 7)
+    );
+    let rewards = lines.iter().filter_map(|line| line["rewards/serve/mean"].as_f64());
+    assert!(rewards.clone().count() > 0 && rewards.into_iter().all(|mean| mean == 0.5), "no failure is a zero");
+
+    good(root, &arguments("train", "cut", &set));
+    good(root, &["train", "--resume", "cut/checkpoints/step-000004"]);
+    same(&whole, &root.join("cut"));
+    assert!(files(&whole).keys().any(|name| name.ends_with("run_state.json")));
+}

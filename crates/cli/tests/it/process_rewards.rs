@@ -1,0 +1,77 @@
+//! Process rewards through a program: by character or by token they are the same, a step at the end is the whole
+//! completion's reward, and GRPO takes their sum or compares step by step.
+
+use crate::support::runs::{arguments, directory, good, metrics, of_lines, same};
+use crate::support::{Said, refused};
+use std::fs;
+use std::path::Path;
+
+/// A vowel is worth its place; told in the way that the argument names.
+const PROGRAM: &str = r#"
+import json, sys
+for line in sys.stdin:
+    batch = json.loads(line)
+    rewards = []
+    for text, ids in zip(batch["completions"], batch["completion_ids"]):
+        # A letter is a token; the token that ends a completion is no letter.
+        scores = [float(place + 1) if letter in "aeiou" else 0.0 for place, letter in enumerate(text)]
+        rewards.append({
+            "whole": lambda: sum(scores),
+            "end": lambda: [{"token": len(ids) - 1, "score": sum(scores)}],
+            "chars": lambda: [{"end": place + 1, "score": score} for place, score in enumerate(scores)],
+            "tokens": lambda: scores + [None] * (len(ids) - len(text)),
+            "beyond": lambda: [{"token": len(ids), "score": 1}] if "e" in text else 1.0,
+        }[sys.argv[1]]())
+    print(json.dumps({"rewards": rewards}), flush=True)
+"#;
+
+fn train(root: &Path, out: &str, way: &str, set: &[&str]) -> Said {
+    let reward = format!("reward_funcs=[{{kind = \"command\", name = \"r\", command = \"python3 reward.py {way}\"}}]");
+    good(root, &arguments("train", out, &[&[&*reward, "record_rollouts=true"], set].concat()))
+}
+
+fn start() -> Option<tempfile::TempDir> {
+    testing::program("python3")?;
+    let dir = directory();
+    fs::write(dir.path().join("reward.py"), PROGRAM).unwrap();
+    Some(dir)
+}
+
+#[test]
+fn ppo_places_rewards_of_steps_on_their_tokens() {
+    let Some(dir) = start() else { return };
+    let root = dir.path();
+    let ppo = ["algorithm=ppo", "num_generations=1"];
+    for way in ["whole", "end", "chars", "tokens"] {
+        train(root, way, way, &ppo);
+    }
+    same(&root.join("whole"), &root.join("end"));
+    same(&root.join("chars"), &root.join("tokens"));
+    let values = |run: &str, name: &str| of_lines(&root.join(run), name);
+    assert_eq!(values("chars", "rewards/r/mean")[0], values("whole", "rewards/r/mean")[0], "the sum is what is logged");
+    assert!(values("chars", "loss/value_avg") != values("whole", "loss/value_avg"), "they are learned from otherwise");
+}
+
+#[test]
+fn grpo_takes_the_sum_or_compares_step_by_step() {
+    let Some(dir) = start() else { return };
+    let root = dir.path();
+    train(root, "whole", "whole", &[]);
+    train(root, "sum", "chars", &[]);
+    same(&root.join("whole"), &root.join("sum"));
+    train(root, "steps", "tokens", &["process_rewards=per_step"]);
+    assert!(metrics(&root.join("steps")) != metrics(&root.join("whole")));
+    let refused_words = ["`process_rewards` = \"per_step\"", "`multi_objective_aggregation`"];
+    let set = ["process_rewards=per_step", "multi_objective_aggregation=normalize_then_sum"];
+    refused(root, &arguments("train", "never", &set), &refused_words);
+}
+
+#[test]
+fn a_step_beyond_its_completion_is_no_score_and_named() {
+    let Some(dir) = start() else { return };
+    let said = train(dir.path(), "run", "beyond", &["learning_rate=0"]);
+    assert!(said.err.contains("alarm reward_bad_answer (r) since step"), "{}", said.err);
+    assert!(said.err.contains("a step ends at token"), "{}", said.err);
+    let rewards = of_lines(&dir.path().join("run"), "rewards/r/mean");
+    assert!(rewards.iter().all(|&reward| reward == 1.0), "what is not placed is no zero: {rewards:?}");
+}

@@ -1,0 +1,148 @@
+//! Process rewards: scores of the steps of a completion, each at the step's end. Knows no tokenizer and no advantage.
+
+use serde_json::Value;
+
+/// The score of a step of a completion, or of one token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepScore {
+    /// Where the step ends.
+    pub end: StepEnd,
+    /// Its score.
+    pub score: f64,
+}
+
+/// The end of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepEnd {
+    /// The index of its last token, from 0.
+    Token(usize),
+    /// Characters (code points) of the completion up to the end, at least 1.
+    Char(usize),
+}
+
+/// What a reward says of one completion.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct CompletionReward {
+    pub value: Option<f64>,
+    pub steps: Option<Vec<StepScore>>,
+}
+
+impl CompletionReward {
+    /// The score of a completion is the sum of its steps'.
+    fn of_steps(steps: Vec<StepScore>) -> Self {
+        // From 0.0: the sum of nothing is -0.0.
+        let sum = steps.iter().fold(0.0, |sum, step| sum + step.score);
+        CompletionReward { value: Some(sum), steps: Some(steps) }
+    }
+
+    /// Reads a number, a bool, null; or a list of steps: `{"end": characters, "score": number}`, `{"token": index,
+    /// "score": number}`, or one number (null: none) for each of the completion's `tokens`.
+    pub fn read(value: &Value, tokens: usize) -> Result<Self, String> {
+        let one = |value| Ok(CompletionReward { value, steps: None });
+        match value {
+            Value::Null => one(None),
+            Value::Bool(yes) => one(Some(f64::from(u8::from(*yes)))),
+            Value::Number(_) => one(Some(number(value)?)),
+            Value::Array(items) if items.iter().all(Value::is_object) => {
+                items.iter().map(step).collect::<Result<_, _>>().map(Self::of_steps)
+            }
+            Value::Array(items) if items.len() != tokens => {
+                Err(format!("has {} numbers for {tokens} tokens: one for each, or a list of {STEP}", items.len()))
+            }
+            Value::Array(items) => {
+                let given = items.iter().enumerate().filter(|(_, item)| !item.is_null());
+                let step = |(token, item)| Ok(StepScore { end: StepEnd::Token(token), score: number(item)? });
+                given.map(step).collect::<Result<_, String>>().map(Self::of_steps)
+            }
+            other => Err(format!("is {other}, neither a number, nor null, nor a list of steps")),
+        }
+    }
+}
+
+const STEP: &str = "{\"end\": characters, \"score\": number} or {\"token\": index, \"score\": number}";
+
+fn number(value: &Value) -> Result<f64, String> {
+    match value.as_f64() {
+        Some(number) if number.is_finite() => Ok(number),
+        Some(number) => Err(format!("is {number}, which is not finite")),
+        None => Err(format!("has {value} where a number is expected")),
+    }
+}
+
+fn step(item: &Value) -> Result<StepScore, String> {
+    let place = |key: &str| item.get(key).map(|place| place.as_u64().map(|place| place as usize));
+    let end = match (place("end"), place("token")) {
+        (Some(Some(end)), None) if end > 0 => StepEnd::Char(end),
+        (None, Some(Some(token))) => StepEnd::Token(token),
+        _ => return Err(format!("has the step {item}: expected {STEP}")),
+    };
+    let score = item.get("score").ok_or_else(|| format!("has the step {item}: expected {STEP}"))?;
+    if let Some(other) =
+        item.as_object().and_then(|i| i.keys().find(|key| !["end", "token", "score"].contains(&&***key)))
+    {
+        return Err(format!("has a step with `{other}`: expected {STEP}"));
+    }
+    Ok(StepScore { end, score: number(score)? })
+}
+
+/// Why steps do not fit a completion of so many tokens and this text, if they do not.
+pub(crate) fn misplaced(steps: &[StepScore], tokens: usize, text: &str) -> Option<String> {
+    steps.iter().find_map(|step| match step.end {
+        StepEnd::Token(token) if token >= tokens => {
+            Some(format!("a step ends at token {token}, but the completion has {tokens} (the first is 0)"))
+        }
+        StepEnd::Char(end) => {
+            let chars = text.chars().count();
+            (end > chars || end == 0).then(|| format!("a step ends at character {end} of {chars}"))
+        }
+        StepEnd::Token(_) => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn at(end: StepEnd, score: f64) -> StepScore {
+        StepScore { end, score }
+    }
+
+    #[test]
+    fn numbers_and_lists_of_steps() {
+        let read = |value: Value| CompletionReward::read(&value, 3).unwrap();
+        assert_eq!(read(json!(null)), CompletionReward::default());
+        assert_eq!(read(json!(true)), CompletionReward { value: Some(1.0), steps: None });
+        assert_eq!(read(json!(2.5)), CompletionReward { value: Some(2.5), steps: None });
+        let (char, token) = (StepEnd::Char, StepEnd::Token);
+        let mixed = read(json!([{"end": 4, "score": 0.5}, {"token": 2, "score": -2}]));
+        let expected = vec![at(char(4), 0.5), at(token(2), -2.0)];
+        assert_eq!(mixed, CompletionReward { value: Some(-1.5), steps: Some(expected) });
+        let dense = read(json!([1, null, 0.25]));
+        assert_eq!(
+            dense,
+            CompletionReward { value: Some(1.25), steps: Some(vec![at(token(0), 1.0), at(token(2), 0.25)]) }
+        );
+        assert!(read(json!([])).value.is_some_and(|sum| sum.to_bits() == 0), "no negative zero");
+    }
+
+    #[test]
+    fn what_is_wrong_with_steps_is_said() {
+        for (value, words) in [
+            (json!([1, 2]), "2 numbers for 3 tokens"),
+            (json!([{"end": 0, "score": 1}]), "expected {\"end\""),
+            (json!([{"end": 1, "token": 1, "score": 1}]), "expected"),
+            (json!([{"end": 1}]), "expected"),
+            (json!([{"end": 1, "score": 1, "scor": 2}]), "`scor`"),
+            (json!([{"token": 1, "score": "x"}]), "\"x\""),
+            (json!([1, "x", 2]), "\"x\""),
+            (json!("x"), "neither"),
+        ] {
+            let error = CompletionReward::read(&value, 3).unwrap_err();
+            assert!(error.contains(words), "{value}: {error}");
+        }
+        assert_eq!(misplaced(&[at(StepEnd::Token(2), 1.0), at(StepEnd::Char(2), 1.0)], 3, "äö"), None);
+        assert!(misplaced(&[at(StepEnd::Token(3), 1.0)], 3, "").unwrap().contains("token 3"));
+        assert!(misplaced(&[at(StepEnd::Char(3), 1.0)], 9, "äö").unwrap().contains("character 3 of 2"));
+    }
+}
