@@ -117,6 +117,49 @@ fn nor_on_the_checked_device() {
     assert!(said.contains("LOCKSTEP_DEVICE=tpu: no such device; there are: cpu, cpu-checked"), "{said}");
 }
 
+/// CUDA kernels that the CPU emulates give the CPU's bits of whole runs: rollout, update, evaluation, adapters.
+#[test]
+fn nor_on_emulated_cuda() {
+    let dir = directory();
+    let short = ["max_steps=2", "save_steps=2", "logging_steps=1", "eval_steps=2", "per_device_train_batch_size=8"];
+    let ways: [(&str, &[&str]); 2] = [
+        ("grpo", &["num_generations=4", "beta=0.04"]),
+        ("adapter", &["num_generations=4", "use_peft=true", "lora_r=2", "lora_dropout=0.0"]),
+    ];
+    for (out, set) in ways {
+        let set = [&short[..], set].concat();
+        let emulated = format!("{out}-emulated");
+        good(dir.path(), &arguments("train", out, &set));
+        let mut command = crate::support::command(dir.path(), &arguments("train", &emulated, &set));
+        let run = command.env("LOCKSTEP_DEVICE", "cuda-emulated").output().unwrap();
+        let said = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+        if said.contains("no C++ compiler was found") {
+            testing::skip::<()>("no C++ compiler to emulate CUDA with");
+            return;
+        }
+        assert!(run.status.success() && said.contains("cuda-emulated"), "{out}: {said}");
+        let files = |out: &str| crate::support::runs::files(&dir.path().join(out));
+        let (expected, found) = (files(out), files(&emulated));
+        assert!(expected.contains_key("checkpoints/step-000002/optimizer_exp_avg.safetensors"));
+        assert!(expected.keys().eq(found.keys()));
+        for (name, bytes) in &expected {
+            // The state names what computed; everything else is the same.
+            let state = |bytes: &[u8]| -> serde_json::Value {
+                let mut state: serde_json::Value = serde_json::from_slice(bytes).unwrap();
+                assert!(state.as_object_mut().unwrap().remove("isa").is_some());
+                state
+            };
+            let same = match name.ends_with("run_state.json") {
+                true => state(bytes) == state(&found[name]),
+                false => *bytes == found[name],
+            };
+            assert!(same, "{out}: {name}");
+        }
+        let metrics = |out: &str| crate::support::runs::metrics(&dir.path().join(out));
+        assert_eq!(metrics(out), metrics(&emulated));
+    }
+}
+
 /// The comparison would see a difference.
 #[test]
 fn another_seed_is_another_run() {
