@@ -244,7 +244,8 @@ fn a_generation_that_is_given_up_was_never_begun() {
         let line: serde_json::Map<String, Value> = serde_json::from_str(line).unwrap();
         line.iter().find(|(name, _)| name.ends_with("second_round")).and_then(|(_, value)| value.as_f64())
     };
-    assert_eq!(lines.lines().map(second).collect::<Vec<_>>(), [Some(0.5); 6], "{lines}");
+    let steps = lines.lines().filter(|line| !line.contains("\"alarm\":"));
+    assert_eq!(steps.map(second).collect::<Vec<_>>(), [Some(0.5); 6], "{lines}");
 }
 
 #[test]

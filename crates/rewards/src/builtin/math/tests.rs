@@ -20,6 +20,15 @@ fn the_table_of_pairs_is_judged_as_it_says_in_both_directions() {
     assert!(wrong.is_empty(), "{} judged otherwise:\n{wrong:#?}", wrong.len());
 }
 
+#[test]
+fn a_fraction_behind_a_number_is_read_once() {
+    // Neither is a mixed number; the digits that a fraction takes are not there a second time.
+    for (a, b) in [("2\\frac1x", "\\frac{2}{x}"), ("2\\frac12x", "\\frac{5x}{2}"), ("2\\frac x3", "\\frac{2x}{3}")] {
+        assert!(equal(a, b) && equal(b, a), "{a}, {b}");
+    }
+    assert!(!equal("2\\frac1x", "2"));
+}
+
 fn score(completions: &[&str], answers: &[&str], options: Options) -> Scores {
     let completions: Vec<Content> = completions.iter().map(|&c| c.into()).collect();
     let columns = Columns::from([("answer".to_owned(), answers.iter().map(|&a| a.into()).collect())]);

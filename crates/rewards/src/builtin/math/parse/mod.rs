@@ -266,7 +266,8 @@ impl Parser {
         let Node::Number(number) = whole else { return None };
         number.integer()?;
         let start = self.at;
-        let fraction = if self.peek_command() == Some("frac") {
+        let command = self.peek_command() == Some("frac");
+        let fraction = if command {
             self.power()
         } else {
             match self.tokens.get(start..start + 3)? {
@@ -285,6 +286,8 @@ impl Parser {
         };
         match fraction {
             Some(fraction) if proper(&fraction) => Some(Node::Op(Op::Add, vec![whole.clone(), fraction])),
+            // A factor, kept: a second reading would miss the digits that this one has taken from `\frac1x`.
+            Some(factor) if command => Some(Node::Op(Op::Mul, vec![whole.clone(), factor])),
             _ => {
                 self.at = start;
                 None
