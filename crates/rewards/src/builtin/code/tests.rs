@@ -211,11 +211,21 @@ fn attack(bwrap: &str) {
     assert!(!["/x", "/usr/x", "/dev/x", "/dev/shm/x"].iter().any(|path| Path::new(path).exists()));
 }
 
-/// How many processes have `mark` in their command line.
-fn running(mark: &str) -> usize {
-    let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    let lines = processes.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok());
-    lines.filter(|line| String::from_utf8_lossy(line).contains(mark)).count()
+/// Whether the processes with `mark` in their command line end: those that are killed take a moment.
+fn none_is_left(mark: &str) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let has_mark = |line: &Vec<u8>| String::from_utf8_lossy(line).contains(mark);
+    loop {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut lines = processes.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok());
+        if !lines.any(|line| has_mark(&line)) {
+            return true;
+        }
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]
@@ -228,12 +238,7 @@ fn a_process_in_the_background_does_not_outlive_its_program() {
     let program = format!("(sleep {mark}) </dev/null >/dev/null 2>&1 &\nread n; echo $((2 * n))");
     let (scores, failures) = score(json!({"language": "shell"}), &[&program], &doubled());
     assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
-    // The kernel kills a namespace's processes when its first has ended; that is a moment.
-    let deadline = Instant::now() + Duration::from_secs(5);
-    while running(&mark) > 0 && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert_eq!(running(&mark), 0);
+    assert!(none_is_left(&mark));
 }
 
 #[test]
@@ -348,7 +353,7 @@ fn confined_programs_run() {
     let background = format!("(sleep {mark}) </dev/null >/dev/null 2>&1 &\nread n; echo $((2 * n))");
     let (scores, failures) = score(options("shell"), &["read n; echo $((2 * n))", "echo 1", &background], &doubled());
     assert_eq!(scores.values, [Some(1.0), Some(0.0), Some(1.0)], "{failures:?}");
-    assert_eq!(running(&mark), 0);
+    assert!(none_is_left(&mark));
     let assertions = json!({"tests": ["assert f(2) == 4"]});
     let rows = [("def f(x): return 2 * x", assertions.clone()), ("def f(x): return x", assertions)];
     let (scores, failures) = scored(options("python"), &rows);
@@ -409,7 +414,7 @@ fn unsafe_no_sandbox_runs_without_isolation() {
         let verdict = reward.judge(&reward.prepare(source).unwrap(), &tests).unwrap();
         assert_eq!(verdict.passed, passed, "{source}: {}", verdict.failure);
     }
-    assert_eq!(running(&mark), 0);
+    assert!(none_is_left(&mark));
     // Where there is isolation, it is used.
     if installed(&["bwrap"]) {
         let options = json!({"language": "shell", "unsafe_no_sandbox": true});
