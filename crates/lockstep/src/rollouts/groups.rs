@@ -9,6 +9,9 @@ use std::sync::Arc;
 use telemetry::RecordedCompletion;
 use train::{RewardMatrix, RewardRow, Sample, StepRewards};
 
+/// Tokens of a completion, by their places, and their scores.
+pub type TokenScores = Vec<(usize, f64)>;
+
 /// A completion and what the rewards say of it.
 #[derive(Clone, Debug)]
 pub struct ScoredCompletion {
@@ -20,7 +23,7 @@ pub struct ScoredCompletion {
     pub rewards: Vec<Option<f64>>,
     /// One per reward function that gave scores of steps: the last token of each step, and its score. Empty where none
     /// did.
-    pub steps: Vec<Option<Vec<(usize, f64)>>>,
+    pub steps: Vec<Option<TokenScores>>,
     /// What rewards add to the completions table, by column.
     pub extra: Map<String, Value>,
 }

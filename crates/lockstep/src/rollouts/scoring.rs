@@ -1,7 +1,7 @@
 //! Completions to scored groups: what rewards see of a completion, and what becomes of their scores.
 //! [`rewards::RewardManager`] asks them.
 
-use super::groups::{Rollouts, ScoredCompletion, ScoredGroup};
+use super::groups::{Rollouts, ScoredCompletion, ScoredGroup, TokenScores};
 use crate::data::prompts::Prompt;
 use model::tokenizer::Tokenizer;
 use rewards::{Asked, RewardOutput, StepEnd, StepScore};
@@ -132,7 +132,7 @@ fn steps_at_tokens(
     tokenizer: &Tokenizer,
     ids: &[u32],
     steps: Vec<Option<Vec<StepScore>>>,
-) -> anyhow::Result<Vec<Option<Vec<(usize, f64)>>>> {
+) -> anyhow::Result<Vec<Option<TokenScores>>> {
     let token = |step: StepScore| -> anyhow::Result<(usize, f64)> {
         let at = match step.end {
             StepEnd::Token(token) => token,
