@@ -19,7 +19,8 @@ pub fn check() -> Result<(), String> {
             }
         };
         let library = library.canonicalize().map_err(|e| format!("{}: {e}", library.display()))?;
-        let tests = ["test", "-p", "lockstep-kernels", "--lib", "--", "cuda::tests::compile", "--nocapture"];
+        // Of the whole workspace, whose features `cargo test --workspace` has built kernels with.
+        let tests = ["test", "--workspace", "--lib", "--", "cuda::tests::compile", "--nocapture"];
         cargo::run(&tests, &[("LOCKSTEP_NVRTC", &library.to_string_lossy())])?;
     }
     Ok(())
