@@ -120,20 +120,26 @@ pub(super) fn clear(visit: &Visit, hd: usize, d_keys: &mut [f32], d_values: &mut
     }
 }
 
+/// What the three ways of computing the backward pass read and write.
+pub(super) struct Operands<'a, E> {
+    pub geometry: Geometry,
+    pub places: Places<'a>,
+    pub groups: &'a [(Range<usize>, Vec<Visit>)],
+    pub qkv: &'a [E],
+    pub keys: &'a [E],
+    pub values: &'a [E],
+    pub out: &'a [E],
+    pub lse: &'a [f32],
+    pub d_out: &'a [f32],
+    pub d_qkv: Disjoint<'a, f32>,
+    /// As pages lie; on tiles `[blocks, nkv, 64, hd]`, as the values' do.
+    pub d_keys: Disjoint<'a, f32>,
+    pub d_values: Disjoint<'a, f32>,
+}
+
 struct BackwardTasks<'a, E> {
     isa: Isa,
-    geometry: Geometry,
-    places: Places<'a>,
-    groups: &'a [(Range<usize>, Vec<Visit>)],
-    qkv: &'a [E],
-    keys: &'a [E],
-    values: &'a [E],
-    out: &'a [E],
-    lse: &'a [f32],
-    d_out: &'a [f32],
-    d_qkv: Disjoint<'a, f32>,
-    d_keys: Disjoint<'a, f32>,
-    d_values: Disjoint<'a, f32>,
+    of: Operands<'a, E>,
 }
 
 /// A page under one kv head, and room for its tiles.
@@ -157,8 +163,8 @@ struct Work<'s> {
 impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
-        let (g, hd, per) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
-        let ((rows, visits), head) = (&self.groups[index / g.kv_heads], index % g.kv_heads);
+        let (g, hd, per) = (&self.of.geometry, self.of.geometry.head_dim, self.of.geometry.group());
+        let ((rows, visits), head) = (&self.of.groups[index / g.kv_heads], index % g.kv_heads);
         let rows_of_tile = rows_of_tile(g);
         let pairs = rows_of_tile * per;
 
@@ -171,16 +177,16 @@ impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
         let (d_q, rest) = rest.split_at_mut(pairs * hd);
         let (p, d_s) = rest.split_at_mut(pairs * BLOCK);
 
-        begin::<V, E>(g, rows.clone(), head, (self.d_out, self.out), &self.d_qkv, delta);
+        begin::<V, E>(g, rows.clone(), head, (self.of.d_out, self.of.out), &self.of.d_qkv, delta);
         let mut work = Work { keys, values, q, d_out, d_q, p, d_s, delta };
         for visit in visits {
             let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
             // SAFETY: the group's pages under this kv head are this task's alone.
             let (d_keys, d_values) =
-                unsafe { (self.d_keys.slice(at..at + BLOCK * hd), self.d_values.slice(at..at + BLOCK * hd)) };
+                unsafe { (self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)) };
             clear(visit, hd, d_keys, d_values);
             // Both transposed: short sequences fill little of a page, so only slots in use.
-            let (keys, values) = (&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]);
+            let (keys, values) = (&self.of.keys[at..at + BLOCK * hd], &self.of.values[at..at + BLOCK * hd]);
             for (slot, to) in work.keys.chunks_exact_mut(hd).take(visit.end).enumerate() {
                 to.iter_mut().enumerate().for_each(|(i, to)| *to = keys[i * BLOCK + slot].widen());
             }
@@ -211,8 +217,8 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
         d_keys: &mut [f32],
         d_values: &mut [f32],
     ) {
-        let (g, hd, per) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
-        let slots = |row: usize| g.slots(self.places.positions[row] as usize, visit.block);
+        let (g, hd, per) = (&self.of.geometry, self.of.geometry.head_dim, self.of.geometry.group());
+        let slots = |row: usize| g.slots(self.of.places.positions[row] as usize, visit.block);
         let (_, any_sees) = extent(tile.clone().map(slots));
         let pairs = tile.len() * per;
         let columns = any_sees.end.next_multiple_of(LANES);
@@ -220,19 +226,21 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
         let part = |row: usize| row * g.width() + head * per * hd;
         for (i, row) in tile.clone().enumerate() {
             let here = i * per * hd..(i + 1) * per * hd;
-            widen_into::<V, E>(&self.qkv[part(row)..part(row) + per * hd], &mut w.q[here.clone()]);
+            widen_into::<V, E>(&self.of.qkv[part(row)..part(row) + per * hd], &mut w.q[here.clone()]);
             let at = (row * g.heads + head * per) * hd;
-            for (from, to) in self.d_out[at..at + per * hd].chunks(LANES).zip(w.d_out[here.clone()].chunks_mut(LANES)) {
+            for (from, to) in
+                self.of.d_out[at..at + per * hd].chunks(LANES).zip(w.d_out[here.clone()].chunks_mut(LANES))
+            {
                 E::rounded(load::<V>(from, 0)).store_partial(to, from.len());
             }
             // SAFETY: this row's queries under this kv head are this task's alone.
-            w.d_q[here].copy_from_slice(unsafe { self.d_qkv.slice(part(row)..part(row) + per * hd) });
+            w.d_q[here].copy_from_slice(unsafe { self.of.d_qkv.slice(part(row)..part(row) + per * hd) });
         }
 
         // Scores, as forward forms them, and d_out · v.
         let (a_row, a_k, b_row, out_row, rows, k, accumulate) = (hd, 1, BLOCK, BLOCK, pairs, 0..hd, false);
         let (a, out, of_hd) = (&*w.q, &mut *w.p, k.clone());
-        let b = &self.keys[at..at + BLOCK * hd];
+        let b = &self.of.keys[at..at + BLOCK * hd];
         Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k: of_hd, accumulate }.compute::<E>(self.isa);
         let (a, b, out) = (&*w.d_out, &*w.values, &mut *w.d_s);
         Product { a, a_row, a_k, b, b_row, out, out_row, rows, columns, k, accumulate }.compute::<E>(self.isa);
@@ -242,7 +250,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
                 let pair = i * per + h;
                 let block = pair * BLOCK..pair * BLOCK + columns;
                 let delta = w.delta[(row - group_start) * per + h];
-                let lse = self.lse[row * g.heads + head * per + h];
+                let lse = self.of.lse[row * g.heads + head * per + h];
                 gradients::<V, E>(&mut w.p[block.clone()], &mut w.d_s[block], g.scale, lse, delta, slots.clone());
             }
         }
@@ -298,7 +306,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
         });
         for (i, row) in tile.enumerate() {
             // SAFETY: this row's queries under this kv head are this task's alone.
-            unsafe { self.d_qkv.slice(part(row)..part(row) + per * hd) }
+            unsafe { self.of.d_qkv.slice(part(row)..part(row) + per * hd) }
                 .copy_from_slice(&w.d_q[i * per * hd..(i + 1) * per * hd]);
         }
     }
@@ -388,10 +396,9 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let (d_keys, d_values, d_qkv) = (args.d_pages.keys.f32(cpu), args.d_pages.values.f32(cpu), args.d_qkv.f32(cpu));
     let count = groups.len() * g.kv_heads;
     let mut key_strides = [1, BLOCK];
-    macro_rules! run {
-        ($tasks:ident, $of:ident, $($field:ident: $value:expr),+) => {
-            let tasks = $tasks {
-                $($field: $value,)+
+    macro_rules! operands {
+        ($of:ident) => {
+            Operands {
                 geometry: g,
                 places,
                 groups: &groups,
@@ -404,19 +411,19 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
                 d_qkv: Disjoint::new(&mut *d_qkv),
                 d_keys: Disjoint::new(&mut *d_keys),
                 d_values: Disjoint::new(&mut *d_values),
-            };
-            cpu.run(count, &tasks);
+            }
         };
     }
+    let isa = cpu.isa();
     if let Some(unit) = on_tiles(cpu, args.qkv.dtype()) {
         key_strides = [g.head_dim, 1];
-        run!(OnTiles, bf16, unit: unit);
-    } else if pages::in_pairs(cpu.isa(), args.qkv.dtype(), g.head_dim) {
-        run!(InPairs, bf16, isa: cpu.isa());
+        cpu.run(count, &OnTiles { unit, of: operands!(bf16) });
+    } else if pages::in_pairs(isa, args.qkv.dtype(), g.head_dim) {
+        cpu.run(count, &InPairs { isa, of: operands!(bf16) });
     } else if args.qkv.dtype() == DType::Bf16 {
-        run!(BackwardTasks, bf16, isa: cpu.isa());
+        cpu.run(count, &BackwardTasks { isa, of: operands!(bf16) });
     } else {
-        run!(BackwardTasks, f32, isa: cpu.isa());
+        cpu.run(count, &BackwardTasks { isa, of: operands!(f32) });
     }
     let tasks = GatherTasks {
         geometry: g,

@@ -16,16 +16,15 @@
 //! d_out is rounded as it is read. What a row does not see has P = dS = 0. Neither how many pages are in work at once
 //! nor how many steps changes a bit: sums are stored as f32 in between.
 
-use super::backward::Visit;
-use super::cpu::Places;
+use super::BLOCK;
+use super::backward::{Operands, Visit};
 use super::pages::{self, padded};
 use super::tiles::{LINE, LINES};
-use super::{BLOCK, Geometry};
 use crate::gemm::aligned;
 use crate::gemm::{Lines, halves, narrowed, pairs_to_lines, transpose_pairs, zip_lines};
 use crate::math::exp_finite;
 use crate::ops::lanes::dot_rounded;
-use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::pool::{Scratch, Tasks};
 use crate::simd::tiles::{DEPTH, Rows, SIDE, TILE, Unit, Work, run_all};
 use crate::simd::{Element, LANES, Simd};
 use crate::tensor::Elements;
@@ -41,19 +40,7 @@ const WIDTH: usize = if cfg!(test) { 64 } else { 512 };
 
 pub(super) struct BackwardTasks<'a> {
     pub unit: Unit,
-    pub geometry: Geometry,
-    pub places: Places<'a>,
-    pub groups: &'a [(Range<usize>, Vec<Visit>)],
-    pub qkv: &'a [bf16],
-    pub keys: &'a [bf16],
-    pub values: &'a [bf16],
-    pub out: &'a [bf16],
-    pub lse: &'a [f32],
-    pub d_out: &'a [f32],
-    pub d_qkv: Disjoint<'a, f32>,
-    /// `[blocks, nkv, 64, hd]`, both.
-    pub d_keys: Disjoint<'a, f32>,
-    pub d_values: Disjoint<'a, f32>,
+    pub of: Operands<'a, bf16>,
 }
 
 /// A page in work.
@@ -144,8 +131,8 @@ impl<'s> Batch<'s> {
 impl Tasks for BackwardTasks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
-        let (g, per, padded) = (&self.geometry, self.geometry.group(), padded(self.geometry.head_dim));
-        let ((rows, visits), head) = (&self.groups[index / g.kv_heads], index % g.kv_heads);
+        let (g, per, padded) = (&self.of.geometry, self.of.geometry.group(), padded(self.of.geometry.head_dim));
+        let ((rows, visits), head) = (&self.of.groups[index / g.kv_heads], index % g.kv_heads);
         let (hd, pairs, at_once) = (g.head_dim, rows.len() * per, (WIDTH / padded).max(1));
 
         let lens = [at_once * Page::len(padded), Batch::len(padded), BLOCK * padded];
@@ -156,12 +143,13 @@ impl Tasks for BackwardTasks<'_> {
         let (mut batch, room) = (Batch::new(of_batch, padded), halves(room));
         for (pair, delta) in deltas.iter_mut().enumerate() {
             let at = (rows.start + pair / per) * g.heads + head * per + pair % per;
-            *delta = dot_rounded::<V, bf16>(&self.d_out[at * hd..(at + 1) * hd], &self.out[at * hd..(at + 1) * hd]);
+            *delta =
+                dot_rounded::<V, bf16>(&self.of.d_out[at * hd..(at + 1) * hd], &self.of.out[at * hd..(at + 1) * hd]);
         }
         for row in rows.clone() {
             let at = row * g.width() + head * per * hd;
             // SAFETY: this row's queries under this kv head are this task's alone.
-            unsafe { self.d_qkv.slice(at..at + per * hd) }.fill(0.0);
+            unsafe { self.of.d_qkv.slice(at..at + per * hd) }.fill(0.0);
         }
 
         let mut visits = &visits[..];
@@ -196,7 +184,7 @@ impl Tasks for BackwardTasks<'_> {
                 if loaded {
                     for (i, pair) in of_batch.enumerate() {
                         // SAFETY: this row's queries under this kv head are this task's alone.
-                        unsafe { self.d_qkv.slice(self.query(rows.start, head, pair)) }
+                        unsafe { self.of.d_qkv.slice(self.query(rows.start, head, pair)) }
                             .copy_from_slice(&batch.d_q[i * padded..i * padded + hd]);
                     }
                 }
@@ -218,7 +206,7 @@ impl Tasks for BackwardTasks<'_> {
 impl BackwardTasks<'_> {
     /// The query of a pair of the group in a fused row.
     fn query(&self, group_start: usize, head: usize, pair: usize) -> Range<usize> {
-        let (g, hd, per) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
+        let (g, hd, per) = (&self.of.geometry, self.of.geometry.head_dim, self.of.geometry.group());
         let at = (group_start + pair / per) * g.width() + (head * per + pair % per) * hd;
         at..at + hd
     }
@@ -229,18 +217,18 @@ impl BackwardTasks<'_> {
     /// Only the task of this group and head calls it, and not while it holds those of the same page.
     #[allow(clippy::mut_from_ref)]
     unsafe fn gradients_of(&self, visit: &Visit, head: usize) -> [&mut [f32]; 2] {
-        let (g, hd) = (&self.geometry, self.geometry.head_dim);
+        let (g, hd) = (&self.of.geometry, self.of.geometry.head_dim);
         let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
         // SAFETY: the group's pages under this kv head are its task's alone; the rest is the caller's promise.
-        unsafe { [self.d_keys.slice(at..at + BLOCK * hd), self.d_values.slice(at..at + BLOCK * hd)] }
+        unsafe { [self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)] }
     }
 
     /// Keys and values as the products want them, zeros in slots that nobody sees or wrote.
     #[inline(always)]
     fn load_page<V: Simd>(&self, visit: &Visit, head: usize, page: Page<'_>, room: &mut [bf16]) {
-        let (hd, padded) = (self.geometry.head_dim, padded(self.geometry.head_dim));
-        let at = (visit.page * self.geometry.kv_heads + head) * BLOCK * hd;
-        let of_page = [&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]];
+        let (hd, padded) = (self.of.geometry.head_dim, padded(self.of.geometry.head_dim));
+        let at = (visit.page * self.of.geometry.kv_heads + head) * BLOCK * hd;
+        let of_page = [&self.of.keys[at..at + BLOCK * hd], &self.of.values[at..at + BLOCK * hd]];
         let [keys, values] = pages::tiles::<V>(of_page, hd, visit.end, room);
         let steps = padded / DEPTH;
         for (i, from) in keys.chunks_exact(2 * TILE).enumerate() {
@@ -279,7 +267,7 @@ impl BackwardTasks<'_> {
         pairs: Range<usize>,
         to: &mut Batch<'_>,
     ) -> [Option<bool>; STEPS] {
-        let (g, per) = (&self.geometry, self.geometry.group());
+        let (g, per) = (&self.of.geometry, self.of.geometry.group());
         let rows = group_start + pairs.start / per..group_start + pairs.end.div_ceil(per);
         let mut whole = [0; STEPS];
         let mut looked = [None; STEPS];
@@ -287,7 +275,7 @@ impl BackwardTasks<'_> {
         to.end.fill(0.0);
         for run in &visit.rows {
             for row in run.start.max(rows.start)..run.end.min(rows.end) {
-                let slots = g.slots(self.places.positions[row] as usize, visit.block);
+                let slots = g.slots(self.of.places.positions[row] as usize, visit.block);
                 let first = (row - group_start) * per;
                 for pair in first.max(pairs.start)..(first + per).min(pairs.end) {
                     let pair = pair - pairs.start;
@@ -311,15 +299,15 @@ impl BackwardTasks<'_> {
         deltas: &[f32],
     ) {
         let (g, hd, per, padded) =
-            (&self.geometry, self.geometry.head_dim, self.geometry.group(), padded(self.geometry.head_dim));
+            (&self.of.geometry, self.of.geometry.head_dim, self.of.geometry.group(), padded(self.of.geometry.head_dim));
         batch.lse.fill(0.0);
         batch.delta.fill(0.0);
         batch.d_q.fill(0.0);
         for (i, pair) in pairs.clone().enumerate() {
-            batch.lse[i] = self.lse[(group_start + pair / per) * g.heads + head * per + pair % per];
+            batch.lse[i] = self.of.lse[(group_start + pair / per) * g.heads + head * per + pair % per];
             batch.delta[i] = deltas[pair];
             // SAFETY: this row's queries under this kv head are this task's alone.
-            let from = unsafe { self.d_qkv.slice(self.query(group_start, head, pair)) };
+            let from = unsafe { self.of.d_qkv.slice(self.query(group_start, head, pair)) };
             batch.d_q[i * padded..i * padded + hd].copy_from_slice(from);
         }
         for (step, first) in pairs.clone().step_by(DEPTH).enumerate() {
@@ -330,9 +318,9 @@ impl BackwardTasks<'_> {
                 let lines = q.0.chunks_exact_mut(DEPTH).zip(d_out.0.chunks_exact_mut(DEPTH));
                 for (pair, (q, d_out)) in of_step.clone().zip(lines) {
                     let query = self.query(group_start, head, pair).start;
-                    narrowed::<V>(Elements::Bf16(&self.qkv[query + dims.start..query + dims.end]), q);
+                    narrowed::<V>(Elements::Bf16(&self.of.qkv[query + dims.start..query + dims.end]), q);
                     let row = ((group_start + pair / per) * g.heads + head * per + pair % per) * hd;
-                    narrowed::<V>(Elements::F32(&self.d_out[row + dims.start..row + dims.end]), d_out);
+                    narrowed::<V>(Elements::F32(&self.of.d_out[row + dims.start..row + dims.end]), d_out);
                 }
                 let of_columns = (step * padded + at) * DEPTH;
                 let of_pairs = (at / DEPTH * STEPS + step) * 2 * TILE;
@@ -356,7 +344,7 @@ impl BackwardTasks<'_> {
         steps: Range<usize>,
         looked: [Option<bool>; STEPS],
     ) {
-        let padded = padded(self.geometry.head_dim);
+        let padded = padded(self.of.geometry.head_dim);
         let rows = Rows { upper: SIDE as u8, lower: SIDE as u8 };
         let (f32s, lines) = (size_of::<f32>(), 2 * SIDE);
         assert!(steps.end <= STEPS && page.keys.len() == BLOCK * padded && b.d_q.len() == PAIRS * padded);
@@ -440,7 +428,7 @@ impl BackwardTasks<'_> {
     /// rounded, and 0 for what a pair does not see. `whole`: all see all.
     #[inline(always)]
     fn gradients<V: Simd>(&self, b: &mut Batch<'_>, step: usize, whole: bool) {
-        let (scale, zero) = (V::splat(self.geometry.scale), V::splat(0.0));
+        let (scale, zero) = (V::splat(self.of.geometry.scale), V::splat(0.0));
         let lines = b.p[step * BLOCK * DEPTH..(step + 1) * BLOCK * DEPTH].chunks_exact_mut(DEPTH);
         let lines = lines.zip(b.d_s[step * BLOCK * DEPTH..(step + 1) * BLOCK * DEPTH].chunks_exact_mut(DEPTH));
         let products = b.s.chunks_exact(PAIRS).zip(b.d_p.chunks_exact(PAIRS));

@@ -13,14 +13,14 @@
 //!
 //! A sum over an odd number of rows ends with −0 · 0, which changes nothing.
 
-use super::backward::{Visit, begin, clear, gradients, rows_of_tile};
-use super::cpu::{Places, extent, staircase, words_of};
+use super::BLOCK;
+use super::backward::{Operands, Visit, begin, clear, gradients, rows_of_tile};
+use super::cpu::{extent, staircase, words_of};
 use super::product::Product;
-use super::{BLOCK, Geometry};
 use crate::Isa;
 use crate::gemm::halves;
 use crate::ops::lanes::{load, store};
-use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::pool::{Scratch, Tasks};
 use crate::simd::element::widen_into;
 use crate::simd::{LANES, Simd};
 use half::bf16;
@@ -28,18 +28,7 @@ use std::ops::Range;
 
 pub(super) struct BackwardTasks<'a> {
     pub isa: Isa,
-    pub geometry: Geometry,
-    pub places: Places<'a>,
-    pub groups: &'a [(Range<usize>, Vec<Visit>)],
-    pub qkv: &'a [bf16],
-    pub keys: &'a [bf16],
-    pub values: &'a [bf16],
-    pub out: &'a [bf16],
-    pub lse: &'a [f32],
-    pub d_out: &'a [f32],
-    pub d_qkv: Disjoint<'a, f32>,
-    pub d_keys: Disjoint<'a, f32>,
-    pub d_values: Disjoint<'a, f32>,
+    pub of: Operands<'a, bf16>,
 }
 
 /// A page under one kv head, and room for its tiles.
@@ -69,8 +58,8 @@ struct Work<'s> {
 impl Tasks for BackwardTasks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
-        let (g, hd, per) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
-        let ((rows, visits), head) = (&self.groups[index / g.kv_heads], index % g.kv_heads);
+        let (g, hd, per) = (&self.of.geometry, self.of.geometry.head_dim, self.of.geometry.group());
+        let ((rows, visits), head) = (&self.of.groups[index / g.kv_heads], index % g.kv_heads);
         let rows_of_tile = rows_of_tile(g);
         // An even number, so that all are zipped.
         let pairs = (rows_of_tile * per).next_multiple_of(2);
@@ -89,7 +78,7 @@ impl Tasks for BackwardTasks<'_> {
         let (p_of_rows, d_s_of_rows) = rest.split_at_mut(pairs / 2 * BLOCK);
         let [keys, values, d_out_of_rows, d_s_of_rows] = [keys, values, d_out_of_rows, d_s_of_rows].map(halves);
 
-        begin::<V, bf16>(g, rows.clone(), head, (self.d_out, self.out), &self.d_qkv, delta);
+        begin::<V, bf16>(g, rows.clone(), head, (self.of.d_out, self.of.out), &self.of.d_qkv, delta);
         let delta = &*delta;
         let mut work =
             Work { keys, values, q, d_out, d_q, q_of_rows, d_out_of_rows, p, d_s, p_of_rows, d_s_of_rows, delta };
@@ -97,9 +86,9 @@ impl Tasks for BackwardTasks<'_> {
             let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
             // SAFETY: the group's pages under this kv head are this task's alone.
             let (d_keys, d_values) =
-                unsafe { (self.d_keys.slice(at..at + BLOCK * hd), self.d_values.slice(at..at + BLOCK * hd)) };
+                unsafe { (self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)) };
             clear(visit, hd, d_keys, d_values);
-            let (keys, values) = (&self.keys[at..at + BLOCK * hd], &self.values[at..at + BLOCK * hd]);
+            let (keys, values) = (&self.of.keys[at..at + BLOCK * hd], &self.of.values[at..at + BLOCK * hd]);
             turn_over::<V>(keys, BLOCK, visit.end, work.keys);
             turn_over::<V>(values, hd, hd, work.values);
             for run in &visit.rows {
@@ -125,21 +114,23 @@ impl BackwardTasks<'_> {
         page: &[bf16],
         [d_keys, d_values]: [&mut [f32]; 2],
     ) {
-        let (g, hd, per) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
-        let slots = |row: usize| g.slots(self.places.positions[row] as usize, visit.block);
+        let (g, hd, per) = (&self.of.geometry, self.of.geometry.head_dim, self.of.geometry.group());
+        let slots = |row: usize| g.slots(self.of.places.positions[row] as usize, visit.block);
         let (_, any_sees) = extent(tile.clone().map(slots));
         let pairs = tile.len() * per;
         let columns = any_sees.end.next_multiple_of(LANES);
         let part = |row: usize| row * g.width() + head * per * hd;
         for (i, row) in tile.clone().enumerate() {
             let here = i * per * hd..(i + 1) * per * hd;
-            widen_into::<V, bf16>(&self.qkv[part(row)..part(row) + per * hd], &mut w.q[here.clone()]);
+            widen_into::<V, bf16>(&self.of.qkv[part(row)..part(row) + per * hd], &mut w.q[here.clone()]);
             let at = (row * g.heads + head * per) * hd;
-            for (from, to) in self.d_out[at..at + per * hd].chunks(LANES).zip(w.d_out[here.clone()].chunks_mut(LANES)) {
+            for (from, to) in
+                self.of.d_out[at..at + per * hd].chunks(LANES).zip(w.d_out[here.clone()].chunks_mut(LANES))
+            {
                 load::<V>(from, 0).rounded_to_bf16().store_partial(to, from.len());
             }
             // SAFETY: this row's queries under this kv head are this task's alone.
-            w.d_q[here].copy_from_slice(unsafe { self.d_qkv.slice(part(row)..part(row) + per * hd) });
+            w.d_q[here].copy_from_slice(unsafe { self.of.d_qkv.slice(part(row)..part(row) + per * hd) });
         }
         words_of_rows::<V>(&w.q[..pairs * hd], hd, hd, w.q_of_rows);
         pairs_of_rows::<V>(&w.d_out[..pairs * hd], hd, hd, w.d_out_of_rows);
@@ -162,7 +153,7 @@ impl BackwardTasks<'_> {
                 let pair = i * per + h;
                 let block = pair * BLOCK..pair * BLOCK + columns;
                 let delta = w.delta[(row - group_start) * per + h];
-                let lse = self.lse[row * g.heads + head * per + h];
+                let lse = self.of.lse[row * g.heads + head * per + h];
                 gradients::<V, bf16>(&mut w.p[block.clone()], &mut w.d_s[block], g.scale, lse, delta, slots.clone());
             }
         }
@@ -195,7 +186,7 @@ impl BackwardTasks<'_> {
         });
         for (i, row) in tile.enumerate() {
             // SAFETY: this row's queries under this kv head are this task's alone.
-            unsafe { self.d_qkv.slice(part(row)..part(row) + per * hd) }
+            unsafe { self.of.d_qkv.slice(part(row)..part(row) + per * hd) }
                 .copy_from_slice(&w.d_q[i * per * hd..(i + 1) * per * hd]);
         }
     }
