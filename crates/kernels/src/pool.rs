@@ -131,19 +131,20 @@ impl Shared {
     /// # Safety
     /// The job's closure is [`Sync`] and lives until this returns.
     unsafe fn region(&self, count: usize, job: &Job) -> Duration {
+        let threads = self.crowd.limit();
         // SAFETY: the caller's promise; the region before was closed below, and what was claimed of it was done.
-        unsafe { self.region.open(count, job) };
-        self.workers.call((count - 1).min(self.crowd.limit() - 1));
+        unsafe { self.region.open(count, threads, job) };
+        self.workers.call((count - 1).min(threads - 1));
         let (start, mut mine) = (Instant::now(), 0);
         let result = catch_unwind(AssertUnwindSafe(|| {
-            while let Some(claim) = self.region.claim() {
+            while let Some(claim) = self.region.claim(0) {
                 mine += 1;
                 // SAFETY: the caller's promise.
                 unsafe { claim.run() };
             }
         }));
         // After a panic nobody begins another task.
-        let theirs = self.region.close() - mine;
+        let theirs = count - self.region.close() - mine;
         let of_one = start.elapsed() / mine.max(1) as u32;
         let waited = self.wait_for(theirs, SPIN + 2 * of_one);
         let panicked = self.panicked.swap(false, Ordering::Relaxed);
@@ -177,17 +178,20 @@ impl Shared {
     fn work(&self, i: usize) {
         let _environment = FloatEnvironment::set();
         self.crowd.enter(i);
+        let mut seen = 0;
         while !self.stops() {
             if i >= self.crowd.limit() {
                 self.crowd.rest(i, || self.stops());
                 continue;
             }
-            if !self.region.is_open() {
-                self.wait();
+            let opened = self.region.opened();
+            if opened == seen {
+                self.wait(seen);
                 continue;
             }
+            seen = opened;
             let start = Instant::now();
-            while let Some(claim) = self.region.claim() {
+            while let Some(claim) = self.region.claim(i) {
                 // SAFETY: the region's caller keeps the job alive until every claimed task is done.
                 if catch_unwind(AssertUnwindSafe(|| unsafe { claim.run() })).is_err() {
                     self.panicked.store(true, Ordering::Relaxed);
@@ -199,9 +203,9 @@ impl Shared {
         }
     }
 
-    /// A worker's wait for a region, or for the end.
-    fn wait(&self) {
-        let come = || self.region.is_open() || self.stops();
+    /// A worker's wait for a region after the first `seen`, or for the end.
+    fn wait(&self, seen: u64) {
+        let come = || self.region.opened() != seen || self.stops();
         let start = Instant::now();
         while start.elapsed() < SPIN {
             if looks(come) {

@@ -235,7 +235,7 @@ impl<'a> Product<'a> {
     fn multiply(&self, cpu: &Cpu) {
         let plan = Plan::new(self, cpu.threads());
         let tasks = plan.row_blocks * plan.groups;
-        if self.zips() || self.shares_rows() && plan.groups > 1 {
+        if self.zips() || self.shares_rows() && plan.groups > 1 && !plan.own_rows {
             plan.with_packed(cpu, |product| cpu.run(tasks, &Plan { product, ..plan }));
         } else {
             cpu.run(tasks, &plan);

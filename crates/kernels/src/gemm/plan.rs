@@ -2,7 +2,7 @@
 
 use super::tile::{MAX_DEPTH, MAX_ROWS, MAX_VECTORS, vectors};
 use super::tiles;
-use super::{Product, ProductDType};
+use super::{Left, Product, ProductDType, Right};
 use crate::matrix::PANEL;
 use crate::pool::{Scratch, Tasks};
 use crate::simd::{LANES, Simd};
@@ -13,6 +13,10 @@ use std::ops::Range;
 const ROWS: usize = 480;
 /// Tasks for each thread, so that a thread that is interrupted delays the region little.
 const TASKS_PER_THREAD: usize = 4;
+/// The most elements of a weight, 2 MiB of f32, that every thread reads for rows of its own, and how many rows those
+/// are: fewer would wait for panels more than they multiply, more are worth packing once for all tasks.
+const SHARED_WEIGHT: usize = 1 << 19;
+const OWN_ROWS: Range<usize> = 8..65;
 /// A task of less work than this many multiply-adds is not worth handing to another thread.
 const TASK_WORK: usize = 1 << 17;
 
@@ -21,6 +25,12 @@ impl Product<'_> {
     #[inline(always)]
     pub(super) fn together(&self) -> usize {
         if self.isa.has_dots() && self.dtype == ProductDType::Bf16 { 2 } else { 1 }
+    }
+
+    /// Whether it multiplies a small weight in chains as it lies, which several threads may read.
+    fn reads_weight(&self) -> bool {
+        let as_it_lies = matches!((self.left, self.right), (Left::Rows(..), Right::Panels(_)));
+        as_it_lies && self.tiles.is_none() && self.n * self.depth <= SHARED_WEIGHT
     }
 
     /// The depth in blocks of nearly equal length, panels of a weight's outputs but for the last one.
@@ -86,6 +96,8 @@ pub(super) struct Plan<'a> {
     pub panels: usize,
     pub row_blocks: usize,
     pub groups: usize,
+    /// Whether each thread has a block of rows.
+    pub own_rows: bool,
 }
 
 impl<'a> Plan<'a> {
@@ -93,10 +105,13 @@ impl<'a> Plan<'a> {
         let (m, n) = (product.m, product.n);
         let panels = n.div_ceil(PANEL);
         let work = m * n * product.depth.max(1) / TASK_WORK;
+        let own_rows = threads > 1 && work >= threads && product.reads_weight() && OWN_ROWS.contains(&(m / threads));
         // Rows that each task packs for itself are packed as often as there are tasks.
-        let of_thread = if product.packs_few_rows() { TASKS_PER_THREAD / 2 } else { TASKS_PER_THREAD };
+        let of_thread = if own_rows || product.packs_few_rows() { TASKS_PER_THREAD / 2 } else { TASKS_PER_THREAD };
         let tasks = if threads == 1 { 1 } else { (threads * of_thread).min(work + 1) };
-        let row_blocks = if product.tiles.is_some() {
+        let row_blocks = if own_rows {
+            threads
+        } else if product.tiles.is_some() {
             m.div_ceil(tiles::ROWS)
         } else if product.shares_rows() {
             m.div_ceil(ROWS)
@@ -106,13 +121,14 @@ impl<'a> Plan<'a> {
             m.div_ceil(ROWS).max(square)
         };
         let groups = tasks.div_ceil(row_blocks).clamp(1, panels);
-        Plan { product, panels, row_blocks, groups }
+        Plan { product, panels, row_blocks, groups, own_rows }
     }
 
-    /// The rows of block `block` of them: whole tiles, but for the last.
+    /// The rows of block `block` of them: whole tiles, but for the last, and where each thread has a block.
     #[inline(always)]
     pub fn rows<V: Simd>(&self, block: usize) -> Range<usize> {
-        let unit = if self.product.tiles.is_some() { tiles::FEW } else { V::GEMM_ROWS };
+        let whole = if self.product.tiles.is_some() { tiles::FEW } else { V::GEMM_ROWS };
+        let unit = if self.own_rows { 1 } else { whole };
         let rows = cut(block, self.product.m.div_ceil(unit), self.row_blocks);
         rows.start * unit..(rows.end * unit).min(self.product.m)
     }
@@ -121,17 +137,50 @@ impl<'a> Plan<'a> {
 impl Tasks for Plan<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
-        // Groups of panels change slowest, so that threads read the same panels at the same time.
-        let rows = self.rows::<V>(index % self.row_blocks);
+        // Groups of panels change slowest, so that threads read the same panels at the same time; but blocks of rows
+        // that are each a thread's, so that it reads the rows that it wrote as the operation before.
+        let (block, group) = match self.own_rows {
+            true => (index / self.groups, index % self.groups),
+            false => (index % self.row_blocks, index / self.row_blocks),
+        };
+        let rows = self.rows::<V>(block);
         // Groups start at even multiples of four panels where there are many, so that few-row tiles stay whole.
         let quads = self.panels.div_ceil(MAX_VECTORS / 2);
         let panels = if quads >= 4 * self.groups {
-            let q = cut(index / self.row_blocks, quads, self.groups);
+            let q = cut(group, quads, self.groups);
             (q.start * 4).min(self.panels)..(q.end * 4).min(self.panels)
         } else {
-            cut(index / self.row_blocks, self.panels, self.groups)
+            cut(group, self.panels, self.groups)
         };
         // SAFETY: tasks are disjoint blocks of rows and panels.
         unsafe { self.product.block(rows, panels, scratch) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use crate::gemm::Operands;
+    use crate::simd::portable::F32x16;
+    use crate::tensor::Elements;
+
+    /// A block of rows for each thread where there are rows enough and the weight is small, and the tasks of a thread
+    /// side by side: its share of the region.
+    #[test]
+    fn threads_have_rows_of_their_own_where_the_weight_is_small() {
+        let plan = |[m, n, k]: [usize; 3], threads: usize| {
+            let (x, w, mut c) = (vec![0.0; m * k], vec![0.0; n.next_multiple_of(PANEL) * k], vec![0.0; m * n]);
+            let outputs = Operands::of_outputs((Elements::F32(&x), Elements::F32(&w)), k, 0..m, 0..n, None, &mut c);
+            let product = Product::new(Isa::PORTABLE, outputs);
+            let plan = Plan::new(&product, threads);
+            let blocks: Vec<_> = (0..plan.row_blocks).map(|block| plan.rows::<F32x16>(block)).collect();
+            (plan.own_rows, blocks, plan.groups)
+        };
+        assert_eq!(plan([32, 2048, 256], 2), (true, vec![0..16, 16..32], 2));
+        assert_eq!(plan([33, 1024, 256], 3), (true, vec![0..11, 11..22, 22..33], 2));
+        for (shape, threads) in [([32, 2048, 256], 1), ([15, 2048, 256], 2), ([32, 4096, 256], 2), ([32, 32, 32], 2)] {
+            assert!(!plan(shape, threads).0, "{shape:?} {threads}");
+        }
     }
 }

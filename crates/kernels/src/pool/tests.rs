@@ -106,24 +106,53 @@ fn claims_are_of_one_region() {
     let job = |index: usize| {
         sum.fetch_add(1 << index, Ordering::Relaxed);
     };
-    assert!(region.claim().is_none());
+    assert!(region.claim(0).is_none());
     // SAFETY: the closure lives to the end, and every claim is run.
-    unsafe { region.open(3, &Job::new(&job)) };
-    let (first, second) = (region.claim().unwrap(), region.claim().unwrap());
+    unsafe { region.open(3, 1, &Job::new(&job)) };
+    let (first, second) = (region.claim(0).unwrap(), region.claim(0).unwrap());
     // SAFETY: as above.
     unsafe { (second.run(), first.run()) };
     assert_eq!(sum.load(Ordering::Relaxed), 0b11);
     second.done();
-    assert_eq!((region.done(), region.close()), (1, 2), "the third task is given up");
-    assert!(region.claim().is_none() && !region.is_open());
+    assert_eq!((region.done(), region.close()), (1, 1), "the third task is given up");
+    assert!(region.claim(0).is_none());
     // SAFETY: as above.
-    unsafe { region.open(1, &Job::new(&job)) };
-    assert_eq!(region.done(), 0);
-    let last = region.claim().unwrap();
-    assert!(region.claim().is_none() && region.claim().is_none());
+    unsafe { region.open(1, 1, &Job::new(&job)) };
+    assert_eq!((region.opened(), region.done()), (2, 0));
+    let last = region.claim(0).unwrap();
+    assert!(region.claim(0).is_none() && region.claim(0).is_none());
     // SAFETY: as above.
     unsafe { last.run() };
-    assert_eq!((sum.load(Ordering::Relaxed), region.close()), (0b100, 1));
+    assert_eq!((sum.load(Ordering::Relaxed), region.close()), (0b100, 0));
+}
+
+/// Which task each claim of these threads gets, one after the other.
+fn claimed(count: usize, threads: usize, claims: &[usize]) -> Vec<Option<usize>> {
+    let region = Region::default();
+    let ran = std::sync::Mutex::new(None);
+    let job = |index: usize| *ran.lock().unwrap() = Some(index);
+    // SAFETY: the closure is Sync and lives to the end.
+    unsafe { region.open(count, threads, &Job::new(&job)) };
+    let run = |&thread: &usize| {
+        // SAFETY: as above.
+        region.claim(thread).inspect(|claim| unsafe { claim.run() });
+        ran.lock().unwrap().take()
+    };
+    claims.iter().map(run).collect()
+}
+
+#[test]
+fn threads_take_their_own_tasks_and_then_the_last_ones_of_others() {
+    let all = |tasks: &[usize]| tasks.iter().copied().map(Some).collect::<Vec<_>>();
+    assert_eq!(claimed(6, 2, &[0, 1, 0, 1, 0, 1]), all(&[0, 3, 1, 4, 2, 5]));
+    assert_eq!(claimed(6, 2, &[0, 0, 0, 0, 1, 0]), all(&[0, 1, 2, 5, 3, 4]));
+    assert_eq!(claimed(6, 2, &[1, 1, 1, 1, 0, 1, 0])[3..], [Some(2), Some(0), Some(1), None]);
+    // One task for three threads; threads beyond the most shares; a worker beyond those of this region.
+    assert_eq!(claimed(1, 3, &[0, 1, 2]), [Some(0), None, None]);
+    let mut many = claimed(100, 64, &(0..100).collect::<Vec<_>>());
+    many.sort();
+    assert_eq!(many, all(&(0..100).collect::<Vec<_>>()));
+    assert_eq!(claimed(4, 2, &[5, 5, 5, 5]), all(&[2, 3, 1, 0]));
 }
 
 /// A worker that took a task and lost its core: the caller sleeps until the task is done.
@@ -157,7 +186,7 @@ fn the_caller_waits_for_what_was_claimed() {
         });
         scope.spawn(|| {
             let claim = loop {
-                if let Some(claim) = shared.region.claim() {
+                if let Some(claim) = shared.region.claim(1) {
                     break claim;
                 }
                 std::thread::yield_now();

@@ -215,9 +215,7 @@ impl<E: Element + Right> Tasks for ForwardTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let (g, hd, group) = (&self.geometry, self.geometry.head_dim, self.geometry.group());
-        let tiles = self.places.positions.len().div_ceil(self.rows_of_tile);
-        // The last rows see most keys: first, so that threads finish together.
-        let (tile, head) = (tiles - 1 - index / g.kv_heads, index % g.kv_heads);
+        let (tile, head) = (index / g.kv_heads, index % g.kv_heads);
         let rows = rows(tile, self.rows_of_tile, self.places.positions.len());
         let pairs = rows.len() * group;
 
