@@ -123,12 +123,15 @@ class Model:
     """A model of a directory or the Hub in memory, with its tokenizer."""
 
     def __init__(
-        self, name: str, *, adapter: str | None = None, dtype: str = "f32", threads: int | None = None
+        self, name: str, *, adapter: str | None = None, dtype: str = "f32", device: str | None = None,
+        threads: int | None = None,
     ):
         _numpy()
         if dtype not in ("f32", "bf16", "float32", "bfloat16"):
             raise ValueError(f"`dtype` = {dtype!r}: expected f32 or bf16")
-        self._native = _native.LanguageModel(os.fspath(name), adapter=adapter, dtype=dtype, threads=threads)
+        self._native = _native.LanguageModel(
+            os.fspath(name), adapter=adapter, dtype=dtype, device=device, threads=threads
+        )
 
     @property
     def vocab_size(self) -> int:

@@ -25,7 +25,8 @@ class Grader:
 
 class LanguageModel:
     def __init__(
-        self, name: str, *, adapter: str | None = None, dtype: str = "f32", threads: int | None = None
+        self, name: str, *, adapter: str | None = None, dtype: str = "f32", device: str | None = None,
+        threads: int | None = None,
     ) -> None: ...
     @property
     def vocab_size(self) -> int: ...

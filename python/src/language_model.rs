@@ -2,7 +2,7 @@
 
 use crate::errors::exception;
 use crate::process::use_engine;
-use kernels::Context;
+use kernels::{Context, Device};
 use lockstep::config::ComputeDType;
 use lockstep::error::OrBadInput;
 use lockstep::{HubKind, Policy, locate};
@@ -41,17 +41,19 @@ pub struct LanguageModel {
 #[pymethods]
 impl LanguageModel {
     #[new]
-    #[pyo3(signature = (name, *, adapter=None, dtype="f32", threads=None))]
+    #[pyo3(signature = (name, *, adapter=None, dtype="f32", device=None, threads=None))]
     fn new(
         py: Python<'_>,
         name: &str,
         adapter: Option<PathBuf>,
         dtype: &str,
+        device: Option<&str>,
         threads: Option<usize>,
     ) -> PyResult<LanguageModel> {
         use_engine()?;
         let load = || -> anyhow::Result<LanguageModel> {
-            let ctx = lockstep::context(threads)?;
+            let device = device.map(|name| Device::from_name(name).or_bad_input_in(format!("`device` = {name:?}")));
+            let ctx = lockstep::context(device.transpose()?, threads, ComputeDType::from(dtype))?;
             let dir = locate(name, HubKind::Model)?;
             let policy = Policy::load_with(&ctx, &dir, adapter.as_deref(), ComputeDType::from(dtype))?;
             let (vocab_size, eos_ids) = (policy.config().vocab_size, policy.eos_ids.clone());

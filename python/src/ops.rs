@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 fn context() -> PyResult<Context> {
     use_engine()?;
-    lockstep::context(None).map_err(|error| crate::errors::exception(&error))
+    lockstep::context(None, None, Default::default()).map_err(|error| crate::errors::exception(&error))
 }
 
 fn refused(error: impl std::fmt::Display) -> PyErr {

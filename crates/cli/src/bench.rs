@@ -1,7 +1,8 @@
 //! `lockstep bench`.
 
 use crate::bench_flags::{AlgorithmsFlags, GroupFlags, ScalingFlags, ShapeFlag};
-use kernels::Context;
+use crate::options::device;
+use kernels::{Context, Device};
 use lockstep::context;
 use lockstep_bench::{self as bench, Report, Shape, Subject};
 use std::io::Write;
@@ -30,6 +31,9 @@ pub struct Common {
     /// What products compute in.
     #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
     pub dtype: String,
+    /// What computes: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
+    #[arg(long, value_name = "DEVICE", value_parser = device)]
+    pub device: Option<Device>,
     /// Threads; LOCKSTEP_THREADS or all cores if not given.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -118,7 +122,7 @@ pub enum What {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let report = |common: &Common, run: &dyn Fn(&Context, Subject) -> anyhow::Result<Report>| -> anyhow::Result<()> {
         let subject = Subject { shape: common.shape.into(), dtype: common.dtype.as_str().into() };
-        let report = run(&context(common.threads)?, subject)?;
+        let report = run(&context(common.device, common.threads, subject.dtype)?, subject)?;
         let text = if common.json { serde_json::to_string_pretty(&report.json())? + "\n" } else { report.text(140) };
         Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
     };

@@ -3,8 +3,9 @@
 //! It writes what a user would bring (a model directory, data files) into its run directory, then calls what `lockstep
 //! sft`, `lockstep train` and `lockstep eval` call; nothing here knows how any of them works.
 
-use crate::options::LogArgs;
+use crate::options::{LogArgs, device};
 use crate::signals::stop_on_signals;
+use kernels::Device;
 use lockstep::Policy;
 use lockstep::RunDir;
 use lockstep::Stopped;
@@ -28,6 +29,9 @@ pub struct Args {
     /// GRPO steps.
     #[arg(long, value_name = "N", default_value_t = 500)]
     pub steps: u64,
+    /// What computes: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
+    #[arg(long, value_name = "DEVICE", value_parser = device)]
+    pub device: Option<Device>,
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -41,7 +45,7 @@ const SHOWN: usize = 8;
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let started = Instant::now();
     let console = args.log.open()?;
-    let ctx = context(args.threads)?;
+    let ctx = context(args.device, args.threads, ComputeDType::F32)?;
     let root = args.out.clone().unwrap_or_else(default_root);
     RunDir::fresh(&root)?;
     let stop = stop_on_signals(&console, "the demo stops")?;

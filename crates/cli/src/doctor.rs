@@ -1,9 +1,11 @@
 //! `lockstep doctor`: what this machine has, what will be used, and why. Every figure is measured or read, none
 //! assumed.
 
+use crate::options::device;
 use kernels::ceilings::{Ceilings, measure};
-use kernels::{Context, DType, Isa};
-use lockstep::error::OrBadInput;
+use kernels::{Context, DType, Device, Isa};
+use lockstep::config::ComputeDType;
+use lockstep::context;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::io::Write as _;
@@ -20,6 +22,9 @@ pub struct Args {
     /// As JSON.
     #[arg(long)]
     pub json: bool,
+    /// What computes: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
+    #[arg(long, value_name = "DEVICE", value_parser = device)]
+    pub device: Option<Device>,
     /// Threads; LOCKSTEP_THREADS or all cores if not given.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
@@ -39,7 +44,7 @@ struct Findings {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let ctx = Context::from_env_with_threads(args.threads.map(usize::from)).or_bad_input()?;
+    let ctx = context(args.device, args.threads.map(usize::from), ComputeDType::F32)?;
     let memory = telemetry::system::memory_bytes();
     let findings = Findings {
         cpu: cpu_name(),

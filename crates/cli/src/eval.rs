@@ -1,7 +1,8 @@
 //! `lockstep eval`.
 
-use crate::options::{settings, utf8};
+use crate::options::{device, settings, utf8};
 use crate::signals::stop_on_signals;
+use kernels::Device;
 use lockstep::config::{Config, EvalSampling, Layers, Purpose, Resolved};
 use lockstep::{Evaluator, Outcome, Policy, bad_input, context, find_model, locate_model, write_atomically};
 use rewards::Content;
@@ -64,6 +65,9 @@ pub struct Args {
     /// The result as JSON on standard output.
     #[arg(long)]
     pub json: bool,
+    /// What computes: cpu, cuda, cuda:1, … (device).
+    #[arg(long, value_name = "DEVICE", value_parser = device)]
+    pub device: Option<Device>,
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -79,7 +83,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             bad_input!("--out {}: not a file in a directory that exists", path.display());
         }
     }
-    let ctx = context(config.threads)?;
+    let ctx = context(config.device, config.threads, config.dtype)?;
     let (model, below) = locate_model(config.model_name_or_path.as_deref().unwrap_or_default())?;
     let adapter = match (&below, &args.adapter) {
         (Some(own), Some(_)) => bad_input!("--adapter: the model {} is an adapter already", own.display()),
@@ -171,6 +175,7 @@ fn configuration(args: &Args) -> anyhow::Result<Resolved> {
     flag("max_completion_length", args.max_completion_length.map(|n| n.to_string()));
     flag("dtype", args.dtype.clone());
     flag("seed", args.seed.map(|n| n.to_string()));
+    flag("device", args.device.map(|device| device.name().to_owned()));
     flag("threads", args.threads.map(|n| n.to_string()));
     set.extend(settings(&args.set)?);
     Layers { purpose: Purpose::Eval, config, file, set, ..Layers::default() }.with_environment()?.resolve()

@@ -1,6 +1,7 @@
 //! `lockstep generate`.
 
-use crate::options::utf8;
+use crate::options::{device, utf8};
+use kernels::Device;
 use lockstep::bad_input;
 use lockstep::error::OrBadInput;
 use lockstep::{HubKind, Policy, context, locate};
@@ -69,6 +70,9 @@ pub struct Args {
     /// One JSON object for each completion: text, token ids, log-probabilities, why it ended.
     #[arg(long)]
     pub json: bool,
+    /// What computes: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
+    #[arg(long, value_name = "DEVICE", value_parser = device)]
+    pub device: Option<Device>,
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N")]
     pub threads: Option<std::num::NonZeroUsize>,
@@ -76,7 +80,7 @@ pub struct Args {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     check(&args)?;
-    let ctx = context(args.threads.map(usize::from))?;
+    let ctx = context(args.device, args.threads.map(usize::from), args.dtype.as_str().into())?;
     let model = locate(&utf8("--model", &args.model)?, HubKind::Model)?;
     let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref(), args.dtype.as_str().into())?;
     let ids = encode(&args, &policy)?;

@@ -29,7 +29,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if !args.other_base {
         check_base(&args.adapter, &args.model)?;
     }
-    let ctx = context(None)?;
+    let ctx = context(None, None, ComputeDType::F32)?;
     new_directory(&args.out, |dir| {
         let mut policy = Policy::load_below(&ctx, &args.model, &args.adapter, ComputeDType::F32)?;
         if let Some(adapter) = policy.weights.adapter.take() {

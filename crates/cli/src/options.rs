@@ -1,6 +1,7 @@
 //! Flags that several commands share.
 
 use clap::ValueEnum;
+use kernels::Device;
 use lockstep::config::{Layers, Purpose, Resolved};
 use lockstep::error::BadInput;
 use std::path::{Path, PathBuf};
@@ -37,9 +38,17 @@ pub struct ConfigArgs {
     /// Optimizer steps (max_steps).
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
+    /// What computes: cpu, cuda, cuda:1, … (device).
+    #[arg(long, value_name = "DEVICE", value_parser = device)]
+    pub device: Option<Device>,
     /// Threads (threads).
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+}
+
+/// The device that a flag names.
+pub fn device(name: &str) -> Result<Device, String> {
+    Device::from_name(name).map_err(|error| error.to_string())
 }
 
 impl ConfigArgs {
@@ -53,6 +62,7 @@ impl ConfigArgs {
         flag("output_dir", self.out.as_deref().map(|path| utf8("--out", path)).transpose()?);
         flag("seed", self.seed.map(|n| n.to_string()));
         flag("max_steps", self.steps.map(|n| n.to_string()));
+        flag("device", self.device.map(|device| device.name().to_owned()));
         flag("threads", self.threads.map(|n| n.to_string()));
         if !self.reward.is_empty() {
             flag("reward_funcs", Some(serde_json::to_string(&self.reward)?));

@@ -1,7 +1,8 @@
 //! `lockstep score`.
 
-use crate::options::utf8;
+use crate::options::{device, utf8};
 use anyhow::Context as _;
+use kernels::Device;
 use lockstep::bad_input;
 use lockstep::config::ComputeDType;
 use lockstep::context;
@@ -32,6 +33,9 @@ pub struct Args {
     /// Logits are divided by it.
     #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
     pub temperature: f64,
+    /// What computes: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
+    #[arg(long, value_name = "DEVICE", value_parser = device)]
+    pub device: Option<Device>,
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N")]
     pub threads: Option<std::num::NonZeroUsize>,
@@ -58,7 +62,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if !(args.temperature.is_finite() && args.temperature > 0.0) {
         bad_input!("--temperature {}: expected a number above 0", args.temperature);
     }
-    let ctx = context(args.threads.map(usize::from))?;
+    let ctx = context(args.device, args.threads.map(usize::from), args.dtype.as_str().into())?;
     let model = locate(&utf8("--model", &args.model)?, HubKind::Model)?;
     let config = Arc::new(load_config(&model, ComputeDType::from(args.dtype.as_str()).dtype())?);
     // Every line is checked before the first is computed: a broken one at the end costs no minutes.

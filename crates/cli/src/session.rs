@@ -33,7 +33,8 @@ pub fn run(purpose: Purpose, args: &RunArgs) -> anyhow::Result<()> {
         None => fresh(purpose, &args.config)?,
         Some(resume) => resumed(purpose, &args.config, resume, &console)?,
     };
-    let ctx = context(session.resolved.config.threads)?;
+    let config = &session.resolved.config;
+    let ctx = context(config.device, config.threads, config.dtype)?;
     let options = RunOptions::new().context(ctx.clone()).console(console.clone()).stop_signal(stop);
     let finished = Run::resolved(purpose, session.resolved, session.run, session.resume_from, options)
         .inspect_err(|error| {

@@ -58,12 +58,12 @@ impl Context {
     /// As the environment asks for it: `LOCKSTEP_DEVICE`, `LOCKSTEP_ISA`, `LOCKSTEP_THREADS`, otherwise the CPU, its
     /// best instruction set and all cores.
     pub fn from_env() -> Result<Context> {
-        Context::from_env_with_threads(None)
+        Context::from_env_with(None, None)
     }
 
-    /// [`from_env`](Self::from_env) with so many threads, if some are given.
-    pub fn from_env_with_threads(threads: Option<usize>) -> Result<Context> {
-        let (device, isa) = (Device::from_env()?, Isa::from_env()?);
+    /// [`from_env`](Self::from_env) with this device and so many threads, where they are given.
+    pub fn from_env_with(device: Option<Device>, threads: Option<usize>) -> Result<Context> {
+        let (device, isa) = (device.map_or_else(Device::from_env, Ok)?, Isa::from_env()?);
         let threads = threads.map_or_else(threads_from_env, Ok)?;
         if threads > MAX_THREADS {
             let message = format!("{threads} is more than {MAX_THREADS}; as many as the machine has cores are best");

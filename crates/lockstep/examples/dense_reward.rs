@@ -105,7 +105,8 @@ fn main() -> anyhow::Result<()> {
     let [out] = &arguments[..] else { anyhow::bail!("usage: dense_reward OUT_DIR") };
     let (out, model) = (Path::new(out), Path::new(out).join("model"));
     let shape = Arc::new(ModelConfig::parse(SHAPE)?);
-    let weights = Weights::random(lockstep::context(None)?.memory(), &shape, 1)?;
+    let weights =
+        Weights::random(lockstep::context(None, None, lockstep::config::ComputeDType::F32)?.memory(), &shape, 1)?;
     let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
     Tokenizer::characters("0123456789".chars(), &special)?.save(&model)?;
     model::io::save_model(&model, &shape, &weights, None, Default::default())?;

@@ -21,6 +21,9 @@ pub struct RunRecord {
     pub versions: Map<String, Value>,
     /// The instruction set whose arithmetic made the bits.
     pub isa: String,
+    /// What computed, as `device` names it: cpu, cuda, …
+    #[serde(default)]
+    pub device: String,
     /// The formula of its products: runs with the same one have the same bits.
     #[serde(default)]
     pub arithmetic: String,
@@ -57,6 +60,9 @@ pub struct Start {
     pub step: u64,
     /// The instruction set used from here on.
     pub isa: String,
+    /// The device used from here on.
+    #[serde(default)]
+    pub device: String,
     /// The program's arguments.
     #[serde(default)]
     pub command: Vec<String>,

@@ -78,7 +78,7 @@ pub fn run(args: &Options) -> anyhow::Result<()> {
     if args.seeds.is_empty() {
         bad_input!("--seeds: give at least one");
     }
-    let ctx = context(args.threads)?;
+    let ctx = context(None, args.threads, ComputeDType::F32)?;
     let Options { console, stop, .. } = args;
     let mut rows = first_rows(args.table);
     let before = rows.len();

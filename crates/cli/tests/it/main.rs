@@ -9,6 +9,7 @@ mod code_reward;
 mod combined;
 mod commands;
 mod course;
+mod device;
 mod dynamic_sampling;
 mod eval;
 mod failing_rewards;

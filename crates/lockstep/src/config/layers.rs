@@ -117,8 +117,9 @@ pub fn unknown_key(name: &str) -> String {
     format!("unknown key `{name}`{hint}")
 }
 
-/// `LOCKSTEP_` variables that are no keys.
-const NOT_KEYS: [&str; 5] = ["DEVICE", "ISA", "LOG", "SHARED", "CACHE"];
+/// `LOCKSTEP_` variables that are no keys. `LOCKSTEP_DEVICE` is what a machine computes with where no configuration
+/// says it, as `LOCKSTEP_ISA` is: it does not overrule a file as the variables of keys do.
+const NOT_KEYS: [&str; 8] = ["DEVICE", "ISA", "LOG", "SHARED", "CACHE", "LIBCUDA", "NVRTC", "KERNEL_CACHE"];
 
 /// The `LOCKSTEP_*` variables of this process, sorted.
 fn environment() -> anyhow::Result<Vec<(String, String)>> {
@@ -140,7 +141,8 @@ fn environment() -> anyhow::Result<Vec<(String, String)>> {
 /// The name after `LOCKSTEP_` of a variable that should be a key; an empty variable is an unset one.
 fn key_of_variable<'a>(variable: &'a str, text: &str) -> Option<&'a str> {
     let name = variable.trim_start_matches("LOCKSTEP_");
-    (!NOT_KEYS.contains(&name) && !name.starts_with("TEST_") && !text.is_empty()).then_some(name)
+    let for_tests = name.starts_with("TEST_") || name.starts_with("EMULATOR_");
+    (!NOT_KEYS.contains(&name) && !for_tests && !text.is_empty()).then_some(name)
 }
 
 /// Refuses variables that `command` would not obey: it reads no configuration, but for `LOCKSTEP_THREADS`.

@@ -14,6 +14,7 @@ use super::keys::{adapter::*, batches::*, checkpoints::*, data::*, evaluation::*
 use super::keys::{machine::*, model::*, optimizer::*, ppo::*, preferences::*, rewards::*, sampling::*};
 use super::methods::{ALL, DPO, GRPO, Methods, ONLINE, PAIRS, POLICY_LOSS, PPO, REWARD, RLOO, RPP, SFT};
 use super::values::{Algorithm, ComputeDType, EvalSampling, KeyValue, RewardErrors, Strategy, Task};
+use kernels::Device;
 use rewards::RewardSpec;
 use serde_json::{Map, Value as Json};
 use std::path::PathBuf;

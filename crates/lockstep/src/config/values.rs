@@ -1,5 +1,6 @@
 //! The types that a key's value may have: reading them from TOML or from a flag's text, writing them back, naming them.
 
+use kernels::Device;
 use rewards::RewardSpec;
 use serde_json::{Map, Value as Json, json};
 use std::path::PathBuf;
@@ -230,6 +231,22 @@ impl KeyValue for RewardSpec {
     }
     fn write(&self) -> Option<Value> {
         Value::try_from(self).ok()
+    }
+}
+
+impl KeyValue for Device {
+    fn type_name() -> String {
+        "cpu | cuda | cuda:N | cpu-checked | cuda-emulated".to_owned()
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "pattern": "^(cpu|cuda|cuda:([0-9]|1[0-5])|cpu-checked|cuda-emulated)$"})
+    }
+    fn read(value: &Value) -> Result<Self, String> {
+        let name = value.as_str().ok_or_else(|| expected("a device's name in quotes", value))?;
+        Device::from_name(name).map_err(|error| format!("{name}: {error}"))
+    }
+    fn write(&self) -> Option<Value> {
+        Some(Value::String(self.name().to_owned()))
     }
 }
 

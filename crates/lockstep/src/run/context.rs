@@ -1,9 +1,29 @@
 //! What a run computes with.
 
+use crate::bad_input;
+use crate::config::ComputeDType;
 use crate::error::BadInput;
-use kernels::Context;
+use kernels::{Context, DType, Device, Error};
 
-/// The device as the configuration and the environment ask for it.
-pub fn context(threads: Option<usize>) -> anyhow::Result<Context> {
-    Context::from_env_with_threads(threads).map_err(|e| BadInput::new(e.to_string()))
+/// What computes: `device` and `threads` where they are given, else as the environment asks for them. It has to have
+/// products of `dtype`.
+pub fn context(device: Option<Device>, threads: Option<usize>, dtype: ComputeDType) -> anyhow::Result<Context> {
+    let ctx = Context::from_env_with(device, threads).map_err(|error| {
+        let mend = if matches!(error, Error::Device(_)) { "; or compute on the CPU: --device cpu" } else { "" };
+        BadInput::new(format!("{error}{mend}"))
+    })?;
+    check_dtype(&ctx, dtype)?;
+    Ok(ctx)
+}
+
+/// Refuses a dtype that the device has no products of.
+pub(crate) fn check_dtype(ctx: &Context, dtype: ComputeDType) -> anyhow::Result<()> {
+    if dtype.dtype() != DType::F32 && ctx.arithmetic(dtype.dtype()) == "none" {
+        bad_input!(
+            "{}: {} is not there yet: dtype = \"f32\" (--dtype f32), or the CPU (--device cpu)",
+            ctx.describe(),
+            dtype.name()
+        );
+    }
+    Ok(())
 }

@@ -5,7 +5,7 @@ mod abandoned;
 pub mod alarms;
 pub mod checkpoint;
 pub mod completion_log;
-mod context;
+pub mod context;
 pub mod inputs;
 mod lock;
 pub mod memory_plan;

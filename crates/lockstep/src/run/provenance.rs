@@ -40,6 +40,8 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     record.versions.insert("lockstep".into(), env!("CARGO_PKG_VERSION").into());
     record.kind = metadata.command.to_owned();
     record.isa = ctx.describe().into();
+    let device = ctx.memory().device().name().to_owned();
+    record.device.clone_from(&device);
     record.arithmetic = ctx.arithmetic(config.dtype.dtype()).into();
     record.dtype = config.dtype.name().into();
     record.threads = ctx.threads();
@@ -69,7 +71,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
         record.command.clone_from(&command);
     }
     let time_s = system::since_1970().as_secs();
-    record.starts.push(Start { time_s, step: metadata.step, isa: ctx.describe().into(), command, changed });
+    record.starts.push(Start { time_s, step: metadata.step, isa: ctx.describe().into(), device, command, changed });
     Ok(record.write(&run.record())?)
 }
 

@@ -115,7 +115,9 @@ impl Run {
     ) -> anyhow::Result<Run> {
         let RunOptions { ctx, console, stop, sinks: injected, callbacks, train_rows, eval_rows, eval_sets, rewards } =
             options;
-        let ctx = ctx.map_or_else(|| run::context(resolved.config.threads), Ok)?;
+        let Config { device, threads, dtype, .. } = resolved.config;
+        let ctx = ctx.map_or_else(|| run::context(device, threads, dtype), Ok)?;
+        run::context::check_dtype(&ctx, dtype)?;
         let console = match console {
             Some(console) => console,
             None => Console::new(ConsoleOptions { silent: true, ..ConsoleOptions::default() })?,

@@ -2,7 +2,7 @@
 //! run. No model is read, but of reward models.
 
 use crate::bad_input;
-use crate::config::Config;
+use crate::config::{ComputeDType, Config};
 use crate::data::{DatasetSpec, Example};
 use crate::error::OrBadInput;
 use crate::rollouts::rewards::{check_columns_of, load_rewards, named_rewards};
@@ -61,7 +61,7 @@ pub fn score_file(
     data.examples.iter().try_for_each(|example| {
         check_columns_of(&example.columns, &format!("{path}, row {}", example.row + 1), &named)
     })?;
-    let ctx = crate::context(config.threads)?;
+    let ctx = crate::context(config.device, config.threads, ComputeDType::F32)?;
     let mut rewards = load_rewards(named, config, &ctx, &stop.flag())?;
     let tokenizer = tokenizer.map(|dir| Tokenizer::load(dir).or_bad_input_in(dir.display())).transpose()?;
     let mut without_ids = false;

@@ -19,7 +19,7 @@ const SHAPE: &str = r#"{"model_type": "qwen3", "architectures": ["Qwen3ForCausal
 "tie_word_embeddings": true, "attention_bias": false, "bos_token_id": null, "eos_token_id": 0}"#;
 
 fn one_thread() -> Context {
-    crate::context(Some(1)).unwrap()
+    crate::context(None, Some(1), crate::config::ComputeDType::F32).unwrap()
 }
 
 /// A directory with a tiny model of random weights.

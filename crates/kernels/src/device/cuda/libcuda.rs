@@ -66,7 +66,7 @@ impl Functions {
             Functions::open(&given.unwrap_or_else(|| "libcuda.so.1".into()))
         };
         let found: &Outcome<Functions> = FOUND.get_or_init(find);
-        found.as_ref().map_err(|why| format!("NVIDIA's driver cannot be used: {why}"))
+        found.as_ref().map_err(|why| format!("NVIDIA's driver cannot be used: {why}: install it"))
     }
 
     pub(super) fn open(path: &str) -> Outcome<Functions> {
@@ -122,7 +122,12 @@ pub(super) fn open_with(cuda: &'static Functions, nvrtc: &'static Nvrtc, number:
     // SAFETY: a place to write to.
     cuda.check("cuDeviceGetCount", unsafe { (cuda.device_count)(&mut count) })?;
     if c_int::from(number) >= count {
-        return Err(format!("there are {count} devices, counted from 0"));
+        return Err(match count {
+            0 => "there is no device".into(),
+            1 => "there is one device: cuda".into(),
+            2 => "there are 2 devices: cuda and cuda:1".into(),
+            _ => format!("there are {count} devices: cuda to cuda:{}", count - 1),
+        });
     }
     let mut driver = LibCuda {
         cuda,

@@ -7,7 +7,10 @@ use libloading::Library;
 pub(super) fn open(names: &[String]) -> Outcome<&'static Library> {
     // SAFETY: they are NVIDIA's, or what the user names in their place; loading them does nothing that others rely on.
     let found = names.iter().find_map(|name| unsafe { Library::new(name) }.ok());
-    found.map(|library| &*Box::leak(Box::new(library))).ok_or_else(|| format!("none of {} was found", names.join(", ")))
+    found.map(|library| &*Box::leak(Box::new(library))).ok_or_else(|| match names {
+        [name] => format!("{name} was not found"),
+        names => format!("none of {} was found", names.join(", ")),
+    })
 }
 
 /// A struct of a library's functions, all of which return a code that is 0 where they succeeded.

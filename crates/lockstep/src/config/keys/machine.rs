@@ -3,6 +3,10 @@
 use crate::config::Config;
 
 macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Machine" {
+    /// What computes: cpu, cuda (an NVIDIA GPU, cuda:1 the second), or for tests cpu-checked and cuda-emulated; not
+    /// set: LOCKSTEP_DEVICE, else cpu. In f32 no bit depends on it.
+    device: Option<Device> = None
+        => OURS.trl_has("use_cpu = true for the CPU, else the GPUs that torch finds").on_resume(Free);
     /// Threads; not set: all cores that the process may use. No bit depends on it.
     threads: Option<usize> = None => OURS.range(at_least(1.0).at_most(4096.0)).on_resume(Free);
     /// Rows (tokens) of one forward and backward pass. Less takes less memory; no bit depends on it.

@@ -35,7 +35,7 @@ fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
         library.get::<unsafe extern "C" fn() -> i32>(b"fake_live\0").unwrap()()
     };
     let refused = |number| open_with(cuda, nvrtc, number).err().unwrap();
-    assert_eq!(refused(2), "there are 2 devices, counted from 0");
+    assert_eq!(refused(2), "there are 2 devices: cuda and cuda:1");
     assert!(refused(0).starts_with("cuDeviceGetAttribute: unknown"), "{}", refused(0));
     {
         let open = || {
