@@ -274,6 +274,11 @@ impl<'a> View<'a> {
     pub(crate) fn f32_at(&self, cuda: &Cuda) -> Result<Arg> {
         at(self, cuda, false)
     }
+    /// Where the elements lie, bf16, for a kernel on a CUDA device that reads them.
+    pub(crate) fn bf16_at(&self, cuda: &Cuda) -> Arg {
+        self.expect(DType::Bf16);
+        Arg::Pointer(self.buffer.address::<bf16>(cuda, self.start, false).0)
+    }
     /// Where the elements lie, u32, for a kernel on a CUDA device that reads them.
     pub(crate) fn u32_at(&self, cuda: &Cuda) -> Arg {
         self.expect(DType::U32);

@@ -1,6 +1,7 @@
 //! What a queue asks of a device: the few operations that libcuda and the emulator both have.
 
 use super::sources::Source;
+use super::tensor_core::Family;
 
 /// A byte of a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -112,6 +113,10 @@ impl Grid {
         const TILE: usize = 64;
         Grid { blocks: [blocks(cols.div_ceil(TILE)), blocks(rows.div_ceil(TILE)), 1], threads: 256 }
     }
+    /// What `product_bf16` of `mma.cuh` takes for `rows` x `cols` elements.
+    pub(crate) fn product_bf16(rows: usize, cols: usize) -> Grid {
+        Grid { threads: 128, ..Grid::product(rows, cols) }
+    }
     /// What `add_chunks` of `sums.cuh` takes for so many columns.
     pub(crate) fn chunks(columns: usize) -> Grid {
         Grid { blocks: [blocks(columns.div_ceil(32)), 1, 1], threads: 256 }
@@ -140,6 +145,8 @@ pub(crate) type Outcome<T> = std::result::Result<T, String>;
 /// A device with one stream: what is asked for happens in that order, copies and launches some time before the next
 /// [`synchronise`](Driver::synchronise) returns.
 pub(crate) trait Driver: Send + Sync {
+    /// How its tensor cores compute; none where it has none.
+    fn tensor_cores(&self) -> Option<Family>;
     /// Memory with any content. `Ok(None)`: there is not so much.
     fn allocate(&self, bytes: usize) -> Outcome<Option<Address>>;
     /// Lets go of it once what was asked for before has happened.

@@ -2,10 +2,12 @@
 //! says what it is strict about.
 //!
 //! `LOCKSTEP_EMULATOR_SCHEDULE` is the order of blocks and threads (0, the default: ascending; 1: descending; other
-//! numbers: random by that seed), `LOCKSTEP_EMULATOR_SECONDS` how long a launch may take (60).
+//! numbers: random by that seed), `LOCKSTEP_EMULATOR_SECONDS` how long a launch may take (60),
+//! `LOCKSTEP_EMULATOR_FAMILY` whose tensor cores it has (volta, turing, ampere; hopper).
 
 use super::driver::{Address, Arg, Driver, Function, Grid, Outcome};
 use super::sources::{Source, cached};
+use super::tensor_core::{Family, HOPPER};
 use libloading::Library;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -23,6 +25,9 @@ struct Launch {
     threads: c_uint,
     schedule: c_uint,
     seconds: c_uint,
+    fraction: c_uint,
+    depth: c_uint,
+    zero: c_int,
     arguments: *mut *mut c_void,
     error: *mut c_char,
     error_bytes: usize,
@@ -118,6 +123,14 @@ fn number(name: &str, default: u32) -> Outcome<u32> {
     }
 }
 
+fn family() -> Outcome<Family> {
+    match std::env::var("LOCKSTEP_EMULATOR_FAMILY") {
+        Ok(name) if !name.is_empty() => Family::named(&name)
+            .ok_or_else(|| format!("LOCKSTEP_EMULATOR_FAMILY={name}: there are volta, turing, ampere and hopper")),
+        _ => Ok(HOPPER),
+    }
+}
+
 /// Opens the emulator.
 pub(super) fn open() -> Outcome<Box<dyn Driver>> {
     Ok(Box::new(Emulated::open()?))
@@ -127,6 +140,7 @@ pub(super) struct Emulated {
     memory: Module,
     pub(super) schedule: u32,
     pub(super) seconds: u32,
+    pub(super) family: Family,
     functions: Mutex<Vec<(Module, u32)>>,
     held: Mutex<Held>,
 }
@@ -172,6 +186,7 @@ impl Emulated {
             memory: module(&MEMORY)?,
             schedule: number("LOCKSTEP_EMULATOR_SCHEDULE", 0)?,
             seconds: number("LOCKSTEP_EMULATOR_SECONDS", 60)?.max(1),
+            family: family()?,
             functions: Mutex::default(),
             held: Mutex::default(),
         })
@@ -179,6 +194,10 @@ impl Emulated {
 }
 
 impl Driver for Emulated {
+    fn tensor_cores(&self) -> Option<Family> {
+        Some(self.family)
+    }
+
     fn allocate(&self, bytes: usize) -> Outcome<Option<Address>> {
         // SAFETY: any number of bytes is fine.
         let at = unsafe { (self.memory.allocate)(bytes) } as u64;
@@ -260,6 +279,9 @@ impl Driver for Emulated {
             threads: grid.threads,
             schedule: self.schedule,
             seconds: self.seconds,
+            fraction: self.family.fraction,
+            depth: self.family.depth as c_uint,
+            zero: self.family.zero,
             arguments: arguments.as_mut_ptr(),
             error: error.as_mut_ptr().cast(),
             error_bytes: error.len(),

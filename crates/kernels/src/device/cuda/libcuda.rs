@@ -5,6 +5,7 @@ use super::driver::{Address, Arg, Driver, Function, Grid, Outcome};
 use super::library::{functions, open};
 use super::nvrtc::Nvrtc;
 use super::sources::{Source, cached};
+use super::tensor_core::Family;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -100,7 +101,8 @@ pub(super) struct LibCuda {
     device: c_int,
     context: Handle,
     stream: Handle,
-    /// Compute capability: "90".
+    capability: (c_int, c_int),
+    /// The same as a compiler's option has it: "90".
     arch: String,
     modules: Mutex<HashMap<&'static str, Handle>>,
     pinned: Mutex<Vec<*mut c_void>>,
@@ -135,6 +137,7 @@ pub(super) fn open_with(cuda: &'static Functions, nvrtc: &'static Nvrtc, number:
         device: 0,
         context: null_mut(),
         stream: null_mut(),
+        capability: (0, 0),
         arch: String::new(),
         modules: Mutex::default(),
         pinned: Mutex::default(),
@@ -151,6 +154,7 @@ pub(super) fn open_with(cuda: &'static Functions, nvrtc: &'static Nvrtc, number:
         if major < 7 || pools? == 0 {
             return Err(format!("compute capability {major}.{minor}: 7.0 is the least, with a driver for CUDA 11.2"));
         }
+        driver.capability = (major, minor);
         driver.arch = format!("{major}{minor}");
         cuda.check("cuDevicePrimaryCtxRetain", (cuda.retain_context)(&mut driver.context, driver.device))?;
         driver.enter()?;
@@ -195,6 +199,10 @@ impl LibCuda {
 }
 
 impl Driver for LibCuda {
+    fn tensor_cores(&self) -> Option<Family> {
+        Family::of(self.capability.0, self.capability.1)
+    }
+
     fn allocate(&self, bytes: usize) -> Outcome<Option<Address>> {
         self.enter()?;
         let mut at = 0;

@@ -11,13 +11,16 @@ mod libcuda;
 mod library;
 mod nvrtc;
 pub(crate) mod queue;
+mod self_test;
 mod sources;
+pub(crate) mod tensor_core;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub(crate) use driver::{Arg, Grid};
 pub(crate) use queue::Queue;
 pub(crate) use sources::Source;
+use tensor_core::Family;
 
 use super::Device;
 use crate::{Error, Result};
@@ -52,6 +55,11 @@ impl Cuda {
     }
     pub(crate) fn device(&self) -> Device {
         self.queue.device()
+    }
+    /// How the tensor cores multiply bf16. The first time, they are compared with their family's formula: a device
+    /// whose bits are others is refused.
+    pub(crate) fn tensor_cores(&self) -> Result<Family> {
+        self.queue.tensor_cores(|family| self_test::run(self, family))
     }
     /// The error of an operation, or a dtype, that this device does not have.
     pub(crate) fn lacks(&self, what: &str) -> Error {

@@ -5,11 +5,12 @@
 
 use super::driver::{Address, Arg, Driver, Function, Grid, Outcome};
 use super::sources::Source;
+use super::tensor_core::Family;
 use crate::device::Device;
 use crate::{Error, Result};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Pinned host memory of a queue. What is larger travels through memory that is not, and is waited for.
 const STAGING: usize = 4 << 20;
@@ -30,6 +31,8 @@ pub(crate) struct Queue {
     staging: Mutex<Staging>,
     failure: Mutex<Option<String>>,
     counters: Counters,
+    /// The family of the tensor cores, once they were compared with its formula.
+    tensor_cores: OnceLock<Outcome<Family>>,
 }
 
 /// Memory that copies read while the host goes on: used from start to end, then waited for.
@@ -60,10 +63,20 @@ impl Queue {
             staging: Mutex::new(Staging { start, used: 0 }),
             failure: Mutex::default(),
             counters: Counters::default(),
+            tensor_cores: OnceLock::new(),
         })
     }
     pub(crate) fn device(&self) -> Device {
         self.device
+    }
+    /// How the tensor cores compute, which `compare` looks at first, once.
+    pub(crate) fn tensor_cores(&self, compare: impl FnOnce(Family) -> Outcome<()>) -> Result<Family> {
+        let find = || {
+            let family = self.driver.tensor_cores().filter(|family| family.has_bf16());
+            let family = family.ok_or_else(|| "its tensor cores, if it has any, do not multiply bf16".to_owned())?;
+            compare(family).map(|()| family)
+        };
+        self.tensor_cores.get_or_init(find).clone().map_err(|why| self.error(&why))
     }
 
     /// `bytes` bytes of 0. None if they cannot be had.
@@ -225,6 +238,18 @@ impl Scratch<'_> {
     /// So many bytes after its start.
     pub(crate) fn at(&self, bytes: usize) -> Arg {
         Arg::Pointer(self.at.after(bytes).0)
+    }
+}
+
+impl Scratch<'_> {
+    /// A copy of its first words. Waits.
+    pub(crate) fn words(&self, count: usize) -> Vec<u32> {
+        let read = |from: *const u8| {
+            // SAFETY: as many words are read, from an aligned address.
+            (0..count).map(|i| unsafe { from.cast::<u32>().add(i).read() }).collect()
+        };
+        // SAFETY: memory of this queue, which has as many bytes.
+        unsafe { self.queue.download(self.at, count * size_of::<u32>(), read) }
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 /// What every source begins with.
 const PRELUDE: &str = include_str!("kernel.cuh");
 const SUMS: &str = include_str!("sums.cuh");
+const TENSOR_CORES: &str = include_str!("mma.cuh");
 
 /// The kernels of an operation.
 pub(crate) struct Source {
@@ -18,9 +19,12 @@ impl Source {
     /// What a compiler is given, after `before`.
     pub(super) fn complete(&self, before: &str) -> String {
         let Source { name, text } = self;
-        format!(
-            "{before}\n#line 1 \"kernel.cuh\"\n{PRELUDE}\n#line 1 \"sums.cuh\"\n{SUMS}\n#line 1 \"{name}.cu\"\n{text}"
-        )
+        let headers = [("kernel.cuh", PRELUDE), ("sums.cuh", SUMS), ("mma.cuh", TENSOR_CORES)];
+        let mut all = before.to_owned();
+        for (name, text) in headers.into_iter().chain([(format!("{name}.cu").as_str(), *text)]) {
+            all += &format!("\n#line 1 \"{name}\"\n{text}");
+        }
+        all
     }
 }
 

@@ -3,6 +3,7 @@
 use super::Cuda;
 use super::emulated::Emulated;
 use super::queue::Queue;
+use super::tensor_core::{AMPERE, Family, HOPPER};
 use crate::check::normal;
 use crate::{Context, Device, Isa, Result, Tensor};
 use std::sync::Arc;
@@ -12,12 +13,23 @@ mod functions;
 mod libcuda;
 mod planted;
 mod queue;
+mod self_test;
+pub(crate) mod tensor_core;
 
 /// The emulator with this schedule. None, and a line that says so, where no C++ compiler is: an error in CI.
 pub(crate) fn emulated(schedule: u32) -> Option<Cuda> {
+    emulated_with(|driver| driver.schedule = schedule)
+}
+
+/// The emulator with this schedule and tensor cores of this family.
+pub(crate) fn emulated_as(schedule: u32, family: Family) -> Option<Cuda> {
+    emulated_with(|driver| (driver.schedule, driver.family) = (schedule, family))
+}
+
+fn emulated_with(set: impl FnOnce(&mut Emulated)) -> Option<Cuda> {
     match Emulated::open() {
         Ok(mut driver) => {
-            driver.schedule = schedule;
+            set(&mut driver);
             let queue = Queue::new(Device::CudaEmulated, Box::new(driver)).expect("host memory");
             Some(Cuda { queue: Arc::new(queue) })
         }
@@ -29,17 +41,36 @@ pub(crate) fn emulated(schedule: u32) -> Option<Cuda> {
     }
 }
 
+/// The GPU that `LOCKSTEP_DEVICE` names, which then must be there; otherwise the emulator.
+pub(crate) fn device(schedule: u32) -> Option<Cuda> {
+    match Device::from_env().expect("a device") {
+        gpu @ Device::Cuda(_) => Some(Cuda::open(gpu).expect("the GPU")),
+        _ => emulated(schedule),
+    }
+}
+
+/// Devices that multiply bf16, and how: the GPU that `LOCKSTEP_DEVICE` names, or the emulator as each family.
+pub(crate) fn with_tensor_cores(schedule: u32) -> Vec<(Cuda, Family)> {
+    if let gpu @ Device::Cuda(_) = Device::from_env().expect("a device") {
+        let cuda = Cuda::open(gpu).expect("the GPU");
+        let family = cuda.tensor_cores().expect("tensor cores");
+        return vec![(cuda, family)];
+    }
+    let all = [AMPERE, HOPPER].map(|family| emulated_as(schedule, family).map(|cuda| (cuda, family)));
+    all.into_iter().flatten().collect()
+}
+
 /// One schedule, or as many as `LOCKSTEP_EMULATOR_SCHEDULES` says.
-fn schedules() -> u32 {
+pub(crate) fn schedules() -> u32 {
     std::env::var("LOCKSTEP_EMULATOR_SCHEDULES").ok().map_or(1, |n| n.parse().expect("a number of schedules"))
 }
 
-/// That `run` gives the same bits on the CPU and on the emulator.
+/// That `run` gives the same bits on the CPU and on the emulator, or on the GPU that `LOCKSTEP_DEVICE` names.
 pub(crate) fn same(run: impl Fn(&Context) -> Result<Vec<u32>>) {
     let expected = run(&Context::cpu(Isa::best(), 2)).expect("the CPU");
     for schedule in 0..schedules() {
-        let Some(cuda) = emulated(schedule) else { return };
-        let got = run(&Context::cuda(cuda)).expect("the emulator");
+        let Some(cuda) = device(schedule) else { return };
+        let got = run(&Context::cuda(cuda)).expect("the device");
         assert_eq!(got.len(), expected.len());
         let differ = expected.iter().zip(&got).position(|(a, b)| a != b);
         if let Some(at) = differ {

@@ -8,6 +8,7 @@ use formula::{emulated, emulated_backward};
 
 mod bf16;
 mod formula;
+mod splits;
 
 /// Where rows and their keys lie: groups of (prefix, branches), packed as the model packs them.
 #[derive(Clone, Default)]

@@ -1,12 +1,13 @@
 //! The three products of a linear layer, a chain per element, and its bias's gradient.
 
 use super::{BackwardInput, BackwardWeight, Forward};
-use crate::Result;
 use crate::device::Cuda;
 use crate::device::cuda::{Arg, Grid, Source, source};
 use crate::ops::args::segments_at;
+use crate::{DType, Result, View};
 
 const SOURCE: Source = source!("linear");
+const BF16: Source = source!("linear_bf16");
 
 /// Rows of numbers on the device, from one to the next so many.
 #[derive(Clone, Copy)]
@@ -64,8 +65,64 @@ pub(crate) fn product_of_weight(cuda: &Cuda, sizes: Sizes, x: Rows, d_y: Rows, d
     cuda.launch(&SOURCE, "linear_backward_weight", Grid::product(sizes.k, sizes.n), &arguments)
 }
 
+/// Whether both operands of a product are bf16, and it runs on tensor cores: these are compared with their formula
+/// before the first. A second operand in f32 is rounded, if `rounds`.
+fn on_tensor_cores(cuda: &Cuda, first: View<'_>, second: View<'_>, rounds: bool) -> Result<bool> {
+    match (first.dtype(), second.dtype()) {
+        (DType::Bf16, DType::Bf16) => {}
+        (DType::Bf16, DType::F32) if rounds => {}
+        (DType::Bf16, _) | (_, DType::Bf16) => return Err(cuda.lacks("a product of f32 and bf16")),
+        _ => return Ok(false),
+    }
+    cuda.tensor_cores().map(|_| true)
+}
+
+/// Where a gradient lies, and the kernel for its dtype.
+fn gradient_at(cuda: &Cuda, d_y: View<'_>, kernels: [&'static str; 2]) -> Result<(Arg, &'static str)> {
+    match d_y.dtype() {
+        DType::Bf16 => Ok((d_y.bf16_at(cuda), kernels[0])),
+        _ => Ok((d_y.f32_at(cuda)?, kernels[1])),
+    }
+}
+
+fn forward_bf16(cuda: &Cuda, mut args: Forward<'_>, sizes: Sizes) -> Result<()> {
+    let bias = args.bias.map_or(Ok(Arg::NULL), |bias| bias.f32_at(cuda))?;
+    let (x, w, y) = (args.x.bf16_at(cuda), args.w.data().view().bf16_at(cuda), args.y.f32_at(cuda)?);
+    let [m, n, k] = sizes.arguments();
+    let arguments = [x, w, bias, y, m, n, k, u32::from(args.accumulate).into()];
+    cuda.launch(&BF16, "linear_bf16_forward", Grid::product_bf16(sizes.m, sizes.n), &arguments)
+}
+
+fn backward_input_bf16(cuda: &Cuda, mut args: BackwardInput<'_>, sizes: Sizes) -> Result<()> {
+    let kernels = ["linear_bf16_backward_input", "linear_bf16_backward_input_of_f32"];
+    let (d_y, kernel) = gradient_at(cuda, args.d_y, kernels)?;
+    let (w, d_x) = (args.w.data().view().bf16_at(cuda), args.d_x.f32_at(cuda)?);
+    let [m, n, k] = sizes.arguments();
+    let arguments = [d_y, w, d_x, m, n, k, u32::from(args.accumulate).into()];
+    cuda.launch(&BF16, kernel, Grid::product_bf16(sizes.m, sizes.k), &arguments)
+}
+
+fn backward_weight_bf16(cuda: &Cuda, args: BackwardWeight<'_>, sizes: Sizes) -> Result<()> {
+    let kernels = ["linear_bf16_backward_weight", "linear_bf16_backward_weight_of_f32"];
+    let (d_y, kernel) = gradient_at(cuda, args.d_y, kernels)?;
+    let (x, d_w) = (args.x.bf16_at(cuda), args.d_w.data_mut().view_mut().f32_at(cuda)?);
+    let (segments, count) = segments_at(cuda, args.segments);
+    let [m, n, k] = sizes.arguments();
+    let grid = Grid::product_bf16(sizes.k, sizes.n);
+    cuda.launch(&BF16, kernel, grid, &[x, d_y, d_w, segments, count, m, n, k])?;
+    let Some(mut d_bias) = args.d_bias else { return Ok(()) };
+    let arguments = [d_y, segments, d_bias.f32_at(cuda)?, count, m, n];
+    match args.d_y.dtype() {
+        DType::Bf16 => cuda.launch(&BF16, "linear_bf16_backward_bias", Grid::chunks(sizes.n), &arguments),
+        _ => cuda.launch(&SOURCE, "linear_backward_bias", Grid::chunks(sizes.n), &arguments),
+    }
+}
+
 pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let sizes = Sizes { m: args.x.shape()[0], n: args.w.rows(), k: args.w.cols() };
+    if on_tensor_cores(cuda, args.x, args.w.data().view(), false)? {
+        return forward_bf16(cuda, args, sizes);
+    }
     let bias = args.bias.map_or(Ok(Arg::NULL), |bias| bias.f32_at(cuda))?;
     let (x, w) = (args.x.f32_at(cuda)?, args.w.data().view().f32_at(cuda)?);
     let (x, y) = (Rows { at: x, width: sizes.k }, Rows { at: args.y.f32_at(cuda)?, width: sizes.n });
@@ -74,6 +131,9 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
 
 pub(super) fn backward_input(cuda: &Cuda, mut args: BackwardInput<'_>) -> Result<()> {
     let sizes = Sizes { m: args.d_y.shape()[0], n: args.w.rows(), k: args.w.cols() };
+    if on_tensor_cores(cuda, args.w.data().view(), args.d_y, true)? {
+        return backward_input_bf16(cuda, args, sizes);
+    }
     let (d_y, w) = (args.d_y.f32_at(cuda)?, args.w.data().view().f32_at(cuda)?);
     let (d_y, d_x) = (Rows { at: d_y, width: sizes.n }, Rows { at: args.d_x.f32_at(cuda)?, width: sizes.k });
     product_of_inputs(cuda, sizes, d_y, w, d_x, args.accumulate)
@@ -81,6 +141,9 @@ pub(super) fn backward_input(cuda: &Cuda, mut args: BackwardInput<'_>) -> Result
 
 pub(super) fn backward_weight(cuda: &Cuda, args: BackwardWeight<'_>) -> Result<()> {
     let sizes = Sizes { m: args.x.shape()[0], n: args.d_w.rows(), k: args.d_w.cols() };
+    if on_tensor_cores(cuda, args.x, args.d_y, true)? {
+        return backward_weight_bf16(cuda, args, sizes);
+    }
     let (x, d_y, d_w) = (args.x.f32_at(cuda)?, args.d_y.f32_at(cuda)?, args.d_w.data_mut().view_mut().f32_at(cuda)?);
     product_of_weight(cuda, sizes, Rows { at: x, width: sizes.k }, Rows { at: d_y, width: sizes.n }, d_w)?;
     let Some(mut d_bias) = args.d_bias else { return Ok(()) };

@@ -19,13 +19,15 @@
 //! is f32, is rounded for these products (not for `d_b`) on every instruction set, and their chains take and leave
 //! denormals as zeros. With AMX their formula is that of
 //! `simd::tiles`, over terms in steps of 32 from the first; for `d_W` from the first row of each segment, so
-//! that a batch may be cut between segments.
+//! that a batch may be cut between segments. On CUDA it is that of `device::cuda::tensor_core`, in steps of 16.
 
 #[cfg(test)]
 mod chain_tests;
 mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
+#[cfg(test)]
+mod tensor_core_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

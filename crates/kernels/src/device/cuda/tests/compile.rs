@@ -5,12 +5,13 @@ use crate::device::cuda::Source;
 use crate::device::cuda::nvrtc::Nvrtc;
 use std::path::Path;
 
-/// Every `ops/*/*.cu`.
+/// Every `ops/*/*.cu`, and what devices begin with.
 fn sources() -> Vec<Source> {
     let leak = |text: String| -> &'static str { Box::leak(text.into()) };
     let entries = |dir: &Path| std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
-    let ops = entries(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops"));
-    let mut files: Vec<_> = ops.iter().filter(|path| path.is_dir()).flat_map(|op| entries(op)).collect();
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let folders = [entries(&src.join("ops")), vec![src.join("device/cuda")]].concat();
+    let mut files: Vec<_> = folders.iter().filter(|path| path.is_dir()).flat_map(|op| entries(op)).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "cu"));
     files.sort();
     assert!(files.len() >= 12, "{files:?}");
@@ -93,4 +94,25 @@ fn what_is_approximate_is_found_and_nothing_is_contracted() {
     assert_eq!(wrong, [""; 0]);
     let ptx = nvrtc.compile(&kernel("a * x[1] + x[2]"), "80").unwrap().ptx;
     assert!(ptx.contains("mul.rn.f32") && !ptx.contains("fma"), "{ptx}");
+}
+
+/// The instruction whose formula tensor_core.rs has, from compute capability 8.0 on, and no other.
+#[test]
+fn products_in_bf16_are_the_instruction_of_the_formula() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let sources = sources();
+    let source = sources.iter().find(|source| source.name == "linear_bf16").expect("ops/linear/linear_bf16.cu");
+    let instructions = |arch: &str| -> Vec<String> {
+        let ptx = nvrtc.compile(source, arch).unwrap().ptx;
+        let words = ptx.split_whitespace().filter(|word| word.starts_with("mma.") || word.starts_with("wmma."));
+        words.map(String::from).collect()
+    };
+    for arch in ["80", "89", "90", "100"] {
+        let all = instructions(arch);
+        assert!(!all.is_empty(), "sm_{arch}");
+        for instruction in all {
+            assert_eq!(instruction, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "sm_{arch}");
+        }
+    }
+    assert_eq!(instructions("75"), [""; 0]);
 }

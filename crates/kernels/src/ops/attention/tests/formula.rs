@@ -47,8 +47,11 @@ fn heads(g: &Geometry, head: usize) -> [usize; 2] {
     [g.heads + kv, g.heads + g.kv_heads + kv]
 }
 
-/// Keys that the last of these rows sees, by block: for each slot of it the row of the key, if it is seen.
-fn seen(g: &Geometry, keys: &[usize]) -> Vec<(usize, [Option<usize>; BLOCK])> {
+/// For each slot of a block the row of its key, if it is seen.
+pub(super) type Slots = [Option<usize>; BLOCK];
+
+/// Keys that the last of these rows sees, by block.
+pub(super) fn seen(g: &Geometry, keys: &[usize]) -> Vec<(usize, Slots)> {
     let first = g.window.map_or(0, |w| keys.len().saturating_sub(w));
     let slot = |j: usize| (first..keys.len()).contains(&j).then(|| keys[j]);
     let block = |b: usize| (b, std::array::from_fn(|i| slot(b * BLOCK + i)));
@@ -61,20 +64,33 @@ fn scores(g: &Geometry, a: Arithmetic, q: &[f32], keys: &[Option<&[f32]>]) -> Ve
     keys.iter().map(|k| k.map_or(f32::NEG_INFINITY, dot)).collect()
 }
 
-/// out and lse of one row and head.
-pub(super) fn emulated(g: &Geometry, qkv: &[f32], keys: &[usize], head: usize, a: Arithmetic) -> (Vec<f32>, f32) {
-    let (row, [k_head, v_head]) = (*keys.last().unwrap(), heads(g, head));
-    let (mut m, mut l, mut o) = (f32::NEG_INFINITY, [0.0f32; LANES], vec![0.0f32; g.head_dim]);
-    for (_, slots) in seen(g, keys) {
+/// What is carried from block to block.
+#[derive(Clone)]
+pub(super) struct State {
+    pub m: f32,
+    pub l: [f32; LANES],
+    pub o: Vec<f32>,
+}
+
+impl State {
+    /// Of nothing.
+    pub(super) fn new(g: &Geometry) -> State {
+        State { m: f32::NEG_INFINITY, l: [0.0; LANES], o: vec![0.0; g.head_dim] }
+    }
+
+    /// With the keys of a block for the query of `row`.
+    pub(super) fn take(&mut self, g: &Geometry, qkv: &[f32], row: usize, head: usize, slots: &Slots, a: Arithmetic) {
+        let State { m, l, o } = self;
         let of_head = |head: usize| slots.map(|key| key.map(|key| part(g, qkv, key, head)));
+        let [k_head, v_head] = heads(g, head);
         let z = scores(g, a, part(g, qkv, row, head), &of_head(k_head));
         let largest = z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        if largest > m {
-            let alpha = exp1::<Portable>(m - largest);
-            m = largest;
-            l.iter_mut().chain(&mut o).for_each(|x| *x *= alpha);
+        if largest > *m {
+            let alpha = exp1::<Portable>(*m - largest);
+            *m = largest;
+            l.iter_mut().chain(&mut *o).for_each(|x| *x *= alpha);
         }
-        let p: Vec<f32> = z.iter().map(|z| exp1::<Portable>(z - m)).collect();
+        let p: Vec<f32> = z.iter().map(|z| exp1::<Portable>(z - *m)).collect();
         p.iter().enumerate().for_each(|(j, p)| l[j % LANES] += p);
         let values = of_head(v_head);
         for (i, o) in o.iter_mut().enumerate() {
@@ -82,12 +98,25 @@ pub(super) fn emulated(g: &Geometry, qkv: &[f32], keys: &[usize], head: usize, a
             *o = (a.sum)(*o, terms.collect());
         }
     }
-    let mut half = LANES / 2;
-    while half > 0 {
-        (0..half).for_each(|i| l[i] += l[i + half]);
-        half /= 2;
+
+    /// The sum of the lanes.
+    pub(super) fn sum(&self) -> f32 {
+        let mut l = self.l;
+        for half in [8, 4, 2, 1] {
+            (0..half).for_each(|i| l[i] += l[i + half]);
+        }
+        l[0]
     }
-    (o.iter().map(|o| o / l[0]).collect(), m + ln1::<Portable>(l[0]))
+}
+
+/// out and lse of one row and head.
+pub(super) fn emulated(g: &Geometry, qkv: &[f32], keys: &[usize], head: usize, a: Arithmetic) -> (Vec<f32>, f32) {
+    let (row, mut state) = (*keys.last().unwrap(), State::new(g));
+    for (_, slots) in seen(g, keys) {
+        state.take(g, qkv, row, head, &slots, a);
+    }
+    let l = state.sum();
+    (state.o.iter().map(|o| o / l).collect(), state.m + ln1::<Portable>(l))
 }
 
 /// Of the slots of a page: the probabilities of a pair, and the gradients of its scores.

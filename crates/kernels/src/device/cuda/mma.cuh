@@ -1,0 +1,151 @@
+// Products on tensor cores: bf16 with sums in f32 (device/cuda/tensor_core.rs has the formula of the instruction).
+
+// c += a b of a warp: 16 rows, 8 columns, 16 terms. Lane l, with g = l / 4 and t = l % 4, has (PTX ISA, mma.m16n8k16)
+//   a[0]: row g, terms 2t and 2t + 1    a[1]: row g + 8    a[2], a[3]: the same of terms 2t + 8 and 2t + 9
+//   b[0]: column g, terms 2t and 2t + 1                    b[1]: terms 2t + 8 and 2t + 9
+//   c[0], c[1]: row g, columns 2t and 2t + 1               c[2], c[3]: row g + 8
+// The first of two terms is the lower half of a word.
+#ifndef EMULATED
+DEVICE void mma_bf16(float* c, const u32* a, const u32* b) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    // No such instruction: the host has refused before.
+    __trap();
+#endif
+}
+#endif
+
+DEVICE u32 two_bf16(u16 low, u16 high) { return (u32)low | (u32)high << 16; }
+
+// Operands of a product by index (row of the left one, column of the right one): terms `at` and `at + 1`, of which the
+// second is 0 if it is the end.
+
+// Rows of an even width.
+struct EvenRows {
+    const u16* at;
+    u64 width;
+    static const bool DEEP = true;
+    DEVICE_METHOD u32 get(u64 index, u64 depth, u64) const { return ((const u32*)at)[(index * width + depth) / 2]; }
+};
+// Rows and columns of bf16, and of f32, which is rounded.
+DEVICE u16 as_bf16(u16 x) { return x; }
+DEVICE u16 as_bf16(float x) { return to_bf16(x); }
+template <class T>
+struct HalfRows {
+    const T* at;
+    u64 width;
+    static const bool DEEP = true;
+    DEVICE_METHOD u32 get(u64 index, u64 depth, u64 end) const {
+        const T* two = at + index * width + depth;
+        return two_bf16(as_bf16(two[0]), depth + 1 < end ? as_bf16(two[1]) : 0);
+    }
+};
+template <class T>
+struct HalfColumns {
+    const T* at;
+    u64 width;
+    static const bool DEEP = false;
+    DEVICE_METHOD u32 get(u64 index, u64 depth, u64 end) const {
+        const T* one = at + depth * width + index;
+        return two_bf16(as_bf16(one[0]), depth + 1 < end ? as_bf16(one[width]) : 0);
+    }
+};
+// A matrix in pairs, [ceil(N / 32)][K / 2][32][2]: its rows by index, its inputs by depth.
+struct Pairs {
+    const u16* at;
+    u64 cols;
+    static const bool DEEP = false;
+    DEVICE_METHOD u32 get(u64 index, u64 depth, u64) const {
+        return ((const u32*)at)[(index / PANEL * (cols / 2) + depth / 2) * PANEL + index % PANEL];
+    }
+};
+// The other way round. A panel has an even number of rows, those past the last are 0.
+struct PairsTransposed {
+    const u16* at;
+    u64 cols;
+    static const bool DEEP = true;
+    DEVICE_METHOD u32 get(u64 index, u64 depth, u64) const {
+        const u16* one = at + ((depth / PANEL * (cols / 2) + index / 2) * PANEL + depth % PANEL) * 2 + index % 2;
+        return two_bf16(one[0], one[2]);
+    }
+};
+
+#define MMA_TILE 64
+#define MMA_THREADS 128
+// Pairs of terms that are in shared memory at once.
+#define MMA_PAIRS 16
+// Rows of shared memory are so far apart that the lanes of a warp read different banks.
+#define MMA_LEFT_ROW (MMA_PAIRS + 4)
+#define MMA_RIGHT_ROW (MMA_TILE + 8)
+
+// c[row, col] = one chain of instructions over the depth of each segment, ascending, each segment filled up with zeros to
+// a multiple of 16, from what `start` gives; `finish` takes it. A block computes 64 x 64 of them, a warp 32 x 32.
+// `segments` has `count` + 1 offsets; null: all of the depth is one.
+template <class Left, class Right, class Start, class Finish>
+DEVICE void product_bf16(Left left, Right right, u64 rows, u64 cols, u64 depth, const u32* segments, u64 count, Start start,
+                         Finish finish) {
+    SHARED(u32, lefts, MMA_TILE * MMA_LEFT_ROW);
+    SHARED(u32, rights, MMA_PAIRS * MMA_RIGHT_ROW);
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    u32 first_row = warp / 2 * 32, first_col = warp % 2 * 32;
+    u64 row0 = (u64)blockIdx.y * MMA_TILE, col0 = (u64)blockIdx.x * MMA_TILE;
+    float c[2][4][4];
+#pragma unroll
+    for (u32 i = 0; i < 2; i++)
+#pragma unroll
+        for (u32 j = 0; j < 4; j++)
+#pragma unroll
+            for (u32 q = 0; q < 4; q++) {
+                u64 row = row0 + first_row + 16 * i + g + q / 2 * 8, col = col0 + first_col + 8 * j + 2 * t + q % 2;
+                c[i][j][q] = row < rows && col < cols ? start(row, col) : 0.0f;
+            }
+    u64 parts = segments ? count : 1;
+    for (u64 s = 0; s < parts; s++) {
+        u64 begin = segments ? segments[s] : 0, end = segments ? segments[s + 1] : depth;
+        for (u64 d0 = begin; d0 < end; d0 += 2 * MMA_PAIRS) {
+            for (u32 e = threadIdx.x; e < MMA_TILE * MMA_PAIRS; e += MMA_THREADS) {
+                u32 index = Left::DEEP ? e / MMA_PAIRS : e % MMA_TILE, p = Left::DEEP ? e % MMA_PAIRS : e / MMA_TILE;
+                bool there = row0 + index < rows && d0 + 2 * p < end;
+                lefts[index * MMA_LEFT_ROW + p] = there ? left.get(row0 + index, d0 + 2 * p, end) : 0;
+            }
+            for (u32 e = threadIdx.x; e < MMA_TILE * MMA_PAIRS; e += MMA_THREADS) {
+                u32 index = Right::DEEP ? e / MMA_PAIRS : e % MMA_TILE, p = Right::DEEP ? e % MMA_PAIRS : e / MMA_TILE;
+                bool there = col0 + index < cols && d0 + 2 * p < end;
+                rights[p * MMA_RIGHT_ROW + index] = there ? right.get(col0 + index, d0 + 2 * p, end) : 0;
+            }
+            __syncthreads();
+#pragma unroll
+            for (u32 p = 0; p < MMA_PAIRS; p += 8) {
+                // Not one instruction further: adding zeros would make 0 of -0.
+                if (d0 + 2 * p >= end) break;
+                u32 a[2][4], b[4][2];
+#pragma unroll
+                for (u32 i = 0; i < 2; i++)
+#pragma unroll
+                    for (u32 r = 0; r < 4; r++)
+                        a[i][r] = lefts[(first_row + 16 * i + g + r % 2 * 8) * MMA_LEFT_ROW + p + t + r / 2 * 4];
+#pragma unroll
+                for (u32 j = 0; j < 4; j++)
+#pragma unroll
+                    for (u32 r = 0; r < 2; r++) b[j][r] = rights[(p + t + 4 * r) * MMA_RIGHT_ROW + first_col + 8 * j + g];
+#pragma unroll
+                for (u32 i = 0; i < 2; i++)
+#pragma unroll
+                    for (u32 j = 0; j < 4; j++) mma_bf16(c[i][j], a[i], b[j]);
+            }
+            __syncthreads();
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < 2; i++)
+#pragma unroll
+        for (u32 j = 0; j < 4; j++)
+#pragma unroll
+            for (u32 q = 0; q < 4; q++) {
+                u64 row = row0 + first_row + 16 * i + g + q / 2 * 8, col = col0 + first_col + 8 * j + 2 * t + q % 2;
+                if (row < rows && col < cols) finish(row, col, c[i][j][q]);
+            }
+}

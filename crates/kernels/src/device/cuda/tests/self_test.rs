@@ -1,0 +1,70 @@
+//! The comparison of a device's tensor cores with their formula: what it passes, what it finds, how many it takes.
+
+use crate::device::Device;
+use crate::device::cuda::Cuda;
+use crate::device::cuda::self_test::{compare, run};
+use crate::device::cuda::tensor_core::{AMPERE, Family, HOPPER};
+use crate::device::cuda::tests::{device, emulated_as};
+
+#[test]
+fn the_emulator_computes_the_formula_of_its_family() {
+    for family in [AMPERE, HOPPER] {
+        let Some(cuda) = emulated_as(0, family) else { return };
+        assert_eq!(run(&cuda, family), Ok(()));
+        let report = compare(&cuda, family, 7, 40).unwrap();
+        assert!(report.compared == 40 * 128 && report.differ == 0, "{report:?}");
+        assert_eq!(cuda.tensor_cores().unwrap(), family);
+    }
+}
+
+/// Each of the formula's numbers decides; a device that has another one is refused, and the operands are shown.
+#[test]
+fn a_device_with_other_bits_is_refused() {
+    let claims: [(&str, Family); 4] = [
+        ("a bit more", Family { fraction: 26, ..HOPPER }),
+        ("a bit less", Family { fraction: 24, ..HOPPER }),
+        ("two steps", Family { depth: 8, ..HOPPER }),
+        ("zeros elsewhere", Family { zero: -126, ..HOPPER }),
+    ];
+    for (what, claimed) in claims {
+        let Some(cuda) = emulated_as(0, HOPPER) else { return };
+        let said = run(&cuda, claimed).expect_err(what);
+        assert!(
+            said.contains("are not those of the formula of \"hopper\"") && said.contains("The first: c "),
+            "{said}"
+        );
+    }
+}
+
+/// As many as `LOCKSTEP_PRODUCTS` says, with each of the seeds that it has room for, on the device that
+/// `LOCKSTEP_DEVICE` names: for a machine with a GPU. The mismatches are printed.
+#[test]
+fn products_asked_for_equal_the_formula() {
+    let number = |name: &str, default: usize| match std::env::var(name) {
+        Ok(text) if !text.is_empty() => text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a whole number")),
+        _ => default,
+    };
+    let (products, seed) = (number("LOCKSTEP_PRODUCTS", 2048), number("LOCKSTEP_SEED", 1));
+    let Some(cuda) = device(0) else { return };
+    let family = match cuda.queue().tensor_cores(|_| Ok(())) {
+        Ok(family) => family,
+        Err(why) => return println!("no products in bf16: {why}"),
+    };
+    let report = compare(&cuda, family, seed as u64, products.div_ceil(128)).unwrap();
+    println!(
+        "{}: {} products of 16 terms, formula {}, {} differ",
+        name(&cuda),
+        report.compared,
+        family.name,
+        report.differ
+    );
+    report.first.iter().for_each(|line| println!("{line}"));
+    assert_eq!(report.differ, 0);
+}
+
+fn name(cuda: &Cuda) -> &'static str {
+    match cuda.device() {
+        Device::CudaEmulated => "EMULATED on the CPU",
+        device => device.name(),
+    }
+}
