@@ -94,6 +94,7 @@ pub fn fused_sample<'py>(
             hidden: hidden.view(),
             weight: &weight,
             rows: &params,
+            packed: None,
             ids: ids.view_mut(),
             logps: logps.view_mut(),
             truncated_logps: Some(truncated.view_mut()),

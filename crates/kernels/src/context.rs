@@ -26,6 +26,11 @@ impl Context {
         Context::given(Device::CpuChecked, isa, threads)
     }
 
+    /// [`Device::CudaEmulated`]: an error where no C++ compiler is.
+    pub fn cuda_emulated() -> Result<Context> {
+        Context::on(Device::CudaEmulated, Isa::best(), 1)
+    }
+
     /// Shapes and byte counts only ([`Device::Meta`]): nothing that computes is run with it.
     pub fn meta() -> Context {
         Context::given(Device::Meta, Isa::PORTABLE, 1)

@@ -396,6 +396,11 @@ impl<'a> ViewMut<'a> {
     pub(crate) fn f32_at(&mut self, cuda: &Cuda) -> Result<Arg> {
         at(&self.view(), cuda, true)
     }
+    /// Where the elements lie, bf16, for a kernel on a CUDA device that writes them.
+    pub(crate) fn bf16_at(&mut self, cuda: &Cuda) -> Arg {
+        self.view().expect(DType::Bf16);
+        Arg::Pointer(self.buffer.address::<bf16>(cuda, self.start, true).0)
+    }
     /// Where the elements lie, u32, for a kernel on a CUDA device that writes them.
     pub(crate) fn u32_at(&mut self, cuda: &Cuda) -> Arg {
         self.view().expect(DType::U32);

@@ -184,10 +184,10 @@ impl Engine {
             self.scheduler.mark_computed(&self.chunks);
             for (i, draws) in self.draws.chunks(self.sampler.capacity).enumerate() {
                 if i > 0 {
-                    self.inputs.sample_from(draws);
+                    self.inputs.sample_from(&self.scheduler, draws);
                 }
-                let from = (self.workspace.hidden(), self.inputs.rows.sampled());
-                let (ids, logps) = self.sampler.sample(&self.ctx, model, from, &self.scheduler, draws)?;
+                let (hidden, rows) = (self.workspace.hidden(), &self.inputs.rows);
+                let (ids, logps) = self.sampler.sample(&self.ctx, model, hidden, rows, &self.scheduler, draws)?;
                 self.scheduler.postprocess(draws, ids, logps, version.trained(), &self.stop);
             }
             self.scheduler.share_prompts(&self.chunks);

@@ -2,9 +2,11 @@
 //! go.
 
 use crate::config::EngineConfig;
+use crate::sampler;
 use crate::scheduler::{Chunk, Scheduler};
 use crate::sequence::{Draw, Role};
-use kernels::Memory;
+use kernels::ops::sample;
+use kernels::{Device, Memory};
 use model::batch::{InferRows, StepRows};
 use model::kv::BLOCK;
 
@@ -17,6 +19,9 @@ pub(crate) struct StepInputs {
     write_rows: Vec<u32>,
     write_slots: Vec<u32>,
     sampled: Vec<u32>,
+    /// How they are sampled, as the device is told.
+    packed: Vec<u32>,
+    device: Device,
 }
 
 impl StepInputs {
@@ -29,6 +34,8 @@ impl StepInputs {
             write_rows: Vec::with_capacity(max_rows),
             write_slots: Vec::with_capacity(max_rows),
             sampled: Vec::with_capacity(config.max_num_seqs),
+            packed: Vec::new(),
+            device: memory.device(),
         }
     }
 
@@ -59,8 +66,7 @@ impl StepInputs {
                 Role::Prompt => draws.extend(scheduler.not_begun(s.group).map(|sequence| Draw { row, sequence })),
             }
         }
-        self.sampled.clear();
-        self.sampled.extend(draws.iter().take(self.rows.max_sampled()).map(|draw| draw.row));
+        self.draw(scheduler, &draws[..draws.len().min(self.rows.max_sampled())]);
         self.rows.set(StepRows {
             ids: &self.ids,
             positions: &self.positions,
@@ -68,13 +74,20 @@ impl StepInputs {
             write_rows: &self.write_rows,
             write_slots: &self.write_slots,
             sampled: &self.sampled,
+            draws: &self.packed,
         });
     }
 
     /// Makes the rows to sample from those of `draws`: the first ones are, from [`prepare`](Self::prepare).
-    pub(crate) fn sample_from(&mut self, draws: &[Draw]) {
+    pub(crate) fn sample_from(&mut self, scheduler: &Scheduler, draws: &[Draw]) {
+        self.draw(scheduler, draws);
+        self.rows.set_sampled(&self.sampled, &self.packed);
+    }
+
+    fn draw(&mut self, scheduler: &Scheduler, draws: &[Draw]) {
         self.sampled.clear();
         self.sampled.extend(draws.iter().map(|draw| draw.row));
-        self.rows.set_sampled(&self.sampled);
+        self.packed.clear();
+        sample::pack(self.device, sampler::params(scheduler, draws), &mut self.packed);
     }
 }

@@ -9,6 +9,7 @@ use crate::sequence::Draw;
 use crate::sequence::Role;
 use kernels::ops::{rows, sample};
 use kernels::{Context, DType, Memory, Tensor, View};
+use model::batch::InferRows;
 use model::{ModelConfig, ModelView};
 
 /// Buffers of a fixed size, of which every call uses the first rows.
@@ -39,24 +40,20 @@ impl SamplerBuffers {
     }
 
     /// The token of each draw, and its log-probability. `hidden: [rows, C]` is what the model made of the step's rows,
-    /// and `rows: [n]` those of the draws.
+    /// and `step` has those of the draws.
     pub(crate) fn sample(
         &mut self,
         ctx: &Context,
         model: ModelView<'_>,
-        (hidden, rows): (View<'_>, View<'_>),
+        hidden: View<'_>,
+        step: &InferRows,
         scheduler: &Scheduler,
         draws: &[Draw],
     ) -> Result<(&[u32], &[f32])> {
-        let n = draws.len();
+        let (n, rows) = (draws.len(), step.sampled());
         rows::gather(ctx, rows::Gather { x: hidden, rows, out: self.hidden.rows_mut(0..n) })?;
         let mut params: Vec<sample::RowParams<'_>> = std::mem::take(&mut self.params);
-        params.extend(draws.iter().map(|draw| {
-            let s = &scheduler.sequences[draw.sequence];
-            let request = &scheduler.groups[s.group].request;
-            let Role::Completion(generation) = s.role else { unreachable!("prompts are not sampled for") };
-            row_params(&request.sampling, request.id, generation, &s.tokens, s.prompt_len)
-        }));
+        params.extend(self::params(scheduler, draws));
         let (ids, logps) = self.sampled.rows_mut(0..2 * n).split_rows(n);
         let logps = logps.reinterpret(DType::F32);
         sample::forward(
@@ -65,6 +62,7 @@ impl SamplerBuffers {
                 hidden: self.hidden.rows(0..n),
                 weight: model.head()?,
                 rows: &params,
+                packed: Some(step.draws()),
                 ids,
                 logps,
                 truncated_logps: None,
@@ -75,6 +73,19 @@ impl SamplerBuffers {
         self.logps.iter_mut().zip(&self.words[n..2 * n]).for_each(|(logp, &bits)| *logp = f32::from_bits(bits));
         Ok((&self.words[..n], &self.logps[..n]))
     }
+}
+
+/// How each token is drawn.
+pub(crate) fn params<'a>(
+    scheduler: &'a Scheduler,
+    draws: &'a [Draw],
+) -> impl ExactSizeIterator<Item = sample::RowParams<'a>> {
+    draws.iter().map(|draw| {
+        let s = &scheduler.sequences[draw.sequence];
+        let request = &scheduler.groups[s.group].request;
+        let Role::Completion(generation) = s.role else { unreachable!("prompts are not sampled for") };
+        row_params(&request.sampling, request.id, generation, &s.tokens, s.prompt_len)
+    })
 }
 
 /// The memory of a list, for the next list of what is borrowed from elsewhere. (Collecting a list's own iterator keeps

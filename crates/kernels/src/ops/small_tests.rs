@@ -110,6 +110,7 @@ fn heads() {
             hidden: hidden.view(),
             weight: &weight,
             rows: &[row(0), row(1), row(2)],
+            packed: None,
             ids: ids.view_mut(),
             logps: sampled.view_mut(),
             truncated_logps: None,

@@ -282,6 +282,7 @@ impl BatchTensors {
             write_rows: &batch.write_rows,
             write_slots: &batch.write_slots,
             sampled: &[],
+            draws: &[],
         });
         let lists = [&batch.groups[..], &batch.score_groups, &batch.score_rows, &batch.targets];
         let all = lists.concat();

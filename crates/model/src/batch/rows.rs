@@ -1,7 +1,8 @@
 //! Which rows a step computes. All that the device must be told of a step is one tensor and goes there in one copy;
 //! where each list lies depends on the step's sizes alone, so that a decode step can be captured and replayed.
 
-use kernels::ops::attention;
+use kernels::ops::attention::{self, BLOCK};
+use kernels::ops::sample;
 use kernels::{DType, Memory, Tensor, View};
 use std::ops::Range;
 
@@ -29,8 +30,9 @@ struct Lists {
     write_rows: Range<usize>,
     write_slots: Range<usize>,
     tables: Range<usize>,
-    /// The last, so that it can be copied alone and be longer.
+    /// This one and the next are the last, so that they can be copied alone and be longer.
     sampled: Range<usize>,
+    draws: Range<usize>,
 }
 
 /// The rows of a step, on the host.
@@ -48,11 +50,13 @@ pub struct StepRows<'a> {
     pub write_slots: &'a [u32],
     /// Rows that a token is sampled from.
     pub sampled: &'a [u32],
+    /// How: what [`sample::pack`] makes of them.
+    pub draws: &'a [u32],
 }
 
 impl InferRows {
     /// Room for `max_rows` rows and as many writes, `max_sequences` block tables of `table_len` pages, and as many rows
-    /// to sample from. Booked under "workspace".
+    /// to sample from, with histories as long as their tables reach. Booked under "workspace".
     pub fn new(memory: &Memory, max_rows: usize, max_sequences: usize, table_len: usize) -> InferRows {
         InferRows::with_room(memory, [max_rows, max_rows, max_sequences], max_sequences, table_len)
     }
@@ -63,7 +67,8 @@ impl InferRows {
         tables: usize,
         table_len: usize,
     ) -> InferRows {
-        let len = 3 * rows + 2 * writes + max_sampled + tables * table_len;
+        let draws = sample::packed_len(memory.device(), max_sampled, table_len * BLOCK);
+        let len = 3 * rows + 2 * writes + tables * table_len + max_sampled + draws;
         InferRows {
             device: Tensor::zeros(&memory.part("workspace"), &[len], DType::U32),
             staging: Vec::with_capacity(len),
@@ -96,15 +101,20 @@ impl InferRows {
             write_slots: put(step.write_slots),
             tables: put(tables),
             sampled: put(step.sampled),
+            draws: put(step.draws),
         };
         self.device.rows_mut(0..staging.len()).copy_from_u32(staging);
     }
-    /// Sets other rows to sample from: of a step that has more of them than there is room for at once.
-    pub fn set_sampled(&mut self, rows: &[u32]) {
+    /// Sets other rows to sample from, in one copy: of a step that has more of them than there is room for at once.
+    pub fn set_sampled(&mut self, rows: &[u32], draws: &[u32]) {
         assert!(rows.len() <= self.max_sampled, "{} rows to sample from", rows.len());
         let start = self.lists.sampled.start;
+        self.staging.truncate(start);
+        self.staging.extend_from_slice(rows);
+        self.staging.extend_from_slice(draws);
         self.lists.sampled = start..start + rows.len();
-        self.device.rows_mut(start..start + rows.len()).copy_from_u32(rows);
+        self.lists.draws = self.lists.sampled.end..self.staging.len();
+        self.device.rows_mut(start..self.staging.len()).copy_from_u32(&self.staging[start..]);
     }
     /// D of them are set at most.
     pub fn max_sampled(&self) -> usize {
@@ -113,6 +123,10 @@ impl InferRows {
     /// The rows to sample from, u32 `[D]`.
     pub fn sampled(&self) -> View<'_> {
         self.device.rows(self.lists.sampled.clone())
+    }
+    /// How to sample from them.
+    pub fn draws(&self) -> View<'_> {
+        self.device.rows(self.lists.draws.clone())
     }
     /// T, the rows set.
     pub fn rows(&self) -> usize {

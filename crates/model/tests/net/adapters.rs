@@ -106,6 +106,7 @@ fn each_sequence_of_a_step_has_its_own() {
             write_rows: &all,
             write_slots: &slots,
             sampled: &[],
+            draws: &[],
         });
         let mut workspace = Workspace::new(memory, &weights.config, 3 * LEN);
         let rope = Rope::new(memory, &weights.config, LEN);

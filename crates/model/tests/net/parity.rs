@@ -67,6 +67,7 @@ fn inference_in_any_chunks_has_the_bits_of_training() {
                     write_rows: &all,
                     write_slots: &slots,
                     sampled: &[],
+                    draws: &[],
                 });
                 net::infer(&ctx, &weights, &rope, &rows, &mut kv, &mut workspace).unwrap();
                 let hidden = workspace.hidden().to_vec_f32();

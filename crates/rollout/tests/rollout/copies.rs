@@ -5,6 +5,7 @@ use kernels::Copies;
 
 const VOCAB: usize = 97;
 const SEQUENCES: usize = 6;
+const LAYERS: usize = 2;
 
 fn sampling() -> SamplingParams {
     SamplingParams { max_new_tokens: 12, seed: 5, ..SamplingParams::default() }
@@ -57,4 +58,46 @@ fn a_decode_step_copies_once_each_way() {
         steps += 1;
     }
     assert_eq!(steps, 12);
+}
+
+/// Also of draws that are truncated and penalised: what they are drawn with is in the step's one copy.
+#[test]
+fn so_it_does_on_emulated_cuda_with_one_wait_and_as_many_launches_as_it_has_operations() {
+    let Some(ctx) = emulated() else { return };
+    let weights = qwen3(&ctx, 24, LAYERS, VOCAB);
+    // Of a layer: a norm, q, k and v, their norms, rope, the write to pages, attention, its product; a norm, gate and
+    // up, their activation, down.
+    const LAYER: u64 = 7 + 4;
+    // Embedding and the last norm, the rows that are drawn from, their logits, statistics, the draw.
+    const OTHERS: u64 = 2 + 4;
+    let (prompt_len, sequences) = (5, 4);
+    let truncated = SamplingParams { top_k: 20, top_p: 0.9, repetition_penalty: 1.2, ..sampling() };
+    for (sampling, penalised) in [(sampling(), 0), (truncated, 1)] {
+        let mut engine = poisoned(&ctx, &weights, config());
+        for request in requests(&[prompt(VOCAB, 0, prompt_len)], sequences, sampling) {
+            engine.submit(request).unwrap();
+        }
+        let mut steps = 0;
+        while !engine.is_idle() {
+            let before = ctx.memory().copies();
+            engine.step(&weights).unwrap();
+            let made = ctx.memory().copies() - before;
+            // Each sequence's own copy of the prompt's last page, when it begins.
+            let pages = if steps == 1 { (sequences * LAYERS) as u64 } else { 0 };
+            // As on the checked device, and how a token is drawn: 12 words and the tokens that are penalised.
+            let rows = if steps == 0 { 3 * 5 + 2 * 5 + 1 + 4 } else { 7 * sequences };
+            let draws = sequences * (12 + penalised * (prompt_len + steps));
+            let expected = Copies {
+                to_device: 1,
+                to_device_bytes: 4 * (rows + draws) as u64,
+                to_host: 1,
+                to_host_bytes: 4 * 2 * sequences as u64,
+                launches: LAYERS as u64 * LAYER + OTHERS + penalised as u64 + pages,
+                waits: 1,
+            };
+            assert_eq!(made, expected, "step {steps}");
+            steps += 1;
+        }
+        assert_eq!(steps, 12);
+    }
 }

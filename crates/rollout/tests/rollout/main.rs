@@ -67,6 +67,11 @@ fn stories(ctx: &Context) -> Option<Weights> {
     Some(Weights::load(ctx.memory(), &folder, &config).unwrap())
 }
 
+/// CUDA kernels that the CPU runs, where a C++ compiler is.
+fn emulated() -> Option<Context> {
+    Context::cuda_emulated().map_or_else(|why| testing::skip(&why.to_string()), Some)
+}
+
 fn portable() -> Context {
     Context::cpu(Isa::PORTABLE, 1)
 }

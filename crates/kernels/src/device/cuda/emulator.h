@@ -611,4 +611,10 @@ static inline float __uint_as_float(unsigned u) {
     memcpy(&x, &u, 4);
     return x;
 }
+static inline double __hiloint2double(int high, int low) {
+    uint64_t bits = (uint64_t)(uint32_t)high << 32 | (uint32_t)low;
+    double x;
+    memcpy(&x, &bits, 8);
+    return x;
+}
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (uint64_t)a * b >> 32; }

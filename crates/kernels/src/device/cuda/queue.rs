@@ -145,10 +145,9 @@ impl Queue {
     /// `from..from + bytes` is memory of this queue.
     pub(crate) unsafe fn download<R>(&self, from: Address, bytes: usize, read: impl FnOnce(*const u8) -> R) -> R {
         count(&self.counters.to_host, bytes);
-        let (mut host, staging) = (Vec::new(), lock(&self.staging));
+        let (mut host, mut staging) = (Vec::new(), lock(&self.staging));
         let to: *mut u8 = if bytes <= STAGING {
-            // What was to be copied from the staging memory is copied before.
-            self.note(self.wait_if(staging.used > 0));
+            // What was to be copied from there is copied before, as the stream has it.
             staging.start
         } else {
             host = host_bytes(bytes);
@@ -157,6 +156,7 @@ impl Queue {
         // SAFETY: `to` has as many bytes and nobody else uses it; the caller's promise.
         self.note(unsafe { self.driver.to_host(from, to, bytes) });
         self.note(self.wait());
+        staging.used = 0;
         self.check().unwrap_or_else(|error| panic!("a copy from a device that failed: {error}"));
         let result = read(to);
         drop((staging, host));
@@ -198,9 +198,6 @@ impl Queue {
     fn wait(&self) -> Outcome<()> {
         self.counters.waits.fetch_add(1, Ordering::Relaxed);
         self.driver.synchronise()
-    }
-    fn wait_if(&self, wait: bool) -> Outcome<()> {
-        if wait { self.driver.synchronise() } else { Ok(()) }
     }
 
     /// Remembers the first failure.

@@ -1,10 +1,10 @@
 //! A thread for each element.
 
-use super::Step;
 use super::cpu::Factors;
-use crate::Result;
+use super::{Rounding, Step};
 use crate::device::Cuda;
 use crate::device::cuda::{Arg, Grid, Source, source};
+use crate::{DType, Result};
 
 const SOURCE: Source = source!("adamw");
 
@@ -12,29 +12,45 @@ pub(super) fn step(cuda: &Cuda, mut args: Step<'_>) -> Result<()> {
     let count: usize = args.grad.shape().iter().product();
     let rounded = args.rounded.as_mut().map_or(Ok(Arg::NULL), |rounded| rounded.f32_at(cuda))?;
     let (param, grad) = (args.param.f32_at(cuda)?, args.grad.f32_at(cuda)?);
-    let (m, v, norm) = (args.m.f32_at(cuda)?, args.v.f32_at(cuda)?, args.norm.f32_at(cuda)?);
+    let narrow = args.m.dtype() == DType::Bf16;
+    let (m, v) = match narrow {
+        true => (args.m.bf16_at(cuda), args.v.bf16_at(cuda)),
+        false => (args.m.f32_at(cuda)?, args.v.f32_at(cuda)?),
+    };
+    let norm = args.norm.f32_at(cuda)?;
     let Factors { decay, blend, beta2, rest2, root, eps, step } = Factors::new(&args.hyper);
     let mut arguments = vec![param, rounded, grad, m, v, norm];
     arguments.extend([args.max_norm, decay, blend, beta2, rest2, root, eps, step].map(Arg::from));
     arguments.push(count.into());
-    cuda.launch(&SOURCE, "adamw_step", Grid::over(count), &arguments)
+    if narrow {
+        let Rounding { key, first_block } = args.rounding;
+        arguments.extend([key, first_block, args.hyper.step].map(Arg::from));
+    }
+    let kernel = if narrow { "adamw_step_bf16" } else { "adamw_step" };
+    cuda.launch(&SOURCE, kernel, Grid::over(count), &arguments)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::*;
     use crate::Tensor;
+    use crate::check::normal;
     use crate::device::cuda::tests::{bits, random, same};
 
     #[test]
     fn the_bits_are_the_cpu_s() {
-        for (len, norm, max_norm) in
-            [(1, [3.0, 1.0], 1.0), (1000, [0.5, 1.0], 1.0), (37, [9.0, 1.0], 0.0), (5, [1.0, 0.0], 1.0)]
+        let cases = [(1, [3.0, 1.0], 1.0), (1000, [0.5, 1.0], 1.0), (37, [9.0, 1.0], 0.0), (5, [1.0, 0.0], 1.0)];
+        for (moments, (len, norm, max_norm)) in
+            [DType::F32, DType::Bf16].into_iter().flat_map(|moments| cases.map(|case| (moments, case)))
         {
             same(|ctx| {
-                let [mut param, grad, mut m, mut v, mut rounded] =
-                    [1, 2, 3, 4, 5].map(|seed| random(ctx, seed, &[len]));
-                let squares: Vec<f32> = v.to_vec_f32().iter().map(|v| v * v).collect();
+                let [mut param, grad, mut rounded] = [1, 2, 5].map(|seed| random(ctx, seed, &[len]));
+                let [mut m, mut v] = [3, 4].map(|_| Tensor::zeros(ctx.memory(), &[len], moments));
+                // Large enough that one of them is infinite after a step.
+                let mut before = normal::<f32>(3, len);
+                before[len / 2] = f32::MAX;
+                m.view_mut().copy_from_f32(&before);
+                let squares: Vec<f32> = normal::<f32>(4, len).iter().map(|v| v * v).collect();
                 v.view_mut().copy_from_f32(&squares);
                 let norm = Tensor::from_f32(ctx.memory(), &[2], &norm);
                 for t in 1..=3 {
@@ -48,7 +64,7 @@ mod tests {
                         hyper,
                         norm: norm.view(),
                         max_norm,
-                        rounding: Rounding::default(),
+                        rounding: Rounding { key: 9, first_block: (1 << 32) - 3 },
                     };
                     step(ctx, args)?;
                 }

@@ -16,9 +16,23 @@ KERNEL(attention_write_kv, 256, const float* qkv, const u32* rows, const u32* sl
     values[start + slot * hd + dim] = qkv[key + of_write];
 }
 
-KERNEL(attention_copy_page, 256, float* pages, u64 from, u64 to, u64 count) {
+KERNEL(attention_copy_page, 256, float* keys, float* values, u64 from, u64 to, u64 count) {
     u64 i = thread_of_grid();
-    if (i < count) pages[to * count + i] = pages[from * count + i];
+    if (i >= count) return;
+    keys[to * count + i] = keys[from * count + i];
+    values[to * count + i] = values[from * count + i];
+}
+
+// The keys that a row sees: from `first` to its own; of page `block` of its sequence, slots start .. end.
+struct Sight {
+    u32 first, own;
+    DEVICE_METHOD bool sees(u32 key) const { return key >= first && key <= own; }
+    DEVICE_METHOD u32 start(u32 block) const { return first > block * BLOCK ? first - block * BLOCK : 0; }
+    DEVICE_METHOD u32 end(u32 block) const { return own - block * BLOCK < BLOCK - 1 ? own - block * BLOCK + 1 : BLOCK; }
+};
+
+DEVICE Sight sight_of(u32 position, u32 window) {
+    return Sight{window && position + 1 > window ? position + 1 - window : 0, position};
 }
 
 // A block for a row and a query head; its 64 threads are the slots of a page, then the head's dimensions.
@@ -30,8 +44,7 @@ KERNEL(attention_forward, BLOCK, const float* qkv, const u32* positions, const u
     SHARED(float, tops, 2);
     u32 thread = threadIdx.x, head = blockIdx.y;
     u64 row = blockIdx.x, kv_head = head / (heads / kv_heads);
-    u32 position = positions[row];
-    u32 first = window && position + 1 > window ? position + 1 - window : 0;
+    Sight sight = sight_of(positions[row], window);
     const u32* table = tables + tables_of_rows[row] * table_len;
     for (u32 i = thread; i < hd; i += BLOCK) q[i] = qkv[row * width_of(heads, kv_heads, hd) + head * hd + i];
     float minus_infinity = __uint_as_float(0xff800000u), m = minus_infinity, l = 0.0f;
@@ -40,10 +53,9 @@ KERNEL(attention_forward, BLOCK, const float* qkv, const u32* positions, const u
 #pragma unroll
     for (u32 d = 0; d < MOST_DIM / BLOCK; d++) o[d] = 0.0f;
     __syncthreads();
-    for (u32 block = first / BLOCK; block <= position / BLOCK; block++) {
+    for (u32 block = sight.first / BLOCK; block <= sight.own / BLOCK; block++) {
         u64 page = (table[block] * (u64)kv_heads + kv_head) * BLOCK * hd;
-        u32 start = first > block * BLOCK ? first - block * BLOCK : 0;
-        u32 end = position - block * BLOCK < BLOCK - 1 ? position - block * BLOCK + 1 : BLOCK;
+        u32 start = sight.start(block), end = sight.end(block);
         float z = minus_infinity;
         if (thread >= start && thread < end) {
             float dot = 0.0f;
@@ -126,8 +138,7 @@ KERNEL(attention_backward_queries, BLOCK, const float* qkv, const u32* positions
     u32 thread = threadIdx.x, head = blockIdx.y;
     u64 row = blockIdx.x, kv_head = head / (heads / kv_heads), pair = row * heads + head;
     u64 at = row * width_of(heads, kv_heads, hd) + head * hd;
-    u32 position = positions[row];
-    u32 first = window && position + 1 > window ? position + 1 - window : 0;
+    Sight sight = sight_of(positions[row], window);
     const u32* table = tables + tables_of_rows[row] * table_len;
     for (u32 i = thread; i < hd; i += BLOCK) {
         q[i] = qkv[at + i];
@@ -137,10 +148,9 @@ KERNEL(attention_backward_queries, BLOCK, const float* qkv, const u32* positions
 #pragma unroll
     for (u32 k = 0; k < MOST_DIM / BLOCK; k++) d_q[k] = 0.0f;
     __syncthreads();
-    for (u32 block = first / BLOCK; block <= position / BLOCK; block++) {
+    for (u32 block = sight.first / BLOCK; block <= sight.own / BLOCK; block++) {
         u64 page = (table[block] * (u64)kv_heads + kv_head) * BLOCK * hd;
-        u32 start = first > block * BLOCK ? first - block * BLOCK : 0;
-        u32 end = position - block * BLOCK < BLOCK - 1 ? position - block * BLOCK + 1 : BLOCK;
+        u32 start = sight.start(block), end = sight.end(block);
         if (thread >= start && thread < end)
             d_s[thread] = slopes_of([=](u32 i) -> float { return q[i]; }, [=](u32 i) -> float { return d[i]; },
                                     keys + page + thread, values + page + thread * hd, hd, scale, lse[pair], delta[pair])
@@ -172,8 +182,7 @@ KERNEL(attention_backward_pages, BLOCK, const float* qkv, const u32* positions, 
     bool touched = false;
     for (u32 look = first[blockIdx.x]; look < first[blockIdx.x + 1]; look++) {
         u64 row = looks[2 * look];
-        u32 position = positions[row], key = looks[2 * look + 1] * BLOCK + slot;
-        bool seen = key <= position && !(window && key + window <= position);
+        bool seen = sight_of(positions[row], window).sees(looks[2 * look + 1] * BLOCK + slot);
         for (u32 head = kv_head * per; head < (kv_head + 1) * per; head++) {
             u64 pair = row * heads + head;
             for (u32 i = slot; i < hd; i += BLOCK) {

@@ -38,13 +38,11 @@ pub(super) fn write_kv(cuda: &Cuda, mut args: WriteKv<'_>) -> Result<()> {
     cuda.launch(&SOURCE, "attention_write_kv", grid, &arguments)
 }
 
-pub(super) fn copy_block(cuda: &Cuda, from: usize, to: usize, pages: PagesMut<'_>) -> Result<()> {
-    for mut part in [pages.keys, pages.values] {
-        let count: usize = part.shape()[1..].iter().product();
-        let arguments = [part.f32_at(cuda)?, from.into(), to.into(), count.into()];
-        cuda.launch(&SOURCE, "attention_copy_page", Grid::over(count), &arguments)?;
-    }
-    Ok(())
+pub(super) fn copy_block(cuda: &Cuda, from: usize, to: usize, mut pages: PagesMut<'_>) -> Result<()> {
+    let count: usize = pages.keys.shape()[1..].iter().product();
+    let (keys, values) = (pages.keys.f32_at(cuda)?, pages.values.f32_at(cuda)?);
+    let arguments = [keys, values, from.into(), to.into(), count.into()];
+    cuda.launch(&SOURCE, "attention_copy_page", Grid::over(count), &arguments)
 }
 
 pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
@@ -106,9 +104,14 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
     let (written, slots): (Vec<u32>, Vec<u32>) = writes.filter(|(_, slot)| seen(**slot)).unzip();
     let (queue, pairs) = (cuda.queue(), rows * g.heads);
     let delta = queue.scratch(pairs * size_of::<f32>())?;
-    let [pages, first, looks_at] = [&looks.pages, &looks.first, &looks.looks].map(|list| queue.scratch_of(list));
-    let (pages, first, looks_at) = (pages?, first?, looks_at?);
-    let (written_at, slots_at) = (queue.scratch_of(&written)?, queue.scratch_of(&slots)?);
+    // One list after the other, in one copy.
+    let lists = [&looks.pages, &looks.first, &looks.looks, &written, &slots];
+    let joined = queue.scratch_of(&lists.map(Vec::as_slice).concat())?;
+    let mut end = 0;
+    let [pages, first, looks_at, written_at, slots_at] = lists.map(|list| {
+        end += list.len();
+        joined.at((end - list.len()) * size_of::<u32>())
+    });
 
     let (qkv, lse, d_out) = (args.qkv.f32_at(cuda)?, args.lse.f32_at(cuda)?, args.d_out.f32_at(cuda)?);
     let (keys, values) = (args.pages.keys.f32_at(cuda)?, args.pages.values.f32_at(cuda)?);
@@ -124,11 +127,11 @@ pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
     arguments.push(at.tables.shape()[1].into());
     let grid = Grid { blocks: [rows as u32, g.heads as u32, 1], threads: BLOCK as u32 };
     cuda.launch(&SOURCE, "attention_backward_queries", grid, &arguments)?;
-    let mut arguments = vec![qkv, positions, keys, values, lse, d_out, delta, pages.at(0), first.at(0), looks_at.at(0)];
+    let mut arguments = vec![qkv, positions, keys, values, lse, d_out, delta, pages, first, looks_at];
     arguments.extend([d_keys, d_values, heads, kv_heads, head_dim, scale, window]);
     let grid = Grid { blocks: [looks.pages.len() as u32, g.kv_heads as u32, 1], threads: BLOCK as u32 };
     cuda.launch(&SOURCE, "attention_backward_pages", grid, &arguments)?;
-    let mut arguments = vec![written_at.at(0), slots_at.at(0), d_keys, d_values, d_qkv, heads, kv_heads, head_dim];
+    let mut arguments = vec![written_at, slots_at, d_keys, d_values, d_qkv, heads, kv_heads, head_dim];
     arguments.extend([written.len(), rows].map(Arg::from));
     let grid = Grid::columns(g.kv_heads * g.head_dim, RESIDUES);
     cuda.launch(&SOURCE, "attention_gather", grid, &arguments)

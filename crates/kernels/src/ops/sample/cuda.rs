@@ -1,6 +1,6 @@
-//! Draws from whole rows of logits, a block of rows at a time: a thread for each row.
+//! Draws from whole rows of logits, a block of rows at a time: a thread for each row, or, where it is truncated or has
+//! a penalty, a block of threads.
 
-use super::cpu::uniform;
 use super::{Forward, RowParams};
 use crate::Result;
 use crate::device::Cuda;
@@ -8,79 +8,152 @@ use crate::device::cuda::{Arg, Grid, Source, source};
 use crate::ops::lm_head::CHUNK;
 use crate::ops::lm_head::cpu::{KEPT, blocks};
 use crate::ops::lm_head::cuda::{Beta, Head};
+use crate::rng::philox;
 
 const SOURCE: Source = source!("sample");
-/// Logits that are in memory at once: 64 MiB. (Few in tests, for several blocks.)
-const LOGITS: usize = if cfg!(test) { 1 << 12 } else { 1 << 24 };
+/// Words that are in memory at once: 64 MiB. (Few in tests, for several blocks.)
+const WORDS: usize = if cfg!(test) { 1 << 12 } else { 1 << 24 };
+/// The same where rows are drawn from whole, which takes several words for each logit.
+const WORDS_WHOLE: usize = if cfg!(test) { 1 << 14 } else { 1 << 26 };
+
+/// What each row is drawn with: so many words, column by column (`sample.cu` has their names), then its history.
+pub(super) const COLUMNS: usize = 12;
+const BETA: usize = 2;
+const GREEDY: u32 = 1;
+const WHOLE: u32 = 2;
+
+/// The words of all rows.
+pub(super) fn pack<'a>(rows: impl ExactSizeIterator<Item = RowParams<'a>>, words: &mut Vec<u32>) {
+    let halves = |x: f64| [x.to_bits() as u32, (x.to_bits() >> 32) as u32];
+    let (first, count) = (words.len(), rows.len());
+    words.resize(first + COLUMNS * count, 0);
+    for (i, row) in rows.enumerate() {
+        let history = row.penalised();
+        let random = philox(row.key, row.counter);
+        let greedy = if row.temperature == 0.0 { GREEDY } else { 0 };
+        let kind = greedy | if row.needs_logits() { WHOLE } else { 0 };
+        let [top_p, min_p] = [row.top_p, row.min_p].map(halves);
+        let columns: [u32; COLUMNS] = [
+            random[0],
+            random[1],
+            row.inv_temperature().to_bits(),
+            kind,
+            u32::try_from(row.top_k).unwrap_or(0),
+            (row.repetition_penalty as f32).to_bits(),
+            top_p[0],
+            top_p[1],
+            min_p[0],
+            min_p[1],
+            (words.len() - first) as u32,
+            history.len() as u32,
+        ];
+        for (column, word) in columns.into_iter().enumerate() {
+            words[first + column * count + i] = word;
+        }
+        words.extend_from_slice(history);
+    }
+}
 
 pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
-    if args.rows.iter().any(RowParams::needs_logits) {
-        return Err(cuda.lacks("sampling with top_k, top_p, min_p or a repetition penalty"));
-    }
     let head = Head::new(cuda, args.hidden, args.weight)?;
-    let (vocab, chunks, queue) = (head.vocab, head.chunks(), cuda.queue());
-    let most = (LOGITS / vocab).clamp(1, args.rows.len().max(1));
+    let (vocab, chunks, queue, all) = (head.vocab, head.chunks(), cuda.queue(), args.rows.len());
+    let (whole, plain) = (args.rows.iter().any(RowParams::needs_logits), |row: &RowParams<'_>| !row.needs_logits());
+    let room = vocab.next_power_of_two();
+    let each = if whole { 4 * vocab + 2 * room } else { vocab };
+    let most = (if whole { WORDS_WHOLE } else { WORDS } / each).clamp(1, all.max(1));
     let logits = queue.scratch(most * vocab * size_of::<f32>())?;
     let partials = queue.scratch(most * chunks * KEPT * size_of::<f32>())?;
-    // What a row is drawn with, in one copy: uniforms (two words each), 1/T, whether it is greedy.
-    let all = args.rows.len();
-    let uniforms = args.rows.iter().map(|row| uniform(row).to_bits());
-    let mut words: Vec<u32> = uniforms.flat_map(|bits| [bits as u32, (bits >> 32) as u32]).collect();
-    words.extend(args.rows.iter().map(|row| row.inv_temperature().to_bits()));
-    words.extend(args.rows.iter().map(|row| u32::from(row.temperature == 0.0)));
-    let params = queue.scratch_of(&words)?;
-    let (uniforms, betas, greedy) = (params.at(0), params.at(8 * all), params.at(12 * all));
+    // Penalised logits, weights, ids that stay; and what is sorted.
+    let of_whole = if whole { most * vocab * size_of::<f32>() } else { 0 };
+    let [warped, weights, kept] = [queue.scratch(of_whole), queue.scratch(of_whole), queue.scratch(of_whole)];
+    let (warped, weights, kept) = (warped?, weights?, kept?);
+    let sorted = queue.scratch(if whole { most * room * size_of::<u64>() } else { 0 })?;
+    let own = match args.packed {
+        Some(_) => None,
+        None => {
+            let mut words = Vec::new();
+            pack(args.rows.iter().copied(), &mut words);
+            Some(queue.scratch_of(&words)?)
+        }
+    };
+    let words = match (&own, args.packed) {
+        (Some(own), _) => own.at(0),
+        (None, Some(packed)) => packed.u32_at(cuda),
+        (None, None) => Arg::NULL,
+    };
 
     let (ids, logps) = (args.ids.u32_at(cuda), args.logps.f32_at(cuda)?);
     let truncated = args.truncated_logps.as_mut().map_or(Ok(Arg::NULL), |logps| logps.f32_at(cuda))?;
     for rows in blocks(0..all, most) {
         let of = |column: Arg| if column == Arg::NULL { column } else { column.after::<f32>(rows.start) };
-        let (logits, partials) = (logits.at(0), partials.at(0));
+        let here = &args.rows[rows.clone()];
+        let (whole, plain) = (here.iter().any(RowParams::needs_logits), here.iter().any(plain));
+        let [logits, partials, warped] = [&logits, &partials, &warped].map(|scratch| scratch.at(0));
+        let [first, all_rows, of_vocab] = [rows.start, all, vocab].map(Arg::from);
+        let outputs = [of(ids), of(logps), of(truncated)];
         head.logits(cuda, &rows, &(0..vocab), logits)?;
-        head.statistics(cuda, rows.len(), &(0..vocab), logits, partials, [Arg::NULL; 2], Beta::Each(of(betas)))?;
-        let mut arguments = vec![logits, partials, uniforms.after::<f64>(rows.start), of(greedy)];
-        arguments.extend([of(ids), of(logps), of(truncated)]);
-        arguments.extend([rows.len(), vocab, CHUNK, chunks].map(Arg::from));
-        cuda.launch(&SOURCE, "sample_plain", Grid::each(rows.len().div_ceil(32), 32), &arguments)?;
+        if whole {
+            let arguments = [logits, words, warped, first, all_rows, of_vocab];
+            cuda.launch(&SOURCE, "sample_penalise", Grid::each(rows.len(), 256), &arguments)?;
+        }
+        let betas = Beta::Each(words.after::<f32>(BETA * all + rows.start));
+        head.statistics(cuda, rows.len(), &(0..vocab), logits, partials, [Arg::NULL; 2], betas)?;
+        if whole {
+            let mut arguments = vec![logits, partials, words, warped, weights.at(0), kept.at(0), sorted.at(0)];
+            arguments.extend(outputs);
+            arguments.extend([first, all_rows, of_vocab, room.into(), chunks.into()]);
+            cuda.launch(&SOURCE, "sample_whole", Grid::each(rows.len(), 256), &arguments)?;
+        }
+        if plain {
+            let mut arguments = vec![logits, partials, words];
+            arguments.extend(outputs);
+            arguments.extend([rows.len().into(), first, all_rows, of_vocab, CHUNK.into(), chunks.into()]);
+            cuda.launch(&SOURCE, "sample_plain", Grid::each(rows.len().div_ceil(32), 32), &arguments)?;
+        }
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{PLAIN, kinds};
     use super::super::*;
     use crate::Tensor;
     use crate::check::normal;
-    use crate::device::cuda::tests::{bits, emulated, random, same};
+    use crate::device::cuda::tests::{bits, random, same};
 
-    const PLAIN: RowParams<'static> = RowParams {
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        history: &[],
-        key: 42,
-        counter: [0; 4],
-    };
-
-    fn draw(ctx: &Context, rows: &[RowParams<'_>], h: usize, v: usize) -> Result<Vec<u32>> {
+    /// Ids, log-probabilities and truncated ones; any NaN is the same.
+    fn draw(ctx: &Context, rows: &[RowParams<'_>], h: usize, v: usize, hidden: &[f32]) -> Result<Vec<u32>> {
         let r = rows.len();
-        let (hidden, weight) = (random(ctx, 1, &[r, h]), Matrix::from_f32(ctx.memory(), v, h, &normal(2, v * h)));
-        let mut ids = Tensor::zeros(ctx.memory(), &[r], DType::U32);
-        let [mut logps, mut truncated] = [3, 4].map(|seed| random(ctx, seed, &[r]));
-        let args = Forward {
-            hidden: hidden.view(),
-            weight: &weight,
-            rows,
-            ids: ids.view_mut(),
-            logps: logps.view_mut(),
-            truncated_logps: Some(truncated.view_mut()),
-        };
-        forward(ctx, args)?;
-        let mut all = bits(&[&logps, &truncated]);
-        all.extend(ids.view().to_vec_u32());
-        Ok(all)
+        let hidden = Tensor::from_f32(ctx.memory(), &[r, h], hidden);
+        let weight = Matrix::from_f32(ctx.memory(), v, h, &normal(2, v * h));
+        let mut all = Vec::new();
+        for joined in if r > 60 { &[false][..] } else { &[false, true] } {
+            let mut words = vec![7];
+            pack(ctx.memory().device(), rows.iter().copied(), &mut words);
+            let words = Tensor::from_u32(ctx.memory(), &[words.len()], &words);
+            let mut ids = Tensor::from_u32(ctx.memory(), &[r], &vec![u32::MAX; r]);
+            let [mut logps, mut truncated] = [3, 4].map(|seed| random(ctx, seed, &[r]));
+            let args = Forward {
+                hidden: hidden.view(),
+                weight: &weight,
+                rows,
+                packed: joined.then(|| words.rows(1..words.shape()[0])),
+                ids: ids.view_mut(),
+                logps: logps.view_mut(),
+                truncated_logps: Some(truncated.view_mut()),
+            };
+            forward(ctx, args)?;
+            all.extend(bits(&[&logps, &truncated]));
+            all.extend(ids.view().to_vec_u32());
+        }
+        Ok(all.into_iter().map(|x| if f32::from_bits(x).is_nan() { f32::NAN.to_bits() } else { x }).collect())
+    }
+
+    /// Rows of logits that are peaked, but not certain.
+    fn peaked(r: usize, h: usize) -> Vec<f32> {
+        let scale = 3.0 / (h as f32).sqrt();
+        normal::<f32>(1, r * h).into_iter().map(|x| x * scale).collect()
     }
 
     #[test]
@@ -89,14 +162,60 @@ mod tests {
             let temperatures = [1.0, 0.7, 0.0, 3.0];
             let row = |i: usize| RowParams { temperature: temperatures[i % 4], counter: [i as u32, 7, 0, 1], ..PLAIN };
             let rows: Vec<RowParams<'_>> = (0..r).map(row).collect();
-            same(|ctx| draw(ctx, &rows, h, v));
+            same(|ctx| draw(ctx, &rows, h, v, &normal(1, r * h)));
         }
     }
 
     #[test]
-    fn truncation_is_refused() {
-        let Some(cuda) = emulated(0) else { return };
-        let refused = draw(&Context::cuda(cuda), &[RowParams { top_k: 3, ..PLAIN }], 2, 9).unwrap_err();
-        assert!(refused.to_string().contains("sampling with top_k"), "{refused}");
+    fn so_they_are_of_truncated_rows_in_any_company() {
+        for (r, h, v) in [(20, 3, 700), (9, 7, 1031), (30, 2, 601)] {
+            let kinds = kinds();
+            let row = |i: usize| RowParams { counter: [i as u32, 1, 2, 3], ..kinds[(i + r) % kinds.len()] };
+            let rows: Vec<RowParams<'_>> = (0..r).map(row).collect();
+            same(|ctx| draw(ctx, &rows, h, v, &peaked(r, h)));
+        }
+    }
+
+    /// Every way to truncate, from one token to all, with ties and with rows that are not finite.
+    #[test]
+    fn so_they_are_whatever_stays() {
+        let mut rows = Vec::new();
+        for top_k in [0, 1, 63, 99] {
+            for top_p in [1.0, 0.999_999, 0.5] {
+                for min_p in [0.0, 1.0] {
+                    let counter = [rows.len() as u32, 0, 0, 0];
+                    rows.push(RowParams { top_k, top_p, min_p, counter, ..PLAIN });
+                }
+            }
+        }
+        let penalty = RowParams { repetition_penalty: 0.7, history: &[1, 63, 1, 0], ..PLAIN };
+        rows.extend([penalty, RowParams { temperature: 0.0, ..penalty }, RowParams { top_k: 3, ..penalty }]);
+        let r = rows.len();
+        for scale in [4.0, 0.0, f32::NAN, f32::INFINITY] {
+            let hidden: Vec<f32> = normal::<f32>(5, r).iter().map(|x| x * scale).collect();
+            same(|ctx| draw(ctx, &rows, 1, 64, &hidden));
+        }
+    }
+
+    #[test]
+    fn words_of_other_rows_are_refused() {
+        let ctx = Context::cpu(crate::Isa::best(), 1);
+        let Some(cuda) = crate::device::cuda::tests::emulated(0).map(Context::cuda) else { return };
+        for ctx in [&ctx, &cuda] {
+            let (hidden, weight) = (random(ctx, 1, &[1, 2]), Matrix::from_f32(ctx.memory(), 3, 2, &[0.5; 6]));
+            let (mut ids, mut logps) =
+                (Tensor::from_u32(ctx.memory(), &[1], &[0]), Tensor::zeros(ctx.memory(), &[1], DType::F32));
+            let words = Tensor::from_u32(ctx.memory(), &[4], &[0; 4]);
+            let args = Forward {
+                hidden: hidden.view(),
+                weight: &weight,
+                rows: &[PLAIN],
+                packed: Some(words.view()),
+                ids: ids.view_mut(),
+                logps: logps.view_mut(),
+                truncated_logps: None,
+            };
+            assert!(forward(ctx, args).unwrap_err().to_string().contains("packed"));
+        }
     }
 }

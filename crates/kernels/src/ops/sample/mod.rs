@@ -25,7 +25,7 @@ mod truncate;
 use super::args::{expect, expect_below, expect_shape};
 use super::lm_head;
 use crate::device::Backend;
-use crate::{Context, DType, Error, Matrix, Result, View, ViewMut};
+use crate::{Context, DType, Device, Error, Matrix, Result, View, ViewMut};
 
 /// How one row is drawn.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +56,8 @@ pub struct Forward<'a> {
     pub weight: &'a Matrix,
     /// R of them.
     pub rows: &'a [RowParams<'a>],
+    /// What [`pack`] made of `rows`, where it went to the device with what else a step copies; None: it is copied now.
+    pub packed: Option<View<'a>>,
     /// u32 `[R]`: *overwrites*.
     pub ids: ViewMut<'a>,
     /// `[R]`, before penalty and truncation: *overwrites*.
@@ -68,7 +70,7 @@ pub struct Forward<'a> {
 /// penalty or a truncation 16 rows of logits, and 16 bytes per vocabulary entry and thread.
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     const OP: &str = "sample::forward";
-    let Forward { hidden, weight, rows, ref ids, ref logps, ref truncated_logps } = args;
+    let Forward { hidden, weight, rows, ref ids, ref logps, ref truncated_logps, .. } = args;
     let of_hidden = lm_head::check(OP, hidden, weight)?;
     expect_shape(OP, "rows", &[rows.len()], &[of_hidden])?;
     expect(OP, "ids", ids.view(), DType::U32, &[rows.len()])?;
@@ -80,6 +82,7 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
         return Err(Error::Value { op: OP, message: "there is no vocabulary to draw from".into() });
     }
     rows.iter().try_for_each(|row| row.check(OP, weight.rows()))?;
+    expect_packed(OP, ctx.memory().device(), &args)?;
     lm_head::count_products(hidden, weight, 1, 1);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::forward(cpu, args),
@@ -88,7 +91,38 @@ pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
+/// What a device must be told of rows to draw, as words that a step copies with its others: nothing where the host
+/// computes. Appends to `words`.
+pub fn pack<'a>(device: Device, rows: impl ExactSizeIterator<Item = RowParams<'a>>, words: &mut Vec<u32>) {
+    if packs(device) {
+        cuda::pack(rows, words);
+    }
+}
+
+/// The most words that [`pack`] makes of so many rows, each with a history of at most so many tokens.
+pub fn packed_len(device: Device, rows: usize, history: usize) -> usize {
+    if packs(device) { rows * (cuda::COLUMNS + history) } else { 0 }
+}
+
+fn packs(device: Device) -> bool {
+    matches!(device, Device::Cuda(_) | Device::CudaEmulated)
+}
+
+fn expect_packed(op: &'static str, device: Device, args: &Forward<'_>) -> Result<()> {
+    let Some(packed) = args.packed else { return Ok(()) };
+    let len = if packs(device) { args.rows.iter().map(RowParams::words).sum() } else { 0 };
+    expect(op, "packed", packed, DType::U32, &[len])
+}
+
 impl RowParams<'_> {
+    /// Words that [`pack`] makes of it.
+    fn words(&self) -> usize {
+        cuda::COLUMNS + self.penalised().len()
+    }
+    /// Tokens that are penalised.
+    fn penalised(&self) -> &[u32] {
+        if self.repetition_penalty == 1.0 { &[] } else { self.history }
+    }
     /// 1/T rounded to f32, as the trainer multiplies logits with; 1 when greedy.
     fn inv_temperature(&self) -> f32 {
         if self.temperature == 0.0 { 1.0 } else { (1.0 / self.temperature) as f32 }

@@ -3,7 +3,7 @@ use crate::check::normal;
 use crate::ops::lm_head;
 use crate::{Device, Isa, Memory, Tensor};
 
-const PLAIN: RowParams<'static> = RowParams {
+pub(super) const PLAIN: RowParams<'static> = RowParams {
     temperature: 1.0,
     top_k: 0,
     top_p: 1.0,
@@ -15,7 +15,7 @@ const PLAIN: RowParams<'static> = RowParams {
 };
 
 /// Every kind of row.
-fn kinds() -> Vec<RowParams<'static>> {
+pub(super) fn kinds() -> Vec<RowParams<'static>> {
     const SEEN: &[u32] = &[3, 5, 5, 17, 600, 2];
     vec![
         PLAIN,
@@ -70,6 +70,7 @@ impl Case {
             hidden: hidden.view(),
             weight: &weight,
             rows,
+            packed: None,
             ids: ids.view_mut(),
             logps: logps.view_mut(),
             truncated_logps: Some(truncated.view_mut()),
@@ -312,6 +313,7 @@ fn wrong_values_are_named() {
             hidden: hidden.view(),
             weight: &weight,
             rows: &[params],
+            packed: None,
             ids: ids.view_mut(),
             logps: logps.view_mut(),
             truncated_logps: None,
