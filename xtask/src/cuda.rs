@@ -10,20 +10,35 @@ const PACKAGES: [&str; 2] = ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvr
 /// Each version compiles every kernel for every architecture: no spilled register, nothing approximate.
 pub fn check() -> Result<(), String> {
     for package in PACKAGES {
-        let directory = Path::new("target/nvrtc").join(package);
-        let library = match library(&directory) {
-            Some(library) => library,
-            None => {
-                fetch(package, &directory)?;
-                library(&directory).ok_or_else(|| format!("{} has no libnvrtc.so", directory.display()))?
-            }
-        };
-        let library = library.canonicalize().map_err(|e| format!("{}: {e}", library.display()))?;
         // Of the whole workspace, whose features `cargo test --workspace` has built kernels with.
         let tests = ["test", "--workspace", "--lib", "--", "cuda::tests::compile", "--nocapture"];
-        cargo::run(&tests, &[("LOCKSTEP_NVRTC", &library.to_string_lossy())])?;
+        cargo::run(&tests, &[("LOCKSTEP_NVRTC", &nvrtc(package)?)])?;
     }
     Ok(())
+}
+
+/// Every kernel as a binary for every architecture, into `directory`: what the program takes from `LOCKSTEP_CUBINS`, or
+/// from `cubins` beside itself, before it asks for NVRTC.
+pub fn cubins(directory: &str) -> Result<(), String> {
+    let place = std::path::absolute(directory).map_err(|e| format!("{directory}: {e}"))?;
+    let tests = ["test", "--release", "-p", "lockstep-kernels", "--lib", "--", "compile::cubins", "--nocapture"];
+    let place = place.to_string_lossy();
+    // The version that knows them all.
+    cargo::run(&tests, &[("LOCKSTEP_NVRTC", &nvrtc(PACKAGES[0])?), ("LOCKSTEP_WRITE_CUBINS", &place)])
+}
+
+/// The path of the library of a package, fetched if it is not there.
+fn nvrtc(package: &str) -> Result<String, String> {
+    let directory = Path::new("target/nvrtc").join(package);
+    let library = match library(&directory) {
+        Some(library) => library,
+        None => {
+            fetch(package, &directory)?;
+            library(&directory).ok_or_else(|| format!("{} has no libnvrtc.so", directory.display()))?
+        }
+    };
+    let library = library.canonicalize().map_err(|e| format!("{}: {e}", library.display()))?;
+    Ok(library.to_string_lossy().into_owned())
 }
 
 fn fetch(package: &str, directory: &Path) -> Result<(), String> {

@@ -9,6 +9,9 @@ cargo xtask check size      files and lines that are too long
 cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
 cargo xtask check fmt|clippy|docs|fixtures|demo    one of the others
 cargo xtask cuda            NVIDIA's compiler over every CUDA kernel, without a GPU (python3 with pip fetches it)
+cargo xtask cubins [DIR]    every CUDA kernel compiled for every architecture (target/cubins)
+cargo xtask emulate         which CUDA kernels changed since all were emulated; `--full` does that, in many minutes
+cargo xtask first-hour      bench/cuda/first_hour.sh on the emulator, at small sizes
 cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)
 cargo xtask mutants [LIST|NUMBER]…    which planted changes the tests notice (docs/testing.md)";
 
@@ -29,6 +32,8 @@ const CHECKS: [Check; 8] = [
 mod cargo;
 mod cuda;
 mod demo;
+mod emulate;
+mod first_hour;
 mod fixtures;
 mod layers;
 mod mutants;
@@ -46,8 +51,23 @@ fn main() -> ExitCode {
             }
         };
     }
+    if let ["cubins", to @ ..] = &words[..]
+        && to.len() < 2
+    {
+        let to = to.first().copied().unwrap_or("target/cubins");
+        return match cuda::cubins(to) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(why) => {
+                eprintln!("{why}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let chosen: Vec<Check> = match words[..] {
         ["cuda"] => vec![("cuda", cuda::check)],
+        ["emulate"] => vec![("emulate", emulate::check)],
+        ["emulate", "--full"] => vec![("emulate --full", emulate::full)],
+        ["first-hour"] => vec![("first-hour", first_hour::check)],
         ["miri"] => vec![("miri", miri)],
         ["check"] => CHECKS.to_vec(),
         ["check", name] => CHECKS.into_iter().filter(|check| check.0 == name).collect(),

@@ -49,9 +49,10 @@ Exit codes: 0 done, 1 failed, 2 bad usage, configuration or input, 128 + n
 stopped by signal n (130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1).
 Environment: LOCKSTEP_DEVICE (cpu, cuda, cuda:1, …: where neither --device nor a
 configuration says it), LOCKSTEP_THREADS, LOCKSTEP_ISA (portable, avx2, avx512,
-amx), LOCKSTEP_LIBCUDA, LOCKSTEP_NVRTC, LOCKSTEP_KERNEL_CACHE (docs/cuda.md),
-LOCKSTEP_LOG (error, warn, info, debug), NO_COLOR, and LOCKSTEP_<KEY> for every
-key of a configuration, in the commands that read one (the others refuse it).";
+amx), LOCKSTEP_LIBCUDA, LOCKSTEP_NVRTC, LOCKSTEP_CUBINS, LOCKSTEP_KERNEL_CACHE
+(docs/cuda.md), LOCKSTEP_LOG (error, warn, info, debug), NO_COLOR, and
+LOCKSTEP_<KEY> for every key of a configuration, in the commands that read one
+(the others refuse it).";
 
 #[derive(Debug, Subcommand)]
 enum Command {

@@ -16,10 +16,11 @@ pub struct Said {
     pub err: String,
 }
 
-/// `lockstep` with `arguments` in `directory`, without the caller's `LOCKSTEP_` variables.
+/// `lockstep` with `arguments` in `directory`, without the caller's `LOCKSTEP_` variables but those of the emulator.
 pub fn command(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("LOCKSTEP_")) {
+    let ours = |name: &str| name.starts_with("LOCKSTEP_") && !name.starts_with("LOCKSTEP_EMULATOR_");
+    for (name, _) in std::env::vars().filter(|(name, _)| ours(name)) {
         command.env_remove(name);
     }
     command.args(arguments).current_dir(directory).env("HF_HUB_OFFLINE", "1");

@@ -4,10 +4,11 @@
 use super::driver::{Address, Arg, Driver, Function, Grid, Outcome};
 use super::library::{functions, open};
 use super::nvrtc::Nvrtc;
-use super::sources::{Source, cached};
+use super::sources::{self, Source, cached};
 use super::tensor_core::Family;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::{Mutex, OnceLock};
 
@@ -97,7 +98,10 @@ impl Functions {
 /// A device, its primary context and one stream.
 pub(super) struct LibCuda {
     cuda: &'static Functions,
-    nvrtc: &'static Nvrtc,
+    /// None is needed for what was compiled before.
+    nvrtc: Outcome<&'static Nvrtc>,
+    /// Where that is.
+    shipped: Vec<PathBuf>,
     device: c_int,
     context: Handle,
     stream: Handle,
@@ -115,11 +119,20 @@ unsafe impl Sync for LibCuda {}
 
 /// Opens the device of this number.
 pub(super) fn open_device(number: u8) -> Outcome<Box<dyn Driver>> {
+    let (nvrtc, shipped) = (Nvrtc::get(), sources::shipped());
     // A machine that has a driver and no compiler should hear of it before it has loaded a model.
-    open_with(Functions::get()?, Nvrtc::get()?, number)
+    if shipped.is_empty() {
+        nvrtc.clone()?;
+    }
+    open_with(Functions::get()?, nvrtc, shipped, number)
 }
 
-pub(super) fn open_with(cuda: &'static Functions, nvrtc: &'static Nvrtc, number: u8) -> Outcome<Box<dyn Driver>> {
+pub(super) fn open_with(
+    cuda: &'static Functions,
+    nvrtc: Outcome<&'static Nvrtc>,
+    shipped: Vec<PathBuf>,
+    number: u8,
+) -> Outcome<Box<dyn Driver>> {
     let mut count = 0;
     // SAFETY: a place to write to.
     cuda.check("cuDeviceGetCount", unsafe { (cuda.device_count)(&mut count) })?;
@@ -134,6 +147,7 @@ pub(super) fn open_with(cuda: &'static Functions, nvrtc: &'static Nvrtc, number:
     let mut driver = LibCuda {
         cuda,
         nvrtc,
+        shipped,
         device: 0,
         context: null_mut(),
         stream: null_mut(),
@@ -176,18 +190,43 @@ impl LibCuda {
         self.cuda.check("cuCtxSetCurrent", unsafe { (self.cuda.set_context)(self.context) })
     }
 
+    /// What was compiled of a source before, for this architecture or an older one of the same number.
+    fn shipped(&self, source: &Source) -> Option<PathBuf> {
+        let (major, minor) = self.capability;
+        let names = (0..=minor).rev().map(|minor| {
+            let options = Nvrtc::options(&format!("{major}{minor}"));
+            sources::shipped_name(source, &options)
+        });
+        let names: Vec<String> = names.collect();
+        let files = self.shipped.iter().flat_map(|directory| names.iter().map(|name| directory.join(name)));
+        files.into_iter().find(|file| file.is_file())
+    }
+
+    /// What NVRTC makes of it, now or the last time.
+    fn compiled(&self, source: &Source) -> Outcome<PathBuf> {
+        let nvrtc = self.nvrtc.clone().map_err(|why| match self.shipped.first() {
+            Some(place) => {
+                format!("{} has no {}.cu of this program for sm_{}; {why}", place.display(), source.name, self.arch)
+            }
+            None => why,
+        })?;
+        let (version, text) = (format!("{:?}", nvrtc.version), source.complete(""));
+        let inputs = [version.as_str(), &Nvrtc::options(&self.arch).join(" "), &text];
+        cached(source.name, "cubin", &inputs, |to| {
+            let cubin = nvrtc.compile(source, &self.arch)?.cubin;
+            std::fs::write(to, cubin).map_err(|e| format!("{} cannot be written: {e}", to.display()))
+        })
+    }
+
     fn module(&self, source: &Source) -> Outcome<Handle> {
         let mut modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(&module) = modules.get(source.name) {
             return Ok(module);
         }
-        let nvrtc = self.nvrtc;
-        let (version, text) = (format!("{:?}", nvrtc.version), source.complete(""));
-        let inputs = [version.as_str(), &Nvrtc::options(&self.arch).join(" "), &text];
-        let path = cached(source.name, "cubin", &inputs, |to| {
-            let cubin = nvrtc.compile(source, &self.arch)?.cubin;
-            std::fs::write(to, cubin).map_err(|e| format!("{} cannot be written: {e}", to.display()))
-        })?;
+        let path = match self.shipped(source) {
+            Some(path) => path,
+            None => self.compiled(source)?,
+        };
         let cubin = std::fs::read(&path).map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
         let mut module = null_mut();
         // SAFETY: the whole of a binary, which names its own length.

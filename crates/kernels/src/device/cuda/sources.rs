@@ -37,6 +37,19 @@ fn directory() -> PathBuf {
         .unwrap_or_else(|| std::env::temp_dir().join("lockstep-kernels"))
 }
 
+/// Directories of kernels that were compiled before the program was started: `LOCKSTEP_CUBINS`, or `cubins` beside it.
+pub(super) fn shipped() -> Vec<PathBuf> {
+    let given = std::env::var_os("LOCKSTEP_CUBINS").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let beside = || Some(std::env::current_exe().ok()?.parent()?.join("cubins"));
+    given.or_else(beside).into_iter().filter(|directory| directory.is_dir()).collect()
+}
+
+/// The name of a source's binary for these options: of another source, or of other options, it is another one. Whatever
+/// version of the compiler made it.
+pub(super) fn shipped_name(source: &Source, options: &[String]) -> String {
+    format!("{}-{}.cubin", source.name, digest(&[&options.join(" "), &source.complete("")]))
+}
+
 /// 128 bits of all that decides what is compiled.
 fn digest(of: &[&str]) -> String {
     let half = |salt: u8| {

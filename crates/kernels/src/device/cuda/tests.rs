@@ -65,6 +65,11 @@ pub(crate) fn schedules() -> u32 {
     std::env::var("LOCKSTEP_EMULATOR_SCHEDULES").ok().map_or(1, |n| n.parse().expect("a number of schedules"))
 }
 
+/// Whether sizes may be larger than CI has time for.
+pub(crate) fn full() -> bool {
+    std::env::var_os("LOCKSTEP_EMULATOR_FULL").is_some_and(|value| !value.is_empty())
+}
+
 /// That `run` gives the same bits on the CPU and on the emulator, or on the GPU that `LOCKSTEP_DEVICE` names.
 pub(crate) fn same(run: impl Fn(&Context) -> Result<Vec<u32>>) {
     let expected = run(&Context::cpu(Isa::best(), 2)).expect("the CPU");

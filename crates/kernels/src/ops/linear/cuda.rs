@@ -157,7 +157,7 @@ mod tests {
     use super::super::*;
     use crate::Tensor;
     use crate::check::normal;
-    use crate::device::cuda::tests::{bits, random, same};
+    use crate::device::cuda::tests::{bits, full, random, same};
 
     #[test]
     fn the_bits_are_the_cpu_s() {
@@ -168,6 +168,7 @@ mod tests {
             (70, 17, 66, Some(&[0, 70])),
             (300, 9, 31, Some(&[0, 5, 150, 300])),
             (700, 2, 3, None),
+            if full() { (300, 520, 130, None) } else { (5, 40, 9, None) },
             (0, 3, 4, Some(&[0])),
             (4, 0, 5, None),
         ] {

@@ -4,7 +4,7 @@ use super::*;
 use crate::Tensor;
 use crate::check::{normal, planted};
 use crate::device::cuda::tensor_core::{Factor, Family, HOPPER, TURING};
-use crate::device::cuda::tests::{emulated_as, schedules, with_tensor_cores};
+use crate::device::cuda::tests::{emulated_as, full, schedules, with_tensor_cores};
 use crate::tensor::rounded_to_bf16;
 
 /// Operands, row-major, in f32 that bf16 has, but for `d_y`, which is rounded where it is used.
@@ -37,8 +37,12 @@ impl Case {
 
 fn cases() -> impl Iterator<Item = Case> {
     let shapes = [[1, 1, 2], [3, 5, 18], [2, 33, 64], [70, 66, 34], [17, 8, 16], [130, 9, 98], [0, 3, 4], [64, 64, 32]];
+    let large: &[[usize; 3]] = if full() { &[[200, 130, 514], [65, 257, 768]] } else { &[] };
     let plain: fn(u64, usize, usize) -> Vec<f32> = |seed, rows, columns| normal(seed, rows * columns);
-    shapes.into_iter().flat_map(move |sizes| [Case::new(sizes, plain), Case::new(sizes, planted)])
+    shapes
+        .into_iter()
+        .chain(large.iter().copied())
+        .flat_map(move |sizes| [Case::new(sizes, plain), Case::new(sizes, planted)])
 }
 
 fn matrix(ctx: &Context, rows: usize, cols: usize, data: &[f32], dtype: DType) -> Matrix {
@@ -150,6 +154,9 @@ fn rows_do_not_depend_on_each_other() {
         y.to_vec_f32()
     };
     let all = product(0..150);
+    if full() {
+        (1..150).for_each(|rows| same(&product(0..rows), &all[..rows * n], &format!("{rows} rows")));
+    }
     for rows in [0..1, 3..4, 63..65, 17..81, 100..150] {
         same(&product(rows.clone()), &all[rows.start * n..rows.end * n], &format!("rows {rows:?}"));
     }

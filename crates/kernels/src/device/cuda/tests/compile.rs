@@ -3,7 +3,8 @@
 
 use crate::device::cuda::Source;
 use crate::device::cuda::nvrtc::Nvrtc;
-use std::path::Path;
+use crate::device::cuda::sources::shipped_name;
+use std::path::{Path, PathBuf};
 
 /// Every `ops/*/*.cu`, and what devices begin with.
 fn sources() -> Vec<Source> {
@@ -115,4 +116,33 @@ fn products_in_bf16_are_the_instruction_of_the_formula() {
         }
     }
     assert_eq!(instructions("75"), [""; 0]);
+}
+
+/// As binaries for every architecture, under the names that the driver looks for: into the directory that
+/// `LOCKSTEP_WRITE_CUBINS` names, or one kernel for one architecture into one that is deleted.
+#[test]
+fn cubins_are_written() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let asked = std::env::var_os("LOCKSTEP_WRITE_CUBINS").map(PathBuf::from);
+    let place = std::env::temp_dir().join(format!("lockstep-written-cubins-{}", std::process::id()));
+    let place = asked.as_ref().unwrap_or(&place);
+    std::fs::create_dir_all(place).unwrap();
+    let (mut sources, mut archs) = (sources(), architectures(nvrtc.version));
+    if asked.is_none() {
+        sources.retain(|source| source.name == "glu");
+        archs.retain(|&arch| arch == "80");
+    }
+    for arch in archs.iter().filter(|arch| !arch.ends_with('a')) {
+        for source in &sources {
+            let cubin = nvrtc.compile(source, arch).unwrap().cubin;
+            assert!(cubin.starts_with(b"\x7fELF"), "{}", source.name);
+            std::fs::write(place.join(shipped_name(source, &Nvrtc::options(arch))), cubin).unwrap();
+        }
+    }
+    let written = std::fs::read_dir(place).unwrap().count();
+    assert!(written >= sources.len(), "{written} files");
+    println!("{written} cubins in {}", place.display());
+    if asked.is_none() {
+        std::fs::remove_dir_all(place).unwrap();
+    }
 }

@@ -2,15 +2,19 @@
 
 use crate::device::cuda::libcuda::{Functions, open_with};
 use crate::device::cuda::nvrtc::Nvrtc;
+use crate::device::cuda::sources::shipped_name;
 use crate::device::cuda::{Arg, Cuda, Grid, Queue, Source};
 use crate::{Context, DType, Device, Tensor};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The library, compiled. None, and a line that says so, without a compiler.
 fn library() -> Option<PathBuf> {
-    let path = std::env::temp_dir().join(format!("lockstep-fake-cuda-{}.so", std::process::id()));
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("lockstep-fake-cuda-{}-{count}.so", std::process::id()));
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/device/cuda/tests/fake_cuda.cpp");
     let run = Command::new("c++").args(["-shared", "-fPIC", "-o"]).arg(&path).arg(source).status();
     match run {
@@ -34,12 +38,12 @@ fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
         let library = libloading::Library::new(&path).unwrap();
         library.get::<unsafe extern "C" fn() -> i32>(b"fake_live\0").unwrap()()
     };
-    let refused = |number| open_with(cuda, nvrtc, number).err().unwrap();
+    let refused = |number| open_with(cuda, Ok(nvrtc), Vec::new(), number).err().unwrap();
     assert_eq!(refused(2), "there are 2 devices: cuda and cuda:1");
     assert!(refused(0).starts_with("cuDeviceGetAttribute: unknown"), "{}", refused(0));
     {
         let open = || {
-            let queue = Queue::new(Device::Cuda(1), open_with(cuda, nvrtc, 1).unwrap()).unwrap();
+            let queue = Queue::new(Device::Cuda(1), open_with(cuda, Ok(nvrtc), Vec::new(), 1).unwrap()).unwrap();
             Cuda { queue: Arc::new(queue) }
         };
         let cuda = open();
@@ -72,5 +76,32 @@ fn memory_copies_and_launches_are_what_the_driver_is_asked_for() {
         assert!(other.memory().check().unwrap_err().to_string().starts_with("out of memory: kv cache"));
     }
     assert_eq!(live(), 0, "what was asked for was given back");
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// Kernels that were compiled before need no compiler; what is missing there does, and says where it was looked for.
+#[test]
+fn shipped_kernels_need_no_compiler() {
+    let Some(path) = library() else { return };
+    let cuda: &'static Functions = Box::leak(Box::new(Functions::open(&path.to_string_lossy()).unwrap()));
+    let place = std::env::temp_dir().join(format!("lockstep-cubins-{}", std::process::id()));
+    std::fs::create_dir_all(&place).unwrap();
+    let driver = open_with(cuda, Err("no compiler".into()), vec![place.clone()], 1).unwrap();
+    let sources = ["shipped", "older", "missing"].map(|name| Source { name, text: "" });
+    for (source, arch, content) in [(&sources[0], "86", "cubin of sm_86"), (&sources[1], "80", "cubin of sm_80")] {
+        std::fs::write(place.join(shipped_name(source, &Nvrtc::options(arch))), content).unwrap();
+    }
+    assert!(driver.function(&sources[0], "there").is_ok());
+    // It is found, and the library, which takes sm_86 alone, was shown it.
+    let older = driver.function(&sources[1], "there").unwrap_err();
+    assert!(older.starts_with("cuModuleLoadData of ") && older.contains("/older-"), "{older}");
+    let missing = driver.function(&sources[2], "there").unwrap_err();
+    assert_eq!(missing, format!("{} has no missing.cu of this program for sm_86; no compiler", place.display()));
+    // Of other text it is another one.
+    let changed = Source { text: "x", ..sources[0] };
+    assert!(driver.function(&Source { name: "shipped_too", ..changed }, "there").is_err());
+    assert_ne!(shipped_name(&changed, &[]), shipped_name(&sources[0], &[]));
+    drop(driver);
+    std::fs::remove_dir_all(&place).unwrap();
     std::fs::remove_file(&path).unwrap();
 }

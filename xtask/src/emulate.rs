@@ -1,0 +1,170 @@
+//! Everything that the emulator can say of the CUDA kernels, after they changed, and of which sources it said it.
+
+use crate::cargo;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What was found, committed.
+const RESULT: &str = "crates/kernels/emulated.txt";
+const SOURCES: &str = "crates/kernels/src";
+const SCHEDULES: u32 = 5;
+
+/// Every emulated test under five orders of blocks and threads, at larger sizes than CI takes; then the result is
+/// written.
+pub fn full() -> Result<(), String> {
+    let before = sources(Path::new("."))?;
+    let schedules = SCHEDULES.to_string();
+    let all = [("LOCKSTEP_EMULATOR_SCHEDULES", schedules.as_str()), ("LOCKSTEP_EMULATOR_FULL", "1"), ("CI", "true")];
+    let kernels = passed(&["test", "-p", "lockstep-kernels", "--lib", "--", "cuda", "tensor_core"], &all)?;
+    let mut runs = 0;
+    for schedule in 0..SCHEDULES {
+        let schedule = [("LOCKSTEP_EMULATOR_SCHEDULE", schedule.to_string())];
+        let one = [(schedule[0].0, schedule[0].1.as_str()), ("LOCKSTEP_EMULATOR_SECONDS", "600")];
+        runs += passed(&["test", "-p", "lockstep-cli", "--test", "it", "--", "emulated"], &one)?;
+    }
+    let after = sources(Path::new("."))?;
+    if after != before {
+        return Err("kernels changed meanwhile: run it again".into());
+    }
+    let text = format!(
+        "# What `cargo xtask emulate --full` found, and of which sources. Not edited by hand.\n\
+         date {}\nschedules {SCHEDULES}\npassed {kernels} tests of kernels, {runs} of whole runs\n{}",
+        date(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400)),
+        after.iter().map(|(path, hash)| format!("{hash} {path}\n")).collect::<String>()
+    );
+    std::fs::write(RESULT, text).map_err(|e| format!("{RESULT}: {e}"))?;
+    println!("{RESULT} is written: commit it");
+    Ok(())
+}
+
+/// Whether the result is of the sources that there are. It is said, and is no failure: whoever changes a kernel has
+/// CI's smaller run, and the full one comes before a release.
+pub fn check() -> Result<(), String> {
+    let text = std::fs::read_to_string(RESULT).unwrap_or_default();
+    let changed = changed(&text, &sources(Path::new("."))?);
+    match changed.is_empty() {
+        true => println!("{RESULT} is of these kernels"),
+        false => println!(
+            "note: changed since all of it was emulated: {}; `cargo xtask emulate --full` does it again",
+            changed.join(", ")
+        ),
+    }
+    Ok(())
+}
+
+/// Sources that are others than in the result, or are in one of the two alone.
+fn changed(result: &str, now: &BTreeMap<String, String>) -> Vec<String> {
+    let is_hash = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let lines = result.lines().filter_map(|line| line.split_once(' ')).filter(|(hash, _)| is_hash(hash));
+    let then: BTreeMap<&str, &str> = lines.map(|(hash, path)| (path, hash)).collect();
+    let of_now = now.iter().filter(|(path, hash)| then.get(path.as_str()) != Some(&hash.as_str()));
+    let gone = then.keys().filter(|path| !now.contains_key(**path)).map(|path| (*path).to_owned());
+    of_now.map(|(path, _)| path.clone()).chain(gone).collect()
+}
+
+/// Hashes of the kernels, what they include, and the emulator, by path; not those of tests.
+fn sources(root: &Path) -> Result<BTreeMap<String, String>, String> {
+    let (mut found, mut open) = (BTreeMap::new(), vec![PathBuf::from(SOURCES)]);
+    while let Some(directory) = open.pop() {
+        let place = root.join(&directory);
+        let entries = std::fs::read_dir(&place).map_err(|e| format!("{}: {e}", place.display()))?;
+        for entry in entries.flatten() {
+            let path = directory.join(entry.file_name());
+            if entry.path().is_dir() {
+                if !path.ends_with("tests") {
+                    open.push(path);
+                }
+            } else if path
+                .extension()
+                .is_some_and(|extension| extension == "cu" || extension == "cuh" || extension == "h")
+            {
+                let bytes = std::fs::read(entry.path()).map_err(|e| format!("{}: {e}", path.display()))?;
+                found.insert(path.display().to_string(), fnv(&bytes));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// FNV-1a, 64 bits: the same wherever it is computed.
+fn fnv(bytes: &[u8]) -> String {
+    let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    format!("{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, step))
+}
+
+/// The day of the calendar, so many days after 1970-01-01.
+fn date(days: u64) -> String {
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let (mut year, mut month, mut day) = (1970, 0, days);
+    while day >= 365 + u64::from(leap(year)) {
+        day -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let months = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    while day >= months[month] {
+        day -= months[month];
+        month += 1;
+    }
+    format!("{year}-{:02}-{:02}", month + 1, day + 1)
+}
+
+/// Runs tests; how many passed, which must be some.
+fn passed(arguments: &[&str], environment: &[(&str, &str)]) -> Result<u32, String> {
+    let output = cargo::command().args(arguments).envs(environment.iter().copied()).output();
+    let output = output.map_err(|e| format!("cargo: {e}"))?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    print!("{said}");
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("cargo {}: {}\n{errors}", arguments.join(" "), output.status));
+    }
+    match count(&said) {
+        0 => Err(format!("cargo {}: no test ran", arguments.join(" "))),
+        passed => Ok(passed),
+    }
+}
+
+fn count(said: &str) -> u32 {
+    let results = said.lines().filter_map(|line| line.strip_prefix("test result: ok. "));
+    results.filter_map(|line| line.split(' ').next()?.parse::<u32>().ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_source_is_named_whatever_changed() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = root.path().join(SOURCES).join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("ops/a/a.cu", "one");
+        write("device/kernel.cuh", "two");
+        write("device/tests/planted.cu", "of a test");
+        let then = sources(root.path()).unwrap();
+        assert_eq!(then.len(), 2);
+        let result: String = then.iter().map(|(path, hash)| format!("{hash} {path}\n")).collect();
+        let result = format!("# a comment of words\ndate 2026-11-23\n{result}");
+        assert_eq!(changed(&result, &then), [""; 0]);
+        write("device/kernel.cuh", "three");
+        assert_eq!(changed(&result, &sources(root.path()).unwrap()), [format!("{SOURCES}/device/kernel.cuh")]);
+        write("device/kernel.cuh", "two");
+        write("ops/b/b.cu", "new");
+        assert_eq!(changed(&result, &sources(root.path()).unwrap()), [format!("{SOURCES}/ops/b/b.cu")]);
+        std::fs::remove_file(root.path().join(SOURCES).join("ops/a/a.cu")).unwrap();
+        assert_eq!(changed(&result, &sources(root.path()).unwrap()).len(), 2);
+        assert_eq!(changed("", &then).len(), 2);
+    }
+
+    #[test]
+    fn hashes_dates_and_counts_are_right() {
+        assert_eq!([fnv(b""), fnv(b"a")], ["cbf29ce484222325", "af63dc4c8601ec8c"]);
+        assert_eq!([0, 59, 11_016, 20_780].map(date), ["1970-01-01", "1970-03-01", "2000-02-29", "2026-11-23"]);
+        assert_eq!(count("test result: ok. 3 passed; 0 failed\nx\ntest result: ok. 4 passed; 0 failed"), 7);
+        assert_eq!(count("test result: FAILED. 3 passed; 1 failed"), 0);
+    }
+}
