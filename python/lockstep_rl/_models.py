@@ -65,6 +65,20 @@ def stage(model: Any, processing_class: Any, output_dir: str) -> str:
     return target
 
 
+def stage_reference(model: Any, output_dir: str) -> str:
+    """The name or directory of a reference model; a loaded one is written beside `output_dir`."""
+    if isinstance(model, (str, os.PathLike)):
+        return check_path(os.fspath(model), "ref_model")
+    if not hasattr(model, "save_pretrained") or _peft.is_peft_model(model):
+        raise TypeError(
+            f"`ref_model` must be a directory, a Hub id or a transformers model, but is {type(model).__name__}"
+        )
+    target = f"{output_dir}-ref-model"
+    shutil.rmtree(target, ignore_errors=True)
+    model.save_pretrained(target)
+    return target
+
+
 def _own_tokenizer(processing_class: Any, source: str) -> Any:
     """A tokenizer that is not the one of the model's directory, and has to be written there."""
     if processing_class is None or not os.path.isdir(source):

@@ -57,8 +57,6 @@ class Trainer:
     config_class: Any = None
     # Columns of the data that the engine itself reads.
     columns: tuple[str, ...] = ("prompt",)
-    # Whether held-out data may be several sets.
-    evaluates_sets = False
 
     def __init__(
         self,
@@ -151,11 +149,6 @@ class Trainer:
         if not isinstance(dataset, dict):
             name, rows = self._rows(dataset, "eval_dataset", "eval_max_samples")
             return EvalData({"eval_dataset_name": name}, rows, {})
-        if not self.evaluates_sets:
-            raise ValueError(
-                f"`eval_dataset` is a dict of datasets: {type(self).__name__} evaluates one ({', '.join(dataset)}); "
-                "give the others to evaluate(eval_dataset=…, metric_key_prefix=\"eval_NAME\")"
-            )
         if not dataset:
             raise ValueError("`eval_dataset` is an empty dict")
         names, sets = {}, {}
@@ -215,7 +208,7 @@ class Trainer:
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict:
         """Evaluates the model as it is now, and logs the metrics."""
-        values = {key: value for key, value in self._values.items() if key not in _EVAL_KEYS}
+        values = self._evaluation_values()
         data = self._eval if eval_dataset is None else self._eval_data(eval_dataset)
         given = {key: self._values[key] for key in _EVAL_KEYS if key in self._values}
         values.update(given if eval_dataset is None else data.values)
@@ -290,6 +283,10 @@ class Trainer:
 
     def _rewards(self) -> RewardSet | None:
         return None
+
+    def _evaluation_values(self) -> dict:
+        """The engine's keys of a run that only evaluates, but for its model and data."""
+        return {key: value for key, value in self._values.items() if key not in _EVAL_KEYS}
 
     def _samples_per_step(self) -> int:
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps

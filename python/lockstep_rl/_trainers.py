@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._config import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig, SFTConfig, warn_once
+from ._models import stage_reference
 from ._rewards import RewardSet
 from ._trainer import Trainer, TrainOutput
 
@@ -13,7 +14,6 @@ class GRPOTrainer(Trainer):
     """TRL's GRPOTrainer: completions of each prompt are generated, scored by `reward_funcs`, and compared."""
 
     config_class = GRPOConfig
-    evaluates_sets = True
 
     def __init__(
         self,
@@ -78,12 +78,16 @@ class DPOTrainer(Trainer):
     columns = ("chosen", "rejected")
 
     def __init__(self, model: Any = None, ref_model: Any = None, args: Any = None, *rest: Any, **kwargs: Any):
-        if ref_model is not None and ref_model is not model and ref_model != model:
-            raise ValueError(
-                "DPOTrainer: `ref_model` is another model: the reference is the model that training begins with; "
-                "remove it"
-            )
         super().__init__(model, args, *rest, **kwargs)
+        if ref_model is not None and ref_model is not model:
+            self._values["ref_model"] = stage_reference(ref_model, self._values["output_dir"])
+
+    def _evaluation_values(self) -> dict:
+        """The reference stays what training begins with; below an adapter it is there already."""
+        values = super()._evaluation_values()
+        if not values.get("use_peft"):
+            values.setdefault("ref_model", self._values["model_name_or_path"])
+        return values
 
 
 class RewardTrainer(Trainer):

@@ -10,9 +10,6 @@ use pyo3::prelude::*;
 use rollout::{Engine, EngineConfig, Request, SamplingParams};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Rows of a step: prompts are computed in chunks of this many.
-const MAX_BATCHED_TOKENS: usize = 1024;
-
 /// Generates with a model's weights as they are at each call.
 #[pyclass(frozen)]
 pub struct Generator {
@@ -32,14 +29,7 @@ impl Generator {
         let max_model_len = max_model_len.min(model.max_position_embeddings);
         let made = {
             let policy = model.policy();
-            let config = EngineConfig {
-                max_num_seqs,
-                kv_blocks: EngineConfig::blocks_for(max_num_seqs, max_model_len),
-                max_model_len,
-                max_batched_tokens: MAX_BATCHED_TOKENS,
-                chunked_prefill: true,
-                prefix_sharing: true,
-            };
+            let config = EngineConfig::new(max_num_seqs, max_model_len);
             Engine::new(&model.ctx, policy.config(), config).map(|mut engine| {
                 engine.set_detokenizer(policy.tokenizer.clone());
                 engine

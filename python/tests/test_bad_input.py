@@ -178,8 +178,8 @@ def test_other_trainers(model):
         SFTTrainer(model, SFTConfig("out"), [{"text": None}] * 8)
     with pytest.raises(ValueError, match="no column `prompt`.*`body`"):
         SFTTrainer(model, SFTConfig("out"), [{"body": "ab"}] * 8).train()
-    with pytest.raises(ValueError, match="SFTTrainer evaluates one.*metric_key_prefix"):
-        SFTTrainer(model, SFTConfig("out"), [{"text": "ab"}] * 8, {"a": [{"text": "ab"}]})
+    with pytest.raises(ValueError, match="eval_dataset.'a'.*row 1: `text` is None"):
+        SFTTrainer(model, SFTConfig("out"), [{"text": "ab"}] * 8, {"a": [{"text": "ab"}, {"text": None}]})
     with pytest.raises(ValueError, match="row 0: `chosen` is None"):
         DPOTrainer(model, None, DPOConfig("out"), [{"prompt": "a", "chosen": None, "rejected": "b"}] * 8)
     with pytest.raises(TypeError, match="no field `reward_fns`"):

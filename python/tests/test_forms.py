@@ -6,7 +6,16 @@ import types
 import pytest
 from conftest import SMALL, WORDS, grpo, weights
 
-from lockstep_rl import GRPOConfig, SFTConfig, SFTTrainer, TrainerCallback
+from lockstep_rl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    RewardConfig,
+    RewardTrainer,
+    SFTConfig,
+    SFTTrainer,
+    TrainerCallback,
+)
 
 OFFLINE = dict(per_device_train_batch_size=2, max_steps=3, logging_steps=1, learning_rate=0.01, threads=1,
                disable_tqdm=True)
@@ -56,6 +65,31 @@ def test_several_sets_are_evaluated_under_their_names(model, rows):
     assert named["test_third_reward"] == one["eval_reward"]
 
 
+PAIRS = [{"prompt": f"{word} ", "chosen": word, "rejected": word[::-1] + "z"} for word in WORDS]
+TEXTS = [{"prompt": f"{word} ", "completion": f"{word}."} for word in WORDS]
+
+
+@pytest.mark.parametrize("trainer, config, rows, metrics", [
+    (SFTTrainer, SFTConfig, TEXTS, ["loss"]),
+    (DPOTrainer, DPOConfig, PAIRS, ["loss", "rewards/chosen", "rewards/accuracies", "logps/rejected"]),
+    (RewardTrainer, RewardConfig, PAIRS, ["loss", "accuracy", "margin", "brier_score"]),
+])
+def test_several_sets_of_offline_trainers(model, trainer, config, rows, metrics):
+    sets = {"first": rows[:2], "rest": rows[2:]}
+    fields = dict(eval_strategy="steps", eval_steps=3, save_steps=3, metric_for_best_model="eval_rest_loss",
+                  load_best_model_at_end=True)
+    made = trainer(model=model, args=config("out", **OFFLINE, **fields), train_dataset=rows, eval_dataset=sets)
+    made.train()
+    (logged,) = [entry for entry in made.state.log_history if "eval_first_loss" in entry]
+    assert {f"eval_{name}_{metric}" for name in sets for metric in metrics} <= logged.keys()
+    assert "eval_loss" not in logged and logged["eval_first_loss"] != logged["eval_rest_loss"]
+    assert made.state.best_metric == logged["eval_rest_loss"]
+    again = made.evaluate()
+    assert all(again[f"eval_{name}_loss"] == logged[f"eval_{name}_loss"] for name in sets)
+    alone = made.evaluate(sets["rest"])
+    assert alone["eval_loss"] == again["eval_rest_loss"] and "eval_rest_loss" not in alone
+
+
 def test_a_reward_sees_the_columns_of_every_set(model, rows):
     seen = set()
 
@@ -72,7 +106,7 @@ def test_a_reward_sees_the_columns_of_every_set(model, rows):
 
 
 class Service(types.ModuleType):
-    """A package of a service that keeps what it is told."""
+    """A stand-in for a tracker's package: it records every call."""
 
     def __init__(self, name):
         super().__init__(name)

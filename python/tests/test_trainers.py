@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import warnings
 
 import pytest
@@ -74,11 +75,22 @@ def test_a_reward_model_is_a_reward(model, rows):
 
 
 def test_a_dpo_reference(model):
-    with pytest.raises(ValueError, match="the model that training begins with"):
-        DPOTrainer(model, "another/model", DPOConfig("out", **OFFLINE), PAIRS)
-    DPOTrainer(model, model, DPOConfig("a", **OFFLINE), PAIRS).train()
+    trainer = DPOTrainer(model, model, DPOConfig("a", **OFFLINE), PAIRS, PAIRS[:3])
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(math.log(2))
+    trainer.train()
+    held_out = trainer.evaluate()
+    assert held_out["eval_loss"] < 0.69 and held_out["eval_rewards/margins"] > 0
     DPOTrainer(model, None, DPOConfig("b", **OFFLINE), PAIRS).train()
     assert weights("a/model") == weights("b/model")
+    # Another reference: the model that was trained is as far from itself as nothing.
+    other = DPOTrainer(model, "a/model", DPOConfig("c", **OFFLINE), PAIRS, PAIRS[:3])
+    assert other.evaluate()["eval_rewards/margins"] == pytest.approx(-held_out["eval_rewards/margins"])
+    other.train()
+    assert weights("c/model") != weights("a/model")
+    with pytest.raises(FileNotFoundError, match="`ref_model` = ./nowhere"):
+        DPOTrainer(model, "./nowhere", DPOConfig("d", **OFFLINE), PAIRS)
+    with pytest.raises(TypeError, match="`ref_model` must be a directory"):
+        DPOTrainer(model, 3, DPOConfig("d", **OFFLINE), PAIRS)
 
 
 def test_configs_are_dataclasses_that_can_be_extended():

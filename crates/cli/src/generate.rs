@@ -16,8 +16,6 @@ use std::sync::Arc;
 const MAX_NUM_SEQS: usize = 64;
 /// Completions of one call: all of them are kept until the last has ended.
 const MAX_COMPLETIONS: usize = 1 << 16;
-/// Rows of a step of the engine: a long prompt is computed in portions of as many.
-const MAX_BATCHED_TOKENS: usize = 1024;
 
 /// Completes a prompt.
 #[derive(Debug, clap::Args)]
@@ -99,14 +97,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let mut engine = Engine::new(
         &ctx,
         policy.config(),
-        EngineConfig {
-            max_num_seqs,
-            kv_blocks: EngineConfig::blocks_for(max_num_seqs, max_model_len),
-            max_model_len,
-            max_batched_tokens: MAX_BATCHED_TOKENS,
-            chunked_prefill: true,
-            prefix_sharing: true,
-        },
+        EngineConfig::new(max_num_seqs, max_model_len),
     )?;
     engine.set_detokenizer(policy.tokenizer.clone());
     let request = Request {

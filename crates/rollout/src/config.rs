@@ -19,7 +19,23 @@ pub struct EngineConfig {
     pub prefix_sharing: bool,
 }
 
+/// Prompts are computed in chunks of this many rows, unless somebody says otherwise.
+const PREFILL_ROWS: usize = 1024;
+
 impl EngineConfig {
+    /// `max_num_seqs` sequences at once of up to `max_model_len` tokens each, prompt included, none of which is ever
+    /// preempted; prompts are shared, and computed in chunks.
+    pub fn new(max_num_seqs: usize, max_model_len: usize) -> EngineConfig {
+        EngineConfig {
+            max_num_seqs,
+            kv_blocks: Self::blocks_for(max_num_seqs, max_model_len),
+            max_model_len,
+            max_batched_tokens: PREFILL_ROWS,
+            chunked_prefill: true,
+            prefix_sharing: true,
+        }
+    }
+
     /// Pages that hold `max_num_seqs` sequences of `max_model_len` tokens and their prompts, so that none is ever
     /// preempted.
     pub fn blocks_for(max_num_seqs: usize, max_model_len: usize) -> usize {

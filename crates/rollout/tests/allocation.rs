@@ -40,14 +40,8 @@ fn adapted(ctx: &Context, compute: DType) -> AdaptedWeights {
 
 /// Allocations and reallocations of each step that ended no sequence, and of those that did.
 fn counted(ctx: &Context, model: ModelView<'_>, sampling: SamplingParams, prefix_sharing: bool) -> [Vec<usize>; 2] {
-    let config = EngineConfig {
-        max_num_seqs: PROMPTS * GENERATIONS,
-        kv_blocks: EngineConfig::blocks_for(PROMPTS * GENERATIONS, 128),
-        max_model_len: 128,
-        max_batched_tokens: 512,
-        chunked_prefill: true,
-        prefix_sharing,
-    };
+    let sizes = EngineConfig::new(PROMPTS * GENERATIONS, 128);
+    let config = EngineConfig { max_batched_tokens: 512, prefix_sharing, ..sizes };
     let mut engine = Engine::new(ctx, model.config(), config).unwrap();
     let sampling = Arc::new(SamplingParams { max_new_tokens: NEW_TOKENS, seed: 5, ..sampling });
     for number in 0..PROMPTS {

@@ -4,9 +4,6 @@ use super::Config;
 use rollout::{EngineConfig, SamplingParams};
 use train::{Objective, TrainerConfig};
 
-/// Rows of a rollout step: prompts are computed in chunks of this many.
-const PREFILL_ROWS: usize = 1024;
-
 /// What the data say that the memory of a run depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkloadBounds {
@@ -46,14 +43,10 @@ pub fn sampling(config: &Config, eos_ids: &[u32]) -> SamplingParams {
 pub fn engine_config(config: &Config, context: usize, bounds: WorkloadBounds) -> EngineConfig {
     let max_model_len = context.min(bounds.longest_prompt + config.max_completion_length);
     let max_num_seqs = config.max_num_seqs.min(bounds.sequences).max(1);
-    EngineConfig {
-        max_num_seqs,
-        kv_blocks: config.kv_cache_blocks.unwrap_or_else(|| EngineConfig::blocks_for(max_num_seqs, max_model_len)),
-        max_model_len,
-        max_batched_tokens: PREFILL_ROWS,
-        chunked_prefill: true,
-        prefix_sharing: config.prefix_sharing,
-    }
+    let mut sizes = EngineConfig::new(max_num_seqs, max_model_len);
+    sizes.kv_blocks = config.kv_cache_blocks.unwrap_or(sizes.kv_blocks);
+    sizes.prefix_sharing = config.prefix_sharing;
+    sizes
 }
 
 /// How the trainer works. Pairs are compared at T = 1; a value model is trained whole.

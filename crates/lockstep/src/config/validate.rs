@@ -65,9 +65,7 @@ fn inputs(resolved: &Resolved, purpose: Purpose) -> anyhow::Result<()> {
     if c.dataset_name.is_none() && c.replay.is_none() {
         bad_input!("no training data: give --dataset FILE, or dataset_name in the configuration");
     }
-    // Of several sets, only completions are evaluated.
-    let has_eval_data = if purpose == Purpose::Grpo { c.has_eval_data() } else { c.eval_dataset_name.is_some() };
-    if c.eval_strategy != Strategy::No && !has_eval_data {
+    if c.eval_strategy != Strategy::No && !c.has_eval_data() {
         bad_input!(
             "`eval_strategy` asks for evaluation, but there is no data for it: set eval_dataset_name, or eval_strategy \
              = \"no\""

@@ -55,7 +55,7 @@ impl DatasetSpec {
     }
 
     /// The evaluation data that `config` names, if any.
-    pub fn eval(config: &Config) -> Option<DatasetSpec> {
+    fn eval(config: &Config) -> Option<DatasetSpec> {
         let name = config.eval_dataset_name.clone()?;
         let split = config.eval_dataset_split.clone().unwrap_or_else(|| "test".to_owned());
         Some(Self::of(config, name, split, config.eval_max_samples))

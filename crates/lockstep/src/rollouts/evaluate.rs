@@ -89,7 +89,7 @@ pub fn with_sets(bounds: WorkloadBounds, sets: &[EvalSet], config: &Config) -> W
 }
 
 /// What the metrics of a set begin with, as transformers' Trainer names them.
-fn prefix(set: &str) -> String {
+pub fn prefix(set: &str) -> String {
     if set.is_empty() { "eval_".to_owned() } else { format!("eval_{set}_") }
 }
 

@@ -50,12 +50,7 @@ impl RunInputs {
         DatasetSpec::train(self.config()).map(|spec| DatasetSpec { rows: self.train_rows.clone(), ..spec })
     }
 
-    /// The held-out data.
-    pub fn eval_data(&self) -> Option<DatasetSpec> {
-        DatasetSpec::eval(self.config()).map(|spec| DatasetSpec { rows: self.eval_rows.clone(), ..spec })
-    }
-
-    /// All held-out data, by name; that of `eval_dataset_name` has none.
+    /// The held-out data, by name; that of `eval_dataset_name` has none.
     pub fn eval_sets(&self) -> Vec<(String, DatasetSpec)> {
         let mut sets = DatasetSpec::eval_sets(self.config());
         for (name, spec) in &mut sets {

@@ -1,16 +1,17 @@
 //! Direct preference optimization: a policy learns from pairs of answers, held to the model that it began as.
 //!
-//! The reference is the model of `model_name_or_path`; of an adapter that the run goes on with, the model below it. Its
-//! log-probabilities are computed once, before training, and again when a run is resumed: the same bits on the same
+//! The reference is `ref_model`, or else the model of `model_name_or_path`; of an adapter that the run goes on with, the
+//! model below it. Its log-probabilities are computed once, before training, and again when a run is resumed: the same bits on the same
 //! machine, so that no second model stays in memory.
 
 use super::offline::{Offline, Row, Rows, load_pairs};
 use crate::config::{Config, Purpose};
 use crate::data::{DatasetSpec, Pair};
-use crate::models::{ModelSource, load_weights};
+use crate::models::{ModelSource, load_weights, locate};
 use crate::run::inputs::RunInputs;
 use crate::run::training::TrainingRun;
 use model::columns::REF_LOGPS;
+use model::hub::HubKind;
 use model::{Head, ModelAssets, Scorer};
 use telemetry::Sinks;
 use train::loss::dpo::{Answer, pair};
@@ -60,10 +61,12 @@ impl Offline for Dpo {
         scorer: &mut Scorer,
         rows: &mut Rows<PreferencePair>,
     ) -> anyhow::Result<()> {
-        let reference = load_weights(&inputs.ctx, &source.dir, &assets.config)?;
-        let count = rows.train.len() + rows.held_out.len();
+        let other = inputs.config().ref_model.as_ref().map(|name| locate(name, HubKind::Model)).transpose()?;
+        let reference = load_weights(&inputs.ctx, other.as_ref().unwrap_or(&source.dir), &assets.config)?;
+        let count = rows.train.len() + rows.held_out_rows();
         inputs.sinks.info(&format!("log-probabilities of the reference for {count} pairs, once"));
-        for pairs in [&mut rows.train, &mut rows.held_out] {
+        let held_out = rows.held_out.iter_mut().map(|set| &mut set.rows);
+        for pairs in [&mut rows.train].into_iter().chain(held_out) {
             let scores = scorer.score(&inputs.ctx, &reference, &PreferencePair::sequences(pairs), 1.0)?;
             let responses = pairs.iter_mut().flat_map(|pair| [&mut pair.chosen, &mut pair.rejected]);
             responses.zip(scores).for_each(|(response, scores)| response.columns.set(REF_LOGPS, scores.logps));
@@ -90,6 +93,6 @@ impl Offline for Dpo {
             means.add("loss", loss.value, 1);
             loss.metrics().iter().for_each(|(name, value)| means.add(name, *value, 1));
         }
-        Ok(means.entries().map(|(name, value)| (format!("eval_{name}"), value)).collect())
+        Ok(means.entries().map(|(name, value)| (name.to_owned(), value)).collect())
     }
 }

@@ -7,6 +7,7 @@ use crate::data::prompt_dataset::{context, encoder};
 use crate::data::{DatasetSpec, Pairs};
 use crate::error::BadInput;
 use crate::models::{ModelSource, Policy, load_assets, trained_weights};
+use crate::rollouts::evaluate::prefix;
 use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::{self, MemoryPlan};
 use crate::run::task::{NextBatch, TrainingTask};
@@ -63,7 +64,7 @@ pub trait Offline {
     const PURPOSE: Purpose;
     /// What the model ends in.
     const HEAD: Head;
-    /// Names of the metrics that an evaluation gives, without the `eval_` before each.
+    /// Names of the metrics that an evaluation gives, without the set's prefix (`eval_`).
     const EVALUATION_METRICS: &'static [&'static str];
     /// The metrics that progress shows.
     const SHOWN_METRICS: &'static [&'static str];
@@ -83,7 +84,7 @@ pub trait Offline {
         sinks: &Sinks,
     ) -> anyhow::Result<(Vec<Self::Row>, String)>;
 
-    /// Rows that are scored at once, at most, of so many to train on and held-out ones.
+    /// Rows that are scored at once, at most, of so many to train on and of the largest held-out set.
     fn scored([_, held_out]: [usize; 2]) -> usize {
         held_out
     }
@@ -103,8 +104,7 @@ pub trait Offline {
         None
     }
 
-    /// The metrics of held-out rows, [`EVALUATION_METRICS`](Self::EVALUATION_METRICS) or some of them with `eval_`
-    /// before each.
+    /// The metrics of held-out rows: [`EVALUATION_METRICS`](Self::EVALUATION_METRICS) or some of them.
     fn evaluate(run: &TrainingRun, scorer: &mut Scorer, rows: &[Self::Row]) -> anyhow::Result<Vec<(String, f64)>>;
 }
 
@@ -112,36 +112,46 @@ pub trait Offline {
 pub struct Rows<R> {
     /// Those that are trained on.
     pub train: Vec<R>,
-    /// Those that evaluation scores.
-    pub held_out: Vec<R>,
+    /// The sets that evaluation scores.
+    pub held_out: Vec<HeldOut<R>>,
     /// SHA-256 of the former.
     hash: String,
+}
+
+/// A set of held-out rows.
+pub struct HeldOut<R> {
+    /// Its name in `eval_datasets`; empty for that of `eval_dataset_name`.
+    name: String,
+    pub rows: Vec<R>,
 }
 
 impl<R: Row> Rows<R> {
     fn load<O: Offline<Row = R>>(
         config: &Config,
-        [train, eval]: [Option<DatasetSpec>; 2],
+        train: Option<DatasetSpec>,
+        sets: Vec<(String, DatasetSpec)>,
         assets: &ModelAssets,
         sinks: &Sinks,
     ) -> anyhow::Result<Rows<R>> {
         let Some(spec) = train else { return Err(BadInput::new("no training data")) };
         let (train, hash) = O::load(config, spec, assets, sinks)?;
-        let held_out = match eval {
-            Some(spec) => O::load(config, spec, assets, sinks)?.0,
-            None => Vec::new(),
+        let held_out = |(name, spec): (String, DatasetSpec)| -> anyhow::Result<HeldOut<R>> {
+            Ok(HeldOut { name, rows: O::load(config, spec, assets, sinks)?.0 })
         };
-        Ok(Rows { train, held_out, hash })
+        Ok(Rows { train, held_out: sets.into_iter().map(held_out).collect::<anyhow::Result<_>>()?, hash })
     }
 
-    fn counts(&self) -> [usize; 2] {
-        [self.train.len(), self.held_out.len()]
+    /// How many are held out.
+    pub fn held_out_rows(&self) -> usize {
+        self.held_out.iter().map(|set| set.rows.len()).sum()
     }
 
     fn memory<O: Offline<Row = R>>(&self, config: &Config, assets: &ModelAssets) -> anyhow::Result<MemoryPlan> {
-        let sequences = R::sequences(&self.train).into_iter().chain(R::sequences(&self.held_out));
+        let held_out = self.held_out.iter().flat_map(|set| R::sequences(&set.rows));
+        let sequences = R::sequences(&self.train).into_iter().chain(held_out);
         let lengths = sequences.map(|s| (s.prompt.len(), s.completion.len() + O::MORE_TOKENS)).collect::<Vec<_>>();
-        let (longest, scored) = (memory_plan::longest_of(&lengths), O::scored(self.counts()));
+        let largest = self.held_out.iter().map(|set| set.rows.len()).max().unwrap_or(0);
+        let (longest, scored) = (memory_plan::longest_of(&lengths), O::scored([self.train.len(), largest]));
         memory_plan::plan_rows(config, &assets.config, O::objective(config), R::SEQUENCES, longest, scored)
     }
 }
@@ -170,7 +180,12 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let Some(scorer) = &mut self.scorer else { return Ok(None) };
         let _span = run.stages.span("evaluation");
-        O::evaluate(run, scorer, &self.rows.held_out).map(Some)
+        let mut metrics = Vec::new();
+        for set in &self.rows.held_out {
+            let of_set = O::evaluate(run, scorer, &set.rows)?;
+            metrics.extend(of_set.into_iter().map(|(name, value)| (prefix(&set.name) + &name, value)));
+        }
+        Ok(Some(metrics))
     }
 
     fn evaluates_at_end(&self) -> bool {
@@ -187,8 +202,7 @@ pub fn build<O: Offline>(inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, T
     let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
     let source = ModelSource::of(&config, O::HEAD)?;
     let assets = load_assets(&source.dir, O::HEAD, config.dtype)?;
-    let specs = [inputs.train_data(), inputs.eval_data()];
-    let mut rows = Rows::load::<O>(&config, specs, &assets, &inputs.sinks)?;
+    let mut rows = Rows::load::<O>(&config, inputs.train_data(), inputs.eval_sets(), &assets, &inputs.sinks)?;
     rows.memory::<O>(&config, &assets)?.check(MemoryPlan::available_bytes(), &config)?;
     let sampler = sampler(rows.train.len(), config.completions_per_step(), &config)?;
     let chunks = sampler.chunks_per_epoch();
@@ -200,7 +214,7 @@ pub fn build<O: Offline>(inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, T
     let trainer = Trainer::new(ctx.memory(), &assets.config, trainer_config(&config, O::objective(&config)))?;
     let policy = Policy::of(source.dir, assets, weights);
     inputs.sinks.info(&policy.describe(&ctx));
-    if let Some(line) = O::describe(rows.counts()) {
+    if let Some(line) = O::describe([rows.train.len(), rows.held_out_rows()]) {
         inputs.sinks.info(&line);
     }
     let setup = RunSetup {
@@ -215,7 +229,11 @@ pub fn build<O: Offline>(inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, T
         data_hash: std::mem::take(&mut rows.hash),
         purpose: O::PURPOSE,
         label: O::PURPOSE.command(),
-        evaluation_metrics: O::EVALUATION_METRICS.iter().map(|name| format!("eval_{name}")).collect(),
+        evaluation_metrics: rows
+            .held_out
+            .iter()
+            .flat_map(|set| O::EVALUATION_METRICS.iter().map(|name| prefix(&set.name) + name))
+            .collect(),
     };
     let run = TrainingRun::begin(inputs, setup, |_| Ok(()))?;
     Ok((OfflineTask { rows, scorer, batch: Vec::new() }, run))
@@ -223,8 +241,8 @@ pub fn build<O: Offline>(inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, T
 
 /// The memory that the run of a configuration will take.
 pub fn plan<O: Offline>(config: &Config, assets: &ModelAssets, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
-    let specs = [DatasetSpec::train(config), DatasetSpec::eval(config)];
-    Rows::load::<O>(config, specs, assets, sinks)?.memory::<O>(config, assets)
+    let (train, sets) = (DatasetSpec::train(config), DatasetSpec::eval_sets(config));
+    Rows::load::<O>(config, train, sets, assets, sinks)?.memory::<O>(config, assets)
 }
 
 /// The most tokens of a prompt with its completion.

@@ -67,11 +67,11 @@ impl Offline for RewardModel {
         for (&rewards, pair) in rewards.iter().zip(rows) {
             ranking(&run.config.ranking(), rows.len(), rewards, f64::from(pair.margin), &mut sums);
         }
-        let mut metrics = vec![("eval_loss".to_owned(), sums.loss)];
-        metrics.extend(sums.means.entries().map(|(name, value)| (format!("eval_{name}"), value)));
+        let mut metrics = vec![("loss".to_owned(), sums.loss)];
+        metrics.extend(sums.means.entries().map(|(name, value)| (name.to_owned(), value)));
         let differences: Vec<f64> = rewards.iter().map(|[chosen, rejected]| chosen - rejected).collect();
-        metrics.push(("eval_brier_score".to_owned(), brier_score(&differences)));
-        metrics.push(("eval_calibration_error".to_owned(), calibration_error(&differences)));
+        metrics.push(("brier_score".to_owned(), brier_score(&differences)));
+        metrics.push(("calibration_error".to_owned(), calibration_error(&differences)));
         Ok(metrics)
     }
 }

@@ -60,7 +60,7 @@ impl Offline for Sft {
         let scores = scorer.score(&run.ctx, &run.policy.weights, &Sample::sequences(rows), 1.0)?;
         let tokens: usize = scores.iter().map(|s| s.logps.len()).sum();
         let sum: f64 = scores.iter().flat_map(|s| &s.logps).map(|&l| f64::from(l)).sum();
-        Ok(vec![("eval_loss".into(), -sum / tokens.max(1) as f64)])
+        Ok(vec![("loss".into(), -sum / tokens.max(1) as f64)])
     }
 }
 

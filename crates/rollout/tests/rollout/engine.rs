@@ -135,33 +135,43 @@ fn noise_comes_from_identity() {
     assert_ne!(bits(&engine.generate(&weights, requests(&prompts, 2, seeded)).unwrap()), bits(&all), "another seed");
 }
 
-/// Publishing weights in the middle makes all keys and values stale; every token tells its version.
-#[test]
-fn a_new_version_of_the_weights_is_used_at_once() {
-    let (ctx, mut weights) = small();
-    let other = qwen3(&ctx, 24, 2, VOCAB);
-    let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
-    let mut engine = poisoned(&ctx, &weights, roomy(128));
-    let before = engine.generate(&weights, requests(&prompts, 2, sampling(10))).unwrap();
-    for request in requests(&prompts, 2, sampling(10)) {
-        engine.submit(request).unwrap();
-    }
+/// The groups of all requests, in their order; each step of the engine has the weights that `weights` gives for it.
+fn generate_by_steps<'a>(
+    engine: &mut Engine,
+    requests: Vec<Request>,
+    mut weights: impl FnMut(usize, &mut Engine) -> &'a Weights,
+) -> Vec<RolloutGroup> {
+    requests.into_iter().for_each(|request| engine.submit(request).unwrap());
     let mut groups = Vec::new();
     for step in 0.. {
         if engine.is_idle() {
             break;
         }
-        if step == 5 {
-            // The same numbers under another version: computed again, to the same bits.
-            weights.publish();
-            engine.fill_pages(f32::NAN);
-        }
-        groups.extend(engine.step(&weights).unwrap());
+        let weights = weights(step, engine);
+        groups.extend(engine.step(weights).unwrap());
     }
     groups.sort_by_key(|group| group.id);
+    groups
+}
+
+/// Publishing weights in the middle makes all keys and values stale; every token tells its version.
+#[test]
+fn a_new_version_of_the_weights_is_used_at_once() {
+    let (ctx, weights) = small();
+    // The same numbers under another version: computed again, to the same bits.
+    let mut published = qwen3(&ctx, 24, 2, VOCAB);
+    published.publish();
+    let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
+    let mut engine = poisoned(&ctx, &weights, roomy(128));
+    let before = engine.generate(&weights, requests(&prompts, 2, sampling(10))).unwrap();
+    let groups = generate_by_steps(&mut engine, requests(&prompts, 2, sampling(10)), |step, engine| {
+        if step == 5 {
+            engine.fill_pages(f32::NAN);
+        }
+        if step < 5 { &weights } else { &published }
+    });
     assert_eq!(bits(&groups), bits(&before));
     assert!(completions(&groups).all(|c| c.versions.is_sorted() && c.versions[0] == 0 && c.versions[9] == 1));
-    assert_eq!(other.version, 0);
 }
 
 /// Other weights in the middle: keys and values of the older ones are not read any more.
@@ -174,21 +184,12 @@ fn keys_and_values_of_older_weights_are_computed_again() {
         let mut other = Weights::random(ctx.memory(), &weights.config, 8).unwrap();
         other.publish();
         let mut engine = poisoned(&ctx, &weights, roomy(128));
-        for request in requests(&prompts, 2, sampling(10)) {
-            engine.submit(request).unwrap();
-        }
-        let mut groups = Vec::new();
-        for step in 0.. {
-            if engine.is_idle() {
-                break;
-            }
+        bits(&generate_by_steps(&mut engine, requests(&prompts, 2, sampling(10)), |step, engine| {
             if step == 5 && forget {
                 engine.fill_pages(f32::NAN);
             }
-            groups.extend(engine.step(if step < 5 { &weights } else { &other }).unwrap());
-        }
-        groups.sort_by_key(|group| group.id);
-        bits(&groups)
+            if step < 5 { &weights } else { &other }
+        }))
     };
     assert_eq!(generate(false), generate(true));
 }

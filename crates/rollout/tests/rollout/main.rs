@@ -96,14 +96,7 @@ fn requests(prompts: &[Arc<Prompt>], num_generations: usize, sampling: SamplingP
 
 /// Room for everything.
 fn roomy(max_model_len: usize) -> EngineConfig {
-    EngineConfig {
-        max_num_seqs: 64,
-        kv_blocks: EngineConfig::blocks_for(64, max_model_len),
-        max_model_len,
-        max_batched_tokens: 512,
-        chunked_prefill: true,
-        prefix_sharing: true,
-    }
+    EngineConfig { max_batched_tokens: 512, ..EngineConfig::new(64, max_model_len) }
 }
 
 /// An engine whose pages hold NaN.

@@ -7,9 +7,9 @@ macro_rules! evaluation_keys { ($collect:ident $($rows:tt)*) => { $collect! { $(
     /// The evaluation data; not set: none.
     eval_dataset_name: Option<String> = None => OURS.on_resume(Warn);
     /// More evaluation data, each with a name of its own: { easy = "easy.jsonl", hard = "hard.jsonl" } gives
-    /// eval_easy_reward, eval_hard_reward and so on.
+    /// eval_easy_reward (or eval_easy_loss), eval_hard_reward and so on.
     eval_datasets: Map<String, Json> = Map::new()
-        => OURS.trl_has("a dict as GRPOTrainer's eval_dataset").read_by(ONLINE).on_resume(Warn);
+        => OURS.trl_has("a dict as the trainer's eval_dataset").on_resume(Warn);
     /// The split of the evaluation data; not set: `test`, and all of a single file.
     eval_dataset_split: Option<String> = None
         => TRL.trl_name("dataset_test_split").trl_defaults(&[(ALL, "\"test\"")]).on_resume(Warn);

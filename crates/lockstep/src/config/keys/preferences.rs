@@ -36,11 +36,8 @@ pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     if c.beta <= 0.0 {
         bad_input!("`beta` = {} must be above 0: it is what holds the policy to its reference (0.1 is usual)", c.beta);
     }
-    if c.ref_model.is_some() || c.sync_ref_model {
-        bad_input!(
-            "in direct preference optimization the reference is the model that training begins with: remove ref_model \
-             and sync_ref_model"
-        );
+    if c.sync_ref_model {
+        bad_input!("in direct preference optimization the reference does not move: remove sync_ref_model");
     }
     if c.label_smoothing != 0.0 && c.dpo_loss_type != DpoLoss::Robust {
         bad_input!(
