@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the package into an environment of its own, runs its tests and executes the notebooks of docs/python: what
-# `.ci/run` runs of it. Needs CPython 3.10 or newer and PyPI; no torch. Shares the workspace's target directory. With
+# `.ci/run` runs of it. Needs CPython 3.10 or newer and PyPI; `datasets` and `transformers` for the scripts that use them,
+# and no torch. Shares the workspace's target directory. With
 # arguments, which are pytest's, only those tests.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -9,7 +10,8 @@ target="${CARGO_TARGET_DIR:-$(cd .. && pwd)/target}"
 python="${PYTHON:-python3}"
 environment="$target/python-ci"
 [ -x "$environment/bin/python" ] || "$python" -m venv "$environment"
-"$environment/bin/pip" install --quiet --disable-pip-version-check "maturin>=1.9,<2" "pytest>=8" "numpy>=2" pyyaml nbclient ipykernel
+"$environment/bin/pip" install --quiet --disable-pip-version-check "maturin>=1.9,<2" "pytest>=8" "numpy>=2" pyyaml nbclient ipykernel \
+  datasets transformers
 export CARGO_TARGET_DIR="$target" VIRTUAL_ENV="$environment"
 cargo fmt --check
 "$environment/bin/maturin" develop --quiet

@@ -71,6 +71,9 @@ class TrainerCallback:
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         """An evaluation was made."""
 
+    def on_predict(self, args, state, control, metrics, **kwargs):
+        """`predict` was called."""
+
     def on_save(self, args, state, control, **kwargs):
         """A checkpoint is on the disk."""
 
@@ -80,7 +83,6 @@ class TrainerCallback:
 
 # Methods of transformers' callbacks that have nothing to tell here.
 NEVER_CALLED = {
-    "on_predict": "predict is not supported",
     "on_prediction_step": "evaluation has no prediction steps",
     "on_substep_end": "gradients are accumulated inside the engine",
     "on_pre_optimizer_step": "the optimizer is inside the engine",

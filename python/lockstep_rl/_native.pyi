@@ -45,6 +45,11 @@ class Generator:
     def __init__(self, model: LanguageModel, max_num_seqs: int, max_model_len: int) -> None: ...
     def generate(self, prompts: list[Any], num_generations: int, **sampling: Any) -> list[list[tuple[Any, ...]]]: ...
 
+class RolloutEngine:
+    def generate(
+        self, prompts: str, num_generations: int, values: dict[str, Any]
+    ) -> list[tuple[list[int], list[int], list[float], str]]: ...
+
 class Stepper:
     def __init__(self, model: LanguageModel, name: str, values: str) -> None: ...
     @property
@@ -70,6 +75,7 @@ def run(
     rewards: list[tuple[str, Callable[..., Any], bool]],
     observer: Any,
     stop: StopSignal,
+    rollout_function: Callable[..., Any] | None = None,
     train_rows: list[str] | None = None,
     eval_rows: list[str] | None = None,
     eval_sets: list[tuple[str, list[str]]] = ...,

@@ -12,8 +12,9 @@ _LATER = "it comes in a later version"
 REFUSED_ARGUMENTS = {
     "tools": _LATER,
     "environment_factory": _LATER,
-    "rollout_func": _LATER,
-    "compute_metrics": "rewards and metrics of evaluation are the engine's; log_metric in a reward adds one",
+    "rollout_func": "completions are made by GRPOTrainer, RLOOTrainer and PPOTrainer alone",
+    "compute_metrics": "it is given whole logits, which never exist here (TRL deprecates them); take eval_loss and the "
+    "other metrics, or score tokens with lockstep_rl.Model(trainer.model.name_or_path).score after training",
     "optimizers": "the optimizer is AdamW, set by learning_rate, weight_decay, adam_beta1, adam_beta2 and adam_epsilon",
     "optimizer_cls_and_kwargs": "the optimizer is AdamW, set by the fields of the configuration",
     "quantization_config": "weights are not quantised in this build",
@@ -26,6 +27,15 @@ REFUSED_ARGUMENTS = {
     "tokenizer": "the argument is processing_class",
     "gen_kwargs": "set the fields of the configuration",
 }
+# Where the reason is another.
+REFUSED_BY = {
+    ("RewardTrainer", "compute_metrics"): "eval_accuracy, eval_margin, eval_mean_reward, eval_brier_score and more are "
+    "measured; for numbers of your own, score rows with the saved model: lockstep-rl score-rewards",
+    **{
+        (trainer, "compute_metrics"): "TRL's trainer has no such argument either; log_metric in a reward adds a metric"
+        for trainer in ("GRPOTrainer", "RLOOTrainer", "PPOTrainer")
+    },
+}
 REFUSED_METHODS = {
     "get_train_dataloader": "the engine draws its rows itself; no data loader is made",
     "get_eval_dataloader": "the engine draws its rows itself; no data loader is made",
@@ -35,7 +45,6 @@ REFUSED_METHODS = {
     "compute_loss": "the loss is inside the engine: loss_type",
     "training_step": "steps are made inside the engine: use callbacks",
     "prediction_step": "evaluation is inside the engine",
-    "predict": "generate completions with `lockstep generate`, or use evaluate",
     "optimizer": "the optimizer is inside the engine",
     "lr_scheduler": "the schedule is inside the engine",
     "accelerator": "one process trains; there is no accelerate",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -19,7 +21,7 @@ from ._models import Model, check_path, name_of, stage, sync_weights
 from ._notebook import NotebookProgress
 from ._observer import Observer
 from ._peft import config_of, is_peft_model, lora_values
-from ._refused import REFUSED_ARGUMENTS, REFUSED_METHODS, with_gen_kwargs
+from ._refused import REFUSED_ARGUMENTS, REFUSED_BY, REFUSED_METHODS, with_gen_kwargs
 from ._reporters import reporters
 from ._rewards import RewardSet, Source, note
 from ._signals import Interrupts, in_notebook
@@ -33,11 +35,25 @@ class TrainOutput(NamedTuple):
     metrics: dict
 
 
-class RowSet(NamedTuple):
+class PredictionOutput(NamedTuple):
+    """What `predict` gives, as in transformers."""
+
+    predictions: Any
+    label_ids: Any
+    metrics: dict
+
+
+@dataclasses.dataclass
+class RowSet:
     """Rows in memory, as they were given and as JSON; none where the engine reads a file."""
 
-    rows: list[dict] = []
+    rows: list[dict] = dataclasses.field(default_factory=list)
     texts: list[str] | None = None
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """For rewards; looks at every row, once."""
+        return Source(self.rows, self.texts or [])
 
 
 class EvalData(NamedTuple):
@@ -55,6 +71,8 @@ class Trainer:
     """What the trainers share: a model, data, callbacks, and one run of the engine at a time."""
 
     config_class: Any = None
+    # What the engine calls in the place of generating.
+    _rollout_function: Any = None
     # Columns of the data that the engine itself reads.
     columns: tuple[str, ...] = ("prompt",)
 
@@ -116,7 +134,7 @@ class Trainer:
     def _refuse(self, kind: str, others: dict) -> None:
         """Arguments that are TRL's and not supported, and those that nobody knows."""
         for name, value in others.items():
-            why = REFUSED_ARGUMENTS.get(name)
+            why = REFUSED_BY.get((kind, name), REFUSED_ARGUMENTS.get(name))
             if why is None:
                 raise TypeError(f"{kind} has no argument `{name}`")
             empty = value is None or value == (None, None) or (isinstance(value, (list, dict)) and not value)
@@ -208,6 +226,23 @@ class Trainer:
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict:
         """Evaluates the model as it is now, and logs the metrics."""
+        metrics = self._evaluated(eval_dataset, metric_key_prefix)
+        self._log(metrics)
+        self._callbacks.call("on_evaluate", metrics=metrics)
+        return metrics
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: Any = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """The metrics of a dataset, which are not logged. `predictions` and `label_ids` are None: as in TRL where
+        completions are generated; elsewhere TRL gives whole logits, which never exist here."""
+        if test_dataset is None:
+            raise ValueError("predict: `test_dataset` is missing")
+        metrics = self._evaluated(test_dataset, metric_key_prefix)
+        self._callbacks.call("on_predict", metrics=metrics)
+        return PredictionOutput(None, None, metrics)
+
+    def _evaluated(self, eval_dataset: Any, metric_key_prefix: str) -> dict:
         values = self._evaluation_values()
         data = self._eval if eval_dataset is None else self._eval_data(eval_dataset)
         given = {key: self._values[key] for key in _EVAL_KEYS if key in self._values}
@@ -223,8 +258,6 @@ class Trainer:
             self._run(values=values, evaluation=data, only_evaluate=metrics)
         if metric_key_prefix != "eval":
             metrics = {metric_key_prefix + key.removeprefix("eval"): value for key, value in metrics.items()}
-        self._log(metrics)
-        self._callbacks.call("on_evaluate", metrics=metrics)
         return metrics
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -307,7 +340,7 @@ class Trainer:
         given = []
         if rewards is not None:
             sets = [self._train, evaluation.rows, *evaluation.sets.values()]
-            rewards.sources = [Source(rows, texts) for rows, texts in sets if texts]
+            rewards.sources = [one.source for one in sets if one.texts and rewards.functions]
             rewards.state = self.state
             given = [(function.name, function, function.by_group) for function in rewards.functions]
             values["reward_funcs"] = rewards.specs
@@ -324,6 +357,7 @@ class Trainer:
                     rewards=given,
                     observer=observer,
                     stop=self._stop,
+                    rollout_function=self._rollout_function,
                     train_rows=self._train.texts,
                     eval_rows=evaluation.rows.texts,
                     eval_sets=[(name, rows.texts) for name, rows in evaluation.sets.items()],

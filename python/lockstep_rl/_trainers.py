@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ._config import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig, SFTConfig, warn_once
 from ._models import stage_reference
 from ._rewards import RewardSet
+from ._rollouts import RolloutEngine, RolloutFunction
 from ._trainer import Trainer, TrainOutput
 
 
@@ -26,12 +28,16 @@ class GRPOTrainer(Trainer):
         reward_processing_classes: Any = None,
         callbacks: list | None = None,
         peft_config: Any = None,
+        rollout_func: Callable | None = None,
         **others: Any,
     ):
         if reward_processing_classes is not None:
             warn_once("reward_processing_classes has no meaning here: a reward model is read with its own tokenizer")
         self._reward_set = RewardSet(reward_funcs)
         self.reward_funcs = reward_funcs
+        self.rollout_func = rollout_func
+        self._rollout_function = None if rollout_func is None else RolloutFunction(rollout_func, self)
+        self._rollout_engine: RolloutEngine | None = None
         super().__init__(
             model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config, **others
         )
@@ -41,6 +47,21 @@ class GRPOTrainer(Trainer):
                 f"`reward_weights` has {len(weights)} numbers, but there are {len(self._reward_set.specs)} rewards: "
                 "one weight for each"
             )
+
+        self.num_generations = self.args.num_generations
+        self.max_completion_length = self.args.max_completion_length
+        self.temperature = self.args.temperature
+
+    def generate(self, prompts: list, num_generations: int = 1, **sampling: Any) -> list[dict]:
+        """For `rollout_func`: the run's own engine, with the weights as they are, completes each prompt (a text, a list
+        of messages, or ids). A dict for each completion, those of a prompt behind one another: `prompt_ids`,
+        `completion_ids`, `logprobs`, `finish_reason`. `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty`,
+        `max_new_tokens` and `stop` are the run's where they are not given."""
+        if self._rollout_engine is None:
+            raise RuntimeError(
+                "generate() is for rollout_func, while it is called; elsewhere take lockstep_rl.Model and Engine"
+            )
+        return self._rollout_engine.generate(prompts, num_generations, sampling)
 
     def _rewards(self) -> RewardSet:
         return self._reward_set

@@ -12,6 +12,7 @@ mod observer;
 mod ops;
 mod process;
 mod reward;
+mod rollouts;
 mod run;
 mod step;
 
@@ -36,6 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<run::StopSignal>()?;
     module.add_class::<grade::Grader>()?;
+    module.add_class::<rollouts::RolloutEngine>()?;
     module.add_class::<language_model::LanguageModel>()?;
     module.add_class::<engine::Generator>()?;
     module.add_class::<step::Stepper>()?;

@@ -74,7 +74,10 @@ impl PythonReward {
 }
 
 /// Texts, or lists of chat messages.
-fn contents<'py>(py: Python<'py>, contents: &[Content]) -> PyResult<Bound<'py, PyList>> {
+pub fn contents<'py, 'a>(
+    py: Python<'py>,
+    contents: impl IntoIterator<Item = &'a Content>,
+) -> PyResult<Bound<'py, PyList>> {
     let content = |content: &Content| match content {
         Content::Text(text) => Ok(text.into_pyobject(py)?.into_any()),
         Content::Messages(messages) => {
@@ -82,5 +85,5 @@ fn contents<'py>(py: Python<'py>, contents: &[Content]) -> PyResult<Bound<'py, P
             Ok(PyList::new(py, messages)?.into_any())
         }
     };
-    PyList::new(py, contents.iter().map(content).collect::<PyResult<Vec<_>>>()?)
+    PyList::new(py, contents.into_iter().map(content).collect::<PyResult<Vec<_>>>()?)
 }

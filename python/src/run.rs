@@ -6,6 +6,7 @@ use crate::json;
 use crate::observer::{EVALUATE, Failure, Observer, SAVE};
 use crate::process::use_engine;
 use crate::reward::PythonReward;
+use crate::rollouts::PythonRollouts;
 use lockstep::config::{Layers, Purpose, RewardErrors};
 use lockstep::error::{BadInput, OrBadInput};
 use lockstep::{Flow, ResumeFrom, Rows, Run, RunDir, RunOptions, RunResult, StopReason};
@@ -60,6 +61,7 @@ struct Job {
     eval_rows: Option<Vec<String>>,
     eval_sets: Vec<(String, Vec<String>)>,
     rewards: Vec<GivenReward>,
+    rollout_function: Option<Py<PyAny>>,
     observer: Observer,
     stop: lockstep::StopSignal,
     failure: Failure,
@@ -69,12 +71,13 @@ struct Job {
 }
 
 /// Trains: `values` is a JSON object of configuration values, rows are JSON objects, `rewards` are
-/// `(name, function, by_group)`. The methods of `observer` are called with keyword arguments: `begin`, `step_begin`,
-/// `step_end`, `log`, `save`. With `only_evaluate` no step is made.
+/// `(name, function, by_group)`; `rollout_function` makes the completions, where there is one. The methods of
+/// `observer` are called with keyword arguments: `begin`, `step_begin`, `step_end`, `log`, `save`. With `only_evaluate`
+/// no step is made.
 #[pyfunction]
 #[pyo3(signature = (
-    name, values, *, rewards, observer, stop, train_rows=None, eval_rows=None, eval_sets=vec![], resume=None,
-    silent=false, only_evaluate=false
+    name, values, *, rewards, observer, stop, rollout_function=None, train_rows=None, eval_rows=None, eval_sets=vec![],
+    resume=None, silent=false, only_evaluate=false
 ))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
 pub fn run<'py>(
@@ -84,6 +87,7 @@ pub fn run<'py>(
     rewards: Vec<GivenReward>,
     observer: Py<PyAny>,
     stop: &Bound<'py, StopSignal>,
+    rollout_function: Option<Py<PyAny>>,
     train_rows: Option<Vec<String>>,
     eval_rows: Option<Vec<String>>,
     eval_sets: Vec<(String, Vec<String>)>,
@@ -104,6 +108,7 @@ pub fn run<'py>(
         eval_rows,
         eval_sets,
         rewards,
+        rollout_function,
         observer: Observer::new(observer, failure.clone(), stop.clone()),
         stop,
         failure: failure.clone(),
@@ -172,6 +177,10 @@ impl Job {
         for (name, call, by_group) in self.rewards {
             let (failure, stop) = (self.failure.clone(), self.stop.clone());
             options = options.reward_of_batch(PythonReward { name, call, by_group, failure, stop, forgives });
+        }
+        if let Some(call) = self.rollout_function {
+            let (failure, stop) = (self.failure.clone(), self.stop.clone());
+            options = options.rollout_function(PythonRollouts { call, failure, stop });
         }
         let mut run = Run::resolved(self.purpose, resolved, dir, resume_from, options)?;
         self.steps_done.store(run.steps_done(), Ordering::Relaxed);

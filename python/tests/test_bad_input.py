@@ -7,7 +7,17 @@ import pytest
 from conftest import SMALL, grpo, vowels
 
 import lockstep_rl
-from lockstep_rl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RLOOConfig, SFTConfig, SFTTrainer
+from lockstep_rl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    RLOOConfig,
+    SFTConfig,
+    SFTTrainer,
+)
 
 FIELDS = [
     (dict(num_generatons=4), TypeError, "did you mean `num_generations`"),
@@ -100,7 +110,7 @@ ARGUMENTS = [
     (dict(tools=[print]), ValueError, "tools"),
     (dict(environment_factory=print), ValueError, "environment_factory"),
     (dict(optimizers=(1, 2)), ValueError, "AdamW"),
-    (dict(quantization_config={}, compute_metrics=print), ValueError, "compute_metrics"),
+    (dict(quantization_config={}, compute_metrics=print), ValueError, "compute_metrics.*log_metric"),
     (dict(models="x"), TypeError, "no argument `models`"),
     (dict(gen_kwargs={"num_beams": 2}), ValueError, "num_beams"),
 ]
@@ -164,7 +174,7 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(model, rows):
 
 def test_methods_that_have_no_meaning_say_so(model, rows):
     trainer = grpo(model, rows)
-    for name in ["get_train_dataloader", "create_optimizer", "compute_loss", "predict", "accelerator"]:
+    for name in ["get_train_dataloader", "create_optimizer", "compute_loss", "hyperparameter_search", "accelerator"]:
         with pytest.raises(AttributeError, match=f"no `{name}`: "):
             getattr(trainer, name)
     with pytest.raises(AttributeError, match="no `trian`"):
@@ -180,6 +190,10 @@ def test_other_trainers(model):
         SFTTrainer(model, SFTConfig("out"), [{"body": "ab"}] * 8).train()
     with pytest.raises(ValueError, match="eval_dataset.'a'.*row 1: `text` is None"):
         SFTTrainer(model, SFTConfig("out"), [{"text": "ab"}] * 8, {"a": [{"text": "ab"}, {"text": None}]})
+    with pytest.raises(ValueError, match="compute_metrics.*whole logits.*Model"):
+        SFTTrainer(model, SFTConfig("out"), [{"text": "ab"}] * 8, compute_metrics=print)
+    with pytest.raises(ValueError, match="compute_metrics.*eval_accuracy"):
+        RewardTrainer(model, RewardConfig("out"), [{"chosen": "a", "rejected": "b"}] * 8, compute_metrics=print)
     with pytest.raises(ValueError, match="row 0: `chosen` is None"):
         DPOTrainer(model, None, DPOConfig("out"), [{"prompt": "a", "chosen": None, "rejected": "b"}] * 8)
     with pytest.raises(TypeError, match="no field `reward_fns`"):

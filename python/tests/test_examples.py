@@ -46,6 +46,73 @@ def test_gsm8k_with_xml_rewards(bytes_model):
     assert os.path.exists("gsm8k-xml/model/adapter_model.safetensors")
 
 
+SHARED = pathlib.Path(os.environ.get("LOCKSTEP_SHARED", pathlib.Path(__file__).parents[3] / "shared"))
+# What the O-GRPO document's script asks torch and transformers for, without torch: a model that is its directory.
+WITHOUT_TORCH = """
+import contextlib, shutil, sys, types
+import transformers
+
+class Model:
+    def __init__(self, name):
+        self.name_or_path = name
+
+    def eval(self):
+        return self
+
+    def save_pretrained(self, directory):
+        shutil.copytree(self.name_or_path, directory, dirs_exist_ok=True)
+
+class AutoModelForCausalLM:
+    @staticmethod
+    def from_pretrained(name, torch_dtype, device_map):
+        assert torch_dtype is None and device_map is None, "this machine is said to have no GPU"
+        return Model(name)
+
+torch = types.ModuleType("torch")
+torch.cuda = types.SimpleNamespace(is_available=lambda: False)
+torch.float16 = "float16"
+grad_enabled = [True]
+
+@contextlib.contextmanager
+def no_grad():
+    grad_enabled[0] = False
+    yield
+    grad_enabled[0] = True
+
+torch.no_grad = no_grad
+torch.is_grad_enabled = lambda: grad_enabled[0]
+transformers.AutoModelForCausalLM = AutoModelForCausalLM
+sys.modules["torch"] = torch
+"""
+
+
+def test_the_script_of_the_o_grpo_document_without_torch(bytes_model, place):
+    """Only its import and its data are others. The same with torch and a model of transformers: test_torch.py."""
+    script = SHARED / "data/scripts/train_grpo_v100.py"
+    if not script.exists() and os.environ.get("CI") != "true":
+        pytest.skip(f"{script} is missing")
+    if os.environ.get("CI") != "true":
+        pytest.importorskip("datasets")
+        pytest.importorskip("transformers")
+    text = script.read_text()
+    for ours, theirs in [("from lockstep_rl import", "from trl import"),
+                         ('"json", data_files="rows.jsonl"', '"trl-lib/chatbot_arena_completions"')]:
+        assert text.count(theirs) == 1
+        text = text.replace(theirs, ours)
+    (place / "script.py").write_text(f"{WITHOUT_TORCH}\n{text}")
+    (place / "rows.jsonl").write_text('{"prompt": [{"role": "user", "content": "Hello there"}]}\n' * 8)
+    said = run("script.py", MODEL=bytes_model, MAX_NEW_TOKENS="8", MAX_SAMPLES="8")
+    assert said.returncode == 0, said.stderr
+    assert "[train(grpo)]" in said.stdout
+    assert "`gen_kwargs` is old" in said.stderr and "train() is called under torch.no_grad()" in said.stderr
+    metrics = logged("model-GRPO")
+    assert metrics[-1]["step"] == 3 * 8 and metrics[-1]["completions/max_length"] <= 8
+    assert all("rewards/reward_unique_chars/mean" in line for line in metrics)
+    with open("model-GRPO/config.toml") as file:
+        config = file.read()
+    assert all(line in config for line in ["top_p = 0.9", "temperature = 0.7", "repetition_penalty = 1.05"])
+
+
 def test_what_the_xml_rewards_say():
     demo = {"__name__": "demo"}
     exec((EXAMPLES / "gsm8k_xml.py").read_text(), demo)

@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import os
+import sys
 import threading
 import time
 
@@ -287,6 +288,12 @@ def test_evaluate_and_save_model(model, rows):
     assert after["eval_reward"] == trainer.evaluate()["eval_reward"]
     assert before.keys() == after.keys()
     assert "test_reward" in trainer.evaluate(rows[:2], metric_key_prefix="test")
+    entries = len(trainer.state.log_history)
+    predicted = trainer.predict(rows[:3])
+    assert predicted.metrics["test_reward"] == after["eval_reward"] and predicted.predictions is None
+    assert len(trainer.state.log_history) == entries
+    with pytest.raises(ValueError, match="`test_dataset` is missing"):
+        trainer.predict(None)
     trainer.save_model("saved")
     assert weights("saved") == weights("out/model") and os.path.exists("saved/tokenizer.json")
 
@@ -328,6 +335,45 @@ def test_the_interpreter_is_free_while_the_engine_works(model, rows):
     done.set()
     thread.join()
     assert ticks > 20 * min(seconds, 1), (ticks, seconds)
+
+
+def test_how_long_a_reward_waited_for_the_interpreter_is_logged(model, rows):
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: [None for _ in iter(done.is_set, True)])
+    before = sys.getswitchinterval()
+    # Whoever asks for the interpreter while the thread counts has to wait for so long.
+    sys.setswitchinterval(0.02)
+    thread.start()
+    try:
+        trainer = grpo(model, rows, max_steps=12)
+        trainer.train()
+    finally:
+        done.set()
+        sys.setswitchinterval(before)
+        thread.join()
+    waits = [entry["rewards/vowels/gil_wait_s"] for entry in trainer.state.log_history[:-1]]
+    assert len(waits) == 12 and max(waits) >= 0.015
+
+
+def test_a_slow_reward_by_group_hides_behind_generation(model, rows):
+    @by_group
+    def slow(completions, **kwargs):
+        time.sleep(0.005 * len(completions))
+        return vowels(completions)
+
+    # One group is generated at a time: those before it are scored beside it.
+    trainer = grpo(model, rows * 8, slow, per_device_train_batch_size=96, max_num_seqs=2, max_completion_length=48,
+                   max_steps=1)
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["reward_hidden_time_s"] > 0 and log["reward_hidden_time_s"] + log["reward_time_s"] >= 96 * 0.005
+    with open("out/trace.json") as file:
+        trace = json.load(file)
+    spans = [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in
+             trace if event.get("ph") == "X"]
+    (rollout,) = [span for span in spans if span[0] == "rollout"]
+    beside = [span for span in spans if span[0] == "rewards" and rollout[1] <= span[1] < rollout[2]]
+    assert beside, "the timeline shows scoring beside generation"
 
 
 def test_two_trainers_in_two_threads(model, rows):

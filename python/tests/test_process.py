@@ -143,6 +143,21 @@ try:
     assert "was forked from one" in said.stdout and "spawn" in said.stdout, said
 
 
+def test_datasets_are_mapped_by_forked_processes_after_a_run(model):
+    pytest.importorskip("datasets")
+    said = python("-c", SCRIPT.replace("max_steps=100000", "max_steps=2").replace("try:\n", '''
+import datasets, shutil
+trainer.train()
+shutil.rmtree("out")
+words = datasets.Dataset.from_list([{"prompt": f"{word} "} for word in ("ab", "sun", "moon", "tree")])
+words = words.map(lambda row: {"length": len(row["prompt"])}, num_proc=2)
+assert words["length"][:] == [3, 4, 5, 5]
+trainer = GRPOTrainer(sys.argv[1], slow, args, words)
+try:
+'''), model, "0", "6")
+    assert said.returncode == 0, said.stderr
+
+
 def test_many_runs_leave_no_memory_behind(model, rows):
     said = python("-c", """
 import os, shutil, sys

@@ -94,11 +94,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         eprintln!("note: the model's context of {context} tokens leaves room for {}", context - ids.len());
     }
     let max_num_seqs = args.n.min(MAX_NUM_SEQS);
-    let mut engine = Engine::new(
-        &ctx,
-        policy.config(),
-        EngineConfig::new(max_num_seqs, max_model_len),
-    )?;
+    let mut engine = Engine::new(&ctx, policy.config(), EngineConfig::new(max_num_seqs, max_model_len))?;
     engine.set_detokenizer(policy.tokenizer.clone());
     let request = Request {
         id: 0,

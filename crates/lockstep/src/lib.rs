@@ -8,6 +8,7 @@
 //! |---|---|
 //! | a run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context`] |
 //! | what it injects | [`RewardInput`], [`Rows`], [`LogRecord`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
+//! | completions of its own | [`RolloutFunction`], [`RolloutRequest`], [`Generate`], [`RolloutPrompt`], [`GivenCompletion`] |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
 //! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`resolve_resumed`], [`check_command`], [`check_base`], [`write_atomically`] |
 //! | before and after it | [`plan`], [`MemoryPlan`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
@@ -36,6 +37,7 @@ pub use model::hub::HubKind;
 pub use models::{Policy, load_config, load_weights, locate, locate_model};
 pub use rewards::RewardInput;
 pub use rollouts::evaluate::Outcome;
+pub use rollouts::function::{Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest};
 pub use rollouts::samples::of_groups as samples_of_groups;
 pub use run::inputs::{Flow, LogRecord};
 pub use run::memory_plan::MemoryPlan;

@@ -13,12 +13,21 @@ pub struct WorkloadBounds {
     pub sequences: usize,
     /// Rollouts from a file bring the reference's log-probabilities, all of them: none is loaded.
     pub ref_logps: bool,
+    /// A program makes the completions, and may know no log-probabilities of them.
+    pub given: bool,
 }
 
 impl WorkloadBounds {
     /// Of prompts to which `sequences` completions are written at once.
     pub fn of_prompts(longest_prompt: usize, sequences: usize) -> WorkloadBounds {
-        WorkloadBounds { longest_prompt, sequences, ref_logps: false }
+        WorkloadBounds { longest_prompt, sequences, ref_logps: false, given: false }
+    }
+
+    /// Completions come from a program, whose prompts may be as long as `max_prompt_length`.
+    pub(crate) fn widen_to_given(&mut self, config: &Config, context: usize) {
+        let room = context.saturating_sub(config.max_completion_length);
+        let most = config.max_prompt_length.map_or(0, |most| most.min(room));
+        (self.longest_prompt, self.given) = (self.longest_prompt.max(most), true);
     }
 }
 

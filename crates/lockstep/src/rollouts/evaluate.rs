@@ -6,8 +6,9 @@ use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::PromptDataset;
 use crate::error::BadInput;
 use crate::models::Policy;
+use crate::rollouts::function::ProgramRollouts;
 use crate::rollouts::rewards::{ConfiguredReward, check_columns};
-use crate::rollouts::scoring::{Prompts, RolloutScorer, requests};
+use crate::rollouts::scoring::{GivenColumns, Prompts, RolloutScorer, requests};
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use model::ModelAssets;
 use rewards::{Problem, Reward};
@@ -20,6 +21,14 @@ const EVALUATION: u64 = 1 << 62;
 
 /// A completion is right if the reward that decides it (`eval_pass_at_k_reward`) gives so much, whatever its weight.
 const RIGHT: f64 = 1.0;
+
+/// Who completes prompts: the engine, or a program's function, which may ask it.
+pub struct Completer<'a> {
+    /// The engine.
+    pub engine: &'a mut Engine,
+    /// The function, where there is one.
+    pub program: Option<&'a mut ProgramRollouts>,
+}
 
 /// Held-out prompts, a set or several, and how they are sampled.
 pub struct Evaluation {
@@ -145,30 +154,47 @@ impl Evaluation {
     /// are.
     pub fn run(
         &self,
-        engine: &mut Engine,
+        completer: &mut Completer<'_>,
         policy: &Policy,
         rewards: &mut [Box<dyn Reward>],
         weights: &[f64],
         step: u64,
     ) -> anyhow::Result<Vec<Outcome>> {
-        self.sets.iter().map(|set| self.run_set(set, engine, policy, rewards, weights, step)).collect()
+        self.sets.iter().map(|set| self.run_set(set, completer, policy, rewards, weights, step)).collect()
     }
 
     fn run_set(
         &self,
         set: &EvalSet,
-        engine: &mut Engine,
+        completer: &mut Completer<'_>,
         policy: &Policy,
         rewards: &mut [Box<dyn Reward>],
         weights: &[f64],
         step: u64,
     ) -> anyhow::Result<Outcome> {
         let prompts: Prompts = (EVALUATION..).zip(set.questions.all.iter().cloned()).collect();
-        let requests = requests(&prompts, self.generations, &self.sampling);
-        let scorer = RolloutScorer { rewards, weights, tokenizer: &policy.tokenizer, step };
+        let Completer { engine, program } = completer;
+        let given = match program {
+            Some(program) => Some(program.rollouts(engine, policy, &prompts, self.generations, &self.sampling)?),
+            None => None,
+        };
+        let (prompts, columns, groups) = match given {
+            Some(given) => (given.prompts, given.columns, Some(given.groups)),
+            None => (prompts, GivenColumns::new(), None),
+        };
+        let scorer = RolloutScorer { rewards, weights, tokenizer: &policy.tokenizer, step, columns };
         let output = std::thread::scope(|scope| -> anyhow::Result<_> {
             let mut job = scorer.start(scope, &prompts)?;
-            let groups = engine.generate_with(&policy.weights, requests, |group| job.group_ended(group))?;
+            let groups = match groups {
+                Some(groups) => {
+                    groups.iter().for_each(|group| job.group_ended(group));
+                    groups
+                }
+                None => {
+                    let requests = requests(&prompts, self.generations, &self.sampling);
+                    engine.generate_with(&policy.weights, requests, |group| job.group_ended(group))?
+                }
+            };
             job.finish(groups)
         })?;
         let prefix = prefix(&set.name);

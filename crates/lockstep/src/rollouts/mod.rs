@@ -1,6 +1,7 @@
 //! Completions and what rewards say of them: from prompts, or from a file. Knows no optimizer.
 
 pub mod evaluate;
+pub mod function;
 pub mod generation;
 mod groups;
 pub mod health;

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use telemetry::{RecordedCompletion, RolloutLine};
 
 /// The version of weights that are not known: recorded log-probabilities are never compared with the trainer's.
-const NO_VERSION: u64 = u64::MAX;
+pub(super) const NO_VERSION: u64 = u64::MAX;
 
 /// A prompt and its completions.
 struct Group {
@@ -71,7 +71,7 @@ impl Limits {
 impl Replay {
     /// What the memory of a run on it depends on.
     pub fn bounds(&self) -> WorkloadBounds {
-        WorkloadBounds { longest_prompt: self.longest(), sequences: 0, ref_logps: self.has_ref_logps() }
+        WorkloadBounds { longest_prompt: self.longest(), sequences: 0, ref_logps: self.has_ref_logps(), given: false }
     }
 
     /// Reads and checks a file; what is wrong with it is a [`BadInput`] that names file and line.

@@ -7,7 +7,7 @@ use model::tokenizer::Tokenizer;
 use rewards::{Asked, RewardOutput, StepEnd, StepScore};
 use rewards::{CompletionScores, Content, MakeInputs, Problem, Reward, RewardInputs, RewardJob, RewardManager};
 use rollout::{Completion, Request, RolloutGroup, SamplingParams};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread::Scope;
@@ -15,6 +15,9 @@ use std::time::Instant;
 
 /// The dataset's row of each group, by the group's number.
 pub type Prompts = BTreeMap<u64, Arc<Prompt>>;
+
+/// What the program that wrote completions says of each, by the group's number: columns beside the dataset's.
+pub type GivenColumns = BTreeMap<u64, Vec<Map<String, Value>>>;
 
 /// What the engine is asked for: so many completions of each prompt.
 pub fn requests(prompts: &Prompts, num_generations: usize, sampling: &Arc<SamplingParams>) -> Vec<Request> {
@@ -63,6 +66,8 @@ pub struct RolloutScorer<'a> {
     pub tokenizer: &'a Tokenizer,
     /// The training step.
     pub step: u64,
+    /// More columns than the dataset's.
+    pub columns: GivenColumns,
 }
 
 /// A generation whose completions are being scored.
@@ -83,8 +88,8 @@ impl<'a> RolloutScorer<'a> {
     where
         'a: 'scope,
     {
-        let RolloutScorer { rewards, weights, tokenizer, step } = self;
-        let manager = RewardManager { rewards, make_inputs: make_inputs(tokenizer, prompts), step };
+        let RolloutScorer { rewards, weights, tokenizer, step, columns } = self;
+        let manager = RewardManager { rewards, make_inputs: make_inputs(tokenizer, prompts, columns), step };
         Ok(ScoringJob { prompts, weights, tokenizer, job: manager.start(scope)? })
     }
 }
@@ -160,8 +165,10 @@ fn completion_ids(group: &RolloutGroup) -> Vec<Vec<u32>> {
     group.completions.iter().map(|c| c.ids.clone()).collect()
 }
 
-/// Completions as text, or as the message that answers a conversation, with the columns that any prompt has.
-fn make_inputs<'a>(tokenizer: &'a Tokenizer, prompts: &'a Prompts) -> MakeInputs<'a> {
+/// Completions as text, or as the message that answers a conversation, with the columns that any prompt has, and those
+/// that are given with any completion.
+fn make_inputs<'a>(tokenizer: &'a Tokenizer, prompts: &'a Prompts, given: GivenColumns) -> MakeInputs<'a> {
+    let names: BTreeSet<String> = given.values().flatten().flat_map(|columns| columns.keys().cloned()).collect();
     let columns: BTreeSet<&str> =
         prompts.values().flat_map(|prompt| prompt.columns.keys()).map(String::as_str).collect();
     Arc::new(move |group, ids| {
@@ -178,7 +185,13 @@ fn make_inputs<'a>(tokenizer: &'a Tokenizer, prompts: &'a Prompts) -> MakeInputs
             let value = prompt.columns.get(name).cloned().unwrap_or(Value::Null);
             (name.to_owned(), vec![value; ids.len()])
         };
-        let columns = columns.iter().map(column).collect();
+        let mut columns: BTreeMap<String, Vec<Value>> = columns.iter().map(column).collect();
+        if let Some(given) = given.get(&group) {
+            for name in &names {
+                let values = given.iter().map(|own| own.get(name).cloned().unwrap_or(Value::Null)).collect();
+                columns.insert(name.clone(), values);
+            }
+        }
         let rows = vec![prompt.row; ids.len()];
         Ok(RewardInputs { prompts: vec![prompt.content.clone(); ids.len()], completions, ids, columns, rows })
     })

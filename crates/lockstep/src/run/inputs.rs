@@ -5,6 +5,7 @@ use super::resume::ResumeFrom;
 use super::stop::StopSignal;
 use crate::config::{Config, Resolved};
 use crate::data::{DatasetSpec, Rows};
+use crate::rollouts::function::RolloutFunction;
 use kernels::Context;
 use rewards::Reward;
 use std::ops::ControlFlow;
@@ -37,6 +38,8 @@ pub struct RunInputs {
     pub eval_sets: Vec<(String, Rows)>,
     /// The rewards that `reward_funcs` names `function:NAME`.
     pub rewards: Vec<Box<dyn Reward>>,
+    /// Makes completions in the place of the engine.
+    pub rollout_function: Option<Box<dyn RolloutFunction>>,
 }
 
 impl RunInputs {

@@ -70,9 +70,9 @@ pub fn plan(config: &Config, assets: &ModelAssets, bounds: WorkloadBounds) -> an
             Ok((own.then(|| Weights::zeros(memory, model)), planner.scorer(memory, model, generation)))
         })?;
     }
-    if config.replay.is_some() {
-        // It may lack log-probabilities.
-        planner.count("replay", |planner, memory| Ok(planner.scorer(memory, model, generation)))?;
+    if config.replay.is_some() || bounds.given {
+        // They may lack log-probabilities.
+        planner.count("given rollouts", |planner, memory| Ok(planner.scorer(memory, model, generation)))?;
     }
     if generates(config) {
         planner.generation(assets, bounds)?;
@@ -373,5 +373,5 @@ pub fn bounds(config: &Config, assets: &ModelAssets) -> anyhow::Result<WorkloadB
         ),
         None => config.max_prompt_length.map_or(room, |n| n.min(room)),
     };
-    Ok(WorkloadBounds { longest_prompt, sequences, ref_logps: replay.is_some_and(|bounds| bounds.ref_logps) })
+    Ok(WorkloadBounds { longest_prompt, sequences, ref_logps: replay.is_some_and(|b| b.ref_logps), given: false })
 }

@@ -6,7 +6,7 @@ use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::context;
 use crate::error::OrBadInput;
 use crate::models::{Policy, load_assets};
-use crate::rollouts::evaluate::{EvalSet, Evaluation, Outcome, load_sets, with_sets};
+use crate::rollouts::evaluate::{Completer, EvalSet, Evaluation, Outcome, load_sets, with_sets};
 use crate::rollouts::rewards::{load_rewards, named_rewards};
 use crate::run::memory_plan::{MemoryPlan, plan_evaluation};
 use crate::run::stop::StopSignal;
@@ -66,7 +66,8 @@ impl Evaluator {
         self.config.eval_sampling = eval_sampling;
         let evaluation = Evaluation::new(&self.config, self.sets.clone(), &self.sampling, &self.rewards)?;
         let weights = self.config.weights_of_rewards();
-        let outcomes = evaluation.run(&mut self.engine, policy, &mut self.rewards, &weights, 0)?;
+        let mut completer = Completer { engine: &mut self.engine, program: None };
+        let outcomes = evaluation.run(&mut completer, policy, &mut self.rewards, &weights, 0)?;
         // Rewards that nobody waits for may have said anything.
         self.stop.check()?;
         Ok(outcomes)

@@ -12,6 +12,7 @@ pub use score_file::{ScoredFile, ScoredRow, score_file};
 
 use crate::config::{Config, Layers, Purpose, Resolved};
 use crate::models::Policy;
+use crate::rollouts::function::RolloutFailed;
 use crate::rollouts::health::RewardFailed;
 use crate::run::inputs::RunInputs;
 use crate::run::provenance;
@@ -113,8 +114,8 @@ impl Run {
         resume_from: ResumeFrom,
         options: RunOptions,
     ) -> anyhow::Result<Run> {
-        let RunOptions { ctx, console, stop, sinks: injected, callbacks, train_rows, eval_rows, eval_sets, rewards } =
-            options;
+        let RunOptions { ctx, console, stop, sinks: injected, callbacks, .. } = options;
+        let RunOptions { train_rows, eval_rows, eval_sets, rewards, rollout_function, .. } = options;
         let Config { device, threads, dtype, .. } = resolved.config;
         let ctx = ctx.map_or_else(|| run::context(device, threads, dtype), Ok)?;
         run::context::check_dtype(&ctx, dtype)?;
@@ -142,6 +143,7 @@ impl Run {
             eval_rows,
             eval_sets,
             rewards,
+            rollout_function,
         };
         let (task, training) = or_earlier(trainers::build(purpose, inputs), &from, &place)?;
         let ended = training.ended_before();
@@ -190,6 +192,11 @@ impl Run {
                         "stopped after step {step}; mend the reward and go on with --resume {root}, or without it with \
                          reward_errors = \"continue\""
                     )));
+                }
+                Err(error) if error.is::<RolloutFailed>() => {
+                    self.save_step()?;
+                    let (step, root) = (self.training.step, self.training.dir.root().display());
+                    return Err(error.context(format!("stopped after step {step}; resume the run in {root}")));
                 }
                 outcome => outcome?,
             };

@@ -1,6 +1,7 @@
 //! What a program injects into a run.
 
 use crate::data::Rows;
+use crate::rollouts::function::RolloutFunction;
 use crate::run::inputs::{Callbacks, Flow, LogRecord};
 use crate::run::stop::StopSignal;
 use kernels::Context;
@@ -20,6 +21,7 @@ pub struct RunOptions {
     pub(super) eval_rows: Option<Rows>,
     pub(super) eval_sets: Vec<(String, Rows)>,
     pub(super) rewards: Vec<Box<dyn Reward>>,
+    pub(super) rollout_function: Option<Box<dyn RolloutFunction>>,
 }
 
 impl RunOptions {
@@ -102,6 +104,12 @@ impl RunOptions {
     /// `reward_funcs`.
     pub fn reward_of_batch(mut self, reward: impl Reward + 'static) -> Self {
         self.rewards.push(Box::new(reward));
+        self
+    }
+
+    /// Completions come from this function in the place of the engine, which it may ask.
+    pub fn rollout_function(mut self, function: impl RolloutFunction + 'static) -> Self {
+        self.rollout_function = Some(Box::new(function));
         self
     }
 }

@@ -1,8 +1,8 @@
 //! Direct preference optimization: a policy learns from pairs of answers, held to the model that it began as.
 //!
-//! The reference is `ref_model`, or else the model of `model_name_or_path`; of an adapter that the run goes on with, the
-//! model below it. Its log-probabilities are computed once, before training, and again when a run is resumed: the same bits on the same
-//! machine, so that no second model stays in memory.
+//! The reference is `ref_model`, or else the model of `model_name_or_path`; of an adapter that the run goes on with,
+//! the model below it. Its log-probabilities are computed once, before training, and again when a run is resumed: the
+//! same bits on the same machine, so that no second model stays in memory.
 
 use super::offline::{Offline, Row, Rows, load_pairs};
 use crate::config::{Config, Purpose};

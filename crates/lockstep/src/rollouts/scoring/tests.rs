@@ -63,7 +63,8 @@ fn scored(rewards: &mut [Box<dyn Reward>], order: &[usize]) -> ScoredRollouts {
     let groups = groups(&tokenizer);
     let weights = vec![1.0; rewards.len()];
     std::thread::scope(|scope| {
-        let scorer = RolloutScorer { rewards, weights: &weights, tokenizer: &tokenizer, step: 3 };
+        let scorer =
+            RolloutScorer { rewards, weights: &weights, tokenizer: &tokenizer, step: 3, columns: GivenColumns::new() };
         let mut job = scorer.start(scope, &prompts).unwrap();
         order.iter().for_each(|&i| job.group_ended(&groups[i]));
         job.finish(groups).unwrap()
@@ -234,7 +235,8 @@ fn groups_are_scored_while_the_engine_writes_others() {
     let tokenizer = tokenizer();
     let mut ended = 0;
     let output = std::thread::scope(|scope| {
-        let scorer = RolloutScorer { rewards: &mut rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0 };
+        let (rewards, columns) = (&mut rewards[..], GivenColumns::new());
+        let scorer = RolloutScorer { rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0, columns };
         let mut job = scorer.start(scope, &prompts).unwrap();
         let on_end = |group: &RolloutGroup| {
             job.group_ended(group);
@@ -263,7 +265,8 @@ fn a_generation_that_fails_waits_for_one_group_and_no_more() {
     let (tokenizer, prompts) = (tokenizer(), prompts());
     let (mut rewards, was_asked, answer) = gate();
     std::thread::scope(|scope| {
-        let scorer = RolloutScorer { rewards: &mut rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0 };
+        let (rewards, columns) = (&mut rewards[..], GivenColumns::new());
+        let scorer = RolloutScorer { rewards, weights: &[1.0], tokenizer: &tokenizer, step: 0, columns };
         let mut job = scorer.start(scope, &prompts).unwrap();
         groups(&tokenizer).iter().for_each(|group| job.group_ended(group));
         was_asked.recv_timeout(LONG).unwrap();

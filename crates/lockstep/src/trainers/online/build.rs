@@ -8,6 +8,7 @@ use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::BadInput;
 use crate::models::{ModelSource, Policy, load_assets, locate, trained_weights};
 use crate::rollouts::evaluate::{self, Evaluation};
+use crate::rollouts::function::ProgramRollouts;
 use crate::rollouts::health::RewardHealth;
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::rewards::{ConfiguredReward, check_columns, load_rewards, named_rewards};
@@ -31,6 +32,9 @@ impl Prepared {
     /// Reads everything, the policy and the reference model included.
     pub fn new(inputs: &mut RunInputs) -> anyhow::Result<Prepared> {
         let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
+        if inputs.rollout_function.is_some() && config.replay.is_some() {
+            bad_input!("`replay` names rollouts, and the program has a function that makes them: remove one");
+        }
         let model = ModelSource::of(&config, Head::Lm)?;
         let assets = load_assets(&model.dir, Head::Lm, config.dtype)?;
         let vocabulary = assets.config.vocab_size;
@@ -40,7 +44,10 @@ impl Prepared {
         let rewards = named_rewards(&config, std::mem::take(&mut inputs.rewards))?;
         let Data { source, rows, bounds, hash } = data(inputs, &assets, &rewards)?;
         let held_out = evaluate::load_sets(inputs.eval_sets(), &config, &assets, &rewards)?;
-        let bounds = evaluate::with_sets(bounds, &held_out, &config);
+        let mut bounds = evaluate::with_sets(bounds, &held_out, &config);
+        if inputs.rollout_function.is_some() {
+            bounds.widen_to_given(&config, context(&config, &assets));
+        }
         let sizes = BatchSizes {
             generation: config.generation_batch(),
             optimizer: config.completions_per_step(),
@@ -83,6 +90,13 @@ impl Prepared {
             }
             false => None,
         };
+        let program = inputs.rollout_function.take().map(|function| ProgramRollouts {
+            function,
+            ctx: ctx.clone(),
+            scorer: Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing),
+            kwargs: config.chat_template_kwargs.clone(),
+            max_tokens: bounds.longest_prompt + config.max_completion_length,
+        });
         let policy = Policy::of(model.dir, assets, weights);
         let eval_weights = config.weights_of_rewards();
         let setup = RunSetup {
@@ -104,6 +118,7 @@ impl Prepared {
             eval_weights,
             reference,
             engine,
+            program,
             rewards,
             health: RewardHealth::default(),
             sampling,

@@ -9,8 +9,10 @@ mod waiting;
 
 pub use build::Prepared;
 
+use crate::bad_input;
 use crate::data::prompts::Prompt;
 use crate::rollouts::evaluate::Evaluation;
+use crate::rollouts::function::ProgramRollouts;
 use crate::rollouts::health::RewardHealth;
 use crate::rollouts::replay::Replay;
 use anyhow::Context as _;
@@ -82,6 +84,8 @@ pub struct RolloutPipeline {
     reference: Option<Reference>,
     /// None if nothing is generated.
     engine: Option<Engine>,
+    /// Makes completions in the engine's place.
+    program: Option<ProgramRollouts>,
     rewards: Vec<Box<dyn Reward>>,
     health: RewardHealth,
     /// Of the rewards of training: those of a replayed file may be others than those that evaluation asks.
@@ -104,6 +108,9 @@ pub struct PipelineState {
     rollout_number: u64,
     /// The generation batch in use, and how far.
     buffer: Option<SavedBatch>,
+    /// A program's function makes the completions.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    has_program: bool,
 }
 
 impl RolloutPipeline {
@@ -115,11 +122,17 @@ impl RolloutPipeline {
     /// What a checkpoint keeps of it; the reference model, if it moves, is a file of its own.
     pub fn state(&self) -> PipelineState {
         let buffer = (!self.batch_is_used_up()).then(|| SavedBatch::new(&self.batch.samples, self.batch.used));
-        PipelineState { rollout_number: self.rollout_number, buffer }
+        PipelineState { rollout_number: self.rollout_number, buffer, has_program: self.program.is_some() }
     }
 
     /// Takes up what [`state`](Self::state) gave.
     pub fn restore(&mut self, state: PipelineState) -> anyhow::Result<()> {
+        if state.has_program && self.program.is_none() {
+            bad_input!(
+                "the completions of this run come from a program's own function (rollout_func): resume it from that \
+                 program, with the function"
+            );
+        }
         self.rollout_number = state.rollout_number;
         if let Some(buffer) = state.buffer {
             let (used, samples) = (buffer.used, buffer.samples());

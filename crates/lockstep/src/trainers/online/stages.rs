@@ -6,9 +6,10 @@ use super::{GenerationBatch, RolloutPipeline, Source, StageTimes};
 use crate::data::prompts::Prompt;
 use crate::models::WriteFiles;
 use crate::rollouts::Rollouts;
+use crate::rollouts::evaluate::Completer;
 use crate::rollouts::generation::Generation;
 use crate::rollouts::samples;
-use crate::rollouts::scoring::{Prompts, RolloutScorer, ScoredRollouts, requests};
+use crate::rollouts::scoring::{GivenColumns, Prompts, RolloutScorer, ScoredRollouts, requests};
 use crate::run::completion_log;
 use crate::run::training::{TrainingRun, record_ops};
 use model::columns::{OLD_LOGPS, REF_LOGPS};
@@ -96,23 +97,41 @@ impl RolloutPipeline {
     /// `num_generations` completions of each prompt, and the score of each by every reward: a group that has ended is
     /// scored while others are still generated, by the rewards that need no more than a group.
     fn rollout_and_score(&mut self, run: &mut TrainingRun, prompts: Vec<Arc<Prompt>>) -> anyhow::Result<Rollouts> {
-        let prompts: Prompts = (self.rollout_number..).zip(prompts).collect();
+        let mut prompts: Prompts = (self.rollout_number..).zip(prompts).collect();
         self.rollout_number += prompts.len() as u64;
-        let requests = requests(&prompts, self.sizes.group, &self.sampling);
         let Some(engine) = &mut self.engine else { unreachable!("the source is no file") };
+        let (mut columns, mut given) = (GivenColumns::new(), None);
+        if let Some(program) = &mut self.program {
+            let span = run.stages.span("rollout");
+            let made = program.rollouts(engine, &run.policy, &prompts, self.sizes.group, &self.sampling)?;
+            self.times.rollout_time_s += span.end();
+            (prompts, columns, self.rollout_number) = (made.prompts, made.columns, made.next);
+            given = Some(made.groups);
+        }
         let scorer = RolloutScorer {
             rewards: &mut self.rewards,
             weights: &self.reward_weights,
             tokenizer: &run.policy.tokenizer,
             step: run.step,
+            columns,
         };
         let output = std::thread::scope(|scope| -> anyhow::Result<_> {
             let mut job = scorer.start(scope, &prompts)?;
-            let span = run.stages.span("rollout");
-            let before = kernels::context::counted();
-            let groups = engine.generate_with(&run.policy.weights, requests, |group| job.group_ended(group))?;
-            record_ops(&span, before);
-            self.times.rollout_time_s += span.end();
+            let groups = match given {
+                Some(groups) => {
+                    groups.iter().for_each(|group| job.group_ended(group));
+                    groups
+                }
+                None => {
+                    let requests = requests(&prompts, self.sizes.group, &self.sampling);
+                    let span = run.stages.span("rollout");
+                    let before = kernels::context::counted();
+                    let groups = engine.generate_with(&run.policy.weights, requests, |group| job.group_ended(group))?;
+                    record_ops(&span, before);
+                    self.times.rollout_time_s += span.end();
+                    groups
+                }
+            };
             // What is left to score: this is what rewards cost the run.
             let span = run.stages.span("rewards");
             let output = waiting::watched(scope, Progress::of(run), job.asked(), || job.finish(groups))?;
@@ -200,7 +219,11 @@ impl RolloutPipeline {
 
     /// log π_old of the samples that weights of another version wrote.
     fn score_stale(&mut self, run: &mut TrainingRun, samples: &mut [Sample]) -> anyhow::Result<()> {
-        let Source::File(_, scorer) = &mut self.source else { return Ok(()) };
+        let scorer = match (&mut self.source, &mut self.program) {
+            (Source::File(_, scorer), _) => scorer,
+            (_, Some(program)) => &mut program.scorer,
+            _ => return Ok(()),
+        };
         if !run.config.vllm_importance_sampling_correction {
             return Ok(());
         }
@@ -246,7 +269,8 @@ impl RolloutPipeline {
     pub fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let (Some(evaluation), Some(engine)) = (&self.evaluation, &mut self.engine) else { return Ok(None) };
         let span = run.stages.span("evaluation");
-        let outcomes = evaluation.run(engine, &run.policy, &mut self.rewards, &self.eval_weights, run.step)?;
+        let mut completer = Completer { engine, program: self.program.as_mut() };
+        let outcomes = evaluation.run(&mut completer, &run.policy, &mut self.rewards, &self.eval_weights, run.step)?;
         let seconds = span.end();
         run.stop.check()?;
         let (mut metrics, mut problems, mut unscored) = (Vec::new(), Vec::new(), None);
