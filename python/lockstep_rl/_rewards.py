@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import json
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-from ._data import Encoder
+from ._calling import RewardFunction
 from .rewards import Builtin
-
-# Columns that are no keyword arguments, or are given as others.
-_RESERVED = ("prompt", "completion", "completion_ids")
-
-# A failed batch is asked about again, row by row, to name the one at fault, for as long as this.
-_SEARCH_S = 5.0
 
 
 def by_group(function: Callable) -> Callable:
@@ -27,12 +19,6 @@ def by_group(function: Callable) -> Callable:
     it is called with one group at a time, on another thread, while the others are still generated."""
     function.by_group = True
     return function
-
-
-def is_async(function: Any) -> bool:
-    """Whether calling it gives something to await."""
-    function = function.func if isinstance(function, functools.partial) else function
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
 
 
 def name_of(function: Any) -> str:
@@ -86,6 +72,12 @@ class RewardSet:
         self._loop: _Loop | None = None
         self._started: dict[str, Any] = {}
 
+    @property
+    def loop(self) -> _Loop:
+        if self._loop is None:
+            self._loop = _Loop()
+        return self._loop
+
     def columns_of(self, batch: dict) -> dict:
         """The columns with the dataset's own objects where JSON would change them."""
         for source in self.sources:
@@ -96,14 +88,10 @@ class RewardSet:
 
     def result_of(self, function: _Function, arguments: dict) -> Any:
         """What an async function gives. The first of a batch starts all of them."""
-        if self._loop is None:
-            self._loop = _Loop()
         if function.name not in self._started:
             for other in self.functions:
                 if other.is_async and (other is function or not (function.by_group or other.by_group)):
-                    other.extra, other.metrics = {}, {}
-                    own = {**arguments, **other.loggers()}
-                    self._started[other.name] = self._loop.start(other.call(**own))
+                    self._started[other.name] = self.loop.start(other.call(**arguments, **other.loggers()))
         return self._started.pop(function.name).result()
 
 
@@ -156,107 +144,28 @@ def _same(value: Any, own: Any) -> bool:
         return False
 
 
-class _Function:
-    """A reward function and what the engine calls in its place."""
+class _Function(RewardFunction):
+    """A function of a trainer."""
 
     def __init__(self, name: str, call: Callable, rewards: RewardSet):
-        self.name = name
-        self.call = call
-        self.rewards = rewards
-        self.is_async = is_async(call)
-        self.by_group = bool(getattr(call, "by_group", False))
-        self.extra: dict[str, list] = {}
-        self.metrics: dict[str, list[float]] = {}
+        super().__init__(name, call)
+        self.set = rewards
 
-    def loggers(self) -> dict:
-        """TRL's `log_extra` and `log_metric`."""
-        return {"log_extra": self._log_extra, "log_metric": self._log_metric}
-
-    def _log_extra(self, column: str, values: list) -> None:
-        self.extra.setdefault(column, []).extend(values)
-
-    def _log_metric(self, name: str, value: float) -> None:
-        self.metrics.setdefault(name, []).append(float(value))
-
-    def __call__(self, batch: dict) -> tuple[list, str, list]:
-        arguments = self._arguments(batch)
-        count = len(batch["completions"])
-        if not self.is_async:
-            self.extra, self.metrics = {}, {}
-        try:
-            scores = self._scores(self._ask(arguments), count)
-        except Exception as error:
-            self._name_the_row(error, arguments, batch)
-            raise
+    def __call__(self, batch: dict) -> str:
+        answer = super().__call__(batch)
         for name in self.metrics:
-            self.rewards.metrics_seen[f"rewards/{self.name}/{name}"] = name
-        extra = [[column, values] for column, values in self.extra.items()]
-        for column, values in extra:
-            if len(values) != count:
-                raise ValueError(f"log_extra({column!r}): {len(values)} values for {count} completions")
-        metrics = [(name, sum(values) / len(values)) for name, values in self.metrics.items()]
-        return scores, json.dumps(extra, cls=Encoder), metrics
+            self.set.metrics_seen[f"rewards/{self.name}/{name}"] = name
+        return json.dumps(answer)
 
-    def _ask(self, arguments: dict) -> Any:
-        if self.is_async:
-            return self.rewards.result_of(self, arguments)
-        return self.call(**arguments, **self.loggers())
+    def result(self, arguments: dict) -> Any:
+        return self.set.result_of(self, arguments) if self.is_async else super().result(arguments)
 
-    def _arguments(self, batch: dict) -> dict:
-        """TRL's keyword arguments. Columns have the dataset's own objects, not what JSON made of them."""
-        columns = {name: column for name, column in self.rewards.columns_of(batch).items() if name not in _RESERVED}
-        return {
-            "prompts": batch["prompts"],
-            "completions": batch["completions"],
-            "completion_ids": batch["completion_ids"],
-            **columns,
-            "trainer_state": self.rewards.state,
-        }
+    def awaited(self, coroutine: Any) -> Any:
+        return self.set.loop.start(coroutine).result()
 
-    def _scores(self, given: Any, count: int) -> list:
-        if hasattr(given, "tolist"):
-            given = given.tolist()
-        if isinstance(given, (str, bytes, dict)) or not hasattr(given, "__len__"):
-            raise TypeError(f"reward `{self.name}` must give a list of numbers, but gave {given!r:.100}")
-        if len(given) != count:
-            raise ValueError(f"reward `{self.name}` gave {len(given)} scores for {count} completions")
-        scores = []
-        for i, score in enumerate(given):
-            try:
-                scores.append(None if score is None else float(score))
-            except (TypeError, ValueError):
-                raise TypeError(
-                    f"reward `{self.name}` gave {score!r:.100} for completion {i}: expected a number or None"
-                ) from None
-        return scores
+    def columns(self, batch: dict) -> dict:
+        """With the dataset's own objects, not what JSON made of them."""
+        return self.set.columns_of(batch)
 
-    def _name_the_row(self, error: Exception, arguments: dict, batch: dict) -> None:
-        """Notes on `error` which completion it is about: the first alone of which the function fails in the same way.
-        It is asked again for that, a few seconds at most."""
-        words = f"in reward `{self.name}`, step {batch['step'] + 1}"
-        begun = time.monotonic()
-        if not self.is_async:
-            for i, row in enumerate(batch["rows"]):
-                if time.monotonic() - begun > _SEARCH_S:
-                    break
-                one = {
-                    key: value[i : i + 1] if isinstance(value, list) and len(value) == len(batch["rows"]) else value
-                    for key, value in arguments.items()
-                }
-                try:
-                    self._scores(self.call(**one, **self.loggers()), 1)
-                except Exception as again:
-                    if type(again) is type(error):
-                        words += f", at row {row} of the dataset: completion {batch['completions'][i]!r:.200}"
-                        break
-        note(error, words)
-
-
-def note(error: BaseException, text: str) -> None:
-    """Adds a line to what a traceback shows (where Python can, from 3.11 on)."""
-    if hasattr(error, "add_note"):
-        error.add_note(text)
-    elif not error.args:
-        error.args = (text,)
-    elif isinstance(error.args[0], str):
-        error.args = (f"{error.args[0]} ({text})", *error.args[1:])
+    def state(self, batch: dict) -> Any:
+        return self.set.state

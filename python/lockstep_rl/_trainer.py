@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from . import _native
 from ._background import BackgroundRun
+from ._calling import note
 from ._callbacks import CallbackList, TrainerControl, TrainerState
 from ._config import warn_once
 from ._data import json_of, rows_of
@@ -23,7 +24,7 @@ from ._observer import Observer
 from ._peft import config_of, is_peft_model, lora_values
 from ._refused import REFUSED_ARGUMENTS, REFUSED_BY, REFUSED_METHODS, with_gen_kwargs
 from ._reporters import reporters
-from ._rewards import RewardSet, Source, note
+from ._rewards import RewardSet, Source
 from ._signals import Interrupts, in_notebook
 
 

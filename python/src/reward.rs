@@ -5,11 +5,10 @@ use crate::observer::Failure;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use rewards::{Content, Problem, Reward, RewardBatch, Scores};
-use serde_json::Value;
 use std::time::Instant;
 
-/// Calls a Python object with a batch (a dict), which gives `(scores, columns for the table of completions as JSON,
-/// metrics)`. An exception is kept for whoever started the run, and the batch has no score.
+/// Calls a Python object with a batch (a dict), which gives the text of an answer ([`Scores::read`]). An exception is
+/// kept for whoever started the run, and the batch has no score.
 pub struct PythonReward {
     pub name: String,
     pub call: Py<PyAny>,
@@ -56,11 +55,9 @@ impl PythonReward {
             columns.set_item(name, values)?;
         }
         given.set_item("columns", columns)?;
-        let answer = self.call.bind(py).call1((given,))?;
-        let (values, extra, metrics): (Vec<Option<f64>>, String, Vec<(String, f64)>) = answer.extract()?;
-        let extra: Vec<(String, Vec<Value>)> = serde_json::from_str(&extra)
-            .map_err(|e| pyo3::exceptions::PyValueError::new_err(format!("log_extra: {e}")))?;
-        Ok(Scores { values, extra, metrics, ..Scores::default() })
+        let answer: String = self.call.bind(py).call1((given,))?.extract()?;
+        Scores::read(&answer, batch)
+            .map_err(|e| pyo3::exceptions::PyValueError::new_err(format!("reward `{}`: {e}", self.name)))
     }
 
     fn failed(&self, py: Python<'_>, error: PyErr, rows: usize) -> Scores {

@@ -10,6 +10,10 @@ use crate::StepScore;
 /// The dataset's other columns: name → one value for each completion (a prompt's value repeated for its group).
 pub type Columns = BTreeMap<String, Vec<Value>>;
 
+/// The metric that says in what share of completions a reward found no answer that it could judge, right or wrong: the
+/// graders have it, and any reward may.
+pub const NO_ANSWER: &str = "no_answer";
+
 /// What one call scores. All lists are as long as [`RewardBatch::len`] and in the same order.
 #[derive(Clone, Copy, Debug)]
 pub struct RewardBatch<'a> {
@@ -55,21 +59,22 @@ impl RewardBatch<'_> {
     }
 
     /// The scores of completions beside the answers in a column. `judge` takes an answer and a completion's text, and
-    /// gives nothing where the answer cannot be read; `unread` says of the first such answer what is wrong, and shows
-    /// it where that says more.
+    /// gives nothing where the column's answer cannot be read; `unread` says of the first such answer what is wrong,
+    /// and shows it where that says more.
     pub(crate) fn score_by_answer(
         &self,
         reward: &str,
         column: &str,
         unread: impl FnOnce(&Value) -> (String, Option<String>),
-        mut judge: impl FnMut(&Value, &str) -> Option<f64>,
+        mut judge: impl FnMut(&Value, &str) -> Option<Verdict>,
     ) -> Scores {
         let answers = match self.column(reward, column) {
             Ok(answers) => answers,
             Err(problem) => return Scores::failed(self.len(), problem),
         };
         let pairs = answers.iter().zip(self.completions);
-        let mut scores = Scores::new(pairs.map(|(answer, completion)| judge(answer, &completion.text())).collect());
+        let verdicts = pairs.map(|(answer, completion)| judge(answer, &completion.text())).collect();
+        let mut scores = Scores::of_verdicts(verdicts);
         if let Some(first) = scores.values.iter().position(Option::is_none) {
             let rows = scores.values.iter().filter(|value| value.is_none()).count();
             let (message, example) = unread(&answers[first]);
@@ -77,6 +82,22 @@ impl RewardBatch<'_> {
             scores.problems.push(Problem { example, ..problem });
         }
         scores
+    }
+}
+
+/// What a grader says of a completion.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Verdict {
+    pub score: f64,
+    /// There is something in it that can be taken for an answer, right or wrong.
+    pub answered: bool,
+}
+
+impl Verdict {
+    /// 1 for the right answer, 0 for another and for none.
+    pub fn of<T>(answer: Option<T>, right: impl FnOnce(T) -> bool) -> Verdict {
+        let answered = answer.is_some();
+        Verdict { score: f64::from(u8::from(answer.is_some_and(right))), answered }
     }
 }
 
@@ -156,6 +177,17 @@ impl Scores {
     /// Scores without any remark.
     pub fn new(values: Vec<Option<f64>>) -> Self {
         Scores { values, ..Scores::default() }
+    }
+
+    /// A grader's, and as a metric the share of the completions that it judged in which it found no answer.
+    pub(crate) fn of_verdicts(verdicts: Vec<Option<Verdict>>) -> Self {
+        let judged = verdicts.iter().flatten().count();
+        let unanswered = verdicts.iter().flatten().filter(|verdict| !verdict.answered).count();
+        let mut scores = Scores::new(verdicts.iter().map(|verdict| verdict.map(|verdict| verdict.score)).collect());
+        if judged > 0 {
+            scores.metrics.push((NO_ANSWER.to_owned(), unanswered as f64 / judged as f64));
+        }
+        scores
     }
 
     /// No score for any of `rows` completions, because of `problem`.

@@ -6,20 +6,23 @@
 //! Knows no trainer and no policy.
 //!
 //! Read first: [`RewardBatch`] and [`Scores`] (what goes in and out), then any file of `builtin/`, `command/` (a
-//! reward in any language), `function` (a closure), `reward_model` and `registry` (names to rewards); `manager` asks
-//! them all.
+//! reward in any language), `python/`, `http/`, `function` (a closure), `reward_model` and `registry` (names to
+//! rewards); `manager` asks them all.
 
 mod batch;
 mod builtin;
 mod command;
 mod error;
 mod function;
+mod http;
 mod manager;
+mod protocol;
+mod python;
 mod registry;
 mod reward_model;
 mod steps;
 
-pub use batch::{Columns, Problem, ProblemKind, RewardBatch, Scores};
+pub use batch::{Columns, NO_ANSWER, Problem, ProblemKind, RewardBatch, Scores};
 pub use command::end_programs;
 pub use error::{Error, Result};
 pub use function::{FunctionReward, RewardInput};

@@ -5,10 +5,12 @@ use serde_json::{Map, Value};
 
 use crate::builtin::{self, BUILTIN, Kind, parse};
 use crate::command::{self, CommandReward};
-use crate::{Error, Result, Reward};
+use crate::http::{self, HttpReward};
+use crate::{Error, Result, Reward, python};
 
-/// What is no row of [`BUILTIN`], each with its main option: a program, and a reward model.
-const OTHERS: [(&str, &str); 2] = [("command", "command"), ("model", "model")];
+/// What is no row of [`BUILTIN`], each with its main option: a program, a function of a Python file, a service, a
+/// reward model.
+const OTHERS: [(&str, &str); 4] = [("command", "command"), ("python", "python"), ("http", "url"), ("model", "model")];
 
 /// A reward that a program gives to its run; not listed, since no configuration file can give one.
 const FUNCTION: (&str, &str) = ("function", "function");
@@ -63,29 +65,36 @@ impl RewardSpec {
     }
 
     /// Puts what `absolute` makes of it in the place of each path: a reward model's directory; a program that is given
-    /// by its path, and its script. A program's further arguments are its own. What is wrong is left for [`build`] to
-    /// refuse.
+    /// by its path, and its script; a Python file and its interpreter. A program's further arguments are its own. What
+    /// is wrong is left for [`build`] to refuse.
     pub fn map_paths<E>(
         &mut self,
         absolute: impl Fn(&str) -> std::result::Result<String, E>,
     ) -> std::result::Result<(), E> {
         let Ok((kind, _, options)) = self.parts() else { return Ok(()) };
-        let path = match (kind.as_str(), options.get("model")) {
-            ("model", Some(Value::String(model))) => Some(Value::String(absolute(model)?)),
+        let mapped: Vec<(&str, Value)> = match (kind.as_str(), options.get("model")) {
+            ("model", Some(Value::String(model))) => vec![("model", absolute(model)?.into())],
             ("command", _) => match parse::<command::Options>(&kind, options) {
-                Ok(options) => command::map_paths(options.command, absolute)?,
-                Err(_) => None,
+                Ok(options) => {
+                    command::map_paths(options.command, absolute)?.map(|path| ("command", path)).into_iter().collect()
+                }
+                Err(_) => Vec::new(),
             },
-            _ => None,
+            ("python", _) => match parse(&kind, options) {
+                Ok(options) => python::map_paths(options, absolute)?,
+                Err(_) => Vec::new(),
+            },
+            _ => Vec::new(),
         };
-        let Some(path) = path else { return Ok(()) };
-        // The main option has its kind's name.
-        match (&mut *self, path) {
-            (RewardSpec::Table(table), path) => drop(table.insert(kind, path)),
-            (RewardSpec::Short(text), Value::String(path)) => *text = format!("{kind}:{path}"),
-            (RewardSpec::Short(_), words) => {
-                let table = [("kind".to_owned(), Value::String(kind.clone())), (kind, words)];
-                *self = RewardSpec::Table(table.into_iter().collect());
+        for (key, value) in mapped {
+            // The main option has its kind's name.
+            match (&mut *self, value) {
+                (RewardSpec::Table(table), value) => drop(table.insert(key.to_owned(), value)),
+                (RewardSpec::Short(text), Value::String(path)) => *text = format!("{kind}:{path}"),
+                (RewardSpec::Short(_), words) => {
+                    let table = [("kind".to_owned(), Value::String(kind.clone())), (key.to_owned(), words)];
+                    *self = RewardSpec::Table(table.into_iter().collect());
+                }
             }
         }
         Ok(())
@@ -105,6 +114,11 @@ impl RewardSpec {
     /// Kind, name if given, options.
     fn parts(&self) -> Result<(String, Option<String>, Map<String, Value>)> {
         match self {
+            // An address is all that a service needs.
+            RewardSpec::Short(text) if ["http://", "https://"].iter().any(|scheme| text.starts_with(scheme)) => {
+                let url = [("url".to_owned(), Value::String(text.clone()))];
+                Ok(("http".to_owned(), None, url.into_iter().collect()))
+            }
             RewardSpec::Short(text) => {
                 let (kind, argument) = text.split_once(':').map_or((text.as_str(), None), |(k, a)| (k, Some(a)));
                 let kind = kind.trim();
@@ -185,6 +199,7 @@ impl RewardSpec {
         let (kind, mut given, options) = self.parts()?;
         let (base, tag) = match kind.as_str() {
             "command" => command::label(parse::<command::Options>(&kind, options)?.command)?,
+            "python" => python::label(&parse(&kind, options)?)?,
             "function" => {
                 given = self.function()?;
                 Default::default()
@@ -208,6 +223,8 @@ pub fn build(spec: &RewardSpec, name: String) -> Result<Box<dyn Reward>> {
     match (builtin(&kind), kind.as_str()) {
         (Some(builtin), _) => (builtin.build)(name, options),
         (None, "command") => Ok(Box::new(CommandReward::new(name, parse(&kind, options)?)?)),
+        (None, "python") => Ok(Box::new(python::build(name, parse(&kind, options)?)?)),
+        (None, http::KIND) => Ok(Box::new(HttpReward::new(name, parse(&kind, options)?)?)),
         (None, "model") => Err(Error::options("model", "needs its files: ask RewardSpec::model for their name")),
         (None, "function") => Err(Error::options("function", "is a program's own, which gives it to the run")),
         _ => Err(unknown(&kind)),
@@ -321,7 +338,8 @@ mod tests {
     #[test]
     fn errors_name_the_known_and_the_nearest() {
         let message = error("gsm8");
-        let known: Vec<_> = BUILTIN.iter().map(|kind| kind.name).chain(["command", "model"]).collect();
+        let known: Vec<_> =
+            BUILTIN.iter().map(|kind| kind.name).chain(["command", "python", "http", "model"]).collect();
         let known = known.join(", ");
         assert!(message.contains("did you mean `gsm8k`?") && message.ends_with(&known), "{message}");
         assert!(error("Exact-Match").contains("`exact_match`"));

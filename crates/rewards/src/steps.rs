@@ -43,6 +43,8 @@ impl CompletionReward {
             Value::Null => one(None),
             Value::Bool(yes) => one(Some(f64::from(u8::from(*yes)))),
             Value::Number(_) => one(Some(number(value)?)),
+            // What is made of it is no matter of its form.
+            Value::String(_) if as_number(value).is_some() => one(as_number(value)),
             Value::Array(items) if items.iter().all(Value::is_object) => {
                 items.iter().map(step).collect::<Result<_, _>>().map(Self::of_steps)
             }
@@ -61,8 +63,18 @@ impl CompletionReward {
 
 const STEP: &str = "{\"end\": characters, \"score\": number} or {\"token\": index, \"score\": number}";
 
+/// A number, or the name of one that JSON does not have.
+pub(crate) fn as_number(value: &Value) -> Option<f64> {
+    match value.as_str() {
+        Some("NaN") => Some(f64::NAN),
+        Some("Infinity") => Some(f64::INFINITY),
+        Some("-Infinity") => Some(f64::NEG_INFINITY),
+        _ => value.as_f64(),
+    }
+}
+
 fn number(value: &Value) -> Result<f64, String> {
-    match value.as_f64() {
+    match as_number(value) {
         Some(number) if number.is_finite() => Ok(number),
         Some(number) => Err(format!("is {number}, which is not finite")),
         None => Err(format!("has {value} where a number is expected")),
@@ -114,6 +126,8 @@ mod tests {
         assert_eq!(read(json!(null)), CompletionReward::default());
         assert_eq!(read(json!(true)), CompletionReward { value: Some(1.0), steps: None });
         assert_eq!(read(json!(2.5)), CompletionReward { value: Some(2.5), steps: None });
+        assert_eq!(read(json!("-Infinity")), CompletionReward { value: Some(f64::NEG_INFINITY), steps: None });
+        assert!(read(json!("NaN")).value.is_some_and(f64::is_nan));
         let (char, token) = (StepEnd::Char, StepEnd::Token);
         let mixed = read(json!([{"end": 4, "score": 0.5}, {"token": 2, "score": -2}]));
         let expected = vec![at(char(4), 0.5), at(token(2), -2.0)];
@@ -136,6 +150,7 @@ mod tests {
             (json!([{"end": 1, "score": 1, "scor": 2}]), "`scor`"),
             (json!([{"token": 1, "score": "x"}]), "\"x\""),
             (json!([1, "x", 2]), "\"x\""),
+            (json!([1, "NaN", 2]), "not finite"),
             (json!("x"), "neither"),
         ] {
             let error = CompletionReward::read(&value, 3).unwrap_err();

@@ -39,9 +39,8 @@ pub(super) fn translate(script: &str) -> anyhow::Result<String> {
                 open.push(format!("eval_dataset = {}: set eval_dataset_name (and eval_strategy)", text_of(&value)))
             }
             ("reward_funcs", value) => open.push(format!(
-                "reward_funcs = {}: Python functions cannot be translated; set reward_funcs to built-in rewards \
-                 (\"gsm8k\", \"format:REGEX\", …) or to \"command:python my_reward.py\", a program that reads and \
-                 writes JSON lines",
+                "reward_funcs = {}: put the functions into a file of their own, as they are, and set reward_funcs = \
+                 [\"python:my_rewards.py:my_function\"], or to built-in rewards (\"gsm8k\", \"format:REGEX\", …)",
                 text_of(&value)
             )),
             ("model" | "reward_weights", value) => translate_one(&name, value, &mut found, &mut open),
@@ -184,7 +183,7 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
             "use_vllm = true: without meaning",
             "logging_steps = get_steps(): not a literal",
             "beeta = 1: no such key",
-            "reward_funcs = [len_reward]: Python functions",
+            "reward_funcs = [len_reward]: put the functions into a file",
         ] {
             assert!(text.contains(word), "{word} is not in\n{text}");
         }

@@ -26,6 +26,7 @@ mod one_writer;
 mod paths;
 mod ppo;
 mod process_rewards;
+mod python_rewards;
 mod reference;
 mod replay;
 mod resume;

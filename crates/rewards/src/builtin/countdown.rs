@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::Builtin;
 use super::gsm8k::last_boxed;
 use super::rational::Rational;
+use crate::batch::Verdict;
 use crate::{Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
 
 /// Brackets in brackets, at most.
@@ -62,18 +63,19 @@ impl Builtin for Countdown {
 }
 
 impl Countdown {
-    fn score_of(&self, text: &str, numbers: &[i128], target: i128) -> f64 {
-        let Some(computed) = compute(expression(text)) else { return 0.0 };
+    fn judge(&self, text: &str, numbers: &[i128], target: i128) -> Verdict {
+        let Some(computed) = compute(expression(text)) else { return Verdict { score: 0.0, answered: false } };
         let mut left = numbers.to_vec();
         let given = computed
             .numbers
             .iter()
             .all(|number| left.iter().position(|own| own == number).map(|place| left.swap_remove(place)).is_some());
-        match given && (left.is_empty() || !self.options.use_all) {
+        let score = match given && (left.is_empty() || !self.options.use_all) {
             false => 0.0,
             true if computed.value.is_some_and(|value| value.integer() == Some(target)) => 1.0,
             true => self.options.format_score,
-        }
+        };
+        Verdict { score, answered: true }
     }
 }
 
@@ -101,9 +103,9 @@ impl Reward for Countdown {
             numbers.iter().zip(targets).map(|(numbers, target)| Some((whole_numbers(numbers)?, whole(target)?)));
         let values = puzzles.zip(batch.completions).map(|(puzzle, completion)| {
             let (numbers, target) = puzzle?;
-            Some(self.score_of(&completion.text(), &numbers, target))
+            Some(self.judge(&completion.text(), &numbers, target))
         });
-        let mut scores = Scores::new(values.collect());
+        let mut scores = Scores::of_verdicts(values.collect());
         if let Some(first) = scores.values.iter().position(Option::is_none) {
             let rows = scores.values.iter().filter(|value| value.is_none()).count();
             let Options { numbers: column, target, .. } = &self.options;
@@ -235,7 +237,7 @@ mod tests {
 
     fn score(text: &str, numbers: &[i128], target: i128) -> f64 {
         let options = Options { format_score: 0.1, ..Options::default() };
-        Countdown::build("c".into(), options).unwrap().score_of(text, numbers, target)
+        Countdown::build("c".into(), options).unwrap().judge(text, numbers, target).score
     }
 
     #[test]
@@ -277,7 +279,7 @@ mod tests {
             assert_eq!(score(text, &[1, 2], 3), 1.0, "{text}");
         }
         let some = Options { use_all: false, ..Options::default() };
-        assert_eq!(Countdown::build("c".into(), some).unwrap().score_of("1 + 2", &[1, 2, 9], 3), 1.0);
+        assert_eq!(Countdown::build("c".into(), some).unwrap().judge("1 + 2", &[1, 2, 9], 3).score, 1.0);
         assert_eq!(score("1 + 2", &[1, 2, 9], 3), 0.0);
     }
 

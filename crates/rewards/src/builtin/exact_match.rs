@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Builtin;
+use crate::batch::Verdict;
 use crate::{Error, Result, Reward, RewardBatch, Scores};
 
 /// Options of [`ExactMatch`].
@@ -122,8 +123,7 @@ impl Reward for ExactMatch {
                 return None;
             }
             let given = self.part(text).map(|part| self.normalise(part));
-            let right = given.is_some_and(|given| accepted.iter().any(|answer| self.normalise(answer) == given));
-            Some(f64::from(u8::from(right)))
+            Some(Verdict::of(given, |given| accepted.iter().any(|answer| self.normalise(answer) == given)))
         })
     }
 }

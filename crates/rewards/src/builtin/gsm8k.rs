@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Builtin;
+use crate::batch::Verdict;
 use crate::{Result, Reward, RewardBatch, Scores};
 
 /// Options of [`Gsm8k`].
@@ -64,7 +65,7 @@ impl Reward for Gsm8k {
         let unread = |answer: &Value| (format!("no number in column `{column}`"), Some(format!("in {answer}")));
         batch.score_by_answer(&self.name, column, unread, |answer, text| {
             let gold = gold(answer)?;
-            Some(f64::from(u8::from(answer_of(text, *strict) == Some(gold))))
+            Some(Verdict::of(answer_of(text, *strict), |given| given == gold))
         })
     }
 }

@@ -16,7 +16,11 @@ use serde_json::Value;
 
 use super::Builtin;
 use super::gsm8k::{gold, only_number};
+use crate::batch::Verdict;
 use crate::{Error, Result, Reward, RewardBatch, Scores};
+
+/// Where no number stands between the tags.
+const NO_NUMBER: f64 = -4.5;
 
 /// Options of [`Staged`].
 #[derive(Clone, Debug, Deserialize)]
@@ -97,7 +101,7 @@ impl Staged {
     fn points(&self, text: &str, gold: &str) -> [f64; 3] {
         let form = if self.formed(text).is_some() { 3.0 } else { 0.0 };
         let tag = |tag: &str| if text.matches(tag).count() == 1 { 0.5 } else { -0.5 };
-        let answer = self.solution(text).map_or(-4.5, |solution| closeness(solution, gold));
+        let answer = self.solution(text).map_or(NO_NUMBER, |solution| closeness(solution, gold));
         [form, self.tags().into_iter().map(tag).sum(), answer]
     }
 }
@@ -106,12 +110,12 @@ fn closeness(solution: &str, gold: &str) -> f64 {
     if solution.replace(',', "") == gold {
         return 5.0;
     }
-    let Some(given) = only_number(solution) else { return -4.5 };
+    let Some(given) = only_number(solution) else { return NO_NUMBER };
     let (given, gold) = (given.to_string(), gold.to_owned());
     if given == gold {
         return 3.5;
     }
-    let (Ok(given), Ok(gold)) = (given.parse::<f64>(), gold.parse::<f64>()) else { return -4.5 };
+    let (Ok(given), Ok(gold)) = (given.parse::<f64>(), gold.parse::<f64>()) else { return NO_NUMBER };
     match (given - gold).abs() / gold.abs() {
         off if off <= 0.1 => 2.0,
         off if off <= 0.2 => 1.5,
@@ -141,7 +145,7 @@ impl Reward for Staged {
             for (i, stage) in stages.iter_mut().enumerate() {
                 stage.push(points.map(|points| points[i]).into());
             }
-            points.map(|points| points.iter().sum())
+            points.map(|points| Verdict { score: points.iter().sum(), answered: points[2] != NO_NUMBER })
         });
         if scores.values.len() == stages[0].len() {
             scores.extra = ["form", "tags", "closeness"].map(str::to_owned).into_iter().zip(stages).collect();

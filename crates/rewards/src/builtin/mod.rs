@@ -84,3 +84,56 @@ impl Kind {
 pub(crate) fn parse<T: DeserializeOwned>(kind: &str, options: Map<String, Value>) -> Result<T> {
     serde_json::from_value(Value::Object(options)).map_err(|e| Error::options(kind, e.to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Columns, Content, NO_ANSWER, RewardBatch, build};
+    use serde_json::{Value, json};
+
+    /// Each grader is asked about the right answer, a wrong one, none, and one beside a row that it cannot read.
+    #[test]
+    fn completions_without_an_answer_are_counted_apart_from_wrong_ones() {
+        for (spec, answers, texts) in [
+            (json!("gsm8k"), [json!("#### 5"), json!("none")], ["#### 5", "6", "five"]),
+            (json!({"kind": "gsm8k", "strict": true}), [json!("5"), json!("")], ["#### 5", "\\boxed{6}", "5"]),
+            (json!("math"), [json!("\\frac12"), json!(null)], ["$0.5$", "it is 7", "what?"]),
+            (json!("multiple_choice"), [json!("B"), json!("Z")], ["B", "(C)", "neither"]),
+            (
+                json!({"kind": "exact_match", "extract": "Answer: (.*)"}),
+                [json!("x"), json!([])],
+                ["Answer: x", "Answer: y", "x"],
+            ),
+            (
+                json!("gsm8k_staged"),
+                [json!("5"), json!("none")],
+                ["<SOLUTION>5</SOLUTION>", "<SOLUTION>9</SOLUTION>", "5"],
+            ),
+            (json!("countdown"), [json!([2, 3]), json!("x")], ["2 + 3", "<answer>2 * 3</answer>", "no idea"]),
+        ] {
+            let mut reward = build(&serde_json::from_value(spec.clone()).unwrap(), "r".into()).unwrap();
+            let share = |reward: &mut Box<dyn crate::Reward>, rows: &[(&str, &Value)]| {
+                let completions: Vec<Content> = rows.iter().map(|(text, _)| (*text).into()).collect();
+                let answers: Vec<Value> = rows.iter().map(|(_, answer)| (*answer).clone()).collect();
+                let targets = vec![json!(5); rows.len()];
+                let columns = [("answer", answers.clone()), ("nums", answers), ("target", targets)];
+                let scores = reward.score(&RewardBatch {
+                    prompts: &completions,
+                    completions: &completions,
+                    completion_ids: &vec![vec![]; rows.len()],
+                    columns: &Columns::from(columns.map(|(name, values)| (name.to_owned(), values))),
+                    rows: &[],
+                    step: 0,
+                });
+                (scores.values, scores.metrics)
+            };
+            let [right, unread] = &answers;
+            let [good, wrong, none] = texts;
+            let rows = [(good, right), (wrong, right), (none, right), (none, right), (none, unread)];
+            let (values, metrics) = share(&mut reward, &rows);
+            assert_eq!(metrics, [(NO_ANSWER.to_owned(), 0.5)], "{spec}: {values:?}");
+            assert!(values[0] > values[1] && values[1] >= values[2] && values[4].is_none(), "{spec}: {values:?}");
+            assert_eq!(share(&mut reward, &rows[..2]).1, [(NO_ANSWER.to_owned(), 0.0)], "{spec}");
+            assert!(share(&mut reward, &rows[4..]).1.is_empty(), "{spec}: nothing was judged");
+        }
+    }
+}

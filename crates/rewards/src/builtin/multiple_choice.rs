@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::Builtin;
 use super::gsm8k::last_boxed;
+use crate::batch::Verdict;
 use crate::{Error, Result, Reward, RewardBatch, Scores};
 
 /// Options of [`MultipleChoice`].
@@ -121,7 +122,7 @@ impl Reward for MultipleChoice {
             |answer: &Value| (format!("no choice of {choices} in column `{column}`"), Some(format!("in {answer}")));
         batch.score_by_answer(&self.name, column, unread, |answer, text| {
             let gold = self.gold(answer)?;
-            Some(f64::from(u8::from(self.choice(text) == Some(gold))))
+            Some(Verdict::of(self.choice(text), |choice| choice == gold))
         })
     }
 }

@@ -21,7 +21,6 @@
 //! ([`Scores::of_groups`]). The program is the user's own and is *not* sandboxed. Knows nothing of what it computes.
 
 mod process;
-mod protocol;
 #[cfg(all(test, unix))]
 mod tests;
 
@@ -33,6 +32,7 @@ use serde::Deserialize;
 
 pub use self::process::end_programs;
 use self::process::{Process, Silence};
+use crate::protocol::{self, Failure};
 use crate::{Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
 
 /// Options of [`CommandReward`].
@@ -52,11 +52,11 @@ pub struct Options {
     pub by_group: bool,
 }
 
-fn default_timeout_s() -> f64 {
+pub(crate) fn default_timeout_s() -> f64 {
     60.0
 }
 
-fn default_max_restarts() -> u32 {
+pub(crate) fn default_max_restarts() -> u32 {
     3
 }
 
@@ -78,7 +78,7 @@ impl From<&str> for Words {
 
 impl Words {
     /// The words; an error for an open quote or no word at all.
-    fn split(self) -> Result<Vec<String>> {
+    pub(crate) fn split(self) -> Result<Vec<String>> {
         let words = match self {
             Words::List(words) => words,
             Words::Line(line) => split_line(&line)
@@ -118,14 +118,24 @@ fn split_line(line: &str) -> Option<Vec<String>> {
     quote.is_none().then_some(words)
 }
 
-/// Why a batch has no scores.
-type Failure = (ProblemKind, String);
+/// What goes over a program's pipes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Dialect {
+    /// What the module says.
+    Command,
+    /// Python's adapter is asked with the batch as it is, and says first that it can serve ([`crate::python`]).
+    Python,
+}
+
+/// How long Python may take to import a file and what that imports.
+const IMPORT: Duration = Duration::from_secs(300);
 
 /// The reward; see the module.
 #[derive(Debug)]
 pub struct CommandReward {
     name: String,
     words: Vec<String>,
+    dialect: Dialect,
     timeout: Duration,
     max_restarts: u32,
     by_group: bool,
@@ -140,73 +150,115 @@ pub struct CommandReward {
 impl CommandReward {
     /// Starts the program; one that is missing, not executable, or that ends at once is an error here.
     pub fn new(name: String, options: Options) -> Result<Self> {
+        Self::start(name, options, Dialect::Command)
+    }
+
+    /// The same with a program that speaks this dialect.
+    pub(crate) fn start(name: String, options: Options, dialect: Dialect) -> Result<Self> {
         if !(options.timeout_s.is_finite() && options.timeout_s > 0.0 && options.timeout_s < 1e9) {
             return Err(Error::options("command", "`timeout_s` must be a positive number of seconds"));
         }
-        let words = options.command.split()?;
-        let failed = |message: String| Error::Program { program: words[0].clone(), message };
-        let mut process = Process::start(&words).map_err(|e| failed(explain(&e)))?;
-        // An interpreter starts even if its script is missing, and then ends quickly.
-        if process.exited_within(Duration::from_millis(250)) {
-            return Err(failed(process.epitaph()));
-        }
-        Ok(CommandReward {
+        let mut reward = CommandReward {
             name,
+            words: options.command.split()?,
+            dialect,
             timeout: Duration::from_secs_f64(options.timeout_s),
             max_restarts: options.max_restarts,
             by_group: options.by_group,
-            process: Some(process),
+            process: None,
             restarts_in_a_row: 0,
             given_up: None,
             stop: Arc::default(),
-            words,
-        })
+        };
+        let failed = |words: &[String], message| Error::Program { program: words[0].clone(), message };
+        let mut process = Process::start(&reward.words).map_err(|e| failed(&reward.words, explain(&e)))?;
+        match dialect {
+            Dialect::Python => reward.greet(&mut process).map_err(|(_, message)| failed(&reward.words, message))?,
+            // An interpreter starts even if its script is missing, and then ends quickly.
+            Dialect::Command if process.exited_within(Duration::from_millis(250)) => {
+                return Err(failed(&reward.words, process.epitaph()));
+            }
+            Dialect::Command => {}
+        }
+        reward.process = Some(process);
+        Ok(reward)
     }
 
-    /// The running program, started again if it has ended.
-    fn process(&mut self) -> std::result::Result<&mut Process, Failure> {
-        if self.process.is_none() {
-            self.restarts_in_a_row += 1;
-            let started = Process::start(&self.words);
-            self.process =
-                Some(started.map_err(|e| (ProblemKind::Crashed, format!("cannot restart: {}", explain(&e))))?);
+    /// Waits for Python's first line.
+    fn greet(&mut self, process: &mut Process) -> std::result::Result<(), Failure> {
+        #[derive(Deserialize)]
+        struct Greeting {
+            by_group: Option<bool>,
+            error: Option<String>,
         }
-        Ok(self.process.as_mut().expect("just started"))
+        let line = process.line_until(Instant::now() + IMPORT, &self.stop);
+        let line = line.map_err(|silence| self.silent(process, silence, IMPORT))?;
+        match serde_json::from_slice(&line) {
+            Ok(Greeting { error: Some(error), .. }) => Err((ProblemKind::Failed, error)),
+            Ok(Greeting { by_group: Some(by_group), .. }) => {
+                self.by_group |= by_group;
+                Ok(())
+            }
+            _ => Err((ProblemKind::BadAnswer, process.with_stderr("it is no Python interpreter".to_owned()))),
+        }
+    }
+
+    /// The program, started again.
+    fn restarted(&mut self) -> std::result::Result<Process, Failure> {
+        self.restarts_in_a_row += 1;
+        let started = Process::start(&self.words);
+        let mut process = started.map_err(|e| (ProblemKind::Crashed, format!("cannot restart: {}", explain(&e))))?;
+        if self.dialect == Dialect::Python {
+            self.greet(&mut process)?;
+        }
+        Ok(process)
+    }
+
+    /// Why there is no line.
+    fn silent(&self, process: &mut Process, silence: Silence, waited: Duration) -> Failure {
+        use ProblemKind::{BadAnswer, Crashed, Failed, TimedOut};
+        match silence {
+            Silence::TimedOut => {
+                let message = format!("no answer within {} s; it was killed", waited.as_secs_f64());
+                (TimedOut, process.with_stderr(message))
+            }
+            Silence::TooLong => (BadAnswer, process.with_stderr("its answer is longer than 256 MiB".to_owned())),
+            Silence::Stopped => (Failed, "nobody waits for its answer any more".to_owned()),
+            Silence::Ended => (Crashed, process.epitaph()),
+        }
     }
 
     /// Sends a batch and reads the answer.
     fn ask(&mut self, batch: &RewardBatch<'_>) -> std::result::Result<Scores, Failure> {
-        use ProblemKind::{BadAnswer, BadData, Crashed, Failed, TimedOut};
-        let request = protocol::request(batch).map_err(|message| (BadData, message))?;
-        let (timeout, stop) = (self.timeout, self.stop.clone());
-        let process = self.process()?;
-        let outcome = if process.has_unread_line() {
+        let request = match self.dialect {
+            Dialect::Command => protocol::request(batch)?,
+            Dialect::Python => protocol::batch_line(batch)?,
+        };
+        let mut process = match self.process.take() {
+            Some(process) => process,
+            None => self.restarted()?,
+        };
+        let line = if process.has_unread_line() {
             let message = "it printed a line that answers no batch; print debugging output to standard error";
-            Err((BadAnswer, message.to_owned()))
+            Err((ProblemKind::BadAnswer, message.to_owned()))
         } else {
             process.send(request);
-            match process.line_until(Instant::now() + timeout, &stop) {
-                Ok(line) => protocol::answer(&line).map_err(|message| (BadAnswer, process.with_stderr(message))),
-                Err(Silence::TimedOut) => {
-                    let message = format!("no answer within {} s; it was killed", timeout.as_secs_f64());
-                    Err((TimedOut, process.with_stderr(message)))
-                }
-                Err(Silence::TooLong) => {
-                    Err((BadAnswer, process.with_stderr("its answer is longer than 256 MiB".to_owned())))
-                }
-                Err(Silence::Stopped) => Err((Failed, "nobody waits for its answer any more".to_owned())),
-                Err(Silence::Ended) => Err((Crashed, process.epitaph())),
-            }
+            let line = process.line_until(Instant::now() + self.timeout, &self.stop);
+            line.map_err(|silence| self.silent(&mut process, silence, self.timeout))
         };
-        // After any of these it is unknown which batch its next line would answer: begin anew.
-        let answer = outcome.inspect_err(|_| self.process = None)?;
+        // After any failure so far it is unknown which batch its next line would answer: it begins anew.
+        let with_stderr = |(kind, message), process: &Process| (kind, process.with_stderr(message));
+        let answer = protocol::answer(&line?).map_err(|failure| with_stderr(failure, &process))?;
         // The program is well: what it says is wrong with this batch needs no restart.
         let tokens: Vec<usize> = batch.completion_ids.iter().map(Vec::len).collect();
-        let scores = protocol::scores(answer, &tokens).map_err(|message| {
-            (BadAnswer, self.process.as_ref().map_or(message.clone(), |process| process.with_stderr(message)))
-        })?;
-        self.restarts_in_a_row = 0;
-        Ok(scores)
+        let scores = protocol::scores(answer, &tokens).map_err(|(kind, message)| {
+            let said = self.dialect == Dialect::Command && kind == ProblemKind::Failed;
+            let message = if said { format!("it answered with an error: {message}") } else { message };
+            with_stderr((kind, message), &process)
+        });
+        self.process = Some(process);
+        self.restarts_in_a_row = if scores.is_ok() { 0 } else { self.restarts_in_a_row };
+        scores
     }
 }
 

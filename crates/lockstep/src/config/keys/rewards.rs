@@ -7,7 +7,8 @@ use train::advantages::process::ProcessRewards;
 
 macro_rules! rewards_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Rewards" {
     /// The rewards: names ("gsm8k"), names with their main option ("format:REGEX", "command:./reward.py"), or tables
-    /// ({ kind = "length", target = 40 }); "model:DIR" is a reward model. { kind = "command", command = "./reward.py",
+    /// ({ kind = "length", target = 40 }); "model:DIR" is a reward model, "python:rewards.py:happy_reward" a function
+    /// of a file, as TRL calls it, "http://HOST/PATH" a service. { kind = "command", command = "./reward.py",
     /// by_group = true } is asked about each group as soon as it has ended, while others are generated. "code:python"
     /// runs the completion's program in a sandbox on the row's tests (docs/rewards.md).
     reward_funcs: Vec<RewardSpec> = Vec::new()
@@ -64,7 +65,7 @@ pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     if c.reward_funcs.is_empty() {
         bad_input!(
             "no reward: give --reward gsm8k (or format:REGEX, length:N, exact_match, unique_chars, command:PROGRAM, \
-             model:DIR), or reward_funcs in the configuration"
+             python:FILE:FUNCTION, model:DIR), or reward_funcs in the configuration"
         );
     }
     if let Some(weights) = &c.reward_weights

@@ -50,6 +50,9 @@ conditions! {
         "they teach nothing: look at what the reward cannot judge with `lockstep score-rewards`";
     CONSTANT "constant_reward" 1e-8 10 Generation
         "what is the same for everything teaches nothing: try it with `lockstep score-rewards`, or leave it out";
+    NO_ANSWER "no_answer" 0.9 3 Generation
+        "the form is not learned yet, or not asked for: a prompt that says where the answer stands; a warm-up (sft); a \
+         reward for the form beside it; less `strict`";
     CONTRADICTION "contradiction" 1e-8 1 Generation
         "a reward that depends on more than prompt and completion adds noise: take chance, time and state out of it";
     CUT_SHORT "cut_short" 0.25 3 Generation

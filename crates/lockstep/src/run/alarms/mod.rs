@@ -13,7 +13,7 @@ mod tests;
 use super::checkpoint::state::Bits64;
 use crate::rollouts::Rollouts;
 use conditions::{Condition, Every};
-use rewards::Problem;
+use rewards::{NO_ANSWER, Problem};
 use serde::{Deserialize, Serialize};
 use signs::{GenerationSigns, Row};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -243,6 +243,15 @@ impl History {
             let evidence = format!("in {:.0} % of the groups all rewards are equal: no advantage", percent(share));
             seen.push(Sighting::new(&conditions::ZERO_VARIANCE, evidence));
         }
+        let rewards = values.iter().filter_map(|(name, share)| Some((name.strip_prefix("rewards/")?, *share)));
+        let unanswered = rewards.filter_map(|(name, share)| {
+            let reward = name.strip_suffix(NO_ANSWER)?.strip_suffix('/')?;
+            (share >= conditions::NO_ANSWER.threshold).then_some((reward, share))
+        });
+        for (reward, share) in unanswered {
+            let evidence = format!("it finds no answer in {:.0} % of the completions, right or wrong", percent(share));
+            seen.push(Sighting::new(&conditions::NO_ANSWER, evidence).of(reward));
+        }
         // Only where completions are sampled: in supervised training certainty is what is asked for.
         if let Some(entropy) = value("entropy").filter(|e| e.is_finite() && self.lowest.is_some()) {
             if self.entropies.len() < COMPARED {
@@ -357,19 +366,15 @@ impl History {
         self.look_at_cut(signs, lowest, wins, seen);
         let (winners, others): (Vec<&Row>, Vec<&Row>) = signs.rows().filter(|row| row.total.is_some()).partition(wins);
         self.others[0] += others.len() as u64;
-        let has = |condition: &Condition, row: &Row| match condition.id {
-            id if id == conditions::EMPTY_WINS.id => row.empty,
-            id if id == conditions::BROKEN_WINS.id => row.broken,
-            _ => row.repetitive,
-        };
-        let marks = [
-            (&conditions::EMPTY_WINS, "have no answer"),
-            (&conditions::BROKEN_WINS, "have brackets or fences that do not match"),
-            (&conditions::REPETITION_WINS, "are repetition"),
+        type Mark = (&'static Condition, fn(&Row) -> bool, &'static str);
+        let marks: [Mark; 3] = [
+            (&conditions::EMPTY_WINS, |row| row.empty, "have no answer"),
+            (&conditions::BROKEN_WINS, |row| row.broken, "have brackets or fences that do not match"),
+            (&conditions::REPETITION_WINS, |row| row.repetitive, "are repetition"),
         ];
-        for (k, (condition, words)) in marks.into_iter().enumerate() {
-            self.others[k + 1] += others.iter().filter(|row| has(condition, row)).count() as u64;
-            let such: Vec<&Row> = winners.iter().copied().filter(|row| has(condition, row)).collect();
+        for (k, (condition, has, words)) in marks.into_iter().enumerate() {
+            self.others[k + 1] += others.iter().filter(|row| has(row)).count() as u64;
+            let such: Vec<&Row> = winners.iter().copied().filter(|row| has(row)).collect();
             let share = such.len() as f64 / winners.len().max(1) as f64;
             let elsewhere = self.others[k + 1] as f64 / self.others[0].max(1) as f64;
             if winners.len() >= FEWEST_WINNERS && share >= condition.threshold && share >= 2.0 * elsewhere {

@@ -195,6 +195,7 @@ mod tests {
     #[test]
     fn repetition_needs_some_length() {
         assert_eq!(repetition(&[1; 10]), 0.0);
+        assert_eq!(repetition(&[1; 11]), 7.0 / 8.0);
         // 9 n-grams, 8 of them the first again.
         assert_eq!(repetition(&[1; 12]), 8.0 / 9.0);
         assert_eq!(repetition(&(0..40).collect::<Vec<_>>()), 0.0);

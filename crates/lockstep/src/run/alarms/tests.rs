@@ -87,6 +87,10 @@ fn metrics_beyond_their_thresholds() {
     let at = |step, id: &str| Some((step, id.to_owned()));
     assert_eq!(first("frac_reward_zero_std", &[0.9, 0.9, 0.9]), at(3, "zero_variance"));
     assert_eq!(first("frac_reward_zero_std", &[0.89; 9]), None);
+    assert_eq!(first("rewards/gsm8k/no_answer", &[0.9, 0.89, 0.9, 1.0, 0.9]), at(5, "no_answer"));
+    assert_eq!(first("eval_rewards/gsm8k/no_answer", &[1.0; 9]), None);
+    let raised = values(&mut Alarms::default(), "rewards/gsm8k/no_answer", [1.0; 3]);
+    assert_eq!(raised[0].1.subject, "gsm8k");
     // The first step's entropy is of before the first generation was looked at.
     let falling = |low: f64| [[2.0; 6], [low; 6]].concat();
     assert_eq!(first("entropy", &falling(0.19)), at(11, "entropy_collapse"));

@@ -23,6 +23,7 @@ use std::sync::LazyLock;
 
 use super::Builtin;
 use super::gsm8k::last_boxed;
+use crate::batch::Verdict;
 use crate::{Result, Reward, RewardBatch, Scores};
 
 /// Options of [`Math`].
@@ -76,8 +77,7 @@ impl Reward for Math {
         let unread = |_: &Value| (format!("no answer in column `{column}`"), None);
         batch.score_by_answer(&self.name, column, unread, |answer, text| {
             let gold = gold(answer)?;
-            let right = answer_of(text, *strict).is_some_and(|given| equal::equal(&gold, given));
-            Some(f64::from(u8::from(right)))
+            Some(Verdict::of(answer_of(text, *strict), |given| equal::equal(&gold, given)))
         })
     }
 }

@@ -1,12 +1,15 @@
-//! The two lines of JSON that a reward program and we exchange. Knows no process.
+//! The JSON that rewards outside of this program are asked with, and what they answer. Knows no process and no network.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::steps::CompletionReward;
-use crate::{Content, RewardBatch, Scores};
+use crate::steps::{CompletionReward, as_number};
+use crate::{Columns, Content, ProblemKind, RewardBatch, Scores};
+
+/// Why a batch has no scores.
+pub(crate) type Failure = (ProblemKind, String);
 
 #[derive(Serialize)]
 struct Request<'a> {
@@ -28,10 +31,11 @@ const RESERVED: [&str; 3] = ["prompts", "completions", "trainer_state"];
 /// Columns that are not sent, because the request says them already (as in TRL).
 const LEFT_OUT: [&str; 3] = ["prompt", "completion", "completion_ids"];
 
-/// The line (with its line feed) that asks for a batch's scores.
-pub(super) fn request(batch: &RewardBatch<'_>) -> Result<Vec<u8>, String> {
+/// The line (with its line feed) that asks for a batch's scores, its columns beside TRL's names.
+pub(crate) fn request(batch: &RewardBatch<'_>) -> Result<Vec<u8>, Failure> {
     if let Some(name) = RESERVED.iter().find(|&&name| batch.columns.contains_key(name)) {
-        return Err(format!("the dataset's column `{name}` has a name that reward programs get for something else"));
+        let message = format!("the dataset's column `{name}` has a name that reward programs get for something else");
+        return Err((ProblemKind::BadData, message));
     }
     let columns = batch.columns.iter().filter(|(name, _)| !LEFT_OUT.contains(&name.as_str()));
     let request = Request {
@@ -41,24 +45,45 @@ pub(super) fn request(batch: &RewardBatch<'_>) -> Result<Vec<u8>, String> {
         trainer_state: TrainerState { global_step: batch.step },
         columns: columns.map(|(name, values)| (name.as_str(), values.as_slice())).collect(),
     };
-    let mut line = serde_json::to_vec(&request).map_err(|e| e.to_string())?;
+    line(&request)
+}
+
+/// The line that asks the interpreter of Python functions, with the columns by themselves: what the functions are
+/// called with is made there.
+pub(crate) fn batch_line(batch: &RewardBatch<'_>) -> Result<Vec<u8>, Failure> {
+    let RewardBatch { prompts, completions, completion_ids, columns, rows, step } = *batch;
+    line(&Batch { prompts, completions, completion_ids, columns, rows, step })
+}
+
+#[derive(Serialize)]
+struct Batch<'a> {
+    prompts: &'a [Content],
+    completions: &'a [Content],
+    completion_ids: &'a [Vec<u32>],
+    columns: &'a Columns,
+    rows: &'a [usize],
+    step: u64,
+}
+
+fn line(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
+    let mut line = serde_json::to_vec(value).map_err(|e| (ProblemKind::BadData, e.to_string()))?;
     line.push(b'\n');
     Ok(line)
 }
 
-/// A line that a program answered.
+/// What was answered.
 #[derive(Debug, Deserialize)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     rewards: Option<Vec<Value>>,
     error: Option<String>,
     #[serde(default)]
     extra: BTreeMap<String, Vec<Value>>,
     #[serde(default)]
-    metrics: BTreeMap<String, f64>,
+    metrics: BTreeMap<String, Value>,
 }
 
 /// Parses an answer's line; the error shows its beginning.
-pub(super) fn answer(line: &[u8]) -> Result<Answer, String> {
+pub(crate) fn answer(line: &[u8]) -> Result<Answer, Failure> {
     serde_json::from_slice(line).map_err(|e| {
         let text = String::from_utf8_lossy(&line[..line.len().min(200)]).trim_end().to_owned();
         let hint = if ["NaN", "Infinity"].iter().any(|word| text.contains(word)) {
@@ -66,16 +91,23 @@ pub(super) fn answer(line: &[u8]) -> Result<Answer, String> {
         } else {
             ""
         };
-        format!("its answer is not a line of JSON such as {{\"rewards\": [1.0, null]}}: {e}{hint}; it begins: {text}")
+        let message = format!(
+            "its answer is not a line of JSON such as {{\"rewards\": [1.0, null]}}: {e}{hint}; it begins: {text}"
+        );
+        (ProblemKind::BadAnswer, message)
     })
 }
 
 /// The scores of an answer to a batch of completions of so many tokens.
-pub(super) fn scores(answer: Answer, tokens: &[usize]) -> Result<Scores, String> {
-    let rows = tokens.len();
-    if let Some(error) = answer.error {
-        return Err(format!("it answered with an error: {error}"));
+pub(crate) fn scores(answer: Answer, tokens: &[usize]) -> Result<Scores, Failure> {
+    match answer.error {
+        Some(error) => Err((ProblemKind::Failed, error)),
+        None => read(answer, tokens).map_err(|message| (ProblemKind::BadAnswer, message)),
     }
+}
+
+fn read(answer: Answer, tokens: &[usize]) -> Result<Scores, String> {
+    let rows = tokens.len();
     let rewards = answer.rewards.ok_or("its answer has neither `rewards` nor `error`")?;
     if rewards.len() != rows {
         return Err(format!("it answered {} scores for {rows} completions", rewards.len()));
@@ -92,13 +124,26 @@ pub(super) fn scores(answer: Answer, tokens: &[usize]) -> Result<Scores, String>
     if let Some((name, column)) = answer.extra.iter().find(|(_, column)| column.len() != rows) {
         return Err(format!("its extra column `{name}` has {} values for {rows} completions", column.len()));
     }
+    let metric = |(name, value): (String, Value)| match as_number(&value) {
+        Some(number) => Ok((name, number)),
+        None => Err(format!("its metric `{name}` is {value}, which is no number")),
+    };
     Ok(Scores {
         values,
         steps,
         problems: Vec::new(),
         extra: answer.extra.into_iter().collect(),
-        metrics: answer.metrics.into_iter().collect(),
+        metrics: answer.metrics.into_iter().map(metric).collect::<Result<_, _>>()?,
     })
+}
+
+impl Scores {
+    /// Reads an answer to a batch: `{"rewards": […], "extra": {…}, "metrics": {…}}`, as reward programs give it
+    /// (docs/rewards.md).
+    pub fn read(text: &str, batch: &RewardBatch<'_>) -> Result<Scores, String> {
+        let tokens: Vec<usize> = batch.completion_ids.iter().map(Vec::len).collect();
+        answer(text.as_bytes()).and_then(|answer| scores(answer, &tokens)).map_err(|(_, message)| message)
+    }
 }
 
 #[cfg(test)]
@@ -113,7 +158,7 @@ mod foreign {
             "extra": {"why": ["a", 2, null]}, "metrics": {"m": 0.5}})
     }
 
-    fn read(line: &[u8]) -> Result<Scores, String> {
+    fn read(line: &[u8]) -> Result<Scores, Failure> {
         answer(line).and_then(|answer| scores(answer, &[2; 3]))
     }
 

@@ -1,0 +1,302 @@
+//! `http`: a service that is asked by POST: `"http://localhost:8000/score"`.
+//!
+//! A request's body is the JSON that a [`command`](crate::command) reads, its answer the JSON that one writes. By
+//! default a request has all completions of a generation, so that a service may compare any of them; with `batch_size`
+//! it has that many, in order, and `concurrency` requests are under way at once.
+//!
+//! No connection, one that breaks, no answer within `timeout_s`, and the statuses 5xx, 408 and 429: the request is made
+//! again, up to `retries` times, after `backoff_s`, twice that, four times that, … seconds, 30 at most. Any other
+//! status but 2xx, and an answer that is no such JSON or has another number of scores, is final. The completions of a
+//! request that failed get `None`, never 0, and a [`Problem`] says why. Knows nothing of what the service computes.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use ureq::Agent;
+
+use crate::protocol::{self, Failure};
+use crate::{Columns, Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
+
+pub(crate) const KIND: &str = "http";
+/// No answer is longer.
+const MAX_ANSWER_BYTES: u64 = 256 << 20;
+/// The longest pause between two requests.
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// How often a wait looks whether it is still wanted.
+const POLL: Duration = Duration::from_millis(50);
+/// Of an answer that is no good, this much is shown.
+const SHOWN_BYTES: usize = 200;
+
+/// What a table may hold beside `kind` and `name`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Options {
+    url: String,
+    /// Seconds that one request may take.
+    #[serde(default = "crate::command::default_timeout_s")]
+    timeout_s: f64,
+    /// How often a request is made again.
+    #[serde(default = "default_retries")]
+    retries: u32,
+    /// Seconds before it is made again for the first time.
+    #[serde(default = "default_backoff_s")]
+    backoff_s: f64,
+    /// Completions of a request; not set: all.
+    batch_size: Option<usize>,
+    /// Requests at once.
+    #[serde(default = "default_concurrency")]
+    concurrency: usize,
+    /// Whether a batch is one group, scored while others are still generated.
+    #[serde(default)]
+    by_group: bool,
+    /// The environment's variable with a token, sent as `Authorization: Bearer`.
+    token_env: Option<String>,
+}
+
+fn default_retries() -> u32 {
+    4
+}
+
+fn default_backoff_s() -> f64 {
+    0.5
+}
+
+fn default_concurrency() -> usize {
+    8
+}
+
+/// What makes requests, on any thread.
+#[derive(Clone, Debug)]
+struct Client {
+    agent: Agent,
+    url: String,
+    authorization: Option<String>,
+    timeout_s: f64,
+    retries: u32,
+    backoff: Duration,
+}
+
+/// The reward; see the module.
+#[derive(Debug)]
+pub(crate) struct HttpReward {
+    name: String,
+    client: Client,
+    batch_size: Option<usize>,
+    concurrency: usize,
+    by_group: bool,
+    stop: Arc<AtomicBool>,
+}
+
+impl HttpReward {
+    /// Makes no request yet.
+    pub(crate) fn new(name: String, options: Options) -> Result<Self> {
+        let Options { url, timeout_s, retries, backoff_s, batch_size, concurrency, by_group, token_env } = options;
+        let wrong = |message: String| Err(Error::options(KIND, message));
+        let uri = url.parse::<ureq::http::Uri>().ok().filter(|uri| uri.host().is_some());
+        let Some(uri) = uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https"))) else {
+            return wrong(format!("`url` = `{url}` is no address such as http://localhost:8000/score"));
+        };
+        if !(timeout_s.is_finite() && timeout_s > 0.0 && timeout_s < 1e9) {
+            return wrong(format!("`timeout_s` must be a positive number of seconds, but is {timeout_s}"));
+        }
+        if !(0.0..1e9).contains(&backoff_s) {
+            return wrong(format!("`backoff_s` must be a number of seconds, but is {backoff_s}"));
+        }
+        if batch_size == Some(0) || concurrency == 0 {
+            return wrong("`batch_size` and `concurrency` must be at least 1".to_owned());
+        }
+        let authorization = match token_env.map(|name| (std::env::var(&name), name)) {
+            None => None,
+            Some((Ok(token), _)) => Some(format!("Bearer {}", token.trim())),
+            Some((Err(_), name)) => return wrong(format!("`token_env`: the environment has no variable {name}")),
+        };
+        let config = Agent::config_builder()
+            .timeout_global(Some(Duration::from_secs_f64(timeout_s)))
+            .http_status_as_error(false)
+            .user_agent(concat!("lockstep/", env!("CARGO_PKG_VERSION")));
+        // No proxy leads to this machine.
+        let here = uri.host().is_some_and(|host| host == "localhost" || host.starts_with("127.") || host == "[::1]");
+        let config = if here { config.proxy(None) } else { config };
+        let agent = config.build().new_agent();
+        let backoff = Duration::from_secs_f64(backoff_s);
+        let client = Client { agent, url, authorization, timeout_s, retries, backoff };
+        Ok(HttpReward { name, client, batch_size, concurrency, by_group, stop: Arc::default() })
+    }
+
+    /// What is said of each of these requests' completions, in their order.
+    fn ask(&self, requests: Vec<Request>) -> Vec<std::result::Result<Scores, Failure>> {
+        let stopped = || Err((ProblemKind::Failed, "nobody waits for its answer any more".to_owned()));
+        let mut outcomes: Vec<_> = requests.iter().map(|_| stopped()).collect();
+        let threads = self.concurrency.min(requests.len());
+        let (queue, work) = channel();
+        requests.into_iter().enumerate().for_each(|request| drop(queue.send(request)));
+        drop(queue);
+        let work = Arc::new(Mutex::new(work));
+        let (answers, answered) = channel();
+        for _ in 0..threads {
+            // Not waited for once nobody wants to know: a service may take its time.
+            let (client, work, answers, stop) = (self.client.clone(), work.clone(), answers.clone(), self.stop.clone());
+            std::thread::spawn(move || client.serve(&work, &answers, &stop));
+        }
+        drop(answers);
+        loop {
+            match answered.recv_timeout(POLL) {
+                Ok((place, outcome)) => outcomes[place] = outcome,
+                Err(RecvTimeoutError::Disconnected) => return outcomes,
+                Err(RecvTimeoutError::Timeout) if self.stop.load(Ordering::Relaxed) => return outcomes,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+}
+
+/// A body, and how many tokens each of its completions has.
+struct Request {
+    body: Vec<u8>,
+    tokens: Vec<usize>,
+}
+
+impl Request {
+    fn of(batch: &RewardBatch<'_>) -> std::result::Result<Request, Failure> {
+        let tokens = batch.completion_ids.iter().map(Vec::len).collect();
+        Ok(Request { body: protocol::request(batch)?, tokens })
+    }
+}
+
+type Outcome = (usize, std::result::Result<Scores, Failure>);
+
+impl Client {
+    fn serve(&self, work: &Mutex<Receiver<(usize, Request)>>, answers: &Sender<Outcome>, stop: &AtomicBool) {
+        loop {
+            let next = work.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv();
+            let Ok((place, request)) = next else { return };
+            if stop.load(Ordering::Relaxed) || answers.send((place, self.scores(&request, stop))).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Asks until there is an answer, or no hope of one.
+    fn scores(&self, request: &Request, stop: &AtomicBool) -> std::result::Result<Scores, Failure> {
+        let mut tries = 0;
+        let answer = loop {
+            let (kind, message) = match self.post(&request.body) {
+                Ok(answer) => break answer,
+                Err(Refusal::Final(failure)) => return Err(failure),
+                Err(Refusal::Again(failure)) => failure,
+            };
+            if tries == self.retries {
+                let times = if tries == 0 { String::new() } else { format!(" ({} requests)", tries + 1) };
+                return Err((kind, format!("{message}{times}")));
+            }
+            let pause = self.backoff.saturating_mul(1 << tries.min(16)).min(MAX_BACKOFF);
+            tries += 1;
+            let until = Instant::now() + pause;
+            while Instant::now() < until && !stop.load(Ordering::Relaxed) {
+                std::thread::sleep(until.saturating_duration_since(Instant::now()).min(POLL));
+            }
+            if stop.load(Ordering::Relaxed) {
+                return Err((kind, message));
+            }
+        };
+        let said = |(kind, message)| match kind {
+            ProblemKind::Failed => (kind, format!("{} answered with an error: {message}", self.url)),
+            _ => (kind, format!("{}: {message}", self.url)),
+        };
+        protocol::answer(&answer).and_then(|answer| protocol::scores(answer, &request.tokens)).map_err(said)
+    }
+
+    fn post(&self, body: &[u8]) -> std::result::Result<Vec<u8>, Refusal> {
+        let mut request = self.agent.post(&self.url).content_type("application/json");
+        if let Some(authorization) = &self.authorization {
+            request = request.header("authorization", authorization);
+        }
+        let mut response = request.send(body).map_err(|error| self.refusal(&error))?;
+        let status = response.status();
+        let answer = response.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_vec();
+        let answer = answer.map_err(|error| self.refusal(&error))?;
+        if status.is_success() {
+            return Ok(answer);
+        }
+        let text = String::from_utf8_lossy(&answer[..answer.len().min(SHOWN_BYTES)]).trim().to_owned();
+        let text = if text.is_empty() { text } else { format!("; it begins: {text}") };
+        let failure = (ProblemKind::Crashed, format!("{} answered with status {status}{text}", self.url));
+        Err(match status.as_u16() {
+            408 | 429 | 500.. => Refusal::Again(failure),
+            _ => Refusal::Final(failure),
+        })
+    }
+
+    fn refusal(&self, error: &ureq::Error) -> Refusal {
+        let url = &self.url;
+        match error {
+            ureq::Error::Timeout(_) => {
+                let message = format!("no answer from {url} within {} s", self.timeout_s);
+                Refusal::Again((ProblemKind::TimedOut, message))
+            }
+            ureq::Error::Io(_)
+            | ureq::Error::HostNotFound
+            | ureq::Error::ConnectionFailed
+            | ureq::Error::Protocol(_) => Refusal::Again((ProblemKind::Crashed, format!("{url}: {error}"))),
+            ureq::Error::BodyExceedsLimit(_) => {
+                Refusal::Final((ProblemKind::BadAnswer, format!("the answer of {url} is longer than 256 MiB")))
+            }
+            _ => Refusal::Final((ProblemKind::Failed, format!("{url}: {error}"))),
+        }
+    }
+}
+
+enum Refusal {
+    /// Another request may be answered.
+    Again(Failure),
+    Final(Failure),
+}
+
+impl Reward for HttpReward {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn scores_by_group(&self) -> bool {
+        self.by_group
+    }
+
+    fn stop_with(&mut self, stop: Arc<AtomicBool>) {
+        self.stop = stop;
+    }
+
+    fn score(&mut self, batch: &RewardBatch<'_>) -> Scores {
+        let size = self.batch_size.unwrap_or(usize::MAX).min(batch.len().max(1));
+        let starts: Vec<usize> = (0..batch.len()).step_by(size).collect();
+        let requests = starts.iter().map(|&start| {
+            let rows = start..(start + size).min(batch.len());
+            let column = |(name, values): (&String, &Vec<_>)| (name.clone(), values[rows.clone()].to_vec());
+            let columns: Columns = batch.columns.iter().map(column).collect();
+            Request::of(&RewardBatch {
+                prompts: &batch.prompts[rows.clone()],
+                completions: &batch.completions[rows.clone()],
+                completion_ids: &batch.completion_ids[rows],
+                columns: &columns,
+                rows: &[],
+                step: batch.step,
+            })
+        });
+        let failed = |rows: usize, (kind, message): Failure| {
+            Scores::failed(rows, Problem::new(&self.name, rows, message).of_kind(kind))
+        };
+        match requests.collect::<std::result::Result<Vec<_>, _>>() {
+            Err(failure) => failed(batch.len(), failure),
+            Ok(requests) => {
+                let counts: Vec<usize> = requests.iter().map(|request| request.tokens.len()).collect();
+                let outcomes = self.ask(requests).into_iter().zip(counts);
+                Scores::of_groups(outcomes.map(|(outcome, rows)| outcome.unwrap_or_else(|why| failed(rows, why))))
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The services of these tests are sockets of this process, which answer what they are told to.
+
+use super::*;
+use crate::{Content, RewardSpec, build};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+/// What a service does with a request.
+#[derive(Clone)]
+enum Deed {
+    /// Answers with a status and a body.
+    Answer(u16, String),
+    /// Reads the request and says nothing.
+    Hang,
+    /// Closes the connection.
+    Close,
+    /// Scores each completion by its length.
+    Score,
+}
+
+fn rewards(text: &str) -> Deed {
+    Deed::Answer(200, format!("{{\"rewards\": {text}}}"))
+}
+
+/// What a service has seen.
+#[derive(Default)]
+struct Seen {
+    requests: Vec<(String, Value)>,
+    now: usize,
+    most: usize,
+}
+
+/// A service that does one deed after the other, the last for ever.
+fn service(deeds: Vec<Deed>) -> (String, Arc<Mutex<Seen>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/score", listener.local_addr().unwrap());
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let log = seen.clone();
+    std::thread::spawn(move || {
+        for (i, stream) in listener.incoming().enumerate() {
+            let (deed, log) = (deeds[i.min(deeds.len() - 1)].clone(), log.clone());
+            std::thread::spawn(move || serve(stream.unwrap(), deed, &log));
+        }
+    });
+    (url, seen)
+}
+
+fn serve(mut stream: TcpStream, deed: Deed, log: &Mutex<Seen>) {
+    let mut request = Vec::new();
+    let mut piece = [0; 4096];
+    let (head, body) = loop {
+        let count = stream.read(&mut piece).unwrap();
+        assert!(count > 0, "the request ended early");
+        request.extend_from_slice(&piece[..count]);
+        let text = String::from_utf8_lossy(&request).into_owned();
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let length = head.to_ascii_lowercase().split("content-length: ").nth(1).unwrap().to_owned();
+            if body.len() >= length.split("\r\n").next().unwrap().parse::<usize>().unwrap() {
+                break (head.to_owned(), serde_json::from_str::<Value>(body).unwrap());
+            }
+        }
+    };
+    {
+        let mut seen = log.lock().unwrap();
+        seen.requests.push((head, body.clone()));
+        seen.now += 1;
+        seen.most = seen.most.max(seen.now);
+    }
+    let (status, answer) = match deed {
+        Deed::Answer(status, body) => (status, body),
+        Deed::Score => {
+            // Until others have come, or it is plain that none will.
+            let begun = Instant::now();
+            while log.lock().unwrap().most < 2 && begun.elapsed() < Duration::from_millis(300) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let texts = body["completions"].as_array().unwrap();
+            let lengths: Vec<usize> = texts.iter().map(|text| text.as_str().unwrap().len()).collect();
+            (200, json!({"rewards": lengths, "metrics": {"longest": lengths.iter().max()}}).to_string())
+        }
+        Deed::Hang => {
+            std::thread::sleep(Duration::from_secs(600));
+            return;
+        }
+        Deed::Close => return,
+    };
+    log.lock().unwrap().now -= 1;
+    let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", answer.len());
+    stream.write_all((head + &answer).as_bytes()).unwrap();
+}
+
+fn reward(url: &str, more: Value) -> HttpReward {
+    let mut table = json!({"url": url, "backoff_s": 0.01});
+    for (key, value) in more.as_object().unwrap() {
+        table[key] = value.clone();
+    }
+    HttpReward::new("service".into(), serde_json::from_value(table).unwrap()).unwrap()
+}
+
+fn ask(reward: &mut HttpReward, completions: &[&str]) -> Scores {
+    let completions: Vec<Content> = completions.iter().map(|&text| text.into()).collect();
+    let ids = vec![vec![1, 2]; completions.len()];
+    let columns = Columns::from([("answer".to_owned(), (0..completions.len()).map(Value::from).collect())]);
+    reward.score(&RewardBatch {
+        prompts: &completions,
+        completions: &completions,
+        completion_ids: &ids,
+        columns: &columns,
+        rows: &[],
+        step: 4,
+    })
+}
+
+#[test]
+fn a_request_has_trls_names_and_its_answer_is_a_commands() {
+    let body = r#"{"rewards": [0.5, null, [1, 2]], "extra": {"why": ["a", "b", "c"]}, "metrics": {"m": 2.5}}"#;
+    let (url, seen) = service(vec![Deed::Answer(200, body.into())]);
+    let scores = ask(&mut reward(&url, json!({})), &["x", "y", "z"]);
+    assert_eq!(scores.values, [Some(0.5), None, Some(3.0)], "{scores:?}");
+    assert_eq!(scores.steps.iter().map(Option::is_some).collect::<Vec<_>>(), [false, false, true]);
+    assert_eq!((scores.extra.len(), &scores.metrics[..]), (1, &[("m".to_owned(), 2.5)][..]));
+    let (head, body) = seen.lock().unwrap().requests.remove(0);
+    let expected = json!({
+        "prompts": ["x", "y", "z"], "completions": ["x", "y", "z"], "completion_ids": [[1, 2], [1, 2], [1, 2]],
+        "trainer_state": {"global_step": 4}, "answer": [0, 1, 2],
+    });
+    assert_eq!(body, expected);
+    let head = head.to_ascii_lowercase();
+    assert!(head.starts_with("post /score ") && head.contains("content-type: application/json"), "{head}");
+    assert!(!head.contains("authorization"));
+}
+
+#[test]
+fn what_may_pass_is_asked_again_and_what_will_not_is_not() {
+    let status = |status| Deed::Answer(status, "try later".into());
+    // Deeds before the good one; requests that are made.
+    for (deeds, requests) in [
+        (vec![status(503), status(500)], 3),
+        (vec![status(429), status(408)], 3),
+        (vec![Deed::Close, Deed::Close], 3),
+        (vec![Deed::Hang], 2),
+    ] {
+        let (url, seen) = service([deeds, vec![rewards("[1, 2]")]].concat());
+        let scores = ask(&mut reward(&url, json!({"timeout_s": 2.0})), &["a", "b"]);
+        assert_eq!(scores, Scores::new(vec![Some(1.0), Some(2.0)]));
+        assert_eq!(seen.lock().unwrap().requests.len(), requests);
+    }
+    for (deed, more, kind, requests, words) in [
+        (status(404), json!({}), ProblemKind::Crashed, 1, "answered with status 404 Not Found; it begins: try later"),
+        (status(500), json!({"retries": 2}), ProblemKind::Crashed, 3, "status 500 Internal Server Error"),
+        (status(500), json!({"retries": 0}), ProblemKind::Crashed, 1, "it begins: try later"),
+        (Deed::Close, json!({"retries": 1}), ProblemKind::Crashed, 2, "(2 requests)"),
+        (Deed::Hang, json!({"retries": 1, "timeout_s": 0.2}), ProblemKind::TimedOut, 2, "within 0.2 s (2 requests)"),
+        (rewards("[1]"), json!({}), ProblemKind::BadAnswer, 1, "it answered 1 scores for 2 completions"),
+        (rewards("[1, \"x\"]"), json!({}), ProblemKind::BadAnswer, 1, "score 1 is \"x\""),
+        (Deed::Answer(200, "<html>".into()), json!({}), ProblemKind::BadAnswer, 1, "it begins: <html>"),
+        (Deed::Answer(200, String::new()), json!({}), ProblemKind::BadAnswer, 1, "not a line of JSON"),
+        (Deed::Answer(200, json!({"error": "no key"}).to_string()), json!({}), ProblemKind::Failed, 1, "error: no key"),
+    ] {
+        let (url, seen) = service(vec![deed]);
+        let scores = ask(&mut reward(&url, more), &["a", "b"]);
+        assert_eq!(scores.values, [None, None], "never 0");
+        let [problem] = &scores.problems[..] else { panic!("{scores:?}") };
+        assert_eq!((problem.kind, problem.rows, problem.fatal), (kind, 2, false), "{problem}");
+        assert!(problem.message.contains(words) && problem.message.contains(&url), "{words}: {problem}");
+        assert_eq!(seen.lock().unwrap().requests.len(), requests, "{words}");
+    }
+    // Nobody listens.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let scores = ask(&mut reward(&url, json!({"retries": 1})), &["a"]);
+    assert_eq!(scores.problems[0].kind, ProblemKind::Crashed, "{}", scores.problems[0]);
+}
+
+#[test]
+fn pauses_double() {
+    let (url, _) = service(vec![Deed::Answer(500, String::new())]);
+    let begun = Instant::now();
+    ask(&mut reward(&url, json!({"retries": 3, "backoff_s": 0.05})), &["a"]);
+    // 0.05 + 0.1 + 0.2.
+    assert!(begun.elapsed() >= Duration::from_millis(350), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn batches_are_cut_asked_at_once_and_put_together_in_order() {
+    let texts: Vec<String> = (1..=7).map(|n| "x".repeat(n)).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let lengths: Vec<Option<f64>> = (1..=7).map(|n| Some(f64::from(n))).collect();
+    let (url, seen) = service(vec![Deed::Score]);
+    let scores = ask(&mut reward(&url, json!({"batch_size": 2, "concurrency": 3})), &texts);
+    assert_eq!((&scores.values, &scores.metrics[..]), (&lengths, &[("longest".to_owned(), 4.75)][..]), "{scores:?}");
+    let seen = seen.lock().unwrap();
+    let mut answers: Vec<String> = seen.requests.iter().map(|(_, body)| body["answer"].to_string()).collect();
+    answers.sort();
+    assert_eq!(answers, ["[0,1]", "[2,3]", "[4,5]", "[6]"]);
+    assert!(seen.most == 2 || seen.most == 3, "at once: {}", seen.most);
+    let (url, seen) = service(vec![Deed::Score]);
+    ask(&mut reward(&url, json!({"batch_size": 1, "concurrency": 1})), &texts[..3]);
+    assert_eq!(seen.lock().unwrap().most, 1);
+    // One of four fails: its completions alone have no score.
+    let (url, _) = service(vec![Deed::Score, Deed::Answer(400, String::new()), Deed::Score]);
+    let scores = ask(&mut reward(&url, json!({"batch_size": 2, "concurrency": 1})), &texts);
+    assert_eq!(scores.values[..4], [Some(1.0), Some(2.0), None, None]);
+    assert_eq!((scores.values[6], scores.problems[0].rows), (Some(7.0), 2));
+}
+
+#[test]
+fn a_wait_ends_when_nobody_wants_to_know() {
+    let (url, seen) = service(vec![Deed::Hang]);
+    let mut reward = reward(&url, json!({"timeout_s": 1e6}));
+    let stop = Arc::new(AtomicBool::new(false));
+    reward.stop_with(stop.clone());
+    std::thread::spawn(move || {
+        while seen.lock().unwrap().requests.is_empty() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(ask(&mut reward, &["a"]).values, [None]);
+}
+
+#[test]
+fn what_is_wrong_is_said_at_the_start() {
+    let built = |spec: Value| {
+        let spec: RewardSpec = serde_json::from_value(spec).unwrap();
+        build(&spec, crate::names(std::slice::from_ref(&spec)).unwrap().remove(0))
+    };
+    assert_eq!(built(json!("http://localhost:8000/score")).unwrap().name(), "http");
+    assert_eq!(built(json!("https://example.org/score")).unwrap().name(), "http");
+    assert!(built(json!({"kind": "http", "url": "http://x/", "by_group": true})).unwrap().scores_by_group());
+    for (spec, words) in [
+        (json!("http:localhost"), "no address"),
+        (json!({"kind": "http", "url": "ftp://x/"}), "no address"),
+        (json!({"kind": "http", "url": "http://x/", "timeout_s": 0}), "`timeout_s`"),
+        (json!({"kind": "http", "url": "http://x/", "backoff_s": -1}), "`backoff_s`"),
+        (json!({"kind": "http", "url": "http://x/", "batch_size": 0}), "at least 1"),
+        (json!({"kind": "http", "url": "http://x/", "concurrency": 0}), "at least 1"),
+        (json!({"kind": "http", "url": "http://x/", "token_env": "NO_SUCH_VARIABLE_IS_SET"}), "no variable NO_SUCH"),
+        (json!({"kind": "http", "url": "http://x/", "retry": 1}), "`retries`"),
+    ] {
+        let message = built(spec).err().expect("refused").to_string();
+        assert!(message.contains(words) && message.contains("reward `http`"), "{message}");
+    }
+}

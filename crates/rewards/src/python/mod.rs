@@ -1,0 +1,105 @@
+//! `python`: a function of a file, called as TRL calls it: `"python:rewards.py:happy_reward"`.
+//!
+//! An interpreter is kept alive for each, which is asked as a [`command`](crate::command) is. What it runs is the file
+//! by which the Python package calls functions, too: it imports the user's file, makes TRL's keyword arguments of a
+//! batch, awaits what is async, and takes numbers from what the function gives. An exception is told with its traceback
+//! and the row that it is about. Knows no Python beyond how an interpreter is started.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::command::{self, CommandReward, Dialect, Words};
+use crate::{Error, Result};
+
+const KIND: &str = "python";
+
+/// What the interpreter runs; modules are not looked for in the working directory, but beside the function's file.
+const ADAPTER: &str = concat!(
+    "import sys\nif sys.path[:1] == ['']: del sys.path[0]\n",
+    include_str!("../../../../python/lockstep_rl/_calling.py")
+);
+
+/// What a table may hold beside `kind` and `name`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Options {
+    /// `FILE:FUNCTION`.
+    python: String,
+    /// The interpreter, by name or path, and its arguments.
+    #[serde(default = "default_interpreter")]
+    interpreter: Words,
+    /// As a command's.
+    #[serde(default = "command::default_timeout_s")]
+    timeout_s: f64,
+    #[serde(default = "command::default_max_restarts")]
+    max_restarts: u32,
+    #[serde(default)]
+    by_group: bool,
+}
+
+fn default_interpreter() -> Words {
+    Words::Line("python3".to_owned())
+}
+
+impl Options {
+    fn place(&self) -> Result<(&str, &str)> {
+        let place = self.python.rsplit_once(':').map(|(file, function)| (file.trim(), function.trim()));
+        place.filter(|(file, function)| !file.is_empty() && !function.is_empty()).ok_or_else(|| {
+            let message = format!("`{}` is no FILE:FUNCTION, as in \"python:rewards.py:happy_reward\"", self.python);
+            Error::options(KIND, message)
+        })
+    }
+}
+
+/// Starts the interpreter, which imports the file.
+pub(crate) fn build(name: String, options: Options) -> Result<CommandReward> {
+    let (file, function) = options.place()?;
+    if !Path::new(file).is_file() {
+        return Err(Error::options(KIND, format!("there is no file {file} (for `{}`)", options.python)));
+    }
+    let mut words = options.interpreter.clone().split()?;
+    let interpreter = words[0].clone();
+    words.extend(["-c", ADAPTER, file, function].map(str::to_owned));
+    let Options { timeout_s, max_restarts, by_group, .. } = options;
+    let command = command::Options { command: Words::List(words), timeout_s, max_restarts, by_group };
+    CommandReward::start(name, command, Dialect::Python).map_err(|error| match error {
+        Error::Program { message, .. } if message.starts_with("no such program") => Error::options(
+            KIND,
+            format!(
+                "there is no `{interpreter}`: install Python 3, or name another interpreter in the reward's table, \
+                 as in {{ kind = \"python\", python = \"{file}:{function}\", interpreter = \".venv/bin/python\" }}"
+            ),
+        ),
+        Error::Program { message, .. } => Error::options(KIND, format!("{file}:{function}: {message}")),
+        Error::Options { message, .. } => Error::options(KIND, message),
+        other => other,
+    })
+}
+
+/// The options that hold paths, as `absolute` has them.
+pub(crate) fn map_paths<E>(
+    options: Options,
+    absolute: impl Fn(&str) -> std::result::Result<String, E>,
+) -> std::result::Result<Vec<(&'static str, Value)>, E> {
+    let Ok((file, function)) = options.place() else { return Ok(Vec::new()) };
+    let mut mapped = vec![("python", format!("{}:{function}", absolute(file)?).into())];
+    if let Ok(mut words) = options.interpreter.clone().split()
+        && words[0].contains('/')
+    {
+        words[0] = absolute(&words[0])?;
+        mapped.push(("interpreter", words.into()));
+    }
+    Ok(mapped)
+}
+
+/// How it is called, as in TRL: by the function; and its file.
+pub(crate) fn label(options: &Options) -> Result<(String, String)> {
+    let (file, function) = options.place()?;
+    let stem = Path::new(file).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    Ok((function.to_owned(), stem.unwrap_or_default()))
+}
+
+#[cfg(all(test, unix))]
+mod tests;

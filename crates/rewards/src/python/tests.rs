@@ -1,0 +1,202 @@
+//! Beside the table of cases that the Python package's tests go through, too (python/tests/calling).
+
+use super::*;
+use crate::{Columns, Content, Problem, ProblemKind, Reward, RewardBatch, RewardSpec, Scores};
+use serde_json::{Map, json};
+use std::path::PathBuf;
+
+fn calling(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../python/tests/calling").join(name)
+}
+
+/// The reward, with further options.
+fn start(file: &Path, function: &str, more: Value) -> crate::Result<Box<dyn Reward>> {
+    let mut table: Map<String, Value> = serde_json::from_value(more).unwrap();
+    table.insert("kind".into(), "python".into());
+    table.insert("python".into(), format!("{}:{function}", file.display()).into());
+    crate::build(&RewardSpec::Table(table), function.to_owned())
+}
+
+fn refused(file: &Path, function: &str, more: Value) -> String {
+    start(file, function, more).err().expect("refused").to_string()
+}
+
+/// Asked about these completions.
+fn ask(reward: &mut dyn Reward, completions: &[&str]) -> Scores {
+    let completions: Vec<Content> = completions.iter().map(|&text| text.into()).collect();
+    let ids = vec![vec![1, 2]; completions.len()];
+    let rows: Vec<usize> = (0..completions.len()).collect();
+    let columns = Columns::new();
+    reward.score(&RewardBatch {
+        prompts: &completions,
+        completions: &completions,
+        completion_ids: &ids,
+        columns: &columns,
+        rows: &rows,
+        step: 0,
+    })
+}
+
+fn only_problem(scores: &Scores) -> &Problem {
+    assert!(scores.values.iter().all(Option::is_none), "never 0: {scores:?}");
+    let [problem] = &scores.problems[..] else { panic!("{scores:?}") };
+    problem
+}
+
+#[test]
+fn the_calling_convention() {
+    let Some(()) = testing::program("python3") else { return };
+    let cases: Vec<Value> = serde_json::from_slice(&std::fs::read(calling("cases.json")).unwrap()).unwrap();
+    assert!(cases.len() >= 25);
+    for case in cases {
+        let function = case["function"].as_str().unwrap();
+        let mut reward = start(&calling("functions.py"), function, json!({})).unwrap();
+        fn of<T: serde::de::DeserializeOwned>(value: &Value) -> T {
+            serde_json::from_value(value.clone()).unwrap()
+        }
+        let given = &case["batch"];
+        let (prompts, completions): (Vec<Content>, Vec<Content>) = (of(&given["prompts"]), of(&given["completions"]));
+        let (ids, rows): (Vec<Vec<u32>>, Vec<usize>) = (of(&given["completion_ids"]), of(&given["rows"]));
+        let (columns, step): (Columns, u64) = (of(&given["columns"]), of(&given["step"]));
+        let batch = RewardBatch {
+            prompts: &prompts,
+            completions: &completions,
+            completion_ids: &ids,
+            columns: &columns,
+            rows: &rows,
+            step,
+        };
+        // The second answer is of the same interpreter.
+        for _ in 0..2 {
+            let scores = reward.score(&batch);
+            match case.get("answer") {
+                Some(answer) => {
+                    let expected = Scores::read(&answer.to_string(), &batch).unwrap();
+                    // A number that is none is not equal to itself.
+                    assert_eq!(format!("{scores:?}"), format!("{expected:?}"), "{function}");
+                }
+                None => {
+                    let problem = only_problem(&scores);
+                    assert_eq!((problem.kind, problem.rows), (ProblemKind::Failed, batch.len()), "{function}");
+                    for word in of::<Vec<String>>(&case["error"]) {
+                        assert!(problem.message.contains(&word), "{function}: {word}: {problem}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+const STATEFUL: &str = r#"
+import os, sys, time
+import beside
+calls = 0
+
+def count(completions, **kwargs):
+    global calls
+    calls += 1
+    assert sys.stdin.read() == ""
+    return [calls * beside.ONE] * len(completions)
+
+def fails(completions, **kwargs):
+    print("about to fail")
+    what = completions[0]
+    if what == "exit":
+        sys.exit("enough")
+    if what == "die":
+        os._exit(3)
+    if what == "sleep":
+        time.sleep(60)
+    if what == "state":
+        return [kwargs["trainer_state"].max_steps]
+    return [len(completions)] * len(completions)
+
+def grouped(completions, **kwargs):
+    return [0] * len(completions)
+
+grouped.by_group = True
+"#;
+
+#[test]
+fn an_interpreter_is_kept_and_restarted_where_it_died() {
+    let Some(()) = testing::program("python3") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("my-rewards.py");
+    std::fs::write(&file, STATEFUL).unwrap();
+    std::fs::write(dir.path().join("beside.py"), "ONE = 1\n").unwrap();
+    let mut count = start(&file, "count", json!({})).unwrap();
+    assert!(!count.scores_by_group());
+    for n in [1.0, 2.0] {
+        assert_eq!(ask(&mut *count, &["a", "b"]), Scores::new(vec![Some(n), Some(n)]));
+    }
+    assert!(start(&file, "grouped", json!({})).unwrap().scores_by_group());
+    assert!(start(&file, "count", json!({"by_group": true})).unwrap().scores_by_group());
+
+    let mut fails = start(&file, "fails", json!({"timeout_s": 2.0, "max_restarts": 9})).unwrap();
+    for (what, kind, words) in [
+        ("exit", ProblemKind::Failed, "it raised SystemExit: enough"),
+        ("die", ProblemKind::Crashed, "it ended (exit status: 3)"),
+        ("state", ProblemKind::Failed, "has no `max_steps`: there is `global_step`"),
+        ("sleep", ProblemKind::TimedOut, "no answer within 2 s; it was killed"),
+    ] {
+        let scores = ask(&mut *fails, &[what]);
+        let problem = only_problem(&scores);
+        assert!(problem.kind == kind && problem.message.contains(words), "{what}: {problem}");
+        assert!(problem.message.contains("  | about to fail"), "what it printed is shown: {problem}");
+        assert_eq!(ask(&mut *fails, &["good"]).values, [Some(1.0)], "after {what}");
+    }
+}
+
+#[test]
+fn what_is_missing_or_broken_is_said_at_the_start() {
+    let Some(()) = testing::program("python3") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rewards.py");
+    let said = refused(&file, "f", json!({}));
+    assert!(said.contains("there is no file") && said.contains("rewards.py"), "{said}");
+    std::fs::write(&file, "import json\ndef happy(completions, **kwargs):\n    return [1]\n").unwrap();
+    let said = refused(&file, "hapy", json!({}));
+    assert!(said.ends_with("rewards.py has no function `hapy`; its functions are: happy"), "{said}");
+    for (body, words) in [
+        ("def f(:\n", vec!["SyntaxError", "rewards.py\", line 1"]),
+        (
+            "import no_such_module\n",
+            vec!["ModuleNotFoundError: No module named 'no_such_module'", "line 1, in <module>"],
+        ),
+        ("import os\nos._exit(7)\n", vec!["it ended (exit status: 7)"]),
+    ] {
+        std::fs::write(&file, body).unwrap();
+        let said = refused(&file, "f", json!({}));
+        assert!(words.iter().all(|word| said.contains(word)) && !said.contains("_calling"), "{said}");
+    }
+    std::fs::write(&file, "def f(**kwargs):\n    return [1]\n").unwrap();
+    let said = refused(&file, "f", json!({"interpreter": "no/such/python"}));
+    assert!(said.contains("there is no `no/such/python`") && said.contains("interpreter = "), "{said}");
+    let said = refused(&file, "f", json!({"interpreter": "echo"}));
+    assert!(said.contains("no Python interpreter"), "{said}");
+    assert!(start(&file, "f", json!({"interpreter": ["python3", "-B"]})).is_ok());
+    let said = refused(&file, "f", json!({"timeout_s": 0}));
+    assert!(said.contains("reward `python`: `timeout_s`"), "{said}");
+    let said = crate::build(&"python:rewards.py".into(), "r".into()).err().unwrap().to_string();
+    assert!(said.contains("no FILE:FUNCTION"), "{said}");
+}
+
+#[test]
+fn paths_and_names() {
+    let absolute = |path: &str| Ok::<_, ()>(format!("/there/{path}"));
+    let mapped = |spec: Value| {
+        let mut spec: RewardSpec = serde_json::from_value(spec).unwrap();
+        spec.map_paths(absolute).unwrap();
+        serde_json::to_value(spec).unwrap()
+    };
+    assert_eq!(mapped(json!("python:a/b.py:f")), "python:/there/a/b.py:f");
+    let table = json!({"kind": "python", "python": "b.py:f", "interpreter": ".venv/bin/python -B"});
+    let expected = json!(
+        {"kind": "python", "python": "/there/b.py:f", "interpreter": ["/there/.venv/bin/python", "-B"]});
+    assert_eq!(mapped(table), expected);
+    let table = json!({"kind": "python", "python": "b.py:f", "interpreter": "python3.12"});
+    assert_eq!(mapped(table)["interpreter"], "python3.12");
+    let names = |specs: &[&str]| crate::names(&specs.iter().map(|&s| s.into()).collect::<Vec<_>>()).unwrap();
+    assert_eq!(names(&["python:a.py:happy", "gsm8k"]), ["happy", "gsm8k"]);
+    assert_eq!(names(&["python:a.py:happy", "python:b.py:happy"]), ["happy_a", "happy_b"]);
+}

@@ -1,0 +1,291 @@
+"""How TRL calls a reward function: its keyword arguments, and what it may give back.
+
+The package calls functions so. The engine does it without the package: for `reward_funcs = ["python:FILE:FUNCTION"]` it
+runs this text in an interpreter of its own (crates/rewards/src/python.rs), which is why only the standard library is
+imported.
+"""
+
+import asyncio
+import functools
+import importlib.machinery
+import inspect
+import json
+import math
+import os
+import sys
+import time
+import traceback
+import types
+
+# Columns that are no keyword arguments, or are given as others.
+_LEFT_OUT = ("prompt", "completion", "completion_ids")
+# Keyword arguments that no column may have the name of.
+_TAKEN = ("prompts", "completions", "trainer_state", "log_extra", "log_metric")
+
+# A failed batch is asked about again, row by row, to name the one at fault, for as long as this.
+_SEARCH_S = 5.0
+
+
+def is_async(function):
+    """Whether calling it gives something to await."""
+    function = function.func if isinstance(function, functools.partial) else function
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+
+
+class RewardFunction:
+    """A reward function, and what the engine calls in its place: with a batch, a dict, for an answer, which JSON can
+    hold."""
+
+    def __init__(self, name, call):
+        self.name = name
+        self.call = call
+        self.is_async = is_async(call)
+        self.by_group = bool(getattr(call, "by_group", False))
+        self.extra = {}
+        self.metrics = {}
+
+    def __call__(self, batch):
+        arguments = self.arguments(batch)
+        count = len(batch["completions"])
+        try:
+            rewards = self.rewards(self.result(arguments), count)
+        except Exception as error:
+            self._name_the_row(error, arguments, batch)
+            raise
+        for column, values in self.extra.items():
+            if len(values) != count:
+                raise ValueError(f"log_extra({column!r}): {len(values)} values for {count} completions")
+        metrics = {name: _number(sum(values) / len(values)) for name, values in self.metrics.items()}
+        return {"rewards": rewards, "extra": plain(self.extra), "metrics": metrics}
+
+    def loggers(self):
+        """TRL's `log_extra` and `log_metric`, which begin anew."""
+        self.extra, self.metrics = {}, {}
+        return {"log_extra": self._log_extra, "log_metric": self._log_metric}
+
+    def _log_extra(self, column, values):
+        self.extra.setdefault(column, []).extend(values)
+
+    def _log_metric(self, name, value):
+        self.metrics.setdefault(name, []).append(float(value))
+
+    def result(self, arguments):
+        """What the function gives for these arguments."""
+        result = self.call(**arguments, **self.loggers())
+        return self.awaited(_wait_for(result)) if inspect.isawaitable(result) else result
+
+    def awaited(self, coroutine):
+        """What an async function gives."""
+        raise NotImplementedError
+
+    def columns(self, batch):
+        """The dataset's columns."""
+        return batch["columns"]
+
+    def state(self, batch):
+        """TRL's `trainer_state`."""
+        raise NotImplementedError
+
+    def arguments(self, batch):
+        """TRL's keyword arguments, but for the loggers."""
+        columns = {name: column for name, column in self.columns(batch).items() if name not in _LEFT_OUT}
+        for name in _TAKEN:
+            if name in columns:
+                raise TypeError(f"the dataset's column `{name}` has the name of another argument of reward functions")
+        return {
+            "prompts": batch["prompts"],
+            "completions": batch["completions"],
+            "completion_ids": batch["completion_ids"],
+            **columns,
+            "trainer_state": self.state(batch),
+        }
+
+    def rewards(self, given, count):
+        """A number, None or a list of steps for each completion, of what a function gave."""
+        if hasattr(given, "tolist"):
+            given = given.tolist()
+        if isinstance(given, (str, bytes, dict)) or not hasattr(given, "__len__"):
+            raise TypeError(f"reward `{self.name}` must give a list of numbers, but gave {given!r:.100}")
+        if len(given) != count:
+            raise ValueError(f"reward `{self.name}` gave {len(given)} scores for {count} completions")
+        return [self._reward(reward, i) for i, reward in enumerate(given)]
+
+    def _reward(self, reward, i):
+        try:
+            if hasattr(reward, "tolist"):
+                reward = reward.tolist()
+            if isinstance(reward, (list, tuple)):
+                return [_step(step) for step in reward]
+            return None if reward is None else _number(reward)
+        except (KeyError, TypeError, ValueError):
+            raise TypeError(
+                f"reward `{self.name}` gave {reward!r:.100} for completion {i}: expected a number, None, or a list of "
+                "the scores of its tokens or steps"
+            ) from None
+
+    def _name_the_row(self, error, arguments, batch):
+        """Notes on `error` which completion it is about: the first alone of which the function fails in the same way.
+        It is asked again for that, a few seconds at most."""
+        words = f"in reward `{self.name}`, step {batch['step'] + 1}"
+        count, begun = len(batch["completions"]), time.monotonic()
+        for i in range(count):
+            if time.monotonic() - begun > _SEARCH_S:
+                break
+            one = {
+                key: value[i : i + 1] if isinstance(value, list) and len(value) == count else value
+                for key, value in arguments.items()
+            }
+            try:
+                self.rewards(RewardFunction.result(self, one), 1)
+            except Exception as again:
+                if type(again) is type(error):
+                    row = batch["rows"][i]
+                    words += f", at row {row} of the dataset: completion {batch['completions'][i]!r:.200}"
+                    break
+        note(error, words)
+
+
+async def _wait_for(awaitable):
+    return await awaitable
+
+
+def _number(value):
+    """A number as JSON can hold it."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError
+    value = float(value)
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _step(step):
+    """A token's score, or `{"end": characters, "score": number}` or `{"token": index, "score": number}`."""
+    if isinstance(step, dict):
+        place = {key: int(value) for key, value in step.items() if key != "score"}
+        return {**place, "score": _number(step["score"])}
+    return None if step is None else _number(step)
+
+
+def plain(value):
+    """What JSON can hold of a value: numbers that it cannot, and objects that it does not know, are null."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    elif hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, (str, int)) else None
+
+
+def note(error, text):
+    """Adds a line to what a traceback shows (where Python can, from 3.11 on)."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    elif not error.args:
+        error.args = (text,)
+    elif isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]} ({text})", *error.args[1:])
+
+
+# What follows serves a function of a file, in an interpreter without the package.
+
+# Lines of a traceback that are shown.
+_MOST_LINES = 30
+
+
+class _State(types.SimpleNamespace):
+    def __getattr__(self, name):
+        raise AttributeError(f"`trainer_state` of a function that is named python:FILE:FUNCTION has no `{name}`: "
+                             "there is `global_step`")
+
+
+class _NoFunction(LookupError):
+    pass
+
+
+class _FileFunction(RewardFunction):
+    loop = None
+
+    def awaited(self, coroutine):
+        # One for all batches: what a function keeps open (a session of a client) belongs to it.
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self.loop)
+        return self.loop.run_until_complete(coroutine)
+
+    def state(self, batch):
+        return _State(global_step=batch["step"])
+
+
+def _channels():
+    """Where batches come from and answers go. What a function prints goes to standard error, which is shown when
+    something fails, and there is nothing for it to read."""
+    batches, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)
+    return batches, answers
+
+
+def _function_of(path, name):
+    """A function of a file, which is imported as a script's own module is: what stands beside it can be, too."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    stem = os.path.splitext(os.path.basename(path))[0]
+    module = types.ModuleType(stem if stem not in sys.modules else f"reward_{stem}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module
+    loader = importlib.machinery.SourceFileLoader(module.__name__, path)
+    # No bytecode is kept: an edited file must not be taken for the one before.
+    exec(loader.source_to_code(loader.get_data(path), path), module.__dict__)
+    function = module
+    for part in name.split("."):
+        function = getattr(function, part, None)
+    if callable(function):
+        return function
+    own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    there = ", ".join(key for key in own if callable(vars(module)[key])) or "none"
+    raise _NoFunction(f"{path} has no function `{name}`; its functions are: {there}")
+
+
+def _words(error):
+    """An exception and its traceback, from the function on."""
+    if isinstance(error, _NoFunction):
+        return str(error)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == _words.__code__.co_filename:
+        trace = trace.tb_next
+    lines = "".join(traceback.format_exception(type(error), error, trace, limit=-12)).splitlines()
+    first = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    return "\n  | ".join([f"it raised {first:.300}", *lines[-_MOST_LINES:]])
+
+
+def _serve(path, name):
+    """Answers batches, a line of JSON each. The first line says that the file could be read, or why not."""
+    batches, answers = _channels()
+
+    def answer(value):
+        answers.write(json.dumps(value, allow_nan=False).encode() + b"\n")
+        answers.flush()
+
+    try:
+        function = _FileFunction(name, _function_of(path, name))
+    except BaseException as error:
+        answer({"error": _words(error)})
+        return
+    answer({"by_group": function.by_group})
+    for line in batches:
+        try:
+            answer(function(json.loads(line)))
+        except (Exception, SystemExit) as error:
+            answer({"error": _words(error)})
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])
