@@ -2,11 +2,14 @@
 //!
 //! What is written is not read soon. In the page cache it costs more of a processor than all that makes it: a page for
 //! every 4 KiB, a copy, and writing it back; and it evicts what is used. Whole blocks go straight from memory to the
-//! disk instead; the last bytes, and whatever is mended after a [`Seek`], take the ordinary way.
+//! disk instead, one piece while the next is filled; the last bytes, and whatever is mended after a [`Seek`], take the
+//! ordinary way.
 
 use std::fs::File;
-use std::io::{Result, Seek, SeekFrom, Write};
+use std::io::{Error, Result, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 
 /// What memory, place and length are multiples of: the largest block of common disks.
 const BLOCK: usize = 4096;
@@ -21,14 +24,90 @@ const DIRECT: Option<i32> = match () {
     () => None,
 };
 
-pub(super) struct DirectFile {
+/// The file, and the same one past the cache.
+struct Disk {
     path: PathBuf,
     file: File,
-    /// The same file, to write past the cache: not yet opened, opened, or not to be had.
+    /// Not yet opened, opened, or not to be had.
     direct: Option<Option<File>>,
-    /// [`AT_ONCE`] bytes from `start` on.
-    buffer: Vec<u8>,
+}
+
+impl Disk {
+    fn put(&mut self, bytes: &[u8], at: u64) -> Result<()> {
+        if bytes.len() == AT_ONCE {
+            let direct = self.direct.get_or_insert_with(|| open_direct(&self.path));
+            if let Some(file) = direct {
+                // Whatever the reason (it may be that a block is larger here), the ordinary way succeeds or names it.
+                if file.seek(SeekFrom::Start(at)).is_ok() && file.write_all(bytes).is_ok() {
+                    return Ok(());
+                }
+                *direct = None;
+            }
+        }
+        self.file.seek(SeekFrom::Start(at))?;
+        self.file.write_all(bytes)
+    }
+}
+
+fn open_direct(path: &Path) -> Option<File> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        // Some file systems refuse it.
+        File::options().write(true).custom_flags(DIRECT?).open(path).ok()
+    }
+    #[cfg(not(unix))]
+    None
+}
+
+/// [`AT_ONCE`] bytes from `start` on, a multiple of [`BLOCK`] in memory.
+struct Piece {
+    memory: Vec<u8>,
     start: usize,
+}
+
+impl Piece {
+    fn new() -> Piece {
+        let memory = vec![0; AT_ONCE + BLOCK];
+        let start = memory.as_ptr().align_offset(BLOCK).min(BLOCK);
+        Piece { memory, start }
+    }
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..][..AT_ONCE]
+    }
+}
+
+/// A thread that writes a whole piece while the next one is filled, so that the disk need not wait for either.
+struct Writer {
+    pieces: Sender<(Piece, u64)>,
+    /// Of each piece, when it is written, or could not be.
+    written: Receiver<(Piece, Result<()>)>,
+    thread: JoinHandle<Disk>,
+}
+
+impl Writer {
+    fn start(mut disk: Disk) -> Result<Writer> {
+        let ((pieces, of_pieces), (done, written)) = (channel::<(Piece, u64)>(), channel());
+        let work = move || {
+            for (mut piece, at) in of_pieces {
+                let result = disk.put(piece.bytes(), at);
+                // Nobody waits for it any more after an error.
+                let _ = done.send((piece, result));
+            }
+            disk
+        };
+        let thread = std::thread::Builder::new().name("disk".to_owned()).spawn(work)?;
+        Ok(Writer { pieces, written, thread })
+    }
+}
+
+pub(super) struct DirectFile {
+    /// None: the writer has it.
+    disk: Option<Disk>,
+    /// From the first whole piece on. One piece of it is always on its way.
+    writer: Option<Writer>,
+    /// What is filled.
+    piece: Piece,
     /// Bytes that wait in it.
     len: usize,
     /// Where in the file they belong.
@@ -37,60 +116,71 @@ pub(super) struct DirectFile {
 
 impl DirectFile {
     pub fn create(path: &Path) -> Result<DirectFile> {
-        let file = File::create(path)?;
-        let buffer = vec![0; AT_ONCE + BLOCK];
-        let start = buffer.as_ptr().align_offset(BLOCK).min(BLOCK);
-        Ok(DirectFile { path: path.to_owned(), file, direct: None, buffer, start, len: 0, at: 0 })
+        let disk = Disk { path: path.to_owned(), file: File::create(path)?, direct: None };
+        Ok(DirectFile { disk: Some(disk), writer: None, piece: Piece::new(), len: 0, at: 0 })
     }
 
     /// Writes what waits, and waits until all of the file is on the disk.
     pub fn finish(mut self) -> Result<()> {
         self.flush()?;
-        self.file.sync_all()
+        self.disk()?.file.sync_all()
     }
 
-    fn open_direct(path: &Path) -> Option<File> {
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::OpenOptionsExt;
-            // Some file systems refuse it.
-            File::options().write(true).custom_flags(DIRECT?).open(path).ok()
-        }
-        #[cfg(not(unix))]
-        None
+    /// Hands the filled piece to the writer, and takes the one that it wrote before.
+    fn hand_over(&mut self) -> Result<()> {
+        let empty = match (&self.writer, self.disk.take()) {
+            (Some(writer), _) => {
+                let (piece, result) = writer.written.recv().map_err(|_| gone())?;
+                result?;
+                piece
+            }
+            (None, Some(disk)) => {
+                self.writer = Some(Writer::start(disk)?);
+                Piece::new()
+            }
+            (None, None) => return Err(gone()),
+        };
+        let full = std::mem::replace(&mut self.piece, empty);
+        let writer = self.writer.as_ref().ok_or_else(gone)?;
+        writer.pieces.send((full, self.at)).map_err(|_| gone())?;
+        self.at += AT_ONCE as u64;
+        self.len = 0;
+        Ok(())
     }
+
+    /// The disk, when the writer has written all that it was given.
+    fn disk(&mut self) -> Result<&mut Disk> {
+        if let Some(Writer { pieces, written, thread }) = self.writer.take() {
+            drop(pieces);
+            self.disk = Some(thread.join().map_err(|_| gone())?);
+            written.try_iter().try_for_each(|(_, result)| result)?;
+        }
+        self.disk.as_mut().ok_or_else(gone)
+    }
+}
+
+/// After an error nothing can be written any more.
+fn gone() -> Error {
+    Error::other("an earlier part of it could not be written")
 }
 
 impl Write for DirectFile {
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
         let n = bytes.len().min(AT_ONCE - self.len);
-        self.buffer[self.start + self.len..][..n].copy_from_slice(&bytes[..n]);
+        self.piece.bytes()[self.len..][..n].copy_from_slice(&bytes[..n]);
         self.len += n;
         if self.len == AT_ONCE {
-            self.flush()?;
+            self.hand_over()?;
         }
         Ok(n)
     }
 
     fn flush(&mut self) -> Result<()> {
-        let bytes = &self.buffer[self.start..self.start + self.len];
-        let mut written = false;
-        if self.len == AT_ONCE {
-            let direct = self.direct.get_or_insert_with(|| DirectFile::open_direct(&self.path));
-            if let Some(file) = direct {
-                // Whatever the reason (it may be that a block is larger here), the ordinary way succeeds or names it.
-                written = file.seek(SeekFrom::Start(self.at)).is_ok() && file.write_all(bytes).is_ok();
-                if !written {
-                    *direct = None;
-                }
-            }
-        }
-        if !written {
-            self.file.seek(SeekFrom::Start(self.at))?;
-            self.file.write_all(bytes)?;
-        }
-        self.at += self.len as u64;
-        self.len = 0;
+        let (at, len) = (self.at, self.len);
+        self.disk()?;
+        let disk = self.disk.as_mut().ok_or_else(gone)?;
+        disk.put(&self.piece.bytes()[..len], at)?;
+        (self.at, self.len) = (at + len as u64, 0);
         Ok(())
     }
 }
@@ -99,10 +189,19 @@ impl Seek for DirectFile {
     /// From there on nothing is written past the cache: places are no longer multiples of a block.
     fn seek(&mut self, to: SeekFrom) -> Result<u64> {
         self.flush()?;
-        self.direct = Some(None);
-        self.file.seek(SeekFrom::Start(self.at))?;
-        self.at = self.file.seek(to)?;
+        let at = self.at;
+        let disk = self.disk()?;
+        disk.direct = Some(None);
+        disk.file.seek(SeekFrom::Start(at))?;
+        self.at = disk.file.seek(to)?;
         Ok(self.at)
+    }
+}
+
+impl Drop for DirectFile {
+    /// After an error: nobody writes to the file any more when it is removed.
+    fn drop(&mut self) {
+        let _ = self.disk();
     }
 }
 
@@ -128,6 +227,17 @@ mod tests {
                 file.finish().unwrap();
                 assert!(std::fs::read(&path).unwrap() == bytes, "{len} bytes by {piece}");
             }
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_is_an_error_wherever_it_is_met() {
+        for pieces in [0, 1, 2, 5] {
+            let mut file = DirectFile::create(Path::new("/dev/full")).unwrap();
+            let bytes = vec![1; pieces * AT_ONCE + 1];
+            let error = file.write_all(&bytes).and_then(|()| file.finish()).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{pieces} pieces: {error}");
         }
     }
 }
