@@ -12,6 +12,7 @@
 //! Numbers in bf16 ([`ProductDType::Bf16`]) are multiplied on tiles where the instruction set has them (`tiles.rs`);
 //! what follows is about chains. Where two of their terms are multiplied by one instruction ([`Isa::has_dots`]), they
 //! are packed as words of two; the bits are the same. What is packed ahead of the tasks, by all threads: `prepack.rs`.
+//! Few rows in f32 with a transposed weight: `turned.rs`.
 //!
 //! Cutting the depth into blocks stores chains to f32 memory and loads them again, which is exact. Operands in bf16 are
 //! widened where they are packed, which is exact too: their chains are those of the widened numbers.
@@ -25,6 +26,7 @@ mod prefetch;
 mod prepack;
 mod tile;
 mod tiles;
+mod turned;
 
 pub(crate) use pack_tiles::{Lines, halves, narrowed, pairs_to_lines, transpose_pairs, zip, zip_lines};
 pub(crate) use tiles::steps;
@@ -226,6 +228,8 @@ impl<'a> Product<'a> {
             self.run_prepacked(cpu);
         } else if self.zips() {
             self.run_zipped(cpu);
+        } else if self.turns() {
+            self.run_turned(cpu);
         } else {
             self.multiply(cpu);
         }

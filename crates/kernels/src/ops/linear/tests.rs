@@ -4,7 +4,7 @@ use crate::ops::lanes::segments_of;
 use crate::{Device, Isa, Memory, Tensor};
 
 /// Odd shapes `[M, N, K]`: one, tails of every kind, several depth blocks, several row blocks, nothing at all.
-const SHAPES: [[usize; 3]; 13] = [
+const SHAPES: [[usize; 3]; 14] = [
     [1, 1, 1],
     [3, 5, 7],
     [2, 129, 33],
@@ -18,6 +18,7 @@ const SHAPES: [[usize; 3]; 13] = [
     [0, 7, 5],
     [17, 16, 32],
     [600, 5, 12],
+    [45, 140, 29],
 ];
 
 struct Case {

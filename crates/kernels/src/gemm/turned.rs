@@ -1,0 +1,226 @@
+//! Products of few rows with a transposed weight of f32 (`d_x = d_y W`), without turning the weight over.
+//!
+//! Other products read panels of the right operand, and a transposed weight has to be turned over into such panels: of
+//! few rows, that takes longer than multiplying. Here the two change places. Columns of the product are the rows of a
+//! tile, and its rows are the lanes: each element of the weight, as it lies, is spread over a vector and multiplied
+//! with one step of 16 rows. What is packed is the left operand, `[depth][rows]`, which is small.
+//!
+//! Each output is the same chain as ever: its terms in ascending order, one fused multiply-add each.
+
+use super::plan::cut;
+use super::{Left, Order, Product, ProductDType, Right, lines};
+use crate::device::Cpu;
+use crate::matrix::PANEL;
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::simd::{LANES, Simd};
+use crate::tensor::Elements;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// The most rows: of more, turning the weight over is little of the work.
+const MOST_ROWS: usize = 64;
+/// Elements of packed rows, 256 KiB of them, that tiles read from the second cache. (Few in tests, for several spans.)
+const SPAN: usize = if cfg!(test) { 1 << 10 } else { 1 << 16 };
+/// Steps of a task of packing.
+const STEPS: usize = 8 * LANES;
+/// Panels between what is multiplied and what is prefetched.
+const PANELS_AHEAD: usize = 2;
+/// Tasks for each thread.
+const TASKS_PER_THREAD: usize = 4;
+
+/// Tiles of a transposed weight's product.
+struct Turned<'a> {
+    product: &'a Product<'a>,
+    weight: &'a [f32],
+    /// `[span][pitch]`: the left operand's steps from `span.start` on, rows that do not exist 0.
+    rows: &'a [f32],
+    pitch: usize,
+    /// Whole panels of the weight's outputs, but for the last.
+    span: Range<usize>,
+    groups: usize,
+}
+
+impl Product<'_> {
+    /// Whether it is computed here.
+    pub(super) fn turns(&self) -> bool {
+        let of_f32 =
+            matches!((self.left, self.right), (Left::Rows(Elements::F32(_), _), Right::Transposed(Elements::F32(_))));
+        let plain = self.dtype == ProductDType::Stored && self.bias.is_none() && matches!(self.order, Order::Rows(_));
+        of_f32 && plain && self.m <= MOST_ROWS && self.depth > 0
+    }
+
+    /// Packs and multiplies, span by span.
+    pub(super) fn run_turned(&self, cpu: &Cpu) {
+        let (Left::Rows(Elements::F32(left), stride), Right::Transposed(Elements::F32(weight))) =
+            (self.left, self.right)
+        else {
+            unreachable!("rows and weights of f32 alone are computed here")
+        };
+        let pitch = self.m.next_multiple_of(LANES);
+        let steps = (SPAN / pitch).next_multiple_of(PANEL);
+        let groups = if cpu.threads() == 1 { 1 } else { cpu.threads() * TASKS_PER_THREAD };
+        PACKED.with_borrow_mut(|memory| {
+            for start in (0..self.depth).step_by(steps) {
+                let span = start..self.depth.min(start + steps);
+                let rows = lines(memory, span.len() * pitch);
+                let (m, to) = (self.m, Disjoint::new(&mut *rows));
+                cpu.run(span.len().div_ceil(STEPS), &Packing { left, stride, m, span: span.clone(), pitch, to });
+                let groups = groups.min(self.n.div_ceil(LANES));
+                cpu.run(groups, &Turned { product: self, weight, rows, pitch, span, groups });
+            }
+        });
+    }
+}
+
+/// Packs [`STEPS`] steps of all rows.
+struct Packing<'a> {
+    left: &'a [f32],
+    stride: usize,
+    m: usize,
+    span: Range<usize>,
+    pitch: usize,
+    to: Disjoint<'a, f32>,
+}
+
+impl Tasks for Packing<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        let steps = index * STEPS..self.span.len().min((index + 1) * STEPS);
+        // SAFETY: each task has its own steps.
+        let to = unsafe { self.to.slice(steps.start * self.pitch..steps.end * self.pitch) };
+        for (k, to) in steps.clone().step_by(LANES).zip(to.chunks_mut(LANES * self.pitch)) {
+            let n = LANES.min(steps.end - k);
+            for row in (0..self.m).step_by(LANES) {
+                let mut rows = [V::splat(0.0); LANES];
+                for (row, line) in (row..self.m).zip(&mut rows) {
+                    let from = row * self.stride + self.span.start + k;
+                    *line = V::load_partial(&self.left[from..from + n], n);
+                }
+                for (line, to) in V::transpose(rows).into_iter().zip(to.chunks_exact_mut(self.pitch)) {
+                    line.store(&mut to[row..]);
+                }
+            }
+        }
+    }
+}
+
+impl Tasks for Turned<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
+        match V::GEMM_ROWS {
+            12 => self.columns::<V, 12>(index),
+            6 => self.columns::<V, 6>(index),
+            _ => self.columns::<V, 4>(index),
+        }
+    }
+}
+
+impl Turned<'_> {
+    /// The tiles of group `group` of columns, `COLUMNS` wide.
+    #[inline(always)]
+    fn columns<V: Simd, const COLUMNS: usize>(&self, group: usize) {
+        if COLUMNS > V::GEMM_ROWS {
+            unreachable!("a tile of {COLUMNS}")
+        }
+        let n = self.product.n;
+        for tile in cut(group, n.div_ceil(COLUMNS), self.groups) {
+            let columns = tile * COLUMNS..n.min((tile + 1) * COLUMNS);
+            let mut row = 0;
+            while row < self.pitch {
+                if V::GEMM_VECTORS > 1 && self.pitch - row > LANES {
+                    self.tile::<V, COLUMNS, 2>(columns.clone(), row);
+                    row += 2 * LANES;
+                } else {
+                    self.tile::<V, COLUMNS, 1>(columns.clone(), row);
+                    row += LANES;
+                }
+            }
+        }
+    }
+
+    /// Columns `columns` of `VECTORS` vectors of rows.
+    #[inline(always)]
+    fn tile<V: Simd, const COLUMNS: usize, const VECTORS: usize>(&self, columns: Range<usize>, row: usize) {
+        let mut chains = [[V::splat(0.0); VECTORS]; COLUMNS];
+        if self.product.accumulate || self.span.start > 0 {
+            for v in 0..VECTORS {
+                let mut rows = [V::splat(0.0); LANES];
+                for (i, line) in rows.iter_mut().enumerate().take(self.product.m.saturating_sub(row + v * LANES)) {
+                    *line = V::load_partial(self.outputs(row + v * LANES + i, &columns), columns.len());
+                }
+                for (chain, line) in chains.iter_mut().zip(V::transpose(rows)) {
+                    chain[v] = line;
+                }
+            }
+        }
+        if columns.len() == COLUMNS {
+            self.chains::<V, COLUMNS, VECTORS, true>(&mut chains, &columns, row);
+        } else {
+            self.chains::<V, COLUMNS, VECTORS, false>(&mut chains, &columns, row);
+        }
+        for v in 0..VECTORS {
+            let mut lines = [V::splat(0.0); LANES];
+            for (line, chain) in lines.iter_mut().zip(&chains) {
+                *line = chain[v];
+            }
+            let rows = V::transpose(lines).into_iter().take(self.product.m.saturating_sub(row + v * LANES));
+            for (i, line) in rows.enumerate() {
+                line.store_partial(self.outputs(row + v * LANES + i, &columns), columns.len());
+            }
+        }
+    }
+
+    /// These outputs of a row that exists.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    fn outputs(&self, row: usize, columns: &Range<usize>) -> &mut [f32] {
+        let Order::Rows(stride) = self.product.order else { unreachable!("checked by `turns`") };
+        debug_assert!(row < self.product.m && columns.end <= self.product.n);
+        // SAFETY: inside the output, as `Product::new` has checked, which the product borrows exclusively; columns are
+        // one task's, which holds one such slice at a time.
+        unsafe { std::slice::from_raw_parts_mut(self.product.c.add(row * stride + columns.start), columns.len()) }
+    }
+
+    /// Continues the chains with the terms of the span. `ALL`: there are as many columns as chains; where there are
+    /// fewer, the rest repeat the last one.
+    #[inline(always)]
+    fn chains<V: Simd, const COLUMNS: usize, const VECTORS: usize, const ALL: bool>(
+        &self,
+        chains: &mut [[V; VECTORS]; COLUMNS],
+        columns: &Range<usize>,
+        row: usize,
+    ) {
+        let (n, pitch, last) = (self.product.n, self.pitch, columns.len() - 1);
+        assert!(self.rows.len() >= self.span.len() * pitch && row + VECTORS * LANES <= pitch);
+        assert!(columns.end <= n && self.weight.len() >= self.span.end.div_ceil(PANEL) * n * PANEL);
+        let mut sums = *chains;
+        for first in self.span.clone().step_by(PANEL) {
+            let panel = &self.weight[(first / PANEL * n + columns.start) * PANEL..];
+            let rows = &self.rows[(first - self.span.start) * pitch + row..];
+            for k in 0..PANEL.min(self.span.end - first) {
+                // The same columns of a panel below, which lie in another page: a line at each step, into the first
+                // cache, and so early that memory has time.
+                V::prefetch_near(panel.as_ptr().wrapping_add(PANELS_AHEAD * n * PANEL + k * LANES));
+                let mut x = [V::splat(0.0); VECTORS];
+                for (v, x) in x.iter_mut().enumerate() {
+                    // SAFETY: a step of the span, and vectors that the packed rows have.
+                    *x = unsafe { V::load_ptr(rows.as_ptr().add(k * pitch + v * LANES)) };
+                }
+                for (c, sums) in sums.iter_mut().enumerate() {
+                    let column = if ALL { c } else { c.min(last) };
+                    // SAFETY: a step of a column of the panel.
+                    let w = V::splat(unsafe { *panel.as_ptr().add(column * PANEL + k) });
+                    for (sum, x) in sums.iter_mut().zip(&x) {
+                        *sum = w.fma(*x, *sum);
+                    }
+                }
+            }
+        }
+        *chains = sums;
+    }
+}
+
+thread_local! {
+    /// The packed span, which the calling thread keeps for the next product.
+    static PACKED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
