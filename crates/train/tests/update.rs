@@ -5,7 +5,7 @@ mod common;
 
 use common::model::{bits, config, context, context_of, policy};
 use kernels::rng::Stream;
-use kernels::{Context, DType, Isa};
+use kernels::{Context, Copies, DType, Isa};
 use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
 use model::io::{TensorSink, TensorSource};
 use model::{ModelConfig, Prompt, PromptCompletion, Scorer, Weights};
@@ -152,22 +152,55 @@ fn accumulated_parts_are_the_whole() {
 /// entropies the other; once the tokens of those sums one way and the norm of the gradients the other.
 #[test]
 fn copies_of_an_update_are_a_few_for_each_micro_batch() {
-    let ctx = Context::cpu_checked(Isa::best(), 1);
+    let [of_micro_batch, others] = copies_of_an_update(&Context::cpu_checked(Isa::best(), 1));
+    let copies = |to_device, to_host| Copies { to_device, to_host, ..Copies::default() };
+    assert_eq!([of_micro_batch, others], [copies(4, 2), copies(1, 1)]);
+}
+
+/// Beside these, of each layer which rows see a page, for the gradients of keys and values. The device is waited for
+/// where something comes back.
+#[test]
+fn so_they_are_on_emulated_cuda_and_launches_and_waits_are_known() {
+    let Ok(ctx) = Context::cuda_emulated() else {
+        testing::skip::<()>("no C++ compiler to emulate CUDA with");
+        return;
+    };
+    let layers = config().num_layers as u64;
+    let [of_micro_batch, others] = copies_of_an_update(&ctx);
+    // Forward what a decode step launches, log-probabilities in the place of the draw; backward 56 for two layers.
+    let launches = 11 * layers + 6 + 56;
+    let expected = Copies { to_device: 4 + layers, to_host: 2, launches, waits: 2, ..Copies::default() };
+    assert_eq!(of_micro_batch, expected);
+    // The embedding's sums; of each tensor, 8 to a layer, its squares and its step; the norm.
+    let tensors = 8 * layers + 2;
+    let expected = Copies { to_device: 1, to_host: 1, launches: 2 * tensors + 2, waits: 1, ..Copies::default() };
+    assert_eq!(others, expected);
+}
+
+/// Of each micro-batch, and of an update beside them; bytes are not looked at.
+fn copies_of_an_update(ctx: &Context) -> [Copies; 2] {
     let mut weights = policy(ctx.memory());
-    let samples = samples(&ctx, &weights);
+    let samples = samples(ctx, &weights);
     let mut updated = |budget: usize| {
         let config = trainer_config(budget, false);
         let mut trainer = Trainer::new(ctx.memory(), &weights.config, config).expect("trainer");
-        trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
+        trainer.update(ctx, &mut weights, &samples, 1e-3).expect("update");
         let before = ctx.memory().copies();
-        let metrics = trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update");
-        let copies = ctx.memory().copies() - before;
-        (metrics.micro_batches, copies.to_device, copies.to_host)
+        let metrics = trainer.update(ctx, &mut weights, &samples, 1e-3).expect("update");
+        let copies = Copies { to_device_bytes: 0, to_host_bytes: 0, ..ctx.memory().copies() - before };
+        (metrics.micro_batches, copies)
     };
-    let (whole, cut) = (updated(10_000), updated(1));
-    assert_eq!((whole.0, cut.0), (1, 3));
-    let of_micro_batch = ((cut.1 - whole.1) / 2, (cut.2 - whole.2) / 2);
-    assert_eq!((of_micro_batch, whole.1 - of_micro_batch.0, whole.2 - of_micro_batch.1), ((4, 2), 1, 1));
+    let ((whole, of_whole), (cut, of_cut)) = (updated(10_000), updated(1));
+    assert_eq!((whole, cut), (1, 3));
+    let more = of_cut - of_whole;
+    let of_micro_batch = Copies {
+        to_device: more.to_device / 2,
+        to_host: more.to_host / 2,
+        launches: more.launches / 2,
+        waits: more.waits / 2,
+        ..Copies::default()
+    };
+    [of_micro_batch, of_whole - of_micro_batch]
 }
 
 #[test]

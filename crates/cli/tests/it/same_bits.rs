@@ -1,7 +1,8 @@
 //! Packing, the size of micro-batches, threads, the engine's room and activation checkpointing change memory and time,
 //! and no bit of a run.
 
-use crate::support::runs::{arguments, directory, good, same};
+use crate::support::runs::{arguments, directory, files, good, metrics, of_lines, same};
+use std::path::Path;
 
 #[test]
 fn no_bit_depends_on_the_machine_keys() {
@@ -51,10 +52,8 @@ fn nor_with_bf16_moments() {
     );
     same(&dir.path().join("base"), &dir.path().join("other"));
     good(dir.path(), &arguments("train", "f32", &base[1..]));
-    let moments = |run: &str| {
-        crate::support::runs::files(&dir.path().join(run))["checkpoints/step-000012/optimizer_exp_avg.safetensors"]
-            .len()
-    };
+    let moments =
+        |run: &str| files(&dir.path().join(run))["checkpoints/step-000012/optimizer_exp_avg.safetensors"].len();
     assert!(moments("base") < moments("f32") * 3 / 4, "{} of {}", moments("base"), moments("f32"));
 }
 
@@ -111,20 +110,28 @@ fn nor_on_the_checked_device() {
     }
 }
 
-/// CUDA kernels that the CPU emulates give the CPU's bits of whole runs: rollout, update, evaluation, adapters.
+/// CUDA kernels that the CPU emulates give the CPU's bits of whole runs: rollout, update, evaluation, adapters. And
+/// what the sampler recorded is what the trainer computes.
 #[test]
 fn nor_on_emulated_cuda() {
     let dir = directory();
     let short = ["max_steps=2", "save_steps=2", "logging_steps=1", "eval_steps=2", "per_device_train_batch_size=8"];
-    let ways: [(&str, &[&str]); 2] = [
-        ("grpo", &["num_generations=4", "beta=0.04"]),
-        ("adapter", &["num_generations=4", "use_peft=true", "lora_r=2", "lora_dropout=0.0"]),
+    let truncated = ["temperature=0.9", "top_k=12", "top_p=0.9", "min_p=0.02", "repetition_penalty=1.2"];
+    let adapter = ["num_generations=4", "use_peft=true", "lora_r=2", "lora_dropout=0.1"];
+    let pairs = ["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl"];
+    let ways: [(&str, &str, &[&str]); 7] = [
+        ("train", "grpo", &["num_generations=4", "beta=0.04"]),
+        ("train", "truncated", &truncated),
+        ("train", "adapter", &adapter),
+        ("train", "ppo", &["algorithm=ppo"]),
+        ("train", "rloo", &["algorithm=rloo", "adam_moments_dtype=bf16"]),
+        ("sft", "sft", &[]),
+        ("dpo", "dpo", &pairs),
     ];
-    for (out, set) in ways {
+    for (purpose, out, set) in ways {
         let set = [&short[..], set].concat();
         let emulated = format!("{out}-emulated");
-        good(dir.path(), &arguments("train", out, &set));
-        let mut command = crate::support::command(dir.path(), &arguments("train", &emulated, &set));
+        let mut command = crate::support::command(dir.path(), &arguments(purpose, &emulated, &set));
         let run = command.env("LOCKSTEP_DEVICE", "cuda-emulated").output().unwrap();
         let said = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
         if said.contains("no C++ compiler was found") {
@@ -132,26 +139,29 @@ fn nor_on_emulated_cuda() {
             return;
         }
         assert!(run.status.success() && said.contains("cuda-emulated"), "{out}: {said}");
-        let files = |out: &str| crate::support::runs::files(&dir.path().join(out));
-        let (expected, found) = (files(out), files(&emulated));
-        assert!(expected.contains_key("checkpoints/step-000002/optimizer_exp_avg.safetensors"));
-        assert!(expected.keys().eq(found.keys()));
-        for (name, bytes) in &expected {
-            // The state names what computed; everything else is the same.
-            let state = |bytes: &[u8]| -> serde_json::Value {
-                let mut state: serde_json::Value = serde_json::from_slice(bytes).unwrap();
-                assert!(state.as_object_mut().unwrap().remove("isa").is_some());
-                state
-            };
-            let same = match name.ends_with("run_state.json") {
-                true => state(bytes) == state(&found[name]),
-                false => *bytes == found[name],
-            };
-            assert!(same, "{out}: {name}");
-        }
-        let metrics = |out: &str| crate::support::runs::metrics(&dir.path().join(out));
-        assert_eq!(metrics(out), metrics(&emulated));
+        good(dir.path(), &arguments(purpose, out, &set));
+        same_on_another_device(&dir.path().join(out), &dir.path().join(&emulated));
+        let mismatches = of_lines(&dir.path().join(&emulated), "sampling/logp_mismatch_tokens");
+        assert_eq!(mismatches, if purpose == "train" { &[0.0; 2][..] } else { &[] }, "{out}");
     }
+}
+
+/// All but the name of what computed.
+#[track_caller]
+fn same_on_another_device(expected: &Path, found: &Path) {
+    let state = |bytes: &[u8]| -> serde_json::Value {
+        let mut state: serde_json::Value = serde_json::from_slice(bytes).unwrap();
+        assert!(state.as_object_mut().unwrap().remove("isa").is_some());
+        state
+    };
+    let (mut left, mut right) = (files(expected), files(found));
+    assert!(left.contains_key("checkpoints/step-000002/optimizer_exp_avg.safetensors"));
+    for name in left.keys().filter(|name| name.ends_with("run_state.json")).cloned().collect::<Vec<_>>() {
+        assert_eq!(state(&left.remove(&name).unwrap()), state(&right.remove(&name).unwrap()), "{name}");
+    }
+    assert!(left.keys().eq(right.keys()));
+    left.iter().for_each(|(name, bytes)| assert!(*bytes == right[name], "{}: {name}", expected.display()));
+    assert_eq!(metrics(expected), metrics(found));
 }
 
 /// The comparison would see a difference.
@@ -160,11 +170,9 @@ fn another_seed_is_another_run() {
     let dir = directory();
     good(dir.path(), &arguments("train", "one", &[]));
     good(dir.path(), &arguments("train", "two", &["seed=7"]));
-    let files = |out: &str| crate::support::runs::files(&dir.path().join(out));
-    let (one, two) = (files("one"), files("two"));
+    let (one, two) = (files(&dir.path().join("one")), files(&dir.path().join("two")));
     for name in ["model/model.safetensors", "checkpoints/step-000012/optimizer_exp_avg.safetensors"] {
         assert_ne!(one[name], two[name], "{name}");
     }
-    let metrics = |out: &str| crate::support::runs::metrics(&dir.path().join(out));
-    assert_ne!(metrics("one"), metrics("two"));
+    assert_ne!(metrics(&dir.path().join("one")), metrics(&dir.path().join("two")));
 }

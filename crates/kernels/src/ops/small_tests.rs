@@ -6,6 +6,7 @@ use super::attention::{self, BLOCK, Geometry, Pages, PagesMut, Rows};
 use super::*;
 use crate::DType::{Bf16, F32, U32};
 use crate::check::normal;
+use crate::device::cuda::tests::emulated;
 use crate::{Context, DType, Isa, Matrix, Tensor, View};
 
 /// The same on every context: what `run` gives, as bits.
@@ -16,6 +17,10 @@ fn same(run: impl Fn(&Context, DType) -> Vec<u32>) {
             assert!(one.iter().all(|&x| f32::from_bits(x).is_finite()), "{isa:?} {dtype:?}");
             assert!(one == run(&Context::cpu(isa, 2), dtype), "{isa:?} {dtype:?}");
         }
+    }
+    // Miri runs no C++ compiler.
+    if let Some(cuda) = (!cfg!(miri)).then(|| emulated(0)).flatten() {
+        assert!(run(&Context::cuda(cuda), F32) == run(&Context::cpu(Isa::PORTABLE, 1), F32), "emulated CUDA");
     }
 }
 

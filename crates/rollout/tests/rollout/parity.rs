@@ -37,12 +37,24 @@ fn matrix<'a>(
     threads: &[usize],
     temperatures: &[f64],
 ) -> usize {
+    let contexts: Vec<Context> = threads.iter().map(|&threads| Context::cpu(isa, threads)).collect();
+    matrix_on(&contexts, model, load, sizes, temperatures)
+}
+
+/// The same on each of these, which share where the model lies.
+fn matrix_on<'a>(
+    contexts: &[Context],
+    model: impl Into<ModelView<'a>>,
+    load: &Load,
+    sizes: &[usize],
+    temperatures: &[f64],
+) -> usize {
     let model = model.into();
     let mut compared = 0;
     for &temperature in temperatures {
         let mut first: Option<Vec<RolloutGroup>> = None;
-        for &threads in threads {
-            let ctx = Context::cpu(isa, threads);
+        for ctx in contexts {
+            let title = format!("{} T={temperature} {} threads", ctx.describe(), ctx.threads());
             for &max_num_seqs in sizes {
                 for switches in 0..8 {
                     let [prefix_sharing, chunked_prefill, few] = [1, 2, 4].map(|bit| switches & bit != 0);
@@ -56,7 +68,7 @@ fn matrix<'a>(
                     if few {
                         config.kv_blocks = load.few_blocks;
                     }
-                    let mut engine = poisoned(&ctx, model.weights, config.clone());
+                    let mut engine = poisoned(ctx, model.weights, config.clone());
                     let groups = engine.generate(model, load.requests(temperature)).unwrap();
                     assert!(!few || max_num_seqs < 3 || engine.preemptions() > 0, "{config:?} was to preempt");
                     assert_eq!(completions(&groups).count(), load.prompts.len() * load.generations);
@@ -65,7 +77,7 @@ fn matrix<'a>(
                         None => first = Some(groups),
                         Some(first) => {
                             let same = bits(&groups) == bits(first);
-                            assert!(same, "{isa:?} T={temperature} {threads} threads {config:?}");
+                            assert!(same, "{title} {config:?}");
                         }
                     }
                 }
@@ -73,14 +85,14 @@ fn matrix<'a>(
         }
         let groups = first.unwrap();
         let recorded: Vec<u32> = recorded(&groups).iter().map(|l| l.to_bits()).collect();
-        for &threads in threads {
-            let ctx = Context::cpu(isa, threads);
+        for ctx in contexts {
+            let title = format!("{} T={temperature} {} threads", ctx.describe(), ctx.threads());
             for layout in [Layout::Shared, Layout::Packed, Layout::Alone] {
-                let trainer = scored(&ctx, model, &groups, temperature, layout);
+                let trainer = scored(ctx, model, &groups, temperature, layout);
                 let trainer: Vec<u32> = trainer.iter().map(|l| l.to_bits()).collect();
                 assert_eq!(trainer.len(), recorded.len());
                 let mismatching = trainer.iter().zip(&recorded).filter(|(a, b)| a != b).count();
-                assert_eq!(mismatching, 0, "of {} tokens: {isa:?} T={temperature} {threads} {layout:?}", trainer.len());
+                assert_eq!(mismatching, 0, "of {} tokens: {title} {layout:?}", trainer.len());
             }
         }
     }
@@ -167,6 +179,15 @@ fn bites(weights: &Weights) {
             }
         });
     }
+}
+
+/// Prefill in chunks or at once, decoding beside others or alone, on pages that are shared, copied or taken away.
+#[test]
+fn on_emulated_cuda() {
+    let Some(ctx) = emulated() else { return };
+    let weights = qwen3(&ctx, 24, 2, 97);
+    let load = Load::new(97, &[61, 5], 3, 5, 4);
+    assert_eq!(matrix_on(&[ctx], &weights, &load, &[2, 8], &[0.7]), 2 * 8 * 2 * 3 * 5);
 }
 
 /// The sampler runs an adapter as the trainer does: unmerged, with the same operations.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 mod compile;
 mod functions;
+mod invariance;
 mod libcuda;
 mod planted;
 mod queue;
@@ -58,6 +59,12 @@ pub(crate) fn with_tensor_cores(schedule: u32) -> Vec<(Cuda, Family)> {
     }
     let all = [AMPERE, HOPPER].map(|family| emulated_as(schedule, family).map(|cuda| (cuda, family)));
     all.into_iter().flatten().collect()
+}
+
+/// Every instruction set with each of these numbers of threads, and the emulator: what computes in f32.
+pub(crate) fn contexts(threads: &[usize]) -> Vec<Context> {
+    let on_cpu = Isa::present().into_iter().flat_map(|isa| threads.iter().map(move |&n| Context::cpu(isa, n)));
+    on_cpu.chain(emulated(0).map(Context::cuda)).collect()
 }
 
 /// One schedule, or as many as `LOCKSTEP_EMULATOR_SCHEDULES` says.

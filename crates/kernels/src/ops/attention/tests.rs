@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
+use crate::device::cuda::tests::contexts;
 use crate::rng::Stream;
 use crate::{DType, Isa, Tensor};
 use formula::{emulated, emulated_backward};
@@ -313,21 +314,19 @@ fn backward_is_the_oracles_on_every_isa_and_any_thread_count() {
         let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
         let oracle = reference::backward(&g, &wide(&qkv), &l.keys, &wide(&d_out));
         let mut bits: Option<Vec<f32>> = None;
-        for isa in Isa::present() {
-            for threads in [1, 3] {
-                let run = Run::new(&Context::cpu(isa, threads), g, &l, &qkv);
-                let mut d = run.backward(&d_out);
-                let error = relative_error(&d, &oracle);
-                assert!(error < 1e-5, "{error} {isa:?} {g:?} {groups:?}");
-                let formula = || {
-                    let (out, lse) = run.all();
-                    emulated_backward(&run, &qkv, [&out, &lse, &d_out], formula::F32)
-                };
-                assert!(*bits.get_or_insert_with(formula) == d, "{isa:?} {threads} {g:?}");
-                let last = d.len() - 1;
-                d[last] += 0.01 * oracle.iter().map(|x| x * x).sum::<f64>().sqrt() as f32;
-                assert!(relative_error(&d, &oracle) > 1e-5, "a spoiled gradient passes");
-            }
+        for ctx in contexts(&[1, 3]) {
+            let run = Run::new(&ctx, g, &l, &qkv);
+            let mut d = run.backward(&d_out);
+            let error = relative_error(&d, &oracle);
+            assert!(error < 1e-5, "{error} {} {g:?} {groups:?}", ctx.describe());
+            let formula = || {
+                let (out, lse) = run.all();
+                emulated_backward(&run, &qkv, [&out, &lse, &d_out], formula::F32)
+            };
+            assert!(*bits.get_or_insert_with(formula) == d, "{} {} {g:?}", ctx.describe(), ctx.threads());
+            let last = d.len() - 1;
+            d[last] += 0.01 * oracle.iter().map(|x| x * x).sum::<f64>().sqrt() as f32;
+            assert!(relative_error(&d, &oracle) > 1e-5, "a spoiled gradient passes");
         }
         let elsewhere = Run::new(&Context::cpu(Isa::best(), 2), g, &of(&groups, 7), &qkv).backward(&d_out);
         assert!(bits.unwrap() == elsewhere, "other pages, {g:?}");

@@ -1,5 +1,6 @@
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
+use crate::device::cuda::tests::contexts;
 use crate::ops::linear;
 use crate::tensor::rounded_to_bf16;
 use crate::{DType, Isa, Tensor};
@@ -39,20 +40,18 @@ fn equals_the_oracle_on_every_isa() {
         let y = reference::forward(activation, &wide(&gate_up), f);
         let d = reference::backward(activation, &wide(&gate_up), f, &wide(&d_y));
         let mut bits = None;
-        for isa in Isa::present() {
-            for threads in [1, 3] {
-                let got = run(&Context::cpu(isa, threads), activation, shape, &gate_up, &d_y);
-                let errors = [relative_error(&got[0], &y), relative_error(&got[1], &d)];
-                // A single gate far down the tail of GELU is the least exact one: see below.
-                let bound = if activation == Activation::Silu { 1e-6 } else { 5e-6 };
-                assert!(errors[0] < bound && errors[1] < 1e-5, "{activation:?} {isa:?} {t}×{f}: {errors:?}");
-                assert!(*bits.get_or_insert(got.clone()) == got, "{activation:?} {isa:?} {threads} {t}×{f}");
-                if let [_, mut spoiled] = got
-                    && t > 0
-                {
-                    spoiled[0] += 0.1;
-                    assert!(relative_error(&spoiled, &d) > 1e-5, "a spoiled gradient passes");
-                }
+        for ctx in contexts(&[1, 3]) {
+            let got = run(&ctx, activation, shape, &gate_up, &d_y);
+            let errors = [relative_error(&got[0], &y), relative_error(&got[1], &d)];
+            // A single gate far down the tail of GELU is the least exact one: see below.
+            let bound = if activation == Activation::Silu { 1e-6 } else { 5e-6 };
+            assert!(errors[0] < bound && errors[1] < 1e-5, "{activation:?} {} {t}×{f}: {errors:?}", ctx.describe());
+            assert!(*bits.get_or_insert(got.clone()) == got, "{activation:?} {} {t}×{f}", ctx.describe());
+            if let [_, mut spoiled] = got
+                && t > 0
+            {
+                spoiled[0] += 0.1;
+                assert!(relative_error(&spoiled, &d) > 1e-5, "a spoiled gradient passes");
             }
         }
     }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
+use crate::device::cuda::tests::contexts;
 use crate::ops::lanes::segments_of;
 use crate::{Device, Isa, Memory, Tensor};
 
@@ -51,15 +52,13 @@ impl Case {
             b0: normal(8, n),
         }
     }
-    fn tensor(&self, shape: &[usize], data: &[f32]) -> Tensor {
-        Tensor::from_f32(&memory(), shape, data)
-    }
     /// What `y` holds afterwards; it starts as NaN unless it is accumulated into.
     fn forward(&self, ctx: &Context, rows: std::ops::Range<usize>, bias: bool, accumulate: bool) -> Vec<f32> {
         let Case { m, n, k, .. } = *self;
-        let (x, w) = (self.tensor(&[m, k], &self.x), Matrix::from_f32(&memory(), n, k, &self.w));
-        let b = self.tensor(&[n], &self.bias);
-        let mut y = self.tensor(&[m, n], &if accumulate { self.y0.clone() } else { vec![f32::NAN; m * n] });
+        let tensor = |shape: &[usize], data: &[f32]| Tensor::from_f32(ctx.memory(), shape, data);
+        let (x, w) = (tensor(&[m, k], &self.x), Matrix::from_f32(ctx.memory(), n, k, &self.w));
+        let b = tensor(&[n], &self.bias);
+        let mut y = tensor(&[m, n], &if accumulate { self.y0.clone() } else { vec![f32::NAN; m * n] });
         let bias = bias.then(|| b.view());
         forward(ctx, Forward { x: x.rows(rows.clone()), w: &w, bias, y: y.rows_mut(rows.clone()), accumulate })
             .unwrap();
@@ -67,20 +66,22 @@ impl Case {
     }
     fn backward_input(&self, ctx: &Context, accumulate: bool) -> Vec<f32> {
         let Case { m, n, k, .. } = *self;
-        let (d_y, w) = (self.tensor(&[m, n], &self.d_y), Matrix::from_f32(&memory(), n, k, &self.w));
-        let mut d_x = self.tensor(&[m, k], &if accumulate { self.x0.clone() } else { vec![f32::NAN; m * k] });
+        let tensor = |shape: &[usize], data: &[f32]| Tensor::from_f32(ctx.memory(), shape, data);
+        let (d_y, w) = (tensor(&[m, n], &self.d_y), Matrix::from_f32(ctx.memory(), n, k, &self.w));
+        let mut d_x = tensor(&[m, k], &if accumulate { self.x0.clone() } else { vec![f32::NAN; m * k] });
         backward_input(ctx, BackwardInput { d_y: d_y.view(), w: &w, d_x: d_x.view_mut(), accumulate }).unwrap();
         d_x.to_vec_f32()
     }
     /// `d_w` and `d_bias`, the rows given in two calls cut at `cut`, where a segment begins.
     fn backward_weight(&self, ctx: &Context, segments: &[u32], cut: usize) -> (Vec<f32>, Vec<f32>) {
         let Case { m, n, k, .. } = *self;
-        let (x, d_y) = (self.tensor(&[m, k], &self.x), self.tensor(&[m, n], &self.d_y));
-        let mut d_w = Matrix::from_f32(&memory(), n, k, &self.w0);
-        let mut d_b = self.tensor(&[n], &self.b0);
+        let tensor = |shape: &[usize], data: &[f32]| Tensor::from_f32(ctx.memory(), shape, data);
+        let (x, d_y) = (tensor(&[m, k], &self.x), tensor(&[m, n], &self.d_y));
+        let mut d_w = Matrix::from_f32(ctx.memory(), n, k, &self.w0);
+        let mut d_b = tensor(&[n], &self.b0);
         for rows in [0..cut, cut..m] {
             let own = segments_of(segments, rows.clone());
-            let own = Tensor::from_u32(&memory(), &[own.len()], &own);
+            let own = Tensor::from_u32(ctx.memory(), &[own.len()], &own);
             let args = BackwardWeight {
                 x: x.rows(rows.clone()),
                 d_y: d_y.rows(rows),
@@ -208,8 +209,7 @@ fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
     let (mut d_w, mut d_b) = (f64s(&case.w0), f64s(&case.b0));
     reference::backward_weight(case.k, &x, &d_y, &mut d_w);
     reference::backward_bias(&d_y, &mut d_b, &[0, 33]);
-    for isa in Isa::present() {
-        let ctx = Context::cpu(isa, 1);
+    for ctx in contexts(&[1]) {
         let fast = case.backward_input(&ctx, false);
         assert!(relative_error(&fast, &d_x) < 1e-5);
         let (fast_w, fast_b) = case.backward_weight(&ctx, &[0, 33], 0);
@@ -235,7 +235,8 @@ fn a_nan_does_not_spread() {
             assert!(y.iter().all(|y| y.is_nan() == (row == 2)));
         }
         let (m, n, k) = (case.m, case.n, case.k);
-        let (x, d_y) = (case.tensor(&[m, k], &case.x), case.tensor(&[m, n], &case.d_y));
+        let tensor = |shape: &[usize], data: &[f32]| Tensor::from_f32(&memory(), shape, data);
+        let (x, d_y) = (tensor(&[m, k], &case.x), tensor(&[m, n], &case.d_y));
         let mut d_w = Matrix::zeros(&memory(), n, k);
         let args = BackwardWeight { x: x.view(), d_y: d_y.view(), d_w: &mut d_w, d_bias: None, segments: None };
         backward_weight(&ctx, args).unwrap();

@@ -1,5 +1,6 @@
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
+use crate::device::cuda::tests::contexts;
 use crate::ops::linear::reference as linear;
 use crate::tensor::rounded_to_bf16;
 use crate::{Device, Isa, Memory, Tensor};
@@ -54,18 +55,18 @@ impl Case {
         let (hidden, weight) = (rounded_to_bf16(&self.hidden), rounded_to_bf16(&self.weight));
         Case { dtype: DType::Bf16, hidden, weight, ..self }
     }
-    fn operands(&self) -> (Tensor, Matrix) {
-        let mut hidden = Tensor::zeros(&memory(), &[self.r, self.h], self.dtype);
+    fn operands(&self, ctx: &Context) -> (Tensor, Matrix) {
+        let mut hidden = Tensor::zeros(ctx.memory(), &[self.r, self.h], self.dtype);
         hidden.view_mut().copy_from_f32(&self.hidden);
-        let mut weight = Matrix::zeros_of(&memory(), self.v, self.h, self.dtype);
+        let mut weight = Matrix::zeros_of(ctx.memory(), self.v, self.h, self.dtype);
         weight.pack_rows(0, &self.weight);
         (hidden, weight)
     }
     fn forward(&self, ctx: &Context, rows: std::ops::Range<usize>) -> Outputs<f32> {
-        let m = memory();
-        let (hidden, weight) = self.operands();
-        let targets = Tensor::from_u32(&m, &[self.r], &self.targets);
-        let poisoned = || Tensor::from_f32(&m, &[rows.len()], &vec![f32::NAN; rows.len()]);
+        let m = ctx.memory();
+        let (hidden, weight) = self.operands(ctx);
+        let targets = Tensor::from_u32(m, &[self.r], &self.targets);
+        let poisoned = || Tensor::from_f32(m, &[rows.len()], &vec![f32::NAN; rows.len()]);
         let (mut logps, mut lse, mut entropies) = (poisoned(), poisoned(), poisoned());
         let args = Forward {
             hidden: hidden.rows(rows.clone()),
@@ -91,23 +92,23 @@ impl Case {
         starts: &[usize],
         spoil: impl Fn(&mut Vec<f32>),
     ) -> (Vec<f32>, Vec<f32>) {
-        let m = memory();
+        let m = ctx.memory();
         let out = self.forward(ctx, 0..self.r);
-        let vector = |data: &[f32]| Tensor::from_f32(&m, &[data.len()], data);
+        let vector = |data: &[f32]| Tensor::from_f32(m, &[data.len()], data);
         let mut spoiled = out.lse.clone();
         spoil(&mut spoiled);
         let (lse, entropies) = (vector(&spoiled), vector(&out.entropies));
         let (d_logps, d_entropies) = (vector(&self.d_logps), vector(&self.d_entropies));
-        let (hidden, weight) = self.operands();
-        let targets = Tensor::from_u32(&m, &[self.r], &self.targets);
-        let mut d_hidden = Tensor::from_f32(&m, &[self.r, self.h], &vec![f32::NAN; self.r * self.h]);
-        let mut d_weight = Matrix::from_f32(&m, self.v, self.h, &self.weight0);
+        let (hidden, weight) = self.operands(ctx);
+        let targets = Tensor::from_u32(m, &[self.r], &self.targets);
+        let mut d_hidden = Tensor::from_f32(m, &[self.r, self.h], &vec![f32::NAN; self.r * self.h]);
+        let mut d_weight = Matrix::from_f32(m, self.v, self.h, &self.weight0);
         for rows in [0..cut, cut..self.r] {
             let inside = starts.iter().filter(|s| rows.contains(s) && **s > rows.start);
             let mut segments: Vec<u32> = inside.map(|s| (s - rows.start) as u32).collect();
             segments.insert(0, 0);
             segments.push(rows.len() as u32);
-            let segments = Tensor::from_u32(&m, &[segments.len()], &segments);
+            let segments = Tensor::from_u32(m, &[segments.len()], &segments);
             let args = Backward {
                 hidden: hidden.rows(rows.clone()),
                 weight: &weight,
@@ -311,13 +312,12 @@ fn backward_is_near_the_f64_oracle_and_a_spoiled_one_is_not() {
     for shape in SHAPES {
         let case = Case::new(shape, 0.9);
         let (d_hidden, d_weight) = case.oracle_backward();
-        for isa in Isa::present() {
-            let ctx = Context::cpu(isa, 1);
+        for ctx in contexts(&[1]) {
             let (fast_hidden, fast_weight) = case.backward(&ctx, 0, |_| {});
             if case.v > 1 {
-                assert!(relative_error(&fast_hidden, &d_hidden) < 1e-5, "{isa:?} {shape:?}");
+                assert!(relative_error(&fast_hidden, &d_hidden) < 1e-5, "{} {shape:?}", ctx.describe());
             }
-            assert!(relative_error(&fast_weight, &d_weight) < 1e-5, "{isa:?} {shape:?}");
+            assert!(relative_error(&fast_weight, &d_weight) < 1e-5, "{} {shape:?}", ctx.describe());
         }
     }
     // The log-sum-exp of one chunk too few, as if its probabilities had not been counted.

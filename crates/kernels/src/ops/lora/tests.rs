@@ -1,6 +1,7 @@
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
 use crate::device::Cpu;
+use crate::device::cuda::tests::contexts;
 use crate::ops::lm_head::cpu::with_workspace;
 use crate::{Device, Isa, Memory, Tensor};
 use reference::Block;
@@ -72,16 +73,15 @@ struct Out {
 }
 
 fn fast(ctx: &Context, p: Option<f64>, (m, k, n, of): Case) -> Out {
-    let memory = Memory::new(Device::Cpu);
-    let tensor =
-        |seed, rows, columns| Tensor::from_f32(&memory, &[rows, columns], &normal::<f32>(seed, rows * columns));
-    let (a, b) = matrices(&memory, k, &blocks(10, k, of));
-    let (mut d_a, mut d_b) = matrices(&memory, k, &blocks(20, k, of));
+    let memory = ctx.memory();
+    let tensor = |seed, rows, columns| Tensor::from_f32(memory, &[rows, columns], &normal::<f32>(seed, rows * columns));
+    let (a, b) = matrices(memory, k, &blocks(10, k, of));
+    let (mut d_a, mut d_b) = matrices(memory, k, &blocks(20, k, of));
     let first: Vec<usize> = of.iter().map(|b| b[0]).collect();
     let adapter = Adapter { a: &a, b: &b, first: &first, scale: SCALE };
     let (x, d_y, mut y, mut d_x) = (tensor(1, m, k), tensor(4, m, n), tensor(5, m, n), tensor(6, m, k));
     let (samples, positions) = rows_of(m);
-    let [samples, positions] = [samples, positions].map(|ids| Tensor::from_u32(&memory, &[m], &ids));
+    let [samples, positions] = [samples, positions].map(|ids| Tensor::from_u32(memory, &[m], &ids));
     let dropout = |rows: std::ops::Range<usize>| {
         p.map(|p| Dropout { p, key: KEY, samples: samples.rows(rows.clone()), positions: positions.rows(rows) })
     };
@@ -199,8 +199,8 @@ fn gradients(p: Option<f64>) {
         assert!(directional_error(&all, &forgot_a, loss) > 1e-3);
     }
     let oracle = gradients(wide(&normal(6, m * k)), wide_blocks(20));
-    for isa in Isa::present() {
-        let out = fast(&Context::cpu(isa, 1), p, case);
+    for ctx in contexts(&[1]) {
+        let out = fast(&ctx, p, case);
         let (mut fast, mut at_a) = (out.d_x, 0);
         for (b, [_, _, rank]) in out.d_b.iter().zip(of) {
             fast.extend(&out.d_a[at_a..at_a + rank * k]);

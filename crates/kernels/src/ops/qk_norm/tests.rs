@@ -1,5 +1,6 @@
 use super::*;
 use crate::check::{directional_error, normal, relative_error};
+use crate::device::cuda::tests::contexts;
 use crate::ops::lanes::segments_of;
 use crate::{DType, Isa, Tensor};
 
@@ -115,25 +116,23 @@ fn equals_the_oracle_on_every_isa() {
         d_q.iter_mut().zip(&q0).for_each(|(d, &x)| *d += f64::from(x));
         d_k.iter_mut().zip(&k0).for_each(|(d, &x)| *d += f64::from(x));
         let mut bits = None;
-        for isa in Isa::present() {
-            for threads in [1, 3] {
-                let got = run(&Context::cpu(isa, threads), &c, &x, [&q, &k], &d_y, [&q0, &k0]);
-                for (i, (got, oracle)) in got.iter().zip([&y, &rstd, &d_x, &d_q, &d_k]).enumerate() {
-                    // d_x of a head of one element is all cancellation: its error is judged by what cancels.
-                    let size = if c.hd == 1 && i == 2 { f64::from(q[0].abs()) * rstd[0] } else { 0.0 };
-                    let error = relative_error(got, oracle);
-                    let difference: f64 = got.iter().zip(oracle).map(|(&a, b)| (f64::from(a) - b).abs()).sum();
-                    assert!(error < 1e-5 || difference < 1e-5 * size, "{error}: {} heads of {}", c.heads, c.hd);
-                }
-                assert!(*bits.get_or_insert(got.clone()) == got, "{isa:?} {threads}");
-                let t = c.t as u32;
-                for segments in [vec![0, t], vec![0, t / 3, t / 3, t]] {
-                    let fast = run_segments(&Context::cpu(isa, threads), &c, &x, [&q, &k], &d_y, [&q0, &k0], &segments);
-                    let [mut d_q, mut d_k] = [q0.clone(), k0.clone()];
-                    let d_w = [d_q.as_mut_slice(), &mut d_k];
-                    reference::weight_gradients(&x, c.heads, c.kv_heads, &fast[1], &d_y, &segments, d_w);
-                    assert!(fast[3..] == [d_q, d_k], "{isa:?} {segments:?}");
-                }
+        for ctx in contexts(&[1, 3]) {
+            let got = run(&ctx, &c, &x, [&q, &k], &d_y, [&q0, &k0]);
+            for (i, (got, oracle)) in got.iter().zip([&y, &rstd, &d_x, &d_q, &d_k]).enumerate() {
+                // d_x of a head of one element is all cancellation: its error is judged by what cancels.
+                let size = if c.hd == 1 && i == 2 { f64::from(q[0].abs()) * rstd[0] } else { 0.0 };
+                let error = relative_error(got, oracle);
+                let difference: f64 = got.iter().zip(oracle).map(|(&a, b)| (f64::from(a) - b).abs()).sum();
+                assert!(error < 1e-5 || difference < 1e-5 * size, "{error}: {} heads of {}", c.heads, c.hd);
+            }
+            assert!(*bits.get_or_insert(got.clone()) == got, "{} {}", ctx.describe(), ctx.threads());
+            let t = c.t as u32;
+            for segments in [vec![0, t], vec![0, t / 3, t / 3, t]] {
+                let fast = run_segments(&ctx, &c, &x, [&q, &k], &d_y, [&q0, &k0], &segments);
+                let [mut d_q, mut d_k] = [q0.clone(), k0.clone()];
+                let d_w = [d_q.as_mut_slice(), &mut d_k];
+                reference::weight_gradients(&x, c.heads, c.kv_heads, &fast[1], &d_y, &segments, d_w);
+                assert!(fast[3..] == [d_q, d_k], "{} {segments:?}", ctx.describe());
             }
         }
     }
