@@ -387,7 +387,6 @@ impl Reward for Code {
         });
         let mut scores = Scores::new(Vec::with_capacity(batch.len()));
         let mut failures = Vec::with_capacity(batch.len());
-        let mut outside = None;
         for verdict in verdicts {
             let (value, failure) = match verdict {
                 Some(Ok(Verdict { staged: Some(staged), failure, .. })) => (Some(staged.score()), failure.into()),
@@ -412,10 +411,8 @@ impl Reward for Code {
             scores.problems.push(Problem::new(&self.name, untested, message));
         }
         if let Some(error) = failed.first() {
-            outside = Some(format!("a program could not be judged: {error}"));
-        }
-        if let Some(message) = outside {
             let rows = scores.values.iter().filter(|value| value.is_none()).count() - untested;
+            let message = format!("a program could not be judged: {error}");
             scores.problems.push(Problem::new(&self.name, rows, message));
         }
         scores.extra.push(("failure".to_owned(), failures));

@@ -1,11 +1,11 @@
 //! Unit tests of OCaml, and how far a solution gets: parsed, typed, compiled with its tests, tested.
 //!
 //! A solution and its tests are one program, so what keeps results from being forged is the language. Nonces, one for
-//! each test, are read before the solution begins and printed when a test has passed; the solution is compiled apart
-//! and knows no name of the module that holds them; and what could reach into memory, files or other processes (`Obj`,
-//! `external`, `unsafe_get`, channels of files, …) is refused by name, in the parse tree that the compiler itself
-//! prints. After `open Solution` tests get the operators, functions and modules of the standard library back, so that a
-//! solution cannot redefine `=`. Knows no score.
+//! each test, wait on standard input and are printed when a test has passed; the solution is compiled apart, knows no
+//! name of the module that does that, and never shares the heap with a nonce; and what could reach into memory, files,
+//! standard input or other processes (`Obj`, `external`, `unsafe_get`, `stdin`, channels of files, …) is refused by
+//! name, in the parse tree that the compiler itself prints. After `open Solution` tests get the operators, functions
+//! and modules of the standard library back, so that a solution cannot redefine `=`. Knows no score.
 
 use super::sandbox::{End, JOB, Limits, Outcome, Sandbox};
 use super::source::UnitTests;
@@ -186,6 +186,23 @@ fn refused(tree: &str) -> Option<String> {
         "opaque_identity",
         "ocaml_version",
     ];
+    // What reads standard input, or a file by its name.
+    const READERS: [&str; 14] = [
+        "stdin",
+        "read_line",
+        "read_int",
+        "read_int_opt",
+        "read_float",
+        "read_float_opt",
+        "input_value",
+        "scanf",
+        "bscanf",
+        "kscanf",
+        "bscanf_format",
+        "Scanning",
+        "read_arg",
+        "read_arg0",
+    ];
     for line in tree.lines().filter(|line| !line.contains("PConst_string")) {
         if line.trim_start().starts_with("Pstr_primitive") {
             return Some("external".to_owned());
@@ -195,7 +212,10 @@ fn refused(tree: &str) -> Option<String> {
             let bad = parts.iter().enumerate().find(|(i, part)| {
                 let unsafe_sys = **part == "Sys" && !parts.get(i + 1).is_some_and(|next| OF_SYS.contains(next));
                 let prefix = ["Stdlib__", "Camlinternal", "unsafe_", "open_in", "open_out"];
-                unsafe_sys || MODULES.contains(part) || prefix.iter().any(|prefix| part.starts_with(prefix))
+                unsafe_sys
+                    || MODULES.contains(part)
+                    || READERS.contains(part)
+                    || prefix.iter().any(|prefix| part.starts_with(prefix))
             });
             if bad.is_some() {
                 return Some(quoted.to_owned());

@@ -3,6 +3,7 @@
 use super::super::tests::{installed, scored};
 use super::refused;
 use serde_json::{Value, json};
+use std::sync::LazyLock;
 
 struct Problem {
     name: &'static str,
@@ -113,6 +114,35 @@ fn style_and_degenerate_completions_cost() {
     }
 }
 
+/// Prints what new bytes hold of what was in memory before, if it looks like a nonce. What is alive is moved by
+/// compaction, and leaves a copy where it was.
+const SEARCH: &str = r#"let hex c = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f')
+let scan b =
+  let start = ref (-1) in
+  for i = 0 to Bytes.length b - 1 do
+    if hex (Bytes.get b i) then (if !start < 0 then start := i)
+    else begin
+      if !start >= 0 && i - !start = 32 then print_endline (Bytes.sub_string b !start 32);
+      start := -1
+    end
+  done
+let search policy =
+  Gc.set { (Gc.get ()) with Gc.allocation_policy = policy };
+  for round = 1 to 2 do
+    let holes = ref (List.init 50 (fun i -> Bytes.create (2100 + 997 * i))) in
+    Gc.full_major ();
+    ignore (Sys.opaque_identity (List.length !holes));
+    holes := [];
+    Gc.compact ();
+    List.iter (fun n -> List.iter scan (List.init 10 (fun _ -> Bytes.create n))) [4000; 9000; 20000; 60000; 200000]
+  done
+let () = List.iter search [2; 0; 1]
+let f _ = 0"#;
+
+/// The same while tests run.
+static SEARCH_IN_A_TEST: LazyLock<String> =
+    LazyLock::new(|| SEARCH.replace("let () =", "let all () =").replace("let f _ = 0", "let f _ = all (); 0"));
+
 /// Solutions that get at what decides, and still earn no test.
 #[test]
 fn results_cannot_be_forged() {
@@ -133,6 +163,8 @@ fn results_cannot_be_forged() {
         ("no output", "let () = close_out stdout let f x = 2 * x"),
         ("another type", "type t = true | false let f x = x"),
         ("stack", "let rec f x = 1 + f x"),
+        ("memory that was another's", SEARCH),
+        ("memory that was another's, in a test", SEARCH_IN_A_TEST.as_str()),
     ];
     let tests = json!({"tests": ["assert (f 4 = 8)", "f 3 = 6 && List.length [f 1] = 3 - 2 && f 2 = 4"]});
     let rows: Vec<_> = attacks.iter().map(|attack| (attack.1, tests.clone())).collect();
@@ -157,6 +189,11 @@ fn results_cannot_be_forged() {
         "open Sys let f x = ignore (command \"true\"); 2 * x",
         "let f x = Marshal.from_string (Marshal.to_string (2 * x) []) 0",
         "let f x = ignore (CamlinternalFormat.make_printf); 2 * x",
+        "let f x = ignore (read_line ()); 2 * x",
+        "let f x = ignore (input_char Stdlib.stdin); 2 * x",
+        "module S = Scanf let f x = S.scanf \"%d\" (fun _ -> 2 * x)",
+        "let f x = ignore Scanf.Scanning.open_in; 2 * x",
+        "let f x = ignore (Arg.read_arg \"/proc/self/fd/0\"); 2 * x",
     ];
     let rows: Vec<_> = reaching.iter().map(|source| (*source, tests.clone())).collect();
     let (scores, failures) = scored(options.clone(), &rows);
@@ -165,7 +202,8 @@ fn results_cannot_be_forged() {
         assert!(failures[i].ends_with("is not allowed here"), "{source}: {}", failures[i]);
     }
     // Their names in texts and comments are no use of them.
-    let harmless = "(* Obj external *) (** Marshal *) let f x = ignore \"Obj.magic\"; ignore (Sys.time ()); 2 * x";
+    let harmless = "(* Obj external *) (** Marshal *) let f x = ignore \"Obj.magic\"; ignore (Sys.time ());
+        Scanf.sscanf (string_of_int x) \"%d\" (fun x -> 2 * x)";
     let (scores, failures) = scored(options, &[(harmless, tests)]);
     assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
 }

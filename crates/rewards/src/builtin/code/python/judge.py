@@ -39,7 +39,9 @@ def receive(asked):
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError):
         raise Gone("an answer to no call") from None
     kind = getattr(builtins, name, None)
-    known = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
+    # One that ends iteration would end the test's own: `all(map(f, cases))` of nothing is true.
+    other = (UnicodeError, StopIteration, StopAsyncIteration)
+    known = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, other)
     error = kind(text) if known else Raised(name + ": " + text)
     error.from_program = True
     raise error
@@ -100,22 +102,31 @@ class Scope(dict):
         raise KeyError(name)
 
 
-def called(node):
-    """The names that are called in a tree (the module `ast` would take longer to import than a test to run)."""
-    found = set()
-    if type(node).__name__ == "Call" and type(node.func).__name__ == "Name":
-        found.add(node.func.id)
+def names_of(node, called, loaded, bound):
+    """Adds the names that a tree calls, reads and binds (the module `ast` would take longer to import than a test to
+    run)."""
+    kind = type(node).__name__
+    if kind == "Call" and type(node.func).__name__ == "Name":
+        called.add(node.func.id)
+    if kind == "Name":
+        (loaded if type(node.ctx).__name__ == "Load" else bound).add(node.id)
+    if kind in ("arg", "FunctionDef", "ClassDef", "ExceptHandler"):
+        bound.add(node.arg if kind == "arg" else node.name)
     for field in getattr(node, "_fields", ()):
         children = getattr(node, field, None)
         for child in children if isinstance(children, list) else [children]:
-            found |= called(child)
-    return found
+            names_of(child, called, loaded, bound)
 
 
 def under_test(tests):
-    """The names that tests call and that are no built-in function's, or all (a program may define `sum`)."""
-    names = {name for test in tests for name in called(compile(test, "test", "exec", ONLY_AST))}
-    return {name for name in names if not hasattr(builtins, name)} or names
+    """The names that tests call and that are no built-in function's. A built-in one's only where nothing else is left
+    that could be meant: a program may define `sum`."""
+    called, loaded, bound = set(), set(), set()
+    for test in tests:
+        names_of(compile(test, "test", "exec", ONLY_AST), called, loaded, bound)
+    own = {name for name in called if not hasattr(builtins, name)}
+    known = bound | sys.stdlib_module_names
+    return own if own or any(name not in known and not hasattr(builtins, name) for name in loaded) else called
 
 
 def definitions(source, entry_point):
@@ -129,6 +140,27 @@ def definitions(source, entry_point):
         body = []
     body = [node for node in body if getattr(node, "name", None) != entry_point]
     return compile(ast.Module(body, []), "prompt", "exec")
+
+
+def imported(source):
+    """The modules and functions of the standard library that a row's own code imports: those of the program's
+    interpreter may be patched. Its classes stay there, since their objects are made for the program."""
+    try:
+        tree = compile(source, "setup", "exec", ONLY_AST)
+    except (SyntaxError, ValueError):
+        return {}
+    tree.body = [node for node in tree.body if type(node).__name__ in ("Import", "ImportFrom")]
+    found = {}
+    for node in list(tree.body):
+        modules = [node.module or ""] if type(node).__name__ == "ImportFrom" else [name.name for name in node.names]
+        tree.body = [node]
+        if all(module.partition(".")[0] in sys.stdlib_module_names for module in modules):
+            try:
+                exec(compile(tree, "setup", "exec"), found)
+            except ImportError:
+                continue
+    found.pop("__builtins__", None)
+    return {name: value for name, value in found.items() if not isinstance(value, type)}
 
 
 def run(code, scope):
@@ -153,6 +185,7 @@ def judge(job):
     if entry_point is None:
         codes = [compile(test, "test", "exec") for test in tests]
         scope = Scope(under_test(tests), True)
+        scope.update(imported(job["setup"]))
     else:
         scope = Scope({entry_point}, False)
         exec(definitions(job["prompt"], entry_point), scope)

@@ -47,7 +47,8 @@ pub(super) fn judge(
         write(program.path(), name, text.as_bytes())?;
     }
     let nonce = super::nonce()?;
-    let given = json!({"nonce": nonce, "tests": unit.tests, "entry_point": entry_point, "prompt": prompt, "all": all});
+    let given = json!({"nonce": nonce, "tests": unit.tests, "entry_point": entry_point, "prompt": prompt, "all": all,
+        "setup": unit.setup});
     write(judge.path(), "judge.py", [VALUES, JUDGE].concat().as_bytes())?;
     write(judge.path(), "tests.json", given.to_string().as_bytes())?;
     let python = |more: &[&str], file: &str| -> Vec<String> {

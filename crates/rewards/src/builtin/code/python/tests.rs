@@ -89,6 +89,31 @@ def f(x): return 0"#;
     for ((name, _), (value, failure)) in attacks.iter().zip(values.iter().zip(&failures)) {
         assert!(*value == Some(0.0) && !failure.is_empty(), "{name}: {value:?} {failure}");
     }
+    // One that ends the tests' own iteration is an exception like any other.
+    let ended = "def f(x): raise StopIteration";
+    for test in [
+        "assert all(map(lambda x: f(x) == 2 * x, [3, 4]))",
+        "for given, right in zip(map(f, [3, 4]), [6, 8]):\n    assert given == right",
+        "assert not any(f(x) != 2 * x for x in [3, 4])",
+    ] {
+        let (values, failures) = asserted(&[test], &[ended, "f = lambda x: 2 * x"]);
+        assert_eq!(values, [Some(0.0), Some(1.0)], "{test}: {failures:?}");
+    }
+    // What a row imports for its tests is not the program's to patch.
+    let patched = "import math\nmath.isclose = lambda *numbers: True\ndef f(x): return 0.0\ng = f";
+    let right = "def f(x): return 2.0 * x\ndef g(x): return x.popleft()";
+    let setup = "from math import isclose\nimport math as m\nfrom collections import deque";
+    for (test, value) in [
+        ("assert isclose(f(2), 4.0)", 0.0),
+        ("assert m.isclose(f(2), 4.0)", 0.0),
+        ("assert math.isclose(f(2), 4.0)", 0.0),
+        ("assert g(deque([3, 4])) == 3", 0.0),
+    ] {
+        let row = json!({"t": [test], "test_setup_code": setup});
+        let options = json!({"language": "python", "column": "t"});
+        let (scores, failures) = score(options, &[("q", patched, row.clone()), ("q", right, row)]);
+        assert_eq!(scores.values, [Some(value), Some(1.0)], "{test}: {failures:?} {:?}", scores.problems);
+    }
     // Neither does an answer that is another thing each time it is looked at.
     let truth =
         "class T:\n    n = 0\n    def __bool__(self):\n        T.n += 1\n        return T.n == 1\ndef f(x): return T()";
