@@ -13,8 +13,11 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers"))
+from pairs import interval  # noqa: E402
+
 FIELDS = dict(
-    num_generations=8, per_device_train_batch_size=32, max_completion_length=64, max_steps=15, logging_steps=1,
+    num_generations=8, per_device_train_batch_size=32, max_completion_length=64, max_steps=40, logging_steps=1,
     learning_rate=1e-4, save_strategy="no", threads=2,
 )  # fmt: skip
 PROMPTS = ["Once upon a time", "The little dog", "A big red ball", "Tom and Lily went", "In the park", "One day, a cat"]
@@ -63,9 +66,12 @@ def overhead(model, place, pairs):
     result = {}
     for key in ("wall_s", "processor_s", "steps_s"):
         python, program = ([run[key] for run in found[who]] for who in ("python", "program"))
+        ratios = [a / b for a, b in zip(python, program)]
         result[key] = dict(
             python=statistics.median(python), program=statistics.median(program),
-            ratio=statistics.median(a / b for a, b in zip(python, program)),
+            # The median of the pairs, with its interval (low, high, probability); and of the fastest run of each, which
+            # neighbours of the machine disturb least.
+            ratio=statistics.median(ratios), interval=interval(ratios), best_ratio=min(python) / min(program),
         )  # fmt: skip
     return result
 
@@ -102,7 +108,7 @@ def timeline(model, place):
 
 
 def main():
-    model, pairs = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5
+    model, pairs = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 10
     with tempfile.TemporaryDirectory() as place:
         costs = overhead(model, place, pairs) if pairs else None
         print(json.dumps(dict(overhead=costs, slow_reward=timeline(model, place)), indent=1))

@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from ._data import Encoder
+
 _NEEDED = ("prompt_ids", "completion_ids", "logprobs")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop")
 
@@ -27,7 +29,7 @@ class RolloutEngine:
         for name in sampling:
             if name not in _SAMPLING:
                 raise TypeError(f"generate() has no argument `{name}`; there are {', '.join(_SAMPLING)}")
-        given = json.dumps([_plain_ids(prompt) for prompt in prompts])
+        given = json.dumps([_plain_ids(prompt) for prompt in prompts], cls=Encoder)
         written = self.native.generate(given, num_generations, {k: v for k, v in sampling.items() if v is not None})
         names = (*_NEEDED, "finish_reason")
         return [dict(zip(names, completion)) for completion in written]
