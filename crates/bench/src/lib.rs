@@ -3,6 +3,7 @@
 //! One file for each benchmark; [`workload`] makes the steps that they time, [`shapes`] the models. No figure here is
 //! computed from another machine's, and none is assumed.
 
+pub mod ablation;
 pub mod addition;
 pub mod algorithms;
 pub mod gemm;

@@ -1,7 +1,7 @@
 //! What a benchmark prints: the machine, a table, or the same as JSON.
 
 use kernels::ceilings::Ceilings;
-use kernels::{Context, DType};
+use kernels::{Context, DType, Device};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 use telemetry::{Align, Table};
@@ -44,11 +44,16 @@ impl Machine {
         (flops / self.ceilings.flops_per_s).max(bytes / self.ceilings.read_bytes_per_s)
     }
 
+    /// Whether a CPU stands for a GPU.
+    fn is_emulated(&self) -> bool {
+        self.device == Device::CudaEmulated.name()
+    }
+
     fn line(&self) -> String {
         let own = Some(self.ceilings.flops_per_s);
         let (tiles, pairs) = (self.ceilings.tile_flops_per_s == own, self.ceilings.pair_flops_per_s == own);
         format!(
-            "{} · {} threads · ceilings measured now: {:.0} GFLOP/s of {}, {:.1} GB/s of memory reads",
+            "{} · {} threads · ceilings measured now: {:.0} GFLOP/s of {}, {:.1} GB/s of {}{}",
             self.device,
             self.threads,
             self.ceilings.flops_per_s / 1e9,
@@ -57,7 +62,9 @@ impl Machine {
                 (_, true) => "bf16 products in pairs",
                 _ => "f32 multiply-adds",
             },
-            self.ceilings.read_bytes_per_s / 1e9
+            self.ceilings.read_bytes_per_s / 1e9,
+            if self.device.starts_with("cuda") { "copies, read and written" } else { "memory reads" },
+            if self.is_emulated() { " · EMULATED: no figure here says anything about speed" } else { "" },
         )
     }
 }
@@ -115,6 +122,7 @@ impl Report {
         json!({
             "benchmark": self.name,
             "isa": self.machine.device,
+            "emulated": self.machine.is_emulated(),
             "threads": self.machine.threads,
             "ceiling_flops_per_s": self.machine.ceilings.flops_per_s,
             "ceiling_read_bytes_per_s": self.machine.ceilings.read_bytes_per_s,

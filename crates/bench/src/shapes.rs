@@ -9,6 +9,8 @@ use std::sync::Arc;
 /// A size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
+    /// For tests and the emulator: hidden 32, 2 layers, vocabulary 64.
+    Tiny,
     /// 7 million parameters: hidden 256, 6 layers, vocabulary 4,096.
     M7,
     /// 92 million: hidden 640, 12 layers, vocabulary 32,768.
@@ -21,6 +23,7 @@ impl Shape {
     /// As on the command line.
     pub fn name(self) -> &'static str {
         match self {
+            Shape::Tiny => "tiny",
             Shape::M7 => "7m",
             Shape::M92 => "92m",
             Shape::B05 => "0.5b",
@@ -30,6 +33,7 @@ impl Shape {
     /// hidden, ffn, layers, heads, key-value heads, vocabulary
     fn sizes(self) -> [usize; 6] {
         match self {
+            Shape::Tiny => [32, 64, 2, 4, 2, 64],
             Shape::M7 => [256, 1024, 6, 8, 2, 4096],
             Shape::M92 => [640, 2560, 12, 10, 2, 32768],
             Shape::B05 => [896, 4864, 24, 14, 2, 151_936],
@@ -39,6 +43,7 @@ impl Shape {
     /// Completions of a step and tokens of each, as the peers are measured.
     pub fn step(self) -> (usize, usize) {
         match self {
+            Shape::Tiny => (4, 8),
             Shape::M7 => (64, 128),
             Shape::M92 => (32, 128),
             Shape::B05 => (16, 64),

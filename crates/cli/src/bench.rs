@@ -113,6 +113,8 @@ pub enum What {
     Scaling(ScalingArgs),
     /// The same step at four levels: baseline, basic, advanced, optimal.
     Levels(Common),
+    /// Each optimization beside the same work without it: fused sampling and softmax, transfers, cache, packing, KL.
+    Ablation(Common),
     /// Prints the config.json of a size, for `lockstep init`: the same weights for other programs.
     Shape(Common),
     /// Every algorithm learns the demo's task: held-out accuracy against tokens and seconds, mean ± std over seeds.
@@ -146,6 +148,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             report(&args.common, &|ctx, shape| bench::scaling::run(ctx, shape, &(&args.scaling).into()))
         }
         What::Levels(common) => report(common, &bench::levels::run),
+        What::Ablation(common) => report(common, &bench::ablation::run),
         What::Shape(common) => Ok(writeln!(std::io::stdout().lock(), "{}", Shape::from(common.shape).config_json())?),
         What::Algorithms(args) => bench::algorithms::run(&args.options()?),
     }

@@ -131,6 +131,8 @@ impl From<WhichFlag> for algorithms::Which {
 /// The spelling of [`Shape`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ShapeFlag {
+    /// For tests and the emulator: hidden 32, 2 layers, vocabulary 64.
+    Tiny,
     /// 7 million parameters: hidden 256, 6 layers, vocabulary 4,096.
     #[value(name = "7m")]
     M7,
@@ -145,6 +147,7 @@ pub enum ShapeFlag {
 impl From<ShapeFlag> for Shape {
     fn from(shape: ShapeFlag) -> Self {
         match shape {
+            ShapeFlag::Tiny => Shape::Tiny,
             ShapeFlag::M7 => Shape::M7,
             ShapeFlag::M92 => Shape::M92,
             ShapeFlag::B05 => Shape::B05,

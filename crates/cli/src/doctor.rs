@@ -3,9 +3,10 @@
 
 use crate::options::device;
 use kernels::ceilings::{Ceilings, measure};
-use kernels::{Context, DType, Device, Isa};
+use kernels::{Context, CudaDevice, CudaSurvey, DType, Device, Isa};
 use lockstep::config::ComputeDType;
 use lockstep::context;
+use lockstep::error::paragraph;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::io::Write as _;
@@ -36,6 +37,9 @@ struct Findings {
     cores: usize,
     present: Vec<Isa>,
     ctx: Context,
+    /// Why what was asked for cannot compute; the figures are the CPU's then.
+    refused: Option<anyhow::Error>,
+    cuda: CudaSurvey,
     threads: usize,
     total_memory: Option<u64>,
     available_memory: Option<u64>,
@@ -44,7 +48,11 @@ struct Findings {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let ctx = context(args.device, args.threads.map(usize::from), ComputeDType::F32)?;
+    let open = |device| context(device, args.threads.map(usize::from), ComputeDType::F32);
+    let (ctx, refused) = match open(args.device) {
+        Ok(ctx) => (ctx, None),
+        Err(error) => (open(Some(Device::Cpu))?, Some(error)),
+    };
     let memory = telemetry::system::memory_bytes();
     let findings = Findings {
         cpu: cpu_name(),
@@ -55,15 +63,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         available_memory: memory.1,
         memory_limit: telemetry::system::memory_limit_bytes(),
         ceilings: measure(&ctx, Duration::from_secs(1))?,
+        cuda: CudaSurvey::new(),
+        refused,
         ctx,
     };
-    let text = if args.json {
-        serde_json::to_string_pretty(&findings.json())? + "\n"
-    } else {
-        findings.text(args.threads.is_some())
-    };
+    let text = if args.json { serde_json::to_string_pretty(&findings.json())? + "\n" } else { findings.text(&args) };
     std::io::stdout().write_all(text.as_bytes())?;
-    Ok(())
+    findings.refused.map_or(Ok(()), Err)
 }
 
 impl Findings {
@@ -88,11 +94,96 @@ impl Findings {
             "tile_flops_per_s": self.ceilings.tile_flops_per_s,
             "pair_flops_per_s": self.ceilings.pair_flops_per_s,
             "read_bytes_per_s": self.ceilings.read_bytes_per_s,
-            "gpu": null,
+            "device": self.refused.is_none().then(|| self.ctx.memory().device().name()),
+            "cuda": self.cuda_json(),
         })
     }
 
-    fn text(&self, threads_given: bool) -> String {
+    fn kernels_used(&self, why: &str) -> String {
+        match self.ctx.memory().device().is_cuda() {
+            true => "those of CUDA".to_owned(),
+            false => format!("{}: {why}", self.ctx.describe()),
+        }
+    }
+
+    fn cuda_json(&self) -> Value {
+        let found = &self.cuda;
+        let driver = match &found.driver {
+            Ok(driver) => json!({"looked_for": found.driver_path, "cuda_version": driver.version}),
+            Err(why) => json!({"looked_for": found.driver_path, "error": why}),
+        };
+        let nvrtc = match &found.nvrtc {
+            Ok(version) => json!({"looked_for": found.nvrtc_paths, "version": version}),
+            Err(why) => json!({"looked_for": found.nvrtc_paths, "error": why}),
+        };
+        let devices = found.driver.iter().flat_map(|driver| &driver.devices).enumerate();
+        let device = |(number, device): (usize, &Result<CudaDevice, String>)| match device {
+            Ok(device) => json!({
+                "device": device_name(number),
+                "name": device.name,
+                "compute_capability": device.capability,
+                "memory_bytes": device.memory_bytes,
+                "memory_free_bytes": device.free_bytes,
+            }),
+            Err(why) => json!({"device": device_name(number), "error": why}),
+        };
+        json!({
+            "driver": driver,
+            "devices": devices.map(device).collect::<Vec<_>>(),
+            "nvrtc": nvrtc,
+            "kernel_cache": found.kernel_cache,
+        })
+    }
+
+    /// What is known of GPUs, and what will compute.
+    fn devices(&self, asked: Option<Device>) -> Vec<(String, String)> {
+        let found = &self.cuda;
+        let mut lines = Vec::new();
+        let mut say = |name: &str, text: String| lines.push((name.to_owned(), text));
+        match &found.driver {
+            Ok(driver) => {
+                say("NVIDIA driver", format!("CUDA {} ({})", driver.version, found.driver_path));
+                for (number, device) in driver.devices.iter().enumerate() {
+                    let text = match device {
+                        Ok(d) => format!(
+                            "{}, compute capability {}, {} of memory, {} free",
+                            d.name,
+                            d.capability,
+                            gib(d.memory_bytes),
+                            gib(d.free_bytes)
+                        ),
+                        Err(why) => format!("cannot be used: {why}"),
+                    };
+                    say(device_name(number), text);
+                }
+            }
+            Err(why) => say("NVIDIA driver", format!("none: {why}")),
+        }
+        match &found.nvrtc {
+            Ok(version) => say("NVRTC", format!("{version} (looked for {})", found.nvrtc_paths.join(", "))),
+            Err(why) => say("NVRTC", format!("none: {why}")),
+        }
+        say("kernel cache", found.kernel_cache.display().to_string());
+        let device = self.ctx.memory().device();
+        let by = match (asked, std::env::var("LOCKSTEP_DEVICE").is_ok_and(|name| !name.is_empty())) {
+            (Some(_), _) => "--device asks for it",
+            (None, true) => "LOCKSTEP_DEVICE asks for it",
+            (None, false) => "nothing asks for another",
+        };
+        let used = match (&self.refused, device) {
+            (Some(why), _) => format!("none: {}", paragraph(why)),
+            (None, Device::CudaEmulated) => format!(
+                "cuda-emulated: {by}. CUDA's kernels, compiled for this processor: for tests; no figure of it says \
+                 anything about a GPU"
+            ),
+            (None, device) => format!("{}: {by}", device.name()),
+        };
+        say("device used", used);
+        lines
+    }
+
+    fn text(&self, args: &Args) -> String {
+        let threads_given = args.threads.is_some();
         let present: Vec<&str> = self.present.iter().map(|isa| isa.name()).collect();
         let forced = std::env::var("LOCKSTEP_ISA").is_ok_and(|v| !v.is_empty());
         let why_isa = if forced { "LOCKSTEP_ISA asks for it" } else { "the fastest that this machine has" };
@@ -123,6 +214,11 @@ impl Findings {
         };
         let peaks =
             of_bf16(self.ceilings.tile_flops_per_s, "on tiles") + &of_bf16(self.ceilings.pair_flops_per_s, "in pairs");
+        let (of, read) = match self.ctx.memory().device() {
+            Device::CudaEmulated => (" of the emulator: no measure of anything", "emulated: no measure of anything"),
+            Device::Cuda(_) => (" of the device", "the device copying 256 MiB, read and written"),
+            _ => ("", "reading 256 MiB"),
+        };
         let balance = self.ceilings.flops_per_s / self.ceilings.read_bytes_per_s;
         let lines = [
             (
@@ -133,7 +229,7 @@ impl Findings {
             ("cores", format!("{} (this process may use them)", self.cores)),
             ("memory", memory),
             ("kernels present", present.join(", ")),
-            ("kernels used", format!("{}: {why_isa}", self.ctx.describe())),
+            ("kernels used", self.kernels_used(why_isa)),
             ("AMX", amx),
             ("AVX-512 BF16", pairs),
             ("threads", format!("{}: {why_threads}", self.threads)),
@@ -150,9 +246,9 @@ impl Findings {
             ),
             (
                 "peak, measured",
-                format!("{:.1} GFLOP/s (fused multiply-adds in registers){peaks}", self.ceilings.flops_per_s / 1e9),
+                format!("{:.1} GFLOP/s (fused multiply-adds in registers{of}){peaks}", self.ceilings.flops_per_s / 1e9),
             ),
-            ("memory, measured", format!("{:.1} GB/s (reading 256 MiB)", self.ceilings.read_bytes_per_s / 1e9)),
+            ("memory, measured", format!("{:.1} GB/s ({read})", self.ceilings.read_bytes_per_s / 1e9)),
             (
                 "balance",
                 format!(
@@ -160,9 +256,9 @@ impl Findings {
                      sequences does)"
                 ),
             ),
-            ("GPU", "none is supported in this build, and none is looked for".to_owned()),
         ];
         let mut text = String::new();
+        let lines = lines.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(self.devices(args.device));
         for (name, value) in lines {
             let _ = writeln!(text, "{name:<18} {value}");
         }
@@ -181,6 +277,10 @@ impl Findings {
         }
         text
     }
+}
+
+fn device_name(number: usize) -> &'static str {
+    Device::Cuda(u8::try_from(number).unwrap_or(u8::MAX)).name()
 }
 
 fn gib(bytes: u64) -> String {

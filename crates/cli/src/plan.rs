@@ -1,8 +1,10 @@
 //! `lockstep plan`.
 
 use crate::options::{ConfigArgs, LogArgs};
+use kernels::Device;
 use lockstep::config::{Config, Purpose};
-use lockstep::{MemoryPlan, error};
+use lockstep::error::OrBadInput;
+use lockstep::{Available, MemoryPlan, context, error};
 use serde_json::json;
 use std::io::Write;
 use telemetry::table::{Align, Table};
@@ -39,20 +41,31 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let (purpose, config) = configuration(&args)?;
     let sinks = Sinks::new();
     sinks.add(ConsoleSink::new(LogArgs::default().open()?));
-    let plan = lockstep::plan(purpose, &config, &sinks)?;
-    let available = MemoryPlan::available_bytes();
+    let device = config.device.map_or_else(Device::from_env, Ok).or_bad_input()?;
+    let plan = lockstep::plan(purpose, &config, &sinks)?.on(device);
+    // A run may be planned where its device is not.
+    let opened = device.is_cuda().then(|| context(Some(device), config.threads, config.dtype));
+    let available = match &opened {
+        Some(Ok(ctx)) => Available::of(ctx),
+        _ => Available { host: MemoryPlan::available_bytes(), device: None },
+    };
     let fits = plan.check(available, &config);
     let mut out = std::io::stdout().lock();
     if args.json {
-        let object = json!({
+        let mut object = json!({
             "parts": plan.parts,
             "total_bytes": plan.total,
             "needed_bytes": plan.needed(),
-            "available_bytes": available,
+            "available_bytes": available.host,
             "fits": fits.is_ok(),
             "longest_prompt": plan.longest.prompt,
             "longest_completion": plan.longest.completion,
         });
+        if let Some(total) = plan.device_total {
+            object["device"] = json!({
+                "name": device.name(), "total_bytes": total, "available_bytes": available.device,
+            });
+        }
         writeln!(out, "{object}")?;
         return Ok(());
     }
@@ -63,10 +76,16 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         "the longest possible: no data is given"
     };
     writeln!(out, "prompts of {} tokens, completions of {} ({of})", plan.longest.prompt, plan.longest.completion)?;
-    match (fits, available) {
-        (Err(why), _) => writeln!(out, "does not fit: {}", error::paragraph(&why))?,
-        (Ok(()), Some(available)) => writeln!(out, "fits: {} MiB are available", mib(available))?,
-        (Ok(()), None) => {}
+    let here = available.host.map(|bytes| format!("{} MiB are available", mib(bytes)));
+    let there = available.device.map(|bytes| format!("{} MiB of {}", mib(bytes), device.name()));
+    let all: Vec<String> = here.into_iter().chain(there).collect();
+    match fits {
+        Err(why) => writeln!(out, "does not fit: {}", error::paragraph(&why))?,
+        Ok(()) if all.is_empty() => {}
+        Ok(()) => writeln!(out, "fits: {}", all.join(", "))?,
+    }
+    if let Some(Err(why)) = opened {
+        writeln!(out, "what {} has is not known here: {}", device.name(), error::paragraph(&why))?;
     }
     Ok(())
 }
@@ -96,9 +115,18 @@ fn table(plan: &MemoryPlan) -> Table {
     let columns = [("part", Align::Left), ("MiB", Align::Right), ("lowered by", Align::Left)];
     let mut table = Table::new(columns);
     for part in &plan.parts {
-        table.row([part.name.as_str(), &mib(part.bytes), part.lowered_by]);
+        let name = if plan.device_total.is_some() && part.on.is_none() { "host: " } else { "" };
+        table.row([&format!("{name}{}", part.name), &mib(part.bytes), part.lowered_by]);
     }
-    table.row(["predicted peak", &mib(plan.total), ""]);
+    match plan.device_total.zip(plan.parts.iter().find_map(|part| part.on)) {
+        Some((bytes, device)) => {
+            table.row([&format!("predicted peak of {device}"), &mib(bytes), ""]);
+            table.row(["predicted peak of the host", &mib(plan.total), ""]);
+        }
+        None => {
+            table.row(["predicted peak", &mib(plan.total), ""]);
+        }
+    }
     table
 }
 

@@ -103,6 +103,10 @@ fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
         ceilings = Ceilings { flops_per_s: Some(measured.flops_per_s), bytes_per_s: Some(measured.read_bytes_per_s) };
     }
     console.info(&finished.summary.bottleneck(&ceilings));
+    if let Ok(Some(memory)) = ctx.device_memory() {
+        let most = memory.peak as f64 / f64::from(1 << 20);
+        console.info(&format!("{}: {most:.1} MiB of its memory were held at most", ctx.describe()));
+    }
     if !finished.alarms.is_empty() {
         console.warn(&alarms(&finished.alarms));
     }

@@ -1,6 +1,8 @@
 //! What this machine can do at most, measured: multiply-adds that touch no memory, and reading memory that no cache
 //! holds. Other figures are given as shares of these.
 
+mod cuda;
+
 use crate::device::{Backend, Cpu};
 use crate::pool::{Scratch, Tasks};
 use crate::simd::dots::Spin;
@@ -18,7 +20,7 @@ pub struct Ceilings {
     pub tile_flops_per_s: Option<f64>,
     /// bf16 operations per second in products of pairs, where the instruction set has them.
     pub pair_flops_per_s: Option<f64>,
-    /// Bytes per second read from memory.
+    /// Bytes per second read from memory; on a GPU those that a copy reads and writes.
     pub read_bytes_per_s: f64,
 }
 
@@ -41,7 +43,7 @@ const PIECE: usize = 1 << 18;
 pub fn measure(ctx: &Context, time: Duration) -> Result<Ceilings> {
     let cpu = match ctx.backend() {
         Backend::Cpu(cpu) => cpu,
-        Backend::Cuda(cuda) => return Err(cuda.lacks("a measurement of its ceilings")),
+        Backend::Cuda(cuda) => return cuda::measure(cuda, time),
     };
     let rounds = 1 << 14;
     let tasks = cpu.threads() * 8;

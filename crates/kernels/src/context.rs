@@ -1,6 +1,6 @@
 //! What every operation is called with: the device, what computes on it, and the memory to allocate from.
 
-use crate::device::{Backend, Cpu, Cuda};
+use crate::device::{Backend, Cpu, Cuda, DeviceMemory, Mark, Range};
 use crate::matrix::PANEL;
 use crate::{DType, Device, Error, Isa, Matrix, Memory, Result};
 use std::cell::Cell;
@@ -123,6 +123,30 @@ impl Context {
         match &self.backend {
             Backend::Cpu(cpu) => cpu.threads(),
             Backend::Cuda(_) => 1,
+        }
+    }
+
+    /// What a device with memory of its own has of it; none of a CPU.
+    pub fn device_memory(&self) -> Result<Option<DeviceMemory>> {
+        match &self.backend {
+            Backend::Cpu(_) => Ok(None),
+            Backend::Cuda(cuda) => cuda.memory().map(Some),
+        }
+    }
+
+    /// A place in what the device does, to take its time between two; none of a CPU, whose time is the host's.
+    pub fn mark(&self) -> Result<Option<Mark>> {
+        match &self.backend {
+            Backend::Cpu(_) => Ok(None),
+            Backend::Cuda(cuda) => cuda.mark().map(Some),
+        }
+    }
+
+    /// Names a range of time for profilers, until it is dropped; none where nobody shows it.
+    pub fn range(&self, name: &str) -> Option<Range> {
+        match &self.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => cuda.range(name),
         }
     }
 

@@ -11,7 +11,7 @@
 //! | completions of its own | [`RolloutFunction`], [`RolloutRequest`], [`Generate`], [`RolloutPrompt`], [`GivenCompletion`] |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
 //! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`resolve_resumed`], [`check_command`], [`check_base`], [`write_atomically`] |
-//! | before and after it | [`plan`], [`MemoryPlan`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
+//! | before and after it | [`plan`], [`MemoryPlan`], [`Available`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
 //! | models | [`Policy`], [`load_config`], [`load_weights`], [`locate`], [`locate_model`], [`HubKind`], [`samples_of_groups`] |
 //! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
 //!
@@ -40,7 +40,7 @@ pub use rollouts::evaluate::Outcome;
 pub use rollouts::function::{Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest};
 pub use rollouts::samples::of_groups as samples_of_groups;
 pub use run::inputs::{Flow, LogRecord};
-pub use run::memory_plan::MemoryPlan;
+pub use run::memory_plan::{Available, MemoryPlan};
 pub use run::provenance::{check_base, check_command};
 pub use run::resume::{ResumeFrom, find_model, find_run, resolve_resumed};
 pub use run::run_dir::write_atomically;

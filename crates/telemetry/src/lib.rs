@@ -26,5 +26,5 @@ pub use sinks::metrics::{self, MetricsSink, RolloutSink};
 pub use sinks::tensorboard::TensorBoardSink;
 pub use sinks::trace::TraceSink;
 pub use sinks::{Sink, Sinks};
-pub use stages::{Ceilings, Stages, Summary};
+pub use stages::{Ceilings, DeviceMeter, DeviceWork, Stages, Summary};
 pub use table::{Align, Table};

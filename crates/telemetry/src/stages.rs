@@ -6,6 +6,10 @@
 //! counts them, and a stage for which nobody did shows none. [`Summary::bottleneck`] names in words what takes most,
 //! and what limits it.
 
+mod device;
+
+pub use device::{DeviceMeter, DeviceWork};
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
@@ -34,6 +38,9 @@ struct Inner {
     overlapped: HashMap<String, u64>,
     /// Where spans go when they end.
     sinks: Sinks,
+    device: Option<Box<dyn DeviceMeter>>,
+    /// The paths of spans that have closed and whose seconds on the device are not known yet.
+    timed: HashMap<u64, String>,
 }
 
 #[derive(Debug)]
@@ -76,6 +83,8 @@ pub struct StageTotal {
     pub flops: f64,
     /// Bytes of memory traffic, nested spans included.
     pub bytes: f64,
+    /// What a device of its own did, nested spans included.
+    pub device: DeviceWork,
 }
 
 /// Totals by path, in the order of first appearance.
@@ -115,8 +124,16 @@ impl Stages {
                 threads: HashMap::new(),
                 overlapped: HashMap::new(),
                 sinks,
+                device: None,
+                timed: HashMap::new(),
             })),
         }
+    }
+
+    /// The same, which read a device.
+    pub fn with_device(self, meter: impl DeviceMeter + 'static) -> Self {
+        lock(&self.inner).device = Some(Box::new(meter));
+        self
     }
 
     /// Opens a span inside the innermost open span of this thread. `name` has no `/`.
@@ -138,6 +155,9 @@ impl Stages {
         // So that the order of the tables is that of the openings: an outer stage stands before its inner ones.
         inner.run.at(&path);
         inner.step.at(&path);
+        if let Some(device) = &mut inner.device {
+            device.open(id, name);
+        }
         inner.open.insert(id, Open { path, parent, thread, start: Instant::now(), flops: 0.0, bytes: 0.0 });
         Span { inner: Arc::clone(&self.inner), id }
     }
@@ -145,14 +165,17 @@ impl Stages {
     /// The totals of the spans that ended since the last call (those of one step), in the order of first appearance;
     /// the totals of the run go on.
     pub fn take_step(&self) -> Vec<StageTotal> {
-        let mut list = std::mem::take(&mut lock(&self.inner).step).list;
+        let mut inner = lock(&self.inner);
+        inner.time_device();
+        let mut list = std::mem::take(&mut inner.step).list;
         list.retain(|total| total.count > 0);
         list
     }
 
     /// The run so far.
     pub fn summary(&self) -> Summary {
-        let inner = lock(&self.inner);
+        let mut inner = lock(&self.inner);
+        inner.time_device();
         let stages = inner.run.list.iter().filter(|total| total.count > 0).cloned().collect();
         Summary { wall_s: inner.start.elapsed().as_secs_f64(), stages }
     }
@@ -172,6 +195,18 @@ impl Inner {
     /// A row of the trace that nobody has.
     fn next_row(&self) -> u64 {
         (self.threads.len() + self.overlapped.len()) as u64
+    }
+
+    /// Adds the device's seconds to the stages whose spans have closed.
+    fn time_device(&mut self) {
+        let Some(device) = &mut self.device else { return };
+        for (span, seconds) in device.seconds() {
+            let Some(path) = self.timed.remove(&span) else { continue };
+            for totals in [&mut self.run, &mut self.step] {
+                totals.at(&path).device.seconds += seconds;
+            }
+        }
+        self.timed.clear();
     }
 
     fn emit(&self, name: &str, track: u64, start_us: f64, duration_us: f64, (flops, bytes): (f64, f64)) {
@@ -221,8 +256,13 @@ fn close(inner: &mut Inner, id: u64) -> f64 {
         parent.flops += open.flops;
         parent.bytes += open.bytes;
     }
+    let device = inner.device.as_mut().map(|device| device.close(id)).unwrap_or_default();
+    if inner.device.is_some() {
+        inner.timed.insert(id, open.path.clone());
+    }
     for totals in [&mut inner.run, &mut inner.step] {
         let total = totals.at(&open.path);
+        total.device.add(device);
         total.count += 1;
         total.seconds += seconds;
         total.flops += open.flops;
@@ -249,13 +289,15 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Stage (indented by nesting), seconds, share of the run's wall time, GFLOP/s, GB/s; then what no outermost
-    /// stage covers.
+    /// Stage (indented by nesting), seconds, share of the run's wall time, GFLOP/s, GB/s, and what a device did where
+    /// there is one; then what no outermost stage covers.
     pub fn table(&self) -> Table {
         let right = Align::Right;
         let columns =
             [("stage", Align::Left), ("seconds", right), ("share", right), ("GFLOP/s", right), ("GB/s", right)];
-        let mut table = Table::new(columns);
+        let on_device = self.stages.iter().any(|stage| stage.device.is_any());
+        let of_device = ["device s", "launches", "copies in", "out", "waits"].map(|name| (name, right));
+        let mut table = Table::new(columns.into_iter().chain(of_device.into_iter().filter(|_| on_device)));
         let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds / self.wall_s.max(f64::MIN_POSITIVE));
         let rate = |amount: f64, seconds: f64| match amount > 0.0 && seconds > 0.0 {
             true => format!("{:.1}", amount / seconds / 1e9),
@@ -263,13 +305,19 @@ impl Summary {
         };
         self.visit("", &mut |stage, depth| {
             let name = stage.path.rsplit('/').next().unwrap_or_default();
-            table.row([
+            let mut cells = vec![
                 format!("{}{name}", "  ".repeat(depth)),
                 format!("{:.2}", stage.seconds),
                 share(stage.seconds),
                 rate(stage.flops, stage.seconds),
                 rate(stage.bytes, stage.seconds),
-            ]);
+            ];
+            if on_device {
+                let DeviceWork { launches, copies_in, copies_out, waits, seconds } = stage.device;
+                cells.push(format!("{seconds:.2}"));
+                cells.extend([launches, copies_in, copies_out, waits].map(|n| n.to_string()));
+            }
+            table.row(cells);
         });
         let rest = self.unmeasured_s();
         table.row(["(not measured)".to_owned(), format!("{rest:.2}"), share(rest), "-".to_owned(), "-".to_owned()]);
@@ -306,6 +354,7 @@ impl Summary {
             seconds: (stage.seconds - inside(stage, |s| s.seconds)).max(0.0),
             flops: (stage.flops - inside(stage, |s| s.flops)).max(0.0),
             bytes: (stage.bytes - inside(stage, |s| s.bytes)).max(0.0),
+            device: stage.device,
         };
         let slowest = self.stages.iter().map(own).max_by(|a, b| a.seconds.total_cmp(&b.seconds));
         let Some(slowest) = slowest.filter(|stage| stage.seconds > 0.0) else {

@@ -102,3 +102,208 @@ fn a_device_that_is_not_there_is_refused_before_anything_is_written() {
     refused("cuda:2", &[], &[here, compiler], &["cuda:2: there are 2 devices: cuda and cuda:1", "--device cpu"]);
     refused("cuda:1", &["dtype=bf16"], &[here, compiler], &["cuda:1: bf16 is not there yet", "dtype = \"f32\""]);
 }
+
+#[test]
+fn doctor_says_what_there_is_and_what_will_be_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    let none = [("LOCKSTEP_LIBCUDA", "none.so.1"), ("LOCKSTEP_NVRTC", "none.so.2")];
+    let (code, said) = with(root, &["doctor", "--threads", "1"], &none);
+    assert_eq!(code, Some(0), "{said}");
+    for words in ["none.so.1 was not found", "none.so.2 was not found", "kernel cache", "cpu: nothing asks for another"]
+    {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let (code, said) = with(root, &["doctor", "--threads", "1", "--device", "cuda"], &none);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("device used        none: cuda: NVIDIA's driver cannot be used"), "{said}");
+    let Some(fake) = fake_driver(root).map(|path| path.to_str().unwrap().to_owned()) else { return };
+    let fake = [("LOCKSTEP_LIBCUDA", fake.as_str()), ("LOCKSTEP_NVRTC", fake.as_str()), ("LOCKSTEP_KERNEL_CACHE", "k")];
+    let (code, said) = with(root, &["doctor", "--threads", "1", "--json"], &fake);
+    assert_eq!(code, Some(0), "{said}");
+    let found: Value = serde_json::from_str(&said).unwrap();
+    let cuda = &found["cuda"];
+    assert_eq!((&cuda["driver"]["cuda_version"], &cuda["nvrtc"]["version"]), (&"12.9".into(), &"12.9".into()));
+    assert_eq!((&cuda["kernel_cache"], &found["device"]), (&"k".into(), &"cpu".into()));
+    assert_eq!(cuda["devices"][0]["device"], "cuda");
+    assert!(cuda["devices"][0]["error"].as_str().unwrap().starts_with("cuDeviceGetAttribute"), "{cuda}");
+    let second = serde_json::json!({"device": "cuda:1", "name": "Second of two", "compute_capability": "8.6",
+        "memory_bytes": 4u64 << 30, "memory_free_bytes": 3u64 << 30});
+    assert_eq!(cuda["devices"][1], second);
+    let (code, said) = with(root, &["doctor", "--threads", "1"], &fake);
+    assert!(
+        code == Some(0) && said.contains("Second of two, compute capability 8.6, 4.0 GiB of memory, 3.0 GiB free"),
+        "{said}"
+    );
+    let (code, said) = with(root, &["doctor", "--device", "cuda-emulated"], &none);
+    if no_compiler(&said) {
+        return;
+    }
+    assert_eq!(code, Some(0), "{said}");
+    for words in ["no measure of anything", "cuda-emulated: --device asks for it", "for tests; no figure of it says"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+}
+
+fn no_compiler(said: &str) -> bool {
+    let missing = said.contains("no C++ compiler was found");
+    if missing {
+        testing::skip::<()>("no C++ compiler to emulate CUDA with");
+    }
+    missing
+}
+
+/// Two steps of GRPO on the emulator.
+fn emulated<'a>(purpose: &'a str, out: &'a str) -> Vec<&'a str> {
+    let short = ["max_steps=2", "save_steps=2", "logging_steps=1", "eval_steps=2", "max_tokens_per_micro_batch=64"];
+    let more = ["num_generations=4", "per_device_train_batch_size=8", "max_num_seqs=8", "threads=1"];
+    let mut all = arguments(purpose, out, &[]);
+    short.iter().chain(&more).for_each(|pair| all.extend(["--set", pair]));
+    all.extend(["--device", "cuda-emulated"]);
+    all
+}
+
+/// What is planned suffices, and is not far from what is used; with a byte less the run does not begin.
+#[test]
+fn the_planned_memory_of_a_device_is_what_a_run_takes() {
+    let dir = directory();
+    let root = dir.path();
+    let train = emulated("train", "none");
+    let plan = [&["plan", "--json"][..], &train[1..]].concat();
+    let planned = |variables: &[(&str, &str)]| -> Value {
+        let (code, said) = with(root, &plan, variables);
+        assert_eq!(code, Some(0), "{said}");
+        serde_json::from_str(&said).unwrap()
+    };
+    let first = planned(&[]);
+    let total = first["device"]["total_bytes"].as_u64().unwrap();
+    let parts = first["parts"].as_array().unwrap();
+    let on_device = |p: &&Value| p["on"] == "cuda-emulated";
+    assert_eq!(parts.iter().filter(on_device).map(|p| p["bytes"].as_u64().unwrap()).sum::<u64>(), total);
+    for part in ["weights", "training: gradients", "generation: kv cache", "scratch of operations"] {
+        assert!(parts.iter().filter(on_device).any(|p| p["part"] == part), "{part}: {parts:?}");
+    }
+    assert!(parts.iter().any(|p| p["part"] == "staging of copies" && p["on"].is_null()));
+    let (code, said) = with(root, &emulated("train", "unlimited"), &[]);
+    if no_compiler(&said) {
+        return;
+    }
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("of its memory were held at most"), "{said}");
+    let text = std::fs::read_to_string(root.join("unlimited/metrics.jsonl")).unwrap();
+    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    let peak =
+        text.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).unwrap()["device/peak_bytes"].as_f64());
+    let peak = peak.unwrap_or_else(|| panic!("{last}")) as u64;
+    eprintln!("planned {total}, held {peak}");
+    assert!(peak <= total && total - peak < total / 2, "planned {total}, held {peak}");
+    let limit = |bytes: u64| [("LOCKSTEP_EMULATOR_MEMORY", bytes.to_string())];
+    let run = |out: &str, limit: &[(&str, String)]| {
+        let limit: Vec<(&str, &str)> = limit.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        with(root, &emulated("train", out), &limit)
+    };
+    let (code, said) = run("exact", &limit(total));
+    assert_eq!(code, Some(0), "{said}");
+    let before = listing(root);
+    let (code, said) = run("short", &limit(total - 1));
+    assert_eq!(code, Some(2), "{said}");
+    for words in ["of cuda-emulated's memory", "lower max_tokens_per_micro_batch (now 64)", "`lockstep plan`"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert_eq!(listing(root), before);
+    let small = planned(&[("LOCKSTEP_EMULATOR_MEMORY", "100000")]);
+    assert_eq!((&small["fits"], &small["device"]["available_bytes"]), (&false.into(), &100_000.into()));
+}
+
+/// Memory that somebody else took after the plan: the error names the part and what lowers it, and the same command
+/// runs once there is memory again.
+#[test]
+fn a_device_that_runs_out_of_memory_says_which_part_and_what_to_lower() {
+    let dir = directory();
+    let root = dir.path();
+    let has = 64 << 20;
+    for (part, mend, left) in [("weights", "the size of the model", 4_000), ("", "lower ", 100_000)] {
+        let limit = format!("{has}:{}", has - left);
+        let (code, said) = with(root, &emulated("train", "out"), &[("LOCKSTEP_EMULATOR_MEMORY", &limit)]);
+        if no_compiler(&said) {
+            return;
+        }
+        assert!(matches!(code, Some(1 | 2)), "{said}");
+        for words in [&format!("out of memory: {part}"), "could not be had", mend, "`lockstep plan`"] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        assert!(!said.contains("panicked"), "{said}");
+        assert!(!root.join("out/model").exists() && !root.join("out/checkpoints/step-000002").exists());
+    }
+    let (code, said) = with(root, &emulated("train", "out"), &[]);
+    assert_eq!(code, Some(0), "{said}");
+}
+
+/// What a device did is said by stage, in metrics, in the summary and to profilers.
+#[test]
+fn stages_count_launches_copies_waits_and_the_devices_seconds() {
+    let dir = directory();
+    let root = dir.path();
+    let fake = fake_driver(root).map(|path| path.to_str().unwrap().to_owned()).unwrap_or_default();
+    let ranges = root.join("ranges");
+    let profiler = [("LOCKSTEP_NVTX", fake.as_str()), ("LOCKSTEP_TEST_RANGES", ranges.to_str().unwrap())];
+    let (code, said) = with(root, &emulated("train", "out"), &profiler);
+    if no_compiler(&said) {
+        return;
+    }
+    assert_eq!(code, Some(0), "{said}");
+    for words in ["device s", "launches", "copies in", "waits"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let text = std::fs::read_to_string(root.join("out/metrics.jsonl")).unwrap();
+    let line: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    let number = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("{name}: {line}"));
+    for stage in ["rollout", "update"] {
+        for name in ["time_s", "launches", "copies_in", "waits"] {
+            assert!(number(&format!("device/{stage}/{name}")) > 0.0, "{stage} {name}: {line}");
+        }
+        // The host's clock stands for the device's.
+        assert!(number(&format!("device/{stage}/time_s")) <= number("step_time"), "{line}");
+    }
+    let ranges = std::fs::read_to_string(ranges).unwrap();
+    let count = |line: &str| ranges.lines().filter(|l| *l == line).count();
+    assert_eq!((count("start rollout"), count("start update")), (2, 4), "{ranges}");
+    assert_eq!(count("end 7"), ranges.lines().filter(|l| l.starts_with("start ")).count(), "{ranges}");
+}
+
+#[test]
+fn benchmarks_run_on_the_emulator_and_say_that_it_is_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let step = ["bench", "step", "--shape", "tiny", "--repeats", "1", "--device", "cuda-emulated"];
+    let (code, said) = with(dir.path(), &step, &[]);
+    if no_compiler(&said) {
+        return;
+    }
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("EMULATED: no figure here says anything about speed"), "{said}");
+    let (code, said) = with(dir.path(), &[&step[..], &["--json"]].concat(), &[]);
+    assert_eq!(code, Some(0), "{said}");
+    let found: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&found["emulated"], &found["rows"][0]["mismatching_tokens"]), (&true.into(), &0.into()), "{found}");
+    assert!(found["ceiling_read_bytes_per_s"].as_f64().unwrap() > 0.0);
+    for device in ["cpu", "cuda-emulated"] {
+        let ablation = ["bench", "ablation", "--shape", "tiny", "--threads", "1", "--json", "--device", device];
+        let (code, said) = with(dir.path(), &ablation, &[]);
+        assert_eq!(code, Some(0), "{said}");
+        let found: Value = serde_json::from_str(&said).unwrap();
+        let rows = found["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 7, "{found}");
+        for row in rows {
+            assert!(row["with_ms"].as_f64().unwrap() > 0.0 && row["without_ms"].as_f64().unwrap() > 0.0, "{row}");
+        }
+        let asked =
+            |name: &str, column: &str| rows.iter().find(|row| row["optimization"] == name).unwrap()[column].clone();
+        match device {
+            "cpu" => assert!(asked("one transfer per batch", "asked_with").is_null()),
+            _ => assert_eq!(
+                [asked("one transfer per batch", "asked_with"), asked("one transfer per batch", "asked_without")],
+                ["0 + 1 + 1, 1", "0 + 80 + 1, 1"],
+            ),
+        }
+    }
+}

@@ -44,7 +44,7 @@ fn doctor_says_what_it_measured() {
     assert_eq!(found["bf16_pairs"] == "usable", present.contains(&"avx512-bf16".into()), "{found}");
     assert_eq!(found["pair_flops_per_s"].is_number(), found["isa"] == "avx512-bf16", "{found}");
     assert_eq!(found["bf16_pairs_gain"].is_number(), found["bf16_pairs"] == "usable", "{found}");
-    assert_eq!((&found["threads"], &found["gpu"]), (&1.into(), &serde_json::Value::Null));
+    assert_eq!((&found["threads"], &found["device"]), (&1.into(), &"cpu".into()));
 }
 
 #[test]

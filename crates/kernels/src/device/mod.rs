@@ -9,6 +9,9 @@ pub(crate) mod cuda;
 
 pub(crate) use cpu::Cpu;
 pub(crate) use cuda::Cuda;
+pub use cuda::Passes;
+pub use cuda::measure::{DeviceMemory, Mark, Range};
+pub use cuda::survey::{CudaDevice, CudaDriver, CudaSurvey};
 
 use crate::{Error, Result};
 
@@ -42,6 +45,11 @@ impl Device {
             Device::CudaEmulated => "cuda-emulated",
             Device::Meta => "meta",
         }
+    }
+
+    /// Whether it runs kernels in CUDA, from memory of its own.
+    pub fn is_cuda(self) -> bool {
+        matches!(self, Device::Cuda(_) | Device::CudaEmulated)
     }
 
     /// The one that `LOCKSTEP_DEVICE` names, or the CPU.

@@ -12,7 +12,7 @@ use crate::error::OrBadInput;
 use crate::models::{ModelSource, load_config, value_model_shape};
 use crate::rollouts::replay::{Limits, Replay};
 use kernels::context::threads_from_env;
-use kernels::{Context, Device, Memory};
+use kernels::{Context, Device, Memory, Passes};
 use model::{Adapter, Capacity, Head, LoraConfig, ModelAssets, ModelConfig, Scorer, Weights};
 use rollout::Engine;
 use std::sync::Arc;
@@ -22,6 +22,9 @@ use train::{Objective, Trainer};
 const THREAD_BYTES: u64 = 2 << 20;
 /// What the head's backward pass holds: gradients of 256 rows × 4096 logits.
 const LOGITS_BYTES: u64 = 256 * 4096 * 4;
+/// Allowance for what CUDA's memory pool takes more than it is asked for: it takes memory from the device in pieces.
+/// Not measured on hardware yet.
+const POOL_BYTES: u64 = 64 << 20;
 /// Bytes for each element of the largest tensor while it is read or written: its elements as f32, and as they lie in
 /// the file.
 const WIDENED_BYTES: u64 = 8;
@@ -36,6 +39,9 @@ pub struct Part {
     pub bytes: u64,
     /// The keys that make it smaller, if any do.
     pub lowered_by: &'static str,
+    /// The device whose memory it is in, where that is not the host's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on: Option<&'static str>,
 }
 
 /// Memory of a run.
@@ -43,19 +49,35 @@ pub struct Part {
 pub struct MemoryPlan {
     /// By part.
     pub parts: Vec<Part>,
-    /// Of all parts: the peak of resident memory, in bytes.
+    /// Of all parts in the host's memory: the peak of resident memory, in bytes.
     pub total: u64,
+    /// Of all parts in the device's, where it has its own.
+    pub device_total: Option<u64>,
     /// Of these, what this process has resident already.
     pub resident: u64,
     /// The sequences that it is made for.
     pub longest: Longest,
+    /// Tensors among the parts: the first ones.
+    tensors: usize,
+    /// What operations on a device hold beside them.
+    scratch: u64,
+}
+
+/// Memory that can still be taken, in bytes, as far as it is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Available {
+    /// The host's.
+    pub host: Option<u64>,
+    /// The device's, and what this process holds of it already.
+    pub device: Option<u64>,
 }
 
 /// Plans a run of `lockstep train`. Allocates nothing.
 pub fn plan(config: &Config, assets: &ModelAssets, bounds: WorkloadBounds) -> anyhow::Result<MemoryPlan> {
     let model = &assets.config;
     let longest = Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length };
-    let mut planner = Planner { config, group: config.num_generations, longest, parts: Vec::new() };
+    let mut planner =
+        Planner { config, group: config.num_generations, longest, parts: Vec::new(), passes: Passes::default() };
     let (step, generation) = (config.completions_per_step(), config.generation_batch());
     planner.training(["", "training"], model, config.objective(), step)?;
     if config.algorithm == Algorithm::Ppo {
@@ -84,7 +106,8 @@ pub fn plan(config: &Config, assets: &ModelAssets, bounds: WorkloadBounds) -> an
 /// Plans an evaluation outside a run. Allocates nothing.
 pub fn plan_evaluation(config: &Config, assets: &ModelAssets, bounds: WorkloadBounds) -> anyhow::Result<MemoryPlan> {
     let longest = Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length };
-    let mut planner = Planner { config, group: config.generations_eval(), longest, parts: Vec::new() };
+    let mut planner =
+        Planner { config, group: config.generations_eval(), longest, parts: Vec::new(), passes: Passes::default() };
     planner.count("", |_, memory| weights(memory, &assets.config, None))?;
     planner.generation(assets, bounds)?;
     planner.reward_models(bounds.sequences)?;
@@ -133,7 +156,7 @@ pub fn plan_rows(
     longest: Longest,
     evaluated: usize,
 ) -> anyhow::Result<MemoryPlan> {
-    let mut planner = Planner { config, group: sequences, longest, parts: Vec::new() };
+    let mut planner = Planner { config, group: sequences, longest, parts: Vec::new(), passes: Passes::default() };
     planner.training(["", "training"], model, objective, sequences * config.completions_per_step())?;
     if evaluated > 0 {
         planner.count("evaluation", |planner, memory| Ok(planner.scorer(memory, model, sequences * evaluated)))?;
@@ -174,6 +197,7 @@ struct Planner<'a> {
     group: usize,
     longest: Longest,
     parts: Vec<Part>,
+    passes: Passes,
 }
 
 impl Planner<'_> {
@@ -195,6 +219,7 @@ impl Planner<'_> {
         completions: usize,
     ) -> anyhow::Result<()> {
         let settings = trainer_config(self.config, objective);
+        self.passes_through(model, self.capacity(completions));
         self.count(names[0], |_, memory| weights(memory, model, settings.adapter.as_ref()))?;
         self.count(names[1], |planner, memory| {
             let mut trainer = Trainer::new(memory, model, settings)?;
@@ -209,6 +234,11 @@ impl Planner<'_> {
         let sizes = engine_config(self.config, context(self.config, assets), bounds);
         // It computes nothing here.
         let ctx = Context::meta();
+        let tokens = sizes.max_batched_tokens.max(sizes.max_num_seqs);
+        let tokens = if sizes.chunked_prefill { tokens } else { tokens.max(sizes.max_model_len) };
+        self.passes_through(&assets.config, Capacity { tokens, blocks: sizes.kv_blocks, score_rows: 0 });
+        self.passes.sequences = self.passes.sequences.max(sizes.max_num_seqs);
+        self.passes.positions = self.passes.positions.max(sizes.max_model_len);
         self.count("generation", |_, memory| Engine::on(&ctx, memory, &assets.config, sizes).or_bad_input())
     }
 
@@ -218,12 +248,31 @@ impl Planner<'_> {
         // Its own words may cut the text into more tokens; a completion has one more for what ends the text.
         self.longest.completion += 1;
         for RewardModel { name, shape, lora } in reward_models(self.config)? {
+            self.passes_through(&shape, self.capacity(completions));
             self.count(&format!("reward {name}"), |planner, memory| {
                 Ok((weights(memory, &shape, lora.as_ref())?, planner.scorer(memory, &shape, completions)))
             })?;
         }
         self.longest = longest;
         Ok(())
+    }
+
+    /// Takes note of the largest pass through a model.
+    fn passes_through(&mut self, model: &ModelConfig, capacity: Capacity) {
+        let lora = self.config.adapter();
+        let passes = &mut self.passes;
+        let mut most = |of: fn(&mut Passes) -> &mut usize, n: usize| *of(passes) = n.max(*of(passes));
+        most(|p| &mut p.tokens, capacity.tokens);
+        most(|p| &mut p.pages, capacity.blocks);
+        most(|p| &mut p.positions, self.longest.positions());
+        most(|p| &mut p.vocab, model.vocab_size);
+        most(|p| &mut p.heads, model.num_heads);
+        if let Some(lora) = lora {
+            // The adapters of queries, keys and values lie one below the other.
+            most(|p| &mut p.rank, 3 * lora.r);
+            let widest = model.intermediate_size.max(model.hidden_size);
+            most(|p| &mut p.dropped, if lora.dropout > 0.0 { widest } else { 0 });
+        }
     }
 
     fn scorer(&self, memory: &Memory, model: &ModelConfig, completions: usize) -> Scorer {
@@ -246,7 +295,8 @@ impl Planner<'_> {
 
     /// Adds what no tensor of a run accounts for, and sums up.
     fn finish(self, model: &ModelConfig) -> anyhow::Result<MemoryPlan> {
-        let Planner { config, longest, mut parts, .. } = self;
+        let Planner { config, longest, mut parts, passes, .. } = self;
+        let tensors = parts.len();
         let threads = config.threads.map_or_else(threads_from_env, Ok)? as u64;
         let resident = telemetry::system::rss_bytes().unwrap_or(0);
         let widened = model.largest_tensor() as u64 * WIDENED_BYTES;
@@ -264,9 +314,10 @@ impl Planner<'_> {
             ("threads", threads * THREAD_BYTES + LOGITS_BYTES, "threads"),
             ("program, tokenizer, data", resident, ""),
         ];
-        parts.extend(rest.map(|(name, bytes, lowered_by)| Part { name: name.to_owned(), bytes, lowered_by }));
+        parts.extend(rest.map(|(name, bytes, lowered_by)| Part::of_host(name, bytes, lowered_by)));
         let total = parts.iter().map(|p| p.bytes).sum();
-        Ok(MemoryPlan { parts, total, resident, longest })
+        let (device_total, scratch) = (None, passes.scratch_bytes());
+        Ok(MemoryPlan { parts, total, device_total, resident, longest, tensors, scratch })
     }
 }
 
@@ -285,11 +336,50 @@ fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
             _ => "",
         };
         let name = if whose.is_empty() { part.to_owned() } else { format!("{whose}: {part}") };
-        parts.push(Part { name, bytes: usage.bytes as u64, lowered_by });
+        parts.push(Part { name, bytes: usage.bytes as u64, lowered_by, on: None });
+    }
+}
+
+impl Part {
+    fn of_host(name: &str, bytes: u64, lowered_by: &'static str) -> Part {
+        Part { name: name.to_owned(), bytes, lowered_by, on: None }
+    }
+}
+
+impl Available {
+    /// What there is for a run on this context.
+    pub fn of(ctx: &Context) -> Available {
+        let free = ctx.device_memory().ok().flatten().and_then(|memory| memory.total_and_free);
+        let held: u64 = ctx.memory().usage().values().map(|usage| usage.bytes as u64).sum();
+        Available { host: MemoryPlan::available_bytes(), device: free.map(|[_, free]| free + held) }
     }
 }
 
 impl MemoryPlan {
+    /// The plan on a device: where it has memory of its own, the tensors are there, with what its operations take for
+    /// themselves, and the host has what travels between them.
+    pub fn on(mut self, device: Device) -> MemoryPlan {
+        if !device.is_cuda() {
+            return self;
+        }
+        let on = Some(device.name());
+        self.parts.iter_mut().take(self.tensors).for_each(|part| part.on = on);
+        let mut at = self.tensors;
+        let mut add = |name: &str, bytes, lowered_by| {
+            self.parts.insert(at, Part { name: name.to_owned(), bytes, lowered_by, on });
+            at += 1;
+        };
+        add("scratch of operations", self.scratch, "max_tokens_per_micro_batch, max_num_seqs");
+        if device != Device::CudaEmulated {
+            add("memory pool: rounding", POOL_BYTES, "");
+        }
+        self.parts.retain(|part| part.name != "threads");
+        self.parts.push(Part::of_host("staging of copies", Passes::staging_bytes(), ""));
+        let sum = |there: bool| self.parts.iter().filter(|p| p.on.is_some() == there).map(|p| p.bytes).sum::<u64>();
+        (self.total, self.device_total) = (sum(false), Some(sum(true)));
+        self
+    }
+
     /// Memory that this process can still take: what the machine has available, and what its control group leaves.
     pub fn available_bytes() -> Option<u64> {
         let (_, available) = telemetry::system::memory_bytes();
@@ -303,15 +393,31 @@ impl MemoryPlan {
         self.total.saturating_sub(self.resident)
     }
 
-    /// Refuses a run that cannot fit in `available` more bytes, and says what to lower.
-    pub fn check(&self, available: Option<u64>, config: &Config) -> anyhow::Result<()> {
-        let Some(available) = available.filter(|&a| a < self.needed()) else { return Ok(()) };
-        let (needed, available_mib) = (mib(self.needed()), mib(available));
-        let fixed: u64 = self.parts.iter().filter(|p| p.lowered_by.is_empty()).map(|p| p.bytes).sum();
-        let fixed = fixed.saturating_sub(self.resident);
+    /// Refuses a run that cannot fit in what is `available`, and says what to lower.
+    pub fn check(&self, available: Available, config: &Config) -> anyhow::Result<()> {
+        if let Some(available) = available.host.filter(|&a| a < self.needed()) {
+            let fixed = self.fixed(None).saturating_sub(self.resident);
+            return self.refuse("memory", self.needed(), available, fixed, config);
+        }
+        let on = self.parts.iter().find_map(|part| part.on).unwrap_or_default();
+        match (self.device_total, available.device) {
+            (Some(needed), Some(available)) if available < needed => {
+                self.refuse(&format!("{on}'s memory"), needed, available, self.fixed(Some(on)), config)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What no key lowers, in the memory of a device or of the host.
+    fn fixed(&self, on: Option<&str>) -> u64 {
+        self.parts.iter().filter(|p| p.on == on && p.lowered_by.is_empty()).map(|p| p.bytes).sum()
+    }
+
+    fn refuse(&self, what: &str, needed: u64, available: u64, fixed: u64, config: &Config) -> anyhow::Result<()> {
+        let (needed, available_mib) = (mib(needed), mib(available));
         if fixed > available {
             bad_input!(
-                "the run needs {needed} MiB of memory and {available_mib} MiB are available; weights, gradients and \
+                "the run needs {needed} MiB of {what} and {available_mib} MiB are available; weights, gradients and \
                  the optimizer's moments alone need {} MiB, which no key lowers: train a smaller model, or on a \
                  machine with more memory",
                 mib(fixed)
@@ -326,7 +432,7 @@ impl MemoryPlan {
             mend.push("or set gradient_checkpointing = true".to_owned());
         }
         bad_input!(
-            "the run needs {needed} MiB of memory and {available_mib} MiB are available: lower {} (`lockstep plan` \
+            "the run needs {needed} MiB of {what} and {available_mib} MiB are available: lower {} (`lockstep plan` \
              shows the parts)",
             mend.join(", ")
         )

@@ -6,6 +6,7 @@ pub mod alarms;
 pub mod checkpoint;
 pub mod completion_log;
 pub mod context;
+mod device_meter;
 pub mod inputs;
 mod lock;
 pub mod memory_plan;

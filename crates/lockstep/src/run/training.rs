@@ -6,6 +6,7 @@
 use super::abandoned;
 use super::alarms::Alarms;
 use super::checkpoint::{self, CheckpointWriter, moments, state};
+use super::device_meter;
 use super::inputs::{Callbacks, RunInputs};
 use super::provenance::{self, Models, RunMetadata};
 use super::reporter::Reporter;
@@ -196,6 +197,7 @@ impl TrainingRun {
         }
         provenance::write(&dir, metadata)?;
         let run = TrainingRun {
+            stages: device_meter::stages(&reporter, &ctx),
             schedule: config.schedule(setup.total_steps),
             config,
             dir,
@@ -208,7 +210,6 @@ impl TrainingRun {
             num_tokens: state.as_ref().map_or(0, |state| state.num_tokens),
             best: state.as_ref().and_then(|state| state.best.clone()),
             alarms: state.as_ref().map_or_else(Alarms::default, |state| Alarms::restore(state.alarms.clone())),
-            stages: Stages::new(reporter.sinks().clone()),
             reporter,
             callbacks,
             remark: None,
@@ -304,9 +305,7 @@ impl TrainingRun {
         self.step_started = Instant::now();
         self.reporter.set("epoch", step as f64 / self.steps_per_epoch as f64);
         self.reporter.set("num_tokens", self.num_tokens as f64);
-        if let Some(peak) = telemetry::system::peak_rss_bytes() {
-            self.reporter.set("peak_bytes", peak as f64);
-        }
+        device_meter::report(&mut self.reporter, &self.stages, &self.ctx);
         let alarms = self.alarms.end_step(step, &self.reporter.take_step_values());
         self.emit_alarms(alarms)?;
         if let Some(means) = self.reporter.end_step(step, last)? {

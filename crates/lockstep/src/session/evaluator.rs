@@ -8,7 +8,7 @@ use crate::error::OrBadInput;
 use crate::models::{Policy, load_assets};
 use crate::rollouts::evaluate::{Completer, EvalSet, Evaluation, Outcome, load_sets, with_sets};
 use crate::rollouts::rewards::{load_rewards, named_rewards};
-use crate::run::memory_plan::{MemoryPlan, plan_evaluation};
+use crate::run::memory_plan::{Available, plan_evaluation};
 use crate::run::stop::StopSignal;
 use kernels::Context;
 use model::Head;
@@ -35,7 +35,8 @@ impl Evaluator {
         let rewards = named_rewards(&config, Vec::new())?;
         let sets = load_sets(DatasetSpec::eval_sets(&config), &config, &assets, &rewards)?;
         let bounds = with_sets(WorkloadBounds::of_prompts(0, 0), &sets, &config);
-        plan_evaluation(&config, &assets, bounds)?.check(MemoryPlan::available_bytes(), &config)?;
+        let plan = plan_evaluation(&config, &assets, bounds)?.on(ctx.memory().device());
+        plan.check(Available::of(ctx), &config)?;
         let rewards = load_rewards(rewards, &config, ctx, &stop.flag())?;
         let sizes = engine_config(&config, context(&config, &assets), bounds);
         let mut engine = Engine::new(ctx, &assets.config, sizes).or_bad_input()?;

@@ -9,7 +9,7 @@ use crate::error::BadInput;
 use crate::models::{ModelSource, Policy, load_assets, trained_weights};
 use crate::rollouts::evaluate::prefix;
 use crate::run::inputs::RunInputs;
-use crate::run::memory_plan::{self, MemoryPlan};
+use crate::run::memory_plan::{self, Available, MemoryPlan};
 use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::{RunSetup, TrainingRun, sampler};
 use model::{Head, ModelAssets, PromptCompletion, Scorer};
@@ -203,7 +203,8 @@ pub fn build<O: Offline>(inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, T
     let source = ModelSource::of(&config, O::HEAD)?;
     let assets = load_assets(&source.dir, O::HEAD, config.dtype)?;
     let mut rows = Rows::load::<O>(&config, inputs.train_data(), inputs.eval_sets(), &assets, &inputs.sinks)?;
-    rows.memory::<O>(&config, &assets)?.check(MemoryPlan::available_bytes(), &config)?;
+    let plan = rows.memory::<O>(&config, &assets)?.on(ctx.memory().device());
+    plan.check(Available::of(&ctx), &config)?;
     let sampler = sampler(rows.train.len(), config.completions_per_step(), &config)?;
     let chunks = sampler.chunks_per_epoch();
     let mut scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);

@@ -90,7 +90,7 @@ fn overlapped_work_is_a_span_and_in_no_total() {
 }
 
 fn total(path: &str, seconds: f64, flops: f64, bytes: f64) -> StageTotal {
-    StageTotal { path: path.to_owned(), count: 1, seconds, flops, bytes }
+    StageTotal { path: path.to_owned(), count: 1, seconds, flops, bytes, device: DeviceWork::default() }
 }
 
 #[test]
@@ -135,4 +135,50 @@ fn spans_are_events_when_they_end() {
     };
     assert_eq!((inner.as_str(), outer.as_str(), *bytes), ("inner", "outer", 3.0));
     assert!(from >= outer_from && from + took <= outer_from + outer_took + 0.002, "{spans:?}");
+}
+
+/// A device that is asked for one thing more each time it is read, and takes a second for each span.
+#[derive(Debug, Default)]
+struct Counting {
+    asked: u64,
+    open: std::collections::BTreeMap<u64, u64>,
+    closed: Vec<u64>,
+    names: Arc<Mutex<Vec<String>>>,
+}
+
+impl DeviceMeter for Counting {
+    fn open(&mut self, span: u64, name: &str) {
+        self.names.lock().unwrap().push(name.to_owned());
+        self.open.insert(span, self.asked);
+        self.asked += 1;
+    }
+    fn close(&mut self, span: u64) -> DeviceWork {
+        self.asked += 1;
+        self.closed.push(span);
+        DeviceWork { launches: self.asked - self.open.remove(&span).unwrap(), waits: 1, ..DeviceWork::default() }
+    }
+    fn seconds(&mut self) -> Vec<(u64, f64)> {
+        std::mem::take(&mut self.closed).into_iter().map(|span| (span, 1.0)).collect()
+    }
+}
+
+#[test]
+fn a_device_is_read_where_spans_open_and_close() {
+    let names = Arc::new(Mutex::new(Vec::new()));
+    let stages = Stages::default().with_device(Counting { names: names.clone(), ..Counting::default() });
+    for _ in 0..2 {
+        let step = stages.span("step");
+        drop(stages.span("rollout"));
+        drop(step);
+        let totals = stages.take_step();
+        let device = |launches| DeviceWork { launches, waits: 1, seconds: 1.0, ..DeviceWork::default() };
+        // The outer span's launches are those of the inner one, too.
+        assert_eq!((totals[0].device, totals[1].device), (device(4), device(2)));
+    }
+    assert_eq!(*names.lock().unwrap(), ["step", "rollout", "step", "rollout"]);
+    let summary = stages.summary();
+    assert_eq!((summary.stages[0].device.launches, summary.stages[0].device.seconds), (8, 2.0));
+    let table = summary.table().render(120);
+    assert!(table.contains("launches") && table.contains("waits"), "{table}");
+    assert!(!Stages::default().summary().table().render(120).contains("launches"));
 }

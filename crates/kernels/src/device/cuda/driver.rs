@@ -139,6 +139,10 @@ fn blocks(count: usize) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Function(pub usize);
 
+/// A place in what a stream does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Event(pub usize);
+
 /// Why something failed, in the driver's words.
 pub(crate) type Outcome<T> = std::result::Result<T, String>;
 
@@ -171,4 +175,14 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Outcome<()>;
     /// Waits until all that was asked for has happened.
     fn synchronise(&self) -> Outcome<()>;
+    /// Bytes of memory that the device has, and those that nobody holds. None: it has as much as the host.
+    fn memory(&self) -> Outcome<Option<[u64; 2]>>;
+    /// The most bytes that this driver's allocations have held together.
+    fn peak(&self) -> Outcome<u64>;
+    /// An event, which happens when all that was asked for before it has.
+    fn event(&self) -> Outcome<Event>;
+    /// Seconds from one event to another, which is waited for.
+    fn seconds(&self, from: Event, to: Event) -> Outcome<f64>;
+    /// Lets go of an event.
+    fn forget(&self, event: Event);
 }

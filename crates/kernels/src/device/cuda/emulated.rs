@@ -3,9 +3,11 @@
 //!
 //! `LOCKSTEP_EMULATOR_SCHEDULE` is the order of blocks and threads (0, the default: ascending; 1: descending; other
 //! numbers: random by that seed), `LOCKSTEP_EMULATOR_SECONDS` how long a launch may take (60),
-//! `LOCKSTEP_EMULATOR_FAMILY` whose tensor cores it has (volta, turing, ampere; hopper).
+//! `LOCKSTEP_EMULATOR_FAMILY` whose tensor cores it has (volta, turing, ampere; hopper),
+//! `LOCKSTEP_EMULATOR_MEMORY` how many bytes the device has (`8000000:3000000`: of which somebody else takes as many
+//! once it was asked how many are free). Events have the host's time.
 
-use super::driver::{Address, Arg, Driver, Function, Grid, Outcome};
+use super::driver::{Address, Arg, Driver, Event, Function, Grid, Outcome};
 use super::sources::{Source, cached};
 use super::tensor_core::{Family, HOPPER};
 use libloading::Library;
@@ -13,6 +15,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
 
 const EMULATOR: &str = include_str!("emulator.h");
 /// Without kernels: device memory.
@@ -131,6 +134,16 @@ fn family() -> Outcome<Family> {
     }
 }
 
+/// What `LOCKSTEP_EMULATOR_MEMORY` says.
+fn memory_limit() -> Outcome<Option<[u64; 2]>> {
+    let Ok(text) = std::env::var("LOCKSTEP_EMULATOR_MEMORY") else { return Ok(None) };
+    let (has, taken) = text.split_once(':').unwrap_or((&text, "0"));
+    match (has.parse(), taken.parse()) {
+        (Ok(has), Ok(taken)) => Ok(Some([has, taken])),
+        _ => Err(format!("LOCKSTEP_EMULATOR_MEMORY={text}: expected bytes, or bytes:bytes")),
+    }
+}
+
 /// Opens the emulator.
 pub(super) fn open() -> Outcome<Box<dyn Driver>> {
     Ok(Box::new(Emulated::open()?))
@@ -141,6 +154,8 @@ pub(super) struct Emulated {
     pub(super) schedule: u32,
     pub(super) seconds: u32,
     pub(super) family: Family,
+    /// Bytes that the device has, and that somebody else takes of them.
+    pub(super) memory_limit: Option<[u64; 2]>,
     functions: Mutex<Vec<(Module, u32)>>,
     held: Mutex<Held>,
 }
@@ -150,6 +165,10 @@ pub(super) struct Emulated {
 #[derive(Default)]
 struct Held {
     allocations: BTreeMap<u64, usize>,
+    /// Bytes of all of them, now and at most.
+    bytes: [u64; 2],
+    events: BTreeMap<usize, Instant>,
+    last_event: usize,
     copies: Vec<(u64, *const u8, usize)>,
     pinned: Vec<Vec<u64>>,
     /// Writes beside an allocation, seen when it was freed.
@@ -187,6 +206,7 @@ impl Emulated {
             schedule: number("LOCKSTEP_EMULATOR_SCHEDULE", 0)?,
             seconds: number("LOCKSTEP_EMULATOR_SECONDS", 60)?.max(1),
             family: family()?,
+            memory_limit: memory_limit()?,
             functions: Mutex::default(),
             held: Mutex::default(),
         })
@@ -199,12 +219,18 @@ impl Driver for Emulated {
     }
 
     fn allocate(&self, bytes: usize) -> Outcome<Option<Address>> {
+        let mut held = lock(&self.held);
+        let all = held.bytes[0].saturating_add(bytes as u64);
+        if self.memory_limit.is_some_and(|[has, taken]| all > has.saturating_sub(taken)) {
+            return Ok(None);
+        }
         // SAFETY: any number of bytes is fine.
         let at = unsafe { (self.memory.allocate)(bytes) } as u64;
         if at == 0 {
             return Ok(None);
         }
-        lock(&self.held).allocations.insert(at, bytes);
+        held.bytes = [all, held.bytes[1].max(all)];
+        held.allocations.insert(at, bytes);
         Ok(Some(Address(at)))
     }
 
@@ -212,6 +238,7 @@ impl Driver for Emulated {
         let mut held = lock(&self.held);
         held.catch_up();
         let Some(bytes) = held.allocations.remove(&at.0) else { return };
+        held.bytes[0] -= bytes as u64;
         // SAFETY: allocated with as many bytes, and nobody has it any more.
         if unsafe { (self.memory.free)(at.0 as *mut c_void, bytes) } == 0 {
             held.spoiled = Some(format!("a kernel wrote beside an allocation of {bytes} bytes"));
@@ -302,6 +329,34 @@ impl Driver for Emulated {
         let mut held = lock(&self.held);
         held.catch_up();
         held.spoiled.take().map_or(Ok(()), Err)
+    }
+
+    fn memory(&self) -> Outcome<Option<[u64; 2]>> {
+        let held = lock(&self.held).bytes[0];
+        Ok(self.memory_limit.map(|[has, _]| [has, has.saturating_sub(held)]))
+    }
+
+    fn peak(&self) -> Outcome<u64> {
+        Ok(lock(&self.held).bytes[1])
+    }
+
+    fn event(&self) -> Outcome<Event> {
+        let mut held = lock(&self.held);
+        held.catch_up();
+        held.last_event += 1;
+        let event = held.last_event;
+        held.events.insert(event, Instant::now());
+        Ok(Event(event))
+    }
+
+    fn seconds(&self, from: Event, to: Event) -> Outcome<f64> {
+        let held = lock(&self.held);
+        let at = |event: Event| held.events.get(&event.0).ok_or_else(|| format!("{event:?} is none of this device's"));
+        Ok((*at(to)? - *at(from)?).as_secs_f64())
+    }
+
+    fn forget(&self, event: Event) {
+        lock(&self.held).events.remove(&event.0);
     }
 }
 

@@ -1,7 +1,7 @@
 //! A GPU, by NVIDIA's driver. None of this has run on one yet (docs/cuda.md): the test's library has the driver's
 //! functions and computes nothing.
 
-use super::driver::{Address, Arg, Driver, Function, Grid, Outcome};
+use super::driver::{Address, Arg, Driver, Event, Function, Grid, Outcome};
 use super::library::{functions, open};
 use super::nvrtc::Nvrtc;
 use super::sources::{self, Source, cached};
@@ -21,11 +21,20 @@ functions! {
         device_count = "cuDeviceGetCount"(*mut c_int);
         device = "cuDeviceGet"(*mut c_int, c_int);
         attribute = "cuDeviceGetAttribute"(*mut c_int, c_int, c_int);
+        device_name = "cuDeviceGetName"(*mut c_char, c_int, c_int);
+        driver_version = "cuDriverGetVersion"(*mut c_int);
+        memory = "cuMemGetInfo_v2"(*mut usize, *mut usize);
         retain_context = "cuDevicePrimaryCtxRetain"(*mut Handle, c_int);
         release_context = "cuDevicePrimaryCtxRelease_v2"(c_int);
         set_context = "cuCtxSetCurrent"(Handle);
         pool = "cuDeviceGetDefaultMemPool"(*mut Handle, c_int);
         set_pool = "cuMemPoolSetAttribute"(Handle, c_int, *mut c_void);
+        of_pool = "cuMemPoolGetAttribute"(Handle, c_int, *mut c_void);
+        create_event = "cuEventCreate"(*mut Handle, c_uint);
+        record_event = "cuEventRecord"(Handle, Handle);
+        await_event = "cuEventSynchronize"(Handle);
+        between_events = "cuEventElapsedTime"(*mut f32, Handle, Handle);
+        destroy_event = "cuEventDestroy_v2"(Handle);
         create_stream = "cuStreamCreate"(*mut Handle, c_uint);
         destroy_stream = "cuStreamDestroy_v2"(Handle);
         synchronise = "cuStreamSynchronize"(Handle);
@@ -51,24 +60,28 @@ functions! {
 /// `CUDA_ERROR_OUT_OF_MEMORY`
 const OUT_OF_MEMORY: c_int = 2;
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`
-const CAPABILITY: [c_int; 2] = [75, 76];
+pub(super) const CAPABILITY: [c_int; 2] = [75, 76];
 /// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED`
 const MEMORY_POOLS: c_int = 115;
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`
 const RELEASE_THRESHOLD: c_int = 4;
+/// `CU_MEMPOOL_ATTR_USED_MEM_HIGH`
+const USED_MOST: c_int = 8;
 /// `CU_STREAM_NON_BLOCKING`
 const NON_BLOCKING: c_uint = 1;
 
 impl Functions {
     /// The driver of this process, opened once.
-    fn get() -> Outcome<&'static Functions> {
+    pub(super) fn get() -> Outcome<&'static Functions> {
         static FOUND: OnceLock<Outcome<Functions>> = OnceLock::new();
-        let find = || {
-            let given = std::env::var("LOCKSTEP_LIBCUDA").ok().filter(|path| !path.is_empty());
-            Functions::open(&given.unwrap_or_else(|| "libcuda.so.1".into()))
-        };
-        let found: &Outcome<Functions> = FOUND.get_or_init(find);
+        let found: &Outcome<Functions> = FOUND.get_or_init(|| Functions::open(&Functions::path()));
         found.as_ref().map_err(|why| format!("NVIDIA's driver cannot be used: {why}: install it"))
+    }
+
+    /// Where it is looked for.
+    pub(super) fn path() -> String {
+        let given = std::env::var("LOCKSTEP_LIBCUDA").ok().filter(|path| !path.is_empty());
+        given.unwrap_or_else(|| "libcuda.so.1".into())
     }
 
     pub(super) fn open(path: &str) -> Outcome<Functions> {
@@ -79,7 +92,7 @@ impl Functions {
     }
 
     /// A code of the driver's in words.
-    fn check(&self, what: &str, code: c_int) -> Outcome<()> {
+    pub(super) fn check(&self, what: &str, code: c_int) -> Outcome<()> {
         if code == 0 {
             return Ok(());
         }
@@ -105,6 +118,7 @@ pub(super) struct LibCuda {
     device: c_int,
     context: Handle,
     stream: Handle,
+    pool: Handle,
     capability: (c_int, c_int),
     /// The same as a compiler's option has it: "90".
     arch: String,
@@ -152,6 +166,7 @@ pub(super) fn open_with(
         context: null_mut(),
         stream: null_mut(),
         capability: (0, 0),
+        pool: null_mut(),
         arch: String::new(),
         modules: Mutex::default(),
         pinned: Mutex::default(),
@@ -173,11 +188,10 @@ pub(super) fn open_with(
         cuda.check("cuDevicePrimaryCtxRetain", (cuda.retain_context)(&mut driver.context, driver.device))?;
         driver.enter()?;
         cuda.check("cuStreamCreate", (cuda.create_stream)(&mut driver.stream, NON_BLOCKING))?;
-        let mut pool = null_mut();
-        cuda.check("cuDeviceGetDefaultMemPool", (cuda.pool)(&mut pool, driver.device))?;
+        cuda.check("cuDeviceGetDefaultMemPool", (cuda.pool)(&mut driver.pool, driver.device))?;
         // Memory that was let go of stays for the next that is asked for.
         let mut keep = u64::MAX;
-        let set = (cuda.set_pool)(pool, RELEASE_THRESHOLD, std::ptr::from_mut(&mut keep).cast());
+        let set = (cuda.set_pool)(driver.pool, RELEASE_THRESHOLD, std::ptr::from_mut(&mut keep).cast());
         cuda.check("cuMemPoolSetAttribute", set)?;
     }
     Ok(Box::new(driver))
@@ -321,6 +335,50 @@ impl Driver for LibCuda {
         self.enter()?;
         // SAFETY: our stream.
         self.cuda.check("cuStreamSynchronize", unsafe { (self.cuda.synchronise)(self.stream) })
+    }
+
+    fn memory(&self) -> Outcome<Option<[u64; 2]>> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: two places to write to.
+        self.cuda.check("cuMemGetInfo", unsafe { (self.cuda.memory)(&mut free, &mut total) })?;
+        Ok(Some([total as u64, free as u64]))
+    }
+
+    fn peak(&self) -> Outcome<u64> {
+        let mut bytes = 0u64;
+        // SAFETY: a pool, and a place for a number of 64 bits, which is what the attribute is.
+        let code = unsafe { (self.cuda.of_pool)(self.pool, USED_MOST, std::ptr::from_mut(&mut bytes).cast()) };
+        self.cuda.check("cuMemPoolGetAttribute", code).map(|()| bytes)
+    }
+
+    fn event(&self) -> Outcome<Event> {
+        self.enter()?;
+        let mut event = null_mut();
+        // SAFETY: a place to write to; no flags.
+        self.cuda.check("cuEventCreate", unsafe { (self.cuda.create_event)(&mut event, 0) })?;
+        // SAFETY: the event that was made, and our stream.
+        let recorded = self.cuda.check("cuEventRecord", unsafe { (self.cuda.record_event)(event, self.stream) });
+        let event = Event(event as usize);
+        recorded.inspect_err(|_| self.forget(event)).map(|()| event)
+    }
+
+    fn seconds(&self, from: Event, to: Event) -> Outcome<f64> {
+        self.enter()?;
+        let (from, to, mut milliseconds) = (from.0 as Handle, to.0 as Handle, 0.0);
+        // SAFETY: events that were recorded on our stream, and a place to write to.
+        unsafe {
+            self.cuda.check("cuEventSynchronize", (self.cuda.await_event)(to))?;
+            self.cuda.check("cuEventElapsedTime", (self.cuda.between_events)(&mut milliseconds, from, to))?;
+        }
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+
+    fn forget(&self, event: Event) {
+        if self.enter().is_ok() {
+            // SAFETY: an event of ours, once; one that has not happened yet is let go of when it has.
+            unsafe { (self.cuda.destroy_event)(event.0 as Handle) };
+        }
     }
 }
 

@@ -9,16 +9,21 @@ pub(crate) mod driver;
 mod emulated;
 mod libcuda;
 mod library;
+pub(super) mod measure;
 mod nvrtc;
+mod nvtx;
 pub(crate) mod queue;
+mod scratch;
 mod self_test;
 mod sources;
+pub(super) mod survey;
 pub(crate) mod tensor_core;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub(crate) use driver::{Arg, Grid};
 pub(crate) use queue::Queue;
+pub use scratch::Passes;
 pub(crate) use sources::Source;
 use tensor_core::Family;
 

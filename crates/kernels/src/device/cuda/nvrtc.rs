@@ -50,15 +50,20 @@ impl Nvrtc {
     /// The library of this process, opened once.
     pub(super) fn get() -> Outcome<&'static Nvrtc> {
         static FOUND: OnceLock<Outcome<Nvrtc>> = OnceLock::new();
-        let given = || std::env::var("LOCKSTEP_NVRTC").ok().filter(|path| !path.is_empty());
-        let usual = || ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(String::from).to_vec();
-        let find = || Nvrtc::open(&given().map_or_else(usual, |path| vec![path]));
-        FOUND.get_or_init(find).as_ref().map_err(|why| {
+        FOUND.get_or_init(|| Nvrtc::open(&Nvrtc::paths())).as_ref().map_err(|why| {
             format!(
                 "NVRTC, which compiles kernels, cannot be used: {why}; install CUDA, or \
                  `pip install nvidia-cuda-nvrtc` and set LOCKSTEP_NVRTC to its libnvrtc.so"
             )
         })
+    }
+
+    /// Where it is looked for, in this order.
+    pub(super) fn paths() -> Vec<String> {
+        match std::env::var("LOCKSTEP_NVRTC") {
+            Ok(path) if !path.is_empty() => vec![path],
+            _ => ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(String::from).to_vec(),
+        }
     }
 
     pub(super) fn open(paths: &[String]) -> Outcome<Nvrtc> {

@@ -3,7 +3,7 @@
 //! Nothing is waited for but by copies to the host, and where the staging memory is full. What fails later than it was
 //! asked for is remembered, and is the error of every operation from then on.
 
-use super::driver::{Address, Arg, Driver, Function, Grid, Outcome};
+use super::driver::{Address, Arg, Driver, Event, Function, Grid, Outcome};
 use super::sources::Source;
 use super::tensor_core::Family;
 use crate::device::Device;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Pinned host memory of a queue. What is larger travels through memory that is not, and is waited for.
-const STAGING: usize = 4 << 20;
+pub(super) const STAGING: usize = 4 << 20;
 
 /// What a queue has done.
 #[derive(Default)]
@@ -216,6 +216,24 @@ impl Queue {
     /// Whether all went well so far, as far as is known without waiting.
     pub(crate) fn check(&self) -> Result<()> {
         lock(&self.failure).as_ref().map_or(Ok(()), |why| Err(self.error(why)))
+    }
+
+    /// Bytes of memory that the device has, and those that nobody holds; none where it has the host's.
+    pub(super) fn memory(&self) -> Result<Option<[u64; 2]>> {
+        self.driver.memory().map_err(|why| self.error(&why))
+    }
+    /// The most bytes that were allocated at once.
+    pub(super) fn peak(&self) -> Result<u64> {
+        self.driver.peak().map_err(|why| self.error(&why))
+    }
+    pub(super) fn event(&self) -> Result<Event> {
+        self.driver.event().map_err(|why| self.error(&why))
+    }
+    pub(super) fn seconds(&self, from: Event, to: Event) -> Result<f64> {
+        self.driver.seconds(from, to).map_err(|why| self.error(&why))
+    }
+    pub(super) fn forget(&self, event: Event) {
+        self.driver.forget(event);
     }
 
     /// Launches, waits, and copies to the device and to the host with their bytes.

@@ -29,7 +29,7 @@ impl Source {
 }
 
 /// The directory of what was compiled: `LOCKSTEP_KERNEL_CACHE`, or the user's cache.
-fn directory() -> PathBuf {
+pub(super) fn directory() -> PathBuf {
     let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     of("LOCKSTEP_KERNEL_CACHE")
         .or_else(|| of("XDG_CACHE_HOME").map(|dir| dir.join("lockstep/kernels")))

@@ -13,7 +13,7 @@ use crate::rollouts::health::RewardHealth;
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::rewards::{ConfiguredReward, check_columns, load_rewards, named_rewards};
 use crate::run::inputs::RunInputs;
-use crate::run::memory_plan::{self, MemoryPlan};
+use crate::run::memory_plan::{self, Available};
 use crate::run::training::{RunSetup, TrainingRun, sampler};
 use model::hub::HubKind;
 use model::{Head, ModelAssets, Scorer};
@@ -58,7 +58,8 @@ impl Prepared {
         let chunks = sampler.chunks_per_epoch();
         let engine_config = engine_config(&config, context(&config, &assets), bounds);
         // Before the weights are read: a run that cannot fit would be killed much later, and without a word.
-        memory_plan::plan(&config, &assets, bounds)?.check(MemoryPlan::available_bytes(), &config)?;
+        let plan = memory_plan::plan(&config, &assets, bounds)?.on(ctx.memory().device());
+        plan.check(Available::of(&ctx), &config)?;
 
         let rewards = load_rewards(rewards, &config, &ctx, &inputs.stop.flag())?;
         let checkpoint = inputs.resume_from.checkpoint();

@@ -6,12 +6,12 @@ use crate::device::cuda::nvrtc::Nvrtc;
 use crate::device::cuda::sources::shipped_name;
 use std::path::{Path, PathBuf};
 
-/// Every `ops/*/*.cu`, and what devices begin with.
+/// Every `ops/*/*.cu`, what devices begin with, and the ceilings.
 fn sources() -> Vec<Source> {
     let leak = |text: String| -> &'static str { Box::leak(text.into()) };
     let entries = |dir: &Path| std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let folders = [entries(&src.join("ops")), vec![src.join("device/cuda")]].concat();
+    let folders = [entries(&src.join("ops")), vec![src.join("device/cuda"), src.join("ceilings")]].concat();
     let mut files: Vec<_> = folders.iter().filter(|path| path.is_dir()).flat_map(|op| entries(op)).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "cu"));
     files.sort();

@@ -1,5 +1,6 @@
 // The functions of NVIDIA's driver and compiler that are called, on the host's memory. Nothing is computed: a launch writes
 // what it was given to its first argument. For the test of the calls themselves.
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #define API extern "C" int
@@ -13,6 +14,23 @@ API cuDeviceGetAttribute(int* value, int attribute, int device) {
     *value = attribute == 75 ? 8 : attribute == 76 ? 6 : attribute == 115 ? 1 : -1;
     return 0;
 }
+API cuDeviceGetName(char* name, int bytes, int device) {
+    return strncpy(name, device == 41 ? "Second of two" : "First of two", bytes), 0;
+}
+API cuDriverGetVersion(int* version) { return *version = 12090, 0; }
+API cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = 3ull << 30, *total = 4ull << 30, 0; }
+API cuMemPoolGetAttribute(void* pool, int attribute, void* value) {
+    return *(unsigned long long*)value = 12345, pool == (void*)0xb0 && attribute == 8 ? 0 : 1;
+}
+// Events happen half a second after each other.
+static float now = 0;
+API cuEventCreate(void** event, unsigned flags) { return live++, *event = malloc(sizeof(float)), flags; }
+API cuEventRecord(void* event, void* stream) { return *(float*)event = now += 500, stream != (void*)0x50; }
+API cuEventSynchronize(void*) { return 0; }
+API cuEventElapsedTime(float* milliseconds, void* from, void* to) {
+    return *milliseconds = *(float*)to - *(float*)from, 0;
+}
+API cuEventDestroy_v2(void* event) { return live--, free(event), 0; }
 API cuDevicePrimaryCtxRetain(void** context, int) { return live++, *context = (void*)0xc0, 0; }
 API cuDevicePrimaryCtxRelease_v2(int) { return live--, 0; }
 API cuCtxSetCurrent(void* context) { return context == (void*)0xc0 ? 0 : 201; }
@@ -61,6 +79,14 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
 }
 API cuGetErrorName(int code, const char** text) { return *text = code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : nullptr, 0; }
 API cuGetErrorString(int code, const char** text) { return *text = code == 700 ? "an illegal memory access" : nullptr, 0; }
+
+// Ranges are written to the file that LOCKSTEP_TEST_RANGES names.
+static void say(const char* what, const char* name) {
+    FILE* file = getenv("LOCKSTEP_TEST_RANGES") ? fopen(getenv("LOCKSTEP_TEST_RANGES"), "a") : nullptr;
+    if (file) fprintf(file, "%s %s\n", what, name), fclose(file);
+}
+extern "C" unsigned long long nvtxRangeStartA(const char* name) { return say("start", name), 7; }
+extern "C" void nvtxRangeEnd(unsigned long long range) { say("end", range == 7 ? "7" : "another"); }
 
 API nvrtcVersion(int* major, int* minor) { return *major = 12, *minor = 9, 0; }
 API nvrtcCreateProgram(void** program, const char* text, const char*, int, const char* const*, const char* const*) {

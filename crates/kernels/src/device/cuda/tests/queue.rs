@@ -1,9 +1,11 @@
 //! Memory, copies and failures of a queue.
 
 use super::emulated;
-use crate::device::cuda::{Cuda, Grid, Source, source};
+use crate::device::cuda::emulated::Emulated;
+use crate::device::cuda::{Cuda, Grid, Queue, Source, source};
 use crate::memory::Copies;
-use crate::{Context, DType, Device, Memory, Tensor};
+use crate::{Context, DType, Device, DeviceMemory, Memory, Tensor};
+use std::sync::Arc;
 
 #[test]
 fn memory_is_zeroed_copied_filled_and_counted() {
@@ -69,6 +71,38 @@ fn memory_that_cannot_be_had_is_an_error_that_names_the_part() {
     let alone = Memory::new(Device::CudaEmulated);
     let _refused = Tensor::zeros(&alone, &[1], DType::F32);
     assert_eq!(alone.check().unwrap_err().to_string(), "memory of cuda-emulated comes with its context");
+}
+
+#[test]
+fn the_most_that_was_held_is_counted_and_a_limit_is_kept() {
+    let Ok(mut driver) = Emulated::open() else { return };
+    driver.memory_limit = Some([10_000, 4_000]);
+    let ctx = Context::cuda(Cuda { queue: Arc::new(Queue::new(Device::CudaEmulated, Box::new(driver)).unwrap()) });
+    let memory = ctx.memory().part("activations");
+    let first = Tensor::zeros(&memory, &[500], DType::F32);
+    drop(Tensor::zeros(&memory, &[750], DType::F32));
+    let of = |ctx: &Context| ctx.device_memory().unwrap().unwrap();
+    let expected = DeviceMemory { total_and_free: Some([10_000, 8_000]), peak: 5_000 };
+    assert_eq!(of(&ctx), expected);
+    // What is free was asked before somebody else took 4,000 bytes of it.
+    let _refused = Tensor::zeros(&memory, &[1_001], DType::F32);
+    assert_eq!(memory.check().unwrap_err().to_string(), "out of memory: activations: 4004 bytes could not be had");
+    drop(first);
+    let _held = Tensor::zeros(&memory, &[1_500], DType::F32);
+    memory.check().unwrap();
+    assert_eq!(of(&ctx).peak, 6_000);
+}
+
+#[test]
+fn marks_follow_each_other_and_are_let_go_of() {
+    let Some(cuda) = emulated(0) else { return };
+    let ctx = Context::cuda(cuda.clone());
+    let mark = || ctx.mark().unwrap().unwrap();
+    let first = mark();
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    let second = mark();
+    assert!(second.seconds_since(&first).unwrap() >= 0.005);
+    assert!(Context::cpu(crate::Isa::best(), 1).mark().unwrap().is_none());
 }
 
 #[test]

@@ -1,0 +1,290 @@
+//! Each optimization beside the same work without it, one table: fused sampling, fused masked softmax, one transfer for
+//! a batch, a cache that is kept, a prompt shared by its completions, packing, the stable form of the KL estimator.
+//!
+//! Both sides are real work of this engine's operations, and give the same results within what the last column says.
+//! On a device with memory of its own, what it was asked for (launches, copies, waits) stands beside the times.
+
+use super::report::column;
+use super::{Machine, Report, Subject, Workload, median, repeat};
+use anyhow::ensure;
+use kernels::ops::{linear, residual, sample, softmax};
+use kernels::rng::Stream;
+use kernels::{Context, Copies, DType, Device, Tensor};
+use model::{PromptCompletion, Scorer, Weights};
+use serde_json::{Value, json};
+use train::KlEstimator;
+
+/// Rows of a decode step.
+const ROWS: usize = 16;
+/// Keys that a row of the softmax sees at most.
+const KEYS: usize = 128;
+/// Columns of a decode step's inputs.
+const COLUMNS: usize = 5;
+/// A score that no row sees.
+const UNSEEN: f32 = -1e30;
+/// The draws of inputs.
+const STREAM: u64 = 0x61_626c_6174;
+
+/// One side of a comparison.
+struct Side {
+    seconds: f64,
+    asked: Copies,
+    results: Vec<f32>,
+}
+
+/// Times `work` after a first call, whose results are kept.
+fn side(ctx: &Context, mut work: impl FnMut() -> anyhow::Result<Vec<f32>>) -> anyhow::Result<Side> {
+    let results = work()?;
+    let before = ctx.memory().copies();
+    work()?;
+    let asked = ctx.memory().copies() - before;
+    let (least, seconds) = if ctx.memory().device() == Device::CudaEmulated { (1, 0.0) } else { (3, 0.3) };
+    let times = repeat(least, seconds, || work().map(drop))?;
+    Ok(Side { seconds: median(&times), asked, results })
+}
+
+/// Runs all comparisons.
+pub fn run(ctx: &Context, subject: Subject) -> anyhow::Result<Report> {
+    let columns = [
+        column("optimization", "optimization", 0),
+        column("without", "without it", 0),
+        column("with_ms", "with, ms", 3),
+        column("without_ms", "without, ms", 3),
+        column("speedup", "×", 2),
+        column("asked_with", "asked with", 0),
+        column("asked_without", "asked without", 0),
+        column("difference", "largest difference", 9),
+    ];
+    let mut report = Report::new("ablation", Machine::measure(ctx)?.of_dtype(subject.dtype.dtype()), &columns);
+    let weights = subject.weights(ctx)?;
+    let mut add = |names: [&str; 2], [with, without]: [Side; 2], most: f64| -> anyhow::Result<()> {
+        ensure!(with.results.len() == without.results.len(), "{}: the sides differ in length", names[0]);
+        let pairs = with.results.iter().zip(&without.results);
+        let difference = pairs.map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
+        ensure!(difference <= most, "{}: the sides differ by {difference}, more than {most}", names[0]);
+        report.row([
+            json!(names[0]),
+            json!(names[1]),
+            json!(1e3 * with.seconds),
+            json!(1e3 * without.seconds),
+            json!(without.seconds / with.seconds),
+            asked(with.asked),
+            asked(without.asked),
+            json!(difference),
+        ]);
+        Ok(())
+    };
+    let rounding = if subject.dtype.dtype() == DType::F32 { 1e-4 } else { 3e-2 };
+    add(["fused sampling", "logits and softmax in memory, drawn by the host"], sampling(ctx, &weights)?, rounding)?;
+    add(["fused masked softmax", "the mask added in a pass of its own"], masked_softmax(ctx)?, 1e-6)?;
+    add(["one transfer per batch", "a transfer for each number"], transfers(ctx)?, 0.0)?;
+    let [kept, shared] = rollouts(ctx, &weights)?;
+    add(["KV cache kept", "taken anew for each rollout"], kept, 0.0)?;
+    add(["prompt shared by its completions", "prefilled for each"], shared, 0.0)?;
+    add(["packing", "padded to the longest"], packing(ctx, &weights)?, 0.0)?;
+    let (kl_sides, errors) = stable_kl()?;
+    add(["stable KL (expm1)", "ratio of probabilities in f32"], kl_sides, f64::MAX)?;
+    report.note(format!(
+        "{}; asked: launches + copies to the device + copies back, and waits. Stable KL: the largest relative error of \
+         a divergence is {:.1e} with and {:.1e} without",
+        subject.name(),
+        errors[0],
+        errors[1]
+    ));
+    Ok(report)
+}
+
+fn asked(of: Copies) -> Value {
+    match of == Copies::default() {
+        true => Value::Null,
+        false => json!(format!("{} + {} + {}, {}", of.launches, of.to_device, of.to_host, of.waits)),
+    }
+}
+
+fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let mut stream = Stream::new(seed, STREAM);
+    (0..count).map(|_| (stream.next_f64() * 2.0 - 1.0) as f32).collect()
+}
+
+/// The likeliest token of each row, and its log-probability.
+fn sampling(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
+    let (memory, h, v) = (ctx.memory(), weights.config.hidden_size, weights.config.vocab_size);
+    let mut hidden = Tensor::zeros(memory, &[ROWS, h], weights.config.compute);
+    hidden.view_mut().copy_from_f32(&numbers(ROWS * h, 1));
+    let row = |r: usize| sample::RowParams {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        history: &[],
+        key: 1,
+        counter: [r as u32, 0, 0, 0],
+    };
+    let rows: Vec<_> = (0..ROWS).map(row).collect();
+    let mut ids = Tensor::from_u32(memory, &[ROWS], &[0; ROWS]);
+    let mut logps = Tensor::zeros(memory, &[ROWS], DType::F32);
+    let with = side(ctx, || {
+        let args = sample::Forward {
+            hidden: hidden.view(),
+            weight: weights.head(),
+            rows: &rows,
+            packed: None,
+            ids: ids.view_mut(),
+            logps: logps.view_mut(),
+            truncated_logps: None,
+        };
+        sample::forward(ctx, args)?;
+        let ids = ids.view().to_vec_u32();
+        Ok(ids.into_iter().map(|id| id as f32).chain(logps.to_vec_f32()).collect())
+    })?;
+    let [mut logits, mut softmax] = [(); 2].map(|()| Tensor::zeros(memory, &[ROWS, v], DType::F32));
+    let first = Tensor::from_u32(memory, &[ROWS], &[0; ROWS]);
+    let end = Tensor::from_u32(memory, &[ROWS], &[v as u32; ROWS]);
+    let without = side(ctx, || {
+        let product = linear::Forward {
+            x: hidden.view(),
+            w: weights.head(),
+            bias: None,
+            y: logits.view_mut(),
+            accumulate: false,
+        };
+        linear::forward(ctx, product)?;
+        let (first, end) = (first.view(), end.view());
+        softmax::forward(ctx, softmax::Forward { x: logits.view(), scale: 1.0, first, end, y: softmax.view_mut() })?;
+        let probabilities = softmax.to_vec_f32();
+        let likeliest = |row: &[f32]| {
+            let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            (row.iter().position(|&p| p == most).unwrap_or(0) as f32, ln(most))
+        };
+        let (ids, logps): (Vec<f32>, Vec<f32>) = probabilities.chunks(v).map(likeliest).unzip();
+        Ok(ids.into_iter().chain(logps).collect())
+    })?;
+    Ok([with, without])
+}
+
+#[allow(clippy::disallowed_methods)] // of a yardstick, whose bits nothing depends on
+fn ln(x: f32) -> f32 {
+    x.ln()
+}
+
+/// The probabilities of causal scores.
+fn masked_softmax(ctx: &Context) -> anyhow::Result<[Side; 2]> {
+    let (memory, n) = (ctx.memory(), KEYS);
+    let x = Tensor::from_f32(memory, &[n, n], &numbers(n * n, 2));
+    let ends: Vec<u32> = (1..=n as u32).collect();
+    let [first, end, all] = [vec![0; n], ends, vec![n as u32; n]].map(|list| Tensor::from_u32(memory, &[n], &list));
+    let mask: Vec<f32> = (0..n * n).map(|i| if i % n > i / n { UNSEEN } else { 0.0 }).collect();
+    let mask = Tensor::from_f32(memory, &[n, n], &mask);
+    let [mut y, mut sum, mut masked] = [(); 3].map(|()| Tensor::zeros(memory, &[n, n], DType::F32));
+    let scale = 0.125;
+    let with = side(ctx, || {
+        let args = softmax::Forward { x: x.view(), scale, first: first.view(), end: end.view(), y: y.view_mut() };
+        softmax::forward(ctx, args)?;
+        Ok(y.to_vec_f32())
+    })?;
+    let without = side(ctx, || {
+        let args = residual::Forward {
+            x: x.view(),
+            delta: Some(mask.view()),
+            sum: Some(sum.view_mut()),
+            y: masked.view_mut(),
+        };
+        residual::forward(ctx, args)?;
+        let args = softmax::Forward { x: masked.view(), scale, first: first.view(), end: all.view(), y: y.view_mut() };
+        softmax::forward(ctx, args)?;
+        Ok(y.to_vec_f32())
+    })?;
+    Ok([with, without])
+}
+
+/// The inputs of a decode step to the device.
+fn transfers(ctx: &Context) -> anyhow::Result<[Side; 2]> {
+    let inputs: Vec<u32> = (0..(COLUMNS * ROWS) as u32).collect();
+    let mut at = Tensor::from_u32(ctx.memory(), &[COLUMNS * ROWS], &inputs);
+    let read = |at: &Tensor| at.view().to_vec_u32().into_iter().map(|x| x as f32).collect();
+    let with = side(ctx, || {
+        at.view_mut().copy_from_u32(&inputs);
+        Ok(read(&at))
+    })?;
+    let without = side(ctx, || {
+        for (i, x) in inputs.iter().enumerate() {
+            at.rows_mut(i..i + 1).copy_from_u32(&[*x]);
+        }
+        Ok(read(&at))
+    })?;
+    Ok([with, without])
+}
+
+/// Generation by an engine that is kept, beside one that is made for it; and with prompts shared, beside not.
+fn rollouts(ctx: &Context, weights: &Weights) -> anyhow::Result<[[Side; 2]; 2]> {
+    let workload = Workload { prompts: 2, prompt_tokens: 32, generations: 4, max_num_seqs: 8, ..Workload::grpo(8, 4) };
+    let prompts = workload.random_prompts(&weights.config, 0);
+    let generate = |engine: &mut rollout::Engine| -> anyhow::Result<Vec<f32>> {
+        let groups = engine.generate(weights, workload.requests(&prompts, 0))?;
+        let completions = groups.iter().flat_map(|group| &group.completions);
+        Ok(completions.flat_map(|c| c.logps().iter().copied()).collect())
+    };
+    let mut shared = workload.engine(ctx, &weights.config)?;
+    let apart = Workload { prefix_sharing: false, ..workload.clone() };
+    let mut unshared = apart.engine(ctx, &weights.config)?;
+    let kept = side(ctx, || generate(&mut shared))?;
+    let anew = side(ctx, || generate(&mut workload.engine(ctx, &weights.config)?))?;
+    let again = side(ctx, || generate(&mut shared))?;
+    let each = side(ctx, || generate(&mut unshared))?;
+    Ok([[kept, anew], [again, each]])
+}
+
+/// Log-probabilities of completions between a quarter of the longest and all of it.
+fn packing(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
+    const LONGEST: usize = 64;
+    let mut stream = Stream::new(3, STREAM);
+    let mut ids = |count: usize| -> Vec<u32> {
+        (0..count).map(|_| (stream.next_f64() * weights.config.vocab_size as f64) as u32).collect()
+    };
+    let lengths = [LONGEST, 16, 24, 40, 16, 32, 20, 48];
+    let rows: Vec<(Vec<u32>, Vec<u32>)> = lengths.iter().map(|&n| (ids(8), ids(n))).collect();
+    let padded = |completion: &Vec<u32>| -> Vec<u32> {
+        completion.iter().copied().chain(std::iter::repeat(0)).take(LONGEST).collect()
+    };
+    let wide: Vec<Vec<u32>> = rows.iter().map(|(_, completion)| padded(completion)).collect();
+    let mut scorer = Scorer::new(ctx.memory(), 4096, true);
+    let mut score = |completions: &[&[u32]]| -> anyhow::Result<Vec<f32>> {
+        let pairs = rows.iter().zip(completions);
+        let pairs: Vec<_> = pairs.map(|((prompt, _), completion)| PromptCompletion { prompt, completion }).collect();
+        let scores = scorer.score(ctx, weights, &pairs, 1.0)?;
+        // Of the tokens that are there.
+        Ok(scores.iter().zip(lengths).flat_map(|(scores, n)| scores.logps[..n].to_vec()).collect())
+    };
+    let packed: Vec<&[u32]> = rows.iter().map(|(_, completion)| completion.as_slice()).collect();
+    let wide: Vec<&[u32]> = wide.iter().map(Vec::as_slice).collect();
+    let with = side(ctx, || score(&packed))?;
+    let without = side(ctx, || score(&wide))?;
+    Ok([with, without])
+}
+
+/// The divergence of log-probabilities that are near each other, and the largest relative errors of both sides.
+fn stable_kl() -> anyhow::Result<([Side; 2], [f64; 2])> {
+    let host = Context::meta();
+    let differences: Vec<f64> = (1..=4096).map(|i| f64::from(i) * 1e-6).collect();
+    let logp = -2.0;
+    let with =
+        side(&host, || Ok(differences.iter().map(|d| KlEstimator::K3.estimate(logp, logp + d) as f32).collect()))?;
+    let without = side(&host, || Ok(differences.iter().map(|&d| naive_kl(logp as f32, (logp + d) as f32)).collect()))?;
+    // e^d − d − 1 as a series, of which four terms suffice where d is small.
+    let exact = |d: f64| d * d * (0.5 + d * (1.0 / 6.0 + d * (1.0 / 24.0 + d / 120.0)));
+    let error = |side: &Side| {
+        let errors = side.results.iter().zip(&differences).map(|(k, &d)| (f64::from(*k) / exact(d) - 1.0).abs());
+        errors.fold(0.0, f64::max)
+    };
+    let errors = [error(&with), error(&without)];
+    ensure!(errors[0] < 1e-5, "the stable form errs by {}", errors[0]);
+    Ok(([with, without], errors))
+}
+
+/// As it is written with probabilities.
+#[allow(clippy::disallowed_methods)] // of a yardstick, whose bits nothing depends on
+fn naive_kl(logp: f32, ref_logp: f32) -> f32 {
+    let ratio = ref_logp.exp() / logp.exp();
+    ratio - 1.0 - ratio.ln()
+}

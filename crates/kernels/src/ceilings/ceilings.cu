@@ -1,0 +1,22 @@
+// What a device can do at most: copies of its memory, and multiply-adds that touch none.
+
+KERNEL(ceilings_copy, 256, const float* from, float* to, u64 count) {
+    u64 step = (u64)gridDim.x * blockDim.x;
+#pragma unroll 4
+    for (u64 i = thread_of_grid(); i < count; i += step) to[i] = from[i];
+}
+
+// Eight chains to a thread, which converge to 1: no denormal, no infinity.
+KERNEL(ceilings_chains, 256, float* to, float a, float b, u32 rounds) {
+    float chain[8];
+#pragma unroll
+    for (u32 c = 0; c < 8; c++) chain[c] = (float)(threadIdx.x + c);
+    for (u32 round = 0; round < rounds; round++) {
+#pragma unroll
+        for (u32 c = 0; c < 8; c++) chain[c] = __fmaf_rn(chain[c], a, b);
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 c = 0; c < 8; c++) sum = sum + chain[c];
+    to[thread_of_grid()] = sum;
+}

@@ -1,0 +1,61 @@
+//! What is measured on a device: its memory, its time, and ranges that profilers show.
+
+use super::driver::Event;
+use super::nvtx::Nvtx;
+use super::{Cuda, Queue};
+use crate::Result;
+use std::sync::Arc;
+
+/// Memory of a device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// What it has and what nobody holds; none where it has the host's.
+    pub total_and_free: Option<[u64; 2]>,
+    /// The most that this process's allocations have held together.
+    pub peak: u64,
+}
+
+/// A place in what a device does, which happens when all that was asked for before it has.
+pub struct Mark {
+    queue: Arc<Queue>,
+    event: Event,
+}
+
+impl Mark {
+    /// The device's seconds from an earlier mark to this one, which is waited for.
+    pub fn seconds_since(&self, earlier: &Mark) -> Result<f64> {
+        self.queue.seconds(earlier.event, self.event)
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        self.queue.forget(self.event);
+    }
+}
+
+/// A range that profilers show beside what the device does, until it is dropped.
+pub struct Range {
+    nvtx: &'static Nvtx,
+    id: u64,
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        self.nvtx.end(self.id);
+    }
+}
+
+impl Cuda {
+    pub(crate) fn memory(&self) -> Result<DeviceMemory> {
+        Ok(DeviceMemory { total_and_free: self.queue.memory()?, peak: self.queue.peak()? })
+    }
+    pub(crate) fn mark(&self) -> Result<Mark> {
+        Ok(Mark { event: self.queue.event()?, queue: self.queue.clone() })
+    }
+    /// None where no profiler's library is.
+    pub(crate) fn range(&self, name: &str) -> Option<Range> {
+        let nvtx = Nvtx::get()?;
+        Some(Range { id: nvtx.start(name), nvtx })
+    }
+}

@@ -1,0 +1,53 @@
+//! How much memory operations take for themselves while they run, at most: what a plan adds to the tensors.
+
+use super::queue::STAGING;
+use crate::ops::lm_head::CHUNK;
+
+/// Rows and vocabulary of a block of logits in log-probabilities, and logits that sampling holds.
+const BLOCK: (usize, usize) = (512, 4096);
+const SAMPLED: usize = 1 << 24;
+/// What the statistics of a chunk of logits keep.
+const KEPT: usize = 3;
+const WORD: usize = 4;
+
+/// The sizes of the largest passes of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Passes {
+    /// Tokens that go through the model together.
+    pub tokens: usize,
+    /// Sequences that are sampled together.
+    pub sequences: usize,
+    /// Positions of the longest sequence.
+    pub positions: usize,
+    /// Pages of keys and values that a training pass holds.
+    pub pages: usize,
+    /// Entries of the vocabulary.
+    pub vocab: usize,
+    /// Attention's heads.
+    pub heads: usize,
+    /// The adapter's rank; 0: none.
+    pub rank: usize,
+    /// Inputs of the widest matrix with an adapter whose inputs are dropped; 0: none are.
+    pub dropped: usize,
+}
+
+impl Passes {
+    /// Bytes that one operation holds beside its tensors, the largest of all: they go back when it has been launched.
+    pub fn scratch_bytes(&self) -> u64 {
+        let chunks = self.vocab.div_ceil(CHUNK);
+        let rows = self.tokens.min(BLOCK.0);
+        let scored = rows * self.vocab.min(BLOCK.1) + rows * chunks * KEPT;
+        let drawn = (SAMPLED / self.vocab.max(1)).clamp(1, self.sequences.max(1));
+        // Per row its parameters, and the tokens so far where repetitions are made less likely.
+        let sampled = drawn * (self.vocab + chunks * KEPT) + self.sequences * (8 + self.positions);
+        let looks = self.tokens * self.positions.div_ceil(64);
+        let attended = self.tokens * (self.heads + 2) + 2 * looks + 2 * (self.pages + 1);
+        let adapted = self.tokens * (2 * self.rank + self.dropped);
+        (WORD * scored.max(sampled).max(attended).max(adapted)) as u64
+    }
+
+    /// Pinned memory of the host.
+    pub fn staging_bytes() -> u64 {
+        STAGING as u64
+    }
+}

@@ -1,0 +1,104 @@
+//! What there is of CUDA on this machine, looked at for a person: nothing is computed, and no device is kept.
+
+use super::driver::Outcome;
+use super::libcuda::{CAPABILITY, Functions};
+use super::nvrtc::Nvrtc;
+use super::sources;
+use std::ffi::{CStr, c_char, c_int};
+use std::path::PathBuf;
+use std::ptr::null_mut;
+
+/// What was found.
+#[derive(Clone, Debug)]
+pub struct CudaSurvey {
+    /// Where NVIDIA's driver was looked for.
+    pub driver_path: String,
+    /// The driver, or why there is none.
+    pub driver: Result<CudaDriver, String>,
+    /// Where NVRTC, which compiles kernels, was looked for.
+    pub nvrtc_paths: Vec<String>,
+    /// Its version, or why it cannot be used.
+    pub nvrtc: Result<String, String>,
+    /// Where compiled kernels are kept.
+    pub kernel_cache: PathBuf,
+}
+
+/// NVIDIA's driver.
+#[derive(Clone, Debug)]
+pub struct CudaDriver {
+    /// The newest CUDA that it knows: "12.9".
+    pub version: String,
+    /// Its devices in the order of their numbers, or what is wrong with one.
+    pub devices: Vec<Result<CudaDevice, String>>,
+}
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaDevice {
+    /// As NVIDIA calls it.
+    pub name: String,
+    /// Compute capability: "9.0".
+    pub capability: String,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// Those that nobody held.
+    pub free_bytes: u64,
+}
+
+impl CudaSurvey {
+    /// Looks.
+    pub fn new() -> CudaSurvey {
+        CudaSurvey {
+            driver_path: Functions::path(),
+            driver: Functions::get().and_then(driver),
+            nvrtc_paths: Nvrtc::paths(),
+            nvrtc: Nvrtc::get().map(|nvrtc| format!("{}.{}", nvrtc.version.0, nvrtc.version.1)),
+            kernel_cache: sources::directory(),
+        }
+    }
+}
+
+impl Default for CudaSurvey {
+    fn default() -> CudaSurvey {
+        CudaSurvey::new()
+    }
+}
+
+fn driver(cuda: &Functions) -> Outcome<CudaDriver> {
+    let (mut version, mut count) = (0, 0);
+    // SAFETY: places to write to.
+    unsafe {
+        cuda.check("cuDriverGetVersion", (cuda.driver_version)(&mut version))?;
+        cuda.check("cuDeviceGetCount", (cuda.device_count)(&mut count))?;
+    }
+    let version = format!("{}.{}", version / 1000, version % 1000 / 10);
+    Ok(CudaDriver { version, devices: (0..count).map(|number| device(cuda, number)).collect() })
+}
+
+fn device(cuda: &Functions, number: c_int) -> Outcome<CudaDevice> {
+    let (mut device, mut name) = (0, [0 as c_char; 256]);
+    // SAFETY: places to write to, a device that there is; its context is let go of again.
+    unsafe {
+        cuda.check("cuDeviceGet", (cuda.device)(&mut device, number))?;
+        cuda.check("cuDeviceGetName", (cuda.device_name)(name.as_mut_ptr(), name.len() as c_int - 1, device))?;
+        let [major, minor] = CAPABILITY.map(|attribute| {
+            let mut value = 0;
+            cuda.check("cuDeviceGetAttribute", (cuda.attribute)(&mut value, attribute, device)).map(|()| value)
+        });
+        let capability = format!("{}.{}", major?, minor?);
+        let mut context = null_mut();
+        cuda.check("cuDevicePrimaryCtxRetain", (cuda.retain_context)(&mut context, device))?;
+        let (mut free, mut total) = (0, 0);
+        let asked = cuda
+            .check("cuCtxSetCurrent", (cuda.set_context)(context))
+            .and_then(|()| cuda.check("cuMemGetInfo", (cuda.memory)(&mut free, &mut total)));
+        (cuda.release_context)(device);
+        asked?;
+        Ok(CudaDevice {
+            name: CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned(),
+            capability,
+            memory_bytes: total as u64,
+            free_bytes: free as u64,
+        })
+    }
+}

@@ -1,0 +1,90 @@
+//! What a device did in a run's stages: launches, copies and waits as its queue counts them, seconds between its own
+//! events, and ranges that profilers show.
+
+use super::reporter::Reporter;
+use kernels::{Context, Copies, Mark, Range};
+use std::collections::HashMap;
+use std::fmt;
+use telemetry::{DeviceMeter, DeviceWork, Stages};
+
+/// The timers of a run on `ctx`.
+pub fn stages(reporter: &Reporter, ctx: &Context) -> Stages {
+    let stages = Stages::new(reporter.sinks().clone());
+    match ContextMeter::of(ctx) {
+        Some(meter) => stages.with_device(meter),
+        None => stages,
+    }
+}
+
+/// Adds the most memory that was held to the metrics of a step, and what a device did in its stages:
+/// `device/<stage>/time_s`, `launches`, `copies_in`, `copies_out`, `waits`, and `device/peak_bytes`.
+pub fn report(reporter: &mut Reporter, stages: &Stages, ctx: &Context) {
+    if let Some(peak) = telemetry::system::peak_rss_bytes() {
+        reporter.set("peak_bytes", peak as f64);
+    }
+    for stage in stages.take_step().into_iter().filter(|stage| stage.device.is_any()) {
+        let DeviceWork { launches, copies_in, copies_out, waits, seconds } = stage.device;
+        let counts = [("launches", launches), ("copies_in", copies_in), ("copies_out", copies_out), ("waits", waits)];
+        reporter.add(&format!("device/{}/time_s", stage.path), seconds);
+        for (name, count) in counts {
+            reporter.add(&format!("device/{}/{name}", stage.path), count as f64);
+        }
+    }
+    if let Ok(Some(memory)) = ctx.device_memory() {
+        reporter.set("device/peak_bytes", memory.peak as f64);
+    }
+}
+
+/// The meter of a context's device.
+struct ContextMeter {
+    ctx: Context,
+    open: HashMap<u64, Open>,
+    closed: Vec<(u64, Mark, Mark)>,
+}
+
+struct Open {
+    copies: Copies,
+    begin: Option<Mark>,
+    _range: Option<Range>,
+}
+
+impl ContextMeter {
+    /// None of a device that has neither memory nor time of its own.
+    fn of(ctx: &Context) -> Option<ContextMeter> {
+        let ctx = ctx.memory().device().is_cuda().then(|| ctx.clone())?;
+        Some(ContextMeter { ctx, open: HashMap::new(), closed: Vec::new() })
+    }
+
+    /// None of a device that has failed: whoever computes on it hears of that.
+    fn mark(&self) -> Option<Mark> {
+        self.ctx.mark().ok().flatten()
+    }
+}
+
+impl fmt::Debug for ContextMeter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContextMeter").field("device", &self.ctx.describe()).finish_non_exhaustive()
+    }
+}
+
+impl DeviceMeter for ContextMeter {
+    fn open(&mut self, span: u64, name: &str) {
+        let range = self.ctx.range(name);
+        let open = Open { copies: self.ctx.memory().copies(), begin: self.mark(), _range: range };
+        self.open.insert(span, open);
+    }
+
+    fn close(&mut self, span: u64) -> DeviceWork {
+        let Some(open) = self.open.remove(&span) else { return DeviceWork::default() };
+        if let (Some(begin), Some(end)) = (open.begin, self.mark()) {
+            self.closed.push((span, begin, end));
+        }
+        let Copies { to_device, to_host, launches, waits, .. } = self.ctx.memory().copies() - open.copies;
+        DeviceWork { launches, copies_in: to_device, copies_out: to_host, waits, seconds: 0.0 }
+    }
+
+    fn seconds(&mut self) -> Vec<(u64, f64)> {
+        let closed = std::mem::take(&mut self.closed);
+        closed.into_iter().filter_map(|(span, begin, end)| Some((span, end.seconds_since(&begin).ok()?))).collect()
+    }
+}
