@@ -150,7 +150,7 @@ fn direct_preference_optimization() {
     set("label_smoothing=0.1", &["`label_smoothing`", "robust"]);
     set("label_smoothing=0.5", &["`label_smoothing`"]);
     set("dpo_loss_type=dpo", &["dpo_loss_type", "sigmoid"]);
-    set("ref_model=other", &["ref_model", "begins with"]);
+    set("ref_model=other", &["`ref_model`", "other does not exist"]);
     set("max_length=1", &["max_length"]);
     set("per_device_train_batch_size=2", &["per_device_train_batch_size", "has 1"]);
     set("replay=x.jsonl", &["`replay`", "train"]);

@@ -8,7 +8,8 @@ pub use policy::{
 };
 pub use value_model::{value_model_shape, value_model_shape_of};
 
-use crate::error::BadInput;
+use crate::config::Config;
+use crate::error::{BadInput, OrBadInput};
 use model::hub::HubKind;
 use std::path::PathBuf;
 
@@ -19,4 +20,9 @@ pub fn locate(name: &str, kind: HubKind) -> anyhow::Result<PathBuf> {
         model::Error::Io { .. } => error.into(),
         wrong => BadInput::new(wrong.to_string()),
     })
+}
+
+/// Where `ref_model` is; none where it is not set.
+pub fn locate_ref_model(config: &Config) -> anyhow::Result<Option<PathBuf>> {
+    config.ref_model.as_ref().map(|name| locate(name, HubKind::Model)).transpose().or_bad_input_in("`ref_model`")
 }

@@ -7,11 +7,10 @@
 use super::offline::{Offline, Row, Rows, load_pairs};
 use crate::config::{Config, Purpose};
 use crate::data::{DatasetSpec, Pair};
-use crate::models::{ModelSource, load_weights, locate};
+use crate::models::{ModelSource, load_weights, locate_ref_model};
 use crate::run::inputs::RunInputs;
 use crate::run::training::TrainingRun;
 use model::columns::REF_LOGPS;
-use model::hub::HubKind;
 use model::{Head, ModelAssets, Scorer};
 use telemetry::Sinks;
 use train::loss::dpo::{Answer, pair};
@@ -61,7 +60,7 @@ impl Offline for Dpo {
         scorer: &mut Scorer,
         rows: &mut Rows<PreferencePair>,
     ) -> anyhow::Result<()> {
-        let other = inputs.config().ref_model.as_ref().map(|name| locate(name, HubKind::Model)).transpose()?;
+        let other = locate_ref_model(inputs.config())?;
         let reference = load_weights(&inputs.ctx, other.as_ref().unwrap_or(&source.dir), &assets.config)?;
         let count = rows.train.len() + rows.held_out_rows();
         inputs.sinks.info(&format!("log-probabilities of the reference for {count} pairs, once"));

@@ -133,12 +133,13 @@ unsafe impl Sync for LibCuda {}
 
 /// Opens the device of this number.
 pub(super) fn open_device(number: u8) -> Outcome<Box<dyn Driver>> {
+    let functions = Functions::get()?;
     let (nvrtc, shipped) = (Nvrtc::get(), sources::shipped());
     // A machine that has a driver and no compiler should hear of it before it has loaded a model.
     if shipped.is_empty() {
         nvrtc.clone()?;
     }
-    open_with(Functions::get()?, nvrtc, shipped, number)
+    open_with(functions, nvrtc, shipped, number)
 }
 
 pub(super) fn open_with(

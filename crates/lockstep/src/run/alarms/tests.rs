@@ -95,10 +95,14 @@ fn metrics_beyond_their_thresholds() {
     let falling = |low: f64| [[2.0; 6], [low; 6]].concat();
     assert_eq!(first("entropy", &falling(0.19)), at(11, "entropy_collapse"));
     assert_eq!(first("entropy", &falling(0.21)), None);
+    assert_eq!(first("entropy", &falling(0.1 * 2.0)), None, "below, not at");
     assert_eq!(first("kl", &[0.5, 1.0, 1.5, 2.0]), at(4, "kl_blow_up"));
-    let norms = |high: f64| [[1.0; 11], [high; 11]].concat();
-    assert_eq!(first("grad_norm", &norms(10.1)), at(14, "grad_norm"));
-    assert_eq!(first("grad_norm", &norms(9.9)), None);
+    let norms = |few: usize, high: f64| [vec![1.0; few], vec![high; 9]].concat();
+    assert_eq!(first("grad_norm", &norms(10, 10.1)), at(13, "grad_norm"));
+    assert_eq!(first("grad_norm", &norms(10, 10.0)), None);
+    // What is large becomes what is usual.
+    assert_eq!(first("grad_norm", &norms(8, 10.1)), None);
+    assert_eq!(first("grad_norm", &[[0.0; 20], [1.0; 20]].concat()), None, "a step without a gradient is no measure");
     assert_eq!(first("grad_norm", &[0.0, 1.0, 100.0, 100.0, 100.0, 100.0]), None, "too little is known");
 }
 
@@ -232,4 +236,118 @@ fn what_is_given_up_was_never_seen_and_a_checkpoint_goes_on_with_the_same_bits()
     let found = steps(&mut cut, 4..9, &[empty, empty]);
     assert_eq!(found, [(5, "empty_answer_wins".to_owned())]);
     assert_eq!(cut.state(), whole.state());
+}
+
+/// Metrics of steps without completions, as supervised training has them; what is raised.
+fn without_completions(metrics: &[(&str, f64)], steps: u64) -> Vec<String> {
+    let metrics: BTreeMap<String, f64> = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    let mut alarms = Alarms::default();
+    (1..=steps).flat_map(|step| alarms.end_step(step, &metrics)).map(|alarm| alarm.id).collect()
+}
+
+#[test]
+fn certainty_is_asked_for_where_nothing_is_sampled_and_ppos_divergence_is_of_a_completion() {
+    let mut alarms = Alarms::default();
+    for step in 1..40 {
+        let entropy = if step < 20 { 2.0 } else { 0.01 };
+        assert_eq!(alarms.end_step(step, &BTreeMap::from([("entropy".to_owned(), entropy)])), []);
+    }
+    let kl =
+        |kl: f64, length: f64| without_completions(&[("objective/kl", kl), ("completions/mean_length", length)], 3);
+    assert_eq!(kl(10.0, 10.0), ["kl_blow_up"]);
+    assert_eq!(kl(9.9, 10.0), Vec::<String>::new());
+    assert_eq!(kl(0.9, 0.0), Vec::<String>::new(), "an empty completion is no division by zero");
+    assert_eq!(without_completions(&[("objective/kl", 99.0)], 3), Vec::<String>::new());
+}
+
+/// Raised in `count` steps with these completions, after one whose lowest score is 0.
+fn raised(count: u64, groups: &[&[Text<'_>]]) -> Vec<String> {
+    let mut alarms = Alarms::default();
+    let mut all = steps(&mut alarms, 1..2, WELL);
+    all.extend(steps(&mut alarms, 2..2 + count, groups));
+    all.into_iter().map(|(_, id)| id).collect()
+}
+
+const NOTHING: [&str; 0] = [];
+
+#[test]
+fn at_a_threshold_and_just_short_of_it() {
+    let texts: Vec<String> = (0..21).map(|i| format!("text {i}")).collect();
+    // Of so many completions one without a score.
+    let unscored = |count: usize| -> Vec<Text<'_>> {
+        let score = |i: usize| if i == 0 { None } else { Some(0.1 * (i % 3) as f64) };
+        (0..count).map(|i| (texts[i].as_str(), score(i), false)).collect()
+    };
+    assert_eq!(raised(1, &[&unscored(20)]), ["unscored"]);
+    assert_eq!(raised(1, &[&unscored(21)]), NOTHING);
+    // Of so many completions one was cut, and the others earn all.
+    let cut = |count: usize| -> Vec<Text<'_>> {
+        (0..count).map(|i| (texts[i].as_str(), Some(if i == 0 { 0.0 } else { 1.0 }), i == 0)).collect()
+    };
+    assert_eq!(raised(3, &[&cut(4)]), ["cut_short"]);
+    assert_eq!(raised(3, &[&cut(5)]), NOTHING);
+    // Of those that ended half earn much, or fewer; the cut one earned something.
+    let ended = |cut: f64, scores: [f64; 2]| {
+        raised(3, &[&[("a", Some(cut), true), ("b", Some(scores[0]), false), ("c", Some(scores[1]), false)], WELL[0]])
+    };
+    let mixed: &[Text<'_>] = &[("a", Some(0.0), true), ("b", Some(1.0), false), ("c", Some(0.0), false)];
+    assert_eq!(raised(3, &[mixed]), ["cut_short"]);
+    let few: &[Text<'_>] =
+        &[("a", Some(0.0), true), ("b", Some(1.0), false), ("c", Some(0.0), false), ("d", Some(0.0), false)];
+    assert_eq!(raised(3, &[few]), NOTHING);
+    assert_eq!(ended(0.2, [1.0, 1.0]), NOTHING);
+}
+
+#[test]
+fn what_winners_are_is_said_of_two_at_least_and_of_half_of_them() {
+    let empty = ("", Some(1.0), false);
+    let good = |text| (text, Some(1.0), false);
+    let none = |text| (text, Some(0.0), false);
+    assert_eq!(raised(5, &[&[empty, good("a"), none("b")]]), ["empty_answer_wins"]);
+    assert_eq!(raised(5, &[&[empty, good("a"), good("b"), none("c")]]), NOTHING);
+    assert_eq!(raised(5, &[&[empty, none("b"), none("c")]]), NOTHING, "one winner");
+    // From the middle on, a completion wins.
+    assert_eq!(raised(5, &[&[("", Some(0.5), false), good("a"), none("b")]]), ["empty_answer_wins"]);
+    assert_eq!(raised(5, &[&[("", Some(0.49), false), good("a"), good("b")]]), NOTHING);
+    // Twice as often as elsewhere: of the others as many are empty.
+    assert_eq!(raised(5, &[&[empty, good("a"), none(" "), none("c")]]), NOTHING);
+    // What was cut may be unfinished.
+    let open = |cut: bool| [("f(", Some(1.0), cut), ("g(", Some(1.0), cut), none("b")];
+    assert_eq!(raised(5, &[&open(false)]), ["broken_text_wins"]);
+    assert_eq!(raised(5, &[&open(true)]), NOTHING);
+
+    let [yes, other] = [good("yes"), good("no")];
+    assert_eq!(raised(5, &[&[yes, yes, none("x")], &[yes, other, none("x")]]), ["one_text_wins"]);
+    assert_eq!(raised(5, &[&[yes, none("x")], &[yes, other, none("x")]]), NOTHING, "two of three");
+    assert_eq!(raised(5, &[&[yes, none("x")], &[yes, none("x")]]), NOTHING, "two winners");
+}
+
+#[test]
+fn one_score_is_no_constant_and_another_prompt_no_contradiction() {
+    let alone: &[Text<'_>] = &[("a", Some(0.25), false)];
+    assert_eq!(steps(&mut Alarms::default(), 1..20, &[alone]), []);
+    let by_prompt: &[&[Text<'_>]] =
+        &[&[("a", Some(1.0), false), ("b", Some(0.0), false)], &[("a", Some(0.0), false), ("b", Some(1.0), false)]];
+    assert_eq!(steps(&mut Alarms::default(), 1..9, by_prompt), []);
+}
+
+#[test]
+fn length_is_compared_at_twice_and_a_rise_with_the_rewards_spread() {
+    // Five generations, five of another length, in which the reward rises, or goes up and down.
+    let course = |before: usize, after: usize, score: fn(u64) -> f64| {
+        let mut alarms = Alarms::default();
+        let mut found = Vec::new();
+        for step in 1..=12 {
+            let length = if step <= 5 { before } else { after };
+            let text: String = (0..length).map(|i| char::from_u32(200 + i as u32).unwrap()).collect();
+            alarms.generation(&rollouts(&[&[(&text, Some(score(step)), false), ("", Some(-1.0), false)]]));
+            found.extend(alarms.end_step(step, &BTreeMap::new()).into_iter().map(|alarm| (step, alarm.id)));
+        }
+        found
+    };
+    let rises = |step: u64| step as f64;
+    assert_eq!(course(10, 20, rises), [(12, "length_explodes".to_owned())]);
+    assert_eq!(course(10, 19, rises), []);
+    assert_eq!(course(10, 20, |step| (step % 2) as f64), []);
+    assert_eq!(course(10, 20, |_| 0.0), []);
 }

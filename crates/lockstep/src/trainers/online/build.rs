@@ -6,7 +6,7 @@ use crate::bad_input;
 use crate::config::{Config, Purpose, WorkloadBounds, engine_config, sampling, trainer_config};
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::BadInput;
-use crate::models::{ModelSource, Policy, load_assets, locate, trained_weights};
+use crate::models::{ModelSource, Policy, load_assets, locate_ref_model, trained_weights};
 use crate::rollouts::evaluate::{self, Evaluation};
 use crate::rollouts::function::ProgramRollouts;
 use crate::rollouts::health::RewardHealth;
@@ -15,7 +15,6 @@ use crate::rollouts::rewards::{ConfiguredReward, check_columns, load_rewards, na
 use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::{self, Available};
 use crate::run::training::{RunSetup, TrainingRun, sampler};
-use model::hub::HubKind;
 use model::{Head, ModelAssets, Scorer};
 use rollout::Engine;
 use serde_json::Value;
@@ -66,7 +65,7 @@ impl Prepared {
         let weights = trained_weights(&ctx, &model, checkpoint, &config, &assets.config)?;
         let reference = match config.has_reference() && !bounds.ref_logps {
             true => {
-                let other = config.ref_model.as_ref().map(|name| locate(name, HubKind::Model)).transpose()?;
+                let other = locate_ref_model(&config)?;
                 // Without its adapter, the policy is the model below.
                 let own = other.or_else(|| (!config.use_peft).then(|| model.dir.clone()));
                 let synced = checkpoint.filter(|_| config.sync_ref_model);
