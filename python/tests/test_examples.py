@@ -50,7 +50,8 @@ SHARED = pathlib.Path(os.environ.get("LOCKSTEP_SHARED", pathlib.Path(__file__).p
 # What the O-GRPO document's script asks torch and transformers for, without torch: a model that is its directory.
 WITHOUT_TORCH = """
 import contextlib, shutil, sys, types
-import transformers
+# Both look for torch once, and do without.
+import datasets, transformers
 
 class Model:
     def __init__(self, name):
@@ -79,6 +80,9 @@ def no_grad():
     yield
     grad_enabled[0] = True
 
+# What `datasets` asks about when it hashes what it was given.
+torch.Tensor, torch.Generator = type("Tensor", (), {}), type("Generator", (), {})
+torch.nn = types.SimpleNamespace(Module=type("Module", (), {}))
 torch.no_grad = no_grad
 torch.is_grad_enabled = lambda: grad_enabled[0]
 transformers.AutoModelForCausalLM = AutoModelForCausalLM
@@ -100,14 +104,14 @@ def test_the_script_of_the_o_grpo_document_without_torch(bytes_model, place):
         assert text.count(theirs) == 1
         text = text.replace(theirs, ours)
     (place / "script.py").write_text(f"{WITHOUT_TORCH}\n{text}")
-    (place / "rows.jsonl").write_text('{"prompt": [{"role": "user", "content": "Hello there"}]}\n' * 8)
+    (place / "rows.jsonl").write_text('{"prompt": "Hello there"}\n' * 8)
     said = run("script.py", MODEL=bytes_model, MAX_NEW_TOKENS="8", MAX_SAMPLES="8")
     assert said.returncode == 0, said.stderr
     assert "[train(grpo)]" in said.stdout
     assert "`gen_kwargs` is old" in said.stderr and "train() is called under torch.no_grad()" in said.stderr
-    metrics = logged("model-GRPO")
+    # Lines of alarms have no metrics.
+    metrics = [line for line in logged("model-GRPO") if "rewards/reward_unique_chars/mean" in line]
     assert metrics[-1]["step"] == 3 * 8 and metrics[-1]["completions/max_length"] <= 8
-    assert all("rewards/reward_unique_chars/mean" in line for line in metrics)
     with open("model-GRPO/config.toml") as file:
         config = file.read()
     assert all(line in config for line in ["top_p = 0.9", "temperature = 0.7", "repetition_penalty = 1.05"])

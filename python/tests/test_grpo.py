@@ -345,7 +345,8 @@ def test_how_long_a_reward_waited_for_the_interpreter_is_logged(model, rows):
     sys.setswitchinterval(0.02)
     thread.start()
     try:
-        trainer = grpo(model, rows, max_steps=12)
+        # Completions long enough for the thread to begin while they are written.
+        trainer = grpo(model, rows * 8, max_steps=12, max_completion_length=48, per_device_train_batch_size=64)
         trainer.train()
     finally:
         done.set()

@@ -124,7 +124,7 @@ def test_the_script_of_the_o_grpo_document(bytes_model, place):
     text = text.replace("from trl import", "from lockstep_rl import")
     text = text.replace('"trl-lib/chatbot_arena_completions"', '"json", data_files="rows.jsonl"')
     (place / "script.py").write_text(text)
-    (place / "rows.jsonl").write_text('{"prompt": [{"role": "user", "content": "Hello there"}]}\n' * 8)
+    (place / "rows.jsonl").write_text('{"prompt": "Hello there"}\n' * 8)
     said = python("script.py", env={**os.environ, "MODEL": bytes_model, "MAX_NEW_TOKENS": "8", "MAX_SAMPLES": "8"})
     assert said.returncode == 0, said.stderr
     assert "[train(grpo)]" in said.stdout and "`gen_kwargs` is old" in said.stderr
