@@ -9,7 +9,6 @@ pub(crate) mod cuda;
 
 pub(crate) use cpu::Cpu;
 pub(crate) use cuda::Cuda;
-pub use cuda::Passes;
 pub use cuda::measure::{DeviceMemory, Mark, Range};
 pub use cuda::survey::{CudaDevice, CudaDriver, CudaSurvey};
 

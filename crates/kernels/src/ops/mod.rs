@@ -19,9 +19,11 @@ pub mod rmsnorm;
 pub mod rope;
 pub mod rows;
 pub mod sample;
+mod scratch;
 pub mod softmax;
 mod zero;
 
+pub use scratch::Passes;
 pub use zero::zero;
 
 #[cfg(test)]

@@ -13,7 +13,6 @@ pub(super) mod measure;
 mod nvrtc;
 mod nvtx;
 pub(crate) mod queue;
-mod scratch;
 mod self_test;
 mod sources;
 pub(super) mod survey;
@@ -23,7 +22,6 @@ pub(crate) mod tests;
 
 pub(crate) use driver::{Arg, Grid};
 pub(crate) use queue::Queue;
-pub use scratch::Passes;
 pub(crate) use sources::Source;
 use tensor_core::Family;
 

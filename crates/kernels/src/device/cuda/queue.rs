@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Pinned host memory of a queue. What is larger travels through memory that is not, and is waited for.
-pub(super) const STAGING: usize = 4 << 20;
+pub(crate) const STAGING: usize = 4 << 20;
 
 /// What a queue has done.
 #[derive(Default)]

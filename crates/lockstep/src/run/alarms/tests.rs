@@ -101,7 +101,8 @@ fn metrics_beyond_their_thresholds() {
     assert_eq!(first("grad_norm", &norms(10, 10.1)), at(13, "grad_norm"));
     assert_eq!(first("grad_norm", &norms(10, 10.0)), None);
     // What is large becomes what is usual.
-    assert_eq!(first("grad_norm", &norms(8, 10.1)), None);
+    assert_eq!(first("grad_norm", &norms(7, 10.1)), at(13, "grad_norm"));
+    assert_eq!(first("grad_norm", &norms(6, 10.1)), None);
     assert_eq!(first("grad_norm", &[[0.0; 20], [1.0; 20]].concat()), None, "a step without a gradient is no measure");
     assert_eq!(first("grad_norm", &[0.0, 1.0, 100.0, 100.0, 100.0, 100.0]), None, "too little is known");
 }

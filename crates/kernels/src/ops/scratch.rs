@@ -1,13 +1,16 @@
-//! How much memory operations take for themselves while they run, at most: what a plan adds to the tensors.
+//! How much memory operations take for themselves on a CUDA device while they run, at most: what a plan adds to
+//! the tensors.
 
-use super::queue::STAGING;
-use crate::ops::lm_head::CHUNK;
+use super::lm_head::CHUNK;
+use crate::device::cuda::queue::STAGING;
 
 /// Rows and vocabulary of a block of logits in log-probabilities, and logits that sampling holds.
 const BLOCK: (usize, usize) = (512, 4096);
 const SAMPLED: usize = 1 << 24;
 /// What the statistics of a chunk of logits keep.
 const KEPT: usize = 3;
+/// How a sequence is sampled, in words (`sample::pack`).
+const PACKED: usize = 12;
 const WORD: usize = 4;
 
 /// The sizes of the largest passes of a run.
@@ -39,7 +42,7 @@ impl Passes {
         let scored = rows * self.vocab.min(BLOCK.1) + rows * chunks * KEPT;
         let drawn = (SAMPLED / self.vocab.max(1)).clamp(1, self.sequences.max(1));
         // Per row its parameters, and the tokens so far where repetitions are made less likely.
-        let sampled = drawn * (self.vocab + chunks * KEPT) + self.sequences * (8 + self.positions);
+        let sampled = drawn * (self.vocab + chunks * KEPT) + self.sequences * (PACKED + self.positions);
         let looks = self.tokens * self.positions.div_ceil(64);
         let attended = self.tokens * (self.heads + 2) + 2 * looks + 2 * (self.pages + 1);
         let adapted = self.tokens * (2 * self.rank + self.dropped);
