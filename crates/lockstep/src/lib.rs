@@ -6,7 +6,7 @@
 //!
 //! | what | public items |
 //! |---|---|
-//! | a run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context`] |
+//! | a run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context()`] |
 //! | what it injects | [`RewardInput`], [`Rows`], [`LogRecord`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
 //! | completions of its own | [`RolloutFunction`], [`RolloutRequest`], [`Generate`], [`RolloutPrompt`], [`GivenCompletion`] |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
