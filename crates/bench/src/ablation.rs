@@ -4,10 +4,11 @@
 //! Both sides are real work of this engine's operations, and give the same results within what the last column says.
 //! On a device with memory of its own, what it was asked for (launches, copies, waits) stands beside the times.
 
+use super::levels::whole_softmax;
 use super::report::column;
 use super::{Machine, Report, Subject, Workload, median, repeat};
 use anyhow::ensure;
-use kernels::ops::{linear, residual, sample, softmax};
+use kernels::ops::{residual, sample, softmax};
 use kernels::rng::Stream;
 use kernels::{Context, Copies, DType, Device, Tensor};
 use model::{PromptCompletion, Scorer, Weights};
@@ -142,16 +143,7 @@ fn sampling(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
     let first = Tensor::from_u32(memory, &[ROWS], &[0; ROWS]);
     let end = Tensor::from_u32(memory, &[ROWS], &[v as u32; ROWS]);
     let without = side(ctx, || {
-        let product = linear::Forward {
-            x: hidden.view(),
-            w: weights.head(),
-            bias: None,
-            y: logits.view_mut(),
-            accumulate: false,
-        };
-        linear::forward(ctx, product)?;
-        let (first, end) = (first.view(), end.view());
-        softmax::forward(ctx, softmax::Forward { x: logits.view(), scale: 1.0, first, end, y: softmax.view_mut() })?;
+        whole_softmax(ctx, (hidden.view(), weights), [&first, &end], [&mut logits, &mut softmax])?;
         let probabilities = softmax.to_vec_f32();
         let likeliest = |row: &[f32]| {
             let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -16,7 +16,7 @@ use super::{Machine, Report, Subject, Workload};
 use anyhow::ensure;
 use kernels::ops::{linear, rows, softmax};
 use kernels::rng::Stream;
-use kernels::{Context, DType, Isa, Memory, Tensor};
+use kernels::{Context, DType, Isa, Memory, Tensor, View};
 use lockstep::config::ComputeDType;
 use model::net::{self, Rope, Tape};
 use model::{Batch, BatchTensors, Capacity, Grads, GroupSegment, Prompt, Weights};
@@ -213,26 +213,26 @@ impl Logits {
         let zeros = |shape: &[usize]| Tensor::zeros(memory, shape, DType::F32);
         let (mut hidden, mut logits, mut softmax) = (zeros(&[r, h]), zeros(&[r, v]), zeros(&[r, v]));
         rows::gather(ctx, rows::Gather { x: tape.hidden(), rows: chosen.view(), out: hidden.view_mut() })?;
-        let product = linear::Forward {
-            x: hidden.view(),
-            w: weights.head(),
-            bias: None,
-            y: logits.view_mut(),
-            accumulate: false,
-        };
-        linear::forward(ctx, product)?;
         let (first, end) =
             (Tensor::from_u32(memory, &[r], &vec![0; r]), Tensor::from_u32(memory, &[r], &vec![v as u32; r]));
-        let args = softmax::Forward {
-            x: logits.view(),
-            scale: 1.0,
-            first: first.view(),
-            end: end.view(),
-            y: softmax.view_mut(),
-        };
-        softmax::forward(ctx, args)?;
+        whole_softmax(ctx, (hidden.view(), weights), [&first, &end], [&mut logits, &mut softmax])?;
         Ok(Logits { hidden, softmax })
     }
+}
+
+/// Whole logits `[R, V]` of the head and their softmax, from `first` to `end` (`[R]` each): what fused operations never
+/// write.
+pub(super) fn whole_softmax(
+    ctx: &Context,
+    (hidden, weights): (View<'_>, &Weights),
+    [first, end]: [&Tensor; 2],
+    [logits, softmax]: [&mut Tensor; 2],
+) -> anyhow::Result<()> {
+    let y = logits.view_mut();
+    linear::forward(ctx, linear::Forward { x: hidden, w: weights.head(), bias: None, y, accumulate: false })?;
+    let (first, end) = (first.view(), end.view());
+    let args = softmax::Forward { x: logits.view(), scale: 1.0, first, end, y: softmax.view_mut() };
+    Ok(softmax::forward(ctx, args)?)
 }
 
 /// The update as a first implementation writes it.

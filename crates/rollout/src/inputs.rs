@@ -19,7 +19,7 @@ pub(crate) struct StepInputs {
     write_rows: Vec<u32>,
     write_slots: Vec<u32>,
     sampled: Vec<u32>,
-    /// How they are sampled, as the device is told.
+    /// How they are sampled, packed by `sample::pack`.
     packed: Vec<u32>,
     device: Device,
 }

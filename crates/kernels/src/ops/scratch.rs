@@ -1,16 +1,12 @@
 //! How much memory operations take for themselves on a CUDA device while they run, at most: what a plan adds to
 //! the tensors.
 
-use super::lm_head::CHUNK;
+use super::lm_head::cpu::KEPT;
+use super::lm_head::cuda::WINDOW;
+use super::lm_head::{BLOCK_ROWS, CHUNK};
+use super::sample::cuda::{COLUMNS, WORDS};
 use crate::device::cuda::queue::STAGING;
 
-/// Rows and vocabulary of a block of logits in log-probabilities, and logits that sampling holds.
-const BLOCK: (usize, usize) = (512, 4096);
-const SAMPLED: usize = 1 << 24;
-/// What the statistics of a chunk of logits keep.
-const KEPT: usize = 3;
-/// How a sequence is sampled, in words (`sample::pack`).
-const PACKED: usize = 12;
 const WORD: usize = 4;
 
 /// The sizes of the largest passes of a run.
@@ -38,11 +34,11 @@ impl Passes {
     /// Bytes that one operation holds beside its tensors, the largest of all: they go back when it has been launched.
     pub fn scratch_bytes(&self) -> u64 {
         let chunks = self.vocab.div_ceil(CHUNK);
-        let rows = self.tokens.min(BLOCK.0);
-        let scored = rows * self.vocab.min(BLOCK.1) + rows * chunks * KEPT;
-        let drawn = (SAMPLED / self.vocab.max(1)).clamp(1, self.sequences.max(1));
+        let rows = self.tokens.min(BLOCK_ROWS);
+        let scored = rows * self.vocab.min(WINDOW) + rows * chunks * KEPT;
+        let drawn = (WORDS / self.vocab.max(1)).clamp(1, self.sequences.max(1));
         // Per row its parameters, and the tokens so far where repetitions are made less likely.
-        let sampled = drawn * (self.vocab + chunks * KEPT) + self.sequences * (PACKED + self.positions);
+        let sampled = drawn * (self.vocab + chunks * KEPT) + self.sequences * (COLUMNS + self.positions);
         let looks = self.tokens * self.positions.div_ceil(64);
         let attended = self.tokens * (self.heads + 2) + 2 * looks + 2 * (self.pages + 1);
         let adapted = self.tokens * (2 * self.rank + self.dropped);

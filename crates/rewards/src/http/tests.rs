@@ -1,4 +1,4 @@
-//! The services of these tests are sockets of this process, which answer what they are told to.
+//! The services of these tests are sockets of this process with prepared answers.
 
 use super::*;
 use crate::{Content, RewardSpec, build};

@@ -2,8 +2,8 @@
 //!
 //! An interpreter is kept alive for each, which is asked as a [`command`](crate::command) is. What it runs is the file
 //! by which the Python package calls functions, too: it imports the user's file, makes TRL's keyword arguments of a
-//! batch, awaits what is async, and takes numbers from what the function gives. An exception is told with its traceback
-//! and the row that it is about. Knows no Python beyond how an interpreter is started.
+//! batch, awaits what is async, and takes numbers from what the function gives. An exception is reported with its
+//! traceback and the row that it is about. Knows no Python beyond how an interpreter is started.
 
 use std::path::Path;
 

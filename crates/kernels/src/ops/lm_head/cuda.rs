@@ -11,7 +11,7 @@ use std::ops::Range;
 const SOURCE: Source = source!("lm_head");
 
 /// Logits of a row that are in memory at once.
-const WINDOW: usize = 8 * CHUNK;
+pub(crate) const WINDOW: usize = 8 * CHUNK;
 
 /// Hidden rows and the weight.
 pub(crate) struct Head {

@@ -33,7 +33,7 @@ use crate::{Context, DType, Error, Matrix, Result, View, ViewMut};
 /// Vocabulary entries of a chunk: 16 panels of the weight.
 pub const CHUNK: usize = 512;
 /// Rows of a block: the weight is read once for each, and its gradient read and written.
-const BLOCK_ROWS: usize = 512;
+pub(super) const BLOCK_ROWS: usize = 512;
 
 /// Arguments of [`forward`].
 pub struct Forward<'a> {

@@ -12,12 +12,12 @@ use crate::rng::philox;
 
 const SOURCE: Source = source!("sample");
 /// Words that are in memory at once: 64 MiB. (Few in tests, for several blocks.)
-const WORDS: usize = if cfg!(test) { 1 << 12 } else { 1 << 24 };
+pub(crate) const WORDS: usize = if cfg!(test) { 1 << 12 } else { 1 << 24 };
 /// The same where rows are drawn from whole, which takes several words for each logit.
 const WORDS_WHOLE: usize = if cfg!(test) { 1 << 14 } else { 1 << 26 };
 
 /// What each row is drawn with: so many words, column by column (`sample.cu` has their names), then its history.
-pub(super) const COLUMNS: usize = 12;
+pub(crate) const COLUMNS: usize = 12;
 const BETA: usize = 2;
 const GREEDY: u32 = 1;
 const WHOLE: u32 = 2;

@@ -16,7 +16,7 @@
 //! logits.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
