@@ -1,6 +1,6 @@
 //! `lockstep eval`.
 
-use crate::options::{device, settings, utf8};
+use crate::options::{FlagKeys, device, json_list, utf8};
 use crate::signals::stop_on_signals;
 use kernels::Device;
 use lockstep::config::{Config, EvalSampling, Layers, Purpose, Resolved};
@@ -56,7 +56,7 @@ pub struct Args {
     /// The seed.
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
-    /// Sets any other key (prompt_column, system_prompt, …); may be repeated.
+    /// Sets any other key (prompt_column, system_prompt, …); may be repeated, and the last one wins.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Writes each prompt, completion and score as JSON lines.
@@ -145,39 +145,38 @@ fn configuration(args: &Args) -> anyhow::Result<Resolved> {
     // Without a configuration: the likeliest completion of each prompt.
     let base = Config { eval_sampling: EvalSampling::Greedy, num_generations_eval: Some(1), ..Config::default() };
     let config = file.is_none().then_some(base);
-    let mut set = Vec::new();
-    let mut flag = |key: &str, value: Option<String>| set.extend(value.map(|v| (key.to_owned(), v)));
-    flag("model_name_or_path", args.model.clone().or(model));
-    flag("task", args.task.clone());
-    if !args.reward.is_empty() {
-        flag("reward_funcs", Some(serde_json::to_string(&args.reward)?));
-    }
+    let mut flags = FlagKeys::default();
+    flags.implied("model_name_or_path", model.filter(|_| args.model.is_none()));
+    flags.given("--model", "model_name_or_path", args.model.clone());
+    flags.given("--task", "task", args.task.clone());
+    flags.given("--reward", "reward_funcs", json_list(&args.reward)?);
     if !args.dataset.is_empty() {
         let (unnamed, named) = datasets(&args.dataset)?;
-        flag("eval_dataset_name", Some(unnamed.unwrap_or_else(|| "none".to_owned())));
-        flag("eval_datasets", Some(format!("{{{}}}", named.join(", "))));
+        flags.given("--dataset", "eval_dataset_name", Some(unnamed.unwrap_or_else(|| "none".to_owned())));
+        flags.given("--dataset", "eval_datasets", Some(format!("{{{}}}", named.join(", "))));
     }
-    flag("num_generations_eval", args.n.map(|n| n.to_string()));
+    flags.given("--n", "num_generations_eval", args.n.map(|n| n.to_string()));
     let several = args.n.is_some_and(|n| n > 1);
-    let sampling = match args.temperature {
-        Some(0.0) => Some("greedy"),
-        Some(_) => Some("sampled"),
-        None => several.then_some("sampled"),
-    };
-    flag("eval_sampling", sampling.map(str::to_owned));
-    flag("temperature", args.temperature.filter(|t| *t != 0.0).map(|t| t.to_string()));
-    if !args.pass_at_k.is_empty() {
-        flag("eval_pass_at_k", Some(format!("{:?}", args.pass_at_k)));
-    } else if let (None, true, Some(n)) = (&file, several, args.n) {
-        flag("eval_pass_at_k", Some(format!("[1, {n}]")));
+    match args.temperature {
+        Some(0.0) => flags.given("--temperature 0", "eval_sampling", Some("greedy".to_owned())),
+        Some(t) => {
+            flags.given("--temperature", "eval_sampling", Some("sampled".to_owned()));
+            flags.given("--temperature", "temperature", Some(t.to_string()));
+        }
+        None => flags.implied("eval_sampling", several.then(|| "sampled".to_owned())),
     }
-    flag("eval_max_samples", args.max_samples.map(|n| n.to_string()));
-    flag("max_completion_length", args.max_completion_length.map(|n| n.to_string()));
-    flag("dtype", args.dtype.clone());
-    flag("seed", args.seed.map(|n| n.to_string()));
-    flag("device", args.device.map(|device| device.name().to_owned()));
-    flag("threads", args.threads.map(|n| n.to_string()));
-    set.extend(settings(&args.set)?);
+    if !args.pass_at_k.is_empty() {
+        flags.given("--pass-at-k", "eval_pass_at_k", Some(format!("{:?}", args.pass_at_k)));
+    } else if let (None, true, Some(n)) = (&file, several, args.n) {
+        flags.implied("eval_pass_at_k", Some(format!("[1, {n}]")));
+    }
+    flags.given("--max-samples", "eval_max_samples", args.max_samples.map(|n| n.to_string()));
+    flags.given("--max-completion-length", "max_completion_length", args.max_completion_length.map(|n| n.to_string()));
+    flags.given("--dtype", "dtype", args.dtype.clone());
+    flags.given("--seed", "seed", args.seed.map(|n| n.to_string()));
+    flags.given("--device", "device", args.device.map(|device| device.name().to_owned()));
+    flags.given("--threads", "threads", args.threads.map(|n| n.to_string()));
+    let set = flags.and_set(&args.set)?;
     Layers { purpose: Purpose::Eval, config, file, set, ..Layers::default() }.with_environment()?.resolve()
 }
 

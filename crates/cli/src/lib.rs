@@ -28,7 +28,7 @@ use std::ffi::OsString;
 
 /// Reinforcement-learning post-training for language models: rollout and training in one engine.
 #[derive(Debug, Parser)]
-#[command(name = "lockstep", version, about, after_help = AFTER_HELP, max_term_width = 110)]
+#[command(name = "lockstep", version, after_help = AFTER_HELP, max_term_width = 110)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

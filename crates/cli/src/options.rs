@@ -2,21 +2,26 @@
 
 use clap::ValueEnum;
 use kernels::Device;
+use lockstep::bad_input;
 use lockstep::config::{Layers, Purpose, Resolved};
 use lockstep::error::BadInput;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use telemetry::{Console, ConsoleOptions, Level, LogFormat};
 
-/// How the configuration is put together: file, environment, `--set`, short flags.
+/// How the configuration is put together: file, environment, and over them flags and `--set`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ConfigArgs {
     /// A TOML file of keys (`lockstep config show` prints one).
     #[arg(value_name = "CONFIG.toml")]
     pub file: Option<PathBuf>,
-    /// Sets a key, over file and environment; may be repeated.
+    /// Sets a key, over file and environment; may be repeated, and the last one wins. For a key that has a flag of its
+    /// own, give one of the two.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// Of a command's own flags.
+    #[arg(skip)]
+    pub more: FlagKeys,
     /// The model: a Hugging Face directory (model_name_or_path).
     #[arg(long, value_name = "DIR")]
     pub model: Option<String>,
@@ -54,20 +59,17 @@ pub fn device(name: &str) -> Result<Device, String> {
 impl ConfigArgs {
     /// The layers in their order.
     pub fn layers(&self, purpose: Purpose) -> anyhow::Result<Layers> {
-        let mut set = Vec::new();
-        let mut flag = |key: &str, value: Option<String>| set.extend(value.map(|v| (key.to_owned(), v)));
-        flag("model_name_or_path", self.model.clone());
-        flag("dataset_name", self.dataset.clone());
-        flag("task", self.task.clone());
-        flag("output_dir", self.out.as_deref().map(|path| utf8("--out", path)).transpose()?);
-        flag("seed", self.seed.map(|n| n.to_string()));
-        flag("max_steps", self.steps.map(|n| n.to_string()));
-        flag("device", self.device.map(|device| device.name().to_owned()));
-        flag("threads", self.threads.map(|n| n.to_string()));
-        if !self.reward.is_empty() {
-            flag("reward_funcs", Some(serde_json::to_string(&self.reward)?));
-        }
-        set.extend(settings(&self.set)?);
+        let mut flags = self.more.clone();
+        flags.given("--model", "model_name_or_path", self.model.clone());
+        flags.given("--dataset", "dataset_name", self.dataset.clone());
+        flags.given("--task", "task", self.task.clone());
+        flags.given("--out", "output_dir", self.out.as_deref().map(|path| utf8("--out", path)).transpose()?);
+        flags.given("--seed", "seed", self.seed.map(|n| n.to_string()));
+        flags.given("--steps", "max_steps", self.steps.map(|n| n.to_string()));
+        flags.given("--device", "device", self.device.map(|device| device.name().to_owned()));
+        flags.given("--threads", "threads", self.threads.map(|n| n.to_string()));
+        flags.given("--reward", "reward_funcs", json_list(&self.reward)?);
+        let set = flags.and_set(&self.set)?;
         Layers { purpose, file: self.file.clone(), set, ..Layers::default() }.with_environment()
     }
 
@@ -77,15 +79,52 @@ impl ConfigArgs {
     }
 }
 
-/// The keys and values of `--set KEY=VALUE`.
-pub fn settings(pairs: &[String]) -> anyhow::Result<Vec<(String, String)>> {
-    let split = |pair: &String| {
-        let (key, value) = pair.split_once('=').ok_or_else(|| {
-            BadInput::new(format!("--set {pair}: expected KEY=VALUE, for example --set num_generations=4"))
-        })?;
-        Ok((key.trim().to_owned(), value.trim().to_owned()))
-    };
-    pairs.iter().map(split).collect()
+/// Keys that flags of their own set.
+#[derive(Clone, Debug, Default)]
+pub struct FlagKeys {
+    set: Vec<(String, String)>,
+    /// The flag of each key that was given by one; what only follows from a flag gives way to `--set`.
+    flags: Vec<(&'static str, String)>,
+}
+
+impl FlagKeys {
+    /// `flag` says what `key` is, if it was given.
+    pub fn given(&mut self, flag: &'static str, key: &str, value: Option<String>) {
+        if value.is_some() {
+            self.flags.push((flag, key.to_owned()));
+        }
+        self.implied(key, value);
+    }
+
+    /// The value of `key` that follows from other flags, if any does.
+    pub fn implied(&mut self, key: &str, value: Option<String>) {
+        self.set.extend(value.map(|value| (key.to_owned(), value)));
+    }
+
+    /// With those of `--set KEY=VALUE`, of which the last wins. A key that has another value by its flag is an error:
+    /// neither is more specific than the other, and their order on the command line is not known here.
+    pub fn and_set(mut self, pairs: &[String]) -> anyhow::Result<Vec<(String, String)>> {
+        for pair in pairs {
+            let (key, value) = pair.split_once('=').ok_or_else(|| {
+                BadInput::new(format!("--set {pair}: expected KEY=VALUE, for example --set num_generations=4"))
+            })?;
+            let (key, value) = (key.trim(), value.trim());
+            let by_flag = self.flags.iter().find(|(_, own)| own == key);
+            let own = self.set.iter().find(|(own, _)| own == key);
+            if let (Some((flag, _)), Some((_, own))) = (by_flag, own)
+                && own != value
+            {
+                bad_input!("`{key}` is {own} by {flag} and {value} by --set: leave one of the two out");
+            }
+            self.set.push((key.to_owned(), value.to_owned()));
+        }
+        Ok(self.set)
+    }
+}
+
+/// A list as a key's value; none if it is empty.
+pub fn json_list(values: &[String]) -> anyhow::Result<Option<String>> {
+    Ok(if values.is_empty() { None } else { Some(serde_json::to_string(values)?) })
 }
 
 /// A path as text: another name than the one that was asked for must not come into the world.
@@ -147,7 +186,7 @@ impl LogArgs {
             "error" => Level::Error,
             "warn" => Level::Warn,
             "debug" | "trace" => Level::Debug,
-            other => lockstep::bad_input!("LOCKSTEP_LOG={other}: expected error, warn, info or debug"),
+            other => bad_input!("LOCKSTEP_LOG={other}: expected error, warn, info or debug"),
         };
         Ok(ConsoleOptions { format, level, ..ConsoleOptions::default() })
     }

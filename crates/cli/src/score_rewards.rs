@@ -1,6 +1,6 @@
 //! `lockstep score-rewards`.
 
-use crate::options::{settings, utf8};
+use crate::options::{FlagKeys, json_list, utf8};
 use crate::signals::stop_on_signals;
 use lockstep::config::{Layers, Purpose, Resolved};
 use lockstep::{ScoredFile, ScoredRow, bad_input, score_file, write_atomically};
@@ -8,7 +8,7 @@ use rewards::RewardSpec;
 use serde_json::{Map, Value, json};
 use std::io::Write;
 use std::path::PathBuf;
-use telemetry::{Align, Console, ConsoleOptions, Table};
+use telemetry::{Align, Console, ConsoleOptions, Table, counted};
 
 /// So many characters of an example are shown, its last ones.
 const SHOWN: usize = 300;
@@ -36,7 +36,7 @@ pub struct Args {
     /// Examples of the highest and of the lowest score of each reward, and of those not judged.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub examples: usize,
-    /// Sets a key; may be repeated.
+    /// Sets a key; may be repeated, and the last one wins. For a key that has a flag of its own, give one of the two.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Writes each completion with its scores as JSON lines.
@@ -80,13 +80,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 }
 
 fn configuration(args: &Args) -> anyhow::Result<Resolved> {
-    let mut set = Vec::new();
-    let mut flag = |key: &str, value: Option<String>| set.extend(value.map(|v| (key.to_owned(), v)));
-    flag("task", args.task.clone());
-    if !args.reward.is_empty() {
-        flag("reward_funcs", Some(serde_json::to_string(&args.reward)?));
-    }
-    set.extend(settings(&args.set)?);
+    let mut flags = FlagKeys::default();
+    flags.given("--task", "task", args.task.clone());
+    flags.given("--reward", "reward_funcs", json_list(&args.reward)?);
+    let set = flags.and_set(&args.set)?;
     let layers = Layers { purpose: Purpose::Show, file: args.config.clone(), set, ..Layers::default() };
     layers.with_environment()?.resolve()
 }
@@ -197,7 +194,8 @@ fn text(scored: &ScoredFile, summaries: &[Summary<'_>], examples: usize) -> Stri
         let judged = format!("{}/{}", s.sorted.len(), s.of);
         table.row([s.name.to_owned(), judged].into_iter().chain(numbers.map(number)));
     }
-    let mut text = format!("{} completions, {:.2} s\n{}", scored.rows.len(), scored.seconds, table.render(100));
+    let mut text =
+        format!("{}, {:.2} s\n{}", counted(scored.rows.len(), "completion"), scored.seconds, table.render(100));
     for summary in summaries {
         text.push_str(&format!("\n{}\n", summary.name));
         for (from, to, count) in summary.counts() {

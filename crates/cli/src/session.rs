@@ -10,7 +10,7 @@ use lockstep::{RunDir, StopReason, check_command, context};
 use lockstep::{Stopped, is_stopped};
 use std::path::PathBuf;
 use std::time::Duration;
-use telemetry::{Alarm, Ceilings, Console};
+use telemetry::{Alarm, Ceilings, Console, counted};
 
 /// How long the machine's ceilings are measured for when a run has ended.
 const CEILINGS_TIME: Duration = Duration::from_millis(400);
@@ -89,7 +89,7 @@ fn alarms(raised: &[Alarm]) -> String {
         format!("\n  {}{of}, from step {} {until}: {first}", alarm.id, alarm.since)
     };
     let lines: String = open.into_iter().chain(over).map(line).collect();
-    format!("{} alarms were raised (docs/alarms.md):{lines}", raised.len())
+    format!("{} raised (docs/alarms.md):{lines}", counted(raised.len(), "alarm"))
 }
 
 /// The last words of a run.
@@ -113,7 +113,8 @@ fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
     let root = finished.dir.root().display();
     let end = match finished.stop_reason {
         StopReason::Completed | StopReason::Requested => {
-            format!("done: {} steps; the model is in {}", finished.step, finished.dir.model().display())
+            let steps = counted(finished.step as usize, "step");
+            format!("done: {steps}; the model is in {}", finished.dir.model().display())
         }
         StopReason::EarlyStopping => {
             format!("stopped early after step {}; the model is in {}", finished.step, finished.dir.model().display())

@@ -1,6 +1,6 @@
 //! `lockstep train`.
 
-use crate::options::RunArgs;
+use crate::options::{RunArgs, utf8};
 use lockstep::config::Purpose;
 
 /// Trains a model by reinforcement learning: GRPO, or another `algorithm`.
@@ -15,6 +15,7 @@ pub struct Args {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let mut run = args.run;
-    run.config.set.extend(args.replay.map(|file| format!("replay={}", file.display())));
+    let replay = args.replay.as_deref().map(|path| utf8("--replay", path)).transpose()?;
+    run.config.more.given("--replay", "replay", replay);
     crate::session::run(Purpose::Grpo, &run)
 }

@@ -47,7 +47,7 @@ impl RewardBatch<'_> {
         match self.columns.get(column) {
             Some(values) if values.len() == self.len() => Ok(values),
             Some(values) => {
-                let message = format!("column `{column}` has {} values for {} completions", values.len(), self.len());
+                let message = format!("column `{column}` has {} values for {}", values.len(), completions(self.len()));
                 Err(Problem::new(reward, self.len(), message).of_kind(ProblemKind::BadData))
             }
             None => {
@@ -153,9 +153,14 @@ impl Problem {
 
 impl std::fmt::Display for Problem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "reward `{}` gave no score for {} completions: {}", self.reward, self.rows, self.message)?;
+        write!(f, "reward `{}` gave no score for {}: {}", self.reward, completions(self.rows), self.message)?;
         self.example.as_ref().map_or(Ok(()), |example| write!(f, ", for example {example}"))
     }
+}
+
+/// How many completions, in words.
+pub(crate) fn completions(n: usize) -> String {
+    format!("{n} completion{}", if n == 1 { "" } else { "s" })
 }
 
 /// What a reward returns.
@@ -171,6 +176,8 @@ pub struct Scores {
     pub extra: Vec<(String, Vec<Value>)>,
     /// Extra scalar metrics (TRL's `log_metric`).
     pub metrics: Vec<(String, f64)>,
+    /// Completions whose program ran out of its time, and that have a score for it.
+    pub timed_out: usize,
 }
 
 impl Scores {
@@ -204,6 +211,7 @@ impl Scores {
         let mut counts: Vec<f64> = Vec::new();
         for group in groups {
             let (before, rows) = (all.values.len(), group.values.len());
+            all.timed_out += group.timed_out;
             all.values.extend(group.values);
             if !group.steps.is_empty() {
                 all.steps.resize(before, None);
@@ -287,5 +295,6 @@ mod tests {
         let with_steps = Scores::of_groups([first.clone(), stepped, Scores::new(vec![None])]);
         assert_eq!(with_steps.steps, [None, None, steps, None]);
         assert!(all.problems[0].to_string().ends_with("for 2 completions: no number, for example in A"));
+        assert!(all.problems[1].to_string().ends_with("for 1 completion: crashed"));
     }
 }

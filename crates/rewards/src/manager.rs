@@ -85,6 +85,8 @@ pub struct RewardOutput {
     pub hidden: Vec<(Instant, f64)>,
     /// Seconds that each reward took.
     pub seconds: Vec<f64>,
+    /// How many completions of each reward ran out of time, with a score or without.
+    pub timed_out: Vec<usize>,
 }
 
 /// Which rewards are being asked now, and since when: for whoever waits, on any thread.
@@ -229,7 +231,7 @@ impl RewardJob<'_, '_> {
         for (place, reward) in late {
             (scores[place], seconds[place]) = asked.ask(reward.as_mut(), &inputs.batch(step));
         }
-        let (mut problems, mut metrics) = (Vec::new(), Vec::new());
+        let (mut problems, mut metrics, mut timed_out) = (Vec::new(), Vec::new(), Vec::new());
         let mut rows = vec![CompletionScores::default(); inputs.ids.len()];
         let mut taken: BTreeSet<String> = TABLE_COLUMNS.map(str::to_owned).into_iter().chain(names.clone()).collect();
         for (name, scores) in names.iter().zip(scores) {
@@ -244,11 +246,13 @@ impl RewardJob<'_, '_> {
                 }
                 rows.iter_mut().zip(values).for_each(|(row, value)| drop(row.extra.insert(column.clone(), value)));
             }
+            let late = scores.problems.iter().filter(|problem| problem.kind == ProblemKind::TimedOut);
+            timed_out.push(scores.timed_out + late.map(|problem| problem.rows).sum::<usize>());
             problems.extend(scores.problems);
             metrics.extend(scores.metrics.into_iter().map(|(metric, value)| (metric_name(name, &metric), value)));
         }
         let completions = inputs.completions.into_iter().zip(rows).collect();
-        Ok(RewardOutput { completions, problems, metrics, hidden, seconds })
+        Ok(RewardOutput { completions, problems, metrics, hidden, seconds, timed_out })
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::batch::completions;
 use crate::steps::{CompletionReward, as_number};
 use crate::{Columns, Content, ProblemKind, RewardBatch, Scores};
 
@@ -110,7 +111,7 @@ fn read(answer: Answer, tokens: &[usize]) -> Result<Scores, String> {
     let rows = tokens.len();
     let rewards = answer.rewards.ok_or("its answer has neither `rewards` nor `error`")?;
     if rewards.len() != rows {
-        return Err(format!("it answered {} scores for {rows} completions", rewards.len()));
+        return Err(format!("`rewards` of its answer has the length {}, for {}", rewards.len(), completions(rows)));
     }
     let (mut values, mut steps) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
     for (row, (value, &tokens)) in rewards.iter().zip(tokens).enumerate() {
@@ -122,7 +123,7 @@ fn read(answer: Answer, tokens: &[usize]) -> Result<Scores, String> {
         steps.clear();
     }
     if let Some((name, column)) = answer.extra.iter().find(|(_, column)| column.len() != rows) {
-        return Err(format!("its extra column `{name}` has {} values for {rows} completions", column.len()));
+        return Err(format!("its extra column `{name}` has the length {}, for {}", column.len(), completions(rows)));
     }
     let metric = |(name, value): (String, Value)| match as_number(&value) {
         Some(number) => Ok((name, number)),
@@ -131,9 +132,9 @@ fn read(answer: Answer, tokens: &[usize]) -> Result<Scores, String> {
     Ok(Scores {
         values,
         steps,
-        problems: Vec::new(),
         extra: answer.extra.into_iter().collect(),
         metrics: answer.metrics.into_iter().map(metric).collect::<Result<_, _>>()?,
+        ..Scores::default()
     })
 }
 

@@ -132,24 +132,35 @@ impl Engine {
         self.generate_with(model, requests, |_| {})
     }
 
-    /// [`generate`](Self::generate), showing each group as soon as its last completion has ended.
+    /// [`generate`](Self::generate), showing each group as soon as its last completion has ended. Of a call that fails
+    /// nothing stays, neither sequences nor their pages.
     pub fn generate_with<'a>(
         &mut self,
         model: impl Into<ModelView<'a>>,
         requests: Vec<Request>,
-        mut on_end: impl FnMut(&RolloutGroup),
+        on_end: impl FnMut(&RolloutGroup),
     ) -> Result<Vec<RolloutGroup>> {
         debug_assert!(self.is_idle());
-        let model = model.into();
         self.scheduler.clear();
+        let groups = self.generate_all(model.into(), requests, on_end);
+        if groups.is_err() {
+            self.scheduler.clear();
+        }
+        groups
+    }
+
+    fn generate_all(
+        &mut self,
+        model: ModelView<'_>,
+        requests: Vec<Request>,
+        mut on_end: impl FnMut(&RolloutGroup),
+    ) -> Result<Vec<RolloutGroup>> {
         for request in requests {
             self.submit(request)?;
         }
         let mut groups = Vec::new();
         while !self.is_idle() {
             if self.stopped.load(Ordering::Relaxed) {
-                // What was begun is forgotten, with its pages.
-                self.scheduler = scheduler(&self.config);
                 return Err(Error::Stopped);
             }
             self.compute(model)?;

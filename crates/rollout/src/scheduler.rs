@@ -99,11 +99,16 @@ impl Scheduler {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// Forgets all sequences and groups; nothing may be unfinished.
+    /// Forgets all sequences and groups, finished or not, and takes their pages back.
     pub(crate) fn clear(&mut self) {
-        debug_assert!(self.is_idle());
+        for s in &mut self.sequences {
+            self.blocks.release(&mut s.blocks);
+        }
         self.sequences.clear();
         self.groups.clear();
+        self.running.clear();
+        self.waiting.clear();
+        self.finished.clear();
     }
 
     /// Chooses the rows of the next step into `chunks`, and lists in `copies` the pages to copy before it (from, to).

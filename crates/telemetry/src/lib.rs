@@ -21,7 +21,7 @@ pub use event::{Alarm, CompletionRows, Event, EventKind, Level, Record};
 pub use record::RunRecord;
 pub use rollout_line::{RecordedCompletion, RolloutLine};
 pub use sinks::completions::CompletionsSink;
-pub use sinks::console::{Console, ConsoleOptions, ConsoleSink, LogFormat, Progress, duration};
+pub use sinks::console::{Console, ConsoleOptions, ConsoleSink, LogFormat, Progress, counted, duration};
 pub use sinks::metrics::{self, MetricsSink, RolloutSink};
 pub use sinks::tensorboard::TensorBoardSink;
 pub use sinks::trace::TraceSink;

@@ -11,8 +11,9 @@ it current. `lockstep config explain KEY` says the same of one key, `lockstep co
 editor, `lockstep config show FILE` completes and checks a file.
 
 A configuration is a flat TOML file. Over its defaults lie, the later winning: the file, environment variables
-(`LOCKSTEP_LEARNING_RATE=1e-5`), flags (`--set learning_rate=1e-5`). `\"none\"` unsets a key. Names and defaults are
-those of TRL 1.16.0 and transformers 5.23.0 where the column TRL says \"the same default\".
+(`LOCKSTEP_LEARNING_RATE=1e-5`), flags (`--seed 1`, and for every key `--set learning_rate=1e-5`, of which the last
+wins; a flag and a `--set` that give the same key two values are an error). `\"none\"` unsets a key. Names and
+defaults are those of TRL 1.16.0 and transformers 5.23.0 where the column TRL says \"the same default\".
 
 - **read by**: the commands; `train` has several algorithms, and keys that only some of them read name these. A key
   that is set where nothing reads it is reported; one that would change what another algorithm minimises is refused.

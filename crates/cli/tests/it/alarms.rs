@@ -79,7 +79,7 @@ fn a_reward_that_pays_for_an_empty_answer_or_a_syntax_error_is_named_within_twen
         let line = format!("warning: alarm {id} since step {}: ", alarm["since"]);
         let (_, rest) = said.err.split_once(&line).unwrap_or_else(|| panic!("`{line}`: {}", said.err));
         assert!(rest.lines().nth(1).unwrap().contains(exploit), "{}", said.err);
-        let (_, summary) = said.err.split_once("alarms were raised").unwrap_or_else(|| panic!("{}", said.err));
+        let (_, summary) = said.err.split_once(" raised (docs/alarms.md):").unwrap_or_else(|| panic!("{}", said.err));
         assert!(summary.contains(&format!("  {id}, from step {}", alarm["since"])), "{summary}");
     }
 }

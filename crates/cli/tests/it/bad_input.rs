@@ -15,12 +15,13 @@ fn write(directory: &Path, name: &str, content: impl AsRef<[u8]>) {
     std::fs::write(directory.join(name), content).unwrap();
 }
 
-/// `train` with two steps of one prompt × 4, and then `more`.
+/// `train` with two steps of one prompt × 4, and then `more`, which wins.
 fn train(directory: &Path, more: &[&str], words: &[&str]) {
-    let base = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars", "--out", "run"];
-    let small =
-        ["--set", "num_generations=4", "--set", "per_device_train_batch_size=4", "--set", "max_completion_length=4"];
-    refused(directory, &[&base[..], &small[..], more].concat(), words);
+    let base = ["model_name_or_path=model", "dataset_name=d.jsonl", "reward_funcs=unique_chars", "output_dir=run"];
+    let small = ["num_generations=4", "per_device_train_batch_size=4", "max_completion_length=4"];
+    let mut all = vec!["train"];
+    base.iter().chain(&small).for_each(|pair| all.extend(["--set", *pair]));
+    refused(directory, &[&all[..], more].concat(), words);
 }
 
 #[test]
@@ -32,6 +33,7 @@ fn usage() {
     assert_eq!(lockstep(dir.path(), &[]).code, Some(2));
     let said = lockstep(dir.path(), &["--help"]);
     assert!(said.code == Some(0) && said.out.contains("lockstep demo"), "{}", said.out);
+    assert!(said.out.starts_with("Reinforcement-learning post-training for language models"), "{}", said.out);
     refused(dir.path(), &["config", "explain", "num_generatons"], &["did you mean `num_generations`?"]);
     refused(dir.path(), &["config", "from-trl", "none.py"], &["none.py"]);
 }
@@ -207,6 +209,29 @@ fn empty_stop_strings() {
     let dir = good();
     train(dir.path(), &["--set", "stop=[\"a\", \"\"]"], &["`stop`", "empty"]);
     refused(dir.path(), &["generate", "--model", "model", "--prompt", "ab", "--stop", ""], &["--stop"]);
+}
+
+/// A flag and a `--set` that give a key two values: neither is taken in silence.
+#[test]
+fn a_key_given_twice() {
+    let dir = good();
+    let root = dir.path();
+    train(root, &["--seed", "1", "--set", "seed=2"], &["`seed` is 1 by --seed and 2 by --set", "leave one"]);
+    train(root, &["--reward", "format:a"], &["`reward_funcs` is [\"format:a\"] by --reward and unique_chars by --set"]);
+    let replay = ["train", "--model", "model", "--replay", "a.jsonl", "--set", "replay=b.jsonl"];
+    refused(root, &replay, &["`replay` is a.jsonl by --replay and b.jsonl by --set"]);
+    let eval = ["eval", "--model", "model", "--dataset", "d.jsonl", "--task", "prompt_answer"];
+    let greedy = ["--temperature", "0", "--set", "eval_sampling=sampled"];
+    refused(root, &[&eval[..], &greedy].concat(), &["`eval_sampling` is greedy by --temperature 0"]);
+    // Of several `--set` the last wins, over what only follows from a flag, too; and nothing is wrong with one value.
+    let show = ["config", "show", "--json", "--seed", "3", "--set", "seed=3", "--set", "beta=1", "--set", "beta=2"];
+    let shown: serde_json::Value = serde_json::from_str(&lockstep(root, &show).out).unwrap();
+    assert_eq!((&shown["seed"], &shown["beta"]), (&3.into(), &2.0.into()));
+    let several = ["--n", "2", "--set", "eval_sampling=greedy", "--json", "--max-completion-length", "4"];
+    let said = lockstep(root, &[&eval[..], &several].concat());
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let shown: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(shown["sampling"]["kind"].as_str().or(shown["sampling"].as_str()), Some("greedy"), "{shown}");
 }
 
 #[cfg(unix)]

@@ -152,3 +152,16 @@ fn an_evaluation_in_which_nothing_was_judged_is_no_success() {
     let judged: Vec<_> = (0..2).map(|k| [&json["rewards"][k]["judged"], &json["rewards"][k]["of"]]).collect();
     assert_eq!((said.code, judged), (Some(1), vec![[&3.into(), &3.into()], [&0.into(), &3.into()]]));
 }
+
+/// What runs out of time is counted where a person looks while the run goes on.
+#[test]
+fn progress_counts_what_timed_out() {
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("serve.sh"), "while read -r line; do sleep 5; done\n").unwrap();
+    let late = "{kind = \"command\", command = \"sh serve.sh\", timeout_s = 0.2}";
+    let rewards = format!("reward_funcs=[\"unique_chars\", {late}]");
+    let said = good(root, &arguments("train", "run", &[&rewards, "max_steps=2", "logging_steps=1", "save_steps=2"]));
+    let last = said.err.lines().find(|line| line.contains(" 2/2")).unwrap_or_else(|| panic!("{}", said.err));
+    assert!(last.ends_with("timed out so far: serve 8"), "{last}");
+}

@@ -244,7 +244,7 @@ fn broken_files_are_refused() {
     refuse(&[], &[], &["bad.jsonl is empty"]);
     refuse(&[line(&[1]), json!({"prompt_ids": [1, 2]})], &[], &["bad.jsonl, line 2", "`completion_ids` is missing"]);
     refuse(&[line(&[1]), line(&[40])], &[], &["bad.jsonl, line 2", "completion_ids[0] = 40", "vocabulary of 40"]);
-    refuse(&[line(&[1])], &[], &["bad.jsonl, line 1", "last group has 1 completions", "num_generations is 2"]);
+    refuse(&[line(&[1])], &[], &["bad.jsonl, line 1", "last group has 1 completion,", "num_generations is 2"]);
     let other = json!({"prompt_ids": [7], "completion_ids": [1], "rewards": 1});
     refuse(&[line(&[1]), other], &[], &["line 2", "another prompt begins", "num_generations is 2"]);
     let three = json!({"prompt_ids": [1], "completion_ids": [[1], [2], [3]], "rewards": [1, 2, 3]});

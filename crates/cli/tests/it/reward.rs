@@ -115,7 +115,7 @@ fn bad_input_is_refused() {
     refused(
         root,
         &with("x.jsonl", &["--set", "max_length=3"]),
-        &["x.jsonl", "all 16 pairs", "max_length = 3", "raise it"],
+        &["x.jsonl", "every pair", "max_length = 3", "raise it"],
     );
     refused(
         root,

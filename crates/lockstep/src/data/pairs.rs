@@ -86,7 +86,7 @@ impl Pairs {
             Ok(())
         })?;
         if pairs.all.is_empty() && pairs.left_out > 0 {
-            bad_input!("{}: all {} pairs are longer than max_length = {most}: raise it", spec.name, pairs.left_out);
+            bad_input!("{}: every pair is longer than max_length = {most}: raise it", spec.name);
         }
         if pairs.all.is_empty() {
             bad_input!("the dataset {} has no pair", spec.name);

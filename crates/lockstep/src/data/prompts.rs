@@ -79,10 +79,8 @@ pub fn encode_all(
     }
     if encoded.prompts.is_empty() {
         bad_input!(
-            "{}: all {} prompts have more than max_prompt_length = {} tokens, and nothing is left to train on: raise \
-             it",
+            "{}: every prompt has more than max_prompt_length = {} tokens, and nothing is left to train on: raise it",
             data.name,
-            encoded.left_out,
             max_prompt_length.unwrap_or(0)
         );
     }

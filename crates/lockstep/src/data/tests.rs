@@ -150,7 +150,7 @@ fn long_prompts_are_left_out_or_refused_and_never_cut() {
     for (most, context, words) in [
         (None, 9, ["row 1", "6 tokens", "context of 9", "max_prompt_length = 5"]),
         (None, 3, ["row 1", "6 tokens", "context of 3", "lower max_completion_length"]),
-        (Some(1), 10, ["all 2 prompts", "max_prompt_length = 1", "nothing is left", "raise it"]),
+        (Some(1), 10, ["every prompt", "max_prompt_length = 1", "nothing is left", "raise it"]),
     ] {
         let error = encode_all(&encoder, &data, most, context, 4).unwrap_err();
         assert!(is_bad_input(&error));

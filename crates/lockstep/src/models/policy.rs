@@ -13,6 +13,7 @@ use model::tokenizer::Tokenizer;
 use model::{AdaptedWeights, Adapter, Head, ModelAssets, ModelConfig, WeightSlots, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use telemetry::counted;
 
 /// Writes files into a directory, from any thread: it holds what it writes.
 pub type WriteFiles = Box<dyn FnOnce(&Path) -> anyhow::Result<()> + Send>;
@@ -107,7 +108,7 @@ impl Policy {
             None => String::new(),
         };
         format!(
-            "{} · {:.2} M parameters{trained} · {} on {}{} · {} threads",
+            "{} · {:.2} M parameters{trained} · {} on {}{} · {}",
             self.config().family.model_type,
             parameters as f64 / 1e6,
             if self.config().compute == kernels::DType::Bf16 { "bf16" } else { "f32" },
@@ -116,7 +117,7 @@ impl Policy {
                 kernels::Device::Cpu => String::new(),
                 device => format!(" ({})", device.name()),
             },
-            ctx.threads()
+            counted(ctx.threads(), "thread")
         )
     }
 

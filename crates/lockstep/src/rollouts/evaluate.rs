@@ -22,6 +22,10 @@ const EVALUATION: u64 = 1 << 62;
 /// A completion is right if the reward that decides it (`eval_pass_at_k_reward`) gives so much, whatever its weight.
 const RIGHT: f64 = 1.0;
 
+/// What an evaluation reports of lengths.
+const MEAN_LENGTH: &str = "completions/mean_length";
+const CLIPPED_RATIO: &str = "completions/clipped_ratio";
+
 /// Who completes prompts: the engine, or a program's function, which may ask it.
 pub struct Completer<'a> {
     /// The engine.
@@ -110,7 +114,7 @@ pub fn find(metrics: &[(String, f64)], name: &str) -> Option<f64> {
 /// The names of what an evaluation by `rewards` gives, where they score anything.
 pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String> {
     let of_rewards = rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("rewards/{}/{what}", r.name())));
-    let fixed = ["reward", "reward_std", "completions/mean_length", "completions/clipped_ratio"].map(str::to_owned);
+    let fixed = ["reward", "reward_std", MEAN_LENGTH, CLIPPED_RATIO].map(str::to_owned);
     let pass = config.eval_pass_at_k.iter().map(|k| format!("pass@{k}"));
     let of_set: Vec<String> = of_rewards.chain(fixed).chain(pass).collect();
     let sets = config.eval_dataset_name.iter().map(|_| "").chain(config.eval_datasets.keys().map(String::as_str));
@@ -211,11 +215,11 @@ impl Evaluation {
             }
         }
         let completions = || rollouts.completions().map(|c| &c.completion);
-        let count = completions().count().max(1) as f64;
-        let tokens: usize = completions().map(|c| c.ids.len()).sum();
+        let lengths = rollout::length_metrics(completions());
+        metrics.extend(find(&lengths, MEAN_LENGTH).map(|mean| (prefix.clone() + MEAN_LENGTH, mean)));
+        // Counted here: training has TRL's 1 − ended / all, whose last bit is another.
         let cut = completions().filter(|c| c.finish_reason == FinishReason::Length).count();
-        metrics.push((format!("{prefix}completions/mean_length"), tokens as f64 / count));
-        metrics.push((format!("{prefix}completions/clipped_ratio"), cut as f64 / count));
+        metrics.push((prefix.clone() + CLIPPED_RATIO, cut as f64 / completions().count().max(1) as f64));
         let right = |c: &ScoredCompletion| c.rewards[self.right].map(|score| score >= RIGHT);
         let groups: Vec<Vec<bool>> =
             rollouts.groups.iter().map(|group| group.completions.iter().filter_map(right).collect()).collect();

@@ -40,8 +40,11 @@ impl RewardHealth {
             return Err(RewardFailed(match fatal {
                 Some(_) => format!("reward `{name}` judges no more: {last}"),
                 None => {
-                    let batches = config.reward_patience;
-                    format!("reward `{name}` judged nothing in {batches} batches in a row (reward_patience): {last}")
+                    let batches = match config.reward_patience {
+                        1 => "a batch".to_owned(),
+                        n => format!("{n} batches in a row"),
+                    };
+                    format!("reward `{name}` judged nothing in {batches} (reward_patience): {last}")
                 }
             }));
         }
@@ -102,6 +105,7 @@ mod tests {
         let mut health = RewardHealth::default();
         assert!(health.check(&two, &[], &config).is_ok());
         let failed = Problem { reward: "other".into(), ..failed(4) };
-        assert!(health.check(&two, &[failed], &config).unwrap_err().to_string().contains("`other`"));
+        let error = health.check(&two, &[failed], &config).unwrap_err().to_string();
+        assert!(error.starts_with("reward `other` judged nothing in a batch (reward_patience): it ended"), "{error}");
     }
 }

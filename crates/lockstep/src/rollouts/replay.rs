@@ -26,7 +26,7 @@ use sha2::{Digest, Sha256};
 use std::io::BufRead;
 use std::path::Path;
 use std::sync::Arc;
-use telemetry::{RecordedCompletion, RolloutLine};
+use telemetry::{RecordedCompletion, RolloutLine, counted};
 
 /// The version of weights that are not known: recorded log-probabilities are never compared with the trainer's.
 pub(super) const NO_VERSION: u64 = u64::MAX;
@@ -98,8 +98,8 @@ impl Replay {
         let Some(last) = replay.groups.last() else { bad_input!("{file} is empty: it has no rollout") };
         if last.completions.len() < limits.num_generations {
             bad_input!(
-                "{file}, line {lines}: the last group has {} completions, but num_generations is {}",
-                last.completions.len(),
+                "{file}, line {lines}: the last group has {}, but num_generations is {}",
+                counted(last.completions.len(), "completion"),
                 limits.num_generations
             );
         }
@@ -127,8 +127,8 @@ impl Replay {
             }
             Some(open) => {
                 return Err(format!(
-                    "another prompt begins, but the group before has {} completions and num_generations is {size}",
-                    open.completions.len()
+                    "another prompt begins, but the group before has {} and num_generations is {size}",
+                    counted(open.completions.len(), "completion")
                 ));
             }
             None => {

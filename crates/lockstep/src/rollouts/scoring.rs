@@ -44,6 +44,8 @@ pub struct ScoredRollouts {
     pub hidden: Vec<(Instant, f64)>,
     /// Seconds that each reward took.
     pub seconds: Vec<f64>,
+    /// How many completions of each reward ran out of time.
+    pub timed_out: Vec<usize>,
 }
 
 impl ScoredRollouts {
@@ -127,8 +129,8 @@ impl ScoringJob<'_, '_> {
         };
         let groups = groups.into_iter().map(scored).collect::<anyhow::Result<_>>()?;
         let rollouts = Rollouts { groups, reward_names, reward_weights: weights.to_vec() };
-        let RewardOutput { problems, metrics, hidden, seconds, .. } = output;
-        Ok(ScoredRollouts { rollouts, problems, metrics, hidden, seconds })
+        let RewardOutput { problems, metrics, hidden, seconds, timed_out, .. } = output;
+        Ok(ScoredRollouts { rollouts, problems, metrics, hidden, seconds, timed_out })
     }
 }
 

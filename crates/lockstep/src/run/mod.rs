@@ -13,6 +13,7 @@ pub mod memory_plan;
 pub mod provenance;
 pub mod reporter;
 pub mod resume;
+pub mod reward_remarks;
 pub mod run_dir;
 pub mod stop;
 pub mod task;

@@ -11,6 +11,7 @@ use super::inputs::{Callbacks, RunInputs};
 use super::provenance::{self, Models, RunMetadata};
 use super::reporter::Reporter;
 use super::resume::{ResumeFrom, check_resumable};
+use super::reward_remarks::RewardRemarks;
 use super::stop::StopSignal;
 use super::task::TrainingTask;
 use super::{RunDir, StopReason};
@@ -26,8 +27,7 @@ use serde_json::Value;
 use state::{Best, RunState};
 use std::path::Path;
 use std::time::Instant;
-use telemetry::stages::Span;
-use telemetry::{Alarm, EventKind, Stages};
+use telemetry::{Alarm, EventKind, Stages, stages::Span};
 use train::{Samples, Schedule, StepParams, Trainer, UpdateMetrics};
 
 /// A run between two steps.
@@ -62,8 +62,8 @@ pub struct TrainingRun {
     pub stages: Stages,
     /// What a program asks to be told.
     pub(crate) callbacks: Callbacks,
-    /// What the next line of progress says beside metrics.
-    pub(crate) remark: Option<String>,
+    /// What lines of progress say beside metrics.
+    pub(crate) remarks: RewardRemarks,
     /// The metrics that were logged last.
     pub(crate) last_logged: Vec<(String, f64)>,
     pub(crate) label: &'static str,
@@ -212,7 +212,7 @@ impl TrainingRun {
             alarms: state.as_ref().map_or_else(Alarms::default, |state| Alarms::restore(state.alarms.clone())),
             reporter,
             callbacks,
-            remark: None,
+            remarks: RewardRemarks::default(),
             last_logged: Vec::new(),
             label,
             stop,
@@ -232,7 +232,7 @@ impl TrainingRun {
         let (step, total) = (self.step, self.schedule.total_steps);
         let (reason, why) = match self.saved_at {
             None => return None,
-            Some(_) if self.is_done() => (StopReason::Completed, format!("all {total} steps are done")),
+            Some(_) if self.is_done() => (StopReason::Completed, format!("it has done {step} of {total} steps")),
             Some(_) if self.out_of_patience() => (
                 StopReason::EarlyStopping,
                 format!(
@@ -311,8 +311,8 @@ impl TrainingRun {
         if let Some(means) = self.reporter.end_step(step, last)? {
             let value = |name: &str| find(&means, name).filter(|v| v.is_finite());
             let part = |name: &&str| value(name).map(|v| format!("{name} {v:.4}"));
-            let remark = self.remark.take();
-            self.report_progress(shown.iter().filter_map(part).chain(remark).collect::<Vec<_>>().join(" · "))?;
+            let parts = shown.iter().filter_map(part).chain(self.remarks.text());
+            self.report_progress(parts.collect::<Vec<_>>().join(" · "))?;
             self.callbacks.step(step);
             self.callbacks.log(step, &means);
             self.last_logged = means;

@@ -12,7 +12,7 @@ use crate::run::inputs::RunInputs;
 use crate::run::training::TrainingRun;
 use model::columns::REF_LOGPS;
 use model::{Head, ModelAssets, Scorer};
-use telemetry::Sinks;
+use telemetry::{Sinks, counted};
 use train::loss::dpo::{Answer, pair};
 use train::{Means, Objective, PreferencePair};
 
@@ -63,7 +63,7 @@ impl Offline for Dpo {
         let other = locate_ref_model(inputs.config())?;
         let reference = load_weights(&inputs.ctx, other.as_ref().unwrap_or(&source.dir), &assets.config)?;
         let count = rows.train.len() + rows.held_out_rows();
-        inputs.sinks.info(&format!("log-probabilities of the reference for {count} pairs, once"));
+        inputs.sinks.info(&format!("log-probabilities of the reference for {}, once", counted(count, "pair")));
         let held_out = rows.held_out.iter_mut().map(|set| &mut set.rows);
         for pairs in [&mut rows.train].into_iter().chain(held_out) {
             let scores = scorer.score(&inputs.ctx, &reference, &PreferencePair::sequences(pairs), 1.0)?;

@@ -13,7 +13,7 @@ use crate::run::memory_plan::{self, Available, MemoryPlan};
 use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::{RunSetup, TrainingRun, sampler};
 use model::{Head, ModelAssets, PromptCompletion, Scorer};
-use telemetry::Sinks;
+use telemetry::{Sinks, counted};
 use train::{Objective, PreferencePair, Sample, Samples, Trainer};
 
 /// What is trained on: one sequence, or two to compare.
@@ -253,9 +253,11 @@ pub fn longest_row(config: &Config, assets: &ModelAssets) -> usize {
 
 /// The pairs of a dataset that are no longer than allowed.
 pub fn load_pairs(config: &Config, spec: &DatasetSpec, assets: &ModelAssets, sinks: &Sinks) -> anyhow::Result<Pairs> {
-    let pairs = Pairs::load(spec, &encoder(config, assets)?, longest_row(config, assets))?;
+    let most = longest_row(config, assets);
+    let pairs = Pairs::load(spec, &encoder(config, assets)?, most)?;
     if pairs.left_out > 0 {
-        sinks.info(&format!("{}: {} pairs are longer than allowed and were left out", spec.name, pairs.left_out));
+        let left_out = counted(pairs.left_out, "pair");
+        sinks.info(&format!("{}: left out: {left_out} longer than {most} tokens (max_length)", spec.name));
     }
     Ok(pairs)
 }

@@ -9,7 +9,7 @@ use crate::data::{DatasetSpec, Pair};
 use crate::error::BadInput;
 use crate::run::training::TrainingRun;
 use model::{Head, ModelAssets, Scorer};
-use telemetry::Sinks;
+use telemetry::{Sinks, counted};
 use train::evaluation::{brier_score, calibration_error};
 use train::loss::LossSums;
 use train::loss::bradley_terry::ranking;
@@ -55,7 +55,7 @@ impl Offline for RewardModel {
 
     fn describe([train, held_out]: [usize; 2]) -> Option<String> {
         let held_out = if held_out > 0 { format!(", {held_out} held out") } else { String::new() };
-        Some(format!("{train} pairs to learn from{held_out}"))
+        Some(format!("{} to learn from{held_out}", counted(train, "pair")))
     }
 
     /// How the model ranks held-out pairs: the loss and what TRL reports of training, and how far its probabilities can

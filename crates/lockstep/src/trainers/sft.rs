@@ -11,7 +11,7 @@ use crate::run::training::TrainingRun;
 use model::chat::PromptEncoder;
 use model::{Head, ModelAssets, Prompt, Scorer};
 use rewards::Content;
-use telemetry::Sinks;
+use telemetry::{Sinks, counted};
 use train::{Objective, Sample};
 
 /// Supervised fine-tuning.
@@ -97,7 +97,11 @@ fn kept(
     sinks: &Sinks,
 ) -> anyhow::Result<(Vec<Sample>, String)> {
     if left_out > 0 {
-        sinks.info(&format!("{}: {left_out} rows are longer than allowed and were left out", data.name));
+        sinks.info(&format!(
+            "{}: left out: {} longer than {most} tokens (max_length)",
+            data.name,
+            counted(left_out, "row")
+        ));
     }
     if samples.is_empty() {
         bad_input!("{}: every row is longer than max_length = {most}: raise it", data.name);

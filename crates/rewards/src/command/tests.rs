@@ -96,7 +96,7 @@ echo '{{"rewards": [1], "extra": {{"why": ["so"]}}, "metrics": {{"m": 2.5}}}}'; 
 #[test]
 fn answers_that_are_wrong_give_none_and_say_why() {
     for (answer, expected) in [
-        (r#"{"rewards": [1]}"#, "1 scores for 2 completions"),
+        (r#"{"rewards": [1]}"#, "the length 1, for 2 completions"),
         (r#"{"rewards": [1, NaN]}"#, "no NaN or Infinity"),
         (r#"{"rewards": [1, 1e999]}"#, "out of range"),
         (r#"{"rewards": [1, "2"]}"#, "score 1 is \"2\""),

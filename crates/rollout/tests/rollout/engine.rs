@@ -82,6 +82,24 @@ fn requests_that_cannot_be_served_are_refused() {
     assert!(Engine::new(&ctx, &weights.config, EngineConfig { kv_blocks: 3, ..roomy(128) }).is_ok());
 }
 
+/// A refused request, or one that a kernel refuses in the middle, takes those with it that were accepted before it.
+#[test]
+fn of_a_call_that_fails_nothing_stays() {
+    let (ctx, weights) = small();
+    let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 5)];
+    let whole =
+        bits(&poisoned(&ctx, &weights, roomy(96)).generate(&weights, requests(&prompts, 2, sampling(6))).unwrap());
+    let mut engine = poisoned(&ctx, &weights, roomy(96));
+    for (bad, why) in [(prompt(VOCAB, 2, 0), "empty prompt"), (prompt(VOCAB, 2, 96), "96"), (Prompt::new([97]), "97")] {
+        let mixed = [prompts[0].clone(), bad, prompts[1].clone()];
+        let error = engine.generate(&weights, requests(&mixed, 2, sampling(6))).unwrap_err().to_string();
+        assert!(error.contains(why), "{why}: {error}");
+        assert!(engine.is_idle() && engine.live().next().is_none(), "{why}");
+        assert_eq!(engine.free_blocks(), engine.config().kv_blocks, "{why}");
+        assert_eq!(bits(&engine.generate(&weights, requests(&prompts, 2, sampling(6))).unwrap()), whole, "{why}");
+    }
+}
+
 /// A prompt is computed in several steps, or, where it may not be cut, in one that has room for it.
 #[test]
 fn few_rows_of_a_step_change_nothing() {

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 mod progress;
 
-pub use self::progress::{Progress, duration};
+pub use self::progress::{Progress, counted, duration};
 use super::Sink;
 use crate::{Error, Event, EventKind, Level, Record, Result, table};
 

@@ -53,14 +53,14 @@ pub fn directory_of(config: &str) -> tempfile::TempDir {
 
 /// The arguments of a run in `out`; `set` wins over what all runs have.
 pub fn arguments<'a>(purpose: &'a str, out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
-    let mut all = vec![purpose, "--model", "model", "--dataset", "d.jsonl", "--out", out];
-    let own = match purpose {
-        "train" => {
-            all.extend(["--reward", "unique_chars"]);
-            GRPO
+    let own = if purpose == "train" { GRPO } else { &[] };
+    let mut all = vec![purpose, "--model", "model", "--out", out];
+    for (key, flag) in [("dataset_name=", ["--dataset", "d.jsonl"]), ("reward_funcs=", ["--reward", "unique_chars"])] {
+        let rewarded = key != "reward_funcs=" || purpose == "train";
+        if rewarded && !set.iter().any(|pair| pair.starts_with(key)) {
+            all.extend(flag);
         }
-        _ => &[],
-    };
+    }
     COMMON.iter().chain(own).chain(set).for_each(|pair| all.extend(["--set", *pair]));
     all
 }

@@ -88,7 +88,7 @@ fn other_names_and_long_pairs() {
         assert_eq!(fits.map_or(0, |(texts, _)| texts.len()), all, "{length}");
     }
     let error = load(&text[text.find('\n').unwrap()..], false, renamed).unwrap_err();
-    assert!(error.to_string().contains("all 1 pairs are longer than max_length = 40"), "{error}");
+    assert!(error.to_string().contains("every pair is longer than max_length = 40"), "{error}");
 }
 
 #[test]

@@ -19,6 +19,7 @@ use model::{Head, ModelAssets, Scorer};
 use rollout::Engine;
 use serde_json::Value;
 use std::sync::Arc;
+use telemetry::counted;
 use train::Trainer;
 
 /// A pipeline that can begin: all of its input is known to be good, and nothing was written.
@@ -147,12 +148,11 @@ impl Prepared {
         let sizes = pipeline.sizes;
         inputs.sinks.info(&setup.policy.describe(&inputs.ctx));
         inputs.sinks.info(&format!(
-            "a generation is {} prompts × {} completions and serves {} optimizer steps of {} completions · prompts \
-             shared: {}",
-            sizes.generation / sizes.group,
-            sizes.group,
-            sizes.steps(),
-            sizes.optimizer,
+            "a generation is {} × {} and serves {} of {} · prompts shared: {}",
+            counted(sizes.generation / sizes.group, "prompt"),
+            counted(sizes.group, "completion"),
+            counted(sizes.steps() as usize, "optimizer step"),
+            counted(sizes.optimizer, "completion"),
             if inputs.config().prefix_sharing { "yes" } else { "no" }
         ));
         let run = TrainingRun::begin(inputs, setup, |state| restore(&mut pipeline, state))?;
@@ -183,7 +183,7 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
     let prompts = PromptDataset::load(&spec, config, assets, config.max_completion_length)?;
     check_columns(&prompts, &spec.name, rewards)?;
     if prompts.left_out > 0 {
-        inputs.sinks.info(&format!("{} prompts longer than max_prompt_length were left out", prompts.left_out));
+        inputs.sinks.info(&format!("left out: {} longer than max_prompt_length", counted(prompts.left_out, "prompt")));
     }
     let bounds = WorkloadBounds::of_prompts(prompts.longest(), config.generation_batch());
     let (rows, hash) = (prompts.all.len(), prompts.hash);

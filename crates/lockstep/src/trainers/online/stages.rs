@@ -78,7 +78,7 @@ impl RolloutPipeline {
     fn end_generation(&mut self, run: &mut TrainingRun, generation: Generation) -> Rollouts {
         let StageTimes { rollout_time_s, rollout_tokens, reward_time_s, reward_hidden_time_s, of_rewards } =
             std::mem::take(&mut self.times);
-        run.remark = waiting::slow_reward(rollout_time_s, reward_time_s, &of_rewards);
+        run.remarks.waited(rollout_time_s, reward_time_s, &of_rewards);
         let reporter = &mut run.reporter;
         reporter.add("rollout_time_s", rollout_time_s);
         reporter.add("rollout_tokens_per_s", rollout_tokens as f64 / rollout_time_s);
@@ -140,6 +140,8 @@ impl RolloutPipeline {
         })?;
         let names = output.rollouts.reward_names.iter().zip(&output.seconds);
         names.for_each(|(name, seconds)| *self.times.of_rewards.entry(name.clone()).or_default() += seconds);
+        let late = output.rollouts.reward_names.iter().zip(&output.timed_out);
+        late.for_each(|(name, &completions)| run.remarks.timed_out(name, completions));
         // Rewards that nobody waits for may have said anything.
         run.stop.check()?;
         self.health.check(&output.rollouts, &output.problems, &run.config)?;

@@ -153,6 +153,8 @@ struct Verdict {
     of: usize,
     /// Of the first test that failed, why; empty if none did.
     failure: String,
+    /// It ran out of time.
+    timed_out: bool,
     /// The score by stages, if that is asked for.
     staged: Option<ocaml::Staged>,
 }
@@ -296,6 +298,7 @@ impl Code {
                     words_of(&outcome)
                 }
             };
+            verdict.timed_out |= outcome.end == End::TimedOut;
             if verdict.failure.is_empty() {
                 verdict.failure = format!("test {}: {failure}", i + 1);
             }
@@ -388,6 +391,7 @@ impl Reward for Code {
         let mut scores = Scores::new(Vec::with_capacity(batch.len()));
         let mut failures = Vec::with_capacity(batch.len());
         for verdict in verdicts {
+            scores.timed_out += usize::from(matches!(&verdict, Some(Ok(verdict)) if verdict.timed_out));
             let (value, failure) = match verdict {
                 Some(Ok(Verdict { staged: Some(staged), failure, .. })) => (Some(staged.score()), failure.into()),
                 Some(Ok(v)) if self.options.partial => (Some(v.passed as f64 / v.of as f64), v.failure.into()),

@@ -197,6 +197,7 @@ fn attack(bwrap: &str) {
     }
     let place = |name: &str| names.iter().position(|own| *own == name).unwrap();
     assert_eq!(failures[place("loop without SIGTERM")], "test 1: timed out");
+    assert_eq!(scores.timed_out, failures.iter().filter(|failure| failure.ends_with("timed out")).count());
     // What meets a limit ends by itself, and how is seen where a busy machine has the time for it.
     let limited = ["endless output", "memory bomb", "full disk"].map(|name| programs[place(name)]);
     let options = json!({"language": "python", "timeout_s": 60.0, "bwrap": bwrap});

@@ -1,5 +1,6 @@
 //! When two answers are equal. Knows nothing of completions.
 
+use super::super::rational::Rational;
 use super::eval::{Complex, exact, value, variables};
 use super::parse::{Node, Op, parse};
 use super::units::unit;
@@ -223,14 +224,13 @@ fn same_value(gold: &Node, given: &Node) -> bool {
         (Node::Percent(x), Node::Unit(y, name)) | (Node::Unit(y, name), Node::Percent(x)) => {
             unit(name) == Some("percent") && same(x, y)
         }
+        // Each compares `x` once: units of units would double the work with each of them.
         (Node::Unit(x, name), y) | (y, Node::Unit(x, name)) => {
-            let percent = || same_value(&Node::Percent(x.clone()), y);
-            same(x, y) || unit(name) == Some("percent") && percent()
+            same(x, y) || unit(name) == Some("percent") && hundredfold(x, y)
         }
         (Node::Percent(x), y) | (y, Node::Percent(x)) => {
             let whole = value(y, &|_| 0.0).is_some_and(|y| y.abs() >= 1.0);
-            let hundredfold = Node::Op(Op::Mul, vec![y.clone(), Node::Number(hundred())]);
-            whole && same(x, y) || numbers(x, &hundredfold)
+            whole && same(x, y) || hundredfold(x, y)
         }
         // Digits whose base is left out.
         (Node::Based(digits, base), Node::Based(digits2, base2)) => {
@@ -246,8 +246,10 @@ fn same_value(gold: &Node, given: &Node) -> bool {
     }
 }
 
-fn hundred() -> super::super::rational::Rational {
-    super::super::rational::Rational::new(100, 1).expect("a fraction")
+/// Whether `percents` are the part `part` of a whole.
+fn hundredfold(percents: &Node, part: &Node) -> bool {
+    let hundred = Node::Number(Rational::new(100, 1).expect("a fraction"));
+    numbers(percents, &Node::Op(Op::Mul, vec![part.clone(), hundred]))
 }
 
 /// Equal values: exactly where both are fractions, else at each of several points.

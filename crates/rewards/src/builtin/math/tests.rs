@@ -27,6 +27,18 @@ fn a_fraction_behind_a_number_is_read_once() {
         assert!(equal(a, b) && equal(b, a), "{a}, {b}");
     }
     assert!(!equal("2\\frac1x", "2"));
+    // Nor if the first reading understands nothing: √1 2 is no √2.
+    assert!(!equal("1\\frac{\\sqrt12}{3}", "\\frac{\\sqrt2}{3}"));
+}
+
+/// Work that doubles with each level would not end.
+#[test]
+fn units_of_units_and_fractions_in_fractions_are_judged_at_once() {
+    let percent = "7".to_owned() + &" percent^1".repeat(150);
+    assert!(!equal("5", &percent) && !equal(&percent, "5"));
+    assert!(equal("7", &percent) && equal("0.07", &"7 percent") && !equal("0.08", "7 percent"));
+    let fractions = "1\\frac{".repeat(58) + "?";
+    assert!(!equal("5", &fractions));
 }
 
 fn score(completions: &[&str], answers: &[&str], options: Options) -> Scores {

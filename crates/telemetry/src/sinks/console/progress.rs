@@ -100,3 +100,8 @@ pub fn duration(seconds: f64) -> String {
         _ => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
     }
 }
+
+/// A number and what is counted: `1 step`, `2 steps`.
+pub fn counted(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}

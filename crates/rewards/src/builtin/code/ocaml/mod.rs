@@ -308,16 +308,18 @@ fn verdict(nonces: &[String], outcome: &Outcome) -> Verdict {
     let passed: Vec<bool> = nonces.iter().map(|nonce| text.lines().any(|line| line == nonce)).collect();
     let count = passed.iter().filter(|passed| **passed).count();
     let of = nonces.len();
+    let failed = |passed, failure| {
+        let timed_out = outcome.end == End::TimedOut;
+        Verdict { passed, of, failure, timed_out, staged: None }
+    };
     match (passed.iter().position(|passed| !passed), &outcome.end) {
         (None, End::Exit(0)) => Verdict { passed: of, of, ..Verdict::default() },
         // It passed them, and then did not end by itself.
-        (None, _) => Verdict { passed: of - 1, of, failure: words_of(outcome), staged: None },
+        (None, _) => failed(of - 1, words_of(outcome)),
         (Some(first), End::Exit(0)) => {
             let why = outcome.stderr.lines().next().unwrap_or("the program ended before it");
-            Verdict { passed: count, of, failure: format!("test {}: {why}", first + 1), staged: None }
+            failed(count, format!("test {}: {why}", first + 1))
         }
-        (Some(first), _) => {
-            Verdict { passed: count, of, failure: format!("test {}: {}", first + 1, words_of(outcome)), staged: None }
-        }
+        (Some(first), _) => failed(count, format!("test {}: {}", first + 1, words_of(outcome))),
     }
 }

@@ -62,7 +62,7 @@ pub(super) fn judge(
 
 fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) -> std::io::Result<Verdict> {
     let of = if unit.check { 1 } else { unit.tests.len() };
-    let mut verdict = Verdict { of, ..Verdict::default() };
+    let mut verdict = Verdict { of, timed_out: outcome.end == End::TimedOut, ..Verdict::default() };
     let text = String::from_utf8_lossy(&outcome.stdout);
     let mut judged = 0;
     for line in text.lines().filter_map(|line| line.strip_prefix(nonce)) {

@@ -76,7 +76,6 @@ impl Parser {
             return self.skip('}').then_some(node);
         }
         if let Some(Token::Number(digits)) = self.tokens.get_mut(self.at) {
-            // None are left where a reading that was given up had taken them.
             let first = digits.chars().next()?;
             digits.remove(0);
             if digits.is_empty() {

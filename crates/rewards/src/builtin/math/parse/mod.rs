@@ -251,48 +251,32 @@ impl Parser {
                     self.argument()?;
                 }
                 product = Node::Unit(product.into(), name);
-            } else if let Some(mixed) = self.mixed(&product) {
-                product = mixed;
+            } else if let Some(sum) = self.mixed_digits(&product) {
+                product = sum;
             } else if self.starts_factor() {
-                product = Node::Op(Op::Mul, vec![product, self.power()?]);
+                let fraction = self.peek_command() == Some("frac");
+                let factor = self.power()?;
+                let op = if fraction && is_integer(&product) && is_fraction(&factor) { Op::Add } else { Op::Mul };
+                product = Node::Op(op, vec![product, factor]);
             } else {
                 return Some(product);
             }
         }
     }
 
-    /// `1 \frac{4}{5}` and `1 4/5` are sums.
-    fn mixed(&mut self, whole: &Node) -> Option<Node> {
-        let Node::Number(number) = whole else { return None };
-        number.integer()?;
-        let start = self.at;
-        let command = self.peek_command() == Some("frac");
-        let fraction = if command {
-            self.power()
-        } else {
-            match self.tokens.get(start..start + 3)? {
-                [Token::Number(top), Token::Char('/'), Token::Number(bottom)] => {
-                    let parts = [Rational::decimal(top), Rational::decimal(bottom)];
-                    self.at += 3;
-                    let [Some(top), Some(bottom)] = parts else { return None };
-                    Some(Node::Op(Op::Div, vec![Node::Number(top), Node::Number(bottom)]))
-                }
-                _ => None,
-            }
+    /// `1 4/5` is a sum, as `1 \frac{4}{5}` is.
+    fn mixed_digits(&mut self, whole: &Node) -> Option<Node> {
+        let [Token::Number(top), Token::Char('/'), Token::Number(bottom)] = self.tokens.get(self.at..self.at + 3)?
+        else {
+            return None;
         };
-        let proper = |node: &Node| {
-            let Node::Op(Op::Div, parts) = node else { return false };
-            parts.iter().all(|part| matches!(part, Node::Number(n) if n.integer().is_some()))
-        };
-        match fraction {
-            Some(fraction) if proper(&fraction) => Some(Node::Op(Op::Add, vec![whole.clone(), fraction])),
-            // A factor, kept: a second reading would miss the digits that this one has taken from `\frac1x`.
-            Some(factor) if command => Some(Node::Op(Op::Mul, vec![whole.clone(), factor])),
-            _ => {
-                self.at = start;
-                None
-            }
+        let parts = vec![Node::Number(Rational::decimal(top)?), Node::Number(Rational::decimal(bottom)?)];
+        let fraction = Node::Op(Op::Div, parts);
+        if !(is_integer(whole) && is_fraction(&fraction)) {
+            return None;
         }
+        self.at += 3;
+        Some(Node::Op(Op::Add, vec![whole.clone(), fraction]))
     }
 
     fn starts_factor(&self) -> bool {
@@ -321,4 +305,13 @@ impl Parser {
         self.depth -= 1;
         node
     }
+}
+
+fn is_integer(node: &Node) -> bool {
+    matches!(node, Node::Number(n) if n.integer().is_some())
+}
+
+/// Of two integers: what makes a mixed number of the integer before it.
+fn is_fraction(node: &Node) -> bool {
+    matches!(node, Node::Op(Op::Div, parts) if parts.iter().all(is_integer))
 }

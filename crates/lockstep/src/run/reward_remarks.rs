@@ -1,0 +1,72 @@
+//! What a run's lines of progress say of its rewards: which one it waits for, and how much ran out of time.
+
+use std::collections::BTreeMap;
+
+/// Rewards that take less than this many seconds of a step are not slow, whatever their share.
+const SLOW_S: f64 = 1.0;
+
+/// What is to be said.
+#[derive(Debug, Default)]
+pub struct RewardRemarks {
+    /// Of the last generation.
+    slow: Option<String>,
+    /// Completions that ran out of time since the program was started, by reward: of a few among many nobody sees the
+    /// one line that would have them.
+    timed_out: BTreeMap<String, usize>,
+}
+
+impl RewardRemarks {
+    /// A generation took so many seconds, and the run waited so many for its rewards, each of which took its own.
+    pub fn waited(&mut self, rollout_s: f64, waited_s: f64, of_rewards: &BTreeMap<String, f64>) {
+        let longest = of_rewards.iter().max_by(|a, b| a.1.total_cmp(b.1));
+        let slow = longest.filter(|_| waited_s > SLOW_S && waited_s > rollout_s);
+        self.slow = slow.map(|(name, seconds)| format!("slow reward {name} {seconds:.1} s"));
+    }
+
+    /// So many more completions ran out of time.
+    pub fn timed_out(&mut self, reward: &str, completions: usize) {
+        if completions > 0 {
+            *self.timed_out.entry(reward.to_owned()).or_default() += completions;
+        }
+    }
+
+    /// All of it; none if there is nothing to say.
+    pub fn text(&self) -> Option<String> {
+        let counts: Vec<String> = self.timed_out.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        let timed_out = (!counts.is_empty()).then(|| format!("timed out so far: {}", counts.join(", ")));
+        let all: Vec<String> = self.slow.iter().cloned().chain(timed_out).collect();
+        (!all.is_empty()).then(|| all.join(" · "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_is_named_where_it_is_waited_for() {
+        let times = BTreeMap::from([("a".to_owned(), 3.0), ("b".to_owned(), 9.25)]);
+        let said = |rollout_s, waited_s, times: &BTreeMap<String, f64>| {
+            let mut remarks = RewardRemarks::default();
+            remarks.waited(rollout_s, waited_s, times);
+            remarks.text()
+        };
+        assert_eq!(said(1.0, 12.0, &times).unwrap(), "slow reward b 9.2 s");
+        assert_eq!(said(13.0, 12.0, &times), None);
+        assert_eq!(said(0.1, 0.9, &times), None);
+        assert_eq!(said(1.0, 12.0, &BTreeMap::new()), None);
+    }
+
+    #[test]
+    fn what_timed_out_is_counted_over_the_run() {
+        let mut remarks = RewardRemarks::default();
+        remarks.timed_out("code", 0);
+        assert_eq!(remarks.text(), None);
+        remarks.timed_out("code", 2);
+        remarks.timed_out("r", 1);
+        remarks.timed_out("code", 3);
+        assert_eq!(remarks.text().unwrap(), "timed out so far: code 5, r 1");
+        remarks.waited(0.0, 2.0, &BTreeMap::from([("r".to_owned(), 2.0)]));
+        assert_eq!(remarks.text().unwrap(), "slow reward r 2.0 s · timed out so far: code 5, r 1");
+    }
+}
