@@ -173,6 +173,31 @@ MAPPED = {
 }
 
 
+def _own(name: str, default: Any, doc: str, **schema: Any) -> dict:
+    return {"name": name, "status": "supported", "default": default, "doc": doc, "schema": schema,
+            "type": schema["type"]}
+
+
+# Of trainers that have `compute_metrics`: fields of transformers' that this package itself reads.
+_OF_METRICS = {
+    row["name"]: row
+    for row in (
+        _own("per_device_eval_batch_size", 8, "Rows whose outputs compute_metrics, preprocess_logits_for_metrics and "
+             "predict are given at once. (Memory of the evaluation itself: max_tokens_per_micro_batch.)",
+             type="integer"),
+        _own("batch_eval_metrics", False, "compute_metrics is called with each batch, and compute_result=True with the "
+             "last.", type="boolean"),
+        _own("include_for_metrics", [], "What compute_metrics is given beside predictions and labels: inputs (token "
+             "ids), loss (of each batch).", type="array", items={"type": "string"}),
+        _own("prediction_loss_only", False, "compute_metrics is not called, and predict gives metrics alone.",
+             type="boolean"),
+        _own("eval_do_concat_batches", True, "Outputs of batches are joined, padded with -100; else compute_metrics "
+             "and predict have a list of them.", type="boolean"),
+    )
+}
+_WITH_METRICS = ("sft", "dpo", "reward")
+
+
 class _Config:
     """What the configuration classes share."""
 
@@ -205,6 +230,8 @@ class _Config:
             if field is None:  # of a subclass
                 continue
             if value == field.default:
+                continue
+            if name in _OF_METRICS and field.status == "supported":
                 continue
             if name in _SPECIAL:
                 values.update(plain(_SPECIAL[name](value), name))
@@ -241,7 +268,7 @@ def _annotation(field: Field) -> Any:
 
 
 def _config(name: str, method: str, trl: str | None, algorithm: str | None = None) -> type:
-    rows = [Field(row) for row in _native.fields(method)]
+    rows = [Field(row) for row in field_table(method)]
     hidden = _NOT_FIELDS | ({"algorithm"} if algorithm is not None or method not in ("grpo",) else set())
     fields = {row.name: row for row in rows if row.name not in hidden}
     aliases = {row.trl_name: row.name for row in rows if row.trl_name and row.trl_name not in fields}
@@ -282,15 +309,16 @@ def _naming_the_nearest(init: Any, name: str, fields: list[str]) -> Any:
     return checked
 
 
+def field_table(method: str) -> list[dict]:
+    """Every field of a configuration class (`grpo`, `rloo`, `ppo`, `sft`, `dpo`, `reward`): its name, its status
+    (`supported`, `ignored`, `refused`), default and meaning."""
+    own = _OF_METRICS if method in _WITH_METRICS else {}
+    return [own.get(row["name"], row) for row in _native.fields(method)]
+
+
 GRPOConfig = _config("GRPOConfig", "grpo", "TRL's GRPOConfig")
 RLOOConfig = _config("RLOOConfig", "rloo", "TRL's RLOOConfig", "rloo")
 PPOConfig = _config("PPOConfig", "ppo", None, "ppo")
 SFTConfig = _config("SFTConfig", "sft", "TRL's SFTConfig")
 DPOConfig = _config("DPOConfig", "dpo", "TRL's DPOConfig")
 RewardConfig = _config("RewardConfig", "reward", "TRL's RewardConfig")
-
-
-def field_table(method: str) -> list[dict]:
-    """Every field of a configuration class (`grpo`, `rloo`, `ppo`, `sft`, `dpo`, `reward`): its name, its status
-    (`supported`, `ignored`, `refused`), default and meaning."""
-    return list(_native.fields(method))

@@ -76,6 +76,7 @@ def run(
     observer: Any,
     stop: StopSignal,
     rollout_function: Callable[..., Any] | None = None,
+    eval_metrics: Any = None,
     train_rows: list[str] | None = None,
     eval_rows: list[str] | None = None,
     eval_sets: list[tuple[str, list[str]]] = ...,

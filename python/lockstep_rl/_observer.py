@@ -12,10 +12,11 @@ STOP, SAVE, EVALUATE = 1, 2, 4
 class Observer:
     """Told by the engine how the run goes on; tells the trainer's state and callbacks."""
 
-    def __init__(self, trainer: Any, rewards: RewardSet | None, only_evaluate: dict | None):
+    def __init__(self, trainer: Any, rewards: RewardSet | None, only_evaluate: dict | None, eval_metrics: Any):
         self.trainer = trainer
         self.rewards = rewards
         self.only_evaluate = only_evaluate
+        self.eval_metrics = eval_metrics
         self.steps_per_epoch = 1
 
     def begin(self, step: int, total_steps: int, steps_per_epoch: int, dir: Any) -> int:
@@ -40,6 +41,9 @@ class Observer:
         return wishes | (self._tell("on_epoch_end") if step % self.steps_per_epoch == 0 else 0)
 
     def log(self, step: int, metrics: dict) -> int:
+        is_evaluation = any(key.startswith("eval_") for key in metrics)
+        if is_evaluation and self.eval_metrics is not None:
+            metrics.update(self.eval_metrics.take_others())
         if self.only_evaluate is not None:
             self.only_evaluate.update(metrics)
             return 0
@@ -49,7 +53,6 @@ class Observer:
                 if long in metrics and name not in metrics:
                     metrics[name] = metrics.pop(long)
         trainer = self.trainer
-        is_evaluation = any(key.startswith("eval_") for key in metrics)
         trainer.state.num_input_tokens_seen = int(metrics.get("num_tokens", trainer.state.num_input_tokens_seen))
         trainer._log({**metrics, "epoch": trainer.state.epoch})
         return self._tell("on_evaluate", metrics=metrics) if is_evaluation else self._wishes()

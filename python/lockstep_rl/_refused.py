@@ -13,28 +13,18 @@ REFUSED_ARGUMENTS = {
     "tools": _LATER,
     "environment_factory": _LATER,
     "rollout_func": "completions are made by GRPOTrainer, RLOOTrainer and PPOTrainer alone",
-    "compute_metrics": "it is given whole logits, which never exist here (TRL deprecates them); take eval_loss and the "
-    "other metrics, or score tokens with lockstep_rl.Model(trainer.model.name_or_path).score after training",
+    "compute_metrics": "TRL's trainer has no such argument either; log_metric in a reward adds a metric",
     "optimizers": "the optimizer is AdamW, set by learning_rate, weight_decay, adam_beta1, adam_beta2 and adam_epsilon",
     "optimizer_cls_and_kwargs": "the optimizer is AdamW, set by the fields of the configuration",
     "quantization_config": "weights are not quantised in this build",
     "data_collator": "batches are packed by the engine",
-    "preprocess_logits_for_metrics": "logits never leave the engine",
-    "formatting_func": "format the rows before they are given (columns prompt and completion)",
+    "preprocess_logits_for_metrics": "TRL's trainer has no such argument either",
+    "formatting_func": "it is SFTTrainer's; format the rows before they are given",
     "compute_loss_func": "losses are the engine's: loss_type",
     "value_model": "set value_model of PPOConfig to a directory",
     "reward_processing_classes": "a reward model is read with its own tokenizer",
     "tokenizer": "the argument is processing_class",
     "gen_kwargs": "set the fields of the configuration",
-}
-# Where the reason is another.
-REFUSED_BY = {
-    ("RewardTrainer", "compute_metrics"): "eval_accuracy, eval_margin, eval_mean_reward, eval_brier_score and more are "
-    "measured; for numbers of your own, score rows with the saved model: lockstep-rl score-rewards",
-    **{
-        (trainer, "compute_metrics"): "TRL's trainer has no such argument either; log_metric in a reward adds a metric"
-        for trainer in ("GRPOTrainer", "RLOOTrainer", "PPOTrainer")
-    },
 }
 REFUSED_METHODS = {
     "get_train_dataloader": "the engine draws its rows itself; no data loader is made",

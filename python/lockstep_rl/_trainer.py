@@ -22,7 +22,7 @@ from ._models import Model, check_path, name_of, stage, sync_weights
 from ._notebook import NotebookProgress
 from ._observer import Observer
 from ._peft import config_of, is_peft_model, lora_values
-from ._refused import REFUSED_ARGUMENTS, REFUSED_BY, REFUSED_METHODS, with_gen_kwargs
+from ._refused import REFUSED_ARGUMENTS, REFUSED_METHODS, with_gen_kwargs
 from ._reporters import reporters
 from ._rewards import RewardSet, Source
 from ._signals import Interrupts, in_notebook
@@ -135,7 +135,7 @@ class Trainer:
     def _refuse(self, kind: str, others: dict) -> None:
         """Arguments that are TRL's and not supported, and those that nobody knows."""
         for name, value in others.items():
-            why = REFUSED_BY.get((kind, name), REFUSED_ARGUMENTS.get(name))
+            why = REFUSED_ARGUMENTS.get(name)
             if why is None:
                 raise TypeError(f"{kind} has no argument `{name}`")
             empty = value is None or value == (None, None) or (isinstance(value, (list, dict)) and not value)
@@ -181,8 +181,11 @@ class Trainer:
         """What the engine calls a dataset, and its rows where it is in memory."""
         if isinstance(dataset, (str, os.PathLike)):
             return check_path(os.fspath(dataset), name), RowSet()
-        rows = rows_of(dataset, name, self._values.get(most))
+        rows = self._rows_of(dataset, name, self._values.get(most))
         return "memory", RowSet(rows, json_of(rows, name, self.columns))
+
+    def _rows_of(self, dataset: Any, name: str, most: int | None) -> list[dict]:
+        return rows_of(dataset, name, most)
 
     # What a user asks for.
 
@@ -202,7 +205,7 @@ class Trainer:
         began = time.monotonic()
         steps_before = self.state.global_step
         self._callbacks.call("on_train_begin")
-        self._result = self._run(resume=resume)
+        self._result = self._run(resume=resume, eval_metrics=self._eval_metrics("eval", predicts=False))
         self.is_trained = True
         if self._result["best"] is not None:
             self.state.best_global_step, self.state.best_metric = self._result["best"]
@@ -227,7 +230,8 @@ class Trainer:
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict:
         """Evaluates the model as it is now, and logs the metrics."""
-        metrics = self._evaluated(eval_dataset, metric_key_prefix)
+        own = self._eval_metrics(metric_key_prefix, predicts=False)
+        metrics = self._evaluated(eval_dataset, metric_key_prefix, own)
         self._log(metrics)
         self._callbacks.call("on_evaluate", metrics=metrics)
         return metrics
@@ -235,15 +239,22 @@ class Trainer:
     def predict(
         self, test_dataset: Any, ignore_keys: Any = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """The metrics of a dataset, which are not logged. `predictions` and `label_ids` are None: as in TRL where
-        completions are generated; elsewhere TRL gives whole logits, which never exist here."""
+        """The metrics of a dataset, which are not logged. SFTTrainer, DPOTrainer and RewardTrainer give what
+        `compute_metrics` is given, too, as `predictions` and `label_ids` (by name of several sets); the others, which
+        generate completions, None, and so does `prediction_loss_only`."""
         if test_dataset is None:
             raise ValueError("predict: `test_dataset` is missing")
-        metrics = self._evaluated(test_dataset, metric_key_prefix)
+        own = self._eval_metrics(metric_key_prefix, predicts=True)
+        metrics = self._evaluated(test_dataset, metric_key_prefix, own)
         self._callbacks.call("on_predict", metrics=metrics)
-        return PredictionOutput(None, None, metrics)
+        results = {} if own is None else own.results
+        if isinstance(test_dataset, dict):
+            predictions, labels = ({name: both[i] for name, both in results.items()} or None for i in (0, 1))
+        else:
+            predictions, labels = results.get("", (None, None))
+        return PredictionOutput(predictions, labels, metrics)
 
-    def _evaluated(self, eval_dataset: Any, metric_key_prefix: str) -> dict:
+    def _evaluated(self, eval_dataset: Any, metric_key_prefix: str, own: Any) -> dict:
         values = self._evaluation_values()
         data = self._eval if eval_dataset is None else self._eval_data(eval_dataset)
         given = {key: self._values[key] for key in _EVAL_KEYS if key in self._values}
@@ -256,7 +267,7 @@ class Trainer:
             values.update(output_dir=os.path.join(place, "run"), model_name_or_path=self._current_model())
             values.update(eval_strategy="steps", load_best_model_at_end=False, tensorboard=False)
             values.pop("metric_for_best_model", None), values.pop("early_stopping_patience", None)
-            self._run(values=values, evaluation=data, only_evaluate=metrics)
+            self._run(values=values, evaluation=data, only_evaluate=metrics, eval_metrics=own)
         if metric_key_prefix != "eval":
             metrics = {metric_key_prefix + key.removeprefix("eval"): value for key, value in metrics.items()}
         return metrics
@@ -318,6 +329,10 @@ class Trainer:
     def _rewards(self) -> RewardSet | None:
         return None
 
+    def _eval_metrics(self, prefix: str, predicts: bool) -> Any:
+        """What the engine hands the outputs of evaluations to."""
+        return None
+
     def _evaluation_values(self) -> dict:
         """The engine's keys of a run that only evaluates, but for its model and data."""
         return {key: value for key, value in self._values.items() if key not in _EVAL_KEYS}
@@ -334,20 +349,22 @@ class Trainer:
         values: dict | None = None,
         evaluation: EvalData | None = None,
         only_evaluate: dict | None = None,
+        eval_metrics: Any = None,
     ) -> dict:
         values = dict(self._values if values is None else values)
         evaluation = self._eval if evaluation is None else evaluation
         rewards = self._rewards()
         given = []
         if rewards is not None:
-            sets = [self._train, evaluation.rows, *evaluation.sets.values()]
+            sets = [evaluation.rows, *evaluation.sets.values()]
+            sets = [self._train, *sets] if only_evaluate is None else sets
             rewards.sources = [one.source for one in sets if one.texts and rewards.functions]
             rewards.state = self.state
             given = [(function.name, function, function.by_group) for function in rewards.functions]
             values["reward_funcs"] = rewards.specs
         if self._stop is not None:
             raise RuntimeError("this trainer is training already; make another one")
-        observer = Observer(self, rewards, only_evaluate)
+        observer = Observer(self, rewards, only_evaluate, eval_metrics)
         self._stop = _native.StopSignal()
         silent = only_evaluate is not None or bool(getattr(self.args, "disable_tqdm", False)) or in_notebook()
         try:
@@ -359,7 +376,8 @@ class Trainer:
                     observer=observer,
                     stop=self._stop,
                     rollout_function=self._rollout_function,
-                    train_rows=self._train.texts,
+                    eval_metrics=eval_metrics,
+                    train_rows=self._train.texts if only_evaluate is None else None,
                     eval_rows=evaluation.rows.texts,
                     eval_sets=[(name, rows.texts) for name, rows in evaluation.sets.items()],
                     resume=resume,

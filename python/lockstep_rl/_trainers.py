@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from ._config import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig, SFTConfig, warn_once
+from ._calling import note
+from ._metrics import PADDING, EvalMetrics, checked
 from ._models import stage_reference
 from ._rewards import RewardSet
 from ._rollouts import RolloutEngine, RolloutFunction
@@ -84,16 +87,83 @@ class PPOTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs if reward_funcs is not None else reward_model, *args, **kwargs)
 
 
-class SFTTrainer(Trainer):
+class OfflineTrainer(Trainer):
+    """What the trainers share that learn from rows as they are: `compute_metrics`."""
+
+    # Whether what `compute_metrics` is given are logits.
+    _has_logits = True
+
+    def __init__(
+        self,
+        *args: Any,
+        compute_metrics: Callable | None = None,
+        preprocess_logits_for_metrics: Callable | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(*args, **kwargs)
+        checked(compute_metrics, preprocess_logits_for_metrics, self.args)
+        self.compute_metrics = compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+
+    def _eval_metrics(self, prefix: str, predicts: bool) -> EvalMetrics | None:
+        if self.args.prediction_loss_only or (self.compute_metrics is None and not predicts):
+            return None
+        return EvalMetrics(self, prefix, predicts)
+
+
+class SFTTrainer(OfflineTrainer):
     """TRL's SFTTrainer: on rows with a prompt and a completion, of which the completion is learned, or on whole ones, a
-    `text` or a conversation in `messages`."""
+    `text` or a conversation in `messages`. `formatting_func` makes the text of each row. `compute_metrics` is given
+    logits `[N, T, V]` and labels `[N, T]`, -100 where nothing is learned."""
 
     config_class = SFTConfig
     columns = ("prompt", "completion", "text", "messages")
 
+    def __init__(self, *args: Any, formatting_func: Callable | None = None, **kwargs: Any):
+        if formatting_func is not None and not callable(formatting_func):
+            raise TypeError(f"`formatting_func` must be a function, but is {formatting_func!r:.80}")
+        self.formatting_func = formatting_func
+        super().__init__(*args, **kwargs)
 
-class DPOTrainer(Trainer):
-    """TRL's DPOTrainer, on rows with a chosen and a rejected answer."""
+    def _rows(self, dataset: Any, name: str, most: str) -> Any:
+        if self.formatting_func is not None and isinstance(dataset, (str, os.PathLike)):
+            raise ValueError(f"`{name}` is a file, which the engine reads: formatting_func needs rows in memory")
+        return super()._rows(dataset, name, most)
+
+    def _rows_of(self, dataset: Any, name: str, most: int | None) -> list[dict]:
+        rows = super()._rows_of(dataset, name, most)
+        if self.formatting_func is None:
+            return rows
+        return [self._formatted(row, f"`{name}`, row {i}") for i, row in enumerate(rows)]
+
+    def _formatted(self, row: dict, place: str) -> dict:
+        if "prompt" in row and "completion" in row:
+            raise ValueError(
+                f"{place}: of a prompt with a completion only the completion is learned, and formatting_func makes "
+                "whole texts: remove it, or give the columns other names"
+            )
+        try:
+            text = self.formatting_func(row)
+        except Exception as error:
+            note(error, f"formatting_func: {place}")
+            raise
+        if not isinstance(text, str):
+            raise TypeError(f"{place}: formatting_func must give a text, but gave {text!r:.80} ({type(text).__name__})")
+        own = {key: value for key, value in row.items() if key not in self.columns}
+        return {**own, self.args.dataset_text_field or "text": text}
+
+    @staticmethod
+    def _labels_of(input_ids: Any, attention: Any, given: list) -> Any:
+        labels = input_ids.copy()
+        labels[attention == 0] = PADDING
+        for row, count in zip(labels, given):
+            row[:count] = PADDING
+        return labels
+
+
+class DPOTrainer(OfflineTrainer):
+    """TRL's DPOTrainer, on rows with a chosen and a rejected answer. `compute_metrics` is given logits `[2N, T, V]` and
+    the token ids `[2N, T]`: of each batch first the chosen answers, behind their prompts, then the rejected ones."""
 
     config_class = DPOConfig
     columns = ("chosen", "rejected")
@@ -103,6 +173,10 @@ class DPOTrainer(Trainer):
         if ref_model is not None and ref_model is not model:
             self._values["ref_model"] = stage_reference(ref_model, self._values["output_dir"])
 
+    @staticmethod
+    def _labels_of(input_ids: Any, attention: Any, given: list) -> Any:
+        return input_ids
+
     def _evaluation_values(self) -> dict:
         """The reference stays what training begins with; below an adapter it is there already."""
         values = super()._evaluation_values()
@@ -111,11 +185,18 @@ class DPOTrainer(Trainer):
         return values
 
 
-class RewardTrainer(Trainer):
-    """TRL's RewardTrainer: a model that scores answers, from rows with a chosen and a rejected one."""
+class RewardTrainer(OfflineTrainer):
+    """TRL's RewardTrainer: a model that scores answers, from rows with a chosen and a rejected one. `compute_metrics`
+    is given the scores `[2N, 1]`, of each batch first those of the chosen answers, and no labels: `()`."""
 
     config_class = RewardConfig
     columns = ("chosen", "rejected")
+    _has_logits = False
+
+    @staticmethod
+    def _labels_of(input_ids: Any, attention: Any, given: list) -> tuple:
+        return ()
+
 
 __all__ = [
     "DPOTrainer",

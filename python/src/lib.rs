@@ -4,6 +4,7 @@
 
 mod engine;
 mod errors;
+mod eval_metrics;
 mod fields;
 mod grade;
 mod json;

@@ -1,6 +1,7 @@
 //! A run from Python: built and driven to its end with the interpreter released.
 
 use crate::errors::{exception, of_panic};
+use crate::eval_metrics::PythonEvalMetrics;
 use crate::fields::method;
 use crate::json;
 use crate::observer::{EVALUATE, Failure, Observer, SAVE};
@@ -62,6 +63,7 @@ struct Job {
     eval_sets: Vec<(String, Vec<String>)>,
     rewards: Vec<GivenReward>,
     rollout_function: Option<Py<PyAny>>,
+    eval_metrics: Option<PythonEvalMetrics>,
     observer: Observer,
     stop: lockstep::StopSignal,
     failure: Failure,
@@ -71,13 +73,14 @@ struct Job {
 }
 
 /// Trains: `values` is a JSON object of configuration values, rows are JSON objects, `rewards` are
-/// `(name, function, by_group)`; `rollout_function` makes the completions, where there is one. The methods of
+/// `(name, function, by_group)`; `rollout_function` makes the completions, where there is one, and `eval_metrics`
+/// measures held-out rows. The methods of
 /// `observer` are called with keyword arguments: `begin`, `step_begin`, `step_end`, `log`, `save`. With `only_evaluate`
 /// no step is made.
 #[pyfunction]
 #[pyo3(signature = (
-    name, values, *, rewards, observer, stop, rollout_function=None, train_rows=None, eval_rows=None, eval_sets=vec![],
-    resume=None, silent=false, only_evaluate=false
+    name, values, *, rewards, observer, stop, rollout_function=None, eval_metrics=None, train_rows=None,
+    eval_rows=None, eval_sets=vec![], resume=None, silent=false, only_evaluate=false
 ))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
 pub fn run<'py>(
@@ -88,6 +91,7 @@ pub fn run<'py>(
     observer: Py<PyAny>,
     stop: &Bound<'py, StopSignal>,
     rollout_function: Option<Py<PyAny>>,
+    eval_metrics: Option<Bound<'py, PyAny>>,
     train_rows: Option<Vec<String>>,
     eval_rows: Option<Vec<String>>,
     eval_sets: Vec<(String, Vec<String>)>,
@@ -100,6 +104,8 @@ pub fn run<'py>(
     let StopSignal { signal, steps_done } = stop.get();
     let (failure, stop) = (Failure::default(), signal.clone());
     let values = json::values(values).map_err(|error| exception(&error))?;
+    let eval_metrics =
+        eval_metrics.map(|object| PythonEvalMetrics::new(&object, failure.clone(), stop.clone())).transpose()?;
     let job = Job {
         purpose,
         layers: Layers { purpose, values, ..Layers::default() },
@@ -109,6 +115,7 @@ pub fn run<'py>(
         eval_sets,
         rewards,
         rollout_function,
+        eval_metrics,
         observer: Observer::new(observer, failure.clone(), stop.clone()),
         stop,
         failure: failure.clone(),
@@ -181,6 +188,12 @@ impl Job {
         if let Some(call) = self.rollout_function {
             let (failure, stop) = (self.failure.clone(), self.stop.clone());
             options = options.rollout_function(PythonRollouts { call, failure, stop });
+        }
+        if let Some(metrics) = self.eval_metrics {
+            options = options.eval_metrics(metrics);
+        }
+        if self.only_evaluate {
+            options = options.only_evaluates();
         }
         let mut run = Run::resolved(self.purpose, resolved, dir, resume_from, options)?;
         self.steps_done.store(run.steps_done(), Ordering::Relaxed);

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | a run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context()`] |
 //! | what it injects | [`RewardInput`], [`Rows`], [`LogRecord`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
+//! | metrics of its own | [`EvalMetrics`], [`EvalBatch`], [`SetSize`] |
 //! | completions of its own | [`RolloutFunction`], [`RolloutRequest`], [`Generate`], [`RolloutPrompt`], [`GivenCompletion`] |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
 //! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`resolve_resumed`], [`check_command`], [`check_base`], [`write_atomically`] |
@@ -39,6 +40,7 @@ pub use rewards::RewardInput;
 pub use rollouts::evaluate::Outcome;
 pub use rollouts::function::{Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest};
 pub use rollouts::samples::of_groups as samples_of_groups;
+pub use run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};
 pub use run::inputs::{Flow, LogRecord};
 pub use run::memory_plan::{Available, MemoryPlan};
 pub use run::provenance::{check_base, check_command};

@@ -6,10 +6,14 @@ use crate::packing::{
     MicroBatch, PromptCompletion, PromptGroup, check_groups, followed, longest, micro_batches, sequences,
 };
 use crate::weights::ModelView;
-use crate::{Batch, BatchTensors, Capacity, Error, ModelConfig, Result};
-use kernels::{Context, Memory};
+use crate::{Batch, BatchTensors, Capacity, Error, GroupSegment, ModelConfig, Result};
+use kernels::ops::linear;
+use kernels::{Context, DType, Memory, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Bytes of logits that [`Scorer::logits`] has in memory at once: those of one row, if that is more.
+const LOGITS_BYTES: usize = 16 << 20;
 
 /// Buffers for scoring. They grow to the largest micro-batch seen.
 pub struct Scorer {
@@ -123,6 +127,43 @@ impl Scorer {
             Ok(())
         })?;
         Ok(out)
+    }
+
+    /// The logits `[T, V]` of all T tokens of each sequence, for those who measure more than its completion's
+    /// log-probabilities: `take` is called with the number of the sequence and its next rows. No more than a few rows
+    /// are in memory at once.
+    pub fn logits<'a>(
+        &mut self,
+        ctx: &Context,
+        model: impl Into<ModelView<'a>>,
+        sequences: &[&[u32]],
+        mut take: impl FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        let model = model.into();
+        let (config, head) = (model.config(), model.head()?);
+        let groups: Vec<_> = sequences.iter().map(|&prompt| PromptGroup { prompt, completions: vec![&[]] }).collect();
+        check_groups(config, &groups)?;
+        let rows_at_once = (LOGITS_BYTES / (4 * head.rows())).max(1);
+        let workspace = self.memory.part("workspace");
+        let capacities = sequences.iter().map(|ids| Capacity::of_group(ids.len(), &[], true));
+        self.reserve(config, capacities.fold(Capacity::default(), Capacity::max), longest(&groups));
+        self.memory.check()?;
+        let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
+        for (i, &prefix) in sequences.iter().enumerate() {
+            if self.stopped.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+            let batch = Batch::new(&[GroupSegment { prefix, branches: &[] }], true);
+            forward(ctx, model, rope, &BatchTensors::new(ctx.memory(), &batch), tape)?;
+            for first in (0..prefix.len()).step_by(rows_at_once) {
+                let rows = first..prefix.len().min(first + rows_at_once);
+                let mut logits = Tensor::zeros(&workspace, &[rows.len(), head.rows()], DType::F32);
+                let (x, y) = (tape.hidden().rows(rows), logits.view_mut());
+                linear::forward(ctx, linear::Forward { x, w: head, bias: None, y, accumulate: false })?;
+                take(i, &logits.to_vec_f32());
+            }
+        }
+        Ok(())
     }
 
     /// Does `compute` with each micro-batch, in order.

@@ -1,6 +1,7 @@
 //! What a run is given: its configuration and directory, and what a program injects.
 
 use super::RunDir;
+use super::eval_metrics::EvalMetrics;
 use super::resume::ResumeFrom;
 use super::stop::StopSignal;
 use crate::config::{Config, Resolved};
@@ -40,6 +41,10 @@ pub struct RunInputs {
     pub rewards: Vec<Box<dyn Reward>>,
     /// Makes completions in the place of the engine.
     pub rollout_function: Option<Box<dyn RolloutFunction>>,
+    /// Measures held-out rows, too.
+    pub eval_metrics: Option<Box<dyn EvalMetrics>>,
+    /// No step will be made: training data are not read.
+    pub only_evaluates: bool,
 }
 
 impl RunInputs {

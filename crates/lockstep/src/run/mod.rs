@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod completion_log;
 pub mod context;
 mod device_meter;
+pub mod eval_metrics;
 pub mod inputs;
 mod lock;
 pub mod memory_plan;

@@ -7,6 +7,7 @@ use super::abandoned;
 use super::alarms::Alarms;
 use super::checkpoint::{self, CheckpointWriter, moments, state};
 use super::device_meter;
+use super::eval_metrics::{MetricsFailed, check_best_metric, no_such_metric};
 use super::inputs::{Callbacks, RunInputs};
 use super::provenance::{self, Models, RunMetadata};
 use super::reporter::Reporter;
@@ -21,6 +22,7 @@ use crate::data::Sampler;
 use crate::error::{BadInput, OrBadInput};
 use crate::models::Policy;
 use crate::rollouts::evaluate::find;
+use anyhow::Context as _;
 use kernels::Context;
 use model::Trainable;
 use serde_json::Value;
@@ -71,6 +73,8 @@ pub struct TrainingRun {
     pub stop: StopSignal,
     /// The step is done, and an evaluation of it is not.
     pub evaluation_due: bool,
+    /// Evaluations may have metrics of other names than those that are known before.
+    has_other_metrics: bool,
     evaluations_without_improvement: u32,
     data_hash: String,
     step_started: Instant,
@@ -98,6 +102,8 @@ pub struct RunSetup {
     pub label: &'static str,
     /// Names of the metrics that an evaluation gives, `eval_` before each.
     pub evaluation_metrics: Vec<String>,
+    /// It gives others, too, which a program computes.
+    pub has_other_metrics: bool,
 }
 
 impl TrainingRun {
@@ -113,7 +119,9 @@ impl TrainingRun {
         resolved.config.output_dir = Some(dir.root().to_owned());
         let config_toml = resolved.to_toml();
         let config = resolved.config;
-        check_best_metric(&config, &setup.evaluation_metrics)?;
+        if !setup.has_other_metrics {
+            check_best_metric(&config, &setup.evaluation_metrics)?;
+        }
         let state = match resume_from.checkpoint() {
             Some(from) => {
                 let mut state = RunState::read(from)?;
@@ -217,6 +225,7 @@ impl TrainingRun {
             label,
             stop,
             evaluation_due: state.as_ref().is_some_and(|state| state.evaluation_due),
+            has_other_metrics: setup.has_other_metrics,
             evaluations_without_improvement: state.as_ref().map_or(0, |state| state.evaluations_without_improvement),
             data_hash,
             step_started: Instant::now(),
@@ -357,6 +366,10 @@ impl TrainingRun {
             return Ok(false);
         };
         let Some(value) = find(&metrics, name) else {
+            if self.has_other_metrics {
+                let names: Vec<&str> = metrics.iter().map(|(name, _)| name.as_str()).collect();
+                return Err(no_such_metric(name, &names)).context(MetricsFailed);
+            }
             // The name is a known one: nothing was scored.
             self.warn(&format!("step {}: this evaluation has no {name}, and does not count", self.step));
             return Ok(false);
@@ -488,18 +501,6 @@ pub fn not_finite(metrics: &UpdateMetrics) -> String {
 /// The step of the checkpoint that is never deleted.
 fn kept_best(config: &Config, best: Option<&Best>) -> Option<u64> {
     best.filter(|_| config.load_best_model_at_end).map(|best| best.step)
-}
-
-/// A best model by a metric that no evaluation gives would be found out hours later.
-fn check_best_metric(config: &Config, known: &[String]) -> anyhow::Result<()> {
-    let Some(name) = &config.metric_for_best_model else { return Ok(()) };
-    if known.iter().any(|n| n == name || n.strip_prefix("eval_") == Some(name)) {
-        return Ok(());
-    }
-    Err(BadInput::new(format!(
-        "`metric_for_best_model` = {name}: no such evaluation metric; there are {}",
-        known.join(", ")
-    )))
 }
 
 /// Enters what operations counted since `before` into a span.

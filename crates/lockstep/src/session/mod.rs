@@ -14,6 +14,7 @@ use crate::config::{Config, Layers, Purpose, Resolved};
 use crate::models::Policy;
 use crate::rollouts::function::RolloutFailed;
 use crate::rollouts::health::RewardFailed;
+use crate::run::eval_metrics::MetricsFailed;
 use crate::run::inputs::RunInputs;
 use crate::run::provenance;
 use crate::run::resume::{ResumeFrom, find_run, or_earlier};
@@ -39,6 +40,7 @@ pub struct Run {
     training: TrainingRun,
     has_begun: bool,
     ended: Option<StopReason>,
+    only_evaluates: bool,
 }
 
 /// What a run leaves.
@@ -116,6 +118,7 @@ impl Run {
     ) -> anyhow::Result<Run> {
         let RunOptions { ctx, console, stop, sinks: injected, callbacks, .. } = options;
         let RunOptions { train_rows, eval_rows, eval_sets, rewards, rollout_function, .. } = options;
+        let RunOptions { eval_metrics, only_evaluates, .. } = options;
         let Config { device, threads, dtype, .. } = resolved.config;
         let ctx = ctx.map_or_else(|| run::context(device, threads, dtype), Ok)?;
         run::context::check_dtype(&ctx, dtype)?;
@@ -144,10 +147,12 @@ impl Run {
             eval_sets,
             rewards,
             rollout_function,
+            eval_metrics,
+            only_evaluates,
         };
         let (task, training) = or_earlier(trainers::build(purpose, inputs), &from, &place)?;
-        let ended = training.ended_before();
-        Ok(Run { task, training, has_begun: false, ended })
+        let ended = if only_evaluates { Some(StopReason::Requested) } else { training.ended_before() };
+        Ok(Run { task, training, has_begun: false, ended, only_evaluates })
     }
 
     /// Optimizer steps done.
@@ -185,20 +190,7 @@ impl Run {
                     self.save_step()?;
                     Some(StopReason::Interrupted)
                 }
-                Err(error) if error.is::<RewardFailed>() => {
-                    self.save_step()?;
-                    let (step, root) = (self.training.step, self.training.dir.root().display());
-                    return Err(error.context(format!(
-                        "stopped after step {step}; mend the reward and go on with --resume {root}, or without it with \
-                         reward_errors = \"continue\""
-                    )));
-                }
-                Err(error) if error.is::<RolloutFailed>() => {
-                    self.save_step()?;
-                    let (step, root) = (self.training.step, self.training.dir.root().display());
-                    return Err(error.context(format!("stopped after step {step}; resume the run in {root}")));
-                }
-                outcome => outcome?,
+                outcome => self.saved_on_failure(outcome)?,
             };
         }
         Ok(self.ended)
@@ -211,10 +203,30 @@ impl Run {
 
     /// Evaluates now, whether or not that is due, and logs it. An early stop that it asks for ends the run.
     pub fn evaluate_now(&mut self) -> anyhow::Result<()> {
-        if self.evaluate()? && self.ended.is_none() {
+        let early = self.evaluate();
+        if self.saved_on_failure(early)? && self.ended.is_none() {
             self.ended = Some(StopReason::EarlyStopping);
         }
         Ok(())
+    }
+
+    /// The outcome. Where what the program injected has failed, the last step is saved, and the error says how to
+    /// resume it.
+    fn saved_on_failure<T>(&mut self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
+        let Err(error) = outcome else { return outcome };
+        let of_reward = error.is::<RewardFailed>();
+        if !of_reward && !error.is::<RolloutFailed>() && !error.is::<MetricsFailed>() {
+            return Err(error);
+        }
+        self.save_step()?;
+        let (step, root) = (self.training.step, self.training.dir.root().display());
+        Err(error.context(match of_reward {
+            true => format!(
+                "stopped after step {step}; mend the reward and go on with --resume {root}, or without it with \
+                 reward_errors = \"continue\""
+            ),
+            false => format!("stopped after step {step}; resume the run in {root}"),
+        }))
     }
 
     /// Saves the last step, as what was begun after it has been given up. Before the first there is nothing to save.
@@ -296,7 +308,8 @@ impl Run {
                 StopReason::Requested
             }
         };
-        self.training.write_result(stop_reason)?;
+        // What only evaluates leaves no model.
+        self.training.write_result(if self.only_evaluates { StopReason::Interrupted } else { stop_reason })?;
         self.training.dir.unlock();
         let TrainingRun { step, num_tokens, best, last_logged, dir, policy, stages, alarms, .. } = self.training;
         Ok(RunResult {

@@ -2,6 +2,7 @@
 
 use crate::data::Rows;
 use crate::rollouts::function::RolloutFunction;
+use crate::run::eval_metrics::EvalMetrics;
 use crate::run::inputs::{Callbacks, Flow, LogRecord};
 use crate::run::stop::StopSignal;
 use kernels::Context;
@@ -22,6 +23,8 @@ pub struct RunOptions {
     pub(super) eval_sets: Vec<(String, Rows)>,
     pub(super) rewards: Vec<Box<dyn Reward>>,
     pub(super) rollout_function: Option<Box<dyn RolloutFunction>>,
+    pub(super) eval_metrics: Option<Box<dyn EvalMetrics>>,
+    pub(super) only_evaluates: bool,
 }
 
 impl RunOptions {
@@ -110,6 +113,19 @@ impl RunOptions {
     /// Completions come from this function in the place of the engine, which it may ask.
     pub fn rollout_function(mut self, function: impl RolloutFunction + 'static) -> Self {
         self.rollout_function = Some(Box::new(function));
+        self
+    }
+
+    /// Every evaluation of a supervised, DPO or reward-model run computes these metrics, too.
+    pub fn eval_metrics(mut self, metrics: impl EvalMetrics + 'static) -> Self {
+        self.eval_metrics = Some(Box::new(metrics));
+        self
+    }
+
+    /// The run makes no step: [`evaluate_now`](super::Run::evaluate_now) is all that it is for. No training data are
+    /// read.
+    pub fn only_evaluates(mut self) -> Self {
+        self.only_evaluates = true;
         self
     }
 }

@@ -4,7 +4,7 @@
 //! the model below it. Its log-probabilities are computed once, before training, and again when a run is resumed: the
 //! same bits on the same machine, so that no second model stays in memory.
 
-use super::offline::{Offline, Row, Rows, load_pairs};
+use super::offline::{Loaded, Offline, Row, Rows, load_pairs};
 use crate::config::{Config, Purpose};
 use crate::data::{DatasetSpec, Pair};
 use crate::models::{ModelSource, load_weights, locate_ref_model};
@@ -43,9 +43,10 @@ impl Offline for Dpo {
         spec: DatasetSpec,
         assets: &ModelAssets,
         sinks: &Sinks,
-    ) -> anyhow::Result<(Vec<PreferencePair>, String)> {
+    ) -> anyhow::Result<Loaded<PreferencePair>> {
         let pairs = load_pairs(config, &spec, assets, sinks)?;
-        Ok((pairs.all.into_iter().map(Pair::into_preference_pair).collect(), pairs.hash))
+        let rows = pairs.all.into_iter().map(Pair::into_preference_pair).collect();
+        Ok(Loaded { rows, hash: pairs.hash, whole: false })
     }
 
     /// The reference scores both. It is gone before the policy is loaded, and its scores come from the buffers of

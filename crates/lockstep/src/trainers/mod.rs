@@ -8,6 +8,7 @@ mod ppo;
 mod reward;
 mod sft;
 
+use crate::bad_input;
 use crate::config::{Algorithm, Config, Purpose};
 use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::{self, MemoryPlan};
@@ -24,6 +25,10 @@ use telemetry::Sinks;
 pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn TrainingTask>, TrainingRun)> {
     fn boxed<T: TrainingTask + 'static>((task, run): (T, TrainingRun)) -> (Box<dyn TrainingTask>, TrainingRun) {
         (Box::new(task), run)
+    }
+    let is_offline = matches!(purpose, Purpose::Sft | Purpose::Reward | Purpose::Dpo);
+    if inputs.eval_metrics.is_some() && !is_offline {
+        bad_input!("evaluation metrics of a program's own are of supervised, DPO and reward-model runs");
     }
     match purpose {
         Purpose::Sft => offline::build::<Sft>(inputs).map(boxed),

@@ -7,12 +7,14 @@ use crate::data::prompt_dataset::{context, encoder};
 use crate::data::{DatasetSpec, Pairs};
 use crate::error::BadInput;
 use crate::models::{ModelSource, Policy, load_assets, trained_weights};
-use crate::rollouts::evaluate::prefix;
+use crate::rollouts::evaluate::{find, prefix};
+use crate::run::eval_metrics::{EvalBatch, EvalMetrics, MetricsFailed, PADDING, SetSize};
 use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::{self, Available, MemoryPlan};
 use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::{RunSetup, TrainingRun, sampler};
-use model::{Head, ModelAssets, PromptCompletion, Scorer};
+use anyhow::Context as _;
+use model::{Head, ModelAssets, ModelConfig, PromptCompletion, Scorer};
 use telemetry::{Sinks, counted};
 use train::{Objective, PreferencePair, Sample, Samples, Trainer};
 
@@ -76,13 +78,13 @@ pub trait Offline {
     /// What its trainer minimises.
     fn objective(config: &Config) -> Objective;
 
-    /// The rows of a dataset, with its hash.
+    /// The rows of a dataset.
     fn load(
         config: &Config,
         spec: DatasetSpec,
         assets: &ModelAssets,
         sinks: &Sinks,
-    ) -> anyhow::Result<(Vec<Self::Row>, String)>;
+    ) -> anyhow::Result<Loaded<Self::Row>>;
 
     /// Rows that are scored at once, at most, of so many to train on and of the largest held-out set.
     fn scored([_, held_out]: [usize; 2]) -> usize {
@@ -108,6 +110,15 @@ pub trait Offline {
     fn evaluate(run: &TrainingRun, scorer: &mut Scorer, rows: &[Self::Row]) -> anyhow::Result<Vec<(String, f64)>>;
 }
 
+/// The rows of a dataset.
+pub struct Loaded<R> {
+    pub rows: Vec<R>,
+    /// SHA-256.
+    pub hash: String,
+    /// Nothing of them is given: what comes first is learned, too, though nothing predicts it.
+    pub whole: bool,
+}
+
 /// The rows of a run.
 pub struct Rows<R> {
     /// Those that are trained on.
@@ -123,6 +134,8 @@ pub struct HeldOut<R> {
     /// Its name in `eval_datasets`; empty for that of `eval_dataset_name`.
     name: String,
     pub rows: Vec<R>,
+    /// As [`Loaded::whole`].
+    whole: bool,
 }
 
 impl<R: Row> Rows<R> {
@@ -133,10 +146,13 @@ impl<R: Row> Rows<R> {
         assets: &ModelAssets,
         sinks: &Sinks,
     ) -> anyhow::Result<Rows<R>> {
-        let Some(spec) = train else { return Err(BadInput::new("no training data")) };
-        let (train, hash) = O::load(config, spec, assets, sinks)?;
+        let Loaded { rows: train, hash, .. } = match train {
+            Some(spec) => O::load(config, spec, assets, sinks)?,
+            None => Loaded { rows: Vec::new(), hash: String::new(), whole: false },
+        };
         let held_out = |(name, spec): (String, DatasetSpec)| -> anyhow::Result<HeldOut<R>> {
-            Ok(HeldOut { name, rows: O::load(config, spec, assets, sinks)?.0 })
+            let Loaded { rows, whole, .. } = O::load(config, spec, assets, sinks)?;
+            Ok(HeldOut { name, rows, whole })
         };
         Ok(Rows { train, held_out: sets.into_iter().map(held_out).collect::<anyhow::Result<_>>()?, hash })
     }
@@ -161,6 +177,8 @@ pub struct OfflineTask<O: Offline> {
     rows: Rows<O::Row>,
     /// None without held-out rows.
     scorer: Option<Scorer>,
+    /// Measures held-out rows, too.
+    metrics: Option<Box<dyn EvalMetrics>>,
     batch: Vec<O::Row>,
 }
 
@@ -182,7 +200,13 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
         let _span = run.stages.span("evaluation");
         let mut metrics = Vec::new();
         for set in &self.rows.held_out {
-            let of_set = O::evaluate(run, scorer, &set.rows)?;
+            let mut of_set = O::evaluate(run, scorer, &set.rows)?;
+            if let Some(own) = &mut self.metrics {
+                for (name, value) in measured::<O>(run, scorer, set, &mut **own)? {
+                    of_set.retain(|(other, _)| *other != name);
+                    of_set.push((name, value));
+                }
+            }
             metrics.extend(of_set.into_iter().map(|(name, value)| (prefix(&set.name) + &name, value)));
         }
         Ok(Some(metrics))
@@ -198,14 +222,28 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
 }
 
 /// Builds a run; nothing is written until all of its input is known to be good.
-pub fn build<O: Offline>(inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, TrainingRun)> {
+pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, TrainingRun)> {
     let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
     let source = ModelSource::of(&config, O::HEAD)?;
     let assets = load_assets(&source.dir, O::HEAD, config.dtype)?;
-    let mut rows = Rows::load::<O>(&config, inputs.train_data(), inputs.eval_sets(), &assets, &inputs.sinks)?;
+    let train = match inputs.train_data() {
+        _ if inputs.only_evaluates => None,
+        None => return Err(BadInput::new("no training data")),
+        some => some,
+    };
+    let mut rows = Rows::load::<O>(&config, train, inputs.eval_sets(), &assets, &inputs.sinks)?;
     let plan = rows.memory::<O>(&config, &assets)?.on(ctx.memory().device());
-    plan.check(Available::of(&ctx), &config)?;
-    let sampler = sampler(rows.train.len(), config.completions_per_step(), &config)?;
+    let available = Available::of(&ctx);
+    plan.check(available, &config)?;
+    let metrics = inputs.eval_metrics.take();
+    if let Some(metrics) = &metrics {
+        let sizes = rows.held_out.iter().map(|set| set_size::<O>(&set.rows, &assets.config));
+        sizes.into_iter().try_for_each(|size| size.check(&**metrics, available, plan.needed()))?;
+    }
+    let sampler = match inputs.only_evaluates {
+        true => sampler(1, 1, &config)?,
+        false => sampler(rows.train.len(), config.completions_per_step(), &config)?,
+    };
     let chunks = sampler.chunks_per_epoch();
     let mut scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
     scorer.stop_with(inputs.stop.flag());
@@ -235,14 +273,70 @@ pub fn build<O: Offline>(inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, T
             .iter()
             .flat_map(|set| O::EVALUATION_METRICS.iter().map(|name| prefix(&set.name) + name))
             .collect(),
+        has_other_metrics: metrics.is_some(),
     };
     let run = TrainingRun::begin(inputs, setup, |_| Ok(()))?;
-    Ok((OfflineTask { rows, scorer, batch: Vec::new() }, run))
+    Ok((OfflineTask { rows, scorer, metrics, batch: Vec::new() }, run))
+}
+
+/// What a program measures on a set: it is given what the model says of each batch, while that is in memory.
+fn measured<O: Offline>(
+    run: &TrainingRun,
+    scorer: &mut Scorer,
+    set: &HeldOut<O::Row>,
+    metrics: &mut dyn EvalMetrics,
+) -> anyhow::Result<Vec<(String, f64)>> {
+    let pad = run.policy.tokenizer.pad_id().or(run.policy.tokenizer.eos_id()).unwrap_or(0);
+    metrics.begin(&set.name, set_size::<O>(&set.rows, run.policy.config())).context(MetricsFailed)?;
+    for rows in set.rows.chunks(metrics.batch_size()) {
+        run.stop.check()?;
+        let sequences = first_of_each(O::Row::sequences(rows), O::Row::SEQUENCES);
+        let ids: Vec<Vec<u32>> = sequences.iter().map(|s| [s.prompt, s.completion].concat()).collect();
+        let given = sequences.iter().map(|s| if set.whole { 0 } else { s.prompt.len() }).collect();
+        let (outputs, vocab) = match O::HEAD {
+            Head::Lm => (logits(run, scorer, &ids)?, Some(run.policy.config().vocab_size)),
+            Head::Score(_) => (scorer.sequence_scores(&run.ctx, &run.policy.weights, &sequences)?, None),
+        };
+        let loss = match metrics.needs_loss() {
+            true => find(&O::evaluate(run, scorer, rows)?, "loss"),
+            false => None,
+        };
+        metrics.batch(EvalBatch { ids, given, outputs, vocab, pad, loss }).context(MetricsFailed)?;
+    }
+    metrics.end().context(MetricsFailed)
+}
+
+/// The first sequence of every row, then the second of every one.
+fn first_of_each<T: Copy>(all: Vec<T>, of_row: usize) -> Vec<T> {
+    (0..of_row).flat_map(|at| all.iter().copied().skip(at).step_by(of_row)).collect()
+}
+
+/// `[N, T, V]`
+fn logits(run: &TrainingRun, scorer: &mut Scorer, ids: &[Vec<u32>]) -> anyhow::Result<Vec<f32>> {
+    let (vocab, longest) = (run.policy.config().vocab_size, ids.iter().map(Vec::len).max().unwrap_or(0));
+    let mut all = vec![PADDING; ids.len() * longest * vocab];
+    let mut next: Vec<usize> = (0..ids.len()).map(|i| i * longest * vocab).collect();
+    let sequences: Vec<&[u32]> = ids.iter().map(Vec::as_slice).collect();
+    scorer.logits(&run.ctx, &run.policy.weights, &sequences, |i, rows| {
+        all[next[i]..next[i] + rows.len()].copy_from_slice(rows);
+        next[i] += rows.len();
+    })?;
+    Ok(all)
+}
+
+fn set_size<O: Offline>(rows: &[O::Row], model: &ModelConfig) -> SetSize {
+    let sequences = O::Row::sequences(rows);
+    let longest = sequences.iter().map(|s| s.prompt.len() + s.completion.len()).max().unwrap_or(0);
+    let vocab = (O::HEAD == Head::Lm).then_some(model.vocab_size);
+    SetSize { rows: rows.len(), sequences: sequences.len(), longest, vocab }
 }
 
 /// The memory that the run of a configuration will take.
 pub fn plan<O: Offline>(config: &Config, assets: &ModelAssets, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
     let (train, sets) = (DatasetSpec::train(config), DatasetSpec::eval_sets(config));
+    if train.is_none() {
+        return Err(BadInput::new("no training data"));
+    }
     Rows::load::<O>(config, train, sets, assets, sinks)?.memory::<O>(config, assets)
 }
 

@@ -3,7 +3,7 @@
 //! A model is the trunk of a language model under a head of one score (transformers'
 //! `…ForSequenceClassification` with one label); the score of a text is that of its last token that is no padding.
 
-use super::offline::{Offline, Row, load_pairs};
+use super::offline::{Loaded, Offline, Row, load_pairs};
 use crate::config::{Config, Purpose};
 use crate::data::{DatasetSpec, Pair};
 use crate::error::BadInput;
@@ -38,7 +38,7 @@ impl Offline for RewardModel {
         spec: DatasetSpec,
         assets: &ModelAssets,
         sinks: &Sinks,
-    ) -> anyhow::Result<(Vec<PreferencePair>, String)> {
+    ) -> anyhow::Result<Loaded<PreferencePair>> {
         let pairs = load_pairs(config, &spec, assets, sinks)?;
         let pad = assets.config.pad_token_id;
         let without_padding = |mut pair: Pair| {
@@ -50,7 +50,8 @@ impl Offline for RewardModel {
             }
             Ok(pair.into_preference_pair())
         };
-        Ok((pairs.all.into_iter().map(without_padding).collect::<anyhow::Result<_>>()?, pairs.hash))
+        let rows = pairs.all.into_iter().map(without_padding).collect::<anyhow::Result<_>>()?;
+        Ok(Loaded { rows, hash: pairs.hash, whole: false })
     }
 
     fn describe([train, held_out]: [usize; 2]) -> Option<String> {

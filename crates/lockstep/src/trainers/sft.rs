@@ -1,7 +1,7 @@
 //! Supervised fine-tuning: the mean negative log-likelihood of given completions, or of whole texts and conversations
 //! from their second token on.
 
-use super::offline::{Offline, Row, longest_row};
+use super::offline::{Loaded, Offline, Row, longest_row};
 use crate::bad_input;
 use crate::config::{Config, Purpose};
 use crate::data::prompt_dataset::{context, encoder};
@@ -33,14 +33,14 @@ impl Offline for Sft {
         mut spec: DatasetSpec,
         assets: &ModelAssets,
         sinks: &Sinks,
-    ) -> anyhow::Result<(Vec<Sample>, String)> {
+    ) -> anyhow::Result<Loaded<Sample>> {
         (spec.needs_completion, spec.whole_texts) = (true, true);
         let data = spec.load()?;
         let encoder = encoder(config, assets)?;
         let most = longest_row(config, assets);
         if data.examples.iter().all(|example| example.completion.is_none()) {
             let (samples, left_out) = whole_texts(&encoder, &data, most)?;
-            return kept(samples, left_out, data, most, sinks);
+            return Ok(Loaded { whole: true, ..kept(samples, left_out, data, most, sinks)? });
         }
         let encoded = encode_all(&encoder, &data, config.max_prompt_length, context(config, assets), 1)?;
         let mut samples = Vec::with_capacity(encoded.prompts.len());
@@ -95,7 +95,7 @@ fn kept(
     data: Dataset,
     most: usize,
     sinks: &Sinks,
-) -> anyhow::Result<(Vec<Sample>, String)> {
+) -> anyhow::Result<Loaded<Sample>> {
     if left_out > 0 {
         sinks.info(&format!(
             "{}: left out: {} longer than {most} tokens (max_length)",
@@ -106,5 +106,5 @@ fn kept(
     if samples.is_empty() {
         bad_input!("{}: every row is longer than max_length = {most}: raise it", data.name);
     }
-    Ok((samples, data.hash))
+    Ok(Loaded { rows: samples, hash: data.hash, whole: false })
 }

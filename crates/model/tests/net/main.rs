@@ -5,16 +5,19 @@ mod bf16;
 mod dropout;
 mod fixtures;
 mod gradients;
+mod logits;
 mod lora;
 mod parity;
 mod score;
 mod score_fixtures;
 mod stories;
 
-use kernels::{Context, DType, Isa, Tensor, ops};
+use kernels::{Context, DType, Isa, Tensor};
 use model::io::{TensorSink, TensorSource};
 use model::net::{self, Rope, Tape};
-use model::{AdaptedWeights, Adapter, Batch, BatchTensors, Grads, GroupSegment, ModelConfig, ModelView, Weights};
+use model::{
+    AdaptedWeights, Adapter, Batch, BatchTensors, Grads, GroupSegment, ModelConfig, ModelView, Scorer, Weights,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -111,16 +114,9 @@ fn gradients_with<'a>(
 
 /// Logits `[T, V]` of a sequence, or scores `[T, n]`.
 fn logits<'a>(ctx: &Context, model: impl Into<ModelView<'a>>, ids: &[u32]) -> Vec<f32> {
-    let model = model.into();
-    let (config, memory, head) = (model.config(), ctx.memory(), model.head().unwrap());
-    let batch = Batch::new(&[GroupSegment { prefix: ids, branches: &[] }], true);
-    let mut tape = Tape::forward_only(memory, config, batch.capacity());
-    let tensors = BatchTensors::new(memory, &batch);
-    net::forward(ctx, model, &Rope::new(memory, config, ids.len()), &tensors, &mut tape).unwrap();
-    let mut logits = Tensor::zeros(memory, &[ids.len(), head.rows()], DType::F32);
-    let (x, w, y) = (tape.hidden(), head, logits.view_mut());
-    ops::linear::forward(ctx, ops::linear::Forward { x, w, bias: None, y, accumulate: false }).unwrap();
-    logits.to_vec_f32()
+    let mut all = Vec::new();
+    Scorer::new(ctx.memory(), 64, true).logits(ctx, model, &[ids], |_, rows| all.extend_from_slice(rows)).unwrap();
+    all
 }
 
 /// Bits of all gradients.

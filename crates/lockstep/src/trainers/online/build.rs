@@ -54,7 +54,10 @@ impl Prepared {
             group: config.num_generations,
             iterations: config.passes(),
         };
-        let sampler = sampler(rows, config.prompts_per_generation(), &config)?;
+        let sampler = match inputs.only_evaluates {
+            true => sampler(1, 1, &config)?,
+            false => sampler(rows, config.prompts_per_generation(), &config)?,
+        };
         let chunks = sampler.chunks_per_epoch();
         let engine_config = engine_config(&config, context(&config, &assets), bounds);
         // Before the weights are read: a run that cannot fit would be killed much later, and without a word.
@@ -110,6 +113,7 @@ impl Prepared {
             purpose: Purpose::Grpo,
             label: config.algorithm.label(),
             evaluation_metrics: evaluate::metric_names(&config, &rewards),
+            has_other_metrics: false,
         };
         let pipeline = RolloutPipeline {
             reward_weights: match &source {
@@ -172,6 +176,10 @@ struct Data {
 
 fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) -> anyhow::Result<Data> {
     let (config, ctx) = (inputs.config(), &inputs.ctx);
+    if inputs.only_evaluates {
+        let (source, bounds) = (Source::Prompts(Vec::new()), WorkloadBounds::of_prompts(0, 0));
+        return Ok(Data { source, rows: 0, bounds, hash: String::new() });
+    }
     if let Some(path) = &config.replay {
         let replay = Replay::load(path, assets, &Limits::of(config, assets))?;
         weights_of_file(config, &replay)?;

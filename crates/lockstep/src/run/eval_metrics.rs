@@ -1,0 +1,159 @@
+//! Metrics that a program computes itself, of what the model says of held-out rows. The run knows their names and
+//! values, and nothing of what they mean.
+
+use super::memory_plan::Available;
+use crate::bad_input;
+use crate::config::Config;
+use crate::error::BadInput;
+
+/// What stands where a sequence has no token, as transformers pads.
+pub const PADDING: f32 = -100.0;
+
+/// Computes metrics of held-out rows that are handed over batch by batch, in their order.
+pub trait EvalMetrics {
+    /// Rows of a batch.
+    fn batch_size(&self) -> usize;
+    /// Whether the outputs of all batches are wanted together: they are kept until the set has ended.
+    fn keeps_outputs(&self) -> bool;
+    /// Whether the loss of each batch is wanted: it takes a forward pass of its own.
+    fn needs_loss(&self) -> bool;
+    /// A set of rows begins; `name` is empty for that of `eval_dataset_name`.
+    fn begin(&mut self, name: &str, size: SetSize) -> anyhow::Result<()>;
+    /// The next batch of it.
+    fn batch(&mut self, batch: EvalBatch) -> anyhow::Result<()>;
+    /// The set has ended: its metrics, without the set's prefix.
+    fn end(&mut self) -> anyhow::Result<Vec<(String, f64)>>;
+}
+
+/// How much a set is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SetSize {
+    /// Rows of data.
+    pub rows: usize,
+    /// Sequences: as many, or two of each.
+    pub sequences: usize,
+    /// Tokens of the longest.
+    pub longest: usize,
+    /// Outputs of a token; none where a sequence has one score.
+    pub vocab: Option<usize>,
+}
+
+impl SetSize {
+    /// Bytes of the outputs of so many of its rows.
+    fn bytes(&self, rows: usize) -> u64 {
+        let sequences = (self.sequences / self.rows.max(1) * rows.min(self.rows)) as u64;
+        4 * sequences * self.vocab.map_or(1, |vocab| (vocab * self.longest) as u64)
+    }
+
+    /// Refuses outputs that there is no memory for, beside the `needed` bytes of the run.
+    pub fn check(&self, metrics: &dyn EvalMetrics, available: Available, needed: u64) -> anyhow::Result<()> {
+        let of_batch = self.bytes(metrics.batch_size());
+        let all = of_batch + if metrics.keeps_outputs() { self.bytes(self.rows) } else { 0 };
+        let Some(left) = available.host.map(|host| host.saturating_sub(needed)).filter(|&left| left < all) else {
+            return Ok(());
+        };
+        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+        let SetSize { sequences, longest, vocab, .. } = *self;
+        let (shape, left, batch) =
+            (format!("[{sequences}, {longest}, {}]", vocab.unwrap_or(1)), mib(left), mib(of_batch));
+        if metrics.keeps_outputs() {
+            bad_input!(
+                "the logits of the evaluation, {shape} in f32, take {} and {left} are left beside the run: give \
+                 preprocess_logits_for_metrics, which sees one batch at a time ({batch}), set batch_eval_metrics, or \
+                 evaluate fewer rows (eval_max_samples)",
+                mib(all)
+            );
+        }
+        bad_input!(
+            "the logits of one batch of the evaluation take {batch} and {left} are left beside the run: lower \
+             per_device_eval_batch_size (now {})",
+            metrics.batch_size()
+        )
+    }
+}
+
+/// What the model says of some held-out rows. N sequences: one of each row; of pairs first all that were chosen, then
+/// all that were rejected.
+pub struct EvalBatch {
+    /// Token ids of each sequence.
+    pub ids: Vec<Vec<u32>>,
+    /// How many of each are given: the others are learned.
+    pub given: Vec<usize>,
+    /// `[N, T, V]`, T the tokens of the longest: logits, [`PADDING`] where a sequence has ended. Or `[N]`: scores.
+    pub outputs: Vec<f32>,
+    /// V; none of scores.
+    pub vocab: Option<usize>,
+    /// What a batch is padded with where ids are wanted in one array.
+    pub pad: u32,
+    /// The mean loss of these rows, if it was wanted.
+    pub loss: Option<f64>,
+}
+
+/// The program's metrics could not be computed.
+#[derive(Debug, thiserror::Error)]
+#[error("the metrics of the evaluation failed")]
+pub struct MetricsFailed;
+
+/// A best model by a metric that no evaluation gives would be found out hours later.
+pub fn check_best_metric(config: &Config, known: &[String]) -> anyhow::Result<()> {
+    let Some(name) = &config.metric_for_best_model else { return Ok(()) };
+    if known.iter().any(|n| n == name || n.strip_prefix("eval_") == Some(name)) {
+        return Ok(());
+    }
+    Err(no_such_metric(name, &known.iter().map(String::as_str).collect::<Vec<_>>()))
+}
+
+/// Names those that there are.
+pub fn no_such_metric(name: &str, known: &[&str]) -> anyhow::Error {
+    let known = known.join(", ");
+    BadInput::new(format!("`metric_for_best_model` = {name}: no such evaluation metric; there are {known}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Batches of four rows.
+    struct Keeps(bool);
+
+    impl EvalMetrics for Keeps {
+        fn batch_size(&self) -> usize {
+            4
+        }
+        fn keeps_outputs(&self) -> bool {
+            self.0
+        }
+        fn needs_loss(&self) -> bool {
+            false
+        }
+        fn begin(&mut self, _name: &str, _size: SetSize) -> anyhow::Result<()> {
+            Ok(())
+        }
+        fn batch(&mut self, _batch: EvalBatch) -> anyhow::Result<()> {
+            Ok(())
+        }
+        fn end(&mut self) -> anyhow::Result<Vec<(String, f64)>> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn outputs_that_do_not_fit_are_refused_before_they_are_made() {
+        // Pairs: a row is 2 sequences × 64 tokens × 256 entries × 4 bytes = 128 KiB.
+        let size = SetSize { rows: 10, sequences: 20, longest: 64, vocab: Some(256) };
+        let check = |keeps, kib: u64, size: SetSize| {
+            let available = Available { host: Some((1000 + kib) << 10), device: None };
+            size.check(&Keeps(keeps), available, 1000 << 10).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(true, (4 + 10) * 128, size), Ok(()));
+        let refused = check(true, (4 + 10) * 128 - 1, size).unwrap_err();
+        assert!(refused.contains("[20, 64, 256]") && refused.contains("1.8 MiB"), "{refused}");
+        assert!(refused.contains("preprocess_logits_for_metrics") && refused.contains("(0.5 MiB)"), "{refused}");
+        assert_eq!(check(false, 4 * 128, size), Ok(()), "one batch at a time");
+        let refused = check(false, 4 * 128 - 1, size).unwrap_err();
+        assert!(refused.contains("per_device_eval_batch_size (now 4)"), "{refused}");
+        assert_eq!(check(false, 3 * 128, SetSize { rows: 3, sequences: 6, ..size }), Ok(()), "the set is smaller");
+        assert_eq!(check(true, 1, SetSize { vocab: None, ..size }), Ok(()), "scores are nothing");
+        assert!(size.check(&Keeps(true), Available::default(), 1).is_ok(), "nobody knows");
+    }
+}

@@ -1,0 +1,96 @@
+"""What compute_metrics receives, under TRL and here: the same rows of the same model. Needs trl (`-m torch`)."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import WORDS
+
+import lockstep_rl
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+trl = pytest.importorskip("trl")
+datasets = pytest.importorskip("datasets")
+
+SOLVED = [{"prompt": f"{word} ", "completion": f"{word}."} for word in WORDS]
+TEXTS = [{"text": f"{word} and {word[::-1]}"} for word in WORDS]
+PAIRS = [{"prompt": f"{word} ", "chosen": word + "z", "rejected": word[::-1] + "zz"} for word in WORDS]
+# Of a last batch that is not full TRL 1.16 hands on as many sequences as it has rows: half of those of pairs.
+PAIRS = [*PAIRS, *PAIRS[:2]]
+
+
+def given(package, method, model, rows, **more):
+    """What compute_metrics of a package's trainer is given, and the names of what it gives."""
+    seen = []
+
+    def compute(prediction):
+        seen.append(prediction)
+        return {"mine": np.float32(1.5), "eval_other": 2}
+
+    of_trl = package is trl
+    fields = dict(report_to="none", per_device_eval_batch_size=4, include_for_metrics=["inputs", "loss"], max_length=64)
+    fields |= dict(use_cpu=True, bf16=False, model_init_kwargs={"dtype": "float32"}) if of_trl else dict(threads=1)
+    data = datasets.Dataset.from_list(rows) if of_trl else rows
+    args = getattr(package, f"{method}Config")("out", **fields)
+    trainer = getattr(package, f"{method}Trainer")(
+        model=model, args=args, train_dataset=data, eval_dataset=data, compute_metrics=compute, **more,
+        **(dict(processing_class=transformers.AutoTokenizer.from_pretrained(model)) if of_trl else {}),
+    )
+    metrics = trainer.evaluate()
+    [one] = seen
+    return one, {key for key in metrics if "mine" in key or "other" in key}
+
+
+@pytest.mark.parametrize("method, rows", [("SFT", SOLVED), ("SFT", TEXTS), ("DPO", PAIRS), ("Reward", PAIRS)],
+                         ids=["completions", "texts", "pairs", "scores"])
+def test_values_are_trls(model, method, rows, place):
+    if method == "Reward":
+        # TRL's new head would be random, and another one.
+        args = lockstep_rl.RewardConfig("judge", max_steps=2, per_device_train_batch_size=2, learning_rate=0.01,
+                                        threads=1, disable_tqdm=True)
+        lockstep_rl.RewardTrainer(model, args, rows).train()
+        model = str(place / "judge/model")
+        # TRL takes the tokenizer's padding token, here the end token, where the model names none.
+        config = json.loads((place / "judge/model/config.json").read_text())
+        (place / "judge/model/config.json").write_text(json.dumps({**config, "pad_token_id": 0}))
+    theirs, their_names = given(trl, method, model, rows)
+    ours, our_names = given(lockstep_rl, method, model, rows)
+    assert our_names == their_names == {"eval_mine", "eval_other"}
+    assert type(ours) is type(theirs) is transformers.EvalPrediction
+    assert ours.predictions.shape == theirs.predictions.shape and ours.predictions.dtype == theirs.predictions.dtype
+    assert len(ours.elements) == len(theirs.elements)
+    if method != "Reward":  # there an end token that is the padding token, too, is left out here
+        assert (ours.inputs == theirs.inputs).all()
+    if method != "DPO":
+        assert ours.losses == pytest.approx(theirs.losses, abs=1e-4)
+    if method == "Reward":
+        assert ours.label_ids == theirs.label_ids == ()
+        assert np.ptp(theirs.predictions) > 1e-3 and np.abs(ours.predictions - theirs.predictions).max() <= 1e-4
+        return
+    assert (ours.label_ids == theirs.label_ids).all() and ours.label_ids.dtype == theirs.label_ids.dtype
+    # PyTorch computes padding, too.
+    real = (ours.predictions != -100).all(-1)
+    assert 0.5 < real.mean() < 1
+    assert np.abs(ours.predictions[real] - theirs.predictions[real]).max() <= 1e-4
+
+
+def test_preprocessing_is_given_tensors(model):
+    shapes = []
+
+    def preprocess(logits, labels):
+        assert isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor)
+        shapes.append(tuple(logits.shape))
+        return logits.argmax(dim=-1)
+
+    more = dict(preprocess_logits_for_metrics=preprocess)
+    theirs, _ = given(trl, "SFT", model, SOLVED, **more)
+    ours, _ = given(lockstep_rl, "SFT", model, SOLVED, **more)
+    assert shapes[:2] == shapes[2:]
+    learned = ours.label_ids != -100
+    assert (ours.predictions == theirs.predictions)[learned].all()
