@@ -70,3 +70,50 @@ def test_what_a_page_imports_exists(page):
     assert imports
     for line in imports:
         exec(line, {})
+
+
+# What stands in a page for a Hub's name or for a reader's own, and what this test has in its place.
+OWN = {
+    '"Qwen/Qwen2.5-0.5B-Instruct"': "model_directory",
+    "{\"prompt\": \"My name is\"}, ...]": "{\"prompt\": \"My name is\"}] * 8",
+    "max_steps=100": "max_steps=1",
+    '"out", num_generations=8)': '"out", num_generations=8, max_completion_length=8, max_steps=1)',
+}
+
+
+class Environment:
+    @staticmethod
+    def reply(ids):
+        return "so?"
+
+
+def blocks_of(page):
+    blocks = [block.partition("```")[0] for block in (ROOT / page).read_text().split("```python\n")[1:]]
+    return [block for block in blocks if not block.startswith("from trl import")]
+
+
+@pytest.mark.parametrize("page, at", [
+    (page, at) for page in ("python/README.md", "docs/python/from-trl.md") for at in range(len(blocks_of(page)))
+])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_code_of_a_page_runs(bytes_model, page, at):
+    text = blocks_of(page)[at]
+    for theirs, ours in OWN.items():
+        text = text.replace(theirs, ours)
+    rows = [{"prompt": f"{i} + 1 = ", "completion": str(i + 1)} for i in range(16)]
+    names = {name: getattr(lockstep_rl, name) for name in lockstep_rl.__all__}
+    names |= {
+        "model_directory": bytes_model, "rows": rows, "held_out": rows[:4], "score": len, "batches": [["a", "b"]],
+        "dataset": [{"prompt": "1 + 1 = ", "solution": "$2$"}] * 8, "environment": Environment,
+        "model_tokens_of": lambda text: list(text.encode()),
+    }
+    exec(compile(text, f"{page}, block {at}", "exec"), names)
+    if "play" in names:
+        args = lockstep_rl.GRPOConfig("played", num_generations=2, per_device_train_batch_size=4, max_steps=1,
+                                      max_completion_length=80)
+        trainer = lockstep_rl.GRPOTrainer(bytes_model, len_of, args, rows, rollout_func=names["play"])
+        assert trainer.train().global_step == 1
+
+
+def len_of(completions, **kwargs):
+    return [float(len(text)) for text in completions]

@@ -187,3 +187,61 @@ assert threads() == threads_before, (threads(), threads_before)
 assert grown < 8 << 20, grown
 """, model)
     assert said.returncode == 0, said.stderr
+
+
+INTERRUPTED = """
+import os, signal, sys, threading
+from lockstep_rl import GRPOConfig, GRPOTrainer, TrainerCallback
+
+where, delay = sys.argv[2], float(sys.argv[3])
+sent = []
+
+def ctrl_c(place, step):
+    if place == where and step == 2 and not sent:
+        sent.append(place)
+        if delay:
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
+
+class Callback(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        ctrl_c("begin", state.global_step)
+    def on_step_end(self, args, state, control, **kwargs):
+        ctrl_c("end", state.global_step)
+    def on_evaluate(self, args, state, control, **kwargs):
+        ctrl_c("evaluate", state.global_step)
+
+def reward(completions, trainer_state, **kwargs):
+    ctrl_c("reward", trainer_state.global_step)
+    return [float(len(set(text))) for text in completions]
+
+def trainer(out):
+    args = GRPOConfig(out, num_generations=2, per_device_train_batch_size=4, max_completion_length=24, max_steps=200,
+                      learning_rate=0.01, threads=1, eval_strategy="steps", eval_steps=2, save_strategy="no")
+    rows = [{"prompt": f"{word} "} for word in ("ab", "sun", "moon", "tree")]
+    return GRPOTrainer(sys.argv[1], reward, args, rows, rows[:2], callbacks=[Callback])
+
+try:
+    trainer("out").train()
+except KeyboardInterrupt:
+    print("CHECKPOINTS", os.listdir("out/checkpoints"))
+    if not os.path.exists("out/model"):  # a signal that was late found the run ended
+        trainer("out").train(resume_from_checkpoint=True)
+assert sent
+where = None
+trainer("whole").train()
+print("DONE", sent)
+"""
+
+
+@pytest.mark.parametrize("where, delay", [
+    ("begin", 0), ("begin", 0.01), ("reward", 0), ("reward", 0.002), ("reward", 0.01), ("end", 0), ("evaluate", 0),
+])
+def test_after_ctrl_c_in_any_stage_the_run_goes_on_to_the_same_bits(model, where, delay):
+    """With a delay the signal comes while the engine works, in whichever stage that is."""
+    said = python("-c", INTERRUPTED, model, where, str(delay))
+    assert "DONE" in said.stdout, said.stderr
+    if not delay:
+        assert "CHECKPOINTS ['step-000002']" in said.stdout, said.stdout
+    assert weights("out/model") == weights("whole/model")
