@@ -95,7 +95,7 @@ fn emptied(mut list: Vec<sample::RowParams<'_>>) -> Vec<sample::RowParams<'stati
     list.into_iter().map(|_| unreachable!("it is empty")).collect()
 }
 
-fn row_params<'a>(
+pub(crate) fn row_params<'a>(
     sampling: &SamplingParams,
     id: u64,
     generation: u32,

@@ -4,7 +4,7 @@
 use super::lm_head::cpu::KEPT;
 use super::lm_head::cuda::WINDOW;
 use super::lm_head::{BLOCK_ROWS, CHUNK};
-use super::sample::cuda::{COLUMNS, WORDS};
+use super::sample::cuda::{self, COLUMNS};
 use crate::device::cuda::queue::STAGING;
 
 const WORD: usize = 4;
@@ -16,6 +16,8 @@ pub struct Passes {
     pub tokens: usize,
     /// Sequences that are sampled together.
     pub sequences: usize,
+    /// Whether they are drawn from whole rows: truncated, or with a penalty.
+    pub whole: bool,
     /// Positions of the longest sequence.
     pub positions: usize,
     /// Pages of keys and values that a training pass holds.
@@ -36,9 +38,9 @@ impl Passes {
         let chunks = self.vocab.div_ceil(CHUNK);
         let rows = self.tokens.min(BLOCK_ROWS);
         let scored = rows * self.vocab.min(WINDOW) + rows * chunks * KEPT;
-        let drawn = (WORDS / self.vocab.max(1)).clamp(1, self.sequences.max(1));
+        let (_, drawn) = cuda::block(self.sequences, self.vocab, self.whole);
         // Per row its parameters, and the tokens so far where repetitions are made less likely.
-        let sampled = drawn * (self.vocab + chunks * KEPT) + self.sequences * (COLUMNS + self.positions);
+        let sampled = drawn + self.sequences * (COLUMNS + self.positions);
         let looks = self.tokens * self.positions.div_ceil(64);
         let attended = self.tokens * (self.heads + 2) + 2 * looks + 2 * (self.pages + 1);
         let adapted = self.tokens * (2 * self.rank + self.dropped);

@@ -1,6 +1,6 @@
 //! The settings of the engine and of the trainer that follow from a configuration.
 
-use super::Config;
+use super::{Config, EvalSampling};
 use rollout::{EngineConfig, SamplingParams};
 use train::{Objective, TrainerConfig};
 
@@ -44,6 +44,16 @@ pub fn sampling(config: &Config, eos_ids: &[u32]) -> SamplingParams {
         stop_ids: eos_ids.iter().copied().chain(own).collect(),
         stop_strings: config.stop.clone(),
         seed: config.seed,
+    }
+}
+
+/// How tokens are drawn in an evaluation, beside `training`'s way.
+pub fn eval_sampling(config: &Config, training: &SamplingParams) -> SamplingParams {
+    match config.eval_sampling {
+        EvalSampling::Greedy => {
+            SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..training.clone() }
+        }
+        EvalSampling::Sampled => training.clone(),
     }
 }
 

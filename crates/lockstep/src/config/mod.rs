@@ -22,7 +22,7 @@ mod unused_keys;
 mod validate;
 mod values;
 
-pub use engine::{WorkloadBounds, engine_config, sampling, trainer_config};
+pub use engine::{WorkloadBounds, engine_config, eval_sampling, sampling, trainer_config};
 pub use key::{Key, OnResume};
 use layers::Origin;
 pub use layers::{Layers, Purpose, Resolved, refuse_environment, unknown_key};

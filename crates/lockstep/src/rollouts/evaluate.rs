@@ -1,7 +1,7 @@
 //! Evaluation: completions of held-out prompts, scored by the same rewards, and pass@k. What no reward judged is in no
 //! mean.
 
-use crate::config::{Config, EvalSampling, WorkloadBounds};
+use crate::config::{Config, WorkloadBounds, eval_sampling};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::PromptDataset;
 use crate::error::BadInput;
@@ -130,10 +130,6 @@ impl Evaluation {
         training: &SamplingParams,
         rewards: &[Box<dyn Reward>],
     ) -> anyhow::Result<Evaluation> {
-        let mut sampling = training.clone();
-        if config.eval_sampling == EvalSampling::Greedy {
-            sampling = SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..sampling };
-        }
         let right = match &config.eval_pass_at_k_reward {
             None => 0,
             Some(name) => rewards.iter().position(|reward| reward.name() == name).ok_or_else(|| {
@@ -146,7 +142,7 @@ impl Evaluation {
         };
         Ok(Evaluation {
             sets,
-            sampling: Arc::new(sampling),
+            sampling: Arc::new(eval_sampling(config, training)),
             generations: config.generations_eval(),
             pass_at_k: config.eval_pass_at_k.clone(),
             right,

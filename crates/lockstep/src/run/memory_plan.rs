@@ -5,7 +5,8 @@
 //! but for an allowance.
 
 use crate::bad_input;
-use crate::config::{Algorithm, Config, WorkloadBounds, engine_config, trainer_config};
+use crate::config::{Algorithm, Config, WorkloadBounds};
+use crate::config::{engine_config, eval_sampling, sampling, trainer_config};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::OrBadInput;
@@ -15,7 +16,7 @@ use kernels::context::threads_from_env;
 use kernels::ops::Passes;
 use kernels::{Context, Device, Memory};
 use model::{Adapter, Capacity, Head, LoraConfig, ModelAssets, ModelConfig, Scorer, Weights};
-use rollout::Engine;
+use rollout::{Engine, SamplingParams};
 use std::sync::Arc;
 use train::{Objective, Trainer};
 
@@ -98,7 +99,10 @@ pub fn plan(config: &Config, assets: &ModelAssets, bounds: WorkloadBounds) -> an
         planner.count("given rollouts", |planner, memory| Ok(planner.scorer(memory, model, generation)))?;
     }
     if generates(config) {
-        planner.generation(assets, bounds)?;
+        let training = sampling(config, &[]);
+        let evaluation = config.has_eval_data().then(|| eval_sampling(config, &training));
+        let training = config.replay.is_none().then_some(training);
+        planner.generation(assets, bounds, training.iter().chain(&evaluation))?;
     }
     planner.reward_models(generation)?;
     planner.finish(model)
@@ -110,7 +114,7 @@ pub fn plan_evaluation(config: &Config, assets: &ModelAssets, bounds: WorkloadBo
     let mut planner =
         Planner { config, group: config.generations_eval(), longest, parts: Vec::new(), passes: Passes::default() };
     planner.count("", |_, memory| weights(memory, &assets.config, None))?;
-    planner.generation(assets, bounds)?;
+    planner.generation(assets, bounds, [&eval_sampling(config, &sampling(config, &[]))].into_iter())?;
     planner.reward_models(bounds.sequences)?;
     planner.finish(&assets.config)
 }
@@ -230,8 +234,13 @@ impl Planner<'_> {
         })
     }
 
-    /// What generates.
-    fn generation(&mut self, assets: &ModelAssets, bounds: WorkloadBounds) -> anyhow::Result<()> {
+    /// What generates, and draws tokens in these ways.
+    fn generation<'a>(
+        &mut self,
+        assets: &ModelAssets,
+        bounds: WorkloadBounds,
+        mut drawn: impl Iterator<Item = &'a SamplingParams>,
+    ) -> anyhow::Result<()> {
         let sizes = engine_config(self.config, context(self.config, assets), bounds);
         // It computes nothing here.
         let ctx = Context::meta();
@@ -239,6 +248,7 @@ impl Planner<'_> {
         let tokens = if sizes.chunked_prefill { tokens } else { tokens.max(sizes.max_model_len) };
         self.passes_through(&assets.config, Capacity { tokens, blocks: sizes.kv_blocks, score_rows: 0 });
         self.passes.sequences = self.passes.sequences.max(sizes.max_num_seqs);
+        self.passes.whole |= drawn.any(SamplingParams::needs_logits);
         self.passes.positions = self.passes.positions.max(sizes.max_model_len);
         self.count("generation", |_, memory| Engine::on(&ctx, memory, &assets.config, sizes).or_bad_input())
     }

@@ -157,3 +157,38 @@ fn a_supervised_run_is_planned_by_the_longest_row() {
     let evaluated = planned(&["--set", "eval_dataset_name=data.jsonl"]);
     assert!(names(&evaluated).iter().any(|n| n == "evaluation: workspace"), "{evaluated}");
 }
+
+/// On a device, tokens of a truncated or penalised distribution are drawn from whole rows of logits: as many rows as
+/// 256 MiB hold, of several words each.
+#[test]
+fn what_the_sampler_of_a_configuration_holds_is_counted() {
+    let dir = model();
+    let root = dir.path();
+    let vocab: u64 = 151_936;
+    let config = CONFIG.replace("\"vocab_size\": 40", &format!("\"vocab_size\": {vocab}"));
+    std::fs::write(root.join("model/config.json"), config).unwrap();
+    std::fs::write(root.join("data.jsonl"), "{\"prompt\":\"abc\"}\n".repeat(8)).unwrap();
+    let scratch = |set: &[&str]| {
+        let mut all = vec!["--device", "cuda-emulated", "--reward", "length:10"];
+        set.iter().for_each(|pair| all.extend(["--set", pair]));
+        plan(root, &all).0["scratch of operations"].as_u64().unwrap()
+    };
+    let drawn = |key: &str| scratch(&["dataset_name=data.jsonl", "generation_batch_size=64", "num_generations=8", key]);
+    let plain = drawn("top_k=0");
+    let rows = (1 << 26) / (4 * vocab + 2 * 262_144);
+    let whole = 4 * rows * (4 * vocab + 2 * 262_144);
+    assert!(rows < 64 && plain < whole, "{plain} {whole}");
+    for key in ["top_k=5", "top_p=0.9", "min_p=0.1", "repetition_penalty=1.2"] {
+        let more = drawn(key);
+        assert!(more > whole && more < whole + whole / 8, "{key}: {more}, {whole}");
+    }
+    // Of a run that replays a file only the evaluation draws, and a greedy one is not truncated.
+    let line =
+        "{\"prompt_ids\": [1], \"completion_ids\": [[2], [3]], \"rewards\": [0, 1], \"logprobs\": [[-1], [-1]]}\n";
+    std::fs::write(root.join("r.jsonl"), line).unwrap();
+    let evaluated = |sampling: &str| {
+        let sizes = ["num_generations=2", "per_device_train_batch_size=2", "num_generations_eval=8"];
+        scratch(&[&["replay=r.jsonl", "eval_dataset_name=data.jsonl", "top_k=5", sampling], &sizes[..]].concat())
+    };
+    assert!(evaluated("eval_sampling=greedy") < whole && evaluated("eval_sampling=sampled") > whole);
+}

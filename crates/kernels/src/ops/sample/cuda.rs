@@ -12,7 +12,7 @@ use crate::rng::philox;
 
 const SOURCE: Source = source!("sample");
 /// Words that are in memory at once: 64 MiB. (Few in tests, for several blocks.)
-pub(crate) const WORDS: usize = if cfg!(test) { 1 << 12 } else { 1 << 24 };
+const WORDS: usize = if cfg!(test) { 1 << 12 } else { 1 << 24 };
 /// The same where rows are drawn from whole, which takes several words for each logit.
 const WORDS_WHOLE: usize = if cfg!(test) { 1 << 14 } else { 1 << 26 };
 
@@ -21,6 +21,14 @@ pub(crate) const COLUMNS: usize = 12;
 const BETA: usize = 2;
 const GREEDY: u32 = 1;
 const WHOLE: u32 = 2;
+
+/// How many of `all` rows are drawn together, and the words that they take beside their parameters: logits and partial
+/// sums; where a row is drawn from whole also penalised logits, weights, ids that stay, and pairs that are sorted.
+pub(crate) fn block(all: usize, vocab: usize, whole: bool) -> (usize, usize) {
+    let each = if whole { 4 * vocab + 2 * vocab.next_power_of_two() } else { vocab };
+    let rows = (if whole { WORDS_WHOLE } else { WORDS } / each.max(1)).clamp(1, all.max(1));
+    (rows, rows * (each + vocab.div_ceil(CHUNK) * KEPT))
+}
 
 /// The words of all rows.
 pub(super) fn pack<'a>(rows: impl ExactSizeIterator<Item = RowParams<'a>>, words: &mut Vec<u32>) {
@@ -59,8 +67,7 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     let (vocab, chunks, queue, all) = (head.vocab, head.chunks(), cuda.queue(), args.rows.len());
     let (whole, plain) = (args.rows.iter().any(RowParams::needs_logits), |row: &RowParams<'_>| !row.needs_logits());
     let room = vocab.next_power_of_two();
-    let each = if whole { 4 * vocab + 2 * room } else { vocab };
-    let most = (if whole { WORDS_WHOLE } else { WORDS } / each).clamp(1, all.max(1));
+    let (most, _) = block(all, vocab, whole);
     let logits = queue.scratch(most * vocab * size_of::<f32>())?;
     let partials = queue.scratch(most * chunks * KEPT * size_of::<f32>())?;
     // Penalised logits, weights, ids that stay; and what is sorted.

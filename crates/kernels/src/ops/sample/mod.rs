@@ -128,7 +128,7 @@ impl RowParams<'_> {
         if self.temperature == 0.0 { 1.0 } else { (1.0 / self.temperature) as f32 }
     }
     /// Whether the whole row of logits is needed at once.
-    fn needs_logits(&self) -> bool {
+    pub fn needs_logits(&self) -> bool {
         let truncated = self.temperature > 0.0 && (self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0);
         truncated || self.repetition_penalty != 1.0
     }

@@ -36,7 +36,7 @@ fn a_fraction_behind_a_number_is_read_once() {
 fn units_of_units_and_fractions_in_fractions_are_judged_at_once() {
     let percent = "7".to_owned() + &" percent^1".repeat(150);
     assert!(!equal("5", &percent) && !equal(&percent, "5"));
-    assert!(equal("7", &percent) && equal("0.07", &"7 percent") && !equal("0.08", "7 percent"));
+    assert!(equal("7", &percent) && equal("0.07", "7 percent") && !equal("0.08", "7 percent"));
     let fractions = "1\\frac{".repeat(58) + "?";
     assert!(!equal("5", &fractions));
 }
