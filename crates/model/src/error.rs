@@ -24,6 +24,9 @@ pub enum Error {
         /// What is wrong with it.
         message: String,
     },
+    /// A `config.json` that cannot be read at all.
+    #[error("config.json: {0}")]
+    NotJson(String),
     /// A field of `config.json` that is missing, malformed, or asks for something that is not supported.
     #[error("config.json: `{field}`{}: {message}", value.as_ref().map(|v| format!(" = {v}")).unwrap_or_default())]
     Config {

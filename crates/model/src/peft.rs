@@ -90,7 +90,12 @@ pub struct AdapterConfig {
 /// The `adapter_config.json` of `dir`.
 pub fn load_adapter_config(dir: &Path) -> Result<AdapterConfig> {
     let path = dir.join(ADAPTER_CONFIG);
-    let text = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+    let text = std::fs::read(&path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => {
+            Error::file(&path, "there is no such file: this is no adapter's PEFT directory")
+        }
+        _ => Error::io(&path, e),
+    })?;
     let json: Value = serde_json::from_slice(&text).map_err(|e| Error::file(&path, format!("not JSON: {e}")))?;
     let Some(json) = json.as_object() else { return Err(Error::file(&path, "is no JSON object")) };
     parse(json).map_err(|message| Error::file(&path, message))

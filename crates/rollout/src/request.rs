@@ -42,13 +42,6 @@ impl Default for SamplingParams {
     }
 }
 
-impl SamplingParams {
-    /// Whether tokens are drawn from whole rows of logits, truncated or penalised: a device holds more for that.
-    pub fn needs_logits(&self) -> bool {
-        crate::sampler::row_params(self, 0, 0, &[], 0).needs_logits()
-    }
-}
-
 /// A prompt and how many completions it wants.
 #[derive(Clone, Debug)]
 pub struct Request {

@@ -75,6 +75,13 @@ impl SamplerBuffers {
     }
 }
 
+impl SamplingParams {
+    /// Whether tokens are drawn from whole rows of logits, truncated or penalised: a device holds more for that.
+    pub fn needs_logits(&self) -> bool {
+        row_params(self, 0, 0, &[], 0).needs_logits()
+    }
+}
+
 /// How each token is drawn.
 pub(crate) fn params<'a>(
     scheduler: &'a Scheduler,
@@ -95,7 +102,7 @@ fn emptied(mut list: Vec<sample::RowParams<'_>>) -> Vec<sample::RowParams<'stati
     list.into_iter().map(|_| unreachable!("it is empty")).collect()
 }
 
-pub(crate) fn row_params<'a>(
+fn row_params<'a>(
     sampling: &SamplingParams,
     id: u64,
     generation: u32,

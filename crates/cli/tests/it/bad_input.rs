@@ -58,6 +58,14 @@ fn configuration() {
     write(dir.path(), "broken.toml", "beta = 0.1\nseed = \n");
     train(dir.path(), &["broken.toml"], &["broken.toml, line 2"]);
     train(dir.path(), &["missing.toml"], &["missing.toml"]);
+    write(dir.path(), "sections.toml", "[trainer]\nbeta = 0.1\n");
+    train(dir.path(), &["sections.toml"], &["unknown key `trainer`. Keys are flat: there are no sections (`lockstep"]);
+    std::fs::create_dir(dir.path().join("old")).unwrap();
+    write(dir.path(), "old/config.toml", "beta = 0.1\n");
+    train(dir.path(), &["old"], &["the configuration old is a directory", "give old/config.toml"]);
+    train(dir.path(), &["model"], &["the configuration model is a directory, and no TOML file"]);
+    let once = ["--set", "eval_dataset_name=d.jsonl", "--set", "num_generations_eval=1", "--set", "eval_pass_at_k=[3]"];
+    train(dir.path(), &once, &["`eval_pass_at_k` has 3", "each prompt has 1 completion: set num_generations_eval = 3"]);
 }
 
 #[test]
@@ -116,7 +124,13 @@ fn models() {
     with("config.json", &compact("\"hidden_act\":\"silu\"", "\"hidden_act\":\"relu\""), &["hidden_act", "relu"]);
     with("config.json", &compact("\"vocab_size\":40", "\"vocab_size\":20"), &["vocabulary", "20"]);
     with("config.json", &compact("\"intermediate_size\":24", "\"intermediate_size\":23"), &["mlp", "23"]);
-    with("config.json", b"{", &["config.json"]);
+    with("config.json", b"{", &["config.json: not JSON: EOF"]);
+    with("config.json", b"[]", &["config.json: expected a JSON object"]);
+    write(&dir.path().join("model"), "config.json", &config);
+    std::fs::remove_file(dir.path().join("model/tokenizer.json")).unwrap();
+    train(dir.path(), &[], &["model/tokenizer.json: there is no such file", "tokenizer_config.json"]);
+    let merge = ["merge", "--model", "model", "--adapter", "model", "--out", "x"];
+    refused(dir.path(), &merge, &["model/adapter_config.json", "no adapter's PEFT directory"]);
 }
 
 #[test]

@@ -243,6 +243,11 @@ impl Resolved {
     }
 
     fn apply_file(&mut self, path: &Path) -> anyhow::Result<()> {
+        if path.is_dir() {
+            let of_run = path.join("config.toml");
+            let mend = if of_run.is_file() { format!(": give {}", of_run.display()) } else { String::new() };
+            bad_input!("the configuration {} is a directory, and no TOML file{mend}", path.display());
+        }
         let text = std::fs::read_to_string(path).map_err(|e| {
             BadInput::new(format!(
                 "cannot read the configuration {}: {e}; `lockstep config show` prints one",
@@ -288,7 +293,7 @@ impl Resolved {
             }
             Some(UnsupportedKey::Refused(what)) => bad_input!("{place}: `{name} = {value}`: {what}"),
             None => {
-                let table = if value.is_table() { " Keys are flat: there are no sections." } else { "" };
+                let table = if value.is_table() { ". Keys are flat: there are no sections" } else { "" };
                 bad_input!("{place}: {}{table} (`lockstep config show` lists all keys)", unknown_key(name))
             }
         }

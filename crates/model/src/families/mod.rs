@@ -34,15 +34,16 @@ impl ModelConfig {
     pub fn load(path: &Path) -> Result<ModelConfig> {
         let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
         ModelConfig::parse(&text).map_err(|e| match e {
-            Error::Config { .. } => Error::file(path, e.to_string().trim_start_matches("config.json: ")),
+            Error::NotJson(_) | Error::Config { .. } => {
+                Error::file(path, e.to_string().trim_start_matches("config.json: "))
+            }
             e => e,
         })
     }
     /// Parses the text of a `config.json`.
     pub fn parse(json: &str) -> Result<ModelConfig> {
-        let bad = |message: String| Error::Config { field: "(file)".into(), value: None, message };
-        let raw: Value = serde_json::from_str(json).map_err(|e| bad(format!("not JSON: {e}")))?;
-        let Value::Object(raw) = raw else { return Err(bad("expected a JSON object".into())) };
+        let raw: Value = serde_json::from_str(json).map_err(|e| Error::NotJson(format!("not JSON: {e}")))?;
+        let Value::Object(raw) = raw else { return Err(Error::NotJson("expected a JSON object".into())) };
         let f = Fields { map: &raw, prefix: "" };
         let supported = || FAMILIES.map(|family| family.model_type).join(", ");
         let Some(model_type) = f.text("model_type")? else {

@@ -9,7 +9,13 @@ use tokenizers::processors::template::TemplateProcessing;
 
 pub(super) fn load(dir: &Path) -> Result<Tokenizer> {
     let path = dir.join("tokenizer.json");
-    let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+    let bytes = std::fs::read(&path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::file(
+            &path,
+            "there is no such file: copy it, and tokenizer_config.json, from the tokenizer's directory",
+        ),
+        _ => Error::io(&path, e),
+    })?;
     let mut inner = parse(bytes).map_err(|message| Error::file(&path, message))?;
     // Files may carry the batch settings of whoever wrote them; ids here are of one text, and whole.
     inner.with_truncation(None).map_err(failed)?;

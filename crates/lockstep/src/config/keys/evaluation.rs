@@ -2,6 +2,7 @@
 
 use crate::bad_input;
 use crate::config::{Config, EvalSampling, Purpose, Resolved, Strategy};
+use telemetry::counted;
 
 macro_rules! evaluation_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Evaluation" {
     /// The evaluation data; not set: none.
@@ -90,8 +91,8 @@ pub(in crate::config) fn check(resolved: &mut Resolved, purpose: Purpose) -> any
     let most = c.generations_eval();
     if let Some(k) = c.eval_pass_at_k.iter().find(|&&k| k == 0 || k > most) {
         bad_input!(
-            "`eval_pass_at_k` has {k}, but there are {most} completions of each prompt: set num_generations_eval = {k} \
-             or more"
+            "`eval_pass_at_k` has {k}, and each prompt has {}: set num_generations_eval = {k} or more",
+            counted(most, "completion")
         );
     }
     let word = |name: &String| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
