@@ -12,9 +12,9 @@
 //! lies among the same 64 elements of the other. Padding has gradient 0 and stays 0.
 
 use crate::device::Cpu;
-use crate::simd::Element;
+use crate::simd::{Element, Kernel, LANES, Simd};
 use crate::tensor::Elements;
-use crate::{DType, Device, Memory, Tensor};
+use crate::{DType, Device, Isa, Memory, Tensor};
 use half::bf16;
 use std::ops::Range;
 
@@ -132,9 +132,13 @@ impl Matrix {
         let data = self.data.rows(range.start / PANEL..range.end.div_ceil(PANEL).max(range.start / PANEL));
         // Pairs hold two inputs side by side, panels one.
         match (data.dtype(), self.layout) {
-            (DType::Bf16, Layout::Pairs) => data.download(|from: &[bf16]| gather::<_, 2>(from, range, k, to)),
-            (DType::Bf16, Layout::Panels) => data.download(|from: &[bf16]| gather::<_, 1>(from, range, k, to)),
-            _ => data.download(|from: &[f32]| gather::<_, 1>(from, range, k, to)),
+            (DType::Bf16, Layout::Pairs) => {
+                data.download(|data: &[bf16]| Isa::best().run(Gather::<_, 2> { data, range, k, to }));
+            }
+            (DType::Bf16, Layout::Panels) => {
+                data.download(|data: &[bf16]| Isa::best().run(Gather::<_, 1> { data, range, k, to }));
+            }
+            _ => data.download(|data: &[f32]| Isa::best().run(Gather::<_, 1> { data, range, k, to })),
         }
     }
     /// The elements as a product reads them: f32 in panels, or bf16 in pairs.
@@ -157,25 +161,58 @@ const TOGETHER: usize = 32;
 
 /// Rows `range` with `k` inputs, row-major, from panels of `[k / SIDE][32][SIDE]`, of which the first has row
 /// `range.start`.
-fn gather<T: Element, const SIDE: usize>(data: &[T], range: Range<usize>, k: usize, to: &mut [f32]) {
-    let mut row = range.start;
-    while row < range.end {
-        let panel = row / PANEL;
-        let rows = row..range.end.min((panel + 1) * PANEL);
-        let (from, to) =
-            (&data[(panel - range.start / PANEL) * PANEL * k..][..PANEL * k], &mut to[(row - range.start) * k..]);
-        for (block, from) in from.chunks(TOGETHER * PANEL).enumerate() {
-            let inputs = block * TOGETHER..k.min((block + 1) * TOGETHER);
-            for (row, to) in rows.clone().zip(to.chunks_exact_mut(k)) {
-                let at = row % PANEL * SIDE;
-                for (to, from) in to[inputs.clone()].chunks_exact_mut(SIDE).zip(from.chunks_exact(PANEL * SIDE)) {
-                    for (to, from) in to.iter_mut().zip(&from[at..at + SIDE]) {
-                        *to = from.widen();
+struct Gather<'a, T, const SIDE: usize> {
+    data: &'a [T],
+    range: Range<usize>,
+    k: usize,
+    to: &'a mut [f32],
+}
+
+impl<T: Element, const SIDE: usize> Kernel for Gather<'_, T, SIDE> {
+    type Output = ();
+    #[inline(always)]
+    fn run<V: Simd>(self) {
+        let Gather { data, range, k, to } = self;
+        let mut row = range.start;
+        while row < range.end {
+            let panel = row / PANEL;
+            let rows = row..range.end.min((panel + 1) * PANEL);
+            let (from, to) =
+                (&data[(panel - range.start / PANEL) * PANEL * k..][..PANEL * k], &mut to[(row - range.start) * k..]);
+            for (block, from) in from.chunks(TOGETHER * PANEL).enumerate() {
+                let inputs = block * TOGETHER..k.min((block + 1) * TOGETHER);
+                if SIDE == 1 && rows.len() == PANEL && inputs.len() == TOGETHER {
+                    turn::<V, T>(from, &mut to[inputs.start..], k);
+                    continue;
+                }
+                for (row, to) in rows.clone().zip(to.chunks_exact_mut(k)) {
+                    let at = row % PANEL * SIDE;
+                    for (to, from) in to[inputs.clone()].chunks_exact_mut(SIDE).zip(from.chunks_exact(PANEL * SIDE)) {
+                        for (to, from) in to.iter_mut().zip(&from[at..at + SIDE]) {
+                            *to = from.widen();
+                        }
                     }
                 }
             }
+            row = rows.end;
         }
-        row = rows.end;
+    }
+}
+
+/// 32 inputs of a whole panel to rows of `k`.
+#[inline(always)]
+fn turn<V: Simd, T: Element>(from: &[T], to: &mut [f32], k: usize) {
+    for row in (0..PANEL).step_by(LANES) {
+        for input in (0..TOGETHER).step_by(LANES) {
+            // A closure would not be compiled with the instruction set's features.
+            let mut inputs = [V::splat(0.0); LANES];
+            for (i, lanes) in inputs.iter_mut().enumerate() {
+                *lanes = T::load(&from[(input + i) * PANEL + row..]);
+            }
+            for (i, lanes) in V::transpose(inputs).into_iter().enumerate() {
+                lanes.store(&mut to[(row + i) * k + input..]);
+            }
+        }
     }
 }
 
@@ -192,7 +229,7 @@ mod tests {
     #[test]
     fn packs_and_unpacks_any_rows() {
         let memory = Memory::new(Device::Cpu);
-        for (n, k) in [(1, 1), (3, 5), (32, 4), (33, 7), (129, 2), (0, 3), (5, 0)] {
+        for (n, k) in [(1, 1), (3, 5), (32, 4), (33, 7), (129, 2), (70, 75), (0, 3), (5, 0)] {
             let data: Vec<f32> = (0..n * k).map(|i| i as f32 + 1.0).collect();
             let m = Matrix::from_f32(&memory, n, k, &data);
             assert_eq!((m.rows(), m.cols(), m.data().shape()), (n, k, &[n.div_ceil(PANEL), k, PANEL][..]));

@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 use std::ops::Range;
 use std::path::Path;
+use zerocopy::IntoBytes;
 
 /// Headers past this are refused: no model has one, and a damaged length must not ask for memory.
 const MAX_HEADER: u64 = 100_000_000;
@@ -165,22 +166,23 @@ pub(super) fn header(specs: &[super::TensorSpec], dtype: FileDType, metadata: &[
     bytes
 }
 
-/// The bytes of `data` as `dtype`; none if a finite element is too large for it.
-pub(super) fn narrowed(data: &[f32], dtype: FileDType, bytes: &mut Vec<u8>) -> Option<()> {
+/// The bytes of `data` as `dtype`, in `room` where they have to be made; none if a finite element is too large for it.
+pub(super) fn narrowed<'a>(data: &'a [f32], dtype: FileDType, room: &'a mut Vec<u8>) -> Option<&'a [u8]> {
     /// Vectors come of lengths that are known; `extend` asks for room at each element.
     fn put<const N: usize>(data: &[f32], bytes: &mut Vec<u8>, narrow: impl Fn(f32) -> [u8; N]) {
         bytes.resize(N * data.len(), 0);
         bytes.as_chunks_mut().0.iter_mut().zip(data).for_each(|(to, &x)| *to = narrow(x));
     }
     match dtype {
-        FileDType::F32 => put(data, bytes, f32::to_le_bytes),
-        FileDType::Bf16 => put(data, bytes, |x| bf16::from_f32(x).to_le_bytes()),
+        FileDType::F32 if cfg!(target_endian = "little") => return Some(data.as_bytes()),
+        FileDType::F32 => put(data, room, f32::to_le_bytes),
+        FileDType::Bf16 => put(data, room, |x| bf16::from_f32(x).to_le_bytes()),
         FileDType::F16 => {
             if data.iter().any(|&x| x.is_finite() && !f16::from_f32(x).is_finite()) {
                 return None;
             }
-            put(data, bytes, |x| f16::from_f32(x).to_le_bytes());
+            put(data, room, |x| f16::from_f32(x).to_le_bytes());
         }
     }
-    Some(())
+    Some(room)
 }

@@ -230,16 +230,16 @@ fn write_file(
         };
         let header = header(specs, dtype, &metadata);
         put(out, &header)?;
-        let mut bytes = Vec::new();
+        let mut room = Vec::new();
         for spec in specs {
             let mut count = 0;
             source.read(&spec.name, &mut |piece| {
-                if narrowed(piece, dtype, &mut bytes).is_none() {
+                let Some(bytes) = narrowed(piece, dtype, &mut room) else {
                     let message = format!("has an element too large for {}", dtype.config_name());
                     return Err(Error::tensor(path, &spec.name, message));
-                }
+                };
                 count += piece.len();
-                put(out, &bytes)
+                put(out, bytes)
             })?;
             let expected: usize = spec.shape.iter().product();
             if count != expected {

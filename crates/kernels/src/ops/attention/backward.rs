@@ -1,14 +1,16 @@
 //! The backward pass of attention on the CPU.
 //!
-//! A task is an independent group of rows under one kv head. It takes the group's pages in the order of their place in
-//! the sequences, and for each page the rows that see it, ascending, in tiles: so a query's gradient sums its keys in
-//! ascending order, and a key's sums its rows in ascending order, however the tiles are cut. Gradients of pages are
-//! then gathered into rows through the list of writes.
+//! A task is a part of an independent group of rows (`visits.rs`) under one kv head. It takes the part's pages in the
+//! order of their place in the sequences, and for each page the rows that see it, ascending, in tiles: so a query's
+//! gradient sums its keys in ascending order, and a key's sums its rows in ascending order, however the tiles are cut.
+//! Gradients of pages are then gathered into rows through the list of writes.
 
 use super::backward_amx::BackwardTasks as OnTiles;
 use super::backward_pairs::BackwardTasks as InPairs;
 use super::cpu::{Places, extent, on_tiles, staircase};
 use super::product::{Product, Right};
+use super::visits::{Group, Page, Part, Visit};
+use super::writes::GatherTasks;
 use super::{BLOCK, Backward, Geometry, pages};
 use crate::device::Cpu;
 use crate::math::exp_finite;
@@ -17,68 +19,7 @@ use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::element::widen_into;
 use crate::simd::{Element, LANES, Simd};
 use crate::{DType, Isa};
-use std::collections::HashMap;
 use std::ops::Range;
-
-/// A page at a place in its sequences, and the rows that look at it.
-pub(super) struct Visit {
-    pub block: usize,
-    pub page: usize,
-    /// Whether no earlier visit of the group touched the page.
-    pub first: bool,
-    /// Slots from here on are seen by nobody, and nobody wrote them.
-    pub end: usize,
-    /// Ascending.
-    pub rows: Vec<Range<usize>>,
-}
-
-/// What is known of a page: whether a row looks at it, and the end of its slots that are seen or written.
-#[derive(Clone, Copy, Default)]
-struct Page {
-    seen: bool,
-    end: usize,
-}
-
-/// The visits of a group, in order.
-fn visits(g: &Geometry, places: &Places<'_>, group: Range<usize>, pages: &mut [Page]) -> Vec<Visit> {
-    let mut visits: Vec<Visit> = Vec::new();
-    let mut known: HashMap<(usize, usize), usize> = HashMap::new();
-    let mut start = group.start;
-    while start < group.end {
-        // A run: one table, positions ascending by one.
-        let mut end = start + 1;
-        while end < group.end
-            && places.tables_of_rows[end] == places.tables_of_rows[start]
-            && places.positions[end] == places.positions[end - 1] + 1
-        {
-            end += 1;
-        }
-        let (p0, p1) = (places.positions[start] as usize, places.positions[end - 1] as usize);
-        for block in g.seen(p0).start / BLOCK..p1 / BLOCK + 1 {
-            // Of the run, those from the first that reaches the block to the last whose window does.
-            let from = (block * BLOCK).max(p0);
-            let to = g.window.map_or(p1, |w| p1.min(block * BLOCK + BLOCK - 1 + w - 1));
-            if from > to {
-                continue;
-            }
-            let page = places.page(start, block);
-            let end = &mut pages[page].end;
-            *end = (to + 1 - block * BLOCK).min(BLOCK).max(*end);
-            let visit = *known.entry((block, page)).or_insert_with(|| {
-                visits.push(Visit { block, page, first: false, end: 0, rows: Vec::new() });
-                visits.len() - 1
-            });
-            visits[visit].rows.push(start + from - p0..start + to - p0 + 1);
-        }
-        start = end;
-    }
-    visits.sort_by_key(|v| v.block);
-    for visit in &mut visits {
-        let page = &mut pages[visit.page];
-        (visit.first, visit.end) = (!std::mem::replace(&mut page.seen, true), page.end);
-    }
-    visits
-}
 
 /// Query heads in a tile, about.
 const TILE: usize = 36;
@@ -88,25 +29,27 @@ pub(super) fn rows_of_tile(g: &Geometry) -> usize {
     (TILE / g.group()).max(1)
 }
 
-/// Sets Σ d_out · out of all pairs of a group under one kv head, and their queries' gradients to 0.
+/// Sets Σ d_out · out of all pairs of a part under one kv head, and their queries' gradients to 0 where they begin.
 #[inline(always)]
 pub(super) fn begin<V: Simd, E: Element>(
     g: &Geometry,
-    rows: Range<usize>,
+    part: &Part,
     head: usize,
     (d_out, out): (&[f32], &[E]),
     d_qkv: &Disjoint<'_, f32>,
     delta: &mut [f32],
 ) {
     let (hd, per) = (g.head_dim, g.group());
-    for (i, row) in rows.enumerate() {
+    for (i, row) in part.rows.clone().enumerate() {
         for h in 0..per {
             let at = (row * g.heads + head * per + h) * hd;
             delta[i * per + h] = dot_rounded::<V, E>(&d_out[at..at + hd], &out[at..at + hd]);
         }
-        let at = row * g.width() + head * per * hd;
-        // SAFETY: this row's queries under this kv head are the task's alone.
-        unsafe { d_qkv.slice(at..at + per * hd) }.fill(0.0);
+        if part.begins {
+            let at = row * g.width() + head * per * hd;
+            // SAFETY: this row's queries under this kv head are the task's alone.
+            unsafe { d_qkv.slice(at..at + per * hd) }.fill(0.0);
+        }
     }
 }
 
@@ -124,7 +67,7 @@ pub(super) fn clear(visit: &Visit, hd: usize, d_keys: &mut [f32], d_values: &mut
 pub(super) struct Operands<'a, E> {
     pub geometry: Geometry,
     pub places: Places<'a>,
-    pub groups: &'a [(Range<usize>, Vec<Visit>)],
+    pub parts: &'a [Part],
     pub qkv: &'a [E],
     pub keys: &'a [E],
     pub values: &'a [E],
@@ -156,7 +99,7 @@ struct Work<'s> {
     p: &'s mut [f32],
     /// `[pairs, 64]`: gradients of the probabilities, then of the products q·k.
     d_s: &'s mut [f32],
-    /// Of all the group's pairs: Σ d_out · out.
+    /// Of all the part's pairs: Σ d_out · out.
     delta: &'s [f32],
 }
 
@@ -164,7 +107,8 @@ impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let (g, hd, per) = (&self.of.geometry, self.of.geometry.head_dim, self.of.geometry.group());
-        let ((rows, visits), head) = (&self.of.groups[index / g.kv_heads], index % g.kv_heads);
+        let (part, head) = (&self.of.parts[index / g.kv_heads], index % g.kv_heads);
+        let Part { rows, visits, .. } = part;
         let rows_of_tile = rows_of_tile(g);
         let pairs = rows_of_tile * per;
 
@@ -177,11 +121,11 @@ impl<E: Element + Right> Tasks for BackwardTasks<'_, E> {
         let (d_q, rest) = rest.split_at_mut(pairs * hd);
         let (p, d_s) = rest.split_at_mut(pairs * BLOCK);
 
-        begin::<V, E>(g, rows.clone(), head, (self.of.d_out, self.of.out), &self.of.d_qkv, delta);
+        begin::<V, E>(g, part, head, (self.of.d_out, self.of.out), &self.of.d_qkv, delta);
         let mut work = Work { keys, values, q, d_out, d_q, p, d_s, delta };
         for visit in visits {
             let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
-            // SAFETY: the group's pages under this kv head are this task's alone.
+            // SAFETY: the part's pages under this kv head are this task's alone.
             let (d_keys, d_values) =
                 unsafe { (self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)) };
             clear(visit, hd, d_keys, d_values);
@@ -211,7 +155,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
         &self,
         w: &mut Work<'_>,
         tile: Range<usize>,
-        group_start: usize,
+        part_start: usize,
         head: usize,
         visit: &Visit,
         d_keys: &mut [f32],
@@ -249,7 +193,7 @@ impl<E: Element + Right> BackwardTasks<'_, E> {
             for h in 0..per {
                 let pair = i * per + h;
                 let block = pair * BLOCK..pair * BLOCK + columns;
-                let delta = w.delta[(row - group_start) * per + h];
+                let delta = w.delta[(row - part_start) * per + h];
                 let lse = self.of.lse[row * g.heads + head * per + h];
                 gradients::<V, E>(&mut w.p[block.clone()], &mut w.d_s[block], g.scale, lse, delta, slots.clone());
             }
@@ -335,51 +279,6 @@ pub(super) fn gradients<V: Simd, E: Element>(
     }
 }
 
-struct GatherTasks<'a> {
-    geometry: Geometry,
-    write_rows: &'a [u32],
-    write_slots: &'a [u32],
-    pages: &'a [Page],
-    d_keys: &'a [f32],
-    /// From a key's gradient to that of the next slot, and from a dimension to the next.
-    key_strides: [usize; 2],
-    d_values: &'a [f32],
-    d_qkv: Disjoint<'a, f32>,
-    rows: usize,
-}
-
-impl Tasks for GatherTasks<'_> {
-    /// One head: keys of the kv heads, then values.
-    #[inline(always)]
-    fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
-        let Geometry { heads, kv_heads, head_dim: hd, .. } = self.geometry;
-        let (width, head) = (self.geometry.width(), index % kv_heads);
-        let is_value = index >= kv_heads;
-        let part = |row: usize| row * width + (heads + index) * hd..row * width + (heads + index + 1) * hd;
-        for row in 0..self.rows {
-            // SAFETY: this head of every row is this task's alone.
-            unsafe { self.d_qkv.slice(part(row)) }.fill(0.0);
-        }
-        for (&row, &slot) in self.write_rows.iter().zip(self.write_slots) {
-            let (page, slot) = (slot as usize / BLOCK, slot as usize % BLOCK);
-            if !self.pages[page].seen {
-                continue;
-            }
-            // SAFETY: as above.
-            let to = unsafe { self.d_qkv.slice(part(row as usize)) };
-            let start = (page * kv_heads + head) * BLOCK * hd;
-            if is_value {
-                let from = &self.d_values[start + slot * hd..start + (slot + 1) * hd];
-                to.iter_mut().zip(from).for_each(|(to, &x)| *to += x);
-            } else {
-                let [of_slot, of_dim] = self.key_strides;
-                let from = self.d_keys[start..start + BLOCK * hd].iter().skip(slot * of_slot).step_by(of_dim);
-                to.iter_mut().zip(from).for_each(|(to, &x)| *to += x);
-            }
-        }
-    }
-}
-
 pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
     let (g, places) = (args.geometry, Places::new(cpu, args.rows));
     let mut pages = vec![Page::default(); args.pages.keys.shape()[0]];
@@ -388,20 +287,27 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
         *end = (*end).max(slot as usize % BLOCK + 1);
     }
     let offsets = args.groups.u32(cpu);
-    let groups: Vec<_> = offsets
-        .windows(2)
-        .map(|o| o[0] as usize..o[1] as usize)
-        .map(|rows| (rows.clone(), visits(&g, &places, rows, &mut pages)))
-        .collect();
+    let (unit, isa) = (on_tiles(cpu, args.qkv.dtype()), cpu.isa());
+    // What has to be done before the rest.
+    let (mut first, mut then) = (Vec::new(), Vec::new());
+    for offsets in offsets.windows(2) {
+        let group = Group::new(&g, &places, offsets[0] as usize..offsets[1] as usize, &mut pages);
+        if unit.is_some() {
+            // Its steps of pairs count from the group's first row.
+            first.push(group.whole());
+            continue;
+        }
+        let (shared, own) = group.split();
+        first.extend(shared);
+        then.extend(own);
+    }
     let (d_keys, d_values, d_qkv) = (args.d_pages.keys.f32(cpu), args.d_pages.values.f32(cpu), args.d_qkv.f32(cpu));
-    let count = groups.len() * g.kv_heads;
-    let mut key_strides = [1, BLOCK];
     macro_rules! operands {
-        ($of:ident) => {
+        ($parts:ident, $of:ident) => {
             Operands {
                 geometry: g,
                 places,
-                groups: &groups,
+                parts: $parts,
                 qkv: args.qkv.$of(cpu),
                 keys: args.pages.keys.$of(cpu),
                 values: args.pages.values.$of(cpu),
@@ -414,27 +320,28 @@ pub(super) fn backward(cpu: &Cpu, args: Backward<'_>) {
             }
         };
     }
-    let isa = cpu.isa();
-    if let Some(unit) = on_tiles(cpu, args.qkv.dtype()) {
-        key_strides = [g.head_dim, 1];
-        cpu.run(count, &OnTiles { unit, of: operands!(bf16) });
-    } else if pages::in_pairs(isa, args.qkv.dtype(), g.head_dim) {
-        cpu.run(count, &InPairs { isa, of: operands!(bf16) });
-    } else if args.qkv.dtype() == DType::Bf16 {
-        cpu.run(count, &BackwardTasks { isa, of: operands!(bf16) });
-    } else {
-        cpu.run(count, &BackwardTasks { isa, of: operands!(f32) });
+    for parts in [&first[..], &then] {
+        let count = parts.len() * g.kv_heads;
+        if let Some(unit) = unit {
+            cpu.run(count, &OnTiles { unit, of: operands!(parts, bf16) });
+        } else if pages::in_pairs(isa, args.qkv.dtype(), g.head_dim) {
+            cpu.run(count, &InPairs { isa, of: operands!(parts, bf16) });
+        } else if args.qkv.dtype() == DType::Bf16 {
+            cpu.run(count, &BackwardTasks { isa, of: operands!(parts, bf16) });
+        } else {
+            cpu.run(count, &BackwardTasks { isa, of: operands!(parts, f32) });
+        }
     }
-    let tasks = GatherTasks {
+    GatherTasks {
         geometry: g,
         write_rows: args.write_rows.u32(cpu),
         write_slots: args.write_slots.u32(cpu),
         pages: &pages,
         d_keys,
-        key_strides,
+        key_strides: if unit.is_some() { [g.head_dim, 1] } else { [1, BLOCK] },
         d_values,
         d_qkv: Disjoint::new(d_qkv),
         rows: places.positions.len(),
-    };
-    cpu.run(2 * g.kv_heads, &tasks);
+    }
+    .run(cpu);
 }

@@ -17,9 +17,10 @@
 //! nor how many steps changes a bit: sums are stored as f32 in between.
 
 use super::BLOCK;
-use super::backward::{Operands, Visit};
+use super::backward::Operands;
 use super::pages::{self, padded};
 use super::tiles::{LINE, LINES};
+use super::visits::{Part, Visit};
 use crate::gemm::aligned;
 use crate::gemm::{Lines, halves, narrowed, pairs_to_lines, transpose_pairs, zip_lines};
 use crate::math::exp_finite;
@@ -132,7 +133,7 @@ impl Tasks for BackwardTasks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let (g, per, padded) = (&self.of.geometry, self.of.geometry.group(), padded(self.of.geometry.head_dim));
-        let ((rows, visits), head) = (&self.of.groups[index / g.kv_heads], index % g.kv_heads);
+        let (Part { rows, visits, .. }, head) = (&self.of.parts[index / g.kv_heads], index % g.kv_heads);
         let (hd, pairs, at_once) = (g.head_dim, rows.len() * per, (WIDTH / padded).max(1));
 
         let lens = [at_once * Page::len(padded), Batch::len(padded), BLOCK * padded];

@@ -14,9 +14,10 @@
 //! A sum over an odd number of rows ends with −0 · 0, which changes nothing.
 
 use super::BLOCK;
-use super::backward::{Operands, Visit, begin, clear, gradients, rows_of_tile};
+use super::backward::{Operands, begin, clear, gradients, rows_of_tile};
 use super::cpu::{extent, staircase, words_of};
 use super::product::Product;
+use super::visits::{Part, Visit};
 use crate::Isa;
 use crate::gemm::halves;
 use crate::ops::lanes::{load, store};
@@ -51,7 +52,7 @@ struct Work<'s> {
     /// `[pairs/2][64]` words, and `[pairs/2][64][2]`.
     p_of_rows: &'s mut [f32],
     d_s_of_rows: &'s mut [bf16],
-    /// Of all the group's pairs: Σ d_out · out.
+    /// Of all the part's pairs: Σ d_out · out.
     delta: &'s [f32],
 }
 
@@ -59,7 +60,8 @@ impl Tasks for BackwardTasks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, scratch: &mut Scratch) {
         let (g, hd, per) = (&self.of.geometry, self.of.geometry.head_dim, self.of.geometry.group());
-        let ((rows, visits), head) = (&self.of.groups[index / g.kv_heads], index % g.kv_heads);
+        let (part, head) = (&self.of.parts[index / g.kv_heads], index % g.kv_heads);
+        let Part { rows, visits, .. } = part;
         let rows_of_tile = rows_of_tile(g);
         // An even number, so that all are zipped.
         let pairs = (rows_of_tile * per).next_multiple_of(2);
@@ -78,13 +80,13 @@ impl Tasks for BackwardTasks<'_> {
         let (p_of_rows, d_s_of_rows) = rest.split_at_mut(pairs / 2 * BLOCK);
         let [keys, values, d_out_of_rows, d_s_of_rows] = [keys, values, d_out_of_rows, d_s_of_rows].map(halves);
 
-        begin::<V, bf16>(g, rows.clone(), head, (self.of.d_out, self.of.out), &self.of.d_qkv, delta);
+        begin::<V, bf16>(g, part, head, (self.of.d_out, self.of.out), &self.of.d_qkv, delta);
         let delta = &*delta;
         let mut work =
             Work { keys, values, q, d_out, d_q, q_of_rows, d_out_of_rows, p, d_s, p_of_rows, d_s_of_rows, delta };
         for visit in visits {
             let at = (visit.page * g.kv_heads + head) * BLOCK * hd;
-            // SAFETY: the group's pages under this kv head are this task's alone.
+            // SAFETY: the part's pages under this kv head are this task's alone.
             let (d_keys, d_values) =
                 unsafe { (self.of.d_keys.slice(at..at + BLOCK * hd), self.of.d_values.slice(at..at + BLOCK * hd)) };
             clear(visit, hd, d_keys, d_values);
@@ -108,7 +110,7 @@ impl BackwardTasks<'_> {
         &self,
         w: &mut Work<'_>,
         tile: Range<usize>,
-        group_start: usize,
+        part_start: usize,
         head: usize,
         visit: &Visit,
         page: &[bf16],
@@ -152,7 +154,7 @@ impl BackwardTasks<'_> {
             for h in 0..per {
                 let pair = i * per + h;
                 let block = pair * BLOCK..pair * BLOCK + columns;
-                let delta = w.delta[(row - group_start) * per + h];
+                let delta = w.delta[(row - part_start) * per + h];
                 let lse = self.of.lse[row * g.heads + head * per + h];
                 gradients::<V, bf16>(&mut w.p[block.clone()], &mut w.d_s[block], g.scale, lse, delta, slots.clone());
             }

@@ -9,7 +9,7 @@
 //! it, the pages' numbers, or the threads.
 
 use super::product::{Product, Right};
-use super::{BLOCK, Forward, Geometry, WriteKv, pages, tiles};
+use super::{BLOCK, Forward, Geometry, pages, tiles};
 use crate::device::Cpu;
 use crate::math::{exp_finite, exp1, ln1};
 use crate::ops::lanes::{load, rows, store};
@@ -125,60 +125,9 @@ impl<E: Element> Outputs<'_, E> {
     }
 }
 
-struct WriteTasks<'a, E> {
-    geometry: Geometry,
-    qkv: &'a [E],
-    rows: &'a [u32],
-    slots: &'a [u32],
-    keys: Disjoint<'a, E>,
-    values: Disjoint<'a, E>,
-    pairs: bool,
-}
-
-impl<E: Element> Tasks for WriteTasks<'_, E> {
-    /// One kv head, all writes: slots differ, but keys of a page interleave.
-    #[inline(always)]
-    fn task<V: Simd>(&self, head: usize, _: &mut Scratch) {
-        let Geometry { heads, kv_heads, head_dim: hd, .. } = self.geometry;
-        let width = self.geometry.width();
-        for (&row, &slot) in self.rows.iter().zip(self.slots) {
-            let (page, slot) = (slot as usize / BLOCK, slot as usize % BLOCK);
-            let start = (page * kv_heads + head) * BLOCK * hd;
-            let key = row as usize * width + (heads + head) * hd;
-            let value = key + kv_heads * hd;
-            // SAFETY: this head's part of a page is this task's alone.
-            let (keys, values) =
-                unsafe { (self.keys.slice(start..start + BLOCK * hd), self.values.slice(start..start + BLOCK * hd)) };
-            for (i, &k) in self.qkv[key..key + hd].iter().enumerate() {
-                keys[pages::key(self.pairs, slot, i)] = k;
-            }
-            for (i, &v) in self.qkv[value..value + hd].iter().enumerate() {
-                values[pages::value(self.pairs, hd, slot, i)] = v;
-            }
-        }
-    }
-}
-
 /// What multiplies these numbers on tiles, if anything does.
 pub(super) fn on_tiles(cpu: &Cpu, dtype: DType) -> Option<Unit> {
     cpu.isa().tiles().filter(|_| dtype == DType::Bf16)
-}
-
-pub(super) fn write_kv(cpu: &Cpu, args: WriteKv<'_>) {
-    if on_tiles(cpu, args.qkv.dtype()).is_some() && pages::kept(args.geometry.head_dim) {
-        return pages::write(cpu, args);
-    }
-    let WriteKv { qkv, geometry, rows, slots, pages } = args;
-    let (rows, slots) = (rows.u32(cpu), slots.u32(cpu));
-    if qkv.dtype() == DType::Bf16 {
-        let (keys, values) = (Disjoint::new(pages.keys.bf16(cpu)), Disjoint::new(pages.values.bf16(cpu)));
-        let pairs = pages::in_pairs(cpu.isa(), DType::Bf16, geometry.head_dim);
-        cpu.run(geometry.kv_heads, &WriteTasks { geometry, qkv: qkv.bf16(cpu), rows, slots, keys, values, pairs });
-    } else {
-        let (keys, values) = (Disjoint::new(pages.keys.f32(cpu)), Disjoint::new(pages.values.f32(cpu)));
-        let qkv = qkv.f32(cpu);
-        cpu.run(geometry.kv_heads, &WriteTasks { geometry, qkv, rows, slots, keys, values, pairs: false });
-    }
 }
 
 /// Query heads in a tile, about: enough to make a page's trip from the second-level cache worth it.

@@ -34,6 +34,8 @@ mod pages;
 mod product;
 pub mod reference;
 mod tiles;
+mod visits;
+mod writes;
 
 use crate::DType::{F32, U32};
 use crate::device::Backend;
@@ -156,7 +158,7 @@ pub fn write_kv(ctx: &Context, args: WriteKv<'_>) -> Result<()> {
     let written = args.rows.shape()[0] * args.geometry.kv_heads * args.geometry.head_dim;
     crate::context::count(0, 16 * written as u64);
     match ctx.backend() {
-        Backend::Cpu(cpu) => cpu::write_kv(cpu, args),
+        Backend::Cpu(cpu) => writes::write_kv(cpu, args),
         Backend::Cuda(cuda) => cuda::write_kv(cuda, args)?,
     }
     Ok(())

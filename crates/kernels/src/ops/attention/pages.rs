@@ -29,6 +29,7 @@ use crate::simd::tiles::{DEPTH, TILE};
 use crate::tensor::Elements;
 use crate::{DType, Isa};
 use half::bf16;
+use std::ops::Range;
 
 /// hd, filled up to whole steps of depth.
 pub(super) fn padded(hd: usize) -> usize {
@@ -74,6 +75,7 @@ fn value_at(slot: usize) -> usize {
 
 struct WriteTasks<'a> {
     geometry: Geometry,
+    parts: &'a [Range<usize>],
     qkv: &'a [bf16],
     rows: &'a [u32],
     slots: &'a [u32],
@@ -82,16 +84,17 @@ struct WriteTasks<'a> {
 }
 
 impl Tasks for WriteTasks<'_> {
-    /// One kv head, all writes, as on other instruction sets.
+    /// One kv head of a part, as on other instruction sets.
     #[inline(always)]
-    fn task<V: Simd>(&self, head: usize, _: &mut Scratch) {
+    fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let Geometry { heads, kv_heads, head_dim: hd, .. } = self.geometry;
-        for (&row, &slot) in self.rows.iter().zip(self.slots) {
+        let (part, head) = (self.parts[index / kv_heads].clone(), index % kv_heads);
+        for (&row, &slot) in self.rows[part.clone()].iter().zip(&self.slots[part]) {
             let (page, slot) = (slot as usize / BLOCK, slot as usize % BLOCK);
             let start = (page * kv_heads + head) * BLOCK * hd;
             let key = row as usize * self.geometry.width() + (heads + head) * hd;
             let value = key + kv_heads * hd;
-            // SAFETY: this head's part of a page is this task's alone.
+            // SAFETY: this head of the part's pages is this task's alone.
             let (keys, values) =
                 unsafe { (self.keys.slice(start..start + BLOCK * hd), self.values.slice(start..start + BLOCK * hd)) };
             for (step, from) in self.qkv[key..key + hd].chunks_exact(DEPTH).enumerate() {
@@ -108,12 +111,12 @@ impl Tasks for WriteTasks<'_> {
     }
 }
 
-/// [`super::write_kv`] of pages that are kept as tiles.
-pub(super) fn write(cpu: &Cpu, args: WriteKv<'_>) {
+/// [`super::write_kv`] of pages that are kept as tiles; parts touch no page in common.
+pub(super) fn write(cpu: &Cpu, args: WriteKv<'_>, parts: &[Range<usize>]) {
     let WriteKv { qkv, geometry, rows, slots, pages } = args;
     let (keys, values) = (Disjoint::new(pages.keys.bf16(cpu)), Disjoint::new(pages.values.bf16(cpu)));
-    let tasks = WriteTasks { geometry, qkv: qkv.bf16(cpu), rows: rows.u32(cpu), slots: slots.u32(cpu), keys, values };
-    cpu.run(geometry.kv_heads, &tasks);
+    let (qkv, rows, slots) = (qkv.bf16(cpu), rows.u32(cpu), slots.u32(cpu));
+    cpu.run(parts.len() * geometry.kv_heads, &WriteTasks { geometry, parts, qkv, rows, slots, keys, values });
 }
 
 /// The tiles of a page's keys and values, as they lie or made in `room` (two times 64 · padded hd). Values of slots

@@ -1,0 +1,178 @@
+//! Which pages the rows of the backward pass look at, and what of it is independent.
+//!
+//! A page's gradients are sums over the rows that look at it, ascending, and a query's over the pages that it looks at,
+//! ascending. So one task takes all rows of a page, and a row's pages wait for one another. Sequences that share a
+//! prompt share the pages at their beginning only: these are one part, a group's; when it is done, what each sequence
+//! alone looks at is a part for itself.
+
+use super::cpu::Places;
+use super::{BLOCK, Geometry};
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+/// A page at a place in its sequences, and the rows that look at it.
+pub(super) struct Visit {
+    pub block: usize,
+    pub page: usize,
+    /// Whether no earlier visit of the group touched the page.
+    pub first: bool,
+    /// Slots from here on are seen by nobody, and nobody wrote them.
+    pub end: usize,
+    /// Ascending.
+    pub rows: Vec<Range<usize>>,
+}
+
+/// What is known of a page: whether a row looks at it, and the end of its slots that are seen or written.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Page {
+    pub seen: bool,
+    pub end: usize,
+}
+
+/// Rows and what they look at, in order: under one kv head, a task.
+pub(super) struct Part {
+    pub rows: Range<usize>,
+    pub visits: Vec<Visit>,
+    /// Whether the gradients of the rows' queries begin with it.
+    pub begins: bool,
+}
+
+/// An independent group of rows.
+pub(super) struct Group {
+    rows: Range<usize>,
+    /// Neighbours with one table, positions ascending by one.
+    runs: Vec<Range<usize>>,
+    /// In order.
+    visits: Vec<Visit>,
+}
+
+impl Group {
+    pub fn new(g: &Geometry, places: &Places<'_>, rows: Range<usize>, pages: &mut [Page]) -> Group {
+        let (mut runs, mut visits) = (Vec::new(), Vec::<Visit>::new());
+        let mut known: HashMap<(usize, usize), usize> = HashMap::new();
+        let mut start = rows.start;
+        while start < rows.end {
+            let mut end = start + 1;
+            while end < rows.end
+                && places.tables_of_rows[end] == places.tables_of_rows[start]
+                && places.positions[end] == places.positions[end - 1] + 1
+            {
+                end += 1;
+            }
+            let (p0, p1) = (places.positions[start] as usize, places.positions[end - 1] as usize);
+            for block in g.seen(p0).start / BLOCK..p1 / BLOCK + 1 {
+                // Of the run, those from the first that reaches the block to the last whose window does.
+                let from = (block * BLOCK).max(p0);
+                let to = g.window.map_or(p1, |w| p1.min(block * BLOCK + BLOCK - 1 + w - 1));
+                if from > to {
+                    continue;
+                }
+                let page = places.page(start, block);
+                let end = &mut pages[page].end;
+                *end = (to + 1 - block * BLOCK).min(BLOCK).max(*end);
+                let visit = *known.entry((block, page)).or_insert_with(|| {
+                    visits.push(Visit { block, page, first: false, end: 0, rows: Vec::new() });
+                    visits.len() - 1
+                });
+                visits[visit].rows.push(start + from - p0..start + to - p0 + 1);
+            }
+            runs.push(start..end);
+            start = end;
+        }
+        visits.sort_by_key(|v| v.block);
+        for visit in &mut visits {
+            let page = &mut pages[visit.page];
+            (visit.first, visit.end) = (!std::mem::replace(&mut page.seen, true), page.end);
+        }
+        Group { rows, runs, visits }
+    }
+
+    /// All of it.
+    pub fn whole(self) -> Part {
+        Part { rows: self.rows, visits: self.visits, begins: true }
+    }
+
+    /// What several runs look at, and, when that is done, what each looks at alone.
+    pub fn split(self) -> (Option<Part>, Vec<Part>) {
+        if !self.splits() {
+            return (Some(self.whole()), Vec::new());
+        }
+        let (shared, own): (Vec<_>, Vec<_>) = self.visits.into_iter().partition(|v| v.rows.len() > 1);
+        let begins = shared.is_empty();
+        let mut parts: Vec<_> = self.runs.into_iter().map(|rows| Part { rows, visits: Vec::new(), begins }).collect();
+        for visit in own {
+            let run = parts.partition_point(|part| part.rows.end <= visit.rows[0].start);
+            parts[run].visits.push(visit);
+        }
+        parts.retain(|part| !part.visits.is_empty());
+        ((!begins).then_some(Part { rows: self.rows, visits: shared, begins: true }), parts)
+    }
+
+    /// Whether no page is looked at as two blocks, and what a run shares lies before what it has alone.
+    fn splits(&self) -> bool {
+        let run_of = |rows: &Range<usize>| self.runs.partition_point(|run| run.end <= rows.start);
+        let (mut pages, mut alone) = (HashSet::new(), HashSet::new());
+        self.visits.iter().all(|visit| {
+            let in_order = match &visit.rows[..] {
+                [rows] => {
+                    alone.insert(run_of(rows));
+                    true
+                }
+                shared => !shared.iter().any(|rows| alone.contains(&run_of(rows))),
+            };
+            pages.insert(visit.page) && in_order
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WIDE: Geometry = Geometry { heads: 1, kv_heads: 1, head_dim: 16, scale: 1.0, window: None };
+
+    /// The parts of rows that stand at `positions` of `tables`: blocks and rows of each part's visits.
+    fn parts(g: &Geometry, rows: &[(u32, Range<u32>)], tables: &[[u32; 3]]) -> Vec<(Range<usize>, bool, Vec<usize>)> {
+        let positions: Vec<u32> = rows.iter().flat_map(|(_, p)| p.clone()).collect();
+        let of_rows: Vec<u32> = rows.iter().flat_map(|(t, p)| p.clone().map(|_| *t)).collect();
+        let places =
+            Places { positions: &positions, tables_of_rows: &of_rows, tables: tables.as_flattened(), table_len: 3 };
+        let mut pages = vec![Page::default(); 16];
+        let (shared, own) = Group::new(g, &places, 0..positions.len(), &mut pages).split();
+        let of = |part: Part| (part.rows, part.begins, part.visits.iter().map(|v| v.page).collect());
+        shared.into_iter().chain(own).map(of).collect()
+    }
+
+    #[test]
+    fn sequences_part_where_their_prompt_ends() {
+        // A prompt of 70 tokens, whose last page two completions have copies of.
+        let rows = [(0, 0..70), (1, 70..140), (2, 70..80)];
+        let tables = [[1, 2, 0], [1, 3, 4], [1, 5, 0]];
+        let expected = [
+            (0..150, true, vec![1]),
+            (0..70, false, vec![2]),
+            (70..140, false, vec![3, 4]),
+            (140..150, false, vec![5]),
+        ];
+        assert_eq!(parts(&WIDE, &rows, &tables), expected);
+        // A window that no longer reaches the prompt's first page.
+        let narrow = Geometry { window: Some(4), ..WIDE };
+        let expected = [(0..70, true, vec![1, 2]), (70..140, true, vec![3, 4]), (140..150, true, vec![5])];
+        assert_eq!(parts(&narrow, &rows, &tables), expected);
+    }
+
+    #[test]
+    fn one_sequence_is_one_part() {
+        assert_eq!(parts(&WIDE, &[(0, 0..130)], &[[1, 2, 3]]), [(0..130, true, vec![1, 2, 3])]);
+    }
+
+    #[test]
+    fn what_cannot_wait_for_one_another_in_parts_stays_whole() {
+        // One page as two blocks; and a page that is shared after one that is not.
+        for tables in [[[1, 2, 0], [2, 3, 0]], [[1, 3, 0], [2, 3, 0]]] {
+            let parts = parts(&WIDE, &[(0, 0..100), (1, 0..100)], &tables);
+            assert_eq!(parts.len(), 1, "{parts:?}");
+            assert_eq!((parts[0].0.clone(), parts[0].1), (0..200, true));
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Keys and values of rows into pages on the CPU, and the gradients of pages back into rows.
+
+use super::cpu::on_tiles;
+use super::visits::Page;
+use super::{BLOCK, Geometry, WriteKv, pages};
+use crate::DType;
+use crate::device::Cpu;
+use crate::ops::lanes;
+use crate::pool::{Disjoint, Scratch, Tasks};
+use crate::simd::{Element, Simd};
+use std::ops::Range;
+
+/// The list of writes in parts that touch no page in common, about `count` of them, neighbours in the list together: so
+/// a thread writes the pages of the rows that it computed. One part if writes to a page do not lie together.
+pub(super) fn parts(slots: &[u32], count: usize) -> Vec<Range<usize>> {
+    let page = |i: usize| slots[i] as usize / BLOCK;
+    let starts: Vec<usize> = (0..slots.len()).filter(|&i| i == 0 || page(i) != page(i - 1)).collect();
+    let mut pages: Vec<usize> = starts.iter().map(|&i| page(i)).collect();
+    pages.sort_unstable();
+    if count < 2 || pages.windows(2).any(|two| two[0] == two[1]) {
+        return Vec::from([0..slots.len()]);
+    }
+    let mut parts = Vec::new();
+    let mut start = 0;
+    for i in 1..=count {
+        // The first page at or after an even cut.
+        let cut = starts.partition_point(|&start| start < i * slots.len() / count);
+        let end = starts.get(cut).copied().unwrap_or(slots.len());
+        if end > start {
+            parts.push(start..end);
+            start = end;
+        }
+    }
+    parts
+}
+
+struct WriteTasks<'a, E> {
+    geometry: Geometry,
+    parts: &'a [Range<usize>],
+    qkv: &'a [E],
+    rows: &'a [u32],
+    slots: &'a [u32],
+    keys: Disjoint<'a, E>,
+    values: Disjoint<'a, E>,
+    pairs: bool,
+}
+
+impl<E: Element> Tasks for WriteTasks<'_, E> {
+    /// One kv head of a part.
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
+        let Geometry { heads, kv_heads, head_dim: hd, .. } = self.geometry;
+        let (part, head) = (self.parts[index / kv_heads].clone(), index % kv_heads);
+        let width = self.geometry.width();
+        for (&row, &slot) in self.rows[part.clone()].iter().zip(&self.slots[part]) {
+            let (page, slot) = (slot as usize / BLOCK, slot as usize % BLOCK);
+            let start = (page * kv_heads + head) * BLOCK * hd;
+            let key = row as usize * width + (heads + head) * hd;
+            let value = key + kv_heads * hd;
+            // SAFETY: this head of the part's pages is this task's alone.
+            let (keys, values) =
+                unsafe { (self.keys.slice(start..start + BLOCK * hd), self.values.slice(start..start + BLOCK * hd)) };
+            for (i, &k) in self.qkv[key..key + hd].iter().enumerate() {
+                keys[pages::key(self.pairs, slot, i)] = k;
+            }
+            for (i, &v) in self.qkv[value..value + hd].iter().enumerate() {
+                values[pages::value(self.pairs, hd, slot, i)] = v;
+            }
+        }
+    }
+}
+
+/// Parts for each thread: small ones, so that a thread that comes late finds some of its own.
+const PARTS: usize = 2;
+
+pub(super) fn write_kv(cpu: &Cpu, args: WriteKv<'_>) {
+    let parts = parts(args.slots.u32(cpu), if cpu.threads() == 1 { 1 } else { PARTS * cpu.threads() });
+    if on_tiles(cpu, args.qkv.dtype()).is_some() && pages::kept(args.geometry.head_dim) {
+        return pages::write(cpu, args, &parts);
+    }
+    let WriteKv { qkv, geometry, rows, slots, pages } = args;
+    let (parts, rows, slots) = (&parts[..], rows.u32(cpu), slots.u32(cpu));
+    let count = parts.len() * geometry.kv_heads;
+    if qkv.dtype() == DType::Bf16 {
+        let (keys, values) = (Disjoint::new(pages.keys.bf16(cpu)), Disjoint::new(pages.values.bf16(cpu)));
+        let pairs = pages::in_pairs(cpu.isa(), DType::Bf16, geometry.head_dim);
+        cpu.run(count, &WriteTasks { geometry, parts, qkv: qkv.bf16(cpu), rows, slots, keys, values, pairs });
+    } else {
+        let (keys, values) = (Disjoint::new(pages.keys.f32(cpu)), Disjoint::new(pages.values.f32(cpu)));
+        let qkv = qkv.f32(cpu);
+        cpu.run(count, &WriteTasks { geometry, parts, qkv, rows, slots, keys, values, pairs: false });
+    }
+}
+
+/// Gradients of the keys and values of all rows.
+pub(super) struct GatherTasks<'a> {
+    pub geometry: Geometry,
+    pub write_rows: &'a [u32],
+    pub write_slots: &'a [u32],
+    pub pages: &'a [Page],
+    pub d_keys: &'a [f32],
+    /// From a key's gradient to that of the next slot, and from a dimension to the next.
+    pub key_strides: [usize; 2],
+    pub d_values: &'a [f32],
+    pub d_qkv: Disjoint<'a, f32>,
+    pub rows: usize,
+}
+
+/// Rows of a task that gathers.
+const ROWS: usize = 256;
+
+impl GatherTasks<'_> {
+    pub fn run(&self, cpu: &Cpu) {
+        cpu.run(self.rows.div_ceil(ROWS) * 2 * self.geometry.kv_heads, self);
+    }
+}
+
+impl Tasks for GatherTasks<'_> {
+    /// One head of some rows: keys of the kv heads, then values.
+    #[inline(always)]
+    fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
+        let Geometry { heads, kv_heads, head_dim: hd, .. } = self.geometry;
+        let (rows, index) = (lanes::rows(index / (2 * kv_heads), ROWS, self.rows), index % (2 * kv_heads));
+        let (width, head) = (self.geometry.width(), index % kv_heads);
+        let is_value = index >= kv_heads;
+        let part = |row: usize| row * width + (heads + index) * hd..row * width + (heads + index + 1) * hd;
+        for row in rows.clone() {
+            // SAFETY: this head of these rows is this task's alone.
+            unsafe { self.d_qkv.slice(part(row)) }.fill(0.0);
+        }
+        for (&row, &slot) in self.write_rows.iter().zip(self.write_slots) {
+            let (page, slot) = (slot as usize / BLOCK, slot as usize % BLOCK);
+            if !rows.contains(&(row as usize)) || !self.pages[page].seen {
+                continue;
+            }
+            // SAFETY: as above.
+            let to = unsafe { self.d_qkv.slice(part(row as usize)) };
+            let start = (page * kv_heads + head) * BLOCK * hd;
+            if is_value {
+                let from = &self.d_values[start + slot * hd..start + (slot + 1) * hd];
+                to.iter_mut().zip(from).for_each(|(to, &x)| *to += x);
+            } else {
+                let [of_slot, of_dim] = self.key_strides;
+                let from = self.d_keys[start..start + BLOCK * hd].iter().skip(slot * of_slot).step_by(of_dim);
+                to.iter_mut().zip(from).for_each(|(to, &x)| *to += x);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_share_no_page() {
+        // Four sequences that decode.
+        let slots = [3 * 64 + 5, 64 + 5, 7 * 64 + 9, 5];
+        assert_eq!(parts(&slots, 2), [0..2, 2..4]);
+        assert_eq!(parts(&slots, 8), [0..1, 1..2, 2..3, 3..4]);
+        assert_eq!(parts(&slots, 1), [0..4]);
+        // Three pages of a prompt, the last begun.
+        let slots: Vec<u32> = (64..64 + 140).collect();
+        assert_eq!(parts(&slots, 4), [0..64, 64..128, 128..140]);
+        // A page twice.
+        assert_eq!(parts(&[5, 70, 6], 2), [0..3]);
+        assert_eq!(parts(&[], 4), []);
+    }
+}
