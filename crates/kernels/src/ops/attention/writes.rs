@@ -18,7 +18,7 @@ pub(super) fn parts(slots: &[u32], count: usize) -> Vec<Range<usize>> {
     let mut pages: Vec<usize> = starts.iter().map(|&i| page(i)).collect();
     pages.sort_unstable();
     if count < 2 || pages.windows(2).any(|two| two[0] == two[1]) {
-        return Vec::from([0..slots.len()]);
+        return std::iter::once(0..slots.len()).collect();
     }
     let mut parts = Vec::new();
     let mut start = 0;
@@ -154,16 +154,17 @@ mod tests {
 
     #[test]
     fn parts_share_no_page() {
+        let whole = |len| std::iter::once(0..len).collect::<Vec<_>>();
         // Four sequences that decode.
         let slots = [3 * 64 + 5, 64 + 5, 7 * 64 + 9, 5];
         assert_eq!(parts(&slots, 2), [0..2, 2..4]);
         assert_eq!(parts(&slots, 8), [0..1, 1..2, 2..3, 3..4]);
-        assert_eq!(parts(&slots, 1), [0..4]);
+        assert_eq!(parts(&slots, 1), whole(4));
         // Three pages of a prompt, the last begun.
         let slots: Vec<u32> = (64..64 + 140).collect();
         assert_eq!(parts(&slots, 4), [0..64, 64..128, 128..140]);
         // A page twice.
-        assert_eq!(parts(&[5, 70, 6], 2), [0..3]);
+        assert_eq!(parts(&[5, 70, 6], 2), whole(3));
         assert_eq!(parts(&[], 4), []);
     }
 }
