@@ -79,7 +79,7 @@ pub struct EvalBatch {
     pub ids: Vec<Vec<u32>>,
     /// How many of each are given: the others are learned.
     pub given: Vec<usize>,
-    /// `[N, T, V]`, T the tokens of the longest: logits, [`PADDING`] where a sequence has ended. Or `[N]`: scores.
+    /// `[N, T, V]`, T the tokens of the longest: logits, −100 where a sequence has ended. Or `[N]`: scores.
     pub outputs: Vec<f32>,
     /// V; none of scores.
     pub vocab: Option<usize>,
