@@ -13,9 +13,9 @@ use std::thread::JoinHandle;
 
 /// What memory, place and length are multiples of: the largest block of common disks.
 const BLOCK: usize = 4096;
-/// Bytes that are written at once: few enough to stay in a shared cache while they are filled and fetched. (Fewer in
-/// tests, for several of them.)
-const AT_ONCE: usize = if cfg!(test) { 2 * BLOCK } else { 2 << 20 };
+/// Bytes that are written at once, for which smaller files never wait: smaller pieces wake this thread and the writer
+/// more often, each time in place of a thread that computes. (Small in tests, for several of them.)
+const AT_ONCE: usize = if cfg!(test) { 2 * BLOCK } else { 8 << 20 };
 
 /// Linux's `O_DIRECT`, where it is known.
 const DIRECT: Option<i32> = match () {
