@@ -131,7 +131,7 @@ mod tests {
 
     const WIDE: Geometry = Geometry { heads: 1, kv_heads: 1, head_dim: 16, scale: 1.0, window: None };
 
-    /// The parts of rows that stand at `positions` of `tables`: blocks and rows of each part's visits.
+    /// The parts of such rows (the table and the positions of each run): rows, whether it begins, and its pages.
     fn parts(g: &Geometry, rows: &[(u32, Range<u32>)], tables: &[[u32; 3]]) -> Vec<(Range<usize>, bool, Vec<usize>)> {
         let positions: Vec<u32> = rows.iter().flat_map(|(_, p)| p.clone()).collect();
         let of_rows: Vec<u32> = rows.iter().flat_map(|(t, p)| p.clone().map(|_| *t)).collect();

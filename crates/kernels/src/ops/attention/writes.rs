@@ -13,12 +13,16 @@ use std::ops::Range;
 /// The list of writes in parts that touch no page in common, about `count` of them, neighbours in the list together: so
 /// a thread writes the pages of the rows that it computed. One part if writes to a page do not lie together.
 pub(super) fn parts(slots: &[u32], count: usize) -> Vec<Range<usize>> {
+    let whole = || std::iter::once(0..slots.len()).collect();
+    if count < 2 {
+        return whole();
+    }
     let page = |i: usize| slots[i] as usize / BLOCK;
     let starts: Vec<usize> = (0..slots.len()).filter(|&i| i == 0 || page(i) != page(i - 1)).collect();
     let mut pages: Vec<usize> = starts.iter().map(|&i| page(i)).collect();
     pages.sort_unstable();
-    if count < 2 || pages.windows(2).any(|two| two[0] == two[1]) {
-        return std::iter::once(0..slots.len()).collect();
+    if pages.windows(2).any(|two| two[0] == two[1]) {
+        return whole();
     }
     let mut parts = Vec::new();
     let mut start = 0;
