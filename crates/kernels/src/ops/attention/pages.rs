@@ -20,6 +20,7 @@
 //!
 //! Knows no row but those it writes.
 
+use super::writes::Parts;
 use super::{BLOCK, Geometry, WriteKv};
 use crate::device::Cpu;
 use crate::gemm::zip;
@@ -29,7 +30,6 @@ use crate::simd::tiles::{DEPTH, TILE};
 use crate::tensor::Elements;
 use crate::{DType, Isa};
 use half::bf16;
-use std::ops::Range;
 
 /// hd, filled up to whole steps of depth.
 pub(super) fn padded(hd: usize) -> usize {
@@ -75,7 +75,7 @@ fn value_at(slot: usize) -> usize {
 
 struct WriteTasks<'a> {
     geometry: Geometry,
-    parts: &'a [Range<usize>],
+    parts: Parts<'a>,
     qkv: &'a [bf16],
     rows: &'a [u32],
     slots: &'a [u32],
@@ -88,7 +88,7 @@ impl Tasks for WriteTasks<'_> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let Geometry { heads, kv_heads, head_dim: hd, .. } = self.geometry;
-        let (part, head) = (self.parts[index / kv_heads].clone(), index % kv_heads);
+        let (part, head) = (self.parts.writes(index / kv_heads), index % kv_heads);
         for (&row, &slot) in self.rows[part.clone()].iter().zip(&self.slots[part]) {
             let (page, slot) = (slot as usize / BLOCK, slot as usize % BLOCK);
             let start = (page * kv_heads + head) * BLOCK * hd;
@@ -111,12 +111,12 @@ impl Tasks for WriteTasks<'_> {
     }
 }
 
-/// [`super::write_kv`] of pages that are kept as tiles; parts touch no page in common.
-pub(super) fn write(cpu: &Cpu, args: WriteKv<'_>, parts: &[Range<usize>]) {
+/// [`super::write_kv`] of pages that are kept as tiles.
+pub(super) fn write(cpu: &Cpu, args: WriteKv<'_>, parts: Parts<'_>) {
     let WriteKv { qkv, geometry, rows, slots, pages } = args;
     let (keys, values) = (Disjoint::new(pages.keys.bf16(cpu)), Disjoint::new(pages.values.bf16(cpu)));
     let (qkv, rows, slots) = (qkv.bf16(cpu), rows.u32(cpu), slots.u32(cpu));
-    cpu.run(parts.len() * geometry.kv_heads, &WriteTasks { geometry, parts, qkv, rows, slots, keys, values });
+    cpu.run(parts.count() * geometry.kv_heads, &WriteTasks { geometry, parts, qkv, rows, slots, keys, values });
 }
 
 /// The tiles of a page's keys and values, as they lie or made in `room` (two times 64 · padded hd). Values of slots

@@ -10,37 +10,57 @@ use crate::pool::{Disjoint, Scratch, Tasks};
 use crate::simd::{Element, Simd};
 use std::ops::Range;
 
-/// The list of writes in parts that touch no page in common, about `count` of them, neighbours in the list together: so
-/// a thread writes the pages of the rows that it computed. One part if writes to a page do not lie together.
-pub(super) fn parts(slots: &[u32], count: usize) -> Vec<Range<usize>> {
-    let whole = || std::iter::once(0..slots.len()).collect();
-    if count < 2 {
-        return whole();
-    }
-    let page = |i: usize| slots[i] as usize / BLOCK;
-    let starts: Vec<usize> = (0..slots.len()).filter(|&i| i == 0 || page(i) != page(i - 1)).collect();
-    let mut pages: Vec<usize> = starts.iter().map(|&i| page(i)).collect();
-    pages.sort_unstable();
-    if pages.windows(2).any(|two| two[0] == two[1]) {
-        return whole();
-    }
-    let mut parts = Vec::new();
-    let mut start = 0;
-    for i in 1..=count {
-        // The first page at or after an even cut.
-        let cut = starts.partition_point(|&start| start < i * slots.len() / count);
-        let end = starts.get(cut).copied().unwrap_or(slots.len());
-        if end > start {
-            parts.push(start..end);
-            start = end;
+/// The list of writes in parts that touch no page in common, neighbours in the list together: so a thread writes the
+/// pages of the rows that it computed. A few numbers and no list, because every layer of a decode step asks for them.
+#[derive(Clone, Copy)]
+pub(super) struct Parts<'a> {
+    slots: &'a [u32],
+    count: usize,
+}
+
+impl<'a> Parts<'a> {
+    /// About `count` parts, or one if the writes to a page do not lie together.
+    fn new(slots: &'a [u32], count: usize) -> Parts<'a> {
+        let whole = Parts { slots, count: 1 };
+        if count < 2 {
+            return whole;
         }
+        // Two pages of one bit are taken for one, which costs time and nothing else.
+        const BITS: usize = 1 << 16;
+        let mut seen = [0u64; BITS / 64];
+        for i in (0..slots.len()).filter(|&i| whole.begins_page(i)) {
+            let bit = slots[i] as usize / BLOCK % BITS;
+            if seen[bit / 64] >> (bit % 64) & 1 == 1 {
+                return whole;
+            }
+            seen[bit / 64] |= 1 << (bit % 64);
+        }
+        Parts { slots, count }
     }
-    parts
+
+    fn begins_page(&self, i: usize) -> bool {
+        i == 0 || self.slots[i] as usize / BLOCK != self.slots[i - 1] as usize / BLOCK
+    }
+
+    /// The first write to a page at or after an even cut.
+    fn cut(&self, part: usize) -> usize {
+        let end = self.slots.len();
+        (part * end / self.count..end).find(|&i| self.begins_page(i)).unwrap_or(end)
+    }
+
+    /// How many parts there are, some of them perhaps empty.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    pub fn writes(&self, part: usize) -> Range<usize> {
+        self.cut(part)..self.cut(part + 1)
+    }
 }
 
 struct WriteTasks<'a, E> {
     geometry: Geometry,
-    parts: &'a [Range<usize>],
+    parts: Parts<'a>,
     qkv: &'a [E],
     rows: &'a [u32],
     slots: &'a [u32],
@@ -54,7 +74,7 @@ impl<E: Element> Tasks for WriteTasks<'_, E> {
     #[inline(always)]
     fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
         let Geometry { heads, kv_heads, head_dim: hd, .. } = self.geometry;
-        let (part, head) = (self.parts[index / kv_heads].clone(), index % kv_heads);
+        let (part, head) = (self.parts.writes(index / kv_heads), index % kv_heads);
         let width = self.geometry.width();
         for (&row, &slot) in self.rows[part.clone()].iter().zip(&self.slots[part]) {
             let (page, slot) = (slot as usize / BLOCK, slot as usize % BLOCK);
@@ -78,13 +98,13 @@ impl<E: Element> Tasks for WriteTasks<'_, E> {
 const PARTS: usize = 2;
 
 pub(super) fn write_kv(cpu: &Cpu, args: WriteKv<'_>) {
-    let parts = parts(args.slots.u32(cpu), if cpu.threads() == 1 { 1 } else { PARTS * cpu.threads() });
+    let parts = Parts::new(args.slots.u32(cpu), if cpu.threads() == 1 { 1 } else { PARTS * cpu.threads() });
     if on_tiles(cpu, args.qkv.dtype()).is_some() && pages::kept(args.geometry.head_dim) {
-        return pages::write(cpu, args, &parts);
+        return pages::write(cpu, args, parts);
     }
     let WriteKv { qkv, geometry, rows, slots, pages } = args;
-    let (parts, rows, slots) = (&parts[..], rows.u32(cpu), slots.u32(cpu));
-    let count = parts.len() * geometry.kv_heads;
+    let (rows, slots) = (rows.u32(cpu), slots.u32(cpu));
+    let count = parts.count() * geometry.kv_heads;
     if qkv.dtype() == DType::Bf16 {
         let (keys, values) = (Disjoint::new(pages.keys.bf16(cpu)), Disjoint::new(pages.values.bf16(cpu)));
         let pairs = pages::in_pairs(cpu.isa(), DType::Bf16, geometry.head_dim);
@@ -156,6 +176,11 @@ impl Tasks for GatherTasks<'_> {
 mod tests {
     use super::*;
 
+    fn parts(slots: &[u32], count: usize) -> Vec<Range<usize>> {
+        let parts = Parts::new(slots, count);
+        (0..parts.count()).map(|i| parts.writes(i)).filter(|part| !part.is_empty()).collect()
+    }
+
     #[test]
     fn parts_share_no_page() {
         let whole = |len| std::iter::once(0..len).collect::<Vec<_>>();
@@ -167,8 +192,9 @@ mod tests {
         // Three pages of a prompt, the last begun.
         let slots: Vec<u32> = (64..64 + 140).collect();
         assert_eq!(parts(&slots, 4), [0..64, 64..128, 128..140]);
-        // A page twice.
+        // A page twice, and two pages of one bit.
         assert_eq!(parts(&[5, 70, 6], 2), whole(3));
+        assert_eq!(parts(&[5, (1 << 16) * 64], 2), whole(2));
         assert_eq!(parts(&[], 4), []);
     }
 }
