@@ -1,7 +1,7 @@
 //! `lockstep bench`.
 
 use crate::bench_flags::{AlgorithmsFlags, GroupFlags, ScalingFlags, ShapeFlag};
-use crate::options::device;
+use crate::options::{device, threads};
 use kernels::{Context, Device};
 use lockstep::context;
 use lockstep_bench::{self as bench, Report, Shape, Subject};
@@ -35,7 +35,7 @@ pub struct Common {
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Option<Device>,
     /// Threads; LOCKSTEP_THREADS or all cores if not given.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
     /// As JSON.
     #[arg(long)]

@@ -1,6 +1,6 @@
 //! The flags of `lockstep bench`: the options of each benchmark.
 
-use crate::options::LogArgs;
+use crate::options::{LogArgs, threads};
 use crate::signals::stop_on_signals;
 use lockstep_bench::addition::workspace::SFT_STEPS;
 use lockstep_bench::{Shape, algorithms, group, scaling};
@@ -91,7 +91,7 @@ pub struct AlgorithmsFlags {
     #[arg(long, value_name = "DIR", default_value = "runs/bench-algorithms")]
     pub out: PathBuf,
     /// Threads; LOCKSTEP_THREADS or all cores if not given.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
     /// As JSON.
     #[arg(long)]

@@ -3,7 +3,7 @@
 //! It writes what a user would bring (a model directory, data files) into its run directory, then calls what `lockstep
 //! sft`, `lockstep train` and `lockstep eval` call; nothing here knows how any of them works.
 
-use crate::options::{LogArgs, device};
+use crate::options::{LogArgs, device, threads};
 use crate::signals::stop_on_signals;
 use kernels::Device;
 use lockstep::Policy;
@@ -27,13 +27,13 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// GRPO steps.
-    #[arg(long, value_name = "N", default_value_t = 500)]
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
     /// What computes: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Option<Device>,
     /// Threads; all cores if not given.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
     #[command(flatten)]
     pub log: LogArgs,

@@ -1,7 +1,7 @@
 //! `lockstep doctor`: what this machine has, what will be used, and why. Every figure is measured or read, none
 //! assumed.
 
-use crate::options::device;
+use crate::options::{device, threads};
 use kernels::ceilings::{Ceilings, measure};
 use kernels::{Context, CudaDevice, CudaSurvey, DType, Device, Isa};
 use lockstep::config::ComputeDType;
@@ -27,8 +27,8 @@ pub struct Args {
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Option<Device>,
     /// Threads; LOCKSTEP_THREADS or all cores if not given.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub threads: Option<u16>,
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub threads: Option<usize>,
 }
 
 /// What was found.
@@ -48,7 +48,7 @@ struct Findings {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let open = |device| context(device, args.threads.map(usize::from), ComputeDType::F32);
+    let open = |device| context(device, args.threads, ComputeDType::F32);
     let (ctx, refused) = match open(args.device) {
         Ok(ctx) => (ctx, None),
         Err(error) => (open(Some(Device::Cpu))?, Some(error)),

@@ -1,6 +1,6 @@
 //! `lockstep eval`.
 
-use crate::options::{FlagKeys, device, json_list, utf8};
+use crate::options::{FlagKeys, RewardArgs, check_out_file, device, utf8};
 use crate::signals::stop_on_signals;
 use kernels::Device;
 use lockstep::config::{Config, EvalSampling, Layers, Purpose, Resolved};
@@ -32,9 +32,8 @@ pub struct Args {
     /// A task's preset: columns, system prompt and reward of gsm8k or prompt_answer (task).
     #[arg(long, value_name = "TASK")]
     pub task: Option<String>,
-    /// A reward: gsm8k, format:REGEX, command:./reward.py, …; may be repeated (reward_funcs).
-    #[arg(long, value_name = "REWARD")]
-    pub reward: Vec<String>,
+    #[command(flatten)]
+    pub rewards: RewardArgs,
     /// Completions of each prompt; several are sampled (num_generations_eval). Without a configuration: 1, greedy.
     #[arg(long, value_name = "N")]
     pub n: Option<usize>,
@@ -76,13 +75,7 @@ pub struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let Resolved { config, notes, .. } = configuration(&args)?;
     notes.iter().for_each(|note| eprintln!("note: {note}"));
-    if let Some(path) = &args.out {
-        // Found out before the evaluation, not after it.
-        let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        if path.is_dir() || !directory.is_dir() {
-            bad_input!("--out {}: not a file in a directory that exists", path.display());
-        }
-    }
+    args.out.as_deref().map_or(Ok(()), check_out_file)?;
     let ctx = context(config.device, config.threads, config.dtype)?;
     let (model, below) = locate_model(config.model_name_or_path.as_deref().unwrap_or_default())?;
     let adapter = match (&below, &args.adapter) {
@@ -149,7 +142,7 @@ fn configuration(args: &Args) -> anyhow::Result<Resolved> {
     flags.implied("model_name_or_path", model.filter(|_| args.model.is_none()));
     flags.given("--model", "model_name_or_path", args.model.clone());
     flags.given("--task", "task", args.task.clone());
-    flags.given("--reward", "reward_funcs", json_list(&args.reward)?);
+    args.rewards.give(&mut flags)?;
     if !args.dataset.is_empty() {
         let (unnamed, named) = datasets(&args.dataset)?;
         flags.given("--dataset", "eval_dataset_name", Some(unnamed.unwrap_or_else(|| "none".to_owned())));
@@ -196,7 +189,11 @@ fn datasets(given: &[String]) -> anyhow::Result<(Option<String>, Vec<String>)> {
         match text.split_once('=') {
             // A file may have such a name.
             Some((name, file)) if !Path::new(text).exists() => {
-                named.push(format!("{} = {}", json!(name.trim()), json!(file.trim())));
+                let name = format!("{} = ", json!(name.trim()));
+                if named.iter().any(|set: &String| set.starts_with(&name)) {
+                    bad_input!("--dataset {text}: another set has that name: give each its own");
+                }
+                named.push(format!("{name}{}", json!(file.trim())));
             }
             _ if unnamed.is_some() => {
                 bad_input!("--dataset {text}: give each of several sets a name: --dataset NAME=FILE")

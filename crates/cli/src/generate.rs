@@ -1,6 +1,6 @@
 //! `lockstep generate`.
 
-use crate::options::{device, utf8};
+use crate::options::{device, threads, utf8};
 use kernels::Device;
 use lockstep::bad_input;
 use lockstep::error::OrBadInput;
@@ -45,7 +45,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub max_new_tokens: usize,
     /// 0: the likeliest token each time.
-    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value_t = 1.0)]
     pub temperature: f64,
     /// Sample from the likeliest tokens whose probabilities reach this sum.
     #[arg(long, value_name = "P", default_value_t = 1.0)]
@@ -72,13 +72,13 @@ pub struct Args {
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Option<Device>,
     /// Threads; all cores if not given.
-    #[arg(long, value_name = "N")]
-    pub threads: Option<std::num::NonZeroUsize>,
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub threads: Option<usize>,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     check(&args)?;
-    let ctx = context(args.device, args.threads.map(usize::from), args.dtype.as_str().into())?;
+    let ctx = context(args.device, args.threads, args.dtype.as_str().into())?;
     let model = locate(&utf8("--model", &args.model)?, HubKind::Model)?;
     let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref(), args.dtype.as_str().into())?;
     let ids = encode(&args, &policy)?;

@@ -27,9 +27,10 @@ pub struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let config = Arc::new(ModelConfig::load(&args.config).or_bad_input()?);
+    let config = Arc::new(ModelConfig::load(&args.config).or_bad_input_in("--config")?);
     if let Some(dir) = &args.tokenizer {
-        Tokenizer::load(dir).and_then(|t| t.check_fits(&config)).or_bad_input_in(dir.display())?;
+        // (An error of loading names the file.)
+        Tokenizer::load(dir).or_bad_input()?.check_fits(&config).or_bad_input_in(dir.display())?;
     }
     new_directory(&args.out, |dir| write(&args, &config, dir))?;
     let parameters: usize = tensor_specs(&config).iter().map(|t| t.shape.iter().product::<usize>()).sum();

@@ -19,9 +19,9 @@ mod session;
 mod signals;
 mod train;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use lockstep::config::Purpose;
-use lockstep::error::{is_bad_input, paragraph};
+use lockstep::error::{BadInput, is_bad_input, paragraph};
 use lockstep::is_stopped;
 use options::{CONSOLE, RunArgs};
 use std::ffi::OsString;
@@ -90,7 +90,7 @@ enum Command {
 
 /// Parses the arguments, the program's name first, runs the command, says what went wrong, and returns the exit code.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let cli = match Cli::try_parse_from(arguments) {
+    let cli = match parse(arguments) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are no errors; clap prints each where it belongs.
@@ -131,8 +131,24 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     }
 }
 
+fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let mut command = with_negative_numbers(Cli::command());
+    let matches = command.try_get_matches_from_mut(arguments)?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// A negative number is a flag's value: what is wrong with `--n -1` is said of --n, not of an unknown flag `-1`.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let valued = |arg: clap::Arg| match arg.get_action().takes_values() {
+        true => arg.allow_negative_numbers(true),
+        false => arg,
+    };
+    command.mut_args(valued).mut_subcommands(with_negative_numbers)
+}
+
 /// A variable that a command would not obey is said, not passed over.
 fn check_environment(command: &Command) -> anyhow::Result<()> {
+    telemetry::Level::from_env().map_err(BadInput::new)?;
     let name = match command {
         Command::Demo(_) => "demo",
         Command::Generate(_) => "generate",

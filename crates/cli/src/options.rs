@@ -28,9 +28,6 @@ pub struct ConfigArgs {
     /// The training data: a JSONL or Parquet file (dataset_name).
     #[arg(long, value_name = "FILE")]
     pub dataset: Option<String>,
-    /// A reward: gsm8k, format:REGEX, command:./reward.py, …; may be repeated (reward_funcs).
-    #[arg(long, value_name = "REWARD")]
-    pub reward: Vec<String>,
     /// A task's preset: gsm8k, prompt_answer, or gsm8k_solutions for pairs (task).
     #[arg(long, value_name = "TASK")]
     pub task: Option<String>,
@@ -51,6 +48,36 @@ pub struct ConfigArgs {
     pub threads: Option<usize>,
 }
 
+/// Of the commands that ask rewards.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct RewardArgs {
+    /// A reward: gsm8k, format:REGEX, command:./reward.py, …; may be repeated (reward_funcs).
+    #[arg(long, value_name = "REWARD")]
+    pub reward: Vec<String>,
+}
+
+impl RewardArgs {
+    pub fn give(&self, flags: &mut FlagKeys) -> anyhow::Result<()> {
+        let list = serde_json::to_string(&self.reward)?;
+        flags.given("--reward", "reward_funcs", (!self.reward.is_empty()).then_some(list));
+        Ok(())
+    }
+}
+
+/// A number of threads; how many are too many is the kernels' to say.
+pub fn threads(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&n| n > 0).ok_or_else(|| "expected a number of threads, 1 or more".to_owned())
+}
+
+/// The file of `--out`, found out before the work and not after it.
+pub fn check_out_file(path: &Path) -> anyhow::Result<()> {
+    let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if path.is_dir() || !directory.is_dir() {
+        bad_input!("--out {}: not a file in a directory that exists", path.display());
+    }
+    Ok(())
+}
+
 /// The device that a flag names.
 pub fn device(name: &str) -> Result<Device, String> {
     Device::from_name(name).map_err(|error| error.to_string())
@@ -68,7 +95,6 @@ impl ConfigArgs {
         flags.given("--steps", "max_steps", self.steps.map(|n| n.to_string()));
         flags.given("--device", "device", self.device.map(|device| device.name().to_owned()));
         flags.given("--threads", "threads", self.threads.map(|n| n.to_string()));
-        flags.given("--reward", "reward_funcs", json_list(&self.reward)?);
         let set = flags.and_set(&self.set)?;
         Layers { purpose, file: self.file.clone(), set, ..Layers::default() }.with_environment()
     }
@@ -120,11 +146,6 @@ impl FlagKeys {
         }
         Ok(self.set)
     }
-}
-
-/// A list as a key's value; none if it is empty.
-pub fn json_list(values: &[String]) -> anyhow::Result<Option<String>> {
-    Ok(if values.is_empty() { None } else { Some(serde_json::to_string(values)?) })
 }
 
 /// A path as text: another name than the one that was asked for must not come into the world.
@@ -180,14 +201,6 @@ impl LogArgs {
             LogFormatArg::Plain => LogFormat::Plain,
             LogFormatArg::Json => LogFormat::Json,
         };
-        let level = std::env::var_os("LOCKSTEP_LOG").unwrap_or_default();
-        let level = match level.to_string_lossy().to_ascii_lowercase().as_str() {
-            "" | "info" => Level::Info,
-            "error" => Level::Error,
-            "warn" => Level::Warn,
-            "debug" | "trace" => Level::Debug,
-            other => bad_input!("LOCKSTEP_LOG={other}: expected error, warn, info or debug"),
-        };
-        Ok(ConsoleOptions { format, level, ..ConsoleOptions::default() })
+        Ok(ConsoleOptions { format, level: Level::from_env().map_err(BadInput::new)?, ..ConsoleOptions::default() })
     }
 }

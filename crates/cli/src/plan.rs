@@ -1,6 +1,6 @@
 //! `lockstep plan`.
 
-use crate::options::{ConfigArgs, LogArgs};
+use crate::options::{ConfigArgs, LogArgs, RewardArgs};
 use kernels::Device;
 use lockstep::config::{Config, Purpose};
 use lockstep::error::OrBadInput;
@@ -16,6 +16,8 @@ pub struct Args {
     /// The configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
+    #[command(flatten)]
+    pub rewards: RewardArgs,
     /// The command that will run it.
     #[arg(long = "for", value_name = "COMMAND", default_value = "train")]
     pub command: Command,
@@ -37,7 +39,8 @@ pub enum Command {
     Dpo,
 }
 
-pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
+    args.rewards.give(&mut args.config.more)?;
     let (purpose, config) = configuration(&args)?;
     let sinks = Sinks::new();
     sinks.add(ConsoleSink::new(LogArgs::default().open()?));

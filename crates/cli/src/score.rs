@@ -1,6 +1,6 @@
 //! `lockstep score`.
 
-use crate::options::{device, utf8};
+use crate::options::{device, threads, utf8};
 use anyhow::Context as _;
 use kernels::Device;
 use lockstep::bad_input;
@@ -31,14 +31,14 @@ pub struct Args {
     #[arg(long, value_parser = ["f32", "bf16"], default_value = "f32")]
     pub dtype: String,
     /// Logits are divided by it.
-    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value_t = 1.0)]
     pub temperature: f64,
     /// What computes: cpu, cuda, cuda:1, …; LOCKSTEP_DEVICE or the CPU if not given.
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Option<Device>,
     /// Threads; all cores if not given.
-    #[arg(long, value_name = "N")]
-    pub threads: Option<std::num::NonZeroUsize>,
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub threads: Option<usize>,
 }
 
 /// Tokens that go through the model together; lines are read, computed and written in portions of about as many.
@@ -62,7 +62,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if !(args.temperature.is_finite() && args.temperature > 0.0) {
         bad_input!("--temperature {}: expected a number above 0", args.temperature);
     }
-    let ctx = context(args.device, args.threads.map(usize::from), args.dtype.as_str().into())?;
+    let ctx = context(args.device, args.threads, args.dtype.as_str().into())?;
     let model = locate(&utf8("--model", &args.model)?, HubKind::Model)?;
     let config = Arc::new(load_config(&model, ComputeDType::from(args.dtype.as_str()).dtype())?);
     // Every line is checked before the first is computed: a broken one at the end costs no minutes.

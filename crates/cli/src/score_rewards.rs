@@ -1,6 +1,6 @@
 //! `lockstep score-rewards`.
 
-use crate::options::{FlagKeys, json_list, utf8};
+use crate::options::{FlagKeys, RewardArgs, check_out_file, utf8};
 use crate::signals::stop_on_signals;
 use lockstep::config::{Layers, Purpose, Resolved};
 use lockstep::{ScoredFile, ScoredRow, bad_input, score_file, write_atomically};
@@ -24,9 +24,8 @@ pub struct Args {
     /// JSONL or Parquet with a `completion` in each row.
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,
-    /// A reward: gsm8k, format:REGEX, command:./reward.py, …; may be repeated (reward_funcs).
-    #[arg(long, value_name = "REWARD")]
-    pub reward: Vec<String>,
+    #[command(flatten)]
+    pub rewards: RewardArgs,
     /// A task's preset of columns and rewards: gsm8k or prompt_answer (task).
     #[arg(long, value_name = "TASK")]
     pub task: Option<String>,
@@ -56,6 +55,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if !args.input.is_file() {
         bad_input!("--input {input}: there is no such file");
     }
+    args.out.as_deref().map_or(Ok(()), check_out_file)?;
     let stop = stop_on_signals(&Console::new(ConsoleOptions::default())?, "scoring stops, without a result")?;
     let scored = score_file(&config, &input, args.tokenizer.as_deref(), &stop)?;
     let command = |spec: &RewardSpec| serde_json::to_value(spec).is_ok_and(|spec| spec.to_string().contains("command"));
@@ -82,7 +82,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 fn configuration(args: &Args) -> anyhow::Result<Resolved> {
     let mut flags = FlagKeys::default();
     flags.given("--task", "task", args.task.clone());
-    flags.given("--reward", "reward_funcs", json_list(&args.reward)?);
+    args.rewards.give(&mut flags)?;
     let set = flags.and_set(&args.set)?;
     let layers = Layers { purpose: Purpose::Show, file: args.config.clone(), set, ..Layers::default() };
     layers.with_environment()?.resolve()

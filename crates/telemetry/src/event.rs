@@ -130,9 +130,11 @@ pub enum Level {
 impl Level {
     /// The level that `LOCKSTEP_LOG` asks for, info if it is unset; an error if it is none.
     pub fn from_env() -> Result<Self, String> {
-        match std::env::var("LOCKSTEP_LOG") {
-            Ok(text) if !text.is_empty() => text.parse().map_err(|error| format!("LOCKSTEP_LOG: {error}")),
-            _ => Ok(Level::Info),
+        let text = std::env::var_os("LOCKSTEP_LOG").unwrap_or_default();
+        // (What is not UTF-8 is no level's name in its lossy form either.)
+        match text.to_string_lossy().as_ref() {
+            "" => Ok(Level::Info),
+            text => text.parse().map_err(|error| format!("LOCKSTEP_LOG={text}: {error}")),
         }
     }
 
@@ -152,7 +154,7 @@ impl std::str::FromStr for Level {
     fn from_str(text: &str) -> Result<Self, String> {
         let levels = [Level::Error, Level::Warn, Level::Info, Level::Debug];
         let found = levels.into_iter().find(|level| level.name().eq_ignore_ascii_case(text));
-        found.ok_or_else(|| format!("unknown level `{text}`: error, warn, info or debug"))
+        found.ok_or_else(|| "expected error, warn, info or debug".to_owned())
     }
 }
 

@@ -5,7 +5,7 @@ mod from_trl;
 mod markdown;
 mod python;
 
-use crate::options::ConfigArgs;
+use crate::options::{ConfigArgs, RewardArgs};
 use clap::Subcommand;
 use lockstep::config::Purpose;
 use lockstep::error::OrBadInput;
@@ -31,6 +31,8 @@ enum Command {
     Show {
         #[command(flatten)]
         config: Box<ConfigArgs>,
+        #[command(flatten)]
+        rewards: RewardArgs,
         /// As JSON, values only.
         #[arg(long)]
         json: bool,
@@ -56,7 +58,8 @@ enum Command {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let text = match args.command {
-        Command::Show { config: layers, json } => {
+        Command::Show { config: mut layers, rewards, json } => {
+            rewards.give(&mut layers.more)?;
             let resolved = layers.resolve(Purpose::Show)?;
             for note in &resolved.notes {
                 eprintln!("note: {note}");

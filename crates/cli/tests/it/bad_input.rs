@@ -36,6 +36,47 @@ fn usage() {
     assert!(said.out.starts_with("Reinforcement-learning post-training for language models"), "{}", said.out);
     refused(dir.path(), &["config", "explain", "num_generatons"], &["did you mean `num_generations`?"]);
     refused(dir.path(), &["config", "from-trl", "none.py"], &["none.py"]);
+    misused(dir.path(), &["demo", "--steps", "0"], &["'0'", "--steps"]);
+    let scored = ["score-rewards", "--input", "c.jsonl", "--reward", "unique_chars", "--out", "none/x.jsonl"];
+    write(dir.path(), "c.jsonl", "{\"completion\": \"a\"}\n");
+    refused(dir.path(), &scored, &["--out none/x.jsonl", "a directory that exists"]);
+}
+
+/// Flags that are refused before anything is looked at: the first line has all words.
+#[track_caller]
+fn misused(directory: &Path, arguments: &[&str], words: &[&str]) {
+    let said = lockstep(directory, arguments);
+    let first = said.err.lines().next().unwrap_or_default();
+    assert_eq!(said.code, Some(2), "{arguments:?} said {}", said.err);
+    words.iter().for_each(|word| assert!(first.contains(word), "{arguments:?}: `{word}` is not in {first}"));
+}
+
+/// A negative number is no flag: the one that it was given for is named.
+#[test]
+fn negative_numbers() {
+    let dir = good();
+    let generate = ["generate", "--model", "model", "--prompt", "ab"];
+    for flag in ["--n", "--top-k", "--seed", "--threads", "--max-new-tokens", "--top-p"] {
+        misused(dir.path(), &[&generate[..], &[flag, "-1"]].concat(), &["-1", flag]);
+    }
+    for (command, flag) in [("train", "--steps"), ("eval", "--n"), ("doctor", "--threads"), ("plan", "--seed")] {
+        misused(dir.path(), &[command, flag, "-3"], &["-3", flag]);
+    }
+    misused(dir.path(), &["bench", "gemm", "--threads", "-1"], &["'-1'", "--threads", "1 or more"]);
+    for command in ["generate", "score", "doctor", "demo"] {
+        misused(dir.path(), &[command, "--threads", "0"], &["'0'", "--threads", "1 or more"]);
+    }
+}
+
+/// Supervised training, pairs and reward models ask no reward.
+#[test]
+fn rewards_where_none_is_asked() {
+    let dir = good();
+    for command in ["sft", "dpo", "reward"] {
+        let said = lockstep(dir.path(), &[command, "--help"]);
+        assert!(said.out.contains("--dataset") && !said.out.contains("--reward <"), "{}", said.out);
+        misused(dir.path(), &[command, "--reward", "gsm8k"], &["'--reward'"]);
+    }
 }
 
 #[test]
@@ -58,6 +99,8 @@ fn configuration() {
     write(dir.path(), "broken.toml", "beta = 0.1\nseed = \n");
     train(dir.path(), &["broken.toml"], &["broken.toml, line 2"]);
     train(dir.path(), &["missing.toml"], &["missing.toml"]);
+    write(dir.path(), "twice.toml", "beta = 0.1\nseed = 1\nseed = 2\n");
+    train(dir.path(), &["twice.toml"], &["twice.toml, line 3", "the key `seed` is there twice"]);
     write(dir.path(), "sections.toml", "[trainer]\nbeta = 0.1\n");
     train(dir.path(), &["sections.toml"], &["unknown key `trainer`. Keys are flat: there are no sections (`lockstep"]);
     std::fs::create_dir(dir.path().join("old")).unwrap();
@@ -66,6 +109,11 @@ fn configuration() {
     train(dir.path(), &["model"], &["the configuration model is a directory, and no TOML file"]);
     let once = ["--set", "eval_dataset_name=d.jsonl", "--set", "num_generations_eval=1", "--set", "eval_pass_at_k=[3]"];
     train(dir.path(), &once, &["`eval_pass_at_k` has 3", "each prompt has 1 completion: set num_generations_eval = 3"]);
+    let never = [&once[..4], &["--set", "eval_pass_at_k=[0]"]].concat();
+    train(dir.path(), &never, &["`eval_pass_at_k` has 0", "at least 1"]);
+    let eval =
+        ["eval", "--model", "model", "--reward", "unique_chars", "--dataset", "a=d.jsonl", "--dataset", "a=d.jsonl"];
+    refused(dir.path(), &eval, &["--dataset a=d.jsonl", "another set has that name"]);
 }
 
 #[test]
@@ -83,6 +131,7 @@ fn data() {
         &format!("{{\"prompt\": \"{}\"}}\n", "a".repeat(70)),
         &["70 tokens", "context of 64", "max_prompt_length = 60"],
     );
+    train(dir.path(), &["--set", "max_completion_length=63"], &["2 tokens", "lower max_completion_length to 62"]);
     train(dir.path(), &["--set", "dataset_name=none.jsonl"], &["none.jsonl", "does not exist"]);
     write(dir.path(), "bad.jsonl", "{\"prompt\": \"ab\"}\n");
     let columnless = ["--set", "dataset_name=bad.jsonl", "--set", "reward_funcs=exact_match"];
@@ -322,6 +371,11 @@ fn variables_of_the_environment() {
         let (code, said) = with(arguments, "LOCKSTEP_TEMPRATURE", "0.5");
         assert!(code == Some(2) && said.contains("LOCKSTEP_TEMPRATURE") && said.contains("`temperature`"), "{said}");
     }
+    for arguments in [&generate[..], &["config", "show"], &["train"]] {
+        let (code, said) = with(arguments, "LOCKSTEP_LOG", "loud");
+        assert!(code == Some(2) && said.contains("LOCKSTEP_LOG=loud: expected error, warn"), "{said}");
+    }
+    assert_eq!(with(&generate, "LOCKSTEP_LOG", "WARN").0, Some(0));
     assert_eq!(with(&generate, "LOCKSTEP_THREADS", "1").0, Some(0));
     assert_eq!(with(&generate, "LOCKSTEP_TEMPERATURE", "").0, Some(0), "an empty variable is an unset one");
     let eval = ["eval", "--model", "model", "--reward", "unique_chars", "--json", "--max-completion-length", "6"];

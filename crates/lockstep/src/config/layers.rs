@@ -255,12 +255,13 @@ impl Resolved {
             ))
         })?;
         let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
-            let line = e.span().map_or(0, |span| text[..span.start.min(text.len())].lines().count().max(1));
-            BadInput::new(format!(
-                "{}, line {line}: not valid TOML: {}",
-                path.display(),
-                e.message().replace('\n', " ")
-            ))
+            let span = e.span().unwrap_or_default();
+            let line = text[..span.start.min(text.len())].matches('\n').count() + 1;
+            let message = match (e.message(), text.get(span)) {
+                ("duplicate key", Some(key)) => format!("the key `{key}` is there twice"),
+                (message, _) => message.replace('\n', " "),
+            };
+            BadInput::new(format!("{}, line {line}: not valid TOML: {message}", path.display()))
         })?;
         let place = path.display().to_string();
         table.iter().try_for_each(|(name, value)| self.apply_value(name, value, Origin::File(path.to_owned()), &place))

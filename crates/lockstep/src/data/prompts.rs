@@ -59,11 +59,13 @@ pub fn encode_all(
             bad_input!("{}, row {}: the prompt is empty: it has no token", data.name, example.row + 1);
         }
         if ids.len() + room > context {
-            let fits = context.saturating_sub(room);
-            let mend = if fits == 0 {
-                format!("lower max_completion_length below {context}")
-            } else {
-                format!("set max_prompt_length = {fits} to leave such rows out, or lower max_completion_length")
+            let mend = match (context.saturating_sub(room), context.saturating_sub(ids.len())) {
+                (0, 0) => format!("leave it out, and lower max_completion_length below {context}"),
+                (0, left) => format!("lower max_completion_length to {left}, or below where a prompt is longer"),
+                (fits, 0) => format!("set max_prompt_length = {fits} to leave such rows out"),
+                (fits, left) => format!(
+                    "lower max_completion_length to {left}, or set max_prompt_length = {fits} to leave such rows out"
+                ),
             };
             bad_input!(
                 "{}, row {}: the prompt has {} tokens, and with max_completion_length = {room} that is more than the \

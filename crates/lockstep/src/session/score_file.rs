@@ -63,7 +63,7 @@ pub fn score_file(
     })?;
     let ctx = crate::context(config.device, config.threads, ComputeDType::F32)?;
     let mut rewards = load_rewards(named, config, &ctx, &stop.flag())?;
-    let tokenizer = tokenizer.map(|dir| Tokenizer::load(dir).or_bad_input_in(dir.display())).transpose()?;
+    let tokenizer = tokenizer.map(|dir| Tokenizer::load(dir).or_bad_input()).transpose()?;
     let mut without_ids = false;
     let groups = data.examples.chunk_by(|a, b| a.prompt == b.prompt && a.prompt != Content::from(""));
     let mut inputs = Vec::new();

@@ -89,7 +89,10 @@ pub(in crate::config) fn check(resolved: &mut Resolved, purpose: Purpose) -> any
         }
     }
     let most = c.generations_eval();
-    if let Some(k) = c.eval_pass_at_k.iter().find(|&&k| k == 0 || k > most) {
+    if c.eval_pass_at_k.contains(&0) {
+        bad_input!("`eval_pass_at_k` has 0: expected numbers of completions, each at least 1");
+    }
+    if let Some(k) = c.eval_pass_at_k.iter().find(|&&k| k > most) {
         bad_input!(
             "`eval_pass_at_k` has {k}, and each prompt has {}: set num_generations_eval = {k} or more",
             counted(most, "completion")
