@@ -10,17 +10,28 @@ from ._callbacks import TrainerCallback, TrainerControl, TrainerState
 from ._loop import Completion, Engine, Group, Model, Sampling, Scores, Trainer
 from ._native import StopSignal, __version__
 from ._rewards import by_group
+from ._scripts import (
+    DatasetMixtureConfig,
+    ModelConfig,
+    ScriptArguments,
+    TrlParser,
+    get_dataset,
+    get_peft_config,
+    get_quantization_config,
+)
 from ._trainers import DPOTrainer, GRPOTrainer, PPOTrainer, RewardTrainer, RLOOTrainer, SFTTrainer, TrainOutput
 
 __all__ = [
     "Completion",
     "DPOConfig",
     "DPOTrainer",
+    "DatasetMixtureConfig",
     "Engine",
     "GRPOConfig",
     "GRPOTrainer",
     "Group",
     "Model",
+    "ModelConfig",
     "PPOConfig",
     "PPOTrainer",
     "RLOOConfig",
@@ -31,15 +42,20 @@ __all__ = [
     "SFTTrainer",
     "Sampling",
     "Scores",
+    "ScriptArguments",
     "StopSignal",
     "TrainOutput",
     "Trainer",
     "TrainerCallback",
     "TrainerControl",
     "TrainerState",
+    "TrlParser",
     "__version__",
     "by_group",
     "field_table",
+    "get_dataset",
+    "get_peft_config",
+    "get_quantization_config",
     "ops",
     "rewards",
 ]

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import sys
 from typing import Any
 
 from . import _trainers, rewards
-from ._config import alternatives
+from ._flags import add_flag, read_file, value_of
 
 _TRAINERS = {
     "grpo": _trainers.GRPOTrainer,
@@ -138,7 +137,7 @@ _SCRIPT_FLAGS = {
     "streaming": "not supported",
     "test_split_size": "not supported",
 }
-_LISTS = ("reward_funcs", "report_to")
+_LISTS = {name: {"type": "array", "items": {"type": "string"}} for name in ("reward_funcs", "report_to")}
 
 
 def _parsed(method: str, arguments: list[str]) -> dict:
@@ -150,59 +149,12 @@ def _parsed(method: str, arguments: list[str]) -> dict:
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="a YAML file of these arguments")
     helps = {name: field.doc for name, field in fields.items()} | _SCRIPT_FLAGS
+    schemas = {name: field.schema for name, field in fields.items() if field.status == "supported"} | _LISTS
     for name, text in sorted(helps.items()):
-        field = fields.get(name)
-        kinds = _kinds(field.schema) if field is not None and field.status == "supported" else []
-        names = list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
-        several = {"nargs": "+"} if name in _LISTS or "array" in kinds else {"nargs": "?", "const": "true"}
-        parser.add_argument(*names, dest=name, help=text.replace("%", "%%"), **several)
-        if "boolean" in kinds and field.default is True:
-            parser.add_argument(f"--no_{name}", f"--no-{name.replace('_', '-')}", dest=name, action="store_const",
-                                const="false", help=argparse.SUPPRESS)
+        default = fields[name].default if name in fields else None
+        add_flag(parser, name, text, schemas.get(name, {}), default)
     given = vars(parser.parse_args(arguments))
-    values = _file(given.pop("config")) if "config" in given else {}
+    values = read_file(given.pop("config")) if "config" in given else {}
     for name, value in given.items():
-        field = fields.get(name)
-        values[name] = value if name in _LISTS else _value(name, value, field.schema if field is not None else {})
+        values[name] = value_of(value, schemas.get(name, {}))
     return values
-
-
-def _file(path: str) -> dict:
-    try:
-        import yaml
-    except ImportError:
-        raise ImportError("--config needs the package pyyaml: pip install pyyaml") from None
-    with open(path) as file:
-        values = yaml.safe_load(file)
-    if not isinstance(values, dict):
-        raise ValueError(f"--config {path}: expected a mapping of arguments to values")
-    for name, value in values.pop("env", {}).items():
-        os.environ[name] = str(value)
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _kinds(schema: dict) -> list[str]:
-    return [part["type"] for part in alternatives(schema) if "type" in part]
-
-
-def _value(name: str, text: str | list[str], schema: dict) -> Any:
-    """A flag's text as the field takes it; what does not fit stays text, of which the configuration complains."""
-    kinds = _kinds(schema)
-    if isinstance(text, list):
-        items = next((part["items"] for part in alternatives(schema) if "items" in part), {})
-        return [_value(name, item, items) for item in text]
-    word = text.lower()
-    if word in ("true", "false", "yes", "no", "1", "0") and "boolean" in kinds:
-        return word in ("true", "yes", "1")
-    for kind, read in (("integer", int), ("number", float), ("object", json.loads)):
-        if kind in kinds:
-            try:
-                return read(text)
-            except ValueError:
-                continue
-    if not kinds:  # a field without meaning here, or refused
-        if word in ("true", "false"):
-            return word == "true"
-        if word in ("none", "null"):
-            return None
-    return text

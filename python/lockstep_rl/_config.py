@@ -136,6 +136,8 @@ def _of_model_init_kwargs(value: Any) -> dict:
                 raise ValueError(f"`model_init_kwargs`: {name} = {item}: compute is float32 or bfloat16 here")
             if dtype != "auto":
                 values["dtype"] = dtype
+        elif name == "revision" and item in (None, "main"):
+            continue
         elif name in ("attn_implementation", "device_map", "use_cache", "low_cpu_mem_usage", "trust_remote_code"):
             if not asks_for_nothing(item):
                 warn_once(f"model_init_kwargs: {name} has no meaning here: the engine has its own")

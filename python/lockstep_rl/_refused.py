@@ -37,7 +37,6 @@ REFUSED_METHODS = {
     "prediction_step": "evaluation is inside the engine",
     "optimizer": "the optimizer is inside the engine",
     "lr_scheduler": "the schedule is inside the engine",
-    "accelerator": "one process trains; there is no accelerate",
     "hyperparameter_search": "make a trainer for each trial",
 }
 

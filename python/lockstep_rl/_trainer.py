@@ -65,6 +65,24 @@ class EvalData(NamedTuple):
     sets: dict[str, RowSet] = {}
 
 
+class OneProcess:
+    """accelerate's object, as far as one process needs it."""
+
+    is_main_process = is_local_main_process = is_last_process = True
+    process_index = local_process_index = 0
+    num_processes = 1
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Prints."""
+        print(*args, **kwargs)
+
+    def wait_for_everyone(self) -> None:
+        """There is nobody else."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"accelerator has no `{name}`: one process trains, in the engine; there is no accelerate")
+
+
 _EVAL_KEYS = {"eval_dataset_name", "eval_datasets"}
 
 
@@ -268,6 +286,9 @@ class Trainer:
             values.update(eval_strategy="steps", load_best_model_at_end=False, tensorboard=False)
             values.pop("metric_for_best_model", None), values.pop("early_stopping_patience", None)
             self._run(values=values, evaluation=data, only_evaluate=metrics, eval_metrics=own)
+        if "eval_num_tokens" in metrics:
+            # Those that were trained on, not those of this run.
+            metrics["eval_num_tokens"] = 0 if self._result is None else self._result["num_tokens"]
         if metric_key_prefix != "eval":
             metrics = {metric_key_prefix + key.removeprefix("eval"): value for key, value in metrics.items()}
         return metrics
@@ -291,6 +312,51 @@ class Trainer:
         api = huggingface_hub.HfApi(token=kwargs.pop("token", None) or getattr(self.args, "hub_token", None))
         api.create_repo(name, exist_ok=True)
         return api.upload_folder(repo_id=name, folder_path=self._current_model(), commit_message=commit_message)
+
+    def log_metrics(self, split: str, metrics: dict) -> None:
+        """Prints metrics, each on its line."""
+        width = max(map(len, metrics), default=0)
+        print(f"***** {split} metrics *****")
+        for name, value in sorted(metrics.items()):
+            print(f"  {name:<{width}} = {value:.4f}" if isinstance(value, float) else f"  {name:<{width}} = {value}")
+
+    def save_metrics(self, split: str, metrics: dict, combined: bool = True) -> None:
+        """Writes metrics to `SPLIT_results.json` of `output_dir`, and to those of all splits there."""
+        place = self._values["output_dir"]
+        os.makedirs(place, exist_ok=True)
+        for name, keeps in [(f"{split}_results.json", False), *([("all_results.json", True)] if combined else [])]:
+            path = os.path.join(place, name)
+            there = {}
+            if keeps and os.path.exists(path):
+                with open(path) as file:
+                    there = json.load(file)
+            with open(path, "w") as file:
+                json.dump({**there, **metrics}, file, indent=4, sort_keys=True)
+
+    def save_state(self) -> None:
+        """Writes `state` to `trainer_state.json` of `output_dir`. Checkpoints have their own."""
+        os.makedirs(self._values["output_dir"], exist_ok=True)
+        with open(os.path.join(self._values["output_dir"], "trainer_state.json"), "w") as file:
+            json.dump(dataclasses.asdict(self.state), file, indent=2, sort_keys=True, default=str)
+
+    def is_world_process_zero(self) -> bool:
+        """True: one process trains."""
+        return True
+
+    is_local_process_zero = is_world_process_zero
+
+    @property
+    def accelerator(self) -> OneProcess:
+        """What scripts ask accelerate's object for where one process trains."""
+        return OneProcess()
+
+    @property
+    def hub_model_id(self) -> str | None:
+        """The repository of `push_to_hub`."""
+        return getattr(self.args, "hub_model_id", None)
+
+    def end(self) -> None:
+        """Nothing is left to end: a run closes its files and reporters itself."""
 
     def add_callback(self, callback: Any) -> None:
         """Adds a callback, or the class of one."""

@@ -174,9 +174,11 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(model, rows):
 
 def test_methods_that_have_no_meaning_say_so(model, rows):
     trainer = grpo(model, rows)
-    for name in ["get_train_dataloader", "create_optimizer", "compute_loss", "hyperparameter_search", "accelerator"]:
+    for name in ["get_train_dataloader", "create_optimizer", "compute_loss", "hyperparameter_search"]:
         with pytest.raises(AttributeError, match=f"no `{name}`: "):
             getattr(trainer, name)
+    with pytest.raises(AttributeError, match="accelerator has no `backward`: one process trains"):
+        trainer.accelerator.backward
     with pytest.raises(AttributeError, match="no `trian`"):
         trainer.trian()
     with pytest.raises(ValueError, match="no eval_dataset"):

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import WORDS
+from conftest import WORDS, grpo
 
 import lockstep_rl
 
@@ -56,9 +56,8 @@ def test_values_are_trls(model, method, rows, place):
                                         threads=1, disable_tqdm=True)
         lockstep_rl.RewardTrainer(model, args, rows).train()
         model = str(place / "judge/model")
-        # TRL takes the tokenizer's padding token, here the end token, where the model names none.
-        config = json.loads((place / "judge/model/config.json").read_text())
-        (place / "judge/model/config.json").write_text(json.dumps({**config, "pad_token_id": 0}))
+        # Batches need it in transformers, and the tokenizer says it.
+        assert json.loads((place / "judge/model/config.json").read_text())["pad_token_id"] == 0
     theirs, their_names = given(trl, method, model, rows)
     ours, our_names = given(lockstep_rl, method, model, rows)
     assert our_names == their_names == {"eval_mine", "eval_other"}
@@ -80,6 +79,42 @@ def test_values_are_trls(model, method, rows, place):
     assert np.abs(ours.predictions[real] - theirs.predictions[real]).max() <= 1e-4
 
 
+# Times, and what only a first call has.
+MEASURED = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_model_preparation_time", "epoch"}
+
+
+@pytest.mark.parametrize("method, rows", [("SFT", SOLVED), ("SFT", TEXTS), ("DPO", PAIRS), ("Reward", PAIRS)],
+                         ids=["completions", "texts", "pairs", "scores"])
+def test_evaluations_have_trls_keys_and_values(model, method, rows):
+    """In one batch: TRL's are means of those of batches, here they are means over all tokens or pairs."""
+    trained = dict(max_steps=6, per_device_train_batch_size=2, learning_rate=0.02, threads=1, disable_tqdm=True)
+    if method == "Reward":
+        lockstep_rl.RewardTrainer(model, lockstep_rl.RewardConfig("before", **trained), rows).train()
+    else:
+        lockstep_rl.SFTTrainer(model, lockstep_rl.SFTConfig("before", **trained), SOLVED).train()
+    found = {}
+    for package in (trl, lockstep_rl):
+        of_trl = package is trl
+        fields = dict(report_to="none", per_device_eval_batch_size=16, max_length=64)
+        fields |= dict(use_cpu=True, bf16=False, model_init_kwargs={"dtype": "float32"}) if of_trl else dict(threads=1)
+        more = {}
+        if method == "DPO":
+            more["ref_model"] = transformers.AutoModelForCausalLM.from_pretrained(model) if of_trl else model
+        if of_trl:
+            more["processing_class"] = transformers.AutoTokenizer.from_pretrained(model)
+        data = datasets.Dataset.from_list(rows) if of_trl else rows
+        args = getattr(package, f"{method}Config")("out", **fields)
+        trainer = getattr(package, f"{method}Trainer")(
+            model="before/model", args=args, train_dataset=data, eval_dataset=data, **more
+        )
+        found[package] = trainer.evaluate()
+    theirs, ours = found[trl], found[lockstep_rl]
+    assert theirs.keys() - MEASURED <= ours.keys() and len(theirs.keys() - MEASURED) >= 4, theirs.keys() - ours.keys()
+    assert {"eval_runtime", "eval_samples_per_second"} <= ours.keys()
+    for name in theirs.keys() - MEASURED:
+        assert ours[name] == pytest.approx(theirs[name], abs=1e-4), name
+
+
 def test_preprocessing_is_given_tensors(model):
     shapes = []
 
@@ -94,3 +129,31 @@ def test_preprocessing_is_given_tensors(model):
     assert shapes[:2] == shapes[2:]
     learned = ours.label_ids != -100
     assert (ours.predictions == theirs.predictions)[learned].all()
+
+
+def test_a_reward_models_scores_are_transformers(model, rows, place):
+    """As TRL's GRPOTrainer scores completions, whose tokenizer pads with its end token. config.json is silent."""
+    args = lockstep_rl.RewardConfig("judge", max_steps=4, per_device_train_batch_size=2, learning_rate=0.02, threads=1,
+                                    disable_tqdm=True)
+    lockstep_rl.RewardTrainer(model, args, PAIRS).train()
+    config = json.loads((place / "judge/model/config.json").read_text())
+    del config["pad_token_id"]
+    (place / "judge/model/config.json").write_text(json.dumps(config))
+    texts = []
+
+    def keep(prompts, completions, **kwargs):
+        texts.extend(prompt + completion for prompt, completion in zip(prompts, completions))
+        return [0.0] * len(prompts)
+
+    trainer = grpo(model, rows, ["judge/model", keep], max_steps=1)
+    trainer.train()
+    judge = transformers.AutoModelForSequenceClassification.from_pretrained("judge/model", dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained("judge/model")
+    judge.config.pad_token_id = tokenizer.pad_token_id
+    batch = tokenizer(text=texts, padding=True, padding_side="right", add_special_tokens=False, return_tensors="pt")
+    batch.pop("token_type_ids", None)
+    with torch.no_grad():
+        scores = judge(**batch).logits[:, 0]
+    assert len(texts) == 4 and scores.std() > 1e-3
+    logged = trainer.state.log_history[0]
+    assert logged["rewards/model/mean"] == pytest.approx(scores.mean().item(), abs=1e-4)

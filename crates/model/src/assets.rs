@@ -1,6 +1,7 @@
 //! What is read of a model's directory before its weights.
 
 use crate::io::CopiedFiles;
+use crate::scoring::padding_token;
 use crate::{ChatTemplate, Error, Head, ModelConfig, Result, Tokenizer};
 use kernels::DType;
 use std::path::Path;
@@ -43,6 +44,10 @@ impl ModelAssets {
             _ => Arc::new(config),
         };
         let tokenizer = Tokenizer::load(dir)?;
+        let config = match head {
+            Head::Score(_) => Arc::new(config.padded_with(padding_token(&tokenizer, &config))),
+            Head::Lm => config,
+        };
         tokenizer.check_fits(&config)?;
         let chat = ChatTemplate::load(dir, tokenizer.special())?.map(Arc::new);
         let eos_ids = tokenizer.eos_ids(dir, &config)?;

@@ -1,19 +1,22 @@
 //! Log-probabilities of given completions under given weights, without gradients: those of a reference model, or of a
 //! held-out set.
 
-use crate::net::{Rope, Scores, Tape, forward, score, score_forward};
+use crate::net::{Rope, Scores, Tape, forward, most_likely, score, score_forward};
 use crate::packing::{
     MicroBatch, PromptCompletion, PromptGroup, check_groups, followed, longest, micro_batches, sequences,
 };
 use crate::weights::ModelView;
-use crate::{Batch, BatchTensors, Capacity, Error, GroupSegment, ModelConfig, Result};
+use crate::{Batch, BatchTensors, Capacity, Error, GroupSegment, ModelConfig, Result, Tokenizer};
 use kernels::ops::linear;
-use kernels::{Context, DType, Memory, Tensor};
+use kernels::{Context, DType, Matrix, Memory, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes of logits that [`Scorer::logits`] has in memory at once: those of one row, if that is more.
 const LOGITS_BYTES: usize = 16 << 20;
+
+/// Rows of a head that are read at once.
+const ROWS_AT_ONCE: usize = 1024;
 
 /// Buffers for scoring. They grow to the largest micro-batch seen.
 pub struct Scorer {
@@ -129,6 +132,35 @@ impl Scorer {
         Ok(out)
     }
 
+    /// Log-probabilities and entropies of every completion token of each sequence, and what else is said in its place.
+    /// It computes the head twice. Runs of equal prompts are computed as one group.
+    pub fn compare<'a>(
+        &mut self,
+        ctx: &Context,
+        model: impl Into<ModelView<'a>>,
+        sequences: &[PromptCompletion<'_>],
+    ) -> Result<Vec<Compared>> {
+        let (model, groups) = (model.into(), PromptGroup::by_prompt(sequences));
+        let (mean, memory) = (mean_row(model.head()?), self.memory.clone());
+        let mut out = vec![Compared::default(); sequences.len()];
+        self.each(model.config(), &groups, |rope, micro, batch, tape| {
+            let Scores { logps, entropies } = score(ctx, model, rope, batch, tape, 1.0)?;
+            let likeliest = most_likely(ctx, model, &memory, tape)?;
+            let hidden = tape.scored_hidden().to_vec_f32();
+            for (i, range) in micro.scored().zip(&batch.scores_of_branches) {
+                let part = |all: &[f32]| all[range.clone()].to_vec();
+                let rows = hidden[range.start * mean.len()..range.end * mean.len()].chunks_exact(mean.len());
+                out[i] = Compared {
+                    scores: Scores { logps: part(&logps), entropies: part(&entropies) },
+                    is_likeliest: range.clone().map(|at| likeliest[at] == batch.targets[at]).collect(),
+                    mean_logits: rows.map(|row| row.iter().zip(&mean).map(|(&x, w)| f64::from(x) * w).sum()).collect(),
+                };
+            }
+            Ok(())
+        })?;
+        Ok(out)
+    }
+
     /// The logits `[T, V]` of all T tokens of each sequence, for those who measure more than its completion's
     /// log-probabilities: `take` is called with the number of the sequence and its next rows. No more than a few rows
     /// are in memory at once.
@@ -186,12 +218,41 @@ impl Scorer {
     }
 }
 
+/// What a model says of the completion tokens of a sequence beside the others of the vocabulary.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Compared {
+    /// Of the tokens themselves.
+    pub scores: Scores,
+    /// Whether no other token is likelier; of equals the first is.
+    pub is_likeliest: Vec<bool>,
+    /// The mean logit of the vocabulary in each one's place.
+    pub mean_logits: Vec<f64>,
+}
+
+/// The mean of the rows of a head `[V, H]`: hidden · mean is the mean logit.
+fn mean_row(head: &Matrix) -> Vec<f64> {
+    let mut sums = vec![0.0; head.cols()];
+    for first in (0..head.rows()).step_by(ROWS_AT_ONCE) {
+        let rows = head.unpack_rows(first..head.rows().min(first + ROWS_AT_ONCE));
+        for row in rows.chunks_exact(head.cols()) {
+            sums.iter_mut().zip(row).for_each(|(sum, &w)| *sum += f64::from(w));
+        }
+    }
+    sums.into_iter().map(|sum| sum / head.rows() as f64).collect()
+}
+
 /// Makes `rope` reach `positions`.
 pub fn grow_rope(rope: &mut Option<(usize, Rope)>, memory: &Memory, config: &ModelConfig, positions: usize) {
     if rope.as_ref().is_none_or(|(have, _)| *have < positions) {
         *rope = None;
         *rope = Some((positions, Rope::new(memory, config, positions)));
     }
+}
+
+/// What TRL has a model of scores take for padding, whatever its config.json says: the tokenizer's padding token, or
+/// its end token.
+pub fn padding_token(tokenizer: &Tokenizer, config: &ModelConfig) -> Option<u32> {
+    tokenizer.pad_id().or_else(|| tokenizer.eos_id()).or(config.pad_token_id)
 }
 
 /// Leaves out padding at the end: transformers takes the score of the last token that is none, and the end token may be

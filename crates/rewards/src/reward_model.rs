@@ -5,7 +5,7 @@
 
 use kernels::Context;
 use model::chat::{ChatTemplate, Content, PromptEncoder};
-use model::scoring::strip_padding;
+use model::scoring::{padding_token, strip_padding};
 use model::{Adapter, ModelView, PromptCompletion, Scorer, Tokenizer, Weights};
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl RewardModel {
         let encoder =
             PromptEncoder { tokenizer: &self.tokenizer, template: self.template.as_deref(), kwargs: &self.kwargs };
         let mut ids = encoder.encode_answered(prompt, completion)?;
-        strip_padding(&mut ids, self.weights.config.pad_token_id);
+        strip_padding(&mut ids, padding_token(&self.tokenizer, &self.weights.config));
         let most = self.weights.config.max_position_embeddings;
         if ids.is_empty() || ids.len() > most {
             return Err(model::Error::Value(format!(
@@ -108,12 +108,12 @@ mod tests {
         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false,
         "num_labels": 1, "pad_token_id": 0, "eos_token_id": 0}"#;
 
-    #[test]
-    fn a_text_beyond_its_context_has_no_score_and_spoils_no_other() {
+    fn reward_model(config: &str, pad: Option<&str>) -> RewardModel {
         let ctx = Context::cpu(Isa::best(), 1);
-        let weights = Weights::random(ctx.memory(), &Arc::new(ModelConfig::parse(CONFIG).unwrap()), 1).unwrap();
-        let special = SpecialTokens { eos: Some("<e>".into()), ..SpecialTokens::default() };
-        let mut reward = RewardModel {
+        let weights = Weights::random(ctx.memory(), &Arc::new(ModelConfig::parse(config).unwrap()), 1).unwrap();
+        let special =
+            SpecialTokens { eos: Some("<e>".into()), pad: pad.map(str::to_owned), ..SpecialTokens::default() };
+        RewardModel {
             name: "rm".into(),
             weights,
             adapter: None,
@@ -122,17 +122,42 @@ mod tests {
             kwargs: Map::new(),
             scorer: Scorer::new(ctx.memory(), 100, true),
             ctx,
-        };
-        // 12 tokens, which are all that there is room for, and 13.
-        let (prompts, completions) = (["ab"; 2].map(Content::from), ["cdefghijkl", "cdefghijklm"].map(Content::from));
-        let scores = reward.score(&RewardBatch {
+        }
+    }
+
+    fn scores(reward: &mut RewardModel, completions: [&str; 2]) -> Scores {
+        let (prompts, completions) = (["ab"; 2].map(Content::from), completions.map(Content::from));
+        reward.score(&RewardBatch {
             prompts: &prompts,
             completions: &completions,
             completion_ids: &[vec![], vec![]],
             columns: &Columns::new(),
             rows: &[0, 1],
             step: 0,
-        });
+        })
+    }
+
+    /// As TRL sets a reward model's padding token. Where that is the end token, the token before it has the score.
+    #[test]
+    fn the_tokenizer_says_what_padding_is() {
+        let silent = CONFIG.replace("\"pad_token_id\": 0, ", "");
+        assert_ne!(silent, CONFIG);
+        let of = |config: &str, pad| scores(&mut reward_model(config, pad), ["cd", "ce"]).values;
+        let at_the_text = of(CONFIG, None);
+        assert!(at_the_text[0].is_some() && at_the_text[0] != at_the_text[1]);
+        assert_eq!(of(&silent, None), at_the_text);
+        assert_eq!(of(&silent, Some("<e>")), at_the_text);
+        let at_the_end = of(&silent, Some("<pad>"));
+        assert!(at_the_end.iter().zip(&at_the_text).all(|(end, text)| end.is_some() && end != text));
+        let other = CONFIG.replace("\"pad_token_id\": 0", "\"pad_token_id\": 1");
+        assert_eq!(of(&other, Some("<pad>")), at_the_end, "whatever config.json says: 1 is the end token here");
+    }
+
+    #[test]
+    fn a_text_beyond_its_context_has_no_score_and_spoils_no_other() {
+        let mut reward = reward_model(CONFIG, None);
+        // 12 tokens, which are all that there is room for, and 13.
+        let scores = scores(&mut reward, ["cdefghijkl", "cdefghijklm"]);
         assert!(scores.values[0].is_some() && scores.values[1].is_none(), "{:?}", scores.values);
         let [problem] = &scores.problems[..] else { panic!("{:?}", scores.problems) };
         assert!(problem.rows == 1 && problem.message.contains("13 tokens, and the reward model takes 1 to 12"));

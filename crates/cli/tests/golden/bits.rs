@@ -79,6 +79,7 @@ pub fn of(run: &Path, last: u64) -> Bits {
 fn measures(name: &str) -> bool {
     name.ends_with("_time_s")
         || name.ends_with("_tokens_per_s")
+        || name.ends_with("_per_second")
         || name.starts_with("device/")
         || ["step_time", "eval_runtime", "peak_bytes"].contains(&name)
 }

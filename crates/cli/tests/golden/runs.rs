@@ -157,7 +157,7 @@ pub const RUNS: &[Run] = &[
     Run {
         name: "reward",
         command: "reward",
-        model: "qwen3",
+        model: "padded",
         set: &["dataset_name=p.jsonl", "eval_dataset_name=q.jsonl", "center_rewards_coefficient=0.01"],
     },
     // Of what `grpo` recorded, which is run for it first.
@@ -219,6 +219,12 @@ impl Site {
             let init = ["init", "--config", &config, "--tokenizer", "tokenizer", "--seed", "7", "--out", name];
             good(site.program("portable", root, &init));
         }
+        // qwen3 with a padding token that ends no text: without one that is the end token, whose score nobody asks for.
+        fs::create_dir(root.join("padded")).unwrap();
+        for file in fs::read_dir(root.join("qwen3")).unwrap().map(|entry| entry.unwrap()) {
+            fs::copy(file.path(), root.join("padded").join(file.file_name())).unwrap();
+        }
+        fs::write(root.join("padded/tokenizer_config.json"), r#"{"eos_token": "<e>", "pad_token": ","}"#).unwrap();
         site
     }
 
@@ -235,7 +241,7 @@ impl Site {
     pub fn bits(&self, run: &Run, isa: &str, column: usize, resumed: Option<&str>) -> Bits {
         let directory = self.0.path().join(format!("{}-{isa}-{column}", run.name));
         fs::create_dir(&directory).unwrap();
-        for name in ["qwen2", "qwen3", "d.jsonl", "e.jsonl", "p.jsonl", "q.jsonl"] {
+        for name in ["qwen2", "qwen3", "padded", "d.jsonl", "e.jsonl", "p.jsonl", "q.jsonl"] {
             std::os::unix::fs::symlink(self.0.path().join(name), directory.join(name)).unwrap();
         }
         if run.name == "replay" {

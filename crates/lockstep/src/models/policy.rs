@@ -166,7 +166,12 @@ pub fn trained_weights(
 ) -> anyhow::Result<AdaptedWeights> {
     let load = |dir: &Path| match model.head {
         Head::Lm => load_weights(ctx, dir, model),
-        Head::Score(_) => load_scorer(ctx, dir, model.compute),
+        Head::Score(_) => {
+            let mut weights = load_scorer(ctx, dir, model.compute)?;
+            // It knows the tokenizer's padding token, too.
+            weights.config = Arc::clone(model);
+            Ok(weights)
+        }
     };
     let Some(lora) = config.adapter() else {
         let weights = load(checkpoint.unwrap_or(&source.dir))?;

@@ -31,6 +31,10 @@ impl Offline for Dpo {
         "rewards/margins",
         "logps/chosen",
         "logps/rejected",
+        "logits/chosen",
+        "logits/rejected",
+        "entropy",
+        "mean_token_accuracy",
     ];
     const SHOWN_METRICS: &'static [&'static str] = &["loss", "rewards/margins", "rewards/accuracies"];
 
@@ -74,24 +78,29 @@ impl Offline for Dpo {
         Ok(())
     }
 
-    /// Loss and metrics of the held-out pairs.
+    /// Loss and metrics of the held-out pairs. Entropy and logits are means over all tokens, and so is the accuracy, of
+    /// the chosen answers alone.
     fn evaluate(run: &TrainingRun, scorer: &mut Scorer, rows: &[PreferencePair]) -> anyhow::Result<Vec<(String, f64)>> {
-        let sequences = PreferencePair::sequences(rows);
-        let mut scores = scorer.score(&run.ctx, &run.policy.weights, &sequences, 1.0)?.into_iter();
+        let compared = scorer.compare(&run.ctx, &run.policy.weights, &PreferencePair::sequences(rows))?;
         let (config, mut means) = (run.config.dpo(), Means::default());
-        for preference in rows {
-            let both = [&preference.chosen, &preference.rejected].map(|response| {
-                let logps = scores.next().map_or(Vec::new(), |scores| scores.logps);
-                (response, logps, vec![true; response.ids.len()])
-            });
-            let [chosen, rejected] = both.each_ref().map(|(response, logps, mask)| Answer {
-                logps,
-                ref_logps: response.columns.ref_logps().unwrap_or_default(),
-                mask,
+        for (preference, both) in rows.iter().zip(compared.chunks_exact(2)) {
+            let responses = [&preference.chosen, &preference.rejected];
+            let masks = responses.map(|response| vec![true; response.ids.len()]);
+            let [chosen, rejected] = [0, 1].map(|i| Answer {
+                logps: &both[i].scores.logps,
+                ref_logps: responses[i].columns.ref_logps().unwrap_or_default(),
+                mask: &masks[i],
             });
             let loss = pair(&config, [&chosen, &rejected]);
             means.add("loss", loss.value, 1);
             loss.metrics().iter().for_each(|(name, value)| means.add(name, *value, 1));
+            for (name, one) in ["logits/chosen", "logits/rejected"].into_iter().zip(both) {
+                let tokens = one.mean_logits.len() as u64;
+                means.add(name, one.mean_logits.iter().sum(), tokens);
+                means.add("entropy", one.scores.entropies.iter().map(|&h| f64::from(h)).sum(), tokens);
+            }
+            let right = both[0].is_likeliest.iter().filter(|&&right| right).count();
+            means.add("mean_token_accuracy", right as f64, both[0].is_likeliest.len() as u64);
         }
         Ok(means.entries().map(|(name, value)| (name.to_owned(), value)).collect())
     }

@@ -197,7 +197,7 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
 
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let Some(scorer) = &mut self.scorer else { return Ok(None) };
-        let _span = run.stages.span("evaluation");
+        let span = run.stages.span("evaluation");
         let mut metrics = Vec::new();
         for set in &self.rows.held_out {
             let mut of_set = O::evaluate(run, scorer, &set.rows)?;
@@ -209,6 +209,10 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
             }
             metrics.extend(of_set.into_iter().map(|(name, value)| (prefix(&set.name) + &name, value)));
         }
+        metrics.push(("eval_num_tokens".to_owned(), run.num_tokens as f64));
+        let seconds = span.end();
+        metrics.push(("eval_runtime".to_owned(), seconds));
+        metrics.push(("eval_samples_per_second".to_owned(), self.rows.held_out_rows() as f64 / seconds));
         Ok(Some(metrics))
     }
 

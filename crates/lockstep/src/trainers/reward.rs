@@ -45,7 +45,7 @@ impl Offline for RewardModel {
             for ids in [&mut pair.chosen, &mut pair.rejected] {
                 model::scoring::strip_padding(ids, pad);
                 if ids.is_empty() {
-                    return Err(BadInput::new("an answer has only padding tokens (pad_token_id in config.json)"));
+                    return Err(BadInput::new("an answer has only padding tokens (the tokenizer's pad_token)"));
                 }
             }
             Ok(pair.into_preference_pair())

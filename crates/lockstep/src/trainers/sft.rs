@@ -21,7 +21,7 @@ impl Offline for Sft {
     type Row = Sample;
     const PURPOSE: Purpose = Purpose::Sft;
     const HEAD: Head = Head::Lm;
-    const EVALUATION_METRICS: &'static [&'static str] = &["loss"];
+    const EVALUATION_METRICS: &'static [&'static str] = &["loss", "entropy", "mean_token_accuracy"];
     const SHOWN_METRICS: &'static [&'static str] = &["loss", "grad_norm"];
 
     fn objective(_config: &Config) -> Objective {
@@ -55,12 +55,20 @@ impl Offline for Sft {
         kept(samples, left_out, data, most, sinks)
     }
 
-    /// The loss on held-out completions.
+    /// Of held-out completions the loss, the entropy, and how often the next token is the likeliest one; means over all
+    /// tokens.
     fn evaluate(run: &TrainingRun, scorer: &mut Scorer, rows: &[Sample]) -> anyhow::Result<Vec<(String, f64)>> {
-        let scores = scorer.score(&run.ctx, &run.policy.weights, &Sample::sequences(rows), 1.0)?;
-        let tokens: usize = scores.iter().map(|s| s.logps.len()).sum();
-        let sum: f64 = scores.iter().flat_map(|s| &s.logps).map(|&l| f64::from(l)).sum();
-        Ok(vec![("loss".into(), -sum / tokens.max(1) as f64)])
+        let compared = scorer.compare(&run.ctx, &run.policy.weights, &Sample::sequences(rows))?;
+        let tokens: usize = compared.iter().map(|one| one.is_likeliest.len()).sum();
+        let mean = |sum: f64| sum / tokens.max(1) as f64;
+        let sum: f64 = compared.iter().flat_map(|one| &one.scores.logps).map(|&l| f64::from(l)).sum();
+        let entropy: f64 = compared.iter().flat_map(|one| &one.scores.entropies).map(|&h| f64::from(h)).sum();
+        let right = compared.iter().flat_map(|one| &one.is_likeliest).filter(|&&right| right).count();
+        Ok(vec![
+            ("loss".into(), mean(-sum)),
+            ("entropy".into(), mean(entropy)),
+            ("mean_token_accuracy".into(), mean(right as f64)),
+        ])
     }
 }
 

@@ -198,6 +198,14 @@ impl ModelConfig {
         config.raw.insert("label2id".into(), numbers.into());
         config
     }
+    /// The same with another padding token, which transformers must know to score several texts at once.
+    pub(crate) fn padded_with(&self, pad_token_id: Option<u32>) -> ModelConfig {
+        let mut config = ModelConfig { pad_token_id, ..self.clone() };
+        if let Some(id) = pad_token_id {
+            config.raw.insert("pad_token_id".into(), id.into());
+        }
+        config
+    }
     /// The same, computing in `compute`: f32, or bf16, whose weights hold two inputs side by side.
     pub fn computing_in(&self, compute: kernels::DType) -> Result<ModelConfig> {
         let sizes = [("hidden_size", self.hidden_size), ("intermediate_size", self.intermediate_size)];

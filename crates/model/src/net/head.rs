@@ -4,8 +4,8 @@ use super::tape::TapeBackward;
 use super::{Rope, Tape};
 use crate::batch::{Batch, BatchTensors};
 use crate::weights::{Grads, ModelView};
-use kernels::ops::{linear, lm_head, rows, zero};
-use kernels::{Context, Result, View};
+use kernels::ops::{linear, lm_head, rows, sample, zero};
+use kernels::{Context, DType, Memory, Result, Tensor, View};
 
 /// What logits are multiplied with at a temperature: 1/T rounded to f32, the same number for sampler and trainer.
 pub fn inv_temperature(temperature: f64) -> f32 {
@@ -150,4 +150,42 @@ pub fn score<'a>(
     super::forward(ctx, model, rope, &batch, tape)?;
     head_forward(ctx, model, &batch, inv_temperature(temperature), tape)?;
     Ok(Scores { logps: tape.logps().to_vec_f32(), entropies: tape.entropies().to_vec_f32() })
+}
+
+/// After [`head_forward`]: the most likely token in the place of each scored one, of equals the first. It computes all
+/// logits again.
+pub(crate) fn most_likely<'a>(
+    ctx: &Context,
+    model: impl Into<ModelView<'a>>,
+    memory: &Memory,
+    tape: &Tape,
+) -> Result<Vec<u32>> {
+    let (r, memory) = (tape.head.rows, memory.part("workspace"));
+    let mut ids = Tensor::zeros(&memory, &[r], DType::U32);
+    let mut logps = Tensor::zeros(&memory, &[r], DType::F32);
+    let greedy = sample::RowParams {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        history: &[],
+        key: 0,
+        counter: [0; 4],
+    };
+    sample::forward(
+        ctx,
+        sample::Forward {
+            hidden: tape.head.hidden.rows(0..r),
+            weight: model.into().head()?,
+            rows: &vec![greedy; r],
+            packed: None,
+            ids: ids.view_mut(),
+            logps: logps.view_mut(),
+            truncated_logps: None,
+        },
+    )?;
+    let mut all = vec![0; r];
+    ids.view().copy_to_u32(&mut all);
+    Ok(all)
 }

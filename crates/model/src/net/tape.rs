@@ -188,6 +188,10 @@ impl Tape {
     pub fn logps(&self) -> View<'_> {
         self.head.logps.rows(0..self.head.rows)
     }
+    /// The hidden rows that predict them `[R, H]`.
+    pub(crate) fn scored_hidden(&self) -> View<'_> {
+        self.head.hidden.rows(0..self.head.rows)
+    }
     /// Scores of the rows that predict them `[R]`, of the last [`score_forward`](super::score_forward).
     pub fn scores(&self) -> View<'_> {
         self.logps()

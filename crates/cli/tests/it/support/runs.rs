@@ -76,6 +76,7 @@ pub fn good(directory: &Path, arguments: &[&str]) -> Said {
 fn measured(name: &str) -> bool {
     name.ends_with("_time_s")
         || name.ends_with("_tokens_per_s")
+        || name.ends_with("_per_second")
         || name.starts_with("device/")
         || ["step_time", "eval_runtime", "peak_bytes"].contains(&name)
 }

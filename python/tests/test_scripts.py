@@ -1,0 +1,164 @@
+"""Scripts that read their arguments as TRL's do."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+
+import pytest
+from conftest import WORDS, python
+
+from lockstep_rl import (
+    DatasetMixtureConfig,
+    GRPOConfig,
+    ModelConfig,
+    ScriptArguments,
+    SFTConfig,
+    TrlParser,
+    get_dataset,
+    get_peft_config,
+    get_quantization_config,
+)
+
+SCRIPT = """
+from lockstep_rl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser, get_peft_config
+
+def reward(completions, **kwargs):
+    return [float(len(set(text))) for text in completions]
+
+script_args, training_args, model_args = TrlParser((ScriptArguments, GRPOConfig, ModelConfig)).parse_args_and_config()
+trainer = GRPOTrainer(
+    model=model_args.model_name_or_path, reward_funcs=reward, args=training_args,
+    train_dataset=script_args.dataset_name, peft_config=get_peft_config(model_args),
+)
+result = trainer.train()
+if trainer.accelerator.is_main_process:
+    trainer.log_metrics("train", result.metrics)
+    trainer.save_metrics("train", result.metrics)
+    trainer.save_state()
+trainer.save_model(training_args.output_dir)
+trainer.accelerator.print("done")
+trainer.end()
+"""
+
+
+def test_a_script_with_flags_and_a_file(model, place):
+    (place / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{word} "}) + "\n" for word in WORDS))
+    (place / "run.yaml").write_text(
+        "dataset_name: rows.jsonl\nmax_steps: 9\nuse_peft: true\nlora_r: 2\nlora_dropout: 0.0\nthreads: 1\n"
+        "num_generations: 2\nper_device_train_batch_size: 4\nmax_completion_length: 4\nlearning_rate: 1.0e-2\n"
+    )
+    (place / "script.py").write_text(SCRIPT)
+    said = python("script.py", "--config", "run.yaml", "--model_name_or_path", model, "--max_steps", "2",
+                  "--logging-steps", "1", "--output_dir", "out", "--lora_target_modules", "q_proj", "v_proj")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.rstrip().endswith("done") and "***** train metrics *****" in said.stdout
+    adapter = json.loads((place / "out/adapter_config.json").read_text())
+    assert adapter["r"] == 2 and sorted(adapter["target_modules"]) == ["q_proj", "v_proj"]
+    results = json.loads((place / "out/train_results.json").read_text())
+    assert results == json.loads((place / "out/all_results.json").read_text()) and "train_loss" in results
+    state = json.loads((place / "out/trainer_state.json").read_text())
+    assert state["global_step"] == 2 and any("reward" in entry for entry in state["log_history"])
+
+
+def parsed(*arguments, classes=(ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig), **kwargs):
+    return TrlParser(classes, prog="script").parse_args_and_config(list(arguments), **kwargs)
+
+
+def test_a_field_of_several_classes_is_the_scripts_own():
+    script, training, model, _ = parsed("--dataset_name", "d", "--lora_r", "4", "--dtype", "bfloat16", "--packing",
+                                        "--learning_rate", "3e-5", "--no_shuffle_dataset", "--report_to", "none")
+    assert (script.dataset_name, model.lora_r, model.dtype) == ("d", 4, "bfloat16")
+    assert training.learning_rate == 3e-5 and training.shuffle_dataset is False
+    assert training.dataset_name is None and training.lora_r == SFTConfig().lora_r
+
+
+def test_classes_of_ones_own():
+    @dataclasses.dataclass
+    class Mine(ScriptArguments):
+        weights: list[float] | None = None
+        fast: bool = True
+        options: dict = dataclasses.field(default_factory=dict)
+
+    mine, args = parsed("--weights", "0.5", "2", "--no-fast", "--options", '{"a": 1}', "--beta", "0.1",
+                        classes=(Mine, GRPOConfig))
+    assert (mine.weights, mine.fast, mine.options, args.beta) == ([0.5, 2.0], False, {"a": 1}, 0.1)
+    assert TrlParser(Mine).parse_args_and_config(["--fast", "false"])[0].fast is False
+
+
+def test_what_nobody_knows(place, capsys):
+    (place / "run.yaml").write_text("lora_r: 4\nnonsense: 3\nenv:\n  LOCKSTEP_TEST_SEEN: 7\n")
+    with pytest.raises(ValueError, match="nobody knows nonsense"):
+        parsed("--config", "run.yaml")
+    assert os.environ.pop("LOCKSTEP_TEST_SEEN") == "7"
+    assert parsed("--config", "run.yaml", fail_with_unknown_args=False)[2].lora_r == 4
+    *_, rest = parsed("--config", "run.yaml", "--more", return_remaining_strings=True)
+    assert rest == ["--nonsense", "3", "--more"]
+    for words, complaint in [(["--lora_rr", "3"], "--lora_rr"), (["--lora_r", "many"], "'many' is no integer")]:
+        with pytest.raises(SystemExit) as ended:
+            parsed(*words)
+        assert ended.value.code == 2 and complaint in capsys.readouterr().err
+
+
+def test_adapters_and_quantization():
+    assert get_peft_config(ModelConfig()) is None and get_quantization_config(ModelConfig()) is None
+    one = get_peft_config(ModelConfig(use_peft=True, lora_target_modules=["all-linear"]))
+    assert one["r"] == 16 and one["target_modules"] == "all-linear"
+    with pytest.raises(ValueError, match="load_in_4bit: weights are not quantised"):
+        get_quantization_config(ModelConfig(load_in_4bit=True))
+
+
+def test_a_mixture(place):
+    datasets = pytest.importorskip("datasets")
+    for name, count in (("a", 3), ("b", 5)):
+        rows = [json.dumps({"text": f"{name}{i}", "other": i}) + "\n" for i in range(count)]
+        (place / f"{name}.jsonl").write_text("".join(rows))
+    parts = [{"path": "json", "data_files": f"{name}.jsonl", "columns": ["text"]} for name in "ab"]
+    joined = get_dataset(DatasetMixtureConfig(datasets=parts))["train"]
+    assert joined.column_names == ["text"] and joined["text"][2:4] == ["a2", "b0"] and len(joined) == 8
+    split = get_dataset(DatasetMixtureConfig(datasets=parts, test_split_size=0.25))
+    assert isinstance(split, datasets.DatasetDict) and (len(split["train"]), len(split["test"])) == (6, 2)
+    with pytest.raises(ValueError, match="has none"):
+        get_dataset(DatasetMixtureConfig())
+    with pytest.raises(ValueError, match="fraction is not supported"):
+        get_dataset(DatasetMixtureConfig(datasets=[{**parts[0], "fraction": 0.5}]))
+
+
+TRL = importlib.util.find_spec("trl")
+ROWS = {
+    "sft": lambda word: {"prompt": f"{word} ", "completion": f"{word}."},
+    "dpo": lambda word: {"prompt": f"{word} ", "chosen": word + "z", "rejected": word[::-1] + "zz"},
+    "grpo": lambda word: {"prompt": f"{word} "},
+}
+ROWS |= {"reward": ROWS["dpo"], "rloo": ROWS["grpo"]}
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(TRL is None, reason="trl is not installed")
+@pytest.mark.parametrize("method", ["sft", "dpo", "reward", "grpo", "rloo"])
+def test_a_script_of_trls(model, method, place):
+    """Only its import is changed."""
+    pytest.importorskip("accelerate")
+    text = (pathlib.Path(TRL.origin).parent / f"scripts/{method}.py").read_text()
+    assert "from trl import" in text
+    (place / "script.py").write_text(text.replace("from trl", "from lockstep_rl"))
+    (place / "data").mkdir()
+    for split in ("train", "test"):
+        rows = [json.dumps(ROWS[method](word)) + "\n" for word in WORDS]
+        (place / f"data/{split}.jsonl").write_text("".join(rows))
+    (place / "mine.py").write_text("def fn(completions, **kwargs):\n    return [float(len(c)) for c in completions]\n")
+    arguments = ["--model_name_or_path", model, "--dataset_name", "data", "--max_steps", "2", "--logging_steps", "1",
+                 "--per_device_train_batch_size", "2", "--learning_rate", "1e-3", "--output_dir", "out",
+                 "--eval_strategy", "steps", "--eval_steps", "2", "--report_to", "none", "--bf16", "False",
+                 "--use_peft", "--lora_r", "4", "--lora_alpha", "8", "--no_remove_unused_columns"]
+    if method in ("grpo", "rloo"):
+        arguments += ["--reward_funcs", "mine.fn", "think_format_reward", "--num_generations", "2",
+                      "--max_completion_length", "4"]
+    if method == "reward":
+        arguments += ["--lora_task_type", "SEQ_CLS"]
+    said = python("script.py", *arguments, env={**os.environ, "HF_DATASETS_CACHE": str(place / "cache")})
+    assert said.returncode == 0, said.stderr[-3000:]
+    assert "Training completed" in said.stdout and (place / "out/adapter_model.safetensors").exists()
+    metrics = (place / "out/metrics.jsonl").read_text()
+    assert "eval_" in metrics
