@@ -58,7 +58,7 @@ pub struct Args {
     /// Sets any other key (prompt_column, system_prompt, …); may be repeated, and the last one wins.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Writes each prompt, completion and score as JSON lines.
+    /// Writes each completion with its row's columns and its scores as JSON lines.
     #[arg(long, alias = "output", value_name = "FILE.jsonl")]
     pub out: Option<PathBuf>,
     /// The result as JSON on standard output.
@@ -315,7 +315,7 @@ fn rewards_table(outcomes: &[Outcome]) -> Table {
     table
 }
 
-/// Prompt, completion and rewards of each completion, as JSON lines.
+/// Each completion with its row's columns and its rewards, as JSON lines: what `lockstep score-rewards` reads.
 fn lines(outcomes: &[Outcome], policy: &Policy) -> anyhow::Result<String> {
     let mut text = String::new();
     for outcome in outcomes {
@@ -325,15 +325,18 @@ fn lines(outcomes: &[Outcome], policy: &Policy) -> anyhow::Result<String> {
             for (scored, total) in group.completions.iter().zip(&mut totals) {
                 let rewards: Map<String, Value> =
                     names.iter().cloned().zip(scored.rewards.iter().map(|score| json!(score))).collect();
-                let line = json!({
-                    "set": outcome.name,
-                    "prompt": group.prompt.content,
-                    "completion": policy.tokenizer.decode(&scored.completion.ids, true)?,
-                    "finish_reason": scored.completion.finish_reason.name(),
-                    "reward": total,
-                    "rewards": rewards,
-                });
-                text.push_str(&line.to_string());
+                let own = [
+                    ("set", json!(outcome.name)),
+                    ("prompt", json!(group.prompt.content)),
+                    ("completion", json!(policy.tokenizer.decode(&scored.completion.ids, true)?)),
+                    ("completion_ids", json!(scored.completion.ids)),
+                    ("finish_reason", json!(scored.completion.finish_reason.name())),
+                    ("reward", json!(total)),
+                    ("rewards", json!(rewards)),
+                ];
+                let mut line = group.prompt.columns.clone();
+                line.extend(own.map(|(name, value)| (name.to_owned(), value)));
+                text.push_str(&Value::Object(line).to_string());
                 text.push('\n');
             }
         }

@@ -36,5 +36,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             policy.weights.base.overwrite(|weights| weights.merge(adapter.current()));
         }
         policy.save(dir)
-    })
+    })?;
+    eprintln!("{}: {} with {} added", args.out.display(), args.model.display(), args.adapter.display());
+    Ok(())
 }

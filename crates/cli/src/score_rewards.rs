@@ -52,6 +52,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         bad_input!("no reward to try: give --reward, or a configuration with reward_funcs");
     }
     let input = utf8("--input", &args.input)?;
+    if args.input.is_dir() {
+        bad_input!("--input {input}: is a directory; give a file, JSONL or Parquet");
+    }
     if !args.input.is_file() {
         bad_input!("--input {input}: there is no such file");
     }

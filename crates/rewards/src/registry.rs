@@ -245,26 +245,8 @@ fn known() -> String {
 }
 
 fn unknown(name: &str) -> Error {
-    let nearest = kinds().map(|kind| (distance(name, kind), kind)).min();
-    let nearest =
-        nearest.filter(|(distance, kind)| *distance <= kind.len().max(6) / 3).map(|(_, kind)| kind.to_owned());
+    let nearest = model::nearest(name, kinds()).map(str::to_owned);
     Error::Unknown { name: name.to_owned(), nearest, known: known() }
-}
-
-/// Levenshtein distance in bytes, letter case and `-` for `_` being free.
-fn distance(a: &str, b: &str) -> usize {
-    let fold = |text: &str| text.to_ascii_lowercase().replace('-', "_").into_bytes();
-    let (a, b) = (fold(a), fold(b));
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, &x) in a.iter().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, &y) in b.iter().enumerate() {
-            let change = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
@@ -356,10 +338,5 @@ mod tests {
         assert!(missing.contains("./no/such/program") && missing.contains("no such program"), "{missing}");
         assert!(error("command:").contains("no program"));
         assert!(error("command:sh -c 'x").contains("quote"));
-    }
-
-    #[test]
-    fn distances() {
-        assert_eq!((distance("", "abc"), distance("kitten", "sitting"), distance("A-b", "a_b")), (3, 3, 0));
     }
 }

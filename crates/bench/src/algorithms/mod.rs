@@ -13,14 +13,14 @@ use lockstep::Policy;
 use lockstep::config::ComputeDType;
 use lockstep::config::Purpose;
 use lockstep::context;
-use lockstep::error::BadInput;
+use lockstep::error::{BadInput, OrBadInput};
 use lockstep::write_atomically;
 use lockstep::{RunResult, bad_input};
 use lockstep::{StopSignal, Stopped};
 use outcome::{Outcome, curve, mean_std};
 use serde_json::json;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use telemetry::{Align, Console, Table};
 
 /// Evaluations in a run.
@@ -78,6 +78,7 @@ pub fn run(args: &Options) -> anyhow::Result<()> {
     if args.seeds.is_empty() {
         bad_input!("--seeds: give at least one");
     }
+    check_directory(&args.out)?;
     let ctx = context(None, args.threads, ComputeDType::F32)?;
     let Options { console, stop, .. } = args;
     let mut rows = first_rows(args.table);
@@ -137,6 +138,19 @@ fn first_rows(table: Which) -> Vec<Row> {
         Which::Algorithms => vec![row("SFT")],
         Which::Kl => vec![row("baseline (random weights)"), row("SFT")],
     }
+}
+
+/// A benchmark goes on in its own directory, and begins in none that something else is in.
+fn check_directory(out: &Path) -> anyhow::Result<()> {
+    let entries = match std::fs::read_dir(out) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.or_bad_input_in(format!("--out {}", out.display()))?,
+    };
+    let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
+    if !names.is_empty() && !names.iter().any(|name| name.to_string_lossy().starts_with("seed-")) {
+        bad_input!("--out {}: exists, is not empty and holds no such benchmark; give another", out.display());
+    }
+    Ok(())
 }
 
 /// Every row's outcome of one seed; `None` if somebody asked to stop.

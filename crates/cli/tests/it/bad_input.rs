@@ -39,6 +39,7 @@ fn usage() {
     misused(dir.path(), &["demo", "--steps", "0"], &["'0'", "--steps"]);
     let scored = ["score-rewards", "--input", "c.jsonl", "--reward", "unique_chars", "--out", "none/x.jsonl"];
     write(dir.path(), "c.jsonl", "{\"completion\": \"a\"}\n");
+    refused(dir.path(), &["score-rewards", "--input", ".", "--reward", "unique_chars"], &["--input .", "directory"]);
     refused(dir.path(), &scored, &["--out none/x.jsonl", "a directory that exists"]);
 }
 
@@ -173,6 +174,10 @@ fn models() {
     with("config.json", &compact("\"hidden_act\":\"silu\"", "\"hidden_act\":\"relu\""), &["hidden_act", "relu"]);
     with("config.json", &compact("\"vocab_size\":40", "\"vocab_size\":20"), &["vocabulary", "20"]);
     with("config.json", &compact("\"intermediate_size\":24", "\"intermediate_size\":23"), &["mlp", "23"]);
+    let hiden = compact("\"hidden_size\"", "\"hiden_size\"");
+    with("config.json", &hiden, &["`hidden_size`: is missing; there is `hiden_size`"]);
+    let huge = compact("\"vocab_size\":40", "\"vocab_size\":40000000000");
+    with("config.json", &huge, &["`vocab_size` = 40000000000: expected at most"]);
     with("config.json", b"{", &["config.json: not JSON: EOF"]);
     with("config.json", b"[]", &["config.json: expected a JSON object"]);
     write(&dir.path().join("model"), "config.json", &config);

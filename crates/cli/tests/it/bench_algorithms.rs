@@ -43,7 +43,10 @@ fn a_row_two_seeds_and_again() {
 }
 
 #[test]
-fn an_unknown_row_is_refused() {
+fn unknown_rows_and_directories_of_others_are_refused() {
     let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("thesis.txt"), "mine").unwrap();
+    refused(dir.path(), &["bench", "algorithms", "--out", "."], &["--out .", "not empty"]);
+    refused(dir.path(), &["bench", "algorithms", "--out", "thesis.txt"], &["--out thesis.txt"]);
     refused(dir.path(), &["bench", "algorithms", "--only", "gpro"], &["--only gpro", "grpo, dr_grpo"]);
 }

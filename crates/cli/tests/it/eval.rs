@@ -109,6 +109,23 @@ fn greedy_evaluation_takes_the_likeliest_tokens() {
     }
 }
 
+/// With the columns that rewards compare with, and the token ids that others count.
+#[test]
+fn what_an_evaluation_writes_can_be_scored() {
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("a.jsonl"), "{\"prompt\": \"ab \", \"answer\": \"c\"}\n").unwrap();
+    let rewards = ["--reward", "exact_match", "--reward", "length:3", "--json"];
+    let eval = ["eval", "--model", "model", "--dataset", "a.jsonl", "--out", "o.jsonl"];
+    let evaluated = good(root, &[&eval[..], SHORT, &rewards].concat()).out;
+    let scored = good(root, &[&["score-rewards", "--input", "o.jsonl"][..], &rewards].concat()).out;
+    let [evaluated, scored] = [evaluated, scored].map(|text| serde_json::from_str::<Value>(&text).unwrap());
+    for i in 0..2 {
+        assert!(scored["rewards"][i]["mean"].is_f64(), "{scored}");
+        assert_eq!(scored["rewards"][i]["mean"], evaluated["rewards"][i]["mean"]);
+    }
+}
+
 /// The weights, the prompts and the seed are those of the first generation, and the completions are others.
 #[test]
 fn evaluations_draw_noise_of_their_own() {

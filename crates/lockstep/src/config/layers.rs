@@ -3,11 +3,11 @@
 use super::Config;
 use super::key::Key;
 use super::methods::{Methods, ONLINE};
-use super::nearest::did_you_mean;
 use super::table::KEYS;
 use super::unsupported_keys::{self, UnsupportedKey, unsupported_key};
 use crate::bad_input;
 use crate::error::BadInput;
+use model::did_you_mean;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -11,7 +11,6 @@ mod key;
 mod keys;
 mod layers;
 mod methods;
-mod nearest;
 mod paths;
 mod resume;
 mod show;
@@ -26,7 +25,6 @@ pub use engine::{WorkloadBounds, engine_config, eval_sampling, sampling, trainer
 pub use key::{Key, OnResume};
 use layers::Origin;
 pub use layers::{Layers, Purpose, Resolved, refuse_environment, unknown_key};
-pub(crate) use nearest::did_you_mean;
 pub(crate) use resume::changes;
 pub(crate) use resume::changes_on_resume;
 pub use show::toml_on_one_line;

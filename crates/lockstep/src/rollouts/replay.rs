@@ -9,7 +9,7 @@
 //! All of it is read and checked before the run begins. It knows no reward: the file's scores are taken as they are.
 
 use crate::bad_input;
-use crate::config::{Config, WorkloadBounds, did_you_mean};
+use crate::config::{Config, WorkloadBounds};
 use crate::data::prompt_dataset::context;
 use crate::data::prompts::Prompt;
 use crate::error::{BadInput, OrBadInput};
@@ -17,6 +17,7 @@ use crate::models::Policy;
 use crate::rollouts::{Rollouts, ScoredCompletion, ScoredGroup};
 use kernels::Context;
 use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
+use model::did_you_mean;
 use model::tokenizer::Tokenizer;
 use model::{Columns, ModelAssets, PromptCompletion, PromptSet, Scorer};
 use rewards::Content;

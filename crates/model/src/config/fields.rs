@@ -1,6 +1,6 @@
 //! Fields of a JSON object, with errors that name the field and its value.
 
-use crate::{Error, Result};
+use crate::{Error, Result, nearest};
 use serde_json::{Map, Value};
 
 /// Sizes past this are a mistake, and would overflow products of two of them.
@@ -21,13 +21,19 @@ impl<'a> Fields<'a> {
         let value = self.map.get(key).map(|v| shorten(&v.to_string()));
         Error::Config { field: format!("{}{key}", self.prefix), value, message: message.into() }
     }
+    fn missing(&self, key: &str) -> Error {
+        let near = nearest(key, self.map.keys().map(String::as_str)).filter(|near| *near != key);
+        let near = near.map_or_else(String::new, |near| format!("; there is `{near}`, which nothing reads"));
+        self.error(key, format!("is missing{near}"))
+    }
     /// A positive size, or `default` where the field is absent or null.
     pub fn size(&self, key: &str, default: Option<usize>) -> Result<usize> {
         match (self.get(key), default) {
             (None, Some(default)) => Ok(default),
-            (None, None) => Err(self.error(key, "is missing")),
+            (None, None) => Err(self.missing(key)),
             (Some(v), _) => match v.as_u64() {
-                Some(n) if n > 0 && n <= MAX_SIZE => Ok(n as usize),
+                Some(n) if n > MAX_SIZE => Err(self.error(key, format!("expected at most {MAX_SIZE}"))),
+                Some(n) if n > 0 => Ok(n as usize),
                 _ => Err(self.error(key, "expected a positive integer")),
             },
         }
@@ -49,7 +55,7 @@ impl<'a> Fields<'a> {
         }
     }
     pub fn required(&self, key: &str) -> Result<f64> {
-        self.number(key)?.ok_or_else(|| self.error(key, "is missing"))
+        self.number(key)?.ok_or_else(|| self.missing(key))
     }
     pub fn text(&self, key: &str) -> Result<Option<&'a str>> {
         match self.get(key) {

@@ -1,13 +1,13 @@
 //! The nearest of known names, for misspelt ones.
 
 /// The name nearest to `name`, if any is near enough to be meant.
-fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let limit = (name.chars().count() / 3).max(2);
     known.into_iter().map(|k| (distance(name, k), k)).min().filter(|(d, _)| *d <= limit).map(|(_, k)| k)
 }
 
 /// The question that ends a message about an unknown name; nothing if none is near.
-pub(crate) fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     nearest(name, known).map_or_else(String::new, |near| format!("; did you mean `{near}`?"))
 }
 
@@ -43,5 +43,6 @@ mod tests {
         assert_eq!(nearest("btea", known), Some("beta"));
         assert_eq!(nearest("something_else", known), None);
         assert_eq!((distance("", "abc"), distance("kitten", "sitting"), distance("ab", "ba")), (3, 3, 1));
+        assert_eq!(distance("A-b", "a_b"), 0);
     }
 }
