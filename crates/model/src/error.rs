@@ -64,7 +64,7 @@ pub enum Error {
     /// Arguments that do not fit each other.
     #[error("{0}")]
     Value(String),
-    /// The flag of [`Scorer::stop_with`](crate::Scorer::stop_with) was set.
+    /// A [`StopCheck`](crate::StopCheck) said so.
     #[error("stopped as asked")]
     Stopped,
     /// An error of an operation.

@@ -19,6 +19,7 @@ pub mod packing;
 pub mod peft;
 mod prompt;
 pub mod scoring;
+mod stop;
 pub mod tokenizer;
 pub mod weights;
 
@@ -33,6 +34,7 @@ pub use nearest::{did_you_mean, nearest};
 pub use packing::{MicroBatch, PromptCompletion, PromptGroup};
 pub use prompt::{Prompt, PromptSet};
 pub use scoring::Scorer;
+pub use stop::StopCheck;
 pub use tokenizer::{SpecialTokens, TextStream, Tokenizer};
 pub use weights::{
     AdaptedWeights, Adapter, Adapters, Grads, HeldWeights, LoraConfig, ModelView, Params, TargetModules, Trainable,

@@ -6,11 +6,9 @@ use crate::packing::{
     MicroBatch, PromptCompletion, PromptGroup, check_groups, followed, longest, micro_batches, sequences,
 };
 use crate::weights::ModelView;
-use crate::{Batch, BatchTensors, Capacity, Error, GroupSegment, ModelConfig, Result, Tokenizer};
+use crate::{Batch, BatchTensors, Capacity, GroupSegment, ModelConfig, Result, StopCheck, Tokenizer};
 use kernels::ops::linear;
 use kernels::{Context, DType, Matrix, Memory, Tensor};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes of logits that [`Scorer::logits`] has in memory at once: those of one row, if that is more.
 const LOGITS_BYTES: usize = 16 << 20;
@@ -25,20 +23,21 @@ pub struct Scorer {
     tape: Option<Tape>,
     max_tokens: usize,
     prefix_sharing: bool,
-    /// Set from outside: no further micro-batch is wanted.
-    stopped: Arc<AtomicBool>,
+    stop: StopCheck,
 }
 
 impl Scorer {
     /// A scorer that computes up to `max_tokens` rows at once (more for a group larger than that).
     pub fn new(memory: &Memory, max_tokens: usize, prefix_sharing: bool) -> Scorer {
-        let stopped = Arc::default();
-        Scorer { memory: memory.clone(), rope: None, tape: None, max_tokens, prefix_sharing, stopped }
+        let stop = StopCheck::default();
+        Scorer { memory: memory.clone(), rope: None, tape: None, max_tokens, prefix_sharing, stop }
     }
 
-    /// Shares a flag that, once set, ends scoring before its next micro-batch, with [`Error::Stopped`].
-    pub fn stop_with(&mut self, stopped: Arc<AtomicBool>) {
-        self.stopped = stopped;
+    /// Ends scoring before its next layer, with [`Error::Stopped`](crate::Error::Stopped), once `stop` (or the flag
+    /// that it is of) says so.
+    pub fn stop_with(&mut self, stop: impl Into<StopCheck>) {
+        self.stop = stop.into();
+        self.tape = self.tape.take().map(|tape| tape.stop_with(self.stop.clone()));
     }
 
     /// Takes the memory for micro-batches up to `capacity` and sequences up to `positions` now.
@@ -46,7 +45,8 @@ impl Scorer {
         let old = self.tape.as_ref().map_or(Capacity::default(), Tape::capacity);
         if self.tape.is_none() || !old.holds(capacity) {
             self.tape = None; // free before taking
-            self.tape = Some(Tape::forward_only(&self.memory, config, old.max(capacity)));
+            let tape = Tape::forward_only(&self.memory, config, old.max(capacity));
+            self.tape = Some(tape.stop_with(self.stop.clone()));
         }
         grow_rope(&mut self.rope, &self.memory, config, positions);
     }
@@ -182,9 +182,6 @@ impl Scorer {
         self.memory.check()?;
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
         for (i, &prefix) in sequences.iter().enumerate() {
-            if self.stopped.load(Ordering::Relaxed) {
-                return Err(Error::Stopped);
-            }
             let batch = Batch::new(&[GroupSegment { prefix, branches: &[] }], true);
             forward(ctx, model, rope, &BatchTensors::new(ctx.memory(), &batch), tape)?;
             for first in (0..prefix.len()).step_by(rows_at_once) {
@@ -211,10 +208,7 @@ impl Scorer {
         self.reserve(config, capacity, longest(groups));
         self.memory.check()?;
         let (Some(tape), Some((_, rope))) = (&mut self.tape, &self.rope) else { unreachable!("reserved") };
-        micro.iter().try_for_each(|micro| match self.stopped.load(Ordering::Relaxed) {
-            true => Err(Error::Stopped),
-            false => compute(rope, micro, &micro.batch(self.prefix_sharing), tape),
-        })
+        micro.iter().try_for_each(|micro| compute(rope, micro, &micro.batch(self.prefix_sharing), tape))
     }
 }
 

@@ -21,7 +21,7 @@ use kernels::{Context, Memory};
 use model::net::{Rope, Tape};
 use model::packing::{longest, micro_batches};
 use model::scoring::grow_rope;
-use model::{Capacity, Grads, LoraConfig, MicroBatch, ModelConfig, ModelView, Trainable};
+use model::{Capacity, Grads, LoraConfig, MicroBatch, ModelConfig, ModelView, StopCheck, Trainable};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Instant;
@@ -69,6 +69,7 @@ pub struct Trainer {
     pub(crate) optimizer: Optimizer,
     pub(crate) rope: Option<(usize, Rope)>,
     pub(crate) tape: Option<Tape>,
+    stop: StopCheck,
     skipped_in_a_row: u32,
     pub(crate) skipped_total: u64,
     entropy: EntropyControl,
@@ -119,6 +120,7 @@ impl Trainer {
             config,
             rope: None,
             tape: None,
+            stop: StopCheck::default(),
             skipped_in_a_row: 0,
             skipped_total: 0,
             accumulated: None,
@@ -132,6 +134,13 @@ impl Trainer {
         &self.config
     }
 
+    /// Ends the passes of a gradient before their next layer once `stop` (or the flag that it is of) says so. What was
+    /// accumulated is given up then, with [`model::Error::Stopped`]: a step that has not begun to change anything.
+    pub fn stop_with(&mut self, stop: impl Into<StopCheck>) {
+        self.stop = stop.into();
+        self.tape = self.tape.take().map(|tape| tape.stop_with(self.stop.clone()));
+    }
+
     /// Takes the memory for updates of up to `tokens` rows, in micro-batches up to `capacity` and sequences up to
     /// `positions`, now.
     pub fn reserve(&mut self, model: &ModelConfig, tokens: usize, capacity: Capacity, positions: usize) {
@@ -140,7 +149,8 @@ impl Trainer {
         if self.tape.is_none() || !old.holds(capacity) {
             self.tape = None; // free before taking
             let checkpointing = self.config.gradient_checkpointing;
-            self.tape = Some(Tape::new(&self.memory, model, old.max(capacity), checkpointing));
+            let tape = Tape::new(&self.memory, model, old.max(capacity), checkpointing);
+            self.tape = Some(tape.stop_with(self.stop.clone()));
         }
         grow_rope(&mut self.rope, &self.memory, model, positions);
     }

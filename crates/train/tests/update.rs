@@ -8,7 +8,9 @@ use kernels::rng::Stream;
 use kernels::{Context, Copies, DType, Isa};
 use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
 use model::io::{TensorSink, TensorSource};
-use model::{ModelConfig, Prompt, PromptCompletion, Scorer, Weights};
+use model::{ModelConfig, Prompt, PromptCompletion, Scorer, StopCheck, Weights};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use train::loss::entropy::EntropyConfig;
 use train::{
     Advantage, Error, ImportanceSamplingLevel, LossConfig, Objective, OptimizerConfig, Sample, StepParams, Trainer,
@@ -83,7 +85,7 @@ fn nor_in_bf16() {
 fn policy_in(ctx: &Context, dtype: DType) -> Weights {
     let from = policy(ctx.memory());
     let config = ModelConfig { compute: dtype, ..(*from.config).clone() };
-    let mut weights = Weights::zeros(ctx.memory(), &std::sync::Arc::new(config));
+    let mut weights = Weights::zeros(ctx.memory(), &Arc::new(config));
     for spec in TensorSource::tensors(&from) {
         weights.put(&spec.name, &from.get(&spec.name).expect("tensor")).expect("tensor");
     }
@@ -392,4 +394,41 @@ fn refuses_what_does_not_fit() {
     assert!(refuse(&|s| drop(s.columns.remove(REF_LOGPS))).contains("beta"));
     assert!(refuse(&|s| s.mask.truncate(0)).contains("mask"));
     assert!(refuse(&|s| s.columns.set(SAMPLER_LOGPS, vec![])).contains("sampler_logps"));
+}
+
+/// A gradient that is given up at any layer of any micro-batch leaves nothing behind but numbers that nobody reads.
+#[test]
+fn a_gradient_that_is_given_up_changes_nothing() {
+    let ctx = context(2);
+    let weights = policy(ctx.memory());
+    let samples = samples(&ctx, &weights);
+    for checkpointing in [false, true] {
+        let trainer =
+            || Trainer::new(ctx.memory(), &weights.config, trainer_config(1, checkpointing)).expect("trainer");
+        let (mut expected, mut own) = (policy(ctx.memory()), policy(ctx.memory()));
+        let metrics = trainer().update(&ctx, &mut expected, &samples, 1e-3).expect("a step");
+        let mut stopped = trainer();
+        let looks = Arc::new(AtomicUsize::new(0));
+        let mut most = 0;
+        for look in 1.. {
+            let count = looks.clone();
+            count.store(0, Ordering::Relaxed);
+            stopped.stop_with(StopCheck::new(move || count.fetch_add(1, Ordering::Relaxed) + 1 >= look));
+            match stopped.gradient(&ctx, (&own).into(), &samples) {
+                Err(Error::Model(model::Error::Stopped)) => {}
+                other => {
+                    other.expect("the gradient");
+                    most = look - 1;
+                    break;
+                }
+            }
+            assert_eq!(looks.load(Ordering::Relaxed), look, "it ends with the first look that says so");
+            let step = stopped.step(&ctx, &mut own, StepParams { learning_rate: 1e-3 });
+            assert!(matches!(step, Err(Error::Config(_))), "there is no gradient to step with");
+        }
+        // Three micro-batches, forward and backward, each layer and the head.
+        assert_eq!(most, 3 * 2 * (weights.config.num_layers + 1));
+        let again = stopped.step(&ctx, &mut own, StepParams { learning_rate: 1e-3 }).expect("a step");
+        assert_eq!((lasting(again), bits(&own)), (lasting(metrics), bits(&expected)));
+    }
 }

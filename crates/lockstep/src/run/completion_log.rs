@@ -6,13 +6,18 @@ use serde_json::Value;
 use telemetry::CompletionRows;
 use train::{Advantage, Advantages};
 
-/// Reports the completions that the step after `run.step` trains on, if it is one of those asked for.
-pub fn log(run: &mut TrainingRun, rollouts: &Rollouts, advantages: &Advantages) -> anyhow::Result<()> {
+/// The completions that the step after `run.step` trains on, and how many of them a console shows; `None` if they are
+/// not asked for.
+pub fn rows(
+    run: &TrainingRun,
+    rollouts: &Rollouts,
+    advantages: &Advantages,
+) -> anyhow::Result<Option<(CompletionRows, usize)>> {
     let config = &run.config;
     let step = run.step + 1;
     let last = step >= run.schedule.total_steps;
     if !config.log_completions || !run.reporter.logs_at(step, last) {
-        return Ok(());
+        return Ok(None);
     }
     // Columns that some rewards add, in the order in which they come.
     let mut extra: Vec<(String, Vec<Value>)> = Vec::new();
@@ -38,6 +43,5 @@ pub fn log(run: &mut TrainingRun, rollouts: &Rollouts, advantages: &Advantages) 
     };
     let prints = step.is_multiple_of(config.log_completions_steps.unwrap_or(config.logging_steps)) || last;
     let shown = if prints { config.num_completions_to_print.unwrap_or(rows.prompts.len()) } else { 0 };
-    run.reporter.completions(rows, shown);
-    Ok(())
+    Ok(Some((rows, shown)))
 }

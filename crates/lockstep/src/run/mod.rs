@@ -19,6 +19,7 @@ pub mod run_dir;
 pub mod stop;
 pub mod task;
 pub mod training;
+pub mod update;
 
 pub use context::context;
 pub use run_dir::RunDir;

@@ -16,7 +16,6 @@ const TRACE_BYTES: u64 = 32 << 20;
 /// The sinks of a run, and what is to be logged next.
 pub struct Reporter {
     sinks: Sinks,
-    record_rollouts: bool,
     logging_steps: u64,
     first_step: bool,
     sums: MetricSums,
@@ -42,7 +41,6 @@ impl Reporter {
         sinks.add(TraceSink::open(run.trace(), TRACE_BYTES)?);
         Ok(Reporter {
             sinks,
-            record_rollouts: config.record_rollouts,
             logging_steps: config.logging_steps,
             first_step: config.logging_first_step,
             sums: MetricSums::default(),
@@ -63,12 +61,9 @@ impl Reporter {
         Ok(())
     }
 
-    /// Reports a recorded rollout, if they are recorded.
-    pub fn record_rollout(&mut self, line: impl FnOnce() -> Map<String, Value>) -> anyhow::Result<()> {
-        match self.record_rollouts {
-            true => Ok(self.sinks.emit(EventKind::Rollout { line: line() })?),
-            false => Ok(()),
-        }
+    /// Reports a recorded rollout.
+    pub fn record_rollout(&mut self, line: Map<String, Value>) -> anyhow::Result<()> {
+        Ok(self.sinks.emit(EventKind::Rollout { line })?)
     }
 
     /// Reports the completions of a step, of which a console shows some. No run ends because their table cannot be

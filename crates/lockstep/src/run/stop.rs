@@ -1,14 +1,21 @@
-//! The request to stop a run: its step ends or is given up, a checkpoint is written, it can be resumed.
+//! The request to stop a run: its step is given up, a checkpoint of the last one is written, it can be resumed.
 
+use model::StopCheck;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether a run, or an evaluation, is asked to stop; a clone is another handle to the same request.
 ///
-/// A step that computes is finished. A rollout, an evaluation or a wait for rewards is given up: it is done again, to
-/// the same bits, when the run goes on.
+/// The step that is being made is given up, unless its optimizer step has begun: rollout, scoring, the wait for rewards
+/// and the gradient look at this between decode steps and layers. So is an evaluation. What is given up is done again,
+/// to the same bits, when the run goes on.
 #[derive(Clone, Debug, Default)]
-pub struct StopSignal(Arc<AtomicBool>);
+pub struct StopSignal {
+    requested: Arc<AtomicBool>,
+    /// Looks of passes until it is given; 0: they are not counted.
+    #[cfg(test)]
+    pub(crate) looks_left: Arc<std::sync::atomic::AtomicUsize>,
+}
 
 impl StopSignal {
     /// One that only [`request`](Self::request) gives.
@@ -18,17 +25,29 @@ impl StopSignal {
 
     /// Asks to stop.
     pub fn request(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.requested.store(true, Ordering::Relaxed);
     }
 
     /// Whether somebody asked.
     pub fn is_requested(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.requested.load(Ordering::Relaxed)
     }
 
     /// For those who look while they work.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
-        self.0.clone()
+        self.requested.clone()
+    }
+
+    /// For passes through a model.
+    pub(crate) fn of_passes(&self) -> StopCheck {
+        let stop = self.clone();
+        StopCheck::new(move || {
+            #[cfg(test)]
+            if stop.looks_left.load(Ordering::Relaxed) > 0 && stop.looks_left.fetch_sub(1, Ordering::Relaxed) == 1 {
+                stop.request();
+            }
+            stop.is_requested()
+        })
     }
 
     /// [`Stopped`] once somebody asked.
@@ -48,5 +67,6 @@ pub fn is_stopped(error: &anyhow::Error) -> bool {
         cause.is::<Stopped>()
             || matches!(cause.downcast_ref(), Some(rollout::Error::Stopped))
             || matches!(cause.downcast_ref(), Some(model::Error::Stopped))
+            || matches!(cause.downcast_ref(), Some(train::Error::Model(model::Error::Stopped)))
     })
 }

@@ -29,6 +29,10 @@ pub trait TrainingTask {
     /// One optimizer step on it.
     fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()>;
 
+    /// The step that was begun is given up, before its optimizer step: takes back what [`next_batch`](Self::next_batch)
+    /// and [`step`](Self::step) changed of [`state`](Self::state). The run takes back its own.
+    fn give_up_step(&mut self) {}
+
     /// The metrics of held-out data; `None` where there is none.
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>>;
 

@@ -15,6 +15,7 @@ use super::resume::{ResumeFrom, check_resumable};
 use super::reward_remarks::RewardRemarks;
 use super::stop::StopSignal;
 use super::task::TrainingTask;
+use super::update::StepBefore;
 use super::{RunDir, StopReason};
 use crate::bad_input;
 use crate::config::{Config, Purpose, Strategy, changes};
@@ -24,13 +25,12 @@ use crate::models::Policy;
 use crate::rollouts::evaluate::find;
 use anyhow::Context as _;
 use kernels::Context;
-use model::Trainable;
 use serde_json::Value;
 use state::{Best, RunState};
 use std::path::Path;
 use std::time::Instant;
 use telemetry::{Alarm, EventKind, Stages, stages::Span};
-use train::{Samples, Schedule, StepParams, Trainer, UpdateMetrics};
+use train::{Schedule, Trainer, UpdateMetrics};
 
 /// A run between two steps.
 pub struct TrainingRun {
@@ -73,6 +73,8 @@ pub struct TrainingRun {
     pub stop: StopSignal,
     /// The step is done, and an evaluation of it is not.
     pub evaluation_due: bool,
+    /// What a step that is given up takes the run back to; none between two steps.
+    pub(super) before: Option<StepBefore>,
     /// Evaluations may have metrics of other names than those that are known before.
     has_other_metrics: bool,
     evaluations_without_improvement: u32,
@@ -136,6 +138,7 @@ impl TrainingRun {
             }
             None => None,
         };
+        trainer.stop_with(stop.of_passes());
         let models = Models::hashed(&dir, &config, setup.purpose, &policy.dir, state.is_some())?;
         policy.base_sha256 = policy.weights.adapter.is_some().then(|| models.weights_sha256());
         let began = resume_from.configuration(&dir, setup.purpose)?;
@@ -224,6 +227,7 @@ impl TrainingRun {
             last_logged: Vec::new(),
             label,
             stop,
+            before: None,
             evaluation_due: state.as_ref().is_some_and(|state| state.evaluation_due),
             has_other_metrics: setup.has_other_metrics,
             evaluations_without_improvement: state.as_ref().map_or(0, |state| state.evaluations_without_improvement),
@@ -274,37 +278,6 @@ impl TrainingRun {
     /// Adds a value to the mean that is logged next.
     pub fn add_metric(&mut self, name: &str, value: f64) {
         self.reporter.add(name, value);
-    }
-
-    /// One optimizer step of the policy on these samples.
-    pub fn update_policy<'a>(&mut self, samples: impl Into<Samples<'a>>) -> anyhow::Result<UpdateMetrics> {
-        let learning_rate = self.schedule.at(self.step);
-        let (span, before) = (self.stages.span("update"), kernels::context::counted());
-        self.trainer.gradient(&self.ctx, self.policy.weights.view(), samples)?;
-        record_ops(&span, before);
-        let seconds = span.end();
-        self.finish_checkpoint()?;
-        let (span, before) = (self.stages.span("update"), kernels::context::counted());
-        let params = StepParams { learning_rate };
-        let metrics = self.trainer.step(&self.ctx, &mut self.policy.weights, params)?;
-        record_ops(&span, before);
-        self.count_update(&metrics, seconds + span.end());
-        Ok(metrics)
-    }
-
-    fn count_update(&mut self, metrics: &UpdateMetrics, seconds: f64) {
-        self.step += 1;
-        if metrics.skipped {
-            self.alarms.not_finite("policy", not_finite(metrics));
-        }
-        for (name, value) in metrics.entries() {
-            self.reporter.add(name, value);
-        }
-        self.reporter.add("update_time_s", seconds);
-        self.reporter.add("forward_time_s", metrics.forward_time_s);
-        self.reporter.add("backward_time_s", metrics.backward_time_s);
-        self.reporter.add("optimizer_time_s", metrics.optimizer_time_s);
-        self.reporter.add("update_tokens_per_s", metrics.computed_tokens as f64 / seconds);
     }
 
     /// Ends the step, and logs it if that is due; progress shows the metrics `shown`.

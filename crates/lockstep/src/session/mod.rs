@@ -187,6 +187,7 @@ impl Run {
         if self.ended.is_none() {
             self.ended = match self.advance() {
                 Err(error) if is_stopped(&error) => {
+                    self.give_up_step();
                     self.save_step()?;
                     Some(StopReason::Interrupted)
                 }
@@ -218,6 +219,7 @@ impl Run {
         if !of_reward && !error.is::<RolloutFailed>() && !error.is::<MetricsFailed>() {
             return Err(error);
         }
+        self.give_up_step();
         self.save_step()?;
         let (step, root) = (self.training.step, self.training.dir.root().display());
         Err(error.context(match of_reward {
@@ -227,6 +229,13 @@ impl Run {
             ),
             false => format!("stopped after step {step}; resume the run in {root}"),
         }))
+    }
+
+    /// What was begun after the last step has never been.
+    fn give_up_step(&mut self) {
+        if self.training.give_up_step() {
+            self.task.give_up_step();
+        }
     }
 
     /// Saves the last step, as what was begun after it has been given up. Before the first there is nothing to save.
@@ -251,6 +260,7 @@ impl Run {
         if self.training.is_done() {
             return Ok(Some(StopReason::Completed));
         }
+        self.training.begin_step();
         loop {
             match self.task.next_batch(&mut self.training)? {
                 NextBatch::Ready => break,

@@ -45,7 +45,7 @@ impl RunOptions {
         self
     }
 
-    /// Ends after the step in which this signal is given, with a checkpoint from which the run can be resumed.
+    /// Ends the run when this signal is given, with a checkpoint of the last step, from which it can be resumed.
     pub fn stop_signal(mut self, stop: StopSignal) -> Self {
         self.stop = stop;
         self

@@ -1,5 +1,7 @@
 //! Runs from a program, as a user of the library makes them.
 
+mod stop;
+
 use super::{NextBatch, Run, RunOptions, TrainingRun, TrainingTask};
 use crate::config::{Config, Purpose, Strategy};
 use crate::{LogRecord, Rows, StopReason, StopSignal};

@@ -33,8 +33,13 @@ impl TrainingTask for Grpo {
     }
 
     fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
-        self.pipeline.update(run)?;
+        let seconds = run.policy_gradient(self.pipeline.part())?;
+        self.pipeline.step(run, seconds)?;
         self.pipeline.sync_reference(run)
+    }
+
+    fn give_up_step(&mut self) {
+        self.pipeline.give_up_step();
     }
 
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {

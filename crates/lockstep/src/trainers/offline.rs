@@ -250,7 +250,7 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
     };
     let chunks = sampler.chunks_per_epoch();
     let mut scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
-    scorer.stop_with(inputs.stop.flag());
+    scorer.stop_with(inputs.stop.of_passes());
     O::prepare(&inputs, (&source, &assets), &mut scorer, &mut rows)?;
     let scorer = (!rows.held_out.is_empty()).then_some(scorer);
     let weights = trained_weights(&ctx, &source, inputs.resume_from.checkpoint(), &config, &assets.config)?;

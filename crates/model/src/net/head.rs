@@ -22,7 +22,8 @@ pub fn head_forward<'a>(
     batch: &BatchTensors,
     inv_temperature: f32,
     tape: &mut Tape,
-) -> Result<()> {
+) -> crate::Result<()> {
+    tape.stop.check()?;
     let (n, r, head) = (tape.activations.rows, batch.capacity.score_rows, &mut tape.head);
     (head.rows, head.inv_temperature) = (r, inv_temperature);
     rows::gather(
@@ -44,7 +45,8 @@ pub fn head_forward<'a>(
             lse: head.lse.rows_mut(0..r),
             entropies: Some(head.entropies.rows_mut(0..r)),
         },
-    )
+    )?;
+    Ok(())
 }
 
 /// The backward pass of [`head_forward`], from the gradients of log-probabilities and entropies `[R]`: overwrites the
@@ -57,7 +59,8 @@ pub fn head_backward<'a>(
     d_entropies: Option<View<'_>>,
     tape: &mut Tape,
     grads: &mut Grads,
-) -> Result<()> {
+) -> crate::Result<()> {
+    tape.stop.check()?;
     let back = tape.back.as_mut().ok_or_else(super::no_backward_buffers)?;
     let (n, r, head) = (tape.activations.rows, tape.head.rows, &tape.head);
     lm_head::backward(
@@ -76,7 +79,7 @@ pub fn head_backward<'a>(
             segments: Some(batch.score_groups()),
         },
     )?;
-    spread(ctx, batch, n, r, back)
+    Ok(spread(ctx, batch, n, r, back)?)
 }
 
 /// After [`forward`](super::forward) of a model with a head of one score: the score of the row that predicts each of
@@ -144,7 +147,7 @@ pub fn score<'a>(
     batch: &Batch,
     tape: &mut Tape,
     temperature: f64,
-) -> Result<Scores> {
+) -> crate::Result<Scores> {
     let batch = BatchTensors::new(ctx.memory(), batch);
     let model = model.into();
     super::forward(ctx, model, rope, &batch, tape)?;

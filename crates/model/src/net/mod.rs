@@ -38,7 +38,7 @@ pub fn infer<'a>(
     let ModelView { weights, adapters } = model.into();
     let adapters = RowAdapters::new(adapters, rows.sequences())?;
     let pass = Pass { ctx, config: &weights.config, rope, rows: rows.views(), adapters: &adapters, dropout: None };
-    layers_forward(&pass, weights, kv, &mut workspace.activations)
+    layers_forward(&pass, weights, kv, &mut workspace.activations, || Ok(()))
 }
 
 /// Computes a batch of whole sequences, keeping in `tape` what [`backward`] needs. Hidden rows: [`Tape::hidden`].
@@ -48,12 +48,12 @@ pub fn forward<'a>(
     rope: &Rope,
     batch: &BatchTensors,
     tape: &mut Tape,
-) -> Result<()> {
+) -> crate::Result<()> {
     tape.check(batch.capacity)?;
     let ModelView { weights, adapters } = model.into();
     let adapters = RowAdapters::new(adapters, batch.sequences())?;
     let pass = pass(ctx, weights, rope, batch, &adapters);
-    layers_forward(&pass, weights, &mut tape.pages, &mut tape.activations)
+    layers_forward(&pass, weights, &mut tape.pages, &mut tape.activations, || tape.stop.check())
 }
 
 fn pass<'a>(
@@ -66,14 +66,21 @@ fn pass<'a>(
     Pass { ctx, config: &weights.config, rope, rows: batch.rows.views(), adapters, dropout: batch.dropout.as_ref() }
 }
 
-/// Embedding, layers, final norm.
-fn layers_forward(pass: &Pass<'_>, weights: &Weights, kv: &mut KvCache, a: &mut Activations) -> Result<()> {
+/// Embedding, layers, final norm. Before each layer, `check` may end it.
+fn layers_forward<E: From<Error>>(
+    pass: &Pass<'_>,
+    weights: &Weights,
+    kv: &mut KvCache,
+    a: &mut Activations,
+    check: impl Fn() -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
     let Pass { ctx, config, rows, .. } = *pass;
     a.begin(rows.len())?;
     let n = rows.len();
     let (table, scale, out) = (&weights.params.embedding, config.embedding_scale(), a.inputs[0].rows_mut(0..n));
     embedding::forward(ctx, embedding::Forward { ids: rows.ids, table, scale, out })?;
     for (l, w) in weights.params.layers.iter().enumerate() {
+        check()?;
         let (x, s) = (a.input_of(l), a.saved_of(l));
         let (before, here) = a.saved.split_at_mut(s);
         let input = match before.last() {
@@ -97,7 +104,8 @@ fn layers_forward(pass: &Pass<'_>, weights: &Weights, kv: &mut KvCache, a: &mut 
             y: a.hidden.rows_mut(0..n),
             rstd: a.rstd.rows_mut(0..n),
         },
-    )
+    )?;
+    Ok(())
 }
 
 /// The backward pass of [`forward`], from the gradient of the hidden rows ([`Tape::d_hidden_mut`], as
@@ -109,13 +117,13 @@ pub fn backward<'a>(
     batch: &BatchTensors,
     tape: &mut Tape,
     grads: &mut Grads,
-) -> Result<()> {
+) -> crate::Result<()> {
     let (a, back) = (&mut tape.activations, tape.back.as_mut().ok_or_else(no_backward_buffers)?);
     let ModelView { weights, adapters } = model.into();
     let adapters = RowAdapters::new(adapters, batch.sequences())?;
     if adapters.trained()?.is_some() != grads.of_adapter() {
         let message = "weights and gradients are not of the same adapter".into();
-        return Err(Error::Value { op: "backward", message });
+        return Err(Error::Value { op: "backward", message }.into());
     }
     let pass = pass(ctx, weights, rope, batch, &adapters);
     let (n, groups) = (a.rows, batch.groups());
@@ -135,6 +143,7 @@ pub fn backward<'a>(
         },
     )?;
     for (l, w) in weights.params.layers.iter().enumerate().rev() {
+        tape.stop.check()?;
         let (shares, s) = (a.shares(), a.saved_of(l));
         let (pages, work) = (tape.pages.layer_mut(l), &mut a.work);
         let mut buffers = Buffers { x: &mut a.inputs[l], saved: &mut a.saved[s], pages, work };
@@ -144,7 +153,7 @@ pub fn backward<'a>(
         }
         layer::backward(&pass, l, w, &mut grads.params.layers[l], &mut buffers, groups, &mut back.layer)?;
     }
-    grads.add_embedding(ctx, &batch.ids, back.layer.d_x.rows(0..n))
+    Ok(grads.add_embedding(ctx, &batch.ids, back.layer.d_x.rows(0..n))?)
 }
 
 fn no_backward_buffers() -> Error {

@@ -2,6 +2,7 @@
 
 use super::layer::{BackwardBuffers, Saved, Work};
 use crate::ModelConfig;
+use crate::StopCheck;
 use crate::batch::Capacity;
 use crate::kv::KvCache;
 use kernels::{DType, Error, Memory, Result, Tensor, View, ViewMut};
@@ -128,6 +129,7 @@ pub struct Tape {
     pub(super) pages: KvCache,
     pub(super) head: HeadBuffers,
     pub(super) back: Option<TapeBackward>,
+    pub(super) stop: StopCheck,
     capacity: Capacity,
 }
 
@@ -166,8 +168,15 @@ impl Tape {
                 inv_temperature: 1.0,
             },
             back: None,
+            stop: StopCheck::default(),
             capacity,
         }
+    }
+    /// What passes over it ask before each layer: they end with [`Error::Stopped`](crate::Error::Stopped) where they
+    /// are wanted no more, and what they have written by then means nothing.
+    pub fn stop_with(mut self, stop: StopCheck) -> Tape {
+        self.stop = stop;
+        self
     }
     /// What it has room for.
     pub fn capacity(&self) -> Capacity {

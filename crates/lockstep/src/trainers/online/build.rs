@@ -73,7 +73,7 @@ impl Prepared {
                 // Without its adapter, the policy is the model below.
                 let own = other.or_else(|| (!config.use_peft).then(|| model.dir.clone()));
                 let synced = checkpoint.filter(|_| config.sync_ref_model);
-                Some(Reference::load(&ctx, own.as_deref(), synced, &assets.config, &config)?)
+                Some(Reference::load(&ctx, own.as_deref(), synced, &assets.config, (&config, scorer(inputs)))?)
             }
             false => None,
         };
@@ -97,7 +97,7 @@ impl Prepared {
         let program = inputs.rollout_function.take().map(|function| ProgramRollouts {
             function,
             ctx: ctx.clone(),
-            scorer: Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing),
+            scorer: scorer(inputs),
             kwargs: config.chat_template_kwargs.clone(),
             max_tokens: bounds.longest_prompt + config.max_completion_length,
         });
@@ -133,6 +133,8 @@ impl Prepared {
             rollout_number: 0,
             times: StageTimes::default(),
             batch: GenerationBatch::default(),
+            report: None,
+            number_before: None,
         };
         Ok(Prepared { pipeline, setup })
     }
@@ -175,7 +177,7 @@ struct Data {
 }
 
 fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) -> anyhow::Result<Data> {
-    let (config, ctx) = (inputs.config(), &inputs.ctx);
+    let config = inputs.config();
     if inputs.only_evaluates {
         let (source, bounds) = (Source::Prompts(Vec::new()), WorkloadBounds::of_prompts(0, 0));
         return Ok(Data { source, rows: 0, bounds, hash: String::new() });
@@ -184,7 +186,7 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
         let replay = Replay::load(path, assets, &Limits::of(config, assets))?;
         weights_of_file(config, &replay)?;
         let (rows, bounds, hash) = (replay.len(), replay.bounds(), replay.hash.clone());
-        let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
+        let scorer = scorer(inputs);
         return Ok(Data { source: Source::File(replay, Box::new(scorer)), rows, bounds, hash });
     }
     let Some(spec) = inputs.train_data() else { return Err(BadInput::new("no training data")) };
@@ -196,6 +198,14 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
     let bounds = WorkloadBounds::of_prompts(prompts.longest(), config.generation_batch());
     let (rows, hash) = (prompts.all.len(), prompts.hash);
     Ok(Data { source: Source::Prompts(prompts.all), rows, bounds, hash })
+}
+
+/// One that a stop request ends.
+fn scorer(inputs: &RunInputs) -> Scorer {
+    let config = inputs.config();
+    let mut scorer = Scorer::new(inputs.ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
+    scorer.stop_with(inputs.stop.of_passes());
+    scorer
 }
 
 /// One weight for each reward function of a file.

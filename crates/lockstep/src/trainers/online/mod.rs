@@ -21,8 +21,10 @@ use reference::Reference;
 use rewards::Reward;
 use rollout::{Engine, SamplingParams};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use telemetry::CompletionRows;
 use train::{Sample, SavedBatch};
 
 /// Where groups come from.
@@ -65,6 +67,14 @@ pub(crate) struct GenerationBatch {
     pub(crate) used: u64,
 }
 
+/// What is logged of a generation.
+struct Report {
+    /// Recorded rollouts.
+    lines: Vec<Map<String, Value>>,
+    /// And how many a console shows.
+    completions: Option<(CompletionRows, usize)>,
+}
+
 /// What the rounds of a generation took together.
 #[derive(Default)]
 struct StageTimes {
@@ -99,6 +109,10 @@ pub struct RolloutPipeline {
     pub(crate) rollout_number: u64,
     times: StageTimes,
     pub(crate) batch: GenerationBatch,
+    /// Of a batch that no step has been taken on.
+    report: Option<Report>,
+    /// The rollout number before the batch that the step in the making has drawn, if it has.
+    number_before: Option<u64>,
 }
 
 /// What the pipeline remembers between two steps.

@@ -34,7 +34,7 @@ impl Reference {
         dir: Option<&Path>,
         synced: Option<&Path>,
         model: &Arc<ModelConfig>,
-        config: &Config,
+        (config, scorer): (&Config, Scorer),
     ) -> anyhow::Result<Reference> {
         let weights = match (dir, synced) {
             (None, _) => None,
@@ -47,7 +47,6 @@ impl Reference {
             }
         };
         let weights = weights.map(|weights| WeightSlots::new(ctx.memory(), weights));
-        let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
         let moves = config.sync_ref_model.then_some((config.ref_model_mixup_alpha, config.ref_model_sync_steps));
         Ok(Reference { weights, scorer, moves })
     }

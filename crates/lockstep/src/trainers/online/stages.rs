@@ -2,14 +2,14 @@
 
 use super::reference::Reference;
 use super::waiting::{self, Progress};
-use super::{GenerationBatch, RolloutPipeline, Source, StageTimes};
+use super::{GenerationBatch, Report, RolloutPipeline, Source, StageTimes};
 use crate::data::prompts::Prompt;
 use crate::models::WriteFiles;
-use crate::rollouts::Rollouts;
 use crate::rollouts::evaluate::Completer;
 use crate::rollouts::generation::Generation;
 use crate::rollouts::samples;
 use crate::rollouts::scoring::{GivenColumns, Prompts, RolloutScorer, ScoredRollouts, requests};
+use crate::rollouts::{Rollouts, ScoredCompletion};
 use crate::run::completion_log;
 use crate::run::training::{TrainingRun, record_ops};
 use model::columns::{OLD_LOGPS, REF_LOGPS};
@@ -19,25 +19,20 @@ use train::{Advantages, Sample, UpdateMetrics};
 impl RolloutPipeline {
     /// The next groups of completions with their scores: the policy's own, or a file's.
     pub fn rollouts(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
+        self.number_before = Some(self.rollout_number);
         if matches!(self.source, Source::File(..)) { self.recorded(run) } else { self.generate(run) }
     }
 
-    /// The policy's next groups. If they are given up (a stop request, a reward that judges no more), it is as if they
-    /// had never been begun: a checkpoint draws the same prompts again.
-    fn generate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
-        let (rows, tokens, sums) = (run.sampler.state(), run.num_tokens, run.reporter.unlogged().clone());
-        let number = self.rollout_number;
-        self.generate_rounds(run).inspect_err(|_| {
-            run.sampler.restore(rows);
-            run.num_tokens = tokens;
-            run.reporter.restore(sums);
-            run.alarms.forget();
-            self.rollout_number = number;
-        })
+    /// Takes back what the step that is given up (a stop request, a reward that judges no more) has changed: it draws
+    /// the same prompts again. A batch from before it stays.
+    pub fn give_up_step(&mut self) {
+        if let Some(number) = self.number_before.take() {
+            (self.rollout_number, self.batch, self.report) = (number, GenerationBatch::default(), None);
+        }
     }
 
-    /// Once; with dynamic sampling again for the groups whose rewards do not differ.
-    fn generate_rounds(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
+    /// The policy's next groups; with dynamic sampling more than once, for the groups whose rewards do not differ.
+    fn generate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
         let mut generation = Generation::default();
         while let Some(prompts) = self.draw_prompts(run, &generation) {
             generation.take(self.rollout_and_score(run, prompts)?);
@@ -187,22 +182,25 @@ impl RolloutPipeline {
         for (sample, advantage) in samples.iter_mut().zip(&advantages.advantages) {
             sample.advantage.clone_from(advantage);
         }
-        self.take_batch(run, rollouts, samples, &advantages)
+        self.take_batch(run, &rollouts, samples, &advantages)
     }
 
-    /// The generation that the next steps learn from.
+    /// The generation that the next steps learn from. It is reported once the first of them is taken.
     pub fn take_batch(
         &mut self,
-        run: &mut TrainingRun,
-        rollouts: Rollouts,
+        run: &TrainingRun,
+        rollouts: &Rollouts,
         samples: Vec<Sample>,
         advantages: &Advantages,
     ) -> anyhow::Result<()> {
-        for (scored, sample) in rollouts.completions().zip(&samples) {
-            run.reporter.record_rollout(|| scored.line(sample, &rollouts.reward_names, run.step + 1))?;
-        }
+        let line = |(scored, sample): (&ScoredCompletion, _)| scored.line(sample, &rollouts.reward_names, run.step + 1);
+        let lines = match run.config.record_rollouts {
+            true => rollouts.completions().zip(&samples).map(line).collect(),
+            false => Vec::new(),
+        };
+        self.report = Some(Report { lines, completions: completion_log::rows(run, rollouts, advantages)? });
         self.batch = GenerationBatch { samples, used: 0 };
-        completion_log::log(run, &rollouts, advantages)
+        Ok(())
     }
 
     fn score_reference(&mut self, run: &mut TrainingRun, samples: &mut [Sample]) -> anyhow::Result<()> {
@@ -247,9 +245,14 @@ impl RolloutPipeline {
         &self.batch.samples[first..first + self.sizes.optimizer]
     }
 
-    /// One optimizer step on the next part of the batch.
-    pub fn update(&mut self, run: &mut TrainingRun) -> anyhow::Result<UpdateMetrics> {
-        let metrics = run.update_policy(self.part())?;
+    /// The optimizer step of the gradient on the next [`part`](Self::part) of the batch, which took `seconds`.
+    pub fn step(&mut self, run: &mut TrainingRun, seconds: f64) -> anyhow::Result<UpdateMetrics> {
+        self.number_before = None;
+        if let Some(Report { lines, completions }) = self.report.take() {
+            lines.into_iter().try_for_each(|line| run.reporter.record_rollout(line))?;
+            completions.into_iter().for_each(|(rows, shown)| run.reporter.completions(rows, shown));
+        }
+        let metrics = run.step_policy(seconds)?;
         self.batch.used += 1;
         Ok(metrics)
     }

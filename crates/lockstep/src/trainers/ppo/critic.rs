@@ -8,6 +8,7 @@ use crate::error::OrBadInput;
 use crate::models::{WriteFiles, load_weights, locate, value_model_shape_of};
 use crate::run::checkpoint::moments::{restore_moments, write_moments};
 use crate::run::resume::ResumeFrom;
+use crate::run::stop::StopSignal;
 use kernels::Context;
 use model::hub::HubKind;
 use model::io::CopiedFiles;
@@ -52,6 +53,12 @@ impl Critic {
         }
         let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
         Ok(Critic { weights: AdaptedWeights::new(ctx.memory(), weights, None), trainer, scorer })
+    }
+
+    /// Scoring and gradients end where `stop` is requested.
+    pub fn stop_with(&mut self, stop: &StopSignal) {
+        self.trainer.stop_with(stop.of_passes());
+        self.scorer.stop_with(stop.of_passes());
     }
 
     /// The value of the state in which each token of each sample was chosen.

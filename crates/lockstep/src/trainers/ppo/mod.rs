@@ -17,6 +17,7 @@ use crate::run::training::TrainingRun;
 use critic::Critic;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use train::Sample;
 use train::gae::KlController;
 
 /// A PPO run's own part.
@@ -26,6 +27,16 @@ pub struct Ppo {
     critic: Critic,
     /// The weight of the divergence from the reference model.
     kl: KlController,
+    /// What the step in the making was begun with, where that has changed.
+    before: StepBefore,
+}
+
+/// What a step that is given up goes back to.
+#[derive(Default)]
+struct StepBefore {
+    kl: Option<KlController>,
+    /// The batch in use, before its groups were shuffled.
+    samples: Option<Vec<Sample>>,
 }
 
 /// What PPO remembers between two steps; the value model's weights and moments are files of their own.
@@ -54,10 +65,21 @@ impl TrainingTask for Ppo {
 
     fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
         self.shuffle(run);
-        self.update_values(run)?;
-        let metrics = self.pipeline.update(run)?;
+        // Both gradients come before both steps: until then nothing is changed, and a stop request can end the step.
+        let value_seconds = self.value_gradient(run)?;
+        let seconds = run.policy_gradient(self.pipeline.part())?;
+        self.before = StepBefore::default();
+        self.step_values(run, value_seconds)?;
+        let metrics = self.pipeline.step(run, seconds)?;
         self.stop_generation_if_too_far(run, &metrics);
         self.pipeline.sync_reference(run)
+    }
+
+    fn give_up_step(&mut self) {
+        let StepBefore { kl, samples } = std::mem::take(&mut self.before);
+        kl.into_iter().for_each(|kl| self.kl = kl);
+        samples.into_iter().for_each(|samples| self.pipeline.batch.samples = samples);
+        self.pipeline.give_up_step();
     }
 
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
@@ -92,5 +114,6 @@ pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Ppo, TrainingRun)> {
         kl.kl_coef = kl_coef;
         pipeline.restore(saved)
     })?;
-    Ok((Ppo { pipeline, critic, kl }, run))
+    critic.stop_with(&run.stop);
+    Ok((Ppo { pipeline, critic, kl, before: StepBefore::default() }, run))
 }

@@ -93,6 +93,7 @@ impl Ppo {
         }
         if let (Some(kl), true) = (kl, run.config.adap_kl_ctrl) {
             let target = KlTarget { target: run.config.kl_target, horizon: run.config.kl_horizon };
+            self.before.kl = Some(self.kl);
             self.kl.update(&target, kl, samples.len());
         }
         rewards
@@ -135,7 +136,7 @@ impl Ppo {
             sample.columns.set(VALUES, values[i].clone());
             sample.columns.set(RETURNS, narrow(estimates.returns));
         }
-        self.pipeline.take_batch(run, rollouts, samples, &table)
+        self.pipeline.take_batch(run, &rollouts, samples, &table)
     }
 
     /// Gives the generation up, once the policy has gone too far from where it began.
@@ -149,16 +150,19 @@ impl Ppo {
         run.add_metric("policy/early_stop", f64::from(u8::from(stops)));
     }
 
-    /// One optimizer step of the value model.
-    pub(super) fn update_values(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
-        let part = self.pipeline.part().to_vec();
+    /// The gradient of the value model, for the [`step_values`](Self::step_values) that follows, and the seconds that
+    /// it took.
+    pub(super) fn value_gradient(&mut self, run: &TrainingRun) -> anyhow::Result<f64> {
+        let (span, before) = (run.stages.span("value update"), kernels::context::counted());
+        self.critic.gradient(&run.ctx, self.pipeline.part())?;
+        record_ops(&span, before);
+        Ok(span.end())
+    }
+
+    /// The optimizer step of a gradient of the value model that took `seconds`.
+    pub(super) fn step_values(&mut self, run: &mut TrainingRun, seconds: f64) -> anyhow::Result<()> {
         let mut schedule = run.schedule;
         schedule.learning_rate = run.config.value_learning_rate.unwrap_or(schedule.learning_rate);
-        let span = run.stages.span("value update");
-        let before = kernels::context::counted();
-        self.critic.gradient(&run.ctx, &part)?;
-        record_ops(&span, before);
-        let seconds = span.end();
         run.finish_checkpoint()?;
         let (span, before) = (run.stages.span("value update"), kernels::context::counted());
         let metrics = self.critic.step(&run.ctx, schedule.at(run.step))?;
@@ -186,6 +190,6 @@ impl Ppo {
         let mut groups: Vec<Vec<Sample>> =
             batch.samples.chunk_by(|a, b| a.group == b.group).map(<[Sample]>::to_vec).collect();
         stream.shuffle(&mut groups);
-        batch.samples = groups.concat();
+        self.before.samples = Some(std::mem::replace(&mut batch.samples, groups.concat()));
     }
 }

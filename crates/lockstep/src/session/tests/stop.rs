@@ -1,0 +1,162 @@
+//! Runs that are stopped in the middle of a step, at every place where a pass through a model looks whether it is still
+//! wanted: scoring, both gradients of PPO, evaluation. They must go on to the bits of a run that was never stopped.
+
+use super::{config, directory, one_thread, options};
+use crate::config::{Algorithm, Config, Purpose, Strategy};
+use crate::{Rows, Run, RunOptions, StopReason, StopSignal};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+/// More looks than a run has.
+const NEVER: usize = 1 << 40;
+
+/// Whether a metric is of time.
+fn is_measured(name: &str) -> bool {
+    ["_time_s", "_per_s", "_per_second", "step_time", "_runtime"].iter().any(|end| name.ends_with(end))
+        || name == "peak_bytes"
+}
+
+/// The files of a finished run, but for what depends on time: metrics, rollouts, tables of completions, the result, and
+/// all of the last checkpoint.
+fn files(run: &Path, steps: u64) -> BTreeMap<String, Vec<u8>> {
+    fn walk(dir: &Path, out: &mut Vec<std::path::PathBuf>) {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { walk(&path, out) } else { out.push(path) }
+        }
+    }
+    let mut all = Vec::new();
+    walk(run, &mut all);
+    let without_times = |object: Map<String, Value>| -> Map<String, Value> {
+        object.into_iter().filter(|(name, _)| !is_measured(name)).collect()
+    };
+    let last = format!("checkpoints/step-{steps:06}/");
+    let mut out = BTreeMap::new();
+    for path in all {
+        let name = path.strip_prefix(run).unwrap().to_str().unwrap().to_owned();
+        let mut bytes = std::fs::read(&path).unwrap();
+        if name == "metrics.jsonl" {
+            let text = String::from_utf8(bytes).unwrap();
+            let line = |line: &str| Value::from(without_times(serde_json::from_str(line).unwrap())).to_string() + "\n";
+            bytes = text.lines().map(line).collect::<String>().into_bytes();
+        } else if name.ends_with("run_state.json") {
+            let mut state: Map<String, Value> = serde_json::from_slice(&bytes).unwrap();
+            ["log_bytes", "xxh3"].iter().for_each(|name| drop(state.remove(*name).unwrap()));
+            let Some(Value::Object(unlogged)) = state.remove("unlogged") else { panic!("no sums") };
+            state.insert("unlogged".into(), without_times(unlogged).into());
+            bytes = Value::from(state).to_string().into_bytes();
+        }
+        let kept = ["metrics.jsonl", "rollouts.jsonl", "completions/", "model/", &last];
+        if kept.iter().any(|part| name.starts_with(part)) {
+            out.insert(name, bytes);
+        }
+    }
+    out
+}
+
+/// Stops a run at each look of its passes, in turn, and resumes it. Says after how many steps the runs were stopped.
+#[track_caller]
+fn stopped_anywhere(purpose: Purpose, more: Config, options: impl Fn() -> RunOptions) -> Vec<u64> {
+    let dir = directory();
+    let total = more.max_steps as u64;
+    let model = Some(dir.path().join("model").display().to_string());
+    let config = |out: &str| Config {
+        model_name_or_path: model.clone(),
+        output_dir: Some(dir.path().join(out)),
+        log_completions: true,
+        record_rollouts: purpose == Purpose::Grpo,
+        ..more.clone()
+    };
+    let build = |out: &str, looks: usize| {
+        let stop = StopSignal::new();
+        let run = Run::new(purpose, config(out), options().stop_signal(stop.clone())).unwrap();
+        stop.looks_left.store(looks, Ordering::Relaxed);
+        (run, stop)
+    };
+    let (run, stop) = build("whole", NEVER);
+    let whole = run.run().unwrap();
+    assert_eq!((whole.stop_reason, whole.step), (StopReason::Completed, total));
+    let expected = files(whole.dir.root(), total);
+    assert!(expected.len() > 8 && expected.keys().any(|name| name.ends_with("exp_avg.safetensors")));
+    assert_eq!(expected.keys().any(|name| name.contains("completions_0")), purpose == Purpose::Grpo);
+    let looks = NEVER - stop.looks_left.load(Ordering::Relaxed);
+    let mut steps = Vec::new();
+    for look in 1..=looks {
+        let out = format!("stopped-{look}");
+        let (run, _) = build(&out, look);
+        let stopped = run.run().unwrap();
+        assert_eq!(stopped.stop_reason, StopReason::Interrupted, "at look {look} of {looks}");
+        assert!(stopped.step < total || more.eval_strategy != Strategy::No, "at look {look} of {looks}");
+        let saved = stopped.dir.checkpoint(stopped.step).is_dir();
+        assert_eq!(saved, stopped.step > 0, "at look {look} of {looks}");
+        steps.push(stopped.step);
+        let resumed = Run::resume(purpose, &dir.path().join(&out), options()).unwrap().run().unwrap();
+        assert_eq!((resumed.stop_reason, resumed.num_tokens), (StopReason::Completed, whole.num_tokens));
+        let found = files(resumed.dir.root(), total);
+        assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>(), "at look {look} of {looks}");
+        let other: Vec<&String> = expected.keys().filter(|name| expected[*name] != found[*name]).collect();
+        assert!(other.is_empty(), "stopped at look {look} of {looks}, after step {}: {other:?}", stopped.step);
+        std::fs::remove_dir_all(dir.path().join(&out)).unwrap();
+    }
+    steps
+}
+
+fn small() -> Config {
+    Config { max_steps: 4, ..config(Path::new(""), "") }
+}
+
+/// Each group is a micro-batch: its forward and backward passes look before their one layer and before the head.
+#[test]
+fn a_gradient_is_given_up_between_layers_and_micro_batches() {
+    let config = Config { packing: false, ..small() };
+    let steps = stopped_anywhere(Purpose::Grpo, config, options);
+    assert_eq!(steps, [[0; 8], [1; 8], [2; 8], [3; 8]].concat());
+}
+
+/// The second step on a generation is given up: the generation stays, and its completions are reported once.
+#[test]
+fn a_step_on_a_generation_in_use_is_given_up() {
+    let config = Config { num_iterations: 2, beta: 0.1, logging_steps: 1, ..small() };
+    let steps = stopped_anywhere(Purpose::Grpo, config, options);
+    // With the reference's scores where a generation begins.
+    assert_eq!(steps, [[0; 6].as_slice(), &[1; 4], &[2; 6], &[3; 4]].concat());
+}
+
+/// The value model's gradient and the policy's, the order of the mini-batches, the controller of the divergence (which
+/// a second generation adapts again).
+#[test]
+fn a_step_of_ppo_is_given_up_before_both_models_change() {
+    let config = Config {
+        algorithm: Algorithm::Ppo,
+        num_generations: 1,
+        per_device_train_batch_size: 2,
+        num_mini_batches: 2,
+        num_ppo_epochs: 2,
+        max_steps: 6,
+        adap_kl_ctrl: true,
+        kl_coef: 0.3,
+        logging_steps: 1,
+        ..small()
+    };
+    let steps = stopped_anywhere(Purpose::Grpo, config, options);
+    assert!((0..6).all(|step| steps.iter().filter(|s| **s == step).count() >= 4), "{steps:?}");
+}
+
+/// With an evaluation after every second step, which is given up, too.
+#[test]
+fn a_step_on_rows_is_given_up_and_takes_the_same_rows_again() {
+    let pairs = || {
+        let row = |word| json!({"prompt": format!("{word} "), "chosen": format!("{word}."), "rejected": "no"});
+        Rows::try_from(["ab", "sun", "moon", "tree", "x", "river"].map(row).to_vec()).unwrap()
+    };
+    for purpose in [Purpose::Sft, Purpose::Dpo, Purpose::Reward] {
+        let rows = || if purpose == Purpose::Sft { super::rows() } else { pairs() };
+        let options = || RunOptions::new().context(one_thread()).train_rows(rows()).eval_rows(rows());
+        let (eval_strategy, eval_steps) = (Strategy::Steps, Some(2));
+        let config = Config { per_device_train_batch_size: 2, eval_strategy, eval_steps, ..small() };
+        let steps = stopped_anywhere(purpose, config, options);
+        assert!([0, 1, 2, 3, 4].iter().all(|step| steps.contains(step)), "{purpose:?}: {steps:?}");
+    }
+}
