@@ -8,19 +8,21 @@ from typing import Any
 
 from ._config import plain
 
-_LATER = "it comes in a later version"
+_LATER = "it comes in a later version; episodes of several turns are played in rollout_func"
 REFUSED_ARGUMENTS = {
     "tools": _LATER,
     "environment_factory": _LATER,
     "rollout_func": "completions are made by GRPOTrainer, RLOOTrainer and PPOTrainer alone",
     "compute_metrics": "TRL's trainer has no such argument either; log_metric in a reward adds a metric",
-    "optimizers": "the optimizer is AdamW, set by learning_rate, weight_decay, adam_beta1, adam_beta2 and adam_epsilon",
+    "optimizers": "remove it: the optimizer is AdamW, set by learning_rate, weight_decay, adam_beta1, adam_beta2 and "
+    "adam_epsilon",
     "optimizer_cls_and_kwargs": "the optimizer is AdamW, set by the fields of the configuration",
-    "quantization_config": "weights are not quantised in this build",
-    "data_collator": "batches are packed by the engine",
+    "quantization_config": "weights are not quantised in this build: remove it; bf16=True halves them",
+    "data_collator": "batches are packed by the engine, without padding: remove it; what is learned of a row its "
+    "columns say (prompt and completion: the completion; text: all of it)",
     "preprocess_logits_for_metrics": "TRL's trainer has no such argument either",
     "formatting_func": "it is SFTTrainer's; format the rows before they are given",
-    "compute_loss_func": "losses are the engine's: loss_type",
+    "compute_loss_func": "losses are the engine's, whose gradients are written out: choose one with loss_type",
     "value_model": "set value_model of PPOConfig to a directory",
     "reward_processing_classes": "a reward model is read with its own tokenizer",
     "tokenizer": "the argument is processing_class",

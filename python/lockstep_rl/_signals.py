@@ -57,9 +57,7 @@ class Interrupts:
                     _native.end_programs()
                     os._exit(128 + signal.SIGINT)
                 self.stop.request()
-                print(
-                    "Ctrl-C: the run stops, with a checkpoint; a second one ends it at once",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                if not asked:
+                    more = "" if in_notebook() else "; a second one ends it at once"
+                    print(f"Ctrl-C: the run stops, with a checkpoint{more}", file=sys.stderr, flush=True)
                 asked = True

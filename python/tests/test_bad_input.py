@@ -18,6 +18,7 @@ from lockstep_rl import (
     SFTConfig,
     SFTTrainer,
 )
+from lockstep_rl._refused import REFUSED_ARGUMENTS
 
 FIELDS = [
     (dict(num_generatons=4), TypeError, "did you mean `num_generations`"),
@@ -210,3 +211,20 @@ def test_every_field_of_trls_classes_has_an_answer():
         table = lockstep_rl.field_table(method)
         assert len(table) >= count and all(row["doc"] for row in table)
         assert {row["status"] for row in table} == {"supported", "ignored", "refused"}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_ARGUMENTS.keys() - {"tokenizer", "gen_kwargs"}))
+def test_an_argument_that_asks_for_nothing_is_accepted(model, rows, name):
+    """With a value it is refused, with the reason."""
+
+    def made(value):
+        if name in ("compute_metrics", "preprocess_logits_for_metrics"):
+            return grpo(model, rows, trainer={name: value})
+        pairs = [{"chosen": "a", "rejected": "b"}] * 8
+        return RewardTrainer(model, RewardConfig("out"), pairs, **{name: value})
+
+    with pytest.raises(ValueError, match=f"`{name}` is not supported: ") as refused:
+        made(object())
+    assert str(refused.value).endswith(REFUSED_ARGUMENTS[name])
+    made(None)
+    made((None, None) if name == "optimizers" else [])

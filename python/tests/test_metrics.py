@@ -3,7 +3,6 @@
 import json
 import os
 
-import numpy as np
 import pytest
 from conftest import WORDS, grpo, weights
 
@@ -16,6 +15,8 @@ from lockstep_rl import (
     SFTTrainer,
     TrainerCallback,
 )
+
+np = pytest.importorskip("numpy")
 
 OFFLINE = dict(per_device_train_batch_size=2, max_steps=4, logging_steps=1, learning_rate=0.01, threads=1,
                disable_tqdm=True, per_device_eval_batch_size=4)

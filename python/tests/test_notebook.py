@@ -92,3 +92,76 @@ def test_a_run_in_the_background_is_stopped_and_says_what_failed(model, rows):
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         grpo(model, rows, broken, output_dir="other").start().result(60)
+
+
+def cell(client, code, output=None):
+    """Runs a cell: what it printed, and its error's name and text. `output` hears each piece while it runs."""
+    printed = []
+
+    def hear(message):
+        if message["msg_type"] == "stream":
+            printed.append(message["content"]["text"])
+            if output is not None:
+                output(message["content"]["text"])
+
+    reply = client.execute_interactive(code, timeout=120, output_hook=hear)["content"]
+    error = (reply["ename"], reply["evalue"]) if reply["status"] == "error" else None
+    return "".join(printed), error
+
+
+@pytest.mark.parametrize("where", ["engine", "reward"])
+def test_a_cell_that_is_interrupted_leaves_a_usable_kernel(model, place, where):
+    """The kernel's interrupt comes while the engine works on a step, or while the cell's own reward runs."""
+    pytest.importorskip("ipykernel")
+    manager = pytest.importorskip("jupyter_client").KernelManager(kernel_name="python3")
+    manager.start_kernel(cwd=str(place))
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+        _, error = cell(client, f"""
+import time
+from lockstep_rl import GRPOConfig, GRPOTrainer, TrainerCallback
+
+def reward(completions, trainer_state, **kwargs):
+    if {where == "reward"} and trainer_state.global_step == 2 and slow:
+        print("now", flush=True)
+        time.sleep(60)
+    return [float(len(set(text))) for text in completions]
+
+class Tell(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if {where == "engine"} and state.global_step == 2 and slow:
+            print("now", flush=True)
+
+slow = True
+args = GRPOConfig("out", num_generations=2, per_device_train_batch_size=4, max_completion_length=6, threads=1,
+                  learning_rate=0.01, max_steps=10**6 if {where == "engine"} else 4, logging_steps=1)
+trainer = GRPOTrainer({model!r}, reward, args, [{{"prompt": "ab "}}] * 8, callbacks=[Tell()])
+""")
+        assert error is None, error
+
+        def interrupt(text):
+            if "now" in text:
+                manager.interrupt_kernel()
+
+        _, error = cell(client, "trainer.train()", interrupt)
+        assert error is not None and error[0] == "KeyboardInterrupt", error
+        said, error = cell(client, "print(1 + 1, trainer.state.global_step >= 2)")
+        assert (said, error) == ("2 True\n", None)
+        assert list((place / "out/checkpoints").iterdir()), "the run left a checkpoint"
+        said, error = cell(client, """
+slow = False
+done = trainer.state.global_step
+
+class Stop(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step >= done + 2
+
+trainer.add_callback(Stop())
+print("steps", trainer.train(resume_from_checkpoint=True).global_step - done)
+""")
+        assert error is None and "steps 2" in said, (said, error)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)

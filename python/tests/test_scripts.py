@@ -44,6 +44,7 @@ trainer.end()
 
 
 def test_a_script_with_flags_and_a_file(model, place):
+    pytest.importorskip("yaml")
     (place / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{word} "}) + "\n" for word in WORDS))
     (place / "run.yaml").write_text(
         "dataset_name: rows.jsonl\nmax_steps: 9\nuse_peft: true\nlora_r: 2\nlora_dropout: 0.0\nthreads: 1\n"
@@ -88,6 +89,7 @@ def test_classes_of_ones_own():
 
 
 def test_what_nobody_knows(place, capsys):
+    pytest.importorskip("yaml")
     (place / "run.yaml").write_text("lora_r: 4\nnonsense: 3\nenv:\n  LOCKSTEP_TEST_SEEN: 7\n")
     with pytest.raises(ValueError, match="nobody knows nonsense"):
         parsed("--config", "run.yaml")

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 from conftest import WORDS, grpo
 
@@ -13,6 +12,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 trl = pytest.importorskip("trl")

@@ -118,7 +118,7 @@ def api() -> str:
                 else:
                     out += entry("###", inner, value)
         elif inspect.isclass(member) and name.endswith("Config"):
-            out += [f"\n## `{name}`\n", member.__doc__]
+            out += [f"\n## `{name}`\n", inspect.getdoc(member) or ""]
         elif inspect.isclass(member):
             out += entry("##", name, member)
             out += [] if issubclass(member, tuple) else members(member, base)
