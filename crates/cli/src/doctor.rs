@@ -182,6 +182,39 @@ impl Findings {
         lines
     }
 
+    fn memory(&self) -> String {
+        let bytes = |n: Option<u64>| n.map_or_else(|| "unknown".to_owned(), gib);
+        let mut memory = format!("{}, {} available", bytes(self.total_memory), bytes(self.available_memory));
+        if let Some(limit) = self.memory_limit {
+            let _ = write!(memory, "; this process may use {} (control group)", gib(limit));
+        }
+        memory
+    }
+
+    /// The lines of what was measured just now.
+    fn measured(&self) -> [(&'static str, String); 3] {
+        let Ceilings { flops_per_s, read_bytes_per_s, tile_flops_per_s, pair_flops_per_s, .. } = self.ceilings;
+        let of_bf16 = |flops: Option<f64>, kind: &str| {
+            flops.map_or(String::new(), |flops| format!(", {:.1} GFLOP/s (bf16 products {kind})", flops / 1e9))
+        };
+        let peaks = of_bf16(tile_flops_per_s, "on tiles") + &of_bf16(pair_flops_per_s, "in pairs");
+        let (of, read) = match self.ctx.memory().device() {
+            Device::CudaEmulated => (" of the emulator: no measure of anything", "emulated: no measure of anything"),
+            Device::Cuda(_) => (" of the device", "the device copying 256 MiB, read and written"),
+            _ => ("", "reading 256 MiB"),
+        };
+        let peak = format!("{:.1} GFLOP/s (fused multiply-adds in registers{of}){peaks}", flops_per_s / 1e9);
+        let balance = format!(
+            "{:.0} operations for each byte read: work with fewer waits for memory (decoding a few sequences does)",
+            flops_per_s / read_bytes_per_s
+        );
+        [
+            ("peak, measured", peak),
+            ("memory, measured", format!("{:.1} GB/s ({read})", read_bytes_per_s / 1e9)),
+            ("balance", balance),
+        ]
+    }
+
     fn text(&self, args: &Args) -> String {
         let threads_given = args.threads.is_some();
         let present: Vec<&str> = self.present.iter().map(|isa| isa.name()).collect();
@@ -194,11 +227,6 @@ impl Findings {
         } else {
             "all cores that this process may use"
         };
-        let bytes = |n: Option<u64>| n.map_or_else(|| "unknown".to_owned(), gib);
-        let mut memory = format!("{}, {} available", bytes(self.total_memory), bytes(self.available_memory));
-        if let Some(limit) = self.memory_limit {
-            let _ = write!(memory, "; this process may use {} (control group)", gib(limit));
-        }
         let amx = Isa::amx_refusal()
             .map_or("usable: its products were tested just now".to_owned(), |why| format!("not used: {why}"));
         let pairs = match (Isa::dots_refusal(), Isa::dots_gain()) {
@@ -209,17 +237,6 @@ impl Findings {
                 gain.unwrap_or(0.0)
             ),
         };
-        let of_bf16 = |flops: Option<f64>, kind: &str| {
-            flops.map_or(String::new(), |flops| format!(", {:.1} GFLOP/s (bf16 products {kind})", flops / 1e9))
-        };
-        let peaks =
-            of_bf16(self.ceilings.tile_flops_per_s, "on tiles") + &of_bf16(self.ceilings.pair_flops_per_s, "in pairs");
-        let (of, read) = match self.ctx.memory().device() {
-            Device::CudaEmulated => (" of the emulator: no measure of anything", "emulated: no measure of anything"),
-            Device::Cuda(_) => (" of the device", "the device copying 256 MiB, read and written"),
-            _ => ("", "reading 256 MiB"),
-        };
-        let balance = self.ceilings.flops_per_s / self.ceilings.read_bytes_per_s;
         let lines = [
             (
                 "lockstep",
@@ -227,7 +244,7 @@ impl Findings {
             ),
             ("processor", self.cpu.clone().unwrap_or_else(|| "unknown".to_owned())),
             ("cores", format!("{} (this process may use them)", self.cores)),
-            ("memory", memory),
+            ("memory", self.memory()),
             ("kernels present", present.join(", ")),
             ("kernels used", self.kernels_used(why_isa)),
             ("AMX", amx),
@@ -244,21 +261,10 @@ impl Findings {
                     }
                 ),
             ),
-            (
-                "peak, measured",
-                format!("{:.1} GFLOP/s (fused multiply-adds in registers{of}){peaks}", self.ceilings.flops_per_s / 1e9),
-            ),
-            ("memory, measured", format!("{:.1} GB/s ({read})", self.ceilings.read_bytes_per_s / 1e9)),
-            (
-                "balance",
-                format!(
-                    "{balance:.0} operations for each byte read: work with fewer waits for memory (decoding a few \
-                     sequences does)"
-                ),
-            ),
         ];
         let mut text = String::new();
-        let lines = lines.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(self.devices(args.device));
+        let lines = lines.into_iter().chain(self.measured()).map(|(name, value)| (name.to_owned(), value));
+        let lines = lines.chain(self.devices(args.device));
         for (name, value) in lines {
             let _ = writeln!(text, "{name:<18} {value}");
         }

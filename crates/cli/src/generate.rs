@@ -187,13 +187,13 @@ fn encode(args: &Args, policy: &Policy) -> anyhow::Result<Vec<u32>> {
         if args.system.is_some() {
             bad_input!("--system: {} has no chat template to put it in", args.model.display());
         }
-        return policy.tokenizer.encode(&args.prompt).or_bad_input();
+        return policy.tokenizer.encode(&args.prompt).or_bad_input_in("--prompt");
     };
     let system = args.system.iter().map(|text| json!({"role": "system", "content": text}));
     let messages: Vec<_> = system.chain([json!({"role": "user", "content": args.prompt})]).collect();
     let chat = Chat { messages: &messages, add_generation_prompt: true, ..Chat::default() };
     // The template has written the special tokens already.
-    template.render(&chat).and_then(|text| policy.tokenizer.encode_rendered(&text)).or_bad_input()
+    template.render(&chat).and_then(|text| policy.tokenizer.encode_rendered(&text)).or_bad_input_in("--prompt")
 }
 
 /// Writes the completion as it is made.

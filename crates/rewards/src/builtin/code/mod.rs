@@ -12,6 +12,7 @@
 mod confined;
 mod language;
 mod ocaml;
+mod options;
 mod python;
 mod sandbox;
 mod source;
@@ -28,9 +29,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use self::language::{Language, LanguageOption, NAMES, named};
-use self::sandbox::{End, Isolation, JOB, Limits, Outcome, Sandbox};
+pub(crate) use self::options::Options;
+use self::sandbox::{End, JOB, Limits, Outcome, Sandbox};
 use self::source::{StreamTest, Tests, UnitTests, code_of, tests_of};
-use serde::Deserialize;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -41,78 +42,6 @@ use crate::{Content, Error, Problem, Result, Reward, RewardBatch, Scores};
 const CACHED: usize = 256;
 /// A compiled program's most bytes.
 const PROGRAM_BYTES: usize = 64 << 20;
-
-/// Options of [`Code`].
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Options {
-    /// A name, or a table `{ file = "main.lua", run = ["lua", "{source}"] }`.
-    language: LanguageOption,
-    /// The dataset column with the tests.
-    #[serde(default = "tests_column")]
-    column: String,
-    /// The share of passed tests is the score.
-    #[serde(default)]
-    partial: bool,
-    /// OCaml's score by stages.
-    #[serde(default)]
-    staged: bool,
-    /// Seconds that one test may take.
-    #[serde(default = "ten")]
-    timeout_s: f64,
-    /// Seconds that compiling may take.
-    #[serde(default = "thirty")]
-    compile_timeout_s: f64,
-    /// Address space of each process, in MiB.
-    #[serde(default = "half_a_gib")]
-    memory_mb: u64,
-    /// Processes and threads at once.
-    #[serde(default = "processes")]
-    processes: u64,
-    /// Bytes that a program may print.
-    #[serde(default = "a_mib")]
-    output_bytes: usize,
-    /// Where no isolation can be had, programs are run without.
-    #[serde(default)]
-    unsafe_no_sandbox: bool,
-    /// The only isolation that will do; not set: the best there is.
-    #[serde(default)]
-    isolation: Option<Isolation>,
-    /// Bubblewrap's program.
-    #[serde(default = "bwrap")]
-    bwrap: String,
-    /// Programs that run at once; not set: one for each core.
-    #[serde(default)]
-    workers: Option<usize>,
-}
-
-fn bwrap() -> String {
-    "bwrap".to_owned()
-}
-fn tests_column() -> String {
-    "tests".to_owned()
-}
-fn ten() -> f64 {
-    10.0
-}
-fn thirty() -> f64 {
-    30.0
-}
-fn half_a_gib() -> u64 {
-    512
-}
-fn processes() -> u64 {
-    64
-}
-fn a_mib() -> usize {
-    1 << 20
-}
-
-impl Options {
-    fn sandbox(&self, programs: &[&str]) -> std::result::Result<Sandbox, String> {
-        Sandbox::find(&self.bwrap, self.isolation, self.unsafe_no_sandbox, programs)
-    }
-}
 
 /// The reward; see the module.
 pub(crate) struct Code {
@@ -351,33 +280,15 @@ impl Reward for Code {
             Err(problem) => return Scores::failed(batch.len(), problem),
         };
         let tests: Vec<Option<Tests>> = cells.iter().enumerate().map(|(i, cell)| tests_of(cell, batch, i)).collect();
-        let code = |text: &Content| code_of(&text.text(), &self.language.fences);
-        let sources: Vec<String> = batch.completions.iter().map(code).collect();
-        // Each different program that is run as a whole is made ready once.
+        let sources: Vec<String> = batch.completions.iter().map(|completion| self.code(completion)).collect();
         let whole = |tests: &Option<Tests>| matches!(tests, Some(Tests::Streams(_)));
-        let mut wanted: Vec<&String> =
-            sources.iter().zip(&tests).filter(|(_, tests)| whole(tests)).map(|(source, _)| source).collect();
-        wanted.sort();
-        wanted.dedup();
-        if self.cache.len() + wanted.len() > CACHED {
-            self.cache.clear();
-        }
-        wanted.retain(|source| !self.cache.contains_key(*source));
-        let prepared = self.beside(wanted.len(), |i| self.prepare(wanted[i]));
-        let mut failed = Vec::new();
-        let mut ready = Vec::new();
-        for (source, prepared) in wanted.into_iter().zip(prepared) {
-            match prepared {
-                Ok(prepared) => ready.push((source.clone(), Arc::new(prepared))),
-                Err(error) => failed.push(error.to_string()),
-            }
-        }
-        self.cache.extend(ready);
+        let mut failed =
+            self.make_ready(sources.iter().zip(&tests).filter(|(_, tests)| whole(tests)).map(|(source, _)| source));
         let verdicts = self.beside(batch.len(), |i| match tests[i].as_ref()? {
             Tests::Streams(tests) => Some(self.judge(self.cache.get(&sources[i])?, tests)),
             Tests::Unit(unit) => Some(match self.units {
                 Some(Units::Python) => {
-                    let prompt = code(&batch.prompts[i]);
+                    let prompt = self.code(&batch.prompts[i]);
                     let (all, limits) = (self.options.partial, self.run_limits);
                     python::judge(&sources[i], &prompt, unit, all, limits, &self.sandbox)
                 }
@@ -425,6 +336,30 @@ impl Reward for Code {
 }
 
 impl Code {
+    fn code(&self, text: &Content) -> String {
+        code_of(&text.text(), &self.language.fences)
+    }
+
+    /// Each different program that is run as a whole is made ready once; what kept some from it.
+    fn make_ready<'a>(&mut self, sources: impl Iterator<Item = &'a String>) -> Vec<String> {
+        let mut wanted: Vec<&String> = sources.collect();
+        wanted.sort();
+        wanted.dedup();
+        if self.cache.len() + wanted.len() > CACHED {
+            self.cache.clear();
+        }
+        wanted.retain(|source| !self.cache.contains_key(*source));
+        let prepared = self.beside(wanted.len(), |i| self.prepare(wanted[i]));
+        let mut failed = Vec::new();
+        for (source, prepared) in wanted.into_iter().zip(prepared) {
+            match prepared {
+                Ok(prepared) => drop(self.cache.insert(source.clone(), Arc::new(prepared))),
+                Err(error) => failed.push(error.to_string()),
+            }
+        }
+        failed
+    }
+
     fn judge_ocaml(&self, completion: &str, source: &str, unit: &UnitTests) -> std::io::Result<Verdict> {
         if unit.check {
             return Err(std::io::Error::other("tests of OCaml are assertions, not a function `check`"));
