@@ -4,7 +4,7 @@ use crate::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a pass asks before each of its layers and before the head: whether it is still wanted. The default always wants
+/// What a pass asks before each layer and each piece of the head: whether it is still wanted. The default always wants
 /// it.
 #[derive(Clone, Default)]
 pub struct StopCheck(Option<Arc<dyn Fn() -> bool + Send + Sync>>);

@@ -11,6 +11,7 @@
 //! It does not know where a token came from, nor what is done with its score.
 
 mod dropout;
+mod pieces;
 mod rows;
 
 pub use dropout::Dropout;
@@ -19,6 +20,7 @@ pub use rows::{InferRows, StepRows};
 
 use crate::kv::BLOCK;
 use kernels::{Memory, Tensor, View};
+use pieces::head_pieces;
 use std::ops::Range;
 
 /// A prefix and the branches that continue it: a prompt and its completions.
@@ -259,10 +261,12 @@ pub struct BatchTensors {
     /// First row and first branch of each independent group `[G + 1]`, on the host.
     group_starts: Vec<(u32, u32)>,
     /// What else passes read, one list after the other, so that they come in one copy: groups and score groups
-    /// `[G + 1]`, score rows and targets `[R]`.
+    /// `[G + 1]`, score rows and targets `[R]`, and the groups of each of the head's pieces.
     lists: Tensor,
-    /// Where each of the lists ends.
+    /// Where each of the lists ends, but those of pieces.
     ends: [usize; 4],
+    /// Scored rows that the head computes at once, and where the list of their groups is.
+    head_pieces: Vec<(Range<usize>, Range<usize>)>,
     pub(crate) dropout: Option<Dropout>,
 }
 
@@ -285,8 +289,12 @@ impl BatchTensors {
             draws: &[],
         });
         let lists = [&batch.groups[..], &batch.score_groups, &batch.score_rows, &batch.targets];
-        let all = lists.concat();
-        let mut end = 0;
+        let (mut all, mut end) = (lists.concat(), 0);
+        let list = |(piece, groups): (Range<usize>, Vec<u32>)| {
+            all.extend_from_slice(&groups);
+            (piece, all.len() - groups.len()..all.len())
+        };
+        let head_pieces = head_pieces(&batch.score_groups).into_iter().map(list).collect();
         BatchTensors {
             capacity: batch.capacity(),
             rows,
@@ -297,6 +305,7 @@ impl BatchTensors {
                 end += list.len();
                 end
             }),
+            head_pieces,
             dropout: None,
         }
     }
@@ -321,6 +330,11 @@ impl BatchTensors {
     /// `[G + 1]`
     pub(crate) fn score_groups(&self) -> View<'_> {
         self.lists.rows(self.ends[0]..self.ends[1])
+    }
+    /// The scored rows in pieces that the head computes one after the other, with the offsets of the groups of each,
+    /// counted from its first row.
+    pub(crate) fn head_pieces(&self) -> impl Iterator<Item = (Range<usize>, View<'_>)> {
+        self.head_pieces.iter().map(|(piece, groups)| (piece.clone(), self.lists.rows(groups.clone())))
     }
     /// `[R]`
     pub(crate) fn score_rows(&self) -> View<'_> {

@@ -23,7 +23,6 @@ pub fn head_forward<'a>(
     inv_temperature: f32,
     tape: &mut Tape,
 ) -> crate::Result<()> {
-    tape.stop.check()?;
     let (n, r, head) = (tape.activations.rows, batch.capacity.score_rows, &mut tape.head);
     (head.rows, head.inv_temperature) = (r, inv_temperature);
     rows::gather(
@@ -34,18 +33,22 @@ pub fn head_forward<'a>(
             out: head.hidden.rows_mut(0..r),
         },
     )?;
-    lm_head::forward(
-        ctx,
-        lm_head::Forward {
-            hidden: head.hidden.rows(0..r),
-            weight: model.into().head()?,
-            targets: batch.targets(),
-            inv_temperature,
-            logps: head.logps.rows_mut(0..r),
-            lse: head.lse.rows_mut(0..r),
-            entropies: Some(head.entropies.rows_mut(0..r)),
-        },
-    )?;
+    let weight = model.into().head()?;
+    for (piece, _) in batch.head_pieces() {
+        tape.stop.check()?;
+        lm_head::forward(
+            ctx,
+            lm_head::Forward {
+                hidden: head.hidden.rows(piece.clone()),
+                weight,
+                targets: batch.targets().rows(piece.clone()),
+                inv_temperature,
+                logps: head.logps.rows_mut(piece.clone()),
+                lse: head.lse.rows_mut(piece.clone()),
+                entropies: Some(head.entropies.rows_mut(piece)),
+            },
+        )?;
+    }
     Ok(())
 }
 
@@ -60,25 +63,29 @@ pub fn head_backward<'a>(
     tape: &mut Tape,
     grads: &mut Grads,
 ) -> crate::Result<()> {
-    tape.stop.check()?;
     let back = tape.back.as_mut().ok_or_else(super::no_backward_buffers)?;
     let (n, r, head) = (tape.activations.rows, tape.head.rows, &tape.head);
-    lm_head::backward(
-        ctx,
-        lm_head::Backward {
-            hidden: head.hidden.rows(0..r),
-            weight: model.into().head()?,
-            targets: batch.targets(),
-            inv_temperature: head.inv_temperature,
-            lse: head.lse.rows(0..r),
-            d_logps,
-            d_entropies,
-            entropies: d_entropies.map(|_| head.entropies.rows(0..r)),
-            d_hidden: back.d_score_rows.rows_mut(0..r),
-            d_weight: grads.head_mut(),
-            segments: Some(batch.score_groups()),
-        },
-    )?;
+    let weight = model.into().head()?;
+    for (piece, groups) in batch.head_pieces() {
+        tape.stop.check()?;
+        let entropies = d_entropies.map(|_| head.entropies.rows(piece.clone()));
+        lm_head::backward(
+            ctx,
+            lm_head::Backward {
+                hidden: head.hidden.rows(piece.clone()),
+                weight,
+                targets: batch.targets().rows(piece.clone()),
+                inv_temperature: head.inv_temperature,
+                lse: head.lse.rows(piece.clone()),
+                d_logps: d_logps.rows(piece.clone()),
+                d_entropies: d_entropies.map(|d| d.rows(piece.clone())),
+                entropies,
+                d_hidden: back.d_score_rows.rows_mut(piece),
+                d_weight: grads.head_mut(),
+                segments: Some(groups),
+            },
+        )?;
+    }
     Ok(spread(ctx, batch, n, r, back)?)
 }
 

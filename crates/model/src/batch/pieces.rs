@@ -1,0 +1,48 @@
+//! Scored rows in pieces, so that a pass need not compute the head of all of them before it looks whether it is wanted.
+
+use std::ops::Range;
+
+/// Rows of a piece: as many as the head's operation has in a block, so that pieces cost nothing.
+const MOST: usize = 512;
+/// Sums over the rows of a group are formed in steps of so many (bf16 on tiles).
+const STEP: usize = 32;
+
+/// Pieces of up to 512 rows, cut between groups or at multiples of 32 rows of one, where no bit depends on it; and the
+/// offsets of the groups of each, counted from its first row. `groups: [G + 1]`.
+pub(super) fn head_pieces(groups: &[u32]) -> Vec<(Range<usize>, Vec<u32>)> {
+    let mut out: Vec<(Range<usize>, Vec<u32>)> = Vec::new();
+    for ends in groups.windows(2) {
+        let (start, end) = (ends[0] as usize, ends[1] as usize);
+        for from in (start..end).step_by(STEP) {
+            let to = end.min(from + STEP);
+            match out.last_mut() {
+                Some((piece, groups)) if to - piece.start <= MOST => {
+                    if from == start {
+                        groups.push((from - piece.start) as u32);
+                    }
+                    piece.end = to;
+                }
+                _ => out.push((from..to, vec![0])),
+            }
+        }
+    }
+    out.iter_mut().for_each(|(piece, groups)| groups.push(piece.len() as u32));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_cut_between_groups_or_at_multiples_of_32_rows_of_one() {
+        let of = |groups: &[u32]| head_pieces(groups);
+        assert_eq!(of(&[0]), []);
+        assert_eq!(of(&[0, 0, 3, 3, 40]), [(0..40, vec![0, 3, 40])]);
+        assert_eq!(of(&[0, 500, 600]), [(0..500, vec![0, 500]), (500..600, vec![0, 100])]);
+        assert_eq!(
+            of(&[0, 100, 1200]),
+            [(0..484, vec![0, 100, 484]), (484..996, vec![0, 512]), (996..1200, vec![0, 204])]
+        );
+    }
+}
