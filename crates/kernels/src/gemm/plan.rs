@@ -108,7 +108,11 @@ impl<'a> Plan<'a> {
         let own_rows = threads > 1 && work >= threads && product.reads_weight() && OWN_ROWS.contains(&(m / threads));
         // Rows that each task packs for itself are packed as often as there are tasks.
         let of_thread = if own_rows || product.packs_few_rows() { TASKS_PER_THREAD / 2 } else { TASKS_PER_THREAD };
-        let tasks = if threads == 1 { 1 } else { (threads * of_thread).min(work + 1) };
+        let tasks = match (threads * of_thread).min(work + 1) {
+            _ if threads == 1 => 1,
+            tasks if tasks > threads => tasks - tasks % threads,
+            few => few,
+        };
         let row_blocks = if own_rows {
             threads
         } else if product.tiles.is_some() {
@@ -120,7 +124,12 @@ impl<'a> Plan<'a> {
             let square = (tasks * m / n).isqrt().min(m.div_ceil(MAX_ROWS));
             m.div_ceil(ROWS).max(square)
         };
-        let groups = tasks.div_ceil(row_blocks).clamp(1, panels);
+        let groups = |row_blocks: usize| tasks.div_ceil(row_blocks).clamp(1, panels);
+        // The fewest blocks with as many tasks for each thread: of nine tasks, two threads would wait for the fifth.
+        let even = |row_blocks: &usize| (row_blocks * groups(*row_blocks)).is_multiple_of(threads);
+        let most = (2 * row_blocks).min(m.div_ceil(MAX_ROWS) + 1);
+        let row_blocks = (row_blocks..most).find(even).unwrap_or(row_blocks);
+        let groups = groups(row_blocks);
         Plan { product, panels, row_blocks, groups, own_rows }
     }
 
@@ -165,22 +174,34 @@ mod tests {
     use crate::simd::portable::F32x16;
     use crate::tensor::Elements;
 
+    fn with_plan<T>([m, n, k]: [usize; 3], threads: usize, f: impl FnOnce(&Plan<'_>) -> T) -> T {
+        let (x, w, mut c) = (vec![0.0; m * k], vec![0.0; n.next_multiple_of(PANEL) * k], vec![0.0; m * n]);
+        let outputs = Operands::of_outputs((Elements::F32(&x), Elements::F32(&w)), k, 0..m, 0..n, None, &mut c);
+        f(&Plan::new(&Product::new(Isa::PORTABLE, outputs), threads))
+    }
+
     /// A block of rows for each thread where there are rows enough and the weight is small, and the tasks of a thread
     /// side by side: its share of the region.
     #[test]
     fn threads_have_rows_of_their_own_where_the_weight_is_small() {
-        let plan = |[m, n, k]: [usize; 3], threads: usize| {
-            let (x, w, mut c) = (vec![0.0; m * k], vec![0.0; n.next_multiple_of(PANEL) * k], vec![0.0; m * n]);
-            let outputs = Operands::of_outputs((Elements::F32(&x), Elements::F32(&w)), k, 0..m, 0..n, None, &mut c);
-            let product = Product::new(Isa::PORTABLE, outputs);
-            let plan = Plan::new(&product, threads);
-            let blocks: Vec<_> = (0..plan.row_blocks).map(|block| plan.rows::<F32x16>(block)).collect();
-            (plan.own_rows, blocks, plan.groups)
+        let plan = |shape: [usize; 3], threads: usize| {
+            with_plan(shape, threads, |plan| {
+                let blocks: Vec<_> = (0..plan.row_blocks).map(|block| plan.rows::<F32x16>(block)).collect();
+                (plan.own_rows, blocks, plan.groups)
+            })
         };
         assert_eq!(plan([32, 2048, 256], 2), (true, vec![0..16, 16..32], 2));
         assert_eq!(plan([33, 1024, 256], 3), (true, vec![0..11, 11..22, 22..33], 2));
         for (shape, threads) in [([32, 2048, 256], 1), ([15, 2048, 256], 2), ([32, 4096, 256], 2), ([32, 32, 32], 2)] {
             assert!(!plan(shape, threads).0, "{shape:?} {threads}");
         }
+    }
+    #[test]
+    fn threads_have_as_many_tasks_each() {
+        let plan = |shape, threads| with_plan(shape, threads, |plan| (plan.row_blocks, plan.groups));
+        assert_eq!(plan([1104, 256, 1024], 2), (4, 2), "not 3 × 3");
+        assert_eq!(plan([3312, 256, 384], 2), (7, 2));
+        assert_eq!(plan([3312, 256, 384], 16), (8, 8), "not 7 × 8");
+        assert_eq!(plan([3312, 256, 384], 1), (7, 1));
     }
 }
