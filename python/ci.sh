@@ -14,6 +14,8 @@ environment="$target/python-ci"
   datasets transformers
 export CARGO_TARGET_DIR="$target" VIRTUAL_ENV="$environment"
 cargo fmt --check
+# The committed lock file is that of these manifests.
+cargo fetch --locked --quiet
 "$environment/bin/maturin" develop --quiet
 "$environment/bin/pytest" "$@"
 [ $# -gt 0 ] || "$environment/bin/python" tools/notebooks.py
