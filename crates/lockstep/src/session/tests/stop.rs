@@ -138,6 +138,8 @@ fn a_step_of_ppo_is_given_up_before_both_models_change() {
         adap_kl_ctrl: true,
         kl_coef: 0.3,
         logging_steps: 1,
+        // The state that a stop leaves behind is what is saved, not that of the step before it.
+        save_steps: 100,
         ..small()
     };
     let steps = stopped_anywhere(Purpose::Grpo, config, options);
