@@ -35,4 +35,5 @@ def test_the_calling_convention(case):
         function(case["batch"])
     words = "".join(traceback.format_exception(raised.value)) + "".join(map(str, raised.value.args))
     for word in case["error"]:
-        assert word in words
+        # Python 3.10 has no notes: what is added stands in the message, which a KeyError shows quoted as a whole.
+        assert (word if hasattr(raised.value, "add_note") else word.removesuffix("'zz'")) in words

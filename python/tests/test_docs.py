@@ -107,7 +107,12 @@ def test_the_code_of_a_page_runs(bytes_model, page, at):
         "dataset": [{"prompt": "1 + 1 = ", "solution": "$2$"}] * 8, "environment": Environment,
         "model_tokens_of": lambda text: list(text.encode()),
     }
-    exec(compile(text, f"{page}, block {at}", "exec"), names)
+    try:
+        exec(compile(text, f"{page}, block {at}", "exec"), names)
+    except ImportError as error:
+        if "numpy" not in str(error):
+            raise
+        pytest.skip("needs NumPy")
     if "play" in names:
         args = lockstep_rl.GRPOConfig("played", num_generations=2, per_device_train_batch_size=4, max_steps=1,
                                       max_completion_length=80)
