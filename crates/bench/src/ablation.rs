@@ -112,16 +112,7 @@ fn sampling(ctx: &Context, weights: &Weights) -> anyhow::Result<[Side; 2]> {
     let (memory, h, v) = (ctx.memory(), weights.config.hidden_size, weights.config.vocab_size);
     let mut hidden = Tensor::zeros(memory, &[ROWS, h], weights.config.compute);
     hidden.view_mut().copy_from_f32(&numbers(ROWS * h, 1));
-    let row = |r: usize| sample::RowParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        history: &[],
-        key: 1,
-        counter: [r as u32, 0, 0, 0],
-    };
+    let row = |r: usize| sample::RowParams { key: 1, counter: [r as u32, 0, 0, 0], ..sample::RowParams::GREEDY };
     let rows: Vec<_> = (0..ROWS).map(row).collect();
     let mut ids = Tensor::from_u32(memory, &[ROWS], &[0; ROWS]);
     let mut logps = Tensor::zeros(memory, &[ROWS], DType::F32);

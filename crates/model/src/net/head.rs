@@ -173,22 +173,12 @@ pub(crate) fn most_likely<'a>(
     let (r, memory) = (tape.head.rows, memory.part("workspace"));
     let mut ids = Tensor::zeros(&memory, &[r], DType::U32);
     let mut logps = Tensor::zeros(&memory, &[r], DType::F32);
-    let greedy = sample::RowParams {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        history: &[],
-        key: 0,
-        counter: [0; 4],
-    };
     sample::forward(
         ctx,
         sample::Forward {
             hidden: tape.head.hidden.rows(0..r),
             weight: model.into().head()?,
-            rows: &vec![greedy; r],
+            rows: &vec![sample::RowParams::GREEDY; r],
             packed: None,
             ids: ids.view_mut(),
             logps: logps.view_mut(),

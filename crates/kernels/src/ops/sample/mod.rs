@@ -48,6 +48,20 @@ pub struct RowParams<'a> {
     pub counter: [u32; 4],
 }
 
+impl RowParams<'static> {
+    /// The most likely token: nothing is drawn.
+    pub const GREEDY: RowParams<'static> = RowParams {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        history: &[],
+        key: 0,
+        counter: [0; 4],
+    };
+}
+
 /// Arguments of [`forward`].
 pub struct Forward<'a> {
     /// `[R, H]`

@@ -3,16 +3,7 @@ use crate::check::normal;
 use crate::ops::lm_head;
 use crate::{Device, Isa, Memory, Tensor};
 
-pub(super) const PLAIN: RowParams<'static> = RowParams {
-    temperature: 1.0,
-    top_k: 0,
-    top_p: 1.0,
-    min_p: 0.0,
-    repetition_penalty: 1.0,
-    history: &[],
-    key: 42,
-    counter: [0; 4],
-};
+pub(super) const PLAIN: RowParams<'static> = RowParams { temperature: 1.0, key: 42, ..RowParams::GREEDY };
 
 /// Every kind of row.
 pub(super) fn kinds() -> Vec<RowParams<'static>> {
