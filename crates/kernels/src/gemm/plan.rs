@@ -13,10 +13,15 @@ use std::ops::Range;
 const ROWS: usize = 480;
 /// Tasks for each thread, so that a thread that is interrupted delays the region little.
 const TASKS_PER_THREAD: usize = 4;
-/// The most elements of a weight, 2 MiB of f32, that every thread reads for rows of its own, and how many rows those
-/// are: fewer would wait for panels more than they multiply, more are worth packing once for all tasks.
-const SHARED_WEIGHT: usize = 1 << 19;
+/// The most elements of a right operand, 2 MiB of f32, that every thread reads for rows of its own.
+const SMALL: usize = 1 << 19;
+/// How many rows those are where they are few, and the right operand a weight as it lies: fewer would wait for panels
+/// more than they multiply.
 const OWN_ROWS: Range<usize> = 8..65;
+/// Blocks of rows for each thread where a task has all panels, so that nobody else reads the rows that it packs: what
+/// another core packed comes slower than it is packed. And the rows of a block, which are worth packing panels for.
+const BLOCKS_OF_THREAD: usize = 3;
+const ROWS_OF_BLOCK: usize = 64;
 /// A task of less work than this many multiply-adds is not worth handing to another thread.
 const TASK_WORK: usize = 1 << 17;
 
@@ -30,7 +35,12 @@ impl Product<'_> {
     /// Whether it multiplies a small weight in chains as it lies, which several threads may read.
     fn reads_weight(&self) -> bool {
         let as_it_lies = matches!((self.left, self.right), (Left::Rows(..), Right::Panels(_)));
-        as_it_lies && self.tiles.is_none() && self.n * self.depth <= SHARED_WEIGHT
+        as_it_lies && self.tiles.is_none() && self.n * self.depth <= SMALL
+    }
+
+    /// Whether it packs rows for tasks that read a small right operand.
+    fn packs_small_blocks(&self) -> bool {
+        self.shares_rows() && !self.zips() && self.n * self.depth <= SMALL
     }
 
     /// The depth in blocks of nearly equal length, panels of a weight's outputs but for the last one.
@@ -104,6 +114,11 @@ impl<'a> Plan<'a> {
     pub fn new(product: &'a Product<'a>, threads: usize) -> Plan<'a> {
         let (m, n) = (product.m, product.n);
         let panels = n.div_ceil(PANEL);
+        let blocks = threads * BLOCKS_OF_THREAD;
+        if threads > 1 && product.packs_small_blocks() && m >= blocks * ROWS_OF_BLOCK {
+            let row_blocks = blocks.max(m.div_ceil(ROWS)).next_multiple_of(threads);
+            return Plan { product, panels, row_blocks, groups: 1, own_rows: false };
+        }
         let work = m * n * product.depth.max(1) / TASK_WORK;
         let own_rows = threads > 1 && work >= threads && product.reads_weight() && OWN_ROWS.contains(&(m / threads));
         // Rows that each task packs for itself are packed as often as there are tasks.
@@ -199,9 +214,17 @@ mod tests {
     #[test]
     fn threads_have_as_many_tasks_each() {
         let plan = |shape, threads| with_plan(shape, threads, |plan| (plan.row_blocks, plan.groups));
-        assert_eq!(plan([1104, 256, 1024], 2), (4, 2), "not 3 × 3");
-        assert_eq!(plan([3312, 256, 384], 2), (7, 2));
-        assert_eq!(plan([3312, 256, 384], 16), (8, 8), "not 7 × 8");
-        assert_eq!(plan([3312, 256, 384], 1), (7, 1));
+        assert_eq!(plan([1104, 1024, 768], 2), (4, 2), "not 3 × 3");
+        assert_eq!(plan([3312, 1024, 768], 2), (7, 2));
+        assert_eq!(plan([3312, 1024, 768], 16), (8, 8), "not 7 × 8");
+        assert_eq!(plan([3312, 1024, 768], 1), (7, 1));
+    }
+    #[test]
+    fn blocks_of_many_rows_have_all_of_a_small_weight() {
+        let plan = |shape, threads| with_plan(shape, threads, |plan| (plan.row_blocks, plan.groups));
+        assert_eq!(plan([1104, 256, 1024], 2), (6, 1));
+        assert_eq!(plan([3312, 256, 1024], 2), (8, 1), "at most 480 rows");
+        assert_eq!(plan([384, 256, 1024], 2), (6, 1));
+        assert_eq!(plan([383, 256, 1024], 2).1, 8, "too few rows");
     }
 }
