@@ -5,7 +5,7 @@
 
 use super::abandoned;
 use super::alarms::Alarms;
-use super::checkpoint::{self, CheckpointWriter, moments, state};
+use super::checkpoint::{self, CheckpointWriter, Kept, moments, state};
 use super::device_meter;
 use super::eval_metrics::{MetricsFailed, check_best_metric, no_such_metric};
 use super::inputs::{Callbacks, RunInputs};
@@ -28,7 +28,7 @@ use kernels::Context;
 use serde_json::Value;
 use state::{Best, RunState};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use telemetry::{Alarm, EventKind, Stages, stages::Span};
 use train::{Schedule, Trainer, UpdateMetrics};
 
@@ -82,6 +82,8 @@ pub struct TrainingRun {
     step_started: Instant,
     saved_at: Option<u64>,
     writing: Option<CheckpointWriter>,
+    /// How long the next checkpoint waits for the end of a rollout.
+    hold_checkpoint: Duration,
 }
 
 /// What a task adds to the [`RunInputs`] of its run.
@@ -182,7 +184,7 @@ impl TrainingRun {
             ResumeFrom::Checkpoint(from) => {
                 // Killed when this one was written and an old one not yet deleted.
                 let best = state.as_ref().and_then(|state| state.best.as_ref());
-                checkpoint::prune(&dir, config.save_total_limit, kept_best(&config, best))?;
+                checkpoint::prune(&dir, Kept::new(&config, best))?;
                 sinks.info(&format!("resuming after step {step} from {}", from.display()));
             }
             ResumeFrom::Beginning => {
@@ -235,6 +237,7 @@ impl TrainingRun {
             step_started: Instant::now(),
             saved_at: state.as_ref().filter(|state| !state.evaluation_due).map(|_| step),
             writing: None,
+            hold_checkpoint: Duration::ZERO,
         };
         run.report_progress(String::new())?;
         Ok(run)
@@ -411,24 +414,29 @@ impl TrainingRun {
         let mut writes = vec![self.policy.writer(), moments::write_moments("", &self.trainer)];
         writes.extend(task.write_tensors(self));
         writes.push(Box::new(move |dir| state.write(dir)));
-        self.writing = Some(CheckpointWriter::start(&self.dir, self.step, writes)?);
+        let kept = Kept::new(&self.config, self.best.as_ref());
+        self.writing = Some(CheckpointWriter::start(&self.dir, self.step, writes, kept, self.hold_checkpoint)?);
         self.saved_at = Some(self.step);
         Ok(())
     }
 
-    /// Waits for the checkpoint that is being written, if one is, and deletes those that it replaces. Comes before
-    /// anything that a checkpoint holds is changed.
+    /// The batch of the step is there: what comes now leaves the memory to the checkpoint.
+    pub(crate) fn release_checkpoint(&mut self) {
+        self.writing.iter_mut().for_each(CheckpointWriter::release);
+    }
+
+    /// Waits for the checkpoint that is being written, if one is. Comes before anything that a checkpoint holds is
+    /// changed.
     pub(crate) fn finish_checkpoint(&mut self) -> anyhow::Result<()> {
         let Some(writer) = self.writing.take() else { return Ok(()) };
-        let span = self.stages.span("checkpoint");
-        let (step, started, waits_from) = (writer.step, writer.started, Instant::now());
-        let checkpoint = writer.finish().inspect_err(|_| self.saved_at = None)?;
-        self.stages.record_overlapped("checkpoint", started, (waits_from - started).as_secs_f64());
-        let path = checkpoint.display().to_string();
+        let (span, step) = (self.stages.span("checkpoint"), writer.step);
+        let written = writer.finish().inspect_err(|_| self.saved_at = None)?;
+        self.hold_checkpoint = written.hold_next;
+        self.stages.record_overlapped("checkpoint", written.began, written.hidden_s);
+        let path = written.path.display().to_string();
         self.reporter.sinks().emit(EventKind::Checkpoint { step, path })?;
-        checkpoint::prune(&self.dir, self.config.save_total_limit, kept_best(&self.config, self.best.as_ref()))?;
         span.end();
-        self.callbacks.checkpoint(step, &checkpoint);
+        self.callbacks.checkpoint(step, &written.path);
         Ok(())
     }
 
@@ -469,11 +477,6 @@ impl TrainingRun {
 /// Why a step was skipped.
 pub fn not_finite(metrics: &UpdateMetrics) -> String {
     format!("the loss or the gradient is not finite (loss {}, gradient norm {})", metrics.loss, metrics.grad_norm)
-}
-
-/// The step of the checkpoint that is never deleted.
-fn kept_best(config: &Config, best: Option<&Best>) -> Option<u64> {
-    best.filter(|_| config.load_best_model_at_end).map(|best| best.step)
 }
 
 /// Enters what operations counted since `before` into a span.

@@ -272,6 +272,7 @@ impl Run {
             }
             self.training.stop.check()?;
         }
+        self.training.release_checkpoint();
         self.task.step(&mut self.training)?;
         self.training.log_step(self.task.shown_metrics())?;
         self.training.evaluation_due =

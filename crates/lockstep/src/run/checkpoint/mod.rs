@@ -10,6 +10,7 @@ mod writer;
 
 pub use writer::CheckpointWriter;
 
+use crate::config::Config;
 use crate::run::run_dir::{RunDir, sync_directory};
 use anyhow::Context as _;
 use std::fs::{self, File};
@@ -112,9 +113,26 @@ pub fn latest(run: &RunDir) -> Option<PathBuf> {
     all(run).pop().map(|(_, path)| path)
 }
 
-/// Deletes the oldest ones beyond `limit`, never the newest and never `best`.
-pub fn prune(run: &RunDir, limit: Option<usize>, best: Option<u64>) -> anyhow::Result<()> {
-    let Some(limit) = limit else { return Ok(()) };
+/// Which checkpoints stay.
+#[derive(Clone, Copy, Debug)]
+pub struct Kept {
+    /// So many, the newest ones; none: all.
+    pub limit: Option<usize>,
+    /// And the one of this step.
+    pub best: Option<u64>,
+}
+
+impl Kept {
+    /// What `config` says, and the best evaluation where its weights will be the result.
+    pub fn new(config: &Config, best: Option<&state::Best>) -> Kept {
+        let best = best.filter(|_| config.load_best_model_at_end).map(|best| best.step);
+        Kept { limit: config.save_total_limit, best }
+    }
+}
+
+/// Deletes the oldest ones beyond the limit, never the newest and never the best.
+pub fn prune(run: &RunDir, kept: Kept) -> anyhow::Result<()> {
+    let Kept { limit: Some(limit), best } = kept else { return Ok(()) };
     let all = all(run);
     let newest = all.last().map(|c| c.0);
     let expendable: Vec<_> = all.iter().filter(|(step, _)| Some(*step) != newest && Some(*step) != best).collect();
@@ -188,9 +206,9 @@ mod tests {
     fn pruning_keeps_the_newest_and_the_best() {
         let (_dir, run) = run();
         (1..=6).for_each(|step| put(&run, step));
-        prune(&run, Some(3), Some(2)).unwrap();
+        prune(&run, Kept { limit: Some(3), best: Some(2) }).unwrap();
         assert_eq!(all(&run).iter().map(|c| c.0).collect::<Vec<_>>(), [2, 5, 6]);
-        prune(&run, None, None).unwrap();
+        prune(&run, Kept { limit: None, best: None }).unwrap();
         assert_eq!(all(&run).len(), 3);
     }
 

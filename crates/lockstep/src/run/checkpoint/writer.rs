@@ -1,40 +1,145 @@
 //! A checkpoint that is written by a thread of its own, while the run goes on up to its next optimizer step.
+//!
+//! Generation waits for memory and is made of short parallel regions: a thread that turns, hashes and writes gigabytes
+//! beside it slows it down several times as much as the arithmetic of an update. So the writer may wait for the end of
+//! a rollout, where the last checkpoint showed that it will still be done in time.
 
-use super::write;
+use super::{Kept, prune, write};
 use crate::models::WriteFiles;
 use crate::run::RunDir;
 use std::path::PathBuf;
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The longest that a checkpoint waits for the end of a rollout: what a process that is killed loses by it.
+const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
 /// A checkpoint while it is written. Dropped, it waits for the end: a run that fails meanwhile keeps the checkpoint.
 pub struct CheckpointWriter {
     /// The step that it is of.
     pub step: u64,
-    /// When it was begun.
-    pub started: Instant,
-    thread: Option<JoinHandle<anyhow::Result<PathBuf>>>,
+    started: Instant,
+    /// Dropped when the writer need not wait any more.
+    hold: Option<Sender<()>>,
+    thread: Option<JoinHandle<anyhow::Result<Written>>>,
+}
+
+/// A checkpoint that has been written.
+pub struct Written {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// When writing it began.
+    pub began: Instant,
+    /// The seconds of it that the run did not wait for.
+    pub hidden_s: f64,
+    /// How long the next one may be held.
+    pub hold_next: Duration,
 }
 
 impl CheckpointWriter {
-    /// Begins to write the checkpoint of `step`: what `writes` hold stays as it is until they have been called.
-    pub fn start(run: &RunDir, step: u64, writes: Vec<WriteFiles>) -> anyhow::Result<CheckpointWriter> {
-        let run = run.clone();
-        let fill = move || write(&run, step, |dir| writes.into_iter().try_for_each(|write| write(dir)));
-        let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(fill)?;
-        Ok(CheckpointWriter { step, started: Instant::now(), thread: Some(thread) })
+    /// Begins to write the checkpoint of `step`, after [`release`](Self::release) or `hold` at the latest, and then
+    /// deletes those that it replaces. What `writes` hold stays as it is until they have been called.
+    pub fn start(
+        run: &RunDir,
+        step: u64,
+        writes: Vec<WriteFiles>,
+        kept: Kept,
+        hold: Duration,
+    ) -> anyhow::Result<CheckpointWriter> {
+        let (run, (release, held)) = (run.clone(), channel::<()>());
+        let work = move || {
+            // Nothing is ever sent: it ends by time, or because the other end is gone.
+            let _ = held.recv_timeout(hold);
+            let began = Instant::now();
+            let path = write(&run, step, |dir| writes.into_iter().try_for_each(|write| write(dir)))?;
+            prune(&run, kept)?;
+            Ok(Written { path, began, hidden_s: began.elapsed().as_secs_f64(), hold_next: Duration::ZERO })
+        };
+        let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(work)?;
+        Ok(CheckpointWriter { step, started: Instant::now(), hold: Some(release), thread: Some(thread) })
     }
 
-    /// Waits for its end: where it lies.
-    pub fn finish(mut self) -> anyhow::Result<PathBuf> {
-        let thread = self.thread.take().expect("only this takes it");
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    /// It need not wait any more.
+    pub fn release(&mut self) {
+        self.hold = None;
     }
+
+    /// Waits for its end.
+    pub fn finish(mut self) -> anyhow::Result<Written> {
+        let now = Instant::now();
+        self.release();
+        let thread = self.thread.take().expect("only this takes it");
+        let mut written = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let took = Duration::from_secs_f64(written.hidden_s);
+        written.hidden_s = took.min(now.saturating_duration_since(written.began)).as_secs_f64();
+        written.hold_next = hold_next(now - self.started, took);
+        Ok(written)
+    }
+}
+
+/// How long a checkpoint may be held, if the one before took so long and the run went on for `room` before it needed
+/// its end: it may take half as long again.
+fn hold_next(room: Duration, took: Duration) -> Duration {
+    room.saturating_sub(took * 3 / 2).min(LONGEST_HOLD)
 }
 
 impl Drop for CheckpointWriter {
     fn drop(&mut self) {
+        self.release();
         // Whoever drops it has an error to tell already.
         let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FOREVER: Duration = Duration::from_secs(1000);
+
+    fn run() -> (tempfile::TempDir, RunDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::fresh(dir.path()).unwrap();
+        run.create("").unwrap();
+        (dir, run)
+    }
+
+    fn start(run: &RunDir, step: u64, hold: Duration) -> CheckpointWriter {
+        let write: WriteFiles = Box::new(|dir| Ok(std::fs::write(dir.join("x"), "x")?));
+        CheckpointWriter::start(run, step, vec![write], Kept { limit: Some(1), best: None }, hold).unwrap()
+    }
+
+    #[test]
+    fn a_held_checkpoint_is_written_once_it_is_released_or_waited_for_or_dropped() {
+        let (_dir, run) = run();
+        let mut released = start(&run, 1, FOREVER);
+        assert!(!run.checkpoint(1).exists());
+        released.release();
+        while !run.checkpoint(1).exists() {
+            std::thread::yield_now();
+        }
+        assert_eq!(released.finish().unwrap().path, run.checkpoint(1));
+        start(&run, 2, FOREVER).finish().unwrap();
+        drop(start(&run, 3, FOREVER));
+        assert_eq!(super::super::all(&run), [(3, run.checkpoint(3))], "each replaces the one before");
+    }
+
+    #[test]
+    fn it_is_not_held_longer_than_said() {
+        let (_dir, run) = run();
+        let _writer = start(&run, 1, Duration::from_millis(1));
+        while !run.checkpoint(1).exists() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn the_next_is_held_only_as_long_as_there_is_time() {
+        let s = Duration::from_secs;
+        assert_eq!(hold_next(s(20), s(12)), s(2));
+        assert_eq!(hold_next(s(20), s(14)), s(0), "a slow disk has all the time there is");
+        assert_eq!(hold_next(s(0), s(4)), s(0));
+        assert_eq!(hold_next(s(1000), s(4)), LONGEST_HOLD);
     }
 }
