@@ -22,7 +22,8 @@ pub struct CheckpointWriter {
     started: Instant,
     /// Dropped when the writer need not wait any more.
     hold: Option<Sender<()>>,
-    thread: Option<JoinHandle<anyhow::Result<Written>>>,
+    /// Gives where it lies, when writing it began, and how long it took.
+    thread: Option<JoinHandle<anyhow::Result<(PathBuf, Instant, Duration)>>>,
 }
 
 /// A checkpoint that has been written.
@@ -54,7 +55,7 @@ impl CheckpointWriter {
             let began = Instant::now();
             let path = write(&run, step, |dir| writes.into_iter().try_for_each(|write| write(dir)))?;
             prune(&run, kept)?;
-            Ok(Written { path, began, hidden_s: began.elapsed().as_secs_f64(), hold_next: Duration::ZERO })
+            Ok((path, began, began.elapsed()))
         };
         let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(work)?;
         Ok(CheckpointWriter { step, started: Instant::now(), hold: Some(release), thread: Some(thread) })
@@ -70,11 +71,9 @@ impl CheckpointWriter {
         let now = Instant::now();
         self.release();
         let thread = self.thread.take().expect("only this takes it");
-        let mut written = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        let took = Duration::from_secs_f64(written.hidden_s);
-        written.hidden_s = took.min(now.saturating_duration_since(written.began)).as_secs_f64();
-        written.hold_next = hold_next(now - self.started, took);
-        Ok(written)
+        let (path, began, took) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let hidden_s = took.min(now.saturating_duration_since(began)).as_secs_f64();
+        Ok(Written { path, began, hidden_s, hold_next: hold_next(now - self.started, took) })
     }
 }
 
