@@ -16,7 +16,7 @@ use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::{self, Available};
 use crate::run::training::{RunSetup, TrainingRun, sampler};
 use model::{Head, ModelAssets, Scorer};
-use rollout::Engine;
+use rollout::{Engine, EngineConfig};
 use serde_json::Value;
 use std::sync::Arc;
 use telemetry::counted;
@@ -68,13 +68,7 @@ impl Prepared {
         let checkpoint = inputs.resume_from.checkpoint();
         let weights = trained_weights(&ctx, &model, checkpoint, &config, &assets.config)?;
         let reference = match config.has_reference() && !bounds.ref_logps {
-            true => {
-                let other = locate_ref_model(&config)?;
-                // Without its adapter, the policy is the model below.
-                let own = other.or_else(|| (!config.use_peft).then(|| model.dir.clone()));
-                let synced = checkpoint.filter(|_| config.sync_ref_model);
-                Some(Reference::load(&ctx, own.as_deref(), synced, &assets.config, (&config, scorer(inputs)))?)
-            }
+            true => Some(reference(inputs, &model, &assets)?),
             false => None,
         };
         let sampling = Arc::new(sampling(&config, &assets.eos_ids));
@@ -85,13 +79,7 @@ impl Prepared {
         let settings = trainer_config(&config, config.objective());
         let trainer = Trainer::new(ctx.memory(), &assets.config, settings)?;
         let engine = match memory_plan::generates(&config) {
-            true => {
-                let mut engine =
-                    Engine::new(&ctx, &assets.config, engine_config).map_err(|e| BadInput::new(e.to_string()))?;
-                engine.set_detokenizer(assets.tokenizer.clone());
-                engine.stop_with(inputs.stop.flag());
-                Some(engine)
-            }
+            true => Some(engine(inputs, &assets, engine_config)?),
             false => None,
         };
         let program = inputs.rollout_function.take().map(|function| ProgramRollouts {
@@ -198,6 +186,25 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
     let bounds = WorkloadBounds::of_prompts(prompts.longest(), config.generation_batch());
     let (rows, hash) = (prompts.all.len(), prompts.hash);
     Ok(Data { source: Source::Prompts(prompts.all), rows, bounds, hash })
+}
+
+/// The frozen model that the policy is kept near.
+fn reference(inputs: &RunInputs, policy: &ModelSource, assets: &ModelAssets) -> anyhow::Result<Reference> {
+    let config = inputs.config();
+    let other = locate_ref_model(config)?;
+    // Without its adapter, the policy is the model below.
+    let own = other.or_else(|| (!config.use_peft).then(|| policy.dir.clone()));
+    let synced = inputs.resume_from.checkpoint().filter(|_| config.sync_ref_model);
+    Reference::load(&inputs.ctx, own.as_deref(), synced, &assets.config, (config, scorer(inputs)))
+}
+
+/// What generates, until a stop request.
+fn engine(inputs: &RunInputs, assets: &ModelAssets, config: EngineConfig) -> anyhow::Result<Engine> {
+    let made = Engine::new(&inputs.ctx, &assets.config, config);
+    let mut engine = made.map_err(|e| BadInput::new(e.to_string()))?;
+    engine.set_detokenizer(assets.tokenizer.clone());
+    engine.stop_with(inputs.stop.flag());
+    Ok(engine)
 }
 
 /// One that a stop request ends.
