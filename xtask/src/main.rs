@@ -7,6 +7,7 @@ const HELP: &str = "cargo xtask check    all checks that CI runs beside `cargo t
 cargo xtask check layers    no import against the order of the crates, no circle of imports between the modules of one
 cargo xtask check size      files and lines that are too long
 cargo xtask check deny      licences, sources and duplicate versions of other people's crates (needs cargo-deny)
+cargo xtask check vectors   no vector instruction that was compiled to a call of a function
 cargo xtask check fmt|clippy|docs|fixtures|demo    one of the others
 cargo xtask cuda            NVIDIA's compiler over every CUDA kernel, without a GPU (python3 with pip fetches it)
 cargo xtask cubins [DIR]    every CUDA kernel compiled for every architecture (target/cubins)
@@ -18,7 +19,7 @@ cargo xtask mutants [LIST|NUMBER]…    which planted changes the tests notice (
 /// A check: its name and how it is made.
 type Check = (&'static str, fn() -> Result<(), String>);
 
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 9] = [
     ("fmt", fmt),
     ("size", size::check),
     ("layers", layers::check),
@@ -26,6 +27,7 @@ const CHECKS: [Check; 8] = [
     ("deny", deny),
     ("clippy", clippy),
     ("docs", docs),
+    ("vectors", vectors::check),
     ("demo", demo::check),
 ];
 
@@ -38,6 +40,7 @@ mod fixtures;
 mod layers;
 mod mutants;
 mod size;
+mod vectors;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -200,8 +200,9 @@ impl<E: Packed> Tile<E> {
             unsafe {
                 let from = self.b.add(k * PANEL);
                 let column = |v: usize| (v / 2) * self.b_panel + (v % 2) * LANES * E::TOGETHER;
-                let b: [[V; 2]; VECTORS] = std::array::from_fn(|v| E::steps(from.add(column(v))));
-                for v in 0..VECTORS {
+                let mut b = [[V::splat(0.0); 2]; VECTORS];
+                for (v, b) in b.iter_mut().enumerate() {
+                    *b = E::steps(from.add(column(v)));
                     V::prefetch_near(from.wrapping_add(column(v) + ahead * PANEL));
                 }
                 for step in 0..E::TOGETHER {

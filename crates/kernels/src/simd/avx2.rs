@@ -58,6 +58,58 @@ fn nearest_bf16(x: __m256) -> __m256i {
     }
 }
 
+/// The lower halves of these words, whose upper ones are zero.
+#[inline(always)]
+fn packed(low: __m256i, high: __m256i) -> __m256i {
+    // Packing works in 128-bit halves: their middle quarters change places.
+    // SAFETY: register-only intrinsics inside `run`.
+    unsafe { _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high)) }
+}
+
+/// The bf16 in the lower halves of 32-bit words, widened.
+#[inline(always)]
+fn lower_widened(words: __m256i) -> __m256 {
+    // SAFETY: register-only intrinsics inside `run`.
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)) }
+}
+
+/// Those in the upper halves.
+#[inline(always)]
+fn upper_widened(words: __m256i) -> __m256 {
+    // SAFETY: register-only intrinsics inside `run`.
+    unsafe { _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(!0xffff))) }
+}
+
+/// Halves folded onto each other: 8, 4, 2, 1.
+macro_rules! folded {
+    ($with:ident, $x:expr) => {{
+        // SAFETY: register-only intrinsics inside `run`.
+        unsafe {
+            let x = $with!(_mm256, $x.0, $x.1);
+            let x = $with!(_mm, _mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = $with!(_mm, x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32($with!(_mm, x, _mm_shuffle_ps::<1>(x, x)))
+        }
+    }};
+}
+macro_rules! add {
+    (_mm256, $a:expr, $b:expr) => {
+        _mm256_add_ps($a, $b)
+    };
+    (_mm, $a:expr, $b:expr) => {
+        _mm_add_ps($a, $b)
+    };
+}
+/// As [`Simd::max`]: the first, unless the second is greater.
+macro_rules! max {
+    (_mm256, $a:expr, $b:expr) => {
+        _mm256_max_ps($b, $a)
+    };
+    (_mm, $a:expr, $b:expr) => {
+        _mm_max_ps($b, $a)
+    };
+}
+
 impl Simd for F32x16 {
     type Mask = (__m256, __m256);
     const GEMM_ROWS: usize = 6;
@@ -120,9 +172,9 @@ impl Simd for F32x16 {
         let from = &from[..LANES];
         // SAFETY: 16 elements of two bytes, just checked; the rest are register-only intrinsics inside `run`.
         unsafe {
-            let wide = |halves| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)));
-            let (low, high) = (from.as_ptr().cast(), from.as_ptr().add(8).cast());
-            F32x16(wide(_mm_loadu_si128(low)), wide(_mm_loadu_si128(high)))
+            let (low, high) = (_mm_loadu_si128(from.as_ptr().cast()), _mm_loadu_si128(from.as_ptr().add(8).cast()));
+            let (low, high) = (_mm256_cvtepu16_epi32(low), _mm256_cvtepu16_epi32(high));
+            F32x16(lower_widened(low), lower_widened(high))
         }
     }
     #[inline(always)]
@@ -130,29 +182,44 @@ impl Simd for F32x16 {
         let to = &mut to[..LANES];
         // SAFETY: register-only intrinsics inside `run`; then 16 elements of two bytes, just checked.
         unsafe {
-            let narrow = |x: __m256| _mm256_srli_epi32::<16>(nearest_bf16(x));
-            // Packing works in 128-bit halves: their middle quarters change places.
-            let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(narrow(self.0), narrow(self.1)));
-            _mm256_storeu_si256(to.as_mut_ptr().cast(), packed);
+            let low = _mm256_srli_epi32::<16>(nearest_bf16(self.0));
+            let high = _mm256_srli_epi32::<16>(nearest_bf16(self.1));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), packed(low, high));
+        }
+    }
+    #[inline(always)]
+    fn store_exact_bf16(self, to: &mut [bf16]) {
+        let to = &mut to[..LANES];
+        // SAFETY: register-only intrinsics inside `run`; then 16 elements of two bytes, just checked.
+        unsafe {
+            let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(self.0));
+            let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(self.1));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), packed(low, high));
+        }
+    }
+    #[inline(always)]
+    fn store_pairs(even: Self, odd: Self, to: &mut [bf16]) {
+        let to = to[..2 * LANES].as_mut_ptr().cast::<__m256i>();
+        // SAFETY: register-only intrinsics inside `run`; then 32 elements of two bytes, just checked.
+        unsafe {
+            let low = _mm256_srli_epi32::<16>(nearest_bf16(even.0));
+            let high = _mm256_srli_epi32::<16>(nearest_bf16(even.1));
+            _mm256_storeu_si256(to, _mm256_blend_epi16::<0b1010_1010>(low, nearest_bf16(odd.0)));
+            _mm256_storeu_si256(to.add(1), _mm256_blend_epi16::<0b1010_1010>(high, nearest_bf16(odd.1)));
         }
     }
     #[inline(always)]
     fn rounded_to_bf16(self) -> Self {
-        // SAFETY: register-only intrinsics inside `run`.
-        let upper =
-            |x: __m256| unsafe { _mm256_castsi256_ps(_mm256_and_si256(nearest_bf16(x), _mm256_set1_epi32(!0xffff))) };
-        F32x16(upper(self.0), upper(self.1))
+        F32x16(upper_widened(nearest_bf16(self.0)), upper_widened(nearest_bf16(self.1)))
     }
     #[inline(always)]
     fn load_pairs(from: &[bf16]) -> (Self, Self) {
         let from = &from[..2 * LANES];
-        // SAFETY: 32 elements of two bytes, just checked; the rest are register-only intrinsics inside `run`.
-        unsafe {
-            let pairs = [0, 1].map(|half| _mm256_loadu_si256(from.as_ptr().cast::<__m256i>().add(half)));
-            let even = pairs.map(|pairs| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)));
-            let odd = pairs.map(|pairs| _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(!0xffff))));
-            (F32x16(even[0], even[1]), F32x16(odd[0], odd[1]))
-        }
+        let from = from.as_ptr().cast::<__m256i>();
+        // SAFETY: 32 elements of two bytes, just checked.
+        let (low, high) = unsafe { (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))) };
+        let even = F32x16(lower_widened(low), lower_widened(high));
+        (even, F32x16(upper_widened(low), upper_widened(high)))
     }
     #[inline(always)]
     fn prefetch<T>(at: *const T) {
@@ -252,7 +319,7 @@ impl Simd for F32x16 {
             unsafe {
                 let mut q = [_mm256_setzero_ps(); 8];
                 for i in 0..2 {
-                    let [a, b, c, d] = [0, 1, 2, 3].map(|j| rows[4 * i + j]);
+                    let (a, b, c, d) = (rows[4 * i], rows[4 * i + 1], rows[4 * i + 2], rows[4 * i + 3]);
                     let (ab_lo, ab_hi) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
                     let (cd_lo, cd_hi) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
                     q[4 * i] = _mm256_shuffle_ps::<0x44>(ab_lo, cd_lo);
@@ -268,11 +335,27 @@ impl Simd for F32x16 {
                 out
             }
         }
-        let quarter = |from: usize, high: bool| {
-            eight(std::array::from_fn(|r| if high { rows[from + r].1 } else { rows[from + r].0 }))
-        };
-        let (a, b, c, d) = (quarter(0, false), quarter(8, false), quarter(0, true), quarter(8, true));
-        std::array::from_fn(|i| if i < 8 { F32x16(a[i], b[i]) } else { F32x16(c[i - 8], d[i - 8]) })
+        let zero = Self::splat(0.0);
+        let mut quarters = [[zero.0; 8]; 4];
+        for r in 0..8 {
+            (quarters[0][r], quarters[1][r]) = (rows[r].0, rows[r].1);
+            (quarters[2][r], quarters[3][r]) = (rows[8 + r].0, rows[8 + r].1);
+        }
+        let [a, b, c, d] = quarters;
+        let (a, b, c, d) = (eight(a), eight(b), eight(c), eight(d));
+        let mut columns = [zero; LANES];
+        for i in 0..8 {
+            (columns[i], columns[8 + i]) = (F32x16(a[i], c[i]), F32x16(b[i], d[i]));
+        }
+        columns
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        folded!(add, self)
+    }
+    #[inline(always)]
+    fn max_lane(self) -> f32 {
+        folded!(max, self)
     }
     #[inline(always)]
     fn to_array(self) -> [f32; LANES] {

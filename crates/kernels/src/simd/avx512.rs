@@ -199,7 +199,8 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
         lanes!({
             let words = _mm512_castps_si512(self.0);
             let first = _mm512_and_si512(words, _mm512_set1_epi32(!0xffff));
-            [first, _mm512_slli_epi32::<16>(words)].map(|half| F32x16(_mm512_castsi512_ps(half)))
+            let second = _mm512_slli_epi32::<16>(words);
+            [F32x16(_mm512_castsi512_ps(first)), F32x16(_mm512_castsi512_ps(second))]
         })
     }
     #[inline(always)]
@@ -207,8 +208,11 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
         if DOTS {
             // The instruction takes the lower halves last. Its second factor may come from memory, the same in all
             // lanes.
-            let [a, b] = [a, b].map(|words| lanes!(std::mem::transmute::<__m512, __m512bh>(words.0)));
-            return F32x16(lanes!(_mm512_dpbf16_ps(self.0, b, a)));
+            return F32x16(lanes!({
+                let a = std::mem::transmute::<__m512, __m512bh>(a.0);
+                let b = std::mem::transmute::<__m512, __m512bh>(b.0);
+                _mm512_dpbf16_ps(self.0, b, a)
+            }));
         }
         let ([a0, a1], [b0, b1]) = (a.halves(), b.halves());
         a1.fma(b1, a0.fma(b0, self))
@@ -291,7 +295,7 @@ impl<const DOTS: bool> Simd for F32x16<DOTS> {
         lanes!({
             let mut q = [_mm512_setzero_ps(); LANES];
             for i in 0..4 {
-                let [a, b, c, d] = [0, 1, 2, 3].map(|j| rows[4 * i + j].0);
+                let (a, b, c, d) = (rows[4 * i].0, rows[4 * i + 1].0, rows[4 * i + 2].0, rows[4 * i + 3].0);
                 let (ab_lo, ab_hi) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
                 let (cd_lo, cd_hi) = (_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
                 q[4 * i] = _mm512_shuffle_ps::<0x44>(ab_lo, cd_lo);

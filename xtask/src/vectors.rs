@@ -1,0 +1,68 @@
+//! Whether vector code was compiled as such: in the release build of the kernels no intrinsic stands alone.
+//!
+//! A closure does not have the instruction set of the function around it. One that calls an intrinsic, and that the
+//! compiler does not inline, calls it as a function, with vectors in memory: the same bits, forty times as slow.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// How the name of a function of `core::arch::x86` begins in a symbol table.
+const INTRINSIC: &[u8] = b"_ZN4core9core_arch3x86";
+
+pub fn check() -> Result<(), String> {
+    crate::cargo::run(&["build", "--release"], &[])?;
+    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
+    let library = newest(&Path::new(&target).join("release/deps"))?;
+    let bytes = std::fs::read(&library).map_err(|e| format!("{}: {e}", library.display()))?;
+    let alone = intrinsics(&bytes);
+    match alone.is_empty() {
+        true => Ok(()),
+        false => Err(format!(
+            "intrinsics that are functions in {}: {}; a closure calls them, or `array::from_fn` or `map` of one, where \
+             a loop would be inlined",
+            library.display(),
+            alone.into_iter().collect::<Vec<_>>().join(", ")
+        )),
+    }
+}
+
+/// The library of the kernels that was built last.
+fn newest(directory: &Path) -> Result<PathBuf, String> {
+    let mut found: Option<(SystemTime, PathBuf)> = None;
+    for entry in std::fs::read_dir(directory).map_err(|e| format!("{}: {e}", directory.display()))? {
+        let path = entry.map_err(|e| format!("{}: {e}", directory.display()))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("libkernels-") && name.ends_with(".rlib") {
+            let built = path.metadata().and_then(|m| m.modified()).map_err(|e| format!("{}: {e}", path.display()))?;
+            if found.as_ref().is_none_or(|(newest, _)| *newest < built) {
+                found = Some((built, path));
+            }
+        }
+    }
+    found.map(|(_, path)| path).ok_or_else(|| format!("{}: no library of the kernels", directory.display()))
+}
+
+/// The names of intrinsics among the symbols of a library.
+fn intrinsics(library: &[u8]) -> BTreeSet<String> {
+    let starts = (0..library.len()).filter(|&at| library[at..].starts_with(INTRINSIC));
+    let symbols = starts.map(|at| library[at..].split(|&byte| byte == 0).next().unwrap_or_default());
+    let names = symbols.filter_map(|symbol| {
+        let symbol = String::from_utf8_lossy(symbol).into_owned();
+        // `…15_mm256_loadu_ps17h0123456789abcdefE`: the hash is of no interest.
+        let (_, name) = symbol.split_once("_mm")?;
+        Some(format!("_mm{}", name.rsplit_once("17h").map_or(name, |(name, _)| name)))
+    });
+    names.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn intrinsics_are_found_among_symbols() {
+        let library = b"\0_ZN4core9core_arch3x863avx15_mm256_loadu_ps17h0123456789abcdefE\0_ZN7kernels3runE\0\
+            _ZN4core9core_arch3x865xsave7_xgetbv17h0123456789abcdefE\0";
+        assert_eq!(super::intrinsics(library).into_iter().collect::<Vec<_>>(), ["_mm256_loadu_ps"]);
+        assert!(super::intrinsics(b"_ZN7kernels4simd4avx23run17h0123456789abcdefE\0").is_empty());
+    }
+}
