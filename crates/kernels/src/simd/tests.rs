@@ -290,6 +290,32 @@ fn pairs_are_rounded_as_single_numbers_are() {
     }
 }
 
+struct Exact<'a>(&'a [half::bf16]);
+
+impl Kernel for Exact<'_> {
+    type Output = [half::bf16; LANES];
+    #[inline(always)]
+    fn run<V: Simd>(self) -> Self::Output {
+        let mut out = [half::bf16::ZERO; LANES];
+        V::load_bf16(self.0).store_exact_bf16(&mut out);
+        out
+    }
+}
+
+#[test]
+fn bf16_is_stored_as_it_was_loaded() {
+    // Every number, but for signalling NaN, which may become quiet.
+    let signals = |bits: u16| bits & 0x7fc0 == 0x7f80 && bits & 0x3f != 0;
+    for first in (0..=u16::MAX).step_by(LANES) {
+        let all: Vec<_> = (0..LANES as u16).map(|i| half::bf16::from_bits(first + i)).collect();
+        for isa in Isa::present() {
+            for (stored, wanted) in isa.run(Exact(&all)).iter().zip(&all) {
+                assert!(stored.to_bits() == wanted.to_bits() || signals(wanted.to_bits()), "{isa:?} {wanted:?}");
+            }
+        }
+    }
+}
+
 struct Unzip<'a>(&'a [half::bf16]);
 
 impl Kernel for Unzip<'_> {
