@@ -96,6 +96,8 @@ if [ -z "$lockstep" ]; then
   lockstep=${CARGO_TARGET_DIR:-target}/release/lockstep
 fi
 [ -z "$install" ] || exit 0
+# To the program each LOCKSTEP_* names a key of a run's configuration.
+unset LOCKSTEP_BIN LOCKSTEP_PEERS
 
 stories=${LOCKSTEP_SHARED:-../shared}/models/stories260k
 [ -d "$stories" ] || { say "$stories is absent: greedy tokens of a pretrained model are not compared"; stories=; }
