@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Builtin;
-use super::gsm8k::last_boxed;
+use super::boxed::last_boxed;
 use super::rational::Rational;
 use crate::batch::Verdict;
 use crate::{Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Builtin;
+use super::boxed::last_boxed;
 use crate::batch::Verdict;
 use crate::{Result, Reward, RewardBatch, Scores};
 
@@ -98,27 +99,6 @@ pub fn answer_of(completion: &str, strict: bool) -> Option<Decimal> {
     })
 }
 
-/// The inside of the last `\boxed{…}` whose braces are balanced.
-pub(super) fn last_boxed(text: &str) -> Option<&str> {
-    let mut end = text.len();
-    while let Some(start) = text[..end].rfind("\\boxed{") {
-        let inside = &text[start + "\\boxed{".len()..];
-        let mut depth = 1usize;
-        for (at, c) in inside.char_indices() {
-            match c {
-                '{' => depth += 1,
-                '}' => depth -= 1,
-                _ => continue,
-            }
-            if depth == 0 {
-                return Some(&inside[..at]);
-            }
-        }
-        end = start;
-    }
-    None
-}
-
 /// The number in `text` if there is exactly one (beside units and signs of currency).
 pub(super) fn only_number(text: &str) -> Option<Decimal> {
     // LaTeX writes thousands as `1{,}000` or `1\,000`.
@@ -129,15 +109,17 @@ pub(super) fn only_number(text: &str) -> Option<Decimal> {
 }
 
 /// A number found in a text.
-struct Found {
+pub(super) struct Found {
     value: Decimal,
+    /// Byte offset of its sign or first digit.
+    pub start: usize,
     /// Byte offset just after it.
-    end: usize,
+    pub end: usize,
 }
 
 /// All numbers of a text in order: digits with thousands commas and one decimal point, with a sign if the character
 /// before the sign is not part of a number or word (`5-3` is 5 and 3, `= -3` is −3). A `$` may stand between.
-fn numbers(text: &str) -> impl Iterator<Item = Found> + '_ {
+pub(super) fn numbers(text: &str) -> impl Iterator<Item = Found> + '_ {
     let bytes = text.as_bytes();
     let digit = move |i: usize| bytes.get(i).is_some_and(u8::is_ascii_digit);
     let mut at = 0;
@@ -150,11 +132,9 @@ fn numbers(text: &str) -> impl Iterator<Item = Found> + '_ {
         if at >= bytes.len() {
             return None;
         }
-        let start = at;
-        let mut plain = String::new();
-        if is_negative(&text[..start]) {
-            plain.push('-');
-        }
+        let sign = sign_before(&text[..at]);
+        let start = sign.unwrap_or(at);
+        let mut plain = String::from(if sign.is_some() { "-" } else { "" });
         let mut has_point = false;
         while at < bytes.len() {
             match bytes[at] {
@@ -169,18 +149,19 @@ fn numbers(text: &str) -> impl Iterator<Item = Found> + '_ {
             }
             at += 1;
         }
-        Some(Found { value: Decimal::parse(&plain)?, end: at })
+        Some(Found { value: Decimal::parse(&plain)?, start, end: at })
     })
 }
 
-/// Whether the text before a number ends in a minus that is a sign and not an operator or a hyphen.
-fn is_negative(before: &str) -> bool {
+/// Where the text before a number has a minus at its end that is a sign, and not an operator or a hyphen.
+fn sign_before(before: &str) -> Option<usize> {
     let before = before.strip_suffix('$').unwrap_or(before);
     let before = before.strip_suffix('\\').unwrap_or(before);
-    let Some(rest) = before.strip_suffix('-').or_else(|| before.strip_suffix('\u{2212}')) else { return false };
+    let rest = before.strip_suffix('-').or_else(|| before.strip_suffix('\u{2212}'))?;
     // "a-3" and "5 -3" subtract, "is -3" does not.
-    !rest.ends_with(|c: char| c.is_alphanumeric() || c == ')')
-        && !rest.trim_end().ends_with(|c: char| c.is_numeric() || c == ')')
+    let operator = rest.ends_with(|c: char| c.is_alphanumeric() || c == ')')
+        || rest.trim_end().ends_with(|c: char| c.is_numeric() || c == ')');
+    (!operator).then_some(rest.len())
 }
 
 /// A decimal number in one canonical form, so that equality is exact: no leading or trailing zeros, no −0.
@@ -252,6 +233,9 @@ mod tests {
             ("#### 3\n wait, #### 4\nor 5", "4"),
             ("#### 50%", "50"),
             ("thus \\boxed{18}", "18"),
+            ("thus \\boxed {18}, not 19", "18"),
+            ("thus $\\boxed 18$, not 19", "18"),
+            ("thus \\fbox{18}, not 19", "18"),
             ("\\boxed{3} then \\boxed{\\text{about } \\$1{,}000}", "1000"),
             ("\\boxed{\\text{a {nested} one: } 12}", "12"),
             ("\\boxed{5} and an open \\boxed{6", "5"),

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result, Reward};
 
+mod boxed;
 #[cfg(target_os = "linux")]
 pub(crate) mod code;
 mod countdown;

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Builtin;
-use super::gsm8k::last_boxed;
+use super::boxed::last_boxed;
 use crate::batch::Verdict;
 use crate::{Error, Result, Reward, RewardBatch, Scores};
 

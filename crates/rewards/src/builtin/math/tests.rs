@@ -1,4 +1,5 @@
 use super::equal::equal;
+use super::extract::answer_of;
 use super::*;
 use crate::{Columns, Content};
 use proptest::prelude::*;
@@ -82,6 +83,11 @@ fn scores_and_says_what_it_cannot_judge() {
     let scores = score(&completions, &["\\frac{1}{2}", "1/2", "1/2", "so \\boxed{0.5}", " "], Options::default());
     assert_eq!(scores.values, [Some(1.0), Some(0.0), Some(0.0), Some(1.0), None]);
     assert_eq!((scores.problems.len(), scores.problems[0].rows), (1, 1));
+    // A solution that marks no answer, and an answer that is too long: nobody could be right.
+    let golds = ["We add 3 and 4. So it is 7.", &"1+".repeat(1001), "so \\fbox{7}", "seven"];
+    let scores = score(&["\\boxed{7}"; 4], &golds, Options::default());
+    assert_eq!(scores.values, [None, None, Some(1.0), Some(0.0)]);
+    assert_eq!((scores.problems.len(), scores.problems[0].rows), (1, 2));
     let strict = Options { strict: true, ..Options::default() };
     assert_eq!(score(&["the answer is 5"], &["5"], strict).values, [Some(0.0)]);
 }
