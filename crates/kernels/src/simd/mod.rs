@@ -34,8 +34,8 @@ pub trait Kernel {
     /// What it returns.
     type Output;
     /// The body. Mark every implementation, and every function it calls with a `V`, `#[inline(always)]`: only code
-    /// inlined into the instruction set's entry point is compiled with its instructions. A closure cannot be marked: one
-    /// that takes or gives vectors may end as a function without them (`cargo xtask check vectors` looks for such).
+    /// inlined into the instruction set's entry point is compiled with its instructions. A closure cannot be marked:
+    /// one that takes or gives vectors may end as a function without them (`cargo xtask check vectors` looks for such).
     fn run<V: Simd>(self) -> Self::Output;
 }
 
