@@ -32,6 +32,11 @@ impl Rational {
         (self.denominator == 1).then_some(self.numerator)
     }
 
+    /// Numerator and denominator.
+    pub fn parts(self) -> (i128, i128) {
+        (self.numerator, self.denominator)
+    }
+
     pub fn to_f64(self) -> f64 {
         self.numerator as f64 / self.denominator as f64
     }

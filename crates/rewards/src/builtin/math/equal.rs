@@ -1,7 +1,7 @@
 //! When two answers are equal. Knows nothing of completions.
 
 use super::super::rational::Rational;
-use super::eval::{Complex, exact, value, variables};
+use super::eval::{Complex, exact, residues, value, variables};
 use super::parse::{Node, Op, parse};
 use super::units::unit;
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ pub(super) fn equal(gold: &str, given: &str) -> bool {
         return false;
     }
     // "1,234" is one number or two: what the other answer says decides.
-    let readings = |text| [true, false].map(|thousands| parse(text, thousands));
+    let readings = |text: &str| [parse(text, true), text.contains(',').then(|| parse(text, false)).flatten()];
     let (golds, givens) = (readings(gold), readings(given));
     golds.iter().flatten().any(|gold| givens.iter().flatten().any(|given| same(gold, given)))
 }
@@ -33,12 +33,21 @@ pub(super) fn equal(gold: &str, given: &str) -> bool {
 /// An answer as text, without what only changes how it looks: `\text{(C)}` is `C`.
 fn text_form(text: &str) -> String {
     let mut text = text.to_owned();
-    for command in ["\\text", "\\mbox", "\\mathrm", "\\textbf", "\\mathbf", "\\left", "\\right", "\\!", "\\,", "\\ "] {
-        text = text.replace(command, "");
+    for command in ["\\textbf", "\\text", "\\mbox", "\\mathrm", "\\mathbf", "\\left", "\\right", "\\!", "\\,", "\\ "] {
+        text = text.replace(command, " ");
     }
     let words = !text.contains(['\\', '^', '_']);
-    text.retain(|c| !c.is_whitespace() && c != '$' && !(words && matches!(c, '{' | '}')));
-    let text = text.trim_end_matches('.');
+    let dropped = |c: char| c.is_whitespace() || c == '$' || words && matches!(c, '{' | '}');
+    let digit = |c: char| c.is_ascii_digit() || c == '.';
+    let mut kept = String::new();
+    for piece in text.split(dropped).filter(|piece| !piece.is_empty()) {
+        // "1 1/2" is not 11/2, nor is "2{3}" 23.
+        if kept.ends_with(digit) && piece.starts_with(digit) && piece != "." {
+            kept.push(' ');
+        }
+        kept.push_str(piece);
+    }
+    let text = kept.trim_end_matches('.');
     let inside = text.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
     inside.filter(|inside| inside.len() == 1).unwrap_or(text).to_owned()
 }
@@ -133,8 +142,8 @@ fn same(gold: &Node, given: &Node) -> bool {
         (Node::Text(text), Node::Text(text2)) => text_form(text).to_lowercase() == text_form(text2).to_lowercase(),
         // A relation is no value of the other side, but the value of a variable is one.
         (Node::Relation(sides, signs), Node::Relation(sides2, signs2)) => relations([sides, sides2], [signs, signs2]),
-        (Node::Relation(sides, signs), other) => named_value(sides, signs).is_some_and(|side| same(side, other)),
-        (other, Node::Relation(sides, signs)) => named_value(sides, signs).is_some_and(|side| same(other, side)),
+        (Node::Relation(sides, signs), given) => named_value(sides, signs).is_some_and(|side| same(side, given)),
+        (gold, Node::Relation(sides, signs)) => stated(gold, sides, signs).is_some_and(|side| same(gold, side)),
         _ => same_value(gold, given),
     }
 }
@@ -156,12 +165,35 @@ fn unordered(left: &[Node], right: &[Node]) -> bool {
 /// The 5 of `x = 5`, and of `f(x) = 5`.
 fn named_value<'n>(sides: &'n [Node], signs: &[char]) -> Option<&'n Node> {
     let [name, side] = sides else { return None };
-    let named = match name {
-        Node::Symbol(_) => true,
+    (is_name(name) && signs == ['=']).then_some(side)
+}
+
+fn is_name(node: &Node) -> bool {
+    match node {
+        Node::Symbol(name) => name != "pi",
         Node::Op(Op::Mul, parts) => matches!(&parts[..], [Node::Symbol(_), Node::Symbol(_)]),
+        Node::Text(_) => true,
         _ => false,
+    }
+}
+
+/// What a given answer says the value asked for to be: the 5 of `m + n = 2 + 3 = 5`. Each other side is equal to it, or
+/// names it; 2x = 5 and y + 1 = 2x name nothing, but are to be solved.
+fn stated<'n>(gold: &Node, sides: &'n [Node], signs: &[char]) -> Option<&'n Node> {
+    let (last, others) = sides.split_last()?;
+    let closed = names([gold, last]).is_empty();
+    let names_it = |side: &Node| {
+        is_name(side)
+            || closed
+                && match side {
+                    Node::Op(Op::Abs, _) | Node::Function(..) => !names([side, side]).is_empty(),
+                    // f(2)
+                    Node::Op(Op::Mul, parts) if matches!(parts[0], Node::Symbol(_)) => is_name(&parts[0]),
+                    side => names([side, side]).len() > 1,
+                }
     };
-    (named && signs == ['=']).then_some(side)
+    let agree = || others.iter().all(|side| names_it(side) || same(side, last));
+    (signs.iter().all(|sign| *sign == '=') && agree()).then_some(last)
 }
 
 /// Equations are equal whose differences of both sides are the same but for a factor.
@@ -255,6 +287,9 @@ fn hundredfold(percents: &Node, part: &Node) -> bool {
 /// Equal values: exactly where both are fractions, else at each of several points.
 fn numbers(gold: &Node, given: &Node) -> bool {
     if let (Some(x), Some(y)) = (exact(gold), exact(given)) {
+        return x == y;
+    }
+    if let (Some(x), Some(y)) = (residues(gold), residues(given)) {
         return x == y;
     }
     let points = if names([gold, given]).is_empty() { 1 } else { POINTS };

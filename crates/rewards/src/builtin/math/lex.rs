@@ -158,7 +158,8 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
 
 /// Without spacing commands, with `^` for `**`, and with thousands that LaTeX separates joined.
 fn plain(text: &str) -> String {
-    let mut text = text.replace("**", "^").replace("{,}", "").replace(",\\! ", "").replace(",\\!", "");
+    let text = text.replace("**", "^").replace("{,}", "").replace(",\\! ", "").replace(",\\!", "");
+    let mut text = without_thin_spaces(&text);
     for (sign, latex) in SIGNS {
         if text.contains(sign) {
             text = text.replace(sign, latex);
@@ -183,6 +184,22 @@ fn plain(text: &str) -> String {
         keep
     });
     text
+}
+
+/// `12\,345` as one number.
+fn without_thin_spaces(text: &str) -> String {
+    let mut joined = String::new();
+    let mut before = String::new();
+    for (i, part) in text.split("\\,").enumerate() {
+        let digits = |c: &char| c.is_ascii_digit();
+        let group = part.chars().take_while(digits).count() == 3 && (1..=3).contains(&before.len());
+        if i > 0 && !(group && before != "0") {
+            joined.push_str("\\,");
+        }
+        joined.push_str(part);
+        before = part.chars().rev().take_while(digits).collect();
+    }
+    joined
 }
 
 /// Where a number of digits in groups of three ends that begins at `at`; `at` if there is none.

@@ -21,6 +21,53 @@ fn the_table_of_pairs_is_judged_as_it_says_in_both_directions() {
     assert!(wrong.is_empty(), "{} judged otherwise:\n{wrong:#?}", wrong.len());
 }
 
+/// Answers of which the second says what the first asks for, but not the other way round.
+#[test]
+fn a_value_may_say_what_it_is_the_value_of() {
+    for (gold, given) in [
+        ("(1,2)", "(x,y)=(1,2)"),
+        ("(1,2,3)", "(a,b,c)=(1,2,3)"),
+        ("5", "f(2)=5"),
+        ("5", "2+3=5"),
+        ("2.5", "\\frac52=2.5"),
+        ("\\frac52", "\\frac52\\approx2.5"),
+        ("5", "x=2+3=5"),
+        ("5", "m+n=2+3=5"),
+        ("5", "a+b=5"),
+        ("5", "100m+n=5"),
+        ("5", "ABC=5"),
+        ("60^\\circ", "\\angle ABC=60^\\circ"),
+        ("60", "m\\angle ABC=60^\\circ"),
+        ("5", "|z|=5"),
+        ("5", "x_{max}=5"),
+        ("25", "\\text{Area}=25"),
+        ("25", "\\text{The area is } A = 25"),
+        ("1,2", "a=1, b=1+1=2"),
+        ("x^2+2x+1", "f(x)=(x+1)^2=x^2+2x+1"),
+    ] {
+        assert!(equal(gold, given), "{gold}, {given}");
+    }
+    for (gold, given) in [
+        ("5", "2+2=5"),
+        ("5", "x=2+2=5"),
+        ("0.333", "\\frac13\\approx0.333"),
+        ("3.14", "\\pi=3.14"),
+        // Equations that are not solved.
+        ("10", "2x=10"),
+        ("5", "x+3=5"),
+        ("2x+3", "y+1=2x+3"),
+        ("x+1", "2x=x+1"),
+        ("5", "a+b<5"),
+        ("5", "a+b=6"),
+        ("(1,3)", "(1,2)=(1,3)"),
+        // An equation that is asked for is no value.
+        ("a+b=5", "5"),
+        ("ABC=5", "5"),
+    ] {
+        assert!(!equal(gold, given), "{gold}, {given}");
+    }
+}
+
 #[test]
 fn a_fraction_behind_a_number_is_read_once() {
     // Neither is a mixed number; the digits that a fraction takes are not there a second time.
@@ -211,6 +258,15 @@ fn nesting_and_large_numbers_end() {
         "\\sqrt".repeat(390),
         "9^".repeat(900) + "9",
         "5!".repeat(900),
+        "5".to_owned() + &"!".repeat(1990),
+        "5".to_owned() + &"%".repeat(1990),
+        "5".to_owned() + &"%".repeat(590),
+        "\\$".repeat(990) + "5",
+        "1_".repeat(990) + "5",
+        "\\begin{matrix}".repeat(140) + "5",
+        "x+".repeat(990) + "x",
+        "x+".repeat(290) + "x",
+        "\\binom{-1}{1000}+".repeat(80) + "x",
     ] {
         assert!(!equal("5", &text), "{}", &text[..20]);
     }

@@ -37,27 +37,71 @@ const LETTERS: [&str; 25] = [
 
 impl Parser {
     pub(super) fn power(&mut self) -> Option<Node> {
+        let start = self.at;
         let mut base = self.primary()?;
+        if let Some(fraction) = self.fraction_of(start) {
+            base = Node::Op(Op::Add, vec![base, fraction?]);
+            self.mixed = Some(start);
+            // The sum's, as in 22½°, but what would 2½² be?
+            if self.peek_char() == Some('!') || self.peek_char() == Some('^') && self.circle().is_none() {
+                return None;
+            }
+        }
         loop {
-            if self.skip('^') {
-                let circle = self.tokens.get(self.at..self.at + 3);
-                let braced =
-                    matches!(circle, Some([Token::Char('{'), Token::Command(c), Token::Char('}')]) if c == "circ");
-                if braced || self.peek_command() == Some("circ") {
-                    self.at += if braced { 3 } else { 1 };
-                    base = Node::Unit(base.into(), "degree".into());
-                    continue;
-                }
+            if let Some(end) = self.circle() {
+                self.at = end;
+                base = Node::Unit(base.into(), "degree".into());
+            } else if self.skip('^') {
                 let power = self.exponent()?;
                 base = Node::Op(Op::Pow, vec![base, power]);
             } else if self.skip('!') {
                 base = Node::Op(Op::Factorial, vec![base]);
             } else if self.skip('%') || self.skip_command("%") {
+                if matches!(base, Node::Percent(_)) {
+                    return None;
+                }
                 base = Node::Percent(base.into());
             } else {
                 return Some(base);
             }
         }
+    }
+
+    /// Where `^\circ` or `^{\circ}` ends that stands here.
+    fn circle(&self) -> Option<usize> {
+        let circ = |token: &Token| matches!(token, Token::Command(c) if c == "circ");
+        match self.tokens.get(self.at..)? {
+            [Token::Char('^'), c, ..] if circ(c) => Some(self.at + 2),
+            [Token::Char('^'), Token::Char('{'), c, Token::Char('}'), ..] if circ(c) => Some(self.at + 4),
+            _ => None,
+        }
+    }
+
+    /// What makes a mixed number of the whole one at `start`, if that is one and a fraction of two follows: the 4/5
+    /// of `1 4/5` and of `1\frac{4}{5}`. Looks before it reads: whatever else `\frac` has is a factor.
+    fn fraction_of(&mut self, start: usize) -> Option<Option<Node>> {
+        let digits = |token: &Token| matches!(token, Token::Number(digits) if !digits.contains('.'));
+        let (whole, rest) = self.tokens.get(start..)?.split_first()?;
+        if !digits(whole) || self.at != start + 1 {
+            return None;
+        }
+        if let [Token::Number(top), Token::Char('/'), Token::Number(bottom), ..] = rest {
+            let number = |digits: &str| Rational::decimal(digits).filter(|n| n.integer().is_some()).map(Node::Number);
+            let parts = vec![number(top)?, number(bottom)?];
+            self.at += 3;
+            return Some(Some(Node::Op(Op::Div, parts)));
+        }
+        let (Token::Command(name), mut rest) = rest.split_first()? else { return None };
+        let mut wanted = if name == "frac" { 2 } else { return None };
+        while wanted > 0 {
+            (wanted, rest) = match rest {
+                // \frac12 has both in one.
+                [number @ Token::Number(both), rest @ ..] if digits(number) => (wanted - both.len().min(wanted), rest),
+                [Token::Char('{'), number, Token::Char('}'), rest @ ..] if digits(number) => (wanted - 1, rest),
+                _ => return None,
+            };
+        }
+        Some(self.primary())
     }
 
     /// `^2`, `^{-1}`, and as models write it `^10` and `^-1`.
@@ -83,13 +127,17 @@ impl Parser {
             }
             return Some(Node::Number(Rational::new(first.to_digit(10)?.into(), 1)?));
         }
+        self.primary()
+    }
+
+    pub(super) fn primary(&mut self) -> Option<Node> {
         self.depth += 1;
-        let node = if self.depth > MAX_DEPTH { None } else { self.primary() };
+        let node = if self.depth > MAX_DEPTH { None } else { self.any_primary() };
         self.depth -= 1;
         node
     }
 
-    pub(super) fn primary(&mut self) -> Option<Node> {
+    fn any_primary(&mut self) -> Option<Node> {
         match self.take()? {
             Token::Number(digits) => self.number(digits),
             Token::Command(name) => self.command(&name),
@@ -131,15 +179,7 @@ impl Parser {
 
     fn symbol(&mut self, mut name: String) -> Option<Node> {
         if self.skip('_') {
-            let index = self.argument()?;
-            name = format!(
-                "{name}_{}",
-                match index {
-                    Node::Number(n) => n.integer()?.to_string(),
-                    Node::Symbol(index) | Node::Text(index) => index,
-                    _ => return None,
-                }
-            );
+            name = format!("{name}_{}", index(&self.argument()?)?);
         }
         Some(Node::Symbol(name))
     }
@@ -202,6 +242,14 @@ impl Parser {
                 let (op, close) = if name == "lfloor" { (Op::Floor, "rfloor") } else { (Op::Ceil, "rceil") };
                 self.skip_command(close).then_some(Node::Op(op, vec![inside]))
             }
+            "angle" => {
+                let mut name = "angle ".to_owned();
+                while let Some(c) = self.peek_char().filter(|c| c.is_alphabetic()) {
+                    name.push(c);
+                    self.at += 1;
+                }
+                Some(Node::Symbol(name))
+            }
             "begin" => self.matrix(),
             "mathbb" | "overline" | "vec" | "hat" | "mathcal" => {
                 let Node::Symbol(inside) = self.argument()? else { return None };
@@ -216,17 +264,12 @@ impl Parser {
     fn function(&mut self, name: &str) -> Option<Node> {
         let base = if self.skip('_') { Some(Box::new(self.exponent()?)) } else { None };
         let power = if self.skip('^') { Some(self.exponent()?) } else { None };
-        self.depth += 1;
-        if self.depth > MAX_DEPTH {
-            return None;
-        }
         // "sin 2x" is the sine of 2x, "sin(2)x" is not.
         let bracket = matches!(self.peek_char(), Some('(' | '{' | '['));
-        let mut argument = self.primary_or_power(bracket)?;
+        let mut argument = if bracket { self.primary()? } else { self.power()? };
         while !bracket && self.starts_factor() && !self.peek_command().is_some_and(|c| FUNCTIONS.contains(&c)) {
             argument = Node::Op(Op::Mul, vec![argument, self.power()?]);
         }
-        self.depth -= 1;
         let inverse = matches!(&power, Some(Node::Op(Op::Neg, one)) if one[0] == Node::Number(Rational::new(1, 1)?));
         if inverse && ["sin", "cos", "tan"].contains(&name) {
             return Some(Node::Function(format!("arc{name}"), argument.into(), base));
@@ -236,10 +279,6 @@ impl Parser {
             Some(power) => Node::Op(Op::Pow, vec![node, power]),
             None => node,
         })
-    }
-
-    fn primary_or_power(&mut self, bracket: bool) -> Option<Node> {
-        if bracket { self.primary() } else { self.power() }
     }
 
     fn matrix(&mut self) -> Option<Node> {
@@ -279,6 +318,16 @@ impl Parser {
             }
         }
         Some(name)
+    }
+}
+
+/// `1`, and `max`, which is read as a product of letters.
+fn index(node: &Node) -> Option<String> {
+    match node {
+        Node::Number(n) => Some(n.integer()?.to_string()),
+        Node::Symbol(name) | Node::Text(name) => Some(name.clone()),
+        Node::Op(Op::Mul, parts) => Some(index(&parts[0])? + &index(parts.get(1)?)?),
+        _ => None,
     }
 }
 

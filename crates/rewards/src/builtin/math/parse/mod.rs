@@ -57,9 +57,15 @@ pub(super) enum Node {
 /// Deeper answers are not understood.
 const MAX_DEPTH: usize = 60;
 
+/// Nor are longer ones: `5!!!…` is as deep as it is long, and what compares answers takes a step for each level.
+const MAX_TOKENS: usize = 600;
+
 /// The answer that `text` writes; none if any part of it is not understood.
 pub(super) fn parse(text: &str, thousands: bool) -> Option<Node> {
-    let mut parser = Parser { tokens: tokens(text, thousands), at: 0, depth: 0, bars: 0 };
+    let mut parser = Parser { tokens: tokens(text, thousands), at: 0, depth: 0, bars: 0, mixed: None };
+    if parser.tokens.len() > MAX_TOKENS {
+        return None;
+    }
     while parser.tokens.last().is_some_and(|t| matches!(t, Token::Char('.' | ',' | ';'))) {
         parser.tokens.pop();
     }
@@ -73,6 +79,8 @@ struct Parser {
     depth: usize,
     /// Open `|`.
     bars: usize,
+    /// Where the last mixed number began.
+    mixed: Option<usize>,
 }
 
 impl Parser {
@@ -131,29 +139,29 @@ impl Parser {
     }
 
     fn items(&mut self) -> Option<Vec<Node>> {
-        self.depth += 1;
-        if self.depth > MAX_DEPTH {
-            return None;
-        }
         let mut items = vec![self.relation()?];
         while self.separator() {
             items.push(self.relation()?);
         }
-        self.depth -= 1;
         Some(items)
     }
 
     fn relation(&mut self) -> Option<Node> {
         // "about 5", "the answer is 5": words before mathematics.
         if let (Some(Token::Text(text)), Some(next)) = (self.peek().cloned(), self.tokens.get(self.at + 1)) {
-            let starts = !matches!(next, Token::Char(',' | ';' | ')' | '}' | ']' | '&') | Token::Text(_));
-            self.at += usize::from(starts);
-            if !starts {
+            let named = matches!(next, Token::Char('=')) || matches!(next, Token::Command(sign) if sign == "approx");
+            let starts = !named && !matches!(next, Token::Char(',' | ';' | ')' | '}' | ']' | '&') | Token::Text(_));
+            if !(named || starts) {
                 self.at += 1;
                 return self.words(text);
             }
+            self.at += usize::from(starts);
         }
-        let first = self.sum()?;
+        // "Area = 25"
+        let first = match self.peek() {
+            Some(Token::Text(_)) => self.primary()?,
+            _ => self.sum()?,
+        };
         if self.skip_command("in") {
             return Some(Node::Member(first.into(), self.sum()?.into()));
         }
@@ -239,7 +247,13 @@ impl Parser {
             if self.skip('*') {
                 product = Node::Op(Op::Mul, vec![product, self.signed_power()?]);
             } else if self.skip('/') {
-                product = Node::Op(Op::Div, vec![product, self.signed_power()?]);
+                let whole = self.at;
+                let divisor = self.signed_power()?;
+                // Is 1/2\frac12 a quarter, or one over 2½?
+                if self.mixed == Some(whole) {
+                    return None;
+                }
+                product = Node::Op(Op::Div, vec![product, divisor]);
             } else if let Some(Token::Text(text)) = self.peek().cloned() {
                 if matches!(text.trim(), "and" | "or") {
                     return Some(product);
@@ -251,32 +265,12 @@ impl Parser {
                     self.argument()?;
                 }
                 product = Node::Unit(product.into(), name);
-            } else if let Some(sum) = self.mixed_digits(&product) {
-                product = sum;
             } else if self.starts_factor() {
-                let fraction = self.peek_command() == Some("frac");
-                let factor = self.power()?;
-                let op = if fraction && is_integer(&product) && is_fraction(&factor) { Op::Add } else { Op::Mul };
-                product = Node::Op(op, vec![product, factor]);
+                product = Node::Op(Op::Mul, vec![product, self.power()?]);
             } else {
                 return Some(product);
             }
         }
-    }
-
-    /// `1 4/5` is a sum, as `1 \frac{4}{5}` is.
-    fn mixed_digits(&mut self, whole: &Node) -> Option<Node> {
-        let [Token::Number(top), Token::Char('/'), Token::Number(bottom)] = self.tokens.get(self.at..self.at + 3)?
-        else {
-            return None;
-        };
-        let parts = vec![Node::Number(Rational::decimal(top)?), Node::Number(Rational::decimal(bottom)?)];
-        let fraction = Node::Op(Op::Div, parts);
-        if !(is_integer(whole) && is_fraction(&fraction)) {
-            return None;
-        }
-        self.at += 3;
-        Some(Node::Op(Op::Add, vec![whole.clone(), fraction]))
     }
 
     fn starts_factor(&self) -> bool {
@@ -305,13 +299,4 @@ impl Parser {
         self.depth -= 1;
         node
     }
-}
-
-fn is_integer(node: &Node) -> bool {
-    matches!(node, Node::Number(n) if n.integer().is_some())
-}
-
-/// Of two integers: what makes a mixed number of the integer before it.
-fn is_fraction(node: &Node) -> bool {
-    matches!(node, Node::Op(Op::Div, parts) if parts.iter().all(is_integer))
 }

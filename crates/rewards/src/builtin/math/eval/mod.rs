@@ -1,6 +1,10 @@
 //! The value of a [`Node`]: an exact fraction where it is one, else a complex number in f64 at given values of its
 //! variables. Knows nothing of when two answers are equal.
 
+mod residues;
+
+pub(super) use residues::residues;
+
 use super::super::rational::Rational;
 use super::parse::{Node, Op};
 use std::collections::BTreeSet;
@@ -28,7 +32,11 @@ pub(super) fn exact(node: &Node) -> Option<Rational> {
                 Op::Factorial => (1..=x.integer().filter(|n| (0..=33).contains(n))?)
                     .try_fold(Rational::new(1, 1)?, |product, n| product.mul(Rational::new(n, 1)?)),
                 Op::Binomial => {
-                    let (n, k) = (x.integer()?, y()?.integer().filter(|k| (0..=1000).contains(k))?);
+                    let (n, k) = (x.integer()?, y()?.integer()?);
+                    let k = if (k..).contains(&n) { k.min(n - k) } else { k };
+                    if !(0..=100).contains(&k) {
+                        return None;
+                    }
                     (0..k).try_fold(Rational::new(1, 1)?, |product, i| product.mul(Rational::new(n - i, i + 1)?))
                 }
                 Op::Abs if x.to_f64() < 0.0 => x.neg(),
@@ -144,7 +152,7 @@ pub(super) fn value(node: &Node, point: &dyn Fn(&str) -> f64) -> Option<Complex>
                     Complex::real((1..=integer(x).filter(|n| *n <= 170.0)? as u32).map(f64::from).product())
                 }
                 Op::Binomial => {
-                    let (n, k) = (x, integer(y()?).filter(|k| *k <= 1000.0)?);
+                    let (n, k) = (x, integer(y()?).filter(|k| *k <= 100.0)?);
                     (0..k as u32).map(f64::from).fold(Complex::real(1.0), |product, i| {
                         product.mul(n.sub(Complex::real(i))).div(Complex::real(i + 1.0))
                     })
@@ -157,7 +165,18 @@ pub(super) fn value(node: &Node, point: &dyn Fn(&str) -> f64) -> Option<Complex>
         }
         other => Complex::real(exact(other)?.to_f64()),
     };
-    (!value.re.is_nan() && !value.im.is_nan()).then_some(value)
+    // What overflows is not known to be equal to anything.
+    let finite = value.re.is_finite() && value.im.is_finite();
+    (finite || infinite(node)).then_some(value)
+}
+
+/// ∞ and −∞ themselves.
+fn infinite(node: &Node) -> bool {
+    match node {
+        Node::Infinity => true,
+        Node::Op(Op::Neg, parts) => parts[0] == Node::Infinity,
+        _ => false,
+    }
 }
 
 /// The principal root; of a negative real number of odd degree, the real one.
