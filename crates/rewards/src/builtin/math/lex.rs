@@ -14,7 +14,8 @@ pub(super) enum Token {
 }
 
 /// Unicode's signs, as the LaTeX that says the same.
-const SIGNS: [(char, &str); 26] = [
+const SIGNS: [(char, &str); 27] = [
+    ('~', " "),
     ('×', "*"),
     ('·', "*"),
     ('⋅', "*"),
@@ -44,7 +45,7 @@ const SIGNS: [(char, &str); 26] = [
 ];
 
 /// What changes how an answer looks, and nothing else.
-const SPACING: [&str; 18] = [
+const SPACING: [&str; 28] = [
     "\\left",
     "\\right",
     "\\bigl",
@@ -53,7 +54,16 @@ const SPACING: [&str; 18] = [
     "\\Bigr",
     "\\big",
     "\\Big",
+    "\\bigg",
+    "\\Bigg",
+    "\\biggl",
+    "\\biggr",
+    "\\Biggl",
+    "\\Biggr",
+    "\\boldsymbol",
+    "\\underline",
     "\\displaystyle",
+    "\\textstyle",
     "\\limits",
     "\\!",
     "\\,",
@@ -61,6 +71,7 @@ const SPACING: [&str; 18] = [
     "\\:",
     "\\ ",
     "\\quad",
+    "\\qquad",
     "\\(",
     "\\)",
 ];
@@ -77,11 +88,16 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
     let chars: Vec<char> = text.chars().collect();
     let mut tokens = Vec::new();
     let mut at = 0;
+    // In brackets a comma separates: (1,234) is a point.
+    let mut brackets = 0usize;
     while let Some(&c) = chars.get(at) {
         let digit = |i: usize| chars.get(i).is_some_and(char::is_ascii_digit);
-        if c.is_ascii_digit() || c == '.' && digit(at + 1) {
+        let period = |at: usize| {
+            ["\\overline", "\\bar"].iter().any(|over| chars[at..].iter().copied().take(over.len()).eq(over.chars()))
+        };
+        if c.is_ascii_digit() || c == '.' && (digit(at + 1) || period(at + 1)) {
             let mut number = String::new();
-            let end = if thousands { thousands_end(&chars, at) } else { at };
+            let end = if thousands && brackets == 0 { thousands_end(&chars, at) } else { at };
             number.extend(chars[at..end].iter().filter(|c| **c != ','));
             at = end;
             while let Some(&c) = chars.get(at) {
@@ -90,6 +106,12 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
                 }
                 number.push(c);
                 at += 1;
+            }
+            if let Some((places, end)) =
+                power_of_ten(&chars, at).filter(|_| thousands || !ambiguous(&chars, at, &number))
+            {
+                number = shifted(&number, places);
+                at = end;
             }
             // "5." ends a sentence, "0.\\overline{3}" goes on.
             let goes_on = chars.get(at) == Some(&'\\');
@@ -100,21 +122,41 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
             match name.as_str() {
                 "" => {
                     // An escaped sign; a second backslash is a matrix's new row.
+                    match chars.get(at) {
+                        Some('{') => brackets += 1,
+                        Some('}') => brackets = brackets.saturating_sub(1),
+                        _ => {}
+                    }
                     tokens.extend(chars.get(at).map(|&c| match c {
                         '{' | '}' | '%' | '$' | '|' => Token::Command(c.into()),
                         c => Token::Char(c),
                     }));
                     at += 1;
                 }
-                "text" | "mbox" | "textbf" | "textit" | "mathrm" | "mathbf" | "mathit" | "textrm" | "operatorname" => {
+                "text" | "textnormal" | "mbox" | "textbf" | "textit" | "mathrm" | "mathbf" | "mathit" | "textrm"
+                | "operatorname" => {
                     let (inside, end) = braced(&chars, at);
                     at = end;
-                    if inside.chars().any(|c| c.is_ascii_digit()) {
+                    let mut letters = inside.trim().chars();
+                    let letter = letters.next().filter(|c| c.is_alphabetic() && letters.next().is_none());
+                    // 5\,\mathrm{m}, but e^2 with an upright e.
+                    let symbol = match name.as_str() {
+                        "mathrm" => super::units::unit(&inside).is_none(),
+                        other => matches!(other, "mathbf" | "mathit" | "textbf" | "textit"),
+                    };
+                    if let Some(letter) = letter.filter(|_| symbol) {
+                        tokens.push(Token::Char(letter));
+                    } else if matches!(inside.trim(), "%" | "\\%") {
+                        tokens.push(Token::Command("%".into()));
+                    } else if inside.chars().any(|c| c.is_ascii_digit()) {
                         tokens.extend(self::tokens(&inside, thousands));
                     } else {
                         tokens.push(Token::Text(inside));
                     }
                 }
+                // The colour, before what has it.
+                "textcolor" | "color" => at = braced(&chars, at).1,
+                "bar" => tokens.push(Token::Command("overline".into())),
                 "dfrac" | "tfrac" | "cfrac" => tokens.push(Token::Command("frac".into())),
                 "dbinom" | "tbinom" => tokens.push(Token::Command("binom".into())),
                 "cdot" | "times" | "ast" => tokens.push(Token::Char('*')),
@@ -140,6 +182,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
                 "inf" | "oo" | "infinity" => tokens.push(Token::Command("infty".into())),
                 name if WORDS.contains(&name) => tokens.push(Token::Command(word)),
                 "and" | "or" => tokens.push(Token::Text(word)),
+                _ if ["yes", "no", "odd"].contains(&word.to_lowercase().as_str()) => tokens.push(Token::Text(word)),
                 // Of four letters and more, it is no product of variables.
                 _ if word.chars().count() >= 4 || super::units::unit(&word).is_some() && word.len() > 1 => {
                     tokens.push(Token::Text(word));
@@ -148,6 +191,11 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
             }
         } else {
             at += 1;
+            match c {
+                '(' | '[' => brackets += 1,
+                ')' | ']' => brackets = brackets.saturating_sub(1),
+                _ => {}
+            }
             if !c.is_whitespace() {
                 tokens.push(Token::Char(c));
             }
@@ -206,7 +254,7 @@ fn without_thin_spaces(text: &str) -> String {
 fn thousands_end(chars: &[char], at: usize) -> usize {
     let digits = |from: usize| chars[from.min(chars.len())..].iter().take_while(|c| c.is_ascii_digit()).count();
     let mut end = at + digits(at);
-    if !(1..=3).contains(&(end - at)) {
+    if !(1..=3).contains(&(end - at)) || chars[at] == '0' {
         return at;
     }
     let first = end;
@@ -214,6 +262,37 @@ fn thousands_end(chars: &[char], at: usize) -> usize {
         end += 4;
     }
     if end > first && chars.get(end) != Some(&',') { end } else { at }
+}
+
+/// The exponent of `e-3` at `at`, and where it ends.
+fn power_of_ten(chars: &[char], at: usize) -> Option<(i32, usize)> {
+    if !matches!(chars.get(at), Some('e' | 'E')) {
+        return None;
+    }
+    let sign = usize::from(matches!(chars.get(at + 1), Some('+' | '-')));
+    let digits: String = chars[at + 1 + sign..].iter().take_while(|c| c.is_ascii_digit()).collect();
+    let end = at + 1 + sign + digits.len();
+    let places: i32 = digits.parse().ok().filter(|places| *places <= 400)?;
+    Some((if chars[at + 1] == '-' { -places } else { places }, end))
+}
+
+/// `2e-3` is also 2e − 3; `1e-3`, `2.5e-3`, `2E-3` and `2e5` are nothing else.
+fn ambiguous(chars: &[char], at: usize, number: &str) -> bool {
+    chars[at] == 'e' && !chars[at + 1].is_ascii_digit() && !number.contains('.') && number != "1"
+}
+
+/// The decimal number `number` times ten to the power of `places`.
+fn shifted(number: &str, places: i32) -> String {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let zeros = "0".repeat(places.unsigned_abs() as usize);
+    if places < 0 {
+        let digits = zeros + whole;
+        let (whole, moved) = digits.split_at(digits.len() - places.unsigned_abs() as usize);
+        return format!("{whole}.{moved}{fraction}");
+    }
+    let digits = fraction.to_owned() + &zeros;
+    let (moved, fraction) = digits.split_at(places as usize);
+    format!("{whole}{moved}.{fraction}")
 }
 
 /// What stands in the braces that open at `at`, spaces before them apart, and where they end.

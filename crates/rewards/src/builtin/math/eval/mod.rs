@@ -7,7 +7,10 @@ pub(super) use residues::residues;
 
 use super::super::rational::Rational;
 use super::parse::{Node, Op};
+use super::units::unit;
 use std::collections::BTreeSet;
+
+const TRIGONOMETRIC: [&str; 6] = ["sin", "cos", "tan", "cot", "sec", "csc"];
 
 /// The value if it is a fraction and has room.
 pub(super) fn exact(node: &Node) -> Option<Rational> {
@@ -119,7 +122,12 @@ impl Complex {
 
 /// The value with each variable's value from `point`; none for what has no value.
 pub(super) fn value(node: &Node, point: &dyn Fn(&str) -> f64) -> Option<Complex> {
-    let of = |node: &Node| value(node, point);
+    value_with(node, point, 1.0)
+}
+
+/// The value in which a degree is `degree`: 1 where it is a unit that may be left out, π/180 of a sine.
+fn value_with(node: &Node, point: &dyn Fn(&str) -> f64, degree: f64) -> Option<Complex> {
+    let of = |node: &Node| value_with(node, point, degree);
     let value = match node {
         Node::Large(digits) => Complex::real(digits.parse().ok()?),
         Node::Infinity => Complex::real(f64::INFINITY),
@@ -129,13 +137,17 @@ pub(super) fn value(node: &Node, point: &dyn Fn(&str) -> f64) -> Option<Complex>
             "i" => Complex { re: 0.0, im: 1.0 },
             name => Complex::real(point(name)),
         },
+        Node::Unit(inside, name) if unit(name) == Some("degree") => of(inside)?.mul(Complex::real(degree)),
         Node::Unit(inside, _) => of(inside)?,
         Node::Percent(inside) => of(inside)?.div(Complex::real(100.0)),
         Node::Function(name, argument, base) => {
-            function(name, of(argument)?, base.as_ref().map_or(Some(None), |base| of(base).map(Some))?)?
+            let degree = if TRIGONOMETRIC.contains(&name.as_str()) { std::f64::consts::PI / 180.0 } else { degree };
+            let argument = value_with(argument, point, degree)?;
+            function(name, argument, base.as_ref().map_or(Some(None), |base| of(base).map(Some))?)?
         }
         Node::Op(op, parts) => {
-            if let Some(exact) = exact(node) {
+            // Which knows no sine, in whose argument a degree is not 1.
+            if let Some(exact) = exact(node).filter(|_| degree == 1.0) {
                 return Some(Complex::real(exact.to_f64()));
             }
             let x = of(&parts[0])?;

@@ -174,7 +174,9 @@ impl Parser {
     fn braced_digits(&mut self) -> Option<String> {
         let braces = self.skip('{');
         let Token::Number(digits) = self.take()? else { return None };
-        (!digits.contains('.') && (!braces || self.skip('}'))).then_some(digits)
+        // Of \bar36 the bar is over the 3 alone.
+        let whole = if braces { self.skip('}') } else { digits.len() == 1 };
+        (!digits.contains('.') && whole).then_some(digits)
     }
 
     fn symbol(&mut self, mut name: String) -> Option<Node> {
@@ -202,12 +204,12 @@ impl Parser {
             "frac" => Some(Node::Op(Op::Div, vec![self.argument()?, self.argument()?])),
             "binom" => Some(Node::Op(Op::Binomial, vec![self.argument()?, self.argument()?])),
             "sqrt" => {
-                let degree = match self.skip('[') {
-                    true => self.list()?,
-                    false => Node::Number(Rational::new(2, 1)?),
-                };
-                if matches!(self.peek_char(), Some(']')) {
-                    self.at += 1;
+                let mut degree = Node::Number(Rational::new(2, 1)?);
+                if self.skip('[') {
+                    degree = self.list()?;
+                    if !self.skip(']') {
+                        return None;
+                    }
                 }
                 let under = match self.peek()? {
                     // As models write it without LaTeX: sqrt 51, sqrt(51).
@@ -292,11 +294,13 @@ impl Parser {
                 self.environment().filter(|end| *end == kind)?;
                 break;
             }
+            // Between two signs stands a cell: none may be missing.
+            let item = self.relation()?;
+            rows.last_mut()?.push(item);
             if self.skip('\\') {
                 rows.push(Vec::new());
-            } else if !self.skip('&') {
-                let item = self.relation()?;
-                rows.last_mut()?.push(item);
+            } else if !(self.skip('&') || self.peek_command() == Some("end")) {
+                return None;
             }
         }
         rows.retain(|row| !row.is_empty());

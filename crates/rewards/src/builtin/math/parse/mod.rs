@@ -1,9 +1,12 @@
 //! Tokens to a [`Node`]: the grammar of short answers, of which a whole text or nothing is understood.
 
 mod atoms;
+mod terms;
 
 use super::super::rational::Rational;
 use super::lex::{Token, tokens};
+use super::units::{introduces, never_unit};
+use terms::{Units, negative};
 
 /// How a sum, a root, … is made of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +137,13 @@ impl Parser {
 
     /// Answers between commas: one stands for itself.
     fn list(&mut self) -> Option<Node> {
+        let start = self.at;
         let mut items = self.items()?;
+        // "x < 2 or x > 3", of which "and" would say something else.
+        let and = self.tokens[start..self.at].iter().any(|t| matches!(t, Token::Text(word) if word.trim() == "and"));
+        if items.len() > 1 && !and && items.iter().all(is_inequality) {
+            return Some(Node::Union(items));
+        }
         Some(if items.len() == 1 { items.remove(0) } else { Node::List { open: ' ', close: ' ', items } })
     }
 
@@ -150,7 +159,9 @@ impl Parser {
         // "about 5", "the answer is 5": words before mathematics.
         if let (Some(Token::Text(text)), Some(next)) = (self.peek().cloned(), self.tokens.get(self.at + 1)) {
             let named = matches!(next, Token::Char('=')) || matches!(next, Token::Command(sign) if sign == "approx");
-            let starts = !named && !matches!(next, Token::Char(',' | ';' | ')' | '}' | ']' | '&') | Token::Text(_));
+            let starts = !named
+                && introduces(&text)
+                && !matches!(next, Token::Char(',' | ';' | ')' | '}' | ']' | '&') | Token::Text(_));
             if !(named || starts) {
                 self.at += 1;
                 return self.words(text);
@@ -209,6 +220,7 @@ impl Parser {
 
     fn sum(&mut self) -> Option<Node> {
         let mut sum: Option<Node> = None;
+        let mut units = Units::default();
         loop {
             let (minus, both) = match self.peek()? {
                 Token::Char('+') => (false, false),
@@ -220,9 +232,11 @@ impl Parser {
             let signed = matches!(self.peek()?, Token::Char('+' | '-')) || both;
             self.at += usize::from(signed);
             let term = self.product()?;
+            let last = !matches!(self.peek(), Some(Token::Char('+' | '-')));
+            let term = units.of_term(term, last && sum.is_some())?;
             sum = Some(match (sum, minus, both) {
                 (None, false, false) => term,
-                (None, true, _) => Node::Op(Op::Neg, vec![term]),
+                (None, true, _) => negative(term),
                 (None, _, true) => Node::Op(Op::PlusMinus, vec![Node::Number(Rational::new(0, 1)?), term]),
                 (Some(sum), _, true) => Node::Op(Op::PlusMinus, vec![sum, term]),
                 (Some(sum), true, _) => Node::Op(Op::Add, vec![sum, Node::Op(Op::Neg, vec![term])]),
@@ -232,7 +246,7 @@ impl Parser {
                 break;
             }
         }
-        let mut sum = sum?;
+        let mut sum = units.of_sum(sum?);
         while self.skip_command("cup") {
             let mut parts = if let Node::Union(parts) = sum { parts } else { vec![sum] };
             parts.push(self.product()?);
@@ -260,6 +274,9 @@ impl Parser {
                 }
                 self.at += 1;
                 let Node::Text(name) = self.words(text)? else { return None };
+                if never_unit(&name) {
+                    return None;
+                }
                 // The power of a unit.
                 if self.skip('^') {
                     self.argument()?;
@@ -299,4 +316,8 @@ impl Parser {
         self.depth -= 1;
         node
     }
+}
+
+fn is_inequality(node: &Node) -> bool {
+    matches!(node, Node::Relation(_, signs) if !signs.iter().any(|sign| matches!(sign, '=' | '≠')))
 }

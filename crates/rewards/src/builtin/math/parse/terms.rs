@@ -1,0 +1,76 @@
+//! The units of a sum's terms: 3 apples and 4 oranges are no 7.
+
+use super::super::units::unit;
+use super::{Node, Op};
+
+/// −5 cm is a number of centimetres, not less than nothing of 5 cm.
+pub(super) fn negative(node: Node) -> Node {
+    match node {
+        Node::Unit(inside, name) => Node::Unit(negative(*inside).into(), name),
+        Node::Percent(inside) => Node::Percent(negative(*inside).into()),
+        other => Node::Op(Op::Neg, vec![other]),
+    }
+}
+
+/// What the terms of a sum that have been read are numbers of.
+#[derive(Default)]
+pub(super) struct Units {
+    name: Option<String>,
+    /// Whether a number without unit was among them.
+    plain: bool,
+    /// Whether the last term's unit is that of all.
+    of_all: bool,
+}
+
+impl Units {
+    /// The term, if its unit is that of the others. The unit of the last is that of all where no other has one:
+    /// `1+2\sqrt3 \text{ cm}`. What has a variable may have any.
+    pub fn of_term(&mut self, term: Node, last: bool) -> Option<Node> {
+        match name_of(&term) {
+            Some(name) if self.name.as_ref().is_some_and(|other| *other != name) => None,
+            Some(name) => {
+                let first = self.name.replace(name).is_none();
+                match term {
+                    Node::Unit(inside, name) if last && first && name != "degree" => {
+                        self.of_all = true;
+                        self.name = Some(name);
+                        Some(*inside)
+                    }
+                    _ if self.plain => None,
+                    term => Some(term),
+                }
+            }
+            None if has_variable(&term) => Some(term),
+            None => {
+                self.plain = true;
+                self.name.is_none().then_some(term)
+            }
+        }
+    }
+
+    pub fn of_sum(self, sum: Node) -> Node {
+        match self.name {
+            Some(name) if self.of_all => Node::Unit(sum.into(), name),
+            _ => sum,
+        }
+    }
+}
+
+/// The unit of a product, in the name that stands for all of it.
+fn name_of(node: &Node) -> Option<String> {
+    match node {
+        Node::Unit(_, name) => Some(unit(name).map_or_else(|| name.trim().to_lowercase(), str::to_owned)),
+        Node::Op(Op::Neg | Op::Div, parts) => name_of(&parts[0]),
+        Node::Op(Op::Mul, parts) => parts.iter().find_map(name_of),
+        _ => None,
+    }
+}
+
+fn has_variable(node: &Node) -> bool {
+    match node {
+        Node::Symbol(name) => !["pi", "e", "i"].contains(&name.as_str()),
+        Node::Op(_, parts) => parts.iter().any(has_variable),
+        Node::Function(_, argument, _) | Node::Percent(argument) | Node::Unit(argument, _) => has_variable(argument),
+        _ => false,
+    }
+}
