@@ -42,7 +42,7 @@ pub(super) fn unit(name: &str) -> Option<&'static str> {
 }
 
 /// Words after a number that are no unit, but change it or say of what kind an answer is.
-const NEVER_UNITS: [&str; 38] = [
+const NEVER_UNITS: [&str; 35] = [
     "ten",
     "tens",
     "dozen",
@@ -66,11 +66,8 @@ const NEVER_UNITS: [&str; 38] = [
     "squared",
     "cubed",
     "factorial",
-    "times",
-    "more",
-    "less",
-    "fewer",
     "not",
+    "than",
     "no",
     "yes",
     "odd",
