@@ -13,7 +13,7 @@ const PRECISION: f64 = 1e-10;
 const POINTS: u64 = 6;
 
 /// Longer answers are compared as text alone.
-const MAX_BYTES: usize = 2000;
+pub(super) const MAX_BYTES: usize = 2000;
 
 /// Whether the answer `given` is the answer `gold`.
 pub(super) fn equal(gold: &str, given: &str) -> bool {

@@ -9,12 +9,10 @@ use serde_json::Value;
 
 use super::super::boxed::last_boxed;
 use super::super::gsm8k::numbers;
+use super::equal::MAX_BYTES;
 use super::units::unit;
 
-/// Longer answers are not judged but as the same text (`equal`), so that a longer one of a dataset is right for nobody.
-const MAX_BYTES: usize = 2000;
-
-/// The answer of a dataset's row; none where there is a solution without a mark or an answer that nobody could give.
+/// The answer of a dataset's row; none where there is a solution without a mark or an answer too long to be judged.
 pub(super) fn gold(answer: &Value) -> Option<String> {
     let text = match answer {
         Value::Number(number) => number.to_string(),
