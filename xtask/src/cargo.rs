@@ -1,5 +1,6 @@
 //! The cargo that runs this program.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 /// The command, to which arguments are added.
@@ -15,4 +16,11 @@ pub fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Result<(), Strin
         Ok(status) => Err(format!("cargo {}: {status}", arguments.join(" "))),
         Err(error) => Err(format!("cargo {}: {error}", arguments.join(" "))),
     }
+}
+
+/// Builds the release and says in which directory it lies.
+pub fn release() -> Result<PathBuf, String> {
+    run(&["build", "--release"], &[])?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    Ok(PathBuf::from(target).join("release"))
 }

@@ -10,10 +10,8 @@ const PLAN_TOLERANCE_BYTES: f64 = 150e6;
 
 /// Runs the demo in a directory of its own and reads its result from the run's record.
 pub fn check() -> Result<(), String> {
-    crate::cargo::run(&["build", "--release"], &[])?;
+    let program = crate::cargo::release()?.join("lockstep");
     let out = std::env::temp_dir().join(format!("lockstep-demo-{}", std::process::id()));
-    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
-    let program = Path::new(&target).join("release/lockstep");
     let run = Command::new(&program)
         .arg("demo")
         .arg("--out")

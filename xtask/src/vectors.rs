@@ -11,9 +11,7 @@ use std::time::SystemTime;
 const INTRINSIC: &[u8] = b"_ZN4core9core_arch3x86";
 
 pub fn check() -> Result<(), String> {
-    crate::cargo::run(&["build", "--release"], &[])?;
-    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
-    let library = newest(&Path::new(&target).join("release/deps"))?;
+    let library = newest(&crate::cargo::release()?.join("deps"))?;
     let bytes = std::fs::read(&library).map_err(|e| format!("{}: {e}", library.display()))?;
     let alone = intrinsics(&bytes);
     match alone.is_empty() {

@@ -58,14 +58,6 @@ fn nearest_bf16(x: __m256) -> __m256i {
     }
 }
 
-/// The lower halves of these words, whose upper ones are zero.
-#[inline(always)]
-fn packed(low: __m256i, high: __m256i) -> __m256i {
-    // Packing works in 128-bit halves: their middle quarters change places.
-    // SAFETY: register-only intrinsics inside `run`.
-    unsafe { _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high)) }
-}
-
 /// The bf16 in the lower halves of 32-bit words, widened.
 #[inline(always)]
 fn lower_widened(words: __m256i) -> __m256 {
@@ -179,13 +171,10 @@ impl Simd for F32x16 {
     }
     #[inline(always)]
     fn store_bf16(self, to: &mut [bf16]) {
-        let to = &mut to[..LANES];
-        // SAFETY: register-only intrinsics inside `run`; then 16 elements of two bytes, just checked.
-        unsafe {
-            let low = _mm256_srli_epi32::<16>(nearest_bf16(self.0));
-            let high = _mm256_srli_epi32::<16>(nearest_bf16(self.1));
-            _mm256_storeu_si256(to.as_mut_ptr().cast(), packed(low, high));
-        }
+        // SAFETY: register-only intrinsics inside `run`.
+        let nearest =
+            unsafe { F32x16(_mm256_castsi256_ps(nearest_bf16(self.0)), _mm256_castsi256_ps(nearest_bf16(self.1))) };
+        nearest.store_exact_bf16(to);
     }
     #[inline(always)]
     fn store_exact_bf16(self, to: &mut [bf16]) {
@@ -194,7 +183,9 @@ impl Simd for F32x16 {
         unsafe {
             let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(self.0));
             let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(self.1));
-            _mm256_storeu_si256(to.as_mut_ptr().cast(), packed(low, high));
+            // Packing works in 128-bit halves: their middle quarters change places.
+            let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), packed);
         }
     }
     #[inline(always)]
