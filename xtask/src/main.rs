@@ -14,7 +14,8 @@ cargo xtask cubins [DIR]    every CUDA kernel compiled for every architecture (t
 cargo xtask emulate         which CUDA kernels changed since all were emulated; `--full` does that, in many minutes
 cargo xtask first-hour      bench/cuda/first_hour.sh on the emulator, at small sizes
 cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)
-cargo xtask mutants [LIST|NUMBER]…    which planted changes the tests notice (docs/testing.md)";
+cargo xtask mutants [LIST|NUMBER]…    which planted changes the tests notice (docs/testing.md)
+cargo xtask nightly [NAME]…    the checks that take too long for CI; the last results are in docs/nightly.md";
 
 /// A check: its name and how it is made.
 type Check = (&'static str, fn() -> Result<(), String>);
@@ -38,40 +39,36 @@ mod emulate;
 mod first_hour;
 mod fixtures;
 mod layers;
+mod miri;
 mod mutants;
+mod nightly;
 mod size;
 mod vectors;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    if let ["mutants", chosen @ ..] = &words[..] {
-        return match mutants::run(chosen) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(why) => {
-                eprintln!("{why}");
-                ExitCode::FAILURE
-            }
-        };
-    }
-    if let ["cubins", to @ ..] = &words[..]
-        && to.len() < 2
-    {
-        let to = to.first().copied().unwrap_or("target/cubins");
-        return match cuda::cubins(to) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(why) => {
-                eprintln!("{why}");
-                ExitCode::FAILURE
-            }
-        };
+    let done = match &words[..] {
+        ["mutants", chosen @ ..] => Some(mutants::run(chosen)),
+        ["nightly", chosen @ ..] => Some(nightly::run(chosen)),
+        ["cubins"] => Some(cuda::cubins("target/cubins")),
+        ["cubins", to] => Some(cuda::cubins(to)),
+        _ => None,
+    };
+    match done {
+        Some(Ok(())) => return ExitCode::SUCCESS,
+        Some(Err(why)) => {
+            eprintln!("{why}");
+            return ExitCode::FAILURE;
+        }
+        None => {}
     }
     let chosen: Vec<Check> = match words[..] {
         ["cuda"] => vec![("cuda", cuda::check)],
         ["emulate"] => vec![("emulate", emulate::check)],
         ["emulate", "--full"] => vec![("emulate --full", emulate::full)],
         ["first-hour"] => vec![("first-hour", first_hour::check)],
-        ["miri"] => vec![("miri", miri)],
+        ["miri"] => vec![("miri", miri::check)],
         ["check"] => CHECKS.to_vec(),
         ["check", name] => CHECKS.into_iter().filter(|check| check.0 == name).collect(),
         _ => Vec::new(),
@@ -90,27 +87,6 @@ fn main() -> ExitCode {
         println!("── {name} ok, {:.0} s", start.elapsed().as_secs_f64());
     }
     ExitCode::SUCCESS
-}
-
-/// Not among the checks that CI runs: Miri is a component of nightly, and takes minutes.
-fn miri() -> Result<(), String> {
-    // Memory, views and threads; every operation on its smallest shapes; the vectors' plain form.
-    let tests = ["memory::", "tensor::", "matrix::", "pool::", "isa::", "device::", "ops::small_tests::"];
-    // Files are read by nobody here; the pool's threads are joined, but a thread's own scratch is freed after Miri
-    // looks.
-    let flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks";
-    let arguments = ["run", "nightly", "cargo", "miri", "test", "-p", "lockstep-kernels", "--lib", "--"];
-    let mut command = std::process::Command::new("rustup");
-    command.args(arguments).args(tests).env("MIRIFLAGS", flags).env("CARGO_TARGET_DIR", "target/miri");
-    // Set by the cargo that runs this program, for a toolchain that is not nightly.
-    for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
-        command.env_remove(name);
-    }
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("{status} (rustup component add --toolchain nightly miri rust-src)")),
-        Err(error) => Err(format!("rustup: {error}")),
-    }
 }
 
 fn fmt() -> Result<(), String> {

@@ -1,0 +1,29 @@
+//! Undefined behaviour in kernels. Not among the checks that CI runs: Miri is a component of nightly, and takes minutes.
+
+use std::process::Command;
+
+pub fn check() -> Result<(), String> {
+    // Memory, views and threads; every operation on its smallest shapes; the vectors' plain form.
+    let tests = ["memory::", "tensor::", "matrix::", "pool::", "isa::", "device::", "ops::small_tests::"];
+    // Files are read by nobody here; the pool's threads are joined, but a thread's own scratch is freed after Miri
+    // looks.
+    let flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks";
+    let arguments = ["run", "nightly", "cargo", "miri", "test", "-p", "lockstep-kernels", "--lib", "--"];
+    let mut command = Command::new("rustup");
+    command.args(arguments).args(tests).env("MIRIFLAGS", flags).env("CARGO_TARGET_DIR", "target/miri");
+    // Set by the cargo that runs this program, for a toolchain that is not nightly.
+    for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
+        command.env_remove(name);
+    }
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{status} (rustup component add --toolchain nightly miri rust-src)")),
+        Err(error) => Err(format!("rustup: {error}")),
+    }
+}
+
+/// Whether there is a nightly toolchain with Miri.
+pub fn is_there() -> bool {
+    let version = Command::new("rustup").args(["run", "nightly", "cargo", "miri", "--version"]).output();
+    version.is_ok_and(|output| output.status.success())
+}

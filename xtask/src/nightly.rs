@@ -1,0 +1,126 @@
+//! `cargo xtask nightly [NAME]…`: the checks that take too long for CI, one after another. What came of each is written
+//! to a committed table, as soon as it is known.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+use std::time::Instant;
+
+/// The committed table: the last result of each check.
+const RESULTS: &str = "docs/nightly.md";
+const HEAD: &str = "# Checks that CI does not run
+
+The last result of each; `cargo xtask nightly` runs them all, `cargo xtask nightly NAME` one, and writes this table.
+
+| check | date | commit | machine | seconds | result |
+|---|---|---|---|---|---|
+";
+
+/// What came of a check that did not fail.
+pub enum Done {
+    /// In a few words, with figures.
+    Passed(String),
+    /// Why it cannot run on this machine: the last result stays in the table.
+    Unavailable(String),
+}
+
+/// A check: its name and how it is made. An error's first line goes into the table.
+type Check = (&'static str, fn() -> Result<Done, String>);
+
+const CHECKS: [Check; 2] = [("emulate", emulate), ("miri", miri)];
+
+fn emulate() -> Result<Done, String> {
+    crate::emulate::full().map(|()| Done::Passed("crates/kernels/emulated.txt is written".to_owned()))
+}
+
+fn miri() -> Result<Done, String> {
+    if !crate::miri::is_there() {
+        return Ok(Done::Unavailable("rustup component add --toolchain nightly miri rust-src".to_owned()));
+    }
+    crate::miri::check().map(|()| Done::Passed("no undefined behaviour in kernels".to_owned()))
+}
+
+/// Runs the checks that `names` name, all without any.
+pub fn run(names: &[&str]) -> Result<(), String> {
+    if let Some(name) = names.iter().find(|name| CHECKS.iter().all(|check| check.0 != **name)) {
+        let known: Vec<&str> = CHECKS.iter().map(|check| check.0).collect();
+        return Err(format!("no check {name}: there are {}", known.join(", ")));
+    }
+    let mut failed = Vec::new();
+    for (name, check) in CHECKS.iter().filter(|check| names.is_empty() || names.contains(&check.0)) {
+        println!("── {name}");
+        let start = Instant::now();
+        let result = check();
+        let seconds = start.elapsed().as_secs_f64();
+        let outcome = match result {
+            Ok(Done::Unavailable(why)) => {
+                println!("── {name} cannot run here: {why}");
+                continue;
+            }
+            Ok(Done::Passed(what)) => format!("passed: {what}"),
+            Err(why) => {
+                failed.push(*name);
+                eprintln!("{why}");
+                format!("FAILED: {}", why.lines().next().unwrap_or_default())
+            }
+        };
+        println!("── {name}, {seconds:.0} s, {outcome}");
+        let row = [date(), commit(), machine(), format!("{seconds:.0}"), outcome.replace('|', "\\|")];
+        let before = fs::read_to_string(RESULTS).unwrap_or_default();
+        fs::write(RESULTS, with_row(&before, name, &row.join(" | "))).map_err(|e| format!("{RESULTS}: {e}"))?;
+    }
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(format!("failed: {}", failed.join(", "))),
+    }
+}
+
+/// The table with a row of this name in place of the old one.
+fn with_row(table: &str, name: &str, row: &str) -> String {
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "));
+    let mut rows: BTreeMap<&str, &str> = rows.filter(|(name, _)| *name != "check").collect();
+    rows.insert(name, row);
+    rows.iter().fold(HEAD.to_owned(), |table, (name, row)| format!("{table}| {name} | {row} |\n"))
+}
+
+fn date() -> String {
+    output("date", &["-u", "+%F"])
+}
+
+/// The commit, and whether something is not committed.
+fn commit() -> String {
+    let changed = !output("git", &["status", "--porcelain", "--untracked-files=no"]).is_empty();
+    let commit = output("git", &["rev-parse", "--short", "HEAD"]);
+    if changed { format!("{commit} and changes") } else { commit }
+}
+
+fn machine() -> String {
+    let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let named = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let name = named.map_or(std::env::consts::ARCH, |(_, name)| name);
+    format!("{} cores, {name}", std::thread::available_parallelism().map_or(0, usize::from))
+}
+
+fn output(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_takes_the_place_of_the_one_of_its_name() {
+        let one = with_row("", "miri", "2026-01-01 | a | m | 1 | passed: x");
+        let two = with_row(&one, "emulate", "2026-01-02 | b | m | 2 | passed: y");
+        let three = with_row(&two, "miri", "2026-01-03 | c | m | 3 | FAILED: z");
+        let rows = "| emulate | 2026-01-02 | b | m | 2 | passed: y |\n| miri | 2026-01-03 | c | m | 3 | FAILED: z |\n";
+        assert_eq!(three, format!("{HEAD}{rows}"));
+    }
+
+    #[test]
+    fn a_name_that_is_no_check_is_refused() {
+        assert!(run(&["emulat"]).unwrap_err().contains("no check emulat: there are emulate, miri"));
+    }
+}
