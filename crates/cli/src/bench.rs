@@ -2,10 +2,10 @@
 
 use crate::bench_flags::{AlgorithmsFlags, GroupFlags, ScalingFlags, ShapeFlag};
 use crate::options::{device, threads};
+use crate::output;
 use kernels::{Context, Device};
 use lockstep::context;
 use lockstep_bench::{self as bench, Report, Shape, Subject};
-use std::io::Write;
 
 /// Measures the engine beside what this machine can do at most.
 #[derive(Debug, clap::Args)]
@@ -126,7 +126,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         let subject = Subject { shape: common.shape.into(), dtype: common.dtype.as_str().into() };
         let report = run(&context(common.device, common.threads, subject.dtype)?, subject)?;
         let text = if common.json { serde_json::to_string_pretty(&report.json())? + "\n" } else { report.text(140) };
-        Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
+        Ok(output::exact(&text)?)
     };
     match &args.what {
         What::Gemm(common) => report(common, &|ctx, subject| bench::gemm::run(ctx, subject.dtype.dtype(), 0.3)),
@@ -149,7 +149,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         }
         What::Levels(common) => report(common, &bench::levels::run),
         What::Ablation(common) => report(common, &bench::ablation::run),
-        What::Shape(common) => Ok(writeln!(std::io::stdout().lock(), "{}", Shape::from(common.shape).config_json())?),
+        What::Shape(common) => Ok(output::exact(&format!("{}\n", Shape::from(common.shape).config_json()))?),
         What::Algorithms(args) => bench::algorithms::run(&args.options()?),
     }
 }

@@ -2,6 +2,7 @@
 //! assumed.
 
 use crate::options::{device, threads};
+use crate::output;
 use kernels::ceilings::{Ceilings, measure};
 use kernels::{Context, CudaDevice, CudaSurvey, DType, Device, Isa};
 use lockstep::config::ComputeDType;
@@ -9,7 +10,6 @@ use lockstep::context;
 use lockstep::error::paragraph;
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::io::Write as _;
 use std::time::Duration;
 
 /// Says what this machine has, what will be used, and why.
@@ -68,7 +68,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         ctx,
     };
     let text = if args.json { serde_json::to_string_pretty(&findings.json())? + "\n" } else { findings.text(&args) };
-    std::io::stdout().write_all(text.as_bytes())?;
+    output::exact(&text)?;
     findings.refused.map_or(Ok(()), Err)
 }
 

@@ -1,6 +1,7 @@
 //! `lockstep eval`.
 
 use crate::options::{FlagKeys, RewardArgs, check_out_file, device, utf8};
+use crate::output;
 use crate::signals::stop_on_signals;
 use kernels::Device;
 use lockstep::config::{Config, EvalSampling, Layers, Purpose, Resolved};
@@ -74,7 +75,7 @@ pub struct Args {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let Resolved { config, notes, .. } = configuration(&args)?;
-    notes.iter().for_each(|note| eprintln!("note: {note}"));
+    notes.iter().for_each(|note| output::note(format_args!("note: {note}")));
     args.out.as_deref().map_or(Ok(()), check_out_file)?;
     let ctx = context(config.device, config.threads, config.dtype)?;
     let (model, below) = locate_model(config.model_name_or_path.as_deref().unwrap_or_default())?;
@@ -88,7 +89,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let adapter = adapter.map(|dir| dir.display().to_string());
     let settings = Settings { config: &config, model: model.display().to_string(), adapter, evaluator: &evaluator };
     if !args.json {
-        eprint!("{}", settings.text(&policy)?);
+        output::note(settings.text(&policy)?.trim_end());
     }
     let mut report = settings.json();
     let start = Instant::now();
@@ -96,7 +97,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let seconds = start.elapsed().as_secs_f64();
     for outcome in &outcomes {
         let warnings = outcome.problems.iter().map(ToString::to_string).chain(outcome.unscored.clone());
-        warnings.for_each(|warning| eprintln!("warning: {warning}"));
+        warnings.for_each(|warning| output::note(format_args!("warning: {warning}")));
     }
     if let Some(path) = &args.out {
         write_atomically(path, lines(&outcomes, &policy)?.as_bytes())?;
@@ -106,13 +107,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if args.json {
         report.extend(metrics.into_iter().map(|(name, value)| (name, json!(value))));
         report.insert("rewards".into(), outcomes.iter().flat_map(summaries).map(|s| s.json()).collect());
-        println!("{}", Value::Object(report));
+        output::json(&report)?;
     } else {
         let mut table = Table::new([("metric", Align::Left), ("value", Align::Right)]);
         for (name, value) in metrics {
             table.row([name, format!("{value:.4}")]);
         }
-        println!("{}{}", table.render(100), rewards_table(&outcomes).render(100));
+        output::text(&format!("{}{}\n", table.render(100), rewards_table(&outcomes).render(100)))?;
     }
     outcomes.iter().try_for_each(all_judged)
 }

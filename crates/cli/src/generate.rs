@@ -1,6 +1,7 @@
 //! `lockstep generate`.
 
 use crate::options::{device, threads, utf8};
+use crate::output;
 use kernels::Device;
 use lockstep::bad_input;
 use lockstep::error::OrBadInput;
@@ -8,7 +9,6 @@ use lockstep::{HubKind, Policy, context, locate};
 use model::{Chat, Prompt, TextStream, Tokenizer};
 use rollout::{Engine, EngineConfig, Request, SamplingParams};
 use serde_json::json;
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -91,7 +91,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     }
     let max_model_len = context.min(ids.len().saturating_add(args.max_new_tokens));
     if max_model_len - ids.len() < args.max_new_tokens {
-        eprintln!("note: the model's context of {context} tokens leaves room for {}", context - ids.len());
+        output::note(format_args!(
+            "note: the model's context of {context} tokens leaves room for {}",
+            context - ids.len()
+        ));
     }
     let max_num_seqs = args.n.min(MAX_NUM_SEQS);
     let mut engine = Engine::new(&ctx, policy.config(), EngineConfig::new(max_num_seqs, max_model_len))?;
@@ -107,7 +110,6 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         return stream(engine, &policy, request);
     }
     let prompt = request.prompt.clone();
-    let mut out = std::io::stdout().lock();
     for completion in engine.generate(&policy.weights, vec![request])?.remove(0).completions {
         let text = text(&policy, &prompt.ids, &completion.ids)?;
         let reason = completion.finish_reason.name();
@@ -120,10 +122,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
                 logprobs: completion.logps(),
                 finish_reason: reason,
             };
-            serde_json::to_writer(&mut out, &object).map_err(std::io::Error::from)?;
-            writeln!(out)?;
+            output::json(&object)?;
         } else {
-            writeln!(out, "── {} of {} ({reason}) ──\n{text}", completion.generation + 1, args.n)?;
+            output::exact(&format!("── {} of {} ({reason}) ──\n{text}\n", completion.generation + 1, args.n))?;
         }
     }
     Ok(())
@@ -200,7 +201,6 @@ fn encode(args: &Args, policy: &Policy) -> anyhow::Result<Vec<u32>> {
 fn stream(mut engine: Engine, policy: &Policy, request: Request) -> anyhow::Result<()> {
     let tokenizer = &policy.tokenizer;
     let mut text = begun(tokenizer, &request.prompt.ids)?;
-    let mut out = std::io::stdout().lock();
     let mut shown = 0;
     engine.submit(request)?;
     while !engine.is_idle() {
@@ -210,14 +210,12 @@ fn stream(mut engine: Engine, policy: &Policy, request: Request) -> anyhow::Resu
             ended.iter().flat_map(|group| &group.completions).map(|c| c.ids.as_slice()).chain(live).next()
         {
             for &id in &ids[shown..] {
-                out.write_all(text.push(tokenizer, id)?.as_bytes())?;
+                output::exact(&text.push(tokenizer, id)?)?;
             }
             shown = ids.len();
         }
-        out.flush()?;
     }
-    writeln!(out, "{}", text.finish(tokenizer)?)?;
-    Ok(())
+    Ok(output::exact(&format!("{}\n", text.finish(tokenizer)?))?)
 }
 
 /// A stream after the prompt: a token's text depends on the one before it (a leading space, say).

@@ -1,6 +1,7 @@
 //! `lockstep init`.
 
 use crate::new_directory::new_directory;
+use crate::output;
 use kernels::{Device, Memory};
 use lockstep::error::OrBadInput;
 use model::io::{CopiedFiles, SaveOptions};
@@ -34,12 +35,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     }
     new_directory(&args.out, |dir| write(&args, &config, dir))?;
     let parameters: usize = tensor_specs(&config).iter().map(|t| t.shape.iter().product::<usize>()).sum();
-    eprintln!(
+    output::note(format_args!(
         "{}: {} with {parameters} random parameters, seed {}",
         args.out.display(),
         config.family.architecture,
         args.seed
-    );
+    ));
     Ok(())
 }
 

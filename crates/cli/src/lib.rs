@@ -1,5 +1,8 @@
 //! The command line: one file for each command, each an `Args` and a `run`.
 
+// What is printed goes through `output`, or a terminal would obey what comes from elsewhere.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod bench;
 mod bench_flags;
 mod config;
@@ -12,6 +15,7 @@ mod init;
 mod merge;
 mod new_directory;
 mod options;
+mod output;
 mod plan;
 mod score;
 mod score_rewards;
@@ -93,8 +97,13 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match parse(arguments) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are no errors; clap prints each where it belongs.
-            let _ = error.print();
+            // Help and version are no errors; clap prints each where it belongs. An error quotes arguments.
+            let plain = error.render().to_string();
+            if error.use_stderr() && telemetry::visible(&plain) != plain {
+                output::note(plain.trim_end());
+            } else {
+                let _ = error.print();
+            }
             return if error.use_stderr() { 2 } else { 0 };
         }
     };
@@ -124,7 +133,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             let text = paragraph(&error);
             match CONSOLE.get() {
                 Some(console) => console.fatal(&text),
-                None => eprintln!("error: {text}"),
+                None => output::note(format_args!("error: {text}")),
             }
             if is_bad_input(&error) { 2 } else { 1 }
         }

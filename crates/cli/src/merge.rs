@@ -1,6 +1,7 @@
 //! `lockstep merge`.
 
 use crate::new_directory::new_directory;
+use crate::output;
 use lockstep::Policy;
 use lockstep::check_base;
 use lockstep::config::ComputeDType;
@@ -37,6 +38,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         }
         policy.save(dir)
     })?;
-    eprintln!("{}: {} with {} added", args.out.display(), args.model.display(), args.adapter.display());
+    output::note(format_args!(
+        "{}: {} with {} added",
+        args.out.display(),
+        args.model.display(),
+        args.adapter.display()
+    ));
     Ok(())
 }

@@ -1,12 +1,12 @@
 //! `lockstep plan`.
 
 use crate::options::{ConfigArgs, LogArgs, RewardArgs};
+use crate::output;
 use kernels::Device;
 use lockstep::config::{Config, Purpose};
 use lockstep::error::OrBadInput;
 use lockstep::{Available, MemoryPlan, context, error};
 use serde_json::json;
-use std::io::Write;
 use telemetry::table::{Align, Table};
 use telemetry::{ConsoleSink, Sinks};
 
@@ -53,7 +53,6 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
         _ => Available { host: MemoryPlan::available_bytes(), device: None },
     };
     let fits = plan.check(available, &config);
-    let mut out = std::io::stdout().lock();
     if args.json {
         let mut object = json!({
             "parts": plan.parts,
@@ -69,28 +68,28 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<()> {
                 "name": device.name(), "total_bytes": total, "available_bytes": available.device,
             });
         }
-        writeln!(out, "{object}")?;
-        return Ok(());
+        return Ok(output::json(&object)?);
     }
-    write!(out, "{}", table(&plan).render(110))?;
+    let mut text = table(&plan).render(110);
     let of = if config.dataset_name.is_some() || config.replay.is_some() {
         "the longest of the data"
     } else {
         "the longest possible: no data is given"
     };
-    writeln!(out, "prompts of {} tokens, completions of {} ({of})", plan.longest.prompt, plan.longest.completion)?;
+    let longest = plan.longest;
+    text += &format!("prompts of {} tokens, completions of {} ({of})\n", longest.prompt, longest.completion);
     let here = available.host.map(|bytes| format!("{} MiB are available", mib(bytes)));
     let there = available.device.map(|bytes| format!("{} MiB of {}", mib(bytes), device.name()));
     let all: Vec<String> = here.into_iter().chain(there).collect();
     match fits {
-        Err(why) => writeln!(out, "does not fit: {}", error::paragraph(&why))?,
+        Err(why) => text += &format!("does not fit: {}\n", error::paragraph(&why)),
         Ok(()) if all.is_empty() => {}
-        Ok(()) => writeln!(out, "fits: {}", all.join(", "))?,
+        Ok(()) => text += &format!("fits: {}\n", all.join(", ")),
     }
     if let Some(Err(why)) = opened {
-        writeln!(out, "what {} has is not known here: {}", device.name(), error::paragraph(&why))?;
+        text += &format!("what {} has is not known here: {}\n", device.name(), error::paragraph(&why));
     }
-    Ok(())
+    Ok(output::text(&text)?)
 }
 
 /// What is planned, and by which command.

@@ -1,6 +1,7 @@
 //! `lockstep score`.
 
 use crate::options::{device, threads, utf8};
+use crate::output;
 use anyhow::Context as _;
 use kernels::Device;
 use lockstep::bad_input;
@@ -70,11 +71,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let length = |line: &Line| line.prompt_ids.len() + line.completion_ids.len();
     let longest = lines.iter().enumerate().max_by_key(|(_, line)| length(line)).map(|(i, line)| (i + 1, length(line)));
     if let Some((line, tokens)) = longest.filter(|(_, tokens)| *tokens > config.max_position_embeddings) {
-        eprintln!(
+        output::note(format_args!(
             "warning: {name}, line {line}: {tokens} tokens are more than the model's context of {}: what is said of \
              those behind it means little",
             config.max_position_embeddings
-        );
+        ));
     }
     let weights = load_weights(&ctx, &model, &config)?;
     let load = |dir| model::peft::load_adapter(ctx.memory(), dir, &weights).or_bad_input();

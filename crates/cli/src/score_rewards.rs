@@ -1,12 +1,12 @@
 //! `lockstep score-rewards`.
 
 use crate::options::{FlagKeys, RewardArgs, check_out_file, utf8};
+use crate::output;
 use crate::signals::stop_on_signals;
 use lockstep::config::{Layers, Purpose, Resolved};
 use lockstep::{ScoredFile, ScoredRow, bad_input, score_file, write_atomically};
 use rewards::RewardSpec;
 use serde_json::{Map, Value, json};
-use std::io::Write;
 use std::path::PathBuf;
 use telemetry::{Align, Console, ConsoleOptions, Table, counted};
 
@@ -63,19 +63,16 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let scored = score_file(&config, &input, args.tokenizer.as_deref(), &stop)?;
     let command = |spec: &RewardSpec| serde_json::to_value(spec).is_ok_and(|spec| spec.to_string().contains("command"));
     if scored.without_ids && config.reward_funcs.iter().any(command) {
-        eprintln!("note: completion_ids are empty: {input} has none, and --tokenizer is not given");
+        output::note(format_args!("note: completion_ids are empty: {input} has none, and --tokenizer is not given"));
     }
     if let Some(path) = &args.out {
         write_atomically(path, lines(&scored).as_bytes())?;
     }
     let summaries: Vec<Summary<'_>> = (0..scored.names.len()).map(|place| Summary::of(&scored, place)).collect();
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        writeln!(out, "{}", report(&scored, &summaries, args.examples))?;
-    } else {
-        write!(out, "{}", text(&scored, &summaries, args.examples))?;
+    match args.json {
+        true => output::json(&report(&scored, &summaries, args.examples))?,
+        false => output::text(&text(&scored, &summaries, args.examples))?,
     }
-    out.flush()?;
     match summaries.iter().find(|summary| summary.sorted.is_empty()) {
         Some(Summary { name, .. }) => anyhow::bail!("reward `{name}` judged no completion of {input}"),
         None => Ok(()),

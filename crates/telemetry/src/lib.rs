@@ -14,6 +14,7 @@ pub mod sinks;
 pub mod stages;
 pub mod system;
 pub mod table;
+mod visible;
 mod whole;
 
 pub use error::{Error, Result};
@@ -28,3 +29,4 @@ pub use sinks::trace::TraceSink;
 pub use sinks::{Sink, Sinks};
 pub use stages::{Ceilings, DeviceMeter, DeviceWork, Stages, Summary};
 pub use table::{Align, Table};
+pub use visible::{visible, visible_json};

@@ -2,6 +2,7 @@
 //!
 //! Width is counted in characters; wide (East Asian) and combining characters are not measured.
 
+use crate::visible;
 use serde_json::Value;
 
 /// How a column's cells stand.
@@ -113,8 +114,7 @@ fn wrap(cell: &str, width: usize) -> Vec<String> {
         for c in line.chars() {
             match c {
                 '\t' => rest.extend("    ".chars()),
-                c if c.is_control() => rest.extend(c.escape_default()),
-                c => rest.push(c),
+                c => rest.extend(visible(c.encode_utf8(&mut [0; 4])).chars()),
             }
         }
         while rest.len() > width {

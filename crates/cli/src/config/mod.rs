@@ -6,10 +6,10 @@ mod markdown;
 mod python;
 
 use crate::options::{ConfigArgs, RewardArgs};
+use crate::output;
 use clap::Subcommand;
 use lockstep::config::Purpose;
 use lockstep::error::OrBadInput;
-use std::io::Write;
 use std::path::PathBuf;
 
 /// Shows, explains and translates configurations.
@@ -62,7 +62,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             rewards.give(&mut layers.more)?;
             let resolved = layers.resolve(Purpose::Show)?;
             for note in &resolved.notes {
-                eprintln!("note: {note}");
+                output::note(format_args!("note: {note}"));
             }
             if json { serde_json::to_string_pretty(&resolved.to_json())? + "\n" } else { resolved.to_toml() }
         }
@@ -76,6 +76,5 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             from_trl::translate(&script).or_bad_input_in(file.display())?
         }
     };
-    std::io::stdout().write_all(text.as_bytes())?;
-    Ok(())
+    Ok(output::exact(&text)?)
 }

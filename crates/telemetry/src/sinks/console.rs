@@ -19,7 +19,7 @@ mod progress;
 
 pub use self::progress::{Progress, counted, duration};
 use super::Sink;
-use crate::{Error, Event, EventKind, Level, Record, Result, table};
+use crate::{Error, Event, EventKind, Level, Record, Result, table, visible, visible_json};
 
 /// How lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -161,7 +161,7 @@ impl Console {
     pub fn fatal(&self, message: &str) {
         let line = self.line(Level::Error, message, &Record::new(), false);
         let _ = writeln!(self.file(), "{line}");
-        let shown = if self.inner.format == LogFormat::Json { line } else { format!("error: {message}") };
+        let shown = if self.inner.format == LogFormat::Json { line } else { format!("error: {}", visible(message)) };
         self.write(&(shown + "\n"), false);
     }
 
@@ -201,7 +201,7 @@ impl Console {
         if self.inner.format == LogFormat::Json {
             return self.info(text.trim_end());
         }
-        let text = format!("{}\n", text.trim_end_matches('\n'));
+        let text = format!("{}\n", visible(text.trim_end_matches('\n')));
         let _ = self.file().write_all(text.as_bytes());
         self.write(&text, true);
     }
@@ -302,7 +302,7 @@ fn json_line(now_s: f64, level: Level, message: &str, fields: &Record) -> String
         let key = if line.contains_key(key) { format!("field_{key}") } else { key.clone() };
         line.insert(key, value.clone());
     }
-    Value::Object(line).to_string()
+    visible_json(&Value::Object(line).to_string()).into_owned()
 }
 
 fn plain_line(elapsed_s: f64, level: Level, message: &str, fields: &Record, colour: bool) -> String {
@@ -313,7 +313,9 @@ fn plain_line(elapsed_s: f64, level: Level, message: &str, fields: &Record, colo
         Level::Debug => ("2", "debug: "),
     };
     let time = format!("[{elapsed_s:8.1}s]");
+    let message = visible(message);
     let fields: String = fields.0.iter().map(|(key, value)| format!(" {key}={}", short(value))).collect();
+    let fields = visible(&fields);
     match colour {
         true if ansi.is_empty() => format!("\u{1b}[2m{time}\u{1b}[0m {message}{fields}"),
         true => format!("\u{1b}[2m{time}\u{1b}[0m \u{1b}[{ansi}m{mark}{message}\u{1b}[0m{fields}"),

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 
 use super::Sink;
 use super::appended::Appended;
-use crate::{Error, Event, EventKind, Record, Result};
+use crate::{Error, Event, EventKind, Record, Result, visible_json};
 
 /// A file of JSON lines.
 #[derive(Debug)]
@@ -31,9 +31,9 @@ impl JsonLines {
 
     /// Appends one line and hands it to the operating system.
     fn append(&mut self, line: &Map<String, Value>) -> Result<()> {
-        let mut line = serde_json::to_vec(line).map_err(|e| Error::format(self.file.path(), e.to_string()))?;
-        line.push(b'\n');
-        self.file.append(&line)
+        let line = serde_json::to_string(line).map_err(|e| Error::format(self.file.path(), e.to_string()))?;
+        // For who looks at the file in a terminal; the values stay what they are.
+        self.file.append((visible_json(&line) + "\n").as_bytes())
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{Console, LogFormat};
-use crate::{Level, Record};
+use crate::{Level, Record, visible};
 
 /// Without a terminal, a line is written at most this often, and one at the end.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ impl Progress {
             let style =
                 ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} {msg}").expect("a valid template");
             bar.set_style(style.progress_chars("━╸ "));
-            bar.set_prefix(label.to_owned());
+            bar.set_prefix(visible(label).into_owned());
             bar.set_position(start);
             bar
         });
@@ -46,7 +46,7 @@ impl Progress {
         let message = parts.join(", ");
         if let Some(bar) = &self.bar {
             bar.set_position(done);
-            bar.set_message(message);
+            bar.set_message(visible(&message).into_owned());
         } else if self.last_line.elapsed() >= LINE_EVERY || done >= self.total {
             self.last_line = Instant::now();
             self.line(&message);

@@ -133,3 +133,25 @@ fn events_are_shown() {
         "{text}"
     );
 }
+
+/// A reward's exception with a completion in it, as a terminal would obey it.
+#[test]
+fn escape_sequences_from_elsewhere_reach_neither_terminal_nor_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let evil = "ValueError: cannot parse \u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\r\u{202e}x";
+    for format in [LogFormat::Plain, LogFormat::Json] {
+        let (console, memory) = captured(format, Level::Debug, false);
+        let log = dir.path().join(format!("{format:?}.log"));
+        console.set_log_file(log.clone()).unwrap();
+        let fields = Record(serde_json::Map::from_iter([(evil.to_owned(), evil.into())]));
+        console.log(Level::Warn, evil, &fields);
+        console.print(evil);
+        console.fatal(evil);
+        console.progress(evil, 1, 0).set(1, evil);
+        let shown = String::from_utf8(memory.lock().unwrap().clone()).unwrap();
+        for text in [shown, std::fs::read_to_string(log).unwrap()] {
+            let acts = |c: char| c.is_control() && c != '\n' || c == '\u{202e}';
+            assert!(!text.chars().any(acts) && text.matches("cannot parse").count() >= 4, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Text from elsewhere (a reward's exception, a server's answer, a completion, a file's name) as a terminal may show
+//! it: characters that move the cursor, change colours, set the window's title or reverse the order of the others
+//! become escapes that can be read. Every line that the program prints, or writes into a log, goes through here.
+
+use std::borrow::Cow;
+
+/// Whether a terminal may act on it: a control character (C0, DEL, C1), or one that changes the direction of text.
+fn acts(c: char) -> bool {
+    let direction =
+        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || direction
+}
+
+/// The text with `\u{1b}` for an escape character, and so on. Line feeds and tabs stay, as does a carriage return
+/// before a line feed.
+pub fn visible(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(|c| acts(c) && !matches!(c, '\n' | '\t')) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\n' | '\t' => out.push(c),
+            '\r' if chars.peek() == Some(&'\n') => out.push(c),
+            c if acts(c) => out.extend(c.escape_default()),
+            c => out.push(c),
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// A text of JSON that says the same, with `\u009b` for such a character in its strings. (What serde writes has those
+/// below U+0020 escaped already.)
+pub fn visible_json(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(|c| acts(c) && c >= '\u{7f}') {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            c if acts(c) && c >= '\u{7f}' => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    Cow::Owned(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_acts_on_is_shown_as_an_escape() {
+        assert!(matches!(visible("plain: é ∑ 😀\n\tand\r\nmore"), Cow::Borrowed(_) | Cow::Owned(_)));
+        assert_eq!(visible("plain: é ∑ 😀\n\tand\r\nmore"), "plain: é ∑ 😀\n\tand\r\nmore");
+        assert_eq!(visible("\u{1b}[31mred\u{7}"), "\\u{1b}[31mred\\u{7}");
+        assert_eq!(visible("over\rwritten"), "over\\rwritten");
+        assert_eq!(visible("\u{9b}2J \u{7f} \u{202e}txt"), "\\u{9b}2J \\u{7f} \\u{202e}txt");
+        assert!(matches!(visible("nothing to do"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn json_keeps_its_values() {
+        let value = serde_json::json!({"a": "\u{1b}[2J \u{9b}2J \u{7f} é \u{202e}"});
+        let shown = visible_json(&value.to_string()).into_owned();
+        assert!(!shown.chars().any(acts), "{shown}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+    }
+}
