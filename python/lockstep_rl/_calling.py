@@ -50,7 +50,10 @@ class RewardFunction:
         try:
             rewards = self.rewards(self.result(arguments), count)
         except Exception as error:
-            self._name_the_row(error, arguments, batch)
+            try:
+                self._name_the_row(error, arguments, batch)
+            except Exception:
+                pass  # What the function raised is what is said, whatever the search for its row runs into.
             raise
         for column, values in self.extra.items():
             if len(values) != count:
@@ -139,8 +142,9 @@ class RewardFunction:
                 self.rewards(RewardFunction.result(self, one), 1)
             except Exception as again:
                 if type(again) is type(error):
-                    row = batch["rows"][i]
-                    words += f", at row {row} of the dataset: completion {batch['completions'][i]!r:.200}"
+                    rows = batch.get("rows") or ()
+                    place = f"row {rows[i]} of the dataset" if i < len(rows) else f"completion {i} of the batch"
+                    words += f", at {place}: completion {batch['completions'][i]!r:.200}"
                     break
         note(error, words)
 

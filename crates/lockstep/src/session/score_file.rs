@@ -136,6 +136,7 @@ fn group_inputs(
         inputs.prompts.push(example.prompt.clone());
         inputs.completions.push(completion);
         inputs.ids.push(ids);
+        inputs.rows.push(example.row);
     }
     let column = |name: &String| {
         let value = |example: &Example| example.columns.get(name).cloned().unwrap_or(Value::Null);

@@ -87,6 +87,42 @@ fn the_calling_convention() {
     }
 }
 
+/// What a function raises is what is said, of a batch that says which rows it is of and of one that does not.
+#[test]
+fn the_functions_own_exception_is_named_with_and_without_rows() {
+    let Some(()) = testing::program("python3") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("r.py");
+    let functions = "def raises(completions, **kwargs):\n    raise ValueError('cannot parse ' + completions[0])\n\
+                     def none(completions, **kwargs):\n    return None\n\
+                     def short(completions, **kwargs):\n    return []\n";
+    std::fs::write(&file, functions).unwrap();
+    let completions: Vec<Content> = vec!["xyz".into(), "zyx".into()];
+    for rows in [&[][..], &[7, 8]] {
+        for (function, said) in [
+            ("raises", "it raised ValueError: cannot parse xyz"),
+            ("none", "it raised TypeError: reward `none` must give a list of numbers, but gave None"),
+            ("short", "it raised ValueError: reward `short` gave 0 scores for 2 completions"),
+        ] {
+            let mut reward = start(&file, function, json!({})).unwrap();
+            let scores = reward.score(&RewardBatch {
+                prompts: &completions,
+                completions: &completions,
+                completion_ids: &[vec![], vec![]],
+                columns: &Columns::new(),
+                rows,
+                step: 0,
+            });
+            let problem = only_problem(&scores);
+            assert!(problem.message.starts_with(said), "{problem}");
+            let place = if rows.is_empty() { "completion 0 of the batch" } else { "row 7 of the dataset" };
+            // Notes on exceptions are shown from Python 3.11 on.
+            let shown = !problem.message.contains("in reward") || problem.message.contains(place);
+            assert!(shown && !problem.message.contains("IndexError"), "{problem}");
+        }
+    }
+}
+
 const STATEFUL: &str = r#"
 import os, sys, time
 import beside

@@ -108,3 +108,22 @@ fn bad_input_is_refused_by_name() {
     let ran = score(unjudged.path(), &["--reward", "gsm8k"]);
     assert!(ran.code == Some(1) && ran.err.contains("judged no completion"), "{}", ran.err);
 }
+
+/// What a function raises is the headline, and what it quotes of a completion cannot move the terminal's cursor.
+#[test]
+fn a_functions_exception_is_said_without_escape_sequences() {
+    let Some(()) = testing::program("python3") else { return };
+    let dir = directory(&[json!({"prompt": "q", "completion": "\u{1b}]0;owned\u{7}\u{1b}[2J"})]);
+    let function = "def f(completions, **kwargs):\n    raise ValueError('cannot parse ' + completions[0])\n";
+    std::fs::write(dir.path().join("r.py"), function).unwrap();
+    let ran = score(dir.path(), &["--reward", "python:r.py:f"]);
+    assert!(ran.out.contains("it raised ValueError: cannot parse \\u{1b}]0;owned\\u{7}"), "{}", ran.out);
+    for text in [&ran.out, &ran.err] {
+        assert!(!text.chars().any(|c| c.is_control() && c != '\n') && !text.contains("IndexError"), "{text:?}");
+    }
+    // An argument that clap quotes, and a file's name.
+    for arguments in [&["--no-\u{1b}[2Jsuch"][..], &["--reward", "python:\u{1b}[2J.py:f"]] {
+        let ran = score(dir.path(), arguments);
+        assert!(ran.code == Some(2) && !ran.err.contains('\u{1b}'), "{:?}", ran.err);
+    }
+}
