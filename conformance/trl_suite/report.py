@@ -1,0 +1,161 @@
+"""What became of the tests, beside what `table.toml` says of them; and the page about it."""
+
+import collections
+import json
+import pathlib
+import re
+import tomllib
+
+# The order of the page; every kind of the table is one of these.
+KINDS = {
+    "another engine": "needs vLLM, Liger, DeepSpeed or another package that trains or generates in the engine's place",
+    "torch's internals": "looks at or patches what exists only where torch trains: autograd, data loaders, optimizers",
+    "later": "a feature that lockstep_rl refuses and may have later: tools, environments, images, mixtures of experts",
+    "TRL's own": "TRL's wording, private names, helpers or logger, which are no part of what a script uses",
+    "refused": "refused with an error that says why and what to do instead",
+}
+BY_ITS_MARK = "skipped by its own mark"
+
+
+def outcomes_of(record):
+    """The last outcome of every test, in the order of the run; of tests that were collected and never began, `missing`."""
+    outcomes = {}
+    for line in pathlib.Path(record).read_text().splitlines() if pathlib.Path(record).exists() else []:
+        entry = json.loads(line)
+        for test in entry.get("collected", []):
+            outcomes.setdefault(test, {"outcome": "missing", "reason": "it never began"})
+        if "test" in entry:
+            before = outcomes.get(entry["test"], {}).get("outcome")
+            # A failure in setup or teardown stays.
+            if before != "failed" or entry["outcome"] != "passed":
+                outcomes[entry["test"]] = entry
+    return outcomes
+
+
+class Table:
+    """`table.toml`: the tests that are excluded, and why; and what fails under TRL itself on this machine."""
+
+    def __init__(self, path, on_trl):
+        self.on_trl = json.loads(on_trl.read_text()) if on_trl.exists() else {}
+        self.entries = []
+        for entry in tomllib.loads(path.read_text()).get("excluded", []):
+            if entry["kind"] not in KINDS:
+                raise SystemExit(f"{path}: kind = {entry['kind']!r}: expected one of {', '.join(KINDS)}")
+            patterns = [re.compile(re.escape(test).replace(r"\*", ".*")) for test in entry["tests"]]
+            self.entries.append((patterns, entry["kind"], entry["reason"]))
+
+    def of(self, test):
+        """Kind and reason of an excluded test; None where it should pass."""
+        for patterns, kind, reason in self.entries:
+            if any(pattern.fullmatch(test) for pattern in patterns):
+                return kind, reason
+        return None
+
+    def unused(self, outcomes):
+        """Patterns that no test of a whole run fits."""
+        patterns = [pattern for entry in self.entries for pattern in entry[0]]
+        return [pattern.pattern for pattern in patterns if not any(pattern.fullmatch(test) for test in outcomes)]
+
+
+def judged(outcomes, table):
+    """Test → (verdict, kind, reason); the verdict is passed, excluded, failed, or `passes` of one that is excluded."""
+    result = {}
+    for test, entry in outcomes.items():
+        excluded = table.of(test)
+        if entry["outcome"] == "passed":
+            result[test] = ("passes" if excluded else "passed", *(excluded or ("", "")))
+        elif excluded:
+            result[test] = ("excluded", *excluded)
+        elif entry["outcome"] == "skipped":
+            result[test] = ("excluded", BY_ITS_MARK, entry["reason"].removeprefix("Skipped: "))
+        else:
+            result[test] = ("failed", "", entry["reason"])
+    return result
+
+
+def _file(test):
+    return test.partition("::")[0]
+
+
+def counts(verdicts):
+    """File → a counter of verdicts."""
+    files = collections.defaultdict(collections.Counter)
+    for test, (verdict, _, _) in verdicts.items():
+        files[_file(test)][verdict] += 1
+    return files
+
+
+def print_summary(outcomes, table):
+    """Prints counts, and what is not as the table says; gives how many those are."""
+    verdicts = judged(outcomes, table)
+    for file, count in counts(verdicts).items():
+        print(f"{file}: {sum(count.values())} tests, " + ", ".join(f"{n} {word}" for word, n in sorted(count.items())))
+    for test, (verdict, kind, reason) in verdicts.items():
+        if verdict == "failed":
+            print(f"FAILED {test}: {reason}")
+        elif verdict == "passes":
+            print(f"PASSES, and is excluded ({kind}): {test}")
+    return sum(verdict in ("failed", "passes") for verdict, _, _ in verdicts.values())
+
+
+def of_trl(outcomes, path, whole):
+    """Prints what fails under TRL itself, and records it after a whole run."""
+    failed = {
+        test: entry["reason"][:200] for test, entry in outcomes.items() if entry["outcome"] in ("failed", "died", "missing")
+    }
+    for test, reason in failed.items():
+        print(f"FAILED {test}: {reason}")
+    passed = sum(entry["outcome"] == "passed" for entry in outcomes.values())
+    print(f"TRL itself: {len(outcomes)} tests, {passed} passed, {len(failed)} failed")
+    if whole:
+        path.write_text(json.dumps(failed, indent=1, sort_keys=True) + "\n")
+    return 0
+
+
+def page(outcomes, table, state):
+    """docs/python/trl-suite.md."""
+    verdicts = judged(outcomes, table)
+    lines = [
+        "# TRL's own tests, on lockstep_rl",
+        "",
+        "Made by `python conformance/trl_suite/run.py --trl CHECKOUT --write`: TRL's black-box tests of its trainers "
+        f"(commit {state}) with `from trl import …` changed to `from lockstep_rl import …`, tiny models and TRL's "
+        "datasets made on the machine, and nothing else changed. *Passed* is by that change alone. *Excluded* has "
+        "a kind and a reason, below, test by test.",
+        "",
+    ]
+    kinds = [*KINDS, BY_ITS_MARK]
+    lines += [f"| file | tests | passed | failed | {' | '.join(kinds)} | fail under TRL itself |"]
+    lines += ["|---" * (len(kinds) + 5) + "|"]
+    total = collections.Counter()
+    for file, count in counts(verdicts).items():
+        of_kind = collections.Counter(kind for test, (verdict, kind, _) in verdicts.items()
+                                      if _file(test) == file and verdict == "excluded")
+        on_trl = sum(_file(test) == file for test in table.on_trl if test in verdicts)
+        cells = [sum(count.values()), count["passed"] + count["passes"], count["failed"]]
+        cells += [of_kind[kind] for kind in kinds] + [on_trl]
+        total.update(dict(enumerate(cells)))
+        lines.append(f"| `{file}` | " + " | ".join(map(str, cells)) + " |")
+    lines.append("| all | " + " | ".join(str(total[i]) for i in range(len(kinds) + 4)) + " |")
+    lines += ["", "The kinds:", ""]
+    lines += [f"- **{kind}**: {words}." for kind, words in KINDS.items()]
+    lines += [f"- **{BY_ITS_MARK}**: TRL's own condition (hardware, or a package that is not installed)."]
+    lines += ["", "\"Fail under TRL itself\": the same files, unchanged, on TRL 1.16.0 with the same models on a machine "
+              "without an accelerator; such tests are marked † below."]
+    for title, wanted in (("Failed", "failed"), ("Excluded", "excluded"), ("Passed", "passed")):
+        chosen = {test: verdict for test, verdict in verdicts.items() if verdict[0] == wanted}
+        if not chosen:
+            continue
+        lines += ["", f"## {title}", ""]
+        groups = collections.defaultdict(list)
+        for test, (_, kind, reason) in chosen.items():
+            groups[(_file(test), kind, reason)].append(test)
+        for (file, kind, reason), tests in sorted(groups.items(), key=lambda item: item[0][0]):
+            names = ", ".join(f"`{_short(test)}`" + ("†" if test in table.on_trl else "") for test in tests)
+            why = f" **{kind}**: {reason}." if kind else f" {reason}:" if reason else ""
+            lines.append(f"- `{file}`:{why.rstrip('.')}{'.' if kind else ''} {names}")
+    return "\n".join(lines) + "\n"
+
+
+def _short(test):
+    return test.partition("::")[2].replace("trl-internal-testing/", "")

@@ -1,0 +1,135 @@
+"""Runs TRL's own black-box tests on lockstep_rl, with the import changed, and says what became of each.
+
+    python conformance/trl_suite/run.py --trl CHECKOUT --tokenizer DIRECTORY [-k EXPRESSION] [FILE …]
+
+CHECKOUT is a clone of TRL (with or without a work tree) or a directory with its `tests/`, `scripts/` and
+`trl/chat_templates/`; nothing of it is part of this repository. DIRECTORY has Qwen2.5's tokenizer. This Python needs
+torch, transformers, peft, datasets, pytest, TRL of the pinned version (whose helpers the tests import) and lockstep_rl.
+
+In a copy of the tests `from trl import …` becomes `from lockstep_rl import …`; nothing else is changed. Models and
+datasets are made here (prepare.py). What each test is expected to do is in `table.toml`; the runner fails where
+one that should pass does not, or one that is listed with a reason passes all the same. `--write` makes docs/python/trl-suite.md of a whole run.
+`--package trl` runs the files as they are, on TRL itself: what fails there on this machine is marked in the page.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import report
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+FILES = ("grpo", "rloo", "sft", "dpo", "reward")
+# What is taken of the checkout.
+PARTS = ("tests", "scripts", "pyproject.toml", "trl/chat_templates")
+
+
+def take(source, ref, target):
+    """Copies the parts of TRL's checkout that are needed; gives the name of its state."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    git = ["git", "-C", str(source)] if (source / ".git").exists() else ["git", f"--git-dir={source}"]
+    if not ((source / ".git").exists() or (source / "HEAD").exists()):
+        for part in PARTS:
+            copy = shutil.copytree if (source / part).is_dir() else shutil.copy
+            (target / part).parent.mkdir(parents=True, exist_ok=True)
+            copy(source / part, target / part)
+        return source.name
+    archive = subprocess.run([*git, "archive", ref, *PARTS], check=True, stdout=subprocess.PIPE).stdout
+    subprocess.run(["tar", "x", "-C", str(target)], input=archive, check=True)
+    described = subprocess.run([*git, "rev-parse", ref], check=True, capture_output=True, text=True)
+    return described.stdout.strip()[:10]
+
+
+def rewrite(checkout, package, target):
+    """A copy of TRL's tests whose trainers are those of `package`."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(checkout / "tests", target / "tests", ignore=shutil.ignore_patterns("experimental", "distributed"))
+    for file in FILES:
+        path = target / "tests" / f"test_{file}_trainer.py"
+        text = path.read_text()
+        changed, count = re.subn(r"^(\s*)from trl import ", rf"\1from {package} import ", text, flags=re.M)
+        if count == 0:
+            sys.exit(f"{path}: no line `from trl import …`")
+        path.write_text(changed)
+    (target / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow: long\n    low_priority: seldom\n")
+
+
+def run_file(file, options, place, suite, record):
+    """Runs one file; begins again behind a test in which the process died."""
+    name = f"tests/test_{file}_trainer.py"
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_CACHE": str(place / "hub"),
+        "HF_DATASETS_CACHE": str(place / "cache"),
+        "TRL_SUITE_PLACE": str(place),
+        "TRL_SUITE_RECORD": str(record),
+        "TRL_SUITE_LIMIT_S": str(options.limit),
+        "PYTHONPATH": str(HERE),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    left_out: list[str] = []
+    while True:
+        deselect = [word for test in left_out for word in ("--deselect", f"tests/{test}")]
+        selected = ["-k", options.k] if options.k else []
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "plugin", "-q", "-x" if options.x else "--tb=short", "--no-header",
+             "-p", "no:cacheprovider", "-W", "ignore", name, *selected, *deselect],
+            cwd=suite, env=environment, stdout=None if options.verbose else subprocess.DEVNULL,
+        )
+        outcomes = report.outcomes_of(record)
+        if done.returncode in (0, 1, 5):
+            return
+        seen = [test for test in outcomes if test.startswith(f"test_{file}_")]
+        died = [test for test in seen if outcomes[test]["outcome"] == "died"]
+        if not died or set(seen) <= set(left_out):
+            sys.exit(f"pytest ended with {done.returncode} in {name}: run again with --verbose")
+        left_out = seen
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="*", choices=[[], *FILES], help=f"of {', '.join(FILES)}; all without any")
+    parser.add_argument("--trl", type=pathlib.Path, default=os.environ.get("TRL_CHECKOUT"), help="a checkout of TRL")
+    parser.add_argument("--ref", default="HEAD", help="the commit of a clone")
+    parser.add_argument("--tokenizer", type=pathlib.Path, default=ROOT.parent / "shared/models/qwen2.5-tokenizer")
+    parser.add_argument("--package", default="lockstep_rl", help="what trains: lockstep_rl, or trl itself")
+    parser.add_argument("--place", type=pathlib.Path, default=ROOT / "target" / "trl-suite", help="for what is made")
+    parser.add_argument("--limit", type=int, default=300, help="seconds that a test may take")
+    parser.add_argument("-k", help="pytest's expression: some of the tests")
+    parser.add_argument("-x", action="store_true", help="end at the first failure")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show pytest's output")
+    parser.add_argument("--write", action="store_true", help="make docs/python/trl-suite.md of this run")
+    options = parser.parse_args()
+    if options.trl is None:
+        parser.error("--trl (or TRL_CHECKOUT) is missing: a checkout of TRL")
+    if options.write and (options.k or options.files):
+        parser.error("--write needs a whole run")
+    place = options.place.resolve()
+    checkout = place / "trl"
+    state = take(options.trl.resolve(), options.ref, checkout)
+    subprocess.run([sys.executable, HERE / "prepare.py", checkout, options.tokenizer.resolve(), place], check=True)
+    suite, record = place / f"suite-{options.package}", place / f"record-{options.package}.jsonl"
+    rewrite(checkout, options.package, suite)
+    record.unlink(missing_ok=True)
+    for file in options.files or FILES:
+        run_file(file, options, place, suite, record)
+    outcomes = report.outcomes_of(record)
+    if options.package == "trl":
+        return report.of_trl(outcomes, HERE / "on_trl.json", whole=not (options.k or options.files))
+    table = report.Table(HERE / "table.toml", HERE / "on_trl.json")
+    wrong = report.print_summary(outcomes, table)
+    if options.write:
+        (ROOT / "docs" / "python" / "trl-suite.md").write_text(report.page(outcomes, table, state))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
