@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
 from typing import Any
 
-from . import _peft
+from . import _native, _peft
 
 
 class Model:
@@ -35,65 +36,98 @@ def check_path(name: str, argument: str) -> str:
     return name
 
 
-def stage(model: Any, processing_class: Any, output_dir: str) -> str:
-    """The name or directory that the engine reads: what was given, or files of it beside `output_dir`."""
+def source_of(model: Any, processing_class: Any) -> str | None:
+    """The name or directory that the engine can read as it is; none where `write_given` has to write files first."""
+    if processing_class is not None and not isinstance(processing_class, (str, os.PathLike)):
+        if not hasattr(processing_class, "save_pretrained"):
+            raise TypeError(
+                f"`processing_class` must be a tokenizer of transformers or a directory, but is "
+                f"{type(processing_class).__name__}"
+            )
     if isinstance(model, (str, os.PathLike)):
         source = check_path(os.fspath(model), "model")
-        theirs = _own_tokenizer(processing_class, source)
-        if theirs is None:
+        if processing_class is None or _is_same_place(processing_class, source):
             return source
-        target = f"{output_dir}-model"
-        shutil.rmtree(target, ignore_errors=True)
-        os.makedirs(target)
-        for name in os.listdir(source):
-            if not _is_of_tokenizer(name):
-                os.symlink(os.path.join(source, name), os.path.join(target, name))
-        theirs.save_pretrained(target)
-        return target
+        if isinstance(processing_class, (str, os.PathLike)):
+            _tokenizer_of(os.fspath(processing_class))
+        return None
     if not hasattr(model, "save_pretrained"):
         raise TypeError(f"`model` must be a directory, a Hub id or a transformers model, but is {type(model).__name__}")
-    tokenizer = processing_class
-    if tokenizer is None or isinstance(tokenizer, (str, os.PathLike)):
-        tokenizer = _tokenizer_of(os.fspath(tokenizer or name_of(model)))
-    target = f"{output_dir}-model"
-    shutil.rmtree(target, ignore_errors=True)
+    _tokenizer_for(model, processing_class)
+    return None
+
+
+def write_given(model: Any, processing_class: Any, target: str) -> None:
+    """Writes a model and its tokenizer into an empty directory; the weights of a model that is given by name are linked
+    to."""
+    if isinstance(model, (str, os.PathLike)):
+        tokenizer = _tokenizer_for(None, processing_class)
+        _save_tokenizer(tokenizer, _link(_directory_of(os.fspath(model), "model"), target))
+        return
+    tokenizer = _tokenizer_for(model, processing_class)
     if _peft.is_peft_model(model):
-        tokenizer.save_pretrained(_peft.save_base(model, target))
+        _save_tokenizer(tokenizer, _peft.save_base(model, target))
     else:
         model.save_pretrained(target)
-        tokenizer.save_pretrained(target)
-    return target
+        _save_tokenizer(tokenizer, target)
 
 
-def stage_reference(model: Any, output_dir: str) -> str:
-    """The name or directory of a reference model; a loaded one is written beside `output_dir`."""
+def check_reference(model: Any) -> Any:
+    """A reference model: the path or name of one, or a loaded one as it is."""
     if isinstance(model, (str, os.PathLike)):
         return check_path(os.fspath(model), "ref_model")
     if not hasattr(model, "save_pretrained") or _peft.is_peft_model(model):
         raise TypeError(
             f"`ref_model` must be a directory, a Hub id or a transformers model, but is {type(model).__name__}"
         )
-    target = f"{output_dir}-ref-model"
-    shutil.rmtree(target, ignore_errors=True)
-    model.save_pretrained(target)
-    return target
+    return model
 
 
-def _own_tokenizer(processing_class: Any, source: str) -> Any:
-    """A tokenizer that is not the one of the model's directory, and has to be written there."""
-    if processing_class is None or not os.path.isdir(source):
-        return None
-    name = getattr(processing_class, "name_or_path", processing_class)
-    if isinstance(name, (str, os.PathLike)) and os.path.exists(name) and os.path.samefile(name, source):
-        return None
-    if hasattr(processing_class, "save_pretrained"):
-        return processing_class
-    if isinstance(processing_class, (str, os.PathLike)):
-        return _tokenizer_of(os.fspath(processing_class))
-    raise TypeError(
-        f"`processing_class` must be a tokenizer of transformers or a directory, but is "
-        f"{type(processing_class).__name__}"
-    )
+def _is_same_place(processing_class: Any, source: str) -> bool:
+    """Whether it is the name of what the model's directory has. A tokenizer object may have been changed since."""
+    if not isinstance(processing_class, (str, os.PathLike)):
+        return False
+    name = os.fspath(processing_class)
+    return name == source or (os.path.exists(name) and os.path.exists(source) and os.path.samefile(name, source))
+
+
+def _directory_of(name: str, argument: str) -> str:
+    """The directory of a model; one of the Hub is downloaded, if need be."""
+    name = check_path(name, argument)
+    return os.path.abspath(name) if os.path.isdir(name) else _native.locate(name)
+
+
+def _link(source: str, target: str) -> str:
+    """Links to the files of a model but for its tokenizer's, and gives the directory where that belongs: below an
+    adapter the model's."""
+    for name in os.listdir(source):
+        if not _is_of_tokenizer(name) and name != "adapter_config.json":
+            os.symlink(os.path.join(source, name), os.path.join(target, name))
+    if not os.path.exists(os.path.join(source, "adapter_config.json")):
+        return target
+    with open(os.path.join(source, "adapter_config.json")) as file:
+        base = json.load(file).get("base_model_name_or_path") or ""
+    below = os.path.join(os.path.abspath(target), "base")
+    os.mkdir(below)
+    _link(_directory_of(base, "base_model_name_or_path"), below)
+    _peft.set_base(source, target, below)
+    return below
+
+
+def _save_tokenizer(tokenizer: Any, target: str) -> None:
+    tokenizer.save_pretrained(target)
+    if not os.path.exists(os.path.join(target, "tokenizer.json")):
+        raise ValueError(
+            f"`processing_class` ({type(tokenizer).__name__}) was saved without a tokenizer.json, which the engine "
+            "reads: give a fast tokenizer (AutoTokenizer.from_pretrained)"
+        )
+
+
+def _tokenizer_for(model: Any, processing_class: Any) -> Any:
+    """What writes the tokenizer: the one that was given, or that of the files that the model was loaded from."""
+    if processing_class is None or isinstance(processing_class, (str, os.PathLike)):
+        return _tokenizer_of(os.fspath(processing_class or name_of(model)))
+    return processing_class
 
 
 class _TokenizerFiles:
@@ -109,11 +143,18 @@ class _TokenizerFiles:
 
 
 def _tokenizer_of(name: str) -> Any:
-    if not os.path.isdir(name):
+    place = name
+    if name and not os.path.isdir(name):
+        try:
+            place = _native.locate(name)
+        except Exception:
+            pass  # said below
+    if not os.path.isdir(place):
         raise ValueError(
-            f"the tokenizer of the model is not at hand ({name!r} is no directory): give it as processing_class"
+            f"the tokenizer of the model is not at hand ({name!r} is no directory, and not in the Hub's cache): give "
+            "it as processing_class"
         )
-    return _TokenizerFiles(name)
+    return _TokenizerFiles(place)
 
 
 def _is_of_tokenizer(name: str) -> bool:

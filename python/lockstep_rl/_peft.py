@@ -39,12 +39,16 @@ def save_base(model: Any, target: str) -> str:
     }
     base.save_pretrained(below, state_dict=weights)
     model.save_pretrained(target)
-    path = os.path.join(target, "adapter_config.json")
-    with open(path) as file:
-        config = json.load(file)
-    with open(path, "w") as file:
-        json.dump({**config, "base_model_name_or_path": below}, file, indent=2)
+    set_base(target, target, below)
     return below
+
+
+def set_base(source: str, target: str, below: str) -> None:
+    """Writes the configuration of the adapter in `source` into `target`, with the directory `below` as its model."""
+    with open(os.path.join(source, "adapter_config.json")) as file:
+        config = json.load(file)
+    with open(os.path.join(target, "adapter_config.json"), "w") as file:
+        json.dump({**config, "base_model_name_or_path": below}, file, indent=2)
 
 
 def name_in_model(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -18,13 +19,15 @@ from ._calling import note
 from ._callbacks import CallbackList, TrainerControl, TrainerState
 from ._config import warn_once
 from ._data import json_of, rows_of
-from ._models import Model, check_path, name_of, stage, sync_weights
+from ._given import GivenFiles
+from ._models import Model, check_path, name_of, source_of, sync_weights, write_given
 from ._notebook import NotebookProgress
 from ._observer import Observer
 from ._peft import config_of, is_peft_model, lora_values
 from ._refused import REFUSED_ARGUMENTS, REFUSED_METHODS, with_gen_kwargs
 from ._reporters import reporters
 from ._rewards import RewardSet, Source
+from ._script_methods import ScriptMethods
 from ._signals import Interrupts, in_notebook
 
 
@@ -65,28 +68,10 @@ class EvalData(NamedTuple):
     sets: dict[str, RowSet] = {}
 
 
-class OneProcess:
-    """accelerate's object, as far as one process needs it."""
-
-    is_main_process = is_local_main_process = is_last_process = True
-    process_index = local_process_index = 0
-    num_processes = 1
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Prints."""
-        print(*args, **kwargs)
-
-    def wait_for_everyone(self) -> None:
-        """There is nobody else."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"accelerator has no `{name}`: one process trains, in the engine; there is no accelerate")
-
-
 _EVAL_KEYS = {"eval_dataset_name", "eval_datasets"}
 
 
-class Trainer:
+class Trainer(ScriptMethods):
     """What the trainers share: a model, data, callbacks, and one run of the engine at a time."""
 
     config_class: Any = None
@@ -133,7 +118,11 @@ class Trainer:
             peft_config = config_of(model)
         self._values.update(lora_values(peft_config, has_weights=of_adapter))
         self._values["output_dir"] = self._output_dir(model)
-        self._values["model_name_or_path"] = stage(model, processing_class, self._values["output_dir"])
+        # What the engine reads as it is; else files are written when they are read first.
+        self._source = source_of(model, processing_class)
+        self._values["model_name_or_path"] = self._source
+        self._written: Any = None
+        self._given_of: str | None = None
         self._take_data(train_dataset, eval_dataset)
         self.state = TrainerState(
             logging_steps=self._values.get("logging_steps", 10),
@@ -300,61 +289,6 @@ class Trainer:
             raise ValueError(f"save_model: the model {source} is not trained yet, and is not a directory")
         shutil.copytree(source, target, dirs_exist_ok=True)
 
-    def push_to_hub(self, commit_message: str = "End of training", **kwargs: Any) -> Any:
-        """Uploads the model with huggingface_hub, where that is installed."""
-        try:
-            import huggingface_hub
-        except ImportError:
-            raise RuntimeError("push_to_hub needs the package huggingface_hub: pip install huggingface_hub") from None
-        name = kwargs.pop("repo_id", None) or getattr(self.args, "hub_model_id", None)
-        if name is None:
-            raise ValueError("push_to_hub: give hub_model_id in the arguments, or repo_id=\"you/name\"")
-        api = huggingface_hub.HfApi(token=kwargs.pop("token", None) or getattr(self.args, "hub_token", None))
-        api.create_repo(name, exist_ok=True)
-        return api.upload_folder(repo_id=name, folder_path=self._current_model(), commit_message=commit_message)
-
-    def log_metrics(self, split: str, metrics: dict) -> None:
-        """Prints metrics, each on its line."""
-        width = max(map(len, metrics), default=0)
-        print(f"***** {split} metrics *****")
-        for name, value in sorted(metrics.items()):
-            print(f"  {name:<{width}} = {value:.4f}" if isinstance(value, float) else f"  {name:<{width}} = {value}")
-
-    def save_metrics(self, split: str, metrics: dict, combined: bool = True) -> None:
-        """Writes metrics to `SPLIT_results.json` of `output_dir`, and to those of all splits there."""
-        place = self._values["output_dir"]
-        os.makedirs(place, exist_ok=True)
-        for name, keeps in [(f"{split}_results.json", False), *([("all_results.json", True)] if combined else [])]:
-            path = os.path.join(place, name)
-            there = {}
-            if keeps and os.path.exists(path):
-                with open(path) as file:
-                    there = json.load(file)
-            with open(path, "w") as file:
-                json.dump({**there, **metrics}, file, indent=4, sort_keys=True)
-
-    def save_state(self) -> None:
-        """Writes `state` to `trainer_state.json` of `output_dir`. Checkpoints have their own."""
-        os.makedirs(self._values["output_dir"], exist_ok=True)
-        with open(os.path.join(self._values["output_dir"], "trainer_state.json"), "w") as file:
-            json.dump(dataclasses.asdict(self.state), file, indent=2, sort_keys=True, default=str)
-
-    def is_world_process_zero(self) -> bool:
-        """True: one process trains."""
-        return True
-
-    is_local_process_zero = is_world_process_zero
-
-    @property
-    def accelerator(self) -> OneProcess:
-        """What scripts ask accelerate's object for where one process trains."""
-        return OneProcess()
-
-    @property
-    def hub_model_id(self) -> str | None:
-        """The repository of `push_to_hub`."""
-        return getattr(self.args, "hub_model_id", None)
-
     def end(self) -> None:
         """Nothing is left to end: a run closes its files and reporters itself."""
 
@@ -407,7 +341,48 @@ class Trainer:
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
 
     def _current_model(self) -> str:
-        return self._result["model"] if self._result is not None else self._values["model_name_or_path"]
+        """A name or directory of the model as it is now."""
+        if self._result is not None:
+            return self._result["model"]
+        if self._source is not None:
+            return self._source
+        # Files of what is in memory, as long as nobody asks again.
+        self._written = tempfile.TemporaryDirectory(prefix="lockstep-given-")
+        write_given(self._given_model, self.processing_class, self._written.name)
+        return self._written.name
+
+    def _objects(self) -> dict[str, Any]:
+        """What is given in memory and read as files: by the engine's key, a function that writes a directory."""
+        if self._source is not None:
+            return {}
+        return {"model_name_or_path": lambda place: write_given(self._given_model, self.processing_class, place)}
+
+    @contextlib.contextmanager
+    def _files(self, resume: str | None) -> Any:
+        """The keys of what is given in memory, as directories within the run's own. They stay if it has begun."""
+        objects = self._objects()
+        if not objects:
+            yield {}
+            return
+        root = self._values["output_dir"] if resume is None else run_of(resume)
+        if resume is None:
+            _native.check_fresh(root)
+        elif self._given_of == root:
+            yield {key: self._values[key] for key in objects}
+            return
+        files = GivenFiles(root)
+        try:
+            for key, write in objects.items():
+                write(files.place(key))
+            path = files.or_earlier()
+            values = {key: os.path.join(path, key) for key in objects}
+            self._values.update(values)
+            self._given_of = root
+            yield values
+        finally:
+            files.close()
+            if not os.path.exists(os.path.join(root, "config.toml")):
+                files.remove()
 
     def _run(
         self,
@@ -417,7 +392,15 @@ class Trainer:
         only_evaluate: dict | None = None,
         eval_metrics: Any = None,
     ) -> dict:
-        values = dict(self._values if values is None else values)
+        if only_evaluate is None:
+            with self._files(resume) as given:
+                return self._driven({**self._values, **given}, resume, evaluation, None, eval_metrics)
+        return self._driven(dict(values or {}), None, evaluation, only_evaluate, eval_metrics)
+
+    def _driven(
+        self, values: dict, resume: str | None, evaluation: EvalData | None, only_evaluate: dict | None,
+        eval_metrics: Any,
+    ) -> dict:
         evaluation = self._eval if evaluation is None else evaluation
         rewards = self._rewards()
         given = []
@@ -480,6 +463,15 @@ class Trainer:
         torch = sys.modules.get("torch")
         if torch is not None and not torch.is_grad_enabled():
             warn_once("train() is called under torch.no_grad(): that has no meaning here, the engine has gradients")
+
+
+def run_of(resume: str) -> str:
+    """The directory of the run that `resume` is, or is a checkpoint of."""
+    place = os.path.realpath(resume)
+    for root in (place, os.path.dirname(place), os.path.dirname(os.path.dirname(place))):
+        if os.path.exists(os.path.join(root, "config.toml")):
+            return root
+    raise ValueError(f"`resume_from_checkpoint` = {resume}: it is neither a run nor a checkpoint of one")
 
 
 def _short_name(model: Any) -> str:

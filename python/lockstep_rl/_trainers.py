@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 from ._config import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig, SFTConfig, warn_once
 from ._calling import note
 from ._metrics import PADDING, EvalMetrics, checked
-from ._models import stage_reference
+from ._models import check_reference
 from ._rewards import RewardSet
 from ._rollouts import RolloutEngine, RolloutFunction
 from ._trainer import Trainer, TrainOutput
@@ -169,9 +170,12 @@ class DPOTrainer(OfflineTrainer):
     columns = ("chosen", "rejected")
 
     def __init__(self, model: Any = None, ref_model: Any = None, args: Any = None, *rest: Any, **kwargs: Any):
+        self._reference: Any = None
         super().__init__(model, args, *rest, **kwargs)
         if ref_model is not None and ref_model is not model:
-            self._values["ref_model"] = stage_reference(ref_model, self._values["output_dir"])
+            self._reference = check_reference(ref_model)
+            if isinstance(self._reference, str):
+                self._values["ref_model"] = self._reference
 
     @staticmethod
     def _labels_of(input_ids: Any, attention: Any, given: list) -> Any:
@@ -180,9 +184,19 @@ class DPOTrainer(OfflineTrainer):
     def _evaluation_values(self) -> dict:
         """The reference stays what training begins with; below an adapter it is there already."""
         values = super()._evaluation_values()
+        if self._reference is not None and "ref_model" not in values:  # in memory still
+            self._written_reference = tempfile.TemporaryDirectory(prefix="lockstep-given-")
+            values["ref_model"] = self._written_reference.name
+            self._reference.save_pretrained(values["ref_model"])
         if not values.get("use_peft"):
-            values.setdefault("ref_model", self._values["model_name_or_path"])
+            values.setdefault("ref_model", self._values["model_name_or_path"] or self._current_model())
         return values
+
+    def _objects(self) -> dict[str, Any]:
+        objects = super()._objects()
+        if self._reference is not None and not isinstance(self._reference, str):
+            objects["ref_model"] = self._reference.save_pretrained
+        return objects
 
 
 class RewardTrainer(OfflineTrainer):

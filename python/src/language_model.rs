@@ -10,6 +10,7 @@ use model::{PromptCompletion, Scorer};
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -36,6 +37,14 @@ pub struct LanguageModel {
     /// Ids that end a completion.
     #[pyo3(get)]
     pub eos_ids: Vec<u32>,
+}
+
+/// The directory of a model that is named: a directory, or one of the Hub, which is downloaded if need be.
+#[pyfunction]
+#[pyo3(name = "locate")]
+pub fn directory_of(py: Python<'_>, name: &str) -> PyResult<OsString> {
+    use_engine()?;
+    py.detach(|| locate(name, HubKind::Model)).map(PathBuf::into_os_string).map_err(|error| exception(&error))
 }
 
 #[pymethods]

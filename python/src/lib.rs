@@ -49,5 +49,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(end_programs, module)?)?;
     module.add_function(wrap_pyfunction!(fields::fields, module)?)?;
     module.add_function(wrap_pyfunction!(fields::check, module)?)?;
+    module.add_function(wrap_pyfunction!(language_model::directory_of, module)?)?;
+    module.add_function(wrap_pyfunction!(run::check_fresh, module)?)?;
     module.add_function(wrap_pyfunction!(run::run, module)?)
 }

@@ -14,6 +14,7 @@ use lockstep::{Flow, ResumeFrom, Rows, Run, RunDir, RunOptions, RunResult, StopR
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use telemetry::{Console, ConsoleOptions, Level};
@@ -48,6 +49,12 @@ impl StopSignal {
     fn steps_done(&self) -> u64 {
         self.steps_done.load(Ordering::Relaxed)
     }
+}
+
+/// Refuses a directory that holds a run, or anything else, in the words of [`run()`].
+#[pyfunction]
+pub fn check_fresh(output_dir: PathBuf) -> PyResult<()> {
+    RunDir::fresh(&output_dir).map(drop).map_err(|error| exception(&error))
 }
 
 /// A Python reward: its name, what is called, and whether it judges groups by themselves.

@@ -12,6 +12,7 @@
 //!     trace.json               spans of the last steps, for chrome://tracing
 //!     lockstep-0.log           the log of process 0
 //!     run.lock                 which process writes into it
+//!     given-1b2c3d4e/          what the Python package was given in memory: models, tokenizers
 //!     abandoned/               what came after a checkpoint from which an older state of the run was resumed
 //! ```
 
@@ -20,6 +21,10 @@ use crate::error::{BadInput, OrBadInput};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// What the Python package marks the directories with that it writes before a run begins: `given-…`, models and
+/// tokenizers that were given in memory.
+const GIVEN: &str = "written_by_lockstep_rl.json";
 
 /// The directory of one run, whose lock the clones share.
 #[derive(Clone, Debug)]
@@ -57,7 +62,9 @@ impl RunDir {
         let not_yet_a_run = |entry: std::io::Result<fs::DirEntry>| {
             entry.is_ok_and(|e| {
                 let name = e.file_name().to_string_lossy().into_owned();
-                name == lock::FILE || name.starts_with(".config.toml.") && name.ends_with(".partial")
+                name == lock::FILE
+                    || name.starts_with(".config.toml.") && name.ends_with(".partial")
+                    || name.starts_with("given-") && e.path().join(GIVEN).is_file()
             })
         };
         match fs::read_dir(root) {
@@ -199,6 +206,11 @@ mod tests {
         for name in [lock::FILE, ".config.toml.12.partial"] {
             fs::write(dir.path().join(name), "").unwrap();
         }
+        assert!(RunDir::is_new(dir.path()) && RunDir::fresh(dir.path()).is_ok());
+        let given = dir.path().join("given-12345678");
+        fs::create_dir(&given).unwrap();
+        assert!(!RunDir::is_new(dir.path()), "somebody's own directory of that name");
+        fs::write(given.join(GIVEN), "{}").unwrap();
         assert!(RunDir::is_new(dir.path()) && RunDir::fresh(dir.path()).is_ok());
         fs::write(dir.path().join("other.partial"), "").unwrap();
         assert!(!RunDir::is_new(dir.path()));

@@ -1,0 +1,90 @@
+"""What scripts call of a trainer before and after training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+
+class OneProcess:
+    """accelerate's object, as far as one process needs it."""
+
+    is_main_process = is_local_main_process = is_last_process = True
+    process_index = local_process_index = 0
+    num_processes = 1
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Prints."""
+        print(*args, **kwargs)
+
+    def wait_for_everyone(self) -> None:
+        """There is nobody else."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"accelerator has no `{name}`: one process trains, in the engine; there is no accelerate")
+
+
+class ScriptMethods:
+    """Methods of transformers' Trainer that have little to do with training."""
+
+    args: Any
+    state: Any
+    _values: dict
+    _current_model: Any
+
+    def push_to_hub(self, commit_message: str = "End of training", **kwargs: Any) -> Any:
+        """Uploads the model with huggingface_hub, where that is installed."""
+        try:
+            import huggingface_hub
+        except ImportError:
+            raise RuntimeError("push_to_hub needs the package huggingface_hub: pip install huggingface_hub") from None
+        name = kwargs.pop("repo_id", None) or getattr(self.args, "hub_model_id", None)
+        if name is None:
+            raise ValueError("push_to_hub: give hub_model_id in the arguments, or repo_id=\"you/name\"")
+        api = huggingface_hub.HfApi(token=kwargs.pop("token", None) or getattr(self.args, "hub_token", None))
+        api.create_repo(name, exist_ok=True)
+        return api.upload_folder(repo_id=name, folder_path=self._current_model(), commit_message=commit_message)
+
+    def log_metrics(self, split: str, metrics: dict) -> None:
+        """Prints metrics, each on its line."""
+        width = max(map(len, metrics), default=0)
+        print(f"***** {split} metrics *****")
+        for name, value in sorted(metrics.items()):
+            print(f"  {name:<{width}} = {value:.4f}" if isinstance(value, float) else f"  {name:<{width}} = {value}")
+
+    def save_metrics(self, split: str, metrics: dict, combined: bool = True) -> None:
+        """Writes metrics to `SPLIT_results.json` of `output_dir`, and to those of all splits there."""
+        place = self._values["output_dir"]
+        os.makedirs(place, exist_ok=True)
+        for name, keeps in [(f"{split}_results.json", False), *([("all_results.json", True)] if combined else [])]:
+            path = os.path.join(place, name)
+            there = {}
+            if keeps and os.path.exists(path):
+                with open(path) as file:
+                    there = json.load(file)
+            with open(path, "w") as file:
+                json.dump({**there, **metrics}, file, indent=4, sort_keys=True)
+
+    def save_state(self) -> None:
+        """Writes `state` to `trainer_state.json` of `output_dir`. Checkpoints have their own."""
+        os.makedirs(self._values["output_dir"], exist_ok=True)
+        with open(os.path.join(self._values["output_dir"], "trainer_state.json"), "w") as file:
+            json.dump(dataclasses.asdict(self.state), file, indent=2, sort_keys=True, default=str)
+
+    def is_world_process_zero(self) -> bool:
+        """True: one process trains."""
+        return True
+
+    is_local_process_zero = is_world_process_zero
+
+    @property
+    def accelerator(self) -> OneProcess:
+        """What scripts ask accelerate's object for where one process trains."""
+        return OneProcess()
+
+    @property
+    def hub_model_id(self) -> str | None:
+        """The repository of `push_to_hub`."""
+        return getattr(self.args, "hub_model_id", None)
