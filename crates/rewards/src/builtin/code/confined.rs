@@ -6,7 +6,9 @@
 //! group is made by a process that only waits. Less than namespaces: it sees that other processes and files exist
 //! (not what is in them), and shares the machine's process numbers.
 
-use landlock::{ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreatedAttr};
+use landlock::{
+    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreatedAttr, Scope,
+};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
@@ -61,6 +63,10 @@ fn files(job: &Path, tmp: Option<&Path>) -> std::result::Result<(), landlock::Ru
     Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
         .handle_access(AccessFs::from_all(abi))?
+        // Since Linux 6.12 landlock itself refuses signals to processes outside; seccomp refuses what causes them.
+        .set_compatibility(CompatLevel::BestEffort)
+        .scope(Scope::from_all(ABI::V6))?
+        .set_compatibility(CompatLevel::HardRequirement)
         .create()?
         .add_rules(landlock::path_beneath_rules(system, read))?
         .add_rules(landlock::path_beneath_rules([job], read))?
@@ -81,13 +87,23 @@ fn filter(group: i32) -> Filter {
     // To its group, itself included; of one process nobody knows whose it is.
     rules.insert(libc::SYS_kill, vec![unless(0, 0)?]);
     rules.insert(libc::SYS_prlimit64, vec![unless(0, 0)?]);
-    let namespaces = [libc::CLONE_NEWUSER, libc::CLONE_NEWPID, libc::CLONE_NEWNS, libc::CLONE_NEWNET];
-    let has = |flag: i32| {
+    let has = |flag: &i32| {
         let flag = u64::from(flag.cast_unsigned());
         condition(0, SeccompCmpOp::MaskedEq(flag), flag)
     };
-    rules.insert(libc::SYS_clone, namespaces.into_iter().map(has).collect::<std::result::Result<_, _>>()?);
+    rules.insert(libc::SYS_clone, CLONE_REFUSED.iter().map(has).collect::<std::result::Result<_, _>>()?);
+    // Each has commands that have signals sent to, or change, any process that is named: only known ones are allowed.
+    rules.insert(libc::SYS_fcntl, vec![none_of(1, FCNTL)?]);
+    rules.insert(libc::SYS_ioctl, vec![none_of(1, IOCTL)?]);
+    rules.insert(libc::SYS_prctl, vec![none_of(0, PRCTL)?]);
     compiled(rules, libc::EPERM)
+}
+
+/// What an argument is none of. The kernel, too, looks at the lower 32 bits of these arguments alone.
+fn none_of(argument: u8, values: &[u64]) -> std::result::Result<SeccompRule, String> {
+    let isnt = |&value| SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, value);
+    let conditions: std::result::Result<Vec<_>, _> = values.iter().map(isnt).collect();
+    SeccompRule::new(conditions.map_err(|e| e.to_string())?).map_err(|e| e.to_string())
 }
 
 /// A call whose flags cannot be looked at does not exist: callers fall back to the older one.
@@ -106,6 +122,63 @@ fn compiled(rules: BTreeMap<i64, Vec<SeccompRule>>, error: i32) -> Filter {
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).map_err(|e| e.to_string())?;
     filter.try_into().map_err(|e: seccompiler::BackendError| e.to_string())
 }
+
+/// Namespaces, and a sibling in the place of a child, whose parent would be this process.
+const CLONE_REFUSED: &[i32] = &[
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWNET,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWUTS,
+    libc::CLONE_NEWCGROUP,
+    libc::CLONE_PARENT,
+];
+
+/// Descriptors, their flags and locks, pipes' sizes, seals. Not F_SETOWN, F_SETOWN_EX and F_SETSIG, by which any
+/// process gets any signal, nor leases and notifications.
+const FCNTL: &[u64] = &[
+    libc::F_DUPFD as u64,
+    libc::F_GETFD as u64,
+    libc::F_SETFD as u64,
+    libc::F_GETFL as u64,
+    libc::F_SETFL as u64,
+    libc::F_GETLK as u64,
+    libc::F_SETLK as u64,
+    libc::F_SETLKW as u64,
+    libc::F_GETOWN as u64,
+    libc::F_OFD_GETLK as u64,
+    libc::F_OFD_SETLK as u64,
+    libc::F_OFD_SETLKW as u64,
+    libc::F_DUPFD_CLOEXEC as u64,
+    libc::F_SETPIPE_SZ as u64,
+    libc::F_GETPIPE_SZ as u64,
+    libc::F_ADD_SEALS as u64,
+    libc::F_GET_SEALS as u64,
+];
+
+/// Whether a stream is a terminal, what can be read from it, whether it blocks, and closing on exec. Not FIOSETOWN,
+/// SIOCSPGRP, TIOCSPGRP (signals), TIOCSTI (typing for the user) and FIOASYNC.
+const IOCTL: &[u64] = &[libc::TCGETS, libc::TIOCGWINSZ, libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX];
+
+/// What concerns the caller alone and can be no way to hide from who counts its memory. Not PR_SCHED_CORE.
+const PRCTL: &[u64] = &[
+    libc::PR_SET_PDEATHSIG as u64,
+    libc::PR_GET_PDEATHSIG as u64,
+    libc::PR_GET_DUMPABLE as u64,
+    libc::PR_SET_NAME as u64,
+    libc::PR_GET_NAME as u64,
+    libc::PR_GET_SECCOMP as u64,
+    libc::PR_CAPBSET_READ as u64,
+    libc::PR_SET_TIMERSLACK as u64,
+    libc::PR_GET_TIMERSLACK as u64,
+    libc::PR_SET_NO_NEW_PRIVS as u64,
+    libc::PR_GET_NO_NEW_PRIVS as u64,
+    libc::PR_SET_THP_DISABLE as u64,
+    libc::PR_GET_THP_DISABLE as u64,
+    // PR_SET_VMA: names of memory.
+    0x5356_4d41,
+];
 
 /// `fchmodat2`, `setxattrat` and `removexattrat`, the same number on every architecture.
 const NEWER: [i64; 3] = [452, 463, 466];

@@ -5,6 +5,8 @@ use crate::{Columns, Content};
 use serde_json::json;
 use std::time::Instant;
 
+pub(super) mod escapes;
+
 /// Whether programs are installed under /usr; where one is missing the test is skipped, which is said. With CI=true
 /// that is a failure, but for what CI does not install, and if `SANDBOX_TESTS=skip` (from `.ci/run`): nothing can be
 /// isolated.

@@ -18,12 +18,17 @@ fn spread(mut times: Vec<f64>) -> String {
 #[test]
 #[ignore = "a measurement"]
 fn overhead_and_throughput() {
-    if !installed(&["bwrap", "python3", "ocamlc"]) {
-        return;
+    if installed(&["bwrap", "python3", "ocamlc"]) {
+        for isolation in super::tests::escapes::isolations() {
+            overhead_and_throughput_in(isolation);
+        }
     }
+}
+
+fn overhead_and_throughput_in(isolation: &str) {
     for (language, source) in [("python", "print(2 * int(input()))"), ("ocaml", "let () = print_int (2 * read_int ())")]
     {
-        let reward = code(json!({"language": language}));
+        let reward = code(json!({"language": language, "isolation": isolation}));
         let prepared = reward.prepare(source).unwrap();
         let Prepared::Ready(directory) = &prepared else { panic!() };
         let tests = [StreamTest { input: "4\n".into(), output: "8\n".into() }];
@@ -49,29 +54,34 @@ fn overhead_and_throughput() {
             }
         }
         let more = bare.iter().zip(&isolated).map(|(bare, isolated)| isolated - bare).collect();
-        println!("{language}, bare: {}", spread(bare));
-        println!("{language}, isolated: {}", spread(isolated));
-        println!("{language}, isolated less bare, of neighbours: {}", spread(more));
+        println!("{isolation}: {language}, bare: {}", spread(bare));
+        println!("{isolation}: {language}, isolated: {}", spread(isolated));
+        println!("{isolation}: {language}, isolated less bare, of neighbours: {}", spread(more));
     }
     let streams = json!({"tests": doubled()});
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
     for (what, options, source, row) in [
-        ("Python, two tests of streams", json!({"language": "python"}), "print(2 * int(input())) # ", streams.clone()),
+        (
+            "Python, two tests of streams",
+            json!({"language": "python", "isolation": isolation}),
+            "print(2 * int(input())) # ",
+            streams.clone(),
+        ),
         (
             "Python, three assertions",
-            json!({"language": "python"}),
+            json!({"language": "python", "isolation": isolation}),
             "def f(x): return 2 * x # ",
             json!({"tests": ["assert f(1) == 2", "assert f(2) == 4", "assert f(3) == 6"]}),
         ),
         (
             "OCaml, compiled, two tests of streams",
-            json!({"language": "ocaml"}),
+            json!({"language": "ocaml", "isolation": isolation}),
             "let () = print_int (2 * read_int ()) let _ = ",
             streams,
         ),
         (
             "OCaml, compiled, three assertions",
-            json!({"language": "ocaml", "staged": true}),
+            json!({"language": "ocaml", "staged": true, "isolation": isolation}),
             "let f x = 2 * x let _ = ",
             json!({"tests": ["assert (f 1 = 2)", "assert (f 2 = 4)", "assert (f 3 = 6)"]}),
         ),
@@ -83,6 +93,6 @@ fn overhead_and_throughput() {
         let (scores, failures) = scored(options, &rows);
         let rate = PROGRAMS as f64 / start.elapsed().as_secs_f64();
         assert!(scores.values.iter().all(|value| *value == Some(1.0)), "{failures:?}");
-        println!("{what}: {rate:.1} programs per second with {workers} workers");
+        println!("{isolation}: {what}: {rate:.1} programs per second with {workers} workers");
     }
 }

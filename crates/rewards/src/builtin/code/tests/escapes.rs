@@ -1,0 +1,135 @@
+//! What a program could do to processes outside, and learn of them: in each isolation that is there.
+
+use super::*;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+/// The isolations that work here.
+pub(in super::super) fn isolations() -> Vec<&'static str> {
+    let mut names = Vec::new();
+    if installed(&["bwrap"]) {
+        names.push("bubblewrap");
+    }
+    if confines() {
+        names.push("landlock");
+    }
+    names
+}
+
+/// A sleeping process of the user whom programs run as.
+struct Victim(Child);
+
+impl Victim {
+    fn new() -> Victim {
+        let mut sleep = Command::new("/usr/bin/sleep");
+        sleep.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
+        if rustix::process::geteuid().is_root() {
+            sleep.uid(65534).gid(65534);
+        }
+        Victim(sleep.spawn().unwrap())
+    }
+
+    fn is_alive(&mut self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
+        let state = stat.rsplit(") ").next().unwrap().chars().next();
+        self.0.try_wait().unwrap().is_none() && state == Some('S')
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Every way that Linux has to cause a signal, or another effect, in a process that is not the program's own.
+const SIGNALS: &str = r#"
+import ctypes, fcntl, os, socket, struct, sys, time
+victim = int(input())
+libc = ctypes.CDLL(None, use_errno=True)
+bad = []
+
+def refused(name, call):
+    """Adds the name of what is not refused."""
+    ctypes.set_errno(0)
+    try:
+        result = call()
+    except OSError:
+        return
+    if not (isinstance(result, int) and result == -1):
+        bad.append(name)
+
+def syscall(number, *arguments):
+    return libc.syscall(ctypes.c_long(number), *[ctypes.c_long(a) if isinstance(a, int) else a for a in arguments])
+
+def fcntls(high, fd):
+    owner = ctypes.create_string_buffer(struct.pack("ii", 1, victim))
+    refused(f"F_SETOWN {high}", lambda: syscall(72, fd, high | 8, victim))
+    refused(f"F_SETSIG {high}", lambda: syscall(72, fd, high | 10, 9))
+    refused(f"F_SETOWN_EX {high}", lambda: syscall(72, fd, high | 15, owner))
+    refused(f"F_SETLEASE {high}", lambda: syscall(72, fd, high | 1024, 0))
+    refused(f"F_NOTIFY {high}", lambda: syscall(72, fd, high | 1026, 0x80000002))
+
+def ioctls(high, fd):
+    process = ctypes.create_string_buffer(struct.pack("i", victim))
+    for name, request in [("FIOSETOWN", 0x8901), ("SIOCSPGRP", 0x8902), ("TIOCSPGRP", 0x5410), ("TIOCSTI", 0x5412),
+                          ("TIOCSCTTY", 0x540E), ("FIOASYNC", 0x5452)]:
+        refused(f"{name} {high}", lambda: syscall(16, fd, high | request, process))
+
+def fire(r, w):
+    """What a program would do next."""
+    try:
+        fcntl.fcntl(r, fcntl.F_SETFL, fcntl.fcntl(r, fcntl.F_GETFL) | os.O_ASYNC)
+    except OSError:
+        pass
+    os.write(w, b"x")
+
+r, w = os.pipe()
+a, b = socket.socketpair()
+for high in (0, 1 << 32, 0x7FFFFFFF << 32):
+    for fd in (r, a.fileno()):
+        fcntls(high, fd)
+        ioctls(high, fd)
+fire(r, w)
+fire(a.fileno(), b.fileno())
+info = ctypes.create_string_buffer(128)
+parameters = ctypes.create_string_buffer(64)
+for name, call in [
+    ("kill", (62, victim, 9)), ("kill a group", (62, -victim, 9)), ("kill all", (62, -1, 19)), ("tkill", (200, victim, 9)),
+    ("tgkill", (234, victim, victim, 9)), ("rt_sigqueueinfo", (129, victim, 9, info)),
+    ("rt_tgsigqueueinfo", (297, victim, victim, 9, info)), ("pidfd_open", (434, victim, 0)),
+    ("pidfd_send_signal", (424, r, 9, None, 0)), ("pidfd_getfd", (438, r, 0, 0)), ("process_mrelease", (448, r, 0)),
+    ("process_madvise", (440, r, 0, 0, 0, 0)), ("ptrace", (101, 16, victim, 0, 0)), ("ptrace seize", (101, 0x4206, victim, 0, 0)),
+    ("process_vm_readv", (310, victim, 0, 0, 0, 0, 0)), ("process_vm_writev", (311, victim, 0, 0, 0, 0, 0)),
+    ("kcmp", (312, os.getpid(), victim, 0, 0, 0)), ("prlimit", (302, victim, 0, None, parameters)),
+    ("setpriority", (141, 0, victim, 19)), ("ioprio_set", (251, 1, victim, 0)), ("setpgid", (109, 0, victim)),
+    ("setsid", (112,)), ("sched_setaffinity", (203, victim, 8, parameters)), ("sched_setscheduler", (144, victim, 5, parameters)),
+    ("sched_setparam", (142, victim, parameters)), ("sched_setattr", (314, victim, parameters, 0)),
+    ("migrate_pages", (256, victim, 0, None, None)), ("move_pages", (279, victim, 0, None, None, None, 0)),
+    ("perf_event_open", (298, parameters, victim, -1, -1, 0)), ("userfaultfd", (323, 1)), ("io_uring_setup", (425, 1, info)),
+    ("bpf", (321, 0, info, 128)), ("keyctl", (250, 0, -3, 1)), ("add_key", (248, b"user", b"x", b"y", 1, -3)),
+    ("PR_SCHED_CORE", (157, 62, 2, victim, 0, 0)), ("PR_SET_DUMPABLE", (157, 4, 0, 0, 0, 0)), ("unshare", (272, 0x10000000)),
+    ("netlink", (41, 16, 3, 0)), ("vsock", (41, 40, 1, 0)), ("packet", (41, 17, 3, 0)), ("kernel crypto", (41, 38, 5, 0)),
+    ("a sibling", (56, 0x8000 | 17, 0, 0, 0, 0)),
+]:
+    refused(name, lambda: syscall(*call))
+time.sleep(0.2)
+if bad:
+    sys.exit(f"not refused: {bad}")
+print("refused")
+"#;
+
+/// Under landlock, the process that starts programs and those beside it get no signal.
+#[test]
+fn no_way_to_signal_a_process_outside_is_left() {
+    if !confines() || !installed(&["python3"]) || cfg!(not(target_arch = "x86_64")) {
+        return;
+    }
+    let mut victim = Victim::new();
+    let tests = json!([{"input": victim.0.id().to_string(), "output": "refused"}]);
+    let options = json!({"language": "python", "isolation": "landlock"});
+    let (scores, failures) = score(options, &[SIGNALS], &tests);
+    assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
+    assert!(victim.is_alive());
+}
