@@ -102,7 +102,7 @@ impl Isolation {
 impl Sandbox {
     /// Not checked.
     pub fn with(bwrap: &str, isolation: Isolation) -> Sandbox {
-        Sandbox { isolation, bwrap: bwrap.to_owned(), stop: Arc::default() }
+        Sandbox { isolation, bwrap: found(bwrap), stop: Arc::default() }
     }
 
     /// The best isolation that can be had with this `bwrap`, or the one that is asked for, in which each of
@@ -271,6 +271,8 @@ impl Sandbox {
     /// Bubblewrap's command line.
     fn isolated(&self, job: &Path, words: &[String], limits: Limits) -> Command {
         let mut command = Command::new(&self.bwrap);
+        // Process 1 in there is bubblewrap, whose environment programs can read: `--clearenv` empties theirs alone.
+        command.env_clear();
         command.args(["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]);
         command.args(["--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv"]);
         for (name, value) in [("PATH", PATH), ("HOME", "/tmp"), ("TMPDIR", "/tmp"), ("LANG", "C.UTF-8")] {
@@ -308,6 +310,19 @@ impl Sandbox {
     }
 }
 
+/// Where a program is, by our PATH, which it is not given; its name if it is nowhere.
+fn found(program: &str) -> String {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let mut places = std::env::split_paths(&paths).map(|directory| directory.join(program));
+    match places
+        .find(|place| !program.contains('/') && place.is_file())
+        .map(|place| place.into_os_string().into_string())
+    {
+        Some(Ok(place)) => place,
+        _ => program.to_owned(),
+    }
+}
+
 /// What util-linux's `prlimit` bounds, but for processes.
 fn prlimits(limits: Limits) -> [String; 5] {
     let (disk, memory, cpu) = (limits.disk_mb << 20, limits.memory_mb << 20, limits.wall.as_secs() + 1);
@@ -328,6 +343,8 @@ fn plain_command(job: &Path, tmp: &Path, words: &[String], limits: Limits) -> Co
     };
     command.args(words.iter().map(real)).current_dir(tmp).env_clear();
     command.envs([("PATH", PATH), ("LANG", "C.UTF-8")]).env("HOME", tmp).env("TMPDIR", tmp);
+    // Node ends where there is one that it may not read.
+    command.env("OPENSSL_CONF", "/dev/null");
     command
 }
 

@@ -16,6 +16,15 @@ pub(in super::super) fn isolations() -> Vec<&'static str> {
     names
 }
 
+/// Runs this very test once more, with a variable in its environment: one's own cannot be changed safely.
+fn again_with(test: &str, variable: &str, value: &str) {
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    again.args(["--exact", &format!("builtin::code::tests::escapes::{test}"), "--nocapture"]);
+    let output = again.env(variable, value).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
 /// A sleeping process of the user whom programs run as.
 struct Victim(Child);
 
@@ -132,4 +141,93 @@ fn no_way_to_signal_a_process_outside_is_left() {
     let (scores, failures) = score(options, &[SIGNALS], &tests);
     assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
     assert!(victim.is_alive());
+}
+
+/// Programs that look for a variable of ours in all of /proc: it begins with PLANTED_, which they do not contain.
+const LOOKS: [(&str, &str, &str); 3] = [
+    (
+        "python",
+        "python3",
+        r#"
+import os, re
+name = b"PLANTED" + b"_" + b"SECRET="
+found = set()
+for place, directories, files in os.walk("/proc"):
+    directories[:] = [d for d in directories if d not in ("sys", "fd", "map_files", "root", "cwd", "net")]
+    for file in files:
+        if file not in ("kmsg", "pagemap", "kcore", "mem", "clear_refs"):
+            try:
+                fd = os.open(place + "/" + file, os.O_RDONLY | os.O_NONBLOCK)
+                if name in os.read(fd, 1 << 20):
+                    found.add(place + "/" + file)
+                os.close(fd)
+            except OSError:
+                pass
+# And in the memory of others.
+try:
+    processes = [p for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid()]
+except OSError:
+    processes = []
+for process in processes:
+    try:
+        memory = open(f"/proc/{process}/mem", "rb", 0)
+        for line in open(f"/proc/{process}/maps"):
+            a, b, mode = re.match("([0-9a-f]+)-([0-9a-f]+) (.)", line).groups()
+            if mode == "r" and int(b, 16) - int(a, 16) < 1 << 24:
+                memory.seek(int(a, 16))
+                if name in memory.read(int(b, 16) - int(a, 16)):
+                    found.add(f"memory of {process}: {line}")
+    except (OSError, OverflowError, ValueError):
+        pass
+if found:
+    sys.exit(f"found: {sorted(found)}")
+print("nothing")
+"#,
+    ),
+    (
+        "javascript",
+        "node",
+        r#"
+const fs = require("fs");
+let found = [];
+for (let process = 1; process < 5000; process++)
+    for (const file of ["environ", "cmdline", "task/" + process + "/environ"])
+        try {
+            const text = fs.readFileSync("/proc/" + process + "/" + file, "latin1");
+            if (text.includes("PLANTED" + "_" + "SECRET=")) found.push(process + "/" + file);
+        } catch (e) {}
+if (found.length) { console.error(found.join()); process.exit(1); }
+console.log("nothing");
+"#,
+    ),
+    (
+        "shell",
+        "sh",
+        r#"
+name=PLANTED; name=${name}_SECRET=
+for file in /proc/[0-9]*/environ /proc/[0-9]*/cmdline /proc/[0-9]*/task/*/environ /proc/self/environ /proc/1/environ; do
+    if tr '\000' '\n' 2>/dev/null <"$file" | grep -q "$name"; then echo "$file"; exit 1; fi
+done 2>/dev/null
+env | grep "$name" || echo nothing
+"#,
+    ),
+];
+
+/// The environment has tokens: of services, of the hub.
+#[test]
+fn no_process_in_a_sandbox_shows_our_environment() {
+    if std::env::var_os("PLANTED_SECRET").is_none() {
+        return again_with("no_process_in_a_sandbox_shows_our_environment", "PLANTED_SECRET", "1f0c");
+    }
+    let tests = json!([{"input": "", "output": "nothing"}]);
+    for isolation in isolations() {
+        for (language, program, source) in LOOKS {
+            if !installed(&[program]) {
+                continue;
+            }
+            let options = json!({"language": language, "isolation": isolation, "timeout_s": 30.0});
+            let (scores, failures) = score(options, &[source], &tests);
+            assert_eq!(scores.values, [Some(1.0)], "{language}, {isolation}: {failures:?}");
+        }
+    }
 }
