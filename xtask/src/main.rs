@@ -42,6 +42,7 @@ mod layers;
 mod miri;
 mod mutants;
 mod nightly;
+mod provenance;
 mod size;
 mod vectors;
 

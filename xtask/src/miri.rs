@@ -1,4 +1,4 @@
-//! Undefined behaviour in kernels. Not among the checks that CI runs: Miri is a component of nightly, and takes minutes.
+//! Undefined behaviour in kernels. CI does not run this: Miri is a component of nightly, and takes minutes.
 
 use std::process::Command;
 

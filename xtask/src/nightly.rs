@@ -1,9 +1,9 @@
 //! `cargo xtask nightly [NAME]…`: the checks that take too long for CI, one after another. What came of each is written
 //! to a committed table, as soon as it is known.
 
+use crate::provenance::{commit, date, machine};
 use std::collections::BTreeMap;
 use std::fs;
-use std::process::Command;
 use std::time::Instant;
 
 /// The committed table: the last result of each check.
@@ -81,29 +81,6 @@ fn with_row(table: &str, name: &str, row: &str) -> String {
     let mut rows: BTreeMap<&str, &str> = rows.filter(|(name, _)| *name != "check").collect();
     rows.insert(name, row);
     rows.iter().fold(HEAD.to_owned(), |table, (name, row)| format!("{table}| {name} | {row} |\n"))
-}
-
-fn date() -> String {
-    output("date", &["-u", "+%F"])
-}
-
-/// The commit, and whether something is not committed.
-fn commit() -> String {
-    let changed = !output("git", &["status", "--porcelain", "--untracked-files=no"]).is_empty();
-    let commit = output("git", &["rev-parse", "--short", "HEAD"]);
-    if changed { format!("{commit} and changes") } else { commit }
-}
-
-fn machine() -> String {
-    let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let named = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    let name = named.map_or(std::env::consts::ARCH, |(_, name)| name);
-    format!("{} cores, {name}", std::thread::available_parallelism().map_or(0, usize::from))
-}
-
-fn output(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output();
-    output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -1,160 +1,281 @@
 //! `cargo xtask mutants`: which planted changes of the source the tests notice.
 //!
-//! The lists under `xtask/mutants` name changes of single expressions. All of them go into one copy of the tree, each
-//! behind a switch (the variable `MUTANT` with its number), so that one build serves them all; the source itself never
-//! has one. A test is run against a mutant only if it evaluates the changed expression, which is found out first, by
-//! running every test by itself without any change. The word `quick` leaves slow tests out.
+//! The lists under `xtask/mutants` name changes of single expressions; `random` draws some. All of them go into one copy
+//! of the tree, each behind a switch (the variable `MUTANT` with its number), so that one build serves them all; the
+//! source itself never has one. A test is run against a mutant only if it evaluates the changed expression, which is
+//! found out first, by running the test by itself without any change.
 
+mod build;
 mod list;
+mod operators;
+mod random;
 mod suite;
 
 use list::Mutant;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Mutex;
-use suite::{Outcome, Suite};
+use std::time::{Duration, Instant};
+use suite::{Limits, Outcome, STAGES, Suite};
 
+const USAGE: &str = "cargo xtask mutants [quick] [LIST|NUMBER]…              of the lists under xtask/mutants
+cargo xtask mutants --list FILE [NUMBER]…               of another list
+cargo xtask mutants random --seed S --count N [--crate C]
+with --target DIR (or CARGO_TARGET_DIR) for the build, --seconds N: the tests of other crates that are left after that
+are not asked";
 /// Under the repository: the lists, and what came of them.
 const LISTS: &str = "xtask/mutants";
-/// The copy of the tree, its build, and what tests reach.
+/// Planted trees, and what is known of their tests.
 const WORK: &str = "target/mutants";
-/// Goes to the end of a crate that has mutants.
-const SWITCH: &str = r#"
-#[allow(missing_docs, clippy::all)]
-pub(crate) fn mutant(id: usize) -> bool {
-    use std::io::Write as _;
-    use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicBool, Ordering};
-    static ON: OnceLock<usize> = OnceLock::new();
-    static REACHED: [AtomicBool; 1000] = [const { AtomicBool::new(false) }; 1000];
-    if !REACHED[id].load(Ordering::Relaxed) && !REACHED[id].swap(true, Ordering::Relaxed) {
-        if let Some(file) = std::env::var_os("MUTANTS_REACHED") {
-            let file = std::fs::OpenOptions::new().append(true).create(true).open(file);
-            file.and_then(|mut file| file.write_all(format!("{id}\n").as_bytes())).expect("MUTANTS_REACHED");
-        }
-    }
-    *ON.get_or_init(|| std::env::var("MUTANT").ok().and_then(|id| id.parse().ok()).unwrap_or(0)) == id
-}
-"#;
+/// What does not compile is drawn again: so many more than asked for, in percent.
+const SPARE: usize = 40;
 
-/// A list of mutants.
+/// A list of mutants, and the file that says what came of them.
 struct Shard {
     name: String,
     mutants: Vec<Mutant>,
+    results: PathBuf,
+    /// What the file begins with; each row then has its mutant's place as well.
+    head: Option<String>,
 }
 
-/// Runs the mutants that `words` name, by number or by list; all without any.
+#[derive(Default)]
+struct Options {
+    words: Vec<String>,
+    values: BTreeMap<&'static str, String>,
+}
+
+impl Options {
+    fn parse(words: &[&str]) -> Result<Options, String> {
+        let mut options = Options::default();
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            match ["seed", "count", "crate", "target", "seconds", "list"]
+                .iter()
+                .find(|n| word.strip_prefix("--") == Some(n))
+            {
+                Some(name) => {
+                    let value = words.next().ok_or(format!("{word} needs a value\n{USAGE}"))?;
+                    options.values.insert(name, (*value).to_owned());
+                }
+                None if word.starts_with('-') => return Err(format!("no option {word}\n{USAGE}")),
+                None => options.words.push((*word).to_owned()),
+            }
+        }
+        Ok(options)
+    }
+
+    fn number(&self, name: &str) -> Result<Option<u64>, String> {
+        let value =
+            self.values.get(name).map(|value| value.parse().map_err(|_| format!("--{name} {value}: no number")));
+        value.transpose()
+    }
+
+    fn limits(&self) -> Result<Limits, String> {
+        let time = self.number("seconds")?.map(Duration::from_secs);
+        Ok(Limits { quick: self.words.iter().any(|word| word == "quick"), time })
+    }
+
+    /// Where trees are built.
+    fn target(&self) -> Result<PathBuf, String> {
+        let named = self.values.get("target").map(PathBuf::from);
+        let target = named.or(std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from));
+        std::path::absolute(target.unwrap_or(Path::new(WORK).join("target"))).map_err(|e| e.to_string())
+    }
+}
+
+/// Runs the mutants that `words` name, by number or by list, or draws some; all of the lists without any.
 pub fn run(words: &[&str]) -> Result<(), String> {
-    let shards = read()?;
-    let quick = words.contains(&"quick");
-    let words: Vec<&str> = words.iter().copied().filter(|word| *word != "quick").collect();
+    let options = Options::parse(words)?;
+    if options.words.first().is_some_and(|word| word == "random") {
+        return drawn(&options);
+    }
+    let shards = match options.values.get("list") {
+        Some(file) => vec![read(Path::new(file))?],
+        None => lists()?,
+    };
+    let label = options.values.get("list").map_or("lists", |_| &shards[0].name);
+    let words: Vec<&str> = options.words.iter().map(String::as_str).filter(|word| *word != "quick").collect();
     let numbers: Vec<usize> = words.iter().filter_map(|word| word.parse().ok()).collect();
     if let Some(word) = words.iter().find(|w| w.parse::<usize>().is_err() && shards.iter().all(|s| s.name != **w)) {
-        return Err(format!("{word} is no list under {LISTS}, and no number"));
+        return Err(format!("{word} is no list under {LISTS}, and no number\n{USAGE}"));
     }
-    let work = std::env::current_dir().map_err(|e| e.to_string())?.join(WORK);
-    let crates = plant(&shards, &work.join("tree"))?;
-    let mut suite = Suite::build(&work, &crates)?;
-    let chosen =
-        |shard: &Shard, m: &Mutant| words.is_empty() || words.contains(&shard.name.as_str()) || numbers.contains(&m.id);
-    let mutants: Vec<(&Shard, &Mutant)> = shards
-        .iter()
-        .flat_map(|shard| shard.mutants.iter().map(move |m| (shard, m)))
-        .filter(|(shard, m)| chosen(shard, m))
-        .collect();
-    suite.look_at(&mutants.iter().map(|(_, mutant)| *mutant).collect::<Vec<_>>())?;
-    let file = Mutex::new(());
-    suite::in_parallel(&mutants, |(shard, mutant)| {
-        let path = Path::new(LISTS).join(format!("{}.results", shard.name));
-        let before = known_results(&path).remove(&mutant.id).unwrap_or_default();
-        let outcome = match &mutant.equivalent {
-            Some(_) => "equivalent".to_owned(),
-            None => said(suite.outcome(mutant, before.trim_start_matches("killed by "), quick)?),
-        };
-        println!("{} {outcome}  ({})", mutant.id, mutant.what);
-        let _one = file.lock().map_err(|e| e.to_string())?;
-        let mut known = known_results(&path);
-        known.retain(|id, _| shard.mutants.iter().any(|m| m.id == *id));
-        known.insert(mutant.id, outcome);
-        let text: String = known.iter().map(|(id, outcome)| format!("{id} {outcome}\n")).collect();
-        fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))
-    })?;
-    summarize(&shards);
+    let work = work(label)?;
+    let all: Vec<Mutant> = shards.iter().flat_map(|shard| shard.mutants.clone()).collect();
+    let (binaries, broken) = build::Tree::read(work.join("tree"), options.target()?)?.build(&all)?;
+    if let Some((id, why)) = broken.first_key_value() {
+        return Err(format!("mutant {id} does not compile: {why}"));
+    }
+    let suite = Suite::new(binaries, work.join("reach.json"))?;
+    for shard in shards.iter().filter(|s| numbers.is_empty() || s.mutants.iter().any(|m| numbers.contains(&m.id))) {
+        if words.is_empty() || words.contains(&shard.name.as_str()) || !numbers.is_empty() {
+            let is_chosen = |m: &Mutant| words.contains(&shard.name.as_str()) || numbers.contains(&m.id);
+            ask(&suite, shard, options.limits()?, |m| words.is_empty() || is_chosen(m))?;
+        }
+    }
+    shards.iter().for_each(summarize);
     Ok(())
 }
 
-fn said(outcome: Outcome) -> String {
-    match outcome {
-        Outcome::Killed(by) => format!("killed by {by}"),
-        Outcome::Survived(0, 0) => "reached by no test".to_owned(),
-        Outcome::Survived(tests, 0) => format!("survived {tests} tests"),
-        Outcome::Survived(tests, slow) => format!("survived {tests} tests, {slow} slow ones not asked"),
-    }
+/// Draws mutants and tries them. A draw that is there already, under `target/mutants`, is gone on with.
+fn drawn(options: &Options) -> Result<(), String> {
+    let (Some(seed), Some(count), 1) = (options.number("seed")?, options.number("count")?, options.words.len()) else {
+        return Err(USAGE.to_owned());
+    };
+    let count = usize::try_from(count).map_err(|e| e.to_string())?;
+    let only = options.values.get("crate");
+    let name = format!("random-{seed}{}", only.map_or(String::new(), |name| format!("-{name}")));
+    let work = work(&name)?;
+    let (list, head) = (work.join("drawn.txt"), work.join("head"));
+    let binaries = match fs::read_to_string(&list) {
+        Ok(text) => {
+            println!("{} is there already", list.display());
+            let built = build::compile(&list::parse(&text)?, &work.join("tree"), &options.target()?)?;
+            built.map_err(|_| "the planted tree does not build".to_owned())?
+        }
+        Err(_) => {
+            let drawn = random::draw(seed, count + count * SPARE / 100 + 5, only.map(String::as_str))?;
+            let (binaries, broken) = build::Tree::read(work.join("tree"), options.target()?)?.build(&drawn)?;
+            broken.iter().for_each(|(id, why)| println!("{id} does not compile: {why}"));
+            let kept: Vec<Mutant> = drawn.into_iter().filter(|m| !broken.contains_key(&m.id)).take(count).collect();
+            let last = kept.last().map_or(0, |mutant| mutant.id);
+            let tried = broken.range(..last).count();
+            let text = format!(
+                "# `cargo xtask mutants random --seed {seed} --count {count}` of {}\n\
+                 # {} mutants; {tried} more that were drawn do not compile\n",
+                crate::provenance::commit(),
+                kept.len()
+            );
+            fs::write(&head, text).and_then(|()| fs::write(&list, list::write(&kept))).map_err(|e| e.to_string())?;
+            binaries
+        }
+    };
+    let shard = Shard {
+        mutants: list::parse(&fs::read_to_string(&list).map_err(|e| e.to_string())?)?,
+        results: Path::new(LISTS).join(format!("{name}.results")),
+        head: Some(fs::read_to_string(&head).map_err(|e| e.to_string())?),
+        name,
+    };
+    let suite = Suite::new(binaries, work.join("reach.json"))?;
+    let is_open = known_results(&shard.results);
+    let is_open = |m: &Mutant| is_open.get(&m.id).is_none_or(|outcome| outcome.starts_with("open"));
+    ask(&suite, &shard, options.limits()?, is_open)?;
+    summarize(&shard);
+    Ok(())
 }
 
-/// How many of each list are noticed.
-fn summarize(shards: &[Shard]) {
-    for Shard { name, mutants } in shards {
-        let known = known_results(&Path::new(LISTS).join(format!("{name}.results")));
-        let count =
-            |begin: &str| mutants.iter().filter(|m| known.get(&m.id).is_some_and(|r| r.starts_with(begin))).count();
-        let (killed, equivalent) = (count("killed"), count("equivalent"));
-        println!("{name}: {} mutants, {killed} killed, {equivalent} equivalent", mutants.len());
-    }
+fn work(label: &str) -> Result<PathBuf, String> {
+    let work = std::path::absolute(Path::new(WORK).join(label)).map_err(|e| e.to_string())?;
+    fs::create_dir_all(&work).map_err(|e| format!("{}: {e}", work.display()))?;
+    Ok(work)
 }
 
+/// Tries the chosen mutants of a list, stage by stage, and writes what comes of each as soon as it is known.
+fn ask(suite: &Suite, shard: &Shard, limits: Limits, is_chosen: impl Fn(&Mutant) -> bool) -> Result<(), String> {
+    let known = known_results(&shard.results);
+    let before =
+        |m: &Mutant| known.get(&m.id).and_then(|r| r.strip_prefix("killed by ")).unwrap_or_default().to_owned();
+    let chosen = shard.mutants.iter().filter(|m| is_chosen(m));
+    let (equivalent, open): (Vec<&Mutant>, Vec<&Mutant>) = chosen.partition(|m| m.equivalent.is_some());
+    for mutant in equivalent {
+        say(shard, mutant, "equivalent")?;
+    }
+    let mut open: Vec<(&Mutant, String)> = open.into_iter().map(|m| (m, before(m))).collect();
+    // What each mutant has come through: tests, tests left out, time.
+    let so_far: Mutex<BTreeMap<usize, (usize, usize, Duration)>> = Mutex::default();
+    let killed: Mutex<Vec<usize>> = Mutex::default();
+    for stage in 0..STAGES {
+        suite.look_at(&open, stage)?;
+        suite::in_parallel(&open, |(mutant, before)| {
+            let start = Instant::now();
+            let outcome = suite.outcome(mutant, before, stage, limits)?;
+            let mut so_far = so_far.lock().map_err(|e| e.to_string())?;
+            let (asked, left, time) = so_far.entry(mutant.id).or_default();
+            *time += start.elapsed();
+            match outcome {
+                Outcome::Killed(by) => {
+                    killed.lock().map_err(|e| e.to_string())?.push(mutant.id);
+                    say(shard, mutant, &format!("killed by {by}"))
+                }
+                Outcome::Survived(more, left_out) => {
+                    (*asked, *left) = (*asked + more, *left + left_out);
+                    let said = match (stage + 1 == STAGES, *asked, *left) {
+                        (false, asked, _) => format!("open after {asked} tests"),
+                        (true, 0, 0) => "reached by no test".to_owned(),
+                        (true, asked, 0) => format!("survived {asked} tests"),
+                        (true, asked, left) => format!("survived {asked} tests, {left} not asked"),
+                    };
+                    say(shard, mutant, &said)
+                }
+            }
+        })?;
+        let killed = killed.lock().map_err(|e| e.to_string())?;
+        open.retain(|(mutant, _)| !killed.contains(&mutant.id));
+    }
+    let so_far = so_far.into_inner().map_err(|e| e.to_string())?;
+    let mut times: Vec<Duration> = so_far.values().map(|(.., time)| *time).collect();
+    times.sort_unstable();
+    if let (Some(median), Some(longest)) = (times.get(times.len() / 2), times.last()) {
+        println!("a mutant took {:.1} s (median), {:.0} s at most", median.as_secs_f64(), longest.as_secs_f64());
+    }
+    Ok(())
+}
+
+/// Writes what came of a mutant.
+fn say(shard: &Shard, mutant: &Mutant, outcome: &str) -> Result<(), String> {
+    static FILE: Mutex<()> = Mutex::new(());
+    println!("{} {outcome}  ({} {})", mutant.id, mutant.file, mutant.what);
+    let _one = FILE.lock().map_err(|e| e.to_string())?;
+    let mut known = known_results(&shard.results);
+    known.retain(|id, _| shard.mutants.iter().any(|m| m.id == *id));
+    known.insert(mutant.id, outcome.to_owned());
+    let mut text = shard.head.clone().unwrap_or_default();
+    for (id, outcome) in known {
+        let place = shard.mutants.iter().find(|m| m.id == id && shard.head.is_some());
+        let place = place.map_or(String::new(), |m| format!("\t{} {}", m.file.trim_start_matches("crates/"), m.what));
+        text += &format!("{id} {outcome}{place}\n");
+    }
+    fs::write(&shard.results, text).map_err(|e| format!("{}: {e}", shard.results.display()))
+}
+
+/// How many of a list are noticed.
+fn summarize(shard: &Shard) {
+    let known = known_results(&shard.results);
+    let count = |begin: &str| known.values().filter(|outcome| outcome.starts_with(begin)).count();
+    let (killed, equivalent, all) = (count("killed"), count("equivalent"), shard.mutants.len());
+    println!("{}: {all} mutants, {killed} killed, {equivalent} equivalent", shard.name);
+}
+
+/// What came of mutants by number; an outcome ends at a tab.
 fn known_results(path: &Path) -> BTreeMap<usize, String> {
     let text = fs::read_to_string(path).unwrap_or_default();
-    text.lines()
-        .filter_map(|line| line.split_once(' '))
-        .filter_map(|(id, r)| Some((id.parse().ok()?, r.into())))
-        .collect()
+    let rows = text.lines().filter_map(|line| line.split_once(' '));
+    let outcome = |row: &str| row.split('\t').next().unwrap_or_default().to_owned();
+    rows.filter_map(|(id, row)| Some((id.parse().ok()?, outcome(row)))).collect()
 }
 
-fn read() -> Result<Vec<Shard>, String> {
+fn lists() -> Result<Vec<Shard>, String> {
     let entries = fs::read_dir(LISTS).map_err(|e| format!("{LISTS}: {e}"))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "txt"));
     paths.sort();
-    let read = |path: PathBuf| {
-        let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Shard { name, mutants: list::parse(&text).map_err(|e| format!("{}: {e}", path.display()))? })
-    };
-    paths.into_iter().map(read).collect()
+    let shards: Vec<Shard> = paths.iter().map(|path| read(path)).collect::<Result<_, _>>()?;
+    let mut ids: Vec<usize> = shards.iter().flat_map(|shard| &shard.mutants).map(|mutant| mutant.id).collect();
+    ids.sort_unstable();
+    match ids.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(format!("two mutants have the number {}", pair[0])),
+        None => Ok(shards),
+    }
 }
 
-/// Makes `tree` a copy of the working tree with all mutants in it, and names the crates that have some. What is as it
-/// was keeps its time, so that only what changed is built again.
-fn plant(shards: &[Shard], tree: &Path) -> Result<Vec<String>, String> {
-    let listed = Command::new("git").args(["ls-files", "-coz", "--exclude-standard"]).output();
-    let listed = listed.map_err(|e| format!("git: {e}"))?.stdout;
-    let files: Vec<String> = String::from_utf8_lossy(&listed).split_terminator('\0').map(str::to_owned).collect();
-    let mutants: Vec<&Mutant> = shards.iter().flat_map(|shard| &shard.mutants).collect();
-    let of = |file: &str| mutants.iter().copied().filter(|m| m.file == file).collect::<Vec<_>>();
-    if let Some(lost) = mutants.iter().find(|m| !files.contains(&m.file)) {
-        return Err(format!("mutant {}: there is no {}", lost.id, lost.file));
-    }
-    let crate_of = |file: &str| file.split('/').take(2).collect::<Vec<_>>().join("/");
-    let mut crates: Vec<String> = mutants.iter().map(|m| crate_of(&m.file)).collect();
-    crates.sort();
-    crates.dedup();
-    for file in files.iter().filter(|file| Path::new(file).is_file()) {
-        let mut bytes = fs::read(file).map_err(|e| format!("{file}: {e}"))?;
-        let own = of(file);
-        if !own.is_empty() {
-            bytes = list::plant(&String::from_utf8_lossy(&bytes), &own).map_err(|e| format!("{file}: {e}"))?.into();
-        }
-        if crates.iter().any(|dir| *file == format!("{dir}/src/lib.rs")) {
-            bytes.extend_from_slice(SWITCH.as_bytes());
-        }
-        let copy = tree.join(file);
-        if fs::read(&copy).ok().as_ref() != Some(&bytes) {
-            let written = fs::create_dir_all(copy.parent().unwrap_or(tree)).and_then(|()| fs::write(&copy, bytes));
-            written.map_err(|e| format!("{}: {e}", copy.display()))?;
-        }
-    }
-    Ok(crates)
+/// A list; its results lie beside it.
+fn read(path: &Path) -> Result<Shard, String> {
+    let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(Shard {
+        name: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+        mutants: list::parse(&text).map_err(|e| format!("{}: {e}", path.display()))?,
+        results: path.with_extension("results"),
+        head: None,
+    })
 }

@@ -1,9 +1,8 @@
-//! The test binaries of the planted tree: which test reaches which mutant, and whether one notices it.
+//! The tests of the planted tree: which of them reach which mutant, and whether one notices it.
 
 use super::list::Mutant;
-use crate::cargo;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -26,139 +25,171 @@ const FIRST: usize = 8;
 /// Slower tests are not asked in a quick run.
 const QUICK: Duration = Duration::from_secs(6);
 
-/// What became of a mutant.
+/// Tests are asked in this order: those of the mutant's module (or of the nearest one above it that has some), of its
+/// crate, of the other crates and of the program, the golden runs.
+pub const STAGES: usize = 4;
+
+/// What tests said of a mutant.
 pub enum Outcome {
     /// The crate and its test, or what else ended.
     Killed(String),
-    /// So many tests evaluated it, and so many more would, but are slow.
+    /// So many tests evaluated it, and so many more would, but were left out.
     Survived(usize, usize),
 }
 
-struct Binary {
-    /// As `lockstep-train` or `lockstep-cli it`.
-    name: String,
-    path: PathBuf,
-    /// Where cargo would run it.
-    directory: PathBuf,
+/// Which tests are left out.
+#[derive(Clone, Copy, Default)]
+pub struct Limits {
+    /// Slow ones.
+    pub quick: bool,
+    /// Those of other crates that are left after this time.
+    pub time: Option<Duration>,
 }
 
+pub struct Binary {
+    /// As `lockstep-train` or `lockstep-cli it`.
+    pub name: String,
+    pub path: PathBuf,
+    /// Where cargo would run it.
+    pub directory: PathBuf,
+}
+
+#[derive(Clone)]
 struct Test {
     binary: usize,
     name: String,
-    time: Duration,
-    reaches: Vec<usize>,
 }
 
-/// All tests, as far as they were needed until now.
+/// All tests, and what is known of them.
 pub struct Suite {
     binaries: Vec<Binary>,
     tests: Vec<Test>,
-    /// Time and reach of tests that ran, and where they are kept.
-    known: Map<String, Value>,
+    /// Time and reach of tests that ran by themselves without a change, by [`Suite::key`]; null of those that fail so.
+    known: Mutex<Map<String, Value>>,
+    /// Where that is kept.
     file: PathBuf,
 }
 
 impl Suite {
-    /// Builds the tree under `work`: the tests of `crates` (directories), of `lockstep` and of the program.
-    pub fn build(work: &Path, crates: &[String]) -> Result<Suite, String> {
-        let mut command = cargo::command();
-        command.args(["test", "--no-run", "--message-format=json", "-p", "lockstep-cli"]).stderr(Stdio::inherit());
-        for name in crates.iter().map(|dir| dir.trim_start_matches("crates/")) {
-            command.args(["-p", &if name == "lockstep" { name.to_owned() } else { format!("lockstep-{name}") }]);
-        }
-        command.current_dir(work.join("tree")).env("CARGO_TARGET_DIR", work.join("target"));
-        let output = command.output().map_err(|e| format!("cargo: {e}"))?;
-        if !output.status.success() {
-            return Err("the planted tree does not build".to_owned());
-        }
-        let messages = output.stdout.lines().map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok());
-        let binaries = messages.filter_map(|message| binary(&message)).collect();
-        let file = work.join("reach.json");
-        let known = serde_json::from_str(&fs::read_to_string(&file).unwrap_or_default()).unwrap_or_default();
-        Ok(Suite { binaries, tests: Vec::new(), known, file })
-    }
-
-    /// Runs every test that `mutants` need and that is not known yet by itself, to see how long it takes and what it
-    /// reaches: those of their crates, of the run skeleton and of the program.
-    pub fn look_at(&mut self, mutants: &[&Mutant]) -> Result<(), String> {
-        let needed = |binary: &Binary| is_above(binary) || mutants.iter().any(|mutant| is_own(binary, mutant));
-        let mut all = Vec::new();
-        for (at, binary) in self.binaries.iter().enumerate().filter(|(_, binary)| needed(binary)) {
+    pub fn new(binaries: Vec<Binary>, file: PathBuf) -> Result<Suite, String> {
+        let mut tests = Vec::new();
+        for (at, binary) in binaries.iter().enumerate() {
             let listed = binary.command(&["--list", "--format", "terse"]).output().map_err(|e| e.to_string())?;
             let names = listed.stdout.lines().map_while(Result::ok);
-            all.extend(names.filter_map(|line| Some((at, line.strip_suffix(": test")?.to_owned()))));
+            tests.extend(
+                names.filter_map(|line| Some(Test { binary: at, name: line.strip_suffix(": test")?.to_owned() })),
+            );
         }
-        let key = |(at, name): &(usize, String)| format!("{} {name}", self.binaries[*at].name);
-        let unknown: Vec<_> = all.iter().filter(|test| !self.known.contains_key(&key(test))).collect();
-        let known = Mutex::new(self.known.clone());
+        let known = serde_json::from_str(&fs::read_to_string(&file).unwrap_or_default()).unwrap_or_default();
+        Ok(Suite { binaries, tests, known: Mutex::new(known), file })
+    }
+
+    fn key(&self, test: &Test) -> String {
+        format!("{} {}", self.binaries[test.binary].name, test.name)
+    }
+
+    /// The stage of each test for this mutant. `before` noticed it last time, and is asked first.
+    fn stages(&self, mutant: &Mutant, before: &str) -> Vec<usize> {
+        let module = module(&mutant.file);
+        let shared = |test: &Test| {
+            let binary = &self.binaries[test.binary];
+            let is_unit = is_own(binary, mutant) && !binary.name.contains(' ');
+            let common = test.name.split("::").zip(&module).take_while(|(a, b)| a == *b).count();
+            if is_unit { common } else { 0 }
+        };
+        let nearest = self.tests.iter().map(shared).max().unwrap_or(0).max(1);
+        let stage = |test: &Test| match &self.binaries[test.binary] {
+            _ if self.key(test) == before => 0,
+            Binary { name, .. } if name == "lockstep-cli golden" => 3,
+            Binary { name, .. } if name == "lockstep-cli it" => 2,
+            _ if shared(test) == nearest => 0,
+            binary if is_own(binary, mutant) => 1,
+            _ => 2,
+        };
+        self.tests.iter().map(stage).collect()
+    }
+
+    /// Runs every test that `mutants` need at this stage and that is not known yet by itself, to see how long it takes
+    /// and what it reaches. Each mutant comes with the test that noticed it before.
+    pub fn look_at(&self, mutants: &[(&Mutant, String)], stage: usize) -> Result<(), String> {
+        let mut needed: BTreeSet<usize> = BTreeSet::new();
+        for (mutant, before) in mutants {
+            needed.extend(self.stages(mutant, before).iter().enumerate().filter(|(_, s)| **s == stage).map(|(i, _)| i));
+        }
+        let known = self.known.lock().map_err(|e| e.to_string())?.clone();
+        let needed = needed.into_iter().map(|at| &self.tests[at]);
+        let unknown: Vec<&Test> = needed.filter(|test| !known.contains_key(&self.key(test))).collect();
+        println!("stage {stage}: {} mutants; {} tests run without a change first", mutants.len(), unknown.len());
         in_parallel(&unknown, |test| {
-            let key = key(test);
+            let key = self.key(test);
             let reached = self.file.with_file_name(key.replace([' ', ':'], "_"));
             let start = Instant::now();
-            let mut command = self.binaries[test.0].command(&["--exact", &test.1]);
+            let mut command = self.binaries[test.binary].command(&["--exact", &test.name]);
             command.env("MUTANTS_REACHED", &reached);
-            let limits = BTreeMap::from([(test.1.clone(), ENDLESS)]);
-            if let Some(failure) = watch(&mut command, limits)? {
-                println!("{key} without any change: {failure}; it is left out");
-                return Ok(());
-            }
+            let failure = watch(&mut command, BTreeMap::from([(test.name.clone(), ENDLESS)]))?;
             let seconds = start.elapsed().as_secs_f64();
             let text = fs::read_to_string(&reached).unwrap_or_default();
             let _ = fs::remove_file(&reached);
-            let mut ids: Vec<usize> = text.lines().filter_map(|id| id.parse().ok()).collect();
-            ids.sort_unstable();
-            ids.dedup();
-            println!("{key}: {seconds:.1} s, reaches {}", ids.len());
-            let mut known = known.lock().map_err(|e| e.to_string())?;
-            known.insert(key, json!({"seconds": seconds, "reaches": ids}));
+            let ids: BTreeSet<usize> = text.lines().filter_map(|id| id.parse().ok()).collect();
+            let entry = match failure {
+                Some(failure) => {
+                    println!("{key} without any change: {failure}; it is left out");
+                    Value::Null
+                }
+                None => json!({"seconds": seconds, "reaches": ids}),
+            };
+            let mut known = self.known.lock().map_err(|e| e.to_string())?;
+            known.insert(key, entry);
             let text = Value::Object(known.clone()).to_string();
             fs::write(&self.file, text).map_err(|e| format!("{}: {e}", self.file.display()))
-        })?;
-        let known = known.into_inner().map_err(|e| e.to_string())?;
-        let of = |test: &(usize, String)| {
-            let entry = known.get(&key(test))?;
-            let ids = entry["reaches"].as_array()?.iter().filter_map(Value::as_u64);
-            let time = Duration::from_secs_f64(entry["seconds"].as_f64()?);
-            Some(Test { binary: test.0, name: test.1.clone(), time, reaches: ids.map(|id| id as usize).collect() })
-        };
-        self.tests = all.iter().filter_map(of).collect();
-        Ok(())
+        })
     }
 
-    /// Runs the tests that reach `mutant` until one notices it: the one that noticed it before, then the quick ones
-    /// first. A failure counts when it comes again, and not without the mutant: no result rests on chance.
-    pub fn outcome(&self, mutant: &Mutant, before: &str, quick: bool) -> Result<Outcome, String> {
-        let asked = |binary: &Binary| is_own(binary, mutant) || is_above(binary);
-        let reaches = |test: &&Test| asked(&self.binaries[test.binary]) && test.reaches.contains(&mutant.id);
-        let named = |test: &Test| format!("{} {}", self.binaries[test.binary].name, test.name) == before;
-        let mut tests: Vec<&Test> = self.tests.iter().filter(reaches).collect();
+    /// How long a test takes, if it reaches the mutant.
+    fn time(&self, known: &Map<String, Value>, test: &Test, mutant: &Mutant) -> Option<Duration> {
+        let entry = known.get(&self.key(test))?;
+        let reaches = entry["reaches"].as_array()?.iter().any(|id| id.as_u64() == Some(mutant.id as u64));
+        reaches.then(|| Duration::from_secs_f64(entry["seconds"].as_f64().unwrap_or(0.0)))
+    }
+
+    /// Runs the tests of a stage that reach `mutant` until one notices it, the quick ones first. A failure counts when
+    /// it comes again, and not without the mutant: no result rests on chance.
+    pub fn outcome(&self, mutant: &Mutant, before: &str, stage: usize, limits: Limits) -> Result<Outcome, String> {
+        let start = Instant::now();
+        let known = self.known.lock().map_err(|e| e.to_string())?.clone();
+        let stages = self.stages(mutant, before);
+        let asked = self.tests.iter().zip(&stages).filter(|(_, s)| **s == stage);
+        let mut tests: Vec<(Duration, &Test)> =
+            asked.filter_map(|(test, _)| Some((self.time(&known, test, mutant)?, test))).collect();
         let all = tests.len();
-        tests.retain(|test| !quick || test.time < QUICK || named(test));
-        tests.sort_by_key(|test| (!named(test), test.time));
-        let (mut begin, mut size) = (0, if tests.first().is_some_and(|test| named(test)) { 1 } else { FIRST });
-        while begin < tests.len() {
+        tests.retain(|(time, test)| !limits.quick || *time < QUICK || self.key(test) == before);
+        tests.sort_by_key(|(time, test)| (self.key(test) != before, *time));
+        let (mut begin, mut size) =
+            (0, if tests.first().is_some_and(|(_, t)| self.key(t) == before) { 1 } else { FIRST });
+        while begin < tests.len() && (stage < 2 || limits.time.is_none_or(|time| start.elapsed() < time)) {
             let end = tests.len().min(begin + size);
             if let Some(by) = self.first_failure(mutant, &tests[begin..end])? {
                 return Ok(Outcome::Killed(by));
             }
-            (begin, size) = (end, FIRST.max(2 * size));
+            (begin, size) = (end, FIRST.max(if stage < 2 { 2 * size } else { size }));
         }
-        Ok(Outcome::Survived(tests.len(), all - tests.len()))
+        Ok(Outcome::Survived(begin, all - begin))
     }
 
-    fn first_failure(&self, mutant: &Mutant, tests: &[&Test]) -> Result<Option<String>, String> {
+    fn first_failure(&self, mutant: &Mutant, tests: &[(Duration, &Test)]) -> Result<Option<String>, String> {
         for (at, binary) in self.binaries.iter().enumerate() {
-            let mut asked: Vec<&Test> = tests.iter().copied().filter(|test| test.binary == at).collect();
+            let mut asked = tests.to_vec();
+            asked.retain(|(_, test)| test.binary == at);
             while let Some(first) = binary.failure(&asked, Some(mutant))? {
                 let mut suspects = asked.clone();
-                suspects.retain(|test| first.suspects.is_empty() || first.suspects.contains(&test.name));
+                suspects.retain(|(_, test)| first.suspects.is_empty() || first.suspects.contains(&test.name));
                 if let Some(again) = binary.failure(&suspects, Some(mutant))?
                     && binary.failure(&suspects, None)?.is_none()
                 {
                     return Ok(Some(format!("{} {again}", binary.name)));
                 }
                 println!("{}: {} {first} by chance, and is not asked", mutant.id, binary.name);
-                asked.retain(|test| suspects.iter().all(|suspect| suspect.name != test.name));
+                asked.retain(|(_, test)| suspects.iter().all(|(_, suspect)| suspect.name != test.name));
             }
         }
         Ok(None)
@@ -170,9 +201,10 @@ fn is_own(binary: &Binary, mutant: &Mutant) -> bool {
     package == mutant.file.split('/').nth(1)
 }
 
-/// Everything can be reached from the run skeleton and the program.
-fn is_above(binary: &Binary) -> bool {
-    binary.name == "lockstep" || binary.name.starts_with("lockstep-cli ")
+/// The module that a source file is, as its path says.
+fn module(file: &str) -> Vec<&str> {
+    let path = file.split_once("/src/").map_or("", |(_, path)| path).trim_end_matches(".rs");
+    path.split('/').filter(|name| !matches!(*name, "mod" | "lib" | "main")).collect()
 }
 
 /// `f` of all items, some at a time; the first error.
@@ -190,36 +222,20 @@ pub fn in_parallel<T: Sync>(items: &[T], f: impl Fn(&T) -> Result<(), String> + 
     })
 }
 
-/// The test binary that a message of cargo's is of.
-fn binary(message: &Value) -> Option<Binary> {
-    let path = message["executable"].as_str().filter(|_| message["profile"]["test"] == true)?;
-    let directory = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
-    let package = match directory.file_name()?.to_str()? {
-        "lockstep" => "lockstep".to_owned(),
-        name => format!("lockstep-{name}"),
-    };
-    let target = message["target"]["name"].as_str()?;
-    let name = match message["target"]["kind"][0].as_str()? {
-        "test" => format!("{package} {target}"),
-        "lib" => package,
-        _ => return None,
-    };
-    Some(Binary { name, path: path.into(), directory })
-}
-
 impl Binary {
     /// The first failure among `tests`.
-    fn failure(&self, tests: &[&Test], mutant: Option<&Mutant>) -> Result<Option<Failure>, String> {
+    fn failure(&self, tests: &[(Duration, &Test)], mutant: Option<&Mutant>) -> Result<Option<Failure>, String> {
         if tests.is_empty() {
             return Ok(None);
         }
         let mut arguments = vec!["--exact"];
-        arguments.extend(tests.iter().map(|test| test.name.as_str()));
+        arguments.extend(tests.iter().map(|(_, test)| test.name.as_str()));
         let mut command = self.command(&arguments);
         if let Some(mutant) = mutant {
             command.env("MUTANT", mutant.id.to_string());
         }
-        watch(&mut command, tests.iter().map(|test| (test.name.clone(), PATIENCE.0 + PATIENCE.1 * test.time)).collect())
+        let limit = |time: &Duration| PATIENCE.0 + PATIENCE.1 * *time;
+        watch(&mut command, tests.iter().map(|(time, test)| (test.name.clone(), limit(time))).collect())
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
