@@ -15,6 +15,7 @@ cargo xtask emulate         which CUDA kernels changed since all were emulated; 
 cargo xtask first-hour      bench/cuda/first_hour.sh on the emulator, at small sizes
 cargo xtask miri            undefined behaviour in kernels, on small shapes (needs a nightly toolchain with miri)
 cargo xtask mutants [LIST|NUMBER]…    which planted changes the tests notice (docs/testing.md)
+cargo xtask mutants random --seed S --count N [--crate C]    the same of changes that are drawn at random
 cargo xtask nightly [NAME]…    the checks that take too long for CI; the last results are in docs/nightly.md";
 
 /// A check: its name and how it is made.

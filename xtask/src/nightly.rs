@@ -27,7 +27,7 @@ pub enum Done {
 /// A check: its name and how it is made. An error's first line goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 2] = [("emulate", emulate), ("miri", miri)];
+const CHECKS: [Check; 3] = [("emulate", emulate), ("miri", miri), ("mutants", mutants)];
 
 fn emulate() -> Result<Done, String> {
     crate::emulate::full().map(|()| Done::Passed("crates/kernels/emulated.txt is written".to_owned()))
@@ -38,6 +38,11 @@ fn miri() -> Result<Done, String> {
         return Ok(Done::Unavailable("rustup component add --toolchain nightly miri rust-src".to_owned()));
     }
     crate::miri::check().map(|()| Done::Passed("no undefined behaviour in kernels".to_owned()))
+}
+
+/// Hours of two cores.
+fn mutants() -> Result<Done, String> {
+    crate::mutants::fresh(200).map(Done::Passed)
 }
 
 /// Runs the checks that `names` name, all without any.

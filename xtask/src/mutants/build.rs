@@ -122,14 +122,14 @@ impl Tree {
     }
 }
 
-/// Builds the tests of the crates that have mutants, of `lockstep` and of the program; else all messages of the compiler.
+/// Builds the tests of the crates that have mutants, of `lockstep` and of the program; else what the compiler said.
 pub fn compile(mutants: &[Mutant], tree: &Path, target: &Path) -> Result<Result<Vec<Binary>, Vec<Value>>, String> {
     let mut crates: Vec<&str> = mutants.iter().filter_map(|m| m.file.split('/').nth(1)).collect();
     crates.extend(["lockstep", "cli"]);
     crates.sort_unstable();
     crates.dedup();
     let mut command = cargo::command();
-    command.args(["test", "--no-run", "--keep-going", "--message-format=json", "--config=profile.dev.debug=0"]);
+    command.args(["build", "--tests", "--keep-going", "--message-format=json", "--config=profile.dev.debug=0"]);
     for name in crates {
         command.args(["-p", &if name == "lockstep" { name.to_owned() } else { format!("lockstep-{name}") }]);
     }
@@ -140,7 +140,7 @@ pub fn compile(mutants: &[Mutant], tree: &Path, target: &Path) -> Result<Result<
     Ok(if output.status.success() { Ok(messages.iter().filter_map(binary).collect()) } else { Err(messages) })
 }
 
-/// The mutants that an error of the compiler's is about: those at its places, else the one nearest to the first of them.
+/// The mutants that an error of the compiler's is about: those at its places, else the one nearest to them.
 fn blamed(error: &Value, places: &Places) -> BTreeSet<usize> {
     let spans = error["spans"].as_array().into_iter().flatten();
     let spans = spans.filter_map(|span| {
@@ -189,4 +189,24 @@ fn binary(message: &Value) -> Option<Binary> {
         _ => return None,
     };
     Some(Binary { name, path: path.into(), directory })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_error_is_blamed_on_the_mutants_at_its_places_else_on_the_nearest() {
+        let places = Places::from([("a.rs".to_owned(), vec![(1, 10..20), (2, 40..60)])]);
+        let at = |places: &[(u64, u64)]| {
+            let span = |(start, end): &(u64, u64)| json!({"file_name": "a.rs", "byte_start": start, "byte_end": end});
+            json!({"spans": places.iter().map(span).collect::<Vec<_>>()})
+        };
+        let blamed = |error: Value| blamed(&error, &places).into_iter().collect::<Vec<_>>();
+        assert_eq!(blamed(at(&[(12, 13)])), [1]);
+        assert_eq!(blamed(at(&[(30, 31), (41, 60), (12, 13)])), [1, 2]);
+        assert_eq!(blamed(at(&[(5, 70)])), [1]);
+        assert_eq!(blamed(json!({"spans": []})), [0usize; 0]);
+    }
 }

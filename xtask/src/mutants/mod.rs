@@ -1,9 +1,9 @@
 //! `cargo xtask mutants`: which planted changes of the source the tests notice.
 //!
-//! The lists under `xtask/mutants` name changes of single expressions; `random` draws some. All of them go into one copy
-//! of the tree, each behind a switch (the variable `MUTANT` with its number), so that one build serves them all; the
-//! source itself never has one. A test is run against a mutant only if it evaluates the changed expression, which is
-//! found out first, by running the test by itself without any change.
+//! The lists under `xtask/mutants` name changes of single expressions; `random` draws some. All of them go into one
+//! copy of the tree, each behind a switch (the variable `MUTANT` with its number), so that one build serves them all;
+//! the source itself never has one. A test is run against a mutant only if it evaluates the changed expression, which
+//! is found out first, by running the test by itself without any change.
 
 mod build;
 mod list;
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use suite::{Limits, Outcome, STAGES, Suite};
 
 const USAGE: &str = "cargo xtask mutants [quick] [LIST|NUMBER]…              of the lists under xtask/mutants
@@ -89,7 +89,7 @@ impl Options {
 pub fn run(words: &[&str]) -> Result<(), String> {
     let options = Options::parse(words)?;
     if options.words.first().is_some_and(|word| word == "random") {
-        return drawn(&options);
+        return drawn(&options).map(|summary| println!("{summary}"));
     }
     let shards = match options.values.get("list") {
         Some(file) => vec![read(Path::new(file))?],
@@ -114,12 +114,18 @@ pub fn run(words: &[&str]) -> Result<(), String> {
             ask(&suite, shard, options.limits()?, |m| words.is_empty() || is_chosen(m))?;
         }
     }
-    shards.iter().for_each(summarize);
+    shards.iter().for_each(|shard| println!("{}", summary(shard)));
     Ok(())
 }
 
-/// Draws mutants and tries them. A draw that is there already, under `target/mutants`, is gone on with.
-fn drawn(options: &Options) -> Result<(), String> {
+/// `count` mutants of a seed that nobody has seen: how many of them are noticed.
+pub fn fresh(count: usize) -> Result<String, String> {
+    let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    drawn(&Options::parse(&["random", "--seed", &seed.to_string(), "--count", &count.to_string(), "--seconds", "300"])?)
+}
+
+/// Draws mutants, tries them and says how many are noticed. A draw that is under `target/mutants` already continues.
+fn drawn(options: &Options) -> Result<String, String> {
     let (Some(seed), Some(count), 1) = (options.number("seed")?, options.number("count")?, options.words.len()) else {
         return Err(USAGE.to_owned());
     };
@@ -130,12 +136,12 @@ fn drawn(options: &Options) -> Result<(), String> {
     let (list, head) = (work.join("drawn.txt"), work.join("head"));
     let binaries = match fs::read_to_string(&list) {
         Ok(text) => {
-            println!("{} is there already", list.display());
+            println!("continues with {}: delete its directory to draw anew", list.display());
             let built = build::compile(&list::parse(&text)?, &work.join("tree"), &options.target()?)?;
             built.map_err(|_| "the planted tree does not build".to_owned())?
         }
         Err(_) => {
-            let drawn = random::draw(seed, count + count * SPARE / 100 + 5, only.map(String::as_str))?;
+            let drawn = random::draw(Path::new(""), seed, count + count * SPARE / 100 + 5, only.map(String::as_str))?;
             let (binaries, broken) = build::Tree::read(work.join("tree"), options.target()?)?.build(&drawn)?;
             broken.iter().for_each(|(id, why)| println!("{id} does not compile: {why}"));
             let kept: Vec<Mutant> = drawn.into_iter().filter(|m| !broken.contains_key(&m.id)).take(count).collect();
@@ -161,8 +167,7 @@ fn drawn(options: &Options) -> Result<(), String> {
     let is_open = known_results(&shard.results);
     let is_open = |m: &Mutant| is_open.get(&m.id).is_none_or(|outcome| outcome.starts_with("open"));
     ask(&suite, &shard, options.limits()?, is_open)?;
-    summarize(&shard);
-    Ok(())
+    Ok(summary(&shard))
 }
 
 fn work(label: &str) -> Result<PathBuf, String> {
@@ -240,11 +245,11 @@ fn say(shard: &Shard, mutant: &Mutant, outcome: &str) -> Result<(), String> {
 }
 
 /// How many of a list are noticed.
-fn summarize(shard: &Shard) {
+fn summary(shard: &Shard) -> String {
     let known = known_results(&shard.results);
     let count = |begin: &str| known.values().filter(|outcome| outcome.starts_with(begin)).count();
     let (killed, equivalent, all) = (count("killed"), count("equivalent"), shard.mutants.len());
-    println!("{}: {all} mutants, {killed} killed, {equivalent} equivalent", shard.name);
+    format!("{}: {all} mutants, {killed} killed, {equivalent} equivalent", shard.name)
 }
 
 /// What came of mutants by number; an outcome ends at a tab.

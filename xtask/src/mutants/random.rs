@@ -1,5 +1,5 @@
-//! Mutants that nobody chose: drawn from every change that the operators can make in the source of the crates, each with
-//! the same chance.
+//! Mutants that nobody chose: drawn from every change that the operators can make in the source of the crates, each
+//! with the same chance.
 
 use super::list::Mutant;
 use super::operators::{self, Candidate};
@@ -18,10 +18,10 @@ struct Place<'a> {
     candidate: &'a Candidate,
 }
 
-/// `count` changes of the crates (all, if none is named) that do not overlap, numbered from 1 in the order in which they
-/// were drawn. The same seed gives the same changes of the same source.
-pub fn draw(seed: u64, count: usize, only: Option<&str>) -> Result<Vec<Mutant>, String> {
-    let entries = fs::read_dir("crates").map_err(|e| format!("crates: {e}"))?;
+/// `count` changes of the crates (all, if none is named) that do not overlap, numbered from 1 in the order in which
+/// they were drawn; `root` is the repository. The same seed gives the same changes of the same source.
+pub fn draw(root: &Path, seed: u64, count: usize, only: Option<&str>) -> Result<Vec<Mutant>, String> {
+    let entries = fs::read_dir(root.join("crates")).map_err(|e| format!("crates: {e}"))?;
     let mut names: Vec<String> =
         entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.retain(|name| only.map_or(!LEFT_OUT.contains(&name.as_str()), |only| name == only));
@@ -29,8 +29,10 @@ pub fn draw(seed: u64, count: usize, only: Option<&str>) -> Result<Vec<Mutant>, 
     let mut files: Vec<(PathBuf, String, Vec<Candidate>)> = Vec::new();
     for name in &names {
         let source = Path::new("crates").join(name).join("src");
-        for root in ["lib.rs", "main.rs"].iter().map(|root| source.join(root)).filter(|root| root.is_file()) {
-            read(&root, &source, &mut files)?;
+        for file in ["lib.rs", "main.rs"].map(|name| source.join(name)) {
+            if root.join(&file).is_file() {
+                read(root, &file, &source, &mut files)?;
+            }
         }
     }
     files.retain(|(file, ..)| only.is_some() || !file.starts_with(DRIVER));
@@ -80,16 +82,21 @@ impl Place<'_> {
 }
 
 /// The changes of the module in `file` and of its submodules, which lie in `directory`.
-fn read(file: &Path, directory: &Path, into: &mut Vec<(PathBuf, String, Vec<Candidate>)>) -> Result<(), String> {
-    let source = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+fn read(
+    root: &Path,
+    file: &Path,
+    directory: &Path,
+    into: &mut Vec<(PathBuf, String, Vec<Candidate>)>,
+) -> Result<(), String> {
+    let source = fs::read_to_string(root.join(file)).map_err(|e| format!("{}: {e}", file.display()))?;
     let (found, modules) = operators::read(&source).map_err(|e| format!("{}: {e}", file.display()))?;
     into.push((file.to_owned(), source, found));
     for (name, path) in modules {
         let beside = path.and_then(|path| Some(file.parent()?.join(path)));
         let places = [beside, Some(directory.join(format!("{name}.rs"))), Some(directory.join(&name).join("mod.rs"))];
-        let found = places.into_iter().flatten().find(|place| place.is_file());
+        let found = places.into_iter().flatten().find(|place| root.join(place).is_file());
         let found = found.ok_or_else(|| format!("{}: no file of `mod {name}`", file.display()))?;
-        read(&found, &directory.join(&name), into)?;
+        read(root, &found, &directory.join(&name), into)?;
     }
     Ok(())
 }
@@ -130,15 +137,15 @@ mod tests {
     /// Of this repository, whose layout it reads.
     #[test]
     fn a_seed_draws_what_can_be_planted() {
-        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        std::env::set_current_dir(crates).unwrap();
-        let drawn = draw(7, 300, None).unwrap();
-        assert_eq!(format!("{drawn:?}"), format!("{:?}", draw(7, 300, None).unwrap()));
-        assert_ne!(format!("{drawn:?}"), format!("{:?}", draw(8, 300, None).unwrap()));
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let draw = |seed| draw(root, seed, 200, Some("train")).unwrap();
+        let drawn = draw(7);
+        assert_eq!(format!("{drawn:?}"), format!("{:?}", draw(7)));
+        assert_ne!(format!("{drawn:?}"), format!("{:?}", draw(8)));
         let again = super::super::list::parse(&super::super::list::write(&drawn)).unwrap();
         for file in drawn.iter().map(|mutant| &mutant.file) {
             let own: Vec<&Mutant> = again.iter().filter(|mutant| mutant.file == *file).collect();
-            let planted = super::super::list::plant(&fs::read_to_string(file).unwrap(), &own).unwrap();
+            let planted = super::super::list::plant(&fs::read_to_string(root.join(file)).unwrap(), &own).unwrap();
             assert!(syn::parse_file(&planted.text).is_ok(), "{file}");
         }
     }

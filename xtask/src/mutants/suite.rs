@@ -308,3 +308,26 @@ fn end(child: &mut Child) {
     let _ = Command::new("kill").args(["-KILL", "--", &format!("-{}", child.id())]).stderr(Stdio::null()).status();
     let _ = child.wait();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tests_of_the_nearest_module_are_asked_first() {
+        let binary = |name: &str| Binary { name: name.to_owned(), path: PathBuf::new(), directory: PathBuf::new() };
+        let names = ["lockstep-a", "lockstep-a whole", "lockstep-b", "lockstep-cli it", "lockstep-cli golden"];
+        let test = |(binary, name): (usize, &str)| Test { binary, name: name.to_owned() };
+        let tests =
+            [(0, "x::y::t"), (0, "x::t"), (0, "z::t"), (1, "x::y::t"), (2, "x::y::t"), (3, "x::y::t"), (4, "t")];
+        let (tests, known) = (tests.map(test).to_vec(), Mutex::default());
+        let suite = Suite { binaries: names.map(binary).into(), tests, known, file: PathBuf::new() };
+        let stages = |file: &str, before: &str| {
+            suite.stages(&Mutant { file: format!("crates/a/src/{file}"), ..Mutant::default() }, before)
+        };
+        assert_eq!(stages("x/y/mod.rs", ""), [0, 1, 1, 1, 2, 2, 3]);
+        assert_eq!(stages("x/w.rs", ""), [0, 0, 1, 1, 2, 2, 3]);
+        assert_eq!(stages("lib.rs", ""), [1, 1, 1, 1, 2, 2, 3]);
+        assert_eq!(stages("x/y.rs", "lockstep-cli golden t"), [0, 1, 1, 1, 2, 2, 0]);
+    }
+}
