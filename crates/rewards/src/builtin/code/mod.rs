@@ -10,11 +10,15 @@
 //! Without isolation nothing is run: the reward is refused when it is built.
 
 mod confined;
+mod group;
 mod language;
+mod memory;
 mod ocaml;
 mod options;
+mod place;
 mod python;
 mod sandbox;
+mod seccomp;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -30,6 +34,7 @@ use std::time::Duration;
 
 use self::language::{Language, LanguageOption, NAMES, named};
 pub(crate) use self::options::Options;
+use self::place::directory;
 use self::sandbox::{End, JOB, Limits, Outcome, Sandbox};
 use self::source::{StreamTest, Tests, UnitTests, code_of, tests_of};
 use serde_json::Value;
@@ -40,6 +45,8 @@ use crate::{Content, Error, Problem, Result, Reward, RewardBatch, Scores};
 
 /// Sources that are kept ready to run.
 const CACHED: usize = 256;
+/// How long a program that must pass may take at least.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// A compiled program's most bytes.
 const PROGRAM_BYTES: usize = 64 << 20;
 
@@ -115,6 +122,7 @@ impl Builtin for Code {
         let run_limits = Limits {
             wall: seconds("timeout_s", options.timeout_s)?,
             memory_mb: options.memory_mb + language.base_memory_mb,
+            resident_mb: options.memory_mb,
             processes: options.processes,
             output: options.output_bytes,
             disk_mb: 64,
@@ -123,6 +131,7 @@ impl Builtin for Code {
         let compile_limits = Limits {
             wall: seconds("compile_timeout_s", options.compile_timeout_s)?,
             memory_mb: 4096 + language.base_memory_mb,
+            resident_mb: 4096,
             output: PROGRAM_BYTES,
             disk_mb: 256,
             compiles: true,
@@ -142,7 +151,13 @@ impl Builtin for Code {
             return Err(refuse("`staged` is of language = \"ocaml\" alone".to_owned()));
         }
         let built = Mutex::default();
-        Ok(Code { name, language, units, built, options, run_limits, compile_limits, cache, sandbox })
+        let mut code = Code { name, language, units, built, options, run_limits, compile_limits, cache, sandbox };
+        // However busy the machine is when a run starts.
+        code.run_limits.wall = run_limits.wall.max(PATIENCE);
+        code.compile_limits.wall = compile_limits.wall.max(3 * PATIENCE);
+        code.try_out().map_err(refuse)?;
+        (code.run_limits, code.compile_limits) = (run_limits, compile_limits);
+        Ok(code)
     }
 }
 
@@ -166,15 +181,45 @@ fn write(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))
 }
 
-/// A directory that the sandbox's user can read.
-fn directory() -> std::io::Result<TempDir> {
-    tempfile::Builder::new().prefix("lockstep-code-").permissions(std::fs::Permissions::from_mode(0o755)).tempdir()
-}
-
 impl Code {
     fn words(&self, words: &[String], program: &str) -> Vec<String> {
         let source = format!("{JOB}/{}", self.language.file);
         words.iter().map(|word| word.replace("{source}", &source).replace("{program}", program)).collect()
+    }
+
+    /// Runs a program that must pass: a language that does not work in this isolation is refused, since it would be
+    /// worth 0 to every completion. Of a language of one's own, whether its commands start.
+    fn try_out(&self) -> std::result::Result<(), String> {
+        let what = match &self.options.language {
+            LanguageOption::Named(name) => format!("`{name}`"),
+            LanguageOption::Own(language) => format!("the language of `{}`", language.file),
+        };
+        let by = self.sandbox.isolation.name();
+        let refuse = |why: String| format!("{what} does not work here (isolation: {by}): {why}");
+        let Some(probe) = self.language.probe else {
+            return self.starts().map_err(|error| refuse(error.to_string()))?.map_or(Ok(()), |why| Err(refuse(why)));
+        };
+        let test = StreamTest { input: "4\n".to_owned(), output: "8".to_owned() };
+        let verdict = self.prepare(probe).and_then(|prepared| self.judge(&prepared, &[test]));
+        match verdict.map_err(|error| refuse(error.to_string()))? {
+            verdict if verdict.passed == 1 => Ok(()),
+            verdict => Err(refuse(format!("a program that doubles a number fails with \"{}\"", verdict.failure))),
+        }
+    }
+
+    /// Why the first command of a language cannot be started at all; what it says of an empty source is its own affair.
+    fn starts(&self) -> std::io::Result<Option<String>> {
+        let directory = directory()?;
+        write(directory.path(), &self.language.file, b"")?;
+        let (words, limits) = match self.language.compile.is_empty() {
+            true => (&self.language.run, self.run_limits),
+            false => (&self.language.compile, self.compile_limits),
+        };
+        let script = [r#"cp /job/* /tmp/ 2>/dev/null; "$@""#, "sh"];
+        let mut all: Vec<String> = ["/bin/sh", "-c"].iter().chain(&script).map(|word| (*word).to_owned()).collect();
+        all.extend(self.words(words, "/tmp/program"));
+        let outcome = self.sandbox.run(directory.path(), &all, b"", Limits { wall: PATIENCE / 4, ..limits })?;
+        Ok(matches!(outcome.end, End::Exit(126 | 127) | End::TooMuchMemory(_)).then(|| words_of(&outcome)))
     }
 
     /// Writes and compiles a source. What the compiler makes comes out on standard output: nothing in the sandbox can
@@ -195,6 +240,7 @@ impl Code {
                 write(directory.path(), "program", &outcome.stdout)?;
                 Ok(Prepared::Ready(directory))
             }
+            End::Stopped => Err(std::io::Error::other("nobody waits for its score any more")),
             _ => {
                 self.sandbox.still_works(&outcome)?;
                 Ok(Prepared::Refused(format!("not compiled: {}", words_of(&outcome))))
@@ -247,6 +293,7 @@ fn words_of(outcome: &Outcome) -> String {
         End::Exit(code) => format!("exit code {code}: {last}"),
         End::TimedOut => "timed out".to_owned(),
         End::TooMuchOutput => "too much output".to_owned(),
+        End::TooMuchMemory(most) => format!("used more than {most} MiB of memory"),
         End::Stopped => "stopped".to_owned(),
     }
 }

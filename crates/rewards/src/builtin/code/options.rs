@@ -25,7 +25,7 @@ pub(crate) struct Options {
     /// Seconds that compiling may take.
     #[serde(default = "thirty")]
     pub(super) compile_timeout_s: f64,
-    /// Address space of each process, in MiB.
+    /// What all processes of a program use together, and the address space of each, in MiB.
     #[serde(default = "half_a_gib")]
     pub(super) memory_mb: u64,
     /// Processes and threads at once.

@@ -1,21 +1,25 @@
 //! Runs a program that nobody trusts: in namespaces of its own (bubblewrap), with limits, and to its end.
 //!
 //! The program has no network, sees `/usr` read-only and nothing else of the machine, writes into a `/tmp` of its own
-//! that is memory of bounded size, and gets no variable of our environment. Processor time, memory, processes, files
-//! and output are limited (util-linux's `prlimit`); when its wall time is over, or it has ended, every process that
-//! it has started is killed with its process namespace. We are not root in there: root's processes are not counted,
-//! so as root the whole is started as the user 65534. What holds it without bubblewrap is in `confined`. Knows no
-//! language and no test.
+//! that is memory of bounded size, and gets no variable of our environment and no descriptor but its streams. It makes
+//! the system calls of `seccomp` alone. Processor time, address space, processes, files and output are limited
+//! (util-linux's `prlimit`), and what its processes use together is watched (`memory`); when its wall time is over, or
+//! it has ended, or we have, every process that it has started is killed with its process namespace. We are not root in
+//! there: root's processes are not counted, so as root the whole is started as the user 65534. What holds it without
+//! bubblewrap is in `confined`. Knows no language and no test.
 
 use super::confined;
+use super::group::Group;
+use super::memory::{Members, Watch};
+use super::place::Place;
 use serde::Deserialize;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -38,6 +42,8 @@ pub(super) struct Limits {
     pub wall: Duration,
     /// Address space of each process, in MiB.
     pub memory_mb: u64,
+    /// What all processes use together, in MiB.
+    pub resident_mb: u64,
     /// Processes and threads.
     pub processes: u64,
     /// Standard output, in bytes.
@@ -55,6 +61,8 @@ pub(super) enum End {
     Exit(i32),
     TimedOut,
     TooMuchOutput,
+    /// More than so many MiB.
+    TooMuchMemory(u64),
     /// Nobody waits for it any more.
     Stopped,
 }
@@ -84,6 +92,9 @@ pub(super) enum Isolation {
 pub(super) struct Sandbox {
     pub isolation: Isolation,
     bwrap: String,
+    place: std::result::Result<Arc<Place>, String>,
+    /// Bubblewrap's processes, so that they end with us even if they had no time to see to it.
+    group: Mutex<Option<Group>>,
     /// Once set, nobody waits for a program any more.
     pub stop: Arc<AtomicBool>,
 }
@@ -92,8 +103,8 @@ impl Isolation {
     /// What a run's record says.
     pub fn name(self) -> &'static str {
         match self {
-            Isolation::Bubblewrap => "bubblewrap",
-            Isolation::Landlock => "landlock and seccomp",
+            Isolation::Bubblewrap => "bubblewrap and seccomp, memory watched",
+            Isolation::Landlock => "landlock and seccomp, memory watched",
             Isolation::Nothing => "none (unsafe_no_sandbox)",
         }
     }
@@ -102,7 +113,8 @@ impl Isolation {
 impl Sandbox {
     /// Not checked.
     pub fn with(bwrap: &str, isolation: Isolation) -> Sandbox {
-        Sandbox { isolation, bwrap: found(bwrap), stop: Arc::default() }
+        let place = Place::current().map_err(|error| error.to_string());
+        Sandbox { isolation, bwrap: found(bwrap), place, group: Mutex::default(), stop: Arc::default() }
     }
 
     /// The best isolation that can be had with this `bwrap`, or the one that is asked for, in which each of
@@ -139,6 +151,7 @@ impl Sandbox {
         let limits = Limits {
             wall: Duration::from_secs(20),
             memory_mb: 1024,
+            resident_mb: 1024,
             processes: 32,
             output: 1 << 16,
             disk_mb: 1,
@@ -199,7 +212,7 @@ impl Sandbox {
             let stdout = scope.spawn(|| read(stdout, limits.output, &too_much));
             // Of standard error the rest is thrown away.
             let stderr = scope.spawn(|| read(stderr, STDERR_BYTES, &AtomicBool::new(false)));
-            let end = child.wait(deadline, &too_much, &self.stop)?;
+            let end = child.wait(deadline, &too_much, &self.stop, None)?;
             let stdout = stdout.join().unwrap_or_default();
             let stderr = String::from_utf8_lossy(&stderr.join().unwrap_or_default()).into_owned();
             // It may have ended before all that it wrote was read.
@@ -221,14 +234,14 @@ impl Sandbox {
         let (calls, replies) = (running.stdin.take().expect("piped"), running.stdout.take().expect("piped"));
         let program_words = running.stderr.take().expect("piped");
         // Its own limits are none of the program's.
-        let judge_limits = Limits { memory_mb: 2048, output: JUDGE_BYTES, ..limits };
+        let judge_limits = Limits { memory_mb: 2048, resident_mb: 2048, output: JUDGE_BYTES, ..limits };
         let mut judge = self.start(judge.0, judge.1, judge_limits, Some((replies.into(), calls.into())))?;
         let verdict = judge.stderr.take().expect("piped");
         let too_much = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let verdict = scope.spawn(|| read(verdict, JUDGE_BYTES, &too_much));
             let words = scope.spawn(|| read(program_words, STDERR_BYTES, &AtomicBool::new(false)));
-            let end = judge.wait(deadline, &too_much, &self.stop);
+            let end = judge.wait(deadline, &too_much, &self.stop, Some(&mut running));
             // The program's end closes what the other thread reads.
             drop(running);
             let stdout = verdict.join().unwrap_or_default();
@@ -246,31 +259,48 @@ impl Sandbox {
         streams: Option<(Stdio, Stdio)>,
     ) -> std::io::Result<Running> {
         let (stdin, stdout) = streams.unwrap_or_else(|| (Stdio::piped(), Stdio::piped()));
+        // What other libraries, or whoever started us, left open.
+        close_fds::set_fds_cloexec_threadsafe(3, &[]);
+        let watch = |members, tmp| Watch::new(members, limits.resident_mb, tmp);
         if self.isolation == Isolation::Bubblewrap {
-            let mut command = self.isolated(job, words, limits);
+            let mut command = self.isolated(job, words, limits)?;
             command.stdin(stdin).stdout(stdout).stderr(Stdio::piped());
             as_nobody(&mut command);
-            return Ok(Running { child: command.spawn()?, leader: None, directory: None });
+            let child = {
+                let mut group = self.group.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                if !group.as_mut().is_some_and(Group::is_there) {
+                    *group = Some(Group::new()?);
+                }
+                command.process_group(group.as_ref().map_or(0, Group::id)).spawn()?
+            };
+            let watch = watch(Members::Tree(child.id()), Some(limits.disk_mb));
+            return Ok(Running { child, group: None, watch, limits, _directory: None });
         }
         let directory = super::directory()?;
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777))?;
         let mut command = plain_command(job, directory.path(), words, limits);
         command.stdin(stdin).stdout(stdout).stderr(Stdio::piped());
         as_nobody(&mut command);
-        let (child, leader) = match self.isolation {
-            Isolation::Nothing => (command.process_group(0).spawn()?, None),
-            _ => {
-                let tmp = limits.compiles.then_some(directory.path());
-                let (child, leader) = confined::spawn(&mut command, job, tmp)?;
-                (child, Some(leader))
-            }
+        let group = Group::new()?;
+        command.process_group(group.id());
+        let child = match self.isolation {
+            Isolation::Nothing => command.spawn()?,
+            _ => confined::spawn(&mut command, job, limits.compiles.then_some(directory.path()), group.id())?,
         };
-        Ok(Running { child, leader, directory: Some(directory) })
+        let watch = watch(Members::Group(group.id().cast_unsigned()), None);
+        Ok(Running { child, group: Some(group), watch, limits, _directory: Some(directory) })
     }
 
     /// Bubblewrap's command line.
-    fn isolated(&self, job: &Path, words: &[String], limits: Limits) -> Command {
-        let mut command = Command::new(&self.bwrap);
+    fn isolated(&self, job: &Path, words: &[String], limits: Limits) -> std::io::Result<Command> {
+        if !Path::new(&self.bwrap).exists() {
+            return Err(std::io::ErrorKind::NotFound.into());
+        }
+        let place = self.place.as_ref().map_err(|error| std::io::Error::other(error.clone()))?;
+        // A shell opens what bubblewrap reads; if it cannot, it says so under bubblewrap's name.
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", r#"filter=$1; shift; exec "$@" 9<"$filter""#, "bwrap"]).arg(place.filter());
+        command.arg(&self.bwrap).args(["--seccomp", "9"]);
         // Process 1 in there is bubblewrap, whose environment programs can read: `--clearenv` empties theirs alone.
         command.env_clear();
         command.args(["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]);
@@ -306,7 +336,7 @@ impl Sandbox {
         command.arg("--ro-bind").arg(job).args([JOB, "--remount-ro", "/", "--chdir", "/tmp", "--"]);
         command.args(["/usr/bin/prlimit", &format!("--nproc={}", limits.processes)]).args(prlimits(limits));
         command.arg("--").args(words);
-        command
+        Ok(command)
     }
 }
 
@@ -361,10 +391,12 @@ fn threads_of_user() -> u64 {
 /// A started program, which does not outlive this.
 struct Running {
     child: Child,
-    /// Of its process group, if not itself.
-    leader: Option<Child>,
-    /// Without bubblewrap, where it runs.
-    directory: Option<TempDir>,
+    /// Without bubblewrap, its processes.
+    group: Option<Group>,
+    watch: Watch,
+    limits: Limits,
+    /// Without bubblewrap, where it runs: removed when nothing runs there any more.
+    _directory: Option<TempDir>,
 }
 
 impl std::ops::Deref for Running {
@@ -390,26 +422,27 @@ impl Drop for Running {
 impl Running {
     /// Kills whatever is left of it; bubblewrap takes its namespace with it.
     fn end(&mut self) {
-        if self.directory.is_some()
-            && let leader = self.leader.as_ref().unwrap_or(&self.child)
-            && let Some(group) = rustix::process::Pid::from_raw(leader.id().cast_signed())
-        {
-            // Gone already, if nothing of it is left.
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        }
+        drop(self.group.take());
         let _ = self.child.kill();
         let _ = self.child.wait();
-        if let Some(leader) = &mut self.leader {
-            let _ = leader.wait();
-        }
     }
 
-    /// Waits for the program's end, or gives up; it is over with this value.
-    fn wait(&mut self, deadline: Instant, too_much: &AtomicBool, stop: &AtomicBool) -> std::io::Result<End> {
+    /// Waits for the program's end, or gives up, on account of `other`, too; it is over with this value.
+    fn wait(
+        &mut self,
+        deadline: Instant,
+        too_much: &AtomicBool,
+        stop: &AtomicBool,
+        mut other: Option<&mut Running>,
+    ) -> std::io::Result<End> {
         let end = loop {
             if let Some(status) = self.child.try_wait()? {
                 use std::os::unix::process::ExitStatusExt;
                 break End::Exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
+            }
+            let greedy = |running: &mut Running| running.watch.exceeds().then_some(running.limits.resident_mb);
+            if let Some(most) = greedy(self).or_else(|| other.as_mut().and_then(|other| greedy(other))) {
+                break End::TooMuchMemory(most);
             }
             match () {
                 () if too_much.load(Ordering::Relaxed) => break End::TooMuchOutput,

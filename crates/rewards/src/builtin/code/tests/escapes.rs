@@ -52,8 +52,8 @@ impl Drop for Victim {
     }
 }
 
-/// Every way that Linux has to cause a signal, or another effect, in a process that is not the program's own.
-const SIGNALS: &str = r#"
+/// What programs in every isolation are refused, by number and arguments; `x32` is another way to number calls.
+const EVERYWHERE: &str = r#"
 import ctypes, fcntl, os, socket, struct, sys, time
 victim = int(input())
 libc = ctypes.CDLL(None, use_errno=True)
@@ -62,16 +62,41 @@ bad = []
 def refused(name, call):
     """Adds the name of what is not refused."""
     ctypes.set_errno(0)
-    try:
-        result = call()
-    except OSError:
-        return
-    if not (isinstance(result, int) and result == -1):
-        bad.append(name)
+    result = call()
+    if result != -1 or ctypes.get_errno() not in (1, 38):
+        bad.append((name, result, ctypes.get_errno()))
 
 def syscall(number, *arguments):
     return libc.syscall(ctypes.c_long(number), *[ctypes.c_long(a) if isinstance(a, int) else a for a in arguments])
 
+parameters = ctypes.create_string_buffer(128)
+EVERYWHERE = [
+    ("perf_event_open", (298, parameters, victim, -1, -1, 0)), ("userfaultfd", (323, 1)),
+    ("io_uring_setup", (425, 1, parameters)), ("bpf", (321, 0, parameters, 128)), ("keyctl", (250, 0, -3, 1)),
+    ("add_key", (248, b"user", b"x", b"y", 1, -3)), ("request_key", (249, b"user", b"x", None, 0)),
+    ("PR_SCHED_CORE", (157, 62, 2, victim, 0, 0)), ("PR_SET_DUMPABLE", (157, 4, 0, 0, 0, 0)),
+    ("unshare", (272, 0x10000000)), ("netlink", (41, 16, 3, 0)), ("vsock", (41, 40, 1, 0)), ("packet", (41, 17, 3, 0)),
+    ("kernel crypto", (41, 38, 5, 0)), ("internet", (41, 2, 1, 0)), ("a pair of others", (53, 40, 1, 0, parameters)),
+    ("a sibling", (56, 0x8000 | 17, 0, 0, 0, 0)), ("a user namespace", (56, 0x10000000 | 17, 0, 0, 0, 0)),
+    ("clone3", (435, parameters, 88)), ("memfd_create", (319, b"x", 0)), ("memfd_secret", (447, 0)),
+    ("shmget", (29, 0, 1 << 20, 0o1600)), ("msgget", (68, 0, 0o1600)), ("semget", (64, 0, 1, 0o1600)),
+    ("mq_open", (240, b"x", 0o102, 0o600, None)), ("ptrace", (101, 16, 1, 0, 0)), ("ptrace me", (101, 0, 0, 0, 0)),
+    ("process_vm_readv", (310, 1, 0, 0, 0, 0, 0)), ("kcmp", (312, 1, 1, 0, 0, 0)), ("pidfd_getfd", (438, 0, 0, 0)),
+    ("process_madvise", (440, 0, 0, 0, 0, 0)), ("process_mrelease", (448, 0, 0)), ("fanotify_init", (300, 0, 0)),
+    ("landlock", (444, parameters, 8, 0)), ("landlock_add_rule", (445, 0, 1, parameters, 0)), ("sync", (162,)),
+    ("mount", (165, b"x", b"/tmp", b"tmpfs", 0, None)), ("open_tree", (428, -100, b"/", 0)), ("chroot", (161, b"/")),
+    ("fsopen", (430, b"tmpfs", 0)), ("name_to_handle_at", (303, -100, b"/", parameters, parameters, 0)),
+    ("open_by_handle_at", (304, -100, parameters, 0)), ("personality", (135, 0xFFFFFFFF)),
+    ("syslog", (103, 3, None, 0)),
+    ("swapon", (167, b"x", 0)), ("reboot", (169, 0, 0, 0, None)), ("kexec_load", (246, 0, 0, None, 0)),
+    ("quotactl", (179, 0, b"x", 0, None)), ("lookup_dcookie", (212, 0, None, 0)), ("acct", (163, None)),
+    ("x32 write", (0x40000000 | 1, 1, b"x", 0)), ("x32 kill", (0x40000000 | 62, victim, 0)),
+    ("x32 ptrace", (0x40000000 | 521, 16, victim, 0, 0)), ("of a later kernel", (480, 0)), ("none", (1 << 20, 0)),
+]
+"#;
+
+/// Every way that Linux has to cause a signal, or another effect, in a process that is not the program's own.
+const SIGNALS: &str = r#"
 def fcntls(high, fd):
     owner = ctypes.create_string_buffer(struct.pack("ii", 1, victim))
     refused(f"F_SETOWN {high}", lambda: syscall(72, fd, high | 8, victim))
@@ -103,25 +128,22 @@ for high in (0, 1 << 32, 0x7FFFFFFF << 32):
 fire(r, w)
 fire(a.fileno(), b.fileno())
 info = ctypes.create_string_buffer(128)
-parameters = ctypes.create_string_buffer(64)
 for name, call in [
-    ("kill", (62, victim, 9)), ("kill a group", (62, -victim, 9)), ("kill all", (62, -1, 19)), ("tkill", (200, victim, 9)),
+    ("kill", (62, victim, 9)), ("kill a group", (62, -victim, 9)), ("kill all", (62, -1, 19)),
+    ("tkill", (200, victim, 9)),
     ("tgkill", (234, victim, victim, 9)), ("rt_sigqueueinfo", (129, victim, 9, info)),
     ("rt_tgsigqueueinfo", (297, victim, victim, 9, info)), ("pidfd_open", (434, victim, 0)),
     ("pidfd_send_signal", (424, r, 9, None, 0)), ("pidfd_getfd", (438, r, 0, 0)), ("process_mrelease", (448, r, 0)),
-    ("process_madvise", (440, r, 0, 0, 0, 0)), ("ptrace", (101, 16, victim, 0, 0)), ("ptrace seize", (101, 0x4206, victim, 0, 0)),
+    ("process_madvise", (440, r, 0, 0, 0, 0)), ("ptrace", (101, 16, victim, 0, 0)),
+    ("ptrace seize", (101, 0x4206, victim, 0, 0)),
     ("process_vm_readv", (310, victim, 0, 0, 0, 0, 0)), ("process_vm_writev", (311, victim, 0, 0, 0, 0, 0)),
     ("kcmp", (312, os.getpid(), victim, 0, 0, 0)), ("prlimit", (302, victim, 0, None, parameters)),
     ("setpriority", (141, 0, victim, 19)), ("ioprio_set", (251, 1, victim, 0)), ("setpgid", (109, 0, victim)),
-    ("setsid", (112,)), ("sched_setaffinity", (203, victim, 8, parameters)), ("sched_setscheduler", (144, victim, 5, parameters)),
-    ("sched_setparam", (142, victim, parameters)), ("sched_setattr", (314, victim, parameters, 0)),
-    ("migrate_pages", (256, victim, 0, None, None)), ("move_pages", (279, victim, 0, None, None, None, 0)),
-    ("perf_event_open", (298, parameters, victim, -1, -1, 0)), ("userfaultfd", (323, 1)), ("io_uring_setup", (425, 1, info)),
-    ("bpf", (321, 0, info, 128)), ("keyctl", (250, 0, -3, 1)), ("add_key", (248, b"user", b"x", b"y", 1, -3)),
-    ("PR_SCHED_CORE", (157, 62, 2, victim, 0, 0)), ("PR_SET_DUMPABLE", (157, 4, 0, 0, 0, 0)), ("unshare", (272, 0x10000000)),
-    ("netlink", (41, 16, 3, 0)), ("vsock", (41, 40, 1, 0)), ("packet", (41, 17, 3, 0)), ("kernel crypto", (41, 38, 5, 0)),
-    ("a sibling", (56, 0x8000 | 17, 0, 0, 0, 0)),
-]:
+    ("setsid", (112,)), ("sched_setaffinity", (203, victim, 8, parameters)),
+    ("sched_setscheduler", (144, victim, 5, parameters)), ("sched_setparam", (142, victim, parameters)),
+    ("sched_setattr", (314, victim, parameters, 0)), ("migrate_pages", (256, victim, 0, None, None)),
+    ("move_pages", (279, victim, 0, None, None, None, 0)), ("unix", (41, 1, 1, 0)),
+] + EVERYWHERE:
     refused(name, lambda: syscall(*call))
 time.sleep(0.2)
 if bad:
@@ -138,9 +160,30 @@ fn no_way_to_signal_a_process_outside_is_left() {
     let mut victim = Victim::new();
     let tests = json!([{"input": victim.0.id().to_string(), "output": "refused"}]);
     let options = json!({"language": "python", "isolation": "landlock"});
-    let (scores, failures) = score(options, &[SIGNALS], &tests);
+    let (scores, failures) = score(options, &[&[EVERYWHERE, SIGNALS].concat()], &tests);
     assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
     assert!(victim.is_alive());
+}
+
+/// What a program has no use for is refused in each isolation: the kernel has had faults there.
+#[test]
+fn calls_that_are_not_listed_do_not_exist() {
+    if !installed(&["python3"]) || cfg!(not(target_arch = "x86_64")) {
+        return;
+    }
+    let program = format!(
+        "{EVERYWHERE}
+for name, call in EVERYWHERE:
+    refused(name, lambda: syscall(*call))
+if bad:
+    sys.exit(f\"not refused: {{bad}}\")
+print(\"refused\")"
+    );
+    let tests = json!([{"input": std::process::id().to_string(), "output": "refused"}]);
+    for isolation in isolations() {
+        let (scores, failures) = score(json!({"language": "python", "isolation": isolation}), &[&program], &tests);
+        assert_eq!(scores.values, [Some(1.0)], "{isolation}: {failures:?}");
+    }
 }
 
 /// Programs that look for a variable of ours in all of /proc: it begins with PLANTED_, which they do not contain.

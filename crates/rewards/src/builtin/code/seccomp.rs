@@ -1,0 +1,160 @@
+//! Which system calls programs may make.
+//!
+//! What is not listed does not exist (ENOSYS), as on an older kernel: libraries fall back to what does. So what a newer
+//! kernel adds, and the numbers of other calling conventions (x32), are refused without being known. Programs have no
+//! sockets but of their own machine (`AF_UNIX`; without a namespace pairs alone), no other process's memory, no keys,
+//! no memory that belongs to no process's resident set (`memfd_create`), no io_uring, no bpf.
+
+mod calls;
+
+use self::calls::{
+    ALLOWED, ALLOWED_NEW, ALLOWED_OLD, OF_NAMESPACE, OF_NAMESPACE_OLD, REFUSED, REFUSED_NEW, REFUSED_OLD,
+};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
+use std::collections::BTreeMap;
+use std::io::{Error, Result};
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+type Made<T> = std::result::Result<T, String>;
+
+/// The filters of a program that shares this machine's processes: it may reach its process group alone.
+pub fn in_group(group: i32) -> Result<[BpfProgram; 2]> {
+    let group = u64::from(group.cast_unsigned());
+    let filters = || {
+        let mut allowed = common()?;
+        allowed.insert(libc::SYS_setpgid, vec![is(1, group)?]);
+        // What is still to come: the other filter, and another user where we are root.
+        allowed.extend(always(&[&[libc::SYS_seccomp, libc::SYS_setgroups, libc::SYS_setgid, libc::SYS_setuid]]));
+        // To its group, itself included; of one process nobody knows whose it is.
+        allowed.insert(libc::SYS_kill, vec![is(0, 0)?]);
+        allowed.insert(libc::SYS_prlimit64, vec![is(0, 0)?]);
+        // The same calls, but with the error that programs know.
+        let mut refused = always(&[REFUSED, REFUSED_OLD, REFUSED_NEW, &[libc::SYS_seccomp]]);
+        for (call, argument, value) in
+            [(libc::SYS_setpgid, 1, group), (libc::SYS_kill, 0, 0), (libc::SYS_prlimit64, 0, 0)]
+        {
+            refused.insert(call, vec![rule(argument, SeccompCmpOp::Ne, value)?]);
+        }
+        Ok([only(allowed)?, compiled(refused, SeccompAction::Allow, errno(libc::EPERM))?])
+    };
+    filters().map_err(|error: String| Error::other(format!("seccomp: {error}")))
+}
+
+/// The filter of a program in namespaces of its own, as bubblewrap reads it.
+pub fn in_namespace() -> Result<Vec<u8>> {
+    let filter = || {
+        let mut allowed = common()?;
+        allowed.extend(always(&[OF_NAMESPACE, OF_NAMESPACE_OLD]));
+        allowed.insert(libc::SYS_socket, vec![is(0, UNIX)?]);
+        only(allowed)
+    };
+    let filter = filter().map_err(|error: String| Error::other(format!("seccomp: {error}")))?;
+    let bytes = |of: &seccompiler::sock_filter| {
+        let [code, rest] = [of.code.to_ne_bytes(), [of.jt, of.jf]];
+        [code, rest].concat().into_iter().chain(of.k.to_ne_bytes())
+    };
+    Ok(filter.iter().flat_map(bytes).collect())
+}
+
+fn always(calls: &[&[i64]]) -> Rules {
+    calls.concat().into_iter().map(|call| (call, vec![])).collect()
+}
+
+fn common() -> Made<Rules> {
+    let mut allowed = always(&[ALLOWED, ALLOWED_OLD, ALLOWED_NEW]);
+    let one_of = |argument, values: &[u64]| values.iter().map(|&value| is(argument, value)).collect::<Made<Vec<_>>>();
+    // Each of these has commands that change, or have a signal sent to, any process that is named.
+    allowed.insert(libc::SYS_fcntl, one_of(1, FCNTL)?);
+    allowed.insert(libc::SYS_ioctl, one_of(1, IOCTL)?);
+    allowed.insert(libc::SYS_prctl, one_of(0, PRCTL)?);
+    allowed.insert(libc::SYS_socketpair, vec![is(0, UNIX)?]);
+    // No namespaces, and no sibling in the place of a child, whose parent would be this process.
+    let refused = CLONE_REFUSED.iter().fold(0, |all, flag| all | u64::from(flag.cast_unsigned()));
+    allowed.insert(libc::SYS_clone, vec![rule(0, SeccompCmpOp::MaskedEq(refused), 0)?]);
+    Ok(allowed)
+}
+
+fn is(argument: u8, value: u64) -> Made<SeccompRule> {
+    rule(argument, SeccompCmpOp::Eq, value)
+}
+
+/// The kernel, too, looks at the lower 32 bits of these arguments alone.
+fn rule(argument: u8, operator: SeccompCmpOp, value: u64) -> Made<SeccompRule> {
+    let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value);
+    SeccompRule::new(vec![condition.map_err(|e| e.to_string())?]).map_err(|e| e.to_string())
+}
+
+fn errno(error: i32) -> SeccompAction {
+    SeccompAction::Errno(error.cast_unsigned())
+}
+
+fn only(allowed: Rules) -> Made<BpfProgram> {
+    compiled(allowed, errno(libc::ENOSYS), SeccompAction::Allow)
+}
+
+/// Another architecture's calls (32 bits) end the process.
+fn compiled(rules: Rules, otherwise: SeccompAction, action: SeccompAction) -> Made<BpfProgram> {
+    let arch = std::env::consts::ARCH.try_into().map_err(|e: seccompiler::BackendError| e.to_string())?;
+    let filter = SeccompFilter::new(rules, otherwise, action, arch).map_err(|e| e.to_string())?;
+    filter.try_into().map_err(|e: seccompiler::BackendError| e.to_string())
+}
+
+const UNIX: u64 = libc::AF_UNIX as u64;
+
+const CLONE_REFUSED: &[i32] = &[
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWNET,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWUTS,
+    libc::CLONE_NEWCGROUP,
+    libc::CLONE_PARENT,
+];
+
+/// Descriptors, their flags and locks, pipes' sizes, seals. Not F_SETOWN, F_SETOWN_EX and F_SETSIG, by which any
+/// process gets any signal, nor leases and notifications.
+const FCNTL: &[u64] = &[
+    libc::F_DUPFD as u64,
+    libc::F_GETFD as u64,
+    libc::F_SETFD as u64,
+    libc::F_GETFL as u64,
+    libc::F_SETFL as u64,
+    libc::F_GETLK as u64,
+    libc::F_SETLK as u64,
+    libc::F_SETLKW as u64,
+    libc::F_GETOWN as u64,
+    libc::F_OFD_GETLK as u64,
+    libc::F_OFD_SETLK as u64,
+    libc::F_OFD_SETLKW as u64,
+    libc::F_DUPFD_CLOEXEC as u64,
+    libc::F_SETPIPE_SZ as u64,
+    libc::F_GETPIPE_SZ as u64,
+    libc::F_ADD_SEALS as u64,
+    libc::F_GET_SEALS as u64,
+];
+
+/// Whether a stream is a terminal, what can be read from it, whether it blocks, and closing on exec. Not FIOSETOWN,
+/// SIOCSPGRP, TIOCSPGRP (signals), TIOCSTI (typing for the user) and FIOASYNC.
+const IOCTL: &[u64] = &[libc::TCGETS, libc::TIOCGWINSZ, libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX];
+
+/// What concerns the caller alone and can be no way to hide from who counts its memory. Not PR_SCHED_CORE.
+const PRCTL: &[u64] = &[
+    libc::PR_SET_PDEATHSIG as u64,
+    libc::PR_GET_PDEATHSIG as u64,
+    libc::PR_GET_DUMPABLE as u64,
+    libc::PR_SET_NAME as u64,
+    libc::PR_GET_NAME as u64,
+    libc::PR_GET_SECCOMP as u64,
+    libc::PR_CAPBSET_READ as u64,
+    libc::PR_SET_TIMERSLACK as u64,
+    libc::PR_GET_TIMERSLACK as u64,
+    libc::PR_SET_NO_NEW_PRIVS as u64,
+    libc::PR_GET_NO_NEW_PRIVS as u64,
+    libc::PR_SET_THP_DISABLE as u64,
+    libc::PR_GET_THP_DISABLE as u64,
+    // PR_SET_VMA: names of memory.
+    0x5356_4d41,
+];
