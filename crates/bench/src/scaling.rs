@@ -5,9 +5,8 @@ use super::report::column;
 use super::workload::Bench;
 use super::{Machine, Report, Subject, Workload};
 use kernels::Context;
-use lockstep::error::OrBadInput;
+use lockstep::OutFile;
 use serde_json::json;
-use std::path::PathBuf;
 
 /// How far it goes.
 #[derive(Clone, Debug)]
@@ -17,7 +16,7 @@ pub struct Options {
     /// From 128 tokens up to this many, of 8 completions each.
     pub longest: usize,
     /// A picture of it, too.
-    pub plot: Option<PathBuf>,
+    pub plot: Option<OutFile>,
 }
 
 /// One step each (after a first one that takes the memory): completions 8 → most, length 128 → longest, threads 1 →
@@ -74,10 +73,10 @@ pub fn run(ctx: &Context, shape: Subject, args: &Options) -> anyhow::Result<Repo
         ));
     }
     report.note(format!("{}; update tokens are completion tokens", shape.name()));
-    if let Some(path) = &args.plot {
+    if let Some(file) = &args.plot {
         let title =
             format!("{}, {} threads, {}: completion tokens per second", shape.name(), ctx.threads(), ctx.describe());
-        std::fs::write(path, picture(&title, &points)).or_bad_input_in(path.display())?;
+        file.write(picture(&title, &points).as_bytes())?;
     }
     Ok(report)
 }

@@ -145,7 +145,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         What::Parity(common) => report(common, &bench::parity::run),
         What::Order(common) => report(common, &bench::order::run),
         What::Scaling(args) => {
-            report(&args.common, &|ctx, shape| bench::scaling::run(ctx, shape, &(&args.scaling).into()))
+            let options = args.scaling.options()?;
+            report(&args.common, &|ctx, shape| bench::scaling::run(ctx, shape, &options))
         }
         What::Levels(common) => report(common, &bench::levels::run),
         What::Ablation(common) => report(common, &bench::ablation::run),

@@ -2,6 +2,7 @@
 
 use crate::options::{LogArgs, threads};
 use crate::signals::stop_on_signals;
+use lockstep::OutFile;
 use lockstep_bench::addition::workspace::SFT_STEPS;
 use lockstep_bench::{Shape, algorithms, group, scaling};
 use std::path::PathBuf;
@@ -18,12 +19,17 @@ pub struct ScalingFlags {
     /// A picture of it, too.
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
+    /// Replaces the file of --plot if there is one.
+    #[arg(long, requires = "plot")]
+    pub overwrite: bool,
 }
 
-impl From<&ScalingFlags> for scaling::Options {
-    fn from(args: &ScalingFlags) -> Self {
-        let ScalingFlags { most_completions, longest, plot } = args.clone();
-        Self { most_completions, longest, plot }
+impl ScalingFlags {
+    /// The benchmark's options.
+    pub fn options(&self) -> anyhow::Result<scaling::Options> {
+        let ScalingFlags { most_completions, longest, plot, overwrite } = self.clone();
+        let plot = plot.map(|path| OutFile::new("--plot", &path, overwrite, &[])).transpose()?;
+        Ok(scaling::Options { most_completions, longest, plot })
     }
 }
 

@@ -1,11 +1,11 @@
 //! `lockstep eval`.
 
-use crate::options::{FlagKeys, RewardArgs, check_out_file, device, utf8};
+use crate::options::{FlagKeys, RewardArgs, device, utf8};
 use crate::output;
 use crate::signals::stop_on_signals;
 use kernels::Device;
 use lockstep::config::{Config, EvalSampling, Layers, Purpose, Resolved};
-use lockstep::{Evaluator, Outcome, Policy, bad_input, context, find_model, locate_model, write_atomically};
+use lockstep::{Evaluator, Input, OutFile, Outcome, Policy, bad_input, context, find_model, locate_model};
 use rewards::Content;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -62,6 +62,9 @@ pub struct Args {
     /// Writes each completion with its row's columns and its scores as JSON lines.
     #[arg(long, alias = "output", value_name = "FILE.jsonl")]
     pub out: Option<PathBuf>,
+    /// Replaces the file of --out if there is one.
+    #[arg(long, requires = "out")]
+    pub overwrite: bool,
     /// The result as JSON on standard output.
     #[arg(long)]
     pub json: bool,
@@ -76,13 +79,14 @@ pub struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let Resolved { config, notes, .. } = configuration(&args)?;
     notes.iter().for_each(|note| output::note(format_args!("note: {note}")));
-    args.out.as_deref().map_or(Ok(()), check_out_file)?;
+    args.out.as_deref().map_or(Ok(()))?;
     let ctx = context(config.device, config.threads, config.dtype)?;
     let (model, below) = locate_model(config.model_name_or_path.as_deref().unwrap_or_default())?;
     let adapter = match (&below, &args.adapter) {
         (Some(own), Some(_)) => bad_input!("--adapter: the model {} is an adapter already", own.display()),
         (own, given) => own.as_deref().or(given.as_deref()),
     };
+    let out = out_file(&args, &config, &model, adapter)?;
     let stop = stop_on_signals(&Console::new(ConsoleOptions::default())?, "the evaluation stops, without a result")?;
     let mut evaluator = Evaluator::new(&ctx, config.clone(), &model, stop)?;
     let policy = Policy::load_with(&ctx, &model, adapter, config.dtype)?;
@@ -99,8 +103,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         let warnings = outcome.problems.iter().map(ToString::to_string).chain(outcome.unscored.clone());
         warnings.for_each(|warning| output::note(format_args!("warning: {warning}")));
     }
-    if let Some(path) = &args.out {
-        write_atomically(path, lines(&outcomes, &policy)?.as_bytes())?;
+    if let Some(out) = &out {
+        out.write(lines(&outcomes, &policy)?.as_bytes())?;
     }
     let metrics = outcomes.iter().flat_map(|outcome| outcome.metrics.iter().cloned());
     let metrics: Vec<_> = metrics.chain([("eval_runtime".to_owned(), seconds)]).collect();
@@ -116,6 +120,17 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         output::text(&format!("{}{}\n", table.render(100), rewards_table(&outcomes).render(100)))?;
     }
     outcomes.iter().try_for_each(all_judged)
+}
+
+/// The file of `--out`, which is none of those that are read.
+fn out_file(args: &Args, config: &Config, model: &Path, adapter: Option<&Path>) -> anyhow::Result<Option<OutFile>> {
+    let Some(out) = &args.out else { return Ok(None) };
+    let sets = config.eval_datasets.values().filter_map(Value::as_str);
+    let data = config.eval_dataset_name.as_deref().into_iter().chain(sets).map(Path::new);
+    let source = |path| if Path::is_dir(path) { Input::Kept(path) } else { Input::Data(path) };
+    let models = std::iter::once(model).chain(adapter).map(Input::Kept);
+    let inputs: Vec<_> = models.chain(data.map(Input::Data)).chain(args.source.as_deref().map(source)).collect();
+    OutFile::new("--out", out, args.overwrite, &inputs).map(Some)
 }
 
 /// An error where a reward judged nothing, unless it left that to others: no figure above speaks of it.

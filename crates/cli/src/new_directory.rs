@@ -4,22 +4,31 @@ use anyhow::Context as _;
 use lockstep::bad_input;
 use lockstep::error::OrBadInput;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// Makes the directory `out`, which must not exist or be empty: `fill` writes into one beside it, which gets the name
 /// when it is whole, so that no half-written directory is ever found under it.
 pub(crate) fn new_directory(out: &Path, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let path = std::path::absolute(out).or_bad_input_in(out.display())?;
+    match fs::read_dir(&path) {
+        Ok(mut entries) => {
+            if entries.next().is_some() {
+                bad_input!("--out {}: exists and is not empty; nothing is overwritten", out.display());
+            }
+        }
+        Err(e) if e.kind() == ErrorKind::NotFound && !path.is_symlink() => {}
+        Err(e) if e.kind() == ErrorKind::NotFound => bad_input!("--out {}: is a link to nothing", out.display()),
+        Err(e) if e.kind() == ErrorKind::NotADirectory => {
+            bad_input!("--out {}: is a file, or lies below one; nothing is overwritten", out.display())
+        }
+        Err(e) => bad_input!("--out {}: {e}", out.display()),
+    }
+    // Of a link, the directory that it names is filled.
+    let path = path.canonicalize().unwrap_or(path);
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         bad_input!("--out {}: give the name of a new directory", out.display());
     };
-    let free = match fs::read_dir(&path) {
-        Ok(mut entries) => entries.next().is_none(),
-        Err(e) => e.kind() == std::io::ErrorKind::NotFound,
-    };
-    if !free {
-        bad_input!("--out {}: exists and is no empty directory; nothing is overwritten", out.display());
-    }
     let temporary = parent.join(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
     let written = fs::create_dir_all(parent)
         .with_context(|| format!("cannot create {}", parent.display()))

@@ -69,15 +69,6 @@ pub fn threads(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&n| n > 0).ok_or_else(|| "expected a number of threads, 1 or more".to_owned())
 }
 
-/// The file of `--out`, found out before the work and not after it.
-pub fn check_out_file(path: &Path) -> anyhow::Result<()> {
-    let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if path.is_dir() || !directory.is_dir() {
-        bad_input!("--out {}: not a file in a directory that exists", path.display());
-    }
-    Ok(())
-}
-
 /// The device that a flag names.
 pub fn device(name: &str) -> Result<Device, String> {
     Device::from_name(name).map_err(|error| error.to_string())

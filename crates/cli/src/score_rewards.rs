@@ -1,10 +1,10 @@
 //! `lockstep score-rewards`.
 
-use crate::options::{FlagKeys, RewardArgs, check_out_file, utf8};
+use crate::options::{FlagKeys, RewardArgs, utf8};
 use crate::output;
 use crate::signals::stop_on_signals;
 use lockstep::config::{Layers, Purpose, Resolved};
-use lockstep::{ScoredFile, ScoredRow, bad_input, score_file, write_atomically};
+use lockstep::{Input, OutFile, ScoredFile, ScoredRow, bad_input, score_file};
 use rewards::RewardSpec;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
@@ -41,6 +41,9 @@ pub struct Args {
     /// Writes each completion with its scores as JSON lines.
     #[arg(long, value_name = "FILE.jsonl")]
     pub out: Option<PathBuf>,
+    /// Replaces the file of --out if there is one.
+    #[arg(long, requires = "out")]
+    pub overwrite: bool,
     /// The result as JSON on standard output.
     #[arg(long)]
     pub json: bool,
@@ -58,15 +61,18 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if !args.input.is_file() {
         bad_input!("--input {input}: there is no such file");
     }
-    args.out.as_deref().map_or(Ok(()), check_out_file)?;
+    let models = args.tokenizer.as_deref().into_iter().map(Input::Kept);
+    let data = args.config.as_deref().into_iter().chain([&*args.input]).map(Input::Data);
+    let inputs: Vec<_> = models.chain(data).collect();
+    let out_file = args.out.as_deref().map(|path| OutFile::new("--out", path, args.overwrite, &inputs)).transpose()?;
     let stop = stop_on_signals(&Console::new(ConsoleOptions::default())?, "scoring stops, without a result")?;
     let scored = score_file(&config, &input, args.tokenizer.as_deref(), &stop)?;
     let command = |spec: &RewardSpec| serde_json::to_value(spec).is_ok_and(|spec| spec.to_string().contains("command"));
     if scored.without_ids && config.reward_funcs.iter().any(command) {
         output::note(format_args!("note: completion_ids are empty: {input} has none, and --tokenizer is not given"));
     }
-    if let Some(path) = &args.out {
-        write_atomically(path, lines(&scored).as_bytes())?;
+    if let Some(file) = &out_file {
+        file.write(lines(&scored).as_bytes())?;
     }
     let summaries: Vec<Summary<'_>> = (0..scored.names.len()).map(|place| Summary::of(&scored, place)).collect();
     match args.json {

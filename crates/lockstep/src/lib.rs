@@ -12,6 +12,7 @@
 //! | completions of its own | [`RolloutFunction`], [`RolloutRequest`], [`Generate`], [`RolloutPrompt`], [`GivenCompletion`] |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
 //! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`resolve_resumed`], [`check_command`], [`check_base`], [`write_atomically`] |
+//! | the file of a result | [`OutFile`], [`Input`] |
 //! | before and after it | [`plan`], [`MemoryPlan`], [`Available`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
 //! | models | [`Policy`], [`load_config`], [`load_weights`], [`locate`], [`locate_model`], [`HubKind`], [`samples_of_groups`] |
 //! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
@@ -26,6 +27,7 @@ pub mod config;
 mod data;
 pub mod error;
 mod models;
+mod out_file;
 mod rollouts;
 mod run;
 mod session;
@@ -36,6 +38,7 @@ pub use data::Rows;
 pub use error::BadInput;
 pub use model::hub::HubKind;
 pub use models::{Policy, load_config, load_weights, locate, locate_model};
+pub use out_file::{Input, OutFile};
 pub use rewards::RewardInput;
 pub use rollouts::evaluate::Outcome;
 pub use rollouts::function::{Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest};

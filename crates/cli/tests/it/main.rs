@@ -23,6 +23,7 @@ mod lora;
 mod lora_continued;
 mod lora_objectives;
 mod one_writer;
+mod outputs;
 mod paths;
 mod ppo;
 mod process_rewards;

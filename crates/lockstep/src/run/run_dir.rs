@@ -17,8 +17,10 @@
 //! ```
 
 use super::lock::{self, RunLock};
+use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -39,6 +41,13 @@ impl RunDir {
     pub fn fresh(root: &Path) -> anyhow::Result<RunDir> {
         if root.is_file() {
             return Err(BadInput::new(format!("output_dir {} is a file; give a directory", root.display())));
+        }
+        match fs::read_dir(root) {
+            Err(e) if e.kind() == ErrorKind::NotFound && root.is_symlink() => {
+                bad_input!("output_dir {} is a link to nothing; give another --out", root.display())
+            }
+            Err(e) if e.kind() != ErrorKind::NotFound => bad_input!("output_dir {}: {e}", root.display()),
+            _ => {}
         }
         let occupied = !RunDir::is_new(root);
         let run = RunDir::at(&std::path::absolute(root).or_bad_input_in("output_dir")?);
@@ -69,7 +78,7 @@ impl RunDir {
         };
         match fs::read_dir(root) {
             Ok(mut entries) => entries.all(not_yet_a_run),
-            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+            Err(error) => error.kind() == ErrorKind::NotFound,
         }
     }
 

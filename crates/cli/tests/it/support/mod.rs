@@ -44,7 +44,7 @@ pub fn listing(directory: &Path) -> Vec<(PathBuf, u64)> {
             if path.is_dir() {
                 open.push(path.clone());
             }
-            found.push((path.clone(), std::fs::metadata(&path).unwrap().len()));
+            found.push((path.clone(), std::fs::metadata(&path).map_or(0, |file| file.len())));
         }
     }
     found.sort();

@@ -1,0 +1,58 @@
+//! What commands write: never over an input, nor over any other file that nobody said to replace.
+
+use crate::support::runs::{directory, good};
+use crate::support::refused;
+use std::fs;
+
+/// The data set, the scored file and the model of the trial that found them destroyed, with exit code 0.
+#[test]
+fn a_result_never_takes_the_place_of_an_input() {
+    let dir = directory();
+    let root = dir.path();
+    let small = ["--max-samples", "1", "--max-completion-length", "4", "--reward", "unique_chars"];
+    let eval = |more: &[&'static str]| {
+        [&["eval", "--model", "model", "--dataset", "e.jsonl"][..], &small, &["--out"], more].concat()
+    };
+    fs::hard_link(root.join("e.jsonl"), root.join("hard.jsonl")).unwrap();
+    std::os::unix::fs::symlink("e.jsonl", root.join("soft.jsonl")).unwrap();
+    for out in ["e.jsonl", "./model/../e.jsonl", "hard.jsonl", "soft.jsonl"] {
+        refused(root, &eval(&[out]), &["--out", "is what is read", "--overwrite"]);
+    }
+    for more in [&["model/config.json"][..], &["model/model.safetensors", "--overwrite"]] {
+        refused(root, &eval(more), &["--out", "no result is written over it"]);
+    }
+    let score = |more: &[&'static str]| {
+        [&["score-rewards", "--input", "d.jsonl", "--reward", "unique_chars", "--out"][..], more].concat()
+    };
+    refused(root, &score(&["d.jsonl"]), &["--out d.jsonl", "is what is read"]);
+    // Another's file.
+    refused(root, &score(&["p.jsonl"]), &["--out p.jsonl", "exists", "--overwrite"]);
+    refused(root, &eval(&["p.jsonl"]), &["--out p.jsonl", "exists", "--overwrite"]);
+    let scaling = ["bench", "scaling", "--shape", "tiny", "--plot", "p.jsonl"];
+    refused(root, &scaling, &["--plot p.jsonl", "exists", "--overwrite"]);
+
+    // Who insists gets it, whole.
+    good(root, &score(&["d.jsonl", "--overwrite"]));
+    assert!(fs::read_to_string(root.join("d.jsonl")).unwrap().contains("\"rewards\""));
+    good(root, &eval(&["p.jsonl", "--overwrite"]));
+    assert_eq!(fs::read_to_string(root.join("p.jsonl")).unwrap().lines().count(), 1);
+    let left: Vec<_> = fs::read_dir(root).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{left:?}");
+}
+
+/// Names that are too long, links in a circle and links to nothing are said to be so.
+#[test]
+fn a_directory_that_cannot_be_made_says_why() {
+    let dir = directory();
+    let root = dir.path();
+    std::os::unix::fs::symlink("circle", root.join("circle")).unwrap();
+    std::os::unix::fs::symlink("nowhere", root.join("dangling")).unwrap();
+    let long = "x".repeat(300);
+    let words = [(&*long, "too long"), ("circle", "symbolic link"), ("dangling", "link to nothing")];
+    fs::write(root.join("config.json"), crate::support::CONFIG).unwrap();
+    for (out, word) in words {
+        let train = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars", "--out", out];
+        refused(root, &train, &["output_dir", word]);
+        refused(root, &["init", "--config", "config.json", "--out", out], &["--out", word]);
+    }
+}

@@ -1,0 +1,234 @@
+//! The file that a command writes its result into: never in the place of another one, and whole or not at all.
+
+use crate::bad_input;
+use crate::error::{BadInput, OrBadInput};
+use anyhow::Context as _;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use tempfile::{Builder, NamedTempFile};
+
+/// A file that will be written at the end of a command, checked at its start.
+#[derive(Clone, Debug)]
+pub struct OutFile {
+    flag: &'static str,
+    /// With links followed.
+    path: PathBuf,
+    overwrite: bool,
+    /// A device or a pipe, which is written to and not replaced.
+    is_special: bool,
+}
+
+/// What a command reads.
+#[derive(Clone, Copy, Debug)]
+pub enum Input<'a> {
+    /// A file, or a directory of data: `--overwrite` may replace it.
+    Data(&'a Path),
+    /// The directory of a model, an adapter or a run: its files are not replaced in any case.
+    Kept(&'a Path),
+}
+
+impl OutFile {
+    /// The file `path` that `flag` names, in a directory that exists and can be written to. It must not exist, unless
+    /// the caller insists with `overwrite`; what is [`Input::Kept`] is not replaced in any case.
+    pub fn new(flag: &'static str, path: &Path, overwrite: bool, inputs: &[Input<'_>]) -> anyhow::Result<OutFile> {
+        let name = path.display();
+        if path == Path::new("-") {
+            bad_input!("{flag} -: give a file (/dev/stdout is standard output)");
+        }
+        let found = match fs::metadata(path) {
+            Ok(found) => Some(found),
+            Err(e) if e.kind() == ErrorKind::NotFound && !path.is_symlink() => None,
+            Err(e) if e.kind() == ErrorKind::NotFound => bad_input!("{flag} {name}: is a link to nothing"),
+            Err(e) => bad_input!("{flag} {name}: {e}"),
+        };
+        let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if found.as_ref().is_some_and(|found| found.is_dir()) || path.file_name().is_none() || !directory.is_dir() {
+            bad_input!("{flag} {name}: not a file in a directory that exists");
+        }
+        let is_special = found.as_ref().is_some_and(|found| !found.is_file());
+        let directory = directory.canonicalize().or_bad_input_in(format!("{flag} {name}"))?;
+        let path = match found {
+            Some(_) => path.canonicalize().or_bad_input_in(format!("{flag} {name}"))?,
+            None => directory.join(path.file_name().unwrap_or_default()),
+        };
+        let out = OutFile { flag, path, overwrite, is_special };
+        if is_special {
+            return Ok(out);
+        }
+        if let Some(found) = &found {
+            out.check_existing(&name.to_string(), found, inputs)?;
+        }
+        // Found out before the work and not after it.
+        if let Err(e) = out.temporary() {
+            bad_input!("{flag} {name}: {}: {e}", directory.display());
+        }
+        Ok(out)
+    }
+
+    fn check_existing(&self, name: &str, found: &fs::Metadata, inputs: &[Input<'_>]) -> anyhow::Result<()> {
+        let flag = self.flag;
+        for input in inputs {
+            let (Input::Data(read) | Input::Kept(read)) = *input;
+            let is_input = same_file(&self.path, found, read);
+            match input {
+                Input::Kept(_) if is_input => bad_input!(
+                    "{flag} {name}: is a file of {}, which is read: no result is written over it",
+                    read.display()
+                ),
+                Input::Data(_) if is_input && !self.overwrite => bad_input!(
+                    "{flag} {name}: is what is read ({}): give another file, or --overwrite to replace it",
+                    read.display()
+                ),
+                _ => {}
+            }
+        }
+        if !self.overwrite {
+            bad_input!("{flag} {name}: exists: give another file, or --overwrite to replace it");
+        }
+        Ok(())
+    }
+
+    /// Writes a file beside it, which then gets its name.
+    pub fn write(&self, bytes: &[u8]) -> anyhow::Result<()> {
+        let cannot = || format!("cannot write {}", self.path.display());
+        if self.is_special {
+            let mut file = File::options().write(true).open(&self.path).with_context(cannot)?;
+            return file.write_all(bytes).with_context(cannot);
+        }
+        let mut file = self.temporary().with_context(cannot)?;
+        file.write_all(bytes).and_then(|()| file.as_file().sync_all()).with_context(cannot)?;
+        if self.overwrite {
+            file.persist(&self.path).map_err(|e| e.error).with_context(cannot)?;
+        } else if let Err(refused) = file.persist_noclobber(&self.path) {
+            // The work is done: its result is not thrown away.
+            let (e, (_, kept)) = (refused.error, refused.file.keep().map_err(|e| e.error).with_context(cannot)?);
+            return Err(BadInput::new(format!("{}: {e}; the result is in {}", cannot(), kept.display())));
+        }
+        if let Some(directory) = self.path.parent() {
+            crate::run::run_dir::sync_directory(directory).with_context(cannot)?;
+        }
+        Ok(())
+    }
+
+    fn temporary(&self) -> std::io::Result<NamedTempFile> {
+        let (Some(directory), Some(name)) = (self.path.parent(), self.path.file_name()) else {
+            return Err(ErrorKind::InvalidFilename.into());
+        };
+        // The name of the file may be as long as names can be.
+        let start: String = name.to_string_lossy().chars().take(40).collect();
+        let mut builder = Builder::new();
+        builder.suffix(".partial");
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        builder.prefix(&format!(".{start}.")).tempfile_in(directory)
+    }
+}
+
+/// Whether `path` is the file `read`, or lies in the directory `read`, by whatever name.
+fn same_file(path: &Path, found: &fs::Metadata, read: &Path) -> bool {
+    let Ok(other) = fs::metadata(read) else { return false };
+    if other.is_dir() {
+        let listed = || fs::read_dir(read).into_iter().flatten().flatten().map(|entry| entry.path());
+        return read.canonicalize().is_ok_and(|dir| path.starts_with(dir))
+            || listed().any(|file| fs::metadata(file).is_ok_and(|other| same_inode(found, &other)));
+    }
+    same_inode(found, &other) || read.canonicalize().is_ok_and(|read| read == path)
+}
+
+#[cfg(unix)]
+fn same_inode(a: &fs::Metadata, b: &fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (a.dev(), a.ino()) == (b.dev(), b.ino())
+}
+
+#[cfg(not(unix))]
+fn same_inode(_: &fs::Metadata, _: &fs::Metadata) -> bool {
+    false
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn refusal(path: &Path, overwrite: bool, inputs: &[Input<'_>]) -> String {
+        OutFile::new("--out", path, overwrite, inputs).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_exists_is_replaced_only_if_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("o.jsonl");
+        OutFile::new("--out", &path, false, &[]).unwrap().write(b"1").unwrap();
+        assert!(refusal(&path, false, &[]).contains("--overwrite"));
+        OutFile::new("--out", &path, true, &[]).unwrap().write(b"2").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"2");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        let umask = fs::metadata(dir.path().join("o.jsonl")).unwrap().permissions().mode() & 0o600;
+        assert_eq!(umask, 0o600);
+    }
+
+    #[test]
+    fn a_file_that_came_meanwhile_stays_and_so_does_the_result() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("o.jsonl");
+        let out = OutFile::new("--out", &path, false, &[]).unwrap();
+        fs::write(&path, "another's").unwrap();
+        let refusal = out.write(b"mine").unwrap_err().to_string();
+        assert_eq!(fs::read(&path).unwrap(), b"another's");
+        let kept = refusal.split("the result is in ").nth(1).unwrap();
+        assert_eq!(fs::read(kept).unwrap(), b"mine");
+    }
+
+    #[test]
+    fn inputs_are_known_by_every_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("d.jsonl"), "rows").unwrap();
+        fs::create_dir(at("model")).unwrap();
+        fs::write(at("model/config.json"), "{}").unwrap();
+        fs::hard_link(at("d.jsonl"), at("hard")).unwrap();
+        fs::hard_link(at("model/config.json"), at("hard.json")).unwrap();
+        symlink(at("d.jsonl"), at("soft")).unwrap();
+        symlink(at("model"), at("m")).unwrap();
+        symlink(at("nothing"), at("dangling")).unwrap();
+        let (data, model) = (at("d.jsonl"), at("model"));
+        let inputs = [Input::Data(&data), Input::Kept(&model)];
+        for name in ["d.jsonl", "hard", "soft", "model/../d.jsonl"] {
+            let text = refusal(&at(name), false, &inputs);
+            assert!(text.contains("is what is read") && text.contains("--overwrite"), "{name}: {text}");
+        }
+        for (name, overwrite) in [("model/config.json", true), ("m/config.json", false), ("hard.json", true)] {
+            let text = refusal(&at(name), overwrite, &inputs);
+            assert!(text.contains("no result is written over it"), "{name}: {text}");
+        }
+        assert!(refusal(&at("dangling"), true, &inputs).contains("link to nothing"));
+        // A link is followed: the file gets the new bytes, and the link stays.
+        OutFile::new("--out", &at("soft"), true, &inputs).unwrap().write(b"new").unwrap();
+        assert!(at("soft").is_symlink());
+        assert_eq!(fs::read(at("d.jsonl")).unwrap(), b"new");
+        assert_eq!(fs::read(at("hard")).unwrap(), b"rows");
+    }
+
+    #[test]
+    fn devices_are_written_to_and_stay_what_they_are() {
+        let out = OutFile::new("--out", Path::new("/dev/null"), false, &[]).unwrap();
+        out.write(b"x").unwrap();
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+        let full = OutFile::new("--out", Path::new("/dev/full"), false, &[]).unwrap();
+        assert!(full.write(b"x").is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_found_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["none/o", "", "-", &"x".repeat(300)] {
+            let path = if name == "-" { PathBuf::from(name) } else { dir.path().join(name) };
+            assert!(refusal(&path, false, &[]).starts_with("--out "), "{name}");
+        }
+        let long = dir.path().join("x".repeat(255));
+        OutFile::new("--out", &long, false, &[]).unwrap().write(b"x").unwrap();
+        assert!(OutFile::new("--out", Path::new("/proc/o"), false, &[]).is_err());
+    }
+}
