@@ -1,7 +1,7 @@
 //! What commands write: never over an input, nor over any other file that nobody said to replace.
 
-use crate::support::runs::{directory, good};
 use crate::support::refused;
+use crate::support::runs::{directory, good};
 use std::fs;
 
 /// The data set, the scored file and the model of the trial that found them destroyed, with exit code 0.
