@@ -151,6 +151,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         What::Levels(common) => report(common, &bench::levels::run),
         What::Ablation(common) => report(common, &bench::ablation::run),
         What::Shape(common) => Ok(output::exact(&format!("{}\n", Shape::from(common.shape).config_json()))?),
-        What::Algorithms(args) => bench::algorithms::run(&args.options()?),
+        What::Algorithms(args) => {
+            let results = bench::algorithms::run(&args.options()?)?;
+            if args.json { Ok(output::json(&results)?) } else { Ok(()) }
+        }
     }
 }

@@ -79,7 +79,6 @@ pub struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let Resolved { config, notes, .. } = configuration(&args)?;
     notes.iter().for_each(|note| output::note(format_args!("note: {note}")));
-    args.out.as_deref().map_or(Ok(()))?;
     let ctx = context(config.device, config.threads, config.dtype)?;
     let (model, below) = locate_model(config.model_name_or_path.as_deref().unwrap_or_default())?;
     let adapter = match (&below, &args.adapter) {
@@ -108,18 +107,19 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     }
     let metrics = outcomes.iter().flat_map(|outcome| outcome.metrics.iter().cloned());
     let metrics: Vec<_> = metrics.chain([("eval_runtime".to_owned(), seconds)]).collect();
-    if args.json {
+    let printed = if args.json {
         report.extend(metrics.into_iter().map(|(name, value)| (name, json!(value))));
         report.insert("rewards".into(), outcomes.iter().flat_map(summaries).map(|s| s.json()).collect());
-        output::json(&report)?;
+        output::json(&report)
     } else {
         let mut table = Table::new([("metric", Align::Left), ("value", Align::Right)]);
         for (name, value) in metrics {
             table.row([name, format!("{value:.4}")]);
         }
-        output::text(&format!("{}{}\n", table.render(100), rewards_table(&outcomes).render(100)))?;
-    }
-    outcomes.iter().try_for_each(all_judged)
+        output::text(&format!("{}{}\n", table.render(100), rewards_table(&outcomes).render(100)))
+    };
+    outcomes.iter().try_for_each(all_judged)?;
+    Ok(printed?)
 }
 
 /// The file of `--out`, which is none of those that are read.

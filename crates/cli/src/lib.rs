@@ -101,8 +101,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             let plain = error.render().to_string();
             if error.use_stderr() && telemetry::visible(&plain) != plain {
                 output::note(plain.trim_end());
-            } else {
-                let _ = error.print();
+            } else if let Err(e) = error.print()
+                && !error.use_stderr()
+                && e.kind() != std::io::ErrorKind::BrokenPipe
+            {
+                return 1;
             }
             return if error.use_stderr() { 2 } else { 0 };
         }
@@ -127,7 +130,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     match result {
         Ok(()) => 0,
         // `lockstep … | head`: the reader has enough; that is no failure of ours.
-        Err(error) if is_broken_pipe(&error) => 0,
+        Err(error) if output::is_closed(&error) => 0,
         Err(error) if is_stopped(&error) => signals::exit_code(),
         Err(error) => {
             let text = paragraph(&error);
@@ -171,9 +174,4 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Plan(_) | Command::Config(_) | Command::ScoreRewards(_) => return Ok(()),
     };
     lockstep::config::refuse_environment(name)
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let broken = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
-    error.chain().any(|cause| cause.downcast_ref().is_some_and(broken))
 }

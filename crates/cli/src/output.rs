@@ -8,18 +8,18 @@ use std::io::{self, IsTerminal, Write};
 use telemetry::{visible, visible_json};
 
 /// Text for people, on standard output.
-pub(crate) fn text(text: &str) -> io::Result<()> {
+pub(crate) fn text(text: &str) -> Result<(), NotPrinted> {
     write(&visible(text))
 }
 
 /// What other programs read as it is, on standard output; on a terminal, for people.
-pub(crate) fn exact(text: &str) -> io::Result<()> {
+pub(crate) fn exact(text: &str) -> Result<(), NotPrinted> {
     write(&shown(text, io::stdout().is_terminal()))
 }
 
 /// A line of JSON on standard output.
-pub(crate) fn json(value: &impl serde::Serialize) -> io::Result<()> {
-    let line = serde_json::to_string(value).map_err(io::Error::from)?;
+pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), NotPrinted> {
+    let line = serde_json::to_string(value).map_err(|e| NotPrinted(e.into()))?;
     write(&(visible_json(&line).into_owned() + "\n"))
 }
 
@@ -32,10 +32,26 @@ fn shown(text: &str, terminal: bool) -> std::borrow::Cow<'_, str> {
     if terminal { visible(text) } else { text.into() }
 }
 
-fn write(text: &str) -> io::Result<()> {
+fn write(text: &str) -> Result<(), NotPrinted> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(NotPrinted)
+}
+
+/// Standard output could not be written to.
+#[derive(Debug)]
+pub(crate) struct NotPrinted(io::Error);
+
+impl Display for NotPrinted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "cannot write to standard output: {}", self.0)
+    }
+}
+
+impl std::error::Error for NotPrinted {}
+
+/// Whether the reader of standard output has closed it (`lockstep … | head`): it has enough, and nothing has failed.
+pub(crate) fn is_closed(error: &anyhow::Error) -> bool {
+    error.chain().any(|e| e.downcast_ref().is_some_and(|NotPrinted(e)| e.kind() == io::ErrorKind::BrokenPipe))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use lockstep::{HubKind, locate};
 use lockstep::{load_config, load_weights};
 use model::{ModelView, PromptCompletion, Scorer};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -83,7 +83,6 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let view = ModelView::new(&weights, adapter.as_ref());
 
     let mut scorer = Scorer::new(ctx.memory(), MAX_TOKENS, true);
-    let mut out = std::io::stdout().lock();
     let mut rest = lines.as_slice();
     while !rest.is_empty() {
         let (portion, after) = rest.split_at(portion(rest));
@@ -94,12 +93,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         };
         let pairs: Vec<_> = portion.iter().map(pair).collect();
         let scores = scorer.score(&ctx, view, &pairs, args.temperature).with_context(|| name.clone())?;
+        let mut text = String::new();
         for scores in &scores {
-            serde_json::to_writer(&mut out, &Scored { logprobs: &scores.logps, entropies: &scores.entropies })
-                .map_err(std::io::Error::from)?;
-            out.write_all(b"\n")?;
+            text += &serde_json::to_string(&Scored { logprobs: &scores.logps, entropies: &scores.entropies })?;
+            text.push('\n');
         }
-        out.flush()?;
+        output::exact(&text)?;
     }
     Ok(())
 }

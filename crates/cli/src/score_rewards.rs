@@ -75,13 +75,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         file.write(lines(&scored).as_bytes())?;
     }
     let summaries: Vec<Summary<'_>> = (0..scored.names.len()).map(|place| Summary::of(&scored, place)).collect();
-    match args.json {
-        true => output::json(&report(&scored, &summaries, args.examples))?,
-        false => output::text(&text(&scored, &summaries, args.examples))?,
-    }
+    let printed = match args.json {
+        true => output::json(&report(&scored, &summaries, args.examples)),
+        false => output::text(&text(&scored, &summaries, args.examples)),
+    };
     match summaries.iter().find(|summary| summary.sorted.is_empty()) {
         Some(Summary { name, .. }) => anyhow::bail!("reward `{name}` judged no completion of {input}"),
-        None => Ok(()),
+        None => Ok(printed?),
     }
 }
 

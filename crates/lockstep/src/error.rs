@@ -61,7 +61,8 @@ pub fn paragraph(error: &anyhow::Error) -> String {
     if let Some(keys) = error.chain().find_map(keys_to_lower) {
         text.push_str(&format!(": lower {keys} (`lockstep plan` shows what each part takes)"));
     }
-    one_line(&text)
+    // Others wrote parts of it: a reward's program, a server, whoever named a file.
+    telemetry::visible(&one_line(&text)).into_owned()
 }
 
 /// What lowers the memory of the part of a run that could not be had.

@@ -18,7 +18,7 @@ use lockstep::write_atomically;
 use lockstep::{RunResult, bad_input};
 use lockstep::{StopSignal, Stopped};
 use outcome::{Outcome, curve, mean_std};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use telemetry::{Align, Console, Table};
@@ -72,8 +72,9 @@ struct Row {
     trained: bool,
 }
 
-/// Trains every chosen arm over the seeds and prints the curves side by side.
-pub fn run(args: &Options) -> anyhow::Result<()> {
+/// Trains every chosen arm over the seeds; gives the results, and prints the curves side by side unless they are wanted
+/// as JSON.
+pub fn run(args: &Options) -> anyhow::Result<Value> {
     let arms = chosen(args)?;
     if args.seeds.is_empty() {
         bad_input!("--seeds: give at least one");
@@ -101,17 +102,11 @@ pub fn run(args: &Options) -> anyhow::Result<()> {
     ] {
         write_atomically(&args.out.join(name), text.as_bytes())?;
     }
-    match args.json {
-        true => {
-            use std::io::Write;
-            writeln!(std::io::stdout().lock(), "{json}")?;
-        }
-        false => {
-            console.print(&table(&rows, args.seeds.len()).0.render(console.width()));
-            console.print(&format!("results.json, table.md, curves.csv and curves.svg are in {}", args.out.display()));
-        }
+    if !args.json {
+        console.print(&table(&rows, args.seeds.len()).0.render(console.width()));
+        console.print(&format!("results.json, table.md, curves.csv and curves.svg are in {}", args.out.display()));
     }
-    Ok(())
+    Ok(json)
 }
 
 /// The arms that `--table` and `--only` ask for.

@@ -1,8 +1,9 @@
 //! What commands write: never over an input, nor over any other file that nobody said to replace.
 
-use crate::support::refused;
 use crate::support::runs::{directory, good};
-use std::fs;
+use crate::support::{command, refused};
+use std::fs::{self, File};
+use std::process::Stdio;
 
 /// The data set, the scored file and the model of the trial that found them destroyed, with exit code 0.
 #[test]
@@ -54,5 +55,57 @@ fn a_directory_that_cannot_be_made_says_why() {
         let train = ["train", "--model", "model", "--dataset", "d.jsonl", "--reward", "unique_chars", "--out", out];
         refused(root, &train, &["output_dir", word]);
         refused(root, &["init", "--config", "config.json", "--out", out], &["--out", word]);
+    }
+}
+
+/// A reader that has closed the pipe has enough: no failure. A full disk is one, and said. Nothing panics.
+#[test]
+fn standard_output_that_is_closed_or_full_ends_no_command_in_a_panic() {
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("ids.jsonl"), "{\"prompt_ids\": [1], \"completion_ids\": [2]}\n").unwrap();
+    fs::write(root.join("trl.py"), "GRPOConfig(beta=0.1)\n").unwrap();
+    let eval = ["eval", "--model", "model", "--dataset", "e.jsonl", "--reward", "unique_chars", "--set"];
+    let eval = [&eval[..], &["max_completion_length=2"]].concat();
+    let score = ["score-rewards", "--input", "d.jsonl", "--reward", "unique_chars"];
+    let commands = [
+        eval.clone(),
+        [&eval[..], &["--json"]].concat(),
+        score.to_vec(),
+        [&score[..], &["--json"]].concat(),
+        vec!["generate", "--model", "model", "--prompt", "ab", "--max-new-tokens", "2"],
+        vec!["generate", "--model", "model", "--prompt", "ab", "--max-new-tokens", "2", "--json", "--n", "2"],
+        vec!["score", "--model", "model", "--input", "ids.jsonl"],
+        vec!["plan", "--model", "model", "--set", "max_completion_length=4"],
+        vec!["plan", "--model", "model", "--set", "max_completion_length=4", "--json"],
+        vec!["config", "show"],
+        vec!["config", "explain", "beta"],
+        vec!["config", "schema"],
+        vec!["config", "markdown"],
+        vec!["config", "from-trl", "trl.py"],
+        vec!["bench", "shape", "--shape", "tiny"],
+        vec!["--help"],
+        vec!["--version"],
+    ];
+    for arguments in commands {
+        let run = |out: Stdio, err: Stdio| {
+            let output = command(root, &arguments).stdout(out).stderr(err).spawn().unwrap().wait_with_output().unwrap();
+            (output.status.code(), String::from_utf8(output.stderr).unwrap())
+        };
+        let full = || Stdio::from(File::options().write(true).open("/dev/full").unwrap());
+        let closed = || {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            Stdio::from(writer)
+        };
+        let (code, said) = run(closed(), Stdio::piped());
+        assert!(code == Some(0) && !said.contains("panicked") && !said.contains("error:"), "{arguments:?}: {said}");
+        let (code, said) = run(full(), Stdio::piped());
+        assert_eq!(code, Some(1), "{arguments:?}: {said}");
+        let words = said.contains("No space left on device") || arguments[0].starts_with("--");
+        assert!(words && !said.contains("panicked"), "{arguments:?}: {said}");
+        // Nowhere to say it, either.
+        assert_eq!(run(full(), full()).0, Some(1), "{arguments:?}");
+        assert_eq!(run(Stdio::null(), closed()).0, Some(0), "{arguments:?}");
     }
 }
