@@ -66,7 +66,8 @@ def make_models(checkout, tokenizer_dir, hub):
     record = hub / "made.json"
     made = json.loads(record.read_text()) if record.exists() else []
     kinds = ("for_causal_lm", "for_sequence_classification")
-    todo = [script for kind in kinds for script in sorted((scripts / kind).glob("[a-z]*.py")) if script.stem not in made]
+    known = [script for kind in kinds for script in sorted((scripts / kind).glob("[a-z]*.py"))]
+    todo = [script for script in known if script.stem not in made]
     if not todo:
         return
     import transformers

@@ -14,11 +14,14 @@ KINDS = {
     "TRL's own": "TRL's wording, private names, helpers or logger, which are no part of what a script uses",
     "refused": "refused with an error that says why and what to do instead",
 }
+# Kinds of which no test passes.
+LATEST = ("later", "refused")
 BY_ITS_MARK = "skipped by its own mark"
+ON_TRL = "fails under TRL itself"
 
 
 def outcomes_of(record):
-    """The last outcome of every test, in the order of the run; of tests that were collected and never began, `missing`."""
+    """The last outcome of every test, in the order of the run; `missing` of those that never began."""
     outcomes = {}
     for line in pathlib.Path(record).read_text().splitlines() if pathlib.Path(record).exists() else []:
         entry = json.loads(line)
@@ -58,12 +61,16 @@ class Table:
 
 
 def judged(outcomes, table):
-    """Test → (verdict, kind, reason); the verdict is passed, excluded, failed, or `passes` of one that is excluded."""
+    """Test → (verdict, kind, reason). The verdict is passed, excluded, failed, or `passes` of a test that the table
+    wrongly excludes; those that never come to lockstep_rl (TRL's own collators, say) may pass and stay excluded."""
     result = {}
     for test, entry in outcomes.items():
         excluded = table.of(test)
+        if excluded is None and entry["outcome"] != "passed" and test in table.on_trl:
+            excluded = ON_TRL, _sentence(table.on_trl[test])
         if entry["outcome"] == "passed":
-            result[test] = ("passes" if excluded else "passed", *(excluded or ("", "")))
+            verdict = "passed" if not excluded else "passes" if excluded[0] in LATEST else "excluded"
+            result[test] = (verdict, *(excluded or ("", "")))
         elif excluded:
             result[test] = ("excluded", *excluded)
         elif entry["outcome"] == "skipped":
@@ -71,6 +78,11 @@ def judged(outcomes, table):
         else:
             result[test] = ("failed", "", entry["reason"])
     return result
+
+
+def _sentence(reason):
+    """A failure's line as a short reason: without this machine's paths."""
+    return re.sub(r"/[^ '\"]*/", "…/", reason)[:120].rstrip(". ")
 
 
 def _file(test):
@@ -99,16 +111,16 @@ def print_summary(outcomes, table):
 
 
 def of_trl(outcomes, path, whole):
-    """Prints what fails under TRL itself, and records it after a whole run."""
-    failed = {
-        test: entry["reason"][:200] for test, entry in outcomes.items() if entry["outcome"] in ("failed", "died", "missing")
-    }
+    """Prints what fails under TRL itself, and records it, of some tests beside what is recorded of the others."""
+    bad = ("failed", "died", "missing")
+    failed = {test: entry["reason"][:200] for test, entry in outcomes.items() if entry["outcome"] in bad}
     for test, reason in failed.items():
         print(f"FAILED {test}: {reason}")
     passed = sum(entry["outcome"] == "passed" for entry in outcomes.values())
     print(f"TRL itself: {len(outcomes)} tests, {passed} passed, {len(failed)} failed")
-    if whole:
-        path.write_text(json.dumps(failed, indent=1, sort_keys=True) + "\n")
+    before = json.loads(path.read_text()) if path.exists() and not whole else {}
+    kept = {test: reason for test, reason in before.items() if test not in outcomes}
+    path.write_text(json.dumps({**kept, **failed}, indent=1, sort_keys=True) + "\n")
     return 0
 
 
@@ -124,24 +136,23 @@ def page(outcomes, table, state):
         "a kind and a reason, below, test by test.",
         "",
     ]
-    kinds = [*KINDS, BY_ITS_MARK]
-    lines += [f"| file | tests | passed | failed | {' | '.join(kinds)} | fail under TRL itself |"]
-    lines += ["|---" * (len(kinds) + 5) + "|"]
+    kinds = [*KINDS, BY_ITS_MARK, ON_TRL]
+    lines += [f"| file | tests | passed | failed | {' | '.join(kinds)} |"]
+    lines += ["|---" * (len(kinds) + 4) + "|"]
     total = collections.Counter()
     for file, count in counts(verdicts).items():
         of_kind = collections.Counter(kind for test, (verdict, kind, _) in verdicts.items()
                                       if _file(test) == file and verdict == "excluded")
-        on_trl = sum(_file(test) == file for test in table.on_trl if test in verdicts)
         cells = [sum(count.values()), count["passed"] + count["passes"], count["failed"]]
-        cells += [of_kind[kind] for kind in kinds] + [on_trl]
+        cells += [of_kind[kind] for kind in kinds]
         total.update(dict(enumerate(cells)))
         lines.append(f"| `{file}` | " + " | ".join(map(str, cells)) + " |")
-    lines.append("| all | " + " | ".join(str(total[i]) for i in range(len(kinds) + 4)) + " |")
+    lines.append("| all | " + " | ".join(str(total[i]) for i in range(len(kinds) + 3)) + " |")
     lines += ["", "The kinds:", ""]
     lines += [f"- **{kind}**: {words}." for kind, words in KINDS.items()]
     lines += [f"- **{BY_ITS_MARK}**: TRL's own condition (hardware, or a package that is not installed)."]
-    lines += ["", "\"Fail under TRL itself\": the same files, unchanged, on TRL 1.16.0 with the same models on a machine "
-              "without an accelerator; such tests are marked † below."]
+    lines += [f"- **{ON_TRL}**: the same test, unchanged, fails on TRL 1.16.0 with the same models on the same "
+              "machine; the tests are of another commit than that version."]
     for title, wanted in (("Failed", "failed"), ("Excluded", "excluded"), ("Passed", "passed")):
         chosen = {test: verdict for test, verdict in verdicts.items() if verdict[0] == wanted}
         if not chosen:
@@ -151,7 +162,7 @@ def page(outcomes, table, state):
         for test, (_, kind, reason) in chosen.items():
             groups[(_file(test), kind, reason)].append(test)
         for (file, kind, reason), tests in sorted(groups.items(), key=lambda item: item[0][0]):
-            names = ", ".join(f"`{_short(test)}`" + ("†" if test in table.on_trl else "") for test in tests)
+            names = ", ".join(f"`{_short(test)}`" for test in tests)
             why = f" **{kind}**: {reason}." if kind else f" {reason}:" if reason else ""
             lines.append(f"- `{file}`:{why.rstrip('.')}{'.' if kind else ''} {names}")
     return "\n".join(lines) + "\n"

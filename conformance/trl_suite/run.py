@@ -8,7 +8,8 @@ torch, transformers, peft, datasets, pytest, TRL of the pinned version (whose he
 
 In a copy of the tests `from trl import …` becomes `from lockstep_rl import …`; nothing else is changed. Models and
 datasets are made here (prepare.py). What each test is expected to do is in `table.toml`; the runner fails where
-one that should pass does not, or one that is listed with a reason passes all the same. `--write` makes docs/python/trl-suite.md of a whole run.
+one that should pass does not, or one that is listed as refused or for later passes. `--write` makes
+docs/python/trl-suite.md of a whole run.
 `--package trl` runs the files as they are, on TRL itself: what fails there on this machine is marked in the page.
 """
 
@@ -76,18 +77,24 @@ def run_file(file, options, place, suite, record):
         "TOKENIZERS_PARALLELISM": "false",
     }
     left_out: list[str] = []
+    names = [name]
+    if options.failed:
+        failed = [test for test in options.failed if test.startswith(f"test_{file}_")]
+        names = [f"tests/{test}" for test in failed]
+        if not names:
+            return
     while True:
         deselect = [word for test in left_out for word in ("--deselect", f"tests/{test}")]
         selected = ["-k", options.k] if options.k else []
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "plugin", "-q", "-x" if options.x else "--tb=short", "--no-header",
-             "-p", "no:cacheprovider", "-W", "ignore", name, *selected, *deselect],
+             "-p", "no:cacheprovider", "-W", "ignore", *names, *selected, *deselect],
             cwd=suite, env=environment, stdout=None if options.verbose else subprocess.DEVNULL,
         )
         outcomes = report.outcomes_of(record)
-        if done.returncode in (0, 1, 5):
-            return
         seen = [test for test in outcomes if test.startswith(f"test_{file}_")]
+        if done.returncode in (0, 1) and seen or done.returncode == 5:
+            return
         died = [test for test in seen if outcomes[test]["outcome"] == "died"]
         if not died or set(seen) <= set(left_out):
             sys.exit(f"pytest ended with {done.returncode} in {name}: run again with --verbose")
@@ -104,13 +111,18 @@ def main():
     parser.add_argument("--place", type=pathlib.Path, default=ROOT / "target" / "trl-suite", help="for what is made")
     parser.add_argument("--limit", type=int, default=300, help="seconds that a test may take")
     parser.add_argument("-k", help="pytest's expression: some of the tests")
+    parser.add_argument("--failed", type=pathlib.Path, metavar="RECORD", help="the tests that failed in this record")
     parser.add_argument("-x", action="store_true", help="end at the first failure")
     parser.add_argument("-v", "--verbose", action="store_true", help="show pytest's output")
     parser.add_argument("--write", action="store_true", help="make docs/python/trl-suite.md of this run")
     options = parser.parse_args()
     if options.trl is None:
         parser.error("--trl (or TRL_CHECKOUT) is missing: a checkout of TRL")
-    if options.write and (options.k or options.files):
+    some = bool(options.k or options.files or options.failed)
+    if options.failed:
+        outcomes = report.outcomes_of(options.failed)
+        options.failed = [test for test, entry in outcomes.items() if entry["outcome"] not in ("passed", "skipped")]
+    if options.write and some:
         parser.error("--write needs a whole run")
     place = options.place.resolve()
     checkout = place / "trl"
@@ -123,7 +135,7 @@ def main():
         run_file(file, options, place, suite, record)
     outcomes = report.outcomes_of(record)
     if options.package == "trl":
-        return report.of_trl(outcomes, HERE / "on_trl.json", whole=not (options.k or options.files))
+        return report.of_trl(outcomes, HERE / "on_trl.json", whole=not some)
     table = report.Table(HERE / "table.toml", HERE / "on_trl.json")
     wrong = report.print_summary(outcomes, table)
     if options.write:
