@@ -1,24 +1,31 @@
 //! `countdown`: 1 if the completion's expression uses exactly the given numbers and has the target's value, else 0.
 //!
-//! The expression is in the last `<answer>…</answer>`, else in the last `\boxed{}`, else the last line; a part from `=`
-//! on is left away. It may have whole numbers, `+ - * /` (also `×`, `÷`, `\times`, `\div`) and brackets; it is parsed
-//! and computed with exact fractions, never given to an interpreter. Each number is used once (with `use_all = false`:
-//! at most once), no other number is. `format_score` is what an expression of the right numbers is worth whose value is
-//! another. Knows no other operation: no sign, no power, no digits put together.
+//! The expression is in the last `<answer>…</answer>` or `\boxed{}`, else after `####` or "Answer:", else the last line;
+//! of an equation it is the side that computes something. It may have whole numbers, `+ - * /` (also `×`, `÷`, `\times`,
+//! `\div`, `\frac`), signs and brackets; it is parsed and computed with exact fractions, never given to an interpreter.
+//! Each number is used once (with `use_all = false`: at most once), no other number is. `format_score` is what an
+//! expression of the right numbers is worth whose value is another. Knows no other operation: no power, no digits put
+//! together.
 //!
 //! Task: Gandhi et al. 2024, "Stream of Search", <https://arxiv.org/abs/2404.03683>; TinyZero's reward.
 
+use std::sync::LazyLock;
+
+use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::Builtin;
-use super::boxed::last_boxed;
+use super::answer::{Mark, first_line, marked, plain_digits, regex, said};
 use super::rational::Rational;
 use crate::batch::Verdict;
 use crate::{Error, Problem, ProblemKind, Result, Reward, RewardBatch, Scores};
 
 /// Brackets in brackets, at most.
 const MAX_DEPTH: usize = 50;
+
+/// Fractions in fractions, at most.
+const MAX_FRACTIONS: usize = 10;
 
 /// Options of [`Countdown`].
 #[derive(Clone, Debug, Deserialize)]
@@ -64,7 +71,7 @@ impl Builtin for Countdown {
 
 impl Countdown {
     fn judge(&self, text: &str, numbers: &[i128], target: i128) -> Verdict {
-        let Some(computed) = compute(expression(text)) else { return Verdict { score: 0.0, answered: false } };
+        let Some(computed) = answer(text) else { return Verdict { score: 0.0, answered: false } };
         let mut left = numbers.to_vec();
         let given = computed
             .numbers
@@ -142,12 +149,75 @@ fn whole_numbers(value: &Value) -> Option<Vec<i128>> {
     }
 }
 
-/// The expression of a completion.
-fn expression(text: &str) -> &str {
-    let tagged = text.rsplit_once("<answer>").and_then(|(_, rest)| Some(rest.split_once("</answer>")?.0));
-    let last_line = || text.trim().lines().next_back();
-    let part = tagged.or_else(|| last_boxed(text)).or_else(last_line).unwrap_or_default();
-    part.split('=').next().unwrap_or_default().trim().trim_matches('$')
+/// The expression of a completion and its value.
+fn answer(text: &str) -> Option<Computed> {
+    let text = &*plain_digits(text);
+    let marked =
+        marked(text).map(|marked| if marked.mark == Mark::Closed { marked.text } else { first_line(marked.text) });
+    let part = marked.unwrap_or_else(|| text.trim().lines().next_back().unwrap_or_default());
+    // In tags there may be words before it, too: the answer is 3 + 4.
+    let part = said(part).unwrap_or(part);
+    let plain = plain(part);
+    let mut sides = plain.split('=').filter_map(compute);
+    // Of `14 = (3 + 4) * 2` and `(3 + 4) * 2 = 14` the side that computes something.
+    let first = sides.next()?;
+    if first.numbers.len() > 1 {
+        return Some(first);
+    }
+    Some(sides.find(|side| side.numbers.len() > 1).unwrap_or(first))
+}
+
+/// The expression in ASCII's signs, without what only marks it as mathematics or emphasizes it.
+fn plain(text: &str) -> String {
+    /// `\frac{3 + 4}{2}`, innermost first.
+    static FRACTION: LazyLock<Regex> = LazyLock::new(|| regex(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"));
+    let mut text = text.to_owned();
+    for _ in 0..MAX_FRACTIONS {
+        match FRACTION.replace_all(&text, "(($1)/($2))") {
+            std::borrow::Cow::Borrowed(_) => break,
+            std::borrow::Cow::Owned(new) => text = new,
+        }
+    }
+    for (latex, sign) in [
+        ("\\times", "*"),
+        ("\\cdot", "*"),
+        ("\\ast", "*"),
+        ("\\div", "/"),
+        ("\\left", ""),
+        ("\\right", ""),
+        ("\\(", " "),
+        ("\\)", " "),
+        ("\\[", " "),
+        ("\\]", " "),
+        ("\\,", " "),
+        ("\\;", " "),
+        ("\\!", ""),
+        ("\\ ", " "),
+        ("\\approx", "="),
+        ("\\to", "="),
+        ("\\rightarrow", "="),
+        ("\\Rightarrow", "="),
+        ("=>", "="),
+        ("->", "="),
+        ("==", "="),
+    ] {
+        text = text.replace(latex, sign);
+    }
+    let signs = text.chars().map(|c| match c {
+        '×' | '·' | '⋅' | '∙' | '•' | '∗' | '✕' | '✖' | 'x' | 'X' => '*',
+        '÷' | '∕' | '⁄' => '/',
+        '−' | '–' | '—' | '‐' | '‑' | '‒' | '➖' => '-',
+        '➕' => '+',
+        '→' | '⇒' | '≈' | '≡' | '⟹' => '=',
+        '{' => '(',
+        '}' => ')',
+        c => c,
+    });
+    let text: String = signs.collect();
+    // "**3 + 4**." is emphasized; a power in the middle stays, and is no expression. A label ends with a colon.
+    let text = text.rsplit(':').next().unwrap_or_default();
+    text.trim_matches(|c: char| c.is_whitespace() || matches!(c, '$' | '*' | '`' | '"' | '.' | ',' | ';' | '!'))
+        .to_owned()
 }
 
 /// An expression's numbers, and its value unless it divides by zero.
@@ -157,21 +227,15 @@ struct Computed {
 }
 
 fn compute(text: &str) -> Option<Computed> {
-    let text = text.replace("\\times", "*").replace("\\cdot", "*").replace("\\div", "/");
-    let text = text.replace("\\left", "").replace("\\right", "");
-    let signs = text.chars().filter(|c| !c.is_whitespace()).map(|c| match c {
-        '×' | '·' | 'x' => '*',
-        '÷' => '/',
-        '−' | '–' => '-',
-        c => c,
-    });
+    let text = text.trim().trim_matches(['$', '`']);
     // Digits with a space between are two numbers, not one.
     let apart = text.split_whitespace().collect::<Vec<_>>();
     let digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
     if apart.windows(2).any(|pair| digit(pair[0].chars().next_back()) && digit(pair[1].chars().next())) {
         return None;
     }
-    let mut parser = Parser { signs: signs.collect(), at: 0, depth: 0, numbers: Vec::new() };
+    let signs = text.chars().filter(|c| !c.is_whitespace()).collect();
+    let mut parser = Parser { signs, at: 0, depth: 0, numbers: Vec::new() };
     let value = parser.sum()?;
     (parser.at == parser.signs.len()).then_some(Computed { numbers: parser.numbers, value })
 }
@@ -203,22 +267,25 @@ impl Parser {
 
     fn product(&mut self) -> Option<Option<Rational>> {
         let mut product = self.factor()?;
-        while let Some(sign) = self.sign(['*', '/']) {
+        loop {
+            // 2(3 + 4)
+            let next = self.signs.get(self.at);
+            let sign = if matches!(next, Some('(' | '[')) { Some('*') } else { self.sign(['*', '/']) };
+            let Some(sign) = sign else { return Some(product) };
             let factor = self.factor()?;
             product = product.zip(factor).and_then(|(a, b)| if sign == '*' { a.mul(b) } else { a.div(b) });
         }
-        Some(product)
     }
 
     fn factor(&mut self) -> Option<Option<Rational>> {
-        if self.sign(['(', '[']).is_some() {
-            self.depth += 1;
-            if self.depth > MAX_DEPTH {
-                return None;
-            }
-            let inside = self.sum()?;
-            self.depth -= 1;
-            self.sign([')', ']'])?;
+        if let Some(sign) = self.sign(['+', '-']) {
+            let factor = self.nested(Parser::factor)?;
+            return Some(if sign == '-' { factor.and_then(Rational::neg) } else { factor });
+        }
+        if let Some(open) = self.sign(['(', '[']) {
+            let inside = self.nested(Parser::sum)?;
+            let close = if open == '(' { ')' } else { ']' };
+            self.sign([close; 2])?;
             return Some(inside);
         }
         let digits: String = self.signs[self.at..].iter().take_while(|c| c.is_ascii_digit()).collect();
@@ -226,6 +293,16 @@ impl Parser {
         let number = digits.parse().ok()?;
         self.numbers.push(number);
         Some(Rational::new(number, 1))
+    }
+
+    fn nested(&mut self, read: fn(&mut Parser) -> Option<Option<Rational>>) -> Option<Option<Rational>> {
+        if self.depth >= MAX_DEPTH {
+            return None;
+        }
+        self.depth += 1;
+        let inside = read(self);
+        self.depth -= 1;
+        inside
     }
 }
 
@@ -257,7 +334,26 @@ mod tests {
             ("(3 + 7) * 25 * 25 / 25", 0.0),
             ("37 + 25", 0.0),
             ("3 7 + 25", 0.0),
-            ("-(-3 - 7) * 25", 0.0),
+            ("-(-3 - 7) * 25", 1.0),
+            ("250 = (3 + 7) * 25", 1.0),
+            ("x = (3 + 7) * 25", 1.0),
+            ("The answer is (3 + 7) * 25.", 1.0),
+            ("Answer: (3 + 7) * 25", 1.0),
+            ("**(3 + 7) * 25**", 1.0),
+            ("`(3 + 7) * 25`", 1.0),
+            ("(3 + 7) ⋅ 25 → 250", 1.0),
+            ("（３＋７）×２５", 1.0),
+            ("{3 + 7} * 25", 1.0),
+            ("25(3 + 7)", 1.0),
+            ("\\[25 \\cdot (3 + 7)\\]", 1.0),
+            ("+25 * (3 + 7)", 1.0),
+            ("(3 + 7) * 25 == 250", 1.0),
+            ("--25 * (3 + 7)", 1.0),
+            ("(3 + 7] * 25", 0.0),
+            ("(3 + 7)25", 0.0),
+            ("250 = 250", 0.0),
+            ("251 = (3 + 7) * 26", 0.0),
+            ("not (3 + 7) * 25", 0.0),
             ("(3 + 7) ** 25", 0.0),
             ("(3 + 7) * 25)", 0.0),
             ("((3 + 7) * 25", 0.0),
@@ -266,6 +362,21 @@ mod tests {
         ] {
             assert_eq!(score(&format!("so <answer>{expression}</answer>"), &[25, 3, 7], 250), expected, "{expression}");
         }
+        for (expression, expected) in
+            [("14=(3+4)*2", 1.0), ("-(-3-4)*2", 1.0), ("\\frac{3+4}{\\frac{1}{2}}", 0.0), ("2\\times(3+4)=14", 1.0)]
+        {
+            assert_eq!(score(expression, &[2, 3, 4], 14), expected, "{expression}");
+        }
+        assert_eq!(score("\\dfrac{3+5}{2}", &[2, 3, 5], 4), 1.0);
+        // Two numbers with a space between, though their digits together are a number that there is.
+        assert_eq!(score("3 7 + 25", &[37, 25], 62), 0.0);
+        assert_eq!(score("37 + 25", &[37, 25], 62), 1.0);
+        // Brackets beside one another are not in one another.
+        let ones = |each: String, count: usize| score(&vec![each; count].join("+"), &vec![1; count], count as i128);
+        assert_eq!(ones("(1)".to_owned(), 51), 1.0);
+        assert_eq!(ones(format!("{}1{}", "(".repeat(50), ")".repeat(50)), 1), 1.0);
+        assert_eq!(ones(format!("{}1{}", "(".repeat(51), ")".repeat(51)), 1), 0.0);
+        assert_eq!(ones(format!("{}1", "-".repeat(5000)), 1), 0.0);
         // Fractions on the way are exact.
         assert_eq!(score("(1 / 3) * 6 * 2", &[1, 2, 3, 6], 4), 1.0);
         assert_eq!(score("7 / 2 + 7 / 2", &[7, 2, 7, 2], 7), 1.0);
@@ -275,7 +386,15 @@ mod tests {
 
     #[test]
     fn the_expression_is_found() {
-        for text in ["try 1+2\n\\boxed{1 + 2}", "<answer>9</answer> <answer> 1 + 2 = 3 </answer>", "thinking\n1 + 2"] {
+        for text in [
+            "try 1+2\n\\boxed{1 + 2}",
+            "<answer>9</answer> <answer> 1 + 2 = 3 </answer>",
+            "thinking\n1 + 2",
+            "<answer>\\boxed{1 + 2}</answer>",
+            "so #### 1 + 2\nand that is 3",
+            "The answer is 1 + 2\nas you see",
+            "<SOLUTION>1 + 2</SOLUTION>",
+        ] {
             assert_eq!(score(text, &[1, 2], 3), 1.0, "{text}");
         }
         let some = Options { use_all: false, ..Options::default() };

@@ -1,4 +1,5 @@
-//! `exact_match`: 1 if the completion is the answer, after the chosen normalisations, else 0.
+//! `exact_match`: 1 if the completion, or the part of it that it marks as its answer, is the answer, after the chosen
+//! normalisations, else 0.
 //!
 //! The answer column holds a text, a number or bool (as JSON writes it), or a list of accepted answers. `null` or an
 //! empty list gives `None` with a problem. Knows no synonyms and no mathematics.
@@ -8,6 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Builtin;
+use super::answer::{Mark, first_line, marked};
 use crate::batch::Verdict;
 use crate::{Error, Result, Reward, RewardBatch, Scores};
 
@@ -28,6 +30,9 @@ pub(crate) struct Options {
     /// Compare only this part of the completion: the pattern's first group (or its whole match) at its last match;
     /// without a match the score is 0.
     pub extract: Option<String>,
+    /// Without `extract`: a completion that marks its answer (`<answer>`, `\boxed{}`, `####`, "Answer:") may be it by that
+    /// part alone.
+    pub marked: bool,
 }
 
 impl Default for Options {
@@ -39,6 +44,7 @@ impl Default for Options {
             ignore_punctuation: false,
             collapse_whitespace: false,
             extract: None,
+            marked: true,
         }
     }
 }
@@ -83,11 +89,18 @@ impl ExactMatch {
         if self.options.strip { text.trim().to_owned() } else { text }
     }
 
-    /// The part of the completion that is compared.
-    fn part<'t>(&self, completion: &'t str) -> Option<&'t str> {
-        let Some(extract) = &self.extract else { return Some(completion) };
-        let last = extract.captures_iter(completion).last()?;
-        last.get(1).or_else(|| last.get(0)).map(|found| found.as_str())
+    /// The parts of the completion that are compared: one of them must be the answer.
+    fn parts<'t>(&self, completion: &'t str) -> Vec<&'t str> {
+        let Some(extract) = &self.extract else {
+            let marked = marked(completion).filter(|_| self.options.marked);
+            let part = marked.map(|marked| match marked.mark {
+                Mark::Closed => marked.text,
+                Mark::Hashes | Mark::Said => first_line(marked.text).trim_start_matches([':', '*', ' ']),
+            });
+            return [completion].into_iter().chain(part).collect();
+        };
+        let last = extract.captures_iter(completion).last();
+        last.and_then(|last| last.get(1).or_else(|| last.get(0))).map(|found| found.as_str()).into_iter().collect()
     }
 }
 
@@ -122,8 +135,9 @@ impl Reward for ExactMatch {
             if accepted.is_empty() {
                 return None;
             }
-            let given = self.part(text).map(|part| self.normalise(part));
-            Some(Verdict::of(given, |given| accepted.iter().any(|answer| self.normalise(answer) == given)))
+            let given: Vec<String> = self.parts(text).into_iter().map(|part| self.normalise(part)).collect();
+            let given = (!given.is_empty()).then_some(given);
+            Some(Verdict::of(given, |given| accepted.iter().any(|answer| given.contains(&self.normalise(answer)))))
         })
     }
 }
@@ -164,6 +178,22 @@ mod tests {
         assert_eq!(value(extract(), "<a>1</a> no, <a> 2 </a>", "2"), 1.0);
         assert_eq!(value(extract(), "2", "2"), 0.0);
         assert!(ExactMatch::build("m".into(), Options { extract: Some("(".into()), ..plain() }).is_err());
+        for text in [
+            "<think>hm</think><answer>Paris</answer>",
+            "so \\boxed{Paris}.",
+            "#### Paris",
+            "**Answer:** Paris",
+            "The answer is Paris",
+        ] {
+            assert_eq!(value(plain(), text, "Paris"), 1.0, "{text}");
+            assert_eq!(value(Options { marked: false, ..plain() }, text, "Paris"), 0.0, "{text}");
+            assert_eq!(value(plain(), text, text), 1.0, "{text}");
+        }
+        for text in
+            ["<answer>not Paris</answer>", "<answer>Paris or Rome</answer>", "<answer></answer> Paris", "in Paris"]
+        {
+            assert_eq!(value(plain(), text, "Paris"), 0.0, "{text}");
+        }
     }
 
     #[test]

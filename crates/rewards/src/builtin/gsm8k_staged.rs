@@ -4,7 +4,8 @@
 //! The form is `<start_working_out>…<end_working_out><SOLUTION>…</SOLUTION>` (the names are options). A completion gets
 //! 1. +3 if it has the form to its end, whatever stands before it;
 //! 2. +0.5 for each of the four tags that it has exactly once, else −0.5 for it;
-//! 3. for what stands between the solution tags, against the number of the answer column: 5 if it is written the same,
+//! 3. for what stands between the solution tags (or in another mark: `<answer>`, a box, after `####`), against the
+//!    number of the answer column: 5 if it is written the same,
 //!    3.5 if it is the same number (spaces, `$`, `18.0`), 2 within 10 %, 1.5 within 20 %, −2.5 for another number, and
 //!    −4.5 for what is no number, or where nothing is.
 //!
@@ -15,7 +16,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Builtin;
+use super::answer::{closed, first_line, hashed};
 use super::gsm8k::{gold, only_number};
+use super::number::Number;
 use crate::batch::Verdict;
 use crate::{Error, Result, Reward, RewardBatch, Scores};
 
@@ -91,14 +94,15 @@ impl Staged {
         (rest.trim().is_empty() && !solution.trim().is_empty()).then_some(solution)
     }
 
-    /// What stands between the solution tags, the form aside.
+    /// What stands between the solution tags, the form aside; else what is in `<answer>`, in a box, or after `####`.
     fn solution<'t>(&self, text: &'t str) -> Option<&'t str> {
-        let (_, rest) = text.rsplit_once(&self.options.solution_start)?;
-        Some(rest.split_once(&self.options.solution_end)?.0)
+        let tagged = text.rsplit_once(&self.options.solution_start);
+        let tagged = tagged.and_then(|(_, rest)| Some(rest.split_once(&self.options.solution_end)?.0));
+        tagged.or_else(|| closed(text)).or_else(|| hashed(text).map(first_line))
     }
 
     /// The points for form, tags and answer.
-    fn points(&self, text: &str, gold: &str) -> [f64; 3] {
+    fn points(&self, text: &str, gold: &Number) -> [f64; 3] {
         let form = if self.formed(text).is_some() { 3.0 } else { 0.0 };
         let tag = |tag: &str| if text.matches(tag).count() == 1 { 0.5 } else { -0.5 };
         let answer = self.solution(text).map_or(NO_NUMBER, |solution| closeness(solution, gold));
@@ -106,16 +110,15 @@ impl Staged {
     }
 }
 
-fn closeness(solution: &str, gold: &str) -> f64 {
-    if solution.replace(',', "") == gold {
+fn closeness(solution: &str, gold: &Number) -> f64 {
+    if solution.replace(',', "") == gold.to_string() {
         return 5.0;
     }
     let Some(given) = only_number(solution) else { return NO_NUMBER };
-    let (given, gold) = (given.to_string(), gold.to_owned());
-    if given == gold {
+    if given == *gold {
         return 3.5;
     }
-    let (Ok(given), Ok(gold)) = (given.parse::<f64>(), gold.parse::<f64>()) else { return NO_NUMBER };
+    let (Some(given), Some(gold)) = (given.to_f64(), gold.to_f64()) else { return NO_NUMBER };
     match (given - gold).abs() / gold.abs() {
         off if off <= 0.1 => 2.0,
         off if off <= 0.2 => 1.5,
@@ -141,7 +144,7 @@ impl Reward for Staged {
         let unread = |_: &Value| (format!("no number in column `{column}`"), None);
         let mut stages: [Vec<Value>; 3] = Default::default();
         let mut scores = batch.score_by_answer(&self.name, column, unread, |answer, text| {
-            let points = gold(answer).map(|gold| self.points(text, &gold.to_string()));
+            let points = gold(answer).map(|gold| self.points(text, &gold));
             for (i, stage) in stages.iter_mut().enumerate() {
                 stage.push(points.map(|points| points[i]).into());
             }
@@ -188,17 +191,27 @@ mod tests {
             ("-1000", "1000", -2.5),
             ("1", "0", -2.5),
             ("0.0", "0", 3.5),
+            ("36/2", "18", 3.5),
+            ("\\boxed{18}", "18", 3.5),
+            ("not 18", "18", -4.5),
+            ("18:00", "18", -4.5),
             ("1 or 2", "1", -4.5),
             ("none", "1", -4.5),
             ("", "1", -4.5),
         ] {
-            assert_eq!(closeness(solution, gold), expected, "{solution} for {gold}");
+            let gold = super::gold(&gold.into()).unwrap();
+            assert_eq!(closeness(solution, &gold), expected, "{solution} for {gold}");
         }
     }
 
     #[test]
     fn points_for_form_tags_and_answer_are_added() {
-        let points = |text: &str| staged().points(text, "18");
+        let gold = gold(&18.into()).unwrap();
+        let points = |text: &str| staged().points(text, &gold);
+        // Another mark is read, too, and is not the form.
+        for text in ["<answer>18</answer>", "so \\boxed{18}", "#### 18"] {
+            assert_eq!(points(text), [0.0, -2.0, 5.0], "{text}");
+        }
         assert_eq!(points(&formed("18")), [3.0, 2.0, 5.0]);
         assert_eq!(points(&format!("So: {}", formed("18"))), [3.0, 2.0, 5.0]);
         assert_eq!(points(&format!("{}!", formed("18"))), [0.0, 2.0, 5.0]);

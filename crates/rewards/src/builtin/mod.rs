@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result, Reward};
 
+mod answer;
 mod boxed;
 #[cfg(target_os = "linux")]
 pub(crate) mod code;
@@ -17,6 +18,7 @@ mod keyword;
 mod length;
 mod math;
 mod multiple_choice;
+mod number;
 mod rational;
 mod repetition;
 mod think_answer;

@@ -1,17 +1,20 @@
 //! `multiple_choice`: 1 if the completion chooses the answer's letter, else 0.
 //!
 //! The answer column holds a letter (`B`, `(b)`, `B. Paris`) or, as a number, the place of the choice from 0. The
-//! completion's choice is the letter in its last `\boxed{}`; else what follows its last "answer is" or "answer:"; else
-//! (unless `strict`) the completion itself if it begins or ends with a letter that stands alone, as `B`, `B)` or `(B)`.
-//! In running text only capitals count, and "A" and "I" only with a mark, since they are words. Knows no text of the
-//! choices.
+//! completion's choice is the letter in its last `<answer>` or `\boxed{}`, or after `####`; else what follows its last
+//! "answer is", "answer:" or "I choose"; else (unless `strict`) the completion itself if it ends or begins with a letter
+//! that stands alone, as `B`, `B)` or `(B)`. In running text only capitals count, and "A" and "I" only with a mark,
+//! since they are words. A choice that is denied ("not B", "B is wrong"), or one of several ("B or C"), is none. Knows
+//! no text of the choices.
+
+use std::sync::LazyLock;
 
 use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::Builtin;
-use super::boxed::last_boxed;
+use super::answer::{bare_words, closed, first_line, hashed, regex, said, taken_back_before, taken_back_behind};
 use crate::batch::Verdict;
 use crate::{Error, Result, Reward, RewardBatch, Scores};
 
@@ -23,7 +26,7 @@ pub(crate) struct Options {
     pub column: String,
     /// How many choices there are: letters from A on.
     pub choices: usize,
-    /// Accept only a choice in `\boxed{}` or after "answer is" or "answer:".
+    /// Accept only a choice in `<answer>` or `\boxed{}`, or after `####`, "answer is", "answer:" or "I choose".
     pub strict: bool,
 }
 
@@ -38,12 +41,22 @@ impl Default for Options {
 pub(crate) struct MultipleChoice {
     name: String,
     options: Options,
-    /// A text that is a choice, with what may stand around and behind it.
+    /// A text that begins with a choice, whatever stands around it: of a dataset's answer.
     alone: Regex,
-    said: Regex,
-    /// At the beginning, at the end.
-    edges: [Regex; 2],
+    /// What begins with a choice: the choice, and whether it is marked as one (`(B)`, `**B**`, `B)`).
+    choice: Regex,
+    /// Another choice, behind "or".
+    another: Regex,
+    /// A choice at the end of a text.
+    end: Regex,
+    /// The marks of a list of choices at the beginnings of lines.
+    listed: Regex,
 }
+
+/// What may stand around a letter.
+const OPENING: &str = r#"[\s*_$"'`“”‘’«»(\[{]*(?:\\(?:\(|\[|(?:text|math)?(?:bf|rm|sf|it|tt|textbf|boxed|mbox)?\s*\{))*[\s*_$"'`“”‘’(\[{]*"#;
+/// Words between an announcement and the letter.
+const WORDS: &str = r"(?i:(?:\s|[:=]|(?:is|be|was|the|my|correct|right|best|final|answer|option|choice|letter|clearly|definitely|simply|thus|so|therefore|hence|it|it's|(?:i|we)\s+(?:choose|pick|select|take|go\s+with))\b)*)";
 
 impl Builtin for MultipleChoice {
     const KIND: &'static str = "multiple_choice";
@@ -59,13 +72,15 @@ impl Builtin for MultipleChoice {
         }
         let last = char::from(b'A' + (options.choices - 1) as u8);
         let (upper, any) = (format!("[A-{last}]"), format!("[A-{last}a-{}]", last.to_ascii_lowercase()));
-        let regex = |pattern: String| Regex::new(&pattern).expect("a pattern of letters");
-        let alone = regex(format!(r"^[\s$*(\[{{]*(?:\\text(?:bf)?\{{)?[(\[]*({any})(?:[\s)\]}}.:,;$*]|$)"));
-        let words = r"(?i:answer\s+is|answer\s*:|choice\s+is|option\s+is|answer\s*\*+\s*:?)[\s:*$]*(?i:option|choice)?";
-        let said = regex(format!(r"{words}\s*(?:[(\[]({any})[)\]]|({upper})(?:[^\w']|$))"));
-        let first = regex(format!(r"^\s*(?:[(\[]({any})[)\]]|({upper})(?:[).:]|\s*$))"));
-        let end = regex(format!(r"(?:^|\s)[*]*(?:[(\[]({any})[)\]]|({upper})\)|([B-HJ-Z]))[.*]*\s*$"));
-        Ok(MultipleChoice { name, options, alone, said, edges: [end, first] })
+        let alone = regex(&format!(r"^[\s$*(\[{{]*(?:\\text(?:bf)?\{{)?[(\[]*({any})(?:[\s)\]}}.:,;$*]|$)"));
+        let choice = regex(&format!("^(?P<words>{WORDS})(?P<opening>{OPENING})(?P<letter>{any})(?P<rest>(?s:.*))$"));
+        let another = regex(&format!(r#"^[\s*_$"'`“‘(\[{{}}]*(?i:option\s+|choice\s+)?{upper}(?:\W|$)"#));
+        let closing = r#"[\s.*_$"'`”’)\]}\\!]*$"#;
+        let end = regex(&format!(
+            r#"(?P<before>^|\s|[:=])[*_$"'`“‘]*(?:[(\[](?P<marked>{any})[)\]]|(?P<closed>{upper})\)|(?P<bare>{upper})){closing}"#
+        ));
+        let listed = regex(&format!(r"(?m)^[\s*]*[(\[]?{upper}[)\].:]"));
+        Ok(MultipleChoice { name, options, alone, choice, another, end, listed })
     }
 }
 
@@ -87,20 +102,135 @@ impl MultipleChoice {
     }
 
     fn choice(&self, text: &str) -> Option<usize> {
-        if let Some(boxed) = last_boxed(text) {
-            return self.place(self.alone.captures(boxed)?.get(1)?.as_str());
+        if let Some(inside) = closed(text) {
+            return match said(inside) {
+                Some(said) => self.begins(first_line(said), true),
+                None => self.begins(inside, false),
+            };
         }
-        let letter = |found: regex::Captures<'_>| {
-            found.iter().skip(1).flatten().next().and_then(|letter| self.place(letter.as_str()))
-        };
-        if let Some(said) = self.said.captures_iter(text).last() {
-            return letter(said);
+        if let Some(tail) = hashed(text) {
+            return self.begins(first_line(tail), true);
+        }
+        static CHOOSES: LazyLock<Regex> = LazyLock::new(|| {
+            regex(
+                r"(?ix) \b(?:choice|option)\s+(?:is|would\s+be)\b
+                | \b(?:I|we)(?:['’]ll|['’]d|\s+will|\s+would)?\s+(?:choose|chose|pick|select|take|go\s+(?:with|for)|opt\s+for)\b",
+            )
+        });
+        let chooses = CHOOSES.find_iter(text).last().map(|words| &text[words.end()..]);
+        // What is said last counts: the shorter rest.
+        let last = said(text).into_iter().chain(chooses).min_by_key(|rest| rest.len());
+        if let Some(rest) = last
+            && let Some(choice) = self.begins(first_line(rest), true)
+        {
+            return Some(choice);
         }
         if self.options.strict {
             return None;
         }
-        self.edges.iter().find_map(|edge| edge.captures(text)).and_then(letter)
+        self.at_end(text).or_else(|| self.at_beginning(text))
     }
+
+    /// The choice that a marked text is, with what explains it behind; `capital`: in running text, where "a" is a word.
+    fn begins(&self, text: &str, capital: bool) -> Option<usize> {
+        let found = self.choice.captures(text)?;
+        let (opening, letter, rest) = (&found["opening"], &found["letter"], &found["rest"]);
+        let marked = opening.contains(['(', '[', '*', '`', '"', '{', '“']);
+        let lower = letter.starts_with(|c: char| c.is_ascii_lowercase());
+        let stands = !rest.starts_with(|c: char| c.is_alphanumeric() || matches!(c, '_' | '\'' | '’' | '-'));
+        // "a" and "I" with a word behind are words.
+        let word = lower && rest.starts_with(' ') && rest.trim_start().starts_with(char::is_alphabetic);
+        (stands && !word && (!lower || !capital || marked) && !self.takes_back(rest)).then(|| self.place(letter))?
+    }
+
+    /// Whether what stands behind a choice denies it or offers another: "is wrong", "or C", ", C".
+    fn takes_back(&self, rest: &str) -> bool {
+        static JOINS: LazyLock<Regex> = LazyLock::new(|| {
+            regex(r#"^[\s*_$"'`”’)\]{}\\]*(?:(?:,\s*)?\b(?:and|or)\b(?:\s+(?:maybe|perhaps|possibly))?|[,;/&|+])"#)
+        });
+        static STANDS_ALONE: LazyLock<Regex> =
+            LazyLock::new(|| regex(r"^\W*(?i:option\s+|choice\s+)?\w\W*(?:$|\b(?i:or|and)\b)"));
+        let rest = &*bare_words(rest);
+        let joined = JOINS.find(rest).is_some_and(|join| {
+            let next = &rest[join.end()..];
+            let word = join.as_str().ends_with(char::is_alphabetic);
+            // "B, A is false" explains; "B, A" and "B or A" offer two.
+            self.another.is_match(next)
+                && (word || STANDS_ALONE.is_match(next) || join.as_str().contains(['/', '&', '|', '+']))
+        });
+        joined || taken_back_behind(rest, &self.another)
+    }
+
+    /// The letter at the end of a text, or alone on its last line.
+    fn at_end(&self, text: &str) -> Option<usize> {
+        /// What a bare letter follows that is a choice: "vitamin C" is none.
+        static FOLLOWS: LazyLock<Regex> = LazyLock::new(|| {
+            regex(
+                r"(?ix) (?: ^ | \n | [:=→]  | [-=]> | [.!?;]
+                | \b(?:is|be|was|it's|choose|chose|pick|select|take|with|for|option|choice|answer|letter|so|thus|hence
+                    |therefore|say|guess|think|namely|means) ) \s* $",
+            )
+        });
+        let found = self.end.captures(text)?;
+        let start = found.name("before")?.end();
+        let before = text[..start].trim_end_matches(['*', '_', '$', '"', '\'', '`']);
+        if taken_back_before(before) || before.trim_end().ends_with([',', '/', '&', '|', '+']) || ends_with_and(before)
+        {
+            return None;
+        }
+        let letter = ["marked", "closed", "bare"].iter().find_map(|name| found.name(name))?.as_str();
+        if found.name("bare").is_some() {
+            // A word alone on its line is a letter, too.
+            let line = before.trim_end_matches([' ', '\t']);
+            let alone = line.is_empty() || line.ends_with('\n');
+            if !FOLLOWS.is_match(before) || matches!(letter, "A" | "I") && !alone {
+                return None;
+            }
+        }
+        self.place(letter)
+    }
+
+    /// The letter at the beginning of a text: `B`, `B) Paris`, `(B) Paris`, `**B**: Paris`, `Option B`.
+    fn at_beginning(&self, text: &str) -> Option<usize> {
+        let found = self.choice.captures(text)?;
+        let (words, opening, letter, rest) = (
+            found["words"].trim_matches(|c: char| !c.is_alphabetic()),
+            &found["opening"],
+            &found["letter"],
+            &found["rest"],
+        );
+        let upper = letter.starts_with(|c: char| c.is_ascii_uppercase());
+        let marked = opening.contains(['(', '[']) && rest.trim_start_matches('\\').starts_with([')', ']']);
+        let emphasized = opening.contains(['*', '`', '"', '$', '{', '“']) && !rest.starts_with([' ', '\'']);
+        let named = ["option", "choice", "letter"].iter().any(|name| words.to_lowercase().ends_with(name));
+        let ends =
+            rest.trim_start_matches(['*', '_', '$', '"', '`']).starts_with([')', '.', ':']) || rest.trim().is_empty();
+        let named = named && !rest.starts_with(char::is_alphanumeric);
+        let is_choice = marked || upper && (named || emphasized || ends && words.is_empty());
+        // All choices, one after the other, choose none.
+        let others = self.listed.find_iter(text).count() + rest.matches(") ").count().saturating_sub(1);
+        if !is_choice
+            || others > 1 && !rest.trim().is_empty() && self.lists(text)
+            || self.takes_back(rest.trim_start_matches([')', ']', '.', ':']))
+        {
+            return None;
+        }
+        self.place(letter)
+    }
+
+    /// Whether a text names three choices or more as a list does.
+    fn lists(&self, text: &str) -> bool {
+        static MARK: LazyLock<Regex> = LazyLock::new(|| regex(r"(?:^|\s)[(\[]?([A-Z])[)\].:](?:\s|$)"));
+        let letters: std::collections::BTreeSet<&str> =
+            MARK.captures_iter(text).filter_map(|found| found.get(1)).map(|letter| letter.as_str()).collect();
+        letters.len() >= 3 || self.listed.find_iter(text).count() > 1
+    }
+}
+
+/// "A and", before a letter.
+fn ends_with_and(before: &str) -> bool {
+    let words = before.trim_end_matches(|c: char| c.is_whitespace() || "([*_$\"'`".contains(c));
+    words.to_lowercase().rsplit(|c: char| !c.is_alphabetic()).next() == Some("and")
 }
 
 impl Reward for MultipleChoice {
@@ -172,7 +302,104 @@ mod tests {
         ] {
             assert_eq!(reward.choice(text), expected, "{text}");
         }
+        let mut wrong = Vec::new();
+        for text in [
+            "<answer>B</answer>",
+            "<think>A? No.</think>\n<answer>\nB\n</answer>",
+            "<answer>(b)</answer>",
+            "<answer>B. Paris</answer>",
+            "<answer>Option B</answer>",
+            "<answer>The answer is B</answer>",
+            "<answer>\\boxed{B}</answer>",
+            "<SOLUTION>B</SOLUTION>",
+            "#### B",
+            "`B`",
+            "\"B\"",
+            "'B'",
+            "$B$",
+            "\\(B\\)",
+            "**B**",
+            "**B.** Paris",
+            "\\mathbf{B}",
+            "\\text{B}",
+            "\\boxed{\\text{B}}",
+            "\\boxed{\\mathbf{B}}",
+            "\\boxed{\\text{(B) Paris}}",
+            "\\boxed{B: Paris}",
+            "answer=B",
+            "answer = (B)",
+            "{\"answer\": \"B\"}",
+            "Answer: $B$",
+            "Answer: \\mathbf{B}",
+            "Answer: **B**",
+            "The answer is option B.",
+            "The correct answer is \"B\".",
+            "I choose B, since A is false",
+            "I'd pick B.",
+            "So I will go with (B), because C is wrong",
+            "The answer is B, because A is wrong",
+            "The answer is B; A is too small",
+            "(B)",
+            "B.",
+            "B: Paris",
+            "B) Paris",
+            "Option B",
+            "option B: Paris",
+            "so it must be B",
+            "A is wrong.\nB",
+            "not A, so B",
+            "The capital of France is Paris (B).",
+        ] {
+            wrong.extend((reward.choice(text) != Some(1)).then_some(text));
+        }
+        for text in [
+            "The answer is not B",
+            "The answer isn't B.",
+            "The answer is not (B)",
+            "The answer cannot be B",
+            "Answer: B or C",
+            "Answer: B, C",
+            "Answer: B and C",
+            "Answer: B/C",
+            "Answer: B or maybe C",
+            "Answer: either B or C",
+            "<answer>B or C</answer>",
+            "<answer>B, C</answer>",
+            "<answer>not B</answer>",
+            "<answer>neither B nor C</answer>",
+            "<answer>B is wrong</answer>",
+            "<answer></answer> B",
+            "\\boxed{B \\text{ or } C}",
+            "\\boxed{\\text{not } B}",
+            "\\boxed{a dog}",
+            "#### not B",
+            "vitamin B",
+            "either A or B",
+            "A or B",
+            "neither",
+            "neither A nor B",
+            "not (B)",
+            "not B",
+            "B is wrong",
+            "(B) is wrong",
+            "B) is not right",
+            "B. is false",
+            "**B** is incorrect",
+            "it can't be B",
+            "A, B",
+            "A and B",
+            "all but B",
+            "A) 3\nB) 4\nC) 5",
+            "A) 3 B) 4 C) 5 D) 6",
+        ] {
+            wrong.extend(reward.choice(text).map(|_| text));
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+        // What is said at the end goes before what is said at the beginning.
+        assert_eq!(reward.choice("B) is wrong, so I take (C)"), Some(2));
+        assert_eq!(reward.choice("B) looks good. But then: (C)"), Some(2));
         let strict = self::reward(5, true);
+        assert_eq!((strict.choice("<answer>B</answer>"), strict.choice("(B)")), (Some(1), None));
         assert_eq!((strict.choice("B"), strict.choice("the answer is B")), (None, Some(1)));
     }
 

@@ -1,9 +1,10 @@
 //! When two answers are equal. Knows nothing of completions.
 
+use super::super::answer::plain_digits;
 use super::super::rational::Rational;
 use super::eval::{Complex, exact, residues, value, variables};
-use super::parse::{Node, Op, parse};
-use super::units::unit;
+use super::parse::{Node, Op, Reading, parse};
+use super::units::{power, unit};
 use std::collections::BTreeSet;
 
 /// Two irrational values are equal that differ by less than this part of them.
@@ -17,6 +18,7 @@ pub(super) const MAX_BYTES: usize = 2000;
 
 /// Whether the answer `given` is the answer `gold`.
 pub(super) fn equal(gold: &str, given: &str) -> bool {
+    let (gold, given) = (&*plain_digits(gold), &*plain_digits(given));
     let (left, right) = (text_form(gold), text_form(given));
     if left == right {
         return !left.is_empty();
@@ -25,9 +27,14 @@ pub(super) fn equal(gold: &str, given: &str) -> bool {
         return false;
     }
     // "1,234" is one number or two: what the other answer says decides.
-    let readings = |text: &str| [parse(text, true), text.contains([',', 'e']).then(|| parse(text, false)).flatten()];
-    let (golds, givens) = (readings(gold), readings(given));
-    golds.iter().flatten().any(|gold| givens.iter().flatten().any(|given| same(gold, given)))
+    let equal = |decimal_log: bool| {
+        let read = |text: &str, thousands: bool| parse(text, Reading { thousands, decimal_log });
+        let readings = |text: &str| [read(text, true), text.contains([',', 'e']).then(|| read(text, false)).flatten()];
+        let (golds, givens) = (readings(gold), readings(given));
+        golds.iter().flatten().any(|gold| givens.iter().flatten().any(|given| same(gold, given)))
+    };
+    // \log 100 is 2 or 4.6…, the same on both sides.
+    equal(false) || (gold.contains("log") || given.contains("log")) && equal(true)
 }
 
 /// An answer as text, without what only changes how it looks: `\text{(C)}` is `C`.
@@ -47,7 +54,8 @@ fn text_form(text: &str) -> String {
         }
         kept.push_str(piece);
     }
-    let text = kept.trim_end_matches('.');
+    // "42..." is not 42.
+    let text = kept.strip_suffix('.').filter(|text| !text.ends_with('.')).unwrap_or(&kept);
     let inside = text.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
     inside.filter(|inside| inside.len() == 1).unwrap_or(text).to_owned()
 }
@@ -62,12 +70,22 @@ fn canonical(node: &Node) -> Node {
         Node::Symbol(name) if name == "R" => {
             Node::List { open: '(', close: ')', items: vec![Node::Op(Op::Neg, vec![Node::Infinity]), Node::Infinity] }
         }
-        Node::List { open: ' ' | '{', items, .. } => {
+        Node::List { open: open @ (' ' | '{'), items, .. } => {
             let flat = items.iter().map(canonical).flat_map(|item| match item {
                 Node::List { open: ' ', items, .. } => items,
                 other => vec![other],
             });
             let mut items: Vec<Node> = flat.collect();
+            if *open == '{' {
+                // A set has each of its elements once.
+                let mut once: Vec<Node> = Vec::new();
+                for item in items {
+                    if !once.iter().any(|other| same(other, &item)) {
+                        once.push(item);
+                    }
+                }
+                items = once;
+            }
             if items.len() == 1 { items.remove(0) } else { list(items) }
         }
         _ => match [plus_minus(node, false), plus_minus(node, true)] {
@@ -138,6 +156,16 @@ fn same(gold: &Node, given: &Node) -> bool {
             (open, close) == (open2, close2)
                 && items.len() == items2.len()
                 && if *open == ' ' { unordered(items, items2) } else { ordered(items, items2) }
+        }
+        (Node::Ratio(parts), Node::Ratio(parts2)) => {
+            let product = |a: &Node, b: &Node| Node::Op(Op::Mul, vec![a.clone(), b.clone()]);
+            let scaled = |(a, b): (&Node, &Node)| numbers(&product(a, &parts2[0]), &product(b, &parts[0]));
+            parts.len() == parts2.len() && parts.iter().zip(parts2).all(scaled)
+        }
+        // 3:2 as a fraction.
+        (Node::Ratio(parts), fraction @ Node::Op(Op::Div, _))
+        | (fraction @ Node::Op(Op::Div, _), Node::Ratio(parts)) => {
+            parts.len() == 2 && numbers(&Node::Op(Op::Div, parts.clone()), fraction)
         }
         (Node::Union(parts), Node::Union(parts2)) => unordered(parts, parts2),
         (Node::Matrix(rows), Node::Matrix(rows2)) => {
@@ -268,7 +296,8 @@ fn near(a: Complex, b: Complex) -> bool {
 fn same_value(gold: &Node, given: &Node) -> bool {
     match (gold, given) {
         (Node::Unit(x, name), Node::Unit(y, name2)) => {
-            let differ = matches!((unit(name), unit(name2)), (Some(unit), Some(unit2)) if unit != unit2);
+            let known = unit(name).zip(unit(name2));
+            let differ = known.is_some_and(|(unit, unit2)| unit != unit2 || power(name) != power(name2));
             !differ && same(x, y)
         }
         (Node::Percent(x), Node::Percent(y)) => same_value(x, y),

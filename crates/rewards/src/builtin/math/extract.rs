@@ -7,8 +7,9 @@ use std::sync::LazyLock;
 use regex::Regex;
 use serde_json::Value;
 
+use super::super::answer::{closed, hashed, regex, said};
 use super::super::boxed::last_boxed;
-use super::super::gsm8k::numbers;
+use super::super::number::{is_meant, numbers};
 use super::equal::MAX_BYTES;
 use super::units::unit;
 
@@ -43,19 +44,19 @@ fn is_solution(text: &str) -> bool {
     words >= 4 && is_prose(text) && (words > 8 || sentence || text.contains('\n') || SENTENCE_END.is_match(text))
 }
 
-/// The final answer of a completion, if it has one. `strict`: only in a box.
+/// The final answer of a completion, if it has one. `strict`: only in a box or in `<answer>`.
 pub(super) fn answer_of(completion: &str, strict: bool) -> Option<&str> {
-    if let Some(boxed) = last_boxed(completion) {
-        return Some(boxed);
+    if let Some(inside) = closed(completion) {
+        // Tags may hold a sentence.
+        let sentence = said(inside).filter(|_| !inside.contains('\\')).and_then(sentence);
+        return Some(sentence.unwrap_or(inside));
     }
     if strict {
         return None;
     }
-    let said = ["####", "answer is", "Answer:", "answer:"]
-        .iter()
-        .filter_map(|words| completion.rfind(words).map(|at| at + words.len()));
-    said.max()
-        .and_then(|at| sentence(&completion[at..]))
+    // The last of them: the shorter rest.
+    let said = hashed(completion).into_iter().chain(said(completion)).min_by_key(|rest| rest.len());
+    said.and_then(sentence)
         .or_else(|| formulas(completion).last().map(|formula| formula.inside))
         .or_else(|| last_number(completion))
 }
@@ -123,7 +124,7 @@ fn emphasized(text: &str) -> &str {
     }
 }
 
-/// The last number as it is written: with its sign (as `gsm8k` has it), its denominator, the whole number before a
+/// The last number as it is written, unless something takes it back ("not 12", "x ≠ 12", "12th"): with its sign (as `gsm8k` has it), its denominator, the whole number before a
 /// fraction, its exponent, a percent sign. Numbers with nothing but commas between are one list.
 fn last_number(text: &str) -> Option<&str> {
     let whole = |range: &Range<usize>| {
@@ -147,7 +148,7 @@ fn last_number(text: &str) -> Option<&str> {
         }
         last = Some(start..end);
     }
-    let Range { start, mut end } = last?;
+    let Range { start, mut end } = last.filter(|last| is_meant(text, last.start, last.end))?;
     for suffix in ["½", "¼", "¾", " ½", " ¼", " ¾", "\\%", "%"] {
         end += if text[end..].starts_with(suffix) { suffix.len() } else { 0 };
     }
@@ -247,10 +248,6 @@ fn plain_words(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
     static WORD: LazyLock<Regex> =
         LazyLock::new(|| regex(r"\\(?:text\w*|mbox|mathrm|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+|\p{L}{2,}"));
     WORD.find_iter(text).filter(|found| !found.as_str().starts_with('\\')).map(|found| found.range())
-}
-
-fn regex(pattern: &str) -> Regex {
-    Regex::new(pattern).expect("a regular expression")
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ pub(super) enum Token {
 }
 
 /// Unicode's signs, as the LaTeX that says the same.
-const SIGNS: [(char, &str); 27] = [
+const SIGNS: [(char, &str); 28] = [
+    ('≈', "\\approx "),
     ('~', " "),
     ('×', "*"),
     ('·', "*"),
@@ -77,9 +78,9 @@ const SPACING: [&str; 28] = [
 ];
 
 /// Words that stand for a command.
-const WORDS: [&str; 17] = [
-    "sqrt", "pi", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan", "theta",
-    "infty", "cup",
+const WORDS: [&str; 18] = [
+    "mod", "sqrt", "pi", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan",
+    "theta", "infty", "cup",
 ];
 
 /// The tokens of `text`. `thousands`: a comma before exactly three digits belongs to the number.
@@ -146,6 +147,8 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
                     };
                     if let Some(letter) = letter.filter(|_| symbol) {
                         tokens.push(Token::Char(letter));
+                    } else if inside.trim() == "mod" {
+                        tokens.push(Token::Command("mod".into()));
                     } else if matches!(inside.trim(), "%" | "\\%") {
                         tokens.push(Token::Command("%".into()));
                     } else if inside.chars().any(|c| c.is_ascii_digit()) {
@@ -171,6 +174,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
                 "neq" => tokens.push(Token::Command("ne".into())),
                 "lt" => tokens.push(Token::Char('<')),
                 "gt" => tokens.push(Token::Char('>')),
+                "bmod" => tokens.push(Token::Command("mod".into())),
                 "varnothing" => tokens.push(Token::Command("emptyset".into())),
                 "degree" => tokens.extend([Token::Char('^'), Token::Command("circ".into())]),
                 _ => tokens.push(Token::Command(name)),
@@ -179,6 +183,8 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Vec<Token> {
             let word: String = chars[at..].iter().take_while(|c| c.is_alphabetic()).collect();
             at += word.chars().count();
             match word.as_str() {
+                // Of "x_{max}" it is an index.
+                "max" | "min" | "gcd" | "lcm" if chars.get(at) == Some(&'(') => tokens.push(Token::Command(word)),
                 "inf" | "oo" | "infinity" => tokens.push(Token::Command("infty".into())),
                 name if WORDS.contains(&name) => tokens.push(Token::Command(word)),
                 "and" | "or" => tokens.push(Token::Text(word)),

@@ -1,7 +1,7 @@
 //! `math`: 1 if the completion's final answer is equal to the answer's, as mathematics and not as text, else 0.
 //!
-//! The completion's answer is the inside of its last `\boxed{…}`; else (unless `strict`) what follows the last "answer
-//! is", `Answer:` or `####`, else its last formula (`$…$`, `\(…\)`), else its last number (`extract`). Both answers are
+//! The completion's answer is the inside of its last `\boxed{…}` or `<answer>`; else (unless `strict`) what follows the
+//! last "answer is", `Answer:` or `####`, else its last formula (`$…$`, `\(…\)`), else its last number (`extract`). Both answers are
 //! parsed (`parse`): numbers, fractions, roots, powers, functions, tuples, intervals, sets, lists, matrices, equations,
 //! inequalities, units. Fractions are compared exactly; other values to ten digits, and expressions with variables at
 //! six points (`equal`). What is not understood is equal to the same text alone. Nothing that a completion says is run,
@@ -17,6 +17,8 @@ mod lex;
 mod parse;
 mod units;
 
+pub(super) use units::{is_unit, never_unit};
+
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -30,7 +32,7 @@ use crate::{Result, Reward, RewardBatch, Scores};
 pub(crate) struct Options {
     /// The dataset column with the answer, or with a solution that boxes it.
     pub column: String,
-    /// Accept only an answer in `\boxed{}`.
+    /// Accept only an answer in `\boxed{}` or `<answer>`.
     pub strict: bool,
 }
 

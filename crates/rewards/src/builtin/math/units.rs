@@ -35,14 +35,33 @@ const UNITS: [&[&str]; 29] = [
 
 /// The name that stands for all names of this unit.
 pub(super) fn unit(name: &str) -> Option<&'static str> {
-    let name = name.trim().trim_end_matches('.').to_lowercase();
-    // Of "cm²" the power is left out as well.
+    let name = name.split('^').next().unwrap_or_default().trim().trim_end_matches('.').to_lowercase();
     let name = ["square ", "sq ", "cubic "].iter().find_map(|power| name.strip_prefix(power)).unwrap_or(&name);
     UNITS.iter().find(|names| names.contains(&name)).map(|names| names[0])
 }
 
+/// 2 of `cm^2` and "square cm", 3 of "cubic cm".
+pub(super) fn power(name: &str) -> i128 {
+    let words = name.trim().to_lowercase();
+    let said = [("square ", 2), ("sq ", 2), ("sq. ", 2), ("cubic ", 3)];
+    let said = said.iter().find(|(word, _)| words.starts_with(word)).map_or(1, |(_, power)| *power);
+    words.split_once('^').and_then(|(_, power)| power.trim().parse().ok()).unwrap_or(said)
+}
+
+/// Whether `name` is a known unit.
+pub(in super::super) fn is_unit(name: &str) -> bool {
+    unit(name).is_some()
+}
+
 /// Words after a number that are no unit, but change it or say of what kind an answer is.
-const NEVER_UNITS: [&str; 35] = [
+const NEVER_UNITS: [&str; 42] = [
+    "wrong",
+    "incorrect",
+    "false",
+    "isn",
+    "cannot",
+    "impossible",
+    "never",
     "ten",
     "tens",
     "dozen",
@@ -81,7 +100,7 @@ const NEVER_UNITS: [&str; 35] = [
 ];
 
 /// Whether `name` has a word that no unit has: 5 million are not 5.
-pub(super) fn never_unit(name: &str) -> bool {
+pub(in super::super) fn never_unit(name: &str) -> bool {
     words(name).any(|word| NEVER_UNITS.contains(&word.as_str()))
 }
 

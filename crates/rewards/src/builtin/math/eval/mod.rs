@@ -19,10 +19,18 @@ pub(super) fn exact(node: &Node) -> Option<Rational> {
         Node::Unit(inside, _) => exact(inside),
         Node::Percent(inside) => exact(inside)?.div(Rational::new(100, 1)?),
         Node::Based(digits, base) => Rational::new(i128::from_str_radix(digits, *base).ok()?, 1),
+        Node::Op(op @ (Op::Max | Op::Min | Op::Gcd | Op::Lcm), parts) => {
+            let parts: Option<Vec<Rational>> = parts.iter().map(exact).collect();
+            parts?.into_iter().map(Some).reduce(|a, b| of_two(*op, a?, b?))?
+        }
         Node::Op(op, parts) => {
             let x = exact(&parts[0])?;
             let y = || exact(parts.get(1)?);
             match op {
+                Op::Mod => {
+                    let (n, d) = (x.integer()?, y()?.integer().filter(|d| *d > 0)?);
+                    Rational::new(n.rem_euclid(d), 1)
+                }
                 Op::Add => x.add(y()?),
                 Op::Neg => x.neg(),
                 Op::Mul => x.mul(y()?),
@@ -44,10 +52,27 @@ pub(super) fn exact(node: &Node) -> Option<Rational> {
                 }
                 Op::Abs if x.to_f64() < 0.0 => x.neg(),
                 Op::Abs => Some(x),
-                Op::Floor | Op::Ceil | Op::PlusMinus => None,
+                Op::Floor | Op::Ceil | Op::PlusMinus | Op::Max | Op::Min | Op::Gcd | Op::Lcm => None,
             }
         }
         _ => None,
+    }
+}
+
+/// One value of two.
+fn of_two(op: Op, a: Rational, b: Rational) -> Option<Rational> {
+    let less = b.add(a.neg()?)?.parts().0 > 0;
+    match op {
+        Op::Max => Some(if less { b } else { a }),
+        Op::Min => Some(if less { a } else { b }),
+        _ => {
+            let (mut n, mut d) = (a.integer()?.checked_abs()?, b.integer()?.checked_abs()?);
+            let product = n.checked_mul(d)?;
+            while d != 0 {
+                (n, d) = (d, n % d);
+            }
+            Rational::new(if op == Op::Gcd { n } else { product.checked_div(n)? }, 1)
+        }
     }
 }
 
@@ -172,7 +197,13 @@ fn value_with(node: &Node, point: &dyn Fn(&str) -> f64, degree: f64) -> Option<C
                 Op::Abs => Complex::real(x.abs()),
                 Op::Floor if x.im == 0.0 => Complex::real(x.re.floor()),
                 Op::Ceil if x.im == 0.0 => Complex::real(x.re.ceil()),
-                Op::Floor | Op::Ceil | Op::PlusMinus => return None,
+                Op::Max | Op::Min => {
+                    let values: Option<Vec<f64>> =
+                        parts.iter().map(|part| of(part).filter(|x| x.im == 0.0).map(|x| x.re)).collect();
+                    let pick = if *op == Op::Max { f64::max } else { f64::min };
+                    Complex::real(values?.into_iter().reduce(pick)?)
+                }
+                Op::Floor | Op::Ceil | Op::PlusMinus | Op::Mod | Op::Gcd | Op::Lcm => return None,
             }
         }
         other => Complex::real(exact(other)?.to_f64()),
@@ -232,7 +263,7 @@ pub(super) fn variables(node: &Node, names: &mut BTreeSet<String>) {
         Node::Symbol(name) if !["pi", "e", "i"].contains(&name.as_str()) => {
             names.insert(name.clone());
         }
-        Node::Op(_, parts) | Node::Union(parts) | Node::Relation(parts, _) => {
+        Node::Op(_, parts) | Node::Union(parts) | Node::Ratio(parts) | Node::Relation(parts, _) => {
             parts.iter().for_each(|part| variables(part, names));
         }
         Node::List { items, .. } => items.iter().for_each(|item| variables(item, names)),

@@ -204,3 +204,39 @@ fn thousands_of_open_formulas_are_read_once() {
         assert_eq!(gold(&text.into()), None, "{unit}");
     }
 }
+
+/// A number without a mark that something takes back is no answer.
+#[test]
+fn the_last_number_is_not_what_is_denied() {
+    for completion in [
+        "The answer cannot be 5",
+        "It is not 5.",
+        "x \u{2260} 5",
+        "x != 5",
+        "$x$ < 5",
+        "the 5th",
+        "it is 4 or 5",
+        "at least 5",
+        "5 is wrong",
+        "x5",
+        "at 9:05",
+        "2^5",
+    ] {
+        assert!(found(completion).is_none_or(|answer| !equal("5", answer)), "{completion}");
+    }
+    assert!(!equal("5", found("\\boxed{5 \\text{ is wrong}}").unwrap()));
+    for completion in [
+        "It is 5",
+        "She did not eat. She has 5",
+        "it is 5kg",
+        "4 is wrong, so 5",
+        "<answer>5</answer> of 7",
+        "<answer>\\boxed{5}</answer>",
+        "<answer>The answer is 5</answer>",
+        "<SOLUTION>$5$</SOLUTION>",
+        "answer = 5",
+        "**Answer**: 5",
+    ] {
+        assert!(equal("5", found(completion).unwrap()), "{completion}");
+    }
+}

@@ -257,10 +257,25 @@ impl Parser {
                 let Node::Symbol(inside) = self.argument()? else { return None };
                 self.symbol(if name == "mathbb" { inside } else { format!("{name} {inside}") })
             }
+            "max" => self.of_several(Op::Max),
+            "min" => self.of_several(Op::Min),
+            "gcd" => self.of_several(Op::Gcd),
+            "lcm" => self.of_several(Op::Lcm),
             name if FUNCTIONS.contains(&name) => self.function(name),
             name if LETTERS.contains(&name) => self.symbol(name.to_owned()),
             _ => None,
         }
+    }
+
+    /// `(1, 2)` or `\{1, 2\}`, of which one value is made.
+    fn of_several(&mut self, op: Op) -> Option<Node> {
+        let braces = self.skip_command("{");
+        if !(braces || self.skip('(')) {
+            return None;
+        }
+        let items = self.items()?;
+        let closed = if braces { self.skip_command("}") } else { self.skip(')') };
+        closed.then_some(Node::Op(op, items))
     }
 
     fn function(&mut self, name: &str) -> Option<Node> {

@@ -25,6 +25,13 @@ pub(super) enum Op {
     Abs,
     Floor,
     Ceil,
+    /// The remainder of a division.
+    Mod,
+    /// Of several.
+    Max,
+    Min,
+    Gcd,
+    Lcm,
 }
 
 /// An answer.
@@ -48,6 +55,8 @@ pub(super) enum Node {
         items: Vec<Node>,
     },
     Union(Vec<Node>),
+    /// `3:2`
+    Ratio(Vec<Node>),
     Matrix(Vec<Vec<Node>>),
     /// Sides, and the signs between them: `=`, `<`, `>`, `≤`, `≥`, `≠`.
     Relation(Vec<Node>, Vec<char>),
@@ -63,9 +72,35 @@ const MAX_DEPTH: usize = 60;
 /// Nor are longer ones: `5!!!…` is as deep as it is long, and what compares answers takes a step for each level.
 const MAX_TOKENS: usize = 600;
 
+/// How what may be read in two ways is read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reading {
+    /// A comma before exactly three digits belongs to the number.
+    pub thousands: bool,
+    /// `\log` without a base has base 10, not e.
+    pub decimal_log: bool,
+}
+
 /// The answer that `text` writes; none if any part of it is not understood.
-pub(super) fn parse(text: &str, thousands: bool) -> Option<Node> {
-    let mut parser = Parser { tokens: tokens(text, thousands), at: 0, depth: 0, bars: 0, mixed: None };
+pub(super) fn parse(text: &str, reading: Reading) -> Option<Node> {
+    // "42..." goes on, nobody knows how.
+    if ["..", "…", "\\dots", "\\ldots", "\\cdots"]
+        .iter()
+        .any(|dots| text.trim_end_matches(['$', ' ', '}']).ends_with(dots))
+    {
+        return None;
+    }
+    let mut tokens = tokens(text, reading.thousands);
+    for at in 0..tokens.len() {
+        if reading.decimal_log
+            && tokens[at] == Token::Command("log".into())
+            && tokens.get(at + 1) != Some(&Token::Char('_'))
+        {
+            tokens[at] = Token::Command("lg".into());
+        }
+    }
+    let congruence = tokens.contains(&Token::Command("equiv".into()));
+    let mut parser = Parser { tokens, at: 0, depth: 0, bars: 0, mixed: None, congruence };
     if parser.tokens.len() > MAX_TOKENS {
         return None;
     }
@@ -84,6 +119,8 @@ struct Parser {
     bars: usize,
     /// Where the last mixed number began.
     mixed: Option<usize>,
+    /// There is a `\equiv`, of which `\mod` says in what sense.
+    congruence: bool,
 }
 
 impl Parser {
@@ -156,6 +193,8 @@ impl Parser {
     }
 
     fn relation(&mut self) -> Option<Node> {
+        // "≈ 5", "= 5"
+        let _ = self.skip_command("approx") || self.skip('=');
         // "about 5", "the answer is 5": words before mathematics.
         if let (Some(Token::Text(text)), Some(next)) = (self.peek().cloned(), self.tokens.get(self.at + 1)) {
             let named = matches!(next, Token::Char('=')) || matches!(next, Token::Command(sign) if sign == "approx");
@@ -173,6 +212,13 @@ impl Parser {
             Some(Token::Text(_)) => self.primary()?,
             _ => self.sum()?,
         };
+        if self.peek_char() == Some(':') && !matches!(first, Node::Text(_)) {
+            let mut parts = vec![first];
+            while self.skip(':') {
+                parts.push(self.sum()?);
+            }
+            return Some(Node::Ratio(parts));
+        }
         if self.skip_command("in") {
             return Some(Node::Member(first.into(), self.sum()?.into()));
         }
@@ -277,11 +323,16 @@ impl Parser {
                 if never_unit(&name) {
                     return None;
                 }
-                // The power of a unit.
-                if self.skip('^') {
-                    self.argument()?;
-                }
-                product = Node::Unit(product.into(), name);
+                let power = if self.skip('^') { Some(self.argument()?) } else { None };
+                let power = power.and_then(|power| if let Node::Number(n) = power { n.integer() } else { None });
+                product = Node::Unit(product.into(), power.map_or(name.clone(), |power| format!("{name}^{power}")));
+            } else if self.peek_command() == Some("$")
+                && !matches!(self.tokens.get(self.at + 1), Some(Token::Number(_)))
+            {
+                self.at += 1;
+                product = Node::Unit(product.into(), "dollar".into());
+            } else if !self.congruence && self.skip_command("mod") {
+                product = Node::Op(Op::Mod, vec![product, self.signed_power()?]);
             } else if self.starts_factor() {
                 product = Node::Op(Op::Mul, vec![product, self.power()?]);
             } else {
@@ -296,7 +347,19 @@ impl Parser {
             Some(Token::Char(c)) => c.is_alphabetic() || matches!(c, '(' | '{' | '['),
             Some(Token::Command(name)) => !matches!(
                 name.as_str(),
-                "in" | "le" | "ge" | "ne" | "approx" | "equiv" | "pm" | "mp" | "cup" | "}" | "rfloor" | "rceil" | "end"
+                "in" | "mod"
+                    | "le"
+                    | "ge"
+                    | "ne"
+                    | "approx"
+                    | "equiv"
+                    | "pm"
+                    | "mp"
+                    | "cup"
+                    | "}"
+                    | "rfloor"
+                    | "rceil"
+                    | "end"
             ),
             Some(Token::Number(_) | Token::Text(_)) | None => false,
         }

@@ -1,6 +1,6 @@
 //! The units of a sum's terms: 3 apples and 4 oranges are no 7.
 
-use super::super::units::unit;
+use super::super::units::{power, unit};
 use super::{Node, Op};
 
 /// −5 cm is a number of centimetres, not less than nothing of 5 cm.
@@ -59,7 +59,9 @@ impl Units {
 /// The unit of a product, in the name that stands for all of it.
 fn name_of(node: &Node) -> Option<String> {
     match node {
-        Node::Unit(_, name) => Some(unit(name).map_or_else(|| name.trim().to_lowercase(), str::to_owned)),
+        Node::Unit(_, name) => {
+            Some(unit(name).map_or_else(|| name.trim().to_lowercase(), |unit| format!("{unit}^{}", power(name))))
+        }
         Node::Op(Op::Neg | Op::Div, parts) => name_of(&parts[0]),
         Node::Op(Op::Mul, parts) => parts.iter().find_map(name_of),
         _ => None,

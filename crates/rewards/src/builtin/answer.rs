@@ -1,0 +1,293 @@
+//! Where a completion marks its answer, and whether what stands around an answer takes it back: what all graders that
+//! look for an answer share. Knows nothing of what an answer is.
+//!
+//! A mark is `<answer>…</answer>` (or `<solution>`), a box, `####`, or words: "the answer is", "Answer:", "answer = ".
+//! Of tags and boxes the one counts that ends last, then the innermost in it; then `####`, then words.
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use super::boxed::last_boxed;
+
+/// How an answer is marked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    /// In tags or a box: both ends are marked.
+    Closed,
+    /// After `####`.
+    Hashes,
+    /// After words that announce it.
+    Said,
+}
+
+/// A marked answer: its text goes on to the end of the mark, or of the completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Marked<'t> {
+    pub mark: Mark,
+    pub text: &'t str,
+}
+
+/// What is in the last closed tags or box.
+pub(super) fn closed(text: &str) -> Option<&str> {
+    let mut inside = outermost(text)?;
+    // Tags in boxes in tags: a few, since each is searched once more.
+    for _ in 0..4 {
+        match outermost(inside) {
+            Some(inner) => inside = inner,
+            None => break,
+        }
+    }
+    Some(inside)
+}
+
+fn outermost(text: &str) -> Option<&str> {
+    let end = |part: &str| part.as_ptr() as usize + part.len();
+    match (last_tagged(text), last_boxed(text)) {
+        (Some(tagged), Some(boxed)) => Some(if end(tagged) > end(boxed) { tagged } else { boxed }),
+        (tagged, boxed) => tagged.or(boxed),
+    }
+}
+
+/// The inside of the last closed `<answer>` or `<solution>`, in any case of letters.
+fn last_tagged(text: &str) -> Option<&str> {
+    static TAG: LazyLock<Regex> = LazyLock::new(|| regex(r"(?i)<(/?)(answer|solution)\s*>"));
+    let (mut open, mut last) = (None, None);
+    for tag in TAG.captures_iter(text) {
+        let (whole, name) = (tag.get(0)?, tag.get(2)?.as_str().to_ascii_lowercase());
+        match (tag.get(1)?.is_empty(), &open) {
+            (true, _) => open = Some((name, whole.end())),
+            (false, Some((opened, start))) if *opened == name => {
+                last = Some(&text[*start..whole.start()]);
+                open = None;
+            }
+            _ => {}
+        }
+    }
+    last
+}
+
+/// What stands after the last `####`.
+pub(super) fn hashed(text: &str) -> Option<&str> {
+    text.rsplit_once("####").map(|(_, tail)| tail)
+}
+
+/// What stands after the last words that announce an answer, white space apart.
+pub(super) fn said(text: &str) -> Option<&str> {
+    static WORDS: LazyLock<Regex> = LazyLock::new(|| {
+        regex(
+            r#"(?ix) \banswer (?: \s+ (?:is|would\s+be|will\s+be|must\s+be|should\s+be) \b | ["'*_`]* \s* (?: : | = | \u{ff1a} ) )"#,
+        )
+    });
+    WORDS.find_iter(text).last().map(|words| &text[words.end()..])
+}
+
+/// The marked answer, if one is marked.
+pub(super) fn marked(text: &str) -> Option<Marked<'_>> {
+    let of = |mark: Mark| move |text| Marked { mark, text };
+    closed(text)
+        .map(of(Mark::Closed))
+        .or_else(|| hashed(text).map(of(Mark::Hashes)))
+        .or_else(|| said(text).map(of(Mark::Said)))
+}
+
+/// The text up to the end of its first line that is not empty.
+pub(super) fn first_line(text: &str) -> &str {
+    text.trim_start().lines().next().unwrap_or_default()
+}
+
+/// The text with `{ or }` for `\text{ or }`: words in a formula are words.
+pub(super) fn bare_words(text: &str) -> Cow<'_, str> {
+    static TEXT: LazyLock<Regex> = LazyLock::new(|| regex(r"\\(?:text\w*|mbox|mathrm)\s*\{"));
+    TEXT.replace_all(text, "{")
+}
+
+/// Whether what stands just before an answer denies it, bounds it, or offers it beside another: "not", "cannot be",
+/// "less than", "≠", "either", "5 or". Another sentence does not.
+pub(super) fn taken_back_before(before: &str) -> bool {
+    static END: LazyLock<Regex> = LazyLock::new(|| {
+        regex(
+            r#"(?ix)
+            # A denial, and up to three words of its clause.
+            (?: \b(?:not|cannot|never|neither|nor|except|excluding|without|no|non|wrong|incorrect|unlike|instead\s+of
+                    |rather\s+than)\b | n['’]t\b )
+                (?: [\s*$"'`\\({\[]+ [\p{L}'’]+ ){0,3} [\s*$"'`\\({\[-]* $
+            # A bound.
+            | \b(?:than|least|most|under|below|above|over|exceeds?|beyond|up\s+to|minimum\s+of|maximum\s+of)
+                (?: \s+ (?:a|an|the|about) )? [\s*$"'`\\({\[]* $
+            | (?: ≠ | != | =/= | /= | (?:^|[^<>])[<>] | [≤≥≮≯≰≱] | [<>]= | \\(?:neq?|not\s*=|[lg](?:t|e|eq|eqslant)?) )
+                [\s*$"'`\\({\[]* $
+            # Another before it.
+            | \b(?:either|or|nor|neither|between|versus|vs\.?) [\s*$"'`\\({\[]* $
+            "#,
+        )
+    });
+    // The end of `<b>` is no relation.
+    static TAG: LazyLock<Regex> = LazyLock::new(|| regex(r"</?[\w-]+\s*/?>\s*$"));
+    let before = &*bare_words(tail(before));
+    END.is_match(TAG.find(before).map_or(before, |tag| &before[..tag.start()]))
+}
+
+/// Whether what stands just behind an answer takes it back, or offers another: "is wrong", "is not", "or 43".
+/// `another` is what an alternative begins with.
+pub(super) fn taken_back_behind(after: &str, another: &Regex) -> bool {
+    static DENIAL: LazyLock<Regex> = LazyLock::new(|| {
+        regex(
+            r#"(?ix) ^ [\s*$"'`\\)({}\],]* (?: [\p{L}'’]+ \s+ ){0,2}?
+            (?: \b(?:is|was|are|were|be|seems|looks|would\s+be|must\s+be)\s+ (?: [\p{L}'’]+ \s+ ){0,2}?
+                    (?:not|wrong|incorrect|false|impossible|never|no|neither|excluded|out)\b
+              | \b(?:isn|wasn|aren|doesn|don|can|won|couldn|wouldn|shouldn)['’]?t\b | \bcannot\b | \bcan\s+not\b
+              | \b(?:does|do|did|could|would|should)\s+not\b
+              | [(\[]?\b(?:wrong|incorrect|false)\b )"#,
+        )
+    });
+    static OR: LazyLock<Regex> = LazyLock::new(|| {
+        regex(r#"(?i)^[\s*$"'`\\){}\],]*\b(?:or|and/or|versus|vs)\b\.?(?:\s+(?:maybe|perhaps|possibly|even|else))?\s*"#)
+    });
+    static CLAUSE: LazyLock<Regex> = LazyLock::new(|| regex(r"(?i)\b(?:since|because|as|while|whereas)\b|[.;\n]|,\s+"));
+    let after = &*bare_words(head(after));
+    // Of an explanation nothing is taken back but by "which".
+    let which = |end: usize| ["which", "is ", "but that"].iter().any(|word| after[end..].starts_with(word));
+    let clause = CLAUSE.find_iter(after).find(|found| !(found.as_str().starts_with(',') && which(found.end())));
+    DENIAL.is_match(clause.map_or(after, |found| &after[..found.start()]))
+        || OR.find(after).is_some_and(|or| another.is_match(&after[or.end()..]))
+}
+
+/// The end of a text, as far as one clause goes.
+fn tail(text: &str) -> &str {
+    let mut start = text.len().saturating_sub(120);
+    while !text.is_char_boundary(start) {
+        start += 1;
+    }
+    &text[start..]
+}
+
+/// The beginning of a text, as far as one clause goes.
+fn head(text: &str) -> &str {
+    let mut end = text.len().min(120);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// The text with ASCII's digits and signs in the place of full-width and Arabic ones, and without characters that have
+/// no width.
+pub(super) fn plain_digits(text: &str) -> Cow<'_, str> {
+    if text.is_ascii() {
+        return Cow::Borrowed(text);
+    }
+    let plain = |c: char| match c {
+        '\u{200b}'..='\u{200f}' | '\u{2060}' | '\u{feff}' | '\u{ad}' => None,
+        '\u{ff01}'..='\u{ff5e}' => char::from_u32(c as u32 - 0xff01 + 0x21),
+        '٫' => Some('.'),
+        '٬' => Some(','),
+        '٪' => Some('%'),
+        '\u{3000}' => Some(' '),
+        c => [0x660, 0x6f0, 0x966]
+            .iter()
+            .find_map(|zero| (c as u32).checked_sub(*zero).filter(|digit| *digit < 10))
+            .and_then(|digit| char::from_digit(digit, 10))
+            .or(Some(c)),
+    };
+    if text.chars().all(|c| plain(c) == Some(c)) {
+        Cow::Borrowed(text)
+    } else {
+        text.chars().filter_map(plain).collect()
+    }
+}
+
+pub(super) fn regex(pattern: &str) -> Regex {
+    Regex::new(pattern).expect("a regular expression")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_mark_is_found_in_whatever_form() {
+        for (text, mark, answer) in [
+            ("<answer>5</answer>", Mark::Closed, "5"),
+            ("<think>\\boxed{4}</think> <answer> 5 </answer>", Mark::Closed, " 5 "),
+            ("<answer>4</answer> no, \\boxed{5}", Mark::Closed, "5"),
+            ("<answer>4</answer><Answer>5</Answer>", Mark::Closed, "5"),
+            ("<answer>so \\boxed{5}</answer>", Mark::Closed, "5"),
+            ("\\boxed{<answer>5</answer>}", Mark::Closed, "5"),
+            ("<SOLUTION>5</SOLUTION>", Mark::Closed, "5"),
+            ("<answer>5</answer> and <answer>6", Mark::Closed, "5"),
+            ("<answer>5</solution></answer>", Mark::Closed, "5</solution>"),
+            ("<answer></answer>, 5", Mark::Closed, ""),
+            ("4 #### 5", Mark::Hashes, " 5"),
+            ("The answer is 4. The answer is 5.", Mark::Said, " 5."),
+            ("**Answer**: 5", Mark::Said, " 5"),
+            ("answer=5", Mark::Said, "5"),
+            ("{\"answer\": \"B\"}", Mark::Said, " \"B\"}"),
+        ] {
+            assert_eq!(marked(text), Some(Marked { mark, text: answer }), "{text}");
+        }
+        for text in ["", "5", "<answer>5", "5</answer>", "answers 5", "an answer to 5"] {
+            assert_eq!(marked(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_takes_an_answer_back() {
+        for before in [
+            "it is not ",
+            "it cannot be ",
+            "it isn't ",
+            "it can't be equal to ",
+            "neither ",
+            "x ≠ ",
+            "x != ",
+            "x \\ne ",
+            "x < ",
+            "less than ",
+            "at least ",
+            "either ",
+            "5 or ",
+            "not (",
+            "**not** ",
+            "not $",
+            "x \\geq ",
+        ] {
+            assert!(taken_back_before(before), "{before}");
+        }
+        for before in
+            ["", "it is ", "x = ", "He is not here. It is ", "He had no apples, so he buys ", "in all, ", "knot "]
+        {
+            assert!(!taken_back_before(before), "{before}");
+        }
+        let digit = regex(r"^\d");
+        for after in [
+            " is wrong",
+            " is not the answer",
+            " is not it",
+            "** is incorrect",
+            " cannot be it",
+            " isn't right",
+            " or 43",
+            ", or 43",
+            " (wrong)",
+            " does not work",
+            " is clearly wrong",
+            " apples is wrong",
+            ", which is wrong",
+            "\\text{ is wrong}",
+        ] {
+            assert!(taken_back_behind(after, &digit), "{after}");
+        }
+        for after in ["", ".", " apples", " is right", ", or so", " because 4 is wrong", ". 4 is wrong", " or dollars"]
+        {
+            assert!(!taken_back_behind(after, &digit), "{after}");
+        }
+    }
+
+    #[test]
+    fn digits_of_other_scripts() {
+        assert_eq!(plain_digits("٤٢ ۴२ ４２．５\u{200b}"), "42 42 42.5");
+        assert!(matches!(plain_digits("é ½"), Cow::Borrowed(_)));
+    }
+}

@@ -1,0 +1,288 @@
+//! Numbers in a text: decimals of any length, fractions, exponents, and what stands around them. Knows no answer.
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use super::answer::{regex, taken_back_before, taken_back_behind};
+use super::rational::Rational;
+
+/// How a number begins, behind a word as "or".
+pub(super) static NUMBER: LazyLock<Regex> = LazyLock::new(|| regex(r"^[\s$*(\\]*[-\u{2212}]?\$?\.?\d"));
+
+/// Whether the number from `start` to `end` is by itself, and nothing takes it back: not `x42`, `42nd`, `42:00`,
+/// `42 or 43`, `not 42`, `42 is wrong`.
+pub(super) fn is_meant(text: &str, start: usize, end: usize) -> bool {
+    /// What makes another number of the one behind it.
+    static BELONGS: LazyLock<Regex> = LazyLock::new(|| {
+        regex(r"(?:\d:|[\^_√±]|[\^_]\{|\\(?:sqrt|log|ln|sin|cos|tan|pm)\s*(?:\[[^\]]*\])?\s*\{?|[-+*/\u{2212}]\s*\()$")
+    });
+    const CURRENCIES: [&str; 12] = ["rs", "usd", "eur", "gbp", "inr", "rm", "us", "aud", "cad", "hk", "cny", "rmb"];
+    let whole = &text[..start];
+    let before = whole.trim_end_matches(['$', '€', '£', '¥', '₹']);
+    let letters = before.trim_end_matches(|c: char| c.is_alphanumeric() || c == '_');
+    let word = &before[letters.len()..];
+    let attached = before.len() == whole.len()
+        && !word.is_empty()
+        && !letters.ends_with('\\')
+        && !CURRENCIES.contains(&word.to_lowercase().as_str());
+    let after = &text[end..];
+    let suffix: String = after.chars().take_while(|c| c.is_alphabetic()).collect();
+    !(attached
+        || BELONGS.is_match(before)
+        || after.strip_prefix(':').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        || !is_unit(&suffix)
+        || taken_back_before(before)
+        || taken_back_behind(after, &NUMBER))
+}
+
+/// Whether letters may follow a number without a space: `5kg`, not `42nd`, `5k`, `3x`.
+fn is_unit(suffix: &str) -> bool {
+    let known = || super::math::is_unit(suffix) || ["am", "pm"].contains(&suffix.to_lowercase().as_str());
+    suffix.is_empty() || known() || suffix.chars().count() >= 3 && !super::math::never_unit(suffix)
+}
+
+/// `\frac{84}{2}` as `84/2`.
+pub(super) fn latex_fractions(text: &str) -> Cow<'_, str> {
+    static FRACTION: LazyLock<Regex> =
+        LazyLock::new(|| regex(r"\\[dt]?frac\s*(?:\{\s*(-?[\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}|\s*(\d)\s*(\d))"));
+    FRACTION.replace_all(text, " $1$3/$2$4")
+}
+
+/// A number as it is written: with its exponent, its denominator, the whole number before a fraction.
+pub(super) struct Group {
+    /// None where it is divided by zero, or has no room.
+    pub value: Option<Number>,
+    pub start: usize,
+    pub end: usize,
+}
+
+/// The numbers of a text in order: those of [`numbers`], of which `4.2e1`, `84/2` and `1 1/2` are one each.
+pub(super) fn groups(text: &str) -> impl Iterator<Item = Group> + '_ {
+    let mut rest = numbers(text).peekable();
+    std::iter::from_fn(move || {
+        let first = rest.next()?;
+        let (start, mut end) = (first.start, first.end);
+        let mut value = Some(Number::Decimal(first.value));
+        let mut parts = vec![];
+        let bytes = text.as_bytes();
+        while let Some(next) = rest.peek() {
+            let between = &text[end..next.start];
+            let proper = || parts.is_empty() && text[start..end].bytes().all(|b| b.is_ascii_digit());
+            match between {
+                "e" | "E" | "e+" | "E+"
+                    if text[next.start..next.end].bytes().all(|b| b.is_ascii_digit() || b == b'-') =>
+                {
+                    let exponent = text[next.start..next.end].to_owned();
+                    value = value.and_then(|v| v.shifted(&exponent));
+                }
+                "/" | " / " | "/ " | " /" => {
+                    let bottom = Number::Decimal(next.value.clone());
+                    value = value.and_then(|v| v.over(&bottom));
+                    parts.push("/");
+                }
+                // The whole number before a fraction.
+                " " if proper() && bytes.get(next.end) == Some(&b'/') => {
+                    let whole = value.clone();
+                    let top = rest.next()?;
+                    end = top.end;
+                    let bottom = rest.next_if(|bottom| &text[top.end..bottom.start] == "/")?;
+                    end = end.max(bottom.end);
+                    value = Number::Decimal(top.value)
+                        .over(&Number::Decimal(bottom.value))
+                        .and_then(|part| whole?.plus(&part));
+                    parts.push("/");
+                    continue;
+                }
+                _ => break,
+            }
+            end = next.end;
+            rest.next();
+        }
+        // 12/25/2020 is a date.
+        if parts.len() > 1 {
+            value = None;
+        }
+        Some(Group { value, start, end })
+    })
+}
+
+/// A number found in a text.
+pub(super) struct Found {
+    value: Decimal,
+    /// Byte offset of its sign or first digit.
+    pub start: usize,
+    /// Byte offset just after it.
+    pub end: usize,
+}
+
+/// All numbers of a text in order: digits with thousands commas and one decimal point, with a sign if the character
+/// before the sign is not part of a number or word (`5-3` is 5 and 3, `= -3` is −3). A `$` may stand between.
+pub(super) fn numbers(text: &str) -> impl Iterator<Item = Found> + '_ {
+    let bytes = text.as_bytes();
+    let digit = move |i: usize| bytes.get(i).is_some_and(u8::is_ascii_digit);
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        // ".5" starts at its point, but the point of "1.2.3" that follows a number starts nothing.
+        let point = |i: usize| bytes[i] == b'.' && digit(i + 1) && (i == 0 || !digit(i - 1));
+        while at < bytes.len() && !(digit(at) || point(at)) {
+            at += 1;
+        }
+        if at >= bytes.len() {
+            return None;
+        }
+        let sign = sign_before(&text[..at]);
+        let start = sign.unwrap_or(at);
+        let mut plain = String::from(if sign.is_some() { "-" } else { "" });
+        let mut has_point = false;
+        while at < bytes.len() {
+            match bytes[at] {
+                b'0'..=b'9' => plain.push(bytes[at] as char),
+                // A comma belongs to the number only before exactly three digits.
+                b',' if !has_point && (1..=3).all(|i| digit(at + i)) && !digit(at + 4) => {}
+                b'.' if !has_point && digit(at + 1) => {
+                    has_point = true;
+                    plain.push('.');
+                }
+                _ => break,
+            }
+            at += 1;
+        }
+        Some(Found { value: Decimal::parse(&plain)?, start, end: at })
+    })
+}
+
+/// Where the text before a number has a minus at its end that is a sign, and not an operator or a hyphen.
+fn sign_before(before: &str) -> Option<usize> {
+    let before = before.strip_suffix('$').unwrap_or(before);
+    let before = before.strip_suffix('\\').unwrap_or(before);
+    let rest = before.strip_suffix('-').or_else(|| before.strip_suffix('\u{2212}'))?;
+    // "a-3" and "5 -3" subtract, "is -3" does not.
+    let operator = rest.ends_with(|c: char| c.is_alphanumeric() || c == ')')
+        || rest.trim_end().ends_with(|c: char| c.is_numeric() || c == ')');
+    (!operator).then_some(rest.len())
+}
+
+/// A number: a decimal, or a fraction that is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Number {
+    Decimal(Decimal),
+    Fraction(Rational),
+}
+
+impl Number {
+    fn rational(&self) -> Option<Rational> {
+        match self {
+            Number::Decimal(decimal) => decimal.rational(),
+            Number::Fraction(fraction) => Some(*fraction),
+        }
+    }
+
+    /// Decimal if it is one.
+    fn of(fraction: Rational) -> Number {
+        let places = (0..=30).find_map(|places| {
+            let scaled = fraction.mul(Rational::new(10i128.pow(places), 1)?)?.integer()?;
+            Decimal::parse(&format!("{scaled}e-{places}"))
+        });
+        places.map_or(Number::Fraction(fraction), Number::Decimal)
+    }
+
+    fn over(&self, bottom: &Number) -> Option<Number> {
+        Some(Number::of(self.rational()?.div(bottom.rational()?)?))
+    }
+
+    fn plus(&self, other: &Number) -> Option<Number> {
+        Some(Number::of(self.rational()?.add(other.rational()?)?))
+    }
+
+    /// Times ten to the power of `exponent`.
+    fn shifted(&self, exponent: &str) -> Option<Number> {
+        match self {
+            Number::Decimal(decimal) => Decimal::parse(&format!("{decimal}e{exponent}")).map(Number::Decimal),
+            Number::Fraction(_) => None,
+        }
+    }
+
+    pub fn to_f64(&self) -> Option<f64> {
+        match self {
+            Number::Decimal(decimal) => decimal.to_string().parse().ok(),
+            Number::Fraction(fraction) => Some(fraction.to_f64()),
+        }
+    }
+}
+
+impl std::fmt::Display for Number {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Number::Decimal(decimal) => decimal.fmt(f),
+            Number::Fraction(fraction) => write!(f, "{}/{}", fraction.parts().0, fraction.parts().1),
+        }
+    }
+}
+
+/// A decimal number in one canonical form, so that equality is exact: no leading or trailing zeros, no −0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Decimal {
+    negative: bool,
+    whole: String,
+    fraction: String,
+}
+
+impl Decimal {
+    /// Parses `[-]digits[.digits]` (also with an exponent, as JSON writes large and small numbers).
+    pub fn parse(text: &str) -> Option<Self> {
+        let (text, exponent) = match text.split_once(['e', 'E']) {
+            Some((mantissa, exponent)) => (mantissa, exponent.parse::<i32>().ok().filter(|e| e.abs() <= 400)?),
+            None => (text, 0),
+        };
+        let (negative, digits) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
+        let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+        let all_digits = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
+        if whole.len() + fraction.len() == 0 || !all_digits(whole) || !all_digits(fraction) {
+            return None;
+        }
+        let (mut whole, mut fraction) = (whole.to_owned(), fraction.to_owned());
+        for _ in 0..exponent.unsigned_abs() {
+            if exponent > 0 {
+                whole.push(if fraction.is_empty() { '0' } else { fraction.remove(0) });
+            } else {
+                fraction.insert(0, whole.pop().unwrap_or('0'));
+            }
+        }
+        let whole = whole.trim_start_matches('0').to_owned();
+        let fraction = fraction.trim_end_matches('0').to_owned();
+        Some(Decimal { negative: negative && !(whole.is_empty() && fraction.is_empty()), whole, fraction })
+    }
+
+    fn rational(&self) -> Option<Rational> {
+        let size = Rational::decimal(&format!("{}.{}", self.whole, self.fraction))?;
+        if self.negative { size.neg() } else { Some(size) }
+    }
+}
+
+impl std::fmt::Display for Decimal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let sign = if self.negative { "-" } else { "" };
+        let whole = if self.whole.is_empty() { "0" } else { &self.whole };
+        let point = if self.fraction.is_empty() { "" } else { "." };
+        write!(f, "{sign}{whole}{point}{}", self.fraction)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decimals_are_exact_and_canonical() {
+        assert_eq!(Decimal::parse("-0.00"), Decimal::parse("0"));
+        assert_eq!(Decimal::parse("1.5e3"), Decimal::parse("1500"));
+        assert_eq!(Decimal::parse("15e-3"), Decimal::parse("0.0150"));
+        // As floats these two are equal.
+        assert_ne!(Decimal::parse("9007199254740993"), Decimal::parse("9007199254740992"));
+        for bad in ["", "-", ".", "1.2.3", "1a", "--1", "1e", "1e999999999"] {
+            assert_eq!(Decimal::parse(bad), None, "{bad}");
+        }
+    }
+}
