@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ._live import may_use
+from ._overrides import REFUSED_METHODS, check_callback
+
 
 @dataclasses.dataclass
 class TrainerState:
@@ -68,6 +71,9 @@ class TrainerCallback:
     def on_step_end(self, args, state, control, **kwargs):
         """A step has ended."""
 
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        """The optimizer has made a step."""
+
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         """An evaluation was made."""
 
@@ -81,13 +87,32 @@ class TrainerCallback:
         """Metrics were logged."""
 
 
-# Methods of transformers' callbacks that have nothing to tell here.
-NEVER_CALLED = {
-    "on_prediction_step": "evaluation has no prediction steps",
-    "on_substep_end": "gradients are accumulated inside the engine",
-    "on_pre_optimizer_step": "the optimizer is inside the engine",
-    "on_optimizer_step": "the optimizer is inside the engine",
-    "on_push_begin": "nothing is uploaded while training",
+class NotHere:
+    """What transformers gives callbacks and the engine has inside: false, and without attributes."""
+
+    def __init__(self, name: str, why: str):
+        vars(self).update(_name=name, _why=why)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(f"`{self._name}` has no `{name}` here: {self._why}")
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return f"<no {self._name}: {self._why}>"
+
+
+_NOT_HERE = {
+    name: NotHere(name, REFUSED_METHODS[method])
+    for name, method in {
+        "optimizer": "optimizer",
+        "lr_scheduler": "lr_scheduler",
+        "train_dataloader": "get_train_dataloader",
+        "eval_dataloader": "get_eval_dataloader",
+    }.items()
 }
 
 
@@ -104,6 +129,7 @@ class CallbackList:
         callback = callback() if isinstance(callback, type) else callback
         if not any(callable(getattr(callback, event, None)) for event in vars(TrainerCallback) if event[:3] == "on_"):
             raise TypeError(f"{callback!r} is no callback: it has no method such as on_step_end (see TrainerCallback)")
+        check_callback(callback)
         self.callbacks.append(callback)
 
     def pop(self, callback: Any) -> Any:
@@ -114,15 +140,29 @@ class CallbackList:
                 return own
         return None
 
+    # As transformers' CallbackHandler has them.
+    add_callback = add
+    pop_callback = pop
+    remove_callback = pop
+
+    @property
+    def callback_list(self) -> str:
+        """Their names, a line each."""
+        return "\n".join(type(callback).__name__ for callback in self.callbacks)
+
     def call(self, event: str, **kwargs: Any) -> None:
+        """Calls `event` of each one that has it."""
         trainer = self.trainer
-        for callback in self.callbacks:
+        for callback in list(self.callbacks):
             method = getattr(callback, event, None)
             if method is None:
                 continue
+            live = trainer._model
+            # A model that is the caller's own object is brought up to date for those that look at it alone.
+            model = live.get() if not live.is_given() or may_use(method, "model") else live.base()
             control = method(
                 trainer.args, trainer.state, trainer.control,
-                model=trainer.model, processing_class=trainer.processing_class, **kwargs,
+                model=model, processing_class=trainer.processing_class, **_NOT_HERE, **kwargs,
             )
             if control is not None:
                 trainer.control = control

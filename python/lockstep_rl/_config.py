@@ -15,6 +15,7 @@ import warnings
 from typing import Any
 
 from . import _native
+from ._arguments import ArgumentMethods
 
 # Set by a trainer's arguments and by the class, not by its user.
 _NOT_FIELDS = {"model_name_or_path", "reward_funcs"}
@@ -200,7 +201,7 @@ _OF_METRICS = {
 _WITH_METRICS = ("sft", "dpo", "reward")
 
 
-class _Config:
+class _Config(ArgumentMethods):
     """What the configuration classes share."""
 
     method = ""
@@ -315,7 +316,15 @@ def field_table(method: str) -> list[dict]:
     """Every field of a configuration class (`grpo`, `rloo`, `ppo`, `sft`, `dpo`, `reward`): its name, its status
     (`supported`, `ignored`, `refused`), default and meaning."""
     own = _OF_METRICS if method in _WITH_METRICS else {}
-    return [own.get(row["name"], row) for row in _native.fields(method)]
+    rows = [own.get(row["name"], row) for row in _native.fields(method)]
+    return [_without_patience(row) if row["name"] == "reward_patience" else row for row in rows]
+
+
+def _without_patience(row: dict) -> dict:
+    """As in TRL, a reward that judges nothing is warned of and ends no run by itself."""
+    schema = {"anyOf": [row["schema"], {"type": "null"}]}
+    doc = f"{row['doc']} Not set: for ever, with a warning each time."
+    return {**row, "default": None, "schema": schema, "doc": doc}
 
 
 GRPOConfig = _config("GRPOConfig", "grpo", "TRL's GRPOConfig")

@@ -18,6 +18,8 @@ def rows_of(dataset: Any, name: str, most: int | None = None) -> list[dict]:
         raise TypeError(f"`{name}` is a dict of datasets: give one of them ({', '.join(map(str, dataset))})")
     if isinstance(dataset, (list, tuple)):
         rows = list(dataset)
+    elif hasattr(dataset, "__len__") and hasattr(dataset, "column_names"):
+        rows = _rows_of_columns(dataset)
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         rows = [dataset[i] for i in range(len(dataset))]
     elif hasattr(dataset, "__iter__"):
@@ -36,6 +38,20 @@ def rows_of(dataset: Any, name: str, most: int | None = None) -> list[dict]:
     for i, row in enumerate(rows):
         if not isinstance(row, dict):
             raise TypeError(f"`{name}`, row {i}: expected a dict such as {{'prompt': '…'}}, but it is {row!r:.80}")
+    return rows
+
+
+# Rows of a datasets.Dataset that are asked for at once.
+_AT_ONCE = 1000
+
+
+def _rows_of_columns(dataset: Any) -> list[dict]:
+    """The rows of a `datasets.Dataset`, with its format and transforms: by column, which is much faster than by row."""
+    rows: list[dict] = []
+    for first in range(0, len(dataset), _AT_ONCE):
+        part = dataset[first : first + _AT_ONCE]
+        names = list(part)
+        rows.extend(dict(zip(names, values)) for values in zip(*part.values()))
     return rows
 
 

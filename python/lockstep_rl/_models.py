@@ -11,20 +11,6 @@ from typing import Any
 from . import _native, _peft
 
 
-class Model:
-    """A model directory: what `trainer.model` is where the model was given by name."""
-
-    def __init__(self, path: str):
-        self.name_or_path = path
-
-    def save_pretrained(self, directory: str) -> None:
-        """Copies the directory."""
-        shutil.copytree(self.name_or_path, directory, dirs_exist_ok=True)
-
-    def __repr__(self) -> str:
-        return f"Model({self.name_or_path!r})"
-
-
 def check_path(name: str, argument: str) -> str:
     """The absolute path of what exists; a name that can only be a path must."""
     if not name:
@@ -65,7 +51,10 @@ def write_given(model: Any, processing_class: Any, target: str) -> None:
         _save_tokenizer(tokenizer, _link(_directory_of(os.fspath(model), "model"), target))
         return
     tokenizer = _tokenizer_for(model, processing_class)
-    if _peft.is_peft_model(model):
+    if _peft.is_new_adapter(model):
+        _peft.save_below(model, target)
+        _save_tokenizer(tokenizer, target)
+    elif _peft.is_peft_model(model):
         _save_tokenizer(tokenizer, _peft.save_base(model, target))
     else:
         model.save_pretrained(target)
@@ -81,6 +70,13 @@ def check_reference(model: Any) -> Any:
             f"`ref_model` must be a directory, a Hub id or a transformers model, but is {type(model).__name__}"
         )
     return model
+
+
+def of_reference(model: Any) -> dict[str, Callable[[str], None]]:
+    """What writes the files of a reference model that is in memory."""
+    if model is None or isinstance(model, str):
+        return {}
+    return {"ref_model": model.save_pretrained}
 
 
 def _is_same_place(processing_class: Any, source: str) -> bool:
@@ -170,14 +166,24 @@ def name_of(model: Any) -> str:
     return getattr(inner, "name_or_path", "") or ""
 
 
-def sync_weights(model: Any, directory: str) -> None:
-    """Writes the engine's weights into a transformers model, or an adapter's into a PeftModel, in place."""
+def sync_weights(model: Any, directory: str, file: str | None = None) -> None:
+    """Writes the engine's weights into a transformers model, or an adapter's into a PeftModel, in place; those of one
+    file, or of all that a model has."""
     own = model.state_dict()
     of_adapter = _peft.is_peft_model(model)
-    seen = set()
-    for file in sorted(os.listdir(directory)):
-        if file.endswith(".safetensors"):
-            seen |= _copy(os.path.join(directory, file), own, _peft.name_in_model if of_adapter else str)
+    names = _peft.names_in_model if of_adapter else (lambda name: (name,))
+    try:
+        seen = set()
+        for name in sorted(os.listdir(directory)) if file is None else [file]:
+            if file is not None or _is_of_model(name):
+                seen |= _copy(os.path.join(directory, name), own, names)
+    except _OtherNames:
+        if of_adapter:
+            raise
+        # Of a family whose files have other names than its modules.
+        fresh = type(model).from_pretrained(directory, dtype=next(model.parameters()).dtype)
+        model.load_state_dict(fresh.state_dict())
+        return
     tied = {name for name in own if any(own[name].data_ptr() == own[other].data_ptr() for other in seen)}
     expected = [name for name in own if not of_adapter or ".lora_" in name]
     missing = [name for name in expected if name not in seen | tied]
@@ -185,17 +191,26 @@ def sync_weights(model: Any, directory: str) -> None:
         raise RuntimeError(f"the trained model lacks `{missing[0]}`")
 
 
-def _copy(file: str, own: dict, rename: Callable[[str], str]) -> set[str]:
-    """Copies the tensors of a file into those of a model, and gives their names."""
+def _is_of_model(name: str) -> bool:
+    """Whether it is a file of a model's weights, or an adapter's: a checkpoint has others."""
+    return name.endswith(".safetensors") and name.startswith(("model", "adapter_model"))
+
+
+class _OtherNames(RuntimeError):
+    """A file has names that the model has not."""
+
+
+def _copy(file: str, own: dict, names: Callable[[str], tuple]) -> set[str]:
+    """Copies the tensors of a file into those of a model, and gives their names there."""
     import torch
     from safetensors.torch import load_file
 
     seen = set()
     for name, tensor in load_file(file).items():
-        name = rename(name)
-        if name not in own:
-            raise RuntimeError(f"the trained model has `{name}`, which the model that was given has not")
+        there = next((one for one in names(name) if one in own), None)
+        if there is None:
+            raise _OtherNames(f"the trained model has `{names(name)[0]}`, which the model that was given has not")
         with torch.no_grad():
-            own[name].copy_(tensor)
-        seen.add(name)
+            own[there].copy_(tensor)
+        seen.add(there)
     return seen

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ._rewards import RewardSet
 
 STOP, SAVE, EVALUATE = 1, 2, 4
+# Transformers logs these itself, and at a step that is due alone; the rest is TRL's.
+_OF_TRANSFORMERS = ("loss", "grad_norm", "learning_rate", "epoch")
 
 
 class Observer:
-    """Told by the engine how the run goes on; tells the trainer's state and callbacks."""
+    """Told by the engine how the run goes on; tells the trainer's state and callbacks. The engine gives it `live`, the
+    model while one of these is called."""
 
     def __init__(self, trainer: Any, rewards: RewardSet | None, only_evaluate: dict | None, eval_metrics: Any):
         self.trainer = trainer
@@ -18,10 +22,17 @@ class Observer:
         self.only_evaluate = only_evaluate
         self.eval_metrics = eval_metrics
         self.steps_per_epoch = 1
+        self.dir = ""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "live" and self.only_evaluate is None:
+            self.trainer._live = value
 
     def begin(self, step: int, total_steps: int, steps_per_epoch: int, dir: Any) -> int:
         state = self.trainer.state
         self.steps_per_epoch = steps_per_epoch
+        self.dir = os.fspath(dir)
         if self.only_evaluate is None:
             state.global_step, state.max_steps = step, total_steps
             state.epoch = step / steps_per_epoch
@@ -37,7 +48,7 @@ class Observer:
     def step_end(self, step: int) -> int:
         state = self.trainer.state
         state.global_step, state.epoch = step, step / self.steps_per_epoch
-        wishes = self._tell("on_step_end")
+        wishes = self._tell("on_optimizer_step") | self._tell("on_step_end")
         return wishes | (self._tell("on_epoch_end") if step % self.steps_per_epoch == 0 else 0)
 
     def log(self, step: int, metrics: dict) -> int:
@@ -54,10 +65,43 @@ class Observer:
                     metrics[name] = metrics.pop(long)
         trainer = self.trainer
         trainer.state.num_input_tokens_seen = int(metrics.get("num_tokens", trainer.state.num_input_tokens_seen))
-        trainer._log({**metrics, "epoch": trainer.state.epoch})
-        return self._tell("on_evaluate", metrics=metrics) if is_evaluation else self._wishes()
+        if is_evaluation:
+            self._evaluated(metrics)
+            return self._wishes()
+        # The last step is logged even if that is not due, when TRL has its metrics in the entry of the whole run.
+        every = trainer.state.logging_steps
+        is_due = step % every == 0 or (step == 1 and getattr(trainer.args, "logging_first_step", False))
+        trainer._tail = {} if is_due else {key: metrics[key] for key in metrics if key not in _OF_TRANSFORMERS}
+        trainer.log(metrics)
+        return self._wishes()
+
+    def _evaluated(self, metrics: dict) -> None:
+        """By way of the trainer's own `evaluate`; then the best one so far, as transformers has it: callbacks compare
+        with the one before."""
+        trainer, state = self.trainer, self.trainer.state
+        trainer._pending = metrics
+        try:
+            given = trainer.evaluate()
+        finally:
+            trainer._pending = None
+        metrics = given if isinstance(given, dict) else metrics
+        name = best_metric(trainer.args)
+        if name is None or state.global_step == 0:
+            return
+        value = metrics.get(name if name.startswith("eval_") else f"eval_{name}", metrics.get(name))
+        if value is None:
+            return
+        greater = getattr(trainer.args, "greater_is_better", None)
+        greater = not name.endswith("loss") if greater is None else greater
+        best = state.best_metric
+        if best is None or (value > best if greater else value < best):
+            state.best_metric, state.best_global_step = value, state.global_step
 
     def save(self, step: int, path: Any) -> int:
+        state, alias = self.trainer.state, link_checkpoint(self.dir, step, os.fspath(path))
+        if step == state.best_global_step:
+            state.best_model_checkpoint = alias
+        self.trainer.save_model(os.fspath(path), _internal_call=True)
         return self._tell("on_save")
 
     def _tell(self, event: str, **kwargs: Any) -> int:
@@ -69,3 +113,27 @@ class Observer:
         wishes = STOP * control.should_training_stop + SAVE * control.should_save + EVALUATE * control.should_evaluate
         control.should_save = control.should_evaluate = control.should_log = False
         return wishes
+
+
+def best_metric(args: Any) -> str | None:
+    """The metric of the best model; as in transformers the loss, where the best one is to be loaded."""
+    name = getattr(args, "metric_for_best_model", None)
+    if name is None and getattr(args, "load_best_model_at_end", False):
+        return "loss"
+    return name
+
+
+def link_checkpoint(root: str, step: int, path: str) -> str:
+    """A link `checkpoint-N`, where transformers' scripts look for it; those to checkpoints that are gone are removed. A
+    name that somebody has is left alone."""
+    for name in os.listdir(root):
+        other = os.path.join(root, name)
+        if name.startswith("checkpoint-") and os.path.islink(other) and not os.path.exists(other):
+            if os.readlink(other).startswith("checkpoints/"):
+                os.unlink(other)
+    alias = os.path.join(root, f"checkpoint-{step}")
+    try:
+        os.symlink(os.path.relpath(path, root), alias)
+    except OSError:  # it is there already, or the file system has no links
+        return alias if os.path.exists(alias) else path
+    return alias

@@ -10,6 +10,7 @@ from typing import Any
 from ._config import plain
 
 _ADAPTER = "default"
+_NEW = "_is_new_in_lockstep"
 
 
 def is_peft_model(model: Any) -> bool:
@@ -33,14 +34,28 @@ def save_base(model: Any, target: str) -> str:
     which is returned."""
     config_of(model)
     below = os.path.join(os.path.abspath(target), "base")
-    base = model.get_base_model()
-    weights = {
-        name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name
-    }
-    base.save_pretrained(below, state_dict=weights)
+    save_below(model, below)
     model.save_pretrained(target)
     set_base(target, target, below)
     return below
+
+
+def save_below(model: Any, target: str) -> None:
+    """Writes the model below an adapter."""
+    base = model.get_base_model()
+    state = base.state_dict()
+    copies = [name for name in state if ".modules_to_save." in name]
+    weights = {
+        name.replace(".base_layer.", ".").replace(".original_module.", "."): tensor
+        for name, tensor in state.items()
+        if ".lora_" not in name and name not in copies
+    }
+    base.save_pretrained(target, state_dict=weights)
+
+
+def is_new_adapter(model: Any) -> bool:
+    """Whether `wrapped` has put the adapter on it: training begins with the engine's own."""
+    return bool(getattr(model, _NEW, False))
 
 
 def set_base(source: str, target: str, below: str) -> None:
@@ -51,10 +66,43 @@ def set_base(source: str, target: str, below: str) -> None:
         json.dump({**config, "base_model_name_or_path": below}, file, indent=2)
 
 
-def name_in_model(name: str) -> str:
-    """A tensor of an adapter's file under its name in the PeftModel."""
+def wrapped(model: Any, peft_config: Any, values: dict) -> Any:
+    """A loaded model under a new adapter, as PEFT makes one."""
+    peft = _package()
+    if peft_config is None or isinstance(peft_config, dict):
+        modules = values.get("lora_target_modules")
+        peft_config = peft.LoraConfig(
+            r=values.get("lora_r", 16),
+            lora_alpha=values.get("lora_alpha", 32),
+            lora_dropout=values.get("lora_dropout", 0.0),
+            use_rslora=values.get("use_rslora", False),
+            target_modules=modules[0] if modules is not None and len(modules) == 1 else modules or ["q_proj", "v_proj"],
+            task_type="CAUSAL_LM" if "CausalLM" in type(model).__name__ else "SEQ_CLS",
+        )
+    model = peft.get_peft_model(model, peft_config)
+    setattr(model, _NEW, True)
+    return model
+
+
+def loaded(directory: str, load: Any) -> Any:
+    """The model of an adapter's directory, with `load` for the model below."""
+    peft = _package()
+    config = peft.PeftConfig.from_pretrained(directory)
+    return peft.PeftModel.from_pretrained(load(config.base_model_name_or_path), directory, is_trainable=True)
+
+
+def _package() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise ImportError("a model with an adapter is PEFT's in Python: pip install peft") from None
+    return peft
+
+
+def names_in_model(name: str) -> tuple:
+    """A tensor of an adapter's file under the names that it may have in the PeftModel."""
     stem, _, leaf = name.rpartition(".")
-    return f"{stem}.{_ADAPTER}.{leaf}"
+    return f"{stem}.{_ADAPTER}.{leaf}", f"{stem}.modules_to_save.{_ADAPTER}.{leaf}"
 
 
 def lora_values(peft_config: Any, has_weights: bool = False) -> dict:

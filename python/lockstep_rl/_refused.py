@@ -28,19 +28,6 @@ REFUSED_ARGUMENTS = {
     "tokenizer": "the argument is processing_class",
     "gen_kwargs": "set the fields of the configuration",
 }
-REFUSED_METHODS = {
-    "get_train_dataloader": "the engine draws its rows itself; no data loader is made",
-    "get_eval_dataloader": "the engine draws its rows itself; no data loader is made",
-    "create_optimizer": "the optimizer is inside the engine",
-    "create_scheduler": "the schedule is inside the engine",
-    "create_optimizer_and_scheduler": "the optimizer is inside the engine",
-    "compute_loss": "the loss is inside the engine: loss_type",
-    "training_step": "steps are made inside the engine: use callbacks",
-    "prediction_step": "evaluation is inside the engine",
-    "optimizer": "the optimizer is inside the engine",
-    "lr_scheduler": "the schedule is inside the engine",
-    "hyperparameter_search": "make a trainer for each trial",
-}
 
 # What gen_kwargs (transformers' generate) says under another name.
 _GENERATION = {"max_new_tokens": "max_completion_length", "max_length": "max_completion_length"}

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from ._calling import RewardFunction
+from ._models import name_of as name_of_model, source_of, write_given
 from .rewards import Builtin
+
+logger = logging.getLogger("lockstep_rl")
+# Names of directories of reward models that were given in memory begin so.
+OF_MODEL = "reward_model_"
 
 
 def by_group(function: Callable) -> Callable:
@@ -42,18 +48,40 @@ class RewardSet:
     """The rewards of a trainer: specifications for the engine, and the Python functions among them."""
 
     def __init__(self, reward_funcs: Any, processing_classes: Any = None):
-        given = reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+        given = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
         if reward_funcs is None or not given:
-            raise ValueError("`reward_funcs` is missing: give a function, the name of a built-in reward or a model")
+            raise ValueError(
+                "No reward source provided: `reward_funcs` is missing (a function, the name of a built-in reward or a "
+                "model)"
+            )
+        classes = list(processing_classes) if isinstance(processing_classes, (list, tuple)) else [processing_classes]
+        self.processing_classes: list = [None] * len(given) if processing_classes is None else classes
+        if len(self.processing_classes) != len(given):
+            raise ValueError(
+                f"`reward_processing_classes` has {len(self.processing_classes)}, and `reward_funcs` {len(given)}: "
+                "their numbers must match, with None for what is no model"
+            )
+        self.given = given
+        self.names: list[str] = []
+        # Reward models whose files are written, by the place of their specification.
+        self.in_memory: dict[int, Callable[[str], None]] = {}
         self.specs: list[str | dict] = []
         self.functions: list[_Function] = []
         taken: set[str] = set()
-        for function in given:
+        for function, tokenizer in zip(given, self.processing_classes):
             if isinstance(function, (str, os.PathLike)):
                 self.specs.append(_spec_of(os.fspath(function)))
+                self.names.append(os.path.basename(os.path.normpath(os.fspath(function))))
+                if str(self.specs[-1]).startswith("model:"):
+                    self._take_model(os.fspath(function), tokenizer)
+            elif _is_model(function):
+                self.names.append(os.path.basename(os.path.normpath(name_of_model(function) or "reward_model")))
+                self.specs.append("model:")
+                self._take_model(function, tokenizer)
             elif isinstance(function, Builtin):
                 self.specs.append(function.spec)
-            elif callable(function) and not _is_model(function):
+                self.names.append(getattr(function, "kind", "reward"))
+            elif callable(function):
                 name = name_of(function)
                 number = 2
                 while name in taken or name in ("step", "prompt", "completion", "advantage"):
@@ -61,16 +89,50 @@ class RewardSet:
                 taken.add(name)
                 self.functions.append(_Function(name, function, self))
                 self.specs.append(f"function:{name}")
+                self.names.append(name)
             else:
                 raise TypeError(
                     f"`reward_funcs` has {function!r:.100}: expected a function, a callable object, the name of a "
-                    "built-in reward, or the directory or Hub id of a reward model (a loaded model: save it first)"
+                    "built-in reward, or a reward model: its directory, its Hub id, or loaded"
                 )
         self.sources: list[Source] = []
         self.state: Any = None
         self.metrics_seen: dict[str, str] = {}
         self._loop: _Loop | None = None
         self._started: dict[str, Any] = {}
+        self._silent: dict[str, list[bool]] = {}
+
+    def _take_model(self, model: Any, tokenizer: Any) -> None:
+        if source_of(model, tokenizer) is None:
+            self.in_memory[len(self.specs) - 1] = functools.partial(write_given, model, tokenizer)
+
+    def objects(self) -> dict[str, Callable[[str], None]]:
+        """What writes the files of each model that is in memory, by the directory's name, whose last part names the
+        reward."""
+        return {f"{OF_MODEL}{place}/{self.names[place]}": write for place, write in self.in_memory.items()}
+
+    def specs_at(self, places: dict[str, str]) -> list[str | dict]:
+        """The specifications, with these directories of what was in memory."""
+        specs = list(self.specs)
+        for place, name in zip(self.in_memory, self.objects()):
+            specs[place] = f"model:{places[name]}"
+        return specs
+
+    def judged(self, name: str, rewards: list, arguments: dict) -> None:
+        """Warns, as TRL does, of a completion that no reward function of a batch has judged."""
+        if len(self.functions) != len(self.specs) or any(function.by_group for function in self.functions):
+            return
+        self._silent[name] = [reward is None for reward in rewards]
+        if len(self._silent) < len(self.functions):
+            return
+        silent, self._silent = list(zip(*self._silent.values())), {}
+        row = next((i for i, of_row in enumerate(silent) if all(of_row)), None)
+        if row is not None:
+            own = {key: values[row] for key, values in arguments.items() if isinstance(values, list)}
+            logger.warning(
+                "All reward functions returned None for the following kwargs:\n%s\nThis completion has no reward: at "
+                "least one function should give one.", own,
+            )
 
     @property
     def loop(self) -> _Loop:
@@ -153,12 +215,22 @@ class _Function(RewardFunction):
 
     def __call__(self, batch: dict) -> str:
         answer = super().__call__(batch)
+        self.set.judged(self.name, self.given, self.asked)
         for name in self.metrics:
             self.set.metrics_seen[f"rewards/{self.name}/{name}"] = name
         return json.dumps(answer)
 
     def result(self, arguments: dict) -> Any:
         return self.set.result_of(self, arguments) if self.is_async else super().result(arguments)
+
+    def rewards(self, given: Any, count: int) -> list:
+        rewards = super().rewards(given, count)
+        self.given = rewards
+        return rewards
+
+    def arguments(self, batch: dict) -> dict:
+        self.asked = super().arguments(batch)
+        return self.asked
 
     def awaited(self, coroutine: Any) -> Any:
         return self.set.loop.start(coroutine).result()

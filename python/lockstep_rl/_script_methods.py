@@ -8,6 +8,20 @@ import os
 from typing import Any
 
 
+# Attributes of TRL's trainers, and the fields of the arguments that they are.
+OF_ARGS = {
+    name: name
+    for name in (
+        "beta num_iterations loss_type reward_weights scale_rewards importance_sampling_level "
+        "mask_truncated_completions top_entropy_quantile num_generations num_generations_eval max_completion_length "
+        "max_prompt_length temperature top_p top_k min_p repetition_penalty chat_template_kwargs use_vllm "
+        "use_liger_kernel shuffle_dataset multi_objective_aggregation off_policy_mask_threshold use_adaptive_entropy "
+        "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target label_smoothing normalize_advantages "
+        "reward_clip_range ref_model_mixup_alpha max_length padding_free packing"
+    ).split()
+} | {"epsilon_low": "epsilon", "epsilon_high": "epsilon_high"}
+
+
 class OneProcess:
     """accelerate's object, as far as one process needs it."""
 

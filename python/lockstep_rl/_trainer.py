@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import json
 import os
-import shutil
 import tempfile
 import time
 import warnings
@@ -18,16 +15,18 @@ from ._background import BackgroundRun
 from ._calling import note
 from ._callbacks import CallbackList, TrainerControl, TrainerState
 from ._config import warn_once
-from ._data import json_of, rows_of
+from ._datasets import EVAL_KEYS, EvalData, WithDatasets
 from ._given import GivenFiles
-from ._models import Model, check_path, name_of, source_of, sync_weights, write_given
+from ._live import LiveModel
+from ._models import check_path, name_of, source_of, write_given
 from ._notebook import NotebookProgress
 from ._observer import Observer
 from ._peft import config_of, is_peft_model, lora_values
-from ._refused import REFUSED_ARGUMENTS, REFUSED_METHODS, with_gen_kwargs
+from ._overrides import REFUSED_METHODS, check_attribute, check_class
+from ._refused import REFUSED_ARGUMENTS, with_gen_kwargs
 from ._reporters import reporters
-from ._rewards import RewardSet, Source
-from ._script_methods import ScriptMethods
+from ._rewards import OF_MODEL, RewardSet
+from ._script_methods import OF_ARGS, ScriptMethods
 from ._signals import Interrupts, in_notebook
 
 
@@ -47,38 +46,14 @@ class PredictionOutput(NamedTuple):
     metrics: dict
 
 
-@dataclasses.dataclass
-class RowSet:
-    """Rows in memory, as they were given and as JSON; none where the engine reads a file."""
-
-    rows: list[dict] = dataclasses.field(default_factory=list)
-    texts: list[str] | None = None
-
-    @functools.cached_property
-    def source(self) -> Source:
-        """For rewards; looks at every row, once."""
-        return Source(self.rows, self.texts or [])
-
-
-class EvalData(NamedTuple):
-    """Held-out data: the engine's keys that name it, and what is in memory, by name where there are several sets."""
-
-    values: dict = {}
-    rows: RowSet = RowSet()
-    sets: dict[str, RowSet] = {}
-
-
-_EVAL_KEYS = {"eval_dataset_name", "eval_datasets"}
-
-
-class Trainer(ScriptMethods):
+class Trainer(WithDatasets, ScriptMethods):
     """What the trainers share: a model, data, callbacks, and one run of the engine at a time."""
 
     config_class: Any = None
     # What the engine calls in the place of generating.
     _rollout_function: Any = None
-    # Columns of the data that the engine itself reads.
-    columns: tuple[str, ...] = ("prompt",)
+    # Whether it trains a head of scores.
+    _trains_scores = False
 
     def __init__(
         self,
@@ -92,6 +67,7 @@ class Trainer(ScriptMethods):
         **others: Any,
     ):
         kind = type(self).__name__
+        check_class(self)
         if "tokenizer" in others:
             warnings.warn("`tokenizer` is old: the argument is processing_class", FutureWarning, stacklevel=3)
             processing_class = processing_class or others.pop("tokenizer")
@@ -109,13 +85,13 @@ class Trainer(ScriptMethods):
         self.args = args if gen_kwargs is None else with_gen_kwargs(args, gen_kwargs)
         self.processing_class = processing_class
         self._given_model = model
-        self._train = RowSet()
         self._values = self.args.values()
         of_adapter = is_peft_model(model)
         if of_adapter:
             if peft_config is not None:
                 raise ValueError("`model` is a PeftModel already: give the model below it, or no `peft_config`")
             peft_config = config_of(model)
+        self._peft_config = peft_config
         self._values.update(lora_values(peft_config, has_weights=of_adapter))
         self._values["output_dir"] = self._output_dir(model)
         # What the engine reads as it is; else files are written when they are read first.
@@ -123,7 +99,16 @@ class Trainer(ScriptMethods):
         self._values["model_name_or_path"] = self._source
         self._written: Any = None
         self._given_of: str | None = None
-        self._take_data(train_dataset, eval_dataset)
+        # What the engine tells of its weights while it trains, whether it does, and what it leaves.
+        self._live: Any = None
+        self._trains_now = False
+        self._stop: Any = None
+        self._result: dict | None = None
+        self._pending: dict | None = None
+        self._tail: dict = {}
+        self._model = LiveModel(self)
+        self.train_dataset = train_dataset
+        self.eval_dataset = eval_dataset
         self.state = TrainerState(
             logging_steps=self._values.get("logging_steps", 10),
             save_steps=self._values.get("save_steps", 500),
@@ -133,8 +118,7 @@ class Trainer(ScriptMethods):
         )
         self.control = TrainerControl()
         self.is_trained = False
-        self._stop: Any = None
-        self._result: dict | None = None
+        self.is_in_train = False
         shown = [NotebookProgress()] if in_notebook() and not getattr(self.args, "disable_tqdm", False) else []
         self._callbacks = CallbackList([*reporters(self.args), *shown, *(callbacks or [])], self)
         self._callbacks.call("on_init_end")
@@ -160,40 +144,6 @@ class Trainer(ScriptMethods):
             name, number = os.path.abspath(f"trainer_output-{number}"), number + 1
         return name
 
-    def _take_data(self, train: Any, evaluation: Any) -> None:
-        if train is None and "dataset_name" not in self._values:
-            raise ValueError("`train_dataset` is missing: a datasets.Dataset, a list of dicts, or a file's path")
-        if train is not None:
-            self._values["dataset_name"], self._train = self._rows(train, "train_dataset", "max_samples")
-        self._eval = self._eval_data(evaluation)
-        self._values.update(self._eval.values)
-
-    def _eval_data(self, dataset: Any) -> EvalData:
-        """Held-out rows, or several sets of them under names."""
-        if dataset is None:
-            return EvalData()
-        if not isinstance(dataset, dict):
-            name, rows = self._rows(dataset, "eval_dataset", "eval_max_samples")
-            return EvalData({"eval_dataset_name": name}, rows, {})
-        if not dataset:
-            raise ValueError("`eval_dataset` is an empty dict")
-        names, sets = {}, {}
-        for key, rows in dataset.items():
-            names[key], rows = self._rows(rows, f"eval_dataset[{key!r}]", "eval_max_samples")
-            if rows.texts is not None:
-                sets[key] = rows
-        return EvalData({"eval_datasets": names}, RowSet(), sets)
-
-    def _rows(self, dataset: Any, name: str, most: str) -> tuple[str, RowSet]:
-        """What the engine calls a dataset, and its rows where it is in memory."""
-        if isinstance(dataset, (str, os.PathLike)):
-            return check_path(os.fspath(dataset), name), RowSet()
-        rows = self._rows_of(dataset, name, self._values.get(most))
-        return "memory", RowSet(rows, json_of(rows, name, self.columns))
-
-    def _rows_of(self, dataset: Any, name: str, most: int | None) -> list[dict]:
-        return rows_of(dataset, name, most)
-
     # What a user asks for.
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **others: Any) -> TrainOutput:
@@ -201,6 +151,7 @@ class Trainer(ScriptMethods):
         directory is given."""
         for name in others:
             raise TypeError(f"train() has no argument `{name}`")
+        check_class(self)
         self._warn_of_torch_contexts()
         resume = resume_from_checkpoint
         if resume is None or resume is False:
@@ -212,7 +163,11 @@ class Trainer(ScriptMethods):
         began = time.monotonic()
         steps_before = self.state.global_step
         self._callbacks.call("on_train_begin")
-        self._result = self._run(resume=resume, eval_metrics=self._eval_metrics("eval", predicts=False))
+        self.is_in_train, self._tail = True, {}
+        try:
+            self._result = self._run(resume=resume, eval_metrics=self._eval_metrics("eval", predicts=False))
+        finally:
+            self.is_in_train = False
         self.is_trained = True
         if self._result["best"] is not None:
             self.state.best_global_step, self.state.best_metric = self._result["best"]
@@ -226,7 +181,8 @@ class Trainer(ScriptMethods):
             "train_steps_per_second": steps / seconds,
             "train_loss": loss,
         }
-        self._log({**metrics, "epoch": self.state.epoch})
+        # As in TRL: with the metrics of the steps since the last log.
+        self.log({**self._tail, **metrics})
         self._callbacks.call("on_train_end")
         return TrainOutput(self.state.global_step, loss, metrics)
 
@@ -236,12 +192,25 @@ class Trainer(ScriptMethods):
         return BackgroundRun(self, lambda: self.train(resume_from_checkpoint=resume_from_checkpoint))
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict:
-        """Evaluates the model as it is now, and logs the metrics."""
-        own = self._eval_metrics(metric_key_prefix, predicts=False)
-        metrics = self._evaluated(eval_dataset, metric_key_prefix, own)
-        self._log(metrics)
+        """Evaluates the model as it is now, and logs the metrics. While training it is called for each evaluation that
+        is due, with the metrics that the engine has for it."""
+        if self._pending is not None:
+            if eval_dataset is not None and eval_dataset is not self.eval_dataset:
+                raise RuntimeError("evaluate: while training it is of the trainer's own eval_dataset")
+            metrics, self._pending = self._pending, None
+        else:
+            own = self._eval_metrics(metric_key_prefix, predicts=False)
+            metrics = self._evaluated(eval_dataset, metric_key_prefix, own)
+        self.log(metrics)
         self._callbacks.call("on_evaluate", metrics=metrics)
         return metrics
+
+    def log(self, logs: dict, start_time: float | None = None) -> None:
+        """Adds an entry to `state.log_history`, and tells callbacks. It is called for everything that is logged."""
+        if self.state.epoch is not None:
+            logs = {**logs, "epoch": self.state.epoch}
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self._callbacks.call("on_log", logs=logs)
 
     def predict(
         self, test_dataset: Any, ignore_keys: Any = None, metric_key_prefix: str = "test"
@@ -264,14 +233,19 @@ class Trainer(ScriptMethods):
     def _evaluated(self, eval_dataset: Any, metric_key_prefix: str, own: Any) -> dict:
         values = self._evaluation_values()
         data = self._eval if eval_dataset is None else self._eval_data(eval_dataset)
-        given = {key: self._values[key] for key in _EVAL_KEYS if key in self._values}
+        given = {key: self._values[key] for key in EVAL_KEYS if key in self._values}
         values.update(given if eval_dataset is None else data.values)
-        if not _EVAL_KEYS & values.keys():
+        if not EVAL_KEYS & values.keys():
             raise ValueError("evaluate: there is no eval_dataset: give one here or to the trainer")
         metrics: dict = {}
         with tempfile.TemporaryDirectory(prefix="lockstep-evaluate-") as place:
             # A run that takes no step: the model as it is now, in a directory that nobody keeps.
             values.update(output_dir=os.path.join(place, "run"), model_name_or_path=self._current_model())
+            for key, write in self._objects().items():
+                if key.startswith(OF_MODEL) and key not in values:  # in memory still
+                    values[key] = os.path.join(place, key)
+                    os.makedirs(values[key])
+                    write(values[key])
             values.update(eval_strategy="steps", load_best_model_at_end=False, tensorboard=False)
             values.pop("metric_for_best_model", None), values.pop("early_stopping_patience", None)
             self._run(values=values, evaluation=data, only_evaluate=metrics, eval_metrics=own)
@@ -283,11 +257,10 @@ class Trainer(ScriptMethods):
         return metrics
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the model as it is now, with its tokenizer; without a directory, into `output_dir`."""
-        source, target = self._current_model(), os.fspath(output_dir or self.args.output_dir or "trainer_output")
-        if not os.path.isdir(source):
-            raise ValueError(f"save_model: the model {source} is not trained yet, and is not a directory")
-        shutil.copytree(source, target, dirs_exist_ok=True)
+        """Writes the model as it is now, with its tokenizer; without a directory, into `output_dir`. While training it
+        is called for each checkpoint, which the engine has written by then."""
+        if not _internal_call:
+            self._model.save(os.fspath(output_dir or self.args.output_dir or "trainer_output"))
 
     def end(self) -> None:
         """Nothing is left to end: a run closes its files and reporters itself."""
@@ -311,17 +284,25 @@ class Trainer(ScriptMethods):
 
     @property
     def model(self) -> Any:
-        """The model: the transformers model that was given, with its weights as they are now, or a handle to files."""
-        if isinstance(self._given_model, (str, os.PathLike)):
-            return Model(self._current_model())
-        if self._result is not None and self._result.get("model_is_new"):
-            sync_weights(self._given_model, self._result["model"])
-            self._result["model_is_new"] = False
-        return self._given_model
+        """The model with its weights as they are now: the transformers model that was given (under its new adapter,
+        with `peft_config`), or one that is loaded when it is first used. While training, in callbacks."""
+        return self._model.get()
+
+    @property
+    def callback_handler(self) -> CallbackList:
+        """The callbacks."""
+        return self._callbacks
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check_attribute(self, name, value)
+        super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name in REFUSED_METHODS:
             raise AttributeError(f"{type(self).__name__} has no `{name}`: {REFUSED_METHODS[name]}")
+        field = OF_ARGS.get(name)
+        if field is not None and "args" in vars(self) and field in self.args._fields:
+            return getattr(self.args, field)
         raise AttributeError(f"{type(self).__name__} has no `{name}`")
 
     # What the engine asks for.
@@ -335,27 +316,32 @@ class Trainer(ScriptMethods):
 
     def _evaluation_values(self) -> dict:
         """The engine's keys of a run that only evaluates, but for its model and data."""
-        return {key: value for key, value in self._values.items() if key not in _EVAL_KEYS}
+        return {key: value for key, value in self._values.items() if key not in EVAL_KEYS}
 
     def _samples_per_step(self) -> int:
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
 
     def _current_model(self) -> str:
-        """A name or directory of the model as it is now."""
+        """A name or directory of the model that training begins with, or has left."""
         if self._result is not None:
             return self._result["model"]
-        if self._source is not None:
+        objects = self._objects()
+        if "model_name_or_path" not in objects:
             return self._source
         # Files of what is in memory, as long as nobody asks again.
         self._written = tempfile.TemporaryDirectory(prefix="lockstep-given-")
-        write_given(self._given_model, self.processing_class, self._written.name)
+        objects["model_name_or_path"](self._written.name)
         return self._written.name
 
     def _objects(self) -> dict[str, Any]:
         """What is given in memory and read as files: by the engine's key, a function that writes a directory."""
-        if self._source is not None:
+        model = self._model.to_train()
+        if self._source is not None and model is self._given_model:
             return {}
-        return {"model_name_or_path": lambda place: write_given(self._given_model, self.processing_class, place)}
+        tokenizer = self.processing_class
+        if tokenizer is None and model is not self._given_model and self._source is not None:
+            tokenizer = self._source
+        return {"model_name_or_path": lambda place: write_given(model, tokenizer, place)}
 
     @contextlib.contextmanager
     def _files(self, resume: str | None) -> Any:
@@ -410,11 +396,12 @@ class Trainer(ScriptMethods):
             rewards.sources = [one.source for one in sets if one.texts and rewards.functions]
             rewards.state = self.state
             given = [(function.name, function, function.by_group) for function in rewards.functions]
-            values["reward_funcs"] = rewards.specs
+            places = {key: values.pop(key) for key in list(values) if key.startswith(OF_MODEL)}
+            values["reward_funcs"] = rewards.specs_at(places)
         if self._stop is not None:
             raise RuntimeError("this trainer is training already; make another one")
         observer = Observer(self, rewards, only_evaluate, eval_metrics)
-        self._stop = _native.StopSignal()
+        self._stop, self._trains_now = _native.StopSignal(), only_evaluate is None
         silent = only_evaluate is not None or bool(getattr(self.args, "disable_tqdm", False)) or in_notebook()
         try:
             with Interrupts(self._stop):
@@ -444,17 +431,13 @@ class Trainer(ScriptMethods):
                                 f"train(resume_from_checkpoint=True) goes on in {place}")
             raise
         finally:
-            self._stop = None
-        ended = {**ended, "model": os.fspath(ended["model"]), "dir": os.fspath(ended["dir"]), "model_is_new": True}
+            self._stop, self._live, self._trains_now = None, None, False
+        ended = {**ended, "model": os.fspath(ended["model"]), "dir": os.fspath(ended["dir"])}
         if ended["stop_reason"] == "interrupted" and only_evaluate is None:
             raise KeyboardInterrupt(
                 f"stopped after step {ended['step']}; train(resume_from_checkpoint=True) goes on in {ended['dir']}"
             )
         return ended
-
-    def _log(self, logs: dict) -> None:
-        self.state.log_history.append({**logs, "step": self.state.global_step})
-        self._callbacks.call("on_log", logs=logs)
 
     @staticmethod
     def _warn_of_torch_contexts() -> None:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from ._config import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig, SFTConfig, warn_once
+from ._config import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig, SFTConfig
 from ._calling import note
 from ._metrics import PADDING, EvalMetrics, checked
-from ._models import check_reference
-from ._rewards import RewardSet
+from ._live import LiveReference
+from ._models import check_reference, of_reference
+from ._rewards import RewardSet, logger
 from ._rollouts import RolloutEngine, RolloutFunction
 from ._trainer import Trainer, TrainOutput
+
+
+# Generations in which a reward may judge nothing: more than a run has.
+_ENDLESS = 1 << 40
 
 
 class GRPOTrainer(Trainer):
@@ -35,16 +41,19 @@ class GRPOTrainer(Trainer):
         rollout_func: Callable | None = None,
         **others: Any,
     ):
-        if reward_processing_classes is not None:
-            warn_once("reward_processing_classes has no meaning here: a reward model is read with its own tokenizer")
-        self._reward_set = RewardSet(reward_funcs)
-        self.reward_funcs = reward_funcs
+        self._reward_set = RewardSet(reward_funcs, reward_processing_classes)
+        self.reward_funcs = self._reward_set.given
+        self.reward_func_names = self._reward_set.names
+        self.reward_processing_classes = self._reward_set.processing_classes
         self.rollout_func = rollout_func
         self._rollout_function = None if rollout_func is None else RolloutFunction(rollout_func, self)
         self._rollout_engine: RolloutEngine | None = None
         super().__init__(
             model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config, **others
         )
+        self._reference = LiveReference(self)
+        if self.args.reward_patience is None:
+            self._values["reward_patience"] = _ENDLESS
         weights = self._values.get("reward_weights")
         if weights is not None and len(weights) != len(self._reward_set.specs):
             raise ValueError(
@@ -52,9 +61,41 @@ class GRPOTrainer(Trainer):
                 "one weight for each"
             )
 
-        self.num_generations = self.args.num_generations
-        self.max_completion_length = self.args.max_completion_length
-        self.temperature = self.args.temperature
+        self._warn_of_long_sequences()
+
+    def _warn_of_long_sequences(self) -> None:
+        level, loss = (getattr(self.args, name, None) for name in ("importance_sampling_level", "loss_type"))
+        if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
+            logger.warning(
+                "importance_sampling_level='sequence' with loss_type=%r weights each sequence by its completion length:"
+                " the loss adds up over tokens. GSPO's objective is loss_type='grpo'.", loss,
+            )
+
+    @property
+    def reward_weights(self) -> Any:
+        """The weight of each reward: a tensor where torch is imported, else a list."""
+        weights = self.args.reward_weights or [1.0] * len(self._reward_set.specs)
+        if "torch" in sys.modules:
+            import torch
+
+            return torch.tensor(weights, dtype=torch.float32)
+        return list(weights)
+
+    @property
+    def entropy_coef(self) -> float:
+        """The weight of the entropy bonus as it is now."""
+        if self._result is not None and self._result.get("entropy_coef") is not None:
+            return self._result["entropy_coef"]
+        logged = [entry["entropy_coef"] for entry in self.state.log_history if "entropy_coef" in entry]
+        return logged[-1] if logged else self.args.entropy_coef
+
+    @property
+    def ref_model(self) -> Any:
+        """The reference model, which `beta` asks for: the model that training begins with, or, with `sync_ref_model`,
+        as the last checkpoint has it. None with an adapter, without which the model is its own reference."""
+        if not self._values.get("beta") or self._values.get("use_peft"):
+            return None
+        return self._reference.get()
 
     def generate(self, prompts: list, num_generations: int = 1, **sampling: Any) -> list[dict]:
         """For `rollout_func`: the run's own engine, with the weights as they are, completes each prompt (a text, a list
@@ -70,6 +111,9 @@ class GRPOTrainer(Trainer):
     def _rewards(self) -> RewardSet:
         return self._reward_set
 
+    def _objects(self) -> dict[str, Any]:
+        return {**super()._objects(), **self._reward_set.objects()}
+
 
 class RLOOTrainer(GRPOTrainer):
     """TRL's RLOOTrainer: REINFORCE with the other completions of the prompt as the baseline."""
@@ -84,8 +128,23 @@ class PPOTrainer(GRPOTrainer):
     config_class = PPOConfig
 
     def __init__(self, model: Any = None, reward_funcs: Any = None, *args: Any, **kwargs: Any):
-        reward_model = kwargs.pop("reward_model", None)
+        reward_model, ref_model = kwargs.pop("reward_model", None), kwargs.pop("ref_model", None)
+        self._given_reference = None if ref_model is None or ref_model is model else check_reference(ref_model)
         super().__init__(model, reward_funcs if reward_funcs is not None else reward_model, *args, **kwargs)
+        if isinstance(self._given_reference, str):
+            self._values["ref_model"] = self._given_reference
+
+    @property
+    def ref_model(self) -> Any:
+        """The reference model: what was given, or the model that training begins with."""
+        return self._reference.get() if self._given_reference is None else self._given_reference
+
+    def _objects(self) -> dict[str, Any]:
+        return {**super()._objects(), **of_reference(self._given_reference)}
+
+    def _evaluation_values(self) -> dict:
+        # An evaluation compares with nothing.
+        return {**super()._evaluation_values(), "ref_model": None}
 
 
 class OfflineTrainer(Trainer):
@@ -187,16 +246,18 @@ class DPOTrainer(OfflineTrainer):
         if self._reference is not None and "ref_model" not in values:  # in memory still
             self._written_reference = tempfile.TemporaryDirectory(prefix="lockstep-given-")
             values["ref_model"] = self._written_reference.name
-            self._reference.save_pretrained(values["ref_model"])
+            of_reference(self._reference)["ref_model"](values["ref_model"])
         if not values.get("use_peft"):
             values.setdefault("ref_model", self._values["model_name_or_path"] or self._current_model())
         return values
 
     def _objects(self) -> dict[str, Any]:
-        objects = super()._objects()
-        if self._reference is not None and not isinstance(self._reference, str):
-            objects["ref_model"] = self._reference.save_pretrained
-        return objects
+        return {**super()._objects(), **of_reference(self._reference)}
+
+    @property
+    def ref_model(self) -> Any:
+        """The reference model that was given; None where the model that training begins with is it."""
+        return self._reference
 
 
 class RewardTrainer(OfflineTrainer):
@@ -206,6 +267,7 @@ class RewardTrainer(OfflineTrainer):
     config_class = RewardConfig
     columns = ("chosen", "rejected")
     _has_logits = False
+    _trains_scores = True
 
     @staticmethod
     def _labels_of(input_ids: Any, attention: Any, given: list) -> tuple:

@@ -37,6 +37,7 @@ fn end_programs() {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<run::StopSignal>()?;
+    module.add_class::<observer::LiveModel>()?;
     module.add_class::<grade::Grader>()?;
     module.add_class::<rollouts::RolloutEngine>()?;
     module.add_class::<language_model::LanguageModel>()?;

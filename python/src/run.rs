@@ -123,7 +123,7 @@ pub fn run<'py>(
         rewards,
         rollout_function,
         eval_metrics,
-        observer: Observer::new(observer, failure.clone(), stop.clone()),
+        observer: Observer::new(observer.bind(py), failure.clone(), stop.clone())?,
         stop,
         failure: failure.clone(),
         steps_done: steps_done.clone(),
@@ -205,7 +205,7 @@ impl Job {
         let mut run = Run::resolved(self.purpose, resolved, dir, resume_from, options)?;
         self.steps_done.store(run.steps_done(), Ordering::Relaxed);
         let begun = (run.steps_done(), run.total_steps(), run.steps_per_epoch(), run.dir().root().to_owned());
-        let _ = self.observer.call("begin", |py| {
+        let _ = self.observer.call("begin", run.policy(), |py| {
             let arguments = PyDict::new(py);
             arguments.set_item("step", begun.0)?;
             arguments.set_item("total_steps", begun.1)?;
@@ -219,7 +219,7 @@ impl Job {
         }
         loop {
             let step = run.steps_done();
-            let _ = self.observer.call("step_begin", |py| {
+            let _ = self.observer.call("step_begin", run.policy(), |py| {
                 let arguments = PyDict::new(py);
                 arguments.set_item("step", step)?;
                 Ok(arguments)

@@ -7,14 +7,14 @@
 //! | what | public items |
 //! |---|---|
 //! | a run | [`Run`], [`RunOptions`], [`RunResult`], [`StopReason`], [`StopSignal`], [`context()`] |
-//! | what it injects | [`RewardInput`], [`Rows`], [`LogRecord`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
+//! | what it injects | [`RewardInput`], [`Rows`], [`LogRecord`], [`RunEvent`], [`Flow`]; `telemetry::Sink`, `rewards::Reward` |
 //! | metrics of its own | [`EvalMetrics`], [`EvalBatch`], [`SetSize`] |
 //! | completions of its own | [`RolloutFunction`], [`RolloutRequest`], [`Generate`], [`RolloutPrompt`], [`GivenCompletion`] |
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
 //! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`resolve_resumed`], [`check_command`], [`check_base`], [`write_atomically`] |
 //! | the file of a result | [`OutFile`], [`Input`] |
 //! | before and after it | [`plan`], [`MemoryPlan`], [`Available`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
-//! | models | [`Policy`], [`load_config`], [`load_weights`], [`locate`], [`locate_model`], [`HubKind`], [`samples_of_groups`] |
+//! | models | [`Policy`], [`Snapshot`], [`load_config`], [`load_weights`], [`locate`], [`locate_model`], [`HubKind`], [`samples_of_groups`] |
 //! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
 //!
 //! Rooms, from the ground up: `config` (every key), `models` (what a run trains), `data` (prompts
@@ -37,14 +37,14 @@ pub use config::{Config, Purpose};
 pub use data::Rows;
 pub use error::BadInput;
 pub use model::hub::HubKind;
-pub use models::{Policy, load_config, load_weights, locate, locate_model};
+pub use models::{Policy, Snapshot, load_config, load_weights, locate, locate_model};
 pub use out_file::{Input, OutFile};
 pub use rewards::RewardInput;
 pub use rollouts::evaluate::Outcome;
 pub use rollouts::function::{Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest};
 pub use rollouts::samples::of_groups as samples_of_groups;
 pub use run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};
-pub use run::inputs::{Flow, LogRecord};
+pub use run::inputs::{Flow, LogRecord, RunEvent};
 pub use run::memory_plan::{Available, MemoryPlan};
 pub use run::provenance::{check_base, check_command};
 pub use run::resume::{ResumeFrom, find_model, find_run, resolve_resumed};

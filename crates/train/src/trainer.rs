@@ -7,6 +7,7 @@
 //! [`reduce`](Trainer::reduce) and [`step`](Trainer::step). Losses divide by the counts of the whole optimizer batch
 //! ([`Trainer::normalizer`]), which are known before, so that the parts add up to the same bits.
 
+mod held_out;
 mod passes;
 
 use self::passes::{Forward, Measured, Work};

@@ -432,3 +432,31 @@ fn a_gradient_that_is_given_up_changes_nothing() {
         assert_eq!((lasting(again), bits(&own)), (lasting(metrics), bits(&expected)));
     }
 }
+
+/// What an evaluation reports is what a step on the same samples would minimise.
+#[test]
+fn the_loss_without_a_step_is_that_of_the_step() {
+    let ctx = context(2);
+    let entropy = EntropyConfig { entropy_coef: 0.3, ..EntropyConfig::default() };
+    let plain = trainer_config(200, false);
+    let Objective::Policy(loss) = plain.objective.clone() else { unreachable!("a policy's") };
+    let of = |loss| TrainerConfig { objective: Objective::Policy(loss), ..plain.clone() };
+    let adaptive = EntropyConfig { use_adaptive_entropy: true, ..entropy };
+    for config in [
+        plain.clone(),
+        of(LossConfig { loss_type: train::LossType::Grpo, entropy, ..loss.clone() }),
+        of(LossConfig { top_entropy_quantile: 0.4, entropy: adaptive, ..loss.clone() }),
+    ] {
+        let mut weights = policy(ctx.memory());
+        let samples = samples(&ctx, &weights);
+        let pairs: Vec<_> = samples.iter().map(Sample::sequence).collect();
+        let scores = Scorer::new(ctx.memory(), 100, true).score(&ctx, &weights, &pairs, TEMPERATURE).expect("scores");
+        let mut trainer = Trainer::new(ctx.memory(), &weights.config.clone(), config.clone()).expect("trainer");
+        let before = bits(&weights);
+        let held_out = trainer.loss(&samples, &scores).expect("loss");
+        assert_eq!(before, bits(&weights));
+        let taken = trainer.update(&ctx, &mut weights, &samples[..], 0.01).expect("step").loss;
+        assert!((held_out - taken).abs() <= 1e-12 && held_out != 0.0, "{held_out} and {taken} of {config:?}");
+        assert!(trainer.loss(&samples, &scores[1..]).is_err());
+    }
+}

@@ -35,6 +35,8 @@ const SAMPLED: &[&str] = &[
     "max_completion_length=10",
     "num_generations_eval=2",
     "record_rollouts=true",
+    // Its own tests are in `it`: it is of what is hashed already.
+    "eval_loss=false",
 ];
 
 /// `qwen3` has norms of q and k, tied embeddings and two layers; `qwen2` has biases and a head of its own.

@@ -4,7 +4,8 @@ mod policy;
 mod value_model;
 
 pub use policy::{
-    ModelSource, Policy, WriteFiles, load_assets, load_config, load_scorer, load_weights, locate_model, trained_weights,
+    ModelSource, Policy, Snapshot, WriteFiles, load_assets, load_config, load_scorer, load_weights, locate_model,
+    trained_weights,
 };
 pub use value_model::{value_model_shape, value_model_shape_of};
 

@@ -10,7 +10,7 @@ use model::hub::HubKind;
 use model::io::{CopiedFiles, TensorSource};
 use model::peft::{BaseModel, is_adapter};
 use model::tokenizer::Tokenizer;
-use model::{AdaptedWeights, Adapter, Head, ModelAssets, ModelConfig, WeightSlots, Weights};
+use model::{AdaptedWeights, Adapter, Head, HeldWeights, ModelAssets, ModelConfig, WeightSlots, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use telemetry::counted;
@@ -89,12 +89,18 @@ impl Policy {
 
     /// The same of the weights as they are now, whatever becomes of the policy's meanwhile.
     pub(crate) fn writer(&self) -> WriteFiles {
-        let (weights, copied) = (self.weights.hold(), self.copied.clone());
-        let (name, sha256) = (self.dir.display().to_string(), self.base_sha256.clone());
-        Box::new(move |dir| {
-            let base = BaseModel { name: &name, sha256: sha256.as_deref() };
-            Ok(weights.save(dir, base, &copied)?)
-        })
+        let snapshot = self.snapshot();
+        Box::new(move |dir| snapshot.save(dir))
+    }
+
+    /// The weights as they are now, to be saved later. While it is there, the next step copies them.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            weights: self.weights.hold(),
+            copied: self.copied.clone(),
+            base: self.dir.display().to_string(),
+            base_sha256: self.base_sha256.clone(),
+        }
     }
 
     /// A line about what is trained, and on what.
@@ -124,6 +130,22 @@ impl Policy {
     /// Its shape.
     pub fn config(&self) -> &Arc<ModelConfig> {
         self.weights.config()
+    }
+}
+
+/// A policy's weights of one version.
+pub struct Snapshot {
+    weights: HeldWeights,
+    copied: Arc<CopiedFiles>,
+    base: String,
+    base_sha256: Option<String>,
+}
+
+impl Snapshot {
+    /// As [`Policy::save`].
+    pub fn save(&self, dir: &Path) -> anyhow::Result<()> {
+        let base = BaseModel { name: &self.base, sha256: self.base_sha256.as_deref() };
+        Ok(self.weights.save(dir, base, &self.copied)?)
     }
 }
 

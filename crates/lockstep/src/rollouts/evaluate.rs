@@ -115,8 +115,9 @@ pub fn find(metrics: &[(String, f64)], name: &str) -> Option<f64> {
 pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String> {
     let of_rewards = rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("rewards/{}/{what}", r.name())));
     let fixed = ["reward", "reward_std", MEAN_LENGTH, CLIPPED_RATIO].map(str::to_owned);
+    let loss = config.has_eval_loss().then(|| "loss".to_owned());
     let pass = config.eval_pass_at_k.iter().map(|k| format!("pass@{k}"));
-    let of_set: Vec<String> = of_rewards.chain(fixed).chain(pass).collect();
+    let of_set: Vec<String> = of_rewards.chain(fixed).chain(loss).chain(pass).collect();
     let sets = config.eval_dataset_name.iter().map(|_| "").chain(config.eval_datasets.keys().map(String::as_str));
     let names = sets.flat_map(|set| of_set.iter().map(move |name| prefix(set) + name));
     names.chain(["eval_runtime".to_owned()]).collect()

@@ -6,6 +6,7 @@ use super::resume::ResumeFrom;
 use super::stop::StopSignal;
 use crate::config::{Config, Resolved};
 use crate::data::{DatasetSpec, Rows};
+use crate::models::Policy;
 use crate::rollouts::function::RolloutFunction;
 use kernels::Context;
 use rewards::Reward;
@@ -89,6 +90,17 @@ impl LogRecord<'_> {
     }
 }
 
+/// What a run tells as it goes on.
+pub enum RunEvent<'a> {
+    /// So many optimizer steps are done.
+    Step(u64),
+    /// Metrics of a logged step, or of an evaluation.
+    Log(LogRecord<'a>),
+    /// The checkpoint of a step is whole.
+    Checkpoint(u64, &'a Path),
+}
+
+type OnEvent = Box<dyn FnMut(&RunEvent<'_>, &Policy) -> Flow>;
 type OnStep = Box<dyn FnMut(u64) -> Flow>;
 type OnLog = Box<dyn FnMut(&LogRecord<'_>) -> Flow>;
 type OnCheckpoint = Box<dyn FnMut(u64, &Path) -> Flow>;
@@ -99,24 +111,33 @@ pub struct Callbacks {
     pub(crate) on_step: Vec<OnStep>,
     pub(crate) on_log: Vec<OnLog>,
     pub(crate) on_checkpoint: Vec<OnCheckpoint>,
+    pub(crate) on_event: Vec<OnEvent>,
     /// One of them asked to stop.
     pub(crate) stops: bool,
 }
 
 impl Callbacks {
-    pub(crate) fn step(&mut self, step: u64) {
+    pub(crate) fn step(&mut self, step: u64, policy: &Policy) {
         let flows = self.on_step.iter_mut().map(|call| call(step));
+        self.stops |= flows.filter(Flow::is_break).count() > 0;
+        self.event(&RunEvent::Step(step), policy);
+    }
+
+    fn event(&mut self, event: &RunEvent<'_>, policy: &Policy) {
+        let flows = self.on_event.iter_mut().map(|call| call(event, policy));
         self.stops |= flows.filter(Flow::is_break).count() > 0;
     }
 
-    pub(crate) fn log(&mut self, step: u64, metrics: &[(String, f64)]) {
+    pub(crate) fn log(&mut self, step: u64, metrics: &[(String, f64)], policy: &Policy) {
         let record = LogRecord { step, metrics };
         let flows = self.on_log.iter_mut().map(|call| call(&record));
         self.stops |= flows.filter(Flow::is_break).count() > 0;
+        self.event(&RunEvent::Log(record), policy);
     }
 
-    pub(crate) fn checkpoint(&mut self, step: u64, dir: &Path) {
+    pub(crate) fn checkpoint(&mut self, step: u64, dir: &Path, policy: &Policy) {
         let flows = self.on_checkpoint.iter_mut().map(|call| call(step, dir));
         self.stops |= flows.filter(Flow::is_break).count() > 0;
+        self.event(&RunEvent::Checkpoint(step, dir), policy);
     }
 }

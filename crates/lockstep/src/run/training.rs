@@ -298,11 +298,11 @@ impl TrainingRun {
             let part = |name: &&str| value(name).map(|v| format!("{name} {v:.4}"));
             let parts = shown.iter().filter_map(part).chain(self.remarks.text());
             self.report_progress(parts.collect::<Vec<_>>().join(" · "))?;
-            self.callbacks.step(step);
-            self.callbacks.log(step, &means);
+            self.callbacks.step(step, &self.policy);
+            self.callbacks.log(step, &means, &self.policy);
             self.last_logged = means;
         } else {
-            self.callbacks.step(step);
+            self.callbacks.step(step, &self.policy);
         }
         Ok(())
     }
@@ -334,7 +334,7 @@ impl TrainingRun {
     /// Logs an evaluation, keeps the best, and says whether to stop early.
     pub(crate) fn log_evaluation(&mut self, metrics: Vec<(String, f64)>) -> anyhow::Result<bool> {
         self.reporter.metrics(self.step, metrics.clone())?;
-        self.callbacks.log(self.step, &metrics);
+        self.callbacks.log(self.step, &metrics, &self.policy);
         let summary: Vec<String> = metrics.iter().map(|(n, v)| format!("{n} {v:.4}")).collect();
         self.reporter.sinks().info(&format!("step {}: {}", self.step, summary.join(" · ")));
         let Some(name) = self.config.metric_for_best_model.as_ref().filter(|_| self.step > 0) else {
@@ -436,7 +436,7 @@ impl TrainingRun {
         let path = written.path.display().to_string();
         self.reporter.sinks().emit(EventKind::Checkpoint { step, path })?;
         span.end();
-        self.callbacks.checkpoint(step, &written.path);
+        self.callbacks.checkpoint(step, &written.path, &self.policy);
         Ok(())
     }
 

@@ -1,9 +1,10 @@
 //! What a program injects into a run.
 
 use crate::data::Rows;
+use crate::models::Policy;
 use crate::rollouts::function::RolloutFunction;
 use crate::run::eval_metrics::EvalMetrics;
-use crate::run::inputs::{Callbacks, Flow, LogRecord};
+use crate::run::inputs::{Callbacks, Flow, LogRecord, RunEvent};
 use crate::run::stop::StopSignal;
 use kernels::Context;
 use rewards::{FunctionReward, Reward, RewardInput};
@@ -73,6 +74,12 @@ impl RunOptions {
     /// follows it, or at the end.
     pub fn on_checkpoint(mut self, call: impl FnMut(u64, &Path) -> Flow + 'static) -> Self {
         self.callbacks.on_checkpoint.push(Box::new(call));
+        self
+    }
+
+    /// Called with all of these, and the model as it is then.
+    pub fn on_event(mut self, call: impl FnMut(&RunEvent<'_>, &Policy) -> Flow + 'static) -> Self {
+        self.callbacks.on_event.push(Box::new(call));
         self
     }
 

@@ -6,6 +6,7 @@
 //! [`RolloutPipeline`] in `online/stages.rs`, or below.
 
 use super::online::{Prepared, RolloutPipeline};
+use crate::config::Config;
 use crate::models::WriteFiles;
 use crate::rollouts::Rollouts;
 use crate::run::inputs::RunInputs;
@@ -43,7 +44,7 @@ impl TrainingTask for Grpo {
     }
 
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
-        self.pipeline.evaluate(run)
+        self.pipeline.evaluate(run, advantages_of)
     }
 
     fn state(&self) -> anyhow::Result<Value> {
@@ -61,16 +62,21 @@ impl TrainingTask for Grpo {
 
 /// How much better than its group (or its batch) each completion is.
 fn advantages(run: &mut TrainingRun, rollouts: &Rollouts, samples: &[Sample]) -> Advantages {
-    let matrix = rollouts.rewards();
-    let mut advantages = run.config.advantages(&matrix, samples);
-    if run.config.process_rewards == ProcessRewards::PerStep {
-        let (steps, scale) = (rollouts.step_rewards(), run.config.scale_rewards);
-        process::per_step(&mut advantages, &matrix, samples, &steps, scale);
-    }
+    let advantages = advantages_of(&run.config, rollouts, samples);
     for (name, value) in &advantages.metrics {
         if let Some(value) = value {
             run.add_metric(name, *value);
         }
+    }
+    advantages
+}
+
+fn advantages_of(config: &Config, rollouts: &Rollouts, samples: &[Sample]) -> Advantages {
+    let matrix = rollouts.rewards();
+    let mut advantages = config.advantages(&matrix, samples);
+    if config.process_rewards == ProcessRewards::PerStep {
+        let (steps, scale) = (rollouts.step_rewards(), config.scale_rewards);
+        process::per_step(&mut advantages, &matrix, samples, &steps, scale);
     }
     advantages
 }

@@ -1,7 +1,7 @@
 //! Evaluation while a run goes on.
 
 use crate::bad_input;
-use crate::config::{Config, EvalSampling, Purpose, Resolved, Strategy};
+use crate::config::{Algorithm, Config, EvalSampling, Purpose, Resolved, Strategy};
 use telemetry::counted;
 
 macro_rules! evaluation_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Evaluation" {
@@ -32,6 +32,9 @@ macro_rules! evaluation_keys { ($collect:ident $($rows:tt)*) => { $collect! { $(
     /// The name of the reward that says what is right in pass@k: a completion to which it gives 1 or more, whatever
     /// reward_weights say. Not set: the first. What it did not judge is left out.
     eval_pass_at_k_reward: Option<String> = None => OURS.read_by(ONLINE).on_resume(Warn);
+    /// Report eval_loss, as TRL does: the loss of the evaluation's completions, as one batch and without a step. With
+    /// beta, the reference model scores them for it. PPO has none.
+    eval_loss: bool = true => OURS.read_by(ONLINE).on_resume(Warn);
 } } } }
 pub(in crate::config) use evaluation_keys;
 
@@ -44,6 +47,11 @@ impl Config {
     /// Whether there is anything to evaluate on.
     pub(crate) fn has_eval_data(&self) -> bool {
         self.eval_dataset_name.is_some() || !self.eval_datasets.is_empty()
+    }
+
+    /// Whether an evaluation of completions reports the loss.
+    pub(crate) fn has_eval_loss(&self) -> bool {
+        self.eval_loss && self.algorithm != Algorithm::Ppo
     }
 
     /// Completions of each evaluation prompt.

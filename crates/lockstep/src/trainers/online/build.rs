@@ -3,7 +3,7 @@
 use super::reference::Reference;
 use super::{BatchSizes, GenerationBatch, RolloutPipeline, Source, StageTimes};
 use crate::bad_input;
-use crate::config::{Config, Purpose, WorkloadBounds, engine_config, sampling, trainer_config};
+use crate::config::{Config, EvalSampling, Purpose, WorkloadBounds, engine_config, sampling, trainer_config};
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::BadInput;
 use crate::models::{ModelSource, Policy, load_assets, locate_ref_model, trained_weights};
@@ -117,6 +117,8 @@ impl Prepared {
             sampling,
             sizes,
             source,
+            eval_scorer: (evaluation.is_some() && config.has_eval_loss() && needs_scores(&config))
+                .then(|| scorer(inputs)),
             evaluation,
             rollout_number: 0,
             times: StageTimes::default(),
@@ -205,6 +207,14 @@ fn engine(inputs: &RunInputs, assets: &ModelAssets, config: EngineConfig) -> any
     engine.set_detokenizer(assets.tokenizer.clone());
     engine.stop_with(inputs.stop.flag());
     Ok(engine)
+}
+
+/// Whether the loss of an evaluation's completions needs more than the engine's record.
+fn needs_scores(config: &Config) -> bool {
+    let objective = config.objective();
+    objective.entropy().is_on()
+        || objective.entropy_quantile().is_some()
+        || config.eval_sampling == EvalSampling::Greedy
 }
 
 /// One that a stop request ends.

@@ -106,6 +106,8 @@ pub struct RolloutPipeline {
     pub(crate) sizes: BatchSizes,
     source: Source,
     evaluation: Option<Evaluation>,
+    /// Scores its completions where their loss needs more than the engine's record: entropies, another temperature.
+    eval_scorer: Option<Scorer>,
     pub(crate) rollout_number: u64,
     times: StageTimes,
     pub(crate) batch: GenerationBatch,

@@ -3,16 +3,18 @@
 use super::reference::Reference;
 use super::waiting::{self, Progress};
 use super::{GenerationBatch, Report, RolloutPipeline, Source, StageTimes};
+use crate::config::Config;
 use crate::data::prompts::Prompt;
 use crate::models::WriteFiles;
-use crate::rollouts::evaluate::Completer;
+use crate::rollouts::evaluate::{self, Completer};
 use crate::rollouts::generation::Generation;
 use crate::rollouts::samples;
 use crate::rollouts::scoring::{GivenColumns, Prompts, RolloutScorer, ScoredRollouts, requests};
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use crate::run::completion_log;
 use crate::run::training::{TrainingRun, record_ops};
-use model::columns::{OLD_LOGPS, REF_LOGPS};
+use model::columns::{OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};
+use model::net::Scores;
 use std::sync::Arc;
 use train::{Advantages, Sample, UpdateMetrics};
 
@@ -270,8 +272,12 @@ impl RolloutPipeline {
         self.reference.iter().filter_map(Reference::write).collect()
     }
 
-    /// The metrics of an evaluation on held-out prompts.
-    pub fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
+    /// The metrics of an evaluation on held-out prompts; `advantages` are those of the loss.
+    pub fn evaluate(
+        &mut self,
+        run: &mut TrainingRun,
+        advantages: impl Fn(&Config, &Rollouts, &[Sample]) -> Advantages,
+    ) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let (Some(evaluation), Some(engine)) = (&self.evaluation, &mut self.engine) else { return Ok(None) };
         let span = run.stages.span("evaluation");
         let mut completer = Completer { engine, program: self.program.as_mut() };
@@ -284,12 +290,58 @@ impl RolloutPipeline {
             problems.extend(outcome.problems);
             unscored = unscored.or(outcome.unscored);
             metrics.extend(outcome.metrics);
+            if run.config.has_eval_loss() {
+                let loss = self.eval_loss(run, &outcome.rollouts, &advantages)?;
+                metrics.push((evaluate::prefix(&outcome.name) + "loss", loss));
+            }
         }
         let alarms = run.alarms.evaluation(run.step, &problems, unscored);
         run.emit_alarms(alarms)?;
         metrics.push(("eval_runtime".into(), seconds));
         Ok(Some(metrics))
     }
+}
+
+impl RolloutPipeline {
+    /// The loss of completions that nothing is learned from, as one batch. They are the policy's own: its importance
+    /// ratios are 1.
+    fn eval_loss(
+        &mut self,
+        run: &mut TrainingRun,
+        rollouts: &Rollouts,
+        advantages: impl Fn(&Config, &Rollouts, &[Sample]) -> Advantages,
+    ) -> anyhow::Result<f64> {
+        let mut samples = samples::of_rollouts(rollouts);
+        self.score_reference(run, &mut samples)?;
+        let advantages = advantages(&run.config, rollouts, &samples).advantages;
+        samples.iter_mut().zip(advantages).for_each(|(sample, advantage)| sample.advantage = advantage);
+        let scorer = match &mut self.program {
+            Some(program) => Some(&mut program.scorer),
+            None => self.eval_scorer.as_mut(),
+        };
+        let scores = match scorer {
+            Some(scorer) => {
+                let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
+                let scores = scorer.score(&run.ctx, &run.policy.weights, &sequences, self.sampling.temperature)?;
+                for (sample, scores) in samples.iter_mut().zip(&scores) {
+                    sample.columns.set(OLD_LOGPS, scores.logps.clone());
+                    if self.program.is_none() {
+                        // Drawn greedily, they have no record of this temperature.
+                        sample.columns.set(SAMPLER_LOGPS, scores.logps.clone());
+                    }
+                }
+                scores
+            }
+            // The engine's record is what the trainer would compute, and entropies are of no use.
+            None => samples.iter().map(recorded).collect(),
+        };
+        Ok(run.trainer.loss(&samples, &scores)?)
+    }
+}
+
+fn recorded(sample: &Sample) -> Scores {
+    let logps = sample.columns.sampler_logps().unwrap_or_default().to_vec();
+    Scores { entropies: vec![0.0; logps.len()], logps }
 }
 
 /// TRL's `num_tokens`.

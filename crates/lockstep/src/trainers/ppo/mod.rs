@@ -83,7 +83,7 @@ impl TrainingTask for Ppo {
     }
 
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
-        self.pipeline.evaluate(run)
+        self.pipeline.evaluate(run, |_, _, _| unreachable!("PPO has no loss of completions alone"))
     }
 
     fn state(&self) -> anyhow::Result<Value> {

@@ -1,0 +1,39 @@
+//! The loss of samples that nothing is learned from: J of a batch of their own, without a gradient.
+
+use crate::loss::entropy::quantile;
+use crate::loss::{LossSums, Normalizer};
+use crate::objective::{Scored, Source};
+use crate::{Error, Result, Sample, Samples, Trainer};
+use model::net::Scores;
+
+impl Trainer {
+    /// The loss of `samples` as one optimizer batch, of which the model says `scores`; the entropy bonus has the weight
+    /// of the next step. Entropies are read only where the loss has a use for them.
+    pub fn loss(&self, samples: &[Sample], scores: &[Scores]) -> Result<f64> {
+        let objective = &self.config.objective;
+        objective.check(Samples::Sequences(samples))?;
+        if samples.len() != scores.len() {
+            return Err(Error::Config(format!("{} samples and the scores of {}", samples.len(), scores.len())));
+        }
+        let masks: Vec<Vec<bool>> = samples.iter().map(|sample| objective.loss_mask(sample)).collect();
+        let bonus = objective.entropy();
+        let mut normalizer = Normalizer { entropy_coef: self.entropy.applied(&bonus), ..Normalizer::of(&masks) };
+        if let Some(q) = objective.entropy_quantile() {
+            let of_sample = |(scores, mask): (&Scores, &Vec<bool>)| -> Vec<f32> {
+                scores.entropies.iter().zip(mask).filter(|(_, kept)| **kept).map(|(entropy, _)| *entropy).collect()
+            };
+            let entropies: Vec<f32> = scores.iter().zip(&masks).flat_map(of_sample).collect();
+            normalizer.entropy_threshold = quantile(entropies.clone(), q);
+            normalizer.entropy_tokens = entropies.iter().filter(|&&e| normalizer.keeps(f64::from(e))).count();
+        }
+        let mut sums = LossSums::default();
+        for ((sample, mask), Scores { logps, entropies }) in samples.iter().zip(&masks).zip(scores) {
+            let (mut d_logps, mut d_entropies) = (vec![0.0; logps.len()], vec![0.0; logps.len()]);
+            let (d_logps, d_entropies) = (&mut d_logps[..], &mut d_entropies[..]);
+            let scored = Scored { source: Source::Sample(sample), mask, logps, entropies, d_logps, d_entropies };
+            objective.evaluate(&normalizer, &mut [scored], &mut sums);
+        }
+        let entropy = sums.entropy / normalizer.entropy_tokens.max(1) as f64;
+        Ok(sums.loss - if bonus.is_on() { normalizer.entropy_coef * entropy } else { 0.0 })
+    }
+}

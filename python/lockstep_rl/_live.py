@@ -1,0 +1,269 @@
+"""`trainer.model`: a model of transformers' with the engine's weights as they are now."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from importlib.util import find_spec
+from typing import Any
+
+from . import _peft
+from ._config import warn_once
+from ._models import sync_weights
+
+
+class Model:
+    """What `trainer.model` is where the model was given by name: its files, and with torch and transformers everything
+    that a model of transformers' has, which is loaded when it is first used and has the weights of that moment."""
+
+    _loaded: Any = None
+
+    def __init__(self, live: Any):
+        vars(self)["_live"] = live
+
+    @property
+    def name_or_path(self) -> str:
+        """The name or directory of the weights as they are now."""
+        return self._live.path()
+
+    def save_pretrained(self, directory: str | os.PathLike, **kwargs: Any) -> None:
+        """Writes the model as it is now, with its tokenizer."""
+        if kwargs:
+            self._live.current(self).save_pretrained(directory, **kwargs)
+            return
+        self._live.save(os.fspath(directory))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name.startswith(("_repr_", "_ipython_")):
+            raise AttributeError(name)
+        return getattr(self._live.current(self, f"trainer.model.{name}"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._live.current(self, f"trainer.model.{name}"), name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._live.current(self, "trainer.model(…)")(*args, **kwargs)
+
+    @property
+    def __class__(self) -> type:
+        # So that isinstance is true of the classes of transformers, PEFT and torch; asked without torch, nobody means
+        # them.
+        if "torch" in sys.modules and _has_packages():
+            return type(self._live.current(self))
+        return Model
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        import copy
+
+        return copy.deepcopy(self._live.current(self), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._live.current(self).__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:
+        loaded = vars(self).get("_loaded")
+        return f"Model({self.name_or_path!r})" if loaded is None else repr(loaded)
+
+
+def _has_packages() -> bool:
+    return find_spec("torch") is not None and find_spec("transformers") is not None
+
+
+class LiveModel:
+    """The model of a trainer with the weights of the moment."""
+
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+        self._given = trainer._given_model
+        self._seen: Any = None
+        self._seen_step = 0
+        self._object: Any = None
+        self._fingerprint: list | None = None
+        if isinstance(self._given, (str, os.PathLike)):
+            self.handle: Any = Model(self)
+        else:
+            self.handle = None
+
+    def get(self) -> Any:
+        """What `trainer.model` is."""
+        return self.handle if self.handle is not None else self.current(None)
+
+    def path(self) -> str:
+        """A name or directory of what `train` left, or begins with."""
+        return self._trainer._current_model()
+
+    def save(self, directory: str) -> None:
+        """Writes the files of the model as it is now."""
+        live = self._engine()
+        if live is not None:
+            live.save(directory)
+            return
+        source = self._trainer._current_model()
+        if not os.path.isdir(source):
+            from . import _native
+
+            source = _native.locate(source)
+        if os.path.realpath(source) != os.path.realpath(directory):
+            shutil.copytree(source, directory, dirs_exist_ok=True)
+
+    def is_given(self) -> bool:
+        """Whether it is the object that was given, with which callbacks that look at it have to be called."""
+        return self.handle is None
+
+    def current(self, handle: Any, used: str = "trainer.model") -> Any:
+        """The object, after the weights have been brought up to date."""
+        if self._object is None:
+            self._object = self._load(used)
+            self._fingerprint = None if handle is None else _fingerprint(self._object)
+            if handle is not None:
+                vars(handle)["_loaded"] = self._object
+        version = self._version()
+        if version is not None and version != self._seen:
+            with tempfile.TemporaryDirectory(prefix="lockstep-live-") as place:
+                live = self._engine()
+                if live is None:
+                    place = self._trainer._result["model"]
+                else:
+                    live.save(place)
+                sync_weights(self._object, place)
+            self._seen, self._seen_step = version, self._trainer.state.global_step
+        return self._object
+
+    def to_train(self) -> Any:
+        """What training begins with: what was given, or its object where somebody has changed that."""
+        if self._trainer._result is not None or self._object is None:
+            return self._given
+        if self.handle is not None and _fingerprint(self._object) == self._fingerprint:
+            return self._given
+        return self._object
+
+    def _engine(self) -> Any:
+        live = self._trainer._live
+        return live if live is not None and live.version() is not None else None
+
+    def _version(self) -> Any:
+        live = self._engine()
+        if live is not None:
+            return ("live", id(live), live.version())
+        if self._trainer._trains_now:
+            if self._seen_step != self._trainer.state.global_step:
+                warn_once(
+                    "trainer.model was read while the engine works, outside of a callback: it has the weights of step "
+                    f"{self._seen_step}"
+                )
+            return None
+        result = self._trainer._result
+        return None if result is None else ("result", result["model"], result["step"], id(result))
+
+    def _load(self, used: str) -> Any:
+        trainer = self._trainer
+        config = trainer._peft_config
+        if self.handle is None:
+            if config is None or _peft.is_peft_model(self._given):
+                return self._given
+            return _peft.wrapped(self._given, config, trainer._values)
+        name = os.fspath(self._given)
+        if os.path.exists(os.path.join(name, "adapter_config.json")):
+            return _peft.loaded(name, lambda base: load(base, trainer, used))
+        model = load(name, trainer, used)
+        if trainer._values.get("use_peft"):
+            return _peft.wrapped(model, config, trainer._values)
+        return model
+
+
+def load(name: str, trainer: Any, used: str) -> Any:
+    """A model of transformers, of the kind that the trainer trains."""
+    if not _has_packages():
+        raise AttributeError(
+            f"`{used}` needs torch and transformers, which train nothing here: pip install torch transformers. "
+            "Without them trainer.model has save_pretrained(DIRECTORY), and lockstep_rl.Model(DIRECTORY) generates "
+            "and scores"
+        )
+    import torch
+    import transformers
+
+    kind = transformers.AutoModelForSequenceClassification if trainer._trains_scores else (
+        transformers.AutoModelForCausalLM
+    )
+    more = {"num_labels": 1} if trainer._trains_scores else {}
+    dtype = torch.bfloat16 if trainer._values.get("dtype") == "bf16" else torch.float32
+    return kind.from_pretrained(name, dtype=dtype, **more)
+
+
+class LiveReference(LiveModel):
+    """The reference model of a trainer that has none of its own: the model that training begins with, which does not
+    move, or moves with `sync_ref_model`."""
+
+    def __init__(self, trainer: Any):
+        super().__init__(trainer)
+        self.handle = Model(self)
+
+    def path(self) -> str:
+        """The name or directory of the model that training begins with."""
+        return self._trainer._values.get("model_name_or_path") or self._trainer._current_model()
+
+    def save(self, directory: str) -> None:
+        """Writes it as a model of transformers."""
+        self.current(self.handle).save_pretrained(directory)
+
+    def current(self, handle: Any, used: str = "trainer.ref_model") -> Any:
+        if self._object is None:
+            self._object = self._load(used)
+            vars(self.handle)["_loaded"] = self._object
+        newest = self._newest()
+        if newest is not None and newest != self._seen:
+            sync_weights(self._object, newest, file="reference.safetensors")
+            self._seen = newest
+        return self._object
+
+    def _newest(self) -> str | None:
+        """The newest checkpoint with a reference that has moved."""
+        if not self._trainer._values.get("sync_ref_model"):
+            return None
+        place = os.path.join(self._trainer._values["output_dir"], "checkpoints")
+        names = sorted(os.listdir(place)) if os.path.isdir(place) else []
+        whole = (os.path.join(place, name) for name in names if name.startswith("step-"))
+        moved = [one for one in whole if os.path.exists(os.path.join(one, "reference.safetensors"))]
+        return moved[-1] if moved else None
+
+    def _load(self, used: str) -> Any:
+        trainer = self._trainer
+        if isinstance(self._given, (str, os.PathLike)):
+            return load(os.fspath(self._given), trainer, used)
+        import copy
+
+        with_weights = trainer._model.current(None) if trainer._result is None else None
+        if with_weights is None:
+            return load(trainer._values["model_name_or_path"], trainer, used)
+        return copy.deepcopy(with_weights)
+
+
+def _fingerprint(model: Any) -> list:
+    """Tells whether somebody has changed the weights."""
+    return [(tuple(p.shape), p.detach().double().sum().item()) for p in model.state_dict().values()]
+
+
+def may_use(function: Any, argument: str) -> bool:
+    """Whether a call of `function` with `argument` as a keyword can look at it: it has a parameter of that name, or one
+    of all keywords that its body uses."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None:
+        return True
+    count = code.co_argcount + code.co_kwonlyargcount
+    if argument in code.co_varnames[:count]:
+        return True
+    if not code.co_flags & 0x08:  # takes no keywords that it does not name
+        return False
+    everything = code.co_varnames[count + bool(code.co_flags & 0x04)]
+    return _reads(code, everything)
+
+
+def _reads(code: Any, name: str) -> bool:
+    import dis
+
+    if name in code.co_cellvars:  # a function inside has it
+        return True
+    used = (instruction.argval for instruction in dis.get_instructions(code) if "LOAD" in instruction.opname)
+    return any(value == name or (isinstance(value, tuple) and name in value) or value == "locals" for value in used)
