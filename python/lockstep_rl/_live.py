@@ -139,6 +139,10 @@ class LiveModel:
             return self._given
         return self._object
 
+    def base(self) -> Any:
+        """The object as it is, for those that do not look at it."""
+        return self._object if self._object is not None else self._given
+
     def _engine(self) -> Any:
         live = self._trainer._live
         return live if live is not None and live.version() is not None else None
