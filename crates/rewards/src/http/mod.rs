@@ -119,6 +119,9 @@ impl HttpReward {
         let config = Agent::config_builder()
             .timeout_global(Some(Duration::from_secs_f64(timeout_s)))
             .http_status_as_error(false)
+            // The completions are for this address alone; and a GET that a redirect makes of a POST has none.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
             .user_agent(concat!("lockstep/", env!("CARGO_PKG_VERSION")));
         // No proxy leads to this machine.
         let here = uri.host().is_some_and(|host| host == "localhost" || host.starts_with("127.") || host == "[::1]");
@@ -219,6 +222,7 @@ impl Client {
         }
         let mut response = request.send(body).map_err(|error| self.refusal(&error))?;
         let status = response.status();
+        let location = response.headers().get("location").map(|to| String::from_utf8_lossy(to.as_bytes()).into_owned());
         let answer = response.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_vec();
         let answer = answer.map_err(|error| self.refusal(&error))?;
         if status.is_success() {
@@ -226,7 +230,11 @@ impl Client {
         }
         let text = String::from_utf8_lossy(&answer[..answer.len().min(SHOWN_BYTES)]).trim().to_owned();
         let text = if text.is_empty() { text } else { format!("; it begins: {text}") };
-        let failure = (ProblemKind::Crashed, format!("{} answered with status {status}{text}", self.url));
+        let to = match location.filter(|_| status.is_redirection()) {
+            Some(to) => format!(", a redirect to {to}, which is not followed: give that address if it is meant"),
+            None => String::new(),
+        };
+        let failure = (ProblemKind::Crashed, format!("{} answered with status {status}{to}{text}", self.url));
         Err(match status.as_u16() {
             408 | 429 | 500.. => Refusal::Again(failure),
             _ => Refusal::Final(failure),

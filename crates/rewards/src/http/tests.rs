@@ -11,6 +11,8 @@ use std::net::{TcpListener, TcpStream};
 enum Deed {
     /// Answers with a status and a body.
     Answer(u16, String),
+    /// Sends the client to another address.
+    Redirect(u16, String),
     /// Reads the request and says nothing.
     Hang,
     /// Closes the connection.
@@ -67,7 +69,12 @@ fn serve(mut stream: TcpStream, deed: Deed, log: &Mutex<Seen>) {
         seen.now += 1;
         seen.most = seen.most.max(seen.now);
     }
+    let mut location = String::new();
     let (status, answer) = match deed {
+        Deed::Redirect(status, to) => {
+            location = format!("location: {to}\r\n");
+            (status, String::new())
+        }
         Deed::Answer(status, body) => (status, body),
         Deed::Score => {
             // Until others have come, or it is plain that none will.
@@ -86,7 +93,8 @@ fn serve(mut stream: TcpStream, deed: Deed, log: &Mutex<Seen>) {
         Deed::Close => return,
     };
     log.lock().unwrap().now -= 1;
-    let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", answer.len());
+    let head =
+        format!("HTTP/1.1 {status} x\r\n{location}content-length: {}\r\nconnection: close\r\n\r\n", answer.len());
     stream.write_all((head + &answer).as_bytes()).unwrap();
 }
 
@@ -249,4 +257,18 @@ fn what_is_wrong_is_said_at_the_start() {
         let message = built(spec).err().expect("refused").to_string();
         assert!(message.contains(words) && message.contains("reward `http`"), "{message}");
     }
+}
+
+/// A redirect would be followed as a GET without the completions, and its answer taken for scores.
+#[test]
+fn redirects_are_named_and_not_followed() {
+    let (elsewhere, asked) = service(vec![rewards("[9, 9]")]);
+    for status in [301, 302, 303, 307, 308] {
+        let (url, _) = service(vec![Deed::Redirect(status, elsewhere.clone())]);
+        let scores = ask(&mut reward(&url, json!({"retries": 2})), &["x", "y"]);
+        assert_eq!(scores.values, [None, None], "{status}");
+        let said = scores.problems[0].message.clone();
+        assert!(said.contains(&status.to_string()) && said.contains(&elsewhere), "{said}");
+    }
+    assert!(asked.lock().unwrap().requests.is_empty());
 }
