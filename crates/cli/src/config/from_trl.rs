@@ -1,7 +1,7 @@
 //! A TRL script's configuration as TOML: the literal arguments of `GRPOConfig(…)`, `GRPOTrainer(…)` (or their RLOO
 //! twins) and `load_dataset(…)`. What cannot be translated is listed in comments, never dropped in silence.
 
-use super::python::{Literal, call, positional_strings};
+use super::python::{Call, Literal, call, calls, positional_strings};
 use lockstep::config::{Config, UnsupportedKey, keys, toml_on_one_line, unsupported_key};
 use std::fmt::Write;
 use toml::Value;
@@ -23,14 +23,15 @@ pub(super) fn translate(script: &str) -> anyhow::Result<String> {
         found.push(("algorithm", "\"rloo\"".to_owned()));
     }
     let mut open: Vec<String> = Vec::new();
-    for (name, value) in config.into_iter().flatten() {
-        // The only positional argument that people write is the first.
-        let name = if name.is_empty() && found.iter().all(|(key, _)| *key == "algorithm") {
-            "output_dir".to_owned()
-        } else {
-            name
-        };
-        translate_one(&name, value, &mut found, &mut open);
+    for (place, (name, value)) in config.into_iter().flatten().enumerate() {
+        match (name.as_str(), &value) {
+            ("", Literal::Expression(text)) if text.starts_with('*') => {
+                open.push(format!("{text}: what it holds is not known here"));
+            }
+            ("", _) if place == 0 => translate_one("output_dir", value, &mut found, &mut open),
+            ("", value) => open.push(format!("argument {} = {}: give it by its name", place + 1, text_of(value))),
+            _ => translate_one(&name, value, &mut found, &mut open),
+        }
     }
     for (name, value) in trainer.into_iter().flatten() {
         match (name.as_str(), value) {
@@ -52,6 +53,8 @@ pub(super) fn translate(script: &str) -> anyhow::Result<String> {
         }
     }
     dataset(script, &mut found, &mut open);
+    let translated = [if rloo { "RLOO" } else { "GRPO" }].map(|of| [format!("{of}Config"), format!("{of}Trainer")]);
+    others(script, &translated[0], &mut open);
 
     let mut text =
         String::from("# Translated from a TRL script. `lockstep config show FILE` completes and checks it.\n");
@@ -67,6 +70,27 @@ pub(super) fn translate(script: &str) -> anyhow::Result<String> {
         }
     }
     Ok(text)
+}
+
+/// Lists the calls that are none of the translated ones, which are the first of their names.
+fn others(script: &str, translated: &[String], open: &mut Vec<String>) {
+    let wanted =
+        |name: &str| name == "load_dataset" || ["Config", "Trainer", "Arguments"].iter().any(|end| name.ends_with(end));
+    let mut seen: Vec<String> = Vec::new();
+    for Call { name, line, arguments } in calls(script, wanted) {
+        let is_known = name == "load_dataset" || translated.contains(&name);
+        if is_known && !seen.contains(&name) {
+            seen.push(name);
+            continue;
+        }
+        let argument = |(name, value): &(String, Literal)| match name.is_empty() {
+            true => text_of(value),
+            false => format!("{name} = {}", text_of(value)),
+        };
+        let arguments = arguments.iter().map(argument).collect::<Vec<_>>().join(", ");
+        let why = if is_known { "only the first call is translated" } else { "such calls are not translated" };
+        open.push(format!("{name}({arguments}) in line {line}: {why}"));
+    }
 }
 
 fn text_of(literal: &Literal) -> String {
@@ -196,5 +220,27 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
             (&Value::String("rloo".into()), &Value::String("out".into()))
         );
         assert!(table["reward_clip_range"].is_array());
+    }
+
+    /// Two configurations in one script, another algorithm's, and what only Python knows.
+    #[test]
+    fn every_call_that_is_not_translated_is_listed() {
+        let script = "first = GRPOConfig(lr, **cfg, beta=0.1)\nsecond = GRPOConfig(learning_rate=3e-6, seed=7)\n\
+                      other = trl.DPOConfig(beta=0.5)\nclass MyConfig(GRPOConfig): pass\nd = load_dataset('a')\n\
+                      e = load_dataset('b', split='test')\nt = GRPOTrainer(args=first, peft_config=LoraConfig(r=8))\n";
+        let text = translate(script).unwrap();
+        for words in [
+            "output_dir = lr: not a literal",
+            "# - **cfg: what it holds is not known here",
+            "GRPOConfig(learning_rate = 0.000003, seed = 7) in line 2: only the first call is translated",
+            "DPOConfig(beta = 0.5) in line 3: such calls are not translated",
+            "in line 6: only the first call is translated",
+            "LoraConfig(r = 8) in line 7",
+        ] {
+            assert!(text.contains(words), "`{words}` is not in\n{text}");
+        }
+        let table: toml::Table = text.parse().unwrap();
+        assert_eq!((table.get("learning_rate"), table.get("output_dir")), (None, None));
+        assert_eq!((&table["beta"], &table["dataset_name"]), (&Value::Float(0.1), &Value::String("a".into())));
     }
 }

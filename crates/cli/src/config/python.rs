@@ -22,13 +22,44 @@ pub(super) type Arguments = Vec<(String, Literal)>;
 pub(super) fn call(script: &str, function: &str) -> Option<Arguments> {
     let code = blank_comments(script);
     let start = find_call(&code, function)?;
+    Some(arguments(&code[start..], &assignments(&code)))
+}
+
+/// A call that stands in a script.
+pub(super) struct Call {
+    pub name: String,
+    /// From 1.
+    pub line: usize,
+    pub arguments: Arguments,
+}
+
+/// The calls of functions that `wanted` names, in their order.
+pub(super) fn calls(script: &str, wanted: impl Fn(&str) -> bool) -> Vec<Call> {
+    let code = blank_comments(script);
     let names = assignments(&code);
-    let mut reader = Reader { text: &code[start..], at: 0, names: &names };
+    let mut found = Vec::new();
+    for (open, _) in code.match_indices('(') {
+        let before = code[..open].trim_end();
+        let start = before
+            .rfind(|c: char| !(c.is_alphanumeric() || c == '_'))
+            .map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8));
+        let (name, defined) = (&before[start..], before[..start].trim_end());
+        if wanted(name) && !defined.ends_with("class") && !defined.ends_with("def") {
+            let line = 1 + code[..start].matches('\n').count();
+            found.push(Call { name: name.to_owned(), line, arguments: arguments(&code[open + 1..], &names) });
+        }
+    }
+    found
+}
+
+/// The arguments that `text` begins with, up to the parenthesis that closes them.
+fn arguments(text: &str, names: &BTreeMap<String, Literal>) -> Arguments {
+    let mut reader = Reader { text, at: 0, names };
     let mut arguments = Vec::new();
     loop {
         reader.space();
         match reader.peek() {
-            None | Some(')') => return Some(arguments),
+            None | Some(')') => return arguments,
             Some(',') => reader.at += 1,
             Some(_) => {
                 let name = reader.keyword().unwrap_or_default();
