@@ -1,7 +1,7 @@
 //! The flags of `lockstep bench`: the options of each benchmark.
 
 use crate::options::{LogArgs, threads};
-use crate::signals::stop_on_signals;
+use crate::signals::{Promise, stop_on_signals};
 use lockstep::OutFile;
 use lockstep_bench::addition::workspace::SFT_STEPS;
 use lockstep_bench::{Shape, algorithms, group, scaling};
@@ -111,7 +111,7 @@ impl AlgorithmsFlags {
     pub fn options(&self) -> anyhow::Result<algorithms::Options> {
         let AlgorithmsFlags { table, seeds, steps, sft_steps, only, out, threads, json, log } = self.clone();
         let (table, console) = (table.into(), log.open()?);
-        let stop = stop_on_signals(&console, "the run stops, and the benchmark with it")?;
+        let stop = stop_on_signals(&console, Promise::Stops("the run stops, and the benchmark with it"))?;
         Ok(algorithms::Options { table, seeds, steps, sft_steps, only, out, threads, json, console, stop })
     }
 }

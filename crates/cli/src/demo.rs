@@ -4,7 +4,7 @@
 //! sft`, `lockstep train` and `lockstep eval` call; nothing here knows how any of them works.
 
 use crate::options::{LogArgs, device, threads};
-use crate::signals::stop_on_signals;
+use crate::signals::{Promise, stop_on_signals};
 use kernels::Device;
 use lockstep::Policy;
 use lockstep::RunDir;
@@ -48,7 +48,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let ctx = context(args.device, args.threads, ComputeDType::F32)?;
     let root = args.out.clone().unwrap_or_else(default_root);
     RunDir::fresh(&root)?;
-    let stop = stop_on_signals(&console, "the demo stops")?;
+    let stop = stop_on_signals(&console, Promise::Stops("the demo stops"))?;
 
     console.print(&format!(
         "Two-digit addition, one character a token. A model of random weights first imitates a careless teacher, who \

@@ -2,7 +2,7 @@
 
 use crate::options::{FlagKeys, RewardArgs, device, utf8};
 use crate::output;
-use crate::signals::stop_on_signals;
+use crate::signals::{Promise, stop_on_signals};
 use kernels::Device;
 use lockstep::config::{Config, EvalSampling, Layers, Purpose, Resolved};
 use lockstep::{Evaluator, Input, OutFile, Outcome, Policy, bad_input, context, find_model, locate_model};
@@ -27,6 +27,9 @@ pub struct Args {
     /// A low-rank adapter of it: a PEFT directory.
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
+    /// Use the adapter even if the model's weights are not those that it says it was trained on.
+    #[arg(long)]
+    pub other_base: bool,
     /// JSONL or Parquet, in the place of the configuration's; NAME=FILE, repeated, for several sets.
     #[arg(long, value_name = "[NAME=]FILE")]
     pub dataset: Vec<String>,
@@ -86,9 +89,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         (own, given) => own.as_deref().or(given.as_deref()),
     };
     let out = out_file(&args, &config, &model, adapter)?;
-    let stop = stop_on_signals(&Console::new(ConsoleOptions::default())?, "the evaluation stops, without a result")?;
+    let promise = Promise::Ends("the evaluation stops, without a result");
+    let stop = stop_on_signals(&Console::new(ConsoleOptions::default())?, promise)?;
     let mut evaluator = Evaluator::new(&ctx, config.clone(), &model, stop)?;
-    let policy = Policy::load_with(&ctx, &model, adapter, config.dtype)?;
+    let load = if config.allow_other_base { Policy::load_with_other } else { Policy::load_with };
+    let policy = load(&ctx, &model, adapter, config.dtype)?;
+    policy.unchecked.iter().for_each(|what| output::note(format_args!("warning: {what}")));
     let adapter = adapter.map(|dir| dir.display().to_string());
     let settings = Settings { config: &config, model: model.display().to_string(), adapter, evaluator: &evaluator };
     if !args.json {
@@ -164,6 +170,7 @@ fn configuration(args: &Args) -> anyhow::Result<Resolved> {
         flags.given("--dataset", "eval_dataset_name", Some(unnamed.unwrap_or_else(|| "none".to_owned())));
         flags.given("--dataset", "eval_datasets", Some(format!("{{{}}}", named.join(", "))));
     }
+    flags.given("--other-base", "allow_other_base", args.other_base.then(|| "true".to_owned()));
     flags.given("--n", "num_generations_eval", args.n.map(|n| n.to_string()));
     let several = args.n.is_some_and(|n| n > 1);
     match args.temperature {

@@ -29,6 +29,9 @@ pub struct Args {
     /// A low-rank adapter of it: a PEFT directory.
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
+    /// Use the adapter even if the model's weights are not those that it says it was trained on.
+    #[arg(long)]
+    pub other_base: bool,
     /// The prompt. With a chat template it is one user message, unless --raw is given.
     #[arg(long, value_name = "TEXT")]
     pub prompt: String,
@@ -80,7 +83,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     check(&args)?;
     let ctx = context(args.device, args.threads, args.dtype.as_str().into())?;
     let model = locate(&utf8("--model", &args.model)?, HubKind::Model)?;
-    let policy = Policy::load_with(&ctx, &model, args.adapter.as_deref(), args.dtype.as_str().into())?;
+    let load = if args.other_base { Policy::load_with_other } else { Policy::load_with };
+    let policy = load(&ctx, &model, args.adapter.as_deref(), args.dtype.as_str().into())?;
+    policy.unchecked.iter().for_each(|what| output::note(format_args!("warning: {what}")));
     let ids = encode(&args, &policy)?;
     let context = policy.config().max_position_embeddings;
     if ids.is_empty() {
@@ -111,6 +116,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     }
     let prompt = request.prompt.clone();
     for completion in engine.generate(&policy.weights, vec![request])?.remove(0).completions {
+        check_finite(completion.logps(), &policy)?;
         let text = text(&policy, &prompt.ids, &completion.ids)?;
         let reason = completion.finish_reason.name();
         if args.json {
@@ -205,6 +211,8 @@ fn stream(mut engine: Engine, policy: &Policy, request: Request) -> anyhow::Resu
     engine.submit(request)?;
     while !engine.is_idle() {
         let ended = engine.step(&policy.weights)?;
+        check_finite(engine.live_logps().flatten(), policy)?;
+        check_finite(ended.iter().flat_map(|group| &group.completions).flat_map(|c| c.logps()), policy)?;
         let live = engine.live().map(|(_, _, ids)| ids);
         if let Some(ids) =
             ended.iter().flat_map(|group| &group.completions).map(|c| c.ids.as_slice()).chain(live).next()
@@ -216,6 +224,17 @@ fn stream(mut engine: Engine, policy: &Policy, request: Request) -> anyhow::Resu
         }
     }
     Ok(output::exact(&format!("{}\n", text.finish(tokenizer)?))?)
+}
+
+/// A model whose logits are not finite says nothing: the sampler's token means nothing then.
+fn check_finite<'a>(logps: impl IntoIterator<Item = &'a f32>, policy: &Policy) -> anyhow::Result<()> {
+    match logps.into_iter().find(|logp| !logp.is_finite()) {
+        Some(logp) => anyhow::bail!(
+            "the model gives logits that are not finite (a token's log-probability is {logp}): {}",
+            policy.why_not_finite()
+        ),
+        None => Ok(()),
+    }
 }
 
 /// A stream after the prompt: a token's text depends on the one before it (a leading space, say).

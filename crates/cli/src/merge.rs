@@ -3,9 +3,9 @@
 use crate::new_directory::new_directory;
 use crate::output;
 use lockstep::Policy;
-use lockstep::check_base;
 use lockstep::config::ComputeDType;
 use lockstep::context;
+use lockstep::{StopSignal, check_base};
 use std::path::PathBuf;
 
 /// Adds a low-rank adapter to the model that it was trained on, and writes a model of its own (of a reward model's
@@ -28,7 +28,8 @@ pub struct Args {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if !args.other_base {
-        check_base(&args.adapter, &args.model)?;
+        let unchecked = check_base(&args.adapter, &args.model, &StopSignal::new())?;
+        unchecked.iter().for_each(|what| output::note(format_args!("warning: {what}")));
     }
     let ctx = context(None, None, ComputeDType::F32)?;
     new_directory(&args.out, |dir| {

@@ -1,11 +1,14 @@
 //! The directory that a command makes: whole, or not at all.
 
+use crate::signals::{Promise, set_partial, stop_on_signals};
 use anyhow::Context as _;
+use lockstep::Stopped;
 use lockstep::bad_input;
 use lockstep::error::OrBadInput;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
+use telemetry::{Console, ConsoleOptions};
 
 /// Makes the directory `out`, which must not exist or be empty: `fill` writes into one beside it, which gets the name
 /// when it is whole, so that no half-written directory is ever found under it.
@@ -30,13 +33,33 @@ pub(crate) fn new_directory(out: &Path, fill: impl FnOnce(&Path) -> anyhow::Resu
         bad_input!("--out {}: give the name of a new directory", out.display());
     };
     let temporary = parent.join(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
+    sweep(parent, name);
+    let console = Console::new(ConsoleOptions::default())?;
+    let stop = stop_on_signals(&console, Promise::Ends("nothing is written"))?;
+    set_partial(Some(temporary.clone()));
     let written = fs::create_dir_all(parent)
         .with_context(|| format!("cannot create {}", parent.display()))
         .and_then(|()| fill(&temporary))
+        .and_then(|()| if stop.is_requested() { Err(Stopped.into()) } else { Ok(()) })
         .and_then(|()| fs::rename(&temporary, &path).with_context(|| format!("cannot create {}", path.display())));
+    set_partial(None);
     if written.is_err() {
         // The error that matters is the one that is returned.
         let _ = fs::remove_dir_all(&temporary);
     }
     written
+}
+
+/// Removes what a killed process left when it made this directory.
+fn sweep(parent: &Path, name: &std::ffi::OsStr) {
+    let start = format!(".{}.", name.to_string_lossy());
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let file = entry.file_name().to_string_lossy().into_owned();
+        let pid = file.strip_prefix(&start).and_then(|rest| rest.strip_suffix(".partial")?.parse::<u32>().ok());
+        let is_gone = |pid| Path::new("/proc/self").exists() && !Path::new(&format!("/proc/{pid}")).exists();
+        if pid.is_some_and(is_gone) {
+            // What cannot be removed is in nobody's way.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }

@@ -9,7 +9,7 @@ use lockstep::config::ComputeDType;
 use lockstep::context;
 use lockstep::error::{BadInput, OrBadInput};
 use lockstep::{HubKind, locate};
-use lockstep::{load_config, load_weights};
+use lockstep::{StopSignal, check_base, load_config, load_weights};
 use model::{ModelView, PromptCompletion, Scorer};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -25,6 +25,9 @@ pub struct Args {
     /// A low-rank adapter of it: a PEFT directory.
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
+    /// Use the adapter even if the model's weights are not those that it says it was trained on.
+    #[arg(long)]
+    pub other_base: bool,
     /// Lines {"prompt_ids": […], "completion_ids": […]}; `-` for standard input.
     #[arg(long, value_name = "FILE.jsonl")]
     pub input: PathBuf,
@@ -78,6 +81,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         ));
     }
     let weights = load_weights(&ctx, &model, &config)?;
+    if let Some(dir) = args.adapter.as_deref().filter(|_| !args.other_base) {
+        let unchecked = check_base(dir, &model, &StopSignal::new())?;
+        unchecked.iter().for_each(|what| output::note(format_args!("warning: {what}")));
+    }
     let load = |dir| model::peft::load_adapter(ctx.memory(), dir, &weights).or_bad_input();
     let adapter = args.adapter.as_deref().map(load).transpose()?;
     let view = ModelView::new(&weights, adapter.as_ref());
@@ -95,6 +102,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         let scores = scorer.score(&ctx, view, &pairs, args.temperature).with_context(|| name.clone())?;
         let mut text = String::new();
         for scores in &scores {
+            if let Some(logp) = scores.logps.iter().find(|logp| !logp.is_finite()) {
+                anyhow::bail!("{name}: the model gives logits that are not finite (a log-probability is {logp})");
+            }
             text += &serde_json::to_string(&Scored { logprobs: &scores.logps, entropies: &scores.entropies })?;
             text.push('\n');
         }

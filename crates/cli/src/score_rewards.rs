@@ -2,7 +2,7 @@
 
 use crate::options::{FlagKeys, RewardArgs, utf8};
 use crate::output;
-use crate::signals::stop_on_signals;
+use crate::signals::{Promise, stop_on_signals};
 use lockstep::config::{Layers, Purpose, Resolved};
 use lockstep::{Input, OutFile, ScoredFile, ScoredRow, bad_input, score_file};
 use rewards::RewardSpec;
@@ -65,7 +65,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let data = args.config.as_deref().into_iter().chain([&*args.input]).map(Input::Data);
     let inputs: Vec<_> = models.chain(data).collect();
     let out_file = args.out.as_deref().map(|path| OutFile::new("--out", path, args.overwrite, &inputs)).transpose()?;
-    let stop = stop_on_signals(&Console::new(ConsoleOptions::default())?, "scoring stops, without a result")?;
+    let promise = Promise::Ends("scoring stops, without a result");
+    let stop = stop_on_signals(&Console::new(ConsoleOptions::default())?, promise)?;
     let scored = score_file(&config, &input, args.tokenizer.as_deref(), &stop)?;
     let command = |spec: &RewardSpec| serde_json::to_value(spec).is_ok_and(|spec| spec.to_string().contains("command"));
     if scored.without_ids && config.reward_funcs.iter().any(command) {

@@ -1,11 +1,11 @@
 //! `train`, `sft` and `reward` from flags to result: which run, which configuration, and what is said at the end.
 
 use crate::options::{ConfigArgs, RunArgs};
-use crate::signals::stop_on_signals;
+use crate::signals::{Promise, run_begins, steps_done, stop_on_signals};
 use kernels::Context;
 use lockstep::config::{Purpose, Resolved};
+use lockstep::{Flow, Run, RunOptions, RunResult};
 use lockstep::{ResumeFrom, find_run, resolve_resumed};
-use lockstep::{Run, RunOptions, RunResult};
 use lockstep::{RunDir, StopReason, check_command, context};
 use lockstep::{Stopped, is_stopped};
 use std::path::PathBuf;
@@ -28,21 +28,26 @@ struct Session {
 /// Runs a command that trains as the command line asks.
 pub fn run(purpose: Purpose, args: &RunArgs) -> anyhow::Result<()> {
     let console = args.log.open()?;
-    let stop = stop_on_signals(&console, "the run stops, with a checkpoint to go on from")?;
+    let stop = stop_on_signals(&console, Promise::Run)?;
     let session = match &args.resume {
         None => fresh(purpose, &args.config)?,
         Some(resume) => resumed(purpose, &args.config, resume, &console)?,
     };
     let config = &session.resolved.config;
     let ctx = context(config.device, config.threads, config.dtype)?;
-    let options = RunOptions::new().context(ctx.clone()).console(console.clone()).stop_signal(stop);
-    let finished = Run::resolved(purpose, session.resolved, session.run, session.resume_from, options)
-        .inspect_err(|error| {
+    let count = |step| {
+        steps_done(step);
+        Flow::Continue(())
+    };
+    let options = RunOptions::new().context(ctx.clone()).console(console.clone()).stop_signal(stop).on_step(count);
+    let run =
+        Run::resolved(purpose, session.resolved, session.run, session.resume_from, options).inspect_err(|error| {
             if is_stopped(error) {
                 console.info("stopped as asked, before the first step")
             }
-        })?
-        .run()?;
+        })?;
+    run_begins(run.steps_done());
+    let finished = run.run()?;
     summarize(&finished, &ctx, &console);
     if finished.stop_reason == StopReason::Interrupted { Err(Stopped.into()) } else { Ok(()) }
 }

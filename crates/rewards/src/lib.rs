@@ -28,7 +28,7 @@ pub use error::{Error, Result};
 pub use function::{FunctionReward, RewardInput};
 pub use manager::{Asked, CompletionScores, MakeInputs, RewardInputs, RewardJob, RewardManager, RewardOutput};
 pub use model::chat::Content;
-pub use registry::{RewardSpec, TABLE_COLUMNS, build, names};
+pub use registry::{RewardSpec, TABLE_COLUMNS, build, build_until, names};
 pub use reward_model::RewardModel;
 pub use steps::{StepEnd, StepScore};
 

@@ -1,5 +1,8 @@
 //! From a name or a table in a configuration to a reward. Knows nothing of what a reward scores.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -219,11 +222,16 @@ impl RewardSpec {
 /// Builds the reward that `spec` names, logged as `name`; a `command` reward's program is started, so that a missing
 /// one is known here.
 pub fn build(spec: &RewardSpec, name: String) -> Result<Box<dyn Reward>> {
+    build_until(spec, name, &Arc::default())
+}
+
+/// [`build`], which waits for no program's start once `stop` is set: that is an error then.
+pub fn build_until(spec: &RewardSpec, name: String, stop: &Arc<AtomicBool>) -> Result<Box<dyn Reward>> {
     let (kind, _, options) = spec.parts()?;
     match (builtin(&kind), kind.as_str()) {
         (Some(builtin), _) => (builtin.build)(name, options),
         (None, "command") => Ok(Box::new(CommandReward::new(name, parse(&kind, options)?)?)),
-        (None, "python") => Ok(Box::new(python::build(name, parse(&kind, options)?)?)),
+        (None, "python") => Ok(Box::new(python::build(name, parse(&kind, options)?, stop)?)),
         (None, http::KIND) => Ok(Box::new(HttpReward::new(name, parse(&kind, options)?)?)),
         (None, "model") => Err(Error::options("model", "needs its files: ask RewardSpec::model for their name")),
         (None, "function") => Err(Error::options("function", "is a program's own, which gives it to the run")),

@@ -105,6 +105,11 @@ pub fn sha256(bytes: &[u8]) -> String {
 
 /// Hashes a file, reading it piece by piece.
 pub fn hash_file(path: &Path) -> Result<FileHash> {
+    Ok(hash_file_until(path, &|| false)?.unwrap_or_default())
+}
+
+/// [`hash_file`], given up once `stopped` says so: `None`.
+pub fn hash_file_until(path: &Path, stopped: &dyn Fn() -> bool) -> Result<Option<FileHash>> {
     let mut file = std::fs::File::open(path).map_err(Error::io("open", path))?;
     let (mut hasher, mut bytes) = (Sha256::new(), 0);
     let mut piece = vec![0; 1 << 20];
@@ -113,11 +118,14 @@ pub fn hash_file(path: &Path) -> Result<FileHash> {
         if n == 0 {
             break;
         }
+        if stopped() {
+            return Ok(None);
+        }
         hasher.update(&piece[..n]);
         bytes += n as u64;
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(FileHash { name, bytes: Some(bytes), sha256: hex(&hasher.finalize()) })
+    Ok(Some(FileHash { name, bytes: Some(bytes), sha256: hex(&hasher.finalize()) }))
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -8,18 +8,24 @@ use crate::bad_input;
 use crate::config::Task;
 use crate::error::{BadInput, OrBadInput};
 use crate::models::locate;
+use crate::stop::StopSignal;
 use model::hub::HubKind;
 use rewards::Content;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
+
+/// Files are read and hashed in pieces, so that a stop is obeyed between two.
+const PIECE_BYTES: usize = 16 << 20;
 
 /// Takes a row, and can ask where it stands.
 pub(super) type Take<'a> = dyn FnMut(Row, &dyn Fn() -> String) -> anyhow::Result<()> + 'a;
 
 /// What to read and how.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct DatasetSpec {
     /// File, directory or Hub id.
     pub name: String,
@@ -45,6 +51,8 @@ pub struct DatasetSpec {
     pub task: Option<Task>,
     /// The rows, where a program has given them: nothing is read.
     pub rows: Option<Rows>,
+    /// Reading and encoding end once this is given.
+    pub stop: StopSignal,
 }
 
 impl DatasetSpec {
@@ -91,6 +99,7 @@ impl DatasetSpec {
             max_samples,
             task: config.task,
             rows: None,
+            stop: StopSignal::default(),
         }
     }
 
@@ -129,6 +138,7 @@ impl DatasetSpec {
 
     fn read_rows(&self, rows: &Rows, limit: usize, hash: &mut Sha256, take: &mut Take<'_>) -> anyhow::Result<usize> {
         for (i, row) in rows.0.iter().take(limit).enumerate() {
+            self.stop.check()?;
             hash.update(serde_json::to_vec(row)?);
             hash.update(b"\n");
             take(row.clone(), &|| format!("{}, row {}", self.name, i + 1))?;
@@ -143,9 +153,13 @@ impl DatasetSpec {
             if taken == limit {
                 break;
             }
-            let content = std::fs::read(&file).or_bad_input_in(format!("cannot read {}", file.display()))?;
-            hash.update(&content);
-            for (place, row) in rows::read(&file, &content, limit - taken)? {
+            let content = self.content(&file)?;
+            for piece in content.chunks(PIECE_BYTES) {
+                self.stop.check()?;
+                hash.update(piece);
+            }
+            for (place, row) in rows::read(&file, &content, limit - taken, &self.stop)? {
+                self.stop.check()?;
                 let place = || {
                     format!("{}, {} {place}", file.display(), if is_lines(&file, &content) { "line" } else { "row" })
                 };
@@ -154,6 +168,18 @@ impl DatasetSpec {
             }
         }
         Ok(taken)
+    }
+
+    fn content(&self, path: &Path) -> anyhow::Result<Vec<u8>> {
+        let cannot = || format!("cannot read {}", path.display());
+        let mut file = File::open(path).or_bad_input_in(cannot())?;
+        let mut content = Vec::new();
+        loop {
+            self.stop.check()?;
+            if file.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut content).or_bad_input_in(cannot())? == 0 {
+                return Ok(content);
+            }
+        }
     }
 
     /// A row under its new names, prompt and completion taken out.

@@ -73,6 +73,7 @@ impl Pairs {
                 _ => Preference::of_row(spec, &row).map(|p| vec![p]),
             };
             number += 1;
+            spec.stop.check()?;
             let at = |e: anyhow::Error| BadInput::new(format!("{}: {}", place(), paragraph(&e)));
             for preference in preferences.map_err(at)? {
                 let mut pair = encode_pair(encoder, &preference).map_err(at)?;

@@ -4,6 +4,7 @@
 use super::rows::Row;
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
+use crate::stop::StopSignal;
 use parquet::basic::Compression;
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::errors::{ParquetError, Result};
@@ -16,17 +17,18 @@ use parquet::schema::types::Type;
 use serde_json::Value;
 use std::fs::File;
 use std::io::Read;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Up to `limit` rows, each with its number from 1. The crate asserts some of what a damaged file breaks (that offsets
 /// are not below 0).
-pub(super) fn read(path: &Path, limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
-    std::panic::catch_unwind(|| rows(path, limit))
+pub(super) fn read(path: &Path, limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
+    std::panic::catch_unwind(AssertUnwindSafe(|| rows(path, limit, stop)))
         .unwrap_or_else(|_| bad_input!("{}: not a readable Parquet file: it is damaged", path.display()))
 }
 
-fn rows(path: &Path, limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
+fn rows(path: &Path, limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
     let bad = |e: ParquetError| BadInput::new(format!("{}: not a readable Parquet file: {e}", path.display()));
     let file = Arc::new(File::open(path).or_bad_input_in(path.display())?);
     let reader = SerializedFileReader::new(file.try_clone()?).map_err(bad)?;
@@ -37,6 +39,7 @@ fn rows(path: &Path, limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
             if rows.len() == limit {
                 return Ok(rows);
             }
+            stop.check()?;
             let row = row.map_err(bad)?;
             let number = rows.len() + 1;
             let value = |(column, field): (&String, &Field)| match json(field) {

@@ -30,7 +30,7 @@ impl PromptDataset {
         let data = spec.load()?;
         let encoder = encoder(config, assets)?;
         let context = context(config, assets);
-        let encoded = encode_all(&encoder, &data, config.max_prompt_length, context, room)?;
+        let encoded = encode_all(&encoder, &data, config.max_prompt_length, context, room, &spec.stop)?;
         Ok(PromptDataset { all: encoded.prompts, hash: data.hash, left_out: encoded.left_out })
     }
 

@@ -3,6 +3,7 @@
 use super::{Dataset, Example};
 use crate::bad_input;
 use crate::error::{BadInput, OrBadInput};
+use crate::stop::StopSignal;
 use model::PromptSet;
 use model::chat::PromptEncoder;
 use rewards::Content;
@@ -45,9 +46,11 @@ pub fn encode_all(
     max_prompt_length: Option<usize>,
     context: usize,
     room: usize,
+    stop: &StopSignal,
 ) -> anyhow::Result<Encoded> {
     let (mut encoded, mut prompts) = (Encoded::default(), PromptSet::default());
     for example in &data.examples {
+        stop.check()?;
         let ids = encoder
             .encode(&example.prompt)
             .map_err(|e| BadInput::new(format!("{}, row {}: {}", data.name, example.row + 1, e)))?;

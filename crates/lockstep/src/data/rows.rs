@@ -2,6 +2,7 @@
 
 use crate::bad_input;
 use crate::error::BadInput;
+use crate::stop::StopSignal;
 use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
@@ -29,10 +30,10 @@ impl TryFrom<Vec<Value>> for Rows {
 }
 
 /// Reads up to `limit` rows of a file's content, each with where it stands (a line of JSONL, a row of Parquet, from 1).
-pub fn read(path: &Path, content: &[u8], limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
+pub fn read(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
     match path.extension().and_then(|e| e.to_str()) {
         #[cfg(feature = "parquet")]
-        Some("parquet") => super::parquet::read(path, limit),
+        Some("parquet") => super::parquet::read(path, limit, stop),
         #[cfg(not(feature = "parquet"))]
         Some("parquet") => {
             bad_input!("{}: this program was built without Parquet (feature `parquet`); use JSON lines", path.display())
@@ -42,16 +43,17 @@ pub fn read(path: &Path, content: &[u8], limit: usize) -> anyhow::Result<Vec<(us
             path.display()
         ),
         Some("json") if content.trim_ascii_start().starts_with(b"[") => json_array(path, content, limit),
-        _ => json_lines(path, content, limit),
+        _ => json_lines(path, content, limit, stop),
     }
 }
 
-fn json_lines(path: &Path, content: &[u8], limit: usize) -> anyhow::Result<Vec<(usize, Row)>> {
+fn json_lines(path: &Path, content: &[u8], limit: usize, stop: &StopSignal) -> anyhow::Result<Vec<(usize, Row)>> {
     let mut rows = Vec::new();
     for (index, line) in content.split(|&b| b == b'\n').enumerate() {
         if rows.len() == limit {
             break;
         }
+        stop.check()?;
         let place = || format!("{}, line {}", path.display(), index + 1);
         let text = std::str::from_utf8(line).map_err(|e| BadInput::new(format!("{}: not UTF-8: {e}", place())))?;
         let text = if index == 0 { text.trim_start_matches('\u{feff}') } else { text };

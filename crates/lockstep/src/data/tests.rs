@@ -3,6 +3,7 @@
 use super::*;
 use crate::Config;
 use crate::error::is_bad_input;
+use crate::stop::StopSignal;
 use model::chat::{ChatTemplate, PromptEncoder};
 use model::tokenizer::{SpecialTokens, Tokenizer};
 use serde_json::json;
@@ -143,23 +144,28 @@ fn long_prompts_are_left_out_or_refused_and_never_cut() {
     let (tokenizer, kwargs) = (tokenizer(), Map::new());
     let encoder = PromptEncoder { tokenizer: &tokenizer, template: None, kwargs: &kwargs };
     let data = load("{\"prompt\": \"abcdef\"}\n{\"prompt\": \"ab\"}\n", |_| {}).unwrap();
-    let all = encode_all(&encoder, &data, None, 10, 4).unwrap();
+    let all = encode_all(&encoder, &data, None, 10, 4, &StopSignal::new()).unwrap();
     assert_eq!((all.prompts.len(), all.left_out, all.prompts[0].tokens.ids.len()), (2, 0, 6));
-    let some = encode_all(&encoder, &data, Some(5), 10, 4).unwrap();
+    let some = encode_all(&encoder, &data, Some(5), 10, 4, &StopSignal::new()).unwrap();
     assert_eq!((some.prompts.len(), some.left_out, some.prompts[0].row), (1, 1, 1));
     for (most, context, words) in [
         (None, 9, ["row 1", "6 tokens", "context of 9", "max_prompt_length = 5"]),
         (None, 3, ["row 1", "6 tokens", "context of 3", "lower max_completion_length"]),
         (Some(1), 10, ["every prompt", "max_prompt_length = 1", "nothing is left", "raise it"]),
     ] {
-        let error = encode_all(&encoder, &data, most, context, 4).unwrap_err();
+        let error = encode_all(&encoder, &data, most, context, 4, &StopSignal::new()).unwrap_err();
         assert!(is_bad_input(&error));
         for word in words {
             assert!(error.to_string().contains(word), "`{word}` is not in: {error}");
         }
     }
     let empty = load("{\"prompt\": \"\"}\n", |_| {}).unwrap();
-    assert!(encode_all(&encoder, &empty, None, 10, 4).unwrap_err().to_string().contains("the prompt is empty"));
+    assert!(
+        encode_all(&encoder, &empty, None, 10, 4, &StopSignal::new())
+            .unwrap_err()
+            .to_string()
+            .contains("the prompt is empty")
+    );
 }
 
 mod foreign {

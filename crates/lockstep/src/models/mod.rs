@@ -1,8 +1,11 @@
 //! What a run trains or reads: model directories with their weights, tokenizers and chat templates, by path or Hub id.
 
+mod base;
 mod policy;
 mod value_model;
 
+pub use base::check_base;
+pub(crate) use base::{compare_base, hashes, of_weights};
 pub use policy::{
     ModelSource, Policy, Snapshot, WriteFiles, load_assets, load_config, load_scorer, load_weights, locate_model,
     trained_weights,

@@ -1,9 +1,10 @@
 //! A model directory, loaded: weights, tokenizer, chat template, and the ids that end a completion.
 
-use super::locate;
+use super::{check_base, locate};
 use crate::bad_input;
 use crate::config::{ComputeDType, Config};
 use crate::error::{BadInput, OrBadInput, paragraph};
+use crate::stop::StopSignal;
 use kernels::Context;
 use model::chat::ChatTemplate;
 use model::hub::HubKind;
@@ -13,7 +14,7 @@ use model::tokenizer::Tokenizer;
 use model::{AdaptedWeights, Adapter, Head, HeldWeights, ModelAssets, ModelConfig, WeightSlots, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use telemetry::counted;
+use telemetry::{Sinks, counted};
 
 /// Writes files into a directory, from any thread: it holds what it writes.
 pub type WriteFiles = Box<dyn FnOnce(&Path) -> anyhow::Result<()> + Send>;
@@ -34,13 +35,15 @@ pub struct Policy {
     pub chat: Option<Arc<ChatTemplate>>,
     /// Ids that end a completion.
     pub eos_ids: Vec<u32>,
+    /// What a person should know: the adapter does not say which weights it was trained on.
+    pub unchecked: Option<String>,
 }
 
 impl Policy {
     /// The model of `dir` from its parts.
     pub(crate) fn of(dir: PathBuf, assets: ModelAssets, weights: AdaptedWeights) -> Policy {
         let ModelAssets { tokenizer, chat, eos_ids, copied, .. } = assets;
-        Policy { dir, base_sha256: None, copied: Arc::new(copied), weights, tokenizer, chat, eos_ids }
+        Policy { dir, base_sha256: None, copied: Arc::new(copied), weights, tokenizer, chat, eos_ids, unchecked: None }
     }
 
     /// Loads a directory. Whatever is wrong with it is the caller's input: exit code 2.
@@ -50,17 +53,31 @@ impl Policy {
         Ok(Policy::of(dir.to_owned(), assets, AdaptedWeights::new(ctx.memory(), weights, None)))
     }
 
-    /// The same, with the adapter of a PEFT directory on it.
+    /// The same, with the adapter of a PEFT directory on it, which must have been trained on these weights as far as it
+    /// says on which ([`unchecked`](Self::unchecked)).
     pub fn load_with(ctx: &Context, dir: &Path, adapter: Option<&Path>, dtype: ComputeDType) -> anyhow::Result<Policy> {
+        let unchecked = adapter.map(|adapter| check_base(adapter, dir, &StopSignal::new())).transpose()?.flatten();
+        let policy = Policy::load_with_other(ctx, dir, adapter, dtype)?;
+        Ok(Policy { unchecked, ..policy })
+    }
+
+    /// The same, whatever the adapter says of the weights that it was trained on.
+    pub fn load_with_other(
+        ctx: &Context,
+        dir: &Path,
+        adapter: Option<&Path>,
+        dtype: ComputeDType,
+    ) -> anyhow::Result<Policy> {
         let mut policy = Policy::load(ctx, dir, dtype)?;
         adapter.map_or(Ok(()), |adapter| policy.adapt(ctx, adapter))?;
         Ok(policy)
     }
 
-    /// The model of `dir` with an adapter on it, of a language model or of a reward model, as the adapter says.
+    /// The model of `dir` with an adapter on it, of a language model or of a reward model, as the adapter says; on which
+    /// weights it was trained is not looked at.
     pub fn load_below(ctx: &Context, dir: &Path, adapter: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
         if !model::peft::load_adapter_config(adapter).or_bad_input()?.scores {
-            return Policy::load_with(ctx, dir, Some(adapter), dtype);
+            return Policy::load_with_other(ctx, dir, Some(adapter), dtype);
         }
         let assets = load_assets(dir, Head::Score(1), dtype)?;
         let weights = AdaptedWeights::new(ctx.memory(), load_scorer(ctx, dir, assets.config.compute)?, None);
@@ -100,6 +117,24 @@ impl Policy {
             copied: self.copied.clone(),
             base: self.dir.display().to_string(),
             base_sha256: self.base_sha256.clone(),
+        }
+    }
+
+    /// Whether every number of its weights is finite, an adapter's aside.
+    pub(crate) fn weights_are_finite(&self) -> bool {
+        not_finite_tensor(self.weights.base.current()).is_none()
+    }
+
+    /// Words for why it gives numbers that are not finite: the first tensor of its weights that has one, if any does.
+    pub fn why_not_finite(&self) -> String {
+        match not_finite_tensor(self.weights.base.current()) {
+            Some(name) => {
+                format!("`{name}` of {} has a value that is not finite: the model is broken", self.dir.display())
+            }
+            None => format!(
+                "the weights of {} are finite, and activations overflow: they are too large, or the dtype is too small",
+                self.dir.display()
+            ),
         }
     }
 
@@ -149,6 +184,18 @@ impl Snapshot {
     }
 }
 
+/// The name of the first tensor that has a value which is not finite.
+fn not_finite_tensor(source: &dyn TensorSource) -> Option<String> {
+    source.tensors().into_iter().map(|tensor| tensor.name).find(|name| {
+        let mut finite = true;
+        let read = source.read(name, &mut |piece| {
+            finite &= piece.iter().all(|x| x.is_finite());
+            Ok(())
+        });
+        read.is_ok() && !finite
+    })
+}
+
 /// What is read of a model's directory before its weights, to become, or be, a model with this head that computes in
 /// `dtype`.
 pub fn load_assets(dir: &Path, head: Head, dtype: ComputeDType) -> anyhow::Result<ModelAssets> {
@@ -185,6 +232,7 @@ pub fn trained_weights(
     checkpoint: Option<&Path>,
     config: &Config,
     model: &Arc<ModelConfig>,
+    (sinks, stop): (&Sinks, &StopSignal),
 ) -> anyhow::Result<AdaptedWeights> {
     let load = |dir: &Path| match model.head {
         Head::Lm => load_weights(ctx, dir, model),
@@ -202,6 +250,10 @@ pub fn trained_weights(
     let weights = load(&source.dir)?;
     let mut adapter = Adapter::new(ctx.memory(), &weights, &lora, config.seed).or_bad_input()?;
     let from = checkpoint.or(source.adapter.as_deref());
+    // That of a checkpoint is compared when the run's files have been hashed.
+    if let (None, Some(dir), false) = (checkpoint, from, config.allow_other_base) {
+        check_base(dir, &source.dir, stop)?.iter().for_each(|what| sinks.warn(what));
+    }
     from.map_or(Ok(()), |dir| model::peft::read_adapter(dir, &mut adapter).or_bad_input())?;
     Ok(AdaptedWeights::new(ctx.memory(), weights, Some(adapter)))
 }

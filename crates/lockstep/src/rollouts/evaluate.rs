@@ -12,7 +12,7 @@ use crate::rollouts::scoring::{GivenColumns, Prompts, RolloutScorer, requests};
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use model::ModelAssets;
 use rewards::{Problem, Reward};
-use rollout::{Engine, FinishReason, SamplingParams};
+use rollout::{Completion, Engine, FinishReason, SamplingParams};
 use std::sync::Arc;
 use train::evaluation::pass_at_k;
 
@@ -111,6 +111,20 @@ pub fn find(metrics: &[(String, f64)], name: &str) -> Option<f64> {
     metrics.iter().find(|(n, _)| n == name || n.strip_prefix("eval_") == Some(name)).map(|(_, v)| *v)
 }
 
+/// Refuses completions that a broken model gave: a sampler that sees NaN answers with some token, and rewards judge it.
+fn finite_logps<'a>(completions: impl Iterator<Item = &'a Completion>, policy: &Policy) -> anyhow::Result<()> {
+    for logp in completions.flat_map(Completion::logps) {
+        if !logp.is_finite() {
+            anyhow::bail!(
+                "the model gives logits that are not finite (a token's log-probability is {logp}), so that nothing can \
+                 be evaluated: {}",
+                policy.why_not_finite()
+            );
+        }
+    }
+    Ok(())
+}
+
 /// The names of what an evaluation by `rewards` gives, where they score anything.
 pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String> {
     let of_rewards = rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("rewards/{}/{what}", r.name())));
@@ -193,7 +207,9 @@ impl Evaluation {
                 }
                 None => {
                     let requests = requests(&prompts, self.generations, &self.sampling);
-                    engine.generate_with(&policy.weights, requests, |group| job.group_ended(group))?
+                    let groups = engine.generate_with(&policy.weights, requests, |group| job.group_ended(group))?;
+                    finite_logps(groups.iter().flat_map(|group| &group.completions), policy)?;
+                    groups
                 }
             };
             job.finish(groups)

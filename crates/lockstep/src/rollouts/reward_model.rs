@@ -2,7 +2,8 @@
 
 use crate::config::{ComputeDType, Config};
 use crate::error::{BadInput, OrBadInput};
-use crate::models::{ModelSource, load_assets, load_scorer};
+use crate::models::{ModelSource, check_base, load_assets, load_scorer};
+use crate::stop::StopSignal;
 use kernels::Context;
 use model::{Head, ModelAssets, Scorer};
 use rewards::RewardModel;
@@ -30,8 +31,12 @@ impl RewardModelFiles {
     }
 
     /// Reads the weights.
-    pub fn load(self, config: &Config, ctx: &Context) -> anyhow::Result<RewardModel> {
+    pub fn load(self, config: &Config, ctx: &Context, stop: &StopSignal) -> anyhow::Result<RewardModel> {
         let RewardModelFiles { name, source, assets } = self;
+        if let Some(adapter) = source.adapter.as_deref().filter(|_| !config.allow_other_base) {
+            // One that does not say on what it was trained is PEFT's own: its base is the one that it names.
+            check_base(adapter, &source.dir, stop)?;
+        }
         let weights = load_scorer(ctx, &source.dir, assets.config.compute)?;
         let load = |dir| model::peft::load_adapter(ctx.memory(), dir, &weights).or_bad_input();
         let adapter = source.adapter.as_deref().map(load).transpose()?;

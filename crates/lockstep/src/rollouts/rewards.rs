@@ -4,11 +4,10 @@ use super::reward_model::RewardModelFiles;
 use crate::config::Config;
 use crate::data::prompt_dataset::PromptDataset;
 use crate::error::{BadInput, OrBadInput};
+use crate::stop::StopSignal;
 use kernels::Context;
 use rewards::{Reward, RewardSpec};
 use serde_json::{Map, Value};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// A reward that the configuration names.
 pub enum ConfiguredReward {
@@ -20,8 +19,13 @@ pub enum ConfiguredReward {
 
 /// The rewards that the configuration names, checked as far as that takes no memory.
 ///
-/// `injected` has those that a program gives: `function:NAME` names one of them.
-pub fn named_rewards(config: &Config, mut injected: Vec<Box<dyn Reward>>) -> anyhow::Result<Vec<ConfiguredReward>> {
+/// `injected` has those that a program gives: `function:NAME` names one of them. No program's start is waited for once
+/// `stop` is given.
+pub fn named_rewards(
+    config: &Config,
+    mut injected: Vec<Box<dyn Reward>>,
+    stop: &StopSignal,
+) -> anyhow::Result<Vec<ConfiguredReward>> {
     let mut ready = |(spec, name): (&RewardSpec, String)| -> anyhow::Result<ConfiguredReward> {
         if let Some(function) = spec.function().or_bad_input()? {
             let place = injected.iter().position(|reward| reward.name() == function);
@@ -31,7 +35,12 @@ pub fn named_rewards(config: &Config, mut injected: Vec<Box<dyn Reward>>) -> any
         }
         match spec.model().or_bad_input()? {
             Some(model) => Ok(ConfiguredReward::Model(RewardModelFiles::open(name, &model)?)),
-            None => Ok(ConfiguredReward::Ready(rewards::build(spec, name).or_bad_input()?)),
+            None => {
+                let built = rewards::build_until(spec, name, &stop.flag());
+                // One that was given up is not at fault.
+                stop.check()?;
+                Ok(ConfiguredReward::Ready(built.or_bad_input()?))
+            }
         }
     };
     let names = rewards::names(&config.reward_funcs).or_bad_input()?;
@@ -52,14 +61,14 @@ pub fn load_rewards(
     named: Vec<ConfiguredReward>,
     config: &Config,
     ctx: &Context,
-    stop: &Arc<AtomicBool>,
+    stop: &StopSignal,
 ) -> anyhow::Result<Vec<Box<dyn Reward>>> {
     let load = |named| -> anyhow::Result<Box<dyn Reward>> {
         let mut reward = match named {
             ConfiguredReward::Ready(reward) => reward,
-            ConfiguredReward::Model(files) => Box::new(files.load(config, ctx)?),
+            ConfiguredReward::Model(files) => Box::new(files.load(config, ctx, stop)?),
         };
-        reward.stop_with(stop.clone());
+        reward.stop_with(stop.flag());
         Ok(reward)
     };
     named.into_iter().map(load).collect()

@@ -3,11 +3,11 @@
 use super::RunDir;
 use super::eval_metrics::EvalMetrics;
 use super::resume::ResumeFrom;
-use super::stop::StopSignal;
 use crate::config::{Config, Resolved};
 use crate::data::{DatasetSpec, Rows};
 use crate::models::Policy;
 use crate::rollouts::function::RolloutFunction;
+use crate::stop::StopSignal;
 use kernels::Context;
 use rewards::Reward;
 use std::ops::ControlFlow;
@@ -56,13 +56,18 @@ impl RunInputs {
 
     /// The training data.
     pub fn train_data(&self) -> Option<DatasetSpec> {
-        DatasetSpec::train(self.config()).map(|spec| DatasetSpec { rows: self.train_rows.clone(), ..spec })
+        DatasetSpec::train(self.config()).map(|spec| DatasetSpec {
+            rows: self.train_rows.clone(),
+            stop: self.stop.clone(),
+            ..spec
+        })
     }
 
     /// The held-out data, by name; that of `eval_dataset_name` has none.
     pub fn eval_sets(&self) -> Vec<(String, DatasetSpec)> {
         let mut sets = DatasetSpec::eval_sets(self.config());
         for (name, spec) in &mut sets {
+            spec.stop = self.stop.clone();
             spec.rows = match name.is_empty() {
                 true => self.eval_rows.clone(),
                 false => self.eval_sets.iter().find(|(own, _)| own == name).map(|(_, rows)| rows.clone()),

@@ -16,7 +16,6 @@ pub mod reporter;
 pub mod resume;
 pub mod reward_remarks;
 pub mod run_dir;
-pub mod stop;
 pub mod task;
 pub mod training;
 pub mod update;

@@ -3,14 +3,15 @@
 
 use crate::bad_input;
 use crate::config::{Config, Purpose};
-use crate::error::{BadInput, OrBadInput};
-use crate::models::locate;
+use crate::error::BadInput;
+use crate::models::{hashes, locate, of_weights};
 use crate::run::run_dir::RunDir;
+use crate::stop::StopSignal;
 use kernels::Context;
 use model::hub::HubKind;
 use model::peft::is_adapter;
 use std::path::Path;
-use telemetry::record::{FileHash, RunRecord, Start, hash_file, sha256};
+use telemetry::record::{FileHash, RunRecord, Start, sha256};
 use telemetry::system;
 
 /// What of the record the caller of [`write()`] knows.
@@ -59,7 +60,7 @@ pub fn write(run: &RunDir, metadata: RunMetadata<'_>) -> anyhow::Result<()> {
     if record.model.is_empty() {
         record.model = metadata.models.model.clone();
         if let Some(adapter) = config.model_name_or_path.as_ref().map(Path::new).filter(|dir| is_adapter(dir)) {
-            record.model.extend(hashes(adapter, |_| true)?);
+            record.model.extend(hashes(adapter, &StopSignal::new(), |_| true)?);
         }
     }
     if record.reference.is_empty() {
@@ -86,6 +87,8 @@ pub fn isolation(config: &Config, command: &str) -> Vec<(String, &'static str)> 
 pub struct Models {
     model: Vec<FileHash>,
     reference: Vec<FileHash>,
+    /// What a person should know of a check that could not be made.
+    pub unchecked: Option<String>,
 }
 
 impl Models {
@@ -98,20 +101,29 @@ impl Models {
         purpose: Purpose,
         dir: &Path,
         goes_on: bool,
+        stop: &StopSignal,
     ) -> anyhow::Result<Models> {
         let reads_weights = !goes_on || config.use_peft || config.has_reference() || purpose == Purpose::Dpo;
-        let model = hashes(dir, |name| reads_weights || !name.ends_with(".safetensors"))?;
+        let model = hashes(dir, stop, |name| reads_weights || !name.ends_with(".safetensors"))?;
         let reference =
             config.ref_model.as_ref().filter(|_| config.has_reference() && !(goes_on && config.sync_ref_model));
         let other = reference.map(|name| locate(name, HubKind::Model)).transpose()?;
-        let reference = other.as_ref().map_or(Ok(Vec::new()), |dir| hashes(dir, |_| true))?;
-        if let (true, Ok(record)) = (goes_on, RunRecord::read(&run.record())) {
+        let reference = other.as_ref().map_or(Ok(Vec::new()), |dir| hashes(dir, stop, |_| true))?;
+        let record = RunRecord::read(&run.record()).unwrap_or_default();
+        let unchecked = (goes_on && record.model.is_empty()).then(|| {
+            format!(
+                "{} is missing, or does not say with which model the run began: that {} is the same is not checked",
+                run.record().display(),
+                dir.display()
+            )
+        });
+        if goes_on {
             check_unchanged("model", dir, &record.model, &model)?;
             if let Some(dir) = &other {
                 check_unchanged("reference model", dir, &record.reference, &reference)?;
             }
         }
-        Ok(Models { model, reference })
+        Ok(Models { model, reference, unchecked })
     }
 
     /// A hash of the model's weights, which an adapter on them records.
@@ -136,48 +148,6 @@ fn check_unchanged(what: &str, dir: &Path, recorded: &[FileHash], found: &[FileH
         }
     }
     Ok(())
-}
-
-/// Refuses to put the adapter in `adapter` on other weights than those that it was trained on, as far as it says which.
-pub fn check_base(adapter: &Path, model: &Path) -> anyhow::Result<()> {
-    let base = model::peft::load_adapter_config(adapter).or_bad_input()?.base.unwrap_or_default();
-    let Some(recorded) = model::peft::base_sha256(adapter).or_bad_input()? else { return Ok(()) };
-    let found = of_weights(&hashes(model, |name| name.ends_with(".safetensors"))?);
-    if found == recorded {
-        return Ok(());
-    }
-    bad_input!(
-        "the adapter {} was trained on {base}, whose weights have the SHA-256 {recorded}, and those of {} have \
-         {found}: give the model that it was trained on",
-        adapter.display(),
-        model.display()
-    )
-}
-
-/// The hash of the only file of weights; of several, that of their hashes in the order of their names, a line each.
-fn of_weights(files: &[FileHash]) -> String {
-    let weights: Vec<&str> =
-        files.iter().filter(|file| file.name.ends_with(".safetensors")).map(|file| &*file.sha256).collect();
-    match weights[..] {
-        [one] => one.to_owned(),
-        _ => sha256(weights.iter().map(|hash| format!("{hash}\n")).collect::<String>().as_bytes()),
-    }
-}
-
-/// Hashes of the files that make a model what it is, by name: shape, tokenizer, and all weights, which may be in
-/// several files.
-fn hashes(dir: &Path, which: impl Fn(&str) -> bool) -> anyhow::Result<Vec<FileHash>> {
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(dir).or_bad_input_in(dir.display())? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let listed = ["config.json", "tokenizer.json", "model.safetensors.index.json", model::peft::ADAPTER_CONFIG];
-        if path.is_file() && (listed.contains(&&*name) || name.ends_with(".safetensors")) && which(&name) {
-            files.push(hash_file(&path)?);
-        }
-    }
-    files.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(files)
 }
 
 /// Refuses to go on with a run of another command: its checkpoints would not mean the same.

@@ -13,7 +13,6 @@ use super::provenance::{self, Models, RunMetadata};
 use super::reporter::Reporter;
 use super::resume::{ResumeFrom, check_resumable};
 use super::reward_remarks::RewardRemarks;
-use super::stop::StopSignal;
 use super::task::TrainingTask;
 use super::update::StepBefore;
 use super::{RunDir, StopReason};
@@ -21,8 +20,9 @@ use crate::bad_input;
 use crate::config::{Config, Purpose, Strategy, changes};
 use crate::data::Sampler;
 use crate::error::{BadInput, OrBadInput};
-use crate::models::Policy;
+use crate::models::{Policy, compare_base};
 use crate::rollouts::evaluate::find;
+use crate::stop::StopSignal;
 use anyhow::Context as _;
 use kernels::Context;
 use serde_json::Value;
@@ -141,8 +141,14 @@ impl TrainingRun {
             None => None,
         };
         trainer.stop_with(stop.of_passes());
-        let models = Models::hashed(&dir, &config, setup.purpose, &policy.dir, state.is_some())?;
+        let models = Models::hashed(&dir, &config, setup.purpose, &policy.dir, state.is_some(), &stop)?;
+        stop.check()?;
         policy.base_sha256 = policy.weights.adapter.is_some().then(|| models.weights_sha256());
+        if let (Some(from), Some(found), false) =
+            (resume_from.checkpoint(), &policy.base_sha256, config.allow_other_base)
+        {
+            compare_base(from, &policy.dir, || Ok(found.clone()))?;
+        }
         let began = resume_from.configuration(&dir, setup.purpose)?;
 
         let killed = dir.lock()?;
@@ -168,6 +174,7 @@ impl TrainingRun {
         let mut reporter = Reporter::open(&dir, sinks, &config)?;
         reporter.resume(step, &log_bytes, unlogged)?;
         let sinks = reporter.sinks();
+        models.unchecked.iter().for_each(|what| sinks.warn(what));
         let place = |dir: &Path| dir.canonicalize().ok();
         if let Some(old) = began.as_ref().and_then(|began| began.output_dir.as_deref())
             && place(old) != place(dir.root())

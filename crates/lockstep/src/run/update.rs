@@ -5,6 +5,7 @@
 
 use super::checkpoint::state::MetricSums;
 use super::training::{TrainingRun, not_finite, record_ops};
+use crate::bad_input;
 use crate::data::SamplerState;
 use model::Trainable;
 use train::{Samples, StepParams, UpdateMetrics};
@@ -56,7 +57,14 @@ impl TrainingRun {
         self.before = None;
         let (span, before) = (self.stages.span("update"), kernels::context::counted());
         let params = StepParams { learning_rate };
-        let metrics = self.trainer.step(&self.ctx, &mut self.policy.weights, params)?;
+        let stepped = self.trainer.step(&self.ctx, &mut self.policy.weights, params);
+        let metrics = match stepped {
+            Err(train::Error::NonFinite { .. }) if !self.policy.weights_are_finite() => {
+                let why = self.policy.why_not_finite();
+                bad_input!("{why}, and was so before training: no loss or gradient of it is finite")
+            }
+            stepped => stepped?,
+        };
         record_ops(&span, before);
         self.count_update(&metrics, seconds + span.end());
         Ok(metrics)

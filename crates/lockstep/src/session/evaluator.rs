@@ -9,7 +9,7 @@ use crate::models::{Policy, load_assets};
 use crate::rollouts::evaluate::{Completer, EvalSet, Evaluation, Outcome, load_sets, with_sets};
 use crate::rollouts::rewards::{load_rewards, named_rewards};
 use crate::run::memory_plan::{Available, plan_evaluation};
-use crate::run::stop::StopSignal;
+use crate::stop::StopSignal;
 use kernels::Context;
 use model::Head;
 use rewards::{Content, Reward};
@@ -32,12 +32,14 @@ impl Evaluator {
     /// encodes it, and the rewards. Once `stop` is given, an evaluation is given up.
     pub fn new(ctx: &Context, config: Config, model: &Path, stop: StopSignal) -> anyhow::Result<Evaluator> {
         let assets = load_assets(model, Head::Lm, config.dtype)?;
-        let rewards = named_rewards(&config, Vec::new())?;
-        let sets = load_sets(DatasetSpec::eval_sets(&config), &config, &assets, &rewards)?;
+        let rewards = named_rewards(&config, Vec::new(), &stop)?;
+        let mut specs = DatasetSpec::eval_sets(&config);
+        specs.iter_mut().for_each(|(_, spec)| spec.stop = stop.clone());
+        let sets = load_sets(specs, &config, &assets, &rewards)?;
         let bounds = with_sets(WorkloadBounds::of_prompts(0, 0), &sets, &config);
         let plan = plan_evaluation(&config, &assets, bounds)?.on(ctx.memory().device());
         plan.check(Available::of(ctx), &config)?;
-        let rewards = load_rewards(rewards, &config, ctx, &stop.flag())?;
+        let rewards = load_rewards(rewards, &config, ctx, &stop)?;
         let sizes = engine_config(&config, context(&config, &assets), bounds);
         let mut engine = Engine::new(ctx, &assets.config, sizes).or_bad_input()?;
         engine.set_detokenizer(assets.tokenizer.clone());

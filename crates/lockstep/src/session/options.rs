@@ -5,7 +5,7 @@ use crate::models::Policy;
 use crate::rollouts::function::RolloutFunction;
 use crate::run::eval_metrics::EvalMetrics;
 use crate::run::inputs::{Callbacks, Flow, LogRecord, RunEvent};
-use crate::run::stop::StopSignal;
+use crate::stop::StopSignal;
 use kernels::Context;
 use rewards::{FunctionReward, Reward, RewardInput};
 use std::path::Path;

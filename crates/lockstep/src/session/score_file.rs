@@ -6,7 +6,7 @@ use crate::config::{ComputeDType, Config};
 use crate::data::{DatasetSpec, Example};
 use crate::error::OrBadInput;
 use crate::rollouts::rewards::{check_columns_of, load_rewards, named_rewards};
-use crate::run::stop::StopSignal;
+use crate::stop::StopSignal;
 use model::Tokenizer;
 use rewards::{Content, Problem, RewardInputs, RewardManager};
 use serde_json::{Map, Value};
@@ -52,22 +52,23 @@ pub fn score_file(
     tokenizer: Option<&Path>,
     stop: &StopSignal,
 ) -> anyhow::Result<ScoredFile> {
-    let spec = DatasetSpec::completions(config, path.to_owned());
+    let spec = DatasetSpec { stop: stop.clone(), ..DatasetSpec::completions(config, path.to_owned()) };
     let prompt = spec.prompt_column.clone();
     let data = spec.load_with(&mut |row| {
         row.entry(prompt.as_str()).or_insert_with(|| "".into());
     })?;
-    let named = named_rewards(config, Vec::new())?;
+    let named = named_rewards(config, Vec::new(), stop)?;
     data.examples.iter().try_for_each(|example| {
         check_columns_of(&example.columns, &format!("{path}, row {}", example.row + 1), &named)
     })?;
     let ctx = crate::context(config.device, config.threads, ComputeDType::F32)?;
-    let mut rewards = load_rewards(named, config, &ctx, &stop.flag())?;
+    let mut rewards = load_rewards(named, config, &ctx, stop)?;
     let tokenizer = tokenizer.map(|dir| Tokenizer::load(dir).or_bad_input()).transpose()?;
     let mut without_ids = false;
     let groups = data.examples.chunk_by(|a, b| a.prompt == b.prompt && a.prompt != Content::from(""));
     let mut inputs = Vec::new();
     for group in groups {
+        stop.check()?;
         inputs.push(group_inputs(group, &data.columns, path, tokenizer.as_ref(), &mut without_ids)?);
     }
     if let Some(reward) = rewards.iter().find(|reward| without_ids && reward.reads_ids()) {

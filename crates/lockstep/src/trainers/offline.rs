@@ -201,6 +201,13 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
         let mut metrics = Vec::new();
         for set in &self.rows.held_out {
             let mut of_set = O::evaluate(run, scorer, &set.rows)?;
+            if let Some((name, value)) = of_set.iter().find(|(_, value)| !value.is_finite()) {
+                anyhow::bail!(
+                    "the evaluation gave {}{name} = {value}: {}",
+                    prefix(&set.name),
+                    run.policy.why_not_finite()
+                );
+            }
             if let Some(own) = &mut self.metrics {
                 for (name, value) in measured::<O>(run, scorer, set, &mut **own)? {
                     of_set.retain(|(other, _)| *other != name);
@@ -253,7 +260,8 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
     scorer.stop_with(inputs.stop.of_passes());
     O::prepare(&inputs, (&source, &assets), &mut scorer, &mut rows)?;
     let scorer = (!rows.held_out.is_empty()).then_some(scorer);
-    let weights = trained_weights(&ctx, &source, inputs.resume_from.checkpoint(), &config, &assets.config)?;
+    let told = (&inputs.sinks, &inputs.stop);
+    let weights = trained_weights(&ctx, &source, inputs.resume_from.checkpoint(), &config, &assets.config, told)?;
     let trainer = Trainer::new(ctx.memory(), &assets.config, trainer_config(&config, O::objective(&config)))?;
     let policy = Policy::of(source.dir, assets, weights);
     inputs.sinks.info(&policy.describe(&ctx));

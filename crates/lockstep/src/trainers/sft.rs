@@ -8,6 +8,7 @@ use crate::data::prompt_dataset::{context, encoder};
 use crate::data::{Dataset, DatasetSpec, encode_all, encode_completion};
 use crate::error::OrBadInput;
 use crate::run::training::TrainingRun;
+use crate::stop::StopSignal;
 use model::chat::PromptEncoder;
 use model::{Head, ModelAssets, Prompt, Scorer};
 use rewards::Content;
@@ -39,13 +40,14 @@ impl Offline for Sft {
         let encoder = encoder(config, assets)?;
         let most = longest_row(config, assets);
         if data.examples.iter().all(|example| example.completion.is_none()) {
-            let (samples, left_out) = whole_texts(&encoder, &data, most)?;
+            let (samples, left_out) = whole_texts(&encoder, &data, most, &spec.stop)?;
             return Ok(Loaded { whole: true, ..kept(samples, left_out, data, most, sinks)? });
         }
-        let encoded = encode_all(&encoder, &data, config.max_prompt_length, context(config, assets), 1)?;
+        let encoded = encode_all(&encoder, &data, config.max_prompt_length, context(config, assets), 1, &spec.stop)?;
         let mut samples = Vec::with_capacity(encoded.prompts.len());
         let mut left_out = encoded.left_out;
         for prompt in &encoded.prompts {
+            spec.stop.check()?;
             let completion = encode_completion(&encoder, &data.examples[prompt.row])?;
             match prompt.tokens.ids.len() + completion.len() <= most {
                 true => samples.push(Sample::supervised(prompt.tokens.clone(), completion)),
@@ -74,9 +76,15 @@ impl Offline for Sft {
 
 /// Each text with the end token behind it, each conversation as the template renders it: its first token is what the
 /// others follow, and every other one is learned. Those that have more than `most` tokens are counted.
-fn whole_texts(encoder: &PromptEncoder<'_>, data: &Dataset, most: usize) -> anyhow::Result<(Vec<Sample>, usize)> {
+fn whole_texts(
+    encoder: &PromptEncoder<'_>,
+    data: &Dataset,
+    most: usize,
+    stop: &StopSignal,
+) -> anyhow::Result<(Vec<Sample>, usize)> {
     let (mut samples, mut left_out) = (Vec::with_capacity(data.examples.len()), 0);
     for example in &data.examples {
+        stop.check()?;
         let nothing = match &example.prompt {
             Content::Text(_) => Content::Text(String::new()),
             Content::Messages(_) => Content::Messages(Vec::new()),

@@ -127,9 +127,6 @@ pub(crate) enum Dialect {
     Python,
 }
 
-/// How long Python may take to import a file and what that imports.
-const IMPORT: Duration = Duration::from_secs(300);
-
 /// The reward; see the module.
 #[derive(Debug)]
 pub struct CommandReward {
@@ -150,11 +147,11 @@ pub struct CommandReward {
 impl CommandReward {
     /// Starts the program; one that is missing, not executable, or that ends at once is an error here.
     pub fn new(name: String, options: Options) -> Result<Self> {
-        Self::start(name, options, Dialect::Command)
+        Self::start(name, options, Dialect::Command, Arc::default())
     }
 
     /// The same with a program that speaks this dialect.
-    pub(crate) fn start(name: String, options: Options, dialect: Dialect) -> Result<Self> {
+    pub(crate) fn start(name: String, options: Options, dialect: Dialect, stop: Arc<AtomicBool>) -> Result<Self> {
         if !(options.timeout_s.is_finite() && options.timeout_s > 0.0 && options.timeout_s < 1e9) {
             return Err(Error::options("command", "`timeout_s` must be a positive number of seconds"));
         }
@@ -168,7 +165,7 @@ impl CommandReward {
             process: None,
             restarts_in_a_row: 0,
             given_up: None,
-            stop: Arc::default(),
+            stop,
         };
         let failed = |words: &[String], message| Error::Program { program: words[0].clone(), message };
         let mut process = Process::start(&reward.words).map_err(|e| failed(&reward.words, explain(&e)))?;
@@ -191,8 +188,15 @@ impl CommandReward {
             by_group: Option<bool>,
             error: Option<String>,
         }
-        let line = process.line_until(Instant::now() + IMPORT, &self.stop);
-        let line = line.map_err(|silence| self.silent(process, silence, IMPORT))?;
+        let line = process.line_until(Instant::now() + self.timeout, &self.stop);
+        let line = line.map_err(|silence| match silence {
+            Silence::TimedOut => {
+                let waited = self.timeout.as_secs_f64();
+                let message = format!("its import took longer than timeout_s = {waited}; it was killed");
+                (ProblemKind::TimedOut, process.with_stderr(message))
+            }
+            other => self.silent(process, other, self.timeout),
+        })?;
         match serde_json::from_slice(&line) {
             Ok(Greeting { error: Some(error), .. }) => Err((ProblemKind::Failed, error)),
             Ok(Greeting { by_group: Some(by_group), .. }) => {

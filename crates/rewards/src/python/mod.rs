@@ -6,6 +6,8 @@
 //! traceback and the row that it is about. Knows no Python beyond how an interpreter is started.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -53,8 +55,8 @@ impl Options {
     }
 }
 
-/// Starts the interpreter, which imports the file.
-pub(crate) fn build(name: String, options: Options) -> Result<CommandReward> {
+/// Starts the interpreter, which imports the file: that may take as long as a batch, and no longer than until `stop`.
+pub(crate) fn build(name: String, options: Options, stop: &Arc<AtomicBool>) -> Result<CommandReward> {
     let (file, function) = options.place()?;
     if !Path::new(file).is_file() {
         return Err(Error::options(KIND, format!("there is no file {file} (for `{}`)", options.python)));
@@ -64,7 +66,7 @@ pub(crate) fn build(name: String, options: Options) -> Result<CommandReward> {
     words.extend(["-c", ADAPTER, file, function].map(str::to_owned));
     let Options { timeout_s, max_restarts, by_group, .. } = options;
     let command = command::Options { command: Words::List(words), timeout_s, max_restarts, by_group };
-    CommandReward::start(name, command, Dialect::Python).map_err(|error| match error {
+    CommandReward::start(name, command, Dialect::Python, stop.clone()).map_err(|error| match error {
         Error::Program { message, .. } if message.starts_with("no such program") => Error::options(
             KIND,
             format!(

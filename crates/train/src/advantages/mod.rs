@@ -175,10 +175,12 @@ fn mean(values: &[Option<f64>]) -> Option<f64> {
     (count > 0).then(|| values.iter().flatten().sum::<f64>() / count as f64)
 }
 
-/// Bessel-corrected; `None` below two values.
+/// Bessel-corrected; `None` below two values. One that overflows is NaN, not infinite: what is divided by it must not
+/// become 0.
 fn deviation(values: &[Option<f64>]) -> Option<f64> {
     let count = values.iter().flatten().count();
     let mean = mean(values)?;
     let squares: f64 = values.iter().flatten().map(|x| (x - mean).powi(2)).sum();
-    (count > 1).then(|| (squares / (count - 1) as f64).sqrt())
+    let std = (squares / count.saturating_sub(1) as f64).sqrt();
+    (count > 1).then_some(if std.is_finite() { std } else { f64::NAN })
 }

@@ -31,6 +31,8 @@ macro_rules! machine_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// Resume where products have another formula than the run began with: bf16 with and without AMX (other bits in the
     /// last place).
     allow_other_isa: bool = false => OURS.on_resume(Free);
+    /// Put an adapter on a model with other weights than those that it says it was trained on.
+    allow_other_base: bool = false => OURS.on_resume(Free);
 } } } }
 pub(in crate::config) use machine_keys;
 

@@ -41,7 +41,7 @@ impl Prepared {
         if let Some(id) = config.stop_token_ids.iter().find(|&&id| id >= vocabulary as u64) {
             bad_input!("`stop_token_ids` has {id}, but the model's vocabulary ends before {vocabulary}");
         }
-        let rewards = named_rewards(&config, std::mem::take(&mut inputs.rewards))?;
+        let rewards = named_rewards(&config, std::mem::take(&mut inputs.rewards), &inputs.stop)?;
         let Data { source, rows, bounds, hash } = data(inputs, &assets, &rewards)?;
         let held_out = evaluate::load_sets(inputs.eval_sets(), &config, &assets, &rewards)?;
         let mut bounds = evaluate::with_sets(bounds, &held_out, &config);
@@ -64,9 +64,10 @@ impl Prepared {
         let plan = memory_plan::plan(&config, &assets, bounds)?.on(ctx.memory().device());
         plan.check(Available::of(&ctx), &config)?;
 
-        let rewards = load_rewards(rewards, &config, &ctx, &inputs.stop.flag())?;
+        let rewards = load_rewards(rewards, &config, &ctx, &inputs.stop)?;
         let checkpoint = inputs.resume_from.checkpoint();
-        let weights = trained_weights(&ctx, &model, checkpoint, &config, &assets.config)?;
+        let weights =
+            trained_weights(&ctx, &model, checkpoint, &config, &assets.config, (&inputs.sinks, &inputs.stop))?;
         let reference = match config.has_reference() && !bounds.ref_logps {
             true => Some(reference(inputs, &model, &assets)?),
             false => None,

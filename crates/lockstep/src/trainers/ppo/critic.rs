@@ -8,7 +8,7 @@ use crate::error::OrBadInput;
 use crate::models::{WriteFiles, load_weights, locate, value_model_shape_of};
 use crate::run::checkpoint::moments::{restore_moments, write_moments};
 use crate::run::resume::ResumeFrom;
-use crate::run::stop::StopSignal;
+use crate::stop::StopSignal;
 use kernels::Context;
 use model::hub::HubKind;
 use model::io::CopiedFiles;

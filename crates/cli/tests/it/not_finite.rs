@@ -1,0 +1,71 @@
+//! Numbers that are not finite: an error or an alarm, never a score of 0.
+
+use crate::support::runs::{arguments, directory, good};
+use crate::support::{lockstep, without_checksum};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+/// Puts NaN into the first value of a tensor.
+fn spoil(file: &Path, tensor: &str) {
+    let mut bytes = without_checksum(fs::read(file).unwrap());
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let start = 8 + length + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
+    let nan = if header[tensor]["dtype"] == "BF16" { vec![0xc0, 0x7f] } else { f32::NAN.to_le_bytes().to_vec() };
+    bytes[start..start + nan.len()].copy_from_slice(&nan);
+    fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn a_model_with_nan_in_its_weights_is_an_error_that_names_it() {
+    let dir = directory();
+    let root = dir.path();
+    let tensor = "model.layers.0.input_layernorm.weight";
+    spoil(&root.join("model/model.safetensors"), tensor);
+    fs::write(root.join("ids.jsonl"), "{\"prompt_ids\": [1], \"completion_ids\": [2]}\n").unwrap();
+    let generate = ["generate", "--model", "model", "--prompt", "ab", "--max-new-tokens", "4"];
+    let commands: [(&[&str], &str); 6] = [
+        (
+            &[
+                "eval",
+                "--model",
+                "model",
+                "--dataset",
+                "e.jsonl",
+                "--reward",
+                "unique_chars",
+                "--max-completion-length",
+                "4",
+            ],
+            tensor,
+        ),
+        (&generate, tensor),
+        (&[&generate[..], &["--temperature", "0"]].concat(), tensor),
+        (&[&generate[..], &["--n", "2", "--json"]].concat(), tensor),
+        (&["score", "--model", "model", "--input", "ids.jsonl"], "not finite"),
+        (&arguments("sft", "tuned", &["eval_strategy=no"]), tensor),
+    ];
+    for (arguments, word) in commands {
+        let said = lockstep(root, arguments);
+        let refused = matches!(said.code, Some(1 | 2)) && said.out.is_empty();
+        assert!(refused && said.err.contains("not finite"), "{arguments:?}: {}{}", said.out, said.err);
+        assert!(said.err.contains(word) && !said.err.contains("Lower learning_rate"), "{arguments:?}: {}", said.err);
+    }
+}
+
+/// The deviation of such rewards overflows; what is divided by it was 0, and nothing was learned in silence.
+#[test]
+fn rewards_whose_deviation_overflows_are_not_learned_from_in_silence() {
+    let dir = directory();
+    let root = dir.path();
+    let program = "while read -r line; do echo '{\"rewards\": [1e308, -1e308, 1e308, -1e308]}'; done\n";
+    fs::write(root.join("reward.sh"), program).unwrap();
+    let set = ["reward_funcs=[\"command:sh reward.sh\"]", "eval_strategy=no"];
+    let said = lockstep(root, &arguments("train", "run", &set));
+    assert_eq!(said.code, Some(1), "{}", said.err);
+    assert!(said.err.contains("not finite") && said.err.contains("rewards"), "{}", said.err);
+    // Large ones, whose squares are still numbers, are.
+    fs::write(root.join("reward.sh"), program.replace("308", "100")).unwrap();
+    good(root, &arguments("train", "large", &set));
+}

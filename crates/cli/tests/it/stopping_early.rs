@@ -1,0 +1,122 @@
+//! One signal is obeyed within two seconds while there is nothing to save yet: while data are read, tokenised and hashed,
+//! in DPO's reference pass, while a reward's file is imported.
+//!
+//! `LOCKSTEP_STOP_ROWS=300000` makes the measurement of docs/testing.md, and prints its table.
+
+use crate::stopping::{signal, start};
+use crate::support::runs::directory;
+use crate::support::{lockstep, refused};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// Files of so many rows: prompts with completions, and pairs.
+fn data(root: &Path, rows: usize) {
+    let (mut prompts, mut pairs) = (String::new(), String::new());
+    for i in 0..rows {
+        let word = ["sun", "moon", "a long road", "river", "the tree on the hill"][i % 5];
+        let text = "and so it went on and on, ".repeat(1 + i % 3);
+        let prompt = &text[..text.len().min(20)];
+        prompts += &format!("{{\"prompt\": \"{prompt} \", \"completion\": \"{word}.\", \"n\": {i}}}\n");
+        pairs += &format!("{{\"prompt\": \"{prompt} \", \"chosen\": \"{word}.\", \"rejected\": \"{word}?\"}}\n");
+    }
+    fs::write(root.join("big.jsonl"), prompts).unwrap();
+    fs::write(root.join("pairs.jsonl"), pairs).unwrap();
+}
+
+/// Starts it, waits for `marker` on standard error if one is given, then `delay`, and gives a signal: what was said
+/// from then on, and how long it took to end. `None` if it ended before.
+fn stopped(root: &Path, arguments: &[&str], marker: Option<&str>, delay: Duration) -> Option<(Duration, String)> {
+    let mut child = start(root, arguments);
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    if let Some(marker) = marker {
+        lines.find(|line| line.contains(marker))?;
+    }
+    std::thread::sleep(delay);
+    if child.try_wait().unwrap().is_some() {
+        return None;
+    }
+    signal(&child, "INT");
+    let asked = Instant::now();
+    let said = std::thread::spawn(move || lines.collect::<Vec<_>>().join("\n"));
+    let code = child.wait().unwrap().code();
+    let took = asked.elapsed();
+    let said = said.join().unwrap();
+    assert_eq!(code, Some(130), "{arguments:?}: {said}");
+    Some((took, said))
+}
+
+#[test]
+fn a_signal_is_obeyed_while_nothing_is_saved_yet() {
+    let rows = std::env::var("LOCKSTEP_STOP_ROWS").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000);
+    let measures = rows > 20_000;
+    let dir = directory();
+    let root = dir.path();
+    data(root, rows);
+    fs::write(root.join("slow.py"), "import time\ntime.sleep(60)\ndef f(completions, **kwargs):\n    return []\n")
+        .unwrap();
+    let of = |command: &'static str, dataset: &'static str| {
+        let out = ["--model", "model", "--dataset", dataset, "--out", "out", "--set", "max_completion_length=4"];
+        [&[command], &out[..]].concat()
+    };
+    let rewarded = |arguments: &[&'static str]| [arguments, &["--reward", "unique_chars"]].concat();
+    let eval = ["eval", "--model", "model", "--dataset", "big.jsonl", "--max-completion-length", "4"];
+    let import = "reward_funcs=[{kind=\"python\",python=\"slow.py:f\",timeout_s=60}]";
+    let phases = [
+        ("train: data", rewarded(&of("train", "big.jsonl")), None),
+        ("sft: data", of("sft", "big.jsonl"), None),
+        ("reward: data", of("reward", "pairs.jsonl"), None),
+        ("dpo: data", of("dpo", "pairs.jsonl"), None),
+        ("dpo: reference", of("dpo", "pairs.jsonl"), Some("log-probabilities of the reference")),
+        ("eval: data", rewarded(&eval), None),
+        ("score-rewards", rewarded(&["score-rewards", "--input", "big.jsonl"]), None),
+        ("plan", rewarded(&["plan", "--model", "model", "--dataset", "big.jsonl"]), None),
+        ("train: import", [&of("train", "d.jsonl")[..], &["--set", import]].concat(), None),
+    ];
+    let delays: &[f64] = if measures { &[0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 12.0] } else { &[0.3] };
+    let mut table = String::from("| phase | longest | signals |\n|---|---|---|\n");
+    for (phase, arguments, marker) in &phases {
+        let mut longest = (Duration::ZERO, 0);
+        for &delay in delays {
+            // (`plan` keeps nothing and has no handler: the signal itself ends it.)
+            if *phase == "plan" && !measures {
+                continue;
+            }
+            let _ = fs::remove_dir_all(root.join("out"));
+            if *phase == "plan" {
+                continue;
+            }
+            let Some((took, said)) = stopped(root, arguments, *marker, Duration::from_secs_f64(delay)) else {
+                continue;
+            };
+            assert!(took <= LIMIT, "{phase} after {delay} s: {took:?}\n{said}");
+            if !root.join("out/checkpoints").exists() {
+                assert!(!said.contains("with a checkpoint"), "{phase}: {said}");
+            }
+            assert!(said.contains("SIGINT: "), "{phase}: {said}");
+            longest = (longest.0.max(took), longest.1 + 1);
+        }
+        assert!(measures || longest.1 > 0 || *phase == "plan", "{phase} ended before the signal: give it more rows");
+        table += &format!("| {phase} | {:.2} s | {} |\n", longest.0.as_secs_f64(), longest.1);
+    }
+    if measures {
+        fs::write("stop-table.md", table).unwrap();
+    }
+}
+
+/// The time that a batch may take is what an import may take, too.
+#[test]
+fn an_import_that_hangs_ends_at_the_time_limit() {
+    let dir = directory();
+    let root = dir.path();
+    fs::write(root.join("slow.py"), "import time\ntime.sleep(60)\n").unwrap();
+    let import = "reward_funcs=[{kind=\"python\",python=\"slow.py:f\",timeout_s=1}]";
+    let train = ["train", "--model", "model", "--dataset", "d.jsonl", "--out", "out", "--set", import];
+    let begun = Instant::now();
+    refused(root, &train, &["slow.py:f", "import took longer than timeout_s = 1"]);
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert!(lockstep(root, &["--version"]).code == Some(0));
+}
