@@ -10,8 +10,14 @@ use std::path::Path;
 use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-/// As often as this, or as one looks with a tenth of the time.
-const OFTEN: Duration = Duration::from_millis(5);
+/// As often as this, or as one looks with a twentieth of the time.
+const OFTEN: Duration = Duration::from_millis(10);
+/// But never less often.
+const AT_LEAST: Duration = Duration::from_millis(50);
+/// How often one looks once more if processes ended while they were looked at: their memory may be another's by then.
+const TRIES: usize = 10;
+/// What three looks in a row that find too much add up to.
+const SURE: u32 = 12;
 /// Descriptors are looked at less often.
 const SELDOM: Duration = Duration::from_millis(50);
 /// The most that Linux lets a socket hold by default: twice `wmem_max`.
@@ -35,6 +41,7 @@ pub struct Watch {
     /// The size of its `/tmp`, if that is memory.
     tmp: Option<u64>,
     next: Instant,
+    suspicion: u32,
     sockets: u64,
     sockets_at: Option<Instant>,
 }
@@ -42,7 +49,7 @@ pub struct Watch {
 impl Watch {
     pub fn new(members: Members, most_mb: u64, tmp_mb: Option<u64>) -> Watch {
         let (most, tmp) = (most_mb << 20, tmp_mb.map(|mb| mb << 20));
-        Watch { members, most, tmp, next: Instant::now() + OFTEN, sockets: 0, sockets_at: None }
+        Watch { members, most, tmp, next: Instant::now() + OFTEN, suspicion: 0, sockets: 0, sockets_at: None }
     }
 
     /// Whether it uses more than it may; looks only if it is time to.
@@ -51,17 +58,40 @@ impl Watch {
         if start < self.next {
             return false;
         }
-        let processes = TABLE.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).members(self.members);
+        let table = || TABLE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let (mut processes, mut most_seen) = (Vec::new(), 0);
+        for attempt in 0..TRIES {
+            let (found, mut lost) = table().members(self.members, attempt > 0);
+            let memories: Vec<Option<u64>> =
+                found.iter().map(|row| row.memory.or_else(|| memory(row.process, false))).collect();
+            lost |= memories.contains(&None);
+            let sum = memories.into_iter().flatten().sum::<u64>();
+            if attempt == 0 || sum > most_seen {
+                (processes, most_seen) = (found.into_iter().map(|row| row.process).collect(), sum);
+            }
+            if !lost || most_seen > self.most {
+                break;
+            }
+        }
         if self.sockets_at.is_none_or(|at| start - at >= SELDOM) {
             self.sockets = processes.iter().map(|&process| sockets(process)).sum::<u64>() * SOCKET_BYTES;
             self.sockets_at = Some(start);
         }
         let other = self.sockets + self.tmp.map_or(0, |size| files(&processes, size));
-        let used = |exact| other + processes.iter().map(|&process| memory(process, exact)).sum::<u64>();
         // What processes share was counted for each of them.
-        let exceeds = used(false) > self.most && used(true) > self.most;
-        self.next = Instant::now() + OFTEN.max(10 * start.elapsed());
-        exceeds
+        let shares: Option<Vec<u64>> = match other + most_seen > self.most {
+            true => processes.iter().map(|&process| memory(process, true)).collect(),
+            false => Some(Vec::new()),
+        };
+        // A child that is about to run another program has its parent's memory for a moment, and what is gone by now
+        // cannot be counted any better: neither lasts, but for those that want it to.
+        self.suspicion = match shares.map(|shares| other + shares.into_iter().sum::<u64>() > self.most) {
+            Some(false) => 0,
+            Some(true) => self.suspicion + SURE / 3,
+            None => self.suspicion + SURE / 12,
+        };
+        self.next = Instant::now() + OFTEN.max(20 * start.elapsed()).min(AT_LEAST);
+        self.suspicion >= SURE
     }
 }
 
@@ -73,21 +103,33 @@ struct Table {
     taken: Option<(Instant, Duration)>,
 }
 
+#[derive(Clone)]
 struct Row {
     process: u32,
     parent: u32,
     group: u32,
+    /// If it was read with the table.
+    memory: Option<u64>,
 }
 
 static TABLE: LazyLock<Mutex<Table>> =
     LazyLock::new(|| Mutex::new(Table { rows: Vec::new(), older: HashSet::new(), taken: None }));
 
 impl Table {
-    fn members(&mut self, of: Members) -> Vec<u32> {
-        let fresh = |(at, took): (Instant, Duration)| at.elapsed() < (OFTEN / 2).max(10 * took);
-        if !self.taken.is_some_and(fresh) {
-            self.take();
+    /// The newest first; and whether some ended before it was known whose they were.
+    fn members(&mut self, of: Members, anew: bool) -> (Vec<Row>, bool) {
+        let fresh = |(at, took): (Instant, Duration)| at.elapsed() < (OFTEN / 2).max(20 * took).min(AT_LEAST);
+        let anew = anew || !self.taken.is_some_and(fresh);
+        let lost = anew && self.take(of);
+        let members = self.processes(of);
+        let mut rows: Vec<Row> = self.rows.iter().filter(|row| members.contains(&row.process)).cloned().collect();
+        if !anew {
+            rows.iter_mut().for_each(|row| row.memory = None);
         }
+        (rows, lost)
+    }
+
+    fn processes(&self, of: Members) -> HashSet<u32> {
         match of {
             Members::Group(group) => self.rows.iter().filter(|row| row.group == group).map(|row| row.process).collect(),
             Members::Tree(root) => {
@@ -97,12 +139,13 @@ impl Table {
                     tree.extend(self.rows.iter().filter(|row| row.parent == parent).map(|row| row.process));
                     next += 1;
                 }
-                tree
+                tree.into_iter().collect()
             }
         }
     }
 
-    fn take(&mut self) {
+    /// Reads the memory of these members at once, as they may live for a moment only.
+    fn take(&mut self, of: Members) -> bool {
         let start = Instant::now();
         let own = stat(std::process::id()).map_or(0, |(_, started)| started);
         // A number may be another's by now.
@@ -110,21 +153,32 @@ impl Table {
             self.older.clear();
         }
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let processes: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        let mut processes: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        processes.reverse();
+        let known = self.processes(of);
+        let mut lost = false;
         let listed: HashSet<u32> = processes.iter().copied().collect();
         self.older.retain(|process| listed.contains(process));
         self.rows.clear();
         for process in processes {
-            if !self.older.contains(&process)
-                && let Some((row, started)) = stat(process)
-            {
-                match started < own {
-                    true => drop(self.older.insert(process)),
-                    false => self.rows.push(row),
+            if self.older.contains(&process) {
+                continue;
+            }
+            match stat(process) {
+                Some((_, started)) if started < own => drop(self.older.insert(process)),
+                Some((mut row, _)) => {
+                    let is_member = match of {
+                        Members::Group(group) => row.group == group,
+                        Members::Tree(_) => known.contains(&row.parent),
+                    };
+                    row.memory = is_member.then(|| memory(process, false)).flatten();
+                    self.rows.push(row);
                 }
+                None => lost = true,
             }
         }
         self.taken = Some((Instant::now(), start.elapsed()));
+        lost
     }
 }
 
@@ -135,11 +189,11 @@ fn stat(process: u32) -> Option<(Row, u64)> {
     let text = String::from_utf8_lossy(&text);
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |i: usize| fields.get(i)?.parse().ok();
-    Some((Row { process, parent: number(1)?, group: number(2)? }, fields.get(19)?.parse().ok()?))
+    Some((Row { process, parent: number(1)?, group: number(2)?, memory: None }, fields.get(19)?.parse().ok()?))
 }
 
-/// The bytes of a process, its share of what it shares if `exact` and if that can be known; 0 if it has ended.
-fn memory(process: u32, exact: bool) -> u64 {
+/// The bytes of a process, its share of what it shares if `exact` and if that can be known; none if it is gone.
+fn memory(process: u32, exact: bool) -> Option<u64> {
     let sum = |file: &str, names: &[&str]| {
         let text = fs::read_to_string(format!("/proc/{process}/{file}")).ok()?;
         let of = |line: &str| {
@@ -148,10 +202,10 @@ fn memory(process: u32, exact: bool) -> u64 {
         };
         Some(text.lines().filter_map(of).sum::<u64>() << 10)
     };
-    let tables = || sum("status", &["VmPTE"]).unwrap_or(0);
+    let tables = || sum("status", &["VmPTE", "HugetlbPages"]).unwrap_or(0);
     match exact.then(|| sum("smaps_rollup", &["Pss_Anon", "Pss_Shmem", "SwapPss"])).flatten() {
-        Some(share) if share > 0 => share + tables(),
-        _ => sum("status", &["RssAnon", "RssShmem", "VmSwap", "VmPTE"]).unwrap_or(0),
+        Some(share) if share > 0 => Some(share + tables()),
+        _ => sum("status", &["RssAnon", "RssShmem", "VmSwap", "VmPTE", "HugetlbPages"]),
     }
 }
 

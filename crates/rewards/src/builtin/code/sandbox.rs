@@ -299,7 +299,9 @@ impl Sandbox {
         let place = self.place.as_ref().map_err(|error| std::io::Error::other(error.clone()))?;
         // A shell opens what bubblewrap reads; if it cannot, it says so under bubblewrap's name.
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", r#"filter=$1; shift; exec "$@" 9<"$filter""#, "bwrap"]).arg(place.filter());
+        command
+            .args(["-c", r#"filter=$1; shift; unset PWD OLDPWD; exec "$@" 9<"$filter""#, "bwrap"])
+            .arg(place.filter());
         command.arg(&self.bwrap).args(["--seccomp", "9"]);
         // Process 1 in there is bubblewrap, whose environment programs can read: `--clearenv` empties theirs alone.
         command.env_clear();
@@ -356,7 +358,8 @@ fn found(program: &str) -> String {
 /// What util-linux's `prlimit` bounds, but for processes.
 fn prlimits(limits: Limits) -> [String; 5] {
     let (disk, memory, cpu) = (limits.disk_mb << 20, limits.memory_mb << 20, limits.wall.as_secs() + 1);
-    [("core", 0), ("nofile", 256), ("fsize", disk), ("cpu", cpu), ("as", memory)]
+    // A core of 0 bytes would still go to a program that the kernel is told to give it to; of 1 byte it does not.
+    [("core", 1), ("nofile", 256), ("fsize", disk), ("cpu", cpu), ("as", memory)]
         .map(|(name, n)| format!("--{name}={n}"))
 }
 

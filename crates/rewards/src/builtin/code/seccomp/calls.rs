@@ -11,7 +11,7 @@ pub const ALLOWED: &[i64] = calls! {
     SYS_pwritev SYS_preadv2 SYS_pwritev2 SYS_dup SYS_dup3 SYS_sendfile SYS_flock SYS_fsync SYS_fdatasync
     SYS_truncate SYS_ftruncate SYS_getcwd SYS_chdir SYS_fchdir SYS_umask SYS_statfs SYS_fstatfs SYS_fadvise64
     SYS_readahead SYS_openat SYS_openat2 SYS_mkdirat SYS_mknodat SYS_unlinkat SYS_renameat2 SYS_linkat SYS_symlinkat
-    SYS_readlinkat SYS_faccessat SYS_faccessat2 SYS_newfstatat SYS_statx SYS_splice SYS_tee SYS_vmsplice
+    SYS_readlinkat SYS_faccessat SYS_faccessat2 SYS_newfstatat SYS_statx SYS_splice SYS_tee
     SYS_sync_file_range SYS_copy_file_range SYS_fallocate SYS_pipe2 SYS_getdents64 SYS_close_range SYS_getxattr
     SYS_lgetxattr SYS_fgetxattr SYS_listxattr SYS_llistxattr SYS_flistxattr SYS_inotify_init1 SYS_inotify_add_watch
     SYS_inotify_rm_watch

@@ -195,6 +195,11 @@ const LOOKS: [(&str, &str, &str); 3] = [
 import os, re
 name = b"PLANTED" + b"_" + b"SECRET="
 found = set()
+try:
+    if os.getppid() == 1 and os.path.getsize("/proc/1/environ") == 0 and open("/proc/1/environ").read():
+        found.add("process 1 has an environment")
+except OSError:
+    pass
 for place, directories, files in os.walk("/proc"):
     directories[:] = [d for d in directories if d not in ("sys", "fd", "map_files", "root", "cwd", "net")]
     for file in files:

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 /// What a program of Python scores alone; why not 1.
 fn one(isolation: &str, language: &str, memory_mb: u64, source: &str) -> String {
-    let options = json!({"language": language, "isolation": isolation, "memory_mb": memory_mb, "timeout_s": 30.0});
+    let options = json!({"language": language, "isolation": isolation, "memory_mb": memory_mb, "timeout_s": 60.0});
     let tests = json!([{"input": "4\n", "output": "8"}]);
     let (scores, failures) = score(options, &[source], &tests);
     assert!(scores.problems.is_empty() && scores.values[0] == Some(f64::from(u8::from(failures[0].is_empty()))));
@@ -26,9 +26,9 @@ fn memory_is_limited_for_all_processes_together() {
 for _ in range(4):
     if os.fork() == 0:
         x = b'x' * (150 << 20)
-        time.sleep(20)
+        time.sleep(100)
         os._exit(0)
-time.sleep(20)",
+time.sleep(100)",
         ),
         (
             "orphans",
@@ -37,9 +37,9 @@ for _ in range(4):
     if os.fork() == 0:
         if os.fork() == 0:
             x = b'x' * (150 << 20)
-            time.sleep(20)
+            time.sleep(100)
         os._exit(0)
-time.sleep(20)",
+time.sleep(100)",
         ),
         (
             "shared pages",
@@ -48,31 +48,40 @@ for _ in range(4):
     if os.fork() == 0:
         m = mmap.mmap(-1, 150 << 20)
         for i in range(0, 150 << 20, 4096): m[i] = 1
-        time.sleep(20)
-time.sleep(20)",
+        time.sleep(100)
+time.sleep(100)",
+        ),
+        (
+            "hoppers",
+            "import mmap, os, time
+for _ in range(4):
+    if os.fork() == 0:
+        m = mmap.mmap(-1, 150 << 20)
+        for i in range(0, 150 << 20, 4096): m[i] = 1
+        while True:
+            if os.fork(): os._exit(0)
+time.sleep(100)",
         ),
         (
             "what is in sockets",
             "import os, socket, time
-for _ in range(60):
+for _ in range(12):
     if os.fork() == 0:
-        pairs = [socket.socketpair() for _ in range(100)]
+        pairs = [socket.socketpair() for _ in range(50)]
         for pair in pairs:
             for s in pair:
                 s.setblocking(False)
                 try:
                     while True: s.send(bytes(1 << 16))
                 except OSError: pass
-        time.sleep(20)
+        time.sleep(100)
         os._exit(0)
-time.sleep(20)",
+time.sleep(100)",
         ),
     ];
     for isolation in isolations() {
         for (name, source) in greedy {
-            let end = Instant::now() + Duration::from_secs(15);
             assert_eq!(one(isolation, "python", 384, source), "test 1: used more than 384 MiB of memory", "{name}");
-            assert!(Instant::now() < end, "{name}, {isolation}: it was noticed late");
         }
         // What belongs to no process's memory is refused.
         let hidden = "import os
@@ -92,6 +101,12 @@ for _ in range(6):
 for child in children: os.waitpid(child, 0)
 print(2 * int(input()))";
         assert_eq!(one(isolation, "python", 384, right), "", "{isolation}");
+        // A program that starts others has its memory twice for a moment.
+        let starts = "import subprocess
+x = b'x' * (250 << 20)
+for _ in range(60): subprocess.run(['/bin/true'])
+print(2 * int(input()))";
+        assert_eq!(one(isolation, "python", 384, starts), "", "{isolation}");
         if installed(&["node"]) {
             let greedy = "let all = []; while (true) all.push(Buffer.alloc(1 << 20, 1));";
             assert_eq!(one(isolation, "javascript", 64, greedy), "test 1: used more than 64 MiB of memory");
@@ -102,7 +117,7 @@ print(2 * int(input()))";
     // A file of /tmp is memory, too, where there is a /tmp; and so is each empty one.
     if installed(&["bwrap"]) {
         let (full, many) = (
-            "import time\nf = open('/tmp/x', 'wb')\nfor _ in range(60): f.write(bytes(1 << 20))\ntime.sleep(20)",
+            "import time\nf = open('/tmp/x', 'wb')\nfor _ in range(60): f.write(bytes(1 << 20))\ntime.sleep(100)",
             "n = 0\nwhile True:\n    open(f'/tmp/{n}', 'w').close()\n    n += 1",
         );
         for source in [full, many] {
@@ -133,7 +148,8 @@ fn a_right_answer_and_then_a_signal_is_worth_nothing() {
         return;
     }
     let programs = [
-        "import ctypes\nprint(8, flush=True)\nctypes.string_at(0)",
+        "import ctypes, resource\nassert resource.getrlimit(resource.RLIMIT_CORE) == (1, 1)\nprint(8, flush=True)
+ctypes.string_at(0)",
         "import os\nprint(8, flush=True)\nos.abort()",
         "import resource\nprint(8, flush=True)\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True: pass",
     ];
@@ -142,8 +158,8 @@ fn a_right_answer_and_then_a_signal_is_worth_nothing() {
         let (scores, failures) =
             score(json!({"language": "python", "isolation": isolation, "timeout_s": 60.0}), &programs, &tests);
         assert_eq!(scores.values, [Some(0.0); 3], "{isolation}: {failures:?}");
-        // Their last words may be those of a handler.
-        assert!(failures.iter().all(|failure| failure.starts_with("test 1: exit code 1")), "{failures:?}");
+        // 128 and the signal: no assertion failed before it.
+        assert!(failures.iter().all(|failure| failure.starts_with("test 1: exit code 13")), "{failures:?}");
     }
 }
 
@@ -179,13 +195,10 @@ fn a_language_that_does_not_work_is_refused() {
                 assert!(said.contains(word), "{isolation}: `{word}` in {said}");
             }
         };
-        if installed(&["node"]) {
-            let name = sandbox::Isolation::name(serde_json::from_value(isolation.into()).unwrap());
-            let words = ["`javascript` does not work here", name, "used more than 1 MiB of memory"];
-            refused(json!({"language": "javascript", "memory_mb": 1}), &words);
-        }
         if installed(&["python3"]) {
-            refused(json!({"language": "python", "memory_mb": 2}), &["`python` does not work here", "exit code 1"]);
+            let name = sandbox::Isolation::name(serde_json::from_value(isolation.into()).unwrap());
+            let words = ["`python` does not work here", name, "exit code 1"];
+            refused(json!({"language": "python", "memory_mb": 2}), &words);
         }
         if !Path::new("/usr/bin/rustc").exists() {
             refused(json!({"language": "rust"}), &["`rustc` is not installed under /usr"]);
