@@ -1,215 +1,556 @@
-# Runs the tests of a row. The program is in another sandbox, behind a pipe: here its functions are calls whose answers
-# are plain values, so no code of the program runs where tests are decided, and no file or descriptor of it is here.
-import builtins
-import os
-import sys
+# Runs the tests of a row. The program is in another sandbox, behind a pipe: what the tests have of it are values and
+# mirrors (mirrors.py), so no code of the program runs where tests are decided, and no file or descriptor of it is here.
+# An answer is compared with what is expected here, by this interpreter; what is expected is never asked about.
 
 replies, calls = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
 verdict = os.dup(2)
 null = os.open(os.devnull, os.O_RDWR)
 for descriptor in range(3):
     os.dup2(null, descriptor)
-LONGEST = 1 << 24
-ONLY_AST = 0x400  # ast.PyCF_ONLY_AST
+# Methods of built-in types that compare.
+PREDICATES = {"startswith", "endswith", "issubset", "issuperset", "isdisjoint"}
+# Attributes of numbers and differences.
+NUMERIC = {"real", "imag", "numerator", "denominator", "is_integer", "conjugate", "days", "seconds", "microseconds"}
+NUMERIC |= {"total_seconds", "is_zero", "count", "index"} | PREDICATES
+# A mirror that the tests made by a call of one of the program's classes; one that an operator made of an answer of the
+# program and a plain value, which may have been what is expected.
+MADE, MIXED = "made", "mixed"
 
 
-class Gone(BaseException):
-    """The program answers no more."""
-
-
-class Broken(Exception):
-    """The test asks for what cannot be done here."""
+class Refused(TypeError):
+    """An object of the program's would decide how it compares with a plain value."""
 
 
 class Raised(Exception):
-    """An exception of the program that is no built-in one."""
+    """An exception of the program that would end an iteration of the tests."""
 
 
-def receive(asked):
-    line = replies.readline(LONGEST)
-    if not line.endswith(b"\n"):
-        raise Gone("the program ended" if len(line) < LONGEST else "too long an answer")
+def is_mirror(value):
+    return type(type(value)) is Mirror
+
+
+class Judge(Port):
+    """The judge's end, and what the program may be asked for."""
+
+    def __init__(self, *streams):
+        super().__init__(*streams, first=0)
+        self.lock = __import__("_thread").RLock()
+        # The tests' functions that the program may call, and objects that it may look into, by identity.
+        self.callable, self.open, self.iterators, self.opaque = set(), {}, {}, False
+        self.classes, self.names_stop, self.guards, self.random = set(), False, [], None
+        self.broken = self.failed = None
+        self.weak = False
+
+    # What the tests give to the program.
+
+    def break_off(self, why):
+        self.broken = self.broken or why
+        raise Broken(why)
+
+    def other(self, kind):
+        return self.give
+
+    def give(self, value):
+        kind = type(value)
+        if id(value) in self.coroutines:
+            return ["yours", self.coroutines[id(value)][0]]
+        name = getattr(value, "__name__", None)
+        if kind.__name__ == "module":
+            return ["stdlib", name, ""]
+        if callable(value) and kind.__module__ != "tests":
+            module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", "")
+            path = getattr(value, "__qualname__", "?")
+            if module != "tests" and "<" not in path and found(module, path) is value:
+                return ["stdlib", module, path]
+            self.callable.add(id(value))
+            code = getattr(value, "__code__", None)
+            opaque = kind.__module__.startswith("unittest.mock")
+            self.opaque |= opaque
+            doc = getattr(value, "__doc__", None) if code is not None else None
+            is_async = code is not None and bool(code.co_flags & 0x80)  # inspect.CO_COROUTINE
+            return ["function", self.keep(value), name if isinstance(name, str) else "function", doc, is_async, opaque]
+        if kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__") and kind.__name__ != "generator":
+            # An iterator of any kind is one of a generator's.
+            if id(value) not in self.iterators:
+                self.iterators[id(value)] = (value, (item for item in value))
+            value = self.iterators[id(value)][1]
+            kind = type(value)
+        if kind.__module__ == "tests" or kind.__name__ == "generator":
+            self.open[id(value)] = kind
+            return ["mine", self.keep(value), self.own_class(kind)]
+        self.break_off("it gives the program a " + kind.__name__)
+
+    def describe(self, kind, place):
+        for base in kind.__mro__:
+            if base.__module__ != "tests" and base is not object and not issubclass(base, BaseException):
+                if kind.__name__ != "generator":
+                    self.break_off("it gives the program a class, " + kind.__name__)
+        self.open[id(kind)] = None
+        super().describe(kind, place)
+
+    def encode_class(self, kind):
+        if kind.__module__ != "tests" and not is_mirror_class(kind) and found(kind.__module__, kind.__qualname__) is kind:
+            return ["stdlib", kind.__module__, kind.__qualname__]
+        return super().encode_class(kind)
+
+    # What the program asks for while it is asked.
+
+    def serve(self, what, args, named_args):
+        if what == "input":
+            return builtins.input(args[0])
+        if what in ("readline", "read"):
+            return str(getattr(sys.stdin, what)(args[0]))
+        if what == "opaque" and self.opaque:
+            self.break_off("the program looks at `" + str(args[1]) + "` of a mock")
+        target, args = args[0] if what == "call" else args[what == "special"], args
+        if what == "call" and (id(target) in self.callable or id(target) in self.open and isinstance(target, type)):
+            value = target(*args[1:], **named_args)
+            if type(value).__name__ == "coroutine" and type(value).__module__ == "builtins":
+                return self.finish(value)
+            return value
+        if id(target) not in self.open:
+            raise Gone("a question that nobody may ask")
+        if what == "special":
+            return self.finish(target) if args[0] == "__await__" else perform(args[0], *args[1:], **named_args)
+        name, kind = str(args[1]), self.open[id(target)]
+        if what not in ("getattr", "setattr") or kind is None or name.startswith("_"):
+            raise AttributeError(name)
+        if kind.__module__ != "tests" and name not in ("send", "throw", "close"):
+            raise AttributeError(name)
+        return getattr(target, name) if what == "getattr" else setattr(target, name, args[2])
+
+    def finish(self, coroutine):
+        """Runs a coroutine of the tests to its end. A loop runs already, if the program was called in one."""
+        import asyncio
+        import threading
+
+        results = []
+
+        def work():
+            try:
+                results.append((True, asyncio.run(coroutine)))
+            except BaseException as error:
+                results.append((False, error))
+
+        held = self.lock._release_save()
+        try:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        finally:
+            self.lock._acquire_restore(held)
+        if not results[0][0]:
+            raise results[0][1]
+        return results[0][1]
+
+    def fail(self, asked, error):
+        # The program may catch what the tests assert within a function that it calls.
+        if isinstance(error, (AssertionError, Refused)) and not hasattr(error, "_from_program"):
+            self.failed = self.failed or words(error)
+        kind = type(error)
+        if not isinstance(kind, Mirror) and kind.__module__ not in ("builtins", "tests"):
+            base = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+            error = base(*[part for part in error.args if type(part) in NUMBERS])
+        super().fail(asked, error)
+
+    # What the tests ask the program for.
+
+    def ask(self, what, /, *args, **named_args):
+        with self.lock:
+            try:
+                value = super().ask(what, *args, **named_args)
+            except Gone as error:
+                self.failed = self.failed or str(error)
+                raise
+            except BaseException as error:
+                if isinstance(error, (StopIteration, StopAsyncIteration)) and not self.may_stop(args):
+                    error = Raised(words(error))
+                if not isinstance(error, Broken):
+                    BaseException.__setattr__(error, "_from_program", True)
+                raise error from error.__cause__
+            return value
+
+    def may_stop(self, args):
+        """Whether an exception that ends iterations is what the tests want: `all(map(f, cases))` of nothing is true."""
+        if self.names_stop or args and args[0] in ("__next__", "__anext__"):
+            return True
+        method = args[1] if len(args) > 1 and args[0] == "__call__" else None
+        return is_mirror(method) and object.__getattribute__(method, "__dict__").get("_how") == "generator"
+
+    def send(self, message):
+        if self.random is not None:
+            state = named("random.getstate")()
+            if state != self.random:
+                self.random = state
+                message["random"] = self.encode(state)
+        super().send(message)
+
+    def starts(self):
+        """Waits until the program is loaded."""
+        message = self.receive()
+        if message["id"] != "start":
+            raise ValueError("no start")
+        if "error" in message:
+            raise Gone(words(self.unwrap(message, "error")))
+        self.unwrap(message, "value")
+
+    def got(self, target, name, value):
+        if self.how(target) is MIXED and name in NUMERIC:
+            raise Refused("what an object of the program's made of a plain value is no value")
+        if name in ("send", "throw") and type(target).__name__ == "generator":
+            self.mark(value, "generator")
+        elif name in PREDICATES and not self.tested(target):
+            self.mark(value, name)
+        return value
+
+    def heard(self, message):
+        for name, text in message.get("out", ()):
+            stream = {"stdout": sys.stdout, "stderr": sys.stderr}[name]
+            if stream is not DEFAULTS[name]:
+                stream.write(str(text))
+        if "random" in message and self.random is not None:
+            self.random = self.decode(message["random"])
+            named("random.setstate")(self.random)
+
+    def adopted(self, made):
+        kind = type(made)
+        if kind.__name__ == "coroutine" and kind.__module__ == "builtins" and has(kind, "__await__"):
+            async def awaited():
+                return await made
+
+            place, real = made._place, awaited()
+            self.theirs[place] = real
+            self.coroutines[id(real)] = (place, real)
+            return real
+        return made
+
+    def replaced(self, bases, also):
+        # An exception of the standard library that the tests know is caught by its name.
+        kind = found(also[1], also[2])
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            return (kind,)
+        return bases
+
+    def how(self, value):
+        own = object.__getattribute__(value, "__dict__") if is_mirror(value) else {}
+        return own.get("_how")
+
+    def mark(self, value, how):
+        if is_mirror(value) and self.how(value) is None:
+            object.__setattr__(value, "_how", how)
+        return value
+
+    def construct(self, kind, args, named_args):
+        value = self.ask("special", "__call__", kind, *args, **named_args)
+        return self.mark(value, MADE) if kind.__name__ in self.classes else value
+
+    def special(self, name, me, /, *args, **named_args):
+        if name in COMPARISONS:
+            return self.compare(name, me, args[0])
+        how, plain = self.how(me), bool(args) and not is_mirror(args[0]) and not is_mirror_class(args[0])
+        base = built_in_base(type(me))
+        if name in BINARY and plain and how is not MADE and base in IMMUTABLE:
+            return getattr(base, name, lambda *both: NotImplemented)(me, *args)
+        if how is MIXED and name not in BINARY:
+            if name in COERCIONS:
+                raise Refused("what an object of the program's made of a plain value is no value")
+            self.break_off("it looks at what an object of the program's made of a plain value")
+        if name == "__bool__":
+            first = self.ask("special", name, me)
+            if self.ask("special", name, me) is not first:
+                raise Refused("the program's answer is now true, now false")
+            return first
+        if name == "__contains__" and plain and not self.tested(me):
+            if not has(type(me), "__iter__") and not has(type(me), "__getitem__"):
+                self.break_off("it asks what is in an object of the program's, which alone decides it")
+            return any(item is args[0] or item == args[0] for item in me)
+        if name in ("__exit__", "__aexit__"):
+            return self.leave(name, me, args)
+        if name == "__call__" and how in PREDICATES and args:
+            raise Refused("an object of the program's has `" + how + "`, and is no value")
+        value = self.ask("special", name, me, *args, **named_args)
+        if name in BINARY and plain and how is not MADE:
+            if not is_mirror(value):
+                if self.tested(me):
+                    self.break_off("an object of the program's and a plain value make a plain value")
+                raise Refused("an object of the program's makes a value of a plain one")
+            return self.mark(value, None if self.tested(me) else MIXED)
+        return value
+
+    def tested(self, value):
+        return self.how(value) is MADE or type(value).__name__ in self.classes
+
+    def compare(self, name, me, other):
+        if is_mirror(other) or is_mirror_class(other):
+            self.weak = True
+            return self.ask("special", name, me, other)
+        if other is None and name in ("__eq__", "__ne__"):
+            return name == "__ne__"
+        base = built_in_base(type(me))
+        if self.how(me) is MADE:
+            if base is not None and not any(has_own(one, name) for one in type(me).__mro__):
+                return getattr(base, name)(me, other)
+            self.weak = True
+            return self.ask("special", name, me, other)
+        if base is not None:
+            return getattr(base, name)(me, other)
+        if self.tested(me):
+            self.break_off("an object of the program's, which it made itself, is compared with a plain value")
+        raise Refused("an object of the program's is compared with a plain value")
+
+    def leave(self, name, me, args):
+        error = args[1] if len(args) > 1 else None
+        ours = error is not None and not hasattr(error, "_from_program")
+        if isinstance(error, (AssertionError, Broken, Refused, Gone)) and ours or isinstance(error, Gone):
+            # What the tests find is not the program's to hear of.
+            self.ask("special", name, me, None, None, None)
+            return False
+        kept = self.ask("special", name, me, args[0], error, None)
+        if kept and error is not None:
+            frame = sys._getframe(3)
+            file, line = frame.f_code.co_filename, frame.f_lineno
+            inside = [found for test, first, last, found in self.guards if test == file and first <= line <= last]
+            # Nor may it skip what they assert.
+            if any(inside) or not inside:
+                return False
+        return kept
+
+
+def is_mirror_class(value):
+    return type(value) is Mirror
+
+
+def has_own(kind, name):
+    return type(kind) is Mirror and name in type.__dict__["__dict__"].__get__(kind)
+
+
+def found(module, path):
+    """What a module of the standard library that is loaded has by a name."""
+    value = sys.modules.get(module)
+    if type(value) is not type(sys):
+        return None
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def words(error):
     try:
-        reply = json.loads(line)
-        if reply["id"] != asked:
-            raise ValueError
-        if "error" not in reply:
-            return decode(reply.get("value"), lambda place: Remote(int(place[0])))
-        name, text = map(str, reply["error"])
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError):
-        raise Gone("an answer to no call") from None
-    kind = getattr(builtins, name, None)
-    # One that ends iteration would end the test's own: `all(map(f, cases))` of nothing is true.
-    other = (UnicodeError, StopIteration, StopAsyncIteration)
-    known = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, other)
-    error = kind(text) if known else Raised(name + ": " + text)
-    error.from_program = True
-    raise error
-
-
-def ask(target, what, **more):
-    # Asked by a number that nobody knows before.
-    call = {"id": os.urandom(16).hex(), "ask": what, "target": target, **more}
-    try:
-        calls.write(json.dumps(call).encode() + b"\n")
-        calls.flush()
-    except OSError:
-        raise Gone("the program ended") from None
-    return receive(call["id"])
-
-
-class Remote:
-    """What the program has: called, looked into and iterated there, and equal to itself alone."""
-
-    def __init__(self, place):
-        object.__setattr__(self, "place", place)
-
-    def __call__(self, *args, **kwargs):
-        args, kwargs = encode(list(args), place_of), encode(kwargs, place_of)
-        return ask(self.place, "call", args=args, kwargs=kwargs)
-
-    def __getattr__(self, name):
-        return ask(self.place, "attribute", name=name)
-
-    def __iter__(self):
-        return iter(ask(self.place, "items"))
-
-    def __bool__(self):
-        raise TypeError("the program's answer is no value")
-
-
-def place_of(value):
-    if isinstance(value, Remote):
-        return value.place
-    name = getattr(value, "__name__", "")
-    if getattr(builtins, name, None) is not value:
-        raise Broken("it gives the program a " + type(value).__name__)
-    return name
+        text = str(error)[:300]
+    except Exception:
+        text = ""
+    return type(error).__name__ + (": " + text if text else "")
 
 
 class Scope(dict):
     """The tests' names; what they do not define is a module of the standard library, or the program's."""
 
-    def __init__(self, remote, others):
+    def __init__(self, remote, asserted):
         super().__init__(__name__="tests")
-        self.remote, self.others = remote, others
+        # The names that are the program's whatever is built in; those that a row's own code defines for the tests.
+        self.remote, self.own, self.functions, self.read, self.asserted = remote, {}, {}, set(), asserted
 
     def __missing__(self, name):
-        if name in self.remote or self.others and not hasattr(builtins, name):
-            if name not in self.remote and name in sys.stdlib_module_names:
+        if name in self.functions:
+            return self.functions[name]
+        if name in self.own:
+            return self.own[name]
+        if name not in self.remote:
+            if hasattr(builtins, name):
+                raise KeyError(name)
+            if name in standard_modules():
                 return __import__(name)
-            return Remote(name)
-        raise KeyError(name)
+        return self.of_program(name)
+
+    def of_program(self, name):
+        defined, value = port.ask("name", name)
+        if defined is not True:
+            if hasattr(builtins, name):
+                return getattr(builtins, name)
+            error = NameError("the program does not define " + name)
+            if name in self.remote or self.asserted:
+                error._from_program = True
+            raise error
+        if is_mirror_class(value) or is_mirror(value) and callable(value):
+            self.functions[name] = value
+        else:
+            self.read.add(name)
+        return value
+
+    def __setitem__(self, name, value):
+        # Tests that read a variable of the program's, and then set it, mean the program's.
+        if name in self.read:
+            port.ask("setname", name, value)
+        else:
+            super().__setitem__(name, value)
 
 
-def names_of(node, called, loaded, bound):
-    """Adds the names that a tree calls, reads and binds (the module `ast` would take longer to import than a test to
-    run)."""
-    kind = type(node).__name__
-    if kind == "Call" and type(node.func).__name__ == "Name":
-        called.add(node.func.id)
-    if kind == "Name":
-        (loaded if type(node.ctx).__name__ == "Load" else bound).add(node.id)
-    if kind in ("arg", "FunctionDef", "ClassDef", "ExceptHandler"):
-        bound.add(node.arg if kind == "arg" else node.name)
-    for field in getattr(node, "_fields", ()):
-        children = getattr(node, field, None)
-        for child in children if isinstance(children, list) else [children]:
-            names_of(child, called, loaded, bound)
-
-
-def under_test(tests):
-    """The names that tests call and that are no built-in function's. A built-in one's only where nothing else is left
-    that could be meant: a program may define `sum`."""
-    called, loaded, bound = set(), set(), set()
-    for test in tests:
-        names_of(compile(test, "test", "exec", ONLY_AST), called, loaded, bound)
-    own = {name for name in called if not hasattr(builtins, name)}
-    known = bound | sys.stdlib_module_names
-    return own if own or any(name not in known and not hasattr(builtins, name) for name in loaded) else called
-
-
-def definitions(source, entry_point):
-    """What a prompt's code defines beside the function that is asked for: tests may use it."""
+def own_definitions(source, entry_point):
+    """What a row's own code (a prompt, a setup) defines that is the tests', too: imports, functions and constants.
+    The program's interpreter may have them patched. Its classes are the program's, since their objects are."""
     import ast
 
-    nodes = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign)
     try:
-        body = [node for node in ast.parse(source).body if isinstance(node, nodes)]
-    except (SyntaxError, ValueError):
-        body = []
-    body = [node for node in body if getattr(node, "name", None) != entry_point]
-    return compile(ast.Module(body, []), "prompt", "exec")
-
-
-def imported(source):
-    """The modules and functions of the standard library that a row's own code imports: those of the program's
-    interpreter may be patched. Its classes stay there, since their objects are made for the program."""
-    try:
-        tree = compile(source, "setup", "exec", ONLY_AST)
+        body = ast.parse(source).body
     except (SyntaxError, ValueError):
         return {}
-    tree.body = [node for node in tree.body if type(node).__name__ in ("Import", "ImportFrom")]
-    found = {}
-    for node in list(tree.body):
-        modules = [node.module or ""] if type(node).__name__ == "ImportFrom" else [name.name for name in node.names]
-        tree.body = [node]
-        if all(module.partition(".")[0] in sys.stdlib_module_names for module in modules):
-            try:
-                exec(compile(tree, "setup", "exec"), found)
-            except ImportError:
+    constant = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop)
+    constant += (ast.expr_context,)
+    found = Scope(set(), False)
+    for node in body:
+        if isinstance(node, ast.Assign):
+            if not all(isinstance(part, constant) for part in ast.walk(node.value)):
                 continue
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if node.name == entry_point:
+                continue
+        elif not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        try:
+            exec(compile(ast.Module([node], []), "tests", "exec"), found)
+        except Exception:
+            continue
     found.pop("__builtins__", None)
-    return {name: value for name, value in found.items() if not isinstance(value, type)}
+    return found
 
 
-def run(code, scope):
+def run(code, scope, reading):
     """None, or why the test failed; an error of the test itself is no failure of the program."""
+    known = set(scope)
     try:
         exec(code, scope)
+        run_defined(set(scope) - known, scope, reading)
     except Gone as error:
         return str(error)
     except BaseException as error:
-        if isinstance(error, (Broken, NameError, ImportError)) and not hasattr(error, "from_program"):
-            raise
-        return (type(error).__name__ + ": " + str(error)[:300]).removesuffix(": ")
-    return None
+        if port.broken is None and not hasattr(error, "_from_program"):
+            if isinstance(error, (Broken, NameError, ImportError)):
+                raise
+        if port.broken is None:
+            return words(error)
+    if port.broken is not None:
+        raise Broken(port.broken)
+    return port.failed
+
+
+def run_defined(names, scope, reading):
+    """Tests that are defined and not run: classes of `unittest`, and functions that begin with `test`."""
+    for name in sorted(names, key=list(scope).index):
+        value = scope[name]
+        if isinstance(value, type) and UNITTEST:
+            if issubclass(value, UNITTEST[0].TestCase) and value not in UNITTEST:
+                UNITTEST[0].defaultTestLoader.loadTestsFromTestCase(value).run(UNITTEST[0].TestResult())
+        elif name.startswith("test") and type(value) is type(run) and name not in reading.called:
+            code = value.__code__
+            wanted = code.co_varnames[:code.co_argcount - len(value.__defaults__ or ())]
+            if wanted:
+                port.break_off(name + " wants fixtures: " + ", ".join(wanted))
+            result = value()
+            if type(result).__name__ == "coroutine":
+                import asyncio
+
+                asyncio.run(result)
+
+
+# The module, and the classes of it whose tests have been run.
+UNITTEST = []
+
+
+def watch_unittest():
+    """Makes a failure that a runner only reports one of the test; there is no `__main__` with tests to run."""
+    import unittest
+
+    UNITTEST.append(unittest)
+    unittest.main = lambda *args, **named_args: None
+    run = unittest.TestCase.run
+
+    def watched(self, result=None):
+        UNITTEST.append(type(self))
+        return run(self, result)
+
+    def failing(method):
+        def noted(self, test, *rest):
+            error = rest[-1]
+            if error is not None and not (isinstance(error, tuple) and isinstance(error[1], UNITTEST[0].SkipTest)):
+                port.failed = port.failed or (words(error[1]) if isinstance(error, tuple) else "a failure")
+            return method(self, test, *rest)
+        return noted
+
+    unittest.TestCase.run = watched
+    for name in ("addFailure", "addError", "addSubTest"):
+        setattr(unittest.TestResult, name, failing(getattr(unittest.TestResult, name)))
 
 
 def tell(**result):
     os.write(verdict, (given["nonce"] + " " + json.dumps(result) + "\n").encode())
 
 
+def prepare(scope, reading):
+    """What the tests' interpreter shares with the program's."""
+    import types
+
+    class Solution(types.ModuleType):
+        def __setattr__(self, name, value):
+            port.ask("setname", name, value)
+
+        def __getattr__(self, name):
+            if name == "__all__":
+                return [name for name in port.ask("names") if not name.startswith("_")]
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return scope.of_program(name)
+
+    sys.modules["solution"] = Solution("solution")
+
+
 def judge(job):
     entry_point, tests = job["entry_point"], job["tests"]
-    if entry_point is None:
-        codes = [compile(test, "test", "exec") for test in tests]
-        scope = Scope(under_test(tests), True)
-        scope.update(imported(job["setup"]))
-    else:
+    reading = Reading(tests, entry_point if job["check"] else None)
+    port.classes, port.guards = reading.classes, reading.guards
+    port.names_stop = "StopIteration" in reading.loaded or "StopAsyncIteration" in reading.loaded
+    if job["check"]:
         scope = Scope({entry_point}, False)
-        exec(definitions(job["prompt"], entry_point), scope)
-        for test in tests:
-            exec(compile(test, "test", "exec"), scope)
-        scope["candidate"] = Remote(entry_point)
-        codes = [compile("check(candidate)", "test", "exec")]
+    else:
+        codes = [compile(test, file_of(i), "exec") for i, test in enumerate(tests)]
+        scope = Scope(reading.under_test(entry_point), True)
     try:
-        receive("start")
-    except Exception as error:
-        raise Gone(type(error).__name__ + ": " + str(error)) from None
+        port.starts()
+    except MALFORMED as error:
+        raise Gone("an answer to no call") from error
+    source = job["prompt"] if job["check"] else job["setup"]
+    if source.strip():
+        scope.own = own_definitions(source, entry_point)
+    if "solution" in reading.modules:
+        prepare(scope, reading)
+    if any(name.startswith("unittest") for name in reading.modules):
+        watch_unittest()
+    if "pytest" in reading.modules:
+        like_pytest()
+    if "seed" in reading.attributes or "seed" in reading.loaded:
+        port.random = ()
+    if "setrecursionlimit" in reading.attributes:
+        sys.setrecursionlimit = lambda limit: port.ask("recursion", limit)
+    if job["check"]:
+        for i, test in enumerate(tests):
+            exec(compile(test, file_of(i), "exec"), scope)
+        dict.__setitem__(scope, "candidate", scope[entry_point])
+        codes = [compile("check(candidate)", "test", "exec")]
     for code in codes:
-        failure = run(code, scope)
+        failure = run(code, scope, reading)
         tell(failure=failure)
         if failure is not None and not job["all"]:
             break
 
 
+sys.stdin, sys.stdout, sys.stderr = (open(os.devnull, mode) for mode in ("r", "w", "w"))
+DEFAULTS = {"stdout": sys.stdout, "stderr": sys.stderr}
 with open(os.path.join(os.path.dirname(__file__), "tests.json"), encoding="utf-8") as file:
     given = json.load(file)
+port = Judge(replies, calls)
 try:
     judge(given)
 except Gone as error:
     tell(failure=str(error))
 except BaseException as error:
-    tell(broken=type(error).__name__ + ": " + str(error)[:300])
+    tell(broken=words(error))
 os._exit(0)

@@ -1,10 +1,10 @@
 //! Unit tests of Python: assertions about calls of a program's functions.
 //!
-//! Two sandboxes, one for the program (`program.py`) and one for its tests (`judge.py`). They share two pipes and
-//! nothing else: the tests call the program's functions by name with plain values, and compare the plain values that
-//! come back (`values.py`). Where an assertion is decided there is no code, file, process or memory of the program;
-//! what is expected is never where the program is. Each call has a fresh number, each verdict the run's nonce. Knows
-//! no score.
+//! Two sandboxes, one for the program (`program.py`) and one for its tests (`judge.py`). They share two pipes
+//! (`port.py`) and nothing else: the tests call the program's functions, values travel (`values.py`), and of what is no
+//! value the other side has a mirror that asks for whatever it is asked (`mirrors.py`). Where an assertion is decided
+//! there is no code, file, process or memory of the program; what is expected is never where the program is. Each call
+//! has a fresh number, each verdict the run's nonce. Knows no score.
 
 use super::sandbox::{End, JOB, Limits, Outcome, Sandbox};
 use super::source::UnitTests;
@@ -12,9 +12,10 @@ use super::{Verdict, directory, words_of, write};
 use serde::Deserialize;
 use serde_json::json;
 
-const VALUES: &str = include_str!("values.py");
-const PROGRAM: &str = include_str!("program.py");
-const JUDGE: &str = include_str!("judge.py");
+/// What both sides run, and then each.
+const BOTH: [&str; 3] = [include_str!("values.py"), include_str!("port.py"), include_str!("mirrors.py")];
+const PROGRAM: [&str; 1] = [include_str!("program.py")];
+const JUDGE: [&str; 3] = [include_str!("reading.py"), include_str!("pytest.py"), include_str!("judge.py")];
 
 /// What the judge says of a test, or of all.
 #[derive(Deserialize)]
@@ -37,9 +38,8 @@ pub(super) fn judge(
 ) -> std::io::Result<Verdict> {
     let (program, judge) = (directory()?, directory()?);
     let prompt = if unit.check { prompt } else { "" };
-    let entry_point = unit.entry_point.as_ref().filter(|_| unit.check);
     for (name, text) in [
-        ("program.py", [VALUES, PROGRAM].concat().as_str()),
+        ("program.py", joined(&PROGRAM).as_str()),
         ("main.py", source),
         ("prompt.py", prompt),
         ("setup.py", &unit.setup),
@@ -47,9 +47,9 @@ pub(super) fn judge(
         write(program.path(), name, text.as_bytes())?;
     }
     let nonce = super::nonce()?;
-    let given = json!({"nonce": nonce, "tests": unit.tests, "entry_point": entry_point, "prompt": prompt, "all": all,
-        "setup": unit.setup});
-    write(judge.path(), "judge.py", [VALUES, JUDGE].concat().as_bytes())?;
+    let given = json!({"nonce": nonce, "tests": unit.tests, "entry_point": unit.entry_point, "check": unit.check,
+        "prompt": prompt, "all": all, "setup": unit.setup});
+    write(judge.path(), "judge.py", joined(&JUDGE).as_bytes())?;
     write(judge.path(), "tests.json", given.to_string().as_bytes())?;
     let python = |more: &[&str], file: &str| -> Vec<String> {
         let words = ["python3", "-I", "-B"].iter().chain(more).map(|word| (*word).to_owned());
@@ -58,6 +58,10 @@ pub(super) fn judge(
     let (runs, judges) = (python(&[], "program.py"), python(&["-S"], "judge.py"));
     let outcome = sandbox.run_judged((program.path(), &runs), (judge.path(), &judges), limits)?;
     verdict(sandbox, unit, &nonce, &outcome)
+}
+
+fn joined(own: &[&str]) -> String {
+    BOTH.iter().chain(own).copied().collect::<Vec<_>>().join("\n")
 }
 
 fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) -> std::io::Result<Verdict> {

@@ -12,6 +12,8 @@ fn asserted(tests: &[&str], programs: &[&str]) -> (Vec<Option<f64>>, Vec<String>
     (scores.values, failures)
 }
 
+mod table;
+
 fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -156,11 +158,14 @@ fn broken_tests_are_no_zero() {
     }
     for (tests, why) in [
         (json!({"t": ["assert f(4 == 8"]}), "SyntaxError"),
-        (json!({"t": ["assert f(lambda: 1) == 8"]}), "Broken: it gives the program a function"),
+        (json!({"t": ["assert f(memoryview(b'')) == 8"]}), "Broken: it gives the program a memoryview"),
+        (json!({"t": ["class G(f): pass\nassert G()"], "p": "class f: pass"}), "inherits from the program's f"),
+        (json!({"t": ["assert abs(round(2.567, 1) - 2.6) < 1e-9"]}), "`entry_point` can say which"),
         (json!({"t": "def check(candidate):\n    assert candidate(helper(1)) == 1", "entry_point": "f"}), "NameError"),
         (json!({"t": "def check(candidate):\n    pass"}), "no tests such as"),
     ] {
-        let (scores, _) = score(json!({"language": "python", "column": "t"}), &[("q", "f = lambda x: x", tests)]);
+        let program = tests["p"].as_str().unwrap_or("f = lambda x: x").to_owned();
+        let (scores, _) = score(json!({"language": "python", "column": "t"}), &[("q", &program, tests)]);
         assert_eq!((scores.values.as_slice(), scores.problems.len()), (&[None][..], 1));
         assert!(scores.problems[0].message.contains(why), "{}", scores.problems[0].message);
     }

@@ -1,52 +1,218 @@
-# How values travel between the judge and the program: JSON, with an object of one key for what JSON lacks. Only
-# built-in types arrive, so that no comparison runs code of the program; `keep` names what has no such form.
+# How values travel between the judge and the program: as JSON. None, bool, float, str and small int are themselves; all
+# else is a list that begins with a tag. Values of the standard library are built again from checked parts (no pickle),
+# and only from their exact types; containers that can be changed are shared, so that changes come back (port.py).
+import builtins
 import json
+import operator
+import os
+import sys
+
+LARGE = 1 << 62
+PLAIN = {type(None), bool, float, str}
+NUMBERS = PLAIN | {int}
 
 
-def encode(value, keep):
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        number = int(value)
-        return number if abs(number) < 2**53 else {"int": hex(number)}
-    if isinstance(value, float):
-        return {"float": float(value).hex()}
-    if isinstance(value, complex):
-        return {"complex": [value.real.hex(), value.imag.hex()]}
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, (bytes, bytearray)):
-        return {"bytes": bytes(value).hex()}
-    if isinstance(value, list):
-        return [encode(item, keep) for item in value]
-    for tag, kind in (("tuple", tuple), ("set", set), ("frozenset", frozenset)):
-        if isinstance(value, kind):
-            return {tag: [encode(item, keep) for item in value]}
-    if isinstance(value, dict):
-        return {"dict": [[encode(key, keep), encode(item, keep)] for key, item in value.items()]}
-    return {"kept": keep(value)}
+def named(path):
+    """The class of the standard library that a path such as "fractions.Fraction" names."""
+    module, _, name = path.rpartition(".")
+    __import__(module)
+    return getattr(sys.modules[module], name)
 
 
-def decode(value, kept):
-    if isinstance(value, list):
-        return [decode(item, kept) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((tag, inner),) = value.items()
-    if tag in ("tuple", "set", "frozenset"):
-        return {"tuple": tuple, "set": set, "frozenset": frozenset}[tag](decode(item, kept) for item in inner)
-    if tag == "dict":
-        return {decode(key, kept): decode(item, kept) for key, item in inner}
-    if tag == "int":
-        return int(inner, 16)
-    if tag == "float":
-        return float.fromhex(inner)
-    if tag == "complex":
-        return complex(float.fromhex(inner[0]), float.fromhex(inner[1]))
-    if tag == "bytes":
-        return bytes.fromhex(inner)
-    if tag == "kept":
-        return kept(inner)
-    raise ValueError("no value: " + tag)
+def path_of(kind):
+    # Since 3.13 paths have another module.
+    return (kind.__module__ + "." + kind.__qualname__).replace("pathlib._local.", "pathlib.")
 
 
+def attributes(names):
+    names = names.split()
+    return lambda value: [getattr(value, name) for name in names]
+
+
+def with_fold(kind, fold, *parts):
+    return kind(*parts, fold=fold)
+
+
+def zone(kind, offset, name):
+    return kind(offset) if name is None else kind(offset, name)
+
+
+def signature_parts(value):
+    empty = value.empty
+    parts = []
+    for one in value.parameters.values():
+        parts.append((one.name, int(one.kind), one.default is not empty, one.annotation is not empty))
+        parts[-1] += (None if one.default is empty else one.default,)
+        parts[-1] += (None if one.annotation is empty else one.annotation,)
+    result = value.return_annotation
+    return [tuple(parts), result is not empty, None if result is empty else result]
+
+
+def signature(kind, parts, returns, result):
+    from inspect import Parameter
+
+    made = []
+    for name, which, has_default, has_annotation, default, annotation in parts:
+        given = {"default": default} if has_default else {}
+        given.update({"annotation": annotation} if has_annotation else {})
+        made.append(Parameter(name, list(Parameter.POSITIONAL_ONLY.__class__)[which], **given))
+    return kind(made, **({"return_annotation": result} if returns else {}))
+
+
+def field_kind(name):
+    if name not in ("_FIELD", "_FIELD_CLASSVAR", "_FIELD_INITVAR"):
+        raise ValueError(name)
+    return named("dataclasses." + name)
+
+
+# Of each, its parts, and what makes it of them: the class, unless something else is said.
+STANDARD = {
+    "builtins.int": (lambda value: [hex(value)], lambda kind, text: int(text, 16)),
+    "builtins.bytes": (lambda value: [value.hex()], lambda kind, text: bytes.fromhex(text)),
+    "builtins.complex": (attributes("real imag"), None),
+    "builtins.range": (attributes("start stop step"), None),
+    "builtins.slice": (attributes("start stop step"), None),
+    "builtins.ellipsis": (lambda value: [], lambda kind: ...),
+    "builtins.NotImplementedType": (lambda value: [], lambda kind: NotImplemented),
+    "builtins.dict_keys": (lambda value: [tuple(value)], lambda kind, keys: dict.fromkeys(keys).keys()),
+    "builtins.dict_values": (lambda value: [tuple(value)], lambda kind, items: dict(enumerate(items)).values()),
+    "builtins.dict_items": (lambda value: [tuple(value)], lambda kind, pairs: dict(pairs).items()),
+    "fractions.Fraction": (attributes("numerator denominator"), None),
+    "decimal.Decimal": (lambda value: [str(value)], None),
+    "datetime.date": (attributes("year month day"), None),
+    "datetime.time": (attributes("fold hour minute second microsecond tzinfo"), with_fold),
+    "datetime.datetime": (attributes("fold year month day hour minute second microsecond tzinfo"), with_fold),
+    "datetime.timedelta": (attributes("days seconds microseconds"), None),
+    "datetime.timezone": (lambda value: (list(value.__getinitargs__()) + [None])[:2], zone),
+    "zoneinfo.ZoneInfo": (attributes("key"), None),
+    "uuid.UUID": (attributes("hex"), None),
+    "pathlib.PosixPath": (lambda value: [str(value)], None),
+    "pathlib.PurePosixPath": (lambda value: [str(value)], None),
+    "pathlib.PureWindowsPath": (lambda value: [str(value)], None),
+    "re.Pattern": (attributes("pattern flags"), lambda kind, text, flags: named("re.compile")(text, flags)),
+    "inspect.Signature": (signature_parts, signature),
+    "dataclasses._FIELD_BASE": (attributes("name"), lambda kind, name: field_kind(name)),
+}
+# Those that are no attribute of their module.
+UNNAMED = {"builtins.ellipsis", "builtins.NotImplementedType", "builtins.dict_keys", "builtins.dict_values"}
+UNNAMED |= {"builtins.dict_items"}
+# Those whose parts may be anything.
+ANY_PARTS = {"builtins.slice", "inspect.Signature"}
+
+
+def flat(pairs):
+    return [part for pair in pairs for part in pair]
+
+
+def refill_dict(value, parts):
+    dict.clear(value)
+    dict.update(value, zip(parts[::2], parts[1::2]))
+
+
+def refill_ordered(value, parts):
+    base = named("collections.OrderedDict")
+    base.clear(value)
+    for key, item in zip(parts[::2], parts[1::2]):
+        base.__setitem__(value, key, item)
+
+
+def refill_set(value, parts):
+    set.clear(value)
+    set.update(value, parts)
+
+
+def refill_deque(value, parts):
+    base = named("collections.deque")
+    base.clear(value)
+    base.extend(value, parts)
+
+
+def refill_file(value, parts):
+    value.seek(0)
+    value.truncate()
+    value.write(parts[0])
+    value.seek(parts[1])
+
+
+def refill_array(value, parts):
+    value[:] = named("array.array")(value.typecode, parts)
+
+
+# Of each container: what it is made with, its content, and how it gets another. Base classes' methods are named, so
+# that those of a class derived from them do not matter.
+nothing = lambda value: []
+of_dict = (nothing, lambda value: flat(dict.items(value)), refill_dict)
+of_file = (nothing, lambda value: [value.getvalue(), value.tell()], refill_file)
+CONTAINERS = {
+    "builtins.list": (nothing, lambda value: list.__getitem__(value, slice(None)),
+                      lambda value, parts: list.__setitem__(value, slice(None), parts)),
+    "builtins.dict": of_dict,
+    "builtins.set": (nothing, lambda value: list(set.__iter__(value)), refill_set),
+    "builtins.bytearray": (nothing, lambda value: [bytes(value)],
+                           lambda value, parts: bytearray.__setitem__(value, slice(None), parts[0])),
+    "collections.deque": (attributes("maxlen"), lambda value: list(named("collections.deque").__iter__(value)),
+                          refill_deque),
+    "collections.OrderedDict": (nothing, lambda value: flat(named("collections.OrderedDict").items(value)),
+                                refill_ordered),
+    "collections.defaultdict": (attributes("default_factory"), of_dict[1], refill_dict),
+    "collections.Counter": of_dict,
+    "array.array": (attributes("typecode"), list, refill_array),
+    "_io.StringIO": of_file,
+    "_io.BytesIO": of_file,
+}
+# Content that is made anew each time it is looked at is compared by its value.
+BY_VALUE = {"builtins.bytearray", "array.array", "_io.StringIO", "_io.BytesIO"}
+# What a class of the program may derive from and still be a value.
+IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset)
+
+
+def empty(path, kind, parameters):
+    """An empty container, of a class derived from that of the path."""
+    base = named(path)
+    if path == "array.array":
+        return base.__new__(kind, *parameters)
+    value = base.__new__(kind)
+    if path == "collections.deque":
+        base.__init__(value, (), *parameters)
+    elif path == "collections.defaultdict":
+        base.__init__(value, *parameters)
+    elif path.startswith("_io."):
+        base.__init__(value)
+    return value
+
+
+def unchanged(path, old, new):
+    if len(old) == len(new) and all(map(operator.is_, old, new)):
+        return True
+    return path in BY_VALUE and old == new
+
+
+# Special methods, and what runs them on the side that has the object. Binary ones stand with what swaps their operands.
+BINARY = {}
+for word in "add sub mul truediv floordiv mod pow lshift rshift xor matmul and_ or_".split():
+    bare = word.rstrip("_")
+    operation = getattr(operator, word)
+    BINARY["__" + bare + "__"] = operation
+    BINARY["__r" + bare + "__"] = lambda mine, other, operation=operation: operation(other, mine)
+    BINARY["__i" + bare + "__"] = getattr(operator, "i" + bare)
+BINARY["__divmod__"] = divmod
+BINARY["__rdivmod__"] = lambda mine, other: divmod(other, mine)
+COMPARISONS = {"__" + word + "__": getattr(operator, word) for word in "eq ne lt le gt ge".split()}
+COERCIONS = {
+    "__bool__": bool, "__int__": int, "__float__": float, "__complex__": complex, "__index__": operator.index,
+    "__abs__": abs, "__round__": round, "__len__": len, "__trunc__": lambda value: named("math.trunc")(value),
+    "__floor__": lambda value: named("math.floor")(value), "__ceil__": lambda value: named("math.ceil")(value),
+}
+SPECIAL = {
+    "__iter__": iter, "__next__": next, "__reversed__": reversed, "__contains__": operator.contains, "__hash__": hash,
+    "__str__": str, "__repr__": repr, "__format__": format, "__bytes__": bytes, "__neg__": operator.neg,
+    "__pos__": operator.pos, "__invert__": operator.invert, "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem, "__delitem__": operator.delitem, "__fspath__": os.fspath,
+}
+SPECIAL.update(BINARY)
+SPECIAL.update(COMPARISONS)
+SPECIAL.update(COERCIONS)
+# Those that are called as they are.
+for word in "call enter exit await aiter anext aenter aexit missing length_hint instancecheck subclasscheck".split():
+    SPECIAL["__" + word + "__"] = None
+WAITED = {"__anext__", "__aenter__", "__aexit__"}

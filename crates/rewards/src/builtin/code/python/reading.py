@@ -1,0 +1,117 @@
+# What the tests' text says: which names are the program's, and which of them are classes.
+
+ONLY_AST = 0x400  # ast.PyCF_ONLY_AST; the module `ast` would take longer to import than a test to run.
+OF_VALUES = {name for kind in (list, dict, set, str, bytes, int, float, tuple) for name in dir(kind)}
+TRIES = {"isinstance", "issubclass", "raises", "assertRaises", "assertRaisesRegex", "assertIsInstance"}
+
+
+class Reading:
+    """The names that tests call, read and bind, and those whose objects are themselves what is tested."""
+
+    def __init__(self, tests, candidate=None):
+        self.called, self.loaded, self.bound, self.classes, self.defined = set(), set(), set(), set(), set()
+        self.modules, self.made, self.used, self.attributes, self.guards = set(), {}, set(), set(), []
+        for self.test, test in enumerate(tests):
+            self.visit(compile(test, "test", "exec", ONLY_AST))
+        # What is made by a call of a name, and then used as no value is.
+        self.classes |= {name for variable, name in self.made.items() if variable in self.used}
+        if "candidate" in self.classes and candidate:
+            self.classes.add(candidate)
+        self.classes = {name for name in self.classes if name.lstrip("_")[:1].isupper()} - self.bound
+
+    def visit(self, node):
+        kind = type(node).__name__
+        if kind == "Name":
+            (self.loaded if type(node.ctx).__name__ == "Load" else self.bound).add(node.id)
+        elif kind in ("arg", "FunctionDef", "AsyncFunctionDef", "ClassDef", "ExceptHandler"):
+            self.bound.add(node.arg if kind == "arg" else node.name)
+            if kind in ("FunctionDef", "AsyncFunctionDef", "ClassDef"):
+                self.defined.add(node.name)
+        elif kind in ("Import", "ImportFrom"):
+            for name in node.names:
+                self.bound.add(name.asname or name.name.partition(".")[0])
+                self.modules.add(name.name if kind == "Import" else node.module or "")
+        self.look_for_classes(kind, node)
+        if kind in ("With", "AsyncWith"):
+            self.guards.append((file_of(self.test), node.lineno, node.end_lineno, asserts(node)))
+        for field in getattr(node, "_fields", ()):
+            children = getattr(node, field, None)
+            for child in children if isinstance(children, list) else [children]:
+                if hasattr(child, "_fields"):
+                    self.visit(child)
+
+    def look_for_classes(self, kind, node):
+        if kind == "Call":
+            name = name_of(node.func)
+            if name is not None:
+                self.called.add(name)
+            if (name or getattr(node.func, "attr", None)) in TRIES:
+                for argument in node.args:
+                    parts = argument.elts if type(argument).__name__ == "Tuple" else [argument]
+                    self.classes.update(name_of(part) for part in parts if name_of(part))
+        elif kind == "Attribute":
+            self.attributes.add(node.attr)
+            if name_of(node.value) and node.attr not in OF_VALUES:
+                self.classes.add(name_of(node.value))
+                self.used.add(name_of(node.value))
+            elif made_by(node.value) and node.attr not in OF_VALUES:
+                self.classes.add(made_by(node.value))
+        elif kind == "Assign" and made_by(node.value) and name_of(node.targets[0]):
+            self.made[name_of(node.targets[0])] = made_by(node.value)
+        elif kind == "withitem" and made_by(node.context_expr):
+            self.classes.add(made_by(node.context_expr))
+        elif kind == "ExceptHandler" and node.type is not None and name_of(node.type):
+            self.classes.add(name_of(node.type))
+        elif kind in ("Compare", "BinOp"):
+            sides = [node.left] + ([node.right] if kind == "BinOp" else node.comparators)
+            makers = [made_by(side) or self.made.get(name_of(side)) for side in sides]
+            if len(makers) > 1 and makers[0] is not None and len(set(makers)) == 1:
+                self.classes.add(makers[0])
+
+    def under_test(self, entry_point):
+        """The names that tests call and that are no built-in function's. A built-in one's only where nothing else is
+        left that could be meant: a program may define `sum`."""
+        if entry_point in self.called:
+            return {entry_point} | {name for name in self.called if not hasattr(builtins, name)}
+        own = {name for name in self.called if not hasattr(builtins, name)}
+        known = self.bound | standard_modules()
+        if own or any(name not in known and not hasattr(builtins, name) for name in self.loaded):
+            return own
+        if len(self.called) > 1:
+            raise Broken("its tests call built-in functions only, " + " and ".join(sorted(self.called))
+                         + ": a column `entry_point` can say which is the program's")
+        return set(self.called)
+
+
+def file_of(test):
+    return "test " + str(test)
+
+
+def name_of(node):
+    return node.id if type(node).__name__ == "Name" else None
+
+
+def made_by(node):
+    return name_of(node.func) if type(node).__name__ == "Call" else None
+
+
+def asserts(node):
+    """Whether anything is asserted in a tree."""
+    kind = type(node).__name__
+    if kind == "Assert" or kind == "Attribute" and node.attr.startswith("assert"):
+        return True
+    for field in getattr(node, "_fields", ()):
+        children = getattr(node, field, None)
+        for child in children if isinstance(children, list) else [children]:
+            if hasattr(child, "_fields") and asserts(child):
+                return True
+    return False
+
+
+def standard_modules():
+    known = getattr(sys, "stdlib_module_names", None)
+    if known is None:
+        import pkgutil
+
+        known = {name for _, name, _ in pkgutil.iter_modules()} | set(sys.builtin_module_names)
+    return known

@@ -1,0 +1,137 @@
+//! Ordinary solutions, right and wrong, with ordinary tests, and programs that would rather pass than be right: the
+//! tables of `cases/`, whose form is said at their heads.
+
+use super::super::super::tests::{installed, scored_with_prompts as score};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+const RIGHT_AND_WRONG: [&str; 3] =
+    [include_str!("../cases/values.txt"), include_str!("../cases/objects.txt"), include_str!("../cases/others.txt")];
+const ATTACKS: [&str; 1] = [include_str!("../cases/attacks.txt")];
+
+#[derive(Default)]
+struct Case {
+    name: String,
+    parts: BTreeMap<String, String>,
+    tests: Vec<String>,
+    /// What its tests' function `check` is called with.
+    check: Option<String>,
+}
+
+fn cases(texts: &[&str]) -> Vec<Case> {
+    let mut cases: Vec<Case> = Vec::new();
+    let mut part = String::new();
+    for line in texts.iter().flat_map(|text| text.lines()).filter(|line| !line.starts_with("# ")) {
+        if let Some(name) = line.strip_prefix("= ") {
+            cases.push(Case { name: name.to_owned(), ..Case::default() });
+            continue;
+        }
+        let case = cases.last_mut().expect("a case begins with its name");
+        if let Some(word) = line.strip_prefix("< ") {
+            let (word, argument) = word.split_once(' ').unwrap_or((word, ""));
+            part = word.to_owned();
+            match word {
+                "check" => {
+                    case.check = Some(argument.to_owned());
+                    case.tests.push(String::new());
+                }
+                "test" => case.tests.push(String::new()),
+                _ => drop(case.parts.insert(part.clone(), String::new())),
+            }
+            continue;
+        }
+        let text = match part.as_str() {
+            "test" | "check" => case.tests.last_mut().unwrap(),
+            other => case.parts.get_mut(other).unwrap(),
+        };
+        text.push_str(line);
+        text.push('\n');
+    }
+    cases
+}
+
+/// The scores of some cases' programs, with why they failed.
+fn scores(cases: &[Case], programs: &[(usize, &str)], options: &Value) -> Vec<(Option<f64>, String)> {
+    let mut results = vec![(None, String::new()); programs.len()];
+    for check in [false, true] {
+        let places: Vec<usize> =
+            (0..programs.len()).filter(|&i| cases[programs[i].0].check.is_some() == check).collect();
+        let rows: Vec<_> = places.iter().map(|&i| (&cases[programs[i].0], programs[i].1)).collect();
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|(case, part)| {
+                let setup = case.parts.get("setup").map_or("", String::as_str);
+                let columns = match &case.check {
+                    Some(name) => json!({"t": case.tests[0], "entry_point": name}),
+                    None => json!({"t": case.tests, "test_setup_code": setup}),
+                };
+                (if check { setup } else { "" }, case.parts[*part].as_str(), columns)
+            })
+            .collect();
+        if !rows.is_empty() {
+            let (scores, failures) = score(options.clone(), &rows);
+            for (i, result) in places.into_iter().zip(scores.values.into_iter().zip(failures)) {
+                let problems = scores.problems.iter().map(|problem| problem.message.as_str());
+                results[i] = (result.0, format!("{} {}", result.1, problems.collect::<String>()));
+            }
+        }
+    }
+    results
+}
+
+fn options(isolation: &str, timeout_s: f64) -> Value {
+    json!({"language": "python", "column": "t", "timeout_s": timeout_s, "isolation": isolation})
+}
+
+/// Each right program of these cases scores 1, each wrong one 0; how many there are.
+fn sweep(cases: &[Case], isolation: &str) -> usize {
+    let programs: Vec<_> = (0..cases.len()).flat_map(|i| [(i, "right"), (i, "wrong")]).collect();
+    let results = scores(cases, &programs, &options(isolation, 60.0));
+    for ((i, part), (value, why)) in programs.iter().zip(&results) {
+        let expected = f64::from(u8::from(*part == "right"));
+        assert_eq!(*value, Some(expected), "{isolation}: {}, {part}: {why}", cases[*i].name);
+    }
+    programs.len()
+}
+
+/// None of these attacks earns anything; how many there are.
+fn attack(cases: &[Case], isolation: &str) -> usize {
+    let programs: Vec<_> = (0..cases.len()).map(|i| (i, "attack")).collect();
+    let results = scores(cases, &programs, &options(isolation, 4.0));
+    for ((i, _), (value, why)) in programs.iter().zip(&results) {
+        let unscored = cases[*i].parts.contains_key("unscored");
+        let expected = if unscored { None } else { Some(0.0) };
+        assert_eq!(*value, expected, "{isolation}: {}: {why}", cases[*i].name);
+    }
+    programs.len()
+}
+
+/// A part of the tables; all of them are swept by the test below.
+#[test]
+fn right_programs_pass_wrong_ones_do_not_and_attacks_earn_nothing() {
+    if !installed(&["bwrap", "python3"]) {
+        return;
+    }
+    let part = |texts, every: usize| cases(texts).into_iter().step_by(every).collect::<Vec<_>>();
+    assert_eq!(sweep(&part(&RIGHT_AND_WRONG, 6), "bubblewrap"), 34);
+    attack(&part(&ATTACKS, 6), "bubblewrap");
+}
+
+/// As the user who runs it; docs/rewards.md has what it found as root and as an ordinary user.
+#[test]
+#[ignore = "takes minutes"]
+fn the_whole_tables_in_both_isolations() {
+    if !installed(&["bwrap", "python3"]) {
+        return;
+    }
+    let (ordinary, attacks) = (cases(&RIGHT_AND_WRONG), cases(&ATTACKS));
+    for isolation in ["bubblewrap", "landlock"] {
+        let start = Instant::now();
+        let programs = sweep(&ordinary, isolation);
+        println!("{isolation}: {programs} programs as they should be, {:.0} s", start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        let programs = attack(&attacks, isolation);
+        println!("{isolation}: {programs} attacks earned nothing, {:.0} s", start.elapsed().as_secs_f64());
+    }
+}
