@@ -27,7 +27,8 @@ def attribute(self, name):
     if name in LOCAL or name == "__class__":
         return object.__getattribute__(self, name)
     base = built_in_base(kind)
-    if base is not None and hasattr(base, name) and not any(name in c._names for c in kind.__mro__ if type(c) is Mirror):
+    own = (one for one in kind.__mro__ if type(one) is Mirror)
+    if base is not None and hasattr(base, name) and not any(name in one._names for one in own):
         return object.__getattribute__(self, name)
     if name in SPECIAL and has(kind, name) or name in ("__copy__", "__deepcopy__"):
         return object.__getattribute__(self, name)

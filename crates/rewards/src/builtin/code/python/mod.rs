@@ -11,11 +11,30 @@ use super::source::UnitTests;
 use super::{Verdict, directory, words_of, write};
 use serde::Deserialize;
 use serde_json::json;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// What both sides run, and then each.
 const BOTH: [&str; 3] = [include_str!("values.py"), include_str!("port.py"), include_str!("mirrors.py")];
 const PROGRAM: [&str; 1] = [include_str!("program.py")];
-const JUDGE: [&str; 3] = [include_str!("reading.py"), include_str!("pytest.py"), include_str!("judge.py")];
+const JUDGE: [&str; 4] =
+    [include_str!("reading.py"), include_str!("pytest.py"), include_str!("judge.py"), include_str!("running.py")];
+
+/// Makes a file of bytecode of the source on standard input. Compiling takes as long as a short test.
+const COMPILE: &str = "import sys, marshal, importlib.util as u
+code = compile(sys.stdin.buffer.read(), sys.argv[1], 'exec')
+sys.stdout.buffer.write(u.MAGIC_NUMBER + bytes(12) + marshal.dumps(code))";
+const COMPILE_LIMITS: Limits = Limits {
+    wall: Duration::from_secs(60),
+    memory_mb: 512,
+    resident_mb: 512,
+    processes: 8,
+    output: 1 << 22,
+    disk_mb: 1,
+    compiles: false,
+};
+/// `program` and `judge` as the sandbox's interpreter compiles them, once it has.
+static COMPILED: Mutex<Option<Arc<[Vec<u8>; 2]>>> = Mutex::new(None);
 
 /// What the judge says of a test, or of all.
 #[derive(Deserialize)]
@@ -38,30 +57,49 @@ pub(super) fn judge(
 ) -> std::io::Result<Verdict> {
     let (program, judge) = (directory()?, directory()?);
     let prompt = if unit.check { prompt } else { "" };
-    for (name, text) in [
-        ("program.py", joined(&PROGRAM).as_str()),
-        ("main.py", source),
-        ("prompt.py", prompt),
-        ("setup.py", &unit.setup),
-    ] {
-        write(program.path(), name, text.as_bytes())?;
+    let compiled = compiled(sandbox)?;
+    let sources = [("main.py", source), ("prompt.py", prompt), ("setup.py", &unit.setup)];
+    for (name, text) in
+        sources.map(|(name, text)| (name, text.as_bytes())).iter().chain([&("program.pyc", &*compiled[0])])
+    {
+        write(program.path(), name, text)?;
     }
     let nonce = super::nonce()?;
     let given = json!({"nonce": nonce, "tests": unit.tests, "entry_point": unit.entry_point, "check": unit.check,
         "prompt": prompt, "all": all, "setup": unit.setup});
-    write(judge.path(), "judge.py", joined(&JUDGE).as_bytes())?;
+    write(judge.path(), "judge.pyc", &compiled[1])?;
     write(judge.path(), "tests.json", given.to_string().as_bytes())?;
     let python = |more: &[&str], file: &str| -> Vec<String> {
         let words = ["python3", "-I", "-B"].iter().chain(more).map(|word| (*word).to_owned());
         words.chain([format!("{JOB}/{file}")]).collect()
     };
-    let (runs, judges) = (python(&[], "program.py"), python(&["-S"], "judge.py"));
+    let (runs, judges) = (python(&[], "program.pyc"), python(&["-S"], "judge.pyc"));
     let outcome = sandbox.run_judged((program.path(), &runs), (judge.path(), &judges), limits)?;
     verdict(sandbox, unit, &nonce, &outcome)
 }
 
-fn joined(own: &[&str]) -> String {
-    BOTH.iter().chain(own).copied().collect::<Vec<_>>().join("\n")
+/// The two sides' bytecode.
+fn compiled(sandbox: &Sandbox) -> std::io::Result<Arc<[Vec<u8>; 2]>> {
+    let mut cache = COMPILED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(compiled) = &*cache {
+        return Ok(compiled.clone());
+    }
+    let nothing = directory()?;
+    let compile = |name: &str, own: &[&str]| {
+        let source = BOTH.iter().chain(own).copied().collect::<Vec<_>>().join("\n");
+        let words = ["python3", "-I", "-B", "-S", "-c", COMPILE, name].map(str::to_owned);
+        let outcome = sandbox.run(nothing.path(), &words, source.as_bytes(), COMPILE_LIMITS)?;
+        match outcome.end {
+            End::Exit(0) => Ok(outcome.stdout),
+            _ => {
+                sandbox.still_works(&outcome)?;
+                Err(std::io::Error::other(format!("python3 cannot compile {name}: {}", words_of(&outcome))))
+            }
+        }
+    };
+    let compiled = Arc::new([compile("program.py", &PROGRAM)?, compile("judge.py", &JUDGE)?]);
+    *cache = Some(compiled.clone());
+    Ok(compiled)
 }
 
 fn verdict(sandbox: &Sandbox, unit: &UnitTests, nonce: &str, outcome: &Outcome) -> std::io::Result<Verdict> {

@@ -48,7 +48,8 @@ class Approx:
                 self.near(given[key], right[key]) for key in right)
         if isinstance(right, (list, tuple)):
             return type(given) is type(right) and len(given) == len(right) and all(map(self.near, given, right))
-        if isinstance(given, bool) or not isinstance(given, (int, float, complex)) and not hasattr(given, "as_integer_ratio"):
+        number = isinstance(given, (int, float, complex)) or hasattr(given, "as_integer_ratio")
+        if isinstance(given, bool) or not number:
             return False
         if given == right:
             return True

@@ -6,9 +6,14 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-const RIGHT_AND_WRONG: [&str; 3] =
-    [include_str!("../cases/values.txt"), include_str!("../cases/objects.txt"), include_str!("../cases/others.txt")];
-const ATTACKS: [&str; 1] = [include_str!("../cases/attacks.txt")];
+const RIGHT_AND_WRONG: [&str; 5] = [
+    include_str!("../cases/values.txt"),
+    include_str!("../cases/objects.txt"),
+    include_str!("../cases/classes.txt"),
+    include_str!("../cases/others.txt"),
+    include_str!("../cases/surroundings.txt"),
+];
+const ATTACKS: [&str; 2] = [include_str!("../cases/attacks.txt"), include_str!("../cases/attacks-process.txt")];
 
 #[derive(Default)]
 struct Case {
