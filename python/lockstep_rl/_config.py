@@ -160,6 +160,9 @@ _SPECIAL = {
     "project": lambda value: {},
     "overwrite_output_dir": lambda value: {},
     "resume_from_checkpoint": lambda value: {},
+    "hub_model_id": lambda value: {},
+    "hub_token": lambda value: {},
+    "eos_token": lambda value: {},
 }
 
 # What becomes of these fields, for the documentation.
@@ -173,6 +176,9 @@ MAPPED = {
     "disable_tqdm": "nothing is printed while training",
     "overwrite_output_dir": "a directory that holds a run is never overwritten: remove it, or resume the run",
     "resume_from_checkpoint": "the argument of train()",
+    "hub_model_id": "where push_to_hub() uploads to",
+    "hub_token": "push_to_hub()'s",
+    "eos_token": "the tokenizer's end of a sequence: a token that it has",
 }
 
 

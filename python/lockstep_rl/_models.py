@@ -153,6 +153,41 @@ def _tokenizer_of(name: str) -> Any:
     return _TokenizerFiles(place)
 
 
+def with_eos(processing_class: Any, eos: str, model: Any) -> Any:
+    """The tokenizer with another end of a sequence, as SFTConfig's `eos_token` has it."""
+    if processing_class is None or isinstance(processing_class, (str, os.PathLike)):
+        own = os.fspath(processing_class or (model if isinstance(model, (str, os.PathLike)) else name_of(model)))
+        return _WithEos(_tokenizer_of(own), eos)
+    if eos not in processing_class.get_vocab():
+        raise ValueError(f"`eos_token` = {eos!r}: the tokenizer has no such token")
+    processing_class.eos_token = eos
+    return processing_class
+
+
+class _WithEos:
+    """A tokenizer's files with another end of a sequence."""
+
+    def __init__(self, files: _TokenizerFiles, eos: str):
+        with open(os.path.join(files.path, "tokenizer.json")) as file:
+            tokenizer = json.load(file)
+        added = [token["content"] for token in tokenizer.get("added_tokens") or []]
+        if eos not in added and eos not in (tokenizer["model"].get("vocab") or {}):
+            raise ValueError(f"`eos_token` = {eos!r}: the tokenizer has no such token")
+        self.files, self.eos = files, eos
+
+    def save_pretrained(self, target: str) -> None:
+        self.files.save_pretrained(target)
+        for name in ("tokenizer_config.json", "special_tokens_map.json"):
+            path = os.path.join(target, name)
+            if os.path.exists(path) or name == "tokenizer_config.json":
+                values = {}
+                if os.path.exists(path):
+                    with open(path) as file:
+                        values = json.load(file)
+                with open(path, "w") as file:
+                    json.dump({**values, "eos_token": self.eos}, file, indent=2)
+
+
 def _is_of_tokenizer(name: str) -> bool:
     stem = name.split(".")[0]
     return stem in (

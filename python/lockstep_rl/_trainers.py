@@ -12,7 +12,7 @@ from ._config import DPOConfig, GRPOConfig, PPOConfig, RewardConfig, RLOOConfig,
 from ._calling import note
 from ._metrics import PADDING, EvalMetrics, checked
 from ._live import LiveReference
-from ._models import check_reference, of_reference
+from ._models import check_reference, of_reference, with_eos
 from ._rewards import RewardSet, logger
 from ._rollouts import RolloutEngine, RolloutFunction
 from ._trainer import Trainer, TrainOutput
@@ -26,6 +26,8 @@ class GRPOTrainer(Trainer):
     """TRL's GRPOTrainer: completions of each prompt are generated, scored by `reward_funcs`, and compared."""
 
     config_class = GRPOConfig
+    # Of models with experts, which there are none of.
+    aux_loss_enabled = False
 
     def __init__(
         self,
@@ -184,6 +186,10 @@ class SFTTrainer(OfflineTrainer):
             raise TypeError(f"`formatting_func` must be a function, but is {formatting_func!r:.80}")
         self.formatting_func = formatting_func
         super().__init__(*args, **kwargs)
+        eos = getattr(self.args, "eos_token", None)
+        if eos is not None:
+            self.processing_class = with_eos(self.processing_class, eos, self._given_model)
+            self._source = None
 
     def _rows(self, dataset: Any, name: str, most: str) -> Any:
         if self.formatting_func is not None and isinstance(dataset, (str, os.PathLike)):

@@ -9,7 +9,7 @@ use std::any::Any;
 
 /// The exception for `error`.
 pub fn exception(error: &anyhow::Error) -> PyErr {
-    let text = paragraph(error);
+    let text = in_python(&paragraph(error));
     if is_stopped(error) {
         return PyKeyboardInterrupt::new_err(text);
     }
@@ -18,6 +18,41 @@ pub fn exception(error: &anyhow::Error) -> PyErr {
         true => PyValueError::new_err(text),
         false => PyRuntimeError::new_err(text),
     }
+}
+
+/// What the program's flags are here.
+const FLAGS: [(&str, &str); 20] = [
+    ("resume it with --resume ", "resume it with resume_from_checkpoint=True of train() in "),
+    (
+        "go on from the checkpoint before it with --resume ",
+        "go on from the checkpoint before it with resume_from_checkpoint=",
+    ),
+    (
+        "mend the reward and go on with --resume ",
+        "mend the reward and go on with resume_from_checkpoint=True of train() in ",
+    ),
+    ("mend it and go on with --resume", "mend it and go on with resume_from_checkpoint=True of train()"),
+    ("give another directory with --out", "give another output_dir"),
+    ("give another --out", "give another output_dir"),
+    ("Give --out DIR, or --resume DIR", "Give output_dir, or the directory as resume_from_checkpoint"),
+    ("--resume latest", "resume_from_checkpoint=True"),
+    ("give it as --model ", "give it as model="),
+    ("give --model DIR, or model_name_or_path in the configuration", "give `model`"),
+    ("give --model DIR, or a configuration with model_name_or_path", "give `model`"),
+    ("give --dataset FILE, or dataset_name in the configuration", "give `train_dataset`"),
+    ("give --dataset FILE, or a configuration with eval_dataset_name or eval_datasets", "give `eval_dataset`"),
+    ("give --reward gsm8k (or ", "give reward_funcs=\"gsm8k\" (or "),
+    ("give --tokenizer DIR", "give processing_class"),
+    ("compute on the CPU: --device cpu", "compute on the CPU: device=\"cpu\""),
+    (" (--device cpu)", " (device=\"cpu\")"),
+    (" (--dtype f32)", " (dtype=\"f32\")"),
+    ("reward_errors = \"continue\"", "reward_errors=\"continue\""),
+    (" (`kill ", " (in a shell: `kill "),
+];
+
+/// A text of the engine in Python's words.
+fn in_python(text: &str) -> String {
+    FLAGS.iter().fold(text.to_owned(), |text, (flag, word)| text.replace(flag, word))
 }
 
 /// A panic is a defect of this package: it is said as one, and the interpreter goes on.

@@ -250,6 +250,7 @@ struct Ended {
     step: u64,
     num_tokens: u64,
     best: Option<(u64, f64)>,
+    entropy_coef: Option<f64>,
     metrics: Vec<(String, f64)>,
     dir: RunDir,
     time_table: String,
@@ -263,8 +264,17 @@ impl Ended {
             StopReason::EarlyStopping => "early_stopping",
             StopReason::Interrupted => "interrupted",
         };
-        let RunResult { step, num_tokens, best, metrics, dir, summary, .. } = result;
-        Ended { stop_reason, step, num_tokens, best, metrics, dir, time_table: summary.table().render(100) }
+        let RunResult { step, num_tokens, best, entropy_coef, metrics, dir, summary, .. } = result;
+        Ended {
+            stop_reason,
+            step,
+            num_tokens,
+            best,
+            entropy_coef,
+            metrics,
+            dir,
+            time_table: summary.table().render(100),
+        }
     }
 
     fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -274,6 +284,7 @@ impl Ended {
         ended.set_item("step", self.step)?;
         ended.set_item("num_tokens", self.num_tokens)?;
         ended.set_item("best", self.best)?;
+        ended.set_item("entropy_coef", self.entropy_coef)?;
         ended.set_item("metrics", metrics)?;
         ended.set_item("dir", self.dir.root())?;
         ended.set_item("model", self.dir.model())?;

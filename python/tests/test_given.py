@@ -11,7 +11,7 @@ import sys
 import pytest
 from conftest import SMALL, grpo, vowels, weights
 
-from lockstep_rl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
+from lockstep_rl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from lockstep_rl._given import MARKER, GivenFiles
 
 
@@ -164,3 +164,11 @@ def test_a_tokenizers_own_template_is_used(bytes_model, place):
         assert "<{{ m['content'] }}>" in text and weights(f"{out}/model")
         seen[out] = trainer.state.log_history[-2].get("num_tokens")
     assert seen["named"] == seen["loaded"]
+
+
+def test_eos_token_of_sft(model):
+    few = dict(per_device_train_batch_size=2, max_steps=1, threads=1, disable_tqdm=True)
+    SFTTrainer(model, SFTConfig("out", eos_token=".", **few), [{"text": "ab sun"}] * 4).train()
+    assert json.loads(pathlib.Path("out/model/tokenizer_config.json").read_text())["eos_token"] == "."
+    with pytest.raises(ValueError, match="`eos_token` = '<none>': the tokenizer has no such token"):
+        SFTTrainer(model, SFTConfig("b", eos_token="<none>", **few), [{"text": "ab sun"}] * 4)

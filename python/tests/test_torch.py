@@ -128,3 +128,136 @@ def test_the_script_of_the_o_grpo_document(bytes_model, place):
     said = python("script.py", env={**os.environ, "MODEL": bytes_model, "MAX_NEW_TOKENS": "8", "MAX_SAMPLES": "8"})
     assert said.returncode == 0, said.stderr
     assert "[train(grpo)]" in said.stdout and "`gen_kwargs` is old" in said.stderr
+
+
+def total(model):
+    return sum(p.detach().double().abs().sum().item() for p in model.parameters())
+
+
+def test_every_way_to_give_a_model_gives_one_with_the_weights_of_the_moment(model, rows):
+    """By name, loaded, as a PeftModel × with an adapter or not × looked at by a callback: with a parameter, in kwargs,
+    by the trainer."""
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    ways = {
+        "name": (model, None),
+        "name and dict": (model, {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}),
+        "name and adapter": (model, lora),
+        "loaded": (load(model), None),
+        "loaded and adapter": (load(model), lora),
+        "PeftModel": (peft.get_peft_model(load(model), lora), None),
+    }
+    for way, (given, config) in ways.items():
+        seen = {"parameter": [], "kwargs": [], "trainer": []}
+
+        class Looks(transformers.TrainerCallback):
+            def on_step_end(self, args, state, control, model=None, **kwargs):
+                seen["parameter"].append(total(model))
+
+        class LooksToo(transformers.TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                seen["kwargs"].append(total(kwargs["model"]))
+
+        class LooksAtTheTrainer(transformers.TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                seen["trainer"].append(total(trainer.model))
+
+        out = way.replace(" ", "-")
+        trainer = GRPOTrainer(given, vowels, GRPOConfig(out, **{**SMALL, "max_steps": 3}), rows, peft_config=config,
+                              processing_class=tokenizer(model), callbacks=[Looks, LooksToo, LooksAtTheTrainer])
+        trainer.train()
+        after = total(trainer.model)
+        assert seen["parameter"] == seen["kwargs"] == seen["trainer"], way
+        assert len(set(seen["trainer"])) == 3 and seen["trainer"][-1] == after, way
+        adapted = config is not None or way == "PeftModel"
+        assert isinstance(trainer.model, peft.PeftModel) == adapted, way
+        loaded = peft.PeftModel.from_pretrained(load(model), f"{out}/model") if adapted else load(f"{out}/model")
+        assert (logits(trainer.model) - logits(loaded)).abs().max() <= 1e-5, way
+        assert trainer.model.config.model_type == "qwen3" and trainer.model.get_parameter is not None
+        ids = trainer.model.generate(torch.tensor(IDS), max_new_tokens=2, do_sample=False)
+        assert ids.shape[1] in (9, 10)
+        trainer.save_model(f"{out}-saved")
+        assert os.path.exists(f"{out}-saved/adapter_model.safetensors") == adapted
+
+
+def test_a_callback_that_does_not_look_costs_nothing(model, rows, monkeypatch):
+    from lockstep_rl import _live
+
+    class Quiet(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            self.last = state.global_step
+
+    synced = []
+    monkeypatch.setattr(_live, "sync_weights", lambda *args, **kwargs: synced.append(args))
+    trainer = GRPOTrainer(load(model), vowels, GRPOConfig("out", **SMALL), rows, callbacks=[Quiet],
+                          processing_class=tokenizer(model))
+    trainer.train()
+    assert synced == []
+
+
+def test_what_is_changed_in_trainer_model_is_trained_on(model, rows):
+    """By name, too: what one was given to look at and has changed is not dropped."""
+    results = []
+    for out, given, changes in [("plain", model, False), ("name", model, True), ("loaded", load(model), True)]:
+        args = GRPOConfig(out, **{**SMALL, "learning_rate": 0.0, "weight_decay": 0.0, "max_steps": 1})
+        trainer = GRPOTrainer(given, vowels, args, rows, processing_class=tokenizer(model))
+        if changes:
+            with torch.no_grad():
+                trainer.model.get_parameter("model.norm.weight").mul_(2)
+        trainer.train()
+        results.append(logits(load(f"{out}/model")))
+    assert (results[0] - results[1]).abs().max() > 1e-3 and torch.equal(results[1], results[2])
+
+
+def test_the_tokenizer_object_is_used_whatever_its_name(bytes_model):
+    """It was loaded from the model's directory, and changed."""
+    rows = [{"prompt": [{"role": "user", "content": "ab"}]}] * 4
+    for out, given in [("named", bytes_model), ("loaded", load(bytes_model))]:
+        own = tokenizer(bytes_model)
+        own.chat_template = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+        own.add_tokens(["<tool>"])
+        trainer = GRPOTrainer(given, vowels, GRPOConfig(out, **{**SMALL, "max_steps": 1}), rows, processing_class=own)
+        trainer.train()
+        saved = tokenizer(f"{out}/model")
+        assert saved.chat_template == own.chat_template and "<tool>" in saved.get_vocab()
+
+
+def test_reward_models_in_memory(model, bytes_model, rows):
+    config = transformers.AutoConfig.from_pretrained(model, num_labels=1)
+    torch.manual_seed(3)
+    judge = transformers.AutoModelForSequenceClassification.from_config(config)
+    judge.save_pretrained("judge"), tokenizer(model).save_pretrained("judge")
+    histories = []
+    for out, reward, classes in [("a", "judge", None), ("b", judge, tokenizer(model)), ("c", ["judge"], [None])]:
+        trainer = GRPOTrainer(model, reward, GRPOConfig(out, **SMALL), rows, reward_processing_classes=classes)
+        trainer.train()
+        assert len(trainer.reward_processing_classes) == 1
+        histories.append([entry["reward"] for entry in trainer.state.log_history if "reward" in entry])
+    assert histories[0] == histories[1] == histories[2]
+    with pytest.raises(ValueError, match="must match"):
+        GRPOTrainer(model, ["judge", vowels], GRPOConfig("d", **SMALL), rows,
+                    reward_processing_classes=tokenizer(model))
+
+
+def test_early_stopping_of_transformers(model, rows):
+    def falls(completions, trainer_state, **kwargs):
+        return [1.0 if trainer_state.global_step == 1 else 0.5] * len(completions)
+
+    args = GRPOConfig("out", **{**SMALL, "max_steps": 9}, eval_strategy="steps", eval_steps=1, save_strategy="steps",
+                      save_steps=1, metric_for_best_model="eval_reward", greater_is_better=True)
+    trainer = GRPOTrainer(model, falls, args, rows, rows[:2],
+                          callbacks=[transformers.EarlyStoppingCallback(early_stopping_patience=2)])
+    trainer.train()
+    assert trainer.state.global_step == 3 and trainer.state.best_metric == 1.0
+    from transformers.trainer_utils import get_last_checkpoint
+
+    assert get_last_checkpoint("out") == os.path.join("out", "checkpoint-3")
+
+
+def test_the_reference_model(model, rows):
+    args = GRPOConfig("out", **SMALL, beta=0.1, sync_ref_model=True, ref_model_sync_steps=2)
+    trainer = GRPOTrainer(model, vowels, args, rows)
+    before = {name: p.clone() for name, p in trainer.ref_model.named_parameters()}
+    trainer.train()
+    assert all(not torch.equal(p, trainer.ref_model.get_parameter(name)) for name, p in before.items())
+    assert GRPOTrainer(model, vowels, GRPOConfig("b", **SMALL), rows).ref_model is None

@@ -55,6 +55,8 @@ pub struct RunResult {
     pub metrics: Vec<(String, f64)>,
     /// Step and metric of the best evaluation, where `metric_for_best_model` names one.
     pub best: Option<(u64, f64)>,
+    /// The weight of the entropy bonus at the end, where the loss has one.
+    pub entropy_coef: Option<f64>,
     /// Its directory.
     pub dir: RunDir,
     /// The model.
@@ -322,13 +324,15 @@ impl Run {
         // What only evaluates leaves no model.
         self.training.write_result(if self.only_evaluates { StopReason::Interrupted } else { stop_reason })?;
         self.training.dir.unlock();
-        let TrainingRun { step, num_tokens, best, last_logged, dir, policy, stages, alarms, .. } = self.training;
+        let TrainingRun { step, num_tokens, best, last_logged, dir, policy, trainer, stages, alarms, .. } =
+            self.training;
         Ok(RunResult {
             stop_reason,
             step,
             num_tokens,
             metrics: last_logged,
             best: best.map(|best| (best.step, best.metric)),
+            entropy_coef: trainer.entropy_coef(),
             dir,
             policy,
             summary: stages.summary(),

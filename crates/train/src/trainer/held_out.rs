@@ -7,6 +7,11 @@ use crate::{Error, Result, Sample, Samples, Trainer};
 use model::net::Scores;
 
 impl Trainer {
+    /// The weight of the entropy bonus in the next step; none where the loss has no bonus.
+    pub fn entropy_coef(&self) -> Option<f64> {
+        self.config.objective.entropy().is_on().then_some(self.entropy.coef)
+    }
+
     /// The loss of `samples` as one optimizer batch, of which the model says `scores`; the entropy bonus has the weight
     /// of the next step. Entropies are read only where the loss has a use for them.
     pub fn loss(&self, samples: &[Sample], scores: &[Scores]) -> Result<f64> {
