@@ -61,12 +61,13 @@ pub(crate) struct Code {
     compile_limits: Limits,
     /// By source, what is ready to run, or why it cannot be.
     cache: HashMap<String, Arc<Prepared>>,
-    /// By source and tests, what OCaml made of them.
+    /// By source and all that belongs to its tests, what OCaml made of them.
     built: Mutex<BuiltCache>,
+    ocaml: ocaml::Tool,
     sandbox: Sandbox,
 }
 
-type BuiltCache = HashMap<(String, Vec<String>), Arc<ocaml::Built>>;
+type BuiltCache = HashMap<(String, UnitTests), Arc<ocaml::Built>>;
 
 /// How functions of a language are tested.
 #[derive(Clone, Copy, PartialEq)]
@@ -150,8 +151,11 @@ impl Builtin for Code {
         if options.staged && units != Some(Units::Ocaml) {
             return Err(refuse("`staged` is of language = \"ocaml\" alone".to_owned()));
         }
-        let built = Mutex::default();
-        let mut code = Code { name, language, units, built, options, run_limits, compile_limits, cache, sandbox };
+        if options.strict.is_some() && units != Some(Units::Ocaml) {
+            return Err(refuse("`strict` is of language = \"ocaml\" alone".to_owned()));
+        }
+        let (built, ocaml) = (Mutex::default(), ocaml::Tool::default());
+        let mut code = Code { name, language, units, built, ocaml, options, run_limits, compile_limits, cache, sandbox };
         // However busy the machine is when a run starts.
         code.run_limits.wall = run_limits.wall.max(PATIENCE);
         code.compile_limits.wall = compile_limits.wall.max(3 * PATIENCE);
@@ -408,17 +412,15 @@ impl Code {
     }
 
     fn judge_ocaml(&self, completion: &str, source: &str, unit: &UnitTests) -> std::io::Result<Verdict> {
-        if unit.check {
-            return Err(std::io::Error::other("tests of OCaml are assertions, not a function `check`"));
-        }
-        let key = (source.to_owned(), unit.tests.clone());
+        let key = (source.to_owned(), unit.clone());
         let cache = || self.built.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let known = cache().get(&key).cloned();
         let built = match known {
             Some(built) => built,
             None => {
-                let built = ocaml::build(source, unit, self.options.staged, self.compile_limits, &self.sandbox)?;
-                let built = Arc::new(built);
+                let strict = self.options.strict.unwrap_or(true);
+                let how = ocaml::How { count_errors: self.options.staged, strict };
+                let built = Arc::new(ocaml::build(source, unit, how, &self.ocaml, self.compile_limits, &self.sandbox)?);
                 let mut cache = cache();
                 if cache.len() >= CACHED {
                     cache.clear();
@@ -427,15 +429,19 @@ impl Code {
                 built
             }
         };
-        let of = unit.tests.len();
         let (mut verdict, staged) = match &*built {
             ocaml::Built::Not { why, words } => {
                 let failure = why.to_string() + words;
-                (Verdict { of, failure, ..Verdict::default() }, ocaml::Staged::not_built(*why))
+                let verdict = Verdict { of: unit.tests.len(), failure, ..Verdict::default() };
+                (verdict, ocaml::Staged::not_built(*why))
             }
-            ocaml::Built::Program { directory, warnings } => {
-                let verdict = ocaml::run(directory.path(), of, self.run_limits, &self.sandbox)?;
-                let staged = ocaml::Staged::tested(verdict.passed, of, *warnings, source);
+            ocaml::Built::Programs { solution, judge, of, warnings, weak } => {
+                let mut verdict = ocaml::run(solution.path(), judge.path(), *of, self.run_limits, &self.sandbox)?;
+                if *weak {
+                    let words = "weaker guarantee: names of the standard library are the solution's";
+                    verdict.failure = format!("{} ({words})", verdict.failure).trim_start().to_owned();
+                }
+                let staged = ocaml::Staged::tested(verdict.passed, *of, *warnings, source);
                 (verdict, staged)
             }
         };

@@ -19,6 +19,10 @@ pub(crate) struct Options {
     /// OCaml's score by stages.
     #[serde(default)]
     pub(super) staged: bool,
+    /// Of OCaml: whether tests that only a solution's own names of the standard library fit are left without a score
+    /// (the default), instead of running with what the solution means by these names.
+    #[serde(default)]
+    pub(super) strict: Option<bool>,
     /// Seconds that one test may take.
     #[serde(default = "ten")]
     pub(super) timeout_s: f64,

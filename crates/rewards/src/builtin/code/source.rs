@@ -14,7 +14,7 @@ pub(super) enum Tests {
 }
 
 /// Tests of a program's functions.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct UnitTests {
     /// Assertions that each are a test; for `check`, what defines it.
     pub tests: Vec<String>,

@@ -1,22 +1,12 @@
-# Builds a solution with its tests, and says how far that went: a line "STATUS TREE-BYTES WORDS-BYTES", the solution's
-# parse tree, the compiler's words, the program. $1 is the harness's module. Nothing of the solution runs here.
-cp "$(dirname "$0")"/*.ml* . || exit 1
-: >tree
-: >words
-: >program
-build() {
-  ocamlc -stop-after parsing -dparsetree solution.ml 2>tree || { cp tree words; status=syntax; return; }
-  if [ "$2" = types ]; then
-    ocamlc -c "any_$1.mli" 2>words || { status=harness; return; }
-  fi
-  # Only now is anything of ours in reach of a name.
-  ocamlc -c solution.ml 2>words || { status=types; return; }
-  [ "$2" != types ] || { status=ok; return; }
-  ocamlc -w -a -stop-after parsing tests.ml 2>words.tests || { cp words.tests words; status=broken; return; }
-  ocamlc -w -a -c "$1.ml" 2>words.tests || { cp words.tests words; status=harness; return; }
-  ocamlc -w -a -o program "$1.cmo" solution.cmo tests.ml 2>words.tests || { cp words.tests words; status=tests; return; }
-  status=ok
-}
-build "$1" "$2"
-echo "$status" $(wc -c <tree) $(wc -c <words)
-cat tree words program
+# Builds the tool that compiles solutions and their tests, and what both run with. Native code where there is a linker.
+# Prints a line "NAME BYTES" for each file, an empty line, and the files.
+cp "$(dirname "$0")"/*.ml . || exit 1
+flags="-w -a -I +compiler-libs"
+parts="carry.ml describe.ml cut.ml tool.ml"
+ocamlopt $flags -ccopt -s ocamlcommon.cmxa ocamlbytecomp.cmxa $parts -o tool 2>words ||
+  ocamlc $flags ocamlcommon.cma ocamlbytecomp.cma $parts -o tool 2>words || { cat words >&2; exit 1; }
+ocamlc -w -a -c carry.ml serve.ml judge.ml || exit 1
+files="tool carry.cmi carry.cmo serve.cmi serve.cmo judge.cmi judge.cmo"
+for file in $files; do echo "$file" $(wc -c <"$file"); done
+echo
+cat $files

@@ -1,18 +1,17 @@
 //! Unit tests of OCaml, and how far a solution gets: parsed, typed, compiled with its tests, tested.
 //!
-//! A solution and its tests are one program, so what keeps results from being forged is the language. Nonces, one for
-//! each test, wait on standard input and are printed when a test has passed; the solution is compiled apart, knows no
-//! name of the module that does that, and never shares the heap with a nonce; and what could reach into memory, files,
-//! standard input or other processes (`Obj`, `external`, `unsafe_get`, `stdin`, channels of files, …) is refused by
-//! name, in the parse tree that the compiler itself prints. After `open Solution` tests get the operators, functions
-//! and modules of the standard library back, so that a solution cannot redefine `=`. Knows no score.
+//! A solution and its tests are two programs in two sandboxes, which share two pipes (`Sandbox::run_judged`).
+//! `tool.ml`, which has the compiler's own parser and types, compiles both: tests are compiled against the interface
+//! that the compiler infers, and each use of a value of the solution becomes a call of the other process, with the
+//! types that it has in that place (`describe.ml`). `carry.ml` carries arguments, results, exceptions, functions and
+//! what is changed in place; the tests' side checks every byte by those types. So no line of a solution is where a test
+//! is decided, and nothing that is expected is where a solution is. Knows no score.
 
 use super::sandbox::{End, JOB, Limits, Outcome, Sandbox};
 use super::source::UnitTests;
-use super::{Verdict, directory, nonce, words_of, write};
-use regex::Regex;
+use super::{Verdict, directory, words_of, write};
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{Arc, Mutex, PoisonError};
 use tempfile::TempDir;
 
 mod staged;
@@ -21,15 +20,67 @@ mod tests;
 
 pub(super) use self::staged::Staged;
 
-const BUILD: &str = include_str!("build.sh");
-const HARNESS: &str = include_str!("harness.ml");
-/// Type errors that are looked for.
-const MOST_TYPE_ERRORS: usize = 5;
+/// What the tool is made of, by file.
+const SOURCES: [(&str, &str); 7] = [
+    ("build.sh", include_str!("build.sh")),
+    ("carry.ml", include_str!("carry.ml")),
+    ("describe.ml", include_str!("describe.ml")),
+    ("cut.ml", include_str!("cut.ml")),
+    ("tool.ml", include_str!("tool.ml")),
+    ("serve.ml", include_str!("serve.ml")),
+    ("judge.ml", include_str!("judge.ml")),
+];
+
+/// The tool and the runtime, built once in a process.
+static BUILT: Mutex<Option<Vec<(String, Vec<u8>)>>> = Mutex::new(None);
+
+/// The tool's files, written once.
+#[derive(Default)]
+pub(super) struct Tool(Mutex<Option<Arc<TempDir>>>);
+
+impl Tool {
+    /// Puts the files into the directory of a job.
+    fn put(&self, job: &Path, limits: Limits, sandbox: &Sandbox) -> std::io::Result<()> {
+        let mut own = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = match &*own {
+            Some(place) => place.clone(),
+            None => {
+                let place = Arc::new(directory()?);
+                for (name, bytes) in built(limits, sandbox)? {
+                    write(place.path(), &name, &bytes)?;
+                }
+                own.insert(place).clone()
+            }
+        };
+        drop(own);
+        for file in std::fs::read_dir(place.path())? {
+            let file = file?;
+            let to = job.join(file.file_name());
+            if std::fs::hard_link(file.path(), &to).is_err() {
+                std::fs::copy(file.path(), &to)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What `prlimit` ends with if the program cannot be started, or is not there.
+const NOT_STARTED: i32 = 126;
+const NOT_FOUND: i32 = 127;
 
 /// How far building went.
 pub(super) enum Built {
-    /// A program in a directory, and how often the compiler warned of the solution.
-    Program { directory: TempDir, warnings: usize },
+    /// Two programs, and what is to be known of them.
+    Programs {
+        solution: TempDir,
+        judge: TempDir,
+        /// Assertions.
+        of: usize,
+        /// How often the compiler warned of the solution.
+        warnings: usize,
+        /// The solution has a say in what its tests mean.
+        weak: bool,
+    },
     /// With the compiler's words.
     Not { why: NotBuilt, words: String },
 }
@@ -38,8 +89,8 @@ pub(super) enum Built {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum NotBuilt {
     Syntax,
-    /// It uses what could forge results.
-    Refused,
+    /// Compiling it takes too much time or memory.
+    TooMuch,
     /// So many definitions are ill-typed.
     Types(usize),
     /// The solution is well-typed, but not with its tests.
@@ -50,7 +101,7 @@ impl std::fmt::Display for NotBuilt {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             NotBuilt::Syntax => write!(f, "not parsed: "),
-            NotBuilt::Refused => write!(f, "not compiled: "),
+            NotBuilt::TooMuch => write!(f, "not compiled: "),
             NotBuilt::Types(1) => write!(f, "ill-typed: "),
             NotBuilt::Types(definitions) => write!(f, "{definitions} ill-typed definitions: "),
             NotBuilt::Tests => write!(f, "not compiled with its tests: "),
@@ -58,268 +109,203 @@ impl std::fmt::Display for NotBuilt {
     }
 }
 
-/// What `build.sh` says.
-struct Report {
-    status: String,
-    tree: String,
-    words: String,
-    program: Vec<u8>,
+/// What decides how a solution is built, beside the solution and its tests.
+#[derive(Clone, Copy)]
+pub(super) struct How {
+    /// Each ill-typed definition counts.
+    pub count_errors: bool,
+    /// Tests that only fit a solution's own names of the standard library are no tests.
+    pub strict: bool,
 }
 
-/// Builds a solution with its tests; an error is none of the solution's.
+/// Builds a solution and its tests; an error is none of the solution's.
 pub(super) fn build(
     solution: &str,
     unit: &UnitTests,
-    count_errors: bool,
+    how: How,
+    tool: &Tool,
     limits: Limits,
     sandbox: &Sandbox,
 ) -> std::io::Result<Built> {
-    let harness = format!("h{}", nonce()?);
-    let report = compile(solution, &tests_file(unit, &harness), &harness, "all", limits, sandbox)?;
-    let first = report.words.lines().find(|line| line.starts_with("Error")).unwrap_or(&report.words).trim().to_owned();
-    if let Some(name) = refused(&report.tree) {
-        return Ok(Built::Not { why: NotBuilt::Refused, words: format!("`{name}` is not allowed here") });
-    }
-    let why = match report.status.as_str() {
-        "syntax" => NotBuilt::Syntax,
-        "types" if count_errors => NotBuilt::Types(type_errors(solution, report, &harness, limits, sandbox)?),
-        "types" => NotBuilt::Types(1),
-        "tests" => NotBuilt::Tests,
-        "ok" => {
-            let directory = directory()?;
-            write(directory.path(), "program", &report.program)?;
-            let warnings = report.words.lines().filter(|line| line.starts_with("Warning")).count();
-            return Ok(Built::Program { directory, warnings });
-        }
-        status => return Err(std::io::Error::other(format!("its tests cannot be compiled ({status}): {first}"))),
-    };
-    Ok(Built::Not { why, words: first })
-}
-
-fn compile(
-    solution: &str,
-    tests: &str,
-    harness: &str,
-    what: &str,
-    limits: Limits,
-    sandbox: &Sandbox,
-) -> std::io::Result<Report> {
     let job = directory()?;
-    let (own, any) = (format!("{harness}.ml"), format!("any_{harness}.mli"));
-    for (name, text) in
-        [("solution.ml", solution), ("tests.ml", tests), (&own, HARNESS), (&any, "val any : 'a\n"), ("build.sh", BUILD)]
-    {
+    tool.put(job.path(), limits, sandbox)?;
+    let entry = unit.entry_point.as_deref().unwrap_or_default();
+    for (name, text) in [("solution.ml", solution), ("setup", &unit.setup), ("entry", entry)] {
         write(job.path(), name, text.as_bytes())?;
     }
-    let words = ["/bin/sh", &format!("{JOB}/build.sh"), harness, what].map(str::to_owned);
-    let outcome = sandbox.run(job.path(), &words, b"", limits)?;
-    let failed = || match outcome.end {
-        End::Stopped => std::io::Error::other("nobody waits for its score any more"),
-        _ => std::io::Error::other(format!("compiling: {}", words_of(&outcome))),
-    };
-    if outcome.end != End::Exit(0) {
+    if unit.check {
+        write(job.path(), "check", b"")?;
+    }
+    for (i, test) in unit.tests.iter().enumerate() {
+        write(job.path(), &format!("test{i}"), test.as_bytes())?;
+    }
+    let count = if how.count_errors { "count" } else { "first" };
+    let strict = if how.strict { "strict" } else { "weak" };
+    let words = [&format!("{JOB}/tool"), &format!("{JOB}/."), count, strict].map(str::to_owned);
+    let mut outcome = sandbox.run(job.path(), &words, b"", limits)?;
+    for _ in 0..50 {
+        if outcome.end != End::Exit(NOT_STARTED) {
+            break;
+        }
+        // A program that was started while the tool's file was written holds that open for a moment.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        outcome = sandbox.run(job.path(), &words, b"", limits)?;
+    }
+    match outcome.end {
+        End::Stopped => return Err(std::io::Error::other("nobody waits for its score any more")),
+        End::Exit(NOT_STARTED | NOT_FOUND) => return Err(std::io::Error::other(words_of(&outcome))),
+        _ => {}
+    }
+    let Some(report) = Report::read(&outcome.stdout).filter(|_| outcome.end == End::Exit(0)) else {
+        // The tool always says how far it came; only a source can take all its time or memory.
         sandbox.still_works(&outcome)?;
-        return Err(failed());
-    }
-    let line = outcome.stdout.iter().position(|&byte| byte == b'\n').ok_or_else(failed)?;
-    let (head, rest) = (String::from_utf8_lossy(&outcome.stdout[..line]), &outcome.stdout[line + 1..]);
-    let mut head = head.split(' ');
-    let status = head.next().unwrap_or_default().to_owned();
-    let mut size = || head.next()?.parse::<usize>().ok();
-    let (tree, words) = size().zip(size()).filter(|(tree, words)| tree + words <= rest.len()).ok_or_else(failed)?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Ok(Report {
-        status,
-        tree: text(&rest[..tree]),
-        words: text(&rest[tree..tree + words]),
-        program: rest[tree + words..].to_vec(),
-    })
+        return Ok(Built::Not { why: NotBuilt::TooMuch, words: words_of(&outcome) });
+    };
+    let words = report.words;
+    let why = match report.status {
+        "syntax" => NotBuilt::Syntax,
+        "toobig" => NotBuilt::TooMuch,
+        "tests" => NotBuilt::Tests,
+        "strong" | "weak" => {
+            let (solution, judge) = (directory()?, directory()?);
+            write(solution.path(), "program", report.program)?;
+            write(judge.path(), "judge", report.judge)?;
+            let weak = report.status == "weak";
+            return Ok(Built::Programs { solution, judge, of: report.of, warnings: report.warnings, weak });
+        }
+        "uncarried" => {
+            return Err(std::io::Error::other(format!("its tests need what cannot be carried to a solution: {words}")));
+        }
+        status => match status.strip_prefix("types").and_then(|n| n.parse().ok()) {
+            Some(definitions) => NotBuilt::Types(definitions),
+            None => return Err(std::io::Error::other(format!("its tests cannot be compiled ({status}): {words}"))),
+        },
+    };
+    Ok(Built::Not { why, words })
 }
 
-/// The tests as a module: each a function, which raises if it fails.
-fn tests_file(unit: &UnitTests, harness: &str) -> String {
-    let module = format!("H{}", &harness[1..]);
-    let mut file = format!("open Solution\nopen {module}.Restored\n");
-    let entry_points = unit.entry_point.as_deref().unwrap_or_default();
-    for name in entry_points.split([',', ' ']).filter(|name| !name.is_empty()) {
-        file += &format!("let {name} = Solution.{name}\n");
-    }
-    file += &format!("{}\nlet () = {module}.run [\n", unit.setup);
-    for test in &unit.tests {
-        let test = test.trim().trim_end_matches(";;").trim();
-        let test = test.strip_prefix("let () =").unwrap_or(test);
-        match test.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "assert") {
-            true => file += &format!("(fun () -> ({test}\n));\n"),
-            false => file += &format!("(fun () -> assert ({test}\n));\n"),
-        }
-    }
-    file + "]\n"
+/// What the tool says.
+struct Report<'a> {
+    status: &'a str,
+    warnings: usize,
+    of: usize,
+    words: String,
+    program: &'a [u8],
+    judge: &'a [u8],
 }
 
-/// A name in a parse tree by which a solution could forge results.
-fn refused(tree: &str) -> Option<String> {
-    static QUOTED: LazyLock<Regex> = LazyLock::new(|| Regex::new(r#""([^"]*)""#).expect("a pattern"));
-    const MODULES: [&str; 13] = [
-        "Obj",
-        "Marshal",
-        "Unix",
-        "UnixLabels",
-        "Callback",
-        "Lexing",
-        "Parsing",
-        "In_channel",
-        "Out_channel",
-        "Dynlink",
-        "Bigarray",
-        "Thread",
-        "Std_exit",
-    ];
-    const OF_SYS: [&str; 10] = [
-        "time",
-        "max_int",
-        "min_int",
-        "word_size",
-        "int_size",
-        "max_string_length",
-        "max_array_length",
-        "argv",
-        "opaque_identity",
-        "ocaml_version",
-    ];
-    // What reads standard input, or a file by its name.
-    const READERS: [&str; 14] = [
-        "stdin",
-        "read_line",
-        "read_int",
-        "read_int_opt",
-        "read_float",
-        "read_float_opt",
-        "input_value",
-        "scanf",
-        "bscanf",
-        "kscanf",
-        "bscanf_format",
-        "Scanning",
-        "read_arg",
-        "read_arg0",
-    ];
-    for line in tree.lines().filter(|line| !line.contains("PConst_string")) {
-        if line.trim_start().starts_with("Pstr_primitive") {
-            return Some("external".to_owned());
-        }
-        for quoted in QUOTED.captures_iter(line).map(|captures| captures.extract::<1>().1[0]) {
-            let parts: Vec<&str> = quoted.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '\'').collect();
-            let bad = parts.iter().enumerate().find(|(i, part)| {
-                let unsafe_sys = **part == "Sys" && !parts.get(i + 1).is_some_and(|next| OF_SYS.contains(next));
-                let prefix = ["Stdlib__", "Camlinternal", "unsafe_", "open_in", "open_out"];
-                unsafe_sys
-                    || MODULES.contains(part)
-                    || READERS.contains(part)
-                    || prefix.iter().any(|prefix| part.starts_with(prefix))
-            });
-            if bad.is_some() {
-                return Some(quoted.to_owned());
-            }
-        }
+impl<'a> Report<'a> {
+    fn read(bytes: &'a [u8]) -> Option<Report<'a>> {
+        let line = bytes.iter().position(|&byte| byte == b'\n')?;
+        let mut head = std::str::from_utf8(&bytes[..line]).ok()?.split(' ');
+        let status = head.next()?;
+        let numbers: Vec<usize> = head.map(str::parse).collect::<Result<_, _>>().ok()?;
+        let &[warnings, of, words, program, judge] = numbers.as_slice() else { return None };
+        let (words, rest) = bytes[line + 1..].split_at_checked(words)?;
+        let (program, rest) = rest.split_at_checked(program)?;
+        let words = String::from_utf8_lossy(words).into_owned();
+        Some(Report { status, warnings, of, words, program, judge: rest.get(..judge)? })
     }
-    None
 }
 
-/// How many of the solution's top-level definitions are ill-typed, up to [`MOST_TYPE_ERRORS`]: the compiler names the
-/// first, which then becomes a definition of any type.
-fn type_errors(
-    solution: &str,
-    mut report: Report,
-    harness: &str,
+/// The tool's files. Built in the sandbox, too, once, and kept.
+fn built(limits: Limits, sandbox: &Sandbox) -> std::io::Result<Vec<(String, Vec<u8>)>> {
+    let mut tool = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(files) = &*tool {
+        return Ok(files.clone());
+    }
+    let job = directory()?;
+    for (name, text) in SOURCES {
+        write(job.path(), name, text.as_bytes())?;
+    }
+    let words = ["/bin/sh", &format!("{JOB}/build.sh")].map(str::to_owned);
+    // It is none of a solution's compiling.
+    let limits = Limits { wall: limits.wall.max(std::time::Duration::from_secs(300)), ..limits };
+    let outcome = sandbox.run(job.path(), &words, b"", limits)?;
+    let files = files_of(&outcome).ok_or_else(|| {
+        let words = format!("{}: {}", words_of(&outcome), outcome.stderr.trim());
+        std::io::Error::other(format!(
+            "OCaml's judge cannot be built (it needs ocaml-nox, with compiler-libs): {words}"
+        ))
+    })?;
+    *tool = Some(files.clone());
+    Ok(files)
+}
+
+fn files_of(outcome: &Outcome) -> Option<Vec<(String, Vec<u8>)>> {
+    let end = outcome.stdout.windows(2).position(|two| two == b"\n\n").filter(|_| outcome.end == End::Exit(0))?;
+    let mut rest = &outcome.stdout[end + 2..];
+    let mut files = Vec::new();
+    for line in std::str::from_utf8(&outcome.stdout[..end]).ok()?.lines() {
+        let (name, size) = line.split_once(' ')?;
+        let (file, after) = rest.split_at_checked(size.parse().ok()?)?;
+        files.push((name.to_owned(), file.to_owned()));
+        rest = after;
+    }
+    Some(files)
+}
+
+/// Runs the tests of a solution that was built.
+pub(super) fn run(
+    solution: &Path,
+    judge: &Path,
+    of: usize,
     limits: Limits,
     sandbox: &Sandbox,
-) -> std::io::Result<usize> {
-    let mut solution = solution.to_owned();
-    for found in 1..MOST_TYPE_ERRORS {
-        match without_error(&solution, &report, harness) {
-            Some(next) => solution = next,
-            None => return Ok(found),
-        }
-        report = compile(&solution, "", harness, "types", limits, sandbox)?;
-        if report.status != "types" {
-            return Ok(found);
-        }
-    }
-    Ok(MOST_TYPE_ERRORS)
-}
-
-/// The solution with the definition of the first type error replaced; none if it is no definition of values.
-fn without_error(solution: &str, report: &Report, harness: &str) -> Option<String> {
-    static PLACE: LazyLock<Regex> = LazyLock::new(|| {
-        Regex::new(r#"File "solution.ml", lines? (\d+)(?:-\d+)?, characters (\d+)-"#).expect("a pattern")
-    });
-    static ITEM: LazyLock<Regex> = LazyLock::new(|| {
-        Regex::new(r"(?m)^  structure_item \(solution\.ml\[\d+,(\d+)\+(\d+)\]\.\.\[\d+,(\d+)\+(\d+)\]\)$")
-            .expect("a pattern")
-    });
-    static NAME: LazyLock<Regex> = LazyLock::new(|| Regex::new(r#"Ppat_var "([^"]+)""#).expect("a pattern"));
-    // Warnings name places, too: the last place before the error is its own.
-    let words = &report.words[..report.words.find("\nError")?];
-    let (_, [line, character]) = PLACE.captures_iter(words).last()?.extract();
-    let number = |digits: &str| digits.parse::<usize>().ok();
-    let line: usize = solution.split_inclusive('\n').take(number(line)? - 1).map(str::len).sum();
-    let place = line + number(character)?;
-    let items: Vec<_> = ITEM.captures_iter(&report.tree).collect();
-    for (i, item) in items.iter().enumerate() {
-        let at = |k: usize| number(&item[k]);
-        let (from, to) = (at(1)? + at(2)?, at(3)? + at(4)?);
-        if !(from..to.max(from + 1)).contains(&place) {
-            continue;
-        }
-        let whole =
-            item.get(0)?.end()..items.get(i + 1).map_or(report.tree.len(), |next| next.get(0).map_or(0, |m| m.start()));
-        let tree = report.tree.get(whole)?;
-        if !tree.trim_start().starts_with("Pstr_value") {
-            return None;
-        }
-        let mut stub = String::new();
-        // Between `<def>` and the expression stands the pattern.
-        for definition in tree.split("\n      <def>\n").skip(1) {
-            let pattern = definition.split("\n        expression ").next()?;
-            for name in NAME.captures_iter(pattern) {
-                stub += &format!("let {} = Any_{harness}.any ", &name[1]);
-            }
-        }
-        let stub = if stub.is_empty() { "let () = () " } else { &stub };
-        return Some(format!("{}{stub}{}", solution.get(..from)?, solution.get(to..)?));
-    }
-    None
-}
-
-/// Runs the tests of a program that was built.
-pub(super) fn run(directory: &Path, of: usize, limits: Limits, sandbox: &Sandbox) -> std::io::Result<Verdict> {
-    let nonces = (0..of).map(|_| nonce()).collect::<std::io::Result<Vec<_>>>()?;
-    let words = ["ocamlrun", &format!("{JOB}/program")].map(str::to_owned);
-    let outcome = sandbox.run(directory, &words, (nonces.join("\n") + "\n").as_bytes(), limits)?;
+) -> std::io::Result<Verdict> {
+    let words = |script: &str| ["/bin/sh", "-c", script].map(str::to_owned);
+    // Nothing that either prints or reads meets the pipes that calls go through.
+    let solves = format!("exec ocamlrun {JOB}/program 3<&0 4>&1 </dev/null >/dev/null");
+    let judges = format!(
+        "export OCAMLRUNPARAM=l=32M; exec ocamlrun {JOB}/judge 3<&0 4>&1 5>&2 </dev/null >/dev/null 2>/dev/null"
+    );
+    let outcome = sandbox.run_judged((solution, &words(&solves)), (judge, &words(&judges)), limits)?;
     if outcome.end == End::Stopped {
         return Err(std::io::Error::other("nobody waits for its score any more"));
     }
-    sandbox.still_works(&outcome)?;
-    Ok(verdict(&nonces, &outcome))
+    let text = String::from_utf8_lossy(&outcome.stdout);
+    if !text.lines().any(|line| line == "R ") && outcome.end != End::TimedOut {
+        sandbox.check(&[]).map_err(std::io::Error::other)?;
+        return Err(std::io::Error::other(format!("the judge did not start: {}", text.trim())));
+    }
+    verdict(&text, of, &outcome).map_err(|why| std::io::Error::other(format!("its tests cannot be run: {why}")))
 }
 
-fn verdict(nonces: &[String], outcome: &Outcome) -> Verdict {
-    let text = String::from_utf8_lossy(&outcome.stdout);
-    let passed: Vec<bool> = nonces.iter().map(|nonce| text.lines().any(|line| line == nonce)).collect();
-    let count = passed.iter().filter(|passed| **passed).count();
-    let of = nonces.len();
-    let failed = |passed, failure| {
-        let timed_out = outcome.end == End::TimedOut;
-        Verdict { passed, of, failure, timed_out, staged: None }
-    };
-    match (passed.iter().position(|passed| !passed), &outcome.end) {
-        (None, End::Exit(0)) => Verdict { passed: of, of, ..Verdict::default() },
-        // It passed them, and then did not end by itself.
-        (None, _) => failed(of - 1, words_of(outcome)),
-        (Some(first), End::Exit(0)) => {
-            let why = outcome.stderr.lines().next().unwrap_or("the program ended before it");
-            failed(count, format!("test {}: {why}", first + 1))
+/// What the judge's lines say; an error is the tests'.
+fn verdict(text: &str, of: usize, outcome: &Outcome) -> Result<Verdict, String> {
+    let mut results: Vec<Option<String>> = vec![None; of];
+    let mut gone = None;
+    let mut ended = false;
+    for line in text.lines() {
+        let (kind, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let (number, why) = rest.split_once(' ').unwrap_or((rest, ""));
+        let result = number.parse().ok().and_then(|number: usize| results.get_mut(number));
+        match (kind, result) {
+            ("P", Some(result)) => *result = Some(String::new()),
+            ("F", Some(result)) => *result = Some(why.to_owned()),
+            ("B", _) => return Err(rest.to_owned()),
+            ("G", _) => gone = Some(rest.to_owned()),
+            ("E", _) => ended = true,
+            _ => {}
         }
-        (Some(first), _) => failed(count, format!("test {}: {}", first + 1, words_of(outcome))),
     }
+    let passed = results.iter().filter(|result| result.as_deref() == Some("")).count();
+    let last_words = outcome.stderr.trim().lines().next_back().unwrap_or_default();
+    let end = || match (&outcome.end, &gone) {
+        (End::Exit(_), Some(why)) if last_words.is_empty() => why.clone(),
+        (End::Exit(_), Some(why)) => format!("{why}: {last_words}"),
+        (End::Exit(_), None) => "the tests end before it".to_owned(),
+        _ => words_of(outcome),
+    };
+    let timed_out = outcome.end == End::TimedOut;
+    let verdict = |passed, failure| Verdict { passed, of, failure, timed_out, staged: None };
+    Ok(match results.iter().position(|result| result.as_deref() != Some("")) {
+        None if ended && outcome.end == End::Exit(0) => verdict(of, String::new()),
+        // All are passed, and then it did not end by itself.
+        None => verdict(of.saturating_sub(1), end()),
+        Some(first) => {
+            let why = results[first].clone().unwrap_or_else(end);
+            verdict(passed, format!("test {}: {why}", first + 1))
+        }
+    })
 }

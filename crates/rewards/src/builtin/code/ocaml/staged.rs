@@ -1,6 +1,6 @@
 //! The staged reward of OCaml: 0.25 for types, 0.10 for compiling with the tests, 0.65 × the share of tests passed.
 //!
-//! Each ill-typed definition takes 0.05 of the 0.25; what cannot be parsed, or uses what is refused, is worth 0. A
+//! Each ill-typed definition takes 0.05 of the 0.25; what cannot be parsed, or compiled in time, is worth 0. A
 //! full score loses up to 0.10 for style: 0.02 for each warning of the compiler, 0.01 for each line that is longer than
 //! 100 characters or ends in a blank. A degenerate completion has 0.3 of its score. Runs nothing.
 
@@ -22,7 +22,7 @@ impl Staged {
     /// Of a solution that was not built.
     pub fn not_built(why: NotBuilt) -> Staged {
         let types = match why {
-            NotBuilt::Syntax | NotBuilt::Refused => 0.0,
+            NotBuilt::Syntax | NotBuilt::TooMuch => 0.0,
             NotBuilt::Types(errors) => (0.25 - 0.05 * errors as f64).max(0.0),
             NotBuilt::Tests => 0.25,
         };

@@ -1,9 +1,8 @@
 //! Problems with right, wrong, ill-typed, unparsable and looping solutions, and solutions that would rather pass.
 
 use super::super::tests::{installed, scored};
-use super::refused;
 use serde_json::{Value, json};
-use std::sync::LazyLock;
+use std::process::Command;
 
 struct Problem {
     name: &'static str,
@@ -114,98 +113,139 @@ fn style_and_degenerate_completions_cost() {
     }
 }
 
-/// Prints what new bytes hold of what was in memory before, if it looks like a nonce. What is alive is moved by
-/// compaction, and leaves a copy where it was.
-const SEARCH: &str = r#"let hex c = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f')
-let scan b =
-  let start = ref (-1) in
-  for i = 0 to Bytes.length b - 1 do
-    if hex (Bytes.get b i) then (if !start < 0 then start := i)
-    else begin
-      if !start >= 0 && i - !start = 32 then print_endline (Bytes.sub_string b !start 32);
-      start := -1
-    end
-  done
-let search policy =
-  Gc.set { (Gc.get ()) with Gc.allocation_policy = policy };
-  for round = 1 to 2 do
-    let holes = ref (List.init 50 (fun i -> Bytes.create (2100 + 997 * i))) in
-    Gc.full_major ();
-    ignore (Sys.opaque_identity (List.length !holes));
-    holes := [];
-    Gc.compact ();
-    List.iter (fun n -> List.iter scan (List.init 10 (fun _ -> Bytes.create n))) [4000; 9000; 20000; 60000; 200000]
-  done
-let () = List.iter search [2; 0; 1]
-let f _ = 0"#;
+/// Texts after a letter and a colon, each with the lines that go on; what begins with `#` is given as it stands.
+fn lettered(text: &str) -> Vec<(&str, String)> {
+    let mut items: Vec<(&str, String)> = Vec::new();
+    for line in text.lines() {
+        match (line.split_once(": "), line.strip_prefix("  "), line.starts_with('#')) {
+            (_, _, true) => items.push(("#", line.to_owned())),
+            (Some((letter, rest)), None, _) if letter.len() == 1 => items.push((letter, rest.to_owned())),
+            (_, Some(rest), _) if !items.is_empty() => {
+                let text = &mut items.last_mut().unwrap().1;
+                text.push('\n');
+                text.push_str(rest);
+            }
+            _ => {}
+        }
+    }
+    items
+}
 
-/// The same while tests run.
-static SEARCH_IN_A_TEST: LazyLock<String> =
-    LazyLock::new(|| SEARCH.replace("let () =", "let all () =").replace("let f _ = 0", "let f _ = all (); 0"));
+/// A problem: its right and its wrong solution, and its row.
+fn ordinary() -> Vec<(String, [String; 2], Value)> {
+    let mut problems: Vec<(String, [String; 2], Value)> = Vec::new();
+    for (letter, text) in lettered(include_str!("ordinary.txt")) {
+        if letter == "#" {
+            problems.push((text, Default::default(), json!({"tests": [], "test_setup_code": "", "entry_point": null})));
+            continue;
+        }
+        let Some((_, solutions, row)) = problems.last_mut() else { continue };
+        match letter {
+            "R" => solutions[0] = text,
+            "W" => solutions[1] = text,
+            "T" => row["tests"].as_array_mut().unwrap().push(text.into()),
+            "X" => row["tests"] = text.into(),
+            "S" => row["test_setup_code"] = text.into(),
+            "E" => row["entry_point"] = text.into(),
+            _ => panic!("{letter}"),
+        }
+    }
+    problems
+}
 
-/// Solutions that get at what decides, and still earn no test.
+/// Every one of `step` ordinary problems.
+fn ordinary_solutions(isolation: &str, step: usize) {
+    let problems: Vec<_> = ordinary().into_iter().step_by(step).collect();
+    let mut rows = Vec::new();
+    for (_, solutions, row) in &problems {
+        rows.extend(solutions.iter().map(|solution| (solution.as_str(), row.clone())));
+    }
+    let start = std::time::Instant::now();
+    let options = json!({"language": "ocaml", "isolation": isolation, "timeout_s": 60.0, "compile_timeout_s": 120.0});
+    let (scores, failures) = scored(options, &rows);
+    let mut wrong = Vec::new();
+    for (i, (value, failure)) in scores.values.iter().zip(&failures).enumerate() {
+        if *value != Some([1.0, 0.0][i % 2]) {
+            wrong.push((&problems[i / 2].0, ["right", "wrong"][i % 2], value, failure));
+        }
+    }
+    assert!(wrong.is_empty(), "{isolation}: {wrong:#?} {:?}", scores.problems);
+    let user = rustix::process::geteuid().as_raw();
+    println!("{isolation}, user {user}: {} right 1, as many wrong 0, {:.0?}", problems.len(), start.elapsed());
+}
+
 #[test]
-fn results_cannot_be_forged() {
+fn ordinary_solutions_are_right_or_wrong() {
+    if installed(&["bwrap", "ocamlc"]) {
+        assert!(ordinary().len() >= 100);
+        ordinary_solutions("bubblewrap", 9);
+    }
+}
+
+/// All of them, in both isolations, as root and as an ordinary user: minutes.
+#[test]
+#[ignore = "long"]
+fn all_ordinary_solutions_in_both_isolations_as_both_users() {
     if !installed(&["bwrap", "ocamlc"]) {
         return;
     }
-    let attacks = [
-        ("exit before the tests", "let f x = x let () = exit 0"),
-        ("exit in a test", "let f _ = exit 0"),
-        ("equal to all", "let ( = ) _ _ = true let f x = x"),
-        ("not, and, or", "let not _ = true let ( && ) _ _ = true let ( || ) _ _ = true let f x = x"),
-        ("a library of its own", "module Stdlib = struct let ( = ) _ _ = true end let ( = ) _ _ = true let f x = x"),
-        ("a list of its own", "module List = struct let length _ = 3 end let f x = x"),
-        ("forged lines", "let () = for i = 0 to 99 do Printf.printf \"%032x\\n\" i done let f x = x"),
-        ("reading what is given", "let line = read_line () let f x = print_endline line; x"),
-        ("an exception", "exception E let f _ = raise E"),
-        ("at the end", "let () = at_exit (fun () -> print_endline \"1\") let f x = x"),
-        ("no output", "let () = close_out stdout let f x = 2 * x"),
-        ("another type", "type t = true | false let f x = x"),
-        ("stack", "let rec f x = 1 + f x"),
-        ("memory that was another's", SEARCH),
-        ("memory that was another's, in a test", SEARCH_IN_A_TEST.as_str()),
-    ];
-    let tests = json!({"tests": ["assert (f 4 = 8)", "f 3 = 6 && List.length [f 1] = 3 - 2 && f 2 = 4"]});
-    let rows: Vec<_> = attacks.iter().map(|attack| (attack.1, tests.clone())).collect();
-    let options = json!({"language": "ocaml", "partial": true, "timeout_s": 20.0});
-    let (scores, failures) = scored(options.clone(), &rows);
-    assert!(scores.problems.is_empty(), "{:?}", scores.problems);
-    for (i, (name, _)) in attacks.iter().enumerate() {
-        assert!(scores.values[i] == Some(0.0) && !failures[i].is_empty(), "{name}: {:?}", scores.values[i]);
+    ordinary_solutions("bubblewrap", 1);
+    ordinary_solutions("landlock", 1);
+    if rustix::process::geteuid().is_root() {
+        use std::os::unix::process::CommandExt;
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        let own = "builtin::code::ocaml::tests::all_ordinary_solutions_in_both_isolations_as_both_users";
+        test.args(["--exact", own, "--ignored", "--nocapture"]);
+        let output = test.uid(1000).gid(1000).env("TMPDIR", "/tmp").current_dir("/").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        println!("{text}");
     }
-    // What could reach memory is not even compiled.
-    let reaching = [
-        "let f : int -> int = Obj.magic 1",
-        "open Stdlib let f x = Stdlib__Obj.magic x + x",
-        "module O = Obj let f x = O.magic (2 * x)",
-        "let f x = let open Obj in magic (2 * x)",
-        "external f : int -> int = \"caml_obj_dup\"",
-        "module M = struct external f : 'a -> 'b = \"%identity\" end let f x = M.f (2 * x)",
-        "let f x = Array.unsafe_get [| 2 * x |] 0",
-        "let f x = String.(unsafe_get) \"a\" 0 |> ignore; 2 * x",
-        "let f x = ignore (open_in \"/proc/self/mem\"); 2 * x",
-        "let f x = ignore (Sys.command \"true\"); 2 * x",
-        "open Sys let f x = ignore (command \"true\"); 2 * x",
-        "let f x = Marshal.from_string (Marshal.to_string (2 * x) []) 0",
-        "let f x = ignore (CamlinternalFormat.make_printf); 2 * x",
-        "let f x = ignore (read_line ()); 2 * x",
-        "let f x = ignore (input_char Stdlib.stdin); 2 * x",
-        "module S = Scanf let f x = S.scanf \"%d\" (fun _ -> 2 * x)",
-        "let f x = ignore Scanf.Scanning.open_in; 2 * x",
-        "let f x = ignore (Arg.read_arg \"/proc/self/fd/0\"); 2 * x",
-    ];
-    let rows: Vec<_> = reaching.iter().map(|source| (*source, tests.clone())).collect();
-    let (scores, failures) = scored(options.clone(), &rows);
-    for (i, source) in reaching.iter().enumerate() {
-        assert_eq!(scores.values[i], Some(0.0), "{source}");
-        assert!(failures[i].ends_with("is not allowed here"), "{source}: {}", failures[i]);
+}
+
+/// Solutions that would rather pass, of many kinds: each with its tests.
+fn attacks() -> Vec<(String, Vec<String>)> {
+    let (mut usual, mut attacks) = (Vec::new(), Vec::<(String, Vec<String>)>::new());
+    for (letter, text) in lettered(include_str!("attacks.txt")) {
+        match (letter, attacks.last_mut()) {
+            ("A", _) => attacks.push((text, vec![])),
+            ("T", Some((_, tests))) => tests.push(text),
+            ("T", None) => usual.push(text),
+            _ => {}
+        }
     }
-    // Their names in texts and comments are no use of them.
-    let harmless = "(* Obj external *) (** Marshal *) let f x = ignore \"Obj.magic\"; ignore (Sys.time ());
-        Scanf.sscanf (string_of_int x) \"%d\" (fun x -> 2 * x)";
-    let (scores, failures) = scored(options, &[(harmless, tests)]);
-    assert_eq!(scores.values, [Some(1.0)], "{failures:?}");
+    for (_, tests) in attacks.iter_mut().filter(|(_, tests)| tests.is_empty()) {
+        tests.clone_from(&usual);
+    }
+    attacks
+}
+
+fn attack(isolation: &str, attacks: &[(String, Vec<String>)]) {
+    let rows: Vec<_> = attacks.iter().map(|(source, tests)| (source.as_str(), json!({"tests": tests}))).collect();
+    let options = json!({"language": "ocaml", "partial": true, "timeout_s": 5.0, "compile_timeout_s": 20.0,
+        "isolation": isolation});
+    let (scores, failures) = scored(options, &rows);
+    let results = attacks.iter().zip(scores.values.iter().zip(&failures));
+    let earned: Vec<_> = results.filter(|(_, (value, failure))| **value != Some(0.0) || failure.is_empty()).collect();
+    assert!(earned.is_empty(), "{isolation}: {earned:#?} {:?}", scores.problems);
+}
+
+#[test]
+fn nothing_is_earned_by_attacks() {
+    if installed(&["bwrap", "ocamlc"]) {
+        let all = attacks();
+        assert!(all.len() >= 100);
+        attack("bubblewrap", &all.into_iter().step_by(8).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+#[ignore = "long"]
+fn nothing_is_earned_by_all_attacks() {
+    if installed(&["bwrap", "ocamlc"]) {
+        attack("bubblewrap", &attacks());
+        attack("landlock", &attacks());
+    }
 }
 
 #[test]
@@ -223,13 +263,98 @@ fn a_name_of_the_standard_library_can_be_asked_for() {
     assert!(scores.problems[0].message.contains("tests cannot be compiled"), "{}", scores.problems[0].message);
 }
 
+/// Each row: what it shows, the solution, its row, and the score; none if it has none.
 #[test]
-fn names_are_refused_in_trees() {
-    let line = |name: &str| format!("      Pexp_ident \"{name}\" (solution.ml[1,0+0]..[1,0+3])\n");
-    for name in ["Obj.repr", "Stdlib.Obj", "Sys", "Sys.remove", "F(Obj).t", "unsafe_get", "Stdlib.open_out_gen"] {
-        assert_eq!(refused(&line(name)).as_deref(), Some(name));
+fn scores_are_of_the_solution_and_of_all_that_decides_it() {
+    if !installed(&["bwrap", "ocamlc"]) {
+        return;
     }
-    for name in ["Object.repr", "Sys.time", "Stdlib.Sys.max_int", "open_tree", "obj"] {
-        assert_eq!(refused(&line(name)), None);
+    let listed = |tests: &[&str]| json!({"tests": tests});
+    let with_setup = |setup: &str| json!({"tests": ["assert (f 5 = expected)"], "test_setup_code": setup});
+    let identity = "let f x = x";
+    let block = "let () =\n  let a = f 1 in\n  assert (a = 1);\n  begin assert (f 2 = 3); assert (f 3 = 3) end\n";
+    let vectors = "module V = struct type t = { x : int } let make x = { x } let ( + ) a b = { x = a.x + b.x } end";
+    let sum = "let open V in assert ((make 1 + make 2).x = 3)";
+    let pairs = "let f0 x = (x, x) let f1 x = f0 (f0 x) let f2 x = f1 (f1 x) let f3 x = f2 (f2 x) let f4 x = f3 (f3 x)
+        let f5 x = f4 (f4 x) let f x = f5 x";
+    let check = "let check candidate = assert (candidate 3 = 3)";
+    let cases = [
+        ("a setup", identity, with_setup("let expected = 5"), Some(1.0)),
+        ("another setup", identity, with_setup("let expected = 6"), Some(0.0)),
+        ("no setup", identity, with_setup(""), Some(0.0)),
+        (
+            "an entry point",
+            "let max a _ = a",
+            json!({"tests": ["max 2 1 = 2", "max 1 2 = 1"], "entry_point": "max"}),
+            Some(1.0),
+        ),
+        ("no entry point, nothing else", "let max a _ = a", listed(&["max 2 1 = 2", "max 1 2 = 1"]), Some(1.0)),
+        (
+            "no entry point, another name",
+            "let max a _ = a let f x = x",
+            listed(&["f (max 2 1) = 2", "f (max 1 2) = 1"]),
+            Some(0.5),
+        ),
+        ("neither", identity, listed(&["assert (max 1 2 = 2)"]), Some(0.0)),
+        ("a check", identity, json!({"tests": check, "entry_point": "f"}), Some(1.0)),
+        ("a check of what is wrong", "let f x = -x", json!({"tests": check, "entry_point": "f"}), Some(0.0)),
+        ("assertions of a block", identity, json!({"tests": block}), Some(2.0 / 3.0)),
+        ("the same in a list", identity, listed(&[block]), Some(2.0 / 3.0)),
+        ("too long to compile", pairs, listed(&["assert (f 4 = 8)"]), Some(0.0)),
+        ("ill-typed", "let f x = x + true", listed(&["f 1 = 1"]), Some(0.0)),
+        ("another type", identity, listed(&["f 1 = 1", "f 2 + 1 = 3", "f (f 3 + 1) = 4", "f 1 = 2"]), Some(0.75)),
+        ("a type that does not fit", "let f x = x ^ \"\"", listed(&["f 1 = 1"]), Some(0.0)),
+        ("tests that fit nothing", identity, listed(&["assert (f 1 = \"a\" + 1)"]), None),
+        ("tests that fit nothing, ill-typed", "let f x = x + true", listed(&["assert (f 1 = \"a\" + 1)"]), None),
+        ("tests that do not parse", identity, listed(&["assert (f 1 = 1))"]), None),
+        ("tests that do not parse, nor it", "let f x =", listed(&["assert (f 1 = 1))"]), None),
+        ("tests that ask nothing", identity, listed(&["assert (1 + 1 = 2)"]), None),
+        ("a test that fails by itself", identity, listed(&["assert (1 = 2 && f 1 = 1)"]), None),
+        ("physical equality", identity, listed(&["let l = [ 1 ] in assert (f l == l)"]), None),
+        ("of numbers", identity, listed(&["assert (f 1 == 1)", "let a = [| 1 |] in assert (f a == a)"]), Some(1.0)),
+        (
+            "a functor",
+            "module F (X : sig val x : int end) = struct let y = X.x end",
+            listed(&["let module M = F (struct let x = 2 end) in assert (M.y = 2)"]),
+            None,
+        ),
+        ("an object nobody wants", "let f x = object method m = x end", listed(&["ignore (f 1); true"]), Some(0.0)),
+        ("its own operators", vectors, listed(&[sum]), None),
+    ];
+    let rows: Vec<_> = cases.iter().map(|case| (case.1, with_columns(&case.2))).collect();
+    let options = |strict: bool| {
+        json!({"language": "ocaml", "partial": true, "strict": strict, "timeout_s": 20.0,
+        "compile_timeout_s": 15.0})
+    };
+    let (scores, failures) = scored(options(true), &rows);
+    for (i, (name, _, _, score)) in cases.iter().enumerate() {
+        let value = scores.values[i];
+        let same = value.zip(*score).map_or(value == *score, |(a, b): (f64, f64)| (a - b).abs() < 1e-9);
+        assert!(same, "{name}: {value:?} and not {score:?}, {}, {:?}", failures[i], scores.problems);
     }
+    let (scores, failures) = scored(options(false), &[(vectors, with_columns(&listed(&[sum])))]);
+    assert_eq!((scores.values[0], failures[0].contains("weaker guarantee")), (Some(1.0), true), "{failures:?}");
+}
+
+/// Rows of one table have the same columns.
+fn with_columns(row: &Value) -> Value {
+    json!({"tests": row["tests"], "test_setup_code": row["test_setup_code"], "entry_point": row["entry_point"]})
+}
+
+/// What `Obj` or a file's name in a solution is used for is its own affair now.
+#[test]
+fn nothing_is_refused_by_name() {
+    if !installed(&["bwrap", "ocamlc"]) {
+        return;
+    }
+    let harmless = [
+        "let f x = ignore (Obj.repr x); 2 * x",
+        "let f x = Scanf.sscanf (string_of_int x) \"%d\" (fun x -> 2 * x)",
+        "external id : 'a -> 'a = \"%identity\" let f x = id (2 * x)",
+        "external f : int -> int = \"%negint\" let f x = -2 * f x",
+        "let f x = (try ignore (open_in \"/etc/passwd\") with Sys_error _ -> ()); print_string \"P 0\"; 2 * x",
+    ];
+    let rows: Vec<_> = harmless.iter().map(|source| (*source, json!({"tests": ["assert (f 2 = 4)"]}))).collect();
+    let (scores, failures) = scored(json!({"language": "ocaml"}), &rows);
+    assert_eq!(scores.values, [Some(1.0); 5], "{failures:?} {:?}", scores.problems);
 }

@@ -1,0 +1,75 @@
+(* The tests' side. Verdicts are lines: P and a number, F, a number and why; what ends them is E, B (the tests cannot be
+   run) or G (the solution answers no more). *)
+let verdicts = ref stderr
+let pass = ref [||]
+let calls = ref 0
+let current = ref 0
+
+let tell kind text =
+  let line = String.map (fun c -> if c < ' ' then ' ' else c) text in
+  output_string !verdicts (kind ^ " " ^ line ^ "\n");
+  flush !verdicts
+
+let why e =
+  match e with
+  | Carry.Foreign (_, text) -> text
+  | Assert_failure _ -> "false"
+  | e -> (try Printexc.to_string e with _ -> "an exception")
+
+let give_up text =
+  match text.[0] with
+  | '?' -> tell "B" (String.sub text 1 (String.length text - 1))
+  | _ -> tell "G" text
+
+let failed k reason =
+  (* A test that fails by itself says nothing of any solution. *)
+  if !calls = 0 then (tell "B" ("a test fails that has called nothing of the solution: " ^ reason); Carry.end_now 0);
+  tell "F" (string_of_int k ^ " " ^ reason)
+
+let start text count exceptions =
+  Carry.judging := true;
+  Carry.prepare text exceptions;
+  Carry.give_up := give_up;
+  Sys.set_signal Sys.sigpipe Sys.Signal_ignore;
+  Carry.input := Carry.open_in_fd 3;
+  Carry.output := Carry.open_out_fd 4;
+  verdicts := Carry.open_out_fd 5;
+  pass := Array.make count None;
+  tell "R" "";
+  Printexc.set_uncaught_exception_handler (fun e _ ->
+      if !calls = 0 then tell "B" (why e) else tell "G" (why e);
+      Carry.end_now 0)
+
+let settle k reason =
+  if !pass.(k) = None then begin
+    !pass.(k) <- Some (reason = None);
+    match reason with None -> tell "P" (string_of_int k) | Some reason -> failed k reason
+  end
+
+(* One assertion. *)
+let check k test =
+  match test () with
+  | true -> settle k None
+  | false -> settle k (Some "false")
+  | exception e -> settle k (Some (why e))
+
+(* Assertions k to l and what stands between them; `whole` is the number of what is no assertion, or -1. *)
+let item k l whole (work : unit -> unit) =
+  match work () with
+  | () -> if whole >= 0 then settle whole None
+  | exception e -> for i = k to l do settle i (Some (why e)) done
+
+let none = -1
+let single f = f
+
+(* The solution's value at its use k. *)
+let use k : 'a =
+  incr calls;
+  let ty = !Carry.job.values.(k) in
+  match Carry.desc ty with
+  | Carry.Arrow (from, into) ->
+    let apply (x : Obj.t) = Carry.ask_function (-1 - k) (Some (from, x)) into in
+    Obj.magic apply
+  | _ -> Obj.magic (Carry.ask (fun b -> Carry.put b 3; Carry.put b (-1 - k)) ty)
+
+let finish () = tell "E" ""; Carry.end_now 0
