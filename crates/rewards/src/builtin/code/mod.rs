@@ -155,7 +155,8 @@ impl Builtin for Code {
             return Err(refuse("`strict` is of language = \"ocaml\" alone".to_owned()));
         }
         let (built, ocaml) = (Mutex::default(), ocaml::Tool::default());
-        let mut code = Code { name, language, units, built, ocaml, options, run_limits, compile_limits, cache, sandbox };
+        let mut code =
+            Code { name, language, units, built, ocaml, options, run_limits, compile_limits, cache, sandbox };
         // However busy the machine is when a run starts.
         code.run_limits.wall = run_limits.wall.max(PATIENCE);
         code.compile_limits.wall = compile_limits.wall.max(3 * PATIENCE);

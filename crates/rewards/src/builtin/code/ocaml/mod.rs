@@ -31,8 +31,11 @@ const SOURCES: [(&str, &str); 7] = [
     ("judge.ml", include_str!("judge.ml")),
 ];
 
+/// Files by their names.
+type Files = Vec<(String, Vec<u8>)>;
+
 /// The tool and the runtime, built once in a process.
-static BUILT: Mutex<Option<Vec<(String, Vec<u8>)>>> = Mutex::new(None);
+static BUILT: Mutex<Option<Files>> = Mutex::new(None);
 
 /// The tool's files, written once.
 #[derive(Default)]
@@ -209,7 +212,7 @@ impl<'a> Report<'a> {
 }
 
 /// The tool's files. Built in the sandbox, too, once, and kept.
-fn built(limits: Limits, sandbox: &Sandbox) -> std::io::Result<Vec<(String, Vec<u8>)>> {
+fn built(limits: Limits, sandbox: &Sandbox) -> std::io::Result<Files> {
     let mut tool = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(files) = &*tool {
         return Ok(files.clone());
@@ -232,7 +235,7 @@ fn built(limits: Limits, sandbox: &Sandbox) -> std::io::Result<Vec<(String, Vec<
     Ok(files)
 }
 
-fn files_of(outcome: &Outcome) -> Option<Vec<(String, Vec<u8>)>> {
+fn files_of(outcome: &Outcome) -> Option<Files> {
     let end = outcome.stdout.windows(2).position(|two| two == b"\n\n").filter(|_| outcome.end == End::Exit(0))?;
     let mut rest = &outcome.stdout[end + 2..];
     let mut files = Vec::new();
