@@ -112,8 +112,10 @@ fn summarize(finished: &RunResult, ctx: &Context, console: &Console) {
         let most = memory.peak as f64 / f64::from(1 << 20);
         console.info(&format!("{}: {most:.1} MiB of its memory were held at most", ctx.describe()));
     }
-    if !finished.alarms.is_empty() {
-        console.warn(&alarms(&finished.alarms));
+    // What the run is configured for is no alarm.
+    let raised: Vec<Alarm> = finished.alarms.iter().filter(|alarm| !alarm.quiet).cloned().collect();
+    if !raised.is_empty() {
+        console.warn(&alarms(&raised));
     }
     let root = finished.dir.root().display();
     let end = match finished.stop_reason {

@@ -84,12 +84,18 @@ pub struct Alarm {
     pub examples: Vec<String>,
     /// What people usually do about it.
     pub remedy: String,
+    /// It is what the run is configured for, and said for completeness.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub quiet: bool,
 }
 
 impl std::fmt::Display for Alarm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Alarm { id, subject, since, until, evidence, examples, remedy } = self;
+        let Alarm { id, subject, since, until, evidence, examples, remedy, quiet } = self;
         let of = if subject.is_empty() { String::new() } else { format!(" ({subject})") };
+        if *quiet && until.is_none() {
+            return write!(f, "note: {id}{of} since step {since}: {evidence}");
+        }
         match until {
             Some(until) => return write!(f, "alarm {id}{of} is over: it held from step {since} to step {until}"),
             None => write!(f, "alarm {id}{of} since step {since}: {evidence}")?,

@@ -124,6 +124,11 @@ pub(super) mod tests {
         let values: Vec<f64> = metrics.iter().map(|m| m.1).collect();
         assert_eq!(values, [2.0, 3.0, 1.0, 6.0 / 13.0]);
 
+        // What differs by rounding alone has no deviation.
+        let mut generation = Generation::default();
+        generation.take(round(&[(1, [Some(0.3), Some(0.1 + 0.2)]), (2, [Some(0.3), Some(0.3001)])]));
+        assert_eq!(generation.zero_std_groups(), [0]);
+
         // Of the weighted sum: what weighs nothing has no deviation.
         for (weight, places) in [(0.5, vec![]), (0.0, vec![0])] {
             let mut generation = Generation::default();

@@ -77,7 +77,8 @@ pub(super) fn hashed(text: &str) -> Option<&str> {
 pub(super) fn said(text: &str) -> Option<&str> {
     static WORDS: LazyLock<Regex> = LazyLock::new(|| {
         regex(
-            r#"(?ix) \banswer (?: \s+ (?:is|would\s+be|will\s+be|must\s+be|should\s+be) \b | ["'*_`]* \s* (?: : | = | \u{ff1a} ) )"#,
+            r#"(?ix) \banswer
+            (?: \s+ (?:is|would\s+be|will\s+be|must\s+be|should\s+be) \b | ["'*_`]* \s* (?: : | = | \u{ff1a} ) )"#,
         )
     });
     WORDS.find_iter(text).last().map(|words| &text[words.end()..])

@@ -30,8 +30,8 @@ pub(crate) struct Options {
     /// Compare only this part of the completion: the pattern's first group (or its whole match) at its last match;
     /// without a match the score is 0.
     pub extract: Option<String>,
-    /// Without `extract`: a completion that marks its answer (`<answer>`, `\boxed{}`, `####`, "Answer:") may be it by that
-    /// part alone.
+    /// Without `extract`: a completion that marks its answer (`<answer>`, `\boxed{}`, `####`, "Answer:") may be it by
+    /// that part alone.
     pub marked: bool,
 }
 

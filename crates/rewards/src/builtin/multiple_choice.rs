@@ -2,8 +2,8 @@
 //!
 //! The answer column holds a letter (`B`, `(b)`, `B. Paris`) or, as a number, the place of the choice from 0. The
 //! completion's choice is the letter in its last `<answer>` or `\boxed{}`, or after `####`; else what follows its last
-//! "answer is", "answer:" or "I choose"; else (unless `strict`) the completion itself if it ends or begins with a letter
-//! that stands alone, as `B`, `B)` or `(B)`. In running text only capitals count, and "A" and "I" only with a mark,
+//! "answer is", "answer:" or "I choose"; else (unless `strict`) the completion itself if it ends or begins with a
+//! letter that stands alone, as `B`, `B)` or `(B)`. In running text only capitals count, and "A" and "I" only with a mark,
 //! since they are words. A choice that is denied ("not B", "B is wrong"), or one of several ("B or C"), is none. Knows
 //! no text of the choices.
 
@@ -54,9 +54,17 @@ pub(crate) struct MultipleChoice {
 }
 
 /// What may stand around a letter.
-const OPENING: &str = r#"[\s*_$"'`“”‘’«»(\[{]*(?:\\(?:\(|\[|(?:text|math)?(?:bf|rm|sf|it|tt|textbf|boxed|mbox)?\s*\{))*[\s*_$"'`“”‘’(\[{]*"#;
+const OPENING: &str = concat!(
+    r#"[\s*_$"'`“”‘’«»(\[{]*"#,
+    r"(?:\\(?:\(|\[|(?:text|math)?(?:bf|rm|sf|it|tt|textbf|boxed|mbox)?\s*\{))*",
+    r#"[\s*_$"'`“”‘’(\[{]*"#
+);
 /// Words between an announcement and the letter.
-const WORDS: &str = r"(?i:(?:\s|[:=]|(?:is|be|was|the|my|correct|right|best|final|answer|option|choice|letter|clearly|definitely|simply|thus|so|therefore|hence|it|it's|(?:i|we)\s+(?:choose|pick|select|take|go\s+with))\b)*)";
+const WORDS: &str = concat!(
+    r"(?i:(?:\s|[:=]|(?:is|be|was|the|my|correct|right|best|final|answer|option|choice|letter",
+    r"|clearly|definitely|simply|thus|so|therefore|hence|it|it's",
+    r"|(?:i|we)\s+(?:choose|pick|select|take|go\s+with))\b)*)"
+);
 
 impl Builtin for MultipleChoice {
     const KIND: &'static str = "multiple_choice";
@@ -77,7 +85,8 @@ impl Builtin for MultipleChoice {
         let another = regex(&format!(r#"^[\s*_$"'`“‘(\[{{}}]*(?i:option\s+|choice\s+)?{upper}(?:\W|$)"#));
         let closing = r#"[\s.*_$"'`”’)\]}\\!]*$"#;
         let end = regex(&format!(
-            r#"(?P<before>^|\s|[:=])[*_$"'`“‘]*(?:[(\[](?P<marked>{any})[)\]]|(?P<closed>{upper})\)|(?P<bare>{upper})){closing}"#
+            r#"(?x) (?P<before>^|\s|[:=]) [*_$"'`“‘]*
+            (?: [(\[](?P<marked>{any})[)\]] | (?P<closed>{upper})\) | (?P<bare>{upper}) ) {closing}"#
         ));
         let listed = regex(&format!(r"(?m)^[\s*]*[(\[]?{upper}[)\].:]"));
         Ok(MultipleChoice { name, options, alone, choice, another, end, listed })
@@ -114,7 +123,8 @@ impl MultipleChoice {
         static CHOOSES: LazyLock<Regex> = LazyLock::new(|| {
             regex(
                 r"(?ix) \b(?:choice|option)\s+(?:is|would\s+be)\b
-                | \b(?:I|we)(?:['’]ll|['’]d|\s+will|\s+would)?\s+(?:choose|chose|pick|select|take|go\s+(?:with|for)|opt\s+for)\b",
+                | \b(?:I|we)(?:['’]ll|['’]d|\s+will|\s+would)?\s+
+                    (?:choose|chose|pick|select|take|go\s+(?:with|for)|opt\s+for)\b",
             )
         });
         let chooses = CHOOSES.find_iter(text).last().map(|words| &text[words.end()..]);

@@ -272,3 +272,26 @@ fn redirects_are_named_and_not_followed() {
     }
     assert!(asked.lock().unwrap().requests.is_empty());
 }
+
+/// In a process of its own, whose environment names a proxy that nobody answers at.
+#[test]
+fn no_proxy_is_asked_for_this_machine() {
+    const CHILD: &str = "LOCKSTEP_TEST_WITHIN_PROXY";
+    if std::env::var_os(CHILD).is_none() {
+        let own = ["--exact", "http::tests::no_proxy_is_asked_for_this_machine", "--nocapture"];
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        for name in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
+            child.env(name, "http://127.0.0.1:9");
+        }
+        for name in ["no_proxy", "NO_PROXY"] {
+            child.env_remove(name);
+        }
+        let output = child.args(own).env(CHILD, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let (url, _) = service(vec![rewards("[1]")]);
+    let scores = ask(&mut reward(&url, json!({"retries": 0, "timeout_s": 5})), &["x"]);
+    assert_eq!(scores.values, [Some(1.0)], "{scores:?}");
+}

@@ -267,7 +267,7 @@ impl Sink for ConsoleSink {
         match &event.kind {
             EventKind::Message { level, text, fields } => self.console.log(*level, text, fields),
             EventKind::Alarm { alarm, .. } => {
-                let level = if alarm.until.is_some() { Level::Info } else { Level::Warn };
+                let level = if alarm.until.is_some() || alarm.quiet { Level::Info } else { Level::Warn };
                 self.console.log(level, &alarm.to_string(), &Record::new());
             }
             EventKind::Completions { rows, shown } if *shown > 0 => {

@@ -38,6 +38,10 @@ conditions! {
         "a higher max_completion_length; a warm-up (sft) that teaches the model to end; the right eos token";
     ZERO_VARIANCE "zero_variance" 0.9 3 Generation
         "prompts that the model solves sometimes; a reward with partial credit; more num_generations; dynamic_sampling";
+    DIVERGED "diverged" 3.0 3 Step
+        "a lower learning_rate; longer warm-up; max_grad_norm; go on from a checkpoint before it began";
+    MARGIN "margin" 100.0 3 Step
+        "a lower learning_rate; a higher beta, which keeps the policy near the reference; fewer epochs";
     ENTROPY "entropy_collapse" 0.1 5 Step
         "a lower learning_rate; epsilon_high = 0.28; an entropy bonus (entropy_coef); a higher temperature";
     KL "kl_blow_up" 1.0 3 Step
@@ -53,17 +57,26 @@ conditions! {
     NO_ANSWER "no_answer" 0.9 3 Generation
         "the form is not learned yet, or not asked for: a prompt that says where the answer stands; a warm-up (sft); a \
          reward for the form beside it; less `strict`";
+    OVERFLOW "reward_overflow" 1.0 1 Generation
+        "scores of such a size have no deviation, and so no advantage: scale the reward";
+    NOISE "reward_is_noise" 4.0 5 Generation
+        "it may be random, or look at something else than the completion: score the same completions twice with \
+         `lockstep score-rewards`, and read the ones that it pays most for";
     CONTRADICTION "contradiction" 1e-8 1 Generation
         "a reward that depends on more than prompt and completion adds noise: take chance, time and state out of it";
     CUT_SHORT "cut_short" 0.25 3 Generation
         "a higher max_completion_length; mask_truncated_completions = true";
     LENGTH "length_explodes" 2.0 3 Generation
         "the reward may pay for length: read the completions; the `length` reward with a margin beside it";
+    LENGTH_PAID "length_is_paid" 0.9 5 Generation
+        "the reward pays for length: read the completions; the `length` reward with a margin beside it";
     REPETITION "repetition_explodes" 0.2 3 Generation
         "the reward pays for saying the same again: read the completions; the `repetition` reward beside it";
     EMPTY_WINS "empty_answer_wins" 0.5 5 Generation
         "the reward pays for an answer that is empty: mend it, and begin again from before this step";
     BROKEN_WINS "broken_text_wins" 0.5 5 Generation
+        "the reward pays for text that cannot be parsed: mend it, and begin again from before this step";
+    ODD_WINS "odd_marks_win" 0.9 5 Generation
         "the reward pays for text that cannot be parsed: mend it, and begin again from before this step";
     REPETITION_WINS "repetition_wins" 0.5 5 Generation
         "the reward pays for repetition: mend it, or add the `repetition` reward, and begin again";

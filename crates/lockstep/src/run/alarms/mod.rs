@@ -6,14 +6,17 @@
 //! event ([`telemetry::EventKind::Alarm`]): where it goes, this does not know.
 
 mod conditions;
+mod noise;
 mod signs;
 #[cfg(test)]
 mod tests;
+mod values;
 
 use super::checkpoint::state::Bits64;
 use crate::rollouts::Rollouts;
 use conditions::{Condition, Every};
-use rewards::{NO_ANSWER, Problem};
+use noise::Dependence;
+use rewards::Problem;
 use serde::{Deserialize, Serialize};
 use signs::{GenerationSigns, Row};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -29,6 +32,10 @@ const COMPARED: usize = 5;
 const EXAMPLES: usize = 3;
 /// Fewer that earn the most say nothing about what it is paid for.
 const FEWEST_WINNERS: usize = 2;
+/// From so many completions and generations on it can be said that a reward depends on nothing.
+const ENOUGH: (u64, u64) = (400, 20);
+/// So many pairs of equal texts with equal scores are no chance.
+const FEWEST_EQUAL: u64 = 5;
 /// Alarms that are remembered for the end of the run.
 const KEPT: usize = 100;
 /// Behind the name of a reward that failed in an evaluation.
@@ -76,6 +83,12 @@ struct Streak {
 struct History {
     /// Of the first steps.
     entropies: Vec<Bits64>,
+    /// Of the first steps, where nothing is sampled.
+    losses: Vec<Bits64>,
+    /// Whether completions were cut in each generation so far.
+    cut_from_the_first: Option<bool>,
+    /// By reward.
+    dependences: BTreeMap<String, Dependence>,
     /// Of the last steps, those that are not 0.
     grad_norms: VecDeque<Bits64>,
     /// Reward, length and repetition of the last generations.
@@ -84,8 +97,8 @@ struct History {
     constants: BTreeMap<String, Bits64>,
     /// The lowest total so far.
     lowest: Option<Bits64>,
-    /// Completions that did not earn much so far, and how many of them were empty, broken and repetitive.
-    others: [u64; 4],
+    /// Completions that did not earn much so far, and how many of them were empty, broken, repetitive and odd.
+    others: Vec<u64>,
 }
 
 /// A condition that holds.
@@ -94,11 +107,12 @@ struct Sighting {
     subject: String,
     evidence: String,
     examples: Vec<String>,
+    quiet: bool,
 }
 
 impl Sighting {
     fn new(condition: &'static Condition, evidence: String) -> Sighting {
-        Sighting { condition, subject: String::new(), evidence, examples: Vec::new() }
+        Sighting { condition, subject: String::new(), evidence, examples: Vec::new(), quiet: false }
     }
 
     fn of(self, subject: impl Into<String>) -> Sighting {
@@ -191,15 +205,21 @@ impl AlarmState {
     fn take(&mut self, step: u64, seen: Vec<Sighting>, looked: impl Fn(&Condition, &str) -> bool) -> Vec<Alarm> {
         let mut out = Vec::new();
         let mut held = BTreeSet::new();
-        for Sighting { condition, subject, evidence, examples } in seen {
+        for Sighting { condition, subject, evidence, examples, quiet } in seen {
             let key = format!("{} {subject}", condition.id);
             let new = Streak { since: step, held: 0, quiet: 0, raised: false };
             let streak = self.streaks.entry(key.clone()).or_insert(new);
             (streak.held, streak.quiet) = (streak.held.saturating_add(1), 0);
             if !streak.raised && streak.held >= condition.patience {
                 streak.raised = true;
+                // What a run is configured to do is said once.
+                let said = |a: &Alarm| a.quiet && a.id == condition.id && a.subject == subject;
+                if quiet && self.raised.iter().any(said) {
+                    held.insert(key);
+                    continue;
+                }
                 let (id, remedy, since) = (condition.id.to_owned(), condition.remedy.to_owned(), streak.since);
-                out.push(Alarm { id, subject, since, until: None, evidence, examples, remedy });
+                out.push(Alarm { id, subject, since, until: None, evidence, examples, remedy, quiet });
             }
             held.insert(key);
         }
@@ -231,58 +251,6 @@ impl AlarmState {
 }
 
 impl History {
-    /// What the metrics of a step say.
-    fn look_at_values(&mut self, values: &BTreeMap<String, f64>, seen: &mut Vec<Sighting>) {
-        let value = |name: &str| values.get(name).copied();
-        let percent = |share: f64| share * 100.0;
-        if let Some(share) = value("completions/clipped_ratio").filter(|s| *s >= conditions::TRUNCATED.threshold) {
-            let evidence = format!("{:.0} % of the completions were cut at max_completion_length", percent(share));
-            seen.push(Sighting::new(&conditions::TRUNCATED, evidence));
-        }
-        if let Some(share) = value("frac_reward_zero_std").filter(|s| *s >= conditions::ZERO_VARIANCE.threshold) {
-            let evidence = format!("in {:.0} % of the groups all rewards are equal: no advantage", percent(share));
-            seen.push(Sighting::new(&conditions::ZERO_VARIANCE, evidence));
-        }
-        let rewards = values.iter().filter_map(|(name, share)| Some((name.strip_prefix("rewards/")?, *share)));
-        let unanswered = rewards.filter_map(|(name, share)| {
-            let reward = name.strip_suffix(NO_ANSWER)?.strip_suffix('/')?;
-            (share >= conditions::NO_ANSWER.threshold).then_some((reward, share))
-        });
-        for (reward, share) in unanswered {
-            let evidence = format!("it finds no answer in {:.0} % of the completions, right or wrong", percent(share));
-            seen.push(Sighting::new(&conditions::NO_ANSWER, evidence).of(reward));
-        }
-        // Only where completions are sampled: in supervised training certainty is what is asked for.
-        if let Some(entropy) = value("entropy").filter(|e| e.is_finite() && self.lowest.is_some()) {
-            if self.entropies.len() < COMPARED {
-                self.entropies.push(Bits64(entropy));
-            } else {
-                let first = mean(self.entropies.iter().map(|e| e.0));
-                if entropy < conditions::ENTROPY.threshold * first {
-                    let evidence = format!("the entropy of a token is {entropy:.3} nats; it began with {first:.3}");
-                    seen.push(Sighting::new(&conditions::ENTROPY, evidence));
-                }
-            }
-        }
-        // PPO's is of a completion.
-        let of_completion = || Some(value("objective/kl")? / value("completions/mean_length")?.max(1.0));
-        if let Some(kl) = value("kl").or_else(of_completion).filter(|kl| *kl >= conditions::KL.threshold) {
-            let evidence = format!("the divergence from the reference model is {kl:.3} nats per token");
-            seen.push(Sighting::new(&conditions::KL, evidence));
-        }
-        if let Some(norm) = value("grad_norm").filter(|norm| norm.is_finite() && *norm > 0.0) {
-            let mut norms: Vec<f64> = self.grad_norms.iter().map(|n| n.0).collect();
-            norms.sort_by(f64::total_cmp);
-            let median = norms.get(norms.len() / 2).copied().filter(|_| norms.len() * 2 >= REMEMBERED);
-            if let Some(median) = median.filter(|median| norm > conditions::GRAD_NORM.threshold * median) {
-                let evidence =
-                    format!("the gradient's norm is {norm:.3}; the median of the steps before is {median:.3}");
-                seen.push(Sighting::new(&conditions::GRAD_NORM, evidence));
-            }
-            remember(&mut self.grad_norms, Bits64(norm));
-        }
-    }
-
     /// What new completions and their scores say.
     fn look_at_generation(&mut self, signs: &GenerationSigns, no_problems: bool, seen: &mut Vec<Sighting>) {
         let all = signs.rows().count();
@@ -295,6 +263,28 @@ impl History {
         }
         for reward in &signs.rewards {
             let name = &reward.name;
+            if reward.overflows {
+                let (low, high) = reward.range.unwrap_or_default();
+                let evidence = format!("scores from {low:e} to {high:e} have no finite deviation");
+                seen.push(Sighting::new(&conditions::OVERFLOW, evidence).of(name));
+            }
+            let dependence = self.dependences.entry(name.clone()).or_default();
+            dependence.take(&reward.portion);
+            let (completions, generations) = dependence.seen();
+            let strongest = dependence.strongest();
+            if completions >= ENOUGH.0
+                && generations >= ENOUGH.1
+                && strongest < conditions::NOISE.threshold
+                && dependence.equal() < FEWEST_EQUAL
+                && !dependence.rises()
+            {
+                let evidence = format!(
+                    "of {completions} completions in {generations} generations nothing goes with the score: neither \
+                     length, repetition, log-probability nor any token (at most {strongest:.1} standard deviations of \
+                     chance), and it does not rise"
+                );
+                seen.push(Sighting::new(&conditions::NOISE, evidence).of(name).showing(signs.rows()));
+            }
             if let Some(example) = &reward.contradiction {
                 let sighting = Sighting::new(&conditions::CONTRADICTION, "two scores for the same text".to_owned());
                 seen.push(Sighting { examples: vec![example.clone()], ..sighting.of(name) });
@@ -309,8 +299,24 @@ impl History {
                 seen.push(Sighting::new(&conditions::CONSTANT, evidence).of(name).showing(signs.rows()));
             }
         }
+        self.look_at_characters(signs, seen);
         self.look_at_course(signs, seen);
         self.look_at_winners(signs, seen);
+    }
+
+    /// Where nearly all completions are cut, their lengths in tokens are equal: those in characters are compared.
+    fn look_at_characters(&self, signs: &GenerationSigns, seen: &mut Vec<Sighting>) {
+        if signs.cut_share() < conditions::TRUNCATED.threshold {
+            return;
+        }
+        let Some(correlation) = signs.length_and_total() else { return };
+        if correlation >= conditions::LENGTH_PAID.threshold {
+            let evidence = format!(
+                "nearly all completions are cut, so tokens do not show it, but the reward goes with the length in \
+                 characters (correlation {correlation:.2} within groups)"
+            );
+            seen.push(Sighting::new(&conditions::LENGTH_PAID, evidence).showing(signs.rows()));
+        }
     }
 
     /// Whether rewards rise with what they should not be for.
@@ -365,12 +371,18 @@ impl History {
         let wins = |row: &&Row| row.total.is_some_and(|total| total >= (lowest + highest) / 2.0);
         self.look_at_cut(signs, lowest, wins, seen);
         let (winners, others): (Vec<&Row>, Vec<&Row>) = signs.rows().filter(|row| row.total.is_some()).partition(wins);
+        self.others.resize(5, 0);
         self.others[0] += others.len() as u64;
         type Mark = (&'static Condition, fn(&Row) -> bool, &'static str);
-        let marks: [Mark; 3] = [
+        let marks: [Mark; 4] = [
             (&conditions::EMPTY_WINS, |row| row.empty, "have no answer"),
             (&conditions::BROKEN_WINS, |row| row.broken, "have brackets or fences that do not match"),
             (&conditions::REPETITION_WINS, |row| row.repetitive, "are repetition"),
+            (
+                &conditions::ODD_WINS,
+                |row| row.odd,
+                "have an odd number of quotation marks, or other marks without their pair",
+            ),
         ];
         for (k, (condition, has, words)) in marks.into_iter().enumerate() {
             self.others[k + 1] += others.iter().filter(|row| has(row)).count() as u64;

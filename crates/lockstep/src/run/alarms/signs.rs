@@ -1,5 +1,6 @@
 //! What a generation shows of its rewards and of what they pay for, as far as alarms need it. Knows no threshold.
 
+use super::noise::Portion;
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use rewards::Content;
 use rollout::FinishReason;
@@ -25,8 +26,12 @@ pub struct Row {
     pub cut: bool,
     /// Nothing, or an answer's frame with nothing in it.
     pub empty: bool,
-    /// Brackets or fences that do not match, in what ended by itself.
+    /// Brackets or fences that do not match, in what ended by itself, or where all are cut.
     pub broken: bool,
+    /// The same of quotation marks, dollars, backticks and tags.
+    pub odd: bool,
+    /// Characters.
+    length: f64,
     pub repetitive: bool,
     /// For people.
     shown: String,
@@ -47,6 +52,9 @@ pub struct RewardSigns {
     pub range: Option<(f64, f64)>,
     /// The same prompt and text with two scores.
     pub contradiction: Option<String>,
+    /// They are too large for a deviation.
+    pub overflows: bool,
+    pub portion: Portion,
 }
 
 /// A generation.
@@ -66,6 +74,10 @@ impl GenerationSigns {
     /// Reads a generation.
     pub fn of(rollouts: &Rollouts) -> GenerationSigns {
         let count = rollouts.completions().count().max(1) as f64;
+        let is_cut = |c: &&ScoredCompletion| c.completion.finish_reason == FinishReason::Length;
+        // Of what was cut it is no wonder, unless all were.
+        let all_cut =
+            rollouts.completions().filter(is_cut).count() as f64 >= super::conditions::TRUNCATED.threshold * count;
         let repetition = |c: &ScoredCompletion| repetition(&c.completion.ids);
         let groups = rollouts.groups.iter().map(|group| {
             let row = |c: &ScoredCompletion| {
@@ -78,7 +90,11 @@ impl GenerationSigns {
                     total: rollouts.total(c),
                     cut,
                     empty: has_no_answer(&text),
-                    broken: !cut && (unmatched(before) || unmatched(&text)) && unmatched(&format!("{before}{text}")),
+                    broken: (!cut || all_cut)
+                        && (unmatched(before) || unmatched(&text))
+                        && unmatched(&format!("{before}{text}")),
+                    odd: (!cut || all_cut) && (odd(before) || odd(&text)) && odd(&format!("{before}{text}")),
+                    length: text.chars().count() as f64,
                     repetitive: repetition(c) >= REPETITIVE,
                     shown: format!("{} → {}", shorten(&prompt), shorten(&text)),
                     text,
@@ -95,6 +111,29 @@ impl GenerationSigns {
             repetition: rollouts.completions().map(repetition).sum::<f64>() / count,
             groups,
         }
+    }
+
+    /// The share of completions that were cut.
+    pub fn cut_share(&self) -> f64 {
+        self.rows().filter(|row| row.cut).count() as f64 / self.rows().count().max(1) as f64
+    }
+
+    /// The correlation of totals with lengths in characters, both less their groups' means; none without a spread.
+    pub fn length_and_total(&self) -> Option<f64> {
+        let (mut product, mut squares) = (0.0, [0.0; 2]);
+        for group in &self.groups {
+            let rows: Vec<(f64, f64)> = group.iter().filter_map(|row| Some((row.length, row.total?))).collect();
+            let count = rows.len().max(1) as f64;
+            let mean = |of: fn(&(f64, f64)) -> f64| rows.iter().map(of).sum::<f64>() / count;
+            let (length, total) = (mean(|row| row.0), mean(|row| row.1));
+            for (own_length, own_total) in &rows {
+                let (x, y) = (own_length - length, own_total - total);
+                product += x * y;
+                squares = [squares[0] + x * x, squares[1] + y * y];
+            }
+        }
+        let correlation = product / (squares[0] * squares[1]).sqrt();
+        correlation.is_finite().then_some(correlation)
     }
 
     /// All completions.
@@ -121,11 +160,20 @@ fn reward(rollouts: &Rollouts, k: usize) -> RewardSigns {
             }
         }
     }
-    RewardSigns { name, range: range.filter(|_| scored > 1), contradiction }
+    let scores = || rollouts.completions().filter_map(|c| c.rewards[k]);
+    let squares: f64 = scores().map(|score| score * score).sum();
+    let overflows = scored > 1 && !squares.is_finite();
+    RewardSigns {
+        name,
+        range: range.filter(|_| scored > 1),
+        contradiction,
+        overflows,
+        portion: Portion::of(rollouts, k),
+    }
 }
 
 /// The share of n-grams that came before.
-fn repetition(ids: &[u32]) -> f64 {
+pub fn repetition(ids: &[u32]) -> f64 {
     let ngrams = ids.windows(NGRAM);
     let count = ngrams.len();
     if count < FEWEST_NGRAMS {
@@ -134,17 +182,51 @@ fn repetition(ids: &[u32]) -> f64 {
     (count - ngrams.collect::<BTreeSet<_>>().len()) as f64 / count as f64
 }
 
-/// Whether there is nothing, or an answer's frame without an answer.
+/// Whether there is nothing, or an answer's frame (tags, a box, `####`, a fence of code, "Answer:") without an answer.
 fn has_no_answer(text: &str) -> bool {
-    let text = text.trim();
+    let text = text.trim().to_lowercase();
     let (mut empty, mut filled) = (text.is_empty(), false);
-    for (open, close) in [("<answer>", "</answer>"), ("\\boxed{", "}")] {
-        for inside in text.split(open).skip(1).filter_map(|rest| rest.split_once(close)) {
-            if inside.0.trim().is_empty() { empty = true } else { filled = true }
+    let frames = [
+        ("<answer>", "</answer>"),
+        ("<solution>", "</solution>"),
+        ("\\boxed{", "}"),
+        ("\\boxed {", "}"),
+        ("\\fbox{", "}"),
+        ("\\boxed{\\text{", "}"),
+        ("```", "```"),
+    ];
+    for (open, close) in frames {
+        for (inside, _) in text.split(open).skip(1).filter_map(|rest| rest.split_once(close)) {
+            // A frame in a frame, and signs alone, are no answer.
+            let plain = frames
+                .iter()
+                .fold(inside.to_owned(), |plain, (open, close)| plain.replace(open, "").replace(close, ""));
+            if plain.replace("\\text{", "").chars().all(|c| c.is_whitespace() || "{}.…?-_*".contains(c)) {
+                empty = true;
+            } else {
+                filled = true;
+            }
         }
     }
-    empty |= text.ends_with("####");
+    let end = text.trim_end_matches(['*', ' ', '\n']);
+    empty |=
+        end.ends_with("####") || end.ends_with("answer:") || end.ends_with("answer is") || end.ends_with("answer is:");
     empty && !filled
+}
+
+/// Whether a quotation mark, a dollar, a backtick or a tag has no pair.
+fn odd(text: &str) -> bool {
+    let count = |mark: &str| text.matches(mark).count();
+    let tags = |text: &str| {
+        let opened = text.split('<').skip(1).filter_map(|rest| rest.split_once('>')).map(|(name, _)| name);
+        let name = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        let (open, close): (Vec<&str>, Vec<&str>) = opened.partition(|name| !name.starts_with('/'));
+        open.iter().filter(|own| name(own)).count() != close.iter().filter(|own| name(&own[1..])).count()
+    };
+    ["\"", "$", "`", "**"].iter().any(|mark| count(mark) % 2 == 1)
+        || count("“") != count("”")
+        || count("«") != count("»")
+        || tags(text)
 }
 
 /// Whether brackets, or fences of code, do not match.
@@ -176,6 +258,22 @@ mod tests {
 
     #[test]
     fn answers_that_are_empty() {
+        for text in [
+            "<SOLUTION> </SOLUTION>",
+            "\\fbox{}",
+            "<answer>\\boxed{}</answer>",
+            "\\boxed{\\text{}}",
+            "<answer>...</answer>",
+            "**Answer:**",
+            "The answer is",
+            "```\n```",
+        ] {
+            assert!(has_no_answer(text), "{text:?}");
+        }
+        for text in ["Answer: 5", "\\boxed{\\text{a}}", "```\nx\n```", "<answer>\\boxed{1}</answer>", "the answer is 5"]
+        {
+            assert!(!has_no_answer(text), "{text:?}");
+        }
         for text in ["", " \n", "<answer></answer>", "so <answer> \n</answer> it is", "\\boxed{}", "I think\n#### "] {
             assert!(has_no_answer(text), "{text:?}");
         }
@@ -190,6 +288,13 @@ mod tests {
     fn brackets_and_fences_that_do_not_match() {
         assert!(["(", "f(x))", "[(])", "```py\nx"].into_iter().all(unmatched));
         assert!(!["", "f(x[1]) {}", "```py\nx\n```"].into_iter().any(unmatched));
+    }
+
+    #[test]
+    fn marks_without_their_pair() {
+        assert!(["\"", "he said \"yes", "$5", "`x", "**a", "“a", "<answer>5", "5</answer>"].into_iter().all(odd));
+        let pairs = ["", "\"a\"", "$x$", "`x`", "**a**", "“a”", "<answer>5</answer>", "it's 3 < 4 > 2", "<br>x</br>"];
+        assert!(!pairs.into_iter().any(odd));
     }
 
     #[test]

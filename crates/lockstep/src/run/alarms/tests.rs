@@ -297,6 +297,11 @@ fn at_a_threshold_and_just_short_of_it() {
         &[("a", Some(0.0), true), ("b", Some(1.0), false), ("c", Some(0.0), false), ("d", Some(0.0), false)];
     assert_eq!(raised(3, &[few]), NOTHING);
     assert_eq!(ended(0.2, [1.0, 1.0]), NOTHING);
+    // A third were cut, and earned something.
+    let earned: &[Text<'_>] = &[("a", Some(0.2), true), ("b", Some(1.0), false), ("c", Some(1.0), false)];
+    assert_eq!(raised(3, &[earned]), NOTHING);
+    let nothing: &[Text<'_>] = &[("a", Some(0.0), true), ("b", Some(1.0), false), ("c", Some(1.0), false)];
+    assert_eq!(raised(3, &[nothing]), ["cut_short"]);
 }
 
 #[test]
@@ -350,5 +355,136 @@ fn length_is_compared_at_twice_and_a_rise_with_the_rewards_spread() {
     assert_eq!(course(10, 20, rises), [(12, "length_explodes".to_owned())]);
     assert_eq!(course(10, 19, rises), []);
     assert_eq!(course(10, 20, |step| (step % 2) as f64), []);
+    // A rise of 0.2 where the deviation is 0.5: 0, 1, 0, 1, 0 and then 1, 0, 1, 0, 1.
+    assert_eq!(course(10, 20, |step| ((step + u64::from(step > 5)) % 2) as f64), []);
+    assert_eq!(course(10, 20, |step| ((step + 1) % 2) as f64), []);
     assert_eq!(course(10, 20, |_| 0.0), []);
+}
+
+/// A run with this metric beside the length of completions of 64 tokens, all or some of them cut.
+#[test]
+fn short_completions_that_are_all_cut_from_the_first_are_said_once_and_quietly() {
+    let course = |shares: &[f64], longest: f64| {
+        let mut alarms = Alarms::default();
+        let mut out = Vec::new();
+        for (share, step) in shares.iter().zip(1..) {
+            let values = [("completions/clipped_ratio", *share), ("completions/max_length", longest)];
+            let values = values.map(|(name, value)| (name.to_owned(), value));
+            alarms.generation(&rollouts(WELL));
+            out.extend(alarms.end_step(step, &BTreeMap::from(values)).into_iter().map(|a| (step, a.quiet, a.until)));
+        }
+        out
+    };
+    assert_eq!(course(&[1.0; 30], 64.0), [(3, true, None)]);
+    assert_eq!(course(&[1.0; 30], 512.0), [(3, false, None)]);
+    // Later ones are no configuration, and are said aloud.
+    let later = [&[0.5; 3][..], &[1.0; 9]].concat();
+    assert_eq!(course(&later, 64.0), [(6, false, None)]);
+    let again = [&[1.0; 5][..], &[0.5; 6], &[1.0; 5]].concat();
+    assert_eq!(course(&again, 64.0), [(3, true, None), (10, true, Some(10)), (14, false, None)]);
+    let mut quiet = Alarm { id: "truncated".into(), since: 1, quiet: true, ..Alarm::default() };
+    quiet.evidence = "all were cut".into();
+    assert_eq!(quiet.to_string(), "note: truncated since step 1: all were cut");
+}
+
+#[test]
+fn supervised_training_that_has_diverged() {
+    let course = |metrics: &[(&str, f64)], from: &[(&str, f64)]| {
+        let mut alarms = Alarms::default();
+        let values = |all: &[(&str, f64)]| all.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect::<BTreeMap<_, _>>();
+        let mut found = Vec::new();
+        for step in 1..=20 {
+            let now = values(if step <= 6 { from } else { metrics });
+            found.extend(alarms.end_step(step, &now).into_iter().map(|alarm| (step, alarm.id)));
+        }
+        found
+    };
+    let healthy = [("loss", 2.0), ("grad_norm", 1.0)];
+    let at = |step: u64, id: &str| vec![(step, id.to_owned())];
+    // The loss is ln 512, and the gradient exactly 0.
+    assert_eq!(course(&[("loss", 6.238), ("grad_norm", 0.0)], &healthy), at(9, "diverged"));
+    assert_eq!(course(&[("loss", 6.1), ("grad_norm", 0.5)], &healthy), at(9, "diverged"));
+    assert_eq!(course(&[("loss", 5.9), ("grad_norm", 0.5)], &healthy), []);
+    assert_eq!(course(&[("loss", 0.0), ("grad_norm", 0.0)], &healthy), [], "all is learned");
+    let pairs = |margin: f64| [("loss", 0.1), ("grad_norm", 0.01), ("rewards/margins", margin)];
+    assert_eq!(course(&pairs(20_631.0), &pairs(0.0)), at(9, "margin"));
+    assert_eq!(course(&pairs(-100.0), &pairs(0.0)), at(9, "margin"));
+    assert_eq!(course(&pairs(99.0), &pairs(0.0)), []);
+    // Where completions are sampled, no advantage is no gradient.
+    assert_eq!(course(&[("loss", 1.0), ("grad_norm", 0.0), ("reward", 0.5)], &[("reward", 0.5)]), []);
+}
+
+#[test]
+fn an_entropy_that_is_nothing_from_the_first_is_a_collapse() {
+    let first = |course: &[f64]| {
+        let raised = values(&mut Alarms::default(), "entropy", course.iter().copied());
+        raised.first().map(|(step, alarm)| (*step, alarm.id.clone()))
+    };
+    // The first step's entropy is of before the first generation was looked at.
+    assert_eq!(first(&[0.001; 20]), Some((6, "entropy_collapse".to_owned())));
+    assert_eq!(first(&[0.01; 20]), None);
+}
+
+#[test]
+fn scores_without_a_finite_deviation() {
+    let both = |score: f64| [("a", Some(score), false), ("b", Some(-score), false)];
+    assert_eq!(steps(&mut Alarms::default(), 1..2, &[&both(1e154)]), [(1, "reward_overflow".to_owned())]);
+    assert_eq!(steps(&mut Alarms::default(), 1..2, &[&both(1e150)]), []);
+}
+
+/// Generations of 16 completions of 12 letters, cut or not, with this score; what is raised.
+fn generations(count: u64, cut: bool, score: impl Fn(&str, u64) -> f64) -> Vec<String> {
+    let mut noise = 88172645463325252u64;
+    let mut random = move || {
+        noise ^= noise << 13;
+        noise ^= noise >> 7;
+        noise ^= noise << 17;
+        noise >> 11
+    };
+    let mut alarms = Alarms::default();
+    let mut found = Vec::new();
+    for step in 1..=count {
+        let text = |random: &mut dyn FnMut() -> u64| {
+            let word = |random: &mut dyn FnMut() -> u64| {
+                let letters = if random() % 3 == 0 { ["aé", "\"", "i"] } else { ["b", "cd", "e"] };
+                letters[random() as usize % 3].to_owned()
+            };
+            (0..12).map(|_| word(random)).collect::<String>()
+        };
+        let texts: Vec<(String, f64)> = (0..16)
+            .map(|_| {
+                let text = text(&mut random);
+                let score = score(&text, random());
+                (text, score)
+            })
+            .collect();
+        let rows: Vec<Text<'_>> = texts.iter().map(|(text, score)| (text.as_str(), Some(*score), cut)).collect();
+        alarms.generation(&rollouts(&[&rows[..8], &rows[8..]]));
+        found.extend(alarms.end_step(step, &BTreeMap::new()).into_iter().map(|alarm| alarm.id));
+    }
+    found
+}
+
+#[test]
+fn a_random_reward_is_named_and_one_that_reads_the_text_is_not() {
+    let chance = |_: &str, random: u64| (random % 1000) as f64 / 1000.0;
+    assert_eq!(generations(60, false, chance), ["reward_is_noise"]);
+    assert_eq!(generations(60, true, |_, random| (random % 2) as f64), ["reward_is_noise"]);
+    // With as much chance as text, and of a letter alone.
+    let noisy = |text: &str, random: u64| text.matches('b').count() as f64 + (random % 1000) as f64 / 250.0;
+    assert_eq!(generations(60, false, noisy), NOTHING);
+    assert_eq!(generations(60, false, |text, _| f64::from(u8::from(text.contains("be")))), NOTHING);
+    assert_eq!(generations(24, false, chance), NOTHING, "too few");
+}
+
+#[test]
+fn what_tokens_cannot_show_where_all_are_cut() {
+    let characters = |text: &str, _: u64| text.chars().count() as f64;
+    assert!(generations(12, true, characters).contains(&"length_is_paid".to_owned()));
+    assert_eq!(generations(12, false, characters), NOTHING);
+    let quotes = |text: &str, _: u64| f64::from(u8::from(text.matches('"').count() % 2 == 1));
+    assert!(generations(30, true, quotes).contains(&"odd_marks_win".to_owned()));
+    assert!(generations(30, false, quotes).contains(&"odd_marks_win".to_owned()));
+    let unique = |text: &str, _: u64| text.chars().collect::<BTreeSet<_>>().len() as f64;
+    assert_eq!(generations(60, true, unique), NOTHING);
 }

@@ -124,8 +124,9 @@ fn emphasized(text: &str) -> &str {
     }
 }
 
-/// The last number as it is written, unless something takes it back ("not 12", "x ≠ 12", "12th"): with its sign (as `gsm8k` has it), its denominator, the whole number before a
-/// fraction, its exponent, a percent sign. Numbers with nothing but commas between are one list.
+/// The last number as it is written, unless something takes it back ("not 12", "x ≠ 12", "12th"): with its sign (as
+/// `gsm8k` has it), its denominator, the whole number before a fraction, its exponent, a percent sign. Numbers with
+/// nothing but commas between are one list.
 fn last_number(text: &str) -> Option<&str> {
     let whole = |range: &Range<usize>| {
         let digits = text[range.clone()].trim_start_matches(['-', '\u{2212}']);

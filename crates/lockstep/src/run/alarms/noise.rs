@@ -1,0 +1,149 @@
+//! Whether a reward depends on the text at all. A random one has a spread and teaches nothing; nothing else shows it.
+//!
+//! Of each completion some features are taken: its length, how much of it is repeated, how likely the model held it,
+//! which tokens it has. If a reward has nothing to do with the text, its product with a feature, both less their
+//! group's means, is 0 but for chance: the sum over all completions, divided by its standard deviation when scores are
+//! dealt out at random within groups, is a standard normal number. A reward that depends on the text soon has one
+//! feature of which it is many times that. Knows no threshold.
+
+use super::signs::repetition;
+use crate::rollouts::{Rollouts, ScoredCompletion};
+use crate::run::checkpoint::state::Bits64;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Features that are numbers: tokens, characters, different tokens, repetition, mean log-probability.
+const NUMBERS: usize = 5;
+/// Tokens are counted by their remainder.
+const BUCKETS: usize = 128;
+/// Generations whose means are compared.
+const REMEMBERED: usize = 20;
+
+/// What is known of a reward.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Dependence {
+    /// Of each feature the sum of its products with the score, and that sum's variance where it is chance.
+    sums: Vec<[Bits64; 2]>,
+    /// Completions in groups with a spread.
+    completions: u64,
+    generations: u64,
+    /// Pairs of equal texts with equal scores in such groups: no chance.
+    equal: u64,
+    /// The mean scores of the last generations.
+    means: VecDeque<Bits64>,
+}
+
+/// One generation of a reward.
+#[derive(Default)]
+pub struct Portion {
+    sums: Vec<[f64; 2]>,
+    completions: u64,
+    equal: u64,
+    mean: Option<f64>,
+}
+
+impl Portion {
+    /// Reads a generation's scores of reward `k`.
+    pub fn of(rollouts: &Rollouts, k: usize) -> Portion {
+        let mut portion = Portion { sums: vec![[0.0; 2]; NUMBERS + BUCKETS], ..Portion::default() };
+        let mut all = (0.0, 0usize);
+        for group in &rollouts.groups {
+            let scored: Vec<(&ScoredCompletion, f64)> = group
+                .completions
+                .iter()
+                .filter_map(|c| Some((c, c.rewards[k].filter(|score| score.is_finite())?)))
+                .collect();
+            scored.iter().for_each(|(_, score)| all = (all.0 + score, all.1 + 1));
+            portion.add(&scored);
+        }
+        portion.mean = (all.1 > 0).then(|| all.0 / all.1 as f64);
+        portion
+    }
+
+    fn add(&mut self, scored: &[(&ScoredCompletion, f64)]) {
+        let count = scored.len() as f64;
+        let less_mean = |values: Vec<f64>| {
+            let mean = values.iter().sum::<f64>() / count;
+            values.into_iter().map(|value| value - mean).collect::<Vec<f64>>()
+        };
+        let scores = less_mean(scored.iter().map(|(_, score)| *score).collect());
+        let square: f64 = scores.iter().map(|score| score * score).sum();
+        let scale = scored.iter().map(|(_, score)| score.abs()).fold(0.0, f64::max);
+        if scored.len() < 2 || !square.is_finite() || square <= 1e-16 * scale * scale {
+            return;
+        }
+        self.completions += scored.len() as u64;
+        let features: Vec<Vec<f64>> = scored.iter().map(|(completion, _)| features(completion)).collect();
+        for (k, sum) in self.sums.iter_mut().enumerate() {
+            let feature = less_mean(features.iter().map(|own| own[k]).collect());
+            let own: f64 = feature.iter().map(|value| value * value).sum();
+            sum[0] += feature.iter().zip(&scores).map(|(value, score)| value * score).sum::<f64>();
+            sum[1] += own * square / (count - 1.0);
+        }
+        let mut known: BTreeMap<&[u32], f64> = BTreeMap::new();
+        for (completion, score) in scored {
+            match known.get(completion.completion.ids.as_slice()) {
+                Some(first) => self.equal += u64::from(first == score),
+                None => drop(known.insert(&completion.completion.ids, *score)),
+            }
+        }
+    }
+}
+
+fn features(completion: &ScoredCompletion) -> Vec<f64> {
+    let (ids, logps) = (&completion.completion.ids, completion.completion.logps());
+    let length = ids.len().max(1) as f64;
+    let mut all = vec![0.0; NUMBERS + BUCKETS];
+    all[0] = length;
+    all[1] = completion.content.text().chars().count() as f64;
+    all[2] = ids.iter().collect::<BTreeSet<_>>().len() as f64 / length;
+    all[3] = repetition(ids);
+    all[4] = logps.iter().map(|logp| f64::from(*logp)).sum::<f64>() / logps.len().max(1) as f64;
+    ids.iter().for_each(|id| all[NUMBERS + *id as usize % BUCKETS] = 1.0);
+    all
+}
+
+impl Dependence {
+    pub fn take(&mut self, portion: &Portion) {
+        self.sums.resize(portion.sums.len(), [Bits64(0.0); 2]);
+        for (sum, more) in self.sums.iter_mut().zip(&portion.sums) {
+            *sum = [Bits64(sum[0].0 + more[0]), Bits64(sum[1].0 + more[1])];
+        }
+        self.completions += portion.completions;
+        self.equal += portion.equal;
+        self.generations += u64::from(portion.completions > 0);
+        self.means.extend(portion.mean.map(Bits64));
+        while self.means.len() > REMEMBERED {
+            self.means.pop_front();
+        }
+    }
+
+    /// How many completions and generations were looked at.
+    pub fn seen(&self) -> (u64, u64) {
+        (self.completions, self.generations)
+    }
+
+    /// How often equal texts had equal scores.
+    pub fn equal(&self) -> u64 {
+        self.equal
+    }
+
+    /// The most that a feature goes with the score, in standard deviations of chance.
+    pub fn strongest(&self) -> f64 {
+        let sizes = self.sums.iter().filter(|sum| sum[1].0 > 0.0).map(|sum| sum[0].0.abs() / sum[1].0.sqrt());
+        sizes.fold(0.0, f64::max)
+    }
+
+    /// Whether the score's mean has risen over the last generations by more than their ups and downs: of a steady rise
+    /// the last quarter is 2.6 deviations above the first, of chance 0.6.
+    pub fn rises(&self) -> bool {
+        let means: Vec<f64> = self.means.iter().map(|mean| mean.0).collect();
+        let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len().max(1) as f64;
+        let quarter = means.len() / 4;
+        let middle = mean(&means);
+        let deviation = mean(&means.iter().map(|value| (value - middle) * (value - middle)).collect::<Vec<_>>()).sqrt();
+        let (first, last) = (mean(&means[..quarter]), mean(&means[means.len() - quarter..]));
+        last - first > 1.3 * deviation
+    }
+}

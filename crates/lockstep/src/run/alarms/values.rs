@@ -1,0 +1,105 @@
+//! What the metrics of a step say. Knows no completion.
+
+use super::conditions;
+use super::{COMPARED, History, REMEMBERED, Sighting, mean, remember};
+use crate::run::checkpoint::state::Bits64;
+use rewards::NO_ANSWER;
+use std::collections::BTreeMap;
+
+/// With a lower loss a gradient of 0 is no wonder.
+const LEARNED: f64 = 0.01;
+/// A policy this certain of every token (nats) tries nothing new, whatever it began with.
+const CERTAIN: f64 = 0.005;
+/// Completions of so few tokens are usually cut on purpose: that all are, from the first on, is said quietly.
+const SHORT: f64 = 128.0;
+
+impl History {
+    /// What the metrics of a step say.
+    pub(super) fn look_at_values(&mut self, values: &BTreeMap<String, f64>, seen: &mut Vec<Sighting>) {
+        let value = |name: &str| values.get(name).copied();
+        let percent = |share: f64| share * 100.0;
+        if let Some(share) = value("completions/clipped_ratio").filter(|s| *s >= conditions::TRUNCATED.threshold) {
+            let evidence = format!("{:.0} % of the completions were cut at max_completion_length", percent(share));
+            self.cut_from_the_first = self.cut_from_the_first.or(Some(true));
+            let short = value("completions/max_length").is_some_and(|length| length <= SHORT);
+            let quiet = short && self.cut_from_the_first == Some(true);
+            seen.push(Sighting { quiet, ..Sighting::new(&conditions::TRUNCATED, evidence) });
+        } else if value("completions/clipped_ratio").is_some() {
+            self.cut_from_the_first = Some(false);
+        }
+        if let Some(share) = value("frac_reward_zero_std").filter(|s| *s >= conditions::ZERO_VARIANCE.threshold) {
+            let evidence = format!("in {:.0} % of the groups all rewards are equal: no advantage", percent(share));
+            seen.push(Sighting::new(&conditions::ZERO_VARIANCE, evidence));
+        }
+        let rewards = values.iter().filter_map(|(name, share)| Some((name.strip_prefix("rewards/")?, *share)));
+        let unanswered = rewards.filter_map(|(name, share)| {
+            let reward = name.strip_suffix(NO_ANSWER)?.strip_suffix('/')?;
+            (share >= conditions::NO_ANSWER.threshold).then_some((reward, share))
+        });
+        for (reward, share) in unanswered {
+            let evidence = format!("it finds no answer in {:.0} % of the completions, right or wrong", percent(share));
+            seen.push(Sighting::new(&conditions::NO_ANSWER, evidence).of(reward));
+        }
+        // Only where completions are sampled: in supervised training certainty is what is asked for.
+        if let Some(entropy) = value("entropy").filter(|e| e.is_finite() && self.lowest.is_some()) {
+            let known = self.entropies.len() >= COMPARED;
+            if !known {
+                self.entropies.push(Bits64(entropy));
+            }
+            let first = mean(self.entropies.iter().map(|e| e.0));
+            if known && entropy < conditions::ENTROPY.threshold * first {
+                let evidence = format!("the entropy of a token is {entropy:.3} nats; it began with {first:.3}");
+                seen.push(Sighting::new(&conditions::ENTROPY, evidence));
+            } else if entropy < CERTAIN {
+                let evidence = format!("the entropy of a token is {entropy:.5} nats: nothing but one text is sampled");
+                seen.push(Sighting::new(&conditions::ENTROPY, evidence));
+            }
+        }
+        self.look_at_supervised(values, seen);
+        // PPO's is of a completion.
+        let of_completion = || Some(value("objective/kl")? / value("completions/mean_length")?.max(1.0));
+        if let Some(kl) = value("kl").or_else(of_completion).filter(|kl| *kl >= conditions::KL.threshold) {
+            let evidence = format!("the divergence from the reference model is {kl:.3} nats per token");
+            seen.push(Sighting::new(&conditions::KL, evidence));
+        }
+        if let Some(norm) = value("grad_norm").filter(|norm| norm.is_finite() && *norm > 0.0) {
+            let mut norms: Vec<f64> = self.grad_norms.iter().map(|n| n.0).collect();
+            norms.sort_by(f64::total_cmp);
+            let median = norms.get(norms.len() / 2).copied().filter(|_| norms.len() * 2 >= REMEMBERED);
+            if let Some(median) = median.filter(|median| norm > conditions::GRAD_NORM.threshold * median) {
+                let evidence =
+                    format!("the gradient's norm is {norm:.3}; the median of the steps before is {median:.3}");
+                seen.push(Sighting::new(&conditions::GRAD_NORM, evidence));
+            }
+            remember(&mut self.grad_norms, Bits64(norm));
+        }
+    }
+
+    /// What says that supervised training or preferences have diverged: nothing is sampled there.
+    fn look_at_supervised(&mut self, values: &BTreeMap<String, f64>, seen: &mut Vec<Sighting>) {
+        let value = |name: &str| values.get(name).copied();
+        if self.lowest.is_some() || value("objective/kl").is_some() || value("reward").is_some() {
+            return;
+        }
+        if let Some(loss) = value("loss").filter(|loss| loss.is_finite()) {
+            let known = self.losses.len() >= COMPARED;
+            if !known {
+                self.losses.push(Bits64(loss));
+            }
+            let first = mean(self.losses.iter().map(|loss| loss.0));
+            if value("grad_norm") == Some(0.0) && loss > LEARNED {
+                let evidence =
+                    format!("the gradient is exactly 0, and the loss {loss:.4}: nothing is learned any more");
+                seen.push(Sighting::new(&conditions::DIVERGED, evidence));
+            } else if known && first > 0.0 && loss > conditions::DIVERGED.threshold * first {
+                let evidence = format!("the loss is {loss:.4}; it began with {first:.4}");
+                seen.push(Sighting::new(&conditions::DIVERGED, evidence));
+            }
+        }
+        if let Some(margin) = value("rewards/margins").filter(|margin| margin.abs() >= conditions::MARGIN.threshold) {
+            let evidence =
+                format!("the margin between chosen and rejected answers is {margin:.0}; of a few the loss is 0");
+            seen.push(Sighting::new(&conditions::MARGIN, evidence));
+        }
+    }
+}
