@@ -1,11 +1,11 @@
 //! `countdown`: 1 if the completion's expression uses exactly the given numbers and has the target's value, else 0.
 //!
-//! The expression is in the last `<answer>…</answer>` or `\boxed{}`, else after `####` or "Answer:", else the last line;
-//! of an equation it is the side that computes something. It may have whole numbers, `+ - * /` (also `×`, `÷`, `\times`,
-//! `\div`, `\frac`), signs and brackets; it is parsed and computed with exact fractions, never given to an interpreter.
-//! Each number is used once (with `use_all = false`: at most once), no other number is. `format_score` is what an
-//! expression of the right numbers is worth whose value is another. Knows no other operation: no power, no digits put
-//! together.
+//! The expression is in the last `<answer>…</answer>` or `\boxed{}`, else after `####` or "Answer:", else the last
+//! line; of an equation it is the side that computes something. It may have whole numbers, `+ - * /` (also `×`, `÷`,
+//! `\times`, `\div`, `\frac`), signs and brackets; it is parsed and computed with exact fractions, never given to an
+//! interpreter. Each number is used once (with `use_all = false`: at most once), no other number is. `format_score` is
+//! what an expression of the right numbers is worth whose value is another. Knows no other operation: no power, no
+//! digits put together.
 //!
 //! Task: Gandhi et al. 2024, "Stream of Search", <https://arxiv.org/abs/2404.03683>; TinyZero's reward.
 

@@ -3,9 +3,9 @@
 //! The answer column holds a letter (`B`, `(b)`, `B. Paris`) or, as a number, the place of the choice from 0. The
 //! completion's choice is the letter in its last `<answer>` or `\boxed{}`, or after `####`; else what follows its last
 //! "answer is", "answer:" or "I choose"; else (unless `strict`) the completion itself if it ends or begins with a
-//! letter that stands alone, as `B`, `B)` or `(B)`. In running text only capitals count, and "A" and "I" only with a mark,
-//! since they are words. A choice that is denied ("not B", "B is wrong"), or one of several ("B or C"), is none. Knows
-//! no text of the choices.
+//! letter that stands alone, as `B`, `B)` or `(B)`. In running text only capitals count, and "A" and "I" only with a
+//! mark, since they are words. A choice that is denied ("not B", "B is wrong"), or one of several ("B or C"), is none.
+//! Knows no text of the choices.
 
 use std::sync::LazyLock;
 
