@@ -33,7 +33,7 @@ pub use loss::{ImportanceSamplingLevel, LossConfig, LossType};
 pub use means::{ClipRatios, Means};
 pub use metrics::UpdateMetrics;
 pub use objective::{Objective, Scored, Source};
-pub use optimizer::{MomentsDType, Optimizer, OptimizerConfig};
+pub use optimizer::{AdjustLr, MomentsDType, MuonConfig, Optimizer, OptimizerConfig, OptimizerKind, SavedTree};
 pub use sample::{Advantage, PreferencePair, Response, Sample, Samples};
 pub use saved::SavedBatch;
 pub use schedule::{Schedule, ScheduleKind};

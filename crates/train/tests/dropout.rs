@@ -241,13 +241,8 @@ fn goes_on_from_saved_counters_a_skipped_step_among_them() {
         let slot = again.adapter.as_mut().expect("an adapter");
         slot.overwrite(|a| NamedMut { params: &mut a.params }.put(&spec.name, &from)).expect("tensor");
     }
-    for (from, mut to) in trainer
-        .optimizer()
-        .state()
-        .moments()
-        .into_iter()
-        .zip(resumed.optimizer_mut().state_mut().expect("not held").moments_mut())
-    {
+    let of_resumed = resumed.optimizer_mut().state_mut().expect("not held").trees_mut();
+    for (from, (_, mut to)) in trainer.optimizer().state().trees().map(|tree| tree.tensors).zip(of_resumed) {
         for spec in from.tensors() {
             to.put(&spec.name, &from.get(&spec.name).expect("moment")).expect("moment");
         }

@@ -105,8 +105,9 @@ fn same_bits(isa: Isa, dtype: DType) {
             metrics.push(trainer.update(&ctx, &mut weights, &samples, 1e-3).expect("update"));
         }
         let micro_batches = metrics[0].micro_batches;
-        let [m, v] = trainer.optimizer().state().moments();
-        let bits = (bits(&weights), bits(&m), bits(&v));
+        let moments: Vec<_> = trainer.optimizer().state().trees().map(|tree| bits(&tree.tensors)).collect();
+        assert_eq!(moments.len(), 2);
+        let bits = (bits(&weights), moments);
         (micro_batches, metrics.into_iter().map(lasting).collect::<Vec<_>>(), bits)
     };
     let (micro_batches, metrics, reference) = run(1, 10_000, false);
@@ -283,13 +284,8 @@ fn goes_on_from_saved_moments() {
     let (mut again, mut resumed) = (policy(ctx.memory()), new());
     for spec in TensorSource::tensors(&weights) {
         again.put(&spec.name, &weights.get(&spec.name).expect("tensor")).expect("tensor");
-        for (from, mut to) in trainer
-            .optimizer()
-            .state()
-            .moments()
-            .into_iter()
-            .zip(resumed.optimizer_mut().state_mut().expect("not held").moments_mut())
-        {
+        let of_resumed = resumed.optimizer_mut().state_mut().expect("not held").trees_mut();
+        for (from, (_, mut to)) in trainer.optimizer().state().trees().map(|tree| tree.tensors).zip(of_resumed) {
             to.put(&spec.name, &from.get(&spec.name).expect("moment")).expect("moment");
         }
     }

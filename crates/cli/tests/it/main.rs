@@ -23,6 +23,7 @@ mod lora;
 mod lora_continued;
 mod lora_objectives;
 mod not_finite;
+mod muon;
 mod one_writer;
 mod other_base;
 mod outputs;

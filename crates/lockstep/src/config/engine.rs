@@ -44,6 +44,7 @@ pub fn sampling(config: &Config, eos_ids: &[u32]) -> SamplingParams {
         stop_ids: eos_ids.iter().copied().chain(own).collect(),
         stop_strings: config.stop.clone(),
         seed: config.seed,
+        ..SamplingParams::default()
     }
 }
 

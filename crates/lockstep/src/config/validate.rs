@@ -1,7 +1,7 @@
 //! What a configuration must satisfy: each key its own range, and keys together what their topic says. Each refusal
 //! says how to mend it; what works, but hardly as meant, is a note.
 
-use super::keys::{adapter, batches, data, evaluation, loss, ppo, preferences, rewards, sampling};
+use super::keys::{adapter, batches, data, evaluation, loss, optimizer, ppo, preferences, rewards, sampling};
 use super::table::KEYS;
 use super::values::ComputeDType;
 use super::{Config, Purpose, Resolved, Strategy, unused_keys};
@@ -21,6 +21,7 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
     data::renames(&c.columns).map_err(BadInput::new)?;
     sampling::check_stop(c)?;
     adapter::check(c)?;
+    optimizer::check(c)?;
     evaluation::check(resolved, purpose)?;
     match purpose {
         Purpose::Show => {}

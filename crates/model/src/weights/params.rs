@@ -159,6 +159,23 @@ impl Params {
         self
     }
 
+    /// The same tree without the elements of other parameters than these.
+    pub fn keep(mut self, memory: &Memory, these: impl Fn(&ParamSpec) -> bool) -> Params {
+        let dropped: Vec<bool> = self.specs.iter().map(|spec| !these(spec)).collect();
+        for (slot, _) in self.slots_mut().into_iter().zip(dropped).filter(|(_, dropped)| *dropped) {
+            match slot {
+                SlotMut::Matrix(m) => *m = Matrix::zeros_of(memory, 0, m.cols(), m.data().dtype()),
+                SlotMut::Vector(v) => *v = Tensor::zeros(memory, &[0], v.dtype()),
+            }
+        }
+        self
+    }
+
+    /// What the parameters of a model are, without its adapters.
+    pub fn shapes(config: &ModelConfig) -> Vec<ParamSpec> {
+        specs(config)
+    }
+
     /// Every parameter's elements as they lie in memory, in a fixed order: what the optimizer streams over.
     pub fn tensors(&self) -> Vec<&Tensor> {
         self.slots().into_iter().map(Slot::tensor).collect()

@@ -1,6 +1,7 @@
-//! AdamW and the learning rate's schedule.
+//! The optimizer and the learning rate's schedule.
 
 use crate::config::Config;
+use crate::error::BadInput;
 
 macro_rules! optimizer_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Optimizer" {
     /// The highest learning rate. (Where TRL's default is another, it is here too: 2e-5 in supervised fine-tuning, 1e-4
@@ -14,7 +15,12 @@ macro_rules! optimizer_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($
     warmup_ratio: Option<f64> = None
         => OURS.trl_has("the same in transformers 4, now warmup_steps below 1")
             .range(at_least(0.0).at_most(1.0)).on_resume(Warn);
-    /// AdamW's decoupled weight decay; biases and norms do not decay.
+    /// The optimizer: adamw_torch (or another of transformers' names for AdamW), or muon, which orthogonalises the
+    /// momentum of each matrix of a layer and takes AdamW's step for the rest; not set: AdamW.
+    optim: Option<String> = None => TRL;
+    /// Arguments of the optimizer, such as `momentum=0.95,nesterov=true,ns_steps=5,adjust_lr_fn=match_rms_adamw` of muon.
+    optim_args: Option<String> = None => TRL;
+    /// Decoupled weight decay; biases and norms do not decay.
     weight_decay: f64 = 0.0 => TRL.range(at_least(0.0)).on_resume(Warn);
     /// AdamW's decay of the first moment.
     adam_beta1: f64 = 0.9 => TRL.range(at_least(0.0).below(1.0)).on_resume(Warn);
@@ -33,6 +39,7 @@ impl Config {
     /// The optimizer that the keys describe.
     pub(crate) fn optimizer(&self) -> train::OptimizerConfig {
         train::OptimizerConfig {
+            optim: self.optimizer_kind().expect("it was checked"),
             adam_beta1: self.adam_beta1,
             adam_beta2: self.adam_beta2,
             adam_epsilon: self.adam_epsilon,
@@ -41,6 +48,11 @@ impl Config {
             moments: self.adam_moments_dtype,
             seed: self.seed,
         }
+    }
+
+    fn optimizer_kind(&self) -> Result<train::OptimizerKind, String> {
+        let optim = self.optim.as_deref().unwrap_or("adamw_torch");
+        train::OptimizerKind::parse(optim, self.optim_args.as_deref().unwrap_or_default())
     }
 
     /// The learning-rate schedule over `total` optimizer steps.
@@ -59,5 +71,13 @@ impl Config {
         // As transformers: below 1 it is a share, rounded up.
         let steps = if share < 1.0 || self.warmup_steps == 0.0 { (share * total as f64).ceil() } else { share };
         steps as u64
+    }
+}
+
+/// What the keys must satisfy together.
+pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
+    match c.optimizer_kind() {
+        Ok(_) => Ok(()),
+        Err(why) => Err(BadInput::new(format!("`optim` = {:?}: {why}", c.optim.as_deref().unwrap_or("adamw_torch")))),
     }
 }

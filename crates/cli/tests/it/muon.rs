@@ -1,0 +1,32 @@
+//! An optimizer other than AdamW, through all that a run does with one.
+
+use crate::support::runs::{arguments, directory, files, good, metrics, same};
+
+#[test]
+fn muon_trains_is_resumed_and_is_planned() {
+    let dir = directory();
+    let base = ["optim=muon", "optim_args=momentum=0.9", "weight_decay=0.1", "threads=1"];
+    good(dir.path(), &arguments("train", "whole", &base));
+    let whole = dir.path().join("whole");
+    let buffer = "checkpoints/step-000012/optimizer_momentum_buffer.safetensors";
+    assert!(files(&whole).contains_key(buffer), "{:?}", files(&whole).keys());
+
+    // From an older checkpoint, with other threads and micro-batches.
+    let other = [&base[..3], &["threads=2", "max_tokens_per_micro_batch=24"]].concat();
+    good(dir.path(), &arguments("train", "again", &other));
+    good(dir.path(), &["train", "--resume", "again/checkpoints/step-000004"]);
+    same(&whole, &dir.path().join("again"));
+
+    good(dir.path(), &arguments("train", "adamw", &base[2..]));
+    assert_ne!(metrics(&whole), metrics(&dir.path().join("adamw")));
+    // Momentum alone for matrices of layers, in place of two moments; and the memory of the iterations.
+    let planned = |set: &[&str]| {
+        let base = ["plan", "--json", "--model", "model", "--set", "max_completion_length=8"];
+        let said = good(dir.path(), &[&base, set].concat());
+        let plan: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+        let parts = plan["parts"].as_array().unwrap();
+        let part = parts.iter().find(|part| part["part"] == "training: optimizer").unwrap();
+        part["bytes"].as_u64().unwrap()
+    };
+    assert_ne!(planned(&["--set", "optim=muon"]), planned(&[]));
+}

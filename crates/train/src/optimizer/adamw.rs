@@ -1,0 +1,75 @@
+//! AdamW: the update itself is [`kernels::ops::adamw`]. This file knows which parameter decays, and whose random bits
+//! round the moments.
+
+use super::{Rule, StateTree, Step};
+use crate::Result;
+use kernels::Context;
+use kernels::ops::adamw;
+use model::weights::{ParamSpec, Params};
+
+/// Random bits of the moments' rounding, apart from every other use of the seed.
+const ROUNDING: u64 = 0x4d4f_4d45_4e54_5300;
+
+/// Decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101).
+pub(super) struct AdamW;
+
+impl Rule for AdamW {
+    fn trees(&self) -> &'static [StateTree] {
+        const ALL: fn(&ParamSpec) -> bool = |_| true;
+        &[
+            StateTree { name: "exp_avg", in_moments_dtype: true, keeps: ALL },
+            StateTree { name: "exp_avg_sq", in_moments_dtype: true, keeps: ALL },
+        ]
+    }
+
+    fn step(&mut self, ctx: &Context, step: Step<'_>) -> Result<()> {
+        step_on(ctx, step, |_| true)
+    }
+}
+
+/// A step on the parameters that `of` chooses; `trees` are their two moments.
+pub(super) fn step_on(ctx: &Context, step: Step<'_>, of: impl Fn(&ParamSpec) -> bool) -> Result<()> {
+    let Step { weights, masters, trees, grads, norm, number, learning_rate, config, .. } = step;
+    let [m, v] = trees else { unreachable!("AdamW keeps two moments") };
+    let chosen: Vec<(bool, bool)> = weights.specs().iter().map(|spec| (of(spec), spec.matrix)).collect();
+    let mut first_block = 0;
+    let moments = m.tensors_mut().into_iter().zip(v.tensors_mut());
+    // Adapters come last, and have no master.
+    let mut masters = masters.map(Params::tensors_mut).unwrap_or_default().into_iter();
+    for (((weight, grad), (m, v)), (chosen, decays)) in
+        weights.tensors_mut().into_iter().zip(grads.tensors()).zip(moments).zip(chosen)
+    {
+        let master = masters.next();
+        if grad.bytes() == 0 || !chosen {
+            continue; // frozen, or another rule's
+        }
+        let (param, weight) = match master {
+            Some(master) => (master, Some(weight)),
+            None => (weight, None),
+        };
+        let flat = [param.view().shape().iter().product()];
+        let rounding = adamw::Rounding { key: config.seed ^ ROUNDING, first_block };
+        first_block += adamw::Rounding::blocks(flat[0]);
+        let hyper = adamw::Hyper {
+            lr: learning_rate,
+            beta1: config.adam_beta1,
+            beta2: config.adam_beta2,
+            eps: config.adam_epsilon,
+            weight_decay: if decays { config.weight_decay } else { 0.0 },
+            step: number,
+        };
+        let step = adamw::Step {
+            param: param.view_mut().reshape(&flat),
+            rounded: weight.map(|w| w.view_mut().reshape(&flat)),
+            grad: grad.view().reshape(&flat),
+            m: m.view_mut().reshape(&flat),
+            v: v.view_mut().reshape(&flat),
+            hyper,
+            norm: norm.view(),
+            max_norm: config.max_grad_norm as f32,
+            rounding,
+        };
+        adamw::step(ctx, step)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,408 @@
+//! The optimizer: gradients in, the next weights out, with clipping by the global gradient norm.
+//!
+//! What an optimizer computes is a [`Rule`], one file each: `adamw.rs`, `muon.rs`. This file has what they share: the
+//! f32 masters of weights that compute in bf16, the norm, the count of steps, and the state that a checkpoint keeps. To
+//! add one: its file, and a line in [`OptimizerKind::parse`] and [`OptimizerKind::rule`].
+
+mod adamw;
+mod muon;
+
+pub use self::muon::{AdjustLr, MuonConfig};
+use crate::{Error, Result};
+use kernels::ops::grad_norm;
+use kernels::{Context, DType, Memory, Tensor};
+use model::weights::{Named, NamedMut, ParamSpec, Params};
+use model::{FileDType, Grads, LoraConfig, ModelConfig};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// What AdamW's moments are kept in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MomentsDType {
+    /// As torch.
+    #[default]
+    F32,
+    /// Half the memory, by stochastic rounding.
+    Bf16,
+}
+
+/// Which optimizer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerKind {
+    /// AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101).
+    #[default]
+    AdamW,
+    /// Muon for the matrices of the layers, AdamW for everything else.
+    Muon(MuonConfig),
+}
+
+impl OptimizerKind {
+    /// From transformers' `optim` and `optim_args` ("momentum=0.9,ns_steps=5").
+    pub fn parse(optim: &str, args: &str) -> std::result::Result<OptimizerKind, String> {
+        let mut args = Args::parse(args)?;
+        let kind = match optim {
+            "adamw"
+            | "adamw_torch"
+            | "adamw_torch_fused"
+            | "adamw_hf"
+            | "adamw_apex_fused"
+            | "adamw_torch_xla"
+            | "adamw_torch_npu_fused"
+            | "paged_adamw"
+            | "paged_adamw_32bit" => OptimizerKind::AdamW,
+            "muon" => OptimizerKind::Muon(MuonConfig::parse(&mut args)?),
+            other => {
+                return Err(format!(
+                    "there is no optimizer `{other}`: AdamW is adamw_torch (in f32, or with adam_moments_dtype = \
+                     \"bf16\" in half the memory), the other one is muon"
+                ));
+            }
+        };
+        args.all_read(optim)?;
+        Ok(kind)
+    }
+
+    fn rule(self) -> Box<dyn Rule> {
+        match self {
+            OptimizerKind::AdamW => Box::new(adamw::AdamW),
+            OptimizerKind::Muon(config) => Box::new(muon::Muon::new(config)),
+        }
+    }
+}
+
+/// `key=value` pairs of `optim_args`.
+struct Args(Vec<(String, String)>);
+
+impl Args {
+    fn parse(text: &str) -> std::result::Result<Args, String> {
+        let pairs = text.split(',').filter(|pair| !pair.trim().is_empty()).map(|pair| match pair.split_once('=') {
+            Some((key, value)) => Ok((key.trim().to_owned(), value.trim().to_owned())),
+            None => Err(format!("`{}` in optim_args is not of the form key=value", pair.trim())),
+        });
+        Ok(Args(pairs.collect::<std::result::Result<_, _>>()?))
+    }
+    /// Takes a value out; the default where it is not given.
+    fn take<T: std::str::FromStr>(&mut self, key: &str, default: T) -> std::result::Result<T, String> {
+        let Some(at) = self.0.iter().position(|(name, _)| name == key) else { return Ok(default) };
+        let (_, value) = self.0.remove(at);
+        value.to_lowercase().parse().map_err(|_| format!("optim_args: `{value}` is no value of `{key}`"))
+    }
+    fn all_read(self, optim: &str) -> std::result::Result<(), String> {
+        match self.0.first() {
+            Some((key, _)) => Err(format!(
+                "optim_args: the optimizer {optim} has no argument `{key}` (AdamW's are the keys adam_beta1, \
+                 adam_beta2, adam_epsilon and weight_decay)"
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How steps are taken; names and defaults are transformers'.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OptimizerConfig {
+    /// Which optimizer.
+    pub optim: OptimizerKind,
+    /// AdamW's decay of the first moment.
+    pub adam_beta1: f64,
+    /// AdamW's decay of the second moment.
+    pub adam_beta2: f64,
+    /// Added to the root of AdamW's second moment.
+    pub adam_epsilon: f64,
+    /// Decoupled decay of matrices; biases and norm weights do not decay.
+    pub weight_decay: f64,
+    /// The gradient is scaled down to this L2 norm; 0 for no clipping.
+    pub max_grad_norm: f64,
+    /// What AdamW's moments are kept in.
+    pub moments: MomentsDType,
+    /// The seed of what is random in a step: the rounding of bf16 moments, and an adapter's dropout.
+    pub seed: u64,
+}
+
+impl Default for OptimizerConfig {
+    fn default() -> Self {
+        OptimizerConfig {
+            optim: OptimizerKind::AdamW,
+            adam_beta1: 0.9,
+            adam_beta2: 0.999,
+            adam_epsilon: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: 1.0,
+            moments: MomentsDType::F32,
+            seed: 0,
+        }
+    }
+}
+
+/// The global norm of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GradNorm {
+    /// L2 norm over all parameters.
+    pub norm: f64,
+    /// Every element is finite.
+    pub finite: bool,
+}
+
+/// What an optimizer remembers of a parameter: a tree beside the weights', under this name in checkpoints.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StateTree {
+    /// torch's name of it.
+    pub name: &'static str,
+    /// Whether it is kept in [`OptimizerConfig::moments`], or in f32.
+    pub in_moments_dtype: bool,
+    /// The parameters that it is of.
+    pub keeps: fn(&ParamSpec) -> bool,
+}
+
+/// How one optimizer makes the next weights.
+pub(crate) trait Rule: Send {
+    /// What it remembers. Checkpoints write each tree to a file of its own, and the memory plan counts them.
+    fn trees(&self) -> &'static [StateTree];
+
+    /// Takes the memory that its steps need.
+    fn reserve(&mut self, _memory: &Memory, _model: &ModelConfig, _adapter: Option<&LoraConfig>) {}
+
+    /// One step on every parameter that has a gradient.
+    fn step(&mut self, ctx: &Context, step: Step<'_>) -> Result<()>;
+}
+
+/// Arguments of [`Rule::step`].
+pub(crate) struct Step<'a> {
+    /// *Updated*, or where there are masters, *overwritten* with them, rounded.
+    pub weights: &'a mut Params,
+    /// f32 masters of weights that compute in bf16; adapters have none. *Updated.*
+    pub masters: Option<&'a mut Params>,
+    /// In the order of [`Rule::trees`]. *Updated.*
+    pub trees: &'a mut [Params],
+    /// Frozen parameters have no elements.
+    pub grads: &'a Params,
+    /// `[2]`, as [`grad_norm::global`] writes it.
+    pub norm: &'a Tensor,
+    /// What gradients are multiplied with: 1, or less where the norm is above `max_grad_norm`.
+    pub clip: f32,
+    /// The number of this step, from 1.
+    pub number: u64,
+    pub learning_rate: f64,
+    pub config: &'a OptimizerConfig,
+}
+
+/// An optimizer's state, and what it steps with.
+pub struct Optimizer {
+    config: OptimizerConfig,
+    rule: Box<dyn Rule>,
+    state: Arc<OptimizerState>,
+    /// What [`grad_norm::global`] writes.
+    norm: Tensor,
+    measured: f64,
+    /// Steps taken.
+    pub(crate) steps: u64,
+}
+
+/// What an optimizer remembers of every parameter that is trained, in the order in which the weights lie in memory; and
+/// the f32 masters of those that compute in bf16. In f32 a weight is its own master.
+pub struct OptimizerState {
+    masters: Option<Params>,
+    kinds: &'static [StateTree],
+    moments: FileDType,
+    trees: Vec<Params>,
+}
+
+/// What an optimizer remembers of the parameters: one file of a checkpoint.
+pub struct SavedTree<'a> {
+    /// torch's name of it, such as `exp_avg`.
+    pub name: &'static str,
+    /// What it is kept in.
+    pub dtype: FileDType,
+    /// Under the names and in the row-major order of Hugging Face files.
+    pub tensors: Named<'a>,
+}
+
+impl Optimizer {
+    /// A state of zeros, of every parameter or, where there is an adapter, of the adapter's. Booked under "optimizer".
+    pub fn new(
+        memory: &Memory,
+        model: &ModelConfig,
+        adapter: Option<&LoraConfig>,
+        config: OptimizerConfig,
+    ) -> Optimizer {
+        let memory = memory.part("optimizer");
+        let mut rule = config.optim.rule();
+        let tree = |tree: &StateTree| {
+            let zeros = Params::trained(&memory, model, adapter).keep(&memory, tree.keeps);
+            match config.moments {
+                MomentsDType::Bf16 if tree.in_moments_dtype => zeros.zeros_in_bf16(&memory),
+                _ => zeros,
+            }
+        };
+        let masters = (model.compute != DType::F32).then(|| Params::masters(&memory, model, adapter));
+        let moments = match config.moments {
+            MomentsDType::F32 => FileDType::F32,
+            MomentsDType::Bf16 => FileDType::Bf16,
+        };
+        let kinds = rule.trees();
+        let state = OptimizerState { masters, kinds, moments, trees: kinds.iter().map(tree).collect() };
+        rule.reserve(&memory, model, adapter);
+        let norm = Tensor::zeros(&memory, &[2], DType::F32);
+        Optimizer { config, rule, state: Arc::new(state), norm, measured: 0.0, steps: 0 }
+    }
+
+    /// The state, to look at.
+    pub fn state(&self) -> &OptimizerState {
+        &self.state
+    }
+
+    /// The state, to keep: a checkpoint is written from it meanwhile. [`step`](Self::step) is an error until it is
+    /// dropped.
+    pub fn hold(&self) -> Arc<OptimizerState> {
+        self.state.clone()
+    }
+
+    /// The state, to overwrite when a run is resumed.
+    pub fn state_mut(&mut self) -> Result<&mut OptimizerState> {
+        Arc::get_mut(&mut self.state).ok_or(Error::Held)
+    }
+
+    /// The global norm of `grads`, which [`step`](Self::step) clips with.
+    pub fn measure(&mut self, ctx: &Context, grads: &Grads) -> Result<GradNorm> {
+        let views: Vec<_> = grads.params.tensors().iter().map(|t| t.view()).collect();
+        grad_norm::global(ctx, &views, self.norm.view_mut())?;
+        let out = self.norm.to_vec_f32();
+        self.measured = f64::from(out[0]);
+        Ok(GradNorm { norm: self.measured, finite: out[1] == 1.0 && out[0].is_finite() })
+    }
+
+    /// One step on every parameter that is trained, with the norm measured last.
+    pub fn step(&mut self, ctx: &Context, weights: &mut Params, grads: &Grads, learning_rate: f64) -> Result<()> {
+        let state = Arc::get_mut(&mut self.state).ok_or(Error::Held)?;
+        if self.steps == 0 {
+            state.adopt(weights);
+        }
+        self.steps += 1;
+        let most = self.config.max_grad_norm;
+        let clip = if most == 0.0 { 1.0 } else { (most / (self.measured + 1e-6)).min(1.0) as f32 };
+        let step = Step {
+            weights,
+            masters: state.masters.as_mut(),
+            trees: &mut state.trees,
+            grads: &grads.params,
+            norm: &self.norm,
+            clip,
+            number: self.steps,
+            learning_rate,
+            config: &self.config,
+        };
+        self.rule.step(ctx, step)
+    }
+}
+
+impl OptimizerState {
+    /// Makes the weights the masters' first values, before the first step.
+    fn adopt(&mut self, weights: &Params) {
+        let Some(masters) = &mut self.masters else { return };
+        for part in masters.specs().iter().flat_map(|s| &s.parts).map(|p| p.name.clone()).collect::<Vec<_>>() {
+            if let Some(data) = weights.read(&part) {
+                masters.write(&part, &data); // not where it is frozen
+            }
+        }
+    }
+
+    /// The f32 masters of weights that compute in bf16, under the names and in the row-major order of Hugging Face
+    /// files.
+    pub fn masters(&self) -> Option<Named<'_>> {
+        self.masters.as_ref().map(|params| Named { params })
+    }
+
+    /// The same, to overwrite when a run is resumed.
+    pub fn masters_mut(&mut self) -> Option<NamedMut<'_>> {
+        self.masters.as_mut().map(|params| NamedMut { params })
+    }
+
+    /// What the optimizer remembers.
+    pub fn trees(&self) -> impl Iterator<Item = SavedTree<'_>> {
+        self.kinds.iter().zip(&self.trees).map(|(kind, params)| SavedTree {
+            name: kind.name,
+            dtype: if kind.in_moments_dtype { self.moments } else { FileDType::F32 },
+            tensors: Named { params },
+        })
+    }
+
+    /// The same by its names, to overwrite when a run is resumed.
+    pub fn trees_mut(&mut self) -> impl Iterator<Item = (&'static str, NamedMut<'_>)> {
+        self.kinds.iter().map(|kind| kind.name).zip(self.trees.iter_mut().map(|params| NamedMut { params }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::Isa;
+    use model::Weights;
+    use model::io::TensorSource;
+
+    const CONFIG: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 40,
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false}"#;
+
+    /// A model, an optimizer with bf16 moments, and a gradient that is 0.3 everywhere.
+    fn parts(ctx: &Context) -> (Weights, Optimizer, Grads) {
+        let model = Arc::new(ModelConfig::parse(CONFIG).unwrap());
+        let weights = Weights::random(ctx.memory(), &model, 1).unwrap();
+        let config = OptimizerConfig { moments: MomentsDType::Bf16, ..OptimizerConfig::default() };
+        let mut grads = Grads::trained(ctx.memory(), &model, None);
+        grads.params.tensors_mut().into_iter().for_each(|t| t.view_mut().fill(0.3));
+        (weights, Optimizer::new(ctx.memory(), &model, None, config), grads)
+    }
+
+    #[test]
+    fn bf16_moments_of_each_tensor_are_rounded_with_noise_of_their_own() {
+        let ctx = Context::cpu(Isa::best(), 1);
+        let (mut weights, mut optimizer, grads) = parts(&ctx);
+        optimizer.measure(&ctx, &grads).unwrap();
+        optimizer.step(&ctx, &mut weights.params, &grads, 1e-3).unwrap();
+        let m = optimizer.state().trees().next().unwrap().tensors;
+        let of_layer = |i: usize| m.get(&format!("model.layers.{i}.mlp.down_proj.weight")).unwrap();
+        let (first, second) = (of_layer(0), of_layer(1));
+        // The same number everywhere, rounded up or down.
+        assert!(first != second && first.iter().chain(&second).all(|x| (x / first[0] - 1.0).abs() < 0.01));
+    }
+
+    #[test]
+    fn one_element_that_is_no_number_makes_the_gradient_not_finite() {
+        let ctx = Context::cpu(Isa::best(), 1);
+        let (_, mut optimizer, mut grads) = parts(&ctx);
+        let measured = optimizer.measure(&ctx, &grads).unwrap();
+        let n: usize = grads.params.tensors().iter().map(|t| t.to_vec_f32().len()).sum();
+        assert!(measured.finite && (measured.norm / (0.3 * (n as f64).sqrt()) - 1.0).abs() < 1e-6, "{measured:?}");
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut tensors = grads.params.tensors_mut();
+            let last = tensors.last_mut().unwrap();
+            let mut values = last.to_vec_f32();
+            values[3] = bad;
+            last.view_mut().copy_from_f32(&values);
+            assert!(!optimizer.measure(&ctx, &grads).unwrap().finite, "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_kind_is_read_as_transformers_writes_it() {
+        assert_eq!(OptimizerKind::parse("adamw_torch_fused", ""), Ok(OptimizerKind::AdamW));
+        let muon = OptimizerKind::parse("muon", "momentum=0.9, nesterov=False,adjust_lr_fn=match_rms_adamw").unwrap();
+        let expected =
+            MuonConfig { momentum: 0.9, nesterov: false, adjust_lr: AdjustLr::MatchRmsAdamW, ..Default::default() };
+        assert_eq!(muon, OptimizerKind::Muon(expected));
+        for (optim, args, why) in [
+            ("lion", "", "no optimizer `lion`"),
+            ("adamw_torch", "momentum=0.9", "no argument `momentum`"),
+            ("muon", "momentum", "key=value"),
+            ("muon", "momentum=much", "`much`"),
+            ("muon", "momentum=1.5", "below 1"),
+            ("muon", "ns_steps=0", "at least 1"),
+        ] {
+            let error = OptimizerKind::parse(optim, args).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}
