@@ -73,6 +73,7 @@ impl Generator {
             stop_ids,
             stop_strings,
             seed,
+            ..SamplingParams::default()
         });
         let mut given = Vec::with_capacity(prompts.len());
         for (i, prompt) in prompts.iter().enumerate() {
@@ -83,13 +84,7 @@ impl Generator {
         let generated = py.detach(|| {
             let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
             let (engine, next) = &mut *engine;
-            let request = |(id, prompt)| Request {
-                id,
-                prompt,
-                num_generations,
-                sampling: sampling.clone(),
-                pause_on_stop: false,
-            };
+            let request = |(id, prompt)| Request::new(id, prompt, num_generations, sampling.clone());
             let requests: Vec<_> = (*next..).zip(given).map(request).collect();
             *next += requests.len() as u64;
             engine.generate(&self.model.policy().weights, requests)

@@ -36,12 +36,11 @@ pub fn run(ctx: &Context, shape: Subject) -> anyhow::Result<Report> {
             {
                 let max_model_len = workload.prompt_tokens + workload.new_tokens;
                 let config = EngineConfig {
-                    max_num_seqs,
                     kv_blocks: EngineConfig::blocks_for(max_num_seqs + 3, max_model_len),
-                    max_model_len,
                     max_batched_tokens: 40,
                     chunked_prefill: chunked,
                     prefix_sharing: sharing,
+                    ..EngineConfig::new(max_num_seqs, max_model_len)
                 };
                 let mut engine = Engine::new(&ctx, &weights.config, config)?;
                 engine.fill_pages(f32::NAN);

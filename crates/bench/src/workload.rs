@@ -77,12 +77,10 @@ impl Workload {
             ctx,
             model,
             EngineConfig {
-                max_num_seqs: self.max_num_seqs,
                 kv_blocks: EngineConfig::blocks_for(self.max_num_seqs + self.prompts, max_model_len),
-                max_model_len,
                 max_batched_tokens: MAX_BATCHED_TOKENS,
-                chunked_prefill: true,
                 prefix_sharing: self.prefix_sharing,
+                ..EngineConfig::new(self.max_num_seqs, max_model_len)
             },
         )?)
     }
@@ -117,12 +115,8 @@ impl Workload {
             seed,
             ..SamplingParams::default()
         });
-        let request = |(i, prompt): (usize, &Arc<Prompt>)| Request {
-            id: i as u64,
-            prompt: prompt.clone(),
-            num_generations: self.generations,
-            sampling: sampling.clone(),
-            pause_on_stop: false,
+        let request = |(i, prompt): (usize, &Arc<Prompt>)| {
+            Request::new(i as u64, prompt.clone(), self.generations, sampling.clone())
         };
         prompts.iter().enumerate().map(request).collect()
     }

@@ -104,13 +104,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let max_num_seqs = args.n.min(MAX_NUM_SEQS);
     let mut engine = Engine::new(&ctx, policy.config(), EngineConfig::new(max_num_seqs, max_model_len))?;
     engine.set_detokenizer(policy.tokenizer.clone());
-    let request = Request {
-        id: 0,
-        prompt: Prompt::new(ids),
-        num_generations: args.n,
-        sampling: Arc::new(sampling(&args, &policy)),
-        pause_on_stop: false,
-    };
+    let request = Request::new(0, Prompt::new(ids), args.n, Arc::new(sampling(&args, &policy)));
     if args.n == 1 && !args.json {
         return stream(engine, &policy, request);
     }
@@ -185,6 +179,7 @@ fn sampling(args: &Args, policy: &Policy) -> SamplingParams {
         stop_ids: policy.eos_ids.clone(),
         stop_strings: args.stop.clone(),
         seed: args.seed,
+        ..SamplingParams::default()
     }
 }
 

@@ -8,6 +8,10 @@ use std::collections::BTreeMap;
 
 /// log π of the sampler: of all logits / T, before penalty and truncation.
 pub const SAMPLER_LOGPS: &str = "sampler_logps";
+/// The k tokens that the sampler found likeliest, the likeliest first: k wide.
+pub const TOP_IDS: &str = "top_ids";
+/// Their log π, as [`SAMPLER_LOGPS`].
+pub const TOP_LOGPS: &str = "top_logps";
 /// log π_old, where the sampler was not the old policy (another weight version, another engine).
 pub const OLD_LOGPS: &str = "old_logps";
 /// log π_ref

@@ -17,6 +17,9 @@ pub struct EngineConfig {
     pub chunked_prefill: bool,
     /// Whether a group's prompt is computed once and its pages shared.
     pub prefix_sharing: bool,
+    /// Whether full pages are found again by what they contain, across requests and turns. Of use where requests repeat
+    /// what others began with; a training run computes everything anew with each version of the weights.
+    pub prefix_caching: bool,
 }
 
 /// Prompts are computed in chunks of this many rows, unless somebody says otherwise.
@@ -33,6 +36,7 @@ impl EngineConfig {
             max_batched_tokens: PREFILL_ROWS,
             chunked_prefill: true,
             prefix_sharing: true,
+            prefix_caching: false,
         }
     }
 

@@ -1,18 +1,20 @@
 //! The engine: schedule, run the model, sample, postprocess.
 
+use crate::blocks::BlockPool;
 use crate::config::EngineConfig;
 use crate::inputs::StepInputs;
-use crate::request::{Detokenize, Request, RolloutGroup, SequenceId};
+use crate::logprobs::LogitRows;
+use crate::models::{ModelVersion, Models};
+use crate::request::{Detokenize, Drawn, Request, RequestId, RolloutGroup, SequenceId};
 use crate::sampler::SamplerBuffers;
-use crate::scheduler::{Chunk, Limits, Scheduler};
-use crate::sequence::{Draw, Role, State};
+use crate::scheduler::{Chunk, Counters, Limits, Scheduler};
+use crate::sequence::{Draw, Role, Sampled, State};
 use crate::stop::StopCheck;
 use crate::{Error, Result};
 use kernels::{Context, Memory};
 use model::kv::{BLOCK, KvCache};
 use model::net::{Rope, Workspace};
-use model::weights::Version;
-use model::{ModelConfig, ModelView};
+use model::{Adapter, ModelConfig, ModelView};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -29,8 +31,11 @@ pub struct Engine {
     stop: StopCheck,
     /// Set from outside: no further step is wanted.
     stopped: Arc<AtomicBool>,
-    /// Version of the weights that the pages were computed with.
-    version: Option<Version>,
+    /// Whether any request has wanted more than the sampled tokens' log-probabilities; and what gives them.
+    wants_logits: bool,
+    logits: Option<LogitRows>,
+    /// Empty between steps.
+    adapters: Vec<Option<&'static Adapter>>,
     /// Of the step: rows, pages to copy before it, tokens to draw after it.
     chunks: Vec<Chunk>,
     copies: Vec<(u32, u32)>,
@@ -64,7 +69,9 @@ impl Engine {
             sampler: SamplerBuffers::new(memory, model, config.max_num_seqs),
             stop: StopCheck::default(),
             stopped: Arc::default(),
-            version: None,
+            wants_logits: false,
+            logits: None,
+            adapters: Vec::with_capacity(config.max_num_seqs),
             chunks: Vec::new(),
             copies: Vec::new(),
             draws: Vec::with_capacity(config.max_num_seqs),
@@ -87,7 +94,8 @@ impl Engine {
     /// Overwrites every page with `x`: tests poison the pool with NaN to show that nothing unwritten is read.
     pub fn fill_pages(&mut self, x: f32) {
         self.kv.fill(x);
-        self.version = None;
+        self.scheduler.invalidate();
+        self.scheduler.blocks.forget();
     }
 
     /// What it was made with.
@@ -95,18 +103,23 @@ impl Engine {
         &self.config
     }
 
-    /// Pages that nobody holds.
+    /// Pages that nobody holds, those of the prefix cache included.
     pub fn free_blocks(&self) -> usize {
         self.scheduler.blocks.available()
     }
 
-    /// Sequences preempted so far because pages ran out.
-    pub fn preemptions(&self) -> u64 {
-        self.scheduler.preemptions
+    /// What it has done so far.
+    pub fn counters(&self) -> Counters {
+        self.scheduler.counters
     }
 
-    /// Takes a request in.
-    pub fn submit(&mut self, request: Request) -> Result<()> {
+    /// Sequences preempted so far because pages ran out.
+    pub fn preemptions(&self) -> u64 {
+        self.scheduler.counters.preemptions
+    }
+
+    /// Accepts a request. What it will have drawn is in [`drawn`](Self::drawn) after each step.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         let (prompt, max_model_len) = (request.prompt.ids.len(), self.config.max_model_len);
         if prompt == 0 {
             return Err(Error::EmptyPrompt);
@@ -114,8 +127,13 @@ impl Engine {
         if prompt >= max_model_len {
             return Err(Error::PromptTooLong { prompt, max_model_len });
         }
-        self.scheduler.submit(Arc::new(request), self.config.prefix_sharing);
-        Ok(())
+        self.wants_logits |= request.sampling.prompt_logprobs || request.sampling.top_logprobs > 0;
+        Ok(self.scheduler.submit(Arc::new(request), self.config.prefix_sharing))
+    }
+
+    /// Removes a request, wherever it is; its pages and its slots are free at once. False if it has ended already.
+    pub fn cancel(&mut self, request: RequestId) -> bool {
+        self.scheduler.cancel(request)
     }
 
     /// Whether everything submitted has ended or is paused.
@@ -142,7 +160,7 @@ impl Engine {
     ) -> Result<Vec<RolloutGroup>> {
         debug_assert!(self.is_idle());
         self.scheduler.clear();
-        let groups = self.generate_all(model.into(), requests, on_end);
+        let groups = self.generate_all(model.into().into(), requests, on_end);
         if groups.is_err() {
             self.scheduler.clear();
         }
@@ -151,7 +169,7 @@ impl Engine {
 
     fn generate_all(
         &mut self,
-        model: ModelView<'_>,
+        models: Models<'_>,
         requests: Vec<Request>,
         mut on_end: impl FnMut(&RolloutGroup),
     ) -> Result<Vec<RolloutGroup>> {
@@ -163,46 +181,78 @@ impl Engine {
             if self.stopped.load(Ordering::Relaxed) {
                 return Err(Error::Stopped);
             }
-            self.compute(model)?;
+            self.compute(models)?;
             let ended = self.scheduler.take_finished();
             ended.iter().for_each(|(_, group)| on_end(group));
             groups.extend(ended);
         }
-        groups.sort_unstable_by_key(|(place, _)| *place);
+        groups.sort_unstable_by_key(|(serial, _)| *serial);
         Ok(groups.into_iter().map(|(_, group)| group).collect())
     }
 
-    /// One step, with the same adapter, or none, for every sequence. Returns the groups that it ended.
-    pub fn step<'a>(&mut self, model: impl Into<ModelView<'a>>) -> Result<Vec<RolloutGroup>> {
-        self.compute(model.into())?;
+    /// One step with one base, and for each sequence the adapter that it names. Returns the groups that it ended. If it
+    /// fails, no token was drawn, and a request that names weights which are not there can be cancelled.
+    pub fn step<'a>(&mut self, models: impl Into<Models<'a>>) -> Result<Vec<RolloutGroup>> {
+        self.compute(models.into())?;
         Ok(self.scheduler.take_finished().into_iter().map(|(_, group)| group).collect())
     }
 
-    fn compute(&mut self, model: ModelView<'_>) -> Result<()> {
-        let version = model.version();
-        if self.version != Some(version) {
+    /// What the last step drew, in the order of the sequences.
+    pub fn drawn(&self) -> &[Drawn] {
+        &self.scheduler.drawn
+    }
+
+    fn compute(&mut self, models: Models<'_>) -> Result<()> {
+        self.scheduler.drawn.clear();
+        let current = models.current_version();
+        // Without current weights those of before stay current: their keys and values are not stale.
+        if current.is_some() && self.scheduler.current != current {
             self.scheduler.invalidate();
-            self.version = Some(version);
+            self.scheduler.current = current;
         }
-        self.scheduler.schedule(&mut self.chunks, &mut self.copies);
+        if self.is_idle() {
+            return Ok(());
+        }
+        let base = self.scheduler.schedule(&mut self.chunks, &mut self.copies).ok_or(Error::NoCurrentWeights)?;
         for &(from, to) in &self.copies {
             self.kv.copy_block(&self.ctx, from, to)?;
         }
-        if !self.chunks.is_empty() {
-            self.inputs.prepare(&self.scheduler, &self.chunks, &mut self.draws);
-            let (rope, rows, kv, workspace) = (&self.rope, &self.inputs.rows, &mut self.kv, &mut self.workspace);
-            model::net::infer(&self.ctx, model, rope, rows, kv, workspace)?;
-            self.scheduler.mark_computed(&self.chunks);
-            for (i, draws) in self.draws.chunks(self.sampler.capacity).enumerate() {
-                if i > 0 {
-                    self.inputs.sample_from(&self.scheduler, draws);
-                }
-                let (hidden, rows) = (self.workspace.hidden(), &self.inputs.rows);
-                let (ids, logps) = self.sampler.sample(&self.ctx, model, hidden, rows, &self.scheduler, draws)?;
-                self.scheduler.postprocess(draws, ids, logps, version.trained(), &self.stop);
-            }
-            self.scheduler.share_prompts(&self.chunks);
+        let mut adapters: Vec<Option<&Adapter>> = recycled(std::mem::take(&mut self.adapters));
+        for chunk in &self.chunks {
+            let adapter = self.scheduler.model_of(chunk.sequence).and_then(|model| model.adapter);
+            adapters.push(adapter.map(|version| models.adapter(version)).transpose()?);
         }
+        let computed = self.compute_chunks(Models::view(models.base(base)?, &adapters));
+        adapters.clear();
+        self.adapters = recycled(adapters);
+        computed
+    }
+
+    fn compute_chunks(&mut self, model: ModelView<'_>) -> Result<()> {
+        self.inputs.prepare(&self.scheduler, &self.chunks, &mut self.draws);
+        let (rope, rows, kv, workspace) = (&self.rope, &self.inputs.rows, &mut self.kv, &mut self.workspace);
+        model::net::infer(&self.ctx, model, rope, rows, kv, workspace)?;
+        self.scheduler.mark_computed(&self.chunks);
+        if self.wants_logits {
+            let logits = self.logits.take().map_or_else(|| LogitRows::new(&self.ctx, model), Ok)?;
+            let logits = self.logits.insert(logits);
+            let hidden = self.workspace.hidden();
+            logits.of_prompts(&self.ctx, model, hidden, &mut self.scheduler, &self.chunks)?;
+        }
+        for (i, draws) in self.draws.chunks(self.sampler.capacity).enumerate() {
+            if i > 0 {
+                self.inputs.sample_from(&self.scheduler, draws);
+            }
+            let (hidden, rows) = (self.workspace.hidden(), &self.inputs.rows);
+            let alternatives = match &mut self.logits {
+                Some(logits) => logits.of_draws(&self.ctx, model, hidden, &self.scheduler, draws)?,
+                None => Vec::new(),
+            };
+            let sampled = self.sampler.sample(&self.ctx, model, hidden, rows, &self.scheduler, draws)?;
+            let sampled = Sampled { alternatives: &alternatives, ..sampled };
+            self.scheduler.postprocess(draws, sampled, &self.stop);
+        }
+        self.scheduler.share_prompts(&self.chunks);
         Ok(())
     }
 
@@ -213,35 +263,61 @@ impl Engine {
 
     /// The completions that have not ended: group, generation, and the tokens so far.
     pub fn live(&self) -> impl Iterator<Item = (u64, usize, &[u32])> {
-        self.scheduler.sequences.iter().filter_map(|s| match (s.role, s.state) {
+        self.scheduler.sequences.iter().filter_map(|(_, s)| match (s.role, s.state) {
             (Role::Prompt, _) | (_, State::Finished(_)) => None,
             (Role::Completion(g), _) => Some((self.scheduler.groups[s.group].request.id, g as usize, s.completion())),
         })
     }
 
-    /// The paused completions: id, group, generation, and the tokens so far.
+    /// The paused completions, the one that waits longest first: id, group, generation, and the tokens so far.
     pub fn paused(&self) -> Vec<(SequenceId, u64, usize, &[u32])> {
-        let all = self.scheduler.sequences.iter().enumerate().filter(|(_, s)| s.state == State::Paused);
-        all.filter_map(|(id, s)| match s.role {
-            Role::Completion(g) => {
-                let group = self.scheduler.groups[s.group].request.id;
-                Some((SequenceId(id), group, g as usize, s.completion()))
-            }
-            Role::Prompt => None,
-        })
-        .collect()
+        let of = |&index: &usize| {
+            let s = &self.scheduler.sequences[index];
+            let id = SequenceId { index, serial: s.serial };
+            (id, self.scheduler.groups[s.group].request.id, s.generation(), s.completion())
+        };
+        self.scheduler.paused().iter().map(of).collect()
     }
 
-    /// Goes on with a paused completion after `tokens` that the model did not sample (their mask is false). It ends at
-    /// once if they fill it.
-    pub fn extend(&mut self, id: SequenceId, tokens: &[u32]) {
-        self.scheduler.extend(id.0, tokens, self.version.map_or(0, Version::trained));
+    /// Resumes a paused completion after `tokens` that the model did not sample (their mask is false), computing those
+    /// alone. It ends at once if they fill it. False if it is not paused, or not there any more.
+    pub fn extend(&mut self, id: SequenceId, tokens: &[u32]) -> bool {
+        let found = self.find_paused(id);
+        found.inspect(|&index| self.scheduler.extend(index, tokens)).is_some()
     }
 
-    /// Ends a paused completion; the next step returns its group, if it was the last.
-    pub fn finish(&mut self, id: SequenceId) {
-        self.scheduler.finish_paused(id.0);
+    /// Ends a paused completion; the next step returns its group, if it was the last. False if it is not paused.
+    pub fn finish(&mut self, id: SequenceId) -> bool {
+        let found = self.find_paused(id);
+        found.inspect(|&index| self.scheduler.finish_paused(index)).is_some()
     }
+
+    fn find_paused(&self, id: SequenceId) -> Option<usize> {
+        self.scheduler.find(id).filter(|&index| self.scheduler.sequences[index].state == State::Paused)
+    }
+
+    /// From its next token on, computes a completion with other weights: what it has is computed again with them. False
+    /// if it has ended.
+    pub fn set_model(&mut self, id: SequenceId, model: ModelVersion) -> bool {
+        let found = self.scheduler.find(id);
+        found.inspect(|&index| self.scheduler.set_model(index, model)).is_some()
+    }
+
+    /// Guesses the next tokens of a completion. The next step computes them together and draws after each; what is
+    /// drawn is what it would have been without, and a wrong guess costs its rows. Guesses for a completion that has no
+    /// token yet, is paused or has ended are ignored.
+    pub fn draft(&mut self, id: SequenceId, tokens: &[u32]) {
+        if let Some(index) = self.scheduler.find(id) {
+            self.scheduler.draft(index, tokens);
+        }
+    }
+}
+
+/// The memory of an empty list, for one of adapters that live for another time. (Collecting a list's own iterator keeps
+/// its memory; `tests/allocation.rs` would see if it did not.)
+fn recycled<'a>(list: Vec<Option<&Adapter>>) -> Vec<Option<&'a Adapter>> {
+    debug_assert!(list.is_empty());
+    list.into_iter().map(|_| None).collect()
 }
 
 fn scheduler(config: &EngineConfig) -> Scheduler {
@@ -251,5 +327,5 @@ fn scheduler(config: &EngineConfig) -> Scheduler {
         max_model_len: config.max_model_len,
         chunked_prefill: config.chunked_prefill,
     };
-    Scheduler::new(config.kv_blocks, limits)
+    Scheduler::new(BlockPool::new(config.kv_blocks, config.prefix_caching), limits)
 }

@@ -40,6 +40,23 @@ pub enum Error {
         /// As many as can be.
         most: usize,
     },
+    /// A request follows the current weights, and the step was given none.
+    #[error("a request names no version of the weights, and the step was given no current ones")]
+    NoCurrentWeights,
+    /// A request names a base that the step was not given.
+    #[error("the step was not given version {version} of the weights, which a request names")]
+    NoSuchBase {
+        /// Its version.
+        version: u64,
+    },
+    /// A request names an adapter that the step was not given.
+    #[error("the step was not given version {version} of adapter {id}, which a request names")]
+    NoSuchAdapter {
+        /// The adapter.
+        id: u64,
+        /// Its version.
+        version: u64,
+    },
     /// The flag of [`Engine::stop_with`](crate::Engine::stop_with) was set.
     #[error("stopped as asked")]
     Stopped,

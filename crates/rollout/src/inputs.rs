@@ -57,13 +57,16 @@ impl StepInputs {
                 self.tables_of_rows.push(table as u32);
             }
             self.rows.set_table(table, &s.blocks);
-            if chunk.to < s.tokens.len() {
-                continue;
-            }
-            let row = self.ids.len() as u32 - 1;
-            match s.role {
-                Role::Completion(_) => draws.push(Draw { row, sequence: chunk.sequence }),
-                Role::Prompt => draws.extend(scheduler.not_begun(s.group).map(|sequence| Draw { row, sequence })),
+            // The last known token gives the next one, each guess after it the one after that.
+            let known = s.known().len();
+            for at in (chunk.from + 1).max(known)..chunk.to + 1 {
+                let row = (self.ids.len() - (chunk.to + 1 - at)) as u32;
+                match s.role {
+                    Role::Completion(_) => draws.push(Draw { row, sequence: chunk.sequence, at }),
+                    Role::Prompt => {
+                        draws.extend(scheduler.not_begun(s.group).map(|sequence| Draw { row, sequence, at }));
+                    }
+                }
             }
         }
         self.draw(scheduler, &draws[..draws.len().min(self.rows.max_sampled())]);

@@ -14,6 +14,9 @@ mod engine;
 mod error;
 mod inputs;
 mod lengths;
+mod logprobs;
+mod models;
+mod prefix;
 mod request;
 mod sampler;
 mod scheduler;
@@ -24,4 +27,8 @@ pub use config::EngineConfig;
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use lengths::length_metrics;
-pub use request::{Completion, Detokenize, FinishReason, Request, RolloutGroup, SamplingParams, SequenceId};
+pub use models::{AdapterVersion, ModelVersion, Models};
+pub use request::{
+    Completion, Detokenize, Drawn, FinishReason, Request, RequestId, RolloutGroup, SamplingParams, SequenceId,
+};
+pub use scheduler::Counters;

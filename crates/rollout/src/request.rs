@@ -1,5 +1,6 @@
 //! Requests and what becomes of them: the types that go in and out of the engine.
 
+use crate::models::ModelVersion;
 use model::{Columns, Prompt};
 use std::sync::Arc;
 
@@ -24,6 +25,10 @@ pub struct SamplingParams {
     pub stop_strings: Vec<String>,
     /// The run's seed: the key of all noise.
     pub seed: u64,
+    /// Whether the log-probabilities of the prompt's tokens are wanted, too.
+    pub prompt_logprobs: bool,
+    /// How many of the likeliest tokens are reported beside each one, of the prompt's only with `prompt_logprobs`.
+    pub top_logprobs: usize,
 }
 
 impl Default for SamplingParams {
@@ -38,6 +43,8 @@ impl Default for SamplingParams {
             stop_ids: Vec::new(),
             stop_strings: Vec::new(),
             seed: 0,
+            prompt_logprobs: false,
+            top_logprobs: 0,
         }
     }
 }
@@ -57,11 +64,52 @@ pub struct Request {
     /// A completion that reaches a stop id or a stop string waits for [`crate::Engine::extend`] or
     /// [`crate::Engine::finish`] instead of ending (tools, several turns).
     pub pause_on_stop: bool,
+    /// The weights that it is computed with, which every step must then be given; none: those of each step, whose new
+    /// versions are used at once.
+    pub model: Option<ModelVersion>,
+}
+
+impl Request {
+    /// A request for `num_generations` completions that end by themselves, with the weights of each step.
+    pub fn new(id: u64, prompt: Arc<Prompt>, num_generations: usize, sampling: Arc<SamplingParams>) -> Request {
+        Request { id, prompt, num_generations, sampling, pause_on_stop: false, model: None }
+    }
+}
+
+/// A request that the engine has accepted. It means nothing to another engine, and nothing once the request has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId {
+    pub(crate) index: usize,
+    pub(crate) serial: u64,
 }
 
 /// A sequence of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SequenceId(pub(crate) usize);
+pub struct SequenceId {
+    pub(crate) index: usize,
+    pub(crate) serial: u64,
+}
+
+/// A token as it was drawn, for streams.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drawn {
+    /// What [`Engine::submit`](crate::Engine::submit) gave for its request.
+    pub request: RequestId,
+    /// Its sequence.
+    pub sequence: SequenceId,
+    /// [`Request::id`]
+    pub group: u64,
+    /// Which completion of the group.
+    pub generation: usize,
+    /// Its place in the completion.
+    pub index: usize,
+    /// The token.
+    pub id: u32,
+    /// Its log-probability, as [`Completion::logps`] has it.
+    pub logp: f32,
+    /// Why the completion ended with it, if it did.
+    pub finish_reason: Option<FinishReason>,
+}
 
 /// Why a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +139,15 @@ pub struct RolloutGroup {
     pub prompt: Arc<Prompt>,
     /// All of them, by their generation.
     pub completions: Vec<Completion>,
+    /// With [`SamplingParams::prompt_logprobs`], what is known of each token of the prompt but the first; else nothing.
+    pub prompt_columns: Columns,
+}
+
+impl RolloutGroup {
+    /// A group of these completions.
+    pub fn new(id: u64, prompt: Arc<Prompt>, completions: Vec<Completion>) -> RolloutGroup {
+        RolloutGroup { id, prompt, completions, prompt_columns: Columns::default() }
+    }
 }
 
 /// One sequence after a prompt. Lists have one element per token.
@@ -106,7 +163,9 @@ pub struct Completion {
     /// Version of the weights that the token was sampled with.
     pub versions: Vec<u64>,
     /// What is known of each token. The engine records [`SAMPLER_LOGPS`](model::columns::SAMPLER_LOGPS): log-softmax of
-    /// all logits / T, before penalty and truncation (T = 1 when greedy); 0 where the model did not sample.
+    /// all logits / T, before penalty and truncation (T = 1 when greedy); 0 where the model did not sample. With
+    /// [`SamplingParams::top_logprobs`] = k also [`TOP_IDS`](model::columns::TOP_IDS) and
+    /// [`TOP_LOGPS`](model::columns::TOP_LOGPS), k wide.
     pub columns: Columns,
     /// Why it ended.
     pub finish_reason: FinishReason,

@@ -5,8 +5,7 @@
 use crate::Result;
 use crate::request::SamplingParams;
 use crate::scheduler::Scheduler;
-use crate::sequence::Draw;
-use crate::sequence::Role;
+use crate::sequence::{Draw, Sampled};
 use kernels::ops::{rows, sample};
 use kernels::{Context, DType, Memory, Tensor, View};
 use model::batch::InferRows;
@@ -49,7 +48,7 @@ impl SamplerBuffers {
         step: &InferRows,
         scheduler: &Scheduler,
         draws: &[Draw],
-    ) -> Result<(&[u32], &[f32])> {
+    ) -> Result<Sampled<'_>> {
         let (n, rows) = (draws.len(), step.sampled());
         rows::gather(ctx, rows::Gather { x: hidden, rows, out: self.hidden.rows_mut(0..n) })?;
         let mut params: Vec<sample::RowParams<'_>> = std::mem::take(&mut self.params);
@@ -71,7 +70,7 @@ impl SamplerBuffers {
         self.params = emptied(params);
         self.sampled.rows(0..2 * n).copy_to_u32(&mut self.words[..2 * n]);
         self.logps.iter_mut().zip(&self.words[n..2 * n]).for_each(|(logp, &bits)| *logp = f32::from_bits(bits));
-        Ok((&self.words[..n], &self.logps[..n]))
+        Ok(Sampled { ids: &self.words[..n], logps: &self.logps[..n], alternatives: &[] })
     }
 }
 
@@ -90,8 +89,9 @@ pub(crate) fn params<'a>(
     draws.iter().map(|draw| {
         let s = &scheduler.sequences[draw.sequence];
         let request = &scheduler.groups[s.group].request;
-        let Role::Completion(generation) = s.role else { unreachable!("prompts are not sampled for") };
-        row_params(&request.sampling, request.id, generation, &s.tokens, s.prompt_len)
+        // Of a guess that has just turned out wrong nothing is left; what is drawn after it is dropped.
+        let tokens = &s.tokens[..draw.at.min(s.tokens.len())];
+        row_params(&request.sampling, request.id, s.generation() as u32, tokens, s.prompt_len)
     })
 }
 

@@ -1,10 +1,12 @@
 //! Decoding allocates nothing: once the sequences run, a step asks the allocator for no memory, on any thread.
 //!
+//! Neither do requests leave anything behind once they have ended or were cancelled.
+//!
 //! A binary of its own, with one test: the counts are those of the process.
 
 use kernels::{Context, DType, Isa};
 use model::{AdaptedWeights, Adapter, LoraConfig, ModelConfig, ModelView, Prompt, TargetModules, Weights};
-use rollout::{Engine, EngineConfig, Request, SamplingParams};
+use rollout::{AdapterVersion, Engine, EngineConfig, ModelVersion, Models, Request, SamplingParams};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
 use std::sync::Arc;
@@ -40,24 +42,72 @@ fn adapted(ctx: &Context, compute: DType) -> AdaptedWeights {
 
 /// Allocations and reallocations of each step that ended no sequence, and of those that did.
 fn counted(ctx: &Context, model: ModelView<'_>, sampling: SamplingParams, prefix_sharing: bool) -> [Vec<usize>; 2] {
-    let sizes = EngineConfig::new(PROMPTS * GENERATIONS, 128);
-    let config = EngineConfig { max_batched_tokens: 512, prefix_sharing, ..sizes };
+    let config = EngineConfig { prefix_sharing, ..sizes() };
     let mut engine = Engine::new(ctx, model.config(), config).unwrap();
     let sampling = Arc::new(SamplingParams { max_new_tokens: NEW_TOKENS, seed: 5, ..sampling });
     for number in 0..PROMPTS {
         let prompt = Prompt::new((0..PROMPT).map(|i| ((i * 37 + number * 11 + 3) % VOCAB) as u32).collect::<Vec<_>>());
         let (num_generations, id) = (GENERATIONS, number as u64);
         let sampling = sampling.clone();
-        engine.submit(Request { id, prompt, num_generations, sampling, pause_on_stop: false }).unwrap();
+        engine.submit(Request::new(id, prompt, num_generations, sampling)).unwrap();
     }
+    counted_steps(&mut engine, model.into())
+}
+
+fn sizes() -> EngineConfig {
+    EngineConfig { max_batched_tokens: 512, ..EngineConfig::new(PROMPTS * GENERATIONS, 128) }
+}
+
+fn counted_steps(engine: &mut Engine, models: Models<'_>) -> [Vec<usize>; 2] {
     let mut steps = [(); 2].map(|()| Vec::with_capacity(2 * NEW_TOKENS));
     while !engine.is_idle() {
         let region = Region::new(ALLOCATOR);
-        let ended = engine.step(model).unwrap();
+        let ended = engine.step(models).unwrap();
         let change = region.change();
         steps[usize::from(!ended.is_empty())].push(change.allocations + change.reallocations);
     }
     steps
+}
+
+/// Sequences with adapters of their own, and full pages that the prefix cache gets to know.
+fn serving(ctx: &Context, base: &Weights, adapters: &[(u64, &Adapter)]) -> Vec<usize> {
+    let config = EngineConfig { prefix_caching: true, ..sizes() };
+    let mut engine = Engine::new(ctx, &base.config, config).unwrap();
+    let sampling = Arc::new(SamplingParams { max_new_tokens: NEW_TOKENS, seed: 5, ..SamplingParams::default() });
+    let versions = adapters.iter().map(|&(id, adapter)| AdapterVersion { id, version: adapter.version });
+    for (id, adapter) in versions.map(Some).chain([None]).cycle().take(PROMPTS * GENERATIONS).enumerate() {
+        let prompt = Prompt::new((0..PROMPT).map(|i| ((i * 37 + id * 11 + 3) % VOCAB) as u32).collect::<Vec<_>>());
+        let request = Request::new(id as u64, prompt, 1, sampling.clone());
+        engine.submit(Request { model: Some(ModelVersion { base: base.version, adapter }), ..request }).unwrap();
+    }
+    let [others, _] = counted_steps(&mut engine, Models { current: None, bases: &[base], adapters });
+    assert!(others.len() > NEW_TOKENS / 2);
+    others[3..].to_vec()
+}
+
+/// Requests that come and go leave nothing behind. `LOCKSTEP_REQUESTS` says how many; a million take a minute or two.
+fn requests_leave_nothing(ctx: &Context, weights: &Weights) {
+    let requests: u64 = std::env::var("LOCKSTEP_REQUESTS").map_or(20_000, |n| n.parse().expect("a number of requests"));
+    let config = EngineConfig { prefix_caching: true, ..EngineConfig::new(64, 128) };
+    let mut engine = Engine::new(ctx, &weights.config, config).unwrap();
+    let sampling = Arc::new(SamplingParams { max_new_tokens: 2, ..SamplingParams::default() });
+    let region = Region::new(ALLOCATOR);
+    let (mut ended, mut cancelled, mut held_early) = (0, 0, None);
+    for number in 0..requests {
+        let prompt = Prompt::new([(number % VOCAB as u64) as u32, (number / 7 % VOCAB as u64) as u32]);
+        let id = engine.submit(Request::new(number, prompt, 2, sampling.clone())).unwrap();
+        cancelled += u64::from(number % 5 == 0 && engine.cancel(id));
+        while engine.live().count() >= 128 {
+            ended += engine.step(weights).unwrap().len() as u64;
+        }
+        if ended + cancelled > 1000 {
+            let change = region.change();
+            let held = change.bytes_allocated as isize - change.bytes_deallocated as isize + change.bytes_reallocated;
+            let early = *held_early.get_or_insert(held);
+            assert!((held - early).abs() < 1 << 17, "after {ended} requests {held} bytes, {early} after a thousand");
+        }
+    }
+    assert!(cancelled > requests / 20 && ended > requests / 2, "{ended} ended, {cancelled} were cancelled");
 }
 
 /// What was counted in the steps after the first few, which admit the sequences and size what threads keep.
@@ -69,7 +119,7 @@ fn decoding(ctx: &Context, model: ModelView<'_>, sampling: &SamplingParams, pref
 }
 
 #[test]
-fn a_decode_step_allocates_nothing() {
+fn a_decode_step_allocates_nothing_and_requests_leave_nothing() {
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let drawn = SamplingParams { stop_ids: vec![VOCAB as u32], ..SamplingParams::default() };
     let truncated = SamplingParams { top_k: 30, top_p: 0.9, min_p: 0.01, ..SamplingParams::default() };
@@ -99,5 +149,15 @@ fn a_decode_step_allocates_nothing() {
             }
         }
     }
+    let ctx = Context::cpu(Isa::best(), 1);
+    let base = weights(&ctx, DType::F32);
+    let lora = LoraConfig { target_modules: TargetModules::AllLinear, ..LoraConfig::default() };
+    let adapters = [1, 2].map(|seed| Adapter::new(ctx.memory(), &base, &lora, seed).unwrap());
+    let named: Vec<(u64, &Adapter)> = adapters.iter().enumerate().map(|(i, a)| (i as u64, a)).collect();
+    let counts = serving(&ctx, &base, &named);
+    if counts.iter().any(|&n| n > 0) {
+        wrong.push(format!("adapters of each sequence and the prefix cache: {counts:?}"));
+    }
     assert!(wrong.is_empty(), "allocations of each step:\n{}", wrong.join("\n"));
+    requests_leave_nothing(&ctx, &base);
 }

@@ -120,7 +120,7 @@ impl ProgramRollouts {
                 };
                 check_ids("a prompt", &ids, vocabulary)?;
                 let (prompt, sampling) = (model::Prompt::new(ids), own.clone());
-                Ok(Request { id, prompt, num_generations, sampling, pause_on_stop: false })
+                Ok(Request::new(id, prompt, num_generations, sampling))
             };
             let requests: Vec<_> = (next..).zip(asked).map(request).collect::<anyhow::Result<_>>()?;
             next += requests.len() as u64;
@@ -214,7 +214,7 @@ impl ProgramRollouts {
         let mut made = GivenRollouts { groups: Vec::new(), prompts: Prompts::new(), columns: BTreeMap::new(), next: 0 };
         let mut given = given.into_iter();
         for (&id, row) in prompts {
-            let mut group = RolloutGroup { id, prompt: row.tokens.clone(), completions: Vec::new() };
+            let mut group = RolloutGroup::new(id, row.tokens.clone(), Vec::new());
             let mut columns = Vec::new();
             for (generation, one) in given.by_ref().take(num_generations).enumerate() {
                 if generation == 0 && one.prompt_ids != group.prompt.ids {

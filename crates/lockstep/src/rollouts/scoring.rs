@@ -21,12 +21,8 @@ pub type GivenColumns = BTreeMap<u64, Vec<Map<String, Value>>>;
 
 /// What the engine is asked for: so many completions of each prompt.
 pub fn requests(prompts: &Prompts, num_generations: usize, sampling: &Arc<SamplingParams>) -> Vec<Request> {
-    let request = |(&id, prompt): (&u64, &Arc<Prompt>)| Request {
-        id,
-        prompt: prompt.tokens.clone(),
-        num_generations,
-        sampling: sampling.clone(),
-        pause_on_stop: false,
+    let request = |(&id, prompt): (&u64, &Arc<Prompt>)| {
+        Request::new(id, prompt.tokens.clone(), num_generations, sampling.clone())
     };
     prompts.iter().map(request).collect()
 }

@@ -20,7 +20,7 @@ pub use tape::{Tape, Workspace};
 
 use crate::batch::{BatchTensors, InferRows};
 use crate::kv::KvCache;
-use crate::weights::{Grads, ModelView, RowAdapters, Weights, trained};
+use crate::weights::{AdapterRanges, Grads, ModelView, RowAdapters, Weights, trained};
 use kernels::ops::{embedding, rmsnorm, zero};
 use kernels::{Context, Error, Result};
 use layer::{Buffers, Input, Pass};
@@ -36,7 +36,7 @@ pub fn infer<'a>(
     workspace: &mut Workspace,
 ) -> Result<()> {
     let ModelView { weights, adapters } = model.into();
-    let adapters = RowAdapters::new(adapters, rows.sequences())?;
+    let adapters = RowAdapters::new(adapters, rows.sequences(), &mut workspace.adapters)?;
     let pass = Pass { ctx, config: &weights.config, rope, rows: rows.views(), adapters: &adapters, dropout: None };
     layers_forward(&pass, weights, kv, &mut workspace.activations, || Ok(()))
 }
@@ -51,7 +51,8 @@ pub fn forward<'a>(
 ) -> crate::Result<()> {
     tape.check(batch.capacity)?;
     let ModelView { weights, adapters } = model.into();
-    let adapters = RowAdapters::new(adapters, batch.sequences())?;
+    let mut ranges = AdapterRanges::default();
+    let adapters = RowAdapters::new(adapters, batch.sequences(), &mut ranges)?;
     let pass = pass(ctx, weights, rope, batch, &adapters);
     layers_forward(&pass, weights, &mut tape.pages, &mut tape.activations, || tape.stop.check())
 }
@@ -120,7 +121,8 @@ pub fn backward<'a>(
 ) -> crate::Result<()> {
     let (a, back) = (&mut tape.activations, tape.back.as_mut().ok_or_else(no_backward_buffers)?);
     let ModelView { weights, adapters } = model.into();
-    let adapters = RowAdapters::new(adapters, batch.sequences())?;
+    let mut ranges = AdapterRanges::default();
+    let adapters = RowAdapters::new(adapters, batch.sequences(), &mut ranges)?;
     if adapters.trained()?.is_some() != grads.of_adapter() {
         let message = "weights and gradients are not of the same adapter".into();
         return Err(Error::Value { op: "backward", message }.into());

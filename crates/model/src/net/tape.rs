@@ -5,6 +5,7 @@ use crate::ModelConfig;
 use crate::StopCheck;
 use crate::batch::Capacity;
 use crate::kv::KvCache;
+use crate::weights::AdapterRanges;
 use kernels::{DType, Error, Memory, Result, Tensor, View, ViewMut};
 
 /// How much of a pass is kept.
@@ -84,12 +85,14 @@ impl Activations {
 /// Buffers of inference: one layer's, used by all. Booked under "workspace".
 pub struct Workspace {
     pub(super) activations: Activations,
+    pub(super) adapters: AdapterRanges,
 }
 
 impl Workspace {
     /// Buffers for up to `max_rows` rows.
     pub fn new(memory: &Memory, config: &ModelConfig, max_rows: usize) -> Workspace {
-        Workspace { activations: Activations::new(&memory.part("workspace"), config, max_rows, Keep::Nothing) }
+        let activations = Activations::new(&memory.part("workspace"), config, max_rows, Keep::Nothing);
+        Workspace { activations, adapters: AdapterRanges::default() }
     }
     /// The hidden rows `[T, H]` of the last [`infer`](super::infer), after the final norm.
     pub fn hidden(&self) -> View<'_> {

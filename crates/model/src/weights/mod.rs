@@ -25,8 +25,8 @@ pub use lora::{LINEAR_MODULES, LoraConfig, TargetModules};
 pub use params::{Layer, Params};
 pub use slots::{AdaptedWeights, HeldWeights, Trainable, Versioned, WeightSlots};
 pub use spec::{ParamSpec, Part, Role};
+pub(crate) use view::{AdapterRanges, LowRankRows, RowAdapters};
 pub use view::{Adapters, ModelView, Version};
-pub(crate) use view::{LowRankRows, RowAdapters};
 
 use crate::ModelConfig;
 use kernels::{Matrix, Memory, Tensor, ViewMut};

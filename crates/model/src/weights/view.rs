@@ -95,15 +95,20 @@ impl<'a> ModelView<'a> {
 pub(crate) enum RowAdapters<'a> {
     /// The same for all.
     All(Option<&'a Adapter>),
-    /// Ascending ranges; rows between them have none.
-    Ranges(Vec<(Range<usize>, &'a Adapter)>),
+    /// Those of ascending ranges of rows, by a sequence that names it; rows between them have none.
+    Ranges(&'a [(Range<usize>, usize)], &'a [Option<&'a Adapter>]),
 }
+
+/// Where the ranges of [`RowAdapters`] are; kept from step to step, it asks for no memory.
+#[derive(Debug, Default)]
+pub(crate) struct AdapterRanges(Vec<(Range<usize>, usize)>);
 
 impl<'a> RowAdapters<'a> {
     /// `sequences`: runs of rows with the sequences that they belong to, all of which must name the same adapter.
     pub fn new(
         adapters: Adapters<'a>,
         sequences: impl Iterator<Item = (Range<usize>, Range<usize>)>,
+        AdapterRanges(ranges): &'a mut AdapterRanges,
     ) -> Result<RowAdapters<'a>> {
         let of_sequences = match adapters {
             Adapters::Off => return Ok(RowAdapters::All(None)),
@@ -111,7 +116,7 @@ impl<'a> RowAdapters<'a> {
             Adapters::PerSequence(list) => list,
         };
         let bad = |message: String| Error::Value { op: "adapters", message };
-        let mut ranges: Vec<(Range<usize>, &'a Adapter)> = Vec::new();
+        ranges.clear();
         for (rows, sequences) in sequences {
             let Some(named) = of_sequences.get(sequences.clone()) else {
                 return Err(bad(format!(
@@ -124,24 +129,24 @@ impl<'a> RowAdapters<'a> {
             if !named.iter().all(|&other| same(first, other)) {
                 return Err(bad("sequences that share their prefix must name the same adapter".into()));
             }
-            match (ranges.last_mut(), first) {
-                (_, None) => {}
-                (Some((before, adapter)), Some(this)) if before.end == rows.start && std::ptr::eq(*adapter, this) => {
+            match ranges.last_mut() {
+                _ if first.is_none() => {}
+                Some((before, of)) if before.end == rows.start && same(of_sequences[*of], first) => {
                     before.end = rows.end;
                 }
-                (_, Some(adapter)) => ranges.push((rows, adapter)),
+                _ => ranges.push((rows, sequences.start)),
             }
         }
-        Ok(RowAdapters::Ranges(ranges))
+        Ok(RowAdapters::Ranges(ranges, of_sequences))
     }
 
     /// The one that is trained in a backward pass: all rows have it, or none.
     pub fn trained(&self) -> Result<Option<&'a Adapter>> {
         match self {
             RowAdapters::All(adapter) => Ok(*adapter),
-            RowAdapters::Ranges(ranges) => {
-                let first = ranges.first().map(|(_, adapter)| *adapter);
-                match ranges.iter().all(|(_, adapter)| same(first, Some(adapter))) {
+            RowAdapters::Ranges(ranges, of_sequences) => {
+                let first = ranges.first().and_then(|&(_, of)| of_sequences[of]);
+                match ranges.iter().all(|&(_, of)| same(first, of_sequences[of])) {
                     true => Ok(first),
                     false => {
                         let message = "gradients are those of one adapter, and the batch has several".into();
@@ -185,7 +190,9 @@ impl<'a> LowRankRows<'a> {
     pub fn is_empty(&self) -> bool {
         match self.adapters {
             RowAdapters::All(adapter) => adapter.is_none_or(|a| self.of(a).is_none()),
-            RowAdapters::Ranges(ranges) => ranges.iter().all(|(_, a)| self.of(a).is_none()),
+            RowAdapters::Ranges(ranges, of_sequences) => {
+                ranges.iter().all(|&(_, of)| of_sequences[of].is_none_or(|a| self.of(a).is_none()))
+            }
         }
     }
 
@@ -200,10 +207,10 @@ impl<'a> LowRankRows<'a> {
                 Some(low_rank) => compute(0..len, low_rank, self.dropout),
                 None => Ok(()),
             },
-            RowAdapters::Ranges(ranges) => ranges.iter().try_for_each(|(rows, adapter)| {
+            RowAdapters::Ranges(ranges, of_sequences) => ranges.iter().try_for_each(|(rows, of)| {
                 let start = rows.start.max(self.first);
                 let end = rows.end.min(self.first + len);
-                match self.of(adapter) {
+                match of_sequences[*of].and_then(|adapter| self.of(adapter)) {
                     Some(low_rank) if start < end => {
                         let rows = start - self.first..end - self.first;
                         compute(rows.clone(), low_rank, self.dropout.map(|d| d.rows(rows)))

@@ -1,20 +1,19 @@
 //! Who runs in each step, by hand.
 
 use super::*;
-use crate::{Request, SamplingParams};
+use crate::models::ModelVersion;
+use crate::sequence::{Draw, Sampled};
+use crate::stop::StopCheck;
+use crate::{FinishReason, Request, SamplingParams};
 use model::Prompt;
+use model::kv::BLOCK;
 
 fn scheduler(blocks: usize, prompts: &[usize], num_generations: usize, sharing: bool) -> Scheduler {
-    let mut scheduler =
-        Scheduler::new(blocks, Limits { max_num_seqs: 8, max_rows: 512, max_model_len: 4096, chunked_prefill: true });
+    let limits = Limits { max_num_seqs: 8, max_rows: 512, max_model_len: 4096, chunked_prefill: true };
+    let mut scheduler = Scheduler::new(BlockPool::new(blocks, false), limits);
+    scheduler.current = Some(ModelVersion { base: 0, adapter: None });
     for &len in prompts {
-        let request = Request {
-            id: 0,
-            prompt: Prompt::new(vec![1; len]),
-            num_generations,
-            sampling: Arc::new(SamplingParams::default()),
-            pause_on_stop: false,
-        };
+        let request = Request::new(0, Prompt::new(vec![1; len]), num_generations, Arc::new(SamplingParams::default()));
         scheduler.submit(Arc::new(request), sharing);
     }
     scheduler
@@ -31,14 +30,21 @@ fn step(s: &mut Scheduler) -> Vec<(usize, usize, usize)> {
         if sequence.uncomputed() > 0 {
             continue;
         }
+        let at = sequence.tokens.len();
         let draws: Vec<Draw> = match sequence.role {
-            Role::Completion(_) => vec![Draw { row: 0, sequence: id }],
-            Role::Prompt => s.not_begun(sequence.group).map(|sequence| Draw { row: 0, sequence }).collect(),
+            Role::Completion(_) => vec![Draw { row: 0, sequence: id, at }],
+            Role::Prompt => s.not_begun(sequence.group).map(|sequence| Draw { row: 0, sequence, at }).collect(),
         };
-        s.postprocess(&draws, &vec![0; draws.len()], &vec![0.0; draws.len()], 0, &StopCheck::default());
+        sampled(s, &draws, 0);
     }
     s.share_prompts(&chunks);
     chunks.iter().map(|c| (c.sequence, c.from, c.to)).collect()
+}
+
+/// Every one of `draws` gave `id`.
+fn sampled(s: &mut Scheduler, draws: &[Draw], id: u32) {
+    let (ids, logps) = (vec![id; draws.len()], vec![0.0; draws.len()]);
+    s.postprocess(draws, Sampled { ids: &ids, logps: &logps, alternatives: &[] }, &StopCheck::default());
 }
 
 #[test]
@@ -47,7 +53,7 @@ fn the_youngest_is_preempted_and_computed_again() {
     assert_eq!(step(&mut s), [(0, 0, 63), (1, 0, 63)]);
     assert_eq!(step(&mut s), [(0, 63, 64), (1, 63, 64)]);
     assert_eq!(step(&mut s), [(0, 64, 65)], "the third page goes to the older one");
-    assert_eq!((s.preemptions, s.sequences[1].blocks.len()), (1, 0));
+    assert_eq!((s.counters.preemptions, s.sequences[1].blocks.len()), (1, 0));
     assert_eq!(step(&mut s), [(0, 65, 66)], "and the younger one waits for its two");
     s.finish(0, FinishReason::Length);
     assert_eq!(step(&mut s), [(1, 0, 65)], "all of it again");
@@ -84,7 +90,7 @@ fn a_prompt_computed_again_gives_nothing_to_what_has_begun() {
     s.schedule(&mut chunks, &mut copies);
     s.mark_computed(&chunks);
     // Drawing fails for the second completion, and then the weights change.
-    s.postprocess(&[Draw { row: 69, sequence: 0 }], &[5], &[0.0], 0, &StopCheck::default());
+    sampled(&mut s, &[Draw { row: 69, sequence: 0, at: 70 }], 5);
     s.invalidate();
     assert_eq!(step(&mut s), [(2, 0, 70)]);
     assert_eq!([0, 1].map(|id| s.sequences[id].completion().to_vec()), [[5], [0]]);
@@ -94,11 +100,11 @@ fn a_prompt_computed_again_gives_nothing_to_what_has_begun() {
 fn paused_sequences_give_stale_pages_back_at_once() {
     let mut s = scheduler(3, &[60], 1, false);
     step(&mut s);
-    s.leave(0, State::Paused);
+    s.pause(0);
     assert_eq!(s.blocks.available(), 2);
     s.invalidate();
     assert_eq!(s.blocks.available(), 3);
-    s.extend(0, &[], 1);
+    s.extend(0, &[]);
     assert_eq!(step(&mut s), [(0, 0, 61)]);
 }
 
@@ -127,13 +133,73 @@ fn a_group_shares_full_pages_and_copies_the_last() {
 fn paused_sequences_give_their_pages_rather_than_stop_all_others() {
     let mut s = scheduler(3, &[60], 1, false);
     step(&mut s);
-    s.leave(0, State::Paused);
+    s.pause(0);
     let request = s.groups[0].request.as_ref().clone();
     s.submit(Arc::new(Request { prompt: Prompt::new(vec![1; 129]), ..request }), false);
     assert_eq!(step(&mut s), [(1, 0, 129)]);
     s.finish(1, FinishReason::Length);
-    s.extend(0, &[], 0);
+    s.extend(0, &[]);
     assert_eq!(step(&mut s), [(0, 0, 61)]);
     s.finish(0, FinishReason::Length);
     assert_eq!(s.blocks.available(), 3);
+}
+
+#[test]
+fn an_extended_sequence_keeps_its_pages_and_loses_them_to_what_runs() {
+    let mut s = scheduler(3, &[60, 60], 1, false);
+    step(&mut s);
+    s.pause(0);
+    s.extend(0, &[7, 8, 9]);
+    assert_eq!(step(&mut s), [(1, 60, 61), (0, 60, 64)], "the token that was drawn and the new ones");
+    // Both want a second page, and there is one.
+    s.pause(0);
+    s.extend(0, &[]);
+    s.limits.max_num_seqs = 1;
+    for length in 61..64 {
+        assert_eq!(step(&mut s), [(1, length, length + 1)]);
+    }
+    assert_eq!((s.sequences[0].blocks.len(), s.blocks.available()), (1, 1));
+    s.blocks.take();
+    assert_eq!(step(&mut s), [(1, 64, 65)], "that of the one that waits");
+    assert_eq!((s.sequences[0].blocks.len(), s.counters.preemptions), (0, 0));
+    s.finish(1, FinishReason::Length);
+    assert_eq!(step(&mut s), [(0, 0, 65)]);
+}
+
+#[test]
+fn a_step_is_of_one_base_the_oldest_running_one() {
+    let mut s = scheduler(20, &[], 1, false);
+    for (base, len) in [(4, 10), (7, 11), (4, 12)] {
+        let request = Request::new(0, Prompt::new(vec![1; len]), 1, Arc::new(SamplingParams::default()));
+        let model = Some(ModelVersion { base, adapter: None });
+        s.submit(Arc::new(Request { model, ..request }), false);
+    }
+    assert_eq!(step(&mut s), [(0, 0, 10), (2, 0, 12)]);
+    s.finish(0, FinishReason::Stop);
+    assert_eq!(step(&mut s), [(2, 12, 13)], "the other base waits until this one has no more sequences");
+    s.finish(2, FinishReason::Stop);
+    assert_eq!(step(&mut s), [(1, 0, 11)]);
+}
+
+#[test]
+fn what_was_cancelled_is_gone_from_every_list() {
+    for sharing in [false, true] {
+        let mut s = scheduler(20, &[], 1, false);
+        let request =
+            |len: usize| Arc::new(Request::new(0, Prompt::new(vec![1; len]), 3, Arc::new(SamplingParams::default())));
+        let ids: Vec<_> = [70, 80, 90].map(|len| s.submit(request(len), sharing)).to_vec();
+        s.limits.max_num_seqs = 4;
+        for _ in 0..3 {
+            step(&mut s);
+        }
+        s.pause(s.groups[ids[0].index].members[0]);
+        for &id in &ids {
+            assert!(s.cancel(id) && !s.cancel(id));
+            let again = s.submit(request(5), sharing);
+            assert!(again.index == id.index && !s.cancel(id), "its place is another's now");
+            assert!(s.cancel(again));
+        }
+        assert!(s.is_idle() && s.sequences.is_empty() && s.groups.is_empty());
+        assert_eq!((s.blocks.available(), s.paused.len(), s.held.len()), (20, 0, 0), "{sharing}");
+    }
 }

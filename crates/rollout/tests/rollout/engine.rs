@@ -159,7 +159,9 @@ fn generate_by_steps<'a>(
     requests: Vec<Request>,
     mut weights: impl FnMut(usize, &mut Engine) -> &'a Weights,
 ) -> Vec<RolloutGroup> {
-    requests.into_iter().for_each(|request| engine.submit(request).unwrap());
+    for request in requests {
+        engine.submit(request).unwrap();
+    }
     let mut groups = Vec::new();
     for step in 0.. {
         if engine.is_idle() {

@@ -5,6 +5,7 @@ mod copies;
 mod engine;
 mod faults;
 mod parity;
+mod serving;
 
 use kernels::{Context, Isa};
 use model::net::{self, Rope, Tape};
@@ -84,12 +85,8 @@ fn prompt(vocab: usize, number: usize, len: usize) -> Arc<Prompt> {
 /// One request of each prompt.
 fn requests(prompts: &[Arc<Prompt>], num_generations: usize, sampling: SamplingParams) -> Vec<Request> {
     let sampling = Arc::new(sampling);
-    let request = |(i, prompt): (usize, &Arc<Prompt>)| Request {
-        id: 1000 + i as u64,
-        prompt: prompt.clone(),
-        num_generations,
-        sampling: sampling.clone(),
-        pause_on_stop: false,
+    let request = |(i, prompt): (usize, &Arc<Prompt>)| {
+        Request::new(1000 + i as u64, prompt.clone(), num_generations, sampling.clone())
     };
     prompts.iter().enumerate().map(request).collect()
 }

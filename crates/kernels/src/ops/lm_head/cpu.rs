@@ -1,6 +1,6 @@
 //! Chunks of logits on the CPU: what the log-sum-exp keeps of them, and the gradient made from them.
 
-use super::{BLOCK_ROWS, Backward, CHUNK, Forward};
+use super::{BLOCK_ROWS, Backward, CHUNK, Forward, Logits};
 use crate::device::Cpu;
 use crate::gemm::{Left, Operands, Order, Product, ProductDType, Right};
 use crate::gemm::{halves, steps};
@@ -181,6 +181,38 @@ pub(crate) fn combine<V: Simd>(chunks: &[f32]) -> Row {
     // `ln` takes positive normal numbers: anything else is a row that is not finite, and says so.
     let ln = if sum >= 1.0 && sum.is_finite() { math::ln1::<V>(sum) } else { f32::NAN };
     Row { max, lse: max + ln, entropy: ln - slope / sum }
+}
+
+pub(super) fn logits(cpu: &Cpu, args: Logits<'_>) {
+    let head = Head::new(cpu, args.hidden, args.weight);
+    let (logits, lse) = (args.logits.f32(cpu), Disjoint::new(args.lse.f32(cpu)));
+    head.product(0..head.rows, 0..head.vocab, logits).run(cpu);
+    let scaled = Scaled { vocab: head.vocab, beta: args.inv_temperature, logits: Disjoint::new(logits), lse };
+    cpu.run(head.rows, &scaled);
+}
+
+/// Scales whole rows of logits in place.
+struct Scaled<'a> {
+    vocab: usize,
+    beta: f32,
+    /// `[R, V]`
+    logits: Disjoint<'a, f32>,
+    /// `[R]`
+    lse: Disjoint<'a, f32>,
+}
+
+impl Tasks for Scaled<'_> {
+    #[inline(always)]
+    fn task<V: Simd>(&self, row: usize, scratch: &mut Scratch) {
+        let partials = scratch.f32(self.vocab.div_ceil(CHUNK) * KEPT);
+        // SAFETY: each row is one task's.
+        let (logits, lse) =
+            unsafe { (self.logits.slice(row * self.vocab..(row + 1) * self.vocab), self.lse.slice(row..row + 1)) };
+        for (chunk, kept) in logits.chunks_mut(CHUNK).zip(partials.chunks_exact_mut(KEPT)) {
+            kept.copy_from_slice(&statistics::<V>(chunk, self.beta));
+        }
+        lse[0] = combine::<V>(partials).lse;
+    }
 }
 
 /// Statistics of every chunk of a block of rows.

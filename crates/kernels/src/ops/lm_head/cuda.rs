@@ -1,7 +1,7 @@
 //! Windows of logits of a block of rows: a product, then what is kept of it or made of it.
 
 use super::cpu::{KEPT, blocks};
-use super::{BLOCK_ROWS, Backward, CHUNK, Forward};
+use super::{BLOCK_ROWS, Backward, CHUNK, Forward, Logits};
 use crate::device::Cuda;
 use crate::device::cuda::{Arg, Grid, Source, source};
 use crate::ops::linear::cuda::{Rows, Sizes, product, product_of_inputs, product_of_weight};
@@ -95,6 +95,20 @@ pub(super) fn forward(cuda: &Cuda, mut args: Forward<'_>) -> Result<()> {
     Ok(())
 }
 
+pub(super) fn logits(cuda: &Cuda, mut args: Logits<'_>) -> Result<()> {
+    let (head, rows) = (Head::new(cuda, args.hidden, args.weight)?, args.hidden.shape()[0]);
+    let (logits, lse, chunks) = (args.logits.f32_at(cuda)?, args.lse.f32_at(cuda)?, head.chunks());
+    let partials = cuda.queue().scratch(rows * chunks * KEPT * size_of::<f32>())?;
+    // The combining kernel subtracts the log-sum-exp from a log-probability that nobody wants here.
+    let unused = cuda.queue().scratch(rows * size_of::<f32>())?;
+    head.logits(cuda, &(0..rows), &(0..head.vocab), logits)?;
+    let beta = Beta::All(args.inv_temperature);
+    head.statistics(cuda, rows, &(0..head.vocab), logits, partials.at(0), [Arg::NULL; 2], beta)?;
+    let mut arguments = vec![partials.at(0), unused.at(0), lse, Arg::NULL];
+    arguments.extend([rows, chunks].map(Arg::from));
+    cuda.launch(&SOURCE, "lm_head_combine", Grid::each(rows.div_ceil(128), 128), &arguments)
+}
+
 pub(super) fn backward(cuda: &Cuda, mut args: Backward<'_>) -> Result<()> {
     let (head, all) = (Head::new(cuda, args.hidden, args.weight)?, args.hidden.shape()[0]);
     let (targets, beta) = (args.targets.u32_at(cuda), args.inv_temperature);
@@ -155,6 +169,16 @@ mod tests {
                 };
                 forward(ctx, args)?;
                 let mut all = bits(&[&logps, &lse, &entropies]);
+                let (mut z, mut own_lse) = (random(ctx, 10, &[r, v]), random(ctx, 11, &[r]));
+                let args = Logits {
+                    hidden: hidden.view(),
+                    weight: &weight,
+                    inv_temperature: 1.25,
+                    logits: z.view_mut(),
+                    lse: own_lse.view_mut(),
+                };
+                logits(ctx, args)?;
+                all.extend(bits(&[&z, &own_lse]));
                 for with_entropies in [false, true] {
                     let args = Backward {
                         hidden: hidden.view(),

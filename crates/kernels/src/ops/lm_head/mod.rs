@@ -79,6 +79,35 @@ pub struct Backward<'a> {
     pub segments: Option<View<'a>>,
 }
 
+/// Arguments of [`logits`].
+pub struct Logits<'a> {
+    /// `[R, H]`
+    pub hidden: View<'a>,
+    /// `[V, H]`
+    pub weight: &'a Matrix,
+    /// β = 1/T.
+    pub inv_temperature: f32,
+    /// `[R, V]`, z: *overwrites*.
+    pub logits: ViewMut<'a>,
+    /// `[R]`: *overwrites*.
+    pub lse: ViewMut<'a>,
+}
+
+/// Whole rows of scaled logits, for the few rows whose alternatives somebody wants to see: z − lse are the
+/// log-probabilities of [`forward`], bit for bit.
+pub fn logits(ctx: &Context, args: Logits<'_>) -> Result<()> {
+    const OP: &str = "lm_head::logits";
+    let rows = check(OP, args.hidden, args.weight)?;
+    expect(OP, "logits", args.logits.view(), DType::F32, &[rows, args.weight.rows()])?;
+    expect(OP, "lse", args.lse.view(), DType::F32, &[rows])?;
+    count_products(args.hidden, args.weight, 1, 1);
+    match ctx.backend() {
+        Backend::Cpu(cpu) => cpu::logits(cpu, args),
+        Backend::Cuda(cuda) => cuda::logits(cuda, args)?,
+    }
+    Ok(())
+}
+
 /// Log-probabilities, log-sum-exps and entropies. Beside its outputs it holds statistics of up to 512 rows, 12 bytes
 /// for each and every chunk, and 240 KiB of logits per thread (512 KiB on tiles).
 pub fn forward(ctx: &Context, args: Forward<'_>) -> Result<()> {

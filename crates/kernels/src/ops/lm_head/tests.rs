@@ -360,3 +360,31 @@ fn wrong_arguments_are_named() {
     let message = forward(&ctx, args).unwrap_err().to_string();
     assert_eq!(message, "lm_head::forward: targets[1] is 5, which is not below 5");
 }
+
+#[test]
+fn whole_rows_of_logits_give_the_log_probabilities_of_the_forward() {
+    for ctx in contexts(&[2]) {
+        for shape in SHAPES {
+            let cases = [Case::new(shape, 0.8), Case::new(shape, 0.8).in_bf16()];
+            // CUDA has no bf16 here yet.
+            let computed = if ctx.memory().device() == Device::Cpu { 2 } else { 1 };
+            for case in &cases[..computed] {
+                let (hidden, weight) = case.operands(&ctx);
+                let mut z = Tensor::from_f32(ctx.memory(), &[case.r, case.v], &vec![f32::NAN; case.r * case.v]);
+                let mut lse = Tensor::from_f32(ctx.memory(), &[case.r], &vec![f32::NAN; case.r]);
+                let args = Logits {
+                    hidden: hidden.view(),
+                    weight: &weight,
+                    inv_temperature: case.beta,
+                    logits: z.view_mut(),
+                    lse: lse.view_mut(),
+                };
+                logits(&ctx, args).unwrap();
+                let (z, lse, forward) = (z.to_vec_f32(), lse.to_vec_f32(), case.forward(&ctx, 0..case.r));
+                let of_target = |r: usize| z[r * case.v + case.targets[r] as usize] - lse[r];
+                assert_eq!((0..case.r).map(of_target).collect::<Vec<_>>(), forward.logps, "{shape:?}");
+                assert_eq!(lse, forward.lse, "{shape:?}");
+            }
+        }
+    }
+}

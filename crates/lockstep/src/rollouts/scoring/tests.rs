@@ -49,10 +49,9 @@ fn completion(tokenizer: &Tokenizer, row: usize, generation: usize) -> Completio
 
 /// The groups of all prompts.
 fn groups(tokenizer: &Tokenizer) -> Vec<RolloutGroup> {
-    let group = |(&id, prompt): (&u64, &Arc<Prompt>)| RolloutGroup {
-        id,
-        prompt: prompt.tokens.clone(),
-        completions: (0..GROUP).map(|g| completion(tokenizer, prompt.row, g)).collect(),
+    let group = |(&id, prompt): (&u64, &Arc<Prompt>)| {
+        let completions = (0..GROUP).map(|g| completion(tokenizer, prompt.row, g)).collect();
+        RolloutGroup::new(id, prompt.tokens.clone(), completions)
     };
     prompts().iter().map(group).collect()
 }
@@ -212,24 +211,12 @@ fn groups_are_scored_while_the_engine_writes_others() {
     let model = Arc::new(ModelConfig::parse(shape).unwrap());
     let weights = Weights::random(ctx.memory(), &model, 1).unwrap();
     // One group at a time.
-    let sizes = EngineConfig {
-        max_num_seqs: GROUP,
-        kv_blocks: 8,
-        max_model_len: 16,
-        max_batched_tokens: 16,
-        chunked_prefill: true,
-        prefix_sharing: true,
-    };
+    let sizes = EngineConfig { kv_blocks: 8, max_batched_tokens: 16, ..EngineConfig::new(GROUP, 16) };
     let mut engine = Engine::new(&ctx, &model, sizes).unwrap();
     let sampling = Arc::new(SamplingParams { max_new_tokens: 3, ..SamplingParams::default() });
     let prompts = prompts();
-    let request = |(&id, prompt): (&u64, &Arc<Prompt>)| Request {
-        id,
-        prompt: prompt.tokens.clone(),
-        num_generations: GROUP,
-        sampling: sampling.clone(),
-        pause_on_stop: false,
-    };
+    let request =
+        |(&id, prompt): (&u64, &Arc<Prompt>)| Request::new(id, prompt.tokens.clone(), GROUP, sampling.clone());
     let requests = prompts.iter().map(request).collect();
     let (mut rewards, was_asked, answer) = gate();
     let tokenizer = tokenizer();

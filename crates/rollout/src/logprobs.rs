@@ -1,0 +1,147 @@
+//! Log-probabilities that are wanted beside those of the sampled tokens: of a prompt's tokens, and of the likeliest
+//! alternatives. They come from whole rows of logits, a few rows at a time, for the requests that want them alone.
+
+use crate::Result;
+use crate::scheduler::{Chunk, Scheduler};
+use crate::sequence::Draw;
+use kernels::ops::{lm_head, rows};
+use kernels::{Context, DType, Tensor, View};
+use model::ModelView;
+use model::net::inv_temperature;
+
+/// Rows of logits in memory at once.
+const ROWS: usize = 16;
+
+/// The k likeliest of a row, the likeliest first and of equals the lowest id, and their log-probabilities.
+pub(crate) type Top = (Vec<u32>, Vec<f32>);
+
+/// Rows of logits on the device and on the host.
+pub(crate) struct LogitRows {
+    index: Tensor,
+    hidden: Tensor,
+    logits: Tensor,
+    lse: Tensor,
+    vocab: usize,
+}
+
+/// One row's log-probabilities.
+struct Row<'a> {
+    z: &'a [f32],
+    lse: f32,
+}
+
+impl Row<'_> {
+    fn top(&self, k: usize) -> Top {
+        let k = k.min(self.z.len());
+        let mut ids: Vec<u32> = (0..self.z.len() as u32).collect();
+        let likelier = |&a: &u32, &b: &u32| self.z[b as usize].total_cmp(&self.z[a as usize]).then(a.cmp(&b));
+        if k > 0 && k < ids.len() {
+            ids.select_nth_unstable_by(k - 1, likelier);
+        }
+        ids.truncate(k);
+        ids.sort_unstable_by(likelier);
+        let logps = ids.iter().map(|&id| self.z[id as usize] - self.lse).collect();
+        (ids, logps)
+    }
+}
+
+impl LogitRows {
+    pub(crate) fn new(ctx: &Context, model: ModelView<'_>) -> Result<LogitRows> {
+        let (memory, config) = (ctx.memory().part("workspace"), model.config());
+        let vocab = model.head()?.rows();
+        Ok(LogitRows {
+            index: Tensor::zeros(&memory, &[ROWS], DType::U32),
+            hidden: Tensor::zeros(&memory, &[ROWS, config.hidden_size], config.compute),
+            logits: Tensor::zeros(&memory, &[ROWS, vocab], DType::F32),
+            lse: Tensor::zeros(&memory, &[ROWS], DType::F32),
+            vocab,
+        })
+    }
+
+    /// Shows `see` the logits of each of `wanted` rows of `hidden`.
+    fn each(
+        &mut self,
+        ctx: &Context,
+        model: ModelView<'_>,
+        hidden: View<'_>,
+        wanted: &[u32],
+        temperature: f64,
+        mut see: impl FnMut(usize, Row<'_>),
+    ) -> Result<()> {
+        // As the sampler records it: at T = 0, T = 1 is used.
+        let inv_temperature = inv_temperature(if temperature == 0.0 { 1.0 } else { temperature });
+        for (piece, rows) in wanted.chunks(ROWS).enumerate() {
+            let n = rows.len();
+            self.index.rows_mut(0..n).copy_from_u32(rows);
+            let (index, out) = (self.index.rows(0..n), self.hidden.rows_mut(0..n));
+            rows::gather(ctx, rows::Gather { x: hidden, rows: index, out })?;
+            let args = lm_head::Logits {
+                hidden: self.hidden.rows(0..n),
+                weight: model.head()?,
+                inv_temperature,
+                logits: self.logits.rows_mut(0..n),
+                lse: self.lse.rows_mut(0..n),
+            };
+            lm_head::logits(ctx, args)?;
+            let (z, lse) = (self.logits.rows(0..n).to_vec_f32(), self.lse.rows(0..n).to_vec_f32());
+            for (i, (z, lse)) in z.chunks_exact(self.vocab).zip(lse).enumerate() {
+                see(piece * ROWS + i, Row { z, lse });
+            }
+        }
+        Ok(())
+    }
+
+    /// The alternatives of each draw; none of those that want none.
+    pub(crate) fn of_draws(
+        &mut self,
+        ctx: &Context,
+        model: ModelView<'_>,
+        hidden: View<'_>,
+        scheduler: &Scheduler,
+        draws: &[Draw],
+    ) -> Result<Vec<Top>> {
+        let mut all = Vec::with_capacity(draws.len());
+        for draw in draws {
+            let sampling = &scheduler.sampling(draw.sequence);
+            let (k, mut top) = (sampling.top_logprobs, Top::default());
+            if k > 0 {
+                self.each(ctx, model, hidden, &[draw.row], sampling.temperature, |_, row| top = row.top(k))?;
+            }
+            all.push(top);
+        }
+        Ok(all)
+    }
+
+    /// Records what is wanted of the prompts' tokens whose rows are in `chunks`.
+    pub(crate) fn of_prompts(
+        &mut self,
+        ctx: &Context,
+        model: ModelView<'_>,
+        hidden: View<'_>,
+        scheduler: &mut Scheduler,
+        chunks: &[Chunk],
+    ) -> Result<()> {
+        let mut first = 0;
+        for chunk in chunks {
+            let start = first;
+            first += chunk.to - chunk.from;
+            let s = &scheduler.sequences[chunk.sequence];
+            let group = &scheduler.groups[s.group];
+            let (request, recorded) = (group.request.clone(), group.prompt_logps.len());
+            if !request.sampling.prompt_logprobs || recorded < chunk.from {
+                continue;
+            }
+            // The row at position p says how likely token p + 1 is.
+            let positions = recorded..chunk.to.min(s.prompt_len - 1);
+            let rows: Vec<u32> = positions.clone().map(|p| (start + p - chunk.from) as u32).collect();
+            let group = &mut scheduler.groups[s.group];
+            self.each(ctx, model, hidden, &rows, request.sampling.temperature, |i, row| {
+                let next = request.prompt.ids[positions.start + i + 1];
+                group.prompt_logps.push(row.z[next as usize] - row.lse);
+                let (ids, logps) = row.top(request.sampling.top_logprobs);
+                group.prompt_top.push(&ids, &logps);
+            })?;
+        }
+        Ok(())
+    }
+}

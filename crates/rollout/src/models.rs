@@ -1,0 +1,94 @@
+//! Which weights compute a sequence. The engine owns none: a step is given those that its sequences name.
+
+use crate::{Error, Result};
+use model::weights::{Adapter, Adapters, ModelView, Weights};
+
+/// A version of a low-rank adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AdapterVersion {
+    /// Which adapter: the caller's number. [`AdapterVersion::OF_VIEW`] is the adapter of a [`ModelView`].
+    pub id: u64,
+    /// [`Adapter::version`]
+    pub version: u64,
+}
+
+impl AdapterVersion {
+    /// The id of an adapter that came in a [`ModelView`], which has no number of its own.
+    pub const OF_VIEW: u64 = u64::MAX;
+}
+
+/// The weights that computed a sequence's keys and values: pages are keyed by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ModelVersion {
+    /// [`Weights::version`] of the base.
+    pub base: u64,
+    /// The adapter, if there is one.
+    pub adapter: Option<AdapterVersion>,
+}
+
+impl ModelVersion {
+    /// The version of what training changes: the adapter's, or the base's where there is none.
+    pub fn trained(self) -> u64 {
+        self.adapter.map_or(self.base, |adapter| adapter.version)
+    }
+
+    fn of(view: &ModelView<'_>) -> ModelVersion {
+        let adapter = view.adapter().map(|a| AdapterVersion { id: AdapterVersion::OF_VIEW, version: a.version });
+        ModelVersion { base: view.weights.version, adapter }
+    }
+}
+
+/// The weights of a step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Models<'a> {
+    /// What requests that name no version are computed with.
+    pub current: Option<ModelView<'a>>,
+    /// Base weights of other versions.
+    pub bases: &'a [&'a Weights],
+    /// Adapters that requests name, each with its [`AdapterVersion::id`].
+    pub adapters: &'a [(u64, &'a Adapter)],
+}
+
+impl<'a, V: Into<ModelView<'a>>> From<V> for Models<'a> {
+    fn from(view: V) -> Models<'a> {
+        Models { current: Some(view.into()), bases: &[], adapters: &[] }
+    }
+}
+
+impl<'a> Models<'a> {
+    /// The version of [`current`](Self::current).
+    pub(crate) fn current_version(&self) -> Option<ModelVersion> {
+        self.current.as_ref().map(ModelVersion::of)
+    }
+
+    /// The base weights of this version.
+    pub(crate) fn base(&self, version: u64) -> Result<&'a Weights> {
+        let current = self.current.map(|view| view.weights);
+        let mut all = current.into_iter().chain(self.bases.iter().copied());
+        all.find(|weights| weights.version == version).ok_or(Error::NoSuchBase { version })
+    }
+
+    /// The adapter of this version.
+    pub(crate) fn adapter(&self, wanted: AdapterVersion) -> Result<&'a Adapter> {
+        let current = self.current.and_then(|view| view.adapter()).map(|adapter| (AdapterVersion::OF_VIEW, adapter));
+        let mut all = current.into_iter().chain(self.adapters.iter().copied());
+        all.find(|(id, adapter)| *id == wanted.id && adapter.version == wanted.version)
+            .map(|(_, adapter)| adapter)
+            .ok_or(Error::NoSuchAdapter { id: wanted.id, version: wanted.version })
+    }
+
+    /// A view of `base` with these adapters, one or none for each sequence.
+    pub(crate) fn view(weights: &'a Weights, adapters: &'a [Option<&'a Adapter>]) -> ModelView<'a> {
+        let same = |pair: &[Option<&Adapter>]| match (pair[0], pair[1]) {
+            (None, None) => true,
+            (Some(a), Some(b)) => std::ptr::eq(a, b),
+            _ => false,
+        };
+        let adapters = match adapters.first() {
+            Some(first) if adapters.windows(2).all(same) => first.map_or(Adapters::Off, Adapters::One),
+            Some(_) => Adapters::PerSequence(adapters),
+            None => Adapters::Off,
+        };
+        ModelView { weights, adapters }
+    }
+}

@@ -1,0 +1,214 @@
+//! The prefix cache: full pages by what they contain, so that a request finds the keys and values of a prompt that
+//! another one computed.
+//!
+//! A page's content follows from the weights that computed it and from all tokens up to its end. So a page is found by
+//! the page before it (its *node*: a number that no other content ever has), the version of the weights, and its own 64
+//! tokens, which are compared, not only hashed. Pages without a holder wait in the order in which they were released;
+//! the one that waits longest is given away first.
+
+use crate::models::ModelVersion;
+use model::kv::BLOCK;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+
+/// A content: that of a page and of all pages before it. [`ROOT`] is the empty one.
+pub(crate) type Node = u64;
+pub(crate) const ROOT: Node = 0;
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    parent: Node,
+    model: ModelVersion,
+    tokens: [u32; BLOCK],
+}
+
+#[derive(Debug)]
+struct Entry {
+    key: Key,
+    hash: u64,
+    node: Node,
+}
+
+/// What is cached of a page, and its neighbours in the queue of those that nobody holds.
+#[derive(Debug)]
+struct Slot {
+    entry: Option<Entry>,
+    /// Released before and after it; itself where it is not in the queue.
+    older: u32,
+    newer: u32,
+    waits: bool,
+}
+
+/// Pages by content; with room for 0 pages it caches nothing.
+#[derive(Debug)]
+pub(crate) struct PrefixCache {
+    slots: Vec<Slot>,
+    /// Pages by the hash of their key. Of two keys of one hash the first stays.
+    pages: HashMap<u64, u32>,
+    hasher: RandomState,
+    last_node: Node,
+    oldest: u32,
+    newest: u32,
+    unheld: usize,
+}
+
+impl PrefixCache {
+    pub(crate) fn new(blocks: usize) -> PrefixCache {
+        let slot = || Slot { entry: None, older: NONE, newer: NONE, waits: false };
+        PrefixCache {
+            slots: (0..blocks).map(|_| slot()).collect(),
+            // Twice the pages: a table that is at most half full makes room for itself in place.
+            pages: HashMap::with_capacity(2 * blocks),
+            hasher: RandomState::new(),
+            last_node: ROOT,
+            oldest: NONE,
+            newest: NONE,
+            unheld: 0,
+        }
+    }
+    pub(crate) fn is_on(&self) -> bool {
+        !self.slots.is_empty()
+    }
+    /// Cached pages without a holder.
+    pub(crate) fn unheld(&self) -> usize {
+        self.unheld
+    }
+
+    /// The page with these tokens after `parent`, and its node.
+    pub(crate) fn find(&self, parent: Node, model: ModelVersion, tokens: &[u32]) -> Option<(u32, Node)> {
+        let key = self.key(parent, model, tokens)?;
+        let &page = self.pages.get(&self.hasher.hash_one(&key))?;
+        let entry = self.slots[page as usize].entry.as_ref()?;
+        (entry.key == key).then_some((page, entry.node))
+    }
+
+    /// Caches what `page` contains: these tokens after `parent`. Returns the content's node, which is that of another
+    /// page if one with this content is cached already.
+    pub(crate) fn insert(&mut self, page: u32, parent: Node, model: ModelVersion, tokens: &[u32]) -> Node {
+        let Some(key) = self.key(parent, model, tokens) else { return ROOT };
+        let hash = self.hasher.hash_one(&key);
+        if let Some(&cached) = self.pages.get(&hash)
+            && let Some(entry) = &self.slots[cached as usize].entry
+            && entry.key == key
+        {
+            return entry.node;
+        }
+        self.last_node += 1;
+        let node = self.last_node;
+        // Another key of the same hash keeps its place; this content has a node all the same.
+        if !self.pages.contains_key(&hash) && self.slots[page as usize].entry.is_none() {
+            self.pages.insert(hash, page);
+            self.slots[page as usize].entry = Some(Entry { key, hash, node });
+        }
+        node
+    }
+
+    /// `page` has lost its last holder. Whether it waits here, its content being cached.
+    pub(crate) fn release(&mut self, page: u32) -> bool {
+        let newest = self.newest;
+        let Some(slot) = self.slots.get_mut(page as usize).filter(|slot| slot.entry.is_some()) else { return false };
+        (slot.older, slot.newer, slot.waits) = (newest, NONE, true);
+        match self.slots.get_mut(newest as usize) {
+            Some(before) => before.newer = page,
+            None => self.oldest = page,
+        }
+        self.newest = page;
+        self.unheld += 1;
+        true
+    }
+
+    /// `page`, which waits, has a holder again.
+    pub(crate) fn hold(&mut self, page: u32) {
+        let Slot { older, newer, waits, .. } = &mut self.slots[page as usize];
+        assert!(std::mem::take(waits), "page {page} is held");
+        let (older, newer) = (*older, *newer);
+        match self.slots.get_mut(older as usize) {
+            Some(before) => before.newer = newer,
+            None => self.oldest = newer,
+        }
+        match self.slots.get_mut(newer as usize) {
+            Some(behind) => behind.older = older,
+            None => self.newest = older,
+        }
+        self.unheld -= 1;
+    }
+
+    /// The page that waits longest, whose content is forgotten.
+    pub(crate) fn evict(&mut self) -> Option<u32> {
+        let page = Some(self.oldest).filter(|&page| page != NONE)?;
+        self.hold(page);
+        self.forget(page);
+        Some(page)
+    }
+
+    /// Forgets all contents, those of pages with holders, too.
+    pub(crate) fn clear(&mut self) {
+        for page in 0..self.slots.len() as u32 {
+            self.forget(page);
+        }
+    }
+
+    fn forget(&mut self, page: u32) {
+        if let Some(entry) = self.slots[page as usize].entry.take() {
+            self.pages.remove(&entry.hash);
+        }
+    }
+
+    fn key(&self, parent: Node, model: ModelVersion, tokens: &[u32]) -> Option<Key> {
+        let tokens = tokens.try_into().ok().filter(|_| self.is_on())?;
+        Some(Key { parent, model, tokens })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: ModelVersion = ModelVersion { base: 0, adapter: None };
+
+    fn tokens(first: u32) -> [u32; BLOCK] {
+        std::array::from_fn(|i| first + i as u32)
+    }
+
+    #[test]
+    fn a_page_is_found_by_all_that_computed_it() {
+        let mut cache = PrefixCache::new(4);
+        let node = cache.insert(2, ROOT, MODEL, &tokens(0));
+        assert_eq!(cache.find(ROOT, MODEL, &tokens(0)), Some((2, node)));
+        let other = ModelVersion { base: 1, adapter: None };
+        assert_eq!(cache.find(ROOT, other, &tokens(0)), None);
+        assert_eq!(cache.find(ROOT, MODEL, &tokens(1)), None);
+        assert_eq!(cache.find(node, MODEL, &tokens(0)), None, "the same tokens after others");
+        assert_eq!(cache.find(ROOT, MODEL, &tokens(0)[..BLOCK - 1]), None, "only full pages");
+        assert_eq!(cache.insert(3, ROOT, MODEL, &tokens(0)), node, "a second page of one content");
+        assert!(!cache.release(3) && cache.release(2));
+    }
+
+    #[test]
+    fn what_waits_longest_goes_first_and_what_is_held_stays() {
+        let mut cache = PrefixCache::new(4);
+        let nodes: Vec<Node> = (0..4).map(|page| cache.insert(page, ROOT, MODEL, &tokens(page))).collect();
+        for page in [2, 0, 3, 1] {
+            assert!(cache.release(page));
+        }
+        cache.hold(0);
+        cache.hold(1);
+        assert_eq!((cache.unheld(), cache.evict(), cache.evict(), cache.evict()), (2, Some(2), Some(3), None));
+        assert_eq!(cache.find(ROOT, MODEL, &tokens(2)), None);
+        assert_eq!(cache.find(ROOT, MODEL, &tokens(0)), Some((0, nodes[0])));
+        assert!(cache.release(1) && cache.release(0));
+        assert_eq!(cache.evict(), Some(1));
+        let again = cache.insert(2, ROOT, MODEL, &tokens(2));
+        assert!(!nodes.contains(&again), "a node is never used twice: children of the forgotten page are not its own");
+        cache.clear();
+        assert_eq!(cache.find(ROOT, MODEL, &tokens(0)), None);
+    }
+
+    #[test]
+    fn without_room_nothing_is_cached() {
+        let mut cache = PrefixCache::new(0);
+        assert_eq!(cache.insert(0, ROOT, MODEL, &tokens(0)), ROOT);
+        assert!(cache.find(ROOT, MODEL, &tokens(0)).is_none() && !cache.release(0) && cache.evict().is_none());
+    }
+}

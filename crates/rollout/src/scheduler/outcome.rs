@@ -1,0 +1,205 @@
+//! What becomes of sequences: tokens are appended to them; they end, pause, are extended, and leave.
+
+use super::{Chunk, Group, Scheduler};
+use crate::models::ModelVersion;
+use crate::request::{Drawn, FinishReason, RequestId, RolloutGroup, SequenceId};
+use crate::sequence::{Draw, Sampled, State};
+use crate::stop::StopCheck;
+use model::Columns;
+use model::columns::SAMPLER_LOGPS;
+
+impl Scheduler {
+    /// The keys and values of `chunks` are in their pages.
+    pub(crate) fn mark_computed(&mut self, chunks: &[Chunk]) {
+        for chunk in chunks {
+            self.sequences[chunk.sequence].computed = chunk.to;
+            self.counters.computed_tokens += (chunk.to - chunk.from) as u64;
+            self.cache_pages(chunk.sequence);
+        }
+    }
+
+    /// Appends the tokens that were drawn; ends or pauses the completions that are done with them. What was drawn after
+    /// a guess that turned out wrong, or after an end, is dropped.
+    pub(crate) fn postprocess(&mut self, draws: &[Draw], sampled: Sampled<'_>, stop: &StopCheck) {
+        let Sampled { ids, logps, alternatives } = sampled;
+        for (i, (draw, (&token, &logp))) in draws.iter().zip(ids.iter().zip(logps)).enumerate() {
+            let id = draw.sequence;
+            let version = self.model_of(id).map_or(0, ModelVersion::trained);
+            let s = &mut self.sequences[id];
+            let over = matches!(s.state, State::Paused | State::Finished(_));
+            // Of a running sequence the row that this came from was of a known token; others are drawn for from the
+            // row of their group's prompt.
+            let known = draw.at == s.known().len() && (s.state != State::Running || draw.at <= s.computed);
+            if over || !known {
+                continue;
+            }
+            s.push(token, logp, true, version);
+            if let Some((ids, logps)) = alternatives.get(i) {
+                s.top.push(ids, logps);
+            }
+            let group = &self.groups[s.group];
+            let mut drawn = Drawn {
+                request: RequestId { index: s.group, serial: group.serial },
+                sequence: SequenceId { index: id, serial: s.serial },
+                group: group.request.id,
+                generation: s.generation(),
+                index: draw.at - s.prompt_len,
+                id: token,
+                logp,
+                finish_reason: None,
+            };
+            if stop.stops(&group.request.sampling, s.known()) {
+                match group.request.pause_on_stop {
+                    true => self.pause(id),
+                    false => self.finish(id, FinishReason::Stop),
+                }
+            } else if self.is_full(id) {
+                self.finish(id, FinishReason::Length);
+            }
+            if let State::Finished(reason) = self.sequences[id].state {
+                drawn.finish_reason = Some(reason);
+            }
+            self.drawn.push(drawn);
+        }
+    }
+
+    fn is_full(&self, id: usize) -> bool {
+        let s = &self.sequences[id];
+        let most = self.groups[s.group].request.sampling.max_new_tokens;
+        s.completion().len() >= most || s.known().len() >= self.limits.max_model_len
+    }
+
+    pub(super) fn pause(&mut self, id: usize) {
+        self.sequences[id].reject_drafts();
+        self.cache_pages(id);
+        self.leave(id, State::Paused);
+        self.paused.push(id);
+    }
+
+    pub(super) fn finish(&mut self, id: usize, reason: FinishReason) {
+        self.sequences[id].reject_drafts();
+        self.cache_pages(id);
+        self.leave(id, State::Finished(reason));
+        self.blocks.release(&mut self.sequences[id].blocks);
+        let group = self.sequences[id].group;
+        self.groups[group].unfinished -= 1;
+        if self.groups[group].unfinished == 0 {
+            self.finished.push(group);
+            if self.groups[group].prompt.is_some_and(|prompt| self.sequences[prompt].state == State::Held) {
+                self.remove_prompt(group);
+            }
+        }
+    }
+
+    /// A paused completion resumes after `tokens` that were not sampled, or ends if they fill it. It keeps its pages
+    /// while it waits for a slot, unless others need them.
+    pub(crate) fn extend(&mut self, id: usize, tokens: &[u32]) {
+        let version = self.model_of(id).map_or(0, ModelVersion::trained);
+        let s = &mut self.sequences[id];
+        assert_eq!(s.state, State::Paused, "only a paused completion can be extended");
+        for &token in tokens {
+            s.push(token, 0.0, false, version);
+        }
+        match self.is_full(id) {
+            true => self.finish(id, FinishReason::Length),
+            false => {
+                self.leave(id, State::Waiting);
+                self.extended.push_back(id);
+            }
+        }
+    }
+
+    pub(crate) fn finish_paused(&mut self, id: usize) {
+        assert_eq!(self.sequences[id].state, State::Paused, "only a paused completion waits to be ended");
+        self.finish(id, FinishReason::Stop);
+    }
+
+    /// Computes a completion with other weights from its next token on.
+    pub(crate) fn set_model(&mut self, id: usize, model: ModelVersion) {
+        if self.sequences[id].model == Some(model) {
+            return;
+        }
+        self.sequences[id].model = Some(model);
+        match self.sequences[id].state {
+            State::Running => {
+                self.running.retain(|&r| r != id);
+                self.preempt(id);
+            }
+            _ => self.drop_pages(id),
+        }
+    }
+
+    /// Guesses of the next tokens of a completion that runs or waits, for the next step to verify; as many of them as
+    /// there is room for.
+    pub(crate) fn draft(&mut self, id: usize, tokens: &[u32]) {
+        let s = &mut self.sequences[id];
+        if !matches!(s.state, State::Running | State::Waiting) || s.completion().is_empty() {
+            return;
+        }
+        s.reject_drafts();
+        let sampling = &self.groups[s.group].request.sampling;
+        let room = (sampling.max_new_tokens - s.completion().len()).min(self.limits.max_model_len - s.known().len());
+        // The last token is drawn, never guessed.
+        let tokens = &tokens[..tokens.len().min(room - 1)];
+        s.tokens.extend_from_slice(tokens);
+        s.drafted = tokens.len();
+    }
+
+    /// The groups that ended since the last call, each with its serial number, in which they were submitted.
+    pub(crate) fn take_finished(&mut self) -> Vec<(u64, RolloutGroup)> {
+        // An empty list asks the allocator for nothing.
+        let finished = std::mem::take(&mut self.finished);
+        let out = finished.iter().map(|&group| self.take_group(group)).collect();
+        self.finished = finished;
+        self.finished.clear();
+        out
+    }
+
+    fn take_group(&mut self, group: usize) -> (u64, RolloutGroup) {
+        self.remove_prompt(group);
+        let Group { serial, request, members, prompt_logps, prompt_top, .. } = self.groups.remove(group);
+        let completions = members.iter().map(|&id| self.sequences.remove(id).into_completion()).collect();
+        let mut prompt_columns = Columns::default();
+        if request.sampling.prompt_logprobs {
+            prompt_columns.set(SAMPLER_LOGPS, prompt_logps);
+            prompt_top.into_columns(&mut prompt_columns);
+        }
+        (serial, RolloutGroup { id: request.id, prompt: request.prompt.clone(), completions, prompt_columns })
+    }
+
+    /// Removes a request, whatever it is at, with its sequences and their pages. False if it has ended.
+    pub(crate) fn cancel(&mut self, id: RequestId) -> bool {
+        if self.groups.get(id.index).is_none_or(|group| group.serial != id.serial) {
+            return false;
+        }
+        self.remove_prompt(id.index);
+        let group = self.groups.remove(id.index);
+        for member in group.members {
+            self.blocks.release(&mut self.sequences[member].blocks);
+            self.remove(member);
+        }
+        self.finished.retain(|&finished| finished != id.index);
+        true
+    }
+
+    /// Out of the lists that its state puts it in.
+    fn leave(&mut self, id: usize, state: State) {
+        match std::mem::replace(&mut self.sequences[id].state, state) {
+            State::Running => self.running.retain(|&other| other != id),
+            State::Waiting => {
+                self.extended.retain(|&other| other != id);
+                self.waiting.retain(|&other| other != id);
+            }
+            State::Held => self.held.retain(|&other| other != id),
+            State::Paused => self.paused.retain(|&other| other != id),
+            State::Finished(_) => {}
+        }
+    }
+
+    /// Removes a sequence that holds no pages.
+    pub(super) fn remove(&mut self, id: usize) {
+        self.leave(id, State::Finished(FinishReason::Stop));
+        debug_assert!(self.sequences[id].blocks.is_empty());
+        self.sequences.remove(id);
+    }
+}

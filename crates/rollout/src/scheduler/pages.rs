@@ -1,0 +1,219 @@
+//! Pages: who gets them, who shares them, who loses them first.
+//!
+//! When they run out, those that nobody works on go first: of paused sequences, of sequences that were extended and
+//! wait, then the youngest running sequence is preempted. All of them are computed again, to the same bits, or found in
+//! the prefix cache.
+
+use super::{Chunk, Scheduler};
+use crate::prefix::ROOT;
+use crate::sequence::{Role, State};
+use model::kv::BLOCK;
+
+impl Scheduler {
+    /// Gives `id`, which runs, pages for `tokens` tokens, taking them from others until there are enough. False if it
+    /// was preempted itself.
+    pub(super) fn make_room(&mut self, id: usize, tokens: usize) -> bool {
+        loop {
+            if self.grow(id, tokens) {
+                return true;
+            }
+            if self.evict_idle(id) {
+                continue;
+            }
+            let youngest = self.running.pop().expect("`id` runs");
+            self.preempt(youngest);
+            self.counters.preemptions += 1;
+            if youngest == id {
+                return false;
+            }
+        }
+    }
+
+    /// Pages for `tokens` tokens, if there are enough.
+    fn grow(&mut self, id: usize, tokens: usize) -> bool {
+        let s = &mut self.sequences[id];
+        let missing = tokens.div_ceil(BLOCK).saturating_sub(s.blocks.len());
+        if missing > self.blocks.available() {
+            return false;
+        }
+        s.blocks.extend((0..missing).filter_map(|_| self.blocks.take()));
+        true
+    }
+
+    /// Takes the pages of `id` back.
+    pub(super) fn drop_pages(&mut self, id: usize) {
+        let s = &mut self.sequences[id];
+        self.blocks.release(&mut s.blocks);
+        s.forget_pages();
+    }
+
+    /// Out of the batch, to be computed again: first in the queue.
+    pub(super) fn preempt(&mut self, id: usize) {
+        self.drop_pages(id);
+        self.sequences[id].state = State::Waiting;
+        self.waiting.push_front(id);
+    }
+
+    /// Pages and rows for `id`, which waits: those that it kept, or what others have computed of its tokens, and new
+    /// ones. `None`, and nothing changed, if there are too few.
+    pub(super) fn admit(&mut self, id: usize, budget: usize, copies: &mut Vec<(u32, u32)>) -> Option<Chunk> {
+        let (kept, before) = (!self.sequences[id].blocks.is_empty(), copies.len());
+        let cached = if kept { Some(0) } else { self.share_prefix(id, copies) };
+        if let Some(cached) = cached
+            && let Some(chunk) = self.chunk(id, budget)
+            && self.grow(id, chunk.to)
+        {
+            self.counters.cached_tokens += cached as u64;
+            return Some(chunk);
+        }
+        if !kept {
+            self.drop_pages(id);
+            copies.truncate(before);
+        }
+        None
+    }
+
+    /// The computed prompt whose pages completion `id` may share.
+    fn held_prompt(&self, id: usize) -> Option<usize> {
+        let s = &self.sequences[id];
+        let prompt = self.groups[s.group].prompt.filter(|&p| p != id)?;
+        let held = &self.sequences[prompt];
+        (held.state == State::Held && held.model == s.model).then_some(prompt)
+    }
+
+    /// Gives `id`, which has no pages, those that hold the beginning of its tokens: full pages of the prefix cache, or
+    /// its group's computed prompt with a copy of the page that the prompt ends in, whichever reaches farther. Returns
+    /// the tokens that the cache had; none if there is no page for the copy.
+    fn share_prefix(&mut self, id: usize, copies: &mut Vec<(u32, u32)>) -> Option<usize> {
+        let held = self.held_prompt(id);
+        let shared = held.map_or(0, |p| self.sequences[p].tokens.len());
+        if self.blocks.prefix.is_on() {
+            self.share_cached(id);
+            let cached = self.sequences[id].computed;
+            if cached >= shared {
+                return Some(cached);
+            }
+            self.drop_pages(id);
+        }
+        let Some(prompt) = held else { return Some(0) };
+        let full = shared / BLOCK;
+        let (of_prompt, s) = self.sequences.get2_mut(prompt, id).expect("two sequences");
+        s.blocks.extend(of_prompt.blocks[..full].iter().map(|&block| self.blocks.share(block)));
+        (s.computed, s.cached, s.node) = (shared, of_prompt.cached.min(full), of_prompt.node);
+        if !shared.is_multiple_of(BLOCK) {
+            let own = self.blocks.take()?;
+            copies.push((of_prompt.blocks[full], own));
+            s.blocks.push(own);
+        }
+        Some(0)
+    }
+
+    /// Gives `id` the cached pages of its tokens. Its last token is computed in any case: its row gives the next one.
+    fn share_cached(&mut self, id: usize) {
+        let Some(model) = self.model_of(id) else { return };
+        let s = &mut self.sequences[id];
+        let group = &self.groups[s.group];
+        // A log-probability of a prompt's token comes from the row before it.
+        if group.request.sampling.prompt_logprobs && group.prompt_logps.len() + 1 < s.prompt_len {
+            return;
+        }
+        let most = s.known().len().saturating_sub(1) / BLOCK;
+        let mut node = ROOT;
+        while s.blocks.len() < most {
+            let at = s.blocks.len() * BLOCK;
+            let Some((page, next)) = self.blocks.prefix.find(node, model, &s.tokens[at..at + BLOCK]) else { break };
+            s.blocks.push(self.blocks.share(page));
+            node = next;
+        }
+        (s.computed, s.cached, s.node) = (s.blocks.len() * BLOCK, s.blocks.len(), node);
+    }
+
+    /// Makes the full pages of `id` known to the prefix cache.
+    pub(super) fn cache_pages(&mut self, id: usize) {
+        let Some(model) = self.model_of(id).filter(|_| self.blocks.prefix.is_on()) else { return };
+        let s = &mut self.sequences[id];
+        let full = s.computed.min(s.known().len()) / BLOCK;
+        while s.cached < full {
+            let at = s.cached * BLOCK;
+            s.node = self.blocks.prefix.insert(s.blocks[s.cached], s.node, model, &s.tokens[at..at + BLOCK]);
+            s.cached += 1;
+        }
+    }
+
+    /// Gives back the pages of computed prompts; their completions compute the prompt for themselves from now on. False
+    /// if there were none.
+    pub(super) fn evict_prompts(&mut self) -> bool {
+        let any = !self.held.is_empty();
+        while let Some(&prompt) = self.held.last() {
+            self.remove_prompt(self.sequences[prompt].group);
+        }
+        any
+    }
+
+    /// Takes the pages of one sequence other than `id` that nobody works on: of the one that has been paused for the
+    /// longest time, or else of the last that waits with pages. False if there is none.
+    pub(super) fn evict_idle(&mut self, id: usize) -> bool {
+        let with_pages = |s: &usize| *s != id && !self.sequences[*s].blocks.is_empty();
+        let paused = self.paused.iter().copied().find(with_pages);
+        let idle = paused.or_else(|| self.extended.iter().rev().copied().find(with_pages));
+        if let Some(idle) = idle {
+            self.drop_pages(idle);
+        }
+        idle.is_some()
+    }
+
+    /// The current weights are others: the keys and values of all that follow them are stale.
+    pub(crate) fn invalidate(&mut self) {
+        for at in (0..self.running.len()).rev() {
+            if self.sequences[self.running[at]].model.is_none() {
+                let id = self.running.remove(at);
+                self.preempt(id);
+            }
+        }
+        for at in 0..self.paused.len() + self.extended.len() {
+            let id = self.paused.get(at).copied().unwrap_or_else(|| self.extended[at - self.paused.len()]);
+            if self.sequences[id].model.is_none() {
+                self.drop_pages(id);
+            }
+        }
+        for at in (0..self.held.len()).rev() {
+            if self.sequences[self.held[at]].model.is_none() {
+                self.remove_prompt(self.sequences[self.held[at]].group);
+            }
+        }
+    }
+
+    /// Prompts among `chunks` that are whole now: their pages are held, and their completions, whose first tokens were
+    /// drawn, wait next.
+    pub(crate) fn share_prompts(&mut self, chunks: &[Chunk]) {
+        for chunk in chunks {
+            let Some(s) = self.sequences.get(chunk.sequence) else { continue };
+            if s.role == Role::Prompt && s.uncomputed() == 0 {
+                self.hold(chunk.sequence);
+            }
+        }
+    }
+
+    fn hold(&mut self, id: usize) {
+        self.running.retain(|&r| r != id);
+        self.sequences[id].state = State::Held;
+        self.held.push(id);
+        let group = &self.groups[self.sequences[id].group];
+        for &member in group.members.iter().rev() {
+            if self.sequences[member].state == State::Waiting {
+                self.waiting.push_front(member);
+            }
+        }
+        if group.unfinished == 0 {
+            self.remove_prompt(self.sequences[id].group);
+        }
+    }
+
+    /// Removes the sequence that computes a group's prompt, with its pages.
+    pub(super) fn remove_prompt(&mut self, group: usize) {
+        if let Some(prompt) = self.groups[group].prompt.take() {
+            self.blocks.release(&mut self.sequences[prompt].blocks);
+            self.remove(prompt);
+        }
+    }
+}
