@@ -202,20 +202,12 @@ fn encode(args: &Args, policy: &Policy) -> anyhow::Result<Vec<u32>> {
 fn stream(mut engine: Engine, policy: &Policy, request: Request) -> anyhow::Result<()> {
     let tokenizer = &policy.tokenizer;
     let mut text = begun(tokenizer, &request.prompt.ids)?;
-    let mut shown = 0;
     engine.submit(request)?;
     while !engine.is_idle() {
-        let ended = engine.step(&policy.weights)?;
-        check_finite(engine.live_logps().flatten(), policy)?;
-        check_finite(ended.iter().flat_map(|group| &group.completions).flat_map(|c| c.logps()), policy)?;
-        let live = engine.live().map(|(_, _, ids)| ids);
-        if let Some(ids) =
-            ended.iter().flat_map(|group| &group.completions).map(|c| c.ids.as_slice()).chain(live).next()
-        {
-            for &id in &ids[shown..] {
-                output::exact(&text.push(tokenizer, id)?)?;
-            }
-            shown = ids.len();
+        engine.step(&policy.weights)?;
+        check_finite(engine.drawn().iter().map(|drawn| &drawn.logp), policy)?;
+        for drawn in engine.drawn() {
+            output::exact(&text.push(tokenizer, drawn.id)?)?;
         }
     }
     Ok(output::exact(&format!("{}\n", text.finish(tokenizer)?))?)

@@ -256,11 +256,6 @@ impl Engine {
         Ok(())
     }
 
-    /// The sampler's log-probabilities of the completions that have not ended.
-    pub fn live_logps(&self) -> impl Iterator<Item = &[f32]> {
-        self.scheduler.sequences.iter().map(|s| s.logps.as_slice())
-    }
-
     /// The completions that have not ended: group, generation, and the tokens so far.
     pub fn live(&self) -> impl Iterator<Item = (u64, usize, &[u32])> {
         self.scheduler.sequences.iter().filter_map(|(_, s)| match (s.role, s.state) {

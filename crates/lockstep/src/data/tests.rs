@@ -226,7 +226,7 @@ fn parquet_in_every_compression() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet");
     let read = |name: &str, limit: usize| {
         let path = fixtures.join(name);
-        super::rows::read(&path, &std::fs::read(&path).unwrap(), limit)
+        super::rows::read(&path, &std::fs::read(&path).unwrap(), limit, &StopSignal::default())
     };
     for codec in ["none", "snappy", "gzip", "brotli", "lz4", "zstd"] {
         for version in [1, 2] {
@@ -259,7 +259,7 @@ fn parquet_in_every_compression() {
         bytes[60..300].fill(0x5a);
         let path = dir.path().join(name);
         std::fs::write(&path, &bytes).unwrap();
-        assert!(is_bad_input(&super::rows::read(&path, &bytes, 100).unwrap_err()), "{name}");
+        assert!(is_bad_input(&super::rows::read(&path, &bytes, 100, &StopSignal::default()).unwrap_err()), "{name}");
     }
 }
 
@@ -269,7 +269,7 @@ fn a_json_file_is_lines_or_a_list() {
     let path = dir.path().join("train.json");
     let read = |text: &str| {
         std::fs::write(&path, text).unwrap();
-        let rows = super::rows::read(&path, text.as_bytes(), 2)?;
+        let rows = super::rows::read(&path, text.as_bytes(), 2, &StopSignal::default())?;
         anyhow::Ok(rows.into_iter().map(|(place, row)| (place, row["prompt"].clone())).collect::<Vec<_>>())
     };
     let both = vec![(1, json!("a")), (2, json!("b"))];
