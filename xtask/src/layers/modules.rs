@@ -53,7 +53,7 @@ impl Reader {
     /// Reads the file of module `module`, whose submodules lie in `directory`.
     fn file(&mut self, file: &Path, directory: &Path, module: &[String]) -> Result<(), String> {
         let source = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
-        let tokens = without_tests(&tokens(&source));
+        let tokens = without_tests(&tokens(&source).map_err(|e| format!("{}: {e}", file.display()))?);
         // Inline modules: their name and the depth of braces outside them.
         let (mut inline, mut depth): (Vec<(String, i32)>, i32) = (Vec::new(), 0);
         let mut i = 0;

@@ -62,10 +62,16 @@ impl Tree {
     /// Plants and builds the mutants, and names those that do not compile, with the compiler's reason.
     pub fn build(&self, mutants: &[Mutant]) -> Result<(Vec<Binary>, BTreeMap<usize, String>), String> {
         let mut left_out: BTreeMap<usize, String> = BTreeMap::new();
+        // What the compiler refuses is found before anything is made of the rest.
+        let mut goal = Goal::Check;
         loop {
             let planted: Vec<&Mutant> = mutants.iter().filter(|m| !left_out.contains_key(&m.id)).collect();
             let places = self.plant(&planted)?;
-            let messages = match compile(mutants, &self.place, &self.target)? {
+            let messages = match compile(goal, mutants, &self.place, &self.target)? {
+                Ok(_) if goal == Goal::Check => {
+                    goal = Goal::Tests;
+                    continue;
+                }
                 Ok(binaries) => return Ok((binaries, left_out)),
                 Err(messages) => messages,
             };
@@ -122,14 +128,32 @@ impl Tree {
     }
 }
 
+/// What is asked of the compiler.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Goal {
+    /// Whether the crates compile.
+    Check,
+    /// Their tests.
+    Tests,
+}
+
 /// Builds the tests of the crates that have mutants, of `lockstep` and of the program; else what the compiler said.
-pub fn compile(mutants: &[Mutant], tree: &Path, target: &Path) -> Result<Result<Vec<Binary>, Vec<Value>>, String> {
+pub fn compile(
+    goal: Goal,
+    mutants: &[Mutant],
+    tree: &Path,
+    target: &Path,
+) -> Result<Result<Vec<Binary>, Vec<Value>>, String> {
     let mut crates: Vec<&str> = mutants.iter().filter_map(|m| m.file.split('/').nth(1)).collect();
     crates.extend(["lockstep", "cli"]);
     crates.sort_unstable();
     crates.dedup();
     let mut command = cargo::command();
-    command.args(["build", "--tests", "--keep-going", "--message-format=json", "--config=profile.dev.debug=0"]);
+    command.args(match goal {
+        Goal::Check => &["check"][..],
+        Goal::Tests => &["build", "--tests"],
+    });
+    command.args(["--keep-going", "--message-format=json", "--config=profile.dev.debug=0"]);
     for name in crates {
         command.args(["-p", &if name == "lockstep" { name.to_owned() } else { format!("lockstep-{name}") }]);
     }

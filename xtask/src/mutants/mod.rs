@@ -137,7 +137,8 @@ fn drawn(options: &Options) -> Result<String, String> {
     let binaries = match fs::read_to_string(&list) {
         Ok(text) => {
             println!("continues with {}: delete its directory to draw anew", list.display());
-            let built = build::compile(&list::parse(&text)?, &work.join("tree"), &options.target()?)?;
+            let built =
+                build::compile(build::Goal::Tests, &list::parse(&text)?, &work.join("tree"), &options.target()?)?;
             built.map_err(|_| "the planted tree does not build".to_owned())?
         }
         Err(_) => {
