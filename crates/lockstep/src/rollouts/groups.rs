@@ -126,6 +126,20 @@ mod tests {
     use crate::rollouts::samples::of_rollouts;
 
     #[test]
+    fn rewards_of_steps_have_the_weights_of_their_functions() {
+        let mut rollouts = round(&[(3, [Some(1.0), Some(2.0)])]);
+        rollouts.reward_names.push("whole".into());
+        rollouts.reward_weights = vec![0.5, 3.0];
+        for completion in &mut rollouts.groups[0].completions {
+            completion.rewards.push(Some(0.25));
+            completion.steps = vec![None, None];
+        }
+        rollouts.groups[0].completions[0].steps[0] = Some(vec![(0, 1.0), (2, -4.0)]);
+        let weighted = StepRewards { steps: vec![(0, 0.5), (2, -2.0)], at_end: Some(0.75) };
+        assert_eq!(rollouts.step_rewards(), [Some(weighted), None]);
+    }
+
+    #[test]
     fn a_line_says_what_was_cut_and_what_the_model_did_not_sample() {
         let mut rollouts = round(&[(3, [Some(1.0), None])]);
         let [cut, whole] = &mut rollouts.groups[0].completions[..] else { panic!("two") };

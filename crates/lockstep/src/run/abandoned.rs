@@ -58,3 +58,22 @@ fn move_to(run: &RunDir, target: &Path, step: u64, later: &[(u64, PathBuf)]) -> 
 fn files(dir: &Path) -> Vec<PathBuf> {
     fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_checkpoints_only_logs_that_say_something_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::fresh(dir.path()).unwrap();
+        run.create("").unwrap();
+        // Killed before the first step was logged.
+        fs::write(run.metrics(), "").unwrap();
+        assert_eq!(set_aside(&run, 0, &BTreeMap::new()).unwrap(), None);
+        assert!(!run.root().join("abandoned").exists());
+        fs::write(run.metrics(), "{}\n").unwrap();
+        let target = set_aside(&run, 0, &BTreeMap::new()).unwrap().unwrap();
+        assert_eq!(fs::read_to_string(target.join("metrics.jsonl")).unwrap(), "{}\n");
+    }
+}

@@ -135,3 +135,41 @@ pub(super) fn check_resumable(state: &RunState, config: &Config, ctx: &Context, 
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// A run with complete checkpoints of steps 1 and 2.
+    fn run() -> (tempfile::TempDir, RunDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::fresh(&dir.path().canonicalize().unwrap()).unwrap();
+        run.create("").unwrap();
+        for step in [1, 2] {
+            checkpoint::write(&run, step, |dir| Ok(fs::write(dir.join(state::FILE), "{}")?)).unwrap();
+        }
+        run.unlock();
+        (dir, run)
+    }
+
+    #[test]
+    fn the_newest_checkpoint_is_found_though_it_was_moved_aside() {
+        let (_dir, run) = run();
+        fs::rename(run.checkpoint(2), run.checkpoints().join(".unfinished-step-000002.old")).unwrap();
+        let (_lock, from) = find_run(&run.root().to_string_lossy(), None).unwrap();
+        assert_eq!(from.checkpoint(), Some(&*run.checkpoint(2)));
+    }
+
+    #[test]
+    fn the_model_of_a_run_is_its_result_else_its_newest_checkpoint() {
+        let (_dir, run) = run();
+        let model = |path: &Path| find_model(path).unwrap().1;
+        assert_eq!(model(run.root()), run.checkpoint(2));
+        assert_eq!(model(&run.checkpoint(1)), run.checkpoint(1));
+        // The best checkpoint, say, which is not the newest.
+        fs::create_dir(run.model()).unwrap();
+        assert_eq!(model(run.root()), run.model());
+        assert_eq!(model(&run.checkpoint(1)), run.checkpoint(1));
+    }
+}

@@ -271,6 +271,31 @@ fn a_sequence_is_extended_with_foreign_tokens() {
     assert_eq!(engine.free_blocks(), engine.config().kv_blocks);
 }
 
+/// A caller may end a paused completion; it ended by its stop string.
+#[test]
+fn a_paused_sequence_may_end() {
+    let (ctx, weights) = small();
+    let prompts = [prompt(VOCAB, 0, 60)];
+    let mut engine = poisoned(&ctx, &weights, roomy(160));
+    engine.set_detokenizer(Arc::new(Letters));
+    let whole = engine.generate(&weights, requests(&prompts, 1, sampling(12))).unwrap();
+    let text = Letters.decode(&whole[0].completions[0].ids);
+    let stopping = SamplingParams { stop_strings: vec![text[4..6].into()], ..sampling(24) };
+    let mut pausing = requests(&prompts, 1, stopping);
+    pausing[0].pause_on_stop = true;
+    engine.submit(pausing.remove(0)).unwrap();
+    while engine.paused().is_empty() {
+        assert!(engine.step(&weights).unwrap().is_empty());
+    }
+    let sequence = engine.paused()[0].0;
+    engine.finish(sequence);
+    let done = engine.step(&weights).unwrap();
+    let completion = &done[0].completions[0];
+    assert_eq!(completion.finish_reason, FinishReason::Stop);
+    assert!(Letters.decode(&completion.ids).ends_with(&text[4..6]) && completion.ids.len() < 24);
+    assert_eq!((engine.free_blocks(), engine.is_idle()), (engine.config().kv_blocks, true));
+}
+
 /// Penalty and truncation change what is drawn, and not what is recorded.
 #[test]
 fn recorded_log_probabilities_are_those_of_all_logits() {

@@ -278,6 +278,18 @@ mod tests {
     }
 
     #[test]
+    fn of_several_files_the_last_by_name_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = ["events.out.tfevents.0000000002.b.1.0", "events.out.tfevents.0000000001.z.1.0", "zzz"];
+        let files = names.map(|name| dir.path().join(name));
+        files.iter().for_each(|file| std::fs::write(file, "").unwrap());
+        let mut sink = TensorBoardSink::open(dir.path()).unwrap();
+        logged(&mut sink, 1, &[("a", 1.0)]);
+        assert_eq!(read(&files[0]).len(), 1);
+        assert!(files[1..].iter().all(|file| std::fs::read(file).unwrap().is_empty()));
+    }
+
+    #[test]
     fn resume_continues_the_same_file() {
         let dir = tempfile::tempdir().unwrap();
         let mut sink = TensorBoardSink::open(dir.path()).unwrap();

@@ -44,6 +44,9 @@ fn parts_are_those_of_the_shape_and_answer_to_their_keys() {
     }
     let with_reference = plan(dir.path(), &["--set", "beta=0.1"]).0;
     assert_eq!(bytes(&with_reference, "reference: weights"), weights);
+    // The model without its adapter is the reference.
+    let adapted = plan(dir.path(), &["--set", "beta=0.1", "--set", "use_peft=true"]).0;
+    assert!(bytes(&adapted, "reference: workspace") > 0 && !adapted.contains_key("reference: weights"), "{adapted:?}");
 }
 
 /// What a reward model takes, and that a replayed file with the reference's log-probabilities needs no reference.
@@ -64,7 +67,11 @@ fn reward_models_are_counted_and_a_reference_that_is_not_loaded_is_not() {
     // The head of scores has a panel of 32 rows, and no head of words is its own.
     let weights = plain["weights"].as_u64().unwrap();
     assert_eq!(with["reward model: weights"].as_u64().unwrap(), weights + 4 * 32 * 32);
-    assert!(with.contains_key("reward model: workspace") && plain.len() < with.len(), "{with:?}");
+    // It reads one token more than a completion has, the one that ends a text.
+    let longer = ["--dataset", "data.jsonl", "--set", "beta=0.1", "--set", "max_completion_length=33"];
+    let (longer, _) = plan(root, &longer);
+    assert_eq!(with["reward model: workspace"], longer["reference: workspace"]);
+    assert!(plain.len() < with.len(), "{with:?}");
     // Two processes are compared: what each of them has resident differs by a little.
     assert!(total.abs_diff(plain_total + of_reward) < 4 << 20, "{total} {plain_total} {of_reward}");
 
@@ -107,6 +114,19 @@ fn the_longest_prompt_is_that_of_the_data() {
     let out: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(out["longest_prompt"], 12);
     assert_eq!(out["fits"], true);
+}
+
+#[test]
+fn without_data_the_longest_prompt_is_what_the_configuration_allows() {
+    let dir = model();
+    let longest = |set: &[&str]| {
+        let arguments = ["plan", "--model", "model", "--json", "--set", "max_completion_length=32"];
+        let out: Value = serde_json::from_str(&lockstep(dir.path(), &[&arguments, set].concat(), "").ok()).unwrap();
+        out["longest_prompt"].as_u64().unwrap()
+    };
+    assert_eq!(longest(&[]), 128 - 32);
+    assert_eq!(longest(&["--set", "max_prompt_length=8"]), 8);
+    assert_eq!(longest(&["--set", "max_prompt_length=100"]), 128 - 32);
 }
 
 #[test]

@@ -185,6 +185,16 @@ fn draws_follow_the_distribution() {
 }
 
 #[test]
+fn what_has_no_weight_is_never_drawn() {
+    let drawn = |weights: &[f32], u: f64| super::cpu::inverse_cdf(weights.iter().copied(), u);
+    assert_eq!(drawn(&[0.0, 1.0], 0.0), (1, 0.0));
+    assert_eq!(drawn(&[0.0, 1.0, 0.0, 3.0], 0.25), (3, 0.0));
+    assert_eq!(drawn(&[1.0, 3.0, 0.0], 0.625), (1, 0.5));
+    // As where rounding leaves `u` at the very end.
+    assert_eq!(drawn(&[1.0, 3.0, 0.0], 1.0).0, 1);
+}
+
+#[test]
 fn greedy_takes_the_lowest_of_equals() {
     let mut case = Case::new(3, 8, 1300);
     let best: Vec<f32> = case.hidden[..8].iter().map(|x| x * 100.0).collect();

@@ -118,8 +118,11 @@ mod tests {
         while !run.checkpoint(1).exists() {
             std::thread::yield_now();
         }
-        assert_eq!(released.finish().unwrap().path, run.checkpoint(1));
-        start(&run, 2, FOREVER).finish().unwrap();
+        let written = released.finish().unwrap();
+        assert_eq!(written.path, run.checkpoint(1));
+        assert!(written.hidden_s > 0.0, "all of it but the deletion of older ones was written meanwhile");
+        let waited_for = start(&run, 2, FOREVER).finish().unwrap();
+        assert_eq!(waited_for.hidden_s, 0.0, "writing began when the run waited for it");
         drop(start(&run, 3, FOREVER));
         assert_eq!(super::super::all(&run), [(3, run.checkpoint(3))], "each replaces the one before");
     }
