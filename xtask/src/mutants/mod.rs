@@ -158,8 +158,11 @@ fn drawn(options: &Options) -> Result<String, String> {
             binaries
         }
     };
+    // Of a larger draw the first ones, which are a draw as well.
+    let mut mutants = list::parse(&fs::read_to_string(&list).map_err(|e| e.to_string())?)?;
+    mutants.truncate(count);
     let shard = Shard {
-        mutants: list::parse(&fs::read_to_string(&list).map_err(|e| e.to_string())?)?,
+        mutants,
         results: Path::new(LISTS).join(format!("{name}.results")),
         head: Some(fs::read_to_string(&head).map_err(|e| e.to_string())?),
         name,

@@ -25,8 +25,9 @@ const FIRST: usize = 8;
 /// Slower tests are not asked in a quick run.
 const QUICK: Duration = Duration::from_secs(6);
 
-/// Tests are asked in this order: those of the mutant's module (or of the nearest one above it that has some), of its
-/// crate, of the other crates and of the program, the golden runs.
+/// Tests are asked in this order: those of the mutant's module (or of the nearest one above it that has some), unit
+/// tests of its crate, integration tests and those of other crates and of the program, the golden runs and those on the
+/// emulated GPU.
 pub const STAGES: usize = 4;
 
 /// What tests said of a mutant.
@@ -101,9 +102,12 @@ impl Suite {
         let stage = |test: &Test| match &self.binaries[test.binary] {
             _ if self.key(test) == before => 0,
             Binary { name, .. } if name == "lockstep-cli golden" => 3,
+            // What the emulator of a GPU runs takes minutes.
+            _ if test.name.contains("cuda") && !mutant.file.contains("cuda") => 3,
             Binary { name, .. } if name == "lockstep-cli it" => 2,
             _ if shared(test) == nearest => 0,
-            binary if is_own(binary, mutant) => 1,
+            // Integration tests run whole models.
+            binary if is_own(binary, mutant) && !binary.name.contains(' ') => 1,
             _ => 2,
         };
         self.tests.iter().map(stage).collect()
@@ -325,9 +329,9 @@ mod tests {
         let stages = |file: &str, before: &str| {
             suite.stages(&Mutant { file: format!("crates/a/src/{file}"), ..Mutant::default() }, before)
         };
-        assert_eq!(stages("x/y/mod.rs", ""), [0, 1, 1, 1, 2, 2, 3]);
-        assert_eq!(stages("x/w.rs", ""), [0, 0, 1, 1, 2, 2, 3]);
-        assert_eq!(stages("lib.rs", ""), [1, 1, 1, 1, 2, 2, 3]);
-        assert_eq!(stages("x/y.rs", "lockstep-cli golden t"), [0, 1, 1, 1, 2, 2, 0]);
+        assert_eq!(stages("x/y/mod.rs", ""), [0, 1, 1, 2, 2, 2, 3]);
+        assert_eq!(stages("x/w.rs", ""), [0, 0, 1, 2, 2, 2, 3]);
+        assert_eq!(stages("lib.rs", ""), [1, 1, 1, 2, 2, 2, 3]);
+        assert_eq!(stages("x/y.rs", "lockstep-cli golden t"), [0, 1, 1, 2, 2, 2, 0]);
     }
 }

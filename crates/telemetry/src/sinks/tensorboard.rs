@@ -280,13 +280,15 @@ mod tests {
     #[test]
     fn of_several_files_the_last_by_name_goes_on() {
         let dir = tempfile::tempdir().unwrap();
-        let names = ["events.out.tfevents.0000000002.b.1.0", "events.out.tfevents.0000000001.z.1.0", "zzz"];
-        let files = names.map(|name| dir.path().join(name));
-        files.iter().for_each(|file| std::fs::write(file, "").unwrap());
+        // Directories list their files in any order: of so many the last is hardly the first to be listed.
+        let file = |n: u32| dir.path().join(format!("events.out.tfevents.{:010}.b.1.0", (n * 7) % 20));
+        let others = [dir.path().join("zzz"), dir.path().join("events.out.tfevents")];
+        (0..20).map(file).chain(others).for_each(|file| std::fs::write(file, "").unwrap());
         let mut sink = TensorBoardSink::open(dir.path()).unwrap();
         logged(&mut sink, 1, &[("a", 1.0)]);
-        assert_eq!(read(&files[0]).len(), 1);
-        assert!(files[1..].iter().all(|file| std::fs::read(file).unwrap().is_empty()));
+        let written = |n: &u32| std::fs::metadata(file(*n)).unwrap().len() > 0;
+        assert_eq!((0..20).filter(written).map(|n| (n * 7) % 20).collect::<Vec<_>>(), [19]);
+        assert_eq!(read(sink.file.path()).len(), 1);
     }
 
     #[test]
