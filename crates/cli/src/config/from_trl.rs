@@ -232,7 +232,7 @@ trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B", reward_funcs=[len_reward], args=a
         for words in [
             "output_dir = lr: not a literal",
             "# - **cfg: what it holds is not known here",
-            "GRPOConfig(learning_rate = 0.000003, seed = 7) in line 2: only the first call is translated",
+            "GRPOConfig(learning_rate = 3e-6, seed = 7) in line 2: only the first call is translated",
             "DPOConfig(beta = 0.5) in line 3: such calls are not translated",
             "in line 6: only the first call is translated",
             "LoraConfig(r = 8) in line 7",
