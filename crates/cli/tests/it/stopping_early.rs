@@ -96,7 +96,8 @@ fn a_signal_is_obeyed_while_nothing_is_saved_yet() {
             if !root.join("out/checkpoints").exists() {
                 assert!(!said.contains("with a checkpoint"), "{phase}: {said}");
             }
-            assert!(said.contains("SIGINT: "), "{phase}: {said}");
+            // A process that ends at once may do so before the signal's own line is out.
+            assert!(said.contains("SIGINT: ") || said.contains("stopped as asked"), "{phase}: {said}");
             longest = (longest.0.max(took), longest.1 + 1);
         }
         assert!(measures || longest.1 > 0 || *phase == "plan", "{phase} ended before the signal: give it more rows");

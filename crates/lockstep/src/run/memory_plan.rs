@@ -87,7 +87,7 @@ pub fn plan(config: &Config, assets: &ModelAssets, bounds: WorkloadBounds) -> an
         planner.training(["value model", "value training"], &shape, Objective::Value(config.value_loss()), step)?;
         planner.count("values", |planner, memory| Ok(planner.scorer(memory, &shape, generation)))?;
     }
-    if config.has_reference() && !bounds.ref_logps {
+    if config.loads_reference(bounds.ref_logps) {
         // The model without its adapter is there already.
         let own = config.ref_model.is_some() || !config.use_peft;
         planner.count("reference", |planner, memory| {

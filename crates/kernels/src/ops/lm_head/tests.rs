@@ -366,8 +366,9 @@ fn whole_rows_of_logits_give_the_log_probabilities_of_the_forward() {
     for ctx in contexts(&[2]) {
         for shape in SHAPES {
             let cases = [Case::new(shape, 0.8), Case::new(shape, 0.8).in_bf16()];
-            // CUDA has no bf16 here yet.
-            let computed = if ctx.memory().device() == Device::Cpu { 2 } else { 1 };
+            // bf16 takes an even number of inputs, and CUDA has none here yet.
+            let in_bf16 = ctx.memory().device() == Device::Cpu && shape[1].is_multiple_of(2);
+            let computed = if in_bf16 { 2 } else { 1 };
             for case in &cases[..computed] {
                 let (hidden, weight) = case.operands(&ctx);
                 let mut z = Tensor::from_f32(ctx.memory(), &[case.r, case.v], &vec![f32::NAN; case.r * case.v]);

@@ -68,7 +68,7 @@ impl Prepared {
         let checkpoint = inputs.resume_from.checkpoint();
         let weights =
             trained_weights(&ctx, &model, checkpoint, &config, &assets.config, (&inputs.sinks, &inputs.stop))?;
-        let reference = match config.has_reference() && !bounds.ref_logps {
+        let reference = match config.loads_reference(bounds.ref_logps) {
             true => Some(reference(inputs, &model, &assets)?),
             false => None,
         };
