@@ -52,17 +52,6 @@ for _ in range(4):
 time.sleep(100)",
         ),
         (
-            "hoppers",
-            "import mmap, os, time
-for _ in range(4):
-    if os.fork() == 0:
-        m = mmap.mmap(-1, 150 << 20)
-        for i in range(0, 150 << 20, 4096): m[i] = 1
-        while True:
-            if os.fork(): os._exit(0)
-time.sleep(100)",
-        ),
-        (
             "what is in sockets",
             "import os, socket, time
 for _ in range(12):
