@@ -1,4 +1,4 @@
-//! One signal is obeyed within two seconds while there is nothing to save yet: while data are read, tokenised and hashed,
+//! One signal is obeyed within two seconds while there is nothing to save yet: while data are read, tokenised, hashed,
 //! in DPO's reference pass, while a reward's file is imported.
 //!
 //! `LOCKSTEP_STOP_ROWS=300000` makes the measurement of docs/testing.md, and prints its table.
@@ -32,8 +32,11 @@ fn data(root: &Path, rows: usize) {
 fn stopped(root: &Path, arguments: &[&str], marker: Option<&str>, delay: Duration) -> Option<(Duration, String)> {
     let mut child = start(root, arguments);
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-    if let Some(marker) = marker {
-        lines.find(|line| line.contains(marker))?;
+    if let Some(marker) = marker
+        && !lines.any(|line| line.contains(marker))
+    {
+        child.wait().unwrap();
+        return None;
     }
     std::thread::sleep(delay);
     if child.try_wait().unwrap().is_some() {

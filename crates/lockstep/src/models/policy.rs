@@ -73,8 +73,8 @@ impl Policy {
         Ok(policy)
     }
 
-    /// The model of `dir` with an adapter on it, of a language model or of a reward model, as the adapter says; on which
-    /// weights it was trained is not looked at.
+    /// The model of `dir` with an adapter on it, of a language model or of a reward model, as the adapter says. On
+    /// which weights it was trained is not looked at.
     pub fn load_below(ctx: &Context, dir: &Path, adapter: &Path, dtype: ComputeDType) -> anyhow::Result<Policy> {
         if !model::peft::load_adapter_config(adapter).or_bad_input()?.scores {
             return Policy::load_with_other(ctx, dir, Some(adapter), dtype);

@@ -18,7 +18,8 @@ macro_rules! optimizer_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($
     /// The optimizer: adamw_torch (or another of transformers' names for AdamW), or muon, which orthogonalises the
     /// momentum of each matrix of a layer and takes AdamW's step for the rest; not set: AdamW.
     optim: Option<String> = None => TRL;
-    /// Arguments of the optimizer, such as `momentum=0.95,nesterov=true,ns_steps=5,adjust_lr_fn=match_rms_adamw` of muon.
+    /// Arguments of the optimizer, such as `momentum=0.95,nesterov=true,ns_steps=5,adjust_lr_fn=match_rms_adamw` of
+    /// muon.
     optim_args: Option<String> = None => TRL;
     /// Decoupled weight decay; biases and norms do not decay.
     weight_decay: f64 = 0.0 => TRL.range(at_least(0.0)).on_resume(Warn);

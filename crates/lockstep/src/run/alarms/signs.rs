@@ -210,7 +210,7 @@ fn has_no_answer(text: &str) -> bool {
     // Behind a fence's first line, which names a language.
     let fences: Vec<&str> = text.split("```").collect();
     let code = |fence: &&str| fence.split_once('\n').is_some_and(|(_, code)| code.trim().is_empty());
-    empty |= fences.len() >= 3 && fences.iter().skip(1).step_by(2).all(|fence| code(&fence));
+    empty |= fences.len() >= 3 && fences.iter().skip(1).step_by(2).all(code);
     let end = text.trim_end_matches(['*', ' ', '\n']);
     empty |=
         end.ends_with("####") || end.ends_with("answer:") || end.ends_with("answer is") || end.ends_with("answer is:");

@@ -446,7 +446,7 @@ fn generations(count: u64, cut: bool, score: impl Fn(&str, u64) -> f64) -> Vec<S
     for step in 1..=count {
         let text = |random: &mut dyn FnMut() -> u64| {
             let word = |random: &mut dyn FnMut() -> u64| {
-                let letters = if random() % 3 == 0 { ["aé", "\"", "i"] } else { ["b", "cd", "e"] };
+                let letters = if random().is_multiple_of(3) { ["aé", "\"", "i"] } else { ["b", "cd", "e"] };
                 letters[random() as usize % 3].to_owned()
             };
             (0..12).map(|_| word(random)).collect::<String>()

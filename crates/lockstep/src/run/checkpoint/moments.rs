@@ -14,8 +14,8 @@ fn file(prefix: &str, name: &str) -> String {
     format!("{prefix}optimizer_{name}.safetensors")
 }
 
-/// Reads an optimizer's state, and masters where it has some, from a checkpoint; `prefix` tells one trainer's files from
-/// another's.
+/// Reads an optimizer's state, and masters where it has some, from a checkpoint; `prefix` tells one trainer's files
+/// from another's.
 pub fn restore_moments(dir: &Path, prefix: &str, trainer: &mut Trainer) -> anyhow::Result<()> {
     let state = trainer.optimizer_mut().state_mut()?;
     if let Some(mut masters) = state.masters_mut() {

@@ -1,11 +1,11 @@
 //! `math`: 1 if the completion's final answer is equal to the answer's, as mathematics and not as text, else 0.
 //!
-//! The completion's answer is the inside of its last `\boxed{…}` or `<answer>`; else (unless `strict`) what follows the
-//! last "answer is", `Answer:` or `####`, else its last formula (`$…$`, `\(…\)`), else its last number (`extract`). Both
-//! answers are parsed (`parse`): numbers, fractions, roots, powers, functions, tuples, intervals, sets, lists, matrices,
-//! equations, inequalities, ratios, units. Fractions are compared exactly; other values to ten digits, and expressions
-//! with variables at six points (`equal`). What is not understood is equal to the same text alone. Nothing that a
-//! completion says is run, and the work is bounded by the answer's length.
+//! The completion's answer is the inside of its last `\boxed{…}` or `<answer>`; else (unless `strict`) what follows
+//! the last "answer is", `Answer:` or `####`, else its last formula (`$…$`, `\(…\)`), else its last number
+//! (`extract`). Both answers are parsed (`parse`): numbers, fractions, roots, powers, functions, tuples, intervals,
+//! sets, lists, matrices, equations, inequalities, ratios, units. Fractions are compared exactly; other values to ten
+//! digits, and expressions with variables at six points (`equal`). What is not understood is equal to the same text
+//! alone. Nothing that a completion says is run, and the work is bounded by the answer's length.
 //!
 //! Dataset: Hendrycks et al. 2021, "Measuring Mathematical Problem Solving With the MATH Dataset",
 //! <https://arxiv.org/abs/2103.03874>.
