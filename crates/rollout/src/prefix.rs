@@ -34,7 +34,7 @@ struct Entry {
 #[derive(Debug)]
 struct Slot {
     entry: Option<Entry>,
-    /// Released before and after it; itself where it is not in the queue.
+    /// Released before and after it, if it waits.
     older: u32,
     newer: u32,
     waits: bool,

@@ -4,15 +4,15 @@ use crate::*;
 use rollout::{Detokenize, Error, FinishReason};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const VOCAB: usize = 97;
+pub(crate) const VOCAB: usize = 97;
 
-fn small() -> (Context, Weights) {
+pub(crate) fn small() -> (Context, Weights) {
     let ctx = Context::cpu(Isa::best(), 1);
     let weights = qwen3(&ctx, 24, 2, VOCAB);
     (ctx, weights)
 }
 
-fn sampling(max_new_tokens: usize) -> SamplingParams {
+pub(crate) fn sampling(max_new_tokens: usize) -> SamplingParams {
     SamplingParams { max_new_tokens, seed: 5, ..SamplingParams::default() }
 }
 

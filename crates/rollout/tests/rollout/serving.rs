@@ -1,23 +1,12 @@
 //! The engine as a server uses it: requests that come and go, several adapters and versions at once, prefixes that
 //! others computed, conversations of several turns, guesses that are verified. None of it changes a bit.
 
+use crate::engine::{VOCAB, sampling, small};
 use crate::*;
 use model::ModelView;
 use model::columns::{SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
 use rollout::{AdapterVersion, Counters, Drawn, FinishReason, ModelVersion, Models, RequestId, SequenceId};
 use std::collections::HashMap;
-
-const VOCAB: usize = 97;
-
-fn small() -> (Context, Weights) {
-    let ctx = Context::cpu(Isa::best(), 1);
-    let weights = qwen3(&ctx, 24, 2, VOCAB);
-    (ctx, weights)
-}
-
-fn sampling(max_new_tokens: usize) -> SamplingParams {
-    SamplingParams { max_new_tokens, seed: 5, ..SamplingParams::default() }
-}
 
 fn request(id: u64, prompt: &Arc<Prompt>, generations: usize, sampling: SamplingParams) -> Request {
     Request::new(id, prompt.clone(), generations, Arc::new(sampling))
