@@ -157,5 +157,14 @@ pub fn same(expected: &Path, found: &Path) {
     let required = "checkpoints/step-000012/optimizer_exp_avg_sq.safetensors";
     assert!(expected.contains_key(required), "{required}: {:?}", expected.keys());
     let differing: Vec<_> = expected.iter().filter(|(name, bytes)| found[*name] != **bytes).map(|(n, _)| n).collect();
-    assert!(differing.is_empty(), "these files differ: {differing:?}");
+    let first = differing.first().map(|name| difference(&expected[*name], &found[*name])).unwrap_or_default();
+    assert!(differing.is_empty(), "these files differ: {differing:?}, the first of them {first}");
+}
+
+/// Where two files part, with some bytes around it.
+fn difference(expected: &[u8], found: &[u8]) -> String {
+    let at = expected.iter().zip(found).take_while(|(a, b)| a == b).count();
+    let around =
+        |bytes: &[u8]| String::from_utf8_lossy(&bytes[at.saturating_sub(200)..bytes.len().min(at + 100)]).into_owned();
+    format!("from byte {at} on: expected …{}…, found …{}…", around(expected), around(found))
 }
