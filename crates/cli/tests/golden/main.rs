@@ -15,6 +15,7 @@
 //! without it the best is taken for all runs, and others for some. `GOLDEN_RUNS=write` writes the file.
 
 mod bits;
+mod older;
 mod runs;
 
 use bits::{Bits, Table};

@@ -15,11 +15,11 @@ pub struct Run {
     set: &'static [&'static str],
 }
 
-const STEPS: u64 = 6;
+pub const STEPS: u64 = 6;
 /// The checkpoint that a run is cut back to: in the middle of a generation's uses, with metrics that are not logged
 /// yet.
 const CUT: u64 = 2;
-const COMMON: &[&str] = &[
+pub const COMMON: &[&str] = &[
     "max_steps=6",
     "per_device_train_batch_size=8",
     "learning_rate=0.01",
@@ -210,6 +210,11 @@ impl Site {
                 json!({"model_type": "qwen3", "num_hidden_layers": 2, "tie_word_embeddings": true, "head_dim": 12}),
             ),
             ("qwen2", json!({"model_type": "qwen2", "num_hidden_layers": 1, "tie_word_embeddings": false})),
+            (
+                "small",
+                json!({"model_type": "qwen3", "num_hidden_layers": 1, "tie_word_embeddings": true, "head_dim": 8,
+                    "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}),
+            ),
         ] {
             let mut config = json!({"vocab_size": 40, "hidden_size": 40, "intermediate_size": 72,
                 "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
@@ -239,13 +244,19 @@ impl Site {
         output.status.success()
     }
 
-    /// What `run` leaves, and leaves again after it was cut off and `resumed` on that instruction set.
-    pub fn bits(&self, run: &Run, isa: &str, column: usize, resumed: Option<&str>) -> Bits {
-        let directory = self.0.path().join(format!("{}-{isa}-{column}", run.name));
+    /// A directory for a run, with links to models and data.
+    pub fn directory(&self, name: &str) -> PathBuf {
+        let directory = self.0.path().join(name);
         fs::create_dir(&directory).unwrap();
-        for name in ["qwen2", "qwen3", "padded", "d.jsonl", "e.jsonl", "p.jsonl", "q.jsonl"] {
+        for name in ["qwen2", "qwen3", "small", "padded", "d.jsonl", "e.jsonl", "p.jsonl", "q.jsonl"] {
             std::os::unix::fs::symlink(self.0.path().join(name), directory.join(name)).unwrap();
         }
+        directory
+    }
+
+    /// What `run` leaves, and leaves again after it was cut off and `resumed` on that instruction set.
+    pub fn bits(&self, run: &Run, isa: &str, column: usize, resumed: Option<&str>) -> Bits {
+        let directory = self.directory(&format!("{}-{isa}-{column}", run.name));
         if run.name == "replay" {
             let recorded = RUNS.iter().find(|run| run.name == "grpo").unwrap();
             good(self.program(isa, &directory, &arguments(recorded, column, "recorded")));
@@ -264,7 +275,7 @@ impl Site {
         whole
     }
 
-    fn program(&self, isa: &str, directory: &Path, arguments: &[impl AsRef<std::ffi::OsStr>]) -> Output {
+    pub fn program(&self, isa: &str, directory: &Path, arguments: &[impl AsRef<std::ffi::OsStr>]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("LOCKSTEP_")) {
             command.env_remove(name);
@@ -285,7 +296,7 @@ fn arguments(run: &Run, column: usize, out: &str) -> Vec<String> {
     all
 }
 
-fn good(output: Output) {
+pub fn good(output: Output) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
 }
