@@ -1,22 +1,25 @@
 //! Sample completions, reported as rows with TRL's columns.
 
-use super::training::TrainingRun;
+use super::learner::Learner;
+use super::log::RunLog;
+use crate::config::Config;
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use serde_json::Value;
 use telemetry::CompletionRows;
 use train::{Advantage, Advantages};
 
-/// The completions that the step after `run.step` trains on, and how many of them a console shows; `None` if they are
+/// The completions that the next step of `learner` trains on, and how many of them a console shows; `None` if they are
 /// not asked for.
 pub fn rows(
-    run: &TrainingRun,
+    config: &Config,
+    learner: &Learner,
+    log: &RunLog,
     rollouts: &Rollouts,
     advantages: &Advantages,
 ) -> anyhow::Result<Option<(CompletionRows, usize)>> {
-    let config = &run.config;
-    let step = run.step + 1;
-    let last = step >= run.schedule.total_steps;
-    if !config.log_completions || !run.reporter.logs_at(step, last) {
+    let step = learner.step + 1;
+    let last = step >= learner.schedule.total_steps;
+    if !config.log_completions || !log.reporter.logs_at(step, last) {
         return Ok(None);
     }
     // Columns that some rewards add, in the order in which they come.

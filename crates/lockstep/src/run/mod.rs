@@ -3,13 +3,18 @@
 
 mod abandoned;
 pub mod alarms;
+pub mod begin;
 pub mod checkpoint;
 pub mod completion_log;
 pub mod context;
+pub mod data_position;
 mod device_meter;
 pub mod eval_metrics;
+pub mod evaluations;
 pub mod inputs;
+pub mod learner;
 mod lock;
+pub mod log;
 pub mod memory_plan;
 pub mod provenance;
 pub mod reporter;
@@ -18,7 +23,6 @@ pub mod reward_remarks;
 pub mod run_dir;
 pub mod task;
 pub mod training;
-pub mod update;
 
 pub use context::context;
 pub use run_dir::RunDir;

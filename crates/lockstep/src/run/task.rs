@@ -1,5 +1,6 @@
 //! What a way to train is to the run that drives it.
 
+use super::learner::Learner;
 use super::training::TrainingRun;
 use crate::models::WriteFiles;
 use serde_json::Value;
@@ -48,7 +49,7 @@ pub trait TrainingTask {
 
     /// What writes the tensors of that state into the checkpoint's directory, while the next batch is made.
     /// [`TrainingRun::finish_checkpoint`] is called before they change.
-    fn write_tensors(&self, _run: &TrainingRun) -> Vec<WriteFiles> {
+    fn write_tensors(&self, _learner: &Learner) -> Vec<WriteFiles> {
         Vec::new()
     }
 }

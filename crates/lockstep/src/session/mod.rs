@@ -159,27 +159,27 @@ impl Run {
 
     /// Optimizer steps done.
     pub fn steps_done(&self) -> u64 {
-        self.training.step
+        self.training.learner.step
     }
 
     /// Optimizer steps of the whole run.
     pub fn total_steps(&self) -> u64 {
-        self.training.schedule.total_steps
+        self.training.learner.schedule.total_steps
     }
 
     /// Optimizer steps of one pass over the data.
     pub fn steps_per_epoch(&self) -> u64 {
-        self.training.steps_per_epoch
+        self.training.data.steps_per_epoch
     }
 
     /// Its directory.
     pub fn dir(&self) -> &RunDir {
-        &self.training.dir
+        &self.training.checkpoints.dir
     }
 
     /// The model as it is now.
     pub fn policy(&self) -> &Policy {
-        &self.training.policy
+        &self.training.learner.policy
     }
 
     /// One optimizer step, with the logs, the evaluation and the checkpoint that are due after it (which is written
@@ -223,7 +223,7 @@ impl Run {
         }
         self.give_up_step();
         self.save_step()?;
-        let (step, root) = (self.training.step, self.training.dir.root().display());
+        let (step, root) = (self.training.learner.step, self.training.checkpoints.dir.root().display());
         Err(error.context(match of_reward {
             true => format!(
                 "stopped after step {step}; mend the reward and go on with --resume {root}, or without it with \
@@ -242,7 +242,7 @@ impl Run {
 
     /// Saves the last step, as what was begun after it has been given up. Before the first there is nothing to save.
     fn save_step(&mut self) -> anyhow::Result<()> {
-        if self.training.step > 0 {
+        if self.training.learner.step > 0 {
             self.training.save(&*self.task)?;
         }
         self.training.finish_checkpoint()
@@ -251,15 +251,15 @@ impl Run {
     fn advance(&mut self) -> anyhow::Result<Option<StopReason>> {
         self.training.stop.check()?;
         if !std::mem::replace(&mut self.has_begun, true)
-            && self.training.step == 0
+            && self.training.learner.step == 0
             && self.training.config.eval_on_start
         {
             self.evaluate()?;
         }
-        if self.training.evaluation_due {
+        if self.training.evaluations.due {
             return self.end_step();
         }
-        if self.training.is_done() {
+        if self.training.learner.is_done() {
             return Ok(Some(StopReason::Completed));
         }
         self.training.begin_step();
@@ -274,23 +274,24 @@ impl Run {
             }
             self.training.stop.check()?;
         }
-        self.training.release_checkpoint();
+        self.training.checkpoints.release();
         self.task.step(&mut self.training)?;
-        self.training.log_step(self.task.shown_metrics())?;
-        self.training.evaluation_due =
-            self.training.evaluates_now() || (self.task.evaluates_at_end() && self.training.is_done());
+        let TrainingRun { learner, data, log, .. } = &mut self.training;
+        log.end_step(learner, data, self.task.shown_metrics())?;
+        self.training.evaluations.due =
+            self.training.evaluates_now() || (self.task.evaluates_at_end() && self.training.learner.is_done());
         self.end_step()
     }
 
     /// The evaluation and the checkpoint that are due after a step.
     fn end_step(&mut self) -> anyhow::Result<Option<StopReason>> {
-        let early = self.training.evaluation_due && self.evaluate()?;
-        self.training.evaluation_due = false;
+        let early = self.training.evaluations.due && self.evaluate()?;
+        self.training.evaluations.due = false;
         let ended = self.training.stop_reason(early);
         if self.training.saves_now(ended) {
             self.training.save(&*self.task)?;
         }
-        let ended = ended.or(self.training.is_done().then_some(StopReason::Completed));
+        let ended = ended.or(self.training.learner.is_done().then_some(StopReason::Completed));
         if ended.is_some() {
             self.training.finish_checkpoint()?;
         }
@@ -300,7 +301,7 @@ impl Run {
     /// Evaluates, and says whether to stop early.
     fn evaluate(&mut self) -> anyhow::Result<bool> {
         match self.task.evaluate(&mut self.training)? {
-            Some(metrics) => self.training.log_evaluation(metrics),
+            Some(metrics) => self.training.log_evaluation(&metrics),
             None => Ok(false),
         }
     }
@@ -323,20 +324,19 @@ impl Run {
         };
         // What only evaluates leaves no model.
         self.training.write_result(if self.only_evaluates { StopReason::Interrupted } else { stop_reason })?;
-        self.training.dir.unlock();
-        let TrainingRun { step, num_tokens, best, last_logged, dir, policy, trainer, stages, alarms, .. } =
-            self.training;
+        self.training.checkpoints.dir.unlock();
+        let TrainingRun { learner, data, log, evaluations, checkpoints, .. } = self.training;
         Ok(RunResult {
             stop_reason,
-            step,
-            num_tokens,
-            metrics: last_logged,
-            best: best.map(|best| (best.step, best.metric)),
-            entropy_coef: trainer.entropy_coef(),
-            dir,
-            policy,
-            summary: stages.summary(),
-            alarms: alarms.raised().to_vec(),
+            step: learner.step,
+            num_tokens: data.num_tokens,
+            metrics: log.last_logged().to_vec(),
+            best: evaluations.best.map(|best| (best.step, best.metric)),
+            entropy_coef: learner.trainer.entropy_coef(),
+            dir: checkpoints.dir,
+            policy: learner.policy,
+            summary: log.stages.summary(),
+            alarms: log.alarms.raised().to_vec(),
         })
     }
 }

@@ -349,7 +349,7 @@ impl TrainingTask for Patient {
     }
     fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
         self.waits += 1;
-        match (self.waits % 3, run.step) {
+        match (self.waits % 3, run.learner.step) {
             (0, 2) => Ok(NextBatch::End),
             (0, _) => self.task.next_batch(run),
             _ => Ok(NextBatch::Wait),

@@ -9,7 +9,7 @@ use crate::config::{Config, Purpose};
 use crate::data::{DatasetSpec, Pair};
 use crate::models::{ModelSource, load_weights, locate_ref_model};
 use crate::run::inputs::RunInputs;
-use crate::run::training::TrainingRun;
+use crate::run::learner::Learner;
 use model::columns::REF_LOGPS;
 use model::{Head, ModelAssets, Scorer};
 use telemetry::{Sinks, counted};
@@ -80,9 +80,14 @@ impl Offline for Dpo {
 
     /// Loss and metrics of the held-out pairs. Entropy and logits are means over all tokens, and so is the accuracy, of
     /// the chosen answers alone.
-    fn evaluate(run: &TrainingRun, scorer: &mut Scorer, rows: &[PreferencePair]) -> anyhow::Result<Vec<(String, f64)>> {
-        let compared = scorer.compare(&run.ctx, &run.policy.weights, &PreferencePair::sequences(rows))?;
-        let (config, mut means) = (run.config.dpo(), Means::default());
+    fn evaluate(
+        config: &Config,
+        learner: &Learner,
+        scorer: &mut Scorer,
+        rows: &[PreferencePair],
+    ) -> anyhow::Result<Vec<(String, f64)>> {
+        let compared = scorer.compare(&learner.ctx, &learner.policy.weights, &PreferencePair::sequences(rows))?;
+        let (config, mut means) = (config.dpo(), Means::default());
         for (preference, both) in rows.iter().zip(compared.chunks_exact(2)) {
             let responses = [&preference.chosen, &preference.rejected];
             let masks = responses.map(|response| vec![true; response.ids.len()]);

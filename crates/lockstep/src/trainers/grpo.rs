@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::models::WriteFiles;
 use crate::rollouts::Rollouts;
 use crate::run::inputs::RunInputs;
+use crate::run::learner::Learner;
 use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::TrainingRun;
 use serde_json::Value;
@@ -34,8 +35,8 @@ impl TrainingTask for Grpo {
     }
 
     fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
-        let seconds = run.policy_gradient(self.pipeline.part())?;
-        self.pipeline.step(run, seconds)?;
+        run.policy_gradient(self.pipeline.part())?;
+        self.pipeline.step(run)?;
         self.pipeline.sync_reference(run)
     }
 
@@ -51,7 +52,7 @@ impl TrainingTask for Grpo {
         Ok(serde_json::to_value(self.pipeline.state())?)
     }
 
-    fn write_tensors(&self, _run: &TrainingRun) -> Vec<WriteFiles> {
+    fn write_tensors(&self, _learner: &Learner) -> Vec<WriteFiles> {
         self.pipeline.write_tensors()
     }
 
@@ -65,7 +66,7 @@ fn advantages(run: &mut TrainingRun, rollouts: &Rollouts, samples: &[Sample]) ->
     let advantages = advantages_of(&run.config, rollouts, samples);
     for (name, value) in &advantages.metrics {
         if let Some(value) = value {
-            run.add_metric(name, *value);
+            run.log.add(name, *value);
         }
     }
     advantages

@@ -8,11 +8,14 @@ use crate::data::{DatasetSpec, Pairs};
 use crate::error::BadInput;
 use crate::models::{ModelSource, Policy, load_assets, trained_weights};
 use crate::rollouts::evaluate::{find, prefix};
+use crate::run::begin::RunSetup;
+use crate::run::data_position::sampler;
 use crate::run::eval_metrics::{EvalBatch, EvalMetrics, MetricsFailed, PADDING, SetSize};
 use crate::run::inputs::RunInputs;
+use crate::run::learner::Learner;
 use crate::run::memory_plan::{self, Available, MemoryPlan};
 use crate::run::task::{NextBatch, TrainingTask};
-use crate::run::training::{RunSetup, TrainingRun, sampler};
+use crate::run::training::TrainingRun;
 use anyhow::Context as _;
 use model::{Head, ModelAssets, ModelConfig, PromptCompletion, Scorer};
 use telemetry::{Sinks, counted};
@@ -107,7 +110,12 @@ pub trait Offline {
     }
 
     /// The metrics of held-out rows: [`EVALUATION_METRICS`](Self::EVALUATION_METRICS) or some of them.
-    fn evaluate(run: &TrainingRun, scorer: &mut Scorer, rows: &[Self::Row]) -> anyhow::Result<Vec<(String, f64)>>;
+    fn evaluate(
+        config: &Config,
+        learner: &Learner,
+        scorer: &mut Scorer,
+        rows: &[Self::Row],
+    ) -> anyhow::Result<Vec<(String, f64)>>;
 }
 
 /// The rows of a dataset.
@@ -184,28 +192,29 @@ pub struct OfflineTask<O: Offline> {
 
 impl<O: Offline> TrainingTask for OfflineTask<O> {
     fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
-        self.batch = run.sampler.next_batch().into_iter().map(|i| self.rows.train[i].clone()).collect();
+        self.batch = run.data.sampler.next_batch().into_iter().map(|i| self.rows.train[i].clone()).collect();
         let tokens = O::Row::sequences(&self.batch).iter().map(|s| s.prompt.len() + s.completion.len()).sum::<usize>();
-        run.num_tokens += tokens as u64;
+        run.data.num_tokens += tokens as u64;
         Ok(NextBatch::Ready)
     }
 
     fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
-        run.update_policy(O::Row::samples(&self.batch))?;
+        run.policy_gradient(O::Row::samples(&self.batch))?;
+        run.step_policy()?;
         Ok(())
     }
 
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let Some(scorer) = &mut self.scorer else { return Ok(None) };
-        let span = run.stages.span("evaluation");
+        let span = run.log.stages.span("evaluation");
         let mut metrics = Vec::new();
         for set in &self.rows.held_out {
-            let mut of_set = O::evaluate(run, scorer, &set.rows)?;
+            let mut of_set = O::evaluate(&run.config, &run.learner, scorer, &set.rows)?;
             if let Some((name, value)) = of_set.iter().find(|(_, value)| !value.is_finite()) {
                 anyhow::bail!(
                     "the evaluation gave {}{name} = {value}: {}",
                     prefix(&set.name),
-                    run.policy.why_not_finite()
+                    run.learner.policy.why_not_finite()
                 );
             }
             if let Some(own) = &mut self.metrics {
@@ -216,7 +225,7 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
             }
             metrics.extend(of_set.into_iter().map(|(name, value)| (prefix(&set.name) + &name, value)));
         }
-        metrics.push(("eval_num_tokens".to_owned(), run.num_tokens as f64));
+        metrics.push(("eval_num_tokens".to_owned(), run.data.num_tokens as f64));
         let seconds = span.end();
         metrics.push(("eval_runtime".to_owned(), seconds));
         metrics.push(("eval_samples_per_second".to_owned(), self.rows.held_out_rows() as f64 / seconds));
@@ -298,19 +307,21 @@ fn measured<O: Offline>(
     set: &HeldOut<O::Row>,
     metrics: &mut dyn EvalMetrics,
 ) -> anyhow::Result<Vec<(String, f64)>> {
-    let pad = run.policy.tokenizer.pad_id().or(run.policy.tokenizer.eos_id()).unwrap_or(0);
-    metrics.begin(&set.name, set_size::<O>(&set.rows, run.policy.config())).context(MetricsFailed)?;
+    let pad = run.learner.policy.tokenizer.pad_id().or(run.learner.policy.tokenizer.eos_id()).unwrap_or(0);
+    metrics.begin(&set.name, set_size::<O>(&set.rows, run.learner.policy.config())).context(MetricsFailed)?;
     for rows in set.rows.chunks(metrics.batch_size()) {
         run.stop.check()?;
         let sequences = first_of_each(O::Row::sequences(rows), O::Row::SEQUENCES);
         let ids: Vec<Vec<u32>> = sequences.iter().map(|s| [s.prompt, s.completion].concat()).collect();
         let given = sequences.iter().map(|s| if set.whole { 0 } else { s.prompt.len() }).collect();
         let (outputs, vocab) = match O::HEAD {
-            Head::Lm => (logits(run, scorer, &ids)?, Some(run.policy.config().vocab_size)),
-            Head::Score(_) => (scorer.sequence_scores(&run.ctx, &run.policy.weights, &sequences)?, None),
+            Head::Lm => (logits(&run.learner, scorer, &ids)?, Some(run.learner.policy.config().vocab_size)),
+            Head::Score(_) => {
+                (scorer.sequence_scores(&run.learner.ctx, &run.learner.policy.weights, &sequences)?, None)
+            }
         };
         let loss = match metrics.needs_loss() {
-            true => find(&O::evaluate(run, scorer, rows)?, "loss"),
+            true => find(&O::evaluate(&run.config, &run.learner, scorer, rows)?, "loss"),
             false => None,
         };
         metrics.batch(EvalBatch { ids, given, outputs, vocab, pad, loss }).context(MetricsFailed)?;
@@ -324,12 +335,12 @@ fn first_of_each<T: Copy>(all: Vec<T>, of_row: usize) -> Vec<T> {
 }
 
 /// `[N, T, V]`
-fn logits(run: &TrainingRun, scorer: &mut Scorer, ids: &[Vec<u32>]) -> anyhow::Result<Vec<f32>> {
-    let (vocab, longest) = (run.policy.config().vocab_size, ids.iter().map(Vec::len).max().unwrap_or(0));
+fn logits(learner: &Learner, scorer: &mut Scorer, ids: &[Vec<u32>]) -> anyhow::Result<Vec<f32>> {
+    let (vocab, longest) = (learner.policy.config().vocab_size, ids.iter().map(Vec::len).max().unwrap_or(0));
     let mut all = vec![PADDING; ids.len() * longest * vocab];
     let mut next: Vec<usize> = (0..ids.len()).map(|i| i * longest * vocab).collect();
     let sequences: Vec<&[u32]> = ids.iter().map(Vec::as_slice).collect();
-    scorer.logits(&run.ctx, &run.policy.weights, &sequences, |i, rows| {
+    scorer.logits(&learner.ctx, &learner.policy.weights, &sequences, |i, rows| {
         all[next[i]..next[i] + rows.len()].copy_from_slice(rows);
         next[i] += rows.len();
     })?;

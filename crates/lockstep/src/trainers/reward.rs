@@ -7,7 +7,7 @@ use super::offline::{Loaded, Offline, Row, load_pairs};
 use crate::config::{Config, Purpose};
 use crate::data::{DatasetSpec, Pair};
 use crate::error::BadInput;
-use crate::run::training::TrainingRun;
+use crate::run::learner::Learner;
 use model::{Head, ModelAssets, Scorer};
 use telemetry::{Sinks, counted};
 use train::evaluation::{brier_score, calibration_error};
@@ -61,12 +61,17 @@ impl Offline for RewardModel {
 
     /// How the model ranks held-out pairs: the loss and what TRL reports of training, and how far its probabilities can
     /// be believed.
-    fn evaluate(run: &TrainingRun, scorer: &mut Scorer, rows: &[PreferencePair]) -> anyhow::Result<Vec<(String, f64)>> {
-        let scores = scorer.sequence_scores(&run.ctx, &run.policy.weights, &PreferencePair::sequences(rows))?;
+    fn evaluate(
+        config: &Config,
+        learner: &Learner,
+        scorer: &mut Scorer,
+        rows: &[PreferencePair],
+    ) -> anyhow::Result<Vec<(String, f64)>> {
+        let scores = scorer.sequence_scores(&learner.ctx, &learner.policy.weights, &PreferencePair::sequences(rows))?;
         let rewards: Vec<[f64; 2]> = scores.chunks_exact(2).map(|pair| [pair[0].into(), pair[1].into()]).collect();
         let mut sums = LossSums::default();
         for (&rewards, pair) in rewards.iter().zip(rows) {
-            ranking(&run.config.ranking(), rows.len(), rewards, f64::from(pair.margin), &mut sums);
+            ranking(&config.ranking(), rows.len(), rewards, f64::from(pair.margin), &mut sums);
         }
         let mut metrics = vec![("loss".to_owned(), sums.loss)];
         metrics.extend(sums.means.entries().map(|(name, value)| (name.to_owned(), value)));

@@ -7,7 +7,7 @@ use crate::config::{Config, Purpose};
 use crate::data::prompt_dataset::{context, encoder};
 use crate::data::{Dataset, DatasetSpec, encode_all, encode_completion};
 use crate::error::OrBadInput;
-use crate::run::training::TrainingRun;
+use crate::run::learner::Learner;
 use crate::stop::StopSignal;
 use model::chat::PromptEncoder;
 use model::{Head, ModelAssets, Prompt, Scorer};
@@ -59,8 +59,13 @@ impl Offline for Sft {
 
     /// Of held-out completions the loss, the entropy, and how often the next token is the likeliest one; means over all
     /// tokens.
-    fn evaluate(run: &TrainingRun, scorer: &mut Scorer, rows: &[Sample]) -> anyhow::Result<Vec<(String, f64)>> {
-        let compared = scorer.compare(&run.ctx, &run.policy.weights, &Sample::sequences(rows))?;
+    fn evaluate(
+        _config: &Config,
+        learner: &Learner,
+        scorer: &mut Scorer,
+        rows: &[Sample],
+    ) -> anyhow::Result<Vec<(String, f64)>> {
+        let compared = scorer.compare(&learner.ctx, &learner.policy.weights, &Sample::sequences(rows))?;
         let tokens: usize = compared.iter().map(|one| one.is_likeliest.len()).sum();
         let mean = |sum: f64| sum / tokens.max(1) as f64;
         let sum: f64 = compared.iter().flat_map(|one| &one.scores.logps).map(|&l| f64::from(l)).sum();

@@ -2,13 +2,15 @@
 //!
 //! A checkpoint is filled under a temporary name, every file and directory is synced, then renamed into place, then the
 //! parent is synced; only after that are older ones deleted. Whatever instant the process dies at, the newest directory
-//! named `step-…` is complete. It does not know what a trainer is.
+//! named `step-…` is complete. Nothing here knows what way to train a run has.
 
+mod checkpoints;
 pub mod moments;
 pub mod state;
 mod writer;
 
-pub use writer::CheckpointWriter;
+pub use checkpoints::Checkpoints;
+use writer::CheckpointWriter;
 
 use crate::config::Config;
 use crate::run::run_dir::{RunDir, sync_directory};

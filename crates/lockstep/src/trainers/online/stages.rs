@@ -12,7 +12,8 @@ use crate::rollouts::samples;
 use crate::rollouts::scoring::{GivenColumns, Prompts, RolloutScorer, ScoredRollouts, requests};
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use crate::run::completion_log;
-use crate::run::training::{TrainingRun, record_ops};
+use crate::run::learner::record_ops;
+use crate::run::training::TrainingRun;
 use model::columns::{OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};
 use model::net::Scores;
 use std::sync::Arc;
@@ -45,14 +46,21 @@ impl RolloutPipeline {
     /// The next groups of the file.
     fn recorded(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
         let Source::File(replay, scorer) = &mut self.source else { unreachable!("no file") };
-        let picked = run.sampler.next_batch();
+        let picked = run.data.sampler.next_batch();
         // As if they had been generated: PPO's mini-batches are drawn by this number.
         let first_id = self.rollout_number;
         self.rollout_number += picked.len() as u64;
-        let _span = run.stages.span("replay");
+        let _span = run.log.stages.span("replay");
         let temperature = self.sampling.temperature;
-        let rollouts =
-            replay.rollouts(&picked, first_id, &run.ctx, &run.policy, scorer, temperature, &self.reward_weights)?;
+        let rollouts = replay.rollouts(
+            &picked,
+            first_id,
+            &run.learner.ctx,
+            &run.learner.policy,
+            scorer,
+            temperature,
+            &self.reward_weights,
+        )?;
         count_tokens(run, &rollouts);
         Ok(rollouts)
     }
@@ -61,9 +69,9 @@ impl RolloutPipeline {
     fn draw_prompts(&mut self, run: &mut TrainingRun, generation: &Generation) -> Option<Vec<Arc<Prompt>>> {
         let config = &run.config;
         let rows = match generation.rounds() {
-            0 => run.sampler.next_batch(),
+            0 => run.data.sampler.next_batch(),
             rounds if config.dynamic_sampling && rounds < config.dynamic_sampling_max_rounds => {
-                run.sampler.take(generation.zero_std_groups().len())
+                run.data.sampler.take(generation.zero_std_groups().len())
             }
             _ => return None,
         };
@@ -75,17 +83,17 @@ impl RolloutPipeline {
     fn end_generation(&mut self, run: &mut TrainingRun, generation: Generation) -> Rollouts {
         let StageTimes { rollout_time_s, rollout_tokens, reward_time_s, reward_hidden_time_s, of_rewards } =
             std::mem::take(&mut self.times);
-        run.remarks.waited(rollout_time_s, reward_time_s, &of_rewards);
-        let reporter = &mut run.reporter;
+        run.log.remarks.waited(rollout_time_s, reward_time_s, &of_rewards);
+        let reporter = &mut run.log.reporter;
         reporter.add("rollout_time_s", rollout_time_s);
         reporter.add("rollout_tokens_per_s", rollout_tokens as f64 / rollout_time_s);
         reporter.add("reward_time_s", reward_time_s);
         reporter.add("reward_hidden_time_s", reward_hidden_time_s);
         let (rollouts, metrics) = generation.finish();
-        run.alarms.generation(&rollouts);
+        run.log.alarms.generation(&rollouts);
         if run.config.dynamic_sampling {
             for (name, value) in metrics {
-                run.reporter.add(name, value);
+                run.log.add(name, value);
             }
         }
         rollouts
@@ -99,8 +107,8 @@ impl RolloutPipeline {
         let Some(engine) = &mut self.engine else { unreachable!("the source is no file") };
         let (mut columns, mut given) = (GivenColumns::new(), None);
         if let Some(program) = &mut self.program {
-            let span = run.stages.span("rollout");
-            let made = program.rollouts(engine, &run.policy, &prompts, self.sizes.group, &self.sampling)?;
+            let span = run.log.stages.span("rollout");
+            let made = program.rollouts(engine, &run.learner.policy, &prompts, self.sizes.group, &self.sampling)?;
             self.times.rollout_time_s += span.end();
             (prompts, columns, self.rollout_number) = (made.prompts, made.columns, made.next);
             given = Some(made.groups);
@@ -108,8 +116,8 @@ impl RolloutPipeline {
         let scorer = RolloutScorer {
             rewards: &mut self.rewards,
             weights: &self.reward_weights,
-            tokenizer: &run.policy.tokenizer,
-            step: run.step,
+            tokenizer: &run.learner.policy.tokenizer,
+            step: run.learner.step,
             columns,
         };
         let output = std::thread::scope(|scope| -> anyhow::Result<_> {
@@ -121,28 +129,30 @@ impl RolloutPipeline {
                 }
                 None => {
                     let requests = requests(&prompts, self.sizes.group, &self.sampling);
-                    let span = run.stages.span("rollout");
+                    let span = run.log.stages.span("rollout");
                     let before = kernels::context::counted();
-                    let groups = engine.generate_with(&run.policy.weights, requests, |group| job.group_ended(group))?;
+                    let groups =
+                        engine.generate_with(&run.learner.policy.weights, requests, |group| job.group_ended(group))?;
                     record_ops(&span, before);
                     self.times.rollout_time_s += span.end();
                     groups
                 }
             };
             // What is left to score: this is what rewards cost the run.
-            let span = run.stages.span("rewards");
-            let output = waiting::watched(scope, Progress::of(run), job.asked(), || job.finish(groups))?;
+            let span = run.log.stages.span("rewards");
+            let output =
+                waiting::watched(scope, Progress::of(&run.log, &run.learner), job.asked(), || job.finish(groups))?;
             self.times.reward_time_s += span.end();
             Ok(output)
         })?;
         let names = output.rollouts.reward_names.iter().zip(&output.seconds);
         names.for_each(|(name, seconds)| *self.times.of_rewards.entry(name.clone()).or_default() += seconds);
         let late = output.rollouts.reward_names.iter().zip(&output.timed_out);
-        late.for_each(|(name, &completions)| run.remarks.timed_out(name, completions));
+        late.for_each(|(name, &completions)| run.log.remarks.timed_out(name, completions));
         // Rewards that nobody waits for may have said anything.
         run.stop.check()?;
         self.health.check(&output.rollouts, &output.problems, &run.config)?;
-        run.alarms.problems(&output.problems);
+        run.log.alarms.problems(&output.problems);
         self.times.rollout_tokens += output.rollouts.completions().map(|c| c.completion.ids.len()).sum::<usize>();
         count_tokens(run, &output.rollouts);
         self.report(run, &output);
@@ -152,10 +162,10 @@ impl RolloutPipeline {
     /// The metrics of rewards, and how long they took.
     fn report(&mut self, run: &mut TrainingRun, output: &ScoredRollouts) {
         for &(start, seconds) in &output.hidden {
-            run.stages.record_overlapped("rewards", start, seconds);
+            run.log.stages.record_overlapped("rewards", start, seconds);
             self.times.reward_hidden_time_s += seconds;
         }
-        let reporter = &mut run.reporter;
+        let reporter = &mut run.log.reporter;
         for (name, value) in &output.metrics {
             reporter.add(name, *value);
         }
@@ -165,7 +175,7 @@ impl RolloutPipeline {
     /// another sampler are scored by the policy, where that is corrected for.
     pub fn samples(&mut self, run: &mut TrainingRun, rollouts: &Rollouts) -> anyhow::Result<Vec<Sample>> {
         for (name, value) in rollout::length_metrics(rollouts.completions().map(|c| &c.completion)) {
-            run.reporter.add(&name, value);
+            run.log.add(&name, value);
         }
         let mut samples = samples::of_rollouts(rollouts);
         self.score_reference(run, &mut samples)?;
@@ -195,21 +205,27 @@ impl RolloutPipeline {
         samples: Vec<Sample>,
         advantages: &Advantages,
     ) -> anyhow::Result<()> {
-        let line = |(scored, sample): (&ScoredCompletion, _)| scored.line(sample, &rollouts.reward_names, run.step + 1);
+        let line = |(scored, sample): (&ScoredCompletion, _)| {
+            scored.line(sample, &rollouts.reward_names, run.learner.step + 1)
+        };
         let lines = match run.config.record_rollouts {
             true => rollouts.completions().zip(&samples).map(line).collect(),
             false => Vec::new(),
         };
-        self.report = Some(Report { lines, completions: completion_log::rows(run, rollouts, advantages)? });
+        self.report = Some(Report {
+            lines,
+            completions: completion_log::rows(&run.config, &run.learner, &run.log, rollouts, advantages)?,
+        });
         self.batch = GenerationBatch { samples, used: 0 };
         Ok(())
     }
 
     fn score_reference(&mut self, run: &mut TrainingRun, samples: &mut [Sample]) -> anyhow::Result<()> {
         let Some(reference) = &mut self.reference else { return Ok(()) };
-        let _span = run.stages.span("reference");
+        let _span = run.log.stages.span("reference");
         let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
-        let scores = reference.score(&run.ctx, &run.policy.weights, &sequences, self.sampling.temperature)?;
+        let scores =
+            reference.score(&run.learner.ctx, &run.learner.policy.weights, &sequences, self.sampling.temperature)?;
         for (sample, scores) in samples.iter_mut().zip(scores) {
             // What a file gave stays.
             if sample.columns.ref_logps().is_none() {
@@ -229,12 +245,12 @@ impl RolloutPipeline {
         if !run.config.vllm_importance_sampling_correction {
             return Ok(());
         }
-        let weights = &run.policy.weights;
+        let weights = &run.learner.policy.weights;
         let stale = |s: &&mut Sample| s.versions.iter().any(|&v| v != weights.version());
         let mut stale: Vec<&mut Sample> = samples.iter_mut().filter(stale).collect();
         let sequences: Vec<_> = stale.iter().map(|sample| sample.sequence()).collect();
-        let _span = run.stages.span("stale");
-        let scores = scorer.score(&run.ctx, weights, &sequences, self.sampling.temperature)?;
+        let _span = run.log.stages.span("stale");
+        let scores = scorer.score(&run.learner.ctx, weights, &sequences, self.sampling.temperature)?;
         for (sample, scores) in stale.iter_mut().zip(scores) {
             sample.columns.set(OLD_LOGPS, scores.logps);
         }
@@ -247,14 +263,14 @@ impl RolloutPipeline {
         &self.batch.samples[first..first + self.sizes.optimizer]
     }
 
-    /// The optimizer step of the gradient on the next [`part`](Self::part) of the batch, which took `seconds`.
-    pub fn step(&mut self, run: &mut TrainingRun, seconds: f64) -> anyhow::Result<UpdateMetrics> {
+    /// The optimizer step of the gradient on the next [`part`](Self::part) of the batch.
+    pub fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<UpdateMetrics> {
         self.number_before = None;
         if let Some(Report { lines, completions }) = self.report.take() {
-            lines.into_iter().try_for_each(|line| run.reporter.record_rollout(line))?;
-            completions.into_iter().for_each(|(rows, shown)| run.reporter.completions(rows, shown));
+            lines.into_iter().try_for_each(|line| run.log.reporter.record_rollout(line))?;
+            completions.into_iter().for_each(|(rows, shown)| run.log.reporter.completions(rows, shown));
         }
-        let metrics = run.step_policy(seconds)?;
+        let metrics = run.step_policy()?;
         self.batch.used += 1;
         Ok(metrics)
     }
@@ -262,7 +278,7 @@ impl RolloutPipeline {
     /// Moves the reference model, if that is due.
     pub fn sync_reference(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
         match &mut self.reference {
-            Some(reference) => reference.sync(&run.ctx, &run.policy.weights, run.step),
+            Some(reference) => reference.sync(&run.learner.ctx, &run.learner.policy.weights, run.learner.step),
             None => Ok(()),
         }
     }
@@ -279,9 +295,15 @@ impl RolloutPipeline {
         advantages: impl Fn(&Config, &Rollouts, &[Sample]) -> Advantages,
     ) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         let (Some(evaluation), Some(engine)) = (&self.evaluation, &mut self.engine) else { return Ok(None) };
-        let span = run.stages.span("evaluation");
+        let span = run.log.stages.span("evaluation");
         let mut completer = Completer { engine, program: self.program.as_mut() };
-        let outcomes = evaluation.run(&mut completer, &run.policy, &mut self.rewards, &self.eval_weights, run.step)?;
+        let outcomes = evaluation.run(
+            &mut completer,
+            &run.learner.policy,
+            &mut self.rewards,
+            &self.eval_weights,
+            run.learner.step,
+        )?;
         let seconds = span.end();
         run.stop.check()?;
         let (mut metrics, mut problems, mut unscored) = (Vec::new(), Vec::new(), None);
@@ -295,8 +317,8 @@ impl RolloutPipeline {
                 metrics.push((evaluate::prefix(&outcome.name) + "loss", loss));
             }
         }
-        let alarms = run.alarms.evaluation(run.step, &problems, unscored);
-        run.emit_alarms(alarms)?;
+        let alarms = run.log.alarms.evaluation(run.learner.step, &problems, unscored);
+        run.log.emit_alarms(run.learner.step, alarms)?;
         metrics.push(("eval_runtime".into(), seconds));
         Ok(Some(metrics))
     }
@@ -322,7 +344,12 @@ impl RolloutPipeline {
         let scores = match scorer {
             Some(scorer) => {
                 let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
-                let scores = scorer.score(&run.ctx, &run.policy.weights, &sequences, self.sampling.temperature)?;
+                let scores = scorer.score(
+                    &run.learner.ctx,
+                    &run.learner.policy.weights,
+                    &sequences,
+                    self.sampling.temperature,
+                )?;
                 for (sample, scores) in samples.iter_mut().zip(&scores) {
                     sample.columns.set(OLD_LOGPS, scores.logps.clone());
                     if self.program.is_none() {
@@ -335,7 +362,7 @@ impl RolloutPipeline {
             // The engine's record is what the trainer would compute, and entropies are of no use.
             None => samples.iter().map(recorded).collect(),
         };
-        Ok(run.trainer.loss(&samples, &scores)?)
+        Ok(run.learner.trainer.loss(&samples, &scores)?)
     }
 }
 
@@ -348,5 +375,5 @@ fn recorded(sample: &Sample) -> Scores {
 fn count_tokens(run: &mut TrainingRun, rollouts: &Rollouts) {
     let prompts: usize = rollouts.groups.iter().map(|g| g.prompt.tokens.ids.len() * g.completions.len()).sum();
     let tokens: usize = rollouts.completions().map(|c| c.completion.ids.len()).sum();
-    run.num_tokens += (prompts + tokens) as u64;
+    run.data.num_tokens += (prompts + tokens) as u64;
 }

@@ -1,6 +1,7 @@
 //! Which reward a run waits for, in its line of progress.
 
-use crate::run::training::TrainingRun;
+use crate::run::learner::Learner;
+use crate::run::log::RunLog;
 use rewards::Asked;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Scope;
@@ -13,23 +14,23 @@ const LONG: Duration = Duration::from_secs(10);
 /// Where a run stands, as its progress says.
 pub struct Progress {
     sinks: Sinks,
-    label: String,
-    done: u64,
-    total: u64,
+    /// With an empty note.
+    event: EventKind,
 }
 
 impl Progress {
     /// Of a run between two steps.
-    pub fn of(run: &TrainingRun) -> Progress {
-        let (sinks, label) = (run.reporter.sinks().clone(), run.label.to_owned());
-        Progress { sinks, label, done: run.step, total: run.schedule.total_steps }
+    pub fn of(log: &RunLog, learner: &Learner) -> Progress {
+        Progress { sinks: log.sinks().clone(), event: log.progress_event(learner, String::new()) }
     }
 
     fn waits(&self, (reward, time): (String, Duration)) {
-        let Progress { sinks, label, done, total } = self;
-        let note = format!("waits for reward {reward} since {} s", time.as_secs());
+        let mut event = self.event.clone();
+        if let EventKind::Progress { note, .. } = &mut event {
+            *note = format!("waits for reward {reward} since {} s", time.as_secs());
+        }
         // The next event reports what is wrong with a sink.
-        let _ = sinks.emit(EventKind::Progress { label: label.clone(), done: *done, total: *total, note });
+        let _ = self.sinks.emit(event);
     }
 }
 

@@ -7,6 +7,7 @@ use crate::config::{Config, trainer_config};
 use crate::error::OrBadInput;
 use crate::models::{WriteFiles, load_weights, locate, value_model_shape_of};
 use crate::run::checkpoint::moments::{restore_moments, write_moments};
+use crate::run::learner::{Update, record_ops};
 use crate::run::resume::ResumeFrom;
 use crate::stop::StopSignal;
 use kernels::Context;
@@ -15,7 +16,8 @@ use model::io::CopiedFiles;
 use model::{AdaptedWeights, ModelConfig, Scorer, Trainable, Weights};
 use std::path::Path;
 use std::sync::Arc;
-use train::{Objective, Sample, StepParams, Trainer, UpdateMetrics};
+use telemetry::Stages;
+use train::{Objective, Sample, StepParams, Trainer};
 
 /// Its directory in a checkpoint.
 const DIRECTORY: &str = "value_model";
@@ -28,6 +30,8 @@ pub struct Critic {
     /// Gradients, moments, buffers.
     pub trainer: Trainer,
     scorer: Scorer,
+    /// Seconds of the gradient that the next step takes.
+    gradient_time_s: f64,
 }
 
 impl Critic {
@@ -52,7 +56,7 @@ impl Critic {
             restore_moments(checkpoint, MOMENTS, &mut trainer)?;
         }
         let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
-        Ok(Critic { weights: AdaptedWeights::new(ctx.memory(), weights, None), trainer, scorer })
+        Ok(Critic { weights: AdaptedWeights::new(ctx.memory(), weights, None), trainer, scorer, gradient_time_s: 0.0 })
     }
 
     /// Scoring and gradients end where `stop` is requested.
@@ -68,13 +72,20 @@ impl Critic {
     }
 
     /// The gradient on these samples, for the [`step`](Self::step) that follows.
-    pub fn gradient(&mut self, ctx: &Context, samples: &[Sample]) -> anyhow::Result<()> {
-        Ok(self.trainer.gradient(ctx, self.weights.view(), samples)?)
+    pub fn gradient(&mut self, ctx: &Context, stages: &Stages, samples: &[Sample]) -> anyhow::Result<()> {
+        let (span, before) = (stages.span("value update"), kernels::context::counted());
+        self.trainer.gradient(ctx, self.weights.view(), samples)?;
+        record_ops(&span, before);
+        self.gradient_time_s = span.end();
+        Ok(())
     }
 
-    /// One optimizer step.
-    pub fn step(&mut self, ctx: &Context, learning_rate: f64) -> anyhow::Result<UpdateMetrics> {
-        Ok(self.trainer.step(ctx, &mut self.weights, StepParams { learning_rate })?)
+    /// The optimizer step of the gradient.
+    pub fn step(&mut self, ctx: &Context, stages: &Stages, learning_rate: f64) -> anyhow::Result<Update> {
+        let (span, before) = (stages.span("value update"), kernels::context::counted());
+        let metrics = self.trainer.step(ctx, &mut self.weights, StepParams { learning_rate })?;
+        record_ops(&span, before);
+        Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
     }
 
     /// Writes it into a checkpoint: a directory that loads again, with the tokenizer of the policy, and the moments.

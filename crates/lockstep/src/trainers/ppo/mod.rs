@@ -12,6 +12,7 @@ use super::online::{PipelineState, Prepared, RolloutPipeline};
 use crate::models::WriteFiles;
 use crate::run::checkpoint::state::bits64;
 use crate::run::inputs::RunInputs;
+use crate::run::learner::Learner;
 use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::TrainingRun;
 use critic::Critic;
@@ -66,11 +67,11 @@ impl TrainingTask for Ppo {
     fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
         self.shuffle(run);
         // Both gradients come before both steps: until then nothing is changed, and a stop request can end the step.
-        let value_seconds = self.value_gradient(run)?;
-        let seconds = run.policy_gradient(self.pipeline.part())?;
+        self.critic.gradient(&run.learner.ctx, &run.log.stages, self.pipeline.part())?;
+        run.policy_gradient(self.pipeline.part())?;
         self.before = StepBefore::default();
-        self.step_values(run, value_seconds)?;
-        let metrics = self.pipeline.step(run, seconds)?;
+        self.step_values(run)?;
+        let metrics = self.pipeline.step(run)?;
         self.stop_generation_if_too_far(run, &metrics);
         self.pipeline.sync_reference(run)
     }
@@ -91,9 +92,9 @@ impl TrainingTask for Ppo {
         Ok(serde_json::to_value(PpoState { pipeline, critic, kl_coef: self.kl.kl_coef })?)
     }
 
-    fn write_tensors(&self, run: &TrainingRun) -> Vec<WriteFiles> {
+    fn write_tensors(&self, learner: &Learner) -> Vec<WriteFiles> {
         let mut writes = self.pipeline.write_tensors();
-        writes.extend(self.critic.write(&run.policy.copied));
+        writes.extend(self.critic.write(&learner.policy.copied));
         writes
     }
 

@@ -2,7 +2,8 @@
 
 use super::Ppo;
 use crate::rollouts::{Rollouts, ScoredCompletion};
-use crate::run::training::{TrainingRun, not_finite, record_ops};
+use crate::run::learner::{Update, not_finite, record_ops};
+use crate::run::training::TrainingRun;
 use kernels::rng::Stream;
 use model::columns::{RETURNS, VALUES};
 use rollout::FinishReason;
@@ -31,7 +32,7 @@ impl Ppo {
         for (name, value) in &table.metrics {
             // Groups are not compared here.
             if let (Some(value), true) = (value, name != "frac_reward_zero_std") {
-                run.reporter.add(name, *value);
+                run.log.add(name, *value);
             }
         }
         let penalty = run.config.missing_eos_penalty.unwrap_or(0.0);
@@ -71,11 +72,11 @@ impl Ppo {
 
     /// The value of the state in which each token was chosen.
     pub(super) fn values(&mut self, run: &mut TrainingRun, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
-        let span = run.stages.span("values");
+        let span = run.log.stages.span("values");
         let before = kernels::context::counted();
-        let values = self.critic.values(&run.ctx, samples)?;
+        let values = self.critic.values(&run.learner.ctx, samples)?;
         record_ops(&span, before);
-        run.reporter.add("values_time_s", span.end());
+        run.log.add("values_time_s", span.end());
         Ok(values)
     }
 
@@ -89,7 +90,7 @@ impl Ppo {
         let TokenRewards { rewards, kl, metrics } =
             gae::rewards_of_samples(run.config.kl_estimator, self.kl.kl_coef, samples, &scores.scores, &scores.steps);
         for (name, value) in metrics {
-            run.reporter.add(name, value);
+            run.log.add(name, value);
         }
         if let (Some(kl), true) = (kl, run.config.adap_kl_ctrl) {
             let target = KlTarget { target: run.config.kl_target, horizon: run.config.kl_horizon };
@@ -112,7 +113,7 @@ impl Ppo {
         }
         let (estimates, explained) = gae::estimate_samples(run.config.gamma, run.config.lam, &rewards, values, samples);
         if let Some(explained) = explained {
-            run.reporter.add("val/explained_variance", explained);
+            run.log.add("val/explained_variance", explained);
         }
         estimates
     }
@@ -147,33 +148,23 @@ impl Ppo {
         if stops {
             self.pipeline.batch.used = self.pipeline.sizes.steps();
         }
-        run.add_metric("policy/early_stop", f64::from(u8::from(stops)));
+        run.log.add("policy/early_stop", f64::from(u8::from(stops)));
     }
 
-    /// The gradient of the value model, for the [`step_values`](Self::step_values) that follows, and the seconds that
-    /// it took.
-    pub(super) fn value_gradient(&mut self, run: &TrainingRun) -> anyhow::Result<f64> {
-        let (span, before) = (run.stages.span("value update"), kernels::context::counted());
-        self.critic.gradient(&run.ctx, self.pipeline.part())?;
-        record_ops(&span, before);
-        Ok(span.end())
-    }
-
-    /// The optimizer step of a gradient of the value model that took `seconds`.
-    pub(super) fn step_values(&mut self, run: &mut TrainingRun, seconds: f64) -> anyhow::Result<()> {
-        let mut schedule = run.schedule;
+    /// The optimizer step of the value model's gradient.
+    pub(super) fn step_values(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        let mut schedule = run.learner.schedule;
         schedule.learning_rate = run.config.value_learning_rate.unwrap_or(schedule.learning_rate);
         run.finish_checkpoint()?;
-        let (span, before) = (run.stages.span("value update"), kernels::context::counted());
-        let metrics = self.critic.step(&run.ctx, schedule.at(run.step))?;
-        record_ops(&span, before);
-        run.reporter.add("value_update_time_s", seconds + span.end());
+        let learning_rate = schedule.at(run.learner.step);
+        let Update { metrics, seconds } = self.critic.step(&run.learner.ctx, &run.log.stages, learning_rate)?;
+        run.log.add("value_update_time_s", seconds);
         if metrics.skipped {
-            run.alarms.not_finite("value model", not_finite(&metrics));
+            run.log.alarms.not_finite("value model", not_finite(&metrics));
         }
-        run.reporter.add("val/grad_norm", metrics.grad_norm);
+        run.log.add("val/grad_norm", metrics.grad_norm);
         for (name, value) in metrics.means.entries() {
-            run.reporter.add(name, value);
+            run.log.add(name, value);
         }
         Ok(())
     }

@@ -1,0 +1,84 @@
+//! The checkpoints of a run: which step is saved, which is being written.
+
+use super::{CheckpointWriter, Kept, link_model};
+use crate::models::WriteFiles;
+use crate::run::RunDir;
+use crate::run::learner::Learner;
+use crate::run::log::RunLog;
+use std::time::Duration;
+use telemetry::EventKind;
+
+/// The checkpoints of a run, and its result.
+pub struct Checkpoints {
+    /// Where they lie.
+    pub dir: RunDir,
+    /// The last step that was saved, or is being.
+    saved_at: Option<u64>,
+    writing: Option<CheckpointWriter>,
+    /// How long the next one waits for the end of a rollout.
+    hold: Duration,
+}
+
+impl Checkpoints {
+    /// Those in `dir`, of which that of `saved_at` is the last.
+    pub fn new(dir: RunDir, saved_at: Option<u64>) -> Checkpoints {
+        Checkpoints { dir, saved_at, writing: None, hold: Duration::ZERO }
+    }
+
+    /// Whether `step` is saved, or is being.
+    pub fn has(&self, step: u64) -> bool {
+        self.saved_at == Some(step)
+    }
+
+    /// Begins to write that of `step`; [`finish`](Self::finish) ends it, and has ended the one before.
+    pub fn start(&mut self, step: u64, writes: Vec<WriteFiles>, kept: Kept) -> anyhow::Result<()> {
+        self.writing = Some(CheckpointWriter::start(&self.dir, step, writes, kept, self.hold)?);
+        self.saved_at = Some(step);
+        Ok(())
+    }
+
+    /// The batch of the step is there: what comes now leaves the memory to the checkpoint.
+    pub fn release(&mut self) {
+        self.writing.iter_mut().for_each(CheckpointWriter::release);
+    }
+
+    /// Waits for the one that is being written, if one is. Comes before anything that a checkpoint holds is changed.
+    pub fn finish(&mut self, log: &mut RunLog, learner: &Learner) -> anyhow::Result<()> {
+        let Some(writer) = self.writing.take() else { return Ok(()) };
+        let (span, step) = (log.stages.span("checkpoint"), writer.step);
+        let written = writer.finish().inspect_err(|_| self.saved_at = None)?;
+        self.hold = written.hold_next;
+        log.stages.record_overlapped("checkpoint", written.began, written.hidden_s);
+        let path = written.path.display().to_string();
+        log.sinks().emit(EventKind::Checkpoint { step, path })?;
+        span.end();
+        log.callbacks.checkpoint(step, &written.path, &learner.policy);
+        Ok(())
+    }
+
+    /// Writes the run's result: the model of the last step's checkpoint, or of the one of the step `best`, which
+    /// `learner` takes up; its weights where nothing is saved.
+    pub fn write_result(&self, best: Option<u64>, learner: &mut Learner, log: &RunLog) -> anyhow::Result<()> {
+        let _span = log.stages.span("result");
+        let mut saved = self.dir.checkpoint(learner.step);
+        if let Some(step) = best.filter(|&step| step != learner.step) {
+            let of_best = self.dir.checkpoint(step);
+            if of_best.is_dir() {
+                saved = of_best;
+                learner.policy.restore(&saved)?;
+                log.sinks().info(&format!("the result is the best checkpoint, of step {step}"));
+            } else {
+                log.warn(&format!("the best checkpoint, of step {step}, is gone: the result is the last weights"));
+            }
+        }
+        let target = self.dir.model();
+        let temporary = self.dir.root().join(".unfinished-model");
+        let _ = std::fs::remove_dir_all(&temporary);
+        match saved.is_dir() {
+            true => link_model(&saved, &temporary)?,
+            false => learner.policy.save(&temporary)?,
+        }
+        let _ = std::fs::remove_dir_all(&target);
+        Ok(std::fs::rename(&temporary, &target)?)
+    }
+}

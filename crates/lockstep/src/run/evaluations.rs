@@ -1,0 +1,62 @@
+//! The evaluations of a run: whether one is due, which was the best, and how many since were no better.
+
+use super::checkpoint::state::Best;
+use super::eval_metrics::{MetricsFailed, no_such_metric};
+use crate::config::Config;
+use crate::rollouts::evaluate::find;
+use anyhow::Context as _;
+use telemetry::Sinks;
+
+/// The evaluations so far.
+#[derive(Default)]
+pub struct Evaluations {
+    /// The step is done, and an evaluation of it is not.
+    pub due: bool,
+    /// The best.
+    pub best: Option<Best>,
+    /// So many in a row were not better than it.
+    pub without_improvement: u32,
+    /// They may have metrics of other names than those that are known before.
+    pub has_other_metrics: bool,
+}
+
+impl Evaluations {
+    /// Takes the metrics of an evaluation after `step`: of the best the weights may become the run's result. Says
+    /// whether the run stops early.
+    pub fn take(
+        &mut self,
+        config: &Config,
+        step: u64,
+        metrics: &[(String, f64)],
+        sinks: &Sinks,
+    ) -> anyhow::Result<bool> {
+        let Some(name) = config.metric_for_best_model.as_ref().filter(|_| step > 0) else {
+            // Before the first step there is no checkpoint that could be the best.
+            return Ok(false);
+        };
+        let Some(value) = find(metrics, name) else {
+            if self.has_other_metrics {
+                let names: Vec<&str> = metrics.iter().map(|(name, _)| name.as_str()).collect();
+                return Err(no_such_metric(name, &names)).context(MetricsFailed);
+            }
+            // The name is a known one: nothing was scored.
+            sinks.warn(&format!("step {step}: this evaluation has no {name}, and does not count"));
+            return Ok(false);
+        };
+        let more_is_better = config.greater_is_better.unwrap_or(!name.ends_with("loss"));
+        let threshold = config.early_stopping_threshold;
+        let gain = |best: &Best| if more_is_better { value - best.metric } else { best.metric - value };
+        let better = self.best.as_ref().is_none_or(|best| gain(best) > 0.0);
+        let counts = self.best.as_ref().is_none_or(|best| gain(best) > threshold);
+        self.without_improvement = if counts { 0 } else { self.without_improvement + 1 };
+        if better {
+            self.best = Some(Best { step, metric: value });
+        }
+        Ok(self.out_of_patience(config))
+    }
+
+    /// Whether so many in a row were no better that the run stops early.
+    pub fn out_of_patience(&self, config: &Config) -> bool {
+        config.early_stopping_patience.is_some_and(|patience| self.without_improvement as usize >= patience)
+    }
+}

@@ -1,0 +1,91 @@
+//! What learns: the policy, and what trains it. The gradient changes nothing that a checkpoint holds; the optimizer step
+//! does.
+
+use crate::bad_input;
+use crate::models::{Policy, WriteFiles};
+use crate::run::checkpoint::moments;
+use kernels::Context;
+use model::Trainable;
+use telemetry::Stages;
+use telemetry::stages::Span;
+use train::{Samples, Schedule, StepParams, Trainer, UpdateMetrics};
+
+/// The policy, and what trains it.
+pub struct Learner {
+    /// What it computes with.
+    pub ctx: Context,
+    /// The model that it trains.
+    pub policy: Policy,
+    /// Gradients, moments, buffers.
+    pub trainer: Trainer,
+    /// Learning rates.
+    pub schedule: Schedule,
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Seconds of the gradient that the next step takes.
+    gradient_time_s: f64,
+}
+
+/// What an optimizer step did.
+pub struct Update {
+    /// What the trainer measured.
+    pub metrics: UpdateMetrics,
+    /// Seconds of its gradient and its step.
+    pub seconds: f64,
+}
+
+impl Learner {
+    /// `policy` after `step` optimizer steps.
+    pub fn new(ctx: Context, policy: Policy, trainer: Trainer, schedule: Schedule, step: u64) -> Learner {
+        Learner { ctx, policy, trainer, schedule, step, gradient_time_s: 0.0 }
+    }
+
+    /// Whether the last step is done.
+    pub fn is_done(&self) -> bool {
+        self.step >= self.schedule.total_steps
+    }
+
+    /// The gradient of the policy on these samples, for the [`step`](Self::step) that follows. A stop request ends it.
+    pub fn gradient<'a>(&mut self, stages: &Stages, samples: impl Into<Samples<'a>>) -> anyhow::Result<()> {
+        let (span, before) = (stages.span("update"), kernels::context::counted());
+        self.trainer.gradient(&self.ctx, self.policy.weights.view(), samples)?;
+        record_ops(&span, before);
+        self.gradient_time_s = span.end();
+        Ok(())
+    }
+
+    /// The optimizer step of the gradient.
+    pub fn step(&mut self, stages: &Stages) -> anyhow::Result<Update> {
+        let learning_rate = self.schedule.at(self.step);
+        let (span, before) = (stages.span("update"), kernels::context::counted());
+        let params = StepParams { learning_rate };
+        let stepped = self.trainer.step(&self.ctx, &mut self.policy.weights, params);
+        let metrics = match stepped {
+            Err(train::Error::NonFinite { .. }) if !self.policy.weights_are_finite() => {
+                let why = self.policy.why_not_finite();
+                bad_input!("{why}, and was so before training: no loss or gradient of it is finite")
+            }
+            stepped => stepped?,
+        };
+        record_ops(&span, before);
+        self.step += 1;
+        Ok(Update { metrics, seconds: self.gradient_time_s + span.end() })
+    }
+
+    /// What writes weights and optimizer state into a checkpoint. Neither changes before it is called, or else is
+    /// copied.
+    pub fn writers(&self) -> Vec<WriteFiles> {
+        vec![self.policy.writer(), moments::write_moments("", &self.trainer)]
+    }
+}
+
+/// Why a step was skipped.
+pub fn not_finite(metrics: &UpdateMetrics) -> String {
+    format!("the loss or the gradient is not finite (loss {}, gradient norm {})", metrics.loss, metrics.grad_norm)
+}
+
+/// Enters what operations counted since `before` into a span.
+pub fn record_ops(span: &Span, before: (u64, u64)) {
+    let now = kernels::context::counted();
+    span.work((now.0 - before.0) as f64, (now.1 - before.1) as f64);
+}

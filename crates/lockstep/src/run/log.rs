@@ -1,0 +1,140 @@
+//! What a run says of itself: metrics, alarms, stages, progress, and the calls that a program asked for.
+
+use super::alarms::Alarms;
+use super::data_position::DataPosition;
+use super::device_meter;
+use super::inputs::Callbacks;
+use super::learner::{Learner, Update, not_finite};
+use super::reporter::Reporter;
+use super::reward_remarks::RewardRemarks;
+use crate::rollouts::evaluate::find;
+use std::time::Instant;
+use telemetry::{Alarm, EventKind, Sinks, Stages};
+
+/// The log of a run.
+pub struct RunLog {
+    /// Metrics and events.
+    pub reporter: Reporter,
+    /// What usually means that a run goes wrong.
+    pub alarms: Alarms,
+    /// Timers.
+    pub stages: Stages,
+    /// What a program asks to be told.
+    pub callbacks: Callbacks,
+    /// What lines of progress say beside metrics.
+    pub remarks: RewardRemarks,
+    /// What progress is called.
+    label: &'static str,
+    /// The metrics that were logged last.
+    last_logged: Vec<(String, f64)>,
+    step_started: Instant,
+}
+
+impl RunLog {
+    /// The log of a run whose progress is called `label`.
+    pub fn new(
+        stages: Stages,
+        reporter: Reporter,
+        alarms: Alarms,
+        callbacks: Callbacks,
+        label: &'static str,
+    ) -> RunLog {
+        RunLog {
+            reporter,
+            alarms,
+            stages,
+            callbacks,
+            remarks: RewardRemarks::default(),
+            label,
+            last_logged: Vec::new(),
+            step_started: Instant::now(),
+        }
+    }
+
+    /// Where events go.
+    pub fn sinks(&self) -> &Sinks {
+        self.reporter.sinks()
+    }
+
+    /// Says what a person should look at.
+    pub fn warn(&self, message: &str) {
+        self.sinks().warn(message);
+    }
+
+    /// Adds a value to the mean that is logged next.
+    pub fn add(&mut self, name: &str, value: f64) {
+        self.reporter.add(name, value);
+    }
+
+    /// The metrics that were logged last.
+    pub fn last_logged(&self) -> &[(String, f64)] {
+        &self.last_logged
+    }
+
+    /// Adds the metrics of an optimizer step of the policy.
+    pub fn add_update(&mut self, Update { metrics, seconds }: &Update) {
+        if metrics.skipped {
+            self.alarms.not_finite("policy", not_finite(metrics));
+        }
+        for (name, value) in metrics.entries() {
+            self.add(name, value);
+        }
+        self.add("update_time_s", *seconds);
+        self.add("forward_time_s", metrics.forward_time_s);
+        self.add("backward_time_s", metrics.backward_time_s);
+        self.add("optimizer_time_s", metrics.optimizer_time_s);
+        self.add("update_tokens_per_s", metrics.computed_tokens as f64 / seconds);
+    }
+
+    /// Ends the step of `learner`, and logs it if that is due; progress shows the metrics `shown`.
+    pub fn end_step(&mut self, learner: &Learner, data: &DataPosition, shown: &[&str]) -> anyhow::Result<()> {
+        let step = learner.step;
+        self.add("step_time", self.step_started.elapsed().as_secs_f64());
+        self.step_started = Instant::now();
+        self.reporter.set("epoch", step as f64 / data.steps_per_epoch as f64);
+        self.reporter.set("num_tokens", data.num_tokens as f64);
+        device_meter::report(&mut self.reporter, &self.stages, &learner.ctx);
+        let alarms = self.alarms.end_step(step, &self.reporter.take_step_values());
+        self.emit_alarms(step, alarms)?;
+        let logged = self.reporter.end_step(step, learner.is_done())?;
+        if let Some(means) = &logged {
+            let value = |name: &str| find(means, name).filter(|v| v.is_finite());
+            let part = |name: &&str| value(name).map(|v| format!("{name} {v:.4}"));
+            let parts = shown.iter().filter_map(part).chain(self.remarks.text());
+            self.progress(learner, parts.collect::<Vec<_>>().join(" · "))?;
+        }
+        self.callbacks.step(step, &learner.policy);
+        if let Some(means) = logged {
+            self.callbacks.log(step, &means, &learner.policy);
+            self.last_logged = means;
+        }
+        Ok(())
+    }
+
+    /// Logs the metrics of an evaluation.
+    pub fn evaluation(&mut self, learner: &Learner, metrics: &[(String, f64)]) -> anyhow::Result<()> {
+        let step = learner.step;
+        self.reporter.metrics(step, metrics.to_vec())?;
+        self.callbacks.log(step, metrics, &learner.policy);
+        let summary: Vec<String> = metrics.iter().map(|(n, v)| format!("{n} {v:.4}")).collect();
+        self.sinks().info(&format!("step {step}: {}", summary.join(" · ")));
+        Ok(())
+    }
+
+    /// Reports alarms that are raised, or over, after `step`.
+    pub fn emit_alarms(&self, step: u64, alarms: Vec<Alarm>) -> anyhow::Result<()> {
+        let emit = |alarm| self.sinks().emit(EventKind::Alarm { step, alarm });
+        Ok(alarms.into_iter().try_for_each(emit)?)
+    }
+
+    /// Reports how far the run is, with a note.
+    pub fn progress(&self, learner: &Learner, note: String) -> anyhow::Result<()> {
+        Ok(self.sinks().emit(self.progress_event(learner, note))?)
+    }
+
+    /// The event of that.
+    pub fn progress_event(&self, learner: &Learner, note: String) -> EventKind {
+        let (label, done, total) = (self.label.to_owned(), learner.step, learner.schedule.total_steps);
+        EventKind::Progress { label, done, total, note }
+    }
+}
