@@ -13,6 +13,7 @@
 //! | the configuration of a run | [`Config`], [`Purpose`], [`config`] (its layers, the table of its keys) |
 //! | its directory | [`RunDir`], [`ResumeFrom`], [`find_run`], [`find_model`], [`resolve_resumed`], [`check_command`], [`check_base`], [`write_atomically`] |
 //! | the file of a result | [`OutFile`], [`Input`] |
+//! | scored groups on disk and between processes | [`wire`] |
 //! | before and after it | [`plan`], [`MemoryPlan`], [`Available`], [`Evaluator`], [`Outcome`], [`score_file`], [`ScoredFile`], [`ScoredRow`] |
 //! | models | [`Policy`], [`Snapshot`], [`load_config`], [`load_weights`], [`locate`], [`locate_model`], [`HubKind`], [`samples_of_groups`] |
 //! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
@@ -44,6 +45,7 @@ pub use rewards::RewardInput;
 pub use rollouts::evaluate::Outcome;
 pub use rollouts::function::{Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest};
 pub use rollouts::samples::of_groups as samples_of_groups;
+pub use rollouts::wire;
 pub use run::eval_metrics::{EvalBatch, EvalMetrics, SetSize};
 pub use run::inputs::{Flow, LogRecord, RunEvent};
 pub use run::memory_plan::{Available, MemoryPlan};

@@ -10,5 +10,6 @@ pub mod reward_model;
 pub mod rewards;
 pub mod samples;
 pub mod scoring;
+pub mod wire;
 
 pub use groups::{Rollouts, ScoredCompletion, ScoredGroup};

@@ -1,0 +1,162 @@
+//! Groups between what rollout and training hold and what is written.
+
+use super::group::{Completion, Group};
+use super::record::WireError;
+use crate::data::prompts::Prompt;
+use crate::rollouts::{ScoredCompletion, ScoredGroup};
+use rewards::Problem;
+use rollout::SamplingParams;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use train::{Advantage, Sample};
+
+impl Group {
+    /// A scored group. Rewards are named by whoever knows them.
+    pub fn of_scored(group: &ScoredGroup, content: bool) -> Group {
+        let completion = |scored: &ScoredCompletion| {
+            let c = &scored.completion;
+            Completion {
+                sampled: c.mask.clone(),
+                mask: c.mask.clone(),
+                versions: c.versions.clone(),
+                columns: c.columns.clone(),
+                finish_reason: Some(c.finish_reason),
+                rewards: scored.rewards.clone(),
+                steps: scored.steps.clone(),
+                content: content.then(|| scored.content.clone()),
+                extra: scored.extra.clone(),
+                ..Completion::new(c.generation, c.ids.clone())
+            }
+        };
+        Group {
+            id: group.id,
+            prompt_ids: group.prompt.tokens.ids.clone(),
+            prompt_id: Some(group.prompt.row as u64),
+            prompt: Some(group.prompt.content.clone()),
+            dataset: group.prompt.columns.clone(),
+            completions: group.completions.iter().map(completion).collect(),
+            ..Group::default()
+        }
+    }
+
+    /// What the samples of its completions add: columns that scorers made, the loss's masks, advantages.
+    pub fn add_samples(&mut self, samples: &[Sample]) {
+        for (c, sample) in self.completions.iter_mut().zip(samples) {
+            c.columns = sample.columns.clone();
+            c.mask.clone_from(&sample.mask);
+            c.advantage = Some(sample.advantage.clone());
+        }
+    }
+
+    /// The scored group again. What rewards saw must have been written.
+    pub fn into_scored(self) -> Result<ScoredGroup, WireError> {
+        let id = self.id;
+        let lacks = |what: &str| WireError::new(format!("group {id}: column `{what}` is missing"));
+        let completion = |c: Completion| -> Result<ScoredCompletion, WireError> {
+            Ok(ScoredCompletion {
+                content: c.content.ok_or_else(|| lacks("completions"))?,
+                rewards: c.rewards,
+                steps: c.steps,
+                extra: c.extra,
+                completion: rollout::Completion {
+                    generation: c.generation,
+                    ids: c.ids,
+                    mask: c.sampled,
+                    versions: c.versions,
+                    columns: c.columns,
+                    finish_reason: c.finish_reason.ok_or_else(|| lacks("finish_reasons"))?,
+                },
+            })
+        };
+        let prompt = Prompt {
+            row: self.prompt_id.and_then(|row| usize::try_from(row).ok()).ok_or_else(|| lacks("prompt_id"))?,
+            tokens: model::Prompt::new(self.prompt_ids),
+            content: self.prompt.ok_or_else(|| lacks("prompt"))?,
+            columns: self.dataset,
+        };
+        let completions = self.completions.into_iter().map(completion).collect::<Result<_, _>>()?;
+        Ok(ScoredGroup { id, prompt: Arc::new(prompt), completions })
+    }
+
+    /// Samples as groups: those of one group and one prompt that stand behind one another are one.
+    pub fn of_samples(samples: &[Sample]) -> Vec<Group> {
+        let mut prompts: BTreeMap<*const model::Prompt, u64> = BTreeMap::new();
+        let mut groups: Vec<Group> = Vec::new();
+        for sample in samples {
+            let next = prompts.len() as u64;
+            let prompt = *prompts.entry(Arc::as_ptr(&sample.prompt)).or_insert(next);
+            let open = groups.last().is_some_and(|g| (g.id, g.prompt_in_batch) == (sample.group, Some(prompt)));
+            if !open {
+                groups.push(Group {
+                    id: sample.group,
+                    prompt_ids: sample.prompt.ids.clone(),
+                    prompt_in_batch: Some(prompt),
+                    ..Group::default()
+                });
+            }
+            let group = groups.last_mut().expect("there is one");
+            group.completions.push(Completion {
+                mask: sample.mask.clone(),
+                versions: sample.versions.clone(),
+                columns: sample.columns.clone(),
+                finish_reason: Some(if sample.truncated {
+                    rollout::FinishReason::Length
+                } else {
+                    rollout::FinishReason::Stop
+                }),
+                advantage: Some(sample.advantage.clone()),
+                ..Completion::new(group.completions.len(), sample.completion.clone())
+            });
+        }
+        groups
+    }
+
+    /// The samples of groups, which share their prompts as those did that were written.
+    pub fn into_samples(groups: Vec<Group>) -> Vec<Sample> {
+        let mut prompts: BTreeMap<u64, Arc<model::Prompt>> = BTreeMap::new();
+        let mut samples = Vec::new();
+        for group in groups {
+            let own = model::Prompt::new(group.prompt_ids);
+            let prompt = match group.prompt_in_batch {
+                Some(number) => prompts.entry(number).or_insert(own).clone(),
+                None => own,
+            };
+            samples.extend(group.completions.into_iter().map(|c| Sample {
+                group: group.id,
+                prompt: prompt.clone(),
+                completion: c.ids,
+                mask: c.mask,
+                versions: c.versions,
+                truncated: c.finish_reason == Some(rollout::FinishReason::Length),
+                advantage: c.advantage.unwrap_or(Advantage::Sequence(0.0)),
+                columns: c.columns,
+            }));
+        }
+        samples
+    }
+}
+
+/// How tokens were drawn, by the configuration's keys.
+pub fn sampling_settings(sampling: &SamplingParams) -> Map<String, Value> {
+    let settings = json!({
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "max_completion_length": sampling.max_new_tokens,
+        "stop_token_ids": sampling.stop_ids,
+        "stop": sampling.stop_strings,
+        "seed": sampling.seed,
+    });
+    let Value::Object(settings) = settings else { unreachable!("an object") };
+    settings
+}
+
+/// What kept a reward from scoring, as it is written.
+pub fn problem(problem: &Problem) -> Value {
+    let mut said = json!({"reward": problem.reward, "message": problem.message});
+    problem.example.iter().for_each(|example| said["example"] = json!(example));
+    said
+}

@@ -1,0 +1,396 @@
+//! A record as a group: the mirror image of [`write`](super::write). What lengths and numbers a record names is compared
+//! with what is there before anything is allocated for it.
+
+use super::group::{Completion, Fork, Group};
+use super::record::{Kind, RecordReader, WireError};
+use super::write::{HAS, PROMPT, REASONS, TOKEN};
+use model::Columns;
+use model::columns::{Column, Values};
+use serde::de::DeserializeOwned;
+use std::ops::Range;
+use train::Advantage;
+
+/// The columns that are not of tokens.
+const KNOWN: [&str; 27] = [
+    "group",
+    "prompt_ids",
+    "lengths",
+    "ids",
+    "step",
+    "prompt_id",
+    "prompt",
+    "prompt_in_batch",
+    "dataset",
+    "sampling",
+    "lineage",
+    "reward_names",
+    "reward_weights",
+    "problems",
+    "generations",
+    "finish_reasons",
+    "scored",
+    "scores",
+    "step_scores",
+    "completions",
+    "extra",
+    "forks",
+    "advantages",
+    "token_advantages",
+    "mask",
+    "inserted",
+    "versions",
+];
+
+impl Group {
+    /// The group whose record `bytes` begin with, and the bytes behind it. Columns that this version does not know are
+    /// skipped; an error names the group, where it is known, and the column or the checksum.
+    pub fn read(bytes: &[u8]) -> Result<(Group, &[u8]), WireError> {
+        let (record, rest) = RecordReader::take(bytes)?;
+        Ok((Group::of_record(&record)?, rest))
+    }
+
+    /// The groups of records one behind the other.
+    pub fn read_all(mut bytes: &[u8]) -> Result<Vec<Group>, WireError> {
+        let (all, mut groups) = (bytes.len(), Vec::new());
+        while !bytes.is_empty() {
+            let (at, place) = (all - bytes.len(), groups.len());
+            let read = Group::read(bytes).map_err(|e| e.of(format!("record {place}, at byte {at}")));
+            let (group, rest) = read?;
+            groups.push(group);
+            bytes = rest;
+        }
+        Ok(groups)
+    }
+
+    /// The group of a record.
+    pub fn of_record(record: &RecordReader<'_>) -> Result<Group, WireError> {
+        let known = |name: &str| KNOWN.contains(&name) || [TOKEN, PROMPT, HAS].iter().any(|p| name.starts_with(p));
+        record.refuse_unknown(known)?;
+        let id = Fields { record }.one("group")?.ok_or_else(|| missing("group"))?;
+        let read = Fields { record }.group(id);
+        read.map_err(|e| e.of(format!("group {id}")))
+    }
+}
+
+fn missing(name: &str) -> WireError {
+    WireError::new(format!("column `{name}` is missing"))
+}
+
+fn wrong(name: &str, what: &str) -> WireError {
+    WireError::new(format!("column `{name}` {what}"))
+}
+
+/// Where the tokens of each completion are in the columns of all tokens.
+struct Tokens {
+    ranges: Vec<Range<usize>>,
+    all: usize,
+}
+
+/// A record's columns as what they are in a group.
+struct Fields<'a> {
+    record: &'a RecordReader<'a>,
+}
+
+impl Fields<'_> {
+    fn group(&self, id: u64) -> Result<Group, WireError> {
+        let (ids, tokens) = self.ids()?;
+        let prompt_ids = self.ids_of("prompt_ids")?.ok_or_else(|| missing("prompt_ids"))?;
+        let after_first = prompt_ids.len().saturating_sub(1);
+        let reward_names: Vec<String> =
+            self.record.texts("reward_names")?.unwrap_or_default().into_iter().map(str::to_owned).collect();
+        let reward_weights = self.record.f64s("reward_weights")?.unwrap_or_default();
+        if !reward_weights.is_empty() && reward_weights.len() != reward_names.len() {
+            return Err(wrong("reward_weights", "does not have a weight for each of `reward_names`"));
+        }
+        let mut prompt_columns = Columns::default();
+        for name in self.record.names().filter(|name| name.starts_with(PROMPT)) {
+            let column = self.column(name, &[after_first])?.pop().expect("one part");
+            prompt_columns.insert(name[PROMPT.len()..].to_owned(), column);
+        }
+        let problems = self.record.texts("problems")?.unwrap_or_default();
+        Ok(Group {
+            id,
+            step: self.one("step")?,
+            prompt_id: self.one("prompt_id")?,
+            prompt: self.json("prompt")?,
+            prompt_in_batch: self.one("prompt_in_batch")?,
+            prompt_ids,
+            prompt_columns,
+            dataset: self.json("dataset")?.unwrap_or_default(),
+            sampling: self.json("sampling")?.unwrap_or_default(),
+            lineage: match self.record.bytes("lineage")? {
+                Some(bytes) => Some(bytes.try_into().map_err(|_| wrong("lineage", "does not have 16 bytes"))?),
+                None => None,
+            },
+            completions: self.completions(ids, &tokens, reward_names.len())?,
+            reward_names,
+            reward_weights,
+            problems: problems.into_iter().map(|text| parse("problems", text)).collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn ids(&self) -> Result<(Vec<u32>, Tokens), WireError> {
+        let ids = self.ids_of("ids")?.ok_or_else(|| missing("ids"))?;
+        let lengths = self.record.uints("lengths")?.ok_or_else(|| missing("lengths"))?;
+        let (mut ranges, mut end) = (Vec::with_capacity(lengths.len()), 0usize);
+        for length in lengths {
+            let next = usize::try_from(length).ok().and_then(|length| end.checked_add(length));
+            let next = next.filter(|&next| next <= ids.len());
+            let next = next.ok_or_else(|| wrong("lengths", "names more tokens than `ids` has"))?;
+            ranges.push(end..next);
+            end = next;
+        }
+        if end != ids.len() {
+            return Err(wrong("lengths", "names fewer tokens than `ids` has"));
+        }
+        Ok((ids, Tokens { ranges, all: end }))
+    }
+
+    fn completions(&self, ids: Vec<u32>, tokens: &Tokens, rewards: usize) -> Result<Vec<Completion>, WireError> {
+        let count = tokens.ranges.len();
+        let mut all: Vec<Completion> = Vec::with_capacity(count);
+        for (place, range) in tokens.ranges.iter().enumerate() {
+            all.push(Completion::new(place, ids[range.clone()].to_vec()));
+        }
+        if let Some(generations) = self.record.uints("generations")? {
+            self.expect("generations", generations.len(), count)?;
+            for (c, generation) in all.iter_mut().zip(generations) {
+                c.generation =
+                    usize::try_from(generation).map_err(|_| wrong("generations", "has too large a number"))?;
+            }
+        }
+        self.masks(&mut all, tokens)?;
+        self.scores(&mut all, rewards)?;
+        self.for_some(&mut all, "finish_reasons", |fields, name, with| {
+            let codes = fields.record.runs(name, with.len())?.unwrap_or_default();
+            for (c, code) in with.iter_mut().zip(codes) {
+                let reason = usize::try_from(code).ok().and_then(|code| REASONS.get(code).copied());
+                c.finish_reason = Some(reason.ok_or_else(|| wrong(name, "has a reason that this program lacks"))?);
+            }
+            Ok(())
+        })?;
+        self.for_some(&mut all, "completions", |fields, name, with| {
+            let texts = fields.texts(name, with.len())?;
+            with.iter_mut().zip(texts).try_for_each(|(c, text)| {
+                c.content = Some(parse(name, text)?);
+                Ok(())
+            })
+        })?;
+        if self.record.kind("extra").is_some() {
+            let texts = self.texts("extra", count)?;
+            for (c, text) in all.iter_mut().zip(texts) {
+                c.extra = parse("extra", text)?;
+            }
+        }
+        self.forks(&mut all)?;
+        self.advantages(&mut all)?;
+        self.for_some(&mut all, "versions", |fields, name, with| {
+            let tokens = with.iter().map(|c| c.ids.len()).sum();
+            let versions = fields.record.runs(name, tokens)?.unwrap_or_default();
+            split(&versions, with, |c, own| c.versions = own.to_vec());
+            Ok(())
+        })?;
+        for name in self.record.names().filter(|name| name.starts_with(TOKEN)) {
+            self.for_some(&mut all, name, |fields, name, with| {
+                let tokens: Vec<usize> = with.iter().map(|c| c.ids.len()).collect();
+                for (c, column) in with.iter_mut().zip(fields.column(name, &tokens)?) {
+                    c.columns.insert(name[TOKEN.len()..].to_owned(), column);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(all)
+    }
+
+    fn masks(&self, all: &mut [Completion], tokens: &Tokens) -> Result<(), WireError> {
+        let flags = |name: &str| {
+            let flags = self.record.runs(name, tokens.all)?;
+            flags.map(|flags| flags.into_iter().map(|flag| flag_of(name, flag)).collect()).transpose()
+        };
+        let (inserted, mask): (Option<Vec<bool>>, Option<Vec<bool>>) = (flags("inserted")?, flags("mask")?);
+        for (c, range) in all.iter_mut().zip(&tokens.ranges) {
+            if let Some(inserted) = &inserted {
+                c.sampled = inserted[range.clone()].iter().map(|inserted| !inserted).collect();
+            }
+            c.mask = mask.as_ref().map_or_else(|| c.sampled.clone(), |mask| mask[range.clone()].to_vec());
+        }
+        Ok(())
+    }
+
+    fn scores(&self, all: &mut [Completion], rewards: usize) -> Result<(), WireError> {
+        if rewards == 0 {
+            return Ok(());
+        }
+        let expected = all.len().checked_mul(rewards).ok_or_else(|| wrong("reward_names", "has too many names"))?;
+        let scored = self.record.runs("scored", expected)?.ok_or_else(|| missing("scored"))?;
+        let scores = self.record.f64s("scores")?.ok_or_else(|| missing("scores"))?;
+        let mut next = scores.iter();
+        for (c, scored) in all.iter_mut().zip(scored.chunks_exact(rewards)) {
+            for &scored in scored {
+                c.rewards.push(match flag_of("scored", scored)? {
+                    true => Some(*next.next().ok_or_else(|| wrong("scores", "has fewer scores than `scored` says"))?),
+                    false => None,
+                });
+            }
+        }
+        if next.next().is_some() {
+            return Err(wrong("scores", "has more scores than `scored` says"));
+        }
+        if self.record.kind("step_scores").is_some() {
+            let texts = self.texts("step_scores", all.len())?;
+            for (c, text) in all.iter_mut().zip(texts) {
+                c.steps = parse("step_scores", text)?;
+                let tokens = c.ids.len();
+                let beyond = c.steps.iter().flatten().flatten().any(|(token, _)| *token >= tokens);
+                if beyond || !(c.steps.is_empty() || c.steps.len() == rewards) {
+                    return Err(wrong("step_scores", "does not fit the completions and `reward_names`"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn forks(&self, all: &mut [Completion]) -> Result<(), WireError> {
+        let Some(forks) = self.record.uints("forks")? else { return Ok(()) };
+        let count = all.len();
+        let (pairs, odd) = forks.as_chunks::<2>();
+        if pairs.len() != count || !odd.is_empty() {
+            return Err(wrong("forks", "does not have two numbers for each completion"));
+        }
+        let lengths: Vec<usize> = all.iter().map(|c| c.ids.len()).collect();
+        for ((place, c), &[parent, at]) in all.iter_mut().enumerate().zip(pairs) {
+            let Some(parent) = parent.checked_sub(1) else { continue };
+            let fork = usize::try_from(parent).ok().zip(usize::try_from(at).ok());
+            let fits = |&(parent, at): &(usize, usize)| {
+                parent < count && parent != place && at <= lengths[parent] && at <= lengths[place]
+            };
+            let (parent, at) = fork.filter(fits).ok_or_else(|| wrong("forks", "names a token that is not there"))?;
+            c.fork = Some(Fork { parent, at });
+        }
+        Ok(())
+    }
+
+    fn advantages(&self, all: &mut [Completion]) -> Result<(), WireError> {
+        self.for_some(all, "advantages", |fields, name, with| {
+            let values = fields.record.f32s(name)?.unwrap_or_default();
+            fields.expect(name, values.len(), with.len())?;
+            with.iter_mut().zip(values).for_each(|(c, a)| c.advantage = Some(Advantage::Sequence(a)));
+            Ok(())
+        })?;
+        self.for_some(all, "token_advantages", |fields, name, with| {
+            let values = fields.record.f32s(name)?.unwrap_or_default();
+            fields.expect(name, values.len(), with.iter().map(|c| c.ids.len()).sum())?;
+            split(&values, with, |c, own| c.advantage = Some(Advantage::Tokens(own.to_vec())));
+            Ok(())
+        })
+    }
+
+    /// Shows `read` the completions that a column has, if it is there.
+    fn for_some(
+        &self,
+        all: &mut [Completion],
+        name: &str,
+        read: impl FnOnce(&Self, &str, &mut [&mut Completion]) -> Result<(), WireError>,
+    ) -> Result<(), WireError> {
+        if self.record.kind(name).is_none() {
+            return Ok(());
+        }
+        let has_name = format!("{HAS}{name}");
+        let mut has = vec![true; all.len()];
+        if let Some(flags) = self.record.runs(&has_name, all.len())? {
+            has = flags.into_iter().map(|flag| flag_of(&has_name, flag)).collect::<Result<_, _>>()?;
+        }
+        let mut with: Vec<&mut Completion> = all.iter_mut().zip(has).filter(|(_, has)| *has).map(|(c, _)| c).collect();
+        read(self, name, &mut with)
+    }
+
+    /// A column of tokens, cut into parts of so many tokens.
+    fn column(&self, name: &str, tokens: &[usize]) -> Result<Vec<Column>, WireError> {
+        let width = usize::try_from(self.record.width(name)).map_err(|_| wrong(name, "is too wide"))?;
+        let expected = tokens.iter().sum::<usize>().checked_mul(width);
+        let fits = |found: usize| match expected == Some(found) {
+            true => Ok(()),
+            false => Err(wrong(name, &format!("has {found} values, which does not fit the tokens and its width"))),
+        };
+        let mut parts = Vec::with_capacity(tokens.len());
+        match self.record.kind(name) {
+            Some(Kind::Uint) => {
+                let values = self.ids_of(name)?.unwrap_or_default();
+                fits(values.len())?;
+                let mut rest = &values[..];
+                for tokens in tokens {
+                    let (own, next) = rest.split_at(tokens * width);
+                    parts.push(Column { width, values: Values::U32(own.to_vec()) });
+                    rest = next;
+                }
+            }
+            _ => {
+                let values = self.record.f32s(name)?.unwrap_or_default();
+                fits(values.len())?;
+                let mut rest = &values[..];
+                for tokens in tokens {
+                    let (own, next) = rest.split_at(tokens * width);
+                    parts.push(Column { width, values: Values::F32(own.to_vec()) });
+                    rest = next;
+                }
+            }
+        }
+        Ok(parts)
+    }
+
+    fn one(&self, name: &str) -> Result<Option<u64>, WireError> {
+        match self.record.uints(name)?.as_deref() {
+            None => Ok(None),
+            Some([one]) => Ok(Some(*one)),
+            Some(_) => Err(wrong(name, "does not have one number")),
+        }
+    }
+
+    fn ids_of(&self, name: &str) -> Result<Option<Vec<u32>>, WireError> {
+        let narrow = |id: u64| u32::try_from(id).map_err(|_| wrong(name, "has a number above 2^32"));
+        self.record.uints(name)?.map(|ids| ids.into_iter().map(narrow).collect()).transpose()
+    }
+
+    fn texts(&self, name: &str, expected: usize) -> Result<Vec<&str>, WireError> {
+        let texts = self.record.texts(name)?.unwrap_or_default();
+        self.expect(name, texts.len(), expected)?;
+        Ok(texts)
+    }
+
+    fn json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, WireError> {
+        match self.record.texts(name)?.as_deref() {
+            None => Ok(None),
+            Some([text]) => parse(name, text).map(Some),
+            Some(_) => Err(wrong(name, "does not have one text")),
+        }
+    }
+
+    fn expect(&self, name: &str, found: usize, expected: usize) -> Result<(), WireError> {
+        match found == expected {
+            true => Ok(()),
+            false => Err(wrong(name, &format!("has {found} values, not {expected}"))),
+        }
+    }
+}
+
+fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Result<T, WireError> {
+    serde_json::from_str(text).map_err(|e| wrong(name, &format!("has broken JSON: {e}")))
+}
+
+fn flag_of(name: &str, flag: u64) -> Result<bool, WireError> {
+    match flag {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(wrong(name, "has something else than 0 and 1")),
+    }
+}
+
+/// Gives each completion its part of a column that has a value for each token.
+fn split<T>(values: &[T], with: &mut [&mut Completion], mut give: impl FnMut(&mut Completion, &[T])) {
+    let mut rest = values;
+    for c in with {
+        let (own, next) = rest.split_at(c.ids.len());
+        give(c, own);
+        rest = next;
+    }
+}

@@ -1,0 +1,373 @@
+//! A record: named columns with a checksum. Knows no group.
+
+use std::fmt::Display;
+use twox_hash::XxHash3_64;
+
+/// The version of the layout.
+pub const VERSION: u8 = 1;
+
+/// What a record begins with, without the version.
+pub(super) const MAGIC: &[u8; 3] = b"LSG";
+/// Bytes before the body.
+pub(super) const HEADER: usize = 16;
+/// In a column's kind: who does not know the column must not read the record.
+const MUST_BE_KNOWN: u8 = 0x80;
+
+/// Bytes that are no record, or one that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct WireError(String);
+
+impl WireError {
+    pub(super) fn new(text: impl Into<String>) -> WireError {
+        WireError(text.into())
+    }
+    pub(super) fn of(self, what: impl Display) -> WireError {
+        WireError(format!("{what}: {}", self.0))
+    }
+}
+
+/// What the values of a column are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Unsigned numbers.
+    Uint = 1,
+    /// f32, with its bits.
+    F32 = 2,
+    /// f64, with its bits.
+    F64 = 3,
+    /// Values that stand there several times.
+    Runs = 4,
+    /// UTF-8.
+    Text = 5,
+    /// Bytes.
+    Bytes = 6,
+}
+
+impl Kind {
+    const ALL: [Kind; 6] = [Kind::Uint, Kind::F32, Kind::F64, Kind::Runs, Kind::Text, Kind::Bytes];
+}
+
+/// Puts columns together to a record. The same columns in the same order give the same bytes.
+#[derive(Debug, Default)]
+pub struct RecordWriter {
+    columns: u64,
+    directory: Vec<u8>,
+    data: Vec<u8>,
+    must_be_known: bool,
+}
+
+impl RecordWriter {
+    /// Without columns.
+    pub fn new() -> RecordWriter {
+        RecordWriter::default()
+    }
+
+    /// The next column is one that every reader must know.
+    pub fn must_be_known(&mut self) -> &mut RecordWriter {
+        self.must_be_known = true;
+        self
+    }
+
+    /// Unsigned numbers, small ones in few bytes.
+    pub fn uints(&mut self, name: &str, width: usize, values: impl IntoIterator<Item = u64>) {
+        self.column(name, Kind::Uint, width, |to| values.into_iter().for_each(|value| put_varint(to, value)));
+    }
+
+    /// f32 with all their bits.
+    pub fn f32s<'a>(&mut self, name: &str, width: usize, values: impl IntoIterator<Item = &'a f32>) {
+        let bytes = |x: &f32| x.to_bits().to_le_bytes();
+        self.column(name, Kind::F32, width, |to| values.into_iter().for_each(|x| to.extend(bytes(x))));
+    }
+
+    /// f64 with all their bits.
+    pub fn f64s<'a>(&mut self, name: &str, width: usize, values: impl IntoIterator<Item = &'a f64>) {
+        let bytes = |x: &f64| x.to_bits().to_le_bytes();
+        self.column(name, Kind::F64, width, |to| values.into_iter().for_each(|x| to.extend(bytes(x))));
+    }
+
+    /// Numbers that mostly equal the one before.
+    pub fn runs(&mut self, name: &str, values: impl IntoIterator<Item = u64>) {
+        self.column(name, Kind::Runs, 1, |to| {
+            let mut put = |(value, times)| {
+                put_varint(to, value);
+                put_varint(to, times);
+            };
+            let mut open: Option<(u64, u64)> = None;
+            for value in values {
+                match &mut open {
+                    Some((same, times)) if *same == value => *times += 1,
+                    _ => open.replace((value, 1)).into_iter().for_each(&mut put),
+                }
+            }
+            open.into_iter().for_each(put);
+        });
+    }
+
+    /// Texts.
+    pub fn texts(&mut self, name: &str, texts: impl IntoIterator<Item = impl AsRef<str>>) {
+        self.column(name, Kind::Text, 1, |to| {
+            for text in texts {
+                put_varint(to, text.as_ref().len() as u64);
+                to.extend_from_slice(text.as_ref().as_bytes());
+            }
+        });
+    }
+
+    /// Bytes.
+    pub fn bytes(&mut self, name: &str, bytes: &[u8]) {
+        self.column(name, Kind::Bytes, 1, |to| to.extend_from_slice(bytes));
+    }
+
+    fn column(&mut self, name: &str, kind: Kind, width: usize, put: impl FnOnce(&mut Vec<u8>)) {
+        let length = u8::try_from(name.len()).expect("names of columns are short");
+        let before = self.data.len();
+        put(&mut self.data);
+        self.columns += 1;
+        self.directory.push(length);
+        self.directory.extend_from_slice(name.as_bytes());
+        let must_be_known = std::mem::take(&mut self.must_be_known);
+        self.directory.push(kind as u8 | if must_be_known { MUST_BE_KNOWN } else { 0 });
+        put_varint(&mut self.directory, width as u64);
+        put_varint(&mut self.directory, (self.data.len() - before) as u64);
+    }
+
+    /// Appends the record to `to`.
+    ///
+    /// # Panics
+    /// If it has 4 GiB or more.
+    pub fn finish(self, to: &mut Vec<u8>) {
+        let mut body = Vec::with_capacity(self.data.len() + self.directory.len() + 10);
+        put_varint(&mut body, self.columns);
+        body.extend_from_slice(&self.directory);
+        body.extend_from_slice(&self.data);
+        to.extend_from_slice(MAGIC);
+        to.push(VERSION);
+        to.extend(u32::try_from(body.len()).expect("a record has less than 4 GiB").to_le_bytes());
+        to.extend(XxHash3_64::oneshot(&body).to_le_bytes());
+        to.extend_from_slice(&body);
+    }
+}
+
+/// The columns of a record, of which those are read that are asked for.
+#[derive(Debug)]
+pub struct RecordReader<'a> {
+    columns: Vec<RawColumn<'a>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RawColumn<'a> {
+    name: &'a str,
+    kind: u8,
+    width: u64,
+    bytes: &'a [u8],
+}
+
+/// How many bytes the record has that `header` begins, which holds at least [`HEADER`] bytes.
+pub(super) fn record_length(header: &[u8]) -> Result<u64, WireError> {
+    let (magic, version) = (&header[..3], header[3]);
+    if magic != MAGIC {
+        return Err(WireError::new("no record begins here: it does not begin with LSG"));
+    }
+    if version != VERSION {
+        return Err(WireError::new(format!(
+            "the record has version {version} of the layout, and this program reads version {VERSION}: use {}",
+            if version > VERSION { "a newer one" } else { "the one that wrote it" }
+        )));
+    }
+    let length = u32::from_le_bytes(header[4..8].try_into().expect("four bytes"));
+    Ok(HEADER as u64 + u64::from(length))
+}
+
+impl<'a> RecordReader<'a> {
+    /// The record that `bytes` begin with, and the bytes behind it. An error says what is wrong with them.
+    pub fn take(bytes: &'a [u8]) -> Result<(RecordReader<'a>, &'a [u8]), WireError> {
+        if bytes.len() < HEADER {
+            return Err(WireError::new(format!("{} bytes are no record: its header alone has {HEADER}", bytes.len())));
+        }
+        let length = record_length(bytes)?;
+        let whole = usize::try_from(length).ok().and_then(|length| bytes.split_at_checked(length));
+        let Some((record, rest)) = whole else {
+            let there = bytes.len();
+            return Err(WireError::new(format!("the record is cut off: it has {length} bytes, and {there} are there")));
+        };
+        let (header, body) = record.split_at(HEADER);
+        if XxHash3_64::oneshot(body).to_le_bytes() != header[8..] {
+            return Err(WireError::new("its bytes do not have the checksum (XXH3) that was written with them"));
+        }
+        Ok((RecordReader { columns: directory(body)? }, rest))
+    }
+
+    /// The columns' names.
+    pub fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.columns.iter().map(|column| column.name)
+    }
+
+    /// Refuses a record with a column that must be known and that `known` does not know.
+    pub fn refuse_unknown(&self, known: impl Fn(&str) -> bool) -> Result<(), WireError> {
+        let unknown = |c: &&RawColumn<'_>| c.kind & MUST_BE_KNOWN != 0 && !known(c.name);
+        match self.columns.iter().find(unknown) {
+            Some(c) => Err(WireError::new(format!(
+                "column `{}` changes what the others mean, and this program does not know it: use a newer one",
+                c.name
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// What the values of a column are, if it is there and of a kind that this version knows.
+    pub fn kind(&self, name: &str) -> Option<Kind> {
+        let column = self.columns.iter().find(|c| c.name == name)?;
+        Kind::ALL.into_iter().find(|&kind| kind as u8 == column.kind & !MUST_BE_KNOWN)
+    }
+
+    /// How many values of a column stand side by side.
+    pub fn width(&self, name: &str) -> u64 {
+        self.columns.iter().find(|c| c.name == name).map_or(1, |c| c.width)
+    }
+
+    fn get(&self, name: &str, kind: Kind) -> Result<Option<&'a [u8]>, WireError> {
+        let Some(column) = self.columns.iter().find(|c| c.name == name) else { return Ok(None) };
+        match self.kind(name) {
+            Some(own) if own == kind => Ok(Some(column.bytes)),
+            _ => Err(WireError::new(format!(
+                "column `{name}` has values of kind {}, not {}",
+                column.kind & !MUST_BE_KNOWN,
+                kind as u8
+            ))),
+        }
+    }
+
+    /// Numbers, if the column is there.
+    pub fn uints(&self, name: &str) -> Result<Option<Vec<u64>>, WireError> {
+        self.get(name, Kind::Uint)?.map(|bytes| varints(bytes).map_err(|e| e.of(in_column(name)))).transpose()
+    }
+
+    /// f32, if the column is there.
+    pub fn f32s(&self, name: &str) -> Result<Option<Vec<f32>>, WireError> {
+        let of = |bytes: [u8; 4]| f32::from_bits(u32::from_le_bytes(bytes));
+        self.get(name, Kind::F32)?.map(|bytes| fixed(name, bytes, of)).transpose()
+    }
+
+    /// f64, if the column is there.
+    pub fn f64s(&self, name: &str) -> Result<Option<Vec<f64>>, WireError> {
+        let of = |bytes: [u8; 8]| f64::from_bits(u64::from_le_bytes(bytes));
+        self.get(name, Kind::F64)?.map(|bytes| fixed(name, bytes, of)).transpose()
+    }
+
+    /// Numbers that are kept as runs, of which there must be `expected`, if the column is there.
+    pub fn runs(&self, name: &str, expected: usize) -> Result<Option<Vec<u64>>, WireError> {
+        let Some(bytes) = self.get(name, Kind::Runs)? else { return Ok(None) };
+        let pairs = varints(bytes).map_err(|e| e.of(in_column(name)))?;
+        let (pairs, odd) = pairs.as_chunks::<2>();
+        // Looked at before anything is allocated: a few bytes can name any length.
+        let total = pairs.iter().try_fold(0u64, |sum, [_, times]| sum.checked_add(*times).filter(|_| *times > 0));
+        if !odd.is_empty() || total != Some(expected as u64) {
+            return Err(WireError::new(format!("column `{name}` does not have {expected} values, one for each")));
+        }
+        Ok(Some(pairs.iter().flat_map(|&[value, times]| std::iter::repeat_n(value, times as usize)).collect()))
+    }
+
+    /// Texts, if the column is there.
+    pub fn texts(&self, name: &str) -> Result<Option<Vec<&'a str>>, WireError> {
+        let Some(mut bytes) = self.get(name, Kind::Text)? else { return Ok(None) };
+        let mut texts = Vec::new();
+        while !bytes.is_empty() {
+            let text = take_varint(&mut bytes).and_then(|length| take(&mut bytes, length));
+            let text = text.and_then(|text| std::str::from_utf8(text).ok());
+            texts.push(text.ok_or_else(|| WireError::new(format!("column `{name}` has something that is no text")))?);
+        }
+        Ok(Some(texts))
+    }
+
+    /// Bytes, if the column is there.
+    pub fn bytes(&self, name: &str) -> Result<Option<&'a [u8]>, WireError> {
+        self.get(name, Kind::Bytes)
+    }
+}
+
+fn in_column(name: &str) -> String {
+    format!("column `{name}`")
+}
+
+fn directory(body: &[u8]) -> Result<Vec<RawColumn<'_>>, WireError> {
+    let broken = || WireError::new("the directory of its columns is broken");
+    let mut rest = body;
+    let count = take_varint(&mut rest).ok_or_else(broken)?;
+    let mut columns: Vec<(RawColumn<'_>, u64)> = Vec::new();
+    for _ in 0..count {
+        let column = (|| {
+            let length = take(&mut rest, 1)?[0];
+            let name = std::str::from_utf8(take(&mut rest, u64::from(length))?).ok()?;
+            let kind = take(&mut rest, 1)?[0];
+            let (width, length) = (take_varint(&mut rest)?, take_varint(&mut rest)?);
+            Some((RawColumn { name, kind, width, bytes: &[] }, length))
+        })();
+        columns.push(column.ok_or_else(broken)?);
+    }
+    for (column, length) in &mut columns {
+        let Some(bytes) = take(&mut rest, *length) else {
+            return Err(WireError::new(format!("column `{}` is cut off", column.name)));
+        };
+        column.bytes = bytes;
+    }
+    if !rest.is_empty() {
+        return Err(broken());
+    }
+    let columns: Vec<_> = columns.into_iter().map(|(column, _)| column).collect();
+    let mut names: Vec<&str> = columns.iter().map(|c| c.name).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(WireError::new(format!("column `{}` is there twice", pair[0]))),
+        None => Ok(columns),
+    }
+}
+
+fn fixed<const N: usize, T>(name: &str, bytes: &[u8], of: impl Fn([u8; N]) -> T) -> Result<Vec<T>, WireError> {
+    let (values, odd) = bytes.as_chunks::<N>();
+    if !odd.is_empty() {
+        return Err(WireError::new(format!("column `{name}` ends inside a number")));
+    }
+    Ok(values.iter().map(|&bytes| of(bytes)).collect())
+}
+
+fn put_varint(to: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        to.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    to.push(value as u8);
+}
+
+fn varints(mut bytes: &[u8]) -> Result<Vec<u64>, WireError> {
+    // A number has at least a byte; most ids have two.
+    let mut values = Vec::with_capacity(bytes.len() / 2 + 1);
+    while !bytes.is_empty() {
+        values.push(take_varint(&mut bytes).ok_or_else(|| WireError::new("a number is broken"))?);
+    }
+    Ok(values)
+}
+
+fn take_varint(bytes: &mut &[u8]) -> Option<u64> {
+    let mut value = 0;
+    for (i, &byte) in bytes.iter().enumerate().take(10) {
+        let bits = u64::from(byte & 0x7f);
+        // One way to write each number alone: no bits beyond 64, no zeros at the end.
+        if (i == 9 && byte > 1) || (i > 0 && byte == 0) {
+            return None;
+        }
+        value |= bits << (7 * i);
+        if byte < 0x80 {
+            *bytes = &bytes[i + 1..];
+            return Some(value);
+        }
+    }
+    None
+}
+
+fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Option<&'a [u8]> {
+    let (taken, rest) = bytes.split_at_checked(usize::try_from(length).ok()?)?;
+    *bytes = rest;
+    Some(taken)
+}

@@ -1,0 +1,361 @@
+use super::record::{HEADER, MAGIC};
+use super::*;
+use model::Columns;
+use model::columns::{Column, OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, VALUES, Values};
+use proptest::prelude::*;
+use rewards::Content;
+use rollout::FinishReason;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use testing::foreign;
+use train::{Advantage, Sample};
+use twox_hash::XxHash3_64;
+
+fn object(value: Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+fn bytes(group: &Group) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    group.write(&mut bytes);
+    bytes
+}
+
+/// A record of this body, with the checksum that it has.
+fn sealed(body: &[u8]) -> Vec<u8> {
+    let checksum = XxHash3_64::oneshot(body).to_le_bytes();
+    [&MAGIC[..], &[VERSION], &(body.len() as u32).to_le_bytes(), &checksum, body].concat()
+}
+
+/// A group in which everything is known, and what is odd occurs.
+fn full() -> Group {
+    let mut first = Completion {
+        sampled: vec![true, false, false, true],
+        mask: vec![true, false, false, false],
+        versions: vec![7, 7, 8, 8],
+        columns: Columns::of([
+            (SAMPLER_LOGPS, vec![-0.5, f32::from_bits(0x7fc1_2345), f32::NEG_INFINITY, -0.0]),
+            (REF_LOGPS, vec![-1.0, -2.0, -3.0, f32::MIN_POSITIVE / 2.0]),
+        ]),
+        finish_reason: Some(FinishReason::Length),
+        advantage: Some(Advantage::Tokens(vec![0.5, -0.5, 0.0, 2.0])),
+        rewards: vec![Some(0.1 + 0.2), None],
+        steps: vec![Some(vec![(0, 0.1), (3, -4.0)]), None],
+        content: Some(Content::Text("a \u{10ffff}".into())),
+        extra: object(json!({"answer": 0.1, "parsed": [null, "x"]})),
+        ..Completion::new(0, vec![5, 1 << 31, 0, u32::MAX])
+    };
+    first.columns.insert(TOP_IDS, Column { width: 2, values: Values::U32((0..8).collect()) });
+    let second = Completion {
+        versions: vec![8],
+        columns: Columns::of([(SAMPLER_LOGPS, vec![-0.25])]),
+        finish_reason: Some(FinishReason::Stop),
+        advantage: Some(Advantage::Sequence(-0.0)),
+        rewards: vec![None, Some(f64::NEG_INFINITY)],
+        content: Some(Content::assistant("b")),
+        fork: Some(Fork { parent: 0, at: 1 }),
+        ..Completion::new(0, vec![5])
+    };
+    let empty = Completion { rewards: vec![None; 2], ..Completion::new(1, vec![]) };
+    let mut prompt_columns = Columns::of([(SAMPLER_LOGPS, vec![-1.0, -2.0])]);
+    prompt_columns.insert(TOP_LOGPS, Column { width: 2, values: Values::F32(vec![-1.0; 4]) });
+    Group {
+        id: u64::MAX,
+        step: Some(3),
+        prompt_ids: vec![1, 2, 300],
+        prompt_id: Some(12),
+        prompt: Some(Content::Messages(vec![json!({"role": "user", "content": "hi"})])),
+        prompt_in_batch: Some(0),
+        prompt_columns,
+        dataset: object(json!({"answer": "7", "z": {"a": 1e-300}})),
+        sampling: object(json!({"temperature": 0.7, "top_k": 0})),
+        lineage: Some(*b"0123456789abcdef"),
+        reward_names: vec!["math".into(), "len".into()],
+        reward_weights: vec![1.0, 0.5],
+        problems: vec![json!({"reward": "len", "message": "no\nanswer"})],
+        completions: vec![first, second, empty],
+    }
+}
+
+#[test]
+fn a_group_comes_back_bit_for_bit() {
+    let written = bytes(&full());
+    let (back, rest) = Group::read(&written).unwrap();
+    assert!(rest.is_empty());
+    let nan = |group: &Group| group.completions[0].columns.sampler_logps().unwrap()[1].to_bits();
+    assert_eq!((nan(&back), bytes(&back)), (0x7fc1_2345, written));
+    // NaN is not equal to itself.
+    let without_nan = |mut group: Group| {
+        group.completions[0].columns.remove(SAMPLER_LOGPS);
+        group
+    };
+    assert_eq!(without_nan(back), without_nan(full()));
+
+    let bare = Group { completions: vec![Completion::new(0, vec![1]), Completion::new(1, vec![])], ..Group::default() };
+    let both = [bytes(&bare), bytes(&Group::default())].concat();
+    assert_eq!(Group::read_all(&both).unwrap(), [bare, Group::default()]);
+    assert_eq!(Group::read_all(&[]).unwrap(), []);
+}
+
+/// The documentation's layout, byte by byte.
+#[test]
+fn the_layout_is_what_the_documentation_says() {
+    let mut record = RecordWriter::new();
+    record.must_be_known().uints("n", 1, [1, 300]);
+    record.f32s("x", 2, &[1.0, -2.0]);
+    record.runs("r", [7, 7, 7, 0]);
+    record.texts("t", ["é", ""]);
+    record.bytes("b", &[9]);
+    let mut bytes = Vec::new();
+    record.finish(&mut bytes);
+    let directory = b"\x05\x01n\x81\x01\x03\x01x\x02\x02\x08\x01r\x04\x01\x04\x01t\x05\x01\x04\x01b\x06\x01\x01";
+    let values = b"\x01\xac\x02\0\0\x80\x3f\0\0\0\xc0\x07\x03\0\x01\x02\xc3\xa9\0\x09";
+    assert_eq!(bytes, sealed(&[&directory[..], values].concat()));
+    let (read, _) = RecordReader::take(&bytes).unwrap();
+    assert_eq!(read.names().collect::<String>(), "nxrtb");
+    assert_eq!((read.kind("x"), read.width("x"), read.kind("y")), (Some(Kind::F32), 2, None));
+    assert_eq!(read.uints("n").unwrap().unwrap(), [1, 300]);
+    assert_eq!(read.runs("r", 4).unwrap().unwrap(), [7, 7, 7, 0]);
+    assert_eq!(read.texts("t").unwrap().unwrap(), ["é", ""]);
+    assert_eq!(read.bytes("b").unwrap().unwrap(), [9]);
+    assert_eq!(read.f64s("absent").unwrap(), None);
+    assert!(read.f64s("x").unwrap_err().to_string().contains("column `x` has values of kind 2, not 3"));
+}
+
+#[test]
+fn a_flipped_bit_anywhere_is_an_error() {
+    let written = bytes(&full());
+    for at in 0..written.len() {
+        for bit in 0..8 {
+            let mut flipped = written.clone();
+            flipped[at] ^= 1 << bit;
+            assert!(Group::read(&flipped).is_err(), "byte {at}, bit {bit}");
+        }
+    }
+    let mut flipped = written.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    let said = Group::read_all(&[written.clone(), flipped].concat()).unwrap_err().to_string();
+    assert!(said.starts_with(&format!("record 1, at byte {}: ", written.len())) && said.contains("checksum"), "{said}");
+}
+
+#[test]
+fn what_is_cut_off_or_of_another_version_is_said() {
+    let written = bytes(&full());
+    for length in 0..written.len() {
+        let said = Group::read(&written[..length]).unwrap_err().to_string();
+        assert!(said.contains(if length < HEADER { "are no record" } else { "is cut off" }), "{length}: {said}");
+    }
+    let newer = [&b"LSG\x02"[..], &written[4..]].concat();
+    assert!(Group::read(&newer).unwrap_err().to_string().contains("version 2"), "the version is named");
+    assert!(Group::read(&[b'{'; 16]).unwrap_err().to_string().contains("does not begin with LSG"));
+}
+
+#[test]
+fn unknown_columns_are_skipped_unless_they_must_be_known() {
+    let mut later = Vec::new();
+    for must in [false, true] {
+        let mut record = RecordWriter::new();
+        record.must_be_known().uints("group", 1, [4]);
+        record.uints("prompt_ids", 1, [1]);
+        record.uints("lengths", 1, [1]);
+        record.texts("new thing", ["?"]);
+        record.uints("ids", 1, [9]);
+        if must {
+            record.must_be_known().runs("reversed", [1]);
+        }
+        record.finish(&mut later);
+    }
+    let (group, rest) = Group::read(&later).unwrap();
+    assert_eq!(
+        group,
+        Group { id: 4, prompt_ids: vec![1], completions: vec![Completion::new(0, vec![9])], ..Group::default() }
+    );
+    let said = Group::read(rest).unwrap_err().to_string();
+    assert!(said.contains("`reversed`") && said.contains("use a newer one"), "{said}");
+}
+
+/// What a column says is compared with the others before anything is allocated for it.
+#[test]
+fn columns_that_do_not_fit_are_named() {
+    let group = |more: &dyn Fn(&mut RecordWriter)| {
+        let mut record = RecordWriter::new();
+        record.uints("group", 1, [4]);
+        record.uints("prompt_ids", 1, [1]);
+        record.uints("ids", 1, [9, 9]);
+        more(&mut record);
+        let mut bytes = Vec::new();
+        record.finish(&mut bytes);
+        Group::read(&bytes).unwrap_err().to_string()
+    };
+    let with = |more: &dyn Fn(&mut RecordWriter)| {
+        group(&|record| {
+            record.uints("lengths", 1, [1, 1]);
+            more(record);
+        })
+    };
+    let many = "\x01\u{7f}\u{7f}\u{7f}"; // 3 times 127 is not 2
+    let cases: [(&str, String); 14] = [
+        ("`lengths` is missing", group(&|_| {})),
+        ("`lengths` names more", group(&|r| r.uints("lengths", 1, [1, u64::MAX]))),
+        ("`lengths` names fewer", group(&|r| r.uints("lengths", 1, [1]))),
+        ("`lengths` is there twice", with(&|r| r.uints("lengths", 1, [2]))),
+        ("`versions` does not have 2", with(&|r| r.runs("versions", [1; 3]))),
+        ("`versions` has values of kind 6", with(&|r| r.bytes("versions", many.as_bytes()))),
+        ("`token.x` has 1 values", with(&|r| r.f32s("token.x", 1, &[0.0]))),
+        ("`token.x` has 2 values", with(&|r| r.f32s("token.x", usize::MAX, &[0.0, 0.0]))),
+        ("`token.ids` has a number above", with(&|r| r.uints("token.ids", 1, [0, 1 << 32]))),
+        ("`mask` has something else", with(&|r| r.runs("mask", [0, 2]))),
+        ("`forks` names a token", with(&|r| r.uints("forks", 2, [0, 0, 1, 2]))),
+        ("`lineage` does not have 16", with(&|r| r.bytes("lineage", &[1]))),
+        ("`prompt` has broken JSON", with(&|r| r.texts("prompt", ["{"]))),
+        ("`finish_reasons` has a reason", with(&|r| r.runs("finish_reasons", [0, 9]))),
+    ];
+    for (words, said) in cases {
+        let starts = said.starts_with("group 4: ") || words.contains("twice");
+        assert!(starts && said.contains(words), "{words}: {said}");
+    }
+    // A run of 2^62 tokens in nine bytes.
+    let mut long = vec![0x04];
+    for (name, kind, values) in [
+        ("group", 1, &[4][..]),
+        ("ids", 1, &[9]),
+        ("lengths", 1, &[1]),
+        ("versions", 4, b"\x01\x80\x80\x80\x80\x80\x80\x80\x80\x40"),
+    ] {
+        long.push(name.len() as u8);
+        long.extend_from_slice(name.as_bytes());
+        long.extend_from_slice(&[kind, 1, values.len() as u8]);
+    }
+    long.extend_from_slice(b"\x04\x09\x01\x01\x80\x80\x80\x80\x80\x80\x80\x80\x40");
+    let said = RecordReader::take(&sealed(&long)).unwrap().0.runs("versions", 1).unwrap_err().to_string();
+    assert!(said.contains("does not have 1 values"), "{said}");
+}
+
+#[test]
+fn samples_come_back_and_share_their_prompts_as_before() {
+    let prompt = model::Prompt::new([1, 2, 3]);
+    let sample = Sample {
+        group: 1 << 40,
+        prompt: prompt.clone(),
+        completion: vec![4, 5],
+        mask: vec![true, false],
+        versions: vec![7, 8],
+        truncated: true,
+        advantage: Advantage::Tokens(vec![0.5, f32::MIN_POSITIVE / 2.0]),
+        columns: Columns::of([(SAMPLER_LOGPS, vec![-0.1, f32::NEG_INFINITY]), (VALUES, vec![0.1, -0.0])]),
+    };
+    // Another group of the same prompt, and one with the same ids, but another prompt.
+    let again = Sample { group: 2, advantage: Advantage::Sequence(-1.25), ..sample.clone() };
+    let mut other = Sample { group: 3, prompt: model::Prompt::new([1, 2, 3]), truncated: false, ..sample.clone() };
+    other.columns.set(OLD_LOGPS, vec![f32::NAN, -0.0]);
+    let mut bytes = Vec::new();
+    let groups = Group::of_samples(&[sample.clone(), sample.clone(), again.clone(), other.clone()]);
+    assert_eq!(groups.len(), 3);
+    groups.iter().for_each(|group| group.write(&mut bytes));
+    let back = Group::into_samples(Group::read_all(&bytes).unwrap());
+    assert_eq!(back[..3], [sample.clone(), sample, again]);
+    assert!(Arc::ptr_eq(&back[0].prompt, &back[1].prompt) && Arc::ptr_eq(&back[0].prompt, &back[2].prompt));
+    assert!(!Arc::ptr_eq(&back[0].prompt, &back[3].prompt) && back[3].prompt.ids == [1, 2, 3]);
+    assert_eq!(back[3].columns.f32(OLD_LOGPS).unwrap()[0].to_bits(), f32::NAN.to_bits());
+}
+
+#[test]
+fn scored_groups_come_back() {
+    use crate::rollouts::generation::tests::round;
+    let mut rollouts = round(&[(3, [Some(1.0), None])]);
+    let scored = &mut rollouts.groups[0];
+    scored.completions[0].steps = vec![Some(vec![(0, 0.5)])];
+    scored.completions[0].completion.mask = vec![false];
+    let group = Group { reward_names: vec!["r".into()], ..Group::of_scored(scored, true) };
+    let (back, _) = Group::read(&bytes(&group)).unwrap();
+    assert_eq!(back, group);
+    let back = back.into_scored().unwrap();
+    assert_eq!((back.id, &back.prompt), (scored.id, &scored.prompt));
+    for (back, own) in back.completions.iter().zip(&scored.completions) {
+        assert_eq!((&back.completion, &back.content, &back.rewards), (&own.completion, &own.content, &own.rewards));
+        assert_eq!((&back.steps, &back.extra), (&own.steps, &own.extra));
+    }
+    let said = Group::of_scored(scored, false).into_scored().unwrap_err().to_string();
+    assert!(said.contains("group 3: column `completions` is missing"), "{said}");
+}
+
+/// f32 with any bits.
+fn any_f32() -> impl Strategy<Value = f32> {
+    any::<u32>().prop_map(f32::from_bits)
+}
+
+fn completion(rewards: usize) -> impl Strategy<Value = Completion> {
+    let ids = prop::collection::vec(any::<u32>(), 0..6);
+    ids.prop_flat_map(move |ids| {
+        let n = ids.len();
+        let tokens = (prop::collection::vec(any::<[bool; 2]>(), n), prop::collection::vec(0..3u64, n));
+        let columns = prop::collection::btree_map(0..3usize, prop::collection::vec(any_f32(), n), 0..3);
+        let scores = prop::collection::vec(prop::option::of(any::<u64>().prop_map(f64::from_bits)), rewards);
+        let rest = (any::<u8>(), any::<bool>(), any_f32(), ".{0,4}");
+        (Just(ids), tokens, columns, scores, rest)
+    })
+    .prop_map(|(ids, (masks, versions), columns, rewards, (generation, known, x, text))| {
+        let names = [SAMPLER_LOGPS, REF_LOGPS, "entropies"];
+        let mut all = Columns::default();
+        columns.into_iter().for_each(|(name, values)| all.set(names[name], values));
+        let advantages = vec![x; ids.len()];
+        Completion {
+            generation: usize::from(generation),
+            sampled: masks.iter().map(|m| m[0]).collect(),
+            mask: masks.iter().map(|m| m[1]).collect(),
+            versions: if known { versions } else { Vec::new() },
+            columns: all,
+            finish_reason: known.then_some(FinishReason::Stop),
+            advantage: Some(if known { Advantage::Sequence(x) } else { Advantage::Tokens(advantages) }),
+            rewards,
+            content: known.then(|| Content::Text(text.clone())),
+            extra: object(json!({"text": text})),
+            ..Completion::new(0, ids)
+        }
+    })
+}
+
+fn group() -> impl Strategy<Value = Group> {
+    (0..3usize).prop_flat_map(|rewards| {
+        let completions = prop::collection::vec(completion(rewards), 0..4);
+        let prompt = prop::collection::vec(any::<u32>(), 0..4);
+        (completions, prompt, any::<u64>(), prop::option::of(any::<[u8; 16]>())).prop_map(
+            move |(completions, prompt_ids, id, lineage)| Group {
+                id,
+                step: lineage.map(|_| id / 2),
+                prompt_ids,
+                lineage,
+                reward_names: (0..rewards).map(|k| format!("r{k}")).collect(),
+                reward_weights: vec![f64::NAN; rewards],
+                completions,
+                ..Group::default()
+            },
+        )
+    })
+}
+
+proptest! {
+    #![proptest_config(foreign::few())]
+
+    #[test]
+    fn any_group_comes_back(groups in prop::collection::vec(group(), 0..3)) {
+        let written: Vec<u8> = groups.iter().flat_map(bytes).collect();
+        let back = Group::read_all(&written).unwrap();
+        prop_assert_eq!(back.iter().flat_map(bytes).collect::<Vec<u8>>(), written);
+        prop_assert_eq!(format!("{back:?}"), format!("{groups:?}"));
+    }
+
+    #[test]
+    fn any_bytes_are_a_group_or_an_error(bytes in foreign::bytes(bytes(&full()))) {
+        let _ = Group::read_all(&bytes);
+    }
+
+    /// With the right checksum, so that all that comes after it is reached.
+    #[test]
+    fn any_body_is_a_group_or_an_error(body in foreign::bytes(bytes(&full())[HEADER..].to_vec())) {
+        if let Ok((group, _)) = Group::read(&sealed(&body)) {
+            // What was read can be written.
+            bytes(&group);
+        }
+    }
+}
