@@ -1,4 +1,5 @@
-//! Who may import whom: the crates as the table below says, and no circle between the top-level modules of a crate.
+//! Who may import whom: the crates and the modules of `lockstep` as the tables below say, and no circle between the
+//! top-level modules of a crate.
 
 mod modules;
 mod tokens;
@@ -29,6 +30,10 @@ const CRATES: [(&str, &[&str]); 12] = [
 /// What any crate may use in its tests.
 const OF_TESTS: &str = "testing";
 
+/// The modules of `lockstep` from the ground up (docs/architecture.md): none imports one that stands after it. So what
+/// collects completions, for one, knows no run.
+const LOCKSTEP: [&str; 7] = ["config", "models", "data", "rollouts", "run", "trainers", "session"];
+
 /// A package of the workspace.
 struct Package {
     /// Without `lockstep-`.
@@ -45,6 +50,9 @@ pub fn check() -> Result<(), String> {
     for package in &packages {
         for root in &package.roots {
             let arrows = modules::arrows(root)?;
+            if package.name == "lockstep" {
+                wrong.extend(upward(&arrows));
+            }
             let circles = describe(&arrows);
             wrong.extend(circles.iter().map(|circle| format!("circle of modules in {}: {circle}", package.name)));
         }
@@ -68,6 +76,19 @@ fn forbidden(packages: &[Package]) -> Vec<String> {
         }
     }
     wrong
+}
+
+/// The imports that [`LOCKSTEP`] does not allow.
+fn upward(arrows: &modules::Arrows) -> Vec<String> {
+    let place = |module: &str| LOCKSTEP.iter().position(|known| *known == module);
+    let above = arrows.iter().filter(|((from, to), _)| {
+        let places = place(from).zip(place(to));
+        places.is_some_and(|(from, to)| from < to)
+    });
+    let line = |((from, to), at): (&(String, String), &modules::Place)| {
+        format!("module {from} of lockstep must not import {to}: {}:{}", at.file.display(), at.line)
+    };
+    above.map(line).collect()
 }
 
 /// Each circle in words: its modules, and where each imports the next.

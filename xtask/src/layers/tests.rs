@@ -1,7 +1,12 @@
 use super::*;
 
-/// Writes a source tree and gives what the check says of its `lib.rs`.
+/// Writes a source tree and gives what the check says of circles in its `lib.rs`.
 fn circles(files: &[(&str, &str)]) -> Vec<String> {
+    of_tree(files, describe)
+}
+
+/// Writes a source tree and gives what `check` says of its arrows.
+fn of_tree(files: &[(&str, &str)], check: fn(&modules::Arrows) -> Vec<String>) -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     for (name, text) in files {
         let path = directory.path().join(name);
@@ -10,7 +15,7 @@ fn circles(files: &[(&str, &str)]) -> Vec<String> {
     }
     let arrows = modules::arrows(&directory.path().join("lib.rs")).unwrap();
     let prefix = format!("{}/", directory.path().display());
-    describe(&arrows).into_iter().map(|circle| circle.replace(&prefix, "")).collect()
+    check(&arrows).into_iter().map(|found| found.replace(&prefix, "")).collect()
 }
 
 #[test]
@@ -59,6 +64,20 @@ fn tests_and_visibility_and_one_s_own_modules_are_no_imports() {
         ),
     ]);
     assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn an_arrow_upwards_between_modules_is_found_without_a_circle() {
+    let rollouts = "use crate::data::Row;\nfn f(run: &mut crate::run::training::TrainingRun) {}\nuse crate::stop::S;";
+    let files = [
+        ("lib.rs", "mod data; mod rollouts; mod run; mod stop;"),
+        ("data.rs", "pub struct Row;"),
+        ("rollouts.rs", rollouts),
+        ("run.rs", "use crate::data::Row; pub mod training { pub struct TrainingRun; }"),
+        ("stop.rs", "use crate::run::X;"),
+    ];
+    assert!(circles(&files).is_empty());
+    assert_eq!(of_tree(&files, upward), ["module rollouts of lockstep must not import run: rollouts.rs:2"]);
 }
 
 #[test]

@@ -6,13 +6,13 @@ use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::PromptDataset;
 use crate::error::BadInput;
 use crate::models::Policy;
-use crate::rollouts::function::ProgramRollouts;
+use crate::rollouts::collector::{Collect, CollectRequest, NonFiniteLogp, Observer};
 use crate::rollouts::rewards::{ConfiguredReward, check_columns};
-use crate::rollouts::scoring::{GivenColumns, Prompts, RolloutScorer, requests};
+use crate::rollouts::scoring::ScoredRollouts;
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use model::ModelAssets;
 use rewards::{Problem, Reward};
-use rollout::{Completion, Engine, FinishReason, SamplingParams};
+use rollout::{FinishReason, SamplingParams};
 use std::sync::Arc;
 use train::evaluation::pass_at_k;
 
@@ -25,14 +25,6 @@ const RIGHT: f64 = 1.0;
 /// What an evaluation reports of lengths.
 const MEAN_LENGTH: &str = "completions/mean_length";
 const CLIPPED_RATIO: &str = "completions/clipped_ratio";
-
-/// Who completes prompts: the engine, or a program's function, which may ask it.
-pub struct Completer<'a> {
-    /// The engine.
-    pub engine: &'a mut Engine,
-    /// The function, where there is one.
-    pub program: Option<&'a mut ProgramRollouts>,
-}
 
 /// Held-out prompts, a set or several, and how they are sampled.
 pub struct Evaluation {
@@ -111,18 +103,16 @@ pub fn find(metrics: &[(String, f64)], name: &str) -> Option<f64> {
     metrics.iter().find(|(n, _)| n == name || n.strip_prefix("eval_") == Some(name)).map(|(_, v)| *v)
 }
 
-/// Refuses completions that a broken model gave: a sampler that sees NaN answers with some token, and rewards judge it.
-fn finite_logps<'a>(completions: impl Iterator<Item = &'a Completion>, policy: &Policy) -> anyhow::Result<()> {
-    for logp in completions.flat_map(Completion::logps) {
-        if !logp.is_finite() {
-            anyhow::bail!(
-                "the model gives logits that are not finite (a token's log-probability is {logp}), so that nothing can \
-                 be evaluated: {}",
-                policy.why_not_finite()
-            );
-        }
+/// Words for an error: completions of a broken model are not scored.
+fn explained(error: anyhow::Error, policy: &Policy) -> anyhow::Error {
+    match error.downcast_ref() {
+        Some(NonFiniteLogp(logp)) => anyhow::anyhow!(
+            "the model gives logits that are not finite (a token's log-probability is {logp}), so that nothing can be \
+             evaluated: {}",
+            policy.why_not_finite()
+        ),
+        None => error,
     }
-    Ok(())
 }
 
 /// The names of what an evaluation by `rewards` gives, where they score anything.
@@ -169,51 +159,30 @@ impl Evaluation {
     /// are.
     pub fn run(
         &self,
-        completer: &mut Completer<'_>,
+        collector: &mut dyn Collect,
         policy: &Policy,
-        rewards: &mut [Box<dyn Reward>],
-        weights: &[f64],
+        reward_weights: &[f64],
         step: u64,
+        observer: &Observer<'_>,
     ) -> anyhow::Result<Vec<Outcome>> {
-        self.sets.iter().map(|set| self.run_set(set, completer, policy, rewards, weights, step)).collect()
+        let mut run_set = |set: &EvalSet| -> anyhow::Result<Outcome> {
+            let request = CollectRequest {
+                prompts: (EVALUATION..).zip(set.questions.all.iter().cloned()).collect(),
+                num_generations: self.generations,
+                sampling: &self.sampling,
+                reward_weights,
+                step,
+                refuse_non_finite: true,
+            };
+            let collected = collector.collect(&policy.weights, request, observer);
+            let collected = collected.map_err(|error| explained(error, policy))?;
+            Ok(self.outcome(set, collected.scored))
+        };
+        self.sets.iter().map(&mut run_set).collect()
     }
 
-    fn run_set(
-        &self,
-        set: &EvalSet,
-        completer: &mut Completer<'_>,
-        policy: &Policy,
-        rewards: &mut [Box<dyn Reward>],
-        weights: &[f64],
-        step: u64,
-    ) -> anyhow::Result<Outcome> {
-        let prompts: Prompts = (EVALUATION..).zip(set.questions.all.iter().cloned()).collect();
-        let Completer { engine, program } = completer;
-        let given = match program {
-            Some(program) => Some(program.rollouts(engine, policy, &prompts, self.generations, &self.sampling)?),
-            None => None,
-        };
-        let (prompts, columns, groups) = match given {
-            Some(given) => (given.prompts, given.columns, Some(given.groups)),
-            None => (prompts, GivenColumns::new(), None),
-        };
-        let scorer = RolloutScorer { rewards, weights, tokenizer: &policy.tokenizer, step, columns };
-        let output = std::thread::scope(|scope| -> anyhow::Result<_> {
-            let mut job = scorer.start(scope, &prompts)?;
-            let groups = match groups {
-                Some(groups) => {
-                    groups.iter().for_each(|group| job.group_ended(group));
-                    groups
-                }
-                None => {
-                    let requests = requests(&prompts, self.generations, &self.sampling);
-                    let groups = engine.generate_with(&policy.weights, requests, |group| job.group_ended(group))?;
-                    finite_logps(groups.iter().flat_map(|group| &group.completions), policy)?;
-                    groups
-                }
-            };
-            job.finish(groups)
-        })?;
+    /// The metrics of a set's scored completions.
+    fn outcome(&self, set: &EvalSet, output: ScoredRollouts) -> Outcome {
         let prefix = prefix(&set.name);
         let unscored = output.unscored_warning();
         let rollouts = output.rollouts;
@@ -239,6 +208,6 @@ impl Evaluation {
         for &k in &self.pass_at_k {
             metrics.extend(pass_at_k(&groups, k).map(|value| (format!("{prefix}pass@{k}"), value)));
         }
-        Ok(Outcome { name: set.name.clone(), metrics, problems: output.problems, unscored, rollouts })
+        Outcome { name: set.name.clone(), metrics, problems: output.problems, unscored, rollouts }
     }
 }

@@ -5,17 +5,17 @@ use super::scoring::{GivenColumns, Prompts};
 use crate::bad_input;
 use crate::data::prompts::Prompt;
 use crate::error::{BadInput, OrBadInput};
-use crate::models::Policy;
 use anyhow::Context as _;
 use kernels::Context;
-use model::chat::PromptEncoder;
+use model::chat::{ChatTemplate, PromptEncoder};
 use model::columns::SAMPLER_LOGPS;
-use model::{Columns, PromptCompletion, Scorer};
+use model::tokenizer::Tokenizer;
+use model::{Columns, ModelView, PromptCompletion, Scorer};
 use rewards::Content;
 use rollout::{Completion, Engine, FinishReason, Request, RolloutGroup, SamplingParams};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a [`RolloutFunction`] is asked for.
 pub struct RolloutRequest<'a> {
@@ -69,12 +69,18 @@ pub trait RolloutFunction: Send {
 #[error("the rollout function failed")]
 pub struct RolloutFailed;
 
-/// A program's function, and what its completions are checked against.
-pub struct ProgramRollouts {
+/// A scorer that several use, one after the other: its buffers exist once.
+pub type SharedScorer = Arc<Mutex<Scorer>>;
+
+/// The caller's function, and what its completions are checked against.
+pub struct FunctionRollouts {
     pub function: Box<dyn RolloutFunction>,
     pub ctx: Context,
-    /// Scores what has no log-probabilities, and what other weights sampled.
-    pub scorer: Scorer,
+    pub tokenizer: Arc<Tokenizer>,
+    /// Renders conversations.
+    pub template: Option<Arc<ChatTemplate>>,
+    /// Scores what has no log-probabilities.
+    pub scorer: SharedScorer,
     /// `chat_template_kwargs`.
     pub kwargs: Map<String, Value>,
     /// The most tokens of a prompt with its completion.
@@ -95,22 +101,22 @@ pub struct GivenRollouts {
 /// What the engine wrote for the function in this call: where that comes back as it was, its weights are known.
 type Written = HashMap<(Vec<u32>, Vec<u32>), (Vec<f32>, FinishReason)>;
 
-impl ProgramRollouts {
+impl FunctionRollouts {
     /// The function's completions of `prompts`. What it has the engine write has the noise of the prompts' own numbers,
     /// one after the other: prompts that are completed once, in order, become what they would without a function.
     pub fn rollouts(
         &mut self,
         engine: &mut Engine,
-        policy: &Policy,
+        model: ModelView<'_>,
         prompts: &Prompts,
         num_generations: usize,
         sampling: &SamplingParams,
     ) -> anyhow::Result<GivenRollouts> {
         let first = prompts.keys().next().copied().unwrap_or(0);
         let (mut next, mut written) = (first, Written::new());
-        let encoder =
-            PromptEncoder { tokenizer: &policy.tokenizer, template: policy.chat.as_deref(), kwargs: &self.kwargs };
-        let vocabulary = policy.config().vocab_size;
+        let (template, kwargs) = (self.template.as_deref(), &self.kwargs);
+        let encoder = PromptEncoder { tokenizer: &self.tokenizer, template, kwargs };
+        let vocabulary = model.config().vocab_size;
         let mut generate = |asked: Vec<RolloutPrompt>, num_generations, own: SamplingParams| {
             let (same_temperature, own) = (own.temperature == sampling.temperature, Arc::new(own));
             let request = |(id, prompt): (u64, RolloutPrompt)| -> anyhow::Result<Request> {
@@ -124,7 +130,7 @@ impl ProgramRollouts {
             };
             let requests: Vec<_> = (next..).zip(asked).map(request).collect::<anyhow::Result<_>>()?;
             next += requests.len() as u64;
-            let groups = engine.generate(&policy.weights, requests).map_err(|error| match error {
+            let groups = engine.generate(model, requests).map_err(|error| match error {
                 rollout::Error::Stopped => error.into(),
                 error => BadInput::new(error.to_string()),
             })?;
@@ -140,7 +146,7 @@ impl ProgramRollouts {
         let request = RolloutRequest { prompts: repeated.collect(), num_generations, sampling };
         let given = self.function.complete(&request, &mut generate).context(RolloutFailed)?;
         let given = self.checked(given, request.prompts.len(), num_generations, vocabulary).context(RolloutFailed)?;
-        self.grouped(given, &written, policy, prompts, num_generations, sampling)
+        self.grouped(given, &written, model, prompts, num_generations, sampling)
             .map(|made| GivenRollouts { next: next.max(first + prompts.len() as u64), ..made })
     }
 
@@ -196,7 +202,7 @@ impl ProgramRollouts {
         &mut self,
         given: Vec<GivenCompletion>,
         written: &Written,
-        policy: &Policy,
+        model: ModelView<'_>,
         prompts: &Prompts,
         num_generations: usize,
         sampling: &SamplingParams,
@@ -209,7 +215,10 @@ impl ProgramRollouts {
             .collect();
         // At T = 0 the engine records those of T = 1.
         let temperature = if sampling.temperature > 0.0 { sampling.temperature } else { 1.0 };
-        let scores = self.scorer.score(&self.ctx, &policy.weights, &unscored, temperature)?;
+        let mut scorer = self.scorer.lock().unwrap_or_else(PoisonError::into_inner);
+        let scores = scorer.score(&self.ctx, model, &unscored, temperature)?;
+        drop(scorer);
+        let version = model.version().trained();
         let mut scores = scores.into_iter().map(|scores| scores.logps);
         let mut made = GivenRollouts { groups: Vec::new(), prompts: Prompts::new(), columns: BTreeMap::new(), next: 0 };
         let mut given = given.into_iter();
@@ -221,7 +230,7 @@ impl ProgramRollouts {
                     group.prompt = model::Prompt::new(one.prompt_ids.clone());
                 }
                 let own = if unknown(&one) { scores.next() } else { None };
-                group.completions.push(completion(generation, &one, own, written, policy, &sampling.stop_ids));
+                group.completions.push(completion(generation, &one, own, written, version, &sampling.stop_ids));
                 columns.push(one.columns);
             }
             made.prompts.insert(id, Arc::new(Prompt { tokens: group.prompt.clone(), ..(**row).clone() }));
@@ -232,13 +241,14 @@ impl ProgramRollouts {
     }
 }
 
-/// A completion as if the engine had written it; `scores` are the policy's, where the function knows none.
+/// A completion as if the engine had written it; `scores` are those of the policy, whose version is `version`, where
+/// the function knows none.
 fn completion(
     generation: usize,
     given: &GivenCompletion,
     scores: Option<Vec<f32>>,
     written: &Written,
-    policy: &Policy,
+    version: u64,
     stop_ids: &[u32],
 ) -> Completion {
     let tokens = given.ids.len();
@@ -251,7 +261,7 @@ fn completion(
         }
         (Some(logps), None) => (logps.clone(), of_engine.is_some_and(|(own, _)| bits(own) == bits(logps))),
     };
-    let version = if is_policys { policy.weights.version() } else { super::replay::NO_VERSION };
+    let version = if is_policys { version } else { super::replay::NO_VERSION };
     // As TRL: what does not end in an id that ends completions was cut.
     let ended = given.ids.last().is_some_and(|id| stop_ids.contains(id));
     let reason = if ended { FinishReason::Stop } else { FinishReason::Length };

@@ -6,25 +6,25 @@ use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::context;
 use crate::error::OrBadInput;
 use crate::models::{Policy, load_assets};
-use crate::rollouts::evaluate::{Completer, EvalSet, Evaluation, Outcome, load_sets, with_sets};
+use crate::rollouts::collector::{Collector, Observer};
+use crate::rollouts::evaluate::{EvalSet, Evaluation, Outcome, load_sets, with_sets};
 use crate::rollouts::rewards::{load_rewards, named_rewards};
 use crate::run::memory_plan::{Available, plan_evaluation};
 use crate::stop::StopSignal;
 use kernels::Context;
 use model::Head;
-use rewards::{Content, Reward};
+use rewards::Content;
 use rollout::{Engine, SamplingParams};
 use std::path::Path;
+use telemetry::Stages;
 
 /// Held-out prompts and the rewards that score their completions, for models that share a tokenizer and a shape.
 pub struct Evaluator {
     config: Config,
     sets: Vec<EvalSet>,
-    rewards: Vec<Box<dyn Reward>>,
     sampling: SamplingParams,
-    engine: Engine,
+    collector: Collector,
     template: Option<String>,
-    stop: StopSignal,
 }
 
 impl Evaluator {
@@ -46,7 +46,8 @@ impl Evaluator {
         engine.stop_with(stop.flag());
         let sampling = sampling(&config, &assets.eos_ids);
         let template = assets.chat.map(|template| template.source().to_owned());
-        Ok(Evaluator { config, sets, rewards, sampling, engine, template, stop })
+        let collector = Collector { engine, function: None, rewards, tokenizer: assets.tokenizer, stop };
+        Ok(Evaluator { config, sets, sampling, collector, template })
     }
 
     /// The prompts of all sets, in the order of the outcomes' groups.
@@ -67,12 +68,11 @@ impl Evaluator {
     /// The completions of `policy`, and what they are worth, by set.
     pub fn evaluate(&mut self, policy: &Policy, eval_sampling: EvalSampling) -> anyhow::Result<Vec<Outcome>> {
         self.config.eval_sampling = eval_sampling;
-        let evaluation = Evaluation::new(&self.config, self.sets.clone(), &self.sampling, &self.rewards)?;
+        let rewards = &self.collector.rewards;
+        let evaluation = Evaluation::new(&self.config, self.sets.clone(), &self.sampling, rewards)?;
         let weights = self.config.weights_of_rewards();
-        let mut completer = Completer { engine: &mut self.engine, program: None };
-        let outcomes = evaluation.run(&mut completer, policy, &mut self.rewards, &weights, 0)?;
-        // Rewards that nobody waits for may have said anything.
-        self.stop.check()?;
-        Ok(outcomes)
+        // Nobody looks on.
+        let observer = Observer { stages: &Stages::default(), on_wait: &|_, _| {} };
+        evaluation.run(&mut self.collector, policy, &weights, 0, &observer)
     }
 }

@@ -7,8 +7,9 @@ use crate::config::{Config, EvalSampling, Purpose, WorkloadBounds, engine_config
 use crate::data::prompt_dataset::{PromptDataset, context};
 use crate::error::BadInput;
 use crate::models::{ModelSource, Policy, load_assets, locate_ref_model, trained_weights};
+use crate::rollouts::collector::{Collect, Collector};
 use crate::rollouts::evaluate::{self, Evaluation};
-use crate::rollouts::function::ProgramRollouts;
+use crate::rollouts::function::FunctionRollouts;
 use crate::rollouts::health::RewardHealth;
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::rewards::{ConfiguredReward, check_columns, load_rewards, named_rewards};
@@ -20,7 +21,7 @@ use crate::run::training::TrainingRun;
 use model::{Head, ModelAssets, Scorer};
 use rollout::{Engine, EngineConfig};
 use serde_json::Value;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use telemetry::counted;
 use train::Trainer;
 
@@ -81,17 +82,27 @@ impl Prepared {
         };
         let settings = trainer_config(&config, config.objective());
         let trainer = Trainer::new(ctx.memory(), &assets.config, settings)?;
-        let engine = match memory_plan::generates(&config) {
-            true => Some(engine(inputs, &assets, engine_config)?),
-            false => None,
-        };
-        let program = inputs.rollout_function.take().map(|function| ProgramRollouts {
+        let evaluation_metrics = evaluate::metric_names(&config, &rewards);
+        let needs_scores = evaluation.is_some() && config.has_eval_loss() && needs_scores(&config);
+        let has_function = inputs.rollout_function.is_some();
+        let shared = (has_function || needs_scores).then(|| Arc::new(Mutex::new(scorer(inputs))));
+        let function = inputs.rollout_function.take().zip(shared.clone()).map(|(function, scorer)| FunctionRollouts {
             function,
             ctx: ctx.clone(),
-            scorer: scorer(inputs),
+            tokenizer: assets.tokenizer.clone(),
+            template: assets.chat.clone(),
+            scorer,
             kwargs: config.chat_template_kwargs.clone(),
             max_tokens: bounds.longest_prompt + config.max_completion_length,
         });
+        let collector: Option<Box<dyn Collect>> = match memory_plan::generates(&config) {
+            true => {
+                let engine = engine(inputs, &assets, engine_config)?;
+                let (tokenizer, stop) = (assets.tokenizer.clone(), inputs.stop.clone());
+                Some(Box::new(Collector { engine, function, rewards, tokenizer, stop }))
+            }
+            false => None,
+        };
         let policy = Policy::of(model.dir, assets, weights);
         let eval_weights = config.weights_of_rewards();
         let setup = RunSetup {
@@ -103,7 +114,7 @@ impl Prepared {
             data_hash: hash,
             purpose: Purpose::Grpo,
             label: config.algorithm.label(),
-            evaluation_metrics: evaluate::metric_names(&config, &rewards),
+            evaluation_metrics,
             has_other_metrics: false,
         };
         let pipeline = RolloutPipeline {
@@ -113,15 +124,13 @@ impl Prepared {
             },
             eval_weights,
             reference,
-            engine,
-            program,
-            rewards,
+            collector,
+            has_function,
             health: RewardHealth::default(),
             sampling,
             sizes,
             source,
-            eval_scorer: (evaluation.is_some() && config.has_eval_loss() && needs_scores(&config))
-                .then(|| scorer(inputs)),
+            scorer: shared,
             evaluation,
             rollout_number: 0,
             times: StageTimes::default(),

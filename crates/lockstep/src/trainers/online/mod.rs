@@ -11,15 +11,15 @@ pub use build::Prepared;
 
 use crate::bad_input;
 use crate::data::prompts::Prompt;
+use crate::rollouts::collector::Collect;
 use crate::rollouts::evaluate::Evaluation;
-use crate::rollouts::function::ProgramRollouts;
+use crate::rollouts::function::SharedScorer;
 use crate::rollouts::health::RewardHealth;
 use crate::rollouts::replay::Replay;
 use anyhow::Context as _;
 use model::Scorer;
 use reference::Reference;
-use rewards::Reward;
-use rollout::{Engine, SamplingParams};
+use rollout::SamplingParams;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -93,21 +93,21 @@ pub struct RolloutPipeline {
     /// The model that the policy is held near; none if `beta` is 0.
     reference: Option<Reference>,
     /// None if nothing is generated.
-    engine: Option<Engine>,
-    /// Makes completions in the engine's place.
-    program: Option<ProgramRollouts>,
-    rewards: Vec<Box<dyn Reward>>,
+    collector: Option<Box<dyn Collect>>,
+    /// Whether a function of the caller makes the completions.
+    has_function: bool,
     health: RewardHealth,
     /// Of the rewards of training: those of a replayed file may be others than those that evaluation asks.
     reward_weights: Vec<f64>,
-    /// Of `rewards`.
+    /// Of the rewards that are asked.
     eval_weights: Vec<f64>,
     sampling: Arc<SamplingParams>,
     pub(crate) sizes: BatchSizes,
     source: Source,
     evaluation: Option<Evaluation>,
-    /// Scores its completions where their loss needs more than the engine's record: entropies, another temperature.
-    eval_scorer: Option<Scorer>,
+    /// Scores completions of the caller's function, which shares it, and held-out ones where their loss needs more than
+    /// the engine's record: entropies, another temperature.
+    scorer: Option<SharedScorer>,
     pub(crate) rollout_number: u64,
     times: StageTimes,
     pub(crate) batch: GenerationBatch,
@@ -124,7 +124,7 @@ pub struct PipelineState {
     rollout_number: u64,
     /// The generation batch in use, and how far.
     buffer: Option<SavedBatch>,
-    /// A program's function makes the completions.
+    /// A function of the caller makes the completions.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     has_program: bool,
 }
@@ -138,12 +138,12 @@ impl RolloutPipeline {
     /// What a checkpoint keeps of it; the reference model, if it moves, is a file of its own.
     pub fn state(&self) -> PipelineState {
         let buffer = (!self.batch_is_used_up()).then(|| SavedBatch::new(&self.batch.samples, self.batch.used));
-        PipelineState { rollout_number: self.rollout_number, buffer, has_program: self.program.is_some() }
+        PipelineState { rollout_number: self.rollout_number, buffer, has_program: self.has_function }
     }
 
     /// Takes up what [`state`](Self::state) gave.
     pub fn restore(&mut self, state: PipelineState) -> anyhow::Result<()> {
-        if state.has_program && self.program.is_none() {
+        if state.has_program && !self.has_function {
             bad_input!(
                 "the completions of this run come from a program's own function (rollout_func): resume it from that \
                  program, with the function"

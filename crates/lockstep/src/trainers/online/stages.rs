@@ -1,22 +1,25 @@
 //! The stages of a step, in the order of the data.
 
 use super::reference::Reference;
-use super::waiting::{self, Progress};
+use super::waiting::Progress;
 use super::{GenerationBatch, Report, RolloutPipeline, Source, StageTimes};
 use crate::config::Config;
 use crate::data::prompts::Prompt;
 use crate::models::WriteFiles;
-use crate::rollouts::evaluate::{self, Completer};
+use crate::rollouts::collector::{CollectRequest, Collected, Observer};
+use crate::rollouts::evaluate;
+use crate::rollouts::function::SharedScorer;
 use crate::rollouts::generation::Generation;
 use crate::rollouts::samples;
-use crate::rollouts::scoring::{GivenColumns, Prompts, RolloutScorer, ScoredRollouts, requests};
+use crate::rollouts::scoring::ScoredRollouts;
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use crate::run::completion_log;
-use crate::run::learner::record_ops;
 use crate::run::training::TrainingRun;
+use model::Scorer;
 use model::columns::{OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};
 use model::net::Scores;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use telemetry::Stages;
 use train::{Advantages, Sample, UpdateMetrics};
 
 impl RolloutPipeline {
@@ -99,58 +102,28 @@ impl RolloutPipeline {
         rollouts
     }
 
-    /// `num_generations` completions of each prompt, and the score of each by every reward: a group that has ended is
-    /// scored while others are still generated, by the rewards that need no more than a group.
+    /// `num_generations` completions of each prompt, and the score of each by every reward.
     fn rollout_and_score(&mut self, run: &mut TrainingRun, prompts: Vec<Arc<Prompt>>) -> anyhow::Result<Rollouts> {
-        let mut prompts: Prompts = (self.rollout_number..).zip(prompts).collect();
-        self.rollout_number += prompts.len() as u64;
-        let Some(engine) = &mut self.engine else { unreachable!("the source is no file") };
-        let (mut columns, mut given) = (GivenColumns::new(), None);
-        if let Some(program) = &mut self.program {
-            let span = run.log.stages.span("rollout");
-            let made = program.rollouts(engine, &run.learner.policy, &prompts, self.sizes.group, &self.sampling)?;
-            self.times.rollout_time_s += span.end();
-            (prompts, columns, self.rollout_number) = (made.prompts, made.columns, made.next);
-            given = Some(made.groups);
-        }
-        let scorer = RolloutScorer {
-            rewards: &mut self.rewards,
-            weights: &self.reward_weights,
-            tokenizer: &run.learner.policy.tokenizer,
+        let Some(collector) = &mut self.collector else { unreachable!("the source is no file") };
+        let request = CollectRequest {
+            prompts: (self.rollout_number..).zip(prompts).collect(),
+            num_generations: self.sizes.group,
+            sampling: &self.sampling,
+            reward_weights: &self.reward_weights,
             step: run.learner.step,
-            columns,
+            refuse_non_finite: false,
         };
-        let output = std::thread::scope(|scope| -> anyhow::Result<_> {
-            let mut job = scorer.start(scope, &prompts)?;
-            let groups = match given {
-                Some(groups) => {
-                    groups.iter().for_each(|group| job.group_ended(group));
-                    groups
-                }
-                None => {
-                    let requests = requests(&prompts, self.sizes.group, &self.sampling);
-                    let span = run.log.stages.span("rollout");
-                    let before = kernels::context::counted();
-                    let groups =
-                        engine.generate_with(&run.learner.policy.weights, requests, |group| job.group_ended(group))?;
-                    record_ops(&span, before);
-                    self.times.rollout_time_s += span.end();
-                    groups
-                }
-            };
-            // What is left to score: this is what rewards cost the run.
-            let span = run.log.stages.span("rewards");
-            let output =
-                waiting::watched(scope, Progress::of(&run.log, &run.learner), job.asked(), || job.finish(groups))?;
-            self.times.reward_time_s += span.end();
-            Ok(output)
-        })?;
+        let progress = Progress::of(&run.log, &run.learner);
+        let observer = Observer { stages: &run.log.stages, on_wait: &|reward, time| progress.waits(reward, time) };
+        let Collected { scored: output, next_number, rollout_s, reward_s } =
+            collector.collect(&run.learner.policy.weights, request, &observer)?;
+        self.rollout_number = next_number;
+        self.times.rollout_time_s += rollout_s;
+        self.times.reward_time_s += reward_s;
         let names = output.rollouts.reward_names.iter().zip(&output.seconds);
         names.for_each(|(name, seconds)| *self.times.of_rewards.entry(name.clone()).or_default() += seconds);
         let late = output.rollouts.reward_names.iter().zip(&output.timed_out);
         late.for_each(|(name, &completions)| run.log.remarks.timed_out(name, completions));
-        // Rewards that nobody waits for may have said anything.
-        run.stop.check()?;
         self.health.check(&output.rollouts, &output.problems, &run.config)?;
         run.log.alarms.problems(&output.problems);
         self.times.rollout_tokens += output.rollouts.completions().map(|c| c.completion.ids.len()).sum::<usize>();
@@ -237,9 +210,10 @@ impl RolloutPipeline {
 
     /// log π_old of the samples that weights of another version wrote.
     fn score_stale(&mut self, run: &mut TrainingRun, samples: &mut [Sample]) -> anyhow::Result<()> {
-        let scorer = match (&mut self.source, &mut self.program) {
+        let mut shared = self.scorer.as_ref().filter(|_| self.has_function).map(lock);
+        let scorer: &mut Scorer = match (&mut self.source, &mut shared) {
             (Source::File(_, scorer), _) => scorer,
-            (_, Some(program)) => &mut program.scorer,
+            (_, Some(scorer)) => scorer,
             _ => return Ok(()),
         };
         if !run.config.vllm_importance_sampling_correction {
@@ -294,18 +268,14 @@ impl RolloutPipeline {
         run: &mut TrainingRun,
         advantages: impl Fn(&Config, &Rollouts, &[Sample]) -> Advantages,
     ) -> anyhow::Result<Option<Vec<(String, f64)>>> {
-        let (Some(evaluation), Some(engine)) = (&self.evaluation, &mut self.engine) else { return Ok(None) };
+        let (Some(evaluation), Some(collector)) = (&self.evaluation, &mut self.collector) else { return Ok(None) };
         let span = run.log.stages.span("evaluation");
-        let mut completer = Completer { engine, program: self.program.as_mut() };
-        let outcomes = evaluation.run(
-            &mut completer,
-            &run.learner.policy,
-            &mut self.rewards,
-            &self.eval_weights,
-            run.learner.step,
-        )?;
+        let progress = Progress::of(&run.log, &run.learner);
+        // One stage: what is inside has timers that nobody reads.
+        let observer = Observer { stages: &Stages::default(), on_wait: &|reward, time| progress.waits(reward, time) };
+        let outcomes =
+            evaluation.run(&mut **collector, &run.learner.policy, &self.eval_weights, run.learner.step, &observer)?;
         let seconds = span.end();
-        run.stop.check()?;
         let (mut metrics, mut problems, mut unscored) = (Vec::new(), Vec::new(), None);
         for outcome in outcomes {
             self.health.check(&outcome.rollouts, &outcome.problems, &run.config)?;
@@ -337,12 +307,8 @@ impl RolloutPipeline {
         self.score_reference(run, &mut samples)?;
         let advantages = advantages(&run.config, rollouts, &samples).advantages;
         samples.iter_mut().zip(advantages).for_each(|(sample, advantage)| sample.advantage = advantage);
-        let scorer = match &mut self.program {
-            Some(program) => Some(&mut program.scorer),
-            None => self.eval_scorer.as_mut(),
-        };
-        let scores = match scorer {
-            Some(scorer) => {
+        let scores = match self.scorer.as_ref().map(lock) {
+            Some(mut scorer) => {
                 let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
                 let scores = scorer.score(
                     &run.learner.ctx,
@@ -352,7 +318,7 @@ impl RolloutPipeline {
                 )?;
                 for (sample, scores) in samples.iter_mut().zip(&scores) {
                     sample.columns.set(OLD_LOGPS, scores.logps.clone());
-                    if self.program.is_none() {
+                    if !self.has_function {
                         // Drawn greedily, they have no record of this temperature.
                         sample.columns.set(SAMPLER_LOGPS, scores.logps.clone());
                     }
@@ -364,6 +330,10 @@ impl RolloutPipeline {
         };
         Ok(run.learner.trainer.loss(&samples, &scores)?)
     }
+}
+
+fn lock(scorer: &SharedScorer) -> MutexGuard<'_, Scorer> {
+    scorer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn recorded(sample: &Sample) -> Scores {

@@ -1,0 +1,176 @@
+//! The collector: weights and numbered prompts in, scored groups with their metrics out. Training, evaluation and
+//! `lockstep eval` share it.
+//!
+//! What it gives is a value. Nothing of a call stays behind but the order in which rewards were asked, so whoever rolls
+//! a step back has nothing to undo here. It knows no run: not its steps, nor its logs, nor its configuration.
+
+use super::function::FunctionRollouts;
+use super::scoring::{GivenColumns, Prompts, RolloutScorer, ScoredRollouts, requests};
+use crate::stop::StopSignal;
+use model::tokenizer::Tokenizer;
+use model::{AdaptedWeights, ModelView};
+use rewards::{Asked, Reward};
+use rollout::{Completion, Engine, RolloutGroup, SamplingParams};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread::Scope;
+use std::time::Duration;
+use telemetry::Stages;
+
+/// A wait for rewards that is longer is reported, and then again each time that it has passed.
+const LONG_WAIT: Duration = Duration::from_secs(10);
+
+/// Completes prompts, and asks rewards about each group as soon as it has ended.
+pub struct Collector {
+    /// Generates.
+    pub engine: Engine,
+    /// Makes completions in the engine's place, which it may ask.
+    pub function: Option<FunctionRollouts>,
+    /// Score them.
+    pub rewards: Vec<Box<dyn Reward>>,
+    /// Decodes completions for the rewards.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Ends a collection.
+    pub stop: StopSignal,
+}
+
+/// What is to be collected.
+pub struct CollectRequest<'a> {
+    /// The row of each group, by the group's number in the run, which names its noise.
+    pub prompts: Prompts,
+    /// Completions of a prompt.
+    pub num_generations: usize,
+    /// How tokens are drawn.
+    pub sampling: &'a Arc<SamplingParams>,
+    /// The weight of each reward in a completion's total.
+    pub reward_weights: &'a [f64],
+    /// Optimizer steps done, which rewards are told.
+    pub step: u64,
+    /// Whether a log-probability of the engine that is not finite is an error, [`NonFiniteLogp`]: a sampler that sees
+    /// NaN gives some token all the same.
+    pub refuse_non_finite: bool,
+}
+
+/// Who looks on.
+pub struct Observer<'a> {
+    /// Gets a span "rollout" and a span "rewards": what a device did is counted between those.
+    pub stages: &'a Stages,
+    /// Told which reward is waited for, and since when, every ten seconds of such a wait.
+    pub on_wait: &'a (dyn Fn(&str, Duration) + Sync),
+}
+
+/// Scored groups, and what they took.
+pub struct Collected {
+    /// The groups, with the metrics and the problems of rewards.
+    pub scored: ScoredRollouts,
+    /// The first number that neither a group nor its noise has.
+    pub next_number: u64,
+    /// Seconds of generation.
+    pub rollout_s: f64,
+    /// Seconds of scoring after generation had ended.
+    pub reward_s: f64,
+}
+
+/// The logits of a model are not finite.
+#[derive(Debug, thiserror::Error)]
+#[error("a token's log-probability is {0}")]
+pub struct NonFiniteLogp(pub f32);
+
+/// Who collects: a [`Collector`], or whoever passes the request on to one.
+pub trait Collect {
+    /// `num_generations` completions of each prompt by the current version of `weights`, scored by every reward.
+    fn collect(
+        &mut self,
+        weights: &AdaptedWeights,
+        request: CollectRequest<'_>,
+        observer: &Observer<'_>,
+    ) -> anyhow::Result<Collected>;
+}
+
+impl Collect for Collector {
+    fn collect(
+        &mut self,
+        weights: &AdaptedWeights,
+        request: CollectRequest<'_>,
+        observer: &Observer<'_>,
+    ) -> anyhow::Result<Collected> {
+        self.collect_with(weights.into(), request, observer)
+    }
+}
+
+impl Collector {
+    /// `num_generations` completions of each prompt by `model`, scored by every reward. A group that has ended is scored
+    /// while others are still generated, by the rewards that need no more than a group.
+    pub fn collect_with(
+        &mut self,
+        model: ModelView<'_>,
+        request: CollectRequest<'_>,
+        Observer { stages, on_wait }: &Observer<'_>,
+    ) -> anyhow::Result<Collected> {
+        let CollectRequest { mut prompts, num_generations, sampling, reward_weights, step, refuse_non_finite } =
+            request;
+        let Collector { engine, function, rewards, tokenizer, stop } = self;
+        let mut next_number = prompts.last_key_value().map_or(0, |(last, _)| last + 1);
+        let (mut rollout_s, mut columns, mut given) = (0.0, GivenColumns::new(), None);
+        if let Some(function) = function {
+            let span = stages.span("rollout");
+            let made = function.rollouts(engine, model, &prompts, num_generations, sampling)?;
+            rollout_s = span.end();
+            (prompts, columns, next_number) = (made.prompts, made.columns, made.next);
+            given = Some(made.groups);
+        }
+        let scorer = RolloutScorer { rewards, weights: reward_weights, tokenizer, step, columns };
+        let (scored, reward_s) = std::thread::scope(|scope| -> anyhow::Result<_> {
+            let mut job = scorer.start(scope, &prompts)?;
+            let groups = match given {
+                Some(groups) => {
+                    groups.iter().for_each(|group| job.group_ended(group));
+                    groups
+                }
+                None => {
+                    let requests = requests(&prompts, num_generations, sampling);
+                    let span = stages.span("rollout");
+                    let before = kernels::context::counted();
+                    let groups = engine.generate_with(model, requests, |group| job.group_ended(group))?;
+                    let now = kernels::context::counted();
+                    span.work((now.0 - before.0) as f64, (now.1 - before.1) as f64);
+                    rollout_s = span.end();
+                    if refuse_non_finite {
+                        finite_logps(&groups)?;
+                    }
+                    groups
+                }
+            };
+            // What is left to score: this is what rewards cost beside generation.
+            let span = stages.span("rewards");
+            let scored = watched(scope, job.asked(), *on_wait, || job.finish(groups))?;
+            Ok((scored, span.end()))
+        })?;
+        // Rewards that nobody waits for any more may have given anything.
+        stop.check()?;
+        Ok(Collected { scored, next_number, rollout_s, reward_s })
+    }
+}
+
+fn finite_logps(groups: &[RolloutGroup]) -> Result<(), NonFiniteLogp> {
+    let mut logps = groups.iter().flat_map(|group| &group.completions).flat_map(Completion::logps);
+    logps.find(|logp| !logp.is_finite()).map_or(Ok(()), |&logp| Err(NonFiniteLogp(logp)))
+}
+
+/// What `wait` gives, which waits for rewards; while that takes long, `on_wait` is told of the one that takes longest.
+fn watched<'scope, T>(
+    scope: &'scope Scope<'scope, '_>,
+    asked: Asked,
+    on_wait: &'scope (dyn Fn(&str, Duration) + Sync),
+    wait: impl FnOnce() -> T,
+) -> T {
+    let (done, ended) = channel::<()>();
+    scope.spawn(move || {
+        while ended.recv_timeout(LONG_WAIT) == Err(RecvTimeoutError::Timeout) {
+            asked.longest().into_iter().for_each(|(reward, time)| on_wait(&reward, time));
+        }
+    });
+    let given = wait();
+    drop(done);
+    given
+}
