@@ -1,6 +1,6 @@
 //! What there is to say about a key beside its name, type and default: the [`Row`] of the table.
 
-use super::methods::{ALL, EACH, Methods};
+use super::methods::{ALL, Methods, each};
 use super::{Algorithm, Config, Purpose};
 use serde_json::{Value as Json, json};
 use std::fmt;
@@ -237,11 +237,11 @@ impl Key {
     pub fn defaults_text(&self) -> String {
         let unset = |text: String| if text == "none" { "not set".to_owned() } else { text };
         let default = self.value_text(&Config::default());
-        let of = |(method, name): &(Methods, &str)| {
-            let own = self.default_text(*method);
+        let of = |(method, name): (Methods, &str)| {
+            let own = self.default_text(method);
             (own != default).then(|| format!("{name}: {}", unset(own)))
         };
-        let others: Vec<String> = EACH.iter().filter_map(of).collect();
+        let others: Vec<String> = each().filter_map(of).collect();
         let others = if others.is_empty() { String::new() } else { format!(" ({})", others.join(", ")) };
         unset(default) + &others
     }

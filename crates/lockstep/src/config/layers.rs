@@ -2,7 +2,8 @@
 
 use super::Config;
 use super::key::Key;
-use super::methods::{Methods, ONLINE};
+use super::keys::algorithms::ONLINE;
+use super::methods::Methods;
 use super::table::KEYS;
 use super::unsupported_keys::{self, UnsupportedKey, unsupported_key};
 use crate::bad_input;
@@ -169,8 +170,9 @@ impl Layers {
         Ok(self)
     }
 
-    /// Puts them together and checks the result. What is wrong is a [`BadInput`] that says how to mend it.
-    pub fn resolve(&self) -> anyhow::Result<Resolved> {
+    /// Puts them together and checks the result, but for what the algorithm asks of it. What is wrong is a [`BadInput`]
+    /// that says how to fix it.
+    pub(crate) fn put_together(&self) -> anyhow::Result<Resolved> {
         let mut resolved = Resolved { config: Config::default(), origins: BTreeMap::new(), notes: Vec::new() };
         if let Some(config) = &self.config {
             resolved.apply_config(config)?;

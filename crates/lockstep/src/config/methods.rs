@@ -1,44 +1,42 @@
 //! The methods of post-training: which keys each reads, and what it defaults them to.
 
-use super::{Algorithm, Purpose};
+use super::keys::algorithms::{Algorithm, ONLINE};
+use super::layers::Purpose;
 use std::fmt;
 
-/// A set of methods.
+/// A set of methods: the algorithms of `train`, and the other commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Methods(u8);
+pub(crate) struct Methods(u16);
 
-pub(super) const GRPO: Methods = Methods(1);
-pub(super) const RLOO: Methods = Methods(1 << 1);
-/// REINFORCE++.
-pub(super) const RPP: Methods = Methods(1 << 2);
-/// REINFORCE++ with the group's mean as baseline.
-pub(super) const RPP_BASELINE: Methods = Methods(1 << 3);
-pub(super) const PPO: Methods = Methods(1 << 4);
-pub(super) const SFT: Methods = Methods(1 << 5);
-pub(super) const DPO: Methods = Methods(1 << 6);
-pub(super) const REWARD: Methods = Methods(1 << 7);
+pub(super) const SFT: Methods = Methods::of_bit(13);
+pub(super) const DPO: Methods = Methods::of_bit(14);
+pub(super) const REWARD: Methods = Methods::of_bit(15);
 
-/// Those of `lockstep train`: completions are generated (or replayed) and scored.
-pub(super) const ONLINE: Methods = GRPO.and(RLOO).and(RPP).and(RPP_BASELINE).and(PPO);
-/// Those that minimise GRPO's family of losses (`loss_type`).
-pub(super) const POLICY_LOSS: Methods = GRPO.and(RPP).and(RPP_BASELINE);
 /// Those that learn from pairs of answers.
 pub(super) const PAIRS: Methods = DPO.and(REWARD);
-pub(super) const ALL: Methods = Methods(u8::MAX);
+pub(super) const ALL: Methods = Methods(u16::MAX);
 
 /// Each method by itself, with its name.
-pub(super) const EACH: [(Methods, &str); 8] = [
-    (GRPO, "grpo"),
-    (RLOO, "rloo"),
-    (RPP, "reinforce_plus_plus"),
-    (RPP_BASELINE, "reinforce_plus_plus_baseline"),
-    (PPO, "ppo"),
-    (SFT, "sft"),
-    (DPO, "dpo"),
-    (REWARD, "reward"),
-];
+pub(super) fn each() -> impl Iterator<Item = (Methods, &'static str)> {
+    let of_train = Algorithm::METHODS.iter().zip(Algorithm::NAMES).map(|(method, (name, _))| (*method, *name));
+    of_train.chain([(SFT, "sft"), (DPO, "dpo"), (REWARD, "reward")])
+}
 
 impl Methods {
+    pub(super) const fn of_bit(bit: u16) -> Methods {
+        Methods(1 << bit)
+    }
+
+    /// Their union.
+    pub(super) const fn all_of(methods: &[Methods]) -> Methods {
+        let (mut all, mut i) = (Methods(0), 0);
+        while i < methods.len() {
+            all = all.and(methods[i]);
+            i += 1;
+        }
+        all
+    }
+
     pub(super) const fn and(self, others: Methods) -> Methods {
         Methods(self.0 | others.0)
     }
@@ -63,11 +61,7 @@ impl Methods {
             (Purpose::Sft, _) => SFT,
             (Purpose::Dpo, _) => DPO,
             (Purpose::Reward, _) => REWARD,
-            (Purpose::Grpo | Purpose::Eval | Purpose::Show, Algorithm::Grpo) => GRPO,
-            (Purpose::Grpo | Purpose::Eval | Purpose::Show, Algorithm::Rloo) => RLOO,
-            (Purpose::Grpo | Purpose::Eval | Purpose::Show, Algorithm::ReinforcePlusPlus) => RPP,
-            (Purpose::Grpo | Purpose::Eval | Purpose::Show, Algorithm::ReinforcePlusPlusBaseline) => RPP_BASELINE,
-            (Purpose::Grpo | Purpose::Eval | Purpose::Show, Algorithm::Ppo) => PPO,
+            (Purpose::Grpo | Purpose::Eval | Purpose::Show, algorithm) => Methods::of_bit(algorithm as u16),
         }
     }
 
@@ -92,11 +86,10 @@ impl fmt::Display for Methods {
         if self.contain(ONLINE) {
             parts.push("train".to_owned());
         } else if self.meet(ONLINE) {
-            let only: Vec<&str> =
-                EACH.iter().filter(|(m, _)| ONLINE.contain(*m) && self.contain(*m)).map(|e| e.1).collect();
+            let only: Vec<&str> = each().filter(|(m, _)| ONLINE.contain(*m) && self.contain(*m)).map(|e| e.1).collect();
             parts.push(format!("train ({})", only.join(", ")));
         }
-        parts.extend(EACH.iter().filter(|(m, _)| !ONLINE.contain(*m) && self.contain(*m)).map(|e| e.1.to_owned()));
+        parts.extend(each().filter(|(m, _)| !ONLINE.contain(*m) && self.contain(*m)).map(|e| e.1.to_owned()));
         f.write_str(&parts.join(", "))
     }
 }

@@ -5,10 +5,9 @@
 //! together (defaults, file, environment, flags) and remembers where each value came from. Knows no model and no data
 //! beyond their names, but for an adapter to go on with, which says what it is.
 
-mod algorithms;
 mod engine;
 mod key;
-mod keys;
+pub(crate) mod keys;
 mod layers;
 mod methods;
 mod paths;
@@ -23,6 +22,7 @@ mod values;
 
 pub use engine::{WorkloadBounds, engine_config, eval_sampling, sampling, trainer_config};
 pub use key::{Key, OnResume};
+pub use keys::algorithms::Algorithm;
 use layers::Origin;
 pub use layers::{Layers, Purpose, Resolved, refuse_environment, unknown_key};
 pub(crate) use resume::changes;
@@ -30,7 +30,7 @@ pub(crate) use resume::changes_on_resume;
 pub use show::toml_on_one_line;
 pub use table::{Config, keys};
 pub use unsupported_keys::{UnsupportedKey, unsupported_key, unsupported_keys};
-pub use values::{Algorithm, ComputeDType, EvalSampling, RewardErrors, Strategy, Task};
+pub use values::{ComputeDType, EvalSampling, RewardErrors, Strategy, Task};
 
 #[cfg(test)]
 mod tests;

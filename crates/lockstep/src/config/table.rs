@@ -10,10 +10,10 @@
 use super::Purpose;
 use super::key::OnResume::{Fixed, Free, Warn};
 use super::key::{Key, LONG, MANY, OURS, TRL, Trl, above, at_least};
-use super::keys::{adapter::*, batches::*, checkpoints::*, data::*, evaluation::*, logging::*, loss::*};
+use super::keys::{adapter::*, algorithms::*, batches::*, checkpoints::*, data::*, evaluation::*, logging::*, loss::*};
 use super::keys::{machine::*, model::*, optimizer::*, ppo::*, preferences::*, rewards::*, sampling::*};
-use super::methods::{ALL, DPO, GRPO, Methods, ONLINE, PAIRS, POLICY_LOSS, PPO, REWARD, RLOO, RPP, SFT};
-use super::values::{Algorithm, ComputeDType, EvalSampling, KeyValue, RewardErrors, Strategy, Task};
+use super::methods::{ALL, DPO, Methods, PAIRS, REWARD, SFT};
+use super::values::{ComputeDType, EvalSampling, KeyValue, RewardErrors, Strategy, Task};
 use kernels::Device;
 use rewards::RewardSpec;
 use serde_json::{Map, Value as Json};
@@ -64,8 +64,8 @@ macro_rules! table {
 }
 
 collect! { [
-    model_keys data_keys rewards_keys batches_keys sampling_keys loss_keys ppo_keys preferences_keys optimizer_keys
-    adapter_keys evaluation_keys checkpoints_keys logging_keys machine_keys
+    model_keys data_keys rewards_keys batches_keys sampling_keys algorithms_keys loss_keys ppo_keys preferences_keys
+    optimizer_keys adapter_keys evaluation_keys checkpoints_keys logging_keys machine_keys
 ] }
 
 /// Every key, in the order in which it is shown.

@@ -2,7 +2,8 @@
 //! one that obeys.
 
 use super::key::Key;
-use super::methods::{Methods, PPO};
+use super::keys::algorithms::PPO;
+use super::methods::Methods;
 use super::table::KEYS;
 use super::values::KeyValue;
 use super::{Config, Origin, Purpose, Resolved};

@@ -1,9 +1,9 @@
 //! What a configuration must satisfy: each key its own range, and keys together what their topic says. Each refusal
-//! says how to mend it; what works, but hardly as meant, is a note.
+//! says how to fix it; what works, but hardly as meant, is a note. What an algorithm asks of them comes after it, in
+//! [`crate::algorithms`].
 
-use super::keys::{adapter, batches, data, evaluation, loss, optimizer, ppo, preferences, rewards, sampling};
+use super::keys::{adapter, data, evaluation, optimizer, preferences, rewards, sampling};
 use super::table::KEYS;
-use super::values::ComputeDType;
 use super::{Config, Purpose, Resolved, Strategy, unused_keys};
 use crate::bad_input;
 use crate::error::BadInput;
@@ -28,11 +28,7 @@ pub(super) fn validate(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Res
         Purpose::Eval => evaluated(&resolved.config)?,
         _ => inputs(resolved, purpose)?,
     }
-    unused_keys::check(resolved, purpose)?;
-    if purpose == Purpose::Grpo {
-        online(resolved)?;
-    }
-    Ok(())
+    unused_keys::check(resolved, purpose)
 }
 
 /// What an evaluation outside a run reads must be named.
@@ -43,7 +39,7 @@ fn evaluated(c: &Config) -> anyhow::Result<()> {
     if !c.has_eval_data() {
         bad_input!("no data: give --dataset FILE, or a configuration with eval_dataset_name or eval_datasets");
     }
-    rewards::check(c)
+    rewards::check(c, false)
 }
 
 /// What a run reads must be named.
@@ -73,27 +69,4 @@ fn inputs(resolved: &Resolved, purpose: Purpose) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-/// What holds where completions are generated and scored.
-fn online(resolved: &mut Resolved) -> anyhow::Result<()> {
-    loss::check(resolved)?;
-    let c = &resolved.config;
-    // First: it says what PPO has instead of GRPO's keys, whose own rules come second.
-    ppo::check(c)?;
-    batches::check(c)?;
-    if c.sync_ref_model && !c.has_reference() {
-        bad_input!(
-            "`sync_ref_model` = true, but with beta = 0 (in PPO: kl_coef = 0) there is no reference model: set it \
-             above 0, or sync_ref_model = false"
-        );
-    }
-    if c.sync_ref_model && c.dtype == ComputeDType::Bf16 {
-        bad_input!(
-            "`sync_ref_model` = true needs `dtype` = \"f32\": steps of ref_model_mixup_alpha are too small for a \
-             reference in bf16"
-        );
-    }
-    rewards::check(c)?;
-    sampling::check(resolved)
 }

@@ -1,5 +1,6 @@
 //! The types that a key's value may have: reading them from TOML or from a flag's text, writing them back, naming them.
 
+use super::keys::algorithms::Algorithm;
 use kernels::Device;
 use rewards::RewardSpec;
 use serde_json::{Map, Value as Json, json};
@@ -276,6 +277,7 @@ macro_rules! words {
 }
 
 words!(LossType = LossType::NAMES);
+words!(Algorithm = Algorithm::NAMES);
 words! {
     CorrectionMode {
         "token_truncate" => CorrectionMode::TokenTruncate, "token_mask" => CorrectionMode::TokenMask,
@@ -296,11 +298,6 @@ words! {
     Strategy { "no" => Strategy::No, "steps" => Strategy::Steps, "epoch" => Strategy::Epoch }
     RewardErrors { "stop" => RewardErrors::Stop, "continue" => RewardErrors::Continue }
     EvalSampling { "sampled" => EvalSampling::Sampled, "greedy" => EvalSampling::Greedy }
-    Algorithm {
-        "grpo" => Algorithm::Grpo, "ppo" => Algorithm::Ppo, "rloo" => Algorithm::Rloo,
-        "reinforce_plus_plus" => Algorithm::ReinforcePlusPlus,
-        "reinforce_plus_plus_baseline" => Algorithm::ReinforcePlusPlusBaseline,
-    }
     KlEstimator { "k1" => KlEstimator::K1, "k3" => KlEstimator::K3 }
     MomentsDType { "f32" => MomentsDType::F32, "bf16" => MomentsDType::Bf16 }
     ComputeDType {
@@ -349,35 +346,6 @@ impl ComputeDType {
 impl From<&str> for ComputeDType {
     fn from(text: &str) -> ComputeDType {
         if text == "bf16" { ComputeDType::Bf16 } else { ComputeDType::F32 }
-    }
-}
-
-/// How rewards become a gradient.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Algorithm {
-    /// Group-relative policy optimisation and its family (`loss_type`).
-    #[default]
-    Grpo,
-    /// Proximal policy optimisation with a value model.
-    Ppo,
-    /// REINFORCE leave-one-out.
-    Rloo,
-    /// REINFORCE++: advantages of tokens, normalised over the batch.
-    ReinforcePlusPlus,
-    /// REINFORCE++ with the group's mean as baseline.
-    ReinforcePlusPlusBaseline,
-}
-
-impl Algorithm {
-    /// As runs print it.
-    pub(crate) fn label(self) -> &'static str {
-        match self {
-            Algorithm::Grpo => "grpo",
-            Algorithm::Ppo => "ppo",
-            Algorithm::Rloo => "rloo",
-            Algorithm::ReinforcePlusPlus => "reinforce++",
-            Algorithm::ReinforcePlusPlusBaseline => "reinforce++ baseline",
-        }
     }
 }
 

@@ -4,8 +4,9 @@
 //! completion as long as its limit, or as the longest of the data. It does not know what is allocated outside tensors
 //! but for an allowance.
 
+use crate::algorithms::Estimator;
 use crate::bad_input;
-use crate::config::{Algorithm, Config, WorkloadBounds};
+use crate::config::{Config, WorkloadBounds};
 use crate::config::{engine_config, eval_sampling, sampling, trainer_config};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::{PromptDataset, context};
@@ -82,7 +83,7 @@ pub fn plan(config: &Config, assets: &ModelAssets, bounds: WorkloadBounds) -> an
         Planner { config, group: config.num_generations, longest, parts: Vec::new(), passes: Passes::default() };
     let (step, generation) = (config.completions_per_step(), config.generation_batch());
     planner.training(["", "training"], model, config.objective(), step)?;
-    if config.algorithm == Algorithm::Ppo {
+    if let Estimator::ValueModel = config.policy_gradient().estimator() {
         let shape = value_model_shape(config, model)?;
         planner.training(["value model", "value training"], &shape, Objective::Value(config.value_loss()), step)?;
         planner.count("values", |planner, memory| Ok(planner.scorer(memory, &shape, generation)))?;

@@ -1,4 +1,4 @@
-//! GRPO and its family: a step, in the order of the data.
+//! GRPO and every algorithm whose advantages come from the generation batch: a step, in the order of the data.
 //!
 //! `prompts → rollout → rewards → samples → advantages → update → (the same weights) → rollout`
 //!
@@ -6,6 +6,7 @@
 //! [`RolloutPipeline`] in `online/stages.rs`, or below.
 
 use super::online::{Prepared, RolloutPipeline};
+use crate::algorithms::{FromBatch, Scored};
 use crate::config::Config;
 use crate::models::WriteFiles;
 use crate::rollouts::Rollouts;
@@ -14,12 +15,13 @@ use crate::run::learner::Learner;
 use crate::run::task::{NextBatch, TrainingTask};
 use crate::run::training::TrainingRun;
 use serde_json::Value;
-use train::advantages::process::{self, ProcessRewards};
 use train::{Advantages, Sample};
 
 /// A GRPO run's own part.
 pub struct Grpo {
     pipeline: RolloutPipeline,
+    /// How the algorithm estimates advantages.
+    advantages: FromBatch,
 }
 
 impl TrainingTask for Grpo {
@@ -28,7 +30,12 @@ impl TrainingTask for Grpo {
         if pipeline.batch_is_used_up() {
             let rollouts = pipeline.rollouts(run)?;
             let samples = pipeline.samples(run, &rollouts)?;
-            let advantages = advantages(run, &rollouts, &samples);
+            let advantages = advantages_of(self.advantages, &run.config, &rollouts, &samples);
+            for (name, value) in &advantages.metrics {
+                if let Some(value) = value {
+                    run.log.add(name, *value);
+                }
+            }
             pipeline.fill_batch(run, rollouts, samples, advantages)?;
         }
         Ok(NextBatch::Ready)
@@ -45,7 +52,8 @@ impl TrainingTask for Grpo {
     }
 
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
-        self.pipeline.evaluate(run, advantages_of)
+        let compute = self.advantages;
+        self.pipeline.evaluate(run, |config, rollouts, samples| advantages_of(compute, config, rollouts, samples))
     }
 
     fn state(&self) -> anyhow::Result<Value> {
@@ -61,30 +69,15 @@ impl TrainingTask for Grpo {
     }
 }
 
-/// How much better than its group (or its batch) each completion is.
-fn advantages(run: &mut TrainingRun, rollouts: &Rollouts, samples: &[Sample]) -> Advantages {
-    let advantages = advantages_of(&run.config, rollouts, samples);
-    for (name, value) in &advantages.metrics {
-        if let Some(value) = value {
-            run.log.add(name, *value);
-        }
-    }
-    advantages
-}
-
-fn advantages_of(config: &Config, rollouts: &Rollouts, samples: &[Sample]) -> Advantages {
-    let matrix = rollouts.rewards();
-    let mut advantages = config.advantages(&matrix, samples);
-    if config.process_rewards == ProcessRewards::PerStep {
-        let (steps, scale) = (rollouts.step_rewards(), config.scale_rewards);
-        process::per_step(&mut advantages, &matrix, samples, &steps, scale);
-    }
-    advantages
+/// How much better than its group (or its batch) each completion is, as the algorithm says.
+fn advantages_of(compute: FromBatch, config: &Config, rollouts: &Rollouts, samples: &[Sample]) -> Advantages {
+    let (rewards, steps) = (rollouts.rewards(), rollouts.step_rewards());
+    compute(config, &Scored { rewards: &rewards, steps: &steps, samples })
 }
 
 /// Builds a run; nothing is written until all of its input is known to be good.
-pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Grpo, TrainingRun)> {
+pub fn build(mut inputs: RunInputs, advantages: FromBatch) -> anyhow::Result<(Grpo, TrainingRun)> {
     let restore = |pipeline: &mut RolloutPipeline, state| pipeline.restore(serde_json::from_value(state)?);
     let (pipeline, run) = Prepared::new(&mut inputs)?.begin(inputs, restore)?;
-    Ok((Grpo { pipeline }, run))
+    Ok((Grpo { pipeline, advantages }, run))
 }

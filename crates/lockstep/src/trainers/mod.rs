@@ -8,8 +8,9 @@ mod ppo;
 mod reward;
 mod sft;
 
+use crate::algorithms::Estimator;
 use crate::bad_input;
-use crate::config::{Algorithm, Config, Purpose};
+use crate::config::{Config, Purpose};
 use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::{self, MemoryPlan};
 use crate::run::task::TrainingTask;
@@ -34,9 +35,9 @@ pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn Tra
         Purpose::Sft => offline::build::<Sft>(inputs).map(boxed),
         Purpose::Reward => offline::build::<RewardModel>(inputs).map(boxed),
         Purpose::Dpo => offline::build::<Dpo>(inputs).map(boxed),
-        Purpose::Grpo | Purpose::Eval | Purpose::Show => match inputs.config().algorithm {
-            Algorithm::Ppo => ppo::build(inputs).map(boxed),
-            _ => grpo::build(inputs).map(boxed),
+        Purpose::Grpo | Purpose::Eval | Purpose::Show => match inputs.config().policy_gradient().estimator() {
+            Estimator::ValueModel => ppo::build(inputs).map(boxed),
+            Estimator::Batch(advantages) => grpo::build(inputs, advantages).map(boxed),
         },
     }
 }

@@ -1,7 +1,7 @@
 //! Evaluation while a run goes on.
 
 use crate::bad_input;
-use crate::config::{Algorithm, Config, EvalSampling, Purpose, Resolved, Strategy};
+use crate::config::{Config, EvalSampling, Purpose, Resolved, Strategy};
 use telemetry::counted;
 
 macro_rules! evaluation_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Evaluation" {
@@ -47,18 +47,6 @@ impl Config {
     /// Whether there is anything to evaluate on.
     pub(crate) fn has_eval_data(&self) -> bool {
         self.eval_dataset_name.is_some() || !self.eval_datasets.is_empty()
-    }
-
-    /// Whether a run needs the reference model's weights where `ref_logps` says that its rollouts come with the
-    /// log-probabilities: for completions of an evaluation nobody has them.
-    pub(crate) fn loads_reference(&self, ref_logps: bool) -> bool {
-        let evaluates = self.has_eval_data() && self.eval_strategy != Strategy::No;
-        self.has_reference() && (!ref_logps || evaluates && self.has_eval_loss())
-    }
-
-    /// Whether an evaluation of completions reports the loss.
-    pub(crate) fn has_eval_loss(&self) -> bool {
-        self.eval_loss && self.algorithm != Algorithm::Ppo
     }
 
     /// Completions of each evaluation prompt.

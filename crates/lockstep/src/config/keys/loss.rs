@@ -2,8 +2,8 @@
 
 use crate::bad_input;
 use crate::config::key::{OnResume::Warn, Row, TRL, above, at_least};
-use crate::config::methods::POLICY_LOSS;
-use crate::config::{Algorithm, Config, Resolved};
+use crate::config::keys::algorithms::POLICY_LOSS;
+use crate::config::{Config, Resolved};
 use train::loss::sampling::CorrectionMode;
 use train::{ImportanceSamplingLevel, LossType};
 
@@ -15,11 +15,6 @@ pub(in crate::config) const ADAPTIVE_ENTROPY: Row = LOSS.needs("use_adaptive_ent
 pub(in crate::config) const CORRECTION: Row = LOSS.needs("vllm_importance_sampling_correction", "true");
 
 macro_rules! loss_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Loss" {
-    /// How rewards become a gradient: it decides the advantages, the loss, and the defaults of num_generations and
-    /// beta. "rloo": against the other completions, whole completions clipped (num_generations 2, beta 0.05).
-    /// "reinforce_plus_plus": tokens against the batch, KL in the reward (1, 0.01); "reinforce_plus_plus_baseline":
-    /// against the group, then the batch, KL in the loss. "ppo": a value model (1; its keys are under PPO).
-    algorithm: Algorithm = Algorithm::Grpo => OURS.trl_has("the trainer's class").read_by(ONLINE);
     /// The policy loss: how the ratio weighs a token, and how tokens and sequences are averaged.
     loss_type: LossType = LossType::Dapo => LOSS.instead(&[(DPO, "dpo_loss_type")]);
     /// Whether each token or each sequence has its own importance ratio.
@@ -27,16 +22,16 @@ macro_rules! loss_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     /// The weight of the KL divergence to the reference model; 0: none is loaded. (In direct preference optimization:
     /// how strongly the policy is held to its reference, by default TRL's there, 0.1.)
     beta: f64 = 0.0, RLOO = 0.05, RPP = 0.01, DPO = 0.1
-        => TRL.range(at_least(0.0)).read_by(ONLINE.but(PPO).and(DPO)).instead(&[(PPO, "kl_coef")]);
+        => TRL.range(at_least(0.0)).read_by(REFERENCE.but(PPO).and(DPO)).instead(&[(PPO, "kl_coef")]);
     /// Let the reference model follow the policy: every ref_model_sync_steps steps it becomes ref_model_mixup_alpha ·
     /// policy + (1 − ref_model_mixup_alpha) · reference.
-    sync_ref_model: bool = false => TRL.read_by(ONLINE);
+    sync_ref_model: bool = false => TRL.read_by(REFERENCE);
     /// How far the reference model moves towards the policy: 0 not at all, 1 all the way.
     ref_model_mixup_alpha: f64 = 0.6
-        => TRL.range(at_least(0.0).at_most(1.0)).read_by(ONLINE).needs("sync_ref_model", "true").on_resume(Warn);
+        => TRL.range(at_least(0.0).at_most(1.0)).read_by(REFERENCE).needs("sync_ref_model", "true").on_resume(Warn);
     /// Optimizer steps between two moves of the reference model.
     ref_model_sync_steps: u64 = 512
-        => TRL.range(at_least(1.0)).read_by(ONLINE).needs("sync_ref_model", "true").on_resume(Warn);
+        => TRL.range(at_least(1.0)).read_by(REFERENCE).needs("sync_ref_model", "true").on_resume(Warn);
     /// The ratio is clipped below 1 − epsilon.
     epsilon: f64 = 0.2
         => TRL.range(at_least(0.0)).read_by(ONLINE.but(PPO)).instead(&[(PPO, "cliprange")]).on_resume(Warn);
@@ -95,11 +90,6 @@ macro_rules! loss_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
 pub(in crate::config) use loss_keys;
 
 impl Config {
-    /// Whether the policy is held near a reference model.
-    pub(crate) fn has_reference(&self) -> bool {
-        if self.algorithm == Algorithm::Ppo { self.kl_coef != 0.0 } else { self.beta != 0.0 }
-    }
-
     /// The upper clip range.
     pub(crate) fn epsilon_high(&self) -> f64 {
         self.epsilon_high.unwrap_or(self.epsilon)
@@ -119,7 +109,7 @@ impl Config {
             vespo_lambda_pos: self.vespo_lambda_pos,
             vespo_k_neg: self.vespo_k_neg,
             vespo_lambda_neg: self.vespo_lambda_neg,
-            beta: if self.algorithm == Algorithm::ReinforcePlusPlus { 0.0 } else { self.beta },
+            beta: self.beta,
             use_bias_correction_kl: self.use_bias_correction_kl,
             mask_truncated_completions: self.mask_truncated_completions,
             off_policy_mask_threshold: self.off_policy_mask_threshold,
@@ -144,7 +134,7 @@ impl Config {
 }
 
 /// Refuses keys of the policy loss that contradict each other; notes what works, but hardly as meant.
-pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
+pub(crate) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     let c = &resolved.config;
     if let Some(delta) = c.delta
         && delta <= 1.0 + c.epsilon_high()

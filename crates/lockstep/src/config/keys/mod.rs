@@ -2,16 +2,17 @@
 //! them.
 
 pub(super) mod adapter;
+pub(super) mod algorithms;
 pub(super) mod batches;
 pub(super) mod checkpoints;
 pub(super) mod data;
 pub(super) mod evaluation;
 pub(super) mod logging;
-pub(super) mod loss;
+pub(crate) mod loss;
 pub(super) mod machine;
 pub(super) mod model;
 pub(super) mod optimizer;
 pub(super) mod ppo;
 pub(super) mod preferences;
-pub(super) mod rewards;
-pub(super) mod sampling;
+pub(crate) mod rewards;
+pub(crate) mod sampling;

@@ -6,7 +6,7 @@ macro_rules! model_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows
     model_name_or_path: Option<String> = None => TRL.on_resume(Warn);
     /// The reference model of the KL term and of DPO, frozen; not set: the model as it was at the start. Loaded only if
     /// beta > 0.
-    ref_model: Option<String> = None => OURS.read_by(ONLINE.and(DPO)).on_resume(Warn);
+    ref_model: Option<String> = None => OURS.read_by(REFERENCE.and(DPO)).on_resume(Warn);
     /// What products read: f32; or bf16, which halves the memory of weights (beside f32 masters of what is trained), of
     /// keys and values, and of what the backward pass keeps. Sums, gradients and moments stay f32.
     dtype: ComputeDType = ComputeDType::F32 => OURS.trl_has("float32 weights, computed with in bfloat16 (bf16 = true)");

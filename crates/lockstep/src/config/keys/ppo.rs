@@ -1,9 +1,8 @@
 //! PPO: its value model, its rewards per token, its passes.
 
-use crate::bad_input;
+use crate::config::Config;
 use crate::config::key::{OURS, OnResume::Warn, Row};
-use crate::config::methods::PPO;
-use crate::config::{Algorithm, Config};
+use crate::config::keys::algorithms::PPO;
 use train::loss::ppo::{PpoConfig, ValueConfig};
 
 /// TRL has no PPO trainer any more; names and defaults are those of its last PPOConfig.
@@ -66,46 +65,4 @@ impl Config {
     pub(crate) fn value_loss(&self) -> ValueConfig {
         ValueConfig { cliprange_value: self.cliprange_value, vf_coef: self.vf_coef }
     }
-}
-
-/// Refuses what PPO cannot do.
-pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
-    if c.algorithm != Algorithm::Ppo {
-        return Ok(());
-    }
-    if c.num_iterations != 1 {
-        bad_input!(
-            "`num_iterations` is GRPO's; PPO's passes over a generation are num_ppo_epochs (now {})",
-            c.num_ppo_epochs
-        );
-    }
-    for (name, set) in [
-        ("generation_batch_size", c.generation_batch_size.is_some()),
-        ("steps_per_generation", c.steps_per_generation.is_some()),
-    ] {
-        if set {
-            bad_input!(
-                "`{name}` is GRPO's; in PPO a generation is num_mini_batches (now {}) × per_device_train_batch_size × \
-                 gradient_accumulation_steps completions: set these",
-                c.num_mini_batches
-            );
-        }
-    }
-    if c.dynamic_sampling {
-        bad_input!("`dynamic_sampling` is for groups that are compared with each other, as GRPO's: set it to false");
-    }
-    let (step, group) = (c.completions_per_step(), c.num_generations);
-    if !step.is_multiple_of(group) {
-        bad_input!(
-            "a mini-batch of {step} completions (per_device_train_batch_size × gradient_accumulation_steps) must be a \
-             multiple of num_generations = {group}, so that groups are whole: set num_generations = 1, or another \
-             batch size"
-        );
-    }
-    if c.adap_kl_ctrl && c.kl_coef == 0.0 {
-        bad_input!(
-            "`adap_kl_ctrl` = true multiplies kl_coef, which is 0: set kl_coef above 0, or adap_kl_ctrl = false"
-        );
-    }
-    Ok(())
 }

@@ -44,7 +44,8 @@ impl Config {
     }
 }
 
-pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
+/// `without` says that completions are learned from without rewards, too.
+pub(crate) fn check(c: &Config, without: bool) -> anyhow::Result<()> {
     if let Some(range) = &c.reward_clip_range
         && !matches!(range.as_slice(), [low, high] if low < high)
     {
@@ -62,7 +63,7 @@ pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     if c.replay.is_some() && !c.has_eval_data() {
         return Ok(());
     }
-    if c.reward_funcs.is_empty() {
+    if c.reward_funcs.is_empty() && !without {
         bad_input!(
             "no reward: give --reward gsm8k (or format:REGEX, length:N, exact_match, unique_chars, command:PROGRAM, \
              python:FILE:FUNCTION, model:DIR), or reward_funcs in the configuration"

@@ -66,7 +66,7 @@ pub(in crate::config) fn generation_kwargs(c: &mut Config) -> anyhow::Result<()>
     Ok(())
 }
 
-pub(in crate::config) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
+pub(crate) fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     let c = &resolved.config;
     if c.temperature == 0.0 {
         bad_input!(

@@ -1,7 +1,8 @@
 //! The rows of the table agree with each other and with TRL's configurations.
 
 use crate::config::key::{Key, Trl};
-use crate::config::methods::{DPO, EACH, GRPO, Methods, REWARD, RLOO, SFT};
+use crate::config::keys::algorithms::{GRPO, RLOO};
+use crate::config::methods::{DPO, Methods, REWARD, SFT, each};
 use crate::config::table::KEYS;
 use crate::config::unsupported_keys;
 use crate::config::{Algorithm, Config, Layers, Purpose};
@@ -109,7 +110,7 @@ fn every_field_of_trl_has_an_answer() {
 #[test]
 fn every_key_is_read() {
     for key in KEYS {
-        assert!(EACH.iter().any(|(method, _)| key.row.read_by.contain(*method)), "nothing reads {}", key.name);
+        assert!(each().any(|(method, _)| key.row.read_by.contain(method)), "nothing reads {}", key.name);
         for (methods, _) in key.defaults {
             assert!(key.row.read_by.contain(*methods), "{} has a default where it is not read", key.name);
         }

@@ -1,0 +1,33 @@
+//! GRPO and its family: a completion against the others of its group (Shao et al. 2024, arXiv:2402.03300), several
+//! rewards each by itself (GDPO), and rewards of steps. Formulas: [`train::advantages`]; losses: [`train::loss`].
+
+use super::{Estimator, PolicyGradient, Scored};
+use crate::config::Config;
+use train::advantages::process::{self, ProcessRewards};
+use train::advantages::{self, gdpo};
+use train::{Advantages, MultiObjectiveAggregation, Objective};
+
+pub struct Grpo;
+
+impl PolicyGradient for Grpo {
+    fn objective(&self, config: &Config) -> Objective {
+        Objective::Policy(config.loss())
+    }
+
+    fn estimator(&self) -> Estimator {
+        Estimator::Batch(advantages)
+    }
+}
+
+/// Also what other algorithms add to their own.
+pub(super) fn advantages(config: &Config, batch: &Scored<'_>) -> Advantages {
+    let Scored { rewards, steps, samples } = *batch;
+    let mut advantages = match config.multi_objective_aggregation {
+        MultiObjectiveAggregation::NormalizeThenSum => gdpo::compute(rewards),
+        MultiObjectiveAggregation::SumThenNormalize => advantages::compute(rewards, config.scale_rewards),
+    };
+    if config.process_rewards == ProcessRewards::PerStep {
+        process::per_step(&mut advantages, rewards, samples, steps, config.scale_rewards);
+    }
+    advantages
+}

@@ -1,0 +1,158 @@
+//! The algorithms of `lockstep train`, a file each: what one minimises, how it estimates advantages, what it needs of a
+//! batch, and what it asks of its keys.
+//!
+//! Everything else asks a [`PolicyGradient`] and not which one it is. To add one: its file here, its line in [`named`],
+//! and its row in `config/keys/algorithms.rs`. Knows configurations and what `train` computes, no model and no text.
+
+mod batches;
+mod grpo;
+mod ppo;
+mod reinforce_plus_plus;
+mod rloo;
+
+use crate::bad_input;
+use crate::config::keys::{loss, rewards, sampling};
+use crate::config::{Algorithm, ComputeDType, Config, Layers, Purpose, Resolved, Strategy};
+use train::advantages::reinforce_plus_plus::Baseline;
+use train::{Advantages, Objective, RewardMatrix, Sample, StepRewards};
+
+/// A policy-gradient method.
+pub trait PolicyGradient {
+    /// What the policy's trainer minimises.
+    fn objective(&self, config: &Config) -> Objective;
+
+    /// How advantages are estimated.
+    fn estimator(&self) -> Estimator;
+
+    /// Whether completions are scored by a frozen reference model, whose log-probabilities are in the loss, the
+    /// rewards or the advantages.
+    fn has_reference(&self, config: &Config) -> bool {
+        config.beta != 0.0
+    }
+
+    /// Whether it can learn without rewards.
+    fn learns_without_rewards(&self) -> bool {
+        false
+    }
+
+    /// The fewest completions of a prompt that it can compare.
+    fn least_generations(&self, _config: &Config) -> usize {
+        2
+    }
+
+    /// Times that a generation is passed over.
+    fn passes(&self, config: &Config) -> usize {
+        config.num_iterations
+    }
+
+    /// Optimizer steps that a pass over a generation is cut into, where no key of GRPO's says it.
+    fn mini_batches(&self, _config: &Config) -> usize {
+        1
+    }
+
+    /// Refuses what it cannot do, as bad input that says how to fix it.
+    fn check(&self, _config: &Config) -> anyhow::Result<()> {
+        Ok(())
+    }
+}
+
+/// How advantages are estimated.
+#[derive(Clone, Copy, Debug)]
+pub enum Estimator {
+    /// From the generation batch as it is.
+    Batch(FromBatch),
+    /// From the values of a value model that is trained beside the policy ([`train::gae`]).
+    ValueModel,
+}
+
+/// The advantages of a generation batch, one for each sample.
+pub type FromBatch = fn(&Config, &Scored<'_>) -> Advantages;
+
+/// A generation batch; lists have an element for each completion, those of a prompt behind one another.
+#[derive(Clone, Copy, Debug)]
+pub struct Scored<'a> {
+    /// The rewards.
+    pub rewards: &'a RewardMatrix,
+    /// The rewards of steps, where a completion has them.
+    pub steps: &'a [Option<StepRewards>],
+    /// The completions with what is known of each token, the reference's log-probabilities where there is one
+    /// ([`PolicyGradient::has_reference`]). Their advantages are not set.
+    pub samples: &'a [Sample],
+}
+
+/// The algorithm of this name.
+fn named(algorithm: Algorithm) -> &'static dyn PolicyGradient {
+    match algorithm {
+        Algorithm::Grpo => &grpo::Grpo,
+        Algorithm::Rloo => &rloo::Rloo,
+        Algorithm::ReinforcePlusPlus => &reinforce_plus_plus::ReinforcePlusPlus(Baseline::Batch),
+        Algorithm::ReinforcePlusPlusBaseline => &reinforce_plus_plus::ReinforcePlusPlus(Baseline::Group),
+        Algorithm::Ppo => &ppo::Ppo,
+    }
+}
+
+impl Config {
+    /// Its algorithm.
+    pub(crate) fn policy_gradient(&self) -> &'static dyn PolicyGradient {
+        named(self.algorithm)
+    }
+
+    /// What the policy's trainer minimises.
+    pub fn objective(&self) -> Objective {
+        self.policy_gradient().objective(self)
+    }
+
+    /// Whether completions are scored by a frozen reference model.
+    pub(crate) fn has_reference(&self) -> bool {
+        self.policy_gradient().has_reference(self)
+    }
+
+    /// Whether a run needs the reference model's weights where `ref_logps` says that its rollouts come with the
+    /// log-probabilities: for completions of an evaluation nobody has them.
+    pub(crate) fn loads_reference(&self, ref_logps: bool) -> bool {
+        let evaluates = self.has_eval_data() && self.eval_strategy != Strategy::No;
+        self.has_reference() && (!ref_logps || evaluates && self.has_eval_loss())
+    }
+
+    /// Whether an evaluation of completions reports the loss. Where advantages come from values, completions alone
+    /// have none.
+    pub(crate) fn has_eval_loss(&self) -> bool {
+        self.eval_loss && matches!(self.policy_gradient().estimator(), Estimator::Batch(_))
+    }
+}
+
+impl Layers {
+    /// Puts them together and checks the result. What is wrong is a [`BadInput`](crate::BadInput) that says how to fix
+    /// it.
+    pub fn resolve(&self) -> anyhow::Result<Resolved> {
+        let mut resolved = self.put_together()?;
+        if self.purpose == Purpose::Grpo {
+            check(&mut resolved)?;
+        }
+        Ok(resolved)
+    }
+}
+
+/// What holds where completions are generated and scored.
+fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
+    loss::check(resolved)?;
+    let c = &resolved.config;
+    let algorithm = c.policy_gradient();
+    // First: it says what the algorithm has instead of GRPO's keys, whose own rules come second.
+    algorithm.check(c)?;
+    batches::check(c)?;
+    if c.sync_ref_model && !c.has_reference() {
+        bad_input!(
+            "`sync_ref_model` = true, but with beta = 0 (in PPO: kl_coef = 0) there is no reference model: set it \
+             above 0, or sync_ref_model = false"
+        );
+    }
+    if c.sync_ref_model && c.dtype == ComputeDType::Bf16 {
+        bad_input!(
+            "`sync_ref_model` = true needs `dtype` = \"f32\": steps of ref_model_mixup_alpha are too small for a \
+             reference in bf16"
+        );
+    }
+    rewards::check(c, algorithm.learns_without_rewards())?;
+    sampling::check(resolved)
+}

@@ -1,0 +1,75 @@
+//! PPO: advantages of tokens from a value model (Schulman et al. 2017, arXiv:1707.06347). Formulas: [`train::gae`],
+//! [`train::loss::ppo`]; its stages: `trainers/ppo`.
+
+use super::{Estimator, PolicyGradient};
+use crate::bad_input;
+use crate::config::Config;
+use train::Objective;
+
+pub struct Ppo;
+
+impl PolicyGradient for Ppo {
+    fn objective(&self, config: &Config) -> Objective {
+        Objective::Ppo(config.ppo())
+    }
+
+    fn estimator(&self) -> Estimator {
+        Estimator::ValueModel
+    }
+
+    fn has_reference(&self, config: &Config) -> bool {
+        config.kl_coef != 0.0
+    }
+
+    fn least_generations(&self, _config: &Config) -> usize {
+        1
+    }
+
+    fn passes(&self, config: &Config) -> usize {
+        config.num_ppo_epochs
+    }
+
+    fn mini_batches(&self, config: &Config) -> usize {
+        config.num_mini_batches
+    }
+
+    fn check(&self, c: &Config) -> anyhow::Result<()> {
+        if c.num_iterations != 1 {
+            bad_input!(
+                "`num_iterations` is GRPO's; PPO's passes over a generation are num_ppo_epochs (now {})",
+                c.num_ppo_epochs
+            );
+        }
+        for (name, set) in [
+            ("generation_batch_size", c.generation_batch_size.is_some()),
+            ("steps_per_generation", c.steps_per_generation.is_some()),
+        ] {
+            if set {
+                bad_input!(
+                    "`{name}` is GRPO's; in PPO a generation is num_mini_batches (now {}) × per_device_train_batch_size × \
+                     gradient_accumulation_steps completions: set these",
+                    c.num_mini_batches
+                );
+            }
+        }
+        if c.dynamic_sampling {
+            bad_input!(
+                "`dynamic_sampling` is for groups that are compared with each other, as GRPO's: set it to false"
+            );
+        }
+        let (step, group) = (c.completions_per_step(), c.num_generations);
+        if !step.is_multiple_of(group) {
+            bad_input!(
+                "a mini-batch of {step} completions (per_device_train_batch_size × gradient_accumulation_steps) must be a \
+                 multiple of num_generations = {group}, so that groups are whole: set num_generations = 1, or another \
+                 batch size"
+            );
+        }
+        if c.adap_kl_ctrl && c.kl_coef == 0.0 {
+            bad_input!(
+                "`adap_kl_ctrl` = true multiplies kl_coef, which is 0: set kl_coef above 0, or adap_kl_ctrl = false"
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,34 @@
+//! RLOO: a completion against the others of its group, whole completions clipped (Ahmadian et al. 2024,
+//! arXiv:2402.14740). Formulas: [`train::advantages::rloo`], [`train::loss::rloo`].
+
+use super::{Estimator, PolicyGradient, Scored};
+use crate::config::Config;
+use train::advantages::rloo::{self, RlooRewards};
+use train::loss::rloo::RlooConfig;
+use train::{Advantages, Objective};
+
+pub struct Rloo;
+
+impl PolicyGradient for Rloo {
+    fn objective(&self, config: &Config) -> Objective {
+        Objective::Rloo(RlooConfig {
+            epsilon: config.epsilon,
+            epsilon_high: config.epsilon_high,
+            mask_truncated_completions: config.mask_truncated_completions,
+        })
+    }
+
+    fn estimator(&self) -> Estimator {
+        Estimator::Batch(advantages)
+    }
+}
+
+fn advantages(config: &Config, batch: &Scored<'_>) -> Advantages {
+    let rewards = RlooRewards {
+        beta: config.beta,
+        reward_clip_range: config.reward_clip_range.as_deref().map(|r| [r[0], r[1]]),
+        normalize_advantages: config.normalize_advantages,
+        mask_truncated_completions: config.mask_truncated_completions,
+    };
+    rloo::compute(batch.rewards, batch.samples, &rewards)
+}
