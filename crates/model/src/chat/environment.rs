@@ -1,27 +1,24 @@
 //! The Jinja environment of transformers: its syntax settings, functions and filters.
 
-use super::python;
+use super::{limits, operators, python};
 use crate::{Error, Result};
+use minijinja::machinery;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest, Value};
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Instructions that rendering may take, a hundred or so for each message: a template with loops in loops ends with an
-/// error, not never. Strings and ranges of a template the crate limits itself.
-const FUEL: u64 = 10_000_000;
-
 pub(super) fn new(sources: &BTreeMap<String, String>) -> Result<Environment<'static>> {
     let mut env = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    env.set_fuel(Some(FUEL));
-    env.set_syntax(syntax.expect("the default delimiters"));
+    let syntax = syntax.expect("the default delimiters");
+    env.set_syntax(syntax.clone());
     env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_formatter(|out, _, value| out.write_str(&python::print(value)).map_err(minijinja::Error::from));
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_formatter(|out, _, value| out.write_str(&python::print(value)?).map_err(minijinja::Error::from));
+    operators::add(&mut env);
     env.add_filter("tojson", tojson);
-    env.add_filter("string", |value: &Value| python::print(value));
+    env.add_filter("string", python::print);
     env.add_function("raise_exception", |message: String| -> std::result::Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
     });
@@ -29,9 +26,14 @@ pub(super) fn new(sources: &BTreeMap<String, String>) -> Result<Environment<'sta
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         python::strftime(format, now)
     });
+    let mut longest = 0;
     for (name, source) in sources {
-        env.add_template_owned(name.clone(), without_generation(source)).map_err(failed)?;
+        let source = without_generation(source);
+        longest = longest.max(limits::check_source(name, &source, &syntax)?);
+        limits::check_constants(name, &machinery::parse(&source, name, syntax.clone()).map_err(failed)?)?;
+        env.add_template_owned(name.clone(), source).map_err(failed)?;
     }
+    env.set_fuel(Some(limits::fuel(longest)));
     Ok(env)
 }
 

@@ -7,6 +7,8 @@
 
 mod content;
 mod environment;
+mod limits;
+mod operators;
 mod prompt;
 mod python;
 #[cfg(test)]
@@ -103,8 +105,8 @@ impl ChatTemplate {
         variables.insert("tools".into(), chat.tools.map_or(Value::Null, |t| t.into()));
         variables.entry("documents").or_insert(Value::Null);
         variables.insert("add_generation_prompt".into(), chat.add_generation_prompt.into());
-        let template = self.environment.get_template(name).map_err(environment::failed)?;
-        let text = template.render(python::value(&Value::Object(variables))).map_err(environment::failed)?;
+        let variables = python::value(&Value::Object(variables));
+        let text = operators::render(&self.environment, name, variables).map_err(environment::failed)?;
         match continued {
             None => Ok(text),
             Some(last) => cut_after_final(&text, &last),

@@ -1,5 +1,6 @@
 //! How Python prints values: in templates, as JSON, and dates.
 
+use super::limits::{DEPTH, charge, too_large};
 use minijinja::value::{Value, ValueKind};
 
 /// A JSON value as a template's.
@@ -19,39 +20,69 @@ pub(super) fn value(json: &serde_json::Value) -> Value {
     }
 }
 
-/// `str(value)`.
-pub(super) fn print(value: &Value) -> String {
-    match value.kind() {
-        ValueKind::Undefined => String::new(),
-        ValueKind::String => value.as_str().unwrap_or_default().to_owned(),
-        _ => repr(value),
+/// `str(value)`. Its length is taken from the rendering's budget.
+pub(super) fn print(value: &Value) -> Result<String, minijinja::Error> {
+    let mut out = String::new();
+    match value.as_str() {
+        Some(text) => {
+            charge(text.len())?;
+            out.push_str(text);
+        }
+        None if value.is_undefined() => {}
+        None => repr(value, 0, &mut out)?,
     }
+    Ok(out)
 }
 
 /// `repr(value)`.
-fn repr(value: &Value) -> String {
-    let joined = |parts: Vec<String>| parts.join(", ");
+fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), minijinja::Error> {
+    if depth > DEPTH {
+        return Err(too_large("lists within lists"));
+    }
+    let mut list = |ends: [&str; 2], write: &mut dyn FnMut(Value, &mut String) -> Result<(), minijinja::Error>| {
+        out.push_str(ends[0]);
+        for (i, item) in value.try_iter()?.enumerate() {
+            out.push_str(if i > 0 { ", " } else { "" });
+            write(item, out)?;
+        }
+        out.push_str(ends[1]);
+        charge(2)
+    };
     match value.kind() {
-        ValueKind::Undefined => "Undefined".to_owned(),
-        ValueKind::None => "None".to_owned(),
-        ValueKind::Bool => if value.is_true() { "True" } else { "False" }.to_owned(),
-        ValueKind::Number => number(value),
-        ValueKind::String => quoted(value.as_str().unwrap_or_default()),
         ValueKind::Seq | ValueKind::Iterable => {
-            format!("[{}]", joined(value.try_iter().into_iter().flatten().map(|v| repr(&v)).collect()))
+            let ends = if value.is_tuple() { ["(", ")"] } else { ["[", "]"] };
+            let ends = if value.is_tuple() && value.len() == Some(1) { ["(", ",)"] } else { ends };
+            return list(ends, &mut |item, out| repr(&item, depth + 1, out));
         }
         ValueKind::Map => {
-            let entry = |k: Value| format!("{}: {}", repr(&k), repr(&value.get_item(&k).unwrap_or_default()));
-            format!("{{{}}}", joined(value.try_iter().into_iter().flatten().map(entry).collect()))
+            return list(["{", "}"], &mut |key, out| {
+                repr(&key, depth + 1, out)?;
+                out.push_str(": ");
+                repr(&value.get_item(&key).unwrap_or_default(), depth + 1, out)
+            });
         }
-        _ => value.to_string(),
+        _ => {}
     }
+    let from = out.len();
+    match value.kind() {
+        ValueKind::Undefined => out.push_str("Undefined"),
+        ValueKind::None => out.push_str("None"),
+        ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
+        ValueKind::Number => out.push_str(&number(value)),
+        ValueKind::String => {
+            let text = value.as_str().unwrap_or_default();
+            charge(text.len())?;
+            quoted(text, out);
+        }
+        _ => out.push_str(&value.to_string()),
+    }
+    charge(out.len() - from + 2)
 }
 
 /// A string literal: in single quotes, unless only those occur inside.
-fn quoted(text: &str) -> String {
+fn quoted(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
-    let mut out = String::from(quote);
+    out.push(quote);
     for c in text.chars() {
         match c {
             '\\' => out.push_str("\\\\"),
@@ -59,12 +90,11 @@ fn quoted(text: &str) -> String {
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
             c if c == quote => out.extend(['\\', c]),
-            c if (c as u32) < 0x20 || c as u32 == 0x7f => out += &format!("\\x{:02x}", c as u32),
+            c if (c as u32) < 0x20 || c as u32 == 0x7f => *out += &format!("\\x{:02x}", c as u32),
             c => out.push(c),
         }
     }
     out.push(quote);
-    out
 }
 
 fn number(value: &Value) -> String {
@@ -113,10 +143,12 @@ impl Json {
     }
 
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), String> {
-        // A template can build a value as deep as it likes; the stack is not.
-        if depth > 200 {
+        if depth > DEPTH {
             return Err("nested too deeply".into());
         }
+        // An element with the line, the separators and the indentation before it.
+        let indent = self.indent.as_ref().map_or(0, String::len);
+        charge(2 + self.item.len() + self.key.len() + indent * depth).map_err(|e| e.to_string())?;
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -126,7 +158,7 @@ impl Json {
                 "-inf" => "-Infinity".to_owned(),
                 n => n.to_owned(),
             }),
-            ValueKind::String => self.string(value.as_str().unwrap_or_default(), out),
+            ValueKind::String => self.string(value.as_str().unwrap_or_default(), out)?,
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter().map_err(|e| e.to_string())?.collect();
                 self.list(['[', ']'], items, depth, out, |item, out| self.write(&item, depth + 1, out))?;
@@ -143,9 +175,9 @@ impl Json {
                             // Numbers, booleans and none are legal keys, and become strings.
                             let mut text = String::new();
                             self.write(&key, depth + 1, &mut text)?;
-                            self.string(&text, out);
+                            self.string(&text, out)
                         }
-                    }
+                    }?;
                     out.push_str(&self.key);
                     self.write(&value.get_item(&key).map_err(|e| e.to_string())?, depth + 1, out)
                 })?;
@@ -185,7 +217,8 @@ impl Json {
         Ok(())
     }
 
-    fn string(&self, text: &str, out: &mut String) {
+    fn string(&self, text: &str, out: &mut String) -> Result<(), String> {
+        charge(text.len()).map_err(|e| e.to_string())?;
         out.push('"');
         for c in text.chars() {
             match c {
@@ -203,6 +236,7 @@ impl Json {
             }
         }
         out.push('"');
+        Ok(())
     }
 }
 

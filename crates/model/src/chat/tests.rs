@@ -174,3 +174,120 @@ fn dates_are_those_of_the_calendar() {
         "November Tuesday 10 PM 23 2023-11-14 22:13:20"
     );
 }
+
+/// Operators that are counted do what they did: expected texts are what jinja2 gives.
+#[test]
+fn operators_are_pythons() {
+    let x = json!({"x": [1, 2, 3, 4], "s": "héllo", "m": {"a": 1}});
+    for (template, text) in [
+        (
+            "{{ 1 + 2 }} {{ 1.5 + 1 }} {{ 's' + 't' }} {{ [1] + x }} {{ (1,) + (2,) }}",
+            "3 2.5 st [1, 1, 2, 3, 4] (1, 2)",
+        ),
+        ("{{ 2 * 3 }} {{ '-' * 3 }} {{ 3 * [0] }} {{ s * 2 }}", "6 --- [0, 0, 0] héllohéllo"),
+        ("{{ s ~ 1 ~ true ~ none ~ x[:1] ~ 1e16 }}", "héllo1TrueNone[1]1e+16"),
+        ("{{ s[1:3] }} {{ s[::-1] }} {{ x[1:] }} {{ x[::-1] }} {{ x[-2:] }}", "él olléh [2, 3, 4] [4, 3, 2, 1] [3, 4]"),
+        (
+            "{{ x == [1, 2, 3, 4] }} {{ x != x }} {{ 1 < 2 }} {{ 'b' <= 'a' }} {{ 2 > 1 }} {{ 1 >= 2 }}",
+            "True False True False True False",
+        ),
+        ("{{ 2 in x }} {{ 'él' in s }} {{ 'a' in m }} {{ 9 not in x }}", "True True True True"),
+        ("{{ {'k': [1, (2, 3)], 'l': {}} }}", "{'k': [1, (2, 3)], 'l': {}}"),
+        (
+            "{{ x | reverse | list }} {{ x | map('string') | join('-') }} {{ m.items() | list }}",
+            "[4, 3, 2, 1] 1-2-3-4 [('a', 1)]",
+        ),
+        ("{{ s.replace('l', 'LL') }} {{ 'a b'.split() }} {{ '%s=%d' | format('x', 3) }}", "héLLLLo ['a', 'b'] x=3"),
+        ("{{ dict(a=1) }} {% set n = namespace(a=1) %}{% set n.a = n.a + 1 %}{{ n.a }}", "{'a': 1} 2"),
+    ] {
+        assert_eq!(render(template, x.clone()), text, "{template}");
+    }
+    let error = render_with("line\n{{ 1 + 'a' }}", json!([{"role": "user"}]), json!({})).unwrap_err().to_string();
+    assert!(error.contains("default:2") && error.contains("unsupported types number and string"), "{error}");
+}
+
+/// What is as deep as it is long, and shorter than the limit.
+#[test]
+fn long_expressions_and_many_branches_are_rendered() {
+    let sum = format!("{{{{ 1{} }}}}", " + n".repeat(950));
+    assert_eq!(render(&sum, json!({"n": 1})), "951");
+    assert_eq!(render(&sum.replace('n', "1"), json!({})), "951");
+    let branches = format!("{{% if a %}}{}{{% else %}}last{{% endif %}}", "{% elif a %}".repeat(500));
+    assert_eq!(render(&branches, json!({})), "last");
+    let nested = format!("{{{{ {}1{} }}}}", "[".repeat(70), "]".repeat(70));
+    assert_eq!(render(&nested, json!({})).len(), 141);
+}
+
+/// Each of these took all memory, or time without end, before what templates build was counted.
+#[test]
+fn templates_that_build_without_end_are_refused() {
+    let grow = |step: &str| {
+        format!(
+            "{{% set ns = namespace(x='ab', l=[1]) %}}{{% for i in range(99999) %}}{step}{{% endfor %}}{{{{ ns.l }}}}"
+        )
+    };
+    let mut templates: Vec<String> = [
+        "{% set ns.x = ns.x ~ ns.x %}",
+        "{% set ns.x = ns.x + ns.x %}",
+        "{% set ns.x = ns.x * 3 %}",
+        "{% set ns.x = [ns.x, ns.x] | join(',') %}",
+        "{% set ns.x = ns.x | join(ns.x) %}",
+        "{% set ns.x = ns.x.join([ns.x, ns.x]) %}",
+        "{% set ns.x = ns.x | replace('', ns.x) %}",
+        "{% set ns.x = ns.x.replace('a', ns.x) %}",
+        "{% set ns.x = '%s%s' | format(ns.x, ns.x) %}",
+        "{% set ns.x = '{0}{0}'.format(ns.x) %}",
+        "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}",
+        "{% set ns.x %}{% filter upper %}{{ ns.x }}{{ ns.x }}{% endfilter %}{% endset %}",
+        "{% set ns.x = ns.x | tojson | tojson %}",
+        "{% set ns.x = [ns.x, ns.x] | tojson(indent=ns.x) %}",
+        "{% set ns.x = [ns.x, ns.x] | string %}",
+        "{% set ns.x = [ns.x, ns.x] | pprint %}",
+        "{% set ns.x = '\\n' ~ ns.x | indent(9, true) %}",
+        "{% set ns.l = [ns.l, ns.l] %}",
+        "{% set ns.l = (ns.l, ns.l) %}",
+        "{% set ns.l = {'a': ns.l, 'b': ns.l} %}",
+        "{% set ns.l = ns.l + ns.l %}",
+        "{% set ns.l = ns.l * 3 %}",
+        "{% set ns.l = dict(a=ns.l, b=ns.l) %}",
+        "{% set ns.l = [ns.l] %}",
+        "{% set ns.l = ns.l | batch(100000000, 'x') | first %}",
+        "{% set ns.l = namespace(a=ns.l) %}",
+        "{% set ns.l = ns.l | chain(ns.l) | list %}",
+        "{% set ns.l = range(99999) | list + ns.l %}",
+        "{% set m = {'l': ns.l} %}{% set ns.l = [m.items() | list, m.items() | list] %}",
+    ]
+    .map(grow)
+    .into();
+    templates.extend(
+        [
+            "{{ '%999999999d' | format(1) }}",
+            "{{ '%*d' | format(999999999, 1) }}",
+            "{{ '{:999999999}'.format(1) }}",
+            "{{ 'a' | indent(999999999, true) }}",
+            "{{ 'a\nb' | indent(width=999999999) }}",
+            "{{ 'a' * 99999999 }}",
+            "{{ 99999 * 'abcdefgh' * 9 }}",
+            "{{ 'a' * 9 ** 7 }}",
+            "{% set n = 99999999 %}{{ 'a' * n }}",
+            "{% macro m(a) %}{{ m(a ~ a) }}{% endmacro %}{{ m('abc') }}",
+            "{% macro m() %}0123456789{% for i in range(99999) %}{% for i in range(99999) %}abc{% endfor %}{% endfor %}\
+             {% endmacro %}{{ m() }}",
+            "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}",
+            "{% for i in range(9999) recursive %}{{ loop(range(9999)) }}{% endfor %}",
+        ]
+        .map(str::to_owned),
+    );
+    templates.push(format!("{{{{ 1{} }}}}", " + 1".repeat(100_000)));
+    templates.push(format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000)));
+    templates.push(format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(60_000)));
+    templates.push(format!("{}{}", "{% if a %}".repeat(40_000), "{% endif %}".repeat(40_000)));
+    templates.push("x".repeat(2 << 20));
+    for template in templates {
+        let outcome = render_with(&template, json!([{"role": "user", "content": "hi"}]), json!({}));
+        let shown: String = template.chars().take(120).collect();
+        let error = outcome.err().unwrap_or_else(|| panic!("{shown}: rendered")).to_string();
+        let refused = ["may not build", "more than", "out of fuel", "recursion"];
+        assert!(refused.iter().any(|why| error.contains(why)), "{shown}: {error}");
+    }
+}
