@@ -1,4 +1,5 @@
-//! The request to stop a run: its step is given up, a checkpoint of the last one is written, it can be resumed.
+//! The request to stop a run: the step is ended before its optimizer step, a checkpoint of the one before is written,
+//! and the run can be resumed.
 
 use model::StopCheck;
 use std::sync::Arc;
@@ -6,9 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether a run, or an evaluation, is asked to stop; a clone is another handle to the same request.
 ///
-/// The step that is being made is given up, unless its optimizer step has begun: rollout, scoring, the wait for rewards
-/// and the gradient look at this between decode steps and layers. So is an evaluation. What is given up is done again,
-/// to the same bits, when the run goes on.
+/// The step is ended, unless its optimizer step has begun: rollout, scoring, the wait for rewards and the gradient look
+/// at this between decode steps and layers. So is an evaluation. A run that is resumed does it again, to the same bits.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal {
     requested: Arc<AtomicBool>,

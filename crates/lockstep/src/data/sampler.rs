@@ -6,6 +6,7 @@
 
 use kernels::rng::Stream;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Where a sampler stands: with data size, chunk and seed, all there is to continue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,7 +25,8 @@ pub struct Sampler {
     /// `None`: rows in the files' order.
     shuffle_seed: Option<u64>,
     state: SamplerState,
-    order: Vec<usize>,
+    /// Shared by clones: a permutation of all rows.
+    order: Arc<[usize]>,
 }
 
 impl Sampler {
@@ -76,12 +78,12 @@ impl Sampler {
 /// Random streams of shuffles, apart from every other use of the seed.
 const SHUFFLE: u64 = 0x5348_5546_464c_4500;
 
-fn permutation(rows: usize, seed: Option<u64>, epoch: u64) -> Vec<usize> {
+fn permutation(rows: usize, seed: Option<u64>, epoch: u64) -> Arc<[usize]> {
     let mut order: Vec<usize> = (0..rows).collect();
     if let Some(seed) = seed {
         Stream::new(seed, SHUFFLE.wrapping_add(epoch)).shuffle(&mut order);
     }
-    order
+    order.into()
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use rewards::Problem;
 pub struct RewardFailed(String);
 
 /// What rewards did in the batches so far.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct RewardHealth {
     /// For how many batches in a row each reward has judged nothing.
     silent: Vec<usize>,

@@ -179,7 +179,6 @@ impl TrainingRun {
             },
             config,
             stop,
-            before: None,
         };
         run.log.progress(&run.learner, String::new())?;
         Ok(run)

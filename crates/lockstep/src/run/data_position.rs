@@ -5,6 +5,7 @@ use crate::data::Sampler;
 use crate::error::BadInput;
 
 /// How far a run is in its data.
+#[derive(Clone, Debug)]
 pub struct DataPosition {
     /// SHA-256 of the data.
     pub hash: String,

@@ -16,6 +16,7 @@ pub mod learner;
 mod lock;
 pub mod log;
 pub mod memory_plan;
+pub mod prepared;
 pub mod provenance;
 pub mod reporter;
 pub mod resume;

@@ -19,7 +19,7 @@ pub struct Reporter {
     logging_steps: u64,
     first_step: bool,
     sums: MetricSums,
-    /// Of the step in the making alone.
+    /// Of this step alone.
     step_values: BTreeMap<String, f64>,
     /// A table of completions could not be written, which was said.
     lacks_tables: bool,
@@ -79,12 +79,6 @@ impl Reporter {
     /// The sums not yet logged: for a checkpoint.
     pub fn unlogged(&self) -> &MetricSums {
         &self.sums
-    }
-
-    /// Takes the sums back to what [`unlogged`](Self::unlogged) gave at the end of a step.
-    pub fn restore(&mut self, sums: MetricSums) {
-        self.step_values.clear();
-        self.sums = sums;
     }
 
     /// Adds a value to the mean that is logged next.

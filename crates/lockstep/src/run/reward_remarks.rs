@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 const SLOW_S: f64 = 1.0;
 
 /// What is to be said.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct RewardRemarks {
     /// Of the last generation.
     slow: Option<String>,

@@ -5,34 +5,23 @@ use super::training::TrainingRun;
 use crate::models::WriteFiles;
 use serde_json::Value;
 
-/// Whether there is something to learn from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NextBatch {
-    /// The task holds a batch for the next optimizer step.
-    Ready,
-    /// Not yet: ask again.
-    #[cfg_attr(not(test), expect(dead_code, reason = "of tasks that learn while others generate"))]
-    Wait,
-    /// There will be no more, though steps are left.
-    #[cfg_attr(not(test), expect(dead_code, reason = "of tasks that read streams"))]
-    End,
-}
-
 /// A way to train: GRPO, PPO, supervised, preference pairs, reward models. The run that drives it counts steps, logs,
 /// evaluates, saves and stops; the task knows what is learned from what.
 pub trait TrainingTask {
+    /// What an optimizer step learns from, with all that making it changes: of the run
+    /// ([`PreparedStep`](super::prepared::PreparedStep)), and of the task's [`state`](Self::state).
+    type Batch;
+
     /// The metrics that progress shows.
     fn shown_metrics(&self) -> &'static [&'static str];
 
-    /// Makes the next batch ready.
-    fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch>;
+    /// The batch of the next optimizer step. A task that waits for one looks whether the run is to stop. If the batch is
+    /// dropped, neither the run nor the task's state has changed: another call gives the same one again, bit for bit.
+    fn next_batch(&mut self, run: &TrainingRun) -> anyhow::Result<Self::Batch>;
 
-    /// One optimizer step on it.
-    fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()>;
-
-    /// The step that was begun is given up, before its optimizer step: takes back what [`next_batch`](Self::next_batch)
-    /// and [`step`](Self::step) changed of [`state`](Self::state). The run takes back its own.
-    fn give_up_step(&mut self) {}
+    /// One optimizer step on it. A stop request can end its gradient, and the batch is dropped; then it is
+    /// [committed](TrainingRun::commit), and from there on the step is taken.
+    fn step(&mut self, run: &mut TrainingRun, batch: Self::Batch) -> anyhow::Result<()>;
 
     /// The metrics of held-out data; `None` where there is none.
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>>;
@@ -47,9 +36,58 @@ pub trait TrainingTask {
         Ok(Value::Null)
     }
 
-    /// What writes the tensors of that state into the checkpoint's directory, while the next batch is made.
-    /// [`TrainingRun::finish_checkpoint`] is called before they change.
+    /// What writes the tensors of that state into the checkpoint's directory, while the next batch is made. They do not
+    /// change before that step is committed.
     fn write_tensors(&self, _learner: &Learner) -> Vec<WriteFiles> {
         Vec::new()
+    }
+}
+
+/// A [`TrainingTask`], whatever its batches are.
+pub trait Task {
+    /// As [`TrainingTask::shown_metrics`].
+    fn shown_metrics(&self) -> &'static [&'static str];
+
+    /// The next optimizer step. If it fails before the step is committed, nothing has changed.
+    fn take_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()>;
+
+    /// As [`TrainingTask::evaluate`].
+    fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>>;
+
+    /// As [`TrainingTask::evaluates_at_end`].
+    fn evaluates_at_end(&self) -> bool;
+
+    /// As [`TrainingTask::state`].
+    fn state(&self) -> anyhow::Result<Value>;
+
+    /// As [`TrainingTask::write_tensors`].
+    fn write_tensors(&self, learner: &Learner) -> Vec<WriteFiles>;
+}
+
+impl<T: TrainingTask> Task for T {
+    fn shown_metrics(&self) -> &'static [&'static str] {
+        TrainingTask::shown_metrics(self)
+    }
+
+    fn take_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        let batch = self.next_batch(run)?;
+        run.checkpoints.release();
+        self.step(run, batch)
+    }
+
+    fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
+        TrainingTask::evaluate(self, run)
+    }
+
+    fn evaluates_at_end(&self) -> bool {
+        TrainingTask::evaluates_at_end(self)
+    }
+
+    fn state(&self) -> anyhow::Result<Value> {
+        TrainingTask::state(self)
+    }
+
+    fn write_tensors(&self, learner: &Learner) -> Vec<WriteFiles> {
+        TrainingTask::write_tensors(self, learner)
     }
 }

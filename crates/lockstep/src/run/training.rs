@@ -1,18 +1,17 @@
 //! A run between two steps, in its parts: what every way to train shares.
 //!
-//! It does not know where samples come from: a [`TrainingTask`] does, whose own state goes into the same checkpoint as a
-//! value that is opaque here.
+//! It does not know where samples come from. A [`TrainingTask`](super::task::TrainingTask) does, whose own state goes
+//! into the same checkpoint as a value that is opaque here.
 
 use super::StopReason;
-use super::checkpoint::state::{MetricSums, RunState};
+use super::checkpoint::state::RunState;
 use super::checkpoint::{Checkpoints, Kept};
 use super::data_position::DataPosition;
 use super::evaluations::Evaluations;
 use super::learner::Learner;
 use super::log::RunLog;
-use super::task::TrainingTask;
+use super::task::Task;
 use crate::config::{Config, Strategy};
-use crate::data::SamplerState;
 use crate::stop::StopSignal;
 use train::{Samples, UpdateMetrics};
 
@@ -32,15 +31,6 @@ pub struct TrainingRun {
     pub checkpoints: Checkpoints,
     /// Whether to stop.
     pub stop: StopSignal,
-    /// What a step that is given up takes the run back to; none between two steps.
-    pub(super) before: Option<StepBefore>,
-}
-
-/// What a run was before the step that it is in.
-pub struct StepBefore {
-    sampler: SamplerState,
-    num_tokens: u64,
-    sums: MetricSums,
 }
 
 impl TrainingRun {
@@ -63,33 +53,14 @@ impl TrainingRun {
         Some(reason)
     }
 
-    /// A step begins: its batch is made next.
-    pub(crate) fn begin_step(&mut self) {
-        let (sampler, sums) = (self.data.sampler.state(), self.log.reporter.unlogged().clone());
-        self.before = Some(StepBefore { sampler, num_tokens: self.data.num_tokens, sums });
-    }
-
-    /// Takes back what the step that was begun has changed. Says whether there was one that had not got as far as its
-    /// optimizer step.
-    pub(crate) fn give_up_step(&mut self) -> bool {
-        let Some(StepBefore { sampler, num_tokens, sums }) = self.before.take() else { return false };
-        self.data.sampler.restore(sampler);
-        self.data.num_tokens = num_tokens;
-        self.log.reporter.restore(sums);
-        self.log.alarms.forget();
-        true
-    }
-
     /// The gradient of the policy on these samples, for the [`step_policy`](Self::step_policy) that follows. A stop
     /// request ends it; it changes nothing.
     pub fn policy_gradient<'a>(&mut self, samples: impl Into<Samples<'a>>) -> anyhow::Result<()> {
         self.learner.gradient(&self.log.stages, samples)
     }
 
-    /// The optimizer step of the gradient: from here on the step is taken.
+    /// The optimizer step of the gradient, once what its batch changes is [committed](Self::commit).
     pub fn step_policy(&mut self) -> anyhow::Result<UpdateMetrics> {
-        self.finish_checkpoint()?;
-        self.before = None;
         let update = self.learner.step(&self.log.stages)?;
         self.log.add_update(&update);
         Ok(update.metrics)
@@ -140,7 +111,7 @@ impl TrainingRun {
     }
 
     /// Begins to write a checkpoint of this step; [`finish_checkpoint`](Self::finish_checkpoint) ends it.
-    pub(crate) fn save(&mut self, task: &dyn TrainingTask) -> anyhow::Result<()> {
+    pub(crate) fn save(&mut self, task: &dyn Task) -> anyhow::Result<()> {
         if self.checkpoints.has(self.learner.step) {
             return Ok(());
         }
@@ -155,7 +126,7 @@ impl TrainingRun {
     }
 
     /// All that the next step depends on, beside weights and moments.
-    fn state(&self, task: &dyn TrainingTask) -> anyhow::Result<RunState> {
+    fn state(&self, task: &dyn Task) -> anyhow::Result<RunState> {
         let TrainingRun { config, learner, data, log, evaluations, .. } = self;
         Ok(RunState {
             format: RunState::FORMAT,

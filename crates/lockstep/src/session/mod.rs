@@ -18,25 +18,21 @@ use crate::run::eval_metrics::MetricsFailed;
 use crate::run::inputs::RunInputs;
 use crate::run::provenance;
 use crate::run::resume::{ResumeFrom, find_run, or_earlier};
-use crate::run::task::{NextBatch, TrainingTask};
+use crate::run::task::Task;
 use crate::run::training::TrainingRun;
 use crate::run::{self, RunDir, StopReason};
 use crate::stop::is_stopped;
 use crate::{BadInput, trainers};
 use rewards::RewardSpec;
 use std::path::Path;
-use std::time::Duration;
 use telemetry::{Alarm, Console, ConsoleOptions, ConsoleSink, Sinks, Summary};
-
-/// How long a task that has no batch yet is left alone.
-const WAIT: Duration = Duration::from_millis(10);
 
 /// The name of a dataset that a program has in memory.
 const IN_MEMORY: &str = "memory";
 
 /// A training run, driven by the program that holds it.
 pub struct Run {
-    task: Box<dyn TrainingTask>,
+    task: Box<dyn Task>,
     training: TrainingRun,
     has_begun: bool,
     ended: Option<StopReason>,
@@ -189,7 +185,6 @@ impl Run {
         if self.ended.is_none() {
             self.ended = match self.advance() {
                 Err(error) if is_stopped(&error) => {
-                    self.give_up_step();
                     self.save_step()?;
                     Some(StopReason::Interrupted)
                 }
@@ -221,7 +216,6 @@ impl Run {
         if !of_reward && !error.is::<RolloutFailed>() && !error.is::<MetricsFailed>() {
             return Err(error);
         }
-        self.give_up_step();
         self.save_step()?;
         let (step, root) = (self.training.learner.step, self.training.checkpoints.dir.root().display());
         Err(error.context(match of_reward {
@@ -233,14 +227,7 @@ impl Run {
         }))
     }
 
-    /// What was begun after the last step has never been.
-    fn give_up_step(&mut self) {
-        if self.training.give_up_step() {
-            self.task.give_up_step();
-        }
-    }
-
-    /// Saves the last step, as what was begun after it has been given up. Before the first there is nothing to save.
+    /// Saves the last step. Before the first there is nothing to save.
     fn save_step(&mut self) -> anyhow::Result<()> {
         if self.training.learner.step > 0 {
             self.training.save(&*self.task)?;
@@ -262,20 +249,7 @@ impl Run {
         if self.training.learner.is_done() {
             return Ok(Some(StopReason::Completed));
         }
-        self.training.begin_step();
-        loop {
-            match self.task.next_batch(&mut self.training)? {
-                NextBatch::Ready => break,
-                NextBatch::End => {
-                    self.training.save(&*self.task)?;
-                    return Ok(Some(StopReason::Completed));
-                }
-                NextBatch::Wait => std::thread::sleep(WAIT),
-            }
-            self.training.stop.check()?;
-        }
-        self.training.checkpoints.release();
-        self.task.step(&mut self.training)?;
+        self.task.take_step(&mut self.training)?;
         let TrainingRun { learner, data, log, .. } = &mut self.training;
         log.end_step(learner, data, self.task.shown_metrics())?;
         self.training.evaluations.due =

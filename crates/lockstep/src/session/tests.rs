@@ -2,8 +2,11 @@
 
 mod stop;
 
-use super::{NextBatch, Run, RunOptions, TrainingRun, TrainingTask};
+use super::{Run, RunOptions, Task, TrainingRun};
 use crate::config::{Config, Purpose, Strategy};
+use crate::models::WriteFiles;
+use crate::run::learner::Learner;
+use crate::run::task::TrainingTask;
 use crate::{LogRecord, Rows, StopReason, StopSignal};
 use kernels::Context;
 use model::tokenizer::{SpecialTokens, Tokenizer};
@@ -293,24 +296,30 @@ fn a_run_that_is_done_takes_no_further_step() {
     assert_eq!((run.step().unwrap(), run.steps_done()), (Some(StopReason::Completed), 1));
 }
 
-/// Evaluations that were made before.
-struct Judged {
-    task: Box<dyn TrainingTask>,
+/// A task whose evaluations give these losses.
+struct Evaluated {
+    task: Box<dyn Task>,
     losses: std::array::IntoIter<f64, 6>,
 }
 
-impl TrainingTask for Judged {
+impl Task for Evaluated {
     fn shown_metrics(&self) -> &'static [&'static str] {
         self.task.shown_metrics()
     }
-    fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
-        self.task.next_batch(run)
-    }
-    fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
-        self.task.step(run)
+    fn take_step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
+        self.task.take_step(run)
     }
     fn evaluate(&mut self, _run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
         Ok(self.losses.next().map(|loss| vec![("eval_loss".to_owned(), loss)]))
+    }
+    fn evaluates_at_end(&self) -> bool {
+        self.task.evaluates_at_end()
+    }
+    fn state(&self) -> anyhow::Result<Value> {
+        self.task.state()
+    }
+    fn write_tensors(&self, learner: &Learner) -> Vec<WriteFiles> {
+        self.task.write_tensors(learner)
     }
 }
 
@@ -327,7 +336,7 @@ fn patience_is_of_evaluations_in_a_row() {
         };
         let sft = RunOptions::new().context(one_thread()).train_rows(rows()).eval_rows(rows());
         let mut run = Run::new(Purpose::Sft, config, sft).unwrap();
-        run.task = Box::new(Judged { task: run.task, losses: losses.into_iter() });
+        run.task = Box::new(Evaluated { task: run.task, losses: losses.into_iter() });
         let result = run.run().unwrap();
         (result.stop_reason, result.step, result.best)
     };
@@ -337,49 +346,81 @@ fn patience_is_of_evaluations_in_a_row() {
     assert_eq!(apart, (StopReason::Completed, 6, Some((5, 1.0))));
 }
 
-/// Waits before each batch, and has no third one.
-struct Patient {
-    task: Box<dyn TrainingTask>,
-    waits: usize,
-}
+/// Waits for a batch that never comes, as a learner may whose samples others make.
+struct Waiting(Box<dyn Fn() + Send>);
 
-impl TrainingTask for Patient {
+impl TrainingTask for Waiting {
+    type Batch = ();
+
     fn shown_metrics(&self) -> &'static [&'static str] {
-        self.task.shown_metrics()
+        &[]
     }
-    fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
-        self.waits += 1;
-        match (self.waits % 3, run.learner.step) {
-            (0, 2) => Ok(NextBatch::End),
-            (0, _) => self.task.next_batch(run),
-            _ => Ok(NextBatch::Wait),
+    fn next_batch(&mut self, run: &TrainingRun) -> anyhow::Result<()> {
+        loop {
+            run.stop.check()?;
+            (self.0)();
         }
     }
-    fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
-        self.task.step(run)
+    fn step(&mut self, _run: &mut TrainingRun, (): ()) -> anyhow::Result<()> {
+        unreachable!("no batch")
     }
-    fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
-        self.task.evaluate(run)
+    fn evaluate(&mut self, _run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
+        Ok(None)
     }
 }
 
 #[test]
-fn a_task_is_waited_for_and_may_end_before_the_last_step() {
+fn a_stop_request_ends_the_wait_for_a_batch() {
     let dir = directory();
-    let sft = || RunOptions::new().context(one_thread()).train_rows(rows());
-    let mut run = Run::new(Purpose::Sft, config(dir.path(), "ends"), sft()).unwrap();
-    run.task = Box::new(Patient { task: run.task, waits: 0 });
-    let result = run.run().unwrap();
-    assert_eq!((result.stop_reason, result.step), (StopReason::Completed, 2));
-    assert!(result.dir.checkpoint(2).is_dir() && result.dir.model().is_dir());
-
-    // A stop request is heard while it waits.
-    let stop = StopSignal::new();
-    let mut run = Run::new(Purpose::Sft, config(dir.path(), "waits"), sft().stop_signal(stop.clone())).unwrap();
-    run.task = Box::new(Patient { task: run.task, waits: 0 });
-    stop.request();
+    let (stop, looks) = (StopSignal::new(), AtomicUsize::new(0));
+    let signal = stop.clone();
+    let sft = RunOptions::new().context(one_thread()).train_rows(rows()).stop_signal(stop);
+    let mut run = Run::new(Purpose::Sft, config(dir.path(), "waits"), sft).unwrap();
+    run.task = Box::new(Waiting(Box::new(move || {
+        if looks.fetch_add(1, Ordering::Relaxed) == 3 {
+            signal.request();
+        }
+    })));
     let result = run.run().unwrap();
     assert_eq!((result.stop_reason, result.step), (StopReason::Interrupted, 0));
+    assert!(!result.dir.checkpoint(0).exists());
+}
+
+/// The run that was told of a failing reward is driven on, in the same process.
+#[test]
+fn a_step_that_failed_is_taken_again_to_the_same_bits() {
+    let dir = directory();
+    let config = |out: &str| Config {
+        reward_patience: 1,
+        reward_funcs: vec!["function:vowels".into()],
+        logging_steps: 1,
+        ..config(dir.path(), out)
+    };
+    let whole = Run::new(Purpose::Grpo, config("whole"), options()).unwrap().run().unwrap();
+    let asked = AtomicUsize::new(0);
+    let failing = RunOptions::new().context(one_thread()).train_rows(rows()).reward("vowels", move |sample| {
+        // All of the fourth step's completions, at its first attempt.
+        let fails = (12..16).contains(&asked.fetch_add(1, Ordering::Relaxed));
+        let vowels = sample.completion_text().chars().filter(|c| "aeiou".contains(*c)).count();
+        (!fails).then_some(vowels as f64)
+    });
+    let mut run = Run::new(Purpose::Grpo, config("failed"), failing).unwrap();
+    (0..3).for_each(|_| assert_eq!(run.step().unwrap(), None));
+    let error = format!("{:#}", run.step().unwrap_err());
+    assert!(error.contains("stopped after step 3") && error.contains("vowels"), "{error}");
+    assert!(run.steps_done() == 3 && run.dir().checkpoint(3).is_dir());
+    let failed = run.run().unwrap();
+    assert_eq!((failed.step, failed.num_tokens), (6, whole.num_tokens));
+    assert_eq!(weights_of(&whole.dir.model()), weights_of(&failed.dir.model()));
+    let metrics = |dir: &crate::RunDir| -> Vec<Value> {
+        let text = std::fs::read_to_string(dir.metrics()).unwrap();
+        let line = |line: &str| serde_json::from_str::<serde_json::Map<String, Value>>(line).unwrap();
+        let without_times = |line: serde_json::Map<String, Value>| {
+            line.into_iter().filter(|(name, _)| !stop::is_measured(name)).collect::<serde_json::Map<_, _>>().into()
+        };
+        text.lines().map(line).map(without_times).collect()
+    };
+    assert_eq!(metrics(&whole.dir), metrics(&failed.dir));
 }
 
 #[test]

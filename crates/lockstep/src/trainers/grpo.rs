@@ -5,14 +5,14 @@
 //! Each line of [`next_batch`](TrainingTask::next_batch) and [`step`](TrainingTask::step) is one stage: of
 //! [`RolloutPipeline`] in `online/stages.rs`, or below.
 
-use super::online::{Prepared, RolloutPipeline};
+use super::online::{OnlineBatch, Prepared, RolloutPipeline};
 use crate::algorithms::{FromBatch, Scored};
 use crate::config::Config;
 use crate::models::WriteFiles;
 use crate::rollouts::Rollouts;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
-use crate::run::task::{NextBatch, TrainingTask};
+use crate::run::task::TrainingTask;
 use crate::run::training::TrainingRun;
 use serde_json::Value;
 use train::{Advantages, Sample};
@@ -25,30 +25,25 @@ pub struct Grpo {
 }
 
 impl TrainingTask for Grpo {
-    fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
+    type Batch = OnlineBatch;
+
+    fn next_batch(&mut self, run: &TrainingRun) -> anyhow::Result<OnlineBatch> {
         let pipeline = &mut self.pipeline;
+        let mut next = pipeline.prepare(run);
         if pipeline.batch_is_used_up() {
-            let rollouts = pipeline.rollouts(run)?;
-            let samples = pipeline.samples(run, &rollouts)?;
+            let rollouts = pipeline.rollouts(run, &mut next)?;
+            let samples = pipeline.samples(run, &mut next, &rollouts)?;
             let advantages = advantages_of(self.advantages, &run.config, &rollouts, &samples);
-            for (name, value) in &advantages.metrics {
-                if let Some(value) = value {
-                    run.log.add(name, *value);
-                }
-            }
-            pipeline.fill_batch(run, rollouts, samples, advantages)?;
+            pipeline.fill_batch(run, &mut next, rollouts, samples, advantages)?;
         }
-        Ok(NextBatch::Ready)
+        Ok(next)
     }
 
-    fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
-        run.policy_gradient(self.pipeline.part())?;
-        self.pipeline.step(run)?;
+    fn step(&mut self, run: &mut TrainingRun, batch: OnlineBatch) -> anyhow::Result<()> {
+        run.policy_gradient(self.pipeline.part(&batch))?;
+        self.pipeline.commit(run, batch)?;
+        run.step_policy()?;
         self.pipeline.sync_reference(run)
-    }
-
-    fn give_up_step(&mut self) {
-        self.pipeline.give_up_step();
     }
 
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {

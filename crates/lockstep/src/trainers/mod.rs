@@ -13,7 +13,7 @@ use crate::bad_input;
 use crate::config::{Config, Purpose};
 use crate::run::inputs::RunInputs;
 use crate::run::memory_plan::{self, MemoryPlan};
-use crate::run::task::TrainingTask;
+use crate::run::task::{Task, TrainingTask};
 use crate::run::training::TrainingRun;
 use dpo::Dpo;
 use model::ModelAssets;
@@ -23,8 +23,8 @@ use telemetry::Sinks;
 
 /// Builds the task of a command and the run that it trains in; nothing is written until all of the input is known to be
 /// good.
-pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn TrainingTask>, TrainingRun)> {
-    fn boxed<T: TrainingTask + 'static>((task, run): (T, TrainingRun)) -> (Box<dyn TrainingTask>, TrainingRun) {
+pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn Task>, TrainingRun)> {
+    fn boxed<T: TrainingTask + 'static>((task, run): (T, TrainingRun)) -> (Box<dyn Task>, TrainingRun) {
         (Box::new(task), run)
     }
     let is_offline = matches!(purpose, Purpose::Sft | Purpose::Reward | Purpose::Dpo);

@@ -14,7 +14,8 @@ use crate::run::eval_metrics::{EvalBatch, EvalMetrics, MetricsFailed, PADDING, S
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
 use crate::run::memory_plan::{self, Available, MemoryPlan};
-use crate::run::task::{NextBatch, TrainingTask};
+use crate::run::prepared::PreparedStep;
+use crate::run::task::TrainingTask;
 use crate::run::training::TrainingRun;
 use anyhow::Context as _;
 use model::{Head, ModelAssets, ModelConfig, PromptCompletion, Scorer};
@@ -187,19 +188,29 @@ pub struct OfflineTask<O: Offline> {
     scorer: Option<Scorer>,
     /// Measures held-out rows, too.
     metrics: Option<Box<dyn EvalMetrics>>,
-    batch: Vec<O::Row>,
+}
+
+/// The rows of a step.
+pub struct Batch<R> {
+    rows: Vec<R>,
+    run: PreparedStep,
 }
 
 impl<O: Offline> TrainingTask for OfflineTask<O> {
-    fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
-        self.batch = run.data.sampler.next_batch().into_iter().map(|i| self.rows.train[i].clone()).collect();
-        let tokens = O::Row::sequences(&self.batch).iter().map(|s| s.prompt.len() + s.completion.len()).sum::<usize>();
-        run.data.num_tokens += tokens as u64;
-        Ok(NextBatch::Ready)
+    type Batch = Batch<O::Row>;
+
+    fn next_batch(&mut self, run: &TrainingRun) -> anyhow::Result<Batch<O::Row>> {
+        let mut next = PreparedStep::after(run);
+        let drawn = next.data.sampler.next_batch();
+        let rows: Vec<O::Row> = drawn.into_iter().map(|i| self.rows.train[i].clone()).collect();
+        let tokens = O::Row::sequences(&rows).iter().map(|s| s.prompt.len() + s.completion.len()).sum::<usize>();
+        next.data.num_tokens += tokens as u64;
+        Ok(Batch { rows, run: next })
     }
 
-    fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
-        run.policy_gradient(O::Row::samples(&self.batch))?;
+    fn step(&mut self, run: &mut TrainingRun, batch: Batch<O::Row>) -> anyhow::Result<()> {
+        run.policy_gradient(O::Row::samples(&batch.rows))?;
+        run.commit(batch.run)?;
         run.step_policy()?;
         Ok(())
     }
@@ -297,7 +308,7 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
         has_other_metrics: metrics.is_some(),
     };
     let run = TrainingRun::begin(inputs, setup, |_| Ok(()))?;
-    Ok((OfflineTask { rows, scorer, metrics, batch: Vec::new() }, run))
+    Ok((OfflineTask { rows, scorer, metrics }, run))
 }
 
 /// What a program measures on a set: it is given what the model says of each batch, while that is in memory.

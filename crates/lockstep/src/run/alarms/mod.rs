@@ -45,16 +45,29 @@ const IN_EVALUATION: &str = "in evaluation";
 #[derive(Default)]
 pub struct Alarms {
     state: AlarmState,
-    pending: Pending,
+    /// Of the step that is taken.
+    observed: Observations,
+    /// Whose optimizer step was skipped, and its numbers.
+    not_finite: Vec<(String, String)>,
 }
 
-/// What was seen since the last step.
+/// What is seen of a step while its batch is made. [`Alarms::take`] looks at it once the step is taken.
 #[derive(Default)]
-struct Pending {
+pub struct Observations {
     generation: Option<GenerationSigns>,
     problems: Vec<Problem>,
-    /// Whose step was skipped, and its numbers.
-    not_finite: Vec<(String, String)>,
+}
+
+impl Observations {
+    /// A generation was scored, in which these failures kept rewards from giving a score.
+    pub fn problems(&mut self, problems: &[Problem]) {
+        self.problems.extend_from_slice(problems);
+    }
+
+    /// The groups that the step learns from.
+    pub fn generation(&mut self, rollouts: &Rollouts) {
+        self.generation = Some(GenerationSigns::of(rollouts));
+    }
 }
 
 /// What is remembered from step to step.
@@ -137,7 +150,7 @@ impl Alarms {
 
     /// Goes on from a checkpoint.
     pub fn restore(state: AlarmState) -> Alarms {
-        Alarms { state, pending: Pending::default() }
+        Alarms { state, ..Alarms::default() }
     }
 
     /// What was raised so far; those without an end still hold.
@@ -145,25 +158,14 @@ impl Alarms {
         &self.state.raised
     }
 
-    /// A generation was scored, in which these failures kept rewards from judging. If it is given up,
-    /// [`forget`](Self::forget) takes that back.
-    pub fn problems(&mut self, problems: &[Problem]) {
-        self.pending.problems.extend_from_slice(problems);
-    }
-
-    /// The groups that the next step learns from.
-    pub fn generation(&mut self, rollouts: &Rollouts) {
-        self.pending.generation = Some(GenerationSigns::of(rollouts));
+    /// A step is taken, while whose batch was made this was seen.
+    pub fn take(&mut self, observed: Observations) {
+        self.observed = observed;
     }
 
     /// The step of `model` was skipped.
     pub fn not_finite(&mut self, model: &str, numbers: String) {
-        self.pending.not_finite.push((model.to_owned(), numbers));
-    }
-
-    /// Takes back what was seen since the last step.
-    pub fn forget(&mut self) {
-        self.pending = Pending::default();
+        self.not_finite.push((model.to_owned(), numbers));
     }
 
     /// What kept rewards from judging an evaluation after `step`, and how many of its completions have no score.
@@ -178,7 +180,8 @@ impl Alarms {
 
     /// Optimizer step `step` is done, with these metrics. Returns what is raised or over now.
     pub fn end_step(&mut self, step: u64, values: &BTreeMap<String, f64>) -> Vec<Alarm> {
-        let Pending { generation, problems, not_finite } = std::mem::take(&mut self.pending);
+        let Observations { generation, problems } = std::mem::take(&mut self.observed);
+        let not_finite = std::mem::take(&mut self.not_finite);
         let skipped = |(model, numbers)| Sighting::new(&conditions::NOT_FINITE, numbers).of(model);
         let mut seen: Vec<Sighting> = not_finite.into_iter().map(skipped).collect();
         let history = &mut self.state.history;

@@ -40,11 +40,17 @@ fn rollouts(groups: &[&[Text<'_>]]) -> Rollouts {
     Rollouts { groups, reward_names: vec!["r".into()], reward_weights: vec![1.0] }
 }
 
+fn seen(rollouts: &Rollouts) -> Observations {
+    let mut observed = Observations::default();
+    observed.generation(rollouts);
+    observed
+}
+
 /// Steps with these completions; what is raised or over, as step and id.
 fn steps(alarms: &mut Alarms, steps: std::ops::Range<u64>, groups: &[&[Text<'_>]]) -> Vec<(u64, String)> {
     let mut out = Vec::new();
     for step in steps {
-        alarms.generation(&rollouts(groups));
+        alarms.take(seen(&rollouts(groups)));
         out.extend(alarms.end_step(step, &BTreeMap::new()).into_iter().map(|alarm| (step, alarm.id)));
     }
     out
@@ -55,7 +61,7 @@ fn values(alarms: &mut Alarms, name: &str, values: impl IntoIterator<Item = f64>
     let mut out = Vec::new();
     for (value, step) in values.into_iter().zip(1..) {
         // A generation with a spread, from which nothing follows.
-        alarms.generation(&rollouts(&[&[("a", Some(1.0), false), ("b", Some(0.0), false)]]));
+        alarms.take(seen(&rollouts(&[&[("a", Some(1.0), false), ("b", Some(0.0), false)]])));
         let raised = alarms.end_step(step, &BTreeMap::from([(name.to_owned(), value)]));
         out.extend(raised.into_iter().map(|alarm| (step, alarm)));
     }
@@ -156,7 +162,7 @@ fn rewards_by_themselves() {
     let mut alarms = Alarms::default();
     for step in 1..30 {
         let score = Some(f64::from(u8::from(step % 2 == 0)));
-        alarms.generation(&rollouts(&[&[("a", score, false), ("b", score, false)]]));
+        alarms.take(seen(&rollouts(&[&[("a", score, false), ("b", score, false)]])));
         assert_eq!(alarms.end_step(step, &BTreeMap::new()), []);
     }
     let both: &[Text<'_>] = &[("a", Some(1.0), false), ("b", Some(0.5), false), ("a", Some(0.0), false)];
@@ -182,7 +188,7 @@ fn a_reward_that_rises_with_length_or_repetition() {
         let mut found = Vec::new();
         for step in 1..=20 {
             let (text, score) = (text(step), rises * step as f64);
-            alarms.generation(&rollouts(&[&[(&text, Some(score), false), ("b", Some(score - 0.5), false)]]));
+            alarms.take(seen(&rollouts(&[&[(&text, Some(score), false), ("b", Some(score - 0.5), false)]])));
             found.extend(alarms.end_step(step, &BTreeMap::new()).into_iter().map(|alarm| alarm.id));
         }
         found
@@ -201,8 +207,9 @@ fn a_reward_that_rises_with_length_or_repetition() {
 fn failures_of_rewards_by_kind_and_in_evaluations() {
     let failed = |kind| Problem::new("r", 2, "it broke").of_kind(kind);
     let mut alarms = Alarms::default();
-    alarms.problems(&[failed(ProblemKind::TimedOut), failed(ProblemKind::TimedOut), failed(ProblemKind::Crashed)]);
-    alarms.generation(&rollouts(&[&[("a", None, false), ("b", None, false)]]));
+    let mut observed = seen(&rollouts(&[&[("a", None, false), ("b", None, false)]]));
+    observed.problems(&[failed(ProblemKind::TimedOut), failed(ProblemKind::TimedOut), failed(ProblemKind::Crashed)]);
+    alarms.take(observed);
     let raised = alarms.end_step(1, &BTreeMap::new());
     let ids = |raised: &[Alarm]| raised.iter().map(|a| (a.id.clone(), a.subject.clone())).collect::<Vec<_>>();
     let of = |id: &str, subject: &str| (id.to_owned(), subject.to_owned());
@@ -221,13 +228,7 @@ fn failures_of_rewards_by_kind_and_in_evaluations() {
 }
 
 #[test]
-fn what_is_given_up_was_never_seen_and_a_checkpoint_goes_on_with_the_same_bits() {
-    let mut alarms = Alarms::default();
-    alarms.problems(&[Problem::new("r", 2, "it broke")]);
-    alarms.not_finite("policy", String::new());
-    alarms.forget();
-    assert_eq!(alarms.end_step(1, &BTreeMap::new()), []);
-
+fn a_checkpoint_is_resumed_with_the_same_bits() {
     let empty: &[Text<'_>] = &[("", Some(1.0), false), (" ", Some(1.0), false), ("3", Some(0.1), false)];
     let (mut whole, mut cut) = (Alarms::default(), Alarms::default());
     steps(&mut whole, 1..9, &[empty, empty]);
@@ -346,7 +347,7 @@ fn length_is_compared_at_twice_and_a_rise_with_the_rewards_spread() {
         for step in 1..=12 {
             let length = if step <= 5 { before } else { after };
             let text: String = (0..length).map(|i| char::from_u32(200 + i as u32).unwrap()).collect();
-            alarms.generation(&rollouts(&[&[(&text, Some(score(step)), false), ("", Some(-1.0), false)]]));
+            alarms.take(seen(&rollouts(&[&[(&text, Some(score(step)), false), ("", Some(-1.0), false)]])));
             found.extend(alarms.end_step(step, &BTreeMap::new()).into_iter().map(|alarm| (step, alarm.id)));
         }
         found
@@ -370,7 +371,7 @@ fn short_completions_that_are_all_cut_from_the_first_are_said_once_and_quietly()
         for (share, step) in shares.iter().zip(1..) {
             let values = [("completions/clipped_ratio", *share), ("completions/max_length", longest)];
             let values = values.map(|(name, value)| (name.to_owned(), value));
-            alarms.generation(&rollouts(WELL));
+            alarms.take(seen(&rollouts(WELL)));
             out.extend(alarms.end_step(step, &BTreeMap::from(values)).into_iter().map(|a| (step, a.quiet, a.until)));
         }
         out
@@ -459,7 +460,7 @@ fn generations(count: u64, cut: bool, score: impl Fn(&str, u64) -> f64) -> Vec<S
             })
             .collect();
         let rows: Vec<Text<'_>> = texts.iter().map(|(text, score)| (text.as_str(), Some(*score), cut)).collect();
-        alarms.generation(&rollouts(&[&rows[..8], &rows[8..]]));
+        alarms.take(seen(&rollouts(&[&rows[..8], &rows[8..]])));
         found.extend(alarms.end_step(step, &BTreeMap::new()).into_iter().map(|alarm| alarm.id));
     }
     found

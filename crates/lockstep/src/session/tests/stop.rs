@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 const NEVER: usize = 1 << 40;
 
 /// Whether a metric is of time.
-fn is_measured(name: &str) -> bool {
+pub(super) fn is_measured(name: &str) -> bool {
     ["_time_s", "_per_s", "_per_second", "step_time", "_runtime"].iter().any(|end| name.ends_with(end))
         || name == "peak_bytes"
 }

@@ -1,7 +1,7 @@
 //! From a configuration to a pipeline: every input is read and checked before the first file is written.
 
 use super::reference::Reference;
-use super::{BatchSizes, GenerationBatch, RolloutPipeline, Source, StageTimes};
+use super::{BatchSizes, RolloutPipeline, RolloutState, Source};
 use crate::bad_input;
 use crate::config::{Config, EvalSampling, Purpose, WorkloadBounds, engine_config, sampling, trainer_config};
 use crate::data::prompt_dataset::{PromptDataset, context};
@@ -10,7 +10,6 @@ use crate::models::{ModelSource, Policy, load_assets, locate_ref_model, trained_
 use crate::rollouts::collector::{Collect, Collector};
 use crate::rollouts::evaluate::{self, Evaluation};
 use crate::rollouts::function::FunctionRollouts;
-use crate::rollouts::health::RewardHealth;
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::rewards::{ConfiguredReward, check_columns, load_rewards, named_rewards};
 use crate::run::begin::RunSetup;
@@ -126,17 +125,12 @@ impl Prepared {
             reference,
             collector,
             has_function,
-            health: RewardHealth::default(),
             sampling,
             sizes,
             source,
             scorer: shared,
             evaluation,
-            rollout_number: 0,
-            times: StageTimes::default(),
-            batch: GenerationBatch::default(),
-            report: None,
-            number_before: None,
+            state: RolloutState::default(),
         };
         Ok(Prepared { pipeline, setup })
     }

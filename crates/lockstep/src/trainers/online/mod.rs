@@ -16,6 +16,7 @@ use crate::rollouts::evaluate::Evaluation;
 use crate::rollouts::function::SharedScorer;
 use crate::rollouts::health::RewardHealth;
 use crate::rollouts::replay::Replay;
+use crate::run::prepared::PreparedStep;
 use anyhow::Context as _;
 use model::Scorer;
 use reference::Reference;
@@ -59,12 +60,32 @@ impl BatchSizes {
     }
 }
 
-/// The generation batch in use.
-#[derive(Default)]
+/// A generation batch; empty once it is used up.
+#[derive(Clone, Default)]
 pub(crate) struct GenerationBatch {
-    pub(crate) samples: Vec<Sample>,
+    pub(crate) samples: Arc<[Sample]>,
     /// Optimizer steps taken on it.
     pub(crate) used: u64,
+}
+
+/// What changes of a pipeline from step to step.
+#[derive(Clone, Default)]
+pub(crate) struct RolloutState {
+    /// The next rollout number: half of every sample's random stream.
+    pub(crate) rollout_number: u64,
+    pub(crate) health: RewardHealth,
+    /// The generation batch in use.
+    pub(crate) batch: GenerationBatch,
+}
+
+/// What an optimizer step learns from, and all that making it changes.
+pub struct OnlineBatch {
+    /// Of the run.
+    pub run: PreparedStep,
+    /// Of the pipeline: its state after this.
+    pub(crate) state: RolloutState,
+    /// Of a new generation.
+    report: Option<Report>,
 }
 
 /// What is logged of a generation.
@@ -96,7 +117,6 @@ pub struct RolloutPipeline {
     collector: Option<Box<dyn Collect>>,
     /// Whether a function of the caller makes the completions.
     has_function: bool,
-    health: RewardHealth,
     /// Of the rewards of training: those of a replayed file may be others than those that evaluation asks.
     reward_weights: Vec<f64>,
     /// Of the rewards that are asked.
@@ -108,19 +128,14 @@ pub struct RolloutPipeline {
     /// Scores completions of the caller's function, which shares it, and held-out ones where their loss needs more than
     /// the engine's record: entropies, another temperature.
     scorer: Option<SharedScorer>,
-    pub(crate) rollout_number: u64,
-    times: StageTimes,
-    pub(crate) batch: GenerationBatch,
-    /// Of a batch that no step has been taken on.
-    report: Option<Report>,
-    /// The rollout number before the batch that the step in the making has drawn, if it has.
-    number_before: Option<u64>,
+    /// After the last step.
+    pub(crate) state: RolloutState,
 }
 
-/// What the pipeline remembers between two steps.
+/// What a checkpoint keeps of a pipeline.
 #[derive(Serialize, Deserialize)]
 pub struct PipelineState {
-    /// The next rollout number: half of every sample's random stream.
+    /// The next rollout number.
     rollout_number: u64,
     /// The generation batch in use, and how far.
     buffer: Option<SavedBatch>,
@@ -132,13 +147,14 @@ pub struct PipelineState {
 impl RolloutPipeline {
     /// Whether the next step needs new completions.
     pub fn batch_is_used_up(&self) -> bool {
-        self.batch.samples.is_empty() || self.batch.used >= self.sizes.steps()
+        self.state.batch.samples.is_empty()
     }
 
     /// What a checkpoint keeps of it; the reference model, if it moves, is a file of its own.
     pub fn state(&self) -> PipelineState {
-        let buffer = (!self.batch_is_used_up()).then(|| SavedBatch::new(&self.batch.samples, self.batch.used));
-        PipelineState { rollout_number: self.rollout_number, buffer, has_program: self.has_function }
+        let RolloutState { rollout_number, batch, .. } = &self.state;
+        let buffer = (!self.batch_is_used_up()).then(|| SavedBatch::new(&batch.samples, batch.used));
+        PipelineState { rollout_number: *rollout_number, buffer, has_program: self.has_function }
     }
 
     /// Takes up what [`state`](Self::state) gave.
@@ -149,11 +165,11 @@ impl RolloutPipeline {
                  program, with the function"
             );
         }
-        self.rollout_number = state.rollout_number;
+        self.state.rollout_number = state.rollout_number;
         if let Some(buffer) = state.buffer {
             let (used, samples) = (buffer.used, buffer.samples());
             let samples = samples.context("the checkpoint's generation batch names a prompt that it lacks")?;
-            self.batch = GenerationBatch { used, samples };
+            self.state.batch = GenerationBatch { used, samples: samples.into() };
         }
         Ok(())
     }

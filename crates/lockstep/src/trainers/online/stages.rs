@@ -2,7 +2,7 @@
 
 use super::reference::Reference;
 use super::waiting::Progress;
-use super::{GenerationBatch, Report, RolloutPipeline, Source, StageTimes};
+use super::{GenerationBatch, OnlineBatch, Report, RolloutPipeline, Source, StageTimes};
 use crate::config::Config;
 use crate::data::prompts::Prompt;
 use crate::models::WriteFiles;
@@ -11,48 +11,44 @@ use crate::rollouts::evaluate;
 use crate::rollouts::function::SharedScorer;
 use crate::rollouts::generation::Generation;
 use crate::rollouts::samples;
-use crate::rollouts::scoring::ScoredRollouts;
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use crate::run::completion_log;
+use crate::run::prepared::PreparedStep;
 use crate::run::training::TrainingRun;
 use model::Scorer;
 use model::columns::{OLD_LOGPS, REF_LOGPS, SAMPLER_LOGPS};
 use model::net::Scores;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use telemetry::Stages;
-use train::{Advantages, Sample, UpdateMetrics};
+use train::{Advantages, Sample};
 
 impl RolloutPipeline {
-    /// The next groups of completions with their scores: the policy's own, or a file's.
-    pub fn rollouts(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
-        self.number_before = Some(self.rollout_number);
-        if matches!(self.source, Source::File(..)) { self.recorded(run) } else { self.generate(run) }
+    /// The next step of `run`: so far with the generation batch in use, which may be used up.
+    pub fn prepare(&self, run: &TrainingRun) -> OnlineBatch {
+        OnlineBatch { run: PreparedStep::after(run), state: self.state.clone(), report: None }
     }
 
-    /// Takes back what the step that is given up (a stop request, a reward that judges no more) has changed: it draws
-    /// the same prompts again. A batch from before it stays.
-    pub fn give_up_step(&mut self) {
-        if let Some(number) = self.number_before.take() {
-            (self.rollout_number, self.batch, self.report) = (number, GenerationBatch::default(), None);
-        }
+    /// The next groups of completions with their scores: the policy's own, or a file's.
+    pub fn rollouts(&mut self, run: &TrainingRun, next: &mut OnlineBatch) -> anyhow::Result<Rollouts> {
+        if matches!(self.source, Source::File(..)) { self.recorded(run, next) } else { self.generate(run, next) }
     }
 
     /// The policy's next groups; with dynamic sampling more than once, for the groups whose rewards do not differ.
-    fn generate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
-        let mut generation = Generation::default();
-        while let Some(prompts) = self.draw_prompts(run, &generation) {
-            generation.take(self.rollout_and_score(run, prompts)?);
+    fn generate(&mut self, run: &TrainingRun, next: &mut OnlineBatch) -> anyhow::Result<Rollouts> {
+        let (mut generation, mut times) = (Generation::default(), StageTimes::default());
+        while let Some(prompts) = self.draw_prompts(run, next, &generation) {
+            generation.take(self.rollout_and_score(run, next, prompts, &mut times)?);
         }
-        Ok(self.end_generation(run, generation))
+        Ok(end_generation(run, next, generation, &times))
     }
 
     /// The next groups of the file.
-    fn recorded(&mut self, run: &mut TrainingRun) -> anyhow::Result<Rollouts> {
+    fn recorded(&mut self, run: &TrainingRun, next: &mut OnlineBatch) -> anyhow::Result<Rollouts> {
         let Source::File(replay, scorer) = &mut self.source else { unreachable!("no file") };
-        let picked = run.data.sampler.next_batch();
+        let picked = next.run.data.sampler.next_batch();
         // As if they had been generated: PPO's mini-batches are drawn by this number.
-        let first_id = self.rollout_number;
-        self.rollout_number += picked.len() as u64;
+        let first_id = next.state.rollout_number;
+        next.state.rollout_number += picked.len() as u64;
         let _span = run.log.stages.span("replay");
         let temperature = self.sampling.temperature;
         let rollouts = replay.rollouts(
@@ -64,17 +60,22 @@ impl RolloutPipeline {
             temperature,
             &self.reward_weights,
         )?;
-        count_tokens(run, &rollouts);
+        count_tokens(next, &rollouts);
         Ok(rollouts)
     }
 
     /// The next prompts of the permutation; `None` once the generation is complete.
-    fn draw_prompts(&mut self, run: &mut TrainingRun, generation: &Generation) -> Option<Vec<Arc<Prompt>>> {
+    fn draw_prompts(
+        &self,
+        run: &TrainingRun,
+        next: &mut OnlineBatch,
+        generation: &Generation,
+    ) -> Option<Vec<Arc<Prompt>>> {
         let config = &run.config;
         let rows = match generation.rounds() {
-            0 => run.data.sampler.next_batch(),
+            0 => next.run.data.sampler.next_batch(),
             rounds if config.dynamic_sampling && rounds < config.dynamic_sampling_max_rounds => {
-                run.data.sampler.take(generation.zero_std_groups().len())
+                next.run.data.sampler.take(generation.zero_std_groups().len())
             }
             _ => return None,
         };
@@ -82,31 +83,17 @@ impl RolloutPipeline {
         (!rows.is_empty()).then(|| rows.into_iter().map(|i| all[i].clone()).collect())
     }
 
-    /// The complete generation.
-    fn end_generation(&mut self, run: &mut TrainingRun, generation: Generation) -> Rollouts {
-        let StageTimes { rollout_time_s, rollout_tokens, reward_time_s, reward_hidden_time_s, of_rewards } =
-            std::mem::take(&mut self.times);
-        run.log.remarks.waited(rollout_time_s, reward_time_s, &of_rewards);
-        let reporter = &mut run.log.reporter;
-        reporter.add("rollout_time_s", rollout_time_s);
-        reporter.add("rollout_tokens_per_s", rollout_tokens as f64 / rollout_time_s);
-        reporter.add("reward_time_s", reward_time_s);
-        reporter.add("reward_hidden_time_s", reward_hidden_time_s);
-        let (rollouts, metrics) = generation.finish();
-        run.log.alarms.generation(&rollouts);
-        if run.config.dynamic_sampling {
-            for (name, value) in metrics {
-                run.log.add(name, value);
-            }
-        }
-        rollouts
-    }
-
     /// `num_generations` completions of each prompt, and the score of each by every reward.
-    fn rollout_and_score(&mut self, run: &mut TrainingRun, prompts: Vec<Arc<Prompt>>) -> anyhow::Result<Rollouts> {
+    fn rollout_and_score(
+        &mut self,
+        run: &TrainingRun,
+        next: &mut OnlineBatch,
+        prompts: Vec<Arc<Prompt>>,
+        times: &mut StageTimes,
+    ) -> anyhow::Result<Rollouts> {
         let Some(collector) = &mut self.collector else { unreachable!("the source is no file") };
         let request = CollectRequest {
-            prompts: (self.rollout_number..).zip(prompts).collect(),
+            prompts: (next.state.rollout_number..).zip(prompts).collect(),
             num_generations: self.sizes.group,
             sampling: &self.sampling,
             reward_weights: &self.reward_weights,
@@ -117,38 +104,37 @@ impl RolloutPipeline {
         let observer = Observer { stages: &run.log.stages, on_wait: &|reward, time| progress.waits(reward, time) };
         let Collected { scored: output, next_number, rollout_s, reward_s } =
             collector.collect(&run.learner.policy.weights, request, &observer)?;
-        self.rollout_number = next_number;
-        self.times.rollout_time_s += rollout_s;
-        self.times.reward_time_s += reward_s;
+        next.state.rollout_number = next_number;
+        times.rollout_time_s += rollout_s;
+        times.reward_time_s += reward_s;
         let names = output.rollouts.reward_names.iter().zip(&output.seconds);
-        names.for_each(|(name, seconds)| *self.times.of_rewards.entry(name.clone()).or_default() += seconds);
+        names.for_each(|(name, seconds)| *times.of_rewards.entry(name.clone()).or_default() += seconds);
         let late = output.rollouts.reward_names.iter().zip(&output.timed_out);
-        late.for_each(|(name, &completions)| run.log.remarks.timed_out(name, completions));
-        self.health.check(&output.rollouts, &output.problems, &run.config)?;
-        run.log.alarms.problems(&output.problems);
-        self.times.rollout_tokens += output.rollouts.completions().map(|c| c.completion.ids.len()).sum::<usize>();
-        count_tokens(run, &output.rollouts);
-        self.report(run, &output);
-        Ok(output.rollouts)
-    }
-
-    /// The metrics of rewards, and how long they took.
-    fn report(&mut self, run: &mut TrainingRun, output: &ScoredRollouts) {
+        late.for_each(|(name, &completions)| next.run.remarks.timed_out(name, completions));
+        next.state.health.check(&output.rollouts, &output.problems, &run.config)?;
+        next.run.observed.problems(&output.problems);
+        times.rollout_tokens += output.rollouts.completions().map(|c| c.completion.ids.len()).sum::<usize>();
+        count_tokens(next, &output.rollouts);
         for &(start, seconds) in &output.hidden {
             run.log.stages.record_overlapped("rewards", start, seconds);
-            self.times.reward_hidden_time_s += seconds;
+            times.reward_hidden_time_s += seconds;
         }
-        let reporter = &mut run.log.reporter;
         for (name, value) in &output.metrics {
-            reporter.add(name, *value);
+            next.run.add(name, *value);
         }
+        Ok(output.rollouts)
     }
 
     /// Completions become samples, without their advantages. Where there is a reference model, it scores them; those of
     /// another sampler are scored by the policy, where that is corrected for.
-    pub fn samples(&mut self, run: &mut TrainingRun, rollouts: &Rollouts) -> anyhow::Result<Vec<Sample>> {
+    pub fn samples(
+        &mut self,
+        run: &TrainingRun,
+        next: &mut OnlineBatch,
+        rollouts: &Rollouts,
+    ) -> anyhow::Result<Vec<Sample>> {
         for (name, value) in rollout::length_metrics(rollouts.completions().map(|c| &c.completion)) {
-            run.log.add(&name, value);
+            next.run.add(&name, value);
         }
         let mut samples = samples::of_rollouts(rollouts);
         self.score_reference(run, &mut samples)?;
@@ -158,8 +144,9 @@ impl RolloutPipeline {
 
     /// Samples with their advantages are what the next steps train on.
     pub fn fill_batch(
-        &mut self,
-        run: &mut TrainingRun,
+        &self,
+        run: &TrainingRun,
+        next: &mut OnlineBatch,
         rollouts: Rollouts,
         mut samples: Vec<Sample>,
         advantages: Advantages,
@@ -167,13 +154,19 @@ impl RolloutPipeline {
         for (sample, advantage) in samples.iter_mut().zip(&advantages.advantages) {
             sample.advantage.clone_from(advantage);
         }
-        self.take_batch(run, &rollouts, samples, &advantages)
+        for (name, value) in &advantages.metrics {
+            if let Some(value) = value {
+                next.run.add(name, *value);
+            }
+        }
+        self.take_batch(run, next, &rollouts, samples, &advantages)
     }
 
     /// The generation that the next steps learn from. It is reported once the first of them is taken.
     pub fn take_batch(
-        &mut self,
+        &self,
         run: &TrainingRun,
+        next: &mut OnlineBatch,
         rollouts: &Rollouts,
         samples: Vec<Sample>,
         advantages: &Advantages,
@@ -185,15 +178,15 @@ impl RolloutPipeline {
             true => rollouts.completions().zip(&samples).map(line).collect(),
             false => Vec::new(),
         };
-        self.report = Some(Report {
+        next.report = Some(Report {
             lines,
             completions: completion_log::rows(&run.config, &run.learner, &run.log, rollouts, advantages)?,
         });
-        self.batch = GenerationBatch { samples, used: 0 };
+        next.state.batch = GenerationBatch { samples: samples.into(), used: 0 };
         Ok(())
     }
 
-    fn score_reference(&mut self, run: &mut TrainingRun, samples: &mut [Sample]) -> anyhow::Result<()> {
+    fn score_reference(&mut self, run: &TrainingRun, samples: &mut [Sample]) -> anyhow::Result<()> {
         let Some(reference) = &mut self.reference else { return Ok(()) };
         let _span = run.log.stages.span("reference");
         let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
@@ -209,7 +202,7 @@ impl RolloutPipeline {
     }
 
     /// log π_old of the samples that weights of another version wrote.
-    fn score_stale(&mut self, run: &mut TrainingRun, samples: &mut [Sample]) -> anyhow::Result<()> {
+    fn score_stale(&mut self, run: &TrainingRun, samples: &mut [Sample]) -> anyhow::Result<()> {
         let mut shared = self.scorer.as_ref().filter(|_| self.has_function).map(lock);
         let scorer: &mut Scorer = match (&mut self.source, &mut shared) {
             (Source::File(_, scorer), _) => scorer,
@@ -231,22 +224,31 @@ impl RolloutPipeline {
         Ok(())
     }
 
-    /// What the next optimizer step learns from.
-    pub fn part(&self) -> &[Sample] {
-        let first = (self.batch.used % self.sizes.parts()) as usize * self.sizes.optimizer;
-        &self.batch.samples[first..first + self.sizes.optimizer]
+    /// What the optimizer step learns from.
+    pub fn part<'a>(&self, OnlineBatch { state, .. }: &'a OnlineBatch) -> &'a [Sample] {
+        let first = (state.batch.used % self.sizes.parts()) as usize * self.sizes.optimizer;
+        &state.batch.samples[first..first + self.sizes.optimizer]
     }
 
-    /// The optimizer step of the gradient on the next [`part`](Self::part) of the batch.
-    pub fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<UpdateMetrics> {
-        self.number_before = None;
-        if let Some(Report { lines, completions }) = self.report.take() {
+    /// The step is taken: what its batch changes enters the run and the pipeline, and a new generation is reported.
+    pub fn commit(&mut self, run: &mut TrainingRun, next: OnlineBatch) -> anyhow::Result<()> {
+        let OnlineBatch { run: changes, state, report } = next;
+        if let Some(Report { lines, completions }) = report {
             lines.into_iter().try_for_each(|line| run.log.reporter.record_rollout(line))?;
             completions.into_iter().for_each(|(rows, shown)| run.log.reporter.completions(rows, shown));
         }
-        let metrics = run.step_policy()?;
-        self.batch.used += 1;
-        Ok(metrics)
+        run.commit(changes)?;
+        self.state = state;
+        self.state.batch.used += 1;
+        if self.state.batch.used >= self.sizes.steps() {
+            self.end_generation();
+        }
+        Ok(())
+    }
+
+    /// No further step is taken on the generation batch.
+    pub fn end_generation(&mut self) {
+        self.state.batch = GenerationBatch::default();
     }
 
     /// Moves the reference model, if that is due.
@@ -278,7 +280,7 @@ impl RolloutPipeline {
         let seconds = span.end();
         let (mut metrics, mut problems, mut unscored) = (Vec::new(), Vec::new(), None);
         for outcome in outcomes {
-            self.health.check(&outcome.rollouts, &outcome.problems, &run.config)?;
+            self.state.health.check(&outcome.rollouts, &outcome.problems, &run.config)?;
             problems.extend(outcome.problems);
             unscored = unscored.or(outcome.unscored);
             metrics.extend(outcome.metrics);
@@ -341,9 +343,32 @@ fn recorded(sample: &Sample) -> Scores {
     Scores { entropies: vec![0.0; logps.len()], logps }
 }
 
+/// The complete generation.
+fn end_generation(
+    run: &TrainingRun,
+    next: &mut OnlineBatch,
+    generation: Generation,
+    StageTimes { rollout_time_s, rollout_tokens, reward_time_s, reward_hidden_time_s, of_rewards }: &StageTimes,
+) -> Rollouts {
+    let step = &mut next.run;
+    step.remarks.waited(*rollout_time_s, *reward_time_s, of_rewards);
+    step.add("rollout_time_s", *rollout_time_s);
+    step.add("rollout_tokens_per_s", *rollout_tokens as f64 / rollout_time_s);
+    step.add("reward_time_s", *reward_time_s);
+    step.add("reward_hidden_time_s", *reward_hidden_time_s);
+    let (rollouts, metrics) = generation.finish();
+    step.observed.generation(&rollouts);
+    if run.config.dynamic_sampling {
+        for (name, value) in metrics {
+            step.add(name, value);
+        }
+    }
+    rollouts
+}
+
 /// TRL's `num_tokens`.
-fn count_tokens(run: &mut TrainingRun, rollouts: &Rollouts) {
+fn count_tokens(next: &mut OnlineBatch, rollouts: &Rollouts) {
     let prompts: usize = rollouts.groups.iter().map(|g| g.prompt.tokens.ids.len() * g.completions.len()).sum();
     let tokens: usize = rollouts.completions().map(|c| c.completion.ids.len()).sum();
-    run.data.num_tokens += (prompts + tokens) as u64;
+    next.run.data.num_tokens += (prompts + tokens) as u64;
 }

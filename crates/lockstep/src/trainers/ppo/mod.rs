@@ -8,17 +8,16 @@
 mod critic;
 mod stages;
 
-use super::online::{PipelineState, Prepared, RolloutPipeline};
+use super::online::{OnlineBatch, PipelineState, Prepared, RolloutPipeline};
 use crate::models::WriteFiles;
 use crate::run::checkpoint::state::bits64;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
-use crate::run::task::{NextBatch, TrainingTask};
+use crate::run::task::TrainingTask;
 use crate::run::training::TrainingRun;
 use critic::Critic;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use train::Sample;
 use train::gae::KlController;
 
 /// A PPO run's own part.
@@ -28,16 +27,13 @@ pub struct Ppo {
     critic: Critic,
     /// The weight of the divergence from the reference model.
     kl: KlController,
-    /// What the step in the making was begun with, where that has changed.
-    before: StepBefore,
 }
 
-/// What a step that is given up goes back to.
-#[derive(Default)]
-struct StepBefore {
-    kl: Option<KlController>,
-    /// The batch in use, before its groups were shuffled.
-    samples: Option<Vec<Sample>>,
+/// What a step of both models learns from, and all that making it changes.
+pub struct PpoBatch {
+    online: OnlineBatch,
+    /// After this.
+    kl: KlController,
 }
 
 /// What PPO remembers between two steps; the value model's weights and moments are files of their own.
@@ -51,36 +47,34 @@ struct PpoState {
 }
 
 impl TrainingTask for Ppo {
-    fn next_batch(&mut self, run: &mut TrainingRun) -> anyhow::Result<NextBatch> {
+    type Batch = PpoBatch;
+
+    fn next_batch(&mut self, run: &TrainingRun) -> anyhow::Result<PpoBatch> {
+        let mut next = PpoBatch { online: self.pipeline.prepare(run), kl: self.kl };
         if self.pipeline.batch_is_used_up() {
-            let rollouts = self.pipeline.rollouts(run)?;
-            let scores = self.scores(run, &rollouts);
-            let samples = self.samples(run, &rollouts, &scores)?;
-            let values = self.values(run, &samples)?;
-            let rewards = self.token_rewards(run, &scores, &samples);
-            let estimates = self.estimates(run, rewards, &values, &samples);
-            self.fill_batch(run, rollouts, scores, samples, &values, estimates)?;
+            let rollouts = self.pipeline.rollouts(run, &mut next.online)?;
+            let scores = next.scores(run, &rollouts);
+            let samples = self.samples(run, &mut next, &rollouts, &scores)?;
+            let values = self.values(run, &mut next, &samples)?;
+            let rewards = next.token_rewards(run, &scores, &samples);
+            let estimates = next.estimates(run, rewards, &values, &samples);
+            self.fill_batch(run, &mut next, rollouts, scores, samples, &values, estimates)?;
         }
-        Ok(NextBatch::Ready)
+        self.shuffle(run, &mut next);
+        Ok(next)
     }
 
-    fn step(&mut self, run: &mut TrainingRun) -> anyhow::Result<()> {
-        self.shuffle(run);
+    fn step(&mut self, run: &mut TrainingRun, PpoBatch { online, kl }: PpoBatch) -> anyhow::Result<()> {
         // Both gradients come before both steps: until then nothing is changed, and a stop request can end the step.
-        self.critic.gradient(&run.learner.ctx, &run.log.stages, self.pipeline.part())?;
-        run.policy_gradient(self.pipeline.part())?;
-        self.before = StepBefore::default();
+        let samples = self.pipeline.part(&online);
+        self.critic.gradient(&run.learner.ctx, &run.log.stages, samples)?;
+        run.policy_gradient(samples)?;
+        self.pipeline.commit(run, online)?;
+        self.kl = kl;
         self.step_values(run)?;
-        let metrics = self.pipeline.step(run)?;
+        let metrics = run.step_policy()?;
         self.stop_generation_if_too_far(run, &metrics);
         self.pipeline.sync_reference(run)
-    }
-
-    fn give_up_step(&mut self) {
-        let StepBefore { kl, samples } = std::mem::take(&mut self.before);
-        kl.into_iter().for_each(|kl| self.kl = kl);
-        samples.into_iter().for_each(|samples| self.pipeline.batch.samples = samples);
-        self.pipeline.give_up_step();
     }
 
     fn evaluate(&mut self, run: &mut TrainingRun) -> anyhow::Result<Option<Vec<(String, f64)>>> {
@@ -116,5 +110,5 @@ pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Ppo, TrainingRun)> {
         pipeline.restore(saved)
     })?;
     critic.stop_with(&run.stop);
-    Ok((Ppo { pipeline, critic, kl, before: StepBefore::default() }, run))
+    Ok((Ppo { pipeline, critic, kl }, run))
 }

@@ -1,16 +1,18 @@
 //! The stages of a PPO step, in the order of the data. Formulas: [`train::gae`], [`train::loss::ppo`].
 
-use super::Ppo;
+use super::{Ppo, PpoBatch};
 use crate::rollouts::{Rollouts, ScoredCompletion};
 use crate::run::learner::{Update, not_finite, record_ops};
 use crate::run::training::TrainingRun;
+use crate::trainers::online::RolloutState;
 use kernels::rng::Stream;
 use model::columns::{RETURNS, VALUES};
 use rollout::FinishReason;
 use train::gae::{self, Estimates, KlTarget, TokenRewards};
 use train::{Advantage, Advantages, Sample, ScaleRewards, StepRewards, UpdateMetrics, advantages};
 
-/// A generation whose policy has gone further than this many times `target_kl` is given up (as OpenAI's Spinning Up).
+/// A generation whose policy has gone further than this many times `target_kl` is not used any further (as OpenAI's
+/// Spinning Up).
 const TOO_FAR: f64 = 1.5;
 /// Tells the permutations of mini-batches from other streams of the seed.
 const SHUFFLES: u64 = 0x7070_6f00_0000_0000;
@@ -25,14 +27,14 @@ pub struct Scores {
     table: Advantages,
 }
 
-impl Ppo {
+impl PpoBatch {
     /// The score of each completion: its weighted reward, less `missing_eos_penalty` if it did not end by itself.
-    pub(super) fn scores(&mut self, run: &mut TrainingRun, rollouts: &Rollouts) -> Scores {
+    pub(super) fn scores(&mut self, run: &TrainingRun, rollouts: &Rollouts) -> Scores {
         let table = advantages::compute(&rollouts.rewards(), ScaleRewards::None);
         for (name, value) in &table.metrics {
             // Groups are not compared here.
             if let (Some(value), true) = (value, name != "frac_reward_zero_std") {
-                run.log.add(name, *value);
+                self.online.run.add(name, *value);
             }
         }
         let penalty = run.config.missing_eos_penalty.unwrap_or(0.0);
@@ -52,15 +54,50 @@ impl Ppo {
         Scores { scores, steps, table }
     }
 
+    /// The reward of each token; adapts the weight of the divergence for the next generation.
+    pub(super) fn token_rewards(&mut self, run: &TrainingRun, scores: &Scores, samples: &[Sample]) -> Vec<Vec<f64>> {
+        let TokenRewards { rewards, kl, metrics } =
+            gae::rewards_of_samples(run.config.kl_estimator, self.kl.kl_coef, samples, &scores.scores, &scores.steps);
+        for (name, value) in metrics {
+            self.online.run.add(name, value);
+        }
+        if let (Some(kl), true) = (kl, run.config.adap_kl_ctrl) {
+            let target = KlTarget { target: run.config.kl_target, horizon: run.config.kl_horizon };
+            self.kl.update(&target, kl, samples.len());
+        }
+        rewards
+    }
+
+    /// The advantage and the return of each token; advantages are whitened over the generation.
+    pub(super) fn estimates(
+        &mut self,
+        run: &TrainingRun,
+        mut rewards: Vec<Vec<f64>>,
+        values: &[Vec<f32>],
+        samples: &[Sample],
+    ) -> Vec<Estimates> {
+        if run.config.whiten_rewards {
+            gae::whiten_samples(&mut rewards, samples);
+        }
+        let (estimates, explained) = gae::estimate_samples(run.config.gamma, run.config.lam, &rewards, values, samples);
+        if let Some(explained) = explained {
+            self.online.run.add("val/explained_variance", explained);
+        }
+        estimates
+    }
+}
+
+impl Ppo {
     /// The completions as samples, with what the reference model says of them. One without a score, or that is left
     /// out because it was cut, has no token to learn from.
     pub(super) fn samples(
         &mut self,
-        run: &mut TrainingRun,
+        run: &TrainingRun,
+        next: &mut PpoBatch,
         rollouts: &Rollouts,
         scores: &Scores,
     ) -> anyhow::Result<Vec<Sample>> {
-        let mut samples = self.pipeline.samples(run, rollouts)?;
+        let mut samples = self.pipeline.samples(run, &mut next.online, rollouts)?;
         let without_truncated = run.config.mask_truncated_completions;
         for (sample, score) in samples.iter_mut().zip(&scores.scores) {
             if score.is_none() || (without_truncated && sample.truncated) {
@@ -71,57 +108,26 @@ impl Ppo {
     }
 
     /// The value of the state in which each token was chosen.
-    pub(super) fn values(&mut self, run: &mut TrainingRun, samples: &[Sample]) -> anyhow::Result<Vec<Vec<f32>>> {
+    pub(super) fn values(
+        &mut self,
+        run: &TrainingRun,
+        next: &mut PpoBatch,
+        samples: &[Sample],
+    ) -> anyhow::Result<Vec<Vec<f32>>> {
         let span = run.log.stages.span("values");
         let before = kernels::context::counted();
         let values = self.critic.values(&run.learner.ctx, samples)?;
         record_ops(&span, before);
-        run.log.add("values_time_s", span.end());
+        next.online.run.add("values_time_s", span.end());
         Ok(values)
     }
 
-    /// The reward of each token; adapts the weight of the divergence for the next generation.
-    pub(super) fn token_rewards(
-        &mut self,
-        run: &mut TrainingRun,
-        scores: &Scores,
-        samples: &[Sample],
-    ) -> Vec<Vec<f64>> {
-        let TokenRewards { rewards, kl, metrics } =
-            gae::rewards_of_samples(run.config.kl_estimator, self.kl.kl_coef, samples, &scores.scores, &scores.steps);
-        for (name, value) in metrics {
-            run.log.add(name, value);
-        }
-        if let (Some(kl), true) = (kl, run.config.adap_kl_ctrl) {
-            let target = KlTarget { target: run.config.kl_target, horizon: run.config.kl_horizon };
-            self.before.kl = Some(self.kl);
-            self.kl.update(&target, kl, samples.len());
-        }
-        rewards
-    }
-
-    /// The advantage and the return of each token; advantages are whitened over the generation.
-    pub(super) fn estimates(
-        &mut self,
-        run: &mut TrainingRun,
-        mut rewards: Vec<Vec<f64>>,
-        values: &[Vec<f32>],
-        samples: &[Sample],
-    ) -> Vec<Estimates> {
-        if run.config.whiten_rewards {
-            gae::whiten_samples(&mut rewards, samples);
-        }
-        let (estimates, explained) = gae::estimate_samples(run.config.gamma, run.config.lam, &rewards, values, samples);
-        if let Some(explained) = explained {
-            run.log.add("val/explained_variance", explained);
-        }
-        estimates
-    }
-
     /// The samples, complete.
+    #[expect(clippy::too_many_arguments, reason = "the values of all stages")]
     pub(super) fn fill_batch(
-        &mut self,
-        run: &mut TrainingRun,
+        &self,
+        run: &TrainingRun,
+        next: &mut PpoBatch,
         rollouts: Rollouts,
         scores: Scores,
         mut samples: Vec<Sample>,
@@ -137,16 +143,16 @@ impl Ppo {
             sample.columns.set(VALUES, values[i].clone());
             sample.columns.set(RETURNS, narrow(estimates.returns));
         }
-        self.pipeline.take_batch(run, &rollouts, samples, &table)
+        self.pipeline.take_batch(run, &mut next.online, &rollouts, samples, &table)
     }
 
-    /// Gives the generation up, once the policy has gone too far from where it began.
+    /// Ends the generation, once the policy has gone too far from where it began.
     pub(super) fn stop_generation_if_too_far(&mut self, run: &mut TrainingRun, metrics: &UpdateMetrics) {
         let Some(target) = run.config.target_kl else { return };
         let moved = metrics.means.entries().find(|(name, _)| *name == "policy/approxkl_avg").map_or(0.0, |(_, kl)| kl);
         let stops = moved > TOO_FAR * target;
         if stops {
-            self.pipeline.batch.used = self.pipeline.sizes.steps();
+            self.pipeline.end_generation();
         }
         run.log.add("policy/early_stop", f64::from(u8::from(stops)));
     }
@@ -170,17 +176,17 @@ impl Ppo {
     }
 
     /// At the beginning of a pass over a generation that is cut into mini-batches, draws which groups come together.
-    pub(super) fn shuffle(&mut self, run: &TrainingRun) {
-        let (sizes, batch) = (self.pipeline.sizes, &mut self.pipeline.batch);
+    pub(super) fn shuffle(&self, run: &TrainingRun, PpoBatch { online, .. }: &mut PpoBatch) {
+        let (sizes, RolloutState { rollout_number, batch, .. }) = (self.pipeline.sizes, &mut online.state);
         if sizes.parts() == 1 || !batch.used.is_multiple_of(sizes.parts()) {
             return;
         }
         let pass = batch.used / sizes.parts();
-        let number = self.pipeline.rollout_number * sizes.iterations as u64 + pass;
+        let number = *rollout_number * sizes.iterations as u64 + pass;
         let mut stream = Stream::new(run.config.seed, SHUFFLES ^ number);
         let mut groups: Vec<Vec<Sample>> =
             batch.samples.chunk_by(|a, b| a.group == b.group).map(<[Sample]>::to_vec).collect();
         stream.shuffle(&mut groups);
-        self.before.samples = Some(std::mem::replace(&mut batch.samples, groups.concat()));
+        batch.samples = groups.concat().into();
     }
 }
