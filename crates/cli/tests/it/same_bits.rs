@@ -149,16 +149,8 @@ fn nor_on_emulated_cuda() {
 /// All but the name of what computed.
 #[track_caller]
 fn same_on_another_device(expected: &Path, found: &Path) {
-    let state = |bytes: &[u8]| -> serde_json::Value {
-        let mut state: serde_json::Value = serde_json::from_slice(bytes).unwrap();
-        assert!(state.as_object_mut().unwrap().remove("isa").is_some());
-        state
-    };
-    let (mut left, mut right) = (files(expected), files(found));
+    let (left, right) = (files(expected), files(found));
     assert!(left.contains_key("checkpoints/step-000002/optimizer_exp_avg.safetensors"));
-    for name in left.keys().filter(|name| name.ends_with("run_state.json")).cloned().collect::<Vec<_>>() {
-        assert_eq!(state(&left.remove(&name).unwrap()), state(&right.remove(&name).unwrap()), "{name}");
-    }
     assert!(left.keys().eq(right.keys()));
     left.iter().for_each(|(name, bytes)| assert!(*bytes == right[name], "{}: {name}", expected.display()));
     assert_eq!(metrics(expected), metrics(found));
