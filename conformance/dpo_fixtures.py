@@ -25,6 +25,10 @@ from trl import DPOConfig, DPOTrainer
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "crates/train/tests/fixtures"
 PAD, EOS, VOCAB, SCALE = 0, 1, 50, 0.9
+LOSSES = (
+    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "apo_zero", "apo_down",
+    "discopop", "sigmoid_norm",
+)  # fmt: skip
 
 torch.set_num_threads(1)
 
@@ -103,9 +107,9 @@ def run(rows, **config):
 def main():
     rows = pairs()
     cases = []
-    for loss_type in ("sigmoid", "hinge", "ipo", "robust", "sigmoid_norm"):
+    for loss_type in LOSSES:
         for beta in (0.1, 0.5):
-            smoothing = dict(label_smoothing=0.1) if loss_type == "robust" else {}
+            smoothing = dict(label_smoothing=0.1) if loss_type in ("robust", "exo_pair") else {}
             cases.append(run(rows, loss_type=[loss_type], beta=beta, **smoothing))
     versions = dict(trl=trl.__version__, transformers=transformers.__version__, torch=torch.__version__.split("+")[0])
     out = FIXTURES / "dpo"

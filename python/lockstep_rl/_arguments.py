@@ -3,9 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import sys
 from typing import Any
+
+
+@dataclasses.dataclass
+class AcceleratorConfig:
+    """accelerate's ways of handing out batches, as scripts read and set them. The engine draws its rows itself: only
+    that a stream is not dispatched is looked at."""
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = True
+    non_blocking: bool = False
+    gradient_accumulation_kwargs: dict | None = None
+    use_configured_state: bool = False
+
+    @classmethod
+    def of(cls, value: Any) -> AcceleratorConfig:
+        """Of what `accelerator_config` is given: nothing, a dict, or an object of transformers' class."""
+        if value is None or isinstance(value, cls):
+            return value or cls()
+        fields = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+        if fields is None:
+            raise TypeError(f"`accelerator_config` must be a dict, but is {value!r:.80} ({type(value).__name__})")
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in fields.keys() - known:
+            raise TypeError(f"`accelerator_config` has no field `{name}`: there are {', '.join(sorted(known))}")
+        return cls(**fields)
 
 
 class ArgumentMethods:

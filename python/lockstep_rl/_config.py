@@ -15,7 +15,7 @@ import warnings
 from typing import Any
 
 from . import _native
-from ._arguments import ArgumentMethods
+from ._arguments import AcceleratorConfig, ArgumentMethods
 
 # Set by a trainer's arguments and by the class, not by its user.
 _NOT_FIELDS = {"model_name_or_path", "reward_funcs"}
@@ -64,7 +64,7 @@ _TYPES = {
     "number": ((int, float), "a number"),
     "boolean": ((bool,), "True or False"),
     "string": ((str,), "a text"),
-    "array": ((list, str), "a list"),
+    "array": ((list, tuple, str), "a list"),
     "object": ((dict,), "a dict"),
 }
 
@@ -163,6 +163,7 @@ _SPECIAL = {
     "hub_model_id": lambda value: {},
     "hub_token": lambda value: {},
     "eos_token": lambda value: {},
+    "accelerator_config": lambda value: {},
 }
 
 # What becomes of these fields, for the documentation.
@@ -179,6 +180,8 @@ MAPPED = {
     "hub_model_id": "where push_to_hub() uploads to",
     "hub_token": "push_to_hub()'s",
     "eos_token": "the tokenizer's end of a sequence: a token that it has",
+    "accelerator_config": "an object, as in transformers; dispatch_batches is False where rows are a stream, and True "
+    "is refused there; the rest has no meaning",
 }
 
 
@@ -220,6 +223,7 @@ class _Config(ArgumentMethods):
             field = self._fields.get(name)
             if field is not None and field.status == "supported" and name not in _SPECIAL:
                 _check_type(name, value, field.schema)
+        self.accelerator_config = AcceleratorConfig.of(self.accelerator_config)
         values = self.values()
         # What a trainer's arguments say is not known yet.
         values.setdefault("model_name_or_path", "model")
@@ -234,6 +238,9 @@ class _Config(ArgumentMethods):
     def values(self) -> dict:
         """What was set, as the engine's keys. Warns of what has no meaning here, and refuses what cannot be done."""
         values: dict = {} if self._algorithm is None else {"algorithm": self._algorithm}
+        if self.method == "sft":
+            # The engine's own default is all rows at once.
+            values["per_device_eval_batch_size"] = plain(self.per_device_eval_batch_size, "per_device_eval_batch_size")
         for name, value in vars(self).items():
             field = self._fields.get(name)
             if field is None:  # of a subclass
@@ -254,6 +261,18 @@ class _Config(ArgumentMethods):
                 else:
                     values[name] = plain(value, name)
         return values
+
+    @classmethod
+    def of_training_arguments(cls, args: Any) -> Any:
+        """The same fields of transformers' TrainingArguments, with their values, which are not TRL's defaults."""
+        values = {}
+        for field in dataclasses.fields(args):
+            own, value = cls._fields.get(field.name), getattr(args, field.name, None)
+            if own is None or not field.init or value == field.default and own.status != "supported":
+                continue
+            if own.status == "supported" or not asks_for_nothing(value):
+                values[field.name] = value
+        return cls(**values)
 
     def to_dict(self) -> dict:
         """The fields with their values."""
@@ -323,6 +342,7 @@ def field_table(method: str) -> list[dict]:
     (`supported`, `ignored`, `refused`), default and meaning."""
     own = _OF_METRICS if method in _WITH_METRICS else {}
     rows = [own.get(row["name"], row) for row in _native.fields(method)]
+    rows += [row for name, row in own.items() if name not in {row["name"] for row in rows}]
     return [_without_patience(row) if row["name"] == "reward_patience" else row for row in rows]
 
 

@@ -41,6 +41,11 @@ def rows_of(dataset: Any, name: str, most: int | None = None) -> list[dict]:
     return rows
 
 
+def is_stream(dataset: Any) -> bool:
+    """Whether its rows are read one after another, and nobody knows how many there are."""
+    return not isinstance(dataset, dict) and hasattr(dataset, "__iter__") and not hasattr(dataset, "__len__")
+
+
 # Rows of a datasets.Dataset that are asked for at once.
 _AT_ONCE = 1000
 

@@ -7,7 +7,7 @@ import functools
 import os
 from typing import Any, NamedTuple
 
-from ._data import json_of, rows_of
+from ._data import is_stream, json_of, rows_of
 from ._models import check_path
 from ._rewards import Source
 
@@ -39,6 +39,7 @@ EVAL_KEYS = {"eval_dataset_name", "eval_datasets"}
 class WithDatasets:
     """A trainer's part that has the data."""
 
+    args: Any
     _values: dict
     # Columns of the data that the engine itself reads.
     columns: tuple[str, ...] = ("prompt",)
@@ -91,8 +92,20 @@ class WithDatasets:
         """What the engine calls a dataset, and its rows where it is in memory."""
         if isinstance(dataset, (str, os.PathLike)):
             return check_path(os.fspath(dataset), name), RowSet()
+        if is_stream(dataset):
+            self._not_dispatched()
         rows = self._rows_of(dataset, name, self._values.get(most))
         return "memory", RowSet(rows, json_of(rows, name, self.columns))
+
+    def _not_dispatched(self) -> None:
+        """Of a stream, what transformers' arguments say of their own accord."""
+        config = self.args.accelerator_config
+        if config.dispatch_batches:
+            raise ValueError(
+                "Iterable datasets require `dispatch_batches=False`: set accelerator_config={'dispatch_batches': False}"
+            )
+        config.dispatch_batches = False
+        self.args.dataloader_num_workers = 0
 
     def _rows_of(self, dataset: Any, name: str, most: int | None) -> list[dict]:
         return rows_of(dataset, name, most)

@@ -95,14 +95,14 @@ class EvalMetrics:
         self.predictions: Any = _Array(sequences, longest, vocab) if in_place else _Batches(self.joins)
         self.labels, self.inputs, self.losses = (_Batches(self.joins) for _ in range(3))
 
-    def batch(self, ids: list, given: list, outputs: Any, vocab: int | None, pad: int, loss: float | None) -> None:
+    def batch(self, ids: list, learned: list, outputs: Any, vocab: int | None, pad: int, loss: float | None) -> None:
         numpy = _numpy()
         width = max(map(len, ids))
         input_ids = numpy.full((len(ids), width), pad, dtype="int64")
         attention = numpy.zeros((len(ids), width), dtype="int64")
         for row, mask, own in zip(input_ids, attention, ids):
             row[: len(own)], mask[: len(own)] = own, 1
-        labels = self.labels_of(input_ids, attention, given)
+        labels = self.labels_of(input_ids, learned)
         outputs = outputs.reshape(len(ids), 1) if vocab is None else outputs.reshape(len(ids), width, vocab)
         rows = len(ids) // self.sequences_of_row
         self.left -= rows

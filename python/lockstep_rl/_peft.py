@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
@@ -37,7 +38,29 @@ def save_base(model: Any, target: str) -> str:
     save_below(model, below)
     model.save_pretrained(target)
     set_base(target, target, below)
+    if has_scores(model.get_base_model()):
+        _add_scores(model, target)
     return below
+
+
+def has_scores(model: Any) -> bool:
+    """Whether a model of transformers ends in a head of scores."""
+    return hasattr(model, "score") and "CausalLM" not in type(model).__name__
+
+
+def _add_scores(model: Any, target: str) -> None:
+    """A head of scores is trained beside the adapter: it belongs to the files, as PEFT's SEQ_CLS has it."""
+    from safetensors.torch import load_file, save_file
+
+    with open(os.path.join(target, "adapter_config.json")) as file:
+        config = json.load(file)
+    with open(os.path.join(target, "adapter_config.json"), "w") as file:
+        json.dump({**config, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}, file, indent=2)
+    path = os.path.join(target, "adapter_model.safetensors")
+    weights = load_file(path)
+    if "base_model.model.score.weight" not in weights:
+        weights["base_model.model.score.weight"] = model.get_base_model().score.weight.detach().contiguous()
+        save_file(weights, path, metadata={"format": "pt"})
 
 
 def save_below(model: Any, target: str) -> None:
@@ -79,6 +102,10 @@ def wrapped(model: Any, peft_config: Any, values: dict) -> Any:
             target_modules=modules[0] if modules is not None and len(modules) == 1 else modules or ["q_proj", "v_proj"],
             task_type="CAUSAL_LM" if "CausalLM" in type(model).__name__ else "SEQ_CLS",
         )
+    if has_scores(model):
+        # The head is trained beside the adapter, and belongs to its files.
+        peft_config = copy.deepcopy(peft_config)
+        peft_config.modules_to_save = ["score"]
     model = peft.get_peft_model(model, peft_config)
     setattr(model, _NEW, True)
     return model
@@ -102,12 +129,12 @@ def _package() -> Any:
 def names_in_model(name: str) -> tuple:
     """A tensor of an adapter's file under the names that it may have in the PeftModel."""
     stem, _, leaf = name.rpartition(".")
-    return f"{stem}.{_ADAPTER}.{leaf}", f"{stem}.modules_to_save.{_ADAPTER}.{leaf}"
+    return f"{stem}.{_ADAPTER}.{leaf}", f"{stem}.modules_to_save.{_ADAPTER}.{leaf}", name
 
 
-def lora_values(peft_config: Any, has_weights: bool = False) -> dict:
+def lora_values(peft_config: Any, has_weights: bool = False, has_scores: bool = False) -> dict:
     """A `peft.LoraConfig`, or a dict of its fields, as the engine's keys. How weights begin is of no interest where an
-    adapter has them."""
+    adapter has them; a head of scores is always trained beside it."""
     if peft_config is None:
         return {}
     fields = peft_config if isinstance(peft_config, dict) else getattr(peft_config, "__dict__", None)
@@ -133,6 +160,8 @@ def lora_values(peft_config: Any, has_weights: bool = False) -> dict:
         if name in defaults and value == defaults[name]:
             continue
         if name in _LORA or name.startswith("_") or value in _LORA_NEUTRAL.get(name, (None, False)) or value == {}:
+            continue
+        if has_scores and name == "modules_to_save" and list(value) == ["score"]:
             continue
         if name in _LORA_IGNORED or value == [] or (has_weights and name == "init_lora_weights"):
             continue

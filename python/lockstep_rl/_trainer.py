@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import tempfile
 import time
 import warnings
@@ -54,6 +55,8 @@ class Trainer(WithDatasets, ScriptMethods):
     _rollout_function: Any = None
     # Whether it trains a head of scores.
     _trains_scores = False
+    # Of models with experts, which there are none of.
+    aux_loss_enabled = False
 
     def __init__(
         self,
@@ -77,6 +80,8 @@ class Trainer(WithDatasets, ScriptMethods):
             raise TypeError(f"{kind} needs a model: a directory, a Hub id or a transformers model")
         if args is None:
             args = self.config_class(f"{_short_name(model)}-{kind.removesuffix('Trainer')}")
+        if is_training_arguments(args):
+            args = self.config_class.of_training_arguments(args)
         if not isinstance(args, self.config_class):
             raise TypeError(
                 f"`args` must be a {self.config_class.__name__} of lockstep_rl, but is {type(args).__module__}."
@@ -92,7 +97,7 @@ class Trainer(WithDatasets, ScriptMethods):
                 raise ValueError("`model` is a PeftModel already: give the model below it, or no `peft_config`")
             peft_config = config_of(model)
         self._peft_config = peft_config
-        self._values.update(lora_values(peft_config, has_weights=of_adapter))
+        self._values.update(lora_values(peft_config, has_weights=of_adapter, has_scores=self._trains_scores))
         self._values["output_dir"] = self._output_dir(model)
         # What the engine reads as it is; else files are written when they are read first.
         self._source = source_of(model, processing_class)
@@ -201,8 +206,10 @@ class Trainer(WithDatasets, ScriptMethods):
         else:
             own = self._eval_metrics(metric_key_prefix, predicts=False)
             metrics = self._evaluated(eval_dataset, metric_key_prefix, own)
-        self.log(metrics)
-        self._callbacks.call("on_evaluate", metrics=metrics)
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        for of_set in by_set(metrics, data, metric_key_prefix):
+            self.log(of_set)
+            self._callbacks.call("on_evaluate", metrics=of_set)
         return metrics
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
@@ -441,11 +448,28 @@ class Trainer(WithDatasets, ScriptMethods):
 
     @staticmethod
     def _warn_of_torch_contexts() -> None:
-        import sys
-
         torch = sys.modules.get("torch")
         if torch is not None and not torch.is_grad_enabled():
             warn_once("train() is called under torch.no_grad(): that has no meaning here, the engine has gradients")
+
+
+def is_training_arguments(args: Any) -> bool:
+    """Whether they are transformers' own; a configuration of TRL's has a class here."""
+    transformers = sys.modules.get("transformers")
+    return transformers is not None and type(args) is transformers.TrainingArguments
+
+
+def by_set(metrics: dict, datasets: Any, prefix: str) -> list[dict]:
+    """The metrics of an evaluation of several sets, set by set, as transformers logs them; what is of all of them is
+    with the last."""
+    if not isinstance(datasets, dict):
+        return [metrics]
+    names = sorted(datasets, key=len, reverse=True)
+    parts: dict = {name: {} for name in datasets}
+    for key, value in metrics.items():
+        of_all = list(datasets)[-1]
+        parts[next((name for name in names if key.startswith(f"{prefix}_{name}_")), of_all)][key] = value
+    return list(parts.values())
 
 
 def run_of(resume: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,9 +27,6 @@ class GRPOTrainer(Trainer):
     """TRL's GRPOTrainer: completions of each prompt are generated, scored by `reward_funcs`, and compared."""
 
     config_class = GRPOConfig
-    # Of models with experts, which there are none of.
-    aux_loss_enabled = False
-
     def __init__(
         self,
         model: Any = None,
@@ -173,13 +171,33 @@ class OfflineTrainer(Trainer):
         return EvalMetrics(self, prefix, predicts)
 
 
+class PairTrainer(OfflineTrainer):
+    """What the trainers share that learn from pairs of answers."""
+
+    columns = ("chosen", "rejected")
+
+    def _rows_of(self, dataset: Any, name: str, most: int | None) -> list[dict]:
+        rows = super()._rows_of(dataset, name, most)
+        if not {"chosen_input_ids", "rejected_input_ids"} <= rows[0].keys() or "chosen_ids" in rows[0]:
+            return rows
+        warnings.warn(
+            f"`{name}`: the columns chosen_input_ids and rejected_input_ids are old: chosen_ids, rejected_ids",
+            FutureWarning,
+            stacklevel=5,
+        )
+        return [{_RENAMED.get(key, key): value for key, value in row.items()} for row in rows]
+
+
+_RENAMED = {"chosen_input_ids": "chosen_ids", "rejected_input_ids": "rejected_ids"}
+
+
 class SFTTrainer(OfflineTrainer):
     """TRL's SFTTrainer: on rows with a prompt and a completion, of which the completion is learned, or on whole ones, a
     `text` or a conversation in `messages`. `formatting_func` makes the text of each row. `compute_metrics` is given
     logits `[N, T, V]` and labels `[N, T]`, -100 where nothing is learned."""
 
     config_class = SFTConfig
-    columns = ("prompt", "completion", "text", "messages")
+    columns = ("prompt", "completion", "text", "messages", "input_ids")
 
     def __init__(self, *args: Any, formatting_func: Callable | None = None, **kwargs: Any):
         if formatting_func is not None and not callable(formatting_func):
@@ -219,20 +237,19 @@ class SFTTrainer(OfflineTrainer):
         return {**own, self.args.dataset_text_field or "text": text}
 
     @staticmethod
-    def _labels_of(input_ids: Any, attention: Any, given: list) -> Any:
+    def _labels_of(input_ids: Any, learned: list) -> Any:
         labels = input_ids.copy()
-        labels[attention == 0] = PADDING
-        for row, count in zip(labels, given):
-            row[:count] = PADDING
+        for row, kept in zip(labels, learned):
+            row[len(kept) :] = PADDING
+            row[: len(kept)][~kept] = PADDING
         return labels
 
 
-class DPOTrainer(OfflineTrainer):
+class DPOTrainer(PairTrainer):
     """TRL's DPOTrainer, on rows with a chosen and a rejected answer. `compute_metrics` is given logits `[2N, T, V]` and
     the token ids `[2N, T]`: of each batch first the chosen answers, behind their prompts, then the rejected ones."""
 
     config_class = DPOConfig
-    columns = ("chosen", "rejected")
 
     def __init__(self, model: Any = None, ref_model: Any = None, args: Any = None, *rest: Any, **kwargs: Any):
         self._reference: Any = None
@@ -243,7 +260,7 @@ class DPOTrainer(OfflineTrainer):
                 self._values["ref_model"] = self._reference
 
     @staticmethod
-    def _labels_of(input_ids: Any, attention: Any, given: list) -> Any:
+    def _labels_of(input_ids: Any, learned: list) -> Any:
         return input_ids
 
     def _evaluation_values(self) -> dict:
@@ -266,17 +283,24 @@ class DPOTrainer(OfflineTrainer):
         return self._reference
 
 
-class RewardTrainer(OfflineTrainer):
+class RewardTrainer(PairTrainer):
     """TRL's RewardTrainer: a model that scores answers, from rows with a chosen and a rejected one. `compute_metrics`
     is given the scores `[2N, 1]`, of each batch first those of the chosen answers, and no labels: `()`."""
 
     config_class = RewardConfig
-    columns = ("chosen", "rejected")
     _has_logits = False
     _trains_scores = True
 
+    def __init__(self, model: Any = None, *args: Any, **kwargs: Any):
+        labels = getattr(getattr(model, "config", None), "num_labels", 1)
+        if labels != 1:
+            raise ValueError(
+                f"the model has `num_labels={labels}`, but reward models require `num_labels=1`: one score of an answer"
+            )
+        super().__init__(model, *args, **kwargs)
+
     @staticmethod
-    def _labels_of(input_ids: Any, attention: Any, given: list) -> tuple:
+    def _labels_of(input_ids: Any, learned: list) -> tuple:
         return ()
 
 

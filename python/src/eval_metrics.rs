@@ -76,12 +76,13 @@ impl EvalMetrics for PythonEvalMetrics {
     }
 
     fn batch(&mut self, batch: EvalBatch) -> anyhow::Result<()> {
-        let EvalBatch { ids, given: of_prompt, outputs, vocab, pad, loss } = batch;
+        let EvalBatch { ids, learned, outputs, vocab, pad, loss } = batch;
         let given = move |given: &Bound<'_, PyDict>| {
             let py = given.py();
             let ids: Vec<Bound<'_, PyArray1<u32>>> = ids.into_iter().map(|ids| ids.into_pyarray(py)).collect();
             given.set_item("ids", ids)?;
-            given.set_item("given", of_prompt)?;
+            let learned: Vec<Bound<'_, PyArray1<bool>>> = learned.into_iter().map(|row| row.into_pyarray(py)).collect();
+            given.set_item("learned", learned)?;
             given.set_item("outputs", outputs.into_pyarray(py))?;
             given.set_item("vocab", vocab)?;
             given.set_item("pad", pad)?;

@@ -261,3 +261,83 @@ def test_the_reference_model(model, rows):
     trainer.train()
     assert all(not torch.equal(p, trainer.ref_model.get_parameter(name)) for name, p in before.items())
     assert GRPOTrainer(model, vowels, GRPOConfig("b", **SMALL), rows).ref_model is None
+
+
+def test_the_gsm8k_demo_with_lora_as_its_users_write_it(bytes_model):
+    """The API of the well-known GSM8K script: a loaded model in bf16, a tokenizer with a pad token, a LoraConfig, five
+    rewards on chat messages."""
+    peft = pytest.importorskip("peft")
+    demo: dict = {"__name__": "demo"}
+    exec((pathlib.Path(__file__).parents[1] / "examples/gsm8k_xml.py").read_text(), demo)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        bytes_model, dtype=torch.bfloat16, attn_implementation="eager", device_map=None
+    )
+    words = tokenizer(bytes_model)
+    words.pad_token = words.eos_token
+    rows = [
+        {"prompt": [{"role": "system", "content": "in a form"}, {"role": "user", "content": f"{a} and {a}?"}],
+         "answer": str(2 * a)}
+        for a in range(8)
+    ]
+    args = GRPOConfig(
+        output_dir="gsm8k", run_name="gsm8k", learning_rate=5e-3, adam_beta1=0.9, adam_beta2=0.99, weight_decay=0.1,
+        warmup_ratio=0.1, lr_scheduler_type="cosine", logging_steps=1, bf16=True, per_device_train_batch_size=4,
+        gradient_accumulation_steps=1, num_generations=4, max_prompt_length=256, max_completion_length=12, max_steps=3,
+        save_steps=100, max_grad_norm=0.1, report_to="none", log_on_each_node=False, use_vllm=False, disable_tqdm=True,
+    )
+    names = "xmlcount_reward soft_format_reward strict_format_reward int_reward correctness_reward".split()
+    config = peft.LoraConfig(
+        r=16, lora_alpha=64,
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj"],
+        task_type="CAUSAL_LM", lora_dropout=0.05,
+    )
+    trainer = GRPOTrainer(
+        model=loaded, processing_class=words, reward_funcs=[demo[name] for name in names], args=args,
+        train_dataset=rows, peft_config=config,
+    )
+    before = {name: tensor.clone() for name, tensor in trainer.model.named_parameters() if "lora_B" in name}
+    trainer.train()
+    assert before and trainer.state.global_step == 3
+    assert {f"rewards/{name}/mean" for name in names} <= trainer.state.log_history[-2].keys()
+    trainer.save_model("adapter")
+    assert peft.PeftConfig.from_pretrained("adapter").r == 16
+    after = dict(trainer.model.named_parameters())
+    assert set(before) <= set(after)
+
+
+def test_training_arguments_are_taken(model):
+    """As TRL's SFTTrainer takes them: their values, also where TRL's defaults are others."""
+    arguments = transformers.TrainingArguments("out", max_steps=2, per_device_train_batch_size=2, report_to="none")
+    trainer = SFTTrainer(model, arguments, [{"text": word} for word in ("abc", "def", "ghi")])
+    assert isinstance(trainer.args, SFTConfig) and trainer.args.learning_rate == arguments.learning_rate == 5e-5
+    assert trainer.args.max_steps == 2 and trainer.args.max_length == SFTConfig("x").max_length
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
+def test_a_reward_models_adapter_is_read_back(model):
+    """With its head, which is trained beside it, whether the adapter is new or was given."""
+    peft = pytest.importorskip("peft")
+    from lockstep_rl import RewardConfig, RewardTrainer
+
+    rows = [{"prompt": "ab", "chosen": word, "rejected": word + "x"} for word in ("sun", "moon", "tree")]
+    fields = dict(per_device_train_batch_size=3, max_steps=2, learning_rate=0.1, report_to="none", disable_tqdm=True)
+    kind = transformers.AutoModelForSequenceClassification
+    own = kind.from_pretrained(model, num_labels=1, dtype=torch.float32)
+    own.config.pad_token_id = 0
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="SEQ_CLS", modules_to_save=["score"])
+    plain = peft.get_peft_model(kind.from_pretrained(model, num_labels=1, dtype=torch.float32),
+                                peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    for given, more in ((model, {"peft_config": lora}), (own, {"peft_config": lora}), (plain, {})):
+        out = f"out-{type(given).__name__}"
+        trainer = RewardTrainer(given, RewardConfig(out, **fields), rows, processing_class=tokenizer(model), **more)
+        before = {name: tensor.clone() for name, tensor in trainer.model.named_parameters()}
+        trainer.train()
+        changed = {name for name, tensor in trainer.model.named_parameters() if not torch.equal(tensor, before[name])}
+        assert any("lora_" in name for name in changed) and any("score" in name for name in changed), (out, changed)
+        assert not any("embed" in name or "base_layer" in name for name in changed), changed
+        trainer.save_model(f"{out}-adapter")
+        assert peft.PeftConfig.from_pretrained(f"{out}-adapter").task_type == "SEQ_CLS"
+    with pytest.raises(ValueError, match="num_labels=2"):
+        two = kind.from_pretrained(model, num_labels=2)
+        RewardTrainer(two, RewardConfig("two", **fields), rows, processing_class=tokenizer(model))

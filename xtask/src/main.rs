@@ -45,6 +45,7 @@ mod mutants;
 mod nightly;
 mod provenance;
 mod size;
+mod trl_suite;
 mod vectors;
 
 fn main() -> ExitCode {

@@ -27,7 +27,7 @@ pub enum Done {
 /// A check: its name and how it is made. An error's first line goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 3] = [("emulate", emulate), ("miri", miri), ("mutants", mutants)];
+const CHECKS: [Check; 4] = [("emulate", emulate), ("miri", miri), ("mutants", mutants), ("trl_suite", trl_suite)];
 
 fn emulate() -> Result<Done, String> {
     crate::emulate::full().map(|()| Done::Passed("crates/kernels/emulated.txt is written".to_owned()))
@@ -38,6 +38,13 @@ fn miri() -> Result<Done, String> {
         return Ok(Done::Unavailable("rustup component add --toolchain nightly miri rust-src".to_owned()));
     }
     crate::miri::check().map(|()| Done::Passed("no undefined behaviour in kernels".to_owned()))
+}
+
+fn trl_suite() -> Result<Done, String> {
+    match crate::trl_suite::missing() {
+        Some(what) => Ok(Done::Unavailable(what)),
+        None => crate::trl_suite::run().map(Done::Passed),
+    }
 }
 
 /// Hours of two cores.

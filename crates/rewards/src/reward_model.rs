@@ -36,8 +36,12 @@ pub struct RewardModel {
 impl RewardModel {
     /// The ids of prompt and completion, cut where those of the prompt alone end.
     fn encode(&self, prompt: &Content, completion: &Content) -> model::Result<(Vec<u32>, Vec<u32>)> {
-        let encoder =
-            PromptEncoder { tokenizer: &self.tokenizer, template: self.template.as_deref(), kwargs: &self.kwargs };
+        let encoder = PromptEncoder {
+            tokenizer: &self.tokenizer,
+            template: self.template.as_deref(),
+            kwargs: &self.kwargs,
+            tools: None,
+        };
         let mut ids = encoder.encode_answered(prompt, completion)?;
         strip_padding(&mut ids, padding_token(&self.tokenizer, &self.weights.config));
         let most = self.weights.config.max_position_embeddings;

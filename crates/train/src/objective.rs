@@ -5,6 +5,7 @@
 //! sample, and what it reports. It knows no weights.
 
 use crate::loss::bradley_terry::{RankingConfig, ranking};
+use crate::loss::dft::dft;
 use crate::loss::dpo::{Answer, DpoConfig, dpo};
 use crate::loss::entropy::{self, EntropyConfig};
 use crate::loss::ppo::{self, Actions, PpoConfig, States, ValueConfig};
@@ -30,6 +31,8 @@ pub enum Objective {
     Preference(DpoConfig),
     /// The mean negative log-likelihood of the completion tokens of the optimizer batch.
     Supervised,
+    /// The same with every token weighted by its probability (dynamic fine-tuning).
+    Dft,
 }
 
 /// What a sequence of the optimizer batch is.
@@ -77,6 +80,7 @@ impl Objective {
             Objective::Policy(config) => config.loss_mask(sample),
             Objective::Rloo(config) => config.loss_mask(sample),
             Objective::Supervised
+            | Objective::Dft
             | Objective::Ppo(_)
             | Objective::Value(_)
             | Objective::Ranking(_)
@@ -96,15 +100,22 @@ impl Objective {
 
     /// Whether samples are the policy's own, with the record of their sampler.
     pub fn is_policy(&self) -> bool {
-        !matches!(self, Objective::Supervised | Objective::Value(_) | Objective::Ranking(_) | Objective::Preference(_))
+        !matches!(
+            self,
+            Objective::Supervised
+                | Objective::Dft
+                | Objective::Value(_)
+                | Objective::Ranking(_)
+                | Objective::Preference(_)
+        )
     }
 
     /// Whether it clips and reports how much.
     pub fn clips(&self) -> bool {
         match self {
-            Objective::Supervised | Objective::Value(_) | Objective::Ranking(_) | Objective::Preference(_) => false,
             Objective::Policy(config) => config.loss_type.clips(),
             Objective::Rloo(_) | Objective::Ppo(_) => true,
+            _ => false,
         }
     }
 
@@ -167,6 +178,7 @@ impl Objective {
             };
             match self {
                 Objective::Supervised => supervised(normalizer, logps, mask, d_logps, sums),
+                Objective::Dft => dft(normalizer, logps, mask, d_logps, sums),
                 Objective::Ranking(_) | Objective::Preference(_) => unreachable!("evaluated by pairs"),
                 Objective::Policy(config) => policy(config, normalizer, &sequence(), d_logps, sums),
                 Objective::Rloo(config) => rloo(config, normalizer, &sequence(), d_logps, sums),

@@ -58,6 +58,7 @@ fn every_step_is_trls() {
             beta: get(&given["beta"]),
             loss_type: get(&given["loss_type"][0]),
             label_smoothing: given["label_smoothing"].as_f64().unwrap_or(0.0),
+            ..DpoConfig::default()
         };
         for sharing in [true, false] {
             let mut weights = policy(ctx.memory());

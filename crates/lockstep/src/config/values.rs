@@ -292,11 +292,14 @@ words! {
         "linear" => ScheduleKind::Linear, "cosine" => ScheduleKind::Cosine,
     }
     DpoLoss {
-        "sigmoid" => DpoLoss::Sigmoid, "hinge" => DpoLoss::Hinge, "ipo" => DpoLoss::Ipo, "robust" => DpoLoss::Robust,
-        "sigmoid_norm" => DpoLoss::SigmoidNorm,
+        "sigmoid" => DpoLoss::Sigmoid, "hinge" => DpoLoss::Hinge, "ipo" => DpoLoss::Ipo,
+        "exo_pair" => DpoLoss::ExoPair, "nca_pair" => DpoLoss::NcaPair, "robust" => DpoLoss::Robust,
+        "bco_pair" => DpoLoss::BcoPair, "sppo_hard" => DpoLoss::SppoHard, "apo_zero" => DpoLoss::ApoZero,
+        "apo_down" => DpoLoss::ApoDown, "discopop" => DpoLoss::Discopop, "sigmoid_norm" => DpoLoss::SigmoidNorm,
     }
     Strategy { "no" => Strategy::No, "steps" => Strategy::Steps, "epoch" => Strategy::Epoch }
     RewardErrors { "stop" => RewardErrors::Stop, "continue" => RewardErrors::Continue }
+    SftLoss { "nll" => SftLoss::Nll, "dft" => SftLoss::Dft }
     EvalSampling { "sampled" => EvalSampling::Sampled, "greedy" => EvalSampling::Greedy }
     KlEstimator { "k1" => KlEstimator::K1, "k3" => KlEstimator::K3 }
     MomentsDType { "f32" => MomentsDType::F32, "bf16" => MomentsDType::Bf16 }
@@ -369,6 +372,15 @@ pub enum RewardErrors {
     Stop,
     /// It goes on without that reward's scores.
     Continue,
+}
+
+/// What supervised fine-tuning minimises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SftLoss {
+    /// The negative log-likelihood.
+    Nll,
+    /// The same, each token weighted by its probability.
+    Dft,
 }
 
 /// How completions are drawn in evaluation.

@@ -11,12 +11,17 @@ use crate::models::locate;
 use crate::stop::StopSignal;
 use model::hub::HubKind;
 use rewards::Content;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+
+/// The column of rows that are token ids already.
+pub(crate) const INPUT_IDS: &str = "input_ids";
+/// Columns that a chat template is given beside the messages.
+const OF_TEMPLATE: [&str; 2] = ["tools", "chat_template_kwargs"];
 
 /// Files are read and hashed in pieces, so that a stop is obeyed between two.
 const PIECE_BYTES: usize = 16 << 20;
@@ -39,7 +44,8 @@ pub struct DatasetSpec {
     pub completion_column: String,
     /// Whether every row must have a completion.
     pub needs_completion: bool,
-    /// Whether a row may be a whole `text`, or a conversation in `messages`, in the place of prompt and completion.
+    /// Whether a row may be a whole `text`, or a conversation in `messages` (or `conversations`), in the place of prompt
+    /// and completion.
     pub whole_texts: bool,
     /// New name → old name.
     pub columns: Vec<(String, String)>,
@@ -184,10 +190,15 @@ impl DatasetSpec {
 
     /// A row under its new names, prompt and completion taken out.
     fn example(&self, index: usize, mut row: Row, place: &dyn Fn() -> String) -> anyhow::Result<Example> {
+        if self.whole_texts && row.contains_key(INPUT_IDS) {
+            let nothing = Content::Text(String::new());
+            return Ok(Example { row: index, prompt: nothing, completion: None, columns: row });
+        }
         if let Some(whole) = self.whole_text(&row) {
             let content =
                 Content::read(&row[whole]).map_err(|e| BadInput::new(format!("{}: `{whole}`: {e}", place())))?;
-            return Ok(Example { row: index, prompt: content, completion: None, columns: Map::new() });
+            let columns = row.into_iter().filter(|(name, _)| OF_TEMPLATE.contains(&name.as_str())).collect();
+            return Ok(Example { row: index, prompt: content, completion: None, columns });
         }
         let present = || row.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ");
         let Some(prompt) = row.get(&self.prompt_column) else {
@@ -243,7 +254,7 @@ impl DatasetSpec {
         }
         let column =
             |name: &'static str| self.columns.iter().find(|(new, _)| new == name).map_or(name, |(_, old)| old.as_str());
-        ["text", "messages"].map(column).into_iter().find(|name| row.contains_key(*name))
+        ["text", "messages", "conversations"].map(column).into_iter().find(|name| row.contains_key(*name))
     }
 
     /// The prompt after the system prompt, which does not replace one that the data has.

@@ -14,12 +14,14 @@ pub mod prompts;
 pub mod rows;
 pub mod sampler;
 mod solutions;
+pub mod supervised;
 
 pub use load::DatasetSpec;
 pub use pairs::{Pair, Pairs};
 pub use prompts::{encode_all, encode_completion};
 pub use rows::Rows;
 pub use sampler::{Sampler, SamplerState};
+pub use supervised::Learned;
 
 use rewards::Content;
 use serde_json::{Map, Value};

@@ -1,10 +1,12 @@
 //! Preference pairs: a prompt with a better and a worse answer, from rows to token ids.
 //!
 //! A row has the columns `chosen` and `rejected` (text or chat messages), and may have `prompt` and `margin`. Without a
-//! prompt, or with one that is no conversation where the answers are, the prompt is what both begin with, as in TRL.
+//! prompt, or with one that is no conversation where the answers are, the prompt is what both begin with, as in TRL. Or
+//! it has token ids, `chosen_ids` and `rejected_ids`, behind those of `prompt_ids` where it has such.
 //! It knows no model and nothing of what is learned from a pair.
 
 use super::rows::Row;
+use super::supervised::{OfTemplate, ids};
 use super::{DatasetSpec, solutions};
 use crate::bad_input;
 use crate::config::Task;
@@ -15,6 +17,11 @@ use rewards::Content;
 use serde_json::Value;
 use std::sync::Arc;
 use train::PreferencePair;
+
+/// Columns of rows that are token ids already, as TRL's preparation writes them.
+const PROMPT_IDS: &str = "prompt_ids";
+const CHOSEN_IDS: &str = "chosen_ids";
+const REJECTED_IDS: &str = "rejected_ids";
 
 /// A pair as ids: the prompt, and what follows it in either answer. No list is empty, and the answers differ.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,15 +75,17 @@ impl Pairs {
         let mut pairs = Pairs { all: Vec::new(), hash: String::new(), left_out: 0 };
         let (mut number, mut prompts) = (0, PromptSet::default());
         pairs.hash = spec.read(&mut |row, place| {
-            let preferences = match spec.task {
-                Some(Task::Gsm8kSolutions) => solutions::preferences(spec, number, &row),
-                _ => Preference::of_row(spec, &row).map(|p| vec![p]),
+            let encoded = match spec.task {
+                Some(Task::Gsm8kSolutions) => {
+                    let of_row = solutions::preferences(spec, number, &row);
+                    of_row.and_then(|all| all.iter().map(|one| encode_pair(encoder, one)).collect())
+                }
+                _ => of_row(spec, encoder, &row).map(|pair| vec![pair]),
             };
             number += 1;
             spec.stop.check()?;
             let at = |e: anyhow::Error| BadInput::new(format!("{}: {}", place(), paragraph(&e)));
-            for preference in preferences.map_err(at)? {
-                let mut pair = encode_pair(encoder, &preference).map_err(at)?;
+            for mut pair in encoded.map_err(at)? {
                 pair.prompt = prompts.share(pair.prompt);
                 if pair.prompt.ids.len() + pair.chosen.len().max(pair.rejected.len()) <= most {
                     pairs.all.push(pair);
@@ -121,13 +130,7 @@ impl Preference {
         if chosen == rejected {
             bad_input!("`chosen` and `rejected` are the same: there is nothing to learn from such a pair, remove it");
         }
-        let margin = match row.get(&named("margin").unwrap_or_else(|| "margin".to_owned())) {
-            None | Some(Value::Null) => None,
-            Some(value) => match value.as_f64().map(|x| x as f32).filter(|x| x.is_finite()) {
-                Some(margin) => Some(margin),
-                None => bad_input!("`margin` must be a number, but is {value}"),
-            },
-        };
+        let margin = margin(spec, row)?;
         let prompt = match row.get(&spec.prompt_column) {
             None | Some(Value::Null) => None,
             Some(value) => {
@@ -140,6 +143,47 @@ impl Preference {
             _ => Content::split_common(chosen, rejected).map_err(BadInput::new)?.into(),
         };
         Ok(Preference { prompt: spec.with_system(prompt), chosen, rejected, margin })
+    }
+}
+
+/// A pair of a row, whose answers are texts, conversations or ids.
+fn of_row(spec: &DatasetSpec, encoder: &PromptEncoder<'_>, row: &Row) -> anyhow::Result<Pair> {
+    if !(row.contains_key(CHOSEN_IDS) && row.contains_key(REJECTED_IDS)) {
+        let of_template = OfTemplate::of(row, encoder.kwargs)?;
+        return encode_pair(&of_template.encoder(encoder), &Preference::of_row(spec, row)?);
+    }
+    let vocab = encoder.tokenizer.vocab_size();
+    let [mut chosen, mut rejected] = [ids(row, CHOSEN_IDS, vocab)?, ids(row, REJECTED_IDS, vocab)?];
+    if chosen == rejected {
+        bad_input!("`{CHOSEN_IDS}` and `{REJECTED_IDS}` are the same: there is nothing to learn from such a pair");
+    }
+    let prompt = match row.contains_key(PROMPT_IDS) {
+        true => ids(row, PROMPT_IDS, vocab)?,
+        false => {
+            let shared = chosen.iter().zip(&rejected).take_while(|(c, r)| c == r).count();
+            let shared = shared.min(chosen.len().min(rejected.len()).saturating_sub(1));
+            rejected.drain(..shared);
+            chosen.drain(..shared).collect()
+        }
+    };
+    if prompt.is_empty() {
+        bad_input!("the prompt has no token: give `{PROMPT_IDS}`, or answers that begin with the same ids");
+    }
+    if chosen.is_empty() || rejected.is_empty() {
+        bad_input!("`{CHOSEN_IDS}` or `{REJECTED_IDS}` is empty");
+    }
+    Ok(Pair { prompt: Prompt::new(prompt), chosen, rejected, margin: margin(spec, row)? })
+}
+
+/// The column `margin`, or the one that `columns` names instead.
+fn margin(spec: &DatasetSpec, row: &Row) -> anyhow::Result<Option<f32>> {
+    let named = spec.columns.iter().find(|(new, _)| new == "margin").map_or("margin", |(_, old)| old);
+    match row.get(named) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => match value.as_f64().map(|x| x as f32).filter(|x| x.is_finite()) {
+            Some(margin) => Ok(Some(margin)),
+            None => bad_input!("`margin` must be a number, but is {value}"),
+        },
     }
 }
 

@@ -52,6 +52,7 @@ pub fn encoder<'a>(config: &'a Config, assets: &'a ModelAssets) -> anyhow::Resul
         tokenizer: &assets.tokenizer,
         template: assets.chat.as_deref(),
         kwargs: &config.chat_template_kwargs,
+        tools: None,
     })
 }
 

@@ -119,7 +119,7 @@ fn prompts_to_ids() {
     let source = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt \
                   %}assistant:{% endif %}";
     let template = ChatTemplate::new(source, tokenizer.special()).unwrap();
-    let encoder = PromptEncoder { tokenizer: &tokenizer, template: Some(&template), kwargs: &kwargs };
+    let encoder = PromptEncoder { tokenizer: &tokenizer, template: Some(&template), kwargs: &kwargs, tools: None };
     let data = load(
         "{\"prompt\": \"abc\", \"completion\": \"de\"}\n{\"prompt\": [{\"role\": \"user\", \"content\": \
          \"hi\"}], \"completion\": [{\"role\": \"assistant\", \"content\": \"yo\"}]}",
@@ -142,7 +142,7 @@ fn prompts_to_ids() {
 #[test]
 fn long_prompts_are_left_out_or_refused_and_never_cut() {
     let (tokenizer, kwargs) = (tokenizer(), Map::new());
-    let encoder = PromptEncoder { tokenizer: &tokenizer, template: None, kwargs: &kwargs };
+    let encoder = PromptEncoder { tokenizer: &tokenizer, template: None, kwargs: &kwargs, tools: None };
     let data = load("{\"prompt\": \"abcdef\"}\n{\"prompt\": \"ab\"}\n", |_| {}).unwrap();
     let all = encode_all(&encoder, &data, None, 10, 4, &StopSignal::new()).unwrap();
     assert_eq!((all.prompts.len(), all.left_out, all.prompts[0].tokens.ids.len()), (2, 0, 6));

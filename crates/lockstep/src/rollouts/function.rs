@@ -115,7 +115,7 @@ impl FunctionRollouts {
         let first = prompts.keys().next().copied().unwrap_or(0);
         let (mut next, mut written) = (first, Written::new());
         let (template, kwargs) = (self.template.as_deref(), &self.kwargs);
-        let encoder = PromptEncoder { tokenizer: &self.tokenizer, template, kwargs };
+        let encoder = PromptEncoder { tokenizer: &self.tokenizer, template, kwargs, tools: None };
         let vocabulary = model.config().vocab_size;
         let mut generate = |asked: Vec<RolloutPrompt>, num_generations, own: SamplingParams| {
             let (same_temperature, own) = (own.temperature == sampling.temperature, Arc::new(own));

@@ -77,8 +77,8 @@ impl SetSize {
 pub struct EvalBatch {
     /// Token ids of each sequence.
     pub ids: Vec<Vec<u32>>,
-    /// How many of each are given: the others are learned.
-    pub given: Vec<usize>,
+    /// Which of them are learned.
+    pub learned: Vec<Vec<bool>>,
     /// `[N, T, V]`, T the tokens of the longest: logits, −100 where a sequence has ended. Or `[N]`: scores.
     pub outputs: Vec<f32>,
     /// V; none of scores.

@@ -28,6 +28,8 @@ pub trait Row: Clone + Sized {
     const SEQUENCES: usize;
     /// The sequences of rows, for scoring.
     fn sequences(rows: &[Self]) -> Vec<PromptCompletion<'_>>;
+    /// Which tokens of each of [`sequences`](Self::sequences) are learned.
+    fn learned(rows: &[Self]) -> Vec<Vec<bool>>;
     /// As the trainer takes rows.
     fn samples(rows: &[Self]) -> Samples<'_>;
 }
@@ -37,6 +39,10 @@ impl Row for Sample {
 
     fn sequences(rows: &[Sample]) -> Vec<PromptCompletion<'_>> {
         rows.iter().map(Sample::sequence).collect()
+    }
+
+    fn learned(rows: &[Sample]) -> Vec<Vec<bool>> {
+        rows.iter().map(|row| [vec![false; row.prompt.ids.len()], row.mask.clone()].concat()).collect()
     }
 
     fn samples(rows: &[Sample]) -> Samples<'_> {
@@ -55,6 +61,11 @@ impl Row for PreferencePair {
             out.extend([chosen, rejected].map(|response| PromptCompletion { prompt, completion: &response.ids }));
         }
         out
+    }
+
+    fn learned(rows: &[PreferencePair]) -> Vec<Vec<bool>> {
+        let of = |s: &PromptCompletion<'_>| [vec![false; s.prompt.len()], vec![true; s.completion.len()]].concat();
+        Self::sequences(rows).iter().map(of).collect()
     }
 
     fn samples(rows: &[PreferencePair]) -> Samples<'_> {
@@ -324,7 +335,10 @@ fn measured<O: Offline>(
         run.stop.check()?;
         let sequences = first_of_each(O::Row::sequences(rows), O::Row::SEQUENCES);
         let ids: Vec<Vec<u32>> = sequences.iter().map(|s| [s.prompt, s.completion].concat()).collect();
-        let given = sequences.iter().map(|s| if set.whole { 0 } else { s.prompt.len() }).collect();
+        let mut learned: Vec<Vec<bool>> = first_of_each(O::Row::learned(rows), O::Row::SEQUENCES);
+        if set.whole {
+            learned.iter_mut().for_each(|row| row.fill(true));
+        }
         let (outputs, vocab) = match O::HEAD {
             Head::Lm => (logits(&run.learner, scorer, &ids)?, Some(run.learner.policy.config().vocab_size)),
             Head::Score(_) => {
@@ -335,14 +349,14 @@ fn measured<O: Offline>(
             true => find(&O::evaluate(&run.config, &run.learner, scorer, rows)?, "loss"),
             false => None,
         };
-        metrics.batch(EvalBatch { ids, given, outputs, vocab, pad, loss }).context(MetricsFailed)?;
+        metrics.batch(EvalBatch { ids, learned, outputs, vocab, pad, loss }).context(MetricsFailed)?;
     }
     metrics.end().context(MetricsFailed)
 }
 
 /// The first sequence of every row, then the second of every one.
-fn first_of_each<T: Copy>(all: Vec<T>, of_row: usize) -> Vec<T> {
-    (0..of_row).flat_map(|at| all.iter().copied().skip(at).step_by(of_row)).collect()
+fn first_of_each<T: Clone>(all: Vec<T>, of_row: usize) -> Vec<T> {
+    (0..of_row).flat_map(|at| all.iter().skip(at).step_by(of_row).cloned()).collect()
 }
 
 /// `[N, T, V]`

@@ -1,18 +1,20 @@
-//! Supervised fine-tuning: the mean negative log-likelihood of given completions, or of whole texts and conversations
-//! from their second token on.
+//! Supervised fine-tuning: the mean negative log-likelihood of given completions, of whole texts and conversations from
+//! their second token on, or of what masks say.
 
 use super::offline::{Loaded, Offline, Row, longest_row};
 use crate::bad_input;
-use crate::config::{Config, Purpose};
+use crate::config::{Config, Purpose, SftLoss};
+use crate::data::load::INPUT_IDS;
 use crate::data::prompt_dataset::{context, encoder};
-use crate::data::{Dataset, DatasetSpec, encode_all, encode_completion};
+use crate::data::{Dataset, DatasetSpec, Learned, encode_all, encode_completion};
 use crate::error::OrBadInput;
 use crate::run::learner::Learner;
 use crate::stop::StopSignal;
 use model::chat::PromptEncoder;
+use model::scoring::Compared;
 use model::{Head, ModelAssets, Prompt, Scorer};
-use rewards::Content;
 use telemetry::{Sinks, counted};
+use train::loss::dft;
 use train::{Objective, Sample};
 
 /// Supervised fine-tuning.
@@ -25,8 +27,11 @@ impl Offline for Sft {
     const EVALUATION_METRICS: &'static [&'static str] = &["loss", "entropy", "mean_token_accuracy"];
     const SHOWN_METRICS: &'static [&'static str] = &["loss", "grad_norm"];
 
-    fn objective(_config: &Config) -> Objective {
-        Objective::Supervised
+    fn objective(config: &Config) -> Objective {
+        match config.sft_loss_type {
+            SftLoss::Nll => Objective::Supervised,
+            SftLoss::Dft => Objective::Dft,
+        }
     }
 
     fn load(
@@ -39,93 +44,150 @@ impl Offline for Sft {
         let data = spec.load()?;
         let encoder = encoder(config, assets)?;
         let most = longest_row(config, assets);
-        if data.examples.iter().all(|example| example.completion.is_none()) {
-            let (samples, left_out) = whole_texts(&encoder, &data, most, &spec.stop)?;
-            return Ok(Loaded { whole: true, ..kept(samples, left_out, data, most, sinks)? });
+        let learned =
+            Learned { completion_only: config.completion_only_loss, assistant_only: config.assistant_only_loss };
+        let has_completions = data.examples.iter().any(|example| example.completion.is_some());
+        if !has_completions || learned.assistant_only || learned.completion_only == Some(false) || has_more(&data) {
+            let rows = masked(learned, &encoder, &data, most, &spec.stop)?;
+            let whole = rows.whole;
+            return Ok(Loaded { whole, ..kept(rows, data, most, sinks)? });
         }
         let encoded = encode_all(&encoder, &data, config.max_prompt_length, context(config, assets), 1, &spec.stop)?;
-        let mut samples = Vec::with_capacity(encoded.prompts.len());
-        let mut left_out = encoded.left_out;
+        let mut rows = Masked { left_out: encoded.left_out, ..Masked::default() };
         for prompt in &encoded.prompts {
             spec.stop.check()?;
             let completion = encode_completion(&encoder, &data.examples[prompt.row])?;
             match prompt.tokens.ids.len() + completion.len() <= most {
-                true => samples.push(Sample::supervised(prompt.tokens.clone(), completion)),
-                false => left_out += 1,
+                true => rows.samples.push(Sample::supervised(prompt.tokens.clone(), completion)),
+                false => rows.left_out += 1,
             }
         }
-        kept(samples, left_out, data, most, sinks)
+        kept(rows, data, most, sinks)
     }
 
-    /// Of held-out completions the loss, the entropy, and how often the next token is the likeliest one; means over all
-    /// tokens.
+    /// Of held-out completions the loss, the entropy, and how often the next token is the likeliest one: means over the
+    /// tokens of all rows, or of each batch of `per_device_eval_batch_size`.
     fn evaluate(
-        _config: &Config,
+        config: &Config,
         learner: &Learner,
         scorer: &mut Scorer,
         rows: &[Sample],
     ) -> anyhow::Result<Vec<(String, f64)>> {
         let compared = scorer.compare(&learner.ctx, &learner.policy.weights, &Sample::sequences(rows))?;
-        let tokens: usize = compared.iter().map(|one| one.is_likeliest.len()).sum();
-        let mean = |sum: f64| sum / tokens.max(1) as f64;
-        let sum: f64 = compared.iter().flat_map(|one| &one.scores.logps).map(|&l| f64::from(l)).sum();
-        let entropy: f64 = compared.iter().flat_map(|one| &one.scores.entropies).map(|&h| f64::from(h)).sum();
-        let right = compared.iter().flat_map(|one| &one.is_likeliest).filter(|&&right| right).count();
+        let batch = config.per_device_eval_batch_size.unwrap_or(rows.len()).max(1);
+        let (mut loss, mut entropy, mut right, count) = (0.0, 0.0, 0.0, rows.len() as f64);
+        for (compared, rows) in compared.chunks(batch).zip(rows.chunks(batch)) {
+            let of_batch = Sums::of(config.sft_loss_type, compared, rows);
+            // As in TRL: the loss by rows, the others by batches.
+            loss += of_batch.mean(of_batch.loss) * (rows.len() as f64 / count);
+            entropy += of_batch.mean(of_batch.entropy);
+            right += of_batch.mean(of_batch.right);
+        }
+        let batches = rows.chunks(batch).count().max(1) as f64;
         Ok(vec![
-            ("loss".into(), mean(-sum)),
-            ("entropy".into(), mean(entropy)),
-            ("mean_token_accuracy".into(), mean(right as f64)),
+            ("loss".into(), loss),
+            ("entropy".into(), entropy / batches),
+            ("mean_token_accuracy".into(), right / batches),
         ])
     }
 }
 
-/// Each text with the end token behind it, each conversation as the template renders it: its first token is what the
-/// others follow, and every other one is learned. Those that have more than `most` tokens are counted.
-fn whole_texts(
+/// Sums over the learned tokens of a batch of held-out rows.
+#[derive(Default)]
+struct Sums {
+    loss: f64,
+    entropy: f64,
+    /// Tokens that are the likeliest.
+    right: f64,
+    tokens: usize,
+}
+
+impl Sums {
+    fn of(kind: SftLoss, compared: &[Compared], rows: &[Sample]) -> Sums {
+        let mut sums = Sums::default();
+        for (one, row) in compared.iter().zip(rows) {
+            for t in (0..row.mask.len()).filter(|&t| row.mask[t]) {
+                let logp = f64::from(one.scores.logps[t]);
+                sums.loss += match kind {
+                    SftLoss::Nll => -logp,
+                    SftLoss::Dft => dft::term(logp),
+                };
+                sums.entropy += f64::from(one.scores.entropies[t]);
+                sums.right += f64::from(u8::from(one.is_likeliest[t]));
+                sums.tokens += 1;
+            }
+        }
+        sums
+    }
+
+    fn mean(&self, sum: f64) -> f64 {
+        sum / self.tokens.max(1) as f64
+    }
+}
+
+/// Whether rows have ids of their own, or give the template more than messages.
+fn has_more(data: &Dataset) -> bool {
+    data.columns.iter().any(|name| [INPUT_IDS, "tools", "chat_template_kwargs"].contains(&name.as_str()))
+}
+
+/// Rows as samples.
+#[derive(Default)]
+struct Masked {
+    samples: Vec<Sample>,
+    /// Every token of every row is learned.
+    whole: bool,
+    /// How many rows are too long.
+    left_out: usize,
+    /// How many have no token to learn.
+    empty: usize,
+}
+
+/// Rows of which any tokens may be learned: what comes before the first of them is the prompt.
+fn masked(
+    learned: Learned,
     encoder: &PromptEncoder<'_>,
     data: &Dataset,
     most: usize,
     stop: &StopSignal,
-) -> anyhow::Result<(Vec<Sample>, usize)> {
-    let (mut samples, mut left_out) = (Vec::with_capacity(data.examples.len()), 0);
+) -> anyhow::Result<Masked> {
+    let mut rows = Masked { whole: true, ..Masked::default() };
     for example in &data.examples {
         stop.check()?;
-        let nothing = match &example.prompt {
-            Content::Text(_) => Content::Text(String::new()),
-            Content::Messages(_) => Content::Messages(Vec::new()),
-        };
         let place = || format!("{}, row {}", data.name, example.row + 1);
-        let mut ids = encoder.encode_answered(&example.prompt, &nothing).or_bad_input_in(place())?;
+        let (mut ids, mut mask) = learned.tokens(encoder, example).or_bad_input_in(place())?;
         if ids.len() < 2 {
             bad_input!("{}: the text has no token to learn after its first one", place());
         }
         if ids.len() > most {
-            left_out += 1;
+            rows.left_out += 1;
             continue;
         }
-        let learned = ids.split_off(1);
-        samples.push(Sample::supervised(Prompt::new(ids), learned));
+        rows.whole &= mask.iter().all(|&learned| learned);
+        mask[0] = false;
+        let Some(first) = mask.iter().position(|&learned| learned) else {
+            rows.empty += 1;
+            continue;
+        };
+        let completion = ids.split_off(first);
+        rows.samples.push(Sample { mask: mask.split_off(first), ..Sample::supervised(Prompt::new(ids), completion) });
     }
-    Ok((samples, left_out))
+    Ok(rows)
 }
 
 /// The samples, with a line about those that are not among them.
-fn kept(
-    samples: Vec<Sample>,
-    left_out: usize,
-    data: Dataset,
-    most: usize,
-    sinks: &Sinks,
-) -> anyhow::Result<Loaded<Sample>> {
-    if left_out > 0 {
-        sinks.info(&format!(
-            "{}: left out: {} longer than {most} tokens (max_length)",
-            data.name,
-            counted(left_out, "row")
-        ));
+fn kept(rows: Masked, data: Dataset, most: usize, sinks: &Sinks) -> anyhow::Result<Loaded<Sample>> {
+    if rows.left_out > 0 {
+        let left_out = counted(rows.left_out, "row");
+        sinks.info(&format!("{}: left out: {left_out} longer than {most} tokens (max_length)", data.name));
     }
-    if samples.is_empty() {
+    if rows.empty > 0 {
+        sinks.info(&format!("{}: left out: {} without a token to learn", data.name, counted(rows.empty, "row")));
+    }
+    if rows.samples.is_empty() && rows.empty > 0 {
+        bad_input!("{}: no row has a token to learn", data.name);
+    }
+    if rows.samples.is_empty() {
         bad_input!("{}: every row is longer than max_length = {most}: raise it", data.name);
     }
-    Ok(Loaded { rows: samples, hash: data.hash, whole: false })
+    Ok(Loaded { rows: rows.samples, hash: data.hash, whole: false })
 }

@@ -28,6 +28,7 @@ impl Content {
         match value {
             Value::String(text) => Ok(Content::Text(text.clone())),
             Value::Array(messages) if !messages.is_empty() => {
+                let messages: Vec<Value> = messages.iter().map(in_chatml).collect();
                 for (i, message) in messages.iter().enumerate() {
                     let role = message.get("role").is_some_and(Value::is_string);
                     // A message that only calls tools has no content.
@@ -39,7 +40,7 @@ impl Content {
                         ));
                     }
                 }
-                Ok(Content::Messages(messages.clone()))
+                Ok(Content::Messages(messages))
             }
             other => Err(format!(
                 "expected a text, or a list of messages {{\"role\": …, \"content\": …}}, got {}",
@@ -96,6 +97,21 @@ impl Content {
             Content::Messages(messages) => Cow::Owned(messages.iter().map(message_text).collect::<Vec<_>>().join("\n")),
         }
     }
+}
+
+/// A message with `role` and `content`, also where it has them as `from` and `value`, as ShareGPT's data do.
+fn in_chatml(message: &Value) -> Value {
+    let mut message = message.clone();
+    if let Value::Object(fields) = &mut message
+        && !fields.contains_key("role")
+    {
+        for (old, new) in [("from", "role"), ("value", "content")] {
+            if let Some(value) = fields.shift_remove(old) {
+                fields.insert(new.to_owned(), value);
+            }
+        }
+    }
+    message
 }
 
 /// Elements that both begin with, but never all of either.

@@ -28,10 +28,15 @@ pub(super) fn new(sources: &BTreeMap<String, String>) -> Result<Environment<'sta
     });
     let mut longest = 0;
     for (name, source) in sources {
-        let source = without_generation(source);
-        longest = longest.max(limits::check_source(name, &source, &syntax)?);
-        limits::check_constants(name, &machinery::parse(&source, name, syntax.clone()).map_err(failed)?)?;
-        env.add_template_owned(name.clone(), source).map_err(failed)?;
+        let mut templates = vec![(name.clone(), generation(source, false))];
+        if says_what_is_generated(source) {
+            templates.push((marked(name), generation(source, true)));
+        }
+        for (name, source) in templates {
+            longest = longest.max(limits::check_source(&name, &source, &syntax)?);
+            limits::check_constants(&name, &machinery::parse(&source, &name, syntax.clone()).map_err(failed)?)?;
+            env.add_template_owned(name, source).map_err(failed)?;
+        }
     }
     env.set_fuel(Some(limits::fuel(longest)));
     Ok(env)
@@ -89,9 +94,24 @@ fn tojson(value: &Value, positional: Rest<Value>, kwargs: Kwargs) -> std::result
     python::Json { ensure_ascii, indent, item, key, sort_keys }.dump(value).map_err(|m| bad(&m))
 }
 
-/// `{% generation %}` … `{% endgeneration %}` mark what an assistant said; they print nothing, and open a scope. So
-/// does `with`, which takes their place and keeps their whitespace marks.
-fn without_generation(source: &str) -> String {
+/// Printed around what an assistant said: characters that no text has (Unicode's noncharacters).
+pub(super) const MARKS: [char; 2] = ['\u{FDD0}', '\u{FDD1}'];
+
+/// The name of the template that prints [`MARKS`].
+pub(super) fn marked(name: &str) -> String {
+    format!("{name} with marks")
+}
+
+/// Whether a template has `{% generation %}`.
+pub(super) fn says_what_is_generated(source: &str) -> bool {
+    source.contains("endgeneration")
+}
+
+/// `{% generation %}` … `{% endgeneration %}` mark what an assistant said; they print nothing, or [`MARKS`], and open a
+/// scope. So does `with`, which takes their place and keeps their whitespace marks: towards the text outside and inside
+/// there is a block, as there was.
+fn generation(source: &str, marks: bool) -> String {
+    let [begin_mark, end_mark] = MARKS;
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(at) = rest.find("{%") {
@@ -103,7 +123,18 @@ fn without_generation(source: &str) -> String {
         match inside.trim_matches(['-', '+']).trim() {
             word @ ("generation" | "endgeneration") => {
                 let with = if word == "generation" { "with" } else { "endwith" };
-                out.push_str(&tag.replace(word, with));
+                let open = &tag[..tag.len() - inside_end(tag).len()];
+                match (marks, word) {
+                    (false, _) => out.push_str(&tag.replace(word, with)),
+                    (true, "generation") => {
+                        out.push_str(&format!("{} %}}{begin_mark}", open.replace(word, with).trim_end()));
+                        out.push_str(&format!("{{% set _ = 0 {}", inside_end(tag)));
+                    }
+                    (true, _) => {
+                        out.push_str(&format!("{} %}}{end_mark}", open.replace(word, "set _ = 0").trim_end()));
+                        out.push_str(&format!("{{% endwith {}", inside_end(tag)));
+                    }
+                }
             }
             _ => out.push_str(tag),
         }
@@ -111,4 +142,10 @@ fn without_generation(source: &str) -> String {
     }
     out.push_str(rest);
     out
+}
+
+/// The end of a tag with its whitespace mark.
+fn inside_end(tag: &str) -> &str {
+    let marks = ["-%}", "+%}", "%}"];
+    marks.into_iter().find(|end| tag.ends_with(end)).unwrap_or_default()
 }

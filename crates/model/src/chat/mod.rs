@@ -5,6 +5,7 @@
 //! rendering (keys with null values are dropped, reasoning goes by several names). It does not know tokens, but for
 //! the names of special ones.
 
+mod assistant;
 mod content;
 mod environment;
 mod limits;
@@ -85,6 +86,11 @@ impl ChatTemplate {
 
     /// Renders a conversation.
     pub fn render(&self, chat: &Chat<'_>) -> Result<String> {
+        self.render_as(self.choose(chat.tools.is_some())?, chat)
+    }
+
+    /// The same by the template of that name.
+    fn render_as(&self, name: &str, chat: &Chat<'_>) -> Result<String> {
         if chat.messages.is_empty() {
             return Err(Error::Chat("a conversation needs at least one message".into()));
         }
@@ -92,7 +98,6 @@ impl ChatTemplate {
             let message = "continue_final_message and add_generation_prompt exclude each other";
             return Err(Error::Chat(message.into()));
         }
-        let name = self.choose(chat.tools.is_some())?;
         let mut messages = chat.messages.iter().map(plain_message).collect::<Result<Vec<_>>>()?;
         let continued = match chat.continue_final_message {
             true => Some(mark_final(&mut messages)?),

@@ -14,6 +14,8 @@ pub struct PromptEncoder<'a> {
     pub template: Option<&'a ChatTemplate>,
     /// `chat_template_kwargs`.
     pub kwargs: &'a Map<String, Value>,
+    /// Tools that the template tells the model of, as JSON schemas.
+    pub tools: Option<&'a [Value]>,
 }
 
 impl PromptEncoder<'_> {
@@ -32,7 +34,7 @@ impl PromptEncoder<'_> {
                 add_generation_prompt: !continued,
                 continue_final_message: continued,
                 kwargs: Some(self.kwargs),
-                ..Chat::default()
+                tools: self.tools,
             };
             return template.render(&chat);
         }
@@ -41,6 +43,11 @@ impl PromptEncoder<'_> {
              tokenizer_config.json): use a model that has one, or text prompts"
                 .into(),
         ))
+    }
+
+    /// A conversation that nobody has to answer.
+    pub(super) fn whole<'c>(&'c self, messages: &'c [Value]) -> Chat<'c> {
+        Chat { messages, kwargs: Some(self.kwargs), tools: self.tools, ..Chat::default() }
     }
 
     /// The ids of a prompt.
@@ -61,8 +68,7 @@ impl PromptEncoder<'_> {
                 Content::Text(text) => vec![serde_json::json!({"role": "assistant", "content": text})],
             };
             let messages: Vec<Value> = prompt.iter().cloned().chain(said).collect();
-            let chat = Chat { messages: &messages, kwargs: Some(self.kwargs), ..Chat::default() };
-            return self.tokenizer.encode_rendered(&template.render(&chat)?);
+            return self.tokenizer.encode_rendered(&template.render(&self.whole(&messages))?);
         }
         let text = self.render(prompt)? + &answer.text();
         let mut ids = self.tokenizer.encode(&text)?;
@@ -107,8 +113,7 @@ impl PromptEncoder<'_> {
                     return bad("the data has conversations, but the model has no chat template");
                 };
                 let messages: Vec<Value> = before.iter().chain(answer).cloned().collect();
-                let chat = Chat { messages: &messages, kwargs: Some(self.kwargs), ..Chat::default() };
-                let whole = template.render(&chat)?;
+                let whole = template.render(&self.whole(&messages))?;
                 let Some(rest) = whole.strip_prefix(&self.render(prompt)?) else {
                     return bad(
                         "the chat template does not render the prompt alone as it renders it before the answer, so \

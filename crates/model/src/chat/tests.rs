@@ -1,4 +1,5 @@
 use super::*;
+use crate::tokenizer::Tokenizer;
 use serde_json::json;
 
 fn special() -> SpecialTokens {
@@ -290,4 +291,42 @@ fn templates_that_build_without_end_are_refused() {
         let refused = ["may not build", "more than", "out of fuel", "recursion"];
         assert!(refused.iter().any(|why| error.contains(why)), "{shown}: {error}");
     }
+}
+
+/// Characters as tokens; `#` ends a turn, and is the only special one.
+fn said(template: &str, messages: &Value) -> Result<String> {
+    let special = SpecialTokens { eos: Some("#".into()), ..special() };
+    let tokenizer = Tokenizer::characters(" \nabcdefghijklmnopqrstuvwxyz:<>/#".chars(), &special).unwrap();
+    let template = ChatTemplate::new(template, &special).unwrap();
+    let encoder = PromptEncoder { tokenizer: &tokenizer, template: Some(&template), kwargs: &Map::new(), tools: None };
+    let (ids, mask) = encoder.encode_said(messages.as_array().unwrap())?;
+    let chat = Chat { messages: messages.as_array().unwrap(), ..Chat::default() };
+    assert_eq!(ids, tokenizer.encode_rendered(&template.render(&chat)?).unwrap(), "the marks leave no trace");
+    let kept: Vec<u32> = ids.iter().zip(&mask).filter(|(_, said)| **said).map(|(id, _)| *id).collect();
+    tokenizer.decode(&kept, false)
+}
+
+#[test]
+fn what_an_assistant_said() {
+    let messages = json!([
+        {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"},
+        {"role": "user", "content": "he"}, {"role": "assistant", "content": "hu"},
+    ]);
+    let marked = "{% for m in messages %}\n{{ m.role }}:\n  {%- if m.role == 'assistant' %}\n  \
+                  {%- generation -%}\n  {{ m.content }}#\n  {%- endgeneration -%}\n  {% else %}{{ m.content }}#\
+                  {% endif %}\n{% endfor %}\n";
+    assert_eq!(said(marked, &messages).unwrap(), "ho#hu#");
+    // Without marks: the answer with the token that ends the turn, and not the line feed behind it.
+    let plain = "{% for m in messages %}{{ m.role }}:{{ m.content }}#\n{% endfor %}\
+                 {% if add_generation_prompt %}assistant:{% endif %}";
+    assert_eq!(said(plain, &messages).unwrap(), "ho#hu#");
+    // One that renders the last answer in another way.
+    let thinks = "{% for m in messages %}{{ m.role }}:{% if loop.last and m.role == 'assistant' %}<think>{% endif %}\
+                  {{ m.content }}#\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    assert_eq!(said(thinks, &messages).unwrap(), "ho#<think>hu#");
+    let unknown = "{% for m in messages %}{{ m.content[0] }}{{ 'a' if loop.last else 'b' }}{% endfor %}";
+    let error = said(unknown, &messages).unwrap_err().to_string();
+    assert!(error.contains("message 2") && error.contains("which tokens are the assistant's is unknown"), "{error}");
+    let nobody = said(plain, &json!([{"role": "user", "content": "hi"}])).unwrap_err().to_string();
+    assert!(nobody.contains("no token of the conversation is an assistant's"), "{nobody}");
 }

@@ -89,6 +89,13 @@ impl Tokenizer {
         self.ids(text, false)
     }
 
+    /// The ids of a text that holds its special tokens already, each with the bytes of the text that it stands for.
+    pub fn encode_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<std::ops::Range<usize>>)> {
+        let encoding = self.inner.encode(text, false).map_err(failed)?;
+        let offsets = encoding.get_offsets().iter().map(|&(begin, end)| begin..end).collect();
+        Ok((encoding.get_ids().to_vec(), offsets))
+    }
+
     fn ids(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         let encoding = self.inner.encode_fast(text, add_special).map_err(|e| {
             let lacks = text.chars().find(|c| self.characters_lack(*c));

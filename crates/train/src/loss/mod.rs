@@ -23,6 +23,7 @@ mod cispo;
 mod clip;
 mod config;
 mod dapo;
+pub mod dft;
 pub mod dpo;
 mod dr_grpo;
 pub mod entropy;

@@ -13,8 +13,15 @@ macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     /// The column that holds the prompt: text, or a list of chat messages.
     prompt_column: String = "prompt".to_owned() => OURS;
     /// The column that holds the completion to learn from (supervised fine-tuning only). Rows that have neither it nor
-    /// the prompt's are learned whole: a column `text`, or a conversation in `messages`.
+    /// the prompt's are learned whole: a column `text`, or a conversation in `messages`; or they are token ids,
+    /// `input_ids`, with `labels` (-100: not learned), `completion_mask` and `assistant_masks` as TRL has them.
     completion_column: String = "completion".to_owned() => OURS.read_by(SFT);
+    /// Supervised fine-tuning: learn only completions, not the prompts before them. Not set: where rows have prompts (or
+    /// a `completion_mask`).
+    completion_only_loss: Option<bool> = None => TRL.read_by(SFT);
+    /// Supervised fine-tuning on conversations: learn only what the assistant said. A template without {% generation %}
+    /// must render the messages before an answer as it renders them in the whole.
+    assistant_only_loss: bool = false => TRL.read_by(SFT);
     /// New names for columns, new = "old": rewards read the new names. For example { answer = "ground_truth" }.
     columns: Map<String, Json> = Map::new() => OURS;
     /// A system message put before every prompt. A text prompt becomes a chat of it and one user message.

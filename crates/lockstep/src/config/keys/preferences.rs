@@ -11,8 +11,12 @@ macro_rules! preferences_keys { ($collect:ident $($rows:tt)*) => { $collect! { $
     center_rewards_coefficient: Option<f64> = None => TRL.range(at_least(0.0)).read_by(REWARD).on_resume(Warn);
     /// Direct preference optimization: what is made of a pair's difference (`loss_type` in TRL's DPOConfig).
     dpo_loss_type: DpoLoss = DpoLoss::Sigmoid => TRL.trl_name("loss_type").read_by(DPO).on_resume(Warn);
-    /// dpo_loss_type "robust": the share of pairs that are the wrong way round, from 0 to below 0.5.
+    /// dpo_loss_type "robust" and "exo_pair": the share of pairs that are the wrong way round, from 0 to below 0.5; above
+    /// 0 for "exo_pair".
     label_smoothing: f64 = 0.0 => TRL.range(at_least(0.0).below(0.5)).read_by(DPO).on_resume(Warn);
+    /// dpo_loss_type "discopop": the temperature at which the logistic loss becomes the exponential one.
+    discopop_tau: f64 = 0.05
+        => TRL.range(above(0.0)).read_by(DPO).needs("dpo_loss_type", "discopop").on_resume(Warn);
 } } } }
 pub(in crate::config) use preferences_keys;
 
@@ -24,7 +28,12 @@ impl Config {
 
     /// DPO's loss.
     pub(crate) fn dpo(&self) -> DpoConfig {
-        DpoConfig { beta: self.beta, loss_type: self.dpo_loss_type, label_smoothing: self.label_smoothing }
+        DpoConfig {
+            beta: self.beta,
+            loss_type: self.dpo_loss_type,
+            label_smoothing: self.label_smoothing,
+            discopop_tau: self.discopop_tau,
+        }
     }
 }
 
@@ -39,11 +48,15 @@ pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     if c.sync_ref_model {
         bad_input!("in direct preference optimization the reference does not move: remove sync_ref_model");
     }
-    if c.label_smoothing != 0.0 && c.dpo_loss_type != DpoLoss::Robust {
+    let smooths = matches!(c.dpo_loss_type, DpoLoss::Robust | DpoLoss::ExoPair);
+    if c.label_smoothing != 0.0 && !smooths {
         bad_input!(
-            "`label_smoothing` = {} acts with dpo_loss_type = \"robust\" only: set that, or 0",
+            "`label_smoothing` = {} acts with dpo_loss_type = \"robust\" or \"exo_pair\" only: set one of them, or 0",
             c.label_smoothing
         );
+    }
+    if c.label_smoothing == 0.0 && c.dpo_loss_type == DpoLoss::ExoPair {
+        bad_input!("dpo_loss_type = \"exo_pair\" needs `label_smoothing` above 0: 0.001 is the paper's");
     }
     Ok(())
 }

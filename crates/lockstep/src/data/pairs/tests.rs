@@ -23,7 +23,8 @@ fn load(
     let source = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt \
                   %}assistant:{% endif %}";
     let chat = ChatTemplate::new(source, tokenizer.special()).unwrap();
-    let encoder = PromptEncoder { tokenizer: &tokenizer, template: template.then_some(&chat), kwargs: &Map::new() };
+    let encoder =
+        PromptEncoder { tokenizer: &tokenizer, template: template.then_some(&chat), kwargs: &Map::new(), tools: None };
     let pairs = Pairs::load(&spec, &encoder, 40)?;
     let decode = |ids: &[u32]| tokenizer.decode(ids, false).unwrap();
     let texts = pairs.all.iter().map(|p| [decode(&p.prompt.ids), decode(&p.chosen), decode(&p.rejected)]);
@@ -138,4 +139,17 @@ fn labelled_solutions_are_split_by_problem() {
     assert_eq!(flat(of_split("test").unwrap().0), ["epq", "epr"]);
     assert_eq!(of_split("test").unwrap().0[0], ["e", "\np<e>", "\nq<e>"]);
     assert!(of_split("dev").unwrap_err().to_string().contains("splits train and test"));
+}
+
+#[test]
+fn rows_of_ids() {
+    let text = "{\"prompt_ids\": [1, 2], \"chosen_ids\": [3, 0], \"rejected_ids\": [4], \"margin\": 2}\n\
+                {\"chosen_ids\": [1, 2, 3], \"rejected_ids\": [1, 2, 4, 5]}\n";
+    let (texts, pairs) = load(text, false, |_| {}).unwrap();
+    assert_eq!(texts, [["ab", "c<e>", "d"].map(str::to_owned), ["ab", "c", "de"].map(str::to_owned)]);
+    assert_eq!(pairs.all[0].margin, Some(2.0));
+    refused("{\"chosen_ids\": [1], \"rejected_ids\": [2]}\n", &["line 1", "the prompt has no token", "`prompt_ids`"]);
+    refused("{\"chosen_ids\": [1, 2], \"rejected_ids\": [1, 2]}\n", &["line 1", "`chosen_ids`", "the same"]);
+    refused("{\"chosen_ids\": [1, 999], \"rejected_ids\": [1]}\n", &["line 1", "`chosen_ids` must be a list of token"]);
+    refused("{\"prompt_ids\": [1], \"chosen_ids\": [], \"rejected_ids\": [1]}\n", &["line 1", "is empty"]);
 }

@@ -3,10 +3,23 @@
 use super::*;
 use kernels::check::{directional_error, normal};
 
-const ALL: [DpoLoss; 5] = [DpoLoss::Sigmoid, DpoLoss::Hinge, DpoLoss::Ipo, DpoLoss::Robust, DpoLoss::SigmoidNorm];
+pub(in crate::loss) const ALL: [DpoLoss; 12] = [
+    DpoLoss::Sigmoid,
+    DpoLoss::Hinge,
+    DpoLoss::Ipo,
+    DpoLoss::ExoPair,
+    DpoLoss::NcaPair,
+    DpoLoss::Robust,
+    DpoLoss::BcoPair,
+    DpoLoss::SppoHard,
+    DpoLoss::ApoZero,
+    DpoLoss::ApoDown,
+    DpoLoss::Discopop,
+    DpoLoss::SigmoidNorm,
+];
 
 fn config(loss_type: DpoLoss) -> DpoConfig {
-    DpoConfig { beta: 0.3, loss_type, label_smoothing: 0.1 }
+    DpoConfig { beta: 0.3, loss_type, label_smoothing: 0.1, discopop_tau: 0.5 }
 }
 
 /// Three pairs of 5 and 3, 1 and 7, 4 and 4 tokens, some outside the loss: J and its gradient.
@@ -55,7 +68,7 @@ fn one(config: &DpoConfig, chosen: f64, rejected: f64) -> PairLoss {
 
 #[test]
 fn by_hand() {
-    let plain = |loss_type| DpoConfig { beta: 0.5, loss_type, label_smoothing: 0.2 };
+    let plain = |loss_type| DpoConfig { beta: 0.5, loss_type, label_smoothing: 0.2, discopop_tau: 0.5 };
     // As the reference says: every sigmoid is at its middle, and a draw is no success.
     for (loss, value, slope) in [
         (DpoLoss::Sigmoid, 2f64.ln(), -0.25),
@@ -68,6 +81,27 @@ fn by_hand() {
         assert!((got.value - value).abs() < 1e-15 && (got.d_chosen - slope).abs() < 1e-15, "{loss:?}: {got:?}");
         assert_eq!((got.d_rejected, got.rewards, got.metrics()[2].1), (-got.d_chosen, [-0.75; 2], 0.0));
     }
+    // Those that are no function of the difference alone, at the reference: ∂φ/∂ρ_c, ∂φ/∂ρ_r.
+    for (loss, value, chosen, rejected) in [
+        (DpoLoss::NcaPair, 2.0 * 2f64.ln(), -0.125, 0.125),
+        (DpoLoss::BcoPair, 2.0 * 2f64.ln(), -0.25, 0.25),
+        (DpoLoss::SppoHard, 2.0, -2.0, 2.0),
+        (DpoLoss::ApoZero, 1.0, -0.125, 0.125),
+        (DpoLoss::ApoDown, 1.0, 0.0, 0.125),
+    ] {
+        let got = one(&plain(loss), 0.0, 0.0);
+        assert!((got.value - value).abs() < 1e-15, "{loss:?}: {got:?}");
+        assert_eq!((got.d_chosen, got.d_rejected), (chosen, rejected), "{loss:?}");
+    }
+    // EXO is at its least where the policy's preference is the data's: x = log((1 − ε)/ε).
+    let least = one(&plain(DpoLoss::ExoPair), 2.0 * 4f64.ln(), 0.0);
+    assert!(least.value.abs() < 1e-15 && least.d_chosen.abs() < 1e-15, "{least:?}");
+    // Halfway between log 2 and 1; far to the right it is e^{−x}, far to the left −log σ(x).
+    let blend = one(&plain(DpoLoss::Discopop), 1.0, 1.0);
+    assert!((blend.value - 0.5 * (1.0 + 2f64.ln())).abs() < 1e-15, "{blend:?}");
+    assert!((one(&plain(DpoLoss::Discopop), 40.0, 0.0).value - (-20f64).exp()).abs() < 1e-15);
+    let wrong = one(&plain(DpoLoss::Discopop), -2000.0, 2000.0);
+    assert_eq!((wrong.value, wrong.d_chosen), (2000.0, -0.5));
     // Beyond the hinge nothing pulls; IPO pulls back what went too far.
     assert_eq!(
         (one(&plain(DpoLoss::Hinge), 3.0, 0.5).value, one(&plain(DpoLoss::Hinge), 3.0, 0.5).d_chosen),
@@ -88,6 +122,17 @@ fn an_answer_without_a_token_in_the_loss_counts_as_zero() {
         dpo(&config(loss), 1, [&empty, &empty], [&mut c, &mut r], &mut sums);
         assert!(sums.loss.is_finite() && sums.tokens == 0, "{loss:?}");
         assert_eq!((c, r), ([0.0], [0.0]));
+    }
+}
+
+#[test]
+fn far_from_the_reference_every_loss_is_finite() {
+    for loss in ALL {
+        for (chosen, rejected) in [(3000.0, -3000.0), (-3000.0, 3000.0), (3000.0, 3000.0), (-3000.0, -3000.0)] {
+            let got = one(&config(loss), chosen, rejected);
+            let all = [got.value, got.d_chosen, got.d_rejected];
+            assert!(all.iter().all(|x| x.is_finite()), "{loss:?} {chosen} {rejected}: {got:?}");
+        }
     }
 }
 

@@ -3,12 +3,12 @@
 
 use super::*;
 use crate::loss::bradley_terry::{RankingConfig, ranking};
+use crate::loss::dpo::tests::ALL as DPO;
 use crate::loss::dpo::{Answer, DpoConfig, DpoLoss, dpo};
 use crate::loss::ppo::{self, States, ValueConfig};
 
 /// Tokens of the chosen and of the rejected answer of each pair.
 const PAIRS: [[usize; 2]; 3] = [[5, 3], [1, 7], [4, 4]];
-const DPO: [DpoLoss; 5] = [DpoLoss::Sigmoid, DpoLoss::Hinge, DpoLoss::Ipo, DpoLoss::Robust, DpoLoss::SigmoidNorm];
 
 /// The answers of `pairs`: where each one's tokens lie, in pairs.
 fn places(pairs: &[[usize; 2]]) -> Vec<[std::ops::Range<usize>; 2]> {
@@ -39,6 +39,23 @@ fn dpo_value(config: &DpoConfig, pairs: &[[usize; 2]], reference: &[f64], mask: 
                 -((1.0 - e) * sigmoid(x).ln() - e * sigmoid(-x).ln()) / (1.0 - 2.0 * e)
             }
             DpoLoss::SigmoidNorm => -sigmoid(beta * (c / nc - r / nr)).ln(),
+            DpoLoss::ExoPair => {
+                let q = sigmoid(beta * (c - r));
+                q * (q / (1.0 - e)).ln() + (1.0 - q) * ((1.0 - q) / e).ln()
+            }
+            DpoLoss::NcaPair => {
+                let [chosen, rejected] = [sigmoid(beta * c), sigmoid(beta * r)];
+                -chosen.ln() - 0.5 * (1.0 - chosen).ln() - 0.5 * (1.0 - rejected).ln()
+            }
+            DpoLoss::BcoPair => -sigmoid(beta * c).ln() - sigmoid(-beta * r).ln(),
+            DpoLoss::SppoHard => (c - 0.5 / beta).powi(2) + (r + 0.5 / beta).powi(2),
+            DpoLoss::ApoZero => 1.0 - sigmoid(beta * c) + sigmoid(beta * r),
+            DpoLoss::ApoDown => sigmoid(beta * c) + 1.0 - sigmoid(beta * (c - r)),
+            DpoLoss::Discopop => {
+                let x = beta * (c - r);
+                let m = sigmoid(x / config.discopop_tau);
+                -(1.0 - m) * sigmoid(x).ln() + m * (-x).exp()
+            }
         };
     }
     sum / pairs.len() as f64
@@ -81,7 +98,7 @@ fn dpo_through_its_logits() {
                 reference[r].iter_mut().for_each(|x| *x -= rejected);
             }
             for loss_type in DPO {
-                let config = DpoConfig { beta: 0.3, loss_type, label_smoothing: 0.1 };
+                let config = DpoConfig { beta: 0.3, loss_type, label_smoothing: 0.1, discopop_tau: 0.5 };
                 for (kind, mask) in [("all", &all), ("some", &some), ("none", &vec![false; tokens])] {
                     let name = format!("{loss_type:?} {chosen} {rejected} {kind} tokens, {} pairs", pairs.len());
                     let gradient = |x: &[f64], _: &[f64]| {

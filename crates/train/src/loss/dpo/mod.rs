@@ -1,31 +1,57 @@
-//! Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290): pairs of answers to one prompt, no reward
-//! model.
+//! Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290) and its relatives: pairs of answers to one
+//! prompt, no reward model.
 //!
-//! J = 1/P Σ_pairs φ(β (ρ_c − ρ_r)), ρ = Σ_t m (log π_θ − log π_ref) of the chosen and of the rejected answer
+//! J = 1/P Σ_pairs φ(ρ_c, ρ_r), ρ = Σ_t m (log π_θ − log π_ref) of the chosen and of the rejected answer
 //!
-//! [`DpoLoss`] lists φ. The pull on a token of the chosen answer is ∂φ/∂ρ_c, and on one of the rejected answer
-//! −∂φ/∂ρ_c; where a loss takes means instead of sums over tokens, each divided by its answer's tokens. Knows no model
-//! and no data.
+//! Each φ is a file here, with its derivatives; [`DpoLoss`] lists them. Names and formulas are those of TRL's
+//! `DPOTrainer`. A token of the chosen answer has the gradient ∂φ/∂ρ_c, one of the rejected answer ∂φ/∂ρ_r. Knows no
+//! model and no data.
+
+mod apo_down;
+mod apo_zero;
+mod bco_pair;
+mod discopop;
+mod exo_pair;
+mod hinge;
+mod ipo;
+mod nca_pair;
+mod robust;
+mod sigmoid;
+mod sigmoid_norm;
+mod sppo_hard;
 
 use super::LossSums;
 use kernels::check::Float;
 use serde::{Deserialize, Serialize};
 
-/// What is made of a pair's difference x = β (ρ_c − ρ_r).
+/// What is minimised of a pair, by TRL's names. x = β (ρ_c − ρ_r).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DpoLoss {
     /// DPO's own: −log σ(x).
     #[default]
     Sigmoid,
-    /// max(0, 1 − x) (SLiC, Zhao et al. 2023, arXiv:2305.10425).
+    /// SLiC's max(0, 1 − x).
     Hinge,
-    /// (ρ̄_c − ρ̄_r − 1/(2β))², ρ̄ the mean over tokens (Azar et al. 2023, arXiv:2310.12036).
+    /// IPO's square of the distance from 1/(2β), by means over tokens.
     Ipo,
-    /// −((1 − ε) log σ(x) − ε log σ(−x)) / (1 − 2ε), ε = `label_smoothing`: unbiased where that share of the pairs is
-    /// the wrong way round (Chowdhury et al. 2024, arXiv:2403.00409).
+    /// EXO's reverse KL divergence from the smoothed preference; needs `label_smoothing` > 0.
+    ExoPair,
+    /// NCA's: raises the likelihood of the chosen answer, too.
+    NcaPair,
+    /// −log σ(x) without the bias of pairs that are the wrong way round.
     Robust,
-    /// −log σ(β (ρ̄_c − ρ̄_r)), ρ̄ the mean over tokens.
+    /// BCO's: each answer is classified by itself.
+    BcoPair,
+    /// SPPO's squares, with the chosen answer the winner for certain.
+    SppoHard,
+    /// APO where chosen answers are better than the model's own.
+    ApoZero,
+    /// APO where chosen answers are worse than the model's own.
+    ApoDown,
+    /// DiscoPOP's blend of the logistic and the exponential loss.
+    Discopop,
+    /// −log σ of the difference of means over tokens.
     SigmoidNorm,
 }
 
@@ -36,13 +62,15 @@ pub struct DpoConfig {
     pub beta: f64,
     /// φ
     pub loss_type: DpoLoss,
-    /// ε of [`DpoLoss::Robust`], from 0 to below 0.5; the others do not read it.
+    /// ε of [`DpoLoss::Robust`] and [`DpoLoss::ExoPair`], from 0 to below 0.5; the others do not read it.
     pub label_smoothing: f64,
+    /// τ of [`DpoLoss::Discopop`], above 0; the others do not read it.
+    pub discopop_tau: f64,
 }
 
 impl Default for DpoConfig {
     fn default() -> Self {
-        DpoConfig { beta: 0.1, loss_type: DpoLoss::Sigmoid, label_smoothing: 0.0 }
+        DpoConfig { beta: 0.1, loss_type: DpoLoss::Sigmoid, label_smoothing: 0.0, discopop_tau: 0.05 }
     }
 }
 
@@ -82,40 +110,55 @@ pub struct PairLoss {
     pub rewards: [f64; 2],
 }
 
+/// Of a pair, what a loss reads.
+#[derive(Clone, Copy, Debug)]
+struct Ratios {
+    /// ρ_c
+    chosen: f64,
+    /// ρ_r
+    rejected: f64,
+    /// Tokens of either answer in the loss; at least 1.
+    tokens: [f64; 2],
+}
+
+/// φ and its derivatives.
+#[derive(Clone, Copy, Debug)]
+struct Phi {
+    value: f64,
+    /// ∂φ/∂ρ_c
+    d_chosen: f64,
+    /// ∂φ/∂ρ_r
+    d_rejected: f64,
+}
+
+impl Phi {
+    /// Of a function of ρ_c − ρ_r: its value and its slope.
+    fn of_difference(value: f64, slope: f64) -> Phi {
+        Phi { value, d_chosen: slope, d_rejected: -slope }
+    }
+}
+
 /// The loss of one pair.
 pub fn pair<T: Float>(config: &DpoConfig, [chosen, rejected]: [&Answer<'_, T>; 2]) -> PairLoss {
-    let beta = config.beta;
     let logps = [chosen.sum(chosen.logps), rejected.sum(rejected.logps)];
     let ratios = [logps[0] - chosen.sum(chosen.ref_logps), logps[1] - rejected.sum(rejected.ref_logps)];
-    let per = match config.loss_type {
-        DpoLoss::Ipo | DpoLoss::SigmoidNorm => [chosen, rejected].map(|a| 1.0 / a.tokens().max(1) as f64),
-        DpoLoss::Sigmoid | DpoLoss::Hinge | DpoLoss::Robust => [1.0; 2],
+    let tokens = [chosen, rejected].map(|answer| answer.tokens().max(1) as f64);
+    let phi = match config.loss_type {
+        DpoLoss::Sigmoid => sigmoid::phi,
+        DpoLoss::Hinge => hinge::phi,
+        DpoLoss::Ipo => ipo::phi,
+        DpoLoss::ExoPair => exo_pair::phi,
+        DpoLoss::NcaPair => nca_pair::phi,
+        DpoLoss::Robust => robust::phi,
+        DpoLoss::BcoPair => bco_pair::phi,
+        DpoLoss::SppoHard => sppo_hard::phi,
+        DpoLoss::ApoZero => apo_zero::phi,
+        DpoLoss::ApoDown => apo_down::phi,
+        DpoLoss::Discopop => discopop::phi,
+        DpoLoss::SigmoidNorm => sigmoid_norm::phi,
     };
-    let difference = ratios[0] * per[0] - ratios[1] * per[1];
-    let x = beta * difference;
-    let (value, slope) = match config.loss_type {
-        DpoLoss::Sigmoid | DpoLoss::SigmoidNorm => (softplus(-x), -beta * sigmoid(-x)),
-        // Written so that what is not a number stays so.
-        DpoLoss::Hinge if x >= 1.0 => (0.0, 0.0),
-        DpoLoss::Hinge => (1.0 - x, -beta),
-        DpoLoss::Ipo => {
-            let away = difference - 0.5 / beta;
-            (away * away, 2.0 * away)
-        }
-        DpoLoss::Robust => {
-            let e = config.label_smoothing;
-            let scale = 1.0 / (1.0 - 2.0 * e);
-            let value = scale * ((1.0 - e) * softplus(-x) - e * softplus(x));
-            (value, -beta * scale * ((1.0 - e) * sigmoid(-x) + e * sigmoid(x)))
-        }
-    };
-    PairLoss {
-        value,
-        d_chosen: slope * per[0],
-        d_rejected: -slope * per[1],
-        logps,
-        rewards: ratios.map(|ratio| beta * ratio),
-    }
+    let Phi { value, d_chosen, d_rejected } = phi(config, &Ratios { chosen: ratios[0], rejected: ratios[1], tokens });
+    PairLoss { value, d_chosen, d_rejected, logps, rewards: ratios.map(|ratio| config.beta * ratio) }
 }
 
 /// Adds a pair's part of J, one of `pairs`, to `sums` with the metrics of TRL's `DPOTrainer`, and overwrites `d_logps`,
@@ -156,14 +199,15 @@ impl PairLoss {
     }
 }
 
-/// log(1 + e^x) without overflow.
+/// log(1 + e^x) = −log σ(−x), without overflow.
 fn softplus(x: f64) -> f64 {
     x.max(0.0) + libm::log1p(libm::exp(-x.abs()))
 }
 
-fn sigmoid(x: f64) -> f64 {
+/// σ(x)
+fn logistic(x: f64) -> f64 {
     1.0 / (1.0 + libm::exp(-x))
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -1,0 +1,150 @@
+//! A row of supervised fine-tuning as token ids, and which of them are learned: completions, what an assistant said,
+//! what the columns of a row of ids say, or everything. Names and meanings are TRL's.
+
+use super::Example;
+use super::load::INPUT_IDS;
+use crate::bad_input;
+use crate::error::{BadInput, OrBadInput};
+use model::chat::PromptEncoder;
+use rewards::Content;
+use serde_json::{Map, Value};
+
+/// TRL's label of a token that is not learned.
+const NOT_LEARNED: i64 = -100;
+
+/// What of a row is learned.
+#[derive(Clone, Copy, Debug)]
+pub struct Learned {
+    /// `completion_only_loss`: not set, where a row has a completion.
+    pub completion_only: Option<bool>,
+    /// `assistant_only_loss`
+    pub assistant_only: bool,
+}
+
+impl Learned {
+    /// The ids of a row and which of them are learned; the first one nothing predicts.
+    pub fn tokens(self, encoder: &PromptEncoder<'_>, example: &Example) -> anyhow::Result<(Vec<u32>, Vec<bool>)> {
+        if example.columns.contains_key(INPUT_IDS) {
+            return self.of_ids(&example.columns, encoder.tokenizer.vocab_size());
+        }
+        let of_row = OfTemplate::of(&example.columns, encoder.kwargs)?;
+        let encoder = of_row.encoder(encoder);
+        let conversation = match (&example.prompt, &example.completion) {
+            (Content::Messages(prompt), Some(Content::Messages(completion))) => {
+                Some([&prompt[..], completion].concat())
+            }
+            (Content::Messages(messages), None) => Some(messages.clone()),
+            _ => None,
+        };
+        if self.assistant_only {
+            let Some(messages) = conversation else {
+                bad_input!("assistant_only_loss is for conversations, and this row is text: remove it");
+            };
+            let (ids, mut said) = encoder.encode_said(&messages).or_bad_input()?;
+            if example.completion.is_some() && self.completion_only != Some(false) {
+                let nothing = Content::Messages(Vec::new());
+                let prompt = encoder.encode_answered(&example.prompt, &nothing).or_bad_input()?;
+                let shared = prompt.iter().zip(&ids).take_while(|(a, b)| a == b).count();
+                said[..shared].fill(false);
+            }
+            return Ok((ids, said));
+        }
+        let Some(completion) = &example.completion else {
+            let nothing = match &example.prompt {
+                Content::Text(_) => Content::Text(String::new()),
+                Content::Messages(_) => Content::Messages(Vec::new()),
+            };
+            let ids = encoder.encode_answered(&example.prompt, &nothing).or_bad_input()?;
+            let all = vec![true; ids.len()];
+            return Ok((ids, all));
+        };
+        let prompt = encoder.encode(&example.prompt).or_bad_input()?;
+        let completion = encoder.encode_completion(&example.prompt, completion).or_bad_input()?;
+        let given = vec![self.completion_only == Some(false); prompt.len()];
+        Ok(([prompt, completion.clone()].concat(), [given, vec![true; completion.len()]].concat()))
+    }
+
+    /// A row that has the ids: `labels` say what is learned, or else the masks.
+    fn of_ids(self, columns: &Map<String, Value>, vocab: usize) -> anyhow::Result<(Vec<u32>, Vec<bool>)> {
+        let ids = ids(columns, INPUT_IDS, vocab)?;
+        let marks = |name: &str, kept: &dyn Fn(usize, i64) -> bool| -> anyhow::Result<Option<Vec<bool>>> {
+            let Some(values) = columns.get(name).filter(|values| !values.is_null()) else { return Ok(None) };
+            let list: Option<Vec<i64>> = values.as_array().and_then(|list| list.iter().map(number).collect());
+            match list.filter(|list| list.len() == ids.len()) {
+                Some(list) => Ok(Some(list.into_iter().enumerate().map(|(at, value)| kept(at, value)).collect())),
+                None => bad_input!("`{name}` must be a list of as many integers as `{INPUT_IDS}` has"),
+            }
+        };
+        if let Some(learned) = marks("labels", &|_, label| label != NOT_LEARNED)? {
+            let same = |at: usize, label: i64| label == NOT_LEARNED || label == i64::from(ids[at]);
+            if marks("labels", &same)?.is_some_and(|same| same.contains(&false)) {
+                bad_input!("`labels` must be the ids of `{INPUT_IDS}`, or -100 where nothing is learned");
+            }
+            return Ok((ids, learned));
+        }
+        let mut learned = vec![true; ids.len()];
+        for (name, applies) in [("completion_mask", self.completion_only != Some(false)), ("assistant_masks", true)] {
+            if let Some(mask) = marks(name, &|_, mark| mark != 0)?.filter(|_| applies) {
+                learned.iter_mut().zip(mask).for_each(|(learned, mark)| *learned &= mark);
+            }
+        }
+        Ok((ids, learned))
+    }
+}
+
+/// Token ids in a column of a row, each below `vocab`.
+pub(super) fn ids(row: &Map<String, Value>, column: &str, vocab: usize) -> anyhow::Result<Vec<u32>> {
+    let id = |value: &Value| number(value).and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < vocab);
+    match row.get(column).and_then(Value::as_array).and_then(|list| list.iter().map(id).collect::<Option<Vec<_>>>()) {
+        Some(ids) => Ok(ids),
+        None => bad_input!("`{column}` must be a list of token ids from 0 to {}", vocab.saturating_sub(1)),
+    }
+}
+
+/// An integer, also one that went through a column of floats.
+fn number(value: &Value) -> Option<i64> {
+    value.as_i64().or_else(|| value.as_f64().filter(|x| x.fract() == 0.0).map(|x| x as i64))
+}
+
+/// What a row gives the chat template beside its messages: `tools`, a list of JSON schemas or a text of one, and
+/// `chat_template_kwargs`.
+#[derive(Debug)]
+pub struct OfTemplate {
+    tools: Option<Vec<Value>>,
+    kwargs: Map<String, Value>,
+}
+
+impl OfTemplate {
+    /// Reads the columns of a row; `kwargs` are those of all rows.
+    pub fn of(columns: &Map<String, Value>, kwargs: &Map<String, Value>) -> anyhow::Result<OfTemplate> {
+        let tools = match columns.get("tools") {
+            None | Some(Value::Null) => None,
+            Some(Value::Array(tools)) => Some(tools.clone()),
+            Some(Value::String(text)) => match serde_json::from_str(text) {
+                Ok(Value::Array(tools)) => Some(tools),
+                Ok(Value::Null) => None,
+                _ => return Err(not_tools(text)),
+            },
+            Some(other) => return Err(not_tools(other)),
+        };
+        let mut kwargs = kwargs.clone();
+        match columns.get("chat_template_kwargs") {
+            None | Some(Value::Null) => {}
+            Some(Value::Object(own)) => kwargs.extend(own.clone()),
+            Some(other) => bad_input!("`chat_template_kwargs` must be an object, but is {other}"),
+        }
+        Ok(OfTemplate { tools: tools.filter(|tools| !tools.is_empty()), kwargs })
+    }
+
+    /// `encoder` for this row.
+    pub fn encoder<'a>(&'a self, encoder: &PromptEncoder<'a>) -> PromptEncoder<'a> {
+        PromptEncoder { kwargs: &self.kwargs, tools: self.tools.as_deref(), ..*encoder }
+    }
+}
+
+fn not_tools(what: impl std::fmt::Display) -> anyhow::Error {
+    BadInput::new(format!("`tools` must be a list of JSON schemas, or a JSON text of one, but is {what:.80}"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,16 @@
+//! Anchored preference optimization, "down" (D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 8): where chosen answers
+//! are worse than the model's own; both become less likely, the rejected ones more so.
+//!
+//! φ = σ(a) + 1 − σ(x), a = β ρ_c, x = β (ρ_c − ρ_r); ∂φ/∂ρ_c = β (σ(a) σ(−a) − σ(x) σ(−x)), ∂φ/∂ρ_r = β σ(x) σ(−x)
+
+use super::{DpoConfig, Phi, Ratios, logistic};
+
+pub(super) fn phi(config: &DpoConfig, ratios: &Ratios) -> Phi {
+    let (a, x) = (config.beta * ratios.chosen, config.beta * (ratios.chosen - ratios.rejected));
+    let slope = config.beta * logistic(x) * logistic(-x);
+    Phi {
+        value: logistic(a) + logistic(-x),
+        d_chosen: config.beta * logistic(a) * logistic(-a) - slope,
+        d_rejected: slope,
+    }
+}

@@ -1,0 +1,15 @@
+//! Binary classifier optimization (Jung et al. 2024, arXiv:2404.04656) of pairs, without its reward shift, as in TRL: each
+//! answer is classified by itself.
+//!
+//! φ = −log σ(a) − log σ(−b), a = β ρ_c, b = β ρ_r; ∂φ/∂ρ_c = −β σ(−a), ∂φ/∂ρ_r = β σ(b)
+
+use super::{DpoConfig, Phi, Ratios, logistic, softplus};
+
+pub(super) fn phi(config: &DpoConfig, ratios: &Ratios) -> Phi {
+    let [a, b] = [config.beta * ratios.chosen, config.beta * ratios.rejected];
+    Phi {
+        value: softplus(-a) + softplus(b),
+        d_chosen: -config.beta * logistic(-a),
+        d_rejected: config.beta * logistic(b),
+    }
+}

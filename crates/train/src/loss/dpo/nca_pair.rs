@@ -1,0 +1,17 @@
+//! Noise contrastive alignment of pairs (Chen et al. 2024, arXiv:2402.05369): the likelihood of the chosen answer is
+//! held up, too.
+//!
+//! φ = −log σ(a) − ½ log σ(−a) − ½ log σ(−b), a = β ρ_c, b = β ρ_r
+//!
+//! ∂φ/∂ρ_c = β (½ σ(a) − σ(−a)), ∂φ/∂ρ_r = ½ β σ(b)
+
+use super::{DpoConfig, Phi, Ratios, logistic, softplus};
+
+pub(super) fn phi(config: &DpoConfig, ratios: &Ratios) -> Phi {
+    let [a, b] = [config.beta * ratios.chosen, config.beta * ratios.rejected];
+    Phi {
+        value: softplus(-a) + 0.5 * softplus(a) + 0.5 * softplus(b),
+        d_chosen: config.beta * (0.5 * logistic(a) - logistic(-a)),
+        d_rejected: 0.5 * config.beta * logistic(b),
+    }
+}

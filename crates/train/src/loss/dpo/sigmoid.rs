@@ -1,0 +1,10 @@
+//! DPO's own loss (Rafailov et al. 2023, arXiv:2305.18290).
+//!
+//! φ = −log σ(x), x = β (ρ_c − ρ_r); ∂φ/∂ρ_c = −∂φ/∂ρ_r = −β σ(−x)
+
+use super::{DpoConfig, Phi, Ratios, logistic, softplus};
+
+pub(super) fn phi(config: &DpoConfig, ratios: &Ratios) -> Phi {
+    let x = config.beta * (ratios.chosen - ratios.rejected);
+    Phi::of_difference(softplus(-x), -config.beta * logistic(-x))
+}

@@ -1,0 +1,54 @@
+//! `cargo xtask nightly trl_suite`: TRL's own tests of its trainers, run on the Python package by
+//! `conformance/trl_suite/run.py`, which writes docs/python/trl-suite.md.
+
+use std::env;
+use std::path::Path;
+use std::process::Command;
+
+/// TRL's source: a clone or a directory with its tests.
+const CHECKOUT: &str = "TRL_CHECKOUT";
+/// A Python with torch, transformers, peft, datasets, pytest, TRL and lockstep_rl.
+const PYTHON: &str = "TRL_SUITE_PYTHON";
+const PAGE: &str = "docs/python/trl-suite.md";
+
+/// What is missing to run it, if anything is.
+pub fn missing() -> Option<String> {
+    let unset = |name: &&str| env::var_os(name).is_none_or(|value| !Path::new(&value).exists());
+    let missing: Vec<&str> = [CHECKOUT, PYTHON].into_iter().filter(unset).collect();
+    (!missing.is_empty()).then(|| format!("set {} (conformance/trl_suite/run.py says to what)", missing.join(" and ")))
+}
+
+/// Runs all five files and gives the page's totals.
+pub fn run() -> Result<String, String> {
+    let python = env::var_os(PYTHON).unwrap_or_default();
+    let status = Command::new(python)
+        .args(["conformance/trl_suite/run.py", "--write"])
+        .status()
+        .map_err(|e| format!("{PYTHON}: {e}"))?;
+    let page = std::fs::read_to_string(PAGE).map_err(|e| format!("{PAGE}: {e}"))?;
+    let totals = totals(&page).ok_or_else(|| format!("{PAGE} has no totals"))?;
+    match status.success() {
+        true => Ok(totals),
+        false => Err(format!("{totals}; a test is not as conformance/trl_suite/table.toml says: the output names it")),
+    }
+}
+
+/// Tests, passed and failed ones, of the table's last row.
+fn totals(page: &str) -> Option<String> {
+    let row = page.lines().find_map(|line| line.strip_prefix("| all |"))?;
+    let [tests, passed, failed] = row.split('|').map(str::trim).take(3).collect::<Vec<_>>().try_into().ok()?;
+    Some(format!("{passed} of {tests} tests pass, {failed} fail, the others are excluded with reasons"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_are_the_last_row_of_the_table() {
+        let page = "| file | tests |\n|---|---|\n| `a.py` | 3 | 1 | 0 | 2 |\n| all | 627 | 240 | 3 | 9 |\n";
+        let expected = "240 of 627 tests pass, 3 fail, the others are excluded with reasons";
+        assert_eq!(totals(page).as_deref(), Some(expected));
+        assert_eq!(totals("nothing"), None);
+    }
+}
