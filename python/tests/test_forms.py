@@ -80,7 +80,9 @@ def test_several_sets_of_offline_trainers(model, trainer, config, rows, metrics)
                   load_best_model_at_end=True)
     made = trainer(model=model, args=config("out", **OFFLINE, **fields), train_dataset=rows, eval_dataset=sets)
     made.train()
-    (logged,) = [entry for entry in made.state.log_history if "eval_first_loss" in entry]
+    first, rest = [entry for entry in made.state.log_history if any(key.startswith("eval_") for key in entry)]
+    assert "eval_first_loss" in first and "eval_rest_loss" in rest and "eval_rest_loss" not in first
+    logged = {**first, **rest}
     assert {f"eval_{name}_{metric}" for name in sets for metric in metrics} <= logged.keys()
     assert "eval_loss" not in logged and logged["eval_first_loss"] != logged["eval_rest_loss"]
     assert made.state.best_metric == logged["eval_rest_loss"]

@@ -77,7 +77,7 @@ def test_dynamic_fine_tuning_is_another_loss(model):
         SFTConfig("x", loss_type="mse")
 
 
-PAIRS = [{"prompt": "ab", "chosen": word, "rejected": word + "x"} for word in WORDS]
+PAIRS = [{"prompt": "ab", "chosen": word, "rejected": "y" + word} for word in WORDS]
 
 
 @pytest.mark.parametrize("trainer, config", [(DPOTrainer, DPOConfig), (RewardTrainer, RewardConfig)])
