@@ -5,7 +5,7 @@
 //!
 //! Read first: `sample.rs` (what comes in), [`advantages`] and [`gae`] (rewards to advantages), [`loss`] (value and
 //! gradient of each loss, one file each), `objective.rs` (which loss, on what), `trainer.rs` (accumulate, reduce, step)
-//! with `passes.rs`, `optimizer.rs` and `schedule.rs`.
+//! with `passes.rs`, `optimizer/mod.rs` and `schedule.rs`.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
 
@@ -33,7 +33,7 @@ pub use loss::{ImportanceSamplingLevel, LossConfig, LossType};
 pub use means::{ClipRatios, Means};
 pub use metrics::UpdateMetrics;
 pub use objective::{Objective, Scored, Source};
-pub use optimizer::{AdjustLr, MomentsDType, MuonConfig, Optimizer, OptimizerConfig, OptimizerKind, SavedTree};
+pub use optimizer::{MomentsDType, Optimizer, OptimizerConfig, OptimizerKind, SavedTree};
 pub use sample::{Advantage, PreferencePair, Response, Sample, Samples};
 pub use saved::SavedBatch;
 pub use schedule::{Schedule, ScheduleKind};

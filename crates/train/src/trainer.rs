@@ -1,7 +1,7 @@
 //! One optimizer step: samples in, weights one version further.
 //!
 //! samples → groups → micro-batches → forward → log-probabilities → loss and its gradient → backward, adding to the
-//! gradients → clip → AdamW. The loss sees log-probabilities alone, on the host: T numbers.
+//! gradients → clip → optimizer. The loss sees log-probabilities alone, on the host: T numbers.
 //!
 //! [`Trainer::update`] is [`accumulate`](Trainer::accumulate), once or for each part of the optimizer batch,
 //! [`reduce`](Trainer::reduce) and [`step`](Trainer::step). Losses divide by the counts of the whole optimizer batch
@@ -35,7 +35,7 @@ pub const MAX_SKIPPED_IN_A_ROW: u32 = 3;
 pub struct TrainerConfig {
     /// What is minimised.
     pub objective: Objective,
-    /// AdamW.
+    /// How steps are taken.
     pub optimizer: OptimizerConfig,
     /// The adapter that is trained, which the weights must have; none: every parameter is trained.
     pub adapter: Option<LoraConfig>,
@@ -156,7 +156,7 @@ impl Trainer {
         grow_rope(&mut self.rope, &self.memory, model, positions);
     }
 
-    /// One optimizer step on all of `samples`: forward, loss, backward, clip, AdamW, and the next version of `model`. A
+    /// One optimizer step on all of `samples`: forward, loss, backward, clip, optimizer, and the next version of `model`. A
     /// step whose loss or gradient is not finite changes nothing, is counted, and the third in a row is an error.
     pub fn update<'a>(
         &mut self,
@@ -215,7 +215,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Takes the step, unless the loss or the gradient is not finite: clip, AdamW, and the next version of `model`.
+    /// Takes the step, unless the loss or the gradient is not finite: clip, optimizer, and the next version of `model`.
     pub fn step(&mut self, ctx: &Context, model: &mut impl Trainable, params: StepParams) -> Result<UpdateMetrics> {
         let Some(accumulated) = self.accumulated.take().filter(|a| a.is_reduced) else {
             return Err(nothing_accumulated());

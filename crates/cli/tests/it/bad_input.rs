@@ -91,8 +91,8 @@ fn configuration() {
     set("bf16=true", &["the key is dtype = \"bf16\" here"]);
     set("fp16=true", &["compute is f32 or bf16"]);
     set("loss_type=ppo", &["grpo, bnpo, dr_grpo, dapo"]);
-    for optim in ["lion", "adafactor", "adamw_8bit"] {
-        set(&format!("optim={optim}"), &["`optim` = ", optim, "adamw_torch", "muon"]);
+    for optim in ["no_such_name", "adamw_8bit"] {
+        set(&format!("optim={optim}"), &["`optim`: there is no optimizer", optim, "adamw_torch", "muon"]);
     }
     set("stop_token_ids=[3, 40]", &["`stop_token_ids` has 40", "vocabulary ends before 40"]);
     set("optim_args=betas=0.5", &["optim_args: ", "no argument `betas`", "adam_beta1"]);

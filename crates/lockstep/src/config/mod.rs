@@ -30,7 +30,7 @@ pub(crate) use resume::changes_on_resume;
 pub use show::toml_on_one_line;
 pub use table::{Config, keys};
 pub use unsupported_keys::{UnsupportedKey, unsupported_key, unsupported_keys};
-pub use values::{ComputeDType, EvalSampling, RewardErrors, SftLoss, Strategy, Task};
+pub use values::{ComputeDType, EvalSampling, OptimizerName, RewardErrors, SftLoss, Strategy, Task};
 
 #[cfg(test)]
 mod tests;

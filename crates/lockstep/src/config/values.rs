@@ -5,12 +5,14 @@ use kernels::Device;
 use rewards::RewardSpec;
 use serde_json::{Map, Value as Json, json};
 use std::path::PathBuf;
+use std::str::FromStr;
 use toml::Value;
 use train::advantages::process::ProcessRewards;
 use train::loss::dpo::DpoLoss;
 use train::loss::sampling::CorrectionMode;
 use train::{
-    ImportanceSamplingLevel, KlEstimator, LossType, MomentsDType, MultiObjectiveAggregation, ScaleRewards, ScheduleKind,
+    ImportanceSamplingLevel, KlEstimator, LossType, MomentsDType, MultiObjectiveAggregation, OptimizerKind,
+    ScaleRewards, ScheduleKind,
 };
 
 /// A type that a key can have.
@@ -251,6 +253,21 @@ impl KeyValue for Device {
     }
 }
 
+impl KeyValue for OptimizerName {
+    fn type_name() -> String {
+        OptimizerKind::names().collect::<Vec<_>>().join(" | ")
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "enum": OptimizerKind::names().collect::<Vec<_>>()})
+    }
+    fn read(value: &Value) -> Result<Self, String> {
+        value.as_str().ok_or_else(|| expected("an optimizer's name in quotes", value))?.parse()
+    }
+    fn write(&self) -> Option<Value> {
+        Some(Value::String(self.0.to_owned()))
+    }
+}
+
 /// Enumerations: the words and what they stand for.
 macro_rules! words {
     ($($type:ty { $($word:literal => $variant:path),* $(,)? })*) => {$(
@@ -349,6 +366,26 @@ impl ComputeDType {
 impl From<&str> for ComputeDType {
     fn from(text: &str) -> ComputeDType {
         if text == "bf16" { ComputeDType::Bf16 } else { ComputeDType::F32 }
+    }
+}
+
+/// The name of an optimizer: transformers' where it has the optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptimizerName(&'static str);
+
+impl OptimizerName {
+    /// As configurations spell it.
+    pub fn as_str(self) -> &'static str {
+        self.0
+    }
+}
+
+impl FromStr for OptimizerName {
+    type Err = String;
+    /// The error says which names there are.
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = OptimizerKind::names().find(|known| *known == name);
+        known.map(OptimizerName).ok_or_else(|| OptimizerKind::unknown(name))
     }
 }
 

@@ -1,7 +1,7 @@
 //! AdamW: the update itself is [`kernels::ops::adamw`]. This file knows which parameter decays, and whose random bits
 //! round the moments.
 
-use super::{Rule, StateTree, Step};
+use super::{Definition, OptimizerKind, Rule, StateTree, Step};
 use crate::Result;
 use kernels::Context;
 use kernels::ops::adamw;
@@ -9,6 +9,22 @@ use model::weights::{ParamSpec, Params};
 
 /// Random bits of the moments' rounding, apart from every other use of the seed.
 const ROUNDING: u64 = 0x4d4f_4d45_4e54_5300;
+
+/// transformers' names of implementations that compute the same.
+pub(super) const DEFINITION: Definition = Definition {
+    names: &[
+        "adamw_torch",
+        "adamw",
+        "adamw_torch_fused",
+        "adamw_hf",
+        "adamw_apex_fused",
+        "adamw_torch_xla",
+        "adamw_torch_npu_fused",
+        "paged_adamw",
+        "paged_adamw_32bit",
+    ],
+    parse: |_| Ok(OptimizerKind::AdamW),
+};
 
 /// Decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101).
 pub(super) struct AdamW;

@@ -2,12 +2,12 @@
 //!
 //! What an optimizer computes is a [`Rule`], one file each: `adamw.rs`, `muon.rs`. This file has what they share: the
 //! f32 masters of weights that compute in bf16, the norm, the count of steps, and the state that a checkpoint keeps. To
-//! add one: its file, and a line in [`OptimizerKind::parse`] and [`OptimizerKind::rule`].
+//! add one: its file, and its lines in [`OPTIMIZERS`], [`OptimizerKind`] and [`OptimizerKind::rule`].
 
 mod adamw;
 mod muon;
 
-pub use self::muon::{AdjustLr, MuonConfig};
+use self::muon::MuonConfig;
 use crate::{Error, Result};
 use kernels::ops::grad_norm;
 use kernels::{Context, DType, Memory, Tensor};
@@ -38,30 +38,39 @@ pub enum OptimizerKind {
     Muon(MuonConfig),
 }
 
+/// An optimizer as configurations name it.
+struct Definition {
+    /// transformers' names, where it has the optimizer; the usual one first.
+    names: &'static [&'static str],
+    /// Takes what `optim_args` says.
+    parse: fn(&mut Args) -> std::result::Result<OptimizerKind, String>,
+}
+
+const OPTIMIZERS: &[Definition] = &[adamw::DEFINITION, muon::DEFINITION];
+
 impl OptimizerKind {
+    /// Every name that [`parse`](Self::parse) knows; the first is the default's.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        OPTIMIZERS.iter().flat_map(|definition| definition.names).copied()
+    }
+
     /// From transformers' `optim` and `optim_args` ("momentum=0.9,ns_steps=5").
     pub fn parse(optim: &str, args: &str) -> std::result::Result<OptimizerKind, String> {
+        let definition = OPTIMIZERS.iter().find(|definition| definition.names.contains(&optim));
+        let definition = definition.ok_or_else(|| OptimizerKind::unknown(optim))?;
         let mut args = Args::parse(args)?;
-        let kind = match optim {
-            "adamw"
-            | "adamw_torch"
-            | "adamw_torch_fused"
-            | "adamw_hf"
-            | "adamw_apex_fused"
-            | "adamw_torch_xla"
-            | "adamw_torch_npu_fused"
-            | "paged_adamw"
-            | "paged_adamw_32bit" => OptimizerKind::AdamW,
-            "muon" => OptimizerKind::Muon(MuonConfig::parse(&mut args)?),
-            other => {
-                return Err(format!(
-                    "there is no optimizer `{other}`: AdamW is adamw_torch (in f32, or with adam_moments_dtype = \
-                     \"bf16\" in half the memory), the other one is muon"
-                ));
-            }
-        };
+        let kind = (definition.parse)(&mut args)?;
         args.all_read(optim)?;
         Ok(kind)
+    }
+
+    /// The error for a name that [`names`](Self::names) lacks.
+    pub fn unknown(optim: &str) -> String {
+        format!(
+            "there is no optimizer `{optim}`: expected one of {}; AdamW in half the memory is adamw_torch with \
+             adam_moments_dtype = \"bf16\"",
+            OptimizerKind::names().collect::<Vec<_>>().join(", ")
+        )
     }
 
     fn rule(self) -> Box<dyn Rule> {
@@ -73,7 +82,11 @@ impl OptimizerKind {
 }
 
 /// `key=value` pairs of `optim_args`.
-struct Args(Vec<(String, String)>);
+struct Args {
+    pairs: Vec<(String, String)>,
+    /// The keys that were asked for.
+    known: Vec<&'static str>,
+}
 
 impl Args {
     fn parse(text: &str) -> std::result::Result<Args, String> {
@@ -81,22 +94,25 @@ impl Args {
             Some((key, value)) => Ok((key.trim().to_owned(), value.trim().to_owned())),
             None => Err(format!("`{}` in optim_args is not of the form key=value", pair.trim())),
         });
-        Ok(Args(pairs.collect::<std::result::Result<_, _>>()?))
+        Ok(Args { pairs: pairs.collect::<std::result::Result<_, _>>()?, known: Vec::new() })
     }
     /// Takes a value out; the default where it is not given.
-    fn take<T: std::str::FromStr>(&mut self, key: &str, default: T) -> std::result::Result<T, String> {
-        let Some(at) = self.0.iter().position(|(name, _)| name == key) else { return Ok(default) };
-        let (_, value) = self.0.remove(at);
+    fn take<T: std::str::FromStr>(&mut self, key: &'static str, default: T) -> std::result::Result<T, String> {
+        self.known.push(key);
+        let Some(at) = self.pairs.iter().position(|(name, _)| name == key) else { return Ok(default) };
+        let (_, value) = self.pairs.remove(at);
         value.to_lowercase().parse().map_err(|_| format!("optim_args: `{value}` is no value of `{key}`"))
     }
     fn all_read(self, optim: &str) -> std::result::Result<(), String> {
-        match self.0.first() {
-            Some((key, _)) => Err(format!(
-                "optim_args: the optimizer {optim} has no argument `{key}` (AdamW's are the keys adam_beta1, \
-                 adam_beta2, adam_epsilon and weight_decay)"
-            )),
-            None => Ok(()),
-        }
+        let Some((key, _)) = self.pairs.first() else { return Ok(()) };
+        let known = match self.known.as_slice() {
+            [] => "none".to_owned(),
+            known => known.join(", "),
+        };
+        Err(format!(
+            "optim_args: the optimizer {optim} has no argument `{key}`; its arguments: {known} (AdamW's are the keys \
+             adam_beta1, adam_beta2, adam_epsilon and weight_decay)"
+        ))
     }
 }
 
@@ -336,6 +352,7 @@ impl OptimizerState {
 
 #[cfg(test)]
 mod tests {
+    use super::muon::AdjustLr;
     use super::*;
     use kernels::Isa;
     use model::Weights;
@@ -389,13 +406,21 @@ mod tests {
     #[test]
     fn the_kind_is_read_as_transformers_writes_it() {
         assert_eq!(OptimizerKind::parse("adamw_torch_fused", ""), Ok(OptimizerKind::AdamW));
+        let mut names: Vec<&str> = OptimizerKind::names().collect();
+        assert!(names.iter().all(|name| OptimizerKind::parse(name, "").is_ok()));
+        assert_eq!(OptimizerKind::parse(names[0], ""), Ok(OptimizerKind::default()));
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count, "two optimizers of one name");
         let muon = OptimizerKind::parse("muon", "momentum=0.9, nesterov=False,adjust_lr_fn=match_rms_adamw").unwrap();
         let expected =
             MuonConfig { momentum: 0.9, nesterov: false, adjust_lr: AdjustLr::MatchRmsAdamW, ..Default::default() };
         assert_eq!(muon, OptimizerKind::Muon(expected));
         for (optim, args, why) in [
-            ("lion", "", "no optimizer `lion`"),
-            ("adamw_torch", "momentum=0.9", "no argument `momentum`"),
+            ("no_such_name", "", "no optimizer `no_such_name`: expected one of adamw_torch, "),
+            ("adamw_torch", "momentum=0.9", "no argument `momentum`; its arguments: none"),
+            ("muon", "beta=0.9", "no argument `beta`; its arguments: momentum, nesterov, ns_steps, eps, adjust_lr_fn"),
             ("muon", "momentum", "key=value"),
             ("muon", "momentum=much", "`much`"),
             ("muon", "momentum=1.5", "below 1"),

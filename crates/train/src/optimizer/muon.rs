@@ -14,7 +14,7 @@
 //! q, k, v, gate and up are matrices of their own, although two or three of them lie in one tensor. torch iterates in
 //! bf16, which moves singular values by some percent; the iterations here are f32 matmuls.
 
-use super::{Args, Rule, StateTree, Step, adamw};
+use super::{Args, Definition, OptimizerKind, Rule, StateTree, Step, adamw};
 use crate::Result;
 use kernels::ops::linear;
 use kernels::{Context, DType, Matrix, Memory, Tensor};
@@ -58,8 +58,11 @@ impl Default for MuonConfig {
     }
 }
 
+pub(super) const DEFINITION: Definition =
+    Definition { names: &["muon"], parse: |args| Ok(OptimizerKind::Muon(MuonConfig::parse(args)?)) };
+
 impl MuonConfig {
-    pub(super) fn parse(args: &mut Args) -> std::result::Result<MuonConfig, String> {
+    fn parse(args: &mut Args) -> std::result::Result<MuonConfig, String> {
         let default = MuonConfig::default();
         let config = MuonConfig {
             momentum: args.take("momentum", default.momentum)?,
@@ -275,7 +278,7 @@ fn transpose(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Optimizer, OptimizerConfig, OptimizerKind};
+    use crate::{Optimizer, OptimizerConfig};
     use kernels::Isa;
     use kernels::check::normal;
     use model::io::{TensorSink, TensorSource};

@@ -1,6 +1,6 @@
 //! The optimizer and the learning rate's schedule.
 
-use crate::config::Config;
+use crate::config::{Config, OptimizerName};
 use crate::error::BadInput;
 
 macro_rules! optimizer_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Optimizer" {
@@ -15,9 +15,9 @@ macro_rules! optimizer_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($
     warmup_ratio: Option<f64> = None
         => OURS.trl_has("the same in transformers 4, now warmup_steps below 1")
             .range(at_least(0.0).at_most(1.0)).on_resume(Warn);
-    /// The optimizer: adamw_torch (or another of transformers' names for AdamW), or muon, which orthogonalises the
-    /// momentum of each matrix of a layer and takes AdamW's step for the rest; not set: AdamW.
-    optim: Option<String> = None => TRL;
+    /// The optimizer. Names with adamw are all the same AdamW; muon orthogonalises the momentum of each matrix of a layer
+    /// and takes AdamW's step for the rest; not set: AdamW.
+    optim: Option<OptimizerName> = None => TRL;
     /// Arguments of the optimizer, such as `momentum=0.95,nesterov=true,ns_steps=5,adjust_lr_fn=match_rms_adamw` of
     /// muon.
     optim_args: Option<String> = None => TRL;
@@ -52,8 +52,7 @@ impl Config {
     }
 
     fn optimizer_kind(&self) -> Result<train::OptimizerKind, String> {
-        let optim = self.optim.as_deref().unwrap_or("adamw_torch");
-        train::OptimizerKind::parse(optim, self.optim_args.as_deref().unwrap_or_default())
+        train::OptimizerKind::parse(optimizer_name(self), self.optim_args.as_deref().unwrap_or_default())
     }
 
     /// The learning-rate schedule over `total` optimizer steps.
@@ -79,6 +78,10 @@ impl Config {
 pub(in crate::config) fn check(c: &Config) -> anyhow::Result<()> {
     match c.optimizer_kind() {
         Ok(_) => Ok(()),
-        Err(why) => Err(BadInput::new(format!("`optim` = {:?}: {why}", c.optim.as_deref().unwrap_or("adamw_torch")))),
+        Err(why) => Err(BadInput::new(format!("`optim` = {:?}: {why}", optimizer_name(c)))),
     }
+}
+
+fn optimizer_name(c: &Config) -> &'static str {
+    c.optim.map_or("adamw_torch", OptimizerName::as_str)
 }

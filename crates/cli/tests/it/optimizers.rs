@@ -1,15 +1,21 @@
-//! An optimizer other than AdamW, through all that a run does with one.
+//! Optimizers other than AdamW, each through all that a run does with one.
 
 use crate::support::runs::{arguments, directory, files, good, metrics, same};
 
 #[test]
-fn muon_trains_is_resumed_and_is_planned() {
+fn muon() {
+    trains_is_resumed_and_is_planned("muon", "momentum=0.9", "momentum_buffer");
+}
+
+/// `tree` is one of those that it remembers.
+fn trains_is_resumed_and_is_planned(optim: &str, optim_args: &str, tree: &str) {
     let dir = directory();
-    let base = ["optim=muon", "optim_args=momentum=0.9", "weight_decay=0.1", "threads=1"];
+    let (optim, optim_args) = (format!("optim={optim}"), format!("optim_args={optim_args}"));
+    let base = [&optim, &optim_args, "weight_decay=0.1", "threads=1"];
     good(dir.path(), &arguments("train", "whole", &base));
     let whole = dir.path().join("whole");
-    let buffer = "checkpoints/step-000012/optimizer_momentum_buffer.safetensors";
-    assert!(files(&whole).contains_key(buffer), "{:?}", files(&whole).keys());
+    let tree = format!("checkpoints/step-000012/optimizer_{tree}.safetensors");
+    assert!(files(&whole).contains_key(&tree), "{:?}", files(&whole).keys());
 
     // From an older checkpoint, with other threads and micro-batches.
     let other = [&base[..3], &["threads=2", "max_tokens_per_micro_batch=24"]].concat();
@@ -19,7 +25,7 @@ fn muon_trains_is_resumed_and_is_planned() {
 
     good(dir.path(), &arguments("train", "adamw", &base[2..]));
     assert_ne!(metrics(&whole), metrics(&dir.path().join("adamw")));
-    // Momentum alone for matrices of layers, in place of two moments; and the memory of the iterations.
+    // Other trees than AdamW's two moments, and the memory of its steps.
     let planned = |set: &[&str]| {
         let base = ["plan", "--json", "--model", "model", "--set", "max_completion_length=8"];
         let said = good(dir.path(), &[&base, set].concat());
@@ -28,5 +34,5 @@ fn muon_trains_is_resumed_and_is_planned() {
         let part = parts.iter().find(|part| part["part"] == "training: optimizer").unwrap();
         part["bytes"].as_u64().unwrap()
     };
-    assert_ne!(planned(&["--set", "optim=muon"]), planned(&[]));
+    assert_ne!(planned(&["--set", &optim]), planned(&[]));
 }
