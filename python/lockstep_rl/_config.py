@@ -208,6 +208,13 @@ _OF_METRICS = {
     )
 }
 _WITH_METRICS = ("sft", "dpo", "reward")
+# The trainers that generate what they evaluate.
+_WITHOUT_METRICS = {
+    "per_device_eval_batch_size": {
+        "name": "per_device_eval_batch_size", "status": "ignored",
+        "doc": "how many completions are generated or scored at once the engine decides: max_tokens_per_micro_batch",
+    },
+}
 
 
 class _Config(ArgumentMethods):
@@ -340,7 +347,7 @@ def _naming_the_nearest(init: Any, name: str, fields: list[str]) -> Any:
 def field_table(method: str) -> list[dict]:
     """Every field of a configuration class (`grpo`, `rloo`, `ppo`, `sft`, `dpo`, `reward`): its name, its status
     (`supported`, `ignored`, `refused`), default and meaning."""
-    own = _OF_METRICS if method in _WITH_METRICS else {}
+    own = _OF_METRICS if method in _WITH_METRICS else _WITHOUT_METRICS
     rows = [own.get(row["name"], row) for row in _native.fields(method)]
     rows += [row for name, row in own.items() if name not in {row["name"] for row in rows}]
     return [_without_patience(row) if row["name"] == "reward_patience" else row for row in rows]

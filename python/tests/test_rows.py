@@ -6,7 +6,17 @@ import pytest
 from conftest import LETTERS, WORDS, grpo, weights
 from test_forms import OFFLINE, sft
 
-from lockstep_rl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from lockstep_rl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    PPOConfig,
+    RewardConfig,
+    RewardTrainer,
+    RLOOConfig,
+    SFTConfig,
+    SFTTrainer,
+)
 
 TEXTS = [word for word in WORDS if len(word) > 1]
 
@@ -97,6 +107,13 @@ def test_pairs_of_ids(model, trainer, config):
     old = [{"chosen_input_ids": row["chosen_ids"], "rejected_input_ids": row["rejected_ids"]} for row in whole]
     with pytest.warns(FutureWarning, match="chosen_input_ids"):
         assert trained(old, "old") == trained(whole, "whole")
+
+
+def test_fields_of_training_arguments_are_those_of_every_trainer(model, rows):
+    for config in (GRPOConfig, RLOOConfig, PPOConfig, SFTConfig, DPOConfig, RewardConfig):
+        assert config("out", per_device_eval_batch_size=3).per_device_eval_batch_size == 3
+        for name in ("per_device_train_batch_size", "eval_accumulation_steps", "dataloader_num_workers", "optim"):
+            assert name in config._fields, (config, name)
 
 
 def test_a_stream_is_not_dispatched(model, rows):
