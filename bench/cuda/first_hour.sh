@@ -199,7 +199,7 @@ same() {
   while IFS= read -r file; do
     cmp "$a/$file" "$b/$file" || return 1
     count=$((count + 1))
-  done < <(cd "$a" && find . -name '*.safetensors' -o -name rollouts.jsonl | sort)
+  done < <(cd "$a" && find . -name '*.safetensors' -o -name rollouts.bin | sort)
   [ "$count" -ge 3 ] || { echo "only $count files to compare in $a"; return 1; }
   local mismatch='"sampling/logp_mismatch_tokens": *'
   grep -q "$mismatch" "$b/metrics.jsonl" || { echo "metrics.jsonl says nothing of log-probabilities"; return 1; }

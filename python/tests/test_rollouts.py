@@ -5,6 +5,7 @@ import os
 
 import pytest
 from conftest import SMALL, grpo, vowels, weights
+from recorded import lines
 
 from lockstep_rl import GRPOConfig, SFTConfig, SFTTrainer, TrainerCallback, _native
 
@@ -25,8 +26,18 @@ def run(model, rows, function, reward_funcs=vowels, trainer=None, **fields):
 
 
 def recorded(directory):
-    with open(f"{directory}/rollouts.jsonl") as file:
-        return [json.loads(line) for line in file]
+    return lines(f"{directory}/rollouts.bin")
+
+
+def test_a_recorded_file_is_read_with_python_alone(model, rows, capfd):
+    grpo(model, rows, vowels, record_rollouts=True, max_steps=2).train()
+    capfd.readouterr()
+    assert _native.main(["lockstep", "rollouts", "out"]) == 0
+    said = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    found = recorded("out")
+    assert len(said) == len(found) > 0
+    for line, other in zip(found, said, strict=True):
+        assert line == {name: other[name] for name in line}
 
 
 def test_what_the_engine_makes_for_it_has_the_engines_bits(model, rows):

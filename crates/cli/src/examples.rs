@@ -8,7 +8,7 @@ Examples:
   lockstep train --model DIR --dataset d.jsonl --reward \"command:python reward.py\"
   lockstep train my.toml --resume latest     continue the run in output_dir
   lockstep train --resume runs/first         the same by its directory
-  lockstep train --model DIR --replay runs/first/rollouts.jsonl     train on
+  lockstep train --model DIR --replay runs/first/rollouts.bin       train on
       recorded rollouts (record_rollouts = true writes them)
 
 Data: JSON lines or Parquet with a `prompt` column (text or chat messages); the
@@ -93,6 +93,16 @@ Each line has a `completion` (text or chat messages), where the reward needs the
 a `prompt` and the dataset's columns, and `completion_ids` for rewards of tokens
 (--tokenizer makes them). Lines with the same prompt that follow each other are a
 group. Exit code 1 if a reward judged nothing.";
+
+/// Of `lockstep rollouts`.
+pub const ROLLOUTS: &str = "\
+Examples:
+  lockstep rollouts runs/first | head -1 | jq .completion_ids
+  lockstep rollouts runs/first --index | jq -s 'max_by(.reward_std).group'
+  lockstep rollouts runs/first --group 12
+
+The keys are those of `--replay` (docs/algorithms.md), which takes such lines,
+too; what else was recorded stands beside them. docs/runs.md has the file's form.";
 
 /// Of `lockstep eval`.
 pub const EVAL: &str = "\

@@ -17,6 +17,7 @@ mod new_directory;
 mod options;
 mod output;
 mod plan;
+mod rollouts;
 mod score;
 mod score_rewards;
 mod session;
@@ -79,6 +80,8 @@ enum Command {
     Score(score::Args),
     #[command(after_help = examples::SCORE_REWARDS)]
     ScoreRewards(score_rewards::Args),
+    #[command(after_help = examples::ROLLOUTS)]
+    Rollouts(rollouts::Args),
     #[command(after_help = examples::EVAL)]
     Eval(eval::Args),
     #[command(after_help = examples::INIT)]
@@ -119,6 +122,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Generate(args) => generate::run(args),
         Command::Score(args) => score::run(args),
         Command::ScoreRewards(args) => score_rewards::run(args),
+        Command::Rollouts(args) => rollouts::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Init(args) => init::run(args),
         Command::Merge(args) => merge::run(args),
@@ -165,6 +169,7 @@ fn check_environment(command: &Command) -> anyhow::Result<()> {
         Command::Demo(_) => "demo",
         Command::Generate(_) => "generate",
         Command::Score(_) => "score",
+        Command::Rollouts(_) => "rollouts",
         Command::Init(_) => "init",
         Command::Merge(_) => "merge",
         Command::Doctor(_) => "doctor",

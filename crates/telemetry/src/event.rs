@@ -36,8 +36,11 @@ pub enum EventKind {
         /// How many of them a console shows.
         shown: usize,
     },
-    /// A recorded rollout: a line of `rollouts.jsonl`.
-    Rollout { line: Map<String, Value> },
+    /// A recorded group, as the record that `rollouts.bin` gets.
+    Rollout {
+        #[serde(with = "base64_text")]
+        record: Vec<u8>,
+    },
     /// A stage ended. Times count from the start of the run.
     Span {
         name: String,
@@ -208,6 +211,22 @@ pub struct CompletionRows {
     pub advantages: Vec<f64>,
 }
 
+/// Bytes as a text.
+mod base64_text {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        STANDARD.encode(bytes).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        STANDARD.decode(String::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+}
+
 /// Named numbers as a JSON object in their order; JSON has no NaN and no infinity, so these are texts.
 mod numbers {
     use serde::de::Error;
@@ -277,11 +296,10 @@ mod tests {
             extra: vec![("e".into(), vec![Value::Null])],
             advantages: vec![-0.5],
         };
-        let line = serde_json::json!({"step": 1, "event": "mine", "ids": [1, 2]}).as_object().unwrap().clone();
         let kinds = [
             EventKind::Metrics { step: 7, values: vec![("z".into(), 0.1 + 0.2), ("a".into(), -0.0)] },
             EventKind::Completions { rows, shown: 1 },
-            EventKind::Rollout { line },
+            EventKind::Rollout { record: vec![0, 255, 7, 1] },
             EventKind::Span {
                 name: "rollout".into(),
                 track: 1,

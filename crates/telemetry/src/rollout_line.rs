@@ -1,10 +1,11 @@
-//! One line of a rollout file (`rollouts.jsonl`), read and written: a prompt and one completion, or all of its group.
+//! A rollout as a line of JSON, read and written: a prompt and one completion, or all of its group.
 //! Knows JSON and lengths; not what a line is used for.
 
 use serde_json::{Map, Value, json};
 
 /// Keys with one element for each completion where a line is a group.
-const PER_COMPLETION: [&str; 6] = ["completion_ids", "rewards", "logprobs", "ref_logprobs", "mask", "truncated"];
+const PER_COMPLETION: [&str; 7] =
+    ["completion_ids", "rewards", "logprobs", "ref_logprobs", "mask", "truncated", "versions"];
 
 /// Log-probabilities above this are none; rounding of other programs stays below.
 const MOST: f64 = 1e-3;
@@ -22,8 +23,12 @@ pub struct RecordedCompletion {
     pub mask: Option<Vec<bool>>,
     /// Whether its length ended it, if given.
     pub truncated: Option<bool>,
+    /// The version of the weights that each token was sampled with; empty if not given.
+    pub versions: Vec<u64>,
     /// One per reward function; `None` where it gave no score.
     pub rewards: Vec<Option<f64>>,
+    /// One per reward function that scored steps, or empty: the last token of each step, and its score. Not in lines.
+    pub steps: Vec<Option<Vec<(usize, f64)>>>,
 }
 
 /// A line: a prompt and one completion, or all of its group.
@@ -38,8 +43,8 @@ pub struct RolloutLine {
 }
 
 impl RolloutLine {
-    /// Keys that a line may have; the last is for people and programs that look at the file.
-    pub const KEYS: [&str; 9] = [
+    /// Keys that a line may have; those from `step` on are for people and programs that look at it.
+    pub const KEYS: [&str; 25] = [
         "prompt_ids",
         "completion_ids",
         "rewards",
@@ -48,7 +53,23 @@ impl RolloutLine {
         "ref_logprobs",
         "mask",
         "truncated",
+        "versions",
         "step",
+        "group",
+        "generation",
+        "prompt_id",
+        "prompt",
+        "completion",
+        "columns",
+        "lineage",
+        "sampling",
+        "problems",
+        "advantages",
+        "loss_mask",
+        "step_scores",
+        "extra",
+        "fork",
+        "tokens",
     ];
 
     /// Reads a line of [`KEYS`](Self::KEYS), whose ids are below `vocabulary`; the error says what is wrong with it.
@@ -116,6 +137,7 @@ impl RecordedCompletion {
                 Some(mask)
             }
         };
+        let versions = get("versions").map(|value| versions(value, completion.len())).transpose()?.unwrap_or_default();
         let truncated = match get("truncated") {
             None => None,
             Some(value) => Some(value.as_bool().ok_or(format!("`truncated`: expected true or false, got {value}"))?),
@@ -129,15 +151,16 @@ impl RecordedCompletion {
             return Err("`rewards` is empty: give a number, or one for each reward function".to_owned());
         }
         let (logps, ref_logps) = (per_token("logprobs")?, per_token("ref_logprobs")?);
-        Ok(RecordedCompletion { ids: completion, logps, ref_logps, mask, truncated, rewards })
+        let steps = Vec::new();
+        Ok(RecordedCompletion { ids: completion, logps, ref_logps, mask, truncated, versions, rewards, steps })
     }
 
     /// The line that [`RolloutLine::read`] reads back to the same bits. `step` is the first optimizer step on it.
-    pub fn line(&self, step: u64, prompt: &[u32], reward_names: &[String]) -> Map<String, Value> {
+    pub fn line(&self, step: Option<u64>, prompt: &[u32], reward_names: &[String]) -> Map<String, Value> {
         let mut line = Map::new();
         let mut put = |key: &str, value: Value| line.insert(key.to_owned(), value);
         let logps = |logps: &[f32]| -> Value { logps.iter().map(|&x| number(x)).collect() };
-        put("step", json!(step));
+        step.map(|step| put("step", json!(step)));
         put("prompt_ids", json!(prompt));
         put("completion_ids", json!(self.ids));
         put("rewards", json!(self.rewards));
@@ -146,14 +169,30 @@ impl RecordedCompletion {
         self.ref_logps.as_deref().map(|l| put("ref_logprobs", logps(l)));
         self.mask.as_ref().map(|mask| put("mask", json!(mask)));
         self.truncated.map(|truncated| put("truncated", json!(truncated)));
+        if !self.versions.is_empty() {
+            let spans = self.versions.chunk_by(|a, b| a == b).map(|span| json!([span[0], span.len()]));
+            put("versions", spans.collect());
+        }
         line
     }
 }
 
 /// An f32 with the fewest digits that read back to it, through f64 as JSON readers do.
-fn number(x: f32) -> Value {
+pub fn number(x: f32) -> Value {
     let short = x.to_string().parse::<f64>().ok().filter(|&d| (d as f32).to_bits() == x.to_bits());
     Value::from(short.unwrap_or(f64::from(x)))
+}
+
+/// Spans `[version, tokens]` as a version for each token.
+fn versions(value: &Value, tokens: usize) -> Result<Vec<u64>, String> {
+    let span = |v: &Value| match &v.as_array()?[..] {
+        [version, tokens] => Some((version.as_u64()?, tokens.as_u64()?)),
+        _ => None,
+    };
+    let spans = list(value, "versions", span, "[version, how many tokens]")?;
+    let total = spans.iter().try_fold(0u64, |sum, (_, tokens)| sum.checked_add(*tokens)).unwrap_or(u64::MAX);
+    same_length("versions", usize::try_from(total).unwrap_or(usize::MAX), tokens)?;
+    Ok(spans.into_iter().flat_map(|(version, tokens)| std::iter::repeat_n(version, tokens as usize)).collect())
 }
 
 fn same_length(key: &str, len: usize, tokens: usize) -> Result<(), String> {
@@ -200,10 +239,12 @@ mod tests {
             ref_logps: Some(awkward.iter().rev().copied().collect()),
             mask: Some(vec![true, false, true, true, true, true]),
             truncated: Some(true),
+            versions: vec![3, 3, 3, 4, 4, u64::MAX],
             rewards: vec![Some(0.1 + 0.2), None],
+            steps: vec![],
         };
         let names = ["a".to_owned(), "b".to_owned()];
-        let line = Value::Object(recorded.line(3, &[7, 8], &names)).to_string();
+        let line = Value::Object(recorded.line(Some(3), &[7, 8], &names)).to_string();
         let read = parse(&line).unwrap();
         let bits = |logps: &Option<Vec<f32>>| logps.as_ref().unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&read.completions[0].logps), bits(&recorded.logps));
@@ -242,6 +283,10 @@ mod tests {
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "logprobs": [0, 0]}"#, "has 2 elements");
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "logprobs": [0.5]}"#, "logprobs[0] = 0.5");
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "mask": [2]}"#, "mask[0] = 2");
+        broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "versions": [1]}"#, "versions[0] = 1");
+        let long =
+            r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "versions": [[1, 18446744073709551615]]}"#;
+        broken(long, "`versions` has 18446744073709551615 elements");
         broken(r#"{"prompt_ids": [1], "completion_ids": [[1], [2]], "rewards": 1}"#, "each of the 2 completions");
         broken(r#"{"prompt_ids": [1], "completion_ids": [[1], 2], "rewards": [1, 2]}"#, "`completion_ids`");
         broken(r#"{"prompt_ids": [1], "completion_ids": [[1], [2]], "rewards": null}"#, "`rewards` needs one element");

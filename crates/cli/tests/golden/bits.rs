@@ -1,6 +1,7 @@
 //! A run directory as hashes by name, and the file of them.
 
-use serde_json::Value;
+use lockstep::wire::file::GroupFile;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -56,10 +57,9 @@ pub fn of(run: &Path, last: u64) -> Bits {
             result.add(&bytes);
         }
     }
-    for (file, kind) in [("metrics.jsonl", "metric"), ("rollouts.jsonl", "rollout")] {
-        let Ok(text) = fs::read_to_string(run.join(file)) else { continue };
-        for line in text.lines() {
-            let Value::Object(record) = serde_json::from_str(line).unwrap() else { panic!("{file}: {line}") };
+    // Rollouts of an older build come before those of this one.
+    for (file, kind) in [("metrics.jsonl", "metric"), ("rollouts.jsonl", "rollout"), ("rollouts.bin", "rollout")] {
+        for record in records(&run.join(file)) {
             // Remarks on what is hashed already; their own tests are in `it`.
             if record.contains_key("alarm") {
                 continue;
@@ -73,6 +73,33 @@ pub fn of(run: &Path, last: u64) -> Bits {
         }
     }
     hashes.into_iter().map(|(name, hash)| (name, hash.digits())).collect()
+}
+
+/// The columns of rollouts that are hashed.
+const HASHED: [&str; 9] = [
+    "step",
+    "prompt_ids",
+    "completion_ids",
+    "rewards",
+    "reward_names",
+    "logprobs",
+    "ref_logprobs",
+    "mask",
+    "truncated",
+];
+
+/// The lines of a file of JSON lines, or of recorded groups; none if it is not there.
+fn records(file: &Path) -> Vec<Map<String, Value>> {
+    if !file.exists() {
+        return Vec::new();
+    }
+    if file.extension().is_some_and(|extension| extension == "jsonl") {
+        let text = fs::read_to_string(file).unwrap();
+        return text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    }
+    let mut lines: Vec<_> = GroupFile::open(file).unwrap().groups().flat_map(|group| group.unwrap().lines()).collect();
+    lines.iter_mut().for_each(|line| line.retain(|name, _| HASHED.contains(&name.as_str())));
+    lines
 }
 
 /// Whether a metric is of time, memory or throughput.

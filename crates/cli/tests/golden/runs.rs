@@ -168,7 +168,7 @@ pub const RUNS: &[Run] = &[
         command: "train",
         model: "qwen3",
         set: &[
-            "replay=recorded/rollouts.jsonl",
+            "replay=recorded/rollouts.bin",
             "num_generations=4",
             "num_iterations=2",
             "steps_per_generation=2",

@@ -38,7 +38,7 @@ fn an_adapter_with_bf16_moments_recorded_resumed_and_replayed() {
     let differing: Vec<_> = whole.iter().filter(|(name, bytes)| cut[*name] != **bytes).map(|(name, _)| name).collect();
     assert!(differing.is_empty(), "{differing:?}");
 
-    let replay = [&set[..7], &["replay=whole/rollouts.jsonl"]].concat();
+    let replay = [&set[..7], &["replay=whole/rollouts.bin"]].concat();
     good(root, &arguments("train", "replayed", &replay));
     let adapter = |run: &str| {
         let found = crate::support::runs::files(&root.join(run));

@@ -1,7 +1,7 @@
 //! Dynamic sampling through the program: what it counts, what it leaves out, and that no bit depends on a kill or on
 //! threads.
 
-use crate::support::runs::{arguments, directory, good, metrics, same};
+use crate::support::runs::{arguments, directory, good, metrics, rollouts, same};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -38,8 +38,7 @@ fn groups_without_spread_are_drawn_again() {
     }
     // What was trained on is what the counts say.
     let mut groups: BTreeMap<u64, Vec<Vec<f64>>> = BTreeMap::new();
-    for line in fs::read_to_string(run.join("rollouts.jsonl")).unwrap().lines() {
-        let line: Value = serde_json::from_str(line).unwrap();
+    for line in rollouts(&run) {
         let of = groups.entry(line["step"].as_u64().unwrap()).or_default();
         match of.last_mut() {
             Some(open) if open.len() < 2 => open.push(line["rewards"][0].as_f64().unwrap()),

@@ -1,7 +1,7 @@
 //! A reward program that crashes, hangs and answers nonsense for some prompts: the run goes on, what it did not judge
 //! has no score, alarms say so, and a resumed run has the same bits.
 
-use crate::support::runs::{arguments, directory, files, good, metrics, same};
+use crate::support::runs::{arguments, directory, files, good, metrics, rollouts, same};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -44,12 +44,8 @@ fn a_run_goes_on_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
     }
 
     // Groups that failed have no score, all others have theirs.
-    let prompts: Vec<(Value, Value)> = fs::read_to_string(whole.join("rollouts.jsonl"))
-        .unwrap()
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap())
-        .map(|line| (line["prompt_ids"].clone(), line["rewards"][0].clone()))
-        .collect();
+    let prompts: Vec<(Value, Value)> =
+        rollouts(&whole).into_iter().map(|line| (line["prompt_ids"].clone(), line["rewards"][0].clone())).collect();
     let unscored = |ids: &Value| prompts.iter().filter(|(prompt, _)| prompt == ids).all(|(_, score)| score.is_null());
     let scored = |ids: &Value| prompts.iter().filter(|(prompt, _)| prompt == ids).all(|(_, score)| score.is_number());
     let all: BTreeMap<String, &Value> = prompts.iter().map(|(prompt, _)| (prompt.to_string(), prompt)).collect();

@@ -1,7 +1,7 @@
 //! What a resume keeps, moves aside, refuses and says.
 
 use crate::stopping::{reward, start, wait_for};
-use crate::support::runs::{arguments, directory, events, good, metrics, of_lines, same};
+use crate::support::runs::{arguments, directory, events, good, metrics, of_lines, rollouts, same};
 use crate::support::{command, listing, lockstep, refused};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -94,9 +94,7 @@ fn logs_that_are_switched_off_and_on_are_kept() {
         good(root, &["train", "--resume", "run"].into_iter().chain(pairs).collect::<Vec<_>>()).err
     };
     let recorded = || {
-        let text = fs::read_to_string(run.join("rollouts.jsonl")).unwrap();
-        let step = |line: &str| serde_json::from_str::<Value>(line).unwrap()["step"].as_u64().unwrap();
-        let mut steps: Vec<u64> = text.lines().map(step).collect();
+        let mut steps: Vec<u64> = rollouts(&run).iter().map(|line| line["step"].as_u64().unwrap()).collect();
         steps.dedup();
         steps
     };
@@ -127,7 +125,7 @@ fn logs_that_are_switched_off_and_on_are_kept() {
 
     // Deleted ones are said, and begin anew.
     fs::remove_file(run.join("metrics.jsonl")).unwrap();
-    fs::remove_file(run.join("rollouts.jsonl")).unwrap();
+    fs::remove_file(run.join("rollouts.bin")).unwrap();
     fs::remove_dir_all(run.join("tensorboard")).unwrap();
     let said = resume(&["max_steps=10", "record_rollouts=true", "tensorboard=true"]);
     assert!(said.contains("metrics.jsonl was deleted or shortened"), "{said}");

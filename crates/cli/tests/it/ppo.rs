@@ -1,7 +1,7 @@
 //! PPO through the program: where its value model comes from, when a generation is given up, how the weight of the
 //! divergence moves, and everything that it refuses.
 
-use crate::support::runs::{arguments, directory, files, good, of_lines};
+use crate::support::runs::{arguments, directory, files, good, of_lines, rollouts};
 use crate::support::{model_of, refused, tensors};
 use std::fs;
 use std::path::Path;
@@ -58,7 +58,7 @@ fn a_generation_is_given_up_once_the_policy_has_gone_too_far() {
     let root = dir.path();
     // The first step of a generation has ratio 1 everywhere, the second has not.
     let set = ["num_ppo_epochs=2", "record_rollouts=true"];
-    let rollouts = |run: &str| fs::read_to_string(root.join(run).join("rollouts.jsonl")).unwrap().lines().count();
+    let rollouts = |run: &str| rollouts(&root.join(run)).len();
     let stops = |run: &str| of_lines(&root.join(run), "policy/early_stop");
     good(root, &run("free", &set));
     assert_eq!((rollouts("free"), stops("free")), (12 / 4 * 8, vec![]));
@@ -87,8 +87,8 @@ fn cut_completions_are_left_out() {
     let set = ["max_steps=2", "record_rollouts=true"];
     good(root, &run("all", &set));
     good(root, &run("ended", &[&set[..], &["mask_truncated_completions=true"]].concat()));
-    let lines = fs::read_to_string(root.join("all/rollouts.jsonl")).unwrap();
-    assert!(lines.contains("\"truncated\":true"), "nothing was cut, and the test sees nothing");
+    let cut = |line: &serde_json::Value| line["truncated"] == true;
+    assert!(rollouts(&root.join("all")).iter().any(cut), "nothing was cut, and the test sees nothing");
     let weights = |run: &str| files(&root.join(run))["model/model.safetensors"].clone();
     assert!(weights("all") != weights("ended"));
     // Or costs something.

@@ -1,6 +1,6 @@
 //! Rollouts recorded and replayed: the same bits; other sources of rollouts; and what is refused.
 
-use crate::support::runs::{arguments, directory, files, good, metrics, of_lines, same};
+use crate::support::runs::{arguments, directory, files, good, metrics, of_lines, rollouts, same};
 use crate::support::{lockstep, refused};
 use serde_json::{Value, json};
 use std::fs;
@@ -16,8 +16,7 @@ fn replay<'a>(file: &'a str, out: &'a str, set: &[&'a str]) -> Vec<&'a str> {
 }
 
 fn lines(run: &Path) -> Vec<Value> {
-    let text = fs::read_to_string(run.join("rollouts.jsonl")).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    rollouts(run)
 }
 
 fn write(root: &Path, name: &str, lines: &[Value]) {
@@ -44,7 +43,7 @@ fn a_recorded_run_replayed_has_the_same_bits() {
     assert!(found[0]["ref_logprobs"].is_array() && found[8]["step"] == 5, "{}", found[8]);
 
     let weighted = [&set[..], &["reward_weights=[1, 0.5]"]].concat();
-    good(root, &replay("recorded/rollouts.jsonl", "replayed", &weighted));
+    good(root, &replay("recorded/rollouts.bin", "replayed", &weighted));
     assert_eq!(weights(&root.join("recorded")), weights(&root.join("replayed")));
     // Without ref_logprobs the reference model is loaded and asked; without logprobs the policy, where it is on-policy.
     let strip = |key: &str, name: &str| {
@@ -75,7 +74,7 @@ fn a_recorded_run_replayed_has_the_same_bits() {
     };
     assert_eq!(logged("recorded"), logged("replayed"));
     // Other weights of the rewards: another result.
-    good(root, &replay("recorded/rollouts.jsonl", "other", &set));
+    good(root, &replay("recorded/rollouts.bin", "other", &set));
     assert_ne!(weights(&root.join("recorded")), weights(&root.join("other")));
 }
 
@@ -86,7 +85,7 @@ fn a_recorded_ppo_run_replayed_has_the_same_bits() {
     let root = dir.path();
     let set = ["algorithm=ppo", "num_mini_batches=2", "num_ppo_epochs=2", "adap_kl_ctrl=true", "logging_steps=1"];
     good(root, &arguments("train", "recorded", &[&set[..], &["record_rollouts=true"]].concat()));
-    good(root, &replay("recorded/rollouts.jsonl", "replayed", &set));
+    good(root, &replay("recorded/rollouts.bin", "replayed", &set));
     let (recorded, replayed) = (weights(&root.join("recorded")), weights(&root.join("replayed")));
     assert!(recorded.iter().any(|(name, _)| name.contains("value_model/")));
     let differing: Vec<_> = recorded.iter().zip(&replayed).filter(|(a, b)| a != b).map(|(a, _)| &a.0).collect();
@@ -177,7 +176,7 @@ fn stale_rollouts_are_corrected_for() {
     let root = dir.path();
     let record = ["record_rollouts=true", "learning_rate=0.03"];
     good(root, &arguments("train", "recorded", &record));
-    let file = "recorded/rollouts.jsonl";
+    let file = "recorded/rollouts.bin";
     let (rate, on) = ("learning_rate=0.03", "vllm_importance_sampling_correction=true");
     let token = "vllm_importance_sampling_mode=token_truncate";
     let ratios = |run: &str| -> Vec<[f64; 4]> {
@@ -216,8 +215,8 @@ fn a_replay_is_resumed_exactly_and_its_record_too() {
     let root = dir.path();
     good(root, &arguments("train", "recorded", &["record_rollouts=true"]));
     let set = ["record_rollouts=true", "num_iterations=2"];
-    good(root, &replay("recorded/rollouts.jsonl", "whole", &set));
-    good(root, &replay("recorded/rollouts.jsonl", "cut", &set));
+    good(root, &replay("recorded/rollouts.bin", "whole", &set));
+    good(root, &replay("recorded/rollouts.bin", "cut", &set));
     // As if it had died after step 4, its logs further on.
     for step in [6, 8, 10, 12] {
         fs::remove_dir_all(root.join(format!("cut/checkpoints/step-{step:06}"))).unwrap();
@@ -227,7 +226,7 @@ fn a_replay_is_resumed_exactly_and_its_record_too() {
     assert!(said.err.contains("resuming after step 4"), "{}", said.err);
     same(&root.join("whole"), &root.join("cut"));
     // The file is part of the run.
-    fs::write(root.join("recorded/rollouts.jsonl"), "{}").unwrap();
+    fs::write(root.join("recorded/rollouts.bin"), "{}").unwrap();
     assert_eq!(lockstep(root, &["train", "--resume", "cut"]).code, Some(2));
 }
 

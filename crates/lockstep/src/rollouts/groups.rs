@@ -3,11 +3,10 @@
 
 use crate::data::prompts::Prompt;
 use rewards::Content;
-use rollout::{Completion, FinishReason};
+use rollout::Completion;
 use serde_json::{Map, Value};
 use std::sync::Arc;
-use telemetry::RecordedCompletion;
-use train::{RewardMatrix, RewardRow, Sample, StepRewards};
+use train::{RewardMatrix, RewardRow, StepRewards};
 
 /// Tokens of a completion, by their places, and their scores.
 pub type TokenScores = Vec<(usize, f64)>;
@@ -103,27 +102,10 @@ impl Rollouts {
     }
 }
 
-impl ScoredCompletion {
-    /// The line of a rollout file; it became `sample`, and `step` is the first optimizer step on it.
-    pub fn line(&self, sample: &Sample, reward_names: &[String], step: u64) -> Map<String, Value> {
-        let c = &self.completion;
-        let recorded = RecordedCompletion {
-            ids: c.ids.clone(),
-            logps: Some(c.logps().to_vec()),
-            ref_logps: sample.columns.ref_logps().map(<[f32]>::to_vec),
-            mask: c.mask.contains(&false).then(|| c.mask.clone()),
-            truncated: Some(c.finish_reason == FinishReason::Length),
-            rewards: self.rewards.clone(),
-        };
-        recorded.line(step, &sample.prompt.ids, reward_names)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::rollouts::generation::tests::round;
-    use crate::rollouts::samples::of_rollouts;
 
     #[test]
     fn rewards_of_steps_have_the_weights_of_their_functions() {
@@ -137,22 +119,5 @@ mod tests {
         rollouts.groups[0].completions[0].steps[0] = Some(vec![(0, 1.0), (2, -4.0)]);
         let weighted = StepRewards { steps: vec![(0, 0.5), (2, -2.0)], at_end: Some(0.75) };
         assert_eq!(rollouts.step_rewards(), [Some(weighted), None]);
-    }
-
-    #[test]
-    fn a_line_says_what_was_cut_and_what_the_model_did_not_sample() {
-        let mut rollouts = round(&[(3, [Some(1.0), None])]);
-        let [cut, whole] = &mut rollouts.groups[0].completions[..] else { panic!("two") };
-        cut.completion.ids = vec![5, 6];
-        cut.completion.mask = vec![true, false];
-        cut.completion.finish_reason = FinishReason::Length;
-        whole.completion.ids = vec![7];
-        let samples = of_rollouts(&rollouts);
-        assert_eq!((samples[0].truncated, samples[1].truncated), (true, false));
-        let lines: Vec<_> =
-            rollouts.completions().zip(&samples).map(|(c, s)| c.line(s, &rollouts.reward_names, 4)).collect();
-        let masks = lines.iter().filter_map(|line| line.iter().find(|(name, _)| name.contains("mask")));
-        assert_eq!(masks.map(|(_, mask)| mask).collect::<Vec<_>>(), [&serde_json::json!([true, false])]);
-        assert_eq!((&lines[0]["truncated"], &lines[1]["truncated"]), (&true.into(), &false.into()));
     }
 }

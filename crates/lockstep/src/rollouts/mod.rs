@@ -6,6 +6,7 @@ pub mod function;
 pub mod generation;
 mod groups;
 pub mod health;
+pub mod older;
 pub mod replay;
 pub mod reward_model;
 pub mod rewards;

@@ -1,10 +1,10 @@
 //! Rollouts from a file instead of from the model: for conformance, debugging, offline comparison.
 //!
-//! A file has one JSON object per line: `prompt_ids`, `completion_ids`, `rewards` (a number, or one for each reward
-//! function; null where it gave no score), and, where known, `logprobs`, `ref_logprobs`, `mask` (the tokens that the
-//! model sampled), `truncated`, `reward_names`. A line is a completion, or a group: then all but `prompt_ids` and
-//! `reward_names` are lists with one element per completion. Groups lie in the order in which they are trained on,
-//! `num_generations` completions each. `record_rollouts = true` writes such a file.
+//! A file is what `record_rollouts = true` writes ([`wire`](super::wire)), or has one JSON object per line: `prompt_ids`,
+//! `completion_ids`, `rewards` (a number, or one for each reward function; null where it gave no score), and, where known,
+//! `logprobs`, `ref_logprobs`, `mask` (the tokens that the model sampled), `truncated`, `versions`, `reward_names`. A line is a
+//! completion, or a group: then all but `prompt_ids` and `reward_names` are lists with one element per completion. Groups
+//! lie in the order in which they are trained on, `num_generations` completions each.
 //!
 //! All of it is read and checked before the run begins. It knows no reward: the file's scores are taken as they are.
 
@@ -14,6 +14,7 @@ use crate::data::prompt_dataset::context;
 use crate::data::prompts::Prompt;
 use crate::error::{BadInput, OrBadInput};
 use crate::models::Policy;
+use crate::rollouts::wire::{self, Group};
 use crate::rollouts::{Rollouts, ScoredCompletion, ScoredGroup};
 use kernels::Context;
 use model::columns::{REF_LOGPS, SAMPLER_LOGPS};
@@ -32,15 +33,26 @@ use telemetry::{RecordedCompletion, RolloutLine, counted};
 /// The version of weights that are not known: recorded log-probabilities are never compared with the trainer's.
 pub(super) const NO_VERSION: u64 = u64::MAX;
 
+/// In a version: it counts the weights of the run that recorded it, which may be others than this run's of that number.
+const OF_ANOTHER_RUN: u64 = 1 << 63;
+
+/// The versions as the run counted them that sampled; none where one is not known.
+pub fn recorded_versions(versions: &[u64]) -> Vec<u64> {
+    match versions.contains(&NO_VERSION) {
+        true => Vec::new(),
+        false => versions.iter().map(|version| version & !OF_ANOTHER_RUN).collect(),
+    }
+}
+
 /// A prompt and its completions.
-struct Group {
+struct ReplayGroup {
     prompt: Arc<Prompt>,
     completions: Vec<RecordedCompletion>,
 }
 
 /// A rollout file in memory.
 pub struct Replay {
-    groups: Vec<Group>,
+    groups: Vec<ReplayGroup>,
     prompts: PromptSet,
     /// Names of the reward functions.
     pub reward_names: Vec<String>,
@@ -82,24 +94,32 @@ impl Replay {
         let hash = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         let mut replay = Replay { groups: Vec::new(), prompts: PromptSet::default(), reward_names: Vec::new(), hash };
         let mut functions = None;
-        let mut lines = 0;
-        for (i, text) in bytes.lines().enumerate() {
-            let place = || format!("{file}, line {}", i + 1);
-            let text = text.or_bad_input_in(place())?;
-            if text.trim().is_empty() {
-                continue;
-            }
-            lines = i + 1;
-            let added = parse(&text, assets.config.vocab_size).and_then(|line| {
+        let mut last_place = String::new();
+        let mut add = |place: &str, line: Result<RolloutLine, String>| {
+            last_place = format!("{file}, {place}");
+            let added = line.and_then(|line| {
                 check(&line, limits, &mut functions, &mut replay.reward_names)?;
                 replay.add(line, limits.num_generations, &assets.tokenizer)
             });
-            added.map_err(|e| BadInput::new(format!("{}: {e}", place())))?;
+            added.map_err(|e| BadInput::new(format!("{last_place}: {e}")))
+        };
+        let vocabulary = assets.config.vocab_size;
+        if wire::is_records(&bytes) {
+            for group in Group::read_all(&bytes).or_bad_input_in(&file)? {
+                add(&format!("group {}", group.id), of_record(group, vocabulary))?;
+            }
+        } else {
+            for (i, text) in bytes.lines().enumerate() {
+                let text = text.or_bad_input_in(format!("{file}, line {}", i + 1))?;
+                if !text.trim().is_empty() {
+                    add(&format!("line {}", i + 1), parse(&text, vocabulary))?;
+                }
+            }
         }
         let Some(last) = replay.groups.last() else { bad_input!("{file} is empty: it has no rollout") };
         if last.completions.len() < limits.num_generations {
             bad_input!(
-                "{file}, line {lines}: the last group has {}, but num_generations is {}",
+                "{last_place}: the last group has {}, but num_generations is {}",
                 counted(last.completions.len(), "completion"),
                 limits.num_generations
             );
@@ -136,7 +156,7 @@ impl Replay {
                 let text = tokenizer.decode(&line.prompt, false).map_err(|e| e.to_string())?;
                 let (row, tokens) = (self.groups.len(), self.prompts.share(model::Prompt::new(line.prompt)));
                 let prompt = Arc::new(Prompt { row, tokens, content: Content::Text(text), columns: Map::new() });
-                self.groups.push(Group { prompt, completions: line.completions });
+                self.groups.push(ReplayGroup { prompt, completions: line.completions });
             }
         }
         Ok(())
@@ -171,7 +191,7 @@ impl Replay {
         temperature: f64,
         weights: &[f64],
     ) -> anyhow::Result<Rollouts> {
-        let groups: Vec<&Group> = picked.iter().map(|&i| &self.groups[i]).collect();
+        let groups: Vec<&ReplayGroup> = picked.iter().map(|&i| &self.groups[i]).collect();
         let recorded = groups.iter().flat_map(|g| g.completions.iter().map(move |c| (&g.prompt, c)));
         let unscored: Vec<PromptCompletion<'_>> = recorded
             .filter(|(_, c)| c.logps.is_none())
@@ -212,7 +232,10 @@ fn scored_completion(
             generation,
             ids: recorded.ids.clone(),
             mask: recorded.mask.clone().unwrap_or_else(|| vec![true; tokens]),
-            versions: vec![version; tokens],
+            versions: match recorded.versions.is_empty() || recorded.logps.is_none() {
+                true => vec![version; tokens],
+                false => recorded.versions.iter().map(|version| version | OF_ANOTHER_RUN).collect(),
+            },
             columns,
             finish_reason: match recorded.truncated.unwrap_or_else(cut) {
                 true => FinishReason::Length,
@@ -221,7 +244,7 @@ fn scored_completion(
         },
         content: Content::Text(policy.tokenizer.decode(&recorded.ids, true)?),
         rewards: recorded.rewards.clone(),
-        steps: Vec::new(),
+        steps: recorded.steps.clone(),
         extra: Map::new(),
     })
 }
@@ -238,6 +261,18 @@ fn parse(text: &str, vocabulary: usize) -> Result<RolloutLine, String> {
         return Err(format!("unknown key `{unknown}`{hint} (keys are {keys})"));
     }
     RolloutLine::read(&object, vocabulary)
+}
+
+/// A recorded group as a line; the error says what is wrong with it.
+fn of_record(group: Group, vocabulary: usize) -> Result<RolloutLine, String> {
+    let completions = group.completions.iter().flat_map(|c| &c.ids);
+    if let Some(id) = group.prompt_ids.iter().chain(completions).find(|&&id| id as usize >= vocabulary) {
+        return Err(format!("token {id} is not in the model's vocabulary of {vocabulary}"));
+    }
+    if group.prompt_ids.is_empty() || group.completions.is_empty() || group.reward_names.is_empty() {
+        return Err("it has no prompt, no completion or no reward, so that nothing can be learned from it".to_owned());
+    }
+    Ok(group.replayed())
 }
 
 /// Whether a line agrees with the configuration and with the lines before.

@@ -32,7 +32,7 @@ fn move_to(run: &RunDir, target: &Path, step: u64, later: &[(u64, PathBuf)]) -> 
     for dir in [kept.checkpoints(), kept.completions(), kept.tensorboard()] {
         fs::create_dir_all(dir)?;
     }
-    let logs = [run.config(), run.record(), run.metrics(), run.rollouts(), run.log(0)];
+    let logs = [run.config(), run.record(), run.metrics(), run.rollouts(), run.older_rollouts(), run.log(0)];
     for file in logs.into_iter().chain(files(&run.tensorboard())).filter(|file| file.is_file()) {
         let copy = target.join(file.strip_prefix(run.root())?);
         fs::copy(&file, &copy)?;

@@ -21,6 +21,7 @@ pub mod provenance;
 pub mod reporter;
 pub mod resume;
 pub mod reward_remarks;
+mod rollout_log;
 pub mod run_dir;
 pub mod task;
 pub mod training;

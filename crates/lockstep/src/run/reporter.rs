@@ -3,11 +3,12 @@
 
 use super::RunDir;
 use super::checkpoint::state::MetricSums;
+use super::rollout_log::RolloutLog;
 use crate::config::Config;
-use serde_json::{Map, Value};
+use crate::rollouts::wire::Group;
 use std::collections::BTreeMap;
 use telemetry::{
-    CompletionRows, CompletionsSink, EventKind, MetricsSink, RolloutSink, Sinks, TensorBoardSink, TraceSink,
+    ClosedLog, CompletionRows, CompletionsSink, EventKind, MetricsSink, Sinks, TensorBoardSink, TraceSink,
 };
 
 /// Bytes of `trace.json` at most.
@@ -35,7 +36,10 @@ impl Reporter {
             sinks.add(TensorBoardSink::open(&run.tensorboard())?.writing(config.tensorboard));
         }
         if config.record_rollouts || run.rollouts().exists() {
-            sinks.add(RolloutSink::open(run.rollouts())?);
+            sinks.add(RolloutLog::open(&run.rollouts())?);
+        }
+        if run.older_rollouts().exists() {
+            sinks.add(ClosedLog::open(run.older_rollouts(), "rollouts.jsonl")?);
         }
         sinks.add(CompletionsSink::new(run.completions()));
         sinks.add(TraceSink::open(run.trace(), TRACE_BYTES)?);
@@ -61,9 +65,11 @@ impl Reporter {
         Ok(())
     }
 
-    /// Reports a recorded rollout.
-    pub fn record_rollout(&mut self, line: Map<String, Value>) -> anyhow::Result<()> {
-        Ok(self.sinks.emit(EventKind::Rollout { line })?)
+    /// Reports a recorded group.
+    pub fn record_rollout(&mut self, group: &Group) -> anyhow::Result<()> {
+        let mut record = Vec::new();
+        group.write(&mut record);
+        Ok(self.sinks.emit(EventKind::Rollout { record })?)
     }
 
     /// Reports the completions of a step, of which a console shows some. No run ends because their table cannot be

@@ -5,7 +5,7 @@
 //!     record.json              versions, ISA, seed, hashes of model and data
 //!     metrics.jsonl            one line per logged step, TRL's names
 //!     tensorboard/             the same for TensorBoard
-//!     rollouts.jsonl           one line per completion that was trained on, if asked for
+//!     rollouts.bin             the groups that were trained on, if asked for (rollouts.idx says where each lies)
 //!     completions/             parquet, TRL's columns
 //!     checkpoints/step-000100/ a loadable model directory and the state of the run
 //!     model/                   the final model
@@ -148,6 +148,10 @@ impl RunDir {
     }
     /// Rollouts that were trained on, if they are recorded.
     pub fn rollouts(&self) -> PathBuf {
+        self.root.join("rollouts.bin")
+    }
+    /// What older versions recorded instead.
+    pub fn older_rollouts(&self) -> PathBuf {
         self.root.join("rollouts.jsonl")
     }
     /// Completion tables.

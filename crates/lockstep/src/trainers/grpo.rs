@@ -15,6 +15,7 @@ use crate::run::learner::Learner;
 use crate::run::task::TrainingTask;
 use crate::run::training::TrainingRun;
 use serde_json::Value;
+use std::path::Path;
 use train::{Advantages, Sample};
 
 /// A GRPO run's own part.
@@ -72,7 +73,8 @@ fn advantages_of(compute: FromBatch, config: &Config, rollouts: &Rollouts, sampl
 
 /// Builds a run; nothing is written until all of its input is known to be good.
 pub fn build(mut inputs: RunInputs, advantages: FromBatch) -> anyhow::Result<(Grpo, TrainingRun)> {
-    let restore = |pipeline: &mut RolloutPipeline, state| pipeline.restore(serde_json::from_value(state)?);
+    let restore =
+        |pipeline: &mut RolloutPipeline, state, from: &Path| pipeline.restore(serde_json::from_value(state)?, from);
     let (pipeline, run) = Prepared::new(&mut inputs)?.begin(inputs, restore)?;
     Ok((Grpo { pipeline, advantages }, run))
 }

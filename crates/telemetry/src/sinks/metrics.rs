@@ -1,5 +1,4 @@
-//! `metrics.jsonl` and `rollouts.jsonl`: one JSON object for each logged step or recorded rollout, appended and
-//! flushed.
+//! `metrics.jsonl`: one JSON object for each logged step, appended and flushed.
 //!
 //! In `metrics.jsonl` an alarm is a line of its own, `{"step": n, "alarm": {…}}`.
 //!
@@ -84,31 +83,32 @@ impl Sink for MetricsSink {
     }
 }
 
-/// Writes `rollouts.jsonl`.
+/// A log of JSON lines that a run has from an older version and writes no more: it is cut back and kept with its
+/// checkpoints as ever.
 #[derive(Debug)]
-pub struct RolloutSink {
+pub struct ClosedLog {
+    name: &'static str,
     lines: JsonLines,
 }
 
-impl RolloutSink {
-    /// Opens the file to append; what a kill left of a line is cut off.
-    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
-        Ok(RolloutSink { lines: JsonLines::open(path)? })
+impl ClosedLog {
+    /// The file `name` of a run, which is there.
+    pub fn open(path: impl Into<PathBuf>, name: &'static str) -> Result<Self> {
+        Ok(ClosedLog { name, lines: JsonLines::open(path)? })
     }
 }
 
-impl Sink for RolloutSink {
-    fn receive(&mut self, event: &Event) -> Result<()> {
-        let EventKind::Rollout { line } = &event.kind else { return Ok(()) };
-        self.lines.append(line)
+impl Sink for ClosedLog {
+    fn receive(&mut self, _event: &Event) -> Result<()> {
+        Ok(())
     }
 
     fn checkpoint(&mut self, lengths: &mut BTreeMap<String, u64>) -> Result<()> {
-        self.lines.file.checkpoint("rollouts.jsonl", lengths)
+        self.lines.file.checkpoint(self.name, lengths)
     }
 
     fn resume(&mut self, _step: u64, lengths: &BTreeMap<String, u64>) -> Result<Option<String>> {
-        self.lines.file.resume("rollouts.jsonl", lengths, whole_lines)
+        self.lines.file.resume(self.name, lengths, whole_lines)
     }
 }
 
@@ -189,13 +189,16 @@ mod tests {
     }
 
     #[test]
-    fn rollouts_are_lines_as_they_came() {
+    fn a_closed_log_is_cut_back_and_not_written() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rollouts.jsonl");
-        let mut sink = RolloutSink::open(&path).unwrap();
-        let line = serde_json::json!({"z": 1, "a": [0.5]}).as_object().unwrap().clone();
-        sink.receive(&EventKind::Rollout { line }.into()).unwrap();
-        logged(&mut sink, 1, &[("not here", 1.0)]);
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"z\":1,\"a\":[0.5]}\n");
+        std::fs::write(&path, "{\"a\":1}\n{\"a\":2}\n{\"a").unwrap();
+        let mut log = ClosedLog::open(&path, "rollouts.jsonl").unwrap();
+        logged(&mut log, 1, &[("not here", 1.0)]);
+        let mut lengths = BTreeMap::new();
+        log.checkpoint(&mut lengths).unwrap();
+        assert_eq!(lengths, BTreeMap::from([("rollouts.jsonl".to_owned(), 16)]));
+        assert_eq!(log.resume(1, &BTreeMap::from([("rollouts.jsonl".to_owned(), 8)])).unwrap(), None);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"a\":1}\n");
     }
 }

@@ -2,6 +2,7 @@
 //! about.
 
 use super::{Said, lockstep, model_of};
+use lockstep::wire::file::GroupFile;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fs;
@@ -81,6 +82,12 @@ fn measured(name: &str) -> bool {
         || ["step_time", "eval_runtime", "peak_bytes"].contains(&name)
 }
 
+/// What a run recorded: a line for each completion.
+pub fn rollouts(run: &Path) -> Vec<Value> {
+    let file = GroupFile::open(&run.join("rollouts.bin")).unwrap();
+    file.groups().flat_map(|group| group.unwrap().lines()).map(Value::Object).collect()
+}
+
 fn lasting(mut record: Map<String, Value>) -> Map<String, Value> {
     record.retain(|name, _| !measured(name));
     record
@@ -124,8 +131,7 @@ pub fn files(run: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     for (path, _) in super::listing(run) {
         let name = path.strip_prefix(run).unwrap().to_str().unwrap().to_owned();
-        let kept =
-            ["checkpoints/", "completions/", "model/", "rollouts.jsonl"].iter().any(|part| name.starts_with(part));
+        let kept = ["checkpoints/", "completions/", "model/", "rollouts."].iter().any(|part| name.starts_with(part));
         if !kept || path.is_dir() {
             continue;
         }

@@ -13,7 +13,8 @@ macro_rules! logging_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// How many completions to print; not set: all of the step.
     num_completions_to_print: Option<usize> = None
         => TRL.read_by(ONLINE).needs("log_completions", "true").on_resume(Free);
-    /// Write every rollout that is trained on to rollouts.jsonl in the run's directory, for `lockstep train --replay`.
+    /// Write every group that is trained on to rollouts.bin in the run's directory, for `lockstep train --replay` and
+    /// `lockstep rollouts`.
     record_rollouts: bool = false => OURS.read_by(ONLINE).on_resume(Free);
     /// Write TensorBoard files too.
     tensorboard: bool = true => OURS.trl_has("report_to").on_resume(Free);

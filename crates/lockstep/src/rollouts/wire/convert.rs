@@ -3,7 +3,8 @@
 use super::group::{Completion, Group};
 use super::record::WireError;
 use crate::data::prompts::Prompt;
-use crate::rollouts::{ScoredCompletion, ScoredGroup};
+use crate::rollouts::replay::recorded_versions;
+use crate::rollouts::{Rollouts, ScoredCompletion, ScoredGroup};
 use rewards::Problem;
 use rollout::SamplingParams;
 use serde_json::{Map, Value, json};
@@ -135,6 +136,26 @@ impl Group {
         }
         samples
     }
+}
+
+/// The groups of a generation as a run records them: without the texts of completions, which their ids give.
+pub(crate) fn of_rollouts(rollouts: &Rollouts, samples: &[Sample], sampling: &SamplingParams, step: u64) -> Vec<Group> {
+    let (sampling, mut first) = (sampling_settings(sampling), 0);
+    let of = |scored: &ScoredGroup| {
+        let mut group = Group::of_scored(scored, false);
+        let own = &samples[first..first + scored.completions.len()];
+        first += own.len();
+        group.add_samples(own);
+        for c in &mut group.completions {
+            c.versions = recorded_versions(&c.versions);
+        }
+        group.step = Some(step);
+        group.sampling = sampling.clone();
+        group.reward_names.clone_from(&rollouts.reward_names);
+        group.reward_weights.clone_from(&rollouts.reward_weights);
+        group
+    };
+    rollouts.groups.iter().map(of).collect()
 }
 
 /// How tokens were drawn, by the configuration's keys.

@@ -77,14 +77,24 @@
 //! | `has.NAME` | runs | C: 1 where the column `NAME` has the completion; what the others would have is left out of it | 1 |
 
 mod convert;
+pub mod file;
 mod group;
+mod lines;
 mod read;
 mod record;
 mod write;
 
 #[cfg(test)]
+mod file_tests;
+#[cfg(test)]
 mod tests;
 
+/// Whether bytes are records, and no text.
+pub fn is_records(bytes: &[u8]) -> bool {
+    bytes.starts_with(record::MAGIC)
+}
+
+pub(crate) use convert::of_rollouts;
 pub use convert::{problem, sampling_settings};
 pub use group::{Completion, Fork, Group, Lineage};
 pub use record::{Kind, RecordReader, RecordWriter, VERSION, WireError};

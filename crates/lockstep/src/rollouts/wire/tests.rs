@@ -259,6 +259,44 @@ fn samples_come_back_and_share_their_prompts_as_before() {
     assert_eq!(back[3].columns.f32(OLD_LOGPS).unwrap()[0].to_bits(), f32::NAN.to_bits());
 }
 
+/// The line has what the record has, by the names that a replay reads.
+#[test]
+fn a_group_is_shown_as_a_line_for_each_completion() {
+    let lines = full().lines();
+    assert_eq!(lines.len(), 3);
+    let known = telemetry::RolloutLine::KEYS;
+    for key in lines.iter().flat_map(|line| line.keys()) {
+        assert!(known.contains(&key.as_str()), "{key}");
+    }
+    let first = Value::Object(lines[0].clone());
+    let expected = [
+        ("completion_ids", json!([5, 1u64 << 31, 0, u32::MAX])),
+        ("mask", json!([true, false, false, true])),
+        ("loss_mask", json!([true, false, false, false])),
+        ("truncated", json!(true)),
+        ("versions", json!([[7, 2], [8, 2]])),
+        ("rewards", json!([0.1 + 0.2, null])),
+        ("advantages", json!([0.5, -0.5, 0.0, 2.0])),
+        ("lineage", json!("30313233343536373839616263646566")),
+        ("tokens", json!({"top_ids": [[0, 1], [2, 3], [4, 5], [6, 7]]})),
+        ("columns", json!({"answer": "7", "z": {"a": 1e-300}})),
+        ("step_scores", json!([[[0, 0.1], [3, -4.0]], null])),
+    ];
+    expected.into_iter().for_each(|(key, value)| assert_eq!(first[key], value, "{key}"));
+    assert_eq!((&lines[1]["fork"], &lines[1]["advantages"]), (&json!({"parent": 0, "at": 1}), &json!(-0.0)));
+    assert!(!lines[2].contains_key("completion") && !lines[2].contains_key("truncated"));
+
+    let mut plain = full();
+    plain.completions[0].columns.set(SAMPLER_LOGPS, vec![-0.5, -1.0, -0.25, -0.0]);
+    plain.completions[0].ids = vec![5, 6, 7, 8];
+    let line = &plain.lines()[0];
+    let read = telemetry::RolloutLine::read(line, 1000).unwrap();
+    let mut replayed = plain.replayed();
+    replayed.completions.truncate(1);
+    replayed.completions[0].steps.clear();
+    assert_eq!(read, replayed);
+}
+
 #[test]
 fn scored_groups_come_back() {
     use crate::rollouts::generation::tests::round;

@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 const TEMPORARY: &str = ".unfinished-";
 
 /// What files of a checkpoint begin with that are not the model's: the optimizer's, the value model's, the reference
-/// model's.
-const OF_RUN: [&str; 3] = ["optimizer_", "value_", "reference."];
+/// model's, the generation batch in use.
+const OF_RUN: [&str; 4] = ["optimizer_", "value_", "reference.", "generation_batch."];
 
 /// Writes the checkpoint of `step`: `fill` gets an empty directory to write into. On any error (a full disk, say) what
 /// was written is removed and older checkpoints stay as they are.

@@ -10,8 +10,11 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Version of the file; any other is refused.
-const FORMAT: u32 = 2;
+/// Version of the file that is written.
+const FORMAT: u32 = 3;
+
+/// The oldest version that is read. Format 2 has the generation batch in use in `task`, 3 in a file beside.
+const OLDEST: u32 = 2;
 
 /// Its name in a checkpoint.
 pub const FILE: &str = "run_state.json";
@@ -136,7 +139,7 @@ impl RunState {
             return Err(damaged(&"it does not have the checksum (XXH3) that was written with it"));
         }
         let Format { format } = serde_json::from_slice(&bytes).map_err(|e| damaged(&e))?;
-        if format != FORMAT {
+        if !(OLDEST..=FORMAT).contains(&format) {
             let mend = match format < FORMAT {
                 true => {
                     "finish the run with the version that began it, or start a new one from the model in the checkpoint"
@@ -144,7 +147,7 @@ impl RunState {
                 false => "use a newer one",
             };
             return Err(BadInput::new(format!(
-                "{} has format {format}; this program reads format {FORMAT}: {mend}",
+                "{} has format {format}; this program reads formats {OLDEST} to {FORMAT}: {mend}",
                 path.display()
             )));
         }
@@ -194,7 +197,7 @@ mod foreign {
 
     #[test]
     fn another_format_is_refused_with_what_to_do() {
-        for (format, mend) in [(FORMAT - 1, "the version that began it"), (FORMAT + 1, "use a newer one")] {
+        for (format, mend) in [(OLDEST - 1, "the version that began it"), (FORMAT + 1, "use a newer one")] {
             let mut other = valid();
             other["format"] = format.into();
             let said = read(other.to_string().as_bytes()).unwrap_err().to_string();

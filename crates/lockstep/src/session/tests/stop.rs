@@ -48,7 +48,7 @@ fn files(run: &Path, steps: u64) -> BTreeMap<String, Vec<u8>> {
             state.insert("unlogged".into(), without_times(unlogged).into());
             bytes = Value::from(state).to_string().into_bytes();
         }
-        let kept = ["metrics.jsonl", "rollouts.jsonl", "completions/", "model/", &last];
+        let kept = ["metrics.jsonl", "rollouts.", "completions/", "model/", &last];
         if kept.iter().any(|part| name.starts_with(part)) {
             out.insert(name, bytes);
         }

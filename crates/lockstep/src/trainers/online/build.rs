@@ -20,6 +20,7 @@ use crate::run::training::TrainingRun;
 use model::{Head, ModelAssets, Scorer};
 use rollout::{Engine, EngineConfig};
 use serde_json::Value;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use telemetry::counted;
 use train::Trainer;
@@ -144,10 +145,11 @@ impl Prepared {
     pub fn begin(
         self,
         inputs: RunInputs,
-        restore: impl FnOnce(&mut RolloutPipeline, Value) -> anyhow::Result<()>,
+        restore: impl FnOnce(&mut RolloutPipeline, Value, &Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<(RolloutPipeline, TrainingRun)> {
         let Prepared { mut pipeline, setup } = self;
         let sizes = pipeline.sizes;
+        let checkpoint = inputs.resume_from.checkpoint().unwrap_or(Path::new("")).to_owned();
         inputs.sinks.info(&setup.policy.describe(&inputs.ctx));
         inputs.sinks.info(&format!(
             "a generation is {} × {} and serves {} of {} · prompts shared: {}",
@@ -157,7 +159,7 @@ impl Prepared {
             counted(sizes.optimizer, "completion"),
             if inputs.config().prefix_sharing { "yes" } else { "no" }
         ));
-        let run = TrainingRun::begin(inputs, setup, |state| restore(&mut pipeline, state))?;
+        let run = TrainingRun::begin(inputs, setup, |state| restore(&mut pipeline, state, &checkpoint))?;
         Ok((pipeline, run))
     }
 }

@@ -11,22 +11,25 @@ pub use build::Prepared;
 
 use crate::bad_input;
 use crate::data::prompts::Prompt;
+use crate::models::WriteFiles;
 use crate::rollouts::collector::Collect;
 use crate::rollouts::evaluate::Evaluation;
 use crate::rollouts::function::SharedScorer;
 use crate::rollouts::health::RewardHealth;
+use crate::rollouts::older::SavedBatch;
 use crate::rollouts::replay::Replay;
+use crate::rollouts::wire::Group;
 use crate::run::prepared::PreparedStep;
 use anyhow::Context as _;
 use model::Scorer;
 use reference::Reference;
 use rollout::SamplingParams;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use telemetry::CompletionRows;
-use train::{Sample, SavedBatch};
+use train::Sample;
 
 /// Where groups come from.
 enum Source {
@@ -90,8 +93,8 @@ pub struct OnlineBatch {
 
 /// What is logged of a generation.
 struct Report {
-    /// Recorded rollouts.
-    lines: Vec<Map<String, Value>>,
+    /// Recorded groups.
+    recorded: Vec<Group>,
     /// And how many a console shows.
     completions: Option<(CompletionRows, usize)>,
 }
@@ -137,12 +140,28 @@ pub struct RolloutPipeline {
 pub struct PipelineState {
     /// The next rollout number.
     rollout_number: u64,
-    /// The generation batch in use, and how far.
+    /// How far the generation batch in use is, which lies beside in a file.
+    #[serde(default)]
+    batch: Option<BatchPlace>,
+    /// The batch itself, in checkpoints of format 2.
+    #[serde(default, skip_serializing)]
     buffer: Option<SavedBatch>,
     /// A function of the caller makes the completions.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     has_program: bool,
 }
+
+/// The place in a generation batch.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct BatchPlace {
+    /// Optimizer steps taken on it.
+    used: u64,
+    /// Samples in the file.
+    samples: usize,
+}
+
+/// The file of a checkpoint that has the generation batch in use: records of groups.
+pub const BATCH_FILE: &str = "generation_batch.bin";
 
 impl RolloutPipeline {
     /// Whether the next step needs new completions.
@@ -150,15 +169,25 @@ impl RolloutPipeline {
         self.state.batch.samples.is_empty()
     }
 
-    /// What a checkpoint keeps of it; the reference model, if it moves, is a file of its own.
+    /// What a checkpoint keeps of it; the batch in use, and the reference model if it moves, are files of their own.
     pub fn state(&self) -> PipelineState {
-        let RolloutState { rollout_number, batch, .. } = &self.state;
-        let buffer = (!self.batch_is_used_up()).then(|| SavedBatch::new(&batch.samples, batch.used));
-        PipelineState { rollout_number: *rollout_number, buffer, has_program: self.has_function }
+        let RolloutState { rollout_number, batch: GenerationBatch { used, samples }, .. } = &self.state;
+        let batch = (!self.batch_is_used_up()).then_some(BatchPlace { used: *used, samples: samples.len() });
+        PipelineState { rollout_number: *rollout_number, batch, buffer: None, has_program: self.has_function }
     }
 
-    /// Takes up what [`state`](Self::state) gave.
-    pub fn restore(&mut self, state: PipelineState) -> anyhow::Result<()> {
+    /// Writes the batch in use into a checkpoint.
+    fn write_batch(&self) -> Option<WriteFiles> {
+        if self.batch_is_used_up() {
+            return None;
+        }
+        let mut bytes = Vec::new();
+        Group::of_samples(&self.state.batch.samples).iter().for_each(|group| group.write(&mut bytes));
+        Some(Box::new(move |dir| Ok(std::fs::write(dir.join(BATCH_FILE), bytes)?)))
+    }
+
+    /// Takes up what [`state`](Self::state) gave, and the files beside it in `checkpoint`.
+    pub fn restore(&mut self, state: PipelineState, checkpoint: &Path) -> anyhow::Result<()> {
         if state.has_program && !self.has_function {
             bad_input!(
                 "the completions of this run come from a program's own function (rollout_func): resume it from that \
@@ -169,6 +198,15 @@ impl RolloutPipeline {
         if let Some(buffer) = state.buffer {
             let (used, samples) = (buffer.used, buffer.samples());
             let samples = samples.context("the checkpoint's generation batch names a prompt that it lacks")?;
+            self.state.batch = GenerationBatch { used, samples: samples.into() };
+        }
+        if let Some(BatchPlace { used, samples: expected }) = state.batch {
+            let file = checkpoint.join(BATCH_FILE);
+            let groups = Group::read_all(&std::fs::read(&file).with_context(|| file.display().to_string())?);
+            let samples = Group::into_samples(groups.with_context(|| file.display().to_string())?);
+            if samples.len() != expected {
+                bad_input!("{} has {} samples, and the run left off with {expected}", file.display(), samples.len());
+            }
             self.state.batch = GenerationBatch { used, samples: samples.into() };
         }
         Ok(())

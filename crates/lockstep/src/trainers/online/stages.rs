@@ -6,12 +6,13 @@ use super::{GenerationBatch, OnlineBatch, Report, RolloutPipeline, Source, Stage
 use crate::config::Config;
 use crate::data::prompts::Prompt;
 use crate::models::WriteFiles;
+use crate::rollouts::Rollouts;
 use crate::rollouts::collector::{CollectRequest, Collected, Observer};
 use crate::rollouts::evaluate;
 use crate::rollouts::function::SharedScorer;
 use crate::rollouts::generation::Generation;
 use crate::rollouts::samples;
-use crate::rollouts::{Rollouts, ScoredCompletion};
+use crate::rollouts::wire;
 use crate::run::completion_log;
 use crate::run::prepared::PreparedStep;
 use crate::run::training::TrainingRun;
@@ -171,15 +172,12 @@ impl RolloutPipeline {
         samples: Vec<Sample>,
         advantages: &Advantages,
     ) -> anyhow::Result<()> {
-        let line = |(scored, sample): (&ScoredCompletion, _)| {
-            scored.line(sample, &rollouts.reward_names, run.learner.step + 1)
-        };
-        let lines = match run.config.record_rollouts {
-            true => rollouts.completions().zip(&samples).map(line).collect(),
+        let recorded = match run.config.record_rollouts {
+            true => wire::of_rollouts(rollouts, &samples, &self.sampling, run.learner.step + 1),
             false => Vec::new(),
         };
         next.report = Some(Report {
-            lines,
+            recorded,
             completions: completion_log::rows(&run.config, &run.learner, &run.log, rollouts, advantages)?,
         });
         next.state.batch = GenerationBatch { samples: samples.into(), used: 0 };
@@ -233,8 +231,8 @@ impl RolloutPipeline {
     /// The step is taken: what its batch changes enters the run and the pipeline, and a new generation is reported.
     pub fn commit(&mut self, run: &mut TrainingRun, next: OnlineBatch) -> anyhow::Result<()> {
         let OnlineBatch { run: changes, state, report } = next;
-        if let Some(Report { lines, completions }) = report {
-            lines.into_iter().try_for_each(|line| run.log.reporter.record_rollout(line))?;
+        if let Some(Report { recorded, completions }) = report {
+            recorded.iter().try_for_each(|group| run.log.reporter.record_rollout(group))?;
             completions.into_iter().for_each(|(rows, shown)| run.log.reporter.completions(rows, shown));
         }
         run.commit(changes)?;
@@ -261,7 +259,7 @@ impl RolloutPipeline {
 
     /// Writes what moves beside the policy into a checkpoint.
     pub fn write_tensors(&self) -> Vec<WriteFiles> {
-        self.reference.iter().filter_map(Reference::write).collect()
+        self.reference.iter().filter_map(Reference::write).chain(self.write_batch()).collect()
     }
 
     /// The metrics of an evaluation on held-out prompts; `advantages` are those of the loss.

@@ -103,11 +103,11 @@ pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Ppo, TrainingRun)> {
     let (config, policy) = (inputs.config(), prepared.policy());
     let mut kl = KlController { kl_coef: config.kl_coef };
     let mut critic = Critic::load(&inputs.ctx, config, &policy.dir, policy.config(), &inputs.resume_from)?;
-    let (pipeline, run) = prepared.begin(inputs, |pipeline, state| {
+    let (pipeline, run) = prepared.begin(inputs, |pipeline, state, from| {
         let PpoState { pipeline: saved, critic: counters, kl_coef } = serde_json::from_value(state)?;
         critic.trainer.set_state(counters);
         kl.kl_coef = kl_coef;
-        pipeline.restore(saved)
+        pipeline.restore(saved, from)
     })?;
     critic.stop_with(&run.stop);
     Ok((Ppo { pipeline, critic, kl }, run))

@@ -1,0 +1,71 @@
+//! `lockstep rollouts`.
+
+use crate::output;
+use lockstep::error::{BadInput, OrBadInput};
+use lockstep::wire::file::{GroupFile, IndexEntry};
+use lockstep::{RunDir, bad_input};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// What a run recorded (record_rollouts = true), as JSON lines: one for each completion.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A run's directory, or its rollouts.bin.
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+    /// Only the group of this number.
+    #[arg(long, value_name = "N", conflicts_with = "index")]
+    pub group: Option<u64>,
+    /// A line for each group instead: where it lies, its step, reward and lengths, without its tokens.
+    #[arg(long)]
+    pub index: bool,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    let path = match args.run.is_dir() {
+        true => RunDir::open(&args.run)?.rollouts(),
+        false => args.run,
+    };
+    let file = GroupFile::open(&path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound if path.with_extension("jsonl").exists() => BadInput::new(format!(
+            "{}: there is none, but {}, which an older version wrote: it is JSON lines already",
+            path.display(),
+            path.with_extension("jsonl").display()
+        )),
+        std::io::ErrorKind::NotFound => {
+            BadInput::new(format!("{}: there is none; a run with record_rollouts = true writes it", path.display()))
+        }
+        std::io::ErrorKind::InvalidData => BadInput::new(error.to_string()),
+        _ => BadInput::new(format!("{}: {error}", path.display())),
+    })?;
+    let wanted = |entry: &IndexEntry| args.group.is_none_or(|group| entry.group == group);
+    if let Some(group) = args.group
+        && !file.index().iter().any(wanted)
+    {
+        bad_input!("{} has no group {group}; --index lists those that it has", path.display());
+    }
+    for (place, entry) in file.index().iter().enumerate().filter(|(_, entry)| wanted(entry)) {
+        if args.index {
+            output::json(&index_line(entry))?;
+            continue;
+        }
+        for line in file.read(place).or_bad_input()?.lines() {
+            output::json(&line)?;
+        }
+    }
+    Ok(())
+}
+
+fn index_line(entry: &IndexEntry) -> Value {
+    json!({
+        "group": entry.group,
+        "step": entry.step,
+        "reward": entry.reward,
+        "reward_std": entry.reward_std,
+        "completions": entry.completions,
+        "tokens": entry.tokens,
+        "prompt_hash": format!("{:016x}", entry.prompt_hash),
+        "offset": entry.offset,
+        "length": entry.length,
+    })
+}

@@ -1,0 +1,83 @@
+//! A group as lines of JSON, for people and programs, and as what a replay takes.
+
+use super::group::{Completion, Group};
+use model::columns::{REF_LOGPS, SAMPLER_LOGPS, Values};
+use rollout::FinishReason;
+use serde_json::{Map, Value, json};
+use telemetry::{RecordedCompletion, RolloutLine, number};
+use train::Advantage;
+
+impl Group {
+    /// A line for each completion, of keys that [`RolloutLine`] knows: `--replay` takes such lines, too. Texts of
+    /// completions are there only where they were written.
+    pub fn lines(&self) -> Vec<Map<String, Value>> {
+        self.completions.iter().map(|c| self.line(c)).collect()
+    }
+
+    fn line(&self, c: &Completion) -> Map<String, Value> {
+        let mut line = recorded(c).line(self.step, &self.prompt_ids, &self.reward_names);
+        let mut put = |key: &str, value: Value| {
+            if !value.is_null() {
+                line.insert(key.to_owned(), value);
+            }
+        };
+        put("group", json!(self.id));
+        put("generation", json!(c.generation));
+        put("prompt_id", json!(self.prompt_id));
+        put("prompt", json!(self.prompt));
+        put("completion", json!(c.content));
+        put("columns", object(&self.dataset));
+        put("lineage", json!(self.lineage.map(|bytes| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>())));
+        put("sampling", object(&self.sampling));
+        put("problems", if self.problems.is_empty() { Value::Null } else { json!(self.problems) });
+        put(
+            "advantages",
+            match &c.advantage {
+                None => Value::Null,
+                Some(Advantage::Sequence(one)) => number(*one),
+                Some(Advantage::Tokens(each)) => each.iter().map(|&a| number(a)).collect(),
+            },
+        );
+        put("loss_mask", if c.mask == c.sampled { Value::Null } else { json!(c.mask) });
+        put("step_scores", if c.steps.is_empty() { Value::Null } else { json!(c.steps) });
+        put("extra", object(&c.extra));
+        put("fork", c.fork.map_or(Value::Null, |fork| json!({"parent": fork.parent, "at": fork.at})));
+        let mut tokens = Map::new();
+        for (name, column) in c.columns.iter().filter(|(name, _)| ![SAMPLER_LOGPS, REF_LOGPS].contains(name)) {
+            let values: Vec<Value> = match &column.values {
+                Values::F32(values) => values.iter().map(|&x| number(x)).collect(),
+                Values::U32(values) => values.iter().map(|&id| json!(id)).collect(),
+            };
+            let rows = || values.chunks_exact(column.width.max(1)).map(|row| json!(row)).collect();
+            tokens.insert(name.to_owned(), if column.width == 1 { json!(values) } else { rows() });
+        }
+        put("tokens", object(&tokens));
+        line
+    }
+
+    /// What a replay takes of it.
+    pub fn replayed(self) -> RolloutLine {
+        RolloutLine {
+            completions: self.completions.iter().map(recorded).collect(),
+            prompt: self.prompt_ids,
+            reward_names: (!self.reward_names.is_empty()).then_some(self.reward_names),
+        }
+    }
+}
+
+fn recorded(c: &Completion) -> RecordedCompletion {
+    RecordedCompletion {
+        ids: c.ids.clone(),
+        logps: c.columns.sampler_logps().map(<[f32]>::to_vec),
+        ref_logps: c.columns.ref_logps().map(<[f32]>::to_vec),
+        mask: c.sampled.contains(&false).then(|| c.sampled.clone()),
+        truncated: c.finish_reason.map(|reason| reason == FinishReason::Length),
+        versions: c.versions.clone(),
+        rewards: c.rewards.clone(),
+        steps: c.steps.clone(),
+    }
+}
+
+fn object(map: &Map<String, Value>) -> Value {
+    if map.is_empty() { Value::Null } else { Value::Object(map.clone()) }
+}
