@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use model::chat::Content;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::StepScore;
@@ -102,7 +103,8 @@ impl Verdict {
 }
 
 /// What kind of failure a [`Problem`] is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ProblemKind {
     /// It answered later than it may.
     TimedOut,
@@ -122,7 +124,7 @@ pub enum ProblemKind {
 }
 
 /// Something that kept a reward from scoring some completions, to be shown and counted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
     /// The reward's name.
     pub reward: String,

@@ -69,6 +69,8 @@ pub struct Collected {
     pub rollout_s: f64,
     /// Seconds of scoring after generation had ended.
     pub reward_s: f64,
+    /// Seconds of scoring that overlapped generation.
+    pub overlapped_s: f64,
 }
 
 /// The logits of a model are not finite.
@@ -86,6 +88,9 @@ pub trait Collect {
         observer: &Observer<'_>,
     ) -> anyhow::Result<Collected>;
 }
+
+/// Takes a collector to where it is asked, and gives who passes requests on to it.
+pub type PlaceCollector = Box<dyn FnOnce(Collector) -> Box<dyn Collect>>;
 
 impl Collect for Collector {
     fn collect(
@@ -148,7 +153,8 @@ impl Collector {
         })?;
         // Rewards that nobody waits for any more may have given anything.
         stop.check()?;
-        Ok(Collected { scored, next_number, rollout_s, reward_s })
+        let overlapped_s = scored.hidden.iter().map(|(_, seconds)| seconds).sum();
+        Ok(Collected { scored, next_number, rollout_s, reward_s, overlapped_s })
     }
 }
 

@@ -6,6 +6,7 @@ use super::resume::ResumeFrom;
 use crate::config::{Config, Resolved};
 use crate::data::{DatasetSpec, Rows};
 use crate::models::Policy;
+use crate::rollouts::collector::PlaceCollector;
 use crate::rollouts::function::RolloutFunction;
 use crate::stop::StopSignal;
 use kernels::Context;
@@ -42,6 +43,8 @@ pub struct RunInputs {
     pub rewards: Vec<Box<dyn Reward>>,
     /// Makes completions in the place of the engine.
     pub rollout_function: Option<Box<dyn RolloutFunction>>,
+    /// Puts the collector somewhere else; without it, it is asked where the run is.
+    pub collect_with: Option<PlaceCollector>,
     /// Measures held-out rows, too.
     pub eval_metrics: Option<Box<dyn EvalMetrics>>,
     /// No step will be made: training data are not read.

@@ -116,7 +116,7 @@ impl Run {
     ) -> anyhow::Result<Run> {
         let RunOptions { ctx, console, stop, sinks: injected, callbacks, .. } = options;
         let RunOptions { train_rows, eval_rows, eval_sets, rewards, rollout_function, .. } = options;
-        let RunOptions { eval_metrics, only_evaluates, .. } = options;
+        let RunOptions { collect_with, eval_metrics, only_evaluates, .. } = options;
         let Config { device, threads, dtype, .. } = resolved.config;
         let ctx = ctx.map_or_else(|| run::context(device, threads, dtype), Ok)?;
         run::context::check_dtype(&ctx, dtype)?;
@@ -145,6 +145,7 @@ impl Run {
             eval_sets,
             rewards,
             rollout_function,
+            collect_with,
             eval_metrics,
             only_evaluates,
         };

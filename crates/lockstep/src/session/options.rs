@@ -2,6 +2,7 @@
 
 use crate::data::Rows;
 use crate::models::Policy;
+use crate::rollouts::collector::PlaceCollector;
 use crate::rollouts::function::RolloutFunction;
 use crate::run::eval_metrics::EvalMetrics;
 use crate::run::inputs::{Callbacks, Flow, LogRecord, RunEvent};
@@ -24,6 +25,7 @@ pub struct RunOptions {
     pub(super) eval_sets: Vec<(String, Rows)>,
     pub(super) rewards: Vec<Box<dyn Reward>>,
     pub(super) rollout_function: Option<Box<dyn RolloutFunction>>,
+    pub(super) collect_with: Option<PlaceCollector>,
     pub(super) eval_metrics: Option<Box<dyn EvalMetrics>>,
     pub(super) only_evaluates: bool,
 }
@@ -120,6 +122,13 @@ impl RunOptions {
     /// Completions come from this function in the place of the engine, which it may ask.
     pub fn rollout_function(mut self, function: impl RolloutFunction + 'static) -> Self {
         self.rollout_function = Some(Box::new(function));
+        self
+    }
+
+    /// Completions are collected where `place` takes the collector.
+    #[cfg(test)]
+    pub(crate) fn collect_with(mut self, place: PlaceCollector) -> Self {
+        self.collect_with = Some(place);
         self
     }
 

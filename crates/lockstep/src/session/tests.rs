@@ -1,5 +1,6 @@
 //! Runs from a program, as a user of the library makes them.
 
+mod elsewhere;
 mod stop;
 
 use super::{Run, RunOptions, Task, TrainingRun};

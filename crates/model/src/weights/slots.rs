@@ -141,6 +141,13 @@ pub struct HeldWeights {
     pub adapter: Option<Arc<Adapter>>,
 }
 
+impl HeldWeights {
+    /// What a pass computes with.
+    pub fn view(&self) -> ModelView<'_> {
+        ModelView::new(&self.base, self.adapter.as_deref())
+    }
+}
+
 impl AdaptedWeights {
     /// The current versions, to keep: they stay as they are until this is dropped.
     pub fn hold(&self) -> HeldWeights {

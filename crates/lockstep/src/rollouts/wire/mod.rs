@@ -76,6 +76,8 @@
 //! | `token.NAME` | f32 or varint | width × T: `sampler_logps`, `entropies`, `ref_logps`, … | |
 //! | `has.NAME` | runs | C: 1 where the column `NAME` has the completion; what the others would have is left out of it | 1 |
 
+#[cfg_attr(not(test), expect(dead_code, reason = "of workers, which answer in bytes"))]
+mod collected;
 mod convert;
 pub mod file;
 mod group;

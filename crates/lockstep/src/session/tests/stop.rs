@@ -20,7 +20,7 @@ pub(super) fn is_measured(name: &str) -> bool {
 
 /// The files of a finished run, but for what depends on time: metrics, rollouts, tables of completions, the result, and
 /// all of the last checkpoint.
-fn files(run: &Path, steps: u64) -> BTreeMap<String, Vec<u8>> {
+pub(super) fn files(run: &Path, steps: u64) -> BTreeMap<String, Vec<u8>> {
     fn walk(dir: &Path, out: &mut Vec<std::path::PathBuf>) {
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();

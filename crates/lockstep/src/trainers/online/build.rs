@@ -99,7 +99,11 @@ impl Prepared {
             true => {
                 let engine = engine(inputs, &assets, engine_config)?;
                 let (tokenizer, stop) = (assets.tokenizer.clone(), inputs.stop.clone());
-                Some(Box::new(Collector { engine, function, rewards, tokenizer, stop }))
+                let collector = Collector { engine, function, rewards, tokenizer, stop };
+                Some(match inputs.collect_with.take() {
+                    Some(place) => place(collector),
+                    None => Box::new(collector),
+                })
             }
             false => None,
         };

@@ -103,11 +103,12 @@ impl RolloutPipeline {
         };
         let progress = Progress::of(&run.log, &run.learner);
         let observer = Observer { stages: &run.log.stages, on_wait: &|reward, time| progress.waits(reward, time) };
-        let Collected { scored: output, next_number, rollout_s, reward_s } =
+        let Collected { scored: output, next_number, rollout_s, reward_s, overlapped_s } =
             collector.collect(&run.learner.policy.weights, request, &observer)?;
         next.state.rollout_number = next_number;
         times.rollout_time_s += rollout_s;
         times.reward_time_s += reward_s;
+        times.reward_hidden_time_s += overlapped_s;
         let names = output.rollouts.reward_names.iter().zip(&output.seconds);
         names.for_each(|(name, seconds)| *times.of_rewards.entry(name.clone()).or_default() += seconds);
         let late = output.rollouts.reward_names.iter().zip(&output.timed_out);
@@ -118,7 +119,6 @@ impl RolloutPipeline {
         count_tokens(next, &output.rollouts);
         for &(start, seconds) in &output.hidden {
             run.log.stages.record_overlapped("rewards", start, seconds);
-            times.reward_hidden_time_s += seconds;
         }
         for (name, value) in &output.metrics {
             next.run.add(name, *value);

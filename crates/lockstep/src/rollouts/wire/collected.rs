@@ -1,0 +1,229 @@
+//! What a collector answers as bytes: a record of what concerns all groups, then a record for each group.
+//!
+//! | column of the first record | kind | values |
+//! |---|---|---|
+//! | `next_number` (must be known) | varint | 1: [`Collected::next_number`] |
+//! | `groups` (must be known) | varint | 1: how many records follow |
+//! | `metrics`, `metric_values` | text, f64 | what rewards want logged |
+//! | `problems` | text | what kept rewards from scoring, JSON objects |
+//! | `seconds` | f64 | R: what each reward took |
+//! | `timed_out` | varint | R: completions of each that ran out of time |
+//! | `times` | f64 | 3: seconds of generation, of the wait for rewards, of scoring that overlapped generation |
+//!
+//! Groups are written without their rows: whoever asked has those.
+
+use super::group::Group;
+use super::record::{RecordReader, RecordWriter, WireError};
+use crate::data::prompts::Prompt;
+use crate::rollouts::collector::{CollectRequest, Collected};
+use crate::rollouts::scoring::ScoredRollouts;
+use crate::rollouts::{Rollouts, ScoredGroup};
+use rewards::Problem;
+use std::sync::Arc;
+
+impl Collected {
+    /// All of it but when rewards were asked.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let Collected { scored, next_number, rollout_s, reward_s, overlapped_s } = self;
+        let Rollouts { groups, reward_names, reward_weights } = &scored.rollouts;
+        let mut head = RecordWriter::new();
+        head.must_be_known().uints("next_number", 1, [*next_number]);
+        head.must_be_known().uints("groups", 1, [groups.len() as u64]);
+        head.texts("metrics", scored.metrics.iter().map(|(name, _)| name));
+        head.f64s("metric_values", 1, scored.metrics.iter().map(|(_, value)| value));
+        let problem = |problem: &Problem| serde_json::to_string(problem).expect("texts and numbers");
+        head.texts("problems", scored.problems.iter().map(problem));
+        head.f64s("seconds", 1, &scored.seconds);
+        head.uints("timed_out", 1, scored.timed_out.iter().map(|&completions| completions as u64));
+        head.f64s("times", 1, [rollout_s, reward_s, overlapped_s]);
+        let mut bytes = Vec::new();
+        head.finish(&mut bytes);
+        for group in groups {
+            let group = Group {
+                prompt: None,
+                dataset: Default::default(),
+                reward_names: reward_names.clone(),
+                reward_weights: reward_weights.clone(),
+                ..Group::of_scored(group, true)
+            };
+            group.write(&mut bytes);
+        }
+        bytes
+    }
+
+    /// The answer to `request` that [`to_bytes`](Self::to_bytes) wrote. Prompts are those of the request, by identity,
+    /// but where a function gave others. An error says what does not fit it.
+    pub fn from_bytes(bytes: &[u8], request: &CollectRequest<'_>) -> Result<Collected, WireError> {
+        let (head, rest) = RecordReader::take(bytes)?;
+        head.refuse_unknown(|name| ["next_number", "groups"].contains(&name))?;
+        let groups = Group::read_all(rest)?;
+        let ids = groups.iter().map(|group| group.id);
+        if one(&head, "groups")? != groups.len() as u64 || !ids.eq(request.prompts.keys().copied()) {
+            return Err(WireError::new(format!(
+                "{} groups are an answer to another request, which had {}",
+                groups.len(),
+                request.prompts.len()
+            )));
+        }
+        let reward_names = groups.first().map_or_else(Vec::new, |group| group.reward_names.clone());
+        if reward_names.len() != request.reward_weights.len() {
+            let (found, expected) = (reward_names.len(), request.reward_weights.len());
+            return Err(WireError::new(format!("{found} rewards have scored, not {expected}")));
+        }
+        let rows = request.prompts.values();
+        let scored =
+            rows.zip(groups).map(|(row, group)| scored_group(row, group, request.num_generations, &reward_names));
+        let groups = scored.collect::<Result<Vec<_>, _>>()?;
+        let of_rewards = |name: &str, found: usize| match found == reward_names.len() {
+            true => Ok(()),
+            false => Err(WireError::new(format!("column `{name}` does not have a value for each reward"))),
+        };
+        let (names, values) = (head.texts("metrics")?.unwrap_or_default(), floats(&head, "metric_values")?);
+        if names.len() != values.len() {
+            return Err(WireError::new("columns `metrics` and `metric_values` do not fit"));
+        }
+        let metrics = names.into_iter().map(str::to_owned).zip(values).collect();
+        let problem = |text: &str| -> Result<Problem, WireError> {
+            serde_json::from_str(text).map_err(|error| WireError::new(format!("column `problems`: {error}")))
+        };
+        let problems =
+            head.texts("problems")?.unwrap_or_default().into_iter().map(problem).collect::<Result<_, _>>()?;
+        let seconds = floats(&head, "seconds")?;
+        of_rewards("seconds", seconds.len())?;
+        let timed_out = head.uints("timed_out")?.unwrap_or_default();
+        of_rewards("timed_out", timed_out.len())?;
+        let [rollout_s, reward_s, overlapped_s] = floats(&head, "times")?[..] else {
+            return Err(WireError::new("column `times` does not have three values"));
+        };
+        let rollouts = Rollouts { groups, reward_names, reward_weights: request.reward_weights.to_vec() };
+        let timed_out = timed_out.into_iter().map(|completions| completions as usize).collect();
+        let scored = ScoredRollouts { rollouts, problems, metrics, hidden: Vec::new(), seconds, timed_out };
+        Ok(Collected { scored, next_number: one(&head, "next_number")?, rollout_s, reward_s, overlapped_s })
+    }
+}
+
+/// A group that was written without its row.
+fn scored_group(
+    row: &Arc<Prompt>,
+    group: Group,
+    num_generations: usize,
+    reward_names: &[String],
+) -> Result<ScoredGroup, WireError> {
+    let id = group.id;
+    if group.completions.len() != num_generations || group.reward_names != reward_names {
+        return Err(WireError::new(format!(
+            "group {id} does not have {num_generations} completions with the scores of the rewards {reward_names:?}"
+        )));
+    }
+    let lacks = |c: &super::Completion| c.versions.len() != c.ids.len() || c.columns.sampler_logps().is_none();
+    if group.completions.iter().any(lacks) {
+        return Err(WireError::new(format!("group {id}: column `versions` or `token.sampler_logps` is missing")));
+    }
+    let (content, columns, number) = (row.content.clone(), row.columns.clone(), row.row as u64);
+    let group = Group { prompt: Some(content), dataset: columns, prompt_id: Some(number), ..group };
+    let mut scored = group.into_scored()?;
+    if scored.prompt.tokens.ids == row.tokens.ids {
+        scored.prompt = row.clone();
+    }
+    Ok(scored)
+}
+
+fn one(head: &RecordReader<'_>, name: &str) -> Result<u64, WireError> {
+    match head.uints(name)?.as_deref() {
+        Some([one]) => Ok(*one),
+        _ => Err(WireError::new(format!("column `{name}` does not have one number"))),
+    }
+}
+
+fn floats(head: &RecordReader<'_>, name: &str) -> Result<Vec<f64>, WireError> {
+    Ok(head.f64s(name)?.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rollouts::generation::tests::round;
+    use model::columns::SAMPLER_LOGPS;
+    use proptest::prelude::*;
+    use rewards::ProblemKind;
+    use rollout::SamplingParams;
+    use testing::foreign;
+
+    /// Two groups of two completions with all that an answer can have.
+    fn collected() -> Collected {
+        let mut rollouts = round(&[(7, [Some(0.1), None]), (9, [Some(f64::MIN_POSITIVE), Some(-0.0)])]);
+        for (place, c) in rollouts.groups.iter_mut().flat_map(|group| &mut group.completions).enumerate() {
+            c.completion.generation = place % 2;
+            c.completion.columns.set(SAMPLER_LOGPS, vec![-0.3]);
+            c.steps = if place == 0 { vec![Some(vec![(0, 0.7)])] } else { Vec::new() };
+            c.extra.insert("note".into(), place.into());
+        }
+        // As a function gives it: with ids of its own.
+        let given = Arc::make_mut(&mut rollouts.groups[1].prompt);
+        given.tokens = model::Prompt::new([4, 9]);
+        let problem = Problem { example: Some("x = 1".into()), ..Problem::new("r", 1, "it\nended") };
+        let problems = vec![Problem { fatal: true, ..problem.of_kind(ProblemKind::TimedOut) }];
+        let metrics = vec![("r/lines".to_owned(), 0.1 + 0.2), ("r/empty".to_owned(), f64::NAN)];
+        let (seconds, timed_out) = (vec![0.25], vec![1]);
+        let scored = ScoredRollouts { rollouts, problems, metrics, hidden: Vec::new(), seconds, timed_out };
+        Collected { scored, next_number: 12, rollout_s: 1.5, reward_s: 0.5, overlapped_s: 0.25 }
+    }
+
+    fn read(bytes: &[u8], change: impl FnOnce(&mut CollectRequest<'_>)) -> Result<Collected, String> {
+        let sampling = Arc::new(SamplingParams::default());
+        let rows = round(&[(7, [None; 2]), (9, [None; 2])]).groups;
+        let mut request = CollectRequest {
+            prompts: rows.into_iter().map(|group| (group.id, group.prompt)).collect(),
+            num_generations: 2,
+            sampling: &sampling,
+            reward_weights: &[1.0],
+            step: 0,
+            refuse_non_finite: false,
+        };
+        change(&mut request);
+        let read = Collected::from_bytes(bytes, &request).map_err(|error| error.to_string())?;
+        let rows = read.scored.rollouts.groups.iter().zip(request.prompts.values());
+        let own: Vec<bool> = rows.map(|(group, row)| Arc::ptr_eq(&group.prompt, row)).collect();
+        assert_eq!(own, [true, false], "a row that nobody changed is that of the request");
+        Ok(read)
+    }
+
+    /// All of it; NaN equals itself.
+    fn text(collected: &Collected) -> String {
+        let Collected { scored, next_number, rollout_s, reward_s, overlapped_s } = collected;
+        let ScoredRollouts { rollouts, problems, metrics, hidden, seconds, timed_out } = scored;
+        let of_scores = (rollouts, problems, metrics, hidden, seconds, timed_out);
+        format!("{of_scores:?} {next_number} {:?}", (rollout_s, reward_s, overlapped_s))
+    }
+
+    #[test]
+    fn an_answer_comes_back_as_it_was() {
+        let expected = collected();
+        let found = read(&expected.to_bytes(), |_| {}).unwrap();
+        assert_eq!(text(&expected), text(&found));
+        assert_eq!(expected.to_bytes(), found.to_bytes());
+    }
+
+    #[test]
+    fn an_answer_to_another_request_is_refused() {
+        let bytes = collected().to_bytes();
+        let refused = |change: fn(&mut CollectRequest<'_>)| read(&bytes, change).err().expect("refused");
+        assert!(refused(|request| drop(request.prompts.pop_first())).contains("another request"));
+        assert!(refused(|request| request.num_generations = 3).contains("3 completions"));
+        assert!(refused(|request| request.reward_weights = &[1.0, 2.0]).contains("1 rewards have scored, not 2"));
+        let group = &bytes[RecordReader::take(&bytes).map(|(_, rest)| bytes.len() - rest.len()).unwrap()..];
+        assert!(read(group, |_| {}).is_err(), "the first record is missing");
+        let mut without_logps = collected();
+        without_logps.scored.rollouts.groups[0].completions[1].completion.columns = model::Columns::default();
+        assert!(read(&without_logps.to_bytes(), |_| {}).err().expect("refused").contains("token.sampler_logps"));
+    }
+
+    proptest! {
+        #![proptest_config(foreign::few())]
+
+        #[test]
+        fn any_bytes_give_an_answer_or_an_error(bytes in foreign::bytes(collected().to_bytes())) {
+            let _ = read(&bytes, |_| {});
+        }
+    }
+}

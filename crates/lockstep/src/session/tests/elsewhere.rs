@@ -1,0 +1,267 @@
+//! Runs whose completions are collected elsewhere: a thread is sent prompts and held versions of the weights, and
+//! answers with bytes alone, as a worker process will. The run is otherwise ordinary, and has the bits of one that
+//! collects where it is.
+
+use super::stop::files;
+use super::{config, directory, one_thread, rows};
+use crate::config::{Algorithm, Config, Purpose, Strategy};
+use crate::rollouts::collector::{Collect, CollectRequest, Collected, Collector, Observer, PlaceCollector};
+use crate::rollouts::scoring::Prompts;
+use crate::{
+    Generate, GivenCompletion, RolloutFunction, RolloutPrompt, RolloutRequest, Run, RunOptions, StopReason, StopSignal,
+};
+use model::{AdaptedWeights, HeldWeights};
+use rollout::SamplingParams;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use telemetry::Stages;
+
+/// What a worker is sent.
+struct Job {
+    weights: HeldWeights,
+    prompts: Prompts,
+    num_generations: usize,
+    sampling: Arc<SamplingParams>,
+    reward_weights: Vec<f64>,
+    step: u64,
+    refuse_non_finite: bool,
+}
+
+/// What it answers.
+type Answer = anyhow::Result<Vec<u8>>;
+
+/// Passes requests on to a thread that has the collector.
+struct Elsewhere {
+    jobs: Sender<(Job, Sender<Answer>)>,
+    seen: Seen,
+}
+
+/// What went through: answers, and the versions that were sent.
+#[derive(Clone, Default)]
+struct Seen(Arc<Mutex<(usize, Vec<u64>)>>);
+
+impl Elsewhere {
+    fn start(mut collector: Collector, seen: Seen) -> Elsewhere {
+        let (jobs, work) = channel::<(Job, Sender<Answer>)>();
+        std::thread::spawn(move || {
+            // Held until the next ones come: meanwhile the optimizer writes into another slot.
+            let mut before = None;
+            for (
+                Job { weights, prompts, num_generations, sampling, reward_weights, step, refuse_non_finite },
+                answer,
+            ) in work
+            {
+                let (sampling, reward_weights) = (&sampling, &reward_weights[..]);
+                let request =
+                    CollectRequest { prompts, num_generations, sampling, reward_weights, step, refuse_non_finite };
+                let observer = Observer { stages: &Stages::default(), on_wait: &|_, _| {} };
+                let collected = collector.collect_with(weights.view(), request, &observer);
+                drop(before.replace(weights));
+                // The run may have ended.
+                let _ = answer.send(collected.map(|collected| collected.to_bytes()));
+            }
+        });
+        Elsewhere { jobs, seen }
+    }
+}
+
+impl Collect for Elsewhere {
+    fn collect(
+        &mut self,
+        weights: &AdaptedWeights,
+        request: CollectRequest<'_>,
+        observer: &Observer<'_>,
+    ) -> anyhow::Result<Collected> {
+        let _span = observer.stages.span("rollout");
+        let job = Job {
+            weights: weights.hold(),
+            prompts: request.prompts.clone(),
+            num_generations: request.num_generations,
+            sampling: request.sampling.clone(),
+            reward_weights: request.reward_weights.to_vec(),
+            step: request.step,
+            refuse_non_finite: request.refuse_non_finite,
+        };
+        let (answer, answered) = channel();
+        self.jobs.send((job, answer)).expect("it works until nobody asks");
+        let bytes = answered.recv().expect("it answers")?;
+        let mut seen = self.seen.0.lock().unwrap();
+        seen.0 += 1;
+        seen.1.push(weights.version());
+        Ok(Collected::from_bytes(&bytes, &request)?)
+    }
+}
+
+/// Rewards a vowel somewhere, so that many groups have equal rewards, and few words; of many it says nothing.
+fn options() -> RunOptions {
+    let vowel = |text: &str| text.chars().any(|c| "aeiou".contains(c));
+    let options = RunOptions::new().context(one_thread()).train_rows(rows()).eval_rows(rows());
+    let options = options.reward("vowel", move |sample| Some(f64::from(u8::from(vowel(&sample.completion_text())))));
+    options.reward("words", |sample| {
+        let words = sample.completion_text().split(' ').count();
+        (words < 4).then_some(words as f64 / 3.0)
+    })
+}
+
+/// Four steps that are logged, with an evaluation after every second.
+fn small(dir: &Path, out: &str) -> Config {
+    Config {
+        max_steps: 4,
+        eval_strategy: Strategy::Steps,
+        eval_steps: Some(2),
+        record_rollouts: true,
+        log_completions: true,
+        logging_steps: 1,
+        ..config(dir, out)
+    }
+}
+
+/// A run that collects where it is, and one that does so elsewhere. Says how many collections there were.
+#[track_caller]
+fn same_elsewhere(change: impl Fn(&mut Config), options: impl Fn() -> RunOptions) -> usize {
+    let dir = directory();
+    let run = |out: &str, options: RunOptions| {
+        let mut config = small(dir.path(), out);
+        change(&mut config);
+        Run::new(Purpose::Grpo, config, options).unwrap().run().unwrap()
+    };
+    let seen = Seen::default();
+    let here = run("here", options());
+    let elsewhere = run("elsewhere", options().collect_with(placed(&seen)));
+    assert_eq!((elsewhere.stop_reason, elsewhere.num_tokens), (StopReason::Completed, here.num_tokens));
+    same(here.dir.root(), elsewhere.dir.root(), here.step);
+    let (collections, mut versions) = seen.0.lock().unwrap().clone();
+    assert!(versions.is_sorted());
+    versions.dedup();
+    assert!(versions.len() > 1, "weights that were trained were sent: {versions:?}");
+    collections
+}
+
+fn placed(seen: &Seen) -> PlaceCollector {
+    let seen = seen.clone();
+    Box::new(move |collector| Box::new(Elsewhere::start(collector, seen)))
+}
+
+#[track_caller]
+fn same(here: &Path, elsewhere: &Path, steps: u64) {
+    let (expected, found) = (files(here, steps), files(elsewhere, steps));
+    assert!(["metrics.jsonl", "rollouts.jsonl"].iter().all(|name| expected.contains_key(*name)));
+    assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>());
+    let other: Vec<&String> = expected.keys().filter(|name| expected[*name] != found[*name]).collect();
+    assert!(other.is_empty(), "{other:?}");
+}
+
+fn lora(config: &mut Config) {
+    (config.use_peft, config.lora_r) = (true, 2);
+}
+
+fn ppo(config: &mut Config) {
+    (config.algorithm, config.num_generations, config.max_steps) = (Algorithm::Ppo, 1, 8);
+    (config.per_device_train_batch_size, config.num_mini_batches, config.num_ppo_epochs) = (2, 2, 2);
+    (config.adap_kl_ctrl, config.kl_coef) = (true, 0.3);
+}
+
+#[test]
+fn grpo_has_the_same_bits_elsewhere() {
+    let with_reference = |config: &mut Config| config.beta = 0.1;
+    assert_eq!(same_elsewhere(with_reference, options), 4 + 2);
+    assert_eq!(same_elsewhere(lora, options), 4 + 2);
+}
+
+#[test]
+fn ppo_has_the_same_bits_elsewhere() {
+    // Each generation gives four steps.
+    assert_eq!(same_elsewhere(ppo, options), 2 + 4);
+    let of_lora = |config: &mut Config| {
+        ppo(config);
+        lora(config);
+    };
+    assert_eq!(same_elsewhere(of_lora, options), 2 + 4);
+}
+
+/// Each round of dynamic sampling is a collection of its own.
+#[test]
+fn dynamic_sampling_has_the_same_bits_elsewhere() {
+    let dynamic = |config: &mut Config| {
+        (config.dynamic_sampling, config.dynamic_sampling_max_rounds) = (true, 3);
+        config.reward_weights = Some(vec![1.0, 0.0]);
+    };
+    assert!(same_elsewhere(dynamic, options) > 4 + 2);
+    let of_lora = |config: &mut Config| {
+        dynamic(config);
+        lora(config);
+    };
+    assert!(same_elsewhere(of_lora, options) > 4 + 2);
+}
+
+/// Has the engine write the completions, and gives every second one as if it knew no log-probabilities of it.
+struct Asks;
+
+impl RolloutFunction for Asks {
+    fn complete(
+        &mut self,
+        request: &RolloutRequest<'_>,
+        generate: &mut Generate<'_>,
+    ) -> anyhow::Result<Vec<GivenCompletion>> {
+        let prompts = request.prompts.iter().step_by(request.num_generations);
+        let prompts = prompts.map(|&prompt| RolloutPrompt::Content(prompt.clone())).collect();
+        let groups = generate(prompts, request.num_generations, request.sampling.clone())?;
+        let given = |(prompt_ids, one): (Vec<u32>, &rollout::Completion)| GivenCompletion {
+            // Another prompt than the dataset's.
+            prompt_ids: [vec![3], prompt_ids].concat(),
+            logps: one.generation.is_multiple_of(2).then(|| one.logps().to_vec()),
+            ids: one.ids.clone(),
+            ..GivenCompletion::default()
+        };
+        let all = groups.iter().flat_map(|group| group.completions.iter().map(|one| (group.prompt.ids.clone(), one)));
+        Ok(all.map(given).collect())
+    }
+}
+
+#[test]
+fn a_function_of_the_caller_is_asked_elsewhere() {
+    let with_room = |config: &mut Config| {
+        config.max_prompt_length = Some(16);
+        config.vllm_importance_sampling_correction = true;
+    };
+    assert_eq!(same_elsewhere(with_room, || options().rollout_function(Asks)), 4 + 2);
+}
+
+/// A stop in the middle of a collection leaves nothing behind: the run that is resumed, here, has the bits of one that
+/// was never stopped.
+#[test]
+fn a_collection_elsewhere_is_stopped_without_a_trace() {
+    let dir = directory();
+    let config = |out: &str| {
+        let mut config = small(dir.path(), out);
+        (config.dynamic_sampling, config.dynamic_sampling_max_rounds) = (true, 3);
+        config.num_iterations = 2;
+        config
+    };
+    // Asks to stop when it scores this completion.
+    let stopping_at = |completion: usize| {
+        let (count, stop) = (AtomicUsize::new(0), StopSignal::new());
+        options().stop_signal(stop.clone()).reward("stops", move |_| {
+            if count.fetch_add(1, Ordering::Relaxed) + 1 == completion {
+                stop.request();
+            }
+            Some(0.0)
+        })
+    };
+    let whole = Run::new(Purpose::Grpo, config("whole"), stopping_at(0)).unwrap().run().unwrap();
+    let mut steps = Vec::new();
+    for completion in [1, 6, 13, 20, 30] {
+        let (out, seen) = (format!("stopped-{completion}"), Seen::default());
+        let stops = stopping_at(completion).collect_with(placed(&seen));
+        let stopped = Run::new(Purpose::Grpo, config(&out), stops).unwrap().run().unwrap();
+        assert_eq!(stopped.stop_reason, StopReason::Interrupted, "at completion {completion}");
+        steps.push(stopped.step);
+        let resumed = Run::resume(Purpose::Grpo, stopped.dir.root(), stopping_at(0)).unwrap().run().unwrap();
+        assert_eq!((resumed.stop_reason, resumed.num_tokens), (StopReason::Completed, whole.num_tokens));
+        same(whole.dir.root(), resumed.dir.root(), whole.step);
+    }
+    // In the first generation, in an evaluation, in the second generation.
+    assert!(steps.contains(&0) && steps.contains(&2), "{steps:?}");
+}
