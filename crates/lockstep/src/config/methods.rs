@@ -11,6 +11,7 @@ pub(crate) struct Methods(u16);
 pub(super) const SFT: Methods = Methods::of_bit(13);
 pub(super) const DPO: Methods = Methods::of_bit(14);
 pub(super) const REWARD: Methods = Methods::of_bit(15);
+const _: () = assert!(Algorithm::METHODS.len() <= 13, "an algorithm has the bit of another command: widen Methods");
 
 /// Those that learn from pairs of answers.
 pub(super) const PAIRS: Methods = DPO.and(REWARD);
