@@ -1,10 +1,12 @@
 //! What the processes of a program use together, looked at again and again.
 //!
 //! Address space is limited per process (`RLIMIT_AS`), and some need much more of it than memory (V8). So the resident
-//! memory of all is added: private and shared pages, what is swapped, page tables, the files of `/tmp` where that is
-//! memory, and the most that their sockets can hold. Pages of files are not counted, as the kernel can drop them.
+//! memory of all is added: private pages, what is swapped, page tables, the files of `/tmp` where that is memory, and the
+//! most that their sockets can hold. Memory that processes share counts once and whole, used or not: a child has none of
+//! its parent's in its resident set. Pages of files are not counted, as the kernel can drop them.
 
-use std::collections::HashSet;
+use rustix::process::{Pid, Signal};
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 use std::sync::{LazyLock, Mutex};
@@ -14,11 +16,12 @@ use std::time::{Duration, Instant};
 const OFTEN: Duration = Duration::from_millis(10);
 /// But never less often.
 const AT_LEAST: Duration = Duration::from_millis(50);
-/// How often one looks once more if processes ended while they were looked at: their memory may be another's by then.
-const TRIES: usize = 10;
+/// How often one looks once more, at processes that are stopped, if some ended while they were looked at: their memory
+/// may be another's by then.
+const TRIES: usize = 3;
 /// What three looks in a row that find too much add up to.
 const SURE: u32 = 12;
-/// Descriptors are looked at less often.
+/// Descriptors and shared memory are looked at less often.
 const SELDOM: Duration = Duration::from_millis(50);
 /// The most that Linux lets a socket hold by default: twice `wmem_max`.
 const SOCKET_BYTES: u64 = 2 * 212_992;
@@ -42,14 +45,15 @@ pub struct Watch {
     tmp: Option<u64>,
     next: Instant,
     suspicion: u32,
-    sockets: u64,
-    sockets_at: Option<Instant>,
+    /// Of sockets and shared memory.
+    shared: u64,
+    shared_at: Option<Instant>,
 }
 
 impl Watch {
     pub fn new(members: Members, most_mb: u64, tmp_mb: Option<u64>) -> Watch {
         let (most, tmp) = (most_mb << 20, tmp_mb.map(|mb| mb << 20));
-        Watch { members, most, tmp, next: Instant::now() + OFTEN, suspicion: 0, sockets: 0, sockets_at: None }
+        Watch { members, most, tmp, next: Instant::now() + OFTEN, suspicion: 0, shared: 0, shared_at: None }
     }
 
     /// Whether it uses more than it may; looks only if it is time to.
@@ -60,11 +64,15 @@ impl Watch {
         }
         let table = || TABLE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (mut processes, mut most_seen) = (Vec::new(), 0);
+        // Until it is decided: dropped, it lets them run again.
+        let mut stopped = Stopped::default();
         for attempt in 0..TRIES {
             let (found, mut lost) = table().members(self.members, attempt > 0);
+            stopped.groups.extend(self.groups(&found));
             let memories: Vec<Option<u64>> =
                 found.iter().map(|row| row.memory.or_else(|| memory(row.process, false))).collect();
-            lost |= memories.contains(&None);
+            // Without memory is who is about to end, or has: a child may have it that was not there yet.
+            lost |= memories.iter().any(|bytes| bytes.is_none_or(|bytes| bytes == 0));
             let sum = memories.into_iter().flatten().sum::<u64>();
             if attempt == 0 || sum > most_seen {
                 (processes, most_seen) = (found.into_iter().map(|row| row.process).collect(), sum);
@@ -72,12 +80,14 @@ impl Watch {
             if !lost || most_seen > self.most {
                 break;
             }
+            stopped.stop();
         }
-        if self.sockets_at.is_none_or(|at| start - at >= SELDOM) {
-            self.sockets = processes.iter().map(|&process| sockets(process)).sum::<u64>() * SOCKET_BYTES;
-            self.sockets_at = Some(start);
+        if self.shared_at.is_none_or(|at| start - at >= SELDOM) {
+            let sockets = processes.iter().map(|&process| sockets(process)).sum::<u64>();
+            self.shared = sockets * SOCKET_BYTES + shared_memory(&processes);
+            self.shared_at = Some(start);
         }
-        let other = self.sockets + self.tmp.map_or(0, |size| files(&processes, size));
+        let other = self.shared + self.tmp.map_or(0, |size| files(&processes, size));
         // What processes share was counted for each of them.
         let shares: Option<Vec<u64>> = match other + most_seen > self.most {
             true => processes.iter().map(|&process| memory(process, true)).collect(),
@@ -92,6 +102,52 @@ impl Watch {
         };
         self.next = Instant::now() + OFTEN.max(20 * start.elapsed()).min(AT_LEAST);
         self.suspicion >= SURE
+    }
+
+    /// The process groups that the program's processes are in, and no other: none can make or join one. Bubblewrap, the
+    /// root of a tree, is in one that it shares with other programs'.
+    fn groups(&self, found: &[Row]) -> HashSet<u32> {
+        match self.members {
+            Members::Group(group) => HashSet::from([group]),
+            Members::Tree(root) => {
+                let shared = found.iter().find(|row| row.process == root).map(|row| row.group);
+                match shared {
+                    Some(shared) => found.iter().map(|row| row.group).filter(|group| *group != shared).collect(),
+                    None => HashSet::new(),
+                }
+            }
+        }
+    }
+}
+
+/// Process groups that are stopped until this is dropped: whoever forks and ends faster than one can look holds still.
+/// A signal to a group reaches all of it: the kernel begins a fork anew that it comes into.
+#[derive(Default)]
+struct Stopped {
+    groups: HashSet<u32>,
+    /// Those of the groups that have the signal.
+    done: HashSet<u32>,
+}
+
+impl Stopped {
+    fn stop(&mut self) {
+        for &group in self.groups.difference(&self.done) {
+            signal(group, Signal::STOP);
+        }
+        self.done.extend(&self.groups);
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        self.done.iter().for_each(|&group| signal(group, Signal::CONT));
+    }
+}
+
+fn signal(group: u32, signal: Signal) {
+    if let Some(group) = Pid::from_raw(group.cast_signed()) {
+        // Gone, if nothing of it is left.
+        let _ = rustix::process::kill_process_group(group, signal);
     }
 }
 
@@ -203,10 +259,36 @@ fn memory(process: u32, exact: bool) -> Option<u64> {
         Some(text.lines().filter_map(of).sum::<u64>() << 10)
     };
     let tables = || sum("status", &["VmPTE", "HugetlbPages"]).unwrap_or(0);
-    match exact.then(|| sum("smaps_rollup", &["Pss_Anon", "Pss_Shmem", "SwapPss"])).flatten() {
+    match exact.then(|| sum("smaps_rollup", &["Pss_Anon", "SwapPss"])).flatten() {
         Some(share) if share > 0 => Some(share + tables()),
-        _ => sum("status", &["RssAnon", "RssShmem", "VmSwap", "VmPTE", "HugetlbPages"]),
+        _ => sum("status", &["RssAnon", "VmSwap", "VmPTE", "HugetlbPages"]),
     }
+}
+
+/// The bytes of the memory that these processes share with their children, each piece once.
+fn shared_memory(processes: &[u32]) -> u64 {
+    let mut pieces: HashMap<(String, String), u64> = HashMap::new();
+    for process in processes {
+        let maps = fs::read(format!("/proc/{process}/maps")).unwrap_or_default();
+        for line in String::from_utf8_lossy(&maps).lines() {
+            // 7f0000000000-7f0009600000 rw-s 00000000 00:01 1234   /dev/zero (deleted)
+            let mut fields = line.split_whitespace();
+            let [Some(range), Some(mode), Some(offset), Some(device), Some(inode)] = [(); 5].map(|()| fields.next())
+            else {
+                continue;
+            };
+            let anonymous = fields.next().is_some_and(|path| path == "/dev/zero" || path.starts_with("/memfd:"));
+            let number = |digits: &str| u64::from_str_radix(digits, 16).ok();
+            if mode.ends_with('s')
+                && anonymous
+                && let Some((from, to)) = range.split_once('-').and_then(|(a, b)| number(a).zip(number(b)))
+            {
+                let size = pieces.entry((device.to_owned(), inode.to_owned())).or_default();
+                *size = (*size).max(number(offset).unwrap_or(0).saturating_add(to.saturating_sub(from)));
+            }
+        }
+    }
+    pieces.into_values().fold(0, u64::saturating_add)
 }
 
 /// How many sockets it has; none where that cannot be seen.

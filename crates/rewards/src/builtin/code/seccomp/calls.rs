@@ -54,10 +54,10 @@ pub const ALLOWED_OLD: &[i64] = &[];
 /// `futex_wake`, `futex_wait`, `futex_requeue` and `mseal`.
 pub const ALLOWED_NEW: &[i64] = &[449, 453, 454, 455, 456, 462];
 
-/// In namespaces of one's own there is nobody else.
+/// In namespaces of one's own there is nobody else. But one process group, so that a signal stops all of it at once.
 pub const OF_NAMESPACE: &[i64] = calls! {
     SYS_kill SYS_tkill SYS_tgkill SYS_rt_sigqueueinfo SYS_rt_tgsigqueueinfo SYS_pidfd_open SYS_pidfd_send_signal
-    SYS_setpgid SYS_setsid SYS_prlimit64 SYS_setpriority SYS_sched_setaffinity SYS_sched_setscheduler
+    SYS_prlimit64 SYS_setpriority SYS_sched_setaffinity SYS_sched_setscheduler
     SYS_sched_setparam SYS_connect SYS_bind SYS_listen SYS_accept SYS_accept4 SYS_fchmod SYS_fchmodat SYS_fchown
     SYS_fchownat SYS_utimensat
 };
