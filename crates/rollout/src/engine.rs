@@ -6,6 +6,7 @@ use crate::inputs::StepInputs;
 use crate::logprobs::LogitRows;
 use crate::models::{ModelVersion, Models};
 use crate::request::{Detokenize, Drawn, Request, RequestId, RolloutGroup, SequenceId};
+use crate::reuse::reused;
 use crate::sampler::SamplerBuffers;
 use crate::scheduler::{Chunk, Counters, Limits, Scheduler};
 use crate::sequence::{Draw, Role, Sampled, State};
@@ -217,14 +218,13 @@ impl Engine {
         for &(from, to) in &self.copies {
             self.kv.copy_block(&self.ctx, from, to)?;
         }
-        let mut adapters: Vec<Option<&Adapter>> = recycled(std::mem::take(&mut self.adapters));
+        let mut adapters: Vec<Option<&Adapter>> = reused(std::mem::take(&mut self.adapters));
         for chunk in &self.chunks {
             let adapter = self.scheduler.model_of(chunk.sequence).and_then(|model| model.adapter);
             adapters.push(adapter.map(|version| models.adapter(version)).transpose()?);
         }
         let computed = self.compute_chunks(Models::view(models.base(base)?, &adapters));
-        adapters.clear();
-        self.adapters = recycled(adapters);
+        self.adapters = reused(adapters);
         computed
     }
 
@@ -306,13 +306,6 @@ impl Engine {
             self.scheduler.draft(index, tokens);
         }
     }
-}
-
-/// The memory of an empty list, for one of adapters that live for another time. (Collecting a list's own iterator keeps
-/// its memory; `tests/allocation.rs` would see if it did not.)
-fn recycled<'a>(list: Vec<Option<&Adapter>>) -> Vec<Option<&'a Adapter>> {
-    debug_assert!(list.is_empty());
-    list.into_iter().map(|_| None).collect()
 }
 
 fn scheduler(config: &EngineConfig) -> Scheduler {

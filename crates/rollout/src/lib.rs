@@ -18,6 +18,7 @@ mod logprobs;
 mod models;
 mod prefix;
 mod request;
+mod reuse;
 mod sampler;
 mod scheduler;
 mod sequence;

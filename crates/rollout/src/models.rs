@@ -79,16 +79,6 @@ impl<'a> Models<'a> {
 
     /// A view of `base` with these adapters, one or none for each sequence.
     pub(crate) fn view(weights: &'a Weights, adapters: &'a [Option<&'a Adapter>]) -> ModelView<'a> {
-        let same = |pair: &[Option<&Adapter>]| match (pair[0], pair[1]) {
-            (None, None) => true,
-            (Some(a), Some(b)) => std::ptr::eq(a, b),
-            _ => false,
-        };
-        let adapters = match adapters.first() {
-            Some(first) if adapters.windows(2).all(same) => first.map_or(Adapters::Off, Adapters::One),
-            Some(_) => Adapters::PerSequence(adapters),
-            None => Adapters::Off,
-        };
-        ModelView { weights, adapters }
+        ModelView { weights, adapters: Adapters::of_sequences(adapters) }
     }
 }

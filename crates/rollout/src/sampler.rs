@@ -4,6 +4,7 @@
 
 use crate::Result;
 use crate::request::SamplingParams;
+use crate::reuse::reused;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Draw, Sampled};
 use kernels::ops::{rows, sample};
@@ -67,7 +68,7 @@ impl SamplerBuffers {
                 truncated_logps: None,
             },
         )?;
-        self.params = emptied(params);
+        self.params = reused(params);
         self.sampled.rows(0..2 * n).copy_to_u32(&mut self.words[..2 * n]);
         self.logps.iter_mut().zip(&self.words[n..2 * n]).for_each(|(logp, &bits)| *logp = f32::from_bits(bits));
         Ok(Sampled { ids: &self.words[..n], logps: &self.logps[..n], alternatives: &[] })
@@ -93,13 +94,6 @@ pub(crate) fn params<'a>(
         let tokens = &s.tokens[..draw.at.min(s.tokens.len())];
         row_params(&request.sampling, request.id, s.generation() as u32, tokens, s.prompt_len)
     })
-}
-
-/// The memory of a list, for the next list of what is borrowed from elsewhere. (Collecting a list's own iterator keeps
-/// its memory; `tests/allocation.rs` would see if it did not.)
-fn emptied(mut list: Vec<sample::RowParams<'_>>) -> Vec<sample::RowParams<'static>> {
-    list.clear();
-    list.into_iter().map(|_| unreachable!("it is empty")).collect()
 }
 
 fn row_params<'a>(

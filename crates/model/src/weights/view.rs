@@ -21,6 +21,19 @@ pub enum Adapters<'a> {
     PerSequence(&'a [Option<&'a Adapter>]),
 }
 
+impl<'a> Adapters<'a> {
+    /// One adapter or none for each sequence: [`PerSequence`](Self::PerSequence) only where they differ.
+    pub fn of_sequences(adapters: &'a [Option<&'a Adapter>]) -> Adapters<'a> {
+        match adapters.first() {
+            Some(&first) if adapters.iter().all(|&other| same(first, other)) => {
+                first.map_or(Adapters::Off, Adapters::One)
+            }
+            Some(_) => Adapters::PerSequence(adapters),
+            None => Adapters::Off,
+        }
+    }
+}
+
 /// What a pass computes with. Plain [`Weights`] are a view without adapters.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelView<'a> {
@@ -158,6 +171,7 @@ impl<'a> RowAdapters<'a> {
     }
 }
 
+/// Whether two sequences have the same adapter, the same object, or both none.
 fn same(a: Option<&Adapter>, b: Option<&Adapter>) -> bool {
     match (a, b) {
         (None, None) => true,
