@@ -173,7 +173,7 @@ fn parse(json: &Map<String, Value>) -> std::result::Result<AdapterConfig, String
     Ok(AdapterConfig { lora, base, scores })
 }
 
-/// The adapter of the PEFT directory `dir`, for the model `base`.
+/// The adapter of the PEFT directory `dir`, for the model `base`. On `Device::Meta` its weights are not read.
 pub fn load_adapter(memory: &Memory, dir: &Path, base: &Weights) -> Result<Adapter> {
     let AdapterConfig { lora, scores, .. } = load_adapter_config(dir)?;
     // PEFT's name of the key, which is ours but for what stands before it.
@@ -188,7 +188,9 @@ pub fn load_adapter(memory: &Memory, dir: &Path, base: &Weights) -> Result<Adapt
         _ => {}
     }
     let mut adapter = Adapter::zeros(memory, base, &lora).map_err(|e| bad(e.to_string()))?;
-    read_adapter(dir, &mut adapter)?;
+    if memory.has_values() {
+        read_adapter(dir, &mut adapter)?;
+    }
     Ok(adapter)
 }
 

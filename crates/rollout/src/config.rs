@@ -47,7 +47,7 @@ impl EngineConfig {
     }
 
     /// Rows of a step.
-    pub(crate) fn rows(&self) -> usize {
+    pub fn rows(&self) -> usize {
         match self.chunked_prefill {
             true => self.max_batched_tokens.max(self.max_num_seqs),
             false => self.max_batched_tokens.max(self.max_num_seqs).max(self.max_model_len),

@@ -12,7 +12,7 @@ use crate::scheduler::{Chunk, Counters, Limits, Scheduler};
 use crate::sequence::{Draw, Role, Sampled, State};
 use crate::stop::StopCheck;
 use crate::{Error, Result};
-use kernels::{Context, Memory};
+use kernels::Context;
 use model::kv::{BLOCK, KvCache};
 use model::net::{Rope, Workspace};
 use model::{Adapter, ModelConfig, ModelView};
@@ -46,11 +46,7 @@ pub struct Engine {
 impl Engine {
     /// An engine for models of this shape. Its pages are booked under "kv cache", its buffers under "workspace".
     pub fn new(ctx: &Context, model: &ModelConfig, config: EngineConfig) -> Result<Engine> {
-        Engine::on(ctx, ctx.memory(), model, config)
-    }
-
-    /// [`new`](Self::new) with its buffers on `memory`: on `Device::Meta` it only counts them.
-    pub fn on(ctx: &Context, memory: &Memory, model: &ModelConfig, config: EngineConfig) -> Result<Engine> {
+        let memory = ctx.memory();
         let needed = config.max_model_len.div_ceil(BLOCK) + 1;
         if config.kv_blocks < needed {
             return Err(Error::PoolTooSmall { blocks: config.kv_blocks, max_model_len: config.max_model_len, needed });

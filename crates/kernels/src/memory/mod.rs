@@ -145,6 +145,10 @@ impl Memory {
     pub fn device(&self) -> Device {
         self.device
     }
+    /// Whether tensors have values: on [`Device::Meta`] they have not, and there is nothing to read for them.
+    pub fn has_values(&self) -> bool {
+        self.device != Device::Meta
+    }
     /// Rows of wide activations that are best computed at a time on this device: what one op writes is still near when
     /// the next reads it.
     pub fn rows_at_once(&self) -> usize {

@@ -1,16 +1,18 @@
 //! What a run trains or reads: model directories with their weights, tokenizers and chat templates, by path or Hub id.
 
 mod base;
+mod builder;
 mod policy;
 mod value_model;
 
 pub use base::check_base;
 pub(crate) use base::{compare_base, hashes, of_weights};
+pub use builder::{Builder, Longest, Work};
 pub use policy::{
     ModelSource, Policy, Snapshot, WriteFiles, load_assets, load_config, load_scorer, load_weights, locate_model,
     trained_weights,
 };
-pub use value_model::{value_model_shape, value_model_shape_of};
+pub use value_model::value_model_shape;
 
 use crate::config::Config;
 use crate::error::{BadInput, OrBadInput};

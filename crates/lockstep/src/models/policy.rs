@@ -1,6 +1,6 @@
 //! A model directory, loaded: weights, tokenizer, chat template, and the ids that end a completion.
 
-use super::{check_base, locate};
+use super::{Builder, check_base, locate};
 use crate::bad_input;
 use crate::config::{ComputeDType, Config};
 use crate::error::{BadInput, OrBadInput, paragraph};
@@ -14,7 +14,7 @@ use model::tokenizer::Tokenizer;
 use model::{AdaptedWeights, Adapter, Head, HeldWeights, ModelAssets, ModelConfig, WeightSlots, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use telemetry::{Sinks, counted};
+use telemetry::counted;
 
 /// Writes files into a directory, from any thread: it holds what it writes.
 pub type WriteFiles = Box<dyn FnOnce(&Path) -> anyhow::Result<()> + Send>;
@@ -217,23 +217,20 @@ pub fn load_config(dir: &Path, compute: kernels::DType) -> anyhow::Result<ModelC
     Ok(ModelConfig { compute, ..config })
 }
 
-/// The weights of a directory.
+/// The weights of a directory. On `Device::Meta` they have shapes alone, and no file is read.
 pub fn load_weights(ctx: &Context, dir: &Path, config: &Arc<ModelConfig>) -> anyhow::Result<Weights> {
-    let mut weights = Weights::zeros(ctx.memory(), config);
-    model::io::load_weights(dir, config, &mut weights).map_err(|e| BadInput::new(e.to_string()))?;
-    Ok(weights)
+    Weights::load(ctx.memory(), dir, config).or_bad_input()
 }
 
-/// The weights that a run trains: those of the model, with the adapter that it goes on with, or that the configuration
-/// asks for; as they were at a checkpoint, if one is given. A new head of scores begins at 0.
+/// The weights that a run trains: those of the model, with the adapter that it continues, or that the configuration asks
+/// for; as they were at the checkpoint that it begins from, if there is one. A new head of scores begins at 0.
 pub fn trained_weights(
-    ctx: &Context,
+    builder: &mut Builder<'_>,
     source: &ModelSource,
-    checkpoint: Option<&Path>,
-    config: &Config,
     model: &Arc<ModelConfig>,
-    (sinks, stop): (&Sinks, &StopSignal),
 ) -> anyhow::Result<AdaptedWeights> {
+    let ctx = &builder.part("");
+    let Builder { config, checkpoint, sinks, stop, .. } = *builder;
     let load = |dir: &Path| match model.head {
         Head::Lm => load_weights(ctx, dir, model),
         Head::Score(_) => {
@@ -249,7 +246,7 @@ pub fn trained_weights(
     };
     let weights = load(&source.dir)?;
     let mut adapter = Adapter::new(ctx.memory(), &weights, &lora, config.seed).or_bad_input()?;
-    let from = checkpoint.or(source.adapter.as_deref());
+    let from = checkpoint.or(source.adapter.as_deref()).filter(|_| ctx.memory().has_values());
     // That of a checkpoint is compared when the run's files have been hashed.
     if let (None, Some(dir), false) = (checkpoint, from, config.allow_other_base) {
         check_base(dir, &source.dir, stop)?.iter().for_each(|what| sinks.warn(what));

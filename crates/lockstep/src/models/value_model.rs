@@ -1,23 +1,13 @@
 //! Which model can be the value model of a policy.
 
-use super::{load_config, locate};
+use super::load_config;
 use crate::bad_input;
-use crate::config::Config;
-use model::hub::HubKind;
 use model::{Head, ModelConfig};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The shape of the value model of a configuration, for planning.
-pub fn value_model_shape(config: &Config, policy: &Arc<ModelConfig>) -> anyhow::Result<Arc<ModelConfig>> {
-    match config.value_model.as_str() {
-        "policy" => Ok(Arc::new(policy.with_score_head(1))),
-        name => value_model_shape_of(&locate(name, HubKind::Model)?, policy),
-    }
-}
-
 /// The shape of the model in `dir`; refuses one that cannot be the value model of `policy`.
-pub fn value_model_shape_of(dir: &Path, policy: &ModelConfig) -> anyhow::Result<Arc<ModelConfig>> {
+pub fn value_model_shape(dir: &Path, policy: &ModelConfig) -> anyhow::Result<Arc<ModelConfig>> {
     let config = load_config(dir, policy.compute)?;
     let found = match config.head {
         Head::Score(1) => None,

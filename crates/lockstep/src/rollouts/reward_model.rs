@@ -2,7 +2,7 @@
 
 use crate::config::{ComputeDType, Config};
 use crate::error::{BadInput, OrBadInput};
-use crate::models::{ModelSource, check_base, load_assets, load_scorer};
+use crate::models::{Builder, Longest, ModelSource, Work, check_base, load_assets, load_scorer};
 use crate::stop::StopSignal;
 use kernels::Context;
 use model::{Head, ModelAssets, Scorer};
@@ -30,10 +30,22 @@ impl RewardModelFiles {
         Ok(RewardModelFiles { name, source, assets })
     }
 
+    /// The model as a part of a run, which gives it `work`.
+    pub fn build(&self, builder: &mut Builder<'_>, work: Work) -> anyhow::Result<RewardModel> {
+        let ctx = builder.part(&format!("reward {}", self.name));
+        let mut model = self.load(builder.config, &ctx, builder.stop)?;
+        let RewardModel { weights, scorer, .. } = &mut model;
+        // Its own tokenizer may cut the text into more tokens; a completion has one more for what ends the text.
+        let longest = Longest { completion: work.longest.completion + 1, ..work.longest };
+        builder.reserve(scorer, &weights.config, Work { longest, ..work });
+        Ok(model)
+    }
+
     /// Reads the weights.
-    pub fn load(self, config: &Config, ctx: &Context, stop: &StopSignal) -> anyhow::Result<RewardModel> {
+    pub fn load(&self, config: &Config, ctx: &Context, stop: &StopSignal) -> anyhow::Result<RewardModel> {
         let RewardModelFiles { name, source, assets } = self;
-        if let Some(adapter) = source.adapter.as_deref().filter(|_| !config.allow_other_base) {
+        let checks_base = !config.allow_other_base && ctx.memory().has_values();
+        if let Some(adapter) = source.adapter.as_deref().filter(|_| checks_base) {
             // One that does not say on what it was trained is PEFT's own: its base is the one that it names.
             check_base(adapter, &source.dir, stop)?;
         }
@@ -41,12 +53,12 @@ impl RewardModelFiles {
         let load = |dir| model::peft::load_adapter(ctx.memory(), dir, &weights).or_bad_input();
         let adapter = source.adapter.as_deref().map(load).transpose()?;
         Ok(RewardModel {
-            name,
+            name: name.clone(),
             ctx: ctx.clone(),
             weights,
             adapter,
-            tokenizer: assets.tokenizer,
-            template: assets.chat,
+            tokenizer: assets.tokenizer.clone(),
+            template: assets.chat.clone(),
             kwargs: config.chat_template_kwargs.clone(),
             scorer: Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing),
         })

@@ -5,8 +5,7 @@ use crate::config::Config;
 use crate::data::prompt_dataset::PromptDataset;
 use crate::error::{BadInput, OrBadInput};
 use crate::stop::StopSignal;
-use kernels::Context;
-use rewards::{Reward, RewardSpec};
+use rewards::{Reward, RewardModel, RewardSpec};
 use serde_json::{Map, Value};
 
 /// A reward that the configuration names.
@@ -54,24 +53,39 @@ pub fn named_rewards(
     }
 }
 
-/// Makes all of them ready to score.
+/// The models among the rewards.
+pub fn models(named: &[ConfiguredReward]) -> impl Iterator<Item = &RewardModelFiles> {
+    named.iter().filter_map(|reward| if let ConfiguredReward::Model(files) = reward { Some(files) } else { None })
+}
+
+/// The models that a configuration names as rewards: what of its rewards takes memory.
+pub fn named_models(config: &Config) -> anyhow::Result<Vec<RewardModelFiles>> {
+    let names = rewards::names(&config.reward_funcs).or_bad_input()?;
+    let open = |(spec, name): (&RewardSpec, String)| match spec.model().or_bad_input() {
+        Ok(model) => model.map(|model| RewardModelFiles::open(name, &model)),
+        Err(error) => Some(Err(error)),
+    };
+    config.reward_funcs.iter().zip(names).filter_map(open).collect()
+}
+
+/// All of them, ready to score, with `models` in the places of the models.
 ///
 /// None of them is waited for once `stop` is set.
-pub fn load_rewards(
+pub fn ready_rewards(
     named: Vec<ConfiguredReward>,
-    config: &Config,
-    ctx: &Context,
+    models: Vec<RewardModel>,
     stop: &StopSignal,
-) -> anyhow::Result<Vec<Box<dyn Reward>>> {
-    let load = |named| -> anyhow::Result<Box<dyn Reward>> {
+) -> Vec<Box<dyn Reward>> {
+    let mut models = models.into_iter();
+    let ready = |named| -> Option<Box<dyn Reward>> {
         let mut reward = match named {
             ConfiguredReward::Ready(reward) => reward,
-            ConfiguredReward::Model(files) => Box::new(files.load(config, ctx, stop)?),
+            ConfiguredReward::Model(_) => Box::new(models.next()?),
         };
         reward.stop_with(stop.flag());
-        Ok(reward)
+        Some(reward)
     };
-    named.into_iter().map(load).collect()
+    named.into_iter().filter_map(ready).collect()
 }
 
 /// Refuses rewards that read a column that is not there.

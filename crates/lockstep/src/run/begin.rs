@@ -79,7 +79,6 @@ impl TrainingRun {
             }
             None => None,
         };
-        trainer.stop_with(stop.of_passes());
         let models = Models::hashed(&dir, &config, setup.purpose, &policy.dir, state.is_some(), &stop)?;
         stop.check()?;
         policy.base_sha256 = policy.weights.adapter.is_some().then(|| models.weights_sha256());

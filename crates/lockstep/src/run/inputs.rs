@@ -5,7 +5,7 @@ use super::eval_metrics::EvalMetrics;
 use super::resume::ResumeFrom;
 use crate::config::{Config, Resolved};
 use crate::data::{DatasetSpec, Rows};
-use crate::models::Policy;
+use crate::models::{Builder, Policy};
 use crate::rollouts::collector::PlaceCollector;
 use crate::rollouts::function::RolloutFunction;
 use crate::stop::StopSignal;
@@ -55,6 +55,11 @@ impl RunInputs {
     /// The configuration.
     pub fn config(&self) -> &Config {
         &self.resolved.config
+    }
+
+    /// What the parts of the run are built with.
+    pub fn builder(&self) -> Builder<'_> {
+        Builder::new(&self.ctx, self.config(), self.resume_from.checkpoint(), &self.sinks, &self.stop)
     }
 
     /// The training data.

@@ -1,22 +1,21 @@
 //! Evaluation outside a run: completions of held-out prompts by a given model, judged by the rewards of a
 //! configuration, as a run evaluates its own model.
 
-use crate::config::{Config, EvalSampling, WorkloadBounds, engine_config, sampling};
+use crate::config::{Config, EvalSampling, WorkloadBounds, engine_config, eval_sampling, sampling};
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::context;
-use crate::error::OrBadInput;
-use crate::models::{Policy, load_assets};
+use crate::models::{Builder, Longest, Policy, Work, load_assets, load_weights};
 use crate::rollouts::collector::{Collector, Observer};
 use crate::rollouts::evaluate::{EvalSet, Evaluation, Outcome, load_sets, with_sets};
-use crate::rollouts::rewards::{load_rewards, named_rewards};
-use crate::run::memory_plan::{Available, plan_evaluation};
+use crate::rollouts::rewards::{models, named_rewards, ready_rewards};
+use crate::run::memory_plan::{Available, planned};
 use crate::stop::StopSignal;
 use kernels::Context;
 use model::Head;
-use rewards::Content;
+use rewards::{Content, RewardModel};
 use rollout::{Engine, SamplingParams};
 use std::path::Path;
-use telemetry::Stages;
+use telemetry::{Sinks, Stages};
 
 /// Held-out prompts and the rewards that score their completions, for models that share a tokenizer and a shape.
 pub struct Evaluator {
@@ -37,14 +36,26 @@ impl Evaluator {
         specs.iter_mut().for_each(|(_, spec)| spec.stop = stop.clone());
         let sets = load_sets(specs, &config, &assets, &rewards)?;
         let bounds = with_sets(WorkloadBounds::of_prompts(0, 0), &sets, &config);
-        let plan = plan_evaluation(&config, &assets, bounds)?.on(ctx.memory().device());
-        plan.check(Available::of(ctx), &config)?;
-        let rewards = load_rewards(rewards, &config, ctx, &stop)?;
-        let sizes = engine_config(&config, context(&config, &assets), bounds);
-        let mut engine = Engine::new(ctx, &assets.config, sizes).or_bad_input()?;
-        engine.set_detokenizer(assets.tokenizer.clone());
-        engine.stop_with(stop.flag());
         let sampling = sampling(&config, &assets.eos_ids);
+        let longest = Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length };
+        let work = Work { completions: bounds.sequences, group: config.generations_eval(), longest };
+        let sizes = engine_config(&config, context(&config, &assets), bounds);
+        let drawn = eval_sampling(&config, &sampling);
+        let build = |builder: &mut Builder<'_>| -> anyhow::Result<(Engine, Vec<RewardModel>)> {
+            let engine = builder.engine(&assets, sizes.clone(), &[&drawn])?;
+            let models = models(&rewards).map(|files| files.build(builder, work)).collect::<anyhow::Result<_>>()?;
+            Ok((engine, models))
+        };
+        let sinks = Sinks::new();
+        let mut builder = Builder::new(ctx, &config, None, &sinks, &stop);
+        let plan = planned(&builder, &assets.config, longest, |meta| {
+            // The caller's policy.
+            let weights = load_weights(&meta.part(""), model, &assets.config)?;
+            Ok((weights, build(meta)?))
+        })?;
+        plan.on(ctx.memory().device()).check(Available::of(ctx), &config)?;
+        let (engine, models) = build(&mut builder)?;
+        let rewards = ready_rewards(rewards, models, &stop);
         let template = assets.chat.map(|template| template.source().to_owned());
         let collector = Collector { engine, function: None, rewards, tokenizer: assets.tokenizer, stop };
         Ok(Evaluator { config, sets, sampling, collector, template })

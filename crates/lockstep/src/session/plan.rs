@@ -2,9 +2,11 @@
 
 use crate::bad_input;
 use crate::config::{Config, Purpose};
-use crate::models::{ModelSource, load_assets};
+use crate::models::{Builder, ModelSource, load_assets};
 use crate::run::memory_plan::MemoryPlan;
+use crate::stop::StopSignal;
 use crate::trainers;
+use kernels::Context;
 use model::Head;
 use telemetry::Sinks;
 
@@ -15,7 +17,9 @@ pub fn plan(purpose: Purpose, config: &Config, sinks: &Sinks) -> anyhow::Result<
         bad_input!("no model: give --model DIR, or model_name_or_path in the configuration");
     }
     let head = if purpose == Purpose::Reward { Head::Score(1) } else { Head::Lm };
-    let dir = ModelSource::of(config, head)?.dir;
-    let assets = load_assets(&dir, head, config.dtype)?;
-    trainers::plan(purpose, config, &assets, sinks)
+    let source = ModelSource::of(config, head)?;
+    let assets = load_assets(&source.dir, head, config.dtype)?;
+    let stop = StopSignal::new();
+    let builder = Builder::new(&Context::meta(), config, None, sinks, &stop);
+    trainers::plan(purpose, &builder, &source, &assets)
 }

@@ -5,7 +5,7 @@ use crate::bad_input;
 use crate::config::{ComputeDType, Config};
 use crate::data::{DatasetSpec, Example};
 use crate::error::OrBadInput;
-use crate::rollouts::rewards::{check_columns_of, load_rewards, named_rewards};
+use crate::rollouts::rewards::{check_columns_of, models, named_rewards, ready_rewards};
 use crate::stop::StopSignal;
 use model::Tokenizer;
 use rewards::{Content, Problem, RewardInputs, RewardManager};
@@ -62,7 +62,8 @@ pub fn score_file(
         check_columns_of(&example.columns, &format!("{path}, row {}", example.row + 1), &named)
     })?;
     let ctx = crate::context(config.device, config.threads, ComputeDType::F32)?;
-    let mut rewards = load_rewards(named, config, &ctx, stop)?;
+    let models = models(&named).map(|files| files.load(config, &ctx, stop)).collect::<anyhow::Result<_>>()?;
+    let mut rewards = ready_rewards(named, models, stop);
     let tokenizer = tokenizer.map(|dir| Tokenizer::load(dir).or_bad_input()).transpose()?;
     let mut without_ids = false;
     let groups = data.examples.chunk_by(|a, b| a.prompt == b.prompt && a.prompt != Content::from(""));

@@ -1,6 +1,7 @@
 //! Runs from a program, as a user of the library makes them.
 
 mod elsewhere;
+mod memory;
 mod stop;
 
 use super::{Run, RunOptions, Task, TrainingRun};

@@ -5,15 +5,17 @@
 //! Each line of [`next_batch`](TrainingTask::next_batch) and [`step`](TrainingTask::step) is one stage: of
 //! [`RolloutPipeline`] in `online/stages.rs`, or below.
 
-use super::online::{OnlineBatch, Prepared, RolloutPipeline};
+use super::online::{OnlineBatch, Parts, Prepared, RolloutPipeline};
 use crate::algorithms::{FromBatch, Scored};
 use crate::config::Config;
-use crate::models::WriteFiles;
+use crate::models::{Builder, ModelSource, WriteFiles};
 use crate::rollouts::Rollouts;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
+use crate::run::memory_plan::MemoryPlan;
 use crate::run::task::TrainingTask;
 use crate::run::training::TrainingRun;
+use model::ModelAssets;
 use serde_json::Value;
 use std::path::Path;
 use train::{Advantages, Sample};
@@ -75,6 +77,12 @@ fn advantages_of(compute: FromBatch, config: &Config, rollouts: &Rollouts, sampl
 pub fn build(mut inputs: RunInputs, advantages: FromBatch) -> anyhow::Result<(Grpo, TrainingRun)> {
     let restore =
         |pipeline: &mut RolloutPipeline, state, from: &Path| pipeline.restore(serde_json::from_value(state)?, from);
-    let (pipeline, run) = Prepared::new(&mut inputs)?.begin(inputs, restore)?;
+    let (prepared, ()) = Prepared::new(&mut inputs, |_, _, _| Ok(()))?;
+    let (pipeline, run) = prepared.begin(inputs, restore)?;
     Ok((Grpo { pipeline, advantages }, run))
+}
+
+/// The memory of a run.
+pub fn plan(builder: &Builder<'_>, source: &ModelSource, assets: &ModelAssets) -> anyhow::Result<MemoryPlan> {
+    Parts::plan_of(builder, source, assets, |_, _, _| Ok(()))
 }

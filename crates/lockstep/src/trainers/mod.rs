@@ -10,16 +10,16 @@ mod sft;
 
 use crate::algorithms::Estimator;
 use crate::bad_input;
-use crate::config::{Config, Purpose};
+use crate::config::Purpose;
+use crate::models::{Builder, ModelSource};
 use crate::run::inputs::RunInputs;
-use crate::run::memory_plan::{self, MemoryPlan};
+use crate::run::memory_plan::MemoryPlan;
 use crate::run::task::{Task, TrainingTask};
 use crate::run::training::TrainingRun;
 use dpo::Dpo;
 use model::ModelAssets;
 use reward::RewardModel;
 use sft::Sft;
-use telemetry::Sinks;
 
 /// Builds the task of a command and the run that it trains in; nothing is written until all of the input is known to be
 /// good.
@@ -43,13 +43,19 @@ pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn Tas
 }
 
 /// The memory that the run of a command will take.
-pub fn plan(purpose: Purpose, config: &Config, assets: &ModelAssets, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
+pub fn plan(
+    purpose: Purpose,
+    builder: &Builder<'_>,
+    source: &ModelSource,
+    assets: &ModelAssets,
+) -> anyhow::Result<MemoryPlan> {
     match purpose {
-        Purpose::Sft => offline::plan::<Sft>(config, assets, sinks),
-        Purpose::Reward => offline::plan::<RewardModel>(config, assets, sinks),
-        Purpose::Dpo => offline::plan::<Dpo>(config, assets, sinks),
-        Purpose::Grpo | Purpose::Eval | Purpose::Show => {
-            memory_plan::plan(config, assets, memory_plan::bounds(config, assets)?)
-        }
+        Purpose::Sft => offline::plan::<Sft>(builder, source, assets),
+        Purpose::Reward => offline::plan::<RewardModel>(builder, source, assets),
+        Purpose::Dpo => offline::plan::<Dpo>(builder, source, assets),
+        Purpose::Grpo | Purpose::Eval | Purpose::Show => match builder.config.policy_gradient().estimator() {
+            Estimator::ValueModel => ppo::plan(builder, source, assets),
+            Estimator::Batch(_) => grpo::plan(builder, source, assets),
+        },
     }
 }

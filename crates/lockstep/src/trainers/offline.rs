@@ -2,23 +2,23 @@
 //! the sampler's order, and held-out ones that are scored. What a row is, and what is measured on it, each says as an
 //! [`Offline`].
 
-use crate::config::{Config, Purpose, trainer_config};
+use crate::config::{Config, Purpose};
 use crate::data::prompt_dataset::{context, encoder};
 use crate::data::{DatasetSpec, Pairs};
 use crate::error::BadInput;
-use crate::models::{ModelSource, Policy, load_assets, trained_weights};
+use crate::models::{Builder, ModelSource, Policy, Work, load_assets, trained_weights};
 use crate::rollouts::evaluate::{find, prefix};
 use crate::run::begin::RunSetup;
 use crate::run::data_position::sampler;
 use crate::run::eval_metrics::{EvalBatch, EvalMetrics, MetricsFailed, PADDING, SetSize};
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
-use crate::run::memory_plan::{self, Available, MemoryPlan};
+use crate::run::memory_plan::{Available, MemoryPlan, longest_of, planned};
 use crate::run::prepared::PreparedStep;
 use crate::run::task::TrainingTask;
 use crate::run::training::TrainingRun;
 use anyhow::Context as _;
-use model::{Head, ModelAssets, ModelConfig, PromptCompletion, Scorer};
+use model::{AdaptedWeights, Head, ModelAssets, ModelConfig, PromptCompletion, Scorer};
 use telemetry::{Sinks, counted};
 use train::{Objective, PreferencePair, Sample, Samples, Trainer};
 
@@ -182,13 +182,26 @@ impl<R: Row> Rows<R> {
         self.held_out.iter().map(|set| set.rows.len()).sum()
     }
 
-    fn memory<O: Offline<Row = R>>(&self, config: &Config, assets: &ModelAssets) -> anyhow::Result<MemoryPlan> {
+    /// What is given at once, at most, to the trainer and to the scorer.
+    fn largest_work<O: Offline<Row = R>>(&self, config: &Config) -> [Work; 2] {
         let held_out = self.held_out.iter().flat_map(|set| R::sequences(&set.rows));
         let sequences = R::sequences(&self.train).into_iter().chain(held_out);
         let lengths = sequences.map(|s| (s.prompt.len(), s.completion.len() + O::MORE_TOKENS)).collect::<Vec<_>>();
         let largest = self.held_out.iter().map(|set| set.rows.len()).max().unwrap_or(0);
-        let (longest, scored) = (memory_plan::longest_of(&lengths), O::scored([self.train.len(), largest]));
-        memory_plan::plan_rows(config, &assets.config, O::objective(config), R::SEQUENCES, longest, scored)
+        let work = |rows| Work { completions: R::SEQUENCES * rows, group: R::SEQUENCES, longest: longest_of(&lengths) };
+        [config.completions_per_step(), O::scored([self.train.len(), largest])].map(work)
+    }
+
+    fn memory<O: Offline<Row = R>>(
+        &self,
+        builder: &Builder<'_>,
+        source: &ModelSource,
+        assets: &ModelAssets,
+    ) -> anyhow::Result<MemoryPlan> {
+        let work = self.largest_work::<O>(builder.config);
+        planned(builder, &assets.config, work[0].longest, |meta| {
+            Ok((trained::<O>(meta, source, assets, work)?, scorer(meta, assets, work)))
+        })
     }
 }
 
@@ -263,6 +276,23 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
     }
 }
 
+/// The weights and what trains them.
+fn trained<O: Offline>(
+    builder: &mut Builder<'_>,
+    source: &ModelSource,
+    assets: &ModelAssets,
+    [step, _]: [Work; 2],
+) -> anyhow::Result<(AdaptedWeights, Trainer)> {
+    let weights = trained_weights(builder, source, &assets.config)?;
+    let trainer = builder.trainer("training", &assets.config, O::objective(builder.config), step)?;
+    Ok((weights, trainer))
+}
+
+/// What scores rows, where any are scored: before the weights are read, too.
+fn scorer(builder: &mut Builder<'_>, assets: &ModelAssets, [_, scored]: [Work; 2]) -> Option<Scorer> {
+    (scored.completions > 0).then(|| builder.scorer("evaluation", &assets.config, scored))
+}
+
 /// Builds a run; nothing is written until all of its input is known to be good.
 pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O>, TrainingRun)> {
     let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
@@ -274,7 +304,7 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
         some => some,
     };
     let mut rows = Rows::load::<O>(&config, train, inputs.eval_sets(), &assets, &inputs.sinks)?;
-    let plan = rows.memory::<O>(&config, &assets)?.on(ctx.memory().device());
+    let plan = rows.memory::<O>(&inputs.builder(), &source, &assets)?.on(ctx.memory().device());
     let available = Available::of(&ctx);
     plan.check(available, &config)?;
     let metrics = inputs.eval_metrics.take();
@@ -287,13 +317,13 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
         false => sampler(rows.train.len(), config.completions_per_step(), &config)?,
     };
     let chunks = sampler.chunks_per_epoch();
-    let mut scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
-    scorer.stop_with(inputs.stop.of_passes());
-    O::prepare(&inputs, (&source, &assets), &mut scorer, &mut rows)?;
-    let scorer = (!rows.held_out.is_empty()).then_some(scorer);
-    let told = (&inputs.sinks, &inputs.stop);
-    let weights = trained_weights(&ctx, &source, inputs.resume_from.checkpoint(), &config, &assets.config, told)?;
-    let trainer = Trainer::new(ctx.memory(), &assets.config, trainer_config(&config, O::objective(&config)))?;
+    let (mut builder, work) = (inputs.builder(), rows.largest_work::<O>(&config));
+    let mut scorer = scorer(&mut builder, &assets, work);
+    if let Some(scorer) = &mut scorer {
+        O::prepare(&inputs, (&source, &assets), scorer, &mut rows)?;
+    }
+    let scorer = scorer.filter(|_| !rows.held_out.is_empty());
+    let (weights, trainer) = trained::<O>(&mut builder, &source, &assets, work)?;
     let policy = Policy::of(source.dir, assets, weights);
     inputs.sinks.info(&policy.describe(&ctx));
     if let Some(line) = O::describe([rows.train.len(), rows.held_out_rows()]) {
@@ -380,12 +410,17 @@ fn set_size<O: Offline>(rows: &[O::Row], model: &ModelConfig) -> SetSize {
 }
 
 /// The memory that the run of a configuration will take.
-pub fn plan<O: Offline>(config: &Config, assets: &ModelAssets, sinks: &Sinks) -> anyhow::Result<MemoryPlan> {
+pub fn plan<O: Offline>(
+    builder: &Builder<'_>,
+    source: &ModelSource,
+    assets: &ModelAssets,
+) -> anyhow::Result<MemoryPlan> {
+    let (config, sinks) = (builder.config, builder.sinks);
     let (train, sets) = (DatasetSpec::train(config), DatasetSpec::eval_sets(config));
     if train.is_none() {
         return Err(BadInput::new("no training data"));
     }
-    Rows::load::<O>(config, train, sets, assets, sinks)?.memory::<O>(config, assets)
+    Rows::load::<O>(config, train, sets, assets, sinks)?.memory::<O>(builder, source, assets)
 }
 
 /// The most tokens of a prompt with its completion.

@@ -5,7 +5,7 @@ use super::lora::{LoraConfig, adapter_name};
 use super::{Params, Weights};
 use crate::io::TensorSource;
 use crate::{ModelConfig, Result};
-use kernels::{Device, Memory};
+use kernels::Memory;
 use std::sync::Arc;
 
 /// A low-rank adapter over [`Weights`]. A model of scores has its head in it, which is trained beside it.
@@ -25,7 +25,9 @@ impl Adapter {
     /// A new adapter, drawn with `seed`, which changes nothing yet (B is 0). Booked under "adapter".
     pub fn new(memory: &Memory, base: &Weights, lora: &LoraConfig, seed: u64) -> Result<Adapter> {
         let mut adapter = Adapter::zeros(memory, base, lora)?;
-        crate::init::adapter(seed, &mut AdapterFilesMut(&mut adapter.params))?;
+        if memory.has_values() {
+            crate::init::adapter(seed, &mut AdapterFilesMut(&mut adapter.params))?;
+        }
         Ok(adapter)
     }
 
@@ -37,8 +39,7 @@ impl Adapter {
         let mut adapter = Adapter { lora: lora.clone(), params, version: 0, config: base.config.clone() };
         if let (Some(own), Some(head)) = (&mut adapter.params.head, &base.params.head)
             && own.rows() > 0
-            // Where memory is only counted, there is nothing to copy.
-            && memory.device() != Device::Meta
+            && memory.has_values()
         {
             own.data_mut().view_mut().copy_from_f32(&head.data().to_vec_f32());
         }

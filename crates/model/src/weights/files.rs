@@ -147,19 +147,23 @@ impl ModelConfig {
 }
 
 impl Weights {
-    /// The weights of a Hugging Face directory whose `config.json` is `config`.
+    /// The weights of a Hugging Face directory whose `config.json` is `config`. On `Device::Meta` no file is read.
     pub fn load(memory: &Memory, dir: &Path, config: &Arc<ModelConfig>) -> Result<Weights> {
         let mut weights = Weights::zeros(memory, config);
         memory.check()?;
-        load_weights(dir, config, &mut weights)?;
+        if memory.has_values() {
+            load_weights(dir, config, &mut weights)?;
+        }
         Ok(weights)
     }
     /// The trunk of the language model in a Hugging Face directory whose `config.json` is `config`, under a head of
-    /// one score that begins at 0. Version 0.
+    /// one score that begins at 0. Version 0. On `Device::Meta` no file is read.
     pub fn load_scorer(memory: &Memory, dir: &Path, config: &ModelConfig) -> Result<Weights> {
         let mut weights = Weights::zeros(memory, &Arc::new(config.with_score_head(1)));
         memory.check()?;
-        load_weights(dir, config, &mut Trunk(&mut weights, tensor_specs(config)))?;
+        if memory.has_values() {
+            load_weights(dir, config, &mut Trunk(&mut weights, tensor_specs(config)))?;
+        }
         Ok(weights)
     }
     /// The trunk of `other` under a head of one score that begins at 0. Version 0.

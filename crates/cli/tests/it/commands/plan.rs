@@ -57,8 +57,12 @@ fn reward_models_are_counted_and_a_reference_that_is_not_loaded_is_not() {
     std::fs::write(root.join("data.jsonl"), "{\"prompt\":\"abc\"}\n".repeat(8)).unwrap();
     let head = "{\"architectures\": [\"Qwen3ForSequenceClassification\"], \"id2label\": {\"0\": \"LABEL_0\"}, ";
     let scorer = CONFIG.replacen('{', head, 1);
+    // Its weights are not read: there are none.
     std::fs::create_dir(root.join("rm")).unwrap();
     std::fs::write(root.join("rm/config.json"), scorer).unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(root.join("model").join(file), root.join("rm").join(file)).unwrap();
+    }
     let rewarded = |reward: &str| plan(root, &["--dataset", "data.jsonl", "--reward", reward]);
     let (plain, plain_total) = rewarded("length:10");
     let (with, total) = rewarded("model:rm");

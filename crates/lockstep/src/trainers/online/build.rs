@@ -1,29 +1,28 @@
 //! From a configuration to a pipeline: every input is read and checked before the first file is written.
 
-use super::reference::Reference;
+use super::parts::{LargestWork, PartInputs, Parts};
 use super::{BatchSizes, RolloutPipeline, RolloutState, Source};
 use crate::bad_input;
-use crate::config::{Config, EvalSampling, Purpose, WorkloadBounds, engine_config, sampling, trainer_config};
+use crate::config::{Config, Purpose, WorkloadBounds, sampling};
 use crate::data::prompt_dataset::{PromptDataset, context};
+use crate::data::prompts::Prompt;
 use crate::error::BadInput;
-use crate::models::{ModelSource, Policy, load_assets, locate_ref_model, trained_weights};
+use crate::models::{Builder, ModelSource, Policy, load_assets};
 use crate::rollouts::collector::{Collect, Collector};
 use crate::rollouts::evaluate::{self, Evaluation};
 use crate::rollouts::function::FunctionRollouts;
 use crate::rollouts::replay::{Limits, Replay};
-use crate::rollouts::rewards::{ConfiguredReward, check_columns, load_rewards, named_rewards};
+use crate::rollouts::rewards::{ConfiguredReward, check_columns, models, named_rewards, ready_rewards};
 use crate::run::begin::RunSetup;
 use crate::run::data_position::sampler;
 use crate::run::inputs::RunInputs;
-use crate::run::memory_plan::{self, Available};
+use crate::run::memory_plan::Available;
 use crate::run::training::TrainingRun;
-use model::{Head, ModelAssets, Scorer};
-use rollout::{Engine, EngineConfig};
+use model::{Head, ModelAssets};
 use serde_json::Value;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use telemetry::counted;
-use train::Trainer;
 
 /// A pipeline that can begin: all of its input is known to be good, and nothing was written.
 pub struct Prepared {
@@ -32,8 +31,12 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Reads everything, the policy and the reference model included.
-    pub fn new(inputs: &mut RunInputs) -> anyhow::Result<Prepared> {
+    /// Reads everything, the policy and the reference model included. `own` builds the parts that are the algorithm's
+    /// own: on the run's device, and before that on `Device::Meta` for the memory plan.
+    pub fn new<T>(
+        inputs: &mut RunInputs,
+        own: impl Fn(&mut Builder<'_>, PartInputs<'_>, LargestWork) -> anyhow::Result<T>,
+    ) -> anyhow::Result<(Prepared, T)> {
         let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
         if inputs.rollout_function.is_some() && config.replay.is_some() {
             bad_input!("`replay` names rollouts, and the program has a function that makes them: remove one");
@@ -45,7 +48,7 @@ impl Prepared {
             bad_input!("`stop_token_ids` has {id}, but the model's vocabulary ends before {vocabulary}");
         }
         let rewards = named_rewards(&config, std::mem::take(&mut inputs.rewards), &inputs.stop)?;
-        let Data { source, rows, bounds, hash } = data(inputs, &assets, &rewards)?;
+        let Data { rollouts, rows, bounds, hash } = data(inputs, &assets, &rewards)?;
         let held_out = evaluate::load_sets(inputs.eval_sets(), &config, &assets, &rewards)?;
         let mut bounds = evaluate::with_sets(bounds, &held_out, &config);
         if inputs.rollout_function.is_some() {
@@ -62,31 +65,28 @@ impl Prepared {
             false => sampler(rows, config.prompts_per_generation(), &config)?,
         };
         let chunks = sampler.chunks_per_epoch();
-        let engine_config = engine_config(&config, context(&config, &assets), bounds);
+        let mut builder = inputs.builder();
+        let part_inputs = PartInputs { source: &model, assets: &assets, bounds };
+        let reward_models: Vec<_> = models(&rewards).collect();
         // Before the weights are read: a run that cannot fit would be killed much later, and without a word.
-        let plan = memory_plan::plan(&config, &assets, bounds)?.on(ctx.memory().device());
+        let plan = Parts::plan(&builder, part_inputs, &reward_models, &own)?.on(ctx.memory().device());
         plan.check(Available::of(&ctx), &config)?;
-
-        let rewards = load_rewards(rewards, &config, &ctx, &inputs.stop)?;
-        let checkpoint = inputs.resume_from.checkpoint();
-        let weights =
-            trained_weights(&ctx, &model, checkpoint, &config, &assets.config, (&inputs.sinks, &inputs.stop))?;
-        let reference = match config.loads_reference(bounds.ref_logps) {
-            true => Some(reference(inputs, &model, &assets)?),
-            false => None,
+        let Parts { weights, trainer, own, reference, replay_scorer, scorer, engine, rewards: reward_models } =
+            Parts::build(&mut builder, part_inputs, &reward_models, &own)?;
+        let source = match (rollouts, replay_scorer) {
+            (RolloutData::File(replay), Some(scorer)) => Source::File(replay, scorer),
+            (RolloutData::File(_), None) => unreachable!("a run that replays a file has its scorer"),
+            (RolloutData::Prompts(all), _) => Source::Prompts(all),
         };
+        let rewards = ready_rewards(rewards, reward_models, &inputs.stop);
         let sampling = Arc::new(sampling(&config, &assets.eos_ids));
         let evaluation = match held_out.is_empty() {
             true => None,
             false => Some(Evaluation::new(&config, held_out, &sampling, &rewards)?),
         };
-        let settings = trainer_config(&config, config.objective());
-        let trainer = Trainer::new(ctx.memory(), &assets.config, settings)?;
         let evaluation_metrics = evaluate::metric_names(&config, &rewards);
-        let needs_scores = evaluation.is_some() && config.has_eval_loss() && needs_scores(&config);
         let has_function = inputs.rollout_function.is_some();
-        let shared = (has_function || needs_scores).then(|| Arc::new(Mutex::new(scorer(inputs))));
-        let function = inputs.rollout_function.take().zip(shared.clone()).map(|(function, scorer)| FunctionRollouts {
+        let function = inputs.rollout_function.take().zip(scorer.clone()).map(|(function, scorer)| FunctionRollouts {
             function,
             ctx: ctx.clone(),
             tokenizer: assets.tokenizer.clone(),
@@ -95,18 +95,14 @@ impl Prepared {
             kwargs: config.chat_template_kwargs.clone(),
             max_tokens: bounds.longest_prompt + config.max_completion_length,
         });
-        let collector: Option<Box<dyn Collect>> = match memory_plan::generates(&config) {
-            true => {
-                let engine = engine(inputs, &assets, engine_config)?;
-                let (tokenizer, stop) = (assets.tokenizer.clone(), inputs.stop.clone());
-                let collector = Collector { engine, function, rewards, tokenizer, stop };
-                Some(match inputs.collect_with.take() {
-                    Some(place) => place(collector),
-                    None => Box::new(collector),
-                })
+        let (tokenizer, stop) = (assets.tokenizer.clone(), inputs.stop.clone());
+        let collector = engine.map(|engine| -> Box<dyn Collect> {
+            let collector = Collector { engine, function, rewards, tokenizer, stop };
+            match inputs.collect_with.take() {
+                Some(place) => place(collector),
+                None => Box::new(collector),
             }
-            false => None,
-        };
+        });
         let policy = Policy::of(model.dir, assets, weights);
         let eval_weights = config.weights_of_rewards();
         let setup = RunSetup {
@@ -133,16 +129,11 @@ impl Prepared {
             sampling,
             sizes,
             source,
-            scorer: shared,
+            scorer,
             evaluation,
             state: RolloutState::default(),
         };
-        Ok(Prepared { pipeline, setup })
-    }
-
-    /// The policy.
-    pub fn policy(&self) -> &Policy {
-        &self.setup.policy
+        Ok((Prepared { pipeline, setup }, own))
     }
 
     /// Begins the run; `restore` takes up what its task saved in a checkpoint.
@@ -168,9 +159,15 @@ impl Prepared {
     }
 }
 
+/// Where groups come from, without what computes on them.
+enum RolloutData {
+    Prompts(Vec<Arc<Prompt>>),
+    File(Replay),
+}
+
 /// What a run learns from.
 struct Data {
-    source: Source,
+    rollouts: RolloutData,
     /// Rows of the dataset, or groups of the file.
     rows: usize,
     bounds: WorkloadBounds,
@@ -181,15 +178,14 @@ struct Data {
 fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) -> anyhow::Result<Data> {
     let config = inputs.config();
     if inputs.only_evaluates {
-        let (source, bounds) = (Source::Prompts(Vec::new()), WorkloadBounds::of_prompts(0, 0));
-        return Ok(Data { source, rows: 0, bounds, hash: String::new() });
+        let (rollouts, bounds) = (RolloutData::Prompts(Vec::new()), WorkloadBounds::of_prompts(0, 0));
+        return Ok(Data { rollouts, rows: 0, bounds, hash: String::new() });
     }
     if let Some(path) = &config.replay {
         let replay = Replay::load(path, assets, &Limits::of(config, assets))?;
         weights_of_file(config, &replay)?;
         let (rows, bounds, hash) = (replay.len(), replay.bounds(), replay.hash.clone());
-        let scorer = scorer(inputs);
-        return Ok(Data { source: Source::File(replay, Box::new(scorer)), rows, bounds, hash });
+        return Ok(Data { rollouts: RolloutData::File(replay), rows, bounds, hash });
     }
     let Some(spec) = inputs.train_data() else { return Err(BadInput::new("no training data")) };
     let prompts = PromptDataset::load(&spec, config, assets, config.max_completion_length)?;
@@ -199,42 +195,7 @@ fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) 
     }
     let bounds = WorkloadBounds::of_prompts(prompts.longest(), config.generation_batch());
     let (rows, hash) = (prompts.all.len(), prompts.hash);
-    Ok(Data { source: Source::Prompts(prompts.all), rows, bounds, hash })
-}
-
-/// The frozen model that the policy is kept near.
-fn reference(inputs: &RunInputs, policy: &ModelSource, assets: &ModelAssets) -> anyhow::Result<Reference> {
-    let config = inputs.config();
-    let other = locate_ref_model(config)?;
-    // Without its adapter, the policy is the model below.
-    let own = other.or_else(|| (!config.use_peft).then(|| policy.dir.clone()));
-    let synced = inputs.resume_from.checkpoint().filter(|_| config.sync_ref_model);
-    Reference::load(&inputs.ctx, own.as_deref(), synced, &assets.config, (config, scorer(inputs)))
-}
-
-/// What generates, until a stop request.
-fn engine(inputs: &RunInputs, assets: &ModelAssets, config: EngineConfig) -> anyhow::Result<Engine> {
-    let made = Engine::new(&inputs.ctx, &assets.config, config);
-    let mut engine = made.map_err(|e| BadInput::new(e.to_string()))?;
-    engine.set_detokenizer(assets.tokenizer.clone());
-    engine.stop_with(inputs.stop.flag());
-    Ok(engine)
-}
-
-/// Whether the loss of an evaluation's completions needs more than the engine's record.
-fn needs_scores(config: &Config) -> bool {
-    let objective = config.objective();
-    objective.entropy().is_on()
-        || objective.entropy_quantile().is_some()
-        || config.eval_sampling == EvalSampling::Greedy
-}
-
-/// One that a stop request ends.
-fn scorer(inputs: &RunInputs) -> Scorer {
-    let config = inputs.config();
-    let mut scorer = Scorer::new(inputs.ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
-    scorer.stop_with(inputs.stop.of_passes());
-    scorer
+    Ok(Data { rollouts: RolloutData::Prompts(prompts.all), rows, bounds, hash })
 }
 
 /// One weight for each reward function of a file.

@@ -3,11 +3,13 @@
 //! Its state is part of its task's: a run that was killed goes on to the same bits.
 
 mod build;
+mod parts;
 mod reference;
 mod stages;
 mod waiting;
 
 pub use build::Prepared;
+pub use parts::{LargestWork, PartInputs, Parts};
 
 use crate::bad_input;
 use crate::data::prompts::Prompt;

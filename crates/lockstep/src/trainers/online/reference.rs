@@ -4,9 +4,8 @@
 //! optimizer steps: π_ref ← α π + (1 − α) π_ref, parameter by parameter. A reference that moves is part of every
 //! checkpoint.
 
-use crate::config::Config;
 use crate::error::BadInput;
-use crate::models::{WriteFiles, load_weights};
+use crate::models::{Builder, Work, WriteFiles, load_weights};
 use kernels::Context;
 use kernels::ops::lerp::{Lerp, lerp};
 use model::net::Scores;
@@ -27,18 +26,19 @@ pub(super) struct Reference {
 }
 
 impl Reference {
-    /// Loads it from a model directory (none: it is the policy without its adapter); as it was at the checkpoint
-    /// `synced`, if it had moved.
+    /// Loads it from a model directory (none: it is the policy without its adapter); as it was at the checkpoint, if it
+    /// had moved.
     pub fn load(
-        ctx: &Context,
+        builder: &mut Builder<'_>,
         dir: Option<&Path>,
-        synced: Option<&Path>,
         model: &Arc<ModelConfig>,
-        (config, scorer): (&Config, Scorer),
+        work: Work,
     ) -> anyhow::Result<Reference> {
+        let (ctx, config) = (builder.part("reference"), builder.config);
+        let synced = builder.checkpoint.filter(|_| config.sync_ref_model && ctx.memory().has_values());
         let weights = match (dir, synced) {
             (None, _) => None,
-            (Some(dir), None) => Some(load_weights(ctx, dir, model)?),
+            (Some(dir), None) => Some(load_weights(&ctx, dir, model)?),
             (Some(_), Some(checkpoint)) => {
                 let mut weights = Weights::zeros(ctx.memory(), model);
                 model::io::load_tensors(&checkpoint.join(FILE), &mut weights)
@@ -46,6 +46,7 @@ impl Reference {
                 Some(weights)
             }
         };
+        let scorer = builder.scorer("reference", model, work);
         let weights = weights.map(|weights| WeightSlots::new(ctx.memory(), weights));
         let moves = config.sync_ref_model.then_some((config.ref_model_mixup_alpha, config.ref_model_sync_steps));
         Ok(Reference { weights, scorer, moves })

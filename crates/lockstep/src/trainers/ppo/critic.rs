@@ -3,13 +3,11 @@
 //! The value of the state in which a token is chosen is the score of the row that predicts it. It does not know
 //! rewards.
 
-use crate::config::{Config, trainer_config};
 use crate::error::OrBadInput;
-use crate::models::{WriteFiles, load_weights, locate, value_model_shape_of};
+use crate::models::{Builder, WriteFiles, load_weights, locate, value_model_shape};
 use crate::run::checkpoint::moments::{restore_moments, write_moments};
 use crate::run::learner::{Update, record_ops};
-use crate::run::resume::ResumeFrom;
-use crate::stop::StopSignal;
+use crate::trainers::online::{LargestWork, PartInputs};
 use kernels::Context;
 use model::hub::HubKind;
 use model::io::CopiedFiles;
@@ -35,34 +33,27 @@ pub struct Critic {
 }
 
 impl Critic {
-    /// As the checkpoint has it; or as `value_model` says: the layers of the policy in `dir` under a score that is 0,
+    /// As the checkpoint has it; or as `value_model` says: the layers of the policy under a score that is 0,
     /// or a model of scores.
     pub fn load(
-        ctx: &Context,
-        config: &Config,
-        dir: &Path,
-        policy: &Arc<ModelConfig>,
-        resume_from: &ResumeFrom,
+        builder: &mut Builder<'_>,
+        PartInputs { source, assets, .. }: PartInputs<'_>,
+        largest: LargestWork,
     ) -> anyhow::Result<Critic> {
-        let checkpoint = resume_from.checkpoint();
+        let policy = &assets.config;
+        let (ctx, config, checkpoint) = (builder.part("value model"), builder.config, builder.checkpoint);
         let weights = match (checkpoint, config.value_model.as_str()) {
-            (Some(checkpoint), _) => scorer_of(ctx, &checkpoint.join(DIRECTORY), policy)?,
-            (None, "policy") => Weights::load_scorer(ctx.memory(), dir, policy).or_bad_input()?,
-            (None, name) => scorer_of(ctx, &locate(name, HubKind::Model)?, policy)?,
+            (Some(checkpoint), _) => scorer_of(&ctx, &checkpoint.join(DIRECTORY), policy)?,
+            (None, "policy") => Weights::load_scorer(ctx.memory(), &source.dir, policy).or_bad_input()?,
+            (None, name) => scorer_of(&ctx, &locate(name, HubKind::Model)?, policy)?,
         };
         let objective = Objective::Value(config.value_loss());
-        let mut trainer = Trainer::new(ctx.memory(), &weights.config, trainer_config(config, objective))?;
-        if let Some(checkpoint) = checkpoint {
+        let mut trainer = builder.trainer("value training", &weights.config, objective, largest.step)?;
+        if let Some(checkpoint) = checkpoint.filter(|_| ctx.memory().has_values()) {
             restore_moments(checkpoint, MOMENTS, &mut trainer)?;
         }
-        let scorer = Scorer::new(ctx.memory(), config.micro_batch_tokens(), config.prefix_sharing);
+        let scorer = builder.scorer("values", &weights.config, largest.generation);
         Ok(Critic { weights: AdaptedWeights::new(ctx.memory(), weights, None), trainer, scorer, gradient_time_s: 0.0 })
-    }
-
-    /// Scoring and gradients end where `stop` is requested.
-    pub fn stop_with(&mut self, stop: &StopSignal) {
-        self.trainer.stop_with(stop.of_passes());
-        self.scorer.stop_with(stop.of_passes());
     }
 
     /// The value of the state in which each token of each sample was chosen.
@@ -100,5 +91,5 @@ impl Critic {
 }
 
 fn scorer_of(ctx: &Context, dir: &Path, policy: &ModelConfig) -> anyhow::Result<Weights> {
-    load_weights(ctx, dir, &value_model_shape_of(dir, policy)?)
+    load_weights(ctx, dir, &value_model_shape(dir, policy)?)
 }

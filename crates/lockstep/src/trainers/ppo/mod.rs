@@ -8,14 +8,16 @@
 mod critic;
 mod stages;
 
-use super::online::{OnlineBatch, PipelineState, Prepared, RolloutPipeline};
-use crate::models::WriteFiles;
+use super::online::{OnlineBatch, Parts, PipelineState, Prepared, RolloutPipeline};
+use crate::models::{Builder, ModelSource, WriteFiles};
 use crate::run::checkpoint::state::bits64;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
+use crate::run::memory_plan::MemoryPlan;
 use crate::run::task::TrainingTask;
 use crate::run::training::TrainingRun;
 use critic::Critic;
+use model::ModelAssets;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use train::gae::KlController;
@@ -99,16 +101,18 @@ impl TrainingTask for Ppo {
 
 /// Builds a run; nothing is written until all of its input is known to be good.
 pub fn build(mut inputs: RunInputs) -> anyhow::Result<(Ppo, TrainingRun)> {
-    let prepared = Prepared::new(&mut inputs)?;
-    let (config, policy) = (inputs.config(), prepared.policy());
-    let mut kl = KlController { kl_coef: config.kl_coef };
-    let mut critic = Critic::load(&inputs.ctx, config, &policy.dir, policy.config(), &inputs.resume_from)?;
+    let (prepared, mut critic) = Prepared::new(&mut inputs, Critic::load)?;
+    let mut kl = KlController { kl_coef: inputs.config().kl_coef };
     let (pipeline, run) = prepared.begin(inputs, |pipeline, state, from| {
         let PpoState { pipeline: saved, critic: counters, kl_coef } = serde_json::from_value(state)?;
         critic.trainer.set_state(counters);
         kl.kl_coef = kl_coef;
         pipeline.restore(saved, from)
     })?;
-    critic.stop_with(&run.stop);
     Ok((Ppo { pipeline, critic, kl }, run))
+}
+
+/// The memory of a run.
+pub fn plan(builder: &Builder<'_>, source: &ModelSource, assets: &ModelAssets) -> anyhow::Result<MemoryPlan> {
+    Parts::plan_of(builder, source, assets, Critic::load)
 }

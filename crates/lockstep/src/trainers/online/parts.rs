@@ -1,0 +1,178 @@
+//! What of a run on rollouts holds memory. The run and its memory plan build it with the same function.
+
+use super::reference::Reference;
+use crate::bad_input;
+use crate::config::{
+    Config, EvalSampling, WorkloadBounds, engine_config, eval_sampling, sampling as training_sampling,
+};
+use crate::data::DatasetSpec;
+use crate::data::prompt_dataset::{PromptDataset, context};
+use crate::models::{Builder, Longest, ModelSource, Work, locate_ref_model, trained_weights};
+use crate::rollouts::function::SharedScorer;
+use crate::rollouts::replay::{Limits, Replay};
+use crate::rollouts::reward_model::RewardModelFiles;
+use crate::rollouts::rewards::named_models;
+use crate::run::memory_plan::{MemoryPlan, planned};
+use model::{AdaptedWeights, ModelAssets, Scorer};
+use rewards::RewardModel;
+use rollout::Engine;
+use std::sync::{Arc, Mutex};
+use train::Trainer;
+
+/// The parts; `own` are those of the algorithm.
+pub struct Parts<T> {
+    pub(super) weights: AdaptedWeights,
+    pub(super) trainer: Trainer,
+    pub(super) own: T,
+    pub(super) reference: Option<Reference>,
+    /// Of a run that replays a file.
+    pub(super) replay_scorer: Option<Box<Scorer>>,
+    /// Of completions that a program makes, and of an evaluation's loss.
+    pub(super) scorer: Option<SharedScorer>,
+    pub(super) engine: Option<Engine>,
+    pub(super) rewards: Vec<RewardModel>,
+}
+
+/// What the parts are built from.
+#[derive(Clone, Copy)]
+pub struct PartInputs<'a> {
+    /// Where the policy is.
+    pub source: &'a ModelSource,
+    /// Its files but for the weights.
+    pub assets: &'a ModelAssets,
+    /// What the data say.
+    pub bounds: WorkloadBounds,
+}
+
+/// What is given to the parts at once, at most.
+#[derive(Clone, Copy, Debug)]
+pub struct LargestWork {
+    /// An optimizer step.
+    pub step: Work,
+    /// A generation batch.
+    pub generation: Work,
+}
+
+impl<T> Parts<T> {
+    /// Builds all of them.
+    pub fn build(
+        builder: &mut Builder<'_>,
+        inputs: PartInputs<'_>,
+        rewards: &[&RewardModelFiles],
+        own: impl FnOnce(&mut Builder<'_>, PartInputs<'_>, LargestWork) -> anyhow::Result<T>,
+    ) -> anyhow::Result<Parts<T>> {
+        let (PartInputs { source, assets, bounds }, config) = (inputs, builder.config);
+        let model = &assets.config;
+        let (completions, group) = (config.generation_batch(), config.num_generations);
+        let generation = Work { completions, group, longest: longest(config, bounds) };
+        let step = Work { completions: config.completions_per_step(), ..generation };
+        let weights = trained_weights(builder, source, model)?;
+        let trainer = builder.trainer("training", model, config.objective(), step)?;
+        let own = own(builder, inputs, LargestWork { step, generation })?;
+        // An evaluation's loss is that of its completions.
+        let evaluated = match config.has_eval_data() && config.has_eval_loss() {
+            true => Work {
+                completions: completions.max(bounds.sequences),
+                group: group.max(config.generations_eval()),
+                ..generation
+            },
+            false => generation,
+        };
+        let reference = match config.loads_reference(bounds.ref_logps) {
+            true => {
+                // Without its adapter, the policy is the model below.
+                let other = locate_ref_model(config)?;
+                let own = other.or_else(|| (!config.use_peft).then(|| source.dir.clone()));
+                Some(Reference::load(builder, own.as_deref(), model, evaluated)?)
+            }
+            false => None,
+        };
+        // Of given completions the log-probabilities may be missing.
+        let replays = config.replay.is_some();
+        let replay_scorer = replays.then(|| Box::new(builder.scorer("given rollouts", model, generation)));
+        let of_evaluation = config.has_eval_data() && config.has_eval_loss() && needs_scores(config);
+        let scorer = (bounds.given || of_evaluation).then(|| {
+            let name = if bounds.given { "given rollouts" } else { "evaluation" };
+            let work = if of_evaluation { evaluated } else { generation };
+            Arc::new(Mutex::new(builder.scorer(name, model, work)))
+        });
+        let engine = match !replays || config.has_eval_data() {
+            true => {
+                let training = training_sampling(config, &[]);
+                let evaluation = eval_sampling(config, &training);
+                let drawn = [(!replays).then_some(&training), config.has_eval_data().then_some(&evaluation)];
+                let sizes = engine_config(config, context(config, assets), bounds);
+                Some(builder.engine(assets, sizes, &drawn.into_iter().flatten().collect::<Vec<_>>())?)
+            }
+            false => None,
+        };
+        let rewards = rewards.iter().map(|files| files.build(builder, generation)).collect::<anyhow::Result<_>>()?;
+        Ok(Parts { weights, trainer, own, reference, replay_scorer, scorer, engine, rewards })
+    }
+
+    /// The memory that they take.
+    pub fn plan(
+        builder: &Builder<'_>,
+        inputs: PartInputs<'_>,
+        rewards: &[&RewardModelFiles],
+        own: impl FnOnce(&mut Builder<'_>, PartInputs<'_>, LargestWork) -> anyhow::Result<T>,
+    ) -> anyhow::Result<MemoryPlan> {
+        let longest = longest(builder.config, inputs.bounds);
+        planned(builder, &inputs.assets.config, longest, |meta| Parts::build(meta, inputs, rewards, own))
+    }
+
+    /// The same before there is a run.
+    pub fn plan_of(
+        builder: &Builder<'_>,
+        source: &ModelSource,
+        assets: &ModelAssets,
+        own: impl FnOnce(&mut Builder<'_>, PartInputs<'_>, LargestWork) -> anyhow::Result<T>,
+    ) -> anyhow::Result<MemoryPlan> {
+        let rewards = named_models(builder.config)?;
+        let bounds = bounds(builder.config, assets)?;
+        Parts::plan(builder, PartInputs { source, assets, bounds }, &rewards.iter().collect::<Vec<_>>(), own)
+    }
+}
+
+fn longest(config: &Config, bounds: WorkloadBounds) -> Longest {
+    Longest { prompt: bounds.longest_prompt, completion: config.max_completion_length }
+}
+
+/// Whether the loss of an evaluation's completions needs more than the engine's record.
+fn needs_scores(config: &Config) -> bool {
+    let objective = config.objective();
+    objective.entropy().is_on()
+        || objective.entropy_quantile().is_some()
+        || config.eval_sampling == EvalSampling::Greedy
+}
+
+/// What the run's data say; without data, the longest prompt is what the context and the configuration allow.
+fn bounds(config: &Config, assets: &ModelAssets) -> anyhow::Result<WorkloadBounds> {
+    let replay = match &config.replay {
+        Some(path) => Some(Replay::load(path, assets, &Limits::of(config, assets))?.bounds()),
+        None => None,
+    };
+    let mut longest = replay.map(|bounds| bounds.longest_prompt);
+    let mut sequences = if replay.is_some() { 0 } else { config.generation_batch() };
+    let train = if config.replay.is_some() { None } else { DatasetSpec::train(config) };
+    let load = |spec: &DatasetSpec| PromptDataset::load(spec, config, assets, config.max_completion_length);
+    if let Some(spec) = &train {
+        longest = longest.max(Some(load(spec)?.longest()));
+    }
+    for (_, spec) in &DatasetSpec::eval_sets(config) {
+        let questions = load(spec)?;
+        longest = longest.max(Some(questions.longest()));
+        sequences = sequences.max(questions.all.len() * config.generations_eval());
+    }
+    let context = context(config, assets);
+    let room = context.saturating_sub(config.max_completion_length);
+    let longest_prompt = match longest {
+        Some(longest) => longest,
+        None if room == 0 => bad_input!(
+            "max_completion_length = {} leaves no room for a prompt in the context of {context} tokens: lower it",
+            config.max_completion_length
+        ),
+        None => config.max_prompt_length.map_or(room, |n| n.min(room)),
+    };
+    Ok(WorkloadBounds { longest_prompt, sequences, ref_logps: replay.is_some_and(|b| b.ref_logps), given: false })
+}
