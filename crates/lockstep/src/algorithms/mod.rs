@@ -24,15 +24,20 @@ pub trait PolicyGradient {
     /// How advantages are estimated.
     fn estimator(&self) -> Estimator;
 
-    /// Whether completions are scored by a frozen reference model, whose log-probabilities are in the loss, the
-    /// rewards or the advantages.
-    fn has_reference(&self, config: &Config) -> bool {
-        config.beta != 0.0
+    /// The model beside the policy that scores completions: its log-probabilities are in the loss, the rewards or the
+    /// advantages.
+    fn reference<'a>(&self, config: &'a Config) -> Option<Reference<'a>> {
+        (config.beta != 0.0).then_some(Reference::Policy)
     }
 
     /// Whether it can learn without rewards.
     fn learns_without_rewards(&self) -> bool {
         false
+    }
+
+    /// The metrics that a console shows.
+    fn shown_metrics(&self) -> &'static [&'static str] {
+        &["loss", "reward", "kl", "completions/mean_length"]
     }
 
     /// The fewest completions of a prompt that it can compare.
@@ -56,6 +61,22 @@ pub trait PolicyGradient {
     }
 }
 
+/// A model that scores completions beside the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reference<'a> {
+    /// One of the policy's shape: `ref_model`, or else the policy as it was at the start. It may follow the policy
+    /// (`sync_ref_model`).
+    Policy,
+    /// A frozen one of any shape that reads the policy's tokens.
+    #[expect(dead_code, reason = "the next algorithm has one")]
+    Teacher {
+        /// The key that names it.
+        key: &'static str,
+        /// Its directory or Hub id.
+        name: &'a str,
+    },
+}
+
 /// How advantages are estimated.
 #[derive(Clone, Copy, Debug)]
 pub enum Estimator {
@@ -76,7 +97,7 @@ pub struct Scored<'a> {
     /// The rewards of steps, where a completion has them.
     pub steps: &'a [Option<StepRewards>],
     /// The completions with what is known of each token, the reference's log-probabilities where there is one
-    /// ([`PolicyGradient::has_reference`]). Their advantages are not set.
+    /// ([`PolicyGradient::reference`]). Their advantages are not set.
     pub samples: &'a [Sample],
 }
 
@@ -102,16 +123,16 @@ impl Config {
         self.policy_gradient().objective(self)
     }
 
-    /// Whether completions are scored by a frozen reference model.
-    pub(crate) fn has_reference(&self) -> bool {
-        self.policy_gradient().has_reference(self)
+    /// The model beside the policy that scores completions.
+    pub(crate) fn reference(&self) -> Option<Reference<'_>> {
+        self.policy_gradient().reference(self)
     }
 
     /// Whether a run needs the reference model's weights where `ref_logps` says that its rollouts come with the
     /// log-probabilities: for completions of an evaluation nobody has them.
     pub(crate) fn loads_reference(&self, ref_logps: bool) -> bool {
         let evaluates = self.has_eval_data() && self.eval_strategy != Strategy::No;
-        self.has_reference() && (!ref_logps || evaluates && self.has_eval_loss())
+        self.reference().is_some() && (!ref_logps || evaluates && self.has_eval_loss())
     }
 
     /// Whether an evaluation of completions reports the loss. Where advantages come from values, completions alone
@@ -141,7 +162,7 @@ fn check(resolved: &mut Resolved) -> anyhow::Result<()> {
     // First: it says what the algorithm has instead of GRPO's keys, whose own rules come second.
     algorithm.check(c)?;
     batches::check(c)?;
-    if c.sync_ref_model && !c.has_reference() {
+    if c.sync_ref_model && c.reference().is_none() {
         bad_input!(
             "`sync_ref_model` = true, but with beta = 0 (in PPO: kl_coef = 0) there is no reference model: set it \
              above 0, or sync_ref_model = false"

@@ -1,7 +1,7 @@
 //! PPO: advantages of tokens from a value model (Schulman et al. 2017, arXiv:1707.06347). Formulas: [`train::gae`],
 //! [`train::loss::ppo`]; its stages: `trainers/ppo`.
 
-use super::{Estimator, PolicyGradient};
+use super::{Estimator, PolicyGradient, Reference};
 use crate::bad_input;
 use crate::config::Config;
 use train::Objective;
@@ -17,8 +17,8 @@ impl PolicyGradient for Ppo {
         Estimator::ValueModel
     }
 
-    fn has_reference(&self, config: &Config) -> bool {
-        config.kl_coef != 0.0
+    fn reference<'a>(&self, config: &'a Config) -> Option<Reference<'a>> {
+        (config.kl_coef != 0.0).then_some(Reference::Policy)
     }
 
     fn least_generations(&self, _config: &Config) -> usize {

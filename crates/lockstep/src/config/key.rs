@@ -107,6 +107,7 @@ pub(crate) struct Row {
     pub(super) range: Option<Range>,
     pub(super) on_resume: OnResume,
     pub(super) needs: Option<(&'static str, &'static str)>,
+    pub(super) is_name: bool,
     pub(super) instead: &'static [(Methods, &'static str)],
 }
 
@@ -117,6 +118,7 @@ pub(super) const TRL: Row = Row {
     range: None,
     on_resume: OnResume::Fixed,
     needs: None,
+    is_name: false,
     instead: &[],
 };
 
@@ -157,6 +159,11 @@ impl Row {
     /// It acts only where another key has this value (as TOML); otherwise it is reported as unused.
     pub(super) const fn needs(self, key: &'static str, value: &'static str) -> Row {
         Row { needs: Some((key, value)), ..self }
+    }
+
+    /// It names a path, or something else where there is no such path: a Hub id, or what a program has in memory.
+    pub(super) const fn name(self) -> Row {
+        Row { is_name: true, ..self }
     }
 
     /// The key that methods which do not read it have in its place.

@@ -1,23 +1,15 @@
 //! Paths in a configuration become absolute, so that a run can be resumed from anywhere: those in a file are relative
 //! to that file, those of the command line, the environment and a program to the working directory.
 
+use super::table::KEYS;
 use super::{Config, Origin, Resolved};
 use crate::bad_input;
-use crate::error::OrBadInput;
+use crate::error::{BadInput, OrBadInput};
 use std::path::{Path, PathBuf, absolute};
 
-type NameOf = fn(&mut Config) -> Option<&mut String>;
 type PathOf = fn(&mut Config) -> Option<&mut PathBuf>;
 
-/// Keys that hold a path or another name: a Hub id, or what a program has in memory.
-const NAMES: [(&str, NameOf); 5] = [
-    ("model_name_or_path", |c| c.model_name_or_path.as_mut()),
-    ("ref_model", |c| c.ref_model.as_mut()),
-    ("value_model", |c| Some(&mut c.value_model).filter(|name| *name != "policy")),
-    ("dataset_name", |c| c.dataset_name.as_mut()),
-    ("eval_dataset_name", |c| c.eval_dataset_name.as_mut()),
-];
-/// Keys that hold a path and nothing else.
+/// Keys that hold a path and nothing else; those that may hold another name say so in their rows.
 const PATHS: [(&str, PathOf); 2] = [("output_dir", |c| c.output_dir.as_mut()), ("replay", |c| c.replay.as_mut())];
 
 /// Makes the paths of all keys absolute.
@@ -29,10 +21,13 @@ pub(super) fn make_absolute(resolved: &mut Resolved) -> anyhow::Result<()> {
             *path = absolute(base.join(&*path)).or_bad_input_in(format!("`{key}`"))?;
         }
     }
-    for (key, name) in NAMES {
-        let origin = resolved.origin(key).clone();
-        if let Some(name) = name(&mut resolved.config) {
-            *name = located(key, name, &origin, &working)?;
+    let default = Config::default();
+    for key in KEYS.iter().filter(|key| key.row.is_name) {
+        // A default is no path.
+        let value = key.value(&resolved.config).filter(|value| key.value(&default).as_ref() != Some(value));
+        if let Some(toml::Value::String(name)) = value {
+            let name = located(key.name, &name, resolved.origin(key.name), &working)?;
+            (key.read)(&mut resolved.config, &name.into()).map_err(BadInput::new)?;
         }
     }
     let origin = resolved.origin("eval_datasets").clone();

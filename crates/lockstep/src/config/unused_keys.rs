@@ -2,7 +2,7 @@
 //! one that obeys.
 
 use super::key::Key;
-use super::keys::algorithms::PPO;
+use super::keys::algorithms::{GRPO, PPO, RLOO};
 use super::methods::Methods;
 use super::table::KEYS;
 use super::values::KeyValue;
@@ -31,7 +31,8 @@ pub(super) fn check(resolved: &mut Resolved, purpose: Purpose) -> anyhow::Result
         if !any_use && !readers.meet(command) {
             of_others.push(format!("{}{hint}", key.name));
         } else if !any_use && !readers.contain(method) {
-            if method != PPO && readers != PPO {
+            let shared = readers == PPO || method == PPO && readers.meet(GRPO.and(RLOO));
+            if !shared {
                 bad_input!("`{}` has no part in algorithm = {algorithm}: remove it{hint}", key.name);
             }
             // PPO and the others have keys of their own, and one file may serve both.

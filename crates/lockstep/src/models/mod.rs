@@ -3,6 +3,7 @@
 mod base;
 mod builder;
 mod policy;
+mod teacher;
 mod value_model;
 
 pub use base::check_base;
@@ -12,6 +13,7 @@ pub use policy::{
     ModelSource, Policy, Snapshot, WriteFiles, load_assets, load_config, load_scorer, load_weights, locate_model,
     trained_weights,
 };
+pub use teacher::teacher;
 pub use value_model::value_model_shape;
 
 use crate::config::Config;

@@ -118,7 +118,8 @@ fn explained(error: anyhow::Error, policy: &Policy) -> anyhow::Error {
 /// The names of what an evaluation by `rewards` gives, where they score anything.
 pub fn metric_names(config: &Config, rewards: &[Box<dyn Reward>]) -> Vec<String> {
     let of_rewards = rewards.iter().flat_map(|r| ["mean", "std"].map(|what| format!("rewards/{}/{what}", r.name())));
-    let fixed = ["reward", "reward_std", MEAN_LENGTH, CLIPPED_RATIO].map(str::to_owned);
+    let of_all = ["reward", "reward_std"].into_iter().filter(|_| !rewards.is_empty());
+    let fixed = of_all.chain([MEAN_LENGTH, CLIPPED_RATIO]).map(str::to_owned);
     let loss = config.has_eval_loss().then(|| "loss".to_owned());
     let pass = config.eval_pass_at_k.iter().map(|k| format!("pass@{k}"));
     let of_set: Vec<String> = of_rewards.chain(fixed).chain(loss).chain(pass).collect();
@@ -202,7 +203,8 @@ impl Evaluation {
         // Counted here: training has TRL's 1 − ended / all, whose last bit is another.
         let cut = completions().filter(|c| c.finish_reason == FinishReason::Length).count();
         metrics.push((prefix.clone() + CLIPPED_RATIO, cut as f64 / completions().count().max(1) as f64));
-        let right = |c: &ScoredCompletion| c.rewards[self.right].map(|score| score >= RIGHT);
+        // There may be no reward at all.
+        let right = |c: &ScoredCompletion| c.rewards.get(self.right)?.map(|score| score >= RIGHT);
         let groups: Vec<Vec<bool>> =
             rollouts.groups.iter().map(|group| group.completions.iter().filter_map(right).collect()).collect();
         for &k in &self.pass_at_k {

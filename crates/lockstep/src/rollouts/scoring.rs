@@ -49,7 +49,7 @@ impl ScoredRollouts {
     pub fn unscored_warning(&self) -> Option<String> {
         let all = self.rollouts.completions().count();
         let unscored = self.rollouts.completions().filter(|c| c.rewards.iter().all(Option::is_none)).count();
-        (unscored > 0 && self.problems.is_empty())
+        (unscored > 0 && self.problems.is_empty() && !self.rollouts.reward_names.is_empty())
             .then(|| format!("no reward gave a score for {unscored} of {all} completions"))
     }
 }

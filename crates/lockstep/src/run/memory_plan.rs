@@ -93,10 +93,11 @@ fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
     for (part, usage) in memory.usage() {
         let lowered_by = match (whose, part) {
             ("training" | "value training", "activations") => "max_tokens_per_micro_batch, gradient_checkpointing",
-            ("training" | "value training" | "values" | "reference" | "evaluation", "workspace") => {
+            ("training" | "value training" | "values" | "reference" | "teacher" | "evaluation", "workspace") => {
                 "max_tokens_per_micro_batch"
             }
             ("reference", "weights") => "beta = 0 (PPO: kl_coef = 0)",
+            ("teacher", "weights") => "teacher_model_name_or_path",
             (reward, "workspace") if reward.starts_with("reward ") => "max_tokens_per_micro_batch",
             (reward, "weights") if reward.starts_with("reward ") => "reward_funcs",
             ("generation", "kv cache") => "max_num_seqs, kv_cache_blocks, max_completion_length",

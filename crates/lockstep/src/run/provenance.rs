@@ -1,6 +1,7 @@
 //! What a run was made of, for `record.json`: which command, versions, instruction set, hashes of model and data, each
 //! start.
 
+use crate::algorithms::Reference;
 use crate::bad_input;
 use crate::config::{Config, Purpose};
 use crate::error::BadInput;
@@ -103,11 +104,20 @@ impl Models {
         goes_on: bool,
         stop: &StopSignal,
     ) -> anyhow::Result<Models> {
-        let reads_weights = !goes_on || config.use_peft || config.has_reference() || purpose == Purpose::Dpo;
+        let reference = match purpose {
+            Purpose::Dpo => Some(Reference::Policy),
+            _ => config.reference(),
+        };
+        let reads_weights = !goes_on || config.use_peft || reference == Some(Reference::Policy);
         let model = hashes(dir, stop, |name| reads_weights || !name.ends_with(".safetensors"))?;
-        let reference =
-            config.ref_model.as_ref().filter(|_| config.has_reference() && !(goes_on && config.sync_ref_model));
-        let other = reference.map(|name| locate(name, HubKind::Model)).transpose()?;
+        let (what, other) = match reference {
+            Some(Reference::Teacher { name, .. }) => ("teacher", Some(name)),
+            // One that has moved is in the checkpoint.
+            Some(Reference::Policy) if goes_on && config.sync_ref_model => ("", None),
+            Some(Reference::Policy) => ("reference model", config.ref_model.as_deref()),
+            None => ("", None),
+        };
+        let other = other.map(|name| locate(name, HubKind::Model)).transpose()?;
         let reference = other.as_ref().map_or(Ok(Vec::new()), |dir| hashes(dir, stop, |_| true))?;
         let record = RunRecord::read(&run.record()).unwrap_or_default();
         let unchecked = (goes_on && record.model.is_empty()).then(|| {
@@ -120,7 +130,7 @@ impl Models {
         if goes_on {
             check_unchanged("model", dir, &record.model, &model)?;
             if let Some(dir) = &other {
-                check_unchanged("reference model", dir, &record.reference, &reference)?;
+                check_unchanged(what, dir, &record.reference, &reference)?;
             }
         }
         Ok(Models { model, reference, unchecked })

@@ -25,6 +25,7 @@ pub struct Grpo {
     pipeline: RolloutPipeline,
     /// How the algorithm estimates advantages.
     advantages: FromBatch,
+    shown_metrics: &'static [&'static str],
 }
 
 impl TrainingTask for Grpo {
@@ -63,7 +64,7 @@ impl TrainingTask for Grpo {
     }
 
     fn shown_metrics(&self) -> &'static [&'static str] {
-        &["loss", "reward", "kl", "completions/mean_length"]
+        self.shown_metrics
     }
 }
 
@@ -75,11 +76,12 @@ fn advantages_of(compute: FromBatch, config: &Config, rollouts: &Rollouts, sampl
 
 /// Builds a run; nothing is written until all of its input is known to be good.
 pub fn build(mut inputs: RunInputs, advantages: FromBatch) -> anyhow::Result<(Grpo, TrainingRun)> {
+    let shown_metrics = inputs.config().policy_gradient().shown_metrics();
     let restore =
         |pipeline: &mut RolloutPipeline, state, from: &Path| pipeline.restore(serde_json::from_value(state)?, from);
     let (prepared, ()) = Prepared::new(&mut inputs, |_, _, _| Ok(()))?;
     let (pipeline, run) = prepared.begin(inputs, restore)?;
-    Ok((Grpo { pipeline, advantages }, run))
+    Ok((Grpo { pipeline, advantages, shown_metrics }, run))
 }
 
 /// The memory of a run.

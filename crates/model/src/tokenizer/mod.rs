@@ -149,6 +149,19 @@ impl Tokenizer {
         ids.sort_unstable();
         ids
     }
+    /// The first token, by id, that `other` does not have at the same id, in words; none where it reads all ids alike.
+    /// It may have more.
+    pub fn differs_in(&self, other: &Tokenizer) -> Option<String> {
+        let mut own: Vec<(String, u32)> = self.inner.get_vocab(true).into_iter().collect();
+        own.sort_unstable_by_key(|(_, id)| *id);
+        let theirs = other.inner.get_vocab(true);
+        let (token, id) = own.into_iter().find(|(token, id)| theirs.get(token) != Some(id))?;
+        Some(match other.token(id) {
+            Some(found) => format!("id {id} is {token:?} in the one and {found:?} in the other"),
+            None => format!("id {id} is {token:?} in the one, and the other has no such id"),
+        })
+    }
+
     /// One more than the highest id.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)

@@ -49,6 +49,8 @@ pub(in crate::config) const ONLINE: Methods = Methods::all_of(Algorithm::METHODS
 pub(in crate::config) const POLICY_LOSS: Methods = GRPO.and(RPP).and(RPP_BASELINE);
 /// Those that can hold the policy near a reference model.
 pub(in crate::config) const REFERENCE: Methods = ONLINE;
+/// Those that compare completions of a group as GRPO does (`scale_rewards`).
+pub(in crate::config) const GROUPS: Methods = GRPO;
 
 macro_rules! algorithms_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Loss" {
     /// How rewards become a gradient: it decides the advantages, the loss, and the defaults of num_generations and

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Data" {
     /// The training data: a JSONL or Parquet file, a directory of them, or a Hub id (fetched into the local cache).
-    dataset_name: Option<String> = None => TRL.on_resume(Warn);
+    dataset_name: Option<String> = None => TRL.name().on_resume(Warn);
     /// A configuration of the dataset: the sub-directory or file-name part that stands for it.
     dataset_config: Option<String> = None => TRL;
     /// The split: in a directory, files whose name starts with it.

@@ -6,7 +6,7 @@ use telemetry::counted;
 
 macro_rules! evaluation_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Evaluation" {
     /// The evaluation data; not set: none.
-    eval_dataset_name: Option<String> = None => OURS.on_resume(Warn);
+    eval_dataset_name: Option<String> = None => OURS.name().on_resume(Warn);
     /// More evaluation data, each with a name of its own: { easy = "easy.jsonl", hard = "hard.jsonl" } gives
     /// eval_easy_reward (or eval_easy_loss), eval_hard_reward and so on.
     eval_datasets: Map<String, Json> = Map::new()

@@ -13,7 +13,7 @@ macro_rules! ppo_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)*
     /// What the value model starts as: "policy" (the policy's layers under a score that is 0), or the directory of a
     /// reward or value model with one score.
     value_model: String = "policy".to_owned()
-        => OF_PPO.trl_has("value_model of the earlier PPOTrainer: the reward model").on_resume(Fixed);
+        => OF_PPO.name().trl_has("value_model of the earlier PPOTrainer: the reward model").on_resume(Fixed);
     /// The weight of the KL divergence to the reference model in the reward of each token; 0: none is loaded.
     kl_coef: f64 = 0.05 => OF_PPO.range(at_least(0.0)).on_resume(Fixed);
     /// How the divergence is estimated at a token: k1 is log π − log π_ref, k3 is never negative.

@@ -22,14 +22,14 @@ macro_rules! rewards_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($ro
     /// reward_errors applies. To a program that may not be started again (max_restarts) it applies at once.
     reward_patience: usize = 3 => OURS.range(at_least(1.0)).read_by(ONLINE).on_resume(Free);
     /// What group advantages are divided by: the group's standard deviation, the batch's, or nothing.
-    scale_rewards: ScaleRewards = ScaleRewards::Group => TRL.read_by(GRPO);
+    scale_rewards: ScaleRewards = ScaleRewards::Group => TRL.read_by(GROUPS);
     /// How several rewards become one: their weighted sum is compared within the group, or each is, before they are
     /// summed and compared within the batch (GDPO; scale_rewards then has no part).
     multi_objective_aggregation: MultiObjectiveAggregation = MultiObjectiveAggregation::SumThenNormalize
-        => TRL.read_by(GRPO);
+        => TRL.read_by(GROUPS);
     /// What GRPO makes of rewards of steps (process rewards): their sum is the completion's reward, or each step has an
     /// advantage of its own (DeepSeekMath). PPO places them at their tokens.
-    process_rewards: ProcessRewards = ProcessRewards::Sum => OURS.read_by(GRPO).on_resume(Warn);
+    process_rewards: ProcessRewards = ProcessRewards::Sum => OURS.read_by(GROUPS).on_resume(Warn);
     /// algorithm "rloo": bounds of the summed reward, as [low, high].
     reward_clip_range: Option<Vec<f64>> = None => TRL.read_by(RLOO);
     /// algorithm "rloo": bring advantages to mean 0 and deviation 1 over the batch.

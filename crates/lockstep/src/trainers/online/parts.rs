@@ -1,13 +1,14 @@
 //! What of a run on rollouts holds memory. The run and its memory plan build it with the same function.
 
 use super::reference::Reference;
+use crate::algorithms;
 use crate::bad_input;
 use crate::config::{
     Config, EvalSampling, WorkloadBounds, engine_config, eval_sampling, sampling as training_sampling,
 };
 use crate::data::DatasetSpec;
 use crate::data::prompt_dataset::{PromptDataset, context};
-use crate::models::{Builder, Longest, ModelSource, Work, locate_ref_model, trained_weights};
+use crate::models::{Builder, Longest, ModelSource, Work, locate_ref_model, teacher, trained_weights};
 use crate::rollouts::function::SharedScorer;
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::reward_model::RewardModelFiles;
@@ -78,14 +79,18 @@ impl<T> Parts<T> {
             },
             false => generation,
         };
-        let reference = match config.loads_reference(bounds.ref_logps) {
-            true => {
+        let reference = match config.reference().filter(|_| config.loads_reference(bounds.ref_logps)) {
+            Some(algorithms::Reference::Policy) => {
                 // Without its adapter, the policy is the model below.
                 let other = locate_ref_model(config)?;
                 let own = other.or_else(|| (!config.use_peft).then(|| source.dir.clone()));
-                Some(Reference::load(builder, own.as_deref(), model, evaluated)?)
+                Some(Reference::load(builder, "reference", own.as_deref(), model, evaluated)?)
             }
-            false => None,
+            Some(algorithms::Reference::Teacher { key, name }) => {
+                let (dir, shape) = teacher(config, key, name, inputs.assets)?;
+                Some(Reference::load(builder, "teacher", Some(&dir), &shape, evaluated)?)
+            }
+            None => None,
         };
         // Of given completions the log-probabilities may be missing.
         let replays = config.replay.is_some();

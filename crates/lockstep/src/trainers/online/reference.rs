@@ -1,4 +1,5 @@
-//! The reference model: what the KL term holds the policy near. Frozen, or following the policy at a distance.
+//! The reference model: what the KL term holds the policy near, frozen or following the policy at a distance; or the
+//! teacher that it learns from.
 //!
 //! With `sync_ref_model` (as TRL, after Gorbatovski et al. 2024, arXiv:2404.09656), after every `ref_model_sync_steps`
 //! optimizer steps: π_ref ← α π + (1 − α) π_ref, parameter by parameter. A reference that moves is part of every
@@ -26,15 +27,16 @@ pub(super) struct Reference {
 }
 
 impl Reference {
-    /// Loads it from a model directory (none: it is the policy without its adapter); as it was at the checkpoint, if it
-    /// had moved.
+    /// Loads a model of this shape from its directory (none: it is the policy without its adapter), as the part `name`;
+    /// as it was at the checkpoint, if it had moved.
     pub fn load(
         builder: &mut Builder<'_>,
+        name: &str,
         dir: Option<&Path>,
         model: &Arc<ModelConfig>,
         work: Work,
     ) -> anyhow::Result<Reference> {
-        let (ctx, config) = (builder.part("reference"), builder.config);
+        let (ctx, config) = (builder.part(name), builder.config);
         let synced = builder.checkpoint.filter(|_| config.sync_ref_model && ctx.memory().has_values());
         let weights = match (dir, synced) {
             (None, _) => None,
@@ -46,7 +48,7 @@ impl Reference {
                 Some(weights)
             }
         };
-        let scorer = builder.scorer("reference", model, work);
+        let scorer = builder.scorer(name, model, work);
         let weights = weights.map(|weights| WeightSlots::new(ctx.memory(), weights));
         let moves = config.sync_ref_model.then_some((config.ref_model_mixup_alpha, config.ref_model_sync_steps));
         Ok(Reference { weights, scorer, moves })

@@ -305,8 +305,6 @@ impl RolloutPipeline {
     ) -> anyhow::Result<f64> {
         let mut samples = samples::of_rollouts(rollouts);
         self.score_reference(run, &mut samples)?;
-        let advantages = advantages(&run.config, rollouts, &samples).advantages;
-        samples.iter_mut().zip(advantages).for_each(|(sample, advantage)| sample.advantage = advantage);
         let scores = match self.scorer.as_ref().map(lock) {
             Some(mut scorer) => {
                 let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
@@ -328,6 +326,9 @@ impl RolloutPipeline {
             // The engine's record is what the trainer would compute, and entropies are of no use.
             None => samples.iter().map(recorded).collect(),
         };
+        // After log π_old, with which some are made.
+        let advantages = advantages(&run.config, rollouts, &samples).advantages;
+        samples.iter_mut().zip(advantages).for_each(|(sample, advantage)| sample.advantage = advantage);
         Ok(run.learner.trainer.loss(&samples, &scores)?)
     }
 }
