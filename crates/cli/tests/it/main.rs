@@ -10,6 +10,7 @@ mod combined;
 mod commands;
 mod course;
 mod device;
+mod distillation;
 mod dynamic_sampling;
 mod eval;
 mod failing_rewards;

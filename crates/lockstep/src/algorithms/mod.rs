@@ -5,6 +5,7 @@
 //! and its row in `config/keys/algorithms.rs`. Knows configurations and what `train` computes, no model and no text.
 
 mod batches;
+mod distillation;
 mod grpo;
 mod ppo;
 mod reinforce_plus_plus;
@@ -68,7 +69,6 @@ pub enum Reference<'a> {
     /// (`sync_ref_model`).
     Policy,
     /// A frozen one of any shape that reads the policy's tokens.
-    #[expect(dead_code, reason = "the next algorithm has one")]
     Teacher {
         /// The key that names it.
         key: &'static str,
@@ -109,6 +109,7 @@ fn named(algorithm: Algorithm) -> &'static dyn PolicyGradient {
         Algorithm::ReinforcePlusPlus => &reinforce_plus_plus::ReinforcePlusPlus(Baseline::Batch),
         Algorithm::ReinforcePlusPlusBaseline => &reinforce_plus_plus::ReinforcePlusPlus(Baseline::Group),
         Algorithm::Ppo => &ppo::Ppo,
+        Algorithm::Distillation => &distillation::Distillation,
     }
 }
 
