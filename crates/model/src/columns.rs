@@ -12,6 +12,8 @@ pub const SAMPLER_LOGPS: &str = "sampler_logps";
 pub const TOP_IDS: &str = "top_ids";
 /// Their log π, as [`SAMPLER_LOGPS`].
 pub const TOP_LOGPS: &str = "top_logps";
+/// Entropy of the sampler's distribution over all tokens, in nats: of all logits / T, as [`SAMPLER_LOGPS`].
+pub const ENTROPIES: &str = "entropies";
 /// log π_old, where the sampler was not the old policy (another weight version, another engine).
 pub const OLD_LOGPS: &str = "old_logps";
 /// log π_ref

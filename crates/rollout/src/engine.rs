@@ -5,7 +5,7 @@ use crate::config::EngineConfig;
 use crate::inputs::StepInputs;
 use crate::logprobs::LogitRows;
 use crate::models::{ModelVersion, Models};
-use crate::request::{Detokenize, Drawn, Request, RequestId, RolloutGroup, SequenceId};
+use crate::request::{Detokenize, Drawn, Request, RequestId, RolloutGroup, SamplingParams, SequenceId};
 use crate::reuse::reused;
 use crate::sampler::SamplerBuffers;
 use crate::scheduler::{Chunk, Counters, Limits, Scheduler};
@@ -124,7 +124,10 @@ impl Engine {
         if prompt >= max_model_len {
             return Err(Error::PromptTooLong { prompt, max_model_len });
         }
-        self.wants_logits |= request.sampling.prompt_logprobs || request.sampling.top_logprobs > 0;
+        self.wants_logits |= {
+            let SamplingParams { prompt_logprobs, top_logprobs, entropies, .. } = *request.sampling;
+            prompt_logprobs || top_logprobs > 0 || entropies
+        };
         Ok(self.scheduler.submit(Arc::new(request), self.config.prefix_sharing))
     }
 
@@ -240,12 +243,15 @@ impl Engine {
                 self.inputs.sample_from(&self.scheduler, draws);
             }
             let (hidden, rows) = (self.workspace.hidden(), &self.inputs.rows);
-            let alternatives = match &mut self.logits {
-                Some(logits) => logits.of_draws(&self.ctx, model, hidden, &self.scheduler, draws)?,
-                None => Vec::new(),
+            let (alternatives, entropies) = match &mut self.logits {
+                Some(logits) => (
+                    logits.of_draws(&self.ctx, model, hidden, &self.scheduler, draws)?,
+                    logits.entropies(&self.ctx, model, hidden, &self.scheduler, draws)?,
+                ),
+                None => (Vec::new(), Vec::new()),
             };
             let sampled = self.sampler.sample(&self.ctx, model, hidden, rows, &self.scheduler, draws)?;
-            let sampled = Sampled { alternatives: &alternatives, ..sampled };
+            let sampled = Sampled { alternatives: &alternatives, entropies: &entropies, ..sampled };
             self.scheduler.postprocess(draws, sampled, &self.stop);
         }
         self.scheduler.share_prompts(&self.chunks);

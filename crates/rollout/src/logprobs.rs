@@ -1,5 +1,5 @@
-//! Log-probabilities that are wanted beside those of the sampled tokens: of a prompt's tokens, and of the likeliest
-//! alternatives. They come from whole rows of logits, a few rows at a time, for the requests that want them alone.
+//! What is wanted beside the log-probabilities of the sampled tokens: those of a prompt's tokens and of the likeliest
+//! alternatives, and entropies. They come from whole rows of logits, a few rows at a time, for the requests that want them alone.
 
 use crate::Result;
 use crate::scheduler::{Chunk, Scheduler};
@@ -21,6 +21,8 @@ pub(crate) struct LogitRows {
     hidden: Tensor,
     logits: Tensor,
     lse: Tensor,
+    logps: Tensor,
+    entropies: Tensor,
     vocab: usize,
 }
 
@@ -54,6 +56,8 @@ impl LogitRows {
             hidden: Tensor::zeros(&memory, &[ROWS, config.hidden_size], config.compute),
             logits: Tensor::zeros(&memory, &[ROWS, vocab], DType::F32),
             lse: Tensor::zeros(&memory, &[ROWS], DType::F32),
+            logps: Tensor::zeros(&memory, &[ROWS], DType::F32),
+            entropies: Tensor::zeros(&memory, &[ROWS], DType::F32),
             vocab,
         })
     }
@@ -108,6 +112,51 @@ impl LogitRows {
                 self.each(ctx, model, hidden, &[draw.row], sampling.temperature, |_, row| top = row.top(k))?;
             }
             all.push(top);
+        }
+        Ok(all)
+    }
+
+    /// The entropy of each draw that wants it, by the function that the trainer's comes from; nothing if none does.
+    pub(crate) fn entropies(
+        &mut self,
+        ctx: &Context,
+        model: ModelView<'_>,
+        hidden: View<'_>,
+        scheduler: &Scheduler,
+        draws: &[Draw],
+    ) -> Result<Vec<Option<f32>>> {
+        let temperature = |draw: &Draw| {
+            let sampling = scheduler.sampling(draw.sequence);
+            sampling.entropies.then_some(if sampling.temperature == 0.0 { 1.0 } else { sampling.temperature })
+        };
+        let wanted: Vec<(usize, u32, f64)> = draws
+            .iter()
+            .enumerate()
+            .filter_map(|(place, draw)| temperature(draw).map(|temperature| (place, draw.row, temperature)))
+            .collect();
+        let mut all = if wanted.is_empty() { Vec::new() } else { vec![None; draws.len()] };
+        // Rows of one temperature go through the head together.
+        for alike in wanted.chunk_by(|a, b| a.2.to_bits() == b.2.to_bits()) {
+            for some in alike.chunks(ROWS) {
+                let (n, rows) = (some.len(), some.iter().map(|(_, row, _)| *row).collect::<Vec<u32>>());
+                self.index.rows_mut(0..n).copy_from_u32(&rows);
+                let (index, out) = (self.index.rows(0..n), self.hidden.rows_mut(0..n));
+                rows::gather(ctx, rows::Gather { x: hidden, rows: index, out })?;
+                // Some token of each row; its log-probability is not looked at.
+                self.index.rows_mut(0..n).copy_from_u32(&vec![0; n]);
+                let args = lm_head::Forward {
+                    hidden: self.hidden.rows(0..n),
+                    weight: model.head()?,
+                    targets: self.index.rows(0..n),
+                    inv_temperature: inv_temperature(some[0].2),
+                    logps: self.logps.rows_mut(0..n),
+                    lse: self.lse.rows_mut(0..n),
+                    entropies: Some(self.entropies.rows_mut(0..n)),
+                };
+                lm_head::forward(ctx, args)?;
+                let found = self.entropies.rows(0..n).to_vec_f32();
+                some.iter().zip(found).for_each(|((place, ..), entropy)| all[*place] = Some(entropy));
+            }
         }
         Ok(all)
     }

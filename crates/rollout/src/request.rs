@@ -29,6 +29,8 @@ pub struct SamplingParams {
     pub prompt_logprobs: bool,
     /// How many of the likeliest tokens are reported beside each one, of the prompt's only with `prompt_logprobs`.
     pub top_logprobs: usize,
+    /// Whether the entropy at each sampled token is wanted, too. Its row goes through the head once more.
+    pub entropies: bool,
 }
 
 impl Default for SamplingParams {
@@ -45,6 +47,7 @@ impl Default for SamplingParams {
             seed: 0,
             prompt_logprobs: false,
             top_logprobs: 0,
+            entropies: false,
         }
     }
 }
@@ -165,7 +168,8 @@ pub struct Completion {
     /// What is known of each token. The engine records [`SAMPLER_LOGPS`](model::columns::SAMPLER_LOGPS): log-softmax of
     /// all logits / T, before penalty and truncation (T = 1 when greedy); 0 where the model did not sample. With
     /// [`SamplingParams::top_logprobs`] = k also [`TOP_IDS`](model::columns::TOP_IDS) and
-    /// [`TOP_LOGPS`](model::columns::TOP_LOGPS), k wide.
+    /// [`TOP_LOGPS`](model::columns::TOP_LOGPS), k wide; with [`SamplingParams::entropies`]
+    /// [`ENTROPIES`](model::columns::ENTROPIES), 0 where the model did not sample.
     pub columns: Columns,
     /// Why it ended.
     pub finish_reason: FinishReason,

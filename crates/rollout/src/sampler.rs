@@ -71,7 +71,7 @@ impl SamplerBuffers {
         self.params = reused(params);
         self.sampled.rows(0..2 * n).copy_to_u32(&mut self.words[..2 * n]);
         self.logps.iter_mut().zip(&self.words[n..2 * n]).for_each(|(logp, &bits)| *logp = f32::from_bits(bits));
-        Ok(Sampled { ids: &self.words[..n], logps: &self.logps[..n], alternatives: &[] })
+        Ok(Sampled { ids: &self.words[..n], logps: &self.logps[..n], alternatives: &[], entropies: &[] })
     }
 }
 

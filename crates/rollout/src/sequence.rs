@@ -4,7 +4,7 @@ use crate::models::ModelVersion;
 use crate::prefix::{Node, ROOT};
 use crate::request::{Completion, FinishReason};
 use model::Columns;
-use model::columns::{Column, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
+use model::columns::{Column, ENTROPIES, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
 use model::kv::BLOCK;
 
 /// What a sequence is for.
@@ -55,6 +55,8 @@ pub(crate) struct Sequence {
     pub(crate) logps: Vec<f32>,
     pub(crate) mask: Vec<bool>,
     pub(crate) versions: Vec<u64>,
+    /// One per token up to the last that was sampled; none unless they are wanted.
+    pub(crate) entropies: Vec<f32>,
     pub(crate) top: Alternatives,
 }
 
@@ -113,6 +115,7 @@ impl Sequence {
             logps: Vec::with_capacity(room),
             mask: Vec::with_capacity(room),
             versions: Vec::with_capacity(room),
+            entropies: Vec::new(),
             top: Alternatives::default(),
         }
     }
@@ -150,7 +153,12 @@ impl Sequence {
     pub(crate) fn into_completion(mut self) -> Completion {
         let State::Finished(finish_reason) = self.state else { unreachable!("only ended completions are given away") };
         let generation = self.generation();
+        let tokens = self.logps.len();
         let mut columns = Columns::of([(SAMPLER_LOGPS, self.logps)]);
+        if !self.entropies.is_empty() {
+            self.entropies.resize(tokens, 0.0);
+            columns.set(ENTROPIES, self.entropies);
+        }
         self.top.into_columns(&mut columns);
         Completion {
             generation,
@@ -198,4 +206,6 @@ pub(crate) struct Sampled<'a> {
     pub(crate) logps: &'a [f32],
     /// One for each draw, or none at all.
     pub(crate) alternatives: &'a [(Vec<u32>, Vec<f32>)],
+    /// One for each draw, of those that want it, or none at all.
+    pub(crate) entropies: &'a [Option<f32>],
 }

@@ -193,15 +193,20 @@ fn stale_rollouts_are_corrected_for() {
     }
 
     // Read by what the run became: other weights, other log-probabilities.
-    let stale = |out: &'static str, set: &[&'static str]| {
+    let mut unversioned = lines(&root.join("recorded"));
+    for line in &mut unversioned {
+        line.as_object_mut().unwrap().remove("versions").unwrap();
+    }
+    write(root, "unversioned.jsonl", &unversioned);
+    let stale = |file: &'static str, out: &'static str, set: &[&'static str]| {
         let mut arguments = replay(file, out, set);
         let model = arguments.iter().position(|a| *a == "model").unwrap();
         arguments[model] = "recorded/model";
         good(root, &arguments);
         weights(&root.join(out))
     };
-    let [plain, free] = [stale("stale", &[rate]), stale("free", &[rate, on, token])];
-    let bounded = stale("bounded", &[rate, on, token, "vllm_importance_sampling_clip_max=1.01"]);
+    let [plain, free] = [stale(file, "stale", &[rate]), stale("unversioned.jsonl", "free", &[rate, on, token])];
+    let bounded = stale(file, "bounded", &[rate, on, token, "vllm_importance_sampling_clip_max=1.01"]);
     assert!(plain != free && free != bounded);
     let [min, _, max, _] = ratios("free")[0];
     assert!(min < 1.0 && max > 1.01, "{min} {max}");
@@ -263,4 +268,73 @@ fn broken_files_are_refused() {
     refused(root, &replay("good.jsonl", "run", &["eval_dataset_name=e.jsonl"]), &["no reward"]);
     refused(root, &["sft", "--model", "model", "--set", "replay=good.jsonl", "--out", "run"], &["`replay`", "train"]);
     good(root, &replay("good.jsonl", "run", &["max_steps=1"]));
+}
+
+/// What a run recorded is shown as lines, which a replay takes like the file itself.
+#[test]
+fn recorded_rollouts_are_shown_as_lines() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "run", &["record_rollouts=true", "max_steps=4"]));
+    let shown = |more: &[&str]| good(root, &[&["rollouts", "run"], more].concat()).out;
+    let parsed = |text: String| text.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>();
+    let all = parsed(shown(&[]));
+    assert_eq!(all, rollouts(&root.join("run")));
+    assert_eq!((all.len(), &all[0]["versions"][0][0], &all[15]["versions"][0][0]), (16, &json!(0), &json!(3)));
+    let of_group = |group: u64| all.iter().filter(|line| line["group"] == group).cloned().collect::<Vec<_>>();
+    assert_eq!(parsed(shown(&["--group", "5"])), of_group(5));
+    let index = parsed(shown(&["--index"]));
+    assert_eq!(index.len(), 8);
+    for entry in &index {
+        let own = of_group(entry["group"].as_u64().unwrap());
+        let rewards: Vec<f64> = own.iter().map(|line| line["rewards"][0].as_f64().unwrap()).collect();
+        assert_eq!(entry["reward"], (rewards[0] + rewards[1]) / 2.0);
+        assert_eq!((&entry["completions"], &entry["step"]), (&json!(2), &own[0]["step"]));
+    }
+    fs::write(root.join("lines.jsonl"), shown(&[])).unwrap();
+    for (file, out) in [("lines.jsonl", "of_lines"), ("run/rollouts.bin", "of_file")] {
+        good(root, &replay(file, out, &["max_steps=4"]));
+    }
+    assert_eq!(weights(&root.join("of_lines")), weights(&root.join("of_file")));
+
+    refused(root, &["rollouts", "run", "--group", "99"], &["has no group 99", "--index"]);
+    refused(root, &["rollouts", "model"], &["model is not a run"]);
+    refused(root, &["rollouts", "of_file"], &["rollouts.bin: there is none", "record_rollouts = true"]);
+    let file = root.join("run/rollouts.bin");
+    let mut bytes = fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    refused(root, &["rollouts", "run", "--group", "7"], &["rollouts.bin, the record at byte", "checksum"]);
+    refused(
+        root,
+        &replay("run/rollouts.bin", "never", &["max_steps=4"]),
+        &["rollouts.bin: record 7, at byte", "checksum"],
+    );
+}
+
+/// A generation that still has steps to come lies in a file of the checkpoint, with checksums of its own.
+#[test]
+fn a_damaged_generation_batch_is_refused() {
+    let dir = directory();
+    let root = dir.path();
+    good(root, &arguments("train", "run", &["num_iterations=4", "max_steps=6"]));
+    let file = root.join("run/checkpoints/step-000006/generation_batch.bin");
+    assert!(!root.join("run/checkpoints/step-000004/generation_batch.bin").exists(), "used up");
+    assert!(!root.join("run/model/generation_batch.bin").exists(), "not the model's");
+    let whole = fs::read(&file).unwrap();
+    let resume = ["train", "--resume", "run", "--set", "max_steps=8"];
+    for at in [0, whole.len() / 2, whole.len() - 1] {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 4;
+        fs::write(&file, &flipped).unwrap();
+        refused(root, &resume, &["generation_batch.bin", "damaged", "checkpoints/step-000004"]);
+    }
+    let first = 16 + u32::from_le_bytes(whole[4..8].try_into().unwrap()) as usize;
+    fs::write(&file, &whole[..first]).unwrap();
+    refused(root, &resume, &["has 2 samples, and the run left off with 4"]);
+    fs::remove_file(&file).unwrap();
+    refused(root, &resume, &["generation_batch.bin"]);
+    fs::write(&file, &whole).unwrap();
+    good(root, &resume);
 }

@@ -21,7 +21,7 @@ impl Scheduler {
     /// Appends the tokens that were drawn; ends or pauses the completions that are done with them. What was drawn after
     /// a guess that turned out wrong, or after an end, is dropped.
     pub(crate) fn postprocess(&mut self, draws: &[Draw], sampled: Sampled<'_>, stop: &StopCheck) {
-        let Sampled { ids, logps, alternatives } = sampled;
+        let Sampled { ids, logps, alternatives, entropies } = sampled;
         for (i, (draw, (&token, &logp))) in draws.iter().zip(ids.iter().zip(logps)).enumerate() {
             let id = draw.sequence;
             let version = self.model_of(id).map_or(0, ModelVersion::trained);
@@ -36,6 +36,10 @@ impl Scheduler {
             s.push(token, logp, true, version);
             if let Some((ids, logps)) = alternatives.get(i) {
                 s.top.push(ids, logps);
+            }
+            if let Some(Some(entropy)) = entropies.get(i) {
+                s.entropies.resize(s.logps.len() - 1, 0.0);
+                s.entropies.push(*entropy);
             }
             let group = &self.groups[s.group];
             let mut drawn = Drawn {

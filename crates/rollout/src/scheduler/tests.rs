@@ -44,7 +44,11 @@ fn step(s: &mut Scheduler) -> Vec<(usize, usize, usize)> {
 /// Every one of `draws` gave `id`.
 fn sampled(s: &mut Scheduler, draws: &[Draw], id: u32) {
     let (ids, logps) = (vec![id; draws.len()], vec![0.0; draws.len()]);
-    s.postprocess(draws, Sampled { ids: &ids, logps: &logps, alternatives: &[] }, &StopCheck::default());
+    s.postprocess(
+        draws,
+        Sampled { ids: &ids, logps: &logps, alternatives: &[], entropies: &[] },
+        &StopCheck::default(),
+    );
 }
 
 #[test]

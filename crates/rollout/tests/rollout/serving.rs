@@ -4,7 +4,7 @@
 use crate::engine::{VOCAB, sampling, small};
 use crate::*;
 use model::ModelView;
-use model::columns::{SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
+use model::columns::{ENTROPIES, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
 use rollout::{AdapterVersion, Counters, Drawn, FinishReason, ModelVersion, Models, RequestId, SequenceId};
 use std::collections::HashMap;
 
@@ -430,6 +430,32 @@ fn guesses_change_the_number_of_steps_alone() {
     let (cut, _) = generate(&stopping, roomy(128), &|_| Vec::new());
     assert_eq!(generate(&stopping, roomy(128), &all_right).0, cut);
     assert_eq!(generate(&stopping, roomy(128), &too_long).0, cut);
+}
+
+/// Entropies are those of the trainer's forward pass, bit for bit; asking for them changes nothing else.
+#[test]
+fn entropies_are_the_trainer_s() {
+    let (ctx, weights) = small();
+    let prompts = [prompt(VOCAB, 0, 70), prompt(VOCAB, 1, 6)];
+    let of = |entropies: bool| {
+        let sampling = SamplingParams { temperature: 0.7, entropies, ..sampling(6) };
+        let mut engine = poisoned(&ctx, &weights, roomy(128));
+        engine.generate(&weights, requests(&prompts, 20, sampling)).unwrap()
+    };
+    let (groups, without) = (of(true), of(false));
+    assert_eq!(bits(&groups), bits(&without));
+    assert!(completions(&without).all(|c| c.columns.f32(ENTROPIES).is_none()));
+    let mut scorer = model::Scorer::new(ctx.memory(), 512, true);
+    let mut compared = 0;
+    for group in &groups {
+        for completion in &group.completions {
+            let sequence = model::PromptCompletion { prompt: &group.prompt.ids, completion: &completion.ids };
+            let scores = scorer.score(&ctx, &weights, &[sequence], 0.7).unwrap().pop().unwrap();
+            assert_eq!(completion.columns.f32(ENTROPIES).unwrap(), scores.entropies);
+            compared += scores.entropies.len();
+        }
+    }
+    assert_eq!(compared, 2 * 20 * 6);
 }
 
 /// What is reported of prompts and of alternatives comes from the head that the trainer has.
