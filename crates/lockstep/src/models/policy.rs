@@ -222,8 +222,8 @@ pub fn load_weights(ctx: &Context, dir: &Path, config: &Arc<ModelConfig>) -> any
     Weights::load(ctx.memory(), dir, config).or_bad_input()
 }
 
-/// The weights that a run trains: those of the model, with the adapter that it continues, or that the configuration asks
-/// for; as they were at the checkpoint that it begins from, if there is one. A new head of scores begins at 0.
+/// The weights that a run trains: those of the model, with the adapter that it continues, or that the configuration
+/// asks for; as they were at the checkpoint that it begins from, if there is one. A new head of scores begins at 0.
 pub fn trained_weights(
     builder: &mut Builder<'_>,
     source: &ModelSource,

@@ -20,8 +20,8 @@ const LOGITS_BYTES: u64 = 256 * 4096 * 4;
 /// Allowance for what CUDA's memory pool takes more than it is asked for: it takes memory from the device in pieces.
 /// Not measured on hardware yet.
 const POOL_BYTES: u64 = 64 << 20;
-/// Bytes for each element of a tensor while it is read: as f32, and as it lies in the file, which is mapped. (Tensors are
-/// written in pieces that the cache holds.)
+/// Bytes for each element of a tensor while it is read: as f32, and as it lies in the file, which is mapped. (Tensors
+/// are written in pieces that the cache holds.)
 const READ_BYTES: u64 = 8;
 /// The part that reading takes.
 const READING: &str = "reading: largest tensor";
@@ -109,8 +109,8 @@ fn add(parts: &mut Vec<Part>, memory: &Memory, whose: &str) {
 }
 
 impl Part {
-    /// Whether nothing has touched it while weights are read, and the optimizer's state if the run `resumes`. Until then
-    /// Linux has promised its pages, and given none.
+    /// Whether nothing has touched it while weights are read, and the optimizer's state if the run `resumes`. Until
+    /// then Linux has promised its pages, and given none.
     fn is_untouched_while_reading(&self, resumes: bool) -> bool {
         let kind = self.name.rsplit(": ").next().unwrap_or_default();
         kind == "optimizer" && !resumes || ["gradients", "activations", "workspace", "kv cache"].contains(&kind)
