@@ -3,10 +3,9 @@
 use super::RunDir;
 use super::abandoned;
 use super::alarms::Alarms;
-use super::checkpoint::{self, Checkpoints, Kept, moments, state};
+use super::checkpoint::{self, Checkpoints, Kept, state};
 use super::data_position::DataPosition;
 use super::device_meter;
-use super::eval_metrics::check_best_metric;
 use super::evaluations::Evaluations;
 use super::inputs::RunInputs;
 use super::learner::Learner;
@@ -17,69 +16,53 @@ use super::resume::{ResumeFrom, check_resumable};
 use super::training::TrainingRun;
 use crate::bad_input;
 use crate::config::{Purpose, changes};
-use crate::data::Sampler;
 use crate::error::OrBadInput;
-use crate::models::{Policy, compare_base};
+use crate::models::compare_base;
 use serde_json::Value;
 use state::RunState;
 use std::path::Path;
-use train::Trainer;
 
-/// What a task adds to the [`RunInputs`] of its run.
-pub struct RunSetup {
-    /// The model that it trains.
-    pub policy: Policy,
-    /// What trains it.
-    pub trainer: Trainer,
+/// What a task builds of its run, from the [`RunInputs`].
+pub struct RunParts {
+    /// The policy, and what trains it.
+    pub learner: Learner,
     /// The order of rows.
-    pub sampler: Sampler,
-    /// Optimizer steps of an epoch.
-    pub steps_per_epoch: u64,
-    /// Optimizer steps of the run.
-    pub total_steps: u64,
-    /// SHA-256 of the data.
-    pub data_hash: String,
+    pub data: DataPosition,
+    /// What evaluations will give.
+    pub evaluations: Evaluations,
     /// Which command's run it is.
     pub purpose: Purpose,
     /// What progress is called.
     pub label: &'static str,
-    /// Names of the metrics that an evaluation gives, `eval_` before each.
-    pub evaluation_metrics: Vec<String>,
-    /// It gives others, too, which a program computes.
-    pub has_other_metrics: bool,
 }
 
 impl TrainingRun {
-    /// Takes up the state of a checkpoint, with `restore` what the task saved there, and then opens the run's directory
-    /// and logs: everything that can be wrong with the input is found before the first file is written.
+    /// Takes up the state of a checkpoint, with `restore` what the task saved in that directory, and then opens the
+    /// run's directory and logs: everything that can be wrong with the input is found before the first file is written.
     pub fn begin(
         inputs: RunInputs,
-        setup: RunSetup,
-        restore: impl FnOnce(Value) -> anyhow::Result<()>,
+        parts: RunParts,
+        restore: impl FnOnce(Value, &Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<TrainingRun> {
-        let RunInputs { mut resolved, dir, resume_from, ctx, console, sinks, stop, callbacks, .. } = inputs;
-        let RunSetup { mut policy, mut trainer, mut sampler, data_hash, label, .. } = setup;
+        let RunInputs { mut resolved, dir, resume_from, console, sinks, stop, callbacks, .. } = inputs;
+        let RunParts { mut learner, mut data, mut evaluations, purpose, label } = parts;
         resolved.config.output_dir = Some(dir.root().to_owned());
         let config_toml = resolved.to_toml();
         let config = resolved.config;
-        if !setup.has_other_metrics {
-            check_best_metric(&config, &setup.evaluation_metrics)?;
+        let is_resumed = resume_from.checkpoint().is_some();
+        let (mut log_bytes, mut unlogged, mut alarms) = Default::default();
+        if let Some(from) = resume_from.checkpoint() {
+            let state = RunState::read(from)?;
+            check_resumable(&state, &config, &learner.ctx, &data.hash)?;
+            learner.restore(from, &state)?;
+            data.restore(&state);
+            evaluations.restore(&state);
+            let file = from.join(state::FILE);
+            restore(state.task, from).or_bad_input_in(format!("{} is damaged", file.display()))?;
+            (log_bytes, unlogged, alarms) = (state.log_bytes, state.unlogged, Alarms::restore(state.alarms));
         }
-        let state = match resume_from.checkpoint() {
-            Some(from) => {
-                let mut state = RunState::read(from)?;
-                check_resumable(&state, &config, &ctx, &data_hash)?;
-                moments::restore_moments(from, "", &mut trainer)?;
-                trainer.set_state(state.trainer);
-                policy.weights.set_version(state.weights_version);
-                sampler.restore(state.sampler);
-                let file = from.join(state::FILE);
-                restore(state.task.take()).or_bad_input_in(format!("{} is damaged", file.display()))?;
-                Some(state)
-            }
-            None => None,
-        };
-        let models = Models::hashed(&dir, &config, setup.purpose, &policy.dir, state.is_some(), &stop)?;
+        let policy = &mut learner.policy;
+        let models = Models::hashed(&dir, &config, purpose, &policy.dir, is_resumed, &stop)?;
         stop.check()?;
         policy.base_sha256 = policy.weights.adapter.is_some().then(|| models.weights_sha256());
         if let (Some(from), Some(found), false) =
@@ -87,7 +70,7 @@ impl TrainingRun {
         {
             compare_base(from, &policy.dir, || Ok(found.clone()))?;
         }
-        let began = resume_from.configuration(&dir, setup.purpose)?;
+        let began = resume_from.configuration(&dir, purpose)?;
 
         let killed = dir.lock()?;
         // Another process may have been given the same directory, and been quicker.
@@ -101,17 +84,16 @@ impl TrainingRun {
             }
             _ => {}
         }
-        let (step, log_bytes, unlogged) = match &state {
-            Some(state) => (state.step, state.log_bytes.clone(), state.unlogged.clone()),
-            None => Default::default(),
-        };
+        let step = learner.step;
         let abandoned = abandoned::set_aside(&dir, step, &log_bytes)?;
         dir.create(&config_toml)?;
         checkpoint::sweep(&dir)?;
         console.set_log_file(dir.log(0))?;
         let mut reporter = Reporter::open(&dir, sinks, &config)?;
         reporter.resume(step, &log_bytes, unlogged)?;
-        let sinks = reporter.sinks();
+        let stages = device_meter::stages(&reporter, &learner.ctx);
+        let log = RunLog::new(stages, reporter, alarms, callbacks, label);
+        let sinks = log.sinks();
         models.unchecked.iter().for_each(|what| sinks.warn(what));
         let place = |dir: &Path| dir.canonicalize().ok();
         if let Some(old) = began.as_ref().and_then(|began| began.output_dir.as_deref())
@@ -128,8 +110,7 @@ impl TrainingRun {
         match resume_from {
             ResumeFrom::Checkpoint(from) => {
                 // Killed when this one was written and an old one not yet deleted.
-                let best = state.as_ref().and_then(|state| state.best.as_ref());
-                checkpoint::prune(&dir, Kept::new(&config, best))?;
+                checkpoint::prune(&dir, Kept::new(&config, evaluations.best.as_ref()))?;
                 sinks.info(&format!("resuming after step {step} from {}", from.display()));
             }
             ResumeFrom::Beginning => {
@@ -138,48 +119,26 @@ impl TrainingRun {
             }
             ResumeFrom::Nothing => {}
         }
-        let metadata = RunMetadata {
-            command: setup.purpose.command(),
-            config: &config,
-            config_toml: &config_toml,
-            ctx: &ctx,
-            models: &models,
-            data_hash: &data_hash,
-            step,
-            changed: began.map_or(Vec::new(), |began| changes(&began, &config)),
-        };
-        for (name, by) in provenance::isolation(&config, metadata.command) {
+        for (name, by) in provenance::isolation(&config, purpose.command()) {
             if by.starts_with("none") {
                 sinks.warn(&format!("reward `{name}` runs programs WITHOUT ISOLATION: unsafe_no_sandbox = true"));
             }
         }
-        provenance::write(&dir, metadata)?;
-        let run = TrainingRun {
-            learner: Learner::new(ctx.clone(), policy, trainer, config.schedule(setup.total_steps), step),
-            data: DataPosition {
-                hash: data_hash,
-                sampler,
-                steps_per_epoch: setup.steps_per_epoch.max(1),
-                num_tokens: state.as_ref().map_or(0, |state| state.num_tokens),
-            },
-            checkpoints: Checkpoints::new(dir, state.as_ref().filter(|state| !state.evaluation_due).map(|_| step)),
-            log: RunLog::new(
-                device_meter::stages(&reporter, &ctx),
-                reporter,
-                state.as_ref().map_or_else(Alarms::default, |state| Alarms::restore(state.alarms.clone())),
-                callbacks,
-                label,
-            ),
-            evaluations: Evaluations {
-                due: state.as_ref().is_some_and(|state| state.evaluation_due),
-                without_improvement: state.as_ref().map_or(0, |state| state.evaluations_without_improvement),
-                best: state.and_then(|state| state.best),
-                has_other_metrics: setup.has_other_metrics,
-            },
-            config,
-            stop,
+        let metadata = RunMetadata {
+            command: purpose.command(),
+            config: &config,
+            config_toml: &config_toml,
+            ctx: &learner.ctx,
+            models: &models,
+            data_hash: &data.hash,
+            step,
+            changed: began.map_or(Vec::new(), |began| changes(&began, &config)),
         };
-        run.log.progress(&run.learner, String::new())?;
-        Ok(run)
+        provenance::write(&dir, metadata)?;
+        log.progress(&learner, String::new())?;
+        // One that was written before the evaluation that was due is written again after it.
+        let saved_at = (is_resumed && !evaluations.due).then_some(step);
+        let checkpoints = Checkpoints::new(dir, saved_at);
+        Ok(TrainingRun { config, learner, data, log, evaluations, checkpoints, stop })
     }
 }

@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::data::Sampler;
 use crate::error::BadInput;
+use crate::run::checkpoint::state::RunState;
 
 /// How far a run is in its data.
 #[derive(Clone, Debug)]
@@ -15,6 +16,19 @@ pub struct DataPosition {
     pub steps_per_epoch: u64,
     /// Tokens seen.
     pub num_tokens: u64,
+}
+
+impl DataPosition {
+    /// At the beginning of data with this hash.
+    pub fn new(hash: String, sampler: Sampler, steps_per_epoch: u64) -> DataPosition {
+        DataPosition { hash, sampler, steps_per_epoch: steps_per_epoch.max(1), num_tokens: 0 }
+    }
+
+    /// Takes up the place of a checkpoint.
+    pub fn restore(&mut self, state: &RunState) {
+        self.sampler.restore(state.sampler);
+        self.num_tokens = state.num_tokens;
+    }
 }
 
 /// A sampler of `rows` rows, `chunk` at a time; a batch larger than the data is refused.

@@ -1,14 +1,13 @@
 //! The evaluations of a run: whether one is due, which was the best, and how many since were no better.
 
-use super::checkpoint::state::Best;
-use super::eval_metrics::{MetricsFailed, no_such_metric};
+use super::checkpoint::state::{Best, RunState};
+use super::eval_metrics::{MetricsFailed, check_best_metric, no_such_metric};
 use crate::config::Config;
 use crate::rollouts::evaluate::find;
 use anyhow::Context as _;
 use telemetry::Sinks;
 
 /// The evaluations so far.
-#[derive(Default)]
 pub struct Evaluations {
     /// The step is done, and an evaluation of it is not.
     pub due: bool,
@@ -17,10 +16,26 @@ pub struct Evaluations {
     /// So many in a row were not better than it.
     pub without_improvement: u32,
     /// They may have metrics of other names than those that are known before.
-    pub has_other_metrics: bool,
+    has_other_metrics: bool,
 }
 
 impl Evaluations {
+    /// None so far. They will give the metrics of these names, `eval_` before each, and others if a program computes
+    /// some. A best model by a metric that none of them has is refused.
+    pub fn new(config: &Config, names: &[String], has_other_metrics: bool) -> anyhow::Result<Evaluations> {
+        if !has_other_metrics {
+            check_best_metric(config, names)?;
+        }
+        Ok(Evaluations { due: false, best: None, without_improvement: 0, has_other_metrics })
+    }
+
+    /// Takes up those of a checkpoint.
+    pub fn restore(&mut self, state: &RunState) {
+        self.due = state.evaluation_due;
+        self.best.clone_from(&state.best);
+        self.without_improvement = state.evaluations_without_improvement;
+    }
+
     /// Takes the metrics of an evaluation after `step`: of the best the weights may become the run's result. Says
     /// whether the run stops early.
     pub fn take(

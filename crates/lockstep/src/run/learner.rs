@@ -4,8 +4,10 @@
 use crate::bad_input;
 use crate::models::{Policy, WriteFiles};
 use crate::run::checkpoint::moments;
+use crate::run::checkpoint::state::RunState;
 use kernels::Context;
 use model::Trainable;
+use std::path::Path;
 use telemetry::Stages;
 use telemetry::stages::Span;
 use train::{Samples, Schedule, StepParams, Trainer, UpdateMetrics};
@@ -35,9 +37,18 @@ pub struct Update {
 }
 
 impl Learner {
-    /// `policy` after `step` optimizer steps.
-    pub fn new(ctx: Context, policy: Policy, trainer: Trainer, schedule: Schedule, step: u64) -> Learner {
-        Learner { ctx, policy, trainer, schedule, step, gradient_time_s: 0.0 }
+    /// `policy` before its first step.
+    pub fn new(ctx: Context, policy: Policy, trainer: Trainer, schedule: Schedule) -> Learner {
+        Learner { ctx, policy, trainer, schedule, step: 0, gradient_time_s: 0.0 }
+    }
+
+    /// Takes up the optimizer's state in `checkpoint`, whose weights the policy has, and the counters of `state`.
+    pub fn restore(&mut self, checkpoint: &Path, state: &RunState) -> anyhow::Result<()> {
+        moments::restore_moments(checkpoint, "", &mut self.trainer)?;
+        self.trainer.set_state(state.trainer);
+        self.policy.weights.set_version(state.weights_version);
+        self.step = state.step;
+        Ok(())
     }
 
     /// Whether the last step is done.

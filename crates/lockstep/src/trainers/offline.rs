@@ -8,9 +8,10 @@ use crate::data::{DatasetSpec, Pairs};
 use crate::error::BadInput;
 use crate::models::{Builder, ModelSource, Policy, Work, load_assets, trained_weights};
 use crate::rollouts::evaluate::{find, prefix};
-use crate::run::begin::RunSetup;
-use crate::run::data_position::sampler;
+use crate::run::begin::RunParts;
+use crate::run::data_position::{DataPosition, sampler};
 use crate::run::eval_metrics::{EvalBatch, EvalMetrics, MetricsFailed, PADDING, SetSize};
+use crate::run::evaluations::Evaluations;
 use crate::run::inputs::RunInputs;
 use crate::run::learner::Learner;
 use crate::run::memory_plan::{Available, MemoryPlan, longest_of, planned};
@@ -329,26 +330,20 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
     if let Some(line) = O::describe([rows.train.len(), rows.held_out_rows()]) {
         inputs.sinks.info(&line);
     }
-    let setup = RunSetup {
-        policy,
-        trainer,
-        sampler,
-        steps_per_epoch: chunks as u64,
-        total_steps: match config.max_steps > 0 {
-            true => config.max_steps as u64,
-            false => (config.num_train_epochs * chunks as f64).ceil() as u64,
-        },
-        data_hash: std::mem::take(&mut rows.hash),
+    let names = |set: &HeldOut<O::Row>| O::EVALUATION_METRICS.iter().map(|name| prefix(&set.name) + name).collect();
+    let names: Vec<Vec<String>> = rows.held_out.iter().map(names).collect();
+    let total_steps = match config.max_steps > 0 {
+        true => config.max_steps as u64,
+        false => (config.num_train_epochs * chunks as f64).ceil() as u64,
+    };
+    let parts = RunParts {
+        learner: Learner::new(ctx, policy, trainer, config.schedule(total_steps)),
+        data: DataPosition::new(std::mem::take(&mut rows.hash), sampler, chunks as u64),
+        evaluations: Evaluations::new(&config, &names.concat(), metrics.is_some())?,
         purpose: O::PURPOSE,
         label: O::PURPOSE.command(),
-        evaluation_metrics: rows
-            .held_out
-            .iter()
-            .flat_map(|set| O::EVALUATION_METRICS.iter().map(|name| prefix(&set.name) + name))
-            .collect(),
-        has_other_metrics: metrics.is_some(),
     };
-    let run = TrainingRun::begin(inputs, setup, |_| Ok(()))?;
+    let run = TrainingRun::begin(inputs, parts, |_, _| Ok(()))?;
     Ok((OfflineTask { rows, scorer, metrics }, run))
 }
 

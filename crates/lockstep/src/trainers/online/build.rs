@@ -13,9 +13,11 @@ use crate::rollouts::evaluate::{self, Evaluation};
 use crate::rollouts::function::FunctionRollouts;
 use crate::rollouts::replay::{Limits, Replay};
 use crate::rollouts::rewards::{ConfiguredReward, check_columns, models, named_rewards, ready_rewards};
-use crate::run::begin::RunSetup;
-use crate::run::data_position::sampler;
+use crate::run::begin::RunParts;
+use crate::run::data_position::{DataPosition, sampler};
+use crate::run::evaluations::Evaluations;
 use crate::run::inputs::RunInputs;
+use crate::run::learner::Learner;
 use crate::run::memory_plan::Available;
 use crate::run::training::TrainingRun;
 use model::{Head, ModelAssets};
@@ -27,7 +29,7 @@ use telemetry::counted;
 /// A pipeline that can begin: all of its input is known to be good, and nothing was written.
 pub struct Prepared {
     pipeline: RolloutPipeline,
-    setup: RunSetup,
+    parts: RunParts,
 }
 
 impl Prepared {
@@ -105,17 +107,12 @@ impl Prepared {
         });
         let policy = Policy::of(model.dir, assets, weights);
         let eval_weights = config.weights_of_rewards();
-        let setup = RunSetup {
-            policy,
-            trainer,
-            sampler,
-            steps_per_epoch: chunks as u64 * sizes.steps(),
-            total_steps: config.total_steps(chunks),
-            data_hash: hash,
+        let parts = RunParts {
+            learner: Learner::new(ctx, policy, trainer, config.schedule(config.total_steps(chunks))),
+            data: DataPosition::new(hash, sampler, chunks as u64 * sizes.steps()),
+            evaluations: Evaluations::new(&config, &evaluation_metrics, false)?,
             purpose: Purpose::Grpo,
             label: config.algorithm.label(),
-            evaluation_metrics,
-            has_other_metrics: false,
         };
         let pipeline = RolloutPipeline {
             reward_weights: match &source {
@@ -133,7 +130,7 @@ impl Prepared {
             evaluation,
             state: RolloutState::default(),
         };
-        Ok((Prepared { pipeline, setup }, own))
+        Ok((Prepared { pipeline, parts }, own))
     }
 
     /// Begins the run; `restore` takes up what its task saved in a checkpoint.
@@ -142,10 +139,9 @@ impl Prepared {
         inputs: RunInputs,
         restore: impl FnOnce(&mut RolloutPipeline, Value, &Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<(RolloutPipeline, TrainingRun)> {
-        let Prepared { mut pipeline, setup } = self;
+        let Prepared { mut pipeline, parts } = self;
         let sizes = pipeline.sizes;
-        let checkpoint = inputs.resume_from.checkpoint().unwrap_or(Path::new("")).to_owned();
-        inputs.sinks.info(&setup.policy.describe(&inputs.ctx));
+        inputs.sinks.info(&parts.learner.policy.describe(&inputs.ctx));
         inputs.sinks.info(&format!(
             "a generation is {} × {} and serves {} of {} · prompts shared: {}",
             counted(sizes.generation / sizes.group, "prompt"),
@@ -154,7 +150,7 @@ impl Prepared {
             counted(sizes.optimizer, "completion"),
             if inputs.config().prefix_sharing { "yes" } else { "no" }
         ));
-        let run = TrainingRun::begin(inputs, setup, |state| restore(&mut pipeline, state, &checkpoint))?;
+        let run = TrainingRun::begin(inputs, parts, |state, checkpoint| restore(&mut pipeline, state, checkpoint))?;
         Ok((pipeline, run))
     }
 }
