@@ -60,7 +60,7 @@ class Table:
         return [pattern.pattern for pattern in patterns if not any(pattern.fullmatch(test) for test in outcomes)]
 
 
-def judged(outcomes, table):
+def verdicts_of(outcomes, table):
     """Test → (verdict, kind, reason). The verdict is passed, excluded, failed, or `passes` of a test that the table
     wrongly excludes; those that never come to lockstep_rl (TRL's own collators, say) may pass and stay excluded."""
     result = {}
@@ -99,7 +99,7 @@ def counts(verdicts):
 
 def print_summary(outcomes, table):
     """Prints counts, and what is not as the table says; gives how many those are."""
-    verdicts = judged(outcomes, table)
+    verdicts = verdicts_of(outcomes, table)
     for file, count in counts(verdicts).items():
         print(f"{file}: {sum(count.values())} tests, " + ", ".join(f"{n} {word}" for word, n in sorted(count.items())))
     for test, (verdict, kind, reason) in verdicts.items():
@@ -126,7 +126,7 @@ def of_trl(outcomes, path, whole):
 
 def page(outcomes, table, state):
     """docs/python/trl-suite.md."""
-    verdicts = judged(outcomes, table)
+    verdicts = verdicts_of(outcomes, table)
     lines = [
         "# TRL's own tests, on lockstep_rl",
         "",
