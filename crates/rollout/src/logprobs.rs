@@ -1,5 +1,6 @@
 //! What is wanted beside the log-probabilities of the sampled tokens: those of a prompt's tokens and of the likeliest
-//! alternatives, and entropies. They come from whole rows of logits, a few rows at a time, for the requests that want them alone.
+//! alternatives, and entropies. They come from whole rows of logits, a few rows at a time, for the requests that want
+//! them alone.
 
 use crate::Result;
 use crate::scheduler::{Chunk, Scheduler};

@@ -1,5 +1,5 @@
-//! What older versions have on disk: the generation batch that a checkpoint of format 2 keeps in its run_state.json. Read
-//! alone; nothing writes it.
+//! What older versions have on disk: the generation batch that a checkpoint of format 2 keeps in its run_state.json.
+//! Read alone; nothing writes it.
 //!
 //! (Recorded rollouts of these versions are JSON lines, which [`replay`](super::replay) reads from any program.)
 
@@ -83,7 +83,8 @@ mod tests {
         let tokens = json!({"tokens": [0x3f00_0000, 0x0040_0000]});
         let saved = |prompts| {
             json!({"used": 3, "prompts": prompts,
-                "samples": [sample(0, json!({"sequence": 0x7fc0_1234})), sample(1, tokens.clone()), sample(1, tokens.clone())]})
+                "samples": [sample(0, json!({"sequence": 0x7fc0_1234})), sample(1, tokens.clone()),
+                    sample(1, tokens.clone())]})
         };
         let batch: SavedBatch = serde_json::from_value(saved(json!([[1, 2], [1, 2]]))).unwrap();
         assert_eq!(batch.used, 3);

@@ -1,10 +1,11 @@
 //! Rollouts from a file instead of from the model: for conformance, debugging, offline comparison.
 //!
-//! A file is what `record_rollouts = true` writes ([`wire`](super::wire)), or has one JSON object per line: `prompt_ids`,
-//! `completion_ids`, `rewards` (a number, or one for each reward function; null where it gave no score), and, where known,
-//! `logprobs`, `ref_logprobs`, `mask` (the tokens that the model sampled), `truncated`, `versions`, `reward_names`. A line is a
-//! completion, or a group: then all but `prompt_ids` and `reward_names` are lists with one element per completion. Groups
-//! lie in the order in which they are trained on, `num_generations` completions each.
+//! A file is what `record_rollouts = true` writes ([`wire`](super::wire)), or has one JSON object per line:
+//! `prompt_ids`, `completion_ids`, `rewards` (a number, or one for each reward function; null where it gave no
+//! score), and, where known, `logprobs`, `ref_logprobs`, `mask` (the tokens that the model sampled), `truncated`,
+//! `versions`, `reward_names`. A line is a completion, or a group: then all but `prompt_ids` and `reward_names` are
+//! lists with one element per completion. Groups lie in the order in which they are trained on, `num_generations`
+//! completions each.
 //!
 //! All of it is read and checked before the run begins. It knows no reward: the file's scores are taken as they are.
 

@@ -1,7 +1,8 @@
 //! A file of groups that grows, and the index beside it.
 //!
-//! `NAME.bin` is records, one behind the other. `NAME.idx` says where each lies, so that a reader goes to the nth at once: 8
-//! bytes (`LSI`, the version 1, and the length of an entry as a u32), then an entry for each record, little-endian:
+//! `NAME.bin` is records, one behind the other. `NAME.idx` says where each lies, so that a reader goes to the nth at
+//! once: 8 bytes (`LSI`, the version 1, and the length of an entry as a u32), then an entry for each record,
+//! little-endian:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -11,8 +12,8 @@
 //! | 8, 8 | f64: mean and standard deviation (of the population) of the weighted rewards; NaN without any |
 //! | 4, 4 | completions, and tokens of all of them |
 //!
-//! Later versions may put more behind these. The index is made of the records alone: where it is missing or does not fit
-//! them, it is made again.
+//! Later versions may put more behind these. The index is made of the records alone: where it is missing or does not
+//! fit them, it is made again.
 
 use super::group::Group;
 use super::record::{HEADER, RecordReader, WireError, record_length};

@@ -7,7 +7,8 @@ use rollout::FinishReason;
 use serde_json::{Map, Value};
 use train::Advantage;
 
-/// What weights come from, beside their version: two versions of one number are the same weights where this is the same.
+/// What weights come from, beside their version: two versions of one number are the same weights where this is the
+/// same.
 pub type Lineage = [u8; 16];
 
 /// A group. What is not known is `None` or empty.

@@ -1,15 +1,16 @@
 //! The one form of a scored group outside a process: in a recorded run (`rollouts.bin`), in a checkpoint's unfinished
 //! generation batch, and between a worker and its learner.
 //!
-//! A [`Group`] is a prompt, its completions and what is known of them; [`Group::write`] and [`Group::read`] make bytes of
-//! it and a group again, to the same bits. Below that lies a record of named columns ([`RecordWriter`], [`RecordReader`]),
-//! which knows no group: a message between processes may be one, too. [`file`](mod@file) appends records to a file and
-//! finds them again.
+//! A [`Group`] is a prompt, its completions and what is known of them; [`Group::write`] and [`Group::read`] make
+//! bytes of it and a group again, to the same bits. Below that lies a record of named columns ([`RecordWriter`],
+//! [`RecordReader`]), which knows no group: a message between processes may be one, too. [`file`](mod@file) appends
+//! records to a file and finds them again.
 //!
 //! # Bytes
 //!
-//! All numbers are little-endian. A *varint* is an unsigned LEB128 number of at most 64 bits: seven bits a byte, the lowest
-//! first, the high bit set in all bytes but the last. A file or a message is any number of records, one behind the other:
+//! All numbers are little-endian. A *varint* is an unsigned LEB128 number of at most 64 bits: seven bits a byte, the
+//! lowest first, the high bit set in all bytes but the last. A file or a message is any number of records, one behind
+//! the other:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -39,9 +40,9 @@
 //!
 //! # Columns of a group
 //!
-//! C completions; T tokens, those of all completions together, the first completion's first. A column that is absent says
-//! that the thing is not known, or is as the last column of the table says. More columns may follow in later versions;
-//! none of these changes its meaning.
+//! C completions; T tokens, those of all completions together, the first completion's first. A column that is absent
+//! says that the thing is not known, or is as the last column of the table says. More columns may follow in later
+//! versions; none of these changes its meaning.
 //!
 //! | column | kind | values | absent |
 //! |---|---|---|---|

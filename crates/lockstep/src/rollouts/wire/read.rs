@@ -1,5 +1,5 @@
-//! A record as a group: the mirror image of [`write`](super::write). What lengths and numbers a record names is compared
-//! with what is there before anything is allocated for it.
+//! A record as a group: the mirror image of [`write`](super::write). What lengths and numbers a record names is
+//! compared with what is there before anything is allocated for it.
 
 use super::group::{Completion, Fork, Group};
 use super::record::{Kind, RecordReader, WireError};
