@@ -68,8 +68,9 @@ impl<'a> Fields<'a> {
     pub fn ids(&self, key: &str, default: &[u32]) -> Result<Vec<u32>> {
         let one = |v: &Value| match (v.as_u64(), v.as_i64()) {
             (Some(id), _) if id <= u64::from(u32::MAX) => Ok(Some(id as u32)),
-            (None, Some(_)) => Ok(None),
-            _ => Err(self.error(key, "expected a token id")),
+            // What some libraries write for none.
+            (None, Some(-1)) => Ok(None),
+            _ => Err(self.error(key, format!("expected a token id, not {v}"))),
         };
         match self.map.get(key) {
             None => Ok(default.to_vec()),

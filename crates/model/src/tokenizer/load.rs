@@ -17,9 +17,6 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer> {
         _ => Error::io(&path, e),
     })?;
     let mut inner = parse(bytes).map_err(|message| Error::file(&path, message))?;
-    // Files may carry the batch settings of whoever wrote them; ids here are of one text, and whole.
-    inner.with_truncation(None).map_err(failed)?;
-    inner.with_padding(None);
 
     let config = object(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
     let map = object(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
@@ -46,7 +43,11 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer> {
 fn parse(bytes: Vec<u8>) -> std::result::Result<tokenizers::Tokenizer, String> {
     serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).map_err(|e| format!("not JSON: {e}"))?;
     let parse_and_try = || {
-        let tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
+        // Files may carry the batch settings of whoever wrote them; ids here are of one text, and whole. A text that is
+        // padded to millions of tokens takes seconds.
+        tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
+        tokenizer.with_padding(None);
         // Whether it is an error does not matter: encoding that text reports it.
         let _ = tokenizer.encode("a b", true);
         Ok(tokenizer)

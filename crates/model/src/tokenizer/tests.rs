@@ -75,6 +75,34 @@ fn end_tokens_of_all_places_are_honoured() {
     assert!(eos().unwrap_err().to_string().contains("not a JSON object"));
 }
 
+/// Padding is for batches. To 100,000,000 tokens it took more than 20 s, and gigabytes, when the file was read.
+#[test]
+fn padding_of_a_file_costs_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    letters().save(dir.path()).unwrap();
+    let path = dir.path().join("tokenizer.json");
+    let mut file: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    file["padding"] = serde_json::json!({"strategy": {"Fixed": 100_000_000}, "direction": "Right", "pad_id": 0,
+        "pad_to_multiple_of": null, "pad_type_id": 0, "pad_token": "<pad>"});
+    std::fs::write(&path, file.to_string()).unwrap();
+    let begun = std::time::Instant::now();
+    assert_eq!(Tokenizer::load(dir.path()).unwrap().encode("ab").unwrap(), [2, 3]);
+    assert!(begun.elapsed().as_secs() < 5);
+}
+
+#[test]
+fn an_end_token_is_a_number_from_0_or_none() {
+    let read = |id: &str| {
+        ModelConfig::parse(&format!(
+            r#"{{"model_type":"llama","hidden_size":4,"intermediate_size":3,"num_hidden_layers":1,
+            "num_attention_heads":2,"vocab_size":10,"eos_token_id":{id}}}"#
+        ))
+    };
+    assert!(read("-1").unwrap().eos_token_ids.is_empty());
+    let error = read("-5").unwrap_err().to_string();
+    assert!(error.contains("eos_token_id") && error.contains("-5"), "{error}");
+}
+
 #[test]
 fn directories_without_a_readable_tokenizer_say_so() {
     let dir = tempfile::tempdir().unwrap();
