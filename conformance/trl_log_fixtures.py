@@ -17,6 +17,7 @@ os.environ.update(TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_OFFLINE="1", CUDA_VISIBLE
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "python/tests"))
 
+import recorded
 import torch
 import trl
 import trl.trainer.grpo_trainer as grpo_trainer
@@ -70,7 +71,7 @@ def main():
         args = lockstep_rl.GRPOConfig(f"{place}/own", record_rollouts=True, threads=1, disable_tqdm=True, **FIELDS)
         rows = [{"prompt": f"{word} "} for word in WORDS]
         lockstep_rl.GRPOTrainer(model, [vowels, lengths], args, rows).train()
-        lines = [json.loads(line) for line in open(f"{place}/own/rollouts.jsonl")]
+        lines = recorded.lines(f"{place}/own/rollouts.bin")
         log = replayed(model, place, lines)
     versions = dict(trl=trl.__version__, torch=torch.__version__.split("+")[0])
     OUT.parent.mkdir(exist_ok=True)

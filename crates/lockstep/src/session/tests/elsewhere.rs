@@ -147,7 +147,7 @@ fn placed(seen: &Seen) -> PlaceCollector {
 #[track_caller]
 fn same(here: &Path, elsewhere: &Path, steps: u64) {
     let (expected, found) = (files(here, steps), files(elsewhere, steps));
-    assert!(["metrics.jsonl", "rollouts.jsonl"].iter().all(|name| expected.contains_key(*name)));
+    assert!(["metrics.jsonl", "rollouts.bin"].iter().all(|name| expected.contains_key(*name)));
     assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>());
     let other: Vec<&String> = expected.keys().filter(|name| expected[*name] != found[*name]).collect();
     assert!(other.is_empty(), "{other:?}");
