@@ -32,16 +32,17 @@ fn divergence(run: &Path) -> Vec<f64> {
 #[test]
 fn a_student_comes_near_its_teacher_and_resumes() {
     let dir = with_teacher();
-    let long = ["max_steps=300", "logging_steps=50", "save_steps=300", "eval_steps=100", "learning_rate=0.03"];
+    let long = ["max_steps=300", "logging_steps=50", "save_steps=300", "eval_steps=100", "eval_dataset_name=d.jsonl"];
     let wide = ["num_generations=8", "per_device_train_batch_size=64"];
     good(dir.path(), &arguments("train", "far", &[&ALONE[..], &long, &wide].concat()));
     let found = divergence(&dir.path().join("far"));
     let (first, last) = (found[0], found[found.len() - 1]);
     assert!(first > 0.2 && last < 0.5 * first, "{found:?}");
-    // Without rewards the loss of an evaluation is the divergence on its prompts.
+    // Without rewards the loss is the divergence, and that of an evaluation the divergence on its prompts.
     let evaluated = of_lines(&dir.path().join("far"), "eval_loss");
     assert!(evaluated[evaluated.len() - 1] < evaluated[0], "{evaluated:?}");
     assert!(of_lines(&dir.path().join("far"), "eval_reward").is_empty());
+    assert!(!metrics(&dir.path().join("far")).iter().any(|line| line.contains("\"unscored\"")), "nothing could be");
 
     // Batches are used twice, so that checkpoints hold advantages of tokens; one completion of each prompt.
     let set = [&ALONE[..], &["num_generations=1", "num_iterations=2", "save_steps=1", "threads=1"]].concat();

@@ -257,7 +257,8 @@ impl History {
     /// What new completions and their scores say.
     fn look_at_generation(&mut self, signs: &GenerationSigns, no_problems: bool, seen: &mut Vec<Sighting>) {
         let all = signs.rows().count();
-        let unscored = signs.rows().filter(|row| row.total.is_none());
+        // Without rewards nothing could be.
+        let unscored = signs.rows().filter(|row| row.total.is_none() && !signs.rewards.is_empty());
         let count = unscored.clone().count();
         // Where a reward failed, that is what is said.
         if no_problems && count as f64 >= conditions::UNSCORED.threshold * all as f64 && count > 0 {
