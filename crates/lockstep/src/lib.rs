@@ -18,9 +18,9 @@
 //! | models | [`Policy`], [`Snapshot`], [`load_config`], [`load_weights`], [`locate`], [`locate_model`], [`HubKind`], [`samples_of_groups`] |
 //! | what is wrong with an input | [`BadInput`], [`error`], [`bad_input!`] |
 //!
-//! Rooms, from the ground up: `config` (every key), `algorithms` (what each minimises and needs), `models` (what a run trains), `data` (prompts
-//! and pairs), `rollouts` (completions, scored), `run` (the directory, steps, logs, checkpoints), `trainers` (GRPO,
-//! PPO, supervised, DPO, reward models) and `session` (all of it as a [`Run`]).
+//! Rooms, from the ground up: `config` (every key), `algorithms` (what each minimises and needs), `models` (what a run
+//! trains), `data` (prompts and pairs), `rollouts` (completions, scored), `run` (the directory, steps, logs,
+//! checkpoints), `trainers` (GRPO, PPO, supervised, DPO, reward models) and `session` (all of it as a [`Run`]).
 
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // expectations may come from std's functions
 

@@ -156,8 +156,9 @@ impl Trainer {
         grow_rope(&mut self.rope, &self.memory, model, positions);
     }
 
-    /// One optimizer step on all of `samples`: forward, loss, backward, clip, optimizer, and the next version of `model`. A
-    /// step whose loss or gradient is not finite changes nothing, is counted, and the third in a row is an error.
+    /// One optimizer step on all of `samples`: forward, loss, backward, clip, optimizer, and the next version of
+    /// `model`. A step whose loss or gradient is not finite changes nothing, is counted, and the third in a row is an
+    /// error.
     pub fn update<'a>(
         &mut self,
         ctx: &Context,

@@ -1,8 +1,8 @@
 //! Runs of an older build: its checkpoints resume, and its recorded rollouts replay, to the bits that it gave.
 //!
 //! `63ed136/NAME-DTYPE/` was written by that commit on the portable instruction set: `run/`, cut off after step 2 of 6,
-//! in the middle of a generation batch's uses; `bits.txt`, what the run left that was not cut off; `recorded.jsonl`, its
-//! rollouts; and `replayed.txt`, what a run on these left. `@SITE@` stands for the directory that it ran in.
+//! in the middle of a generation batch's uses; `bits.txt`, what the run left that was not cut off; `recorded.jsonl`,
+//! its rollouts; and `replayed.txt`, what a run on these left. `@SITE@` stands for the directory that it ran in.
 
 use crate::bits::{self, Bits};
 use crate::runs::{COMMON, STEPS, Site, good};

@@ -58,7 +58,8 @@ fn a_student_comes_near_its_teacher_and_resumes() {
     refused(dir.path(), &["train", "--resume", "again/checkpoints/step-000003"], &["teacher", "SHA-256"]);
 }
 
-/// With rewards both teach, by the weight of the teacher's part; a file of rollouts has the teacher's log-probabilities.
+/// With rewards both teach, by the weight of the teacher's part; a file of rollouts has the teacher's
+/// log-probabilities.
 #[test]
 fn rewards_are_added_and_rollouts_replayed() {
     let dir = with_teacher();

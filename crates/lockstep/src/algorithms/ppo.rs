@@ -46,8 +46,8 @@ impl PolicyGradient for Ppo {
         ] {
             if set {
                 bad_input!(
-                    "`{name}` is GRPO's; in PPO a generation is num_mini_batches (now {}) × per_device_train_batch_size × \
-                     gradient_accumulation_steps completions: set these",
+                    "`{name}` is GRPO's; in PPO a generation is num_mini_batches (now {}) × \
+                     per_device_train_batch_size × gradient_accumulation_steps completions: set these",
                     c.num_mini_batches
                 );
             }
@@ -60,9 +60,9 @@ impl PolicyGradient for Ppo {
         let (step, group) = (c.completions_per_step(), c.num_generations);
         if !step.is_multiple_of(group) {
             bad_input!(
-                "a mini-batch of {step} completions (per_device_train_batch_size × gradient_accumulation_steps) must be a \
-                 multiple of num_generations = {group}, so that groups are whole: set num_generations = 1, or another \
-                 batch size"
+                "a mini-batch of {step} completions (per_device_train_batch_size × gradient_accumulation_steps) must \
+                 be a multiple of num_generations = {group}, so that groups are whole: set num_generations = 1, or \
+                 another batch size"
             );
         }
         if c.adap_kl_ctrl && c.kl_coef == 0.0 {

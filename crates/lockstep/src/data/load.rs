@@ -44,8 +44,8 @@ pub struct DatasetSpec {
     pub completion_column: String,
     /// Whether every row must have a completion.
     pub needs_completion: bool,
-    /// Whether a row may be a whole `text`, or a conversation in `messages` (or `conversations`), in the place of prompt
-    /// and completion.
+    /// Whether a row may be a whole `text`, or a conversation in `messages` (or `conversations`), in the place of
+    /// prompt and completion.
     pub whole_texts: bool,
     /// New name → old name.
     pub columns: Vec<(String, String)>,

@@ -104,8 +104,8 @@ impl Collect for Collector {
 }
 
 impl Collector {
-    /// `num_generations` completions of each prompt by `model`, scored by every reward. A group that has ended is scored
-    /// while others are still generated, by the rewards that need no more than a group.
+    /// `num_generations` completions of each prompt by `model`, scored by every reward. A group that has ended is
+    /// scored while others are still generated, by the rewards that need no more than a group.
     pub fn collect_with(
         &mut self,
         model: ModelView<'_>,

@@ -1,5 +1,5 @@
-//! What learns: the policy, and what trains it. The gradient changes nothing that a checkpoint holds; the optimizer step
-//! does.
+//! What learns: the policy, and what trains it. The gradient changes nothing that a checkpoint holds; the optimizer
+//! step does.
 
 use crate::bad_input;
 use crate::models::{Policy, WriteFiles};

@@ -15,8 +15,9 @@ pub trait TrainingTask {
     /// The metrics that progress shows.
     fn shown_metrics(&self) -> &'static [&'static str];
 
-    /// The batch of the next optimizer step. A task that waits for one looks whether the run is to stop. If the batch is
-    /// dropped, neither the run nor the task's state has changed: another call gives the same one again, bit for bit.
+    /// The batch of the next optimizer step. A task that waits for one looks whether the run is to stop. If the batch
+    /// is dropped, neither the run nor the task's state has changed: another call gives the same one again, bit for
+    /// bit.
     fn next_batch(&mut self, run: &TrainingRun) -> anyhow::Result<Self::Batch>;
 
     /// One optimizer step on it. A stop request can end its gradient, and the batch is dropped; then it is

@@ -16,8 +16,8 @@ macro_rules! data_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)
     /// the prompt's are learned whole: a column `text`, or a conversation in `messages`; or they are token ids,
     /// `input_ids`, with `labels` (-100: not learned), `completion_mask` and `assistant_masks` as TRL has them.
     completion_column: String = "completion".to_owned() => OURS.read_by(SFT);
-    /// Supervised fine-tuning: learn only completions, not the prompts before them. Not set: where rows have prompts (or
-    /// a `completion_mask`).
+    /// Supervised fine-tuning: learn only completions, not the prompts before them. Not set: where rows have prompts
+    /// (or a `completion_mask`).
     completion_only_loss: Option<bool> = None => TRL.read_by(SFT);
     /// Supervised fine-tuning on conversations: learn only what the assistant said. A template without {% generation %}
     /// must render the messages before an answer as it renders them in the whole.

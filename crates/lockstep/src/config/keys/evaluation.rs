@@ -20,8 +20,8 @@ macro_rules! evaluation_keys { ($collect:ident $($rows:tt)*) => { $collect! { $(
     eval_strategy: Strategy = Strategy::No => TRL.on_resume(Free);
     /// Optimizer steps between evaluations; not set: logging_steps.
     eval_steps: Option<u64> = None => TRL.range(at_least(1.0)).on_resume(Free);
-    /// Supervised fine-tuning: metrics of an evaluation are the mean over batches of so many rows, as TRL's; not set: over
-    /// all tokens. It changes no memory: max_tokens_per_micro_batch does.
+    /// Supervised fine-tuning: metrics of an evaluation are the mean over batches of so many rows, as TRL's; not set:
+    /// over all tokens. It changes no memory: max_tokens_per_micro_batch does.
     per_device_eval_batch_size: Option<usize> = None
         => TRL.trl_defaults(&[(ALL, "8")]).range(at_least(1.0)).read_by(SFT).on_resume(Warn);
     /// Evaluate before the first step too.

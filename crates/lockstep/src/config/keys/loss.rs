@@ -17,8 +17,8 @@ pub(in crate::config) const CORRECTION: Row = LOSS.needs("vllm_importance_sampli
 macro_rules! loss_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($rows)* "Loss" {
     /// The policy loss: how the ratio weighs a token, and how tokens and sequences are averaged.
     loss_type: LossType = LossType::Dapo => LOSS.instead(&[(DPO, "dpo_loss_type"), (SFT, "sft_loss_type")]);
-    /// Supervised fine-tuning: "nll", the negative log-likelihood; "dft", dynamic fine-tuning, each token weighted by its
-    /// own probability, which is held constant (`loss_type` in TRL's SFTConfig).
+    /// Supervised fine-tuning: "nll", the negative log-likelihood; "dft", dynamic fine-tuning, each token weighted by
+    /// its own probability, which is held constant (`loss_type` in TRL's SFTConfig).
     sft_loss_type: SftLoss = SftLoss::Nll => TRL.trl_name("loss_type").read_by(SFT).on_resume(Warn);
     /// Whether each token or each sequence has its own importance ratio.
     importance_sampling_level: ImportanceSamplingLevel = ImportanceSamplingLevel::Token => LOSS;

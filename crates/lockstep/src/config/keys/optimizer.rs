@@ -15,8 +15,8 @@ macro_rules! optimizer_keys { ($collect:ident $($rows:tt)*) => { $collect! { $($
     warmup_ratio: Option<f64> = None
         => OURS.trl_has("the same in transformers 4, now warmup_steps below 1")
             .range(at_least(0.0).at_most(1.0)).on_resume(Warn);
-    /// The optimizer. Names with adamw are all the same AdamW; muon orthogonalises the momentum of each matrix of a layer
-    /// and takes AdamW's step for the rest; not set: AdamW.
+    /// The optimizer. Names with adamw are all the same AdamW; muon orthogonalises the momentum of each matrix of a
+    /// layer and takes AdamW's step for the rest; not set: AdamW.
     optim: Option<OptimizerName> = None => TRL;
     /// Arguments of the optimizer, such as `momentum=0.95,nesterov=true,ns_steps=5,adjust_lr_fn=match_rms_adamw` of
     /// muon.

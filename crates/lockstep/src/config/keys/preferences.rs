@@ -11,8 +11,8 @@ macro_rules! preferences_keys { ($collect:ident $($rows:tt)*) => { $collect! { $
     center_rewards_coefficient: Option<f64> = None => TRL.range(at_least(0.0)).read_by(REWARD).on_resume(Warn);
     /// Direct preference optimization: what is made of a pair's difference (`loss_type` in TRL's DPOConfig).
     dpo_loss_type: DpoLoss = DpoLoss::Sigmoid => TRL.trl_name("loss_type").read_by(DPO).on_resume(Warn);
-    /// dpo_loss_type "robust" and "exo_pair": the share of pairs that are the wrong way round, from 0 to below 0.5; above
-    /// 0 for "exo_pair".
+    /// dpo_loss_type "robust" and "exo_pair": the share of pairs that are the wrong way round, from 0 to below 0.5;
+    /// above 0 for "exo_pair".
     label_smoothing: f64 = 0.0 => TRL.range(at_least(0.0).below(0.5)).read_by(DPO).on_resume(Warn);
     /// dpo_loss_type "discopop": the temperature at which the logistic loss becomes the exponential one.
     discopop_tau: f64 = 0.05

@@ -1,9 +1,9 @@
 //! What the processes of a program use together, looked at again and again.
 //!
 //! Address space is limited per process (`RLIMIT_AS`), and some need much more of it than memory (V8). So the resident
-//! memory of all is added: private pages, what is swapped, page tables, the files of `/tmp` where that is memory, and the
-//! most that their sockets can hold. Memory that processes share counts once and whole, used or not: a child has none of
-//! its parent's in its resident set. Pages of files are not counted, as the kernel can drop them.
+//! memory of all is added: private pages, what is swapped, page tables, the files of `/tmp` where that is memory, and
+//! the most that their sockets can hold. Memory that processes share counts once and whole, used or not: a child has
+//! none of its parent's in its resident set. Pages of files are not counted, as the kernel can drop them.
 
 use rustix::process::{Pid, Signal};
 use std::collections::{HashMap, HashSet};

@@ -1,5 +1,5 @@
-//! Binary classifier optimization (Jung et al. 2024, arXiv:2404.04656) of pairs, without its reward shift, as in TRL: each
-//! answer is classified by itself.
+//! Binary classifier optimization (Jung et al. 2024, arXiv:2404.04656) of pairs, without its reward shift, as in TRL:
+//! each answer is classified by itself.
 //!
 //! φ = −log σ(a) − log σ(−b), a = β ρ_c, b = β ρ_r; ∂φ/∂ρ_c = −β σ(−a), ∂φ/∂ρ_r = β σ(b)
 
