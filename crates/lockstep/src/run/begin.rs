@@ -44,7 +44,7 @@ impl TrainingRun {
         parts: RunParts,
         restore: impl FnOnce(Value, &Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<TrainingRun> {
-        let RunInputs { mut resolved, dir, resume_from, console, sinks, stop, callbacks, .. } = inputs;
+        let RunInputs { mut resolved, dir, resume_from, console, sinks, stop, injected, .. } = inputs;
         let RunParts { mut learner, mut data, mut evaluations, purpose, label } = parts;
         resolved.config.output_dir = Some(dir.root().to_owned());
         let config_toml = resolved.to_toml();
@@ -92,7 +92,7 @@ impl TrainingRun {
         let mut reporter = Reporter::open(&dir, sinks, &config)?;
         reporter.resume(step, &log_bytes, unlogged)?;
         let stages = device_meter::stages(&reporter, &learner.ctx);
-        let log = RunLog::new(stages, reporter, alarms, callbacks, label);
+        let log = RunLog::new(stages, reporter, alarms, injected.callbacks, label);
         let sinks = log.sinks();
         models.unchecked.iter().for_each(|what| sinks.warn(what));
         let place = |dir: &Path| dir.canonicalize().ok();

@@ -31,7 +31,15 @@ pub struct RunInputs {
     pub sinks: Sinks,
     /// Whether to stop.
     pub stop: StopSignal,
-    /// Asked after steps, logs and checkpoints.
+    /// What the caller supplies.
+    pub injected: Injected,
+}
+
+/// What the caller supplies beside the configuration. It is moved whole from [`RunOptions`](crate::RunOptions) into
+/// [`RunInputs`]; each part of the run takes from it what it uses. The default: nothing.
+#[derive(Default)]
+pub struct Injected {
+    /// Called after steps, logs and checkpoints.
     pub callbacks: Callbacks,
     /// Training rows in the place of those that `dataset_name` names.
     pub train_rows: Option<Rows>,
@@ -43,11 +51,11 @@ pub struct RunInputs {
     pub rewards: Vec<Box<dyn Reward>>,
     /// Makes completions in the place of the engine.
     pub rollout_function: Option<Box<dyn RolloutFunction>>,
-    /// Puts the collector somewhere else; without it, it is asked where the run is.
+    /// Moves the collector somewhere else; without it, the collector runs on the run's own thread.
     pub collect_with: Option<PlaceCollector>,
-    /// Measures held-out rows, too.
+    /// Metrics of held-out rows, beside the run's own.
     pub eval_metrics: Option<Box<dyn EvalMetrics>>,
-    /// No step will be made: training data are not read.
+    /// No step will be taken: training data are not read.
     pub only_evaluates: bool,
 }
 
@@ -65,7 +73,7 @@ impl RunInputs {
     /// The training data.
     pub fn train_data(&self) -> Option<DatasetSpec> {
         DatasetSpec::train(self.config()).map(|spec| DatasetSpec {
-            rows: self.train_rows.clone(),
+            rows: self.injected.train_rows.clone(),
             stop: self.stop.clone(),
             ..spec
         })
@@ -73,12 +81,12 @@ impl RunInputs {
 
     /// The held-out data, by name; that of `eval_dataset_name` has none.
     pub fn eval_sets(&self) -> Vec<(String, DatasetSpec)> {
-        let mut sets = DatasetSpec::eval_sets(self.config());
+        let (injected, mut sets) = (&self.injected, DatasetSpec::eval_sets(self.config()));
         for (name, spec) in &mut sets {
             spec.stop = self.stop.clone();
             spec.rows = match name.is_empty() {
-                true => self.eval_rows.clone(),
-                false => self.eval_sets.iter().find(|(own, _)| own == name).map(|(_, rows)| rows.clone()),
+                true => injected.eval_rows.clone(),
+                false => injected.eval_sets.iter().find(|(own, _)| own == name).map(|(_, rows)| rows.clone()),
             };
         }
         sets

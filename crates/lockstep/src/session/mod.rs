@@ -74,16 +74,17 @@ impl Run {
     /// A run of `config` in a new directory, its `output_dir`: of GRPO or its relatives, or of another `purpose`. What
     /// is wrong with the input is a [`BadInput`], and nothing was written then.
     pub fn new(purpose: Purpose, mut config: Config, options: RunOptions) -> anyhow::Result<Run> {
-        if options.train_rows.is_some() {
+        let injected = &options.injected;
+        if injected.train_rows.is_some() {
             config.dataset_name.get_or_insert_with(|| IN_MEMORY.to_owned());
         }
-        if options.eval_rows.is_some() {
+        if injected.eval_rows.is_some() {
             config.eval_dataset_name.get_or_insert_with(|| IN_MEMORY.to_owned());
         }
-        for (name, _) in &options.eval_sets {
+        for (name, _) in &injected.eval_sets {
             config.eval_datasets.entry(name.as_str()).or_insert_with(|| IN_MEMORY.into());
         }
-        for reward in &options.rewards {
+        for reward in &injected.rewards {
             let spec = RewardSpec::from(format!("function:{}", reward.name()).as_str());
             if !config.reward_funcs.contains(&spec) {
                 config.reward_funcs.push(spec);
@@ -114,9 +115,7 @@ impl Run {
         resume_from: ResumeFrom,
         options: RunOptions,
     ) -> anyhow::Result<Run> {
-        let RunOptions { ctx, console, stop, sinks: injected, callbacks, .. } = options;
-        let RunOptions { train_rows, eval_rows, eval_sets, rewards, rollout_function, .. } = options;
-        let RunOptions { collect_with, eval_metrics, only_evaluates, .. } = options;
+        let RunOptions { ctx, console, stop, sinks: of_caller, injected } = options;
         let Config { device, threads, dtype, .. } = resolved.config;
         let ctx = ctx.map_or_else(|| run::context(device, threads, dtype), Ok)?;
         run::context::check_dtype(&ctx, dtype)?;
@@ -126,29 +125,13 @@ impl Run {
         };
         let sinks = Sinks::new();
         sinks.add(ConsoleSink::new(console.clone()));
-        injected.into_iter().for_each(|sink| sinks.add_boxed(sink));
+        of_caller.into_iter().for_each(|sink| sinks.add_boxed(sink));
         for note in &resolved.notes {
             sinks.info(note);
         }
         let (from, place) = (resume_from.clone(), dir.clone());
-        let inputs = RunInputs {
-            resolved,
-            dir,
-            resume_from,
-            ctx,
-            console,
-            sinks,
-            stop,
-            callbacks,
-            train_rows,
-            eval_rows,
-            eval_sets,
-            rewards,
-            rollout_function,
-            collect_with,
-            eval_metrics,
-            only_evaluates,
-        };
+        let only_evaluates = injected.only_evaluates;
+        let inputs = RunInputs { resolved, dir, resume_from, ctx, console, sinks, stop, injected };
         let (task, training) = or_earlier(trainers::build(purpose, inputs), &from, &place)?;
         let ended = if only_evaluates { Some(StopReason::Requested) } else { training.ended_before() };
         Ok(Run { task, training, has_begun: false, ended, only_evaluates })

@@ -2,10 +2,11 @@
 
 use crate::data::Rows;
 use crate::models::Policy;
+#[cfg(test)]
 use crate::rollouts::collector::PlaceCollector;
 use crate::rollouts::function::RolloutFunction;
 use crate::run::eval_metrics::EvalMetrics;
-use crate::run::inputs::{Callbacks, Flow, LogRecord, RunEvent};
+use crate::run::inputs::{Flow, Injected, LogRecord, RunEvent};
 use crate::stop::StopSignal;
 use kernels::Context;
 use rewards::{FunctionReward, Reward, RewardInput};
@@ -19,15 +20,7 @@ pub struct RunOptions {
     pub(super) console: Option<Console>,
     pub(super) stop: StopSignal,
     pub(super) sinks: Vec<Box<dyn Sink>>,
-    pub(super) callbacks: Callbacks,
-    pub(super) train_rows: Option<Rows>,
-    pub(super) eval_rows: Option<Rows>,
-    pub(super) eval_sets: Vec<(String, Rows)>,
-    pub(super) rewards: Vec<Box<dyn Reward>>,
-    pub(super) rollout_function: Option<Box<dyn RolloutFunction>>,
-    pub(super) collect_with: Option<PlaceCollector>,
-    pub(super) eval_metrics: Option<Box<dyn EvalMetrics>>,
-    pub(super) only_evaluates: bool,
+    pub(super) injected: Injected,
 }
 
 impl RunOptions {
@@ -62,44 +55,44 @@ impl RunOptions {
 
     /// Called after each optimizer step with the number of steps done.
     pub fn on_step(mut self, call: impl FnMut(u64) -> Flow + 'static) -> Self {
-        self.callbacks.on_step.push(Box::new(call));
+        self.injected.callbacks.on_step.push(Box::new(call));
         self
     }
 
     /// Called with the metrics of each logged step and of each evaluation.
     pub fn on_log(mut self, call: impl FnMut(&LogRecord<'_>) -> Flow + 'static) -> Self {
-        self.callbacks.on_log.push(Box::new(call));
+        self.injected.callbacks.on_log.push(Box::new(call));
         self
     }
 
     /// Called with the step and the directory of each checkpoint, once it is whole: before the optimizer step that
     /// follows it, or at the end.
     pub fn on_checkpoint(mut self, call: impl FnMut(u64, &Path) -> Flow + 'static) -> Self {
-        self.callbacks.on_checkpoint.push(Box::new(call));
+        self.injected.callbacks.on_checkpoint.push(Box::new(call));
         self
     }
 
     /// Called with all of these, and the model as it is then.
     pub fn on_event(mut self, call: impl FnMut(&RunEvent<'_>, &Policy) -> Flow + 'static) -> Self {
-        self.callbacks.on_event.push(Box::new(call));
+        self.injected.callbacks.on_event.push(Box::new(call));
         self
     }
 
     /// Trains on these rows in the place of those that `dataset_name` names.
     pub fn train_rows(mut self, rows: Rows) -> Self {
-        self.train_rows = Some(rows);
+        self.injected.train_rows = Some(rows);
         self
     }
 
     /// Evaluates on these rows in the place of those that `eval_dataset_name` names.
     pub fn eval_rows(mut self, rows: Rows) -> Self {
-        self.eval_rows = Some(rows);
+        self.injected.eval_rows = Some(rows);
         self
     }
 
     /// Evaluates on these rows, too: as the set `name` of `eval_datasets`, in the place of what that names.
     pub fn eval_set(mut self, name: impl Into<String>, rows: Rows) -> Self {
-        self.eval_sets.push((name.into(), rows));
+        self.injected.eval_sets.push((name.into(), rows));
         self
     }
 
@@ -115,33 +108,33 @@ impl RunOptions {
     /// Adds a reward that scores whole batches. It is logged and weighted under its own name, `function:NAME` in
     /// `reward_funcs`.
     pub fn reward_of_batch(mut self, reward: impl Reward + 'static) -> Self {
-        self.rewards.push(Box::new(reward));
+        self.injected.rewards.push(Box::new(reward));
         self
     }
 
     /// Completions come from this function in the place of the engine, which it may ask.
     pub fn rollout_function(mut self, function: impl RolloutFunction + 'static) -> Self {
-        self.rollout_function = Some(Box::new(function));
+        self.injected.rollout_function = Some(Box::new(function));
         self
     }
 
     /// Completions are collected where `place` takes the collector.
     #[cfg(test)]
     pub(crate) fn collect_with(mut self, place: PlaceCollector) -> Self {
-        self.collect_with = Some(place);
+        self.injected.collect_with = Some(place);
         self
     }
 
     /// Every evaluation of a supervised, DPO or reward-model run computes these metrics, too.
     pub fn eval_metrics(mut self, metrics: impl EvalMetrics + 'static) -> Self {
-        self.eval_metrics = Some(Box::new(metrics));
+        self.injected.eval_metrics = Some(Box::new(metrics));
         self
     }
 
     /// The run makes no step: [`evaluate_now`](super::Run::evaluate_now) is all that it is for. No training data are
     /// read.
     pub fn only_evaluates(mut self) -> Self {
-        self.only_evaluates = true;
+        self.injected.only_evaluates = true;
         self
     }
 }

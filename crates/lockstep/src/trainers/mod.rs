@@ -28,7 +28,7 @@ pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn Tas
         (Box::new(task), run)
     }
     let is_offline = matches!(purpose, Purpose::Sft | Purpose::Reward | Purpose::Dpo);
-    if inputs.eval_metrics.is_some() && !is_offline {
+    if inputs.injected.eval_metrics.is_some() && !is_offline {
         bad_input!("evaluation metrics of a program's own are of supervised, DPO and reward-model runs");
     }
     match purpose {

@@ -300,7 +300,7 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
     let source = ModelSource::of(&config, O::HEAD)?;
     let assets = load_assets(&source.dir, O::HEAD, config.dtype)?;
     let train = match inputs.train_data() {
-        _ if inputs.only_evaluates => None,
+        _ if inputs.injected.only_evaluates => None,
         None => return Err(BadInput::new("no training data")),
         some => some,
     };
@@ -308,12 +308,12 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
     let plan = rows.memory::<O>(&inputs.builder(), &source, &assets)?.on(ctx.memory().device());
     let available = Available::of(&ctx);
     plan.check(available, &config)?;
-    let metrics = inputs.eval_metrics.take();
+    let metrics = inputs.injected.eval_metrics.take();
     if let Some(metrics) = &metrics {
         let sizes = rows.held_out.iter().map(|set| set_size::<O>(&set.rows, &assets.config));
         sizes.into_iter().try_for_each(|size| size.check(&**metrics, available, plan.needed()))?;
     }
-    let sampler = match inputs.only_evaluates {
+    let sampler = match inputs.injected.only_evaluates {
         true => sampler(1, 1, &config)?,
         false => sampler(rows.train.len(), config.completions_per_step(), &config)?,
     };

@@ -40,7 +40,7 @@ impl Prepared {
         own: impl Fn(&mut Builder<'_>, PartInputs<'_>, LargestWork) -> anyhow::Result<T>,
     ) -> anyhow::Result<(Prepared, T)> {
         let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
-        if inputs.rollout_function.is_some() && config.replay.is_some() {
+        if inputs.injected.rollout_function.is_some() && config.replay.is_some() {
             bad_input!("`replay` names rollouts, and the program has a function that makes them: remove one");
         }
         let model = ModelSource::of(&config, Head::Lm)?;
@@ -49,11 +49,11 @@ impl Prepared {
         if let Some(id) = config.stop_token_ids.iter().find(|&&id| id >= vocabulary as u64) {
             bad_input!("`stop_token_ids` has {id}, but the model's vocabulary ends before {vocabulary}");
         }
-        let rewards = named_rewards(&config, std::mem::take(&mut inputs.rewards), &inputs.stop)?;
+        let rewards = named_rewards(&config, std::mem::take(&mut inputs.injected.rewards), &inputs.stop)?;
         let Data { rollouts, rows, bounds, hash } = data(inputs, &assets, &rewards)?;
         let held_out = evaluate::load_sets(inputs.eval_sets(), &config, &assets, &rewards)?;
         let mut bounds = evaluate::with_sets(bounds, &held_out, &config);
-        if inputs.rollout_function.is_some() {
+        if inputs.injected.rollout_function.is_some() {
             bounds.widen_to_given(&config, context(&config, &assets));
         }
         let sizes = BatchSizes {
@@ -62,7 +62,7 @@ impl Prepared {
             group: config.num_generations,
             iterations: config.passes(),
         };
-        let sampler = match inputs.only_evaluates {
+        let sampler = match inputs.injected.only_evaluates {
             true => sampler(1, 1, &config)?,
             false => sampler(rows, config.prompts_per_generation(), &config)?,
         };
@@ -87,20 +87,21 @@ impl Prepared {
             false => Some(Evaluation::new(&config, held_out, &sampling, &rewards)?),
         };
         let evaluation_metrics = evaluate::metric_names(&config, &rewards);
-        let has_function = inputs.rollout_function.is_some();
-        let function = inputs.rollout_function.take().zip(scorer.clone()).map(|(function, scorer)| FunctionRollouts {
-            function,
-            ctx: ctx.clone(),
-            tokenizer: assets.tokenizer.clone(),
-            template: assets.chat.clone(),
-            scorer,
-            kwargs: config.chat_template_kwargs.clone(),
-            max_tokens: bounds.longest_prompt + config.max_completion_length,
-        });
+        let has_function = inputs.injected.rollout_function.is_some();
+        let function =
+            inputs.injected.rollout_function.take().zip(scorer.clone()).map(|(function, scorer)| FunctionRollouts {
+                function,
+                ctx: ctx.clone(),
+                tokenizer: assets.tokenizer.clone(),
+                template: assets.chat.clone(),
+                scorer,
+                kwargs: config.chat_template_kwargs.clone(),
+                max_tokens: bounds.longest_prompt + config.max_completion_length,
+            });
         let (tokenizer, stop) = (assets.tokenizer.clone(), inputs.stop.clone());
         let collector = engine.map(|engine| -> Box<dyn Collect> {
             let collector = Collector { engine, function, rewards, tokenizer, stop };
-            match inputs.collect_with.take() {
+            match inputs.injected.collect_with.take() {
                 Some(place) => place(collector),
                 None => Box::new(collector),
             }
@@ -173,7 +174,7 @@ struct Data {
 
 fn data(inputs: &RunInputs, assets: &ModelAssets, rewards: &[ConfiguredReward]) -> anyhow::Result<Data> {
     let config = inputs.config();
-    if inputs.only_evaluates {
+    if inputs.injected.only_evaluates {
         let (rollouts, bounds) = (RolloutData::Prompts(Vec::new()), WorkloadBounds::of_prompts(0, 0));
         return Ok(Data { rollouts, rows: 0, bounds, hash: String::new() });
     }
