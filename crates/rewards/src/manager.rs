@@ -82,7 +82,7 @@ pub struct RewardOutput {
     /// Numbers that rewards want logged, each under its reward's name: none hides one of the run's.
     pub metrics: Vec<(String, f64)>,
     /// When, and for how many seconds, groups were scored while others were still generated.
-    pub hidden: Vec<(Instant, f64)>,
+    pub overlapped: Vec<(Instant, f64)>,
     /// Seconds that each reward took.
     pub seconds: Vec<f64>,
     /// How many completions of each reward ran out of time, with a score or without.
@@ -201,7 +201,7 @@ impl RewardJob<'_, '_> {
         let RewardJob { make_inputs, step, names, asked, late, worker } = self;
         let mut seconds = vec![0.0; names.len()];
         let mut scores: Vec<Scores> = names.iter().map(|_| Scores::default()).collect();
-        let mut hidden = Vec::new();
+        let mut overlapped = Vec::new();
         let mut inputs = RewardInputs::default();
         match worker {
             Some(worker) => {
@@ -219,8 +219,8 @@ impl RewardJob<'_, '_> {
                     scores[place] = Scores::of_groups(of_groups);
                 }
                 let until = |(from, to): (Instant, Instant)| to.min(generated).saturating_duration_since(from);
-                hidden.extend(times.iter().map(|&time| (time.0, until(time).as_secs_f64())));
-                hidden.retain(|(_, seconds)| *seconds > 0.0);
+                overlapped.extend(times.iter().map(|&time| (time.0, until(time).as_secs_f64())));
+                overlapped.retain(|(_, seconds)| *seconds > 0.0);
             }
             None => {
                 for (group, ids) in groups {
@@ -252,7 +252,7 @@ impl RewardJob<'_, '_> {
             metrics.extend(scores.metrics.into_iter().map(|(metric, value)| (metric_name(name, &metric), value)));
         }
         let completions = inputs.completions.into_iter().zip(rows).collect();
-        Ok(RewardOutput { completions, problems, metrics, hidden, seconds, timed_out })
+        Ok(RewardOutput { completions, problems, metrics, overlapped, seconds, timed_out })
     }
 }
 

@@ -153,7 +153,7 @@ impl Collector {
         })?;
         // Rewards that nobody waits for any more may have given anything.
         stop.check()?;
-        let overlapped_s = scored.hidden.iter().map(|(_, seconds)| seconds).sum();
+        let overlapped_s = scored.overlapped.iter().map(|(_, seconds)| seconds).sum();
         Ok(Collected { scored, next_number, rollout_s, reward_s, overlapped_s })
     }
 }

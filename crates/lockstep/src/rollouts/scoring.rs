@@ -37,7 +37,7 @@ pub struct ScoredRollouts {
     /// Numbers that rewards want logged.
     pub metrics: Vec<(String, f64)>,
     /// When, and for how many seconds, groups were scored while others were still generated.
-    pub hidden: Vec<(Instant, f64)>,
+    pub overlapped: Vec<(Instant, f64)>,
     /// Seconds that each reward took.
     pub seconds: Vec<f64>,
     /// How many completions of each reward ran out of time.
@@ -125,8 +125,8 @@ impl ScoringJob<'_, '_> {
         };
         let groups = groups.into_iter().map(scored).collect::<anyhow::Result<_>>()?;
         let rollouts = Rollouts { groups, reward_names, reward_weights: weights.to_vec() };
-        let RewardOutput { problems, metrics, hidden, seconds, timed_out, .. } = output;
-        Ok(ScoredRollouts { rollouts, problems, metrics, hidden, seconds, timed_out })
+        let RewardOutput { problems, metrics, overlapped, seconds, timed_out, .. } = output;
+        Ok(ScoredRollouts { rollouts, problems, metrics, overlapped, seconds, timed_out })
     }
 }
 

@@ -143,7 +143,7 @@ fn the_order_in_which_groups_end_changes_nothing() {
     };
     let expected = scored(&mut build(true), &[0, 1, 2, 3]);
     assert!(build(false).iter().all(|r| r.scores_by_group()) && !build(true).iter().any(|r| r.scores_by_group()));
-    assert!(expected.hidden.is_empty());
+    assert!(expected.overlapped.is_empty());
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
         assert_eq!(lasting(&scored(&mut build(false), &order)), lasting(&expected), "{order:?}");
     }
@@ -240,7 +240,7 @@ fn groups_are_scored_while_the_engine_writes_others() {
     });
     assert_eq!((ended, output.rollouts.completions().count()), (4, 8));
     assert!(output.rollouts.completions().all(|c| c.rewards == [Some(1.0)]));
-    assert!(!output.hidden.is_empty() && output.hidden.len() <= 4);
+    assert!(!output.overlapped.is_empty() && output.overlapped.len() <= 4);
     // The texts are those of the completions.
     for scored in output.rollouts.completions() {
         assert_eq!(scored.content, Content::Text(tokenizer.decode(&scored.completion.ids, true).unwrap()));

@@ -97,7 +97,7 @@ impl Collected {
         };
         let rollouts = Rollouts { groups, reward_names, reward_weights: request.reward_weights.to_vec() };
         let timed_out = timed_out.into_iter().map(|completions| completions as usize).collect();
-        let scored = ScoredRollouts { rollouts, problems, metrics, hidden: Vec::new(), seconds, timed_out };
+        let scored = ScoredRollouts { rollouts, problems, metrics, overlapped: Vec::new(), seconds, timed_out };
         Ok(Collected { scored, next_number: one(&head, "next_number")?, rollout_s, reward_s, overlapped_s })
     }
 }
@@ -165,7 +165,7 @@ mod tests {
         let problems = vec![Problem { fatal: true, ..problem.of_kind(ProblemKind::TimedOut) }];
         let metrics = vec![("r/lines".to_owned(), 0.1 + 0.2), ("r/empty".to_owned(), f64::NAN)];
         let (seconds, timed_out) = (vec![0.25], vec![1]);
-        let scored = ScoredRollouts { rollouts, problems, metrics, hidden: Vec::new(), seconds, timed_out };
+        let scored = ScoredRollouts { rollouts, problems, metrics, overlapped: Vec::new(), seconds, timed_out };
         Collected { scored, next_number: 12, rollout_s: 1.5, reward_s: 0.5, overlapped_s: 0.25 }
     }
 
@@ -191,8 +191,8 @@ mod tests {
     /// All of it; NaN equals itself.
     fn text(collected: &Collected) -> String {
         let Collected { scored, next_number, rollout_s, reward_s, overlapped_s } = collected;
-        let ScoredRollouts { rollouts, problems, metrics, hidden, seconds, timed_out } = scored;
-        let of_scores = (rollouts, problems, metrics, hidden, seconds, timed_out);
+        let ScoredRollouts { rollouts, problems, metrics, overlapped, seconds, timed_out } = scored;
+        let of_scores = (rollouts, problems, metrics, overlapped, seconds, timed_out);
         format!("{of_scores:?} {next_number} {:?}", (rollout_s, reward_s, overlapped_s))
     }
 

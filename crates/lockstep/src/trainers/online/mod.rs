@@ -108,7 +108,7 @@ struct StageTimes {
     rollout_tokens: usize,
     /// Scoring that the run waited for.
     reward_time_s: f64,
-    /// Scoring that generation hid.
+    /// Scoring that overlapped with generation; the metric keeps its older name.
     reward_hidden_time_s: f64,
     /// Seconds that each reward took.
     of_rewards: BTreeMap<String, f64>,

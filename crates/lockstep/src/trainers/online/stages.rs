@@ -117,7 +117,7 @@ impl RolloutPipeline {
         next.run.observed.problems(&output.problems);
         times.rollout_tokens += output.rollouts.completions().map(|c| c.completion.ids.len()).sum::<usize>();
         count_tokens(next, &output.rollouts);
-        for &(start, seconds) in &output.hidden {
+        for &(start, seconds) in &output.overlapped {
             run.log.stages.record_overlapped("rewards", start, seconds);
         }
         for (name, value) in &output.metrics {
