@@ -1,4 +1,4 @@
-//! Errors of the library as Python's exceptions: what the caller can mend is a `ValueError`, a missing file a
+//! Errors of the library as Python's exceptions: what the caller can fix is a `ValueError`, a missing file a
 //! `FileNotFoundError`, anything else a `RuntimeError`.
 
 use lockstep::error::{is_bad_input, paragraph};
@@ -28,8 +28,8 @@ const FLAGS: [(&str, &str); 20] = [
         "go on from the checkpoint before it with resume_from_checkpoint=",
     ),
     (
-        "mend the reward and go on with --resume ",
-        "mend the reward and go on with resume_from_checkpoint=True of train() in ",
+        "fix the reward and resume with --resume ",
+        "fix the reward and resume with resume_from_checkpoint=True of train() in ",
     ),
     ("mend it and go on with --resume", "mend it and go on with resume_from_checkpoint=True of train()"),
     ("give another directory with --out", "give another output_dir"),

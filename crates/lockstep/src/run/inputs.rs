@@ -1,4 +1,4 @@
-//! What a run is given: its configuration and directory, and what a program injects.
+//! What a run is built from: its configuration and directory, and what the caller injects.
 
 use super::RunDir;
 use super::eval_metrics::EvalMetrics;
@@ -31,11 +31,11 @@ pub struct RunInputs {
     pub sinks: Sinks,
     /// Whether to stop.
     pub stop: StopSignal,
-    /// What the caller supplies.
+    /// What the caller injects.
     pub injected: Injected,
 }
 
-/// What the caller supplies beside the configuration. It is moved whole from [`RunOptions`](crate::RunOptions) into
+/// What the caller injects beside the configuration. It is moved whole from [`RunOptions`](crate::RunOptions) into
 /// [`RunInputs`]; each part of the run takes from it what it uses. The default: nothing.
 #[derive(Default)]
 pub struct Injected {
@@ -93,7 +93,7 @@ impl RunInputs {
     }
 }
 
-/// What a callback says: go on, or end the run after this step.
+/// What a callback returns: continue, or end the run after this step.
 pub type Flow = ControlFlow<()>;
 
 /// Means of metrics by name, of a logged step or an evaluation.
@@ -111,7 +111,7 @@ impl LogRecord<'_> {
     }
 }
 
-/// What a run tells as it goes on.
+/// What a run reports to callbacks.
 pub enum RunEvent<'a> {
     /// So many optimizer steps are done.
     Step(u64),
@@ -126,7 +126,7 @@ type OnStep = Box<dyn FnMut(u64) -> Flow>;
 type OnLog = Box<dyn FnMut(&LogRecord<'_>) -> Flow>;
 type OnCheckpoint = Box<dyn FnMut(u64, &Path) -> Flow>;
 
-/// What a program asks to be told, in the order in which it was added.
+/// The caller's callbacks, in the order in which they were added.
 #[derive(Default)]
 pub struct Callbacks {
     pub(crate) on_step: Vec<OnStep>,

@@ -1,4 +1,4 @@
-//! Evaluation outside a run: completions of held-out prompts by a given model, judged by the rewards of a
+//! Evaluation outside a run: completions of held-out prompts by a given model, scored by the rewards of a
 //! configuration, as a run evaluates its own model.
 
 use crate::config::{Config, EvalSampling, WorkloadBounds, engine_config, eval_sampling, sampling};
@@ -28,7 +28,7 @@ pub struct Evaluator {
 
 impl Evaluator {
     /// Reads the data that `eval_dataset_name` and `eval_datasets` name, as the tokenizer in the directory `model`
-    /// encodes it, and the rewards. Once `stop` is given, an evaluation is given up.
+    /// encodes it, and the rewards. Once `stop` is requested, an evaluation is cancelled.
     pub fn new(ctx: &Context, config: Config, model: &Path, stop: StopSignal) -> anyhow::Result<Evaluator> {
         let assets = load_assets(model, Head::Lm, config.dtype)?;
         let rewards = named_rewards(&config, Vec::new(), &stop)?;

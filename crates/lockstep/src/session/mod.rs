@@ -1,4 +1,4 @@
-//! A run from a program: built from a configuration, driven to its end or step by step.
+//! A run from user code: built from a configuration, driven to its end or step by step.
 
 mod evaluator;
 mod options;
@@ -27,10 +27,10 @@ use rewards::RewardSpec;
 use std::path::Path;
 use telemetry::{Alarm, Console, ConsoleOptions, ConsoleSink, Sinks, Summary};
 
-/// The name of a dataset that a program has in memory.
+/// The name of a dataset that the caller has in memory.
 const IN_MEMORY: &str = "memory";
 
-/// A training run, driven by the program that holds it.
+/// A training run, driven by its caller.
 pub struct Run {
     task: Box<dyn Task>,
     training: TrainingRun,
@@ -98,8 +98,7 @@ impl Run {
         Run::resolved(purpose, resolved, dir, ResumeFrom::Nothing, options)
     }
 
-    /// Goes on with the run in `dir`, or after the checkpoint `dir`: what a program injected into it must be given
-    /// again.
+    /// Resumes the run in `dir`, or from the checkpoint `dir`: what was injected into it must be injected again.
     pub fn resume(purpose: Purpose, dir: &Path, options: RunOptions) -> anyhow::Result<Run> {
         let (run, resume_from) = find_run(&dir.to_string_lossy(), None)?;
         provenance::check_command(&run, purpose.command())?;
@@ -107,7 +106,7 @@ impl Run {
         Run::resolved(purpose, resolved, run, resume_from, options)
     }
 
-    /// A run of a configuration that was put together from its layers, in `dir`, or going on there.
+    /// A run of a configuration that was put together from its layers, in `dir`: new, or resumed.
     pub fn resolved(
         purpose: Purpose,
         resolved: Resolved,
@@ -163,8 +162,8 @@ impl Run {
     }
 
     /// One optimizer step, with the logs, the evaluation and the checkpoint that are due after it (which is written
-    /// while the next step is prepared); says why the run has ended, once it has. Where the run cannot go on, the last
-    /// step is saved, and the error says how to resume it.
+    /// while the next step is prepared); says why the run has ended, once it has. Where the run cannot continue, the
+    /// last step is saved, and the error says how to resume it.
     pub fn step(&mut self) -> anyhow::Result<Option<StopReason>> {
         if self.ended.is_none() {
             self.ended = match self.advance() {
@@ -192,7 +191,7 @@ impl Run {
         Ok(())
     }
 
-    /// The outcome. Where what the program injected has failed, the last step is saved, and the error says how to
+    /// The outcome. Where what the caller injected has failed, the last step is saved, and the error says how to
     /// resume it.
     fn saved_on_failure<T>(&mut self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
         let Err(error) = outcome else { return outcome };
@@ -204,8 +203,8 @@ impl Run {
         let (step, root) = (self.training.learner.step, self.training.checkpoints.dir.root().display());
         Err(error.context(match of_reward {
             true => format!(
-                "stopped after step {step}; mend the reward and go on with --resume {root}, or without it with \
-                 reward_errors = \"continue\""
+                "stopped after step {step}; fix the reward and resume with --resume {root}, or continue without it \
+                 with reward_errors = \"continue\""
             ),
             false => format!("stopped after step {step}; resume the run in {root}"),
         }))

@@ -1,4 +1,4 @@
-//! What a program injects into a run.
+//! What the caller injects into a run.
 
 use crate::data::Rows;
 use crate::models::Policy;
@@ -13,7 +13,7 @@ use rewards::{FunctionReward, Reward, RewardInput};
 use std::path::Path;
 use telemetry::{Console, Sink};
 
-/// What a program gives a run beside its configuration. The default: nothing, no console, all cores.
+/// What the caller injects into a run beside its configuration. The default: nothing, no console, all cores.
 #[derive(Default)]
 pub struct RunOptions {
     pub(super) ctx: Option<Context>,

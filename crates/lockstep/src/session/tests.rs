@@ -1,4 +1,4 @@
-//! Runs from a program, as a user of the library makes them.
+//! Runs from user code, as the library is used.
 
 mod elsewhere;
 mod memory;
@@ -75,7 +75,7 @@ fn weights_of(model: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn a_closure_judges_rows_in_memory_and_the_result_is_typed() {
+fn a_closure_scores_rows_in_memory_and_the_result_is_typed() {
     let dir = directory();
     let scored = Arc::new(AtomicUsize::new(0));
     let count = scored.clone();
@@ -91,13 +91,13 @@ fn a_closure_judges_rows_in_memory_and_the_result_is_typed() {
     let mean = result.metric("rewards/row/mean").unwrap();
     assert!((0.0..=5.0).contains(&mean) && result.metric("reward") == Some(mean), "{mean}");
     assert!(result.num_tokens > 0 && result.dir.model().join("config.json").exists());
-    // The configuration of the run names what the program gave.
+    // The configuration of the run names what the caller injected.
     let written = std::fs::read_to_string(result.dir.config()).unwrap();
     assert!(written.contains("function:row") && written.contains("dataset_name = \"memory\""), "{written}");
 }
 
 #[test]
-fn what_a_program_forgot_is_said() {
+fn what_the_caller_forgot_is_reported() {
     let dir = directory();
     let refused = |config: Config, options: RunOptions, word: &str| {
         let error = Run::new(Purpose::Grpo, config, options).err().expect("refused");
@@ -130,7 +130,7 @@ fn step_by_step_has_the_bits_of_to_the_end() {
 }
 
 #[test]
-fn a_program_saves_and_evaluates_when_it_likes() {
+fn a_caller_saves_and_evaluates_when_it_likes() {
     let dir = directory();
     let config = Config { save_strategy: Strategy::No, logging_steps: 1, ..config(dir.path(), "out") };
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -165,7 +165,7 @@ fn a_program_saves_and_evaluates_when_it_likes() {
 }
 
 #[test]
-fn a_callback_ends_the_run_and_an_interrupted_one_goes_on_to_the_same_bits() {
+fn a_callback_ends_the_run_and_an_interrupted_one_resumes_to_the_same_bits() {
     let dir = directory();
     let whole = Run::new(Purpose::Grpo, config(dir.path(), "whole"), options()).unwrap().run().unwrap();
 
@@ -193,7 +193,7 @@ fn a_callback_ends_the_run_and_an_interrupted_one_goes_on_to_the_same_bits() {
     assert_eq!(weights_of(&whole.dir.model()), weights_of(&resumed.dir.model()));
 }
 
-/// A signal during a step, with checkpoints switched off: the run has to go on from somewhere.
+/// A signal during a step, with checkpoints switched off: the run must be resumable from somewhere.
 #[test]
 fn a_stop_leaves_a_checkpoint_whatever_is_configured() {
     let dir = directory();
@@ -216,9 +216,9 @@ const ROUNDS: &str = r#"i=0; while read -r line; do
 echo "{\"rewards\": [1, 1, 1, 1], \"metrics\": {\"second_round\": $((i % 2))}}"; i=$((i + 1)); done
 "#;
 
-/// A generation of two rounds that is given up in the second: what the first had counted is counted once.
+/// A generation of two rounds that is discarded in the second: what the first had counted is counted once.
 #[test]
-fn a_generation_that_is_given_up_was_never_begun() {
+fn a_generation_that_is_discarded_was_never_begun() {
     let dir = directory();
     let program = dir.path().join("rounds.sh");
     std::fs::write(&program, ROUNDS).unwrap();
@@ -241,10 +241,10 @@ fn a_generation_that_is_given_up_was_never_begun() {
         })
     };
     let whole = Run::new(Purpose::Grpo, run("whole"), stopping_at(0)).unwrap().run().unwrap();
-    let given_up = Run::new(Purpose::Grpo, run("run"), stopping_at(3 * 8 + 8)).unwrap().run().unwrap();
-    // No checkpoint was due after the third step: it is saved once the generation is given up.
-    assert_eq!((given_up.stop_reason, given_up.step), (StopReason::Interrupted, 3));
-    let resumed = Run::resume(Purpose::Grpo, given_up.dir.root(), stopping_at(0)).unwrap().run().unwrap();
+    let interrupted = Run::new(Purpose::Grpo, run("run"), stopping_at(3 * 8 + 8)).unwrap().run().unwrap();
+    // No checkpoint was due after the third step: it is saved once the generation is discarded.
+    assert_eq!((interrupted.stop_reason, interrupted.step), (StopReason::Interrupted, 3));
+    let resumed = Run::resume(Purpose::Grpo, interrupted.dir.root(), stopping_at(0)).unwrap().run().unwrap();
     assert_eq!((resumed.step, resumed.num_tokens), (6, whole.num_tokens));
     let lines = std::fs::read_to_string(resumed.dir.metrics()).unwrap();
     let second = |line: &str| {

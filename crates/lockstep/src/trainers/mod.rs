@@ -29,7 +29,7 @@ pub fn build(purpose: Purpose, inputs: RunInputs) -> anyhow::Result<(Box<dyn Tas
     }
     let is_offline = matches!(purpose, Purpose::Sft | Purpose::Reward | Purpose::Dpo);
     if inputs.injected.eval_metrics.is_some() && !is_offline {
-        bad_input!("evaluation metrics of a program's own are of supervised, DPO and reward-model runs");
+        bad_input!("custom evaluation metrics are for supervised, DPO and reward-model runs only");
     }
     match purpose {
         Purpose::Sft => offline::build::<Sft>(inputs).map(boxed),

@@ -347,7 +347,7 @@ pub fn build<O: Offline>(mut inputs: RunInputs) -> anyhow::Result<(OfflineTask<O
     Ok((OfflineTask { rows, scorer, metrics }, run))
 }
 
-/// What a program measures on a set: it is given what the model says of each batch, while that is in memory.
+/// The caller's metrics of a set: computed from the model's outputs of each batch, while those are in memory.
 fn measured<O: Offline>(
     run: &TrainingRun,
     scorer: &mut Scorer,

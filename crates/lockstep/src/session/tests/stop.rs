@@ -1,5 +1,5 @@
 //! Runs that are stopped in the middle of a step, at every place where a pass through a model looks whether it is still
-//! wanted: scoring, both gradients of PPO, evaluation. They must go on to the bits of a run that was never stopped.
+//! wanted: scoring, both gradients of PPO, evaluation. They must resume to the bits of a run that was never stopped.
 
 use super::{config, directory, one_thread, options};
 use crate::config::{Algorithm, Config, Purpose, Strategy};
@@ -109,15 +109,15 @@ fn small() -> Config {
 
 /// Each group is a micro-batch: its forward and backward passes look before their one layer and before the head.
 #[test]
-fn a_gradient_is_given_up_between_layers_and_micro_batches() {
+fn a_gradient_is_cancelled_between_layers_and_micro_batches() {
     let config = Config { packing: false, ..small() };
     let steps = stopped_anywhere(Purpose::Grpo, config, options);
     assert_eq!(steps, [[0; 8], [1; 8], [2; 8], [3; 8]].concat());
 }
 
-/// The second step on a generation is given up: the generation stays, and its completions are reported once.
+/// The second step on a generation is rolled back: the generation stays, and its completions are reported once.
 #[test]
-fn a_step_on_a_generation_in_use_is_given_up() {
+fn a_step_on_a_generation_in_use_is_rolled_back() {
     let config = Config { num_iterations: 2, beta: 0.1, logging_steps: 1, ..small() };
     let steps = stopped_anywhere(Purpose::Grpo, config, options);
     // With the reference's scores where a generation begins.
@@ -127,7 +127,7 @@ fn a_step_on_a_generation_in_use_is_given_up() {
 /// The value model's gradient and the policy's, the order of the mini-batches, the controller of the divergence (which
 /// a second generation adapts again).
 #[test]
-fn a_step_of_ppo_is_given_up_before_both_models_change() {
+fn a_step_of_ppo_is_rolled_back_before_both_models_change() {
     let config = Config {
         algorithm: Algorithm::Ppo,
         num_generations: 1,
@@ -146,9 +146,9 @@ fn a_step_of_ppo_is_given_up_before_both_models_change() {
     assert!((0..6).all(|step| steps.iter().filter(|s| **s == step).count() >= 4), "{steps:?}");
 }
 
-/// With an evaluation after every second step, which is given up, too.
+/// With an evaluation after every second step, which is interrupted, too.
 #[test]
-fn a_step_on_rows_is_given_up_and_takes_the_same_rows_again() {
+fn a_step_on_rows_is_rolled_back_and_takes_the_same_rows_again() {
     let pairs = || {
         let row = |word| json!({"prompt": format!("{word} "), "chosen": format!("{word}."), "rejected": "no"});
         Rows::try_from(["ab", "sun", "moon", "tree", "x", "river"].map(row).to_vec()).unwrap()

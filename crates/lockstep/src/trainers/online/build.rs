@@ -41,7 +41,7 @@ impl Prepared {
     ) -> anyhow::Result<(Prepared, T)> {
         let (config, ctx) = (inputs.config().clone(), inputs.ctx.clone());
         if inputs.injected.rollout_function.is_some() && config.replay.is_some() {
-            bad_input!("`replay` names rollouts, and the program has a function that makes them: remove one");
+            bad_input!("`replay` names recorded rollouts, but there is a rollout function, too: remove one");
         }
         let model = ModelSource::of(&config, Head::Lm)?;
         let assets = load_assets(&model.dir, Head::Lm, config.dtype)?;
