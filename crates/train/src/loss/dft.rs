@@ -1,7 +1,7 @@
 //! Dynamic fine-tuning (Wu et al. 2025, arXiv:2508.05629): supervised fine-tuning whose tokens are weighted by their
 //! own probability, so that unlikely ones do not pull the most.
 //!
-//! J = −1/max(1, N) Σ_s Σ_t m sg[π_θ] log π_θ; ∂J/∂log π_θ(t) = −m_t π_θ(t) / max(1, N).
+//! J = −1/max(1, N) Σ_s Σ_t m sg(π_θ) log π_θ; ∂J/∂log π_θ(t) = −m_t π_θ(t) / max(1, N).
 
 use super::{LossSums, Normalizer};
 use kernels::check::Float;
