@@ -138,13 +138,29 @@ pub struct Problem {
     pub example: Option<String>,
     /// The reward will judge no later batch either.
     pub fatal: bool,
+    /// The completions that got `None` for this reason, by their places in the batch; empty where that is not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub completions: Vec<usize>,
 }
 
 impl Problem {
     /// Nothing could be said of `rows` completions, because of `message`.
     pub fn new(reward: impl Into<String>, rows: usize, message: impl Into<String>) -> Self {
         let (reward, message) = (reward.into(), message.into());
-        Problem { reward, kind: ProblemKind::default(), rows, message, example: None, fatal: false }
+        Problem {
+            reward,
+            kind: ProblemKind::default(),
+            rows,
+            message,
+            example: None,
+            fatal: false,
+            completions: Vec::new(),
+        }
+    }
+
+    /// The same, of the completions in these places.
+    pub fn at(self, completions: Vec<usize>) -> Self {
+        Problem { completions, ..self }
     }
 
     /// The same as another kind of failure.
@@ -204,6 +220,18 @@ impl Scores {
         Scores { values: vec![None; rows], problems: vec![problem], ..Scores::default() }
     }
 
+    /// With the completions of each problem, where it does not name them itself: those without a score that no other
+    /// problem names. A reward that answers for a whole batch says no more.
+    pub(crate) fn with_places(mut self) -> Self {
+        let named = |place: &usize| self.problems.iter().any(|problem| problem.completions.contains(place));
+        let without_score = self.values.iter().enumerate().filter(|(_, value)| value.is_none());
+        let left: Vec<usize> = without_score.map(|(place, _)| place).filter(|place| !named(place)).collect();
+        for problem in self.problems.iter_mut().filter(|problem| problem.completions.is_empty()) {
+            problem.completions.clone_from(&left);
+        }
+        self
+    }
+
     /// What was said of groups one by one, in the order of the groups, as if it had been said of all at once: values
     /// and extra columns one after the other (null where a group lacks a column), problems with the same words as
     /// one, and of each metric the mean over the groups that have it.
@@ -211,7 +239,7 @@ impl Scores {
         let mut all = Scores::default();
         // Of each metric, how many groups have it.
         let mut counts: Vec<f64> = Vec::new();
-        for group in groups {
+        for group in groups.into_iter().map(Scores::with_places) {
             let (before, rows) = (all.values.len(), group.values.len());
             all.timed_out += group.timed_out;
             all.values.extend(group.values);
@@ -225,12 +253,14 @@ impl Scores {
                 all.extra[at].1.extend(values);
             }
             all.extra.iter_mut().for_each(|(_, values)| values.resize(before + rows, Value::Null));
-            for problem in group.problems {
+            for mut problem in group.problems {
+                problem.completions.iter_mut().for_each(|place| *place += before);
                 let same = |p: &&mut Problem| p.reward == problem.reward && p.message == problem.message;
                 match all.problems.iter_mut().find(same) {
                     Some(same) => {
                         same.rows += problem.rows;
                         same.fatal |= problem.fatal;
+                        same.completions.extend(problem.completions);
                     }
                     None => all.problems.push(problem),
                 }
@@ -262,6 +292,17 @@ fn place<T: Default>(list: &mut Vec<(String, T)>, name: String) -> usize {
 mod tests {
     use super::*;
 
+    /// A reward that says which completions a problem concerns is believed; the others get what is left.
+    #[test]
+    fn a_problem_has_the_completions_without_a_score_that_no_other_names() {
+        let (named, of_batch) = (Problem::new("r", 1, "no number").at(vec![2]), Problem::new("r", 2, "it crashed"));
+        let scores = Scores {
+            problems: vec![named.clone(), of_batch.clone()],
+            ..Scores::new(vec![None, Some(1.0), None, None])
+        };
+        assert_eq!(scores.with_places().problems, [named, of_batch.at(vec![0, 3])]);
+    }
+
     #[test]
     fn groups_are_put_together_as_one_batch() {
         let problem = |rows, message: &str, example: &str| {
@@ -284,13 +325,13 @@ mod tests {
         };
         let all = Scores::of_groups([first.clone(), second, Scores::new(vec![Some(4.0)])]);
         assert_eq!(all.values, [Some(1.0), None, None, Some(4.0)]);
-        let both = Problem { fatal: true, ..problem(2, "no number", "in A") };
-        assert_eq!(all.problems, [both, problem(1, "crashed", "")]);
+        let both = Problem { fatal: true, ..problem(2, "no number", "in A") }.at(vec![1, 2]);
+        assert_eq!(all.problems, [both, problem(1, "crashed", "").at(vec![2])]);
         let column = |values: [Option<&str>; 4]| values.map(|v| v.map_or(Value::Null, Value::from)).to_vec();
         let why = column([Some("a"), Some("b"), None, None]);
         assert_eq!(all.extra, [("why".into(), why), ("how".into(), column([None, None, Some("c"), None]))]);
         assert_eq!(all.metrics, [("m".into(), 1.5), ("n".into(), 5.0)]);
-        assert_eq!(Scores::of_groups([first.clone()]), first);
+        assert_eq!(Scores::of_groups([first.clone()]), first.clone().with_places());
         assert!(all.steps.is_empty());
         let steps = Some(vec![StepScore { end: crate::StepEnd::Token(0), score: 4.0 }]);
         let stepped = Scores { steps: vec![steps.clone()], ..Scores::new(vec![Some(4.0)]) };

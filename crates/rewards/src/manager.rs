@@ -108,7 +108,7 @@ impl Asked {
     fn ask(&self, reward: &mut dyn Reward, batch: &RewardBatch<'_>) -> (Scores, f64) {
         let since = Instant::now();
         self.list().push((reward.name().to_owned(), since));
-        let scores = reward.score(batch);
+        let scores = reward.score(batch).with_places();
         self.list().retain(|(name, _)| name != reward.name());
         assert_eq!(scores.values.len(), batch.len(), "scores of reward `{}`", reward.name());
         (scores, since.elapsed().as_secs_f64())
@@ -323,7 +323,7 @@ fn placed(name: &str, mut scores: Scores, inputs: &RewardInputs) -> Scores {
         if value.is_none() {
             *steps = None;
         } else if let Some(message) = misplaced(given, inputs.ids[row].len(), &inputs.completions[row].text()) {
-            problems.push(Problem::new(name, 1, message).of_kind(ProblemKind::BadAnswer));
+            problems.push(Problem::new(name, 1, message).of_kind(ProblemKind::BadAnswer).at(vec![row]));
             (*steps, *value) = (None, None);
         }
     }
@@ -333,15 +333,16 @@ fn placed(name: &str, mut scores: Scores, inputs: &RewardInputs) -> Scores {
 /// Scores that are not finite numbers are none, and reported: in a mean they would spoil every other score.
 fn finite(name: &str, mut scores: Scores) -> Scores {
     let mut bad = Vec::new();
-    for value in &mut scores.values {
+    for (place, value) in scores.values.iter_mut().enumerate() {
         if let Some(number) = value.filter(|x| !x.is_finite()) {
-            bad.push(number);
+            bad.push((place, number));
             *value = None;
         }
     }
-    if let Some(first) = bad.first() {
+    if let Some((_, first)) = bad.first() {
         let message = format!("it gave {first}, which is not a finite number");
-        scores.problems.push(Problem::new(name, bad.len(), message).of_kind(ProblemKind::NotFinite));
+        let problem = Problem::new(name, bad.len(), message).of_kind(ProblemKind::NotFinite);
+        scores.problems.push(problem.at(bad.into_iter().map(|(place, _)| place).collect()));
     }
     scores
 }

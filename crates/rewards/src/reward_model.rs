@@ -66,7 +66,7 @@ impl RewardModel {
                     places.push(i);
                     encoded.push(ids);
                 }
-                Err(error) => scores.problems.push(Problem::new(&self.name, 1, error.to_string())),
+                Err(error) => scores.problems.push(Problem::new(&self.name, 1, error.to_string()).at(vec![i])),
             }
         }
         let sequences: Vec<PromptCompletion<'_>> =
@@ -76,7 +76,7 @@ impl RewardModel {
         for (i, score) in places.into_iter().zip(sequence_scores) {
             scores.values[i] = Some(f64::from(score)).filter(|r| r.is_finite());
             if scores.values[i].is_none() {
-                scores.problems.push(Problem::new(&self.name, 1, "the score is not a finite number"));
+                scores.problems.push(Problem::new(&self.name, 1, "the score is not a finite number").at(vec![i]));
             }
         }
         Ok(scores)

@@ -43,6 +43,21 @@ fn a_run_goes_on_beside_a_reward_that_crashes_hangs_and_answers_nonsense() {
         );
     }
 
+    // What was recorded says it of each completion without a score, and of no other.
+    let mut said_of = BTreeMap::new();
+    for line in rollouts(&whole) {
+        let problems = line["problems"].as_array().map_or(&[][..], Vec::as_slice);
+        assert_eq!(problems.len(), usize::from(line["rewards"][0].is_null()), "{line}");
+        problems.iter().for_each(|problem| *said_of.entry(problem.to_string()).or_insert(0) += 1);
+    }
+    let kinds = ["crashed", "timed_out", "bad_answer"];
+    let words = ["cannot judge x", "no answer within 2 s", "it begins: what?"];
+    for (kind, words) in kinds.iter().zip(words) {
+        let named = |text: &&String| text.contains(&format!("\"kind\":\"{kind}\"")) && text.contains(words);
+        let texts: Vec<&String> = said_of.keys().filter(named).collect();
+        assert!(!texts.is_empty() && texts.iter().all(|text| text.contains("\"reward\":\"serve\"")), "{said_of:?}");
+    }
+
     // Groups that failed have no score, all others have theirs.
     let prompts: Vec<(Value, Value)> =
         rollouts(&whole).into_iter().map(|line| (line["prompt_ids"].clone(), line["rewards"][0].clone())).collect();

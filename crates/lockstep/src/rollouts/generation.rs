@@ -101,6 +101,7 @@ pub(super) mod tests {
                 id: u64::from(id),
                 prompt: Arc::new(Prompt { row: id as usize, tokens, content, columns: Map::new() }),
                 completions: rewards.map(|reward| completion(id, reward)).to_vec(),
+                problems: Vec::new(),
             }
         };
         let groups = groups.iter().map(group).collect();

@@ -2,7 +2,7 @@
 //! file) is forgotten here.
 
 use crate::data::prompts::Prompt;
-use rewards::Content;
+use rewards::{Content, Problem};
 use rollout::Completion;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -36,6 +36,8 @@ pub struct ScoredGroup {
     pub prompt: Arc<Prompt>,
     /// Its completions.
     pub completions: Vec<ScoredCompletion>,
+    /// What kept rewards from scoring completions, these by their places in the group.
+    pub problems: Vec<Problem>,
 }
 
 /// Scored groups.

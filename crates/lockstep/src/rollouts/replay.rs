@@ -209,7 +209,7 @@ impl Replay {
         let mut out = Vec::with_capacity(groups.len());
         for (id, group) in (first_id..).zip(groups) {
             let completions = group.completions.iter().enumerate().map(&mut scored).collect::<anyhow::Result<_>>()?;
-            out.push(ScoredGroup { id, prompt: group.prompt.clone(), completions });
+            out.push(ScoredGroup { id, prompt: group.prompt.clone(), completions, problems: Vec::new() });
         }
         Ok(Rollouts { groups: out, reward_names: self.reward_names.clone(), reward_weights: weights.to_vec() })
     }

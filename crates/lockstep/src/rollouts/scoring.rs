@@ -9,6 +9,7 @@ use rewards::{CompletionScores, Content, MakeInputs, Problem, Reward, RewardInpu
 use rollout::{Completion, Request, RolloutGroup, SamplingParams};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread::Scope;
 use std::time::Instant;
@@ -109,6 +110,7 @@ impl ScoringJob<'_, '_> {
         let reward_names = job.names().to_vec();
         let mut output = job.finish(groups.iter().map(|group| (group.id, || completion_ids(group))))?;
         let mut scores = std::mem::take(&mut output.completions).into_iter();
+        let mut first = 0;
         let mut score = |completion: Completion| -> anyhow::Result<_> {
             let (content, scores) = scores.next().expect("scores of each completion");
             let CompletionScores { rewards, steps, extra } = scores;
@@ -120,14 +122,28 @@ impl ScoringJob<'_, '_> {
         };
         let scored = |group: RolloutGroup| -> anyhow::Result<_> {
             let (id, prompt) = (group.id, prompts[&group.id].clone());
-            let completions = group.completions.into_iter().map(&mut score).collect::<anyhow::Result<_>>()?;
-            Ok(ScoredGroup { id, prompt, completions })
+            let completions: Vec<_> = group.completions.into_iter().map(&mut score).collect::<anyhow::Result<_>>()?;
+            let own = first..first + completions.len();
+            first = own.end;
+            let problems = output.problems.iter().filter_map(|problem| problem_of(problem, &own)).collect();
+            Ok(ScoredGroup { id, prompt, completions, problems })
         };
         let groups = groups.into_iter().map(scored).collect::<anyhow::Result<_>>()?;
         let rollouts = Rollouts { groups, reward_names, reward_weights: weights.to_vec() };
         let RewardOutput { problems, metrics, overlapped, seconds, timed_out, .. } = output;
         Ok(ScoredRollouts { rollouts, problems, metrics, overlapped, seconds, timed_out })
     }
+}
+
+/// What of a generation's problem concerns one group, whose completions stand at `own` among all.
+fn problem_of(problem: &Problem, own: &Range<usize>) -> Option<Problem> {
+    let completions: Vec<usize> =
+        problem.completions.iter().filter(|place| own.contains(place)).map(|place| place - own.start).collect();
+    // The example is of the first completion.
+    let has_first = problem.completions.first().is_some_and(|first| own.contains(first));
+    let example = problem.example.clone().filter(|_| has_first);
+    let rows = completions.len();
+    (rows > 0).then(|| Problem { rows, completions, example, ..problem.clone() })
 }
 
 /// The last token of each step, and its score.

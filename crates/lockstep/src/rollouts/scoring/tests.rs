@@ -152,14 +152,29 @@ fn the_order_in_which_groups_end_changes_nothing() {
         assert!(group.completions.iter().all(|c| c.extra["row"] == group.prompt.row));
     }
     let problems: Vec<String> = expected.problems.iter().map(Problem::to_string).collect();
-    let expected = [
+    let expected_problems = [
         "reward `gsm8k` gave no score for 6 completions: no number in column `answer`, for example in \"none\"",
         "reward `exact_match` gave no score for 2 completions: column `answer` is empty there",
         "reward `gsm8k` gave no score for 8 completions: the dataset has no column `solution`; it has `answer`",
         "reward `slow` gave no score for 2 completions: it crashed",
         "reward `slow` gave no score for 2 completions: it gave inf, which is not a finite number",
     ];
-    assert_eq!(problems, expected);
+    assert_eq!(problems, expected_problems);
+    // A group knows those of its own completions.
+    for group in &expected.rollouts.groups {
+        let unscored = |c: &ScoredCompletion| c.rewards.iter().filter(|score| score.is_none()).count();
+        for (place, c) in group.completions.iter().enumerate() {
+            let own = group.problems.iter().filter(|problem| problem.completions.contains(&place));
+            assert_eq!(own.count(), unscored(c), "{:?}", group.problems);
+        }
+    }
+    let of_slow = |group: usize| -> Vec<(usize, &str)> {
+        let problems = expected.rollouts.groups[group].problems.iter().filter(|problem| problem.reward == "slow");
+        problems.map(|problem| (problem.rows, &*problem.message)).collect()
+    };
+    assert_eq!([of_slow(0), of_slow(3)], [vec![], vec![]]);
+    assert_eq!(of_slow(1), [(2, "it crashed")]);
+    assert_eq!(of_slow(2), [(2, "it gave inf, which is not a finite number")]);
 }
 
 #[test]

@@ -161,6 +161,7 @@ mod tests {
         // As a function gives it: with ids of its own.
         let given = Arc::make_mut(&mut rollouts.groups[1].prompt);
         given.tokens = model::Prompt::new([4, 9]);
+        rollouts.groups[0].problems.push(Problem::new("r", 1, "no number").at(vec![1]));
         let problem = Problem { example: Some("x = 1".into()), ..Problem::new("r", 1, "it\nended") };
         let problems = vec![Problem { fatal: true, ..problem.of_kind(ProblemKind::TimedOut) }];
         let metrics = vec![("r/lines".to_owned(), 0.1 + 0.2), ("r/empty".to_owned(), f64::NAN)];

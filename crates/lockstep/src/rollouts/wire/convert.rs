@@ -5,7 +5,6 @@ use super::record::WireError;
 use crate::data::prompts::Prompt;
 use crate::rollouts::replay::recorded_versions;
 use crate::rollouts::{Rollouts, ScoredCompletion, ScoredGroup};
-use rewards::Problem;
 use rollout::SamplingParams;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -37,6 +36,7 @@ impl Group {
             prompt: Some(group.prompt.content.clone()),
             dataset: group.prompt.columns.clone(),
             completions: group.completions.iter().map(completion).collect(),
+            problems: group.problems.iter().map(|problem| json!(problem)).collect(),
             ..Group::default()
         }
     }
@@ -77,7 +77,11 @@ impl Group {
             columns: self.dataset,
         };
         let completions = self.completions.into_iter().map(completion).collect::<Result<_, _>>()?;
-        Ok(ScoredGroup { id, prompt: Arc::new(prompt), completions })
+        let problem = |value| {
+            serde_json::from_value(value).map_err(|e| WireError::new(format!("group {id}: column `problems`: {e}")))
+        };
+        let problems = self.problems.into_iter().map(problem).collect::<Result<_, _>>()?;
+        Ok(ScoredGroup { id, prompt: Arc::new(prompt), completions, problems })
     }
 
     /// Samples as groups: those of one group and one prompt that stand behind one another are one.
@@ -159,7 +163,7 @@ pub(crate) fn of_rollouts(rollouts: &Rollouts, samples: &[Sample], sampling: &Sa
 }
 
 /// How tokens were drawn, by the configuration's keys.
-pub fn sampling_settings(sampling: &SamplingParams) -> Map<String, Value> {
+fn sampling_settings(sampling: &SamplingParams) -> Map<String, Value> {
     let settings = json!({
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
@@ -173,11 +177,4 @@ pub fn sampling_settings(sampling: &SamplingParams) -> Map<String, Value> {
     });
     let Value::Object(settings) = settings else { unreachable!("an object") };
     settings
-}
-
-/// What kept a reward from scoring, as it is written.
-pub fn problem(problem: &Problem) -> Value {
-    let mut said = json!({"reward": problem.reward, "message": problem.message});
-    problem.example.iter().for_each(|example| said["example"] = json!(example));
-    said
 }

@@ -38,7 +38,8 @@ pub struct Group {
     pub reward_names: Vec<String>,
     /// The weight of each.
     pub reward_weights: Vec<f64>,
-    /// What kept rewards from scoring completions: objects with `reward`, `message` and, where known, `example`.
+    /// Why completions have no score: objects with `reward`, `kind`, `message`, `rows`, `fatal`, `example` (or null),
+    /// and `completions`, the places in the group of those that have none for this reason.
     pub problems: Vec<Value>,
     /// The completions.
     pub completions: Vec<Completion>,

@@ -11,10 +11,10 @@ impl Group {
     /// A line for each completion, of keys that [`RolloutLine`] knows: `--replay` takes such lines, too. Texts of
     /// completions are there only where they were written.
     pub fn lines(&self) -> Vec<Map<String, Value>> {
-        self.completions.iter().map(|c| self.line(c)).collect()
+        self.completions.iter().enumerate().map(|(place, c)| self.line(place, c)).collect()
     }
 
-    fn line(&self, c: &Completion) -> Map<String, Value> {
+    fn line(&self, place: usize, c: &Completion) -> Map<String, Value> {
         let mut line = recorded(c).line(self.step, &self.prompt_ids, &self.reward_names);
         let mut put = |key: &str, value: Value| {
             if !value.is_null() {
@@ -29,7 +29,8 @@ impl Group {
         put("columns", object(&self.dataset));
         put("lineage", json!(self.lineage.map(|bytes| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>())));
         put("sampling", object(&self.sampling));
-        put("problems", if self.problems.is_empty() { Value::Null } else { json!(self.problems) });
+        let problems: Vec<Value> = self.problems.iter().filter_map(|problem| problem_of(problem, place)).collect();
+        put("problems", if problems.is_empty() { Value::Null } else { json!(problems) });
         put(
             "advantages",
             match &c.advantage {
@@ -63,6 +64,14 @@ impl Group {
             reward_names: (!self.reward_names.is_empty()).then_some(self.reward_names),
         }
     }
+}
+
+/// A problem of the completion at `place`, without what it says of others.
+fn problem_of(problem: &Value, place: usize) -> Option<Value> {
+    let Some(completions) = problem["completions"].as_array() else { return Some(problem.clone()) };
+    let mut own = problem.as_object()?.clone();
+    own.retain(|key, value| !["completions", "rows"].contains(&&**key) && !value.is_null());
+    completions.contains(&json!(place)).then_some(Value::Object(own))
 }
 
 fn recorded(c: &Completion) -> RecordedCompletion {

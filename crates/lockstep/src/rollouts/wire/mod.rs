@@ -59,7 +59,7 @@
 //! | `lineage` | bytes | 16: what the weights come from, beside their version | |
 //! | `reward_names` | text | R: the reward functions | R = 0 |
 //! | `reward_weights` | f64 | R | |
-//! | `problems` | text | what kept rewards from scoring, JSON objects | none |
+//! | `problems` | text | why completions have no score, JSON objects as [`Group::problems`] says | none |
 //! | `prompt.NAME` | f32 or varint | width × tokens of the prompt but the first | |
 //! | `generations` | varint | C: which episode of the group | 0, 1, 2, … |
 //! | `finish_reasons` | runs | C: 0 `stop`, 1 `length` | |
@@ -98,6 +98,5 @@ pub fn is_records(bytes: &[u8]) -> bool {
 }
 
 pub(crate) use convert::of_rollouts;
-pub use convert::{problem, sampling_settings};
 pub use group::{Completion, Fork, Group, Lineage};
 pub use record::{Kind, RecordReader, RecordWriter, VERSION, WireError};

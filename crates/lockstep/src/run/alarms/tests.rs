@@ -34,6 +34,7 @@ fn rollouts(groups: &[&[Text<'_>]]) -> Rollouts {
             id: row as u64,
             prompt: Arc::new(Prompt { row, tokens, content, columns: Map::new() }),
             completions: texts.iter().map(completion).collect(),
+            problems: Vec::new(),
         }
     };
     let groups = groups.iter().enumerate().map(group).collect();
