@@ -63,6 +63,14 @@ impl LogitRows {
         })
     }
 
+    /// Copies these rows of `hidden`, at most [`ROWS`], to the front of its own.
+    fn gather(&mut self, ctx: &Context, hidden: View<'_>, rows: &[u32]) -> Result<()> {
+        let n = rows.len();
+        self.index.rows_mut(0..n).copy_from_u32(rows);
+        let (index, out) = (self.index.rows(0..n), self.hidden.rows_mut(0..n));
+        Ok(rows::gather(ctx, rows::Gather { x: hidden, rows: index, out })?)
+    }
+
     /// Shows `see` the logits of each of `wanted` rows of `hidden`.
     fn each(
         &mut self,
@@ -77,9 +85,7 @@ impl LogitRows {
         let inv_temperature = inv_temperature(if temperature == 0.0 { 1.0 } else { temperature });
         for (piece, rows) in wanted.chunks(ROWS).enumerate() {
             let n = rows.len();
-            self.index.rows_mut(0..n).copy_from_u32(rows);
-            let (index, out) = (self.index.rows(0..n), self.hidden.rows_mut(0..n));
-            rows::gather(ctx, rows::Gather { x: hidden, rows: index, out })?;
+            self.gather(ctx, hidden, rows)?;
             let args = lm_head::Logits {
                 hidden: self.hidden.rows(0..n),
                 weight: model.head()?,
@@ -140,9 +146,7 @@ impl LogitRows {
         for alike in wanted.chunk_by(|a, b| a.2.to_bits() == b.2.to_bits()) {
             for some in alike.chunks(ROWS) {
                 let (n, rows) = (some.len(), some.iter().map(|(_, row, _)| *row).collect::<Vec<u32>>());
-                self.index.rows_mut(0..n).copy_from_u32(&rows);
-                let (index, out) = (self.index.rows(0..n), self.hidden.rows_mut(0..n));
-                rows::gather(ctx, rows::Gather { x: hidden, rows: index, out })?;
+                self.gather(ctx, hidden, &rows)?;
                 // Some token of each row; its log-probability is not looked at.
                 self.index.rows_mut(0..n).copy_from_u32(&vec![0; n]);
                 let args = lm_head::Forward {
