@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Scope;
 use std::time::Duration;
-use telemetry::Stages;
+use telemetry::{Stages, stages::Span};
 
 /// A wait for rewards that is longer is reported, and then again each time that it has passed.
 const LONG_WAIT: Duration = Duration::from_secs(10);
@@ -44,7 +44,7 @@ pub struct CollectRequest<'a> {
     pub sampling: &'a Arc<SamplingParams>,
     /// The weight of each reward in a completion's total.
     pub reward_weights: &'a [f64],
-    /// Optimizer steps done, which rewards are told.
+    /// Optimizer steps done: rewards receive the number.
     pub step: u64,
     /// Whether a log-probability of the engine that is not finite is an error, [`NonFiniteLogp`]: a sampler that sees
     /// NaN gives some token all the same.
@@ -137,8 +137,7 @@ impl Collector {
                     let span = stages.span("rollout");
                     let before = kernels::context::counted();
                     let groups = engine.generate_with(model, requests, |group| job.group_ended(group))?;
-                    let now = kernels::context::counted();
-                    span.work((now.0 - before.0) as f64, (now.1 - before.1) as f64);
+                    record_ops(&span, before);
                     rollout_s = span.end();
                     if refuse_non_finite {
                         finite_logps(&groups)?;
@@ -151,11 +150,17 @@ impl Collector {
             let scored = watched(scope, job.asked(), *on_wait, || job.finish(groups))?;
             Ok((scored, span.end()))
         })?;
-        // Rewards that nobody waits for any more may have given anything.
+        // After a stop request rewards may have returned early, with anything.
         stop.check()?;
         let overlapped_s = scored.overlapped.iter().map(|(_, seconds)| seconds).sum();
         Ok(Collected { scored, next_number, rollout_s, reward_s, overlapped_s })
     }
+}
+
+/// Enters what operations counted since `before` into a span.
+pub fn record_ops(span: &Span, before: (u64, u64)) {
+    let now = kernels::context::counted();
+    span.work((now.0 - before.0) as f64, (now.1 - before.1) as f64);
 }
 
 fn finite_logps(groups: &[RolloutGroup]) -> Result<(), NonFiniteLogp> {
@@ -163,7 +168,7 @@ fn finite_logps(groups: &[RolloutGroup]) -> Result<(), NonFiniteLogp> {
     logps.find(|logp| !logp.is_finite()).map_or(Ok(()), |&logp| Err(NonFiniteLogp(logp)))
 }
 
-/// What `wait` gives, which waits for rewards; while that takes long, `on_wait` is told of the one that takes longest.
+/// Runs `wait`, which waits for rewards. While it takes long, `on_wait` gets the name of the slowest reward.
 fn watched<'scope, T>(
     scope: &'scope Scope<'scope, '_>,
     asked: Asked,

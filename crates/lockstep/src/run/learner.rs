@@ -3,13 +3,13 @@
 
 use crate::bad_input;
 use crate::models::{Policy, WriteFiles};
+use crate::rollouts::collector::record_ops;
 use crate::run::checkpoint::moments;
 use crate::run::checkpoint::state::RunState;
 use kernels::Context;
 use model::Trainable;
 use std::path::Path;
 use telemetry::Stages;
-use telemetry::stages::Span;
 use train::{Samples, Schedule, StepParams, Trainer, UpdateMetrics};
 
 /// The policy, and what trains it.
@@ -93,10 +93,4 @@ impl Learner {
 /// Why a step was skipped.
 pub fn not_finite(metrics: &UpdateMetrics) -> String {
     format!("the loss or the gradient is not finite (loss {}, gradient norm {})", metrics.loss, metrics.grad_norm)
-}
-
-/// Enters what operations counted since `before` into a span.
-pub fn record_ops(span: &Span, before: (u64, u64)) {
-    let now = kernels::context::counted();
-    span.work((now.0 - before.0) as f64, (now.1 - before.1) as f64);
 }

@@ -140,14 +140,14 @@ impl RunState {
         }
         let Format { format } = serde_json::from_slice(&bytes).map_err(|e| damaged(&e))?;
         if !(OLDEST..=FORMAT).contains(&format) {
-            let mend = match format < FORMAT {
+            let fix = match format < FORMAT {
                 true => {
                     "finish the run with the version that began it, or start a new one from the model in the checkpoint"
                 }
                 false => "use a newer one",
             };
             return Err(BadInput::new(format!(
-                "{} has format {format}; this program reads formats {OLDEST} to {FORMAT}: {mend}",
+                "{} has format {format}; this program reads formats {OLDEST} to {FORMAT}: {fix}",
                 path.display()
             )));
         }
@@ -197,11 +197,11 @@ mod foreign {
 
     #[test]
     fn another_format_is_refused_with_what_to_do() {
-        for (format, mend) in [(OLDEST - 1, "the version that began it"), (FORMAT + 1, "use a newer one")] {
+        for (format, fix) in [(OLDEST - 1, "the version that began it"), (FORMAT + 1, "use a newer one")] {
             let mut other = valid();
             other["format"] = format.into();
             let said = read(other.to_string().as_bytes()).unwrap_err().to_string();
-            assert!(said.contains(&format!("has format {format}")) && said.contains(mend), "{said}");
+            assert!(said.contains(&format!("has format {format}")) && said.contains(fix), "{said}");
         }
     }
 

@@ -85,7 +85,7 @@ impl Collect for Elsewhere {
             refuse_non_finite: request.refuse_non_finite,
         };
         let (answer, answered) = channel();
-        self.jobs.send((job, answer)).expect("it works until nobody asks");
+        self.jobs.send((job, answer)).expect("the thread lives as long as its sender");
         let bytes = answered.recv().expect("it answers")?;
         let mut seen = self.seen.0.lock().unwrap();
         seen.0 += 1;

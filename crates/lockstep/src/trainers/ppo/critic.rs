@@ -5,8 +5,9 @@
 
 use crate::error::OrBadInput;
 use crate::models::{Builder, WriteFiles, load_weights, locate, value_model_shape};
+use crate::rollouts::collector::record_ops;
 use crate::run::checkpoint::moments::{restore_moments, write_moments};
-use crate::run::learner::{Update, record_ops};
+use crate::run::learner::Update;
 use crate::trainers::online::{LargestWork, PartInputs};
 use kernels::Context;
 use model::hub::HubKind;

@@ -1,8 +1,9 @@
 //! The stages of a PPO step, in the order of the data. Formulas: [`train::gae`], [`train::loss::ppo`].
 
 use super::{Ppo, PpoBatch};
+use crate::rollouts::collector::record_ops;
 use crate::rollouts::{Rollouts, ScoredCompletion};
-use crate::run::learner::{Update, not_finite, record_ops};
+use crate::run::learner::{Update, not_finite};
 use crate::run::training::TrainingRun;
 use crate::trainers::online::RolloutState;
 use kernels::rng::Stream;
