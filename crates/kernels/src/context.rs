@@ -118,6 +118,13 @@ impl Context {
         self.memory.rows_at_once()
     }
 
+    /// From now on at most `threads` of its [`threads`](Self::threads) compute, and at least one: as many as the
+    /// process holds cores ([`crate::cores`]). Results do not depend on it. On other devices nothing changes.
+    pub fn limit_threads(&self, threads: usize) {
+        if let Backend::Cpu(cpu) = &self.backend {
+            cpu.limit_threads(threads);
+        }
+    }
     /// Threads of the host that compute, the caller's included.
     pub fn threads(&self) -> usize {
         match &self.backend {

@@ -52,6 +52,22 @@ pub enum Error {
         /// How much it asked for.
         bytes: usize,
     },
+    /// Cores that processes share cannot be had.
+    #[error("cores in {path}: {message}")]
+    Cores {
+        /// Where they are.
+        path: std::path::PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// A slot of shared memory cannot be made, read or written.
+    #[error("weights in {path}: {message}")]
+    Slot {
+        /// Where it is.
+        path: std::path::PathBuf,
+        /// What is wrong, and the fix.
+        message: String,
+    },
     /// A file could not be mapped.
     #[error("cannot map {path}: {source}")]
     Map {

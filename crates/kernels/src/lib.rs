@@ -12,6 +12,7 @@
 pub mod ceilings;
 pub mod check;
 pub mod context;
+pub mod cores;
 pub(crate) mod device;
 mod dtype;
 pub mod error;

@@ -81,6 +81,13 @@ impl Pool {
         self.workers.len() + 1
     }
 
+    /// At most so many of its threads take tasks from now on.
+    pub fn limit(&self, threads: usize) {
+        // Between regions: those who take part in one were chosen when it was opened.
+        let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
+        self.shared.crowd.set_most(threads);
+    }
+
     /// Runs tasks `0..count`; returns when all are done. Panics if called from inside a task: regions do not nest.
     pub fn run<T: Tasks>(&self, isa: Isa, count: usize, tasks: &T) {
         struct One<'a, T>(&'a T, usize, &'a mut Scratch);

@@ -6,6 +6,8 @@
 
 use crate::device::cuda::Arg;
 use crate::device::{Cpu, Cuda};
+#[cfg(target_os = "linux")]
+use crate::memory::slot::{Contents, SlotWriter};
 use crate::memory::{Buffer, Memory, Plain};
 use crate::{DType, Device, Result};
 use half::bf16;
@@ -91,6 +93,10 @@ impl Tensor {
     /// Its dimensions.
     pub fn shape(&self) -> &[usize] {
         self.shape.dims()
+    }
+    #[cfg(target_os = "linux")]
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.buffer
     }
     /// What an element is.
     pub fn dtype(&self) -> DType {
@@ -348,6 +354,27 @@ impl<'a> ViewMut<'a> {
             DType::U32 => panic!("copy_from_f32 into a u32 tensor"),
         }
     }
+    /// Overwrites it with the elements of a tensor of this dtype and shape, bit for bit.
+    pub fn copy_from(&mut self, from: View<'_>) {
+        assert!(self.dtype == from.dtype && self.shape == from.shape, "copy {:?} to {:?}", from.shape, self.shape);
+        match self.dtype {
+            DType::F32 => self.copy_elements::<f32>(from),
+            DType::Bf16 => self.copy_elements::<bf16>(from),
+            DType::U32 => self.copy_elements::<u32>(from),
+        }
+    }
+    fn copy_elements<T: Plain>(&mut self, from: View<'_>) {
+        let len = self.shape.len();
+        match from.buffer.device() {
+            Device::Meta => {}
+            Device::Cpu => from.download(|from: &[T]| self.upload(len, |to: &mut [T]| to.copy_from_slice(from))),
+            // A queue shows its memory in pieces of its own, one at a time.
+            _ => {
+                let elements = from.download(<[T]>::to_vec);
+                self.upload(len, |to: &mut [T]| to.copy_from_slice(&elements));
+            }
+        }
+    }
     /// Overwrites it with these elements.
     pub fn copy_from_u32(&mut self, from: &[u32]) {
         self.view().expect(DType::U32);
@@ -417,5 +444,16 @@ fn at(view: &View<'_>, cuda: &Cuda, writes: bool) -> Result<Arg> {
     match view.dtype {
         DType::F32 => Ok(Arg::Pointer(view.buffer.address::<f32>(cuda, view.start, writes).0)),
         dtype => Err(cuda.lacks(&format!("{dtype:?}"))),
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl SlotWriter {
+    /// Says what the slot holds and gives the lock away: readers can pin it, and it cannot be written until
+    /// [`try_lock`](Self::try_lock). `tensors` are all that live in the slot. With `checksum`
+    /// [`Pin::audit`](crate::memory::slot::Pin::audit) finds a flipped bit; it takes a pass over the slot.
+    pub fn publish(&self, tensors: &mut [&mut Tensor], contents: Contents, checksum: bool) -> crate::Result<()> {
+        let buffers: Vec<&Buffer> = tensors.iter().map(|tensor| tensor.buffer()).collect();
+        self.publish_buffers(&buffers, contents, checksum)
     }
 }

@@ -25,6 +25,10 @@ impl Cpu {
     pub(crate) fn isa(&self) -> Isa {
         self.isa
     }
+    /// At most so many threads compute from now on.
+    pub(crate) fn limit_threads(&self, threads: usize) {
+        self.pool.limit(threads);
+    }
     /// Threads, the caller's included.
     pub(crate) fn threads(&self) -> usize {
         self.pool.threads()

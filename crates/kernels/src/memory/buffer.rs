@@ -88,6 +88,12 @@ impl Buffer {
         }
     }
 
+    /// The slot of shared memory that it lies in.
+    #[cfg(target_os = "linux")]
+    pub(super) fn slot(&self) -> Option<&super::slot::Hold> {
+        if let Storage::Host(bytes) = &self.storage { bytes.slot() } else { None }
+    }
+
     /// The first byte, for an operation on the CPU.
     pub(super) fn start(&self, cpu: &Cpu) -> NonNull<u8> {
         assert!(
@@ -138,8 +144,10 @@ impl Buffer {
     /// Nobody else reads or writes them while the result lives.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn slice_mut<T: Plain>(&self, cpu: &Cpu, range: Range<usize>) -> &mut [T] {
-        if let Storage::Checked { mirror, .. } = &self.storage {
-            mirror.outdate();
+        match &self.storage {
+            Storage::Checked { mirror, .. } => mirror.outdate(),
+            Storage::Host(bytes) => bytes.assert_writable(),
+            _ => {}
         }
         // SAFETY: the caller's promise.
         unsafe { self.elements_mut(self.start(cpu), range) }
@@ -197,8 +205,11 @@ impl Buffer {
     pub(crate) unsafe fn upload<T: Plain>(&self, range: Range<usize>, write: impl FnOnce(&mut [T])) {
         match &self.storage {
             Storage::Meta | Storage::Refused(_) => {}
-            // SAFETY: the caller's promise.
-            Storage::Host(bytes) => write(unsafe { self.elements_mut(bytes.start, range) }),
+            Storage::Host(bytes) => {
+                bytes.assert_writable();
+                // SAFETY: the caller's promise.
+                write(unsafe { self.elements_mut(bytes.start, range) });
+            }
             Storage::Cuda { queue, at, mirror } => {
                 self.assert_holds::<T>(&range);
                 let bytes = range.len() * size_of::<T>();
@@ -264,7 +275,10 @@ impl Buffer {
     pub(crate) unsafe fn fill<T: Plain>(&self, range: Range<usize>, x: T) {
         let start = match &self.storage {
             Storage::Meta | Storage::Refused(_) => return,
-            Storage::Host(bytes) => bytes.start,
+            Storage::Host(bytes) => {
+                bytes.assert_writable();
+                bytes.start
+            }
             Storage::Checked { handle, .. } => lock(&self.ledger.checked.buffers)[handle].start,
             Storage::Cuda { queue, at, .. } => {
                 self.assert_holds::<T>(&range);
@@ -311,14 +325,14 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         match std::mem::replace(&mut self.storage, Storage::Meta) {
-            Storage::Host(host) => self.ledger.give_back(host, self.bytes),
+            Storage::Host(host) => self.ledger.give_back(host),
             Storage::Checked { handle, mirror } => {
                 let host = lock(&self.ledger.checked.buffers).remove(&handle);
-                host.into_iter().chain(mirror.bytes).for_each(|host| self.ledger.give_back(host, self.bytes));
+                host.into_iter().chain(mirror.bytes).for_each(|host| self.ledger.give_back(host));
             }
             Storage::Cuda { queue, at, mirror } => {
                 queue.free(at);
-                mirror.bytes.into_iter().for_each(|host| self.ledger.give_back(host, self.bytes));
+                mirror.bytes.into_iter().for_each(|host| self.ledger.give_back(host));
             }
             Storage::Meta | Storage::Refused(_) => {}
         }

@@ -16,7 +16,9 @@ pub(super) struct HostBytes {
 
 enum Owner {
     Small(alloc::Layout),
-    Map(#[allow(dead_code, reason = "unmapped when it is dropped")] memmap2::MmapMut),
+    Map(memmap2::MmapMut),
+    #[cfg(target_os = "linux")]
+    Slot(super::slot::Hold),
 }
 
 // SAFETY: it owns what `start` points to; who may touch which elements is what tensors and their views see to.
@@ -40,13 +42,54 @@ impl HostBytes {
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         Some(HostBytes { start, owner: Owner::Small(layout) })
     }
+
+    /// How many they are; never 0, but for those of a slot, which are not pooled.
+    pub(super) fn len(&self) -> usize {
+        match &self.owner {
+            Owner::Small(layout) => layout.size(),
+            Owner::Map(map) => map.len(),
+            #[cfg(target_os = "linux")]
+            Owner::Slot(_) => 0,
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl HostBytes {
+    /// Bytes of a slot of shared memory.
+    pub(super) fn of_slot(start: NonNull<u8>, hold: super::slot::Hold) -> HostBytes {
+        HostBytes { start, owner: Owner::Slot(hold) }
+    }
+    /// The slot that they lie in.
+    pub(super) fn slot(&self) -> Option<&super::slot::Hold> {
+        if let Owner::Slot(hold) = &self.owner { Some(hold) } else { None }
+    }
+}
+
+impl HostBytes {
+    /// Whether they can be had again for something else: those of a slot belong to the slot.
+    pub(super) fn is_own(&self) -> bool {
+        matches!(self.owner, Owner::Small(_) | Owner::Map(_))
+    }
+
+    /// Panics where they must not be written: in a slot that others may be reading.
+    #[inline]
+    pub(super) fn assert_writable(&self) {
+        #[cfg(target_os = "linux")]
+        if let Owner::Slot(hold) = &self.owner {
+            assert!(hold.is_writable(), "weights in a shared slot were written without its lock");
+        }
+    }
 }
 
 impl Drop for HostBytes {
     fn drop(&mut self) {
-        if let Owner::Small(layout) = self.owner {
+        match &self.owner {
             // SAFETY: allocated with this layout; nobody borrows what is dropped.
-            unsafe { alloc::dealloc(self.start.as_ptr(), layout) }
+            Owner::Small(layout) => unsafe { alloc::dealloc(self.start.as_ptr(), *layout) },
+            Owner::Map(_) => {}
+            #[cfg(target_os = "linux")]
+            Owner::Slot(hold) => hold.released(),
         }
     }
 }

@@ -6,6 +6,8 @@
 mod buffer;
 mod file_map;
 mod host;
+#[cfg(target_os = "linux")]
+pub mod slot;
 #[cfg(test)]
 mod tests;
 
@@ -15,7 +17,7 @@ pub use file_map::FileMap;
 use crate::device::cuda::Queue;
 use crate::{DType, Device, Error, Result};
 use buffer::{Mirror, Storage};
-use host::HostBytes;
+use host::{HostBytes, MAP_FROM};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -23,8 +25,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// Buffers up to this size are kept when they are let go of, for the next one of their size: what a micro-batch or a
 /// step takes anew each time costs no allocation of the device's.
 const POOLED: usize = 1 << 20;
-/// So many of each size.
+/// So many between each power of two and the next.
 const POOLED_EACH: usize = 16;
+/// Of a map.
+const PAGE: usize = 1 << 12;
 
 /// A handle to allocate with: a device, the part of the run that the bytes are booked under, and the shared ledger.
 #[derive(Clone)]
@@ -32,6 +36,9 @@ pub struct Memory {
     device: Device,
     part: &'static str,
     ledger: Arc<Ledger>,
+    /// Allocations come from a slot.
+    #[cfg(target_os = "linux")]
+    slot: Option<Arc<slot::Arena>>,
 }
 
 #[derive(Default)]
@@ -40,8 +47,8 @@ struct Ledger {
     /// What could not be allocated first, until [`Memory::check`] reports it.
     refused: Mutex<Option<Error>>,
     checked: Checked,
-    /// Memory that nobody holds now, by its size, a power of two.
-    pool: Mutex<HashMap<usize, Vec<HostBytes>>>,
+    /// Memory that nobody holds now, by the logarithm of its size.
+    pool: Mutex<HashMap<u32, Vec<HostBytes>>>,
     /// What a CUDA device's memory comes from.
     queue: Option<Arc<Queue>>,
 }
@@ -52,20 +59,32 @@ impl Ledger {
         if bytes > POOLED {
             return HostBytes::zeroed(bytes);
         }
-        let size = bytes.next_power_of_two().max(64);
-        let Some(pooled) = lock(&self.pool).get_mut(&size).and_then(Vec::pop) else { return HostBytes::zeroed(size) };
-        // SAFETY: nobody else holds these `size` bytes.
+        // Small sizes are powers of two, so that one serves many. A map of the next power of two would take up to
+        // twice what the ledger says; with huge pages all of it is resident.
+        let size = if bytes < MAP_FROM { bytes.next_power_of_two().max(64) } else { bytes.next_multiple_of(PAGE) };
+        let fits = |pooled: &mut Vec<HostBytes>| {
+            let of_size = pooled.iter().enumerate().filter(|(_, host)| host.len() >= size);
+            let at = of_size.min_by_key(|(_, host)| host.len())?.0;
+            Some(pooled.swap_remove(at))
+        };
+        let Some(pooled) = lock(&self.pool).get_mut(&size.ilog2()).and_then(fits) else {
+            return HostBytes::zeroed(size);
+        };
+        // SAFETY: nobody else holds these bytes, which are `size` or more.
         unsafe { pooled.start.write_bytes(0, bytes) };
         Some(pooled)
     }
 
-    /// Takes `bytes` bytes back.
-    fn give_back(&self, host: HostBytes, bytes: usize) {
-        if bytes <= POOLED {
+    /// Takes bytes back.
+    fn give_back(&self, host: HostBytes) {
+        if host.is_own() && host.len() <= POOLED {
             let mut pool = lock(&self.pool);
-            let of_size = pool.entry(bytes.next_power_of_two().max(64)).or_default();
-            if of_size.len() < POOLED_EACH {
-                of_size.push(host);
+            let of_size = pool.entry(host.len().ilog2()).or_default();
+            of_size.push(host);
+            if of_size.len() > POOLED_EACH {
+                // The larger serve more.
+                let least = of_size.iter().enumerate().min_by_key(|(_, host)| host.len()).map_or(0, |(at, _)| at);
+                of_size.swap_remove(least);
             }
         }
     }
@@ -130,12 +149,30 @@ impl Memory {
     /// Memory of `device`, with an empty ledger. That of a CUDA device comes with a [`crate::Context`] alone: here
     /// [`Memory::check`] refuses it.
     pub fn new(device: Device) -> Memory {
-        Memory { device, part: "other", ledger: Arc::default() }
+        Memory::over(device, Ledger::default())
     }
     /// Memory of a CUDA device.
     pub(crate) fn of_queue(queue: Arc<Queue>) -> Memory {
         let device = queue.device();
-        Memory { device, part: "other", ledger: Arc::new(Ledger { queue: Some(queue), ..Ledger::default() }) }
+        Memory::over(device, Ledger { queue: Some(queue), ..Ledger::default() })
+    }
+    fn over(device: Device, ledger: Ledger) -> Memory {
+        Memory {
+            device,
+            part: "other",
+            ledger: Arc::new(ledger),
+            #[cfg(target_os = "linux")]
+            slot: None,
+        }
+    }
+    /// The same ledger, with memory of a slot, which is the CPU's.
+    #[cfg(target_os = "linux")]
+    fn in_slot(&self, arena: Arc<slot::Arena>) -> Result<Memory> {
+        if self.device != Device::Cpu {
+            let name = self.device.name();
+            return Err(Error::Device(format!("weights in shared memory are for the CPU, and this is {name}")));
+        }
+        Ok(Memory { slot: Some(arena), ..self.clone() })
     }
     /// The same memory and ledger, booking under `part`.
     pub fn part(&self, part: &'static str) -> Memory {
@@ -182,15 +219,29 @@ impl Memory {
             lock(&self.ledger.refused).get_or_insert(error);
             Storage::Refused(self.device)
         });
+        let part = self.booked_under();
         let mut parts = lock(&self.ledger.parts);
-        let usage = parts.entry(self.part).or_default();
+        let usage = parts.entry(part).or_default();
         usage.bytes += bytes;
         usage.peak_bytes = usage.peak_bytes.max(usage.bytes);
-        Buffer { storage, bytes, part: self.part, ledger: self.ledger.clone() }
+        Buffer { storage, bytes, part, ledger: self.ledger.clone() }
+    }
+
+    /// What another process holds is booked apart.
+    fn booked_under(&self) -> &'static str {
+        #[cfg(target_os = "linux")]
+        if self.slot.as_ref().is_some_and(|slot| slot.is_pinned()) {
+            return "mapped weights";
+        }
+        self.part
     }
 
     fn storage(&self, bytes: usize, dtype: DType) -> Result<Storage> {
         let refused = || Error::OutOfMemory { part: self.part, bytes };
+        #[cfg(target_os = "linux")]
+        if let Some(slot) = &self.slot {
+            return Ok(Storage::Host(slot.take(bytes).ok_or_else(refused)?));
+        }
         let host = || self.ledger.host_bytes(bytes).ok_or_else(refused);
         // Index tensors have the host's copy of what it last wrote.
         let mirror = || if dtype == DType::U32 { Ok(Mirror::of(host()?)) } else { Ok(Mirror::none()) };

@@ -385,6 +385,7 @@ fn the_optimizer_steps_in_f32_and_rounds_a_copy() {
                 let [mut m, mut v] = [(); 2].map(|()| Tensor::zeros(&memory(), &[n], moments));
                 let args = adamw::Step {
                     param: param.view_mut(),
+                    from: None,
                     rounded: rounded.map(|t| t.view_mut()),
                     grad: grad.view(),
                     m: m.view_mut(),

@@ -207,6 +207,7 @@ fn rows_and_steps() {
         let hyper = adamw::Hyper { lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step: 1 };
         let args = adamw::Step {
             param: param.view_mut(),
+            from: None,
             rounded: None,
             grad: d_table.data().view(),
             m: m.view_mut(),

@@ -29,6 +29,8 @@ const LONGEST_REST: Duration = Duration::from_millis(640);
 pub(super) struct Crowd {
     /// Threads that take tasks, the caller's included: at least 1.
     limit: AtomicUsize,
+    /// What the limit can be: all, or fewer that the process may use now.
+    most: AtomicUsize,
     /// Workers beyond the limit.
     resting: Sleepers,
     workers: Box<[Worker]>,
@@ -46,7 +48,8 @@ struct Worker {
 impl Crowd {
     pub fn new(threads: usize) -> Crowd {
         let workers = (1..threads).map(|_| Worker::default()).collect();
-        Crowd { limit: AtomicUsize::new(threads), resting: Sleepers::default(), workers }
+        let [limit, most] = [threads; 2].map(AtomicUsize::new);
+        Crowd { limit, most, resting: Sleepers::default(), workers }
     }
 
     /// Threads that take tasks, the caller's included.
@@ -75,6 +78,14 @@ impl Crowd {
     pub fn set_limit(&self, limit: usize) {
         if self.limit.swap(limit, Ordering::SeqCst) < limit {
             self.call_all();
+        }
+    }
+
+    /// At most so many threads take tasks from now on, and so many to begin with.
+    pub fn set_most(&self, threads: usize) {
+        let most = threads.clamp(1, self.workers.len() + 1);
+        if self.most.swap(most, Ordering::SeqCst) != most {
+            self.set_limit(most);
         }
     }
 
@@ -150,7 +161,7 @@ impl Watch {
         let balance = self.read(crowd, limit, window);
         self.since = now;
         if !anew {
-            let limit = self.next_limit(limit, crowd.workers.len() + 1, balance, window, now);
+            let limit = self.next_limit(limit, crowd.most.load(Ordering::SeqCst), balance, window, now);
             if limit != crowd.limit() {
                 crowd.set_limit(limit);
             }

@@ -316,3 +316,29 @@ fn scratch_grows_and_ranges_are_checked() {
     let past = std::panic::AssertUnwindSafe(|| unsafe { shared.slice(2..5) }.len());
     assert!(std::panic::catch_unwind(past).is_err());
 }
+
+#[test]
+#[cfg_attr(miri, ignore = "it waits for threads of a crowd")]
+fn a_limited_pool_computes_with_fewer_threads_and_the_same_results() {
+    use std::collections::HashSet;
+    struct Who<'a>(&'a Mutex<HashSet<std::thread::ThreadId>>, Disjoint<'a, u32>);
+    impl Tasks for Who<'_> {
+        #[inline(always)]
+        fn task<V: Simd>(&self, index: usize, _: &mut Scratch) {
+            self.0.lock().unwrap().insert(std::thread::current().id());
+            // SAFETY: each task has its element.
+            let out = unsafe { self.1.slice(index..index + 1) };
+            out[0] = index as u32;
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+    let pool = Pool::new(4).unwrap();
+    for most in [1, 2, 4, 1, 9, 0] {
+        pool.limit(most);
+        let (who, mut out) = (Mutex::default(), vec![0; 64]);
+        pool.run(Isa::PORTABLE, 64, &Who(&who, Disjoint::new(&mut out)));
+        assert_eq!(out, (0..64).collect::<Vec<u32>>());
+        let threads = who.into_inner().unwrap().len();
+        assert!((1..=most.clamp(1, 4)).contains(&threads), "{threads} threads of {most}");
+    }
+}

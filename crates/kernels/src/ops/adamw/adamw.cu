@@ -19,12 +19,14 @@ DEVICE float clip_of(const float* norm, float max_norm) {
     return max_norm > 0.0f ? smaller(1.0f, max_norm / (norm[0] + 1e-6f)) : 1.0f;
 }
 
-KERNEL(adamw_step, 256, float* param, float* rounded, const float* grad, float* m, float* v, const float* norm,
-       float max_norm, float decay, float blend, float beta2, float rest2, float root, float eps, float step, u64 count) {
+// from: the parameter before the step, which may be `param`.
+KERNEL(adamw_step, 256, float* param, const float* from, float* rounded, const float* grad, float* m, float* v,
+       const float* norm, float max_norm, float decay, float blend, float beta2, float rest2, float root, float eps,
+       float step, u64 count) {
     u64 i = thread_of_grid();
     if (i >= count || norm[1] == 0.0f) return;
     Factors factors = Factors{clip_of(norm, max_norm), decay, blend, beta2, rest2, root, eps, step};
-    Advanced next = advance(factors, grad[i], param[i], m[i], v[i]);
+    Advanced next = advance(factors, grad[i], from[i], m[i], v[i]);
     m[i] = next.m;
     v[i] = next.v;
     param[i] = next.param;
@@ -39,13 +41,13 @@ DEVICE u16 rounded_by(float x, u32 random) {
 }
 
 // Moments in bf16: a block of random words, of Philox of (key, block, t), for four elements; half a word for each moment.
-KERNEL(adamw_step_bf16, 256, float* param, float* rounded, const float* grad, u16* m, u16* v, const float* norm,
-       float max_norm, float decay, float blend, float beta2, float rest2, float root, float eps, float step, u64 count,
-       u64 key, u64 first_block, u64 t) {
+KERNEL(adamw_step_bf16, 256, float* param, const float* from, float* rounded, const float* grad, u16* m, u16* v,
+       const float* norm, float max_norm, float decay, float blend, float beta2, float rest2, float root, float eps,
+       float step, u64 count, u64 key, u64 first_block, u64 t) {
     u64 i = thread_of_grid();
     if (i >= count || norm[1] == 0.0f) return;
     Factors factors = Factors{clip_of(norm, max_norm), decay, blend, beta2, rest2, root, eps, step};
-    Advanced next = advance(factors, grad[i], param[i], from_bf16(m[i]), from_bf16(v[i]));
+    Advanced next = advance(factors, grad[i], from[i], from_bf16(m[i]), from_bf16(v[i]));
     param[i] = next.param;
     u64 block = first_block + i / 4;
     u32 word = philox(key, Words{{(u32)block, (u32)(block >> 32), (u32)t, (u32)(t >> 32)}}).of[i % 4];

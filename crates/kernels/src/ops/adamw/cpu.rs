@@ -13,7 +13,7 @@ use half::bf16;
 pub(super) const ELEMENTS: usize = 1 << 14;
 
 pub(super) fn step(cpu: &Cpu, args: Step<'_>) {
-    let Step { param, rounded, grad, m, v, hyper, norm, max_norm, rounding } = args;
+    let Step { param, from, rounded, grad, m, v, hyper, norm, max_norm, rounding } = args;
     let len: usize = grad.shape().iter().product();
     let (norm, finite) = (norm.f32(cpu)[0], norm.f32(cpu)[1] != 0.0);
     if !finite {
@@ -21,6 +21,7 @@ pub(super) fn step(cpu: &Cpu, args: Step<'_>) {
     }
     let clip = if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
     let (grad, param, factors) = (grad.f32(cpu), Disjoint::new(param.f32(cpu)), Factors::new(&hyper));
+    let from = from.map(|from| from.f32(cpu));
     let rounded = rounded.map(|to| match to.dtype() {
         DType::Bf16 => Rounded::Bf16(Disjoint::new(to.bf16(cpu))),
         _ => Rounded::F32(Disjoint::new(to.f32(cpu))),
@@ -28,10 +29,10 @@ pub(super) fn step(cpu: &Cpu, args: Step<'_>) {
     let count = len.div_ceil(ELEMENTS);
     if m.dtype() == DType::Bf16 {
         let (m, v) = (Disjoint::new(m.bf16(cpu)), Disjoint::new(v.bf16(cpu)));
-        cpu.run(count, &StepBf16 { len, grad, param, rounded, m, v, clip, factors, rounding, step: hyper.step });
+        cpu.run(count, &StepBf16 { len, grad, param, from, rounded, m, v, clip, factors, rounding, step: hyper.step });
     } else {
         let (m, v) = (Disjoint::new(m.f32(cpu)), Disjoint::new(v.f32(cpu)));
-        cpu.run(count, &StepF32 { len, grad, param, rounded, m, v, clip, factors });
+        cpu.run(count, &StepF32 { len, grad, param, from, rounded, m, v, clip, factors });
     }
 }
 
@@ -113,6 +114,7 @@ struct StepF32<'a> {
     len: usize,
     grad: &'a [f32],
     param: Disjoint<'a, f32>,
+    from: Option<&'a [f32]>,
     rounded: Option<Rounded<'a>>,
     m: Disjoint<'a, f32>,
     v: Disjoint<'a, f32>,
@@ -136,17 +138,25 @@ impl Tasks for StepF32<'_> {
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let start = index * ELEMENTS;
         let range = start..self.len.min(start + ELEMENTS);
-        let grad = &self.grad[range.clone()];
+        let (grad, from) = (&self.grad[range.clone()], self.from.map(|from| &from[range.clone()]));
         // SAFETY: tasks have disjoint ranges.
         let (param, m, v) =
             unsafe { (self.param.slice(range.clone()), self.m.slice(range.clone()), self.v.slice(range)) };
-        for at in (0..grad.len()).step_by(LANES) {
-            let n = LANES.min(grad.len() - at);
-            let load = |from: &[f32]| V::load_partial(&from[at..], n);
-            let (p, m1, v1) = advance(&self.factors, self.clip, load(grad), load(param), load(m), load(v));
-            m1.store_partial(&mut m[at..], n);
-            v1.store_partial(&mut v[at..], n);
-            p.store_partial(&mut param[at..], n);
+        match from {
+            None => {
+                for at in (0..grad.len()).step_by(LANES) {
+                    let n = LANES.min(grad.len() - at);
+                    let p = V::load_partial(&param[at..], n);
+                    self.advance(at, n, grad, p, m, v).store_partial(&mut param[at..], n);
+                }
+            }
+            Some(from) => {
+                for at in (0..grad.len()).step_by(LANES) {
+                    let n = LANES.min(grad.len() - at);
+                    let p = V::load_partial(&from[at..], n);
+                    self.advance(at, n, grad, p, m, v).store_partial(&mut param[at..], n);
+                }
+            }
         }
         if let Some(rounded) = &self.rounded {
             // SAFETY: tasks have disjoint ranges.
@@ -155,11 +165,24 @@ impl Tasks for StepF32<'_> {
     }
 }
 
+impl StepF32<'_> {
+    /// Updates `n` elements of the moments from `at` on; gives the parameter, which was `param`.
+    #[inline(always)]
+    fn advance<V: Simd>(&self, at: usize, n: usize, grad: &[f32], param: V, m: &mut [f32], v: &mut [f32]) -> V {
+        let load = |from: &[f32]| V::load_partial(&from[at..], n);
+        let (p, m1, v1) = advance(&self.factors, self.clip, load(grad), param, load(m), load(v));
+        m1.store_partial(&mut m[at..], n);
+        v1.store_partial(&mut v[at..], n);
+        p
+    }
+}
+
 /// A step with moments in bf16, rounded stochastically.
 struct StepBf16<'a> {
     len: usize,
     grad: &'a [f32],
     param: Disjoint<'a, f32>,
+    from: Option<&'a [f32]>,
     rounded: Option<Rounded<'a>>,
     m: Disjoint<'a, bf16>,
     v: Disjoint<'a, bf16>,
@@ -174,7 +197,7 @@ impl Tasks for StepBf16<'_> {
     fn task<V: Simd>(&self, index: usize, _scratch: &mut Scratch) {
         let start = index * ELEMENTS;
         let range = start..self.len.min(start + ELEMENTS);
-        let grad = &self.grad[range.clone()];
+        let (grad, from) = (&self.grad[range.clone()], self.from.map(|from| &from[range.clone()]));
         // SAFETY: tasks have disjoint ranges.
         let (param, m, v) =
             unsafe { (self.param.slice(range.clone()), self.m.slice(range.clone()), self.v.slice(range)) };
@@ -183,7 +206,8 @@ impl Tasks for StepBf16<'_> {
             let (m, v) = (&mut m[at..at + n], &mut v[at..at + n]);
             let wide = |from: &[bf16]| bf16::load_partial::<V>(from, n);
             let load = |from: &[f32]| V::load_partial(&from[at..], n);
-            let (p, m1, v1) = advance(&self.factors, self.clip, load(grad), load(param), wide(m), wide(v));
+            let before = load(from.unwrap_or(param));
+            let (p, m1, v1) = advance(&self.factors, self.clip, load(grad), before, wide(m), wide(v));
             p.store_partial(&mut param[at..], n);
             let words = self.words(start + at);
             let (m1, v1) = (m1.to_array(), v1.to_array());

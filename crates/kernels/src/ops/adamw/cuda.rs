@@ -12,6 +12,7 @@ pub(super) fn step(cuda: &Cuda, mut args: Step<'_>) -> Result<()> {
     let count: usize = args.grad.shape().iter().product();
     let rounded = args.rounded.as_mut().map_or(Ok(Arg::NULL), |rounded| rounded.f32_at(cuda))?;
     let (param, grad) = (args.param.f32_at(cuda)?, args.grad.f32_at(cuda)?);
+    let from = args.from.unwrap_or_else(|| args.param.view()).f32_at(cuda)?;
     let narrow = args.m.dtype() == DType::Bf16;
     let (m, v) = match narrow {
         true => (args.m.bf16_at(cuda), args.v.bf16_at(cuda)),
@@ -19,7 +20,7 @@ pub(super) fn step(cuda: &Cuda, mut args: Step<'_>) -> Result<()> {
     };
     let norm = args.norm.f32_at(cuda)?;
     let Factors { decay, blend, beta2, rest2, root, eps, step } = Factors::new(&args.hyper);
-    let mut arguments = vec![param, rounded, grad, m, v, norm];
+    let mut arguments = vec![param, from, rounded, grad, m, v, norm];
     arguments.extend([args.max_norm, decay, blend, beta2, rest2, root, eps, step].map(Arg::from));
     arguments.push(count.into());
     if narrow {
@@ -44,7 +45,7 @@ mod tests {
             [DType::F32, DType::Bf16].into_iter().flat_map(|moments| cases.map(|case| (moments, case)))
         {
             same(|ctx| {
-                let [mut param, grad, mut rounded] = [1, 2, 5].map(|seed| random(ctx, seed, &[len]));
+                let [mut param, grad, mut rounded, mut next] = [1, 2, 5, 6].map(|seed| random(ctx, seed, &[len]));
                 let [mut m, mut v] = [3, 4].map(|_| Tensor::zeros(ctx.memory(), &[len], moments));
                 // Large enough that one of them is infinite after a step.
                 let mut before = normal::<f32>(3, len);
@@ -55,8 +56,14 @@ mod tests {
                 let norm = Tensor::from_f32(ctx.memory(), &[2], &norm);
                 for t in 1..=3 {
                     let hyper = Hyper { lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, step: t };
+                    // The last one from slot to slot.
+                    let (param, from) = match t {
+                        3 => (next.view_mut(), Some(param.view())),
+                        _ => (param.view_mut(), None),
+                    };
                     let args = Step {
-                        param: param.view_mut(),
+                        param,
+                        from,
                         rounded: (t > 1).then(|| rounded.view_mut()),
                         grad: grad.view(),
                         m: m.view_mut(),
@@ -68,7 +75,7 @@ mod tests {
                     };
                     step(ctx, args)?;
                 }
-                Ok(bits(&[&param, &m, &v, &rounded]))
+                Ok(bits(&[&param, &m, &v, &rounded, &next]))
             });
         }
     }

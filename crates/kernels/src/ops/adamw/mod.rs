@@ -67,11 +67,13 @@ impl Rounding {
     }
 }
 
-/// Arguments of [`step`]. The four tensors have the same number of elements in the same order; shapes are not looked
-/// at.
+/// Arguments of [`step`]. The tensors have the same number of elements in the same order; shapes are not looked at.
 pub struct Step<'a> {
-    /// *Updated.*
+    /// *Updated*; where there is `from`, *overwrites*. If the gradients are not finite, nothing is written.
     pub param: ViewMut<'a>,
+    /// The parameter before the step, where that stays as it is: from slot to slot. The bits of `param` are those of a
+    /// step in place.
+    pub from: Option<View<'a>>,
     /// Where `param` is the f32 master of what products read: *overwrites* with it rounded to bf16. The tensor itself
     /// is bf16, a matrix whose panels become pairs ([`crate::Layout`]), or f32 where operations read f32 (vectors).
     pub rounded: Option<ViewMut<'a>>,
@@ -94,13 +96,17 @@ pub struct Step<'a> {
 /// One step of one tensor.
 pub fn step(ctx: &Context, args: Step<'_>) -> Result<()> {
     const OP: &str = "adamw::step";
-    let Step { ref param, ref rounded, grad, ref m, ref v, hyper, norm, max_norm, .. } = args;
+    let Step { ref param, from, ref rounded, grad, ref m, ref v, hyper, norm, max_norm, .. } = args;
     let len: usize = param.shape().iter().product();
     let moments = if m.dtype() == DType::Bf16 { DType::Bf16 } else { DType::F32 };
     let all = [("param", param.view(), DType::F32), ("grad", grad, DType::F32)];
     for (what, view, dtype) in all.into_iter().chain([("m", m.view(), moments), ("v", v.view(), moments)]) {
         expect(OP, what, view, dtype, view.shape())?;
         expect_shape(OP, what, &[view.shape().iter().product()], &[len])?;
+    }
+    if let Some(from) = from {
+        expect(OP, "from", from, DType::F32, from.shape())?;
+        expect_shape(OP, "from", &[from.shape().iter().product()], &[len])?;
     }
     if let Some(rounded) = rounded {
         expect_floats(OP, "rounded", rounded.view(), rounded.shape())?;

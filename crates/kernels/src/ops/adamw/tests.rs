@@ -17,7 +17,18 @@ fn fast(ctx: &Context, state: &mut State, grad: &[f32], hyper: Hyper, norm: [f32
     let (grad, norm) = (tensor(grad), tensor(&norm));
     let (param_view, m_view, v_view) = (param.view_mut(), m.view_mut(), v.view_mut());
     let (grad, norm, rounding) = (grad.view(), norm.view(), Rounding::default());
-    let args = Step { param: param_view, rounded: None, grad, m: m_view, v: v_view, hyper, norm, max_norm, rounding };
+    let args = Step {
+        param: param_view,
+        from: None,
+        rounded: None,
+        grad,
+        m: m_view,
+        v: v_view,
+        hyper,
+        norm,
+        max_norm,
+        rounding,
+    };
     step(ctx, args).unwrap();
     *state = State { param: param.to_vec_f32(), m: m.to_vec_f32(), v: v.to_vec_f32() };
 }
@@ -114,6 +125,7 @@ fn a_step_counts_from_one() {
     let norm = Tensor::zeros(&memory, &[2], DType::F32);
     let args = Step {
         param: p.view_mut(),
+        from: None,
         rounded: None,
         grad: g.view(),
         m: m.view_mut(),
@@ -142,7 +154,7 @@ fn bf16_steps(ctx: &Context, state: &State, grads: &[Vec<f32>], rounding: Roundi
         let (param, m, v) = (param.view_mut(), m.view_mut(), v.view_mut());
         let hyper = Hyper { step: i as u64 + 7, ..HYPER };
         let (grad, norm) = (grad.view(), norm.view());
-        step(ctx, Step { param, rounded: None, grad, m, v, hyper, norm, max_norm: 0.0, rounding }).unwrap();
+        step(ctx, Step { param, from: None, rounded: None, grad, m, v, hyper, norm, max_norm: 0.0, rounding }).unwrap();
     }
     State { param: param.to_vec_f32(), m: m.to_vec_f32(), v: v.to_vec_f32() }
 }
@@ -214,9 +226,58 @@ fn small_changes_are_kept_on_average() {
         let (param, m, v) = (param.view_mut(), m.view_mut(), v.view_mut());
         let hyper = Hyper { beta2: 0.999, step: t, ..HYPER };
         let (grad, norm, rounding) = (grad.view(), norm.view(), Rounding { key: 3, first_block: 0 });
-        step(&ctx, Step { param, rounded: None, grad, m, v, hyper, norm, max_norm: 0.0, rounding }).unwrap();
+        step(&ctx, Step { param, from: None, rounded: None, grad, m, v, hyper, norm, max_norm: 0.0, rounding })
+            .unwrap();
     }
     let mean = v.to_vec_f32().iter().map(|&x| f64::from(x)).sum::<f64>() / len as f64;
     let expected = 0.999f64.powi(steps as i32);
     assert!((mean / expected - 1.0).abs() < 2e-3, "{mean} for {expected}");
+}
+
+/// From slot to slot: the bits of a step in place, f32 and bf16 moments, and what is read stays.
+#[test]
+fn slot_to_slot_has_the_bits_of_a_step_in_place() {
+    let memory = Memory::new(Device::Cpu);
+    for (moments, len) in
+        [DType::F32, DType::Bf16].into_iter().flat_map(|m| [1, 15, 129, 2 * cpu::ELEMENTS + 3].map(|len| (m, len)))
+    {
+        let tensor = |seed| Tensor::from_f32(&memory, &[len], &normal::<f32>(seed, len));
+        let grad = tensor(4);
+        let run = |isa, threads, apart: bool, norm: [f32; 2]| {
+            let (mut param, mut next) = (tensor(1), tensor(9));
+            let [mut m, mut v] = [2, 3].map(|seed| {
+                let mut tensor = Tensor::zeros(&memory, &[len], moments);
+                let data: Vec<f32> = normal::<f32>(seed, len).iter().map(|x| x * x).collect();
+                tensor.view_mut().copy_from_f32(&data);
+                tensor
+            });
+            let norm = Tensor::from_f32(&memory, &[2], &norm);
+            let (to, from) = if apart { (&mut next, Some(param.view())) } else { (&mut param, None) };
+            let args = Step {
+                param: to.view_mut(),
+                from,
+                rounded: None,
+                grad: grad.view(),
+                m: m.view_mut(),
+                v: v.view_mut(),
+                hyper: HYPER,
+                norm: norm.view(),
+                max_norm: 1.0,
+                rounding: Rounding { key: 5, first_block: 7 },
+            };
+            step(&Context::cpu(isa, threads), args).unwrap();
+            let kept = if apart { param.to_vec_f32() } else { tensor(1).to_vec_f32() };
+            let written = if apart { &next } else { &param };
+            (written.to_vec_f32(), m.to_vec_f32(), v.to_vec_f32(), kept)
+        };
+        let in_place = run(Isa::PORTABLE, 1, false, [2.0, 1.0]);
+        assert!(in_place.0 != in_place.3, "the step changes the parameter");
+        for isa in Isa::present() {
+            for threads in 1..=3 {
+                assert!(run(isa, threads, true, [2.0, 1.0]) == in_place, "{isa:?} {threads} {moments:?} {len}");
+            }
+        }
+        // Of gradients that are not finite nothing is written.
+        assert!(run(Isa::best(), 1, true, [f32::NAN, 0.0]).0 == tensor(9).to_vec_f32());
+    }
 }

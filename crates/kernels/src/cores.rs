@@ -1,0 +1,175 @@
+//! Cores that processes share: a process computes with as many threads as it holds cores, so that processes on one
+//! machine do not stop each other in the middle of parallel regions.
+//!
+//! Each core is a file, and holding it is the kernel's lock on that file, which ends with its holder however that ends.
+//! Whoever waits stands at one more lock, the gate, and takes a first core before anybody takes a second one. So nobody
+//! starves, and where as many wait as there are cores, each computes with one thread.
+
+use crate::{Error, Result};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How often the one who is first in the line looks for a free core.
+const LOOK: Duration = Duration::from_micros(300);
+
+/// The cores of a machine, as those who share them see them.
+#[derive(Clone, Debug)]
+pub struct CoreTokens {
+    dir: PathBuf,
+    cores: usize,
+}
+
+/// Cores that are held until this is dropped, or the process ends.
+#[derive(Debug)]
+pub struct HeldCores {
+    #[allow(dead_code, reason = "unlocked when they are dropped")]
+    locks: Vec<File>,
+}
+
+impl HeldCores {
+    /// How many: at least 1. For [`Context::limit_threads`](crate::Context::limit_threads).
+    pub fn count(&self) -> usize {
+        self.locks.len()
+    }
+}
+
+impl CoreTokens {
+    /// `cores` ≥ 1 of them, as files in `dir`, which is made if it is missing. What is there is kept.
+    pub fn create(dir: &Path, cores: usize) -> Result<CoreTokens> {
+        let fail = |path: &Path, e: std::io::Error| error(path, format!("cannot be made: {e}"));
+        std::fs::create_dir_all(dir).map_err(|e| fail(dir, e))?;
+        let tokens = CoreTokens { dir: dir.to_owned(), cores: cores.max(1) };
+        for path in (0..tokens.cores).map(|core| tokens.core(core)).chain([tokens.gate()]) {
+            OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(|e| fail(&path, e))?;
+        }
+        Ok(tokens)
+    }
+
+    /// Those that another process made in `dir`.
+    pub fn open(dir: &Path) -> Result<CoreTokens> {
+        let mut tokens = CoreTokens { dir: dir.to_owned(), cores: 0 };
+        while tokens.core(tokens.cores).exists() {
+            tokens.cores += 1;
+        }
+        if tokens.cores == 0 {
+            return Err(error(dir, "holds no cores: its learner makes them when it starts".into()));
+        }
+        Ok(tokens)
+    }
+
+    /// All of them, held or not.
+    pub fn cores(&self) -> usize {
+        self.cores
+    }
+
+    /// Waits for a core, and takes up to `at_most` if more are free and nobody waits.
+    pub fn acquire(&self, at_most: usize) -> Result<HeldCores> {
+        let gate = self.lock_file(&self.gate())?;
+        gate.lock().map_err(|e| error(&self.gate(), format!("cannot be locked: {e}")))?;
+        let first = loop {
+            match self.free(1)?.pop() {
+                Some(core) => break core,
+                None => std::thread::sleep(LOOK),
+            }
+        };
+        drop(gate);
+        let mut locks = vec![first];
+        let more = at_most.min(self.cores).saturating_sub(1);
+        // Those who wait come first: with the gate in hand nobody does.
+        if more > 0 && locked(&self.lock_file(&self.gate())?, &self.gate())? {
+            locks.extend(self.free(more)?);
+        }
+        Ok(HeldCores { locks })
+    }
+
+    /// Up to `count` cores that nobody holds.
+    fn free(&self, count: usize) -> Result<Vec<File>> {
+        let mut taken = Vec::new();
+        for path in (0..self.cores).map(|core| self.core(core)) {
+            if taken.len() == count {
+                break;
+            }
+            // Locks are of open files, so each holder has its own.
+            let file = self.lock_file(&path)?;
+            if locked(&file, &path)? {
+                taken.push(file);
+            }
+        }
+        Ok(taken)
+    }
+
+    fn core(&self, core: usize) -> PathBuf {
+        self.dir.join(format!("core-{core}"))
+    }
+    fn gate(&self) -> PathBuf {
+        self.dir.join("gate")
+    }
+    fn lock_file(&self, path: &Path) -> Result<File> {
+        File::open(path).map_err(|e| error(path, format!("cannot be opened: {e}")))
+    }
+}
+
+fn locked(file: &File, path: &Path) -> Result<bool> {
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(e)) => Err(error(path, format!("cannot be locked: {e}"))),
+    }
+}
+
+fn error(path: &Path, message: String) -> Error {
+    Error::Cores { path: path.to_owned(), message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn scratch(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("lockstep-cores-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        dir
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it locks files")]
+    fn cores_are_held_by_one_and_what_is_free_can_be_had() {
+        let dir = scratch("held");
+        assert!(CoreTokens::open(&dir).is_err_and(|e| e.to_string().contains("holds no cores")));
+        let tokens = CoreTokens::create(&dir, 3).unwrap();
+        assert_eq!(CoreTokens::open(&dir).unwrap().cores(), 3);
+        let one = tokens.acquire(1).unwrap();
+        let rest = CoreTokens::open(&dir).unwrap().acquire(8).unwrap();
+        assert_eq!((one.count(), rest.count()), (1, 2));
+        drop(one);
+        assert_eq!(tokens.acquire(8).unwrap().count(), 1);
+        drop(rest);
+        assert_eq!(tokens.acquire(8).unwrap().count(), 3);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it locks files")]
+    fn nobody_starves_and_there_are_never_more_holders_than_cores() {
+        let dir = scratch("line");
+        let tokens = CoreTokens::create(&dir, 2).unwrap();
+        let (held, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..5 {
+                scope.spawn(|| {
+                    for _ in 0..40 {
+                        let cores = tokens.acquire(2).unwrap();
+                        let now = held.fetch_add(cores.count(), Ordering::SeqCst) + cores.count();
+                        most.fetch_max(now, Ordering::SeqCst);
+                        std::thread::sleep(Duration::from_micros(100));
+                        held.fetch_sub(cores.count(), Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert_eq!(most.into_inner(), 2);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

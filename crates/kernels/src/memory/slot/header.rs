@@ -1,0 +1,118 @@
+//! What the first page of a slot says.
+
+use super::SlotOptions;
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::FileExt;
+use twox_hash::XxHash3_64;
+
+/// Bytes of the header; the layout follows.
+pub(super) const BYTES: usize = 128;
+/// The number of a slot that is being written.
+pub(super) const WRITING: u64 = u64::MAX;
+/// Ends in the format's version.
+const MAGIC: [u8; 8] = *b"LSSLOT\0\x01";
+const HUGE_PAGE: usize = 1 << 21;
+const PAGE: usize = 1 << 12;
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// The number under which it was published: a generation batch's.
+    pub number: u64,
+    /// The updates that its weights have had.
+    pub version: u64,
+    /// What the weights came from.
+    pub lineage: [u8; 16],
+    /// XXH3-64 of all bytes, if the writer computed it.
+    pub checksum: Option<u64>,
+}
+
+/// What of the header never changes.
+#[derive(Debug)]
+pub(super) struct Head {
+    /// Where the allocations begin.
+    pub data: usize,
+    pub bytes: usize,
+    pub run: [u8; 16],
+    pub layout: String,
+}
+
+impl Head {
+    pub fn new(options: &SlotOptions<'_>) -> Head {
+        let page = if options.bytes >= HUGE_PAGE { HUGE_PAGE } else { PAGE };
+        let data = (BYTES + options.layout.len()).next_multiple_of(page);
+        Head { data, bytes: options.bytes, run: options.run, layout: options.layout.to_owned() }
+    }
+
+    pub fn encode(&self, contents: &Contents) -> [u8; BYTES] {
+        let mut out = [0; BYTES];
+        out[..8].copy_from_slice(&MAGIC);
+        let word = |x: usize| (x as u64).to_le_bytes();
+        let checksum = contents.checksum.unwrap_or(0).to_le_bytes();
+        let words = [word(self.data), word(self.bytes), word(self.layout.len()), self.layout_hash().to_le_bytes()];
+        out[8..40].copy_from_slice(words.as_flattened());
+        out[40..56].copy_from_slice(&self.run);
+        out[56..72].copy_from_slice(&contents.lineage);
+        out[72..80].copy_from_slice(&contents.number.to_le_bytes());
+        out[80..88].copy_from_slice(&contents.version.to_le_bytes());
+        out[88..96].copy_from_slice(&checksum);
+        out[96] = contents.checksum.is_some().into();
+        let sum = XxHash3_64::oneshot(&out[..120]).to_le_bytes();
+        out[120..].copy_from_slice(&sum);
+        out
+    }
+
+    /// Reads it, and what the slot holds now.
+    pub fn read(file: &std::fs::File) -> Result<(Head, Contents)> {
+        let (header, contents) = read(file)?;
+        let word = |at: usize| usize::try_from(number(&header, at)).map_err(invalid);
+        let (data, bytes, length) = (word(8)?, word(16)?, word(24)?);
+        let end = data.checked_add(bytes).ok_or_else(|| invalid("its sizes are too large"))?;
+        if length > data.saturating_sub(BYTES) || !data.is_multiple_of(PAGE) || end as u64 > file.metadata()?.len() {
+            return Err(invalid("it is shorter than its header says"));
+        }
+        let mut layout = vec![0; length];
+        file.read_exact_at(&mut layout, BYTES as u64)?;
+        let head = Head {
+            data,
+            bytes,
+            run: header[40..56].try_into().map_err(invalid)?,
+            layout: String::from_utf8(layout).map_err(invalid)?,
+        };
+        if head.layout_hash() != number(&header, 32) {
+            return Err(invalid("its layout does not have the hash of its header"));
+        }
+        Ok((head, contents))
+    }
+
+    pub fn layout_hash(&self) -> u64 {
+        XxHash3_64::oneshot(self.layout.as_bytes())
+    }
+}
+
+/// What a slot holds, which its lock must keep as it is meanwhile.
+pub(super) fn read(file: &std::fs::File) -> Result<([u8; BYTES], Contents)> {
+    let mut header = [0; BYTES];
+    file.read_exact_at(&mut header, 0)?;
+    if header[..8] != MAGIC {
+        return Err(invalid("it is no slot of weights of this version of Lockstep"));
+    }
+    if XxHash3_64::oneshot(&header[..120]) != number(&header, 120) {
+        return Err(invalid("its header does not have its checksum"));
+    }
+    let contents = Contents {
+        number: number(&header, 72),
+        version: number(&header, 80),
+        lineage: header[56..72].try_into().map_err(invalid)?,
+        checksum: (header[96] == 1).then(|| number(&header, 88)),
+    };
+    Ok((header, contents))
+}
+
+fn number(header: &[u8], at: usize) -> u64 {
+    header[at..at + 8].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+}
+
+fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::new(ErrorKind::InvalidData, why)
+}

@@ -1,0 +1,226 @@
+//! Slots of shared memory: one process writes a version of the weights, others read it where it lies.
+//!
+//! A slot is a memfd (or, where processes share no pid namespace, a file in `/dev/shm`): a [header](Contents) and a
+//! description of the layout, then allocations one after the other, aligned to 64. Writer and reader build the same
+//! tree of tensors in the same order, so both compute the same addresses, and nothing is copied or packed again.
+//!
+//! Who may touch a slot is the kernel's file lock on it, which dies with its holder and stays while that is stopped:
+//!
+//! - A reader's memory comes from a [`Pin`], a shared lock. Every tensor in it keeps the pin. It cannot be written.
+//! - A writer's memory can be written while the writer has the exclusive lock, which [`SlotWriter::publish`] gives
+//!   away. It takes the slot's tensors by exclusive reference, so nobody is still writing one then.
+//!
+//! A process of the same user that follows none of this (it maps a file of `weights_dir` for writing, or debugs the
+//! writer) can change what a reader sees, to any numbers. In a memfd the seals leave only debugging: nobody but the
+//! writer's own mapping can write, and nobody can cut the file short.
+
+mod header;
+mod pin;
+mod place;
+
+pub use header::Contents;
+pub use pin::{Pin, SlotReader};
+
+use super::host::HostBytes;
+use super::{Buffer, Memory};
+use crate::{Error, Result};
+use header::{Head, WRITING};
+use memmap2::MmapRaw;
+use pin::Pinned;
+use place::Place;
+use std::fs::TryLockError;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// What a slot is made as.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotOptions<'a> {
+    /// The run that it belongs to.
+    pub run: [u8; 16],
+    /// What lies in it, a line for each tensor: reader and writer must say the same.
+    pub layout: &'a str,
+    /// Bytes of all allocations, each rounded up to 64.
+    pub bytes: usize,
+    /// A directory for a file; none: a memfd.
+    pub dir: Option<&'a Path>,
+    /// Whether it is [sealed](SlotWriter::seal) once it is filled.
+    pub sealed_later: bool,
+}
+
+/// A slot, to write. Clones are of the same slot.
+#[derive(Clone)]
+pub struct SlotWriter(Arc<Writer>);
+
+pub(super) struct Writer {
+    map: MmapRaw,
+    place: Place,
+    head: Head,
+    /// Whether this process holds the exclusive lock, and may write.
+    locked: AtomicBool,
+    /// Allocations that live.
+    live: AtomicUsize,
+    /// Whether its memory was given out.
+    taken: AtomicBool,
+}
+
+/// Who keeps bytes of a slot.
+#[derive(Clone)]
+pub(super) enum Hold {
+    Writer(Arc<Writer>),
+    Pin(Arc<Pinned>),
+}
+
+/// Gives out a slot's bytes in order.
+pub(super) struct Arena {
+    hold: Hold,
+    next: AtomicUsize,
+}
+
+impl Arena {
+    fn new(hold: Hold) -> Arc<Arena> {
+        Arc::new(Arena { hold, next: AtomicUsize::new(0) })
+    }
+
+    /// The next `bytes` bytes; none if the slot has no more.
+    pub(super) fn take(&self, bytes: usize) -> Option<HostBytes> {
+        let size = bytes.checked_next_multiple_of(64)?;
+        let from = self.next.fetch_add(size, Ordering::Relaxed);
+        let (map, head) = match &self.hold {
+            Hold::Writer(writer) => (&writer.map, &writer.head),
+            Hold::Pin(pinned) => (pinned.map(), pinned.head()),
+        };
+        if from.checked_add(size)? > head.bytes {
+            return None;
+        }
+        // SAFETY: inside the mapping, which is `data + bytes` long; the arena gives each byte out once.
+        let start = NonNull::new(unsafe { map.as_mut_ptr().add(head.data + from) })?;
+        if let Hold::Writer(writer) = &self.hold {
+            writer.live.fetch_add(1, Ordering::SeqCst);
+        }
+        Some(HostBytes::of_slot(start, self.hold.clone()))
+    }
+
+    /// Whether it only reads.
+    pub(super) fn is_pinned(&self) -> bool {
+        matches!(self.hold, Hold::Pin(_))
+    }
+}
+
+impl Hold {
+    /// Whether this process may write it now.
+    pub(super) fn is_writable(&self) -> bool {
+        matches!(self, Hold::Writer(writer) if writer.locked.load(Ordering::SeqCst))
+    }
+    /// An allocation has ended.
+    pub(super) fn released(&self) {
+        if let Hold::Writer(writer) = self {
+            writer.live.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl SlotWriter {
+    /// A slot of zeros, locked for writing. Its memory is taken now: that there is no room is an error here, and never
+    /// a signal later.
+    pub fn create(options: SlotOptions<'_>) -> Result<SlotWriter> {
+        let head = Head::new(&options);
+        let place = Place::create(&options, head.data + options.bytes)?;
+        let map = place.map_to_write(&head)?;
+        place.seal_after_mapping(options.sealed_later)?;
+        place.file.try_lock().map_err(|error| place.error(format!("its own writer cannot lock it: {error}")))?;
+        let [locked, taken] = [true, false].map(AtomicBool::new);
+        let writer = Writer { map, place, head, locked, live: AtomicUsize::new(0), taken };
+        writer.write_head(&Contents { number: WRITING, ..Contents::default() }, true);
+        Ok(SlotWriter(Arc::new(writer)))
+    }
+
+    /// What readers open: of a memfd `/proc/PID/fd/N`, which lives as long as this process.
+    pub fn path(&self) -> &Path {
+        &self.0.place.path
+    }
+
+    /// Memory that allocates in the slot, and books in `memory`'s ledger. Can be had once.
+    pub fn memory(&self, memory: &Memory) -> Result<Memory> {
+        if self.0.taken.swap(true, Ordering::SeqCst) {
+            return Err(self.0.place.error("its memory was given out already".into()));
+        }
+        memory.in_slot(Arena::new(Hold::Writer(self.0.clone())))
+    }
+
+    /// Takes the exclusive lock, unless a reader pins the slot; whether it is held now.
+    pub fn try_lock(&self) -> Result<bool> {
+        if self.0.locked.load(Ordering::SeqCst) {
+            return Ok(true);
+        }
+        match self.0.place.file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(false),
+            Err(TryLockError::Error(error)) => return Err(self.0.place.error(format!("cannot be locked: {error}"))),
+        }
+        self.0.write_head(&Contents { number: WRITING, ..Contents::default() }, false);
+        self.0.locked.store(true, Ordering::SeqCst);
+        Ok(true)
+    }
+
+    /// [`publish`](Self::publish) of these buffers, to whose tensors the caller has exclusive references.
+    pub(crate) fn publish_buffers(&self, buffers: &[&Buffer], contents: Contents, checksum: bool) -> Result<()> {
+        let writer = &self.0;
+        let all = buffers.iter().all(|buffer| buffer.slot().is_some_and(|hold| hold.is_of(writer)));
+        let live = writer.live.load(Ordering::SeqCst);
+        if !all || live != buffers.len() {
+            let message = format!("published with {} tensors, and {live} live in it", buffers.len());
+            return Err(writer.place.error(message));
+        }
+        if !writer.locked.load(Ordering::SeqCst) {
+            return Err(writer.place.error("published without its lock".into()));
+        }
+        // The caller's references are exclusive, so nobody writes the slot; from here on nobody can.
+        writer.locked.store(false, Ordering::SeqCst);
+        writer.write_head(&writer.summed(contents, checksum), false);
+        writer.place.file.unlock().map_err(|error| writer.place.error(format!("cannot be unlocked: {error}")))
+    }
+
+    /// Ends writing for good, when no tensor lives in the slot any more. Nobody can write a memfd then, this process
+    /// included, which reads it as others do.
+    pub fn seal(self, contents: Contents, checksum: bool) -> Result<SlotReader> {
+        let path = self.0.place.path.clone();
+        let fail = |message: &str| Error::Slot { path: path.clone(), message: message.into() };
+        let writer = Arc::try_unwrap(self.0).map_err(|_| fail("sealed while somebody holds it"))?;
+        writer.write_head(&writer.summed(contents, checksum), false);
+        let Writer { map, place, .. } = writer;
+        drop(map);
+        place.seal_content()?;
+        place.file.unlock().map_err(|error| place.error(format!("cannot be unlocked: {error}")))?;
+        SlotReader::of(place)
+    }
+}
+
+impl Hold {
+    fn is_of(&self, writer: &Arc<Writer>) -> bool {
+        matches!(self, Hold::Writer(own) if Arc::ptr_eq(own, writer))
+    }
+}
+
+impl Writer {
+    fn summed(&self, contents: Contents, checksum: bool) -> Contents {
+        // SAFETY: initialised bytes of the mapping; the callers have seen to it that nobody in this process writes
+        // them, and no other process can while the lock is held.
+        let data = || unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(self.head.data), self.head.bytes) };
+        Contents { checksum: checksum.then(|| twox_hash::XxHash3_64::oneshot(data())), ..contents }
+    }
+
+    /// Writes the header, and the `layout` with it. By the mapping, because a memfd's seal refuses to write the file.
+    fn write_head(&self, contents: &Contents, layout: bool) {
+        let write = |at: usize, bytes: &[u8]| {
+            // SAFETY: the header and the layout lie before the data, inside the mapping, and no reference to them is
+            // ever made: readers read them through the file.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.map.as_mut_ptr().add(at), bytes.len()) }
+        };
+        write(0, &self.head.encode(contents));
+        if layout {
+            write(header::BYTES, self.head.layout.as_bytes());
+        }
+    }
+}

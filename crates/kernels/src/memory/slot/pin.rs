@@ -1,0 +1,144 @@
+//! Readers of slots.
+
+use super::header::{self, Contents, Head, WRITING};
+use super::place::Place;
+use super::{Arena, Hold, Memory};
+use crate::{Error, Result};
+use memmap2::{MmapOptions, MmapRaw};
+use std::fs::{File, TryLockError};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A slot that another process writes, mapped to read. Clones are of the same mapping.
+#[derive(Clone)]
+pub struct SlotReader(Arc<Reader>);
+
+struct Reader {
+    place: Place,
+    map: MmapRaw,
+    head: Head,
+}
+
+/// What a slot holds, which stays as it is until this and every tensor of its [memory](Pin::memory) are dropped, or
+/// the process ends.
+#[derive(Clone)]
+pub struct Pin(Arc<Pinned>);
+
+pub(in crate::memory) struct Pinned {
+    reader: Arc<Reader>,
+    contents: Contents,
+    /// Holds the shared lock: of an open file of its own, so that pins of a slot do not end each other.
+    #[allow(dead_code, reason = "unlocked when it is dropped")]
+    lock: File,
+}
+
+impl Pinned {
+    pub(super) fn map(&self) -> &MmapRaw {
+        &self.reader.map
+    }
+    pub(super) fn head(&self) -> &Head {
+        &self.reader.head
+    }
+}
+
+impl SlotReader {
+    /// Opens and maps the slot at [`SlotWriter::path`](super::SlotWriter::path).
+    pub fn open(path: &Path) -> Result<SlotReader> {
+        SlotReader::of(Place::open(path)?)
+    }
+
+    pub(super) fn of(place: Place) -> Result<SlotReader> {
+        let (head, _) = Head::read(&place.file).map_err(|e| place.error(format!("cannot be read: {e}")))?;
+        let map = MmapOptions::new().map_raw_read_only(&place.file);
+        let map = map.map_err(|e| place.error(format!("cannot be mapped: {e}")))?;
+        let _ = map.advise(memmap2::Advice::HugePage);
+        if map.len() < head.data + head.bytes {
+            return Err(place.error("is shorter than its header says".into()));
+        }
+        Ok(SlotReader(Arc::new(Reader { place, map, head })))
+    }
+
+    /// Where others find it.
+    pub fn path(&self) -> &Path {
+        &self.0.place.path
+    }
+
+    /// The run that it belongs to.
+    pub fn run(&self) -> [u8; 16] {
+        self.0.head.run
+    }
+
+    /// An error that names the first line that differs if the slot does not lie as `layout` says.
+    pub fn expect_layout(&self, layout: &str) -> Result<()> {
+        let theirs = &self.0.head.layout;
+        if theirs == layout {
+            return Ok(());
+        }
+        let hash = |layout: &str| twox_hash::XxHash3_64::oneshot(layout.as_bytes());
+        let (mut own, mut other) = (layout.lines(), theirs.lines());
+        let (own, other) = loop {
+            match (own.next(), other.next()) {
+                (a, b) if a != b => break (a.unwrap_or("nothing"), b.unwrap_or("nothing")),
+                (None, None) => break ("", ""),
+                _ => {}
+            }
+        };
+        Err(self.0.place.error(format!(
+            "holds weights of another layout: {:016x}, expected {:016x}; the first difference: `{other}`, expected \
+             `{own}`. Reader and writer need the same model, dtype and program",
+            hash(theirs),
+            hash(layout)
+        )))
+    }
+
+    /// Keeps what the slot holds now; none while it is being written.
+    pub fn pin(&self) -> Result<Option<Pin>> {
+        let place = &self.0.place;
+        let fail = |what: &str, error: &std::io::Error| place.error(format!("{what}: {error}"));
+        let own = format!("/proc/self/fd/{}", place.file.as_raw_fd());
+        let lock = File::open(own).map_err(|e| fail("cannot be opened again", &e))?;
+        match lock.try_lock_shared() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(fail("cannot be locked", &error)),
+        }
+        // What the slot holds is looked at after it was locked: before, the writer may have taken it.
+        let (_, contents) = header::read(&lock).map_err(|e| fail("cannot be read", &e))?;
+        if contents.number == WRITING {
+            return Ok(None); // its writer has died in the middle
+        }
+        Ok(Some(Pin(Arc::new(Pinned { reader: self.0.clone(), contents, lock }))))
+    }
+}
+
+impl Pin {
+    /// What is pinned.
+    pub fn contents(&self) -> Contents {
+        self.0.contents
+    }
+
+    /// Memory that lends the slot's bytes, one allocation after the other, in the order in which its writer took them.
+    /// They cannot be written. Every allocation keeps the pin.
+    pub fn memory(&self, memory: &Memory) -> Result<Memory> {
+        memory.in_slot(Arena::new(Hold::Pin(self.0.clone())))
+    }
+
+    /// Compares the bytes with the checksum that the writer published: an error if they differ, or it published none.
+    pub fn audit(&self) -> Result<()> {
+        let Reader { place, map, head } = &*self.0.reader;
+        // SAFETY: initialised bytes inside the mapping. The pin keeps the writer from them; a process of this user that
+        // ignores it could change them meanwhile, which the hash, of plain bytes, would only see as another sum.
+        let data = unsafe { std::slice::from_raw_parts(map.as_ptr().add(head.data), head.bytes) };
+        let found = twox_hash::XxHash3_64::oneshot(data);
+        match self.0.contents.checksum {
+            Some(checksum) if checksum == found => Ok(()),
+            Some(checksum) => {
+                let message =
+                    format!("its weights have the checksum {found:016x}, and were published with {checksum:016x}");
+                Err(place.error(message))
+            }
+            None => Err(Error::Slot { path: place.path.clone(), message: "was published without a checksum".into() }),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Where a slot's bytes are: a sealed memfd, or a file.
+
+use super::{Head, SlotOptions};
+use crate::{Error, Result};
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::ErrorKind;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Slots made by this process, for names.
+static MADE: AtomicUsize = AtomicUsize::new(0);
+
+pub(super) struct Place {
+    pub file: File,
+    /// What others open.
+    pub path: PathBuf,
+    is_memfd: bool,
+    /// Whether this is the file's owner, which deletes it.
+    owns_file: bool,
+}
+
+impl Place {
+    /// As long, and empty.
+    pub fn create(options: &SlotOptions<'_>, length: usize) -> Result<Place> {
+        let path = options.dir.map_or_else(|| PathBuf::from("memfd"), Path::to_owned);
+        let fail = |message: String| Error::Slot { path: path.clone(), message };
+        let available = available_memory();
+        if available.is_some_and(|available| length as u64 > available) {
+            let available = available.unwrap_or(0);
+            return Err(fail(format!(
+                "a slot of weights takes {:.1} MB, and {:.1} MB of memory are available: use a smaller max_staleness \
+                 (it has max_staleness + 1 slots), an adapter, or dtype = \"bf16\"",
+                length as f64 / 1e6,
+                available as f64 / 1e6
+            )));
+        }
+        let place = match options.dir {
+            None => {
+                let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+                let file = memfd_create("lockstep-weights", flags).map_err(|e| fail(format!("no memfd: {e}")))?;
+                let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
+                Place { file: file.into(), path, is_memfd: true, owns_file: false }
+            }
+            Some(dir) => {
+                remove_left_behind(dir);
+                let run: String = options.run.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+                let count = MADE.fetch_add(1, Ordering::Relaxed);
+                let path = dir.join(format!("lockstep-{run}-{}-{count}", std::process::id()));
+                let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+                let file = file.map_err(|e| fail(format!("no file for weights can be made here: {e}")))?;
+                Place { file, path, is_memfd: false, owns_file: true }
+            }
+        };
+        place.file.set_permissions(Permissions::from_mode(0o600)).map_err(|e| place.error(e.to_string()))?;
+        place.file.set_len(length as u64).map_err(|e| place.no_room(length, &e))?;
+        Ok(place)
+    }
+
+    /// One that another process made.
+    pub fn open(path: &Path) -> Result<Place> {
+        let fail = |e: std::io::Error| Error::Slot { path: path.to_owned(), message: format!("cannot be opened: {e}") };
+        let file = File::open(path).map_err(fail)?;
+        Ok(Place { file, path: path.to_owned(), is_memfd: false, owns_file: false })
+    }
+
+    /// Maps it, and takes its memory: in huge pages, if the system gives them.
+    pub fn map_to_write(&self, head: &Head) -> Result<MmapRaw> {
+        let map = MmapOptions::new().map_raw(&self.file).map_err(|e| self.no_room(head.data + head.bytes, &e))?;
+        // Huge pages are an optimisation: a kernel without them is fine.
+        let _ = map.advise_range(Advice::HugePage, head.data, head.bytes);
+        // Before pages are taken by `fallocate`, which takes small ones.
+        if head.bytes > 0
+            && let Err(error) = map.advise_range(Advice::PopulateWrite, head.data, head.bytes)
+        {
+            // Kernels before 5.14 do not know it.
+            if error.raw_os_error() != Some(rustix::io::Errno::INVAL.raw_os_error()) {
+                return Err(self.no_room(head.data + head.bytes, &error));
+            }
+        }
+        for (from, length) in [(0, head.data.min(super::header::BYTES + head.layout.len())), (head.data, head.bytes)] {
+            if length > 0 {
+                let taken = fallocate(&self.file, FallocateFlags::empty(), from as u64, length as u64);
+                taken.map_err(|e| self.no_room(head.data + head.bytes, &e.into()))?;
+            }
+        }
+        Ok(map)
+    }
+
+    /// Nobody can change its length from here on, nor write it but through the mapping that there is.
+    pub fn seal_after_mapping(&self, sealed_later: bool) -> Result<()> {
+        let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+        if !sealed_later {
+            seals |= SealFlags::SEAL;
+        }
+        self.seal(seals)
+    }
+
+    /// Nobody can write it. There is no mapping to write any more.
+    pub fn seal_content(&self) -> Result<()> {
+        if !self.is_memfd {
+            let read_only = self.file.set_permissions(Permissions::from_mode(0o400));
+            return read_only.map_err(|e| self.error(format!("cannot be made read-only: {e}")));
+        }
+        self.seal(SealFlags::WRITE | SealFlags::SEAL)
+    }
+
+    fn seal(&self, seals: SealFlags) -> Result<()> {
+        if !self.is_memfd {
+            return Ok(());
+        }
+        fcntl_add_seals(&self.file, seals).map_err(|e| self.error(format!("cannot be sealed: {e}")))
+    }
+
+    pub fn error(&self, message: String) -> Error {
+        Error::Slot { path: self.path.clone(), message }
+    }
+
+    fn no_room(&self, length: usize, error: &std::io::Error) -> Error {
+        let fix = match self.owns_file {
+            true => "give weights_dir a directory with more room",
+            false => "use a smaller max_staleness, or a container with more memory",
+        };
+        self.error(format!("there is no room for a slot of weights of {:.1} MB ({error}): {fix}", length as f64 / 1e6))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.owns_file {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Bytes that the system could give; none if it does not say.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
+}
+
+/// Deletes the slots of writers that were killed.
+fn remove_left_behind(dir: &Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let parts: Vec<&str> = name.to_str().unwrap_or("").split('-').collect();
+        let ["lockstep", run, process, count] = parts[..] else { continue };
+        let (Ok(process), Ok(_), 8) = (process.parse::<u32>(), count.parse::<u32>(), run.len()) else { continue };
+        let missing = std::fs::metadata(format!("/proc/{process}")).is_err_and(|e| e.kind() == ErrorKind::NotFound);
+        if missing {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Slots of shared memory between real processes: what is pinned stays, whoever dies or is stopped.
+#![cfg(target_os = "linux")]
+
+use kernels::memory::FileMap;
+use kernels::memory::slot::{Contents, Pin, SlotOptions, SlotReader, SlotWriter};
+use kernels::{DType, Device, Memory, Tensor};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const LAYOUT: &str = "all f32 [262144]";
+const ELEMENTS: usize = 1 << 18;
+
+fn options(dir: Option<&Path>) -> SlotOptions<'_> {
+    SlotOptions { run: [7; 16], layout: LAYOUT, bytes: 4 * ELEMENTS, dir, sealed_later: false }
+}
+
+fn writer(dir: Option<&Path>) -> (SlotWriter, Tensor, Memory) {
+    let (slot, memory) = (SlotWriter::create(options(dir)).unwrap(), Memory::new(Device::Cpu));
+    let tensor = Tensor::zeros(&slot.memory(&memory.part("weights")).unwrap(), &[ELEMENTS], DType::F32);
+    (slot, tensor, memory)
+}
+
+fn publish(slot: &SlotWriter, tensor: &mut Tensor, number: u64) {
+    tensor.view_mut().fill(number as f32);
+    let contents = Contents { number, version: number + 100, lineage: [number as u8; 16], checksum: None };
+    slot.publish(&mut [tensor], contents, true).unwrap();
+}
+
+/// A reader's tensor.
+fn mapped(pin: &Pin) -> Tensor {
+    Tensor::zeros(&pin.memory(&Memory::new(Device::Cpu)).unwrap(), &[ELEMENTS], DType::F32)
+}
+
+fn pin(path: &Path) -> Option<Pin> {
+    SlotReader::open(path).unwrap().pin().unwrap()
+}
+
+/// A child process of this program, which runs `child` below.
+struct Other {
+    process: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Other {
+    fn start(what: &str, path: &Path) -> Other {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "child", "--nocapture"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.env("SLOT_TEST", what).env("SLOT_PATH", path).spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap());
+        Other { process, lines }
+    }
+    /// Its next answer.
+    fn says(&mut self) -> String {
+        let mut line = String::new();
+        while !line.contains("> ") {
+            line.clear();
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the child has ended");
+        }
+        line.split("> ").nth(1).unwrap().trim().to_owned()
+    }
+    fn ask(&mut self, what: &str) -> String {
+        writeln!(self.process.stdin.as_mut().unwrap(), "{what}").unwrap();
+        self.says()
+    }
+    fn signal(&self, name: &str) {
+        let id = self.process.id().to_string();
+        assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
+    }
+    fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn say(text: &str) {
+    writeln!(std::io::stdout().lock(), "> {text}").unwrap();
+}
+
+#[test]
+#[ignore = "a child process of the other tests"]
+fn child() {
+    let path = PathBuf::from(std::env::var_os("SLOT_PATH").expect("run by the other tests"));
+    let asked = || std::io::stdin().lock().lines().map_while(Result::ok);
+    match std::env::var("SLOT_TEST").unwrap().as_str() {
+        "pin" => {
+            let tensor = mapped(&pin(&path).expect("published")); // which keeps the pin
+            say("pinned");
+            for _ in asked() {
+                let data = tensor.to_vec_f32();
+                say(&format!("{} {}", data[0], data.iter().all(|&x| x == data[0])));
+            }
+        }
+        "attack" => {
+            let Ok(file) = std::fs::OpenOptions::new().read(true).write(true).open(&path) else {
+                return say("cannot open it");
+            };
+            let refused = [
+                memmap2::MmapOptions::new().map_raw(&file).is_err(),
+                (&file).write(b"x").is_err(),
+                file.set_len(0).is_err(),
+                file.set_len(1 << 30).is_err(),
+            ];
+            say(&format!("{refused:?}"));
+        }
+        "write" => {
+            let (slot, mut tensor, _) = writer(path.is_dir().then_some(path.as_path()));
+            publish(&slot, &mut tensor, 3);
+            say(slot.path().to_str().unwrap());
+            asked().for_each(drop);
+        }
+        reads => {
+            let (reader, map) = (SlotReader::open(&path).unwrap(), FileMap::open(&path).unwrap());
+            let (until, pinned) = (Instant::now() + Duration::from_secs(30), reads == "with pins");
+            let (mut torn, mut whole) = (0, 0);
+            // Torn reads are sought until there is one; whole ones of pins are enough at some number.
+            while Instant::now() < until && torn == 0 && !(pinned && whole >= 100) {
+                let same = if pinned {
+                    let Some(pin) = reader.pin().unwrap() else { continue };
+                    mapped(&pin).to_vec_f32().iter().all(|&x| x == pin.contents().number as f32)
+                } else {
+                    let data = &map.bytes()[map.bytes().len() - 4 * ELEMENTS..];
+                    data.chunks_exact(4).all(|x| x == &data[..4])
+                };
+                *(if same { &mut whole } else { &mut torn }) += 1;
+            }
+            say(&format!("{torn} {whole}"));
+        }
+    }
+}
+
+#[test]
+fn a_pinned_slot_is_not_used_again_while_its_reader_is_stopped_and_is_free_when_it_dies() {
+    for dir in [None, Some(Path::new("/dev/shm"))] {
+        let (slot, mut tensor, memory) = writer(dir);
+        assert_eq!(memory.usage()["weights"].bytes, 4 * ELEMENTS, "booked");
+        publish(&slot, &mut tensor, 1);
+        let mut reader = Other::start("pin", slot.path());
+        assert_eq!(reader.says(), "pinned");
+        assert!(!slot.try_lock().unwrap());
+        reader.signal("-STOP");
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(!slot.try_lock().unwrap(), "a stopped reader keeps its pin");
+        reader.signal("-CONT");
+        assert_eq!(reader.ask("read"), "1 true");
+        reader.process.kill().unwrap();
+        let start = Instant::now();
+        while !slot.try_lock().unwrap() {
+            assert!(start.elapsed() < Duration::from_secs(5), "a killed reader's pin is left");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        publish(&slot, &mut tensor, 2);
+        for mut reader in [0; 2].map(|_| Other::start("pin", slot.path())) {
+            assert_eq!((reader.says(), reader.ask("read")), ("pinned".into(), "2 true".into()));
+        }
+    }
+}
+
+#[test]
+fn without_its_lock_a_slot_cannot_be_written_by_its_writer_either() {
+    let (slot, mut tensor, _) = writer(None);
+    publish(&slot, &mut tensor, 1);
+    let refused = |tensor: &mut Tensor| {
+        let write = || tensor.view_mut().fill(9.0);
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(write)).is_err()
+    };
+    assert!(refused(&mut tensor), "published");
+    assert!(slot.publish(&mut [&mut tensor], Contents::default(), false).is_err(), "twice");
+    assert!(slot.try_lock().unwrap() && !refused(&mut tensor));
+    assert!(pin(slot.path()).is_none(), "it is being written");
+    // A tensor that somebody may still be writing is left out.
+    let message = slot.publish(&mut [], Contents::default(), false).unwrap_err().to_string();
+    assert!(message.contains("published with 0 tensors, and 1 live in it"), "{message}");
+    publish(&slot, &mut tensor, 2);
+    let pin = pin(slot.path()).expect("published");
+    let expected = Contents { number: 2, version: 102, lineage: [2; 16], checksum: pin.contents().checksum };
+    assert_eq!(pin.contents(), expected);
+    pin.audit().unwrap();
+    assert!(refused(&mut mapped(&pin)), "a reader's memory");
+    assert!(slot.memory(&Memory::new(Device::Cpu)).is_err(), "its memory can be had once");
+    assert!(pin.memory(&Memory::new(Device::CpuChecked)).is_err_and(|e| e.to_string().contains("for the CPU")));
+}
+
+#[test]
+fn nobody_else_can_write_or_cut_a_memfd() {
+    let (slot, mut tensor, _) = writer(None);
+    publish(&slot, &mut tensor, 1);
+    assert_eq!(Other::start("attack", slot.path()).says(), "[true, true, true, true]");
+    // Sealed, not even this process, which reads it as others do.
+    let slot = SlotWriter::create(SlotOptions { sealed_later: true, ..options(None) }).unwrap();
+    let mut tensor = Tensor::zeros(&slot.memory(&Memory::new(Device::Cpu)).unwrap(), &[ELEMENTS], DType::F32);
+    tensor.view_mut().fill(5.0);
+    drop(tensor);
+    let sealed = slot.seal(Contents { number: 4, ..Contents::default() }, true).unwrap();
+    assert_eq!(Other::start("attack", sealed.path()).says(), "[true, true, true, true]");
+    let pin = sealed.pin().unwrap().expect("sealed");
+    pin.audit().unwrap();
+    assert_eq!((pin.contents().number, mapped(&pin).to_vec_f32()), (4, vec![5.0; ELEMENTS]));
+}
+
+#[test]
+fn with_pins_no_read_is_torn_and_without_them_some_are() {
+    for (reads, torn) in [("with pins", false), ("without pins", true)] {
+        let (slot, mut tensor, _) = writer(None);
+        publish(&slot, &mut tensor, 1);
+        let mut reader = Other::start(reads, slot.path());
+        let (done, answer) = std::sync::mpsc::channel();
+        let result = std::thread::scope(|scope| {
+            scope.spawn(move || done.send(reader.says()));
+            for number in 2.. {
+                if slot.try_lock().unwrap() {
+                    publish(&slot, &mut tensor, number);
+                }
+                if let Ok(result) = answer.recv_timeout(Duration::from_micros(500)) {
+                    return result;
+                }
+            }
+            unreachable!()
+        });
+        let counts: Vec<u64> = result.split(' ').map(|count| count.parse().unwrap()).collect();
+        assert_eq!(counts[0] > 0, torn, "{reads}: {} torn, {} whole", counts[0], counts[1]);
+        assert!(torn || counts[1] >= 100, "{reads}: {} reads", counts[1]);
+    }
+}
+
+#[test]
+fn weights_of_a_killed_writer_stay_readable_and_its_files_are_removed_by_the_next() {
+    let mut other = Other::start("write", Path::new("none"));
+    let path = PathBuf::from(other.says());
+    let pinned = pin(&path).expect("published");
+    other.kill();
+    assert_eq!(mapped(&pinned).to_vec_f32(), vec![3.0; ELEMENTS]);
+    pinned.audit().unwrap();
+    assert!(SlotReader::open(&path).is_err(), "a memfd ends with its writer");
+
+    let dir = std::env::temp_dir().join(format!("lockstep-slots-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let names = || std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let mut other = Other::start("write", &dir);
+    let path = PathBuf::from(other.says());
+    assert_eq!(names(), std::slice::from_ref(&path));
+    let first = writer(Some(&dir));
+    assert_eq!(names().len(), 2, "that of a writer that lives stays");
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    other.kill();
+    drop(first);
+    assert_eq!(names(), [path]);
+    let second = writer(Some(&dir));
+    assert_eq!(names(), [second.0.path()]);
+    drop(second);
+    assert!(names().is_empty());
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn a_flipped_bit_is_found_and_another_layout_is_refused() {
+    let (slot, mut tensor, _) = writer(Some(&std::env::temp_dir()));
+    publish(&slot, &mut tensor, 1);
+    let reader = SlotReader::open(slot.path()).unwrap();
+    let audit = || reader.pin().unwrap().expect("published").audit();
+    audit().unwrap();
+    let bytes = std::fs::read(slot.path()).unwrap();
+    let at = bytes.len() - 4001;
+    let file = std::fs::OpenOptions::new().write(true).open(slot.path()).unwrap();
+    file.write_all_at(&[bytes[at] ^ 1], at as u64).unwrap();
+    let message = audit().unwrap_err().to_string();
+    assert!(message.contains("were published with"), "{message}");
+    reader.expect_layout(LAYOUT).unwrap();
+    let message = reader.expect_layout("all bf16 [3]").unwrap_err().to_string();
+    assert!(message.contains("`all f32 [262144]`, expected `all bf16 [3]`"), "{message}");
+    file.write_all_at(&[9], 40).unwrap(); // the run, in the header
+    assert!(SlotReader::open(slot.path()).is_err_and(|e| e.to_string().contains("its header does not have its")));
+}
+
+#[test]
+fn no_room_is_an_error_with_the_numbers() {
+    let message = |options| SlotWriter::create(options).err().expect("no room").to_string();
+    let large = message(SlotOptions { bytes: 1 << 46, ..options(None) });
+    assert!(large.contains("takes 70368746.3 MB") && large.contains("max_staleness"), "{large}");
+    let missing = message(options(Some(Path::new("/nowhere"))));
+    assert!(missing.contains("/nowhere"), "{missing}");
+}
