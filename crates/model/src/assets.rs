@@ -1,6 +1,6 @@
 //! What is read of a model's directory before its weights.
 
-use crate::io::CopiedFiles;
+use crate::io::{CopiedFiles, check_listed};
 use crate::scoring::padding_token;
 use crate::{ChatTemplate, Error, Head, ModelConfig, Result, Tokenizer};
 use kernels::DType;
@@ -27,6 +27,7 @@ impl ModelAssets {
     /// Loads them, and checks that they fit together. A language model can become one of scores, whose head is then
     /// new: [`ModelAssets::config`] has it.
     pub fn load(dir: &Path, head: Head) -> Result<ModelAssets> {
+        check_listed(dir, CopiedFiles::has)?;
         let config = ModelConfig::load(&dir.join("config.json"))?;
         let refused = |message: String| Err(Error::file(dir.join("config.json"), message));
         let head_is_new = head != Head::Lm && config.head == Head::Lm;

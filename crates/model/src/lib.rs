@@ -37,6 +37,6 @@ pub use scoring::Scorer;
 pub use stop::StopCheck;
 pub use tokenizer::{SpecialTokens, TextStream, Tokenizer};
 pub use weights::{
-    AdaptedWeights, Adapter, Adapters, Grads, HeldWeights, LoraConfig, ModelView, Params, TargetModules, Trainable,
-    WeightSlots, Weights,
+    AdaptedWeights, Adapter, Adapters, Grads, HeldWeights, LoraConfig, ModelView, NextParams, Params, Published,
+    SharedSlot, Sharing, TargetModules, Trainable, WeightSlots, Weights,
 };

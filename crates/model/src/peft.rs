@@ -3,7 +3,8 @@
 //! A field that asks for something that is not done here is an error, never ignored.
 
 use crate::io::{
-    CopiedFiles, SaveOptions, load_tensors, load_weights, read_metadata, save_model, save_tensors_with, write_json,
+    CopiedFiles, SaveOptions, check_listed, load_tensors, load_weights, read_metadata, save_model, save_tensors_with,
+    without_bom, write_json,
 };
 use crate::weights::{
     AdaptedWeights, Adapter, AdapterFiles, AdapterFilesMut, HeldWeights, LINEAR_MODULES, LoraConfig, TargetModules,
@@ -89,6 +90,7 @@ pub struct AdapterConfig {
 
 /// The `adapter_config.json` of `dir`.
 pub fn load_adapter_config(dir: &Path) -> Result<AdapterConfig> {
+    check_listed(dir, |name| name == ADAPTER_CONFIG)?;
     let path = dir.join(ADAPTER_CONFIG);
     let text = std::fs::read(&path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => {
@@ -96,7 +98,8 @@ pub fn load_adapter_config(dir: &Path) -> Result<AdapterConfig> {
         }
         _ => Error::io(&path, e),
     })?;
-    let json: Value = serde_json::from_slice(&text).map_err(|e| Error::file(&path, format!("not JSON: {e}")))?;
+    let json: Value =
+        serde_json::from_slice(&without_bom(text)).map_err(|e| Error::file(&path, format!("not JSON: {e}")))?;
     let Some(json) = json.as_object() else { return Err(Error::file(&path, "is no JSON object")) };
     parse(json).map_err(|message| Error::file(&path, message))
 }

@@ -33,7 +33,8 @@ impl ModelConfig {
     /// Reads a `config.json`.
     pub fn load(path: &Path) -> Result<ModelConfig> {
         let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
-        ModelConfig::parse(&text).map_err(|e| match e {
+        let text = text.trim_start_matches('\u{feff}');
+        ModelConfig::parse(text).map_err(|e| match e {
             Error::NotJson(_) | Error::Config { .. } => {
                 Error::file(path, e.to_string().trim_start_matches("config.json: "))
             }

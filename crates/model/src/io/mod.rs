@@ -7,15 +7,20 @@
 //! It does not know how weights are held in memory: whoever holds them is a [`TensorSink`] or a [`TensorSource`].
 
 mod direct;
+mod files;
 mod read;
 mod safetensors;
 mod save;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use files::check_listed;
+pub use files::{FILE_LIST, FileList, ListedFile};
 pub(crate) use read::read_metadata;
 pub use read::{load_tensors, load_weights};
-pub use save::{CopiedFiles, SaveOptions, WriteSeek, save_model, save_tensors, write_atomically};
+pub use save::{
+    CopiedFiles, PARTIAL_NAME, SaveOptions, WriteSeek, save_model, save_tensors, sweep_partial, write_atomically,
+};
 pub(crate) use save::{save_tensors_with, write_json};
 
 use crate::Result;
@@ -23,12 +28,23 @@ use std::ops::Range;
 
 /// The metadata entry that holds a file's checksum: XXH3 (64 bits) of the whole file with 0s in its own place.
 const CHECKSUM: &str = "xxh3";
+/// The metadata comes first in a header: in so many bytes of a file.
+const METADATA_BYTES: u64 = 4096;
 /// What stands in its place until it is known.
 const ZERO_CHECKSUM: &str = "0000000000000000";
 
 /// The checksum of bytes that are no file of tensors, in the digits of one.
 pub fn checksum(bytes: &[u8]) -> String {
     format!("{:016x}", twox_hash::XxHash3_64::oneshot(bytes))
+}
+
+/// A JSON file without the byte order mark that Windows' editors put first.
+pub(crate) fn without_bom(mut bytes: Vec<u8>) -> Vec<u8> {
+    const MARK: &[u8] = "\u{feff}".as_bytes();
+    if bytes.starts_with(MARK) {
+        bytes.drain(..MARK.len());
+    }
+    bytes
 }
 
 /// Where the digits of the checksum are in a header, if it has one.

@@ -1,7 +1,7 @@
 //! Reading weight files into a sink.
 
 use super::safetensors::{Entry, elements, entries, metadata};
-use super::{TensorSink, TensorSpec, ZERO_CHECKSUM, find_checksum};
+use super::{METADATA_BYTES, TensorSink, TensorSpec, ZERO_CHECKSUM, check_listed, find_checksum, without_bom};
 use crate::{Error, ModelConfig, Result};
 use kernels::memory::FileMap;
 use std::collections::HashMap;
@@ -21,6 +21,8 @@ struct File {
 
 impl File {
     fn open(path: PathBuf) -> Result<File> {
+        let (dir, name) = (path.parent().unwrap_or(Path::new("")), path.file_name().unwrap_or_default());
+        check_listed(dir, |listed| Path::new(listed) == name)?;
         let map = FileMap::open(&path)?;
         verify(&path, &map)?;
         let entries = entries(&path, map.bytes())?.into_iter().map(|e| (e.name.clone(), e)).collect();
@@ -38,8 +40,8 @@ fn verify(path: &Path, map: &FileMap) -> Result<()> {
     /// Bytes that are resident at the same time.
     const PIECE: usize = 16 << 20;
     let bytes = map.bytes();
-    // The metadata comes first.
-    let header = bytes.first_chunk().map_or(0, |length| u64::from_le_bytes(*length)).min(bytes.len().min(4096) as u64);
+    let most = METADATA_BYTES.min(bytes.len() as u64);
+    let header = bytes.first_chunk().map_or(0, |length| u64::from_le_bytes(*length)).min(most);
     let Some(digits) = find_checksum(&bytes[..header as usize]) else { return Ok(()) };
     let mut hash = XxHash3_64::default();
     hash.write(&bytes[..digits.start]);
@@ -90,7 +92,7 @@ impl Files {
     }
 
     fn sharded(dir: &Path, index: PathBuf) -> Result<Files> {
-        let text = std::fs::read(&index).map_err(|e| Error::io(&index, e))?;
+        let text = without_bom(std::fs::read(&index).map_err(|e| Error::io(&index, e))?);
         let json: serde_json::Value =
             serde_json::from_slice(&text).map_err(|e| Error::file(&index, format!("not JSON: {e}")))?;
         let Some(map) = json.get("weight_map").and_then(|m| m.as_object()) else {

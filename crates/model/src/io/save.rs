@@ -34,6 +34,9 @@ impl Default for SaveOptions {
     }
 }
 
+/// Characters of a file's name that are in the name of the temporary one, at most: it may be as long as names can be.
+pub const PARTIAL_NAME: usize = 200;
+
 /// Files beside the weights that make text of ids and ids of text.
 const TOKENIZER_FILES: &[&str] = &[
     "tokenizer.json",
@@ -65,6 +68,11 @@ impl CopiedFiles {
         Ok(CopiedFiles(names.map(read).collect::<Result<_>>()?))
     }
 
+    /// Whether a model's directory is read for a file of this name, its weights aside.
+    pub(crate) fn has(name: &str) -> bool {
+        name == "config.json" || name == GENERATION_CONFIG || TOKENIZER_FILES.contains(&name)
+    }
+
     /// Writes the tokenizer and the chat template to `dir`.
     pub fn write_tokenizer(&self, dir: &Path) -> Result<()> {
         self.write(dir, |name| name != GENERATION_CONFIG)
@@ -88,6 +96,7 @@ impl<T: Write + Seek> WriteSeek for T {}
 pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> Result<()>) -> Result<()> {
     let fail = |e| Error::io(path, e);
     let name = path.file_name().ok_or_else(|| Error::file(path, "is no file name"))?;
+    sweep_partial(path);
     let temporary = path.with_file_name(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
     let attempt = || {
         let mut file = DirectFile::create(&temporary).map_err(fail)?;
@@ -100,6 +109,27 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn WriteSeek) -> R
         // The error that matters is the one that is returned.
         let _ = std::fs::remove_file(&temporary);
     })
+}
+
+/// Removes what processes that are gone left beside `path` when they wrote it: files and directories of the name
+/// `.NAME.PID.partial`, of which something may stand between the last two parts. What cannot be removed is in nobody's
+/// way.
+pub fn sweep_partial(path: &Path) {
+    // Where processes cannot be listed, none is known to be gone.
+    let (Some(name), true) = (path.file_name(), Path::new("/proc/self").exists()) else { return };
+    // A long name is cut in that of the temporary file.
+    let start: String = format!(".{}", name.to_string_lossy()).chars().take(PARTIAL_NAME + 1).collect();
+    let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let file = entry.file_name().to_string_lossy().into_owned();
+        let rest = file.strip_prefix(&start).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".partial"));
+        let pid = rest.and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let remove = if is_directory { std::fs::remove_dir_all } else { std::fs::remove_file };
+            let _ = remove(entry.path());
+        }
+    }
 }
 
 /// Makes renames in `dir` durable.

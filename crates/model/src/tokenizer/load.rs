@@ -1,6 +1,7 @@
 //! Reading a tokenizer directory as transformers does.
 
 use super::{SpecialTokens, Tokenizer, failed};
+use crate::io::without_bom;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -35,12 +36,13 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer> {
     if bos.is_some() || eos.is_some() {
         surround(&mut inner, &special, bos == Some(true), eos == Some(true))?;
     }
-    Ok(Tokenizer { inner, special, config })
+    Ok(Tokenizer { inner, special, config, longest: Default::default() })
 }
 
 /// A `tokenizer.json`. What is no JSON, and some settings that are wrong, the crate answers with a panic: when it reads
 /// them, or with the first text (a template that names a token it does not have).
 fn parse(bytes: Vec<u8>) -> std::result::Result<tokenizers::Tokenizer, String> {
+    let bytes = without_bom(bytes);
     serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).map_err(|e| format!("not JSON: {e}"))?;
     let parse_and_try = || {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
@@ -52,7 +54,29 @@ fn parse(bytes: Vec<u8>) -> std::result::Result<tokenizers::Tokenizer, String> {
         let _ = tokenizer.encode("a b", true);
         Ok(tokenizer)
     };
-    std::panic::catch_unwind(parse_and_try).unwrap_or_else(|_| Err("its settings contradict each other".into()))
+    quietly(parse_and_try).unwrap_or_else(|panic| Err(format!("the tokenizers library cannot use it: {panic}")))
+}
+
+/// What `f` gives, or the words of its panic, which are not printed.
+fn quietly<T>(f: impl FnOnce() -> T + std::panic::UnwindSafe) -> std::result::Result<T, String> {
+    use std::cell::Cell;
+    thread_local!(static QUIET: Cell<bool> = const { Cell::new(false) });
+    static HOOK: std::sync::Once = std::sync::Once::new();
+    HOOK.call_once(|| {
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !QUIET.get() {
+                print(panic)
+            }
+        }));
+    });
+    QUIET.set(true);
+    let outcome = std::panic::catch_unwind(f);
+    QUIET.set(false);
+    outcome.map_err(|panic| {
+        let words = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        words.unwrap_or("it panics").to_owned()
+    })
 }
 
 /// Puts the start token before every text, the end token after it.
@@ -116,7 +140,7 @@ pub(super) fn generation_eos(dir: &Path) -> Result<Option<Vec<u32>>> {
 pub(crate) fn object(path: &Path) -> Result<Option<Map<String, Value>>> {
     let text = match std::fs::read(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        read => read.map_err(|e| Error::io(path, e))?,
+        read => without_bom(read.map_err(|e| Error::io(path, e))?),
     };
     serde_json::from_slice(&text).map(Some).map_err(|e| Error::file(path, format!("not a JSON object: {e}")))
 }

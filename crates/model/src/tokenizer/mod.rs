@@ -37,6 +37,9 @@ impl SpecialTokens {
     }
 }
 
+/// Bytes of a text that is encoded to learn how many tokens it has.
+const ALWAYS_ENCODED: usize = 1 << 20;
+
 /// A tokenizer.
 #[derive(Clone)]
 pub struct Tokenizer {
@@ -44,6 +47,8 @@ pub struct Tokenizer {
     special: SpecialTokens,
     /// `tokenizer_config.json`, for saving.
     config: serde_json::Map<String, serde_json::Value>,
+    /// Bytes of the longest token, once they were counted.
+    longest: std::sync::OnceLock<usize>,
 }
 
 impl Tokenizer {
@@ -160,6 +165,18 @@ impl Tokenizer {
             Some(found) => format!("id {id} is {token:?} in the one and {found:?} in the other"),
             None => format!("id {id} is {token:?} in the one, and the other has no such id"),
         })
+    }
+
+    /// Bytes of the longest token.
+    pub fn longest_token(&self) -> usize {
+        let bytes = || self.inner.get_vocab(true).keys().map(String::len).max().unwrap_or(0).max(1);
+        *self.longest.get_or_init(bytes)
+    }
+
+    /// Whether a text of so many bytes is known to have more than `tokens` tokens without being encoded, which takes
+    /// sixty times its memory. Below a mebibyte, whatever is looked at is encoded.
+    pub fn is_beyond(&self, bytes: usize, tokens: usize) -> bool {
+        bytes > ALWAYS_ENCODED && bytes / self.longest_token() > tokens
     }
 
     /// One more than the highest id.

@@ -5,7 +5,7 @@ use super::spec::{HEAD, Role, SCORES, specs};
 use super::{Params, Weights};
 use crate::io::{TensorSink, TensorSource, TensorSpec, load_weights};
 use crate::{Error, ModelConfig, Result};
-use kernels::Memory;
+use kernels::{DType, Memory};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -143,6 +143,19 @@ impl ModelConfig {
     /// Elements of the largest tensor.
     pub fn largest_tensor(&self) -> usize {
         tensor_specs(self).iter().map(|t| t.shape.iter().product()).max().unwrap_or(0)
+    }
+    /// Bytes of the host that reading the weights takes at most beside what they take when all are read. A tensor is an
+    /// array of f32 beside the bytes of its file, at most f32, and then beside the parameter that it is written to;
+    /// those that come after it are untouched until then.
+    pub fn reading_bytes(&self) -> usize {
+        let own = self.compute.bytes();
+        let (mut most, mut after) = (0usize, 0);
+        for spec in tensor_specs(self).iter().rev() {
+            let elements: usize = spec.shape.iter().product();
+            most = most.max((elements * (2 * DType::F32.bytes() - own)).saturating_sub(after));
+            after += elements * own;
+        }
+        most
     }
 }
 

@@ -137,10 +137,10 @@ impl Params {
         self.specs.extend(adapter_specs(&self.specs, lora));
     }
 
-    /// Overwrites every number with that of a tree of the same shape.
+    /// Overwrites every number with that of a tree of the same shape and dtypes.
     pub fn copy_from(&mut self, other: &Params) {
         for (own, other) in self.tensors_mut().into_iter().zip(other.tensors()) {
-            own.view_mut().copy_from_f32(&other.to_vec_f32());
+            own.view_mut().copy_from(other.view());
         }
     }
 

@@ -1,8 +1,10 @@
 //! Versioned slots: readers hold a version while the next one is made.
 
-use super::{Adapter, LoraConfig, ModelView, Params, Weights};
+use super::shared::{Published, Sharing};
+use super::{Adapter, LoraConfig, ModelView, NextParams, Params, Weights};
 use crate::ModelConfig;
 use kernels::Memory;
+use kernels::memory::slot::{Contents, SlotWriter};
 use std::sync::Arc;
 
 /// What has versions: [`Weights`] and [`Adapter`].
@@ -58,30 +60,115 @@ impl Versioned for Adapter {
 
 /// The current version, and slots of earlier ones.
 ///
-/// An update is made in place where nobody else holds the current version: a synchronous run has one slot and copies
-/// nothing. Otherwise it is made in a slot that nobody holds any more, or in a new one, from a copy of the current
-/// version; [`slots`](Self::slots) and [`copies`](Self::copies) say how often.
+/// An update is made in place where nobody else holds the current version: a synchronous run has one slot. Otherwise it
+/// reads the current version and writes a slot that nobody holds any more, or a new one ([`slots`](Self::slots)).
+/// Neither copies; what an optimizer left alone is copied, and [counted](Self::bytes_copied).
 pub struct WeightSlots<T> {
     memory: Memory,
-    current: Arc<T>,
-    earlier: Vec<Arc<T>>,
-    copies: u64,
+    current: Slot<T>,
+    earlier: Vec<Slot<T>>,
+    bytes_copied: u64,
+    /// Slots are in memory that other processes read.
+    sharing: Option<Sharing>,
+}
+
+/// Numbers of a version, and what shares them.
+struct Slot<T> {
+    numbers: Arc<T>,
+    shared: Option<Shared>,
+}
+
+struct Shared {
+    writer: SlotWriter,
+    /// What readers find in it; none while it is written.
+    published: Option<Contents>,
+}
+
+impl<T: Versioned> Slot<T> {
+    fn new(numbers: T) -> Slot<T> {
+        Slot { numbers: Arc::new(numbers), shared: None }
+    }
+
+    /// One like `of`, in memory of its own kind.
+    fn like(of: &T, memory: &Memory, sharing: Option<&Sharing>) -> kernels::Result<Slot<T>> {
+        let Some(sharing) = sharing else { return Ok(Slot::new(of.like(memory))) };
+        let writer = sharing.slot(of.params(), false)?;
+        let numbers = of.like(&writer.memory(memory)?);
+        memory.check()?;
+        Ok(Slot { numbers: Arc::new(numbers), shared: Some(Shared { writer, published: None }) })
+    }
+
+    /// Its numbers, to write, if nobody holds them: neither here nor, by a pin, in another process.
+    fn writable(&mut self) -> kernels::Result<Option<&mut T>> {
+        if Arc::get_mut(&mut self.numbers).is_none() {
+            return Ok(None);
+        }
+        if let Some(shared) = &mut self.shared {
+            if !shared.writer.try_lock()? {
+                return Ok(None);
+            }
+            shared.published = None;
+        }
+        Ok(Arc::get_mut(&mut self.numbers))
+    }
 }
 
 impl<T: Versioned> WeightSlots<T> {
     /// One slot, which holds `first`; others are taken from `memory`.
     pub fn new(memory: &Memory, first: T) -> WeightSlots<T> {
-        WeightSlots { memory: memory.clone(), current: Arc::new(first), earlier: Vec::new(), copies: 0 }
+        let current = Slot::new(first);
+        WeightSlots { memory: memory.clone(), current, earlier: Vec::new(), bytes_copied: 0, sharing: None }
+    }
+
+    /// The same in slots that other processes read: `first` is copied into the first of them. Booked in `memory`.
+    pub fn shared(memory: &Memory, first: T, sharing: Sharing) -> kernels::Result<WeightSlots<T>> {
+        let mut current = Slot::like(&first, memory, Some(&sharing))?;
+        if let Some(numbers) = current.writable()? {
+            numbers.params_mut().copy_from(first.params());
+            numbers.set_version(first.version());
+        }
+        let memory = memory.clone();
+        Ok(WeightSlots { memory, current, earlier: Vec::new(), bytes_copied: 0, sharing: Some(sharing) })
+    }
+
+    /// Takes the memory of so many slots now: `max_staleness` + 1 of a run that trains while older versions sample.
+    /// What is taken on a device without values is counted (`lockstep plan`).
+    pub fn reserve(&mut self, slots: usize) -> kernels::Result<()> {
+        while self.slots() < slots {
+            let slot = Slot::like(&*self.current.numbers, &self.memory, self.sharing.as_ref())?;
+            self.earlier.push(slot);
+        }
+        self.memory.check()
+    }
+
+    /// Lets other processes read the current version, as `number`, and says where. A version that was published before,
+    /// and did not change (a skipped step), is where it was, under its first number.
+    pub fn publish(&mut self, number: u64, lineage: [u8; 16], checksum: bool) -> kernels::Result<Published> {
+        let version = self.current.numbers.version();
+        let refused = |why: &str| kernels::Error::Value { op: "WeightSlots::publish", message: why.into() };
+        let Slot { numbers, shared } = &mut self.current;
+        let Some(shared) = shared else { return Err(refused("these weights are not in shared memory")) };
+        let contents = match shared.published {
+            Some(contents) => contents,
+            None => {
+                let numbers =
+                    Arc::get_mut(numbers).ok_or_else(|| refused("a version is published before it is held"))?;
+                let contents = Contents { number, version, lineage, checksum: None };
+                shared.writer.publish(&mut numbers.params_mut().tensors_mut(), contents, checksum)?;
+                *shared.published.insert(contents)
+            }
+        };
+        Ok(Published { number, path: shared.writer.path().to_owned(), stored_as: contents.number })
     }
 
     /// The current version, to look at.
     pub fn current(&self) -> &T {
-        &self.current
+        &self.current.numbers
     }
 
     /// The current version, to keep: it stays as it is until this is dropped.
     pub fn hold(&self) -> Arc<T> {
-        self.current.clone()
+        self.current.numbers.clone()
     }
 
     /// Slots taken up to now.
@@ -89,39 +176,62 @@ impl<T: Versioned> WeightSlots<T> {
         1 + self.earlier.len()
     }
 
-    /// Versions that were copied because somebody held them.
-    pub fn copies(&self) -> u64 {
-        self.copies
+    /// Bytes of versions that were copied because somebody held them.
+    pub fn bytes_copied(&self) -> u64 {
+        self.bytes_copied
     }
 
     /// Changes the current version's numbers, under its number: when it is loaded.
     pub fn overwrite<R>(&mut self, write: impl FnOnce(&mut T) -> R) -> R {
-        write(self.writable())
+        write(self.writable().expect("weights are loaded where there is room for a copy of what is held"))
     }
 
-    /// Makes the next version of the current one.
-    pub fn update<R>(&mut self, write: impl FnOnce(&mut Params) -> R) -> R {
-        let slot = self.writable();
-        let result = write(slot.params_mut());
-        slot.set_version(slot.version() + 1);
+    /// Makes the next version of the current one. After an error that is still the current one; what was written in its
+    /// place stays.
+    pub fn update<R, E: From<kernels::Error>>(
+        &mut self,
+        write: impl FnOnce(&mut NextParams<'_>) -> std::result::Result<R, E>,
+    ) -> std::result::Result<R, E> {
+        let version = self.current().version() + 1;
+        if let Some(numbers) = self.current.writable()? {
+            let result = write(&mut NextParams::in_place(numbers.params_mut()))?;
+            numbers.set_version(version);
+            return Ok(result);
+        }
+        let mut slot = self.free()?;
+        let next = Arc::get_mut(&mut slot.numbers).expect("nobody holds it");
+        let mut params = NextParams::apart(self.current.numbers.params(), next.params_mut());
+        let result = write(&mut params);
+        if result.is_err() {
+            self.earlier.push(slot);
+            return result;
+        }
+        self.bytes_copied += params.copy_rest();
+        next.set_version(version);
+        self.earlier.push(std::mem::replace(&mut self.current, slot));
         result
     }
 
+    /// A slot that nobody holds, one more if there is none.
+    fn free(&mut self) -> kernels::Result<Slot<T>> {
+        for index in 0..self.earlier.len() {
+            if self.earlier[index].writable()?.is_some() {
+                return Ok(self.earlier.swap_remove(index));
+            }
+        }
+        Slot::like(&*self.current.numbers, &self.memory, self.sharing.as_ref())
+    }
+
     /// A slot that holds what the current version does and that nobody else holds; it becomes the current one.
-    fn writable(&mut self) -> &mut T {
-        if Arc::get_mut(&mut self.current).is_none() {
-            let free = self.earlier.iter_mut().position(|slot| Arc::get_mut(slot).is_some());
-            let mut slot = match free {
-                Some(index) => self.earlier.swap_remove(index),
-                None => Arc::new(self.current.like(&self.memory)),
-            };
-            let other = Arc::get_mut(&mut slot).expect("nobody holds it");
-            other.params_mut().copy_from(self.current.params());
-            other.set_version(self.current.version());
-            self.copies += 1;
+    fn writable(&mut self) -> kernels::Result<&mut T> {
+        if self.current.writable()?.is_none() {
+            let mut slot = self.free()?;
+            let other = Arc::get_mut(&mut slot.numbers).expect("nobody holds it");
+            self.bytes_copied += NextParams::apart(self.current.numbers.params(), other.params_mut()).copy_rest();
+            other.set_version(self.current.numbers.version());
             self.earlier.push(std::mem::replace(&mut self.current, slot));
         }
-        Arc::get_mut(&mut self.current).expect("nobody else holds it")
+        Ok(Arc::get_mut(&mut self.current.numbers).expect("nobody else holds it"))
     }
 }
 
@@ -166,6 +276,10 @@ impl AdaptedWeights {
     pub fn lora(&self) -> Option<&LoraConfig> {
         self.adapter.as_ref().map(|a| &a.current().lora)
     }
+    /// Bytes of versions that were copied because somebody held them.
+    pub fn bytes_copied(&self) -> u64 {
+        self.base.bytes_copied() + self.adapter.as_ref().map_or(0, WeightSlots::bytes_copied)
+    }
     /// The version of what is trained.
     pub fn version(&self) -> u64 {
         self.view().version().trained()
@@ -189,18 +303,24 @@ impl<'a> From<&'a AdaptedWeights> for ModelView<'a> {
 pub trait Trainable {
     /// What its passes compute with.
     fn view(&self) -> ModelView<'_>;
-    /// Makes the next version of what is trained.
-    fn update<R>(&mut self, write: impl FnOnce(&mut Params) -> R) -> R;
+    /// Makes the next version of what is trained, as [`WeightSlots::update`].
+    fn update<R, E: From<kernels::Error>>(
+        &mut self,
+        write: impl FnOnce(&mut NextParams<'_>) -> std::result::Result<R, E>,
+    ) -> std::result::Result<R, E>;
 }
 
 impl Trainable for Weights {
     fn view(&self) -> ModelView<'_> {
         self.into()
     }
-    fn update<R>(&mut self, write: impl FnOnce(&mut Params) -> R) -> R {
-        let result = write(&mut self.params);
+    fn update<R, E: From<kernels::Error>>(
+        &mut self,
+        write: impl FnOnce(&mut NextParams<'_>) -> std::result::Result<R, E>,
+    ) -> std::result::Result<R, E> {
+        let result = write(&mut NextParams::in_place(&mut self.params))?;
         self.publish();
-        result
+        Ok(result)
     }
 }
 
@@ -208,7 +328,10 @@ impl Trainable for AdaptedWeights {
     fn view(&self) -> ModelView<'_> {
         ModelView::new(self.base.current(), self.adapter.as_ref().map(WeightSlots::current))
     }
-    fn update<R>(&mut self, write: impl FnOnce(&mut Params) -> R) -> R {
+    fn update<R, E: From<kernels::Error>>(
+        &mut self,
+        write: impl FnOnce(&mut NextParams<'_>) -> std::result::Result<R, E>,
+    ) -> std::result::Result<R, E> {
         match &mut self.adapter {
             Some(adapter) => adapter.update(write),
             None => self.base.update(write),
@@ -229,8 +352,22 @@ mod tests {
         WeightSlots::new(&memory, weights)
     }
 
-    fn set(params: &mut Params, x: f32) {
+    type Written = kernels::Result<()>;
+
+    /// An optimizer that writes the last norm alone.
+    fn set(params: &mut NextParams<'_>, x: f32) -> Written {
         params.write("model.norm.weight", &[x; 4]);
+        Ok(())
+    }
+
+    /// One that adds 1 to every tensor, but for those whose number `leaves`.
+    fn add(params: &mut NextParams<'_>, leaves: &[usize]) -> Written {
+        for (_, tensor) in params.tensors_mut().into_iter().enumerate().filter(|(i, _)| !leaves.contains(i)) {
+            let (from, mut to) = tensor.overwrite();
+            let sum: Vec<f32> = from.unwrap_or(to.view()).to_vec_f32().iter().map(|x| x + 1.0).collect();
+            to.copy_from_f32(&sum);
+        }
+        Ok(())
     }
 
     fn norm(weights: &Weights) -> Vec<f32> {
@@ -240,8 +377,8 @@ mod tests {
     #[test]
     fn what_nobody_holds_is_updated_in_place() {
         let mut slots = slots();
-        (0..3).for_each(|x| slots.update(|p| set(p, x as f32)));
-        assert_eq!((slots.slots(), slots.copies(), slots.current().version), (1, 0, 3));
+        (0..3).for_each(|x| slots.update(|p| set(p, x as f32)).unwrap());
+        assert_eq!((slots.slots(), slots.bytes_copied(), slots.current().version), (1, 0, 3));
         assert_eq!(norm(slots.current()), [2.0; 4]);
     }
 
@@ -250,17 +387,74 @@ mod tests {
         let mut slots = slots();
         let embedding = slots.current().params.read("model.embed_tokens.weight").unwrap();
         let first = slots.hold();
-        slots.update(|p| set(p, 7.0));
-        assert_eq!((slots.slots(), slots.copies()), (2, 1));
+        let all: usize = slots.current().params.tensors().iter().map(|t| t.bytes()).sum();
+        slots.update(|p| set(p, 7.0)).unwrap();
+        // What was not written was copied, and counted: all but four numbers.
+        assert_eq!((slots.slots(), slots.bytes_copied()), (2, all as u64 - 16));
         assert_eq!((first.version, norm(&first)), (0, vec![1.0; 4]));
         assert_eq!((slots.current().version, norm(slots.current())), (1, vec![7.0; 4]));
         assert_eq!(slots.current().params.read("model.embed_tokens.weight").unwrap(), embedding);
         // In place again, while the first is still held; then in the slot that it gave back.
-        slots.update(|p| set(p, 8.0));
-        let (second, copies) = (slots.hold(), slots.copies());
+        slots.update(|p| set(p, 8.0)).unwrap();
+        let second = slots.hold();
         drop(first);
-        slots.update(|p| set(p, 9.0));
-        assert_eq!((slots.slots(), slots.copies() - copies, second.version), (2, 1, 2));
+        slots.update(|p| set(p, 9.0)).unwrap();
+        assert_eq!((slots.slots(), second.version), (2, 2));
         assert_eq!((norm(&second), norm(slots.current())), (vec![8.0; 4], vec![9.0; 4]));
+    }
+
+    #[test]
+    fn from_slot_to_slot_nothing_is_copied_and_what_an_optimizer_left_alone_is_there() {
+        let mut slots = slots();
+        let mut expected: Vec<Vec<f32>> = slots.current().params.tensors().iter().map(|t| t.to_vec_f32()).collect();
+        let mut copied = 0;
+        for leaves in [&[][..], &[0, 2], &[], &[1], &[3], &[]] {
+            let held = slots.hold();
+            let before: Vec<Vec<f32>> = held.params.tensors().iter().map(|t| t.to_vec_f32()).collect();
+            slots.update(|p| add(p, leaves)).unwrap();
+            for (_, tensor) in expected.iter_mut().enumerate().filter(|(i, _)| !leaves.contains(i)) {
+                tensor.iter_mut().for_each(|x| *x += 1.0);
+            }
+            copied += leaves.iter().map(|&i| held.params.tensors()[i].bytes() as u64).sum::<u64>();
+            assert_eq!(slots.bytes_copied(), copied);
+            for (i, expected) in expected.iter().enumerate() {
+                assert_eq!(&slots.current().params.tensors()[i].to_vec_f32(), expected, "tensor {i}, {leaves:?}");
+                assert_eq!(held.params.tensors()[i].to_vec_f32(), before[i], "what is held stays");
+            }
+            assert_eq!(slots.slots(), 2);
+        }
+    }
+
+    #[test]
+    fn parts_of_a_tensor_that_were_not_written_are_copied() {
+        let mut slots = slots();
+        let _held = slots.hold();
+        let name = |p: &str| format!("model.layers.0.self_attn.{p}_proj.weight");
+        let before = ["q", "k", "v"].map(|p| slots.current().params.read(&name(p)).unwrap());
+        slots
+            .update(|p| -> Written {
+                p.write(&name("k"), &[3.0; 16]);
+                Ok(())
+            })
+            .unwrap();
+        let after = ["q", "k", "v"].map(|p| slots.current().params.read(&name(p)).unwrap());
+        assert_eq!(after, [before[0].clone(), vec![3.0; 16], before[2].clone()]);
+        let rest: u64 = slots.current().params.tensors().iter().map(|t| t.bytes() as u64).sum();
+        let qkv = slots.current().params.layers[0].qkv.matrix.data().bytes() as u64;
+        assert_eq!(slots.bytes_copied(), rest - qkv + 2 * 16 * 4);
+    }
+
+    #[test]
+    fn after_an_error_the_current_version_is_the_current_one() {
+        let mut slots = slots();
+        let held = slots.hold();
+        let failed: Written = slots.update(|p| {
+            p.write("model.norm.weight", &[5.0; 4]);
+            Err(kernels::Error::Device("full".into()))
+        });
+        assert!(failed.is_err());
+        assert_eq!((slots.current().version, norm(slots.current()), norm(&held)), (0, vec![1.0; 4], vec![1.0; 4]));
+        slots.update(|p| add(p, &[])).unwrap();
+        assert_eq!((slots.slots(), slots.current().version, norm(slots.current())), (2, 1, vec![2.0; 4]));
     }
 }
