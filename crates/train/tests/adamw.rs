@@ -20,6 +20,7 @@ fn four_steps_are_torchs() {
         let grad = Tensor::from_f32(ctx.memory(), &[n], grad);
         grad_norm::global(&ctx, &[grad.view()], norm.view_mut()).expect("norm");
         let step = adamw::Step {
+            from: None,
             rounded: None,
             param: param.view_mut(),
             grad: grad.view(),

@@ -38,13 +38,13 @@ impl Rule for AdamW {
         ]
     }
 
-    fn step(&mut self, ctx: &Context, step: Step<'_>) -> Result<()> {
+    fn step(&mut self, ctx: &Context, step: Step<'_, '_>) -> Result<()> {
         step_on(ctx, step, |_| true)
     }
 }
 
 /// A step on the parameters that `of` chooses; `trees` are their two moments.
-pub(super) fn step_on(ctx: &Context, step: Step<'_>, of: impl Fn(&ParamSpec) -> bool) -> Result<()> {
+pub(super) fn step_on(ctx: &Context, step: Step<'_, '_>, of: impl Fn(&ParamSpec) -> bool) -> Result<()> {
     let Step { weights, masters, trees, grads, norm, number, learning_rate, config, .. } = step;
     let [m, v] = trees else { unreachable!("AdamW keeps two moments") };
     let chosen: Vec<(bool, bool)> = weights.specs().iter().map(|spec| (of(spec), spec.matrix)).collect();
@@ -59,11 +59,12 @@ pub(super) fn step_on(ctx: &Context, step: Step<'_>, of: impl Fn(&ParamSpec) -> 
         if grad.bytes() == 0 || !chosen {
             continue; // frozen, or another rule's
         }
-        let (param, weight) = match master {
-            Some(master) => (master, Some(weight)),
-            None => (weight, None),
+        let (from, weight) = weight.overwrite();
+        let flat = [weight.shape().iter().product()];
+        let (param, from, rounded) = match master {
+            Some(master) => (master.view_mut(), None, Some(weight.reshape(&flat))),
+            None => (weight, from.map(|from| from.reshape(&flat)), None),
         };
-        let flat = [param.view().shape().iter().product()];
         let rounding = adamw::Rounding { key: config.seed ^ ROUNDING, first_block };
         first_block += adamw::Rounding::blocks(flat[0]);
         let hyper = adamw::Hyper {
@@ -75,8 +76,9 @@ pub(super) fn step_on(ctx: &Context, step: Step<'_>, of: impl Fn(&ParamSpec) -> 
             step: number,
         };
         let step = adamw::Step {
-            param: param.view_mut().reshape(&flat),
-            rounded: weight.map(|w| w.view_mut().reshape(&flat)),
+            param: param.reshape(&flat),
+            from,
+            rounded,
             grad: grad.view().reshape(&flat),
             m: m.view_mut().reshape(&flat),
             v: v.view_mut().reshape(&flat),

@@ -11,7 +11,7 @@ use self::muon::MuonConfig;
 use crate::{Error, Result};
 use kernels::ops::grad_norm;
 use kernels::{Context, DType, Memory, Tensor};
-use model::weights::{Named, NamedMut, ParamSpec, Params};
+use model::weights::{Named, NamedMut, NextParams, ParamSpec, Params};
 use model::{FileDType, Grads, LoraConfig, ModelConfig};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -181,13 +181,14 @@ pub(crate) trait Rule: Send {
     fn reserve(&mut self, _memory: &Memory, _model: &ModelConfig, _adapter: Option<&LoraConfig>) {}
 
     /// One step on every parameter that has a gradient.
-    fn step(&mut self, ctx: &Context, step: Step<'_>) -> Result<()>;
+    fn step(&mut self, ctx: &Context, step: Step<'_, '_>) -> Result<()>;
 }
 
 /// Arguments of [`Rule::step`].
-pub(crate) struct Step<'a> {
-    /// *Updated*, or where there are masters, *overwritten* with them, rounded.
-    pub weights: &'a mut Params,
+pub(crate) struct Step<'a, 'w> {
+    /// The next version of the weights, *written* from the current one; where there are masters, from them, rounded.
+    /// What a rule does not write stays as it is.
+    pub weights: &'a mut NextParams<'w>,
     /// f32 masters of weights that compute in bf16; adapters have none. *Updated.*
     pub masters: Option<&'a mut Params>,
     /// In the order of [`Rule::trees`]. *Updated.*
@@ -290,10 +291,16 @@ impl Optimizer {
     }
 
     /// One step on every parameter that is trained, with the norm measured last.
-    pub fn step(&mut self, ctx: &Context, weights: &mut Params, grads: &Grads, learning_rate: f64) -> Result<()> {
+    pub fn step(
+        &mut self,
+        ctx: &Context,
+        weights: &mut NextParams<'_>,
+        grads: &Grads,
+        learning_rate: f64,
+    ) -> Result<()> {
         let state = Arc::get_mut(&mut self.state).ok_or(Error::Held)?;
         if self.steps == 0 {
-            state.adopt(weights);
+            state.adopt(weights.current());
         }
         self.steps += 1;
         let most = self.config.max_grad_norm;
@@ -378,7 +385,7 @@ mod tests {
         let ctx = Context::cpu(Isa::best(), 1);
         let (mut weights, mut optimizer, grads) = parts(&ctx);
         optimizer.measure(&ctx, &grads).unwrap();
-        optimizer.step(&ctx, &mut weights.params, &grads, 1e-3).unwrap();
+        optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads, 1e-3).unwrap();
         let m = optimizer.state().trees().next().unwrap().tensors;
         let of_layer = |i: usize| m.get(&format!("model.layers.{i}.mlp.down_proj.weight")).unwrap();
         let (first, second) = (of_layer(0), of_layer(1));

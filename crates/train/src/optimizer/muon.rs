@@ -155,7 +155,7 @@ impl Rule for Muon {
         self.iterations = Some(NewtonSchulz::new(memory, sides.collect()));
     }
 
-    fn step(&mut self, ctx: &Context, step: Step<'_>) -> Result<()> {
+    fn step(&mut self, ctx: &Context, step: Step<'_, '_>) -> Result<()> {
         let Step { weights, mut masters, trees, grads, norm, clip, number, learning_rate, config } = step;
         let (buffers, moments) = trees.split_first_mut().expect("momentum, then AdamW's moments");
         let of_layers =
@@ -166,7 +166,7 @@ impl Rule for Muon {
             let read = |params: &Params| params.read(&name).expect("a tensor of this name");
             let (mut buffer, mut update) = (read(buffers), read(grads));
             update.iter_mut().for_each(|g| *g *= clip);
-            let mut param = read(masters.as_deref().unwrap_or(weights));
+            let mut param = read(masters.as_deref().unwrap_or(weights.current()));
             let rates = [learning_rate, config.weight_decay];
             self.matrix_step(ctx, &mut iterations, [shape[0], shape[1]], rates, &mut param, &mut buffer, &mut update)?;
             buffers.write(&name, &buffer);
@@ -282,7 +282,7 @@ mod tests {
     use kernels::Isa;
     use kernels::check::normal;
     use model::io::{TensorSink, TensorSource};
-    use model::weights::NamedMut;
+    use model::weights::{NamedMut, NextParams};
     use model::{Grads, Weights};
     use std::sync::Arc;
 
@@ -350,8 +350,8 @@ mod tests {
                     }
                     let norm = optimizer.measure(&ctx, &grads).unwrap().norm;
                     adamw.measure(&ctx, &grads).unwrap();
-                    optimizer.step(&ctx, &mut weights.params, &grads, 0.02).unwrap();
-                    adamw.step(&ctx, &mut plain.params, &grads, 0.02).unwrap();
+                    optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads, 0.02).unwrap();
+                    adamw.step(&ctx, &mut NextParams::in_place(&mut plain.params), &grads, 0.02).unwrap();
                     let clip = (2.0 / (norm + 1e-6)).min(1.0);
                     for (i, spec) in specs.iter().enumerate().filter(|(_, spec)| of_layer(&spec.name)) {
                         let momentum = |(&g, b): (&f32, &mut f64)| {
