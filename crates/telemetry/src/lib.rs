@@ -8,6 +8,7 @@
 
 pub mod error;
 pub mod event;
+pub mod in_place;
 pub mod record;
 mod rollout_line;
 pub mod sinks;

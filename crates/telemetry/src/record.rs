@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use crate::whole::write_whole;
 use crate::{Error, Result};
 
 /// The contents of `record.json`.
@@ -42,6 +41,9 @@ pub struct RunRecord {
     pub reference: Vec<FileHash>,
     /// The dataset's files.
     pub data: Vec<FileHash>,
+    /// What rewards were made of at the last start: programs, scripts, reward models; the names are paths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rewards: Vec<FileHash>,
     /// Name of a reward that runs programs of completions → what they are isolated by, at the last start.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub isolation: Map<String, Value>,
@@ -84,11 +86,11 @@ pub struct FileHash {
 }
 
 impl RunRecord {
-    /// Writes the file whole or not at all.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        let mut text = serde_json::to_vec_pretty(self).map_err(|error| Error::format(path, error.to_string()))?;
+    /// The bytes of the file.
+    pub fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
+        let mut text = serde_json::to_vec_pretty(self)?;
         text.push(b'\n');
-        write_whole(path, &text)
+        Ok(text)
     }
 
     /// Reads it back.
@@ -157,7 +159,7 @@ mod tests {
         let mut record = RunRecord { seed: u64::MAX, isa: "avx2".into(), threads: 2, ..RunRecord::default() };
         record.versions.insert("lockstep".into(), "0.1.0".into());
         record.starts.push(Start { time_s: 1, isa: "avx2".into(), ..Start::default() });
-        record.write(&path).unwrap();
+        std::fs::write(&path, record.to_bytes().unwrap()).unwrap();
         assert_eq!(RunRecord::read(&path).unwrap(), record);
         std::fs::write(&path, "{").unwrap();
         assert!(RunRecord::read(&path).unwrap_err().to_string().contains("record.json"));

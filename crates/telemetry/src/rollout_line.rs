@@ -4,8 +4,8 @@
 use serde_json::{Map, Value, json};
 
 /// Keys with one element for each completion where a line is a group.
-const PER_COMPLETION: [&str; 7] =
-    ["completion_ids", "rewards", "logprobs", "ref_logprobs", "mask", "truncated", "versions"];
+const PER_COMPLETION: [&str; 8] =
+    ["completion_ids", "rewards", "logprobs", "ref_logprobs", "mask", "truncated", "versions", "problems"];
 
 /// Log-probabilities above this are none; rounding of other programs stays below.
 const MOST: f64 = 1e-3;
@@ -29,6 +29,8 @@ pub struct RecordedCompletion {
     pub rewards: Vec<Option<f64>>,
     /// One per reward function that scored steps, or empty: the last token of each step, and its score. Not in lines.
     pub steps: Vec<Option<Vec<(usize, f64)>>>,
+    /// Why rewards gave it no score: objects, which are looked at by whoever knows rewards.
+    pub problems: Vec<Value>,
 }
 
 /// A line: a prompt and one completion, or all of its group.
@@ -40,10 +42,13 @@ pub struct RolloutLine {
     pub completions: Vec<RecordedCompletion>,
     /// Names of the reward functions, if given.
     pub reward_names: Option<Vec<String>>,
+    /// What the weights come from that sampled it, if given.
+    pub lineage: Option<String>,
 }
 
 impl RolloutLine {
-    /// Keys that a line may have; those from `step` on are for people and programs that look at it.
+    /// Keys that a line may have; those from `step` on are for people and programs that look at it, but for `lineage`
+    /// and `problems`, which a replay that is recorded keeps.
     pub const KEYS: [&str; 25] = [
         "prompt_ids",
         "completion_ids",
@@ -93,7 +98,12 @@ impl RolloutLine {
                 split(object)?.iter().map(|one| RecordedCompletion::read(one, vocabulary)).collect::<Result<_, _>>()?
             }
         };
-        Ok(RolloutLine { prompt, completions, reward_names })
+        let lineage = match object.get("lineage") {
+            None | Some(Value::Null) => None,
+            Some(Value::String(lineage)) => Some(lineage.clone()),
+            Some(other) => return Err(format!("`lineage`: expected a text, got {other}")),
+        };
+        Ok(RolloutLine { prompt, completions, reward_names, lineage })
     }
 }
 
@@ -151,8 +161,22 @@ impl RecordedCompletion {
             return Err("`rewards` is empty: give a number, or one for each reward function".to_owned());
         }
         let (logps, ref_logps) = (per_token("logprobs")?, per_token("ref_logprobs")?);
+        let problems = match get("problems") {
+            None => Vec::new(),
+            Some(value) => list(value, "problems", |v| v.is_object().then(|| v.clone()), "an object")?,
+        };
         let steps = Vec::new();
-        Ok(RecordedCompletion { ids: completion, logps, ref_logps, mask, truncated, versions, rewards, steps })
+        Ok(RecordedCompletion {
+            ids: completion,
+            logps,
+            ref_logps,
+            mask,
+            truncated,
+            versions,
+            rewards,
+            steps,
+            problems,
+        })
     }
 
     /// The line that [`RolloutLine::read`] reads back to the same bits. `step` is the first optimizer step on it.
@@ -172,6 +196,9 @@ impl RecordedCompletion {
         if !self.versions.is_empty() {
             let spans = self.versions.chunk_by(|a, b| a == b).map(|span| json!([span[0], span.len()]));
             put("versions", spans.collect());
+        }
+        if !self.problems.is_empty() {
+            put("problems", json!(self.problems));
         }
         line
     }
@@ -242,6 +269,7 @@ mod tests {
             versions: vec![3, 3, 3, 4, 4, u64::MAX],
             rewards: vec![Some(0.1 + 0.2), None],
             steps: vec![],
+            problems: vec![json!({"reward": "b", "message": "no number"})],
         };
         let names = ["a".to_owned(), "b".to_owned()];
         let line = Value::Object(recorded.line(Some(3), &[7, 8], &names)).to_string();
@@ -284,6 +312,8 @@ mod tests {
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "logprobs": [0.5]}"#, "logprobs[0] = 0.5");
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "mask": [2]}"#, "mask[0] = 2");
         broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "versions": [1]}"#, "versions[0] = 1");
+        broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "problems": ["x"]}"#, "problems[0] = \"x\"");
+        broken(r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "lineage": 1}"#, "`lineage`");
         let long =
             r#"{"prompt_ids": [1], "completion_ids": [1], "rewards": 1, "versions": [[1, 18446744073709551615]]}"#;
         broken(long, "`versions` has 18446744073709551615 elements");

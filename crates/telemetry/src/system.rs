@@ -2,9 +2,17 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The most memory that this process has had resident, in bytes; `None` where the system does not say.
+/// The most memory that this process has had resident since it began or since [`reset_peak_rss`], in bytes; `None`
+/// where the system does not say.
 pub fn peak_rss_bytes() -> Option<u64> {
     status_kib("VmHWM:").map(|kib| kib * 1024)
+}
+
+/// Begins [`peak_rss_bytes`] anew with what is resident now, where the system can: what one run held is no part of the
+/// next one's peak.
+pub fn reset_peak_rss() {
+    // 5 is the number that Linux gives this; where it cannot, the peak stays that of the process.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
 /// The memory that this process has resident now, in bytes; `None` where the system does not say.
@@ -59,5 +67,17 @@ mod tests {
         if let (Some(now), Some(peak)) = (now, peak) {
             assert!(now > 100_000 && peak >= now / 2, "{now} {peak}");
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it has no such file")]
+    fn a_peak_that_is_over_is_forgotten() {
+        const BYTES: usize = 256 << 20;
+        drop(std::hint::black_box(vec![1u8; BYTES]));
+        let Some(before) = super::peak_rss_bytes() else { return };
+        super::reset_peak_rss();
+        let after = super::peak_rss_bytes().unwrap();
+        // Other tests of this process hold far less.
+        assert!(before > after + BYTES as u64 / 2, "{before} {after}");
     }
 }

@@ -6,6 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use crate::in_place::{is_in_place, write_again};
 use crate::{Error, Result};
 
 /// An append-only file and its length.
@@ -42,6 +43,17 @@ impl Appended {
         }
         self.len += record.len() as u64;
         Ok(())
+    }
+
+    /// Looks whether the path still names the file; if it does not, writes the file again, which is said.
+    pub(crate) fn check(&mut self) -> Result<Option<String>> {
+        if is_in_place(&self.path, &self.file) {
+            return Ok(None);
+        }
+        let (file, note) =
+            write_again(&self.path, &self.file, self.len).map_err(Error::io("write again", &self.path))?;
+        self.file = file;
+        Ok(Some(note))
     }
 
     pub(crate) fn len(&self) -> u64 {

@@ -74,6 +74,10 @@ impl Sink for MetricsSink {
         self.lines.append(&line.0)
     }
 
+    fn check(&mut self) -> Result<Option<String>> {
+        self.lines.file.check()
+    }
+
     fn checkpoint(&mut self, lengths: &mut BTreeMap<String, u64>) -> Result<()> {
         self.lines.file.checkpoint("metrics.jsonl", lengths)
     }
@@ -101,6 +105,10 @@ impl ClosedLog {
 impl Sink for ClosedLog {
     fn receive(&mut self, _event: &Event) -> Result<()> {
         Ok(())
+    }
+
+    fn check(&mut self) -> Result<Option<String>> {
+        self.lines.file.check()
     }
 
     fn checkpoint(&mut self, lengths: &mut BTreeMap<String, u64>) -> Result<()> {

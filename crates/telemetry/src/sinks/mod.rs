@@ -30,6 +30,12 @@ pub trait Sink: Send {
         Ok(None)
     }
 
+    /// Looks whether the file that it appends to is still there: one that was deleted or replaced is written again.
+    /// Returns what a person should know.
+    fn check(&mut self) -> Result<Option<String>> {
+        Ok(None)
+    }
+
     /// The run ended.
     fn finish(&mut self) -> Result<()> {
         Ok(())
@@ -109,6 +115,11 @@ impl Sinks {
     /// say about it.
     pub fn resume(&self, step: u64, lengths: &BTreeMap<String, u64>) -> Result<Vec<String>> {
         self.lock().sinks.iter_mut().filter_map(|sink| sink.resume(step, lengths).transpose()).collect()
+    }
+
+    /// Lets every sink look whether its file is still there. Returns what they have to say about it.
+    pub fn check(&self) -> Result<Vec<String>> {
+        self.lock().sinks.iter_mut().filter_map(|sink| sink.check().transpose()).collect()
     }
 
     /// Tells every sink that the run ended; the first failure is the result.

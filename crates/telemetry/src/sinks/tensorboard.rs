@@ -83,6 +83,10 @@ impl Sink for TensorBoardSink {
         values.iter().try_for_each(|(name, value)| self.scalar(*step, name, *value))
     }
 
+    fn check(&mut self) -> Result<Option<String>> {
+        self.file.check()
+    }
+
     fn checkpoint(&mut self, lengths: &mut BTreeMap<String, u64>) -> Result<()> {
         self.file.checkpoint("tensorboard", lengths)
     }
